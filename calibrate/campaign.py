@@ -22,6 +22,7 @@ from perfmodel.documents.observation import (
     tasks_done,
 )
 from perfmodel.errors import IncomparableRuns, InvalidDocument, PerfModelError, UsageError, why
+from perfmodel.files import read_json
 from perfmodel.units import Seconds
 
 OBSERVATIONS: Final = "observations.jsonl"
@@ -160,11 +161,11 @@ def read_plan(folder: Path) -> dict[str, Any]:
     """What a campaign set out to measure; ``InvalidDocument`` if the folder does not say."""
     path = folder / PLAN
     try:
-        plan = json.loads(path.read_bytes())
+        plan = read_json(path)
     except (OSError, ValueError) as error:
         raise InvalidDocument(f"{path}: plan cannot be read: {why(error)}") from error
     if not isinstance(plan, dict):
-        raise InvalidDocument(f"{path}: plan must be an object, got {type(plan).__name__}")
+        raise InvalidDocument(f"{path}: plan must be an object, got {plan!r:.40}")
     return plan
 
 

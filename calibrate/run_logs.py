@@ -1,21 +1,20 @@
 """Rows of runs from what trainings leave behind: CSV tables, run records, Kineto traces, MLPerf logs."""
 
-import csv
-import gzip
-import json
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, NamedTuple, TextIO
+from typing import Any, Final, NamedTuple
 
 from perfmodel.cost.jobs import SINGLE_BYTES, USUAL, Jobs, model_columns
 from perfmodel.cost.rescaling import precision_ratio
 from perfmodel.documents.inferred import RunColumns
 from perfmodel.errors import InvalidDocument, did_you_mean, why
+from perfmodel.files import parse_json, read_lines, read_table, read_trace
 from perfmodel.layout.layout import Precision, Recompute
 from perfmodel.machine.machine import DEVICES_PER_NODE
-from perfmodel.units import parse_bytes, parse_duration
+from perfmodel.units import decimal, parse_bytes, parse_duration
 from perfmodel.workload.transformer import TRANSFORMERS
 
 Row = Mapping[str, str]
@@ -51,32 +50,16 @@ def read_run_rows(path: Path) -> list[FoundRun]:
     if path.is_dir():
         return [run for file in sorted(path.iterdir()) for run in read_run_rows(file)]
     try:
-        opener = gzip.open if path.suffix == ".gz" else open
-        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
-            if ".jsonl" in path.suffixes:
-                return list(_records(path, file))
-            if ".json" in path.suffixes:
-                return _kineto(path, json.load(file))
-            if path.suffix in {".log", ".txt", ".out"}:
-                return [_mlperf(path, file)]
-            return list(_table(path, file))
-    except (OSError, UnicodeDecodeError, csv.Error, json.JSONDecodeError) as error:
+        if ".jsonl" in path.suffixes:
+            return list(_records(path, read_lines(path)))
+        if ".json" in path.suffixes:
+            return _kineto(path, read_trace(path, key="traceEvents", mark=_STEP))
+        if path.suffix in {".log", ".txt", ".out"}:
+            return [_mlperf(path, read_lines(path))]
+        rows = read_table(path, delimiters=",;\t")
+        return [FoundRun(f"{path}: line {line}", row) for line, row in rows]
+    except (OSError, ValueError) as error:
         raise InvalidDocument(f"{path}: runs cannot be read: {why(error)}") from error
-
-
-def _table(path: Path, file: TextIO) -> Iterator[FoundRun]:
-    """Rows below a heading, between commas, semicolons or tabs."""
-    heading = file.readline()
-    delimiter = max(",;\t", key=heading.count)
-    file.seek(0)
-    for line, row in enumerate(csv.DictReader(file, delimiter=delimiter), start=2):
-        where = f"{path}: line {line}"
-        if None in row:
-            raise InvalidDocument(
-                f"{where}: must have as many cells as the heading, {len(row) - 1}, got "
-                f"{len(row) - 1 + len(row[None])}; numbers are written without separators"
-            )
-        yield FoundRun(where, row)
 
 
 def _records(path: Path, lines: Iterable[str]) -> Iterator[FoundRun]:
@@ -93,7 +76,7 @@ def _cells(prefix: str, record: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if isinstance(value, dict):
             yield from _cells(f"{name}.", value)
         elif isinstance(value, list):
-            if value and all(isinstance(each, int | float) for each in value):
+            if value and all(type(each) in {int, float} for each in value):
                 yield name, repr(median(value))
         elif value is not None:
             yield name, str(value)
@@ -102,8 +85,8 @@ def _cells(prefix: str, record: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _object(where: str, text: str, *, after: str = "", key: str | None = None) -> dict[str, Any]:
     """A line as a JSON object; ``after`` says what it stands behind, ``key`` names what it must hold."""
     try:
-        found = json.loads(text)
-    except json.JSONDecodeError as error:
+        found = parse_json(text)
+    except ValueError as error:
         raise InvalidDocument(f"{where}: must be JSON{after}: {error}") from error
     if not isinstance(found, dict) or (key and not isinstance(found.get(key), str)):
         rule = f"an object with a {key}" if key else "a JSON object"
@@ -112,15 +95,19 @@ def _object(where: str, text: str, *, after: str = "", key: str | None = None) -
 
 
 def _float(where: str, value: Any) -> float:
+    """A finite number; logs also write numbers as text."""
     try:
-        return float(value)
+        found = decimal(value) if isinstance(value, str) else float(value)
     except (TypeError, ValueError):
-        raise InvalidDocument(f"{where}: must be a number, got {value!r}") from None
+        found = math.nan
+    if isinstance(value, bool) or not math.isfinite(found):
+        raise InvalidDocument(f"{where}: must be a number, got {value!r:.40}")
+    return found
 
 
-def _kineto(path: Path, trace: Any) -> list[FoundRun]:
+def _kineto(path: Path, trace: dict[str, Any]) -> list[FoundRun]:
     """One row: the median step that the profiler marked; only rank 0 of a job counts."""
-    events = trace.get("traceEvents") if isinstance(trace, dict) else None
+    events = trace.get("traceEvents")
     if not isinstance(events, list):
         raise InvalidDocument(f"{path}: must be a Kineto trace with traceEvents, got none")
     spread = trace.get("distributedInfo", {})
@@ -170,6 +157,10 @@ def _trained(path: Path, events: Iterable[dict[str, Any]]) -> tuple[float, float
     counts: dict[str, list[float]] = {"block_start": [], "block_stop": []}
     for event in events:
         key, metadata = event["key"], event.get("metadata") or {}
+        if not isinstance(metadata, dict):
+            raise InvalidDocument(
+                f"{path}: metadata of {key} must be an object, got {metadata!r:.40}"
+            )
         if key == "block_start":
             begun_ms = _float(f"{path}: time_ms of {key}", event.get("time_ms"))
         elif key == "block_stop" and begun_ms is not None:

@@ -1,5 +1,6 @@
 """Use case: fitted parameters of large-model steps from a table of runs that somebody made."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,8 +8,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from calibrate.environment import describe_environment
-from calibrate.placement import provenance
 from calibrate.run_logs import (
     PEAK,
     STEP,
@@ -31,6 +30,7 @@ from perfmodel.cost.plausible import (
     wrong_unit,
 )
 from perfmodel.cost.rescaling import device_sheet
+from perfmodel.documents.base import Provenance
 from perfmodel.documents.inferred import InferredDocument, RunColumns, read_run_columns
 from perfmodel.errors import IncomparableRuns, InvalidDocument
 from perfmodel.layout.candidates import Limits, impossible
@@ -89,7 +89,9 @@ def calibrate_from_runs(
         memory = infer_memory(runs.jobs.take(printed), runs.peak_bytes[printed])
         machine = replace(machine, memory=peaks_of(memory, printed))
     document = InferredDocument(
-        provenance=provenance(describe_environment(), seed=seed),
+        provenance=Provenance.of_answer(
+            sys.argv, host_fingerprint="none: runs of others depend on no host", seed=seed
+        ),
         machine=machine,
     )
     return document, runs.notes

@@ -79,6 +79,13 @@ def why(error: Exception) -> str:
     return str(error)
 
 
+def printable(text: str) -> str:
+    """Text for a terminal: control characters of names and files are spelt out, not obeyed."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
 def did_you_mean(text: str, known: Iterable[str]) -> str:
     """End of a message: the known name that is nearest to a misspelt one, or nothing."""
     near = difflib.get_close_matches(text, list(known), n=1)

@@ -49,11 +49,33 @@ _SECONDS: Final[dict[str, float]] = {
     "h": HOUR_S,
     "d": DAY_S,
 }
-_QUANTITY: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*$")
+_QUANTITY: Final = re.compile(
+    r"((?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)"
+)
+
+
+def decimal(text: str) -> float:
+    """A number as programs write it: ASCII digits, no separators."""
+    if not text.isascii() or "_" in text:
+        raise ValueError(f"must be a number, got {text.strip()!r}")
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"must be a number, got {text.strip()!r}") from None
+
+
+def whole(text: str) -> int:
+    """A whole number as programs write it: ASCII digits, no separators."""
+    try:
+        if text.isascii() and "_" not in text:
+            return int(text)
+    except ValueError:
+        pass
+    raise ValueError(f"must be a whole number, got {text!r}")
 
 
 def _split(text: str, example: str) -> tuple[float, str]:
-    match = _QUANTITY.match(text)
+    match = _QUANTITY.fullmatch(text.strip())
     if match is None or not math.isfinite(float(match[1])):
         raise ValueError(f"quantity must look like {example!r}, got {text!r}")
     return float(match[1]), match[2]
@@ -123,9 +145,9 @@ def parse_share(text: str) -> float:
 
 def parse_count(text: str) -> int:
     """Whole number >= 1 without a unit."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
+    if not text.isascii() or not text.isdigit() or (found := whole(text)) < 1:
         raise ValueError(f"number must be whole and >= 1, got {text!r}")
-    return int(text)
+    return found
 
 
 def _significant(value: float) -> str:

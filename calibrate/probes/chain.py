@@ -240,7 +240,7 @@ def timed_before(path: Path | None) -> list[OperatorsObservation]:
     mark = f'"kind":"{OperatorsObservation.model_fields["kind"].default}"'
     with path.open(encoding="utf-8") as file:
         return [
-            OperatorsObservation.model_validate_json(line)
+            OperatorsObservation.model_validate_json(line, strict=True)
             for line in file
             if mark in line[:_HEAD] and line.endswith("\n")
         ]

@@ -5,7 +5,10 @@ import gc
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 import typer
@@ -16,11 +19,14 @@ from perfmodel.checks import WrongArgument
 from perfmodel.cli.options import typed_texts
 from perfmodel.errors import (
     EXIT_FAILURE,
+    EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_USAGE,
     Interrupted,
     PerfModelError,
     UsageError,
+    printable,
+    why,
 )
 
 _HELP: Final = """Measure one machine, then predict training on 2 to 16,384 accelerators.
@@ -38,6 +44,7 @@ _UnparsedArguments: Final[type[Exception]] = typer.BadParameter.__mro__[1]
 def _refuse_repeated(command: Any, context: Any, arguments: Sequence[str]) -> None:
     """Refuse an option that holds one value and is given several times."""
     _, _, order = command.make_parser(context).parse_args(args=[*arguments])
+    _refuse_loose_numbers(order, arguments)
     for parameter in order:
         is_single = not (
             getattr(parameter, "multiple", True) or getattr(parameter, "is_flag", True)
@@ -50,6 +57,15 @@ def _refuse_repeated(command: Any, context: Any, arguments: Sequence[str]) -> No
                 f"{flag}: must be given once, got {' and '.join(values)}; leave out "
                 f"{'one' if times == 2 else 'all but one'}"
             )
+
+
+def _refuse_loose_numbers(order: Sequence[Any], arguments: Sequence[str]) -> None:
+    """Refuse what only Python takes for a number: digits of other scripts, and ``1_000``."""
+    for parameter in order:
+        if getattr(getattr(parameter, "type", None), "name", "") in {"integer", "float"}:
+            for text in typed_texts(parameter.opts[0], arguments):
+                if not text.isascii() or "_" in text:
+                    raise UsageError(f"{parameter.opts[0]}: must be a number, got {text!r}")
 
 
 class _Command(TyperCommand):
@@ -238,16 +254,70 @@ def main() -> None:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # A command lives for seconds and makes few cycles: looking for them would take a tenth of its time.
     gc.set_threshold(100_000)
+    if sys.stdout is None:
+        # the next file that is opened would take its place
+        sys.exit(_complain("standard output is closed; send it to a file", code=EXIT_FAILURE))
     try:
-        sys.exit(app(prog_name="perfmodel", standalone_mode=False) or EXIT_OK)
+        code = app(prog_name="perfmodel", standalone_mode=False) or EXIT_OK
+        sys.stdout.flush()
     except PerfModelError as error:
-        sys.exit(_complain(error, code=error.exit_code))
+        code = _complain(error, code=error.exit_code)
     except _UnparsedArguments as error:
-        sys.exit(_explain_usage(error))
-    except ValueError as error:
-        sys.exit(_complain(error, code=EXIT_USAGE))
-    except BrokenPipeError:
-        sys.exit(EXIT_FAILURE)
+        code = _explain_usage(error)
+    except KeyboardInterrupt:
+        code = _complain("interrupted", code=EXIT_INTERRUPTED)
+    except Exception as error:  # noqa: BLE001 - the last handler
+        code = _last_words(error)
+    sys.exit(code)
+
+
+#: The extra of ``pip install 'perfmodel[EXTRA]'`` that brings a module.
+_EXTRAS: Final = {
+    **dict.fromkeys(("torch", "torchvision", "psutil"), "calibrate"),
+    **dict.fromkeys(("matplotlib", "jinja2"), "report"),
+    **dict.fromkeys(("anyio", "starlette", "uvicorn"), "page"),
+    "distributed": "distributed",
+}
+
+
+def _last_words(error: Exception) -> int:
+    """One line and an exit code for what no command expects."""
+    code = EXIT_FAILURE
+    if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get(error.name or "")):
+        text = f"needs {error.name}, which is not installed; pip install 'perfmodel[{extra}]'"
+    elif isinstance(error, OSError):
+        _silence_output()
+        if isinstance(error, BrokenPipeError):  # its reader has seen enough
+            return code
+        text = f"{error.filename or 'standard output'}: {why(error)}"
+    elif isinstance(error, ArithmeticError):
+        text = "a number is too large or too small to compute with; check the units"
+        code = EXIT_USAGE
+    elif isinstance(error, MemoryError | RecursionError):
+        text = "there is not enough memory for so large a question or file; ask for less"
+    elif isinstance(error, ValueError):
+        text, code = _said(error), EXIT_USAGE
+    else:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        text = (
+            f"internal error: {type(error).__name__} in {Path(place.filename).name} line "
+            f"{place.lineno}; please report it with the command and its files"
+        )
+    return _complain(text, code=code)
+
+
+def _said(error: ValueError) -> str:
+    from pydantic import ValidationError
+
+    from perfmodel.documents.base import first_problem
+
+    return first_problem(error) if isinstance(error, ValidationError) else why(error)
+
+
+def _silence_output() -> None:
+    """Python would complain once more when it ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _explain_usage(error: Any) -> int:
@@ -265,6 +335,13 @@ def _explain_usage(error: Any) -> int:
 
 
 def _complain(problem: object, *, code: int) -> int:
-    line = " ".join(str(problem).split())
-    sys.stderr.write(f"perfmodel: {line}\n")
+    line = printable(" ".join(str(problem).split()))
+    if len(line) > _LONGEST:
+        line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
+    with suppress(OSError, AttributeError):  # closed
+        sys.stderr.write(f"perfmodel: {line}\n")
     return code
+
+
+#: A complaint in characters; it may hold what somebody typed.
+_LONGEST: Final = 2000

@@ -19,9 +19,11 @@ from perfmodel.units import (
     Bytes,
     BytesPerSecond,
     Seconds,
+    decimal,
     parse_bandwidth,
     parse_bytes,
     parse_duration,
+    whole,
 )
 
 if TYPE_CHECKING:
@@ -103,10 +105,7 @@ def picture(flag: str, forms: Sequence[str], meaning: str) -> Any:
 
 
 def _whole(text: str) -> int:
-    try:
-        found = int(text)
-    except ValueError:
-        raise ValueError(f"must be a whole number, got {text!r}") from None
+    found = whole(text)
     if found < 1:
         raise ValueError(f"must be >= 1, got {found}")
     return found
@@ -139,10 +138,7 @@ def _ascending(text: str) -> tuple[int, ...]:
 
 
 def _float(text: str, rule: str, holds: Callable[[float], bool]) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        raise ValueError(f"must be a number, got {text.strip()!r}") from None
+    found = decimal(text)
     if not (math.isfinite(found) and holds(found)):
         raise ValueError(f"must be finite and {rule}, got {text.strip()}")
     return found

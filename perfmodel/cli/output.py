@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import typer
 
-from perfmodel.errors import OutOfTolerance
+from perfmodel.errors import OutOfTolerance, printable
 from perfmodel.units import Seconds, format_duration
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def show(*tables: "Table") -> None:
 def show_lines(lines: Iterable[str]) -> None:
     """Print sentences; on a terminal, none is wider than that."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in lines:
+    for line in map(printable, lines):
         typer.echo(line if width is None else wrapped(line, width))
 
 
@@ -131,7 +131,7 @@ class _Lines:
         self.last_line_s = now_s
         sys.stderr.write(
             f"{self.title}: {progress.done}/{progress.total}{self._left(progress, now_s)} "
-            f"({progress.task})\n"
+            f"({printable(progress.task)})\n"
         )
         sys.stderr.flush()
 

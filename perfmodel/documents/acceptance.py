@@ -2,7 +2,6 @@
 
 import enum
 import json
-import tomllib
 from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -10,6 +9,7 @@ from pydantic import model_validator as validator
 
 from perfmodel.bounds import Share
 from perfmodel.documents.base import Document, Record, Text
+from perfmodel.files import parse_toml
 from perfmodel.statistics import Interval
 
 _Probability = Annotated[float, Field(gt=0.5, lt=1)]
@@ -101,7 +101,7 @@ class AcceptanceTerms(Document):
 
     title: ClassVar[str] = "acceptance terms"
     made_by: ClassVar[str] = "perfmodel acceptance write"
-    parse = tomllib.loads
+    parse = parse_toml
 
     confidence: _Probability
     """A machine as good as the reference passes each clause with at least this probability."""

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Final, Self, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from perfmodel.errors import InvalidDocument, PerfModelError, did_you_mean, why
+from perfmodel.files import MOST_LOG_BYTES, parse_json, parse_toml, read_bytes, read_text
 
 _Line = TypeVar("_Line")
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -86,7 +87,7 @@ class Document(Record):
     remade_by: ClassVar[str] = ""
     """The command that makes an old one new; empty: ``made_by``."""
     unreadable: ClassVar[type[PerfModelError]] = InvalidDocument
-    parse: ClassVar[Callable[[str], Any]] = json.loads
+    parse: ClassVar[Callable[[str], Any]] = parse_json
 
     schema_version: int = 1
     """Of the files that this version writes and reads."""
@@ -102,7 +103,7 @@ class Document(Record):
         """Read a file; ``cls.unreadable`` if it is missing, truncated, of another version or breaks a rule."""
         hint = f"; {cls.made_by} writes one"
         try:
-            raw = cls.parse(path.read_text(encoding="utf-8-sig"))
+            raw = cls.parse(read_text(path))
         except (OSError, ValueError) as error:
             more = hint if isinstance(error, OSError) else ""
             text = f"{path}: {cls.title} cannot be read: {why(error)}{more}"
@@ -121,7 +122,7 @@ class Document(Record):
                 f"{path}: schema_version of a {cls.title} must be {current}, got {version!r}{remade}"
             )
         try:
-            return cls.model_validate(raw)
+            return validated(cls, raw)
         except ValidationError as error:
             is_older = any(one["type"] == "missing" for one in error.errors(include_url=False))
             raise cls.unreadable(
@@ -140,7 +141,7 @@ class Document(Record):
 
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file, so that results can name what they came from."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(read_bytes(path, most=MOST_LOG_BYTES)).hexdigest()
 
 
 def command_line(argv: Sequence[str], *, folder: Path | None = None) -> tuple[str, ...]:
@@ -156,18 +157,24 @@ def command_line(argv: Sequence[str], *, folder: Path | None = None) -> tuple[st
 
 def read_toml(path: Path, *, what: str) -> dict[str, Any]:
     """Content of a TOML file; ``InvalidDocument`` if it cannot be read."""
-    import tomllib  # noqa: PLC0415 - most questions read none
-
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(read_text(path))
     except (OSError, ValueError) as error:
         raise InvalidDocument(f"{path}: {what} cannot be read: {why(error)}") from error
+
+
+def validated(model: type[_Model], raw: object) -> _Model:
+    """Content of a file as a record; text and truth values are no numbers.
+
+    As JSON, whose strict rules know that it has neither tuples nor dates.
+    """
+    return model.model_validate_json(json.dumps(raw, default=str), strict=True)
 
 
 def checked(raw: object, model: type[_Model], *, where: object) -> _Model:
     """Content as a record; ``InvalidDocument`` naming the place, the rule and the value if it breaks one."""
     try:
-        return model.model_validate(raw)
+        return validated(model, raw)
     except ValidationError as error:
         raise InvalidDocument(f"{where}: {first_problem(error, model)}") from error
 
@@ -176,14 +183,21 @@ def read_lines(path: Path, kind: TypeAdapter[_Line], *, what: str) -> list[_Line
     """Values of a file with one JSON value per line; half a last line, of an interrupted writer, is dropped."""
     try:
         # As bytes: text would also be split at the line separators of Unicode.
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
+        lines = read_bytes(path, most=MOST_LOG_BYTES).split(b"\n")
+    except (OSError, ValueError) as error:
         raise InvalidDocument(f"{path}: {what} cannot be read: {why(error)}") from error
     found = []
-    # What stands after the last line end is empty, or half a line.
-    for number, line in enumerate(lines[:-1], start=1):
+    # What stands after the last line end is empty, or half an object.
+    *lines, rest = lines
+    if rest.strip() and not rest.startswith(b"{"):
+        raise InvalidDocument(
+            f"{path}: line {len(lines) + 1}: must be a JSON object; save it again"
+        )
+    for number, line in enumerate(lines, start=1):
         try:
-            found.append(kind.validate_python(json.loads(line)))
+            text = line.decode()
+            parse_json(text)
+            found.append(kind.validate_json(text, strict=True))
         except ValidationError as error:
             raise InvalidDocument(f"{path}: line {number}: {first_problem(error)}") from error
         except ValueError as error:

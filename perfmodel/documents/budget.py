@@ -1,6 +1,5 @@
 """What computing costs, as a person writes it down: prices with their origin, purchase and rental."""
 
-import csv
 import datetime as dt
 import enum
 from collections.abc import Mapping
@@ -13,6 +12,8 @@ from pydantic import model_validator as validator
 from perfmodel.bounds import Share
 from perfmodel.documents.base import Document, Record, Text, checked, read_toml
 from perfmodel.errors import InvalidDocument, why
+from perfmodel.files import read_table
+from perfmodel.units import decimal
 
 #: A price older than this is said to be stale.
 STALE_AFTER_DAYS: Final = 30
@@ -192,15 +193,18 @@ def read_prices(path: Path) -> dict[str, Price]:
     """
     found: dict[str, Price] = {}
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file, restkey="columns beyond the heading")
-            rows = [(reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        rows = read_table(path)
+    except (OSError, ValueError) as error:
         raise InvalidDocument(f"{path}: prices cannot be read: {why(error)}") from error
     for line, row in rows:
-        given = {key: value for key, value in row.items() if value is not None}
+        where = f"{path}: line {line}"
+        given: dict[str, Any] = dict(row)
         name = given.pop("name", None)
-        price = checked(given, Price, where=f"{path}: line {line}")
+        try:
+            given["value"] = decimal(row.get("value", ""))
+        except ValueError as error:
+            raise InvalidDocument(f"{where}: value: {error}") from error
+        price = checked(given, Price, where=where)
         if not name or name in found:
             raise InvalidDocument(
                 f"{path}: line {line}: name must be new and not empty, got {name!r}"

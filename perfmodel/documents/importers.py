@@ -5,7 +5,6 @@ Text lines hold size, count, type, reduction, root, then time in us, algbw and b
 dropped unread, because it may hold secrets.
 """
 
-import json
 import math
 import re
 from collections import defaultdict
@@ -18,6 +17,7 @@ from pydantic import Field, PositiveInt
 
 from perfmodel.documents.base import Document, Provenance
 from perfmodel.errors import InvalidDocument, UsageError, why
+from perfmodel.files import parse_json, read_text
 from perfmodel.machine.cluster import DEVICE, NODE, Cluster, Tier
 from perfmodel.machine.measured import CurvePoint, MeasuredCollective
 
@@ -73,8 +73,8 @@ def read_topology(path: Path) -> Found:
 
 def _read(path: Path, *, what: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(path)
+    except (OSError, ValueError) as error:
         raise InvalidDocument(f"{path}: {what} cannot be read: {why(error)}") from error
 
 
@@ -319,7 +319,7 @@ def _from_text(path: Path, text: str, collective: str | None) -> MeasuredCollect
 
 def _from_json(path: Path, text: str, collective: str | None) -> MeasuredCollective:
     try:
-        raw: dict[str, Any] = json.loads(text)
+        raw: dict[str, Any] = parse_json(text)
         results, devices = raw["results"], raw["devices"]
         # nccl-tests writes booleans as text.
         okay = (raw.get("out_of_bounds") or {}).get("okay", True)
@@ -343,7 +343,11 @@ def _from_json(path: Path, text: str, collective: str | None) -> MeasuredCollect
             for device in devices
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        said = f"no {error}" if isinstance(error, KeyError) else str(error)
+        said = (
+            str(error) if isinstance(error, ValueError) else "a key is missing or of another kind"
+        )
+        if isinstance(error, KeyError):
+            said = f"no {error}"
         raise InvalidDocument(
             f"{path}: nccl-tests JSON is truncated or malformed: {said}; save it again"
         ) from error

@@ -1,7 +1,6 @@
 """What one page can be asked: machines, workloads and clusters by name; paths stay with who started it."""
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -31,6 +30,7 @@ from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, PerfModelError, UsageError, refuse_unknown
+from perfmodel.files import read_json
 from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.machine import Machine
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
@@ -178,7 +178,7 @@ def read_session(
 def _is_inferred(path: Path) -> bool:
     """Whether a file is a calibration from runs; what cannot be read is complained of later."""
     try:
-        raw = json.loads(path.read_bytes())
+        raw = read_json(path)
     except (OSError, ValueError):
         return False
     return isinstance(raw, dict) and "fitted_parameters" in raw.get("machine", {})

@@ -1,6 +1,5 @@
 """Use case: runs of some batch sizes to a target -> what other batch sizes would take."""
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,8 @@ from perfmodel.cost.batch import (
 from perfmodel.documents.base import command_line
 from perfmodel.documents.goodput import BatchDocument, BatchOutlook
 from perfmodel.errors import InvalidDocument, why
+from perfmodel.files import read_table
+from perfmodel.units import decimal, whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,16 +129,9 @@ COLUMNS: Final = ("ranks", "local_batch", "mean_square", "square_of_mean")
 def read_gradient_norms(path: Path) -> list[GradientNorms]:
     """Steps in the order of the file; further columns are left alone."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            rows = [(reader.line_num, row) for row in reader]
-            names = reader.fieldnames or ()
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        rows = read_table(path, columns=COLUMNS)
+    except (OSError, ValueError) as error:
         raise InvalidDocument(f"{path}: gradient norms cannot be read: {why(error)}") from error
-    if missing := [name for name in COLUMNS if name not in names]:
-        raise InvalidDocument(
-            f"{path}: must have the columns {', '.join(COLUMNS)}, got none named {', '.join(missing)}"
-        )
     steps = [_step(row, f"{path}: line {line}") for line, row in rows]
     if len(steps) < FEWEST_STEPS:
         raise InvalidDocument(
@@ -152,13 +146,13 @@ def read_gradient_norms(path: Path) -> list[GradientNorms]:
     return steps
 
 
-def _step(row: Mapping[str, str | None], where: str) -> GradientNorms:
+def _step(row: Mapping[str, str], where: str) -> GradientNorms:
     try:
         return GradientNorms(
-            ranks=int(row["ranks"] or ""),
-            local_batch=int(row["local_batch"] or ""),
-            mean_square=float(row["mean_square"] or ""),
-            square_of_mean=float(row["square_of_mean"] or ""),
+            ranks=whole(row["ranks"]),
+            local_batch=whole(row["local_batch"]),
+            mean_square=decimal(row["mean_square"]),
+            square_of_mean=decimal(row["square_of_mean"]),
         )
     except ValueError as error:
         raise InvalidDocument(f"{where}: {error}") from error

@@ -1,6 +1,5 @@
 """A profile, the difference of two, and measured collectives beside their fit, as tables and lines."""
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,8 @@ from perfmodel.cost.network import CollectiveCost
 from perfmodel.documents.acceptance import Difference, ProfileDiffDocument
 from perfmodel.documents.importers import CollectivesDocument, read_nccl_tests
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.errors import InvalidDocument
+from perfmodel.errors import InvalidDocument, why
+from perfmodel.files import read_json
 from perfmodel.machine.measured import (
     CheckpointProfile,
     CollectiveProfile,
@@ -331,11 +331,11 @@ def read_curves(files: Sequence[Path], *, collective: str | None) -> Curves:
 
 def _is_ours(path: Path) -> bool:
     try:
-        raw = json.loads(path.read_bytes())
+        raw = read_json(path)
     except OSError as error:
         raise InvalidDocument(
             f"{path}: must be a file of perfmodel network measure or a log of nccl-tests, but cannot "
-            f"be read ({error.strerror}); perfmodel network measure writes runs/network/network.json"
+            f"be read ({why(error)}); perfmodel network measure writes runs/network/network.json"
         ) from error
     except ValueError:
         return False

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from perfmodel.errors import printable
 from perfmodel.report.wording import count_interval, duration_interval, interval, number, percent
 from perfmodel.statistics import Interval
 from perfmodel.units import format_bytes, format_duration, format_rate
@@ -52,8 +53,8 @@ class Table:
         from rich.text import Text  # noqa: PLC0415
 
         shown = table.Table(
-            title=Text(self.title, style="bold"),
-            caption=Text(self.caption) if self.caption else None,
+            title=Text(printable(self.title), style="bold"),
+            caption=Text(printable(self.caption)) if self.caption else None,
             caption_justify="left",
             box=box.SIMPLE_HEAD,
             show_edge=False,
@@ -63,7 +64,7 @@ class Table:
         for heading, is_text in zip(self.headings, self.is_text, strict=True):
             shown.add_column(Text(heading), justify="left" if is_text else "right", overflow="fold")
         for row in self.rows:
-            shown.add_row(*map(Text, row))
+            shown.add_row(*(Text(printable(cell)) for cell in row))
         return shown
 
 

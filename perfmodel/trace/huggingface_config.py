@@ -1,11 +1,11 @@
 """Reading a Hugging Face ``config.json``: the shape of a transformer, whatever its keys are called."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from perfmodel.errors import UntraceableModel
+from perfmodel.errors import UntraceableModel, why
+from perfmodel.files import read_json
 
 LLAMA_FAMILY: Final = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
 """Norms without mean, rotary positions, a gated feed-forward part."""
@@ -41,13 +41,13 @@ class Config:
     def read(cls, path: Path) -> "Config":
         """Read a file."""
         try:
-            values = json.loads(path.read_bytes())
+            values = read_json(path)
         except (OSError, ValueError) as error:
             raise UntraceableModel(
-                f"{path}: cannot be read as JSON: {error}; copy config.json of the model again"
+                f"{path}: cannot be read as JSON: {why(error)}; copy config.json of the model again"
             ) from error
         if not isinstance(values, dict):
-            raise UntraceableModel(f"{path}: must hold a JSON object, got {type(values).__name__}")
+            raise UntraceableModel(f"{path}: must hold a JSON object, got {values!r:.40}")
         return cls(path, values)
 
     def get(self, key: str, default: Any = _ABSENT) -> Any:

@@ -222,7 +222,7 @@ def _imported(file: Path, name: str, *, text: str) -> Callable[[], Any]:
     sys.path.insert(0, str(file.parent.resolve()))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UntraceableModel(
             f"{file}: importing raised {type(error).__name__}: {error}; mend the file"
         ) from error

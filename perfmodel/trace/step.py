@@ -109,7 +109,7 @@ def _built(source: ModelSource) -> nn.Module:
                 _empty(module)
     except PerfModelError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UntraceableModel(
             f"{source.name}: building the model raised {_described(error)}; "
             "it must build without data, files and devices"
@@ -194,7 +194,7 @@ def record_step(model: TrainedModel, micro_batch: int) -> RecordedStep:
             saved_bytes = _run(model, batch, recorder)
         except PerfModelError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UntraceableModel(
                 f"{model.source.name}: {_complaint(sample, recorder, error)}"
             ) from error

@@ -106,7 +106,7 @@ def _recorded(
         own_s = time.monotonic() - started_s
         try:
             return first, copy.result(within_s=_LEAST_PATIENCE_S + 2 * own_s)
-        except Exception:  # noqa: BLE001 - autograd refuses copies of a process that has used it
+        except (Exception, SystemExit):  # noqa: BLE001 - autograd refuses copies of a process that has used it
             return first, record_second()
 
 

@@ -139,8 +139,8 @@ def test_a_run_that_says_too_little_or_contradicts_itself(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("columns = 5", "columns: .*dictionary, got 5"),
-        ('constants = "abc"', "constants: .*dictionary, got abc"),
+        ("columns = 5", "columns: .*object, got 5"),
+        ('constants = "abc"', "constants: .*object, got abc"),
         ("[constants]\nlayers = [1]", r"constants.layers: .*number, got \[1\]"),
         ('[constants]\nlayers = "x"', "constants.layers: .*number, got x"),
         ("[constants]\nlayers = nan", "constants.layers: .*finite number, got nan"),

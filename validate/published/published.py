@@ -1,12 +1,11 @@
 """Use case: judge by published tables, one protocol per table."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from calibrate.environment import describe_environment
-from calibrate.placement import provenance
-from perfmodel.documents.base import file_sha256
+from perfmodel.documents.base import Provenance, file_sha256
 from perfmodel.documents.verdicts import PublishedDocument, PublishedSeries
 from perfmodel.errors import InvalidDocument, UsageError
 from validate.published import collectives, large, mlperf, scaling, steps
@@ -61,7 +60,9 @@ def judge_published(folder: Path, sources: tuple[str, ...]) -> PublishedDocument
             f"{folder}: must hold series to judge, got none: {'; '.join(skipped) or 'no table'}"
         )
     return PublishedDocument(
-        provenance=provenance(describe_environment(), seed=0),
+        provenance=Provenance.of_answer(
+            sys.argv, host_fingerprint="none: published runs depend on no host"
+        ),
         data_sha256=digests,
         series=tuple(series),
         skipped=tuple(skipped),

@@ -1,6 +1,5 @@
 """Published tables, the verdict on a series, and the plain models that ours stands beside."""
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,8 @@ from scipy.optimize import least_squares
 from perfmodel.arrays import FloatArray
 from perfmodel.documents.verdicts import PublishedErrors, PublishedSeries
 from perfmodel.errors import InvalidDocument, why
+from perfmodel.files import read_table
+from perfmodel.units import decimal
 from validate.judging import summarise
 
 Row: TypeAlias = dict[str, str]
@@ -23,9 +24,8 @@ Three: TypeAlias = tuple[FloatArray, FloatArray, FloatArray]
 def read_rows(path: Path, *, columns: Sequence[str]) -> list[Row]:
     """All rows of a CSV file."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        rows = [row for _, row in read_table(path)]
+    except (OSError, ValueError) as error:
         raise InvalidDocument(f"{path}: table cannot be read: {why(error)}") from error
     missing = [name for name in columns if not rows or name not in rows[0]]
     if missing:
@@ -36,8 +36,8 @@ def read_rows(path: Path, *, columns: Sequence[str]) -> list[Row]:
 def number(row: Mapping[str, str], name: str) -> float | None:
     """A positive number, or None where the cell says nothing usable."""
     try:
-        value = float(row[name])
-    except (ValueError, TypeError):
+        value = decimal(row[name])
+    except ValueError:
         return None
     return value if 0 < value < float("inf") else None
 

@@ -133,7 +133,7 @@ def test_a_wrong_budget_names_place_rule_and_value(tmp_path: Path, text: str, me
     ("rows", "message"),
     [
         ("a,-1,once,EUR,2026-11-02,x,y,z\n", "line 2: value: Input should"),
-        ("a,1,once,EUR,2026-11-02,x,y,z,more\n", "line 2: columns beyond the heading"),
+        ("a,1,once,EUR,2026-11-02,x,y,z,more\n", "line 2: must have as many cells as the heading"),
         ("a,1,once,EUR,2026-11-02,x,y,z\na,1,once,EUR,2026-11-02,x,y,z\n", "line 3: name must be"),
     ],
 )

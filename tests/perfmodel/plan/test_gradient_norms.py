@@ -29,7 +29,7 @@ def test_steps_come_in_the_order_of_the_file(tmp_path: Path) -> None:
         ("ranks,local_batch,mean_square\n", "got none named square_of_mean"),
         (HEADING + "0,1,16,5,4\n", "line 2: ranks must be >= 2, got 1"),
         (HEADING + ROW.format(0) + "1,2,16,nan,4\n", "line 3: mean_square must be"),
-        (HEADING + "0,2,16,5\n", "line 2: could not convert string to float"),
+        (HEADING + "0,2,16,5\n", "line 2: must have as many cells as the heading, 5, got 4"),
         (HEADING + ROW.format(0) * 7, "must hold at least 8 steps, got 7"),
         (HEADING + ROW.format(0) * 8 + "9,2,32,5,4\n", "ranks and local_batch must stay the same"),
     ],

@@ -82,7 +82,7 @@ def test_experts_share_the_tokens_evenly_and_say_so(tmp_path: Path) -> None:
     ("config", "says"),
     [
         ("{", "cannot be read as JSON"),
-        ("[]", "must hold a JSON object, got list"),
+        ("[]", "must hold a JSON object, got []"),
         (TINY | {"model_type": "mamba"}, "model_type: must be one of llama"),
         (
             {key: TINY[key] for key in TINY if key != "hidden_size"},

@@ -1,0 +1,261 @@
+"""Files that a user names: regular, of limited size, read strictly.
+
+Every reader of user files starts here. What is wrong with the content is ``Unreadable``, a ``ValueError``
+that says what the file breaks. The limits keep each reader below 10 s and 1 GiB.
+"""
+
+import csv
+import errno
+import io
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from perfmodel.units import MIB, Bytes, format_bytes
+
+#: A document; a calibration of one machine has some 100 KiB, the trace of a large model some MiB.
+MOST_BYTES: Final[Bytes] = 64 * MIB
+#: Logs and traces of others, after decompression.
+MOST_LOG_BYTES: Final[Bytes] = 256 * MIB
+#: What a person writes by hand in TOML, whose parser is slow.
+MOST_TOML_BYTES: Final[Bytes] = MIB
+#: Numbers, texts, lists and objects of one document: each takes up to 100 bytes of memory.
+MOST_VALUES: Final = 3_000_000
+#: Of a trace, which are dropped one by one.
+MOST_TRACE_VALUES: Final = 25_000_000
+MOST_DEPTH: Final = 64
+#: Rows of a table of others.
+MOST_ROWS: Final = 100_000
+#: A key of TOML with so many parts: its parser takes memory with the square of their number.
+_DEEP_KEY: Final = re.compile(r"""(?<![\w"'-])[\w"'-]+(?:[ \t]*\.[ \t]*[\w"'-]+){16}""")
+#: Of a whole number; no quantity here has more.
+_MOST_DIGITS: Final = 30
+
+
+class Unreadable(ValueError):
+    """The content of a file is too large, damaged, or written loosely."""
+
+
+def read_bytes(path: Path, *, most: Bytes = MOST_BYTES) -> bytes:
+    """Content of a regular file; ``.gz`` is unpacked.
+
+    Raises
+    ------
+    OSError
+        If there is none, or it may not be read.
+    Unreadable
+        If it is a pipe or a device, whose end nobody knows, is too large, or a damaged archive.
+    """
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise Unreadable("it must be a regular file, got a pipe or device; save it as a file first")
+    if path.suffix == ".gz":
+        content = _unpacked(path, most)
+    else:
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+    if len(content) > most:
+        raise Unreadable(f"it must have at most {format_bytes(most)}, got more")
+    return content
+
+
+def _unpacked(path: Path, most: Bytes) -> bytes:
+    import gzip  # noqa: PLC0415 - seldom
+    import zlib  # noqa: PLC0415
+
+    try:
+        with gzip.open(path) as file:
+            return file.read(most + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise Unreadable("the archive is damaged or truncated; pack it again") from error
+
+
+def read_text(path: Path, *, most: Bytes = MOST_BYTES) -> str:
+    """Text in UTF-8; a mark of byte order is left out."""
+    return read_bytes(path, most=most).decode("utf-8-sig")
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Lines of a log, with their ends."""
+    content = io.BytesIO(read_bytes(path, most=MOST_LOG_BYTES))
+    return io.TextIOWrapper(content, encoding="utf-8-sig", newline="")
+
+
+def read_table(
+    path: Path, *, columns: Sequence[str] = (), delimiters: str = ","
+) -> list[tuple[int, dict[str, str]]]:
+    """Rows of a table (CSV) below its heading, each with its line; every row has all cells.
+
+    The delimiter is the one that stands most often in the heading.
+    """
+    content = read_bytes(path)
+    heading, _, rest = content.partition(b"\n")
+    if rest.count(b"\n") > MOST_ROWS:
+        raise Unreadable(f"it must have at most {MOST_ROWS:,} rows, got {rest.count(10):,}")
+    delimiter = max(delimiters, key=lambda mark: heading.count(mark.encode()))
+    text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", newline="")
+    reader = csv.reader(text, delimiter=delimiter)
+    try:
+        names = next(reader, [])
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise Unreadable(f"every column must have a name of its own, got {twice!r} twice")
+        if missing := [name for name in columns if name not in names]:
+            raise Unreadable(
+                f"must have the columns {', '.join(columns)}, got none named {', '.join(missing)}"
+            )
+        found = []
+        for cells in reader:
+            if cells and len(cells) != len(names):
+                raise Unreadable(
+                    f"line {reader.line_num}: must have as many cells as the heading, {len(names)}, "
+                    f"got {len(cells)}; numbers are written without separators"
+                )
+            if cells:
+                found.append((reader.line_num, dict(zip(names, cells, strict=True))))
+    except csv.Error as error:
+        raise Unreadable(f"line {reader.line_num}: {error}") from error
+    return found
+
+
+def read_json(path: Path) -> Any:
+    """Content of a JSON file."""
+    return parse_json(read_text(path))
+
+
+def parse_json(text: str) -> Any:
+    """JSON whose keys are unique, of limited size and depth.
+
+    Raises
+    ------
+    ValueError
+        Saying where it is none, or which limit it breaks.
+    """
+    refuse_many(text)
+    try:
+        found = json.loads(text, object_pairs_hook=_unique, parse_int=_whole)
+    except RecursionError:
+        raise Unreadable(_TOO_DEEP) from None
+    refuse_deep(found)
+    return found
+
+
+def refuse_many(text: str, *, most: int = MOST_VALUES) -> None:
+    """Refuse JSON that would take the memory; every value stands behind one of these marks."""
+    if sum(map(text.count, ",[{")) > most:
+        raise Unreadable(f"it must have at most {most:,} values, got more")
+
+
+_TOO_DEEP: Final = f"lists and objects must be at most {MOST_DEPTH} deep, got deeper ones"
+
+
+def refuse_deep(found: Any) -> None:
+    """Refuse what is nested deeper than any document: programs that walk it would break."""
+    level: list[Any] = [[found]]
+    for _ in range(MOST_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise Unreadable(_TOO_DEEP)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in found if keys.count(key) > 1)
+        raise Unreadable(f"every key must stand once, got {twice!r} twice")
+    return found
+
+
+def _whole(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise Unreadable(f"a number must have at most {_MOST_DIGITS} digits, got {len(text):,}")
+    return int(text)
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """TOML of limited depth; its rules demand unique keys."""
+    import tomllib  # noqa: PLC0415 - most questions read none
+
+    if len(text) > MOST_TOML_BYTES:
+        raise Unreadable(f"it must have at most {format_bytes(MOST_TOML_BYTES)}, got more")
+    if _DEEP_KEY.search(text):
+        raise Unreadable(_TOO_DEEP)
+    try:
+        found = tomllib.loads(text)
+    except RecursionError:
+        raise Unreadable(_TOO_DEEP) from None
+    refuse_deep(found)
+    return found
+
+
+def read_trace(path: Path, *, key: str, mark: str) -> dict[str, Any]:
+    """A JSON object of which one long list is streamed: only elements whose text holds a mark are kept.
+
+    Raises
+    ------
+    ValueError
+        As ``parse_json``.
+    """
+    text = read_text(path, most=MOST_LOG_BYTES)
+    refuse_many(text, most=MOST_TRACE_VALUES)
+    found: dict[str, Any] = {}
+    try:
+        at = _behind(text, 0, "{")
+        while not text.startswith("}", at):
+            name, at = _DECODER.raw_decode(text, _behind(text, at, "," if found else ""))
+            at = _behind(text, at, ":")
+            if name in found:
+                raise Unreadable(f"every key must stand once, got {name!r} twice")
+            if name == key and text.startswith("[", at):
+                found[name], at = _marked(text, at, mark)
+            else:
+                found[name], at = _DECODER.raw_decode(text, at)
+            at = _behind(text, at, "")
+    except RecursionError:
+        raise Unreadable(_TOO_DEEP) from None
+    return found
+
+
+_DECODER: Final = json.JSONDecoder(parse_int=_whole)
+_SPACE: Final = re.compile(r"[ \t\n\r]*")
+
+
+def _behind(text: str, at: int, sign: str) -> int:
+    """Place behind a sign with white space around it."""
+    start = _after_space(text, at)
+    if not text.startswith(sign, start):
+        raise Unreadable(f"it is no JSON object: {sign} is missing at character {start:,}")
+    return _after_space(text, start + len(sign))
+
+
+def _after_space(text: str, at: int) -> int:
+    space = _SPACE.match(text, at)
+    assert space is not None  # it may be empty
+    return space.end()
+
+
+def _marked(text: str, at: int, mark: str) -> tuple[list[Any], int]:
+    """Elements of a list that hold a mark, and the place behind the list."""
+    found: list[Any] = []
+    at = _behind(text, at, "[")
+    while not text.startswith("]", at):
+        start = at
+        value, at = _DECODER.raw_decode(text, at)
+        if text.find(mark, start, at) >= 0:
+            found.append(value)
+        at = _behind(text, at, "")
+        if not text.startswith("]", at):
+            at = _behind(text, at, ",")
+    return found, at + 1
