@@ -250,7 +250,7 @@ def autocast(method: StepMethod) -> Any:
     return nullcontext() if dtype is None else torch.autocast(method.device_kind, dtype=dtype)
 
 
-def _complaint(sample: str, recorder: Recorder, error: Exception) -> str:
+def _complaint(sample: str, recorder: Recorder, error: BaseException) -> str:
     if isinstance(error, UnsupportedOperatorException) or "no fake impl" in str(error):
         return f"{recorder.place()}: {_NO_SHAPES}"
     at = "in" if recorder.running else "after"
@@ -261,6 +261,6 @@ def _complaint(sample: str, recorder: Recorder, error: Exception) -> str:
     )
 
 
-def _described(error: Exception) -> str:
+def _described(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
