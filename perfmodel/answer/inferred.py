@@ -227,12 +227,17 @@ def layout_caveats(model: InferredModel, jobs: Jobs) -> list[str]:
         caveats.append(f"not determined by the runs, prior kept: {', '.join(unknown)}")
     chance = float(model.stall_probability(jobs.take(np.array([0])))[0])
     if chance > RARE_STALL:
-        caveats.append(f"degraded with probability {chance:.0%}, as some runs between nodes were")
+        caveats.append(
+            f"degraded with probability {chance:.0%}, as some runs between nodes were; the interval "
+            "holds it"
+        )
     printed = model.memory.discrepancy
     caveats.append(
-        "memory: formula (16-bit weights, 32-bit gradients, Adam), never compared with a run"
+        "memory: formula (16-bit weights, 32-bit gradients, Adam), never compared with a run; context "
+        "and allocator slack are assumed"
         if printed is None
-        else f"memory: fitted to the peaks of {len(printed.runs)} runs, taken as rank 0's"
+        else f"memory: fitted to the peaks of {len(printed.runs)} runs, taken as rank 0's; the sum holds "
+        "their framework and whole tensors besides the parts"
     )
     return caveats
 
@@ -246,7 +251,8 @@ def _beyond_runs(model: InferredModel, jobs: Jobs) -> list[str]:
     near = np.sqrt(layout_distance_squared(jobs, runs).min(axis=1)[0])
     if near > _FAR * model.discrepancy.spreads.length:
         caveats.append(
-            f"the nearest run is {near:.1f} doublings away: the answer rests on the formula alone"
+            f"the nearest run is {near:.1f} doublings away: the answer rests on the formula alone; "
+            "distance of layout, model and batch"
         )
     most = runs.devices.max()
     if jobs.devices[0] > most:

@@ -513,6 +513,7 @@ def critical_caveats(
     return [
         (
             f"batch {largest} passes the critical batch ({scale.noise_scale:.0f}): "
-            f"{spent.nominal:.1f} x the samples of {reference}; see perfmodel batch"
+            f"{spent.nominal:.1f} x the samples of {reference}; see perfmodel batch; 90 %: "
+            f"{spent.p5:.1f} to {spent.p95:.1f} x, {workload} learning {scale.samples}"
         )
     ]

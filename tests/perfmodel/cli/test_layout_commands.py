@@ -80,6 +80,7 @@ def test_the_table_says_evidence_and_caveats(run: Run, inferred: Path) -> None:
     assert "evidence inferred" in result.stdout
     assert "caveat: no run used zero=3" in result.stdout
     assert "caveat: 4096 devices: no run had more than 8" in result.stdout
+    assert "doublings away: the answer rests on the formula alone; distance of" in result.stdout
 
 
 def test_experts_on_two_data_centres_are_predicted_and_drawn(
