@@ -217,18 +217,7 @@ def typed_texts(flag: str, arguments: Sequence[str]) -> list[str]:
 
 
 def refuse_typed(context: typer.Context, excluded: Mapping[str, str], *, beside: str) -> None:
-    """Refuse parameters that were typed and would be ignored beside an option.
-
-    Parameters
-    ----------
-    excluded
-        What to do instead, by parameter.
-
-    Raises
-    ------
-    UsageError
-        Naming the first of them.
-    """
+    """Refuse parameters that would be ignored beside an option; ``excluded`` says what to do instead."""
     for name, instead in excluded.items():
         if typed(context, name):
             flag = f"--{name.replace('_', '-')}"

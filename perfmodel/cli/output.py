@@ -72,13 +72,7 @@ def wrapped(line: str, width: int) -> str:
 def refuse_failed_gates(
     command: str, gates: Iterable["Gate"], *, see: str = "the table for where"
 ) -> None:
-    """End a command whose verdict is printed and written.
-
-    Raises
-    ------
-    OutOfTolerance
-        If a gate failed.
-    """
+    """End a command whose verdict is printed and written."""
     failed = [gate.name for gate in gates if not gate.passed]
     if failed:
         raise OutOfTolerance(f"{command}: out of tolerance: {', '.join(failed)}; see {see}")

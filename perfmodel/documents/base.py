@@ -294,13 +294,7 @@ def _got(value: object) -> str:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace a file in one step; links, pipes and devices stay what they are and are written through.
-
-    Raises
-    ------
-    PerfModelError
-        If the folder cannot be written or the disk is full; the old file is untouched.
-    """
+    """Replace a file in one step; links, pipes and devices stay what they are and are written through."""
     content = content.encode() if isinstance(content, str) else content
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     # a link in a circle leads to itself: writing through it says so

@@ -42,11 +42,5 @@ class RunColumns(Record):
 
 
 def read_run_columns(path: Path) -> RunColumns:
-    """Read a column mapping in TOML.
-
-    Raises
-    ------
-    InvalidDocument
-        If the file cannot be read, or a table or value is not of its kind.
-    """
+    """Read a column mapping in TOML."""
     return checked(read_toml(path, what="column mapping"), RunColumns, where=path)

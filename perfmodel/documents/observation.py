@@ -293,13 +293,7 @@ class EnvironmentObservation(Taken):
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the machine.
-
-        Raises
-        ------
-        InvalidDocument
-            If there is none.
-        """
+        """Fingerprint of the machine; ``InvalidDocument`` if there is none."""
         host = self.facts.get("host")
         found = host.get("fingerprint") if isinstance(host, dict) else None
         if not isinstance(found, str):

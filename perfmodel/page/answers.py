@@ -83,15 +83,7 @@ class Answers:
         self._draws = functools.lru_cache(maxsize=32)(self._draws_of)
 
     def answer(self, asked: StepQuestion | LayoutQuestion) -> PageAnswer:
-        """The prediction that is asked for.
-
-        Raises
-        ------
-        PerfModelError
-            What the user can mend: an unknown name, a batch that cannot be split, and the like.
-        ValueError
-            If a number makes no sense together with the others.
-        """
+        """The prediction that is asked for; ``PerfModelError`` or ``ValueError`` where the user can mend it."""
         of_kind = {n: each for n, each in self.session.machines.items() if each.kind == asked.kind}
         machine = chosen("profile", asked.profile, of_kind)
         workload = chosen("workload", asked.workload, machine.workloads)

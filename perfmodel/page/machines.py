@@ -131,13 +131,7 @@ def read_session(
     budget: Path | None,
     clusters: Sequence[Path] = (),
 ) -> Session:
-    """All that a page can be asked, read once.
-
-    Raises
-    ------
-    PerfModelError
-        If a file cannot be read, or a validation belongs to none of the machines.
-    """
+    """All that a page can be asked, read once."""
     documents = [(path, WorkloadDocument.read(path)) for path in workloads]
     judged = None if validation is None else ValidationDocument.read(validation)
     known: dict[str, OfferedCluster] = {}

@@ -25,11 +25,6 @@ def compare_scenarios(scenarios: Sequence[Scenario], *, argv: Sequence[str]) -> 
 
     All draws are seeded by the name of the parameter, so that scenarios of one machine share the
     errors of everything that was not changed, and a difference is less uncertain than its two sides.
-
-    Raises
-    ------
-    NotFeasible, CalibrationUnavailable
-        As for any prediction.
     """
     if isinstance(scenarios[0].question.machine, InferredMachine):
         # SciPy's optimizers come with it, which would double the start of every other what-if.
@@ -127,13 +122,7 @@ def contrast(first: ScenarioOutcome, other: ScenarioOutcome) -> Contrast:
 def contrast_of_draws(
     before_s: Samples, after_s: Samples, *, batches: float, is_paired: bool
 ) -> Contrast:
-    """Compare the draws of two steps, which are paired or were brought out of step before.
-
-    Parameters
-    ----------
-    batches
-        Global batch of the second over that of the first.
-    """
+    """Compare the draws of two steps; ``batches``: global batch of the second over that of the first."""
     ratio = batches * before_s / after_s
     draws = ratio[1:] if len(ratio) > 1 else ratio
     return Contrast(

@@ -118,13 +118,7 @@ def _split(points: list[Point]) -> tuple[list[Point], list[Point]]:
 def predicted(
     op: str, known: Sequence[Point], unknown: Sequence[Point], *, library: str, errors: FloatArray
 ) -> Part:
-    """Our law and a textbook ring, both fitted to known points, at unknown ones.
-
-    Parameters
-    ----------
-    errors
-        Relative error of each unknown point, which widens its interval.
-    """
+    """Our law and a textbook ring at unknown points, whose relative ``errors`` widen the intervals."""
     draws_s = draws_of(op, known, [p[:3] for p in unknown], library=library)
     noise = np.random.default_rng(1).standard_normal(draws_s.shape)
     low, high = np.quantile(draws_s * np.exp(errors[:, np.newaxis] * noise), [0.05, 0.95], axis=1)

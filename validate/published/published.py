@@ -29,15 +29,7 @@ PROTOCOLS: Final[dict[str, tuple[str, Callable[[Path], Verdict]]]] = {
 
 
 def judge_published(folder: Path, sources: tuple[str, ...]) -> PublishedDocument:
-    """Fit the small end of every series and compare with its large end.
-
-    Raises
-    ------
-    UsageError
-        If a source has no protocol, or the folder is none.
-    InvalidDocument
-        If no table holds a series, or one lacks a column.
-    """
+    """Fit the small end of every series and compare with its large end."""
     for source in sources:
         if source not in PROTOCOLS:
             raise UsageError(f"--sources: must be among {', '.join(PROTOCOLS)}, got {source!r}")

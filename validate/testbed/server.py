@@ -133,13 +133,7 @@ def mark(place: Place) -> dict[str, Any]:
 
 
 def train(place: Place, setting: TrainingSetting, factors: list[float]) -> dict[str, Any]:
-    """Run the steps of one setting; return clocks and counters.
-
-    Parameters
-    ----------
-    factors
-        Pace of this device in each timed step.
-    """
+    """Run the steps of one setting, each at its pace of this device; return clocks and counters."""
     clock = DeviceClock()
     layers = [Layer(spec, clock) for spec in setting.model.layers]
     module = torch.nn.Sequential(*layers)
