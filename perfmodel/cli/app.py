@@ -214,8 +214,8 @@ _MODULES: Final[dict[str, str | dict[str, str]]] = {
     "validate": dict.fromkeys(
         ("models", "batch", "memory", "published", "testbed", "network", "strategies"), "validate"
     ),
-    "diff": "check",
-    "acceptance": dict.fromkeys(("write", "judge"), "check"),
+    "diff": "validate",
+    "acceptance": dict.fromkeys(("write", "judge"), "validate"),
 }
 
 

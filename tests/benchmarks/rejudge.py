@@ -24,7 +24,7 @@ from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.machine.measured import MeasuredMachine
 from validate import validate
 from validate.judging import summarise
-from validate.testbed import ddp, network, testbed
+from validate.testbed import ddp, network
 
 CALIBRATION: Final = Path("docs/records/calibration")
 
@@ -56,14 +56,14 @@ def _runs(record: Path, name: str) -> list[Run]:
 def _testbed(record: Path) -> None:
     calibration = ddp.calibrate(_runs(record, "calibration.jsonl"), seed=1)
     steps = [
-        testbed.judge_step(ddp.predict(run.setting, calibration, seed=1), run, calibration)
+        ddp.judge_step(ddp.predict(run.setting, calibration, seed=1), run, calibration)
         for run in _runs(record, "runs.jsonl")
         if isinstance(run, TrainingRun)
     ]
     for name in dict.fromkeys(step.family for step in steps):
         own = [step for step in steps if step.family == name]
         say(name, [s.signed_error for s in own], [s.is_covered for s in own])
-    hard = [step for step in steps if step.family != testbed.PLAIN]
+    hard = [step for step in steps if step.family != ddp.PLAIN]
     say("all hard", [s.signed_error for s in hard], [s.is_covered for s in hard])
     say("limit named of hard", [float(not s.is_limit_named) for s in hard])
 

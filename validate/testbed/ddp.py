@@ -1,11 +1,11 @@
-"""Plain DDP on the testbed: fitted on runs of one and two ranks, predicted for more.
+"""Use case: plain DDP on the testbed; calibrate with one and two ranks, predict 4, 8 and 16, run them, judge.
 
 The step is the product's program. Compute takes what the emulated model says, an all-reduce what
 ``all_reduce`` says; two are in flight at a time, and links that had time to rest let a burst through.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -13,25 +13,35 @@ from typing import Final
 import numpy as np
 from scipy.optimize import nnls
 
+from calibrate.campaign import Progress
+from calibrate.environment import describe_environment
+from calibrate.placement import provenance
 from perfmodel.arrays import FloatArray
 from perfmodel.documents.testbed import (
     STANDS_OUT,
     CollectiveRun,
+    JudgedFamily,
+    JudgedStep,
     Noise,
     PredictedStep,
     Run,
+    TestbedDocument,
     TrainingRun,
     TrainingSetting,
+    read_runs,
 )
+from perfmodel.documents.verdicts import Gate
 from perfmodel.engine.algebra import end_times
 from perfmodel.engine.simulate import simulate
 from perfmodel.engine.stragglers import RankNoise, slowest_durations
-from perfmodel.errors import MeasurementFailed
+from perfmodel.errors import MeasurementFailed, refuse_unknown
 from perfmodel.layout.layout import Layout, Synchronisation
 from perfmodel.statistics import Interval
 from perfmodel.step.compile import compile_step
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream
 from perfmodel.units import Seconds
+from validate.judging import coverage_gate, fraction, gate, passed, step_gates, summarise
+from validate.testbed import plan
 from validate.testbed.all_reduce import (
     ShapedRing,
     link_rates,
@@ -39,7 +49,14 @@ from validate.testbed.all_reduce import (
     ring_bytes,
     steady_bytes_per_s,
 )
-from validate.testbed.plan import RUSH, as_workload
+from validate.testbed.campaign import (
+    CALIBRATION,
+    RUNS,
+    CampaignRequest,
+    open_campaign,
+    predict_once,
+    refuse_earlier_runs,
+)
 
 NUM_DRAWS: Final = 100
 LARGEST_WORLD_SIZE: Final = 2
@@ -86,7 +103,7 @@ def calibrate(runs: Sequence[Run], *, seed: int = 0) -> Calibration:
     assert all(run.setting.fabric.num_ranks <= LARGEST_WORLD_SIZE for run in runs)
     collectives = [run for run in runs if isinstance(run, CollectiveRun)]
     trainings = [run for run in runs if isinstance(run, TrainingRun)]
-    rush = [run for run in trainings if run.setting.family == RUSH]
+    rush = [run for run in trainings if run.setting.family == plan.RUSH]
     noisy = [run for run in trainings if is_noisy(run.setting.noise)]
     plain = [run for run in trainings if run not in rush and run not in noisy]
     if not rush or not collectives or not plain:
@@ -156,7 +173,7 @@ class TrainingCosts:
             accumulation=self.setting.accumulation,
             bucket_cap_mb=self.setting.bucket_cap_mb,
         )
-        return compile_step(as_workload(self.setting.model), layout, asynchronous=False)
+        return compile_step(plan.as_workload(self.setting.model), layout, asynchronous=False)
 
     @cached_property
     def all_reduces(self) -> dict[int, Operation]:
@@ -370,3 +387,136 @@ def uses(
             stands_out = len(ordered) > 1 and use > STANDS_OUT * ordered[1][0]
             found[link if stands_out else f"{kind} uplinks"] = use
     return found
+
+
+VERDICT: Final = "testbed.json"
+BUDGETS: Final = ("quick", "standard")
+PLAIN: Final = "plain"
+HARD: Final = "hard"
+#: Gates, as fractions; written to disk before the first run that they judge.
+LIMITS: Final[dict[str, dict[str, float]]] = {
+    PLAIN: {"mape": 0.01, "worst": 0.04, "bias": 0.005, "covered_from": 0.85, "covered_to": 0.97},
+    HARD: {"mape": 0.04, "worst": 0.12, "limits_named": 1.0},
+}
+#: From this share of the cores on, the machine and not the network or the devices is the limit.
+_HOST_LIMIT: Final = 0.6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestbedRequest(CampaignRequest):
+    """What the user asked for."""
+
+    # pytest must not take it for a test.
+    __test__ = False
+
+    budget: str = "standard"
+
+
+def validate_testbed(
+    request: TestbedRequest, *, on_progress: Callable[[Progress], None]
+) -> TestbedDocument:
+    """Carry out the whole campaign: calibrate, predict, run, judge."""
+    refuse_unknown("--budget", request.budget, BUDGETS)
+    refuse_earlier_runs(request, CALIBRATION)
+    first, judged = plan.calibration(), plan.judged(request.budget, seed=request.seed)
+    total = len(first) + len(judged)
+    with open_campaign(
+        request, command="validate testbed", total=total, on_progress=on_progress
+    ) as campaign:
+        campaign.run(first, request.folder / CALIBRATION)
+        calibration = calibrate(read_runs(request.folder / CALIBRATION), seed=request.seed)
+        predicted = predict_once(
+            request.folder,
+            judged,
+            lambda setting: predict(setting, calibration, seed=request.seed),
+            options={"budget": request.budget, "seed": request.seed},
+            terms={"gates": LIMITS, "law": calibration.law()},
+        )
+        campaign.run(judged, request.folder / RUNS)
+    steps = [
+        judge_step(predicted[run.setting.name], run, calibration)
+        for run in read_runs(request.folder / RUNS)
+        if isinstance(run, TrainingRun)
+    ]
+    groups = _families(steps, lambda step: PLAIN if step.family == PLAIN else HARD)
+    judgement = gates(groups)
+    document = TestbedDocument(
+        provenance=provenance(describe_environment(), seed=request.seed),
+        law=calibration.law(),
+        settings=tuple(steps),
+        groups=groups,
+        families=_families(steps, lambda step: step.family),
+        gates=judgement,
+        passed=passed(judgement),
+    )
+    document.write(request.folder / VERDICT)
+    return document
+
+
+def judge_step(predicted: PredictedStep, run: TrainingRun, calibration: Calibration) -> JudgedStep:
+    """Compare one setting."""
+    setting, host = run.setting, run.host
+    measured_s = float(np.median(run.step_s))
+    measured_p95_s = float(np.quantile(run.step_s, 0.95))
+    factors = np.array(run.factors)
+    uses = observed_uses(run)
+    payload = sum(ring_bytes(setting.model.gradient_bytes, setting.fabric).values())
+    streams_s = sum(stream.bytes_per_s for stream in setting.fabric.background)
+    sent = sum(run.link_bytes.values()) - streams_s * host.window_s
+    replayed_error = None
+    if is_noisy(setting.noise):
+        replayed_error = float(np.median(replayed(setting, calibration, factors))) / measured_s - 1
+    return JudgedStep(
+        name=setting.name,
+        family=setting.family,
+        world_size=setting.fabric.num_ranks,
+        predicted=predicted,
+        measured_s=measured_s,
+        measured_p95_s=measured_p95_s,
+        signed_error=predicted.step_s.signed_error(measured_s),
+        signed_error_p95=predicted.p95_s.signed_error(measured_p95_s),
+        replayed_error=replayed_error,
+        is_covered=predicted.step_s.holds(measured_s),
+        limit=limit(uses),
+        uses=uses,
+        is_host_limited=uses[HOST] > _HOST_LIMIT,
+        variation=float(np.std(run.step_s) / np.mean(run.step_s)),
+        own_cpu_share=host.own_share,
+        foreign_cpu_share=host.foreign_cpu_s / (host.window_s * host.num_cores),
+        wire_ratio=sent / (payload * len(run.step_s)) if payload else 0.0,
+    )
+
+
+def _families(
+    steps: Sequence[JudgedStep], family_of: Callable[[JudgedStep], str]
+) -> tuple[JudgedFamily, ...]:
+    """Settings that are judged together; the plain ones first, where there are any."""
+    names = dict.fromkeys(map(family_of, sorted(steps, key=lambda step: step.family != PLAIN)))
+    found = []
+    for name in names:
+        own = [step for step in steps if family_of(step) == name]
+        found.append(
+            JudgedFamily(
+                name=name,
+                summary=summarise([step.signed_error for step in own]),
+                coverage=fraction(step.is_covered for step in own),
+                limits_named=fraction(step.is_limit_named for step in own),
+            )
+        )
+    return tuple(found)
+
+
+def gates(groups: Iterable[JudgedFamily]) -> tuple[Gate, ...]:
+    """Compare plain and hard settings with what was promised."""
+    verdict: list[Gate] = []
+    for group in groups:
+        limits, of, bias = LIMITS[group.name], f"{group.name}: ", abs(group.summary.bias)
+        verdict += step_gates(group.summary, mape=limits["mape"], worst=limits["worst"], of=of)
+        if group.name == PLAIN:
+            low, high = limits["covered_from"], limits["covered_to"]
+            verdict.append(gate(f"{of}bias", bias, at_most=limits["bias"]))
+            verdict.append(coverage_gate(group.coverage, at_least=low, at_most=high, of=of))
+        else:
+            least, named = limits["limits_named"], group.limits_named
+            verdict.append(gate(f"{of}limiting resource named", named, at_least=least))
+    return tuple(verdict)

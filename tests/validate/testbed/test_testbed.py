@@ -24,7 +24,7 @@ from perfmodel.step.stages import gradient_buckets
 from tests.turns import machine_is_held
 from tests.validate.testbed.played import PlayedCluster, serve
 from validate.testbed import campaign as player
-from validate.testbed import ddp, plan, testbed
+from validate.testbed import ddp, plan
 from validate.testbed.campaign import draw_factors
 from validate.testbed.ddp import limit, noise_key, uses
 from validate.testbed.links import STEAL
@@ -45,8 +45,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> PlayedCluster:
 
 
 def run(folder: Path, **changes: object) -> TestbedDocument:
-    request = testbed.TestbedRequest(folder=folder, **changes)  # type: ignore[arg-type]
-    return testbed.validate_testbed(request, on_progress=lambda _: None)
+    request = ddp.TestbedRequest(folder=folder, **changes)  # type: ignore[arg-type]
+    return ddp.validate_testbed(request, on_progress=lambda _: None)
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +56,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(LOCK_VARIABLE, str(folder / "measuring.lock"))
         played = few(patch)
-        testbed.validate_testbed(
-            testbed.TestbedRequest(folder=folder),
+        ddp.validate_testbed(
+            ddp.TestbedRequest(folder=folder),
             on_progress=lambda _: held.append(machine_is_held()),
         )
         assert not machine_is_held()
