@@ -20,7 +20,7 @@ from perfmodel.documents.base import (
     read_lines,
     trim_unfinished_line,
 )
-from perfmodel.documents.verdicts import ErrorSummary, Verdict
+from perfmodel.documents.verdicts import StrategyFamily, Verdict
 from perfmodel.statistics import Interval
 
 #: A resource is told from the next one where it is busier by this factor: what the same work costs the
@@ -308,12 +308,9 @@ class JudgedStep(Record):
         return found * STANDS_OUT >= max(self.uses.values())
 
 
-class JudgedFamily(Record):
+class JudgedFamily(StrategyFamily):
     """DDP settings that are judged together."""
 
-    name: str
-    summary: ErrorSummary
-    coverage: Share
     limits_named: Share
     """Share of settings whose limiting resource was named correctly."""
 

@@ -50,8 +50,6 @@ def test_an_ambiguous_or_unknown_device_is_refused(run: Run, files: tuple[Path, 
         run("predict", "--profile", machine, "--workload", "heavy", "--device", "l4"), EXIT_USAGE
     )
     assert "whole steps of another device cannot be scaled; perfmodel trace heavy" in line
-    line = complaint(run("memory", "--workload", workload), EXIT_USAGE)
-    assert "--device-memory: must be given, such as 80GiB; or name a --device" in line
 
 
 def test_predicting_a_traced_workload_needs_nothing_that_is_slow_to_import(

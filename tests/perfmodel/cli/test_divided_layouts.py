@@ -1,6 +1,7 @@
 """Layouts of a traced workload on a calibrated machine: predict, whatif, explain, Python."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,13 @@ def test_a_layout_is_one_point_with_its_batch_and_evidence(
     api = pm.predict(*files, layout=TEXT)
     assert api.points[0].step_s == point.step_s
     shown = run("predict", *given, "--device-memory", "80GiB").stdout
-    assert "fits into 80 GiB with probability 100%" in shown
+    for words in (
+        "Memory of one rank",
+        "layout: dp=4 tp=2",
+        "fits into 80 GiB with probability 100%",
+    ):
+        assert words in shown
+    assert max(map(len, shown.splitlines()[:30])) <= 80
 
 
 def test_keys_of_the_layout_are_set_in_a_what_if(run: Run, files: tuple[Path, Path]) -> None:
@@ -56,7 +63,11 @@ def test_keys_of_the_layout_are_set_in_a_what_if(run: Run, files: tuple[Path, Pa
 
 def test_explain_names_what_sharding_costs(run: Run, files: tuple[Path, Path]) -> None:
     given = ("--profile", files[0], "--workload", files[1], "--layout", TEXT)
-    assert "all gather" in run("explain", *given).stdout
+    explained = json.loads(run("explain", *given, "--json").stdout)["explanation"]
+    assert explained["setting"]["world_size"] == 8
+    assert {"all_gather", "reduce_scatter"} <= {loss["cause"] for loss in explained["losses"]}
+    line = complaint(run("explain", *given, "--devices", 4), 2)
+    assert "--devices: excludes --layout, got 4; the layout says how many" in line
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,13 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from perfmodel.documents.prediction import ParallelismPlanDocument, PredictionDocument
-from tests.perfmodel import llama
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.cost.large_samples import document
-from tests.perfmodel.operators import costs_of_the_made_up_machine
-from tests.perfmodel.profiles import Machine, as_file, profile
 
 LLAMA = {
     "model_type": "llama",
@@ -149,20 +145,3 @@ def test_no_torch_is_needed(inferred: Path, config: Path) -> None:
         (*command, "--model", str(config), "--layout", "dp=2"), check=False, capture_output=True
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_a_calibrated_machine_is_asked_about_layouts(run: Run, tmp_path: Path) -> None:
-    machine, workload = tmp_path / "profile.json", tmp_path / "llama.json"
-    as_file(replace(profile(Machine()), operators=costs_of_the_made_up_machine())).write(machine)
-    llama.document().write(workload)
-    asked = ("--profile", machine, "--workload", workload, "--layout", "fsdp=2 tp=2 micro_batch=4")
-    shown = run("predict", *asked, "--device-memory", "1GiB")
-    assert shown.exit_code == 0, shown
-    for words in ("Memory of one rank", "layout: dp=2 tp=2 zero=3", "fits into 1 GiB with"):
-        assert words in shown.stdout
-    assert max(map(len, shown.stdout.splitlines()[:30])) <= 80
-    explained = json.loads(run("explain", *asked, "--json").stdout)["explanation"]
-    assert explained["setting"]["world_size"] == 4
-    assert {"all_gather", "reduce_scatter"} <= {loss["cause"] for loss in explained["losses"]}
-    line = complaint(run("explain", *asked, "--devices", 4), 2)
-    assert "--devices: excludes --layout, got 4; the layout says how many" in line

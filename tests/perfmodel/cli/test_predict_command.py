@@ -1,7 +1,5 @@
 """``perfmodel predict`` as a user sees it."""
 
-import csv
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -46,11 +44,6 @@ def test_the_table_has_a_row_for_each_count(
     assert [cell for cell in first_cells if cell in {"1", "2", "8"}] == ["2", "8"]
 
 
-def test_extrapolation_is_announced(predict: Predict) -> None:
-    caveats = [line for line in predict("--devices", "2,1024").splitlines() if "caveat" in line]
-    assert caveats
-
-
 def test_json_is_a_prediction_document(predict: Predict) -> None:
     found = document(predict("--devices", "1,2,64", "--json"))
     assert [point.setting.world_size for point in found.points] == [1, 2, 64]
@@ -72,26 +65,6 @@ def test_what_was_written_is_said_beside_csv(run: Run, stored: Path, tmp_path: P
     assert "prediction.json" not in result.stdout
 
 
-def test_csv_holds_the_same_numbers(predict: Predict) -> None:
-    rows = list(csv.DictReader(io.StringIO(predict("--devices", "1,2,64", "--csv"))))
-    points = document(predict("--devices", "1,2,64", "--json")).points
-    assert len(rows) == 3
-    assert all(None not in row and None not in row.values() for row in rows)
-    speedups = [{float(value) for value in row.values() if is_number(value)} for row in rows]
-    assert all(
-        point.speedup and point.speedup.nominal in numbers
-        for point, numbers in zip(points, speedups, strict=True)
-    )
-
-
-def is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 @pytest.mark.parametrize(("suffix", "magic"), [(".svg", b"<?xml"), (".png", b"\x89PNG\r\n")])
 def test_a_plot_is_written(predict: Predict, tmp_path: Path, suffix: str, magic: bytes) -> None:
     path = (tmp_path / "speedup").with_suffix(suffix)
@@ -106,13 +79,6 @@ def test_the_trace_opens_as_json_and_shows_the_step(predict: Predict, tmp_path: 
     names = {event["name"] for event in events}
     assert any("backward" in name for name in names)
     assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
-
-
-def test_identical_inputs_give_identical_quantities(predict: Predict) -> None:
-    arguments = ("--devices", "1,2,64,1024", "--accumulation", "2", "--json")
-    first, second = document(predict(*arguments)), document(predict(*arguments))
-    unchanging = {"provenance"}
-    assert first.model_dump(exclude=unchanging) == second.model_dump(exclude=unchanging)
 
 
 def test_the_order_of_counts_does_not_matter(predict: Predict) -> None:
@@ -131,12 +97,6 @@ def test_strong_scaling_splits_the_batch(predict: Predict) -> None:
     found = document(predict("--scaling", "strong", "--batch", 64, "--devices", "1,2,4", "--json"))
     assert [point.setting.micro_batch for point in found.points] == [64, 32, 16]
     assert {point.setting.global_batch for point in found.points} == {64}
-
-
-def test_a_slow_loader_bounds_the_throughput(predict: Predict) -> None:
-    found = document(predict("--devices", "1,2", "--loader-samples-per-s", 100, "--json"))
-    for point in found.points:
-        assert point.samples_per_s.nominal <= 100 * point.setting.world_size * 1.05
 
 
 def test_a_workload_file_is_predicted_like_its_name(run: Run, stored: Path, tmp_path: Path) -> None:
