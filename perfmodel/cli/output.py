@@ -18,7 +18,7 @@ from perfmodel.units import Seconds, format_duration
 if TYPE_CHECKING:
     from perfmodel.documents.base import Document
     from perfmodel.documents.verdicts import Gate
-    from perfmodel.report.tables import Table
+    from perfmodel.report.wording import Table
 
 
 def show(*tables: "Table") -> None:

@@ -13,14 +13,15 @@ from perfmodel.documents.acceptance import (
 from perfmodel.documents.goodput import BatchDocument
 from perfmodel.documents.verdicts import BatchValidationDocument, JudgedBatch
 from perfmodel.plan.acceptance import LARGE_BYTES
-from perfmodel.report.tables import Table, table
 from perfmodel.report.wording import (
+    Table,
     caveat_lines,
     count_interval,
     errors,
     number,
     one_line,
     percent,
+    table,
 )
 from perfmodel.units import format_bytes, format_duration, format_rate
 

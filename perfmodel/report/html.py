@@ -17,10 +17,11 @@ from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.machine.machine import Evidence
 from perfmodel.report import figures, prediction, profile, validation
-from perfmodel.report.tables import Table, facts
 from perfmodel.report.wording import (
     DEFINITIONS,
+    Table,
     duration_interval,
+    facts,
     interval,
     listed,
     number,

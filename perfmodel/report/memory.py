@@ -8,8 +8,7 @@ from perfmodel.cost.memory import DeviceMemory, MemorySetting, verdict
 from perfmodel.cost.techniques import Technique
 from perfmodel.documents.hardware import Catalogue, DataSheet, Figure, Pcie, Peak, Power, Rate, Size
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.report.tables import Table, table
-from perfmodel.report.wording import caveat_lines, counted
+from perfmodel.report.wording import Table, caveat_lines, counted, table
 from perfmodel.units import PREFIXES, Bytes, format_bytes, format_duration, format_flop, format_rate
 from perfmodel.workload.operator import Phase
 

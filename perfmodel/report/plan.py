@@ -11,15 +11,16 @@ from perfmodel.documents.plan import OptionVerdict, PlanDocument, PlanRow, Scali
 from perfmodel.engine.job import Job
 from perfmodel.report.figures import front_figure, tornado_figure
 from perfmodel.report.html import LinkedNumbers, picture, template
-from perfmodel.report.tables import Table, table
 from perfmodel.report.wording import (
     DEFINITIONS,
+    Table,
     caveat_lines,
     duration_interval,
     interval,
     number,
     one_line,
     percent,
+    table,
 )
 from perfmodel.units import format_bytes, format_duration
 

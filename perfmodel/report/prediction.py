@@ -15,8 +15,8 @@ from perfmodel.documents.prediction import (
     ScenarioOutcome,
     WhatIfDocument,
 )
-from perfmodel.report.tables import Table, table
 from perfmodel.report.wording import (
+    Table,
     caveat_lines,
     counted,
     duration_interval,
@@ -26,6 +26,7 @@ from perfmodel.report.wording import (
     percent,
     scaling_words,
     short_label,
+    table,
 )
 from perfmodel.statistics import DEVIATE_90, Interval
 from perfmodel.step.program import Cause

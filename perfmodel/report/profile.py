@@ -23,14 +23,16 @@ from perfmodel.machine.measured import (
     MeasuredMachine,
     MeasuredWorkload,
 )
-from perfmodel.report.tables import Table, facts, table
 from perfmodel.report.wording import (
+    Table,
     bucket_cap,
     caveat_lines,
     counted,
+    facts,
     listed,
     number,
     percent,
+    table,
 )
 from perfmodel.units import MIB, format_bytes, format_duration, format_rate
 

@@ -12,8 +12,8 @@ from perfmodel.documents.verdicts import (
     StrategiesDocument,
     ValidationDocument,
 )
-from perfmodel.report.tables import Table, table
 from perfmodel.report.wording import (
+    Table,
     bucket_cap,
     errors,
     gate_lines,
@@ -23,6 +23,7 @@ from perfmodel.report.wording import (
     percent,
     short_label,
     steal_lines,
+    table,
     verdict,
 )
 from perfmodel.units import format_duration

@@ -14,9 +14,8 @@ from perfmodel.report.prediction import (
     prediction_table,
 )
 from perfmodel.report.profile import profile_table
-from perfmodel.report.tables import Table
 from perfmodel.report.validation import steps_table, summary_lines
-from perfmodel.report.wording import count_interval, duration_interval, number, percent
+from perfmodel.report.wording import Table, count_interval, duration_interval, number, percent
 from perfmodel.statistics import Interval
 from perfmodel.units import format_duration
 from tests.perfmodel.report.profile_samples import plain_profile
