@@ -24,11 +24,6 @@ _STORE = "workloads"
 _TRACED_SAMPLES = 8
 
 
-def is_model(workload: str) -> bool:
-    """Whether a workload is neither a name in the profile nor a file, but a model to be traced."""
-    return ".py:" in workload or workload.startswith(("torchvision:", "timm:"))
-
-
 def traced_file(profile: Path, model: str) -> Path:
     """Trace a model for the kind of device of a profile, and return its workload file.
 

@@ -226,6 +226,11 @@ def refuse_typed(context: typer.Context, excluded: Mapping[str, str], *, beside:
             raise UsageError(f"{flag}: excludes {beside}, got {told}; {instead}")
 
 
+def is_model(workload: str) -> bool:
+    """Whether a workload is neither a name in the profile nor a file, but a model to be traced."""
+    return ".py:" in workload or workload.startswith(("torchvision:", "timm:"))
+
+
 def read_machine(path: Path, *, device: str | None) -> "MeasuredMachine":
     """The machine of a profile, brought to another device by data-sheet ratios if one is named."""
     from perfmodel.documents.profile import ProfileDocument

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
 
 import typer
 
-from perfmodel.cli import in_place
 from perfmodel.cli import options as opt
 from perfmodel.cli.output import show_document, show_lines
 from perfmodel.errors import NotFeasible, UsageError
@@ -149,7 +148,7 @@ def predict(
         bucket_cap_mb=bucket_cap_mb,
         loader_samples_per_s=loader_samples_per_s,
     )
-    if workload.endswith(".json") or in_place.is_model(workload):
+    if workload.endswith(".json") or opt.is_model(workload):
         _time_workload(context, request)
     document, largest = table(_question(context), request, argv=sys.argv)
     if as_csv:
@@ -173,14 +172,18 @@ def predict(
 def _trace_model(context: typer.Context) -> None:
     """Put the file of its trace in the place of a model."""
     given = context.params
-    if in_place.is_model(given["workload"]):
-        given["workload"] = str(in_place.traced_file(given["profile"], given["workload"]))
+    if opt.is_model(given["workload"]):
+        from perfmodel.cli.in_place import traced_file
+
+        given["workload"] = str(traced_file(given["profile"], given["workload"]))
 
 
 def _time_workload(context: typer.Context, request: "Forecast") -> None:
     given = context.params
     if given["device"] is None and not given["no_measure"]:
-        in_place.time_in_place(given["profile"], Path(given["workload"]), request)
+        from perfmodel.cli.in_place import time_in_place
+
+        time_in_place(given["profile"], Path(given["workload"]), request)
 
 
 def _predict_layout(context: typer.Context) -> None:

@@ -103,7 +103,8 @@ class Document(Record):
         """Read a file; ``cls.unreadable`` if it is missing, truncated, of another version or breaks a rule."""
         hint = f"; {cls.made_by} writes one"
         try:
-            raw = cls.parse(read_text(path))
+            content = read_text(path)
+            raw = cls.parse(content)
         except (OSError, ValueError) as error:
             more = hint if isinstance(error, OSError) else ""
             text = f"{path}: {cls.title} cannot be read: {why(error)}{more}"
@@ -122,6 +123,8 @@ class Document(Record):
                 f"{path}: schema_version of a {cls.title} must be {current}, got {version!r}{remade}"
             )
         try:
+            if cls.parse is parse_json:  # its text need not be written again
+                return cls.model_validate_json(content, strict=True)
             return validated(cls, raw)
         except ValidationError as error:
             is_older = any(one["type"] == "missing" for one in error.errors(include_url=False))
