@@ -1,10 +1,13 @@
 """Small but complete documents, made by hand."""
 
-from typing import Literal
+from dataclasses import replace
+from typing import Final, Literal
 
 import numpy as np
 
+from perfmodel.documents.base import Provenance
 from perfmodel.documents.prediction import MeasuredPoint, PredictedPoint, PredictionDocument
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import (
     ComparedSetting,
     ComparedSpeedup,
@@ -15,9 +18,57 @@ from perfmodel.documents.verdicts import (
 )
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.machine import Evidence
+from perfmodel.machine.measured import ComputeRate, DdpCosts, OverlapProfile, Repeatability
 from perfmodel.statistics import Interval
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream, Trace
-from tests.perfmodel.report.profile_samples import PROVENANCE, plain_profile
+from tests.perfmodel.profiles import Machine, as_file, profile
+
+PROVENANCE: Final = Provenance(
+    created_utc="2026-01-02T03:04:05+00:00",
+    command_line=("perfmodel", "predict", "--workload=resnet18"),
+    git_commit="c0ffee1234567890",
+    seed=17,
+    versions={"perfmodel": "0.1.0", "torch": "2.9.0"},
+    host_fingerprint="0123456789abcdef",
+)
+
+
+def plain_profile(
+    *, workloads: tuple[str, ...] = ("lenet", "resnet18"), device_name: str = "AMD EPYC 9654"
+) -> ProfileDocument:
+    """The synthetic machine with something in every table."""
+    base = profile(Machine(noise=tuple(np.linspace(0.95, 1.25, 21))))
+    heavy = base.workloads[1]
+    machine = replace(
+        base,
+        device_name=device_name,
+        num_rounds=6,
+        environment={"cpu": {"model": "EPYC", "cores": 16}, "gpus": [], "warning": None},
+        repeatability=Repeatability(run={1: 0.05, 2: 0.08}, round=0.02),
+        workloads=tuple(
+            replace(heavy, workload=replace(heavy.workload, name=name)) for name in workloads
+        ),
+        overlaps=(
+            OverlapProfile(world_size=2, size_bytes=2**22, compute_speed=0.61, comm_speed=0.47),
+        ),
+        ddp=DdpCosts(
+            values=(1.2e-4, 3.4e-10, 1.13, 0.87, 0.66),
+            draws=tuple((1e-4 + 1e-6 * k, 3e-10, 1.1, 0.85, 0.6) for k in range(40)),
+            determined=(True, True, True, True, False),
+        ),
+        rates=(
+            ComputeRate(
+                probe="matmul",
+                dtype="float32",
+                shape=(1024, 1024, 1024),
+                time_s=0.0215,
+                flop_per_s=99.9e9,
+                bytes_per_s=0.58e9,
+            ),
+        ),
+        undetermined=("comm_speed: communication never overlapped enough to tell",),
+    )
+    return as_file(machine, provenance=PROVENANCE, sha256="ab" * 32)
 
 
 def around(value: float, *, spread: float = 0.05) -> Interval:

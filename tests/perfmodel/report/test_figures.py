@@ -17,8 +17,7 @@ from perfmodel.report.figures import (
     parity_figure,
     speedup_figure,
 )
-from tests.perfmodel.report.profile_samples import plain_profile
-from tests.perfmodel.report.samples import plain_prediction, plain_validation
+from tests.perfmodel.report.samples import plain_prediction, plain_profile, plain_validation
 
 FIGURES = {
     "speedup": lambda: speedup_figure([plain_prediction(), plain_prediction(workload="lenet")]),
@@ -105,11 +104,11 @@ def test_busbw_by_hand() -> None:
 
 
 def test_collectives_show_bus_bandwidth() -> None:
-    """1 MiB among 4: 2 x 40 us + 1 MiB / 2 GB/s = 604 us, so 1.5 MiB / 604 us = 2.60 GB/s."""
+    """1 MiB between two: 2 x 0.1 ms + 1 MiB / 1 GB/s = 1.25 ms, so 0.840 GB/s."""
     time, busbw = collective_figure(plain_profile().machine).axes
-    assert line(time, "all_reduce, 4 devices")[2] == pytest.approx((2**20, 0.604288))
-    assert line(busbw, "all_reduce, 4 devices")[2] == pytest.approx((2**20, 2.60283), rel=1e-5)
-    assert len(line(busbw, "broadcast, 2 devices")) == 4
+    assert line(time, "all_reduce, 2 devices")[6] == pytest.approx((2**20, 1.248576))
+    assert line(busbw, "all_reduce, 2 devices")[6] == pytest.approx((2**20, 0.839818), rel=1e-5)
+    assert len(line(busbw, "broadcast, 2 devices")) == 10
 
 
 def test_compute_has_a_panel_per_workload() -> None:
@@ -117,7 +116,7 @@ def test_compute_has_a_panel_per_workload() -> None:
     assert [axes.get_title() for axes in figure.axes if axes.axison] == [
         f"{name}: phases, n ranks at work" for name in "abc"
     ]
-    assert line(figure.axes[0], "forward, n=2") == [(8, 22.0), (16, 21.0), (32, 40.0)]
+    assert line(figure.axes[0], "forward, n=2") == [(4, 21.0), (16, 81.0), (64, 321.0)]
 
 
 def test_dollars_and_underscores_in_a_name_are_shown() -> None:

@@ -6,8 +6,12 @@ from html.parser import HTMLParser
 import pytest
 
 from perfmodel.report.html import headline, report_html
-from tests.perfmodel.report.profile_samples import PROVENANCE, plain_profile
-from tests.perfmodel.report.samples import plain_prediction, plain_validation
+from tests.perfmodel.report.samples import (
+    PROVENANCE,
+    plain_prediction,
+    plain_profile,
+    plain_validation,
+)
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 SECTIONS = {"verdict", "measured", "predicted", "wrong", "undetermined", "sources", "definitions"}
@@ -99,7 +103,7 @@ def test_every_number_and_its_source_is_there(page: str) -> None:
         *(profile.observations_sha256, validation.observations_sha256),
         *(PROVENANCE.command_line[2], str(PROVENANCE.git_commit), PROVENANCE.host_fingerprint),
         *("torch 2.9.0", "cpu.model", "6 rounds", "5.0 % on 1 rank", "+2.1 %", "99.9 GFLOP/s"),
-        *("-1.4 %", "8.8 %", "131 ms", "132 ms", "1.84", "+1.6 %", "11,689"),
+        *("-1.4 %", "8.8 %", "131 ms", "132 ms", "1.84", "+1.6 %", "2,097,152"),
         *("never overlapped", "Weak scaling", "Exposed communication", "Evidence: assumed"),
         *("[121-133]", "[0.95-1.05]", "2.1 ms", "80.1 ms"),
     ):

@@ -18,8 +18,7 @@ from perfmodel.report.validation import steps_table, summary_lines
 from perfmodel.report.wording import Table, count_interval, duration_interval, number, percent
 from perfmodel.statistics import Interval
 from perfmodel.units import format_duration
-from tests.perfmodel.report.profile_samples import plain_profile
-from tests.perfmodel.report.samples import plain_prediction, plain_validation
+from tests.perfmodel.report.samples import plain_prediction, plain_profile, plain_validation
 
 
 def shown(table: Table) -> str:
@@ -104,7 +103,15 @@ def test_summary_says_what_went_wrong_beside_the_noise_floor() -> None:
 
 def test_profile_shows_what_was_measured_and_what_was_not_determined() -> None:
     text = shown(profile_table(plain_profile()))
-    for cell in ("EPYC", "6 rounds", "5.0 % on 1 rank", "11,689", "120 us", "1.13", "NO: assumed"):
+    for cell in (
+        "EPYC",
+        "6 rounds",
+        "5.0 % on 1 rank",
+        "2,097,152",
+        "120 us",
+        "1.13",
+        "NO: assumed",
+    ):
         assert cell in text
     assert "never overlapped" in text
     assert "compute at 61.0 %, all-reduce of 4 MiB at 47.0 % of their speeds alone" in " ".join(
