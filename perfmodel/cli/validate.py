@@ -277,10 +277,9 @@ def validate_testbed(
     from perfmodel.report.validation import testbed_tables
     from perfmodel.report.wording import gate_lines
     from validate.testbed import ddp as use_case
+    from validate.testbed.campaign import CampaignRequest
 
-    request = use_case.TestbedRequest(
-        folder=out, budget=budget, seed=seed, resume=resume, limit_s=minutes
-    )
+    request = CampaignRequest(folder=out, budget=budget, seed=seed, resume=resume, limit_s=minutes)
     with measurement("testbed") as on_progress:
         document = use_case.validate_testbed(request, on_progress=on_progress)
     show(*testbed_tables(document))

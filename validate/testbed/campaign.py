@@ -264,6 +264,7 @@ class CampaignRequest:
     """What the user asked for."""
 
     folder: Path
+    budget: str = "standard"
     seed: int = 1
     resume: bool = False
     limit_s: Seconds | None = None

@@ -402,18 +402,8 @@ LIMITS: Final[dict[str, dict[str, float]]] = {
 _HOST_LIMIT: Final = 0.6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TestbedRequest(CampaignRequest):
-    """What the user asked for."""
-
-    # pytest must not take it for a test.
-    __test__ = False
-
-    budget: str = "standard"
-
-
 def validate_testbed(
-    request: TestbedRequest, *, on_progress: Callable[[Progress], None]
+    request: CampaignRequest, *, on_progress: Callable[[Progress], None]
 ) -> TestbedDocument:
     """Carry out the whole campaign: calibrate, predict, run, judge."""
     refuse_unknown("--budget", request.budget, BUDGETS)

@@ -83,7 +83,6 @@ Points: TypeAlias = dict[tuple[str, str], list[Point]]
 class NetworkRequest(CampaignRequest):
     """What the user asked for."""
 
-    budget: str = "standard"
     mbit: float = LINK_MBIT
     """Rate of the links of a blind campaign. [Mbit/s]"""
 

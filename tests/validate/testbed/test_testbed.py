@@ -25,7 +25,7 @@ from tests.turns import machine_is_held
 from tests.validate.testbed.played import PlayedCluster, serve
 from validate.testbed import campaign as player
 from validate.testbed import ddp, plan
-from validate.testbed.campaign import draw_factors
+from validate.testbed.campaign import CampaignRequest, draw_factors
 from validate.testbed.ddp import limit, noise_key, uses
 from validate.testbed.links import STEAL
 
@@ -45,7 +45,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> PlayedCluster:
 
 
 def run(folder: Path, **changes: object) -> TestbedDocument:
-    request = ddp.TestbedRequest(folder=folder, **changes)  # type: ignore[arg-type]
+    request = CampaignRequest(folder=folder, **changes)  # type: ignore[arg-type]
     return ddp.validate_testbed(request, on_progress=lambda _: None)
 
 
@@ -57,7 +57,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv(LOCK_VARIABLE, str(folder / "measuring.lock"))
         played = few(patch)
         ddp.validate_testbed(
-            ddp.TestbedRequest(folder=folder),
+            CampaignRequest(folder=folder),
             on_progress=lambda _: held.append(machine_is_held()),
         )
         assert not machine_is_held()
