@@ -51,6 +51,8 @@ _LARGE_PROGRAM: Final = 2000
 #: The same of stages, which wait for each other: every operation takes a pass over all of them.
 _LARGE_DIVIDED: Final = 400
 _DRAWS_OF_LARGE: Final = 64
+#: Runs of one setting on a quiet machine differ by less. [log]
+_RESTLESS: Final = 0.1
 
 
 def open_workload(
@@ -445,6 +447,12 @@ def measured_caveats(
         said.append(
             f"CPU steal time was {100 * machine.steal:.0f} % during calibration: repeat it while the "
             "host is quiet"
+        )
+    scatter = max(machine.repeatability.run.values(), default=0.0)
+    if scatter > _RESTLESS:
+        said.append(
+            f"runs of one setting differed by {100 * scatter:.0f} % during calibration: repeat it while the "
+            "machine is quiet"
         )
     said += [*machine.undetermined, *_origin_caveats(machine, workload)]
     if rescaling is not None:

@@ -13,7 +13,7 @@ from perfmodel.documents.prediction import PredictedPoint
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.layout.layout import Layout, Scaling, Synchronisation, scaled_layouts
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.machine.measured import MeasuredMachine
+from perfmodel.machine.measured import MeasuredMachine, Repeatability
 from perfmodel.statistics import Interval
 from perfmodel.step.program import Cause
 from perfmodel.units import MIB
@@ -268,6 +268,17 @@ def test_a_workload_that_was_never_run_has_no_calibrated_range_to_leave() -> Non
     found = measured_caveats(answer.question, {answer.layout: answer.evidence})
     assert any("was not calibrated" in line for line in found)
     assert not any("calibrated range" in line for line in found)
+
+
+@pytest.mark.parametrize(("scatter", "count"), [(0.09, 0), (0.17, 1)])
+def test_predictions_repeat_that_runs_of_the_calibration_scattered(
+    scatter: float, count: int
+) -> None:
+    restless = Repeatability(run={1: 0.02, 2: scatter}, round=0.01)
+    machine = replace(profile(Machine()), repeatability=restless)
+    said = caveats_of(machine, 2)
+    words = "runs of one setting differed by 17 % during calibration"
+    assert sum(caveat.startswith(words) for caveat in said) == count
 
 
 @pytest.mark.parametrize(("steal", "words"), [(0.04, ()), (0.37, ("CPU steal time was 37 %",))])
