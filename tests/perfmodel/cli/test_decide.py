@@ -354,6 +354,8 @@ def test_predict_warns_beyond_the_critical_batch(run: Run, noisy: Path) -> None:
     words = run(*asked, 8).stdout
     assert "batch 128 passes the critical batch (96)" in words
     assert "1.6 x the samples of 32" in words
+    assert "see perfmodel batch; 90 %: 1." in words
+    assert " x, light learning ten" in words
     more = run(
         *("whatif", "--profile", noisy, "--workload", "light", "--batch", 16, "--devices", 4),
         *("--set", "devices=8"),
