@@ -97,9 +97,7 @@ def library_of(name: str) -> Library:
 def bus_factor(collective: str, ranks: int) -> float:
     """Bus bandwidth over size per time: bytes that a ring sends over each link, over the array's.
 
-    References
-    ----------
-    .. [1] nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth".
+    Source: nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth".
     """
     if collective in _COPIED:
         return 1.0
@@ -202,12 +200,8 @@ def switched_bytes(size_bytes: float | Samples, members: int) -> float | Samples
     """What a member sends, and receives, while a switch adds up an array. [B]
 
     Every member is in charge of a part: the switch pulls that part from all, hands the sum to the one
-    in charge, and its result to all. So each sends the whole array once, and the result of its part.
-
-    References
-    ----------
-    .. [1] B. Klenk, N. Jiang, G. Thorson, L. Dennison, "An in-network architecture for accelerating
-       shared-memory multiprocessor collectives", ISCA 2020.
+    in charge, and its result to all. So each sends the whole array once, and the result of its part
+    [Klenk et al., "An in-network architecture for accelerating shared-memory collectives", ISCA 2020].
     """
     return size_bytes * (1 + 1 / members)
 

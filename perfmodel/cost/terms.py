@@ -135,13 +135,7 @@ class Terms:
     evidence: Mapping[str, Evidence]
 
     def durations(self, program: StepProgram) -> Samples:
-        """How long each operation takes alone on the slowest rank. [s]
-
-        Returns
-        -------
-        Samples
-            Shape ``(num_operations, num_draws)``.
-        """
+        """Time of each operation alone on the slowest rank, shape ``(num_operations, num_draws)``. [s]"""
         return paced(program, self.median_durations(program), self.slowest)
 
     def median_durations(self, program: StepProgram) -> Samples:

@@ -31,23 +31,13 @@ class Recursion:
 
 
 def end_times(program: StepProgram, durations_s: ArrayLike) -> FloatArray:
-    """End of every operation on a rank that stands for all, without interference.
+    """Ends since the start of the step, on a rank that stands for all, without interference. [s]
 
-    An operation ends its duration after the last of its predecessors, or of the start of the step.
+    An operation ends its duration after the last of its predecessors, or of the start of the step
+    [Baccelli et al., "Synchronization and Linearity", Wiley 1992, chapter 2].
 
-    ``program``: The work of every rank.
-    ``durations_s``: Shape ``(num_operations, *batch)``, >= 0; not checked, because a check costs as much as
-    the evaluation, and NaN comes out as NaN. [s]
-
-    Returns
-    -------
-    numpy.ndarray
-        Shape ``(num_operations, *batch)``, from the start of the step. [s]
-
-    References
-    ----------
-    .. [1] F. Baccelli, G. Cohen, G. J. Olsder, J.-P. Quadrat, "Synchronization and Linearity",
-       Wiley, 1992, chapter 2.
+    ``durations_s`` and the ends have shape ``(num_operations, *batch)``. Durations are not checked: a check
+    costs as much as the evaluation, and NaN comes out as NaN. [s]
     """
     table_s, batch = _flattened(program, durations_s)
     awaited = program.awaited()
@@ -60,17 +50,9 @@ def end_times(program: StepProgram, durations_s: ArrayLike) -> FloatArray:
 
 
 def step_times(program: StepProgram, durations_s: ArrayLike) -> FloatArray:
-    """Duration of the step on a rank that stands for all, without interference.
+    """Duration of the step on a rank that stands for all, without interference, shape ``batch``. [s]
 
     As ``end_times``, but an end is forgotten when nothing needs it any more.
-
-    ``program``: The work of every rank.
-    ``durations_s``: Shape ``(num_operations, *batch)``, >= 0; not checked. [s]
-
-    Returns
-    -------
-    numpy.ndarray
-        Shape ``batch``. [s]
     """
     table_s, batch = _flattened(program, durations_s)
     recursion, last_rows = _with_shared_rows(program.awaited())
@@ -236,20 +218,14 @@ def end_times_with_interference(
     compute_speed: ArrayLike,
     comm_speed: ArrayLike,
 ) -> FloatArray:
-    """End of every operation on a rank that stands for all, when overlap is not free.
+    """Ends since the start of the step, on a rank that stands for all, when overlap is not free. [s]
 
     While a collective is under way the compute stream runs at ``compute_speed``, and the collective
     at ``comm_speed`` while the compute stream is busy. Other streams are not affected.
 
-    ``program``: The work of every rank.
-    ``durations_s``: Shape ``(num_operations, num_draws)``: how long each takes alone. Finite, >= 0. [s]
+    ``durations_s``: how long each takes alone, of the shape of the ends: ``(num_operations, num_draws)``. [s]
     ``compute_speed``, ``comm_speed``: Fraction of the speed alone, in (0, 1]: one number, or shape
     ``(num_draws,)``.
-
-    Returns
-    -------
-    numpy.ndarray
-        Shape ``(num_operations, num_draws)``, from the start of the step. [s]
     """
     table_s = _checked_durations(program, durations_s)
     num_draws = table_s.shape[1]

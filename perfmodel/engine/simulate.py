@@ -335,15 +335,8 @@ def simulate(
     run at ``interference.compute_speed``; while any rank computes, a collective runs at
     ``interference.comm_speed``. Links are not shared between collectives: they queue on one stream.
 
-    ``program``: The work of every rank.
     ``durations_s``: Shape ``(num_ranks, num_operations)``: how long each operation takes alone on each
     rank; the same on all ranks for a collective. Finite, >= 0. [s]
-    ``interference``: How compute and collectives slow each other down.
-
-    Returns
-    -------
-    Trace
-        Start and end of every operation, from the start of the step. [s]
     """
     table_s = _checked(program, durations_s)
     env = Environment()

@@ -32,15 +32,12 @@ def slowest_of_ranks(
 
     The ranks' steps are independent draws from the measured ratios (step over typical step), so
     the quantile ``p`` of their maximum is the quantile ``p ** (1 / n)`` of one rank's distribution.
-    Beyond the sample a tail continues it, exponential or heavier.
+    Beyond the sample a tail continues it, exponential or heavier
+    [David and Nagaraja, "Order Statistics", 3rd ed., 2003, section 2.1].
 
     ``ratios``: measured steps of one rank over the typical one, shape ``(..., num_ratios)``.
 
     Returns shape ``(...)``; 1 where nothing was measured, and never below 1 in the median or above.
-
-    References
-    ----------
-    .. [1] H. A. David, H. N. Nagaraja, "Order Statistics", 3rd ed., 2003, section 2.1.
     """
     checks.at_least("world_size", world_size, 1)
     values = np.asarray(ratios, dtype=float)
@@ -73,14 +70,9 @@ def _excess(excesses: FloatArray, efolds: float) -> FloatArray:
     """Excess over a threshold that is exceeded again with a probability of ``exp(-efolds)``.
 
     Probability-weighted moments tell the shape of a generalised Pareto distribution, 0 for an
-    exponential; the mean is kept.
+    exponential; the mean is kept [Hosking and Wallis, Technometrics 29(3):339-349, 1987].
 
     ``excesses``: ascending, shape ``(..., num_tail)``.
-
-    References
-    ----------
-    .. [1] J. R. M. Hosking, J. R. Wallis, "Parameter and quantile estimation for the generalized Pareto
-       distribution", Technometrics 29(3):339-349, 1987.
     """
     count = excesses.shape[-1]
     mean = excesses.mean(axis=-1)
@@ -97,12 +89,7 @@ def _excess(excesses: FloatArray, efolds: float) -> FloatArray:
 
 
 def expected_largest_deviate(world_size: int) -> float:
-    """Expected largest of ``world_size`` standard normal deviates, by Blom's approximation.
-
-    References
-    ----------
-    .. [1] G. Blom, "Statistical Estimates and Transformed Beta-Variables", 1958.
-    """
+    """Expected largest of ``world_size`` standard normal deviates, by Blom's approximation of 1958."""
     if world_size == 1:
         return 0.0
     probability = (world_size - 0.375) / (world_size + 0.25)

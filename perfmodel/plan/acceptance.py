@@ -272,21 +272,9 @@ def acceptance_terms(
 ) -> AcceptanceTerms:
     """Clauses that a machine like the one of the profile keeps.
 
-    Parameters
-    ----------
-    workloads
-        Calibrated workloads whose step is a clause, on all ranks that were measured together.
-    confidence
-        Between 0.5 and 1: see the head of this module.
-    goodput
-        Of the job that the machine is for: its share of useful time becomes a clause.
-
-    Raises
-    ------
-    UsageError
-        If a workload is unknown, or the confidence is not between 0.5 and 1.
-    CalibrationUnavailable
-        If the profile holds nothing that a clause could be about.
+    ``workloads``: calibrated ones whose step is a clause, on all ranks that were measured together.
+    ``confidence``: between 0.5 and 1, see the head of this module.
+    ``goodput``: of the job that the machine is for; its share of useful time becomes a clause.
     """
     if not 0.5 < confidence < 1:
         raise UsageError(f"--confidence: must be > 0.5 and < 1, got {confidence:g}")

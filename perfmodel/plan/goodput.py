@@ -64,13 +64,7 @@ class Request:
 
 
 def goodput(request: Request, *, argv: Sequence[str]) -> GoodputDocument:
-    """Simulate many courses of a job.
-
-    Raises
-    ------
-    NotFeasible
-        If less than 1 % of the time would be training that is kept.
-    """
+    """Simulate many courses of a job; refused if less than 1 % of the time would be training kept."""
     job, deadline_s = request.job, request.deadline_s
     _refuse_hopeless(job, rate_factor=max(_rate_factors(request)))
     runs = _courses(request)

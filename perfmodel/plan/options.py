@@ -51,22 +51,7 @@ _MOST_ROUNDS: Final = 8
 def plan_options(
     plan: PlanFile, sources: Sources, *, today: dt.date, argv: Sequence[str]
 ) -> PlanDocument:
-    """Rank the options of a plan.
-
-    Parameters
-    ----------
-    sources
-        The files that the plan names, read.
-    today
-        First day of training, if the plan says none.
-
-    Raises
-    ------
-    UsageError, CalibrationUnavailable
-        If a profile does not know the workload, or holds one rank and several are asked for.
-    NotFeasible
-        If no size of any option can split its batch evenly, or none fits into memory.
-    """
+    """Rank the options of a plan; ``today`` is the first day of training, if the plan says none."""
     return _Planner(plan, sources, today=today).answer(argv=argv)
 
 

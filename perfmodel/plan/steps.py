@@ -68,14 +68,8 @@ class Facts:
 class Steps(ABC):
     """Steps of one workload at one batch on one machine, over device counts.
 
-    Attributes
-    ----------
-    counts
-        Ascending: sizes that split the batch and fit into memory.
-    num_skipped, num_too_large
-        Sizes that do not split the batch, or do not fit.
-    refusal
-        Why there is no size at all; empty if there is one.
+    ``counts`` (ascending) split the batch and fit into memory; ``num_skipped`` do not split it,
+    ``num_too_large`` do not fit. ``refusal`` says why there is no size at all, empty if there is one.
     """
 
     most_knots: int | None = None

@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from perfmodel.errors import did_you_mean
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
@@ -36,12 +34,3 @@ IMPLEMENTATIONS: Final = tuple(
 )
 #: In place of one of them: whatever torch chooses on the device for a loop that asks for nothing.
 DEFAULT: Final = "default"
-
-
-def known_optimizer(name: str) -> str:
-    """The name, if there is such an optimizer."""
-    if name not in OPTIMIZERS:
-        raise ValueError(
-            f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {name!r}{did_you_mean(name, OPTIMIZERS)}"
-        )
-    return name

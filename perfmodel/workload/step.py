@@ -32,13 +32,7 @@ Dimension: TypeAlias = int | Affine
 
 
 def through(points: tuple[tuple[int, int], tuple[int, int]]) -> Dimension:
-    """The line through two points (micro-batch, value).
-
-    Raises
-    ------
-    ValueError
-        If the line does not pass through whole numbers in between.
-    """
+    """The line through two points (micro-batch, value), over whole numbers; ``ValueError`` if none is."""
     (first_batch, first), (second_batch, second) = points
     if first == second:
         return first
