@@ -20,8 +20,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-import psutil
-
 from calibrate.processes import usable_cores
 from perfmodel.documents.base import command_line
 from perfmodel.units import GIB, MIB, Seconds
@@ -178,6 +176,8 @@ class ProcessorTime(NamedTuple):
 
 def processor_time() -> ProcessorTime:
     """Since the start of the machine."""
+    import psutil  # noqa: PLC0415 - an extra; what measures nothing does without
+
     times = psutil.cpu_times()
     busy = (getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
     return ProcessorTime(busy_s=sum(busy), steal_s=getattr(times, "steal", 0.0))
@@ -206,6 +206,8 @@ def cpu_facts(root: Path = Path("/"), *, observe_s: Seconds = 0.3, load_s: Secon
 
     ``steal`` is the share of wanted time that a hypervisor gives to others while all cores work.
     """
+    import psutil  # noqa: PLC0415 - an extra; what measures nothing does without
+
     logical, physical = psutil.cpu_count(), psutil.cpu_count(logical=False)
     frequency = load = None
     with suppress(OSError, NotImplementedError, AttributeError, RuntimeError):
@@ -245,6 +247,8 @@ def is_virtual(root: Path = Path("/")) -> bool | None:
 
 def memory_facts(root: Path = Path("/")) -> Facts:
     """Describe memory and swap; ``limit_bytes`` is that of the control group."""
+    import psutil  # noqa: PLC0415 - an extra; what measures nothing does without
+
     memory = psutil.virtual_memory()
     swap_used_bytes: int | None = None
     # Some containers hide /proc/vmstat, and psutil then warns or fails.

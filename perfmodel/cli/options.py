@@ -121,10 +121,16 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+#: Of one question; 10 ms each.
+MOST_COUNTS: Final = 512
+
+
 def _counts(text: str) -> tuple[int, ...]:
     found = tuple(map(_whole, names(text)))
     if not found:
         raise ValueError("must name at least one count, got none")
+    if len(found) > MOST_COUNTS:
+        raise ValueError(f"must name at most {MOST_COUNTS} counts, got {len(found)}")
     return found
 
 
@@ -163,7 +169,9 @@ def non_negative(flag: str, meaning: str) -> Any:
 
 
 def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(map(_number, names(text)))
+    if len(found := names(text)) > MOST_COUNTS:
+        raise ValueError(f"must name at most {MOST_COUNTS} numbers, got {len(found)}")
+    return tuple(map(_number, found))
 
 
 def numbers(flag: str, meaning: str) -> Any:

@@ -145,7 +145,7 @@ class Failures(Record):
 
 
 #: Sizes of one option; each is a candidate with every batch.
-MOST_COUNTS: Final = 1_000_000
+MOST_COUNTS: Final = 2**15
 #: The same of a large model, whose layouts are searched for every size and batch.
 MOST_SEARCHED: Final = 256
 

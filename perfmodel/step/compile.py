@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from perfmodel import checks
 from perfmodel.layout.layout import Layout, Offload, Schedule, Synchronisation
 from perfmodel.step.pipeline import Parcel, Pass, WaitingHandOvers, Work, stage_order
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream
@@ -139,9 +140,20 @@ def compile_step(workload: Workload, layout: Layout, *, asynchronous: bool) -> S
     )
 
 
+#: Every pass of a micro-batch through a stage becomes operations: these take some 10 s and 1 GiB.
+MOST_ACCUMULATION: Final = 2**15
+MOST_PASSES: Final = 2**17
+
+
 def _built(builder: "_Builder") -> StepProgram:
     """Passes of all stages in an order in which each finds what it waits for."""
     layout = builder.layout
+    passes = layout.pp * layout.accumulation * layout.interleave
+    checks.within("accumulation", layout.accumulation, 1, MOST_ACCUMULATION)
+    if passes > MOST_PASSES:
+        raise ValueError(
+            f"accumulation x pp x interleave must be <= {MOST_PASSES:,}, got {passes:,}"
+        )
     for stage in range(layout.pp):
         builder.begin(stage)
     queues = [deque(stage_order(layout, stage)) for stage in range(layout.pp)]
