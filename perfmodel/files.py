@@ -34,6 +34,7 @@ MOST_ROWS: Final = 100_000
 _DEEP_KEY: Final = re.compile(r"""(?<![\w"'-])[\w"'-]+(?:[ \t]*\.[ \t]*[\w"'-]+){16}""")
 #: Of a whole number; no quantity here has more.
 _MOST_DIGITS: Final = 30
+_TOO_LONG: Final = f"numbers must have at most {_MOST_DIGITS} digits, got a longer one"
 
 
 class Unreadable(ValueError):
@@ -184,7 +185,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _whole(text: str) -> int:
     if len(text) > _MOST_DIGITS:
-        raise Unreadable(f"a number must have at most {_MOST_DIGITS} digits, got {len(text):,}")
+        raise Unreadable(_TOO_LONG)
     return int(text)
 
 
@@ -200,6 +201,10 @@ def parse_toml(text: str) -> dict[str, Any]:
         found = tomllib.loads(text)
     except RecursionError:
         raise Unreadable(_TOO_DEEP) from None
+    except ValueError as error:
+        if isinstance(error, tomllib.TOMLDecodeError):
+            raise
+        raise Unreadable(_TOO_LONG) from None
     refuse_deep(found)
     return found
 

@@ -20,6 +20,7 @@ from perfmodel.errors import InvalidDocument, UsageError, why
 from perfmodel.files import parse_json, read_text
 from perfmodel.machine.cluster import DEVICE, NODE, Cluster, Tier
 from perfmodel.machine.measured import CurvePoint, MeasuredCollective
+from perfmodel.units import decimal
 
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*m")
 _DEVICE: Final = re.compile(r"^GPU\d+$")
@@ -68,7 +69,12 @@ class Found:
 def read_topology(path: Path) -> Found:
     """Content of either log; ``InvalidDocument`` if it is neither, is truncated, or its ranks do not add up."""
     text = _ESCAPES.sub("", _read(path, what="topology log"))
-    return _from_nccl(path, text) if "NCCL INFO" in text else _from_matrix(path, text)
+    try:
+        return _from_nccl(path, text) if "NCCL INFO" in text else _from_matrix(path, text)
+    except (ValueError, OverflowError) as error:
+        raise InvalidDocument(
+            f"{path}: a number of the log is damaged: {error}; save it again"
+        ) from error
 
 
 def _read(path: Path, *, what: str) -> str:
@@ -267,7 +273,7 @@ _RANK: Final = re.compile(
 #: Figures that are too wide for their column are printed with an exponent.
 _FIGURE: Final = r"([\d.]+(?:e[+-]?\d+)?)"
 _ROW: Final = re.compile(
-    rf"^\s*([\d_]+)\s+([\d_]+)\s+(\w+)\s+(\w+)\s+(-?\d+)\s+{_FIGURE}\s+{_FIGURE}"
+    rf"(?a)^\s*([\d_]+)\s+([\d_]+)\s+(\w+)\s+(\w+)\s+(-?\d+)\s+{_FIGURE}\s+{_FIGURE}"
     r"(?:\s+[\d.e+-]+\s+(\S+))?"
 )
 #: Heading of the number of wrong elements; older versions print the largest deviation there, as "error".
@@ -286,7 +292,12 @@ def read_nccl_tests(path: Path, *, collective: str | None = None) -> MeasuredCol
     """
     text = _read(path, what="nccl-tests log")
     is_json = text.lstrip().startswith("{")
-    return (_from_json if is_json else _from_text)(path, text, collective)
+    try:
+        return (_from_json if is_json else _from_text)(path, text, collective)
+    except (ValueError, OverflowError) as error:
+        raise InvalidDocument(
+            f"{path}: a number of the log is damaged: {error}; save it again"
+        ) from error
 
 
 def _from_text(path: Path, text: str, collective: str | None) -> MeasuredCollective:
@@ -306,9 +317,9 @@ def _from_text(path: Path, text: str, collective: str | None) -> MeasuredCollect
     points = [
         _point(
             path,
-            float(row[1].replace("_", "")),
-            time_us=float(row[6]),
-            algbw=float(row[7]),
+            decimal(row[1].replace("_", "")),
+            time_us=decimal(row[6]),
+            algbw=decimal(row[7]),
             wrong=row[8] if _WRONG in text else None,
         )
         for row in rows
@@ -377,7 +388,7 @@ def _point(
 ) -> CurvePoint | None:
     if size_bytes <= 0:
         return None
-    if wrong is not None and str(wrong) not in _UNCOUNTED and float(str(wrong)) > 0:
+    if wrong is not None and str(wrong) not in _UNCOUNTED and decimal(str(wrong)) > 0:
         raise InvalidDocument(
             f"{path}: results at {size_bytes:.0f} B must be right (#wrong 0), got {wrong} wrong elements; "
             "repair the machine and run again: times of wrong results tell nothing"

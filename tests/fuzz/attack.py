@@ -1,0 +1,358 @@
+"""Hostile files and command lines: valid ones with something wrong in them."""
+
+import contextlib
+import io
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from hypothesis import strategies as st
+from typer.main import get_command
+
+from calibrate.run_logs import read_run_rows
+from calibrate.runs import read_runs
+from perfmodel.cli.app import app, main
+from perfmodel.documents.acceptance import AcceptanceTerms
+from perfmodel.documents.budget import read_budget, read_prices
+from perfmodel.documents.hardware import read_cluster
+from perfmodel.documents.importers import read_nccl_tests, read_topology
+from perfmodel.documents.inferred import InferredDocument, RunColumns, read_run_columns
+from perfmodel.documents.observation import read_observations
+from perfmodel.documents.plan import read_plan
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import PerfModelError
+from perfmodel.plan.batch import read_gradient_norms
+from perfmodel.trace.huggingface_config import DECODERS, Config, read_shape
+from tests.perfmodel.cli.test_refusals import _WRITERS
+from tests.perfmodel.plan.plans import TODAY
+
+_ROOT: Final = Path(__file__).parents[2]
+_INPUTS: Final = _ROOT / "tests" / "regression" / "inputs"
+_MLPERF: Final = "\n".join(
+    f':::MLLOG {{"key": "{key}", "value": {value}, "time_ms": {ms}, "metadata": {metadata}}}'
+    for key, value, ms, metadata in (
+        ("global_batch_size", 256, 0, "{}"),
+        ("block_start", "null", 1000, '{"samples_count": 0}'),
+        ("block_stop", "null", 5000, '{"samples_count": 2560}'),
+    )
+)
+_TRACE: Final = (
+    '{"distributedInfo": {"rank": 0, "world_size": 8}, "traceEvents": [{"ph": "X", "cat": '
+    '"user_annotation", "name": "ProfilerStep#3", "dur": 120000.5, "args": {"id": [1, {"a": 2}]}}]}'
+)
+_NORMS: Final = "ranks,local_batch,mean_square,square_of_mean\n" + "2,16,5,4\n" * 9
+_PRICES: Final = (
+    "name,value,unit,currency,date,region,term,source\na,1.5,once,EUR,2026-01-02,x,none,z\n"
+)
+_COLUMNS: Final = (
+    '[columns]\nstep_time_s = "time"\n[units]\nstep_time_s = "ms"\n[constants]\ntp = 1\n'
+)
+_OBSERVATION: Final = (
+    '{"task":"a","kind":"processor","steal_s":0.0,"busy_s":1.0}\n'
+    '{"task":"b","kind":"environment","facts":{"host":{"fingerprint":"x"}}}\n'
+)
+
+Read = Callable[[Path], object]
+#: Every reader of files of users: the ending of its file, a valid file, and what reads it.
+READERS: Final[dict[str, tuple[str, bytes | str | Path, Read]]] = {
+    "profile": ("json", "stored", ProfileDocument.read),
+    "inferred": ("json", "inferred", InferredDocument.read),
+    "workload": ("json", "traced", WorkloadDocument.read),
+    "plan": ("toml", "plan", lambda path: read_plan(path, today=TODAY)),
+    "budget": ("toml", "budget", lambda path: read_budget(path, today=TODAY)),
+    "prices": ("csv", _PRICES.encode(), read_prices),
+    "columns": ("toml", _COLUMNS.encode(), read_run_columns),
+    "cluster": ("toml", _ROOT / "docs" / "clusters" / "ethernet.toml", read_cluster),
+    "clauses": (
+        "toml",
+        b"schema_version = 1\nconfidence = 0.95\n[[clause]]\n",
+        AcceptanceTerms.read,
+    ),
+    "observations": ("jsonl", _OBSERVATION.encode(), read_observations),
+    "runs": (
+        "csv",
+        _ROOT / "docs" / "runs" / "a100.csv",
+        lambda path: read_runs(path, RunColumns()),
+    ),
+    "records": ("jsonl", b'{"a": {"tp": 2, "times": [1, 2.5]}, "step_time_s": 1}\n', read_run_rows),
+    "trace": ("json", _TRACE.encode(), read_run_rows),
+    "packed trace": (
+        "json.gz",
+        b"\x1f\x8b\x08\0\0\0\0\0\0\x03\xab\xae\x05\0C\xbf\xa6\xa3\2\0\0\0",
+        read_run_rows,
+    ),
+    "mlperf": ("log", _MLPERF.encode(), read_run_rows),
+    "config": (
+        "json",
+        _INPUTS / "config.json",
+        lambda path: read_shape(Config.read(path), families=DECODERS),
+    ),
+    "norms": ("csv", _NORMS.encode(), read_gradient_norms),
+    "nccl-tests": (
+        "txt",
+        _INPUTS / "nccl.txt",
+        lambda path: read_nccl_tests(path, collective="all_reduce"),
+    ),
+    "topology": ("txt", _INPUTS / "topology.txt", read_topology),
+}
+
+#: What stands where a number, a name or anything else should.
+HOSTILE: Final = (
+    *("1e999", "-1e999", "NaN", "nan", "inf", "-1", "0", "-0", "1e-320", "1e300", "0.5", "1_000"),
+    *(
+        "9" * 25,
+        "9" * 5000,
+        "18446744073709551616",
+        "1" * 300,
+        "\u0663",
+        "\uff11\uff12",
+        "0x10",
+        "1e3",
+        "1.",
+    ),
+    *("true", "null", '"5"', '""', "[]", "{}", "[[[[", "[" * 2000, '{"a":' * 300, '{"a":1,"a":2}'),
+    *(
+        "\x1b[31m",
+        "\x9b31m",
+        "\x00",
+        "\ufeff",
+        "\u2028",
+        "\ud800",
+        "\\ud800",
+        "\\u001b[2J",
+        "\r",
+        "\n",
+    ),
+    *(
+        "..",
+        "/",
+        "%s",
+        "{0}",
+        "x" * 3000,
+        "a=b=c",
+        ",",
+        ";",
+        ":",
+        "=",
+        "dp=8",
+        "10us",
+        "25GB/s",
+        "2x",
+    ),
+)
+_TOKEN: Final = re.compile(rb'"[^"\n]*"|[-+]?[0-9][0-9.eE+-]*|\w+|[\[\]{}:,=]')
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One change of a file; places are shares of its length or of its tokens."""
+
+    kind: str
+    place: float
+    text: str
+
+    def apply(self, content: bytes) -> bytes:
+        text, at = self.text.encode("utf-8", "surrogatepass"), int(self.place * len(content))
+        if self.kind == "cut":
+            return content[:at]
+        if self.kind == "insert":
+            return content[:at] + text + content[at:]
+        if self.kind == "flip" and content:
+            flipped = content[min(at, len(content) - 1)] ^ (1 << len(text) % 8)
+            return content[:at] + bytes([flipped]) + content[at + 1 :]
+        tokens = list(_TOKEN.finditer(content))
+        if not tokens:
+            return text
+        token = tokens[int(self.place * (len(tokens) - 1))]
+        inside = token[0].startswith(b'"') and self.kind == "word"
+        new = b'"' + text + b'"' if inside else text
+        again = content[token.start() :] if self.kind == "repeat" else content[token.end() :]
+        return content[: token.start()] + new + again
+
+
+edits: Final = st.lists(
+    st.builds(
+        Edit,
+        st.sampled_from(("cut", "insert", "flip", "value", "value", "word", "repeat")),
+        st.floats(0, 1),
+        st.sampled_from(HOSTILE),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+def valid(name: str, folder: Path) -> bytes:
+    """A file that the reader takes."""
+    source = READERS[name][1]
+    if isinstance(source, str):
+        _WRITERS[source](folder / source)
+        return (folder / source).read_bytes()
+    return source.read_bytes()[:6000] if isinstance(source, Path) else source
+
+
+def spoilt(name: str, changes: list[Edit], folder: Path) -> bytes:
+    """A valid file of a reader with changes."""
+    content = valid(name, folder)
+    for change in changes:
+        content = change.apply(content)
+    return content
+
+
+def read_hostile(name: str, content: bytes, folder: Path) -> None:
+    """Read it: it is taken, or refused in a line."""
+    ending, _, read = READERS[name]
+    path = folder / f"hostile.{ending}"
+    path.write_bytes(content)
+    said = ""
+    try:
+        read(path)
+    except PerfModelError as error:
+        said = str(error)
+    assert not _GARBAGE.search(said), said
+
+
+#: Words of libraries, which mean nothing to a user.
+_GARBAGE: Final = re.compile(
+    r"pydantic|numpy|Traceback|https?://errors|NoneType|object is not|set_int_max|internal error|<class"
+)
+
+#: Valid command lines that measure nothing.
+COMMANDS: Final = (
+    "predict --profile {stored} --workload light",
+    "predict --profile {inferred} --model gpt2-xl --layout dp=8",
+    "explain --profile {stored} --workload light",
+    "whatif --profile {stored} --workload heavy --set network.bandwidth=2x",
+    "memory --workload {traced}",
+    "techniques --workload {traced}",
+    "devices",
+    "goodput --devices 100 --work-days 10",
+    "batch --profile {stored} --workload light",
+    "cost {budget}",
+    "diff {stored} {stored}",
+    "acceptance write --profile {stored}",
+    "acceptance judge {plan} --profile {stored}",
+    "network show {nccl} --collective all_reduce",
+    "network import {topology}",
+    "plan options {plan}",
+    "plan parallelism --profile {inferred} --model gpt2-xl --devices 8 --batch 64",
+    "fit {tmp}",
+    "serve --profile {stored} --export page.html",
+    "validate published --data {tmp}",
+)
+_WRITES: Final = ("--output", "--out", "--plot", "--export", "--csv", "--trace")
+
+
+def written_files(folder: Path) -> dict[str, str]:
+    """Valid files by the names that stand for them in command lines."""
+    for name in ("stored", "inferred", "traced", "plan", "budget"):
+        _WRITERS[name](folder / name)
+    names = {
+        name: str(folder / name) for name in ("stored", "inferred", "traced", "plan", "budget")
+    }
+    (folder / "tmp").mkdir()
+    return {
+        **names,
+        "tmp": str(folder / "tmp"),
+        "nccl": str(_INPUTS / "nccl.txt"),
+        "topology": str(_INPUTS / "topology.txt"),
+    }
+
+
+def options_of(line: str) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
+    """Flags of a command, whether each takes a value, and words of that value."""
+    command: Any = get_command(app)
+    for word in line.split():
+        if not hasattr(command, "get_command") or word.startswith(("-", "{")):
+            break
+        command = command.get_command(None, word) or command
+    for parameter in command.params:
+        flag = parameter.opts[0]
+        if flag.startswith("-") and not flag.startswith(("--help", "--port", "--scheduler")):
+            words = tuple(re.findall(r"[\w.-]+", parameter.metavar or ""))
+            yield flag, not getattr(parameter, "is_flag", False), words
+
+
+@st.composite
+def command_lines(draw: st.DrawFn) -> list[str]:
+    """A valid line with options added, replaced or spoilt."""
+    line = draw(st.sampled_from(COMMANDS))
+    words, flags = shlex.split(line), list(options_of(line))
+    for flag, has_value, known in (
+        draw(st.lists(st.sampled_from(flags), max_size=3)) if flags else ()
+    ):
+        usual = (
+            "1",
+            "2",
+            "8",
+            "100",
+            "1.5",
+            "{stored}",
+            "{plan}",
+            "{tmp}",
+            "{traced}",
+            "light",
+            "gpt2-xl",
+        )
+        values = (*HOSTILE, *usual, *known)
+        value = draw(st.sampled_from(values)).replace("\0", "").encode("utf-8", "replace").decode()
+        if flag in _WRITES:
+            value = "written"
+        if flag in words and draw(st.booleans()) and has_value:
+            words[words.index(flag) + 1] = value
+        else:
+            words += [flag, value] if has_value else [flag]
+    return words
+
+
+def run_line(words: list[str], files: dict[str, str]) -> tuple[int, str, str]:
+    """Exit code and both outputs of a command in this process."""
+    arguments = [re.sub(r"\{(\w+)\}", lambda m: files.get(m[1], m[0]), word) for word in words]
+    out, err, before = io.StringIO(), io.StringIO(), sys.argv
+    sys.argv = ["perfmodel", *arguments]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main()
+    except SystemExit as ended:
+        code = ended.code
+        assert code is None or isinstance(code, int)
+    finally:
+        sys.argv = before
+    return code or 0, out.getvalue(), err.getvalue()
+
+
+def check_line(words: list[str], files: dict[str, str]) -> None:
+    """Run a command: it answers, or complains in one line."""
+    code, out, err = run_line(words, files)
+    assert code in {0, 1, 2, 3, 4, 5}, words
+    assert "\x1b" not in out + err, words
+    assert not _GARBAGE.search(err), err
+    if code and "Usage:" not in err + out:
+        assert sum(line.startswith("perfmodel: ") for line in err.splitlines()) == 1, err
+
+
+#: Commands by the file that each reads.
+_READING: Final = {
+    "stored": "predict --workload light --profile",
+    "inferred": "predict --model gpt2-xl --layout dp=8 --profile",
+    "traced": "memory --workload",
+    "plan": "plan options --today 2026-11-21",
+    "budget": "cost --today 2026-11-21",
+}
+
+
+def check_hostile_input(changes: list[Edit], files: dict[str, str]) -> None:
+    """Every command that reads a file reads a spoilt one."""
+    for name, line in _READING.items():
+        path = Path(files[name])
+        content = path.read_bytes()
+        for change in changes:
+            content = change.apply(content)
+        hostile = path.with_name(f"hostile-{name}.json")
+        hostile.write_bytes(content)
+        check_line([*line.split(), str(hostile)], files)
