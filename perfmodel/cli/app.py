@@ -28,6 +28,7 @@ from perfmodel.errors import (
     printable,
     why,
 )
+from perfmodel.units import decimal, whole
 
 _HELP: Final = """Measure one machine, then predict training on 2 to 16,384 accelerators.
 
@@ -44,7 +45,7 @@ _UnparsedArguments: Final[type[Exception]] = typer.BadParameter.__mro__[1]
 def _refuse_repeated(command: Any, context: Any, arguments: Sequence[str]) -> None:
     """Refuse an option that holds one value and is given several times."""
     _, _, order = command.make_parser(context).parse_args(args=[*arguments])
-    _refuse_loose_numbers(order, arguments)
+    _refuse_loose_numbers(context, order, arguments)
     for parameter in order:
         is_single = not (
             getattr(parameter, "multiple", True) or getattr(parameter, "is_flag", True)
@@ -59,13 +60,27 @@ def _refuse_repeated(command: Any, context: Any, arguments: Sequence[str]) -> No
             )
 
 
-def _refuse_loose_numbers(order: Sequence[Any], arguments: Sequence[str]) -> None:
-    """Refuse what only Python takes for a number: digits of other scripts, and ``1_000``."""
+def _refuse_loose_numbers(context: Any, order: Sequence[Any], arguments: Sequence[str]) -> None:
+    """Refuse what is no number, or only Python takes for one: ``1_000``, digits of other scripts."""
     for parameter in order:
-        if getattr(getattr(parameter, "type", None), "name", "") in {"integer", "float"}:
-            for text in typed_texts(parameter.opts[0], arguments):
-                if not text.isascii() or "_" in text:
-                    raise UsageError(f"{parameter.opts[0]}: must be a number, got {text!r}")
+        kind = _kind_of_number(parameter)
+        for text in typed_texts(parameter.opts[0], arguments) if kind else ():
+            try:
+                (whole if kind is int else decimal)(text)
+            except ValueError as error:
+                raise UsageError(
+                    f"{parameter.opts[0]}: {error}; see {context.command_path} --help"
+                ) from None
+
+
+def _kind_of_number(parameter: Any) -> type | None:
+    """The type of an option that typer turns into a number itself; old and new typer tell differently."""
+    described = getattr(parameter, "type_descriptor", None)
+    if described is None:
+        name = getattr(getattr(parameter, "type", None), "name", "")
+        return {"integer": int, "float": float}.get(name)
+    has_parser = getattr(described.parameter_info, "parser", None) is not None
+    return described.annotation if described.annotation in (int, float) and not has_parser else None
 
 
 class _Command(TyperCommand):

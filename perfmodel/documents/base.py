@@ -192,7 +192,7 @@ def read_lines(path: Path, kind: TypeAdapter[_Line], *, what: str) -> list[_Line
     found = []
     # What stands after the last line end is empty, or half an object.
     *lines, rest = lines
-    if rest.strip() and not rest.startswith(b"{"):
+    if rest.strip() and not (lines and rest.startswith(b"{")):
         raise InvalidDocument(
             f"{path}: line {len(lines) + 1}: must be a JSON object; save it again"
         )

@@ -127,22 +127,31 @@ class OverlapProfile:
     comm_speed: Positive
 
 
+_DDP_COSTS: Final = (
+    "bucket_s",
+    "bucket_s_per_byte",
+    "all_reduce_scale",
+    "compute_speed",
+    "comm_speed",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DdpCosts:
     """What DDP adds to a step beyond compute and communication alone; draws carry the covariance."""
 
-    names: tuple[str, ...] = (
-        "bucket_s",
-        "bucket_s_per_byte",
-        "all_reduce_scale",
-        "compute_speed",
-        "comm_speed",
-    )
+    names: tuple[str, ...] = _DDP_COSTS
     values: tuple[float, ...]
     draws: tuple[tuple[float, ...], ...]
     """Bootstrap over the rounds of the calibration; shape ``(num_draws, len(names))``."""
     determined: tuple[bool, ...]
     """Whether the data determine each value; otherwise it is an assumption."""
+
+    def __post_init__(self) -> None:
+        """Refuse another number of values, or values of something else."""
+        sizes = {*map(len, (self.names, self.values, self.determined, *self.draws))}
+        if set(self.names) != set(_DDP_COSTS) or len(sizes) > 1:
+            raise ValueError(f"must have a value, and draws, of each of {', '.join(_DDP_COSTS)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

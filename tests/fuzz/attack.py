@@ -319,11 +319,10 @@ def run_line(words: list[str], files: dict[str, str]) -> tuple[int, str, str]:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             main()
     except SystemExit as ended:
-        code = ended.code
-        assert code is None or isinstance(code, int)
+        code = int(ended.code or 0)
     finally:
         sys.argv = before
-    return code or 0, out.getvalue(), err.getvalue()
+    return code, out.getvalue(), err.getvalue()
 
 
 def check_line(words: list[str], files: dict[str, str]) -> None:

@@ -1,0 +1,258 @@
+"""Files that no reader may take, hang on, or choke on; the same for what a user types and prints to."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from perfmodel import files
+from perfmodel.documents.observation import read_observations
+from perfmodel.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, InvalidDocument, printable
+from perfmodel.files import Unreadable, parse_json, parse_toml, read_bytes, read_table, read_trace
+from perfmodel.step.compile import MOST_ACCUMULATION
+from perfmodel.units import MIB, decimal, parse_duration, whole
+from tests.perfmodel.cli.command import Run, complaint, runner
+from tests.perfmodel.profiles import Machine, as_file, profile
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(monkeypatch, capsys)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    path = tmp_path / "profile.json"
+    as_file(profile(Machine())).write(path)
+    return path
+
+
+def pipe(path: Path) -> Path:
+    os.mkfifo(path)
+    return path
+
+
+def bomb(path: Path) -> Path:
+    path = path.with_suffix(".gz")
+    path.write_bytes(gzip.compress(bytes(3 * MIB)))
+    return path
+
+
+def torn(path: Path) -> Path:
+    path = path.with_suffix(".gz")
+    path.write_bytes(gzip.compress(bytes(range(256)) * 100)[:-20])
+    return path
+
+
+def sparse(path: Path) -> Path:
+    with path.open("wb") as file:
+        file.truncate(3 * MIB)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (pipe, "regular file"),
+        (lambda _: Path("/dev/zero"), "regular file"),
+        (bomb, "at most 2 MiB"),
+        (sparse, "at most 2 MiB"),
+        (torn, "truncated"),
+    ],
+)
+def test_a_file_without_end_is_refused(
+    tmp_path: Path, make: Callable[[Path], Path], says: str
+) -> None:
+    with pytest.raises(Unreadable, match=says):
+        read_bytes(make(tmp_path / "file"), most=2 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[" * 100_000, "at most 64 deep"),
+        ('{"a":' * 100 + "1" + "}" * 100, "at most 64 deep"),
+        ('{"a": 1, "b": {"c": 1, "c": 2}}', "'c' twice"),
+        ("9" * 5000, "at most 30 digits"),
+        ("[" + "0," * files.MOST_VALUES + "0]", "values"),
+    ],
+    ids=range(5),
+)
+def test_json_within_limits(text: str, says: str) -> None:
+    with pytest.raises(Unreadable, match=says):
+        parse_json(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a" + ".a" * 200_000 + " = 1", "at most 64 deep"),
+        ("a = " + "[" * 20_000, "at most 64 deep"),
+        (f"a = {'9' * 5000}", "at most 30 digits"),
+        ("#" * (MIB + 1), "at most 1 MiB"),
+    ],
+    ids=range(4),
+)
+def test_toml_within_limits(text: str, says: str) -> None:
+    with pytest.raises(Unreadable, match=says):
+        parse_toml(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a,b,a\n1,2,3\n", "'a' twice"),
+        ("a,b\n1\n", "line 2: must have as many cells as the heading, 2, got 1"),
+        ("a\n" + "1\n" * (files.MOST_ROWS + 1), "at most 100,000 rows"),
+        ('a\n"' + "x" * 200_000, "line"),
+    ],
+    ids=range(4),
+)
+def test_tables_within_limits(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    with pytest.raises(Unreadable, match=says):
+        read_table(path)
+
+
+def test_a_trace_keeps_what_is_marked_alone(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(' { "a" : 1 , "list" : [ {"n": "x"}, {"n": "y", "m": [1, {}]} ] , "z": [] } ')
+    assert read_trace(path, key="list", mark="y") == {
+        "a": 1,
+        "list": [{"n": "y", "m": [1, {}]}],
+        "z": [],
+    }
+    for text in ("", "{", "[1]", '{"list": [1', '{"a": 1, "a": 2}', '{"list": [1 2]}', '{"a" 1}'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"\w"):
+            read_trace(path, key="list", mark="y")
+
+
+@pytest.mark.parametrize("text", ["1_000", "1_59.637", "\u0661\u0662", "\uff11", "0x10", "", "1,5"])
+def test_a_number_is_ascii_without_separators(text: str) -> None:
+    for parse in (decimal, whole):
+        with pytest.raises(ValueError, match="must be a"):
+            parse(text)
+
+
+def test_a_long_quantity_is_read_in_one_pass() -> None:
+    with pytest.raises(ValueError, match="must look like"):
+        parse_duration("1" * 1_000_000 + "!")
+
+
+@pytest.mark.parametrize("text", ["garbage", '{"task": "half', "\x00\x01"])
+def test_a_file_of_observations_without_a_line_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "observations.jsonl"
+    path.write_text(text)
+    with pytest.raises(InvalidDocument, match="line 1: must be a JSON object"):
+        read_observations(path)
+
+
+def test_control_characters_are_spelt_out(run: Run, stored: Path) -> None:
+    assert printable("a\x1b[31m\x9b\u202e b\n") == "a\\x1b[31m\\x9b\\u202e b\n"
+    result = run("predict", "--profile", stored, "--workload", "\x1b[2Jlight")
+    assert "\x1b" not in complaint(result, EXIT_USAGE)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"), [("dispatch_s", True), ("dispatch_s", "0.1"), ("ranks_per_node", 2.5)]
+)
+def test_text_and_truth_are_no_numbers(run: Run, stored: Path, place: str, value: object) -> None:
+
+    content = json.loads(stored.read_bytes())
+    content["machine"][place] = value
+    stored.write_text(json.dumps(content))
+    line = complaint(run("predict", "--profile", stored, "--workload", "light"), 5)
+    assert place in line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--accumulation", MOST_ACCUMULATION + 1),
+        ("--devices", ",".join(map(str, range(1, 514)))),
+        ("--batch", "1_000"),
+        ("--batch", "\uff11"),
+    ],
+)
+def test_a_question_within_limits(run: Run, stored: Path, arguments: tuple[object, ...]) -> None:
+    line = complaint(run("predict", "--profile", stored, "--workload", "light", *arguments), 2)
+    assert str(arguments[0]) in line
+
+
+#: What is imported as if an installation had no extras.
+_BARE = """
+import importlib.util, sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0] in {'psutil', 'torch', 'torchvision', 'matplotlib', 'jinja2', 'anyio'}:
+            raise ModuleNotFoundError(f'No module named {name!r}', name=name.split('.')[0])
+sys.meta_path.insert(0, Missing())
+from perfmodel.cli.app import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "says"),
+    [
+        ("validate published --data {tmp} --sources none", EXIT_USAGE, "--sources: must be among"),
+        ("fit {tmp}", EXIT_FAILURE, "plan cannot be read"),
+        ("predict --profile {stored} --workload light --json", EXIT_OK, ""),
+        (
+            "predict --profile {stored} --workload light --plot a.svg",
+            EXIT_FAILURE,
+            "perfmodel[report]",
+        ),
+        ("trace resnet18", EXIT_FAILURE, "perfmodel[calibrate]"),
+        ("doctor", EXIT_FAILURE, "perfmodel[calibrate]"),
+    ],
+)
+def test_an_installation_without_extras(
+    stored: Path, tmp_path: Path, command: str, code: int, says: str
+) -> None:
+    words = command.format(stored=stored, tmp=tmp_path).split()
+    done = subprocess.run(
+        [sys.executable, "-c", _BARE, *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, says in done.stderr, done.stderr.count("\n") <= 1) == (
+        code,
+        True,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("end", "says"), [(">/dev/full", "No space left on device"), (">&-", "output is closed")]
+)
+def test_an_output_that_takes_nothing(stored: Path, end: str, says: str) -> None:
+    command = f"{sys.executable} -m perfmodel predict --profile {stored} --workload light {end}"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == EXIT_FAILURE
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("code", ["import sys; sys.exit(0)", "def make():\n raise SystemExit(0)"])
+def test_a_factory_that_exits_fails_its_trace(run: Run, tmp_path: Path, code: str) -> None:
+    pytest.importorskip("torch")
+    file = tmp_path / "factory.py"
+    file.write_text(code)
+    line = complaint(run("trace", f"{file}:make", "--output", tmp_path / "w.json"), EXIT_USAGE)
+    assert "SystemExit" in line
+    assert not (tmp_path / "w.json").exists()
