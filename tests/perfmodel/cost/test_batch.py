@@ -1,0 +1,260 @@
+"""The law of the batch, the noise scale of gradients, and how well a few trainings tell their median."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.arrays import FloatArray
+from perfmodel.cost.batch import (
+    STARTS_SPREAD,
+    TUNING_SPREAD,
+    BatchPoint,
+    CriticalBatch,
+    GradientNorms,
+    fit_convergence,
+    log_growth,
+    median_error,
+    noise_scale,
+)
+
+BATCHES = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+def law(batch: float, *, critical: float, exponent: float = 1.0) -> float:
+    """A million samples for a tiny batch."""
+    return 1e6 * (1 + math.pow(batch / critical, exponent))
+
+
+def test_a_batch_as_large_as_the_critical_one_needs_twice_the_samples() -> None:
+    """1 + 1 = 2; at three times the critical batch, q = 1: 1 + 3 = 4."""
+    at = np.array([0.0, math.log(3)])
+    np.testing.assert_allclose(np.exp(log_growth(at, np.ones(2))), [2, 4])
+    assert log_growth(np.array([1000.0]), np.ones(1)) == pytest.approx(1000)
+
+
+@pytest.mark.parametrize("exponent", [0.6, 0.8, 1.0, 1.3])
+def test_known_parameters_come_back_from_exact_points(exponent: float) -> None:
+    points = [
+        BatchPoint(batch=b, samples=law(b, critical=1000, exponent=exponent)) for b in BATCHES
+    ]
+    fit = fit_convergence(points)
+    critical = fit.critical_batch
+    assert critical.p5 < 1000 < critical.p95
+    assert critical.nominal == pytest.approx(1000, rel=0.25)
+    assert fit.samples(16_384).nominal == pytest.approx(
+        law(16_384, critical=1000, exponent=exponent), rel=0.12
+    )
+
+
+def test_larger_batches_of_noisy_tasks_lie_inside_the_intervals() -> None:
+    """300 tasks of 4 fitted points with 6 % of scatter: 90 % intervals hold the next point."""
+    rng = np.random.default_rng(1)
+    covered = 0
+    for _ in range(300):
+        critical = 1024 * math.exp(rng.normal())
+        exponent = rng.choice([0.6, 0.8, 1.0, 1.3])
+        noisy = [
+            law(b, critical=critical, exponent=exponent) * math.exp(TUNING_SPREAD * rng.normal())
+            for b in (128, 256, 512, 1024, 2048)
+        ]
+        points = [
+            BatchPoint(batch=b, samples=s)
+            for b, s in zip((128, 256, 512, 1024), noisy, strict=False)
+        ]
+        predicted = fit_convergence(points).samples(2048)
+        covered += predicted.p5 <= noisy[-1] <= predicted.p95
+    assert 0.85 <= covered / 300 <= 0.95
+
+
+@given(
+    samples=st.lists(st.floats(1e3, 1e9), min_size=2, max_size=6),
+    first=st.floats(1, 1e4),
+    batch=st.floats(1, 1e6),
+)
+def test_a_larger_batch_never_needs_fewer_samples_nor_more_steps_than_in_proportion(
+    samples: list[float], first: float, batch: float
+) -> None:
+    """Whatever the points: steps fall by at most the ratio of the batches, for exponents up to 1."""
+    points = [BatchPoint(batch=first * 2**i, samples=s) for i, s in enumerate(samples)]
+    fit = fit_convergence(points)
+    ratio = fit.samples_ratio(2 * batch, reference=batch)
+    assert 1 <= ratio.p5 <= ratio.nominal <= ratio.p95 <= 2**1.3 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("batches", [[], [64], [64, 64]])
+def test_fewer_than_two_batches_tell_nothing(batches: list[int]) -> None:
+    with pytest.raises(ValueError, match="at least two different batches"):
+        fit_convergence([BatchPoint(batch=batch, samples=1.0) for batch in batches])
+
+
+def test_a_noise_scale_and_one_run_tell_the_law() -> None:
+    """Scale 100, 1,000 samples at batch 25: 800 at least, 800 (1 + 400 / 100) = 4,000 at 400."""
+    told = CriticalBatch.of_noise_scale(100, relative_error=0.1)
+    law = fit_convergence([BatchPoint(batch=25, samples=1000)], critical=told)
+    assert law.critical_batch.nominal == pytest.approx(100, rel=0.05)
+    assert law.samples(25).nominal == pytest.approx(1000, rel=0.02)
+    large = law.samples(400)
+    # the exponent is a nuisance: the median law is a little flatter than this one
+    assert large.nominal == pytest.approx(4000, rel=0.15)
+    assert large.p5 < 2600
+    assert large.p95 > 6000
+
+
+def test_runs_overrule_a_noise_scale_that_is_wrong() -> None:
+    points = [BatchPoint(batch=b, samples=1000 * (1 + b / 500)) for b in (25, 100, 400, 1600)]
+    told = CriticalBatch.of_noise_scale(100, relative_error=0.1)
+    assert fit_convergence(points, critical=told).critical_batch.nominal == pytest.approx(
+        500, rel=0.15
+    )
+
+
+def test_points_that_are_little_known_pull_little_and_leave_more_uncertainty() -> None:
+    """Precisions 1 / 0.06^2 and 1 / (0.06^2 + 0.6^2), 101 : 1: the height is that of the first."""
+    batches = (1, 2)  # far below the critical batch, where samples stay the same
+    told = CriticalBatch(batch=1e6, log_error=0.1)
+    sure, unsure = BatchPoint(batch=1, samples=1000), BatchPoint(batch=2, samples=3000)
+    vague = BatchPoint(batch=2, samples=3000, log_error=0.6)
+    equal, uneven = (
+        fit_convergence([sure, other], critical=told).samples(batches[0])
+        for other in (unsure, vague)
+    )
+    assert equal.nominal == pytest.approx(1000 * math.sqrt(3), rel=0.02)
+    assert uneven.nominal == pytest.approx(1000 * 3 ** (1 / 102), rel=0.02)
+    alone = fit_convergence([vague], critical=told).samples(2)
+    assert math.log(alone.p95 / alone.p5) == pytest.approx(2 * 1.645 * 0.606, rel=0.05)
+
+
+def measured(
+    rng: np.random.Generator, *, ranks: int, local_batch: int, noise: float
+) -> GradientNorms:
+    """Gradients of 200 parameters, |G|^2 = 1, trace of the covariance of one sample = noise."""
+    size = 200
+    true = np.full(size, 1 / math.sqrt(size))
+    scatter = math.sqrt(noise / size / local_batch)
+    gradients = true + scatter * rng.standard_normal((ranks, size))
+    return GradientNorms(
+        ranks=ranks,
+        local_batch=local_batch,
+        mean_square=float((gradients**2).sum(axis=1).mean()),
+        square_of_mean=float((gradients.mean(axis=0) ** 2).sum()),
+    )
+
+
+def test_the_signal_by_hand() -> None:
+    """Gradients 3 and 1 of two ranks: mean square 5, square of the mean 4, signal 2 * 4 - 5 = 3 * 1."""
+    step = GradientNorms(ranks=2, local_batch=4, mean_square=5.0, square_of_mean=4.0)
+    assert step.signal == 3.0
+
+
+@pytest.mark.parametrize(("ranks", "local_batch"), [(2, 8), (8, 2), (4, 64)])
+def test_a_known_noise_scale_comes_back(ranks: int, local_batch: int) -> None:
+    rng = np.random.default_rng(0)
+    steps = [measured(rng, ranks=ranks, local_batch=local_batch, noise=50.0) for _ in range(400)]
+    found = noise_scale(steps)
+    assert found is not None
+    assert found.batch == pytest.approx(50, rel=0.1)
+    assert abs(found.batch - 50) < 4 * found.relative_error * 50
+
+
+def best_decrease(gradients: FloatArray, true: FloatArray) -> float:
+    """Mean decrease of half the squared distance by one step at the best learning rate.
+
+    A step of rate r from ``true`` along g leaves ``|true - r g|^2 / 2``: best at mean(true g) / mean(g g).
+    """
+    along = float((gradients @ true).mean())
+    return along**2 / float((gradients**2).sum(axis=1).mean()) / 2
+
+
+def test_the_estimate_predicts_what_a_larger_batch_gains_per_step() -> None:
+    """A quadratic bowl, optimal rates: progress per step grows as 1 / (1 + B_noise / B)."""
+    rng = np.random.default_rng(5)
+    true = np.full(100, 0.1)
+    per_sample = math.sqrt(64 / 100)  # trace of the covariance 64, |G|^2 = 1
+    steps = []
+    for _ in range(300):
+        ranks = true + per_sample / math.sqrt(8) * rng.standard_normal((4, 100))
+        steps.append(
+            GradientNorms(
+                ranks=4,
+                local_batch=8,
+                mean_square=float((ranks**2).sum(axis=1).mean()),
+                square_of_mean=float((ranks.mean(axis=0) ** 2).sum()),
+            )
+        )
+    found = noise_scale(steps)
+    assert found is not None
+    small, large = (
+        best_decrease(true + per_sample / math.sqrt(batch) * rng.standard_normal((4000, 100)), true)
+        for batch in (16, 256)
+    )
+    predicted = (1 + found.batch / 16) / (1 + found.batch / 256)
+    assert large / small == pytest.approx(predicted, rel=0.05)
+
+
+def exact(scale: float, *, num_steps: int) -> list[GradientNorms]:
+    """Steps of 2 ranks with 15 samples, |G|^2 = 1, and exactly so much noise."""
+    # mean square = |G|^2 + tr / local batch, square of the mean = |G|^2 + tr / batch
+    step = GradientNorms(
+        ranks=2, local_batch=15, mean_square=1 + scale / 15, square_of_mean=1 + scale / 30
+    )
+    return [step] * num_steps
+
+
+def test_a_training_whose_noise_grows_by_hand() -> None:
+    """Scales 30, then 90, at batch 30: weights 1/2 and 1/4, (15 + 22.5) / 0.75 = 50.
+
+    Steps at any batch, n (1/2 (1 + 30 / B) + 1/4 (1 + 90 / B)), are those of one scale of 50.
+    """
+    steps = exact(30, num_steps=32) + exact(90, num_steps=32)
+    found = noise_scale(steps)
+    assert found is not None
+    assert found.windows == pytest.approx((30,) * 4 + (90,) * 4)
+    assert found.batch == pytest.approx(50)
+    for batch in (1, 30, 1000):
+        parts = 32 * (0.5 * (1 + 30 / batch) + 0.25 * (1 + 90 / batch))
+        assert parts == pytest.approx(32 * 0.75 * (1 + found.batch / batch))
+
+
+def test_a_part_whose_signal_drowns_takes_as_many_samples_at_any_batch() -> None:
+    """Scale 30 at batch 30 (weight 1/2), then no signal at all (0): 30 (1 / 0.25 - 1) = 90."""
+    drowned = GradientNorms(ranks=2, local_batch=15, mean_square=2.0, square_of_mean=0.9)
+    found = noise_scale(exact(30, num_steps=32) + [drowned] * 32)
+    assert found is not None
+    assert found.batch == pytest.approx(90)
+    assert found.windows[-1] == math.inf
+
+
+def test_the_error_of_a_training_is_as_large_as_repetitions_scatter() -> None:
+    rng = np.random.default_rng(3)
+    found = [
+        noise_scale([measured(rng, ranks=4, local_batch=16, noise=50.0) for _ in range(160)])
+        for _ in range(100)
+    ]
+    scales = np.array([entry.batch for entry in found if entry is not None])
+    errors = np.array([entry.batch * entry.relative_error for entry in found if entry is not None])
+    assert len(scales) == 100
+    assert errors.mean() == pytest.approx(scales.std(), rel=0.25)
+
+
+def test_a_training_without_enough_steps_or_signal_or_noise_has_no_scale() -> None:
+    noisy = GradientNorms(ranks=2, local_batch=1, mean_square=1.0, square_of_mean=0.4)
+    clean = GradientNorms(ranks=2, local_batch=1, mean_square=1.0, square_of_mean=1.0)
+    assert noise_scale([clean] * 50) is None
+    assert noise_scale(exact(30, num_steps=7)) is None
+    assert noise_scale([noisy] * 50) is None
+
+
+def test_two_trainings_that_agree_are_mostly_the_prior() -> None:
+    """Variance (0 + 2 x 0.25^2) / (1 + 2); error of a median of two sqrt(pi / 2) sqrt(variance / 2)."""
+    variance = 2 * STARTS_SPREAD**2 / 3
+    assert median_error([300, 300]) == pytest.approx(math.sqrt(math.pi / 2 * variance / 2))
+
+
+def test_many_trainings_overrule_the_prior() -> None:
+    """Deviations of +-0.1 in log, 50 of each: their own variance, 0.01, and a hundredth of the prior's."""
+    steps = [round(100_000 * math.exp(sign * 0.1)) for sign in (1, -1) for _ in range(50)]
+    expected = math.sqrt(math.pi / 2 * (1.0 + 2 * STARTS_SPREAD**2) / 101 / 100)
+    assert median_error(steps) == pytest.approx(expected, rel=1e-3)
