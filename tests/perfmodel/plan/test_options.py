@@ -260,6 +260,15 @@ def test_strong_scaling_leaves_out_what_does_not_split(tmp_path: Path) -> None:
         ("power_per_device_w = 500\n", "", "power_kw needs power_per_device_w of slow"),
         ("{ first = 1, last = 16 }", "{ first = 5, last = 1 }", "last must be >= first"),
         ("date = 2026-11-01", "date = 2027-11-01", "date must not be after"),
+        ("checkpoint_s = 30", "", "either checkpoint_s or checkpoint_size must be given"),
+        (
+            "checkpoint_s = 30",
+            'checkpoint_s = 30\ncheckpoint_size = "1GB"',
+            "either checkpoint_s or checkpoint_size must be given",
+        ),
+        ("checkpoint_s = 30", "checkpoint_s = 30\ncheckpoint_writers = 4", "must come with a size"),
+        ("checkpoint_s = 30", 'checkpoint_size = "big"', "failures"),
+        ("checkpoint_s = 30", 'checkpoint_size = "0GB"', "checkpoint_size"),
     ],
 )
 def test_contradictions_are_named(tmp_path: Path, old: str, new: str, words: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 import perfmodel as pm
 from perfmodel.documents.plan import Failures
 from perfmodel.engine.job import best_interval_s
-from perfmodel.errors import InvalidDocument, UsageError
+from perfmodel.errors import UsageError
 from perfmodel.machine.measured import CheckpointProfile, CurvePoint
 from perfmodel.plan.goodput import stops_of
 from tests.perfmodel.plan.plans import PLAN, TODAY, written
@@ -98,25 +98,6 @@ def test_uncertainty_of_a_checkpoint_widens_the_end_and_is_in_the_tornado(tmp_pa
     swing = swings["the time of a checkpoint"]
     assert swing.high_elapsed_s > 1.01 * swing.low_elapsed_s
     assert "storage of the job" in swing.measurement
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("checkpoint_s = 30", "", "either checkpoint_s or checkpoint_size must be given"),
-        (
-            "checkpoint_s = 30",
-            'checkpoint_s = 30\ncheckpoint_size = "1GB"',
-            "either checkpoint_s or checkpoint_size must be given",
-        ),
-        ("checkpoint_s = 30", "checkpoint_s = 30\ncheckpoint_writers = 4", "must come with a size"),
-        ("checkpoint_s = 30", 'checkpoint_size = "big"', "failures"),
-        ("checkpoint_s = 30", 'checkpoint_size = "0GB"', "checkpoint_size"),
-    ],
-)
-def test_contradictions_are_named(tmp_path: Path, old: str, new: str, message: str) -> None:
-    with pytest.raises(InvalidDocument, match=message):
-        pm.plan_options(written(tmp_path, PLAN.replace(old, new)), today=TODAY)
 
 
 def test_a_machine_known_from_runs_needs_to_be_told_whose_storage(tmp_path: Path) -> None:
