@@ -124,6 +124,8 @@ def compare_profiles(
     Differences are judged against the uncertainty of both sides, by Student's t with the rounds of both
     less two degrees of freedom, and all together by the rule of Benjamini and Hochberg (J. R. Stat.
     Soc. B 57(1), 1995): of the parameters called changed, at most this share is chance, on average.
+
+    Raises ``IncomparableRuns`` if they have no parameter in common.
     """
     before, after = estimates(old), estimates(new)
     shared = [name for name in before if name in after]
