@@ -30,7 +30,7 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 .DELETE_ON_ERROR:
 # Two measurements at once would measure each other.
 .NOTPARALLEL:
-.PHONY: help quickstart install doctor calibrate validate testbed report reference test check bench record clean
+.PHONY: help quickstart install doctor calibrate validate testbed report reference test check fuzz bench record clean
 
 help: ## list these targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -98,6 +98,10 @@ check: $(INSTALLED_DEV) ## format, lint, types, import contracts, tests: what CI
 	$(RUN) mypy
 	$(VENV)/bin/lint-imports
 	$(RUN) $(PYTEST) $(PYTEST_FLAGS)
+
+fuzz: MINUTES = 30
+fuzz: $(INSTALLED_DEV) ## attack every reader and command with hostile input for MINUTES
+	$(RUN) tests.fuzz $(MINUTES)
 
 bench: $(INSTALLED_DEV) ## time the engine, the command line, traces and the page -> docs/benchmarks.json
 	$(RUN) tests.benchmarks.run --output docs/benchmarks.json

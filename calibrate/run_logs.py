@@ -1,6 +1,7 @@
 """Rows of runs from what trainings leave behind: CSV tables, run records, Kineto traces, MLPerf logs."""
 
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -11,7 +12,7 @@ from perfmodel.cost.jobs import SINGLE_BYTES, USUAL, Jobs, model_columns
 from perfmodel.cost.rescaling import precision_ratio
 from perfmodel.documents.inferred import RunColumns
 from perfmodel.errors import InvalidDocument, did_you_mean, why
-from perfmodel.files import parse_json, read_lines, read_table, read_trace
+from perfmodel.files import MOST_ROWS, parse_json, read_lines, read_table, read_trace
 from perfmodel.layout.layout import Precision, Recompute
 from perfmodel.machine.machine import DEVICES_PER_NODE
 from perfmodel.units import decimal, parse_bytes, parse_duration
@@ -39,6 +40,8 @@ _MLLOG_COLUMNS: Final = {
     "max_sequence_length": "sequence",
     "global_batch_size": "global_batch",
 }
+#: What is read of such a log; the rest, millions of lines, is not even parsed.
+_MLLOG_READ: Final = re.compile("|".join(("block_start", "block_stop", *_MLLOG_COLUMNS)))
 _STEP: Final = "ProfilerStep#"
 
 
@@ -65,6 +68,8 @@ def read_run_rows(path: Path) -> list[FoundRun]:
 def _records(path: Path, lines: Iterable[str]) -> Iterator[FoundRun]:
     """One run a line of JSON: nested names are joined by dots, of lists of numbers the median counts."""
     for number, line in enumerate(lines, start=1):
+        if number > MOST_ROWS:
+            raise InvalidDocument(f"{path}: must hold at most {MOST_ROWS:,} runs, got more")
         if line.strip():
             where = f"{path}: line {number}"
             yield FoundRun(where, dict(_cells("", _object(where, line))))
@@ -136,7 +141,7 @@ def _mlperf(path: Path, lines: Iterable[str]) -> FoundRun:
     events = []
     for number, line in enumerate(lines, start=1):
         _, marked, text = line.partition(_MLLOG)
-        if marked:
+        if marked and (_MLLOG_READ.search(text) or '"key"' not in text):
             where = f"{path}: line {number}"
             events.append(_object(where, text, after=f" behind {_MLLOG}", key="key"))
     values = {event["key"]: event.get("value") for event in events}

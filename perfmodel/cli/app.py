@@ -312,6 +312,8 @@ def _last_words(error: Exception) -> int:
         text = "there is not enough memory for so large a question or file; ask for less"
     elif isinstance(error, ValueError):
         text, code = _said(error), EXIT_USAGE
+    elif isinstance(error, KeyError):
+        text = f"a file lacks {error}, or holds it under another name; make the file again"
     else:
         place = traceback.extract_tb(error.__traceback__)[-1]
         text = (

@@ -186,7 +186,7 @@ def read_lines(path: Path, kind: TypeAdapter[_Line], *, what: str) -> list[_Line
     """Values of a file with one JSON value per line; half a last line, of an interrupted writer, is dropped."""
     try:
         # As bytes: text would also be split at the line separators of Unicode.
-        lines = read_bytes(path, most=MOST_LOG_BYTES).split(b"\n")
+        lines = read_bytes(path).split(b"\n")
     except (OSError, ValueError) as error:
         raise InvalidDocument(f"{path}: {what} cannot be read: {why(error)}") from error
     found = []
