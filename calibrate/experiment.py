@@ -13,6 +13,7 @@ from calibrate.task import (
     ComputeTask,
     LayersTask,
     LayoutTask,
+    ModelTask,
     OverlapTask,
     ReplayTask,
     StepTask,
@@ -142,6 +143,8 @@ class Budget:
     """Single layers whose operators are timed, as a share of the full grid."""
     optimizer_share: float
     """The same of optimizers: a curve over two sizes needs a few points in any budget."""
+    num_models: int
+    """Models drawn at random whose operators are timed inside their steps."""
 
 
 _SIZES: Final = tuple(KIB * 4**power for power in range(10))
@@ -159,6 +162,7 @@ BUDGETS: Final = {
         replay_rounds=1,
         layer_share=0.1,
         optimizer_share=0.2,
+        num_models=0,
     ),
     "standard": Budget(
         num_rounds=6,
@@ -172,6 +176,7 @@ BUDGETS: Final = {
         replay_rounds=6,
         layer_share=1.0,
         optimizer_share=1.0,
+        num_models=90,
     ),
     "thorough": Budget(
         num_rounds=12,
@@ -185,6 +190,7 @@ BUDGETS: Final = {
         replay_rounds=12,
         layer_share=2.0,
         optimizer_share=2.0,
+        num_models=180,
     ),
 }
 
@@ -291,7 +297,9 @@ class Experiment:
         shuffle.shuffle(collectives)
         once: Iterable[Task] = (*self._traces(), *self._compute()) if index == 0 else ()
         checkpoints = [*self._checkpoints(index)]
-        operators = _interleave([*self._layers(index)], [*self._replays(index)])
+        operators = _interleave(
+            [*self._layers(index), *self._models(index)], [*self._replays(index)]
+        )
         layouts = [*self._layouts(index)] if self.budget.has_layouts else []
         shuffle.shuffle(layouts)
         others: Sequence[Task] = _interleave(
@@ -318,6 +326,17 @@ class Experiment:
         for number, (layers, num_timed) in enumerate(parts[low:high], start=low):
             yield LayersTask(
                 name=f"{index}: layers {number}", round=index, layers=layers, num_timed=num_timed
+            )
+
+    def _models(self, index: int) -> Iterable[Task]:
+        """The round's part of the drawn models. Their seeds are below 0: no judge draws them."""
+        for number in range(index, self.budget.num_models, self.budget.other_rounds):
+            yield ModelTask(
+                name=f"{index}: model {number}",
+                round=index,
+                seed=-1 - self.seed,
+                index=number,
+                target_s=self.budget.repetition_s,
             )
 
     def _replays(self, index: int) -> Iterable[Task]:

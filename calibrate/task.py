@@ -44,6 +44,17 @@ class LayersTask(Record):
     """How many of them; if fewer than all, those that tell most after what was timed before."""
 
 
+class ModelTask(Record):
+    """Time the operators of a model drawn at random, inside its step."""
+
+    kind: Literal["model"] = "model"
+    name: str
+    round: int
+    seed: int
+    index: int
+    target_s: float
+
+
 class StepTask(Record):
     """Run one setting for a while."""
 
@@ -152,6 +163,7 @@ Task = Annotated[
     | OverlapTask
     | ReplayTask
     | LayersTask
+    | ModelTask
     | CheckpointTask
     | TrainingTask
     | LayoutTask,

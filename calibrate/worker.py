@@ -6,6 +6,7 @@ Rank 0 appends one line per finished task to the output file: finished tasks sta
 
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ from calibrate.probes.chain import measure_layers
 from calibrate.probes.compute import measure_collective, measure_compute, measure_overlap
 from calibrate.probes.convergence import measure_training
 from calibrate.probes.optimizers import Evictor, measure_checkpoint, measure_optimizer
-from calibrate.probes.replay import Replayed
+from calibrate.probes.replay import Replay, Replayed
 from calibrate.probes.session import Session
 from calibrate.probes.tracing import trace_workload
 from calibrate.probes.training import bucket_bytes, measure_device_streams, measure_steps
@@ -34,6 +35,7 @@ from calibrate.task import (
     ComputeTask,
     LayersTask,
     LayoutTask,
+    ModelTask,
     OverlapTask,
     ReplayTask,
     StepTask,
@@ -49,6 +51,7 @@ from perfmodel.documents.observation import (
     ComputeObservation,
     EnvironmentObservation,
     FailedObservation,
+    IsolatedOperator,
     LayoutObservation,
     Observation,
     OperatorsObservation,
@@ -62,6 +65,8 @@ from perfmodel.layout.layout import Synchronisation, parse_layout
 from perfmodel.layout.run_setting import RunSetting
 
 _DEVICE_STREAM_STEPS: Final = 5
+#: Of the passes through a drawn model: a median needs no more.
+_KEPT_PASSES: Final = 7
 
 
 @record
@@ -101,12 +106,17 @@ def _carried_out(carry_out: _CarryOut, task: Task, output: Path) -> str:
     try:
         return carry_out(task, output)
     except Exception as error:
-        if not isinstance(task, ReplayTask):
-            raise
+        match task:
+            case ReplayTask(workload=workload, micro_batch=micro_batch):
+                pass
+            case ModelTask(seed=seed, index=index):
+                workload, micro_batch = f"model {seed}-{index}", 1
+            case _:
+                raise
         setting = RunSetting(
-            workload=task.workload,
+            workload=workload,
             world_size=1,
-            micro_batch=task.micro_batch,
+            micro_batch=micro_batch,
             synchronisation=Synchronisation.NONE,
         )
         reason = f"replay: {one_line_of(error)}"
@@ -234,6 +244,34 @@ def _layers(session: Session, task: LayersTask) -> OperatorsObservation:
     )
 
 
+def _model(session: Session, task: ModelTask) -> OperatorsObservation:
+    from calibrate.random_models import draw  # noqa: PLC0415 - torchvision takes seconds
+
+    model = draw(task.seed, task.index)
+    with tempfile.TemporaryDirectory() as folder:
+        traced = model.traced(Path(folder), session.device.type)
+    step = traced.step.at(micro_batch=model.micro_batch)
+    replay = Replay(session, step)
+    replay.for_about(task.target_s)
+    counts, times = step.call_counts(), replay.times
+    return OperatorsObservation(
+        task=task.name,
+        round=task.round,
+        model=model.name,
+        operators=tuple(
+            IsolatedOperator(
+                operator=step.operators[key[0]],
+                phase=key[1],
+                times_s=tuple(times_s[-_KEPT_PASSES:]),
+                num_calls=counts[key],
+            )
+            for key, times_s in times.calls_s.items()
+            if key[0] not in times.failed
+        ),
+        optimizers=(),
+    )
+
+
 def _compute(session: Session, task: ComputeTask) -> ComputeObservation:
     probe = ComputeProbe(probe=task.probe, dtype=task.dtype, shape=task.shape)
     kernel, durations_s = measure_compute(session, probe, target_s=task.target_s)
@@ -274,6 +312,7 @@ _PROBES: Final[dict[type[Any], Callable[[Session, Any], Observation]]] = {
     ComputeTask: _compute,
     ReplayTask: _replay,
     LayersTask: _layers,
+    ModelTask: _model,
     CheckpointTask: measure_checkpoint,
     TrainingTask: measure_training,
     LayoutTask: _layout,

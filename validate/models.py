@@ -11,6 +11,7 @@ from calibrate.campaign import Campaign, Progress, measure, read_plan
 from calibrate.environment import describe_environment
 from calibrate.launch import Launcher
 from calibrate.placement import placement_of, provenance
+from calibrate.random_models import RandomModel, draw
 from calibrate.replays import replays_in, with_replays
 from calibrate.summary import Estimate
 from calibrate.task import ReplayTask, StepTask, Task
@@ -37,11 +38,7 @@ from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import Interval
-from perfmodel.trace.source import SampleSize
-from perfmodel.trace.sources import find_source
-from perfmodel.trace.trace import trace_model
 from perfmodel.units import Seconds
-from perfmodel.workload.step import StepMethod
 from validate.judging import (
     ProfileRequest,
     Tolerances,
@@ -53,7 +50,6 @@ from validate.judging import (
     summarise_any,
     wait_for_another_occasion,
 )
-from validate.random_models import RandomModel, draw
 
 Mode = Literal["measured", "curves"]
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
@@ -239,20 +235,8 @@ def trace_models(
 
 def _trace(model: RandomModel, folder: Path, path: Path, device_kind: str) -> str | None:
     """Write the trace of a model; return why that did not work."""
-    name, pixels = model.sketch.torchvision or (None, None)
-    method = StepMethod(
-        optimizer=model.optimizer,
-        optimizer_implementation=model.flags,
-        precision="fp32",
-        checkpointing="none",
-        device_kind=device_kind,
-    )
     try:
-        source = find_source(
-            f"torchvision:{name}" if name else model.write_file(folder),
-            SampleSize(image_size=pixels),
-        )
-        traced = trace_model(source, method, micro_batch=model.micro_batch)
+        traced = model.traced(folder, device_kind)
     except PerfModelError as error:
         return f"cannot be traced: {error}"
     WorkloadDocument(

@@ -58,7 +58,7 @@ class Training:
             targets = torch.randint(0, reference.num_classes, (samples,))
             make_optimizer = partial(torch.optim.SGD, lr=1e-3, momentum=0.9)
         else:
-            from validate.random_models import draw  # noqa: PLC0415 - torchvision takes seconds
+            from calibrate.random_models import draw  # noqa: PLC0415 - torchvision takes seconds
 
             model = draw(*task.random_model)
             module, self.loss = model.sketch.build(), model.sketch.loss

@@ -55,6 +55,8 @@ _REWEIGHTINGS: Final = 7
 _STREAMING: Final = ("pointwise", "copy", "function")
 #: Below the resolution of any clock.
 _SMALLEST_S: Final = 1e-8
+#: Groups of drawn models that are left out of the curves in turn.
+_FOLDS: Final = 4
 #: Sums over reference models are no better known than this, whatever few of them say.
 _SMALLEST_ERROR: Final = 0.02
 #: Of sums that no reference model was compared with.
@@ -196,14 +198,17 @@ def fit_operators(
     return replace(
         draft,
         replay_log_error=_sum_error(draft, replays, workloads, use_measured=True),
-        curve_log_error=_sum_error(draft, replays, workloads, use_measured=False),
+        curve_log_error=_left_out_error(draft, layers)
+        or _sum_error(draft, replays, workloads, use_measured=False),
     )
 
 
-def fit_curves(layers: Sequence[OperatorsObservation]) -> tuple[OperatorFamily, ...]:
+def fit_curves(
+    layers: Sequence[OperatorsObservation], *, most_points: int = _FEW_POINTS
+) -> tuple[OperatorFamily, ...]:
     """Curves of all families in a hurry: good enough to see where they are uncertain."""
     groups = sorted(_timings(layers).items())
-    return tuple(fit_family(name, group, most_points=_FEW_POINTS) for name, group in groups)
+    return tuple(fit_family(name, group, most_points=most_points) for name, group in groups)
 
 
 def _timings(layers: Sequence[OperatorsObservation]) -> dict[str, list[Timing]]:
@@ -236,6 +241,33 @@ def _timings(layers: Sequence[OperatorsObservation]) -> dict[str, list[Timing]]:
             )
             groups[optimizer_family(point.optimizer, point.implementation)].append(timing)
     return groups
+
+
+def _left_out_error(
+    draft: OperatorCosts, layers: Sequence[OperatorsObservation]
+) -> float | None:
+    """Error of curves for models that they have not seen, beyond what the curves say of themselves.
+
+    Drawn models are left out in groups; squares of log errors of their passes, less the variance that
+    the curves own up to, are averaged. ``None`` without drawn models.
+    """
+    drawn = [entry for entry in layers if entry.model is not None]
+    if len(drawn) < _FOLDS:
+        return None
+    excess = []
+    for fold in range(_FOLDS):
+        left_out = drawn[fold::_FOLDS]
+        rest = [entry for entry in layers if all(entry is not other for other in left_out)]
+        families = fit_curves(rest, most_points=_MOST_POINTS // 2)
+        costs = OperatorDurations(replace(draft, families=families, curve_log_error=0.0))
+        for entry in left_out:
+            for phase in (Phase.FORWARD, Phase.BACKWARD):
+                timed = [one for one in entry.operators if one.phase is phase]
+                real_s = sum(one.num_calls * typical(one.times_s) for one in timed)
+                found = costs.phase([(one.operator, one.num_calls) for one in timed], phase)
+                error = math.log(max(found.time_s, _SMALLEST_S) / max(real_s, _SMALLEST_S))
+                excess.append(error**2 - found.relative_error**2)
+    return max(_SMALLEST_ERROR, math.sqrt(max(0.0, float(np.mean(excess)))))
 
 
 def _sum_error(

@@ -173,12 +173,14 @@ class ReplayObservation(Taken):
 
 
 class IsolatedOperator(Record):
-    """One operator of a single layer. [s]"""
+    """One operator of a single layer, or of a model drawn at random. [s]"""
 
     operator: Operator
     phase: Phase
     times_s: _SomeDurations
-    """Inside a step that consists of such layers."""
+    """Inside a step that consists of such layers, or of the model; a mean over its calls."""
+    num_calls: PositiveInt = 1
+    """In a step of the model."""
 
 
 class OptimizerPoint(Record):
@@ -193,9 +195,10 @@ class OptimizerPoint(Record):
 
 
 class OperatorsObservation(Taken):
-    """Operators of some single layers."""
+    """Operators of some single layers, or of a model drawn at random."""
 
     kind: Literal["operators"] = "operators"
+    model: str | None = None
     operators: tuple[IsolatedOperator, ...]
     optimizers: tuple[OptimizerPoint, ...]
 

@@ -47,6 +47,7 @@ TINY = Budget(
     replay_rounds=1,
     layer_share=0.0,
     optimizer_share=0.05,
+    num_models=1,
 )
 DEADLINE_S = 180.0
 

@@ -11,37 +11,11 @@ from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.machine import Evidence
 from perfmodel.statistics import Interval
 from tests.perfmodel.profiles import Machine, profile
+from calibrate.random_models import FAMILIES, draw
 from validate.models import DrawnModel, ModelsRequest, PredictedRun, judge_models
-from validate.random_models import FAMILIES, draw
-
-NUM_FAMILIES = len(FAMILIES)
-
-
-@pytest.mark.parametrize("index", range(NUM_FAMILIES))
-def test_a_drawn_model_trains_and_a_second_draw_is_the_same(index: int) -> None:
-    model, again = draw(3, index), draw(3, index)
-    assert (model.name, model.micro_batch) == (again.name, again.micro_batch)
-    assert (model.optimizer, model.flags) == (again.optimizer, again.flags)
-    torch.manual_seed(0)
-    module, example, _ = model.factory()
-    shapes = [parameter.shape for parameter in again.sketch.build().parameters()]
-    assert [parameter.shape for parameter in module.parameters()] == shapes
-    optimizer = model.make_optimizer(module.parameters())
-    loss = model.sketch.loss(
-        module(*(entry[:2] for entry in example)), model.sketch.targets.draw(2)
-    )
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-    assert bool(loss.isfinite())
-
-
-def test_families_take_turns() -> None:
-    drawn = {draw(4, index).family.split()[0] for index in range(NUM_FAMILIES)}
-    assert drawn == {family.split()[0] for family in FAMILIES}
-
 
 def drawn_models() -> list[DrawnModel]:
-    indices = [at for at in range(NUM_FAMILIES) if not draw(3, at).sketch.torchvision][:3]
+    indices = [at for at in range(len(FAMILIES)) if not draw(3, at).sketch.torchvision][:3]
     reasons = (None, None, "cannot be traced: operator aten.odd")
     return [
         DrawnModel(model=draw(3, index), document=Path("none"), reason=reason)

@@ -18,8 +18,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision import models as vision
 
-from perfmodel.documents.base import write_atomically
-from validate.random_blocks import (
+from calibrate.random_blocks import (
     ACTIVATIONS,
     Block,
     Mean,
@@ -38,6 +37,11 @@ from validate.random_blocks import (
     mlp,
     width_between,
 )
+from perfmodel.documents.base import write_atomically
+from perfmodel.trace.source import SampleSize
+from perfmodel.trace.sources import find_source
+from perfmodel.trace.trace import TracedModel, trace_model
+from perfmodel.workload.step import StepMethod
 
 Draw = random.Random
 Builder = Callable[[], nn.Module]
@@ -120,12 +124,28 @@ class RandomModel:
         write_atomically(
             path,
             f'"""{self.name}, micro-batch {self.micro_batch}, {self.optimizer}."""\n\n'
-            "from validate.random_models import draw\n\n"
+            "from calibrate.random_models import draw\n\n"
             f"DRAWN = draw({self.seed}, {self.index})\n\n\n"
             "def model():\n"
             "    return DRAWN.factory()\n",
         )
         return f"{path}:model"
+
+    def traced(self, folder: Path, device_kind: str) -> TracedModel:
+        """As a user traces it; ``folder`` takes its file. ``PerfModelError`` if that cannot be done."""
+        name, pixels = self.sketch.torchvision or (None, None)
+        method = StepMethod(
+            optimizer=self.optimizer,
+            optimizer_implementation=self.flags,
+            precision="fp32",
+            checkpointing="none",
+            device_kind=device_kind,
+        )
+        source = find_source(
+            f"torchvision:{name}" if name else self.write_file(folder),
+            SampleSize(image_size=pixels),
+        )
+        return trace_model(source, method, micro_batch=self.micro_batch)
 
 
 def draw(seed: int, index: int) -> RandomModel:
