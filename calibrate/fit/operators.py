@@ -263,6 +263,8 @@ def _left_out_error(
         for entry in left_out:
             for phase in (Phase.FORWARD, Phase.BACKWARD):
                 timed = [one for one in entry.operators if one.phase is phase]
+                if not timed:
+                    continue
                 real_s = sum(one.num_calls * typical(one.times_s) for one in timed)
                 found = costs.phase([(one.operator, one.num_calls) for one in timed], phase)
                 error = math.log(max(found.time_s, _SMALLEST_S) / max(real_s, _SMALLEST_S))

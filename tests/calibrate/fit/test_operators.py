@@ -10,6 +10,8 @@ from calibrate.fit.operators import (
     fit_operators,
     unit_costs,
 )
+from perfmodel.documents.observation import OperatorsObservation
+from tests.perfmodel.operators import observation
 
 NUM_STEPS = 12
 
@@ -37,3 +39,23 @@ def test_what_a_unit_of_work_costs_is_recovered(
         for units in ((1.0, *map(float, 10 ** rng.uniform(3, 9, 2))) for _ in range(30))
     ]
     assert unit_costs(timings) == pytest.approx(costs_s, rel=1e-3)
+
+
+def drawn(seed: int, *, factor: float) -> OperatorsObservation:
+    """A drawn model whose operators take longer than the law of the machine says."""
+    entry = observation(seed)
+    operators = tuple(
+        one.model_copy(update={"times_s": tuple(factor * time_s for time_s in one.times_s)})
+        for one in entry.operators
+    )
+    return entry.model_copy(update={"model": f"model {seed}", "operators": operators})
+
+
+@pytest.mark.parametrize("scatter", [0.0, 0.3])
+def test_the_error_of_curves_is_that_of_models_left_out(scatter: float) -> None:
+    """What all operators of a model share is no property of any curve."""
+    rng = np.random.default_rng(5)
+    models = [drawn(seed, factor=float(np.exp(rng.normal(0, scatter)))) for seed in range(12)]
+    found = fit_operators([observation(99), *models], workloads=(), rates=())
+    assert found is not None
+    assert found.curve_log_error == pytest.approx(max(scatter, 0.02), rel=0.5)
