@@ -243,9 +243,7 @@ def _timings(layers: Sequence[OperatorsObservation]) -> dict[str, list[Timing]]:
     return groups
 
 
-def _left_out_error(
-    draft: OperatorCosts, layers: Sequence[OperatorsObservation]
-) -> float | None:
+def _left_out_error(draft: OperatorCosts, layers: Sequence[OperatorsObservation]) -> float | None:
     """Error of curves for models that they have not seen, beyond what the curves say of themselves.
 
     Drawn models are left out in groups; squares of log errors of their passes, less the variance that

@@ -3,16 +3,16 @@
 from pathlib import Path
 
 import pytest
-import torch
 
+from calibrate.random_models import FAMILIES, draw
 from perfmodel.documents.observation import FailedObservation, LoopObservation
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.machine import Evidence
 from perfmodel.statistics import Interval
 from tests.perfmodel.profiles import Machine, profile
-from calibrate.random_models import FAMILIES, draw
 from validate.models import DrawnModel, ModelsRequest, PredictedRun, judge_models
+
 
 def drawn_models() -> list[DrawnModel]:
     indices = [at for at in range(len(FAMILIES)) if not draw(3, at).sketch.torchvision][:3]
