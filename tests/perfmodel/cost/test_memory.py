@@ -1,4 +1,4 @@
-"""Whether a step fits, by hand."""
+"""Whether a step fits, what a rank of a layout holds, and what a checkpoint costs."""
 
 from typing import Any
 
@@ -12,11 +12,21 @@ from perfmodel.cost.memory import (
     MemorySetting,
     Overhead,
     Verdict,
+    checkpoint_draws,
     device_memory,
     largest_batch,
     overhead_of,
+    rank_memory,
+    rate_bytes_per_s,
     verdict,
 )
+from perfmodel.layout.layout import parse_layout
+from perfmodel.machine.machine import Evidence
+from perfmodel.machine.measured import CheckpointProfile, CurvePoint
+from perfmodel.step.division import parameter_bytes
+from perfmodel.units import Bytes
+from perfmodel.workload.memory import Part
+from tests.perfmodel.llama import LAYERS, document, traced
 from tests.perfmodel.workload.memory_samples import step_memory
 
 MIB = 1 << 20
@@ -76,3 +86,103 @@ def test_a_gpu_is_said_not_to_be_validated_and_other_kinds_are_refused() -> None
     assert "not validated" in overhead_of(step_memory(), "cuda").evidence
     with pytest.raises(ValueError, match=r"device_kind must be cpu or cuda, got 'tpu'"):
         overhead_of(step_memory(), "tpu")
+
+
+BATCH = 8
+
+
+def ranks(text: str, model: str = "llama") -> tuple[DeviceMemory, ...]:
+    trace, memory = traced(model)
+    layout = parse_layout(f"{text} micro_batch={BATCH}")
+    return rank_memory(trace, memory, layout, overhead=overhead_of(memory, "cpu"))
+
+
+def part(of: DeviceMemory, name: Part) -> int:
+    return of.parts[name.value]
+
+
+@pytest.mark.parametrize("model", ["llama", "resnet18"])
+@pytest.mark.parametrize("devices", [1, 8])
+def test_data_parallelism_alone_needs_what_the_traced_step_needs(model: str, devices: int) -> None:
+    _, memory = traced(model)
+    expected = device_memory(
+        memory,
+        MemorySetting(micro_batch=BATCH, devices=devices),
+        gradient_bytes=document(model).workload.gradient_bytes,
+        overhead=overhead_of(memory, "cpu"),
+    )
+    assert ranks(f"dp={devices}", model) == (expected,)
+
+
+def test_sharding_divides_states_and_gathers_two_units() -> None:
+    trace, _ = traced()
+    whole = parameter_bytes(trace, range(len(trace.parameters)), 1)
+    (plain,), (first,), (third,) = (ranks(f"dp=8 zero={zero}") for zero in (0, 1, 3))
+    assert part(first, Part.OPTIMIZER) == pytest.approx(part(plain, Part.OPTIMIZER) / 8, abs=1)
+    assert first.parts[BUCKETS] == 0
+    assert part(third, Part.PARAMETERS) < whole
+    assert third.needed_bytes < first.needed_bytes < plain.needed_bytes
+
+
+def test_tensor_parallelism_divides_matrices_and_what_blocks_keep() -> None:
+    trace, _ = traced()
+    (one,), (two,), (all_divided,) = (
+        ranks(text) for text in ("dp=1", "tp=2", "tp=2 sequence_parallel=yes")
+    )
+    half = parameter_bytes(trace, range(len(trace.parameters)), 2)
+    assert part(two, Part.PARAMETERS) == pytest.approx(half, abs=1)
+    assert part(one, Part.ACTIVATIONS) / 2 < part(two, Part.ACTIVATIONS)
+    assert part(all_divided, Part.ACTIVATIONS) < part(two, Part.ACTIVATIONS)
+
+
+def test_early_stages_keep_the_activations_of_all_micro_batches_in_flight() -> None:
+    stages = ranks("pp=4 accumulation=8")
+    assert len(stages) == LAYERS
+    kept = [part(stage, Part.ACTIVATIONS) for stage in stages[:3]]
+    assert kept[0] == pytest.approx(2 * kept[2], rel=1e-6)
+    assert kept[1] == pytest.approx(1.5 * kept[2], rel=1e-6)
+    again = ranks("pp=4 accumulation=8 recompute=full")
+    assert all(a.needed_bytes <= b.needed_bytes for a, b in zip(again[:3], stages[:3], strict=True))
+
+
+def timed(size_bytes: Bytes, time_s: float) -> CurvePoint:
+    return CurvePoint(at=size_bytes, time_s=time_s, relative_error=0.05)
+
+
+#: Writes: 0.1 s and 100 MB/s; reads twice as fast.
+PROFILE = CheckpointProfile(
+    write=(timed(10**6, 0.11), timed(10**8, 1.1)),
+    read=(timed(10**6, 0.055), timed(10**8, 0.55)),
+)
+
+
+def test_a_larger_file_goes_on_at_the_measured_rate() -> None:
+    cost = checkpoint_draws(PROFILE, 10**10)
+    assert cost.write.nominal == pytest.approx(100.1)
+    assert cost.read.nominal == pytest.approx(50.05)
+    assert cost.evidence is Evidence.EXTRAPOLATED
+    assert cost.write.p5 < 0.8 * 100.1
+    assert cost.write.p95 > 1.2 * 100.1
+
+
+def test_between_two_files_the_uncertainty_is_that_of_the_files() -> None:
+    cost = checkpoint_draws(PROFILE, 5 * 10**7)
+    assert cost.write.nominal == pytest.approx(0.6)
+    assert cost.evidence is Evidence.INTERPOLATED
+    assert cost.write.p95 < 1.1 * 0.6
+
+
+def test_parts_take_what_a_file_of_their_size_takes_as_an_assumption() -> None:
+    cost = checkpoint_draws(PROFILE, 8 * 10**8, writers=8)
+    assert cost.write.nominal == pytest.approx(1.1)
+    assert cost.evidence is Evidence.ASSUMED
+
+
+def test_the_rate_is_that_of_the_largest_file() -> None:
+    assert rate_bytes_per_s(PROFILE.write) == pytest.approx(10**8 / 1.1)
+
+
+@pytest.mark.parametrize(("size_bytes", "writers"), [(0, 1), (10, 0)])
+def test_nothing_to_write_and_nobody_to_write_are_refused(size_bytes: int, writers: int) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        checkpoint_draws(PROFILE, size_bytes, writers=writers)
