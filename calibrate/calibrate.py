@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Final
 
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure, read_plan
-from calibrate.environment import describe_environment
 from calibrate.experiment import BUDGETS, REFERENCE_MODELS, Experiment, doubling_sizes
 from calibrate.fit.profile import fit_profile, recorded_environment
 from calibrate.launch import Launcher
 from calibrate.noise import with_stored_noise
-from calibrate.placement import place, provenance
+from calibrate.placement import described, place, provenance
 from calibrate.topology import LaunchFlags
 from calibrate.workloads import with_stored_workloads
 from perfmodel.documents.observation import read_observations
@@ -28,6 +27,8 @@ class CalibrationRequest:
     folder: Path
     budget: str = "standard"
     device: str = "auto"
+    truth: str | None = None
+    """What a virtual device costs."""
     models: tuple[str, ...] = REFERENCE_MODELS
     flags: LaunchFlags = field(default_factory=LaunchFlags)
     seed: int = 0
@@ -39,7 +40,7 @@ def calibrate(
 ) -> ProfileDocument:
     """Measure, fit, and write the profile beside the raw observations."""
     refuse_unknown("--budget", request.budget, BUDGETS)
-    environment = describe_environment()
+    environment = described(request.truth)
     here = place(environment, request.device, request.flags)
     topology = here.topology
     experiment = Experiment(
@@ -54,6 +55,7 @@ def calibrate(
         "budget": request.budget,
         "device": here.device_kind,
         "models": request.models,
+        **({} if here.truth is None else {"truth": here.truth}),
         "seed": request.seed,
         "num_nodes": topology.num_nodes,
         "ranks_per_node": topology.ranks_per_node,

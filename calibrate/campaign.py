@@ -99,8 +99,10 @@ def measure(
         # The first node alone sees progress, and torchrun ends the others with it.
         return last_s if is_first_node else time.monotonic()
 
-    # Nodes of one run may share a machine, so the first one queues for all of them.
-    with machine_to_itself(on_wait) if is_first_node else contextlib.nullcontext():
+    # Nodes of one run may share a machine, so the first one queues for all of them. Virtual time is no
+    # one's.
+    queues = is_first_node and campaign.placement.device_kind != "virtual"
+    with machine_to_itself(on_wait) if queues else contextlib.nullcontext():
         for index, tasks in enumerate(campaign.rounds):
             pending = [task for task in tasks if task.name not in done]
             if not pending:
@@ -173,6 +175,7 @@ def _write_order(campaign: Campaign, index: int, tasks: Sequence[Task], output: 
     path = campaign.folder / "orders" / f"round-{index}.json"
     WorkOrder(
         device_kind=campaign.placement.device_kind,
+        truth=campaign.placement.truth,
         output=str(output.resolve()),
         tasks=tuple(tasks),
     ).write(path)

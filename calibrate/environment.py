@@ -24,7 +24,7 @@ from calibrate.processes import usable_cores
 from perfmodel.documents.base import command_line
 from perfmodel.units import GIB, MIB, Seconds
 
-DeviceKind = Literal["cpu", "cuda"]
+DeviceKind = Literal["cpu", "cuda", "virtual"]
 #: Plain JSON; a value is None where the machine does not tell.
 Facts: TypeAlias = dict[str, Any]
 

@@ -38,7 +38,7 @@ class ComputeProbe:
 
 def planned_probes(device_kind: str) -> tuple[ComputeProbe, ...]:
     """Everything that is measured on a kind of device."""
-    return _cuda_probes() if device_kind == "cuda" else _cpu_probes()
+    return _cpu_probes() if device_kind == "cpu" else _cuda_probes()
 
 
 def _cuda_probes() -> tuple[ComputeProbe, ...]:
@@ -246,7 +246,8 @@ class Experiment:
 
     def micro_batches(self, model: str) -> tuple[int, ...]:
         """Micro-batch sizes that the budget affords, ascending."""
-        return tuple(sorted(_MICRO_BATCHES[self.device_kind][model][: self.budget.num_batches]))
+        batches = _MICRO_BATCHES["cpu" if self.device_kind == "cpu" else "cuda"][model]
+        return tuple(sorted(batches[: self.budget.num_batches]))
 
     def _block(self, model: str, micro_batch: int) -> tuple[RunSetting, ...]:
         single = RunSetting(
@@ -295,7 +296,12 @@ class Experiment:
         steps = [self._step(setting, index) for block in blocks for setting in block]
         collectives = list(self._collectives(index))
         shuffle.shuffle(collectives)
-        once: Iterable[Task] = (*self._traces(), *self._compute()) if index == 0 else ()
+        if self.device_kind == "virtual":
+            # It has no files, and its operators are priced by the steps.
+            beside = [*collectives, *self._overlaps(index)]
+            if index >= self.budget.other_rounds:
+                beside = []
+            return (*self._once(index), *_interleave(steps, beside))
         checkpoints = [*self._checkpoints(index)]
         operators = _interleave(
             [*self._layers(index), *self._models(index)], [*self._replays(index)]
@@ -307,7 +313,10 @@ class Experiment:
         )
         if index >= self.budget.other_rounds:
             others = ()
-        return (*once, *_interleave(steps, others))
+        return (*self._once(index), *_interleave(steps, others))
+
+    def _once(self, index: int) -> Iterable[Task]:
+        return (*self._traces(), *self._compute()) if index == 0 else ()
 
     def _layers(self, index: int) -> Iterable[Task]:
         """The round's part of the single layers: first a draw of all kinds, then what tells most."""

@@ -39,6 +39,8 @@ class Placement:
     """Variables of the environment of every rank."""
     fingerprint: str
     """Of this machine."""
+    truth: str | None = None
+    """What a virtual device costs."""
 
 
 def chosen_conditions(environ: Mapping[str, str], *, topology: Topology) -> dict[str, str]:
@@ -96,8 +98,10 @@ def place(
     num_gpus = len(query_gpus())
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         num_gpus = min(num_gpus, len([entry for entry in visible.split(",") if entry.strip()]))
-    if device not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"--device-kind: must be auto, cpu or cuda, got {device!r}")
+    if device not in ("auto", "cpu", "cuda", "virtual"):
+        raise UsageError(f"--device-kind: must be auto, cpu, cuda or virtual, got {device!r}")
+    if device == "virtual":
+        return _virtual(environment, flags, conditions)
     if device == "cuda" and not num_gpus:
         raise UsageError("--device-kind: cuda needs a GPU that nvidia-smi lists, got none; use cpu")
     device_kind: DeviceKind = "cuda" if num_gpus and device != "cpu" else "cpu"
@@ -120,6 +124,26 @@ def place(
     )
 
 
+def _virtual(
+    environment: Facts, flags: LaunchFlags, conditions: Mapping[str, str] | None
+) -> Placement:
+    """Ranks of a virtual device: one thread each, since nothing is computed."""
+    virtual = environment["virtual"]
+    topology = resolve_topology(
+        os.environ,
+        flags=flags,
+        num_local_devices=virtual["devices"],
+        default_ranks_per_node=1,
+    )
+    return Placement(
+        topology=topology,
+        device_kind="virtual",
+        conditions={_THREADS: "1"} if conditions is None else conditions,
+        fingerprint=environment["host"]["fingerprint"],
+        truth=virtual["truth"],
+    )
+
+
 def placement_of(
     profile: MeasuredMachine, *, num_ranks: int | None = None, where: str = "--profile"
 ) -> Placement:
@@ -127,7 +151,7 @@ def placement_of(
 
     ``num_ranks`` are those on this node, by default all that were calibrated; ``where`` named the profile.
     """
-    environment = describe_environment()
+    environment = described(profile.truth)
     refuse_other_machine(profile, environment["host"]["fingerprint"], where=where)
     return place(
         environment,
@@ -135,6 +159,16 @@ def placement_of(
         LaunchFlags(nproc_per_node=num_ranks or profile.ranks_per_node),
         conditions=recorded_conditions(profile),
     )
+
+
+def described(truth: str | None) -> Facts:
+    """The machine at hand; with a virtual device as a truth file says."""
+    environment = describe_environment()
+    if truth is None:
+        return environment
+    from calibrate.virtual.truth import with_truth  # noqa: PLC0415 - few need it
+
+    return with_truth(environment, truth)
 
 
 def refuse_other_machine(

@@ -187,7 +187,9 @@ class WorkOrder(Document):
 
     title = "work order"
 
-    device_kind: Literal["cpu", "cuda"]
+    device_kind: Literal["cpu", "cuda", "virtual"]
+    truth: str | None = None
+    """Costs of a virtual device, by name or as a file."""
     output: str
     """File that rank 0 appends observations to."""
     tasks: tuple[Task, ...]

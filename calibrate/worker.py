@@ -17,6 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from calibrate.agent import die_with_parent
 from calibrate.campaign import DONE_PREFIX
+from calibrate.device import Cpu, open_device
 from calibrate.environment import describe_environment, processor_time, torch_facts
 from calibrate.experiment import ComputeProbe
 from calibrate.layers import is_optimizer
@@ -78,10 +79,14 @@ def main() -> None:
     ranks, output = Ranks.open(), Path(order.output)
     if ranks.rank == 0:
         facts = describe_environment(torch_facts(), observe_s=0.0)
+        if order.truth is not None:
+            from calibrate.virtual.truth import with_truth  # noqa: PLC0415
+
+            facts = with_truth(facts, order.truth)
         name = f"environment-{time.time_ns()}"
         environment = EnvironmentObservation(task=name, round=0, facts=facts)
         append_line(output, environment.model_dump_json())
-    carry_out = _together(order) if order.device_kind == "cuda" else _alone(ranks)
+    carry_out = _alone(ranks) if order.device_kind == "cpu" else _together(order)
     for task in order.tasks:
         start = processor_time()
         found = _carried_out(carry_out, task, output) if ranks.rank < num_ranks(task) else None
@@ -131,7 +136,7 @@ def _alone(ranks: Ranks) -> _CarryOut:
     def observe(task: Task, output: Path) -> str:
         join(task.name, rank=ranks.rank, world_size=num_ranks(task))
         sizes = [num_ranks(task)]
-        session = Session.open(device_kind="cpu", local_rank=ranks.rank, group_sizes=sizes)
+        session = Session.open(Cpu(), group_sizes=sizes)
         return _observed(session, task, output)
 
     return lambda task, output: ranks.carry_out(lambda: observe(task, output))
@@ -141,8 +146,12 @@ def _together(order: WorkOrder) -> _CarryOut:
     """All tasks in this process: what drives a GPU cannot be copied."""
     dist.init_process_group("gloo")
     session = Session.open(
-        device_kind=order.device_kind,
-        local_rank=int(os.environ["LOCAL_RANK"]),
+        open_device(
+            order.device_kind,
+            local_rank=int(os.environ["LOCAL_RANK"]),
+            truth=order.truth,
+            occasion=Path(order.output).parent.name,
+        ),
         group_sizes=order.world_sizes,
     )
     if layouts := [parse_layout(t.layout) for t in order.tasks if isinstance(t, LayoutTask)]:
@@ -154,6 +163,7 @@ def _together(order: WorkOrder) -> _CarryOut:
 
 def _observed(session: Session, task: Task, output: Path) -> str:
     session.observations = output
+    session.measured.begin(task.name)
     found = _PROBES[type(task)](session, task)
     return found.model_dump_json() if session.rank == 0 else ""
 
@@ -229,7 +239,7 @@ def _replay(session: Session, task: ReplayTask) -> ReplayObservation:
 def _layers(session: Session, task: LayersTask) -> OperatorsObservation:
     from calibrate.probes.chain import chosen_layers  # noqa: PLC0415 - scipy, for this task alone
 
-    evictor = Evictor(session.device)
+    evictor = Evictor(session.measured)
     layers = chosen_layers(session, task)
     chain = [layer for layer in layers if not is_optimizer(layer)]
     operators = measure_layers(session, chain, evictor)

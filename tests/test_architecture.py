@@ -34,7 +34,7 @@ acceptance write: confidence goodput output profile workload
 batch: batches devices gradient-norms json micro-batch points profile samples-per-s
     samples-per-unit workload
 calibrate: batches budget columns device device-kind from-runs master-addr master-port models
-    nnodes node-rank noise-scale nproc out resume seed workload
+    nnodes node-rank noise-scale nproc out resume seed truth workload
 cost: BUDGET_FILE json prices today
 devices: NAME json links
 diff: NEW OLD json

@@ -96,17 +96,18 @@ def _draft(observations: Sequence[Observation], environment: dict[str, Any]) -> 
             fitted = fit_workload(traced.workload, mine)
             raw = [entry for entry in steps if entry.setting.workload == name]
             workloads.append(with_device_streams(fitted, raw))
-    device_kind: Literal["cpu", "cuda"] = (
-        "cuda" if any(entry.device_streams for entry in steps) else "cpu"
-    )
+    is_asynchronous = any(entry.device_streams for entry in steps)
+    device_kind: Literal["cpu", "cuda", "virtual"] = "cuda" if is_asynchronous else "cpu"
+    if "virtual" in environment:
+        device_kind = "virtual"
     rates = tuple(_rate(entry) for entry in _of(observations, ComputeObservation))
     collectives = collective_profiles(_of(observations, CollectiveObservation))
     world_size = max(entry.setting.world_size for entry in steps)
     return MeasuredMachine(
         device_kind=device_kind,
         device_name=_device_name(environment, device_kind),
-        backend="nccl" if device_kind == "cuda" else "gloo",
-        asynchronous=device_kind == "cuda",
+        backend="nccl" if is_asynchronous else "gloo",
+        asynchronous=is_asynchronous,
         ranks_per_node=world_size,
         num_nodes=1,
         num_rounds=1 + max(entry.round for entry in steps),
@@ -165,6 +166,8 @@ def _device_name(environment: dict[str, Any], device_kind: str) -> str:
     if device_kind == "cuda":
         gpus = environment.get("gpus") or []
         return str(gpus[0]["name"]) if gpus else "unknown CUDA device"
+    if device_kind == "virtual":
+        return str(environment["virtual"]["name"])
     cpu = environment.get("cpu") or {}
     return f"one core of {cpu.get('model') or 'an unknown CPU'}"
 

@@ -66,8 +66,8 @@ def with_device_streams(
         return profile
     curves: dict[str, Any] = {}
     for name in PHASE_CURVES:
-        if name != "input":
-            field = f"{name if name.startswith('dispatch') else f'dense_{name}'}_s"
+        field = f"{name if name.startswith('dispatch') else f'dense_{name}'}_s"
+        if all(getattr(entry, field) for entries in streams.values() for entry in entries):
             curves[name] = tuple(
                 _point(batch, [typical(getattr(entry, field)) for entry in entries])
                 for batch, entries in sorted(streams.items())

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from calibrate.device import Device
 from calibrate.experiment import ComputeProbe
 from calibrate.probes.session import Session, repeats_within
 from perfmodel.units import MIB, Bytes, Seconds
@@ -46,7 +47,9 @@ def measure_compute(
         switch.allow_tf32 = probe.dtype == "tf32"
     try:
         warm_s = session.time_repeats(kernel.act, repeats=3)
-        repeats = repeats_within(target_s, warm_s[1:], minimum=5, maximum=200)
+        repeats = repeats_within(
+            target_s, warm_s[1:], minimum=5, maximum=min(200, session.measured.most_repeats)
+        )
         durations_s = session.time_repeats(kernel.act, repeats=repeats)
     finally:
         for switch, allowed in zip(switches, before, strict=True):
@@ -91,7 +94,7 @@ def _memory(session: Session, probe: ComputeProbe) -> TimedKernel:
 def _copy(session: Session, probe: ComputeProbe) -> TimedKernel:
     """Between pinned memory of the host and the device, in the direction that the probe names."""
     source, target = (
-        torch.zeros(probe.shape).pin_memory(),
+        session.measured.pinned(torch.zeros(probe.shape)),
         torch.zeros(probe.shape, device=session.device),
     )
     if probe.probe == "device_to_host":
@@ -158,7 +161,12 @@ def measure_collective(
 
     warm_s = session.time_repeats(act, repeats=3)
     repeats = session.agree(
-        repeats_within(target_s, warm_s[1:], minimum=5, maximum=_MAXIMUM_REPEATS),
+        repeats_within(
+            target_s,
+            warm_s[1:],
+            minimum=5,
+            maximum=min(_MAXIMUM_REPEATS, session.measured.most_repeats),
+        ),
         world_size=world_size,
     )
     durations_s = []
@@ -196,7 +204,7 @@ def _acts(
 
 
 #: Matrix products short enough to count them while an all-reduce runs.
-_WIDTH = {"cpu": 256, "cuda": 2048}
+_WIDTH, _DEVICE_WIDTH = 256, 2048
 #: On a GPU so many times the length of the all-reduce is queued, to outlast it even if it slows down.
 _OUTLAST = 3
 
@@ -210,7 +218,8 @@ def measure_overlap(
     """
     group = session.data[world_size]
     buffer = torch.zeros(size_bytes // 4, device=session.device)
-    matrix = torch.randn((_WIDTH[session.device.type],) * 2, device=session.device)
+    width = _DEVICE_WIDTH if session.asynchronous else _WIDTH
+    matrix = torch.randn((width, width), device=session.device)
 
     def compute() -> None:
         torch.mm(matrix, matrix)
@@ -237,7 +246,7 @@ def measure_overlap(
         session.barrier(world_size)
         work = dist.all_reduce(buffer, group=group, async_op=True)
         both_s = (
-            _queued_together(work, compute, num_queued=_OUTLAST * num_alone)
+            _queued_together(session.measured, work, compute, num_queued=_OUTLAST * num_alone)
             if session.asynchronous
             else _counted_together(work, compute)
         )
@@ -259,22 +268,21 @@ def _counted_together(work: dist.Work, compute: Callable[[], None]) -> tuple[Sec
 
 
 def _queued_together(
-    work: dist.Work, compute: Callable[[], None], *, num_queued: int
+    device: Device, work: dist.Work, compute: Callable[[], None], *, num_queued: int
 ) -> tuple[Seconds, Seconds]:
     """Queue more compute than the all-reduce lasts; see how much was done when it ended."""
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(num_queued + 1)]
-    end = torch.cuda.Event(enable_timing=True)
-    side = torch.cuda.Stream()
+    marks = [device.event() for _ in range(num_queued + 1)]
+    end = device.event()
     marks[0].record()
-    with torch.cuda.stream(side):
+    with device.side_stream():
         work.wait()
         end.record()
     for mark in marks[1:]:
         compute()
         mark.record()
-    torch.cuda.synchronize()
-    comm_s = marks[0].elapsed_time(end) / 1e3
-    durations_s = [first.elapsed_time(mark) / 1e3 for first, mark in itertools.pairwise(marks)]
+    device.synchronise()
+    comm_s = end.seconds_since(marks[0])
+    durations_s = [mark.seconds_since(first) for first, mark in itertools.pairwise(marks)]
     beside = [
         duration_s
         for duration_s, end_s in zip(durations_s, itertools.accumulate(durations_s), strict=True)
@@ -285,7 +293,7 @@ def _queued_together(
 
 
 def _timed(session: Session, act: Callable[[], object]) -> Seconds:
-    start_s = time.perf_counter()
+    start_s = session.measured.now()
     act()
     session.synchronise()
-    return time.perf_counter() - start_s
+    return session.measured.now() - start_s

@@ -8,6 +8,7 @@ from typing import Final
 import torch
 from torch import nn
 
+from calibrate.device import Device
 from calibrate.layers import Layer
 from calibrate.probes.session import Session
 from calibrate.task import CheckpointTask
@@ -71,11 +72,9 @@ _ORDINARY: Final = 1e-3
 class Evictor:
     """Empties the caches by reading something large."""
 
-    def __init__(self, device: torch.device) -> None:
-        size_bytes = _EVICTION_BYTES
-        if device.type == "cuda":
-            size_bytes = max(size_bytes, 2 * torch.cuda.get_device_properties(device).L2_cache_size)
-        self._values = torch.zeros(size_bytes // 4, device=device)
+    def __init__(self, device: Device) -> None:
+        size_bytes = max(_EVICTION_BYTES, 2 * device.cache_bytes)
+        self._values = torch.zeros(size_bytes // 4, device=device.torch_device)
 
     def evict(self) -> None:
         """Fill the caches with something else."""

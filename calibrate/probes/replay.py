@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from calibrate.device import Clock
 from calibrate.probes.session import Session, repeats_within
 from calibrate.probes.tracing import replayed_step
-from calibrate.probes.training import Clock, DeviceClock, HostClock
 from calibrate.replays import Dataflow, linked
 from calibrate.task import ReplayTask
 from perfmodel.documents.observation import ReplayObservation, TimedOperator
@@ -211,7 +211,7 @@ class Passes:
 
     def new_clock(self) -> Clock:
         """A clock of the device for one pass."""
-        return DeviceClock() if self._session.asynchronous else HostClock()
+        return self._session.measured.clock()
 
     def run(self, clock: Clock) -> dict[int, Tensor]:
         """Make every call between two marks; return what is left, the gradients among it."""

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
+from calibrate.device import Device
 from perfmodel.units import Seconds
 
 
@@ -23,13 +24,11 @@ class Session:
 
     rank: int
     world_size: int
-    device: torch.device
+    measured: Device
     control: dict[int, dist.ProcessGroup]
     """Gloo group of the first ``n`` ranks, by ``n``."""
     data: dict[int, dist.ProcessGroup]
     """Group of the first ``n`` ranks on the backend of the device, by ``n``."""
-    backend: str = "gloo"
-    """Of the device."""
     groups: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
     """Other groups of the device's backend, by their ranks."""
     models: dict[Any, Any] = field(default_factory=dict)
@@ -38,12 +37,9 @@ class Session:
     """Finished tasks; which layers are timed next depends on them."""
 
     @classmethod
-    def open(cls, *, device_kind: str, local_rank: int, group_sizes: Collection[int]) -> "Session":
+    def open(cls, measured: Device, *, group_sizes: Collection[int]) -> "Session":
         """Join the groups of the first ``n`` ranks for all sizes; all ranks of the default group must."""
-        device = torch.device("cuda", local_rank) if device_kind == "cuda" else torch.device("cpu")
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        backend = measured.backend
         sizes = sorted({*group_sizes, dist.get_world_size()})
         control = {size: new_group(range(size), "gloo") for size in sizes}
         data = (
@@ -54,16 +50,25 @@ class Session:
         return cls(
             rank=dist.get_rank(),
             world_size=dist.get_world_size(),
-            device=device,
+            measured=measured,
             control=control,
             data=data,
-            backend=backend,
         )
 
     @property
     def asynchronous(self) -> bool:
         """Whether the device runs behind the host's back."""
-        return self.device.type == "cuda"
+        return self.measured.asynchronous
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors lie."""
+        return self.measured.torch_device
+
+    @property
+    def backend(self) -> str:
+        """Of the device's collectives."""
+        return self.measured.backend
 
     def takes_part(self, world_size: int) -> bool:
         """Whether this rank is one of the first ``world_size``."""
@@ -94,20 +99,19 @@ class Session:
 
     def synchronise(self) -> None:
         """Wait until the device has nothing left to do."""
-        if self.asynchronous:
-            torch.cuda.synchronize(self.device)
+        self.measured.synchronise()
 
     def time_repeats(self, act: Callable[[], object], *, repeats: int) -> list[Seconds]:
         """How long each repeat takes, the device's work included. [s]"""
         if not self.asynchronous:
             return _host_times(act, repeats=repeats)
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+        events = [self.measured.event() for _ in range(repeats + 1)]
         events[0].record()
         for event in events[1:]:
             act()
             event.record()
         self.synchronise()
-        return [start.elapsed_time(end) / 1e3 for start, end in itertools.pairwise(events)]
+        return [end.seconds_since(start) for start, end in itertools.pairwise(events)]
 
 
 def new_group(ranks: Iterable[int], backend: str) -> dist.ProcessGroup:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import statistics
-import time
 from pathlib import Path
 
 import torch
@@ -59,7 +58,8 @@ def trace_workload(session: Session, name: str) -> Workload:
         checkpointing="none",
         device_kind="cpu",
     )
-    traced = trace_model(reference_source(name), method, micro_batch=_TRACED_SAMPLES)
+    with session.measured.without():
+        traced = trace_model(reference_source(name), method, micro_batch=_TRACED_SAMPLES)
     reference = MODELS[name]
     torch.manual_seed(0)
     module = reference.build().to(session.device)
@@ -96,7 +96,7 @@ def _ready_fractions(
 
     def note(name: str) -> None:
         session.synchronise()
-        instants_s[name] = time.perf_counter()
+        instants_s[name] = session.measured.now()
 
     handles = [
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: note(name))
@@ -104,10 +104,10 @@ def _ready_fractions(
     ]
     loss = nn.functional.cross_entropy(module(inputs), labels)
     session.synchronise()
-    start_s = time.perf_counter()
+    start_s = session.measured.now()
     loss.backward()  # type: ignore[no-untyped-call]
     session.synchronise()
-    span_s = time.perf_counter() - start_s
+    span_s = session.measured.now() - start_s
     for handle in handles:
         handle.remove()
     module.zero_grad()

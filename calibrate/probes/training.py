@@ -2,15 +2,15 @@
 
 import contextlib
 import itertools
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from calibrate.device import Clock
 from calibrate.probes.session import Session, repeats_within
 from perfmodel.documents.observation import PHASES, DeviceStreams, RankSteps
 from perfmodel.layout.layout import Synchronisation
@@ -20,52 +20,8 @@ from perfmodel.units import Seconds
 
 _POOL_SAMPLES = 512
 _MAXIMUM_STEPS = 200
-#: Device cycles that keep a GPU busy while the host issues a whole step (about 50 ms).
-_HOLD_CYCLES = 100_000_000
-
-
-class Clock(Protocol):
-    """Marks instants on one time line and later says how far apart they are."""
-
-    def mark(self) -> None:
-        """Note the present instant."""
-
-    def seconds(self) -> list[Seconds]:
-        """Instants since the first mark. [s]"""
-
-
-class HostClock:
-    """A clock of the host, right for devices that run synchronously and for dispatch times."""
-
-    def __init__(self, now: Callable[[], Seconds] = time.perf_counter) -> None:
-        self._now = now
-        self._instants_s: list[Seconds] = []
-
-    def mark(self) -> None:
-        """Note the present instant."""
-        self._instants_s.append(self._now())
-
-    def seconds(self) -> list[Seconds]:
-        """Instants since the first mark. [s]"""
-        return [instant_s - self._instants_s[0] for instant_s in self._instants_s]
-
-
-class DeviceClock:
-    """Events in the device's own queue; they cost the host next to nothing."""
-
-    def __init__(self) -> None:
-        self._events: list[torch.cuda.Event] = []
-
-    def mark(self) -> None:
-        """Note the instant at which the device gets here."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        self._events.append(event)
-
-    def seconds(self) -> list[Seconds]:
-        """Instants since the first mark. [s]"""
-        torch.cuda.synchronize()
-        return [self._events[0].elapsed_time(event) / 1e3 for event in self._events]
+#: Steps until a host that runs ahead of its device has filled the queue between them.
+_LEAD_IN = 5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,11 +33,13 @@ class Trainer:
     inputs: Tensor
     labels: Tensor
     device: torch.device
+    is_pinned: bool = False
+    """Whether the pool can be copied behind the host's back."""
     is_warm: bool = False
 
     def batch(self, index: int, *, micro_batch: int) -> tuple[Tensor, Tensor]:
         """Copy one micro-batch out of the pool, and to the device."""
-        if self.inputs.is_pinned():
+        if self.is_pinned:
             # Gathered rows would lie in pageable memory, whose copies wait for the device.
             start = index * micro_batch % max(1, len(self.inputs) - micro_batch)
             window = slice(start, start + micro_batch)
@@ -134,10 +92,17 @@ def measure_steps(
     warm_s = _run(session, trainer, setting, num_steps=2 if trainer.is_warm else 3)
     trainer.is_warm = True
     num_steps = session.agree(
-        repeats_within(target_s, warm_s["step"][1:], minimum=min_steps, maximum=_MAXIMUM_STEPS),
+        repeats_within(
+            target_s,
+            warm_s["step"][1:],
+            minimum=min_steps,
+            maximum=min(_MAXIMUM_STEPS, session.measured.most_repeats),
+        ),
         world_size=setting.world_size,
     )
-    phases_s = _run(session, trainer, setting, num_steps=num_steps)
+    lead = _LEAD_IN if session.asynchronous else 0
+    phases_s = _run(session, trainer, setting, num_steps=lead + num_steps)
+    phases_s = {name: times_s[lead:] for name, times_s in phases_s.items()}
     return RankSteps(
         rank=session.rank,
         step_s=tuple(phases_s["step"]),
@@ -169,20 +134,24 @@ def measure_device_streams(session: Session, setting: RunSetting, *, steps: int)
     dense: dict[str, list[Seconds]] = {phase: [] for phase in PHASES}
     for index in range(steps):
         session.synchronise()
-        host = HostClock()
+        host = session.measured.host_clock()
         host.mark()
         trainer.step(index, setting=setting, clock=host)
         session.synchronise()
-        torch.cuda._sleep(_HOLD_CYCLES)  # type: ignore[no-untyped-call] # noqa: SLF001
-        device = DeviceClock()
+        session.measured.hold()
+        device = session.measured.clock()
         device.mark()
         trainer.step(index, setting=setting, clock=device)
         _collect(dispatch, host.seconds(), setting)
         _collect(dense, device.seconds(), setting)
     return DeviceStreams(
-        dispatch_forward_s=tuple(dispatch["forward"]),
+        # To issue the copy of the batch is work of the host, too.
+        dispatch_forward_s=tuple(
+            map(sum, zip(dispatch["input"], dispatch["forward"], strict=True))
+        ),
         dispatch_backward_s=tuple(dispatch["backward"]),
         dispatch_optimizer_s=tuple(dispatch["optimizer"]),
+        dense_input_s=tuple(dense["input"]),
         dense_forward_s=tuple(dense["forward"]),
         dense_backward_s=tuple(dense["backward"]),
         dense_optimizer_s=tuple(dense["optimizer"]),
@@ -197,7 +166,7 @@ def _run(
     num_steps: int,
 ) -> dict[str, list[Seconds]]:
     """Time steps in a plain loop, by phase and as a whole. [s]"""
-    clock: Clock = DeviceClock() if session.asynchronous else HostClock()
+    clock = session.measured.clock()
     session.barrier(setting.world_size)
     for index in range(num_steps):
         clock.mark()
@@ -255,9 +224,10 @@ def _build(
     return Trainer(
         module=module,
         optimizer=torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9),
-        inputs=inputs.pin_memory() if pin else inputs,
-        labels=labels.pin_memory() if pin else labels,
+        inputs=session.measured.pinned(inputs),
+        labels=session.measured.pinned(labels),
         device=session.device,
+        is_pinned=pin,
     )
 
 
@@ -266,7 +236,7 @@ def _wrapped(
 ) -> nn.Module:
     return DistributedDataParallel(
         module,
-        device_ids=[session.device.index] if session.asynchronous else None,
+        device_ids=[session.device.index] if session.device.type == "cuda" else None,
         process_group=session.data[setting.world_size],
         bucket_cap_mb=cap_mb,
     )

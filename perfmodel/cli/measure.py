@@ -38,6 +38,10 @@ _COLUMNS = typer.Option(help="With --from-runs, TOML: names, units, constants of
 _RUNS_OF = typer.Option(
     help="With --from-runs, the device of those runs: A100, H100, V100, B200 (perfmodel devices)."
 )
+_TRUTH = typer.Option(
+    "--truth",
+    help="With --device-kind virtual: what the device costs, a TOML file or a shipped name.",
+)
 _BATCHES = opt.counts(
     "--batches", "With --workload: micro-batches to measure; default: where it was traced."
 )
@@ -58,6 +62,7 @@ _AS_CALIBRATED = dict.fromkeys(
     (
         "budget",
         "device_kind",
+        "truth",
         "nproc",
         "models",
         "nnodes",
@@ -87,6 +92,7 @@ def calibrate(
     budget: Annotated[str, _BUDGET] = "standard",
     out: opt.Folder = opt.DEFAULT_CALIBRATION,
     device_kind: opt.WhichDevice = "auto",
+    truth: Annotated[str | None, _TRUTH] = None,
     nproc: opt.RanksPerNode = None,
     models: Annotated[str, _MODELS] = "lenet,resnet18,mlp,transformer",
     noise_scale: Annotated[str | None, _NOISE] = None,
@@ -106,6 +112,9 @@ def calibrate(
     _refuse_ignored(context)
     if batches is not None and workload is None:
         raise UsageError("--batches: must come with --workload, got it alone")
+    if (truth is not None) != (device_kind == "virtual"):
+        got = "it alone" if truth is not None else "no --truth"
+        raise UsageError(f"--truth: must come with --device-kind virtual, got {got}")
     if from_runs is not None:
         _infer(from_runs, columns=columns, device=device, out=out, seed=seed)
         return
@@ -128,6 +137,7 @@ def calibrate(
         folder=out,
         budget=budget,
         device=device_kind,
+        truth=truth,
         models=opt.names(models),
         flags=LaunchFlags(
             nnodes=nnodes,

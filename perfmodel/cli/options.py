@@ -349,7 +349,12 @@ DeviceKind: TypeAlias = Annotated[
     str | None, choice("--device-kind", ("cpu", "cuda"), "cpu or cuda; default: as traced.")
 ]
 WhichDevice: TypeAlias = Annotated[
-    str, choice("--device-kind", ("auto", "cpu", "cuda"), "auto, cpu or cuda: what is measured.")
+    str,
+    choice(
+        "--device-kind",
+        ("auto", "cpu", "cuda", "virtual"),
+        "auto, cpu, cuda or virtual: what is measured.",
+    ),
 ]
 Validation: TypeAlias = Annotated[
     Path | None, typer.Option(help="A validation, whose errors widen the intervals.")

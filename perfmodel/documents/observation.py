@@ -54,8 +54,10 @@ class DeviceStreams(Record):
     """
 
     dispatch_forward_s: Durations
+    """With the copy of the batch."""
     dispatch_backward_s: Durations
     dispatch_optimizer_s: Durations
+    dense_input_s: tuple[float, ...] = ()
     dense_forward_s: Durations
     dense_backward_s: Durations
     dense_optimizer_s: Durations

@@ -369,7 +369,8 @@ class NoiseScaleProfile:
 class MeasuredMachine(Machine):
     """A machine that was calibrated: what it costs, and how sure that is."""
 
-    device_kind: Literal["cpu", "cuda"]
+    device_kind: Literal["cpu", "cuda", "virtual"]
+    """A virtual device costs what a truth file says: it proves the tool, and is no prediction."""
     backend: str
     asynchronous: bool
     """Whether the device runs behind the host's back (a GPU does, a CPU does not)."""
@@ -412,6 +413,12 @@ class MeasuredMachine(Machine):
         return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
 
     @property
+    def truth(self) -> str | None:
+        """The file that says what a virtual device costs."""
+        virtual = self.environment.get("virtual")
+        return str(virtual["truth"]) if isinstance(virtual, dict) else None
+
+    @property
     def rescaling(self) -> Rescaling | None:
         """How operators are brought to another device, if they are."""
         return None if self.operators is None else self.operators.rescaling
@@ -419,7 +426,9 @@ class MeasuredMachine(Machine):
     @property
     def memory_kind(self) -> Literal["cpu", "cuda"]:
         """Kind of device whose framework and allocator take memory."""
-        return self.device_kind if self.rescaling is None else self.rescaling.device_kind
+        if self.rescaling is not None:
+            return self.rescaling.device_kind
+        return "cpu" if self.device_kind == "cpu" else "cuda"
 
     def noise_scale(self, workload: str) -> NoiseScaleProfile | None:
         """Gradient noise of a workload by name, if it was measured."""

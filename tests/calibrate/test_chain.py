@@ -2,6 +2,7 @@
 
 import torch
 
+from calibrate.device import Cpu
 from calibrate.layers import Layer
 from calibrate.probes.chain import chained, grouped, measure_layers
 from calibrate.probes.layers import layer_operators, recorded_layer
@@ -21,7 +22,7 @@ LAYERS = (
 
 
 def session() -> Session:
-    return Session(rank=0, world_size=1, device=CPU, control={}, data={})
+    return Session(rank=0, world_size=1, measured=Cpu(), control={}, data={})
 
 
 def test_layers_run_forward_in_order_and_backward_in_the_opposite_one() -> None:
@@ -55,7 +56,7 @@ def test_a_layer_reads_what_was_just_made_and_backward_what_forward_kept() -> No
 
 
 def test_every_operator_is_timed_but_the_copies_that_stand_in_for_a_predecessor() -> None:
-    measured = measure_layers(session(), LAYERS, Evictor(CPU))
+    measured = measure_layers(session(), LAYERS, Evictor(Cpu()))
     expected = {
         (operator.name, phase)
         for layer in LAYERS
@@ -69,7 +70,7 @@ def test_every_operator_is_timed_but_the_copies_that_stand_in_for_a_predecessor(
 def test_every_implementation_of_an_optimizer_is_timed() -> None:
     for implementation in ("loop", "foreach", "fused"):
         layer = Layer(kind=f"adamw {implementation}", sizes=(3, 64))
-        point = measure_optimizer(session(), layer, Evictor(CPU))
+        point = measure_optimizer(session(), layer, Evictor(Cpu()))
         assert (point.optimizer, point.implementation) == ("adamw", implementation)
         assert (point.num_tensors, point.tensor_bytes) == (3, 256)
         assert len(point.times_s) == 4

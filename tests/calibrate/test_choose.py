@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
+from calibrate.device import Cpu
 from calibrate.experiment import BUDGETS, Experiment
 from calibrate.layers import Places, most_telling, places, planned_layers
 from calibrate.probes.chain import chosen_layers, timed_before
@@ -78,9 +78,7 @@ def test_views_have_no_place() -> None:
 def test_a_choice_depends_on_what_is_on_disk_alone(tmp_path: Path) -> None:
     file = tmp_path / "observations.jsonl"
     file.write_text(observation().model_dump_json() + "\n" + '{"kind":"operators","task":"cut')
-    session = Session(
-        rank=0, world_size=1, device=torch.device("cpu"), control={}, data={}, observations=file
-    )
+    session = Session(rank=0, world_size=1, measured=Cpu(), control={}, data={}, observations=file)
     layers = tuple(
         layer
         for layer in planned_layers(share=0.05)

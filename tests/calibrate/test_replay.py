@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from calibrate.device import Cpu
 from calibrate.fit.profile import failed_replays
 from calibrate.probes.replay import Replay
 from calibrate.probes.session import Session
@@ -30,7 +31,7 @@ def lenet() -> TracedStep:
 
 
 def test_every_operator_of_a_step_is_repeated(lenet: TracedStep) -> None:
-    session = Session(rank=0, world_size=1, device=torch.device("cpu"), control={}, data={})
+    session = Session(rank=0, world_size=1, measured=Cpu(), control={}, data={})
     replay = Replay(session, lenet)
     replay.for_about(0.0)
     times = replay.times
@@ -75,7 +76,7 @@ def test_a_fused_operator_that_leaves_results_undefined_is_repeated() -> None:
         loss=classification_loss,
     )
     step = trace_model(source, SGD_LOOP, micro_batch=2).step.at(micro_batch=2)
-    session = Session(rank=0, world_size=1, device=torch.device("cpu"), control={}, data={})
+    session = Session(rank=0, world_size=1, measured=Cpu(), control={}, data={})
     times = Replay(session, step).times
     assert times.failed == set()
 
@@ -83,7 +84,7 @@ def test_a_fused_operator_that_leaves_results_undefined_is_repeated() -> None:
 def test_an_operator_that_this_torch_does_not_know_is_left_out(lenet: TracedStep) -> None:
     first, *others = lenet.operators
     odd = replace(lenet, operators=(replace(first, name="nobody.odd.default"), *others))
-    session = Session(rank=0, world_size=1, device=torch.device("cpu"), control={}, data={})
+    session = Session(rank=0, world_size=1, measured=Cpu(), control={}, data={})
     assert Replay(session, odd).times.failed == {0}
 
 
@@ -94,7 +95,7 @@ def test_what_a_replay_raises_names_the_operator(
         raise NotImplementedError("no kernel")
 
     monkeypatch.setattr("calibrate.probes.replay.returned_tensors", refuse)
-    session = Session(rank=0, world_size=1, device=torch.device("cpu"), control={}, data={})
+    session = Session(rank=0, world_size=1, measured=Cpu(), control={}, data={})
     with pytest.raises(
         RuntimeError, match=r"^aten\.\w+\.\w+ in the forward pass: NotImpl.*no kernel"
     ):
@@ -210,9 +211,7 @@ def test_rows_of_a_table_that_no_index_names_have_no_gradient(tmp_path: Path) ->
     file.write_text(LOOKS_UP)
     source = find_source(f"{file}:make", SampleSize())
     step = trace_model(source, SGD_LOOP, micro_batch=2).step.at(micro_batch=2)
-    replay = Replay(
-        Session(rank=0, world_size=1, device=torch.device("cpu"), control={}, data={}), step
-    )
+    replay = Replay(Session(rank=0, world_size=1, measured=Cpu(), control={}, data={}), step)
     with torch.no_grad():
         replay._take_gradients(replay._passes.run(replay._passes.new_clock()))
     for parameter in replay._parameters:

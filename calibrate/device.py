@@ -1,0 +1,278 @@
+"""The device that is measured, behind one small interface: a CPU, a GPU, or a virtual GPU.
+
+Nothing outside this module and ``calibrate.virtual`` asks for the time, waits for a device, or knows CUDA.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, Final, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from perfmodel.units import Bytes, Seconds
+
+#: Device cycles that keep a GPU busy while the host issues a whole step (about 50 ms).
+_HOLD_CYCLES: Final = 100_000_000
+#: Longer than the host of a virtual GPU needs to issue a step. [s]
+_HOLD_S: Final = 0.2
+
+
+class Event(Protocol):
+    """An instant in the queue of the current stream."""
+
+    def record(self) -> None:
+        """Note when the device gets here."""
+
+    def seconds_since(self, earlier: Any) -> Seconds:
+        """Time from an earlier event; both must have happened. [s]"""
+
+
+class Clock(Protocol):
+    """Marks instants on one time line and later says how far apart they are."""
+
+    def mark(self) -> None:
+        """Note the present instant."""
+
+    def seconds(self) -> list[Seconds]:
+        """Instants since the first mark. [s]"""
+
+
+class Device(ABC):
+    """What a rank measures on."""
+
+    asynchronous: ClassVar[bool] = True
+    """Whether the device runs behind the host's back."""
+    backend: ClassVar[str] = "gloo"
+    """Of its collectives."""
+    most_repeats: ClassVar[int] = 10_000
+    """No more of one thing are worth their time."""
+
+    torch_device: torch.device
+    traced_as: str = "cpu"
+    """Kind of device of the traces that are made in this process."""
+
+    def now(self) -> Seconds:
+        """What the clock of the host shows. [s]"""
+        return time.perf_counter()
+
+    @abstractmethod
+    def synchronise(self) -> None:
+        """Wait until the device has nothing left to do."""
+
+    @abstractmethod
+    def event(self) -> Event:
+        """A new event; to make it beforehand is cheaper."""
+
+    @abstractmethod
+    def side_stream(self) -> AbstractContextManager[Any]:
+        """What is issued inside runs beside the compute stream."""
+
+    @abstractmethod
+    def hold(self) -> None:
+        """Keep the device busy while the host issues a step."""
+
+    def clock(self) -> Clock:
+        """A clock in the device's own queue, or of the host where the two are one."""
+        return DeviceClock(self)
+
+    def host_clock(self) -> Clock:
+        """A clock of the host: of dispatch, where the device is asynchronous."""
+        return HostClock(self.now)
+
+    def pinned(self, tensor: Tensor) -> Tensor:
+        """A tensor of the host that can be copied behind the host's back."""
+        return tensor
+
+    def begin(self, name: str) -> None:  # noqa: B027 - only a virtual device draws noise
+        """A run of its own begins."""
+
+    def without(self) -> AbstractContextManager[Any]:
+        """Tensors made inside are no business of the device: traces are made so."""
+        return nullcontext()
+
+    def peak_bytes(self) -> Bytes | None:
+        """Most memory that tensors held since ``reset_peak``; None where it is not counted. [B]"""
+        return None
+
+    def reset_peak(self) -> None:  # noqa: B027 - where nothing is counted
+        """Forget the peak so far."""
+
+    @property
+    def cache_bytes(self) -> Bytes:
+        """Of the last cache, where the device tells; else 0. [B]"""
+        return 0
+
+
+class Cpu(Device):
+    """The processor: what is called is done when the call returns."""
+
+    asynchronous = False
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cpu")
+
+    def synchronise(self) -> None:
+        """Nothing is left to do."""
+
+    def event(self) -> Event:
+        """There is no queue."""
+        raise NotImplementedError
+
+    def side_stream(self) -> AbstractContextManager[Any]:
+        """There are no streams."""
+        return nullcontext()
+
+    def hold(self) -> None:
+        """The host is the device."""
+
+    def clock(self) -> Clock:
+        """The host's."""
+        return self.host_clock()
+
+
+class Cuda(Device):
+    """A GPU under CUDA."""
+
+    backend = "nccl"
+
+    def __init__(self, index: int) -> None:
+        self.torch_device = torch.device("cuda", index)
+        torch.cuda.set_device(self.torch_device)
+
+    def synchronise(self) -> None:
+        """Wait until all streams are empty."""
+        torch.cuda.synchronize(self.torch_device)
+
+    def event(self) -> Event:
+        """An event with timing."""
+        return _CudaEvent()
+
+    def side_stream(self) -> AbstractContextManager[Any]:
+        """A new stream."""
+        return torch.cuda.stream(torch.cuda.Stream())
+
+    def hold(self) -> None:
+        """An idle kernel of some 50 ms."""
+        torch.cuda._sleep(_HOLD_CYCLES)  # type: ignore[no-untyped-call] # noqa: SLF001
+
+    def pinned(self, tensor: Tensor) -> Tensor:
+        """A copy in page-locked memory."""
+        return tensor.pin_memory()
+
+    def peak_bytes(self) -> Bytes:
+        """What the caching allocator had handed out at most."""
+        return int(torch.cuda.max_memory_allocated(self.torch_device))
+
+    def reset_peak(self) -> None:
+        """Forget the peak so far."""
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+
+    @property
+    def cache_bytes(self) -> Bytes:
+        """The second cache."""
+        return int(torch.cuda.get_device_properties(self.torch_device).L2_cache_size)
+
+
+class _CudaEvent:
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event(enable_timing=True)
+
+    def record(self) -> None:
+        self._event.record()
+
+    def seconds_since(self, earlier: "_CudaEvent") -> Seconds:
+        return float(earlier._event.elapsed_time(self._event)) / 1e3  # noqa: SLF001 - its own kind
+
+
+class VirtualDevice(Device):
+    """Costs what a truth file says; time stands still while nothing is issued."""
+
+    most_repeats = 12
+
+    def __init__(self, truth: str, *, rank: int, occasion: str = "") -> None:
+        from calibrate.virtual.carrier import NAME, Carrier  # noqa: PLC0415 - few need it
+        from calibrate.virtual.gpu import VirtualGpu  # noqa: PLC0415
+        from calibrate.virtual.truth import Truth  # noqa: PLC0415
+
+        self.gpu = VirtualGpu(Truth.read(truth), rank=rank, occasion=occasion)
+        Carrier.open(self.gpu)
+        self.torch_device = torch.device(NAME, 0)
+
+    def now(self) -> Seconds:
+        """The host's virtual clock."""
+        return self.gpu.host_s
+
+    def synchronise(self) -> None:
+        """Let the host wait for all streams."""
+        self.gpu.synchronise()
+
+    def event(self) -> Event:
+        """An event with timing."""
+        return self.gpu.event()
+
+    def side_stream(self) -> AbstractContextManager[Any]:
+        """A stream for what must not wait for compute."""
+        return self.gpu.stream("side")
+
+    def hold(self) -> None:
+        """A kernel that does nothing for long."""
+        self.gpu.wait_for(self.gpu.host_s + _HOLD_S)
+
+    def begin(self, name: str) -> None:
+        """Draw the noise of the run."""
+        self.gpu.begin(name)
+
+    def without(self) -> AbstractContextManager[Any]:
+        """Tensors made inside are torch's own."""
+        return _disable_current_modes()
+
+
+class HostClock:
+    """A clock of the host, right for devices that run synchronously and for dispatch times."""
+
+    def __init__(self, now: Callable[[], Seconds] = time.perf_counter) -> None:
+        self._now = now
+        self._instants_s: list[Seconds] = []
+
+    def mark(self) -> None:
+        """Note the present instant."""
+        self._instants_s.append(self._now())
+
+    def seconds(self) -> list[Seconds]:
+        """Instants since the first mark. [s]"""
+        return [instant_s - self._instants_s[0] for instant_s in self._instants_s]
+
+
+class DeviceClock:
+    """Events in the device's own queue; they cost the host next to nothing."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._events: list[Event] = []
+
+    def mark(self) -> None:
+        """Note the instant at which the device gets here."""
+        event = self._device.event()
+        event.record()
+        self._events.append(event)
+
+    def seconds(self) -> list[Seconds]:
+        """Instants since the first mark. [s]"""
+        self._device.synchronise()
+        return [event.seconds_since(self._events[0]) for event in self._events]
+
+
+def open_device(
+    kind: str, *, local_rank: int, truth: str | None = None, occasion: str = ""
+) -> Device:
+    """The device of a rank; a virtual one costs what the truth file says."""
+    if kind == "cuda":
+        return Cuda(local_rank)
+    if kind == "virtual":
+        assert truth is not None, kind
+        return VirtualDevice(truth, rank=local_rank, occasion=occasion)
+    return Cpu()

@@ -1,0 +1,301 @@
+"""Tensors on a virtual GPU: shapes without content, and what every operator on them costs.
+
+The device is torch's PrivateUse1 with fake tensors; one dispatch mode sees every operator. Tensors of
+the host stay real. A process that has opened a virtual GPU keeps it for good.
+"""
+
+import functools
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.parallel import distributed
+from torch.optim.optimizer import _foreach_supported_types
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from calibrate.virtual.gpu import VirtualGpu
+from perfmodel.units import Bytes, Seconds
+
+NAME: Final = "vgpu"
+_DTYPES: Final = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+#: Operators that make a tensor without a kernel.
+_EMPTY: Final = ("aten::empty", "aten::new_empty", "aten::set_", "aten::resize_")
+_NO_KERNEL: Final = ("aten::detach", "aten::_unsafe_view", "aten::lift_fresh")
+
+
+_KINDS: Final = {
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce",
+    "broadcast_": "broadcast",
+    "allgather_": "all_gather",
+    "_allgather_base_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "alltoall_base_": "all_to_all",
+    "send": "send_recv",
+    "recv_": "send_recv",
+}
+
+
+class _Work(dist.Work):
+    """A collective on its way: who waits for it lets the stream wait, not the host."""
+
+    def __init__(self, gpu: VirtualGpu, end_s: Seconds, result: Any) -> None:
+        super().__init__()
+        self._gpu, self._end_s = gpu, end_s
+        self._future: torch.futures.Future[Any] = torch.futures.Future()
+        self._future.set_result(result)
+
+    def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002 - as torch has it
+        self._gpu.wait_for(self._end_s)
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def get_future(self) -> Any:
+        return self._future
+
+
+class _Backend:
+    """The module ``torch.vgpu``."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device: object) -> None:
+        """There is one."""
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Nothing is drawn."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+
+class Carrier(TorchDispatchMode):
+    """Sees every operator, and lets the virtual GPU execute those on its tensors."""
+
+    def __init__(self, gpu: VirtualGpu) -> None:
+        super().__init__()
+        self.gpu = gpu
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.works: deque[_Work] = deque(maxlen=256)
+        """They must outlive the call that makes them."""
+
+    @classmethod
+    def open(cls, gpu: VirtualGpu) -> "Carrier":
+        """Make the device and see all operators from now on."""
+        from torch.utils.backend_registration import (  # noqa: PLC0415
+            _setup_privateuseone_for_python_backend,
+        )
+
+        _setup_privateuseone_for_python_backend(NAME, _Backend())
+        # Without this, optimizers over lists silently become loops.
+        if FakeTensor not in _foreach_supported_types:
+            _foreach_supported_types.append(FakeTensor)
+        # It compares contents that virtual tensors do not have.
+        vars(distributed)["_verify_param_shape_across_processes"] = lambda *_: None
+        carrier = cls(gpu)
+        carrier.__enter__()
+        return carrier
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = str(func)
+        if name == "prim.device.default":
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        asked = kwargs.get("device")
+        is_here = any(isinstance(tensor, FakeTensor) for tensor in inputs)
+        if not is_here and (asked is None or torch.device(asked).type != NAME):
+            return func(*args, **kwargs)
+        special = _SPECIAL.get(name)
+        if special is not None:
+            found = special(self, args, kwargs)
+            if found is not None:
+                return found
+        if func.namespace == "c10d":
+            return self._collective(func, args)
+        return self._run(func, args, kwargs, inputs)
+
+    def _read(self, args: Sequence[Any], kwargs: Any) -> float | int:  # noqa: ARG002 - as all
+        """A number that the host asks for: it waits, and the content is made up."""
+        self.gpu.synchronise()
+        return 0.0 if args[0].is_floating_point() else 0
+
+    def _run(self, func: Any, args: Any, kwargs: Any, inputs: Sequence[Tensor]) -> Any:
+        """The shapes that an operator makes, after its time was spent."""
+        with self.fake:
+            out = func(*args, **kwargs)
+        kind, host = _kind_of(func), self.gpu.truth.host
+        if kind.is_free:
+            self.gpu.host_s += host.view_s
+            return out
+        launch_s = host.launch_s * (host.backward if _in_backward() else 1.0)
+        if kind.is_over_lists:
+            launch_s += host.tensor_s * len(inputs) / 3
+        flop = 0.0
+        if kind.flop is not None:
+            flop = float(kind.flop(*args, **kwargs, out_val=out))
+        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        cost_s = self.gpu.truth.kernel_s(
+            flop=flop,
+            moved_bytes=kind.moved_bytes(args, inputs, made),
+            dtype=next((_DTYPES[t.dtype] for t in inputs if t.dtype in _DTYPES), "fp32"),
+            convolution=kind.is_convolution,
+        )
+        self.gpu.issue(cost_s, host_s=launch_s)
+        return out
+
+    def _collective(self, func: Any, args: Sequence[Any]) -> Any:
+        """A collective of all ranks of a group, which its caller or the end of the backward pass awaits."""
+        name = func._schema.name.removeprefix("c10d::")
+        boxed = next(arg for arg in args if isinstance(arg, torch.ScriptObject))
+        group = dist.ProcessGroup.unbox(boxed)
+        tensors = [leaf for leaf in tree_leaves(args[:2]) if isinstance(leaf, Tensor)]
+        kind, size_bytes = _KINDS[name], max(map(_size_bytes, tensors))
+        if name in ("allreduce_", "broadcast_", "allreduce_coalesced_", "send", "recv_"):
+            size_bytes = sum(map(_size_bytes, args[0]))
+        elif name == "allgather_":
+            size_bytes = sum(_size_bytes(leaf) for leaf in tree_leaves(args[0]))
+
+        def latest(ready_s: Seconds) -> Seconds:
+            if group.size() == 1:
+                return ready_s
+            box = torch.tensor([ready_s], dtype=torch.float64)
+            options = dist.AllreduceOptions()
+            options.reduceOp = dist.ReduceOp.MAX
+            group.allreduce([box], options).wait()
+            return float(box)
+
+        cost_s = self.gpu.truth.collective_s(kind, size_bytes, group.size())
+        end_s = self.gpu.issue_collective(cost_s, latest=latest)
+        work = _Work(self.gpu, end_s, args[0])
+        self.works.append(work)
+        if _in_backward():
+            # The reducer waits on the host for what is done at once there.
+            engine = torch.autograd.Variable._execution_engine
+            engine.queue_callback(lambda: self.gpu.wait_for(end_s))
+        so = dist.Work.boxed(work)
+        return so if len(func._schema.returns) == 1 else (args[0], so)
+
+    def _copied(self, args: Sequence[Any], kwargs: Any) -> Tensor | None:
+        """``copy_`` between host and device; None if both are on one side."""
+        target, source = args[:2]
+        non_blocking = bool(args[2]) if len(args) > 2 else bool(kwargs.get("non_blocking"))
+        to_device = isinstance(target, FakeTensor)
+        if isinstance(source, FakeTensor) == to_device:
+            return None
+        self._move(source, to_device=to_device, non_blocking=non_blocking)
+        moved: Tensor = target
+        return moved
+
+    def _moved(self, args: Sequence[Any], kwargs: Any) -> Tensor | None:
+        """``to`` between host and device; None if both are on one side."""
+        source, device = args[0], kwargs.get("device")
+        if device is None:
+            return None
+        to_device = torch.device(device).type == NAME
+        if isinstance(source, FakeTensor) == to_device:
+            return None
+        self._move(source, to_device=to_device, non_blocking=bool(kwargs.get("non_blocking")))
+        dtype = kwargs.get("dtype") or source.dtype
+        if not to_device:
+            return torch.zeros(source.shape, dtype=dtype)
+        with self.fake:
+            return torch.empty_strided(
+                source.shape, source.stride(), dtype=dtype, device=torch.device(NAME, 0)
+            )
+
+    def _move(self, source: Tensor, *, to_device: bool, non_blocking: bool) -> None:
+        """Spend the time of a copy; who does not block has pinned his memory."""
+        gpu = self.gpu
+        cost_s = gpu.truth.copy_s(_size_bytes(source), pinned=non_blocking)
+        gpu.issue(cost_s, host_s=gpu.truth.host.launch_s)
+        if not (to_device and non_blocking):
+            gpu.synchronise()
+
+
+#: Operators that are no kernels.
+_SPECIAL: Final[dict[str, Callable[[Carrier, Sequence[Any], Any], Any]]] = {
+    "aten._local_scalar_dense.default": Carrier._read,
+    "aten.is_pinned.default": lambda *_: True,
+    "aten._to_copy.default": Carrier._moved,
+    "aten.copy_.default": Carrier._copied,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """What its schema tells about an operator."""
+
+    is_free: bool
+    """It starts no kernel: a view, or memory without content."""
+    is_over_lists: bool
+    is_convolution: bool
+    flop: Callable[..., int] | None
+    written: tuple[int, ...]
+    """Positions of arguments that are written to."""
+
+    def moved_bytes(
+        self, args: Sequence[Any], inputs: Sequence[Tensor], made: Sequence[Tensor]
+    ) -> Bytes:
+        """What is read, made, and written in place. [B]"""
+        read = {id(tensor) for tensor in inputs}
+        moved = sum(map(_size_bytes, inputs))
+        moved += sum(_size_bytes(tensor) for tensor in made if id(tensor) not in read)
+        for position in self.written:
+            if position < len(args):
+                leaves = tree_leaves(args[position])
+                moved += sum(_size_bytes(leaf) for leaf in leaves if isinstance(leaf, Tensor))
+        return moved
+
+
+@functools.cache
+def _kind_of(func: Any) -> _Kind:
+    schema = func._schema
+    aliases = [value.alias_info for value in schema.returns]
+    is_view = bool(aliases) and all(info is not None and not info.is_write for info in aliases)
+    return _Kind(
+        is_free=is_view or schema.name in _NO_KERNEL or schema.name.startswith(_EMPTY),
+        is_over_lists="_foreach" in schema.name or "_fused_" in schema.name,
+        is_convolution="conv" in schema.name,
+        flop=flop_registry.get(func._overloadpacket),
+        written=tuple(
+            position
+            for position, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ),
+    )
+
+
+def _size_bytes(tensor: Tensor) -> Bytes:
+    return tensor.numel() * tensor.element_size()
+
+
+def _in_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)

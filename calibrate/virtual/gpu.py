@@ -1,0 +1,140 @@
+"""Virtual time: streams that execute in order what the host has issued."""
+
+import math
+import random
+import zlib
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from calibrate.virtual.truth import Truth
+from perfmodel.units import Seconds
+
+COMPUTE: Final = "compute"
+COMM: Final = "comm"
+
+
+class VirtualGpu:
+    """One device and the host that drives it, on one time line. All times in seconds."""
+
+    def __init__(self, truth: Truth, *, rank: int = 0, occasion: str = "") -> None:
+        self.truth = truth
+        self.host_s: Seconds = 0.0
+        self.done_s: dict[str, Seconds] = defaultdict(float)
+        """When each stream has done all that was issued to it."""
+        self.current = COMPUTE
+        speeds = truth.device.speed
+        self._rank, self._occasion = rank, occasion
+        self._speed = speeds[min(rank, len(speeds) - 1)]
+        self._queued: deque[Seconds] = deque()
+        """Ends of the kernels that hold a place of the queue."""
+        self._collectives: deque[tuple[Seconds, Seconds]] = deque()
+        """Beginnings and ends of those that may slow kernels down."""
+        self.begin("")
+
+    def begin(self, name: str) -> None:
+        """Draw the noise of a run: the same again for the same name on the same occasion."""
+        noise, seed = self.truth.noise, self.truth.seed
+
+        def drawn(*parts: object) -> random.Random:
+            return random.Random(zlib.crc32(repr((seed, *parts)).encode()))  # noqa: S311 - noise
+
+        common = drawn(self._occasion).gauss(0, noise.occasion)
+        self._factor = math.exp(common + drawn(self._occasion, name).gauss(0, noise.run))
+        self._random = drawn(self._occasion, name, self._rank)
+        self._window, self._window_factor = -1, 1.0
+
+    def issue(self, cost_s: Seconds, *, host_s: Seconds) -> None:
+        """Launch a kernel on the current stream, which runs as soon as the stream comes to it."""
+        self._enter(host_s)
+        start_s = max(self.host_s, self.done_s[self.current])
+        duration_s = cost_s * self._noise_at(start_s) / self._speed
+        end_s = start_s + self._beside_collectives(start_s, duration_s)
+        self.done_s[self.current] = end_s
+        self._queued.append(end_s)
+
+    def issue_collective(self, cost_s: Seconds, *, latest: Callable[[Seconds], Seconds]) -> Seconds:
+        """Launch a collective after what the current stream holds; return its end. [s]
+
+        ``latest`` says when the last rank is ready for it, given when this one is.
+        """
+        self._enter(self.truth.host.launch_s)
+        start_s = latest(max(self.host_s, self.done_s[self.current], self.done_s[COMM]))
+        end_s = start_s + cost_s * self._factor
+        self.done_s[COMM] = end_s
+        self._collectives.append((start_s, end_s))
+        self._queued.append(end_s)
+        return end_s
+
+    def wait_for(self, end_s: Seconds) -> None:
+        """The current stream goes on no earlier."""
+        self.done_s[self.current] = max(self.done_s[self.current], end_s)
+
+    def synchronise(self) -> None:
+        """The host waits for all streams."""
+        self.host_s = max(self.host_s, *self.done_s.values(), 0.0)
+        self._queued.clear()
+
+    def event(self) -> "VirtualEvent":
+        """A new event."""
+        return VirtualEvent(self)
+
+    @contextmanager
+    def stream(self, name: str) -> Iterator[None]:
+        """What is issued inside goes to another stream."""
+        before, self.current = self.current, name
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def _enter(self, host_s: Seconds) -> None:
+        """Spend time of the host on a launch, and wait for a place in the queue."""
+        self.host_s += host_s * self._factor
+        while self._queued and self._queued[0] <= self.host_s:
+            self._queued.popleft()
+        if len(self._queued) >= self.truth.host.queue:
+            self.host_s = max(self.host_s, self._queued.popleft())
+
+    def _noise_at(self, now_s: Seconds) -> float:
+        noise = self.truth.noise
+        window = int(now_s / noise.window_s)
+        if window != self._window:
+            self._window = window
+            self._window_factor = self._random.lognormvariate(0, noise.window)
+        kernel = self._random.lognormvariate(0, noise.kernel) if noise.kernel else 1.0
+        return self._factor * self._window_factor * kernel
+
+    def _beside_collectives(self, start_s: Seconds, duration_s: Seconds) -> Seconds:
+        """Duration of a kernel that is slower while a collective runs. [s]"""
+        slowdown = self.truth.network.compute_slowdown
+        while self._collectives and self._collectives[0][1] <= start_s:
+            self._collectives.popleft()
+        now_s, left_s = start_s, duration_s
+        for begin_s, end_s in self._collectives:
+            alone_s = max(0.0, begin_s - now_s)
+            if left_s <= alone_s:
+                break
+            now_s, left_s = now_s + alone_s, left_s - alone_s
+            beside_s = min(max(0.0, end_s - now_s), left_s * slowdown)
+            now_s, left_s = now_s + beside_s, left_s - beside_s / slowdown
+        return now_s + left_s - start_s
+
+
+class VirtualEvent:
+    """An instant of a stream, as ``torch.cuda.Event`` with timing."""
+
+    def __init__(self, gpu: VirtualGpu) -> None:
+        self._gpu = gpu
+        self._at_s: Seconds = 0.0
+
+    def record(self) -> None:
+        """Note when the current stream gets here."""
+        gpu = self._gpu
+        gpu.host_s += gpu.truth.host.event_s
+        self._at_s = max(gpu.host_s, gpu.done_s[gpu.current])
+
+    def seconds_since(self, earlier: "VirtualEvent") -> Seconds:
+        """Time from an earlier event. [s]"""
+        return self._at_s - earlier._at_s  # noqa: SLF001 - its own kind

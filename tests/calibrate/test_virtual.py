@@ -1,0 +1,123 @@
+"""A virtual GPU, whose truth is known, end to end; ``tests.benchmarks.virtual`` is the long version."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from calibrate.virtual.gpu import VirtualEvent, VirtualGpu
+from calibrate.virtual.truth import SHIPPED, Device, Host, Network, Truth
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.errors import InvalidDocument, UsageError
+from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout.run_setting import RunSetting
+from validate.validate import predict
+
+TRUTH = Truth(
+    name="made up",
+    host=Host(launch_s=1e-5, event_s=0.0, queue=4),
+    device=Device(flop_per_s={"fp32": 1e13}, bytes_per_s=1e12),
+)
+
+
+def issued(gpu: VirtualGpu, *costs_s: float) -> None:
+    for cost_s in costs_s:
+        gpu.issue(cost_s, host_s=1e-5)
+
+
+def test_a_stream_executes_in_order_behind_the_host() -> None:
+    gpu = VirtualGpu(TRUTH)
+    start, end = VirtualEvent(gpu), VirtualEvent(gpu)
+    start.record()
+    issued(gpu, 3e-5, 1e-5)
+    end.record()
+    assert gpu.host_s == pytest.approx(2e-5)
+    assert end.seconds_since(start) == pytest.approx(1e-5 + 3e-5 + 1e-5)
+    gpu.synchronise()
+    assert gpu.host_s == pytest.approx(5e-5)
+
+
+def test_a_full_queue_stops_the_host() -> None:
+    gpu = VirtualGpu(TRUTH)
+    issued(gpu, *[1e-3] * 5)
+    assert gpu.host_s == pytest.approx(1e-5 + 1e-3)
+
+
+def test_a_collective_starts_with_the_last_rank_and_slows_compute_down() -> None:
+    gpu = VirtualGpu(
+        Truth(
+            name="slow",
+            host=TRUTH.host,
+            device=TRUTH.device,
+            network=Network(compute_slowdown=2.0),
+        )
+    )
+    end_s = gpu.issue_collective(1e-3, latest=lambda ready_s: max(ready_s, 5e-4))
+    assert end_s == pytest.approx(1.5e-3)
+    gpu.wait_for(5e-4)
+    # 1 ms beside the collective does half of it.
+    gpu.issue(1e-3, host_s=0.0)
+    gpu.synchronise()
+    assert gpu.host_s == pytest.approx(2e-3)
+
+
+def test_shipped_truths_can_be_read() -> None:
+    names = sorted(path.stem for path in SHIPPED.glob("*.toml"))
+    assert names
+    for name in names:
+        truth = Truth.read(name)
+        ring_s = [truth.collective_s("all_reduce", 2**20, n) for n in (2, 4, 8)]
+        assert ring_s == sorted(ring_s)
+
+
+def test_a_truth_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--truth"):
+        Truth.read("h9000")
+    file = tmp_path / "odd.toml"
+    file.write_text(
+        "[host]\nlaunch_s = 1e-5\nspeed = 3\n[device]\nflop_per_s={fp32=1e13}\nbytes_per_s=1e12\n"
+    )
+    with pytest.raises(InvalidDocument, match="speed"):
+        Truth.read(file)
+
+
+def test_a_calibration_predicts_what_a_plain_loop_takes(tmp_path: Path) -> None:
+    """Light models on one device: host-bound and device-bound batches that were not calibrated."""
+    environ = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+
+    def output(*command: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", *command],
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    calibrate = ("perfmodel", "calibrate", "--device-kind", "virtual", "--truth", "balanced")
+    output(*calibrate, "--budget", "quick", "--models", "mlp", "--out", str(tmp_path))
+    machine = ProfileDocument.read(tmp_path / "profile.json").machine
+    assert machine.device_kind == "virtual"
+    assert machine.asynchronous
+    batches = (128, 2048)
+    settings = [f"mlp:1:{batch}:0:0" for batch in batches]
+    lines = output(
+        "torch.distributed.run", "--standalone", "-m", "tests.virtual_loop", "balanced", "judge",
+        *settings,
+    ).splitlines()  # fmt: skip
+    measured_s = [json.loads(line)["step_s"] for line in lines if line.startswith("{")]
+    for batch, step_s in zip(batches, measured_s, strict=True):
+        setting = RunSetting(
+            workload="mlp",
+            world_size=1,
+            micro_batch=batch,
+            synchronisation=Synchronisation.NONE,
+        )
+        predicted = predict(machine, (setting,)).steps_s[setting]
+        assert predicted.nominal == pytest.approx(step_s, rel=0.06)
+        assert predicted.p5 <= step_s <= predicted.p95
