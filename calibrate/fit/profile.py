@@ -27,6 +27,7 @@ from perfmodel.documents.observation import (
     StepObservation,
     WorkloadObservation,
     read_observations,
+    refuse_repeated,
     steal_share,
 )
 from perfmodel.documents.profile import ProfileDocument
@@ -57,6 +58,7 @@ def fit_profile(
     ``MeasurementFailed`` if there are no training steps to fit.
     """
     observations = read_observations(observations_path)
+    refuse_repeated(observations_path, observations)
     environment = recorded_environment(observations)
     steps = _of(observations, StepObservation)
     traced = _of(observations, WorkloadObservation)

@@ -18,6 +18,7 @@ from perfmodel.cost.rescaling import (
     precision_ratio,
     shipped_catalogue,
 )
+from perfmodel.documents import seals
 from perfmodel.documents.base import Provenance, age_notes
 from perfmodel.documents.prediction import (
     LargeModelStep,
@@ -212,6 +213,7 @@ def layout_caveats(model: InferredModel, jobs: Jobs) -> list[str]:
     """What must be known before acting on the first of some jobs."""
     caveats = [
         "inferred from step times of whole runs: no part of the step was measured alone",
+        *seals.notes(),
         *(f"calibration {note}" for note in age_notes(model.machine.origin.made_utc)),
         *_beyond_runs(model, jobs),
     ]

@@ -20,6 +20,7 @@ from perfmodel.cost.measured import (
     step_terms,
 )
 from perfmodel.cost.terms import Samples, Terms, paced
+from perfmodel.documents import seals
 from perfmodel.documents.base import QUIET, age_notes
 from perfmodel.engine import algebra
 from perfmodel.engine.simulate import simulate
@@ -442,7 +443,8 @@ def measured_caveats(
     machine, workload, _ = _parts(question)
     cluster, rescaling = question.cluster, machine.rescaling
     largest = max(layout.world_size for layout in found)
-    said = [*(f"calibration {note}" for note in age_notes(machine.origin.made_utc))]
+    said = [*seals.notes()]
+    said += [f"calibration {note}" for note in age_notes(machine.origin.made_utc)]
     if machine.steal > QUIET:
         said.append(
             f"CPU steal time was {100 * machine.steal:.0f} % during calibration: repeat it while the "

@@ -3,13 +3,14 @@
 import functools
 import gc
 import importlib
+import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -155,6 +156,16 @@ _MEASURING: Final = frozenset(
 )
 
 
+#: Commands that answer, and may be asked to believe edited files; what measures or judges may not.
+_ANSWERING: Final = frozenset(
+    {
+        *("memory", "techniques", "predict", "explain", "whatif", "serve", "report"),
+        *("plan_options", "plan_parallelism", "goodput", "batch", "network_show", "diff"),
+        "acceptance_write",
+    }
+)
+
+
 def _runnable(command: Callable[..., None]) -> Callable[..., None]:
     """Ctrl-C, and what the library says of an argument, as errors of ours.
 
@@ -162,14 +173,15 @@ def _runnable(command: Callable[..., None]) -> Callable[..., None]:
     """
 
     @functools.wraps(command)
-    def run(*arguments: object, **options: object) -> None:
+    def run(*arguments: object, unsealed: bool = False, **options: object) -> None:
         if command.__name__ not in _MEASURING:
             # Two threads lose more on small matrices than they gain; ranks must train as they always do.
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         elif not _supervises():
             return
         try:
-            command(*arguments, **options)
+            with _edits_told(in_json=bool(options.get("as_json"))) if unsealed else nullcontext():
+                command(*arguments, **options)
         except KeyboardInterrupt:
             raise Interrupted("interrupted") from None
         except WrongArgument as error:
@@ -177,7 +189,32 @@ def _runnable(command: Callable[..., None]) -> Callable[..., None]:
                 raise
             raise UsageError(f"--{error.name.replace('_', '-')}: {error.problem}") from error
 
+    if command.__name__ in _ANSWERING:
+        signature = inspect.signature(command)
+        option = inspect.Parameter(
+            "unsealed", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_UNSEALED
+        )
+        parameters = [*signature.parameters.values(), option]
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
+
+
+_UNSEALED: Final = Annotated[
+    bool, typer.Option("--unsealed", help="Use edited files; the answer says so.")
+]
+
+
+@contextmanager
+def _edits_told(*, in_json: bool) -> Iterator[None]:
+    """Take edited files, and say at the end which; JSON for programs names them itself."""
+    from perfmodel.documents import seals
+
+    with seals.unsealed():
+        try:
+            yield
+        finally:
+            for note in seals.notes():
+                typer.echo(printable(note), err=in_json)
 
 
 def _supervises() -> bool:
@@ -215,6 +252,7 @@ _COMMANDS: Final = {
         "validate": "Run what was never used, print the tool's own error.",
         "diff": "What changed between two profiles beyond noise.",
         "acceptance": "Clauses for a contract, and what was delivered.",
+        "check": "Is a file whole, current and as it was written.",
     },
 }
 #: The module of each command, and the modules of commands with sub-commands, in their order.
@@ -229,7 +267,7 @@ _MODULES: Final[dict[str, str | dict[str, str]]] = {
     "validate": dict.fromkeys(
         ("models", "batch", "memory", "published", "testbed", "network", "strategies"), "validate"
     ),
-    "diff": "validate",
+    **dict.fromkeys(("diff", "check"), "validate"),
     "acceptance": dict.fromkeys(("write", "judge"), "validate"),
 }
 

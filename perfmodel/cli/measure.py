@@ -263,6 +263,7 @@ def network_show(
     """Show algbw, busbw, the fit and its residuals."""
     import json
 
+    from perfmodel.documents import seals
     from perfmodel.documents.importers import COLLECTIVES
     from perfmodel.errors import refuse_unknown
     from perfmodel.report.profile import curve_rows, curves_table, read_curves
@@ -271,7 +272,7 @@ def network_show(
         refuse_unknown("--collective", collective, COLLECTIVES)
     rows = curve_rows(read_curves(files, collective=collective))
     if as_json:
-        typer.echo(json.dumps({"schema_version": 1, "rows": rows}, indent=1))
+        typer.echo(json.dumps({"schema_version": 1, "rows": rows, **seals.made_from()}, indent=1))
     else:
         show(curves_table(rows))
 

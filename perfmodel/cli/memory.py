@@ -128,7 +128,9 @@ def techniques(
 
 
 def _print_json(report: "MemoryReport") -> None:
-    typer.echo(json.dumps(report.as_json(), indent=1))
+    from perfmodel.documents import seals
+
+    typer.echo(json.dumps({**report.as_json(), **seals.made_from()}, indent=1))
 
 
 def _capacity_bytes(typed_bytes: Bytes | None, device: str | None) -> Bytes:

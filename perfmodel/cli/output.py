@@ -48,7 +48,7 @@ def show_document(
     if output is not None:
         document.write(output)
     if as_json:
-        typer.echo(document.model_dump_json(indent=1))
+        typer.echo(document.text())
         return
     show(*(tables if isinstance(tables, Sequence) else (tables,)))
     show_lines(lines)

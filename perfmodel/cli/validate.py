@@ -18,6 +18,8 @@ from perfmodel.cli.output import (
 from perfmodel.errors import OutOfTolerance, UsageError
 
 if TYPE_CHECKING:
+    from perfmodel.documents.observation import Observation
+    from perfmodel.documents.profile import ProfileDocument
     from perfmodel.documents.workload import WorkloadDocument
 
 _BUDGET = typer.Option(help="quick or standard.")
@@ -374,18 +376,19 @@ def acceptance_judge(
     as_json: opt.Json = False,
 ) -> None:
     """Judge a delivered machine by the clauses of a contract."""
-    from perfmodel.api import judge, read_profile
+    from perfmodel.api import judge
     from perfmodel.documents.acceptance import AcceptanceTerms, Verdict
     from perfmodel.documents.goodput import GoodputDocument
-    from perfmodel.documents.observation import read_observations
+    from perfmodel.documents.profile import ProfileDocument
     from perfmodel.report.batch import judgement_lines, judgement_table
 
+    delivered = ProfileDocument.read(profile)
     beside = profile.with_name("observations.jsonl")
     source = observations or (beside if beside.is_file() else None)
     document = judge(
         AcceptanceTerms.read(clauses),
-        read_profile(profile),
-        observations=() if source is None else read_observations(source),
+        delivered.machine,
+        observations=() if source is None else _observations_of(delivered, source),
         goodput=None if goodput is None else GoodputDocument.read(goodput),
         argv=sys.argv,
     )
@@ -397,3 +400,30 @@ def acceptance_judge(
     ]
     if broken:
         raise OutOfTolerance(f"acceptance: {'; '.join(broken)}")
+
+
+def _observations_of(profile: "ProfileDocument", path: Path) -> "list[Observation]":
+    """Raw times that a profile was fitted from; others, or edited ones, are refused."""
+    from perfmodel.documents.base import file_sha256
+    from perfmodel.documents.observation import read_observations
+    from perfmodel.errors import InvalidDocument
+
+    found = read_observations(path)
+    if file_sha256(path) != profile.observations_sha256:
+        raise InvalidDocument(
+            f"{path}: must be what the profile was fitted from, got edited or other observations; "
+            "judge with those of the same calibration, or fit it again"
+        )
+    return found
+
+
+def check(
+    file: Annotated[Path, typer.Argument(help="A document of perfmodel, or observations.jsonl.")],
+) -> None:
+    """Say what a file is, and whether it is valid and as it was written."""
+    from perfmodel.documents.kinds import check_file
+
+    lines, code = check_file(file)
+    show_lines(lines)
+    if code:
+        raise typer.Exit(code)

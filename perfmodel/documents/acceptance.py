@@ -8,6 +8,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
 from perfmodel.bounds import Share
+from perfmodel.documents import seals
 from perfmodel.documents.base import Document, Record, Text
 from perfmodel.files import parse_toml
 from perfmodel.statistics import Interval
@@ -123,9 +124,13 @@ class AcceptanceTerms(Document):
             "# perfmodel acceptance judge CLAUSES.toml --profile DELIVERED; SI units throughout",
             *_entries(self.model_dump(mode="json", exclude={"clause"})),
         ]
-        for clause in self.clause:
-            lines += ["", "[[clause]]", *_entries(clause.model_dump(mode="json"))]
-        return "\n".join(lines) + "\n"
+        clauses = [
+            line
+            for clause in self.clause
+            for line in ("", "[[clause]]", *_entries(clause.model_dump(mode="json")))
+        ]
+        content = parse_toml("\n".join([*lines, *clauses]))
+        return "\n".join([*lines, *seals.toml_lines(content), *clauses]) + "\n"
 
 
 class Verdict(enum.StrEnum):

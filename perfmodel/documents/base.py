@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Final, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from perfmodel.documents import seals
 from perfmodel.errors import InvalidDocument, PerfModelError, did_you_mean, why
 from perfmodel.files import MOST_LOG_BYTES, parse_json, parse_toml, read_bytes, read_text
 
@@ -100,41 +101,56 @@ class Document(Record):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file; ``cls.unreadable`` if it is missing, truncated, of another version or breaks a rule."""
-        hint = f"; {cls.made_by} writes one"
+        """Read a file; ``cls.unreadable`` if it is missing, truncated, of another version, edited or breaks a rule."""
         try:
-            content = read_text(path)
-            raw = cls.parse(content)
+            return cls.of_text(read_text(path), where=path)
         except (OSError, ValueError) as error:
-            more = hint if isinstance(error, OSError) else ""
+            more = f"; {cls.made_by} writes one" if isinstance(error, OSError) else ""
             text = f"{path}: {cls.title} cannot be read: {why(error)}{more}"
             raise cls.unreadable(text) from error
+
+    @classmethod
+    def of_text(cls, content: str, *, where: object = "text") -> Self:
+        """The document of a file's content; raises as ``read``, and ``ValueError`` if it is no JSON or TOML."""
+        raw = cls.parse(content)
         keys = raw if isinstance(raw, dict) else {}
         machine = keys.get("machine")
         said = {*keys, *(machine if isinstance(machine, dict) else ())}
         own = {*cls.model_fields, *_keys_at(cls, ("machine",))}
         for key, other in _TELLTALES.items():
             if key in said - own:
-                raise cls.unreadable(f"{path}: must be a {cls.title}, got {other}{hint}")
+                raise cls.unreadable(
+                    f"{where}: must be a {cls.title}, got {other}; {cls.made_by} writes one"
+                )
         remade = f"; {cls.remade_by or cls.made_by} makes it new"
         current, version = cls.current_version(), keys.get("schema_version")
         if version != current:
             raise cls.unreadable(
-                f"{path}: schema_version of a {cls.title} must be {current}, got {version!r}{remade}"
+                f"{where}: schema_version of a {cls.title} must be {current}, got {version!r}{remade}"
             )
         try:
-            if cls.parse is parse_json:  # its text need not be written again
-                return cls.model_validate_json(content, strict=True)
-            return validated(cls, raw)
+            if cls.parse is parse_json:
+                found = cls.model_validate_json(seals.json_of(content, raw), strict=True)
+            else:
+                found = validated(cls, seals.content_of(raw))
         except ValidationError as error:
             is_older = any(one["type"] == "missing" for one in error.errors(include_url=False))
             raise cls.unreadable(
-                f"{path}: {first_problem(error, cls)}{remade if is_older else ''}"
+                f"{where}: {first_problem(error, cls)}{remade if is_older else ''}"
             ) from error
+        # Last: what breaks a rule says more about an edit.
+        edited = seals.problem(raw)
+        if edited and not seals.is_taken(str(where)):
+            raise cls.unreadable(f"{where}: {edited}{remade}, --unsealed takes it as it is")
+        return found
+
+    def text(self) -> str:
+        """The content of a file of it: JSON with its seal."""
+        return seals.sealed(self.model_dump_json(indent=1))
 
     def write(self, path: Path) -> None:
         """Write the whole file or nothing: a reader never sees half of it."""
-        write_atomically(path, f"{self.model_dump_json(indent=1)}\n")
+        write_atomically(path, f"{self.text()}\n")
 
     @property
     def digest(self) -> str:

@@ -5,6 +5,7 @@ arithmetic of floats, and nearly half of a packed file.
 """
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -331,6 +332,23 @@ _ADAPTER: TypeAdapter[Observation] = TypeAdapter(Observation)
 def read_observations(path: Path) -> list[Observation]:
     """All complete lines of a file of observations; ``InvalidDocument`` if one breaks the schema."""
     return read_lines(path, _ADAPTER, what="observations")
+
+
+def refuse_repeated(path: Path, observations: Iterable[Observation]) -> None:
+    """Refuse a file that holds a task twice: two campaigns wrote it, and its repetitions are not independent.
+
+    Raises
+    ------
+    InvalidDocument
+        With the task.
+    """
+    times = Counter((entry.kind, entry.task) for entry in observations)
+    if repeated := [task for (_, task), number in times.items() if number > 1]:
+        more = f" (and {len(repeated) - 1} more)" if len(repeated) > 1 else ""
+        raise InvalidDocument(
+            f"{path}: every task must be recorded once, got {repeated[0]!r} twice{more}; two "
+            "campaigns wrote it: measure again into another --out"
+        )
 
 
 def tasks_done(observations: Iterable[Observation]) -> frozenset[str]:

@@ -49,7 +49,7 @@ def test_predict_says_what_the_command_line_says(
         *("predict", "--profile", path, "--workload", "light"),
         *("--devices", "1,2,16", "--batch", "16", "--json"),
     )
-    theirs = PredictionDocument.model_validate_json(printed.stdout)
+    theirs = PredictionDocument.of_text(printed.stdout)
     ours = pm.predict(path, "light", devices=(1, 2, 16), batch=16)
     assert ours.points == theirs.points
     assert ours.caveats == theirs.caveats
@@ -88,7 +88,7 @@ def test_weeks_and_money_are_those_of_the_command_line(
         *("--checkpoint-s", "20", "--checkpoint-interval-s", "3600", "--restart-s", "300"),
         *("--replicas", "20", "--json"),
     )
-    theirs = GoodputDocument.model_validate_json(printed.stdout)
+    theirs = GoodputDocument.of_text(printed.stdout)
     job = pm.Job(
         devices=64,
         work_s=10 * 86400,
@@ -103,7 +103,7 @@ def test_weeks_and_money_are_those_of_the_command_line(
     budget = ROOT / "docs/budget.example.toml"
     printed = run("cost", budget, "--today", "2026-11-21", "--json")
     costs = pm.compare_costs(budget, today=dt.date(2026, 11, 21))
-    assert costs.options == CostDocument.model_validate_json(printed.stdout).options
+    assert costs.options == CostDocument.of_text(printed.stdout).options
 
 
 def test_a_large_model_is_that_of_predict_layout(
@@ -114,7 +114,7 @@ def test_a_large_model_is_that_of_predict_layout(
     printed = runner(monkeypatch, capsys)(
         *("predict", "--profile", inferred, "--model", "llama2-7b", "--layout", layout, "--json")
     )
-    theirs = PredictionDocument.model_validate_json(printed.stdout)
+    theirs = PredictionDocument.of_text(printed.stdout)
     ours = pm.predict_large_model(inferred, "llama2-7b", layout)
     assert ours.points == theirs.points
     with pytest.raises(UsageError, match="did you mean llama2-7b"):

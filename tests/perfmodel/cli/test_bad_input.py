@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from perfmodel.documents.seals import sealed
 from perfmodel.errors import EXIT_CALIBRATION, EXIT_FAILURE, EXIT_OK, EXIT_USAGE
 from tests.perfmodel.cli.command import Result, Run, complaint
 from tests.perfmodel.profiles import Machine, as_file, profile
@@ -68,7 +69,7 @@ def test_a_file_of_another_kind_is_told_apart(run: Run, stored: Path) -> None:
 def changed(stored: Path, change: Callable[[dict[str, Any]], None]) -> None:
     content = json.loads(stored.read_bytes())
     change(content)
-    stored.write_text(json.dumps(content))
+    stored.write_text(sealed(json.dumps(content)))
 
 
 def forget_dispatch(content: dict[str, Any]) -> None:

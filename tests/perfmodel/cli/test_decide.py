@@ -1,6 +1,5 @@
 """goodput, cost, batch, plan options, diff and acceptance as a user sees them."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,7 +43,7 @@ def test_before_and_after_stand_side_by_side(run: Run, stored: Path, tmp_path: P
     assert max(map(len, result.stdout.splitlines()[:12])) <= 80
     assert len(WhatIfDocument.read(saved).scenarios) == 3
     joined = run("whatif", *asked, "--against", saved, "--json")
-    document = WhatIfDocument.model_validate_json(joined.stdout)
+    document = WhatIfDocument.of_text(joined.stdout)
     assert [entry.name for entry in document.scenarios[1:]] == [
         "fast: as it is",
         "fast: network.bandwidth=2x",
@@ -113,7 +112,7 @@ def test_a_plan_is_ranked(run: Run, tmp_path: Path) -> None:
     ):
         assert words in result.stdout
     as_json = run("plan", "options", path, "--today", "2026-11-21", "--json")
-    document = PlanDocument.model_validate(json.loads(as_json.stdout))
+    document = PlanDocument.of_text(as_json.stdout)
     assert document.ranked == PlanDocument.read(output).ranked
 
 
@@ -158,7 +157,7 @@ def test_the_table_names_the_crossover_and_every_price(run: Run, tmp_path: Path)
 def test_json_is_a_document(run: Run, tmp_path: Path) -> None:
     path = written_budget(tmp_path, budget_text())
     result = run("cost", path, "--today", "2026-11-21", "--json")
-    document = CostDocument.model_validate(json.loads(result.stdout))
+    document = CostDocument.of_text(result.stdout)
     assert document.warnings == ()
     assert document.options[0].cost.name == "spot"
 
@@ -183,7 +182,7 @@ def test_json_is_a_document_with_the_same_job(run: Run) -> None:
         *("--cause", "net=50", "--spares", 1, "--replacement-hours", 5, "--checkpoint-s", 30),
         *("--best-interval", "--json"),
     )
-    document = GoodputDocument.model_validate(json.loads(result.stdout))
+    document = GoodputDocument.of_text(result.stdout)
     assert [cause.takes_node for cause in document.job.causes] == [True, False]
     assert document.job.mtbf_s == pytest.approx(3600 / (8 / 100 + 8 / 50))
     assert document.job.replacement_s == 5 * 3600
@@ -193,9 +192,7 @@ def test_json_is_a_document_with_the_same_job(run: Run) -> None:
 
 def test_a_job_that_never_fails_takes_its_work_and_one_checkpoint(run: Run) -> None:
     arguments = (*JOB, "--mtbf-device-hours", "inf", "--checkpoint-s", 3600)
-    document = GoodputDocument.model_validate(
-        json.loads(run("goodput", *arguments, "--json").stdout)
-    )
+    document = GoodputDocument.of_text(run("goodput", *arguments, "--json").stdout)
     assert document.elapsed_s.p5 == document.elapsed_s.p95 == 10 * 86400 + 3600
     assert document.unplanned_stops.p95 == 0
     told = run("goodput", *arguments).stdout
@@ -231,12 +228,12 @@ def test_a_checkpoint_costs_what_the_calibration_timed(run: Run, timed: Path) ->
     """800 GB by 8: 0.1 s + 100 GB at 100 MB/s = 1,000.1 s to write, 500.05 s to read."""
     asked = (*JOB, "--mtbf-device-hours", 24000, "--profile", timed, "--json")
     sized = (*asked, "--checkpoint-size", "800GB", "--checkpoint-writers", 8)
-    document = GoodputDocument.model_validate(json.loads(run("goodput", *sized).stdout))
+    document = GoodputDocument.of_text(run("goodput", *sized).stdout)
     assert document.job.checkpoint_write_s == pytest.approx(1000.1)
     assert document.job.restart_s == pytest.approx(500.05)
     assert "by 8 processes, said not to slow each other (assumed)" in document.caveats[0]
     restarted = run("goodput", *sized, "--restart-s", 70)
-    assert GoodputDocument.model_validate(json.loads(restarted.stdout)).job.restart_s == 70
+    assert GoodputDocument.of_text(restarted.stdout).job.restart_s == 70
 
 
 #: 100 (1 + B / 1000) epochs.
@@ -249,7 +246,7 @@ def test_json_holds_the_speed_up_that_counts(run: Run) -> None:
         *("batch", "--points", POINTS, "--samples-per-s", "250=100,2000=700", "--json"),
         *("--samples-per-unit", 1000),
     )
-    document = BatchDocument.model_validate(json.loads(result.stdout))
+    document = BatchDocument.of_text(result.stdout)
     largest = document.outlooks[-1]
     assert largest.batch == 2000
     assert largest.throughput_speedup == pytest.approx(7)
@@ -285,7 +282,7 @@ def noisy(tmp_path: Path) -> Path:
 
 def document_of(result: Result) -> BatchDocument:
     assert result.exit_code == EXIT_OK, result
-    return BatchDocument.model_validate(json.loads(result.stdout))
+    return BatchDocument.of_text(result.stdout)
 
 
 def test_a_noise_scale_stands_for_runs_at_other_batches(run: Run, noisy: Path) -> None:

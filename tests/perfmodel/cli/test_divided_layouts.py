@@ -31,7 +31,7 @@ def test_a_layout_is_one_point_with_its_batch_and_evidence(
     run: Run, files: tuple[Path, Path]
 ) -> None:
     given = ("--profile", files[0], "--workload", files[1], "--layout", TEXT)
-    found = PredictionDocument.model_validate_json(run("predict", *given, "--json").stdout)
+    found = PredictionDocument.of_text(run("predict", *given, "--json").stdout)
     (point,) = found.points
     assert (point.setting.world_size, point.setting.global_batch) == (8, 8)
     assert point.setting.divided == "dp=4 tp=2 zero=3 micro_batch=2"
@@ -52,7 +52,7 @@ def test_a_layout_is_one_point_with_its_batch_and_evidence(
 def test_keys_of_the_layout_are_set_in_a_what_if(run: Run, files: tuple[Path, Path]) -> None:
     given = ("--profile", files[0], "--workload", files[1], "--layout", TEXT)
     shown = run("whatif", *given, "--set", "tp=1", "--set", "network.bandwidth=2x", "--json")
-    was, now = WhatIfDocument.model_validate_json(shown.stdout).scenarios
+    was, now = WhatIfDocument.of_text(shown.stdout).scenarios
     assert now.point.setting.world_size == 4
     assert now.contrast is not None
     assert now.contrast.is_paired

@@ -109,7 +109,7 @@ def asked(tmp_path: Path) -> tuple[object, ...]:
 def step_of(run: Run, *arguments: object) -> tuple[float, Evidence]:
     result = run(*arguments, "--json")
     assert result.exit_code == EXIT_OK, result
-    (point,) = PredictionDocument.model_validate_json(result.stdout).points
+    (point,) = PredictionDocument.of_text(result.stdout).points
     return point.step_s.nominal, point.evidence["compute"]
 
 
@@ -155,5 +155,5 @@ def test_what_cannot_be_replayed_is_said_and_read_from_curves(
     assert "not timed in place, curves answer: own:small cannot be replayed: no kernel" in (
         result.stderr
     )
-    (point,) = PredictionDocument.model_validate_json(result.stdout).points
+    (point,) = PredictionDocument.of_text(result.stdout).points
     assert point.evidence["compute"] is not Evidence.MEASURED

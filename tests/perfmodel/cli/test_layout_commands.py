@@ -46,7 +46,7 @@ def test_a_layout_is_predicted_from_a_configuration(
         *("--output", tmp_path / "answer.json", "--trace", tmp_path / "trace.json"),
     )
     assert result.exit_code == 0, result
-    document = PredictionDocument.model_validate_json(result.stdout)
+    document = PredictionDocument.of_text(result.stdout)
     assert document == PredictionDocument.read(tmp_path / "answer.json")
     [answer] = document.points
     large = answer.large_model

@@ -32,7 +32,7 @@ def predict(tmp_path: Path, run: Run) -> Predict:
 
 
 def document(text: str) -> PredictionDocument:
-    return PredictionDocument.model_validate_json(text)
+    return PredictionDocument.of_text(text)
 
 
 def test_the_table_has_a_row_for_each_count(

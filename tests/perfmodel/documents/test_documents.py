@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from calibrate.fit.profile import fit_profile
 from perfmodel.documents import acceptance, budget, goodput, plan, prediction, testbed, verdicts
 from perfmodel.documents.base import (
     STALE_AFTER_DAYS,
     Document,
     age_notes,
+    append_line,
     command_line,
     write_atomically,
 )
@@ -27,12 +29,13 @@ from perfmodel.documents.observation import (
     EnvironmentObservation,
     ProcessorObservation,
     read_observations,
+    refuse_repeated,
     tasks_done,
 )
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import InvalidDocument, PerfModelError
-from tests.perfmodel.profiles import Machine, as_file, profile
+from tests.perfmodel.profiles import PROVENANCE, Machine, as_file, profile
 
 KINDS = [
     CollectivesDocument,
@@ -229,6 +232,16 @@ def test_a_broken_line_in_the_middle_is_named_by_its_number(
         read_observations(path)
     assert str(caught.value).startswith(f"{path}: line 2: ")
     assert "\n" not in str(caught.value)
+
+
+def test_a_task_that_is_recorded_twice_is_named(tmp_path: Path) -> None:
+    """Two campaigns filled one folder: their runs are not those of one plan."""
+    path = tmp_path / "observations.jsonl"
+    append_line(path, LINE)
+    refuse_repeated(path, read_observations(path))
+    append_line(path, LINE)
+    with pytest.raises(InvalidDocument, match="recorded once, got 'all_reduce-2' twice; two cam"):
+        fit_profile(path, provenance=PROVENANCE)
 
 
 def test_missing_observations_and_those_that_are_not_text_are_refused(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_the_command_below_an_answer_prints_it(
     program, *words = shlex.split(answer.command)
     assert program == "perfmodel"
     result = runner(monkeypatch, capsys)(*words, "--json")
-    told = WhatIfDocument.model_validate_json(result.stdout).scenarios[-1]
+    told = WhatIfDocument.of_text(result.stdout).scenarios[-1]
     assert told.point.step_s == answer.step_s
     assert told.point.speedup == answer.speedup
     assert told.contrast == answer.contrast
@@ -114,7 +114,7 @@ def test_a_layout_is_answered_as_predict_does(
     )
     answer = layout_answers().answer(question)
     result = runner(monkeypatch, capsys)(*shlex.split(answer.command)[1:], "--json")
-    [told] = PredictionDocument.model_validate_json(result.stdout).points
+    [told] = PredictionDocument.of_text(result.stdout).points
     assert told.large_model is not None
     assert (answer.step_s, answer.throughput) == (told.step_s, told.large_model.tokens_per_s)
     assert answer.efficiency == told.large_model.mfu
@@ -221,7 +221,7 @@ def test_the_command_names_the_file_and_prints_the_same(
     assert program == "perfmodel"
     assert "cluster=ethernet.toml" in words
     result = runner(monkeypatch, capsys)(*words, "--json")
-    told = WhatIfDocument.model_validate_json(result.stdout).scenarios[-1]
+    told = WhatIfDocument.of_text(result.stdout).scenarios[-1]
     assert told.point.step_s == answer.step_s
     assert told.contrast == answer.contrast
 

@@ -108,7 +108,7 @@ def told(page: Any) -> ScenarioOutcome:
     ):
         main()
     assert not end.value.code
-    return WhatIfDocument.model_validate_json(printed.getvalue()).scenarios[-1]
+    return WhatIfDocument.of_text(printed.getvalue()).scenarios[-1]
 
 
 def shown(page: Any, name: str) -> tuple[str, str]:

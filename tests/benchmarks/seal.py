@@ -1,0 +1,40 @@
+"""Seal documents again: ``python -m tests.benchmarks.seal FILE_OR_FOLDER ...``.
+
+For recorded documents of an older version, and for fixtures that were edited on purpose.
+"""
+
+import sys
+from pathlib import Path
+
+from perfmodel.documents import seals
+from perfmodel.documents.base import write_atomically
+from perfmodel.documents.kinds import kind_of
+from perfmodel.errors import PerfModelError
+from perfmodel.files import read_json
+
+
+def seal(path: Path) -> str:
+    """Seal a file that holds a valid document; say what was done, if anything was to do."""
+    raw = read_json(path)
+    kind = kind_of(raw, is_toml=False) if isinstance(raw, dict) else None
+    if kind is None or not seals.problem(raw):
+        return ""
+    try:
+        with seals.unsealed():
+            kind.read(path)
+    except PerfModelError as error:
+        return f"left: {error}"
+    write_atomically(path, f"{seals.sealed(path.read_text(encoding='utf-8'))}\n")
+    return f"sealed: {path}"
+
+
+def main() -> None:
+    """Seal every JSON document that is named, or lies in a folder that is named."""
+    for given in map(Path, sys.argv[1:]):
+        for path in sorted(given.rglob("*.json")) if given.is_dir() else [given]:
+            if said := seal(path):
+                sys.stdout.write(f"{said}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""An edited document is refused, and used only where the answer says so."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from perfmodel.documents import seals
+from perfmodel.documents.acceptance import AcceptanceTerms
+from perfmodel.documents.base import file_sha256
+from perfmodel.documents.kinds import check_file, kinds
+from perfmodel.documents.prediction import PredictionDocument
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.errors import EXIT_CALIBRATION, EXIT_FAILURE, EXIT_OK, EXIT_USAGE
+from tests.benchmarks.seal import seal
+from tests.perfmodel.cli.command import Run, complaint
+from tests.perfmodel.profiles import Machine, as_file, profile
+
+RECORDS = Path(__file__).parents[3] / "docs" / "records"
+EDITED = "was changed after it was written: its seal does not fit"
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    path = tmp_path / "profile.json"
+    as_file(profile(Machine(dispatch_s=0.001))).write(path)
+    return path
+
+
+@pytest.fixture
+def edited(stored: Path) -> Path:
+    stored.write_text(stored.read_text().replace("0.001", "0.004", 1))
+    return stored
+
+
+def test_one_changed_digit_is_refused_in_one_line(run: Run, edited: Path) -> None:
+    line = complaint(run("predict", "--profile", edited, "--workload", "light"), EXIT_CALIBRATION)
+    assert line == (
+        f"perfmodel: {edited}: {EDITED}; perfmodel fit FOLDER makes it new, --unsealed takes it as it is"
+    )
+
+
+def test_a_file_that_lost_its_seal_is_refused(stored: Path) -> None:
+    raw = json.loads(stored.read_text())
+    del raw["seal"]
+    stored.write_text(json.dumps(raw))
+    with pytest.raises(ProfileDocument.unreadable, match="carries no seal"):
+        ProfileDocument.read(stored)
+
+
+def test_order_and_white_space_may_change(stored: Path) -> None:
+    before = ProfileDocument.read(stored)
+    raw = json.loads(stored.read_text())
+    stored.write_text(json.dumps(raw, indent=4, sort_keys=True))
+    assert ProfileDocument.read(stored).digest == before.digest
+    stored.write_text(json.dumps(dict(reversed(raw.items()))))
+    assert ProfileDocument.read(stored).digest == before.digest
+
+
+def test_an_answer_from_an_edited_file_says_so(run: Run, edited: Path, tmp_path: Path) -> None:
+    asked = ("predict", "--profile", edited, "--workload", "light", "--unsealed")
+    note = f"unsealed: {edited} was edited, or never sealed"
+    assert note in run(*asked).stdout.splitlines()
+    answer = tmp_path / "answer.json"
+    printed = run(*asked, "--json", "--output", answer)
+    for text in (printed.stdout, answer.read_text()):
+        assert json.loads(text)["unsealed"] == [str(edited)]
+        assert note in json.loads(text)["caveats"]
+    with pytest.raises(PredictionDocument.unreadable, match="made from files that were edited"):
+        PredictionDocument.read(answer)
+
+
+def test_a_whole_file_needs_no_word(run: Run, stored: Path) -> None:
+    result = run("predict", "--profile", stored, "--workload", "light", "--unsealed", "--json")
+    assert "unsealed" not in json.loads(result.stdout)
+    assert result.stderr == ""
+    PredictionDocument.of_text(result.stdout)
+
+
+def test_a_judgement_believes_no_edited_file(run: Run, stored: Path, tmp_path: Path) -> None:
+    clauses = tmp_path / "clauses.toml"
+    assert run("acceptance", "write", "--profile", stored, "--output", clauses).exit_code == EXIT_OK
+    judge = ("acceptance", "judge", clauses, "--profile", stored)
+    assert "No such option: --unsealed" in complaint(run(*judge, "--unsealed"), EXIT_USAGE)
+    text = clauses.read_text()
+    limit = next(line for line in text.splitlines() if line.startswith("at_"))
+    clauses.write_text(text.replace(limit, f"{limit[:-1]}1", 1))
+    assert EDITED in complaint(run(*judge), EXIT_FAILURE)
+    clauses.write_text(text)
+    AcceptanceTerms.read(clauses)
+    stored.write_text(stored.read_text().replace("0.001", "0.004", 1))
+    assert EDITED in complaint(run(*judge), EXIT_CALIBRATION)
+
+
+def test_a_judgement_takes_no_other_observations(run: Run, stored: Path, tmp_path: Path) -> None:
+    clauses = tmp_path / "clauses.toml"
+    run("acceptance", "write", "--profile", stored, "--output", clauses)
+    beside = tmp_path / "observations.jsonl"
+    beside.write_text('{"task":"a","round":0,"kind":"processor","steal_s":0.0,"busy_s":1.0}\n')
+    judge = ("acceptance", "judge", clauses, "--profile", stored)
+    said = complaint(run(*judge), EXIT_FAILURE)
+    assert "must be what the profile was fitted from" in said
+    as_file(profile(Machine()), sha256=file_sha256(beside)).write(stored)
+    assert "must be what" not in run(*judge).stderr
+
+
+def test_check_says_what_a_file_is(run: Run, stored: Path, tmp_path: Path) -> None:
+    result = run("check", stored)
+    assert result.exit_code == EXIT_OK
+    assert result.stdout == "kind: profile\nschema_version: 3, read: 3\nseal: fits\nvalid\n"
+    stored.write_text(stored.read_text().replace("0.001", "0.004", 1))
+    result = run("check", stored)
+    assert result.exit_code == EXIT_CALIBRATION
+    assert f"seal: {EDITED}\nvalid\n" in result.stdout
+    other = tmp_path / "other.json"
+    other.write_text('{"a": 1}')
+    assert "must be a document of perfmodel" in complaint(run("check", other), EXIT_FAILURE)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(RECORDS.rglob("*.json")), ids=lambda path: str(path.relative_to(RECORDS))
+)
+def test_recorded_documents_are_sealed(path: Path) -> None:
+    """``python -m tests.benchmarks.seal docs/records`` seals those of an older version."""
+    raw = json.loads(path.read_text())
+    if "provenance" in raw and path.name not in ("models-curves.json", "models-measured.json"):
+        assert check_file(path)[1] == EXIT_OK
+
+
+def test_a_file_is_sealed_again_without_other_changes(edited: Path) -> None:
+    before = json.loads(edited.read_text())
+    assert seal(edited) == f"sealed: {edited}"
+    assert seal(edited) == ""
+    after = json.loads(edited.read_text())
+    assert before.pop("seal") != after.pop("seal")
+    assert after == before
+    assert ProfileDocument in kinds()
+
+
+def test_what_is_read_outside_the_block_is_refused_again(edited: Path) -> None:
+    with seals.unsealed() as names:
+        ProfileDocument.read(edited)
+    assert names == [str(edited)]
+    with pytest.raises(ProfileDocument.unreadable):
+        ProfileDocument.read(edited)
