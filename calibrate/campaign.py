@@ -1,18 +1,15 @@
 """Carry out rounds of tasks in fresh processes, so that an interruption loses seconds."""
 
-import contextlib
-import fcntl
 import json
-import os
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from calibrate.launch import Launcher
+from calibrate.locks import folder_to_itself, machine_to_itself
 from calibrate.placement import Placement
 from calibrate.task import Task, WorkOrder
 from perfmodel.documents.base import trim_unfinished_line, write_atomically
@@ -29,9 +26,6 @@ OBSERVATIONS: Final = "observations.jsonl"
 PLAN: Final = "plan.json"
 #: How rank 0 announces a finished task on its standard output.
 DONE_PREFIX: Final = "done: "
-#: Names another lock: containers may share a machine without sharing a folder for temporary files.
-LOCK_VARIABLE: Final = "PERFMODEL_LOCK"
-_POLL_S: Final = 0.5
 #: The slowest single task (the largest collective, a cold start of torch) is far below this.
 STALL_TIMEOUT_S: Final = 180.0
 
@@ -72,12 +66,34 @@ def measure(
     Raises
     ------
     UsageError
-        If the folder holds observations and ``resume`` is not given, or those of another plan.
+        If another campaign fills the folder, or it holds observations and ``resume`` is not given, or
+        those of another plan.
     IncomparableRuns
         If the observations there come from another machine.
     MeasurementFailed, Interrupted
         From the launcher; everything finished is on disk.
     """
+    # Nodes of one run share the folder, and may share a machine: the first one holds both for all.
+    is_first_node = campaign.placement.topology.node_rank == 0
+    with folder_to_itself(campaign.folder) if is_first_node else nullcontext():
+        return _fill(
+            campaign,
+            launcher,
+            resume=resume,
+            on_progress=on_progress,
+            stall_timeout_s=stall_timeout_s,
+        )
+
+
+def _fill(
+    campaign: Campaign,
+    launcher: Launcher,
+    *,
+    resume: bool,
+    on_progress: Callable[[Progress], None],
+    stall_timeout_s: Seconds,
+) -> Path:
+    """Run what is not done yet, in a folder that is held; see ``measure``."""
     output = campaign.folder / OBSERVATIONS
     done = _prepare(campaign, output, resume=resume)
     total = sum(len(tasks) for tasks in campaign.rounds)
@@ -102,7 +118,7 @@ def measure(
     # Nodes of one run may share a machine, so the first one queues for all of them. Virtual time is no
     # one's.
     queues = is_first_node and campaign.placement.device_kind != "virtual"
-    with machine_to_itself(on_wait) if queues else contextlib.nullcontext():
+    with machine_to_itself(on_wait) if queues else nullcontext():
         for index, tasks in enumerate(campaign.rounds):
             pending = [task for task in tasks if task.name not in done]
             if not pending:
@@ -184,40 +200,3 @@ def _write_order(campaign: Campaign, index: int, tasks: Sequence[Task], output: 
     except OSError as error:
         raise PerfModelError(f"{output}: cannot be written: {error}") from error
     return path.resolve()
-
-
-def lock_path() -> Path:
-    """The file that a measurement holds while it runs; the kernel lets go of it if it dies."""
-    named = os.environ.get(LOCK_VARIABLE)
-    return Path(named) if named else Path(tempfile.gettempdir()) / "perfmodel-measuring.lock"
-
-
-@contextmanager
-def machine_to_itself(
-    on_wait: Callable[[str], None], *, path: Path | None = None, poll_s: Seconds = _POLL_S
-) -> Iterator[None]:
-    """Hold the machine for one measurement; ``on_wait`` is told once who else holds it."""
-    try:
-        file = (path or lock_path()).open("a+", encoding="utf-8")
-    except OSError:
-        # Another user's file or a read-only folder: measuring matters more than queueing.
-        yield
-        return
-    with file:
-        if not _acquired(file):
-            file.seek(0)
-            holder = file.read().strip() or "unknown process"
-            on_wait(f"waiting for another measurement on this machine ({holder})")
-            while not _acquired(file):
-                time.sleep(poll_s)
-        file.truncate(0)
-        file.write(f"process {os.getpid()}")
-        file.flush()
-        yield
-
-
-def _acquired(file: IO[str]) -> bool:
-    with contextlib.suppress(BlockingIOError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False

@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import IO, Final, Protocol
 
+from calibrate.locks import work_folder
 from calibrate.placement import under
 from calibrate.processes import ProcessTree
 from calibrate.topology import Topology
@@ -44,6 +44,7 @@ _EXCEPTION: Final = re.compile(
     r"^\s*(?:\[\w+\]:)?\s*([A-Za-z_][\w.]*(?:Error|Exception|Exit|Failed|Interrupt)\b.*)$"
 )
 # torchrun's own report of the crash, not its cause.
+_ENDED: Final = re.compile(r"SignalException: Process \d+ got signal: (\d+)")
 _NOISE: Final = re.compile(
     r"ChildFailedError|SignalException|torch/distributed/elastic|^\s*[=\-*]{5,}|^\s*error_file\s*:"
 )
@@ -115,7 +116,7 @@ class TorchrunLauncher:
         _refuse_busy_port(topology)
         tree = ProcessTree()
         try:
-            with tempfile.TemporaryDirectory(prefix="perfmodel-torchrun-") as log_dir:
+            with work_folder("perfmodel-torchrun-") as log_dir:
                 try:
                     command = self.command(arguments, topology=topology, log_dir=log_dir)
                     output = _Output(tree.start(command, environ=worker_environ(conditions)))
@@ -237,6 +238,9 @@ def first_failure(stderr_lines: Sequence[str], *, exit_code: int) -> str:
 
     torchrun itself is named where it failed, or does not say.
     """
+    ended = [match[1] for line in stderr_lines if (match := _ENDED.search(line))]
+    if ended:
+        return f"torchrun was ended from outside by {exit_text(-int(ended[0]))}"
     causes = [at for at, line in enumerate(stderr_lines) if _ROOT_CAUSE in line]
     report = _first_section(stderr_lines, causes[-1]) if causes else ()
     rank, code = _number(_RANK, report), _number(_EXIT_CODE, report)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import settings
 
-from calibrate.campaign import LOCK_VARIABLE, machine_to_itself
+from calibrate.locks import LOCK_VARIABLE, machine_to_itself
 
 #: Set in a worker of pytest-xdist, not in plain pytest.
 _IS_ONE_OF_SEVERAL: Final = "PYTEST_XDIST_WORKER" in os.environ

@@ -3,12 +3,12 @@
 import fcntl
 from pathlib import Path
 
-from calibrate import campaign as turns
+from calibrate import locks
 
 
 def machine_is_held(path: Path | None = None) -> bool:
     """A second open file is refused the lock, even in the process that holds it."""
-    with (path or turns.lock_path()).open("a+", encoding="utf-8") as file:
+    with (path or locks.lock_path()).open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -7,13 +7,12 @@ import itertools
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from calibrate.campaign import machine_to_itself
+from calibrate.locks import machine_to_itself, work_folder
 from perfmodel.documents.base import write_atomically
 from perfmodel.documents.verdicts import ErrorSummary, Gate
 from perfmodel.errors import PerfModelError
@@ -173,7 +172,7 @@ def validate_memory(
 ) -> MemorySummary:
     """Measure every setting, write every run as soon as it is there, summarise the errors."""
     runs: list[MemoryRun] = []
-    with machine_to_itself(on_line), tempfile.TemporaryDirectory() as folder:
+    with machine_to_itself(on_line), work_folder("perfmodel-memory-") as folder:
         for setting in settings(models, batches):
             runs.append(measure(Path(folder), setting))
             on_line(_line(runs[-1]))

@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -45,8 +45,9 @@ _UnparsedArguments: Final[type[Exception]] = typer.BadParameter.__mro__[1]
 
 def _refuse_repeated(command: Any, context: Any, arguments: Sequence[str]) -> None:
     """Refuse an option that holds one value and is given several times."""
-    _, _, order = command.make_parser(context).parse_args(args=[*arguments])
+    values, _, order = command.make_parser(context).parse_args(args=[*arguments])
     _refuse_loose_numbers(context, order, arguments)
+    _refuse_empty_paths(order, values)
     for parameter in order:
         is_single = not (
             getattr(parameter, "multiple", True) or getattr(parameter, "is_flag", True)
@@ -74,6 +75,32 @@ def _refuse_loose_numbers(context: Any, order: Sequence[Any], arguments: Sequenc
                 ) from None
 
 
+def _refuse_empty_paths(order: Sequence[Any], values: Mapping[str, Any]) -> None:
+    """Refuse a file without a name, which Python takes for the folder where the command runs."""
+    for parameter in order:
+        given = values.get(parameter.name)
+        if _is_path(parameter) and "" in (given if isinstance(given, list | tuple) else [given]):
+            name = parameter.opts[0]
+            flag = name if name.startswith("-") else name.upper()
+            raise UsageError(f"{flag}: must name a file or folder, got nothing; . is this one")
+
+
+def _is_path(parameter: Any) -> bool:
+    described = getattr(parameter, "type_descriptor", None)
+    if described is None:  # older typer
+        return getattr(parameter.type, "name", "") == "path"
+    return described.annotation in (Path, list[Path], Sequence[Path])
+
+
+def _leave_reading(command: Any) -> None:
+    """Readers say which file cannot be read, and end with its exit code; typer would with that of usage."""
+    for parameter in command.params:
+        described = getattr(parameter, "type_descriptor", None)
+        checked = getattr(described, "parameter_info", None) or getattr(parameter, "type", None)
+        if getattr(checked, "readable", False):
+            checked.readable = False
+
+
 def _kind_of_number(parameter: Any) -> type | None:
     """The type of an option that typer turns into a number itself; old and new typer tell differently."""
     described = getattr(parameter, "type_descriptor", None)
@@ -88,6 +115,7 @@ class _Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse, but refuse what typer would silently override."""
         _refuse_repeated(self, ctx, args)
+        _leave_reading(self)
         return super().parse_args(ctx, args)
 
 
@@ -95,6 +123,7 @@ class _Group(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse, but refuse what typer would silently override."""
         _refuse_repeated(self, ctx, args)
+        _leave_reading(self)
         return super().parse_args(ctx, args)
 
 

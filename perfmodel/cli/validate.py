@@ -382,11 +382,11 @@ def acceptance_judge(
     from perfmodel.documents.profile import ProfileDocument
     from perfmodel.report.batch import judgement_lines, judgement_table
 
-    delivered = ProfileDocument.read(profile)
+    terms, delivered = AcceptanceTerms.read(clauses), ProfileDocument.read(profile)
     beside = profile.with_name("observations.jsonl")
     source = observations or (beside if beside.is_file() else None)
     document = judge(
-        AcceptanceTerms.read(clauses),
+        terms,
         delivered.machine,
         observations=() if source is None else _observations_of(delivered, source),
         goodput=None if goodput is None else GoodputDocument.read(goodput),

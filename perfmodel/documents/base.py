@@ -2,11 +2,16 @@
 
 import dataclasses
 import datetime as dt
+import errno
+import glob
 import hashlib
 import json
 import os
-import tempfile
+import secrets
+import stat
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Self, TypeVar, get_args
@@ -16,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from perfmodel.documents import seals
 from perfmodel.errors import InvalidDocument, PerfModelError, did_you_mean, why
 from perfmodel.files import MOST_LOG_BYTES, parse_json, parse_toml, read_bytes, read_text
+from perfmodel.units import HOUR_S
 
 _Line = TypeVar("_Line")
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -227,10 +233,13 @@ def read_lines(path: Path, kind: TypeAdapter[_Line], *, what: str) -> list[_Line
 def append_line(path: Path, line: str) -> None:
     """Add one line to a file, made if there is none; it is on disk when this returns."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    is_new = not path.exists()
     with path.open("a", encoding="utf-8") as file:
         file.write(line + "\n")
         file.flush()
         os.fsync(file.fileno())
+    if is_new:
+        _sync_folder(path)
 
 
 def trim_unfinished_line(path: Path) -> None:
@@ -318,27 +327,64 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     # a link in a circle leads to itself: writing through it says so
     is_plain = target.is_file() or not (target.exists() or target.is_symlink())
-    temporary: str | None = None
+    # beside the target of a link: its readers too never see half a file
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(_TOKEN_BYTES)}")
     try:
         if not is_plain:
             path.write_bytes(content)
             return
-        # beside the target of a link: its readers too never see half a file
         target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(target)
+        _remove_leftovers(target)
+        _write_new(temporary, content, like=target)
+        temporary.replace(target)
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise PerfModelError(
             f"{path}: cannot be written: {error.strerror or error}; "
             "free space or choose another folder, nothing was overwritten"
         ) from error
+    _sync_folder(target)
+
+
+def _write_new(path: Path, content: bytes, *, like: Path) -> None:
+    """A new file that is on disk when this returns, with the rights of the user's umask or of an older file."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
+        if like.exists():
+            os.fchmod(file.fileno(), stat.S_IMODE(like.stat().st_mode))
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    """Put the name of a file on disk: a crash may else undo that it was made or replaced."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # no file system's promise
+            raise PerfModelError(
+                f"{path}: was written, but may be lost if the power fails: {why(error)}"
+            ) from error
+    finally:
+        os.close(folder)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove what writers of a file left beside it when they were killed."""
+    pattern = f".{glob.escape(path.name)}.{'?' * 2 * _TOKEN_BYTES}"
+    for left in path.parent.glob(pattern):
+        with suppress(OSError):
+            found = left.lstat()
+            is_old = time.time() - found.st_mtime > HOUR_S
+            if is_old and found.st_uid == os.getuid() and stat.S_ISREG(found.st_mode):
+                left.unlink()
+
+
+#: Of the names of files that are not complete.
+_TOKEN_BYTES: Final = 4
 
 
 #: Drivers, libraries and neighbours change: a calibration older than this is said to be old.

@@ -32,7 +32,7 @@ _BODY_TIMEOUT_S: Final = 5.0
 HOST: Final = "127.0.0.1"
 #: A page under another name that resolves to this machine is refused (DNS rebinding).
 HOSTS: Final = (HOST, "localhost")
-#: Requests that may wait or be computed at a time; more are told to come back.
+#: Questions that are computed at a time; more are told to come back.
 MOST_IN_FLIGHT: Final = 8
 _MOST_CONNECTIONS: Final = 64
 _MOST_HEADER_BYTES: Final = 16 * 1024
@@ -46,32 +46,21 @@ _HEADERS: Final = {
 
 
 class Guard:
-    """Answers 403 to pages of other sites in the browser of this machine, and 429 to floods."""
+    """Answers 403 to pages of other sites in the browser of this machine."""
 
-    def __init__(self, app: ASGIApp, most: int) -> None:
-        self._app, self._most, self._now = app, most, 0
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let through what comes from the page itself, or from no page at all; count it meanwhile."""
-        if scope["type"] != "http":  # a lifespan is under way from start to end
-            await self._app(scope, receive, send)
-            return
-        headers = dict(scope["headers"])
-        own = b"http://" + headers.get(b"host", b"")
-        is_cross = headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site")
-        if headers.get(b"origin", own) != own or (is_cross and scope["method"] != "GET"):
-            await _refusal(403, "another site may not ask")(scope, receive, send)
-            return
-        if self._now >= self._most:
-            refusal = _refusal(429, f"at most {self._most} questions at a time; ask again")
-            refusal.headers["Retry-After"] = "1"
-            await refusal(scope, receive, send)
-            return
-        self._now += 1
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._now -= 1
+        """Let through what comes from the page itself, or from no page at all."""
+        if scope["type"] == "http":  # a lifespan comes from nobody
+            headers = dict(scope["headers"])
+            own = b"http://" + headers.get(b"host", b"")
+            is_cross = headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site")
+            if headers.get(b"origin", own) != own or (is_cross and scope["method"] != "GET"):
+                await _refusal(403, "another site may not ask")(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 async def body(request: Request) -> bytes | Response:
@@ -127,7 +116,7 @@ def application(answers: Answers, *, most_in_flight: int = MOST_IN_FLIGHT) -> St
         ],
         middleware=[
             Middleware(TrustedHostMiddleware, allowed_hosts=list(HOSTS), www_redirect=False),
-            Middleware(Guard, most=most_in_flight),
+            Middleware(Guard),
         ],
     )
 
@@ -154,9 +143,11 @@ def serve(answers: Answers, on: socket.socket) -> None:
     """Answer until interrupted."""
     import uvicorn  # noqa: PLC0415 - the application runs without it in tests
 
+    from perfmodel.page.connections import PunctualProtocol  # noqa: PLC0415
+
     config = uvicorn.Config(
         application(answers),
-        http="h11",
+        http=PunctualProtocol,
         loop="asyncio",
         ws="none",
         lifespan="off",
@@ -179,6 +170,11 @@ async def _answered(
 ) -> Response:
     """Read a question, answer it beside the event loop, and turn what is wrong into one line."""
     raw = await body(request)
+    if not isinstance(raw, Response) and threads.available_tokens < 1:
+        # Not before the body is here: who sends it slowly would keep others out.
+        most = int(threads.total_tokens)
+        raw = _refusal(429, f"at most {most} questions at a time; ask again")
+        raw.headers["Retry-After"] = "1"
     if isinstance(raw, Response):
         return raw
     try:

@@ -15,6 +15,7 @@ from calibrate.campaign import (
     measure,
     read_plan,
 )
+from calibrate.locks import FOLDER_LOCK, folder_to_itself
 from calibrate.placement import Placement
 from calibrate.task import StepTask
 from perfmodel.documents.observation import StepObservation, read_observations
@@ -123,6 +124,17 @@ def test_observations_are_never_overwritten_without_a_word(campaign: Campaign) -
     assert (campaign.folder / OBSERVATIONS).read_bytes() == before
 
 
+def test_a_folder_that_another_campaign_fills_is_refused(campaign: Campaign) -> None:
+    """Whichever lock of the machine either of them uses."""
+    worker = PlayedWorker()
+    with (
+        folder_to_itself(campaign.folder),
+        pytest.raises(UsageError, match="is being filled by another measurement"),
+    ):
+        run(campaign, worker, resume=True)
+    assert worker.finished == []
+
+
 def test_ranks_that_never_started_leave_nothing_to_resume(campaign: Campaign) -> None:
     """A busy port is refused by the launcher: the same command works once the port is free."""
 
@@ -182,7 +194,7 @@ def test_a_folder_that_cannot_be_made_is_told_in_one_line(
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     blocked = replace(campaign, folder=tmp_path / "file" / "run")
-    with pytest.raises(PerfModelError, match=r"plan\.json: cannot be written: Not a dir") as caught:
+    with pytest.raises(PerfModelError, match=r"run: cannot be written: Not a dir") as caught:
         run(blocked, PlayedWorker())
     assert "\n" not in str(caught.value)
 
@@ -208,4 +220,4 @@ def test_a_full_disk_is_told_in_one_line_before_anything_starts(
         run(campaign, worker)
     assert "\n" not in str(caught.value)
     assert worker.finished == []
-    assert list(campaign.folder.iterdir()) == []
+    assert list(campaign.folder.iterdir()) == [campaign.folder / FOLDER_LOCK]

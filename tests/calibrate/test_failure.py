@@ -83,3 +83,18 @@ def test_silence_is_told_as_such() -> None:
 )
 def test_exit_codes_have_names(exit_code: int, text: str) -> None:
     assert exit_text(exit_code) == text
+
+
+def test_a_torchrun_that_was_told_to_end_blames_nobody_else() -> None:
+    """The last line of its report is the sleep in which the signal found it."""
+    report = """\
+W1121 01:55 3440 torch/distributed/elastic/agent/server/api.py:739] Received 15 death signal, shutting down workers
+Traceback (most recent call last):
+  File "/x/torch/distributed/elastic/agent/server/api.py", line 918, in _invoke_run
+    time.sleep(monitor_interval)
+  File "/x/torch/distributed/elastic/multiprocessing/api.py", line 86, in _terminate_process_handler
+    raise SignalException(f"Process {os.getpid()} got signal: {sigval}", sigval=sigval)
+torch.distributed.elastic.multiprocessing.api.SignalException: Process 3440 got signal: 15
+"""
+    failure = first_failure(report.splitlines(), exit_code=1)
+    assert failure == "torchrun was ended from outside by SIGTERM"

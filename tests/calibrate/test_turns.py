@@ -1,6 +1,7 @@
 """Two measurements on one machine take turns."""
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -10,13 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.campaign import LOCK_VARIABLE, lock_path, machine_to_itself
+from calibrate import locks
+from calibrate.locks import (
+    FOLDER_LOCK,
+    LOCK_VARIABLE,
+    folder_to_itself,
+    lock_path,
+    machine_to_itself,
+    work_folder,
+)
+from perfmodel.errors import MeasurementFailed, UsageError
 from tests.turns import machine_is_held
 
 HOLD = """
 import sys
 from pathlib import Path
-from calibrate.campaign import machine_to_itself
+from calibrate.locks import machine_to_itself
 with machine_to_itself(print, path=Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -44,7 +54,7 @@ def test_a_free_machine_is_not_waited_for_and_is_free_again_afterwards(tmp_path:
     for _ in range(2):
         with machine_to_itself(waits.append, path=path):
             held.append(machine_is_held(path))
-            assert path.read_text() == f"process {os.getpid()}"
+            assert path.read_text().startswith(f"process {os.getpid()} since 20")
         held.append(machine_is_held(path))
     assert held == [True, False, True, False]
     assert waits == []
@@ -63,7 +73,10 @@ def test_the_second_waits_until_the_first_has_ended_and_names_it(tmp_path: Path)
 
         with machine_to_itself(on_wait, path=path, poll_s=0.01):
             assert first.wait() == 0
-    assert seen == [f"waiting for another measurement on this machine (process {first.pid})"]
+    [words] = seen
+    assert words.startswith(
+        f"waiting for another measurement on this machine (process {first.pid} since 20"
+    )
 
 
 def test_a_killed_measurement_holds_nothing(tmp_path: Path) -> None:
@@ -87,15 +100,115 @@ def test_a_lock_that_cannot_be_made_is_no_reason_not_to_measure(tmp_path: Path) 
     with machine_to_itself(waits.append, path=path):
         ran.append(path.exists())
     assert ran == [False]
-    assert waits == []
+    assert waits == [f"measuring without a lock: {path}: No such file or directory"]
 
 
 def test_the_lock_of_the_machine_can_be_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(LOCK_VARIABLE)
-    assert lock_path().parent == Path(tempfile.gettempdir())
+    assert lock_path().parent == Path(tempfile.gettempdir()) / f"perfmodel-{os.getuid()}"
     monkeypatch.setenv(LOCK_VARIABLE, str(tmp_path / "lock"))
     waits: list[str] = []
     with machine_to_itself(waits.append):
         assert machine_is_held(tmp_path / "lock")
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for temporary files in which anybody may write; the lock of the machine lies there."""
+    monkeypatch.delenv(LOCK_VARIABLE)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "shared"))
+    (tmp_path / "shared").mkdir()
+    return tmp_path / "shared"
+
+
+def said_without_a_lock() -> str:
+    waits: list[str] = []
+    with machine_to_itself(waits.append):
+        pass
+    [words] = waits
+    return words
+
+
+def test_a_link_in_place_of_the_lock_wipes_no_file(shared: Path) -> None:
+    victim = shared.parent / "thesis.txt"
+    victim.write_text("years of work")
+    folder = shared / f"perfmodel-{os.getuid()}"
+    folder.mkdir(mode=0o700)
+    (folder / "measuring.lock").symlink_to(victim)
+    assert "measuring without a lock" in said_without_a_lock()
+    (folder / "measuring.lock").unlink()
+    (folder / "measuring.lock").hardlink_to(victim)
+    assert "it is no lock of perfmodel" in said_without_a_lock()
+    assert victim.read_text() == "years of work"
+
+
+def test_a_folder_that_another_user_made_is_not_used(shared: Path) -> None:
+    folder, elsewhere = shared / f"perfmodel-{os.getuid()}", shared / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    folder.symlink_to(elsewhere)
+    assert "another user may have made it" in said_without_a_lock()
+    folder.unlink()
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert "another user may have made it" in said_without_a_lock()
+    assert [*elsewhere.iterdir(), *folder.iterdir()] == []
+
+
+def test_the_own_folder_is_private(shared: Path) -> None:
+    with machine_to_itself(pytest.fail):
+        assert machine_is_held()
+    assert (shared / f"perfmodel-{os.getuid()}").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_file_named_as_the_lock_keeps_its_content(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text("do not lose")
+    waits: list[str] = []
+    with machine_to_itself(waits.append, path=path):
+        pass
+    assert "it is no lock of perfmodel" in waits[0]
+    assert path.read_text() == "do not lose"
+
+
+def test_nobody_holds_the_machine_for_ever(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with holder(path) as first:
+        with (
+            pytest.raises(MeasurementFailed) as caught,
+            machine_to_itself(print, path=path, poll_s=0.01, timeout_s=0.05),
+        ):
+            pass
+        assert f"held by process {first.pid} since 20" in str(caught.value)
+        assert LOCK_VARIABLE in str(caught.value)
+        assert first.stdin is not None
+        first.stdin.close()
+
+
+def test_two_campaigns_do_not_fill_one_folder(tmp_path: Path) -> None:
+    with folder_to_itself(tmp_path):
+        held = (tmp_path / FOLDER_LOCK).read_text()
+        with (
+            pytest.raises(UsageError, match=f"is being filled by another .*{re.escape(held)}"),
+            folder_to_itself(tmp_path),
+        ):
+            pass
+    with folder_to_itself(tmp_path):
+        pass
+
+
+def test_folders_of_killed_processes_are_removed_and_those_in_use_are_not(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = shared / "perfmodel-test-left"
+    (left / "logs").mkdir(parents=True, mode=0o700)
+    left.chmod(0o700)
+    other = shared / "perfmodel-test-link"
+    other.symlink_to(shared.parent)
+    with work_folder("perfmodel-test-") as first:
+        assert left.exists()  # young: its process may not have locked it yet
+        monkeypatch.setattr(locks, "_STALE_S", -1.0)
+        with work_folder("perfmodel-test-") as second:
+            assert sorted(map(str, shared.iterdir())) == sorted([first, second, str(other)])
+    assert list(shared.iterdir()) == [other]

@@ -20,7 +20,8 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
-from calibrate.campaign import PLAN, Progress, machine_to_itself, read_plan, write_plan
+from calibrate.campaign import PLAN, Progress, read_plan, write_plan
+from calibrate.locks import folder_to_itself, machine_to_itself
 from calibrate.processes import usable_cores
 from perfmodel.arrays import FloatArray
 from perfmodel.documents.testbed import (
@@ -305,6 +306,7 @@ def open_campaign(
     """Ranks that are ready to run, on a machine that nobody else measures meanwhile."""
     refuse_without_rights(command)
     with (
+        folder_to_itself(request.folder),
         machine_to_itself(
             lambda words: on_progress(Progress(done=0, total=total, task=words, is_waiting=True))
         ),

@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -28,6 +27,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 from torch.nn.parallel import DistributedDataParallel
 
+from calibrate.locks import work_folder
 from perfmodel.documents.testbed import (
     CollectiveSetting,
     EmulatedLayer,
@@ -292,7 +292,7 @@ def serve(job: Job) -> dict[str, Any]:
     counters = links.CounterReader.open(setting.fabric)
     children = Children()
     try:
-        with tempfile.TemporaryDirectory() as name:
+        with work_folder("perfmodel-testbed-") as name:
             folder = Path(name)
             started_utc = time.time()
             _start_traffic(setting.fabric, children)

@@ -1,5 +1,6 @@
 """Whatever a user gets wrong is one line that names the place and the value, and an exit code."""
 
+import errno
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from perfmodel.documents import base
 from perfmodel.documents.seals import sealed
 from perfmodel.errors import EXIT_CALIBRATION, EXIT_FAILURE, EXIT_OK, EXIT_USAGE
 from tests.perfmodel.cli.command import Result, Run, complaint
@@ -64,6 +66,20 @@ def test_a_file_of_another_kind_is_told_apart(run: Run, stored: Path) -> None:
     result = run("predict", "--profile", stored, "--workload", "light", "--validation", stored)
     said = "must be a validation, got the profile of a machine; perfmodel validate writes one"
     assert said in complaint(result, EXIT_FAILURE)
+
+
+def test_a_profile_that_may_not_be_read_is_unavailable(
+    run: Run, stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Typer looked first, and said that the command line was wrong."""
+    monkeypatch.setattr(os, "access", lambda *_arguments, **_options: False)
+
+    def refuse(_path: Path, **_options: object) -> str:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(base, "read_text", refuse)
+    result = run("predict", "--profile", stored, "--workload", "light")
+    assert "profile cannot be read: Permission denied" in complaint(result, EXIT_CALIBRATION)
 
 
 def changed(stored: Path, change: Callable[[dict[str, Any]], None]) -> None:

@@ -1,15 +1,21 @@
 """The page over HTTP: what is served, and everything that is refused."""
 
+import http.client
 import json
+import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
+import uvicorn
 from starlette.testclient import TestClient
 
 from perfmodel.documents.page import StepQuestion
 from perfmodel.errors import PerfModelError
+from perfmodel.page import connections
+from perfmodel.page.connections import PunctualProtocol
 from perfmodel.page.server import HOST, MOST_BODY_BYTES, application, listening
 from tests.perfmodel.page.sessions import answers
 
@@ -21,6 +27,13 @@ QUESTION: dict[str, Any] = {
     "batch": 16,
 }
 ORIGIN = "http://127.0.0.1:8765"
+
+
+#: A question whose body never comes.
+BEGUN = (
+    b"POST /answer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 100\r\n\r\n{"
+)
 
 
 @pytest.fixture
@@ -208,6 +221,44 @@ def test_a_flood_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
             thread.join(30)
         assert statuses == [200, 200]
         assert client.post("/answer", json=QUESTION).status_code == 200
+
+
+@pytest.fixture
+def address() -> Iterator[tuple[str, int]]:
+    """The page as a user has it, over real connections."""
+    config = uvicorn.Config(
+        application(answers()), http=PunctualProtocol, lifespan="off", limit_concurrency=64
+    )
+    server = uvicorn.Server(config)
+    with listening(0) as on:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [on]})
+        thread.start()
+        yield on.getsockname()
+        server.should_exit = True
+        thread.join(30)
+
+
+@pytest.mark.parametrize("dripped", [b"GET / HTTP/1.1\r\nX-Slow: ", BEGUN])
+def test_connections_that_drip_keep_nobody_out(address: tuple[str, int], dripped: bytes) -> None:
+    """200 of them gave everybody a 503."""
+    with ExitStack() as slow:
+        for _ in range(200):
+            one = slow.enter_context(socket.create_connection(address, timeout=30))
+            with suppress(OSError):  # the oldest are ended meanwhile
+                one.sendall(dripped)
+        asked = http.client.HTTPConnection(*address, timeout=30)
+        headers = {"Content-Type": "application/json"}
+        asked.request("POST", "/answer", json.dumps(QUESTION), headers)
+        assert asked.getresponse().status == 200
+        asked.close()
+
+
+def test_a_request_that_does_not_end_is_ended(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "REQUEST_TIMEOUT_S", 0.01)
+    with socket.create_connection(address, timeout=30) as slow, suppress(ConnectionResetError):
+        assert slow.recv(1) == b""
 
 
 def test_it_listens_on_this_machine_alone() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibrate.campaign import Progress, lock_path
+from calibrate.campaign import Progress
+from calibrate.locks import lock_path
 from perfmodel.cost.collectives import message_bytes, num_messages, work
 from perfmodel.cost.messages import MessageLaw
 from perfmodel.documents.testbed import CollectiveSetting, Job

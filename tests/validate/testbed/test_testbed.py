@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibrate.campaign import LOCK_VARIABLE
+from calibrate.locks import LOCK_VARIABLE
 from calibrate.processes import usable_cores
 from perfmodel.documents.testbed import Job, Noise, TestbedDocument, TrainingRun, read_runs
 from perfmodel.errors import (
