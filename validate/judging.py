@@ -2,17 +2,20 @@
 
 import datetime as dt
 import math
+import random
+import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from calibrate.campaign import Progress
+from calibrate.campaign import PLAN, Progress, read_plan
 from calibrate.summary import Estimate, estimate, repetition
+from calibrate.task import ReplayTask
 from perfmodel.arrays import FloatArray
 from perfmodel.documents.observation import LoopObservation, Observation, StepObservation
 from perfmodel.documents.verdicts import STEP_MAPE, ErrorSummary, Gate
@@ -24,8 +27,15 @@ from perfmodel.units import Seconds, format_duration
 _ENOUGH_FOR_UPPER_COVERAGE: Final = 24
 #: Sooner after a calibration, a machine is in the mode that it was calibrated in. [s]
 _ANOTHER_OCCASION_S: Final = 20 * 60.0
+#: Folder of the first stage of a judge: operators of what is judged, timed on one rank.
+IN_PLACE: Final = "in-place"
+#: Seeds below belong to development; a record uses one of the others, once.
+_FIRST_SEED_OF_RECORDS: Final = 1000
+_SEEDS: Final = 1_000_000
 #: What each rank of a judged run is.
 PLAIN_LOOP: Final = "validate.plain_loop"
+
+Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +68,49 @@ def wait_for_another_occasion(
         words = f"waiting {format_duration(left_s)} for another occasion; --soon runs now"
         on_progress(Progress(done=0, total=1, task=words, is_waiting=True))
         time.sleep(min(left_s, 5.0))
+
+
+def campaign_seed(folder: Path, given: int | None) -> int:
+    """Seed that the user gave, that of a campaign which began in the folder, or a new one."""
+    if given is not None:
+        return given
+    in_place = folder / IN_PLACE
+    if (in_place / PLAN).exists():
+        return int(read_plan(in_place)["seed"])
+    return _FIRST_SEED_OF_RECORDS + secrets.randbelow(_SEEDS)
+
+
+def shuffled(entries: Sequence[Entry], seed: str) -> list[Entry]:
+    """Entries in an order of the seed's own."""
+    return random.Random(seed).sample(entries, len(entries))  # noqa: S311 - an order, no secret
+
+
+class TracedModel(NamedTuple):
+    """What is timed in place: a model with the file of its trace, at a micro-batch."""
+
+    name: str
+    micro_batch: int
+    document: Path
+
+
+def replay_rounds(
+    models: Sequence[TracedModel], *, seed: int, num_rounds: int, target_s: Seconds
+) -> tuple[tuple[ReplayTask, ...], ...]:
+    """Operators of every model in place, as ``calibrate --workload`` times them, once in every round."""
+    return tuple(
+        tuple(
+            ReplayTask(
+                name=f"{index}: {model.name} replayed",
+                round=index,
+                workload=model.name,
+                micro_batch=model.micro_batch,
+                document=str(model.document.resolve()),
+                target_s=target_s,
+            )
+            for model in shuffled(models, f"{seed}-replays-{index}")
+        )
+        for index in range(num_rounds)
+    )
 
 
 def measured_steps(entries: Iterable[Observation]) -> dict[RunSetting, Estimate]:

@@ -1,20 +1,18 @@
 """Use case: predict models drawn at random, train them in a plain loop, and judge the predictions."""
 
-import random
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final, Literal, TypeVar, get_args
+from typing import Final, Literal, get_args
 
-from calibrate.campaign import Campaign, Progress, measure, read_plan
+from calibrate.campaign import Campaign, Progress, measure
 from calibrate.environment import describe_environment
 from calibrate.launch import Launcher
 from calibrate.placement import placement_of, provenance
 from calibrate.random_models import RandomModel, draw
 from calibrate.replays import replays_in, with_replays
 from calibrate.summary import Estimate
-from calibrate.task import ReplayTask, StepTask, Task
+from calibrate.task import StepTask, Task
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import interval, open_workload
 from perfmodel.answer.question import Question
@@ -40,12 +38,17 @@ from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import Interval
 from perfmodel.units import Seconds
 from validate.judging import (
+    IN_PLACE,
     ProfileRequest,
     Tolerances,
+    TracedModel,
+    campaign_seed,
     fraction,
     gate,
     measured_steps,
     passed,
+    replay_rounds,
+    shuffled,
     summarise,
     summarise_any,
     wait_for_another_occasion,
@@ -60,9 +63,6 @@ TOLERANCES: Final = {
     "curves": Tolerances(step_mape=0.14, step_worst=0.50),
 }
 _DDP_MAPE: Final = 0.07
-#: Seeds below belong to development; a record uses one of the others, once.
-_FIRST_SEED_OF_RECORDS: Final = 1000
-_SEEDS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,6 @@ class PredictedRun:
     untimed: tuple[str, ...]
 
 
-Entry = TypeVar("Entry")
 #: By mode, every run.
 Predicted = Mapping[Mode, Mapping[RunSetting, PredictedRun]]
 
@@ -161,14 +160,22 @@ def validate_models(
         raise CalibrationUnavailable(
             "--profile: must hold costs of operators, got none; run perfmodel calibrate again"
         )
-    seed = _seed(request)
+    seed = campaign_seed(request.folder, request.drawn_seed)
     drawn = trace_models(seed, budget.num_models, request.folder, here.device_kind, on_progress)
     traced = [entry for entry in drawn if entry.reason is None]
-    folder = request.folder / "in-place"
+    folder = request.folder / IN_PLACE
     plan = {"stage": "validate models, in place", "seed": seed, "budget": request.budget}
     timed = measure(
         Campaign(
-            folder=folder, plan=plan, rounds=_replay_rounds(traced, budget, seed), placement=here
+            folder=folder,
+            plan=plan,
+            rounds=replay_rounds(
+                [TracedModel(e.model.name, e.model.micro_batch, e.document) for e in traced],
+                seed=seed,
+                num_rounds=budget.replay_rounds,
+                target_s=budget.replay_s,
+            ),
+            placement=here,
         ),
         in_place,
         resume=request.resume,
@@ -205,15 +212,6 @@ def file_name(mode: str) -> str:
     return f"models-{mode}.json"
 
 
-def _seed(request: ModelsRequest) -> int:
-    if request.drawn_seed is not None:
-        return request.drawn_seed
-    folder = request.folder / "in-place"
-    if request.resume and folder.exists():
-        return int(read_plan(folder)["seed"])
-    return _FIRST_SEED_OF_RECORDS + secrets.randbelow(_SEEDS)
-
-
 def trace_models(
     seed: int,
     count: int,
@@ -247,26 +245,6 @@ def _trace(model: RandomModel, folder: Path, path: Path, device_kind: str) -> st
     return None
 
 
-def _replay_rounds(
-    traced: Sequence[DrawnModel], budget: ModelsBudget, seed: int
-) -> tuple[tuple[Task, ...], ...]:
-    """Every model's operators in place, as ``calibrate --workload`` times them."""
-    return tuple(
-        tuple(
-            ReplayTask(
-                name=f"{index}: {entry.model.name} replayed",
-                round=index,
-                workload=entry.model.name,
-                micro_batch=entry.model.micro_batch,
-                document=str(entry.document.resolve()),
-                target_s=budget.replay_s,
-            )
-            for entry in _shuffled(traced, f"{seed}-replays-{index}")
-        )
-        for index in range(budget.replay_rounds)
-    )
-
-
 def _rounds(
     settings: Mapping[RunSetting, DrawnModel], budget: ModelsBudget, seed: int
 ) -> tuple[tuple[Task, ...], ...]:
@@ -280,14 +258,10 @@ def _rounds(
                 random_model=(settings[setting].model.seed, settings[setting].model.index),
                 target_s=budget.repetition_s,
             )
-            for setting in _shuffled([*settings], f"{seed}-{index}")
+            for setting in shuffled([*settings], f"{seed}-{index}")
         )
         for index in range(budget.num_repetitions)
     )
-
-
-def _shuffled(entries: Sequence[Entry], seed: str) -> list[Entry]:
-    return random.Random(seed).sample(entries, len(entries))  # noqa: S311 - an order, no secret
 
 
 def predict(

@@ -5,7 +5,6 @@ Stacks of layers that no calibration has seen are drawn and traced. Their operat
 """
 
 import random
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from calibrate.launch import Launcher
 from calibrate.placement import placement_of, provenance
 from calibrate.replays import replays_in, with_replays
 from calibrate.summary import estimate
-from calibrate.task import LayoutTask, ReplayTask
+from calibrate.task import LayoutTask
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import open_workload
 from perfmodel.answer.question import Question
@@ -38,7 +37,17 @@ from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import Interval
 from perfmodel.units import Seconds
-from validate.judging import ProfileRequest, Tolerances, fraction, passed, summarise
+from validate.judging import (
+    IN_PLACE,
+    ProfileRequest,
+    Tolerances,
+    TracedModel,
+    fraction,
+    passed,
+    replay_rounds,
+    shuffled,
+    summarise,
+)
 
 VERDICT: Final = "strategies.json"
 _ALL: Final = "all"
@@ -107,13 +116,6 @@ class StrategiesRequest(ProfileRequest):
     """Of FILE.py:FACTORY."""
 
 
-def chosen_seed(folder: Path, seed: int | None) -> int:
-    """What the user gave, that of a campaign which began in the folder, or a new one."""
-    if seed is not None:
-        return seed
-    return int(read_plan(folder)["seed"]) if (folder / PLAN).exists() else secrets.randbelow(10**6)
-
-
 def validate_strategies(
     request: StrategiesRequest, launcher: Launcher, *, on_progress: Callable[[Progress], None]
 ) -> StrategiesDocument:
@@ -138,9 +140,14 @@ def validate_strategies(
     )
     timed = measure(
         Campaign(
-            folder=request.folder / "in-place",
+            folder=request.folder / IN_PLACE,
             plan={"stage": "validate strategies, in place", "seed": request.seed},
-            rounds=replays(request, drawn, budget),
+            rounds=replay_rounds(
+                trace_stacks(request, drawn),
+                seed=request.seed,
+                num_rounds=budget.replay_rounds,
+                target_s=budget.target_s,
+            ),
             placement=here,
         ),
         launcher,
@@ -218,10 +225,8 @@ def _draw(
     )
 
 
-def replays(
-    request: StrategiesRequest, drawn: Sequence[Strategy], budget: Budget
-) -> tuple[tuple[ReplayTask, ...], ...]:
-    """Trace every stack into a file, and time its operators once in every round."""
+def trace_stacks(request: StrategiesRequest, drawn: Sequence[Strategy]) -> list[TracedModel]:
+    """Every stack with the file of its trace, which is written if it is missing."""
     for one in drawn:
         if not _document(request.folder, one).exists():
             # A factory of its own for the tracer, which takes files.
@@ -232,28 +237,16 @@ def replays(
                 f"def stack():\n    return traceable({one.stack.model_dump()})\n",
             )
             request.trace(f"{path}:stack", one.optimizer).write(_document(request.folder, one))
-    return tuple(
-        tuple(
-            ReplayTask(
-                name=f"{index}: {one.workload} replayed",
-                round=index,
-                workload=one.workload,
-                micro_batch=parse_layout(one.layout).micro_batch,
-                document=str(_document(request.folder, one).resolve()),
-                target_s=budget.target_s,
-            )
-            for one in _shuffled(drawn, f"{request.seed}-replays-{index}")
+    return [
+        TracedModel(
+            one.workload, parse_layout(one.layout).micro_batch, _document(request.folder, one)
         )
-        for index in range(budget.replay_rounds)
-    )
+        for one in drawn
+    ]
 
 
 def _document(folder: Path, strategy: Strategy) -> Path:
     return folder / "traces" / f"{strategy.workload}.json"
-
-
-def _shuffled(drawn: Sequence[Strategy], seed: str) -> list[Strategy]:
-    return random.Random(seed).sample(drawn, len(drawn))  # noqa: S311 - an order, no secret
 
 
 def predict(
@@ -276,7 +269,7 @@ def rounds(
     """Every setting once in every round, in an order of its own."""
 
     def tasks(index: int) -> Iterator[LayoutTask]:
-        for one in _shuffled(drawn, f"{seed}-{index}"):
+        for one in shuffled(drawn, f"{seed}-{index}"):
             yield LayoutTask(
                 name=f"{index}: {one.setting.label}",
                 round=index,

@@ -135,7 +135,7 @@ def trace_stack(task: LayoutTask, kind: str) -> dict[str, Any]:
 
 
 def measure_layout(session: Session, task: LayoutTask) -> list[Seconds]:
-    """Steps of a plain loop on this rank; all ranks of the layout must call it. [s]"""
+    """Steps of a plain loop on this rank; every rank of the layout must call it. [s]"""
     layout = parse_layout(task.layout)
     if session.world_size == layout.world_size:
         form_groups(session, [layout])
@@ -166,7 +166,7 @@ def _timed(session: Session, step: Step, count: int) -> list[Seconds]:
 
 
 def form_groups(session: Session, layouts: Iterable[Layout]) -> None:
-    """Make the groups of ranks of some layouts; all ranks of the session must call it."""
+    """Create the process groups of some layouts: a collective call of the default process group."""
     for layout in layouts:
         for rows in _rows(layout).values():
             for row in rows:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from perfmodel.answer.question import Answer, Question
-from perfmodel.cost.machine import SEED, CostModel, borrowed_profile, crowded, model_form
+from perfmodel.cost.collectives import library_of
+from perfmodel.cost.machine import SEED, CostModel, borrowed_profile, contention, model_form
 from perfmodel.cost.measured import (
     beside,
     families,
@@ -383,17 +384,22 @@ def crowding(question: Question, trace: Trace) -> float:
     """Factor on a pipelined step by how many stages compute at once.
 
     Ranks share processors and the path to memory. What all of them do at an instant is slowed alike, so that
-    time passes more slowly: with k(t) stages at work at instant t of the step with one,
+    time passes more slowly: with k(t) stages at work at instant t of the step with one, on compute or on
+    exchanges that a library works out on the processors,
 
         step = integral of slowdown(k(t)) dt
     """
-    _, workload, layout = _parts(question)
+    machine, workload, layout = _parts(question)
     if layout.pp == 1:
         return 1.0
-    slowdowns = crowded(
-        workload, layout.micro_batch, layout.world_size // layout.pp, most=layout.pp
-    )
-    works = [o.stream is Stream.COMPUTE for o in trace.program.operations]
+    by_processors = library_of(machine.backend).by_processors
+    busy_on = {Stream.COMPUTE, *(_EXCHANGES if by_processors else ())}
+    ranks = layout.world_size // layout.pp
+    slowdowns = [
+        contention(workload, layout.micro_batch, ranks * stages, than=ranks)
+        for stages in range(1, layout.pp + 1)
+    ]
+    works = [o.stream in busy_on for o in trace.program.operations]
     starts_s, ends_s = trace.start_s[0][works], trace.end_s[0][works]
     at_s = np.concatenate([starts_s, ends_s])
     change = np.concatenate([np.ones_like(starts_s), -np.ones_like(ends_s)])

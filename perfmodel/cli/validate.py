@@ -235,6 +235,7 @@ def validate_strategies(
     from perfmodel.workload.optimizers import DEFAULT
     from perfmodel.workload.step import StepMethod
     from validate import strategies as use_case
+    from validate.judging import campaign_seed
 
     machine = ProfileDocument.read(profile).machine
 
@@ -254,7 +255,7 @@ def validate_strategies(
         profile=machine,
         folder=out,
         budget=budget,
-        seed=use_case.chosen_seed(out, seed),
+        seed=campaign_seed(out, seed),
         resume=resume,
         trace=trace,
     )

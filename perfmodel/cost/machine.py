@@ -264,8 +264,12 @@ def _ranks(phases: PhaseCurves) -> int:
     return phases.world_size
 
 
-def crowded(workload: MeasuredWorkload, micro_batch: int, ranks: int, *, most: int) -> list[float]:
-    """Compute with 1, 2, ... ``most`` times so many ranks at work, over that with ``ranks`` of them."""
+def contention(workload: MeasuredWorkload, micro_batch: int, ranks: int, *, than: int) -> float:
+    """Duration of compute with so many ranks at work beside each other, over that with ``than`` of them.
+
+    Above 1 where ranks share processors or a path to memory; what a library works out on the processors is
+    slowed alike.
+    """
 
     def pass_s(world_size: int) -> Seconds:
         phases = _phases_at(workload, world_size)
@@ -273,8 +277,7 @@ def crowded(workload: MeasuredWorkload, micro_batch: int, ranks: int, *, most: i
         [nearest] = sorted(passes, key=lambda pair: abs(math.log(pair[0].at / micro_batch)))[:1]
         return sum(point.time_s for point in nearest)
 
-    alone_s = pass_s(ranks) or 1.0
-    return [pass_s(ranks * count) / alone_s for count in range(1, most + 1)]
+    return pass_s(ranks) / (pass_s(than) or 1.0)
 
 
 def _nearest_noise(workload: MeasuredWorkload, micro_batch: int) -> tuple[float, ...]:

@@ -1,14 +1,14 @@
 """A traced step under any layout on a calibrated machine: its program, and what its operations cost."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from perfmodel.cost.collectives import library_of
-from perfmodel.cost.machine import CostModel
+from perfmodel.cost.machine import CostModel, contention
 from perfmodel.cost.network import Group
 from perfmodel.cost.terms import Samples, Terms
 from perfmodel.layout.layout import Layout, Order
@@ -52,12 +52,13 @@ def beside(layout: Layout) -> Layout:
     return Layout(dp=ranks, micro_batch=layout.micro_batch, accumulation=layout.accumulation)
 
 
+PIPELINE: Final = "pipeline"
 #: Families by what they exchange, and the operation that carries what they add to it.
 _FAMILIES: Final = {
     "fsdp": Cause.BUCKET,
     "zero": Cause.BROADCAST,
     "tensor": Cause.TENSOR,
-    "pipeline": Cause.P2P,
+    PIPELINE: Cause.P2P,
 }
 
 
@@ -67,11 +68,17 @@ def families(layout: Layout) -> tuple[str, ...]:
     return tuple(name for name, used in zip(_FAMILIES, uses, strict=True) if used)
 
 
-def layout_cost(machine: MeasuredMachine, family: str, world_size: int) -> LayoutCost | None:
+def ranks_beside(family: str, layout: Layout) -> int:
+    """Ranks that do a family's exchanges at the same time: of one pipeline stage, or the stages."""
+    return layout.pp if family == PIPELINE else layout.world_size // layout.pp
+
+
+def layout_cost(machine: MeasuredMachine, family: str, layout: Layout) -> LayoutCost | None:
     """What a family adds to an exchange, between the measured numbers of ranks; None if never run."""
     found = [cost for cost in machine.layouts if cost.family == family]
     if not found:
         return None
+    world_size = ranks_beside(family, layout)
     ranks = [cost.world_size for cost in found]
     call_s, byte_s, log_error = (
         float(np.interp(world_size, ranks, [getattr(cost, name) for cost in found]))
@@ -129,9 +136,11 @@ def step_terms(
     found = {
         _FAMILIES[family]: cost
         for family in families(layout)
-        if (cost := layout_cost(costs.profile, family, layout.world_size))
+        if (cost := layout_cost(costs.profile, family, layout))
     }
     blocking = library_of(costs.profile.backend).by_processors
+
+    others = _groups_beside(workload, layout, members) if blocking else {}
 
     def exchange(cause: Cause) -> Callable[[Bytes | Samples], Samples]:
         # What DDP's all-reduces cost in a step over alone holds for all that runs beside compute.
@@ -139,9 +148,11 @@ def step_terms(
             not blocking and cause in (Cause.ALL_GATHER, Cause.REDUCE_SCATTER)
         )
         own = found.get(cause)
+        slowed = others.get(cause, 1.0)
 
         def time_s(size_bytes: Bytes | Samples) -> Samples:
-            alone_s = costs.collective_s(_KINDS[cause], size_bytes, members[cause], in_step=scale)
+            kind, group = _KINDS[cause], members[cause]
+            alone_s = slowed * costs.collective_s(kind, size_bytes, group, in_step=scale)
             return alone_s if own is None else alone_s + own.call_s + own.byte_s * size_bytes
 
         return time_s
@@ -173,6 +184,22 @@ def step_terms(
     )
 
 
+def _groups_beside(
+    workload: MeasuredWorkload, layout: Layout, members: Mapping[Cause, Group]
+) -> dict[Cause, float]:
+    """Factors on collectives by other groups of the stage that exchange at the same time.
+
+    A library that works on the processors shares them as compute does: a collective of g of the n ranks
+    of a stage was measured with g ranks at work, and runs with n.
+    """
+    ranks = beside(layout).world_size
+    return {
+        cause: contention(workload, layout.micro_batch, ranks, than=group.size)
+        for cause, group in members.items()
+        if cause is not Cause.P2P
+    }
+
+
 def _evidence(
     costs: CostModel, layout: Layout, program: StepProgram, compute: Evidence
 ) -> dict[str, Evidence]:
@@ -196,7 +223,7 @@ def _evidence(
         ]
         if kinds:
             found[name] = Evidence.weakest(kinds)
-    known = [layout_cost(costs.profile, name, layout.world_size) for name in families(layout)]
+    known = [layout_cost(costs.profile, name, layout) for name in families(layout)]
     found["work of the layout's library"] = (
         Evidence.INTERPOLATED if all(known) else Evidence.ASSUMED
     )
@@ -207,7 +234,7 @@ def _evidence(
 
 def form_factors(costs: CostModel, layout: Layout) -> Samples:
     """Factors by which steps of such layouts missed their prediction, or may. Draw 0 is 1."""
-    known = [layout_cost(costs.profile, name, layout.world_size) for name in families(layout)]
+    known = [layout_cost(costs.profile, name, layout) for name in families(layout)]
     errors = [_UNJUDGED if cost is None else cost.log_error for cost in known]
     factors: Samples = np.exp(math.hypot(*errors) * costs.deviates(f"form {layout}"))
     return factors

@@ -299,6 +299,25 @@ class OperatorDurations:
         summed = self._summed(durations, [1] * len(durations), names=[kind] * len(durations))
         return self._streamed(summed, num_tensors=len(trained))
 
+    def optimizer_work_s(self, step: TracedStep) -> Seconds:
+        """What the optimizer's family takes per tensor and per byte, without its curve. [s]
+
+        For ratios of one update to a part of it: the curve's deviations at two sizes differ by chance.
+        """
+        method = step.method
+        entry = self._families.get(
+            optimizer_family(method.optimizer, method.optimizer_implementation)
+        )
+        traffic = OPTIMIZERS.get(method.optimizer, ADAMW).passes
+        sizes = [
+            math.prod(p.shape) * ELEMENT_BYTES[p.dtype]
+            for p in step.parameters
+            if p.ready_after is not None
+        ]
+        if entry is None:
+            return sum(traffic * size / self.profile.peak_bytes_per_s for size in sizes)
+        return sum(_expected_s(entry, optimizer_work(size), 0.0, traffic * size) for size in sizes)
+
     def _streamed(self, duration: PhaseDuration, *, num_tensors: int) -> PhaseDuration:
         """An optimizer on the device that is asked for: it streams memory."""
         rescaling = self.profile.rescaling

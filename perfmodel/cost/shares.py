@@ -21,11 +21,11 @@ from perfmodel.step.division import (
 from perfmodel.step.program import StepProgram
 from perfmodel.units import Seconds
 from perfmodel.workload.memory import StepMemory
-from perfmodel.workload.operator import Operator, Phase
+from perfmodel.workload.operator import Operator, Phase, TensorSpec
 from perfmodel.workload.step import SymbolicStep
 
 #: What a kernel holds of a message that the program has sent: two parts of 64 KiB and their book-keeping
-#: (TCP small queues).
+#: (TCP small queues). Within a node there is no such queue: the sender's call puts all into the receiver's socket.
 _KERNEL_QUEUE_BYTES: Final = 200_000
 
 
@@ -58,13 +58,14 @@ def divided_program(
         unit_shares(workload.trace, workload.memory, passes, durations),
     )
     largest = max(division.activation_bytes for division in divisions)
+    has_queue = blocking and machine.num_nodes > 1
     return compile_divided(
         passes,
         divisions,
         num_shards=layout.dp if layout.zero == 1 else 0,
         asynchronous=machine.asynchronous,
         execution=Execution.BLOCKING if blocking else Execution.ON_STREAMS,
-        queued=_KERNEL_QUEUE_BYTES / max(largest, 1) if blocking else 0.0,
+        queued=_KERNEL_QUEUE_BYTES / max(largest, 1) if has_queue else 0.0,
         buffer_bytes=workload.workload.buffer_bytes,
     )
 
@@ -99,7 +100,24 @@ def unit_shares(
             replace(p, shape=(max(1, -(-num_elements(p, tp) // shards)),))
             for p in (step.parameters[i] for i in unit.parameters)
         )
-        return durations.optimizer(replace(step, parameters=held)).time_s if held else 0.0
+        return durations.optimizer_work_s(replace(step, parameters=held))
+
+    def accumulate_s(unit: Unit) -> Seconds:
+        """What a step adds to its gradients beyond the first micro-batch. [s]
+
+        Each parameter's gradient is read, added to what is there, and written; the first one is kept as
+        it is. Schedules of pipelines then divide the sum by the number of micro-batches.
+        """
+        if layout.accumulation == 1:
+            return 0.0
+        calls: list[tuple[Operator, int]] = []
+        for parameter in (step.parameters[i] for i in unit.parameters):
+            size = max(1, -(-num_elements(parameter, layout.tp) // shards))
+            spec = TensorSpec(shape=(size,), dtype=parameter.dtype)
+            add = Operator.of("aten.add_.Tensor", (spec, spec), (), "[]", mutated=(0,))
+            divide = Operator.of("aten.div_.Scalar", (spec,), (), "[]", mutated=(0,))
+            calls += [(add, layout.accumulation - 1), (divide, int(layout.pp > 1))]
+        return durations.phase(calls, Phase.BACKWARD).time_s
 
     forward_s, backward_s = (
         sum(pass_s(unit, phase, 1) for unit in every) or 1.0
@@ -112,6 +130,11 @@ def unit_shares(
             own_s + (again_s if unit.block is not None else 0.0)
             for own_s, again_s, unit in zip(backward, forward, every, strict=True)
         ]
+    # Spread over the micro-batches of the step.
+    backward = [
+        own_s + accumulate_s(unit) / layout.accumulation
+        for own_s, unit in zip(backward, every, strict=True)
+    ]
     whole_s = sum(update_s(unit, 1, 1) for unit in every) or 1.0
     return UnitShares(
         forward=tuple(own_s / forward_s for own_s in forward),

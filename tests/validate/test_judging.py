@@ -1,6 +1,7 @@
 """Sums of signed errors by hand; each gate fails when it should."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +11,12 @@ from tests.perfmodel.profiles import Machine, profile
 from tests.validate.samples import errors
 from validate.judging import (
     Tolerances,
+    TracedModel,
+    campaign_seed,
     fewest_covered,
     fraction,
     passed,
+    replay_rounds,
     summarise,
     summarise_any,
 )
@@ -103,3 +107,23 @@ def test_honest_intervals_miss_the_gate_on_coverage_once_in_twenty(
     settings: int, fewest: int
 ) -> None:
     assert fewest_covered(settings) == fewest
+
+
+def test_a_campaign_that_was_interrupted_in_its_first_stage_keeps_its_seed(tmp_path: Path) -> None:
+    assert campaign_seed(tmp_path, 7) == 7
+    assert campaign_seed(tmp_path, None) >= 1000
+    in_place = tmp_path / "in-place"
+    in_place.mkdir()
+    (in_place / "plan.json").write_text('{"seed": 4711}')
+    assert campaign_seed(tmp_path, None) == 4711
+
+
+def test_every_round_replays_every_model_once_in_an_order_of_its_own(tmp_path: Path) -> None:
+    models = [TracedModel(f"m{i}", i + 1, tmp_path / f"{i}.json") for i in range(8)]
+    first, second = replay_rounds(models, seed=3, num_rounds=2, target_s=0.5)
+    names = [task.workload for task in first]
+    assert sorted(names) == sorted(model.name for model in models)
+    assert names != [task.workload for task in second]
+    assert {task.name for task in second} == {f"1: {model.name} replayed" for model in models}
+    again, _ = replay_rounds(models, seed=3, num_rounds=2, target_s=0.5)
+    assert again == first

@@ -1,9 +1,27 @@
-"""Settings of the judge of strategies: drawn anew by the seed, feasible, of every family."""
+"""The judge of strategies: settings drawn by the seed, predictions beside what was measured."""
+
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from perfmodel.documents.observation import LayoutObservation
+from perfmodel.documents.verdicts import StrategiesDocument
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import MeasurementFailed
 from perfmodel.layout.layout import parse_layout
-from validate.strategies import BUDGETS, Strategy, rounds, strategies
+from perfmodel.statistics import Interval
+from tests.perfmodel.llama import document
+from tests.perfmodel.profiles import Machine, profile
+from validate.strategies import (
+    BUDGETS,
+    StrategiesRequest,
+    Strategy,
+    judge_strategies,
+    rounds,
+    strategies,
+    trace_stacks,
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,3 +53,93 @@ def test_every_round_runs_every_setting_once_in_another_order(drawn: tuple[Strat
     first, second, *_ = rounds(drawn, BUDGETS["standard"], seed=5)
     assert len(first) == len(second) == len(drawn)
     assert [task.layout for task in first] != [task.layout for task in second]
+
+
+TWO = strategies(1, most_ranks=2, seed=1)
+MEASURED_S = 0.1
+
+
+def requested(folder: Path, asked: list[str] | None = None) -> StrategiesRequest:
+    def trace(model: str, _optimizer: str) -> WorkloadDocument:
+        (asked if asked is not None else []).append(model)
+        return document()
+
+    return StrategiesRequest(profile=profile(Machine()), folder=folder, trace=trace)
+
+
+def judged(
+    folder: Path, factors: Sequence[float], *, width: float, drawn: Sequence[Strategy] = TWO
+) -> StrategiesDocument:
+    """Two repetitions of every setting around 0.1 s; predictions off by these factors."""
+    entries = [
+        LayoutObservation(
+            task=f"{index}: {one.setting.label}",
+            round=index,
+            stack=one.stack,
+            layout=one.layout,
+            optimizer=one.optimizer,
+            step_s=((MEASURED_S * scatter,) * 3,) * parse_layout(one.layout).world_size,
+        )
+        for index, scatter in enumerate((0.9, 1.1))
+        for one in drawn
+    ]
+    path = folder / "observations.jsonl"
+    path.write_text("".join(f"{entry.model_dump_json()}\n" for entry in entries))
+    predicted_s = {
+        one.setting.label: Interval(
+            p5=MEASURED_S * factor / width,
+            nominal=MEASURED_S * factor,
+            p95=MEASURED_S * factor * width,
+        )
+        for one, factor in zip(TWO, factors, strict=True)
+    }
+    return judge_strategies(requested(folder), TWO, predicted_s, path)
+
+
+def test_errors_are_those_of_predictions_over_the_median_repetition(tmp_path: Path) -> None:
+    factors = [1 + 0.05 * number for number in range(len(TWO))]
+    found = judged(tmp_path, factors, width=1.12)
+    assert [row.signed_error for row in found.settings] == pytest.approx([f - 1 for f in factors])
+    assert [row.is_covered for row in found.settings] == [f < 1.12 for f in factors]
+    assert {row.num_repetitions for row in found.settings} == {2}
+    assert found.summary.worst_absolute == pytest.approx(max(factors) - 1)
+    assert found.coverage == pytest.approx(3 / len(TWO))
+
+
+def test_families_are_summed_up_one_by_one_and_together(tmp_path: Path) -> None:
+    found = judged(tmp_path, [0.8] + [1.0] * (len(TWO) - 1), width=1.1)
+    by_name = {family.name: family for family in found.families}
+    assert list(by_name) == ["fsdp", "zero", "tensor", "pipeline", "all"]
+    assert by_name["fsdp"].summary.mape == pytest.approx(0.2)
+    assert by_name["fsdp"].coverage == 0
+    assert by_name["tensor"].summary.mape == pytest.approx(0)
+    assert by_name["all"].summary == found.summary
+    assert found.summary.num_settings == len(TWO)
+
+
+@pytest.mark.parametrize(("factor", "is_passed"), [(1.079, True), (0.9, False)])
+def test_gates_are_eight_percent_on_average_and_a_quarter_at_worst(
+    tmp_path: Path, factor: float, *, is_passed: bool
+) -> None:
+    found = judged(tmp_path, [factor] * len(TWO), width=1.2)
+    assert found.passed is is_passed
+    assert [gate.at_most for gate in found.gates[:2]] == [0.08, 0.25]
+
+
+def test_a_setting_that_was_not_run_is_no_verdict(tmp_path: Path) -> None:
+    with pytest.raises(MeasurementFailed, match=r"1 predicted settings were not run.*--resume"):
+        judged(tmp_path, [1.0] * len(TWO), width=1.1, drawn=TWO[1:])
+
+
+def test_a_stack_is_traced_once_from_a_file_of_its_own(tmp_path: Path) -> None:
+    asked: list[str] = []
+    request = requested(tmp_path, asked)
+    first, again = trace_stacks(request, TWO), trace_stacks(request, TWO)
+    assert first == again
+    assert len(asked) == len(TWO)
+    assert all(model.document.exists() for model in first)
+    assert (
+        Path(asked[0].removesuffix(":stack"))
+        .read_text()
+        .endswith(f"return traceable({TWO[0].stack.model_dump()})\n")
+    )

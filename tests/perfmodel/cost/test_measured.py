@@ -13,7 +13,12 @@ from perfmodel.errors import NotFeasible
 from perfmodel.layout.layout import Layout, parse_layout
 from perfmodel.machine.cluster import Cluster, Tier
 from perfmodel.machine.machine import Evidence
-from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
+from perfmodel.machine.measured import (
+    PHASE_CURVES,
+    MeasuredMachine,
+    MeasuredWorkload,
+    PhaseCurves,
+)
 from perfmodel.step.program import Cause
 from perfmodel.units import GIB
 from tests.perfmodel.asking import Asking
@@ -85,6 +90,53 @@ def test_a_pipeline_fills_and_drains(machine: MeasuredMachine) -> None:
     assert turns == pytest.approx(whole, rel=0.2)
     many = [step_s(machine, f"pp=2 accumulation={m}") / m for m in (1, 2, 8)]
     assert many[0] > many[1] > many[2] > 0.4 * whole
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_a_send_within_a_node_is_paid_once(machine: MeasuredMachine, stages: int) -> None:
+    """Every micro-batch crosses each border forward and back; nothing queues behind what a kernel holds."""
+    predictor = Asking(machine)
+    layout = parse_layout(f"pp={stages} accumulation=4 micro_batch={BATCH}")
+    program = predictor.step(workload(predictor), layout).program
+    sent = sum(o.share for o in program.operations if o.cause is Cause.P2P)
+    assert sent == pytest.approx(2 * 4 * (stages - 1))
+
+
+def test_groups_that_share_processors_slow_each_others_collectives() -> None:
+    """Two groups of two ranks at once, where n ranks at work take n times as long as one."""
+    shared = profile(Machine(world_size=4))
+    phases = [
+        dataclasses.replace(
+            entry,
+            phases=tuple(_slowed(curves, float(curves.world_size)) for curves in entry.phases),
+        )
+        for entry in shared.workloads
+    ]
+    machine = dataclasses.replace(
+        shared, workloads=tuple(phases), operators=costs_of_the_made_up_machine()
+    )
+    predictor = Asking(machine)
+
+    def tensor_s(text: str) -> float:
+        question = predictor.step(workload(predictor), parse_layout(text)).question
+        costs = layout_costs(question)
+        rows = costs.terms.durations(costs.program)[:, 0]
+        pairs = zip(costs.program.operations, rows, strict=True)
+        return sum(float(s) for o, s in pairs if o.cause is Cause.TENSOR)
+
+    alone_s = tensor_s(f"tp=2 micro_batch={BATCH}")
+    assert tensor_s(f"dp=2 tp=2 micro_batch={BATCH}") == pytest.approx(2 * alone_s, rel=0.05)
+
+
+def _slowed(curves: PhaseCurves, factor: float) -> PhaseCurves:
+    slower = {
+        name: tuple(
+            dataclasses.replace(point, time_s=point.time_s * factor)
+            for point in getattr(curves, name)
+        )
+        for name in PHASE_CURVES
+    }
+    return PhaseCurves(world_size=curves.world_size, **slower)
 
 
 @pytest.mark.parametrize(

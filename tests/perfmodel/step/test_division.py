@@ -1,11 +1,15 @@
 """Units, stages and tensor-parallel shares of a traced step: sums, bytes and FLOP by hand."""
 
+from dataclasses import replace
+
 import pytest
 
+from perfmodel.cost.families import optimizer_family
 from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.shares import unit_shares
 from perfmodel.errors import NotFeasible
 from perfmodel.layout.layout import Layout, parse_layout
+from perfmodel.machine.measured import OperatorFamily
 from perfmodel.step.division import (
     constant_dimensions,
     divide,
@@ -15,9 +19,9 @@ from perfmodel.step.division import (
     units,
 )
 from perfmodel.step.stages import StageDivision
-from perfmodel.workload.operator import Phase
+from perfmodel.workload.operator import Phase, TensorSpec
 from tests.perfmodel.llama import HIDDEN, LAYERS, document, traced
-from tests.perfmodel.operators import costs_of_the_made_up_machine
+from tests.perfmodel.operators import costs_of_the_made_up_machine, operator
 
 SEQUENCE = 64
 BATCH = 8
@@ -75,6 +79,60 @@ def test_shares_of_a_step_add_to_one(text: str, model: str, durations: OperatorD
     assert sum(stage.issue_optimizer for stage in stages) == pytest.approx(1)
     if "zero" not in text and "fsdp" not in text:
         assert sum(stage.optimizer for stage in stages) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("text", "divisions"), [("dp=1", 0), ("pp=2", 1)])
+def test_gradients_of_later_micro_batches_are_added(
+    text: str, divisions: int, durations: OperatorDurations
+) -> None:
+    """m - 1 additions to every gradient; a pipeline's schedule divides the sum once."""
+
+    def added(micro_batches: int) -> float:
+        stages = division(f"{text} accumulation={micro_batches}", durations)
+        return micro_batches * (sum(p.share for s in stages for p in s.backward) - 1)
+
+    trace, _ = traced()
+    calls = []
+    for parameter in trace.parameters:
+        held = TensorSpec(shape=(parameter.num_elements,), dtype=parameter.dtype)
+        add = operator("aten.add_.Tensor", (held, held), (), mutated=(0,))
+        divide = operator("aten.div_.Scalar", (held,), (), mutated=(0,))
+        calls.append((durations.phase([(add, 1)], Phase.BACKWARD).time_s, divide))
+    add_s = sum(time_s for time_s, _ in calls)
+    divide_s = durations.phase([(entry, 1) for _, entry in calls], Phase.BACKWARD).time_s
+    assert added(1) == pytest.approx(0, abs=1e-9)
+    assert added(4) - added(2) == pytest.approx(2 * (added(3) - added(2)))
+    ratio = added(2) / (added(3) - added(2))
+    assert ratio == pytest.approx(1 + divisions * divide_s / add_s)
+
+
+def test_an_update_of_a_part_takes_its_share_of_tensors_and_bytes(
+    durations: OperatorDurations,
+) -> None:
+    """Whatever the curve of the optimizer's family says at either size."""
+    family = OperatorFamily(
+        name=optimizer_family("adamw", "foreach"),
+        flop_per_s=0.0,
+        bytes_per_s=1e10,
+        least_s=1e-6,
+        unit_s=(1e-5, 1e-9),
+        features=((8.0, 12.0), (12.0, 14.0), (16.0, 18.0)),
+        log_ratios=(0.5, -0.5, 0.5),
+        lengths=(2.0, 2.0),
+        spread=0.5,
+        noise=0.05,
+    )
+    known = OperatorDurations(
+        replace(durations.profile, families=(*durations.profile.families, family)),
+        use_measured=False,
+    )
+    trace, _ = traced()
+    sizes = [4 * parameter.num_elements for parameter in trace.parameters]
+    (stage,) = division("dp=4 zero=3", known)
+    whole_s = sum(1e-5 + 1e-9 * size for size in sizes)
+    assert stage.optimizer == pytest.approx(
+        sum(1e-5 + 1e-9 * size / 4 for size in sizes) / whole_s, rel=1e-3
+    )
 
 
 def test_sharded_parameters_are_gathered_unit_by_unit(durations: OperatorDurations) -> None:

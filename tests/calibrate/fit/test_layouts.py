@@ -1,0 +1,134 @@
+"""Fit of what libraries of layouts add: costs that made the observations come back."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from calibrate.fit.layouts import fit_layouts
+from perfmodel.answer.measured import measured_steps_s, timed_workload
+from perfmodel.answer.question import Question
+from perfmodel.cost.machine import contention
+from perfmodel.documents.observation import LayoutObservation, StackSpec
+from perfmodel.layout.layout import parse_layout
+from perfmodel.machine.measured import LayoutCost, MeasuredMachine
+from tests.perfmodel.llama import document
+from tests.perfmodel.operators import costs_of_the_made_up_machine
+from tests.perfmodel.profiles import Machine, profile
+
+LAYOUTS = ("fsdp={n}", "dp={n} zero=1", "tp={n}", "pp={n} accumulation={n}")
+BATCHES = (4, 16, 64)
+CALL_S, BYTE_S = 2e-3, 2e-10
+
+
+@cache
+def machine(sharing: float = 1.0) -> MeasuredMachine:
+    found = profile(Machine(world_size=4, sharing=sharing))
+    return replace(found, operators=costs_of_the_made_up_machine())
+
+
+@cache
+def observations(truth: MeasuredMachine) -> tuple[LayoutObservation, ...]:
+    """Steps as a machine predicts them; every micro-batch is that of a stack of its own."""
+    traced = document()
+    texts = ["dp=1", *(text.format(n=n) for text in LAYOUTS for n in (2, 4))]
+    asked = [(batch, f"{text} micro_batch={batch}") for batch in BATCHES for text in texts]
+    workload = timed_workload(truth, traced.workload, trace=traced.trace, memory=traced.memory)
+    questions = [
+        Question(machine=truth, workload=workload, layout=parse_layout(text), num_draws=1)
+        for _, text in asked
+    ]
+    found = []
+    for (batch, text), draws_s in zip(asked, measured_steps_s(questions), strict=True):
+        is_alone = text.startswith("dp=1")
+        layout = parse_layout(text)
+        step_s = float(draws_s[0])
+        found.append(
+            LayoutObservation(
+                task=text,
+                round=0,
+                stack=StackSpec(layers=batch, width=64),
+                layout=text,
+                optimizer="adamw",
+                step_s=((step_s,),) * layout.world_size,
+                workload=traced.workload if is_alone else None,
+                trace=traced.trace if is_alone else None,
+                memory=traced.memory if is_alone else None,
+            )
+        )
+    return tuple(found)
+
+
+def with_costs(found: MeasuredMachine, call_s: float, byte_s: float) -> MeasuredMachine:
+    """Ranks that share processors work as much longer as their compute does."""
+    traced = document()
+    workload = timed_workload(found, traced.workload, trace=traced.trace, memory=traced.memory)
+
+    def cost(family: str, n: int) -> LayoutCost:
+        slowed = 1.0 if family == "pipeline" else contention(workload, 16, n, than=1)
+        return LayoutCost(
+            family=family,
+            world_size=n,
+            call_s=call_s * slowed,
+            byte_s=byte_s * slowed,
+            log_error=0.0,
+        )
+
+    names = ("fsdp", "zero", "tensor", "pipeline")
+    return replace(found, layouts=tuple(cost(name, n) for name in names for n in (2, 4)))
+
+
+def by_family(costs: Sequence[LayoutCost]) -> dict[tuple[str, int], LayoutCost]:
+    return {(cost.family, cost.world_size): cost for cost in costs}
+
+
+@pytest.mark.parametrize("sharing", [1.0, 1.5])
+def test_costs_that_made_the_steps_come_back(sharing: float) -> None:
+    """The prior draws them towards none by a few percent at most where steps tell."""
+    truth = with_costs(machine(sharing), CALL_S, BYTE_S)
+    found = by_family(fit_layouts(machine(sharing), observations(truth)))
+    known = by_family(truth.layouts)
+    assert found.keys() == known.keys()
+    for name, cost in found.items():
+        if name[0] in ("fsdp", "tensor"):
+            assert cost.call_s == pytest.approx(known[name].call_s, rel=0.1)
+        assert cost.call_s <= known[name].call_s * 1.1
+
+
+def test_ranks_that_share_processors_pay_as_much_more_as_their_compute() -> None:
+    truth = with_costs(machine(1.5), CALL_S, BYTE_S)
+    found = by_family(fit_layouts(machine(1.5), observations(truth)))
+    known = by_family(truth.layouts)
+    for family in ("fsdp", "zero", "tensor"):
+        slowed = known[family, 4].call_s / known[family, 2].call_s
+        assert found[family, 4].call_s == pytest.approx(slowed * found[family, 2].call_s)
+
+
+def test_steps_that_the_model_explains_leave_no_cost_and_no_scatter() -> None:
+    for cost in fit_layouts(machine(), observations(machine())):
+        assert cost.call_s == pytest.approx(0.0, abs=1e-9)
+        assert cost.log_error == pytest.approx(0.0, abs=1e-3)
+
+
+def test_without_a_traced_stack_or_operators_there_is_no_fit() -> None:
+    untraced = [entry for entry in observations(machine()) if entry.trace is None]
+    assert fit_layouts(machine(), untraced) == ()
+    assert fit_layouts(replace(machine(), operators=None), observations(machine())) == ()
+
+
+def test_repetitions_that_scatter_are_no_error_of_the_model() -> None:
+    """20 % up and down around each predicted step: the scatter of a family stays far below."""
+    exact = observations(machine())
+    scattered = [
+        entry.model_copy(
+            update={
+                "step_s": tuple(tuple(s * factor for s in rank) for rank in entry.step_s),
+                "trace": entry.trace if factor > 1 else None,
+            }
+        )
+        for entry in exact
+        for factor in (1.2, 1 / 1.2)
+    ]
+    for cost in fit_layouts(machine(), scattered):
+        assert cost.log_error < 0.02
