@@ -198,5 +198,5 @@ def _write_order(campaign: Campaign, index: int, tasks: Sequence[Task], output: 
     try:
         output.touch()
     except OSError as error:
-        raise PerfModelError(f"{output}: cannot be written: {error}") from error
+        raise PerfModelError(f"{output}: cannot be written: {why(error)}") from error
     return path.resolve()

@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
+from perfmodel.errors import MeasurementFailed, why
+
 if TYPE_CHECKING:
     import psutil
 
@@ -32,17 +34,26 @@ class ProcessTree:
         self._root: subprocess.Popen[str] | None = None
 
     def start(self, command: Sequence[str], *, environ: Mapping[str, str]) -> subprocess.Popen[str]:
-        """Start the command in a session of its own, with both outputs as pipes of text."""
-        self._root = subprocess.Popen(
-            command,
-            env={**environ, _MARK: self._mark},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        """Start the command in a session of its own, with both outputs as pipes of text.
+
+        ``MeasurementFailed`` if the system starts no more processes.
+        """
+        try:
+            self._root = subprocess.Popen(
+                command,
+                env={**environ, _MARK: self._mark},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise MeasurementFailed(
+                f"{command[0]}: cannot be started: {why(error)}; what was measured is kept; "
+                "free memory or processes and repeat with --resume"
+            ) from error
         return self._root
 
     def stop(self, *, grace_s: float) -> None:

@@ -96,7 +96,9 @@ def _leave_reading(command: Any) -> None:
     """Readers say which file cannot be read, and end with its exit code; typer would with that of usage."""
     for parameter in command.params:
         described = getattr(parameter, "type_descriptor", None)
-        checked = getattr(described, "parameter_info", None) or getattr(parameter, "type", None)
+        checked: Any = getattr(described, "parameter_info", None) or getattr(
+            parameter, "type", None
+        )
         if getattr(checked, "readable", False):
             checked.readable = False
 

@@ -232,12 +232,17 @@ def read_lines(path: Path, kind: TypeAdapter[_Line], *, what: str) -> list[_Line
 
 def append_line(path: Path, line: str) -> None:
     """Add one line to a file, made if there is none; it is on disk when this returns."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     is_new = not path.exists()
-    with path.open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise PerfModelError(
+            f"{path}: cannot be written: {why(error)}; what stood there is kept"
+        ) from error
     if is_new:
         _sync_folder(path)
 
@@ -360,16 +365,18 @@ def _write_new(path: Path, content: bytes, *, like: Path) -> None:
 
 def _sync_folder(path: Path) -> None:
     """Put the name of a file on disk: a crash may else undo that it was made or replaced."""
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(folder)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # no file system's promise
+        # a folder that may be written but not read, or a file system that promises nothing
+        if error.errno not in (errno.EACCES, errno.EINVAL, errno.ENOTSUP):
             raise PerfModelError(
                 f"{path}: was written, but may be lost if the power fails: {why(error)}"
             ) from error
-    finally:
-        os.close(folder)
 
 
 def _remove_leftovers(path: Path) -> None:

@@ -1,0 +1,228 @@
+"""A campaign in which one call of the system fails, and one that is cut off at any byte.
+
+Whatever fails, the message is one line, nothing measured is lost, and ``resume`` measures the rest once.
+"""
+
+import contextlib
+import errno
+import io
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from calibrate.campaign import OBSERVATIONS, Campaign, measure
+from calibrate.locks import FOLDER_LOCK
+from calibrate.placement import Placement
+from calibrate.processes import ProcessTree
+from calibrate.task import StepTask, Task, WorkOrder
+from perfmodel.documents.base import append_line
+from perfmodel.documents.observation import (
+    EnvironmentObservation,
+    ProcessorObservation,
+    read_observations,
+    refuse_repeated,
+    tasks_done,
+)
+from perfmodel.errors import EXIT_FAILURE, PerfModelError
+from perfmodel.layout.run_setting import RunSetting
+from tests.calibrate.played import ALONE
+from tests.fakes import FakeLauncher, LaunchCall
+
+TASKS = ("0-1", "0-2", "1-1")
+
+
+def campaign_in(folder: Path) -> Campaign:
+    def task(name: str) -> Task:
+        setting = RunSetting(workload="light", world_size=2, micro_batch=1)
+        return StepTask(name=name, round=int(name[0]), setting=setting, target_s=0.1)
+
+    return Campaign(
+        folder=folder,
+        plan={"what": "the plan"},
+        rounds=((task("0-1"), task("0-2")), (task("1-1"),)),
+        placement=Placement(device_kind="cpu", topology=ALONE, conditions={}, fingerprint="here"),
+    )
+
+
+def play(call: LaunchCall) -> None:
+    """Rank 0 of the worker: reads its order, and writes as the real one does."""
+    order = WorkOrder.read(Path(call.arguments[0]))
+    output = Path(order.output)
+    facts = {"host": {"fingerprint": "here"}}
+    # one of each launch, named by the clock in the real one
+    name = f"environment-{output.stat().st_size}"
+    append_line(output, EnvironmentObservation(task=name, round=0, facts=facts).model_dump_json())
+    for task in order.tasks:
+        seen = ProcessorObservation(task=task.name, round=0, busy_s=1.0, steal_s=0.0)
+        append_line(output, seen.model_dump_json())
+
+
+class Faults:
+    """Counts calls of the system below a folder; the one of that number fails."""
+
+    def __init__(self, fails_at: int, folder: Path) -> None:
+        self.calls: list[str] = []
+        self._fails_at, self._folder = fails_at, str(folder)
+
+    def count(self, call: str, where: object = "") -> None:
+        """One call; it fails if it is its turn."""
+        self.calls.append(f"{call} {where}".strip())
+        if len(self.calls) == self._fails_at:
+            code = errno.EAGAIN if call == "spawn" else errno.EIO
+            raise OSError(code, os.strerror(code))
+
+    def is_ours(self, path: object) -> bool:
+        """Whether a file belongs to the campaign; the lock may fail silently."""
+        return str(path).startswith(self._folder) and Path(str(path)).name != FOLDER_LOCK
+
+
+class CountedFile:
+    """A file whose reads and writes are counted; half of what fails to be written arrives."""
+
+    def __init__(self, file: Any, faults: Faults) -> None:
+        self._file, self._faults = file, faults
+
+    def write(self, content: Any) -> Any:
+        try:
+            self._faults.count("write")
+        except OSError:
+            self._file.write(content[: len(content) // 2])
+            self._file.flush()
+            raise
+        return self._file.write(content)
+
+    def read(self, *arguments: int) -> Any:
+        self._faults.count("read")
+        return self._file.read(*arguments)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+@contextlib.contextmanager
+def injected(faults: Faults) -> Iterator[None]:
+    """Every open, read, write, fsync and rename below the folder goes through the counter."""
+    real_open, real_fdopen, real_fsync, real_replace = io.open, os.fdopen, os.fsync, os.replace
+    real_os_open, real_popen = os.open, subprocess.Popen
+
+    def open_(file: Any, *arguments: Any, **options: Any) -> Any:
+        if not faults.is_ours(file):
+            return real_open(file, *arguments, **options)
+        faults.count("open", Path(file).name)
+        return CountedFile(real_open(file, *arguments, **options), faults)
+
+    def os_open(path: Any, *arguments: Any, **options: Any) -> int:
+        if faults.is_ours(path):
+            faults.count("open", "new")
+        return real_os_open(path, *arguments, **options)
+
+    def fsync(descriptor: int) -> None:
+        faults.count("fsync")
+        real_fsync(descriptor)
+
+    def replace(source: Any, target: Any, **options: Any) -> None:
+        faults.count("rename", Path(target).name)
+        real_replace(source, target, **options)
+
+    def spawn(*arguments: Any, **options: Any) -> Any:
+        faults.count("spawn")
+        return real_popen(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(io, "open", open_)
+        patch.setattr(os, "open", os_open)
+        patch.setattr(os, "fdopen", lambda *a, **k: CountedFile(real_fdopen(*a, **k), faults))
+        patch.setattr(os, "fsync", fsync)
+        patch.setattr(subprocess, "Popen", spawn)
+        patch.setattr(os, "replace", replace)
+        yield
+
+
+def run(folder: Path, faults: Faults, *, resume: bool) -> None:
+    def start(call: LaunchCall) -> None:
+        ProcessTree().start(["true"], environ={}).communicate()
+        play(call)
+
+    with injected(faults):
+        measure(
+            campaign_in(folder),
+            FakeLauncher(behave=start),
+            resume=resume,
+            on_progress=lambda _progress: None,
+        )
+
+
+def recorded(folder: Path) -> list[str]:
+    """Tasks that are in the file, once each."""
+    path = folder / OBSERVATIONS
+    # half of a first line alone is refused by readers, and cut off by --resume
+    has_lines = path.exists() and b"\n" in path.read_bytes()
+    observations = read_observations(path) if has_lines else []
+    refuse_repeated(path, observations)
+    return sorted(name for name in tasks_done(observations) if not name.startswith("env"))
+
+
+NEVER = 0
+
+
+def all_calls(folder: Path) -> list[str]:
+    faults = Faults(NEVER, folder)
+    run(folder, faults, resume=False)
+    assert recorded(folder) == list(TASKS)
+    return faults.calls
+
+
+def test_the_shim_sees_every_kind_of_call(tmp_path: Path) -> None:
+    kinds = {call.split()[0] for call in all_calls(tmp_path / "run")}
+    assert kinds == {"open", "read", "write", "fsync", "rename", "spawn"}
+
+
+def test_every_call_may_fail_once(tmp_path: Path) -> None:
+    calls = all_calls(tmp_path / "whole")
+    for at, call in enumerate(calls, start=1):
+        folder = tmp_path / str(at)
+        faults = Faults(at, folder)
+        with pytest.raises(PerfModelError) as caught:
+            run(folder, faults, resume=False)
+        assert "\n" not in str(caught.value), call
+        assert str(caught.value).startswith((str(folder), "true: cannot be started")), call
+        assert caught.value.exit_code == EXIT_FAILURE
+        kept = recorded(folder)
+        # nothing that was on disk before the fault is gone, and nothing is half there
+        assert kept == list(TASKS[: len(kept)]), call
+        lies = {path.name for path in folder.rglob("*") if path.is_file()}
+        assert not any(name.startswith(".") and name != FOLDER_LOCK for name in lies), (call, lies)
+        run(folder, Faults(NEVER, folder), resume=True)
+        assert recorded(folder) == list(TASKS), call
+
+
+def test_a_record_that_ends_at_any_byte_is_continued(tmp_path: Path) -> None:
+    """What a crash leaves of the file is a prefix of what was written."""
+    all_calls(tmp_path / "whole")
+    content = (tmp_path / "whole" / OBSERVATIONS).read_bytes()
+    ends = [at for at, byte in enumerate(content, start=1) if byte == ord("\n")]
+    for length in range(1, len(content) + 1):
+        folder = tmp_path / "run"
+        shutil.copytree(tmp_path / "whole", folder)
+        (folder / OBSERVATIONS).write_bytes(content[:length])
+        kept = recorded(folder)
+        assert kept == list(TASKS[: len(kept)])
+        run(folder, Faults(NEVER, folder), resume=True)
+        assert recorded(folder) == list(TASKS)
+        assert (
+            (folder / OBSERVATIONS)
+            .read_bytes()
+            .startswith(content[: max((end for end in ends if end <= length), default=0)])
+        )
+        shutil.rmtree(folder)
