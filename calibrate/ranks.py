@@ -22,7 +22,7 @@ class Ranks:
     """A rank among those that torchrun started; it has joined no group and waits in the kernel.
 
     What was measured before in a process changes what comes after: its heap has holes, and the C
-    library has learned to keep memory that a new process gives back. So every task begins anew, as a
+    library has learned to keep memory that a new process gives back. So every task begins in a clean process, as a
     training does, without the seconds that importing torch takes.
     """
 

@@ -45,8 +45,9 @@ from perfmodel.plan.goodput import goodput as simulated_weeks
 from perfmodel.plan.machines import named_transformer, read_sources
 from perfmodel.plan.options import plan_options as ranked_options
 from perfmodel.plan.profile_diff import compare_profiles
+from perfmodel.scenarios.changes import Scenario
 from perfmodel.scenarios.compare import compare_scenarios
-from perfmodel.scenarios.fields import Scenario, changed
+from perfmodel.scenarios.fields import changed
 from perfmodel.units import Bytes, Seconds
 from perfmodel.workload.transformer import NamedTransformer
 

@@ -277,8 +277,11 @@ def steady_sides(program: StepProgram, durations_s: Samples) -> list[Samples]:
 
 def _steady_trace(program: StepProgram, terms: Terms, nominal_s: Samples) -> Trace:
     """The nominal step; on an asynchronous device that of the side which binds."""
+    interference = Interference(
+        compute_speed=float(terms.compute_speed[0]), comm_speed=float(terms.comm_speed[0])
+    )
     sides = [
-        simulate(program, side_s.T, interference=_interference(terms))
+        simulate(program, side_s.T, interference=interference)
         for side_s in steady_sides(program, nominal_s)
     ]
     return max(sides, key=lambda trace: trace.step_s)
@@ -339,13 +342,6 @@ def _parts(question: Question) -> tuple[MeasuredMachine, MeasuredWorkload, Layou
     assert isinstance(workload, MeasuredWorkload), workload
     check_machine(machine, question.validation, question.cluster)
     return machine, workload, question.layout
-
-
-def _interference(terms: Terms) -> Interference:
-    """How compute and communication slow each other in the nominal draw."""
-    return Interference(
-        compute_speed=float(terms.compute_speed[0]), comm_speed=float(terms.comm_speed[0])
-    )
 
 
 def _without(program: StepProgram, durations_s: Samples, *streams: Stream) -> Samples:

@@ -27,7 +27,7 @@ _TRACED_SAMPLES = 8
 def traced_file(profile: Path, model: str) -> Path:
     """Trace a model for the kind of device of a profile, and return its workload file.
 
-    It is traced anew each time: nothing tells whether what a factory imports has changed.
+    It is traced again each time: nothing tells whether what a factory imports has changed.
     """
     from perfmodel.cli.memory import refuse_without_torch, traced_document
     from perfmodel.documents.profile import ProfileDocument

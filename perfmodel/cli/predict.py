@@ -390,8 +390,9 @@ def whatif(
     from perfmodel.answer.answer import Forecast
     from perfmodel.documents.prediction import WhatIfDocument
     from perfmodel.report.prediction import whatif_lines, whatif_table
+    from perfmodel.scenarios.changes import Scenario
     from perfmodel.scenarios.compare import compare_scenarios, with_saved
-    from perfmodel.scenarios.fields import Scenario, scenarios_of
+    from perfmodel.scenarios.fields import scenarios_of
 
     request = Forecast(world_sizes=(devices,), scaling=scaling, batch=batch)
     base = Scenario(

@@ -41,8 +41,9 @@ from perfmodel.layout.layout import (
 from perfmodel.machine.inferred import InferredMachine
 from perfmodel.machine.machine import DEVICES_PER_NODE, Evidence
 from perfmodel.page.machines import OfferedMachine, OfferedWorkload, Session, catalogue, chosen
+from perfmodel.scenarios.changes import Scenario, in_cluster
 from perfmodel.scenarios.compare import UNMEASURED, contrast_of_draws, with_assumed
-from perfmodel.scenarios.fields import Scenario, changed, in_cluster
+from perfmodel.scenarios.fields import changed
 from perfmodel.statistics import Interval
 from perfmodel.step.program import Span, Stream, Trace
 from perfmodel.units import HOUR_S, Seconds

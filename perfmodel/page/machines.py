@@ -35,7 +35,8 @@ from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.machine import Machine
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.plan.cost import compare_costs
-from perfmodel.scenarios.fields import Scenario, changed, link_of, usable_links
+from perfmodel.scenarios.changes import Scenario, link_of, usable_links
+from perfmodel.scenarios.fields import changed
 from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer
 
 PRECISIONS = ("bf16", "fp16")

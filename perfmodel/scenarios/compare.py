@@ -13,7 +13,7 @@ from perfmodel.documents.prediction import Contrast, PredictedPoint, ScenarioOut
 from perfmodel.explanation import explain
 from perfmodel.machine.inferred import InferredMachine
 from perfmodel.machine.machine import Evidence
-from perfmodel.scenarios.fields import Scenario
+from perfmodel.scenarios.changes import Scenario
 from perfmodel.statistics import FASTER, unpaired
 
 #: Said wherever something was set.

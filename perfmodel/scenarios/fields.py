@@ -1,113 +1,117 @@
-"""Fields that a what-if can change: what each means, and what it does to the question.
+"""Fields that a what-if can change: their names, their meaning, and their order.
 
-A new field is one row of ``FIELDS``. They are applied in the order of that table: first what is trained,
-then how, then the machine. A changed machine goes through the same model as a measured one, with the same
-random draws, so that two predictions differ by the change alone.
+A new field is one row of ``FIELDS``; ``changes`` holds what it does. They are applied in the order of that table:
+first what is trained, then how, then the machine.
 """
 
 import difflib
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Final, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
-import numpy as np
-
-from perfmodel.answer.answer import Forecast
-from perfmodel.answer.measured import open_workload, refuse_other_jobs, timed_workload
-from perfmodel.answer.question import Question
-from perfmodel.cost.collectives import message_bytes, num_messages
-from perfmodel.cost.rescaling import LINK_SHARE, find_device, rescaled_profile, shipped_catalogue
-from perfmodel.documents.hardware import LinkSheet, read_cluster
+from perfmodel.cost.rescaling import LINK_SHARE
 from perfmodel.errors import (
-    CalibrationUnavailable,
     NotFeasible,
     UsageError,
-    did_you_mean,
-    refuse_unknown,
 )
-from perfmodel.layout.layout import KEYS, Layout, Scaling, accumulation_for, parse_layout
-from perfmodel.machine.cluster import Cluster
+from perfmodel.layout.layout import KEYS, accumulation_for
 from perfmodel.machine.inferred import InferredMachine
-from perfmodel.machine.measured import (
-    CollectiveProfile,
-    CurvePoint,
-    MeasuredMachine,
-    MeasuredWorkload,
-    TracedWorkload,
+from perfmodel.scenarios.changes import (
+    DEVICE_PHASES,
+    HOST_PHASES,
+    Apply,
+    Scenario,
+    asked,
+    cap_mb,
+    layout_key,
+    layout_of,
+    link_value,
+    rate_limit,
+    set_buffers,
+    set_cluster,
+    set_device,
+    set_gradients,
+    set_link,
+    set_precision,
+    set_rank_noise,
+    set_workload,
+    speed_of,
+    tier_value,
 )
-from perfmodel.statistics import DEVIATE_90
 from perfmodel.units import (
-    MIB,
-    BytesPerSecond,
-    Seconds,
-    format_rate,
     parse_bandwidth,
-    parse_bytes,
     parse_count,
     parse_duration,
-    parse_factor,
     parse_number,
     parse_share,
 )
-from perfmodel.workload.transformer import NamedTransformer
 
 #: More scenarios than this are not a table any more.
 MOST_SCENARIOS: Final = 12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
-    """What a prediction starts from, after some changes."""
+@dataclass(frozen=True, slots=True)
+class WhatIfField:
+    """One thing that a what-if can change."""
 
-    question: Question
-    """Its layout counts if nothing is requested."""
-    request: Forecast | None = None
-    """Data parallelism on one device count."""
-    changes: Mapping[str, str] = field(default_factory=dict)
-    assumed: frozenset[str] = frozenset()
-    """Terms that rest on what was typed and not on a measurement, by their name in the evidence."""
-    remarks: tuple[str, ...] = ()
-    open_model: Callable[[str], NamedTransformer] | None = None
-    """Of a large model by name, for ``model=`` on a machine that was inferred from runs."""
+    name: str
+    example: str
+    meaning: str
+    apply: Apply
 
-    @property
-    def name(self) -> str:
-        """The changes in one line."""
-        return ", ".join(f"{name}={value}" for name, value in self.changes.items()) or "as it is"
 
-    @property
-    def machine(self) -> MeasuredMachine:
-        """The calibrated machine after the changes."""
-        assert isinstance(self.question.machine, MeasuredMachine)
-        return self.question.machine
-
-    @property
-    def scaling(self) -> Scaling:
-        """What stays the same as devices grow in number."""
-        return "weak" if self.request is None else self.request.scaling
-
-    def questions(self) -> tuple[Question, Question]:
-        """The baseline on one device, and what is asked."""
-        if self.request is None:
-            layout = self.question.layout
-            alone = Layout(micro_batch=layout.micro_batch, accumulation=layout.accumulation)
-            return self.question.at(alone), self.question
-        layouts = self.request.layouts(self.question.measured)
-        rate = self.request.loader_samples_per_s
-        question = replace(self.question, loader_samples_per_s=rate)
-        return question.at(layouts[0]), question.at(layouts[-1])
-
-    def asking(self, *, assumed: str = "", remark: str = "", **edits: Any) -> "Scenario":
-        """The scenario with parts of its question changed; what is assumed is named."""
-        return replace(
-            self,
-            question=replace(self.question, **edits),
-            assumed=self.assumed | ({assumed} - {""}),
-            remarks=(*self.remarks, *([remark] if remark else [])),
-        )
+# fmt: off
+FIELDS: Final = (
+    WhatIfField("workload", "transformer",
+        "another calibrated workload by name, or a workload file of perfmodel trace", set_workload),
+    WhatIfField("device", "h100-sxm",
+        "device that is not present, by data-sheet ratios (perfmodel devices); for traced workloads", set_device),
+    WhatIfField("devices", "64", "number of devices", asked("world_sizes", lambda value: (parse_count(value),))),
+    WhatIfField("batch", "128",
+        "samples per forward pass of each device (weak), or per step of all (strong)", asked("batch", parse_count)),
+    WhatIfField("accumulation", "4",
+        "forward and backward passes per optimizer step", asked("accumulation", parse_count)),
+    WhatIfField("bucket_cap", "50MiB", "size of a bucket of gradients, or default", asked("bucket_cap_mb", cap_mb)),
+    WhatIfField("buffers", "local",
+        "broadcast, or local: rank 0's buffers are not sent before each step", set_buffers),
+    WhatIfField("precision", "bf16",
+        "type of forward and backward: fp32, bf16 or fp16, by the kernels that were timed in both", set_precision),
+    WhatIfField("loader.samples_per_s", "2000",
+        "what the input pipeline feeds one device, or none: no limit", asked("loader_samples_per_s", rate_limit)),
+    WhatIfField("network.link", "eth-400",
+        f"link of the catalogue (perfmodel devices --links) at {100 * LINK_SHARE:g} % of its data sheet", set_link),
+    WhatIfField("network.bandwidth", "400Gb/s or 2x",
+        "busbw that a large all-reduce reaches (less than the nominal rate), or a factor",
+        link_value("bytes_per_s", parse_bandwidth, "a rate such as 400Gb/s above 0, or a factor such as 2x")),
+    WhatIfField("network.latency", "10us or 0.5x", "time of the shortest message between two ranks, or a factor",
+        link_value("latency_s", parse_duration, "a time such as 10us above 0, or a factor such as 0.5x")),
+    # After the network: what it carries does not change how fast it is said to be.
+    WhatIfField("gradients", "bf16",
+        "type in which gradients are sent: fp32, bf16, fp16 or fp8; converting is assumed free", set_gradients),
+    WhatIfField("device.speed", "2x",
+        "factor on the speed of forward, backward, optimizer and copies into buckets", speed_of(DEVICE_PHASES)),
+    WhatIfField("host.speed", "1.5x",
+        "factor on the speed of preparing input and, on GPUs, of issuing operators", speed_of(HOST_PHASES)),
+    WhatIfField("ranks.noise", "0x",
+        "factor on how much steps and ranks differ, in log; 0x: nobody waits for the slowest", set_rank_noise),
+    WhatIfField("cluster", "FILE.toml",
+        "cluster file: links between the devices; none: one ring of links like the measured ones", set_cluster),
+    WhatIfField("cluster.bandwidth", "400Gb/s or node:368GB/s",
+        "of one link of the outermost tier, or of the one that is named before a colon",
+        tier_value("bandwidth", "link_bytes_per_s", parse_bandwidth)),
+    WhatIfField("cluster.latency", "10us", "of a message through that tier",
+        tier_value("latency", "latency_s", parse_duration)),
+    WhatIfField("cluster.links", "8", "links of each member into that tier", tier_value("links", "links", parse_count)),
+    WhatIfField("cluster.oversubscription", "2", "rate of that tier's links over what it carries when all send",
+        tier_value("oversubscription", "oversubscription", parse_number)),
+    WhatIfField("cluster.in_switch_reduction", "node:0.85",
+        "part of the rate while switches of the innermost tier add (NVLS, NCCL alone); 0: none",
+        tier_value("in_switch_reduction", "in_switch_reduction", parse_share)),
+)
+# fmt: on
+_BY_NAME: Final = {entry.name: entry for entry in FIELDS}
 
 
 def scenarios_of(base: Scenario, settings: Sequence[str]) -> tuple[Scenario, ...]:
@@ -133,8 +137,10 @@ def scenarios_of(base: Scenario, settings: Sequence[str]) -> tuple[Scenario, ...
         raise UsageError(
             f"--set: at most {MOST_SCENARIOS} combinations fit side by side, got {number}"
         )
-    asked = [dict(zip(given, values, strict=True)) for values in itertools.product(*given.values())]
-    return (base, *(changed(base, values) for values in asked if values))
+    combined = [
+        dict(zip(given, values, strict=True)) for values in itertools.product(*given.values())
+    ]
+    return (base, *(changed(base, values) for values in combined if values))
 
 
 def changed(base: Scenario, values: Mapping[str, str]) -> Scenario:
@@ -150,7 +156,7 @@ def changed(base: Scenario, values: Mapping[str, str]) -> Scenario:
     known = _BY_NAME
     if base.request is None:
         # Keys of the layout are fields as well, and come before what is set of the machine.
-        keys = {key: WhatIfField(key, "2", "key of the layout", _layout_key(key)) for key in KEYS}
+        keys = {key: WhatIfField(key, "2", "key of the layout", layout_key(key)) for key in KEYS}
         before = {name: keys[name] for name in keys if name not in _BY_NAME}
         known = {"workload": _BY_NAME["workload"], **before, **_BY_NAME, **keys}
     for name in values:
@@ -183,7 +189,7 @@ def _changed_large_model(base: Scenario, values: Mapping[str, str]) -> Scenario:
     words = dict(word.split("=", 1) for word in str(was).split()) | keys
     if "dp" not in keys:
         # First: what dp has to be divisible by, such as ep, is read together with it.
-        others = _layout_of({key: words[key] for key in ("tp", "pp", "cp") if key in words})
+        others = layout_of({key: words[key] for key in ("tp", "pp", "cp") if key in words})
         if was.world_size % others.world_size:
             raise NotFeasible(
                 f"--set: tp x pp x cp ({others.world_size}) must divide the {was.world_size} devices; "
@@ -191,415 +197,10 @@ def _changed_large_model(base: Scenario, values: Mapping[str, str]) -> Scenario:
             )
         words["dp"] = str(was.world_size // others.world_size)
     if "accumulation" in keys:
-        return base.asking(layout=_layout_of(words), devices=None, **edits)
+        return base.asking(layout=layout_of(words), devices=None, **edits)
     words.pop("accumulation", None)
-    layout = _layout_of(words)
+    layout = layout_of(words)
     parts = accumulation_for(
         global_batch=was.global_batch, dp=layout.dp, micro_batch=layout.micro_batch
     )
     return base.asking(layout=replace(layout, accumulation=parts), devices=None, **edits)
-
-
-def _layout_of(words: Mapping[str, str]) -> Layout:
-    return parse_layout(" ".join(f"{key}={value}" for key, value in words.items()))
-
-
-# What is trained, and how.
-
-Apply: TypeAlias = Callable[[Scenario, str], Scenario]
-"""Raises ``ValueError`` or a user error for a value that makes no sense."""
-
-
-def _asked(name: str, read: Callable[[str], object]) -> Apply:
-    """Set one value of the request; beside a layout its own keys are set."""
-
-    def apply(scenario: Scenario, value: str) -> Scenario:
-        if scenario.request is None:
-            raise ValueError("is not set beside --layout; set a key of the layout, such as dp")
-        edit: dict[str, Any] = {name: read(value)}
-        return replace(scenario, request=replace(scenario.request, **edit))
-
-    return apply
-
-
-def _layout_key(key: str) -> Apply:
-    """Set one key of the layout, in its grammar."""
-
-    def apply(scenario: Scenario, value: str) -> Scenario:
-        words = dict(word.split("=", 1) for word in str(scenario.question.layout).split())
-        if key in ("ddp", "fsdp"):
-            words = {name: text for name, text in words.items() if name not in ("dp", "zero")}
-        return scenario.asking(layout=_layout_of(words | {key: value}))
-
-    return apply
-
-
-def _workload(scenario: Scenario, value: str) -> Scenario:
-    return scenario.asking(workload=open_workload(scenario.machine, value, where="--set workload"))
-
-
-def _with_workload(
-    scenario: Scenario, workload: MeasuredWorkload, *, assumed: str = "", remark: str = ""
-) -> Scenario:
-    """Replace the workload here and, where it is calibrated, in the machine."""
-    entries = tuple(
-        workload if entry.workload.name == workload.workload.name else entry
-        for entry in scenario.machine.workloads
-    )
-    machine = replace(scenario.machine, workloads=entries)
-    return scenario.asking(machine=machine, workload=workload, assumed=assumed, remark=remark)
-
-
-def _buffers(scenario: Scenario, value: str) -> Scenario:
-    if value not in ("broadcast", "local"):
-        raise ValueError(f"must be broadcast or local, got {value!r}")
-    was = scenario.question.measured
-    kept = was.workload.buffer_bytes if value == "broadcast" else ()
-    return _with_workload(scenario, replace(was, workload=replace(was.workload, buffer_bytes=kept)))
-
-
-#: Part of forward and backward that is matrix products and convolutions, when a precision changes
-#: and no operator was traced: an assumption, the whole range of which is in the interval.
-_MATRIX_SHARES: Final = (0.5, 1.0)
-
-
-def _precision(scenario: Scenario, value: str) -> Scenario:
-    """Matrix products by the kernels timed in both types; all else as it was (Amdahl)."""
-    if value not in ("fp32", "bf16", "fp16"):
-        raise ValueError(f"must be fp32, bf16 or fp16, got {value!r}")
-    if scenario.question.measured.evidence is not None:
-        raise ValueError("a traced workload has its own precision; trace it with --precision")
-    if value == "fp32":
-        return scenario
-    rates = {
-        (rate.probe, rate.shape, rate.dtype): rate.flop_per_s
-        for rate in scenario.machine.rates
-        if rate.flop_per_s > 0
-    }
-    gains = [
-        np.log(rates[probe, shape, value] / rate)
-        for (probe, shape, dtype), rate in rates.items()
-        if dtype == "fp32" and (probe, shape, value) in rates
-    ]
-    if not gains:
-        known = ", ".join(sorted({dtype for _, _, dtype in rates})) or "none"
-        raise CalibrationUnavailable(
-            f"--set precision: the profile must hold kernels timed in fp32 and in {value}, got "
-            f"{known}; trace the workload with --precision instead"
-        )
-    speed = float(np.exp(np.mean(gains)))
-    logs = [math.log(share / speed + 1 - share) for share in _MATRIX_SHARES]
-    workload = _scaled(
-        scenario.question.measured,
-        ("forward", "backward"),
-        math.exp(sum(logs) / 2),
-        relative_error=abs(logs[0] - logs[1]) / 2 / DEVIATE_90,
-    )
-    return _with_workload(
-        scenario,
-        workload,
-        assumed="compute",
-        remark=f"matrix products in {value} run {speed:.3g} times as fast as in fp32 here; they are "
-        "assumed to be half to all of forward and backward",
-    )
-
-
-def _scaled(
-    workload: MeasuredWorkload, names: Sequence[str], factor: float, *, relative_error: float = 0.0
-) -> MeasuredWorkload:
-    """Some phases take ``factor`` times as long, with so much more uncertainty (in log)."""
-
-    def point(was: CurvePoint) -> CurvePoint:
-        error = math.hypot(was.relative_error, relative_error)
-        return replace(was, time_s=was.time_s * factor, relative_error=error if was.time_s else 0.0)
-
-    phases = []
-    for was in workload.phases:
-        edits: dict[str, Any] = {name: tuple(map(point, getattr(was, name))) for name in names}
-        phases.append(replace(was, **edits))
-    return replace(workload, phases=tuple(phases))
-
-
-# The machine.
-
-
-def _device(scenario: Scenario, value: str) -> Scenario:
-    catalogue = shipped_catalogue()
-    sheet = find_device(value, catalogue, flag="--set device")
-    was = scenario.question.measured
-    try:
-        machine = rescaled_profile(scenario.machine, sheet, catalogue)
-        if machine is scenario.machine:
-            return scenario
-        workload = (
-            timed_workload(machine, was.workload, trace=was.trace, memory=was.memory)
-            if isinstance(was, TracedWorkload)
-            else timed_workload(machine, was.workload.name)
-        )
-    except (CalibrationUnavailable, UsageError) as error:
-        text = str(error).removeprefix("--device: ").removeprefix("--workload: ")
-        raise type(error)(f"--set device={value}: {text}") from error
-    return scenario.asking(machine=machine, workload=workload, assumed="compute")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """What messages between two ranks of the all-reduce ring say about the network."""
-
-    latency_s: Seconds
-    """Shortest message. [s]"""
-    bytes_per_s: BytesPerSecond
-    """Rate of the largest message beyond that; equals the busbw of a large all-reduce. [B/s]"""
-
-
-def link_of(machine: MeasuredMachine) -> Link:
-    """Latency and bandwidth of the measured ring; ``CalibrationUnavailable`` if one rank was measured alone."""
-    kind = "all_reduce"
-    messages = sorted(
-        (message_bytes(kind, p.at, e.world_size), p.time_s / num_messages(kind, e.world_size))
-        for e in machine.collectives
-        if e.collective == kind and e.world_size > 1
-        for p in e.points
-    )
-    if not messages:
-        raise CalibrationUnavailable(
-            "--set network: needs a measured all-reduce, but the profile holds one rank; calibrate "
-            "with --nproc 2 or more"
-        )
-    latency_s = min(time_s for _, time_s in messages)
-    size, time_s = messages[-1]
-    return Link(latency_s=latency_s, bytes_per_s=size / max(time_s - latency_s, 1e-12))
-
-
-def _with_link(scenario: Scenario, now: Link, *, remark: str = "") -> Scenario:
-    """All-reduces and broadcasts over links of another latency and bandwidth.
-
-    Each measured message is split into the shortest message's time and the rest; the first is
-    scaled by the latency, the second by the bandwidth, so that regimes between them keep their form.
-    """
-    was = link_of(scenario.machine)
-    slower, thinner = now.latency_s / was.latency_s, was.bytes_per_s / now.bytes_per_s
-
-    def mended(entry: CollectiveProfile) -> CollectiveProfile:
-        if entry.collective not in ("all_reduce", "broadcast") or entry.world_size == 1:
-            return entry
-        least_s = min(point.time_s for point in entry.points)
-        points = tuple(
-            replace(p, time_s=least_s * slower + (p.time_s - least_s) * thinner)
-            for p in entry.points
-        )
-        return replace(entry, points=points)
-
-    machine = scenario.machine
-    machine = replace(machine, collectives=tuple(map(mended, machine.collectives)))
-    return scenario.asking(machine=machine, assumed="communication", remark=remark)
-
-
-def _link_value(attribute: str, parse: Callable[[str], float], allowed: str) -> Apply:
-    """Set the latency or the bandwidth of the links, as a value or as a factor."""
-
-    def apply(scenario: Scenario, value: str) -> Scenario:
-        link = link_of(scenario.machine)
-        try:
-            factor = parse_factor(value)
-            wanted = parse(value) if factor is None else getattr(link, attribute) * factor
-        except ValueError:
-            wanted = math.nan
-        if not wanted > 0:
-            raise ValueError(f"must be {allowed}, got {value!r}")
-        edit: dict[str, Any] = {attribute: wanted}
-        return _with_link(scenario, replace(link, **edit))
-
-    return apply
-
-
-def usable_links() -> tuple[LinkSheet, ...]:
-    """Links of the catalogue that one device has to itself."""
-    return tuple(link for link in shipped_catalogue().links if link.per != "node")
-
-
-def _link(scenario: Scenario, value: str) -> Scenario:
-    known = {link.id: link for link in usable_links()}
-    if value not in known:
-        raise ValueError(
-            f"must be a link of one device or port of perfmodel devices --links, got {value!r}"
-            f"{did_you_mean(value, known)}"
-        )
-    rate = LINK_SHARE * known[value].rate.bytes_per_s
-    remark = (
-        f"{known[value].name}: a large all-reduce is assumed to reach {format_rate(rate, 'B')}, "
-        f"{100 * LINK_SHARE:g} % of its data sheet; its latency is taken to be the measured one"
-    )
-    link = replace(link_of(scenario.machine), bytes_per_s=rate)
-    return _with_link(scenario, link, remark=remark)
-
-
-_GRADIENT_BITS: Final = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8}
-
-
-def _gradients(scenario: Scenario, value: str) -> Scenario:
-    """All-reduces that send a share of the bytes: the time of a size is found at the larger one."""
-    if value not in _GRADIENT_BITS:
-        raise ValueError(f"must be one of {', '.join(_GRADIENT_BITS)}, got {value!r}")
-    share = _GRADIENT_BITS[value] / _GRADIENT_BITS["fp32"]
-    if share == 1:
-        return scenario
-    collectives = tuple(
-        replace(entry, points=tuple(replace(p, at=p.at / share) for p in entry.points))
-        if entry.collective == "all_reduce"
-        else entry
-        for entry in scenario.machine.collectives
-    )
-    return scenario.asking(
-        machine=replace(scenario.machine, collectives=collectives),
-        assumed="communication",
-        remark=f"gradients sent as {value}: converting them is assumed free",
-    )
-
-
-def _factor(value: str, *, example: str = "2x") -> float:
-    factor = parse_factor(value)
-    if factor is None:
-        raise ValueError(f"must look like {example}, got {value!r}")
-    return factor
-
-
-_DEVICE_PHASES: Final = ("forward", "backward", "optimizer")
-_HOST_PHASES: Final = ("input", "dispatch_forward", "dispatch_backward", "dispatch_optimizer")
-_DEVICE_DDP_COSTS: Final = ("bucket_s", "bucket_s_per_byte")
-
-
-def _speed(phases: Sequence[str]) -> Apply:
-    """Phases of host or device at another speed; the device also copies gradients into buckets."""
-
-    def apply(scenario: Scenario, value: str) -> Scenario:
-        factor = _factor(value)
-        if not factor > 0:
-            raise ValueError(f"must be > 0, got {factor:g}")
-        if phases is _DEVICE_PHASES:
-            ddp = scenario.machine.ddp
-            scale = np.array([1 / factor if n in _DEVICE_DDP_COSTS else 1.0 for n in ddp.names])
-            costs = replace(
-                ddp,
-                values=tuple((np.array(ddp.values) * scale).tolist()),
-                draws=tuple(tuple(row) for row in (np.array(ddp.draws) * scale).tolist()),
-            )
-            scenario = scenario.asking(machine=replace(scenario.machine, ddp=costs))
-        workload = _scaled(scenario.question.measured, phases, 1 / factor)
-        return _with_workload(scenario, workload, assumed="compute")
-
-    return apply
-
-
-def _rank_noise(scenario: Scenario, value: str) -> Scenario:
-    """Ranks and steps that differ, in log, by a factor times as much."""
-    factor, was = _factor(value, example="0.5x"), scenario.question.measured
-    noise = tuple(
-        replace(entry, ratios=tuple(ratio**factor for ratio in entry.ratios)) for entry in was.noise
-    )
-    workload = replace(was, noise=noise, rank_spread=was.rank_spread * factor)
-    return _with_workload(scenario, workload, assumed="stragglers")
-
-
-# The cluster.
-
-
-def in_cluster(scenario: Scenario, cluster: Cluster) -> Scenario:
-    """The scenario with its devices in a cluster; ``UsageError`` if other jobs share its links."""
-    refuse_other_jobs(cluster, by="whatif")
-    return scenario.asking(cluster=cluster)
-
-
-def _cluster(scenario: Scenario, value: str) -> Scenario:
-    if value == "none":
-        return scenario.asking(cluster=None)
-    return in_cluster(scenario, read_cluster(Path(value)))
-
-
-def _tier(name: str, attribute: str, parse: Callable[[str], float]) -> Apply:
-    """Set one value of a tier: ``TIER:VALUE``, or a value of the outermost one."""
-
-    def apply(scenario: Scenario, value: str) -> Scenario:
-        cluster = scenario.question.cluster
-        if cluster is None:
-            raise ValueError("needs a cluster file: give --cluster, or cluster=FILE before it")
-        tier_name, colon, text = value.rpartition(":")
-        tiers = {tier.name: tier for tier in cluster.tiers}
-        wanted = tier_name if colon else cluster.tiers[-1].name
-        refuse_unknown(f"--set cluster.{name}: tier", wanted, tiers)
-        source = f"set by hand; else {tiers[wanted].source}"
-        edits: dict[str, Any] = {attribute: parse(text), "source": source}
-        tiers[wanted] = replace(tiers[wanted], **edits)
-        return scenario.asking(cluster=replace(cluster, tiers=tuple(tiers.values())))
-
-    return apply
-
-
-def _cap_mb(value: str) -> float | None:
-    return None if value == "default" else parse_bytes(value) / MIB
-
-
-def _rate(value: str) -> float | None:
-    return None if value == "none" else parse_number(value)
-
-
-@dataclass(frozen=True, slots=True)
-class WhatIfField:
-    """One thing that a what-if can change."""
-
-    name: str
-    example: str
-    meaning: str
-    apply: Apply
-
-
-# fmt: off
-FIELDS: Final = (
-    WhatIfField("workload", "transformer",
-        "another calibrated workload by name, or a workload file of perfmodel trace", _workload),
-    WhatIfField("device", "h100-sxm",
-        "device that is not present, by data-sheet ratios (perfmodel devices); for traced workloads", _device),
-    WhatIfField("devices", "64", "number of devices", _asked("world_sizes", lambda value: (parse_count(value),))),
-    WhatIfField("batch", "128",
-        "samples per forward pass of each device (weak), or per step of all (strong)", _asked("batch", parse_count)),
-    WhatIfField("accumulation", "4",
-        "forward and backward passes per optimizer step", _asked("accumulation", parse_count)),
-    WhatIfField("bucket_cap", "50MiB", "size of a bucket of gradients, or default", _asked("bucket_cap_mb", _cap_mb)),
-    WhatIfField("buffers", "local",
-        "broadcast, or local: rank 0's buffers are not sent before each step", _buffers),
-    WhatIfField("precision", "bf16",
-        "type of forward and backward: fp32, bf16 or fp16, by the kernels that were timed in both", _precision),
-    WhatIfField("loader.samples_per_s", "2000",
-        "what the input pipeline feeds one device, or none: no limit", _asked("loader_samples_per_s", _rate)),
-    WhatIfField("network.link", "eth-400",
-        f"link of the catalogue (perfmodel devices --links) at {100 * LINK_SHARE:g} % of its data sheet", _link),
-    WhatIfField("network.bandwidth", "400Gb/s or 2x",
-        "busbw that a large all-reduce reaches (less than the nominal rate), or a factor",
-        _link_value("bytes_per_s", parse_bandwidth, "a rate such as 400Gb/s above 0, or a factor such as 2x")),
-    WhatIfField("network.latency", "10us or 0.5x", "time of the shortest message between two ranks, or a factor",
-        _link_value("latency_s", parse_duration, "a time such as 10us above 0, or a factor such as 0.5x")),
-    # After the network: what it carries does not change how fast it is said to be.
-    WhatIfField("gradients", "bf16",
-        "type in which gradients are sent: fp32, bf16, fp16 or fp8; converting is assumed free", _gradients),
-    WhatIfField("device.speed", "2x",
-        "factor on the speed of forward, backward, optimizer and copies into buckets", _speed(_DEVICE_PHASES)),
-    WhatIfField("host.speed", "1.5x",
-        "factor on the speed of preparing input and, on GPUs, of issuing operators", _speed(_HOST_PHASES)),
-    WhatIfField("ranks.noise", "0x",
-        "factor on how much steps and ranks differ, in log; 0x: nobody waits for the slowest", _rank_noise),
-    WhatIfField("cluster", "FILE.toml",
-        "cluster file: links between the devices; none: one ring of links like the measured ones", _cluster),
-    WhatIfField("cluster.bandwidth", "400Gb/s or node:368GB/s",
-        "of one link of the outermost tier, or of the one that is named before a colon",
-        _tier("bandwidth", "link_bytes_per_s", parse_bandwidth)),
-    WhatIfField("cluster.latency", "10us", "of a message through that tier",
-        _tier("latency", "latency_s", parse_duration)),
-    WhatIfField("cluster.links", "8", "links of each member into that tier", _tier("links", "links", parse_count)),
-    WhatIfField("cluster.oversubscription", "2", "rate of that tier's links over what it carries when all send",
-        _tier("oversubscription", "oversubscription", parse_number)),
-    WhatIfField("cluster.in_switch_reduction", "node:0.85",
-        "part of the rate while switches of the innermost tier add (NVLS, NCCL alone); 0: none",
-        _tier("in_switch_reduction", "in_switch_reduction", parse_share)),
-)
-# fmt: on
-_BY_NAME: Final = {entry.name: entry for entry in FIELDS}

@@ -19,7 +19,7 @@ from perfmodel.documents.prediction import (
 )
 from perfmodel.layout_search import spread_against_first
 from perfmodel.machine.inferred import InferredMachine
-from perfmodel.scenarios.fields import Scenario
+from perfmodel.scenarios.changes import Scenario
 from perfmodel.statistics import DEVIATE_90, FASTER, Interval
 
 

@@ -235,7 +235,7 @@ class _Builder:
         if self.is_blocking:
             end = self.waiting.fetch(stage, work, self._put)
             if end is not None:
-                self._arrive(stage, work, end)
+                self.arrived[stage, work] = (end,)
             if self.waiting.must_wait(stage, work):
                 return False
         if work.kind is Pass.FORWARD and stage == 0 and work.chunk == 0:
@@ -343,7 +343,7 @@ class _Builder:
                 end = self._put(stage, work, Cause.ALL_GATHER, stream=Stream.COMM, after=(end,))
             if self.is_shape:
                 end = self._put(stage, work, Cause.HEAD, share=self.head_forward, after=(end,))
-            self._arrive(stage, Work(Pass.BACKWARD, work.micro_batch, work.chunk), end)
+            self.arrived[stage, Work(Pass.BACKWARD, work.micro_batch, work.chunk)] = (end,)
         else:
             self._p2p(stage, work, Stream.SEND_FORWARD, end)
 
@@ -494,10 +494,7 @@ class _Builder:
             return
         if other != stage:
             end = self._put(stage, work, Cause.P2P, stream=stream, after=(end,))
-        self._arrive(other, received, end)
-
-    def _arrive(self, stage: int, work: Work, end: int) -> None:
-        self.arrived[stage, work] = (end,)
+        self.arrived[other, received] = (end,)
 
     def _label(self, work: Work, cause: Cause, number: int | None) -> str:
         chunk = f"/{work.chunk}" if self.layout.interleave > 1 else ""

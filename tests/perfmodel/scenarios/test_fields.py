@@ -12,14 +12,8 @@ from perfmodel.answer.question import Question
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.explanation import ChangeKind, explain
 from perfmodel.machine.cluster import Cluster, Tier
-from perfmodel.scenarios.fields import (
-    FIELDS,
-    Scenario,
-    changed,
-    in_cluster,
-    link_of,
-    scenarios_of,
-)
+from perfmodel.scenarios.changes import Scenario, in_cluster, link_of
+from perfmodel.scenarios.fields import FIELDS, changed, scenarios_of
 from tests.perfmodel.profiles import Machine, profile
 
 

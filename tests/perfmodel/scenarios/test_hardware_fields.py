@@ -9,7 +9,8 @@ from perfmodel.cost.rescaling import LINK_SHARE, find_device, rescaled_profile, 
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import NotFeasible, PerfModelError, UsageError
 from perfmodel.machine.machine import Evidence
-from perfmodel.scenarios.fields import link_of, scenarios_of, usable_links
+from perfmodel.scenarios.changes import link_of, usable_links
+from perfmodel.scenarios.fields import scenarios_of
 from tests.perfmodel.cost.test_rescale import calibrated
 from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.scenarios.test_fields import scenario

@@ -12,8 +12,9 @@ from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.layout.layout import parse_layout
 from perfmodel.plan.machines import named_transformer
 from perfmodel.report.prediction import whatif_lines, whatif_table
+from perfmodel.scenarios.changes import Scenario
 from perfmodel.scenarios.compare import compare_scenarios
-from perfmodel.scenarios.fields import Scenario, scenarios_of
+from perfmodel.scenarios.fields import scenarios_of
 from tests.perfmodel.cli.command import runner
 
 PROFILE = Path(__file__).parents[3] / "docs/records/inferred/h100.json"

@@ -221,7 +221,7 @@ def test_a_link_is_named_when_it_stands_out() -> None:
 
 
 def test_what_other_guests_disturbed_is_run_again_and_the_quietest_is_kept() -> None:
-    """Two cores and an attempt: 50 % of them stolen, then 1 %; or 50, 30 and 40 % and no more attempts."""
+    """Two cores and an attempt: 50 % CPU steal time, then 1 %; or 50, 30 and 40 % and no more attempts."""
 
     @dataclass
     class Disturbed:
