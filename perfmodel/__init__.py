@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         read_profile,
         read_validation,
         read_workload,
+        unsealed,
         whatif,
     )
 
@@ -43,6 +44,7 @@ __all__ = (
     "read_profile",
     "read_validation",
     "read_workload",
+    "unsealed",
     "whatif",
 )
 

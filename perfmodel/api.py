@@ -26,6 +26,7 @@ from perfmodel.documents.prediction import (
     WhatIfDocument,
 )
 from perfmodel.documents.profile import ProfileDocument
+from perfmodel.documents.seals import unsealed
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.engine.job import FailureCause, Job
@@ -405,5 +406,6 @@ __all__ = (
     "read_profile",
     "read_validation",
     "read_workload",
+    "unsealed",
     "whatif",
 )

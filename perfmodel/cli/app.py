@@ -211,7 +211,8 @@ def _runnable(command: Callable[..., None]) -> Callable[..., None]:
         elif not _supervises():
             return
         try:
-            with _edits_told(in_json=bool(options.get("as_json"))) if unsealed else nullcontext():
+            is_text = not (options.get("as_json") or options.get("as_csv"))
+            with _edits_told(is_text=is_text) if unsealed else nullcontext():
                 command(*arguments, **options)
         except KeyboardInterrupt:
             raise Interrupted("interrupted") from None
@@ -236,8 +237,8 @@ _UNSEALED: Final = Annotated[
 
 
 @contextmanager
-def _edits_told(*, in_json: bool) -> Iterator[None]:
-    """Take edited files, and say at the end which; JSON for programs names them itself."""
+def _edits_told(*, is_text: bool) -> Iterator[None]:
+    """Take edited files, and say at the end which; JSON names them itself, a table for programs has no place."""
     from perfmodel.documents import seals
 
     with seals.unsealed():
@@ -245,7 +246,7 @@ def _edits_told(*, in_json: bool) -> Iterator[None]:
             yield
         finally:
             for note in seals.notes():
-                typer.echo(printable(note), err=in_json)
+                typer.echo(printable(note), err=not is_text)
 
 
 def _supervises() -> bool:

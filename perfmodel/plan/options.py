@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from perfmodel.answer.measured import critical_caveats, interval
+from perfmodel.documents import seals
 from perfmodel.documents.base import age_notes, command_line
 from perfmodel.documents.budget import stale_prices
 from perfmodel.documents.plan import (
@@ -146,6 +147,7 @@ class _Planner:
                 *self._critical(rows.values()),
             ),
             warnings=(
+                *seals.notes(),
                 *stale_prices(plan.prices(), today=self.today),
                 *(
                     f"{machine.profile}: {note}"

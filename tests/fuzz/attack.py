@@ -235,6 +235,7 @@ COMMANDS: Final = (
     "batch --profile {stored} --workload light",
     "cost {budget}",
     "diff {stored} {stored}",
+    "check {stored}",
     "acceptance write --profile {stored}",
     "acceptance judge {plan} --profile {stored}",
     "network show {nccl} --collective all_reduce",

@@ -1,10 +1,12 @@
 """An edited document is refused, and used only where the answer says so."""
 
+import html
 import json
 from pathlib import Path
 
 import pytest
 
+import perfmodel as pm
 from perfmodel.documents import seals
 from perfmodel.documents.acceptance import AcceptanceTerms
 from perfmodel.documents.base import file_sha256
@@ -68,6 +70,24 @@ def test_an_answer_from_an_edited_file_says_so(run: Run, edited: Path, tmp_path:
         assert note in json.loads(text)["caveats"]
     with pytest.raises(PredictionDocument.unreadable, match="made from files that were edited"):
         PredictionDocument.read(answer)
+
+
+def test_pages_and_tables_say_so(run: Run, edited: Path, tmp_path: Path) -> None:
+    note = f"unsealed: {edited} was edited, or never sealed"
+    page = tmp_path / "page.html"
+    run("serve", "--profile", edited, "--export", page, "--unsealed")
+    assert note in html.unescape(page.read_text())
+    table = run("predict", "--profile", edited, "--workload", "light", "--unsealed", "--csv")
+    assert note not in table.stdout
+    assert table.stderr == f"{note}\n"
+
+
+def test_python_reads_edited_files_in_a_block(edited: Path) -> None:
+    with pytest.raises(ProfileDocument.unreadable):
+        pm.read_profile(edited)
+    with pm.unsealed():
+        answer = pm.predict(edited, "light", devices=(1, 2))
+        assert json.loads(answer.text())["unsealed"] == [str(edited)]
 
 
 def test_a_whole_file_needs_no_word(run: Run, stored: Path) -> None:
