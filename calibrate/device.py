@@ -7,13 +7,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from perfmodel.units import Bytes, Seconds
+
+if TYPE_CHECKING:
+    from calibrate.virtual.gpu import VirtualGpu
 
 #: Device cycles that keep a GPU busy while the host issues a whole step (about 50 ms).
 _HOLD_CYCLES: Final = 100_000_000
@@ -193,14 +196,19 @@ class VirtualDevice(Device):
 
     most_repeats = 12
 
-    def __init__(self, truth: str, *, rank: int, occasion: str = "") -> None:
+    def __init__(self, gpu: "VirtualGpu", torch_device: torch.device) -> None:
+        self.gpu, self.torch_device = gpu, torch_device
+
+    @classmethod
+    def open(cls, truth: str, *, rank: int, occasion: str) -> "VirtualDevice":
+        """Make the device of this process."""
         from calibrate.virtual.carrier import NAME, Carrier  # noqa: PLC0415 - few need it
         from calibrate.virtual.gpu import VirtualGpu  # noqa: PLC0415
         from calibrate.virtual.truth import Truth  # noqa: PLC0415
 
-        self.gpu = VirtualGpu(Truth.read(truth), rank=rank, occasion=occasion)
-        Carrier.open(self.gpu)
-        self.torch_device = torch.device(NAME, 0)
+        gpu = VirtualGpu(Truth.read(truth), rank=rank, occasion=occasion)
+        Carrier.open(gpu)
+        return cls(gpu, torch.device(NAME, 0))
 
     def now(self) -> Seconds:
         """The host's virtual clock."""
@@ -274,5 +282,5 @@ def open_device(
         return Cuda(local_rank)
     if kind == "virtual":
         assert truth is not None, kind
-        return VirtualDevice(truth, rank=local_rank, occasion=occasion)
+        return VirtualDevice.open(truth, rank=local_rank, occasion=occasion)
     return Cpu()

@@ -440,8 +440,10 @@ class Experiment:
         return (*self.budget.collective_sizes, *((GIB,) if is_promised else ()))
 
     def _overlaps(self, index: int) -> Iterable[Task]:
+        # Between GPUs a smaller one ends with the first product beside it.
+        sizes = (4 * MIB, 16 * MIB) if self.device_kind == "cpu" else (32 * MIB, 128 * MIB)
         for world_size in self.world_sizes:
-            for size_bytes in (4 * MIB, 16 * MIB) if world_size > 1 else ():
+            for size_bytes in sizes if world_size > 1 else ():
                 yield OverlapTask(
                     name=f"{index}: overlap n={world_size} {size_bytes}",
                     round=index,

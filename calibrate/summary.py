@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.documents.observation import PHASES, StepObservation
+from perfmodel.documents.observation import PHASES, DeviceStreams, StepObservation
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import Repeatability
 from perfmodel.units import Seconds
@@ -37,6 +37,8 @@ class Repetition:
     rank_steps_s: tuple[Seconds, ...]
     ratios: tuple[float, ...]
     """Every step of every rank over what is typical of that rank."""
+    device_s: Seconds
+    """Of the device alone where it is asynchronous, else as ``step_s``. [s]"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +73,12 @@ def repetition(observation: StepObservation) -> Repetition:
     """Sum up one run."""
     ranks = observation.ranks
     per_phase = {"optimizer": 1} | dict.fromkeys(PHASES[:-1], observation.setting.accumulation)
+    step_s, streams = max(typical(rank.step_s) for rank in ranks), observation.device_streams
     return Repetition(
         setting=observation.setting,
         round=observation.round,
-        step_s=max(typical(rank.step_s) for rank in ranks),
+        step_s=step_s,
+        device_s=step_s if streams is None else _dense_s(streams),
         phases_s={
             phase: float(np.mean([typical(getattr(rank, f"{phase}_s")) for rank in ranks]))
             / per_phase[phase]
@@ -85,6 +89,12 @@ def repetition(observation: StepObservation) -> Repetition:
             float(ratio) for rank in ranks for ratio in np.array(rank.step_s) / typical(rank.step_s)
         ),
     )
+
+
+def _dense_s(streams: DeviceStreams) -> Seconds:
+    """A step without gaps that the host leaves. [s]"""
+    dense = (streams.dense_forward_s, streams.dense_backward_s, streams.dense_optimizer_s)
+    return sum(map(typical, dense))
 
 
 def by_setting(repetitions: Iterable[Repetition]) -> dict[RunSetting, tuple[Repetition, ...]]:

@@ -179,7 +179,8 @@ def _steps(session: Session, task: StepTask) -> StepObservation:
         min_steps=task.min_steps,
     )
     streams = None
-    if session.asynchronous and setting.synchronisation is Synchronisation.NONE:
+    # One rank under DDP tells what hooks and buckets cost the host, and what they cost the device.
+    if session.asynchronous and setting.world_size == 1:
         streams = measure_device_streams(session, setting, steps=_DEVICE_STREAM_STEPS)
     buckets = bucket_bytes(session, setting)
     return StepObservation(

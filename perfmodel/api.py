@@ -220,6 +220,7 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
     accumulation: int = 1,
     bucket_cap_mb: float | None = None,
     loader_samples_per_s: float | None = None,
+    sync_every_step: bool = False,
     validation: AnyValidation | None = None,
     cluster: AnyCluster | None = None,
     layout: str | None = None,
@@ -244,6 +245,8 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
         As DistributedDataParallel takes it, in MiB; default: PyTorch's.
     loader_samples_per_s
         What the input pipeline feeds one device; default: no limit.
+    sync_every_step
+        Whether every step waits for the device, as ``loss.item()`` does: on GPUs it then cannot hide the host.
     validation
         Earlier errors on this machine, which widen the intervals.
     cluster
@@ -272,6 +275,7 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
             layout=parse_layout(layout),
             capacity_bytes=capacity_bytes,
             loader_samples_per_s=loader_samples_per_s,
+            sync_every_step=sync_every_step,
         )
         return layout_table(asked, argv=argv)[0]
     request = Forecast(
@@ -281,6 +285,7 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
         accumulation=accumulation,
         bucket_cap_mb=bucket_cap_mb,
         loader_samples_per_s=loader_samples_per_s,
+        sync_every_step=sync_every_step,
     )
     return table(question, request, argv=argv)[0]
 

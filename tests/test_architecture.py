@@ -59,7 +59,7 @@ plan parallelism: device-memory devices devices-per-node global-batch interleave
     processes profile scheduler sequence-length top unsealed
 predict: accumulation batch bucket-cap-mb cluster csv device device-memory devices devices-per-node
     json layout loader-samples-per-s model no-measure output plot profile scaling sequence-length
-    data-centre-link timeline trace validation verbose workload unsealed
+    data-centre-link sync-every-step timeline trace validation verbose workload unsealed
 report: devices out profile validation workloads unsealed
 serve: ask budget-file cluster export port profile validation workload unsealed
 techniques: device device-kind device-memory devices host-link host-memory json micro-batch profile

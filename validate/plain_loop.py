@@ -21,9 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.agent import die_with_parent
 from calibrate.campaign import DONE_PREFIX
+from calibrate.device import Device, open_device
 from calibrate.environment import describe_environment, processor_time, torch_facts
 from calibrate.ranks import Ranks, join, one_line_of
 from calibrate.task import StepTask, WorkOrder
+from calibrate.virtual.truth import with_truth
 from perfmodel.documents.base import append_line
 from perfmodel.documents.observation import (
     EnvironmentObservation,
@@ -45,7 +47,7 @@ _MOST_STEPS: Final = 3000
 class Training:
     """A data set of tensors, a model, a loss and an optimizer."""
 
-    def __init__(self, task: StepTask, device: torch.device) -> None:
+    def __init__(self, task: StepTask, device: Device) -> None:
         setting = task.setting
         self.setting = setting
         samples = max(_SAMPLES, 2 * setting.micro_batch)
@@ -65,14 +67,14 @@ class Training:
             inputs = tuple(entry.draw(samples) for entry in model.sketch.inputs)
             targets = model.sketch.targets.draw(samples)
             make_optimizer = model.make_optimizer
-        self.module: nn.Module = module.to(device)
+        self.module: nn.Module = module.to(device.torch_device)
         self.is_wrapped = setting.synchronisation is not Synchronisation.NONE
         if self.is_wrapped:
             cap_mb = setting.bucket_cap_mb
             self.module = DistributedDataParallel(self.module, bucket_cap_mb=cap_mb)
         self.optimizer: torch.optim.Optimizer = make_optimizer(self.module.parameters())
         self.tensors = (*inputs, targets)
-        self.device = device
+        self.device, self.now = device, device.now
         self.batches = self._shuffled()
 
     def _shuffled(self) -> Iterator[list[Tensor]]:
@@ -81,12 +83,18 @@ class Training:
             order = torch.randperm(len(self.tensors[0]))
             for rows in torch.split(order, self.setting.micro_batch):
                 if len(rows) == self.setting.micro_batch:
-                    yield [tensor[rows].to(self.device) for tensor in self.tensors]
+                    yield [self.moved(tensor[rows]) for tensor in self.tensors]
+
+    def moved(self, tensor: Tensor) -> Tensor:
+        """On the device; a GPU gets it from page-locked memory, as a loader hands it over."""
+        if not self.device.asynchronous:
+            return tensor.to(self.device.torch_device)
+        return self.device.pinned(tensor).to(self.device.torch_device, non_blocking=True)
 
     def seconds(self, num_steps: int) -> tuple[Seconds, float]:
         """How long so many steps take, and the last loss. [s]"""
         accumulation = self.setting.accumulation
-        started_s = time.perf_counter()
+        started_s = self.now()
         for _ in range(num_steps):
             self.optimizer.zero_grad()
             for micro in range(accumulation):
@@ -98,10 +106,10 @@ class Training:
                     shared.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
         last = loss.item()  # a GPU has done all steps by then
-        return time.perf_counter() - started_s, last
+        return self.now() - started_s, last
 
 
-def train(task: StepTask, device_kind: str, rank: int) -> tuple[Seconds, int]:
+def train(task: StepTask, order: WorkOrder, rank: int) -> tuple[Seconds, int]:
     """Seconds per step of the slowest rank, and over how many steps."""
     setting = task.setting
     is_grouped = setting.synchronisation is not Synchronisation.NONE
@@ -114,14 +122,19 @@ def train(task: StepTask, device_kind: str, rank: int) -> tuple[Seconds, int]:
             dist.all_reduce(box, dist.ReduceOp.MAX)
         return box.item()
 
-    device = torch.device(device_kind, rank) if device_kind == "cuda" else torch.device("cpu")
+    device = open_device(order.device_kind, local_rank=rank, truth=order.truth, occasion="loop")
+    device.begin(task.name)
     torch.manual_seed(rank)
     training = Training(task, device)
     spent_s, steps = 0.0, 0
-    while steps < _WARM_UP_STEPS or slowest(spent_s) < _WARM_UP_S:
+    while steps < _WARM_UP_STEPS or (slowest(spent_s) < _WARM_UP_S and steps < device.most_repeats):
         step_s, _ = training.seconds(1)
         spent_s, steps = spent_s + step_s, steps + 1
-    num_steps = min(_MOST_STEPS, max(task.min_steps, round(task.target_s / slowest(step_s))))
+    num_steps = min(
+        _MOST_STEPS,
+        device.most_repeats,
+        max(task.min_steps, round(task.target_s / slowest(step_s))),
+    )
     total_s, loss = training.seconds(num_steps)
     if not math.isfinite(loss):
         raise ArithmeticError(f"diverged: the loss is {loss} after {steps + num_steps} steps")
@@ -137,6 +150,8 @@ def main() -> None:
     ranks, output = Ranks.open(), Path(order.output)
     if ranks.rank == 0:
         facts: dict[str, Any] = dict(describe_environment(torch_facts(), observe_s=0.0))
+        if order.truth is not None:
+            facts = with_truth(facts, order.truth)
         seen = EnvironmentObservation(task=f"environment-{time.time_ns()}", round=0, facts=facts)
         append_line(output, seen.model_dump_json())
     for task in order.tasks:
@@ -145,9 +160,7 @@ def main() -> None:
         found: Observation
         if ranks.rank < task.setting.world_size:
             try:
-                step_s, num_steps = ranks.carry_out(
-                    partial(train, task, order.device_kind, ranks.rank)
-                )
+                step_s, num_steps = ranks.carry_out(partial(train, task, order, ranks.rank))
                 found = LoopObservation(
                     task=task.name,
                     round=task.round,

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from calibrate.campaign import Campaign, Progress, measure
-from calibrate.environment import describe_environment
 from calibrate.launch import Launcher
 from calibrate.placement import (
     Placement,
+    described,
     place,
     provenance,
     recorded_conditions,
@@ -90,7 +90,7 @@ def validate(
     budget = BUDGETS[request.budget]
     profile = request.profile
     here = place(
-        describe_environment(),
+        described(profile.truth),
         profile.device_kind,
         replace(request.flags, nproc_per_node=profile.ranks_per_node),
         conditions=recorded_conditions(profile),
@@ -302,7 +302,7 @@ def _document(
     )
     names = dict.fromkeys(row.setting.workload for row in judged)
     return ValidationDocument(
-        provenance=provenance(describe_environment(), seed=request.seed),
+        provenance=provenance(described(request.profile.truth), seed=request.seed),
         profile_digest=request.profile.digest,
         observations_sha256=file_sha256(observations),
         steal=comparison.steal,

@@ -56,11 +56,11 @@ def fit_bucket_costs(
             micro_batch=setting.micro_batch,
             synchronisation=Synchronisation.NONE,
         )
-        bare_s = {entry.round: entry.step_s for entry in groups.get(bare, ())}
+        bare_s = {entry.round: entry.device_s for entry in groups.get(bare, ())}
         buckets = gradient_buckets(workloads[setting.workload].workload, setting.layout)
         size = float(sum(bucket.size_bytes for bucket in buckets))
         rows += [
-            (len(buckets), size, entry.step_s - bare_s[entry.round], bare_s[entry.round])
+            (len(buckets), size, entry.device_s - bare_s[entry.round], bare_s[entry.round])
             for entry in repetitions
             if entry.round in bare_s
         ]

@@ -45,6 +45,8 @@ from perfmodel.machine.measured import (
 
 _T = TypeVar("_T")
 
+#: Hours apart a GPU's clocks differ less than a shared processor. A prior: no campaign on a GPU tells.
+_OCCASION_OF_GPUS = 0.01
 _NOTHING_YET = DdpCosts(
     values=(0.0,) * 2 + (1.0,) * 3, draws=((0.0,) * 2 + (1.0,) * 3,), determined=(False,) * 5
 )
@@ -104,6 +106,9 @@ def _draft(observations: Sequence[Observation], environment: dict[str, Any]) -> 
         device_kind = "virtual"
     rates = tuple(_rate(entry) for entry in _of(observations, ComputeObservation))
     collectives = collective_profiles(_of(observations, CollectiveObservation))
+    again = repeatability(repetitions)
+    if is_asynchronous:
+        again = replace(again, occasion=_OCCASION_OF_GPUS)
     world_size = max(entry.setting.world_size for entry in steps)
     return MeasuredMachine(
         device_kind=device_kind,
@@ -121,7 +126,7 @@ def _draft(observations: Sequence[Observation], environment: dict[str, Any]) -> 
         residual=Residual(single_log_errors=(), ddp_log_errors=()),
         rates=rates,
         dispatch_s=next((rate.time_s for rate in rates if rate.probe == "dispatch"), 0.0),
-        repeatability=repeatability(repetitions),
+        repeatability=again,
         steps=single_steps(by_setting(repetitions)),
         checkpoint=checkpoint_profile(_of(observations, CheckpointObservation)),
         undetermined=(),

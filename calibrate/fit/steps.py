@@ -20,6 +20,7 @@ from perfmodel.machine.measured import (
     SingleStep,
     StepNoise,
 )
+from perfmodel.units import Seconds
 from perfmodel.workload.workload import Workload
 
 #: Points needed before a line through them says more than they do.
@@ -57,22 +58,66 @@ def fit_workload(workload: Workload, repetitions: Sequence[Repetition]) -> Measu
 def with_device_streams(
     profile: MeasuredWorkload, observations: Sequence[StepObservation]
 ) -> MeasuredWorkload:
-    """Replace the curves of an asynchronous device by dense device times and host times."""
-    streams: dict[int, list[DeviceStreams]] = defaultdict(list)
-    for observation in observations:
-        if observation.device_streams is not None:
-            streams[observation.setting.micro_batch].append(observation.device_streams)
-    if not streams:
+    """Replace the curves of an asynchronous device by dense device times and host times.
+
+    Curves of several ranks hold what DDP's hooks and buckets cost the host; one rank under DDP tells.
+    """
+    bare, wrapped = (
+        _streams(observations, how) for how in (Synchronisation.NONE, Synchronisation.DDP)
+    )
+    if not bare:
         return profile
-    curves: dict[str, Any] = {}
+    alone: dict[str, Any] = {}
     for name in PHASE_CURVES:
-        field = f"{name if name.startswith('dispatch') else f'dense_{name}'}_s"
-        if all(getattr(entry, field) for entries in streams.values() for entry in entries):
-            curves[name] = tuple(
+        field = _stream(name)
+        if all(getattr(entry, field) for entries in bare.values() for entry in entries):
+            alone[name] = tuple(
                 _point(batch, [typical(getattr(entry, field)) for entry in entries])
-                for batch, entries in sorted(streams.items())
+                for batch, entries in sorted(bare.items())
             )
-    return replace(profile, phases=tuple(replace(entry, **curves) for entry in profile.phases))
+    together = dict(alone)
+    for name in alone if wrapped else ():
+        if name.startswith("dispatch"):
+            extra_s = _difference(bare, wrapped, _stream(name))
+            together[name] = tuple(
+                replace(point, time_s=point.time_s + extra_s) for point in alone[name]
+            )
+    first, *others = profile.phases
+    # Without a second rank its curves are those of the first one.
+    others = others or [replace(first, world_size=2)]
+    return replace(
+        profile,
+        phases=(replace(first, **alone), *(replace(entry, **together) for entry in others)),
+    )
+
+
+_Streams = dict[int, list[DeviceStreams]]
+"""Of one rank, by micro-batch."""
+
+
+def _streams(observations: Sequence[StepObservation], how: Synchronisation) -> _Streams:
+    """Of steps without DDP, or under it with its default buckets."""
+    found: _Streams = defaultdict(list)
+    for entry in observations:
+        setting = entry.setting
+        if entry.device_streams is not None and setting.synchronisation is how:
+            found[setting.micro_batch].append(entry.device_streams)
+    return found
+
+
+def _stream(name: str) -> str:
+    return f"{name if name.startswith('dispatch') else f'dense_{name}'}_s"
+
+
+def _difference(bare: _Streams, wrapped: _Streams, field: str) -> Seconds:
+    """What DDP adds to a time of the host, which no batch changes; not below 0. [s]"""
+    added_s = [
+        typical([typical(getattr(entry, field)) for entry in entries])
+        - typical([typical(getattr(entry, field)) for entry in bare[batch]])
+        for batch, entries in wrapped.items()
+        if batch in bare
+    ]
+    return max(0.0, float(np.mean(added_s))) if added_s else 0.0
 
 
 def single_steps(groups: Mapping[RunSetting, Sequence[Repetition]]) -> tuple[SingleStep, ...]:

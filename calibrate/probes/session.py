@@ -1,7 +1,6 @@
 """What all probes of one worker share: its device, its process groups, its clock."""
 
 import itertools
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,10 +101,15 @@ class Session:
         self.measured.synchronise()
 
     def time_repeats(self, act: Callable[[], object], *, repeats: int) -> list[Seconds]:
-        """How long each repeat takes, the device's work included. [s]"""
+        """How long each repeat takes, one after another. [s]
+
+        An asynchronous device is held until the host has issued all of them: events on an empty queue would
+        show how fast the host is.
+        """
         if not self.asynchronous:
-            return _host_times(act, repeats=repeats)
+            return self.host_times(act, repeats=repeats)
         events = [self.measured.event() for _ in range(repeats + 1)]
+        self.measured.hold()
         events[0].record()
         for event in events[1:]:
             act()
@@ -113,19 +117,19 @@ class Session:
         self.synchronise()
         return [end.seconds_since(start) for start, end in itertools.pairwise(events)]
 
+    def host_times(self, act: Callable[[], object], *, repeats: int) -> list[Seconds]:
+        """How long the host is busy with each repeat. [s]"""
+        now, durations_s = self.measured.now, []
+        for _ in range(repeats):
+            start_s = now()
+            act()
+            durations_s.append(now() - start_s)
+        return durations_s
+
 
 def new_group(ranks: Iterable[int], backend: str) -> dist.ProcessGroup:
     """A group of some ranks; every rank must call it."""
     return cast(dist.ProcessGroup, dist.new_group(ranks=list(ranks), backend=backend))
-
-
-def _host_times(act: Callable[[], object], *, repeats: int) -> list[Seconds]:
-    durations_s = []
-    for _ in range(repeats):
-        start_s = time.perf_counter()
-        act()
-        durations_s.append(time.perf_counter() - start_s)
-    return durations_s
 
 
 def repeats_within(

@@ -4,6 +4,7 @@ The device is torch's PrivateUse1 with fake tensors; one dispatch mode sees ever
 the host stay real. A process that has opened a virtual GPU keeps it for good.
 """
 
+import atexit
 import functools
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from calibrate.virtual.gpu import VirtualGpu
+from calibrate.virtual.gpu import VirtualGpu, Work
 from perfmodel.units import Bytes, Seconds
 
 NAME: Final = "vgpu"
@@ -30,6 +31,7 @@ _EMPTY: Final = ("aten::empty", "aten::new_empty", "aten::set_", "aten::resize_"
 _NO_KERNEL: Final = ("aten::detach", "aten::_unsafe_view", "aten::lift_fresh")
 
 
+_VIEW: Final = Work(kind="view")
 _KINDS: Final = {
     "allreduce_": "all_reduce",
     "allreduce_coalesced_": "all_reduce",
@@ -119,6 +121,8 @@ class Carrier(TorchDispatchMode):
         vars(distributed)["_verify_param_shape_across_processes"] = lambda *_: None
         carrier = cls(gpu)
         carrier.__enter__()
+        # What torch still holds must be gone before the interpreter is.
+        atexit.register(carrier.works.clear)
         return carrier
 
     def __torch_dispatch__(
@@ -144,64 +148,73 @@ class Carrier(TorchDispatchMode):
 
     def _read(self, args: Sequence[Any], kwargs: Any) -> float | int:  # noqa: ARG002 - as all
         """A number that the host asks for: it waits, and the content is made up."""
-        self.gpu.synchronise()
+        self.execute(Work(kind="synchronise"))
         return 0.0 if args[0].is_floating_point() else 0
 
     def _run(self, func: Any, args: Any, kwargs: Any, inputs: Sequence[Tensor]) -> Any:
         """The shapes that an operator makes, after its time was spent."""
         with self.fake:
             out = func(*args, **kwargs)
-        kind, host = _kind_of(func), self.gpu.truth.host
+        kind = _kind_of(func)
         if kind.is_free:
-            self.gpu.host_s += host.view_s
+            self.execute(_VIEW)
             return out
-        launch_s = host.launch_s * (host.backward if _in_backward() else 1.0)
-        if kind.is_over_lists:
-            launch_s += host.tensor_s * len(inputs) / 3
-        flop = 0.0
-        if kind.flop is not None:
-            flop = float(kind.flop(*args, **kwargs, out_val=out))
         made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-        cost_s = self.gpu.truth.kernel_s(
-            flop=flop,
-            moved_bytes=kind.moved_bytes(args, inputs, made),
-            dtype=next((_DTYPES[t.dtype] for t in inputs if t.dtype in _DTYPES), "fp32"),
-            convolution=kind.is_convolution,
+        flop = 0.0 if kind.flop is None else float(kind.flop(*args, **kwargs, out_val=out))
+        self.execute(
+            Work(
+                kind="kernel",
+                flop=flop,
+                size_bytes=kind.moved_bytes(args, inputs, made),
+                dtype=next((_DTYPES[t.dtype] for t in inputs if t.dtype in _DTYPES), "fp32"),
+                is_convolution=kind.is_convolution,
+                in_backward=_in_backward(),
+                listed=len(inputs) // 3 if kind.is_over_lists else 0,
+            )
         )
-        self.gpu.issue(cost_s, host_s=launch_s)
         return out
 
     def _collective(self, func: Any, args: Sequence[Any]) -> Any:
         """A collective of all ranks of a group, which its caller or the end of the backward pass awaits."""
         name = func._schema.name.removeprefix("c10d::")
-        boxed = next(arg for arg in args if isinstance(arg, torch.ScriptObject))
-        group = dist.ProcessGroup.unbox(boxed)
-        tensors = [leaf for leaf in tree_leaves(args[:2]) if isinstance(leaf, Tensor)]
-        kind, size_bytes = _KINDS[name], max(map(_size_bytes, tensors))
-        if name in ("allreduce_", "broadcast_", "allreduce_coalesced_", "send", "recv_"):
-            size_bytes = sum(map(_size_bytes, args[0]))
-        elif name == "allgather_":
-            size_bytes = sum(_size_bytes(leaf) for leaf in tree_leaves(args[0]))
+        group = dist.ProcessGroup.unbox(next(a for a in args if isinstance(a, torch.ScriptObject)))
+        # The whole array: all parts that a gathering makes, or that a scattering takes.
+        whole = args[1] if name == "_reduce_scatter_base_" else args[0]
+        leaves = [leaf for leaf in tree_leaves(whole) if isinstance(leaf, Tensor)]
+        end_s = self.execute(
+            Work(
+                kind="collective",
+                collective=_KINDS[name],
+                size_bytes=sum(map(_size_bytes, leaves)),
+                group_size=group.size(),
+            ),
+            group,
+        )
+        work = _Work(self.gpu, end_s, args[0])
+        self.works.append(work)
+        if _in_backward():
+            # The reducer lets the host wait, for what is done at once there.
+            engine = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self.wait)
+        so = dist.Work.boxed(work)
+        return so if len(func._schema.returns) == 1 else (args[0], so)
 
-        def latest(ready_s: Seconds) -> Seconds:
-            if group.size() == 1:
-                return ready_s
-            box = torch.tensor([ready_s], dtype=torch.float64)
-            options = dist.AllreduceOptions()
+    def wait(self) -> None:
+        """Let the stream wait for all collectives."""
+        self.execute(Work(kind="wait"))
+
+    def execute(self, work: Work, group: dist.ProcessGroup | None = None) -> Seconds:
+        """Let the GPU do some work; return the end of a collective of a group. [s]"""
+
+        def latest(_: int, ready_s: Seconds) -> Seconds:
+            assert group is not None
+            box, options = torch.tensor([ready_s], dtype=torch.float64), dist.AllreduceOptions()
             options.reduceOp = dist.ReduceOp.MAX
             group.allreduce([box], options).wait()
             return float(box)
 
-        cost_s = self.gpu.truth.collective_s(kind, size_bytes, group.size())
-        end_s = self.gpu.issue_collective(cost_s, latest=latest)
-        work = _Work(self.gpu, end_s, args[0])
-        self.works.append(work)
-        if _in_backward():
-            # The reducer waits on the host for what is done at once there.
-            engine = torch.autograd.Variable._execution_engine
-            engine.queue_callback(lambda: self.gpu.wait_for(end_s))
-        so = dist.Work.boxed(work)
-        return so if len(func._schema.returns) == 1 else (args[0], so)
+        self.gpu.latest = latest
+        return self.gpu.execute(work)
 
     def _copied(self, args: Sequence[Any], kwargs: Any) -> Tensor | None:
         """``copy_`` between host and device; None if both are on one side."""
@@ -233,11 +246,9 @@ class Carrier(TorchDispatchMode):
 
     def _move(self, source: Tensor, *, to_device: bool, non_blocking: bool) -> None:
         """Spend the time of a copy; who does not block has pinned his memory."""
-        gpu = self.gpu
-        cost_s = gpu.truth.copy_s(_size_bytes(source), pinned=non_blocking)
-        gpu.issue(cost_s, host_s=gpu.truth.host.launch_s)
+        self.execute(Work(kind="copy", size_bytes=_size_bytes(source), is_pinned=non_blocking))
         if not (to_device and non_blocking):
-            gpu.synchronise()
+            self.execute(Work(kind="synchronise"))
 
 
 #: Operators that are no kernels.

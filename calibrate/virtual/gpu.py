@@ -6,13 +6,33 @@ import zlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from calibrate.virtual.truth import Truth
-from perfmodel.units import Seconds
+from perfmodel.units import Bytes, Seconds
 
 COMPUTE: Final = "compute"
 COMM: Final = "comm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What an operator asks of host and device, whatever that costs."""
+
+    kind: Literal["kernel", "view", "copy", "collective", "wait", "synchronise"]
+    """"wait": the stream waits for all collectives; "synchronise": the host waits for the device."""
+    flop: float = 0.0
+    size_bytes: Bytes = 0
+    """Moved by a kernel or a copy; the whole array of a collective."""
+    dtype: str = "fp32"
+    is_convolution: bool = False
+    in_backward: bool = False
+    listed: int = 0
+    """Tensors of an operator over lists."""
+    is_pinned: bool = True
+    collective: str = ""
+    group_size: int = 1
 
 
 class VirtualGpu:
@@ -31,6 +51,8 @@ class VirtualGpu:
         """Ends of the kernels that hold a place of the queue."""
         self._collectives: deque[tuple[Seconds, Seconds]] = deque()
         """Beginnings and ends of those that may slow kernels down."""
+        self.latest: Callable[[int, Seconds], Seconds] = lambda _, ready_s: ready_s
+        """When the last rank of a group of such a size is ready, given when this one is."""
         self.begin("")
 
     def begin(self, name: str) -> None:
@@ -45,6 +67,33 @@ class VirtualGpu:
         self._random = drawn(self._occasion, name, self._rank)
         self._window, self._window_factor = -1, 1.0
 
+    def execute(self, work: Work) -> Seconds:
+        """Issue some work; return the end of a collective. [s]"""
+        truth, host = self.truth, self.truth.host
+        match work.kind:
+            case "view":
+                self.host_s += host.view_s * self._factor
+            case "kernel":
+                launch_s = host.launch_s * (host.backward if work.in_backward else 1.0)
+                cost_s = truth.kernel_s(
+                    flop=work.flop,
+                    moved_bytes=work.size_bytes,
+                    dtype=work.dtype,
+                    convolution=work.is_convolution,
+                )
+                self.issue(cost_s, host_s=launch_s + host.tensor_s * work.listed)
+            case "copy":
+                cost_s = truth.copy_s(work.size_bytes, pinned=work.is_pinned)
+                self.issue(cost_s, host_s=host.launch_s)
+            case "collective":
+                cost_s = truth.collective_s(work.collective, work.size_bytes, work.group_size)
+                return self.issue_collective(cost_s, group_size=work.group_size)
+            case "wait":
+                self.wait_for(self.done_s[COMM])
+            case "synchronise":
+                self.synchronise()
+        return 0.0
+
     def issue(self, cost_s: Seconds, *, host_s: Seconds) -> None:
         """Launch a kernel on the current stream, which runs as soon as the stream comes to it."""
         self._enter(host_s)
@@ -54,13 +103,11 @@ class VirtualGpu:
         self.done_s[self.current] = end_s
         self._queued.append(end_s)
 
-    def issue_collective(self, cost_s: Seconds, *, latest: Callable[[Seconds], Seconds]) -> Seconds:
-        """Launch a collective after what the current stream holds; return its end. [s]
-
-        ``latest`` says when the last rank is ready for it, given when this one is.
-        """
+    def issue_collective(self, cost_s: Seconds, *, group_size: int) -> Seconds:
+        """Launch a collective after what the current stream holds; return its end. [s]"""
         self._enter(self.truth.host.launch_s)
-        start_s = latest(max(self.host_s, self.done_s[self.current], self.done_s[COMM]))
+        ready_s = max(self.host_s, self.done_s[self.current], self.done_s[COMM])
+        start_s = self.latest(group_size, ready_s) if group_size > 1 else ready_s
         end_s = start_s + cost_s * self._factor
         self.done_s[COMM] = end_s
         self._collectives.append((start_s, end_s))

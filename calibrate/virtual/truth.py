@@ -198,7 +198,8 @@ class Truth:
             return net.launch_s + ring_s
         depth = math.ceil(math.log2(inner)) * net.inner_hop_s
         depth += math.ceil(math.log2(nodes)) * net.outer_hop_s if nodes > 1 else 0.0
-        tree_s = rounds * (depth + size_bytes / 2 / (net.tree_share * slowest))
+        # Both halves of a double binary tree carry the array up and down; only its start is shorter.
+        tree_s = rounds * (depth + size_bytes / (net.tree_share * slowest))
         return net.launch_s + min(ring_s, tree_s)
 
 

@@ -55,6 +55,7 @@ class Forecast:
     accumulation: int = 1
     bucket_cap_mb: float | None = None
     loader_samples_per_s: float | None = None
+    sync_every_step: bool = False
 
     def __post_init__(self) -> None:
         """Refuse rates that cannot be."""
@@ -78,6 +79,7 @@ class Forecast:
             question,
             layout=self.layouts(question.measured)[-1],
             loader_samples_per_s=self.loader_samples_per_s,
+            sync_every_step=self.sync_every_step,
         )
 
 
@@ -86,7 +88,7 @@ def table(
 ) -> tuple[PredictionDocument, Answer]:
     """Data parallelism on every count of devices, and the answer at the largest, for its timeline."""
     assert isinstance(question.workload, MeasuredWorkload), question.workload
-    asked = dataclasses.replace(question, loader_samples_per_s=request.loader_samples_per_s)
+    asked = request.at_largest(question)
     layouts = request.layouts(question.workload)
     answers = [answer(asked.at(layout)) for layout in layouts]
     wanted = [each for each in answers if each.layout.world_size in request.world_sizes]

@@ -30,7 +30,14 @@ from perfmodel.layout.layout import Layout
 from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, TracedWorkload
 from perfmodel.statistics import Interval
-from perfmodel.step.program import Cause, Interference, StepProgram, Stream, Trace
+from perfmodel.step.program import (
+    Cause,
+    Interference,
+    StepProgram,
+    Stream,
+    Trace,
+    with_waiting_host,
+)
 from perfmodel.units import Bytes
 from perfmodel.workload.workload import Workload
 
@@ -162,6 +169,8 @@ def layout_costs(question: Question) -> Costs:
             "profile holds one rank; name the links with --cluster FILE, or calibrate with --nproc 2"
         )
     program = step_program(machine, workload, layout)
+    if question.sync_every_step and machine.asynchronous:
+        program = with_waiting_host(program)
     large = _LARGE_PROGRAM if is_ddp(layout) else _LARGE_DIVIDED
     most = _DRAWS_OF_LARGE if len(program.operations) > large else question.num_draws
     model = cost_model(machine, cluster, min(question.num_draws, most))
@@ -256,6 +265,8 @@ def all_step_times(program: StepProgram, cases: Sequence[tuple[Terms, Samples]])
     two sides hides the other, and no step but the first waits for its first launch.
 
         step = max(step without launches, step of launches alone)
+
+    If the host waits in every step, each one begins with an idle device: the program as it stands.
     """
     durations_s = np.concatenate([case_s for _, case_s in cases], axis=1)
     every = [terms for terms, _ in cases]
@@ -267,7 +278,7 @@ def all_step_times(program: StepProgram, cases: Sequence[tuple[Terms, Samples]])
 
 def steady_sides(program: StepProgram, durations_s: Samples) -> list[Samples]:
     """Durations of what may bind the steady step: of the device and of the host, or of both together."""
-    if not program.on_stream(Stream.HOST):
+    if program.host_waits or not program.on_stream(Stream.HOST):
         return [durations_s]
     return [
         _without(program, durations_s, Stream.HOST),

@@ -38,6 +38,8 @@ class Question:
     """Errors of earlier predictions on this machine: they widen the intervals, never shift them."""
     loader_samples_per_s: float | None = None
     """What the input pipeline feeds one device; None: no limit. [1/s]"""
+    sync_every_step: bool = False
+    """Whether every step waits for the device, as ``loss.item()`` does; no matter where it is synchronous."""
     capacity_bytes: Bytes | None = None
     """Memory of one device, whose chance to suffice is wanted. [B]"""
     devices: int | None = None

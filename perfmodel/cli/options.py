@@ -382,6 +382,12 @@ LoaderRate: TypeAlias = Annotated[
         "--loader-samples-per-s", "Samples that the input pipeline feeds one device, a second."
     ),
 ]
+SyncEveryStep: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--sync-every-step", help="Every step waits for the device, as loss.item() does (GPUs)."
+    ),
+]
 DeviceCounts: TypeAlias = Annotated[
     Sequence[int],
     parsed("--devices", _ascending, "N,N,...", "Device counts, separated by commas."),

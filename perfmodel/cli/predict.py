@@ -65,6 +65,7 @@ _ONLY_WITHOUT_LAYOUT: Final = {
     "accumulation": "write accumulation=N into the layout, or give --batch",
     "bucket_cap_mb": "leave it out, the closed forms have no buckets",
     "loader_samples_per_s": "leave it out, the closed forms have no input pipeline",
+    "sync_every_step": "leave it out, the closed forms have no host",
     "cluster": "links are inferred from the runs; --devices-per-node says where a node ends",
     "validation": "leave it out, a calibration from runs has its own intervals",
 }
@@ -112,6 +113,7 @@ def predict(
     accumulation: opt.Accumulation = 1,
     bucket_cap_mb: opt.BucketCap = None,
     loader_samples_per_s: opt.LoaderRate = None,
+    sync_every_step: opt.SyncEveryStep = False,
     cluster: opt.ClusterFile = None,
     validation: opt.Validation = None,
     as_json: opt.Json = False,
@@ -147,6 +149,7 @@ def predict(
         accumulation=accumulation,
         bucket_cap_mb=bucket_cap_mb,
         loader_samples_per_s=loader_samples_per_s,
+        sync_every_step=sync_every_step,
     )
     if workload.endswith(".json") or opt.is_model(workload):
         _time_workload(context, request)
@@ -275,6 +278,7 @@ def _question(context: typer.Context) -> "Question":
         layout=divided,
         capacity_bytes=given.get("device_memory"),
         loader_samples_per_s=given.get("loader_samples_per_s"),
+        sync_every_step=given.get("sync_every_step", False),
     )
 
 

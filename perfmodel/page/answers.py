@@ -189,8 +189,13 @@ class Answers:
         machine = self.session.machines[subject.profile]
         if machine.kind == "step":
             scenario = self._scenario(subject)
-            rate = _request(scenario).loader_samples_per_s
-            return replace(scenario.question, layout=layout, loader_samples_per_s=rate)
+            request = _request(scenario)
+            return replace(
+                scenario.question,
+                layout=layout,
+                loader_samples_per_s=request.loader_samples_per_s,
+                sync_every_step=request.sync_every_step,
+            )
         return Question(
             machine=machine.machine,
             workload=machine.workloads[subject.workload].entry,

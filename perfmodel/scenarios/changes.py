@@ -84,8 +84,7 @@ class Scenario:
             alone = Layout(micro_batch=layout.micro_batch, accumulation=layout.accumulation)
             return self.question.at(alone), self.question
         layouts = self.request.layouts(self.question.measured)
-        rate = self.request.loader_samples_per_s
-        question = replace(self.question, loader_samples_per_s=rate)
+        question = self.request.at_largest(self.question)
         return question.at(layouts[0]), question.at(layouts[-1])
 
     def asking(self, *, assumed: str = "", remark: str = "", **edits: Any) -> "Scenario":
@@ -442,6 +441,13 @@ def tier_value(name: str, attribute: str, parse: Callable[[str], float]) -> Appl
 def cap_mb(value: str) -> float | None:
     """Size of a bucket; None: the default. [MiB]"""
     return None if value == "default" else parse_bytes(value) / MIB
+
+
+def yes_or_no(value: str) -> bool:
+    """A switch."""
+    if value not in ("yes", "no"):
+        raise ValueError("must be yes or no")
+    return value == "yes"
 
 
 def rate_limit(value: str) -> float | None:

@@ -39,6 +39,7 @@ from perfmodel.scenarios.changes import (
     set_workload,
     speed_of,
     tier_value,
+    yes_or_no,
 )
 from perfmodel.units import (
     parse_bandwidth,
@@ -80,6 +81,9 @@ FIELDS: Final = (
         "type of forward and backward: fp32, bf16 or fp16, by the kernels that were timed in both", set_precision),
     WhatIfField("loader.samples_per_s", "2000",
         "what the input pipeline feeds one device, or none: no limit", asked("loader_samples_per_s", rate_limit)),
+    WhatIfField("sync_every_step", "yes",
+        "yes: every step waits for the device, as loss.item() does; no: the host runs ahead",
+        asked("sync_every_step", yes_or_no)),
     WhatIfField("network.link", "eth-400",
         f"link of the catalogue (perfmodel devices --links) at {100 * LINK_SHARE:g} % of its data sheet", set_link),
     WhatIfField("network.bandwidth", "400Gb/s or 2x",

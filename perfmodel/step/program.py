@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from perfmodel import checks
 from perfmodel.arrays import FloatArray
@@ -100,6 +100,8 @@ class StepProgram:
     """Operations in an order in which every dependency points backwards."""
 
     operations: tuple[Operation, ...]
+    host_waits: bool = False
+    """Whether the host waits for the device at the end of every step, as ``loss.item()`` lets it."""
 
     def __post_init__(self) -> None:
         """Refuse empty programs and dependencies on later operations."""
@@ -164,6 +166,48 @@ class StepProgram:
                 before = (*after, previous) if after[0] < previous else (previous, *after)
             result.append(before)
         return tuple(result)
+
+
+#: Parts of a phase that the host issues one after another, while the device works on those before.
+_SLICES: Final = 64
+
+
+def with_waiting_host(program: StepProgram) -> StepProgram:
+    """The step of an asynchronous device whose host waits for it at the end.
+
+    The device then has nothing to do while the host issues the first kernels; of a long phase it works on
+    those that have been issued. So phases are cut into slices.
+    """
+    operations: list[Operation] = []
+    ends: list[int] = []
+    issue: Operation | None = None
+    for operation in program.operations:
+        after = tuple(ends[position] for position in operation.after if position < len(ends))
+        if operation.stream is Stream.HOST:
+            issue = operation._replace(after=after)
+            # What waits for the launch alone is its kernel, which comes next.
+            ends.append(-1)
+            continue
+        after = tuple(position for position in after if position >= 0)
+        if issue is None:
+            operations.append(operation._replace(after=after))
+        else:
+            count = max(1, round(_SLICES * operation.share))
+            for number in range(count):
+                operations.append(_slice(issue, number, count, issue.after))
+                waits = (*(after if number == 0 else ()), len(operations) - 1)
+                operations.append(_slice(operation, number, count, waits))
+            issue = None
+        ends.append(len(operations) - 1)
+    return StepProgram(tuple(operations), host_waits=True)
+
+
+def _slice(operation: Operation, number: int, count: int, after: tuple[int, ...]) -> Operation:
+    return operation._replace(
+        name=f"{operation.name} {number + 1}/{count}",
+        share=operation.share / count,
+        after=after if number == 0 or operation.stream is not Stream.HOST else (),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from calibrate.experiment import BUDGETS, Experiment
 from calibrate.virtual.gpu import VirtualEvent, VirtualGpu
 from calibrate.virtual.truth import SHIPPED, Device, Host, Network, Truth
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import InvalidDocument, UsageError
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
+from tests.benchmarks.virtual import calibrated, judged, random_truth
+from tests.benchmarks.virtual_record import CALIBRATED, loaded
 from validate.validate import predict
 
 TRUTH = Truth(
@@ -55,7 +58,8 @@ def test_a_collective_starts_with_the_last_rank_and_slows_compute_down() -> None
             network=Network(compute_slowdown=2.0),
         )
     )
-    end_s = gpu.issue_collective(1e-3, latest=lambda ready_s: max(ready_s, 5e-4))
+    gpu.latest = lambda _, ready_s: max(ready_s, 5e-4)
+    end_s = gpu.issue_collective(1e-3, group_size=2)
     assert end_s == pytest.approx(1.5e-3)
     gpu.wait_for(5e-4)
     # 1 ms beside the collective does half of it.
@@ -121,3 +125,23 @@ def test_a_calibration_predicts_what_a_plain_loop_takes(tmp_path: Path) -> None:
         predicted = predict(machine, (setting,)).steps_s[setting]
         assert predicted.nominal == pytest.approx(step_s, rel=0.06)
         assert predicted.p5 <= step_s <= predicted.p95
+
+
+def test_recorded_batches_are_those_of_a_calibration() -> None:
+    experiment = Experiment(device_kind="virtual", world_sizes=(1,), budget=BUDGETS["quick"])
+    assert {model: experiment.micro_batches(model) for model in CALIBRATED} == CALIBRATED
+
+
+def test_two_ranks_are_predicted_from_recorded_steps(tmp_path: Path) -> None:
+    """As ``tests.benchmarks.virtual``, with one truth and a light model."""
+    command = ("tests.benchmarks.virtual_record", str(tmp_path), "mlp", "0,1,2,3,4")
+    done = subprocess.run(
+        [sys.executable, "-m", *command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    truth, models = random_truth(2), {"mlp": loaded(tmp_path, "mlp")}
+    machine = calibrated(truth, models, 2, tmp_path)
+    rows = list(judged(truth, models, machine))
+    assert {row["ranks"] for row in rows} == {1, 2, 4}
+    for row in rows:
+        assert row["nominal"] == pytest.approx(row["step_s"], rel=0.08), row

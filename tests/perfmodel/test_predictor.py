@@ -6,16 +6,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.answer.answer import measured_points
+from perfmodel.answer.answer import answer, measured_points
 from perfmodel.answer.answer import point as predicted_point
-from perfmodel.answer.measured import interval, measured_caveats
+from perfmodel.answer.measured import interval, measured_caveats, timed_workload
+from perfmodel.answer.question import Question
 from perfmodel.documents.prediction import PredictedPoint
+from perfmodel.engine.algebra import end_times
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.layout.layout import Layout, Scaling, Synchronisation, scaled_layouts
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import MeasuredMachine, Repeatability
 from perfmodel.statistics import Interval
-from perfmodel.step.program import Cause
+from perfmodel.step.compile import compile_step
+from perfmodel.step.program import Cause, Stream, with_waiting_host
 from perfmodel.units import MIB
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.profiles import HEAVY, Machine, profile
@@ -289,3 +292,41 @@ def test_a_prediction_tells_that_others_had_the_processors_of_its_calibration(
     found = caveats_of(machine, 2)
     assert len(found) == len(words)
     assert all(word in caveat for word, caveat in zip(words, found, strict=True))
+
+
+@pytest.mark.parametrize(("issued", "larger_s"), [(0.2, 0.2472), (1, 0.2472), (5, 1.235)])
+def test_a_host_that_waits_in_every_step_costs_its_first_launches(
+    issued: float, larger_s: float
+) -> None:
+    """The device works on what was issued; only the first and the last kernels find nobody beside them."""
+    machine = profile(Machine(asynchronous=True, issued=issued))
+    question = Question(
+        machine=machine,
+        workload=timed_workload(machine, "heavy"),
+        layout=Layout(micro_batch=16),
+        sync_every_step=True,
+    )
+    step_s = answer(question).step_s[0]
+    assert larger_s < step_s < 1.03 * larger_s
+    trace = answer(question).trace
+    assert trace.step_s == pytest.approx(step_s)
+
+
+def test_on_a_synchronous_device_there_is_nothing_to_wait_for() -> None:
+    machine = profile(Machine())
+    question = Question(
+        machine=machine, workload=timed_workload(machine, "heavy"), layout=Layout(dp=2)
+    )
+    waits = replace(question, sync_every_step=True)
+    assert answer(waits).step_s[0] == answer(question).step_s[0]
+
+
+def test_slices_keep_all_work_and_its_dependencies() -> None:
+    program = compile_step(HEAVY, Layout(dp=2), asynchronous=True)
+    sliced = with_waiting_host(program)
+    for cause in {operation.cause for operation in program.operations}:
+        before = [entry.share for entry in program.operations if entry.cause is cause]
+        after = [entry.share for entry in sliced.operations if entry.cause is cause]
+        assert sum(after) == pytest.approx(sum(before))
+    durations_s = np.ones((len(sliced.operations), 1))
+    assert end_times(sliced, durations_s).max() >= len(sliced.on_stream(Stream.COMPUTE))

@@ -1,0 +1,62 @@
+"""Host and device time of an asynchronous device, with and without DDP."""
+
+import numpy as np
+import pytest
+
+from calibrate.fit.ddp import fit_bucket_costs
+from calibrate.fit.steps import fit_workload, with_device_streams
+from calibrate.summary import by_setting, repetition
+from perfmodel.documents.observation import DeviceStreams, RankSteps, StepObservation
+from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout.run_setting import RunSetting
+from tests.perfmodel.profiles import LIGHT
+
+
+def streams(*, host_s: float, dense_s: float) -> DeviceStreams:
+    return DeviceStreams(
+        dispatch_forward_s=(host_s,),
+        dispatch_backward_s=(2 * host_s,),
+        dispatch_optimizer_s=(host_s,),
+        dense_input_s=(1e-5,),
+        dense_forward_s=(dense_s,),
+        dense_backward_s=(2 * dense_s,),
+        dense_optimizer_s=(dense_s,),
+    )
+
+
+def observed(how: Synchronisation, found: DeviceStreams) -> StepObservation:
+    times = dict.fromkeys(("step_s", "input_s", "forward_s", "backward_s", "optimizer_s"), (1.0,))
+    return StepObservation(
+        task=str(how),
+        round=0,
+        setting=RunSetting(workload="light", world_size=1, micro_batch=4, synchronisation=how),
+        ranks=(RankSteps(rank=0, **times),),
+        device_streams=found,
+        started_utc=0.0,
+        bucket_bytes=(),
+    )
+
+
+BARE = observed(Synchronisation.NONE, streams(host_s=1e-3, dense_s=4e-3))
+WRAPPED = observed(Synchronisation.DDP, streams(host_s=1.5e-3, dense_s=4.1e-3))
+
+
+def test_what_ddp_costs_the_host_belongs_to_several_ranks() -> None:
+    repetitions = [repetition(entry) for entry in (BARE, WRAPPED)]
+    found = with_device_streams(fit_workload(LIGHT, repetitions), [BARE, WRAPPED])
+    alone, together = found.phases
+    assert (alone.world_size, together.world_size) == (1, 2)
+    assert alone.dispatch_backward[0].time_s == pytest.approx(2e-3)
+    assert together.dispatch_backward[0].time_s == pytest.approx(3e-3)
+    assert alone.input[0].time_s == pytest.approx(1e-5)
+    assert alone.backward == together.backward
+
+
+def test_buckets_cost_the_device_what_it_takes_longer_without_gaps() -> None:
+    """The host takes 2 ms longer under DDP, the device 0.4 ms."""
+    groups = by_setting([repetition(entry) for entry in (BARE, WRAPPED)])
+    repetitions = [repetition(entry) for entry in (BARE, WRAPPED)]
+    known = {"light": fit_workload(LIGHT, repetitions)}
+    costs = fit_bucket_costs(groups, known, rng=np.random.default_rng(0))
+    total_s = costs[0, 0] + costs[0, 1] * 4 * 2**16
+    assert total_s == pytest.approx(4e-4)

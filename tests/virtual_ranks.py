@@ -1,0 +1,291 @@
+"""Many virtual ranks in one process: steps are recorded once from real host code, and replayed on any truth.
+
+Threads stand for ranks. They run the worker's own functions; what they would tell each other over gloo they
+leave in a box. What a step asks of host and device does not depend on the truth, so one record serves all.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from calibrate.device import Clock, VirtualDevice
+from calibrate.probes.session import Session
+from calibrate.probes.training import Trainer
+from calibrate.virtual.carrier import NAME, Carrier
+from calibrate.virtual.gpu import VirtualGpu, Work
+from calibrate.virtual.truth import Truth
+from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout.run_setting import RunSetting
+from perfmodel.trace.reference import MODELS
+from perfmodel.units import Seconds
+
+T = TypeVar("T")
+
+#: DDP forms its final buckets after its first step.
+_UNRECORDED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An instant that a clock marks."""
+
+
+MARK = Mark()
+Items = tuple[Work | Mark, ...]
+
+
+class _Recorder(VirtualGpu):
+    """Notes what it executes."""
+
+    def __init__(self) -> None:
+        super().__init__(Truth.read("balanced"))
+        self.items: list[Work | Mark] = []
+
+    def execute(self, work: Work) -> Seconds:
+        self.items.append(work)
+        return super().execute(work)
+
+    def mark(self) -> None:
+        self.items.append(MARK)
+
+    def seconds(self) -> list[Seconds]:
+        raise NotImplementedError
+
+    def taken(self) -> Items:
+        items, self.items = tuple(self.items), []
+        return items
+
+
+class Recording:
+    """Host code at work on a device that notes what it is asked for; one per process."""
+
+    def __init__(self) -> None:
+        store = dist.HashStore()
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        self.gpu = _Recorder()
+        Carrier.open(self.gpu)
+
+    def _wrapped(self, module: nn.Module, cap_mb: float | None) -> nn.Module:
+        return DistributedDataParallel(module, bucket_cap_mb=cap_mb)
+
+    def of_calibration(self, setting: RunSetting) -> Items:
+        """A step as the worker trains it, its marks among it."""
+        reference = MODELS[setting.workload]
+        module: nn.Module = reference.build().to(NAME)
+        if setting.synchronisation is not Synchronisation.NONE:
+            module = self._wrapped(module, setting.bucket_cap_mb)
+        trainer = Trainer(
+            module=module,
+            optimizer=torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9),
+            inputs=reference.draw_inputs(setting.micro_batch),
+            labels=torch.randint(0, reference.num_classes, (setting.micro_batch,)),
+            device=torch.device(NAME, 0),
+            is_pinned=True,
+        )
+        for _ in range(_UNRECORDED):
+            trainer.step(0, setting=setting, clock=self.gpu)
+        self.gpu.taken()
+        trainer.step(0, setting=setting, clock=self.gpu)
+        return self.gpu.taken()
+
+    def of_plain_loop(self, setting: RunSetting, *, asks_loss: bool) -> Items:
+        """A step as users write it."""
+        reference = MODELS[setting.workload]
+        module: nn.Module = reference.build().to(NAME)
+        if setting.synchronisation is not Synchronisation.NONE:
+            module = self._wrapped(module, setting.bucket_cap_mb)
+        optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9)
+        inputs = reference.draw_inputs(setting.micro_batch)
+        labels = torch.randint(0, reference.num_classes, (setting.micro_batch,))
+        for _ in range(_UNRECORDED + 1):
+            self.gpu.taken()
+            optimizer.zero_grad()
+            x, y = inputs.to(NAME, non_blocking=True), labels.to(NAME, non_blocking=True)
+            loss = nn.functional.cross_entropy(module(x), y)
+            loss.backward()
+            optimizer.step()
+            if asks_loss:
+                loss.item()
+        return self.gpu.taken()
+
+    def of_ready_gradients(self, workload: str, samples: int) -> tuple[Items, tuple[str, ...]]:
+        """A backward pass with a mark where each gradient is ready, and their names."""
+        reference = MODELS[workload]
+        module = reference.build().to(NAME)
+        inputs = reference.draw_inputs(samples).to(NAME)
+        labels = torch.randint(0, reference.num_classes, (samples,)).to(NAME)
+        names: list[str] = []
+
+        def note(name: str) -> None:
+            names.append(name)
+            self.gpu.mark()
+
+        for name, parameter in module.named_parameters():
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: note(name))
+        loss = nn.functional.cross_entropy(module(inputs), labels)
+        self.gpu.taken()
+        loss.backward()
+        return self.gpu.taken(), tuple(names)
+
+
+@dataclass(kw_only=True)
+class Team:
+    """As many ranks as threads, and what they tell each other."""
+
+    truth: Truth
+    size: int
+    occasion: str = ""
+    gpus: list[VirtualGpu] = field(init=False)
+    _box: list[Any] = field(init=False)
+    _barriers: dict[int, threading.Barrier] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.gpus = [
+            VirtualGpu(self.truth, rank=rank, occasion=self.occasion) for rank in range(self.size)
+        ]
+        self._box = [None] * self.size
+        self._barriers = {n: threading.Barrier(n, timeout=30) for n in range(1, self.size + 1)}
+        for rank, gpu in enumerate(self.gpus):
+            gpu.latest = lambda n, ready_s, rank=rank: max(self.exchanged(rank, ready_s, n))
+
+    def exchanged(self, rank: int, value: T, num_ranks: int) -> list[T]:
+        """Values of the first ranks, on each of them."""
+        self._box[rank] = value
+        self._barriers[num_ranks].wait()
+        values = self._box[:num_ranks]
+        self._barriers[num_ranks].wait()
+        return values
+
+    def run(self, num_ranks: int, act: Callable[[int], T]) -> list[T]:
+        """What the first ranks return."""
+        if num_ranks == 1:
+            return [act(0)]
+        results: list[Any] = [None] * num_ranks
+        errors: list[BaseException] = []
+
+        def keep(rank: int) -> None:
+            try:
+                results[rank] = act(rank)
+            except BaseException as error:  # noqa: BLE001 - told by the caller's thread
+                errors.append(error)
+                self._barriers[num_ranks].abort()
+
+        threads = [threading.Thread(target=keep, args=(rank,)) for rank in range(num_ranks)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return results
+
+
+class TeamSession(Session):
+    """A rank's view of the measurement, its peers in other threads."""
+
+    __slots__ = ("gpu", "team")
+
+    def __init__(self, team: Team, rank: int) -> None:
+        device = VirtualDevice(team.gpus[rank], torch.device("cpu"))
+        self.gpu = team.gpus[rank]
+        super().__init__(
+            rank=rank, world_size=team.size, measured=device, control={}, data={}, models={}
+        )
+        self.team = team
+
+    def barrier(self, world_size: int | None = None) -> None:
+        self.team.exchanged(self.rank, None, world_size or self.world_size)
+
+    def gather(self, value: Any, *, world_size: int) -> list[Any]:
+        return [value] if world_size == 1 else self.team.exchanged(self.rank, value, world_size)
+
+    def agree(self, value: Any, *, world_size: int) -> Any:
+        return self.gather(value, world_size=world_size)[0]
+
+
+def play(gpu: VirtualGpu, items: Items, *, world_size: int, mark: Callable[[], None]) -> None:
+    """Let a GPU execute a recorded step in a group of so many ranks."""
+    for item in items:
+        if isinstance(item, Mark):
+            mark()
+        elif item.kind == "collective":
+            gpu.execute(replace(item, group_size=world_size))
+        else:
+            gpu.execute(item)
+
+
+@dataclass(kw_only=True)
+class ReplayedTrainer:
+    """A trainer whose steps were recorded."""
+
+    gpu: VirtualGpu
+    items: Callable[[RunSetting], Items]
+    module: None = None
+    is_warm: bool = False
+
+    def step(self, index: int, *, setting: RunSetting, clock: Clock) -> None:  # noqa: ARG002
+        play(self.gpu, self.items(setting), world_size=setting.world_size, mark=clock.mark)
+
+
+@contextmanager
+def replaying(items: Callable[[RunSetting], Items]) -> Iterator[None]:
+    """Probes replay steps, collectives and products instead of making tensors."""
+
+    def build(session: TeamSession, *_: object, **__: object) -> ReplayedTrainer:
+        return ReplayedTrainer(gpu=session.gpu, items=items)
+
+    def begun(session: TeamSession, kind: str, size_bytes: int, world_size: int) -> Any:
+        gpu = session.gpu
+        work = Work(
+            kind="collective", collective=kind, size_bytes=size_bytes, group_size=world_size
+        )
+        end_s = gpu.execute(work)
+        return type("Begun", (), {"wait": lambda _: gpu.wait_for(end_s)})()
+
+    def acts(
+        session: TeamSession, collective: str, *, size_bytes: int, world_size: int
+    ) -> Sequence[Callable[[], object]]:
+        return [lambda: begun(session, collective, size_bytes, world_size).wait()]
+
+    def beside(session: TeamSession, *, size_bytes: int, world_size: int) -> Any:
+        product = Work(kind="kernel", flop=2.0 * 512**3, size_bytes=3 * 4 * 512**2)
+        return (
+            lambda: session.gpu.execute(product),
+            lambda: begun(session, "all_reduce", size_bytes, world_size),
+        )
+
+    with ExitStack() as stack:
+        stack.enter_context(patch("calibrate.probes.training._build", build))
+        stack.enter_context(patch("calibrate.probes.compute._acts", acts))
+        stack.enter_context(patch("calibrate.probes.compute._beside", beside))
+        yield
+
+
+def plain_loop_s(
+    team: Team, name: str, items: Items, *, world_size: int, steps: int = 16, warm_ups: int = 8
+) -> Seconds:
+    """Seconds per step of the slowest rank, with one wait at the end. [s]"""
+
+    def run(rank: int) -> Seconds:
+        gpu = team.gpus[rank]
+        gpu.begin(name)
+
+        def repeat(count: int) -> None:
+            for _ in range(count):
+                play(gpu, items, world_size=world_size, mark=lambda: None)
+            gpu.synchronise()
+
+        repeat(warm_ups)
+        start_s = gpu.host_s
+        repeat(steps)
+        return gpu.host_s - start_s
+
+    return max(team.run(world_size, run)) / steps
