@@ -119,8 +119,12 @@ def _opened(path: Path) -> int:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         _refuse_foreign(os.lstat(path.parent), stat.S_ISDIR)
     # without O_TRUNC: it may hold something else
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    lock = os.open(path, flags, 0o666)
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        # where all may write, Linux refuses O_CREAT on files of others
+        lock = os.open(path, flags)
+    except FileNotFoundError:
+        lock = os.open(path, flags | os.O_CREAT, 0o666)
     try:
         _refuse_strange(lock, is_own=path.parent == _own_folder())
     except OSError:

@@ -112,6 +112,14 @@ def test_a_judgement_believes_no_edited_file(run: Run, stored: Path, tmp_path: P
     assert EDITED in complaint(run(*judge), EXIT_CALIBRATION)
 
 
+def test_clauses_from_an_edited_profile_say_so(run: Run, edited: Path, tmp_path: Path) -> None:
+    clauses = tmp_path / "clauses.toml"
+    run("acceptance", "write", "--profile", edited, "--output", clauses, "--unsealed")
+    as_file(profile(Machine())).write(edited)
+    judged = run("acceptance", "judge", clauses, "--profile", edited)
+    assert "was made from files that were edited" in complaint(judged, EXIT_FAILURE)
+
+
 def test_a_judgement_takes_no_other_observations(run: Run, stored: Path, tmp_path: Path) -> None:
     clauses = tmp_path / "clauses.toml"
     run("acceptance", "write", "--profile", stored, "--output", clauses)
