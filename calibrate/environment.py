@@ -372,6 +372,16 @@ def query_gpus() -> list[Facts]:
     return []
 
 
+def usable_gpus() -> int:
+    """GPUs that torch can use here, asked in a process of its own; 0 if it cannot say.
+
+    ``nvidia-smi`` knows nothing of CUDA_VISIBLE_DEVICES, parts of a MIG device, or a torch without CUDA.
+    """
+    asked = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+    text = (_answer([sys.executable, "-c", asked]) or "").strip()
+    return int(text) if text.isdecimal() else 0
+
+
 def query_gpu_processes() -> list[Facts] | None:
     """Ask which processes compute on the GPUs; None if that cannot be known."""
     fields = ",".join(field for field, _ in _GPU_PROCESS.values())

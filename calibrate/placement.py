@@ -9,7 +9,13 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Final
 
-from calibrate.environment import DeviceKind, Facts, describe_environment, query_gpus
+from calibrate.environment import (
+    DeviceKind,
+    Facts,
+    describe_environment,
+    query_gpus,
+    usable_gpus,
+)
 from calibrate.processes import usable_cores
 from calibrate.topology import (
     LaunchFlags,
@@ -95,15 +101,17 @@ def place(
         raise UsageError(
             "calibrate: torch must be installed, got none; pip install 'perfmodel[calibrate]'"
         )
-    num_gpus = len(query_gpus())
-    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        num_gpus = min(num_gpus, len([entry for entry in visible.split(",") if entry.strip()]))
     if device not in ("auto", "cpu", "cuda", "virtual"):
         raise UsageError(f"--device-kind: must be auto, cpu, cuda or virtual, got {device!r}")
     if device == "virtual":
         return _virtual(environment, flags, conditions)
+    # Torch takes seconds to ask; without a word of nvidia-smi only a user who wants a GPU waits for it.
+    asks = device == "cuda" or (device == "auto" and bool(query_gpus()))
+    num_gpus = usable_gpus() if asks else 0
     if device == "cuda" and not num_gpus:
-        raise UsageError("--device-kind: cuda needs a GPU that nvidia-smi lists, got none; use cpu")
+        raise UsageError(
+            "--device-kind: cuda needs a GPU that torch can use, got none; see perfmodel doctor, or use cpu"
+        )
     device_kind: DeviceKind = "cuda" if num_gpus and device != "cpu" else "cpu"
     num_devices = num_gpus if device_kind == "cuda" else usable_cores()
     topology = resolve_topology(

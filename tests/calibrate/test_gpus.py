@@ -1,12 +1,16 @@
 """Texts as ``nvidia-smi`` prints them on four kinds of machine."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from calibrate import environment as gpus
 from calibrate.environment import Facts, parse_gpu_topology
+from calibrate.placement import place
+from calibrate.topology import LaunchFlags
+from perfmodel.errors import UsageError
 
 UUIDS = [f"GPU-5f2b1c3d-0a1b-2c3d-4e5f-{index:012d}" for index in range(8)]
 H100 = "\n".join(
@@ -192,3 +196,24 @@ def test_a_driver_that_refuses_a_field_still_names_its_gpus(
     assert (gpu["name"], gpu["uuid"], gpu["driver"]) == ("Tesla K80", UUIDS[0], "390.30")
     assert gpu["memory_bytes"] == 11441 * 2**20
     assert gpu["mig_mode"] is None
+
+
+@pytest.mark.parametrize(("says", "count"), [("3", 3), ("", 0), ("a warning", 0)])
+def test_torch_says_how_many_gpus_it_can_use(
+    says: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpreter = tmp_path / "python"
+    interpreter.write_text(f"#!/bin/sh\necho '{says}'\n")
+    interpreter.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(interpreter))
+    assert gpus.usable_gpus() == count
+
+
+def test_a_gpu_that_torch_cannot_use_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that lists its GPUs does not make torch see them."""
+    monkeypatch.setattr("calibrate.placement.query_gpus", lambda: [{"name": "H100"}])
+    monkeypatch.setattr("calibrate.placement.usable_gpus", lambda: 0)
+    environment = {"host": {"fingerprint": "0"}}
+    assert place(environment, "auto", LaunchFlags(nproc_per_node=1)).device_kind == "cpu"
+    with pytest.raises(UsageError, match="that torch can use"):
+        place(environment, "cuda", LaunchFlags())

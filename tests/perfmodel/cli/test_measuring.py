@@ -52,7 +52,7 @@ def calibrate(run: Run, tmp_path: Path) -> Run:
 @pytest.mark.skipif(bool(query_gpus()), reason="this machine has a GPU")
 def test_cuda_needs_a_gpu(calibrate: Run) -> None:
     line = complaint(calibrate("--device-kind", "cuda"), EXIT_USAGE)
-    assert "--device-kind: cuda needs a GPU that nvidia-smi lists, got none" in line
+    assert "--device-kind: cuda needs a GPU that torch can use, got none" in line
 
 
 @needs_torch
