@@ -360,16 +360,15 @@ class _Builder:
             pieces = (together(pieces),)
         if self.is_uneven:
             self._put(stage, work, Cause.DISPATCH, share=1 / 2, after=after)
-        gathered = self._gather(stage, work, 0, pieces[0]) if self.is_sharded else -1
+        gathered = self._gather_again(stage, work, 0, pieces)
         for number, piece in enumerate(pieces):
             waits = after if number == 0 else ()
-            if self.is_sharded:
+            if gathered is not None:
                 waits += (self._copied_out(stage, work, number, piece, gathered),)
             apart = number if buckets or exchanges else None
             end = self._work(stage, work, Cause.BACKWARD, piece, after=waits, number=apart)
-            if self.is_sharded and number + 1 < len(pieces):
-                # Before the gradients of this piece, or the next piece would wait for them.
-                gathered = self._gather(stage, work, number + 1, pieces[number + 1])
+            # Before the gradients of this piece, or the next piece would wait for them.
+            gathered = self._gather_again(stage, work, number + 1, pieces)
             if buckets or (exchanges and not self.is_shape):
                 end = self._copied(stage, work, number, piece)
             if exchanges and self.is_replicated:
@@ -443,6 +442,14 @@ class _Builder:
             number=number,
             size_bytes=piece.size_bytes,
         )
+
+    def _gather_again(
+        self, stage: int, work: Work, number: int, pieces: Sequence[Piece]
+    ) -> int | None:
+        """Parameters of the next piece of a backward pass; None if they are there, or it is the last."""
+        if not self.is_sharded or number == len(pieces) or not pieces[number].regathers:
+            return None
+        return self._gather(stage, work, number, pieces[number])
 
     def _copied_out(self, stage: int, work: Work, number: int, piece: Piece, gathered: int) -> int:
         """What compute waits for: gathered parameters, copied to where it finds them."""

@@ -383,6 +383,8 @@ def _piece(
         all_reduces=float(unit.regions[is_backward] + again * unit.regions[0])
         if layout.tp > 1
         else 0.0,
+        # FSDP2's root module, which holds what no block does, is not resharded after its forward pass.
+        regathers=float(unit.block is not None),
     )
 
 

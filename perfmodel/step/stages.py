@@ -25,6 +25,8 @@ class Piece(NamedTuple):
     """Of activations between the ranks that share its matrices."""
     exchange: float = 1.0
     """Share of its cause's exchange, where the size is not known."""
+    regathers: float = 1.0
+    """Gathers of its sharded parameters for the backward pass; 0 where they stay whole since the forward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

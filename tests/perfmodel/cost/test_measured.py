@@ -92,6 +92,15 @@ def test_a_pipeline_fills_and_drains(machine: MeasuredMachine) -> None:
     assert many[0] > many[1] > many[2] > 0.4 * whole
 
 
+def test_parameters_outside_blocks_are_gathered_once(machine: MeasuredMachine) -> None:
+    """FSDP2 gathers 4 blocks and what is before and after them, then the blocks again; all are reduced."""
+    predictor = Asking(machine)
+    layout = parse_layout(f"fsdp=2 micro_batch={BATCH}")
+    causes = [o.cause for o in predictor.step(workload(predictor), layout).program.operations]
+    assert causes.count(Cause.ALL_GATHER) == 6 + 4
+    assert causes.count(Cause.REDUCE_SCATTER) == 6
+
+
 @pytest.mark.parametrize("stages", [2, 4])
 def test_a_send_within_a_node_is_paid_once(machine: MeasuredMachine, stages: int) -> None:
     """Every micro-batch crosses each border forward and back; nothing queues behind what a kernel holds."""
