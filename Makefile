@@ -65,7 +65,7 @@ quickstart: $(INSTALLED) ## install, calibrate, predict up to 1,024 devices, val
 	@for model in lenet resnet18; do \
 		$(RUN) perfmodel predict --profile $(PROFILE) --workload $$model --devices $(DEVICES) > $(OUT)/predict-$$model.txt || exit $$?; \
 	done
-	@$(RUN) perfmodel validate --profile $(PROFILE) --budget quick --soon --out $(OUT)/validation --resume \
+	@$(RUN) perfmodel validate --profile $(PROFILE) --budget $(VALIDATION_BUDGET) --soon --out $(OUT)/validation --resume \
 		> $(OUT)/validate.txt || { status=$$?; [ $$status -eq 4 ] || exit $$status; }
 	@$(RUN) perfmodel report --profile $(PROFILE) --validation $(VALIDATION) --workloads lenet,resnet18 --out $(OUT)/report > $(OUT)/report.txt
 	@$(RUN) validate.quickstart $(OUT)

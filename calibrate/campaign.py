@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from calibrate.launch import Launcher
-from calibrate.locks import folder_to_itself, machine_to_itself
+from calibrate.locks import LOCK_TIMEOUT_S, folder_to_itself, machine_to_itself
 from calibrate.placement import Placement
 from calibrate.task import Task, WorkOrder
 from perfmodel.documents.base import trim_unfinished_line, write_atomically
@@ -51,6 +51,8 @@ class Campaign:
     """What is measured: a resumed campaign must have the same."""
     rounds: Sequence[Sequence[Task]]
     placement: Placement
+    lock_timeout_s: Seconds = LOCK_TIMEOUT_S
+    """How long to wait for a machine that another measurement holds."""
 
 
 def measure(
@@ -118,7 +120,8 @@ def _fill(
     # Nodes of one run may share a machine, so the first one queues for all of them. Virtual time is no
     # one's.
     queues = is_first_node and campaign.placement.device_kind != "virtual"
-    with machine_to_itself(on_wait) if queues else nullcontext():
+    own = machine_to_itself(on_wait, timeout_s=campaign.lock_timeout_s) if queues else nullcontext()
+    with own:
         for index, tasks in enumerate(campaign.rounds):
             pending = [task for task in tasks if task.name not in done]
             if not pending:

@@ -1,4 +1,4 @@
-"""Models that nobody tuned to: architectures drawn at random, the same for the same seed and index.
+"""Architectures drawn at random, the same for the same seed and index; seeds below 0 are the calibration's.
 
 A family (the table at the end) draws a model from small blocks. The batch follows from its work, so that a
 step takes between a millisecond and about a second on one core.

@@ -9,6 +9,7 @@ from typing import Final
 
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
 from calibrate.launch import Launcher
+from calibrate.locks import LOCK_TIMEOUT_S
 from calibrate.placement import placement_of
 from calibrate.replays import first_failure_in, replays_in, with_replays
 from calibrate.task import ReplayTask, Task
@@ -33,6 +34,8 @@ class WorkloadRequest:
     micro_batches: tuple[int, ...] = ()
     """Where the step is replayed; by default where it was traced."""
     resume: bool = False
+    waits: bool = True
+    """For the machine, where another measurement has it."""
     by_content: bool = False
     """Whether the folder of its measurements is named by what is measured, and not by the workload alone."""
 
@@ -83,6 +86,7 @@ def measure_workload(
             plan=plan,
             rounds=(tasks,),
             placement=here,
+            lock_timeout_s=LOCK_TIMEOUT_S if request.waits else 0.0,
         ),
         launcher,
         resume=request.resume,

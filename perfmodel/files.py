@@ -104,7 +104,8 @@ def read_table(
     reader = csv.reader(text, delimiter=delimiter)
     try:
         names = next(reader, [])
-        if twice := next((name for name in names if names.count(name) > 1), None):
+        # Spreadsheets write columns without a name behind the last.
+        if twice := next((name for name in names if name and names.count(name) > 1), None):
             raise Unreadable(f"every column must have a name of its own, got {twice!r} twice")
         if missing := [name for name in columns if name not in names]:
             raise Unreadable(
@@ -225,6 +226,8 @@ def read_trace(path: Path, *, key: str, mark: str) -> dict[str, Any]:
         while not text.startswith("}", at):
             name, at = _DECODER.raw_decode(text, _behind(text, at, "," if found else ""))
             at = _behind(text, at, ":")
+            if not isinstance(name, str):
+                raise Unreadable(f"keys must be texts, got {name!r:.40}")
             if name in found:
                 raise Unreadable(f"every key must stand once, got {name!r} twice")
             if name == key and text.startswith("[", at):

@@ -257,7 +257,9 @@ def _left_out_error(draft: OperatorCosts, layers: Sequence[OperatorsObservation]
         left_out = drawn[fold::_FOLDS]
         rest = [entry for entry in layers if all(entry is not other for other in left_out)]
         families = fit_curves(rest, most_points=_MOST_POINTS // 2)
-        costs = OperatorDurations(replace(draft, families=families, curve_log_error=0.0))
+        costs = OperatorDurations(
+            replace(draft, families=families, curve_log_error=0.0), use_measured=False
+        )
         for entry in left_out:
             for phase in (Phase.FORWARD, Phase.BACKWARD):
                 timed = [one for one in entry.operators if one.phase is phase]

@@ -6,6 +6,7 @@ model that has the same operators need not be timed.
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
     from perfmodel.machine.measured import OperatorCosts
     from perfmodel.workload.step import SymbolicStep
 
-_STORE = "workloads"
+#: What a user who names a model alone does not choose.
+_METHOD = "traced with SGD in fp32; perfmodel trace takes another optimizer and precision"
 #: Samples of one pass where the operators of a model are found; the file serves every batch.
 _TRACED_SAMPLES = 8
 
 
-def traced_file(profile: Path, model: str) -> Path:
-    """Trace a model for the kind of device of a profile, and return its workload file.
+def traced_file(profile: Path, model: str, folder: Path) -> Path:
+    """Trace a model for the kind of device of a profile into a folder, and return its workload file.
 
     It is traced again each time: nothing tells whether what a factory imports has changed.
     """
@@ -40,7 +42,7 @@ def traced_file(profile: Path, model: str) -> Path:
         optimizer_implementation=DEFAULT,
         precision="fp32",
         checkpointing="none",
-        device_kind=ProfileDocument.read(profile).machine.device_kind,
+        device_kind=ProfileDocument.read(profile).machine.traced_kind,
     )
     document = traced_document(
         model,
@@ -51,8 +53,11 @@ def traced_file(profile: Path, model: str) -> Path:
         argv=sys.argv,
     )
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", document.workload.name)
-    path = profile.parent / _STORE / f"{name}.json"
-    document.write(path)
+    path = folder / f"{name}.json"
+    assert document.trace is not None
+    caveats = (*document.trace.caveats, _METHOD)
+    trace = replace(document.trace, caveats=caveats)
+    document.model_copy(update={"trace": trace}).write(path)
     return path
 
 
@@ -71,7 +76,7 @@ def time_in_place(profile: Path, file: Path, request: "Forecast") -> None:
     if (
         trace is None
         or machine.operators is None
-        or trace.method.device_kind != machine.device_kind
+        or trace.method.device_kind != machine.traced_kind
     ):
         return
     machine = with_stored_workloads(machine, profile.parent)
@@ -80,12 +85,14 @@ def time_in_place(profile: Path, file: Path, request: "Forecast") -> None:
         return
     from importlib.util import find_spec
 
+    if any(find_spec(name) is None for name in ("torch", "psutil")):
+        return
     from calibrate import workloads
     from calibrate.environment import describe_environment
     from calibrate.launch import TorchrunLauncher
 
     here = describe_environment(observe_s=0.0)["host"]["fingerprint"]
-    if here != machine.origin.fingerprint or find_spec("torch") is None:
+    if here != machine.origin.fingerprint:
         return
     asked = workloads.WorkloadRequest(
         folder=profile.parent,
@@ -93,6 +100,7 @@ def time_in_place(profile: Path, file: Path, request: "Forecast") -> None:
         micro_batches=(micro_batch,),
         resume=True,
         by_content=True,
+        waits=False,
     )
     try:
         with measurement("timing in place") as on_progress:

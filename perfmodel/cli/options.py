@@ -111,6 +111,18 @@ def _whole(text: str) -> int:
     return found
 
 
+def _from_zero(text: str) -> int:
+    found = whole(text)
+    if found < 0:
+        raise ValueError(f"must be >= 0, got {found}")
+    return found
+
+
+def seed(meaning: str) -> Any:
+    """``--seed``: seeds below 0 are those of a calibration's own draws."""
+    return parsed("--seed", _from_zero, "N", meaning)
+
+
 def count(flag: str, meaning: str) -> Any:
     """An option that is a whole number from 1 on."""
     return parsed(flag, _whole, "N", meaning)
@@ -445,7 +457,7 @@ Folder: TypeAlias = Annotated[
 Resume: TypeAlias = Annotated[
     bool, typer.Option("--resume", help="Continue, or judge again, what is in the folder.")
 ]
-Seed: TypeAlias = Annotated[int, typer.Option(help="Seed of the order of runs.")]
+Seed: TypeAlias = Annotated[int, seed("Seed of the order of runs.")]
 Limit: TypeAlias = Annotated[
     Seconds | None,
     parsed("--minutes", _minutes, "MINUTES", "Stop after so long; continue with --resume."),

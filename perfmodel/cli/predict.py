@@ -1,6 +1,7 @@
 """Commands that predict: predict, explain, whatif, plan parallelism; they import the model late."""
 
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -68,6 +69,7 @@ _ONLY_WITHOUT_LAYOUT: Final = {
     "sync_every_step": "leave it out, the closed forms have no host",
     "cluster": "links are inferred from the runs; --devices-per-node says where a node ends",
     "validation": "leave it out, a calibration from runs has its own intervals",
+    "no_measure": "leave it out, layouts are not timed in place",
 }
 
 
@@ -178,7 +180,8 @@ def _trace_model(context: typer.Context) -> None:
     if opt.is_model(given["workload"]):
         from perfmodel.cli.in_place import traced_file
 
-        given["workload"] = str(traced_file(given["profile"], given["workload"]))
+        folder = Path(context.with_resource(tempfile.TemporaryDirectory()))
+        given["workload"] = str(traced_file(given["profile"], given["workload"], folder))
 
 
 def _time_workload(context: typer.Context, request: "Forecast") -> None:

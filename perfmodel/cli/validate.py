@@ -26,12 +26,14 @@ _BUDGET = typer.Option(help="quick or standard.")
 _SOON = typer.Option(
     help="Run now: by default the runs begin at least 20 minutes after the calibration."
 )
-_SEED_OF_MODELS = typer.Option(help="Which models are drawn; default: others every time.")
+_SEED_OF_MODELS = opt.seed("Which models are drawn; default: others every time.")
 _BUDGET_BATCH = typer.Option(
     help="quick, standard or thorough: about 4, 10 or 90 minutes for lenet."
 )
 _BUDGET_STRATEGIES = typer.Option(help="quick or standard: about 4 or 14 minutes.")
-_NEW_SEED = typer.Option(help="Which stacks are drawn; default: a new one, or that of the folder.")
+_NEW_SEED = opt.seed(
+    "Which stacks are drawn; default: a new one, or that of the folder."
+)
 _BUDGET_TESTBED = typer.Option(help="quick or standard: about 5 or 25 minutes.")
 _BUDGET_NETWORK = typer.Option(
     help="quick or standard: about 3 or 6 minutes; blind: predictions on disk before runs."
@@ -94,7 +96,7 @@ def validate(
     show(steps_table(document))
     show_lines([*summary_lines(document), f"validation: {out / use_case.VALIDATION}"])
     noise = noise_beyond(document)
-    if noise is not None and not document.passed:
+    if noise is not None:
         raise OutOfTolerance(
             f"validate: too noisy to judge: calibrated settings, run again, are off by {percent(noise)}; "
             "see perfmodel doctor, and measure longer with --budget standard"
@@ -245,7 +247,7 @@ def validate_strategies(
             optimizer_implementation=DEFAULT,
             precision="fp32",
             checkpointing="none",
-            device_kind=machine.device_kind,
+            device_kind=machine.traced_kind,
         )
         return traced_document(
             model, method, micro_batch=8, image_size=None, sequence_length=None, argv=sys.argv

@@ -424,6 +424,11 @@ class MeasuredMachine(Machine):
         return None if self.operators is None else self.operators.rescaling
 
     @property
+    def traced_kind(self) -> Literal["cpu", "cuda"]:
+        """Kind of device whose kernels are in traces for it; a virtual device runs those of a CPU."""
+        return "cuda" if self.device_kind == "cuda" else "cpu"
+
+    @property
     def memory_kind(self) -> Literal["cpu", "cuda"]:
         """Kind of device whose framework and allocator take memory."""
         if self.rescaling is not None:

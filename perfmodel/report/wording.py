@@ -167,10 +167,10 @@ def verdict(validation: "ValidationDocument | None") -> str:
     if validation is None:
         return "NOT VALIDATED: these predictions have not been checked against fresh runs"
     count = len(validation.gates)
-    if validation.passed:
-        return f"PASSED: {count} of {count} gates held"
     if (noise := noise_beyond(validation)) is not None:
         return f"TOO NOISY TO JUDGE: calibrated settings, run again, are off by {percent(noise)}"
+    if validation.passed:
+        return f"PASSED: {count} of {count} gates held"
     missed = [gate.name for gate in validation.gates if not gate.passed]
     names = ", ".join(missed) or "see the log of the run"
     return f"FAILED: {len(missed)} of {count} gates missed ({names})"
@@ -182,6 +182,8 @@ def noise_beyond(validation: "ValidationDocument") -> float | None:
 
     allowed = next((gate.at_most for gate in validation.gates if gate.name == STEP_MAPE), None)
     floor = validation.noise_floor
+    if validation.passed and validation.expected_noise is None:
+        return None  # gates that do not grow with the noise held all the same
     if floor is None or allowed is None or floor.mape >= _NO_NOISE:
         return None
     noise = max(floor.mape, validation.expected_noise or 0.0)

@@ -141,6 +141,8 @@ def _empty(module: nn.Module) -> None:
         held: list[dict[str, Any]] = [part._parameters, part._buffers]  # noqa: SLF001
         for tensors in held:
             tensors.update({name: empty(t) for name, t in tensors.items() if t is not None})
+        if isinstance(part, nn.RNNBase):
+            part._init_flat_weights()  # noqa: SLF001 - it holds its weights a second time
 
 
 def _is_compiled(part: nn.Module) -> bool:

@@ -122,6 +122,13 @@ def test_tables_within_limits(tmp_path: Path, text: str, says: str) -> None:
         read_table(path)
 
 
+def test_columns_without_a_name_are_no_columns(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("a,b,,\n1,2,,\n")
+    [(_, row)] = read_table(path)
+    assert (row["a"], row["b"]) == ("1", "2")
+
+
 def test_a_trace_keeps_what_is_marked_alone(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text(' { "a" : 1 , "list" : [ {"n": "x"}, {"n": "y", "m": [1, {}]} ] , "z": [] } ')
@@ -130,7 +137,16 @@ def test_a_trace_keeps_what_is_marked_alone(tmp_path: Path) -> None:
         "list": [{"n": "y", "m": [1, {}]}],
         "z": [],
     }
-    for text in ("", "{", "[1]", '{"list": [1', '{"a": 1, "a": 2}', '{"list": [1 2]}', '{"a" 1}'):
+    for text in (
+        "",
+        "{",
+        "[1]",
+        '{"list": [1',
+        '{"a": 1, "a": 2}',
+        "{[1]: 2}",
+        '{"list": [1 2]}',
+        '{"a" 1}',
+    ):
         path.write_text(text)
         with pytest.raises(ValueError, match=r"\w"):
             read_trace(path, key="list", mark="y")

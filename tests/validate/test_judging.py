@@ -98,7 +98,6 @@ def test_gates_of_the_quick_budget_rest_on_the_noise_of_the_machine() -> None:
     assert [gate.name for gate in worse if not gate.passed] == [
         "step-time MAPE",
         COVERAGE,
-        "step-time error over noise floor",
     ]
 
 

@@ -1,5 +1,7 @@
 """``perfmodel predict`` of a model that the machine at hand has not timed yet."""
 
+import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -9,6 +11,7 @@ import pytest
 
 import calibrate.launch
 from calibrate.environment import describe_environment
+from calibrate.locks import LOCK_VARIABLE, machine_to_itself
 from calibrate.task import ReplayTask, WorkOrder
 from perfmodel.documents.observation import (
     FailedObservation,
@@ -121,8 +124,9 @@ def test_what_was_never_timed_is_timed_once(
     assert step_s / CALL_S == pytest.approx(round(step_s / CALL_S))
     assert step_of(run, *asked) == (step_s, evidence)
     assert len(launcher.calls) == 1
-    # Its file needs no trace; other batches are timed too.
-    file = tmp_path / "workloads" / "own-small.json"
+    # A traced file holds the same operators; other batches are timed too.
+    file = tmp_path / "traced.json"
+    assert run("trace", f"{tmp_path / 'own.py'}:small", "--output", file).exit_code == EXIT_OK
     by_file = (*asked[:3], "--workload", file, "--devices", 1)
     assert step_of(run, *by_file, "--batch", 4) == (step_s, evidence)
     assert len(launcher.calls) == 1
@@ -144,6 +148,39 @@ def test_on_another_machine_nothing_is_timed(
     machine = replace(profile(Machine()), operators=costs_of_the_made_up_machine())
     as_file(machine).write(tmp_path / "profile.json")
     assert step_of(run, *asked)[1] is not Evidence.MEASURED
+    assert launcher.calls == []
+
+
+@pytest.mark.parametrize("lacking", ["torch", "psutil"])
+def test_without_the_extra_that_measures_curves_answer(
+    run: Run,
+    asked: tuple[object, ...],
+    launcher: FakeLauncher,
+    monkeypatch: pytest.MonkeyPatch,
+    lacking: str,
+) -> None:
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == lacking else find_spec(name)
+    )
+    monkeypatch.setitem(sys.modules, "calibrate.environment", None)
+    monkeypatch.setattr("perfmodel.cli.memory.refuse_without_torch", lambda *_: None)
+    assert step_of(run, *asked)[1] is not Evidence.MEASURED
+    assert launcher.calls == []
+
+
+def test_a_machine_that_is_measured_is_not_waited_for(
+    run: Run,
+    asked: tuple[object, ...],
+    launcher: FakeLauncher,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lock = tmp_path / "lock"
+    monkeypatch.setenv(LOCK_VARIABLE, str(lock))
+    with machine_to_itself(print, path=lock):
+        result = run(*asked, "--json")
+    assert "not timed in place, curves answer" in result.stderr
+    assert result.exit_code == EXIT_OK
     assert launcher.calls == []
 
 

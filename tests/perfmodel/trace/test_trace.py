@@ -83,8 +83,25 @@ def tied(rates=(0.0, 0.1)):
     layers = [nn.Dropout(float(rate)) for rate in rates]
     return nn.Sequential(first, layers[0], second, layers[1], nn.BatchNorm1d(8)), torch.randn(4, 8)
 
-def reads_values():
-    return tied([rate.item() for rate in torch.linspace(0, 0.1, 2, dtype=torch.float64)])
+def read_rates():
+    return [rate.item() for rate in torch.linspace(0, 0.1, 2, dtype=torch.float64)]
+
+def tied_reads():
+    return tied(read_rates())
+
+class Recurrent(nn.Module):
+    def __init__(self, rates):
+        super().__init__()
+        self.cell, self.drop, self.head = nn.GRU(8, 6, batch_first=True), nn.Dropout(rates[1]), nn.Linear(6, 3)
+
+    def forward(self, values):
+        return self.head(self.drop(self.cell(values)[0])).mean()
+
+def recurrent():
+    return Recurrent((0.0, 0.1)), torch.randn(4, 5, 8)
+
+def recurrent_reads():
+    return Recurrent(read_rates()), torch.randn(4, 5, 8)
 """
 
 BESIDE = """
@@ -209,11 +226,12 @@ def test_googlenet_trains_with_or_without_its_auxiliary_heads() -> None:
     assert [len(source.caveats) for source in found] == [1, 0]
 
 
-def test_a_constructor_may_read_values_of_tensors(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["tied", "recurrent"])
+def test_a_constructor_may_read_values_of_tensors(tmp_path: Path, name: str) -> None:
     file = tmp_path / "own.py"
     file.write_text(FACTORIES, encoding="utf-8")
-    plain, reading = (traced(f"{file}:{name}").step for name in ("tied", "reads_values"))
-    assert len(plain.parameters) == 3
+    plain, reading = (traced(f"{file}:{each}").step for each in (name, f"{name}_reads"))
+    assert all(p.ready_after is not None for p in reading.parameters)
     assert reading.at(micro_batch=4) == plain.at(micro_batch=4)
 
 
