@@ -31,9 +31,7 @@ _BUDGET_BATCH = typer.Option(
     help="quick, standard or thorough: about 4, 10 or 90 minutes for lenet."
 )
 _BUDGET_STRATEGIES = typer.Option(help="quick or standard: about 4 or 14 minutes.")
-_NEW_SEED = opt.seed(
-    "Which stacks are drawn; default: a new one, or that of the folder."
-)
+_NEW_SEED = opt.seed("Which stacks are drawn; default: a new one, or that of the folder.")
 _BUDGET_TESTBED = typer.Option(help="quick or standard: about 5 or 25 minutes.")
 _BUDGET_NETWORK = typer.Option(
     help="quick or standard: about 3 or 6 minutes; blind: predictions on disk before runs."
