@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -68,7 +69,7 @@ class Recording:
     """Host code at work on a device that notes what it is asked for; one per process."""
 
     def __init__(self) -> None:
-        store = dist.HashStore()
+        store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         self.gpu = _Recorder()
         Carrier.open(self.gpu)
@@ -154,7 +155,10 @@ class Team:
         self._box = [None] * self.size
         self._barriers = {n: threading.Barrier(n, timeout=30) for n in range(1, self.size + 1)}
         for rank, gpu in enumerate(self.gpus):
-            gpu.latest = lambda n, ready_s, rank=rank: max(self.exchanged(rank, ready_s, n))
+            gpu.latest = partial(self._latest, rank)
+
+    def _latest(self, rank: int, num_ranks: int, ready_s: Seconds) -> Seconds:
+        return max(self.exchanged(rank, ready_s, num_ranks))
 
     def exchanged(self, rank: int, value: T, num_ranks: int) -> list[T]:
         """Values of the first ranks, on each of them."""

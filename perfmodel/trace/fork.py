@@ -75,7 +75,7 @@ def _live(act: Callable[[], Result], answering: Connection) -> None:
     torch.set_num_threads(torch.get_num_threads())
     try:
         content = pickle.dumps((act(), None), protocol=pickle.HIGHEST_PROTOCOL)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the parent raises it
+    except Exception as error:  # noqa: BLE001 - the parent raises it
         told = "".join(traceback.format_exception(error))
         error.add_note(told)
         try:

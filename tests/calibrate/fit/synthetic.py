@@ -100,7 +100,7 @@ class Calibration:
             for name, phase in PHASES[setting.workload].items()
         }
         return StepObservation(
-            task=setting.label,
+            task=f"{index}: {setting.label}",
             round=index,
             started_utc=0.0,
             setting=setting,
@@ -122,7 +122,7 @@ class Calibration:
                 for index in range(self.num_rounds):
                     values_s = time_s * np.exp(NOISE * rng.standard_normal(5))
                     yield CollectiveObservation(
-                        task=f"{name}-{size_bytes}",
+                        task=f"{index}: {name}-{size_bytes}",
                         round=index,
                         collective=name,
                         world_size=2,

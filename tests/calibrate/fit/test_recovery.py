@@ -158,7 +158,7 @@ def test_a_larger_message_is_never_faster(tmp_path: Path) -> None:
 
     def measured(size_bytes: int, time_s: float) -> str:
         return CollectiveObservation(
-            task="all_reduce",
+            task=f"all_reduce {size_bytes}",
             round=0,
             collective="all_reduce",
             world_size=2,
