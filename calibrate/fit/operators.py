@@ -55,7 +55,7 @@ _REWEIGHTINGS: Final = 7
 _STREAMING: Final = ("pointwise", "copy", "function")
 #: Below the resolution of any clock.
 _SMALLEST_S: Final = 1e-8
-#: Groups of drawn models that are left out of the curves in turn.
+#: Groups of drawn models that are left out of the curves, one after another.
 _FOLDS: Final = 4
 #: Sums over reference models are no better known than this, whatever few of them say.
 _SMALLEST_ERROR: Final = 0.02

@@ -4,16 +4,20 @@ Nothing here has the form that ``calibrate.fit`` assumes, or what is fitted woul
 """
 
 import hashlib
+import json
 import math
-import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 from perfmodel import checks
+from perfmodel.documents.base import read_toml
 from perfmodel.errors import InvalidDocument, UsageError, why
 from perfmodel.units import GIB, Bytes, Seconds
 
+_STRICT: Final = ConfigDict(extra="forbid")
 #: Files that are shipped, by name.
 SHIPPED: Final = Path(__file__).parent / "truths"
 
@@ -22,6 +26,7 @@ SHIPPED: Final = Path(__file__).parent / "truths"
 class Host:
     """What the processor spends on issuing work."""
 
+    __pydantic_config__ = _STRICT
     launch_s: Seconds
     """Per operator that starts kernels."""
     view_s: Seconds = 5e-7
@@ -39,6 +44,7 @@ class Host:
 class Device:
     """What kernels take, and what the memory holds."""
 
+    __pydantic_config__ = _STRICT
     flop_per_s: dict[str, float]
     """Of products, by the type of their factors."""
     bytes_per_s: float
@@ -63,6 +69,7 @@ class Device:
 class Network:
     """What collectives take: the better one of a ring and a tree, inside nodes and between them."""
 
+    __pydantic_config__ = _STRICT
     devices_per_node: int = 8
     launch_s: Seconds = 1.2e-5
     inner_hop_s: Seconds = 2e-6
@@ -80,6 +87,7 @@ class Network:
 class Noise:
     """Standard deviations in log."""
 
+    __pydantic_config__ = _STRICT
     kernel: float = 0.0
     window: float = 0.0
     """Common to all kernels for some milliseconds."""
@@ -94,6 +102,7 @@ class Noise:
 class Truth:
     """All of it."""
 
+    __pydantic_config__ = _STRICT
     name: str
     host: Host
     device: Device
@@ -109,31 +118,28 @@ class Truth:
         shipped = SHIPPED / f"{path.name}.toml"
         if not path.suffix and shipped.exists():
             path = shipped
-        try:
-            return cls.from_dict(tomllib.loads(path.read_text(encoding="utf-8")), path)
-        except (OSError, tomllib.TOMLDecodeError) as error:
+        if not path.exists():
             known = ", ".join(sorted(each.stem for each in SHIPPED.glob("*.toml")))
-            raise UsageError(
-                f"--truth: {path} cannot be read: {why(error)}; name a TOML file or one of {known}"
-            ) from error
+            raise UsageError(f"--truth: {path} must exist; name a TOML file or one of {known}")
+        return cls.from_dict(read_toml(path, what="truth"), path)
 
     @classmethod
     def from_dict(cls, content: dict[str, Any], path: Path) -> "Truth":
-        """Of the content of a file; every key must be known."""
-        parts = {"host": Host, "device": Device, "network": Network, "noise": Noise}
-        values: dict[str, Any] = {"name": path.stem, **content}
+        """Of the content of a file; every key must be known, every value of its type."""
         try:
-            for key, kind in parts.items():
-                if key in values:
-                    entry = {
-                        k: tuple(v) if isinstance(v, list) else v for k, v in values[key].items()
-                    }
-                    values[key] = kind(**entry)
-            truth = cls(**values)
-            truth.check()
-        except (TypeError, ValueError) as error:
+            found: Truth = TypeAdapter(cls).validate_json(
+                json.dumps({"name": path.stem, **content}, default=str), strict=True
+            )
+            found.check()
+        except ValidationError as error:
+            [first, *_] = error.errors()
+            place = ".".join(map(str, first["loc"]))
+            raise InvalidDocument(
+                f"{path}: {place} must be as in calibrate/virtual/truth.py, got {first['input']!r:.60}"
+            ) from error
+        except ValueError as error:
             raise InvalidDocument(f"{path}: is not a truth file: {why(error)}") from error
-        return truth
+        return found
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -151,8 +157,16 @@ class Truth:
                 value = getattr(part, entry.name)
                 if isinstance(value, float | int):
                     checks.non_negative(entry.name, value)
-        for rate in (*self.device.flop_per_s.values(), self.device.bytes_per_s):
-            checks.positive("rates", rate)
+        device, network = self.device, self.network
+        rates = (device.bytes_per_s, device.copy_bytes_per_s, device.pageable, device.convolution)
+        links = (network.inner_bytes_per_s, network.outer_bytes_per_s, network.tree_share)
+        for rate in (*device.flop_per_s.values(), *rates, *links, *device.speed):
+            checks.positive("rates and speeds", rate)
+        checks.positive("noise.window_s", self.noise.window_s)
+        checks.at_least("host.queue", self.host.queue, 1)
+        checks.at_least("network.devices_per_node", network.devices_per_node, 1)
+        checks.at_least("device.speed", len(device.speed), 1)
+        checks.at_least("device.flop_per_s.fp32", device.flop_per_s.get("fp32", 0.0), 1)
         checks.at_least("devices", self.devices, 1)
 
     def kernel_s(

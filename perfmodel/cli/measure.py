@@ -233,7 +233,7 @@ def network_measure(
     nproc: opt.RanksPerNode = None,
     collectives: Annotated[str, _COLLECTIVES] = "all_reduce",
     rounds: Annotated[int, typer.Option(help="Fresh process groups.")] = 4,
-    device_kind: opt.WhichDevice = "auto",
+    device_kind: opt.RealDevice = "auto",
     resume: opt.Resume = False,
 ) -> None:
     """Measure collectives alone at group sizes 2, 4, 8 ... and message sizes 1 KiB to 16 MiB."""

@@ -77,6 +77,26 @@ def test_shipped_truths_can_be_read() -> None:
         assert ring_s == sorted(ring_s)
 
 
+@pytest.mark.parametrize(
+    ("host", "device", "says"),
+    [
+        ("", "", "host.launch_s must be"),
+        ("launch_s = 'fast'", "", "host.launch_s must be"),
+        ("launch_s = 1e-5\nqueue = 0", "", "host.queue"),
+        ("launch_s = 1e-5", "speed = []", "device.speed"),
+        ("launch_s = 1e-5", "copy_bytes_per_s = 0", "rates and speeds"),
+    ],
+)
+def test_values_that_no_device_can_have_are_refused(
+    tmp_path: Path, host: str, device: str, says: str
+) -> None:
+    file = tmp_path / "odd.toml"
+    rates = "flop_per_s={fp32=1e13}\nbytes_per_s=1e12"
+    file.write_text(f"[host]\n{host}\n[device]\n{rates}\n{device}\n")
+    with pytest.raises(InvalidDocument, match=says):
+        Truth.read(file)
+
+
 def test_a_truth_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--truth"):
         Truth.read("h9000")
