@@ -60,8 +60,8 @@ def fit_profile(
     ``MeasurementFailed`` if there are no training steps to fit.
     """
     observations = read_observations(observations_path)
-    environment = recorded_environment(observations)
     refuse_repeated(observations_path, observations)
+    environment = recorded_environment(observations)
     steps = _of(observations, StepObservation)
     traced = _of(observations, WorkloadObservation)
     if not steps or not traced:

@@ -136,7 +136,7 @@ def environment(fingerprint: str) -> EnvironmentObservation:
         "host": {"fingerprint": fingerprint},
         "cpu": {"model": "Synthetic 1"},
     }
-    return EnvironmentObservation(task="environment", round=0, facts=facts)
+    return EnvironmentObservation(task=f"environment of {fingerprint}", round=0, facts=facts)
 
 
 def write_lines(path: Path, observations: Iterable[Record]) -> Path:
