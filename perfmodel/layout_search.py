@@ -9,7 +9,6 @@ from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from perfmodel.answer.inferred import (
     Training,
@@ -28,7 +27,7 @@ from perfmodel.documents.prediction import ParallelismPlanDocument, RankedLayout
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.layout.candidates import COLUMNS, LayoutColumns, Space, feasible_layouts
 from perfmodel.machine.machine import Evidence
-from perfmodel.statistics import DEVIATE_90, Interval
+from perfmodel.statistics import DEVIATE_90, Interval, normal_cdf
 from perfmodel.units import format_bytes, format_duration
 
 
@@ -301,7 +300,7 @@ def against_first(
     """
     deviation = np.maximum(spread_against_first(model, jobs), 1e-9)
     distance = np.log(found.mean_s / found.mean_s[0]) / deviation
-    return np.asarray(ndtr(distance)), np.abs(distance) <= DEVIATE_90
+    return normal_cdf(distance), np.abs(distance) <= DEVIATE_90
 
 
 def spread_against_first(model: InferredModel, jobs: Jobs) -> Column:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from perfmodel.arrays import FloatArray
 
@@ -61,6 +62,21 @@ class Interval:
     def signed_error(self, measured: float) -> float:
         """Predicted over measured, minus 1."""
         return self.nominal / measured - 1
+
+
+#: So many values take less time one by one than SciPy takes to be imported.
+_FEW: Final = 4096
+
+
+def normal_cdf(deviates: ArrayLike) -> FloatArray:
+    """Probability that a standard normal variable is at most so large."""
+    values = np.asarray(deviates, dtype=np.float64)
+    if values.size > _FEW:
+        from scipy.special import ndtr  # noqa: PLC0415 - see above
+
+        return np.asarray(ndtr(values))
+    tails = map(math.erfc, (values * -math.sqrt(0.5)).ravel().tolist())
+    return 0.5 * np.fromiter(tails, np.float64, values.size).reshape(values.shape)
 
 
 def unpaired(first: FloatArray, other: FloatArray, *, seed: str) -> tuple[FloatArray, FloatArray]:

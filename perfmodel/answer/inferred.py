@@ -12,12 +12,6 @@ from perfmodel.cost.jobs import Jobs, jobs_from
 from perfmodel.cost.layout_memory import TENSORS, rank_parts
 from perfmodel.cost.layout_time import StepParts, layout_durations, unit_times
 from perfmodel.cost.parameters import layout_distance_squared
-from perfmodel.cost.rescaling import (
-    catalogued,
-    host_link_bytes_per_s,
-    precision_ratio,
-    shipped_catalogue,
-)
 from perfmodel.documents import seals
 from perfmodel.documents.base import Provenance, age_notes
 from perfmodel.documents.prediction import (
@@ -28,10 +22,10 @@ from perfmodel.documents.prediction import (
     StepPartsRecord,
     TrainedModel,
 )
-from perfmodel.engine.simulate import collector_paused, simulate
+from perfmodel.engine import algebra
 from perfmodel.errors import UsageError
 from perfmodel.layout.candidates import Limits, require_feasible
-from perfmodel.layout.layout import Layout, Precision, Recompute
+from perfmodel.layout.layout import Layout, Offload, Precision, Recompute
 from perfmodel.machine.inferred import InferredMachine
 from perfmodel.machine.machine import Evidence
 from perfmodel.statistics import Interval
@@ -161,12 +155,11 @@ def _opened(question: Question) -> InferredModel:
 
 
 def _simulated(question: Question, jobs: Jobs, model: InferredModel) -> tuple[StepProgram, Trace]:
-    """The step of every pipeline stage in simulated time, at the fitted parameters."""
+    """The step of every pipeline stage at the fitted parameters; its streams do not contend."""
     assert isinstance(question.workload, NamedTransformer), question.workload
     times = unit_times(question.layout, jobs, model.nominal)
-    with collector_paused():
-        program = compile_layout(question.layout, layers=question.workload.shape.layers)
-        return program, simulate(program, layout_durations(program, times)[np.newaxis])
+    program = compile_layout(question.layout, layers=question.workload.shape.layers)
+    return program, algebra.trace(program, layout_durations(program, times))
 
 
 def layout_jobs(training: Training, layout: Layout, *, device: str | None = None) -> Jobs:
@@ -201,11 +194,17 @@ def layout_jobs(training: Training, layout: Layout, *, device: str | None = None
 
 
 def _on_device(jobs: Jobs, layout: Layout, device: str) -> Jobs:
-    """The job with what the data sheet says of the precision and the link to the host."""
+    """The job with what the data sheet says of the precision and the link to the host, where they count."""
+    if layout.precision is Precision.BF16 and layout.offload is Offload.NONE:
+        return jobs
+    from perfmodel.cost import rescaling  # noqa: PLC0415 - reads the catalogue
+
     if layout.precision is not Precision.BF16:
-        ratio = precision_ratio(layout.precision, device, where=f"layout {layout}")
+        where = f"layout {layout}"
+        ratio = rescaling.precision_ratio(layout.precision, device, where=where)
         jobs = replace(jobs, matmul_ratio=np.array([ratio]))
-    link = host_link_bytes_per_s(catalogued(device), shipped_catalogue())
+    catalogue = rescaling.shipped_catalogue()
+    link = rescaling.host_link_bytes_per_s(rescaling.catalogued(device), catalogue)
     return jobs if link is None else replace(jobs, host_bytes_per_s=np.array([link]))
 
 

@@ -24,7 +24,6 @@ from perfmodel.cost.terms import Samples, Terms, paced
 from perfmodel.documents import seals
 from perfmodel.documents.base import QUIET, age_notes
 from perfmodel.engine import algebra
-from perfmodel.engine.simulate import simulate
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError, did_you_mean
 from perfmodel.layout.layout import Layout
 from perfmodel.machine.machine import Evidence
@@ -235,8 +234,8 @@ def measured_steps_s(questions: Sequence[Question]) -> list[Samples]:
         model = cost_model(_parts(question)[0], question.cluster, costs.durations_s.shape[1])
         sharing = _sharing(question, costs, model)
         if question.layout.pp > 1:
-            nominal_s = costs.durations_s[:, :1].T
-            sharing *= crowding(question, simulate(costs.program, nominal_s))
+            nominal = algebra.trace(costs.program, costs.durations_s[:, 0])
+            sharing *= crowding(question, nominal)
         found.append(draws_s[index] * sharing * _uncertainty(question, model))
     return found
 
@@ -291,10 +290,15 @@ def _steady_trace(program: StepProgram, terms: Terms, nominal_s: Samples) -> Tra
     interference = Interference(
         compute_speed=float(terms.compute_speed[0]), comm_speed=float(terms.comm_speed[0])
     )
-    sides = [
-        simulate(program, side_s.T, interference=interference)
-        for side_s in steady_sides(program, nominal_s)
-    ]
+    sides_s = [side_s[:, 0] for side_s in steady_sides(program, nominal_s)]
+    if interference.is_none or not program.on_stream(Stream.COMM):
+        sides = [algebra.trace(program, side_s) for side_s in sides_s]
+    else:
+        from perfmodel.engine.simulate import simulate  # noqa: PLC0415 - free overlap needs no SimPy
+
+        sides = [
+            simulate(program, side_s[np.newaxis], interference=interference) for side_s in sides_s
+        ]
     return max(sides, key=lambda trace: trace.step_s)
 
 

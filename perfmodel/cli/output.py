@@ -1,5 +1,6 @@
 """What commands print, and how a verdict ends them."""
 
+import os
 import shutil
 import sys
 import textwrap
@@ -22,11 +23,17 @@ if TYPE_CHECKING:
 
 
 def show(*tables: "Table") -> None:
-    """Print tables as wide as the terminal."""
-    from rich.console import Console
-
+    """Print tables as wide as the terminal; without Rich where it would print plain text."""
+    is_plain = not (sys.stdout.isatty() or "FORCE_COLOR" in os.environ)
+    width = shutil.get_terminal_size().columns
     for table in tables:
-        Console().print(table)
+        text = table.text(width) if is_plain else None
+        if text is None:
+            from rich.console import Console
+
+            Console().print(table)
+        else:
+            typer.echo(text)
 
 
 def show_lines(lines: Iterable[str]) -> None:

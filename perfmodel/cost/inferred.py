@@ -11,15 +11,16 @@ from perfmodel.cost.jobs import USUAL, Column, Jobs, jobs_from_columns
 from perfmodel.cost.layout_memory import LayoutMemory, fitted_memory
 from perfmodel.cost.layout_time import StepParts, step_parts, step_time_s
 from perfmodel.cost.parameters import (
+    SHEETS,
     DeviceSheet,
     Discrepancy,
     condition,
     stall_probability,
     stall_time_s,
 )
-from perfmodel.cost.rescaling import device_sheet
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.machine.inferred import InferredMachine
+from perfmodel.statistics import normal_cdf
 
 LOWER, UPPER = 0.05, 0.95
 _BISECTIONS: Final = 40
@@ -68,8 +69,13 @@ class InferredModel:
     @cached_property
     def sheet(self) -> DeviceSheet:
         """Data sheet of its devices."""
+        name = self.machine.device_name
+        if name in SHEETS:
+            return SHEETS[name]
+        from perfmodel.cost.rescaling import device_sheet  # noqa: PLC0415 - reads the catalogue
+
         try:
-            return device_sheet(self.machine.device_name, flag="profile: device")
+            return device_sheet(name, flag="profile: device")
         except UsageError as error:
             raise CalibrationUnavailable(f"{error}; calibrate --from-runs again") from error
 
@@ -210,15 +216,12 @@ def _quantile(
     share: float, normal: Column, disturbed: Column, chance: Column, spread: Column
 ) -> Column:
     """Quantile of a mixture of two normal distributions of equal width, by bisection."""
-    from scipy.special import ndtr  # noqa: PLC0415 - slow to import
-
     low = np.minimum(normal, disturbed) - 8 * spread
     high = np.maximum(normal, disturbed) + 8 * spread
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        # norm.cdf without its checks, which take ten times as long for a single job.
-        below = (1 - chance) * ndtr((middle - normal) / spread)
-        below += chance * ndtr((middle - disturbed) / spread)
+        below = (1 - chance) * normal_cdf((middle - normal) / spread)
+        below += chance * normal_cdf((middle - disturbed) / spread)
         low, high = np.where(below < share, middle, low), np.where(below < share, high, middle)
     return np.asarray((low + high) / 2)
 

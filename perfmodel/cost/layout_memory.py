@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.jobs import Column, Jobs
-from perfmodel.cost.memory import OVERHEADS
 from perfmodel.cost.parameters import Discrepancy, condition
 from perfmodel.machine.inferred import InferredMachine, PeakMemory
-from perfmodel.statistics import DEVIATE_90
+from perfmodel.machine.machine import OVERHEADS
+from perfmodel.statistics import DEVIATE_90, normal_cdf
 from perfmodel.workload.optimizers import ADAMW
 from perfmodel.workload.transformer import (
     HALF_BYTES,
@@ -97,15 +97,13 @@ class LayoutMemory:
         self, jobs: Jobs, needed_bytes: Column, capacity_bytes: float
     ) -> NDArray[np.float64]:
         """Probability that ranks which most probably need so much run within a capacity."""
-        from scipy.special import ndtr  # noqa: PLC0415 - slow to import
-
         if self.discrepancy is not None:
-            return np.asarray(ndtr(np.log(capacity_bytes / needed_bytes) / self.log_spread(jobs)))
+            return normal_cdf(np.log(capacity_bytes / needed_bytes) / self.log_spread(jobs))
         assumed = OVERHEADS["cuda"]
         tensors = (needed_bytes - assumed.context_bytes) / assumed.reserved_ratio
         uncertainty = np.hypot(assumed.log_spread, FORMULA_LOG_SPREAD) * tensors
         spread = np.hypot(assumed.context_spread_bytes, uncertainty)
-        return np.asarray(ndtr((capacity_bytes - needed_bytes) / spread))
+        return normal_cdf((capacity_bytes - needed_bytes) / spread)
 
     def predict(self, jobs: Jobs) -> tuple[Column, Column]:
         """Most probable peaks of rank 0 [B], and the half-width of the 90 % interval of their logarithm."""

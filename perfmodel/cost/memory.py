@@ -14,11 +14,11 @@ from perfmodel import checks
 from perfmodel.checks import at_least, positive
 from perfmodel.cost.terms import CurveDraws, Samples
 from perfmodel.layout.layout import Layout, Recompute, Schedule
-from perfmodel.machine.machine import Evidence
+from perfmodel.machine.machine import OVERHEADS, Evidence, Overhead
 from perfmodel.machine.measured import CheckpointProfile, CurvePoint
 from perfmodel.statistics import Interval
 from perfmodel.step.division import Unit, parameter_bytes, stage_units, units
-from perfmodel.units import MIB, Bytes
+from perfmodel.units import Bytes
 from perfmodel.workload.memory import Moment, Part, StepMemory
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.step import SymbolicStep
@@ -39,40 +39,6 @@ class Verdict(enum.StrEnum):
     FITS = "fits"
     CLOSE = "too close to call"
     DOES_NOT_FIT = "does not fit"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overhead:
-    """What a process takes beyond tensors, and how far it may be off."""
-
-    context_bytes: Bytes
-    context_spread_bytes: Bytes
-    """Standard deviation. [B]"""
-    reserved_ratio: float
-    """Memory held by the allocator over memory in use at the peak."""
-    log_spread: float
-    """Standard deviation of the logarithm of that ratio and of the tensors' bytes together."""
-    evidence: str
-
-
-#: CPU: errors of the sweep stay below 1.5 % (validate.memory); the process before any tensor is assumed.
-#: CUDA: context with cuBLAS and cuDNN, 0.3 to 1 GiB on data-centre GPUs; both figures are assumptions.
-OVERHEADS: Final[Mapping[str, Overhead]] = {
-    "cpu": Overhead(
-        context_bytes=300 * MIB,
-        context_spread_bytes=75 * MIB,
-        reserved_ratio=1.02,
-        log_spread=0.02,
-        evidence="tensors checked against the CPU allocator; context and slack assumed",
-    ),
-    "cuda": Overhead(
-        context_bytes=700 * MIB,
-        context_spread_bytes=250 * MIB,
-        reserved_ratio=1.06,
-        log_spread=0.06,
-        evidence="not validated on a GPU: context assumed, slack from a model of the caching allocator",
-    ),
-}
 
 
 def overhead_of(memory: StepMemory, device_kind: str) -> Overhead:

@@ -210,9 +210,8 @@ _WEIGHT_SIGMA: Final = 0.7
 
 def stall_probability(weights: Column, jobs: Jobs) -> Column:
     """Probability of a job to be degraded, 0 inside one node; ``weights`` are those of ``fit_odds``."""
-    from scipy.special import expit  # noqa: PLC0415 - slow to import
-
-    return np.where(may_stall(jobs), expit(_features(jobs) @ weights), 0.0)
+    score = _features(jobs) @ weights
+    return np.where(may_stall(jobs), np.exp(-np.logaddexp(0, -score)), 0.0)
 
 
 def may_stall(jobs: Jobs) -> NDArray[np.bool_]:

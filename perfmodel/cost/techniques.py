@@ -10,10 +10,10 @@ from perfmodel.cost.memory import (
     FITS_ABOVE,
     DeviceMemory,
     MemorySetting,
-    Overhead,
     tensor_parts,
     with_overhead,
 )
+from perfmodel.machine.machine import Overhead
 from perfmodel.units import Bytes, BytesPerSecond, Seconds
 from perfmodel.workload.memory import Block, Moment, Part, StepMemory
 from perfmodel.workload.operator import Phase

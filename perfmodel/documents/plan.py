@@ -1,6 +1,7 @@
 """A plan as a person writes it: the work, the limits, and the options with their prices, in TOML."""
 
 import datetime as dt
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
 
@@ -145,9 +146,11 @@ class Failures(Record):
 
 
 #: Sizes of one option; each is a candidate with every batch.
-MOST_COUNTS: Final = 2**15
+MOST_COUNTS: Final = 2**20
 #: The same of a large model, whose layouts are searched for every size and batch.
 MOST_SEARCHED: Final = 256
+#: Options x batches x counts of a plan, eight columns of numbers each.
+MOST_CANDIDATES: Final = 2**21
 
 
 class CountRange(Record):
@@ -237,10 +240,10 @@ class Option(Record):
             raise ValueError(str(error)) from error
 
     @property
-    def device_counts(self) -> tuple[int, ...]:
+    def device_counts(self) -> Sequence[int]:
         """Ascending, each once."""
         if isinstance(self.counts, CountRange):
-            return tuple(range(self.counts.first, self.counts.last + 1, self.counts.step))
+            return range(self.counts.first, self.counts.last + 1, self.counts.step)
         return tuple(sorted(set(self.counts)))
 
     @property
@@ -266,6 +269,11 @@ class PlanFile(Record):
         silent = [option.name for option in self.option if option.power_per_device_w is None]
         if self.limits.power_kw is not None and silent:
             raise ValueError(f"power_kw needs power_per_device_w of {', '.join(silent)}")
+        candidates = sum(len(each.device_counts) * len(each.batches) for each in self.option)
+        if candidates > MOST_CANDIDATES:
+            raise ValueError(
+                f"options x batches x counts must be <= {MOST_CANDIDATES:,}, got {candidates:,}"
+            )
         for option in self.option:
             _refuse_foreign_keys(option, is_large=self.work.model is not None)
         return self

@@ -17,7 +17,6 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import lambertw
 
 from perfmodel.arrays import FloatArray
 from perfmodel.checks import at_least, non_negative, positive
@@ -28,6 +27,8 @@ _LARGEST_EXPONENT: Final = 700.0
 #: Below this share of the mean time between failures the moments of the truncated exponential are
 #: those of a uniform distribution; their closed form would cancel to nothing.
 _SMALL: Final = 1e-5
+#: From within a third of the root, each doubles the digits.
+_NEWTON_STEPS: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,17 +126,28 @@ def daly_interval_s(*, write_s: Seconds, mtbf_s: Seconds) -> Seconds:
 
 
 def best_interval_s(*, write_s: Seconds, mtbf_s: Seconds) -> Seconds:
-    """Interval that makes ``expected_elapsed_s`` least, exactly. [s]
-
-    With ``x = interval / mtbf`` and ``d = write / mtbf`` the minimum of ``(exp(x + d) - 1) / x`` is where
-    ``(1 - x) exp(x + d) = 1``, hence ``x = 1 + W(-exp(-1 - d))`` with Lambert's W.
-    """
+    """Interval that makes ``expected_elapsed_s`` least, exactly. [s]"""
     _check(write_s, mtbf_s)
     if math.isinf(mtbf_s):
         return math.inf if write_s > 0 else 0.0
-    best = 1 + float(lambertw(-math.exp(-1 - write_s / mtbf_s)).real)
-    # so near the branch point of W half of the digits are lost; Young's is better there
-    return mtbf_s * best if best > 1e-5 else young_interval_s(write_s=write_s, mtbf_s=mtbf_s)
+    return float(best_intervals_s(write_s=write_s, mtbf_s=np.array([mtbf_s]))[0])
+
+
+def best_intervals_s(*, write_s: Seconds, mtbf_s: FloatArray) -> FloatArray:
+    """The best interval at each of some finite mean times between failures. [s]
+
+    With ``x = interval / mtbf`` and ``d = write / mtbf`` the minimum of ``(exp(x + d) - 1) / x`` is where
+    ``(1 - x) exp(x + d) = 1``. With ``u = -log(1 - x)`` that is ``u - 1 + exp(-u) = d``, which is convex
+    in ``u``: Newton's steps fall to it from ``d + sqrt(2 d)``, which is above.
+    """
+    d = write_s / mtbf_s
+    u = d + np.sqrt(2 * d)
+    for _ in range(_NEWTON_STEPS):
+        slope = -np.expm1(-u)
+        u = np.maximum(0.0, u - np.divide(u - slope - d, slope, out=np.zeros_like(u), where=u > 0))
+    best = -np.expm1(-u)
+    # So near to zero half of the digits are lost; Young's is better there.
+    return np.where(best > 1e-5, mtbf_s * best, np.sqrt(2 * write_s * mtbf_s))
 
 
 def expected_elapsed_s(job: Job) -> Seconds:

@@ -1,8 +1,6 @@
 """The entry of the simulation: a step program and durations in, a trace out."""
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,7 +10,14 @@ from simpy import Environment
 from simpy.events import NORMAL, Event, EventPriority, Timeout
 
 from perfmodel.arrays import BoolArray, FloatArray
-from perfmodel.step.program import Interference, Lane, StepProgram, Stream, Trace
+from perfmodel.step.program import (
+    Interference,
+    Lane,
+    StepProgram,
+    Stream,
+    Trace,
+    collector_paused,
+)
 from perfmodel.units import Seconds
 
 
@@ -360,18 +365,6 @@ def simulate(
         start_s=_table(ranks.starts_s, collectives.starts_s, shared),
         end_s=_table(ranks.ends_s, collectives.ends_s, shared),
     )
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Keep the garbage collector from searching a thousand ranks for garbage that is not there."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _checked(program: StepProgram, durations_s: ArrayLike) -> FloatArray:

@@ -1,23 +1,22 @@
-"""Weeks of a training job in simulated time with SimPy: checkpoints, failures, spares, maintenance."""
+"""Weeks of a training job in simulated time, many courses side by side: checkpoints, failures, spares, maintenance."""
 
 import enum
-import math
-from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final
 
 import numpy as np
-from simpy import Container, Environment, Event
+from numpy.typing import ArrayLike
 
+from perfmodel.arrays import BoolArray, FloatArray, IntArray
 from perfmodel.checks import positive
-from perfmodel.engine.job import FailureCause, Job
+from perfmodel.engine.job import Job
 from perfmodel.units import Seconds
 
 #: A remainder of work below this share of an interval is rounding, not another segment.
-_ROUNDING = 1e-9
-
-_Process: TypeAlias = Generator[Event, None, FailureCause | None]
+_ROUNDING: Final = 1e-9
+#: Random numbers that a course draws ahead, each for a time and a cause.
+_BLOCK: Final = 64
 
 
 class Activity(enum.StrEnum):
@@ -35,31 +34,33 @@ class Activity(enum.StrEnum):
     MAINTENANCE = "maintenance"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRun:
-    """One possible course of a job."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Courses:
+    """Possible courses of a job; every array has shape ``(num_courses,)``."""
 
-    elapsed_s: Seconds
+    elapsed_s: FloatArray
     """From the start of the job to the end of its last checkpoint. [s]"""
-    spent_s: Mapping[Activity, Seconds]
+    spent_s: Mapping[Activity, FloatArray]
     """Sums to ``elapsed_s``. [s]"""
-    stops: Mapping[str, int]
+    stops: Mapping[str, IntArray]
     """Failures by cause; those that strike while the job recovers count too."""
-    planned_stops: int
+    planned_stops: IntArray
 
     @property
-    def effective_fraction(self) -> float:
+    def effective_fraction(self) -> FloatArray:
         """Training that was kept, over all time."""
         return self.spent_s[Activity.WORK] / self.elapsed_s
 
     @property
-    def unplanned_stops(self) -> int:
+    def unplanned_stops(self) -> IntArray:
         """Failures of all causes."""
-        return sum(self.stops.values())
+        return sum(self.stops.values(), start=np.zeros(len(self.elapsed_s), dtype=np.int64))
 
 
-def simulate_job(job: Job, *, seed: int | list[int], rate_factor: float = 1.0) -> JobRun:
-    """Simulate one course of a job.
+def simulate_job(
+    job: Job, *, generators: Sequence[np.random.Generator], rate_factors: ArrayLike = 1.0
+) -> Courses:
+    """Simulate one course of a job for each random generator.
 
     Failures come at random (exponential), at any time but while the job waits for a node or is under
     maintenance: what stands idle does not fail. A failure costs what was done since the last
@@ -68,148 +69,193 @@ def simulate_job(job: Job, *, seed: int | list[int], rate_factor: float = 1.0) -
     Between two stops nothing is random, so that the checkpoints between them are counted, not
     simulated one by one.
 
-    ``seed``: same seed, same course. Courses of jobs that differ in one number share their luck.
-    ``rate_factor``: by how much failures are more frequent than the job says; finite, > 0.
+    ``generators``: same generator, same course. Courses of jobs that differ in one number share their luck.
+    ``rate_factors``: by how much failures are more frequent than the job says, for all courses or each;
+    finite, > 0.
     """
-    positive("rate_factor", rate_factor)
-    env = Environment()
-    course = _Course(env, job, np.random.default_rng(seed), rate_factor)
-    env.run(env.process(course.run()))
-    return JobRun(
-        elapsed_s=env.now,
-        spent_s=dict(course.spent_s),
-        stops=dict(course.stops),
-        planned_stops=course.planned_stops,
+    factors = np.broadcast_to(np.asarray(rate_factors, dtype=np.float64), len(generators))
+    for factor in factors.tolist():
+        positive("rate_factors", factor)
+    state = _State(job, _Luck(generators), factors)
+    state.run()
+    return Courses(
+        elapsed_s=state.now_s,
+        spent_s=state.spent_s,
+        stops={cause.name: row for cause, row in zip(job.causes, state.stops, strict=True)},
+        planned_stops=state.planned_stops,
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stretch:
-    """What the job would do until it ends or is stopped as planned, if nothing failed."""
+class _Luck:
+    """Times to failures over their mean, and what picks their causes, of every course.
 
-    duration_s: Seconds
-    work_s: Seconds
+    Drawn ahead in blocks: to ask for every number when it is needed takes longer than all else.
+    """
+
+    def __init__(self, generators: Sequence[np.random.Generator]) -> None:
+        self._generators = generators
+        # Drawn even if nothing ever fails, so that random numbers stay in step.
+        self.first = np.array([each.standard_exponential() for each in generators])
+        self._drawn = np.empty((len(generators), _BLOCK, 2))
+        self._used = np.full(len(generators), _BLOCK)
+
+    def following(self, courses: IntArray) -> tuple[FloatArray, FloatArray]:
+        """For each course the time to its next failure, and a share that picks the cause of this one."""
+        for course in courses[self._used[courses] == _BLOCK].tolist():
+            generator = self._generators[course]
+            time, share = generator.standard_exponential, generator.random
+            self._drawn[course] = [(time(), share()) for _ in range(_BLOCK)]
+            self._used[course] = 0
+        found = self._drawn[courses, self._used[courses]]
+        self._used[courses] += 1
+        return found[:, 0], found[:, 1]
 
 
-class _Course:
-    """The state of one job while it runs."""
+class _State:
+    """Where every course of a job stands; methods take the indices of those that they move."""
 
-    def __init__(
-        self, env: Environment, job: Job, rng: np.random.Generator, rate_factor: float
-    ) -> None:
-        self.spent_s = dict.fromkeys(Activity, 0.0)
-        self.stops: Counter[str] = Counter({cause.name: 0 for cause in job.causes})
-        self.planned_stops = 0
-        self._env = env
-        self._job = job
-        self._rng = rng
-        self._mtbf_s = job.mtbf_s / rate_factor
+    def __init__(self, job: Job, luck: _Luck, rate_factors: FloatArray) -> None:
+        count = len(rate_factors)
+        self.now_s = np.zeros(count)
+        self.spent_s = {activity: np.zeros(count) for activity in Activity}
+        self.stops = np.zeros((len(job.causes), count), dtype=np.int64)
+        self.planned_stops = np.zeros(count, dtype=np.int64)
+        self._job, self._luck = job, luck
+        self._mtbf_s = job.mtbf_s / rate_factors
         rates = np.array([1 / cause.mtbf_device_s for cause in job.causes])
         self._shares = np.cumsum(rates) / rates.sum() if job.causes else rates
-        self._until_failure_s = self._draw_time_to_failure_s()
-        self._spares = Container(env, init=job.spares or 0)
-        self._missing_nodes = 0
-        self._saved_s = 0.0
-        self._planned_at_s = job.maintenance_every_s or math.inf
+        self._takes_node = np.array([cause.takes_node for cause in job.causes], dtype=np.int64)
+        self._until_failure_s = luck.first * self._mtbf_s
+        self._cause = np.zeros(count, dtype=np.int64)
+        """Of the last failure."""
+        self._saved_s = np.zeros(count)
+        self._planned_at_s = np.full(count, job.maintenance_every_s or np.inf)
+        self._missing = np.zeros(count, dtype=np.int64)
+        """Nodes that failed and whose failure is not detected yet."""
+        self._replaced = np.zeros(count, dtype=np.int64)
+        """Nodes whose replacement has begun."""
+        self._back_s = np.empty((count, 0))
+        """When the last of them come back, in a ring: column ``number % columns``."""
 
-    def run(self) -> _Process:
-        while self._left_s > 0:
-            if self._env.now >= self._planned_at_s:
-                cause = yield from self._maintain()
-            else:
-                cause = yield from self._train()
-            while cause is not None:
-                cause = yield from self._recover(cause)
-        return None
+    def run(self) -> None:
+        """Bring all courses to their ends, stretch by stretch."""
+        while (courses := np.flatnonzero(self._left_s(slice(None)))).size:
+            is_due = self.now_s[courses] >= self._planned_at_s[courses]
+            struck = np.concatenate(
+                [self._maintain(courses[is_due]), self._train(courses[~is_due])]
+            )
+            while struck.size:
+                struck = self._recover(struck)
 
-    @property
-    def _left_s(self) -> Seconds:
-        left_s = self._job.work_s - self._saved_s
-        return left_s if left_s > _ROUNDING * self._job.checkpoint_interval_s else 0.0
+    def _left_s(self, courses: IntArray | slice) -> FloatArray:
+        left_s = self._job.work_s - self._saved_s[courses]
+        return np.where(left_s > _ROUNDING * self._job.checkpoint_interval_s, left_s, 0.0)
 
-    def _train(self) -> _Process:
-        stretch = self._next_stretch()
-        start_s = self._env.now
-        cause = yield from self._exposed(stretch.duration_s)
-        lasted_s = self._env.now - start_s
-        kept_s, lost_s = stretch.work_s, 0.0
-        if cause is not None:
-            cycle_s = self._job.checkpoint_interval_s + self._job.checkpoint_write_s
-            complete = math.floor(lasted_s / cycle_s)
-            kept_s = complete * self._job.checkpoint_interval_s
-            lost_s = lasted_s - complete * cycle_s
-        self._saved_s += kept_s
-        self.spent_s[Activity.WORK] += kept_s
-        self.spent_s[Activity.LOST] += lost_s
-        self.spent_s[Activity.CHECKPOINT] += lasted_s - kept_s - lost_s
-        return cause
-
-    def _next_stretch(self) -> _Stretch:
+    def _train(self, courses: IntArray) -> IntArray:
+        """Train to the end or the next planned stop; courses that fail before."""
         interval_s, write_s = self._job.checkpoint_interval_s, self._job.checkpoint_write_s
-        writes = math.ceil(self._left_s / interval_s - _ROUNDING)
-        whole_s = self._left_s + writes * write_s
-        planned_s = self._planned_at_s - self._env.now
-        if planned_s + write_s >= whole_s:
-            return _Stretch(duration_s=whole_s, work_s=self._left_s)
-        complete, rest_s = divmod(planned_s, interval_s + write_s)
-        # the checkpoint before a planned stop is written at once, or is being written already
-        work_s = min(rest_s, interval_s)
-        return _Stretch(
-            duration_s=complete * (interval_s + write_s) + work_s + write_s,
-            work_s=complete * interval_s + work_s,
+        duration_s, work_s = self._next_stretch(courses)
+        start_s = self.now_s[courses]
+        is_struck = self._expose(courses, duration_s)
+        lasted_s = self.now_s[courses] - start_s
+        complete = np.floor(lasted_s / (interval_s + write_s))
+        kept_s = np.where(is_struck, complete * interval_s, work_s)
+        lost_s = np.where(is_struck, lasted_s - complete * (interval_s + write_s), 0.0)
+        self._saved_s[courses] += kept_s
+        self.spent_s[Activity.WORK][courses] += kept_s
+        self.spent_s[Activity.LOST][courses] += lost_s
+        self.spent_s[Activity.CHECKPOINT][courses] += lasted_s - kept_s - lost_s
+        return courses[is_struck]
+
+    def _next_stretch(self, courses: IntArray) -> tuple[FloatArray, FloatArray]:
+        """How long courses would go on if nothing failed, and the work that is then saved. [s]"""
+        interval_s, write_s = self._job.checkpoint_interval_s, self._job.checkpoint_write_s
+        left_s = self._left_s(courses)
+        whole_s = left_s + np.ceil(left_s / interval_s - _ROUNDING) * write_s
+        if self._job.maintenance_every_s is None:
+            return whole_s, left_s
+        planned_s = self._planned_at_s[courses] - self.now_s[courses]
+        complete, rest_s = np.divmod(planned_s, interval_s + write_s)
+        # The checkpoint before a planned stop is written at once, or is being written already.
+        last_s = np.minimum(rest_s, interval_s)
+        ends_before = planned_s + write_s >= whole_s
+        stopped_s = complete * (interval_s + write_s) + last_s + write_s
+        return (
+            np.where(ends_before, whole_s, stopped_s),
+            np.where(ends_before, left_s, complete * interval_s + last_s),
         )
 
-    def _maintain(self) -> _Process:
+    def _maintain(self, courses: IntArray) -> IntArray:
+        """Stop as planned and start again; courses that fail before they train."""
         every_s = self._job.maintenance_every_s
-        assert every_s is not None
-        self.planned_stops += 1
-        yield from self._idle(self._job.maintenance_s, Activity.MAINTENANCE)
-        periods = math.floor(self._env.now / every_s) + 1
+        if every_s is None or not courses.size:
+            return courses
+        self.planned_stops[courses] += 1
+        self.now_s[courses] += self._job.maintenance_s
+        self.spent_s[Activity.MAINTENANCE][courses] += self._job.maintenance_s
+        now_s = self.now_s[courses]
+        periods = np.floor(now_s / every_s) + 1
         # Rounded down, the quotient may name the stop that has just ended.
-        self._planned_at_s = every_s * (periods + (every_s * periods <= self._env.now))
-        return (yield from self._exposed_in(Activity.RESTART, self._job.restart_s))
+        self._planned_at_s[courses] = every_s * (periods + (every_s * periods <= now_s))
+        return courses[self._expose_in(Activity.RESTART, courses, self._job.restart_s)]
 
-    def _recover(self, cause: FailureCause) -> _Process:
-        self.stops[cause.name] += 1
-        self._missing_nodes += cause.takes_node
-        struck_by = yield from self._exposed_in(Activity.DETECTION, self._job.detection_s)
-        if struck_by is not None:
-            return struck_by
-        if self._missing_nodes and self._job.spares is not None:
-            for _ in range(self._missing_nodes):
-                self._env.process(self._replace())
-            start_s = self._env.now
-            yield self._spares.get(self._missing_nodes)
-            self.spent_s[Activity.WAITING] += self._env.now - start_s
-        self._missing_nodes = 0
-        return (yield from self._exposed_in(Activity.RESTART, self._job.restart_s))
+    def _recover(self, courses: IntArray) -> IntArray:
+        """From a failure to the next step; courses that fail again before."""
+        causes = self._cause[courses]
+        self.stops[causes, courses] += 1
+        self._missing[courses] += self._takes_node[causes]
+        is_struck = self._expose_in(Activity.DETECTION, courses, self._job.detection_s)
+        struck, found = courses[is_struck], courses[~is_struck]
+        if self._job.spares is not None:
+            self._wait_for_nodes(found[self._missing[found] > 0], self._job.spares)
+        self._missing[found] = 0
+        is_struck = self._expose_in(Activity.RESTART, found, self._job.restart_s)
+        return np.concatenate([struck, found[is_struck]])
 
-    def _replace(self) -> _Process:
-        yield self._env.timeout(self._job.replacement_s)
-        yield self._spares.put(1)
-        return None
+    def _wait_for_nodes(self, courses: IntArray, spares: int) -> None:
+        """Replace the missing nodes, and wait until there are as many spares.
 
-    def _idle(self, duration_s: Seconds, activity: Activity) -> _Process:
-        yield self._env.timeout(duration_s)
-        self.spent_s[activity] += duration_s
-        return None
+        Nodes come back in the order in which they failed. A job that has taken n nodes from s spares
+        goes on once n - s are back.
+        """
+        if not courses.size:
+            return
+        missing, first = self._missing[courses], self._replaced[courses]
+        last = first + missing
+        self._replaced[courses] = last
+        columns = self._back_s.shape[1]
+        if last.max() > columns and columns <= spares:
+            columns = min(max(2 * columns, int(last.max())), spares + 1)
+            more = np.zeros((len(self.now_s), columns - self._back_s.shape[1]))
+            self._back_s = np.concatenate([self._back_s, more], axis=1)
+        now_s = self.now_s[courses]
+        for number in range(missing.max()):
+            more_missing = missing > number
+            place = (first[more_missing] + number) % columns
+            self._back_s[courses[more_missing], place] = (
+                now_s[more_missing] + self._job.replacement_s
+            )
+        awaited = last - spares - 1
+        back_s = self._back_s[courses, awaited % columns]
+        ready_s = np.where(awaited >= 0, np.maximum(now_s, back_s), now_s)
+        self.now_s[courses] = ready_s
+        self.spent_s[Activity.WAITING][courses] += ready_s - now_s
 
-    def _exposed_in(self, activity: Activity, duration_s: Seconds) -> _Process:
-        start_s = self._env.now
-        cause = yield from self._exposed(duration_s)
-        self.spent_s[activity] += self._env.now - start_s
-        return cause
+    def _expose_in(self, activity: Activity, courses: IntArray, duration_s: Seconds) -> BoolArray:
+        start_s = self.now_s[courses]
+        is_struck = self._expose(courses, duration_s)
+        self.spent_s[activity][courses] += self.now_s[courses] - start_s
+        return is_struck
 
-    def _exposed(self, duration_s: Seconds) -> _Process:
-        """Let time pass; the cause, if a failure came first."""
-        if self._until_failure_s >= duration_s:
-            self._until_failure_s -= duration_s
-            yield self._env.timeout(duration_s)
-            return None
-        yield self._env.timeout(self._until_failure_s)
-        self._until_failure_s = self._draw_time_to_failure_s()
-        return self._job.causes[int(np.searchsorted(self._shares, self._rng.random(), "right"))]
-
-    def _draw_time_to_failure_s(self) -> Seconds:
-        # drawn even if nothing ever fails, so that the random numbers stay in step
-        return float(self._rng.standard_exponential()) * self._mtbf_s
+    def _expose(self, courses: IntArray, duration_s: FloatArray | Seconds) -> BoolArray:
+        """Let time pass, until a failure where one comes first."""
+        until_s = self._until_failure_s[courses]
+        is_struck = until_s < duration_s
+        self.now_s[courses] += np.where(is_struck, until_s, duration_s)
+        self._until_failure_s[courses] = until_s - duration_s
+        struck = courses[is_struck]
+        if struck.size:
+            times, shares = self._luck.following(struck)
+            self._until_failure_s[struck] = times * self._mtbf_s[struck]
+            self._cause[struck] = np.searchsorted(self._shares, shares, side="right")
+        return is_struck

@@ -1,7 +1,7 @@
 """Use case: many courses of one job -> when it ends, where the time goes, how often to save."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -23,7 +23,7 @@ from perfmodel.engine.job import (
     expected_stops,
     young_interval_s,
 )
-from perfmodel.engine.simulate_job import Activity, JobRun, simulate_job
+from perfmodel.engine.simulate_job import Activity, Courses, simulate_job
 from perfmodel.errors import NotFeasible
 from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import CheckpointProfile
@@ -66,9 +66,9 @@ class Request:
 def goodput(request: Request, *, argv: Sequence[str]) -> GoodputDocument:
     """Simulate many courses of a job; refused if less than 1 % of the time would be training kept."""
     job, deadline_s = request.job, request.deadline_s
-    _refuse_hopeless(job, rate_factor=max(_rate_factors(request)))
-    runs = _courses(request)
-    elapsed_s = np.array([run.elapsed_s for run in runs])
+    _refuse_hopeless(job, rate_factor=float(_rate_factors(request).max()))
+    courses = _courses(request)
+    elapsed_s = courses.elapsed_s
     note = "Daly's complete model, at the estimated rate of failures"
     try:
         closed_s = expected_elapsed_s(job)
@@ -83,11 +83,11 @@ def goodput(request: Request, *, argv: Sequence[str]) -> GoodputDocument:
         elapsed_s=Interval.of(elapsed_s),
         elapsed_mean_s=float(elapsed_s.mean()),
         elapsed_mean_error_s=_standard_error(elapsed_s),
-        effective_fraction=Interval.of(np.array([run.effective_fraction for run in runs])),
-        unplanned_stops=Interval.of(np.array([run.unplanned_stops for run in runs], dtype=float)),
-        stops_mean={c.name: _mean(run.stops[c.name] for run in runs) for c in job.causes},
-        planned_stops_mean=_mean(run.planned_stops for run in runs),
-        spent_mean_s={a.value: _mean(run.spent_s[a] for run in runs) for a in Activity},
+        effective_fraction=Interval.of(courses.effective_fraction),
+        unplanned_stops=Interval.of(courses.unplanned_stops.astype(float)),
+        stops_mean={name: float(row.mean()) for name, row in courses.stops.items()},
+        planned_stops_mean=float(courses.planned_stops.mean()),
+        spent_mean_s={a.value: float(courses.spent_s[a].mean()) for a in Activity},
         closed_form_elapsed_s=closed_s,
         closed_form_note=note,
         intervals=_intervals(request),
@@ -99,17 +99,10 @@ def goodput(request: Request, *, argv: Sequence[str]) -> GoodputDocument:
     )
 
 
-def _courses(request: Request) -> list[JobRun]:
+def _courses(request: Request) -> Courses:
     """Courses with luck of their own, the same for the same seed."""
-    return [
-        simulate_job(request.job, seed=[request.seed, replica], rate_factor=factor)
-        for replica, factor in enumerate(_rate_factors(request))
-    ]
-
-
-def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return math.fsum(found) / len(found)
+    generators = [np.random.default_rng([request.seed, k]) for k in range(request.replicas)]
+    return simulate_job(request.job, generators=generators, rate_factors=_rate_factors(request))
 
 
 def best_interval_or_work_s(job: Job) -> Seconds:
@@ -149,14 +142,13 @@ def _outlook(job: Job, rate_factor: float) -> tuple[float, float]:
     return job.work_s / (elapsed_s * stretch), stops * stretch + elapsed_s * stretch / every_s
 
 
-def _rate_factors(request: Request) -> list[float]:
+def _rate_factors(request: Request) -> FloatArray:
     """Rates over their estimate: Gamma, as k stops of a Poisson process leave them (Jeffreys)."""
     if request.mtbf_stops is None:
-        return [1.0] * request.replicas
+        return np.ones(request.replicas)
     # a stream of its own: one replica more changes no other
     rng = np.random.default_rng([request.seed, 0, 1])
-    shape = request.mtbf_stops + 0.5
-    return [float(rng.gamma(shape)) / request.mtbf_stops for _ in range(request.replicas)]
+    return rng.gamma(request.mtbf_stops + 0.5, size=request.replicas) / request.mtbf_stops
 
 
 def _intervals(request: Request) -> CheckpointIntervals | None:
@@ -175,13 +167,12 @@ def _intervals(request: Request) -> CheckpointIntervals | None:
 
 def _search(request: Request, *, around_s: Seconds) -> tuple[TriedInterval, ...]:
     """Mean ends at intervals around one; as good as the best within two standard errors."""
-    worst_factor = max(_rate_factors(request))
+    worst_factor = float(_rate_factors(request).max())
     ends_s: dict[Seconds, FloatArray] = {}
     for interval_s in sorted({min(around_s * each, request.job.work_s) for each in SEARCH_FACTORS}):
         job = replace(request.job, checkpoint_interval_s=interval_s)
         if _outlook(job, worst_factor)[0] >= LOWEST_EFFECTIVE_FRACTION:
-            runs = _courses(replace(request, job=job))
-            ends_s[interval_s] = np.array([run.elapsed_s for run in runs])
+            ends_s[interval_s] = _courses(replace(request, job=job)).elapsed_s
     if not ends_s:
         return ()
     best_s = min(ends_s.values(), key=lambda ends: float(ends.mean()))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -9,15 +10,17 @@ import numpy as np
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.cost.terms import Samples
 from perfmodel.documents.plan import Option, PlanFile
-from perfmodel.engine.job import best_interval_s, elapsed_moments
+from perfmodel.engine.job import best_intervals_s, elapsed_moments
 from perfmodel.plan.goodput import Stops
-from perfmodel.plan.steps import Steps
+from perfmodel.plan.steps import Steps, nearest
 from perfmodel.units import HOUR_S, KILOWATT_W, Seconds
 
 #: A thousand years: longer than anybody waits, and still a date. [s]
 NEVER_S: Final = 1000 * 365.25 * 24 * HOUR_S
-#: So many candidates are evaluated at once: their draws fit into a cache.
+#: So many sizes are evaluated at once: their draws fit into a cache.
 _CHUNK: Final = 128
+#: With more sizes, draws are evaluated at so many, evenly in log; the others take the spread of the nearest.
+_MOST_SPREAD: Final = 2048
 _SEED: Final = 0
 #: Rows of the ranking that are kept, and of the front, evenly over it.
 MOST_RANKED: Final = 10
@@ -38,7 +41,7 @@ class Outcome:
     """Work between two checkpoints, shape ``(num_counts,)``; infinite if nothing fails. [s]"""
 
 
-def outcome(
+def outcome(  # noqa: PLR0913 - one parameter per part of the question
     plan: PlanFile,
     option: Option,
     table: Steps,
@@ -46,6 +49,7 @@ def outcome(
     *,
     stops: Stops | None,
     step_factor: float = 1.0,
+    num_draws: int | None = None,
 ) -> Outcome:
     """Draws of an option at some sizes, by closed forms over the draws of the step.
 
@@ -56,23 +60,24 @@ def outcome(
         elapsed = max(work, mean(work) + spread(work) * luck)
 
     ``step_factor``: ratio of the step to the predicted one.
+    ``num_draws``: 1 is the nominal one alone, None are all.
     """
     steps = np.ceil(plan.work.total_samples / table.global_batches(counts))
-    work_s = step_factor * steps[:, None] * table.step_s(counts)
+    work_s = step_factor * steps[:, None] * table.step_s(counts, num_draws=num_draws)
     if stops is None:
         elapsed_s, interval_s = work_s, np.full(len(counts), np.inf)
         expected_stops = np.zeros(len(counts))
     else:
         mtbf_s = stops.mtbf_device_s / counts
         write_s = float(stops.write_s[0])
-        best_s = [best_interval_s(write_s=write_s, mtbf_s=each) for each in mtbf_s]
+        best_s = best_intervals_s(write_s=write_s, mtbf_s=mtbf_s)
         interval_s = np.minimum(best_s, work_s[:, 0])
         mean_s, spread_s = elapsed_moments(
             work_s,
             interval_s=interval_s[:, None],
-            write_s=_once_if_constant(stops.write_s),
+            write_s=_once_if_constant(stops.write_s)[:num_draws],
             mtbf_s=mtbf_s[:, None],
-            recovery_s=_once_if_constant(stops.recovery_s),
+            recovery_s=_once_if_constant(stops.recovery_s)[:num_draws],
         )
         luck: Samples = np.random.default_rng(_SEED).standard_normal((work_s.shape[1],))
         luck[0] = 0.0
@@ -155,6 +160,34 @@ class Candidates:
         return cls(**{n: np.concatenate([getattr(part, n) for part in parts]) for n in names})
 
 
+class _Spread:
+    """How the draws of the end lie around the nominal end, at some sizes of a table; the others read the nearest."""
+
+    def __init__(self, plan: PlanFile, option: Option, table: Steps, stops: Stops | None) -> None:
+        counts = table.counts
+        places = np.arange(len(counts))
+        if len(counts) > _MOST_SPREAD:
+            wanted = np.geomspace(counts[0], counts[-1], _MOST_SPREAD)
+            places = np.unique(np.searchsorted(counts, wanted).clip(0, len(counts) - 1))
+        rows = []
+        for start in range(0, len(places), _CHUNK):
+            at = counts[places[start : start + _CHUNK]]
+            draws_s = outcome(plan, option, table, at, stops=stops).elapsed_s
+            rows.append(np.sort(draws_s[:, 1:] / draws_s[:, :1], axis=1))
+        self._ratios = np.concatenate(rows)
+        """Ascending, one row per size that was evaluated."""
+        of_row = nearest(np.log(counts[places]), np.log(counts))
+        self._edges = np.searchsorted(of_row, np.arange(len(places) + 1)).tolist()
+        """Where the sizes of each row begin."""
+
+    def chance(self, limits: FloatArray) -> FloatArray:
+        """Share of the draws up to a limit, over the nominal end, of every size."""
+        below = np.empty(len(limits))
+        for ratios, (first, last) in zip(self._ratios, pairwise(self._edges), strict=True):
+            below[first:last] = np.searchsorted(ratios, limits[first:last], side="right")
+        return np.asarray(below / self._ratios.shape[1])
+
+
 def evaluate(
     plan: PlanFile,
     places: Sequence[tuple[int, int]],
@@ -169,28 +202,23 @@ def evaluate(
     """
     counts, limits = table.counts, plan.limits
     options = [plan.option[index] for index, _ in places]
-    elapsed_s, in_time = np.empty(len(counts)), np.empty(len(counts))
-    kept = np.empty((len(options), len(counts)))
-    for start in range(0, len(counts), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        draws_s = outcome(plan, options[0], table, counts[part], stops=stops).elapsed_s
-        elapsed_s[part] = draws_s[:, 0]
-        in_time[part] = (draws_s[:, 1:] <= available_s).mean(axis=1)
-        for row, option in enumerate(options):
-            kept[row, part] = in_time[part]
-            if limits.budget is not None:
-                left = limits.budget - setup_cost(option)
-                spent_s = left * HOUR_S / (counts[part] * hourly_price(option))
-                allowed_s = np.minimum(available_s, spent_s)[:, None]
-                kept[row, part] = (draws_s[:, 1:] <= allowed_s).mean(axis=1)
+    nominal = outcome(plan, options[0], table, counts, stops=stops, num_draws=1)
+    elapsed_s = nominal.elapsed_s[:, 0]
+    spread = _Spread(plan, options[0], table, stops)
+    in_time = spread.chance(available_s / elapsed_s)
     found = []
-    for (index, batch), option, probability in zip(places, options, kept, strict=True):
+    for (index, batch), option in zip(places, options, strict=True):
+        probability = in_time
+        if limits.budget is not None:
+            left = limits.budget - setup_cost(option)
+            spent_s = left * HOUR_S / (counts * hourly_price(option))
+            probability = spread.chance(np.minimum(available_s, spent_s) / elapsed_s)
         cost = setup_cost(option) + elapsed_s / HOUR_S * counts * hourly_price(option)
         excess = np.maximum(elapsed_s / available_s, cost / (limits.budget or np.inf))
         if limits.power_kw is not None:
             used = power_kw(option, counts) / limits.power_kw
             excess = np.maximum(excess, used)
-            probability = np.where(used <= 1, probability, 0.0)  # noqa: PLW2901
+            probability = np.where(used <= 1, probability, 0.0)
         found.append(
             Candidates(
                 option=np.full(len(counts), float(index)),
@@ -226,19 +254,16 @@ class Named:
 def name_candidates(pool: Candidates, plan: PlanFile) -> Named:
     """Rank what keeps all limits by nominal cost, then time, then devices."""
     wanted = plan.limits.probability
-    feasible = np.flatnonzero(pool.probability >= wanted)
-    order = np.lexsort((pool.count[feasible], pool.elapsed_s[feasible], pool.cost[feasible]))
-    ranked = feasible[order]
+    is_feasible, in_time = pool.probability >= wanted, pool.deadline_probability >= wanted
+    feasible = np.flatnonzero(is_feasible)
+    cheapest = (pool.cost, pool.elapsed_s, pool.count)
     best, fewest = [], []
-    in_time = pool.deadline_probability >= wanted
     for index in range(len(plan.option)):
-        enough = np.flatnonzero(in_time & (pool.option == index))
-        fewest.extend(enough[np.argsort(pool.count[enough], kind="stable")][:1].tolist())
-        own = ranked[pool.option[ranked] == index]
-        if len(own) == 0:
-            own = np.flatnonzero(pool.option == index)
-            own = own[np.lexsort((pool.excess[own], -pool.probability[own]))]
-        best.extend(own[:1].tolist())
+        is_own = pool.option == index
+        fewest += _least(np.flatnonzero(in_time & is_own), (pool.count,))
+        own = _least(np.flatnonzero(is_feasible & is_own), cheapest)
+        nearly = (-pool.probability, pool.excess)
+        best += own or _least(np.flatnonzero(is_own), nearly)
 
     def distance(index: int) -> tuple[float, float, float]:
         """From the winner: feasible ones by cost, others by what they lack."""
@@ -247,11 +272,22 @@ def name_candidates(pool: Candidates, plan: PlanFile) -> Named:
         return (0.0, -float(pool.probability[index]), float(pool.excess[index]))
 
     return Named(
-        ranked=tuple(ranked[:MOST_RANKED].tolist()),
+        ranked=tuple(_least(feasible, cheapest, MOST_RANKED)),
         best=tuple(sorted(best, key=distance)),
-        front=_front(pool, ranked),
+        front=_front(pool, feasible),
         fewest=tuple(fewest),
     )
+
+
+def _least(indices: IntArray, keys: Sequence[FloatArray], most: int = 1) -> list[int]:
+    """The first of some candidates by keys, of which the first counts most; at most so many."""
+    if len(indices) > most:
+        # Only these can be among them: to sort a million takes a second.
+        leading = keys[0][indices]
+        indices = indices[leading <= np.partition(leading, most - 1)[most - 1]]
+    order = np.lexsort([key[indices] for key in reversed(keys)])
+    found: list[int] = indices[order][:most].tolist()
+    return found
 
 
 def _front(pool: Candidates, feasible: IntArray) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from perfmodel.answer.inferred import (
 )
 from perfmodel.answer.measured import layout_costs, measured_caveats, step_times
 from perfmodel.answer.question import NUM_DRAWS, Answer, Question
-from perfmodel.arrays import IntArray
+from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.cost.inferred import InferredModel
 from perfmodel.cost.jobs import Jobs, jobs_from
 from perfmodel.cost.memory import FITS_ABOVE
@@ -150,8 +150,8 @@ class Steps(ABC):
         """Whether a count was predicted, and not only read between others."""
         return count in self._draws
 
-    def step_s(self, counts: IntArray) -> Samples:
-        """Draws of the step at any counts, shape ``(len(counts), num_draws)``. [s]
+    def step_s(self, counts: IntArray, *, num_draws: int | None = None) -> Samples:
+        """Draws of the step at any counts, or the first of them, shape ``(len(counts), num_draws)``. [s]
 
         Between two predicted counts the nominal step is linear in log; the draws deviate from it as
         those of the nearer one do, so that uncertainty is not averaged away.
@@ -161,12 +161,9 @@ class Steps(ABC):
             self._knots = (np.log(known), np.log(np.stack([self._draws[n] for n in known])))
         at, logs = self._knots
         where = np.log(counts)
-        if len(at) == 1:
-            return np.exp(np.repeat(logs, len(counts), axis=0))
         nominal = np.interp(where, at, logs[:, 0])
-        right = np.clip(np.searchsorted(at, where), 1, len(at) - 1)
-        nearest = np.where(where - at[right - 1] < at[right] - where, right - 1, right)
-        result: Samples = np.exp(nominal[:, None] + (logs - logs[:, :1])[nearest])
+        deviations = logs[:, :num_draws] - logs[:, :1]
+        result: Samples = np.exp(nominal[:, None] + deviations[nearest(at, where)])
         return result
 
     def _first_knots(self) -> Sequence[int]:
@@ -176,6 +173,14 @@ class Steps(ABC):
         places = np.searchsorted(self.counts, wanted - 1e-9).clip(0, len(self.counts) - 1)
         # One device runs without DDP: nothing is read between it and two.
         return sorted({*self.counts[places].tolist(), *self.counts[:2].tolist()})
+
+
+def nearest(at: FloatArray, where: FloatArray) -> IntArray:
+    """Index of the ascending value that each other one is nearest to, the later of two as near."""
+    after = np.searchsorted(at, where).clip(1, max(len(at) - 1, 1))
+    before = after - 1
+    is_later = where - at[before] >= at[after.clip(0, len(at) - 1)] - where
+    return np.where(is_later, after, before).clip(0, len(at) - 1)
 
 
 class MeasuredSteps(Steps):
@@ -194,6 +199,7 @@ class MeasuredSteps(Steps):
         fit: Callable[[Layout], FitInMemory] | None = None,
     ) -> None:
         self._question, self._fit = question, fit
+        self._fits: dict[int, FitInMemory] = {}
         self._steps: dict[int, Answer] = {}
         super().__init__(scaling=scaling, batch=batch, accumulation=accumulation, counts=counts)
 
@@ -206,15 +212,19 @@ class MeasuredSteps(Steps):
 
     def memory(self, count: int) -> FitInMemory | None:
         """Whether a size fits; None if nobody asks."""
-        if self.scaling_kind == "strong":
-            try:
-                self.layout(count)
-            except NotFeasible as error:
-                raise NotFeasible(
-                    "scaling strong: each batch must be a multiple of devices x accumulation, got "
-                    "none that is; choose other batches or counts"
-                ) from error
-        return None if self._fit is None else self._fit(self.layout(count))
+        is_strong = self.scaling_kind == "strong"
+        if is_strong and self.batch % (count * self.accumulation):
+            raise NotFeasible(
+                "scaling strong: each batch must be a multiple of devices x accumulation, got "
+                "none that is; choose other batches or counts"
+            )
+        if self._fit is None:
+            return None
+        # With the same batch of each, all counts from two devices on need the same.
+        alike = count if is_strong else min(count, 2)
+        if alike not in self._fits:
+            self._fits[alike] = self._fit(self.layout(alike))
+        return self._fits[alike]
 
     def _too_large(self, leanest: FitInMemory) -> str:
         return (

@@ -1,9 +1,11 @@
 """Numbers as text, the words that stand beside them, and tables; one place, so that all reports agree."""
 
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from perfmodel.documents.base import QUIET
@@ -269,6 +271,10 @@ _UNITS: Final = (
 )
 
 
+#: Marks of ours that take one column, beside those of European letters.
+_NARROW: Final = "─…→≤≥≈σΔ"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """Cells as text; a cell may hold several lines."""
@@ -279,6 +285,37 @@ class Table:
     """Text stands left, numbers right."""
     rows: tuple[tuple[str, ...], ...]
     caption: str = ""
+
+    def text(self, width: int) -> str | None:
+        """The table as Rich prints it where nothing is bold; None if it must be folded, or letters are wide.
+
+        Rich takes as long to import as a prediction to compute.
+        """
+        cells = [
+            [printable(cell).split("\n") for cell in row] for row in (self.headings, *self.rows)
+        ]
+        widths = [
+            max(len(line) for cell in each for line in cell) for each in zip(*cells, strict=True)
+        ]
+        whole = sum(widths) + len(widths) - 1
+        title, caption = printable(self.title), printable(self.caption)
+        is_folded = max(map(len, f"{title} {caption}".split()), default=0) > whole > 0
+        lines = [" " * ((whole - len(line)) // 2) + line for line in _filled(title, whole)]
+        for number, row in enumerate(cells):
+            for texts in zip_longest(*row, fillvalue=""):
+                places = zip(texts, widths, self.is_text, strict=True)
+                lines.append(
+                    " ".join(t.ljust(n) if left else t.rstrip().rjust(n) for t, n, left in places)
+                )
+            if number == 0:
+                lines.append("─" * whole)
+        lines += _filled(caption, whole)
+        is_narrow = all(
+            " " <= mark < "\u0300" or mark in _NARROW for line in lines for mark in line
+        )
+        if is_folded or whole > width or 0 in widths or not is_narrow:
+            return None
+        return "\n".join(line.ljust(whole) for line in lines)
 
     def __rich__(self) -> "RichTable":
         """For a terminal; names are text, never markup."""
@@ -299,6 +336,10 @@ class Table:
         for row in self.rows:
             shown.add_row(*(Text(printable(cell)) for cell in row))
         return shown
+
+
+def _filled(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, max(width, 1), break_on_hyphens=False)
 
 
 def table(

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import ndtr
 
 from perfmodel.answer.answer import layout_table
 from perfmodel.answer.inferred import layout_provenance, question_jobs
@@ -20,7 +19,7 @@ from perfmodel.documents.prediction import (
 from perfmodel.layout_search import spread_against_first
 from perfmodel.machine.inferred import InferredMachine
 from perfmodel.scenarios.changes import Scenario
-from perfmodel.statistics import DEVIATE_90, FASTER, Interval
+from perfmodel.statistics import DEVIATE_90, FASTER, Interval, normal_cdf
 
 
 def compare_layouts(scenarios: Sequence[Scenario], *, argv: Sequence[str]) -> WhatIfDocument:
@@ -85,6 +84,6 @@ def _contrast(
         step_difference_s=Interval(
             p5=other_s / far - step_s, nominal=other_s - step_s, p95=other_s * far - step_s
         ),
-        probability_faster=float(ndtr(np.log(ratio) / spread) if spread else ratio > FASTER),
+        probability_faster=float(normal_cdf(np.log(ratio) / spread) if spread else ratio > FASTER),
         is_paired=True,
     )

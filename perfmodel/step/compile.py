@@ -7,13 +7,13 @@ micro-batch and stage it is (per step for gradients and optimizer), so that dura
 import enum
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from perfmodel import checks
 from perfmodel.layout.layout import Layout, Offload, Schedule, Synchronisation
 from perfmodel.step.pipeline import Parcel, Pass, WaitingHandOvers, Work, stage_order
-from perfmodel.step.program import Cause, Operation, StepProgram, Stream
+from perfmodel.step.program import Cause, Operation, StepProgram, Stream, collector_paused
 from perfmodel.step.stages import (
     Piece,
     StageDivision,
@@ -140,9 +140,13 @@ def compile_step(workload: Workload, layout: Layout, *, asynchronous: bool) -> S
     )
 
 
-#: Every pass of a micro-batch through a stage becomes operations: these take some 10 s and 1 GiB.
+#: Every pass of a micro-batch through a stage becomes operations: the most take 3 s and 300 MiB.
 MOST_ACCUMULATION: Final = 2**15
 MOST_PASSES: Final = 2**17
+#: Without a pipeline, so many micro-batches are operations of their own; the one numbered ``_FOLDED`` stands
+#: for all others.
+_MOST_APART: Final = 64
+_FOLDED: Final = 1
 
 
 def _built(builder: "_Builder") -> StepProgram:
@@ -154,19 +158,25 @@ def _built(builder: "_Builder") -> StepProgram:
         raise ValueError(
             f"accumulation x pp x interleave must be <= {MOST_PASSES:,}, got {passes:,}"
         )
-    for stage in range(layout.pp):
-        builder.begin(stage)
-    queues = [deque(stage_order(layout, stage)) for stage in range(layout.pp)]
-    while any(queues):
-        moved = False
-        for stage, queue in enumerate(queues):
-            while queue and builder.prepare(stage, queue[0]):
-                builder.add(stage, queue.popleft())
-                moved = True
-        assert moved, f"the schedule of {layout} waits for itself"
-    for stage in range(layout.pp):
-        builder.finish(stage)
-    return StepProgram(tuple(builder.operations))
+    # Between the first and the last micro-batch nothing waits for anything but what came just before.
+    is_chain = layout.pp == 1 and not (builder.is_sharded or builder.has_threads)
+    if is_chain and layout.accumulation > _MOST_APART:
+        builder.num_folded += layout.accumulation - _MOST_APART
+        builder.layout = layout = replace(layout, accumulation=_MOST_APART)
+    with collector_paused():
+        for stage in range(layout.pp):
+            builder.begin(stage)
+        queues = [deque(stage_order(layout, stage)) for stage in range(layout.pp)]
+        while any(queues):
+            moved = False
+            for stage, queue in enumerate(queues):
+                while queue and builder.prepare(stage, queue[0]):
+                    builder.add(stage, queue.popleft())
+                    moved = True
+            assert moved, f"the schedule of {layout} waits for itself"
+        for stage in range(layout.pp):
+            builder.finish(stage)
+        return StepProgram(tuple(builder.operations))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -186,6 +196,8 @@ class _Builder:
     buffer_bytes: tuple[Bytes, ...] = ()
     has_buckets: bool = False
     num_shards: int = 0
+    num_folded: int = 1
+    """Micro-batches that one stands for."""
     operations: list[Operation] = field(default_factory=list)
     arrived: dict[tuple[int, Work], tuple[int, ...]] = field(default_factory=dict)
     """What a stage's work waits for, once all of it is in the program."""
@@ -402,7 +414,7 @@ class _Builder:
         """Append compute, issued by the host first where the device is asynchronous, and its all-reduces."""
         if self.asynchronous:
             label = name or self._label(work, cause, number)
-            stream, share = Stream.HOST, piece.issue_share
+            stream, share = Stream.HOST, self._times(work) * piece.issue_share
             self.operations.append(
                 Operation(f"issue {label}", stream, Cause.DISPATCH, (), share, 0, cause, stage)
             )
@@ -506,7 +518,12 @@ class _Builder:
     def _label(self, work: Work, cause: Cause, number: int | None) -> str:
         chunk = f"/{work.chunk}" if self.layout.interleave > 1 else ""
         piece = "" if number is None else f".{number}"
-        return f"{cause} {work.micro_batch}{chunk}{piece}"
+        times = f" x {self._times(work)}" if self._times(work) > 1 else ""
+        return f"{cause} {work.micro_batch}{chunk}{piece}{times}"
+
+    def _times(self, work: Work) -> int:
+        """How many micro-batches the work stands for."""
+        return self.num_folded if work.micro_batch == _FOLDED else 1
 
     def _put(  # noqa: PLR0913 - an operation has as many properties
         self,
@@ -532,7 +549,16 @@ class _Builder:
         name = name or self._label(work, cause, number)
         # By position, which takes half the time of names.
         self.operations.append(
-            Operation(name, stream, cause, tuple(after), share, size_bytes, None, stage)
+            Operation(
+                name,
+                stream,
+                cause,
+                tuple(after),
+                share * self._times(work),
+                size_bytes,
+                None,
+                stage,
+            )
         )
         position = len(self.operations) - 1
         if self.is_blocking and stream is Stream.COMPUTE:

@@ -1,7 +1,9 @@
 """A training step as ordered operations on named streams; it knows work, never seconds."""
 
 import enum
+import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
@@ -12,6 +14,9 @@ from perfmodel.units import Seconds
 
 class Stream(enum.StrEnum):
     """A queue of one rank whose operations run one after another, like a CUDA stream."""
+
+    # That of enumerations is written in Python, and programs ask for it at every operation.
+    __hash__ = str.__hash__
 
     LOADER = "loader"
     HOST = "host"
@@ -131,16 +136,15 @@ class StepProgram:
         """Positions of the operations of one stream, in order."""
         return tuple(i for i, operation in enumerate(self.operations) if operation.stream is stream)
 
-    def predecessors(self) -> tuple[tuple[int, ...], ...]:
-        """For each operation what must end first: the one before it on its stream, and ``after``."""
+    def previous(self) -> list[int]:
+        """For each operation the one before it on its stream, -1 if it is the first."""
         last: dict[Lane, int] = {}
         result = []
         for position, operation in enumerate(self.operations):
-            lane = operation.lane
-            before = (last[lane],) if lane in last else ()
-            result.append(tuple(sorted({*before, *operation.after})))
+            lane = (operation.stage, operation.stream)
+            result.append(last.get(lane, -1))
             last[lane] = position
-        return tuple(result)
+        return result
 
     def awaited(self) -> tuple[tuple[int, ...], ...]:
         """For each operation its last predecessor on each stream: the others have ended before it."""
@@ -166,6 +170,18 @@ class StepProgram:
                 before = (*after, previous) if after[0] < previous else (previous, *after)
             result.append(before)
         return tuple(result)
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Keep the garbage collector from searching thousands of operations for garbage that is not there."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 #: Parts of a phase that the host issues one after another, while the device works on those before.
@@ -278,12 +294,12 @@ def critical_path(trace: Trace, *, rank: int = 0) -> tuple[int, ...]:
     From the last operation backwards, always to the predecessor that ended last: it is the one
     that the operation waited for.
     """
-    ends_s = trace.end_s[rank]
-    predecessors = trace.program.predecessors()
+    ends_s, operations = trace.end_s[rank], trace.program.operations
+    previous = trace.program.previous()
     position = int(ends_s.argmax())
     path = [position]
-    while predecessors[position]:
-        position = max(predecessors[position], key=lambda index: float(ends_s[index]))
+    while before := {*operations[position].after, previous[position]} - {-1}:
+        position = max(sorted(before), key=lambda index: float(ends_s[index]))
         path.append(position)
     return tuple(reversed(path))
 

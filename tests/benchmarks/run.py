@@ -177,8 +177,8 @@ def _page() -> dict[str, Any] | None:
     return found
 
 
-def large_plan(profile: Path) -> str:
-    """5 options x 4 batches x 5,000 sizes, with failures: 100,000 candidates."""
+def large_plan(profile: Path, *, sizes: int = 5000) -> str:
+    """5 options x 4 batches x so many sizes, with failures; 100,000 candidates."""
     soon = datetime.now(UTC).date() + timedelta(days=60)
     text = f"""
 [work]
@@ -197,7 +197,7 @@ restart_s = 300
 [[option]]
 name = "option {option}"
 profile = {json.dumps(str(profile))}
-counts = {{ first = 1, last = 5000 }}
+counts = {{ first = 1, last = {sizes} }}
 batches = [2, 4, 5, 6]
 [option.price]
 value = {0.05 * (option + 1)}

@@ -58,6 +58,7 @@ _OBSERVATION: Final = (
 )
 
 Read = Callable[[Path], object]
+Act = Callable[[Any], None]
 #: Every reader of files of users: the ending of its file, a valid file, and what reads it.
 READERS: Final[dict[str, tuple[str, bytes | str | Path, Read]]] = {
     "profile": ("json", "stored", ProfileDocument.read),
@@ -356,3 +357,16 @@ def check_hostile_input(changes: list[Edit], files: dict[str, str]) -> None:
         hostile = path.with_name(f"hostile-{name}.json")
         hostile.write_bytes(content)
         check_line([*line.split(), str(hostile)], files)
+
+
+def attacks(folder: Path, files: dict[str, str]) -> dict[str, tuple[st.SearchStrategy[Any], Act]]:
+    """What each kind of attack draws, and what it does with it."""
+
+    def on_reader(name: str) -> Act:
+        return lambda changes: read_hostile(name, spoilt(name, changes, folder), folder)
+
+    return {
+        **{name: (edits, on_reader(name)) for name in READERS},
+        "inputs": (edits, lambda changes: check_hostile_input(changes, files)),
+        "lines": (command_lines(), lambda words: check_line(words, files)),
+    }

@@ -6,25 +6,14 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from tests.fuzz.attack import (
-    READERS,
-    Edit,
-    check_hostile_input,
-    check_line,
-    command_lines,
-    edits,
-    read_hostile,
-    spoilt,
-    written_files,
-)
+from tests.fuzz.attack import READERS, attacks, check_line, read_hostile, written_files
 
 #: Past failures: ``reader | content`` with Python's escapes, or ``$ | command line``.
 CORPUS = Path(__file__).with_name("corpus.txt").read_text(encoding="utf-8").splitlines()
-_FEW = settings(
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+#: Tries of each kind.
+TRIES = {**dict.fromkeys(READERS, 40), "inputs": 10, "lines": 60}
 
 
 @pytest.fixture(scope="module")
@@ -50,22 +39,13 @@ def test_past_failures_stay_mended(folder: Path, files: dict[str, str], row: str
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", READERS)
-@settings(_FEW, max_examples=40)
-@given(changes=edits)
-def test_a_hostile_file(folder: Path, name: str, changes: list[Edit]) -> None:
-    read_hostile(name, spoilt(name, changes, folder), folder)
+@pytest.mark.parametrize("kind", TRIES)
+def test_what_is_hostile(folder: Path, files: dict[str, str], kind: str) -> None:
+    strategy, act = attacks(folder, files)[kind]
 
+    @settings(max_examples=TRIES[kind], deadline=None, suppress_health_check=list(HealthCheck))
+    @given(data=st.data())
+    def attacked(data: st.DataObject) -> None:
+        act(data.draw(strategy))
 
-@pytest.mark.long
-@settings(_FEW, max_examples=60)
-@given(words=command_lines())
-def test_a_hostile_command_line(files: dict[str, str], words: list[str]) -> None:
-    check_line(words, files)
-
-
-@pytest.mark.long
-@settings(_FEW, max_examples=10)
-@given(changes=edits)
-def test_commands_that_read_hostile_files(files: dict[str, str], changes: list[Edit]) -> None:
-    check_hostile_input(changes, files)
+    attacked()

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.arrays import FloatArray
+from perfmodel.engine import algebra
 from perfmodel.engine.algebra import end_times, end_times_with_interference, step_times
 from perfmodel.engine.simulate import simulate
 from perfmodel.step.program import Interference, Lane, StepProgram, Stream
@@ -41,6 +42,9 @@ def test_simulation_is_max_plus_where_nothing_interferes(
     trace = simulate(program, durations_s)
     assert_same(trace.end_s[0], end_times(program, durations_s[0]))
     assert_same(np.array(trace.step_s), step_times(program, durations_s[0]))
+    plain = algebra.trace(program, durations_s[0])
+    assert_same(plain.end_s, trace.end_s)
+    np.testing.assert_allclose(plain.start_s, trace.start_s, rtol=1e-9, atol=1e-12)
 
 
 @given(data=st.data(), program=programs(), num_ranks=num_ranks_above_one)

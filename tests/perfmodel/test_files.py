@@ -16,22 +16,9 @@ from perfmodel.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, InvalidDocument,
 from perfmodel.files import Unreadable, parse_json, parse_toml, read_bytes, read_table, read_trace
 from perfmodel.step.compile import MOST_ACCUMULATION
 from perfmodel.units import MIB, decimal, parse_duration, whole
-from tests.perfmodel.cli.command import Run, complaint, runner
-from tests.perfmodel.profiles import Machine, as_file, profile
+from tests.perfmodel.cli.command import Run, complaint
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return runner(monkeypatch, capsys)
-
-
-@pytest.fixture
-def stored(tmp_path: Path) -> Path:
-    path = tmp_path / "profile.json"
-    as_file(profile(Machine())).write(path)
-    return path
 
 
 def pipe(path: Path) -> Path:

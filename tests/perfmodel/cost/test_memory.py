@@ -10,7 +10,6 @@ from perfmodel.cost.memory import (
     SLACK,
     DeviceMemory,
     MemorySetting,
-    Overhead,
     Verdict,
     checkpoint_draws,
     device_memory,
@@ -21,7 +20,7 @@ from perfmodel.cost.memory import (
     verdict,
 )
 from perfmodel.layout.layout import parse_layout
-from perfmodel.machine.machine import Evidence
+from perfmodel.machine.machine import Evidence, Overhead
 from perfmodel.machine.measured import CheckpointProfile, CurvePoint
 from perfmodel.step.division import parameter_bytes
 from perfmodel.units import Bytes

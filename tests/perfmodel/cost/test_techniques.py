@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from perfmodel.cost.memory import MemorySetting, Overhead
+from perfmodel.cost.memory import MemorySetting
 from perfmodel.cost.techniques import (
     Basis,
     HostLink,
@@ -16,6 +16,7 @@ from perfmodel.cost.techniques import (
     streaming_s,
     techniques,
 )
+from perfmodel.machine.machine import Overhead
 from perfmodel.workload.memory import Block, StepMemory
 from perfmodel.workload.step import AffineBytes
 from tests.perfmodel.workload.memory_samples import step_memory

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
-from simpy import Environment
 
+from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.engine.job import FailureCause, Job, expected_elapsed_s, expected_stops
-from perfmodel.engine.simulate_job import Activity, JobRun, _Course, simulate_job
+from perfmodel.engine.simulate_job import Activity, Courses, simulate_job
 
 #: Failures that a test places itself: one device, a mean of one second.
 STRUCK = FailureCause(name="struck", mtbf_device_s=1.0)
@@ -19,23 +20,21 @@ class Luck:
     """Random numbers that are known beforehand."""
 
     def __init__(self, times_to_failure_s: Sequence[float]) -> None:
-        self._left = [*times_to_failure_s, math.inf]
+        self._left = list(times_to_failure_s)
 
     def standard_exponential(self) -> float:
-        return self._left.pop(0)
+        return self._left.pop(0) if self._left else math.inf
 
     def random(self) -> float:
         return 0.5
 
 
 def played(job: Job, *times_to_failure_s: float) -> tuple[float, dict[str, float], int]:
-    """End, what took time, failures."""
-    env = Environment()
-    luck: object = Luck(times_to_failure_s)
-    course = _Course(env, job, luck, 1.0)  # type: ignore[arg-type]
-    env.run(env.process(course.run()))
-    spent = {activity.value: value for activity, value in course.spent_s.items() if value}
-    return env.now, spent, sum(course.stops.values())
+    """End, what took time, failures; beside courses that other luck moves at other times."""
+    lucks: list[Any] = [Luck(times_to_failure_s), Luck(()), Luck((3.0, 1.0, 4.0))]
+    found = simulate_job(job, generators=lucks)
+    spent = {activity.value: float(of[0]) for activity, of in found.spent_s.items() if of[0]}
+    return float(found.elapsed_s[0]), spent, int(found.unplanned_stops[0])
 
 
 SHORT = Job(
@@ -113,11 +112,11 @@ def test_a_planned_stop_saves_first() -> None:
     }
 
 
-def courses(job: Job, count: int = 300) -> list[JobRun]:
-    return [simulate_job(job, seed=[7, replica]) for replica in range(count)]
+def courses(job: Job, count: int = 300) -> Courses:
+    return simulate_job(job, generators=[np.random.default_rng([7, k]) for k in range(count)])
 
 
-def mean(values: Sequence[float]) -> tuple[float, float]:
+def mean(values: FloatArray | IntArray) -> tuple[float, float]:
     """Mean and its standard error."""
     return float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(len(values)))
 
@@ -140,17 +139,17 @@ def test_the_mean_end_is_that_of_dalys_complete_model(interval_s: float, write_s
     """Within four standard errors, and within 2 %."""
     job = replace(LONG, checkpoint_interval_s=interval_s, checkpoint_write_s=write_s)
     runs = courses(job)
-    end_s, error_s = mean([run.elapsed_s for run in runs])
+    end_s, error_s = mean(runs.elapsed_s)
     assert end_s == pytest.approx(expected_elapsed_s(job), abs=4 * error_s)
     assert end_s == pytest.approx(expected_elapsed_s(job), rel=0.02)
-    stops, stops_error = mean([run.unplanned_stops for run in runs])
+    stops, stops_error = mean(runs.unplanned_stops)
     assert stops == pytest.approx(expected_stops(job), abs=4 * stops_error)
 
 
 def test_without_spares_every_stop_waits_as_the_closed_form_says() -> None:
     taking = replace(ANY, takes_node=True)
     job = replace(LONG, causes=(taking,), spares=0, replacement_s=5000.0)
-    end_s, error_s = mean([run.elapsed_s for run in courses(job)])
+    end_s, error_s = mean(courses(job).elapsed_s)
     assert end_s == pytest.approx(expected_elapsed_s(job), abs=4 * error_s)
 
 
@@ -160,13 +159,18 @@ def test_waiting_for_spares_is_erlangs_loss_formula(spares: int, waiting: float)
     taking = replace(ANY, takes_node=True)
     job = replace(LONG, causes=(taking,), detection_s=0.0, spares=spares, replacement_s=2e4)
     runs = courses(job, 100)
-    waited_s = sum(run.spent_s[Activity.WAITING] for run in runs)
-    assert waited_s / sum(run.elapsed_s for run in runs) == pytest.approx(waiting, rel=0.05)
+    waited = runs.spent_s[Activity.WAITING].sum() / runs.elapsed_s.sum()
+    assert waited == pytest.approx(waiting, rel=0.05)
 
 
-def test_the_same_seed_gives_the_same_course() -> None:
-    assert simulate_job(LONG, seed=3) == simulate_job(LONG, seed=3)
-    assert simulate_job(LONG, seed=3) != simulate_job(LONG, seed=4)
+def test_a_course_is_that_of_its_seed_whatever_runs_beside_it() -> None:
+    def end_s(*seeds: int) -> list[float]:
+        generators = [np.random.default_rng(seed) for seed in seeds]
+        ends_s: list[float] = simulate_job(LONG, generators=generators).elapsed_s.tolist()
+        return ends_s
+
+    assert end_s(3, 4, 5) == [*end_s(3), *end_s(4), *end_s(5)]
+    assert end_s(3) != end_s(4)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 import csv
 import io
 
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from perfmodel.documents.verdicts import STEP_MAPE
@@ -25,6 +27,28 @@ def shown(table: Table) -> str:
     console = Console(width=80, file=io.StringIO(), record=True, color_system=None)
     console.print(table)
     return console.export_text()
+
+
+cells = st.text("ab1 -.µ", max_size=12)
+
+
+@given(
+    title=st.text("ab -", max_size=40),
+    rows=st.lists(st.lists(cells, min_size=3, max_size=3), min_size=1, max_size=4),
+    is_text=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+    caption=cells,
+)
+def test_plain_text_is_what_rich_prints(
+    title: str, rows: list[list[str]], is_text: tuple[bool, ...], caption: str
+) -> None:
+    table = Table(
+        title=title.strip(),
+        headings=tuple(rows[0]),
+        is_text=is_text,
+        rows=tuple(tuple(cell.replace(" ", "\n") for cell in row) for row in rows),
+        caption=caption.strip(),
+    )
+    assert table.text(80) in (None, shown(table).removesuffix("\n"))
 
 
 def test_numbers_have_three_digits_and_their_interval_as_many_decimals() -> None:

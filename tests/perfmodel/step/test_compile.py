@@ -1,10 +1,12 @@
 """What a step consists of."""
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 
+import numpy as np
 import pytest
 
+from perfmodel.engine import algebra
 from perfmodel.layout.layout import Layout, Synchronisation
 from perfmodel.step.compile import compile_divided, compile_step
 from perfmodel.step.program import Cause, StepProgram, Stream
@@ -163,3 +165,28 @@ def test_shards_are_broadcast_two_at_a_time_after_the_slowest_optimizer() -> Non
         (Cause.BROADCAST, 3, (position,)),
         (Cause.BROADCAST, 1, (position,)),
     ]
+
+
+@pytest.mark.parametrize("layout", [ALONE, TWO, dataclasses.replace(TWO, zero=1)])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_many_micro_batches_are_few_operations_and_the_same_work(
+    layout: Layout, *, asynchronous: bool
+) -> None:
+    """A thousand take 936 times what the 64th adds, on every stream and to the step."""
+
+    def work(accumulation: int) -> tuple[int, dict[object, float]]:
+        found = program(
+            dataclasses.replace(layout, accumulation=accumulation), asynchronous=asynchronous
+        )
+        shares = np.array([entry.share for entry in found.operations])
+        done: dict[object, float] = defaultdict(float)
+        for entry in found.operations:
+            done[entry.stream, entry.cause, entry.issues] += entry.share
+        if not asynchronous:
+            done["step"] = algebra.trace(found, shares).step_s
+        return len(shares), done
+
+    (_, early), (some, middle), (many, late) = work(63), work(64), work(1000)
+    assert many == some
+    expected = {what: middle[what] + 936 * (middle[what] - early[what]) for what in middle}
+    assert late == pytest.approx(expected, rel=1e-9)

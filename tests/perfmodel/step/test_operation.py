@@ -20,8 +20,8 @@ PROGRAM = StepProgram(
 )
 
 
-def test_predecessors_are_the_one_before_on_the_stream_and_after() -> None:
-    assert PROGRAM.predecessors() == ((), (), (0, 1), (0, 2), (2, 3))
+def test_the_one_before_is_on_the_same_stream() -> None:
+    assert PROGRAM.previous() == [-1, -1, 0, -1, 2]
 
 
 def test_only_used_streams_are_listed_in_a_fixed_order() -> None:

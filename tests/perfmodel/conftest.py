@@ -1,4 +1,4 @@
-"""What every test of the command line starts from."""
+"""What tests of the command line, and of what it reads, start from."""
 
 from pathlib import Path
 

@@ -1,0 +1,404 @@
+"""Speed, growth, and what large files cost: ``python -m tests.benchmarks.scale`` writes docs/performance.md.
+
+Every measurement is a process of its own, so that its peak memory is its own. Commands count from start to
+end. Growth is measured inside the process, at sizes that grow by the same factor, and fitted as a power.
+"""
+
+import argparse
+import datetime as dt
+import json
+import math
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from tests.benchmarks.bench_engine import SLOWED, ddp_step
+from tests.benchmarks.run import PROFILE, large_plan, machine
+
+PAGE: Final = Path("docs/performance.md")
+H100: Final = Path("docs/records/inferred/h100.json")
+_MIB: Final = 2**20
+#: Of commands; the median counts.
+_REPEATS: Final = 5
+#: A power above that of n log n over the same sizes by more than this is worse than n log n.
+_TOLERANCE: Final = 0.1
+#: What no command may take, whatever it reads.
+_LONGEST_S: Final = 10.0
+_MOST_BYTES: Final = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """One run of a process."""
+
+    code: int
+    wall_s: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A command, and what it should take at most."""
+
+    words: Sequence[str]
+    wall_s: float
+    peak_bytes: int | None = None
+
+
+def targets(folder: Path) -> dict[str, Target]:
+    """Commands with the targets of their time and memory."""
+    deep, large, plan = (folder / name for name in ("deep.json", "large.json", "plan.toml"))
+    deep.write_text(json.dumps(_llama(layers=128, hidden=8192)), encoding="utf-8")
+    large.write_text(json.dumps(_llama(layers=126, hidden=16384)), encoding="utf-8")
+    plan.write_text(large_plan(PROFILE.resolve(), sizes=50_000), encoding="utf-8")
+    measured = ("--profile", str(PROFILE), "--workload", "resnet18")
+    layouts = ("--profile", str(H100))
+    gpt3 = ("--model", "gpt3-175b", "--layout", "dp=16 tp=8 pp=8 accumulation=96")
+    pipeline = "pp=64 tp=8 accumulation=2048"
+    job = ("--devices", "16384", "--work-days", "500", "--mtbf-device-hours", "50000")
+    saved = ("--checkpoint-s", "60", "--restart-s", "600")
+    search = ("--model", "llama3-70b", "--devices", "512", "--global-batch", "1024")
+    return {
+        "predict": Target(words=("predict", *measured, "--devices", "1,8,64"), wall_s=0.35),
+        "whatif": Target(
+            words=("whatif", *measured, "--devices", "8", "--set", "devices=64"), wall_s=0.35
+        ),
+        "explain": Target(words=("explain", *measured, "--devices", "8"), wall_s=0.35),
+        "plan parallelism": Target(
+            words=("plan", "parallelism", *layouts, *search, "--device-memory", "80GiB"),
+            wall_s=0.35,
+        ),
+        "predict --layout, GPT-3 on 1,024": Target(
+            words=("predict", *layouts, *gpt3), wall_s=0.35, peak_bytes=75 * _MIB
+        ),
+        "predict --layout, 64 stages x 2,048 micro-batches": Target(
+            words=("predict", *layouts, "--model", str(deep), "--layout", pipeline),
+            wall_s=1.0,
+            peak_bytes=200 * _MIB,
+        ),
+        "plan options, 1,000,000 candidates": Target(
+            words=("plan", "options", str(plan), "--json"), wall_s=3.0
+        ),
+        "goodput, 16,384 devices, 500 days": Target(words=("goodput", *job, *saved), wall_s=1.0),
+        "trace of 405 G parameters": Target(
+            words=("trace", str(large), "--output", str(folder / "traced.json")), wall_s=5.0
+        ),
+    }
+
+
+def _llama(*, layers: int, hidden: int) -> dict[str, Any]:
+    """A published configuration of the Llama 3 family, or one of its shape."""
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "hidden_size": hidden,
+        "intermediate_size": hidden * 13 // 4,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden // 128,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 8192,
+        "rope_theta": 500000.0,
+    }
+
+
+def ranks(size: int) -> Callable[[], object]:
+    """Simulated one by one: 17 operations each."""
+    from perfmodel.engine.simulate import simulate  # noqa: PLC0415 - each process has one
+
+    program = ddp_step(5)
+    durations_s = np.full((size, len(program.operations)), 1e-3)
+    return lambda: simulate(program, durations_s)
+
+
+def operations(size: int) -> Callable[[], object]:
+    """Of a step in 400 draws, by algebra."""
+    from perfmodel.engine.algebra import step_times  # noqa: PLC0415
+
+    program = ddp_step((size - 6) // 2)
+    draws_s = np.random.default_rng(0).uniform(1e-3, 2e-3, (len(program.operations), 400))
+    return lambda: step_times(program, draws_s)
+
+
+def draws(size: int) -> Callable[[], object]:
+    """Of a step whose streams contend."""
+    from perfmodel.engine.algebra import end_times_with_interference  # noqa: PLC0415
+
+    program = ddp_step(7)
+    draws_s = np.random.default_rng(0).uniform(1e-3, 2e-3, (len(program.operations), size))
+    speeds = {"compute_speed": SLOWED.compute_speed, "comm_speed": SLOWED.comm_speed}
+    return lambda: end_times_with_interference(program, draws_s, **speeds)
+
+
+def candidates(size: int) -> Callable[[], object]:
+    """Of a plan: 20 tables, failures among them."""
+    import perfmodel as pm  # noqa: PLC0415
+
+    with tempfile.NamedTemporaryFile("w", suffix=".toml", delete=False) as file:
+        file.write(large_plan(PROFILE.resolve(), sizes=size // 20))
+    path = Path(file.name)
+
+    def ranked() -> object:
+        try:
+            return pm.plan_options(path, today=dt.datetime.now(dt.UTC).date())
+        finally:
+            path.unlink(missing_ok=True)
+
+    return ranked
+
+
+def passes(size: int) -> Callable[[], object]:
+    """Micro-batches through 64 stages, compiled, evaluated, broken down."""
+    from perfmodel.engine import algebra  # noqa: PLC0415
+    from perfmodel.layout.layout import Layout  # noqa: PLC0415
+    from perfmodel.step.compile import compile_layout  # noqa: PLC0415
+    from perfmodel.step.program import time_by_cause  # noqa: PLC0415
+
+    def evaluated() -> object:
+        program = compile_layout(Layout(pp=64, accumulation=size // 64), layers=128)
+        durations_s = np.array([1e-3 * operation.share for operation in program.operations])
+        return time_by_cause(algebra.trace(program, durations_s))
+
+    return evaluated
+
+
+def stops(size: int) -> Callable[[], object]:
+    """Failures of a job, in 200 courses."""
+    from perfmodel.engine.job import FailureCause, Job  # noqa: PLC0415
+    from perfmodel.engine.simulate_job import simulate_job  # noqa: PLC0415
+
+    job = Job(
+        devices=1,
+        work_s=size * 1e4,
+        checkpoint_interval_s=1e3,
+        checkpoint_write_s=60.0,
+        causes=(FailureCause(name="any", mtbf_device_s=1e4),),
+        restart_s=600.0,
+    )
+    generators = [np.random.default_rng([0, k]) for k in range(200)]
+    return lambda: simulate_job(job, generators=generators)
+
+
+_GROWTH: Final[Mapping[Callable[[int], Callable[[], object]], tuple[int, ...]]] = {
+    ranks: (64, 256, 1024, 4096, 16_384),
+    operations: (50, 500, 5000),
+    draws: (100, 1000, 10_000),
+    candidates: (1000, 10_000, 100_000, 1_000_000),
+    passes: (2**13, 2**15, 2**17),
+    stops: (40, 400, 4000),
+}
+
+
+def files(folder: Path) -> dict[str, tuple[Sequence[str], Callable[[int], str | None]]]:
+    """Commands that read ``FILE``, and content of about so many bytes for it."""
+    runs = Path("docs/runs/h100.csv").read_text(encoding="utf-8").splitlines()
+    nccl = Path("tests/regression/inputs/nccl.txt").read_text(encoding="utf-8").splitlines()
+    config = json.dumps(_llama(layers=80, hidden=8192))
+    profile = PROFILE.read_text(encoding="utf-8")
+    shape = ("--model", "{file}", "--layout", "dp=8 tp=8")
+    return {
+        "profile, white space": (
+            ("predict", "--profile", "{file}", "--workload", "resnet18"),
+            lambda size: profile + " " * (size - len(profile)),
+        ),
+        "profile, numbers": (("check", "{file}"), lambda size: "[" + "0," * (size // 2) + "0]"),
+        "profile, objects": (
+            ("check", "{file}"),
+            lambda size: "[" + '{"a": 1.5},' * (size // 11) + "0]",
+        ),
+        "profile, one text": (("check", "{file}"), lambda size: json.dumps({"a": "x" * size})),
+        "model configuration": (
+            ("predict", "--profile", str(H100), *shape),
+            lambda size: config + " " * (size - len(config)),
+        ),
+        "runs of others, CSV": (
+            ("calibrate", "--from-runs", "{file}", "--out", str(folder / "out")),
+            lambda size: _repeated(runs, size),
+        ),
+        "log of nccl-tests": (
+            ("network", "import", "{file}", "--output", str(folder / "cluster.toml")),
+            lambda size: _repeated(nccl, size),
+        ),
+        "cluster or plan, TOML": (
+            ("plan", "options", "{file}"),
+            lambda size: "[[option]]\nname = 'a'\n" * (size // 22),
+        ),
+    }
+
+
+def _repeated(lines: Sequence[str], size: int) -> str:
+    """The lines, the last but one of them as often as it takes."""
+    more = size // len(lines[-2])
+    return "\n".join([*lines[:-1], *[lines[-2]] * more, lines[-1], ""])
+
+
+def measured(words: Sequence[str]) -> Cost:
+    """A command from start to end, ended after six times what it may take."""
+    limit_s = 6 * _LONGEST_S
+    start_s = time.perf_counter()
+    process = subprocess.Popen(
+        (sys.executable, "-m", *words),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (int(limit_s), int(limit_s))),  # noqa: PLW1509 - one thread
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    wall_s = time.perf_counter() - start_s
+    # Linux counts in KiB.
+    return Cost(code=process.returncode, wall_s=wall_s, peak_bytes=usage.ru_maxrss * 1024)
+
+
+def median_of(words: Sequence[str]) -> Cost:
+    """The median of some runs after one that warms up."""
+    costs = [measured(words) for _ in range(_REPEATS + 1)][1:]
+    if any(cost.code for cost in costs):
+        raise SystemExit(f"{' '.join(words)}: exit code {costs[0].code}")
+    return Cost(
+        code=0,
+        wall_s=statistics.median(cost.wall_s for cost in costs),
+        peak_bytes=max(cost.peak_bytes for cost in costs),
+    )
+
+
+def exponent(sizes: Sequence[int], times_s: Sequence[float]) -> float:
+    """Power of the size that the time grows with, from its largest sizes: small ones measure the start."""
+    [power, _] = np.polyfit(np.log(sizes[-3:]), np.log(times_s[-3:]), 1)
+    return float(power)
+
+
+def n_log_n(sizes: Sequence[int]) -> float:
+    """The power that n log n has over the same sizes."""
+    return exponent(sizes, [size * math.log(size) for size in sizes])
+
+
+def command_rows(folder: Path) -> list[str]:
+    """One row of a table per command."""
+    rows = ["| command | time | target | memory | target | |", "|---|---|---|---|---|---|"]
+    for name, target in targets(folder).items():
+        cost = median_of(("perfmodel", *target.words))
+        keeps = cost.wall_s <= target.wall_s and (
+            target.peak_bytes is None or cost.peak_bytes <= target.peak_bytes
+        )
+        most = "-" if target.peak_bytes is None else f"{target.peak_bytes // _MIB} MiB"
+        rows.append(
+            f"| {name} | {cost.wall_s:.2f} s | {target.wall_s:g} s | {cost.peak_bytes // _MIB} MiB "
+            f"| {most} | {'kept' if keeps else '**missed**'} |"
+        )
+        _tell(rows[-1])
+    return rows
+
+
+def growth_rows() -> list[str]:
+    """One row of a table per kind of size."""
+    rows = ["| size | from | to | time | memory | power | |", "|---|---|---|---|---|---|---|"]
+    for case, sizes in _GROWTH.items():
+        found = [_inside(case.__name__, size) for size in sizes]
+        power = exponent(sizes, [cost.wall_s for cost in found])
+        keeps = power <= n_log_n(sizes) + _TOLERANCE
+        last = found[-1]
+        rows.append(
+            f"| {case.__name__}: {(case.__doc__ or '').rstrip('.')} | {sizes[0]:,} | {sizes[-1]:,} | "
+            f"{last.wall_s:.2f} s | {last.peak_bytes // _MIB} MiB | {power:.2f} "
+            f"| {'kept' if keeps else '**missed**'} |"
+        )
+        _tell(rows[-1])
+    return rows
+
+
+def _inside(case: str, size: int) -> Cost:
+    command = (sys.executable, "-m", "tests.benchmarks.scale", "--case", case, "--size", str(size))
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return Cost(code=0, **json.loads(done.stdout))
+
+
+def file_rows(folder: Path) -> list[str]:
+    """One row of a table per kind of file, at 1, 10 and 100 MB."""
+    rows = ["| file | 1 MB | 10 MB | 100 MB | |", "|---|---|---|---|---|"]
+    path = folder / "file.json"
+    for name, (words, content) in files(folder).items():
+        cells, keeps = [], True
+        for size in (10**6, 10**7, 10**8):
+            path.write_text(content(size) or "", encoding="utf-8")
+            cost = measured(("perfmodel", *(word.format(file=path) for word in words)))
+            keeps &= cost.wall_s <= _LONGEST_S and cost.peak_bytes <= _MOST_BYTES
+            ended = "read" if cost.code == 0 else f"refused ({cost.code})"
+            cells.append(f"{cost.wall_s:.1f} s, {cost.peak_bytes // _MIB} MiB, {ended}")
+        rows.append(f"| {name} | {' | '.join(cells)} | {'kept' if keeps else '**missed**'} |")
+        _tell(rows[-1])
+    return rows
+
+
+def _tell(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def page() -> str:
+    """The page of all tables."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        commands, growth, large = command_rows(folder), growth_rows(), file_rows(folder)
+    here = machine()
+    day = dt.datetime.now(dt.UTC).date()
+    return "\n".join(
+        [
+            "# How fast it is",
+            "",
+            (
+                f"Written by `python -m tests.benchmarks.scale` on {day}; {here['cpu']['model']}, "
+                f"{here['cpu']['logical']} cores, Python {here['software']['python']}."
+            ),
+            "",
+            f"Commands from start to end, median of {_REPEATS} runs; largest memory of all.",
+            "",
+            *commands,
+            "",
+            (
+                "Growth inside one process. The power is that of the size, fitted to the three largest. "
+                "A row is kept if it grows no faster than n log n."
+            ),
+            "",
+            *growth,
+            "",
+            "Large files. Every command ends within 10 s and 1 GiB, or refuses the file.",
+            "",
+            *large,
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    """Measure all, or print one case as JSON."""
+    parser = argparse.ArgumentParser(prog="tests.benchmarks.scale", description=main.__doc__)
+    parser.add_argument("--output", type=Path, default=PAGE)
+    parser.add_argument("--case", choices=[case.__name__ for case in _GROWTH])
+    parser.add_argument("--size", type=int)
+    options = parser.parse_args()
+    if options.case is None:
+        options.output.write_text(page(), encoding="utf-8")
+        return
+    [case] = [case for case in _GROWTH if case.__name__ == options.case]
+    act = case(options.size)
+    start_s = time.perf_counter()
+    act()
+    wall_s = time.perf_counter() - start_s
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    json.dump({"wall_s": wall_s, "peak_bytes": peak}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
