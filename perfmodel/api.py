@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
+from perfmodel.advice import with_advice
 from perfmodel.answer.answer import Forecast, layout_table, table
 from perfmodel.answer.measured import check_machine, open_workload
 from perfmodel.answer.question import Question
@@ -287,7 +288,7 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
         loader_samples_per_s=loader_samples_per_s,
         sync_every_step=sync_every_step,
     )
-    return table(question, request, argv=argv)[0]
+    return with_advice(table(question, request, argv=argv)[0], question, request)
 
 
 def explain(  # noqa: PLR0913 - the same

@@ -59,22 +59,25 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class _Nominal:
+class Nominal:
     """A question at nominal parameters, and its costs."""
 
     question: Question
     costs: Costs
 
     @classmethod
-    def of(cls, question: Question) -> "_Nominal":
+    def of(cls, question: Question) -> "Nominal":
+        """With its costs."""
         return cls(question, layout_costs(question))
 
     @property
     def layout(self) -> Layout:
+        """That is asked about."""
         return self.question.layout
 
     @property
     def terms(self) -> Terms:
+        """Of its costs."""
         return self.costs.terms
 
     def step_s(self, terms: Terms | None = None) -> Seconds:
@@ -82,10 +85,10 @@ class _Nominal:
         program, terms = self.costs.program, terms or self.terms
         return float(step_times(program, terms, terms.durations(program))[0])
 
-    def at(self, **changes: object) -> "_Nominal":
+    def at(self, **changes: object) -> "Nominal":
         """The same with some values of the layout changed."""
         changed = dataclasses.replace(self.layout, **changes)  # type: ignore[arg-type]
-        return _Nominal.of(self.question.at(changed))
+        return Nominal.of(self.question.at(changed))
 
 
 def nothing(_size_bytes: Bytes | Samples) -> Samples:
@@ -93,7 +96,7 @@ def nothing(_size_bytes: Bytes | Samples) -> Samples:
     return np.zeros(1)
 
 
-def ranked_changes(asked: _Nominal, asked_s: Seconds, speedup: float) -> tuple[Change, ...]:
+def ranked_changes(asked: Nominal, asked_s: Seconds, speedup: float) -> tuple[Change, ...]:
     """All that can be changed in a step of so long and such a speed-up, the largest gain first."""
 
     def change(kind: ChangeKind, what: str, step_s: Seconds) -> Change:
@@ -104,7 +107,7 @@ def ranked_changes(asked: _Nominal, asked_s: Seconds, speedup: float) -> tuple[C
     return tuple(sorted(found, key=lambda change: -change.gain_s))
 
 
-def _tried(asked: _Nominal) -> Iterator[tuple[ChangeKind, str, Seconds]]:
+def _tried(asked: Nominal) -> Iterator[tuple[ChangeKind, str, Seconds]]:
     """Every change with its step, brought to the samples of the step as it was. [s]"""
     layout, terms = asked.layout, asked.terms
     for kind, name, value in (
@@ -126,18 +129,18 @@ def _tried(asked: _Nominal) -> Iterator[tuple[ChangeKind, str, Seconds]]:
     names = ", ".join(f"{cap:g}" for cap in others)
     yield ChangeKind.BUCKET_CAP, f"bucket cap {best:g} MiB (best of {names})", steps_s[best]
     all_reduce_s = terms.exchange_s.get(Cause.ALL_REDUCE, terms.all_reduce_s)
-    halved = _with_exchange(terms, Cause.ALL_REDUCE, lambda size: all_reduce_s(size // 2))
+    halved = with_exchange(terms, Cause.ALL_REDUCE, lambda size: all_reduce_s(size // 2))
     yield (
         ChangeKind.COMPRESSION,
         "gradients sent as 16 bit (assumed: half the bytes, free conversion)",
         asked.step_s(halved),
     )
     if any(o.cause is Cause.BROADCAST for o in asked.costs.program.operations):
-        without = _with_exchange(terms, Cause.BROADCAST, nothing)
+        without = with_exchange(terms, Cause.BROADCAST, nothing)
         yield ChangeKind.BUFFERS, "broadcast_buffers=False", asked.step_s(without)
 
 
-def _with_exchange(terms: Terms, cause: Cause, cost: Callable[[Bytes | Samples], Samples]) -> Terms:
+def with_exchange(terms: Terms, cause: Cause, cost: Callable[[Bytes | Samples], Samples]) -> Terms:
     """Terms in which one kind of exchange costs otherwise."""
     if cause in terms.exchange_s:
         return dataclasses.replace(terms, exchange_s={**terms.exchange_s, cause: cost})
@@ -182,14 +185,14 @@ def alone(layout: Layout) -> Layout:
     return Layout(micro_batch=layout.micro_batch, accumulation=layout.accumulation)
 
 
-def removals(asked: _Nominal, baseline: Layout) -> Iterator[tuple[LossCause, Terms]]:
+def removals(asked: Nominal, baseline: Layout) -> Iterator[tuple[LossCause, Terms]]:
     """Terms of the step with one cause removed at a time."""
     terms, none, one = asked.terms, np.zeros(1), np.ones(1)
     replace = dataclasses.replace
     for cause in _EXCHANGES:
         exchange = Cause(cause.value)
         if exchange in (Cause.ALL_REDUCE, Cause.BROADCAST) or exchange in terms.exchange_s:
-            yield cause, _with_exchange(terms, exchange, nothing)
+            yield cause, with_exchange(terms, exchange, nothing)
     yield LossCause.INTERFERENCE, replace(terms, compute_speed=one, comm_speed=one)
     yield LossCause.STRAGGLERS, replace(terms, slowest=one)
     yield LossCause.BUCKET, replace(terms, bucket_s=none, bucket_s_per_byte=none)
@@ -197,7 +200,7 @@ def removals(asked: _Nominal, baseline: Layout) -> Iterator[tuple[LossCause, Ter
     yield LossCause.INPUT, replace(_without(terms, Cause.INPUT), load_s=none)
     yield LossCause.OPTIMIZER, _without(terms, Cause.OPTIMIZER)
     if asked.layout.world_size > 1:
-        single = _Nominal.of(asked.question.at(alone(asked.layout))).terms
+        single = Nominal.of(asked.question.at(alone(asked.layout))).terms
         yield (
             LossCause.CONTENTION,
             replace(terms, compute_s=single.compute_s, issue_s=single.issue_s),
@@ -206,7 +209,7 @@ def removals(asked: _Nominal, baseline: Layout) -> Iterator[tuple[LossCause, Ter
         yield LossCause.SMALL_BATCH, _at_large_batch(asked, baseline.micro_batch)
 
 
-def _without_dispatch(asked: _Nominal) -> Terms:
+def _without_dispatch(asked: Nominal) -> Terms:
     """On synchronous devices dispatch is part of the passes."""
     terms, machine, workload = asked.terms, asked.question.machine, asked.question.workload
     if terms.issue_s:
@@ -221,7 +224,7 @@ def _without_dispatch(asked: _Nominal) -> Terms:
     return dataclasses.replace(terms, compute_s=compute_s)
 
 
-def _at_large_batch(asked: _Nominal, micro_batch: int) -> Terms:
+def _at_large_batch(asked: Nominal, micro_batch: int) -> Terms:
     """Each sample costs what it does in the baseline's micro-batch; the optimizer is as it was."""
     large = asked.at(micro_batch=micro_batch).terms
     share = asked.layout.micro_batch / micro_batch
@@ -412,11 +415,11 @@ def explain(question: Question, *, scaling: Scaling = "weak") -> Explanation:
         If other jobs share the links of the cluster.
     """
     refuse_other_jobs(question.cluster, by="explain")
-    asked = _Nominal.of(dataclasses.replace(question, num_draws=1, validation=None))
+    asked = Nominal.of(dataclasses.replace(question, num_draws=1, validation=None))
     layout = question.layout
     factor = layout.dp if scaling == "strong" else 1
     baseline = dataclasses.replace(alone(layout), micro_batch=factor * layout.micro_batch)
-    baseline_s = _Nominal.of(asked.question.at(baseline)).step_s()
+    baseline_s = Nominal.of(asked.question.at(baseline)).step_s()
     step_s = asked.step_s()
     speedup = layout.global_batch / baseline.global_batch * baseline_s / step_s
     changes = ranked_changes(asked, step_s, speedup)

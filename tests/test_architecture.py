@@ -38,6 +38,8 @@ calibrate: batches budget columns device device-kind from-runs master-addr maste
 check: FILE
 cost: BUDGET_FILE json prices today
 devices: NAME json links
+diagnose: MODEL accumulation device devices devices-per-node global-batch json log log-format lora
+    micro-batch name nic-bandwidth nics observed precision sequence-length strategy unsealed
 diff: NEW OLD json unsealed
 doctor:
 explain: accumulation batch bucket-cap-mb cluster device devices json layout loader-samples-per-s
@@ -50,6 +52,7 @@ goodput: best-interval cause checkpoint-interval-s checkpoint-s checkpoint-size 
 memory: device device-kind device-memory devices gradient-as-bucket-view json micro-batch profile
     workload unsealed
 network:
+network check: LOG bucket-cap-mb cluster collective device json nic-bandwidth nics workload unsealed
 network import: FILE link-bandwidth nic-bandwidth nodes output
 network measure: collectives device-kind nproc out resume rounds
 network show: FILES collective json unsealed

@@ -190,8 +190,9 @@ _MEASURING: Final = frozenset(
 #: Commands that answer, and may be asked to believe edited files; what measures or judges may not.
 _ANSWERING: Final = frozenset(
     {
-        *("memory", "techniques", "predict", "explain", "whatif", "serve", "report"),
-        *("plan_options", "plan_parallelism", "goodput", "batch", "network_show", "diff"),
+        *("memory", "techniques", "predict", "diagnose", "explain", "whatif", "serve", "report"),
+        *("plan_options", "plan_parallelism", "goodput", "batch", "network_show", "network_check"),
+        "diff",
         "acceptance_write",
     }
 )
@@ -262,10 +263,11 @@ _COMMANDS: Final = {
         "calibrate": "Measure this machine, write its profile.",
         "fit": "The profile again, from stored measurements.",
         "trace": "A model as a workload file, without data or GPU.",
-        "network": "Collectives alone, and cluster files from logs.",
+        "network": "Collectives alone; are those of a log normal?",
     },
     "Predict": {
         "predict": "Speed-up, step time, uncertainty for any number of devices.",
+        "diagnose": "Is a logged step normal, which causes fit, what next.",
         "explain": "What costs the speed-up, what a change would gain.",
         "whatif": "Change a field: before, after, and why.",
         "memory": "Does a step fit, the largest batch, what to change.",
@@ -290,9 +292,13 @@ _COMMANDS: Final = {
 #: The module of each command, and the modules of commands with sub-commands, in their order.
 _MODULES: Final[dict[str, str | dict[str, str]]] = {
     **dict.fromkeys(("doctor", "calibrate", "fit"), "measure"),
-    "network": dict.fromkeys(("measure", "show", "import"), "measure"),
+    "network": {
+        **dict.fromkeys(("measure", "show", "import"), "measure"),
+        "check": "diagnose",
+    },
     **dict.fromkeys(("trace", "memory", "techniques", "devices"), "memory"),
     **dict.fromkeys(("predict", "explain", "whatif"), "predict"),
+    "diagnose": "diagnose",
     **dict.fromkeys(("serve", "report"), "pages"),
     "plan": {"options": "decide", "parallelism": "predict"},
     **dict.fromkeys(("goodput", "batch", "cost"), "decide"),

@@ -251,6 +251,17 @@ def is_model(workload: str) -> bool:
     return ".py:" in workload or workload.startswith(("torchvision:", "timm:"))
 
 
+def is_model_config(path: Path) -> bool:
+    """Whether a JSON file is a Hugging Face ``config.json``; False if it cannot be read."""
+    from perfmodel.files import read_json
+
+    try:
+        raw = read_json(path)
+    except (OSError, ValueError):
+        return False
+    return isinstance(raw, dict) and "model_type" in raw
+
+
 def read_machine(path: Path, *, device: str | None) -> "MeasuredMachine":
     """The machine of a profile, brought to another device by data-sheet ratios if one is named."""
     from perfmodel.documents.profile import ProfileDocument

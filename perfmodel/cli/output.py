@@ -43,6 +43,13 @@ def show_lines(lines: Iterable[str]) -> None:
         typer.echo(line if width is None else wrapped(line, width))
 
 
+def show_verdict(line: str, *, is_good: bool) -> None:
+    """Print a verdict; on a terminal in colour, unless NO_COLOR is set."""
+    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    colour = (typer.colors.GREEN if is_good else typer.colors.RED) if coloured else None
+    typer.secho(printable(line), fg=colour)
+
+
 def show_document(
     document: "Document",
     tables: "Table | Sequence[Table]",

@@ -141,6 +141,7 @@ def predict(
         _predict_layout(context)
         return
     _trace_model(context)
+    from perfmodel.advice import with_advice
     from perfmodel.answer.answer import Forecast, table
     from perfmodel.report.prediction import csv_text, prediction_lines, prediction_table
 
@@ -155,7 +156,9 @@ def predict(
     )
     if workload.endswith(".json") or opt.is_model(workload):
         _time_workload(context, request)
-    document, largest = table(_question(context), request, argv=sys.argv)
+    question = _question(context)
+    document, largest = table(question, request, argv=sys.argv)
+    document = with_advice(document, question, request)
     if as_csv:
         typer.echo(csv_text(document), nl=False)
         if output is not None:

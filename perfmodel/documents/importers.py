@@ -31,10 +31,10 @@ _PATHS: Final = (*_NEAR, "PHB", "NODE", "SYS")
 #: Each way and per link from NVLink 2 to NVLink 4; NVLink 5 has twice as much. [B/s]
 _NVLINK_BYTES_PER_S: Final = 25e9
 #: PCIe 4.0 x16 as copies reach it. [B/s]
-_PCIE_BYTES_PER_S: Final = 27e9
+PCIE_BYTES_PER_S: Final = 27e9
 #: Steps of NCCL's simple protocol over NVLink, PCIe and the network (src/graph/tuning.cc). [s]
-_NVLINK_S: Final = 3.4e-6
-_PCIE_S: Final = 5.7e-6
+NVLINK_S: Final = 3.4e-6
+PCIE_S: Final = 5.7e-6
 _NETWORK_S: Final = 14e-6
 
 _INIT: Final = re.compile(
@@ -178,11 +178,11 @@ def _links(path: Path, pairs: list[str]) -> tuple[float, float, str]:
         source = (
             f"nvidia-smi topo -m: NV{count}; assumed 25 GB/s each way of a link (NVLink 2 to 4)"
         )
-        return count * _NVLINK_BYTES_PER_S, _NVLINK_S, source
+        return count * _NVLINK_BYTES_PER_S, NVLINK_S, source
     farthest = max((p for p in pairs if p in _PATHS), key=_PATHS.index, default="no partner")
     return (
-        _PCIE_BYTES_PER_S,
-        _PCIE_S,
+        PCIE_BYTES_PER_S,
+        PCIE_S,
         f"nvidia-smi topo -m: {farthest}; assumed PCIe 4.0 x16 at 87 % of its rate",
     )
 
@@ -223,8 +223,8 @@ def _from_nccl(path: Path, text: str) -> Found:
         devices_per_node=per_node.pop(),
         nodes=len(hosts),
         adapters=len(re.findall(r"\[\d+\]", using)),
-        link_bytes_per_s=nvlink or _PCIE_BYTES_PER_S,
-        link_s=_NVLINK_S if nvlink else _PCIE_S,
+        link_bytes_per_s=nvlink or PCIE_BYTES_PER_S,
+        link_s=NVLINK_S if nvlink else PCIE_S,
         link_source="NCCL's topology lines"
         if nvlink
         else "assumed: PCIe 4.0 x16 at 87 % of its rate, because NCCL's log names no NVLink",
@@ -270,11 +270,15 @@ COLLECTIVES: Final = tuple(_NAMES.values())
 _RANK: Final = re.compile(
     r"^#\s+Rank\s+(\d+)\s(?:\s*Group\s+(\d+)\s)?.*\son\s+(\S+)\s+device", re.MULTILINE
 )
+#: Behind the rank, its host and the address on its bus.
+_DEVICE_NAME: Final = re.compile(
+    r"^#\s+Rank\s+\d+\s.*\sdevice\s+\d+\s+\[[^\]]*\]\s+(\S.*?)\s*$", re.MULTILINE
+)
 #: Figures that are too wide for their column are printed with an exponent.
 _FIGURE: Final = r"([\d.]+(?:e[+-]?\d+)?)"
 _ROW: Final = re.compile(
     rf"(?a)^\s*([\d_]+)\s+([\d_]+)\s+(\w+)\s+(\w+)\s+(-?\d+)\s+{_FIGURE}\s+{_FIGURE}"
-    r"(?:\s+[\d.e+-]+\s+(\S+))?"
+    r"(?:\s+([\d.e+-]+)\s+(\S+))?"
 )
 #: Heading of the number of wrong elements; older versions print the largest deviation there, as "error".
 _WRONG: Final = "#wrong"
@@ -288,7 +292,7 @@ _STARTED: Final = re.compile(r"^# Collective test starting: *(\S+)", re.MULTILIN
 def read_nccl_tests(path: Path, *, collective: str | None = None) -> MeasuredCollective:
     """One log as one measured group; ``InvalidDocument`` if it is truncated or its units are others.
 
-    ``collective`` overrides what the log says; text of old versions does not say what was run.
+    ``collective`` overrides what the log says. Text of old versions tells it by its columns, if at all.
     """
     text = _read(path, what="nccl-tests log")
     is_json = text.lstrip().startswith("{")
@@ -301,10 +305,6 @@ def read_nccl_tests(path: Path, *, collective: str | None = None) -> MeasuredCol
 
 
 def _from_text(path: Path, text: str, collective: str | None) -> MeasuredCollective:
-    started = _STARTED.search(text)
-    collective = collective or _known(started[1] if started else "")
-    if collective is None:
-        raise InvalidDocument(f"{path}: {_UNNAMED}")
     if "(us)" not in text or "(GB/s)" not in text:
         raise InvalidDocument(
             f"{path}: columns must be in (us) and (GB/s), as nccl-tests prints them"
@@ -314,17 +314,21 @@ def _from_text(path: Path, text: str, collective: str | None) -> MeasuredCollect
     checked = _SUMMARY.search(text)
     _refuse_failed(path, is_okay=checked is None or checked[1] == "OK")
     rows = [match for match in map(_ROW.match, text.splitlines()) if match]
+    ranks = [(int(rank), int(group or 0), host) for rank, group, host in _RANK.findall(text)]
+    started = _STARTED.search(text)
+    collective = collective or _known(started[1] if started else "") or _told(rows, len(ranks))
+    if collective is None:
+        raise InvalidDocument(f"{path}: {_UNNAMED}")
     points = [
         _point(
             path,
             decimal(row[1].replace("_", "")),
             time_us=decimal(row[6]),
             algbw=decimal(row[7]),
-            wrong=row[8] if _WRONG in text else None,
+            wrong=row[9] if _WRONG in text else None,
         )
         for row in rows
     ]
-    ranks = [(int(rank), int(group or 0), host) for rank, group, host in _RANK.findall(text)]
     return _measured(path, collective, ranks=ranks, points=points)
 
 
@@ -365,6 +369,37 @@ def _from_json(path: Path, text: str, collective: str | None) -> MeasuredCollect
     if name is None:
         raise InvalidDocument(f"{path}: {_UNNAMED}")
     return _measured(path, name, ranks=ranks, points=points)
+
+
+def _told(rows: Sequence[re.Match[str]], ranks: int) -> str | None:
+    """The collective that the columns of a log allow; None where they allow several.
+
+    All ranks end with a sum of all (root -1): busbw over algbw is 2 (n - 1) / n of an all-reduce,
+    (n - 1) / n of a reduce-scatter. A copy from one rank has a root.
+    """
+    rated = [row for row in rows if row[8] and decimal(row[7]) >= 1]
+    if not rated or ranks < 2:
+        return None
+    last = rated[-1]
+    reduction, has_root = last[4], int(last[5]) >= 0
+    if reduction == "none":
+        return "broadcast" if has_root else None
+    passes = decimal(last[8]) / decimal(last[7]) * ranks / (ranks - 1)
+    for collective, expected in (("all_reduce", 2), ("reduce_scatter", 1)):
+        if not has_root and abs(passes / expected - 1) < _UNIT_TOLERANCE:
+            return collective
+    return None
+
+
+def read_device_names(path: Path) -> tuple[str, ...]:
+    """The devices of an nccl-tests log as their driver names them, each once; none if it does not say."""
+    text = _read(path, what="nccl-tests log")
+    if text.lstrip().startswith("{"):
+        devices = parse_json(text).get("devices", ())
+        found = [str(device.get("device_info") or "").strip() for device in devices]
+    else:
+        found = [name.strip() for name in _DEVICE_NAME.findall(text)]
+    return tuple(dict.fromkeys(name for name in found if name))
 
 
 def _refuse_failed(path: Path, *, is_okay: bool) -> None:

@@ -118,6 +118,27 @@ class MeasuredPoint(Record):
     speedup: PositiveFloat | None
 
 
+class ScalingAdvice(Record):
+    """Where scaling ends, at the largest count that was asked."""
+
+    devices: PositiveInt
+    knee_devices: PositiveInt | None
+    """From here on every doubling gains less than 1.5x; None if none does."""
+    limit: str
+    """What costs most at the largest count beyond what one device pays."""
+    limit_share: Share
+    """Part of the lost time that its removal alone would save."""
+    target_efficiency: Share
+    bandwidth_factor: PositiveFloat | None
+    """Bandwidth over today's that reaches the target; 1: it is reached; None: no bandwidth does."""
+    needed_busbw_bytes_per_s: PositiveFloat | None
+    """The same as bus bandwidth of the largest all-reduce. [B/s]"""
+    measure_devices: PositiveInt | None
+    """Devices to measure together next; None where the interval does not rest on groups."""
+    interval_ratio: PositiveFloat | None
+    """Width of the interval then over that of today, in log; None where a cluster file was assumed."""
+
+
 class PredictionDocument(Document):
     """Steps of a workload on numbers of devices, or under one layout."""
 
@@ -136,6 +157,8 @@ class PredictionDocument(Document):
     """Name of the cluster; without it, one ring of links like the measured ones."""
     points: tuple[PredictedPoint, ...]
     measured: tuple[MeasuredPoint, ...] = ()
+    scaling_advice: ScalingAdvice | None = None
+    """Where several devices were asked."""
     caveats: tuple[str, ...]
 
 

@@ -12,6 +12,7 @@ from perfmodel.documents.prediction import (
     PredictedPoint,
     PredictionDocument,
     RankMemory,
+    ScalingAdvice,
     ScenarioOutcome,
     WhatIfDocument,
 )
@@ -30,7 +31,7 @@ from perfmodel.report.wording import (
 )
 from perfmodel.statistics import DEVIATE_90, Interval
 from perfmodel.step.program import Cause
-from perfmodel.units import format_bytes, format_duration
+from perfmodel.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
     from perfmodel.machine.inferred import InferredMachine
@@ -101,7 +102,32 @@ def prediction_lines(prediction: PredictionDocument, *, verbose: bool) -> list[s
             lines.append(
                 f"from {point.setting.world_size} devices on, all-reduce waits for: {shown}"
             )
-    return [*lines, *caveat_lines(prediction.caveats, verbose=verbose)]
+    advice = [] if prediction.scaling_advice is None else advice_lines(prediction.scaling_advice)
+    return [*lines, *caveat_lines(prediction.caveats, verbose=verbose), *advice]
+
+
+def advice_lines(advice: ScalingAdvice) -> list[str]:
+    """Where scaling ends and by what; the bandwidth and the measurement that would help."""
+    where = f"every doubling up to {advice.devices} devices gains at least 1.5x"
+    if advice.knee_devices is not None:
+        where = f"beyond {advice.knee_devices} devices each doubling gains < 1.5x"
+    limit = advice.limit.replace("_", " ")
+    share = f"{100 * advice.limit_share:.0f} % of the loss at {advice.devices}"
+    factor, rate = advice.bandwidth_factor, advice.needed_busbw_bytes_per_s
+    goal = f"{100 * advice.target_efficiency:.0f} % efficiency"
+    if factor is None:
+        needs = f"no bandwidth gives {goal}"
+    elif factor == 1:
+        needs = f"{goal} is reached"
+    else:
+        speed = "" if rate is None else f" (busbw {format_rate(8 * rate, 'b')})"
+        needs = f"{goal} needs {factor:.2g} x the bandwidth{speed}"
+    told = []
+    if advice.measure_devices is not None:
+        ratio = advice.interval_ratio
+        gain = "" if ratio is None else f": interval {1 - ratio:.0%} narrower"
+        told = [f"measure {advice.measure_devices} devices next{gain}"]
+    return [f"scaling: {where}; {limit}: {share}", "; ".join([f"advice: {needs}", *told])]
 
 
 def layout_tables(document: PredictionDocument) -> tuple[Table, ...]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.documents.importers import read_nccl_tests
+from perfmodel.documents.importers import read_device_names, read_nccl_tests
 from perfmodel.errors import InvalidDocument
 from perfmodel.report.profile import curve_rows, read_curves
 
@@ -133,9 +133,30 @@ def test_a_log_that_says_what_ran_needs_not_be_told(tmp_path: Path) -> None:
     assert read_nccl_tests(log(tmp_path, named)).collective == "all_to_all"
 
 
-def test_a_text_log_needs_to_be_told_its_collective(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("reduction", "root", "busbw", "collective"),
+    [
+        ("sum", -1, 20.97, "all_reduce"),
+        ("sum", -1, 10.48, "reduce_scatter"),
+        ("none", 0, 20.97, "broadcast"),
+    ],
+)
+def test_columns_tell_what_ran(
+    tmp_path: Path, reduction: str, root: int, busbw: float, collective: str
+) -> None:
+    told = TEXT.replace("sum      -1", f"{reduction}      {root}")
+    told = told.replace("20.97   20.97", f"20.97   {busbw}")
+    assert read_nccl_tests(log(tmp_path, told)).collective == collective
+
+
+def test_columns_that_allow_several_collectives_need_a_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidDocument, match="pass --collective"):
-        read_nccl_tests(log(tmp_path, TEXT))
+        read_nccl_tests(log(tmp_path, TEXT.replace("sum ", "none")))
+
+
+def test_devices_are_named_as_their_driver_does(tmp_path: Path) -> None:
+    assert read_device_names(log(tmp_path, TEXT)) == ("NVIDIA H100",)
+    assert read_device_names(log(tmp_path, json.dumps(document()))) == ()
 
 
 def test_a_log_is_shown_with_its_bus_bandwidth(tmp_path: Path) -> None:

@@ -1,0 +1,177 @@
+"""Commands that judge what others measured: diagnose, network check."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from perfmodel.cli import options as opt
+from perfmodel.cli.output import show, show_lines, show_verdict, wrapped
+from perfmodel.errors import OutOfTolerance, UsageError, refuse_unknown
+from perfmodel.units import BytesPerSecond
+
+if TYPE_CHECKING:
+    from perfmodel.machine.cluster import Cluster
+    from perfmodel.machine.measured import MeasuredCollective
+
+_COLUMNS: Final = 80
+_COMMAND: Final = "  $ "
+_LOG = typer.Argument(help="Output of nccl-tests, text or JSON.")
+_COLLECTIVE = typer.Option(
+    help="Only for old logs whose columns leave it open, such as all_gather."
+)
+_ADAPTER = opt.bandwidth("--nic-bandwidth", "Of one network adapter of a node: 400Gb/s.")
+_ADAPTERS = opt.count("--nics", "Network adapters of a node.")
+_BUCKETS_OF = typer.Option(
+    help="Model whose DDP buckets are marked: a workload file (JSON), FILE.py:FACTORY, "
+    "torchvision:NAME, timm:NAME, a Hugging Face config.json."
+)
+
+
+def network_check(
+    context: typer.Context,
+    log: Annotated[Path, _LOG],
+    *,
+    device: opt.Device = None,
+    nic_bandwidth: Annotated[BytesPerSecond | None, _ADAPTER] = None,
+    nics: Annotated[int | None, _ADAPTERS] = None,
+    cluster: Annotated[
+        Path | None, typer.Option(help="Cluster file (TOML) in place of data sheets.")
+    ] = None,
+    collective: Annotated[str | None, _COLLECTIVE] = None,
+    workload: Annotated[str | None, _BUCKETS_OF] = None,
+    bucket_cap_mb: opt.BucketCap = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Compare an nccl-tests log with what its links should reach; exit code 4 if they are slow."""
+    from perfmodel.cli.in_place import read_workload
+    from perfmodel.documents.importers import COLLECTIVES, read_nccl_tests
+    from perfmodel.layout.layout import Layout
+    from perfmodel.network_check import Verdict, check_network
+    from perfmodel.report.network_check import check_json, check_lines, check_table
+    from perfmodel.step.stages import gradient_buckets
+
+    if collective is not None:
+        refuse_unknown("--collective", collective, COLLECTIVES)
+    if cluster is not None:
+        excluded = dict.fromkeys(("device", "nic_bandwidth", "nics"), "the file names the links")
+        opt.refuse_typed(context, excluded, beside="--cluster")
+    measured = read_nccl_tests(log, collective=collective)
+    machine, links = _links(context.params, measured)
+    buckets: tuple[int, ...] = ()
+    if workload is not None:
+        layout = Layout(dp=measured.world_size, bucket_cap_mb=bucket_cap_mb)
+        model = read_workload(workload).workload
+        buckets = tuple(piece.size_bytes for piece in gradient_buckets(model, layout))
+    elif bucket_cap_mb is not None:
+        raise UsageError(f"--bucket-cap-mb: must come with --workload, got {bucket_cap_mb:g} alone")
+    check = check_network(measured, links, machine=machine, buckets_bytes=buckets)
+    if as_json:
+        typer.echo(check_json(check))
+    else:
+        show(check_table(check))
+        line, *lines = check_lines(check)
+        show_verdict(line, is_good=check.verdict is Verdict.NORMAL)
+        show_lines(_folded(lines))
+    if check.verdict is Verdict.SLOW:
+        raise OutOfTolerance(f"network check: {log}: slower than its links allow; see the causes")
+
+
+def _folded(lines: Iterable[str]) -> Iterator[str]:
+    """Sentences on 80 columns; commands stay whole, to be copied."""
+    return (line if line.startswith(_COMMAND) else wrapped(line, _COLUMNS) for line in lines)
+
+
+def _links(given: dict[str, Any], measured: "MeasuredCollective") -> tuple[str, "Cluster"]:
+    """Name of the machine of a log, and its links: a cluster file's, or those of the device's data sheet."""
+    if given["cluster"] is not None:
+        from perfmodel.documents.hardware import read_cluster
+
+        cluster = read_cluster(given["cluster"])
+        return cluster.name, cluster
+    from perfmodel.cost.rescaling import LINK_SHARE, find_device, shipped_catalogue
+    from perfmodel.documents.importers import as_cluster, read_device_names
+    from perfmodel.network_check import node_links
+
+    names = read_device_names(given["log"])
+    if given["device"] is None and len(names) != 1:
+        told = " and ".join(names) or "none"
+        raise UsageError(
+            f"--device: must name the device of {given['log']}, whose header names {told}; see "
+            "perfmodel devices"
+        )
+    catalogue = shipped_catalogue()
+    sheet = find_device(given["device"] or names[0], catalogue)
+    nic, nics = given["nic_bandwidth"], given["nics"]
+    if measured.num_nodes > 1 and (nic is None or nics is None):
+        raise UsageError(
+            f"--nic-bandwidth and --nics: must be given for a log of {measured.num_nodes} nodes, because "
+            "it does not say them; for example --nic-bandwidth 400Gb/s --nics 8"
+        )
+    found = node_links(sheet, catalogue, measured, adapters=nics or 0)
+    adapter = None if nic is None else LINK_SHARE * nic
+    return sheet.name, as_cluster(found, name=sheet.id, adapter_bytes_per_s=adapter)
+
+
+_MODEL = typer.Argument(
+    help="What is trained: a name such as llama2-7b, a Hugging Face config.json, FILE.py:FACTORY, "
+    "torchvision:NAME, timm:NAME, a workload file, or the YAML or TOML of a trainer."
+)
+_OBSERVED = typer.Option(
+    help="A setting and what was logged: '8 GPUs 1 node 2.5 s', '2 nodes of 4: 8.7 s', '64 GPUs, tp=2: "
+    "1,000 tokens/s per GPU'; repeatable."
+)
+_TRAINING_LOG = typer.Option("--log", help="Log of the training, of --devices.")
+_LOG_FORMAT = typer.Option(
+    "--log-format",
+    help="lightning, hf, megatron, torchtitan, llm-foundry, or regex:PATTERN with a group s, ms, "
+    "it_per_s, tokens_per_s, tokens_per_s_per_gpu, samples_per_s or tflops.",
+)
+_GLOBAL = opt.count("--global-batch", "Samples per optimizer step of all devices.")
+_ACCUMULATED = opt.count("--accumulation", "Micro-steps per optimizer step.")
+_PRECISION = opt.choice("--precision", ("bf16", "fp16", "tf32", "fp32"), "Of matrix products.")
+_STRATEGY = opt.choice(
+    "--strategy", ("ddp", "zero1", "zero2", "zero3", "fsdp"), "Data parallelism of several devices."
+)
+_NAMED = typer.Option("--name", help="What the model is called, such as mpt-7b, to check its size.")
+_LORA = typer.Option("--lora", help="Adapters alone are trained.")
+
+
+def diagnose(
+    context: typer.Context,
+    model: Annotated[str, _MODEL],
+    *,
+    device: opt.Device = None,
+    observed: Annotated[list[str] | None, _OBSERVED] = None,
+    log: Annotated[Path | None, _TRAINING_LOG] = None,
+    log_format: Annotated[str | None, _LOG_FORMAT] = None,
+    devices: Annotated[
+        int | None, opt.count("--devices", "Devices of runs that do not say.")
+    ] = None,
+    devices_per_node: opt.DevicesPerNode = None,
+    micro_batch: Annotated[
+        int | None, opt.count("--micro-batch", "Samples per forward pass of one device.")
+    ] = None,
+    global_batch: Annotated[int | None, _GLOBAL] = None,
+    accumulation: Annotated[int | None, _ACCUMULATED] = None,
+    sequence_length: opt.SequenceLength = None,
+    precision: Annotated[str | None, _PRECISION] = None,
+    strategy: Annotated[str | None, _STRATEGY] = None,
+    nic_bandwidth: Annotated[BytesPerSecond | None, _ADAPTER] = None,
+    nics: Annotated[int | None, _ADAPTERS] = None,
+    name: Annotated[str | None, _NAMED] = None,
+    lora: Annotated[bool, _LORA] = False,
+    as_json: opt.Json = False,
+) -> None:
+    """Say whether logged step times are normal, which causes fit, and what to measure next."""
+    from perfmodel.cli.diagnosed import diagnosed
+    from perfmodel.report.diagnosis import diagnosis_json, diagnosis_lines, diagnosis_table, verdict
+
+    found, told = diagnosed(context.params)
+    if as_json:
+        typer.echo(diagnosis_json(found, told))
+        return
+    show(diagnosis_table(found, told))
+    show_verdict(verdict(found), is_good="NOT" not in verdict(found))
+    show_lines(_folded(diagnosis_lines(found, told)))

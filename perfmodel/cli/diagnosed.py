@@ -1,0 +1,229 @@
+"""Options of ``diagnose`` as a model, runs and observations; what is missing is asked for in one line."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from perfmodel.answer.inferred import Training, layout_jobs
+from perfmodel.cli import options as opt
+from perfmodel.cli.in_place import read_workload
+from perfmodel.cost.jobs import Jobs
+from perfmodel.cost.parameters import DeviceSheet
+from perfmodel.cost.rescaling import (
+    device_sheet,
+    find_device,
+    host_link_bytes_per_s,
+    shipped_catalogue,
+)
+from perfmodel.diagnosis.cases import Setting, observation_of, run_of
+from perfmodel.diagnosis.odds import Diagnosis, Observation, enough_network
+from perfmodel.diagnosis.odds import diagnose as use_case
+from perfmodel.diagnosis.trained import LargeModel, Run, TracedModel, Trained
+from perfmodel.documents.hardware import DataSheet
+from perfmodel.documents.importers import PCIE_BYTES_PER_S
+from perfmodel.documents.training_configs import TrainingConfig, read_config, size_in_name
+from perfmodel.documents.training_logs import Logged, read_log, read_observed
+from perfmodel.errors import UsageError
+from perfmodel.report.diagnosis import Told, titled
+from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer, gpt
+
+_TRAINERS: Final = (".yaml", ".yml", ".toml")
+#: A name and a shape that differ by less are one model.
+_SAME_SIZE: Final = 1.5
+
+
+def diagnosed(given: Mapping[str, Any]) -> tuple[Diagnosis, Told]:
+    """The diagnosis of a command line, and what must be told beside it."""
+    config = TrainingConfig(name=given["name"] or "")
+    if Path(given["model"]).suffix in _TRAINERS:
+        config = read_config(Path(given["model"]))
+    merged = {key: _first(given[key], getattr(config, key)) for key in _SHARED}
+    _refuse_missing(given, merged)
+    catalogue = shipped_catalogue()
+    data_sheet = find_device(given["device"], catalogue)
+    trained = _trained(given, config, data_sheet.id)
+    precision = {"fp16": "bf16"}.get(merged["precision"], merged["precision"])
+    setting = Setting(
+        devices=given["devices"],
+        devices_per_node=given["devices_per_node"],
+        **{**merged, "precision": precision},
+    )
+    logged, notes = _logged(given)
+    runs = [run_of(each, setting) for each in logged]
+    observations: list[Observation] = []
+    peak = _peak(data_sheet, precision)
+    for each, run in zip(logged, runs, strict=True):
+        observation, more = observation_of(each, run, trained, peak_flop_per_s=peak)
+        observations.append(observation)
+        notes += more
+    largest = max(runs, key=lambda run: run.nodes)
+    sheet, known = _sheet(given, data_sheet, largest)
+    if largest.nodes > 1 and not known:
+        notes += (
+            (
+                "the network between nodes was not given: its rate is open within a factor of 10; "
+                "give --nic-bandwidth and --nics"
+            ),
+        )
+    notes = (*_contradiction(given["name"] or config.name, trained), *notes)
+    found = use_case(
+        trained,
+        observations,
+        sheet,
+        capacity_bytes=float(data_sheet.memory.size_bytes),
+        known_network=known,
+    )
+    crosses = largest.nodes > 1 and largest.layout.dp == largest.devices
+    taken = [merged["precision"], *filter(None, [merged["strategy"]]), _batch(merged)]
+    told = Told(
+        model=titled(trained, data_sheet.id, taken),
+        logged=tuple(logged),
+        trained=trained,
+        notes=notes,
+        enough=enough_network(trained, largest, sheet) if crosses else None,
+        per_node=min(largest.devices, largest.devices_per_node),
+        crosses_nodes=crosses,
+    )
+    return found, told
+
+
+#: Options that a trainer's file may answer.
+_SHARED: Final = ("micro_batch", "global_batch", "accumulation", "precision", "strategy")
+
+
+def _first(typed: Any, written: Any) -> Any:
+    return written if typed is None else typed
+
+
+def _batch(merged: Mapping[str, Any]) -> str:
+    if merged["global_batch"] is not None:
+        return f"global batch {merged['global_batch']}"
+    return f"micro-batch {merged['micro_batch']}"
+
+
+def _refuse_missing(given: Mapping[str, Any], merged: Mapping[str, Any]) -> None:
+    """Everything that is missing in one line; nothing is compared with a default."""
+    missing = []
+    if given["device"] is None:
+        missing.append("--device (such as h100-sxm; see perfmodel devices)")
+    if merged["micro_batch"] is None and merged["global_batch"] is None:
+        missing.append("--micro-batch or --global-batch")
+    if merged["precision"] is None:
+        missing.append("--precision (bf16, fp16, tf32 or fp32)")
+    if not given["observed"] and given["log"] is None:
+        missing.append("--observed or --log")
+    if missing:
+        raise UsageError(f"diagnose: needs {', '.join(missing)}; nothing is assumed in their place")
+    if (given["log"] is None) != (given["log_format"] is None):
+        raise UsageError("--log: must come with --log-format, got one of them alone")
+    if (given["nics"] is None) != (given["nic_bandwidth"] is None):
+        raise UsageError("--nic-bandwidth: must come with --nics, got one of them alone")
+
+
+def _logged(given: Mapping[str, Any]) -> tuple[list[Logged], tuple[str, ...]]:
+    found = [read_observed(text) for text in given["observed"] or ()]
+    if given["log"] is None:
+        return found, ()
+    logged, notes = read_log(given["log"], name=given["log_format"])
+    return [*found, logged], notes
+
+
+def _trained(given: Mapping[str, Any], config: TrainingConfig, device: str) -> Trained:
+    text, sequence = given["model"], given["sequence_length"] or config.sequence
+    is_trainer = Path(text).suffix in _TRAINERS
+    is_file = text.endswith(".json") and not opt.is_model_config(Path(text))
+    if not is_trainer and (opt.is_model(text) or is_file):
+        return TracedModel(workload=read_workload(text).workload)
+    if not is_trainer:
+        try:
+            named = opt.read_model(text, sequence=sequence)
+        except UsageError as error:
+            raise UsageError(f"MODEL{str(error).removeprefix('--model')}") from error
+    else:
+        named = _of_trainer(Path(text), config, sequence)
+    frozen = given["lora"] or config.frozen
+
+    @functools.cache
+    def jobs(run: Run) -> Jobs:
+        training = Training(
+            model=named,
+            devices=run.devices,
+            devices_per_node=run.devices_per_node,
+            global_batch=run.layout.global_batch,
+        )
+        return layout_jobs(training, run.layout, device=device)
+
+    return LargeModel(
+        name=named.name,
+        parameters=named.shape.parameters,
+        tokens=float(named.sequence),
+        jobs=jobs,
+        frozen=frozen,
+    )
+
+
+def _of_trainer(path: Path, config: TrainingConfig, sequence: int | None) -> NamedTransformer:
+    """The model of a trainer's file: its shape, or the name of a known one."""
+    if config.shape is not None:
+        if sequence is None:
+            raise UsageError(f"--sequence-length: must be given, because {path} does not say it")
+        given = config.shape
+        shape = gpt(
+            layers=given["layers"],
+            hidden=given["hidden"],
+            heads=given["heads"],
+            vocabulary=given["vocabulary"],
+        )
+        wide = replace(shape, feed_forward=given["feed_forward"])
+        return NamedTransformer(name=path.stem, shape=wide, sequence=sequence)
+    wanted = "".join(filter(str.isalnum, (config.model or "").rpartition("/")[2].casefold()))
+    for name, known in TRANSFORMERS.items():
+        if wanted.startswith("".join(filter(str.isalnum, name))):
+            return NamedTransformer(
+                name=name, shape=known.shape, sequence=sequence or known.sequence
+            )
+    raise UsageError(
+        f"MODEL: {path} holds no shape of a model (d_model, n_layers, n_heads), and its name "
+        f"{config.model!r} is none of {', '.join(TRANSFORMERS)}; give its config.json"
+    )
+
+
+def _contradiction(name: str, trained: Trained) -> tuple[str, ...]:
+    """A line where the size in a name is not that of the configuration."""
+    claimed = size_in_name(name or trained.name)
+    if claimed is None or 1 / _SAME_SIZE < claimed / trained.parameters < _SAME_SIZE:
+        return ()
+    note = (
+        f"WRONG MODEL SIZE: the name {(name or trained.name)!r} says {claimed / 1e9:.3g} G parameters, "
+        f"the configuration has {trained.parameters / 1e9:.3g} G, which is what is expected here"
+    )
+    return (note,)
+
+
+def _peak(sheet: DataSheet, precision: str) -> float:
+    known = dict(sheet.peaks)
+    peak = known.get(precision) or (known.get("fp16") if precision == "bf16" else None)  # type: ignore[call-overload]
+    if peak is None:
+        raise UsageError(
+            f"--precision: {sheet.id} must have a peak for it, got {precision}; it has {', '.join(known)}"
+        )
+    return float(peak.flop_per_s)
+
+
+def _sheet(
+    given: Mapping[str, Any], data_sheet: DataSheet, largest: Run
+) -> tuple[DeviceSheet, bool]:
+    """Data sheet for the priors, and whether the network between nodes is known.
+
+    A bridge joins two devices, and nothing says that there is one: PCIe is expected of such cards.
+    """
+    sheet = device_sheet(data_sheet.id)
+    if data_sheet.link is None or data_sheet.link_joins_pairs:
+        host = host_link_bytes_per_s(data_sheet, shipped_catalogue())
+        sheet = replace(sheet, link_bytes_per_s=host or PCIE_BYTES_PER_S)
+    if given["nic_bandwidth"] is None:
+        return sheet, False
+    rate = given["nic_bandwidth"] * given["nics"] / largest.devices_per_node
+    return replace(sheet, node_bytes_per_s=rate), True

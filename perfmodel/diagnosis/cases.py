@@ -1,0 +1,155 @@
+"""What somebody logged as observations of runs: nothing that was not said is assumed."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+from perfmodel.diagnosis.odds import Observation
+from perfmodel.diagnosis.trained import Run, Trained
+from perfmodel.documents.training_logs import Logged, Unit
+from perfmodel.errors import UsageError
+from perfmodel.layout.layout import Layout, accumulation_for, parse_layout
+from perfmodel.units import Seconds
+
+#: English text, tokenizers of 32,000 to 128,000 entries: assumed. [tokens/word]
+TOKENS_PER_WORD: Final = 1.33
+_ZERO: Final = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3}
+STRATEGIES: Final = tuple(_ZERO)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all runs have in common; None is what nobody said."""
+
+    precision: str
+    strategy: str | None
+    micro_batch: int | None
+    global_batch: int | None
+    accumulation: int | None
+    devices: int | None
+    devices_per_node: int | None
+
+
+def run_of(logged: Logged, setting: Setting) -> Run:
+    """The run of a logged number; ``UsageError`` for the first thing that is missing."""
+    where = f"--observed {logged.text!r}"
+    per_node = logged.per_node or setting.devices_per_node
+    devices = logged.devices or setting.devices
+    if logged.per_node and logged.nodes:
+        told = logged.nodes * logged.per_node
+        if logged.devices not in (None, told, logged.per_node):
+            raise UsageError(f"{where}: nodes x devices of a node are {told}, not {logged.devices}")
+        devices = told
+    elif logged.nodes and devices:
+        if devices % logged.nodes:
+            raise UsageError(f"{where}: {devices} devices must fill {logged.nodes} nodes evenly")
+        per_node = devices // logged.nodes
+    elif logged.nodes and per_node:
+        devices = logged.nodes * per_node
+    if devices is None:
+        raise UsageError(f"{where}: must say how many devices, such as '8 GPUs'; or give --devices")
+    if per_node is None and devices > 1:
+        raise UsageError(
+            f"{where}: must say how many nodes, such as '1 node' or '2 nodes of {max(1, devices // 2)}'; "
+            "or give --devices-per-node"
+        )
+    return Run(layout=_layout(logged, setting, devices), devices_per_node=per_node or 1)
+
+
+def _layout(logged: Logged, setting: Setting, devices: int) -> Layout:
+    words = dict(word.split("=", 1) for word in logged.layout.split())
+    if not {"dp", "ddp", "fsdp"} & set(words):
+        shared = math.prod(int(words.get(key, "1")) for key in ("tp", "pp", "cp"))
+        if devices % shared:
+            raise UsageError(
+                f"--observed {logged.text!r}: {devices} devices must be a multiple of tp x pp x cp = {shared}"
+            )
+        words["dp"] = str(devices // shared)
+        if words["dp"] != "1" and "zero" not in words:
+            if setting.strategy is None:
+                raise UsageError(
+                    f"--strategy: must be one of {', '.join(STRATEGIES)} for {devices} devices, got none"
+                )
+            words["zero"] = str(_ZERO[setting.strategy])
+    words.setdefault("precision", setting.precision)
+    layout = parse_layout(" ".join(f"{key}={value}" for key, value in words.items()))
+    if layout.world_size != devices:
+        raise UsageError(
+            f"--observed {logged.text!r}: layout has {layout.world_size} devices, not {devices}"
+        )
+    accumulation, micro = setting.accumulation, setting.micro_batch
+    if "micro_batch" in words:
+        micro = layout.micro_batch
+    if setting.global_batch is not None and micro is not None:
+        accumulation = accumulation_for(
+            global_batch=setting.global_batch, dp=layout.dp, micro_batch=micro
+        )
+    elif setting.global_batch is not None:
+        micro, left = divmod(setting.global_batch, layout.dp * (accumulation or 1))
+        if left:
+            raise UsageError(
+                f"--global-batch: must be a multiple of the {layout.dp} replicas of {logged.text!r}, got "
+                f"{setting.global_batch}"
+            )
+    assert micro is not None, "the command asks for a batch"
+    return replace(layout, micro_batch=micro, accumulation=accumulation or layout.accumulation)
+
+
+def observation_of(
+    logged: Logged, run: Run, trained: Trained, *, peak_flop_per_s: float
+) -> tuple[Observation, tuple[str, ...]]:
+    """A logged number as a step time, and how it was read where the text leaves that open."""
+    value, unit = logged.value, logged.unit
+    if value is None or unit is None or unit is Unit.MEMORY:
+        return Observation(text=logged.text, run=run, step_s=None), ()
+    notes: tuple[str, ...] = ()
+    if (
+        unit in (Unit.TOKENS, Unit.SAMPLES, Unit.WORDS)
+        and logged.per_device is None
+        and run.devices > 1
+    ):
+        notes = (
+            f"{logged.text!r} is read as of all {run.devices} devices; write 'per GPU' if not",
+        )
+    if unit is Unit.WORDS:
+        notes += (f"a word is read as {TOKENS_PER_WORD} tokens",)
+    step_s = _step_s(logged, value, unit, run, trained, peak_flop_per_s)
+    return Observation(text=logged.text, run=run, step_s=step_s), notes
+
+
+def _step_s(
+    logged: Logged, value: float, unit: Unit, run: Run, trained: Trained, peak_flop_per_s: float
+) -> Seconds:
+    samples = run.layout.global_batch
+    each = run.devices if logged.per_device else 1
+    if unit in (Unit.TOKENS, Unit.WORDS):
+        if trained.tokens is None:
+            raise UsageError(
+                f"--observed {logged.text!r}: {unit} need a model of sequences, got {trained.name}; "
+                "give samples/s"
+            )
+        rate = value * (TOKENS_PER_WORD if unit is Unit.WORDS else 1.0) * each
+        return samples * trained.tokens / rate
+    if unit is Unit.SAMPLES:
+        return samples / (value * each)
+    if unit in (Unit.MFU, Unit.FLOP):
+        reached = value * (peak_flop_per_s if unit is Unit.MFU else 1.0)
+        return trained.model_flop(run) / run.devices / reached
+    return 1 / value if unit is Unit.STEPS else value
+
+
+def logged_as(
+    step_s: Seconds, unit: Unit | None, logged: Logged, run: Run, trained: Trained
+) -> str:
+    """A step in the unit that was logged, such as ``7,480 tokens/s per device``; empty for step times."""
+    each = run.devices if logged.per_device else 1
+    whose = " per device" if logged.per_device else ""
+    if unit in (Unit.TOKENS, Unit.WORDS) and trained.tokens is not None:
+        words = TOKENS_PER_WORD if unit is Unit.WORDS else 1.0
+        rate = run.layout.global_batch * trained.tokens / step_s / each / words
+        return f"{rate:,.0f} {unit}{whose}"
+    if unit is Unit.SAMPLES:
+        return f"{run.layout.global_batch / step_s / each:,.3g} {unit}{whose}"
+    if unit is Unit.FLOP or unit is Unit.MFU:
+        return f"{trained.model_flop(run) / run.devices / step_s / 1e12:.0f} TFLOP/s"
+    return ""

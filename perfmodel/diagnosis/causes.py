@@ -1,0 +1,237 @@
+"""Causes of a slow step: each changes the model's own terms, by an amount that is drawn."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from perfmodel.arrays import FloatArray
+from perfmodel.cost.parameters import FittedParameters
+from perfmodel.diagnosis.trained import Run, Trained
+
+NUM_DRAWS: Final = 4000
+#: Memory from which on an allocator frees and asks again.
+_CROWDED: Final = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What a cause does to the terms; factors are 1 and times 0 where it does nothing."""
+
+    inside: FloatArray | float = 1.0
+    """Slower links inside a node."""
+    between: FloatArray | float = 1.0
+    host: FloatArray | float = 1.0
+    loader_s: FloatArray | float = 0.0
+    """Per sample of one device. [s]"""
+    shared_loader: bool = False
+    """Whether the devices of a node share it."""
+    straggler: FloatArray | float = 1.0
+    slow_beyond: FloatArray | float = 1.0
+    """Devices from the first on that are as they should be: the slow one is among the others."""
+    thrash: FloatArray | float = 1.0
+    size: FloatArray | float = 1.0
+    """Model that is really trained, over the one that was named."""
+    hardware: FloatArray | float = 1.0
+    """Speed of the device, over the one that was named."""
+    unit: FloatArray | float = 1.0
+    """Logged over real time of a step."""
+    unit_power: FloatArray | float = 0.0
+    """The same, as a power of the number of devices."""
+    code: FloatArray | float = 1.0
+    """Slower in all runs alike, beside the cause."""
+    elsewhere: FloatArray | None = None
+    """Speed of the devices of each logged run over the named one, shape ``(num_runs, num_draws)``."""
+
+
+def step_s(trained: Trained, run: Run, terms: FittedParameters, changed: Changes) -> FloatArray:
+    """What a step really takes under a cause, in every draw. [s]"""
+    speed = np.asarray(changed.hardware) / changed.size
+    now = {name: np.asarray(values) for name, values in terms.items()}
+    for name, factor in (
+        ("matmul_flop_per_s", speed),
+        ("memory_bytes_per_s", speed),
+        ("data_bytes_per_s", 1 / (np.asarray(changed.inside) * changed.size)),
+        ("tensor_bytes_per_s", 1 / np.asarray(changed.inside)),
+        ("node_bytes_per_s", 1 / (np.asarray(changed.between) * changed.size)),
+        ("layer_host_s", changed.host),
+    ):
+        now[name] = now[name] * factor
+    samples = run.layout.global_batch / run.devices
+    share = min(run.devices, run.devices_per_node) if changed.shared_loader else 1
+    loaded_s = np.asarray(changed.loader_s) * samples * share
+    found = np.maximum(trained.step_s(run, now), loaded_s) * changed.thrash * changed.code
+    is_slow = run.devices > np.asarray(changed.slow_beyond)
+    return np.asarray(np.where(is_slow, found * changed.straggler, found))
+
+
+class Context(NamedTuple):
+    """What priors of causes look at."""
+
+    trained: Trained
+    runs: Sequence[Run]
+    terms: FittedParameters
+    capacity_bytes: float
+
+
+Draw = Callable[[np.random.Generator, Context], Changes]
+
+
+def _factor(rng: np.random.Generator, median: float, log_sigma: float) -> FloatArray:
+    """At least 1.2: less is normal."""
+    found: FloatArray = np.maximum(1.2, median * np.exp(log_sigma * rng.standard_normal(NUM_DRAWS)))
+    return found
+
+
+def _loader(rng: np.random.Generator, context: Context, *, shared: bool) -> Changes:
+    """1.2 to 30 times as long as the device needs for a sample, on a node as first logged."""
+    run = context.runs[0]
+    each_s = float(np.median(context.trained.step_s(run, context.terms)))
+    samples = run.layout.global_batch / run.devices
+    share = min(run.devices, run.devices_per_node) if shared else 1
+    loader_s = each_s / samples / share * _factor(rng, 4.0, 1.0)
+    return Changes(loader_s=loader_s, shared_loader=shared)
+
+
+#: In so many draws a second cause slows all runs alike, by a factor of this spread. [log]
+_SECOND_CAUSE: Final = 0.25
+_SECOND_SPREAD: Final = 1.0
+
+
+def with_second_cause(changed: Changes, rng: np.random.Generator) -> Changes:
+    """The cause, now and then beside slow code: troubles seldom come alone."""
+    slower = np.exp(_SECOND_SPREAD * np.abs(rng.standard_normal(NUM_DRAWS)))
+    is_second = rng.random(NUM_DRAWS) < _SECOND_CAUSE
+    return replace(changed, code=np.where(is_second, slower, 1.0))
+
+
+def _straggler(rng: np.random.Generator, context: Context) -> Changes:
+    """A slow device among the first two, or among those that the larger runs add."""
+    fewest = float(min(run.devices for run in context.runs))
+    beyond = np.where(rng.random(NUM_DRAWS) < 1 / 2, 1.0, fewest)
+    return Changes(straggler=_factor(rng, 1.6, 0.4), slow_beyond=beyond)
+
+
+def _wrong_units(rng: np.random.Generator, context: Context) -> Changes:
+    """Devices counted or not, micro-steps for steps, sparse peaks, milliseconds."""
+    accumulation = max(run.layout.accumulation for run in context.runs)
+    powers = np.array([1.0, -1.0, 0.0, 0.0, 0.0, 0.0])
+    units = np.array([1.0, 1.0, 1 / max(accumulation, 2), 2.0, 1000.0, 1 / 1000])
+    chosen = rng.integers(0, len(powers), NUM_DRAWS)
+    return Changes(unit=units[chosen], unit_power=powers[chosen])
+
+
+def _elsewhere(rng: np.random.Generator, context: Context) -> Changes:
+    ratios = np.exp(0.8 * rng.standard_normal((len(context.runs), NUM_DRAWS)))
+    return Changes(elsewhere=ratios)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One row of the table."""
+
+    name: str
+    prior: Callable[[Context], float]
+    """Weight before any number; 0 where it cannot be."""
+    draw: Draw
+    means: str
+    shown: str = ""
+    """The field of ``Changes`` whose size is worth telling."""
+
+
+def _several(context: Context) -> bool:
+    return any(run.devices > 1 for run in context.runs)
+
+
+def _loading(context: Context) -> float:
+    """Images wait for decoding; tokens are read ready."""
+    return 0.1 if context.trained.tokens is None else 0.03
+
+
+def _crowded(context: Context) -> bool:
+    needed = [sum(context.trained.memory_bytes(run).values()) for run in context.runs]
+    return max(needed) > _CROWDED * context.capacity_bytes
+
+
+CAUSES: Final = (
+    Cause(
+        name="normal",
+        prior=lambda _: 0.45,
+        draw=lambda _rng, _context: Changes(),
+        means="nothing is wrong: this is what such a machine does",
+    ),
+    Cause(
+        name="slow network between nodes",
+        prior=lambda c: 0.12 * any(run.nodes > 1 for run in c.runs),
+        draw=lambda rng, _: Changes(between=_factor(rng, 6.0, 1.2)),
+        means="TCP instead of RDMA, one adapter of several, no GPUDirect",
+        shown="between",
+    ),
+    Cause(
+        name="slow links inside the node",
+        prior=lambda c: 0.08 * _several(c),
+        draw=lambda rng, _: Changes(inside=_factor(rng, 6.0, 1.2)),
+        means="peer-to-peer off, NVLink unused, fewer PCIe lanes",
+        shown="inside",
+    ),
+    Cause(
+        name="host-bound",
+        prior=lambda _: 0.08,
+        draw=lambda rng, _: Changes(host=_factor(rng, 12.0, 1.2)),
+        means="Python and launches: small kernels, .item() in the loop, a slow processor",
+        shown="host",
+    ),
+    Cause(
+        name="loader",
+        prior=_loading,
+        draw=lambda rng, context: _loader(rng, context, shared=False),
+        means="each process waits for its samples: too few workers, slow storage",
+    ),
+    Cause(
+        name="loader shared by a node",
+        prior=lambda c: _loading(c) * _several(c),
+        draw=lambda rng, context: _loader(rng, context, shared=True),
+        means="processors or storage of a node feed all its devices",
+    ),
+    Cause(
+        name="straggler",
+        prior=lambda c: 0.05 * _several(c),
+        draw=_straggler,
+        means="everybody waits for one slow device, link or node",
+        shown="straggler",
+    ),
+    Cause(
+        name="memory thrash",
+        prior=lambda c: 0.2 if _crowded(c) else 0.02,
+        draw=lambda rng, _: Changes(thrash=_factor(rng, 2.5, 0.7)),
+        means="the allocator frees and asks again in every step, or pages to the host",
+        shown="thrash",
+    ),
+    Cause(
+        name="wrong model size",
+        prior=lambda _: 0.04,
+        draw=lambda rng, _: Changes(size=np.exp(1.5 * rng.standard_normal(NUM_DRAWS))),
+        means="another model than named is trained",
+        shown="size",
+    ),
+    Cause(
+        name="wrong units",
+        prior=lambda _: 0.06,
+        draw=_wrong_units,
+        means="per device or all, micro-step or step, tokens or samples, sparse peak",
+    ),
+    Cause(
+        name="other hardware",
+        prior=lambda _: 0.05,
+        draw=lambda rng, _: Changes(hardware=np.exp(0.8 * rng.standard_normal(NUM_DRAWS))),
+        means="another device or power limit than named",
+        shown="hardware",
+    ),
+    Cause(
+        name="other hardware in some runs",
+        prior=lambda c: 0.04 * (len({run.nodes for run in c.runs}) > 1),
+        draw=_elsewhere,
+        means="the runs that are compared ran on different devices",
+    ),
+)

@@ -1,0 +1,290 @@
+"""Use case: logged step times of a training, what was to be expected, which causes fit, what to measure next.
+
+A small Bayesian table. A cause changes the model's own terms: link rates, host time, arithmetic, units.
+Draws of the terms (priors of the data sheet) and of the change predict every logged number:
+
+    odds(cause)  =  prior(cause) * mean over draws of  prod_i Normal(ln observed_i - ln predicted_i, 0.12)
+
+The next measurement is the one whose outcome, over the same draws, tells most about the cause:
+
+    information  =  H(cause) - sum over outcomes  P(outcome) H(cause | outcome)         [nats]
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from perfmodel.arrays import FloatArray
+from perfmodel.cost.parameters import DeviceSheet, medians, step_time_priors
+from perfmodel.diagnosis.causes import (
+    CAUSES,
+    NUM_DRAWS,
+    Cause,
+    Changes,
+    Context,
+    step_s,
+    with_second_cause,
+)
+from perfmodel.diagnosis.measurements import MEASUREMENTS, Measurement, at_devices
+from perfmodel.diagnosis.trained import Run, Trained
+from perfmodel.statistics import Interval
+from perfmodel.units import BytesPerSecond, Seconds
+
+#: Runs of one setting, rounding of what people write down. [log]
+_OBSERVED_ERROR: Final = 0.12
+#: Where nobody names the network between nodes: within a factor of 10 or so of the usual. [log]
+_UNKNOWN_NETWORK: Final = 1.2
+#: Steps of an unknown cause: anything within a factor of 10. [log]
+_UNKNOWN: Final = 2.3
+#: Outcomes of a measurement that differ by less are one. [log]
+_BIN: Final = 0.25
+#: What a measurement that takes longer must tell more. [nats/min]
+_PER_MINUTE: Final = 0.005
+#: What was believed before the numbers, in the choice of what to measure next.
+_DOUBT: Final = 0.1
+NORMAL: Final = "normal"
+UNKNOWN: Final = "something else"
+_UNKNOWN_PRIOR: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """A logged number as the time of an optimizer step."""
+
+    text: str
+    run: Run
+    step_s: Seconds | None
+    """None: nothing was logged, only what is expected is wanted. [s]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """One cause after the numbers."""
+
+    cause: str
+    means: str
+    odds: float
+    """Probability, all causes together 1."""
+    size: float | None
+    """Of the change, median over draws that fit; of slow links the rate that is left. [B/s]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One logged number beside what a normal machine does."""
+
+    observation: Observation
+    expected_s: Interval
+    """90 % of normal steps. [s]"""
+
+    @property
+    def is_normal(self) -> bool | None:
+        """None where nothing was logged."""
+        step = self.observation.step_s
+        return None if step is None else self.expected_s.holds(step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What fits the logged numbers."""
+
+    judged: tuple[Judged, ...]
+    fits: tuple[Fit, ...]
+    """Likeliest first."""
+    next_name: str | None
+    next_command: str | None
+    information: float
+    """Expected of it, over the uncertainty that is left. [0, 1]"""
+
+
+def diagnose(
+    trained: Trained,
+    observations: Sequence[Observation],
+    sheet: DeviceSheet,
+    *,
+    capacity_bytes: float,
+    known_network: bool,
+    seed: int = 0,
+) -> Diagnosis:
+    """Judge logged numbers by the data sheet of the device alone; no calibration is needed."""
+    rng = np.random.default_rng(seed)
+    terms = draw_terms(sheet, rng, known_network=known_network)
+    runs = [each.run for each in observations]
+    context = Context(trained, runs, terms, capacity_bytes)
+    normal = Changes()
+    judged = tuple(
+        Judged(
+            observation=each,
+            expected_s=Interval.of(step_s(trained, each.run, terms, normal)),
+        )
+        for each in observations
+    )
+    logged = [(i, each) for i, each in enumerate(observations) if each.step_s is not None]
+    if not logged:
+        return Diagnosis(judged=judged, fits=(), next_name=None, next_command=None, information=0)
+    weighed = []
+    for cause in CAUSES:
+        if (prior := cause.prior(context)) > 0:
+            changed = cause.draw(rng, context)
+            if cause.name != NORMAL:
+                changed = with_second_cause(changed, rng)
+            logs = _log_likelihood(context, logged, changed)
+            weighed.append((cause, prior, changed, logs))
+    unknown = _UNKNOWN_PRIOR * math.exp(_log_unknown(judged, logged))
+    evidence = [prior * float(np.exp(logs).mean()) for _, prior, _, logs in weighed]
+    total = sum(evidence) + unknown
+    fits = [
+        Fit(cause=c.name, means=c.means, odds=e / total, size=_size(c, context, changed, logs))
+        for (c, _, changed, logs), e in zip(weighed, evidence, strict=True)
+    ]
+    fits.append(Fit(cause=UNKNOWN, means="none of these", odds=unknown / total, size=None))
+    # With a little of what was believed before, so that the likeliest cause is confirmed, not its rivals alone.
+    before = sum(prior for _, prior, _, _ in weighed)
+    shares = [
+        (1 - _DOUBT) * e / total + _DOUBT * prior / before
+        for (_, prior, _, _), e in zip(weighed, evidence, strict=True)
+    ]
+    shares = [share / sum(shares) for share in shares]
+    name, command, information = _next(context, weighed, shares, sheet)
+    return Diagnosis(
+        judged=judged,
+        fits=tuple(sorted(fits, key=lambda fit: -fit.odds)),
+        next_name=name,
+        next_command=command,
+        information=information,
+    )
+
+
+#: Between these a network is sought that is fast enough. [B/s]
+_NETWORKS: Final = (1e7, 1e12)
+_BISECTIONS: Final = 30
+_ENOUGH: Final = 0.9
+
+
+def enough_network(trained: Trained, run: Run, sheet: DeviceSheet) -> BytesPerSecond | None:
+    """Bandwidth of a device between nodes that keeps 90 % of one node's speed; None if none does. [B/s]
+
+    At the medians of all other terms, with the same batch of each device.
+    """
+    terms = medians(step_time_priors(sheet))
+    alone = at_devices(run, run.devices_per_node)
+    goal_s = float(trained.step_s(alone, terms)[0]) / _ENOUGH
+
+    def at(rate: float) -> Seconds:
+        return float(trained.step_s(run, {**terms, "node_bytes_per_s": rate})[0])
+
+    low, high = map(math.log, _NETWORKS)
+    if at(_NETWORKS[1]) > goal_s:
+        return None
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if at(math.exp(middle)) <= goal_s else (middle, high)
+    return math.exp(high)
+
+
+def draw_terms(
+    sheet: DeviceSheet, rng: np.random.Generator, *, known_network: bool
+) -> dict[str, FloatArray]:
+    """Draws of every term before any run; shape ``(num_draws,)``."""
+    found = {}
+    for name, prior in step_time_priors(sheet).items():
+        sigma = prior.log_sigma
+        if name == "node_bytes_per_s" and not known_network:
+            sigma = _UNKNOWN_NETWORK
+        found[name] = prior.median * np.exp(sigma * rng.standard_normal(NUM_DRAWS))
+    return found
+
+
+_Logged = Sequence[tuple[int, Observation]]
+_Weighed = Sequence[tuple[Cause, float, Changes, FloatArray]]
+
+
+def _log_likelihood(context: Context, logged: _Logged, changed: Changes) -> FloatArray:
+    """Of all logged numbers together, in every draw."""
+    total = np.zeros(NUM_DRAWS)
+    for place, each in logged:
+        here = changed
+        if changed.elsewhere is not None:
+            here = dataclasses.replace(changed, hardware=changed.elsewhere[place])
+        predicted_s = step_s(context.trained, each.run, context.terms, here)
+        logs = np.log(predicted_s) + np.log(np.asarray(changed.unit))
+        logs = logs + changed.unit_power * math.log(each.run.devices)
+        assert each.step_s is not None
+        total -= ((math.log(each.step_s) - logs) / _OBSERVED_ERROR) ** 2 / 2
+    return total
+
+
+def _log_unknown(judged: Sequence[Judged], logged: _Logged) -> float:
+    """Likelihood of steps that nothing explains, on the scale of the others."""
+    total = 0.0
+    for place, each in logged:
+        assert each.step_s is not None
+        away = math.log(each.step_s / judged[place].expected_s.nominal) / _UNKNOWN
+        total += math.log(_OBSERVED_ERROR / _UNKNOWN) - away**2 / 2
+    return total
+
+
+#: Rates that are left where links are slow.
+_RATES: Final = {"between": "node_bytes_per_s", "inside": "data_bytes_per_s"}
+
+
+def _size(cause: Cause, context: Context, changed: Changes, logs: FloatArray) -> float | None:
+    """Median of the change over the draws, each weighed by how well it fits."""
+    if not cause.shown:
+        return None
+    values = np.broadcast_to(np.asarray(getattr(changed, cause.shown)), logs.shape)
+    if cause.shown in _RATES:
+        values = np.asarray(context.terms[_RATES[cause.shown]]) / values
+    order = np.argsort(values)
+    weights = np.exp(logs - logs.max())[order]
+    place = int(np.searchsorted(np.cumsum(weights), weights.sum() / 2))
+    return float(values[order][min(place, len(order) - 1)])
+
+
+def _next(
+    context: Context, weighed: _Weighed, shares: Sequence[float], sheet: DeviceSheet
+) -> tuple[str | None, str | None, float]:
+    """The measurement with the largest expected information for its time, and that over what is open."""
+    open_nats = -sum(share * math.log(share) for share in shares if share > 0)
+    run, best, worth, told = context.runs[-1], None, -math.inf, 0.0
+    for each in MEASUREMENTS:
+        if not each.applies(context.runs):
+            continue
+        found = _information(context, weighed, shares, each)
+        if found - _PER_MINUTE * each.minutes > worth:
+            best, worth, told = each, found - _PER_MINUTE * each.minutes, found
+    if best is None or open_nats <= 0:
+        return None, None, 0.0
+    command = best.command.format(
+        per_node=min(run.devices, run.devices_per_node), devices=run.devices, device=sheet.name
+    )
+    return best.name, command, min(1.0, told / open_nats)
+
+
+def _information(
+    context: Context, weighed: _Weighed, shares: Sequence[float], measurement: Measurement
+) -> float:
+    """Entropy of the causes less what is left of it, on average, after the outcome. [nats]"""
+    run = context.runs[-1]
+    tables: list[dict[int, float]] = []
+    for (_, _, changed, logs), share in zip(weighed, shares, strict=True):
+        weights = np.exp(logs - logs.max())
+        outcome = measurement.outcome(context.trained, run, context.terms, changed)
+        bins = np.round(np.broadcast_to(outcome, weights.shape) / _BIN).astype(int)
+        places, inverse = np.unique(bins, return_inverse=True)
+        sums = np.bincount(inverse, weights=weights) * share / weights.sum()
+        tables.append(dict(zip(places.tolist(), sums.tolist(), strict=True)))
+    whole: dict[int, float] = {}
+    for table in tables:
+        for place, mass in table.items():
+            whole[place] = whole.get(place, 0.0) + mass
+    return sum(
+        mass * math.log(mass / whole[place] / share)
+        for table, share in zip(tables, shares, strict=True)
+        for place, mass in table.items()
+        if mass > 0 and share > 0
+    )

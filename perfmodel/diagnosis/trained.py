@@ -1,0 +1,154 @@
+"""What is trained, as times of its step over the terms of a data sheet: large models by shape, others by trace."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+
+from perfmodel.arrays import FloatArray, soft_maximum
+from perfmodel.cost.collectives import ring_share
+from perfmodel.cost.jobs import Jobs
+from perfmodel.cost.layout_memory import TENSORS, rank_parts
+from perfmodel.cost.layout_time import DEVICE_OR_HOST, step_parts
+from perfmodel.cost.parameters import FittedParameters
+from perfmodel.layout.layout import Layout
+from perfmodel.workload.workload import Workload
+
+#: Part of the backward pass that hides gradients of a traced model.
+_HIDDEN: Final = 0.5
+#: Operators of a transformer layer forward: what the prior of its host time is of.
+_OPERATORS_OF_LAYER: Final = 15
+#: Of LoRA: backward passes lack the gradients of weights, and hardly any gradient travels.
+_FROZEN_COMPUTE: Final = 2 / 3
+_FROZEN_GRADIENTS: Final = 0.01
+_SHARDED: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One setting of the training."""
+
+    layout: Layout
+    devices_per_node: int
+
+    @property
+    def devices(self) -> int:
+        """All devices."""
+        return self.layout.world_size
+
+    @property
+    def nodes(self) -> int:
+        """All nodes."""
+        return -(-self.devices // self.devices_per_node)
+
+
+class Trained(Protocol):
+    """What is trained: time of a step by the model's terms."""
+
+    @property
+    def name(self) -> str:
+        """As the user calls it."""
+
+    @property
+    def parameters(self) -> float:
+        """Number of parameters."""
+
+    @property
+    def tokens(self) -> float | None:
+        """Of one sample; None for what has none."""
+
+    def model_flop(self, run: Run) -> float:
+        """Of one optimizer step of all devices, nothing recomputed."""
+
+    def step_s(self, run: Run, terms: FittedParameters) -> FloatArray:
+        """Step in every draw of the terms, shape ``(num_draws,)``. [s]"""
+
+    def memory_bytes(self, run: Run) -> Mapping[str, float]:
+        """Tensors of a rank of the first stage by part; empty if unknown. [B]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargeModel:
+    """A transformer by its shape."""
+
+    name: str
+    parameters: float
+    tokens: float
+    jobs: Callable[[Run], Jobs]
+    frozen: bool = False
+    """Whether only adapters (LoRA) are trained."""
+
+    def model_flop(self, run: Run) -> float:
+        """6 N per token and attention."""
+        return float(self.jobs(run).model_flop[0]) * (_FROZEN_COMPUTE if self.frozen else 1.0)
+
+    def step_s(self, run: Run, terms: FittedParameters) -> FloatArray:
+        """The closed form of layouts."""
+        jobs = self.jobs(run)
+        changed = dict(terms)
+        if self.frozen:
+            changed["matmul_flop_per_s"] = np.asarray(terms["matmul_flop_per_s"]) / _FROZEN_COMPUTE
+            changed["optimizer_bytes"] = np.asarray(terms["optimizer_bytes"]) * _FROZEN_GRADIENTS
+            if run.layout.zero < _SHARDED:
+                for name in ("data_bytes_per_s", "node_bytes_per_s"):
+                    changed[name] = np.asarray(terms[name]) / _FROZEN_GRADIENTS
+        columns = {name: np.reshape(values, (-1, 1)) for name, values in changed.items()}
+        return np.asarray(step_parts(jobs, columns).total_s[:, 0])
+
+    def memory_bytes(self, run: Run) -> Mapping[str, float]:
+        """As the closed form counts, without context and slack; unknown where weights are frozen."""
+        if self.frozen:
+            return {}
+        parts = rank_parts(self.jobs(run))
+        return {name: float(size[0]) for name, size in parts.items() if name in TENSORS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedModel:
+    """A traced model under data parallelism: arithmetic, launches, one ring of gradients.
+
+    compute = 3 b F / (rate / 2)        launches = 3 m op       device = both, the longer hides the other
+    step    = device + max(0, gradients - 0.5 * 2/3 device) + optimizer
+    """
+
+    workload: Workload
+    tokens: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the trace."""
+        return self.workload.name
+
+    @property
+    def parameters(self) -> float:
+        """Trainable elements."""
+        return float(self.workload.num_parameters)
+
+    def model_flop(self, run: Run) -> float:
+        """Both passes."""
+        each = self.workload.forward_flop + self.workload.backward_flop
+        return run.layout.global_batch * each
+
+    def step_s(self, run: Run, terms: FittedParameters) -> FloatArray:
+        """See the class."""
+        t = {name: np.asarray(values) for name, values in terms.items()}
+        n, layout, size = run.devices, run.layout, self.workload.gradient_bytes
+        arithmetic_s = 2 * self.model_flop(run) / n / t["matmul_flop_per_s"]
+        operators = self.workload.num_operators * layout.accumulation
+        launches_s = operators * t["layer_host_s"] / _OPERATORS_OF_LAYER
+        device_s = soft_maximum(arithmetic_s, launches_s, DEVICE_OR_HOST)
+        local = min(n, run.devices_per_node)
+        # A ring leaves every node through the adapters of all its devices together.
+        rate = t["data_bytes_per_s"]
+        if run.nodes > 1:
+            rate = np.minimum(rate, t["node_bytes_per_s"] * local)
+        gradients_s = float(ring_share(n, passes=2)) * size / rate
+        exposed_s = np.maximum(0.0, gradients_s - _HIDDEN * 2 / 3 * device_s / layout.accumulation)
+        return np.asarray(
+            device_s + exposed_s + size / 4 * t["optimizer_bytes"] / t["memory_bytes_per_s"]
+        )
+
+    def memory_bytes(self, run: Run) -> Mapping[str, float]:  # noqa: ARG002 - the protocol's
+        """Not from parameters alone."""
+        return {}

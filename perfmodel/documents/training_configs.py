@@ -1,0 +1,178 @@
+"""Settings of a training, read from the file of its trainer: llm-foundry, axolotl, Lightning, torchtitan."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from perfmodel.errors import InvalidDocument, UsageError, why
+from perfmodel.files import parse_toml, read_text
+from perfmodel.units import MIB
+
+_LINE: Final = re.compile(r"^(?P<indent> *)(?P<key>[\w.-]+):(?:\s+(?P<value>.*?))?\s*$")
+_COMMENT: Final = re.compile(r"(?:^|\s)#.*$")
+_INTERPOLATED: Final = re.compile(r"^\$\{(?:variables\.)?([\w.]+)\}$")
+_TRUE: Final = ("true", "yes", "on")
+_SIZE: Final = re.compile(r"(?<![\w.])(?:(\d+)x)?(\d+(?:\.\d+)?)\s?([bm])(?![a-z])", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingConfig:
+    """What a trainer's file says; None is what it leaves out."""
+
+    name: str
+    """Of the run and of the model, as far as they are named."""
+    shape: Mapping[str, int] | None = None
+    """Width, layers, heads, inner width, vocabulary of a GPT-like model."""
+    model: str | None = None
+    """By name, where the file has no shape."""
+    sequence: int | None = None
+    micro_batch: int | None = None
+    global_batch: int | None = None
+    accumulation: int | None = None
+    precision: str | None = None
+    strategy: str | None = None
+    frozen: bool = False
+    """Whether adapters alone are trained."""
+
+
+def read_config(path: Path) -> TrainingConfig:
+    """The settings in a trainer's file; ``InvalidDocument`` if it cannot be read."""
+    try:
+        text = read_text(path, most=MIB)
+        found = _flat(parse_toml(text)) if path.suffix == ".toml" else _yaml(path, text)
+    except (OSError, ValueError) as error:
+        raise InvalidDocument(f"{path}: configuration cannot be read: {why(error)}") from error
+    get = _Getter(path, found)
+    width = get.count("model.d_model", "model.dim", "model.hidden_size", "model.n_embd")
+    layers = get.count("model.n_layers", "model.n_layer", "model.num_hidden_layers")
+    heads = get.count("model.n_heads", "model.n_head", "model.num_attention_heads")
+    shape = None
+    if width and layers and heads:
+        ratio = get.count("model.expansion_ratio") or 4
+        shape = {
+            "hidden": width,
+            "layers": layers,
+            "heads": heads,
+            "feed_forward": get.count("model.intermediate_size") or ratio * width,
+            "vocabulary": get.count("model.vocab_size") or 50_368,
+        }
+    names = (get.text("run_name"), get.text("name"), get.text("base_model"), path.stem)
+    flavour = " ".join(filter(None, (get.text("model.name"), get.text("model.flavor"))))
+    return TrainingConfig(
+        name=" ".join(dict.fromkeys(filter(None, (*names, flavour)))),
+        shape=shape,
+        model=get.text("base_model", "model.pretrained_model_name_or_path") or flavour or None,
+        sequence=get.count("max_seq_len", "sequence_len", "training.seq_len", "model.max_seq_len"),
+        micro_batch=get.count(
+            *("device_train_microbatch_size", "micro_batch_size", "training.local_batch_size"),
+            *("training.batch_size", "data.batch_size", "data.init_args.batch_size"),
+        ),
+        global_batch=get.count("global_train_batch_size", "training.global_batch_size"),
+        accumulation=get.count("gradient_accumulation_steps", "trainer.accumulate_grad_batches"),
+        precision=_precision(get),
+        strategy=_strategy(get, found),
+        frozen=get.text("adapter") in ("lora", "qlora"),
+    )
+
+
+def size_in_name(name: str) -> float | None:
+    """Parameters that a name tells, such as 7e9 for ``mpt-7b``; None if it tells none or several."""
+    sizes = {
+        int(copies or 1) * float(number) * (1e9 if unit in "bB" else 1e6)
+        for copies, number, unit in _SIZE.findall(name.replace("_", " ").replace("-", " "))
+    }
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _yaml(path: Path, text: str) -> dict[str, str]:
+    """Scalars by their path. Lists, blocks of text and anchors are left out: no setting needs them."""
+    found: dict[str, str] = {}
+    parents: list[tuple[int, str]] = []
+    for raw in text.splitlines():
+        match = _LINE.match(_COMMENT.sub("", raw))
+        if match is None:
+            continue
+        indent = len(match["indent"])
+        while parents and parents[-1][0] >= indent:
+            parents.pop()
+        key = ".".join([*(name for _, name in parents), match["key"]])
+        value = (match["value"] or "").strip()
+        if not value:
+            parents.append((indent, match["key"]))
+        elif key in found:
+            raise InvalidDocument(f"{path}: {key} must be given once; remove one")
+        else:
+            found[key] = value.strip("'\"")
+    if not found:
+        raise InvalidDocument(f"{path}: configuration must hold lines KEY: VALUE, got none")
+    return found
+
+
+def _flat(values: Mapping[str, object], prefix: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, str | int | float):
+            found[f"{prefix}{key}"] = str(value)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Getter:
+    """Values by any of their names."""
+
+    path: Path
+    found: Mapping[str, str]
+
+    def text(self, *names: str) -> str | None:
+        """Of the first name that there is; references to other keys are followed once."""
+        for name in names:
+            value = self.found.get(name)
+            if value is not None and (match := _INTERPOLATED.match(value)):
+                value = self.found.get(f"variables.{match[1]}", self.found.get(match[1]))
+            if value is not None and value.casefold() not in ("null", "none", "auto", "~"):
+                return value
+        return None
+
+    def count(self, *names: str) -> int | None:
+        """A whole number above 0."""
+        text = self.text(*names)
+        if text is None:
+            return None
+        digits = text.replace("_", "")
+        if not digits.isdecimal() or int(digits) < 1:
+            name = next(name for name in names if name in self.found)
+            if int(digits) < 0 if digits.lstrip("-").isdecimal() else False:
+                return None  # -1: the trainer decides
+            raise UsageError(f"{self.path}: {name} must be a whole number >= 1, got {text!r}")
+        return int(digits)
+
+
+def _precision(get: _Getter) -> str | None:
+    text = get.text("precision", "trainer.precision", "training.mixed_precision_param") or ""
+    for name in ("bf16", "bfloat16", "fp16", "float16", "16-mixed"):
+        if name in text:
+            return "bf16"  # both have the same peak
+    if (get.text("bf16", "fp16") or "").casefold() in _TRUE:
+        return "bf16"
+    if (get.text("tf32") or "").casefold() in _TRUE:
+        return "tf32"
+    return "fp32" if text.startswith(("32", "fp32", "float32")) else None
+
+
+def _strategy(get: _Getter, found: Mapping[str, str]) -> str | None:
+    text = (get.text("trainer.strategy", "strategy") or "").casefold()
+    sharding = get.text("fsdp_config.sharding_strategy")
+    if sharding is not None:
+        return {"FULL_SHARD": "fsdp", "SHARD_GRAD_OP": "zero2", "NO_SHARD": "ddp"}.get(sharding)
+    if "fsdp" in text or any(key.startswith("fsdp_config") for key in found):
+        return "fsdp"
+    for stage in ("1", "2", "3"):
+        if f"stage_{stage}" in text or f"zero{stage}" in (get.text("deepspeed") or ""):
+            return f"zero{stage}"
+    if "parallelism.data_parallel_shard_degree" in found:
+        return "fsdp"
+    return "ddp" if "ddp" in text else None

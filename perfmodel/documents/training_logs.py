@@ -1,0 +1,317 @@
+"""Logged speeds of a training: what a person types, and logs of common trainers.
+
+Lines of logs as the trainers of late 2026 write them: Lightning and HF Trainer show tqdm bars, HF prints
+``train_steps_per_second`` at the end; Megatron-LM "elapsed time per iteration (ms)"; torchtitan "tps:",
+which is of one device; llm-foundry "throughput/device/tokens_per_sec".
+"""
+
+import enum
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Final, NamedTuple
+
+from perfmodel.errors import InvalidDocument, UsageError, refuse_unknown, why
+from perfmodel.files import read_text
+from perfmodel.units import decimal
+
+#: Steps before these still compile, fill caches and warm up.
+_WARM_UP: Final = 3
+_LEAST_STEPS: Final = 3
+#: A step this many times as long as the median holds an evaluation or a checkpoint.
+_PAUSE: Final = 3.0
+_MOST_PATTERN: Final = 500
+
+
+class Unit(enum.StrEnum):
+    """What a logged number counts."""
+
+    STEP = "s per step"
+    STEPS = "steps/s"
+    TOKENS = "tokens/s"
+    SAMPLES = "samples/s"
+    WORDS = "words/s"
+    MFU = "MFU"
+    FLOP = "FLOP/s of a device"
+    MEMORY = "bytes of a device"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """One number of one setting; None is what the text does not say."""
+
+    text: str
+    value: float | None = None
+    """In SI units; a share for MFU."""
+    unit: Unit | None = None
+    per_device: bool | None = None
+    devices: int | None = None
+    nodes: int | None = None
+    per_node: int | None = None
+    layout: str = ""
+    """Words such as ``tp=2 pp=4``."""
+
+
+_PER_S: Final = r"\s*(?:/|per)\s*s(?:ec|econd)?"
+#: Longer ones first.
+_UNITS: Final = tuple(
+    (re.compile(rf"(?:{pattern})(?![\w/])", re.IGNORECASE), unit, scale)
+    for pattern, unit, scale in (
+        (rf"tok(?:en)?s?{_PER_S}|tps", Unit.TOKENS, 1.0),
+        (rf"ktok(?:en)?s?{_PER_S}", Unit.TOKENS, 1e3),
+        (rf"(?:samples?|images?|imgs?|sequences?|seqs?){_PER_S}", Unit.SAMPLES, 1.0),
+        (rf"words?{_PER_S}|wps", Unit.WORDS, 1.0),
+        (rf"(?:it|iters?|iterations?|steps?|batch(?:es)?){_PER_S}", Unit.STEPS, 1.0),
+        (r"%\s*mfu|mfu\s*%", Unit.MFU, 0.01),
+        (r"mfu", Unit.MFU, 1.0),
+        (r"tflops?(?:/s)?", Unit.FLOP, 1e12),
+        (r"pflops?(?:/s)?", Unit.FLOP, 1e15),
+        (r"gib", Unit.MEMORY, 2.0**30),
+        (r"gb", Unit.MEMORY, 1e9),
+        (
+            r"(?:ms|msec|milliseconds?)(?:\s*(?:/|per)\s*(?:it|iter\w*|step|batch))?",
+            Unit.STEP,
+            1e-3,
+        ),
+        (r"(?:s|sec|seconds?)(?:\s*(?:/|per)\s*(?:it|iter\w*|step|batch))?", Unit.STEP, 1.0),
+        (r"(?:min|minutes?)(?:\s*(?:/|per)\s*(?:it|iter\w*|step|batch))?", Unit.STEP, 60.0),
+    )
+)
+_NUMBER: Final = r"(\d[\d,]*(?:\.\d+)?|\.\d+)\s*(k(?![a-z]))?\s*"
+_WORDS: Final = {"one": "1", "two": "2", "three": "3", "four": "4", "eight": "8"}
+_LAYOUT: Final = re.compile(r"\b[a-z_]+=[\w.,-]+")
+_SETTINGS: Final = (
+    re.compile(r"\b(?P<nodes>\d[\d,]*)\s*nodes?\s*(?:of|x|with)\s*(?P<per_node>\d+)\b"),
+    re.compile(r"\b(?P<nodes>\d[\d,]*)\s*x\s*(?P<per_node>\d+)\b"),
+    re.compile(r"\b(?P<nodes>\d[\d,]*)\s*nodes?\b"),
+)
+_DEVICES: Final = re.compile(r"\b(?P<devices>\d[\d,]*)\s*(?:gpus?|devices?|cards?|ranks?)\b")
+_EACH: Final = re.compile(r"(?:per|/|each)\s*(?:gpu|device|card|rank)\b|\beach\b")
+_ALL: Final = re.compile(r"\b(?:total|all|together|overall)\b")
+_FILLERS: Final = frozenset(
+    [
+        "on",
+        "in",
+        "a",
+        "an",
+        "at",
+        "with",
+        "and",
+        "of",
+        "the",
+        "is",
+        "took",
+        "takes",
+        "reserved",
+        "memory",
+        "gpus",
+    ]
+)
+
+
+def read_observed(text: str) -> Logged:
+    """A typed observation such as ``2 nodes of 4: 8.7 s``; ``UsageError`` for what is not understood."""
+    left = re.sub(r"\bmfu[\s:=]*([\d.]+)\s*(%?)", r"\1 \2 mfu", text.casefold())
+    for word, digit in _WORDS.items():
+        left = re.sub(rf"\b{word}\b", digit, left)
+    layout = " ".join(_LAYOUT.findall(left))
+    left = _LAYOUT.sub(" ", left)
+    found: dict[str, int] = {}
+    for pattern in _SETTINGS:
+        if match := pattern.search(left):
+            found |= {name: _whole(value) for name, value in match.groupdict().items()}
+            left = left[: match.start()] + " " + left[match.end() :]
+            break
+    per_device = True if _EACH.search(left) else False if _ALL.search(left) else None
+    left = _ALL.sub(" ", _EACH.sub(" ", left))
+    if match := _DEVICES.search(left):
+        found["devices"] = _whole(match["devices"])
+        left = left[: match.start()] + " " + left[match.end() :]
+    value, unit, left = _quantity(text, left)
+    strange = [w for w in re.findall(r"[^\s:,;.]+", left) if w not in _FILLERS]
+    if strange:
+        raise UsageError(
+            f"--observed: {text!r} holds {' '.join(strange)!r}, which is not understood; such as '8 GPUs "
+            "1 node 2.5 s' or '64 GPUs: 1,000 tokens/s per GPU'"
+        )
+    return Logged(text=text, value=value, unit=unit, per_device=per_device, layout=layout, **found)
+
+
+def _whole(text: str) -> int:
+    found = int(text.replace(",", ""))
+    if not 0 < found <= 2**20:
+        raise UsageError(f"--observed: counts must be 1 to {2**20:,}, got {text}")
+    return found
+
+
+def _quantity(text: str, left: str) -> tuple[float | None, Unit | None, str]:
+    """The number with a unit, and the text without it."""
+    for pattern, unit, scale in _UNITS:
+        for match in re.finditer(rf"{_NUMBER}(?={pattern.pattern})", left, re.IGNORECASE):
+            end = pattern.match(left, match.end())
+            assert end is not None
+            value = decimal(match[1].replace(",", "")) * scale * (1e3 if match[2] else 1.0)
+            if unit is Unit.MFU and value > 1:
+                value /= 100  # nobody means more than the peak, and sparse peaks are half
+            if value <= 0:
+                raise UsageError(f"--observed: must be > 0, got {match[1]} in {text!r}")
+            return value, unit, left[: match.start()] + " " + left[end.end() :]
+    if re.search(r"\d", left) or not re.search(r"gpu|device|card|node|rank|\dx\d", text.casefold()):
+        known = "s, ms, it/s, tokens/s, samples/s, words/s, MFU, TFLOP/s, GiB"
+        raise UsageError(f"--observed: {text!r} must hold one number with a unit of {known}")
+    return None, None, left
+
+
+class _Format(NamedTuple):
+    """One number per line; groups ``step`` and ``value``."""
+
+    pattern: re.Pattern[str]
+    unit: Unit
+    scale: float = 1.0
+    per_device: bool | None = None
+
+
+def _format(
+    pattern: str, unit: Unit, scale: float = 1.0, *, per_device: bool | None = None
+) -> _Format:
+    return _Format(re.compile(pattern, re.IGNORECASE), unit, scale, per_device)
+
+
+_FLOAT: Final = r"(?P<value>[\d,]*\.?\d+(?:e[+-]?\d+)?)"
+_BAR: Final = r"(?:epoch (?P<epoch>\d+).*?)?\b(?P<step>\d+)/(?P<total>\d+) \[[\d:]+<[\d:?]+,\s*"
+#: By trainer, the likeliest first: the first that a log holds is read.
+FORMATS: Final = {
+    "lightning": (
+        _format(rf"{_BAR}{_FLOAT}\s*s/it", Unit.STEP),
+        _format(rf"{_BAR}{_FLOAT}\s*it/s", Unit.STEPS),
+    ),
+    "hf": (
+        _format(rf"{_BAR}{_FLOAT}\s*s/it", Unit.STEP),
+        _format(rf"{_BAR}{_FLOAT}\s*it/s", Unit.STEPS),
+        _format(rf"'train_steps_per_second': '?{_FLOAT}", Unit.STEPS),
+    ),
+    "megatron": (
+        _format(
+            rf"iteration\s+(?P<step>\d+)/.*elapsed time per iteration \(ms\): {_FLOAT}",
+            Unit.STEP,
+            1e-3,
+        ),
+    ),
+    "torchtitan": (
+        _format(rf"step:\s*(?P<step>\d+).*\btps: {_FLOAT}", Unit.TOKENS, per_device=True),
+        _format(rf"step:\s*(?P<step>\d+).*\bmfu: {_FLOAT}%", Unit.MFU, 0.01),
+    ),
+    "llm-foundry": (
+        _format(rf"throughput/device/tokens_per_sec: {_FLOAT}", Unit.TOKENS, per_device=True),
+        _format(rf"throughput/batches_per_sec: {_FLOAT}", Unit.STEPS),
+    ),
+}
+#: Groups that a pattern of one's own may name.
+GROUPS: Final = {
+    "s": (Unit.STEP, 1.0, None),
+    "ms": (Unit.STEP, 1e-3, None),
+    "it_per_s": (Unit.STEPS, 1.0, None),
+    "tokens_per_s": (Unit.TOKENS, 1.0, False),
+    "tokens_per_s_per_gpu": (Unit.TOKENS, 1.0, True),
+    "samples_per_s": (Unit.SAMPLES, 1.0, None),
+    "tflops": (Unit.FLOP, 1e12, True),
+}
+
+
+def _formats(name: str) -> Sequence[_Format]:
+    kind, colon, pattern = name.partition(":")
+    if kind != "regex" or not colon:
+        refuse_unknown("--log-format", name, (*FORMATS, "regex:PATTERN"))
+        return FORMATS[name]
+    if len(pattern) > _MOST_PATTERN:
+        raise UsageError(f"--log-format: pattern must be at most {_MOST_PATTERN} characters")
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"--log-format: pattern {pattern!r} is broken: {error}") from error
+    named = [group for group in compiled.groupindex if group in GROUPS]
+    if len(named) != 1:
+        raise UsageError(
+            f"--log-format: pattern must name one group of {', '.join(GROUPS)}, such as "
+            f"'regex:took (?P<ms>[0-9.]+) ms', got {pattern!r}"
+        )
+    unit, scale, per_device = GROUPS[named[0]]
+    return (
+        _Format(
+            re.compile(pattern.replace(f"?P<{named[0]}>", "?P<value>")), unit, scale, per_device
+        ),
+    )
+
+
+def read_log(path: Path, *, name: str) -> tuple[Logged, tuple[str, ...]]:
+    """The median speed of the settled steps of a log, and what was left out.
+
+    Raises
+    ------
+    InvalidDocument
+        If there are no steps, warm-up alone, or several runs.
+    """
+    formats = _formats(name)
+    try:
+        lines = read_text(path).replace("\r", "\n").splitlines()
+    except (OSError, ValueError) as error:
+        raise InvalidDocument(f"{path}: log cannot be read: {why(error)}") from error
+    for form in formats:
+        rows = list(_rows(path, lines, form))
+        if rows:
+            break
+    else:
+        raise InvalidDocument(
+            f"{path}: log holds no step that --log-format {name} knows; name another of "
+            f"{', '.join(FORMATS)}, or regex:PATTERN"
+        )
+    is_summary = len(rows) == 1 and rows[0][0] is None
+    settled = rows if is_summary else rows[_WARM_UP:]
+    if len(settled) < _LEAST_STEPS and not is_summary:
+        raise InvalidDocument(
+            f"{path}: log must go on after its {_WARM_UP} lines of warm-up for at least {_LEAST_STEPS}, got "
+            f"{len(rows)} in all; let the training run longer"
+        )
+    values = [value for _, value in settled]
+    middle = median(values)
+    is_time = form.unit is Unit.STEP
+    paused = [v for v in values if (v > _PAUSE * middle if is_time else v < middle / _PAUSE)]
+    notes: tuple[str, ...] = (
+        () if is_summary else (f"{path}: first {_WARM_UP} lines left out as warm-up",)
+    )
+    if paused:
+        notes += (f"{path}: {len(paused)} lines left out as pauses (evaluation, checkpoint)",)
+    kept = [value for value in values if value not in paused]
+    logged = Logged(
+        text=f"{path.name}: median of {len(kept)} lines",
+        value=median(kept) * form.scale,
+        unit=form.unit,
+        per_device=form.per_device,
+    )
+    return logged, notes
+
+
+def _rows(path: Path, lines: Sequence[str], form: _Format) -> Iterator[tuple[int | None, float]]:
+    """Step and value of every line, steps ascending; of bars those of the commonest length, which train."""
+    matches = [(number, form.pattern.search(line)) for number, line in enumerate(lines, start=1)]
+    found = [(number, match.groupdict()) for number, match in matches if match is not None]
+    lengths = Counter(groups.get("total") for _, groups in found)
+    most = lengths.most_common(1)[0][0] if lengths else None
+    before = -1
+    for number, groups in found:
+        if groups.get("total") != most:
+            continue
+        text, epoch = groups.get("step"), groups.get("epoch")
+        step = None if text is None else int(text) + int(epoch or 0) * int(most or 0)
+        if step is not None and step < before:
+            raise InvalidDocument(
+                f"{path}: log must be of one run, but line {number} goes from step {before} back to "
+                f"{step}; keep one run"
+            )
+        value = decimal(groups["value"].replace(",", ""))
+        if value > 0 and (step is None or step > before):
+            yield step, value
+        before = before if step is None else step

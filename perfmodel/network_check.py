@@ -1,0 +1,324 @@
+"""Use case: are the collectives of an nccl-tests log as fast as their links allow, and what do slow ones cost?"""
+
+import enum
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Final
+
+import numpy as np
+
+from perfmodel.cost.collectives import bus_factor
+from perfmodel.cost.network import NOT_MEASURED, CollectiveCost, Group, Network
+from perfmodel.cost.rescaling import LINK_SHARE, host_link_bytes_per_s
+from perfmodel.documents.hardware import Catalogue, DataSheet
+from perfmodel.documents.importers import NVLINK_S, PCIE_BYTES_PER_S, PCIE_S, Found
+from perfmodel.errors import UsageError
+from perfmodel.machine.cluster import Cluster
+from perfmodel.machine.measured import MeasuredCollective
+from perfmodel.units import KIB, MIB, Bytes, BytesPerSecond, Seconds, format_rate
+
+#: Upper ends of the bands: what waits for latency, DDP's first bucket, its others, large models. [B]
+_ENDS: Final = (64 * KIB, MIB, 32 * MIB, 256 * MIB, math.inf)
+#: Expected over measured time from which on links are as they should be. Published all-reduces of
+#: healthy nodes (8 A100, H100, H200, B200; two nodes of H200) lie between 0.75 and 1.4 of the ring at
+#: 80 % of the data sheet's rate; below 1 MiB networks differ by a factor of 3 in latency alone.
+_NORMAL_SHARE: Final = 0.6
+_NORMAL_SHARE_OF_LATENCY: Final = 0.3
+#: Beyond this, links were said to be slower than they are: a switch that adds gains 1.5.
+_TOO_FAST: Final = 1.7
+#: No PCIe generation before 6 carries more in 16 lanes. [B/s]
+_MOST_OF_PCIE_BYTES_PER_S: Final = 50e9
+#: One adapter that reaches less than this part of its rate is not driven by RDMA.
+_LEAST_OF_ADAPTER: Final = 0.5
+#: Bands that are alike within this factor are slow for one reason.
+_ALIKE: Final = 1.6
+
+
+class Verdict(enum.StrEnum):
+    """Of a band, or of a whole log."""
+
+    NORMAL = "normal"
+    SLOW = "slow"
+    FAST = "faster than said"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """Sizes that obey one cause."""
+
+    smallest_bytes: float
+    largest_bytes: float
+    num_points: int
+    busbw_bytes_per_s: BytesPerSecond
+    """Measured at the largest size of the band. [B/s]"""
+    expected_busbw_bytes_per_s: BytesPerSecond
+    share: float
+    """Expected over measured time, geometric mean over the points."""
+    verdict: Verdict
+    buckets: int
+    """Gradient buckets of the workload in the band, or in sizes before it that the log lacks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """All gradient buckets of a step, one after another."""
+
+    num_buckets: int
+    gradient_bytes: Bytes
+    measured_s: Seconds
+    """As the log says. [s]"""
+    expected_s: Seconds
+
+    @property
+    def lost_s(self) -> Seconds:
+        """What a step loses if backward hides none of it; what is hidden costs nothing. [s]"""
+        return max(0.0, self.measured_s - self.expected_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkCheck:
+    """A log against what its links should reach."""
+
+    collective: str
+    ranks: int
+    nodes: int
+    machine: str
+    links: tuple[str, ...]
+    """Of each tier: what was taken for its rate, and from where."""
+    bands: tuple[Band, ...]
+    causes: tuple[str, ...]
+    """Likeliest first, each with what shows it; empty if all is normal."""
+    step: StepCost | None
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of all bands."""
+        found = {band.verdict for band in self.bands}
+        return next(v for v in (Verdict.SLOW, Verdict.FAST, Verdict.NORMAL) if v in found)
+
+
+def node_links(
+    sheet: DataSheet, catalogue: Catalogue, measured: MeasuredCollective, *, adapters: int
+) -> Found:
+    """Links inside a node of the devices of a log, by their data sheet.
+
+    Copies and collectives reach 80 % of a link's rate. A bridge joins pairs alone, and nothing says that
+    there is one: PCIe is expected of such cards.
+    """
+    per_node, rest = divmod(measured.world_size, measured.num_nodes)
+    if rest:
+        raise UsageError(
+            f"LOG: every node must have the same number of ranks, got {measured.world_size} on "
+            f"{measured.num_nodes} nodes; use whole nodes"
+        )
+    if sheet.link is not None and not sheet.link_joins_pairs:
+        return Found(
+            devices_per_node=per_node,
+            nodes=measured.num_nodes,
+            adapters=adapters,
+            link_bytes_per_s=LINK_SHARE * sheet.link.bytes_per_s,
+            link_s=NVLINK_S,
+            link_source=f"{LINK_SHARE:.0%} of {sheet.link_name}",
+        )
+    host = host_link_bytes_per_s(sheet, catalogue)
+    return Found(
+        devices_per_node=per_node,
+        nodes=measured.num_nodes,
+        adapters=adapters,
+        link_bytes_per_s=host or PCIE_BYTES_PER_S,
+        link_s=PCIE_S,
+        link_source="PCIe of the data sheet" if host else "assumed: PCIe 4.0 x16",
+    )
+
+
+def check_network(
+    measured: MeasuredCollective,
+    cluster: Cluster,
+    *,
+    machine: str,
+    buckets_bytes: Sequence[Bytes] = (),
+) -> NetworkCheck:
+    """Compare every size band with the time that the links of a cluster allow.
+
+    ``buckets_bytes``: Gradient buckets of a training step, in any order.
+    """
+    if measured.world_size > cluster.num_devices:
+        raise UsageError(
+            f"--cluster: {cluster.name} must have the {measured.world_size} devices of the log, got "
+            f"{cluster.num_devices}; enlarge it, or name the right file"
+        )
+    if measured.collective == "all_to_all":
+        raise UsageError(
+            "LOG: must be of all_reduce, all_gather, reduce_scatter, broadcast or send_recv, got "
+            "all_to_all, which no cost is known for; run all_reduce_perf"
+        )
+    expected_s = _expected(measured.collective, measured.world_size, cluster)
+    bands = _bands(measured, expected_s, buckets_bytes)
+    step = None
+    if buckets_bytes and measured.collective == "all_reduce":
+        step = _step_cost(measured, expected_s, buckets_bytes)
+    return NetworkCheck(
+        collective=measured.collective,
+        ranks=measured.world_size,
+        nodes=measured.num_nodes,
+        machine=machine,
+        links=tuple(
+            f"{tier.name}: {tier.links} x {format_rate(tier.link_bytes_per_s, 'B')} each way "
+            f"({tier.source or 'cluster file'})"
+            for tier in cluster.tiers
+        ),
+        bands=bands,
+        causes=tuple(_causes(bands, measured, cluster)),
+        step=step,
+    )
+
+
+_Time = Callable[[float], Seconds]
+
+
+def _expected(collective: str, ranks: int, cluster: Cluster) -> _Time:
+    """Time of a collective over its size on links that are as the cluster says. [s]"""
+    one = np.ones(1)
+    network = Network(
+        messages={},
+        library="nccl",
+        uncertainty=np.zeros(1),
+        kind_uncertainty=one,
+        cluster=cluster,
+        measured_tier=NOT_MEASURED,
+        tier_uncertainties=np.ones((len(cluster.tiers), 1)),
+    )
+    return lambda size: float(network.time_s(collective, round(size), Group(ranks))[0])
+
+
+def _bands(
+    measured: MeasuredCollective, expected_s: _Time, buckets_bytes: Sequence[Bytes]
+) -> tuple[Band, ...]:
+    found: list[Band] = []
+    begin, left = 0.0, sorted(buckets_bytes)
+    factor = bus_factor(measured.collective, measured.world_size)
+    for end in _ENDS:
+        points = [point for point in measured.points if begin <= point.at < end]
+        if points:
+            shares = [expected_s(point.at) / point.time_s for point in points]
+            share, last = math.exp(fmean(map(math.log, shares))), points[-1]
+            least = _NORMAL_SHARE_OF_LATENCY if end <= MIB else _NORMAL_SHARE
+            band = Band(
+                smallest_bytes=points[0].at,
+                largest_bytes=last.at,
+                num_points=len(points),
+                busbw_bytes_per_s=factor * last.at / last.time_s,
+                expected_busbw_bytes_per_s=factor * last.at / expected_s(last.at),
+                share=share,
+                verdict=Verdict.SLOW
+                if share < least
+                else Verdict.FAST
+                if share > _TOO_FAST and begin >= MIB
+                else Verdict.NORMAL,
+                buckets=sum(size < end for size in left),
+            )
+            left = [size for size in left if size >= end]
+            found.append(band)
+        begin = end
+    # Sizes beyond those of the log count with its last band.
+    found[-1] = replace(found[-1], buckets=found[-1].buckets + len(left))
+    return tuple(found)
+
+
+def _step_cost(
+    measured: MeasuredCollective, expected_s: _Time, buckets_bytes: Sequence[Bytes]
+) -> StepCost:
+    curve = CollectiveCost.sample(
+        [measured], library="nccl", num_draws=1, rng=np.random.default_rng(0)
+    )
+    of_log = [
+        float(curve.time_s(size, world_size=measured.world_size, num_nodes=measured.num_nodes)[0])
+        for size in buckets_bytes
+    ]
+    return StepCost(
+        num_buckets=len(buckets_bytes),
+        gradient_bytes=sum(buckets_bytes),
+        measured_s=sum(of_log),
+        expected_s=sum(map(expected_s, buckets_bytes)),
+    )
+
+
+def _causes(bands: Sequence[Band], measured: MeasuredCollective, cluster: Cluster) -> list[str]:
+    """What makes the slow bands slow, by their pattern and the rate that is left."""
+    slow = [band for band in bands if band.verdict is Verdict.SLOW]
+    if any(band.verdict is Verdict.FAST for band in bands):
+        return [
+            "the links are faster than said: other devices or adapters, or a cluster file too low"
+        ]
+    if not slow:
+        return []
+    last = bands[-1]
+    if last.verdict is not Verdict.SLOW:
+        if slow[-1].largest_bytes <= MIB:
+            return [
+                (
+                    "latency: small messages wait for host or network; unset NCCL_PROTO, look at CPU "
+                    "frequency, IOMMU and ACS"
+                )
+            ]
+        return [
+            (
+                "algorithm or protocol at these sizes alone: unset NCCL_ALGO and NCCL_PROTO; "
+                "NCCL_DEBUG_SUBSYS=TUNING shows the choice"
+            )
+        ]
+    if last.largest_bytes < MIB:
+        return ["too few sizes to tell latency from bandwidth: run with -b 8 -e 1G -f 2"]
+    between = measured.num_nodes > 1
+    causes = _between_nodes(last, cluster) if between else _inside_node(last, cluster)
+    shares = [band.share for band in bands]
+    if max(shares) / min(shares) < _ALIKE:
+        causes.append("another job on the same links: run again while the machine is idle")
+    return causes
+
+
+def _between_nodes(last: Band, cluster: Cluster) -> list[str]:
+    """A ring leaves every node at its bus bandwidth, over all adapters together."""
+    tier = cluster.tiers[-1]
+    adapters = last.busbw_bytes_per_s / tier.link_bytes_per_s
+    reached = format_rate(last.busbw_bytes_per_s, "B")
+    if adapters < _LEAST_OF_ADAPTER:
+        return [
+            (
+                f"TCP instead of RDMA: {reached} leave a node, less than half an adapter; "
+                "NCCL_DEBUG=INFO must say NET/IB (or OFI), not NET/Socket"
+            )
+        ]
+    causes = []
+    if tier.links > 1 and adapters < _NORMAL_SHARE * tier.links:
+        causes.append(
+            f"about {max(1, round(adapters))} of {tier.links} adapters at work: NCCL_DEBUG=INFO lists "
+            "those in use; NCCL_IB_HCA may hide some"
+        )
+    return [
+        *causes,
+        "no GPUDirect RDMA: NCCL_DEBUG=INFO must say GDRDMA; load nvidia-peermem, switch ACS off",
+        "one slow node or link: repeat on pairs of nodes",
+    ]
+
+
+def _inside_node(last: Band, cluster: Cluster) -> list[str]:
+    node = cluster.tiers[0]
+    if node.link_bytes_per_s > _MOST_OF_PCIE_BYTES_PER_S:
+        if last.busbw_bytes_per_s < _MOST_OF_PCIE_BYTES_PER_S:
+            return [
+                (
+                    "NVLink is not used: nvidia-smi topo -m must show NV# between all pairs; unset "
+                    "NCCL_P2P_DISABLE; look for the fabric manager"
+                )
+            ]
+        return ["some NVLinks are down or slow: nvidia-smi nvlink -s shows each"]
+    return [
+        (
+            "no peer-to-peer: copies go through host memory (nvidia-smi topo -p2p r; consumer cards lack "
+            "it; ACS or a virtual machine may forbid it)"
+        ),
+        "fewer lanes or an older PCIe: nvidia-smi -q shows link width and generation under load",
+    ]

@@ -1,0 +1,196 @@
+"""A diagnosis as a table, lines and JSON."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic_core import to_json
+
+from perfmodel.diagnosis.cases import logged_as
+from perfmodel.diagnosis.odds import NORMAL, Diagnosis, Fit, Judged
+from perfmodel.diagnosis.trained import Trained
+from perfmodel.documents.training_logs import Logged, Unit
+from perfmodel.report.wording import Table, counted, duration_interval, percent, table
+from perfmodel.units import BytesPerSecond, format_bytes, format_duration, format_rate
+
+#: Before a command, which stays on one line.
+COMMAND: Final = "  $ "
+#: Causes below are told as those that do not fit; those between are left out.
+_LIKELY: Final = 0.05
+_UNLIKELY: Final = 0.01
+_MOST_CAUSES: Final = 4
+_MOST_EXCLUDED: Final = 5
+#: Probability of a normal run from which on it is called normal, and below which it is not.
+_DECIDED: Final = 0.5
+_ABNORMAL: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a diagnosis says beside the odds."""
+
+    model: str
+    """Name, size, device and what was taken as given."""
+    logged: tuple[Logged, ...]
+    trained: Trained
+    notes: tuple[str, ...]
+    enough: BytesPerSecond | None = None
+    """Between nodes, of one device, for 90 % of the speed of one node. [B/s]"""
+    per_node: int = 1
+    crosses_nodes: bool = False
+
+
+def diagnosis_table(found: Diagnosis, told: Told) -> Table:
+    """Each logged number beside the interval of a normal machine."""
+    rows = [(each, logged) for each, logged in zip(found.judged, told.logged, strict=True)]
+    return table(
+        told.model,
+        rows,
+        {
+            "<Logged": lambda row: row[1].text,
+            "<Run": lambda row: _run(row[0]),
+            "Step": lambda row: _step(row[0]),
+            "Expected": lambda row: duration_interval(row[0].expected_s),
+            "In its\nunit": lambda row: _expected(row[0], row[1], told.trained) or "-",
+            "<Verdict": lambda row: _word(row[0]),
+        },
+        caption="Expected: of a normal machine by data sheets, 90 % inside.",
+    )
+
+
+def verdict(found: Diagnosis) -> str:
+    """In one line: normal, not normal, or between the two."""
+    if not found.fits:
+        return "verdict: nothing was timed; this is what to expect"
+    odds = next(fit.odds for fit in found.fits if fit.cause == NORMAL)
+    if odds < _ABNORMAL:
+        return "verdict: NOT NORMAL"
+    if odds >= _DECIDED:
+        return "verdict: normal"
+    return f"verdict: BORDERLINE, normal with {percent(odds)}"
+
+
+def diagnosis_lines(found: Diagnosis, told: Told) -> list[str]:
+    """Causes with odds, those that do not fit, one measurement, and what was read into the numbers."""
+    lines = [f"note: {note}" for note in told.notes]
+    lines += _memory_lines(found, told)
+    if told.crosses_nodes:
+        lines.append(_enough(told))
+    likely = [fit for fit in found.fits if fit.odds >= _LIKELY][:_MOST_CAUSES]
+    lines += [f"{percent(fit.odds):>7}  {_cause(fit, told)}" for fit in likely]
+    excluded = [fit.cause for fit in found.fits if fit.odds < _UNLIKELY][:_MOST_EXCLUDED]
+    if excluded:
+        lines.append(f"does not fit (below 1 %): {', '.join(excluded)}")
+    if found.next_name is not None:
+        lines.append(
+            f"measure next: {found.next_name} (expected to settle {100 * found.information:.0f} % of "
+            "what is open)"
+        )
+        lines.append(f"{COMMAND}{found.next_command}")
+    return lines
+
+
+def diagnosis_json(found: Diagnosis, told: Told) -> str:
+    """For programs; SI units."""
+    written = {
+        "schema_version": 1,
+        "model": told.model,
+        "verdict": verdict(found).removeprefix("verdict: "),
+        "observations": [
+            {
+                "text": each.observation.text,
+                "devices": each.observation.run.devices,
+                "devices_per_node": each.observation.run.devices_per_node,
+                "layout": str(each.observation.run.layout),
+                "step_s": each.observation.step_s,
+                "expected_s": each.expected_s,
+                "is_normal": each.is_normal,
+                "memory_bytes": dict(told.trained.memory_bytes(each.observation.run)),
+            }
+            for each in found.judged
+        ],
+        "causes": found.fits,
+        "next": {
+            "name": found.next_name,
+            "command": found.next_command,
+            "information": found.information,
+        },
+        "enough_bytes_per_s_of_a_device": told.enough,
+        "notes": told.notes,
+    }
+    return to_json(written, indent=1).decode()
+
+
+def _run(judged: Judged) -> str:
+    run = judged.observation.run
+    layout = str(run.layout).replace(" ", "\n") or "1 device"
+    return f"{run.nodes} x {min(run.devices, run.devices_per_node)}\n{layout}"
+
+
+def _step(judged: Judged) -> str:
+    step_s = judged.observation.step_s
+    return "-" if step_s is None else format_duration(step_s)
+
+
+def _expected(judged: Judged, logged: Logged, trained: Trained) -> str:
+    """The expected step in the unit that was logged."""
+    run = judged.observation.run
+    return logged_as(judged.expected_s.nominal, logged.unit, logged, run, trained).replace(
+        " ", "\n", 1
+    )
+
+
+def _word(judged: Judged) -> str:
+    if judged.is_normal is None:
+        return "-"
+    if judged.is_normal:
+        return "normal"
+    step_s = judged.observation.step_s
+    assert step_s is not None
+    ratio = step_s / judged.expected_s.nominal
+    return f"{ratio:.2g} x slower" if ratio > 1 else f"{1 / ratio:.2g} x faster"
+
+
+def _cause(fit: Fit, told: Told) -> str:
+    size = ""
+    if fit.size is not None and fit.cause in (
+        "slow network between nodes",
+        "slow links inside the node",
+    ):
+        between = fit.cause == "slow network between nodes"
+        rate = fit.size * (told.per_node if between else 1)
+        whose = "a node" if between else "a device"
+        size = f" (implied: {format_rate(8 * rate, 'b')} {whose})"
+    elif fit.size is not None:
+        size = f" ({fit.size:.2g} x)"
+    return f"{fit.cause}{size}: {fit.means}"
+
+
+def _enough(told: Told) -> str:
+    if told.enough is None:
+        return "network: no bandwidth between nodes keeps 90 % of the speed of one node"
+    rate = format_rate(8 * told.enough * told.per_node, "b")
+    return f"network: {rate} a node keep 90 % of the speed of one node"
+
+
+def _memory_lines(found: Diagnosis, told: Told) -> list[str]:
+    """What is divided by the number of devices, and what is not, where memory was logged."""
+    lines = []
+    for each, logged in zip(found.judged, told.logged, strict=True):
+        parts = told.trained.memory_bytes(each.observation.run)
+        if logged.unit is not Unit.MEMORY or logged.value is None or not parts:
+            continue
+        states = sum(parts[name] for name in ("parameters", "gradients", "optimizer"))
+        rest = parts["activations"] + parts["logits"]
+        lines.append(
+            f"memory on {counted(each.observation.run.devices, 'device')}: states {format_bytes(states)} "
+            f"(sharding divides them), activations {format_bytes(rest)} (only a smaller micro-batch or "
+            f"recomputing does); logged {format_bytes(logged.value)}, the rest is cache and buffers"
+        )
+    return lines
+
+
+def titled(trained: Trained, device: str, taken: Sequence[str]) -> str:
+    """Text such as ``llama2-7b (6.74 G) on h100-sxm5, bf16``."""
+    size = format_rate(trained.parameters, "").removesuffix("/s")
+    return f"{trained.name} ({size} parameters) on {device}, {', '.join(taken)}"

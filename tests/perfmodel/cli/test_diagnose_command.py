@@ -1,0 +1,179 @@
+"""``perfmodel diagnose``: public questions, and what it refuses."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.examples import ROOT
+from tests.perfmodel.cli.command import Run, complaint
+from tests.perfmodel.cli.test_memory_command import document as workload
+
+Diagnose = Callable[..., dict[str, Any]]
+LLAMA = ("llama2-7b", "--device", "h100-sxm", "--precision", "bf16", "--sequence-length", 2048)
+FAST = ("--nic-bandwidth", "400Gb/s", "--nics", 8)
+
+
+@pytest.fixture
+def diagnose(run: Run) -> Diagnose:
+    def diagnose(model: object, *arguments: object) -> dict[str, Any]:
+        result = run("diagnose", model, *arguments, "--json")
+        assert result.exit_code == 0, result
+        found: dict[str, Any] = json.loads(result.stdout)
+        return found
+
+    return diagnose
+
+
+def odds(found: dict[str, Any]) -> dict[str, float]:
+    return {fit["cause"]: fit["odds"] for fit in found["causes"]}
+
+
+def first(found: dict[str, Any]) -> str:
+    name: str = found["causes"][0]["cause"]
+    return name
+
+
+def test_odds_are_shares_and_one_measurement_is_next(diagnose: Diagnose) -> None:
+    found = diagnose(
+        *LLAMA, "--strategy", "fsdp", "--micro-batch", 4, "--observed", "8 GPUs 1 node 3 s"
+    )
+    assert sum(odds(found).values()) == pytest.approx(1)
+    assert isinstance(found["next"]["command"], str)
+    assert 0 <= found["next"]["information"] <= 1
+
+
+def test_what_is_normal_is_called_normal(diagnose: Diagnose) -> None:
+    """The README of llm-foundry: 10,643 tokens/s per GPU on 8 H100 (7B, sequences of 2048)."""
+    found = diagnose(
+        *LLAMA, "--strategy", "fsdp", "--micro-batch", 4, *FAST,
+        "--observed", "8 GPUs 1 node: 10,643 tokens/s per GPU",
+        "--observed", "16x8: 10,475 tokens/s per GPU",
+    )  # fmt: skip
+    assert found["verdict"] == "normal"
+    assert first(found) == "normal"
+
+
+def test_a_name_that_contradicts_the_shape(diagnose: Diagnose) -> None:
+    file = ROOT / "docs" / "cases" / "mpt-7b.yaml"
+    found = diagnose(file, "--device", "a100-sxm4-40", "--observed", "8 GPUs 1 node 13.5 % MFU")
+    assert "says 7 G parameters, the configuration has 0.12" in found["notes"][0]
+
+
+def test_a_seventh_of_the_readme_is_not_normal(diagnose: Diagnose) -> None:
+    found = diagnose(
+        *LLAMA, "--strategy", "fsdp", "--micro-batch", 4, *FAST,
+        "--observed", "8x8: 1,000 tokens/s per GPU",
+    )  # fmt: skip
+    assert found["verdict"] == "NOT NORMAL"
+    assert odds(found)["normal"] < 0.02
+    assert odds(found)["slow network between nodes"] > 0.1
+
+
+def test_words_a_thousand_times_too_few_are_another_unit(diagnose: Diagnose) -> None:
+    found = diagnose(
+        "llama3-8b", "--device", "h200-sxm", "--strategy", "fsdp", "--micro-batch", 1,
+        "--precision", "bf16", "--devices-per-node", 8, *FAST,
+        "--observed", "32 GPUs 200 words/s in total",
+    )  # fmt: skip
+    assert found["verdict"] == "NOT NORMAL"
+    assert odds(found)["slow links inside the node"] < 0.05
+
+
+def test_more_devices_never_gain_per_device(diagnose: Diagnose) -> None:
+    found = diagnose(
+        "llama2-13b", "--device", "a100-sxm4-80", "--strategy", "fsdp", "--micro-batch", 2,
+        "--sequence-length", 2048, "--precision", "bf16", *FAST,
+        "--observed", "8 GPUs 1 node: 600 tokens/s per GPU",
+        "--observed", "16x8: 2,500 tokens/s per GPU",
+    )  # fmt: skip
+    assert first(found) == "other hardware in some runs"
+
+
+def test_two_nodes_tell_the_network_between_them(diagnose: Diagnose) -> None:
+    found = diagnose(
+        "gpt2-xl", "--device", "a10", "--strategy", "ddp", "--micro-batch", 10, "--precision", "bf16",
+        "--observed", "1 node of 2: 2.5 s", "--observed", "2 nodes of 2: 8.7 s",
+    )  # fmt: skip
+    slow = odds(found)
+    assert slow["loader"] < 0.05
+    assert found["enough_bytes_per_s_of_a_device"] > 1e8
+
+
+def test_what_two_devices_alone_lose_is_the_link(diagnose: Diagnose) -> None:
+    found = diagnose(
+        "gpt2-xl", "--device", "rtx-3090", "--strategy", "ddp", "--micro-batch", 2,
+        "--precision", "bf16", "--observed", "1 GPU: 1.2 s", "--observed", "1 node of 3: 9 s",
+    )  # fmt: skip
+    assert odds(found)["normal"] < 0.05
+    assert odds(found)["slow links inside the node"] > 0.2
+    assert odds(found)["host-bound"] < 0.05
+
+
+def test_without_a_number_it_says_what_to_expect(diagnose: Diagnose) -> None:
+    found = diagnose(
+        "llama2-13b", "--device", "a100-sxm4-80", "--strategy", "zero3", "--micro-batch", 4,
+        "--precision", "bf16", "--observed", "2 nodes of 8",
+    )  # fmt: skip
+    assert found["causes"] == []
+    assert found["observations"][0]["expected_s"]["nominal"] > 0
+    assert found["enough_bytes_per_s_of_a_device"] > 1e8
+
+
+def test_memory_that_sharding_does_not_divide(run: Run) -> None:
+    result = run(
+        "diagnose", *LLAMA, "--strategy", "zero3", "--micro-batch", 8, *FAST,
+        "--observed", "4 nodes of 8: 70 GiB reserved",
+    )  # fmt: skip
+    assert "sharding divides them" in result.stdout
+
+
+def test_a_traced_model_and_a_log(diagnose: Diagnose, tmp_path: Path) -> None:
+    model, log = tmp_path / "workload.json", tmp_path / "run.log"
+    workload().write(model)
+    lines = (f" {n}%|x| {n}/100 [00:25<03:45,  2.00it/s]" for n in range(1, 12))
+    log.write_text("\n".join(lines))
+    found = diagnose(
+        model, "--device", "a10", "--strategy", "ddp", "--micro-batch", 16, "--precision", "fp32",
+        "--log", log, "--log-format", "hf", "--devices", 2, "--devices-per-node", 2,
+    )  # fmt: skip
+    assert found["observations"][0]["step_s"] == pytest.approx(0.5)
+    assert any("left out as warm-up" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("llama2-7b", "--observed", "1 GPU 3 s"), "needs --device"),
+        (("llama2-7b", "--observed", "1 GPU 3 s"), "--micro-batch or --global-batch"),
+        ((*LLAMA, "--micro-batch", 1), "needs --observed or --log"),
+        ((*LLAMA, "--micro-batch", 1, "--observed", "3 s"), "must say how many devices"),
+        ((*LLAMA, "--micro-batch", 1, "--observed", "8 GPUs 3 s"), "must say how many nodes"),
+        ((*LLAMA, "--micro-batch", 1, "--observed", "8 GPUs 1 node 3 s"), "--strategy: must be one of"),
+        ((*LLAMA, "--micro-batch", 1, "--observed", "1 GPU 3 s", "--log", "x"), "--log: must come with"),
+        (("llama2-7c", *LLAMA[1:], "--micro-batch", 1, "--observed", "1 GPU 3 s"), "did you mean llama2-7b"),
+        (
+            ("llama2-7b", "--device", "h1000", "--precision", "bf16", "--micro-batch", 1,
+             "--observed", "1 GPU 3 s"),
+            "must be in the catalogue",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_asked_for_in_one_line(
+    run: Run, arguments: tuple[object, ...], words: str
+) -> None:
+    assert words in complaint(run("diagnose", *arguments), 2)
+
+
+def test_the_table_is_80_columns_wide(run: Run) -> None:
+    result = run(
+        "diagnose", *LLAMA, "--strategy", "fsdp", "--micro-batch", 4, *FAST,
+        "--observed", "8x8: 1,000 tokens/s per GPU",
+    )  # fmt: skip
+    assert result.exit_code == 0, result
+    table, _, rest = result.stdout.partition("verdict: NOT NORMAL")
+    assert max(map(len, table.splitlines())) <= 80
+    assert rest.count("measure next: ") == 1
+    assert "\x1b" not in result.stdout

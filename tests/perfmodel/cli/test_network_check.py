@@ -1,0 +1,106 @@
+"""An nccl-tests log against what its links should reach."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfmodel.units import MIB
+from tests.perfmodel.cli.command import Run, complaint
+from tests.perfmodel.cli.test_memory_command import document as workload
+from tests.perfmodel.nccl_logs import HEALTHY_US, nccl_log
+
+Check = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def check(run: Run, tmp_path: Path) -> Check:
+    def check(text: str, *arguments: object, exit_code: int = 0) -> dict[str, Any]:
+        path = tmp_path / "log.txt"
+        path.write_text(text)
+        result = run("network", "check", path, *arguments, "--json")
+        assert result.exit_code == exit_code, result
+        found: dict[str, Any] = json.loads(result.stdout)
+        return found
+
+    return check
+
+
+def slower(factor: float, *, least: int = 0, most: float = float("inf")) -> dict[int, float]:
+    return {s: us * (factor if least <= s <= most else 1) for s, us in HEALTHY_US.items()}
+
+
+def test_a_healthy_node_is_normal(check: Check) -> None:
+    """The device stands in the header, the collective is told by the columns."""
+    found = check(nccl_log())
+    assert found["verdict"] == "normal"
+    assert found["check"]["collective"] == "all_reduce"
+    assert found["check"]["machine"] == "NVIDIA H100 SXM5 80GB"
+    assert found["check"]["causes"] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "cause"),
+    [
+        (nccl_log(slower(15, least=MIB)), (), "NVLink is not used"),
+        (nccl_log(slower(3, least=MIB)), (), "some NVLinks are down"),
+        (nccl_log(slower(20, most=MIB - 1)), (), "latency"),
+        (nccl_log(slower(5, least=2 * MIB, most=64 * MIB)), (), "algorithm or protocol"),
+        (
+            nccl_log(slower(150, least=MIB), nodes=2),
+            ("--nic-bandwidth", "400Gb/s", "--nics", 8),
+            "TCP instead of RDMA",
+        ),
+        (
+            nccl_log(slower(8, least=MIB), nodes=2),
+            ("--nic-bandwidth", "400Gb/s", "--nics", 8),
+            "about 1 of 8 adapters",
+        ),
+        (
+            nccl_log(slower(40, least=MIB), per_node=2, device="NVIDIA GeForce RTX 3090"),
+            (),
+            "no peer-to-peer",
+        ),
+    ],
+)
+def test_a_slow_log_names_its_cause(
+    check: Check, text: str, arguments: tuple[object, ...], cause: str
+) -> None:
+    found = check(text, *arguments, exit_code=4)
+    assert cause in found["check"]["causes"][0]
+
+
+def test_buckets_are_marked_and_cost_is_told(check: Check, tmp_path: Path) -> None:
+    path = tmp_path / "workload.json"
+    workload().write(path)
+    found = check(nccl_log(slower(10, least=MIB)), "--workload", path, exit_code=4)
+    step = found["check"]["step"]
+    assert sum(band["buckets"] for band in found["check"]["bands"]) == step["num_buckets"] > 0
+    assert step["measured_s"] > step["expected_s"] > 0
+
+
+def test_two_nodes_need_their_adapters(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text(nccl_log(nodes=2))
+    assert "--nic-bandwidth and --nics: must be given" in complaint(
+        run("network", "check", path), 2
+    )
+
+
+def test_an_unknown_device_is_never_taken_for_another(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text(nccl_log(device="NVIDIA H100"))
+    assert "may mean h100-pcie, h100-sxm5" in complaint(run("network", "check", path), 2)
+    path.write_text(nccl_log(device="NVIDIA H1000 XS"))
+    assert "must be in the catalogue" in complaint(run("network", "check", path), 2)
+
+
+def test_nothing_is_wider_than_80_columns(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text(nccl_log())
+    result = run("network", "check", path)
+    assert "verdict: normal" in result.stdout
+    table = result.stdout.split("verdict")[0]
+    assert max(map(len, table.splitlines())) <= 80

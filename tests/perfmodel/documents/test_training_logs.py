@@ -1,0 +1,119 @@
+"""Speeds as people write them, and logs of trainers."""
+
+from pathlib import Path
+
+import pytest
+
+from perfmodel.documents.training_logs import Unit, read_log, read_observed
+from perfmodel.errors import InvalidDocument, UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "unit", "setting"),
+    [
+        ("8 GPUs 1 node 2.5 s", 2.5, Unit.STEP, {"devices": 8, "nodes": 1}),
+        ("2 nodes of 4: 8.7 s", 8.7, Unit.STEP, {"nodes": 2, "per_node": 4}),
+        ("one GPU: 3 s/it", 3.0, Unit.STEP, {"devices": 1}),
+        ("64 GPUs: 1,000 tokens/s per GPU", 1e3, Unit.TOKENS, {"devices": 64, "per_device": True}),
+        ("8x8: 7.5k tokens/s/GPU", 7500.0, Unit.TOKENS, {"nodes": 8, "per_node": 8}),
+        ("32 GPUs 200 words/s in total", 200.0, Unit.WORDS, {"per_device": False}),
+        ("MFU 13.5%, 8 GPUs", 0.135, Unit.MFU, {"devices": 8}),
+        ("0.135 MFU on 8 GPUs", 0.135, Unit.MFU, {"devices": 8}),
+        ("16 GPUs tp=2 pp=4: 130 TFLOP/s", 130e12, Unit.FLOP, {"layout": "tp=2 pp=4"}),
+        ("2 GPUs 0.4 it/s", 0.4, Unit.STEPS, {"devices": 2}),
+        ("4 cards, 480 ms", 0.48, Unit.STEP, {"devices": 4}),
+        ("2 nodes of 8: 70 GiB reserved", 70 * 2**30, Unit.MEMORY, {"nodes": 2}),
+        ("2 nodes of 8", None, None, {"nodes": 2, "per_node": 8}),
+    ],
+)
+def test_what_people_type(
+    text: str, value: float | None, unit: Unit | None, setting: dict[str, object]
+) -> None:
+    found = read_observed(text)
+    assert (found.value, found.unit) == (None if value is None else pytest.approx(value), unit)
+    assert {name: getattr(found, name) for name in setting} == setting
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("8 GPUs 2.5 fortnights", "must hold one number with a unit"),
+        ("8 GPUs on H100: 2.5 s", "'h100', which is not understood"),
+        ("8 GPUs 0 s", "must be > 0"),
+        ("fast", "must hold one number"),
+        ("0 GPUs 3 s", "counts must be 1 to"),
+    ],
+)
+def test_what_is_not_understood_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        read_observed(text)
+
+
+LINES = {
+    "lightning": "Epoch 0:  {n}%|x| {n}/100 [00:25<03:45,  2.50s/it, v_num=0]",
+    "hf": " {n}%|x| {n}/100 [00:25<03:45,  2.50s/it]",
+    "megatron": " iteration {n}/ 100 | consumed samples: 9 | elapsed time per iteration (ms): 2500.0 |",
+    "torchtitan": "step: {n}  loss: 7.1  memory: 38.5GiB(40%)  tps: 7,500  tflops: 300  mfu: 30.5%",
+    "llm-foundry": "Train throughput/device/tokens_per_sec: 7500.0",
+    "regex:step (?P<step>[0-9]+) took (?P<ms>[0-9.]+) ms": "step {n} took 2500 ms",
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_logs_of_trainers(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "log"
+    path.write_text("\n".join(LINES[name].format(n=n) for n in range(1, 11)))
+    found, notes = read_log(path, name=name)
+    assert found.value == pytest.approx(7500 if found.unit is Unit.TOKENS else 2.5)
+    assert found.per_device is (True if found.unit is Unit.TOKENS else None)
+    assert "first 3 lines left out as warm-up" in notes[0]
+
+
+def of(*pairs: tuple[int, float]) -> str:
+    return "\n".join(
+        f" iteration {n}/ 100 | elapsed time per iteration (ms): {ms} |" for n, ms in pairs
+    )
+
+
+def test_pauses_are_left_out_and_told(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(of(*((n, 60_000.0 if n == 8 else 1000.0) for n in range(1, 12))))
+    found, notes = read_log(path, name="megatron")
+    assert found.value == pytest.approx(1.0)
+    assert "1 lines left out as pauses" in notes[1]
+
+
+def test_a_second_epoch_is_the_same_run(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    lines = [f"Epoch {e}: 1%|x| {n}/5 [00:1<0:1, 2.00it/s]" for e in (0, 1) for n in range(1, 6)]
+    path.write_text("\r".join(lines))
+    assert read_log(path, name="lightning")[0].value == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("nothing here", "holds no step that --log-format megatron knows"),
+        (of((1, 9000.0), (2, 1000.0)), "must go on after its 3 lines of warm-up"),
+        (of(*((n, 1e3) for n in (1, 2, 3, 4, 5, 1, 2))), "goes from step 5 back to 1"),
+    ],
+)
+def test_logs_that_say_nothing_are_refused(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "log"
+    path.write_text(text)
+    with pytest.raises(InvalidDocument, match=problem):
+        read_log(path, name="megatron")
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("lightening", "did you mean lightning"),
+        ("regex:(", "is broken"),
+        ("regex:([0-9]+)", "must name one group"),
+    ],
+)
+def test_formats_that_are_none(tmp_path: Path, name: str, problem: str) -> None:
+    (tmp_path / "log").write_text("")
+    with pytest.raises(UsageError, match=problem):
+        read_log(tmp_path / "log", name=name)

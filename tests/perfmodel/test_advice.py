@@ -1,0 +1,62 @@
+"""Where scaling ends, on machines whose every parameter is known."""
+
+import dataclasses
+
+import pytest
+
+from perfmodel.advice import KNEE_GAIN, TARGET_EFFICIENCY, with_advice
+from perfmodel.answer.answer import Forecast, table
+from perfmodel.documents.prediction import PredictionDocument
+from perfmodel.layout.layout import Layout, Scaling
+from perfmodel.report.prediction import advice_lines
+from tests.perfmodel.asking import Asking
+from tests.perfmodel.profiles import Machine, profile
+
+
+def advised(
+    machine: Machine, *counts: int, workload: str = "heavy", scaling: Scaling = "weak"
+) -> PredictionDocument:
+    asking = Asking(profile(machine))
+    question = asking.question(asking.workload(workload), Layout())
+    request = Forecast(world_sizes=counts, scaling=scaling, batch=64 if scaling == "strong" else 16)
+    document, _ = table(question, request, argv=())
+    return with_advice(document, question, request)
+
+
+def test_one_device_needs_no_advice() -> None:
+    assert advised(Machine(), 1).scaling_advice is None
+
+
+def test_the_knee_is_where_every_later_doubling_gains_little() -> None:
+    document = advised(Machine(), 1, 2, 4, 8, 16, 32, 64, scaling="strong", workload="light")
+    assert document.scaling_advice is not None
+    knee = document.scaling_advice.knee_devices
+    assert knee is not None
+    rates = {p.setting.world_size: p.samples_per_s.nominal for p in document.points}
+    gains = {n: rates[2 * n] / rates[n] for n in rates if 2 * n in rates}
+    assert all(gain < KNEE_GAIN for n, gain in gains.items() if n >= knee)
+    assert knee == 1 or gains[knee // 2] >= KNEE_GAIN
+
+
+def test_the_needed_bandwidth_reaches_the_target() -> None:
+    """A machine whose messages move as much faster has that efficiency."""
+    thin = Machine(s_per_byte=3e-8)
+    advice = advised(thin, 2, 8).scaling_advice
+    assert advice is not None
+    assert advice.limit == "all_reduce"
+    assert advice.bandwidth_factor is not None
+    assert advice.bandwidth_factor > 1
+    faster = dataclasses.replace(thin, s_per_byte=3e-8 / advice.bandwidth_factor)
+    efficiency = advised(faster, 2, 8).points[-1].scaling_efficiency
+    assert efficiency is not None
+    assert efficiency.nominal == pytest.approx(TARGET_EFFICIENCY, abs=0.01)
+
+
+def test_two_lines_say_it() -> None:
+    advice = advised(Machine(), 2, 8).scaling_advice
+    assert advice is not None
+    scaling, what = advice_lines(advice)
+    assert scaling.startswith("scaling: ")
+    assert "90 % efficiency" in what
+    none = advice.model_copy(update={"bandwidth_factor": None})
+    assert "no bandwidth gives" in advice_lines(none)[1]
