@@ -263,7 +263,7 @@ _COMMANDS: Final = {
         "calibrate": "Measure this machine, write its profile.",
         "fit": "The profile again, from stored measurements.",
         "trace": "A model as a workload file, without data or GPU.",
-        "network": "Collectives alone; are those of a log normal?",
+        "network": "Collectives alone, and whether those of a log are normal.",
     },
     "Predict": {
         "predict": "Speed-up, step time, uncertainty for any number of devices.",
