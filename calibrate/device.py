@@ -3,6 +3,7 @@
 Nothing outside this module and ``calibrate.virtual`` asks for the time, waits for a device, or knows CUDA.
 """
 
+import importlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -272,6 +273,14 @@ class DeviceClock:
         """Instants since the first mark. [s]"""
         self._device.synchronise()
         return [event.seconds_since(self._events[0]) for event in self._events]
+
+
+def prepare(kind: str) -> None:
+    """Import what a device needs, which takes seconds, before copies of this process open it."""
+    if kind == "virtual":
+        # Fake tensors import the compiler when the first one is made.
+        for name in ("torch._dynamo", "calibrate.virtual.carrier"):
+            importlib.import_module(name)
 
 
 def open_device(

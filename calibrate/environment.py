@@ -5,7 +5,6 @@ Torch is not imported here: a worker, which has it anyway, calls ``torch_facts``
 
 import hashlib
 import importlib
-import importlib.metadata
 import os
 import platform
 import re
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from calibrate.processes import usable_cores
-from perfmodel.documents.base import command_line
+from perfmodel.documents.base import command_line, installed_version
 from perfmodel.units import GIB, MIB, Seconds
 
 DeviceKind = Literal["cpu", "cuda", "virtual"]
@@ -66,9 +65,9 @@ def describe_environment(
         "memory": memory,
         "software": {
             "python": platform.python_version(),
-            "torch": known.get("torch", _installed("torch")),
-            "torchvision": _installed("torchvision"),
-            "numpy": _installed("numpy"),
+            "torch": known.get("torch", installed_version("torch")),
+            "torchvision": installed_version("torchvision"),
+            "numpy": installed_version("numpy"),
             "cuda_runtime": known.get("cuda_runtime"),
             "cuda_driver": gpus[0]["driver"] if gpus else None,
             "nccl": known.get("nccl"),
@@ -129,12 +128,6 @@ def git_commit(checkout: Path = _CHECKOUT) -> str | None:
         return None
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     return (_answer(command, checkout) or "").strip() or None
-
-
-def _installed(name: str) -> str | None:
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(name)
-    return None
 
 
 def _os_name() -> str | None:

@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Final
 
@@ -24,7 +23,7 @@ from calibrate.topology import (
     resolve_topology,
     without_torchrun,
 )
-from perfmodel.documents.base import Provenance, command_line
+from perfmodel.documents.base import Provenance, command_line, installed_version
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.machine.measured import MeasuredMachine
 
@@ -200,6 +199,6 @@ def provenance(environment: Facts, *, seed: int) -> Provenance:
         command_line=command_line(sys.argv),
         git_commit=software["git_commit"],
         seed=seed,
-        versions={**versions, "perfmodel": version("perfmodel")},
+        versions={**versions, "perfmodel": installed_version("perfmodel") or "unknown"},
         host_fingerprint=environment["host"]["fingerprint"],
     )

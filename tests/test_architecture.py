@@ -33,8 +33,8 @@ acceptance judge: CLAUSES goodput json observations profile
 acceptance write: confidence goodput output profile workload unsealed
 batch: batches devices gradient-norms json micro-batch points profile samples-per-s samples-per-unit
     workload unsealed
-calibrate: batches budget columns device device-kind from-runs master-addr master-port models
-    nnodes node-rank noise-scale nproc out resume seed truth workload
+calibrate: batches budget campaign columns device device-kind from-runs master-addr master-port
+    minutes models nnodes node-rank noise-scale nproc out resume seed truth workload
 check: FILE
 cost: BUDGET_FILE json prices today
 devices: NAME json links
@@ -69,7 +69,7 @@ techniques: device device-kind device-memory devices host-link host-memory json 
     workload unsealed
 trace: MODEL checkpointing device-kind image-size micro-batch optimizer optimizer-implementation
     output precision sequence-length
-validate: budget master-addr master-port nnodes node-rank out profile resume seed soon
+validate: budget from master-addr master-port nnodes node-rank out profile resume seed soon
     validation
 validate batch: budget out profile resume seed workload
 validate memory: batches models out

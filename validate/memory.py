@@ -10,12 +10,15 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+from pydantic import Field, PositiveInt
 
 from calibrate.locks import machine_to_itself, work_folder
-from perfmodel.documents.base import write_atomically
+from perfmodel.documents.base import Record, Text, checked, write_atomically
 from perfmodel.documents.verdicts import ErrorSummary, Gate
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import InvalidDocument, PerfModelError, why
+from perfmodel.files import read_json
 from perfmodel.units import Bytes, format_bytes
 from perfmodel.workload.optimizers import OPTIMIZERS
 from validate.judging import gate, summarise_any
@@ -165,6 +168,36 @@ def _written(folder: Path, name: str, config: dict[str, Any]) -> Path:
     path = folder.resolve() / "models" / f"{name}.json"
     write_atomically(path, json.dumps({"_name_or_path": name, **config}, indent=1) + "\n")
     return path
+
+
+class _Run(Record):
+    """One entry of the file of all runs."""
+
+    model: Text
+    micro_batch: PositiveInt
+    optimizer: Text
+    predicted_bytes: PositiveInt
+    measured_bytes: PositiveInt
+    phase: str
+    operator: str
+    relative_error: float
+
+
+class _Runs(Record):
+    """The file of all runs."""
+
+    schema_version: Literal[1]
+    runs: Annotated[tuple[_Run, ...], Field(min_length=1)]
+
+
+def read_summary(path: Path) -> MemorySummary:
+    """Errors of the runs that a validation wrote; ``InvalidDocument`` if the file is none."""
+    try:
+        raw = read_json(path)
+    except (OSError, ValueError) as error:
+        raise InvalidDocument(f"{path}: runs cannot be read: {why(error)}") from error
+    rows = checked(raw, _Runs, where=path).runs
+    return summarise_runs([MemoryRun(**row.model_dump(exclude={"relative_error"})) for row in rows])
 
 
 def validate_memory(

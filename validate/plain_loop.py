@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.agent import die_with_parent
 from calibrate.campaign import DONE_PREFIX
-from calibrate.device import Device, open_device
+from calibrate.device import Device, open_device, prepare
 from calibrate.environment import describe_environment, processor_time, torch_facts
 from calibrate.ranks import Ranks, join, one_line_of
 from calibrate.task import StepTask, WorkOrder
@@ -154,6 +154,7 @@ def main() -> None:
             facts = with_truth(facts, order.truth)
         seen = EnvironmentObservation(task=f"environment-{time.time_ns()}", round=0, facts=facts)
         append_line(output, seen.model_dump_json())
+    prepare(order.device_kind)
     for task in order.tasks:
         assert isinstance(task, StepTask), task
         start, started_utc = processor_time(), time.time()

@@ -3,12 +3,14 @@
 Never fits: the profile is what it is. Predictions and gates are on disk before the first run.
 """
 
+import itertools
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-from calibrate.campaign import Campaign, Progress, measure
+from calibrate.campaign import OBSERVATIONS, PLAN, Campaign, Progress, measure, read_plan
 from calibrate.launch import Launcher
 from calibrate.placement import (
     Placement,
@@ -23,7 +25,7 @@ from calibrate.topology import LaunchFlags
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import check_machine, interval, timed_workload
 from perfmodel.answer.question import Question
-from perfmodel.documents.base import file_sha256
+from perfmodel.documents.base import Provenance, Record, checked, file_sha256
 from perfmodel.documents.observation import FailedObservation, read_observations, steal_share
 from perfmodel.documents.verdicts import (
     ComparedSetting,
@@ -31,7 +33,7 @@ from perfmodel.documents.verdicts import (
     Repeat,
     ValidationDocument,
 )
-from perfmodel.errors import MeasurementFailed, UsageError, refuse_unknown
+from perfmodel.errors import InvalidDocument, MeasurementFailed, UsageError, refuse_unknown
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import MeasuredMachine
@@ -108,8 +110,18 @@ def validate(
         Campaign(
             folder=request.folder,
             plan=_plan(request, predicted, tolerances),
-            rounds=rounds(
-                settings, repeated=repeated_settings(profile), budget=budget, seed=request.seed
+            # Each run is a new process; one launch saves the seconds that starting ranks takes.
+            rounds=(
+                tuple(
+                    itertools.chain.from_iterable(
+                        rounds(
+                            settings,
+                            repeated=repeated_settings(profile),
+                            budget=budget,
+                            seed=request.seed,
+                        )
+                    )
+                ),
             ),
             placement=here,
         ),
@@ -118,7 +130,8 @@ def validate(
         on_progress=on_progress,
     )
     comparison = compare_observations(profile, predicted, observations)
-    document = _document(request, comparison, observations, tolerances)
+    made = provenance(described(profile.truth), seed=request.seed)
+    document = _document(request, comparison, observations, tolerances, made)
     # Every node judges the same shared observations; one of them writes.
     if here.topology.node_rank == 0:
         document.write(request.folder / VALIDATION)
@@ -285,6 +298,7 @@ def _document(
     comparison: Comparison,
     observations: Path,
     tolerances: Tolerances,
+    made: Provenance,
 ) -> ValidationDocument:
     rows = comparison.settings
     # Accuracy is promised inside the calibrated range; beyond it the intervals have to hold.
@@ -302,7 +316,7 @@ def _document(
     )
     names = dict.fromkeys(row.setting.workload for row in judged)
     return ValidationDocument(
-        provenance=provenance(described(request.profile.truth), seed=request.seed),
+        provenance=made,
         profile_digest=request.profile.digest,
         observations_sha256=file_sha256(observations),
         steal=comparison.steal,
@@ -342,6 +356,58 @@ def _plan(
             setting.label: asdict(found) for setting, found in predicted.speedups.items()
         },
     }
+
+
+class _Plan(Record):
+    """What a validation wrote down before its first run, as ``_plan`` does."""
+
+    stage: Literal["validate"]
+    budget: Literal["quick", "standard"]
+    seed: int
+    profile_digest: str
+    gates: Tolerances
+    predicted_s: dict[str, Interval]
+    predicted_speedups: dict[str, Interval]
+
+
+def judge_recorded(profile: MeasuredMachine, folder: Path) -> ValidationDocument:
+    """Compare what a validation predicted with what it measured, wherever it ran; measures nothing.
+
+    Raises
+    ------
+    InvalidDocument
+        If the folder holds no validation of this profile, or one of another version.
+    MeasurementFailed
+        If a setting has not run yet.
+    """
+    where = folder / PLAN
+    plan = checked(read_plan(folder), _Plan, where=where)
+    if plan.profile_digest != profile.digest:
+        raise InvalidDocument(
+            f"{where}: must be of the profile beside it, got a validation of another one; fetch both again"
+        )
+    budget = BUDGETS[plan.budget]
+    settings = {
+        setting.label: setting
+        for setting in holdout_settings(
+            profile, num_batches=budget.num_batches, goes_beyond=budget.goes_beyond
+        )
+    }
+    if unknown := sorted({*plan.predicted_s, *plan.predicted_speedups} - {*settings}):
+        raise InvalidDocument(
+            f"{where}: must hold settings of this version, got {unknown[0]}; judge with the version that ran it"
+        )
+    predicted = Predicted(
+        steps_s={settings[label]: found for label, found in plan.predicted_s.items()},
+        speedups={settings[label]: found for label, found in plan.predicted_speedups.items()},
+    )
+    observations = folder / OBSERVATIONS
+    request = ValidationRequest(profile=profile, folder=folder, budget=plan.budget, seed=plan.seed)
+    made = Provenance.of_answer(
+        sys.argv, host_fingerprint=profile.origin.fingerprint, seed=plan.seed
+    )
+    comparison = compare_observations(profile, predicted, observations)
+    return _document(request, comparison, observations, plan.gates, made)
 
 
 def _refuse_other_nodes(profile: MeasuredMachine, here: Placement) -> None:

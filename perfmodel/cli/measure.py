@@ -10,8 +10,8 @@ import typer
 
 from perfmodel.cli import options as opt
 from perfmodel.cli.output import measurement, show, show_lines
-from perfmodel.errors import UsageError
-from perfmodel.units import BytesPerSecond
+from perfmodel.errors import MeasurementFailed, UsageError
+from perfmodel.units import MINUTE_S, BytesPerSecond, Seconds, format_duration
 
 if TYPE_CHECKING:
     from perfmodel.documents.profile import ProfileDocument
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: How long the doctor keeps all cores busy; the kernel counts in hundredths of a second. [s]
 _LOAD_S: Final = 1.0
+#: A borrowed machine is often lent for ten minutes. [s]
+_CAMPAIGN_S: Final[Seconds] = 9 * MINUTE_S
 
 _FILE = typer.Option(
     help="A traced workload (from perfmodel trace): measure its operators only, on one device, "
@@ -38,6 +40,11 @@ _COLUMNS = typer.Option(help="With --from-runs, TOML: names, units, constants of
 _RUNS_OF = typer.Option(
     help="With --from-runs, the device of those runs: A100, H100, V100, B200 (perfmodel devices)."
 )
+_CAMPAIGN = typer.Option(
+    help="Folder: everything that a borrowed device is asked, in one go: smoke test, quick calibration, held-out "
+    "runs, an archive to take home. Repeat the command to go on."
+)
+_MINUTES = opt.minutes("With --campaign: how long it may take; default: 9.")
 _TRUTH = typer.Option(
     "--truth",
     help="With --device-kind virtual: what the device costs, a TOML file or a shipped name.",
@@ -75,6 +82,7 @@ _AS_CALIBRATED = dict.fromkeys(
 _ORDER = {
     "seed": "leave it out, the order of measurements is fixed",
 }
+_NODES = ("nnodes", "node_rank", "master_addr", "master_port")
 _BATCHES_OF = {"batches": "leave it out, it belongs to --workload"}
 #: Parts of a calibration, with what each would ignore.
 _PARTS = {
@@ -82,6 +90,14 @@ _PARTS = {
     "from_runs": dict.fromkeys((*_AS_CALIBRATED, "resume"), "leave it out, nothing is measured")
     | _BATCHES_OF,
     "noise_scale": _AS_CALIBRATED | _ORDER | _BATCHES_OF,
+    "campaign": {
+        "out": "leave it out, --campaign names the folder",
+        "budget": "leave it out, a campaign is quick",
+        "resume": "leave it out, the same command goes on where it ended",
+        **dict.fromkeys(_NODES, "leave it out, a campaign runs on one node"),
+    }
+    | _ORDER
+    | _BATCHES_OF,
 }
 _OF_RUNS = ("columns", "device")
 
@@ -95,6 +111,8 @@ def calibrate(
     truth: Annotated[str | None, _TRUTH] = None,
     nproc: opt.RanksPerNode = None,
     models: Annotated[str, _MODELS] = "lenet,resnet18,mlp,transformer",
+    campaign: Annotated[Path | None, _CAMPAIGN] = None,
+    minutes: Annotated[Seconds | None, _MINUTES] = None,
     noise_scale: Annotated[str | None, _NOISE] = None,
     workload: Annotated[Path | None, _FILE] = None,
     batches: Annotated[Sequence[int] | None, _BATCHES] = None,
@@ -115,6 +133,13 @@ def calibrate(
     if (truth is not None) != (device_kind == "virtual"):
         got = "it alone" if truth is not None else "no --truth"
         raise UsageError(f"--truth: must come with --device-kind virtual, got {got}")
+    if minutes is not None and campaign is None:
+        raise UsageError("--minutes: must come with --campaign, got it alone")
+    if campaign is not None:
+        chosen = opt.names(models) if opt.typed(context, "models") else ()
+        limit_s = _CAMPAIGN_S if minutes is None else minutes
+        _borrow(campaign, limit_s, device_kind, truth=truth, nproc=nproc, models=chosen)
+        return
     if from_runs is not None:
         _infer(from_runs, columns=columns, device=device, out=out, seed=seed)
         return
@@ -152,6 +177,44 @@ def calibrate(
     with measurement("calibrate") as on_progress:
         profile = whole.calibrate(request, TorchrunLauncher(), on_progress=on_progress)
     _show_profile(profile, out / whole.PROFILE)
+
+
+def _borrow(
+    folder: Path,
+    limit_s: Seconds,
+    device: str,
+    *,
+    truth: str | None,
+    nproc: int | None,
+    models: tuple[str, ...],
+) -> None:
+    """Run a campaign, and print the verdict that its archive gives at home."""
+    from calibrate.launch import TorchrunLauncher
+    from perfmodel.cli.validate import show_archive
+    from validate import borrowed
+
+    request = borrowed.BorrowedRequest(
+        folder=folder,
+        limit_s=limit_s,
+        device=device,
+        truth=truth,
+        num_ranks=nproc,
+        models=models,
+    )
+    with measurement("calibrate"):
+        campaign, archive = borrowed.carry_out(
+            request,
+            TorchrunLauncher(worker_module=borrowed.SMOKE),
+            on_line=lambda line: show_lines([line]),
+        )
+    unfinished = borrowed.unfinished(request, campaign)
+    show_archive(archive, fails=not unfinished)
+    typer.echo(f"archive: {archive}")
+    if unfinished:
+        raise MeasurementFailed(
+            f"--campaign: stages must be done within {format_duration(limit_s)}, got no end of "
+            f"{', '.join(unfinished)}; see {folder}/*.txt and repeat the command to go on"
+        )
 
 
 def _show_profile(profile: "ProfileDocument", path: Path) -> None:

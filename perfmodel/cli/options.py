@@ -220,6 +220,11 @@ def _minutes(text: str) -> Seconds:
     return MINUTE_S * _number(text)
 
 
+def minutes(meaning: str) -> Any:
+    """``--minutes``: a limit. [s]"""
+    return parsed("--minutes", _minutes, "MINUTES", meaning)
+
+
 def typed(context: typer.Context, name: str) -> bool:
     """Whether a parameter stood on the command line, whatever its value."""
     source = context.get_parameter_source(name)
@@ -474,7 +479,7 @@ Resume: TypeAlias = Annotated[
 Seed: TypeAlias = Annotated[int, seed("Seed of the order of runs.")]
 Limit: TypeAlias = Annotated[
     Seconds | None,
-    parsed("--minutes", _minutes, "MINUTES", "Stop after so long; continue with --resume."),
+    minutes("Stop after so long; continue with --resume."),
 ]
 NumNodes: TypeAlias = Annotated[
     int | None, typer.Option("--nnodes", help="Nodes; start the command on each.")

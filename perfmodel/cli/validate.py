@@ -20,6 +20,7 @@ from perfmodel.errors import OutOfTolerance, UsageError
 if TYPE_CHECKING:
     from perfmodel.documents.observation import Observation
     from perfmodel.documents.profile import ProfileDocument
+    from perfmodel.documents.verdicts import ValidationDocument
     from perfmodel.documents.workload import WorkloadDocument
 
 _BUDGET = typer.Option(help="quick or standard.")
@@ -43,6 +44,16 @@ _DATA = typer.Option(help="Folder with the published tables (CSV).")
 _SOURCES = typer.Option(help="Tables to judge by, separated by commas.")
 _JSON_FILE = typer.Option("--json", help="Print the document; --json FILE writes it.")
 _MBIT = opt.positive("--mbit", "Rate of the links of a blind campaign. [Mbit/s]")
+_ARCHIVE = typer.Option(
+    "--from", help="Judge what perfmodel calibrate --campaign packed elsewhere; measures nothing."
+)
+_ELSEWHERE: Final = dict.fromkeys(
+    (
+        *("profile", "budget", "out", "resume", "seed", "soon", "validation"),
+        *("nnodes", "node_rank", "master_addr", "master_port"),
+    ),
+    "leave it out, the archive decides",
+)
 PUBLISHED: Final = (
     "collectives,vtrain_allreduce,steptime_placements,vtrain,llm_foundry,playbook,scaling,memory,"
     "notebooks,convergence,mlperf,mlperf_layouts"
@@ -59,6 +70,7 @@ def validate(
     seed: opt.Seed = 1,
     soon: Annotated[bool, _SOON] = False,
     validation: opt.Validation = None,
+    archive: Annotated[Path | None, _ARCHIVE] = None,
     nnodes: opt.NumNodes = None,
     node_rank: opt.NodeRank = None,
     master_addr: opt.MasterAddress = None,
@@ -67,12 +79,14 @@ def validate(
     """Run settings that calibration never used and print the tool's own error."""
     if context.invoked_subcommand is not None:
         return
+    if archive is not None:
+        opt.refuse_typed(context, _ELSEWHERE, beside="--from")
+        show_archive(archive)
+        return
     from calibrate.launch import TorchrunLauncher
     from calibrate.topology import LaunchFlags
     from perfmodel.documents.profile import ProfileDocument
     from perfmodel.documents.verdicts import ValidationDocument
-    from perfmodel.report.validation import steps_table, summary_lines
-    from perfmodel.report.wording import noise_beyond, percent
     from validate import validate as use_case
     from validate.judging import PLAIN_LOOP
 
@@ -91,8 +105,21 @@ def validate(
     with measurement("validate") as on_progress:
         launcher = TorchrunLauncher(worker_module=PLAIN_LOOP)
         document = use_case.validate(request, launcher, on_progress=on_progress)
+    _show_steps(document)
+    show_lines([f"validation: {out / use_case.VALIDATION}"])
+    _refuse_failed_steps(document)
+
+
+def _show_steps(document: "ValidationDocument") -> None:
+    from perfmodel.report.validation import steps_table, summary_lines
+
     show(steps_table(document))
-    show_lines([*summary_lines(document), f"validation: {out / use_case.VALIDATION}"])
+    show_lines(summary_lines(document))
+
+
+def _refuse_failed_steps(document: "ValidationDocument") -> None:
+    from perfmodel.report.wording import noise_beyond, percent
+
     noise = noise_beyond(document)
     if noise is not None:
         raise OutOfTolerance(
@@ -104,6 +131,37 @@ def validate(
         document.gates,
         see="the table for where, and perfmodel doctor for what may have disturbed the runs",
     )
+
+
+def show_archive(path: Path, *, fails: bool = True) -> None:
+    """Print the verdict of a campaign's archive, and end as the judges do unless more is to be said."""
+    from calibrate.locks import work_folder
+    from perfmodel.report.profile import profile_table
+    from perfmodel.report.validation import models_lines, models_table
+    from validate.archive import unpack
+    from validate.borrowed import judge
+    from validate.memory import verdict
+
+    with work_folder("perfmodel-archive-") as name:
+        folder = Path(name)
+        campaign = unpack(path, folder)
+        found = judge(folder, campaign)
+    if found.profile is not None:
+        show(profile_table(found.profile))
+    if found.steps is not None:
+        _show_steps(found.steps)
+    for document in found.models:
+        show(models_table(document))
+        show_lines(models_lines(document))
+    if found.memory is not None:
+        show_lines(verdict(found.memory))
+    show_lines(found.notes)
+    if not fails:
+        return
+    if found.steps is not None:
+        _refuse_failed_steps(found.steps)
+    gates = [gate for document in found.models for gate in document.gates]
+    refuse_failed_gates("validate", [*gates, *(found.memory.gates if found.memory else ())])
 
 
 def validate_models(

@@ -12,7 +12,7 @@ import stat
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Self, TypeVar, get_args
 
@@ -80,7 +80,7 @@ class Provenance(Record):
             command_line=command_line(argv),
             git_commit=None,
             seed=seed,
-            versions={name: version(name) for name in packages},
+            versions={name: installed_version(name) or "unknown" for name in packages},
             host_fingerprint=host_fingerprint,
         )
 
@@ -167,6 +167,14 @@ class Document(Record):
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file, so that results can name what they came from."""
     return hashlib.sha256(read_bytes(path, most=MOST_LOG_BYTES)).hexdigest()
+
+
+def installed_version(name: str) -> str | None:
+    """Version of a package; None where its files were copied without metadata."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def command_line(argv: Sequence[str], *, folder: Path | None = None) -> tuple[str, ...]:

@@ -12,12 +12,10 @@ from calibrate.experiment import BUDGETS, Experiment
 from calibrate.virtual.gpu import VirtualEvent, VirtualGpu
 from calibrate.virtual.truth import SHIPPED, Device, Host, Network, Truth
 from perfmodel.documents.profile import ProfileDocument
+from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.errors import InvalidDocument, UsageError
-from perfmodel.layout.layout import Synchronisation
-from perfmodel.layout.run_setting import RunSetting
 from tests.benchmarks.virtual import calibrated, judged, random_truth
 from tests.benchmarks.virtual_record import CALIBRATED, loaded
-from validate.validate import predict
 
 TRUTH = Truth(
     name="made up",
@@ -108,43 +106,31 @@ def test_a_truth_that_is_none_is_refused(tmp_path: Path) -> None:
         Truth.read(file)
 
 
-def test_a_calibration_predicts_what_a_plain_loop_takes(tmp_path: Path) -> None:
-    """Light models on one device: host-bound and device-bound batches that were not calibrated."""
-    environ = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+def test_a_campaign_calibrates_judges_and_packs(tmp_path: Path) -> None:
+    """One light model on one device: batches that were not calibrated, in a plain loop, and the archive at home."""
+    folder = tmp_path / "lent"
 
     def output(*command: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", *command],
-            env=environ,
+            [sys.executable, "-m", "perfmodel", *command],
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stderr[-2000:]
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
         return done.stdout
 
-    calibrate = ("perfmodel", "calibrate", "--device-kind", "virtual", "--truth", "balanced")
-    output(*calibrate, "--budget", "quick", "--models", "mlp", "--out", str(tmp_path))
-    machine = ProfileDocument.read(tmp_path / "profile.json").machine
-    assert machine.device_kind == "virtual"
-    assert machine.asynchronous
-    batches = (128, 2048)
-    settings = [f"mlp:1:{batch}:0:0" for batch in batches]
-    lines = output(
-        "torch.distributed.run", "--standalone", "-m", "tests.virtual_loop", "balanced", "judge",
-        *settings,
-    ).splitlines()  # fmt: skip
-    measured_s = [json.loads(line)["step_s"] for line in lines if line.startswith("{")]
-    for batch, step_s in zip(batches, measured_s, strict=True):
-        setting = RunSetting(
-            workload="mlp",
-            world_size=1,
-            micro_batch=batch,
-            synchronisation=Synchronisation.NONE,
-        )
-        predicted = predict(machine, (setting,)).steps_s[setting]
-        assert predicted.nominal == pytest.approx(step_s, rel=0.06)
-        assert predicted.p5 <= step_s <= predicted.p95
+    campaign = ("calibrate", "--campaign", str(folder), "--minutes", "20", "--models", "mlp")
+    there = output(*campaign, "--device-kind", "virtual", "--truth", "balanced")
+    machine = ProfileDocument.read(folder / "calibration" / "profile.json").machine
+    assert (machine.device_kind, machine.asynchronous) == ("virtual", True)
+    verdict = ValidationDocument.read(folder / "steps" / "validation.json")
+    assert verdict.summary.worst_absolute < 0.06
+    assert verdict.coverage == 1.0
+    assert json.loads((folder / "smoke.json").read_text())["ranks"][0]["step_s"] > 0
+    home = output("validate", "--from", str(folder / "campaign.tar.gz"))
+    assert home in there
 
 
 def test_recorded_batches_are_those_of_a_calibration() -> None:

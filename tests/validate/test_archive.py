@@ -1,0 +1,107 @@
+"""Archives of campaigns: what is packed comes back, what no campaign packs is refused in one line."""
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from perfmodel.documents.campaign import CampaignDocument
+from perfmodel.errors import InvalidDocument
+from tests.perfmodel.cli.command import Run, complaint, runner
+from validate.archive import ARCHIVE, CAMPAIGN, pack, unpack
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(monkeypatch, capsys)
+
+
+@pytest.fixture
+def campaign(tmp_path: Path) -> Path:
+    folder = tmp_path / "campaign"
+    document = CampaignDocument(version="1", device_kind="cpu", models=("lenet",), num_ranks=1)
+    document.write(folder / CAMPAIGN)
+    (folder / "steps").mkdir()
+    (folder / "steps" / "observations.jsonl").write_text("{}\n")
+    (folder / "steps" / "core.dump").write_text("not ours")
+    return folder
+
+
+def packed(path: Path, *members: tuple[str, bytes], link: str = "") -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            if link:
+                member.type, member.linkname, member.size = tarfile.SYMTYPE, link, 0
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def test_what_is_packed_comes_back(campaign: Path, tmp_path: Path) -> None:
+    path, left_out = pack(campaign)
+    assert (path, left_out) == (campaign / ARCHIVE, ())
+    found = unpack(path, tmp_path / "home")
+    assert found == CampaignDocument.read(campaign / CAMPAIGN)
+    files = {str(f.relative_to(tmp_path / "home")) for f in (tmp_path / "home").rglob("*.*")}
+    assert files == {CAMPAIGN, "steps/observations.jsonl"}
+
+
+def test_what_is_too_large_stays_behind(campaign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (campaign / "models" / "in-place").mkdir(parents=True)
+    random = bytes((index * index * 7919) % 251 for index in range(60_000))
+    (campaign / "models" / "in-place" / "observations.jsonl").write_bytes(random)
+    monkeypatch.setattr("validate.archive.MOST_PACKED_BYTES", 900)
+    path, left_out = pack(campaign)
+    assert left_out[0] == "models/in-place/observations.jsonl"
+    assert path.stat().st_size <= 900
+
+
+@pytest.mark.parametrize(
+    ("name", "link", "says"),
+    [
+        ("../profile.json", "", "files of a campaign alone"),
+        ("/calibration/profile.json", "", "files of a campaign alone"),
+        ("a/b/c/d/profile.json", "", "files of a campaign alone"),
+        ("steps/setup.py", "", "files of a campaign alone"),
+        ("steps/plan.json", "/etc/passwd", "regular file"),
+    ],
+)
+def test_strange_members_are_refused(tmp_path: Path, name: str, link: str, says: str) -> None:
+    path = packed(tmp_path / "odd.tar.gz", (name, b"{}"), link=link)
+    with pytest.raises(InvalidDocument, match=says):
+        unpack(path, tmp_path / "home")
+    assert not any(tmp_path.rglob("p*.*"))
+
+
+def test_a_member_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    path = packed(tmp_path / "odd.tar.gz", (CAMPAIGN, b"{}"), (CAMPAIGN, b"{}"))
+    (tmp_path / "home").mkdir()
+    with pytest.raises(InvalidDocument, match="every member once"):
+        unpack(path, tmp_path / "home")
+
+
+def test_archives_that_are_none_are_one_line(campaign: Path, tmp_path: Path, run: Run) -> None:
+    def said(path: Path) -> str:
+        return complaint(run("validate", "--from", path), 1)
+
+    whole, _ = pack(campaign)
+    cut = tmp_path / "cut.tar.gz"
+    cut.write_bytes(whole.read_bytes()[:150])
+    assert "damaged or truncated" in said(cut)
+    assert "No such file" in said(tmp_path / "none.tar.gz")
+    (tmp_path / "text.tar").write_text("no archive\n" * 100)
+    assert "must be a whole archive" in said(tmp_path / "text.tar")
+    assert f"must hold {CAMPAIGN}" in said(packed(tmp_path / "empty.tar.gz"))
+    old = packed(tmp_path / "old.tar.gz", (CAMPAIGN, b'{"schema_version": 0}'))
+    line = said(old)
+    assert f"{old}: {CAMPAIGN}: schema_version of a campaign must be 1, got 0" in line
+    assert "leave it out" in complaint(run("validate", "--from", whole, "--soon"), 2)
+
+
+def test_a_campaign_without_a_profile_says_so(campaign: Path, run: Run) -> None:
+    path, _ = pack(campaign)
+    result = run("validate", "--from", path)
+    assert result.exit_code == 0
+    assert "no profile: nothing to judge" in result.stdout

@@ -1,0 +1,356 @@
+"""Use case: one command for a borrowed device: look at it, calibrate, judge, pack, each within its time.
+
+Every stage is a command as a user would type it, in a process of its own. It resumes what it finds, so that the
+same campaign, started again, goes on where its time was over.
+"""
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from calibrate.campaign import OBSERVATIONS
+from calibrate.launch import Launcher
+from calibrate.locks import folder_to_itself, machine_to_itself
+from calibrate.placement import Placement, described, place
+from calibrate.topology import LaunchFlags
+from perfmodel.documents.base import command_line, file_sha256, installed_version
+from perfmodel.documents.campaign import CampaignDocument, StageRun
+from perfmodel.documents.observation import read_observations
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.documents.verdicts import ModelsValidationDocument, ValidationDocument
+from perfmodel.errors import Interrupted, InvalidDocument, MeasurementFailed, UsageError
+from perfmodel.units import Seconds, format_duration
+from validate.archive import CAMPAIGN, pack
+from validate.judging import measured_steps
+from validate.memory import MemorySummary, read_summary
+from validate.validate import VALIDATION, judge_recorded
+
+SMOKE: Final = "calibrate.smoke"
+#: Ranks of a first look start within this. [s]
+_SMOKE_S: Final = 120.0
+#: Between asking a stage to end and ending it. [s]
+_GRACE_S: Final = 20.0
+#: What a stage needs at least to say something. [s]
+_LEAST_S: Final = 10.0
+_WORDS: Final = 300
+#: What ``nvidia-smi`` samples beside all stages.
+_CLOCKS: Final = (
+    *("timestamp", "index", "clocks.sm", "clocks.mem", "power.draw", "temperature.gpu"),
+    *("utilization.gpu", "memory.used", "clocks_throttle_reasons.active"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BorrowedRequest:
+    """What the user asked for."""
+
+    folder: Path
+    limit_s: Seconds
+    """For all stages together; those that are not done then wait for the next call."""
+    device: str = "auto"
+    truth: str | None = None
+    num_ranks: int | None = None
+    models: tuple[str, ...] = ()
+    """Reference models to calibrate; none: those of a short campaign."""
+
+
+class Stage(NamedTuple):
+    """A command, and its share of the time."""
+
+    name: str
+    share: float
+    arguments: tuple[str, ...]
+
+
+def stages(request: BorrowedRequest, campaign: CampaignDocument) -> tuple[Stage, ...]:
+    """What a campaign does, in order."""
+    folder, kind = request.folder, campaign.device_kind
+    device = ["--device-kind", kind]
+    if campaign.truth is not None:
+        device += ["--truth", campaign.truth]
+    calibration = folder / "calibration"
+    judged = ("--profile", str(calibration / "profile.json"), "--budget", "quick")
+    again = ("--soon", "--resume", "--out")
+    whole = ("--models", ",".join(campaign.models), "--nproc", str(campaign.num_ranks))
+    found = (
+        Stage("doctor", 0.5, ("doctor",)),
+        Stage(
+            "calibration",
+            5.0,
+            ("calibrate", *device, *whole, "--budget", "quick", *again[1:], str(calibration)),
+        ),
+        Stage("steps", 4.0, ("validate", *judged, *again, str(folder / "steps"))),
+        Stage("models", 5.0, ("validate", "models", *judged, *again, str(folder / "models"))),
+        Stage("memory", 1.5, ("validate", "memory", *_MEMORY, "--out", str(folder / "memory"))),
+    )
+    return tuple(stage for stage in found if stage.name not in campaign.skipped)
+
+
+_MEMORY: Final = ("--models", "torchvision:resnet18,gpt2-like", "--batches", "4")
+#: One that waits for its host, one that keeps its device busy.
+_MODELS: Final = ("lenet", "resnet18")
+
+
+def carry_out(
+    request: BorrowedRequest, launcher: Launcher, *, on_line: Callable[[str], None]
+) -> tuple[CampaignDocument, Path]:
+    """Run the stages that are not done; return how they ended, and the archive of it all.
+
+    Raises
+    ------
+    UsageError
+        If there is no such device, or the folder holds a campaign with other options.
+    MeasurementFailed
+        If the first look at the device fails.
+    """
+    here = place(
+        described(request.truth), request.device, LaunchFlags(nproc_per_node=request.num_ranks)
+    )
+    if here.topology.num_nodes > 1:
+        raise UsageError(
+            f"--campaign: must run on one node, got {here.topology.num_nodes}; for several, "
+            "perfmodel calibrate and perfmodel validate with --nnodes"
+        )
+    with folder_to_itself(request.folder):
+        campaign = _opened(request, here)
+        _look(request, here, launcher, on_line)
+        pending = [each for each in stages(request, campaign) if each.name not in campaign.done]
+        with _clocks(request.folder, here.device_kind):
+            for run in _runs(pending, request, on_line):
+                campaign = campaign.with_run(run)
+                campaign.write(request.folder / CAMPAIGN)
+        archive, left_out = pack(request.folder)
+    for name in left_out:
+        on_line(f"caveat: {name} is too large for the archive; it stays in {request.folder}")
+    return campaign, archive
+
+
+def _opened(request: BorrowedRequest, here: Placement) -> CampaignDocument:
+    """The campaign in the folder, or a new one; other options than those of before are refused."""
+    path, skipped = request.folder / CAMPAIGN, dict[str, str]()
+    if here.device_kind == "virtual":
+        skipped = {
+            "doctor": "a virtual device has no machine",
+            "models": "a virtual device has no curves of operators",
+            "memory": "a virtual device computes nothing",
+        }
+    asked = CampaignDocument(
+        version=installed_version("perfmodel") or "unknown",
+        device_kind=here.device_kind,
+        truth=here.truth,
+        models=request.models or _MODELS,
+        num_ranks=here.topology.ranks_per_node,
+        skipped=skipped,
+    )
+    if not path.exists():
+        asked.write(path)
+        return asked
+    found = CampaignDocument.read(path)
+    for name in ("version", "device_kind", "truth", "models", "num_ranks"):
+        before, now = getattr(found, name), getattr(asked, name)
+        if before != now:
+            raise UsageError(
+                f"--campaign: {path} was begun with {name} = {_text(before)}, got {_text(now)}; "
+                "repeat its options, or choose another folder"
+            )
+    return found
+
+
+def _text(value: object) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _look(
+    request: BorrowedRequest, here: Placement, launcher: Launcher, on_line: Callable[[str], None]
+) -> None:
+    """Let every rank train one step, unless that was seen before."""
+    output = request.folder / "smoke.json"
+    if output.exists():
+        return
+    on_line(f"smoke test: {here.topology.ranks_per_node} x {here.device_kind}")
+    truth = () if here.truth is None else (here.truth,)
+    queues = here.device_kind != "virtual"
+    with machine_to_itself(on_line) if queues else nullcontext():
+        launcher.run(
+            [here.device_kind, str(output.resolve()), *truth],
+            topology=here.topology,
+            conditions=here.conditions,
+            on_line=lambda _: None,
+            last_progress=lambda: 0.0,
+            stall_timeout_s=_SMOKE_S,
+        )
+
+
+def _runs(
+    pending: Sequence[Stage], request: BorrowedRequest, on_line: Callable[[str], None]
+) -> Iterator[StageRun]:
+    """Stages in turn; what one leaves of its time is for those after it."""
+    end_s = time.monotonic() + request.limit_s
+    for number, stage in enumerate(pending):
+        left = sum(each.share for each in pending[number:])
+        limit_s = (end_s - time.monotonic()) * stage.share / left
+        if limit_s < min(_LEAST_S, request.limit_s / 10):
+            return
+        on_line(f"{stage.name}: at most {format_duration(limit_s)}")
+        run = _run(stage, request.folder / f"{stage.name}.txt", limit_s=limit_s)
+        on_line(f"{stage.name}: {_ended(run)}")
+        yield run
+        if stage.name == "calibration" and not run.is_done:
+            # There is nothing to judge.
+            return
+
+
+def _run(stage: Stage, log: Path, *, limit_s: Seconds) -> StageRun:
+    """Run a stage, and ask it to end when its time is over: what it has measured is kept."""
+    command = (sys.executable, "-m", "perfmodel", *stage.arguments)
+    start_s = time.monotonic()
+    with log.open("ab") as written:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=written, stderr=subprocess.STDOUT
+        )
+        exit_code: int | None = None
+        try:
+            exit_code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            pass
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"{stage.name}: stopped by the user; what was measured is kept; repeat the command"
+            ) from None
+        finally:
+            _end(process)
+    return StageRun(
+        name=stage.name,
+        command=command_line(("perfmodel", *stage.arguments)),
+        exit_code=exit_code,
+        limit_s=limit_s,
+        took_s=time.monotonic() - start_s,
+        words=_last_words(log),
+    )
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Ask a process to end its measurement tidily, and end it if it does not."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line.strip()[:_WORDS] for line in reversed(lines) if line.strip()), "")
+
+
+def _ended(run: StageRun) -> str:
+    took = f"after {format_duration(run.took_s)}"
+    if run.exit_code is None:
+        return f"not finished {took}, repeat the command to go on"
+    if run.is_done:
+        return f"done {took}" if run.exit_code == 0 else f"out of tolerance {took}"
+    return f"failed with exit code {run.exit_code} {took}: {run.words}"
+
+
+@contextmanager
+def _clocks(folder: Path, device_kind: str) -> Iterator[None]:
+    """Sample clocks, power and throttling of real GPUs while the stages run."""
+    if device_kind != "cuda" or shutil.which("nvidia-smi") is None:
+        yield
+        return
+    query = f"--query-gpu={','.join(_CLOCKS)}"
+    with (folder / "clocks.csv").open("ab") as file:
+        sampler = subprocess.Popen(
+            ("nvidia-smi", query, "--format=csv,noheader,nounits", "--loop=2"),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            yield
+        finally:
+            sampler.kill()
+            sampler.wait()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdicts:
+    """What the records of a campaign say, judged wherever they are."""
+
+    campaign: CampaignDocument
+    profile: ProfileDocument | None = None
+    steps: ValidationDocument | None = None
+    models: tuple[ModelsValidationDocument, ...] = ()
+    memory: MemorySummary | None = None
+    notes: tuple[str, ...] = field(default=())
+    """Why a part is missing."""
+
+
+def judge(folder: Path, campaign: CampaignDocument) -> Verdicts:
+    """Judge the records in a folder; measures nothing.
+
+    Steps are compared again, predictions as they were written before the runs. Verdicts on models and memory are
+    read, and must be on the records beside them.
+    """
+    notes = [f"{name}: not part of it: {why}" for name, why in campaign.skipped.items()]
+    done = campaign.done | {*campaign.skipped}
+    notes += [
+        f"{stage.name}: {_ended(stage)}" for stage in campaign.stages if stage.name not in done
+    ]
+    path = folder / "calibration" / "profile.json"
+    if not path.exists():
+        return Verdicts(campaign=campaign, notes=(*notes, "no profile: nothing to judge"))
+    profile = ProfileDocument.read(path)
+    steps = None
+    if (folder / "steps" / OBSERVATIONS).exists():
+        try:
+            steps = judge_recorded(profile.machine, folder / "steps")
+        except MeasurementFailed as error:
+            notes.append(f"steps: {error}")
+    runs = folder / "memory" / VALIDATION
+    return Verdicts(
+        campaign=campaign,
+        profile=profile,
+        steps=steps,
+        models=_models(folder / "models", profile),
+        memory=read_summary(runs) if runs.exists() else None,
+        notes=tuple(notes),
+    )
+
+
+def _models(folder: Path, profile: ProfileDocument) -> tuple[ModelsValidationDocument, ...]:
+    """Verdicts on models, each of them on the runs beside it."""
+    found = []
+    for path in sorted(folder.glob("models-*.json")):
+        document = ModelsValidationDocument.read(path)
+        runs = folder / OBSERVATIONS
+        measured = measured_steps(read_observations(runs))
+        is_theirs = (
+            document.profile_digest == profile.machine.digest
+            and document.observations_sha256 == file_sha256(runs)
+            and all(
+                row.setting in measured and measured[row.setting].value_s == row.measured_s
+                for row in document.models
+            )
+        )
+        if not is_theirs:
+            raise InvalidDocument(
+                f"{path}: must be a verdict on the profile and the runs beside it, got one on others; "
+                "fetch the archive again"
+            )
+        found.append(document)
+    return tuple(found)
+
+
+def unfinished(request: BorrowedRequest, campaign: CampaignDocument) -> tuple[str, ...]:
+    """Stages that the next call has to run."""
+    names = (stage.name for stage in stages(request, campaign))
+    return tuple(name for name in names if name not in campaign.done)
