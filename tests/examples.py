@@ -26,7 +26,7 @@ _BLOCK: Final = re.compile(
     r"^```(shell|python)\n(.*?)^```\n\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL
 )
 #: The day of the pages: calibrations do not grow old in them.
-_WRITTEN: Final = dt.date(2026, 11, 21)
+_WRITTEN: Final = dt.date(2026, 11, 23)
 _EXIT: Final = re.compile(r"#\s*exit code (\d+)\s*$")
 
 

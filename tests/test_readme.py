@@ -1,6 +1,7 @@
 """The pages say what the records and the sources say."""
 
 import json
+import re
 
 import pytest
 
@@ -31,6 +32,17 @@ def test_methods_show_the_model_as_it_stands() -> None:
 @pytest.mark.parametrize(("name", "most"), [("README.md", 120), ("DESIGN.md", 200)])
 def test_pages_stay_short(name: str, most: int) -> None:
     assert len(page(name).splitlines()) <= most
+
+
+def test_pictures_and_pages_that_are_linked_exist() -> None:
+    pages = [ROOT / "README.md", ROOT / "DESIGN.md", *(ROOT / "docs").glob("*.md")]
+    missing = [
+        f"{path.name}: {link}"
+        for path in pages
+        for link in re.findall(r"\]\(([^)#\s]+)", path.read_text(encoding="utf-8"))
+        if "://" not in link and not (path.parent / link).exists()
+    ]
+    assert not missing
 
 
 def test_records_stay_small() -> None:

@@ -35,7 +35,7 @@ BUDGETS: Final = {
         num_batches=1, goes_beyond=False, num_repetitions=3, repetition_s=0.8, min_steps=4
     ),
     "standard": HoldoutBudget(
-        num_batches=2, goes_beyond=True, num_repetitions=4, repetition_s=1.5, min_steps=6
+        num_batches=2, goes_beyond=True, num_repetitions=6, repetition_s=1.5, min_steps=6
     ),
 }
 

@@ -92,9 +92,10 @@ BUDGETS: Final = {
     "standard": ModelsBudget(
         num_models=44,
         num_parallel=10,
-        num_repetitions=4,
+        num_repetitions=6,
         repetition_s=1.2,
-        replay_rounds=3,
+        # As many as the wait for another occasion holds: one round scatters by a tenth.
+        replay_rounds=8,
         replay_s=1.2,
     ),
 }

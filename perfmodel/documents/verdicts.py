@@ -4,6 +4,8 @@ Signed errors are predicted over measured, minus 1. Coverage is the share of run
 intervals.
 """
 
+import math
+from collections.abc import Iterable
 from typing import Annotated, ClassVar, Final
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -76,6 +78,15 @@ class Compared(Record):
     is_covered: bool
 
 
+def scatter_alone(rows: Iterable[Compared]) -> float | None:
+    """MAPE that a prediction without errors would show, by the spread of the repetitions; None without rows.
+
+    The mean size of a normal error is sqrt(2 / pi) of its standard deviation.
+    """
+    squares = [row.measured_relative_error**2 for row in rows]
+    return math.sqrt(2 / math.pi * sum(squares) / len(squares)) if squares else None
+
+
 class ComparedSetting(Compared):
     """One held-out setting of a calibrated workload."""
 
@@ -125,6 +136,14 @@ class ValidationDocument(ProfileVerdict):
     noise_floor: ErrorSummary | None
     expected_noise: NonNegativeFloat | None = None
     """The same as the calibration leads to expect, where gates rest on it (quick budget)."""
+
+    @property
+    def speedup_scatter(self) -> float | None:
+        """MAPE that a prediction of speed-ups without errors would show; both their steps scatter."""
+        inside = [row for row in self.settings if not row.is_extrapolated] or self.settings
+        alone = scatter_alone(row for row in inside if row.setting.world_size == 1)
+        together = scatter_alone(row for row in inside if row.setting.world_size > 1)
+        return None if alone is None or together is None else math.hypot(alone, together)
 
     @property
     def signed_errors(self) -> dict[RunSetting, float]:

@@ -11,6 +11,7 @@ from perfmodel.documents.verdicts import (
     PublishedSeries,
     StrategiesDocument,
     ValidationDocument,
+    scatter_alone,
 )
 from perfmodel.report.wording import (
     Table,
@@ -144,6 +145,10 @@ def summary_lines(validation: ValidationDocument) -> list[str]:
         )
     for name, summary in entries.items():
         lines.append(f"{name + ':':20} {errors(summary) if summary else 'not measured'}")
+    if validation.speedup_scatter is not None:
+        lines.append(
+            f"Scatter of runs alone makes speed-ups {percent(validation.speedup_scatter)} off (MAPE)"
+        )
     lines.append(
         f"Coverage: {percent(validation.coverage)} inside the 90 % interval "
         f"({covered} of {len(validation.settings)})"
@@ -181,8 +186,10 @@ def models_lines(validation: ModelsValidationDocument) -> list[str]:
         f"{validation.mode}, several devices": validation.summary_ddp,
     }
     failed = len(validation.failed)
+    scatter = scatter_alone(row for row in validation.models if row.setting.world_size == 1)
     return [
         *(f"{name}: {errors(summary)}" for name, summary in entries.items() if summary),
+        *([f"scatter of runs alone: MAPE {percent(scatter)}"] if scatter is not None else []),
         f"{validation.num_drawn} models drawn with seed {validation.seed}, {failed} failed",
         *(f"failed: {entry.name}: {entry.reason}" for entry in validation.failed),
         *gate_lines(validation.gates),

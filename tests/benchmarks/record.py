@@ -1,6 +1,6 @@
-"""Keep finished runs as records, and write the table of ``docs/accuracy.md`` from the recorded verdicts.
+"""Keep finished runs as records; write the table of ``docs/accuracy.md`` and the picture of the README from them.
 
-``python -m tests.benchmarks.record [--runs runs]`` copies a calibration and its validation into
+``python -m tests.benchmarks.record [--runs runs]`` copies a calibration and what was judged by it into
 ``docs/records/`` and rewrites the table between its markers. ``tests/test_readme.py`` holds the pages
 against the records.
 """
@@ -9,25 +9,34 @@ import argparse
 import json
 import lzma
 import re
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import perfmodel as pm
+from perfmodel.documents.verdicts import (
+    ModelsValidationDocument,
+    ValidationDocument,
+    scatter_alone,
+)
+from perfmodel.report.figures import figure_bytes, speedup_figure
 from perfmodel.report.wording import percent
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 RECORDS: Final = ROOT / "docs" / "records"
 ACCURACY: Final = ROOT / "docs" / "accuracy.md"
+PICTURE: Final = ROOT / "docs" / "speedup.svg"
+_DEVICES: Final = tuple(2**power for power in range(11))
 BEGIN: Final = "<!-- table: begin (make record) -->"
 END: Final = "<!-- table: end -->"
 _KEPT: Final = {
     "calibration": ("plan.json", "profile.json"),
     "validation": ("plan.json", "validation.json"),
+    "models": ("plan.json", "models-measured.json", "models-curves.json"),
 }
 _HEAD: Final = (
-    "| judge | MAPE | worst | coverage | gates | verdict | date | command |",
-    "|---|---|---|---|---|---|---|---|",
+    "| judge | MAPE | scatter alone | worst | coverage | gates | verdict | date | command |",
+    "|---|---|---|---|---|---|---|---|---|",
 )
 #: Gates of typical and worst step times, by name.
 _STEPS: Final = "(worst )?step-time"
@@ -35,14 +44,26 @@ _Json = dict[str, Any]
 
 
 def keep(runs: Path) -> None:
-    """Copy what a calibration and a validation left behind; raw observations are compressed."""
+    """Keep what each stage left behind, without its spaces; raw observations are compressed."""
     for stage, names in _KEPT.items():
-        folder = RECORDS / stage
+        source, folder = runs / stage, RECORDS / stage
+        if not source.exists():
+            continue
         folder.mkdir(parents=True, exist_ok=True)
         for name in names:
-            shutil.copy(runs / stage / name, folder / name)
-        raw = (runs / stage / "observations.jsonl").read_bytes()
-        (folder / "observations.jsonl.xz").write_bytes(lzma.compress(raw, preset=9))
+            compact = json.dumps(json.loads((source / name).read_bytes()), separators=(",", ":"))
+            (folder / name).write_text(f"{compact}\n", encoding="utf-8")
+        for raw in source.rglob("observations.jsonl"):
+            name = "-".join(raw.relative_to(source).parts)
+            packed = lzma.compress(raw.read_bytes(), preset=9)
+            (folder / f"{name}.xz").write_bytes(packed)
+
+
+def picture() -> bytes:
+    """Speed-ups of two models on the recorded machine."""
+    profile = pm.read_profile(RECORDS / "calibration" / "profile.json")
+    found = [pm.predict(profile, name, devices=_DEVICES) for name in ("lenet", "resnet18")]
+    return figure_bytes(speedup_figure(found), format="svg")
 
 
 def table() -> str:
@@ -52,14 +73,26 @@ def table() -> str:
 
 def _rows() -> Iterator[str]:
     found = _read("validation/validation.json")
-    yield _row(found, "steps, held-out settings", found["summary"], "validate", gate=_STEPS)
-    beyond = found["summary_extrapolated"]
+    document = ValidationDocument.read(RECORDS / "validation" / "validation.json")
+    steps = {
+        is_beyond: scatter_alone(
+            row for row in document.settings if row.is_extrapolated is is_beyond
+        )
+        for is_beyond in (False, True)
+    }
+    inside = found["summary"] | {"scatter": steps[False]}
+    yield _row(found, "steps, held-out settings", inside, "validate", gate=_STEPS)
+    beyond = found["summary_extrapolated"] | {"scatter": steps[True]}
     yield _row(found, "steps, outside the calibrated batches", beyond, "validate", gate=None)
-    yield _row(found, "speed-up", found["speedup_summary"], "validate", gate="speed-up")
+    speedups = found["speedup_summary"] | {"scatter": document.speedup_scatter}
+    yield _row(found, "speed-up", speedups, "validate", gate="speed-up")
     for mode, words in (("measured", "operators timed in place"), ("curves", "curves alone")):
-        found = _read(f"operators/models-{mode}.json")
-        judge = f"twelve unseen models, {words}"
-        yield _row(found, judge, found["summary"], "validate models", gate=_STEPS)
+        found = _read(f"models/models-{mode}.json")
+        judge = f"models drawn at random, {words}"
+        models = ModelsValidationDocument.read(RECORDS / "models" / f"models-{mode}.json").models
+        scatter = scatter_alone(row for row in models if row.setting.world_size == 1)
+        summary = found["summary"] | {"scatter": scatter}
+        yield _row(found, judge, summary, "validate models", gate=_STEPS)
     found = _read("testbed/testbed.json")
     for group in found["groups"]:
         name = group["name"]
@@ -85,9 +118,7 @@ def _rows() -> Iterator[str]:
     yield _row({}, "memory of one device", summary, "validate memory", gate=None)
 
 
-def _row(
-    document: _Json, judge: str, summary: Mapping[str, float], command: str, *, gate: str | None
-) -> str:
+def _row(document: _Json, judge: str, summary: _Json, command: str, *, gate: str | None) -> str:
     gates = [g for g in document.get("gates", ()) if gate and re.match(gate, g["name"])]
     passed = all(g["passed"] for g in gates)
     of = (gate or "").removesuffix(_STEPS)
@@ -98,6 +129,7 @@ def _row(
     cells = (
         f"{judge}{count}",
         percent(summary["mape"]),
+        percent(summary["scatter"]) if summary.get("scatter") is not None else "-",
         percent(summary["worst_absolute"]) if "worst_absolute" in summary else "-",
         percent(covered[0]) if covered and gate and gate.endswith(_STEPS) else "-",
         ", ".join(percent(g["at_most"]) for g in gates if g["at_most"] is not None) or "none",
@@ -126,3 +158,4 @@ if __name__ == "__main__":
     if runs is not None:
         keep(runs)
     ACCURACY.write_text(written(ACCURACY.read_text(encoding="utf-8")), encoding="utf-8")
+    PICTURE.write_bytes(picture())

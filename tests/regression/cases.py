@@ -18,7 +18,7 @@ _CACHE: Final = ROOT / ".regression-cache"
 _NAMES: Final = {
     "records": RECORDS,
     "calibration": f"{RECORDS}/calibration/profile.json",
-    "operators": f"{RECORDS}/operators/calibration/profile.json",
+    "operators": "tests/regression/inputs/other-machine.json",
     "batch": f"{RECORDS}/batch/profile.json",
     "h100": f"{RECORDS}/inferred/h100.json",
     "a100": f"{RECORDS}/inferred/a100.json",

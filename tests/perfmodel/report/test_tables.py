@@ -3,11 +3,15 @@
 import csv
 import io
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from perfmodel.documents.verdicts import STEP_MAPE
+from perfmodel.documents.verdicts import STEP_MAPE, scatter_alone
+from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.report.prediction import (
     breakdown_table,
     csv_text,
@@ -191,3 +195,24 @@ def test_runs_that_differ_among_themselves_are_called_too_noisy() -> None:
     quiet = noisy.model_copy(update={"noise_floor": floor.model_copy(update={"mape": 0.02})})
     assert summary_lines(quiet)[0].startswith("FAILED")
     assert summary_lines(noisy.model_copy(update={"passed": True}))[0].startswith("PASSED")
+
+
+def test_scatter_alone_is_what_a_faultless_prediction_would_show() -> None:
+    """Measured times that scatter by 6 and 8 % in log around the truth: normal draws say the same."""
+    validation = plain_validation()
+    first, *others = validation.settings
+    single = RunSetting(
+        workload="resnet18", world_size=1, micro_batch=24, synchronisation=Synchronisation.NONE
+    )
+    alone = first.model_copy(update={"setting": single, "measured_relative_error": 0.06})
+    together = [row.model_copy(update={"measured_relative_error": 0.08}) for row in others]
+    scattered = validation.model_copy(update={"settings": (alone, *together)})
+    draws = np.random.default_rng(1).standard_normal((2, 200_000)) * [[0.06], [0.08]]
+
+    assert scatter_alone(()) is None
+    assert scatter_alone([alone]) == pytest.approx(np.abs(draws[0]).mean(), rel=0.01)
+    found = scattered.speedup_scatter
+    assert found == pytest.approx(np.abs(draws[0] - draws[1]).mean(), rel=0.01)
+    assert validation.speedup_scatter is None  # no step of one rank
+    words = f"makes speed-ups {percent(found)} off"
+    assert any(words in line for line in summary_lines(scattered))
