@@ -65,7 +65,7 @@ class Interval:
 
 
 #: So many values take less time one by one than SciPy takes to be imported.
-_FEW: Final = 4096
+_FEW: Final = 2**14
 
 
 def normal_cdf(deviates: ArrayLike) -> FloatArray:

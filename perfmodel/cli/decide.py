@@ -257,7 +257,7 @@ def plan_options(
     )
     if report is not None:
         from perfmodel.documents.base import write_atomically
-        from perfmodel.report.plan import decision_html
+        from perfmodel.report.decision import decision_html
 
         write_atomically(report, decision_html(document))
     show_document(

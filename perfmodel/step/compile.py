@@ -414,7 +414,8 @@ class _Builder:
         """Append compute, issued by the host first where the device is asynchronous, and its all-reduces."""
         if self.asynchronous:
             label = name or self._label(work, cause, number)
-            stream, share = Stream.HOST, self._times(work) * piece.issue_share
+            stream, share = Stream.HOST, piece.issue_share
+            share *= self.num_folded if work.micro_batch == _FOLDED else 1
             self.operations.append(
                 Operation(f"issue {label}", stream, Cause.DISPATCH, (), share, 0, cause, stage)
             )
@@ -518,12 +519,9 @@ class _Builder:
     def _label(self, work: Work, cause: Cause, number: int | None) -> str:
         chunk = f"/{work.chunk}" if self.layout.interleave > 1 else ""
         piece = "" if number is None else f".{number}"
-        times = f" x {self._times(work)}" if self._times(work) > 1 else ""
+        is_folded = work.micro_batch == _FOLDED and self.num_folded > 1
+        times = f" x {self.num_folded}" if is_folded else ""
         return f"{cause} {work.micro_batch}{chunk}{piece}{times}"
-
-    def _times(self, work: Work) -> int:
-        """How many micro-batches the work stands for."""
-        return self.num_folded if work.micro_batch == _FOLDED else 1
 
     def _put(  # noqa: PLR0913 - an operation has as many properties
         self,
@@ -546,19 +544,12 @@ class _Builder:
             later = (stage + (stream is Stream.SEND_FORWARD)) % self.layout.pp
             size_bytes = self.divisions[later].activation_bytes
             size_bytes //= self.layout.tp if self.layout.sequence_parallel else 1
+        if work.micro_batch == _FOLDED:
+            share *= self.num_folded
         name = name or self._label(work, cause, number)
         # By position, which takes half the time of names.
         self.operations.append(
-            Operation(
-                name,
-                stream,
-                cause,
-                tuple(after),
-                share * self._times(work),
-                size_bytes,
-                None,
-                stage,
-            )
+            Operation(name, stream, cause, tuple(after), share, size_bytes, None, stage)
         )
         position = len(self.operations) - 1
         if self.is_blocking and stream is Stream.COMPUTE:

@@ -271,9 +271,9 @@ def divide(
         backward = [_piece(every, i, shares, layout, Phase.BACKWARD, trace) for i in reversed(held)]
         if not layout.zero:
             ends = max((ready[i] for i in of_stage), default=behind)
-            forward = [together(forward)]
+            forward = [together(tuple(forward))]
             backward = bucketed(
-                together(backward),
+                together(tuple(backward)),
                 [parameter_bytes(trace, (i,), layout.tp) for i in of_stage],
                 _within([ready[i] for i in of_stage], behind, 1.0 if 0 in held else ends),
                 layout.bucket_limits_bytes,

@@ -5,6 +5,7 @@ Nothing here needs a trace: parameters, or the number of layers, are enough.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from perfmodel.layout.layout import Layout, Recompute
@@ -87,8 +88,9 @@ def equal_pieces(layout: Layout, layers: int, *, most: int) -> tuple[StageDivisi
     )
 
 
-def together(pieces: Sequence[Piece]) -> Piece:
-    """A pass in one piece."""
+@lru_cache(maxsize=256)
+def together(pieces: tuple[Piece, ...]) -> Piece:
+    """A pass in one piece; of every micro-batch the same."""
     return Piece(*(sum(column) for column in zip(*pieces, strict=True)))
 
 
