@@ -1,7 +1,7 @@
 """Options of ``diagnose`` as a model, runs and observations; what is missing is asked for in one line."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +32,7 @@ from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer, gpt
 _TRAINERS: Final = (".yaml", ".yml", ".toml")
 #: A name and a shape that differ by less are one model.
 _SAME_SIZE: Final = 1.5
+_MOST_OBSERVED: Final = 32
 
 
 def diagnosed(given: Mapping[str, Any]) -> tuple[Diagnosis, Told]:
@@ -43,8 +44,8 @@ def diagnosed(given: Mapping[str, Any]) -> tuple[Diagnosis, Told]:
     _refuse_missing(given, merged)
     catalogue = shipped_catalogue()
     data_sheet = find_device(given["device"], catalogue)
-    trained = _trained(given, config, data_sheet.id)
     precision = {"fp16": "bf16"}.get(merged["precision"], merged["precision"])
+    trained = _trained(given, config, data_sheet, precision)
     setting = Setting(
         devices=given["devices"],
         devices_per_node=given["devices_per_node"],
@@ -52,6 +53,8 @@ def diagnosed(given: Mapping[str, Any]) -> tuple[Diagnosis, Told]:
     )
     logged, notes = _logged(given)
     runs = [run_of(each, setting) for each in logged]
+    if isinstance(trained, TracedModel):
+        _refuse_divided(runs)
     observations: list[Observation] = []
     peak = _peak(data_sheet, precision)
     for each, run in zip(logged, runs, strict=True):
@@ -122,20 +125,40 @@ def _refuse_missing(given: Mapping[str, Any], merged: Mapping[str, Any]) -> None
         raise UsageError("--nic-bandwidth: must come with --nics, got one of them alone")
 
 
+def _refuse_divided(runs: Sequence[Run]) -> None:
+    """A traced model has no shape: nothing tells what other layouts than data parallelism send."""
+    for run in runs:
+        if run.layout.zero or run.layout.dp != run.devices:
+            raise UsageError(
+                f"--strategy: must be ddp for a traced model, got {run.layout}; give a config.json or a name"
+            )
+
+
 def _logged(given: Mapping[str, Any]) -> tuple[list[Logged], tuple[str, ...]]:
-    found = [read_observed(text) for text in given["observed"] or ()]
+    typed = given["observed"] or ()
+    if len(typed) > _MOST_OBSERVED:
+        raise UsageError(f"--observed: must be at most {_MOST_OBSERVED} numbers, got {len(typed)}")
+    found = [read_observed(text) for text in typed]
     if given["log"] is None:
         return found, ()
     logged, notes = read_log(given["log"], name=given["log_format"])
     return [*found, logged], notes
 
 
-def _trained(given: Mapping[str, Any], config: TrainingConfig, device: str) -> Trained:
+def _trained(
+    given: Mapping[str, Any], config: TrainingConfig, sheet: DataSheet, precision: str
+) -> Trained:
     text, sequence = given["model"], given["sequence_length"] or config.sequence
     is_trainer = Path(text).suffix in _TRAINERS
     is_file = text.endswith(".json") and not opt.is_model_config(Path(text))
     if not is_trainer and (opt.is_model(text) or is_file):
-        return TracedModel(workload=read_workload(text).workload)
+        document = read_workload(text)
+        return TracedModel(
+            workload=document.workload,
+            trace=document.trace,
+            rate_ratio=_peak(sheet, precision) / _peak(sheet, "bf16"),
+            bytes_ratio=0.5 if precision == "bf16" else 1.0,
+        )
     if not is_trainer:
         try:
             named = opt.read_model(text, sequence=sequence)
@@ -153,7 +176,7 @@ def _trained(given: Mapping[str, Any], config: TrainingConfig, device: str) -> T
             devices_per_node=run.devices_per_node,
             global_batch=run.layout.global_batch,
         )
-        return layout_jobs(training, run.layout, device=device)
+        return layout_jobs(training, run.layout, device=sheet.id)
 
     return LargeModel(
         name=named.name,

@@ -142,7 +142,7 @@ def read_workload(text: str) -> "WorkloadDocument":
         optimizer_implementation=DEFAULT,
         precision="fp32",
         checkpointing="none",
-        device_kind="cuda",
+        device_kind="cpu",
     )
     return traced_document(
         text,

@@ -15,6 +15,8 @@ from perfmodel.units import Seconds
 TOKENS_PER_WORD: Final = 1.33
 _ZERO: Final = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3}
 STRATEGIES: Final = tuple(_ZERO)
+#: Rates from here on need no digits behind the point.
+_WHOLE: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,7 @@ def run_of(logged: Logged, setting: Setting) -> Run:
 
 
 def _layout(logged: Logged, setting: Setting, devices: int) -> Layout:
+    parse_layout(logged.layout)  # refuses what makes no sense
     words = dict(word.split("=", 1) for word in logged.layout.split())
     if not {"dp", "ddp", "fsdp"} & set(words):
         shared = math.prod(int(words.get(key, "1")) for key in ("tp", "pp", "cp"))
@@ -149,7 +152,8 @@ def logged_as(
         rate = run.layout.global_batch * trained.tokens / step_s / each / words
         return f"{rate:,.0f} {unit}{whose}"
     if unit is Unit.SAMPLES:
-        return f"{run.layout.global_batch / step_s / each:,.3g} {unit}{whose}"
+        rate = run.layout.global_batch / step_s / each
+        return f"{rate:,.0f} {unit}{whose}" if rate >= _WHOLE else f"{rate:.3g} {unit}{whose}"
     if unit is Unit.FLOP or unit is Unit.MFU:
         return f"{trained.model_flop(run) / run.devices / step_s / 1e12:.0f} TFLOP/s"
     return ""

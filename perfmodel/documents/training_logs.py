@@ -154,8 +154,8 @@ def _quantity(text: str, left: str) -> tuple[float | None, Unit | None, str]:
             end = pattern.match(left, match.end())
             assert end is not None
             value = decimal(match[1].replace(",", "")) * scale * (1e3 if match[2] else 1.0)
-            if unit is Unit.MFU and value > 1:
-                value /= 100  # nobody means more than the peak, and sparse peaks are half
+            if unit is Unit.MFU and scale == 1 and value > 1:
+                value /= 100  # "MFU 13.5"; above 100 % it is written with its sign
             if value <= 0:
                 raise UsageError(f"--observed: must be > 0, got {match[1]} in {text!r}")
             return value, unit, left[: match.start()] + " " + left[end.end() :]

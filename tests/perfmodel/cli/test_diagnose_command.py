@@ -177,3 +177,20 @@ def test_the_table_is_80_columns_wide(run: Run) -> None:
     assert max(map(len, table.splitlines())) <= 80
     assert rest.count("measure next: ") == 1
     assert "\x1b" not in result.stdout
+
+
+def test_a_traced_model_knows_ddp_alone(run: Run, tmp_path: Path) -> None:
+    model = tmp_path / "workload.json"
+    workload().write(model)
+    given = ("--device", "a10", "--micro-batch", 16, "--precision", "fp32", "--strategy", "fsdp")
+    found = run("diagnose", model, *given, "--observed", "1 node of 2: 3 s")
+    assert "must be ddp for a traced model" in complaint(found, 2)
+
+
+def test_more_than_the_peak_is_not_normal(diagnose: Diagnose) -> None:
+    """104 % MFU, as sparse peaks and other devices make them."""
+    found = diagnose(
+        *LLAMA, "--strategy", "fsdp", "--micro-batch", 4, "--observed", "8 GPUs 1 node 104 % MFU"
+    )
+    assert found["observations"][0]["is_normal"] is False
+    assert first(found) in {"other hardware", "wrong units", "wrong model size"}
