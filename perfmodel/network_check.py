@@ -19,13 +19,19 @@ from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.measured import MeasuredCollective
 from perfmodel.units import KIB, MIB, Bytes, BytesPerSecond, Seconds, format_rate
 
-#: Upper ends of the bands: what waits for latency, DDP's first bucket, its others, large models. [B]
-_ENDS: Final = (64 * KIB, MIB, 32 * MIB, 256 * MIB, math.inf)
-#: Expected over measured time from which on links are as they should be. Published all-reduces of
-#: healthy nodes (8 A100, H100, H200, B200; two nodes of H200) lie between 0.75 and 1.4 of the ring at
-#: 80 % of the data sheet's rate; below 1 MiB networks differ by a factor of 3 in latency alone.
-_NORMAL_SHARE: Final = 0.6
-_NORMAL_SHARE_OF_LATENCY: Final = 0.3
+#: Upper ends of the bands: what waits for latency, DDP's first bucket, its others, large models. Beside each, the
+#: expected over measured time from which on links are as they should be. Published healthy nodes of 8 lie between
+#: 0.75 and 1.4 from 256 MiB on (ring at 80 % of the data sheet's rate). Groups of 2 and 4 reach less, least at
+#: 16 MiB. The shares were chosen on those of A100 (ai-dynamo/aiconfigurator). [B]
+_BANDS: Final = (
+    (64 * KIB, 0.25),
+    (MIB, 0.25),
+    (32 * MIB, 0.25),
+    (256 * MIB, 0.45),
+    (math.inf, 0.5),
+)
+#: Fewer adapters than this part of all are not all of them.
+_MOST_OF_ADAPTERS: Final = 0.6
 #: Beyond this, links were said to be slower than they are: a switch that adds gains 1.5.
 _TOO_FAST: Final = 1.7
 #: No PCIe generation before 6 carries more in 16 lanes. [B/s]
@@ -199,12 +205,11 @@ def _bands(
     found: list[Band] = []
     begin, left = 0.0, sorted(buckets_bytes)
     factor = bus_factor(measured.collective, measured.world_size)
-    for end in _ENDS:
+    for end, least in _BANDS:
         points = [point for point in measured.points if begin <= point.at < end]
         if points:
             shares = [expected_s(point.at) / point.time_s for point in points]
             share, last = math.exp(fmean(map(math.log, shares))), points[-1]
-            least = _NORMAL_SHARE_OF_LATENCY if end <= MIB else _NORMAL_SHARE
             band = Band(
                 smallest_bytes=points[0].at,
                 largest_bytes=last.at,
@@ -292,7 +297,7 @@ def _between_nodes(last: Band, cluster: Cluster) -> list[str]:
             )
         ]
     causes = []
-    if tier.links > 1 and adapters < _NORMAL_SHARE * tier.links:
+    if tier.links > 1 and adapters < _MOST_OF_ADAPTERS * tier.links:
         causes.append(
             f"about {max(1, round(adapters))} of {tier.links} adapters at work: NCCL_DEBUG=INFO lists "
             "those in use; NCCL_IB_HCA may hide some"

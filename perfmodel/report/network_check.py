@@ -24,7 +24,7 @@ def check_table(check: NetworkCheck) -> Table:
         [(_sizes(band), band) for band in check.bands],
         columns,
         caption="busbw: at the largest size of the band. Reached: expected over measured time, mean of "
-        "the band; from 60 % on it is normal, below 1 MiB from 30 %.",
+        "the band; normal from 25 % up to 32 MiB, 45 % up to 256 MiB, 50 % beyond.",
     )
 
 

@@ -240,6 +240,7 @@ COMMANDS: Final = (
     "acceptance write --profile {stored}",
     "acceptance judge {plan} --profile {stored}",
     "network show {nccl} --collective all_reduce",
+    "network check {nccl} --device h100-sxm5 --nic-bandwidth 400Gb/s --nics 8",
     "network import {topology}",
     "plan options {plan}",
     "plan parallelism --profile {inferred} --model gpt2-xl --devices 8 --batch 64",
