@@ -193,12 +193,15 @@ def _of_trainer(path: Path, config: TrainingConfig, sequence: int | None) -> Nam
         if sequence is None:
             raise UsageError(f"--sequence-length: must be given, because {path} does not say it")
         given = config.shape
-        shape = gpt(
-            layers=given["layers"],
-            hidden=given["hidden"],
-            heads=given["heads"],
-            vocabulary=given["vocabulary"],
-        )
+        try:
+            shape = gpt(
+                layers=given["layers"],
+                hidden=given["hidden"],
+                heads=given["heads"],
+                vocabulary=given["vocabulary"],
+            )
+        except ValueError as error:
+            raise UsageError(f"{path}: model: {error}; correct it") from error
         wide = replace(shape, feed_forward=given["feed_forward"])
         return NamedTransformer(name=path.stem, shape=wide, sequence=sequence)
     wanted = "".join(filter(str.isalnum, (config.model or "").rpartition("/")[2].casefold()))

@@ -194,3 +194,15 @@ def test_more_than_the_peak_is_not_normal(diagnose: Diagnose) -> None:
     )
     assert found["observations"][0]["is_normal"] is False
     assert first(found) in {"other hardware", "wrong units", "wrong model size"}
+
+
+def test_a_shape_that_cannot_be_names_its_file(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(
+        "max_seq_len: 10\nmodel:\n  d_model: 100\n  n_layers: 3\n  n_heads: 3\n", encoding="utf-8"
+    )
+    given = ("--device", "a10", "--micro-batch", 1, "--precision", "bf16")
+    found = run("diagnose", path, *given, "--observed", "1 GPU 3 s")
+    assert "train.yaml: model: hidden must be a multiple of heads (3), got 100" in complaint(
+        found, 2
+    )
