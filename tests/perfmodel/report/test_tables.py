@@ -212,6 +212,7 @@ def test_scatter_alone_is_what_a_faultless_prediction_would_show() -> None:
     assert scatter_alone(()) is None
     assert scatter_alone([alone]) == pytest.approx(np.abs(draws[0]).mean(), rel=0.01)
     found = scattered.speedup_scatter
+    assert found is not None
     assert found == pytest.approx(np.abs(draws[0] - draws[1]).mean(), rel=0.01)
     assert validation.speedup_scatter is None  # no step of one rank
     words = f"makes speed-ups {percent(found)} off"
