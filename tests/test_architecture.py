@@ -33,7 +33,7 @@ acceptance judge: CLAUSES goodput json observations profile
 acceptance write: confidence goodput output profile workload unsealed
 batch: batches devices gradient-norms json micro-batch points profile samples-per-s samples-per-unit
     workload unsealed
-calibrate: batches budget campaign columns device device-kind from-runs master-addr master-port
+calibrate: batches budget campaign columns device device-kind from-runs from-steps master-addr master-port
     minutes models nnodes node-rank noise-scale nproc out resume seed truth workload
 check: FILE
 cost: BUDGET_FILE json prices today
@@ -43,13 +43,14 @@ diagnose: MODEL accumulation device devices devices-per-node global-batch json l
 diff: NEW OLD json unsealed
 doctor:
 explain: accumulation batch bucket-cap-mb cluster device devices json layout loader-samples-per-s
-    measured profile scaling validation verbose workload unsealed
+    machine measured profile scaling validation verbose workload unsealed
 fit: FOLDER
 goodput: best-interval cause checkpoint-interval-s checkpoint-s checkpoint-size checkpoint-writers
     deadline-days detection-s devices json maintenance-every-days maintenance-hours
     mtbf-device-hours mtbf-stops profile replacement-hours replicas restart-s seed spares work-days
     unsealed
-memory: device device-kind device-memory devices gradient-as-bucket-view json micro-batch profile
+machines: NAME json
+memory: machine device device-kind device-memory devices gradient-as-bucket-view json micro-batch profile
     workload unsealed
 network:
 network check: LOG bucket-cap-mb cluster collective device json nic-bandwidth nics workload unsealed
@@ -60,12 +61,12 @@ plan:
 plan options: PLAN json output prices report today unsealed
 plan parallelism: device-memory devices devices-per-node global-batch interleave json model output
     processes profile scheduler sequence-length top unsealed
-predict: accumulation batch bucket-cap-mb cluster csv device device-memory devices devices-per-node
+predict: machine torch accumulation batch bucket-cap-mb cluster csv device device-memory devices devices-per-node
     json layout loader-samples-per-s model no-measure output plot profile scaling sequence-length
     data-centre-link sync-every-step timeline trace validation verbose workload unsealed
 report: devices out profile validation workloads unsealed
 serve: ask budget-file cluster export port profile validation workload unsealed
-techniques: device device-kind device-memory devices host-link host-memory json micro-batch profile
+techniques: machine device device-kind device-memory devices host-link host-memory json micro-batch profile
     workload unsealed
 trace: MODEL checkpointing device-kind image-size micro-batch optimizer optimizer-implementation
     output precision sequence-length
@@ -78,7 +79,7 @@ validate network: budget mbit minutes out resume seed
 validate published: FILE data json sources
 validate strategies: budget out profile resume seed
 validate testbed: budget minutes out resume seed
-whatif: against batch cluster device device-memory devices devices-per-node fields json layout model
+whatif: machine against batch cluster device device-memory devices devices-per-node fields json layout model
     output profile scaling sequence-length set validation verbose workload unsealed
 """
 

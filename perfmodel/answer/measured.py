@@ -26,6 +26,7 @@ from perfmodel.documents.base import QUIET, age_notes
 from perfmodel.engine import algebra
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError, did_you_mean
 from perfmodel.layout.layout import Layout
+from perfmodel.machine.device_costs import DeviceCosts
 from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, TracedWorkload
 from perfmodel.statistics import Interval
@@ -109,6 +110,17 @@ def timed_workload(
         from perfmodel.cost.rescaling import whole_steps_refused  # noqa: PLC0415
 
         raise whole_steps_refused(name, machine.device_name)
+    if machine.device_costs is not None:
+        if trace is None or isinstance(workload, str):
+            raise UsageError(
+                f"--workload: must be a model or a traced workload file on {machine.device_name}, whose costs "
+                f"were inferred from steps of others, got {name!r}; perfmodel trace {name}, then give its file"
+            )
+        from perfmodel.cost.step_curves import workload_by_law  # noqa: PLC0415
+
+        return TracedWorkload.of(
+            workload_by_law(machine.device_costs, workload, trace), trace, memory
+        )
     calibrated = machine.workload(name)
     if calibrated is not None:
         if isinstance(workload, Workload) and workload != calibrated.workload:
@@ -461,7 +473,8 @@ def measured_caveats(
     cluster, rescaling = question.cluster, machine.rescaling
     largest = max(layout.world_size for layout in found)
     said = [*seals.notes()]
-    said += [f"calibration {note}" for note in age_notes(machine.origin.made_utc)]
+    if machine.device_costs is None:  # runs of others are as old as they are
+        said += [f"calibration {note}" for note in age_notes(machine.origin.made_utc)]
     if machine.steal > QUIET:
         said.append(
             f"CPU steal time was {100 * machine.steal:.0f} % during calibration: repeat it while the "
@@ -509,6 +522,8 @@ def _origin_caveats(profile: MeasuredMachine, workload: MeasuredWorkload) -> tup
     name = workload.workload.name
     if profile.workload(name) is not None:
         return ()
+    if profile.device_costs is not None:
+        return _law_caveats(profile.device_costs, workload)
     if workload.evidence is None:
         return (
             f"{name} was not calibrated: its times are borrowed from calibrated workloads by FLOP",
@@ -523,6 +538,25 @@ def _origin_caveats(profile: MeasuredMachine, workload: MeasuredWorkload) -> tup
     if workload.untimed:
         found.append(f"never timed, taken at the machine's peak: {', '.join(workload.untimed)}")
     return tuple(found)
+
+
+def _law_caveats(costs: DeviceCosts, workload: MeasuredWorkload) -> tuple[str, ...]:
+    """What a step rests on whose law was fitted to steps of other models."""
+    within = math.expm1(workload.shared_log_error)
+    known = {(e.precision, e.memory_format): e for e in costs.left_out}
+    assert isinstance(workload, TracedWorkload), workload
+    from perfmodel.cost.step_law import mode_of  # noqa: PLC0415
+
+    error = known.get(mode_of(workload.trace))
+    said = f"inferred from {costs.num_rows} steps of {costs.num_models} models"
+    if error is None:
+        modes = ", ".join(f"{precision} {form}" for precision, form in known)
+        return (
+            f"{said}, none in this precision and memory format (only {modes}): within {within:.0%} assumed",
+        )
+    return (
+        f"{said}: 90 % of models of families left out were within {within:.0%}; {costs.source}",
+    )
 
 
 def critical_caveats(

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from perfmodel.workload.step import SymbolicStep
 
 #: What a user who names a model alone does not choose.
-_METHOD = "traced with SGD in fp32; perfmodel trace takes another optimizer and precision"
+_METHOD = "traced with SGD in {precision}; perfmodel trace takes another optimizer and precision"
+_IN_WORDS = {"fp32": "fp32", "fp16": "fp16 autocast"}
 #: Samples of one pass where the operators of a model are found; the file serves every batch.
 _TRACED_SAMPLES = 8
 #: The same where only parameters are wanted.
@@ -41,12 +42,15 @@ def traced_file(profile: Path, model: str, folder: Path) -> Path:
     from perfmodel.workload.step import StepMethod
 
     refuse_without_torch(f"--workload: {model}")
+    machine = ProfileDocument.read(profile).machine
+    costs = machine.device_costs
+    precision = "fp32" if costs is None or costs.left_out[0].precision == "fp32" else "fp16"
     method = StepMethod(
         optimizer="sgd",
-        optimizer_implementation=DEFAULT,
-        precision="fp32",
+        optimizer_implementation=DEFAULT if costs is None else "foreach",
+        precision=precision,
         checkpointing="none",
-        device_kind=ProfileDocument.read(profile).machine.traced_kind,
+        device_kind=machine.traced_kind if costs is None else "cpu",
     )
     document = traced_document(
         model,
@@ -55,11 +59,12 @@ def traced_file(profile: Path, model: str, folder: Path) -> Path:
         image_size=None,
         sequence_length=None,
         argv=sys.argv,
+        as_on_cuda=costs is not None,
     )
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", document.workload.name)
     path = folder / f"{name}.json"
     assert document.trace is not None
-    caveats = (*document.trace.caveats, _METHOD)
+    caveats = (*document.trace.caveats, _METHOD.format(precision=_IN_WORDS[precision]))
     trace = replace(document.trace, caveats=caveats)
     document.model_copy(update={"trace": trace}).write(path)
     return path

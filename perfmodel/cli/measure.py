@@ -36,9 +36,13 @@ _FROM_RUNS = typer.Option(
     help="Measure nothing: infer from step times: CSV, run records (.jsonl), Kineto trace, MLPerf log, or "
     "a folder of them."
 )
+_FROM_STEPS = typer.Option(
+    help="Measure nothing: infer the costs of --device from step times of models: CSV with model, batch, precision, "
+    "step_time_s; image, sequence, memory_format, optimizer, torch as needed."
+)
 _COLUMNS = typer.Option(help="With --from-runs, TOML: names, units, constants of those runs.")
 _RUNS_OF = typer.Option(
-    help="With --from-runs, the device of those runs: A100, H100, V100, B200 (perfmodel devices)."
+    help="With --from-runs or --from-steps, the device: A100, H100, V100, B200 (perfmodel devices)."
 )
 _CAMPAIGN = typer.Option(
     help="Folder: everything that a borrowed device is asked, in one go: smoke test, quick calibration, held-out "
@@ -89,6 +93,10 @@ _PARTS = {
     "workload": _AS_CALIBRATED | _ORDER,
     "from_runs": dict.fromkeys((*_AS_CALIBRATED, "resume"), "leave it out, nothing is measured")
     | _BATCHES_OF,
+    "from_steps": dict.fromkeys((*_AS_CALIBRATED, "resume"), "leave it out, nothing is measured")
+    | _ORDER
+    | _BATCHES_OF
+    | {"columns": "leave it out, headings are fixed"},
     "noise_scale": _AS_CALIBRATED | _ORDER | _BATCHES_OF,
     "campaign": {
         "out": "leave it out, --campaign names the folder",
@@ -100,6 +108,7 @@ _PARTS = {
     | _BATCHES_OF,
 }
 _OF_RUNS = ("columns", "device")
+_TABLES = ("--from-runs", "--from-steps")
 
 
 def calibrate(
@@ -123,6 +132,7 @@ def calibrate(
     master_addr: opt.MasterAddress = None,
     master_port: opt.MasterPort = None,
     from_runs: Annotated[Path | None, _FROM_RUNS] = None,
+    from_steps: Annotated[Path | None, _FROM_STEPS] = None,
     columns: Annotated[Path | None, _COLUMNS] = None,
     device: Annotated[str, _RUNS_OF] = "A100",
 ) -> None:
@@ -142,6 +152,9 @@ def calibrate(
         return
     if from_runs is not None:
         _infer(from_runs, columns=columns, device=device, out=out, seed=seed)
+        return
+    if from_steps is not None:
+        _infer_steps(from_steps, device=device, out=out)
         return
     from calibrate import calibrate as whole
     from calibrate import noise, workloads
@@ -240,9 +253,13 @@ def _refuse_ignored(context: typer.Context) -> None:
         )
     for flag, excluded in given.items():
         opt.refuse_typed(context, excluded, beside=flag)
-    for name in () if "--from-runs" in given else _OF_RUNS:
+    for name in () if any(flag in given for flag in _TABLES) else _OF_RUNS:
         if opt.typed(context, name):
             raise UsageError(f"--{name}: must come with --from-runs, got {context.params[name]}")
+    if "--from-steps" in given and not opt.typed(context, "device"):
+        raise UsageError(
+            "--from-steps: must come with --device, got it alone; see perfmodel devices"
+        )
 
 
 def _add_to_profile(out: Path, measure: Callable[..., "MeasuredMachine"], request: Any) -> None:
@@ -271,6 +288,19 @@ def _infer(table: Path, *, columns: Path | None, device: str, out: Path, seed: i
     machine = document.machine
     inferred = f"inferred from {machine.num_runs} runs on {machine.device_name}: {path}"
     show_lines([*parameter_lines(machine), *(f"- {note}" for note in notes), inferred])
+
+
+def _infer_steps(table: Path, *, device: str, out: Path) -> None:
+    from calibrate.step_table import calibrate_from_steps
+    from perfmodel.cli.memory import refuse_without_torch
+    from perfmodel.report.profile import device_cost_lines
+
+    refuse_without_torch("--from-steps")
+    document, notes = calibrate_from_steps(table, device=device)
+    machine = document.machine
+    path = out if out.suffix == ".json" else out / f"{machine.device_name}.json"
+    document.write(path)
+    show_lines([*device_cost_lines(machine), *(f"- {note}" for note in notes), f"machine: {path}"])
 
 
 def fit(

@@ -41,7 +41,7 @@ def memory(
     workload: Annotated[Path, _TRACED],
     device_memory: Annotated[Bytes | None, _CAPACITY] = None,
     device: opt.Device = None,
-    profile: Annotated[Path | None, typer.Option(help="Profile, for times in seconds.")] = None,
+    profile: opt.OptionalMachine = None,
     micro_batch: opt.MicroBatch = None,
     devices: opt.Devices = 1,
     bucket_view: Annotated[bool, _BUCKET_VIEW] = False,
@@ -82,7 +82,7 @@ def techniques(
     workload: Annotated[Path, _TRACED],
     device_memory: Annotated[Bytes | None, _CAPACITY] = None,
     device: opt.Device = None,
-    profile: Annotated[Path | None, typer.Option(help="Profile, for times in seconds.")] = None,
+    profile: opt.OptionalMachine = None,
     micro_batch: opt.MicroBatch = None,
     devices: opt.Devices = 1,
     device_kind: opt.DeviceKind = None,
@@ -196,6 +196,29 @@ def devices(
         show_lines(sheets.sheet_lines(sheet, catalogue))
 
 
+def machines(
+    name: Annotated[str | None, typer.Argument(help="Show one.")] = None,
+    *,
+    as_json: opt.Json = False,
+) -> None:
+    """List the machines that come with perfmodel, used by name: --machine rtx-3090."""
+    from perfmodel.documents.profile import ProfileDocument, shipped_machines
+    from perfmodel.errors import refuse_unknown
+    from perfmodel.report.profile import device_cost_lines, machines_json, machines_table
+
+    shipped = shipped_machines()
+    if name is not None:
+        refuse_unknown("NAME", name, shipped)
+    chosen = shipped if name is None else {name: shipped[name]}
+    found = {each: ProfileDocument.read(path).machine for each, path in chosen.items()}
+    if as_json:
+        typer.echo(json.dumps(machines_json(found), indent=1))
+    elif name is None:
+        show(machines_table(found))
+    else:
+        show_lines(device_cost_lines(found[name]))
+
+
 #: Far beyond any device; sizes of tensors must fit into 64 bits.
 MOST_OF_A_SIZE: Final = 2**24
 DEFAULT_FOLDER: Final = Path("runs/workloads")
@@ -278,14 +301,25 @@ def traced_document(
     image_size: int | None,
     sequence_length: int | None,
     argv: Sequence[str],
+    as_on_cuda: bool = False,
 ) -> "WorkloadDocument":
-    """The workload file of a model; ``UsageError`` if there is no such model or it cannot be traced."""
+    """The workload file of a model; ``UsageError`` if there is no such model or it cannot be traced.
+
+    ``as_on_cuda``: By CUDA's rules of autocast, though tensors are on the processor.
+    """
     from perfmodel.documents.base import Provenance
     from perfmodel.documents.workload import WorkloadDocument
     from perfmodel.trace.imports import without_collection
 
     with without_collection():
-        traced = _traced(model, method, micro_batch, image_size, sequence_length)
+        traced = _traced(
+            model,
+            method,
+            micro_batch,
+            image_size,
+            sequence_length,
+            as_on_cuda=as_on_cuda,
+        )
     return WorkloadDocument(
         provenance=Provenance.of_answer(
             argv,
@@ -304,18 +338,24 @@ def _traced(
     micro_batch: int,
     image_size: int | None,
     sequence_length: int | None,
+    *,
+    as_on_cuda: bool,
 ) -> "TracedModel":
     """Without the compiler where that works; the code of a factory may ask for it."""
     from perfmodel.trace.imports import without_compiler
 
     def trace() -> "TracedModel":
         # These import torch, which must not find the compiler.
+        from perfmodel.trace.cuda_casts import AsOnCuda
         from perfmodel.trace.source import SampleSize
         from perfmodel.trace.sources import find_source
         from perfmodel.trace.trace import trace_model
 
         size = SampleSize(image_size=image_size, sequence_length=sequence_length)
-        return trace_model(find_source(model, size), method, micro_batch=micro_batch, beside=True)
+        casts = AsOnCuda(method.precision) if as_on_cuda else None
+        return trace_model(
+            find_source(model, size), method, micro_batch=micro_batch, beside=True, casts=casts
+        )
 
     if ".py" not in model:
         with suppress(UntraceableModel, ImportError), without_compiler():

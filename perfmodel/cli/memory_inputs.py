@@ -42,6 +42,7 @@ _BASES = {
     Evidence.MEASURED: Basis.MEASURED,
     Evidence.INTERPOLATED: Basis.MEASURED,
     Evidence.EXTRAPOLATED: Basis.SCALED,
+    Evidence.INFERRED: Basis.SCALED,
     Evidence.ASSUMED: Basis.ASSUMED,
 }
 

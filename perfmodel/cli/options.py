@@ -267,11 +267,18 @@ def is_model_config(path: Path) -> bool:
     return isinstance(raw, dict) and "model_type" in raw
 
 
-def read_machine(path: Path, *, device: str | None) -> "MeasuredMachine":
-    """The machine of a profile, brought to another device by data-sheet ratios if one is named."""
+def read_machine(path: Path, *, device: str | None, torch: str | None = None) -> "MeasuredMachine":
+    """The machine of a profile, brought to another device by data-sheet ratios if one is named.
+
+    ``torch``: Version that will run; None: that of the machine.
+    """
     from perfmodel.documents.profile import ProfileDocument
 
     machine = ProfileDocument.read(path).machine
+    if torch is not None:
+        from perfmodel.cost.step_curves import for_version
+
+        machine = for_version(machine, torch)
     if device is None:
         return machine
     from perfmodel.cost.rescaling import find_device, rescaled_profile, shipped_catalogue
@@ -287,12 +294,13 @@ def read_question(
     validation: Path | None,
     cluster: Path | None,
     device: str | None,
+    torch: str | None = None,
 ) -> "Question":
     """A question about a workload by name or file on a calibrated machine."""
     from perfmodel.answer.measured import check_machine, open_workload
     from perfmodel.answer.question import Question
 
-    machine = read_machine(profile, device=device)
+    machine = read_machine(profile, device=device, torch=torch)
     if workload.endswith(".json") and (profile.parent / "workloads").is_dir():
         from calibrate.workloads import with_stored_workloads
 
@@ -361,7 +369,39 @@ def _from_config(path: Path, sequence: int | None) -> "NamedTransformer":
 
 
 # What is asked about.
+def _machine_path(text: object) -> object:
+    """The file of a machine: as named, or one that comes with perfmodel."""
+    if not isinstance(text, str) or Path(text).suffix or "/" in text or Path(text).exists():
+        return Path(text) if isinstance(text, str) else text
+    from perfmodel.documents.profile import shipped_machines
+
+    shipped = shipped_machines()
+    if near := did_you_mean(text, shipped) if text not in shipped else "":
+        raise UsageError(
+            f"--machine: must be a file or a name of perfmodel machines, got {text!r}{near}"
+        )
+    return shipped.get(text, Path(text))
+
+
+def _machine(meaning: str) -> Any:
+    return typer.Option(
+        "--profile", "--machine", parser=_machine_path, metavar="FILE", help=meaning
+    )
+
+
 Profile: TypeAlias = Annotated[Path, typer.Option(help="Profile, from perfmodel calibrate.")]
+Machine: TypeAlias = Annotated[
+    Path, _machine("Profile, from perfmodel calibrate, or a name of perfmodel machines.")
+]
+OptionalMachine: TypeAlias = Annotated[
+    Path | None, _machine("Profile, or a name of perfmodel machines, for times in seconds.")
+]
+TorchVersion: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--torch", help="PyTorch that will run; others than the machine's widen intervals."
+    ),
+]
 Workload: TypeAlias = Annotated[
     str,
     typer.Option(

@@ -2,10 +2,10 @@
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
 
@@ -70,6 +70,7 @@ _ONLY_WITHOUT_LAYOUT: Final = {
     "cluster": "links are inferred from the runs; --devices-per-node says where a node ends",
     "validation": "leave it out, a calibration from runs has its own intervals",
     "no_measure": "leave it out, layouts are not timed in place",
+    "torch": "leave it out, a calibration from runs has its own intervals",
 }
 
 
@@ -106,7 +107,7 @@ def _refuse_beside_layout(context: typer.Context, excluded: dict[str, str]) -> N
 def predict(
     *,
     context: typer.Context,
-    profile: opt.Profile = opt.DEFAULT_PROFILE,
+    profile: opt.Machine = opt.DEFAULT_PROFILE,
     workload: opt.Workload = "resnet18",
     device: opt.Device = None,
     devices: opt.DeviceCounts = opt.DEFAULT_DEVICES,
@@ -131,6 +132,7 @@ def predict(
     data_centre_link: opt.DataCentreLink = None,
     timeline: Annotated[Path | None, _TIMELINE] = None,
     no_measure: Annotated[bool, _NO_MEASURE] = False,
+    torch: opt.TorchVersion = None,
     verbose: opt.Verbose = False,
 ) -> None:
     """Predict speed-up and step time for any number of devices, or one layout of a large model."""
@@ -180,11 +182,20 @@ def predict(
 def _trace_model(context: typer.Context) -> None:
     """Put the file of its trace in the place of a model."""
     given = context.params
-    if opt.is_model(given["workload"]):
+    if opt.is_model(given["workload"]) or _knows_no_names(given):
         from perfmodel.cli.in_place import traced_file
 
         folder = Path(context.with_resource(tempfile.TemporaryDirectory()))
         given["workload"] = str(traced_file(given["profile"], given["workload"], folder))
+
+
+def _knows_no_names(given: Mapping[str, Any]) -> bool:
+    """Whether a machine was never measured, so that every name is a model to be traced."""
+    if given["workload"].endswith(".json"):
+        return False
+    from perfmodel.documents.profile import ProfileDocument
+
+    return ProfileDocument.read(given["profile"]).machine.device_costs is not None
 
 
 def _time_workload(context: typer.Context, request: "Forecast") -> None:
@@ -265,13 +276,13 @@ def _question(context: typer.Context) -> "Question":
             capacity_bytes=given["device_memory"],
         )
     divided = None if given["layout"] is None else _asked_layout(context)
-    _trace_model(context)
     if divided is not None and not opt.typed(context, "workload"):
         raise UsageError(
             "--layout: must come with --model, or with a traced --workload on a calibrated machine, got it alone"
         )
+    _trace_model(context)
     names = ("profile", "workload", "validation", "cluster", "device")
-    question = opt.read_question(**{name: given[name] for name in names})
+    question = opt.read_question(**{name: given[name] for name in names}, torch=given.get("torch"))
     if divided is None:
         return question
     count = _one_count(context)
@@ -320,7 +331,7 @@ def _asked_layout(context: typer.Context) -> "Layout":
 def explain(
     *,
     context: typer.Context,
-    profile: opt.Profile = opt.DEFAULT_PROFILE,
+    profile: opt.Machine = opt.DEFAULT_PROFILE,
     workload: opt.Workload = "resnet18",
     device: opt.Device = None,
     devices: opt.Devices = 2,
@@ -369,7 +380,7 @@ def whatif(
     *,
     context: typer.Context,
     settings: Annotated[list[str] | None, _SET] = None,
-    profile: opt.Profile = opt.DEFAULT_PROFILE,
+    profile: opt.Machine = opt.DEFAULT_PROFILE,
     workload: opt.Workload = "resnet18",
     device: opt.Device = None,
     devices: opt.Devices = 8,

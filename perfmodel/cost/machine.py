@@ -14,6 +14,7 @@ from perfmodel.engine.stragglers import RankNoise
 from perfmodel.errors import CalibrationUnavailable
 from perfmodel.layout.layout import Layout, Synchronisation
 from perfmodel.layout.run_setting import RunSetting
+from perfmodel.machine.device_costs import HEAVY_TAILED_90
 from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import (
     PHASE_CURVES,
@@ -22,6 +23,7 @@ from perfmodel.machine.measured import (
     MeasuredWorkload,
     PhaseCurves,
 )
+from perfmodel.statistics import heavy_tailed_quantiles
 from perfmodel.step.program import Cause
 from perfmodel.step.stages import gradient_buckets
 from perfmodel.units import Bytes, Seconds
@@ -76,12 +78,13 @@ class CostModel:
     ) -> Terms:
         """Cost terms of one layout of a calibrated workload."""
         phases = _phases_at(workload, layout.world_size)
+        shared = self._shared(workload)
         compute_s = {
-            cause: self._read(workload, phases, name, layout.micro_batch) * self._device
+            cause: self._read(workload, phases, name, layout.micro_batch) * self._device * shared
             for cause, name in _PHASES
         }
         issue_s = {
-            cause: self._read(workload, phases, name, layout.micro_batch)
+            cause: self._read(workload, phases, name, layout.micro_batch) * shared
             for cause, name in _ISSUES
             if getattr(phases, name)
         }
@@ -123,6 +126,19 @@ class CostModel:
         deviates[0] = 0.0
         rescaling = self.profile.rescaling
         factors: Samples = np.exp((0.0 if rescaling is None else rescaling.log_error) * deviates)
+        return factors
+
+    def _shared(self, workload: MeasuredWorkload) -> Samples | float:
+        """Factors of a workload whose law was fitted to others: all its phases are wrong together.
+
+        Evenly spaced quantiles of Student's distribution with four degrees of freedom, in random order.
+        """
+        if workload.shared_log_error == 0:
+            return 1.0
+        places = (np.arange(self.num_draws - 1) + 0.5) / max(1, self.num_draws - 1)
+        deviates = np.concatenate(([0.0], heavy_tailed_quantiles(places)))
+        self._rng(f"law {workload.workload.name}").shuffle(deviates[1:])
+        factors: Samples = np.exp(workload.shared_log_error / HEAVY_TAILED_90 * deviates)
         return factors
 
     def _read(

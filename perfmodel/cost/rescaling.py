@@ -198,7 +198,7 @@ def rescaled_profile(
             f"--device: the profile of {profile.device_name} must hold costs of operators, got none; "
             "calibrate again with this version"
         )
-    before, after = _measured_rates(profile, source_sheet), _rates(target)
+    before, after = _measured_rates(profile, source_sheet), device_rates(target)
     link_ratio = _link_ratio(profile, source_sheet, target)
     same = source_sheet is not None and source_sheet.vendor == target.vendor == "NVIDIA"
     log_error = BETWEEN_GPUS_LOG_ERROR if same else BETWEEN_KINDS_LOG_ERROR
@@ -240,7 +240,7 @@ def rescaled_profile(
 def _measured_rates(profile: MeasuredMachine, sheet: DataSheet | None) -> DeviceRates:
     """Rates of the calibrated device: its data sheet's, or the best that were measured."""
     if sheet is not None:
-        return _rates(sheet)
+        return device_rates(sheet)
     assert profile.operators is not None
     flop_per_s: dict[str, float] = {}
     for rate in profile.rates:
@@ -254,7 +254,8 @@ def _measured_rates(profile: MeasuredMachine, sheet: DataSheet | None) -> Device
     return DeviceRates(name=profile.device_name, flop_per_s=flop_per_s, bytes_per_s=bytes_per_s)
 
 
-def _rates(sheet: DataSheet) -> DeviceRates:
+def device_rates(sheet: DataSheet) -> DeviceRates:
+    """What a data sheet says of arithmetic and memory; ``UsageError`` if it gives no bandwidth."""
     if sheet.bandwidth is None:
         raise UsageError(
             f"--device: the data sheet of {sheet.id} must give a memory bandwidth, got none; choose "

@@ -113,7 +113,19 @@ def with_ready_times(
     used = sorted(set(backward))
     durations_of_used = durations.durations([step.operators[at] for at in used], Phase.BACKWARD)
     time_s = {at: duration.time_s for at, duration in zip(used, durations_of_used, strict=True)}
-    calls = [time_s[at] for at in backward]
+    return ready_when_done(workload, step, time_s)
+
+
+def ready_when_done(
+    workload: Workload, step: TracedStep, time_s: Mapping[int, Seconds]
+) -> Workload:
+    """The workload with each gradient ready when what comes before it in the backward pass is done.
+
+    ``time_s``: Of operators of the backward pass, by their position; others take none. [s]
+    """
+    calls = [
+        time_s.get(call.operator, 0.0) for call in step.calls() if call.phase is Phase.BACKWARD
+    ]
     done_s = np.concatenate(([0.0], np.cumsum(calls)))
     whole_s = float(done_s[-1]) or 1.0
     parameters = tuple(

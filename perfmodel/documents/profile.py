@@ -1,7 +1,8 @@
 """Files of machines: what a calibration measured."""
 
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Self
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import SerializerFunctionWrapHandler, WrapSerializer, model_validator
 
@@ -37,6 +38,14 @@ class MachineDocument(Document):
         )
         object.__setattr__(self, "machine", replace(self.machine, origin=origin))
         return self
+
+
+_SHIPPED: Final = Path(__file__).with_name("machines")
+
+
+def shipped_machines() -> dict[str, Path]:
+    """Machines that come with perfmodel, by name; ``python -m tests.benchmarks.machines`` makes them."""
+    return {path.stem: path for path in sorted(_SHIPPED.glob("*.json"))}
 
 
 class ProfileDocument(MachineDocument):

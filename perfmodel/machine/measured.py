@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 from annotated_types import Ge, MinLen
 
 from perfmodel.bounds import Count, NonNegative, Positive, Share
+from perfmodel.machine.device_costs import DeviceCosts
 from perfmodel.machine.machine import Evidence, Machine
 from perfmodel.workload.workload import Workload
 
@@ -76,6 +77,8 @@ class MeasuredWorkload:
     """Micro-batches at which all operators were measured in place, if the curves are theirs."""
     untimed: tuple[str, ...] = ()
     """Operators that no timing tells about; their time is the roofline of the device."""
+    shared_log_error: NonNegative = 0.0
+    """Absolute error in log, common to all phases, that one workload in ten exceeds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,6 +395,8 @@ class MeasuredMachine(Machine):
     steps: tuple[SingleStep, ...]
     operators: OperatorCosts | None = None
     """Durations for traced workloads; absent where no operator was timed."""
+    device_costs: DeviceCosts | None = None
+    """The same where whole steps of other models are all that is known."""
     checkpoint: CheckpointProfile | None = None
     """Absent where no checkpoint was timed."""
     noise_scales: tuple[NoiseScaleProfile, ...] = ()

@@ -2,7 +2,8 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,7 @@ from perfmodel.documents.importers import CollectivesDocument, read_nccl_tests
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import InvalidDocument, why
 from perfmodel.files import read_json
+from perfmodel.machine.device_costs import LeftOutError
 from perfmodel.machine.measured import (
     CheckpointProfile,
     CollectiveProfile,
@@ -35,6 +37,79 @@ from perfmodel.report.wording import (
     table,
 )
 from perfmodel.units import MIB, format_bytes, format_duration, format_rate
+
+
+def device_cost_lines(machine: MeasuredMachine) -> list[str]:
+    """What whole steps of other models say of a device, and how wrong a step of an unseen family is."""
+    costs = machine.device_costs
+    if costs is None:
+        return [f"{machine.device_name}: measured, no steps of others"]
+    versions = listed(f"{name} {text}" for name, text in costs.versions.items()) or "not stated"
+    lines = [
+        f"{machine.device_name}: inferred from {costs.num_rows} steps of {costs.num_models} models",
+        f"source: {costs.source}",
+        f"versions: {versions}",
+    ]
+    if costs.version_drift:
+        lines.append(
+            f"between versions one step in ten moved by more than {math.expm1(costs.version_drift):.0%}"
+        )
+    lines += [
+        f"{_precision(each.precision)}, {each.memory_format}: {each.num_rows} steps of {each.num_families} "
+        f"families, each left out once: MAPE {each.mape:.1%}, 90 % within {math.expm1(each.log_error):.0%}"
+        for each in costs.left_out
+    ]
+    known = len(costs.constants) - len(costs.undetermined)
+    lines.append(
+        f"constants: {known} determined by the steps, {len(costs.undetermined)} as other devices say"
+    )
+    return lines
+
+
+def _precision(precision: str) -> str:
+    return "16 bit" if precision == "half" else precision
+
+
+def machines_table(machines: Mapping[str, MeasuredMachine]) -> Table:
+    """Machines that come with perfmodel."""
+    rows = [
+        (name, each)
+        for name, machine in machines.items()
+        if machine.device_costs is not None
+        for each in machine.device_costs.left_out
+    ]
+    columns: dict[str, str | Callable[[tuple[str, LeftOutError]], object]] = {
+        "<Machine": "0",
+        "<Precision": lambda row: _precision(row[1].precision),
+        "<Format": "1.memory_format",
+        "Steps": "1.num_rows",
+        "MAPE": "1.mape:.1%",
+        "90 % within": lambda row: f"{math.expm1(row[1].log_error):.0%}",
+    }
+    caption = (
+        "Errors of model families that the fit had not seen; perfmodel machines NAME tells more."
+    )
+    return table("Machines inferred from published steps", rows, columns, caption=caption)
+
+
+def machines_json(machines: Mapping[str, MeasuredMachine]) -> dict[str, object]:
+    """The same as JSON."""
+    return {
+        "schema_version": 1,
+        "machines": {
+            name: {
+                "source": costs.source,
+                "evidence": "inferred from published runs",
+                "rows": costs.num_rows,
+                "models": costs.num_models,
+                "versions": dict(costs.versions),
+                "version_drift": costs.version_drift,
+                "left_out": [asdict(each) for each in costs.left_out],
+            }
+            for name, machine in machines.items()
+            if (costs := machine.device_costs) is not None
+        },
+    }
 
 
 def profile_table(document: ProfileDocument) -> Table:

@@ -136,7 +136,13 @@ def _timm_source(name: str, image_size: int | None, *, option: str) -> ModelSour
         near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
         meant = f"; did you mean {', '.join(near)}?" if near else ""
         raise UsageError(f"{option}: must be a model of timm, got {name!r}{meant}")
+    # Names of before are those of today's models; figures were published under them.
+    name = timm.models.get_deprecated_models().get(name) or name
     made_for = timm.get_pretrained_cfg(name)
+    if made_for is None:
+        raise UsageError(
+            f"{option}: timm:{name} must have a default configuration, timm knows none"
+        )
     channels, height, width = made_for.input_size
     is_told = image_size is not None and made_for.fixed_input_size
     options = {"img_size": image_size} if is_told else {}

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from perfmodel.arrays import IntArray
 from perfmodel.errors import PerfModelError, UntraceableModel
+from perfmodel.trace.cuda_casts import AsOnCuda
 from perfmodel.trace.liveness import LiveStorages, apply_checkpointing
 from perfmodel.trace.recorder import ModulePaths, Recorder
 from perfmodel.trace.source import Batch, ModelSource, make_optimizer
@@ -67,6 +68,8 @@ class TrainedModel:
     method: StepMethod
     module: nn.Module
     optimizer: torch.optim.Optimizer
+    casts: AsOnCuda | None = None
+    """CUDA's own rules of autocast for the forward pass, where there is no such device."""
 
 
 @contextmanager
@@ -80,7 +83,9 @@ def without_content(device_kind: str) -> Iterator[None]:
         yield
 
 
-def build_model(source: ModelSource, method: StepMethod) -> TrainedModel:
+def build_model(
+    source: ModelSource, method: StepMethod, *, casts: AsOnCuda | None = None
+) -> TrainedModel:
     """Build a model and bring its optimizer past its first step, in which it makes its states."""
     module = _built(source)
     module.train()
@@ -94,7 +99,9 @@ def build_model(source: ModelSource, method: StepMethod) -> TrainedModel:
     for parameter in trained:
         parameter.grad = torch.empty_like(parameter)
     optimizer.step()
-    return TrainedModel(source=source, method=method, module=module, optimizer=optimizer)
+    return TrainedModel(
+        source=source, method=method, module=module, optimizer=optimizer, casts=casts
+    )
 
 
 def _built(source: ModelSource) -> nn.Module:
@@ -216,7 +223,7 @@ def record_step(model: TrainedModel, micro_batch: int) -> RecordedStep:
 def _run(model: TrainedModel, batch: Batch, recorder: Recorder) -> Bytes:
     live = recorder.live
     with recorder:
-        with autocast(model.method):
+        with model.casts or autocast(model.method):
             outputs = model.module(*batch.positional, **batch.keyword)
             loss = model.source.loss(outputs, batch.targets)
         live.end_of_forward()

@@ -1,0 +1,282 @@
+"""Constants of the law of steps from step times of many models: penalised least squares in log step time.
+
+Every constant is drawn to its prior as strongly as that is sure; every row pulls with a heavy-tailed loss.
+Whole families of models left out in turn tell how wrong a step of an unseen family is. The posteriors of several
+devices together are the prior of the next one.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from scipy import linalg
+
+from perfmodel.arrays import FloatArray
+from perfmodel.cost.layout_fit import heavy_tailed
+from perfmodel.cost.step_law import (
+    CONSTANTS,
+    PRECISIONS,
+    ConstantPrior,
+    Sheet,
+    StepBatch,
+    StepWork,
+    step_seconds,
+)
+from perfmodel.machine.device_costs import LeftOutError
+
+#: Scatter of rows around the law, log; beyond it a row counts less and less.
+_LOG_SIGMA: Final = 0.05
+_MOST_STEPS: Final = 30
+_MOST_DAMPING: Final = 1e6
+_LEAST_GAIN: Final = 1e-4
+_MOST_FOLDS: Final = 10
+#: Absolute error in log that one model in ten exceeds on a device without any row, and how many families of
+#: models are worth as much: devices left out of a prior over five (docs/accuracy.md).
+_UNSEEN_DEVICE_ERROR: Final = 0.45
+_WORTH: Final = 4.0
+#: Standard deviations, in log, of constants between devices: of families, and of the device itself.
+_BETWEEN_DEVICES: Final = 0.25
+_OF_A_DEVICE: Final = 0.35
+#: The same of a family between fp32 and 16 bit, beyond what the peaks say.
+_BETWEEN_PRECISIONS: Final = 0.3
+#: A constant counts as determined if rows narrowed its prior at least to this share.
+_DETERMINED: Final = 0.7
+#: Prefixes of names that tell how a model was trained or ported, not what it is.
+_PORTS: Final = re.compile(
+    r"^(?:timm:|torchvision:)?(?:tf_|ssl_|swsl_|ig_|gluon_|legacy_|adv_|ens_)*"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow:
+    """One measured step and its work."""
+
+    where: str
+    model: str
+    family: str
+    """Models of one architecture: they are left out together."""
+    work: StepWork
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DeviceFit:
+    """Constants of one device after its rows."""
+
+    logs: FloatArray
+    """Logarithms of all ``CONSTANTS``."""
+    log_sigma: FloatArray
+    """Their standard deviations."""
+    determined: frozenset[str]
+    """Names that rows tell something about."""
+    touched: frozenset[str]
+    """Names that some row depends on."""
+
+
+def family_of(model: str) -> str:
+    """Architecture family by the name: letters before the first digit or underscore, ports aside."""
+    name = _PORTS.sub("", model)
+    found = re.match(r"[A-Za-z]+", name.rpartition("/")[2])
+    return found.group().lower() if found else name
+
+
+def fit_device(
+    rows: Sequence[StepRow], sheet: Sheet, priors: Mapping[str, ConstantPrior]
+) -> DeviceFit:
+    """Most probable constants behind the rows, and how sure they are."""
+    centre = np.log([priors[name].median for name in CONSTANTS])
+    width = np.array([priors[name].log_sigma for name in CONSTANTS])
+    if not rows:
+        return DeviceFit(logs=centre, log_sigma=width, determined=frozenset(), touched=frozenset())
+    batch = StepBatch.of([row.work for row in rows])
+    log_step = np.log([row.step_s for row in rows])
+    slope = step_seconds(batch, centre, sheet, with_slope=True).slope
+    assert slope is not None
+    active = np.flatnonzero(np.abs(slope).max(axis=0) > 0)
+
+    def at(z: FloatArray) -> FloatArray:
+        logs = centre.copy()
+        logs[active] += np.clip(z, -6, 6) * width[active]
+        return logs
+
+    def residuals(z: FloatArray) -> FloatArray:
+        step_s = step_seconds(batch, at(z), sheet).step_s
+        return np.concatenate([heavy_tailed((np.log(step_s) - log_step) / _LOG_SIGMA), z])
+
+    def jacobian(z: FloatArray) -> FloatArray:
+        found = step_seconds(batch, at(z), sheet, with_slope=True)
+        assert found.slope is not None
+        off = (np.log(found.step_s) - log_step) / _LOG_SIGMA
+        pull = _heavy_tailed_slope(off) / _LOG_SIGMA
+        slope = pull[:, np.newaxis] * found.slope[:, active] * width[active]
+        return np.concatenate([slope, np.eye(len(z))])
+
+    best, curvature = _minimised(residuals, jacobian, np.zeros(len(active)))
+    moved = np.sqrt(np.minimum(np.diag(linalg.inv(curvature)), 1.0))
+    log_sigma = width.copy()
+    log_sigma[active] *= moved
+    return DeviceFit(
+        logs=at(best),
+        log_sigma=log_sigma,
+        determined=frozenset(
+            CONSTANTS[position]
+            for position, share in zip(active, moved, strict=True)
+            if share < _DETERMINED
+        ),
+        touched=frozenset(CONSTANTS[position] for position in active),
+    )
+
+
+def _minimised(
+    residuals: Callable[[FloatArray], FloatArray],
+    jacobian: Callable[[FloatArray], FloatArray],
+    start: FloatArray,
+) -> tuple[FloatArray, FloatArray]:
+    """Least squares by damped steps [Marquardt 1963], and the curvature there.
+
+    The normal equations are sound: every constant has a prior. Library routines decompose the whole matrix
+    in every step, which takes a hundred times as long.
+    """
+    best, off = start, residuals(start)
+    damping = 1e-2
+    for _ in range(_MOST_STEPS):
+        slope = jacobian(best)
+        curvature, descent = slope.T @ slope, slope.T @ off
+        before = float(off @ off)
+        while damping < _MOST_DAMPING:
+            damped = curvature + damping * np.diag(np.diag(curvature))
+            tried = best - linalg.solve(damped, descent, assume_a="pos")
+            after = residuals(tried)
+            if after @ after < before:
+                break
+            damping *= 4
+        else:
+            break
+        best, off, damping = tried, after, damping / 8
+        if before - off @ off < _LEAST_GAIN * before:
+            break
+    slope = jacobian(best)
+    return best, slope.T @ slope
+
+
+def _heavy_tailed_slope(z: FloatArray) -> FloatArray:
+    """Derivative of ``heavy_tailed``."""
+    signed = heavy_tailed(z)
+    near = np.abs(z) < 1e-6
+    return np.where(near, 1.0, z / np.where(near, 1.0, signed) / (1 + z**2 / 4))
+
+
+def predicted_s(rows: Sequence[StepRow], fit: DeviceFit, sheet: Sheet) -> FloatArray:
+    """Steps of rows by fitted constants. [s]"""
+    return step_seconds(StepBatch.of([row.work for row in rows]), fit.logs, sheet).step_s
+
+
+def left_out_logs(
+    rows: Sequence[StepRow], sheet: Sheet, priors: Mapping[str, ConstantPrior]
+) -> FloatArray:
+    """Log of measured over predicted of every row, by a fit that saw no row of its family."""
+    families = sorted({row.family for row in rows})
+    sizes = {name: sum(row.family == name for row in rows) for name in families}
+    folds: list[list[str]] = [[] for _ in range(min(_MOST_FOLDS, len(families)))]
+    for name in sorted(families, key=lambda name: (-sizes[name], name)):
+        min(folds, key=lambda fold: sum(sizes[each] for each in fold)).append(name)
+    found = np.zeros(len(rows))
+    for fold in folds:
+        left = np.array([row.family in fold for row in rows])
+        rest = [row for row, is_left in zip(rows, left, strict=True) if not is_left]
+        unseen = [row for row, is_left in zip(rows, left, strict=True) if is_left]
+        step_s = predicted_s(unseen, fit_device(rest, sheet, priors), sheet)
+        found[left] = np.log([row.step_s for row in unseen]) - np.log(step_s)
+    return found
+
+
+def left_out_errors(rows: Sequence[StepRow], logs: FloatArray) -> tuple[LeftOutError, ...]:
+    """Errors by precision and memory format, that with most rows first.
+
+    One new model in ten exceeds the finite-sample quantile of families left out; few families lean on what
+    devices without any row showed.
+    """
+    modes: dict[tuple[str, str], list[int]] = {}
+    for index, row in enumerate(rows):
+        modes.setdefault((row.work.precision, row.work.memory_format), []).append(index)
+    found = []
+    for (precision, memory_format), chosen in modes.items():
+        families = {rows[index].family for index in chosen}
+        errors = np.abs(logs[chosen])
+        own = float(np.quantile(errors, min(1.0, 0.9 * (1 + 1 / len(families)))))
+        weight = len(families) / (len(families) + _WORTH)
+        error = np.sqrt(weight * own**2 + (1 - weight) * _UNSEEN_DEVICE_ERROR**2)
+        found.append(
+            LeftOutError(
+                precision=precision,  # type: ignore[arg-type]
+                memory_format=memory_format,  # type: ignore[arg-type]
+                num_rows=len(chosen),
+                num_families=len(families),
+                mape=float(np.mean(np.abs(np.expm1(-logs[chosen])))),
+                log_error=float(error),
+            )
+        )
+    return tuple(sorted(found, key=lambda each: -each.num_rows))
+
+
+def prior_over(
+    fits: Sequence[DeviceFit], first: Mapping[str, ConstantPrior]
+) -> dict[str, ConstantPrior]:
+    """What some devices say of the constants of another one.
+
+    Each device tells a constant with its own variance and that between devices; what none tells stays as it was.
+    A family whose rate only one precision shows has it, less surely, in the other.
+    """
+    table = {
+        name: [
+            (fit.logs[place], fit.log_sigma[place] ** 2 + _between(name) ** 2)
+            for fit in fits
+            if name in fit.touched
+        ]
+        for place, name in enumerate(CONSTANTS)
+    }
+    for name in CONSTANTS:
+        other = _in_other_precision(name)
+        if other is not None and not table[name]:
+            extra = _BETWEEN_PRECISIONS**2
+            table[name] = [
+                (
+                    fit.logs[CONSTANTS.index(other)],
+                    fit.log_sigma[CONSTANTS.index(other)] ** 2 + _between(name) ** 2 + extra,
+                )
+                for fit in fits
+                if other in fit.touched
+            ]
+    found = {}
+    for name, told in table.items():
+        if not told:
+            found[name] = first[name]
+            continue
+        weights = [1 / variance for _, variance in told]
+        mean = float(np.average([value for value, _ in told], weights=weights))
+        # The mean is uncertain, and the next device is another one.
+        sigma = float(np.sqrt(1 / sum(weights) + _between(name) ** 2))
+        found[name] = ConstantPrior(float(np.exp(mean)), sigma)
+    return found
+
+
+def _between(name: str) -> float:
+    return _BETWEEN_DEVICES if name.startswith(PRECISIONS) else _OF_A_DEVICE
+
+
+def _in_other_precision(name: str) -> str | None:
+    for one, other in (PRECISIONS, PRECISIONS[::-1]):
+        if name.startswith(f"{one} "):
+            return f"{other}{name.removeprefix(one)}"
+    return None
+
+
+def constants_of(fit: DeviceFit) -> dict[str, float]:
+    """Constants that some row depends on, by name."""
+    return {
+        name: float(np.exp(fit.logs[place]))
+        for place, name in enumerate(CONSTANTS)
+        if name in fit.touched
+    }

@@ -1,0 +1,434 @@
+"""Use case: costs of a device from a table of step times of models that anybody measured on it.
+
+One row is one model at one batch: its traced work and its step time. What is wrong with a row is said with its
+line; nothing is left out without a word.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from calibrate.step_fit import (
+    StepRow,
+    constants_of,
+    family_of,
+    fit_device,
+    left_out_errors,
+    left_out_logs,
+    predicted_s,
+)
+from perfmodel.cost.rescaling import CONVOLUTION_FP32, device_rates, find_device, shipped_catalogue
+from perfmodel.cost.step_curves import shipped_priors
+from perfmodel.cost.step_law import ConstantPrior, Sheet, step_work
+from perfmodel.documents.base import Provenance, file_sha256
+from perfmodel.documents.hardware import DataSheet
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.errors import IncomparableRuns, InvalidDocument, UntraceableModel, UsageError, why
+from perfmodel.files import read_table
+from perfmodel.machine.device_costs import DeviceCosts, MemoryFormat, Precision
+from perfmodel.machine.measured import DdpCosts, MeasuredMachine, Repeatability, Residual
+from perfmodel.units import Seconds, decimal, whole
+from perfmodel.workload.step import StepMethod, TracedStep
+
+_REQUIRED: Final = ("model", "batch", "precision", "step_time_s")
+_OPTIONAL: Final = ("image", "sequence", "memory_format", "optimizer", "torch", "family", "source")
+#: Written precision -> that of the trace, and whether the whole model is in 16 bit.
+_PRECISIONS: Final[Mapping[str, tuple[str, bool]]] = {
+    "fp32": ("fp32", False),
+    "amp": ("fp16", False),
+    "amp fp16": ("fp16", False),
+    "amp bf16": ("bf16", False),
+    "fp16": ("fp32", True),
+    "bf16": ("fp32", True),
+}
+_FORMATS: Final[tuple[MemoryFormat, ...]] = ("contiguous", "channels_last")
+_OPTIMIZERS: Final = ("sgd", "adamw", "none")
+#: Two times of one setting further apart contradict each other.
+_CONTRADICTION: Final = 1.5
+#: Clocks run this much above those behind the peaks of data sheets.
+_BOOST: Final = 1.25
+#: Medians of a column are within this factor of what devices like this take; 1000 is a wrong unit.
+_WRONG_UNIT: Final = 50.0
+#: A row this far from the others of its table is named: kernels of single models differ by less.
+_ODD_ROW: Final = 4.0
+#: The first version whose optimizers work on lists of tensors, and whose attention is one kernel.
+_FUSED_FROM: Final = 2
+#: What DDP adds on a GPU, never seen in steps of one device: a launch and a copy of every bucket there and back,
+#: kernels of collectives that slow others. [assumed]
+_BUCKET_S: Final = 20e-6
+_BUCKET_PASSES: Final = 4
+_BESIDE: Final = (0.9, 1.0, 1.0, 0.95, 0.85)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a row measured; the work of a step follows from it."""
+
+    model: str
+    batch: int
+    image: int | None
+    sequence: int | None
+    precision: str
+    """As written."""
+    memory_format: MemoryFormat
+    optimizer: str
+    torch: str
+
+    @property
+    def traced(self) -> tuple[str, int, int | None, int | None, str, str, bool]:
+        """What one trace serves: any memory format."""
+        precision, _ = _PRECISIONS[self.precision]
+        optimizer = "sgd" if self.optimizer == "none" else self.optimizer
+        return (
+            *(self.model, self.batch, self.image, self.sequence),
+            *(precision, optimizer, self.is_fused),
+        )
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether that version of torch has fused attention and optimizers over lists."""
+        release = self.torch.split(".")[0]
+        return not release.isdigit() or int(release) >= _FUSED_FROM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRow:
+    """One line of a table."""
+
+    where: str
+    setting: Setting
+    family: str
+    step_s: Seconds
+
+
+Trace = Callable[[Setting], TracedStep]
+
+
+def read_steps(table: Path) -> tuple[list[TableRow], list[str]]:
+    """Rows of a table of steps, and what must be known of their reading.
+
+    Raises
+    ------
+    InvalidDocument
+        If the table cannot be read, or a cell breaks a rule; with its line.
+    IncomparableRuns
+        If two rows are the same setting and contradict each other.
+    """
+    try:
+        lines = read_table(table, columns=_REQUIRED, delimiters=",;\t")
+    except (OSError, ValueError) as error:
+        raise InvalidDocument(f"{table}: steps cannot be read: {why(error)}") from error
+    if not lines:
+        raise InvalidDocument(f"{table}: must hold at least one step, got none")
+    unknown = sorted(set(lines[0][1]) - {*_REQUIRED, *_OPTIONAL, ""})
+    notes = [f"{table}: columns not read: {', '.join(unknown)}"] if unknown else []
+    rows = [_row(f"{table}: line {line}", cells) for line, cells in lines]
+    kept: dict[Setting, list[TableRow]] = {}
+    for row in rows:
+        kept.setdefault(row.setting, []).append(row)
+    found = []
+    for same in kept.values():
+        first, last = (pick(same, key=lambda row: row.step_s) for pick in (min, max))
+        if last.step_s > _CONTRADICTION * first.step_s:
+            raise IncomparableRuns(
+                f"{first.where} and line {last.where.rpartition(' ')[2]} are the same setting but take "
+                f"{first.step_s:g} s and {last.step_s:g} s; remove the wrong one, or say what differs "
+                "(precision, memory_format, torch)"
+            )
+        if len(same) > 1:
+            lines_of = ", ".join(row.where.rpartition(" ")[2] for row in same)
+            notes.append(
+                f"{table}: lines {lines_of} are one setting: their geometric mean counts once"
+            )
+        mean_s = math.exp(sum(math.log(row.step_s) for row in same) / len(same))
+        found.append(replace(same[0], step_s=mean_s))
+    return found, notes
+
+
+def _row(where: str, cells: Mapping[str, str]) -> TableRow:
+    def text(name: str, default: str = "") -> str:
+        return cells.get(name, "").strip() or default
+
+    def one_of(name: str, allowed: Sequence[str], default: str = "") -> str:
+        value = text(name, default)
+        if value not in allowed:
+            raise InvalidDocument(f"{where}: {name}: must be {' or '.join(allowed)}, got {value!r}")
+        return value
+
+    def count(name: str, *, is_needed: bool = False) -> int | None:
+        if not text(name) and not is_needed:
+            return None
+        try:
+            found = whole(text(name))
+        except ValueError as error:
+            raise InvalidDocument(f"{where}: {name}: {error}") from error
+        if found < 1:
+            raise InvalidDocument(f"{where}: {name}: must be >= 1, got {found}")
+        return found
+
+    step_s = _seconds(where, text("step_time_s"))
+    model = text("model")
+    if not model:
+        raise InvalidDocument(f"{where}: model: must be named, got nothing")
+    memory_format = one_of("memory_format", _FORMATS, "contiguous")
+    setting = Setting(
+        model=model,
+        batch=count("batch", is_needed=True) or 1,
+        image=count("image"),
+        sequence=count("sequence"),
+        precision=one_of("precision", tuple(_PRECISIONS)),
+        memory_format="channels_last" if memory_format == "channels_last" else "contiguous",
+        optimizer=one_of("optimizer", _OPTIMIZERS, "sgd"),
+        torch=text("torch"),
+    )
+    return TableRow(
+        where=where, setting=setting, family=text("family", family_of(model)), step_s=step_s
+    )
+
+
+def _seconds(where: str, text: str) -> Seconds:
+    try:
+        found = decimal(text)
+    except ValueError as error:
+        raise InvalidDocument(f"{where}: step_time_s: {error}") from error
+    if not (math.isfinite(found) and found > 0):
+        raise InvalidDocument(f"{where}: step_time_s: must be finite and > 0, got {text}")
+    return found
+
+
+def trace_setting(setting: Setting) -> TracedStep:
+    """The step of a setting as CUDA runs it."""
+    from perfmodel.trace.cuda_casts import AsOnCuda  # noqa: PLC0415 - imports torch
+    from perfmodel.trace.source import SampleSize  # noqa: PLC0415
+    from perfmodel.trace.sources import find_source  # noqa: PLC0415
+    from perfmodel.trace.trace import trace_once  # noqa: PLC0415
+
+    model, batch, image, sequence, precision, optimizer, is_fused = setting.traced
+    method = StepMethod(
+        optimizer=optimizer,
+        optimizer_implementation="foreach",
+        precision=precision,
+        checkpointing="none",
+        device_kind="cpu",
+    )
+    source = find_source(
+        model, SampleSize(image_size=image, sequence_length=sequence), option="model"
+    )
+    casts = AsOnCuda(precision, fused_attention=is_fused)
+    step = trace_once(source, method, micro_batch=batch, casts=casts)
+    # Old optimizers update tensor by tensor; recording that takes long and says no more.
+    method = replace(method, optimizer_implementation="foreach" if is_fused else "loop")
+    return replace(step, method=method)
+
+
+def traced_rows(
+    rows: Sequence[TableRow], trace: Trace = trace_setting
+) -> tuple[list[StepRow], list[str]]:
+    """Rows with their work, and those whose model cannot be traced, with the reason.
+
+    ``UsageError`` if nobody knows a model.
+    """
+    traces: dict[object, TracedStep | str] = {}
+    found, notes = [], []
+    for row in rows:
+        key = row.setting.traced
+        if key not in traces:
+            try:
+                traces[key] = trace(row.setting)
+            except UntraceableModel as error:
+                traces[key] = str(error)
+            except UsageError as error:
+                raise UsageError(f"{row.where}: {error}") from error
+        step = traces[key]
+        if isinstance(step, str):
+            notes.append(f"{row.where}: not used, {row.setting.model} cannot be traced: {step}")
+            continue
+        work = step_work(
+            step,
+            is_pure_half=_PRECISIONS[row.setting.precision][1],
+            memory_format=row.setting.memory_format,
+            has_optimizer=row.setting.optimizer != "none",
+        )
+        found.append(
+            StepRow(
+                where=row.where,
+                model=row.setting.model,
+                family=row.family,
+                work=work,
+                step_s=row.step_s,
+            )
+        )
+    return found, notes
+
+
+def sheet_of(device: DataSheet) -> Sheet:
+    """Peaks by precision and memory bandwidth; 16 bit is never slower than fp32, whose units it can use."""
+    rates = device_rates(device)
+    single = rates.flop_per_s.get(CONVOLUTION_FP32) or rates.flop_per_s.get("fp32")
+    if single is None:
+        raise UsageError(f"--device: {device.id} must have an fp32 peak in the catalogue, got none")
+    half = max(single, *(rates.flop_per_s.get(name, 0.0) for name in ("fp16", "bf16")))
+    peaks: dict[Precision, float] = {"fp32": single, "half": half}
+    return Sheet(peaks, rates.bytes_per_s)
+
+
+def calibrate_from_steps(
+    table: Path, *, device: str, trace: Trace = trace_setting
+) -> tuple[ProfileDocument, tuple[str, ...]]:
+    """A machine of one device from a table of steps, and what to know of its reading.
+
+    Raises ``InvalidDocument``, ``IncomparableRuns`` and ``UsageError`` with the line of what is wrong.
+    """
+    catalogued = find_device(device, shipped_catalogue())
+    rows, notes = read_steps(table)
+    machine, more = machine_from_steps(
+        rows, catalogued, priors=shipped_priors(), source=table.name, trace=trace
+    )
+    document = ProfileDocument(
+        provenance=Provenance.of_answer(
+            sys.argv, host_fingerprint="none: steps of others depend on no host"
+        ),
+        observations_sha256=file_sha256(table),
+        machine=machine,
+    )
+    return document, (*notes, *more)
+
+
+def machine_from_steps(
+    rows: Sequence[TableRow],
+    device: DataSheet,
+    *,
+    priors: Mapping[str, ConstantPrior],
+    source: str,
+    trace: Trace = trace_setting,
+) -> tuple[MeasuredMachine, list[str]]:
+    """The machine behind rows of one device; older versions of torch only tell how far versions differ."""
+    sheet = sheet_of(device)
+    newest, older = by_version(rows)
+    used, notes = traced_rows(newest, trace)
+    if not used:
+        raise InvalidDocument(
+            f"{source}: must hold a model that can be traced, got none: {notes[0]}"
+        )
+    notes += refuse_impossible(used, sheet, priors, device.id)
+    fit = fit_device(used, sheet, priors)
+    logs = left_out_logs(used, sheet, priors)
+    drift = 0.0
+    if older:
+        drift = _drift(newest, older)
+        notes.append(
+            f"{len(older)} steps of older versions of torch are not fitted: they tell how far versions differ"
+        )
+    open_names = sorted(fit.touched - fit.determined)
+    if len(used) < len(fit.touched):
+        notes.append(
+            f"{len(used)} steps for {len(fit.touched)} constants: {len(open_names)} are as other devices say"
+        )
+    costs = DeviceCosts(
+        flop_per_s=dict(sheet.flop_per_s),
+        bytes_per_s=sheet.bytes_per_s,
+        constants=constants_of(fit),
+        undetermined=tuple(open_names),
+        left_out=left_out_errors(used, logs),
+        num_rows=len(used),
+        num_models=len({row.model for row in used}),
+        source=source,
+        versions={"torch": newest[0].setting.torch} if newest[0].setting.torch else {},
+        version_drift=drift,
+    )
+    return machine_of(costs, device), notes
+
+
+def by_version(rows: Sequence[TableRow]) -> tuple[list[TableRow], list[TableRow]]:
+    """Rows of the newest version of torch, and those of older ones."""
+
+    def version(row: TableRow) -> tuple[int, ...]:
+        return tuple(int(part) for part in row.setting.torch.split(".") if part.isdigit())
+
+    newest = max(map(version, rows))
+    return [r for r in rows if version(r) == newest], [r for r in rows if version(r) != newest]
+
+
+def refuse_impossible(
+    rows: Sequence[StepRow], sheet: Sheet, priors: Mapping[str, ConstantPrior], device: str
+) -> list[str]:
+    """Refuse what the device cannot do; what is odd but possible is named.
+
+    Raises ``InvalidDocument`` for a wrong unit and for a step faster than the peak of its products.
+    """
+    before = fit_device((), sheet, priors)
+    ratios = np.log([row.step_s for row in rows]) - np.log(predicted_s(rows, before, sheet))
+    middle = float(np.median(ratios))
+    if abs(middle) > math.log(_WRONG_UNIT):
+        said = "large" if middle > 0 else "small"
+        raise InvalidDocument(
+            f"{rows[0].where}: step_time_s: steps of this table are {math.exp(abs(middle)):,.0f} times too "
+            f"{said} for {device}; the column must be in seconds"
+        )
+    found = []
+    for row, ratio in zip(rows, ratios - middle, strict=True):
+        share = float((row.work.count * row.work.flop).sum()) / row.step_s
+        peak = sheet.flop_per_s[row.work.precision]
+        if share > _BOOST * peak:
+            raise InvalidDocument(
+                f"{row.where}: step_time_s: {row.step_s:g} s means {share / peak:.3g} times the peak of "
+                f"{device}; check the device, the precision and the unit"
+            )
+        if abs(ratio) > math.log(_WRONG_UNIT):
+            raise InvalidDocument(
+                f"{row.where}: step_time_s: {row.step_s:g} s is {math.exp(abs(ratio)):,.0f} times what the other "
+                "rows say; another unit, or a stall? Correct or remove it"
+            )
+        if abs(ratio) > math.log(_ODD_ROW):
+            found.append(
+                f"{row.where}: {row.step_s:g} s is {math.exp(ratio):.2g} times what the other rows say: it "
+                "counts little"
+            )
+    return found
+
+
+def _drift(newest: Sequence[TableRow], older: Sequence[TableRow]) -> float:
+    """Absolute change in log of the same step between versions that one model in ten exceeds."""
+    known = {replace(row.setting, torch=""): math.log(row.step_s) for row in newest}
+    moved = [
+        abs(math.log(row.step_s) - known[setting])
+        for row in older
+        if (setting := replace(row.setting, torch="")) in known
+    ]
+    return float(np.quantile(moved, 0.9)) if moved else 0.0
+
+
+def machine_of(costs: DeviceCosts, device: DataSheet) -> MeasuredMachine:
+    """A machine of one device with these costs; links between devices are those of a cluster file."""
+    copies_s = _BUCKET_PASSES / costs.bytes_per_s
+    values = (_BUCKET_S, copies_s, 1.0, _BESIDE[0], 1.0)
+    return MeasuredMachine(
+        device_name=device.id,
+        device_kind="cuda",
+        backend="nccl",
+        asynchronous=True,
+        ranks_per_node=1,
+        num_nodes=1,
+        num_rounds=1,
+        environment={"versions": dict(costs.versions)},
+        # Errors of families left out hold runs and hours too.
+        repeatability=Repeatability(run={}, round=0.0, occasion=0.0),
+        workloads=(),
+        collectives=(),
+        ddp=DdpCosts(
+            values=values,
+            draws=tuple((*values[:3], speed, 1.0) for speed in _BESIDE),
+            determined=(False,) * len(values),
+        ),
+        residual=Residual(single_log_errors=(0.0,), ddp_log_errors=()),
+        rates=(),
+        dispatch_s=costs.constants.get("host_s", 10e-6),
+        steps=(),
+        device_costs=costs,
+        undetermined=(),
+    )

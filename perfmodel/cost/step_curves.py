@@ -1,0 +1,155 @@
+"""Phase curves of a traced workload on a device whose costs were fitted to whole steps of other models."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from statistics import NormalDist
+from typing import Final
+
+import numpy as np
+
+from perfmodel.arrays import FloatArray
+from perfmodel.cost.step_law import (
+    ConstantPrior,
+    Sheet,
+    StepBatch,
+    StepSeconds,
+    StepWork,
+    log_constants,
+    step_seconds,
+    step_work,
+)
+from perfmodel.cost.traced import ready_when_done
+from perfmodel.documents.base import read_toml
+from perfmodel.errors import UsageError
+from perfmodel.machine.device_costs import DeviceCosts
+from perfmodel.machine.machine import Evidence
+from perfmodel.machine.measured import (
+    CurvePoint,
+    MeasuredMachine,
+    MeasuredWorkload,
+    PhaseCurves,
+    StepNoise,
+)
+from perfmodel.workload.operator import Phase
+from perfmodel.workload.step import SymbolicStep, TracedStep
+from perfmodel.workload.workload import Workload
+
+_SHIPPED_PRIORS: Final = Path(__file__).with_name("device_priors.toml")
+#: Micro-batches at which curves are read; between them time is close to linear.
+_GRID: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+#: Absolute error, in log, that one model in ten exceeds where no row has the precision and memory format.
+UNSEEN_MODE_ERROR: Final = 0.5
+#: Absolute change in log between versions that one model in ten exceeds, where no two were measured: RTX 3090,
+#: PyTorch 1.10 to 1.12, moved single models by -24 to +28 % (5 to 95 %).
+UNKNOWN_DRIFT: Final = 0.25
+#: Spread, in log, of steps of one device and of equal devices: assumed. ResNet-50 on 1 to 8 A100, repeated
+#: over three years, differs by 0.6 % (mvsjober/ml-benchmarks @d5c4253c).
+_STEP_SPREAD: Final = 0.01
+
+
+@cache
+def shipped_priors() -> Mapping[str, ConstantPrior]:
+    """What the devices that were fitted so far say of the constants of another one."""
+    table = read_toml(_SHIPPED_PRIORS, what="priors of devices")["constants"]
+    return {name: ConstantPrior(*values) for name, values in table.items()}
+
+
+def workload_by_law(
+    costs: DeviceCosts,
+    workload: Workload,
+    trace: SymbolicStep,
+    priors: Mapping[str, ConstantPrior] | None = None,
+) -> MeasuredWorkload:
+    """Curves of a workload that was never run, as those of a calibrated one.
+
+    Device and host hide each other only in part: phases of the device are as long as the whole step.
+    """
+    steps = [trace.at(micro_batch=batch) for batch in _GRID]
+    works = tuple(step_work(step) for step in steps)
+    logs = log_constants(costs.constants, priors or shipped_priors())
+    sheet = Sheet(costs.flop_per_s, costs.bytes_per_s)
+    found = step_seconds(StepBatch.of(works), logs, sheet)
+    whole = found.step_s / found.device_s.sum(axis=1)
+    device_s = np.maximum.accumulate(found.device_s * whole[:, np.newaxis], axis=0)
+    names = [phase.value for phase in Phase]
+    mode = works[0].precision, works[0].memory_format
+    known = costs.error(*mode)
+    error = UNSEEN_MODE_ERROR if known is None else known.log_error
+    phases = PhaseCurves(
+        world_size=1,
+        input=_curve(np.zeros(len(_GRID))),
+        **{name: _curve(device_s[:, place]) for place, name in enumerate(names)},
+        **{f"dispatch_{name}": _curve(found.host_s[:, place]) for place, name in enumerate(names)},
+    )
+    middle = len(_GRID) // 2
+    return MeasuredWorkload(
+        workload=_with_ready_times(workload, steps[middle], works, found, middle),
+        phases=(phases,),
+        noise=(StepNoise(micro_batch=1, ratios=_spread_ratios()),),
+        rank_spread=_STEP_SPREAD,
+        evidence=Evidence.INFERRED,
+        shared_log_error=error,
+    )
+
+
+def _curve(time_s: FloatArray) -> tuple[CurvePoint, ...]:
+    """Without errors of its own: what is uncertain is common to all phases."""
+    return tuple(
+        CurvePoint(at=batch, time_s=float(seconds), relative_error=0.0)
+        for batch, seconds in zip(_GRID, time_s, strict=True)
+    )
+
+
+@cache
+def _spread_ratios(count: int = 41) -> tuple[float, ...]:
+    normal = NormalDist(sigma=_STEP_SPREAD)
+    return tuple(math.exp(normal.inv_cdf((index + 0.5) / count)) for index in range(count))
+
+
+def _with_ready_times(
+    workload: Workload, step: TracedStep, works: tuple[StepWork, ...], found: StepSeconds, row: int
+) -> Workload:
+    """The workload with gradients ready when the backward pass, by this law, has got to them."""
+    before = sum(len(work.count) for work in works[:row])
+    work = works[row]
+    own_s = found.kernel_s[before : before + len(work.count)]
+    time_s: dict[int, float] = {}
+    for operator, phase, seconds in zip(work.operator, work.phase, own_s, strict=True):
+        if phase == 1:
+            time_s[int(operator)] = time_s.get(int(operator), 0.0) + float(seconds)
+    return ready_when_done(workload, step, time_s)
+
+
+def for_version(machine: MeasuredMachine, torch: str) -> MeasuredMachine:
+    """The machine under another version of PyTorch: intervals widen by what versions were seen to change."""
+    costs = machine.device_costs
+    if costs is None:
+        raise UsageError(
+            "--torch: must come with a machine inferred from steps, got one that was measured; "
+            "calibrate again with that version"
+        )
+    known = costs.versions.get("torch", "")
+    if known and _release(torch) == _release(known):
+        return machine
+    drift = costs.version_drift or UNKNOWN_DRIFT
+    left_out = tuple(
+        replace(each, log_error=math.hypot(each.log_error, drift)) for each in costs.left_out
+    )
+    origin = "measured between versions" if costs.version_drift else "assumed"
+    said = (
+        f"steps were of PyTorch {known or 'unknown'}: {torch} widens the interval by "
+        f"{math.expm1(drift):.0%} ({origin})"
+    )
+    return replace(
+        machine,
+        device_costs=replace(costs, left_out=left_out),
+        undetermined=(*machine.undetermined, said),
+    )
+
+
+def _release(version: str) -> tuple[str, ...]:
+    """Major and minor number."""
+    return tuple(version.split("+", maxsplit=1)[0].split(".")[:2])

@@ -1,0 +1,592 @@
+"""The law of a training step on one device, whose constants are fitted to whole steps of many models.
+
+An operator takes the time of its products and of its bytes, whichever is longer, and a launch. Products need
+work to fill the device. The host launches operators meanwhile:
+
+    t      = ((F / (P p_f s c o))^3 + (B / (W w_f))^3)^(1/3) + t0     F FLOP, B bytes, f family of operators
+    s      = x / (x + s0),  x = results * max(1, K / 512)             long sums are split among processors
+    c      = ch / (ch + c0)                                           narrow channels use part of a tile
+    o      = 1, or o0 where 16-bit channels are no multiple of 8      tensor cores need padding
+    device = sum of t
+    host   = h (N_forward + b N_backward + u N_updates),  a view counts 0.3
+    step   = (device^q + host^q)^(1/q),  q = 1 + sharpness
+
+P and W are the data sheet's peaks times a constant of the device. p_f and w_f belong to families, and apart to
+forward pass, gradient of inputs and gradient of weights. The cube joins two limits smoothly, as q joins device
+and host: near balance each hides only part of the other.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+
+from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.cost.families import family as timed_family
+from perfmodel.machine.device_costs import MemoryFormat, Precision
+from perfmodel.workload.operator import (
+    ELEMENT_BYTES,
+    Operator,
+    Phase,
+    TensorSpec,
+    base_name,
+    parsed,
+)
+from perfmodel.workload.optimizers import ADAMW, OPTIMIZERS
+from perfmodel.workload.step import SymbolicStep, TracedStep
+
+_PASSES: Final = ("forward", "inputs", "weights")
+#: Families of products: dense convolutions, those of groups by channels of a group, depthwise ones, products.
+PRODUCTS: Final = (
+    *(
+        f"{kind} {each}"
+        for kind in (
+            "conv",
+            "conv 1x1",
+            "group 8",
+            "group 32",
+            "group",
+            "depthwise",
+            "depthwise 7x7",
+        )
+        for each in _PASSES
+    ),
+    *("stem forward", "stem weights"),
+    *(f"{kind} {each}" for kind in ("mm", "bmm", "attention") for each in ("forward", "backward")),
+)
+#: Families that move bytes alone.
+STREAMS: Final = (
+    *(
+        f"{kind} {each}"
+        for kind in ("batch norm", "layer norm", "group norm", "softmax", "pool", "resize")
+        for each in ("forward", "backward")
+    ),
+    *("pointwise", "function", "copy", "cast", "join", "reduction", "scatter", "fill"),
+    *("dropout", "optimizer", "other"),
+)
+_SHARED: Final = (
+    *("peak fp32", "peak half", "memory", "launch_s", "half results", "half channels"),
+    *("odd channels", "host_s", "host backward", "host update", "sharpness"),
+)
+PRECISIONS: Final[tuple[Precision, ...]] = ("fp32", "half")
+_FAMILY_CONSTANTS: Final = tuple(
+    f"{precision} {name}"
+    for precision in PRECISIONS
+    for name in (
+        *(f"{product} rate" for product in PRODUCTS),
+        *(f"{each} memory" for each in (*PRODUCTS, *STREAMS)),
+    )
+)
+_LAST: Final = " channels last"
+#: Every constant of the law by name; those of channels-last images are factors on those of others.
+CONSTANTS: Final = (*_SHARED, *_FAMILY_CONSTANTS, *(f"{n}{_LAST}" for n in _FAMILY_CONSTANTS))
+POSITION: Final = {name: index for index, name in enumerate(CONSTANTS)}
+#: From the constant of a family to its factor for channels-last images.
+_TO_LAST: Final = len(_FAMILY_CONSTANTS)
+#: Longer sums are split among processors: a usual depth of one part.
+_SPLIT_DEPTH: Final = 512
+_LEAST_CHANNELS: Final = 16
+#: 16-bit tensor cores work on multiples of this many channels.
+_MULTIPLE: Final = 8
+_VIEW: Final = 0.3
+"""Host time of a view over that of an operator with a kernel: nothing is allocated or launched."""
+#: Images have at most this many channels: the first layer, which cannot fill tiles.
+_IMAGE_CHANNELS: Final = 4
+_LARGE_KERNEL: Final = 7
+
+
+class ConstantPrior(NamedTuple):
+    """What is believed of a constant before the steps of a device."""
+
+    median: float
+    log_sigma: float
+
+
+def first_priors() -> dict[str, ConstantPrior]:
+    """Priors before any device: orders of magnitude of GPUs, each within a factor of about two."""
+    shared = {
+        "peak fp32": ConstantPrior(1.0, 0.4),
+        "peak half": ConstantPrior(1.0, 0.4),
+        "memory": ConstantPrior(0.85, 0.3),
+        "launch_s": ConstantPrior(3e-6, 0.5),
+        "half results": ConstantPrior(2e5, 1.0),
+        "half channels": ConstantPrior(32.0, 1.0),
+        "odd channels": ConstantPrior(0.5, 0.5),
+        "host_s": ConstantPrior(12e-6, 0.5),
+        "host backward": ConstantPrior(0.6, 0.5),
+        "host update": ConstantPrior(3.0, 0.5),
+        "sharpness": ConstantPrior(1.5, 0.5),
+    }
+    rates = {"conv": 0.6, "conv 1x1": 0.5, "mm": 0.6, "bmm": 0.3, "attention": 0.4, "group": 0.3}
+    rates |= {"group 32": 0.15, "group 8": 0.05, "stem": 0.2}
+    rates |= {"depthwise": 0.3, "depthwise 7x7": 0.3}
+    found = dict(shared)
+    for precision in PRECISIONS:
+        for product in PRODUCTS:
+            rate = rates[product.rpartition(" ")[0]]
+            found[f"{precision} {product} rate"] = ConstantPrior(rate, 0.7)
+        for name in (*PRODUCTS, *STREAMS):
+            found[f"{precision} {name} memory"] = ConstantPrior(0.8, 0.5)
+    found |= {f"{name}{_LAST}": ConstantPrior(1.0, 0.3) for name in _FAMILY_CONSTANTS}
+    assert tuple(sorted(found)) == tuple(sorted(CONSTANTS))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """One kernel of an operator."""
+
+    family: str
+    flop: float = 0.0
+    moved_bytes: float
+    results: float = 1.0
+    depth: float = 1.0
+    """Terms of the sum behind each result."""
+    channels: float = 1.0
+    is_odd: bool = False
+    by_vectors: bool = False
+    """Whether it runs beside the tensor cores in any precision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepWork:
+    """What one device does in one step, a number per kind of kernel; it knows no seconds."""
+
+    precision: Precision
+    memory_format: MemoryFormat
+    operator: IntArray
+    """Position in the operators of the traced step; -1 for the update of parameters."""
+    family: IntArray
+    """Position in ``PRODUCTS`` and then ``STREAMS``."""
+    phase: IntArray
+    count: FloatArray
+    flop: FloatArray
+    moved_bytes: FloatArray
+    filling: FloatArray
+    """Results times splits of their sums."""
+    channels: FloatArray
+    is_odd: FloatArray
+    by_vectors: FloatArray
+    launches: FloatArray
+    """Of the host in forward, backward and optimizer, views counted in part, shape ``(3,)``."""
+
+
+def mode_of(trace: SymbolicStep) -> tuple[Precision, MemoryFormat]:
+    """Precision and memory format of a traced step."""
+    work = step_work(trace.at(micro_batch=trace.traced_micro_batches[0]))
+    return work.precision, work.memory_format
+
+
+_PHASES: Final = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+
+
+def step_work(
+    step: TracedStep,
+    *,
+    is_pure_half: bool = False,
+    memory_format: MemoryFormat | None = None,
+    has_optimizer: bool = True,
+) -> StepWork:
+    """The work of a traced step.
+
+    ``is_pure_half``: Whether a model traced in fp32 is trained in a 16-bit type throughout.
+    ``memory_format``: None: as traced.
+    ``has_optimizer``: Whether the step updates parameters; some benchmarks leave that out.
+    """
+    is_half = is_pure_half or step.method.precision != "fp32"
+    rows: list[tuple[int, int, float, _Work]] = []
+    launches = np.zeros(len(_PHASES))
+    is_last = False
+    for (position, phase), count in step.call_counts().items():
+        if phase is Phase.OPTIMIZER:
+            continue
+        operator = step.operators[position]
+        found = _kernels(operator, phase, is_pure_half=is_pure_half)
+        launches[_PHASES.index(phase)] += count * (1.0 if found else _VIEW)
+        is_last = is_last or _is_channels_last(operator)
+        rows += [(position, _PHASES.index(phase), float(count), each) for each in found]
+    if has_optimizer:
+        update, launches[2] = _update(step, halved=is_pure_half)
+        rows.append((-1, 2, 1.0, update))
+    works = [work for *_, work in rows]
+    traced_format: MemoryFormat = "channels_last" if is_last else "contiguous"
+    depth = np.array([work.depth for work in works])
+    return StepWork(
+        precision="half" if is_half else "fp32",
+        memory_format=memory_format or traced_format,
+        operator=np.array([row[0] for row in rows], dtype=np.int64),
+        phase=np.array([row[1] for row in rows], dtype=np.int64),
+        count=np.array([row[2] for row in rows]),
+        family=np.array([_FAMILY_POSITION[work.family] for work in works], dtype=np.int64),
+        flop=np.array([work.flop for work in works]),
+        moved_bytes=np.array([work.moved_bytes for work in works]),
+        filling=np.array([work.results for work in works]) * np.maximum(1.0, depth / _SPLIT_DEPTH),
+        channels=np.maximum(_LEAST_CHANNELS, [work.channels for work in works]),
+        is_odd=np.array([float(work.is_odd and is_half) for work in works]),
+        by_vectors=np.array([float(work.by_vectors) for work in works]),
+        launches=launches,
+    )
+
+
+_FAMILY_POSITION: Final = {name: index for index, name in enumerate((*PRODUCTS, *STREAMS))}
+
+
+def _update(step: TracedStep, *, halved: bool) -> tuple[_Work, float]:
+    """Traffic of the optimizer, and launches: of every tensor, or of a few lists of them."""
+    trained = [p for p in step.parameters if p.ready_after is not None]
+    size_bytes = sum(p.num_elements * ELEMENT_BYTES[p.dtype] for p in trained) / (1 + halved)
+    passes = OPTIMIZERS.get(step.method.optimizer, ADAMW).passes
+    is_loop = step.method.optimizer_implementation == "loop"
+    launches = float(len(trained)) if is_loop else 1.0 + len(trained) / 100
+    return _Work(family="optimizer", moved_bytes=float(passes * size_bytes)), launches
+
+
+def _kernels(operator: Operator, phase: Phase, *, is_pure_half: bool) -> list[_Work]:
+    """What an operator launches; nothing if it only looks at memory in another way."""
+    moved = float(operator.read_bytes + operator.written_bytes)
+    if operator.view or moved == 0:
+        return []
+    halving = _halving(operator) if is_pure_half else 1.0
+    base = base_name(operator.name).removesuffix("_")
+    if base == "convolution":
+        return [_convolution(operator, "forward", halving)]
+    if base == "convolution_backward":
+        mask = parsed(operator.arguments)[0][10]
+        wanted = [each for each, is_asked in zip(_PASSES[1:], mask, strict=False) if is_asked]
+        found = [_convolution(operator, each, halving) for each in wanted]
+        if len(mask) > 2 and mask[2]:
+            gradient = operator.inputs[0].size_bytes * halving
+            found.append(_Work(family="reduction", moved_bytes=gradient))
+        return found
+    if operator.flop > 0:
+        return [_product(operator, base, phase, moved * halving)]
+    return [_Work(family=_stream(operator, base), moved_bytes=moved * halving)]
+
+
+def _halving(operator: Operator) -> float:
+    """Bytes of an operator in a 16-bit type over those in fp32."""
+    tensors = (*operator.inputs, *operator.outputs)
+    whole = sum(spec.size_bytes for spec in tensors) or 1
+    single = sum(spec.size_bytes for spec in tensors if spec.dtype == "float32")
+    return 1 - single / whole / 2
+
+
+def _is_channels_last(operator: Operator) -> bool:
+    """Whether a convolution reads an image whose channels lie side by side."""
+    if base_name(operator.name) != "convolution":
+        return False
+    image = operator.inputs[0]
+    return (
+        image.stride is not None and len(image.shape) == 4 and image.stride[1] == 1 < image.shape[1]
+    )
+
+
+class _Filters(NamedTuple):
+    """Sizes of one convolution."""
+
+    samples: int
+    groups: int
+    inputs: int
+    """Channels of a group."""
+    outputs: int
+    """The same."""
+    kernel: int
+    pixels_in: int
+    pixels_out: int
+
+
+def _convolution(operator: Operator, wanted: str, halving: float) -> _Work:
+    """Forward pass, gradient of inputs or gradient of weights of one convolution."""
+    is_backward = "backward" in operator.name
+    positional = parsed(operator.arguments)[0]
+    transposed, groups = (
+        bool(positional[7 if is_backward else 6]),
+        int(positional[9 if is_backward else 8]),
+    )
+    image, weight = operator.inputs[int(is_backward)], operator.inputs[1 + int(is_backward)]
+    result = operator.inputs[0] if is_backward else operator.outputs[0]
+    if transposed:  # the gradient of inputs of the convolution the other way round
+        image, result = result, image
+        wanted = {"forward": "inputs", "inputs": "forward"}.get(wanted, wanted)
+    sizes = _Filters(
+        samples=image.shape[0],
+        groups=groups,
+        inputs=weight.shape[1],
+        outputs=weight.shape[0] // groups,
+        kernel=math.prod(weight.shape[2:]),
+        pixels_in=math.prod(image.shape[2:]),
+        pixels_out=math.prod(result.shape[2:]),
+    )
+    moved = sum(_own_bytes(spec) for spec in (image, weight, result)) * halving
+    per_channel = sizes.samples * sizes.groups
+    results, depth = {
+        "forward": (per_channel * sizes.outputs * sizes.pixels_out, sizes.inputs * sizes.kernel),
+        "inputs": (per_channel * sizes.inputs * sizes.pixels_in, sizes.outputs * sizes.kernel),
+        "weights": (math.prod(weight.shape), sizes.samples * sizes.pixels_out),
+    }[wanted]
+    kind = _convolution_kind(sizes, image)
+    narrow = min(sizes.inputs, sizes.outputs)
+    is_depthwise = kind.startswith("depthwise")
+    return _Work(
+        family="stem weights" if (kind, wanted) == ("stem", "inputs") else f"{kind} {wanted}",
+        flop=2.0 * per_channel * sizes.outputs * sizes.pixels_out * sizes.inputs * sizes.kernel,
+        moved_bytes=moved,
+        results=float(results),
+        depth=float(depth),
+        # A depthwise kernel has no tile to fill.
+        channels=1e6 if is_depthwise else float(narrow),
+        is_odd=not is_depthwise and bool(sizes.inputs % _MULTIPLE or sizes.outputs % _MULTIPLE),
+        by_vectors=is_depthwise,
+    )
+
+
+def _convolution_kind(sizes: _Filters, image: TensorSpec) -> str:
+    if sizes.groups == 1:
+        if image.shape[1] <= _IMAGE_CHANNELS:
+            return "stem"
+        return "conv 1x1" if sizes.kernel == 1 else "conv"
+    if sizes.inputs == 1:
+        return "depthwise 7x7" if sizes.kernel >= _LARGE_KERNEL**2 else "depthwise"
+    for most in (8, 32):
+        if sizes.inputs <= most:
+            return f"group {most}"
+    return "group"
+
+
+def _own_bytes(spec: TensorSpec) -> float:
+    """Bytes of a tensor once, however it lies."""
+    return float(spec.num_elements * ELEMENT_BYTES[spec.dtype])
+
+
+def _product(operator: Operator, base: str, phase: Phase, moved_bytes: float) -> _Work:
+    """Matrix products and fused attention."""
+    end = "backward" if phase is Phase.BACKWARD else "forward"
+    if "attention" in base:
+        query = operator.inputs[1 if "backward" in base else 0].shape
+        return _Work(
+            family=f"attention {end}",
+            flop=operator.flop,
+            moved_bytes=moved_bytes,
+            results=float(math.prod(query)),
+            channels=float(query[-1]),
+        )
+    first, second = operator.inputs[-2:] if len(operator.inputs) > 1 else operator.inputs * 2
+    if base == "linear":
+        first, second = operator.inputs[:2]
+    rows, depth, columns = (
+        first.shape[-2] if len(first.shape) > 1 else 1,
+        first.shape[-1],
+        second.shape[-1],
+    )
+    if base == "linear":
+        rows, columns = math.prod(first.shape[:-1]), second.shape[0]
+    batches = math.prod(first.shape[:-2]) if base in ("bmm", "baddbmm") else 1
+    return _Work(
+        family=f"{'bmm' if base in ('bmm', 'baddbmm') else 'mm'} {end}",
+        flop=operator.flop,
+        moved_bytes=moved_bytes,
+        results=float(batches * rows * columns),
+        depth=float(depth),
+        channels=float(min(rows, depth, columns)),
+        is_odd=any(size % _MULTIPLE for size in (rows, depth, columns)),
+    )
+
+
+#: Names that decide the family of an operator without products, the first that fits.
+_BY_NAME: Final = (
+    *(("batch_norm", "batch norm"), ("layer_norm", "layer norm"), ("group_norm", "group norm")),
+    *(("rms_norm", "layer norm"), ("softmax", "softmax"), ("pool", "pool"), ("upsample", "resize")),
+    *(("grid_sampler", "resize"), ("dropout", "dropout"), ("bernoulli", "dropout")),
+)
+_BY_BASE: Final = {
+    **dict.fromkeys(("cat", "stack"), "join"),
+    "_to_copy": "cast",
+    **dict.fromkeys(("var_mean", "linalg_vector_norm", "cumsum", "prod"), "reduction"),
+    **dict.fromkeys(
+        ("index", "embedding", "gather", "index_select", "im2col", "col2im"), "scatter"
+    ),
+    **dict.fromkeys(
+        ("embedding_dense_backward", "nll_loss_forward", "nll_loss_backward"), "scatter"
+    ),
+}
+_SAME_NAME: Final = frozenset({"pointwise", "copy", "reduction", "scatter", "fill"})
+
+
+def _stream(operator: Operator, base: str) -> str:
+    """Family of an operator that computes no products."""
+    for part, name in _BY_NAME:
+        if part in base:
+            if name == "dropout":
+                return name
+            return f"{name} {'backward' if 'backward' in base else 'forward'}"
+    if base in _BY_BASE:
+        return _BY_BASE[base]
+    known = timed_family(operator)
+    if known.startswith("function "):
+        return "function"
+    return known if known in _SAME_NAME else "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepBatch:
+    """The work of many steps, row after row, as one array per column."""
+
+    row: IntArray
+    num_rows: int
+    phase: IntArray
+    rate: IntArray
+    """Position of the constant of products in ``CONSTANTS``."""
+    memory: IntArray
+    is_last: FloatArray
+    peak: IntArray
+    sheet_peak: IntArray
+    """Position in ``PRECISIONS`` of the data sheet's rate."""
+    count: FloatArray
+    flop: FloatArray
+    moved_bytes: FloatArray
+    filling: FloatArray
+    channels: FloatArray
+    is_odd: FloatArray
+    launches: FloatArray
+    """Shape ``(num_rows, 3)``."""
+
+    @classmethod
+    def of(cls, works: Sequence[StepWork]) -> "StepBatch":
+        """Steps in a row."""
+        sizes = [len(work.count) for work in works]
+
+        def every(name: str) -> FloatArray:
+            return np.concatenate([getattr(work, name) for work in works])
+
+        def spread(values: Sequence[float]) -> FloatArray:
+            return np.repeat(np.array(values), sizes)
+
+        family = every("family").astype(np.int64)
+        half = spread([PRECISIONS.index(work.precision) for work in works]).astype(np.int64)
+        rate = np.array([[POSITION[f"{p} {name} rate"] for name in PRODUCTS] for p in PRECISIONS])
+        both = (*PRODUCTS, *STREAMS)
+        memory = np.array([[POSITION[f"{p} {name} memory"] for name in both] for p in PRECISIONS])
+        peaks = np.array([POSITION[f"peak {p}"] for p in PRECISIONS])
+        return cls(
+            row=spread(list(range(len(works)))).astype(np.int64),
+            num_rows=len(works),
+            phase=every("phase").astype(np.int64),
+            rate=rate[half, np.minimum(family, len(PRODUCTS) - 1)],
+            memory=memory[half, family],
+            is_last=spread([float(work.memory_format == "channels_last") for work in works]),
+            peak=peaks[half],
+            sheet_peak=np.where(every("by_vectors") > 0, 0, half),
+            count=every("count"),
+            flop=every("flop"),
+            moved_bytes=every("moved_bytes"),
+            filling=every("filling"),
+            channels=every("channels"),
+            is_odd=every("is_odd"),
+            launches=np.stack([work.launches for work in works]),
+        )
+
+
+class Sheet(NamedTuple):
+    """What a data sheet says."""
+
+    flop_per_s: Mapping[Precision, float]
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepSeconds:
+    """Times of many steps. [s]"""
+
+    step_s: FloatArray
+    device_s: FloatArray
+    """By phase, shape ``(num_rows, 3)``."""
+    host_s: FloatArray
+    """The same of the host."""
+    kernel_s: FloatArray
+    """Of one call of every kernel in the batch."""
+    slope: FloatArray | None = None
+    """Derivative of log step by the logarithm of each constant, shape ``(num_rows, num_constants)``."""
+
+
+def step_seconds(
+    batch: StepBatch, logs: FloatArray, sheet: Sheet, *, with_slope: bool = False
+) -> StepSeconds:
+    """Steps at the logarithms of all ``CONSTANTS``, in their order."""
+
+    def of(
+        name: Literal["memory", "launch_s", "half results", "half channels", "odd channels"],
+    ) -> float:
+        return float(logs[POSITION[name]])
+
+    fill = batch.filling / (batch.filling + math.exp(of("half results")))
+    tile = batch.channels / (batch.channels + math.exp(of("half channels")))
+    log_rate = logs[batch.rate] + batch.is_last * logs[batch.rate + _TO_LAST]
+    log_rate = log_rate + logs[batch.peak] + batch.is_odd * of("odd channels")
+    log_bytes = of("memory") + logs[batch.memory] + batch.is_last * logs[batch.memory + _TO_LAST]
+    peaks = np.array([sheet.flop_per_s[p] for p in PRECISIONS])[batch.sheet_peak]
+    products = _cube(batch.flop / (peaks * np.exp(log_rate) * fill * tile))
+    stream = _cube(batch.moved_bytes / (sheet.bytes_per_s * np.exp(log_bytes)))
+    joined = np.maximum(products + stream, 1e-300)
+    core_s = np.cbrt(joined)
+    launch_s = math.exp(of("launch_s"))
+    kernel_s = core_s + launch_s
+    place = batch.row * len(_PHASES) + batch.phase
+    summed_s: FloatArray = np.bincount(place, batch.count * kernel_s, batch.num_rows * len(_PHASES))
+    device_s = summed_s.reshape(batch.num_rows, len(_PHASES))
+    host_s = _host_s(batch, logs)
+    whole_s, wait_s = device_s.sum(axis=1), host_s.sum(axis=1)
+    power = 1 + math.exp(logs[POSITION["sharpness"]])
+    share = 1 / (1 + (wait_s / whole_s) ** power)
+    step_s = whole_s * share ** (-1 / power)
+    slope = None
+    if with_slope:
+        slope = np.zeros((batch.num_rows, len(CONSTANTS)))
+        by_products, by_bytes = core_s * products / joined, core_s * stream / joined
+        parts = (
+            (batch.rate, -by_products),
+            (batch.rate + _TO_LAST, -by_products * batch.is_last),
+            (batch.peak, -by_products),
+            (batch.memory, -by_bytes),
+            (batch.memory + _TO_LAST, -by_bytes * batch.is_last),
+            (POSITION["memory"], -by_bytes),
+            (POSITION["odd channels"], -by_products * batch.is_odd),
+            (POSITION["half results"], by_products * (1 - fill)),
+            (POSITION["half channels"], by_products * (1 - tile)),
+            (POSITION["launch_s"], np.full(len(core_s), launch_s)),
+        )
+        for constant, seconds in parts:
+            at = batch.row * len(CONSTANTS) + constant
+            slope += np.bincount(at, batch.count * seconds, slope.size).reshape(slope.shape)
+        slope *= (share / whole_s)[:, np.newaxis]
+        waiting = ((1 - share) / wait_s)[:, np.newaxis]
+        backward_s, update_s = host_s[:, 1:2], host_s[:, 2:3]
+        slope[:, POSITION["host_s"]] = (waiting * wait_s[:, np.newaxis])[:, 0]
+        slope[:, POSITION["host backward"]] = (waiting * backward_s)[:, 0]
+        slope[:, POSITION["host update"]] = (waiting * update_s)[:, 0]
+        # log step = log device - log(share) / q;  d/dq with share = device^q / (device^q + host^q)
+        ratio = np.log(wait_s / whole_s)
+        by_power = (1 - share) * ratio / power + np.log(share) / power**2
+        slope[:, POSITION["sharpness"]] = by_power * (power - 1)
+    return StepSeconds(
+        step_s=step_s, device_s=device_s, host_s=host_s, kernel_s=kernel_s, slope=slope
+    )
+
+
+def _cube(values: FloatArray) -> FloatArray:
+    return values * values * values  # a power takes ten times as long
+
+
+def _host_s(batch: StepBatch, logs: FloatArray) -> FloatArray:
+    """Launches of forward, backward and updates. [s]"""
+    factors = np.array([0.0, logs[POSITION["host backward"]], logs[POSITION["host update"]]])
+    host_s: FloatArray = batch.launches * np.exp(logs[POSITION["host_s"]] + factors)
+    return host_s
+
+
+def log_constants(
+    constants: Mapping[str, float], priors: Mapping[str, ConstantPrior]
+) -> FloatArray:
+    """Logarithms of all constants in their order; those that are not given are as the priors say."""
+    return np.log([constants.get(name, priors[name].median) for name in CONSTANTS])
