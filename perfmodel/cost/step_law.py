@@ -533,8 +533,8 @@ def step_seconds(
     launch_s = math.exp(of("launch_s"))
     kernel_s = core_s + launch_s
     place = batch.row * len(_PHASES) + batch.phase
-    summed_s: FloatArray = np.bincount(place, batch.count * kernel_s, batch.num_rows * len(_PHASES))
-    device_s = summed_s.reshape(batch.num_rows, len(_PHASES))
+    summed_s = np.bincount(place, batch.count * kernel_s, batch.num_rows * len(_PHASES))
+    device_s = np.asarray(summed_s, dtype=np.float64).reshape(batch.num_rows, len(_PHASES))
     host_s = _host_s(batch, logs)
     whole_s, wait_s = device_s.sum(axis=1), host_s.sum(axis=1)
     power = 1 + math.exp(logs[POSITION["sharpness"]])
