@@ -3,6 +3,7 @@
 # BUDGET   quick (minutes), standard or thorough: how long calibrate and validate may measure
 # OUT      folder of results: OUT/calibration, OUT/validation, OUT/report
 # PYTHON   interpreter that the virtual environment is made from, 3.11 or newer
+# FOR      Python of the machine that a wheelhouse is for, 3.11 or 3.12 (Linux, x86-64)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -30,7 +31,7 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 .DELETE_ON_ERROR:
 # Two measurements at once would measure each other.
 .NOTPARALLEL:
-.PHONY: help quickstart install doctor calibrate validate testbed report reference test check fuzz bench record clean
+.PHONY: help quickstart install wheelhouse doctor calibrate validate testbed report reference test check fuzz bench record clean
 
 help: ## list these targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -53,6 +54,21 @@ $(INSTALLED_DEV): pyproject.toml | $(VENV)/bin/python
 	@touch $@ $(INSTALLED)
 
 install: $(INSTALLED) ## make the virtual environment and install everything needed to measure
+
+# Torch and torchvision stay behind: their builds belong to the machine's driver. NumPy comes along, and pip
+# takes it only where the one that is installed does not do.
+WHEELHOUSE = $(OUT)/wheelhouse
+FOR ?= 3.11
+wheelhouse: $(VENV)/bin/python ## collect perfmodel and its dependencies as wheels, for a machine without a network
+	@rm -rf build $(WHEELHOUSE); mkdir -p $(WHEELHOUSE)
+	@$(RUN) pip wheel --quiet --no-deps --wheel-dir $(WHEELHOUSE) .
+	@$(RUN) pip download --quiet --quiet --only-binary=:all: --implementation cp --python-version $(FOR) \
+		--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+		--dest $(WHEELHOUSE) $(WHEELHOUSE)/perfmodel-*.whl psutil
+	@size=$$(du -s --block-size=1000000 $(WHEELHOUSE) | cut -f1); test $$size -le 64 || \
+		{ echo "make: $(WHEELHOUSE) must have at most 64 MB, got $$size" >&2; exit 1; }; \
+		echo "$(WHEELHOUSE): $$size MB for Python $(FOR). There:"; \
+		echo '  python -m pip install --no-index --find-links wheelhouse perfmodel psutil'
 
 # Repeated, it continues where it was interrupted and measures nothing twice. Tables go to OUT/*.txt, so that
 # what is read is the end. Gates that the quick budget misses are said there; `make validate` fails on them.

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +11,26 @@ from typing import Any, Final
 from calibrate.launch import Launcher
 from calibrate.locks import LOCK_TIMEOUT_S, folder_to_itself, machine_to_itself
 from calibrate.placement import Placement
-from calibrate.task import Task, WorkOrder
+from calibrate.task import StepTask, Task, WorkOrder
 from perfmodel.documents.base import trim_unfinished_line, write_atomically
 from perfmodel.documents.observation import (
     EnvironmentObservation,
+    FailedObservation,
+    Observation,
     read_observations,
     tasks_done,
 )
-from perfmodel.errors import IncomparableRuns, InvalidDocument, PerfModelError, UsageError, why
+from perfmodel.errors import (
+    IncomparableRuns,
+    InvalidDocument,
+    MeasurementFailed,
+    PerfModelError,
+    UsageError,
+    why,
+)
 from perfmodel.files import read_json
+from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.units import Seconds
 
 OBSERVATIONS: Final = "observations.jsonl"
@@ -97,7 +108,7 @@ def _fill(
 ) -> Path:
     """Run what is not done yet, in a folder that is held; see ``measure``."""
     output = campaign.folder / OBSERVATIONS
-    done = _prepare(campaign, output, resume=resume)
+    done, too_large = _prepare(campaign, output, resume=resume)
     total = sum(len(tasks) for tasks in campaign.rounds)
     num_done = sum(task.name in done for tasks in campaign.rounds for task in tasks)
     is_first_node = campaign.placement.topology.node_rank == 0
@@ -123,31 +134,71 @@ def _fill(
     own = machine_to_itself(on_wait, timeout_s=campaign.lock_timeout_s) if queues else nullcontext()
     with own:
         for index, tasks in enumerate(campaign.rounds):
-            pending = [task for task in tasks if task.name not in done]
-            if not pending:
-                continue
-            last_s = time.monotonic()
-            launcher.run(
-                [str(_write_order(campaign, index, pending, output))],
-                topology=campaign.placement.topology,
-                conditions=campaign.placement.conditions,
-                on_line=on_line,
-                last_progress=last_progress,
-                stall_timeout_s=stall_timeout_s,
-            )
+            while pending := [
+                task
+                for task in tasks
+                if task.name not in done
+                and not (isinstance(task, StepTask) and is_too_large(task.setting, too_large))
+            ]:
+                last_s = time.monotonic()
+                try:
+                    launcher.run(
+                        [str(_write_order(campaign, index, pending, output))],
+                        topology=campaign.placement.topology,
+                        conditions=campaign.placement.conditions,
+                        on_line=on_line,
+                        last_progress=last_progress,
+                        stall_timeout_s=stall_timeout_s,
+                    )
+                except MeasurementFailed:
+                    before = too_large
+                    done, too_large = _found(output)
+                    if too_large == before:
+                        raise
+                    on_wait("a step did not fit into memory; going on without it")
+                else:
+                    break
     return output
 
 
-def _prepare(campaign: Campaign, output: Path, *, resume: bool) -> frozenset[str]:
-    """Names of the tasks done before; refuses to mix plans or machines."""
+def _found(output: Path) -> tuple[frozenset[str], frozenset[RunSetting]]:
+    """Names of the tasks done before, and settings that memory did not hold."""
+    trim_unfinished_line(output)
+    observations = read_observations(output)
+    return tasks_done(observations), too_large_of(observations)
+
+
+def too_large_of(observations: Iterable[Observation]) -> frozenset[RunSetting]:
+    """Settings that memory did not hold."""
+    failed = (entry for entry in observations if isinstance(entry, FailedObservation))
+    return frozenset(entry.setting for entry in failed if entry.is_too_large)
+
+
+def is_too_large(setting: RunSetting, too_large: Collection[RunSetting]) -> bool:
+    """Whether memory did not hold this, or less: no more samples of the same model, no more around it."""
+    return any(
+        failed.workload == setting.workload
+        and failed.micro_batch <= setting.micro_batch
+        and (
+            failed.synchronisation is Synchronisation.NONE
+            or setting.synchronisation is not Synchronisation.NONE
+        )
+        for failed in too_large
+    )
+
+
+def _prepare(
+    campaign: Campaign, output: Path, *, resume: bool
+) -> tuple[frozenset[str], frozenset[RunSetting]]:
+    """What was found before; refuses to mix plans or machines."""
     plan, here = campaign.folder / PLAN, campaign.placement
     if here.topology.node_rank > 0:
         # Node 0 guards the shared folder and writes to it; the others only need the same tasks.
-        return tasks_done(read_observations(output)) if output.exists() else frozenset()
+        return _found(output) if output.exists() else (frozenset(), frozenset())
     # Ranks that never started leave an empty file.
     if not output.exists() or output.stat().st_size == 0:
         write_plan(campaign.folder, campaign.plan)
-        return frozenset()
+        return frozenset(), frozenset()
     if not resume:
         raise UsageError(
             f"{campaign.folder}: holds observations already; "
@@ -166,7 +217,7 @@ def _prepare(campaign: Campaign, output: Path, *, resume: bool) -> frozenset[str
                 f"{output}: was measured on another machine (fingerprint {entry.fingerprint[:12]}, "
                 f"this one is {here.fingerprint[:12]}); choose another --out"
             )
-    return tasks_done(observations)
+    return _found(output)
 
 
 def write_plan(folder: Path, plan: Mapping[str, object]) -> None:

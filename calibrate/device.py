@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from perfmodel.documents.observation import PeakMemory
 from perfmodel.units import Bytes, Seconds
 
 if TYPE_CHECKING:
@@ -98,8 +99,8 @@ class Device(ABC):
         """Tensors made inside are no business of the device: traces are made so."""
         return nullcontext()
 
-    def peak_bytes(self) -> Bytes | None:
-        """Most memory that tensors held since ``reset_peak``; None where it is not counted. [B]"""
+    def peak_memory(self) -> PeakMemory | None:
+        """Most memory that was held since ``reset_peak``; None where it is the host's."""
         return None
 
     def reset_peak(self) -> None:  # noqa: B027 - where nothing is counted
@@ -167,9 +168,14 @@ class Cuda(Device):
         """A copy in page-locked memory."""
         return tensor.pin_memory()
 
-    def peak_bytes(self) -> Bytes:
-        """What the caching allocator had handed out at most."""
-        return int(torch.cuda.max_memory_allocated(self.torch_device))
+    def peak_memory(self) -> PeakMemory:
+        """What the caching allocator had handed out and held at most, and what the device holds now."""
+        free_bytes, total_bytes = torch.cuda.mem_get_info(self.torch_device)
+        return PeakMemory(
+            allocated_bytes=int(torch.cuda.max_memory_allocated(self.torch_device)),
+            reserved_bytes=int(torch.cuda.max_memory_reserved(self.torch_device)),
+            used_bytes=int(total_bytes - free_bytes),
+        )
 
     def reset_peak(self) -> None:
         """Forget the peak so far."""
@@ -234,6 +240,19 @@ class VirtualDevice(Device):
     def begin(self, name: str) -> None:
         """Draw the noise of the run."""
         self.gpu.begin(name)
+
+    def peak_memory(self) -> PeakMemory:
+        """Of an allocator that never fragments."""
+        memory = self.gpu.memory
+        return PeakMemory(
+            allocated_bytes=memory.peak_bytes,
+            reserved_bytes=memory.reserved_bytes,
+            used_bytes=memory.reserved_bytes,
+        )
+
+    def reset_peak(self) -> None:
+        """Forget the peak so far."""
+        self.gpu.memory.reset_peak()
 
     def without(self) -> AbstractContextManager[Any]:
         """Tensors made inside are torch's own."""

@@ -10,6 +10,7 @@ from torch.distributed import PrefixStore, Store, TCPStore, init_process_group  
 from torch.distributed.rendezvous import rendezvous
 
 from calibrate.agent import die_with_parent
+from perfmodel.documents.observation import OUT_OF_MEMORY
 from perfmodel.trace.fork import Fork
 
 Result = TypeVar("Result")
@@ -56,11 +57,17 @@ class Ranks:
 _NO_MEMORY: Final = ("allocate memory", "out of memory", "OutOfMemoryError", "SIGKILL")
 
 
+def ran_out_of_memory(error: Exception) -> bool:
+    """Whether memory ended, of the host or of the device."""
+    words = " ".join(str(error).split())
+    return isinstance(error, MemoryError) or any(sign in words for sign in _NO_MEMORY)
+
+
 def one_line_of(error: Exception) -> str:
     """An error in one line of at most 300 characters; what ends memory is called so."""
     words = " ".join(str(error).split())
-    if isinstance(error, MemoryError) or any(sign in words for sign in _NO_MEMORY):
-        words = f"out of memory: {words}"
+    if ran_out_of_memory(error):
+        words = f"{OUT_OF_MEMORY}: {words}"
     elif not isinstance(error, ArithmeticError):
         words = f"{type(error).__name__}: {words}"
     return words[:300]

@@ -41,7 +41,12 @@ def look(device: Device, group: dist.ProcessGroup) -> dict[str, Any]:
     clock.mark()
     device.synchronise()
     _, step_s, both_s = clock.seconds()
-    return {"step_s": step_s, "bf16_product_s": both_s - step_s, "peak_bytes": device.peak_bytes()}
+    memory = device.peak_memory()
+    return {
+        "step_s": step_s,
+        "bf16_product_s": both_s - step_s,
+        "memory": None if memory is None else memory.model_dump(),
+    }
 
 
 @record

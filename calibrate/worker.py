@@ -29,7 +29,7 @@ from calibrate.probes.replay import Replay, Replayed
 from calibrate.probes.session import Session
 from calibrate.probes.tracing import trace_workload
 from calibrate.probes.training import bucket_bytes, measure_device_streams, measure_steps
-from calibrate.ranks import Ranks, join, one_line_of
+from calibrate.ranks import Ranks, join, one_line_of, ran_out_of_memory
 from calibrate.task import (
     CheckpointTask,
     CollectiveTask,
@@ -89,7 +89,9 @@ def main() -> None:
     carry_out = _alone(ranks) if order.device_kind == "cpu" else _together(order)
     for task in order.tasks:
         start = processor_time()
-        found = _carried_out(carry_out, task, output) if ranks.rank < num_ranks(task) else None
+        found = (
+            _carried_out(carry_out, task, ranks, output) if ranks.rank < num_ranks(task) else None
+        )
         spent = processor_time().since(start)
         if ranks.rank == 0:
             assert found is not None, task
@@ -106,8 +108,12 @@ def main() -> None:
 _CarryOut = Callable[[Task, Path], str]
 
 
-def _carried_out(carry_out: _CarryOut, task: Task, output: Path) -> str:
-    """What a rank finds; a step that cannot be replayed is told and does not end the launch."""
+def _carried_out(carry_out: _CarryOut, task: Task, ranks: Ranks, output: Path) -> str:
+    """What a rank finds; a step that cannot be replayed is told and does not end the launch.
+
+    What memory does not hold is told, too: the launch ends, since other ranks may wait for this one for ever, and
+    the next launch leaves it out.
+    """
     try:
         return carry_out(task, output)
     except Exception as error:
@@ -118,6 +124,8 @@ def _carried_out(carry_out: _CarryOut, task: Task, output: Path) -> str:
                 # One line for all of them: the task says which.
                 workload, micro_batch = "a model drawn at random", 1
             case _:
+                if ran_out_of_memory(error):
+                    _tell_too_large(task, error, ranks, output)
                 raise
         setting = RunSetting(
             workload=workload,
@@ -129,6 +137,26 @@ def _carried_out(carry_out: _CarryOut, task: Task, output: Path) -> str:
         return FailedObservation(
             task=task.name, round=task.round, setting=setting, reason=reason
         ).model_dump_json()
+
+
+def _tell_too_large(task: Task, error: Exception, ranks: Ranks, output: Path) -> None:
+    """Note once, by whichever rank comes first, that memory did not hold a task."""
+    if ranks.store.add(f"{task.name}/too large", 1) > 1:
+        return
+    size = num_ranks(task)
+    unnamed = RunSetting(
+        workload=task.name,
+        world_size=size,
+        micro_batch=1,
+        synchronisation=Synchronisation.NONE if size == 1 else Synchronisation.DDP,
+    )
+    failed = FailedObservation(
+        task=task.name,
+        round=task.round,
+        setting=task.setting if isinstance(task, StepTask) else unnamed,
+        reason=one_line_of(error),
+    )
+    append_line(output, failed.model_dump_json())
 
 
 def _alone(ranks: Ranks) -> _CarryOut:

@@ -8,10 +8,12 @@ from calibrate.campaign import DONE_PREFIX
 from calibrate.task import StepTask, WorkOrder
 from perfmodel.documents.observation import (
     EnvironmentObservation,
+    FailedObservation,
     Observation,
     RankSteps,
     StepObservation,
 )
+from perfmodel.errors import MeasurementFailed
 from perfmodel.layout.run_setting import RunSetting
 from tests.fakes import LaunchCall
 
@@ -71,6 +73,8 @@ class PlayedWorker:
     fails_after: int | None = None
     failure: BaseException = field(default_factory=lambda: AssertionError("not to be reached"))
     skips: Callable[[RunSetting], bool] = lambda _setting: False
+    holds: Callable[[RunSetting], bool] = lambda _setting: True
+    """Whether memory does; if not, the step is told and the launch ends."""
     finished: list[str] = field(default_factory=list)
 
     def __call__(self, call: LaunchCall) -> None:
@@ -88,6 +92,15 @@ class PlayedWorker:
             if len(self.finished) == self.fails_after:
                 raise self.failure
             assert isinstance(task, StepTask)
+            if not self.holds(task.setting):
+                reason = "out of memory: tried to allocate 2 GiB"
+                append(
+                    output,
+                    FailedObservation(
+                        task=task.name, round=task.round, setting=task.setting, reason=reason
+                    ),
+                )
+                raise MeasurementFailed(reason)
             if not self.skips(task.setting):
                 self._finish(call, task, output)
 

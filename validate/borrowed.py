@@ -32,6 +32,8 @@ from validate.memory import MemorySummary, read_summary
 from validate.validate import VALIDATION, judge_recorded
 
 SMOKE: Final = "calibrate.smoke"
+CALIBRATION: Final = "calibration"
+PROFILE: Final = "profile.json"
 #: Ranks of a first look start within this. [s]
 _SMOKE_S: Final = 120.0
 #: Between asking a stage to end and ending it. [s]
@@ -74,14 +76,14 @@ def stages(request: BorrowedRequest, campaign: CampaignDocument) -> tuple[Stage,
     device = ["--device-kind", kind]
     if campaign.truth is not None:
         device += ["--truth", campaign.truth]
-    calibration = folder / "calibration"
-    judged = ("--profile", str(calibration / "profile.json"), "--budget", "quick")
+    calibration = folder / CALIBRATION
+    judged = ("--profile", str(calibration / PROFILE), "--budget", "quick")
     again = ("--soon", "--resume", "--out")
     whole = ("--models", ",".join(campaign.models), "--nproc", str(campaign.num_ranks))
     found = (
         Stage("doctor", 0.5, ("doctor",)),
         Stage(
-            "calibration",
+            CALIBRATION,
             5.0,
             ("calibrate", *device, *whole, "--budget", "quick", *again[1:], str(calibration)),
         ),
@@ -194,15 +196,16 @@ def _runs(
     end_s = time.monotonic() + request.limit_s
     for number, stage in enumerate(pending):
         left = sum(each.share for each in pending[number:])
-        limit_s = (end_s - time.monotonic()) * stage.share / left
+        # Without a calibration there is nothing to judge: it may take all that is left.
+        share = 1.0 if stage.name == CALIBRATION else stage.share / left
+        limit_s = (end_s - time.monotonic()) * share
         if limit_s < min(_LEAST_S, request.limit_s / 10):
             return
         on_line(f"{stage.name}: at most {format_duration(limit_s)}")
         run = _run(stage, request.folder / f"{stage.name}.txt", limit_s=limit_s)
         on_line(f"{stage.name}: {_ended(run)}")
         yield run
-        if stage.name == "calibration" and not run.is_done:
-            # There is nothing to judge.
+        if stage.name == CALIBRATION and not run.is_done:
             return
 
 
@@ -305,7 +308,7 @@ def judge(folder: Path, campaign: CampaignDocument) -> Verdicts:
     notes += [
         f"{stage.name}: {_ended(stage)}" for stage in campaign.stages if stage.name not in done
     ]
-    path = folder / "calibration" / "profile.json"
+    path = folder / CALIBRATION / PROFILE
     if not path.exists():
         return Verdicts(campaign=campaign, notes=(*notes, "no profile: nothing to judge"))
     profile = ProfileDocument.read(path)

@@ -32,6 +32,7 @@ from perfmodel.documents.observation import (
     FailedObservation,
     LoopObservation,
     Observation,
+    PeakMemory,
     ProcessorObservation,
 )
 from perfmodel.layout.layout import Synchronisation
@@ -109,8 +110,8 @@ class Training:
         return self.now() - started_s, last
 
 
-def train(task: StepTask, order: WorkOrder, rank: int) -> tuple[Seconds, int]:
-    """Seconds per step of the slowest rank, and over how many steps."""
+def train(task: StepTask, order: WorkOrder, rank: int) -> tuple[Seconds, int, PeakMemory | None]:
+    """Seconds per step of the slowest rank, over how many steps, and the memory that this rank took."""
     setting = task.setting
     is_grouped = setting.synchronisation is not Synchronisation.NONE
     if is_grouped:
@@ -138,7 +139,7 @@ def train(task: StepTask, order: WorkOrder, rank: int) -> tuple[Seconds, int]:
     total_s, loss = training.seconds(num_steps)
     if not math.isfinite(loss):
         raise ArithmeticError(f"diverged: the loss is {loss} after {steps + num_steps} steps")
-    return slowest(total_s) / num_steps, num_steps
+    return slowest(total_s) / num_steps, num_steps, device.peak_memory()
 
 
 @record
@@ -161,7 +162,7 @@ def main() -> None:
         found: Observation
         if ranks.rank < task.setting.world_size:
             try:
-                step_s, num_steps = ranks.carry_out(partial(train, task, order, ranks.rank))
+                step_s, num_steps, memory = ranks.carry_out(partial(train, task, order, ranks.rank))
                 found = LoopObservation(
                     task=task.name,
                     round=task.round,
@@ -169,6 +170,7 @@ def main() -> None:
                     setting=task.setting,
                     step_s=step_s,
                     num_steps=num_steps,
+                    memory=memory,
                 )
             except Exception as error:  # noqa: BLE001 - one run fails, the others go on
                 found = FailedObservation(

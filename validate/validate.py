@@ -10,7 +10,16 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from calibrate.campaign import OBSERVATIONS, PLAN, Campaign, Progress, measure, read_plan
+from calibrate.campaign import (
+    OBSERVATIONS,
+    PLAN,
+    Campaign,
+    Progress,
+    is_too_large,
+    measure,
+    read_plan,
+    too_large_of,
+)
 from calibrate.launch import Launcher
 from calibrate.placement import (
     Placement,
@@ -179,6 +188,8 @@ class Comparison:
     speedups: Mapping[RunSetting, ComparedSpeedup]
     repeats: tuple[Repeat, ...]
     steal: float
+    too_large: tuple[str, ...]
+    """Settings that memory did not hold."""
 
 
 def compare_observations(
@@ -187,21 +198,28 @@ def compare_observations(
     """Put every prediction beside what was measured."""
     entries = read_observations(observations)
     found = measured_steps(entries)
-    missing = [setting.label for setting in predicted.steps_s if setting not in found]
-    if missing:
+    # What memory does not hold is no failure of the campaign, nor of a prediction of time.
+    known = too_large_of(entries)
+    absent = [setting for setting in predicted.steps_s if setting not in found]
+    too_large = tuple(setting.label for setting in absent if is_too_large(setting, known))
+    missing = [setting.label for setting in absent if setting.label not in too_large]
+    if missing or len(absent) == len(predicted.steps_s):
         failed = [entry.reason for entry in entries if isinstance(entry, FailedObservation)]
         raise MeasurementFailed(
-            f"{observations}: {len(missing)} predicted settings were not run, such as {missing[0]}"
+            f"{observations}: {len(missing or absent)} predicted settings were not run, such as "
+            f"{(missing or too_large)[0]}"
             f"{f' ({failed[0]})' if failed else ''}; continue with --resume"
         )
     return Comparison(
         settings=tuple(
             compare_setting(setting, predicted_s, found[setting], profile=profile)
             for setting, predicted_s in predicted.steps_s.items()
+            if setting in found
         ),
         speedups={
             setting: compare_speedup(setting, speedup, found)
             for setting, speedup in predicted.speedups.items()
+            if setting in found and baseline_of(setting) in found
         },
         repeats=tuple(
             compare_repeat(setting, step_s, found[setting])
@@ -209,6 +227,7 @@ def compare_observations(
             if setting in found
         ),
         steal=steal_share(entries),
+        too_large=too_large,
     )
 
 
@@ -320,6 +339,7 @@ def _document(
         profile_digest=request.profile.digest,
         observations_sha256=file_sha256(observations),
         steal=comparison.steal,
+        too_large=comparison.too_large,
         settings=rows,
         speedups=tuple(speedups.values()),
         repeats=comparison.repeats,

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -246,7 +245,7 @@ def measure_overlap(
         both_s = (
             _queued_together(session.measured, begin, compute, num_queued=_OUTLAST * num_alone)
             if session.asynchronous
-            else _counted_together(begin(), compute)
+            else _counted_together(session.measured, begin(), compute)
         )
         samples["compute_together_s"].append(both_s[0])
         samples["comm_together_s"].append(both_s[1])
@@ -267,14 +266,16 @@ def _beside(
     )
 
 
-def _counted_together(work: dist.Work, compute: Callable[[], object]) -> tuple[Seconds, Seconds]:
+def _counted_together(
+    device: Device, work: dist.Work, compute: Callable[[], object]
+) -> tuple[Seconds, Seconds]:
     """One matrix product and the all-reduce, computing until it is done: for synchronous devices. [s]"""
-    start_s = time.perf_counter()
+    start_s = device.now()
     count = 0
     while count == 0 or not work.is_completed():
         compute()
         count += 1
-    elapsed_s = time.perf_counter() - start_s
+    elapsed_s = device.now() - start_s
     work.wait()
     return elapsed_s / count, elapsed_s
 

@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-import time
 from typing import Final
 
 import torch
@@ -32,24 +31,25 @@ def measure_checkpoint(session: Session, task: CheckpointTask) -> CheckpointObse
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     size_bytes, write_s, read_s = 0, [], []
+    now = session.measured.now
     folder = session.observations.parent
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".checkpoint.") as file:
         for _ in range(task.repeats):
             file.seek(0)
             file.truncate()
-            started_s = time.perf_counter()
+            started_s = now()
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
             file.flush()
             os.fsync(file.fileno())
-            write_s.append(time.perf_counter() - started_s)
+            write_s.append(now() - started_s)
             size_bytes = file.tell()
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            started_s = time.perf_counter()
+            started_s = now()
             stored = torch.load(file.name, map_location=session.device, weights_only=True)
             model.load_state_dict(stored["model"])
             optimizer.load_state_dict(stored["optimizer"])
             session.synchronise()
-            read_s.append(time.perf_counter() - started_s)
+            read_s.append(now() - started_s)
     return CheckpointObservation(
         task=task.name,
         round=task.round,

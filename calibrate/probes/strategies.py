@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -155,13 +154,14 @@ def measure_layout(session: Session, task: LayoutTask) -> list[Seconds]:
 def _timed(session: Session, step: Step, count: int) -> list[Seconds]:
     """The clock on the wall; of steps that a device works on later, their mean. [s]"""
     session.synchronise()
-    ends_s = [time.perf_counter()]
+    now = session.measured.now
+    ends_s = [now()]
     for _ in range(count):
         step()
-        ends_s.append(time.perf_counter())
+        ends_s.append(now())
     if session.asynchronous:
         session.synchronise()
-        return [(time.perf_counter() - ends_s[0]) / count] * count
+        return [(now() - ends_s[0]) / count] * count
     return [end - start for start, end in itertools.pairwise(ends_s)]
 
 
@@ -198,7 +198,7 @@ def _step(session: Session, task: LayoutTask, layout: Layout, groups: dict[str, 
         module.blocks = module.blocks[ends[stage] : ends[stage + 1]]
         if stage < pp - 1:
             module.head = nn.Identity()
-    trained = _spread(module, layout, groups, device.type)
+    trained = _spread(module, layout, groups, device)
     make = _optimizer(task, trained, layout, groups)
 
     def update() -> None:
@@ -230,8 +230,11 @@ def _local(module: nn.Module, *, is_last: bool) -> contextlib.AbstractContextMan
     return contextlib.nullcontext()
 
 
-def _spread(module: Stack, layout: Layout, groups: dict[str, Any], kind: str) -> nn.Module:
+def _spread(
+    module: Stack, layout: Layout, groups: dict[str, Any], device: torch.device
+) -> nn.Module:
     """The module as the layout divides it among ranks."""
+    kind = device.type
     meshes = {
         name: DeviceMesh.from_group(group, kind, mesh_dim_names=(name,))
         for name, group in groups.items()
@@ -255,7 +258,7 @@ def _spread(module: Stack, layout: Layout, groups: dict[str, Any], kind: str) ->
         fully_shard(module, mesh=meshes["dp"])
         return module
     if layout.dp > 1 or layout.zero == 1:
-        device_ids = [torch.cuda.current_device()] if kind == "cuda" else None
+        device_ids = [device] if kind == "cuda" else None
         return DistributedDataParallel(
             module,
             device_ids=device_ids,

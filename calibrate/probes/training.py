@@ -91,6 +91,7 @@ def measure_steps(
     # DDP forms its final buckets after its first step, which a model does once per process.
     warm_s = _run(session, trainer, setting, num_steps=2 if trainer.is_warm else 3)
     trainer.is_warm = True
+    session.measured.reset_peak()
     num_steps = session.agree(
         repeats_within(
             target_s,
@@ -110,6 +111,7 @@ def measure_steps(
         forward_s=tuple(phases_s["forward"]),
         backward_s=tuple(phases_s["backward"]),
         optimizer_s=tuple(phases_s["optimizer"]),
+        memory=session.measured.peak_memory(),
     )
 
 

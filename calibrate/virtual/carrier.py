@@ -6,9 +6,11 @@ the host stay real. A process that has opened a virtual GPU keeps it for good.
 
 import atexit
 import functools
+import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -103,6 +105,8 @@ class Carrier(TorchDispatchMode):
         super().__init__()
         self.gpu = gpu
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._held: dict[int, weakref.ref[Any]] = {}
+        """Storages by their address."""
         self.works: deque[_Work] = deque(maxlen=256)
         """They must outlive the call that makes them."""
 
@@ -157,9 +161,11 @@ class Carrier(TorchDispatchMode):
             out = func(*args, **kwargs)
         kind = _kind_of(func)
         if kind.is_free:
+            self._hold(leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor))
             self.execute(_VIEW)
             return out
         made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        self._hold(made)
         flop = 0.0 if kind.flop is None else float(kind.flop(*args, **kwargs, out_val=out))
         self.execute(
             Work(
@@ -173,6 +179,20 @@ class Carrier(TorchDispatchMode):
             )
         )
         return out
+
+    def _hold(self, tensors: Iterable[Tensor]) -> None:
+        """Take memory for storages that are new, until nothing refers to them."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key not in self._held:
+                block_bytes = self.gpu.memory.hold(storage.nbytes())
+                end = partial(self._release, key, block_bytes)
+                self._held[key] = weakref.ref(storage, end)
+
+    def _release(self, key: int, block_bytes: Bytes, _: object) -> None:
+        del self._held[key]
+        self.gpu.memory.release(block_bytes)
 
     def _collective(self, func: Any, args: Sequence[Any]) -> Any:
         """A collective of all ranks of a group, which its caller or the end of the backward pass awaits."""
@@ -240,9 +260,11 @@ class Carrier(TorchDispatchMode):
         if not to_device:
             return torch.zeros(source.shape, dtype=dtype)
         with self.fake:
-            return torch.empty_strided(
+            copy = torch.empty_strided(
                 source.shape, source.stride(), dtype=dtype, device=torch.device(NAME, 0)
             )
+        self._hold([copy])
+        return copy
 
     def _move(self, source: Tensor, *, to_device: bool, non_blocking: bool) -> None:
         """Spend the time of a copy; who does not block has pinned his memory."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from calibrate.virtual.truth import Truth
-from perfmodel.units import Bytes, Seconds
+from perfmodel.units import MIB, Bytes, Seconds
 
 COMPUTE: Final = "compute"
 COMM: Final = "comm"
@@ -35,6 +35,44 @@ class Work:
     group_size: int = 1
 
 
+_BLOCK_BYTES: Final[Bytes] = 512
+_SEGMENT_BYTES: Final[Bytes] = 2 * MIB
+
+
+@dataclass(slots=True)
+class Memory:
+    """What a caching allocator without fragments holds: blocks of 512 B in segments of 2 MiB."""
+
+    limit_bytes: Bytes
+    held_bytes: Bytes = 0
+    peak_bytes: Bytes = 0
+    reserved_bytes: Bytes = 0
+    """Never given back, as PyTorch keeps what it once had."""
+
+    def hold(self, size_bytes: Bytes) -> Bytes:
+        """Take a block; return its size. ``MemoryError`` if the device has no room."""
+        block_bytes = -(-size_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+        held_bytes = self.held_bytes + block_bytes
+        if held_bytes > self.limit_bytes:
+            raise MemoryError(
+                f"virtual GPU: tried to allocate {block_bytes:,} B beside {self.held_bytes:,} B "
+                f"of {self.limit_bytes:,} B"
+            )
+        self.held_bytes = held_bytes
+        self.peak_bytes = max(self.peak_bytes, held_bytes)
+        segments = -(-self.peak_bytes // _SEGMENT_BYTES)
+        self.reserved_bytes = max(self.reserved_bytes, segments * _SEGMENT_BYTES)
+        return block_bytes
+
+    def release(self, block_bytes: Bytes) -> None:
+        """Give a block back."""
+        self.held_bytes -= block_bytes
+
+    def reset_peak(self) -> None:
+        """Forget the peak so far."""
+        self.peak_bytes = self.held_bytes
+
+
 class VirtualGpu:
     """One device and the host that drives it, on one time line. All times in seconds."""
 
@@ -44,6 +82,7 @@ class VirtualGpu:
         self.done_s: dict[str, Seconds] = defaultdict(float)
         """When each stream has done all that was issued to it."""
         self.current = COMPUTE
+        self.memory = Memory(truth.device.memory_bytes)
         speeds = truth.device.speed
         self._rank, self._occasion = rank, occasion
         self._speed = speeds[min(rank, len(speeds) - 1)]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, PlainSerializer, PositiveInt, TypeAdapter
+from pydantic import Field, NonNegativeInt, PlainSerializer, PositiveInt, TypeAdapter
 
 from perfmodel.documents.base import Record, read_lines
 from perfmodel.errors import InvalidDocument
@@ -31,8 +31,22 @@ Duration = Annotated[float, Field(ge=0), PlainSerializer(_stored, when_used="jso
 Durations = tuple[Duration, ...]
 _SomeDurations = Annotated[Durations, Field(min_length=1)]
 
+#: How the reason of a run begins that its device could not hold.
+OUT_OF_MEMORY: Final = "out of memory"
+
 #: Of a step on one rank, in order, as ``RankSteps`` times them.
 PHASES: Final = ("input", "forward", "backward", "optimizer")
+
+
+class PeakMemory(Record):
+    """Of a device with memory of its own, since the run began. [B]"""
+
+    allocated_bytes: NonNegativeInt
+    """Held by tensors at most."""
+    reserved_bytes: NonNegativeInt
+    """Held by the caching allocator at most."""
+    used_bytes: NonNegativeInt
+    """Of the whole device in the end: contexts, buffers of collectives and other processes included."""
 
 
 class RankSteps(Record):
@@ -45,6 +59,8 @@ class RankSteps(Record):
     forward_s: Durations
     backward_s: Durations
     optimizer_s: Durations
+    memory: PeakMemory | None = None
+    """With models that earlier tasks left there; None where the device has none of its own."""
 
 
 class DeviceStreams(Record):
@@ -92,6 +108,8 @@ class LoopObservation(Taken):
     step_s: Annotated[float, Field(gt=0)]
     """Mean over the steps, of the slowest rank. [s]"""
     num_steps: PositiveInt
+    memory: PeakMemory | None = None
+    """Of the first rank, in a process that did nothing else; None where the device has none of its own."""
 
 
 class FailedObservation(Taken):
@@ -100,6 +118,11 @@ class FailedObservation(Taken):
     kind: Literal["failed"] = "failed"
     setting: RunSetting
     reason: str
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether memory ended: then a larger one need not be tried."""
+        return self.reason.startswith(OUT_OF_MEMORY)
 
 
 class CollectiveObservation(Taken):

@@ -126,6 +126,8 @@ class ValidationDocument(ProfileVerdict):
     steal: Share = 0.0
     """As in the profile, of these runs."""
     settings: Annotated[tuple[ComparedSetting, ...], Field(min_length=1)]
+    too_large: tuple[str, ...] = ()
+    """Settings that memory did not hold: predicted, and not run."""
     speedups: tuple[ComparedSpeedup, ...]
     repeats: tuple[Repeat, ...]
     summary_extrapolated: ErrorSummary | None

@@ -154,6 +154,7 @@ def summary_lines(validation: ValidationDocument) -> list[str]:
         f"({covered} of {len(validation.settings)})"
     )
     lines += gate_lines(validation.gates)
+    lines += [f"Not run, out of memory: {label}" for label in validation.too_large]
     return [*lines, *steal_lines(validation.steal)]
 
 

@@ -12,19 +12,25 @@ from calibrate.campaign import (
     OBSERVATIONS,
     Campaign,
     Progress,
+    is_too_large,
     measure,
     read_plan,
 )
 from calibrate.locks import FOLDER_LOCK, folder_to_itself
 from calibrate.placement import Placement
 from calibrate.task import StepTask
-from perfmodel.documents.observation import StepObservation, read_observations
+from perfmodel.documents.observation import (
+    FailedObservation,
+    StepObservation,
+    read_observations,
+)
 from perfmodel.errors import (
     IncomparableRuns,
     MeasurementFailed,
     PerfModelError,
     UsageError,
 )
+from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
 from tests.calibrate.played import ALONE
 from tests.fakes import FakeLauncher, LaunchCall
@@ -221,3 +227,27 @@ def test_a_full_disk_is_told_in_one_line_before_anything_starts(
     assert "\n" not in str(caught.value)
     assert worker.finished == []
     assert list(campaign.folder.iterdir()) == [campaign.folder / FOLDER_LOCK]
+
+
+def test_what_memory_does_not_hold_is_data(campaign: Campaign) -> None:
+    """The second of three batches fails: it and the larger one are never tried again, the rest goes on."""
+    small = PlayedWorker(holds=lambda setting: setting.micro_batch < 2)
+    launcher = run(campaign, small)
+    assert small.finished == ["0-1", "1-1"]
+    assert len(launcher.calls) == 2
+    found = read_observations(campaign.folder / OBSERVATIONS)
+    failed = [entry for entry in found if isinstance(entry, FailedObservation)]
+    assert [entry.task for entry in failed] == ["0-2"]
+    assert failed[0].is_too_large
+    assert run(campaign, small, resume=True).calls == []
+
+
+def test_a_module_alone_may_fit_where_ddp_does_not() -> None:
+    alone, wrapped = (
+        RunSetting(workload="light", world_size=1, micro_batch=8, synchronisation=how)
+        for how in (Synchronisation.NONE, Synchronisation.DDP)
+    )
+    assert is_too_large(wrapped, {alone})
+    assert not is_too_large(alone, {wrapped})
+    assert not is_too_large(replace(alone, micro_batch=7), {alone})
+    assert not is_too_large(replace(alone, workload="heavy"), {alone})

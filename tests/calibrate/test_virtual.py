@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from calibrate.experiment import BUDGETS, Experiment
-from calibrate.virtual.gpu import VirtualEvent, VirtualGpu
+from calibrate.virtual.gpu import Memory, VirtualEvent, VirtualGpu
 from calibrate.virtual.truth import SHIPPED, Device, Host, Network, Truth
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.errors import InvalidDocument, UsageError
+from perfmodel.units import MIB
 from tests.benchmarks.virtual import calibrated, judged, random_truth
 from tests.benchmarks.virtual_record import CALIBRATED, loaded
 
@@ -64,6 +65,18 @@ def test_a_collective_starts_with_the_last_rank_and_slows_compute_down() -> None
     gpu.issue(1e-3, host_s=0.0)
     gpu.synchronise()
     assert gpu.host_s == pytest.approx(2e-3)
+
+
+def test_memory_is_held_in_blocks_and_ends() -> None:
+    memory = Memory(limit_bytes=4 * MIB)
+    first = memory.hold(1000)
+    second = memory.hold(3 * MIB)
+    assert (first, memory.peak_bytes, memory.reserved_bytes) == (1024, 3 * MIB + 1024, 4 * MIB)
+    with pytest.raises(MemoryError, match="beside 3,146,752 B of 4,194,304 B"):
+        memory.hold(2 * MIB)
+    memory.release(second)
+    memory.reset_peak()
+    assert (memory.peak_bytes, memory.reserved_bytes) == (1024, 4 * MIB)
 
 
 def test_shipped_truths_can_be_read() -> None:

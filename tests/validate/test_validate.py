@@ -16,14 +16,19 @@ from calibrate.environment import describe_environment
 from calibrate.processes import usable_cores
 from calibrate.topology import LaunchFlags
 from perfmodel.documents.verdicts import ValidationDocument
-from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, UsageError
+from perfmodel.errors import (
+    CalibrationUnavailable,
+    InvalidDocument,
+    MeasurementFailed,
+    UsageError,
+)
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import MeasuredMachine
 from tests.fakes import FakeLauncher, LaunchCall
 from tests.perfmodel.profiles import Machine, profile
 from tests.played_worker import PlayedWorker
 from tests.validate.samples import calibrated_step, four_workloads
-from validate.validate import VALIDATION, ValidationRequest, validate
+from validate.validate import VALIDATION, ValidationRequest, judge_recorded, validate
 
 pytestmark = pytest.mark.skipif(
     usable_cores() < 2 or find_spec("torch") is None,
@@ -117,6 +122,35 @@ def test_a_machine_that_does_as_predicted_passes_without_error(
     assert document.speedup_summary.mape == pytest.approx(0, abs=0.01)
     assert {repeat.setting.world_size for repeat in document.repeats} == {1, 2}
     assert document == ValidationDocument.read(request_.folder / VALIDATION)
+
+
+def test_what_memory_does_not_hold_is_named_and_not_judged(request_: ValidationRequest) -> None:
+    worker = PlayedWorker(
+        step_s=as_predicted(request_.folder),
+        holds=lambda setting: setting.workload != "heavy" or setting.world_size == 1,
+    )
+    document = run(request_, worker)
+    assert document.too_large
+    assert all("heavy n=2" in label for label in document.too_large)
+    assert document.summary.num_settings == 8 - len(document.too_large)
+    assert document.too_large == judge_recorded(request_.profile, request_.folder).too_large
+
+
+def test_records_are_judged_as_they_were_there(request_: ValidationRequest) -> None:
+    there = run(request_, PlayedWorker(step_s=as_predicted(request_.folder, slower=1.1)))
+    home = judge_recorded(request_.profile, request_.folder)
+    assert home.model_copy(update={"provenance": there.provenance}) == there
+    other = replace(request_.profile, origin=replace(request_.profile.origin, digest="other"))
+    with pytest.raises(InvalidDocument, match="must be of the profile beside it"):
+        judge_recorded(other, request_.folder)
+    plan = plan_of(request_)
+    for broken, words in (
+        (plan | {"predicted_s": {"alexnet": plan["predicted_s"].popitem()[1]}}, "got alexnet"),
+        (plan | {"gates": {}, "budget": 3}, "budget"),
+    ):
+        (request_.folder / PLAN).write_text(json.dumps(broken))
+        with pytest.raises(InvalidDocument, match=words):
+            judge_recorded(request_.profile, request_.folder)
 
 
 def test_a_machine_that_is_slower_than_predicted_fails(request_: ValidationRequest) -> None:
