@@ -97,6 +97,10 @@ def calibrate_from_runs(
     return document, runs.notes
 
 
+#: The fit solves for all runs together: memory with their square, time with their cube.
+MOST_RUNS: Final = 1000
+
+
 def read_runs(table: Path, mapping: RunColumns, *, device: str | None = None) -> RunTable:
     """Jobs and step times of a CSV file, run records, a Kineto trace, an MLPerf log, or a folder of them.
 
@@ -105,6 +109,10 @@ def read_runs(table: Path, mapping: RunColumns, *, device: str | None = None) ->
     found = read_run_rows(table)
     if not found:
         raise InvalidDocument(f"{table}: must hold at least one run, got none")
+    if len(found) > MOST_RUNS:
+        raise InvalidDocument(
+            f"{table}: must hold at most {MOST_RUNS:,} runs, got {len(found):,}; keep those like yours"
+        )
     values = [read_run(run.where, run.cells, mapping, device=device) for run in found]
     rows = [run.cells for run in found]
     for run, row in zip(found, values, strict=True):

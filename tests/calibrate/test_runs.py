@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibrate.runs import RunTable, calibrate_from_runs, read_runs
+from calibrate.runs import MOST_RUNS, RunTable, calibrate_from_runs, read_runs
 from perfmodel.cost.inferred import InferredModel
 from perfmodel.cost.jobs import Jobs
 from perfmodel.cost.layout_memory import (
@@ -299,3 +299,11 @@ def test_one_run_far_behind_the_others_is_named(tmp_path: Path) -> None:
     path.write_text("model,step_time_s,dp,micro_batch,accumulation,sequence\n" + lines)
     (note,) = (note for note in read_runs(path, RunColumns()).notes if "line 4" in note)
     assert "step time 4000 s is 1,000 times that of the other runs" in note
+
+
+def test_more_runs_than_a_fit_can_take_are_refused(tmp_path: Path) -> None:
+    heading, run, *_ = Path("docs/runs/h100.csv").read_text(encoding="utf-8").splitlines()
+    table = tmp_path / "runs.csv"
+    table.write_text("\n".join([heading, *[run] * (MOST_RUNS + 1), ""]), encoding="utf-8")
+    with pytest.raises(InvalidDocument, match=r"at most 1,000 runs, got 1,001"):
+        read_runs(table, RunColumns(), device="H100")
