@@ -206,7 +206,7 @@ def main() -> None:
     others = [name for name in rows if name != _ANCHOR]
     fits |= {name: fit_device(rows[name], bare[name], from_anchor) for name in others}
     if asked.write:
-        _write(asked.folder, tables, traces, list(fits.values()))
+        _write(asked.folder, tables, traces, fits)
         return
     judge_families(_ANCHOR, rows[_ANCHOR], bare[_ANCHOR], first_priors())
     by_count: dict[int, list[FloatArray]] = {}
@@ -223,10 +223,13 @@ def main() -> None:
 
 
 def _write(
-    folder: Path, tables: Mapping[str, list[TableRow]], traces: Traces, fits: Sequence[DeviceFit]
+    folder: Path,
+    tables: Mapping[str, list[TableRow]],
+    traces: Traces,
+    fits: Mapping[str, DeviceFit],
 ) -> None:
-    """Files of the machines, and the prior of the next device."""
-    priors = prior_over(fits, first_priors())
+    """Files of the machines, and the prior of the next device; no device is its own prior."""
+    priors = prior_over(list(fits.values()), first_priors())
     lines = [
         "# Prior of the constants of perfmodel/cost/step_law.py on a device without steps: median and standard",
         "# deviation of the logarithm. Made by python -m tests.benchmarks.machines FOLDER --write.",
@@ -238,9 +241,8 @@ def _write(
     for name, table in tables.items():
         sheet = find_device(name, shipped_catalogue())
         source = _SOURCES[_source(folder, name)]
-        machine, notes = machine_from_steps(
-            table, sheet, priors=priors, source=source, trace=traces
-        )
+        told = prior_over([fit for other, fit in fits.items() if other != name], first_priors())
+        machine, notes = machine_from_steps(table, sheet, priors=told, source=source, trace=traces)
         document = ProfileDocument(
             provenance=Provenance.of_answer(
                 ["python", "-m", "tests.benchmarks.machines"],
