@@ -23,7 +23,6 @@ from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.machine.measured import Repeatability
 from tests.benchmarks.rejudge import say, unpacked
 from validate import validate
-from validate.holdout import BUDGETS
 
 RECORDS: Final = Path("docs/records")
 
@@ -71,7 +70,7 @@ def judge_steps(part: str, folder: Path) -> None:
         predicted = validate.predict(
             profile,
             tuple(row.setting for row in settings),
-            num_repetitions=BUDGETS["standard"].num_repetitions,
+            num_repetitions=settings[0].num_repetitions,
         )
     runs = unpacked(RECORDS / "validation" / "observations.jsonl", folder)
     rows = validate.compare_observations(profile, predicted, runs).settings
