@@ -219,6 +219,8 @@ _FLAGS: Final = (
 )
 _MAY_BE_0: Final = (*_FLAGS, "zero", "shard", "prefetch")
 _DECIMAL: Final = (STEP, *_RATES, "imbalance", PEAK)
+#: No run has more of anything; products of such numbers stay finite.
+_MOST: Final = 1e18
 _YES_NO: Final = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 
 
@@ -410,6 +412,8 @@ def _number(where: str, name: str, text: str) -> float:
 
 def _require_in_range(where: str, name: str, value: float) -> None:
     may_be_0 = name in _MAY_BE_0
+    if _MOST < value < float("inf"):
+        raise InvalidDocument(f"{where}: must be <= {_MOST:g}, got {value:g}")
     if not (0.0 if may_be_0 else 1e-12) <= value < float("inf"):
         rule = ">= 0" if may_be_0 else "> 0"
         raise InvalidDocument(f"{where}: must be finite and {rule}, got {value:g}")

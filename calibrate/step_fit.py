@@ -1,8 +1,8 @@
 """Constants of the law of steps from step times of many models: penalised least squares in log step time.
 
 Every constant is drawn to its prior as strongly as that is sure; every row pulls with a heavy-tailed loss.
-Whole families of models left out in turn tell how wrong a step of an unseen family is. The posteriors of several
-devices together are the prior of the next one.
+Whole families of models, left out one after another, tell how wrong a step of an unseen family is.
+The posteriors of several devices together are the prior of the next one.
 """
 
 import re

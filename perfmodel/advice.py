@@ -9,14 +9,14 @@ from typing import Final
 import numpy as np
 
 from perfmodel.answer.answer import Forecast
-from perfmodel.answer.measured import all_step_times, layout_costs
+from perfmodel.answer.measured import all_step_times, largest_all_reduce, layout_costs
 from perfmodel.answer.question import Question
 from perfmodel.cost.collectives import bus_factor
 from perfmodel.cost.network import ALL_REDUCE
 from perfmodel.cost.terms import CollectiveTime, Samples, Terms
 from perfmodel.documents.prediction import PredictedPoint, PredictionDocument, ScalingAdvice
 from perfmodel.explanation import LossCause, Nominal, alone, removals, with_exchange
-from perfmodel.layout.layout import Scaling
+from perfmodel.layout.layout import Layout, Scaling
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import DEVIATE_90, Interval
 from perfmodel.step.program import Cause
@@ -85,11 +85,15 @@ def knee_devices(points: Sequence[PredictedPoint]) -> int | None:
     return found
 
 
+def _on_one_device(layout: Layout, scaling: Scaling) -> Layout:
+    """What speed-ups are over: the same micro-batch, or under strong scaling that of all devices together."""
+    factor = layout.dp if scaling == "strong" else 1
+    return dataclasses.replace(alone(layout), micro_batch=factor * layout.micro_batch)
+
+
 def _ideal_s(asked: Nominal, scaling: Scaling) -> Seconds:
     """The samples of a step at the speed of one device, shared by all. [s]"""
-    layout = asked.layout
-    factor = layout.dp if scaling == "strong" else 1
-    single = dataclasses.replace(alone(layout), micro_batch=factor * layout.micro_batch)
+    layout, single = asked.layout, _on_one_device(asked.layout, scaling)
     ratio = layout.global_batch / single.global_batch / layout.world_size
     return Nominal.of(asked.question.at(single)).step_s() * ratio
 
@@ -98,8 +102,7 @@ def _limit(asked: Nominal, scaling: Scaling, step_s: Seconds) -> tuple[LossCause
     """The cause whose removal saves most of what one device does not pay, and how much. [s]"""
     layout = asked.layout
     own = 1 - 1 / layout.world_size if scaling == "strong" else 0.0
-    factor = layout.dp if scaling == "strong" else 1
-    baseline = dataclasses.replace(alone(layout), micro_batch=factor * layout.micro_batch)
+    baseline = _on_one_device(layout, scaling)
     lost_s = {
         cause: (step_s - asked.step_s(terms)) * (own if cause in _FIXED else 1.0)
         for cause, terms in removals(asked, baseline)
@@ -154,7 +157,7 @@ def _all_reduce(terms: Terms) -> CollectiveTime:
 def _busbw_bytes_per_s(asked: Nominal) -> float | None:
     """Bus bandwidth of the transfer of the largest all-reduce; None without one. [B/s]"""
     program = asked.costs.program
-    size = max((o.size_bytes for o in program.operations if o.cause is Cause.ALL_REDUCE), default=0)
+    size = largest_all_reduce(program)
     cost = _all_reduce(asked.terms)
     transfer_s = float((cost(size) - cost(1))[0]) if size else 0.0
     if transfer_s <= 0:

@@ -192,7 +192,7 @@ def _look(
 def _runs(
     pending: Sequence[Stage], request: BorrowedRequest, on_line: Callable[[str], None]
 ) -> Iterator[StageRun]:
-    """Stages in turn; what one leaves of its time is for those after it."""
+    """Stages one after another; what one leaves of its time is for those after it."""
     end_s = time.monotonic() + request.limit_s
     for number, stage in enumerate(pending):
         left = sum(each.share for each in pending[number:])

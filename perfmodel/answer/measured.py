@@ -433,8 +433,8 @@ def crowding(question: Question, trace: Trace) -> float:
     return 1 + stretched_s / trace.step_s
 
 
-def _largest_all_reduce(program: StepProgram) -> Bytes:
-    """0 if there is none. [B]"""
+def largest_all_reduce(program: StepProgram) -> Bytes:
+    """Bytes of the largest gradient bucket of a step; 0 if there is none. [B]"""
     sizes = (o.size_bytes for o in program.operations if o.cause is Cause.ALL_REDUCE)
     return max(sizes, default=0)
 
@@ -442,7 +442,7 @@ def _largest_all_reduce(program: StepProgram) -> Bytes:
 def _sharing(question: Question, costs: Costs, model: CostModel) -> float:
     """Factor on the step by other jobs whose collectives cross the same links."""
     cluster = question.cluster
-    size_bytes = _largest_all_reduce(costs.program)
+    size_bytes = largest_all_reduce(costs.program)
     if cluster is None or not size_bytes:
         return 1.0
     from perfmodel.engine.contention import slowdown_by_contention  # noqa: PLC0415
@@ -459,7 +459,7 @@ def _sharing(question: Question, costs: Costs, model: CostModel) -> float:
 
 
 def _bottleneck(question: Question, program: StepProgram, model: CostModel) -> str | None:
-    size_bytes = _largest_all_reduce(program)
+    size_bytes = largest_all_reduce(program)
     if question.cluster is None or not size_bytes:
         return None
     return model.network.bottleneck(size_bytes, groups(question.layout)[Cause.ALL_REDUCE])

@@ -6,6 +6,7 @@ which is of one device; llm-foundry "throughput/device/tokens_per_sec".
 """
 
 import enum
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from typing import Final, NamedTuple
 
 from perfmodel.errors import InvalidDocument, UsageError, refuse_unknown, why
 from perfmodel.files import read_text
-from perfmodel.units import decimal
+from perfmodel.units import decimal, whole
 
 #: Steps before these still compile, fill caches and warm up.
 _WARM_UP: Final = 3
@@ -141,7 +142,10 @@ def read_observed(text: str) -> Logged:
 
 
 def _whole(text: str) -> int:
-    found = int(text.replace(",", ""))
+    try:
+        found = whole(text.replace(",", ""))
+    except ValueError as error:
+        raise UsageError(f"--observed: counts {error}") from None
     if not 0 < found <= 2**20:
         raise UsageError(f"--observed: counts must be 1 to {2**20:,}, got {text}")
     return found
@@ -153,11 +157,14 @@ def _quantity(text: str, left: str) -> tuple[float | None, Unit | None, str]:
         for match in re.finditer(rf"{_NUMBER}(?={pattern.pattern})", left, re.IGNORECASE):
             end = pattern.match(left, match.end())
             assert end is not None
-            value = decimal(match[1].replace(",", "")) * scale * (1e3 if match[2] else 1.0)
+            try:
+                value = decimal(match[1].replace(",", "")) * scale * (1e3 if match[2] else 1.0)
+            except ValueError as error:
+                raise UsageError(f"--observed: {error} in {text!r}") from None
             if unit is Unit.MFU and scale == 1 and value > 1:
                 value /= 100  # "MFU 13.5"; above 100 % it is written with its sign
-            if value <= 0:
-                raise UsageError(f"--observed: must be > 0, got {match[1]} in {text!r}")
+            if not 0 < value < math.inf:
+                raise UsageError(f"--observed: must be finite and > 0, got {match[1]} in {text!r}")
             return value, unit, left[: match.start()] + " " + left[end.end() :]
     if re.search(r"\d", left) or not re.search(r"gpu|device|card|node|rank|\dx\d", text.casefold()):
         known = "s, ms, it/s, tokens/s, samples/s, words/s, MFU, TFLOP/s, GiB"
@@ -297,7 +304,7 @@ def read_log(path: Path, *, name: str) -> tuple[Logged, tuple[str, ...]]:
 def _rows(path: Path, lines: Sequence[str], form: _Format) -> Iterator[tuple[int | None, float]]:
     """Step and value of every line, steps ascending; of bars those of the commonest length, which train."""
     matches = [(number, form.pattern.search(line)) for number, line in enumerate(lines, start=1)]
-    found = [(number, match.groupdict()) for number, match in matches if match is not None]
+    found = [(number, match.groupdict()) for number, match in matches if match and match["value"]]
     lengths = Counter(groups.get("total") for _, groups in found)
     most = lengths.most_common(1)[0][0] if lengths else None
     before = -1
@@ -305,13 +312,18 @@ def _rows(path: Path, lines: Sequence[str], form: _Format) -> Iterator[tuple[int
         if groups.get("total") != most:
             continue
         text, epoch = groups.get("step"), groups.get("epoch")
-        step = None if text is None else int(text) + int(epoch or 0) * int(most or 0)
+        try:
+            step = None if text is None else whole(text) + whole(epoch or "0") * whole(most or "0")
+            value = decimal(groups["value"].replace(",", ""))
+        except ValueError as error:
+            raise InvalidDocument(f"{path}: line {number}: {error}") from None
+        if value == math.inf:
+            raise InvalidDocument(f"{path}: line {number}: must be finite, got {groups['value']}")
         if step is not None and step < before:
             raise InvalidDocument(
                 f"{path}: log must be of one run, but line {number} goes from step {before} back to "
                 f"{step}; keep one run"
             )
-        value = decimal(groups["value"].replace(",", ""))
         if value > 0 and (step is None or step > before):
             yield step, value
         before = before if step is None else step

@@ -136,7 +136,7 @@ def _modes(rows: Sequence[StepRow]) -> dict[str, list[int]]:
 def judge_families(
     name: str, rows: Sequence[StepRow], sheet: Sheet, priors: Mapping[str, ConstantPrior]
 ) -> None:
-    """Families left out in turn; the interval of a family is of errors of the others."""
+    """Families left out one after another; the interval of a family is of errors of the others."""
     logs = left_out_logs(rows, sheet, priors)
     for mode, chosen in _modes(rows).items():
         own = logs[chosen]

@@ -33,7 +33,8 @@ def main(minutes: float, first_seed: int) -> int:
         tries[kind] += 1
         start_s = time.monotonic()
         try:
-            act(drawn)
+            faults = act(drawn)
+            assert not faults, faults[0]
             assert time.monotonic() - start_s < _SLOW_S, f"slow: {kind}"
         except Exception as error:  # noqa: BLE001 - each kind is told once
             place = traceback.extract_tb(error.__traceback__)[-1]

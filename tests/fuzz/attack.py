@@ -15,6 +15,7 @@ from typer.main import get_command
 
 from calibrate.run_logs import read_run_rows
 from calibrate.runs import read_runs
+from calibrate.step_table import read_steps
 from perfmodel.cli.app import app, main
 from perfmodel.documents.acceptance import AcceptanceTerms
 from perfmodel.documents.budget import read_budget, read_prices
@@ -24,12 +25,15 @@ from perfmodel.documents.inferred import InferredDocument, RunColumns, read_run_
 from perfmodel.documents.observation import read_observations
 from perfmodel.documents.plan import read_plan
 from perfmodel.documents.profile import ProfileDocument
+from perfmodel.documents.training_configs import read_config
+from perfmodel.documents.training_logs import read_log
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import PerfModelError
 from perfmodel.plan.batch import read_gradient_norms
 from perfmodel.trace.huggingface_config import DECODERS, Config, read_shape
 from tests.perfmodel.cli.test_refusals import _WRITERS
 from tests.perfmodel.plan.plans import TODAY
+from validate.archive import unpack
 
 _ROOT: Final = Path(__file__).parents[2]
 _INPUTS: Final = _ROOT / "tests" / "regression" / "inputs"
@@ -52,13 +56,22 @@ _PRICES: Final = (
 _COLUMNS: Final = (
     '[columns]\nstep_time_s = "time"\n[units]\nstep_time_s = "ms"\n[constants]\ntp = 1\n'
 )
+_TRAINING_LOG: Final = "".join(
+    f"step: {step:2}  loss: 7.9  memory: 41.2GiB(43.3%)  tps: 7,{500 + step}  mfu: 41.2%\n"
+    for step in range(1, 30)
+)
+_STEPS: Final = (
+    "model,batch,image,precision,memory_format,step_time_s\n"
+    "torchvision:resnet18,32,224,fp32,contiguous,0.05\ntorchvision:vgg11,16,224,amp fp16,,0.08\n"
+)
 _OBSERVATION: Final = (
     '{"task":"a","kind":"processor","steal_s":0.0,"busy_s":1.0}\n'
     '{"task":"b","kind":"environment","facts":{"host":{"fingerprint":"x"}}}\n'
 )
 
 Read = Callable[[Path], object]
-Act = Callable[[Any], None]
+#: What it finds wrong in the outcome: nothing, or a line for each fault.
+Act = Callable[[Any], list[str]]
 #: Every reader of files of users: the ending of its file, a valid file, and what reads it.
 READERS: Final[dict[str, tuple[str, bytes | str | Path, Read]]] = {
     "profile": ("json", "stored", ProfileDocument.read),
@@ -100,6 +113,14 @@ READERS: Final[dict[str, tuple[str, bytes | str | Path, Read]]] = {
         lambda path: read_nccl_tests(path, collective="all_reduce"),
     ),
     "topology": ("txt", _INPUTS / "topology.txt", read_topology),
+    "training log": ("log", _TRAINING_LOG.encode(), lambda path: read_log(path, name="torchtitan")),
+    "training config": ("yaml", _ROOT / "docs" / "cases" / "mpt-7b.yaml", read_config),
+    "steps": ("csv", _STEPS.encode(), read_steps),
+    "archive": (
+        "tar.gz",
+        b"\x1f\x8b\x08\0\0\0\0\0\0\x03\xab\xae\x05\0C\xbf\xa6\xa3\2\0\0\0",
+        lambda path: unpack(path, path.parent / "unpacked"),
+    ),
 }
 
 #: What stands where a number, a name or anything else should.
@@ -205,23 +226,27 @@ def spoilt(name: str, changes: list[Edit], folder: Path) -> bytes:
     return content
 
 
-def read_hostile(name: str, content: bytes, folder: Path) -> None:
-    """Read it: it is taken, or refused in a line."""
+def read_hostile(name: str, content: bytes, folder: Path) -> list[str]:
+    """Read it: it is taken, or refused in the user's words; anything else is a fault."""
     ending, _, read = READERS[name]
     path = folder / f"hostile.{ending}"
     path.write_bytes(content)
-    said = ""
     try:
         read(path)
     except PerfModelError as error:
-        said = str(error)
-    assert not _GARBAGE.search(said), said
+        return _garbage(str(error))
+    return []
 
 
 #: Words of libraries, which mean nothing to a user.
 _GARBAGE: Final = re.compile(
     r"pydantic|numpy|Traceback|https?://errors|NoneType|object is not|set_int_max|internal error|<class"
 )
+
+
+def _garbage(said: str) -> list[str]:
+    return [f"words of a library: {said}"] if _GARBAGE.search(said) else []
+
 
 #: Valid command lines that measure nothing.
 COMMANDS: Final = (
@@ -328,14 +353,19 @@ def run_line(words: list[str], files: dict[str, str]) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def check_line(words: list[str], files: dict[str, str]) -> None:
-    """Run a command: it answers, or complains in one line."""
+def check_line(words: list[str], files: dict[str, str]) -> list[str]:
+    """Run a command: it answers, or complains in one line; anything else is a fault."""
     code, out, err = run_line(words, files)
-    assert code in {0, 1, 2, 3, 4, 5}, words
-    assert "\x1b" not in out + err, words
-    assert not _GARBAGE.search(err), err
+    faults = _garbage(err)
+    if code not in {0, 1, 2, 3, 4, 5}:
+        faults.append(f"exit code {code}: {words}")
+    if "\x1b" in out + err:
+        faults.append(f"escape sequence: {words}")
     if code and "Usage:" not in err + out:
-        assert sum(line.startswith("perfmodel: ") for line in err.splitlines()) == 1, err
+        complaints = sum(line.startswith("perfmodel: ") for line in err.splitlines())
+        if complaints != 1:
+            faults.append(f"{complaints} complaints: {err}")
+    return faults
 
 
 #: Commands by the file that each reads.
@@ -348,8 +378,9 @@ _READING: Final = {
 }
 
 
-def check_hostile_input(changes: list[Edit], files: dict[str, str]) -> None:
+def check_hostile_input(changes: list[Edit], files: dict[str, str]) -> list[str]:
     """Every command that reads a file reads a spoilt one."""
+    faults = []
     for name, line in _READING.items():
         path = Path(files[name])
         content = path.read_bytes()
@@ -357,7 +388,8 @@ def check_hostile_input(changes: list[Edit], files: dict[str, str]) -> None:
             content = change.apply(content)
         hostile = path.with_name(f"hostile-{name}.json")
         hostile.write_bytes(content)
-        check_line([*line.split(), str(hostile)], files)
+        faults += check_line([*line.split(), str(hostile)], files)
+    return faults
 
 
 def attacks(folder: Path, files: dict[str, str]) -> dict[str, tuple[st.SearchStrategy[Any], Act]]:

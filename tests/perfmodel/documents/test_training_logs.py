@@ -39,7 +39,7 @@ def test_what_people_type(
     [
         ("8 GPUs 2.5 fortnights", "must hold one number with a unit"),
         ("8 GPUs on H100: 2.5 s", "'h100', which is not understood"),
-        ("8 GPUs 0 s", "must be > 0"),
+        ("8 GPUs 0 s", "must be finite and > 0"),
         ("fast", "must hold one number"),
         ("0 GPUs 3 s", "counts must be 1 to"),
     ],
