@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure, read_plan
-from calibrate.experiment import BUDGETS, REFERENCE_MODELS, Experiment, doubling_sizes
+from calibrate.experiment import BUDGETS, Experiment, default_models, doubling_sizes
 from calibrate.fit.profile import fit_profile, recorded_environment
 from calibrate.launch import Launcher
 from calibrate.noise import with_stored_noise
@@ -30,7 +30,8 @@ class CalibrationRequest:
     device: str = "auto"
     truth: str | None = None
     """What a virtual device costs."""
-    models: tuple[str, ...] = REFERENCE_MODELS
+    models: tuple[str, ...] | None = None
+    """None: those that are usual on the device."""
     flags: LaunchFlags = field(default_factory=LaunchFlags)
     seed: int = 0
     resume: bool = False
@@ -47,7 +48,7 @@ def calibrate(
     experiment = Experiment(
         device_kind=here.device_kind,
         world_sizes=doubling_sizes(topology.world_size),
-        models=request.models,
+        models=default_models(here.device_kind) if request.models is None else request.models,
         budget=BUDGETS[request.budget],
         seed=request.seed,
     )
@@ -59,7 +60,7 @@ def calibrate(
         "stage": "calibrate",
         "budget": request.budget,
         "device": here.device_kind,
-        "models": request.models,
+        "models": experiment.models,
         **({} if here.truth is None else {"truth": here.truth}),
         "seed": request.seed,
         "num_nodes": topology.num_nodes,

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from perfmodel.documents.observation import PeakMemory
+from perfmodel.trace.cuda_casts import HALVES, AsOnCuda
 from perfmodel.units import Bytes, Seconds
 
 if TYPE_CHECKING:
@@ -98,6 +99,12 @@ class Device(ABC):
     def without(self) -> AbstractContextManager[Any]:
         """Tensors made inside are no business of the device: traces are made so."""
         return nullcontext()
+
+    def autocast(self, precision: str) -> AbstractContextManager[Any]:
+        """The precision of a forward pass: fp32 as torch computes it by default, or autocast to 16 bit."""
+        dtype = HALVES.get(precision)
+        kind = self.torch_device.type
+        return nullcontext() if dtype is None else torch.autocast(kind, dtype=dtype)
 
     def peak_memory(self) -> PeakMemory | None:
         """Most memory that was held since ``reset_peak``; None where it is the host's."""
@@ -257,6 +264,10 @@ class VirtualDevice(Device):
     def without(self) -> AbstractContextManager[Any]:
         """Tensors made inside are torch's own."""
         return _disable_current_modes()
+
+    def autocast(self, precision: str) -> AbstractContextManager[Any]:
+        """By CUDA's rules."""
+        return nullcontext() if precision == "fp32" else AsOnCuda(precision)
 
 
 class HostClock:

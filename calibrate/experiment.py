@@ -97,7 +97,6 @@ def _common() -> tuple[ComputeProbe, ...]:
 
 #: Models whose checkpoints are timed, whichever are run: files of half a megabyte, 23 and 90 MB.
 CHECKPOINTED: Final = ("lenet", "mlp", "resnet18")
-REFERENCE_MODELS: Final = ("lenet", "resnet18", "mlp", "transformer")
 
 #: An interrupted task is lost: as many layers as take about two seconds.
 _LAYERS_PER_TASK: Final = 20
@@ -194,21 +193,39 @@ BUDGETS: Final = {
     ),
 }
 
-#: Micro-batches per model, the most useful first: a budget takes as many as it can pay for.
-_MICRO_BATCHES: Final[dict[DeviceKind, dict[str, tuple[int, ...]]]] = {
+#: Micro-batches per model, the most useful first: a budget takes as many as it can pay for. The GPU's models are
+#: those of ``perfmodel.trace.reference.GPU_MODELS`` with their precision and optimizer, and small ones that wait for
+#: the host.
+_MICRO_BATCHES: Final[dict[str, dict[str, tuple[int, ...]]]] = {
     "cpu": {
         "lenet": (64, 512, 192, 320),
         "resnet18": (1, 4, 2, 6),
         "mlp": (16, 256, 64, 128),
         "transformer": (1, 8, 3, 12),
     },
-    "cuda": {
+    "gpu": {
+        "resnet50": (32, 256, 64, 128),
+        "resnet50-fp32": (32, 128, 64, 96),
+        "gpt2": (4, 32, 8, 16),
         "lenet": (64, 4096, 512, 1024),
         "resnet18": (16, 512, 64, 256),
         "mlp": (64, 4096, 512, 1024),
         "transformer": (8, 512, 64, 256),
     },
 }
+
+#: How many models of its table a kind of device runs where the user names none.
+_NUM_DEFAULT: Final = 4
+
+
+def _table(device_kind: str) -> dict[str, tuple[int, ...]]:
+    return _MICRO_BATCHES["cpu" if device_kind == "cpu" else "gpu"]
+
+
+def default_models(device_kind: str) -> tuple[str, ...]:
+    """Reference models that suit a kind of device."""
+    return tuple(_table(device_kind))[:_NUM_DEFAULT]
+
 
 #: PyTorch's default, and one small enough to cut every model into several buckets.
 BUCKET_CAPS_MB: Final = (None, 4.0)
@@ -220,21 +237,20 @@ class Experiment:
 
     device_kind: DeviceKind
     world_sizes: tuple[int, ...]
-    models: tuple[str, ...] = REFERENCE_MODELS
+    models: tuple[str, ...]
     budget: Budget = field(default_factory=lambda: BUDGETS["standard"])
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse models that do not exist, none at all, and one twice."""
+        """Refuse models that the kind of device does not run, none at all, and one twice."""
         if not self.models or len(set(self.models)) < len(self.models):
             raise UsageError(
                 f"--models: must name at least one model, each once, got {','.join(self.models)!r}"
             )
+        known = _table(self.device_kind)
         for model in self.models:
-            if model not in REFERENCE_MODELS:
-                raise UsageError(
-                    f"--models: must be among {', '.join(REFERENCE_MODELS)}, got {model!r}"
-                )
+            if model not in known:
+                raise UsageError(f"--models: must be among {', '.join(known)}, got {model!r}")
 
     def settings(self) -> tuple[tuple[RunSetting, ...], ...]:
         """Settings to run, grouped into blocks whose members differ only in synchronisation."""
@@ -246,7 +262,7 @@ class Experiment:
 
     def micro_batches(self, model: str) -> tuple[int, ...]:
         """Micro-batch sizes that the budget affords, ascending."""
-        batches = _MICRO_BATCHES["cpu" if self.device_kind == "cpu" else "cuda"][model]
+        batches = _table(self.device_kind)[model]
         return tuple(sorted(batches[: self.budget.num_batches]))
 
     def _block(self, model: str, micro_batch: int) -> tuple[RunSetting, ...]:
@@ -322,10 +338,16 @@ class Experiment:
         """The round's part of the single layers: first a draw of all kinds, then what tells most."""
         share = self.budget.layer_share
         drawn = planned_layers(
-            share=share * _DRAWN, optimizer_share=self.budget.optimizer_share, seed=self.seed
+            share=share * _DRAWN,
+            optimizer_share=self.budget.optimizer_share,
+            seed=self.seed,
+            device_kind=self.device_kind,
         )
         offered = planned_layers(
-            share=share * (1 - _DRAWN) * _CHOICES, optimizer_share=0, seed=f"{self.seed}-choices"
+            share=share * (1 - _DRAWN) * _CHOICES,
+            optimizer_share=0,
+            seed=f"{self.seed}-choices",
+            device_kind=self.device_kind,
         )
         first = _parts(drawn, _LAYERS_PER_TASK)
         choices = _parts(offered, _LAYERS_PER_TASK * _CHOICES)

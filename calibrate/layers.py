@@ -29,6 +29,8 @@ class Layer:
 
     kind: str
     sizes: tuple[int, ...]
+    precision: str = "fp32"
+    """Or that of autocast around it."""
 
 
 _OPTIMIZERS: Final = {
@@ -79,11 +81,15 @@ _LARGE_TENSORS_EVERY: Final = 8
 
 
 def planned_layers(
-    *, share: float = 1.0, optimizer_share: float | None = None, seed: int | str = 0
+    *,
+    share: float = 1.0,
+    optimizer_share: float | None = None,
+    seed: int | str = 0,
+    device_kind: str = "cpu",
 ) -> tuple[Layer, ...]:
     """A draw of the grid, thinned to a share of its points but none of its kinds, in random order.
 
-    Optimizers can be thinned otherwise, down to none.
+    Optimizers can be thinned otherwise, down to none. On a GPU layers have more samples, half of them in bf16.
     """
     draw = random.Random(seed)  # noqa: S311 - a grid, not a secret
     layers = [
@@ -91,6 +97,8 @@ def planned_layers(
         for kind, count in _COUNTS.items()
         for index in range(_number(kind, count, share, optimizer_share))
     ]
+    if device_kind != "cpu":
+        layers = [each if is_optimizer(each) else _for_gpu(each, draw) for each in layers]
     draw.shuffle(layers)
     return tuple(dict.fromkeys(layers))
 
@@ -278,6 +286,55 @@ _LAYERS: Final[dict[str, Callable[[str, random.Random], Layer]]] = {
     "embedding": _embedding,
     **dict.fromkeys(_OPTIMIZERS, _tensors),
 }
+
+
+#: Elements of the largest tensor of a layer on a GPU: smaller ones are shorter than their launch ...
+_GPU_ELEMENTS: Final = 1e6, 1e9
+#: ... and work of its products. [FLOP]
+_GPU_FLOP: Final = 1e9, 1e13
+#: How many times as long the sequences are.
+_GPU_LENGTHS: Final = 1, 2, 4, 8
+
+
+def _for_gpu(layer: Layer, draw: random.Random) -> Layer:
+    """The layer with as many samples, rows or indices as keep a GPU busy, in fp32 or bf16."""
+    sizes = layer.sizes
+    if layer.kind == "attention":
+        sizes = (*sizes[:2], sizes[2] * draw.choice(_GPU_LENGTHS), *sizes[3:])
+    elements, flop = _per_sample(layer.kind, sizes[1:])
+    low, high = _GPU_ELEMENTS
+    number = _between(draw, low, high) / elements
+    if flop > 0:
+        number = min(max(number, _GPU_FLOP[0] / flop), _GPU_FLOP[1] / flop, high / elements)
+    return Layer(
+        kind=layer.kind,
+        sizes=(max(1, round(number)), *sizes[1:]),
+        precision=draw.choice(("fp32", "bf16")),
+    )
+
+
+def _per_sample(kind: str, sizes: Sequence[int]) -> tuple[float, float]:
+    """Elements of the largest tensor and FLOP of the forward pass, per sample, row or index."""
+    flop = 0.0
+    match kind, sizes:
+        case (("linear" | "large_linear"), (inner, out)):
+            elements, flop = max(inner, out), 2.0 * inner * out
+        case "product", (length, width):
+            elements, flop = length * max(length, width), 4.0 * length**2 * width
+        case (("attention" | "rotate"), (heads, length, width, _)):
+            elements = heads * length * max(length, width)
+            flop = 4.0 * heads * length**2 * width if kind == "attention" else 0.0
+        case _, (channels, side, out, kernel, stride, groups):
+            elements = max(channels, out) * side**2
+            if kind in ("convolution", "projection"):
+                flop = 2.0 * channels * out / groups * (kernel * side / stride) ** 2
+        case "embedding", (_, width):
+            elements = width
+        case _, (channels, side, *_):
+            elements = channels * side**2
+        case _:
+            elements = sizes[0]
+    return elements, flop
 
 
 Places = tuple[tuple[str, tuple[float, ...]], ...]

@@ -93,6 +93,7 @@ class RandomModel:
     optimizer: Literal["sgd", "adamw"]
     flags: Flags
     """Implementation that the user asks of the optimizer."""
+    precision: str = "fp32"
 
     @property
     def name(self) -> str:

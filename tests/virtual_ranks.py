@@ -25,7 +25,7 @@ from calibrate.virtual.gpu import VirtualGpu, Work
 from calibrate.virtual.truth import Truth
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.trace.reference import MODELS
+from perfmodel.trace.reference import REFERENCES
 from perfmodel.units import Seconds
 
 T = TypeVar("T")
@@ -73,22 +73,24 @@ class Recording:
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         self.gpu = _Recorder()
         Carrier.open(self.gpu)
+        self.device = VirtualDevice(self.gpu, torch.device(NAME, 0))
 
-    def _wrapped(self, module: nn.Module, cap_mb: float | None) -> nn.Module:
-        return DistributedDataParallel(module, bucket_cap_mb=cap_mb)
+    def _module(self, setting: RunSetting) -> nn.Module:
+        module = REFERENCES[setting.workload].made().to(NAME)
+        if setting.synchronisation is Synchronisation.NONE:
+            return module
+        return DistributedDataParallel(module, bucket_cap_mb=setting.bucket_cap_mb)
 
     def of_calibration(self, setting: RunSetting) -> Items:
         """A step as the worker trains it, its marks among it."""
-        reference = MODELS[setting.workload]
-        module: nn.Module = reference.build().to(NAME)
-        if setting.synchronisation is not Synchronisation.NONE:
-            module = self._wrapped(module, setting.bucket_cap_mb)
+        reference, module = REFERENCES[setting.workload], self._module(setting)
         trainer = Trainer(
+            reference=reference,
             module=module,
-            optimizer=torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9),
+            optimizer=reference.make_optimizer(module.parameters()),
             inputs=reference.draw_inputs(setting.micro_batch),
-            labels=torch.randint(0, reference.num_classes, (setting.micro_batch,)),
-            device=torch.device(NAME, 0),
+            labels=reference.draw_labels(setting.micro_batch),
+            device=self.device,
             is_pinned=True,
         )
         for _ in range(_UNRECORDED):
@@ -99,18 +101,16 @@ class Recording:
 
     def of_plain_loop(self, setting: RunSetting, *, asks_loss: bool) -> Items:
         """A step as users write it."""
-        reference = MODELS[setting.workload]
-        module: nn.Module = reference.build().to(NAME)
-        if setting.synchronisation is not Synchronisation.NONE:
-            module = self._wrapped(module, setting.bucket_cap_mb)
-        optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9)
+        reference, module = REFERENCES[setting.workload], self._module(setting)
+        optimizer = reference.make_optimizer(module.parameters())
         inputs = reference.draw_inputs(setting.micro_batch)
-        labels = torch.randint(0, reference.num_classes, (setting.micro_batch,))
+        labels = reference.draw_labels(setting.micro_batch)
         for _ in range(_UNRECORDED + 1):
             self.gpu.taken()
             optimizer.zero_grad()
             x, y = inputs.to(NAME, non_blocking=True), labels.to(NAME, non_blocking=True)
-            loss = nn.functional.cross_entropy(module(x), y)
+            with self.device.autocast(reference.precision):
+                loss = reference.loss(module(x), y)
             loss.backward()
             optimizer.step()
             if asks_loss:
@@ -119,10 +119,10 @@ class Recording:
 
     def of_ready_gradients(self, workload: str, samples: int) -> tuple[Items, tuple[str, ...]]:
         """A backward pass with a mark where each gradient is ready, and their names."""
-        reference = MODELS[workload]
-        module = reference.build().to(NAME)
+        reference = REFERENCES[workload]
+        module = reference.made().to(NAME)
         inputs = reference.draw_inputs(samples).to(NAME)
-        labels = torch.randint(0, reference.num_classes, (samples,)).to(NAME)
+        labels = reference.draw_labels(samples).to(NAME)
         names: list[str] = []
 
         def note(name: str) -> None:
@@ -131,7 +131,8 @@ class Recording:
 
         for name, parameter in module.named_parameters():
             parameter.register_post_accumulate_grad_hook(lambda _, name=name: note(name))
-        loss = nn.functional.cross_entropy(module(inputs), labels)
+        with self.device.autocast(reference.precision):
+            loss = reference.loss(module(inputs), labels)
         self.gpu.taken()
         loss.backward()
         return self.gpu.taken(), tuple(names)

@@ -36,7 +36,7 @@ from perfmodel.documents.observation import (
     ProcessorObservation,
 )
 from perfmodel.layout.layout import Synchronisation
-from perfmodel.trace.reference import MODELS
+from perfmodel.trace.reference import REFERENCES
 from perfmodel.units import Seconds
 
 _SAMPLES: Final = 512
@@ -52,14 +52,14 @@ class Training:
         setting = task.setting
         self.setting = setting
         samples = max(_SAMPLES, 2 * setting.micro_batch)
-        self.loss: Callable[[Any, Tensor], Tensor] = nn.functional.cross_entropy
+        self.loss: Callable[[Any, Tensor], Tensor]
         inputs: tuple[Tensor, ...]
         make_optimizer: Callable[[Any], torch.optim.Optimizer]
         if task.random_model is None:
-            reference = MODELS[setting.workload]
-            module, inputs = reference.build(), (reference.draw_inputs(samples),)
-            targets = torch.randint(0, reference.num_classes, (samples,))
-            make_optimizer = partial(torch.optim.SGD, lr=1e-3, momentum=0.9)
+            reference = REFERENCES[setting.workload]
+            module, inputs = reference.made(), (reference.draw_inputs(samples),)
+            targets, self.loss = reference.draw_labels(samples), reference.loss
+            make_optimizer, self.precision = reference.make_optimizer, reference.precision
         else:
             from calibrate.random_models import draw  # noqa: PLC0415 - torchvision takes seconds
 
@@ -67,7 +67,7 @@ class Training:
             module, self.loss = model.sketch.build(), model.sketch.loss
             inputs = tuple(entry.draw(samples) for entry in model.sketch.inputs)
             targets = model.sketch.targets.draw(samples)
-            make_optimizer = model.make_optimizer
+            make_optimizer, self.precision = model.make_optimizer, model.precision
         self.module: nn.Module = module.to(device.torch_device)
         self.is_wrapped = setting.synchronisation is not Synchronisation.NONE
         if self.is_wrapped:
@@ -102,7 +102,8 @@ class Training:
                 *inputs, targets = next(self.batches)
                 waits = self.is_wrapped and micro < accumulation - 1
                 with self.module.no_sync() if waits else nullcontext():  # type: ignore[operator]
-                    loss = self.loss(self.module(*inputs), targets)
+                    with self.device.autocast(self.precision):
+                        loss = self.loss(self.module(*inputs), targets)
                     shared = loss / accumulation if accumulation > 1 else loss
                     shared.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()

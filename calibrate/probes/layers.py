@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from calibrate.layers import Layer
+from perfmodel.trace.cuda_casts import AsOnCuda
 from perfmodel.trace.recorder import ModulePaths, Recorder
 from perfmodel.trace.step import without_content
 from perfmodel.workload.operator import Operator, Phase, TensorSpec
@@ -50,7 +52,8 @@ def recorded_layer(layer: Layer, device: torch.device) -> RecordedLayer:
             tensor.requires_grad_(tensor.is_floating_point() and not is_first)
         recorder = Recorder(ModulePaths(built.module))
         with recorder:
-            result = built.act(*built.inputs)
+            with AsOnCuda(layer.precision) if layer.precision != "fp32" else nullcontext():
+                result = built.act(*built.inputs)
             recorder.phase = Phase.BACKWARD
             result.backward(torch.ones_like(result))  # type: ignore[no-untyped-call]
     return RecordedLayer(

@@ -2,22 +2,22 @@
 
 import dataclasses
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from calibrate.probes.session import Session
 from calibrate.task import ReplayTask
 from perfmodel.documents import seals
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import InvalidDocument
-from perfmodel.trace.reference import MODELS
+from perfmodel.trace.reference import REFERENCES
 from perfmodel.trace.sources import reference_source
 from perfmodel.trace.trace import TracedModel, trace_model
 from perfmodel.units import Seconds
-from perfmodel.workload.optimizers import DEFAULT
-from perfmodel.workload.step import StepMethod, TracedStep
+from perfmodel.workload.step import TracedStep
 from perfmodel.workload.workload import Parameter, Workload
 
 _TRACED_SAMPLES = 4
@@ -33,13 +33,7 @@ def replayed_step(session: Session, task: ReplayTask) -> tuple[TracedModel | Non
         If the file of the workload holds no trace.
     """
     if task.document is None:
-        method = StepMethod(
-            optimizer="sgd",
-            optimizer_implementation=DEFAULT,
-            precision="fp32",
-            checkpointing="none",
-            device_kind=session.device.type,
-        )
+        method = REFERENCES[task.workload].method(session.device.type)
         traced = trace_model(reference_source(task.workload), method, micro_batch=2)
         return traced, traced.step.at(micro_batch=task.micro_batch)
     with seals.unsealed():  # whoever gave the order has read it
@@ -53,29 +47,28 @@ def replayed_step(session: Session, task: ReplayTask) -> tuple[TracedModel | Non
 
 def trace_workload(session: Session, name: str) -> Workload:
     """Trace one reference model; when gradients become ready is measured on this rank."""
-    method = StepMethod(
-        optimizer="sgd",
-        optimizer_implementation=DEFAULT,
-        precision="fp32",
-        checkpointing="none",
-        device_kind="cpu",
-    )
+    reference = REFERENCES[name]
     with session.measured.without():
-        traced = trace_model(reference_source(name), method, micro_batch=_TRACED_SAMPLES)
-    reference = MODELS[name]
+        source = reference_source(name)
+        traced = trace_model(source, reference.method("cpu"), micro_batch=_TRACED_SAMPLES)
     torch.manual_seed(0)
-    module = reference.build().to(session.device)
+    module = reference.made().to(session.device)
     inputs = reference.draw_inputs(_TRACED_SAMPLES).to(session.device)
-    labels = torch.randint(0, reference.num_classes, (_TRACED_SAMPLES,), device=session.device)
-    parameters = _parameters_in_ready_order(session, module, inputs, labels)
+    labels = reference.draw_labels(_TRACED_SAMPLES).to(session.device)
+
+    def forward() -> Tensor:
+        with session.measured.autocast(reference.precision):
+            return reference.loss(module(inputs), labels)
+
+    parameters = _parameters_in_ready_order(session, module, forward)
     return dataclasses.replace(traced.workload, parameters=parameters)
 
 
 def _parameters_in_ready_order(
-    session: Session, module: nn.Module, inputs: torch.Tensor, labels: torch.Tensor
+    session: Session, module: nn.Module, forward: Callable[[], Tensor]
 ) -> tuple[Parameter, ...]:
     """When backward produces each gradient, as a median over a few passes."""
-    passes = [_ready_fractions(session, module, inputs, labels) for _ in range(_TIMED_BACKWARDS)]
+    passes = [_ready_fractions(session, module, forward) for _ in range(_TIMED_BACKWARDS)]
     medians = {name: statistics.median(p[name] for p in passes) for name in passes[0]}
     order = sorted(medians, key=lambda name: (medians[name], list(passes[-1]).index(name)))
     tensors = dict(module.named_parameters())
@@ -91,7 +84,7 @@ def _parameters_in_ready_order(
 
 
 def _ready_fractions(
-    session: Session, module: nn.Module, inputs: torch.Tensor, labels: torch.Tensor
+    session: Session, module: nn.Module, forward: Callable[[], Tensor]
 ) -> dict[str, float]:
     """Instant of each gradient of one backward pass, as a fraction of the pass."""
     instants_s: dict[str, Seconds] = {}
@@ -104,7 +97,7 @@ def _ready_fractions(
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: note(name))
         for name, parameter in module.named_parameters()
     ]
-    loss = nn.functional.cross_entropy(module(inputs), labels)
+    loss = forward()
     session.synchronise()
     start_s = session.measured.now()
     loss.backward()  # type: ignore[no-untyped-call]

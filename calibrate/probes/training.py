@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from calibrate.device import Clock
+from calibrate.device import Clock, Device
 from calibrate.probes.session import Session, repeats_within
 from perfmodel.documents.observation import PHASES, DeviceStreams, RankSteps
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.trace.reference import MODELS
+from perfmodel.trace.reference import REFERENCES, ReferenceModel
 from perfmodel.units import Seconds
 
 _POOL_SAMPLES = 512
@@ -28,11 +28,12 @@ _LEAD_IN = 5
 class Trainer:
     """A model, its optimizer and a pool of samples in host memory."""
 
+    reference: ReferenceModel
     module: nn.Module
     optimizer: torch.optim.Optimizer
     inputs: Tensor
     labels: Tensor
-    device: torch.device
+    device: Device
     is_pinned: bool = False
     """Whether the pool can be copied behind the host's back."""
     is_warm: bool = False
@@ -42,15 +43,13 @@ class Trainer:
         if self.is_pinned:
             # Gathered rows would lie in pageable memory, whose copies wait for the device.
             start = index * micro_batch % max(1, len(self.inputs) - micro_batch)
-            window = slice(start, start + micro_batch)
-            return (
-                self.inputs[window].to(self.device, non_blocking=True),
-                self.labels[window].to(self.device, non_blocking=True),
-            )
-        rows = torch.arange(index * micro_batch, (index + 1) * micro_batch) % len(self.inputs)
+            rows: slice | Tensor = slice(start, start + micro_batch)
+        else:
+            rows = torch.arange(index * micro_batch, (index + 1) * micro_batch) % len(self.inputs)
+        device = self.device.torch_device
         return (
-            self.inputs[rows].to(self.device, non_blocking=True),
-            self.labels[rows].to(self.device, non_blocking=True),
+            self.inputs[rows].to(device, non_blocking=True),
+            self.labels[rows].to(device, non_blocking=True),
         )
 
     def step(self, index: int, *, setting: RunSetting, clock: Clock) -> None:
@@ -62,7 +61,8 @@ class Trainer:
             )
             clock.mark()
             with self._synchronisation(setting, is_last=is_last):
-                loss = nn.functional.cross_entropy(self.module(inputs), labels)
+                with self.device.autocast(self.reference.precision):
+                    loss = self.reference.loss(self.module(inputs), labels)
                 clock.mark()
                 loss.backward()  # type: ignore[no-untyped-call]
             clock.mark()
@@ -214,21 +214,21 @@ def _trainer(session: Session, setting: RunSetting) -> Trainer:
 def _build(
     session: Session, setting: RunSetting, *, wrapped: bool, cap_mb: float | None
 ) -> Trainer:
-    reference = MODELS[setting.workload]
+    reference = REFERENCES[setting.workload]
     torch.manual_seed(0)
-    module: nn.Module = reference.build().to(session.device)
+    module = reference.made().to(session.device)
     if wrapped:
         module = _wrapped(session, setting, module, cap_mb=cap_mb)
     pin = session.asynchronous
     num_samples = max(_POOL_SAMPLES, setting.micro_batch) if pin else _POOL_SAMPLES
     inputs = reference.draw_inputs(num_samples)
-    labels = torch.randint(0, reference.num_classes, (num_samples,))
     return Trainer(
+        reference=reference,
         module=module,
-        optimizer=torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9),
+        optimizer=reference.make_optimizer(module.parameters()),
         inputs=session.measured.pinned(inputs),
-        labels=session.measured.pinned(labels),
-        device=session.device,
+        labels=session.measured.pinned(reference.draw_labels(num_samples)),
+        device=session.measured,
         is_pinned=pin,
     )
 

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from calibrate.virtual.gpu import VirtualGpu, Work
+from perfmodel.trace.cuda_casts import HALVES
 from perfmodel.units import Bytes, Seconds
 
 NAME: Final = "vgpu"
@@ -101,9 +102,11 @@ class _Backend:
 class Carrier(TorchDispatchMode):
     """Sees every operator, and lets the virtual GPU execute those on its tensors."""
 
-    def __init__(self, gpu: VirtualGpu) -> None:
+    def __init__(self, gpu: VirtualGpu, library: torch.library.Library) -> None:
         super().__init__()
         self.gpu = gpu
+        self._library = library
+        """It takes its rules along when it goes."""
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._held: dict[int, weakref.ref[Any]] = {}
         """Storages by their address."""
@@ -123,7 +126,10 @@ class Carrier(TorchDispatchMode):
             _foreach_supported_types.append(FakeTensor)
         # It compares contents that virtual tensors do not have.
         vars(distributed)["_verify_param_shape_across_processes"] = lambda *_: None
-        carrier = cls(gpu)
+        # Torch would take attention apart for a device that it does not know.
+        library = torch.library.Library("aten", "IMPL")
+        library.impl("scaled_dot_product_attention", _attention, "AutogradPrivateUse1")
+        carrier = cls(gpu, library)
         carrier.__enter__()
         # What torch still holds must be gone before the interpreter is.
         atexit.register(carrier.works.clear)
@@ -271,6 +277,29 @@ class Carrier(TorchDispatchMode):
         self.execute(Work(kind="copy", size_bytes=_size_bytes(source), is_pinned=non_blocking))
         if not (to_device and non_blocking):
             self.execute(Work(kind="synchronise"))
+
+
+def _attention(  # noqa: PLR0913 - the same
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002 - the signature of torch
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention in one kernel where CUDA has one, in several elsewhere."""
+    if attn_mask is None and not enable_gqa and query.dtype in HALVES.values():
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        mixed: Tensor = flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
+        return mixed
+    apart = torch.ops.aten._scaled_dot_product_attention_math
+    found: Tensor = apart(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )[0]
+    return found
 
 
 #: Operators that are no kernels.

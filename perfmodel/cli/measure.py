@@ -31,7 +31,9 @@ _NOISE = typer.Option(
     help="Models out of lenet, mlp, resnet18: train them on generated samples under DDP, measure their "
     "gradient noise scale, and add it to the profile in the folder."
 )
-_MODELS = typer.Option(help="Reference models to run, separated by commas.")
+_MODELS = typer.Option(
+    help="Reference models to run, separated by commas; default: those that suit the device."
+)
 _FROM_RUNS = typer.Option(
     help="Measure nothing: infer from step times: CSV, run records (.jsonl), Kineto trace, MLPerf log, or "
     "a folder of them."
@@ -119,7 +121,7 @@ def calibrate(
     device_kind: opt.WhichDevice = "auto",
     truth: Annotated[str | None, _TRUTH] = None,
     nproc: opt.RanksPerNode = None,
-    models: Annotated[str, _MODELS] = "lenet,resnet18,mlp,transformer",
+    models: Annotated[str | None, _MODELS] = None,
     campaign: Annotated[Path | None, _CAMPAIGN] = None,
     minutes: Annotated[Seconds | None, _MINUTES] = None,
     noise_scale: Annotated[str | None, _NOISE] = None,
@@ -146,7 +148,7 @@ def calibrate(
     if minutes is not None and campaign is None:
         raise UsageError("--minutes: must come with --campaign, got it alone")
     if campaign is not None:
-        chosen = opt.names(models) if opt.typed(context, "models") else ()
+        chosen = () if models is None else opt.names(models)
         limit_s = _CAMPAIGN_S if minutes is None else minutes
         _borrow(campaign, limit_s, device_kind, truth=truth, nproc=nproc, models=chosen)
         return
@@ -176,7 +178,7 @@ def calibrate(
         budget=budget,
         device=device_kind,
         truth=truth,
-        models=opt.names(models),
+        models=None if models is None else opt.names(models),
         flags=LaunchFlags(
             nnodes=nnodes,
             nproc_per_node=nproc,

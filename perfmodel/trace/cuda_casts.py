@@ -30,7 +30,8 @@ _SINGLE: Final = frozenset(
 _SINGLE_RESULT: Final = frozenset(
     {"softmax", "log_softmax", "sum", "prod", "cumsum", "cumprod"},
 )
-_HALVES: Final = {"fp16": torch.float16, "bf16": torch.bfloat16}
+#: Types of autocast by the name of the precision.
+HALVES: Final = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class AsOnCuda(TorchFunctionMode):
@@ -42,7 +43,7 @@ class AsOnCuda(TorchFunctionMode):
 
     def __init__(self, precision: str, *, fused_attention: bool = True) -> None:
         super().__init__()
-        self._half = _HALVES.get(precision)
+        self._half = HALVES.get(precision)
         self._fused_attention = fused_attention
 
     def __torch_function__(
@@ -98,7 +99,7 @@ def _attention(  # noqa: PLR0913 - the same
         scores = scores + attn_mask
     if is_causal:
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -1e4)
-    is_half = scores.dtype in _HALVES.values()
+    is_half = scores.dtype in HALVES.values()
     weights = scores.softmax(dim=-1, dtype=torch.float32 if is_half else None)
     if dropout_p:
         weights = functional.dropout(weights, dropout_p)

@@ -1,21 +1,71 @@
-"""Reference models: small enough for a CPU, different enough to tell the terms of the model apart."""
+"""Reference models, different enough to tell the terms of the model apart: small ones, and those that fill a GPU."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
+from perfmodel.trace.source import make_optimizer
+from perfmodel.workload.optimizers import DEFAULT
+from perfmodel.workload.step import StepMethod
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceModel:
-    """How to build a model and one batch of synthetic samples for it."""
+    """How to build a model, one batch of synthetic samples for it, and how it is trained."""
 
     build: Callable[[], nn.Module]
     sample: str
     draw_inputs: Callable[[int], Tensor]
     num_classes: int
+    num_labels: int = 1
+    """Of one sample: 1, or as many as it has tokens."""
+    precision: str = "fp32"
+    """fp32 as torch computes it by default, or the type of autocast."""
+    channels_last: bool = False
+    optimizer: str = "sgd"
+    implementation: str = DEFAULT
+    """Of the optimizer."""
+
+    def draw_labels(self, samples: int) -> Tensor:
+        """Classes of samples, or of each of their tokens."""
+        shape = (samples,) if self.num_labels == 1 else (samples, self.num_labels)
+        return torch.randint(0, self.num_classes, shape)
+
+    def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy of scores in the last dimension."""
+        if self.num_labels > 1:
+            scores, labels = scores.flatten(0, 1), labels.flatten()
+        return nn.functional.cross_entropy(scores, labels)
+
+    def made(self) -> nn.Module:
+        """A new model in the layout in which it is trained."""
+        module = self.build()
+        for parameter in module.parameters() if self.channels_last else ():
+            # ``module.to`` would swap parameters, which those without content refuse.
+            if parameter.dim() == 4:
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+        return module
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """As a user writes it."""
+        if self.implementation == DEFAULT:
+            return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
+        return make_optimizer(parameters, name=self.optimizer, implementation=self.implementation)
+
+    def method(self, device_kind: str) -> StepMethod:
+        """How a step is traced for a kind of device."""
+        return StepMethod(
+            optimizer=self.optimizer,
+            optimizer_implementation=self.implementation,
+            precision=self.precision,
+            checkpointing="none",
+            device_kind=device_kind,
+        )
 
 
 def lenet() -> nn.Module:
@@ -115,6 +165,47 @@ def _tokens(num_samples: int) -> Tensor:
     return torch.randint(0, 1000, (num_samples, 64))
 
 
+def resnet50() -> nn.Module:
+    """ResNet-50 of torchvision for 224 x 224 pixels."""
+    from torchvision import models  # noqa: PLC0415 - takes seconds
+
+    module: nn.Module = models.resnet50()
+    return module
+
+
+_GPT2_TOKENS: Final = 1024
+_GPT2_VOCABULARY: Final = 50_257
+
+
+def gpt2() -> nn.Module:
+    """A decoder of the size of GPT-2 small (124 million parameters), without dropout."""
+    from perfmodel.trace.huggingface_config import Config, read_shape  # noqa: PLC0415 - few need it
+    from perfmodel.trace.transformers import CausalLanguageModel  # noqa: PLC0415
+
+    values = {
+        "model_type": "gpt2",
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "vocab_size": _GPT2_VOCABULARY,
+        "max_position_embeddings": _GPT2_TOKENS,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    }
+    return CausalLanguageModel(read_shape(Config(Path("gpt2"), values), families=("gpt2",)))
+
+
+def _colour_images(num_samples: int) -> Tensor:
+    return torch.randn(num_samples, 3, 224, 224)
+
+
+def _channels_last_images(num_samples: int) -> Tensor:
+    return _colour_images(num_samples).contiguous(memory_format=torch.channels_last)
+
+
+def _text(num_samples: int) -> Tensor:
+    return torch.randint(0, _GPT2_VOCABULARY, (num_samples, _GPT2_TOKENS))
+
+
 MODELS = {
     name: ReferenceModel(build=build, sample=sample, draw_inputs=draw, num_classes=classes)
     for name, build, sample, draw, classes in (
@@ -124,3 +215,36 @@ MODELS = {
         ("transformer", Transformer, "64 tokens", _tokens, 1000),
     )
 }
+#: Models that keep a GPU busy, each with the precision and the optimizer of its usual recipe. They are calibrated
+#: by these names; ``find_source`` takes them for those of torchvision.
+GPU_MODELS: Final = {
+    "resnet50": ReferenceModel(
+        build=resnet50,
+        sample="3x224x224 image",
+        draw_inputs=_channels_last_images,
+        num_classes=1000,
+        precision="bf16",
+        channels_last=True,
+        optimizer="adamw",
+        implementation="foreach",
+    ),
+    "resnet50-fp32": ReferenceModel(
+        build=resnet50,
+        sample="3x224x224 image",
+        draw_inputs=_colour_images,
+        num_classes=1000,
+        implementation="foreach",
+    ),
+    "gpt2": ReferenceModel(
+        build=gpt2,
+        sample=f"{_GPT2_TOKENS} tokens",
+        draw_inputs=_text,
+        num_classes=_GPT2_VOCABULARY,
+        num_labels=_GPT2_TOKENS,
+        precision="bf16",
+        optimizer="adamw",
+        implementation="fused",
+    ),
+}
+#: All that a calibration can run.
+REFERENCES: Final = MODELS | GPU_MODELS

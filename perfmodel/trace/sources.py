@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchvision import models
 
 from perfmodel.errors import UntraceableModel, UsageError
-from perfmodel.trace.reference import MODELS
+from perfmodel.trace.reference import MODELS, REFERENCES
 from perfmodel.trace.source import Batch, ModelSource, SampleSize, classification_loss
 
 
@@ -55,17 +55,22 @@ def find_source(
 
 def reference_source(name: str) -> ModelSource:
     """One of the reference models."""
-    reference = MODELS[name]
+    reference = REFERENCES[name]
+
+    def draw_batch(samples: int) -> Batch:
+        inputs, labels = reference.draw_inputs(samples), reference.draw_labels(samples)
+        return Batch(positional=(inputs,), keyword={}, targets=labels)
+
+    def loss(scores: Tensor, labels: Tensor | None) -> Tensor:
+        assert labels is not None
+        return reference.loss(scores, labels)
+
     return ModelSource(
         name=name,
         sample=reference.sample,
-        build=reference.build,
-        draw_batch=lambda samples: Batch(
-            positional=(reference.draw_inputs(samples),),
-            keyword={},
-            targets=torch.randint(0, reference.num_classes, (samples,)),
-        ),
-        loss=classification_loss,
+        build=reference.made,
+        draw_batch=draw_batch,
+        loss=loss,
     )
 
 

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from perfmodel.arrays import IntArray
 from perfmodel.errors import PerfModelError, UntraceableModel
-from perfmodel.trace.cuda_casts import AsOnCuda
+from perfmodel.trace.cuda_casts import HALVES, AsOnCuda
 from perfmodel.trace.liveness import LiveStorages, apply_checkpointing
 from perfmodel.trace.recorder import ModulePaths, Recorder
 from perfmodel.trace.source import Batch, ModelSource, make_optimizer
@@ -33,7 +33,6 @@ _NO_SHAPES = (
     "nothing tells the shapes of its results without running it; register a rule with "
     "torch.library.register_fake (and its gradient with register_autograd)"
 )
-_PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,7 +254,7 @@ def _follow_owned(live: LiveStorages, model: TrainedModel, batch: Batch) -> None
 
 def autocast(method: StepMethod) -> Any:
     """The precision of the forward pass, as a context."""
-    dtype = _PRECISIONS.get(method.precision)
+    dtype = HALVES.get(method.precision)
     return nullcontext() if dtype is None else torch.autocast(method.device_kind, dtype=dtype)
 
 

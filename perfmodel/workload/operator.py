@@ -15,7 +15,12 @@ ELEMENT_BYTES: Final[dict[str, int]] = {
     name: size
     for size, names in {
         16: ("complex128",),
-        8: ("complex64", "float64", "int64"),
+        8: (
+            "complex64",
+            "float64",
+            "int64",
+            "uint64",
+        ),  # flash attention keeps the last for its seeds
         4: ("float32", "int32"),
         2: ("float16", "bfloat16", "int16"),
         1: ("float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool"),

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 #: Micro-batches that a quick calibration runs ...
 CALIBRATED: Final = {
+    "resnet50": (32, 256),
+    "resnet50-fp32": (32, 128),
+    "gpt2": (4, 32),
     "lenet": (64, 4096),
     "resnet18": (16, 512),
     "mlp": (64, 4096),
@@ -29,6 +32,9 @@ CALIBRATED: Final = {
 }
 #: ... and held-out ones between them.
 HELD_OUT: Final = {
+    "resnet50": (64, 160),
+    "resnet50-fp32": (48, 96),
+    "gpt2": (8, 24),
     "lenet": (256, 2048),
     "resnet18": (48, 256),
     "mlp": (256, 2048),
@@ -100,17 +106,11 @@ def record(model: str, kinds: Iterable[int], batches: Iterable[int]) -> Recorded
 
 
 def _traced(model: str) -> "Workload":
-    from perfmodel.trace.sources import reference_source  # noqa: PLC0415 - slow imports
+    from perfmodel.trace.reference import REFERENCES  # noqa: PLC0415 - slow imports
+    from perfmodel.trace.sources import reference_source  # noqa: PLC0415
     from perfmodel.trace.trace import trace_model  # noqa: PLC0415
-    from perfmodel.workload.step import StepMethod  # noqa: PLC0415
 
-    method = StepMethod(
-        optimizer="sgd",
-        optimizer_implementation="foreach",
-        precision="fp32",
-        checkpointing="none",
-        device_kind="cpu",
-    )
+    method = REFERENCES[model].method("cpu")
     return trace_model(reference_source(model), method, micro_batch=READY_SAMPLES).workload
 
 

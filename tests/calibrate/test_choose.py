@@ -94,7 +94,9 @@ def test_a_choice_depends_on_what_is_on_disk_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("budget", ["quick", "standard"])
 def test_the_first_layers_are_of_every_kind_and_later_ones_are_chosen(budget: str) -> None:
-    experiment = Experiment(device_kind="cpu", world_sizes=(1,), budget=BUDGETS[budget])
+    experiment = Experiment(
+        device_kind="cpu", models=("lenet",), world_sizes=(1,), budget=BUDGETS[budget]
+    )
     tasks = [t for tasks in experiment.rounds() for t in tasks if isinstance(t, LayersTask)]
     tasks.sort(key=lambda task: int(task.name.rpartition(" ")[2]))
     drawn = [task for task in tasks if task.num_timed == len(task.layers)]

@@ -9,18 +9,21 @@ from calibrate.environment import DeviceKind
 from calibrate.experiment import (
     BUDGETS,
     CHECKPOINTED,
-    REFERENCE_MODELS,
     Experiment,
+    default_models,
     doubling_sizes,
 )
 from calibrate.task import CheckpointTask, CollectiveTask, OverlapTask, ReplayTask, StepTask, Task
 from perfmodel.errors import UsageError
 from perfmodel.layout.layout import Synchronisation
 
+MODELS = default_models("cpu")
+
 
 def an_experiment(*, world_size: int = 2, seed: int = 0, budget: str = "quick") -> Experiment:
     return Experiment(
         device_kind="cpu",
+        models=MODELS,
         world_sizes=doubling_sizes(world_size),
         budget=BUDGETS[budget],
         seed=seed,
@@ -83,6 +86,7 @@ def test_no_two_tasks_of_a_campaign_share_a_name(
 ) -> None:
     experiment = Experiment(
         device_kind=device_kind,
+        models=default_models(device_kind),
         world_sizes=doubling_sizes(world_size),
         budget=BUDGETS[budget],
     )
@@ -102,7 +106,7 @@ def test_gpus_are_measured_at_the_size_that_contracts_promise() -> None:
     """A gigabyte between GPUs, for the all-reduce alone; 256 MiB is enough for processor cores."""
     largest = {}
     for kind in ("cpu", "cuda"):
-        experiment = Experiment(device_kind=kind, world_sizes=(1, 2))
+        experiment = Experiment(device_kind=kind, models=MODELS, world_sizes=(1, 2))
         tasks = [t for tasks in experiment.rounds() for t in tasks if isinstance(t, CollectiveTask)]
         for name in ("all_reduce", "broadcast"):
             largest[kind, name] = max(t.size_bytes for t in tasks if t.collective == name)
@@ -141,7 +145,7 @@ def test_an_unknown_model_is_refused_and_the_known_ones_named() -> None:
     with pytest.raises(UsageError) as caught:
         Experiment(device_kind="cpu", world_sizes=(1,), models=("lenet", "alexnet"))
     assert "'alexnet'" in str(caught.value)
-    assert all(model in str(caught.value) for model in REFERENCE_MODELS)
+    assert all(model in str(caught.value) for model in MODELS)
 
 
 @pytest.mark.parametrize("models", [(), ("lenet", "mlp", "lenet")])
@@ -164,7 +168,7 @@ def test_checkpoints_of_several_sizes_are_timed_once_a_round_whatever_is_run(bud
 def test_where_time_is_short_ddp_alone_and_replays_keep_the_steps_that_tell_most() -> None:
     """One rank under DDP and small buckets at the smallest batch of a model; its largest is replayed once."""
     experiment = an_experiment(budget="quick")
-    smallest_of = {model: min(experiment.micro_batches(model)) for model in REFERENCE_MODELS}
+    smallest_of = {model: min(experiment.micro_batches(model)) for model in MODELS}
     for tasks in experiment.rounds():
         settings = [task.setting for task in steps_of(tasks)]
         wrapped = [
@@ -175,14 +179,14 @@ def test_where_time_is_short_ddp_alone_and_replays_keep_the_steps_that_tell_most
         cut = [setting for setting in settings if setting.bucket_cap_mb is not None]
         for varied in (wrapped, cut):
             assert {setting.workload: setting.micro_batch for setting in varied} == smallest_of
-            assert len(varied) == len(REFERENCE_MODELS)
+            assert len(varied) == len(MODELS)
     replayed = Counter(
         (task.workload, task.micro_batch)
         for tasks in experiment.rounds()
         for task in tasks
         if isinstance(task, ReplayTask)
     )
-    for model in REFERENCE_MODELS:
+    for model in MODELS:
         smallest, largest = experiment.micro_batches(model)
         assert (replayed[model, smallest], replayed[model, largest]) == (2, 1)
 
@@ -192,6 +196,6 @@ def test_other_budgets_wrap_and_replay_in_every_round(budget: str) -> None:
     experiment = an_experiment(budget=budget)
     for tasks in experiment.rounds():
         alone = [task.setting for task in steps_of(tasks) if task.setting.world_size == 1]
-        assert len(alone) == 2 * 4 * len(REFERENCE_MODELS)
+        assert len(alone) == 2 * 4 * len(MODELS)
         replays = [t for t in tasks if isinstance(t, ReplayTask)]
-        assert len(replays) == 2 * len(REFERENCE_MODELS)
+        assert len(replays) == 2 * len(MODELS)

@@ -11,6 +11,8 @@ from calibrate.layers import Layer, is_optimizer, planned_layers
 from calibrate.probes.layers import layer_operators
 from calibrate.probes.replay import ReplayedOperator, index_limit, made_up, returned_tensors
 from perfmodel.cost.families import family, features
+from perfmodel.trace.recorder import ModulePaths, Recorder
+from perfmodel.trace.step import without_content
 from perfmodel.units import MIB
 from perfmodel.workload.operator import Operator, TensorSpec
 
@@ -180,3 +182,25 @@ def test_the_way_to_convolve_is_the_one_that_pytorch_takes(
     kind = "dense" if "Mkldnn" in str(taken) else "patches"
     found = {family(o) for o, _ in layer_operators(layer, CPU) if "convolution" in o.name}
     assert found == {f"convolution {kind}", f"convolution_backward {kind}"}
+
+
+def test_layers_of_a_gpu_keep_it_busy_in_both_precisions() -> None:
+    """The grid of a processor is shorter than a launch; the largest tensor here has 1e6 to 1e9 elements."""
+    layers = [e for e in planned_layers(share=0.01, device_kind="cuda") if not is_optimizer(e)]
+    assert {layer.precision for layer in layers} == {"fp32", "bf16"}
+    for layer in layers:
+        recorded = [operator for operator, _ in layer_operators(layer, CPU)]
+        specs = [spec for entry in recorded for spec in (*entry.inputs, *entry.outputs)]
+        assert 5e5 <= max(spec.num_elements for spec in specs) <= 4e9, layer
+        assert max(operator.flop for operator in recorded) <= 3e13, layer
+        is_half = any(spec.dtype == "bfloat16" for spec in specs)
+        assert layer.precision == "bf16" or not is_half, layer
+
+
+def test_the_seeds_of_flash_attention_are_no_obstacle() -> None:
+    """Its kernel on CUDA hands on two of them as 64-bit integers without a sign."""
+    with without_content("cpu"):
+        heads = [torch.empty(2, 4, 16, 8, dtype=torch.bfloat16) for _ in range(3)]
+        with (recorder := Recorder(ModulePaths(torch.nn.Identity()))):
+            torch.ops.aten._scaled_dot_product_flash_attention(*heads)
+    assert any(spec.dtype == "uint64" for spec in recorder.operators[0].outputs)

@@ -147,7 +147,9 @@ def test_a_campaign_calibrates_judges_and_packs(tmp_path: Path) -> None:
 
 
 def test_recorded_batches_are_those_of_a_calibration() -> None:
-    experiment = Experiment(device_kind="virtual", world_sizes=(1,), budget=BUDGETS["quick"])
+    experiment = Experiment(
+        device_kind="virtual", models=("lenet",), world_sizes=(1,), budget=BUDGETS["quick"]
+    )
     assert {model: experiment.micro_batches(model) for model in CALIBRATED} == CALIBRATED
 
 
