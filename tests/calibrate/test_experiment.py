@@ -165,9 +165,11 @@ def test_checkpoints_of_several_sizes_are_timed_once_a_round_whatever_is_run(bud
         assert {task.repeats for task in timed} == {1}
 
 
-def test_where_time_is_short_ddp_alone_and_replays_keep_the_steps_that_tell_most() -> None:
-    """One rank under DDP and small buckets at the smallest batch of a model; its largest is replayed once."""
-    experiment = an_experiment(budget="quick")
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_the_smallest_batch_alone_runs_wrapped_on_one_rank_and_with_small_buckets(
+    budget: str,
+) -> None:
+    experiment = an_experiment(budget=budget)
     smallest_of = {model: min(experiment.micro_batches(model)) for model in MODELS}
     for tasks in experiment.rounds():
         settings = [task.setting for task in steps_of(tasks)]
@@ -180,6 +182,10 @@ def test_where_time_is_short_ddp_alone_and_replays_keep_the_steps_that_tell_most
         for varied in (wrapped, cut):
             assert {setting.workload: setting.micro_batch for setting in varied} == smallest_of
             assert len(varied) == len(MODELS)
+
+
+def test_where_time_is_short_replays_keep_the_steps_that_tell_most() -> None:
+    experiment = an_experiment(budget="quick")
     replayed = Counter(
         (task.workload, task.micro_batch)
         for tasks in experiment.rounds()
@@ -192,10 +198,7 @@ def test_where_time_is_short_ddp_alone_and_replays_keep_the_steps_that_tell_most
 
 
 @pytest.mark.parametrize("budget", ["standard", "thorough"])
-def test_other_budgets_wrap_and_replay_in_every_round(budget: str) -> None:
-    experiment = an_experiment(budget=budget)
-    for tasks in experiment.rounds():
-        alone = [task.setting for task in steps_of(tasks) if task.setting.world_size == 1]
-        assert len(alone) == 2 * 4 * len(MODELS)
-        replays = [t for t in tasks if isinstance(t, ReplayTask)]
+def test_other_budgets_replay_in_every_round(budget: str) -> None:
+    for tasks in an_experiment(budget=budget).rounds():
+        replays = [task for task in tasks if isinstance(task, ReplayTask)]
         assert len(replays) == 2 * len(MODELS)

@@ -42,7 +42,6 @@ TINY = Budget(
     repetition_s=0.02,
     min_steps=4,
     num_batches=2,
-    varies_all=True,
     collective_sizes=(1024, 2**20),
     replay_rounds=1,
     layer_share=0.0,
