@@ -6,7 +6,7 @@ number in a notebook and one in a terminal come from the same lines.
 
 import datetime as dt
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -39,19 +39,19 @@ from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.inferred import InferredMachine
 from perfmodel.machine.machine import DEVICES_PER_NODE
 from perfmodel.machine.measured import MeasuredMachine
+from perfmodel.models import read_model
 from perfmodel.plan.acceptance import acceptance_terms as terms_of
 from perfmodel.plan.acceptance import judge
 from perfmodel.plan.cost import compare_costs as costs_of
 from perfmodel.plan.goodput import Request
 from perfmodel.plan.goodput import goodput as simulated_weeks
-from perfmodel.plan.machines import named_transformer, read_sources
+from perfmodel.plan.machines import read_sources
 from perfmodel.plan.options import plan_options as ranked_options
 from perfmodel.plan.profile_diff import compare_profiles
 from perfmodel.scenarios.changes import Scenario
 from perfmodel.scenarios.compare import compare_scenarios
 from perfmodel.scenarios.fields import changed
 from perfmodel.units import Bytes, Seconds
-from perfmodel.workload.transformer import NamedTransformer
 
 AnyPath: TypeAlias = str | os.PathLike[str]
 #: A document, or the file that holds it.
@@ -68,7 +68,6 @@ def plan_options(
     *,
     prices: AnyPath | None = None,
     today: dt.date | None = None,
-    open_model: Callable[[str, int | None], NamedTransformer] = named_transformer,
     argv: Sequence[str] = ("perfmodel.plan_options",),
 ) -> PlanDocument:
     """Rank the options of a plan file by cost, with the chance to meet its deadline.
@@ -81,8 +80,6 @@ def plan_options(
         CSV of prices, used by name.
     today
         For the age of prices, and the first day of training if the plan names none; default: today.
-    open_model
-        Large model by name and tokens per sequence; the command line also reads Hugging Face configs.
 
     Returns
     -------
@@ -97,9 +94,7 @@ def plan_options(
     path, day = Path(plan), today or today_utc()
     found = read_plan(path, today=day, prices=None if prices is None else Path(prices))
     try:
-        return ranked_options(
-            *read_sources(found, path, open_model=open_model), today=day, argv=argv
-        )
+        return ranked_options(*read_sources(found, path), today=day, argv=argv)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
 
@@ -168,7 +163,7 @@ def predict_large_model(
     Parameters
     ----------
     model
-        By name, such as ``"llama2-7b"``.
+        By name, such as ``"llama2-7b"``, or its Hugging Face ``config.json``.
     layout
         Such as ``"dp=16 tp=4 zero=1 accumulation=8"``; its product is the number of devices.
     capacity_bytes
@@ -183,7 +178,7 @@ def predict_large_model(
         profile = InferredDocument.read(Path(profile)).machine
     question = Question(
         machine=profile,
-        workload=named_transformer(model, sequence_length),
+        workload=read_model(model, sequence=sequence_length),
         layout=parse_layout(layout),
         devices_per_node=devices_per_node,
         capacity_bytes=capacity_bytes,

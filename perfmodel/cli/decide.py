@@ -252,7 +252,6 @@ def plan_options(
         plan,
         prices=prices,
         today=today,
-        open_model=lambda name, sequence: opt.read_model(name, sequence=sequence),
         argv=sys.argv,
     )
     if report is not None:

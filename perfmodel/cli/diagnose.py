@@ -45,9 +45,9 @@ def network_check(
     as_json: opt.Json = False,
 ) -> None:
     """Compare an nccl-tests log with what its links should reach; exit code 4 if they are slow."""
-    from perfmodel.cli.in_place import read_workload
     from perfmodel.documents.importers import COLLECTIVES, read_nccl_tests
     from perfmodel.layout.layout import Layout
+    from perfmodel.models import read_workload
     from perfmodel.network_check import Verdict, check_network
     from perfmodel.report.network_check import check_json, check_lines, check_table
     from perfmodel.step.stages import gradient_buckets

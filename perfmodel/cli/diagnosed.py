@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from perfmodel.answer.inferred import Training, layout_jobs
-from perfmodel.cli import options as opt
-from perfmodel.cli.in_place import read_workload
 from perfmodel.cost.jobs import Jobs
 from perfmodel.cost.parameters import DeviceSheet
 from perfmodel.cost.rescaling import (
@@ -26,8 +24,10 @@ from perfmodel.documents.importers import PCIE_BYTES_PER_S
 from perfmodel.documents.training_configs import TrainingConfig, read_config, size_in_name
 from perfmodel.documents.training_logs import Logged, read_log, read_observed
 from perfmodel.errors import UsageError
+from perfmodel.models import is_model_config, read_model, read_workload
 from perfmodel.report.diagnosis import Told, titled
 from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer, gpt
+from perfmodel.workload.workload import is_model
 
 _TRAINERS: Final = (".yaml", ".yml", ".toml")
 #: A name and a shape that differ by less are one model.
@@ -150,8 +150,8 @@ def _trained(
 ) -> Trained:
     text, sequence = given["model"], given["sequence_length"] or config.sequence
     is_trainer = Path(text).suffix in _TRAINERS
-    is_file = text.endswith(".json") and not opt.is_model_config(Path(text))
-    if not is_trainer and (opt.is_model(text) or is_file):
+    is_file = text.endswith(".json") and not is_model_config(Path(text))
+    if not is_trainer and (is_model(text) or is_file):
         document = read_workload(text)
         return TracedModel(
             workload=document.workload,
@@ -161,7 +161,7 @@ def _trained(
         )
     if not is_trainer:
         try:
-            named = opt.read_model(text, sequence=sequence)
+            named = read_model(text, sequence=sequence)
         except UsageError as error:
             raise UsageError(f"MODEL{str(error).removeprefix('--model')}") from error
     else:

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from perfmodel.cli import options as opt
 from perfmodel.cli.output import measurement
-from perfmodel.errors import PerfModelError, UsageError
+from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
     from perfmodel.answer.answer import Forecast
-    from perfmodel.documents.workload import WorkloadDocument
     from perfmodel.machine.measured import OperatorCosts
     from perfmodel.workload.step import SymbolicStep
 
@@ -27,8 +25,6 @@ _METHOD = "traced with SGD in {precision}; perfmodel trace takes another optimiz
 _IN_WORDS = {"fp32": "fp32", "fp16": "fp16 autocast"}
 #: Samples of one pass where the operators of a model are found; the file serves every batch.
 _TRACED_SAMPLES = 8
-#: The same where only parameters are wanted.
-_FEWEST_SAMPLES = 1
 
 
 def traced_file(profile: Path, model: str, folder: Path) -> Path:
@@ -36,8 +32,8 @@ def traced_file(profile: Path, model: str, folder: Path) -> Path:
 
     It is traced again each time: nothing tells whether what a factory imports has changed.
     """
-    from perfmodel.cli.memory import refuse_without_torch, traced_document
     from perfmodel.documents.profile import ProfileDocument
+    from perfmodel.models import refuse_without_torch, traced_document
     from perfmodel.workload.optimizers import DEFAULT
     from perfmodel.workload.step import StepMethod
 
@@ -124,36 +120,3 @@ def _is_timed(operators: "OperatorCosts", trace: "SymbolicStep", micro_batch: in
     from perfmodel.cost.operators import OperatorDurations
 
     return OperatorDurations(operators).holds(trace.at(micro_batch=micro_batch))
-
-
-def read_workload(text: str) -> "WorkloadDocument":
-    """A workload file, or a model that is traced without weights, data or GPU."""
-    from perfmodel.documents.workload import WorkloadDocument
-
-    if not opt.is_model(text) and not text.endswith(".json"):
-        raise UsageError(
-            f"--workload: must be a workload file (JSON) or a model such as torchvision:resnet18, got "
-            f"{text!r}; perfmodel trace {text} writes a file"
-        )
-    if text.endswith(".json") and not opt.is_model_config(Path(text)):
-        return WorkloadDocument.read(Path(text))
-    from perfmodel.cli.memory import refuse_without_torch, traced_document
-    from perfmodel.workload.optimizers import DEFAULT
-    from perfmodel.workload.step import StepMethod
-
-    refuse_without_torch(f"--workload: {text}")
-    method = StepMethod(
-        optimizer="sgd",
-        optimizer_implementation=DEFAULT,
-        precision="fp32",
-        checkpointing="none",
-        device_kind="cpu",
-    )
-    return traced_document(
-        text,
-        method,
-        micro_batch=_FEWEST_SAMPLES,
-        image_size=None,
-        sequence_length=None,
-        argv=sys.argv,
-    )

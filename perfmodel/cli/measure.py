@@ -294,7 +294,7 @@ def _infer(table: Path, *, columns: Path | None, device: str, out: Path, seed: i
 
 def _infer_steps(table: Path, *, device: str, out: Path) -> None:
     from calibrate.step_table import calibrate_from_steps
-    from perfmodel.cli.memory import refuse_without_torch
+    from perfmodel.models import refuse_without_torch
     from perfmodel.report.profile import device_cost_lines
 
     refuse_without_torch("--from-steps")

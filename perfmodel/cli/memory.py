@@ -4,7 +4,6 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -13,16 +12,13 @@ import typer
 from perfmodel.checks import within
 from perfmodel.cli import options as opt
 from perfmodel.cli.output import show, show_lines
-from perfmodel.errors import NotFeasible, UntraceableModel, UsageError
+from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.units import Bytes, BytesPerSecond
 from perfmodel.workload.optimizers import DEFAULT, IMPLEMENTATIONS, OPTIMIZERS
 
 if TYPE_CHECKING:
     from perfmodel.cost.techniques import HostLink
-    from perfmodel.documents.workload import WorkloadDocument
     from perfmodel.report.memory import MemoryReport
-    from perfmodel.trace.trace import TracedModel
-    from perfmodel.workload.step import StepMethod
 
 _TRACED = typer.Option(help="Workload file, from perfmodel trace.")
 _CAPACITY = opt.size("--device-memory", "Memory of one device; default: that of --device.")
@@ -268,6 +264,8 @@ def trace(
     ):
         if number is not None:
             within(flag, number, 1, MOST_OF_A_SIZE)
+    from perfmodel.models import refuse_without_torch, traced_document
+
     refuse_without_torch("trace")
     from perfmodel.report.memory import trace_lines
     from perfmodel.workload.step import StepMethod
@@ -293,89 +291,10 @@ def trace(
     show_lines([*trace_lines(document, micro_batch=micro_batch), f"workload: {path}"])
 
 
-def traced_document(
-    model: str,
-    method: "StepMethod",
-    *,
-    micro_batch: int,
-    image_size: int | None,
-    sequence_length: int | None,
-    argv: Sequence[str],
-    as_on_cuda: bool = False,
-) -> "WorkloadDocument":
-    """The workload file of a model; ``UsageError`` if there is no such model or it cannot be traced.
-
-    ``as_on_cuda``: By CUDA's rules of autocast, though tensors are on the processor.
-    """
-    from perfmodel.documents.base import Provenance
-    from perfmodel.documents.workload import WorkloadDocument
-    from perfmodel.trace.imports import without_collection
-
-    with without_collection():
-        traced = _traced(
-            model,
-            method,
-            micro_batch,
-            image_size,
-            sequence_length,
-            as_on_cuda=as_on_cuda,
-        )
-    return WorkloadDocument(
-        provenance=Provenance.of_answer(
-            argv,
-            host_fingerprint="none: a trace depends on no host",
-            packages=("perfmodel", "torch", "torchvision"),
-        ),
-        workload=traced.workload,
-        trace=traced.step,
-        memory=traced.memory,
-    )
-
-
-def _traced(
-    model: str,
-    method: "StepMethod",
-    micro_batch: int,
-    image_size: int | None,
-    sequence_length: int | None,
-    *,
-    as_on_cuda: bool,
-) -> "TracedModel":
-    """Without the compiler where that works; the code of a factory may ask for it."""
-    from perfmodel.trace.imports import without_compiler
-
-    def trace() -> "TracedModel":
-        # These import torch, which must not find the compiler.
-        from perfmodel.trace.cuda_casts import AsOnCuda
-        from perfmodel.trace.source import SampleSize
-        from perfmodel.trace.sources import find_source
-        from perfmodel.trace.trace import trace_model
-
-        size = SampleSize(image_size=image_size, sequence_length=sequence_length)
-        casts = AsOnCuda(method.precision) if as_on_cuda else None
-        return trace_model(
-            find_source(model, size), method, micro_batch=micro_batch, beside=True, casts=casts
-        )
-
-    if ".py" not in model:
-        with suppress(UntraceableModel, ImportError), without_compiler():
-            return trace()
-    return trace()
-
-
-def refuse_without_torch(where: str) -> None:
-    """Refuse what imports torch and torchvision where one of them is missing."""
-    from importlib.util import find_spec
-
-    missing = [name for name in ("torch", "torchvision") if find_spec(name) is None]
-    if missing:
-        raise UsageError(
-            f"{where}: needs {' and '.join(missing)}; install perfmodel[calibrate] where models are traced"
-        )
-
-
 def refuse_unknown_models(option: str, names: Sequence[str], *, known: Sequence[str]) -> None:
     """Refuse models that could not be traced, before anything is measured."""
+    from perfmodel.models import refuse_without_torch
+
     refuse_without_torch(option)
     from perfmodel.trace.source import SampleSize
     from perfmodel.trace.sources import find_source

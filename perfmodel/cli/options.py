@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, Typ
 
 import typer
 
-from perfmodel.errors import UsageError, did_you_mean, refuse_unknown
+from perfmodel.errors import UsageError, did_you_mean
 from perfmodel.units import (
     MINUTE_S,
     Bytes,
@@ -29,11 +29,8 @@ from perfmodel.units import (
 if TYPE_CHECKING:
     from perfmodel.answer.question import Question
     from perfmodel.machine.measured import MeasuredMachine
-    from perfmodel.workload.transformer import NamedTransformer
 
 _Choice = TypeVar("_Choice", bound=str)
-#: Longest sequence of a model that nobody named one for.
-_LONGEST_DEFAULT: Final = 8192
 DEFAULT_CALIBRATION: Final = Path("runs/calibration")
 DEFAULT_PROFILE: Final = DEFAULT_CALIBRATION / "profile.json"
 DEFAULT_DEVICES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -251,22 +248,6 @@ def refuse_typed(context: typer.Context, excluded: Mapping[str, str], *, beside:
             raise UsageError(f"{flag}: excludes {beside}, got {told}; {instead}")
 
 
-def is_model(workload: str) -> bool:
-    """Whether a workload is neither a name in the profile nor a file, but a model to be traced."""
-    return ".py:" in workload or workload.startswith(("torchvision:", "timm:"))
-
-
-def is_model_config(path: Path) -> bool:
-    """Whether a JSON file is a Hugging Face ``config.json``; False if it cannot be read."""
-    from perfmodel.files import read_json
-
-    try:
-        raw = read_json(path)
-    except (OSError, ValueError):
-        return False
-    return isinstance(raw, dict) and "model_type" in raw
-
-
 def read_machine(path: Path, *, device: str | None, torch: str | None = None) -> "MeasuredMachine":
     """The machine of a profile, brought to another device by data-sheet ratios if one is named.
 
@@ -320,51 +301,6 @@ def read_question(
         workload=open_workload(machine, workload),
         validation=earlier,
         cluster=links,
-    )
-
-
-def read_model(text: str, *, sequence: int | None) -> "NamedTransformer":
-    """A transformer by name, or from a Hugging Face ``config.json`` that the closed forms cover."""
-    from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer
-
-    path = Path(text)
-    if path.suffix == ".json" or path.is_dir():
-        return _from_config(path / "config.json" if path.is_dir() else path, sequence)
-    refuse_unknown("--model", text, TRANSFORMERS)
-    known = TRANSFORMERS[text]
-    return NamedTransformer(name=text, shape=known.shape, sequence=sequence or known.sequence)
-
-
-def _from_config(path: Path, sequence: int | None) -> "NamedTransformer":
-    from perfmodel.trace.huggingface_config import DECODERS, LLAMA_FAMILY, Config, read_shape
-    from perfmodel.workload.transformer import NamedTransformer, Transformer
-
-    config = Config.read(path)
-    shape = read_shape(config, families=DECODERS)
-    if shape.head_width * shape.num_heads != shape.width:
-        raise UsageError(
-            f"{path}: head_dim x num_attention_heads must be hidden_size = {shape.width} for --layout, "
-            f"got {shape.head_width * shape.num_heads}; the closed forms take square attention"
-        )
-    if sequence is not None and sequence > shape.num_positions:
-        raise UsageError(
-            f"--sequence-length: must be <= {shape.num_positions} for {path}, got {sequence}"
-        )
-    return NamedTransformer(
-        name=str(config.get("_name_or_path", "") or path.resolve().parent.name or path.stem),
-        shape=Transformer(
-            layers=shape.num_layers,
-            hidden=shape.width,
-            heads=shape.num_heads,
-            kv_heads=shape.num_key_value_heads,
-            feed_forward=shape.inner_width,
-            gated=shape.family in LLAMA_FAMILY,
-            vocabulary=shape.vocabulary,
-            tied=shape.tied,
-            experts=max(shape.num_experts, 1),
-            experts_per_token=shape.experts_per_token if shape.num_experts > 1 else 1,
-        ),
-        sequence=sequence or min(shape.num_positions, _LONGEST_DEFAULT),
     )
 
 

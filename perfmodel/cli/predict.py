@@ -14,6 +14,7 @@ from perfmodel.cli.output import show_document, show_lines
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.machine.machine import DEVICES_PER_NODE
 from perfmodel.units import GIB, Bytes, Seconds
+from perfmodel.workload.workload import is_model
 
 if TYPE_CHECKING:
     from perfmodel.answer.answer import Forecast
@@ -156,7 +157,7 @@ def predict(
         loader_samples_per_s=loader_samples_per_s,
         sync_every_step=sync_every_step,
     )
-    if workload.endswith(".json") or opt.is_model(workload):
+    if workload.endswith(".json") or is_model(workload):
         _time_workload(context, request)
     question = _question(context)
     document, largest = table(question, request, argv=sys.argv)
@@ -182,7 +183,7 @@ def predict(
 def _trace_model(context: typer.Context) -> None:
     """Put the file of its trace in the place of a model."""
     given = context.params
-    if opt.is_model(given["workload"]) or _knows_no_names(given):
+    if is_model(given["workload"]) or _knows_no_names(given):
         from perfmodel.cli.in_place import traced_file
 
         folder = Path(context.with_resource(tempfile.TemporaryDirectory()))
@@ -257,6 +258,7 @@ def _question(context: typer.Context) -> "Question":
     given = context.params
     if given["layout"] is not None and opt.typed(context, "model"):
         from perfmodel.documents.inferred import InferredDocument
+        from perfmodel.models import read_model
 
         layout, link = _asked_layout(context), given.get("data_centre_link")
         count = _one_count(context)
@@ -265,7 +267,7 @@ def _question(context: typer.Context) -> "Question":
                 f"--data-centre-link: must come with data_centres > 1 in --layout, got "
                 f"{link:g} B/s on one data centre"
             )
-        model = opt.read_model(given["model"], sequence=given["sequence_length"])
+        model = read_model(given["model"], sequence=given["sequence_length"])
         return Question(
             machine=InferredDocument.read(given["profile"]).machine,
             workload=model,
@@ -419,7 +421,7 @@ def whatif(
     base = Scenario(
         question=_question(context),
         request=request if layout is None else None,
-        open_model=lambda name: opt.read_model(name, sequence=sequence_length),
+        sequence_length=sequence_length,
     )
     document = compare_scenarios(scenarios_of(base, settings or ()), argv=sys.argv)
     if output is not None:
@@ -468,10 +470,11 @@ def plan_parallelism(
     from perfmodel.documents.inferred import InferredDocument
     from perfmodel.layout_search import Request, Workers
     from perfmodel.layout_search import plan_parallelism as use_case
+    from perfmodel.models import read_model
     from perfmodel.report.prediction import search_lines, search_table
 
     training = Training(
-        model=opt.read_model(model, sequence=sequence_length),
+        model=read_model(model, sequence=sequence_length),
         devices=devices,
         devices_per_node=devices_per_node,
         global_batch=global_batch,

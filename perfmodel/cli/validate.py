@@ -286,8 +286,8 @@ def validate_strategies(
 ) -> None:
     """Train stacks of layers with FSDP2, ZeRO, TP and PP and print the error of what the profile predicts."""
     from calibrate.launch import TorchrunLauncher
-    from perfmodel.cli.memory import traced_document
     from perfmodel.documents.profile import ProfileDocument
+    from perfmodel.models import traced_document
     from perfmodel.report.validation import strategies_tables
     from perfmodel.report.wording import gate_lines
     from perfmodel.workload.optimizers import DEFAULT

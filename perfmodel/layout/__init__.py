@@ -1,1 +1,1 @@
-"""TODO."""
+"""How a job is divided among devices."""

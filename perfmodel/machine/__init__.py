@@ -1,1 +1,1 @@
-"""TODO."""
+"""What runs the job: machines measured, inferred or named, and clusters of them."""

@@ -16,14 +16,15 @@ from perfmodel.documents.plan import Option, PlanAccuracy, PlanFile, PlanMachine
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import CalibrationUnavailable, UsageError, refuse_unknown
+from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout.layout import Layout
 from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.inferred import InferredMachine
 from perfmodel.machine.machine import DEVICES_PER_NODE
 from perfmodel.machine.measured import CheckpointProfile, MeasuredMachine
+from perfmodel.models import read_model
 from perfmodel.plan.steps import FitInMemory, InferredSteps, MeasuredSteps, Steps
-from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer
+from perfmodel.workload.transformer import NamedTransformer
 
 #: Of an option by its place in the plan, at one batch.
 Tables: TypeAlias = dict[tuple[int, int], Steps]
@@ -185,28 +186,17 @@ def _accuracy(option: Option, validation: ValidationDocument | None) -> PlanAccu
 _T = TypeVar("_T")
 
 
-def named_transformer(name: str, sequence: int | None) -> NamedTransformer:
-    """A large model by name."""
-    refuse_unknown("--model", name, TRANSFORMERS)
-    known = TRANSFORMERS[name]
-    return NamedTransformer(name=name, shape=known.shape, sequence=sequence or known.sequence)
-
-
-def read_sources(
-    plan: PlanFile, path: Path, *, open_model: Callable[[str, int | None], NamedTransformer]
-) -> tuple[PlanFile, Sources]:
-    """Read everything that a plan names; the plan then names paths as seen from here.
-
-    ``path``: of the plan.
-    ``open_model``: large model by name or path, and tokens per sequence.
-    """
+def read_sources(plan: PlanFile, path: Path) -> tuple[PlanFile, Sources]:
+    """Read everything that a plan, which lies at a path, names; it then names paths as seen from here."""
     folder, work = path.parent, plan.work
     workload, model = None, None
     if work.model is not None:
         config = folder / work.model
         is_file = config.suffix == ".json" or config.is_dir()
         try:
-            model = open_model(str(config) if is_file else work.model, work.sequence_length)
+            model = read_model(
+                str(config) if is_file else work.model, sequence=work.sequence_length
+            )
         except UsageError as error:
             raise UsageError(f"work.model{str(error).removeprefix('--model')}") from error
         work = work.model_copy(update={"sequence_length": model.sequence})

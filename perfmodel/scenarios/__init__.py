@@ -1,1 +1,1 @@
-"""TODO."""
+"""Changes to a question, and what they do to the answer."""

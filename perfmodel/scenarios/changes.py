@@ -43,7 +43,6 @@ from perfmodel.units import (
     parse_factor,
     parse_number,
 )
-from perfmodel.workload.transformer import NamedTransformer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +57,8 @@ class Scenario:
     assumed: frozenset[str] = frozenset()
     """Terms that rest on what was typed and not on a measurement, by their name in the evidence."""
     remarks: tuple[str, ...] = ()
-    open_model: Callable[[str], NamedTransformer] | None = None
-    """Of a large model by name, for ``model=`` on a machine that was inferred from runs."""
+    sequence_length: int | None = None
+    """Tokens of a large model that a change names; None: its own."""
 
     @property
     def name(self) -> str:

@@ -18,6 +18,7 @@ from perfmodel.errors import (
 )
 from perfmodel.layout.layout import KEYS, accumulation_for
 from perfmodel.machine.inferred import InferredMachine
+from perfmodel.models import read_model
 from perfmodel.scenarios.changes import (
     DEVICE_PHASES,
     HOST_PHASES,
@@ -188,8 +189,7 @@ def _changed_large_model(base: Scenario, values: Mapping[str, str]) -> Scenario:
     was, keys, edits = base.question.layout, dict(values), dict[str, Any]()
     model = keys.pop("model", None)
     if model is not None:
-        assert base.open_model is not None
-        edits["workload"] = base.open_model(model)
+        edits["workload"] = read_model(model, sequence=base.sequence_length)
     words = dict(word.split("=", 1) for word in str(was).split()) | keys
     if "dp" not in keys:
         # First: what dp has to be divisible by, such as ep, is read together with it.

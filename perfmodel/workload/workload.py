@@ -66,3 +66,8 @@ class Workload:
     def gradient_bytes(self) -> Bytes:
         """Bytes of all gradients."""
         return sum(parameter.size_bytes for parameter in self.parameters)
+
+
+def is_model(workload: str) -> bool:
+    """Whether a workload is neither a name in the profile nor a file, but a model to be traced."""
+    return ".py:" in workload or workload.startswith(("torchvision:", "timm:"))

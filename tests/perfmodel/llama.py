@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from perfmodel.cli.memory import traced_document
 from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.models import traced_document
 from perfmodel.workload.memory import StepMemory
 from perfmodel.workload.step import StepMethod, SymbolicStep
 

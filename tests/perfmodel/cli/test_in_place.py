@@ -163,7 +163,7 @@ def test_without_the_extra_that_measures_curves_answer(
         importlib.util, "find_spec", lambda name: None if name == lacking else find_spec(name)
     )
     monkeypatch.setitem(sys.modules, "calibrate.environment", None)
-    monkeypatch.setattr("perfmodel.cli.memory.refuse_without_torch", lambda *_: None)
+    monkeypatch.setattr("perfmodel.models.refuse_without_torch", lambda *_: None)
     assert step_of(run, *asked)[1] is not Evidence.MEASURED
     assert launcher.calls == []
 

@@ -13,7 +13,6 @@ from perfmodel.layout.layout import parse_layout
 from perfmodel.layout_search import Request, plan_parallelism
 from perfmodel.plan.machines import (
     Sources,
-    named_transformer,
     read_sources,
 )
 from perfmodel.plan.options import plan_options
@@ -164,4 +163,4 @@ def test_contradictions_about_large_models_are_named(
 def test_a_model_that_nobody_knows_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
     plan = plan_file(tmp_path, TEXT.replace("gpt-1.3b", "llama3-70"))
     with pytest.raises(UsageError, match="did you mean llama3-70b"):
-        read_sources(plan, tmp_path / "plan.toml", open_model=named_transformer)
+        read_sources(plan, tmp_path / "plan.toml")

@@ -10,7 +10,7 @@ from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.prediction import LargeModelStep, ScenarioOutcome, WhatIfDocument
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.layout.layout import parse_layout
-from perfmodel.plan.machines import named_transformer
+from perfmodel.models import read_model
 from perfmodel.report.prediction import whatif_lines, whatif_table
 from perfmodel.scenarios.changes import Scenario
 from perfmodel.scenarios.compare import compare_scenarios
@@ -26,11 +26,10 @@ def base(model: str = "llama2-7b", text: str = TEXT) -> Scenario:
     return Scenario(
         question=Question(
             machine=MACHINE,
-            workload=named_transformer(model, None),
+            workload=read_model(model, sequence=None),
             layout=parse_layout(text),
             capacity_bytes=80 * 2**30,
         ),
-        open_model=lambda name: named_transformer(name, None),
     )
 
 

@@ -5,7 +5,7 @@ import sys
 
 ASK = """
 import sys
-from perfmodel.cli.memory import traced_document
+from perfmodel.models import traced_document
 from tests.perfmodel.trace.method import SGD
 assert "torch" not in sys.modules
 traced_document("lenet", SGD, micro_batch=2, image_size=None, sequence_length=None, argv=["x"])

@@ -1,0 +1,178 @@
+"""Models by what a user names: a name, a Hugging Face config, a workload file, or code that is traced."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from perfmodel.documents.base import Provenance
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import UntraceableModel, UsageError, refuse_unknown
+from perfmodel.files import read_json
+from perfmodel.trace.huggingface_config import DECODERS, LLAMA_FAMILY, Config, read_shape
+from perfmodel.trace.imports import without_collection, without_compiler
+from perfmodel.workload.optimizers import DEFAULT
+from perfmodel.workload.step import StepMethod
+from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer, Transformer
+from perfmodel.workload.workload import is_model
+
+if TYPE_CHECKING:
+    from perfmodel.trace.trace import TracedModel
+
+#: Longest sequence of a model that nobody named one for.
+_LONGEST_DEFAULT: Final = 8192
+#: Samples of a pass of which only parameters are wanted.
+_FEWEST_SAMPLES: Final = 1
+
+
+def is_model_config(path: Path) -> bool:
+    """Whether a JSON file is a Hugging Face ``config.json``; False if it cannot be read."""
+    try:
+        raw = read_json(path)
+    except (OSError, ValueError):
+        return False
+    return isinstance(raw, dict) and "model_type" in raw
+
+
+def read_model(text: str, *, sequence: int | None) -> NamedTransformer:
+    """A transformer by name, or from a Hugging Face ``config.json`` that the closed forms cover."""
+    path = Path(text)
+    if path.suffix == ".json" or path.is_dir():
+        return _from_config(path / "config.json" if path.is_dir() else path, sequence)
+    refuse_unknown("--model", text, TRANSFORMERS)
+    known = TRANSFORMERS[text]
+    return NamedTransformer(name=text, shape=known.shape, sequence=sequence or known.sequence)
+
+
+def _from_config(path: Path, sequence: int | None) -> NamedTransformer:
+    config = Config.read(path)
+    shape = read_shape(config, families=DECODERS)
+    if shape.head_width * shape.num_heads != shape.width:
+        raise UsageError(
+            f"{path}: head_dim x num_attention_heads must be hidden_size = {shape.width} for --layout, "
+            f"got {shape.head_width * shape.num_heads}; the closed forms take square attention"
+        )
+    if sequence is not None and sequence > shape.num_positions:
+        raise UsageError(
+            f"--sequence-length: must be <= {shape.num_positions} for {path}, got {sequence}"
+        )
+    return NamedTransformer(
+        name=str(config.get("_name_or_path", "") or path.resolve().parent.name or path.stem),
+        shape=Transformer(
+            layers=shape.num_layers,
+            hidden=shape.width,
+            heads=shape.num_heads,
+            kv_heads=shape.num_key_value_heads,
+            feed_forward=shape.inner_width,
+            gated=shape.family in LLAMA_FAMILY,
+            vocabulary=shape.vocabulary,
+            tied=shape.tied,
+            experts=max(shape.num_experts, 1),
+            experts_per_token=shape.experts_per_token if shape.num_experts > 1 else 1,
+        ),
+        sequence=sequence or min(shape.num_positions, _LONGEST_DEFAULT),
+    )
+
+
+def read_workload(text: str) -> WorkloadDocument:
+    """A workload file, or a model that is traced without weights, data or GPU."""
+    if not is_model(text) and not text.endswith(".json"):
+        raise UsageError(
+            f"--workload: must be a workload file (JSON) or a model such as torchvision:resnet18, got "
+            f"{text!r}; perfmodel trace {text} writes a file"
+        )
+    if text.endswith(".json") and not is_model_config(Path(text)):
+        return WorkloadDocument.read(Path(text))
+
+    refuse_without_torch(f"--workload: {text}")
+    method = StepMethod(
+        optimizer="sgd",
+        optimizer_implementation=DEFAULT,
+        precision="fp32",
+        checkpointing="none",
+        device_kind="cpu",
+    )
+    return traced_document(
+        text,
+        method,
+        micro_batch=_FEWEST_SAMPLES,
+        image_size=None,
+        sequence_length=None,
+        argv=sys.argv,
+    )
+
+
+def traced_document(  # noqa: PLR0913 - one parameter per option
+    model: str,
+    method: StepMethod,
+    *,
+    micro_batch: int,
+    image_size: int | None,
+    sequence_length: int | None,
+    argv: Sequence[str],
+    as_on_cuda: bool = False,
+) -> WorkloadDocument:
+    """The workload file of a model; ``UsageError`` if there is no such model or it cannot be traced.
+
+    ``as_on_cuda``: By CUDA's rules of autocast, though tensors are on the processor.
+    """
+    with without_collection():
+        traced = _traced(
+            model,
+            method,
+            micro_batch,
+            image_size,
+            sequence_length,
+            as_on_cuda=as_on_cuda,
+        )
+    return WorkloadDocument(
+        provenance=Provenance.of_answer(
+            argv,
+            host_fingerprint="none: a trace depends on no host",
+            packages=("perfmodel", "torch", "torchvision"),
+        ),
+        workload=traced.workload,
+        trace=traced.step,
+        memory=traced.memory,
+    )
+
+
+def _traced(
+    model: str,
+    method: StepMethod,
+    micro_batch: int,
+    image_size: int | None,
+    sequence_length: int | None,
+    *,
+    as_on_cuda: bool,
+) -> "TracedModel":
+    """Without the compiler where that works; the code of a factory may ask for it."""
+
+    def trace() -> "TracedModel":
+        # These import torch, which must not find the compiler.
+        from perfmodel.trace.cuda_casts import AsOnCuda  # noqa: PLC0415
+        from perfmodel.trace.source import SampleSize  # noqa: PLC0415
+        from perfmodel.trace.sources import find_source  # noqa: PLC0415
+        from perfmodel.trace.trace import trace_model  # noqa: PLC0415
+
+        size = SampleSize(image_size=image_size, sequence_length=sequence_length)
+        casts = AsOnCuda(method.precision) if as_on_cuda else None
+        return trace_model(
+            find_source(model, size), method, micro_batch=micro_batch, beside=True, casts=casts
+        )
+
+    if ".py" not in model:
+        with suppress(UntraceableModel, ImportError), without_compiler():
+            return trace()
+    return trace()
+
+
+def refuse_without_torch(where: str) -> None:
+    """Refuse what imports torch and torchvision where one of them is missing."""
+    missing = [name for name in ("torch", "torchvision") if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"{where}: needs {' and '.join(missing)}; install perfmodel[calibrate] where models are traced"
+        )
