@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from perfmodel.documents.observation import PeakMemory
-from perfmodel.trace.cuda_casts import HALVES, AsOnCuda
+from perfmodel.tracing.cuda_casts import HALVES, AsOnCuda
 from perfmodel.units import Bytes, Seconds
 
 if TYPE_CHECKING:

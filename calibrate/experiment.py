@@ -188,7 +188,7 @@ BUDGETS: Final = {
 }
 
 #: Micro-batches per model, the most useful first: a budget takes as many as it can pay for. The GPU's models are
-#: those of ``perfmodel.trace.reference.GPU_MODELS`` with their precision and optimizer, and small ones that wait for
+#: those of ``perfmodel.tracing.reference.GPU_MODELS`` with their precision and optimizer, and small ones that wait for
 #: the host.
 _MICRO_BATCHES: Final[dict[str, dict[str, tuple[int, ...]]]] = {
     "cpu": {

@@ -38,9 +38,9 @@ from calibrate.random_blocks import (
     width_between,
 )
 from perfmodel.documents.base import write_atomically
-from perfmodel.trace.source import SampleSize
-from perfmodel.trace.sources import find_source
-from perfmodel.trace.trace import TracedModel, trace_model
+from perfmodel.tracing.source import SampleSize
+from perfmodel.tracing.sources import find_source
+from perfmodel.tracing.trace import TracedModel, trace_model
 from perfmodel.workload.step import StepMethod
 
 Draw = random.Random

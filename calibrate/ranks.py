@@ -11,7 +11,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from calibrate.agent import die_with_parent
 from perfmodel.documents.observation import OUT_OF_MEMORY
-from perfmodel.trace.fork import Fork
+from perfmodel.tracing.fork import Fork
 
 Result = TypeVar("Result")
 

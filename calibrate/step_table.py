@@ -203,10 +203,10 @@ def _seconds(where: str, text: str) -> Seconds:
 
 def trace_setting(setting: Setting) -> TracedStep:
     """The step of a setting as CUDA runs it."""
-    from perfmodel.trace.cuda_casts import AsOnCuda  # noqa: PLC0415 - imports torch
-    from perfmodel.trace.source import SampleSize  # noqa: PLC0415
-    from perfmodel.trace.sources import find_source  # noqa: PLC0415
-    from perfmodel.trace.trace import trace_once  # noqa: PLC0415
+    from perfmodel.tracing.cuda_casts import AsOnCuda  # noqa: PLC0415 - imports torch
+    from perfmodel.tracing.source import SampleSize  # noqa: PLC0415
+    from perfmodel.tracing.sources import find_source  # noqa: PLC0415
+    from perfmodel.tracing.trace import trace_once  # noqa: PLC0415
 
     model, batch, image, sequence, precision, optimizer, is_fused = setting.traced
     method = StepMethod(

@@ -1,25 +1,25 @@
 """Models by what a user names: a name, a Hugging Face config, a workload file, or code that is traced."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.documents.base import Provenance
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UntraceableModel, UsageError, refuse_unknown
 from perfmodel.files import read_json
-from perfmodel.trace.huggingface_config import DECODERS, LLAMA_FAMILY, Config, read_shape
-from perfmodel.trace.imports import without_collection, without_compiler
-from perfmodel.workload.optimizers import DEFAULT
+from perfmodel.tracing.huggingface_config import DECODERS, LLAMA_FAMILY, Config, read_shape
+from perfmodel.tracing.imports import without_collection, without_compiler
+from perfmodel.workload.optimizers import CUDA_DEFAULT, DEFAULT
 from perfmodel.workload.step import StepMethod
 from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer, Transformer
 from perfmodel.workload.workload import is_model
 
 if TYPE_CHECKING:
-    from perfmodel.trace.trace import TracedModel
+    from perfmodel.tracing.trace import TracedModel
 
 #: Longest sequence of a model that nobody named one for.
 _LONGEST_DEFAULT: Final = 8192
@@ -127,6 +127,51 @@ def traced_document(  # noqa: PLR0913 - one parameter per option
             sequence_length,
             as_on_cuda=as_on_cuda,
         )
+    return document_of(traced, argv=argv)
+
+
+def live_document(  # noqa: PLR0913 - one parameter per part of a step
+    model: Any,
+    inputs: Any,
+    targets: Any,
+    *,
+    loss: Callable[..., Any] | None,
+    optimizer: Any,
+    precision: str,
+    checkpointing: str,
+    device_kind: str,
+    micro_batch: int | None,
+    argv: Sequence[str],
+    as_on_cuda: bool = False,
+) -> WorkloadDocument:
+    """The workload file of a module that exists; see ``perfmodel.tracing.live``."""
+    from perfmodel.tracing.cuda_casts import AsOnCuda  # noqa: PLC0415 - imports torch
+    from perfmodel.tracing.live import batch_rows, live_source, optimizer_of  # noqa: PLC0415 - imports torch
+    from perfmodel.tracing.trace import trace_model  # noqa: PLC0415
+
+    name, implementation, caveats = optimizer_of(optimizer)
+    method = StepMethod(
+        optimizer=name,
+        optimizer_implementation=CUDA_DEFAULT
+        if as_on_cuda and implementation == DEFAULT
+        else implementation,
+        precision=precision,
+        checkpointing=checkpointing,
+        device_kind=device_kind,
+    )
+    source = live_source(model, inputs, targets, loss=loss, caveats=caveats)
+    with without_collection():
+        traced = trace_model(
+            source,
+            method,
+            micro_batch=micro_batch or batch_rows(inputs),
+            casts=AsOnCuda(precision) if as_on_cuda else None,
+        )
+    return document_of(traced, argv=argv)
+
+
+def document_of(traced: "TracedModel", *, argv: Sequence[str]) -> WorkloadDocument:
+    """The workload file of a traced model."""
     return WorkloadDocument(
         provenance=Provenance.of_answer(
             argv,
@@ -152,10 +197,10 @@ def _traced(
 
     def trace() -> "TracedModel":
         # These import torch, which must not find the compiler.
-        from perfmodel.trace.cuda_casts import AsOnCuda  # noqa: PLC0415
-        from perfmodel.trace.source import SampleSize  # noqa: PLC0415
-        from perfmodel.trace.sources import find_source  # noqa: PLC0415
-        from perfmodel.trace.trace import trace_model  # noqa: PLC0415
+        from perfmodel.tracing.cuda_casts import AsOnCuda  # noqa: PLC0415
+        from perfmodel.tracing.source import SampleSize  # noqa: PLC0415
+        from perfmodel.tracing.sources import find_source  # noqa: PLC0415
+        from perfmodel.tracing.trace import trace_model  # noqa: PLC0415
 
         size = SampleSize(image_size=image_size, sequence_length=sequence_length)
         casts = AsOnCuda(method.precision) if as_on_cuda else None

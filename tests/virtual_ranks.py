@@ -25,7 +25,7 @@ from calibrate.virtual.gpu import VirtualGpu, Work
 from calibrate.virtual.truth import Truth
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.trace.reference import REFERENCES
+from perfmodel.tracing.reference import REFERENCES
 from perfmodel.units import Seconds
 
 T = TypeVar("T")

@@ -148,7 +148,7 @@ def measure(folder: Path, setting: Setting) -> MemoryRun:
     model, micro_batch, optimizer = setting
     config = _CONFIGS.get(model)
     name = model if config is None else str(_written(folder, model, config))
-    start = (sys.executable, "-m", "perfmodel.trace.allocator")
+    start = (sys.executable, "-m", "perfmodel.tracing.allocator")
     command = (*start, name, str(micro_batch), optimizer)
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode != 0:

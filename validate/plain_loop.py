@@ -36,7 +36,7 @@ from perfmodel.documents.observation import (
     ProcessorObservation,
 )
 from perfmodel.layout.layout import Synchronisation
-from perfmodel.trace.reference import REFERENCES
+from perfmodel.tracing.reference import REFERENCES
 from perfmodel.units import Seconds
 
 _SAMPLES: Final = 512

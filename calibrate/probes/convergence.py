@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from calibrate.probes.session import Session
 from calibrate.task import TrainingTask
 from perfmodel.documents.observation import TrainingObservation
-from perfmodel.trace.reference import MODELS
+from perfmodel.tracing.reference import MODELS
 
 NUM_CLASSES: Final = 10
 _WIDTH: Final = 28

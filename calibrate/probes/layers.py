@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from calibrate.layers import Layer
-from perfmodel.trace.cuda_casts import AsOnCuda
-from perfmodel.trace.recorder import ModulePaths, Recorder
-from perfmodel.trace.step import without_content
+from perfmodel.tracing.cuda_casts import AsOnCuda
+from perfmodel.tracing.recorder import ModulePaths, Recorder
+from perfmodel.tracing.step import without_content
 from perfmodel.workload.operator import Operator, Phase, TensorSpec
 
 _RGB: Final = 3

@@ -12,8 +12,8 @@ from calibrate.layers import Layer
 from calibrate.probes.session import Session
 from calibrate.task import CheckpointTask
 from perfmodel.documents.observation import CheckpointObservation, OptimizerPoint
-from perfmodel.trace.reference import MODELS
-from perfmodel.trace.source import make_optimizer
+from perfmodel.tracing.reference import MODELS
+from perfmodel.tracing.source import make_optimizer
 from perfmodel.units import MIB, Seconds
 
 

@@ -22,8 +22,8 @@ from calibrate.probes.tracing import replayed_step
 from calibrate.replays import Dataflow, linked
 from calibrate.task import ReplayTask
 from perfmodel.documents.observation import ReplayObservation, TimedOperator
-from perfmodel.trace.source import make_optimizer
-from perfmodel.trace.trace import TracedModel
+from perfmodel.tracing.source import make_optimizer
+from perfmodel.tracing.trace import TracedModel
 from perfmodel.units import Seconds
 from perfmodel.workload.operator import Operator, Phase, TensorSpec, base_name
 from perfmodel.workload.step import TracedStep, parameters_signature, signature

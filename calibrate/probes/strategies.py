@@ -24,8 +24,8 @@ from calibrate.probes.session import Session, new_group, repeats_within
 from calibrate.task import LayoutTask
 from perfmodel.documents.observation import StackSpec
 from perfmodel.layout.layout import Layout, Schedule, parse_layout
-from perfmodel.trace.source import Batch, ModelSource, classification_loss, make_optimizer
-from perfmodel.trace.trace import trace_model
+from perfmodel.tracing.source import Batch, ModelSource, classification_loss, make_optimizer
+from perfmodel.tracing.trace import trace_model
 from perfmodel.units import Seconds
 from perfmodel.workload.optimizers import DEFAULT
 from perfmodel.workload.step import StepMethod

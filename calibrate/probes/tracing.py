@@ -13,9 +13,9 @@ from calibrate.task import ReplayTask
 from perfmodel.documents import seals
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import InvalidDocument
-from perfmodel.trace.reference import REFERENCES
-from perfmodel.trace.sources import reference_source
-from perfmodel.trace.trace import TracedModel, trace_model
+from perfmodel.tracing.reference import REFERENCES
+from perfmodel.tracing.sources import reference_source
+from perfmodel.tracing.trace import TracedModel, trace_model
 from perfmodel.units import Seconds
 from perfmodel.workload.step import TracedStep
 from perfmodel.workload.workload import Parameter, Workload

@@ -15,7 +15,7 @@ from calibrate.probes.session import Session, repeats_within
 from perfmodel.documents.observation import PHASES, DeviceStreams, RankSteps
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.trace.reference import REFERENCES, ReferenceModel
+from perfmodel.tracing.reference import REFERENCES, ReferenceModel
 from perfmodel.units import Seconds
 
 _POOL_SAMPLES = 512

@@ -1,6 +1,7 @@
 """Commands that judge what others measured: diagnose, network check."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -165,13 +166,14 @@ def diagnose(
     as_json: opt.Json = False,
 ) -> None:
     """Say whether logged step times are normal, which causes fit, and what to measure next."""
-    from perfmodel.cli.diagnosed import diagnosed
+    from perfmodel.diagnosis.asked import Case, diagnosed
     from perfmodel.report.diagnosis import diagnosis_json, diagnosis_lines, diagnosis_table, verdict
 
-    found, told = diagnosed(context.params)
+    given = {field.name: context.params[field.name] for field in fields(Case)}
+    found = diagnosed(Case(**given))
     if as_json:
-        typer.echo(diagnosis_json(found, told))
+        typer.echo(diagnosis_json(found))
         return
-    show(diagnosis_table(found, told))
-    show_verdict(verdict(found), is_good="NOT" not in verdict(found))
-    show_lines(_folded(diagnosis_lines(found, told)))
+    show(diagnosis_table(found))
+    show_verdict(verdict(found.found), is_good="NOT" not in verdict(found.found))
+    show_lines(_folded(diagnosis_lines(found)))

@@ -34,7 +34,7 @@ def traced_file(profile: Path, model: str, folder: Path) -> Path:
     """
     from perfmodel.documents.profile import ProfileDocument
     from perfmodel.models import refuse_without_torch, traced_document
-    from perfmodel.workload.optimizers import DEFAULT
+    from perfmodel.workload.optimizers import CUDA_DEFAULT, DEFAULT
     from perfmodel.workload.step import StepMethod
 
     refuse_without_torch(f"--workload: {model}")
@@ -43,7 +43,7 @@ def traced_file(profile: Path, model: str, folder: Path) -> Path:
     precision = "fp32" if costs is None or costs.left_out[0].precision == "fp32" else "fp16"
     method = StepMethod(
         optimizer="sgd",
-        optimizer_implementation=DEFAULT if costs is None else "foreach",
+        optimizer_implementation=DEFAULT if costs is None else CUDA_DEFAULT,
         precision=precision,
         checkpointing="none",
         device_kind=machine.traced_kind if costs is None else "cpu",

@@ -17,8 +17,8 @@ from perfmodel.units import Bytes, BytesPerSecond
 from perfmodel.workload.optimizers import DEFAULT, IMPLEMENTATIONS, OPTIMIZERS
 
 if TYPE_CHECKING:
+    from perfmodel.answer.memory import MemoryReport
     from perfmodel.cost.techniques import HostLink
-    from perfmodel.report.memory import MemoryReport
 
 _TRACED = typer.Option(help="Workload file, from perfmodel trace.")
 _CAPACITY = opt.size("--device-memory", "Memory of one device; default: that of --device.")
@@ -47,13 +47,14 @@ def memory(
     """Say whether a step fits into a device, the largest batch that does, and what to change first."""
     capacity_bytes = _capacity_bytes(device_memory, device)
     # What follows imports numpy and pydantic: too slow for --help.
-    from perfmodel.cli.memory_inputs import report_of
+    from perfmodel.answer.memory import report_of
+    from perfmodel.documents.workload import WorkloadDocument
     from perfmodel.report.memory import memory_lines, memory_table, remedies_table
 
     report = report_of(
-        workload,
+        WorkloadDocument.read(workload),
         capacity_bytes,
-        profile=profile,
+        machine=None if profile is None else opt.read_machine(profile, device=device),
         micro_batch=micro_batch,
         devices=devices,
         bucket_view=bucket_view,
@@ -95,14 +96,15 @@ def techniques(
             "perfmodel memory for relative ones"
         )
     # What follows imports numpy and pydantic: too slow for --help.
-    from perfmodel.cli.memory_inputs import report_of
+    from perfmodel.answer.memory import report_of
     from perfmodel.cost.memory import Verdict, verdict
+    from perfmodel.documents.workload import WorkloadDocument
     from perfmodel.report.memory import technique_lines, techniques_table
 
     report = report_of(
-        workload,
+        WorkloadDocument.read(workload),
         capacity_bytes,
-        profile=profile,
+        machine=None if profile is None else opt.read_machine(profile, device=device),
         micro_batch=micro_batch,
         devices=devices,
         device_kind=device_kind,
@@ -151,7 +153,7 @@ def _capacity_words(report: "MemoryReport", typed_bytes: Bytes | None, device: s
 def _link(
     host_bytes_per_s: BytesPerSecond | None, memory_bytes_per_s: float, device: str | None
 ) -> "HostLink":
-    from perfmodel.cli.memory_inputs import DEFAULT_LINK
+    from perfmodel.answer.memory import DEFAULT_LINK
     from perfmodel.cost.rescaling import find_device, host_link_bytes_per_s, shipped_catalogue
     from perfmodel.cost.techniques import HostLink
 
@@ -296,8 +298,8 @@ def refuse_unknown_models(option: str, names: Sequence[str], *, known: Sequence[
     from perfmodel.models import refuse_without_torch
 
     refuse_without_torch(option)
-    from perfmodel.trace.source import SampleSize
-    from perfmodel.trace.sources import find_source
+    from perfmodel.tracing.source import SampleSize
+    from perfmodel.tracing.sources import find_source
 
     for name in names:
         find_source(name, SampleSize(), option=option, others=known)

@@ -12,6 +12,7 @@ from pydantic import (
 
 from perfmodel.bounds import Share
 from perfmodel.documents.base import Document, Provenance, Record
+from perfmodel.documents.shown import ShownAsFrame
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.machine import Evidence
 from perfmodel.statistics import Interval
@@ -139,7 +140,7 @@ class ScalingAdvice(Record):
     """Width of the interval then over that of today, in log; None where a cluster file was assumed."""
 
 
-class PredictionDocument(Document):
+class PredictionDocument(ShownAsFrame, Document):
     """Steps of a workload on numbers of devices, or under one layout."""
 
     schema_version: int = 4
@@ -196,7 +197,7 @@ class ScenarioOutcome(Record):
     """None for the first scenario."""
 
 
-class WhatIfDocument(Document):
+class WhatIfDocument(ShownAsFrame, Document):
     """Scenarios, the first of which the others are compared with."""
 
     schema_version: int = 3

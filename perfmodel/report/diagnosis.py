@@ -1,17 +1,16 @@
 """A diagnosis as a table, lines and JSON."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from pydantic_core import to_json
 
+from perfmodel.diagnosis.asked import Diagnosed, Told
 from perfmodel.diagnosis.cases import logged_as
 from perfmodel.diagnosis.odds import NORMAL, Diagnosis, Fit, Judged
 from perfmodel.diagnosis.trained import Trained
 from perfmodel.documents.training_logs import Logged, Unit
 from perfmodel.report.wording import Table, counted, duration_interval, percent, table
-from perfmodel.units import BytesPerSecond, format_bytes, format_duration, format_rate
+from perfmodel.units import format_bytes, format_duration, format_rate
 
 #: Before a command, which stays on one line.
 COMMAND: Final = "  $ "
@@ -25,23 +24,9 @@ _DECIDED: Final = 0.5
 _ABNORMAL: Final = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What a diagnosis says beside the odds."""
-
-    model: str
-    """Name, size, device and what was taken as given."""
-    logged: tuple[Logged, ...]
-    trained: Trained
-    notes: tuple[str, ...]
-    enough: BytesPerSecond | None = None
-    """Between nodes, of one device, for 90 % of the speed of one node. [B/s]"""
-    per_node: int = 1
-    crosses_nodes: bool = False
-
-
-def diagnosis_table(found: Diagnosis, told: Told) -> Table:
+def diagnosis_table(diagnosed: Diagnosed) -> Table:
     """Each logged number beside the interval of a normal machine."""
+    found, told = diagnosed.found, diagnosed.told
     rows = [(each, logged) for each, logged in zip(found.judged, told.logged, strict=True)]
     return table(
         told.model,
@@ -70,8 +55,9 @@ def verdict(found: Diagnosis) -> str:
     return f"verdict: BORDERLINE, normal with {percent(odds)}"
 
 
-def diagnosis_lines(found: Diagnosis, told: Told) -> list[str]:
+def diagnosis_lines(diagnosed: Diagnosed) -> list[str]:
     """Causes with odds, those that do not fit, one measurement, and what was read into the numbers."""
+    found, told = diagnosed.found, diagnosed.told
     lines = [f"note: {note}" for note in told.notes]
     lines += _memory_lines(found, told)
     if told.crosses_nodes:
@@ -90,8 +76,9 @@ def diagnosis_lines(found: Diagnosis, told: Told) -> list[str]:
     return lines
 
 
-def diagnosis_json(found: Diagnosis, told: Told) -> str:
+def diagnosis_json(diagnosed: Diagnosed) -> str:
     """For programs; SI units."""
+    found, told = diagnosed.found, diagnosed.told
     written = {
         "schema_version": 1,
         "model": told.model,
@@ -188,9 +175,3 @@ def _memory_lines(found: Diagnosis, told: Told) -> list[str]:
             f"recomputing does); logged {format_bytes(logged.value)}, the rest is cache and buffers"
         )
     return lines
-
-
-def titled(trained: Trained, device: str, taken: Sequence[str]) -> str:
-    """Text such as ``llama2-7b (6.74 G) on h100-sxm5, bf16``."""
-    size = format_rate(trained.parameters, "").removesuffix("/s")
-    return f"{trained.name} ({size} parameters) on {device}, {', '.join(taken)}"

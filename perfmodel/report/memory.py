@@ -1,82 +1,16 @@
 """Memory of a step, and data sheets of devices, as tables, lines and JSON."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
-from perfmodel.cost.memory import DeviceMemory, MemorySetting, verdict
+from perfmodel.answer.memory import MemoryReport
+from perfmodel.cost.memory import verdict
 from perfmodel.cost.techniques import Technique
 from perfmodel.documents.hardware import Catalogue, DataSheet, Figure, Pcie, Peak, Power, Rate, Size
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.report.wording import Table, caveat_lines, counted, table
-from perfmodel.units import PREFIXES, Bytes, format_bytes, format_duration, format_flop, format_rate
+from perfmodel.units import PREFIXES, format_bytes, format_duration, format_flop, format_rate
 from perfmodel.workload.operator import Phase
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryReport:
-    """What is known of the memory of one setting."""
-
-    name: str
-    setting: MemorySetting
-    capacity_bytes: Bytes
-    found: DeviceMemory
-    largest_batch: int
-    """0 if none fits for sure."""
-    hopeless: bool
-    """Whether not even one sample has a chance."""
-    techniques: tuple[Technique, ...]
-    """The first is the step as it is."""
-    in_seconds: bool
-    """Whether times are seconds; otherwise they are multiples of the step as it is."""
-    evidence: str
-    caveats: tuple[str, ...]
-
-    @property
-    def fit_probability(self) -> float:
-        """Probability that the step runs."""
-        return self.found.fit_probability(self.capacity_bytes)
-
-    def time_ratio(self, row: Technique) -> float | None:
-        """Step time over that of the step as it is, where it is known."""
-        plain_s = self.techniques[0].step_s
-        return row.step_s / plain_s if row.step_s is not None and plain_s else None
-
-    def _row(self, row: Technique) -> dict[str, object]:
-        needed_bytes = row.memory.needed_bytes
-        return {
-            "name": row.name,
-            "needed_bytes": needed_bytes,
-            "saved_bytes": self.techniques[0].memory.needed_bytes - needed_bytes,
-            "fit_probability": row.memory.fit_probability(self.capacity_bytes),
-            "time_ratio": self.time_ratio(row),
-            "step_s": row.step_s if self.in_seconds else None,
-            "memory_evidence": row.memory_basis.value,
-            "time_evidence": row.time_basis.value,
-            "note": row.note,
-        }
-
-    def as_json(self) -> dict[str, object]:
-        """Plain values for other programs; sizes in bytes, times in seconds or relative."""
-        return {
-            "workload": self.name,
-            "micro_batch": self.setting.micro_batch,
-            "devices": self.setting.devices,
-            "capacity_bytes": self.capacity_bytes,
-            "needed_bytes": self.found.needed_bytes,
-            "spread_bytes": self.found.spread_bytes,
-            "parts_bytes": dict(self.found.parts),
-            "peak": {
-                "phase": self.found.moment.phase.value,
-                "module": self.found.moment.module,
-                "operator": self.found.moment.operator,
-            },
-            "fit_probability": self.fit_probability,
-            "verdict": verdict(self.fit_probability).value,
-            "largest_micro_batch": self.largest_batch,
-            "techniques": [self._row(row) for row in self.techniques],
-            "caveats": list(self.caveats),
-        }
 
 
 def memory_table(report: MemoryReport) -> Table:

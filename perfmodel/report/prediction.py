@@ -493,12 +493,12 @@ def parameter_lines(machine: "InferredMachine") -> list[str]:
 
 def csv_text(prediction: PredictionDocument) -> str:
     """Comma-separated values, one line per number of devices; SI units stand in the headings."""
-    rows = [_csv_row(prediction, point) for point in prediction.points]
+    found = rows(prediction)
     text = io.StringIO()
-    if rows:
-        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    if found:
+        writer = csv.DictWriter(text, fieldnames=list(found[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(found)
     return text.getvalue()
 
 
@@ -509,7 +509,13 @@ _CSV_CAUSES: Final = (
 )
 
 
-def _csv_row(prediction: PredictionDocument, point: PredictedPoint) -> dict[str, object]:
+def rows(prediction: PredictionDocument) -> list[dict[str, object]]:
+    """A row per point; SI units stand in the keys."""
+    return [row(prediction, point) for point in prediction.points]
+
+
+def row(asked: PredictionDocument | ScenarioOutcome, point: PredictedPoint) -> dict[str, object]:
+    """One point with its interval, parts and evidence."""
     setting = point.setting
     quantities: Mapping[tuple[str, str], Interval | None] = {
         ("step", "_s"): point.step_s,
@@ -520,9 +526,9 @@ def _csv_row(prediction: PredictionDocument, point: PredictedPoint) -> dict[str,
     }
     sizes = ("world_size", "micro_batch", "accumulation", "local_batch", "global_batch")
     return {
-        "workload": prediction.workload,
-        "device_name": prediction.device_name,
-        "scaling": prediction.scaling,
+        "workload": asked.workload,
+        "device_name": asked.device_name,
+        "scaling": asked.scaling,
         **{name: getattr(setting, name) for name in sizes},
         "bucket_cap_mib": setting.bucket_cap_mb,
         **{

@@ -34,3 +34,5 @@ IMPLEMENTATIONS: Final = tuple(
 )
 #: In place of one of them: whatever torch chooses on the device for a loop that asks for nothing.
 DEFAULT: Final = "default"
+#: What it chooses on a GPU.
+CUDA_DEFAULT: Final = "foreach"

@@ -106,9 +106,9 @@ def record(model: str, kinds: Iterable[int], batches: Iterable[int]) -> Recorded
 
 
 def _traced(model: str) -> "Workload":
-    from perfmodel.trace.reference import REFERENCES  # noqa: PLC0415 - slow imports
-    from perfmodel.trace.sources import reference_source  # noqa: PLC0415
-    from perfmodel.trace.trace import trace_model  # noqa: PLC0415
+    from perfmodel.tracing.reference import REFERENCES  # noqa: PLC0415 - slow imports
+    from perfmodel.tracing.sources import reference_source  # noqa: PLC0415
+    from perfmodel.tracing.trace import trace_model  # noqa: PLC0415
 
     method = REFERENCES[model].method("cpu")
     return trace_model(reference_source(model), method, micro_batch=READY_SAMPLES).workload

@@ -4,7 +4,7 @@ from calibrate.replays import linked
 from perfmodel.workload.operator import Call, Operator, Phase
 from perfmodel.workload.step import Segment, TracedParameter, TracedStep
 from tests.perfmodel.operators import operator, spec
-from tests.perfmodel.trace.method import SGD_LOOP
+from tests.perfmodel.tracing.method import SGD_LOOP
 
 IMAGE, HIDDEN, WEIGHT = spec(2, 3), spec(2, 5), spec(3, 5)
 PRODUCT = operator("aten.mm.default", (IMAGE, WEIGHT), (HIDDEN,))

@@ -11,8 +11,8 @@ from calibrate.layers import Layer, is_optimizer, planned_layers
 from calibrate.probes.layers import layer_operators
 from calibrate.probes.replay import ReplayedOperator, index_limit, made_up, returned_tensors
 from perfmodel.cost.families import family, features
-from perfmodel.trace.recorder import ModulePaths, Recorder
-from perfmodel.trace.step import without_content
+from perfmodel.tracing.recorder import ModulePaths, Recorder
+from perfmodel.tracing.step import without_content
 from perfmodel.units import MIB
 from perfmodel.workload.operator import Operator, TensorSpec
 

@@ -16,12 +16,12 @@ from calibrate.ranks import one_line_of
 from calibrate.replays import first_failure_in, measured_steps, replays_in
 from perfmodel.documents.observation import FailedObservation, ReplayObservation, TimedOperator
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.trace.source import Batch, ModelSource, SampleSize, classification_loss
-from perfmodel.trace.sources import find_source
-from perfmodel.trace.trace import trace_model
+from perfmodel.tracing.source import Batch, ModelSource, SampleSize, classification_loss
+from perfmodel.tracing.sources import find_source
+from perfmodel.tracing.trace import trace_model
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.step import TracedStep, parameters_signature, signature
-from tests.perfmodel.trace.method import SGD_LOOP
+from tests.perfmodel.tracing.method import SGD_LOOP
 
 
 @pytest.fixture(scope="module")

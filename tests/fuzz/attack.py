@@ -30,7 +30,7 @@ from perfmodel.documents.training_logs import read_log
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import PerfModelError
 from perfmodel.plan.batch import read_gradient_norms
-from perfmodel.trace.huggingface_config import DECODERS, Config, read_shape
+from perfmodel.tracing.huggingface_config import DECODERS, Config, read_shape
 from tests.perfmodel.cli.test_refusals import _WRITERS
 from tests.perfmodel.plan.plans import TODAY
 from validate.archive import unpack

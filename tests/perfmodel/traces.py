@@ -11,7 +11,7 @@ from perfmodel.workload.step import (
     TracedParameter,
 )
 from perfmodel.workload.workload import Parameter, Workload
-from tests.perfmodel.trace.method import SGD_LOOP
+from tests.perfmodel.tracing.method import SGD_LOOP
 
 WIDTH = 256
 

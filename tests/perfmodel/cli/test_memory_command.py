@@ -10,7 +10,7 @@ from perfmodel.units import MIB
 from perfmodel.workload.step import AffineBytes, SymbolicStep
 from tests.perfmodel.cli.command import Run
 from tests.perfmodel.profiles import Machine, profile
-from tests.perfmodel.trace.method import SGD_LOOP
+from tests.perfmodel.tracing.method import SGD_LOOP
 from tests.perfmodel.workload.memory_samples import step_memory
 
 

@@ -159,7 +159,7 @@ def test_parameters_without_gradient_are_told(run: Run, factories: Path, tmp_pat
         ("decorated", "torch.compile is not supported"),
         ("selecting", "module '0', operator aten.index.Tensor: asks for a value"),
         ("without_rule", "module '0', operator perfmodel_tests.opaque.default: nothing tells"),
-        ("wide", "return (module, example, loss) from the factory"),
+        ("wide", "from a factory as (module, example, loss)"),
         ("missing", "must define missing"),
     ],
 )

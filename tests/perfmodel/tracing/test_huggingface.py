@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from perfmodel.errors import UntraceableModel, UsageError
-from perfmodel.trace.source import ModelSource, SampleSize
-from perfmodel.trace.sources import find_source
-from perfmodel.trace.step import without_content
-from perfmodel.trace.trace import trace_model
+from perfmodel.tracing.source import ModelSource, SampleSize
+from perfmodel.tracing.sources import find_source
+from perfmodel.tracing.step import without_content
+from perfmodel.tracing.trace import trace_model
 from perfmodel.workload.operator import Phase
-from tests.perfmodel.trace.configs import CONFIGS, llama_config
-from tests.perfmodel.trace.method import SGD
+from tests.perfmodel.tracing.configs import CONFIGS, llama_config
+from tests.perfmodel.tracing.method import SGD
 
 TINY = llama_config(32, 64, 2, 4, 100, 16) | {"num_key_value_heads": 2}
 

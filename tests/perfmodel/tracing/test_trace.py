@@ -13,15 +13,15 @@ from typing import Any, NoReturn
 import pytest
 
 from perfmodel.errors import UsageError
-from perfmodel.trace import trace
-from perfmodel.trace.source import SampleSize
-from perfmodel.trace.sources import find_source
-from perfmodel.trace.step import RecordedStep, TrainedModel, record_step, without_content
-from perfmodel.trace.trace import TracedModel, trace_model
+from perfmodel.tracing import trace
+from perfmodel.tracing.source import SampleSize
+from perfmodel.tracing.sources import find_source
+from perfmodel.tracing.step import RecordedStep, TrainedModel, record_step, without_content
+from perfmodel.tracing.trace import TracedModel, trace_model
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.optimizers import DEFAULT
 from perfmodel.workload.step import StepMethod
-from tests.perfmodel.trace.method import SGD
+from tests.perfmodel.tracing.method import SGD
 
 
 def traced(text: str, *, micro_batch: int = 4, method: StepMethod = SGD) -> TracedModel:
@@ -106,10 +106,10 @@ def recurrent_reads():
 
 BESIDE = """
 import json
-from perfmodel.trace import trace
-from perfmodel.trace.source import SampleSize
-from perfmodel.trace.sources import find_source
-from tests.perfmodel.trace.method import SGD
+from perfmodel.tracing import trace
+from perfmodel.tracing.source import SampleSize
+from perfmodel.tracing.sources import find_source
+from tests.perfmodel.tracing.method import SGD
 
 record_step, here = trace.record_step, []
 

@@ -23,7 +23,7 @@ from torch.nn.modules.module import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfmodel.errors import UntraceableModel
-from perfmodel.trace.liveness import LiveStorages
+from perfmodel.tracing.liveness import LiveStorages
 from perfmodel.units import Bytes
 from perfmodel.workload.operator import ELEMENT_BYTES, Call, Operator, Phase, TensorSpec
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from perfmodel.trace.recorder import ModulePaths, Recorder
-from perfmodel.trace.source import SampleSize
-from perfmodel.trace.sources import find_source
-from perfmodel.trace.step import without_content
+from perfmodel.tracing.recorder import ModulePaths, Recorder
+from perfmodel.tracing.source import SampleSize
+from perfmodel.tracing.sources import find_source
+from perfmodel.tracing.step import without_content
 from perfmodel.workload.operator import Phase
-from tests.perfmodel.trace.gradient_sums import sums_of_backward, sums_of_calls, traced_and_real
+from tests.perfmodel.tracing.gradient_sums import sums_of_backward, sums_of_calls, traced_and_real
 
 HELD: list[Tensor] = []
 

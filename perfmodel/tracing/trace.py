@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from perfmodel.errors import UntraceableModel, UsageError
-from perfmodel.trace.cuda_casts import AsOnCuda
-from perfmodel.trace.fork import Fork
-from perfmodel.trace.imports import without_collection
-from perfmodel.trace.source import ModelSource, default_implementation
-from perfmodel.trace.step import (
+from perfmodel.tracing.cuda_casts import AsOnCuda
+from perfmodel.tracing.fork import Fork
+from perfmodel.tracing.imports import without_collection
+from perfmodel.tracing.source import ModelSource, default_implementation
+from perfmodel.tracing.step import (
     RecordedStep,
     TrainedModel,
     build_model,

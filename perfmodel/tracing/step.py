@@ -19,11 +19,11 @@ from torch.utils._pytree import tree_leaves
 
 from perfmodel.arrays import IntArray
 from perfmodel.errors import PerfModelError, UntraceableModel
-from perfmodel.trace.cuda_casts import HALVES, AsOnCuda
-from perfmodel.trace.liveness import LiveStorages, apply_checkpointing
-from perfmodel.trace.recorder import ModulePaths, Recorder
-from perfmodel.trace.source import Batch, ModelSource, make_optimizer
-from perfmodel.trace.sources import replaced
+from perfmodel.tracing.cuda_casts import HALVES, AsOnCuda
+from perfmodel.tracing.liveness import LiveStorages, apply_checkpointing
+from perfmodel.tracing.recorder import ModulePaths, Recorder
+from perfmodel.tracing.source import Batch, ModelSource, make_optimizer
+from perfmodel.tracing.sources import replaced
 from perfmodel.units import Bytes
 from perfmodel.workload.memory import Part
 from perfmodel.workload.operator import Call, Operator, Phase

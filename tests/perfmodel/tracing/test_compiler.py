@@ -6,7 +6,7 @@ import sys
 ASK = """
 import sys
 from perfmodel.models import traced_document
-from tests.perfmodel.trace.method import SGD
+from tests.perfmodel.tracing.method import SGD
 assert "torch" not in sys.modules
 traced_document("lenet", SGD, micro_batch=2, image_size=None, sequence_length=None, argv=["x"])
 print("torch._dynamo.symbolic_convert" in sys.modules)

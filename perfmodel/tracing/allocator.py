@@ -1,6 +1,6 @@
 """The real CPU allocator's peak over a step beside the traced one; a process of its own.
 
-``python -m perfmodel.trace.allocator MODEL BATCH OPTIMIZER`` prints one JSON object.
+``python -m perfmodel.tracing.allocator MODEL BATCH OPTIMIZER`` prints one JSON object.
 Every allocation and release of the allocator is an event of the profiler, with its bytes. Their running
 sum from before the model exists is what is in use.
 """
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from perfmodel.trace.source import ModelSource, SampleSize
-from perfmodel.trace.sources import find_source
-from perfmodel.trace.step import TrainedModel, autocast, build_model, record_step, without_content
+from perfmodel.tracing.source import ModelSource, SampleSize
+from perfmodel.tracing.sources import find_source
+from perfmodel.tracing.step import TrainedModel, autocast, build_model, record_step, without_content
 from perfmodel.units import Bytes
 from perfmodel.workload.step import StepMethod
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from perfmodel.trace.source import ModelSource
-from perfmodel.trace.step import build_model, record_step, without_content
+from perfmodel.tracing.source import ModelSource
+from perfmodel.tracing.step import build_model, record_step, without_content
 from perfmodel.workload.operator import Call, Operator, Phase
-from tests.perfmodel.trace.method import SGD_LOOP
+from tests.perfmodel.tracing.method import SGD_LOOP
 
 _SUMS = ("aten::add", "aten::add_")
 _MICRO_BATCH = 2

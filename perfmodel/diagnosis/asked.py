@@ -1,8 +1,8 @@
-"""Options of ``diagnose`` as a model, runs and observations; what is missing is asked for in one line."""
+"""A case as it is told: a model, runs and observations; what is missing is asked for in one line."""
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,11 +21,13 @@ from perfmodel.diagnosis.odds import diagnose as use_case
 from perfmodel.diagnosis.trained import LargeModel, Run, TracedModel, Trained
 from perfmodel.documents.hardware import DataSheet
 from perfmodel.documents.importers import PCIE_BYTES_PER_S
+from perfmodel.documents.shown import Shown
 from perfmodel.documents.training_configs import TrainingConfig, read_config, size_in_name
 from perfmodel.documents.training_logs import Logged, read_log, read_observed
+from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError
 from perfmodel.models import is_model_config, read_model, read_workload
-from perfmodel.report.diagnosis import Told, titled
+from perfmodel.units import BytesPerSecond, format_rate
 from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer, gpt
 from perfmodel.workload.workload import is_model
 
@@ -35,23 +37,77 @@ _SAME_SIZE: Final = 1.5
 _MOST_OBSERVED: Final = 32
 
 
-def diagnosed(given: Mapping[str, Any]) -> tuple[Diagnosis, Told]:
-    """The diagnosis of a command line, and what must be told beside it."""
-    config = TrainingConfig(name=given["name"] or "")
-    if Path(given["model"]).suffix in _TRAINERS:
-        config = read_config(Path(given["model"]))
-    merged = {key: _first(given[key], getattr(config, key)) for key in _SHARED}
-    _refuse_missing(given, merged)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What a user holds; options of ``diagnose``."""
+
+    model: str | WorkloadDocument
+    """A name, a file, or a traced model."""
+    device: str | None = None
+    observed: Sequence[str] | None = None
+    log: Path | None = None
+    log_format: str | None = None
+    devices: int | None = None
+    devices_per_node: int | None = None
+    micro_batch: int | None = None
+    global_batch: int | None = None
+    accumulation: int | None = None
+    sequence_length: int | None = None
+    precision: str | None = None
+    strategy: str | None = None
+    nic_bandwidth: BytesPerSecond | None = None
+    nics: int | None = None
+    name: str | None = None
+    lora: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a diagnosis says beside the odds."""
+
+    model: str
+    """Name, size, device and what was taken as given."""
+    logged: tuple[Logged, ...]
+    trained: Trained
+    notes: tuple[str, ...]
+    enough: BytesPerSecond | None = None
+    """Between nodes, of one device, for 90 % of the speed of one node. [B/s]"""
+    per_node: int = 1
+    crosses_nodes: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Diagnosed(Shown):
+    """Odds of causes, and what is told beside them."""
+
+    found: Diagnosis
+    told: Told
+
+
+def diagnosed(case: Case) -> Diagnosed:
+    """The diagnosis of a case, and what must be told beside it.
+
+    Raises
+    ------
+    UsageError
+        If something is missing or contradicts itself; options are named as on the command line.
+    """
+    config = TrainingConfig(name=case.name or "")
+    if _is_trainer(case.model):
+        config = read_config(Path(str(case.model)))
+    merged = {key: _first(getattr(case, key), getattr(config, key)) for key in _SHARED}
+    _refuse_missing(case, merged)
     catalogue = shipped_catalogue()
-    data_sheet = find_device(given["device"], catalogue)
+    assert case.device is not None
+    data_sheet = find_device(case.device, catalogue)
     precision = {"fp16": "bf16"}.get(merged["precision"], merged["precision"])
-    trained = _trained(given, config, data_sheet, precision)
+    trained = _trained(case, config, data_sheet, precision)
     setting = Setting(
-        devices=given["devices"],
-        devices_per_node=given["devices_per_node"],
+        devices=case.devices,
+        devices_per_node=case.devices_per_node,
         **{**merged, "precision": precision},
     )
-    logged, notes = _logged(given)
+    logged, notes = _logged(case)
     runs = [run_of(each, setting) for each in logged]
     if isinstance(trained, TracedModel):
         _refuse_divided(runs)
@@ -62,7 +118,7 @@ def diagnosed(given: Mapping[str, Any]) -> tuple[Diagnosis, Told]:
         observations.append(observation)
         notes += more
     largest = max(runs, key=lambda run: run.nodes)
-    sheet, known = _sheet(given, data_sheet, largest)
+    sheet, known = _sheet(case, data_sheet, largest)
     if largest.nodes > 1 and not known:
         notes += (
             (
@@ -70,7 +126,7 @@ def diagnosed(given: Mapping[str, Any]) -> tuple[Diagnosis, Told]:
                 "give --nic-bandwidth and --nics"
             ),
         )
-    notes = (*_contradiction(given["name"] or config.name, trained), *notes)
+    notes = (*_contradiction(case.name or config.name, trained), *notes)
     found = use_case(
         trained,
         observations,
@@ -81,7 +137,7 @@ def diagnosed(given: Mapping[str, Any]) -> tuple[Diagnosis, Told]:
     crosses = largest.nodes > 1 and largest.layout.dp == largest.devices
     taken = [merged["precision"], *filter(None, [merged["strategy"]]), _batch(merged)]
     told = Told(
-        model=titled(trained, data_sheet.id, taken),
+        model=_titled(trained, data_sheet.id, taken),
         logged=tuple(logged),
         trained=trained,
         notes=notes,
@@ -89,7 +145,7 @@ def diagnosed(given: Mapping[str, Any]) -> tuple[Diagnosis, Told]:
         per_node=min(largest.devices, largest.devices_per_node),
         crosses_nodes=crosses,
     )
-    return found, told
+    return Diagnosed(found=found, told=told)
 
 
 #: Options that a trainer's file may answer.
@@ -106,22 +162,22 @@ def _batch(merged: Mapping[str, Any]) -> str:
     return f"micro-batch {merged['micro_batch']}"
 
 
-def _refuse_missing(given: Mapping[str, Any], merged: Mapping[str, Any]) -> None:
+def _refuse_missing(case: Case, merged: Mapping[str, Any]) -> None:
     """Everything that is missing in one line; nothing is compared with a default."""
     missing = []
-    if given["device"] is None:
+    if case.device is None:
         missing.append("--device (such as h100-sxm; see perfmodel devices)")
     if merged["micro_batch"] is None and merged["global_batch"] is None:
         missing.append("--micro-batch or --global-batch")
     if merged["precision"] is None:
         missing.append("--precision (bf16, fp16, tf32 or fp32)")
-    if not given["observed"] and given["log"] is None:
+    if not case.observed and case.log is None:
         missing.append("--observed or --log")
     if missing:
         raise UsageError(f"diagnose: needs {', '.join(missing)}; nothing is assumed in their place")
-    if (given["log"] is None) != (given["log_format"] is None):
+    if (case.log is None) != (case.log_format is None):
         raise UsageError("--log: must come with --log-format, got one of them alone")
-    if (given["nics"] is None) != (given["nic_bandwidth"] is None):
+    if (case.nics is None) != (case.nic_bandwidth is None):
         raise UsageError("--nic-bandwidth: must come with --nics, got one of them alone")
 
 
@@ -134,39 +190,47 @@ def _refuse_divided(runs: Sequence[Run]) -> None:
             )
 
 
-def _logged(given: Mapping[str, Any]) -> tuple[list[Logged], tuple[str, ...]]:
-    typed = given["observed"] or ()
+def _logged(case: Case) -> tuple[list[Logged], tuple[str, ...]]:
+    typed = case.observed or ()
     if len(typed) > _MOST_OBSERVED:
         raise UsageError(f"--observed: must be at most {_MOST_OBSERVED} numbers, got {len(typed)}")
     found = [read_observed(text) for text in typed]
-    if given["log"] is None:
+    if case.log is None or case.log_format is None:
         return found, ()
-    logged, notes = read_log(given["log"], name=given["log_format"])
+    logged, notes = read_log(case.log, name=case.log_format)
     return [*found, logged], notes
 
 
-def _trained(
-    given: Mapping[str, Any], config: TrainingConfig, sheet: DataSheet, precision: str
-) -> Trained:
-    text, sequence = given["model"], given["sequence_length"] or config.sequence
-    is_trainer = Path(text).suffix in _TRAINERS
-    is_file = text.endswith(".json") and not is_model_config(Path(text))
-    if not is_trainer and (is_model(text) or is_file):
-        document = read_workload(text)
+def _is_trainer(model: str | WorkloadDocument) -> bool:
+    return isinstance(model, str) and Path(model).suffix in _TRAINERS
+
+
+def _traced(model: str | WorkloadDocument) -> WorkloadDocument | None:
+    """The step of a model that is traced; None of one that is known by its shape."""
+    if isinstance(model, WorkloadDocument):
+        return model
+    is_file = model.endswith(".json") and not is_model_config(Path(model))
+    return read_workload(model) if is_model(model) or is_file else None
+
+
+def _trained(case: Case, config: TrainingConfig, sheet: DataSheet, precision: str) -> Trained:
+    document = _traced(case.model)
+    if document is not None:
         return TracedModel(
             workload=document.workload,
             trace=document.trace,
             rate_ratio=_peak(sheet, precision) / _peak(sheet, "bf16"),
             bytes_ratio=0.5 if precision == "bf16" else 1.0,
         )
-    if not is_trainer:
+    text, sequence = str(case.model), case.sequence_length or config.sequence
+    if _is_trainer(text):
+        named = _of_trainer(Path(text), config, sequence)
+    else:
         try:
             named = read_model(text, sequence=sequence)
         except UsageError as error:
             raise UsageError(f"MODEL{str(error).removeprefix('--model')}") from error
-    else:
-        named = _of_trainer(Path(text), config, sequence)
-    frozen = given["lora"] or config.frozen
+    frozen = case.lora or config.frozen
 
     @functools.cache
     def jobs(run: Run) -> Jobs:
@@ -191,18 +255,18 @@ def _of_trainer(path: Path, config: TrainingConfig, sequence: int | None) -> Nam
     """The model of a trainer's file: its shape, or the name of a known one."""
     if config.shape is not None:
         if sequence is None:
-            raise UsageError(f"--sequence-length: must be given, because {path} does not say it")
-        given = config.shape
+            raise UsageError(f"--sequence-length: must be case, because {path} does not say it")
+        shape = config.shape
         try:
-            shape = gpt(
-                layers=given["layers"],
-                hidden=given["hidden"],
-                heads=given["heads"],
-                vocabulary=given["vocabulary"],
+            made = gpt(
+                layers=shape["layers"],
+                hidden=shape["hidden"],
+                heads=shape["heads"],
+                vocabulary=shape["vocabulary"],
             )
         except ValueError as error:
             raise UsageError(f"{path}: model: {error}; correct it") from error
-        wide = replace(shape, feed_forward=given["feed_forward"])
+        wide = replace(made, feed_forward=shape["feed_forward"])
         return NamedTransformer(name=path.stem, shape=wide, sequence=sequence)
     wanted = "".join(filter(str.isalnum, (config.model or "").rpartition("/")[2].casefold()))
     for name, known in TRANSFORMERS.items():
@@ -238,9 +302,7 @@ def _peak(sheet: DataSheet, precision: str) -> float:
     return float(peak.flop_per_s)
 
 
-def _sheet(
-    given: Mapping[str, Any], data_sheet: DataSheet, largest: Run
-) -> tuple[DeviceSheet, bool]:
+def _sheet(case: Case, data_sheet: DataSheet, largest: Run) -> tuple[DeviceSheet, bool]:
     """Data sheet for the priors, and whether the network between nodes is known.
 
     A bridge joins two devices, and nothing says that there is one: PCIe is expected of such cards.
@@ -249,7 +311,13 @@ def _sheet(
     if data_sheet.link is None or data_sheet.link_joins_pairs:
         host = host_link_bytes_per_s(data_sheet, shipped_catalogue())
         sheet = replace(sheet, link_bytes_per_s=host or PCIE_BYTES_PER_S)
-    if given["nic_bandwidth"] is None:
+    if case.nic_bandwidth is None or case.nics is None:
         return sheet, False
-    rate = given["nic_bandwidth"] * given["nics"] / largest.devices_per_node
+    rate = case.nic_bandwidth * case.nics / largest.devices_per_node
     return replace(sheet, node_bytes_per_s=rate), True
+
+
+def _titled(trained: Trained, device: str, taken: Sequence[str]) -> str:
+    """Text such as ``llama2-7b (6.74 G) on h100-sxm5, bf16``."""
+    size = format_rate(trained.parameters, "").removesuffix("/s")
+    return f"{trained.name} ({size} parameters) on {device}, {', '.join(taken)}"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from perfmodel.trace.huggingface_config import TransformerShape
+from perfmodel.tracing.huggingface_config import TransformerShape
 
 ENCODERS: Final = ("bert", "vit")
 

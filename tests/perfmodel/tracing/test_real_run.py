@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perfmodel.trace.source import SampleSize
-from perfmodel.trace.sources import find_source
-from perfmodel.trace.step import RecordedStep, build_model, record_step, without_content
-from perfmodel.trace.trace import trace_model
+from perfmodel.tracing.source import SampleSize
+from perfmodel.tracing.sources import find_source
+from perfmodel.tracing.step import RecordedStep, build_model, record_step, without_content
+from perfmodel.tracing.trace import trace_model
 from perfmodel.workload.step import StepMethod
-from tests.perfmodel.trace.method import ADAMW_FUSED, ADAMW_LOOP, SGD
+from tests.perfmodel.tracing.method import ADAMW_FUSED, ADAMW_LOOP, SGD
 
 SMALL = SampleSize(image_size=64)
 CASES = [

@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 
 from perfmodel.errors import UntraceableModel
-from perfmodel.trace.fork import Fork
+from perfmodel.tracing.fork import Fork
 
 
 def test_the_copy_answers_and_changes_nothing_here() -> None:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from perfmodel.errors import UsageError
-from perfmodel.trace.huggingface_config import DECODERS, Config, TransformerShape, read_shape
-from perfmodel.trace.source import Batch, ModelSource, SampleSize, classification_loss
-from perfmodel.trace.transformers import (
+from perfmodel.tracing.huggingface_config import DECODERS, Config, TransformerShape, read_shape
+from perfmodel.tracing.source import Batch, ModelSource, SampleSize, classification_loss
+from perfmodel.tracing.transformers import (
     ACTIVATIONS,
     ENCODERS,
     Bert,

@@ -9,13 +9,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import get_model_weights
 
-from perfmodel.trace.source import SampleSize
-from perfmodel.trace.sources import find_source
-from perfmodel.trace.step import build_model, record_step, without_content
-from perfmodel.trace.trace import trace_model
+from perfmodel.tracing.source import SampleSize
+from perfmodel.tracing.sources import find_source
+from perfmodel.tracing.step import build_model, record_step, without_content
+from perfmodel.tracing.trace import trace_model
 from perfmodel.workload.operator import Phase, TensorSpec, flop
-from tests.perfmodel.trace.configs import llama_config
-from tests.perfmodel.trace.method import SGD
+from tests.perfmodel.tracing.configs import llama_config
+from tests.perfmodel.tracing.method import SGD
 
 
 def counted(name: str, *phases: Phase) -> tuple[float, int]:

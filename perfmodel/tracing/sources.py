@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torchvision import models
 
 from perfmodel.errors import UntraceableModel, UsageError
-from perfmodel.trace.reference import MODELS, REFERENCES
-from perfmodel.trace.source import Batch, ModelSource, SampleSize, classification_loss
+from perfmodel.tracing.reference import MODELS, REFERENCES
+from perfmodel.tracing.source import Batch, ModelSource, SampleSize, classification_loss
 
 
 def find_source(
@@ -28,7 +28,7 @@ def find_source(
     ``option`` is where the user named it, ``others`` are names that it knows besides.
     """
     if text.endswith(".json"):
-        from perfmodel.trace.huggingface import huggingface_source  # noqa: PLC0415 - on demand
+        from perfmodel.tracing.huggingface import huggingface_source  # noqa: PLC0415 - on demand
 
         return huggingface_source(Path(text), size)
     if ".py:" in text or text.endswith(".py"):
@@ -210,8 +210,8 @@ def _factory_source(text: str) -> ModelSource:
         items = example if isinstance(example, tuple | list) else (example,)
         items = () if isinstance(example, dict) else items
         return Batch(
-            positional=tuple(_resized(value, samples, text=text) for value in items),
-            keyword={key: _resized(value, samples, text=text) for key, value in named.items()},
+            positional=tuple(resized(value, samples, text=text) for value in items),
+            keyword={key: resized(value, samples, text=text) for key, value in named.items()},
             targets=torch.zeros(samples, dtype=torch.int64),
         )
 
@@ -219,7 +219,7 @@ def _factory_source(text: str) -> ModelSource:
         name=f"{Path(file).stem}:{name}",
         build=build,
         draw_batch=draw_batch,
-        loss=lambda outputs, targets: _factory_loss(made[1], outputs, targets, text=text),
+        loss=lambda outputs, targets: scalar_loss(made[1], outputs, targets, text=text),
     )
 
 
@@ -246,7 +246,8 @@ def _imported(file: Path, name: str, *, text: str) -> Callable[[], Any]:
     return factory  # type: ignore[no-any-return]
 
 
-def _resized(value: Any, samples: int, *, text: str) -> Any:
+def resized(value: Any, samples: int, *, text: str) -> Any:
+    """An example with so many samples; what is no tensor stays as it is."""
     if not isinstance(value, Tensor):
         return value
     if value.dim() == 0:
@@ -259,9 +260,10 @@ def _resized(value: Any, samples: int, *, text: str) -> Any:
     return tiled.requires_grad_(value.requires_grad)
 
 
-def _factory_loss(
+def scalar_loss(
     loss: Callable[[Any], Tensor] | None, outputs: Any, targets: Tensor | None, *, text: str
 ) -> Tensor:
+    """The loss that a user gave, or what stands for it: the model's own, or cross-entropy of scores."""
     own = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)
     found = own if loss is None else loss(outputs)
     if loss is not None or isinstance(own, Tensor):
@@ -275,5 +277,5 @@ def _factory_loss(
     shown = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
     raise UntraceableModel(
         f"{text}: without a loss the model must return a scalar, .loss or scores (samples, classes), "
-        f"got {shown}; return (module, example, loss) from the factory"
+        f"got {shown}; give a loss, from a factory as (module, example, loss)"
     )

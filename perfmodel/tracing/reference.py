@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from perfmodel.trace.source import make_optimizer
+from perfmodel.tracing.source import make_optimizer
 from perfmodel.workload.optimizers import DEFAULT
 from perfmodel.workload.step import StepMethod
 
@@ -179,8 +179,8 @@ _GPT2_VOCABULARY: Final = 50_257
 
 def gpt2() -> nn.Module:
     """A decoder of the size of GPT-2 small (124 million parameters), without dropout."""
-    from perfmodel.trace.huggingface_config import Config, read_shape  # noqa: PLC0415 - few need it
-    from perfmodel.trace.transformers import CausalLanguageModel  # noqa: PLC0415
+    from perfmodel.tracing.huggingface_config import Config, read_shape  # noqa: PLC0415 - few need it
+    from perfmodel.tracing.transformers import CausalLanguageModel  # noqa: PLC0415
 
     values = {
         "model_type": "gpt2",

@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from perfmodel.trace.allocator import allocator_peak_bytes
-from perfmodel.trace.recorder import ConvolutionBytes
-from perfmodel.trace.source import Batch, ModelSource, SampleSize
-from perfmodel.trace.sources import find_source
-from perfmodel.trace.step import RecordedStep, build_model, record_step, without_content
-from perfmodel.trace.trace import joined_memory, trace_model
+from perfmodel.tracing.allocator import allocator_peak_bytes
+from perfmodel.tracing.recorder import ConvolutionBytes
+from perfmodel.tracing.source import Batch, ModelSource, SampleSize
+from perfmodel.tracing.sources import find_source
+from perfmodel.tracing.step import RecordedStep, build_model, record_step, without_content
+from perfmodel.tracing.trace import joined_memory, trace_model
 from perfmodel.workload.memory import Part
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.step import StepMethod
-from tests.perfmodel.trace.method import ADAMW_LOOP, SGD_LOOP
+from tests.perfmodel.tracing.method import ADAMW_LOOP, SGD_LOOP
 
 WIDTH = 1000
 WEIGHT_BYTES = 4 * WIDTH * WIDTH

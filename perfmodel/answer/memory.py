@@ -1,15 +1,15 @@
-"""What the commands about memory read; imported late, because numpy comes with it."""
+"""Use case: does a step fit into a device, the largest batch that does, and what to change first."""
 
 import dataclasses
 from collections import defaultdict
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import layout_costs, timed_workload
 from perfmodel.answer.question import Question as StepQuestion
-from perfmodel.cli.options import read_machine
 from perfmodel.cost.memory import (
+    DeviceMemory,
     MemorySetting,
     Verdict,
     device_memory,
@@ -19,15 +19,15 @@ from perfmodel.cost.memory import (
 )
 from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.rescaling import find_device, shipped_catalogue
-from perfmodel.cost.techniques import Basis, HostLink, Question, StepTimes, techniques
+from perfmodel.cost.techniques import Basis, HostLink, Question, StepTimes, Technique, techniques
 from perfmodel.cost.traced import mixed_ratio
 from perfmodel.documents.hardware import DataSheet
+from perfmodel.documents.shown import Shown
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import InvalidDocument
 from perfmodel.layout.layout import Layout
 from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.report.memory import MemoryReport
 from perfmodel.step.program import Cause
 from perfmodel.units import Bytes, Seconds, format_bytes
 from perfmodel.workload.memory import StepMemory
@@ -47,11 +47,77 @@ _BASES = {
 }
 
 
-def report_of(
-    workload: Path,
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class MemoryReport(Shown):
+    """What is known of the memory of one setting."""
+
+    name: str
+    setting: MemorySetting
+    capacity_bytes: Bytes
+    found: DeviceMemory
+    largest_batch: int
+    """0 if none fits for sure."""
+    hopeless: bool
+    """Whether not even one sample has a chance."""
+    techniques: tuple[Technique, ...]
+    """The first is the step as it is."""
+    in_seconds: bool
+    """Whether times are seconds; otherwise they are multiples of the step as it is."""
+    evidence: str
+    caveats: tuple[str, ...]
+
+    @property
+    def fit_probability(self) -> float:
+        """Probability that the step runs."""
+        return self.found.fit_probability(self.capacity_bytes)
+
+    def time_ratio(self, row: Technique) -> float | None:
+        """Step time over that of the step as it is, where it is known."""
+        plain_s = self.techniques[0].step_s
+        return row.step_s / plain_s if row.step_s is not None and plain_s else None
+
+    def _row(self, row: Technique) -> dict[str, object]:
+        needed_bytes = row.memory.needed_bytes
+        return {
+            "name": row.name,
+            "needed_bytes": needed_bytes,
+            "saved_bytes": self.techniques[0].memory.needed_bytes - needed_bytes,
+            "fit_probability": row.memory.fit_probability(self.capacity_bytes),
+            "time_ratio": self.time_ratio(row),
+            "step_s": row.step_s if self.in_seconds else None,
+            "memory_evidence": row.memory_basis.value,
+            "time_evidence": row.time_basis.value,
+            "note": row.note,
+        }
+
+    def as_json(self) -> dict[str, object]:
+        """Plain values for other programs; sizes in bytes, times in seconds or relative."""
+        return {
+            "workload": self.name,
+            "micro_batch": self.setting.micro_batch,
+            "devices": self.setting.devices,
+            "capacity_bytes": self.capacity_bytes,
+            "needed_bytes": self.found.needed_bytes,
+            "spread_bytes": self.found.spread_bytes,
+            "parts_bytes": dict(self.found.parts),
+            "peak": {
+                "phase": self.found.moment.phase.value,
+                "module": self.found.moment.module,
+                "operator": self.found.moment.operator,
+            },
+            "fit_probability": self.fit_probability,
+            "verdict": verdict(self.fit_probability).value,
+            "largest_micro_batch": self.largest_batch,
+            "techniques": [self._row(row) for row in self.techniques],
+            "caveats": list(self.caveats),
+        }
+
+
+def report_of(  # noqa: PLR0913 - one parameter per part of the question
+    document: WorkloadDocument,
     capacity_bytes: Bytes,
     *,
-    profile: Path | None = None,
+    machine: MeasuredMachine | None = None,
     micro_batch: int | None = None,
     devices: int = 1,
     bucket_view: bool = False,
@@ -59,18 +125,16 @@ def report_of(
     device: str | None = None,
     link: HostLink = DEFAULT_LINK,
 ) -> MemoryReport:
-    """Everything the commands print of a workload file, on the machine of a profile if there is one."""
-    document = WorkloadDocument.read(workload)
+    """Everything that is known of the memory of a traced step; times in seconds need a machine."""
     recorded = document.memory
     if recorded is None or document.trace is None:
         raise InvalidDocument(
-            f"{workload}: memory must be recorded, got none; trace the model again with perfmodel trace"
+            f"{document.workload.name}: memory must be recorded, got none; trace the model again with perfmodel trace"
         )
     batch = micro_batch if micro_batch is not None else recorded.traced_micro_batches[0]
     traced_kind = document.trace.method.device_kind
     sheet = None if device is None else find_device(device, shipped_catalogue())
     kind = device_kind or (traced_kind if sheet is None or sheet.kind != "cuda" else sheet.kind)
-    machine = None if profile is None else read_machine(profile, device=device)
     question = Question(
         memory=recorded,
         setting=MemorySetting(micro_batch=batch, devices=devices, bucket_view=bucket_view),
@@ -79,7 +143,7 @@ def report_of(
         times=_relative_times(document) if machine is None else _times(document, machine, batch),
         link=link,
         shares=_shares(document, batch),
-        in_seconds=profile is not None,
+        in_seconds=machine is not None,
         is_mixed=document.trace.method.precision != "fp32",
     )
     rest: dict[str, Any] = {

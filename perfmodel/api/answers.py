@@ -1,58 +1,45 @@
-"""What ``import perfmodel as pm`` offers: the use cases of the command line as functions.
+"""Questions about steps: trace, predict, explain, compare, memory, diagnosis."""
 
-Every function takes and returns the documents that the command line reads and writes, so that a
-number in a notebook and one in a terminal come from the same lines.
-"""
-
-import datetime as dt
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from perfmodel.advice import with_advice
 from perfmodel.answer.answer import Forecast, layout_table, table
 from perfmodel.answer.measured import check_machine, open_workload
+from perfmodel.answer.memory import MemoryReport, report_of
 from perfmodel.answer.question import Question
-from perfmodel.documents.acceptance import AcceptanceTerms
-from perfmodel.documents.base import today_utc
-from perfmodel.documents.budget import CostDocument, read_budget
-from perfmodel.documents.goodput import GoodputDocument
+from perfmodel.cost.rescaling import find_device, shipped_catalogue
+from perfmodel.diagnosis.asked import Case, Diagnosed, diagnosed
 from perfmodel.documents.hardware import read_cluster
-from perfmodel.documents.inferred import InferredDocument
-from perfmodel.documents.plan import PlanDocument, read_plan
 from perfmodel.documents.prediction import (
     PredictionDocument,
     WhatIfDocument,
 )
-from perfmodel.documents.profile import ProfileDocument
-from perfmodel.documents.seals import unsealed
+from perfmodel.documents.profile import ProfileDocument, shipped_machines
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.engine.job import FailureCause, Job
-from perfmodel.errors import UsageError
+from perfmodel.errors import UsageError, refuse_unknown
 from perfmodel.explanation import Explanation
 from perfmodel.explanation import explain as explain_question
 from perfmodel.layout.layout import Scaling, parse_layout
 from perfmodel.machine.cluster import Cluster
-from perfmodel.machine.inferred import InferredMachine
-from perfmodel.machine.machine import DEVICES_PER_NODE
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.models import read_model
-from perfmodel.plan.acceptance import acceptance_terms as terms_of
-from perfmodel.plan.acceptance import judge
-from perfmodel.plan.cost import compare_costs as costs_of
-from perfmodel.plan.goodput import Request
-from perfmodel.plan.goodput import goodput as simulated_weeks
-from perfmodel.plan.machines import read_sources
-from perfmodel.plan.options import plan_options as ranked_options
-from perfmodel.plan.profile_diff import compare_profiles
+from perfmodel.models import document_of, live_document, traced_document
 from perfmodel.scenarios.changes import Scenario
 from perfmodel.scenarios.compare import compare_scenarios
 from perfmodel.scenarios.fields import changed
-from perfmodel.units import Bytes, Seconds
+from perfmodel.units import Bytes
+from perfmodel.workload.optimizers import CUDA_DEFAULT, DEFAULT
+from perfmodel.workload.step import StepMethod
 
+if TYPE_CHECKING:
+    from perfmodel.tracing.loop import LoopClock
+
+#: Of a model that is named, unless somebody says.
+_SAMPLES: Final = 8
 AnyPath: TypeAlias = str | os.PathLike[str]
 #: A document, or the file that holds it.
 AnyProfile: TypeAlias = MeasuredMachine | AnyPath
@@ -63,132 +50,195 @@ AnyWorkload: TypeAlias = WorkloadDocument | AnyPath
 AnyCluster: TypeAlias = Cluster | AnyPath
 
 
-def plan_options(
-    plan: AnyPath,
+def trace(  # noqa: PLR0913 - one parameter per part of a step
+    model: Any,
+    inputs: Any = None,
+    targets: Any = None,
     *,
-    prices: AnyPath | None = None,
-    today: dt.date | None = None,
-    argv: Sequence[str] = ("perfmodel.plan_options",),
-) -> PlanDocument:
-    """Rank the options of a plan file by cost, with the chance to meet its deadline.
-
-    Parameters
-    ----------
-    plan
-        In TOML; paths in it are relative to its folder.
-    prices
-        CSV of prices, used by name.
-    today
-        For the age of prices, and the first day of training if the plan names none; default: today.
-
-    Returns
-    -------
-    PlanDocument
-        ``ranked`` is empty if nothing is feasible; ``options`` then says what comes nearest.
-
-    Raises
-    ------
-    InvalidDocument
-        If the plan breaks a rule, contradicts itself, or its deadline is past.
-    """
-    path, day = Path(plan), today or today_utc()
-    found = read_plan(path, today=day, prices=None if prices is None else Path(prices))
-    try:
-        return ranked_options(*read_sources(found, path), today=day, argv=argv)
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
-
-
-def compare_costs(
-    budget: AnyPath,
-    *,
-    prices: AnyPath | None = None,
-    today: dt.date | None = None,
-) -> CostDocument:
-    """Compare buying with renting: cost of a useful device-hour, and where they cross.
-
-    Parameters are those of ``plan_options``; the budget is in TOML.
-
-    Raises
-    ------
-    InvalidDocument
-        If the budget breaks a rule, or mixes currencies.
-    """
-    day = today or today_utc()
-    found = read_budget(Path(budget), today=day, prices=None if prices is None else Path(prices))
-    return costs_of(found, today=day, argv=("perfmodel.compare_costs",))
-
-
-def goodput(
-    job: Job,
-    *,
-    replicas: int = 200,
-    seed: int = 0,
-    mtbf_stops: int | None = None,
-    deadline_s: Seconds | None = None,
-) -> GoodputDocument:
-    """Simulate weeks of a job that fails: when it ends, and how often to write checkpoints.
-
-    Parameters
-    ----------
-    replicas
-        Simulated courses.
-    mtbf_stops
-        From how many stops the rates of failure were estimated: widens the answer.
-    deadline_s
-        Whose chance is wanted, from the start. [s]
-
-    Raises
-    ------
-    NotFeasible
-        If the job would hardly get on.
-    """
-    request = Request(
-        job=job, replicas=replicas, seed=seed, mtbf_stops=mtbf_stops, deadline_s=deadline_s
-    )
-    return simulated_weeks(request, argv=("perfmodel.goodput",))
-
-
-def predict_large_model(
-    profile: InferredMachine | AnyPath,
-    model: str,
-    layout: str,
-    *,
+    loss: Callable[..., Any] | None = None,
+    optimizer: Any = "sgd",
+    precision: str = "fp32",
+    checkpointing: str = "none",
+    device_kind: Literal["cpu", "cuda", "as-cuda"] = "cpu",
+    micro_batch: int | None = None,
+    image_size: int | None = None,
     sequence_length: int | None = None,
-    devices_per_node: int = DEVICES_PER_NODE,
-    capacity_bytes: Bytes | None = None,
-) -> PredictionDocument:
-    """Predict one layout of a large model, from a calibration that was inferred from runs.
+) -> WorkloadDocument:
+    """Record a training step on tensors without content: no weights are read, nothing runs.
 
     Parameters
     ----------
     model
-        By name, such as ``"llama2-7b"``, or its Hugging Face ``config.json``.
-    layout
-        Such as ``"dp=16 tp=4 zero=1 accumulation=8"``; its product is the number of devices.
-    capacity_bytes
-        Memory of one device, whose chance to suffice is wanted. [B]
+        Your ``nn.Module``; or a name, ``FILE.py:FACTORY`` or ``config.json`` as ``perfmodel trace`` takes it;
+        or what ``record`` saw.
+    inputs
+        Of a module: a batch as the loop passes it, a tensor, a tuple of arguments or a dict of keywords. The
+        first dimension counts samples.
+    targets
+        A tensor that the loss takes after the outputs.
+    loss
+        ``loss(outputs)`` or ``loss(outputs, targets)``. Default: the outputs' ``.loss``, or themselves if they
+        are a scalar; cross-entropy of scores ``(samples, classes)`` against ``targets``.
+    optimizer
+        ``"sgd"`` (with momentum), ``"adamw"``, or your optimizer.
+    precision, checkpointing
+        As the options of ``perfmodel trace``.
+    device_kind
+        Whose kernels: ``"cpu"``, ``"cuda"``, or, where there is no GPU, ``"as-cuda"``: what a GPU would run, for
+        the machines of ``perfmodel machines``.
+    micro_batch
+        Samples of a forward pass; the answer serves others too. Default: those of ``inputs``, or 8.
+    image_size, sequence_length
+        Of a named model.
 
     Raises
     ------
-    UsageError, NotFeasible, CalibrationUnavailable
-        If a name or the layout makes no sense, the model does not allow it, or the profile is another.
+    UsageError, UntraceableModel
+        If the model or the batch makes no sense, with the module and operator that refused it.
     """
-    if not isinstance(profile, InferredMachine):
-        profile = InferredDocument.read(Path(profile)).machine
-    question = Question(
-        machine=profile,
-        workload=read_model(model, sequence=sequence_length),
-        layout=parse_layout(layout),
-        devices_per_node=devices_per_node,
-        capacity_bytes=capacity_bytes,
+    argv, as_on_cuda = ("perfmodel.trace",), device_kind == "as-cuda"
+    kind = "cpu" if as_on_cuda else device_kind
+    if hasattr(model, "traced"):
+        return document_of(model.traced(), argv=argv)
+    if not isinstance(model, str):
+        return live_document(
+            model,
+            inputs,
+            targets,
+            loss=loss,
+            optimizer=optimizer,
+            precision=precision,
+            checkpointing=checkpointing,
+            device_kind=kind,
+            micro_batch=micro_batch,
+            argv=argv,
+            as_on_cuda=as_on_cuda,
+        )
+    method = StepMethod(
+        optimizer=optimizer,
+        optimizer_implementation=CUDA_DEFAULT if as_on_cuda else DEFAULT,
+        precision=precision,
+        checkpointing=checkpointing,
+        device_kind=kind,
     )
-    return layout_table(question, argv=("perfmodel.predict_large_model",))[0]
+    return traced_document(
+        model,
+        method,
+        micro_batch=micro_batch or _SAMPLES,
+        image_size=image_size,
+        sequence_length=sequence_length,
+        argv=argv,
+        as_on_cuda=as_on_cuda,
+    )
+
+
+def record(
+    model: Any,
+    optimizer: Any,
+    *,
+    loss: Callable[..., Any] | None = None,
+    steps: int = 10,
+    warmup: int = 3,
+) -> "LoopClock":
+    """Time some steps of a loop that exists, and see what it trains: a context around the loop.
+
+    Its lines stay as they are. ``with pm.record(model, optimizer) as run: train()``; then ``run.step_s``,
+    ``pm.trace(run)`` and ``pm.diagnose(pm.trace(run), observed=[run.observed], ...)``.
+
+    Parameters
+    ----------
+    model, optimizer
+        Those of the loop; wrappers for data parallelism are allowed.
+    loss
+        A module whose calls tell the targets, or a function of the outputs. Default: the outputs' own.
+    steps
+        Steps to time; the loop then runs on untouched.
+    warmup
+        Steps before them.
+    """
+    from perfmodel.tracing.loop import LoopClock  # noqa: PLC0415 - imports torch
+
+    return LoopClock(model, optimizer, loss=loss, num_steps=steps, warmup=warmup)
+
+
+def memory(
+    workload: WorkloadDocument | AnyPath,
+    *,
+    device: str | None = None,
+    capacity_bytes: Bytes | None = None,
+    profile: AnyProfile | None = None,
+    micro_batch: int | None = None,
+    devices: int = 1,
+) -> MemoryReport:
+    """Say whether a step fits into a device, the largest batch that does, and what to change first.
+
+    Parameters
+    ----------
+    workload
+        From ``trace``, or its file.
+    device
+        By data sheet, such as ``"h100-sxm"``.
+    capacity_bytes
+        Memory of one device; default: that of ``device``. [B]
+    profile
+        The machine, for times in seconds; default: multiples of the step as it is.
+    micro_batch
+        Samples of a forward pass; default: as traced.
+    devices
+        Data-parallel ranks.
+
+    Raises
+    ------
+    UsageError
+        If neither a device nor its memory is given, or the device is unknown.
+    """
+    if capacity_bytes is None:
+        if device is None:
+            raise UsageError("device: must be given where capacity_bytes is not, such as h100-sxm")
+        capacity_bytes = find_device(device, shipped_catalogue()).memory.size_bytes
+    if profile is not None and not isinstance(profile, MeasuredMachine):
+        profile = read_profile(profile)
+    return report_of(
+        workload if isinstance(workload, WorkloadDocument) else read_workload(workload),
+        capacity_bytes,
+        machine=profile,
+        micro_batch=micro_batch,
+        devices=devices,
+        device=device,
+    )
+
+
+def diagnose(model: str | WorkloadDocument, **case: Any) -> Diagnosed:
+    """Say whether logged speeds are normal, which causes fit with which odds, and what to measure next.
+
+    Parameters
+    ----------
+    model
+        A name, a file, or what ``trace`` returned.
+    case
+        Fields of ``perfmodel.diagnosis.asked.Case``, the options of ``perfmodel diagnose``:
+        ``device="h100-sxm", precision="bf16", micro_batch=4, observed=["2 nodes of 4: 8.7 s"]``; rates in B/s.
+
+    Raises
+    ------
+    UsageError
+        If something is missing or contradicts itself; nothing is assumed in its place.
+    """
+    known = [field.name for field in fields(Case) if field.name != "model"]
+    for name in case:
+        refuse_unknown("diagnose: parameter", name, known)
+    return diagnosed(Case(model=model, **case))
 
 
 def read_profile(path: AnyPath) -> MeasuredMachine:
-    """Read a profile, as ``perfmodel calibrate`` writes it; ``CalibrationUnavailable`` if it is unusable."""
-    return ProfileDocument.read(Path(path)).machine
+    """Read a profile, as ``perfmodel calibrate`` writes it, or a machine of ``perfmodel machines`` by name.
+
+    Raises
+    ------
+    CalibrationUnavailable
+        If it is unusable.
+    """
+    return ProfileDocument.read(shipped_machines().get(os.fspath(path), Path(path))).machine
 
 
 def read_workload(path: AnyPath) -> WorkloadDocument:
@@ -210,7 +260,7 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
     profile: AnyProfile,
     workload: AnyWorkload,
     *,
-    devices: Sequence[int] = (1, 2, 4, 8),
+    devices: int | Sequence[int] = (1, 2, 4, 8),
     scaling: Scaling = "weak",
     batch: int | None = None,
     accumulation: int = 1,
@@ -227,7 +277,7 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
     Parameters
     ----------
     profile
-        The machine: a document, or a path.
+        The machine: a document, a path, or a name of ``perfmodel machines``.
     workload
         Name of a calibrated workload, path of a workload file (``.json``), or its document.
     scaling
@@ -275,7 +325,7 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
         )
         return layout_table(asked, argv=argv)[0]
     request = Forecast(
-        world_sizes=tuple(sorted(set(devices))),
+        world_sizes=tuple(sorted({devices} if isinstance(devices, int) else set(devices))),
         scaling=scaling,
         batch=batch,
         accumulation=accumulation,
@@ -348,27 +398,6 @@ def whatif(  # noqa: PLR0913 - the same
     )
 
 
-def acceptance_terms(
-    profile: AnyProfile,
-    workloads: Sequence[str] | None = None,
-    *,
-    confidence: float = 0.95,
-    goodput: GoodputDocument | None = None,
-) -> AcceptanceTerms:
-    """Clauses that a machine like the one of the profile keeps, each with this confidence.
-
-    Parameters
-    ----------
-    workloads
-        Calibrated workloads whose step is a clause; default: all.
-    goodput
-        From ``perfmodel goodput --json``: its share of useful time becomes a clause.
-    """
-    machine = profile if isinstance(profile, MeasuredMachine) else read_profile(profile)
-    names = [entry.workload.name for entry in machine.workloads]
-    return terms_of(machine, workloads or names, confidence=confidence, goodput=goodput)
-
-
 def _question(
     profile: AnyProfile,
     workload: AnyWorkload,
@@ -389,24 +418,3 @@ def _question(
         validation=validation,
         cluster=cluster,
     )
-
-
-__all__ = (
-    "FailureCause",
-    "Job",
-    "acceptance_terms",
-    "compare_costs",
-    "compare_profiles",
-    "explain",
-    "goodput",
-    "judge",
-    "plan_options",
-    "predict",
-    "predict_large_model",
-    "read_prediction",
-    "read_profile",
-    "read_validation",
-    "read_workload",
-    "unsealed",
-    "whatif",
-)

@@ -1,0 +1,219 @@
+"""Questions about money, machines and weeks: plans, costs, searches, goodput, acceptance."""
+
+import datetime as dt
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfmodel.answer.answer import layout_table
+from perfmodel.answer.inferred import Training
+from perfmodel.answer.question import Question
+from perfmodel.api.answers import AnyPath, AnyProfile, read_profile
+from perfmodel.cost.inferred import open_inferred
+from perfmodel.documents.acceptance import AcceptanceTerms
+from perfmodel.documents.base import today_utc
+from perfmodel.documents.budget import CostDocument, read_budget
+from perfmodel.documents.goodput import GoodputDocument
+from perfmodel.documents.inferred import InferredDocument
+from perfmodel.documents.plan import PlanDocument, read_plan
+from perfmodel.documents.prediction import (
+    ParallelismPlanDocument,
+    PredictionDocument,
+)
+from perfmodel.engine.job import Job
+from perfmodel.errors import UsageError
+from perfmodel.layout.layout import parse_layout
+from perfmodel.layout_search import Request as SearchRequest
+from perfmodel.layout_search import plan_parallelism as ranked_layouts
+from perfmodel.machine.inferred import InferredMachine
+from perfmodel.machine.machine import DEVICES_PER_NODE
+from perfmodel.machine.measured import MeasuredMachine
+from perfmodel.models import read_model
+from perfmodel.plan.acceptance import acceptance_terms as terms_of
+from perfmodel.plan.cost import compare_costs as costs_of
+from perfmodel.plan.goodput import Request
+from perfmodel.plan.goodput import goodput as simulated_weeks
+from perfmodel.plan.machines import read_sources
+from perfmodel.plan.options import plan_options as ranked_options
+from perfmodel.units import GIB, Bytes, Seconds
+
+
+def plan_options(
+    plan: AnyPath,
+    *,
+    prices: AnyPath | None = None,
+    today: dt.date | None = None,
+    argv: Sequence[str] = ("perfmodel.plan_options",),
+) -> PlanDocument:
+    """Rank the options of a plan file by cost, with the chance to meet its deadline.
+
+    Parameters
+    ----------
+    plan
+        In TOML; paths in it are relative to its folder.
+    prices
+        CSV of prices, used by name.
+    today
+        For the age of prices, and the first day of training if the plan names none; default: today.
+
+    Returns
+    -------
+    PlanDocument
+        ``ranked`` is empty if nothing is feasible; ``options`` then says what comes nearest.
+
+    Raises
+    ------
+    InvalidDocument
+        If the plan breaks a rule, contradicts itself, or its deadline is past.
+    """
+    path, day = Path(plan), today or today_utc()
+    found = read_plan(path, today=day, prices=None if prices is None else Path(prices))
+    try:
+        return ranked_options(*read_sources(found, path), today=day, argv=argv)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def compare_costs(
+    budget: AnyPath,
+    *,
+    prices: AnyPath | None = None,
+    today: dt.date | None = None,
+) -> CostDocument:
+    """Compare buying with renting: cost of a useful device-hour, and where they cross.
+
+    Parameters are those of ``plan_options``; the budget is in TOML.
+
+    Raises
+    ------
+    InvalidDocument
+        If the budget breaks a rule, or mixes currencies.
+    """
+    day = today or today_utc()
+    found = read_budget(Path(budget), today=day, prices=None if prices is None else Path(prices))
+    return costs_of(found, today=day, argv=("perfmodel.compare_costs",))
+
+
+def goodput(
+    job: Job,
+    *,
+    replicas: int = 200,
+    seed: int = 0,
+    mtbf_stops: int | None = None,
+    deadline_s: Seconds | None = None,
+) -> GoodputDocument:
+    """Simulate weeks of a job that fails: when it ends, and how often to write checkpoints.
+
+    Parameters
+    ----------
+    replicas
+        Simulated courses.
+    mtbf_stops
+        From how many stops the rates of failure were estimated: widens the answer.
+    deadline_s
+        Whose chance is wanted, from the start. [s]
+
+    Raises
+    ------
+    NotFeasible
+        If the job would hardly get on.
+    """
+    request = Request(
+        job=job, replicas=replicas, seed=seed, mtbf_stops=mtbf_stops, deadline_s=deadline_s
+    )
+    return simulated_weeks(request, argv=("perfmodel.goodput",))
+
+
+def acceptance_terms(
+    profile: AnyProfile,
+    workloads: Sequence[str] | None = None,
+    *,
+    confidence: float = 0.95,
+    goodput: GoodputDocument | None = None,
+) -> AcceptanceTerms:
+    """Clauses that a machine like the one of the profile keeps, each with this confidence.
+
+    Parameters
+    ----------
+    workloads
+        Calibrated workloads whose step is a clause; default: all.
+    goodput
+        From ``perfmodel goodput --json``: its share of useful time becomes a clause.
+    """
+    machine = profile if isinstance(profile, MeasuredMachine) else read_profile(profile)
+    names = [entry.workload.name for entry in machine.workloads]
+    return terms_of(machine, workloads or names, confidence=confidence, goodput=goodput)
+
+
+def search(  # noqa: PLR0913 - one parameter per part of the question
+    profile: InferredMachine | AnyPath,
+    model: str,
+    *,
+    devices: int,
+    global_batch: int,
+    capacity_bytes: Bytes = 80 * GIB,
+    sequence_length: int | None = None,
+    devices_per_node: int = DEVICES_PER_NODE,
+    top: int = 10,
+) -> ParallelismPlanDocument:
+    """Rank all layouts of a large model on a cluster.
+
+    Parameters
+    ----------
+    profile
+        A machine inferred from runs, or its file.
+    model
+        By name, such as ``"llama2-7b"``, or its Hugging Face ``config.json``.
+    global_batch
+        Sequences per optimizer step.
+    capacity_bytes
+        Memory of one device. [B]
+    top
+        Layouts to return.
+    """
+    if not isinstance(profile, InferredMachine):
+        profile = InferredDocument.read(Path(profile)).machine
+    training = Training(
+        model=read_model(model, sequence=sequence_length),
+        devices=devices,
+        devices_per_node=devices_per_node,
+        global_batch=global_batch,
+    )
+    request = SearchRequest(training=training, capacity_bytes=capacity_bytes, top=top)
+    return ranked_layouts(open_inferred(profile), request, argv=("perfmodel.search",))
+
+
+def predict_large_model(
+    profile: InferredMachine | AnyPath,
+    model: str,
+    layout: str,
+    *,
+    sequence_length: int | None = None,
+    devices_per_node: int = DEVICES_PER_NODE,
+    capacity_bytes: Bytes | None = None,
+) -> PredictionDocument:
+    """Predict one layout of a large model, from a calibration that was inferred from runs.
+
+    Parameters
+    ----------
+    model
+        By name, such as ``"llama2-7b"``, or its Hugging Face ``config.json``.
+    layout
+        Such as ``"dp=16 tp=4 zero=1 accumulation=8"``; its product is the number of devices.
+    capacity_bytes
+        Memory of one device, whose chance to suffice is wanted. [B]
+
+    Raises
+    ------
+    UsageError, NotFeasible, CalibrationUnavailable
+        If a name or the layout makes no sense, the model does not allow it, or the profile is another.
+    """
+    if not isinstance(profile, InferredMachine):
+        profile = InferredDocument.read(Path(profile)).machine
+    question = Question(
+        machine=profile,
+        workload=read_model(model, sequence=sequence_length),
+        layout=parse_layout(layout),
+        devices_per_node=devices_per_node,
+        capacity_bytes=capacity_bytes,
+    )
+    return layout_table(question, argv=("perfmodel.predict_large_model",))[0]

@@ -1,0 +1,71 @@
+"""Answers in notebooks."""
+
+import importlib
+from typing import Any
+
+import pytest
+
+import perfmodel as pm
+from perfmodel.documents.prediction import PredictionDocument, WhatIfDocument
+from perfmodel.errors import UsageError
+from tests.perfmodel.profiles import Machine, profile
+
+MACHINE = profile(Machine(noise=(0.9, 1.0, 1.1), residual=0.03))
+
+
+@pytest.fixture
+def predicted() -> PredictionDocument:
+    return pm.predict(MACHINE, "light", devices=(1, 4), batch=16)
+
+
+@pytest.fixture
+def compared() -> WhatIfDocument:
+    return pm.whatif(MACHINE, "light", {"devices": "16"}, devices=4)
+
+
+def test_an_answer_prints_as_on_the_command_line(predicted: PredictionDocument) -> None:
+    assert "light on" in str(predicted)
+    assert "[p5-p95]: 90 %" in str(predicted)
+    assert len(repr(predicted)) < 80
+
+
+def test_a_notebook_shows_tables_whose_names_are_text(
+    predicted: PredictionDocument, compared: WhatIfDocument
+) -> None:
+    for found in (predicted, compared):
+        shown = found._repr_html_()
+        assert shown.count("<table>") == shown.count("</table>") == 1
+    evil = predicted.model_copy(update={"workload": "<script>x</script>"})
+    assert "<script>" not in evil._repr_html_()
+
+
+def test_one_number_of_devices_is_enough() -> None:
+    [point] = pm.predict(MACHINE, "light", devices=8).points
+    assert point.setting.world_size == 8
+
+
+def test_points_are_rows_of_a_frame(
+    predicted: PredictionDocument, compared: WhatIfDocument
+) -> None:
+    frame = predicted.to_frame()
+    assert list(frame["world_size"]) == [1, 4]
+    assert frame["step_nominal_s"][1] == predicted.points[1].step_s.nominal
+    assert list(compared.to_frame()["scenario"]) == ["as it is", "devices=16"]
+
+
+def test_a_picture_has_two_panels(predicted: PredictionDocument) -> None:
+    assert len(predicted.plot().axes) == 2
+
+
+def test_what_is_not_installed_is_named(
+    predicted: PredictionDocument, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str, *rest: Any) -> Any:
+        if name == "pandas":
+            raise ImportError(name)
+        return found(name, *rest)
+
+    found = importlib.import_module
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(UsageError, match="pip install pandas"):
+        predicted.to_frame()
