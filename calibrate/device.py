@@ -21,10 +21,12 @@ from perfmodel.units import Bytes, Seconds
 if TYPE_CHECKING:
     from calibrate.virtual.gpu import VirtualGpu
 
-#: Device cycles that keep a GPU busy while the host issues a whole step (about 50 ms).
-_HOLD_CYCLES: Final = 100_000_000
-#: Longer than the host of a virtual GPU needs to issue a step. [s]
-_HOLD_S: Final = 0.2
+#: Long enough for the host to issue a whole step of most models. [s]
+_HOLD_S: Final = 0.05
+#: At least as many as any GPU has. [1/s]
+_CYCLES_PER_S: Final = 2e9
+#: The host of a virtual GPU may be slower; time costs nothing there.
+_VIRTUAL_HOLD: Final = 4.0
 
 
 class Event(Protocol):
@@ -58,8 +60,6 @@ class Device(ABC):
     """No more of one thing are worth their time."""
 
     torch_device: torch.device
-    traced_as: str = "cpu"
-    """Kind of device of the traces that are made in this process."""
 
     def now(self) -> Seconds:
         """What the clock of the host shows. [s]"""
@@ -78,8 +78,8 @@ class Device(ABC):
         """What is issued inside runs beside the compute stream."""
 
     @abstractmethod
-    def hold(self) -> None:
-        """Keep the device busy while the host issues a step."""
+    def hold(self, duration_s: Seconds = _HOLD_S) -> None:
+        """Keep the device busy while the host issues what is to be timed."""
 
     def clock(self) -> Clock:
         """A clock in the device's own queue, or of the host where the two are one."""
@@ -138,7 +138,7 @@ class Cpu(Device):
         """There are no streams."""
         return nullcontext()
 
-    def hold(self) -> None:
+    def hold(self, duration_s: Seconds = _HOLD_S) -> None:
         """The host is the device."""
 
     def clock(self) -> Clock:
@@ -167,9 +167,9 @@ class Cuda(Device):
         """A new stream."""
         return torch.cuda.stream(torch.cuda.Stream())
 
-    def hold(self) -> None:
-        """An idle kernel of some 50 ms."""
-        torch.cuda._sleep(_HOLD_CYCLES)  # type: ignore[no-untyped-call] # noqa: SLF001
+    def hold(self, duration_s: Seconds = _HOLD_S) -> None:
+        """An idle kernel."""
+        torch.cuda._sleep(int(duration_s * _CYCLES_PER_S))  # type: ignore[no-untyped-call] # noqa: SLF001
 
     def pinned(self, tensor: Tensor) -> Tensor:
         """A copy in page-locked memory."""
@@ -240,9 +240,9 @@ class VirtualDevice(Device):
         """A stream for what must not wait for compute."""
         return self.gpu.stream("side")
 
-    def hold(self) -> None:
+    def hold(self, duration_s: Seconds = _HOLD_S) -> None:
         """A kernel that does nothing for long."""
-        self.gpu.wait_for(self.gpu.host_s + _HOLD_S)
+        self.gpu.wait_for(self.gpu.host_s + _VIRTUAL_HOLD * duration_s)
 
     def begin(self, name: str) -> None:
         """Draw the noise of the run."""
@@ -311,6 +311,15 @@ def prepare(kind: str) -> None:
         # Fake tensors import the compiler when the first one is made.
         for name in ("torch._dynamo", "calibrate.virtual.carrier"):
             importlib.import_module(name)
+
+
+def traced_as(kind: str) -> str:
+    """What torch calls a kind of device whose operators are traced in this process."""
+    if kind != "virtual":
+        return kind
+    carrier = importlib.import_module("calibrate.virtual.carrier")
+    carrier.register()
+    return str(carrier.NAME)
 
 
 def open_device(

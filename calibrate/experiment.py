@@ -307,17 +307,14 @@ class Experiment:
         steps = [self._step(setting, index) for block in blocks for setting in block]
         collectives = list(self._collectives(index))
         shuffle.shuffle(collectives)
-        if self.device_kind == "virtual":
-            # It has no files, and its operators are priced by the steps.
-            beside = [*collectives, *self._overlaps(index)]
-            if index >= self.budget.other_rounds:
-                beside = []
-            return (*self._once(index), *_interleave(steps, beside))
-        checkpoints = [*self._checkpoints(index)]
+        # A virtual device has no files, and none of the groups that layouts need.
+        is_virtual = self.device_kind == "virtual"
+        checkpoints = [] if is_virtual else [*self._checkpoints(index)]
         operators = _interleave(
             [*self._layers(index), *self._models(index)], [*self._replays(index)]
         )
-        layouts = [*self._layouts(index)] if self.budget.has_layouts else []
+        has_layouts = self.budget.has_layouts and not is_virtual
+        layouts = [*self._layouts(index)] if has_layouts else []
         shuffle.shuffle(layouts)
         others: Sequence[Task] = _interleave(
             [*collectives, *self._overlaps(index), *checkpoints], [*operators, *layouts]

@@ -98,7 +98,7 @@ def planned_layers(
         for index in range(_number(kind, count, share, optimizer_share))
     ]
     if device_kind != "cpu":
-        layers = [each if is_optimizer(each) else _for_gpu(each, draw) for each in layers]
+        layers = [_for_gpu(each, draw) for each in layers]
     draw.shuffle(layers)
     return tuple(dict.fromkeys(layers))
 
@@ -292,12 +292,16 @@ _LAYERS: Final[dict[str, Callable[[str, random.Random], Layer]]] = {
 _GPU_ELEMENTS: Final = 1e6, 1e9
 #: ... and work of its products. [FLOP]
 _GPU_FLOP: Final = 1e9, 1e13
+#: Share of layers that stay small: they tell what the shortest kernels take.
+_AS_DRAWN: Final = 0.15
 #: How many times as long the sequences are.
 _GPU_LENGTHS: Final = 1, 2, 4, 8
 
 
 def _for_gpu(layer: Layer, draw: random.Random) -> Layer:
     """The layer with as many samples, rows or indices as keep a GPU busy, in fp32 or bf16."""
+    if is_optimizer(layer) or draw.random() < _AS_DRAWN:
+        return layer
     sizes = layer.sizes
     if layer.kind == "attention":
         sizes = (*sizes[:2], sizes[2] * draw.choice(_GPU_LENGTHS), *sizes[3:])

@@ -48,10 +48,20 @@ Builder = Callable[[], nn.Module]
 Loss = Callable[[Any, Tensor], Tensor]
 Flags = Literal["default", "foreach", "fused"]
 
-#: Work of the forward pass of a step. [FLOP]
-_LEAST_FLOP: Final = 3e6
-_MOST_FLOP: Final = 4e9
 _BATCHES: Final = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Work of the forward pass of a step [FLOP], and batches that reach it."""
+
+    least_flop: float
+    most_flop: float
+    batches: tuple[int, ...]
+
+
+_ON_CPU: Final = Limits(least_flop=3e6, most_flop=4e9, batches=_BATCHES)
+_ON_GPU: Final = Limits(least_flop=1e9, most_flop=1e12, batches=(*_BATCHES, 512, 1024, 2048, 4096))
 _MOST_PARAMETERS: Final = 6e7
 
 
@@ -93,7 +103,9 @@ class RandomModel:
     optimizer: Literal["sgd", "adamw"]
     flags: Flags
     """Implementation that the user asks of the optimizer."""
-    precision: str = "fp32"
+    on_gpu: bool
+    """Whether it was drawn for a GPU."""
+    precision: str
 
     @property
     def name(self) -> str:
@@ -126,7 +138,7 @@ class RandomModel:
             path,
             f'"""{self.name}, micro-batch {self.micro_batch}, {self.optimizer}."""\n\n'
             "from calibrate.random_models import draw\n\n"
-            f"DRAWN = draw({self.seed}, {self.index})\n\n\n"
+            f"DRAWN = draw({self.seed}, {self.index}, on_gpu={self.on_gpu})\n\n\n"
             "def model():\n"
             "    return DRAWN.factory()\n",
         )
@@ -138,7 +150,7 @@ class RandomModel:
         method = StepMethod(
             optimizer=self.optimizer,
             optimizer_implementation=self.flags,
-            precision="fp32",
+            precision=self.precision,
             checkpointing="none",
             device_kind=device_kind,
         )
@@ -149,15 +161,18 @@ class RandomModel:
         return trace_model(source, method, micro_batch=self.micro_batch)
 
 
-def draw(seed: int, index: int) -> RandomModel:
-    """The model of a seed and an index; families take turns, so that few models hold many of them."""
+def draw(seed: int, index: int, *, on_gpu: bool = False) -> RandomModel:
+    """The model of a seed and an index; families take turns, so that few models hold many of them.
+
+    On a GPU a step has more work, half of them in bf16.
+    """
     order = list(FAMILIES)
     Draw(f"{seed} families {index // len(order)}").shuffle(order)
     family = order[index % len(order)]
     chance = Draw(f"{seed}-{index}")
     while True:
         sketch = FAMILIES[family](chance)
-        micro_batch = _affordable_batch(sketch, chance)
+        micro_batch = _affordable_batch(sketch, chance, _ON_GPU if on_gpu else _ON_CPU)
         if micro_batch is not None:
             break
     return RandomModel(
@@ -168,10 +183,12 @@ def draw(seed: int, index: int) -> RandomModel:
         micro_batch=micro_batch,
         optimizer=chance.choice(("sgd", "sgd", "adamw")),
         flags=chance.choice(("default",) * 6 + ("foreach", "fused")),
+        on_gpu=on_gpu,
+        precision=chance.choice(("fp32", "bf16")) if on_gpu else "fp32",
     )
 
 
-def _affordable_batch(sketch: Sketch, chance: Draw) -> int | None:
+def _affordable_batch(sketch: Sketch, chance: Draw, limits: Limits) -> int | None:
     """A batch whose work lies between the limits; None if the model is too large or too light."""
     # Some models of torchvision compute with values while they are built.
     module = sketch.build().to("meta")
@@ -181,8 +198,9 @@ def _affordable_batch(sketch: Sketch, chance: Draw) -> int | None:
         module(*(entry.draw(2) for entry in sketch.inputs))
     # Recurrent and light models are not counted by their FLOP alone.
     flop = counter.get_total_flops() / 2 + sum(math.prod(e.shape) for e in sketch.inputs) * 1e2
-    wanted = math.exp(chance.uniform(math.log(_LEAST_FLOP), math.log(_MOST_FLOP)))
-    fitting = [batch for batch in _BATCHES if _LEAST_FLOP <= batch * flop <= _MOST_FLOP]
+    least, most = limits.least_flop, limits.most_flop
+    wanted = math.exp(chance.uniform(math.log(least), math.log(most)))
+    fitting = [batch for batch in limits.batches if least <= batch * flop <= most]
     return min(fitting, key=lambda batch: abs(math.log(batch * flop / wanted)), default=None)
 
 

@@ -287,8 +287,8 @@ def _layers(session: Session, task: LayersTask) -> OperatorsObservation:
 def _model(session: Session, task: ModelTask) -> OperatorsObservation:
     from calibrate.random_models import draw  # noqa: PLC0415 - torchvision takes seconds
 
-    model = draw(task.seed, task.index)
-    with tempfile.TemporaryDirectory() as folder:
+    model = draw(task.seed, task.index, on_gpu=session.asynchronous)
+    with tempfile.TemporaryDirectory() as folder, session.measured.without():
         traced = model.traced(Path(folder), session.device.type)
     step = traced.step.at(micro_batch=model.micro_batch)
     replay = Replay(session, step)

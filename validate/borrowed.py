@@ -89,7 +89,11 @@ def stages(request: BorrowedRequest, campaign: CampaignDocument) -> tuple[Stage,
         ),
         Stage("steps", 4.0, ("validate", *judged, *again, str(folder / "steps"))),
         Stage("models", 5.0, ("validate", "models", *judged, *again, str(folder / "models"))),
-        Stage("memory", 1.5, ("validate", "memory", *_MEMORY, "--out", str(folder / "memory"))),
+        Stage(
+            "memory",
+            1.5,
+            ("validate", "memory", *_MEMORY, *device, "--out", str(folder / "memory")),
+        ),
     )
     return tuple(stage for stage in found if stage.name not in campaign.skipped)
 
@@ -137,11 +141,7 @@ def _opened(request: BorrowedRequest, here: Placement) -> CampaignDocument:
     """The campaign in the folder, or a new one; other options than those of before are refused."""
     path, skipped = request.folder / CAMPAIGN, dict[str, str]()
     if here.device_kind == "virtual":
-        skipped = {
-            "doctor": "a virtual device has no machine",
-            "models": "a virtual device has no curves of operators",
-            "memory": "a virtual device computes nothing",
-        }
+        skipped = {"doctor": "a virtual device has no machine"}
     asked = CampaignDocument(
         version=installed_version("perfmodel") or "unknown",
         device_kind=here.device_kind,

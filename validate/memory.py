@@ -1,6 +1,6 @@
-"""Predicted memory against the real CPU allocator's peak, over models that nothing was fitted to.
+"""Predicted memory against an allocator's real peak, over models that nothing was fitted to.
 
-Every setting is trained for two steps in a process of its own.
+Every setting is trained for two steps in a process of its own: on the processor, on a GPU or a virtual one.
 """
 
 import itertools
@@ -8,13 +8,16 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from calibrate.locks import machine_to_itself, work_folder
+from calibrate.placement import described, place
+from calibrate.topology import LaunchFlags
 from perfmodel.documents.base import Record, Text, checked, write_atomically
 from perfmodel.documents.verdicts import ErrorSummary, Gate
 from perfmodel.errors import InvalidDocument, PerfModelError, why
@@ -25,8 +28,8 @@ from validate.judging import gate, summarise_any
 
 #: Below this a promise would be about single small workspaces.
 LARGE_BYTES: Final = 50_000_000
-MAPE_AT_MOST: Final = 0.015
-WORST_AT_MOST: Final = 0.05
+#: Mean and worst error, on a processor and on a GPU.
+AT_MOST: Final = {"cpu": (0.015, 0.05), "gpu": (0.01, 0.03)}
 
 MODELS: Final = (
     "lenet",
@@ -92,6 +95,11 @@ class MemoryRun:
     measured_bytes: Bytes
     phase: str
     operator: str
+    precision: str = "fp32"
+    reserved_bytes: Bytes | None = None
+    """By the allocator of a GPU at most; None on a processor."""
+    context_bytes: Bytes | None = None
+    """Held on a GPU besides: its context, and libraries."""
 
     @property
     def relative_error(self) -> float:
@@ -107,15 +115,22 @@ class MemorySummary:
     large: ErrorSummary | None
     """None if no setting is that large: then nothing is promised, and no gate judges."""
     worst_of_all: float
+    on_gpu: bool = False
+
+    @property
+    def at_most(self) -> tuple[float, float]:
+        """Mean and worst error that is promised."""
+        return AT_MOST["gpu" if self.on_gpu else "cpu"]
 
     @property
     def gates(self) -> tuple[Gate, ...]:
         """Errors beside what was promised."""
         if self.large is None:
             return ()
+        mape, worst = self.at_most
         return (
-            gate("memory MAPE", self.large.mape, at_most=MAPE_AT_MOST),
-            gate("worst memory error", self.large.worst_absolute, at_most=WORST_AT_MOST),
+            gate("memory MAPE", self.large.mape, at_most=mape),
+            gate("worst memory error", self.large.worst_absolute, at_most=worst),
         )
 
 
@@ -126,6 +141,7 @@ def summarise_runs(runs: Sequence[MemoryRun]) -> MemorySummary:
         num_settings=len(runs),
         large=summarise_any(errors),
         worst_of_all=max(abs(run.relative_error) for run in runs),
+        on_gpu=any(run.reserved_bytes is not None for run in runs),
     )
 
 
@@ -135,9 +151,12 @@ class Setting(NamedTuple):
     model: str
     micro_batch: int
     optimizer: str
+    precision: str = "fp32"
 
 
-def measure(folder: Path, setting: Setting) -> MemoryRun:
+def measure(
+    folder: Path, setting: Setting, *, device_kind: str, truth: str | None = None
+) -> MemoryRun:
     """Run one setting in a fresh process.
 
     Raises
@@ -145,22 +164,29 @@ def measure(folder: Path, setting: Setting) -> MemoryRun:
     PerfModelError
         If the process fails, with its last line.
     """
-    model, micro_batch, optimizer = setting
+    model, micro_batch, optimizer, precision = setting
     config = _CONFIGS.get(model)
     name = model if config is None else str(_written(folder, model, config))
-    start = (sys.executable, "-m", "perfmodel.tracing.allocator")
-    command = (*start, name, str(micro_batch), optimizer)
+    of_step = (name, str(micro_batch), optimizer)
+    module: tuple[str, ...] = ("perfmodel.tracing.allocator", *of_step)
+    if device_kind != "cpu":
+        cost = () if truth is None else (truth,)
+        module = ("calibrate.peak", device_kind, *of_step, precision, *cost)
+    command = (sys.executable, "-m", *module)
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise PerfModelError(f"{model} batch {micro_batch} {optimizer}: the run failed: {last}")
     found = json.loads(done.stdout.strip().splitlines()[-1])
-    return MemoryRun(model=model, micro_batch=micro_batch, optimizer=optimizer, **found)
+    return MemoryRun(
+        model=model, micro_batch=micro_batch, optimizer=optimizer, precision=precision, **found
+    )
 
 
-def settings(models: Sequence[str], batches: Sequence[int]) -> Iterator[Setting]:
-    """Models x batches x optimizers."""
-    return itertools.starmap(Setting, itertools.product(models, batches, OPTIMIZERS))
+def settings(models: Sequence[str], batches: Sequence[int], device_kind: str) -> Iterator[Setting]:
+    """Models x batches x optimizers; on a GPU x precisions."""
+    precisions = ("fp32",) if device_kind == "cpu" else ("fp32", "bf16")
+    return itertools.starmap(Setting, itertools.product(models, batches, OPTIMIZERS, precisions))
 
 
 def _written(folder: Path, name: str, config: dict[str, Any]) -> Path:
@@ -181,6 +207,9 @@ class _Run(Record):
     phase: str
     operator: str
     relative_error: float
+    precision: Text = "fp32"
+    reserved_bytes: PositiveInt | None = None
+    context_bytes: NonNegativeInt | None = None
 
 
 class _Runs(Record):
@@ -201,13 +230,24 @@ def read_summary(path: Path) -> MemorySummary:
 
 
 def validate_memory(
-    models: Sequence[str], batches: Sequence[int], *, out: Path, on_line: Callable[[str], None]
+    models: Sequence[str],
+    batches: Sequence[int],
+    *,
+    out: Path,
+    on_line: Callable[[str], None],
+    device: str = "cpu",
+    truth: str | None = None,
 ) -> MemorySummary:
     """Measure every setting, write every run as soon as it is there, summarise the errors."""
+    device_kind = "cpu"
+    if device != "cpu":
+        one = LaunchFlags(nproc_per_node=1)
+        device_kind = place(described(truth), device, one).device_kind
     runs: list[MemoryRun] = []
-    with machine_to_itself(on_line), work_folder("perfmodel-memory-") as folder:
-        for setting in settings(models, batches):
-            runs.append(measure(Path(folder), setting))
+    own = nullcontext() if device_kind == "virtual" else machine_to_itself(on_line)
+    with own, work_folder("perfmodel-memory-") as folder:
+        for setting in settings(models, batches, device_kind):
+            runs.append(measure(Path(folder), setting, device_kind=device_kind, truth=truth))
             on_line(_line(runs[-1]))
             _write(out, runs)
     return summarise_runs(runs)
@@ -227,22 +267,32 @@ def verdict(summary: MemorySummary) -> list[str]:
                 "no gate was judged; name larger models or batches"
             ),
         ]
+    mape, worst = summary.at_most
     return [
         (
             f"{large.num_settings} settings above {format_bytes(LARGE_BYTES)}: bias {large.bias:+.2%}, "
-            f"MAPE {large.mape:.2%} (at most {MAPE_AT_MOST:.1%}), worst {large.worst_absolute:.2%} "
-            f"(at most {WORST_AT_MOST:.0%}); {of_all}"
+            f"MAPE {large.mape:.2%} (at most {mape:.1%}), worst {large.worst_absolute:.2%} "
+            f"(at most {worst:.0%}); {of_all}"
         )
     ]
 
 
 def _line(run: MemoryRun) -> str:
+    beside = (
+        ""
+        if run.reserved_bytes is None or run.context_bytes is None
+        else f" {run.precision}, reserved {run.reserved_bytes:,} B, context {run.context_bytes:,} B"
+    )
     return (
-        f"{run.model} batch {run.micro_batch} {run.optimizer}: predicted {run.predicted_bytes:,} B, "
+        f"{run.model} batch {run.micro_batch} {run.optimizer}{beside}: predicted {run.predicted_bytes:,} B, "
         f"measured {run.measured_bytes:,} B, {run.relative_error:+.2%} ({run.phase}, {run.operator})"
     )
 
 
 def _write(path: Path, runs: Sequence[MemoryRun]) -> None:
-    rows = [{**asdict(run), "relative_error": run.relative_error} for run in runs]
+    rows = [
+        {key: value for key, value in asdict(run).items() if value is not None}
+        | {"relative_error": run.relative_error}
+        for run in runs
+    ]
     write_atomically(path, json.dumps({"schema_version": 1, "runs": rows}, indent=1) + "\n")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from calibrate.campaign import Campaign, Progress, measure
+from calibrate.device import traced_as
 from calibrate.environment import describe_environment
 from calibrate.launch import Launcher
 from calibrate.placement import placement_of, provenance
@@ -222,12 +223,13 @@ def trace_models(
 ) -> list[DrawnModel]:
     """Draw and trace models as a user traces a file; those that cannot be traced have a reason."""
     found = []
+    kind = traced_as(device_kind)
     for index in range(count):
-        model = draw(seed, index)
+        model = draw(seed, index, on_gpu=device_kind != "cpu")
         path = folder / "traces" / f"{index}.json"
         words = f"tracing {model.name}"
         on_progress(Progress(done=index, total=count, task=words, is_waiting=True))
-        reason = None if path.exists() else _trace(model, folder, path, device_kind)
+        reason = None if path.exists() else _trace(model, folder, path, kind)
         found.append(DrawnModel(model=model, document=path, reason=reason))
     return found
 

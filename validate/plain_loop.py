@@ -63,7 +63,7 @@ class Training:
         else:
             from calibrate.random_models import draw  # noqa: PLC0415 - torchvision takes seconds
 
-            model = draw(*task.random_model)
+            model = draw(*task.random_model, on_gpu=device.asynchronous)
             module, self.loss = model.sketch.build(), model.sketch.loss
             inputs = tuple(entry.draw(samples) for entry in model.sketch.inputs)
             targets = model.sketch.targets.draw(samples)

@@ -10,6 +10,7 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from calibrate.fit.ddp import fit_bucket_costs, fit_ddp, left_out_errors
+from calibrate.fit.host import fit_host
 from calibrate.fit.layouts import fit_layouts
 from calibrate.fit.operators import fit_operators
 from calibrate.fit.steps import fit_workload, single_steps, with_device_streams
@@ -24,6 +25,7 @@ from perfmodel.documents.observation import (
     LayoutObservation,
     Observation,
     OverlapObservation,
+    ReplayObservation,
     StepObservation,
     WorkloadObservation,
     read_observations,
@@ -80,7 +82,10 @@ def fit_profile(
         ),
     )
     operators = fit_operators(observations, workloads=draft.workloads, rates=draft.rates)
-    fitted = _with_ddp(replace(draft, operators=operators), steps, seed=provenance.seed)
+    replays = _of(observations, ReplayObservation)
+    host = fit_host(steps, replays, dispatch_s=draft.dispatch_s) if draft.asynchronous else None
+    draft = replace(draft, operators=operators, host=host)
+    fitted = _with_ddp(draft, steps, seed=provenance.seed)
     return ProfileDocument(
         provenance=provenance,
         observations_sha256=file_sha256(observations_path),

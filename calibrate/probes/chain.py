@@ -146,7 +146,8 @@ def measure_layers(
     session: Session, layers: Sequence[Layer], evictor: Evictor
 ) -> list[IsolatedOperator]:
     """Time every operator of some layers inside steps that consist of them."""
-    recorded = [recorded_layer(layer, session.device) for layer in layers]
+    with session.measured.without():
+        recorded = [recorded_layer(layer, session.device) for layer in layers]
     most_bytes = _CHAIN_BYTES // _REPEATS
     return [
         timed
@@ -228,7 +229,8 @@ def chosen_layers(session: Session, task: LayersTask) -> Sequence[Layer]:
         return task.layers
     curves = fit_curves(timed_before(session.observations))
     known = {entry.name: entry for entry in curves}
-    candidates = [_places(layer, session.device) for layer in task.layers]
+    with session.measured.without():
+        candidates = [_places(layer, session.device) for layer in task.layers]
     chosen = most_telling(candidates, known, count=task.num_timed)
     return [task.layers[position] for position in chosen]
 

@@ -155,6 +155,9 @@ def index_limit(operator: Operator, position: int) -> int:
             return 1
 
 
+#: So many calls are issued behind one idle kernel of such a length, on devices that have a queue.
+_HELD_CALLS = 64
+_HOLD_S: Seconds = 0.01
 _MINIMUM_PASSES = 3
 _MAXIMUM_PASSES = 30
 #: A gradient as training has them.
@@ -216,7 +219,14 @@ class Passes:
     def run(self, clock: Clock) -> dict[int, Tensor]:
         """Make every call between two marks; return what is left, the gradients among it."""
         tensors = dict(self.lasting)
-        for call, released in zip(self.flow.calls, self.flow.released, strict=True):
+        device = self._session.measured
+        for index, (call, released) in enumerate(
+            zip(self.flow.calls, self.flow.released, strict=True)
+        ):
+            if index % _HELD_CALLS == 0:
+                # Marks in an empty queue would show how fast the host is.
+                device.synchronise()
+                device.hold(_HOLD_S)
             try:
                 inputs = [tensors[number] for number in call.inputs]
                 results = self._timed(call.operator, inputs, clock)
@@ -295,7 +305,10 @@ class Replay:
     def for_about(self, target_s: Seconds) -> None:
         """Repeat the step for so long, at least three times."""
         num_passes = repeats_within(
-            target_s, [self.first_s], minimum=_MINIMUM_PASSES, maximum=_MAXIMUM_PASSES
+            target_s,
+            [self.first_s],
+            minimum=_MINIMUM_PASSES,
+            maximum=min(_MAXIMUM_PASSES, self._session.measured.most_repeats // 4),
         )
         with without_denormals():
             for _ in range(num_passes):
@@ -306,6 +319,8 @@ class Replay:
         """Repeat the step, add its times, and return the phases' sums. [s]"""
         clock = self._passes.new_clock()
         self._take_gradients(self._passes.run(clock))
+        self._session.synchronise()
+        self._session.measured.hold(_HOLD_S)
         clock.mark()
         self._optimizer.step()
         self._optimizer.zero_grad()

@@ -34,7 +34,8 @@ def replayed_step(session: Session, task: ReplayTask) -> tuple[TracedModel | Non
     """
     if task.document is None:
         method = REFERENCES[task.workload].method(session.device.type)
-        traced = trace_model(reference_source(task.workload), method, micro_batch=2)
+        with session.measured.without():
+            traced = trace_model(reference_source(task.workload), method, micro_batch=2)
         return traced, traced.step.at(micro_batch=task.micro_batch)
     with seals.unsealed():  # whoever gave the order has read it
         document = WorkloadDocument.read(Path(task.document))

@@ -99,14 +99,33 @@ class _Backend:
         return [torch.bfloat16, torch.float16]
 
 
+@functools.cache
+def register() -> torch.library.Library:
+    """Let torch know the device, for good; what is returned must be kept."""
+    from torch.utils.backend_registration import (  # noqa: PLC0415
+        _setup_privateuseone_for_python_backend,
+    )
+
+    _setup_privateuseone_for_python_backend(NAME, _Backend())
+    # Without this, optimizers over lists silently become loops.
+    if FakeTensor not in _foreach_supported_types:
+        _foreach_supported_types.append(FakeTensor)
+    # Torch would take attention apart for a device that it does not know.
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("scaled_dot_product_attention", _attention, "AutogradPrivateUse1")
+    # It writes in place, and torch has no rule for its shapes.
+    library.impl("_fused_sgd_", lambda *_, **__: None, "Meta")
+    # ``torch.tensor`` makes its tensor on the host first.
+    torch._C._set_only_lift_cpu_tensors(True)
+    return library
+
+
 class Carrier(TorchDispatchMode):
     """Sees every operator, and lets the virtual GPU execute those on its tensors."""
 
-    def __init__(self, gpu: VirtualGpu, library: torch.library.Library) -> None:
+    def __init__(self, gpu: VirtualGpu) -> None:
         super().__init__()
         self.gpu = gpu
-        self._library = library
-        """It takes its rules along when it goes."""
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._held: dict[int, weakref.ref[Any]] = {}
         """Storages by their address."""
@@ -116,20 +135,10 @@ class Carrier(TorchDispatchMode):
     @classmethod
     def open(cls, gpu: VirtualGpu) -> "Carrier":
         """Make the device and see all operators from now on."""
-        from torch.utils.backend_registration import (  # noqa: PLC0415
-            _setup_privateuseone_for_python_backend,
-        )
-
-        _setup_privateuseone_for_python_backend(NAME, _Backend())
-        # Without this, optimizers over lists silently become loops.
-        if FakeTensor not in _foreach_supported_types:
-            _foreach_supported_types.append(FakeTensor)
+        register()
         # It compares contents that virtual tensors do not have.
         vars(distributed)["_verify_param_shape_across_processes"] = lambda *_: None
-        # Torch would take attention apart for a device that it does not know.
-        library = torch.library.Library("aten", "IMPL")
-        library.impl("scaled_dot_product_attention", _attention, "AutogradPrivateUse1")
-        carrier = cls(gpu, library)
+        carrier = cls(gpu)
         carrier.__enter__()
         # What torch still holds must be gone before the interpreter is.
         atexit.register(carrier.works.clear)

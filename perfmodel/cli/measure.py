@@ -51,10 +51,6 @@ _CAMPAIGN = typer.Option(
     "runs, an archive to take home. Repeat the command to go on."
 )
 _MINUTES = opt.minutes("With --campaign: how long it may take; default: 9.")
-_TRUTH = typer.Option(
-    "--truth",
-    help="With --device-kind virtual: what the device costs, a TOML file or a shipped name.",
-)
 _BATCHES = opt.counts(
     "--batches", "With --workload: micro-batches to measure; default: where it was traced."
 )
@@ -119,7 +115,7 @@ def calibrate(
     budget: Annotated[str, _BUDGET] = "standard",
     out: opt.Folder = opt.DEFAULT_CALIBRATION,
     device_kind: opt.WhichDevice = "auto",
-    truth: Annotated[str | None, _TRUTH] = None,
+    truth: opt.Truth = None,
     nproc: opt.RanksPerNode = None,
     models: Annotated[str | None, _MODELS] = None,
     campaign: Annotated[Path | None, _CAMPAIGN] = None,
@@ -142,9 +138,7 @@ def calibrate(
     _refuse_ignored(context)
     if batches is not None and workload is None:
         raise UsageError("--batches: must come with --workload, got it alone")
-    if (truth is not None) != (device_kind == "virtual"):
-        got = "it alone" if truth is not None else "no --truth"
-        raise UsageError(f"--truth: must come with --device-kind virtual, got {got}")
+    opt.refuse_unlike_truth(device_kind, truth)
     if minutes is not None and campaign is None:
         raise UsageError("--minutes: must come with --campaign, got it alone")
     if campaign is not None:

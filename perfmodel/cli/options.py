@@ -125,6 +125,13 @@ def count(flag: str, meaning: str) -> Any:
     return parsed(flag, _whole, "N", meaning)
 
 
+def refuse_unlike_truth(device_kind: str, truth: str | None) -> None:
+    """Refuse a truth without a virtual device, and the reverse."""
+    if (truth is not None) != (device_kind == "virtual"):
+        got = "it alone" if truth is not None else "no --truth"
+        raise UsageError(f"--truth: must come with --device-kind virtual, got {got}")
+
+
 def names(text: str) -> tuple[str, ...]:
     """Names separated by commas."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
@@ -361,6 +368,13 @@ WhichDevice: TypeAlias = Annotated[
         "--device-kind",
         ("auto", "cpu", "cuda", "virtual"),
         "auto, cpu, cuda or virtual: what is measured.",
+    ),
+]
+Truth: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--truth",
+        help="With --device-kind virtual: what the device costs, a TOML file or a shipped name.",
     ),
 ]
 Validation: TypeAlias = Annotated[

@@ -238,6 +238,8 @@ def validate_memory(
     models: Annotated[str, _MODELS] = "",
     batches: Annotated[Sequence[int], _BATCHES] = (2, 4),
     out: opt.Folder = Path("runs/memory"),
+    device_kind: opt.WhichDevice = "cpu",
+    truth: opt.Truth = None,
 ) -> None:
     """Train models for real and compare the allocator's peak with what their traces predict."""
     from perfmodel.cli.memory import refuse_unknown_models
@@ -246,10 +248,16 @@ def validate_memory(
     chosen = opt.names(models) or use_case.MODELS
     if unfamiliar := [name for name in chosen if name not in use_case.MODELS]:
         refuse_unknown_models("--models", unfamiliar, known=use_case.MODELS)
+    opt.refuse_unlike_truth(device_kind, truth)
     path = out / "validation.json"
     with measurement("validate memory"):
         summary = use_case.validate_memory(
-            chosen, tuple(batches), out=path, on_line=lambda line: show_lines([line])
+            chosen,
+            tuple(batches),
+            out=path,
+            on_line=lambda line: show_lines([line]),
+            device=device_kind,
+            truth=truth,
         )
     show_lines([*use_case.verdict(summary), f"validation: {path}"])
     refuse_failed_gates("validate memory", summary.gates, see="the lines above for where")

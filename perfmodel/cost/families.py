@@ -70,6 +70,9 @@ _DENSE: Final = "dense"
 _PATCHES: Final = "patches"
 #: Of images whose channels lie side by side; without groups that makes little difference.
 _CHANNELS_LAST: Final = " channels last"
+#: Factors in 16 bit are other kernels.
+_IN_HALF: Final = " in 16 bit"
+_HALVES: Final = ("bfloat16", "float16")
 #: Limits of PyTorch's rule between them.
 _MANY_SAMPLES: Final = 16
 _SMALL_KERNEL: Final = 3
@@ -82,14 +85,19 @@ def family(operator: Operator) -> str:
     if operator.view:
         return "view"
     if base in _FUNCTIONS:
-        return f"function {base}{_approximation(operator)}"
-    if base in ("convolution", "convolution_backward"):
-        return f"{base} {_grouping(operator)}"
-    return _GROUPS.get(base, base)
+        found = f"function {base}{_approximation(operator)}"
+    elif base in ("convolution", "convolution_backward"):
+        found = f"{base} {_grouping(operator)}"
+    else:
+        found = _GROUPS.get(base, base)
+    is_half = any(spec.dtype in _HALVES for spec in operator.inputs[:1])
+    return f"{found}{_IN_HALF}" if is_half else found
 
 
 def wider_family(name: str) -> str | None:
     """Where a family without timings of its own is looked up: functions cost about the same."""
+    if name.endswith(_IN_HALF):
+        return name.removesuffix(_IN_HALF)
     if name.startswith("function "):
         return "function"
     if name.endswith(_CHANNELS_LAST):

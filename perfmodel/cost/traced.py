@@ -13,6 +13,7 @@ from perfmodel.machine.measured import (
     ComputeRate,
     CurvePoint,
     DeviceRates,
+    HostCosts,
     MeasuredMachine,
     MeasuredWorkload,
     OperatorCosts,
@@ -244,13 +245,48 @@ def _dispatch(
 ) -> dict[str, tuple[CurvePoint, ...]]:
     """The host's time to issue every operator, whatever the batch."""
     step = trace.at(micro_batch=max(2, trace.traced_micro_batches[0]))
-    return {
-        f"dispatch_{phase.value}": tuple(
-            _point(int(point.at), profile.dispatch_s * step.num_calls(phase), _DISPATCH_ERROR)
-            for point in points[phase]
+    host = profile.host
+    error = _DISPATCH_ERROR if host is None else host.relative_error
+    found = {}
+    for phase in Phase:
+        issue_s = (
+            profile.dispatch_s * step.num_calls(phase)
+            if host is None
+            else issued_s(host, issued(step, phase), phase)
         )
-        for phase in Phase
-    }
+        found[f"dispatch_{phase.value}"] = tuple(
+            _point(int(point.at), issue_s, error) for point in points[phase]
+        )
+    return found
+
+
+def issued(step: TracedStep, phase: Phase) -> tuple[int, int]:
+    """Operators of a phase with a kernel, and its views; of the optimizer, operators and tensors of their lists."""
+    kernels = others = 0
+    for (position, at), count in step.call_counts().items():
+        operator = step.operators[position]
+        if at is not phase:
+            continue
+        if phase is Phase.OPTIMIZER:
+            kernels += count
+            is_over_lists = "_foreach_" in operator.name or "_fused_" in operator.name
+            others += count * len(operator.inputs) if is_over_lists else 0
+        else:
+            kernels += 0 if operator.view else count
+            others += count if operator.view else 0
+    return kernels, others
+
+
+def issued_s(host: HostCosts, counts: tuple[int, int], phase: Phase) -> Seconds:
+    """T = kernels x cost of the phase + others x cost of a view, or of a tensor. [s]"""
+    kernels, others = counts
+    match phase:
+        case Phase.FORWARD:
+            return kernels * host.forward_s + others * host.view_s
+        case Phase.BACKWARD:
+            return kernels * host.backward_s + others * host.view_s
+        case Phase.OPTIMIZER:
+            return kernels * host.optimizer_s + others * host.tensor_s
 
 
 def slowdown(

@@ -368,6 +368,25 @@ class NoiseScaleProfile:
         return self.batch * statistics.median(self.steps_to_target)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCosts:
+    """Time of the host to issue operators of real steps to a device that runs behind it. [s]"""
+
+    forward_s: NonNegative
+    """Per operator with a kernel."""
+    backward_s: NonNegative
+    """The same where autograd issues it."""
+    view_s: NonNegative
+    """Per operator without."""
+    optimizer_s: NonNegative
+    """Per operator of the optimizer, and
+    ..."""
+    tensor_s: NonNegative
+    """... per tensor of its lists."""
+    relative_error: RelativeError
+    """Of the host's time of a phase, in log: that of steps that it was fitted to."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MeasuredMachine(Machine):
     """A machine that was calibrated: what it costs, and how sure that is."""
@@ -392,6 +411,8 @@ class MeasuredMachine(Machine):
     rates: tuple[ComputeRate, ...]
     dispatch_s: NonNegative
     """Host time to issue one operator that has nothing to do."""
+    host: HostCosts | None = None
+    """The same in real steps; absent where host and device are one."""
     steps: tuple[SingleStep, ...]
     operators: OperatorCosts | None = None
     """Durations for traced workloads; absent where no operator was timed."""

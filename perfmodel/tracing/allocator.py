@@ -27,9 +27,9 @@ def allocator_peak_bytes(source: ModelSource, method: StepMethod, micro_batch: i
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         model = build_model(source, method)
         batch = source.draw_batch(micro_batch)
-        _real_step(model, batch)
+        real_step(model, batch)
         with record_function(_STEP):
-            _real_step(model, batch)
+            real_step(model, batch)
     events = list(profiler.profiler.kineto_results.events())  # type: ignore[union-attr]
     step = next(event for event in events if event.name() == _STEP)
     changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == _ALLOCATION]
@@ -41,7 +41,8 @@ def allocator_peak_bytes(source: ModelSource, method: StepMethod, micro_batch: i
     return peak
 
 
-def _real_step(model: TrainedModel, batch: Any) -> None:
+def real_step(model: TrainedModel, batch: Any) -> None:
+    """Train a step."""
     model.optimizer.zero_grad(set_to_none=True)
     with autocast(model.method):
         outputs = model.module(*batch.positional, **batch.keyword)

@@ -1,11 +1,13 @@
 """What is traced: how to build a model, one batch for it, its loss and its optimizer."""
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from perfmodel.errors import UsageError
@@ -94,7 +96,10 @@ def make_optimizer(
 
 def default_implementation(device_kind: str) -> str:
     """What torch chooses where a user asks for nothing: "foreach", "fused" or "loop"."""
-    parameter = nn.Parameter(torch.empty(1, device=torch.device(device_kind)))
+    # What is neither exists as shapes alone.
+    is_real = device_kind in ("cpu", "cuda")
+    with nullcontext() if is_real else FakeTensorMode():
+        parameter = nn.Parameter(torch.empty(1, device=torch.device(device_kind)))
     fused, foreach = _default_to_fused_or_foreach(
         [parameter], differentiable=False, use_fused=False
     )

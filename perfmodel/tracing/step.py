@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
     unset_fake_temporarily,
 )
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from perfmodel.arrays import IntArray
@@ -76,10 +77,37 @@ def without_content(device_kind: str) -> Iterator[None]:
     """Tensors made inside have shapes, types and a device, but no memory."""
     # Tensors are on the processor anyway; saying so costs time in every call.
     device = nullcontext() if device_kind == "cpu" else torch.device(device_kind)
+    constants = nullcontext() if device_kind in ("cpu", "cuda") else _WithoutConstants(device_kind)
     # Torch logs a traceback of its own for every wrong shape; ours is one line.
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-    with replaced(logger, disabled=True), FakeTensorMode(allow_non_fake_inputs=True), device:
+    with (
+        replaced(logger, disabled=True),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        device,
+        constants,
+    ):
         yield
+
+
+class _WithoutConstants(TorchFunctionMode):
+    """``torch.tensor`` without content, on a device that holds none at all."""
+
+    def __init__(self, device_kind: str) -> None:
+        super().__init__()
+        self._device = torch.device(device_kind)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        keywords = dict(kwargs or {})
+        if (
+            func is not torch.tensor
+            or torch.device(keywords.get("device") or self._device).type == "cpu"
+        ):
+            return func(*args, **keywords)
+        made = func(*args, **keywords | {"device": "cpu"})
+        return torch.empty(made.shape, dtype=made.dtype, device=self._device)
 
 
 def build_model(
@@ -255,7 +283,11 @@ def _follow_owned(live: LiveStorages, model: TrainedModel, batch: Batch) -> None
 def autocast(method: StepMethod) -> Any:
     """The precision of the forward pass, as a context."""
     dtype = HALVES.get(method.precision)
-    return nullcontext() if dtype is None else torch.autocast(method.device_kind, dtype=dtype)
+    if dtype is None:
+        return nullcontext()
+    if method.device_kind in ("cpu", "cuda"):
+        return torch.autocast(method.device_kind, dtype=dtype)
+    return AsOnCuda(method.precision)
 
 
 def _complaint(sample: str, recorder: Recorder, error: BaseException) -> str:

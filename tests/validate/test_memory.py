@@ -58,7 +58,7 @@ def test_only_small_models_pass_no_gate_and_say_so() -> None:
 
 
 def test_nobody_else_measures_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("validate.memory.measure", lambda *_: run(100_000_000, 100_000_000))
+    monkeypatch.setattr("validate.memory.measure", lambda *_, **__: run(100_000_000, 100_000_000))
     held: list[bool] = []
     summary = validate_memory(
         ["lenet"], [2], out=tmp_path / "out.json", on_line=lambda _: held.append(machine_is_held())
@@ -69,9 +69,21 @@ def test_nobody_else_measures_meanwhile(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_every_model_runs_at_every_batch_with_both_optimizers() -> None:
-    assert len(list(settings(["lenet", "resnet50"], [2, 4]))) == 8
+    assert len(list(settings(["lenet", "resnet50"], [2, 4], "cpu"))) == 8
+    assert len(list(settings(["lenet"], [2], "cuda"))) == 4
 
 
 def test_a_failed_run_says_which_and_why(tmp_path: Path) -> None:
     with pytest.raises(PerfModelError, match=r"no-such-model batch 2 sgd: the run failed"):
-        measure(tmp_path, Setting("no-such-model", 2, "sgd"))
+        measure(tmp_path, Setting("no-such-model", 2, "sgd"), device_kind="cpu")
+
+
+def test_a_virtual_gpu_is_judged_by_its_allocator(tmp_path: Path) -> None:
+    """Forward in bf16; the trace knows nothing of the device's allocator."""
+    setting = Setting("lenet", 512, "sgd", "bf16")
+    found = measure(tmp_path, setting, device_kind="virtual", truth="balanced")
+    assert abs(found.relative_error) < 0.01
+    assert found.reserved_bytes is not None
+    assert found.reserved_bytes >= found.measured_bytes
+    assert found.context_bytes == 0
+    assert summarise_runs([found]).at_most == (0.01, 0.03)
