@@ -61,7 +61,9 @@ class Limits:
 
 
 _ON_CPU: Final = Limits(least_flop=3e6, most_flop=4e9, batches=_BATCHES)
-_ON_GPU: Final = Limits(least_flop=1e9, most_flop=1e12, batches=(*_BATCHES, 512, 1024, 2048, 4096))
+#: The largest ones are for bags of words, which reach the least work with no smaller batch.
+_LARGE_BATCHES: Final = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+_ON_GPU: Final = Limits(least_flop=1e9, most_flop=1e12, batches=(*_BATCHES, *_LARGE_BATCHES))
 _MOST_PARAMETERS: Final = 6e7
 
 

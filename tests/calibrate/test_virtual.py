@@ -11,6 +11,8 @@ import pytest
 from calibrate.experiment import BUDGETS, Experiment
 from calibrate.virtual.gpu import Memory, VirtualEvent, VirtualGpu
 from calibrate.virtual.truth import SHIPPED, Device, Host, Network, Truth
+from perfmodel.documents.base import installed_version
+from perfmodel.documents.campaign import CampaignDocument
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.errors import InvalidDocument, UsageError
@@ -134,6 +136,16 @@ def test_a_campaign_calibrates_judges_and_packs(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
         return done.stdout
 
+    # Models drawn at random take minutes.
+    folder.mkdir()
+    CampaignDocument(
+        version=installed_version("perfmodel") or "unknown",
+        device_kind="virtual",
+        truth="balanced",
+        models=("mlp",),
+        num_ranks=1,
+        skipped={"doctor": "no machine", "models": "too long", "memory": "too long"},
+    ).write(folder / "campaign.json")
     campaign = ("calibrate", "--campaign", str(folder), "--minutes", "20", "--models", "mlp")
     there = output(*campaign, "--device-kind", "virtual", "--truth", "balanced")
     machine = ProfileDocument.read(folder / "calibration" / "profile.json").machine
