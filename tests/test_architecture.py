@@ -73,7 +73,7 @@ trace: MODEL checkpointing device-kind image-size micro-batch optimizer optimize
 validate: budget from master-addr master-port nnodes node-rank out profile resume seed soon
     validation
 validate batch: budget out profile resume seed workload
-validate memory: batches models out
+validate memory: batches device-kind models out truth
 validate models: budget out profile resume seed soon
 validate network: budget mbit minutes out resume seed
 validate published: FILE data json sources
