@@ -119,8 +119,8 @@ fuzz: MINUTES = 30
 fuzz: $(INSTALLED_DEV) ## attack every reader and command with hostile input for MINUTES
 	$(RUN) tests.fuzz $(MINUTES)
 
-bench: $(INSTALLED_DEV) ## time the engine, the command line, traces and the page -> docs/benchmarks.json
-	$(RUN) tests.benchmarks.run --output docs/benchmarks.json
+bench: $(INSTALLED_DEV) ## time commands, growth and large files -> docs/performance.md
+	$(RUN) tests.benchmarks.scale
 
 record: $(INSTALLED_DEV) ## keep OUT as docs/records
 	$(RUN) tests.benchmarks.record --runs $(OUT)

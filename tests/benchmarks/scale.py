@@ -22,12 +22,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from tests.benchmarks.bench_engine import SLOWED, ddp_step
-from tests.benchmarks.run import PROFILE, large_plan, machine
+from perfmodel.step.program import Cause, Interference, Operation, StepProgram, Stream
 
 PAGE: Final = Path("docs/performance.md")
+PROFILE: Final = Path("docs/records/calibration/profile.json")
 H100: Final = Path("docs/records/inferred/h100.json")
 _MIB: Final = 2**20
+_SLOWED: Final = Interference(compute_speed=0.8, comm_speed=0.7)
 #: Of commands that take less than this; the fastest counts, which neighbours disturb least.
 _REPEATS: Final = 5
 _SLOW_S: Final = 3.0
@@ -117,6 +118,71 @@ def _llama(*, layers: int, hidden: int) -> dict[str, Any]:
     }
 
 
+def large_plan(profile: Path, *, sizes: int) -> str:
+    """5 options x 4 batches x so many sizes, with failures; 100,000 candidates."""
+    soon = dt.datetime.now(dt.UTC).date() + dt.timedelta(days=60)
+    text = f"""
+[work]
+workload = "resnet18"
+samples = 1e9
+scaling = "weak"
+[limits]
+deadline = {soon}
+[failures]
+mtbf_device_hours = 50000
+checkpoint_s = 10
+restart_s = 300
+"""
+    for option in range(5):
+        text += f"""
+[[option]]
+name = "option {option}"
+profile = {json.dumps(str(profile))}
+counts = {{ first = 1, last = {sizes} }}
+batches = [2, 4, 5, 6]
+[option.price]
+value = {0.05 * (option + 1)}
+unit = "per device-hour"
+currency = "USD"
+date = 2026-01-01
+region = "nowhere"
+term = "none"
+source = "made up"
+"""
+    return text
+
+
+def ddp_step(num_buckets: int) -> StepProgram:
+    """Input, dispatch, forward, one backward segment and all-reduce per bucket, optimizer."""
+    operations = [
+        Operation(name="batch", stream=Stream.LOADER, cause=Cause.INPUT),
+        Operation(name="dispatch[0]", stream=Stream.HOST, cause=Cause.DISPATCH, after=(0,)),
+        Operation(name="forward", stream=Stream.COMPUTE, cause=Cause.FORWARD, after=(1,)),
+        Operation(name="dispatch[1]", stream=Stream.HOST, cause=Cause.DISPATCH),
+    ]
+    for bucket in range(num_buckets):
+        operations += [
+            Operation(name=f"backward[{bucket}]", stream=Stream.COMPUTE, cause=Cause.BACKWARD),
+            Operation(
+                name=f"all_reduce[{bucket}]",
+                stream=Stream.COMM,
+                cause=Cause.ALL_REDUCE,
+                after=(len(operations),),
+            ),
+        ]
+    collectives = tuple(i for i, operation in enumerate(operations) if operation.is_collective)
+    operations += [
+        Operation(name="dispatch[2]", stream=Stream.HOST, cause=Cause.DISPATCH),
+        Operation(
+            name="optimizer",
+            stream=Stream.COMPUTE,
+            cause=Cause.OPTIMIZER,
+            after=(*collectives, len(operations)),
+        ),
+    ]
+    return StepProgram(tuple(operations))
+
+
 def ranks(size: int) -> Callable[[], object]:
     """Simulated one by one: 17 operations each."""
     from perfmodel.engine.simulate import simulate  # noqa: PLC0415 - each process has one
@@ -141,7 +207,7 @@ def draws(size: int) -> Callable[[], object]:
 
     program = ddp_step(7)
     draws_s = np.random.default_rng(0).uniform(1e-3, 2e-3, (len(program.operations), size))
-    speeds = {"compute_speed": SLOWED.compute_speed, "comm_speed": SLOWED.comm_speed}
+    speeds = {"compute_speed": _SLOWED.compute_speed, "comm_speed": _SLOWED.comm_speed}
     return lambda: end_times_with_interference(program, draws_s, **speeds)
 
 
@@ -373,7 +439,9 @@ def page() -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         commands, growth, large = command_rows(folder), growth_rows(), file_rows(folder)
-    here = machine()
+    from calibrate.environment import describe_environment  # noqa: PLC0415 - loads torch
+
+    here = describe_environment()
     day = dt.datetime.now(dt.UTC).date()
     return "\n".join(
         [
