@@ -34,17 +34,22 @@ def operator_s(
 
 # Collectives
 class Tier(NamedTuple):
-    """``n`` members of one tier of the network; each sends B = ``bytes_per_s`` after ``hop_s``."""
+    """``n`` members of one tier of the network; each sends B = ``bytes_per_s`` after ``hop_s``.
+
+    A launch takes ``start_s``; a rank handles its own array at ``own_bytes_per_s``.
+    """
 
     n: int
     hop_s: float
     bytes_per_s: float
+    start_s: float = 0.0
+    own_bytes_per_s: float = math.inf
 
 
 def collective_s(algorithm: str, size_bytes: float, tier: Tier) -> float:
     """Time of a collective of S bytes (the whole array) among n members. [s]
 
-    T = messages x hop + arrays x S / B
+    T = start + messages x hop + arrays x S / B + S / own
 
         algorithm                        messages     arrays
         send_recv                        1            1
@@ -77,7 +82,8 @@ def collective_s(algorithm: str, size_bytes: float, tier: Tier) -> float:
         "halving_doubling": (2 * rounds, 2 * (1 - 1 / power + (power != n))),
         "nvls": (1, 1 + 1 / n),
     }[algorithm]
-    return messages * tier.hop_s + arrays * size_bytes / tier.bytes_per_s
+    own_s = size_bytes / tier.own_bytes_per_s
+    return tier.start_s + messages * tier.hop_s + arrays * size_bytes / tier.bytes_per_s + own_s
 
 
 def hierarchical_all_reduce_s(size_bytes: float, inside: Tier, across: Tier) -> float:

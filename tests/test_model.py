@@ -26,6 +26,7 @@ from perfmodel.cost.layout_memory import (
     rank_parts,
 )
 from perfmodel.cost.layout_time import layout_durations
+from perfmodel.cost.link_law import LinkLaw, paths
 from perfmodel.engine.algebra import end_times, end_times_with_interference
 from perfmodel.engine.job import FailureCause, Job, expected_elapsed_s
 from perfmodel.engine.simulate import simulate
@@ -42,7 +43,14 @@ EXACT = 1e-9
 seconds = st.just(0.0) | st.floats(1e-6, 1.0) | st.sampled_from([0.1, 0.2, 0.5])
 positive = st.floats(1e-3, 10.0)
 speeds = st.floats(0.1, 1.0)
-tiers = st.builds(Tier, st.integers(2, 70), st.floats(0, 1e-3), st.floats(1e6, 1e12))
+tiers = st.builds(
+    Tier,
+    st.integers(2, 70),
+    st.floats(0, 1e-3),
+    st.floats(1e6, 1e12),
+    start_s=st.just(0.0),
+    own_bytes_per_s=st.just(math.inf),
+)
 Case = tuple[Workload, Layout, dict[Cause, float]]
 
 
@@ -216,6 +224,38 @@ def test_collectives_of_one_tier(tier: Tier, size: float) -> None:
         assert model.collective_s(name, size, tier) == pytest.approx(found_s)
     found_s = broadcast_s([level(tier)], size)[0]
     assert model.collective_s("broadcast", size, tier) == pytest.approx(found_s)
+
+
+@given(
+    tier=tiers,
+    start_s=st.floats(1e-6, 1e-3),
+    own=st.floats(0.1, 10),
+    size=st.floats(1, 1e10),
+    inside=st.booleans(),
+)
+def test_collectives_of_links_that_were_measured(
+    tier: Tier, start_s: float, own: float, size: float, *, inside: bool
+) -> None:
+    """The law that is fitted to NCCL and MPI: a launch, and own bytes."""
+    tier = tier._replace(
+        hop_s=max(tier.hop_s, 1e-9), start_s=start_s, own_bytes_per_s=own * tier.bytes_per_s
+    )
+    law = LinkLaw(logs=np.log([[start_s], [tier.hop_s], [tier.bytes_per_s], [own]]))
+
+    def found_s(collective: str, library: str) -> float:
+        ways = paths(collective, tier.n, 1 if inside else tier.n, library)
+        return float(law.time_s(np.array([[size]]), ways)[0, 0])
+
+    ring_s = model.collective_s("ring", size, tier)
+    assert found_s("all_reduce", "gloo") == pytest.approx(ring_s)
+    assert found_s("all_gather", "nccl") == pytest.approx(
+        model.collective_s("all_gather", size, tier)
+    )
+    if inside:
+        assert found_s("all_reduce", "nccl") == pytest.approx(ring_s)
+    elif tier.n > 2:
+        tree_s = model.collective_s("tree", size, tier)
+        assert found_s("all_reduce", "nccl") == pytest.approx(min(ring_s, tree_s))
 
 
 @given(layout=pipelines(), tp=st.sampled_from([1, 2, 8]), zero=st.integers(0, 3))

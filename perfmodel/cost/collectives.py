@@ -179,7 +179,7 @@ def copies_in_turn(ranks: int) -> int:
 
 #: Rate of a tree over that of a ring through the same links: NCCL's tuner grants 0.92, times a factor that
 #: falls to 0.4 at middle sizes. Its least is taken, so that a tree has to win by latency.
-_TREE_EFFICIENCY: Final = 0.92 * 0.4
+TREE_EFFICIENCY: Final = 0.92 * 0.4
 #: Until a switch has added up the first piece and handed it back: NVLS over NVLink in NCCL's tuner. [s]
 SWITCH_LATENCY_S: Final = 25e-6
 
@@ -214,6 +214,8 @@ class LevelCost:
     members: int
     crossings: int
     """Edges of a chain through all ranks that end in another member of this tier."""
+    start_s: Samples | float = 0.0
+    """Once for a collective that crosses the tier, whatever the algorithm. [s]"""
     latency_s: Samples
     transfer_s: Transfer
     """Over the bytes that one member sends at once, through all its links."""
@@ -245,8 +247,8 @@ def half_s(levels: Levels, size_bytes: float | Samples, *, library: str) -> Samp
     """Time of an all-gather, or of a reduce-scatter: half of an all-reduce without trees. [s]"""
     halves = {Algorithm.RING, Algorithm.HIERARCHICAL, Algorithm.HALVING_DOUBLING}
     names = [name for name in _choices(levels, library) if name in halves]
-    times_s = [_total(_parts(name, levels, size_bytes)) / 2 for name in names]
-    result: Samples = np.minimum.reduce(times_s)
+    times_s = [_total(_parts(name, levels, size_bytes)) for name in names]
+    result: Samples = (np.minimum.reduce(times_s) + _start_s(levels)) / 2
     return result
 
 
@@ -255,8 +257,13 @@ def broadcast_s(levels: Levels, size_bytes: float | Samples) -> Samples:
     rounds = [
         level.doublings * (level.latency_s + level.transfer_s(size_bytes)) for level in levels
     ]
-    result: Samples = sum(rounds, start=np.zeros_like(levels[0].latency_s))
+    result: Samples = sum(rounds, start=_start_s(levels))
     return result
+
+
+def _start_s(levels: Levels) -> Samples:
+    """What a collective costs once, in all its tiers. [s]"""
+    return sum((np.asarray(level.start_s) for level in levels), start=np.zeros(1))
 
 
 def bottleneck(levels: Levels, size_bytes: float, *, library: str) -> str:
@@ -309,7 +316,8 @@ def _total(parts: Sequence[_Part]) -> Samples:
 def _parts(algorithm: Algorithm, levels: Levels, size_bytes: float | Samples) -> list[_Part]:
     times = _times(algorithm, levels, size_bytes)
     parts: list[_Part] = [
-        ("latency", latency_s, level) for level, (latency_s, _) in zip(levels, times, strict=True)
+        ("latency", latency_s + level.start_s, level)
+        for level, (latency_s, _) in zip(levels, times, strict=True)
     ]
     transfers = [transfer_s for _, transfer_s in times]
     if algorithm in {Algorithm.HIERARCHICAL, Algorithm.HALVING_DOUBLING}:
@@ -335,7 +343,7 @@ def _times(
             hops = [2 * level.crossings for level in levels]
         case Algorithm.TREE:
             chained = [level.inside_node or (bool(outer) and level is inner) for level in levels]
-            sent = [(2 if chain else passes, size_bytes / _TREE_EFFICIENCY) for chain in chained]
+            sent = [(2 if chain else passes, size_bytes / TREE_EFFICIENCY) for chain in chained]
             hops = [
                 2 * (level.members - 1 if chain else level.doublings)
                 for level, chain in zip(levels, chained, strict=True)

@@ -1,4 +1,4 @@
-"""The time of one message of a collective, over its size and the size of the group: the fit of all libraries.
+"""Collectives of ranks that move the bytes themselves (gloo): the time of a message over its size and the group.
 
 What was measured in any group tells about one message. Links of its own make a message cost the same in
 every group; processors that all ranks share make it cost more with every rank. Which of the two holds
@@ -15,10 +15,8 @@ import numpy as np
 
 from perfmodel.arrays import soft_maximum
 from perfmodel.cost.collectives import (
-    Algorithm,
     LevelCost,
     Work,
-    all_reduce_s,
     library_of,
     message_bytes,
     num_messages,
@@ -37,15 +35,9 @@ _SPREADS: Final = (3.0, 3.0, 3.0, 3.0, 1.0)
 _POINT_ERROR: Final = 0.05
 #: Keeps the law rising in the size where it is flat to the last digit.
 _TILT: Final = 1e-6
-#: Without a law: the growth of a message with the group is believed to be that of links of their own (0) or
-#: of processors that all ranks share (1), as an exponent with this spread; and the error of one group as a
-#: whole, in log, against which it is read.
-_GROWTHS: Final = (0.0, 1.0)
-_GROWTH_SPREAD: Final = 0.15
-_GROUP_ERROR: Final = 0.05
 #: Uncertainty, in log, between measured sizes: it grows by the square root of the distance to the nearest,
 #: in e-folds. Half of the sizes of five published logs, a factor of 4 apart, told the others to 4 %.
-_UNCERTAINTY_BETWEEN_SIZES: Final = 0.08
+UNCERTAINTY_BETWEEN_SIZES: Final = 0.08
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -130,7 +122,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MessageCost:
-    """One curve per measured group; other groups follow by a law, or by their growth alone.
+    """One curve per measured group; other groups follow by a law, or as messages over links of their own.
 
     What was measured comes out as it was. The law tells where between two measured sizes a message
     takes longer, how groups between two measured ones lie, and how those beyond the largest grow.
@@ -144,10 +136,8 @@ class MessageCost:
     """Over the size of a message."""
     uncertainty: Samples
     """Deviates of what lies between measured sizes, shape ``(num_draws,)``; draw 0 is 0."""
-    growth: Samples
-    """Exponent in the number of ranks, shape ``(num_draws,)``, never below 0: without a law."""
     law: MessageLaw | None
-    """Where several groups of a library that needs processors tell it."""
+    """Where several groups tell it."""
     _by_ranks: dict[int, tuple[Samples, CurveDraws]] = field(default_factory=dict)
     """Sizes, and the curve over the abscissa of the group."""
 
@@ -162,19 +152,15 @@ class MessageCost:
         rng: np.random.Generator,
     ) -> "MessageCost":
         """Draw the messages of a collective from its groups, at least one."""
-        ordered = sorted(_joined(collective, groups), key=lambda group: group.ranks)
+        ordered = sorted(joined(collective, groups), key=lambda group: group.ranks)
         found = {group.ranks: _messages(collective, group, library) for group in ordered}
-        by_processors = library_of(library).by_processors
-        # Nodes do not share processors: what grows between them is what a fabric lacks.
-        beliefs = _GROWTHS if by_processors or ordered[0].nodes == 1 else _GROWTHS[:1]
-        growth = _growth(found, beliefs, rng.standard_normal(num_draws))
         uncertainty = rng.standard_normal(num_draws)
         uncertainty[0] = 0.0
         curves = tuple(
             CurveDraws.sample(points, num_draws=num_draws, rng=rng) for points in found.values()
         )
         law = None
-        if by_processors and len(found) > 1:
+        if len(found) > 1:
             deviates = rng.standard_normal((NUM_PARAMETERS, num_draws))
             law = MessageLaw.fit(found, collective, deviates)
         return cls(
@@ -183,9 +169,12 @@ class MessageCost:
             uncertainty=uncertainty,
             ranks=tuple(found),
             curves=curves,
-            growth=growth,
             law=law,
         )
+
+    def of_kind(self, collective: str) -> "MessageCost":
+        """Another collective of the same messages."""
+        return replace(self, collective=collective, _by_ranks={})
 
     @property
     def sizes_bytes(self) -> tuple[float, float]:
@@ -198,12 +187,8 @@ class MessageCost:
     def read(self, message_bytes: Samples, ranks: int) -> Samples:
         """Times of messages of many sizes in a group, shape ``(num_sizes,)``, one row each. [s]"""
         sizes, curve = self._group(ranks)
-        inside = np.log(np.clip(message_bytes, sizes[0], sizes[-1]))
-        distance = np.abs(inside[:, np.newaxis] - np.log(sizes)).min(axis=1)[:, np.newaxis]
         found_s = curve.read_many(self._abscissa(message_bytes, ranks))
-        result: Samples = found_s * np.exp(
-            _UNCERTAINTY_BETWEEN_SIZES * np.sqrt(distance) * self.uncertainty
-        )
+        result: Samples = found_s * between_sizes(message_bytes, sizes, self.uncertainty)
         return result
 
     def level(
@@ -244,35 +229,16 @@ class MessageCost:
     ) -> Samples:
         """Time of a collective of one tier, shape ``(num_draws,)``; of many at once, one row for each. [s]
 
-        Beyond the largest group measured a library may have a better algorithm than the one it took
-        there, but the group is never faster than that one.
-
         ``size_bytes``: One size, or many of shape ``(num_sizes, 1)``.
-        ``nodes``: That the group spans, if known. Inside one node NCCL's trees are chains, no better than
-        rings.
+        ``nodes``: That the group spans, if known.
         ``rate``: What-if: bandwidth over what it is.
         """
-
-        def in_group(members: int) -> Samples:
-            level = self.level("links", members, rate=rate)
-            spanned = min(nodes or 1, members)
-            share = message_bytes(self.collective, 1.0, members, spanned, self.library)
-            count = num_messages(self.collective, members)
-            return count * (level.latency_s + level.transfer_s(size_bytes * share))
-
-        own_s, largest = in_group(ranks), self.ranks[-1]
-        if ranks <= largest or self.collective != "all_reduce" or not self._has_others(nodes):
-            return own_s
         level = self.level("links", ranks, rate=rate)
-        other_s = all_reduce_s([level], size_bytes, library=self.library)
-        result: Samples = np.minimum(own_s, np.maximum(other_s, in_group(largest)))
+        spanned = min(nodes or 1, ranks)
+        share = message_bytes(self.collective, 1.0, ranks, spanned, self.library)
+        count = num_messages(self.collective, ranks)
+        result: Samples = count * (level.latency_s + level.transfer_s(size_bytes * share))
         return result
-
-    def _has_others(self, nodes: int | None) -> bool:
-        """Whether there are algorithms that beat a ring in larger groups."""
-        algorithms = library_of(self.library).algorithms
-        trees = Algorithm.TREE in algorithms and nodes != 1
-        return trees or Algorithm.HALVING_DOUBLING in algorithms
 
     def _group(self, ranks: int) -> tuple[Samples, CurveDraws]:
         if ranks not in self._by_ranks:
@@ -302,11 +268,10 @@ class MessageCost:
     def _grown(self, sizes_bytes: Samples, measured: int, ranks: int) -> Samples:
         """Messages of a group over those of a measured one.
 
-        Without a law groups between two measured ones lie on a straight line, in logarithms.
+        Without a law links are taken for their own.
         """
         if self.law is None:
-            beyond = ranks > self.ranks[-1]
-            return np.exp(self.growth * math.log(ranks / measured)) if beyond else np.ones(1)
+            return np.ones(1)
         sizes = sizes_bytes[:, np.newaxis]
         own_s, other_s = (
             self.law.message_s(sizes, work(self.collective, n)) for n in (measured, ranks)
@@ -322,7 +287,15 @@ class MessageCost:
         return self.law.nominal().message_s(sizes_bytes[:, np.newaxis], of)[:, 0]
 
 
-def _joined(collective: str, groups: Iterable[Group]) -> list[Group]:
+def between_sizes(at_bytes: Samples, known_bytes: Samples, deviates: Samples) -> Samples:
+    """Factors on times between measured sizes, shape ``(num_at, num_draws)``."""
+    inside = np.log(np.clip(at_bytes, known_bytes[0], known_bytes[-1]))
+    distance = np.abs(inside[:, np.newaxis] - np.log(known_bytes)).min(axis=1)[:, np.newaxis]
+    result: Samples = np.exp(UNCERTAINTY_BETWEEN_SIZES * np.sqrt(distance) * deviates)
+    return result
+
+
+def joined(collective: str, groups: Iterable[Group]) -> list[Group]:
     """One group for each number of ranks: what was measured again counts as repeated points."""
     found: dict[int, Group] = {}
     for ranks, nodes, points in groups:
@@ -351,58 +324,41 @@ def _rising(values: Sequence[float]) -> list[float]:
     return [fmean(pool) for pool in pools for _ in pool]
 
 
-def _messages(collective: str, group: Group, library: str) -> list[CurvePoint]:
-    """A group's points as messages, ascending; repeated sizes are averaged, a larger one never faster."""
-    count = num_messages(collective, group.ranks)
+def merged(points: Iterable[CurvePoint]) -> list[CurvePoint]:
+    """Points by size, ascending; repeated sizes are averaged, a larger one never faster."""
     by_size: dict[float, list[CurvePoint]] = {}
-    for point in group.points:
-        size = message_bytes(collective, point.at, group.ranks, group.nodes, library)
-        by_size.setdefault(size, []).append(point)
-    merged = []
-    for size, points in sorted(by_size.items()):
-        logs = [math.log(point.time_s) for point in points]
-        error = max(point.relative_error for point in points) / math.sqrt(len(points))
-        merged.append(
+    for point in points:
+        by_size.setdefault(point.at, []).append(point)
+    found = []
+    for size, same in sorted(by_size.items()):
+        logs = [math.log(point.time_s) for point in same]
+        error = max(point.relative_error for point in same) / math.sqrt(len(same))
+        found.append(
             CurvePoint(
                 at=size,
-                time_s=math.exp(sum(logs) / len(logs)) / count,
+                time_s=math.exp(fmean(logs)),
                 relative_error=max(error, float(np.std(logs))),
             )
         )
-    if len(merged) == 1:
-        only = merged[0]
-        latency_s = min(only.time_s, library_of(library).latency_s)
-        return [replace(only, at=1.0, time_s=latency_s), only]
-    rising = _rising([math.log(point.time_s) for point in merged])
+    rising = _rising([math.log(point.time_s) for point in found])
     return [
-        replace(point, time_s=math.exp(value)) for point, value in zip(merged, rising, strict=True)
+        replace(point, time_s=math.exp(value)) for point, value in zip(found, rising, strict=True)
     ]
 
 
-def _growth(
-    groups: Mapping[int, Sequence[CurvePoint]], beliefs: Sequence[float], deviates: Samples
-) -> Samples:
-    """Draws of the exponent by which messages grow with the group; the first is nominal.
-
-    The likelier belief is taken and corrected by the slope over the groups, at the ends of the sizes
-    that they share. A negative exponent (larger groups that were faster) ends with the largest group.
-    With one group the uncertainty per doubling, which callers add, stands for that of the growth.
-    """
-    if len(groups) == 1:
-        return np.full_like(deviates, beliefs[0])
-    low = max(points[0].at for points in groups.values())
-    high = max(low, min(points[-1].at for points in groups.values()))
-    ends = np.log([low, high])
-    logs = [
-        np.interp(ends, np.log([p.at for p in g]), np.log([p.time_s for p in g])).mean()
-        for g in groups.values()
+def _messages(collective: str, group: Group, library: str) -> list[CurvePoint]:
+    """A group's points as messages, ascending."""
+    count = num_messages(collective, group.ranks)
+    found = [
+        replace(
+            point,
+            at=message_bytes(collective, point.at, group.ranks, group.nodes, library),
+            time_s=point.time_s / count,
+        )
+        for point in merged(group.points)
     ]
-    x = np.log(list(groups)) - np.log(list(groups)).mean()
-    slope = float(x @ np.array(logs)) / float(x @ x)
-    belief = min(beliefs, key=lambda value: abs(slope - value))
-    data, prior = float(x @ x) / _GROUP_ERROR**2, 1 / _GROWTH_SPREAD**2
-    centre = (slope * data + belief * prior) / (data + prior)
-    shifts = deviates / math.sqrt(data + prior)
-    shifts[0] = 0.0
-    result: Samples = np.maximum(centre + shifts, 0.0)
-    return result
+    if len(found) > 1:
+        return found
+    (only,) = found
+    latency_s = min(only.time_s, library_of(library).latency_s)
+    return [replace(only, at=1.0, time_s=latency_s), only]

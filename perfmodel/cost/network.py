@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from perfmodel.cost.collectives import (
     occupancy,
     switched_bytes,
 )
+from perfmodel.cost.link_law import LinkCost
 from perfmodel.cost.messages import MessageCost
 from perfmodel.cost.terms import Samples
 from perfmodel.machine.machine import Evidence
@@ -48,6 +49,23 @@ ALL_REDUCE: Final = "all_reduce"
 _KINDS: Final = (ALL_REDUCE, "broadcast", "all_gather", "reduce_scatter", "send_recv")
 
 
+GroupCost: TypeAlias = MessageCost | LinkCost
+"""What a collective costs in any group, from what was measured."""
+
+
+def _sampled(
+    kind: str,
+    groups: Iterable[messages.Group],
+    *,
+    library: str,
+    num_draws: int,
+    rng: np.random.Generator,
+) -> GroupCost:
+    """By the law of the library: its ranks move the bytes themselves, or have links of their own."""
+    law = MessageCost if library_of(library).by_processors else LinkCost
+    return law.sample(kind, groups, library=library, num_draws=num_draws, rng=rng)
+
+
 class Group(NamedTuple):
     """Ranks that communicate: how many, and how far neighbours are apart in the numbering of all."""
 
@@ -63,7 +81,7 @@ class Network:
     from the cluster file, with wide uncertainty.
     """
 
-    messages: Mapping[str, MessageCost]
+    messages: Mapping[str, GroupCost]
     """By kind of collective, all-reduces among them; empty if the cluster file alone tells of links."""
     library: str
     """What carries out collectives."""
@@ -76,7 +94,7 @@ class Network:
     """Place, from the inside, of the tier that the profile tells about, or ``NOT_MEASURED``."""
     tier_uncertainties: Samples
     """Factors on what the file says, shape ``(num_tiers, num_draws)``; draw 0 is 1."""
-    _borrowed: dict[str, MessageCost] = field(default_factory=dict)
+    _borrowed: dict[str, GroupCost] = field(default_factory=dict)
 
     @classmethod
     def sample(
@@ -95,7 +113,7 @@ class Network:
         """
         measured_tier, groups = _measured(profile, cluster)
         found = {
-            kind: MessageCost.sample(
+            kind: _sampled(
                 kind, of_kind, library=profile.backend, num_draws=num_draws, rng=rng(kind)
             )
             for kind in _KINDS
@@ -166,7 +184,8 @@ class Network:
             elif kind == "broadcast":
                 alone_s = broadcast_s(levels, size_bytes)
             elif kind == "send_recv":
-                alone_s = levels[-1].latency_s + levels[-1].transfer_s(size_bytes)
+                last = levels[-1]
+                alone_s = last.start_s + last.latency_s + last.transfer_s(size_bytes)
             else:
                 alone_s = half_s(levels, size_bytes, library=self.library)
         doublings = max(0.0, math.log2(group.size / known.ranks[-1])) if known else 0.0
@@ -200,12 +219,12 @@ class Network:
         is_known = inside and group.size <= known.ranks[-1]
         return Evidence.INTERPOLATED if is_known else Evidence.EXTRAPOLATED
 
-    def _known(self, kind: str) -> tuple[MessageCost | None, Samples | float]:
+    def _known(self, kind: str) -> tuple[GroupCost | None, Samples | float]:
         """Messages of a kind, those of an all-reduce if it was not measured, and their uncertainty."""
         if kind in self.messages or not self.messages:
             return self.messages.get(kind), 1.0
         if kind not in self._borrowed:
-            self._borrowed[kind] = replace(self.messages[ALL_REDUCE], collective=kind, _by_ranks={})
+            self._borrowed[kind] = self.messages[ALL_REDUCE].of_kind(kind)
         return self._borrowed[kind], self.kind_uncertainty
 
     def _levels(self, group: Group) -> "tuple[Level, ...] | None":
@@ -219,7 +238,7 @@ class Network:
         known = self.messages.get(ALL_REDUCE)
         return [self._cost(known, level, 1.0) for level in used or ()]
 
-    def _cost(self, known: MessageCost | None, level: "Level", rate: Samples | float) -> LevelCost:
+    def _cost(self, known: GroupCost | None, level: "Level", rate: Samples | float) -> LevelCost:
         is_inside = self._inside_node(level.place)
         if level.place == self.measured_tier:
             assert known is not None, level
@@ -235,7 +254,7 @@ class Network:
             # What was measured holds what the switches do: as a whole it is their sum.
             count = num_messages(ALL_REDUCE, level.members)
             whole = SwitchedSum(
-                latency_s=count * measured.latency_s,
+                latency_s=count * measured.latency_s,  # its start is counted apart
                 transfer_s=lambda size_bytes: (
                     count * measured.transfer_s(size_bytes / level.members)
                 ),
@@ -292,8 +311,8 @@ def _measured(
 class CollectiveCost:
     """One kind of collective of groups inside a node and of groups over several, without a cluster."""
 
-    inside: MessageCost | None
-    between: MessageCost | None
+    inside: GroupCost | None
+    between: GroupCost | None
     deviates: Samples
     """Of the uncertainty beyond what was measured, shape ``(num_draws,)``; draw 0 is 0."""
 
@@ -315,7 +334,7 @@ class CollectiveCost:
         deviates[0] = 0.0
         (kind,) = names
         inside, between = (
-            MessageCost.sample(kind, chosen, library=library, num_draws=num_draws, rng=rng)
+            _sampled(kind, chosen, library=library, num_draws=num_draws, rng=rng)
             if chosen
             else None
             for chosen in (

@@ -1,7 +1,8 @@
 """Published collectives: fit the smaller groups of a system, predict the larger."""
 
+import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from perfmodel.arrays import FloatArray
+from perfmodel.cost.collectives import bus_factor
 from perfmodel.cost.network import CollectiveCost
 from perfmodel.documents.verdicts import PublishedSeries
 from perfmodel.machine.measured import CurvePoint, MeasuredCollective
@@ -29,6 +31,12 @@ _COLUMNS: Final = ("source", "hardware", "op", "nodes", "ranks", "gpus_per_node"
 _ERROR: Final = 0.02
 _NUM_DRAWS: Final = 300
 _FEWEST_SIZES: Final = 6
+_BANDS: Final = (
+    (0, 2**20, "below 1 MiB"),
+    (2**20, 2**26, "1 to 64 MiB"),
+    (2**26, math.inf, "from 64 MiB"),
+)
+_NAMES: Final = {"alltoall": "all_to_all"}
 #: Counts in a system's name say how much of it was used, not which system it is.
 _COUNTS: Final = re.compile(r"^\d+x\s+|,\s*(single rack|\d+ racks?|\d+ nodes?)$|_n\d+")
 #: Devices that NVLink joins, where they stand in several nodes: NVL72.
@@ -74,6 +82,49 @@ def judge_whole_log(folder: Path) -> Verdict:
             point = Point(float(size), int(ranks), 1, float(time_ns) * 1e-9)
             systems[row["source"], "one node", "all_reduce"].append(point)
     return _judged("vtrain_allreduce", systems)
+
+
+def judge_times(folder: Path) -> Verdict:
+    """Verdict on groups of 8 from those of 2 and 4, apart for each version of the library and band of sizes.
+
+    Nodes with one device of the group each make a system of their own; other groups over nodes have no
+    smaller ones beside them.
+    """
+    systems: dict[tuple[str, str, str], dict[tuple[int, int], list[float]]] = defaultdict(dict)
+    others: Counter[str] = Counter()
+    columns = ("source", "device", "nccl", "collective", "gpus", "nodes", "size_bytes", "time_us")
+    for row in read_rows(folder / "nccl_times.csv.gz", columns=columns):
+        ranks, nodes, size, time_us = (number(row, name) for name in columns[4:])
+        if not (ranks and nodes and size and time_us):
+            others["a cell is empty or no number"] += 1
+        elif nodes not in {1, ranks}:
+            others["groups over nodes with several devices each"] += 1
+        else:
+            where = "one node" if nodes == 1 else "one device per node"
+            version = row["nccl"] and f" NCCL {row['nccl']}"
+            key = (row["source"], f"{row['device']}{version}, {where}", row["collective"])
+            # Some tables step by less than a percent: one size per eighth of a doubling stands for them.
+            size = 2 ** (round(8 * math.log2(size)) / 8)
+            systems[key].setdefault((int(size), int(ranks)), []).append(time_us * 1e-6)
+    series, skipped = [], [f"nccl_times: {count} rows: {why}" for why, count in others.items()]
+    for (source, system, op), times_s in systems.items():
+        nodes = 1 if system.endswith("one node") else 0
+        points = [
+            Point(float(size), ranks, nodes or ranks, float(np.median(of_one)))
+            for (size, ranks), of_one in sorted(times_s.items())
+        ]
+        known, unknown = _split(points)
+        if len({point.ranks for point in points}) < 3:
+            skipped.append(f"{source}: {system}: {op}: fewer than three groups")
+            continue
+        for low, high, band in _BANDS:
+            of_band = [point for point in unknown if low <= point.size_bytes < high]
+            if of_band:
+                errors = np.array([max(_ERROR, log_scatter(known))])
+                part = predicted(_NAMES.get(op, op), known, of_band, library="nccl", errors=errors)
+                name = f"{source}: {system}: {op}: {band}"
+                series.append(judge_part("nccl_times", name, part, known, of_band))
+    return series, skipped
 
 
 def _num_domains(row: Row, ranks: int) -> int:
@@ -126,9 +177,24 @@ def predicted(
     plain = alpha_beta_ring((fit[:, 0], fit[:, 1], fit[:, 3]), at[:, 0], at[:, 1], op)
     return Part(
         measured=at[:, 3],
-        predicted={"perfmodel": draws_s[:, 0], "alpha-beta ring": plain},
+        predicted={
+            "perfmodel": draws_s[:, 0],
+            "bus bandwidth carried on": _carried(op, known, unknown),
+            "alpha-beta ring": plain,
+        },
         interval=(low, high),
     )
+
+
+def _carried(op: str, known: Sequence[Point], unknown: Sequence[Point]) -> FloatArray:
+    """As the largest group that was measured, at its bus bandwidth. [s]"""
+    largest = max(known, key=lambda point: (point.ranks, point.nodes))
+    same = sorted(p for p in known if (p.ranks, p.nodes) == (largest.ranks, largest.nodes))
+    sizes, times_s = np.log([p.size_bytes for p in same]), np.log([p.time_s for p in same])
+    at = np.array([point.size_bytes for point in unknown])
+    ratio = [bus_factor(op, p.ranks) / bus_factor(op, largest.ranks) for p in unknown]
+    carried_s: FloatArray = np.exp(np.interp(np.log(at), sizes, times_s)) * np.array(ratio)
+    return carried_s
 
 
 def judge_part(

@@ -14,6 +14,7 @@ from validate.published.tables import Verdict
 #: Source -> its table and its protocol.
 PROTOCOLS: Final[dict[str, tuple[str, Callable[[Path], Verdict]]]] = {
     "collectives": ("collectives.csv", collectives.judge),
+    "nccl_times": ("nccl_times.csv.gz", collectives.judge_times),
     "vtrain_allreduce": ("vtrain_allreduce.csv", collectives.judge_whole_log),
     "steptime_placements": ("steptime_placements.csv", steps.judge_placements),
     "vtrain": ("vtrain.csv", large.judge_vtrain),

@@ -8,8 +8,8 @@ import pytest
 
 from perfmodel.cost import messages
 from perfmodel.cost.collectives import SWITCH_LATENCY_S
+from perfmodel.cost.link_law import LinkCost
 from perfmodel.cost.machine import CostModel
-from perfmodel.cost.messages import MessageCost
 from perfmodel.cost.network import NOT_MEASURED, Group, Network
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.explanation import explain
@@ -81,7 +81,7 @@ def test_a_ring_between_nodes_waits_for_the_link_of_the_file() -> None:
 def test_nccl_takes_trees_over_nodes_whose_switches_add(*, measured: bool) -> None:
     """16 MiB on 2 nodes of 4, 0.2 GB/s between them: one half up and the other down, and 2 * 1 ms.
 
-    What was measured inside a node holds what its switches do: 6 messages, of which 0.1 ms each is latency.
+    What was measured inside a node holds what its switches do, with its launch and 6 hops.
     """
     adding = dataclasses.replace(NODE, in_switch_reduction=0.8)
     inside = adding if measured else dataclasses.replace(adding, name="rack")
@@ -89,7 +89,10 @@ def test_nccl_takes_trees_over_nodes_whose_switches_add(*, measured: bool) -> No
     machine = replace(profile(Machine()), backend="nccl")
     found = CostModel(machine, num_draws=1, seed=0, cluster=of).network
     assert found is not None
-    first_s = 6 * 1e-4 if measured else SWITCH_LATENCY_S
+    first_s = SWITCH_LATENCY_S
+    if measured:
+        law = found.messages["all_reduce"].level("node", 4, inside_node=True)
+        first_s = float(np.asarray(law.start_s + 6 * law.latency_s)[0])
     whole_s = first_s + 2 * 1e-3 + 16 * MIB / 2e8
     assert float(found.time_s("all_reduce", 16 * MIB, Group(8))[0]) == pytest.approx(
         whole_s, rel=1e-3
@@ -117,7 +120,7 @@ def test_eight_nodes_of_h200_from_one_and_the_data_sheet_of_their_adapters() -> 
     )
     found = Network(
         messages={
-            "all_reduce": MessageCost.sample(
+            "all_reduce": LinkCost.sample(
                 "all_reduce",
                 [messages.Group(8, 1, inside)],
                 library="nccl",
@@ -224,13 +227,16 @@ def test_groups_that_fit_into_no_tier_are_no_calibration() -> None:
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
 def test_trees_inside_a_node_are_chains(num_nodes: int) -> None:
-    """8 ranks, 64 KiB: 14 messages of 8 KiB, measured inside the node or, between two, as filed."""
+    """8 ranks, 64 KiB: 14 messages of 8 KiB, or hops of the links that were measured inside the node."""
     document = replace(
         profile(Machine()), backend="nccl", num_nodes=num_nodes, ranks_per_node=2 // num_nodes
     )
     of = Cluster(name="one", tiers=(dataclasses.replace(NODE, count=8),))
     found = CostModel(document, num_draws=1, seed=0, cluster=of).network
-    ring_s = 14 * (1e-4 + 2**13 * 1e-9)
+    assert found is not None
+    filed_s = 14 * (1e-4 + 2**13 * 1e-9)
+    inside_s = found.messages["all_reduce"].group_s(2**16, 8, nodes=1) if num_nodes == 1 else None
+    ring_s = filed_s if inside_s is None else float(inside_s[0])
     assert float(found.time_s("all_reduce", 2**16, Group(8))[0]) == pytest.approx(ring_s, rel=1e-3)
 
 

@@ -1,0 +1,365 @@
+"""Collectives of ranks that have links of their own (NCCL, MPI): their time over the array and the group.
+
+A collective costs its launch once, a hop for every message that waits for another one, and bytes twice: what
+crosses a link, which grows with the group, and the rank's own array, which does not:
+
+    time(n, size) = start + steps(n) hop + size (sent(n) / link rate + 1 / own rate)
+
+``steps`` and ``sent`` are those of the fastest algorithm: a ring has ``2 (n - 1)`` and ``2 (n - 1) / n`` in an
+all-reduce. So a larger group reaches a higher bus bandwidth, as published tables of 2, 4 and 8 GPUs show.
+
+What protocols add, by size, is carried from the measured groups to others as a factor on the law.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from perfmodel.cost.collectives import (
+    TREE_EFFICIENCY,
+    Algorithm,
+    LevelCost,
+    library_of,
+    message_bytes,
+    num_messages,
+)
+from perfmodel.cost.messages import Group, between_sizes, joined, merged
+from perfmodel.cost.terms import CurveDraws, Samples
+
+#: Beliefs inside a node and between nodes, as medians and standard deviations of the logarithm: start [s], hop
+#: [s], link rate [B/s], own rate over link rate. Starts, hops and the ratio are those of 20 published series of
+#: 2 to 8 GPUs (A100, H100, B200: 5 to 12 us, 0.8 to 1.4 us, 0.5 to 3.6), the rest are priors.
+_INSIDE: Final = ((8e-6, 1.2e-6, 5e10, 1.4), (0.7, 0.7, 3.0, 0.5))
+_BETWEEN: Final = ((15e-6, 10e-6, 5e9, 5.0), (1.0, 1.0, 3.0, 1.0))
+NUM_PARAMETERS: Final = 4
+#: Error of a point, in log, against which parameters are read.
+_POINT_ERROR: Final = 0.1
+#: Sizes, in doublings, over which the factor on the law is averaged before other groups take it: protocols
+#: change at other sizes in other groups.
+_SMOOTHING_DOUBLINGS: Final = 1.0
+#: Uncertainty, in log, of that factor per square root of a doubling of the group, before groups told it, and
+#: for how many differences between groups it counts.
+_UNCERTAINTY_PER_DOUBLING: Final = 0.08
+_PRIOR_WEIGHT: Final = 1.0
+
+
+class Path(NamedTuple):
+    """What an algorithm makes of a collective: hops that follow one another, and arrays sent over a link."""
+
+    steps: float
+    sent: float
+
+
+def paths(collective: str, ranks: int, nodes: int, library: str) -> list[Path]:
+    """The algorithms that a library has for a group; trees are chains inside a node, no better than rings."""
+    found = library_of(library)
+    count = num_messages(collective, ranks)
+    sent = count * message_bytes(collective, 1.0, ranks, nodes, library)
+    # Messages to all others leave at once.
+    ring = Path(math.log2(ranks) if collective == "all_to_all" else count, sent)
+    if collective != "all_reduce":
+        return [ring]
+    chosen = [ring]
+    if Algorithm.TREE in found.algorithms and nodes > 1:
+        inside = max(1.0, ranks / nodes)
+        halves = 1 if nodes == 2 else 2
+        steps = 2 * (inside - 1 + math.ceil(math.log2(nodes)))
+        chosen.append(Path(steps, halves / TREE_EFFICIENCY))
+    if Algorithm.HALVING_DOUBLING in found.algorithms:
+        chosen.append(Path(2 * math.ceil(math.log2(ranks)), sent))
+    return chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LinkLaw:
+    """The four constants of the law."""
+
+    logs: Samples
+    """Logarithms, shape ``(4, num_draws)``; draw 0 is the fit."""
+
+    @classmethod
+    def fit(
+        cls, collective: str, groups: Sequence[Group], library: str, deviates: Samples
+    ) -> "LinkLaw":
+        """Fit to the points of all groups, robust least squares on logarithms.
+
+        ``deviates``: Of a standard normal distribution, shape ``(4, num_draws)``.
+        """
+        from scipy.optimize import least_squares  # noqa: PLC0415 - slow; few commands need it
+
+        medians, spreads = _BETWEEN if any(group.nodes > 1 for group in groups) else _INSIDE
+        centre = np.log(medians)
+        measured = [
+            (paths(collective, g.ranks, g.nodes, library), np.array([p.at for p in g.points]))
+            for g in groups
+        ]
+        logs = np.log([point.time_s for group in groups for point in group.points])
+
+        def residuals(p: Samples) -> Samples:
+            law = cls(logs=p[:, np.newaxis])
+            found = [law.time_s(sizes[:, np.newaxis], ways)[:, 0] for ways, sizes in measured]
+            data: Samples = (np.log(np.concatenate(found)) - logs) / _POINT_ERROR
+            return np.concatenate([data, (p - centre) / spreads])
+
+        # The largest array is all bytes: a start from which the rest is found.
+        start = centre.copy()
+        size, time_s = max((p.at, p.time_s) for group in groups for p in group.points)
+        start[2] = math.log(2 * size / time_s)
+        solution = least_squares(residuals, start, loss="soft_l1")
+        jacobian = np.asarray(solution.jac, dtype=np.float64)
+        spread = np.linalg.cholesky(np.linalg.inv(jacobian.T @ jacobian))
+        shifts = spread @ deviates
+        shifts[:, 0] = 0.0
+        return cls(logs=solution.x[:, np.newaxis] + np.clip(shifts, -3.0, 3.0))
+
+    def time_s(
+        self, size_bytes: Samples, ways: Iterable[Path], *, rate: Samples | float = 1.0
+    ) -> Samples:
+        """By the fastest of several ways, shape ``(num_sizes, num_draws)`` for sizes ``(num_sizes, 1)``. [s]
+
+        ``rate``: What-if: rate of links over what it is.
+        """
+        start_s, hop_s, link_rate, own_over_link = np.exp(self.logs)
+        own_s = size_bytes / (link_rate * own_over_link)
+        sent_s = size_bytes / (link_rate * rate)
+        result: Samples = np.minimum.reduce(
+            [start_s + own_s + way.steps * hop_s + way.sent * sent_s for way in ways]
+        )
+        return result
+
+    @property
+    def start_s(self) -> Samples:
+        """Once for a collective, shape ``(num_draws,)``. [s]"""
+        result: Samples = np.exp(self.logs[0])
+        return result
+
+    @property
+    def hop_s(self) -> Samples:
+        """From one rank to the next, shape ``(num_draws,)``. [s]"""
+        result: Samples = np.exp(self.logs[1])
+        return result
+
+    def nominal(self) -> "LinkLaw":
+        """The fit alone."""
+        return LinkLaw(logs=self.logs[:, :1])
+
+
+class Factor(NamedTuple):
+    """What a group took over what the law says, by size."""
+
+    sizes_bytes: Samples
+    """Shape ``(num_sizes,)``, ascending. [B]"""
+    logs: Samples
+    """Shape ``(num_sizes, num_draws)``; draw 0 is as measured."""
+
+    def at(self, sizes_bytes: Samples) -> Samples:
+        """Between sizes, one row each: straight lines over the logarithm of the size."""
+        x, known = np.log(sizes_bytes), np.log(self.sizes_bytes)
+        right = np.clip(np.searchsorted(known, x), 1, max(1, len(known) - 1))
+        if len(known) == 1:
+            return np.repeat(self.logs, len(x), axis=0)
+        left = right - 1
+        weight = np.clip((x - known[left]) / (known[right] - known[left]), 0.0, 1.0)[:, np.newaxis]
+        result: Samples = self.logs[left] * (1 - weight) + self.logs[right] * weight
+        return result
+
+    def smoothed(self) -> "Factor":
+        """Averaged over neighbouring sizes, for another group."""
+        return Factor(self.sizes_bytes, _near(self.sizes_bytes, self.sizes_bytes) @ self.logs)
+
+
+def _near(at_bytes: Samples, sizes_bytes: Samples) -> Samples:
+    """Weights of measured sizes at others, shape ``(num_at, num_sizes)``; rows sum to 1."""
+    distance = np.log2(at_bytes)[:, np.newaxis] - np.log2(sizes_bytes)
+    nearest = np.abs(distance).min(axis=1, keepdims=True)
+    weights = np.exp(-((distance**2 - nearest**2) / (2 * _SMOOTHING_DOUBLINGS**2)))
+    result: Samples = weights / weights.sum(axis=1, keepdims=True)
+    return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LinkCost:
+    """A collective of any group: measured groups come out as they were, others by the law and their factor."""
+
+    collective: str
+    library: str
+    groups: tuple[tuple[int, int], ...]
+    """Ranks and nodes of what was measured, ascending."""
+    factors: tuple[Factor, ...]
+    """Of each group."""
+    law: LinkLaw
+    deviates: Samples
+    """Of the factor in groups that were not measured, shape ``(num_draws,)``; draw 0 is 0."""
+    between_sizes: Samples
+    """Of what lies outside the measured sizes, shape ``(num_draws,)``; draw 0 is 0."""
+    _curves: dict[tuple[int, int], tuple[CurveDraws, Samples]] = field(default_factory=dict)
+
+    @classmethod
+    def sample(
+        cls,
+        collective: str,
+        groups: Iterable[Group],
+        *,
+        library: str,
+        num_draws: int,
+        rng: np.random.Generator,
+    ) -> "LinkCost":
+        """Draw the law of a collective, and the factors of its groups, at least one."""
+        found = [
+            group._replace(points=merged(group.points))
+            for group in sorted(joined(collective, groups), key=lambda group: group.ranks)
+        ]
+        drawn = rng.standard_normal((NUM_PARAMETERS + 2, num_draws))
+        drawn[:, 0] = 0.0
+        law = LinkLaw.fit(collective, found, library, drawn[:NUM_PARAMETERS])
+        factors = []
+        for group in found:
+            sizes = np.array([point.at for point in group.points])
+            ways = paths(collective, group.ranks, group.nodes, library)
+            errors = np.array([[point.relative_error] for point in group.points])
+            noise = rng.standard_normal((len(sizes), num_draws))
+            noise[:, 0] = 0.0
+            logs = np.log([[point.time_s] for point in group.points]) + errors * noise
+            factors.append(Factor(sizes, logs - np.log(law.time_s(sizes[:, np.newaxis], ways))))
+        return cls(
+            collective=collective,
+            library=library,
+            groups=tuple((group.ranks, group.nodes) for group in found),
+            factors=tuple(factors),
+            law=law,
+            deviates=drawn[-2],
+            between_sizes=drawn[-1],
+        )
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Of the measured groups, ascending."""
+        return tuple(ranks for ranks, _ in self.groups)
+
+    @property
+    def sizes_bytes(self) -> tuple[float, float]:
+        """Smallest and largest message measured in any group. [B]"""
+        parts = [num_messages(self.collective, ranks) for ranks in self.ranks]
+        return (
+            min(float(f.sizes_bytes[0]) / n for f, n in zip(self.factors, parts, strict=True)),
+            max(float(f.sizes_bytes[-1]) / n for f, n in zip(self.factors, parts, strict=True)),
+        )
+
+    def of_kind(self, collective: str) -> "LinkCost":
+        """Another collective of the same links: the same law and factors."""
+        return replace(self, collective=collective, _curves={})
+
+    def group_s(
+        self,
+        size_bytes: ArrayLike,
+        ranks: int,
+        *,
+        nodes: int | None = None,
+        rate: Samples | float = 1.0,
+    ) -> Samples:
+        """Time of a collective, shape ``(num_draws,)``; of many sizes ``(num_sizes, 1)``, one row each. [s]
+
+        ``nodes``: That the group spans; if unknown, as many ranks share one as in the largest group measured.
+        ``rate``: What-if: rate of links over what it is.
+        """
+        spanned = self._spanned(ranks, nodes)
+        ways = paths(self.collective, ranks, spanned, self.library)
+        sizes = np.asarray(size_bytes, np.float64)
+        column = sizes.reshape(-1, 1)
+        curve, known = self._curve(ranks, spanned)
+        at = self.law.nominal().time_s(column, ways)[:, 0]
+        rows_s = curve.read_many(at) * between_sizes(column[:, 0], known, self.between_sizes)
+        if not (np.isscalar(rate) and rate == 1.0):
+            rows_s = (
+                rows_s * self.law.time_s(column, ways, rate=rate) / self.law.time_s(column, ways)
+            )
+        return rows_s if sizes.ndim else rows_s[0]
+
+    def level(
+        self,
+        tier: str,
+        members: int,
+        *,
+        crossings: int | None = None,
+        rate: Samples | float = 1.0,
+        inside_node: bool = False,
+    ) -> LevelCost:
+        """A tier whose collectives were measured; ``rate`` is the part of its bandwidth that is left."""
+        nodes = 1 if inside_node else None
+        (ring, *_) = paths(self.collective, members, self._spanned(members, nodes), self.library)
+        hops_s = self.law.start_s + ring.steps * self.law.hop_s
+        count = num_messages(self.collective, members)
+
+        def transfer_s(size_bytes: float | Samples) -> Samples:
+            whole = np.asarray(size_bytes) * count / ring.sent
+            result: Samples = (
+                self.group_s(whole, members, nodes=nodes, rate=rate) - hops_s
+            ) / count
+            return result
+
+        return LevelCost(
+            tier=tier,
+            members=members,
+            crossings=members - 1 if crossings is None else crossings,
+            start_s=self.law.start_s,
+            latency_s=self.law.hop_s,
+            transfer_s=transfer_s,
+            inside_node=inside_node,
+        )
+
+    def _spanned(self, ranks: int, nodes: int | None) -> int:
+        if nodes is not None:
+            return min(nodes, ranks)
+        measured, of_these = min(self.groups, key=lambda g: (g[0] < ranks, abs(g[0] - ranks)))
+        return of_these if ranks <= measured else max(1, math.ceil(ranks * of_these / measured))
+
+    def _curve(self, ranks: int, nodes: int) -> tuple[CurveDraws, Samples]:
+        """Times over what the law says, and the sizes at which they are known."""
+        if (ranks, nodes) not in self._curves:
+            sizes, logs = self._factor(ranks)
+            ways = paths(self.collective, ranks, nodes, self.library)
+            law_s = self.law.time_s(sizes[:, np.newaxis], ways)
+            largest = self.groups[-1]
+            if ranks > largest[0]:
+                # A better algorithm does not make more ranks faster than those that were measured.
+                fewer = paths(self.collective, *largest, self.library)
+                law_s = np.maximum(law_s, self.law.time_s(sizes[:, np.newaxis], fewer))
+            time_s = np.maximum.accumulate(law_s * np.exp(logs), axis=0)
+            at = self.law.nominal().time_s(sizes[:, np.newaxis], ways)[:, 0]
+            self._curves[ranks, nodes] = CurveDraws(at, time_s, self.between_sizes), sizes
+        return self._curves[ranks, nodes]
+
+    def _factor(self, ranks: int) -> Factor:
+        """On the law in a group: measured, between two measured ones, or carried to others with its uncertainty."""
+        right = next((i for i, n in enumerate(self.ranks) if n >= ranks), len(self.ranks) - 1)
+        nearest, found = self.ranks[right], self.factors[right]
+        if ranks == nearest:
+            return found
+        if ranks > nearest or right == 0:
+            smooth = found.smoothed()
+            distance = math.sqrt(abs(math.log2(ranks / nearest)))
+            spread = self._spread(found.sizes_bytes)[:, np.newaxis]
+            return smooth._replace(logs=smooth.logs + spread * distance * self.deviates)
+        left = self.factors[right - 1]
+        weight = math.log(ranks / self.ranks[right - 1]) / math.log(nearest / self.ranks[right - 1])
+        sizes = np.union1d(left.sizes_bytes, found.sizes_bytes)
+        return Factor(sizes, left.at(sizes) * (1 - weight) + found.at(sizes) * weight)
+
+    def _spread(self, sizes_bytes: Samples) -> Samples:
+        """Uncertainty of a factor, in log, per square root of a doubling: how much measured groups differ there.
+
+        Shape ``(num_sizes,)``; a belief where there is one group.
+        """
+        squares = np.full(len(sizes_bytes), _PRIOR_WEIGHT * _UNCERTAINTY_PER_DOUBLING**2)
+        pairs = list(zip(self.ranks, self.factors, strict=True))
+        for (fewer, left), (more, right) in itertools.pairwise(pairs):
+            known = right.sizes_bytes
+            change = (right.at(known) - left.at(known))[:, 0]
+            squares += _near(sizes_bytes, known) @ change**2 / math.log2(more / fewer)
+        result: Samples = np.sqrt(squares / (_PRIOR_WEIGHT + len(pairs) - 1))
+        return result

@@ -1,0 +1,164 @@
+"""Collectives of ranks with links of their own, from smaller groups."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.cost.link_law import LinkCost
+from perfmodel.cost.messages import Group
+from perfmodel.machine.measured import CurvePoint
+
+START_S: Final = 7e-6
+HOP_S: Final = 1.3e-6
+LINK: Final = 2e11
+OWN: Final = 3e11
+SIZES: Final = tuple(2**power for power in range(9, 31))
+
+
+def all_reduce_s(size_bytes: float, ranks: int) -> float:
+    """A ring that launches once; every rank also handles its own array."""
+    hops_s = 2 * (ranks - 1) * HOP_S
+    return START_S + hops_s + size_bytes * (2 * (ranks - 1) / ranks / LINK + 1 / OWN)
+
+
+def group(
+    ranks: int,
+    *,
+    nodes: int = 1,
+    slower: float = 1.0,
+    sizes: Sequence[float] = SIZES,
+    error: float = 0.0,
+) -> Group:
+    return Group(
+        ranks,
+        nodes,
+        [
+            CurvePoint(at=size, time_s=slower * all_reduce_s(size, ranks), relative_error=error)
+            for size in sizes
+        ],
+    )
+
+
+def cost_of(*groups: Group, library: str = "nccl", num_draws: int = 1) -> LinkCost:
+    return LinkCost.sample(
+        "all_reduce", groups, library=library, num_draws=num_draws, rng=np.random.default_rng(0)
+    )
+
+
+@pytest.mark.parametrize("size_bytes", [512, 2**20, 2**30])
+def test_eight_ranks_follow_from_two_and_four(size_bytes: int) -> None:
+    """Launch once, hops with every rank, own bytes with none: all three told by two groups."""
+    cost = cost_of(group(2), group(4))
+    found_s = float(cost.group_s(size_bytes, 8, nodes=1)[0])
+    assert found_s == pytest.approx(all_reduce_s(size_bytes, 8), rel=0.02)
+
+
+def test_what_was_measured_comes_out_as_it_was() -> None:
+    """Whatever the algorithm was: the law stands between groups and sizes, not in their place."""
+    cost = cost_of(group(2), group(8, slower=3.0))
+    for size in SIZES:
+        assert float(cost.group_s(size, 8)[0]) == pytest.approx(3 * all_reduce_s(size, 8))
+
+
+def test_the_last_group_says_how_far_the_law_is_off_at_a_size() -> None:
+    """Twice as slow as the law from 1 MiB on, in both groups: so in a larger one."""
+
+    def kinked(ranks: int) -> Group:
+        whole = group(ranks)
+        slow = group(ranks, slower=2.0)
+        return whole._replace(
+            points=[
+                b if b.at >= 2**20 else a for a, b in zip(whole.points, slow.points, strict=True)
+            ]
+        )
+
+    found_s = float(cost_of(kinked(2), kinked(4)).group_s(2**24, 8, nodes=1)[0])
+    assert found_s == pytest.approx(2 * all_reduce_s(2**24, 8), rel=0.1)
+
+
+def test_a_tree_is_taken_for_small_arrays_of_many_nodes() -> None:
+    """1,024 nodes: 2,046 hops of a ring, 20 of a tree; on one node trees are chains."""
+    cost = cost_of(group(2, nodes=2), group(4, nodes=4))
+    small_s, large_s = (float(cost.group_s(size, 1024, nodes=1024)[0]) for size in (512, 2**40))
+    assert small_s < 60 * HOP_S + 2 * START_S
+    # Large arrays go round: a tree reaches a third of the bandwidth.
+    assert large_s == pytest.approx(2**40 * (2 / LINK + 1 / OWN), rel=0.05)
+    inside = cost_of(group(2), group(4))
+    assert float(inside.group_s(512, 64, nodes=1)[0]) > 100 * HOP_S
+
+
+def test_the_launch_is_counted_once_in_a_tier() -> None:
+    """A tier of a hierarchy hands out the hop of a message, and its launch apart."""
+    cost = cost_of(group(2), group(4))
+    level = cost.level("nvlink", 4, inside_node=True)
+    assert float(np.asarray(level.start_s)[0]) == pytest.approx(START_S, rel=0.2)
+    assert float(level.latency_s[0]) == pytest.approx(HOP_S, rel=0.2)
+    whole_s = level.start_s + 6 * (level.latency_s + level.transfer_s(2**26 / 4))
+    assert float(np.asarray(whole_s)[0]) == pytest.approx(all_reduce_s(2**26, 4), rel=1e-6)
+
+
+def test_groups_that_disagree_make_larger_ones_uncertain() -> None:
+    """Two groups of one law against two, the larger of which is half as slow again."""
+    spreads = [
+        np.log(cost_of(group(2), group(4, slower=s), num_draws=2000).group_s(2**24, 8)).std()
+        for s in (1.0, 1.5)
+    ]
+    assert spreads[1] > 1.5 * spreads[0]
+
+
+def test_uncertainty_grows_with_the_distance() -> None:
+    cost = cost_of(group(2, error=0.01), group(4, error=0.01), num_draws=2000)
+    spreads = [np.log(cost.group_s(2**24, n, nodes=1)).std() for n in (4, 8, 64)]
+    assert all(a < b for a, b in itertools.pairwise(spreads))
+    assert spreads[0] < 0.02
+
+
+@given(
+    slower=st.lists(st.floats(0.2, 5.0), min_size=3, max_size=3),
+    ranks=st.sampled_from([2, 3, 4, 6, 8, 64]),
+)
+def test_larger_arrays_are_never_faster_even_if_groups_disagree(
+    slower: list[float], ranks: int
+) -> None:
+    groups = [group(n, slower=s) for n, s in zip((2, 4, 8), slower, strict=True)]
+    sizes = np.geomspace(64, 1e10, 80)[:, np.newaxis]
+    times_s = cost_of(*groups).group_s(sizes, ranks)[:, 0]
+    assert (np.diff(times_s) >= -1e-12 * times_s[1:]).all()
+
+
+@given(
+    size=st.floats(1, 1e10),
+    ranks=st.integers(2, 4096),
+    rates=st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)),
+    library=st.sampled_from(["nccl", "mpi"]),
+)
+def test_less_bandwidth_is_never_faster(
+    size: float, ranks: int, rates: tuple[float, float], library: str
+) -> None:
+    cost = _PAIR[library]
+    slow_s, fast_s = (float(cost.group_s(size, ranks, rate=rate)[0]) for rate in sorted(rates))
+    assert slow_s >= fast_s * (1 - 1e-9)
+    assert fast_s > 0
+
+
+def test_collectives_that_were_not_measured_borrow_the_links() -> None:
+    """An all-gather has half the hops and sends half as much; its launch and own bytes are whole."""
+    cost = cost_of(group(2), group(4), group(8)).of_kind("all_gather")
+    expected_s = START_S + 7 * HOP_S + 2**26 * (7 / 8 / LINK + 1 / OWN)
+    assert float(cost.group_s(2**26, 8)[0]) == pytest.approx(expected_s, rel=0.03)
+
+
+def test_one_size_is_enough() -> None:
+    """Start and hop are then believed; the rate is measured."""
+    cost = cost_of(group(8, sizes=[2**30]))
+    assert float(cost.group_s(2**30, 8)[0]) == pytest.approx(all_reduce_s(2**30, 8))
+    assert math.isfinite(float(cost.group_s(512, 64, nodes=8)[0]))
+
+
+_PAIR: Final = {name: cost_of(group(2), library=name) for name in ("nccl", "mpi")}
