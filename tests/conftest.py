@@ -24,7 +24,6 @@ _LONG: Final = ("real", "netns", "browser", "long")
 WITH_RANKS: Final = frozenset(
     {
         "tests/calibrate/test_environment.py",
-        "tests/calibrate/test_launch.py",
         "tests/calibrate/test_real_calibration.py",
         "tests/calibrate/test_real_tasks.py",
         "tests/validate/testbed/test_netns.py",

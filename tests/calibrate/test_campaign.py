@@ -99,17 +99,6 @@ def test_every_round_runs_in_processes_of_its_own(campaign: Campaign) -> None:
     assert measured_tasks(campaign) == ["0-1", "0-2", "0-3", "1-1", "1-2", "1-3"]
 
 
-@pytest.mark.parametrize("num_finished", range(6))
-def test_after_a_crash_only_the_missing_tasks_run(campaign: Campaign, num_finished: int) -> None:
-    crash_after(campaign, num_finished)
-    kept = measured_tasks(campaign)
-    worker = PlayedWorker()
-    run(campaign, worker, resume=True)
-    assert len(kept) == num_finished
-    assert kept + worker.finished == ["0-1", "0-2", "0-3", "1-1", "1-2", "1-3"]
-    assert measured_tasks(campaign) == kept + worker.finished
-
-
 # A whole observation without its end of line may be half of a longer one; 0xc3 is half a letter.
 @pytest.mark.parametrize("torn", [b'{"kind":"step","task":"0-3', b"{", b'{"task":"\xc3'])
 def test_a_half_written_line_is_cut_off_before_resuming(campaign: Campaign, torn: bytes) -> None:

@@ -13,7 +13,7 @@ from calibrate.experiment import (
     default_models,
     doubling_sizes,
 )
-from calibrate.task import CheckpointTask, CollectiveTask, OverlapTask, ReplayTask, StepTask, Task
+from calibrate.task import CheckpointTask, CollectiveTask, OverlapTask, StepTask, Task
 from perfmodel.errors import UsageError
 from perfmodel.layout.layout import Synchronisation
 
@@ -71,11 +71,6 @@ def test_a_seed_fixes_the_order_and_another_one_changes_it() -> None:
     first, other = an_experiment(seed=3).rounds()[0], an_experiment(seed=4).rounds()[0]
     assert first != other
     assert {task.name for task in first} == {task.name for task in other}
-
-
-def test_rounds_differ_in_their_order() -> None:
-    orders = [tuple(task.setting for task in steps_of(tasks)) for tasks in an_experiment().rounds()]
-    assert len(set(orders)) == len(orders)
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
@@ -182,23 +177,3 @@ def test_the_smallest_batch_alone_runs_wrapped_on_one_rank_and_with_small_bucket
         for varied in (wrapped, cut):
             assert {setting.workload: setting.micro_batch for setting in varied} == smallest_of
             assert len(varied) == len(MODELS)
-
-
-def test_where_time_is_short_replays_keep_the_steps_that_tell_most() -> None:
-    experiment = an_experiment(budget="quick")
-    replayed = Counter(
-        (task.workload, task.micro_batch)
-        for tasks in experiment.rounds()
-        for task in tasks
-        if isinstance(task, ReplayTask)
-    )
-    for model in MODELS:
-        smallest, largest = experiment.micro_batches(model)
-        assert (replayed[model, smallest], replayed[model, largest]) == (2, 1)
-
-
-@pytest.mark.parametrize("budget", ["standard", "thorough"])
-def test_other_budgets_replay_in_every_round(budget: str) -> None:
-    for tasks in an_experiment(budget=budget).rounds():
-        replays = [task for task in tasks if isinstance(task, ReplayTask)]
-        assert len(replays) == 2 * len(MODELS)

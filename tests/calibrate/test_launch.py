@@ -105,23 +105,3 @@ def test_a_node_that_waits_for_others_says_so(launcher: TorchrunLauncher) -> Non
     )
     with pytest.raises(MeasurementFailed, match="each of the 2 nodes"):
         run_ranks(launcher, Ranks(), "hang", topology=topology, stall_s=0.5)
-
-
-@pytest.mark.real
-def test_torchrun_names_the_rank_that_was_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "played_worker.py").write_text(
-        "import os, signal\n"
-        "print('rank', os.getpid(), flush=True)\n"
-        "if os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
-        "signal.pause()\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    ranks = Ranks()
-    with pytest.raises(MeasurementFailed, match=r"rank 1 must exit with 0, got SIGKILL"):
-        run_ranks(TorchrunLauncher(worker_module="played_worker"), ranks, "x", stall_s=60)
-    assert ranks.survivors() == []
-    assert not list(tmp_path.glob("*torch*"))

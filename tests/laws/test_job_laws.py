@@ -107,28 +107,6 @@ def test_more_failures_are_never_better_on_average(job: Job, factor: float) -> N
     assert expected_elapsed_s(worse) >= expected_elapsed_s(simple) * (1 - 1e-12)
 
 
-@given(seed=seeds, factor=st.floats(1.2, 3.0))
-@settings(max_examples=20)
-def test_more_failures_are_not_better_in_simulation_either(seed: int, factor: float) -> None:
-    job = Job(
-        devices=10,
-        work_s=2e5,
-        checkpoint_interval_s=300.0,
-        checkpoint_write_s=20.0,
-        causes=(FailureCause(name="any", mtbf_device_s=2e4),),
-        restart_s=200.0,
-    )
-    few, many = (
-        simulate_job(
-            job,
-            generators=[np.random.default_rng([seed, i]) for i in range(30)],
-            rate_factors=each,
-        ).elapsed_s.sum()
-        for each in (1.0, factor)
-    )
-    assert many > few
-
-
 @given(write_s=st.floats(1e-3, 1e5), mtbf_s=st.floats(1.0, 1e8))
 def test_no_interval_beats_the_exact_one(write_s: float, mtbf_s: float) -> None:
     def log_cost(interval_s: float) -> float:

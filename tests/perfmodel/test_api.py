@@ -1,6 +1,5 @@
 """``import perfmodel as pm``."""
 
-import datetime as dt
 import json
 import pkgutil
 import subprocess
@@ -11,8 +10,6 @@ from pathlib import Path
 import pytest
 
 import perfmodel as pm
-from perfmodel.documents.budget import CostDocument
-from perfmodel.documents.goodput import GoodputDocument
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from tests.perfmodel.cli.command import Run, runner
@@ -77,45 +74,3 @@ def test_errors_are_those_of_the_command_line(tmp_path: Path) -> None:
         pm.read_profile(tmp_path / "none.json")
     with pytest.raises(UsageError, match="light, heavy"):
         pm.predict(MACHINE, "nothing")
-
-
-def test_weeks_and_money_are_those_of_the_command_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run: Run = runner(monkeypatch, capsys)
-    printed = run(
-        *("goodput", "--devices", "64", "--work-days", "10", "--mtbf-device-hours", "1000"),
-        *("--checkpoint-s", "20", "--checkpoint-interval-s", "3600", "--restart-s", "300"),
-        *("--replicas", "20", "--json"),
-    )
-    theirs = GoodputDocument.of_text(printed.stdout)
-    job = pm.Job(
-        devices=64,
-        work_s=10 * 86400,
-        checkpoint_interval_s=3600,
-        checkpoint_write_s=20,
-        causes=(pm.FailureCause(name="any", mtbf_device_s=1000 * 3600),),
-        restart_s=300,
-    )
-    ours = pm.goodput(job, replicas=20)
-    assert ours.elapsed_s == theirs.elapsed_s
-    assert ours.intervals == theirs.intervals
-    budget = ROOT / "docs/budget.example.toml"
-    printed = run("cost", budget, "--today", "2026-11-21", "--json")
-    costs = pm.compare_costs(budget, today=dt.date(2026, 11, 21))
-    assert costs.options == CostDocument.of_text(printed.stdout).options
-
-
-def test_a_large_model_is_that_of_predict_layout(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    inferred = ROOT / "docs/records/inferred/h100.json"
-    layout = "dp=16 tp=4 zero=1 accumulation=8"
-    printed = runner(monkeypatch, capsys)(
-        *("predict", "--profile", inferred, "--model", "llama2-7b", "--layout", layout, "--json")
-    )
-    theirs = PredictionDocument.of_text(printed.stdout)
-    ours = pm.predict_large_model(inferred, "llama2-7b", layout)
-    assert ours.points == theirs.points
-    with pytest.raises(UsageError, match="did you mean llama2-7b"):
-        pm.predict_large_model(inferred, "llama2-7bb", layout)

@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from perfmodel.errors import CalibrationUnavailable
 from perfmodel.explanation import (
     ChangeKind,
     Explanation,
@@ -175,11 +174,6 @@ def test_dispatch_of_an_asynchronous_device_is_the_hosts() -> None:
     assert LossCause.DISPATCH not in lost(hidden)
     bound = explained(Machine(asynchronous=True, issued=2), world_size=1)
     assert lost(bound)[LossCause.DISPATCH] == pytest.approx(0.494 - 0.2472)
-
-
-def test_several_devices_need_a_measured_interconnect() -> None:
-    with pytest.raises(CalibrationUnavailable, match="measured interconnect"):
-        explained(Machine(world_size=1))
 
 
 def test_the_text_ranks_causes_with_shares_and_a_change_each() -> None:

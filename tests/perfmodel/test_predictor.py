@@ -8,7 +8,7 @@ import pytest
 
 from perfmodel.answer.answer import answer, measured_points
 from perfmodel.answer.answer import point as predicted_point
-from perfmodel.answer.measured import interval, measured_caveats, timed_workload
+from perfmodel.answer.measured import measured_caveats, timed_workload
 from perfmodel.answer.question import Question
 from perfmodel.documents.prediction import PredictedPoint
 from perfmodel.engine.algebra import end_times
@@ -194,18 +194,6 @@ def test_uncertainty_of_the_parameters_and_of_the_form_widens_the_interval() -> 
         < 1.05 * noisy.step_s.nominal
         < noisy.step_s.p95
     )
-
-
-def test_the_nominal_value_lies_within_its_interval() -> None:
-    draws = np.array([5.0, *np.linspace(1.0, 2.0, 99)])
-    found = interval(draws)
-    assert (found.nominal, found.p95) == (5.0, 5.0)
-    assert found.p5 == pytest.approx(1.05, abs=0.01)
-
-
-def test_the_same_inputs_give_the_same_prediction() -> None:
-    machine = Machine(relative_error=0.1, residual=0.1, noise=(0.9, 1.0, 1.1, 1.4))
-    assert points(machine, 2, 8) == points(machine, 2, 8)
 
 
 def test_an_unknown_workload_is_answered_with_the_known_ones() -> None:

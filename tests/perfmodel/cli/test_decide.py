@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from calibrate.noise import with_noise
-from perfmodel.documents.budget import CostDocument
 from perfmodel.documents.goodput import BatchDocument, GoodputDocument
 from perfmodel.documents.plan import PlanDocument
 from perfmodel.documents.prediction import WhatIfDocument
@@ -152,14 +151,6 @@ def test_the_table_names_the_crossover_and_every_price(run: Run, tmp_path: Path)
         assert words in result.stdout
     assert result.stdout.count("made up") == 8 + 8
     assert max(map(len, result.stdout.splitlines()[:8])) <= 80
-
-
-def test_json_is_a_document(run: Run, tmp_path: Path) -> None:
-    path = written_budget(tmp_path, budget_text())
-    result = run("cost", path, "--today", "2026-11-21", "--json")
-    document = CostDocument.of_text(result.stdout)
-    assert document.warnings == ()
-    assert document.options[0].cost.name == "spot"
 
 
 ASKED = ("--devices", 100, "--work-days", 10)

@@ -1,8 +1,6 @@
 """The commands about layouts: answers, exit codes, one-line complaints."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -132,16 +130,3 @@ def test_models_outside_the_closed_forms_are_refused(
     config.write_text(json.dumps(LLAMA | changes))
     result = run("predict", "--profile", inferred, "--layout", "dp=2", "--model", config)
     assert said in complaint(result, 2)
-
-
-def test_no_torch_is_needed(inferred: Path, config: Path) -> None:
-    code = (
-        "import sys; from perfmodel.cli.app import main\n"
-        "try: main()\n"
-        "finally: assert 'torch' not in sys.modules"
-    )
-    command = (sys.executable, "-c", code, "predict", "--profile", str(inferred))
-    done = subprocess.run(
-        (*command, "--model", str(config), "--layout", "dp=2"), check=False, capture_output=True
-    )
-    assert done.returncode == 0, done.stderr

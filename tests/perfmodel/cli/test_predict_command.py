@@ -1,15 +1,12 @@
 """``perfmodel predict`` as a user sees it."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.statistics import Interval
 from tests.perfmodel.cli.command import Run
 from tests.perfmodel.profiles import LIGHT, Machine, as_file, profile
 
@@ -44,13 +41,6 @@ def test_the_table_has_a_row_for_each_count(
     assert [cell for cell in first_cells if cell in {"1", "2", "8"}] == ["2", "8"]
 
 
-def test_json_is_a_prediction_document(predict: Predict) -> None:
-    found = document(predict("--devices", "1,2,64", "--json"))
-    assert [point.setting.world_size for point in found.points] == [1, 2, 64]
-    assert (found.workload, found.scaling) == ("light", "weak")
-    assert found.points[0].speedup == Interval(1.0, 1.0, 1.0)
-
-
 def test_the_written_document_is_the_printed_one(predict: Predict, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "prediction.json"
     printed = document(predict("--devices", "1,2", "--json", "--output", path))
@@ -72,15 +62,6 @@ def test_a_plot_is_written(predict: Predict, tmp_path: Path, suffix: str, magic:
     assert path.read_bytes().startswith(magic)
 
 
-def test_the_trace_opens_as_json_and_shows_the_step(predict: Predict, tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    predict("--devices", "2,16", "--trace", path)
-    events: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
-    names = {event["name"] for event in events}
-    assert any("backward" in name for name in names)
-    assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
-
-
 def test_the_order_of_counts_does_not_matter(predict: Predict) -> None:
     first = document(predict("--devices", "64,1,2", "--json"))
     second = document(predict("--devices", "1,2,64,64", "--json"))
@@ -91,12 +72,6 @@ def test_one_device_is_the_baseline_even_if_nobody_asks_for_it(predict: Predict)
     with_it = document(predict("--devices", "1,2", "--json"))
     without = document(predict("--devices", "2", "--json"))
     assert without.points == with_it.points[1:]
-
-
-def test_strong_scaling_splits_the_batch(predict: Predict) -> None:
-    found = document(predict("--scaling", "strong", "--batch", 64, "--devices", "1,2,4", "--json"))
-    assert [point.setting.micro_batch for point in found.points] == [64, 32, 16]
-    assert {point.setting.global_batch for point in found.points} == {64}
 
 
 def test_a_workload_file_is_predicted_like_its_name(run: Run, stored: Path, tmp_path: Path) -> None:

@@ -35,21 +35,6 @@ OVERLAP = StepProgram(
 )
 
 
-def test_an_end_is_the_latest_awaited_end_plus_the_duration() -> None:
-    """Compute 2, 2 + 3 = 5, 5 + 4 = 9; collectives 5 + 5 = 10, max(9, 10) + 1 = 11; last 11 + 1."""
-    ends_s = end_times(TWO_BUCKETS, [2, 3, 5, 4, 1, 1])
-    assert ends_s.tolist() == [2, 5, 10, 9, 11, 12]
-    assert float(step_times(TWO_BUCKETS, [2, 3, 5, 4, 1, 1])) == 12
-
-
-def test_a_step_ends_with_the_last_operation_of_any_stream() -> None:
-    program = StepProgram(
-        (operation(Stream.HOST), operation(Stream.COMPUTE), operation(Stream.COMM))
-    )
-    durations_s = [[1, 3, 3], [2, 5, 1], [4, 4, 4]]
-    assert step_times(program, durations_s).tolist() == [4, 5, 4]
-
-
 def test_a_batch_of_any_shape_is_evaluated_draw_by_draw() -> None:
     durations_s = np.random.default_rng(0).uniform(size=(6, 3, 4))
     ends_s = end_times(TWO_BUCKETS, durations_s)
@@ -73,13 +58,6 @@ def test_chunks_join_without_a_seam() -> None:
     assert np.array_equal(step_times(TWO_BUCKETS, durations_s), ends_s.max(axis=0))
 
 
-def test_durations_are_left_untouched() -> None:
-    durations_s = np.ones((6, 5))
-    step_times(TWO_BUCKETS, durations_s)
-    end_times(TWO_BUCKETS, durations_s)
-    assert np.array_equal(durations_s, np.ones((6, 5)))
-
-
 def test_an_unknown_duration_makes_an_unknown_step() -> None:
     assert np.isnan(step_times(TWO_BUCKETS, [2, 3, np.nan, 4, 1, 1]))
 
@@ -92,23 +70,6 @@ def test_another_shape_is_refused(shape: tuple[int, ...]) -> None:
         end_times(TWO_BUCKETS, np.ones(shape))
     with pytest.raises(ValueError, match="must have shape"):
         end_times_with_interference(TWO_BUCKETS, np.ones(shape), compute_speed=1, comm_speed=1)
-
-
-def test_each_draw_has_its_own_durations_and_speeds() -> None:
-    """Draw 0: C 1 + 2 / 0.8 = 3.5; B by then 2.5 x 0.5 = 1.25 of 4, ends 3.5 + 2.75 = 6.25.
-
-    Draw 1: B 1 + 1 / 0.5 = 3; C by then 2 x 0.8 = 1.6 of 2, ends 3 + 0.4 = 3.4.
-    Draw 2 at full speed: B 1 + 4 = 5, C 1 + 2 = 3.
-    """
-    ends_s = end_times_with_interference(
-        OVERLAP,
-        [[1, 1, 1], [4, 1, 4], [2, 2, 2]],
-        compute_speed=[0.5, 0.5, 1.0],
-        comm_speed=[0.8, 0.8, 1.0],
-    )
-    assert ends_s[:, 0] == pytest.approx([1, 6.25, 3.5], rel=1e-12)
-    assert ends_s[:, 1] == pytest.approx([1, 3, 3.4], rel=1e-12)
-    assert ends_s[:, 2] == pytest.approx([1, 5, 3], rel=1e-12)
 
 
 @pytest.mark.parametrize("bad_s", [-1.0, math.nan, math.inf])

@@ -53,44 +53,6 @@ def test_a_collective_waits_for_the_slowest_rank() -> None:
     assert trace.start_s.tolist() == [[0, 2, 8, 5, 13, 14], [0, 2, 8, 8, 13, 14]]
 
 
-def test_ranks_that_differ_by_an_optimizer_do_not_wait_at_the_end() -> None:
-    trace = simulate(TWO_BUCKETS, [[2, 3, 5, 4, 1, 1], [2, 3, 5, 4, 1, 7]])
-    assert trace.end_s[:, 5].tolist() == [12, 18]
-    assert trace.step_s == 18
-
-
-def test_host_work_gates_the_device() -> None:
-    """Host 0-3 and 3-6; the device cannot start its second kernel before 6, so it ends at 7."""
-    program = StepProgram(
-        (
-            operation("dispatch[0]", Stream.HOST),
-            operation("kernel[0]", Stream.COMPUTE, 0),
-            operation("dispatch[1]", Stream.HOST),
-            operation("kernel[1]", Stream.COMPUTE, 2),
-        )
-    )
-    assert simulate(program, [[3, 1, 3, 1]]).end_s.tolist() == [[3, 4, 6, 7]]
-
-
-def test_an_operation_may_depend_on_a_collective_and_on_nothing() -> None:
-    """Loader 0-4 beside a broadcast 0-3 that nothing precedes; compute waits for both: 4-5."""
-    program = StepProgram(
-        (
-            operation("batch", Stream.LOADER),
-            operation("broadcast", Stream.COMM),
-            operation("forward", Stream.COMPUTE, 0, 1),
-        )
-    )
-    assert simulate(program, [[4, 3, 1], [2, 3, 1]]).end_s.tolist() == [[4, 3, 5], [2, 3, 4]]
-
-
-def test_operations_without_duration_keep_their_order() -> None:
-    trace = simulate(TWO_BUCKETS, np.zeros((3, 6)))
-    assert trace.step_s == 0
-    some = simulate(TWO_BUCKETS, [[0, 3, 0, 0, 2, 0]])
-    assert some.end_s.tolist() == [[0, 3, 3, 3, 5, 5]]
-
-
 def test_compute_and_a_collective_slow_each_other_until_the_collective_ends() -> None:
     """C starts at 1 and needs 2 / 0.8 = 2.5: ends 3.5. B has done 2.5 x 0.5 = 1.25 of 4 by then,
     and the other 2.75 at full speed: ends 6.25.
@@ -150,18 +112,6 @@ def test_with_interference_the_slowest_rank_need_not_stand_for_all() -> None:
     durations_s = np.array([[0.75, 1.0, 0.25], [1.5, 1.0, 0.5]])
     assert simulate(program, durations_s, interference=halved).end_s[1, 1] == 1.125
     assert simulate(program, durations_s[1:], interference=halved).end_s[0, 1] == 1.0
-
-
-def test_spans_name_rank_and_operation() -> None:
-    spans = list(simulate(OVERLAP, [[1, 4, 2], [1, 3, 2]]).spans())
-    assert [(span.rank, span.operation.name, span.start_s, span.end_s) for span in spans] == [
-        (0, "A", 0, 1),
-        (0, "B", 1, 5),
-        (0, "C", 1, 3),
-        (1, "A", 0, 1),
-        (1, "B", 1, 4),
-        (1, "C", 1, 3),
-    ]
 
 
 @pytest.mark.parametrize("shape", [(6,), (0, 6), (1, 5), (1, 1, 6)])

@@ -32,23 +32,6 @@ def test_an_explicit_cap_applies_to_the_first_bucket_too() -> None:
     assert assign_buckets(sizes_bytes, limits_bytes=limits_bytes(None)) == ((0,), (1, 2, 3))
 
 
-def test_a_cap_may_be_a_fraction_of_a_mebibyte() -> None:
-    assert limits_bytes(0.5) == (524_288,)
-
-
-def test_a_bucket_closes_after_the_gradient_that_reaches_its_limit() -> None:
-    """4 + 5 = 9 < 10 stays open, + 7 = 16 closes over the limit; exactly 10 closes as well."""
-    assert assign_buckets([4, 5, 7, 10, 3], limits_bytes=[10]) == ((0, 1, 2), (3,), (4,))
-
-
-def test_the_last_limit_repeats() -> None:
-    assert assign_buckets([1, 1, 1, 1, 1, 1], limits_bytes=[1, 2]) == ((0,), (1, 2), (3, 4), (5,))
-
-
-def test_no_gradients_are_no_buckets() -> None:
-    assert assign_buckets([], limits_bytes=[10]) == ()
-
-
 def test_limits_are_required() -> None:
     with pytest.raises(ValueError, match="at least one limit"):
         assign_buckets([1], limits_bytes=[])
