@@ -122,10 +122,6 @@ def _scores(logs: FloatArray) -> str:
     )
 
 
-def _coverage(logs: FloatArray, log_error: float) -> str:
-    return f"coverage {np.mean(np.abs(logs) <= log_error):4.0%} (within {np.expm1(log_error):.0%})"
-
-
 def _modes(rows: Sequence[StepRow]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for index, row in enumerate(rows):

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -34,8 +34,6 @@ from perfmodel.workload.workload import Parameter
 from tests.benchmarks.virtual_record import CAPS_MB, Recorded, loaded
 from tests.virtual_ranks import Mark, Team, TeamSession, plain_loop_s, replaying
 from validate.validate import predict
-
-GATES: Final = {"MAPE": 2.0, "worst": 6.0, "coverage": (85.0, 97.0)}
 
 
 def random_truth(seed: int) -> Truth:

@@ -19,7 +19,6 @@ from perfmodel.machine.measured import MeasuredMachine, Repeatability
 from perfmodel.statistics import Interval
 from perfmodel.step.compile import compile_step
 from perfmodel.step.program import Cause, Stream, with_waiting_host
-from perfmodel.units import MIB
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.profiles import HEAVY, Machine, profile
 
@@ -30,7 +29,6 @@ def points(
     workload: str = "heavy",
     scaling: Scaling = "weak",
     batch: int = 16,
-    accumulation: int = 1,
     bucket_cap_mb: float | None = None,
 ) -> list[PredictedPoint]:
     predictor = Asking(profile(machine))
@@ -38,7 +36,6 @@ def points(
         (1, *world_sizes),
         scaling=scaling,
         batch=batch,
-        accumulation=accumulation,
         bucket_cap_mb=bucket_cap_mb,
     )
     steps = [predictor.step(predictor.workload(workload), setting) for setting in settings]
@@ -68,12 +65,6 @@ def test_draws_of_many_settings_are_those_of_each_alone(scaling: Scaling) -> Non
         assert np.array_equal(step_s, predictor.step(workload, setting).step_s)
 
 
-def test_accumulation_repeats_everything_but_the_optimizer() -> None:
-    """3 * (0.2 + 81 + 162) + 4 = 733.6 ms."""
-    (point,) = points(Machine(), accumulation=3)
-    assert point.step_s.nominal == pytest.approx(0.7336)
-
-
 def test_one_bucket_is_reduced_behind_the_backward_pass() -> None:
     """A cap of 100 MiB: 8 MiB reduced in 0.2 + 8.388608 ms, a broadcast of 0.104096 ms before.
 
@@ -87,41 +78,6 @@ def test_one_bucket_is_reduced_behind_the_backward_pass() -> None:
     assert point.scaling_efficiency.nominal == pytest.approx(0.96603, abs=1e-5)
     assert point.exposed_comm_s.nominal == pytest.approx(0.008692704)
     assert point.breakdown_s[Cause.ALL_REDUCE] == pytest.approx(0.008588608)
-
-
-def test_only_the_last_of_several_buckets_is_exposed() -> None:
-    """Two buckets of 4 MiB: the first, 4.394304 ms, hides behind 81 ms of backward.
-
-    247.2 + 0.104096 + 0.2 + 4.194304 = 251.6984 ms.
-    """
-    (point,) = points(Machine(), 2, bucket_cap_mb=4)
-    assert point.step_s.nominal == pytest.approx(0.2516984)
-
-
-def test_more_ranks_send_more_messages_of_less() -> None:
-    """4 ranks: 6 messages of 2 MiB, 0.6 + 12.582912 ms, and 2 rounds of 0.104096 ms.
-
-    247.2 + 13.182912 + 0.208192 = 260.591104 ms.
-    """
-    (point,) = points(Machine(), 4, bucket_cap_mb=100)
-    assert point.step_s.nominal == pytest.approx(0.260591104)
-
-
-def test_interference_slows_what_overlaps() -> None:
-    """Cap 4 MiB. The first all-reduce at half speed takes 2 * 4.394304 = 8.788608 ms.
-
-    Backward beside it at half speed does 4.394304 ms of its work in that time, so that it ends
-    4.394304 ms later: 251.6984 + 4.394304 = 256.092704 ms.
-    """
-    (point,) = points(Machine(compute_speed=0.5, comm_speed=0.5), 2, bucket_cap_mb=4)
-    assert point.step_s.nominal == pytest.approx(0.256092704)
-
-
-def test_bucket_work_delays_the_step() -> None:
-    """One bucket of 8 MiB: 1 ms and 0.1 ns per byte, 0.8388608 ms, on top of 255.892704 ms."""
-    machine = Machine(bucket_s=1e-3, bucket_s_per_byte=1e-10)
-    (point,) = points(machine, 2, bucket_cap_mb=100)
-    assert point.step_s.nominal == pytest.approx(0.255892704 + 1e-3 + 8 * MIB * 1e-10)
 
 
 def test_stragglers_are_reported_as_part_of_the_step() -> None:
@@ -298,15 +254,6 @@ def test_a_host_that_waits_in_every_step_costs_its_first_launches(
     assert larger_s < step_s < 1.03 * larger_s
     trace = answer(question).trace
     assert trace.step_s == pytest.approx(step_s)
-
-
-def test_on_a_synchronous_device_there_is_nothing_to_wait_for() -> None:
-    machine = profile(Machine())
-    question = Question(
-        machine=machine, workload=timed_workload(machine, "heavy"), layout=Layout(dp=2)
-    )
-    waits = replace(question, sync_every_step=True)
-    assert answer(waits).step_s[0] == answer(question).step_s[0]
 
 
 def test_slices_keep_all_work_and_its_dependencies() -> None:

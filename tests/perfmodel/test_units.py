@@ -39,10 +39,6 @@ def test_every_prefix_of_a_bandwidth_in_bytes_and_in_bits(prefix: str, factor: i
     assert parse_bandwidth(f"16{prefix}bit/s") == 2 * factor
 
 
-def test_four_hundred_gigabit_are_fifty_gigabyte() -> None:
-    assert parse_bandwidth("400Gb/s") == parse_bandwidth("50GB/s") == 50e9
-
-
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [

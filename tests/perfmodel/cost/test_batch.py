@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.arrays import FloatArray
 from perfmodel.cost.batch import (
     STARTS_SPREAD,
     TUNING_SPREAD,
@@ -90,27 +89,6 @@ def test_fewer_than_two_batches_tell_nothing(batches: list[int]) -> None:
         fit_convergence([BatchPoint(batch=batch, samples=1.0) for batch in batches])
 
 
-def test_a_noise_scale_and_one_run_tell_the_law() -> None:
-    """Scale 100, 1,000 samples at batch 25: 800 at least, 800 (1 + 400 / 100) = 4,000 at 400."""
-    told = CriticalBatch.of_noise_scale(100, relative_error=0.1)
-    law = fit_convergence([BatchPoint(batch=25, samples=1000)], critical=told)
-    assert law.critical_batch.nominal == pytest.approx(100, rel=0.05)
-    assert law.samples(25).nominal == pytest.approx(1000, rel=0.02)
-    large = law.samples(400)
-    # the exponent is a nuisance: the median law is a little flatter than this one
-    assert large.nominal == pytest.approx(4000, rel=0.15)
-    assert large.p5 < 2600
-    assert large.p95 > 6000
-
-
-def test_runs_overrule_a_noise_scale_that_is_wrong() -> None:
-    points = [BatchPoint(batch=b, samples=1000 * (1 + b / 500)) for b in (25, 100, 400, 1600)]
-    told = CriticalBatch.of_noise_scale(100, relative_error=0.1)
-    assert fit_convergence(points, critical=told).critical_batch.nominal == pytest.approx(
-        500, rel=0.15
-    )
-
-
 def test_points_that_are_little_known_pull_little_and_leave_more_uncertainty() -> None:
     """Precisions 1 / 0.06^2 and 1 / (0.06^2 + 0.6^2), 101 : 1: the height is that of the first."""
     batches = (1, 2)  # far below the critical batch, where samples stay the same
@@ -143,12 +121,6 @@ def measured(
     )
 
 
-def test_the_signal_by_hand() -> None:
-    """Gradients 3 and 1 of two ranks: mean square 5, square of the mean 4, signal 2 * 4 - 5 = 3 * 1."""
-    step = GradientNorms(ranks=2, local_batch=4, mean_square=5.0, square_of_mean=4.0)
-    assert step.signal == 3.0
-
-
 @pytest.mark.parametrize(("ranks", "local_batch"), [(2, 8), (8, 2), (4, 64)])
 def test_a_known_noise_scale_comes_back(ranks: int, local_batch: int) -> None:
     rng = np.random.default_rng(0)
@@ -157,41 +129,6 @@ def test_a_known_noise_scale_comes_back(ranks: int, local_batch: int) -> None:
     assert found is not None
     assert found.batch == pytest.approx(50, rel=0.1)
     assert abs(found.batch - 50) < 4 * found.relative_error * 50
-
-
-def best_decrease(gradients: FloatArray, true: FloatArray) -> float:
-    """Mean decrease of half the squared distance by one step at the best learning rate.
-
-    A step of rate r from ``true`` along g leaves ``|true - r g|^2 / 2``: best at mean(true g) / mean(g g).
-    """
-    along = float((gradients @ true).mean())
-    return along**2 / float((gradients**2).sum(axis=1).mean()) / 2
-
-
-def test_the_estimate_predicts_what_a_larger_batch_gains_per_step() -> None:
-    """A quadratic bowl, optimal rates: progress per step grows as 1 / (1 + B_noise / B)."""
-    rng = np.random.default_rng(5)
-    true = np.full(100, 0.1)
-    per_sample = math.sqrt(64 / 100)  # trace of the covariance 64, |G|^2 = 1
-    steps = []
-    for _ in range(300):
-        ranks = true + per_sample / math.sqrt(8) * rng.standard_normal((4, 100))
-        steps.append(
-            GradientNorms(
-                ranks=4,
-                local_batch=8,
-                mean_square=float((ranks**2).sum(axis=1).mean()),
-                square_of_mean=float((ranks.mean(axis=0) ** 2).sum()),
-            )
-        )
-    found = noise_scale(steps)
-    assert found is not None
-    small, large = (
-        best_decrease(true + per_sample / math.sqrt(batch) * rng.standard_normal((4000, 100)), true)
-        for batch in (16, 256)
-    )
-    predicted = (1 + found.batch / 16) / (1 + found.batch / 256)
-    assert large / small == pytest.approx(predicted, rel=0.05)
 
 
 def exact(scale: float, *, num_steps: int) -> list[GradientNorms]:
@@ -227,18 +164,6 @@ def test_a_part_whose_signal_drowns_takes_as_many_samples_at_any_batch() -> None
     assert found.windows[-1] == math.inf
 
 
-def test_the_error_of_a_training_is_as_large_as_repetitions_scatter() -> None:
-    rng = np.random.default_rng(3)
-    found = [
-        noise_scale([measured(rng, ranks=4, local_batch=16, noise=50.0) for _ in range(160)])
-        for _ in range(100)
-    ]
-    scales = np.array([entry.batch for entry in found if entry is not None])
-    errors = np.array([entry.batch * entry.relative_error for entry in found if entry is not None])
-    assert len(scales) == 100
-    assert errors.mean() == pytest.approx(scales.std(), rel=0.25)
-
-
 def test_a_training_without_enough_steps_or_signal_or_noise_has_no_scale() -> None:
     noisy = GradientNorms(ranks=2, local_batch=1, mean_square=1.0, square_of_mean=0.4)
     clean = GradientNorms(ranks=2, local_batch=1, mean_square=1.0, square_of_mean=1.0)
@@ -251,10 +176,3 @@ def test_two_trainings_that_agree_are_mostly_the_prior() -> None:
     """Variance (0 + 2 x 0.25^2) / (1 + 2); error of a median of two sqrt(pi / 2) sqrt(variance / 2)."""
     variance = 2 * STARTS_SPREAD**2 / 3
     assert median_error([300, 300]) == pytest.approx(math.sqrt(math.pi / 2 * variance / 2))
-
-
-def test_many_trainings_overrule_the_prior() -> None:
-    """Deviations of +-0.1 in log, 50 of each: their own variance, 0.01, and a hundredth of the prior's."""
-    steps = [round(100_000 * math.exp(sign * 0.1)) for sign in (1, -1) for _ in range(50)]
-    expected = math.sqrt(math.pi / 2 * (1.0 + 2 * STARTS_SPREAD**2) / 101 / 100)
-    assert median_error(steps) == pytest.approx(expected, rel=1e-3)

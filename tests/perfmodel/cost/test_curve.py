@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.terms import CurveDraws
-from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import CurvePoint
 
 
@@ -45,24 +44,9 @@ def test_before_the_first_point_the_first_slope_continues_within_limits(
     assert read(curve((4, 20.0), (8, second)), 2) == pytest.approx(expected)
 
 
-def test_draws_scatter_by_the_error_and_the_first_does_not() -> None:
-    """10 % of 100 over 4000 draws: the log's deviation is 0.1 within 5 %."""
-    draws = curve((1, 100.0), (2, 200.0), error=0.1, num_draws=4000)
-    assert draws.time_s[:, 0].tolist() == [100.0, 200.0]
-    assert np.log(draws.time_s[0]).std() == pytest.approx(0.1, rel=0.05)
-
-
 def test_uncertainty_grows_with_the_distance_from_the_range() -> None:
     """20 % at a factor of e, by the square root of the distance; the curve itself has no error."""
     draws = curve((1, 1.0), (2, 2.0), num_draws=4000)
     for at, expected in ((1.5, 0.0), (2 * np.e, 0.2), (2 * np.e**4, 0.4), (1 / np.e, 0.2)):
         values = draws.read(at)
         assert np.log(values).std() == pytest.approx(expected, rel=0.05, abs=1e-12)
-
-
-def test_evidence_says_where_a_reading_comes_from() -> None:
-    draws = curve((2, 10.0), (6, 30.0))
-    assert draws.evidence(2) is Evidence.MEASURED
-    assert draws.evidence(3) is Evidence.INTERPOLATED
-    assert draws.evidence(1) is Evidence.EXTRAPOLATED
-    assert draws.evidence(7) is Evidence.EXTRAPOLATED

@@ -11,7 +11,6 @@ from perfmodel.cost.measured import groups
 from perfmodel.cost.network import Group
 from perfmodel.errors import NotFeasible
 from perfmodel.layout.layout import Layout, parse_layout
-from perfmodel.machine.cluster import Cluster, Tier
 from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import (
     PHASE_CURVES,
@@ -54,12 +53,6 @@ def test_ddp_is_the_same_question_in_both_grammars(machine: MeasuredMachine, dp:
     assert found == pytest.approx(float(plain.step_s[0]), rel=1e-9)
 
 
-def test_full_sharding_costs_more_where_collectives_are_slow(machine: MeasuredMachine) -> None:
-    """Gathering before each pass costs more than once a step; the optimizer is divided in both."""
-    first, third = (step_s(machine, f"dp=4 zero={zero}") for zero in (1, 3))
-    assert first < third
-
-
 @pytest.mark.parametrize("tp", [2, 4])
 def test_tensor_parallelism_divides_compute_and_pays_for_all_reduces(
     machine: MeasuredMachine, tp: int
@@ -82,14 +75,6 @@ def test_tensor_parallelism_divides_compute_and_pays_for_all_reduces(
         assert 1 / tp <= ratio < 1
     assert seconds(divided, Cause.TENSOR) > 0
     assert divided.evidence["compute"] in (Evidence.EXTRAPOLATED, Evidence.ASSUMED)
-
-
-def test_a_pipeline_fills_and_drains(machine: MeasuredMachine) -> None:
-    """Of two even stages each works half; with one micro-batch they take turns."""
-    whole, turns = step_s(machine, "dp=1"), step_s(machine, "pp=2")
-    assert turns == pytest.approx(whole, rel=0.2)
-    many = [step_s(machine, f"pp=2 accumulation={m}") / m for m in (1, 2, 8)]
-    assert many[0] > many[1] > many[2] > 0.4 * whole
 
 
 def test_parameters_outside_blocks_are_gathered_once(machine: MeasuredMachine) -> None:
@@ -164,17 +149,6 @@ def test_ranks_of_every_exchange_by_their_order() -> None:
     outside = groups(parse_layout("dp=4 tp=2 pp=2 accumulation=2 order=tp-cp-pp-dp"))
     assert outside[Cause.ALL_REDUCE] == Group(4, 4)
     assert outside[Cause.P2P] == Group(2, 2)
-
-
-def test_tensor_parallelism_between_nodes_is_slow(machine: MeasuredMachine) -> None:
-    node = Tier(name="node", of="device", count=4, link_bytes_per_s=1e9, latency_s=1e-4)
-    fabric = Tier(name="fabric", of="node", count=4, link_bytes_per_s=1e7, latency_s=1e-3)
-    predictor = Asking(machine, cluster=Cluster(name="slow", tiers=(node, fabric)))
-    inside, across = (
-        float(predictor.step(workload(predictor), parse_layout(text)).step_s[0])
-        for text in ("dp=4 tp=4 micro_batch=8", "dp=1 tp=16 micro_batch=8")
-    )
-    assert across > inside
 
 
 def test_what_was_not_traced_has_data_parallelism_alone(machine: MeasuredMachine) -> None:

@@ -16,7 +16,6 @@ from perfmodel.cost.memory import (
     largest_batch,
     overhead_of,
     rank_memory,
-    rate_bytes_per_s,
     verdict,
 )
 from perfmodel.layout.layout import parse_layout
@@ -162,23 +161,6 @@ def test_a_larger_file_goes_on_at_the_measured_rate() -> None:
     assert cost.evidence is Evidence.EXTRAPOLATED
     assert cost.write.p5 < 0.8 * 100.1
     assert cost.write.p95 > 1.2 * 100.1
-
-
-def test_between_two_files_the_uncertainty_is_that_of_the_files() -> None:
-    cost = checkpoint_draws(PROFILE, 5 * 10**7)
-    assert cost.write.nominal == pytest.approx(0.6)
-    assert cost.evidence is Evidence.INTERPOLATED
-    assert cost.write.p95 < 1.1 * 0.6
-
-
-def test_parts_take_what_a_file_of_their_size_takes_as_an_assumption() -> None:
-    cost = checkpoint_draws(PROFILE, 8 * 10**8, writers=8)
-    assert cost.write.nominal == pytest.approx(1.1)
-    assert cost.evidence is Evidence.ASSUMED
-
-
-def test_the_rate_is_that_of_the_largest_file() -> None:
-    assert rate_bytes_per_s(PROFILE.write) == pytest.approx(10**8 / 1.1)
 
 
 @pytest.mark.parametrize(("size_bytes", "writers"), [(0, 1), (10, 0)])

@@ -14,19 +14,6 @@ from perfmodel.layout.layout import Layout
 from tests.perfmodel.cost.large_samples import MODEL, some_jobs
 
 
-def test_parts_are_those_of_the_first_stage_and_whole_tensors_beside() -> None:
-    layouts = [Layout(dp=8, zero=1, micro_batch=2), Layout(pp=4, accumulation=2)]
-    jobs = jobs_from([(MODEL, x) for x in layouts], sequence=1024, devices_per_node=8)
-    parts = rank_parts(jobs)
-    first = rank_parts(jobs, 0)
-    assert parts["activations"] == pytest.approx(first["activations"])
-    assert parts["optimizer"][0] == pytest.approx(12 * MODEL.parameters / 8)
-    assert parts["logits"][1] == 0
-    assert parts["head"] == pytest.approx([2 * 2048 * 2048, 0])
-    # Two micro-batches are all there are, though the first of four stages could keep four.
-    assert parts["undivided"] == pytest.approx([0, 2 * 2 * 1024 * 2048])
-
-
 def test_factors_of_unseen_jobs_are_recovered() -> None:
     jobs = some_jobs(most=64)
     truth = medians(MEMORY_PRIORS) | {"activations": 1.6, "context": 1e9}

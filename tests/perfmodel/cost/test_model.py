@@ -13,7 +13,6 @@ from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.step.program import Cause
-from perfmodel.units import MIB
 from tests.perfmodel.profiles import HEAVY, Machine, profile
 
 
@@ -46,38 +45,6 @@ def test_compute_is_read_from_the_curves_of_the_world_size() -> None:
     assert terms(document, world_size=64, micro_batch=8).compute_s[Cause.FORWARD][0] == (
         pytest.approx(0.0615)
     )
-
-
-def test_collectives_follow_latency_and_bandwidth() -> None:
-    """1 MiB between 2 ranks: 2 * (0.1 ms + 0.5 MiB * 1 ns) = 0.2 ms + 1.048576 ms."""
-    found = terms(profile(Machine()))
-    assert found.all_reduce_s(MIB)[0] == pytest.approx(0.0002 + MIB * 1e-9)
-    assert found.broadcast_s(4096)[0] == pytest.approx(0.0001 + 4096 * 1e-9)
-
-
-def test_a_single_rank_shares_its_device_with_nobody() -> None:
-    document = profile(Machine(compute_speed=0.5, comm_speed=0.6, noise=(0.9, 1.0, 1.5)))
-    single = terms(document, world_size=1)
-    assert set(single.compute_speed) == {1.0}
-    assert set(single.slowest) == {1.0}
-    assert terms(document).compute_speed[0] == 0.5
-    assert terms(document).comm_speed[0] == 0.6
-
-
-def test_the_slowest_rank_holds_noise_and_persistent_differences() -> None:
-    """Two ranks: quantile sqrt(1/2) of the noise, here flat at 1; the spread adds exp(s m(2)).
-
-    Blom: m(2) = z((2 - 0.375) / 2.25) = z(0.7222) = 0.5895; exp(0.1 * 0.5895) = 1.0607.
-    """
-    document = profile(Machine(noise=(1.0,) * 8, rank_spread=0.1))
-    assert terms(document).slowest[0] == pytest.approx(1.0607, abs=1e-4)
-
-
-def test_the_loader_works_for_all_samples_of_a_rank() -> None:
-    """16 samples at 100 per second."""
-    document = profile(Machine())
-    assert set(terms(document, loader_samples_per_s=100.0).load_s) == {0.16}
-    assert set(terms(document).load_s) == {0.0}
 
 
 def test_settings_share_their_uncertainty() -> None:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.answer.measured import measured_caveats
 from perfmodel.cost.memory import CONTEXT, step_memory
 from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.rescaling import (
@@ -20,9 +19,7 @@ from perfmodel.cost.rescaling import (
 )
 from perfmodel.documents.hardware import DataSheet
 from perfmodel.errors import CalibrationUnavailable, UsageError
-from perfmodel.layout.layout import scaled_layouts
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import DeviceRates, MeasuredMachine, OperatorCosts, Rescaling
 from perfmodel.workload.operator import Operator, Phase, TensorSpec
 from tests.perfmodel.asking import Asking
@@ -36,7 +33,6 @@ from tests.perfmodel.operators import (
     operator,
 )
 from tests.perfmodel.profiles import Machine, profile
-from tests.perfmodel.traces import WORKLOAD, traced
 
 START_S = 3e-6
 A = DeviceRates(name="A", flop_per_s={"fp32": FLOP_PER_S}, bytes_per_s=BYTES_PER_S)
@@ -227,24 +223,3 @@ def test_what_cannot_be_scaled_is_refused() -> None:
     found = Asking(rescaled_profile(calibrated(), sheet("faster"), catalogue))
     with pytest.raises(UsageError, match="perfmodel trace heavy"):
         found.workload("heavy")
-
-
-def test_a_prediction_for_an_absent_device_is_faster_wider_and_says_so() -> None:
-    catalogue = shipped_catalogue()
-    machine = calibrated()
-    scaled = rescaled_profile(machine, sheet("faster"), catalogue)
-    found = {}
-    for name, document in (("present", machine), ("absent", scaled)):
-        predictor = Asking(document)
-        workload = predictor.workload(WORKLOAD, traced())
-        (setting,) = scaled_layouts([1], scaling="weak", batch=64)
-        step = predictor.step(workload, setting)
-        found[name] = (
-            predictor.point(step, baseline=step),
-            measured_caveats(step.question, {step.layout: step.evidence}),
-        )
-    (present, _), (absent, said) = found["present"], found["absent"]
-    assert absent.step_s.nominal < present.step_s.nominal
-    assert absent.step_s.p95 / absent.step_s.p5 > 4 * present.step_s.p95 / present.step_s.p5
-    assert absent.evidence["compute"] is Evidence.ASSUMED
-    assert any("nothing was run on faster" in caveat for caveat in said)

@@ -9,7 +9,6 @@ from scipy import stats
 
 from perfmodel.cost.step_law import (
     CONSTANTS,
-    POSITION,
     PRODUCTS,
     STREAMS,
     Sheet,
@@ -162,18 +161,6 @@ def test_slopes_are_differences() -> None:
         other = step_seconds(batch, moved, SHEET)
         difference = (np.log(other.step_s) - np.log(found.step_s)) / 1e-5
         assert difference == pytest.approx(found.slope[:, index], abs=1e-4), CONSTANTS[index]
-
-
-def test_more_work_never_takes_less_time() -> None:
-    times = [
-        seconds(step_work(step_of((convolution(1, 64, side=side), Phase.FORWARD))))
-        for side in (4, 8, 16, 32)
-    ]
-    assert times == sorted(times)
-
-
-def test_every_constant_has_a_place_and_a_prior() -> None:
-    assert len(POSITION) == len(CONSTANTS) == len(first_priors())
 
 
 def test_quantiles_have_heavy_tails() -> None:

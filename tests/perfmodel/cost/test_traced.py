@@ -64,14 +64,6 @@ def measured(durations: OperatorCosts, micro_batch: int, time_s: float) -> Opera
     return replace(durations, measured=(found,))
 
 
-def test_a_traced_workload_is_predicted_without_ever_having_run(machine: MeasuredMachine) -> None:
-    predictor = Asking(machine)
-    workload = predictor.workload(WORKLOAD, traced())
-    small, large = (predictor.step(workload, single(batch).layout) for batch in (8, 64))
-    assert 0 < small.step_s[0] < large.step_s[0]
-    assert small.evidence["compute"] in (Evidence.INTERPOLATED, Evidence.ASSUMED)
-
-
 def test_measured_operators_decide_at_their_batch_and_scale_the_others(
     machine: MeasuredMachine, durations: OperatorCosts
 ) -> None:
@@ -171,28 +163,6 @@ def test_a_phase_is_the_sum_of_its_calls_and_tells_when_gradients_are_ready(
     assert found[Phase.BACKWARD].time_s == pytest.approx(forward + gradient)
     (parameter,) = with_ready_times(WORKLOAD, step, table).parameters
     assert parameter.ready_fraction == pytest.approx(gradient / (forward + gradient))
-
-
-def test_a_light_model_on_a_fast_device_takes_as_long_as_the_host_needs_to_issue_it(
-    durations: OperatorCosts,
-) -> None:
-    """3 calls of 10 ms on the host, while the device needs a tenth of that; a large batch turns that."""
-    fast = profile(Machine(asynchronous=True, dispatch_s=1e-2))
-    predictor = Asking(replace(fast, operators=durations))
-    workload = predictor.workload(WORKLOAD, traced())
-    steps = {batch: predictor.step(workload, single(batch).layout) for batch in (1, 4, 4096)}
-    terms = {batch: predictor.terms(workload, step.layout) for batch, step in steps.items()}
-    host_s = 1e-2 * sum(traced().at(micro_batch=2).num_calls(phase) for phase in Phase)
-    device_s = {
-        batch: sum(float(time_s[0]) for time_s in of.compute_s.values())
-        for batch, of in terms.items()
-    }
-    for batch in (1, 4):
-        # What the host issued last may still run when it is done.
-        assert device_s[batch] < host_s / 5
-        assert host_s <= steps[batch].step_s[0] <= host_s + device_s[batch]
-    assert device_s[4096] > 2 * host_s
-    assert steps[4096].step_s[0] == pytest.approx(device_s[4096], rel=0.05)
 
 
 @pytest.mark.parametrize("seed", range(4))

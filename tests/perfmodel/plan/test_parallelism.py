@@ -18,7 +18,7 @@ from perfmodel.cost.memory import FITS_ABOVE
 from perfmodel.documents.prediction import ParallelismPlanDocument, PredictionDocument
 from perfmodel.layout.candidates import Limits, Space, feasible_layouts, impossible
 from perfmodel.layout.layout import Layout, parse_layout
-from perfmodel.layout_search import Request, against_first, plan_parallelism
+from perfmodel.layout_search import Request, plan_parallelism
 from perfmodel.workload.transformer import NamedTransformer
 from tests.perfmodel.cost.large_samples import MODEL, document
 
@@ -125,17 +125,6 @@ def test_losers_say_in_which_term_and_ties_share_the_first_rank(machine: Inferre
         assert entry.loses_in
     again = ParallelismPlanDocument.model_validate_json(plan.model_dump_json())
     assert again == plan
-
-
-def test_shared_uncertainty_cancels_between_neighbours(machine: InferredModel) -> None:
-    """The ratio of a layout to itself is certain, however wide its interval."""
-    jobs = layout_jobs(training(), parse_layout("dp=8 accumulation=2"))
-    twice = jobs.take(np.array([0, 0]))
-    found = machine.predict(twice)
-    assert found.upper_s[0] > 1.05 * found.lower_s[0]
-    slower, ties = against_first(machine, twice, found)
-    assert slower[1] == pytest.approx(0.5)
-    assert ties.all()
 
 
 def test_printed_peaks_reach_predictions_and_searches(machine: InferredModel) -> None:

@@ -32,10 +32,6 @@ def same(first: ParallelismPlanDocument, second: ParallelismPlanDocument) -> boo
     return first.model_copy(update={"provenance": second.provenance}) == second
 
 
-def test_results_come_in_the_order_of_the_pieces() -> None:
-    assert spread(Path.as_posix, SEVERAL, Workers(processes=2)) == ["a", "b", "c"]
-
-
 def test_processes_find_the_same_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallelism, "_PIECE", 100)
     alone = search(Workers())

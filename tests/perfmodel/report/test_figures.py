@@ -1,11 +1,8 @@
 """Figures: axes with names and units, every point of the documents, the same bytes twice."""
 
-import itertools
-
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 
 from perfmodel.cost.collectives import bus_factor
 from perfmodel.report.figures import (
@@ -63,36 +60,6 @@ def test_speedup_shows_every_prediction_and_every_real_run() -> None:
     assert speedup.get_xscale() == "log"
 
 
-def test_breakdown_stacks_to_the_step() -> None:
-    prediction = plain_prediction()
-    (axes,) = breakdown_figure(prediction).axes
-    tops = [0.0] * len(prediction.points)
-    bars = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
-    for bar, position in zip(bars, itertools.cycle(range(len(tops))), strict=False):
-        tops[position] += bar.get_height()
-    assert tops == pytest.approx([point.step_s.nominal * 1e3 for point in prediction.points])
-
-
-def test_parity_holds_one_point_per_setting() -> None:
-    validation = plain_validation()
-    (axes,) = parity_figure(validation).axes
-    points = [
-        point
-        for container in axes.containers
-        for point in np.asarray(container[0].get_xydata()).tolist()
-    ]
-    expected = [[e.measured_s * 1e3, e.predicted_s.nominal * 1e3] for e in validation.settings]
-    assert np.asarray(points) == pytest.approx(np.asarray(expected))
-
-
-def test_errors_hold_one_row_per_setting_with_its_sign() -> None:
-    validation = plain_validation()
-    (axes,) = error_figure(validation).axes
-    (container,) = axes.containers
-    errors = np.asarray(container[0].get_xydata())[:, 0]
-    assert errors == pytest.approx([100 * entry.signed_error for entry in validation.settings])
-
-
 def test_busbw_by_hand() -> None:
     """2(n-1)/n of 4 ranks is 1.5, (n-1)/n is 0.75; a broadcast sends everything once."""
     assert bus_factor("all_reduce", 4) == 1.5
@@ -109,14 +76,6 @@ def test_collectives_show_bus_bandwidth() -> None:
     assert line(time, "all_reduce, 2 devices")[6] == pytest.approx((2**20, 1.248576))
     assert line(busbw, "all_reduce, 2 devices")[6] == pytest.approx((2**20, 0.839818), rel=1e-5)
     assert len(line(busbw, "broadcast, 2 devices")) == 10
-
-
-def test_compute_has_a_panel_per_workload() -> None:
-    figure = compute_figure(plain_profile(workloads=("a", "b", "c")).machine)
-    assert [axes.get_title() for axes in figure.axes if axes.axison] == [
-        f"{name}: phases, n ranks at work" for name in "abc"
-    ]
-    assert line(figure.axes[0], "forward, n=2") == [(4, 21.0), (16, 81.0), (64, 321.0)]
 
 
 def test_dollars_and_underscores_in_a_name_are_shown() -> None:

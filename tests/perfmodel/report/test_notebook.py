@@ -39,11 +39,6 @@ def test_a_notebook_shows_tables_whose_names_are_text(
     assert "<script>" not in evil._repr_html_()
 
 
-def test_one_number_of_devices_is_enough() -> None:
-    [point] = pm.predict(MACHINE, "light", devices=8).points
-    assert point.setting.world_size == 8
-
-
 def test_points_are_rows_of_a_frame(
     predicted: PredictionDocument, compared: WhatIfDocument
 ) -> None:

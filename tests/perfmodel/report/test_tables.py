@@ -13,9 +13,7 @@ from perfmodel.documents.verdicts import STEP_MAPE, scatter_alone
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.report.prediction import (
-    breakdown_table,
     csv_text,
-    evidence_table,
     prediction_lines,
     prediction_table,
 )
@@ -109,13 +107,6 @@ def test_markup_in_a_name_is_shown_and_not_obeyed() -> None:
     assert "[red]net[/]" in shown(prediction_table(plain_prediction(workload="[red]net[/]")))
 
 
-def test_every_setting_of_a_validation_is_shown_with_its_sign() -> None:
-    text = shown(steps_table(plain_validation()))
-    for cell in ("+1.0 %", "-8.7 %", "24 x 2", "5 MiB", "default", "7.2 ms", "(4)"):
-        assert cell in text
-    assert text.count("yes") == text.count("NO ") == 2
-
-
 def test_summary_says_what_went_wrong_beside_the_noise_floor() -> None:
     lines = summary_lines(plain_validation(passed=False))
     assert lines[0] == "FAILED: 1 of 2 gates missed (coverage)"
@@ -161,21 +152,6 @@ def test_csv_round_trips_to_the_last_digit() -> None:
         assert sum(parts) == sum(point.breakdown_s.values())
     assert rows[0]["weakest_evidence"] == "measured"
     assert rows[-1]["weakest_evidence"] == "extrapolated"
-
-
-def test_breakdown_and_evidence_name_causes_and_terms() -> None:
-    prediction = plain_prediction()
-    breakdown, evidence = breakdown_table(prediction), evidence_table(prediction)
-    assert [*breakdown.headings[1:-2]] == [
-        "input",
-        "forward",
-        "backward",
-        "all reduce",
-        "optimizer",
-    ]
-    assert breakdown.rows[1][4] == "4 ms"
-    assert breakdown.rows[1][-2:] == ("2.1 ms", "4.00 ms\n[3.80-4.20]")
-    assert evidence.rows[-1] == ("64", "extrapolated", "measured")
 
 
 def test_runs_that_differ_among_themselves_are_called_too_noisy() -> None:
