@@ -40,6 +40,14 @@ settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile("repeatable")
 
 
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """The command line in this process."""
+    from tests.perfmodel.cli.command import runner  # noqa: PLC0415 - numpy must find its threads set
+
+    return runner(monkeypatch, capsys)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Several workers begin with what takes longest."""
     if _IS_ONE_OF_SEVERAL:

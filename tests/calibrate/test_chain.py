@@ -9,7 +9,6 @@ from calibrate.probes.layers import layer_operators, recorded_layer
 from calibrate.probes.optimizers import Evictor, measure_optimizer
 from calibrate.probes.session import Session
 from calibrate.replays import linked
-from perfmodel.workload.operator import Phase
 
 CPU = torch.device("cpu")
 LAYERS = (
@@ -23,22 +22,6 @@ LAYERS = (
 
 def session() -> Session:
     return Session(rank=0, world_size=1, measured=Cpu(), control={}, data={})
-
-
-def test_layers_run_forward_in_order_and_backward_in_the_opposite_one() -> None:
-    step = chained([recorded_layer(layer, CPU) for layer in LAYERS[1:3]]).step
-    called = [(step.operators[call.operator], call.phase) for call in step.calls()]
-    names = [
-        (operator.name.split(".")[1], phase) for operator, phase in called if not operator.view
-    ]
-    forward, backward = Phase.FORWARD, Phase.BACKWARD
-    # Before each layer other weights go by, then its input is handed over.
-    assert [name for name, _ in names[:5]] == ["clone", "clone", "relu", "clone", "clone"]
-    assert [phase for _, phase in names] == sorted(
-        (phase for _, phase in names), key=[forward, backward].index
-    )
-    assert [name for name, _ in names[-3:]] == ["clone", "ones_like", "threshold_backward"]
-    assert names[-3][1] is backward
 
 
 def test_a_layer_reads_what_was_just_made_and_backward_what_forward_kept() -> None:

@@ -3,17 +3,16 @@
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from calibrate.device import Cpu
 from calibrate.experiment import BUDGETS, Experiment
-from calibrate.layers import Places, most_telling, places, planned_layers
+from calibrate.layers import Places, most_telling, planned_layers
 from calibrate.probes.chain import chosen_layers, timed_before
 from calibrate.probes.session import Session
 from calibrate.task import LayersTask
 from perfmodel.machine.measured import OperatorFamily
-from tests.perfmodel.operators import addition, observation
+from tests.perfmodel.operators import observation
 
 
 def curve(*timed: float, spread: float = 0.5, noise: float = 0.05) -> OperatorFamily:
@@ -39,19 +38,6 @@ def test_what_was_timed_is_not_timed_again() -> None:
     assert most_telling(at(0.0, 5.0), {"f": curve(0.0)}, count=1) == (1,)
 
 
-def test_a_crowd_tells_more_than_a_hermit() -> None:
-    """Nothing is known at 0 nor at 9, but four of five layers are near 0."""
-    chosen = most_telling(at(9.0, -0.1, 0.0, 0.1, 0.2), {"f": curve(-30.0)}, count=2)
-    assert chosen[0] in (2, 3)
-    assert chosen[1] == 0
-
-
-def test_a_rough_family_is_timed_before_a_smooth_one() -> None:
-    known = {"f": curve(-9.0, spread=0.1), "g": curve(-9.0, spread=0.8)}
-    candidates: list[Places] = [(("f", (0.0,)),), (("g", (0.0,)),)]
-    assert most_telling(candidates, known, count=1) == (1,)
-
-
 def test_the_first_choice_takes_as_much_variance_as_the_formula_says() -> None:
     """Two points e^-sqrt(3)(1 + sqrt(3)) correlated: by hand for a spread of 1 and a noise of 1."""
     correlation = (1 + math.sqrt(3)) * math.exp(-math.sqrt(3))
@@ -62,17 +48,6 @@ def test_the_first_choice_takes_as_much_variance_as_the_formula_says() -> None:
     remaining = 1 - correlation**2 / 2
     assert remaining**2 / (remaining + 1) < 1 / 2
     assert best[1] == 2
-
-
-def test_of_everything_all_are_chosen_once() -> None:
-    rng = np.random.default_rng(0)
-    candidates = at(*rng.normal(size=12))
-    assert sorted(most_telling(candidates, {}, count=99)) == list(range(12))
-
-
-def test_views_have_no_place() -> None:
-    called = addition(64)
-    assert len(places([called, called])) == 1
 
 
 def test_a_choice_depends_on_what_is_on_disk_alone(tmp_path: Path) -> None:

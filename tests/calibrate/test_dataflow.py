@@ -36,13 +36,6 @@ def step(*calls: tuple[Operator, Phase]) -> TracedStep:
     )
 
 
-def test_forward_reads_parameters_and_what_was_made_last() -> None:
-    flow = linked(step((PRODUCT, Phase.FORWARD), (RELU, Phase.FORWARD)))
-    product, relu = flow.calls
-    assert product.inputs[1] == flow.parameters[0]
-    assert relu.inputs == product.outputs
-
-
 def test_backward_takes_the_latest_results_back_and_leaves_the_gradient() -> None:
     flow = linked(
         step(
@@ -67,28 +60,6 @@ def test_a_tensor_is_released_after_its_last_reader_and_never_used_again() -> No
         assert gone.isdisjoint(call.inputs)
         gone.update(released)
     assert gone == {*flow.calls[0].outputs, *flow.calls[1].outputs}
-
-
-def test_what_nobody_makes_is_made_up_once() -> None:
-    flow = linked(step((PRODUCT, Phase.FORWARD)))
-    (image,) = (tensor for tensor in flow.calls[0].inputs if tensor not in flow.parameters)
-    assert flow.sources[image].spec == IMAGE
-    assert flow.sources[image].position == 0
-
-
-def test_what_is_added_in_place_is_read_next() -> None:
-    add = operator("aten.add_.Tensor", (HIDDEN, HIDDEN), (), mutated=(0,))
-    again = operator("aten.neg.default", (HIDDEN,), (HIDDEN,))
-    flow = linked(
-        step(
-            (PRODUCT, Phase.FORWARD),
-            (RELU, Phase.FORWARD),
-            (RELU, Phase.FORWARD),
-            (add, Phase.BACKWARD),
-            (again, Phase.BACKWARD),
-        )
-    )
-    assert flow.calls[-1].inputs == flow.calls[-2].inputs[:1]
 
 
 def test_a_gradient_that_is_summed_up_in_place_is_left() -> None:

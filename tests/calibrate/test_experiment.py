@@ -8,14 +8,12 @@ import pytest
 from calibrate.environment import DeviceKind
 from calibrate.experiment import (
     BUDGETS,
-    CHECKPOINTED,
     Experiment,
     default_models,
     doubling_sizes,
 )
-from calibrate.task import CheckpointTask, CollectiveTask, OverlapTask, StepTask, Task
+from calibrate.task import CollectiveTask, OverlapTask, StepTask, Task
 from perfmodel.errors import UsageError
-from perfmodel.layout.layout import Synchronisation
 
 MODELS = default_models("cpu")
 
@@ -89,14 +87,6 @@ def test_no_two_tasks_of_a_campaign_share_a_name(
     assert names.most_common(1)[0][1] == 1
 
 
-def test_collectives_are_spread_over_the_round() -> None:
-    """The same drift must hit steps and collectives: both halves of a round hold some of each."""
-    for tasks in an_experiment(budget="standard").rounds():
-        middle = len(tasks) // 2
-        for half in (tasks[:middle], tasks[middle:]):
-            assert {"step", "collective"} <= {task.kind for task in half}
-
-
 def test_gpus_are_measured_at_the_size_that_contracts_promise() -> None:
     """A gigabyte between GPUs, for the all-reduce alone; 256 MiB is enough for processor cores."""
     largest = {}
@@ -107,27 +97,6 @@ def test_gpus_are_measured_at_the_size_that_contracts_promise() -> None:
             largest[kind, name] = max(t.size_bytes for t in tasks if t.collective == name)
     assert largest["cuda", "all_reduce"] == 2**30
     assert largest["cuda", "broadcast"] == largest["cpu", "all_reduce"] == 2**28
-
-
-def test_models_are_traced_and_kernels_timed_in_the_first_round_only() -> None:
-    first, *others = an_experiment().rounds()
-    assert {"trace", "compute"} <= {task.kind for task in first}
-    for tasks in others:
-        assert not {"trace", "compute"} & {task.kind for task in tasks}
-
-
-def test_where_time_is_short_it_goes_to_steps() -> None:
-    """No stacks of layouts; twice as many rounds of steps as of all else."""
-    kinds = [{task.kind for task in tasks} for tasks in an_experiment().rounds()]
-    assert [found == {"step"} for found in kinds] == [False, False, True, True]
-    assert all("layout" not in found for found in kinds)
-    names = {
-        task.collective
-        for tasks in an_experiment().rounds()
-        for task in tasks
-        if isinstance(task, CollectiveTask)
-    }
-    assert names == {"all_reduce", "broadcast"}
 
 
 def test_one_rank_has_nobody_to_talk_to() -> None:
@@ -147,33 +116,3 @@ def test_an_unknown_model_is_refused_and_the_known_ones_named() -> None:
 def test_no_model_and_one_model_twice_are_refused(models: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="--models: must name"):
         Experiment(device_kind="cpu", world_sizes=(1,), models=models)
-
-
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_checkpoints_of_several_sizes_are_timed_once_a_round_whatever_is_run(budget: str) -> None:
-    experiment = Experiment(
-        device_kind="cpu", world_sizes=(1,), models=("transformer",), budget=BUDGETS[budget]
-    )
-    for tasks in experiment.rounds()[: BUDGETS[budget].other_rounds]:
-        timed = [task for task in tasks if isinstance(task, CheckpointTask)]
-        assert Counter(task.workload for task in timed) == Counter(CHECKPOINTED)
-        assert {task.repeats for task in timed} == {1}
-
-
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_the_smallest_batch_alone_runs_wrapped_on_one_rank_and_with_small_buckets(
-    budget: str,
-) -> None:
-    experiment = an_experiment(budget=budget)
-    smallest_of = {model: min(experiment.micro_batches(model)) for model in MODELS}
-    for tasks in experiment.rounds():
-        settings = [task.setting for task in steps_of(tasks)]
-        wrapped = [
-            setting
-            for setting in settings
-            if setting.world_size == 1 and setting.synchronisation is Synchronisation.DDP
-        ]
-        cut = [setting for setting in settings if setting.bucket_cap_mb is not None]
-        for varied in (wrapped, cut):
-            assert {setting.workload: setting.micro_batch for setting in varied} == smallest_of
-            assert len(varied) == len(MODELS)

@@ -75,11 +75,6 @@ def test_every_kind_of_the_grid_is_tried_here() -> None:
     assert planned - alike == {layer.kind for layer in SMALL}
 
 
-def test_the_grid_is_the_same_every_time_and_thinner_with_a_smaller_share() -> None:
-    assert planned_layers(seed=3) == planned_layers(seed=3)
-    assert len(planned_layers(share=0.3)) < 0.5 * len(planned_layers())
-
-
 @given(seed=st.integers(0, 10**6), share=st.sampled_from((0.06, 0.6, 1.0)))
 def test_every_draw_holds_results_and_tensors_that_no_heap_keeps(seed: int, share: float) -> None:
     layers = planned_layers(share=share, optimizer_share=max(share, 0.4), seed=seed)
@@ -91,15 +86,6 @@ def test_every_draw_holds_results_and_tensors_that_no_heap_keeps(seed: int, shar
         large = [(count, size) for count, size in tensors if 4 * size >= 32 * MIB]
         assert large
         assert all(4 * count * size <= 8e8 for count, size in large)
-
-
-def test_depthwise_layers_of_channels_side_by_side_are_a_family_of_their_own() -> None:
-    layer = Layer(kind="depthwise_last", sizes=(2, 8, 9, 8, 3, 1, 8))
-    found = {family(o) for o, _ in layer_operators(layer, CPU) if "convolution" in o.name}
-    assert found == {
-        "convolution depthwise channels last",
-        "convolution_backward depthwise channels last",
-    }
 
 
 def test_members_of_a_family_have_as_many_features_as_each_other() -> None:

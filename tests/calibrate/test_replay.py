@@ -20,7 +20,7 @@ from perfmodel.tracing.source import Batch, ModelSource, SampleSize, classificat
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.trace import trace_model
 from perfmodel.workload.operator import Phase
-from perfmodel.workload.step import TracedStep, parameters_signature, signature
+from perfmodel.workload.step import TracedStep
 from tests.perfmodel.tracing.method import SGD_LOOP
 
 
@@ -184,14 +184,6 @@ def test_replays_of_an_earlier_trace_of_a_step_do_not_count() -> None:
     (step,) = measured_steps([old, replayed(0.01), replayed(0.01)])
     assert {operator.signature for operator in step.operators} == {"a", "b"}
     assert step.optimizer_s == pytest.approx(0.5)
-
-
-def test_signatures_tell_operators_and_optimizers_apart(lenet: TracedStep) -> None:
-    names = {signature(operator) for operator in lenet.operators}
-    assert len(names) == len(lenet.operators)
-    adamw = replace(lenet, method=replace(lenet.method, optimizer="adamw"))
-    fewer = replace(lenet, parameters=lenet.parameters[1:])
-    assert len({parameters_signature(step) for step in (lenet, adamw, fewer)}) == 3
 
 
 LOOKS_UP = """

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from calibrate.summary import Repetition, by_setting, estimate, repeatability, repetition
+from calibrate.summary import Repetition, estimate, repeatability, repetition
 from perfmodel.documents.observation import RankSteps, StepObservation
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import Repeatability
@@ -40,18 +40,6 @@ def test_a_run_is_summed_up_by_its_slowest_rank(observation: StepObservation) ->
         {"input": 0.15, "forward": 0.3, "backward": 0.45, "optimizer": 1.2}
     )
     assert found.ratios == pytest.approx((0.5, 1, 2, 1, 2, 0.5))
-
-
-def test_runs_gather_by_setting() -> None:
-    single = RunSetting(workload="light", world_size=1, micro_batch=4)
-    groups = by_setting(
-        repetition(step_observation(setting, repetition=index))
-        for index, setting in enumerate((PAIR, single, PAIR))
-    )
-    assert {setting: [entry.round for entry in group] for setting, group in groups.items()} == {
-        PAIR: [0, 2],
-        single: [1],
-    }
 
 
 def test_an_estimate_is_a_geometric_mean_and_its_standard_error() -> None:

@@ -1,16 +1,10 @@
-"""What tests of the command line, and of what it reads, start from."""
+"""What tests of the command line read."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.perfmodel.cli.command import Run, runner
 from tests.perfmodel.profiles import Machine, as_file, profile
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return runner(monkeypatch, capsys)
 
 
 @pytest.fixture

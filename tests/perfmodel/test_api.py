@@ -12,7 +12,7 @@ import pytest
 import perfmodel as pm
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
-from tests.perfmodel.cli.command import Run, runner
+from tests.perfmodel.cli.command import Run
 from tests.perfmodel.profiles import LIGHT, Machine, as_file, profile
 
 ROOT = Path(__file__).parents[2]
@@ -36,12 +36,9 @@ def test_importing_is_light() -> None:
     assert loaded.isdisjoint({"torch", "numpy", "scipy", "pydantic", "simpy"})
 
 
-def test_predict_says_what_the_command_line_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predict_says_what_the_command_line_says(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     as_file(MACHINE).write(path)
-    run: Run = runner(monkeypatch, capsys)
     printed = run(
         *("predict", "--profile", path, "--workload", "light"),
         *("--devices", "1,2,16", "--batch", "16", "--json"),

@@ -8,13 +8,8 @@ import pytest
 
 from perfmodel.documents.campaign import CampaignDocument
 from perfmodel.errors import InvalidDocument
-from tests.perfmodel.cli.command import Run, complaint, runner
+from tests.perfmodel.cli.command import Run, complaint
 from validate.archive import ARCHIVE, CAMPAIGN, pack, unpack
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return runner(monkeypatch, capsys)
 
 
 @pytest.fixture

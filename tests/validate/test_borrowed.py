@@ -8,16 +8,11 @@ import pytest
 from perfmodel.documents.campaign import CampaignDocument, StageRun
 from perfmodel.errors import EXIT_FAILURE, EXIT_OUT_OF_TOLERANCE, EXIT_USAGE, UsageError
 from tests.fakes import FakeLauncher
-from tests.perfmodel.cli.command import Run, complaint, runner
+from tests.perfmodel.cli.command import Run, complaint
 from validate.archive import CAMPAIGN
 from validate.borrowed import BorrowedRequest, Stage, carry_out, unfinished
 
 Ended = dict[str, int | None]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return runner(monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -3,13 +3,11 @@
 import pytest
 
 from calibrate.summary import Estimate
-from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.statistics import Interval
 from tests.perfmodel.profiles import Machine, profile
 from tests.validate.samples import exactly, single
 from validate.validate import (
-    baseline_of,
     compare_repeat,
     compare_setting,
     compare_speedup,
@@ -51,15 +49,6 @@ def test_accuracy_is_promised_between_the_calibrated_micro_batches(
 ) -> None:
     """They are 4, 16 and 64."""
     assert is_extrapolated(single(micro_batch), profile(Machine())) is is_beyond
-
-
-def test_the_baseline_is_one_bare_device_with_the_same_micro_batch() -> None:
-    setting = RunSetting(
-        workload="light", world_size=2, micro_batch=8, accumulation=3, bucket_cap_mb=2.0
-    )
-    assert baseline_of(setting) == RunSetting(
-        workload="light", world_size=1, micro_batch=8, synchronisation=Synchronisation.NONE
-    )
 
 
 @pytest.mark.parametrize(

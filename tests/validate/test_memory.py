@@ -11,7 +11,6 @@ from validate.memory import (
     MemoryRun,
     Setting,
     measure,
-    settings,
     summarise_runs,
     validate_memory,
     verdict,
@@ -66,11 +65,6 @@ def test_nobody_else_measures_meanwhile(tmp_path: Path, monkeypatch: pytest.Monk
     assert held == [True, True]
     assert summary.num_settings == 2
     assert not machine_is_held()
-
-
-def test_every_model_runs_at_every_batch_with_both_optimizers() -> None:
-    assert len(list(settings(["lenet", "resnet50"], [2, 4], "cpu"))) == 8
-    assert len(list(settings(["lenet"], [2], "cuda"))) == 4
 
 
 def test_a_failed_run_says_which_and_why(tmp_path: Path) -> None:

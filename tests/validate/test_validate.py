@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from calibrate.campaign import OBSERVATIONS, PLAN
+from calibrate.campaign import PLAN
 from calibrate.environment import describe_environment
 from calibrate.processes import usable_cores
 from calibrate.topology import LaunchFlags
@@ -188,27 +188,6 @@ def test_a_setting_that_was_not_run_is_missed_and_can_be_resumed(
     assert len(worker.finished) == len(set(worker.finished))
 
 
-def test_a_crash_of_the_ranks_keeps_what_was_measured(request_: ValidationRequest) -> None:
-    failure = MeasurementFailed("rank 0 must exit with 0, got exit code 1")
-    with pytest.raises(MeasurementFailed, match="rank 0"):
-        run(request_, PlayedWorker(fails_after=3, failure=failure))
-    # The environment, and three steps.
-    assert len((request_.folder / OBSERVATIONS).read_text().splitlines()) == 4
-
-
-def test_predictions_changed_by_another_profile_are_not_resumed(
-    request_: ValidationRequest, here: str
-) -> None:
-    worker = PlayedWorker(step_s=as_predicted(request_.folder), fingerprint=here)
-    run(request_, worker)
-    other = measured_here(profile(Machine(latency_s=2e-4)), here)
-    with pytest.raises(UsageError, match="another plan"):
-        run(
-            ValidationRequest(profile=other, folder=request_.folder, budget="quick", resume=True),
-            worker,
-        )
-
-
 def test_a_profile_of_another_machine_is_refused(request_: ValidationRequest) -> None:
     foreign = ValidationRequest(profile=profile(Machine()), folder=request_.folder)
     with pytest.raises(CalibrationUnavailable, match=r"got synthetic \(synthetic\); run perfmodel"):
@@ -222,14 +201,6 @@ def test_an_unknown_budget_is_refused(request_: ValidationRequest) -> None:
     )
     with pytest.raises(UsageError, match="one of quick, standard, got 'thorough'"):
         run(thorough, PlayedWorker())
-
-
-def test_a_profile_of_more_ranks_than_cores_is_refused(
-    request_: ValidationRequest, here: str
-) -> None:
-    many = measured_here(replace(profile(Machine()), ranks_per_node=4096), here)
-    with pytest.raises(UsageError, match="ranks per node must be <="):
-        run(ValidationRequest(profile=many, folder=request_.folder), PlayedWorker())
 
 
 def test_four_workloads_are_enough_to_judge_both_ends_of_the_coverage(

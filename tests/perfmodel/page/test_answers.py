@@ -15,7 +15,7 @@ from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.page.answers import Answers
 from perfmodel.page.export import export_html
 from perfmodel.page.machines import read_session, typed
-from tests.perfmodel.cli.command import runner
+from tests.perfmodel.cli.command import Run
 from tests.perfmodel.cli.test_memory_command import document as traced
 from tests.perfmodel.cost.large_samples import document
 from tests.perfmodel.cost.test_rescale import calibrated
@@ -47,36 +47,11 @@ def test_an_answer_is_that_of_whatif() -> None:
     assert answer.step_s != before.point.step_s
 
 
-def test_the_curve_is_that_of_predict() -> None:
-    answer = answers().answer(asked(devices=6))
-    counts = [point.devices for point in answer.curve]
-    assert counts == sorted({6, *(2**power for power in range(11))})
-    document = pm.predict(NOISY, "heavy", devices=counts, batch=16)
-    assert [p.value for p in answer.curve] == [p.speedup for p in document.points]
-
-
 def test_strong_scaling_leaves_out_what_cannot_be_split() -> None:
     answer = answers().answer(asked(devices=2, batch=8, scaling="strong"))
     assert [point.devices for point in answer.curve] == [1, 2, 4, 8]
     with pytest.raises(NotFeasible, match="multiple of devices"):
         answers().answer(asked(devices=3, batch=8, scaling="strong"))
-
-
-def test_the_command_below_an_answer_prints_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "runs").mkdir()
-    as_file(NOISY).write(tmp_path / "runs" / "profile.json")
-    monkeypatch.chdir(tmp_path)
-    changes = {"network.latency": "0.5x", "device.speed": "2x", "accumulation": "2"}
-    answer = answers().answer(asked(scaling="strong", batch=64, changes=changes))
-    program, *words = shlex.split(answer.command)
-    assert program == "perfmodel"
-    result = runner(monkeypatch, capsys)(*words, "--json")
-    told = WhatIfDocument.of_text(result.stdout).scenarios[-1]
-    assert told.point.step_s == answer.step_s
-    assert told.point.speedup == answer.speedup
-    assert told.contrast == answer.contrast
 
 
 def test_the_timeline_covers_the_step_in_order() -> None:
@@ -100,7 +75,7 @@ def test_money_is_device_hours_times_price() -> None:
 
 
 def test_a_layout_is_answered_as_predict_does(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     document().write(tmp_path / "inferred.json")
     monkeypatch.chdir(tmp_path)
@@ -113,7 +88,7 @@ def test_a_layout_is_answered_as_predict_does(
         capacity_bytes=80 * 2**30,
     )
     answer = layout_answers().answer(question)
-    result = runner(monkeypatch, capsys)(*shlex.split(answer.command)[1:], "--json")
+    result = run(*shlex.split(answer.command)[1:], "--json")
     [told] = PredictionDocument.of_text(result.stdout).points
     assert told.large_model is not None
     assert (answer.step_s, answer.throughput) == (told.step_s, told.large_model.tokens_per_s)
@@ -126,9 +101,7 @@ def test_a_layout_is_answered_as_predict_does(
     assert {lane.name.partition(":")[0] for lane in answer.timeline} == {"stage 0", "stage 1"}
 
 
-def test_memory_is_that_of_the_memory_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_memory_is_that_of_the_memory_command(run: Run, tmp_path: Path) -> None:
     profile, workload = tmp_path / "profile.json", tmp_path / "light.json"
     as_file(NOISY).write(profile)
     traced().write(workload)
@@ -137,7 +110,7 @@ def test_memory_is_that_of_the_memory_command(
     changes = {"profile": name, "workload": "light", "devices": 2, "batch": 8}
     answer = Answers(session).answer(asked(**changes, capacity_bytes=2**30))
     words = ("--workload", workload, "--device-memory", "1GiB", "--micro-batch", 8, "--devices", 2)
-    told = json.loads(runner(monkeypatch, capsys)("memory", *words, "--json").stdout)
+    told = json.loads(run("memory", *words, "--json").stdout)
     assert answer.memory is not None
     assert answer.memory.needed_bytes == told["needed_bytes"]
     assert answer.memory.verdict == told["verdict"] == "fits"
@@ -212,15 +185,13 @@ def test_a_cluster_is_that_of_predict_and_ends_the_curve(served: Answers) -> Non
         served.answer(asked_of(served, cluster="ethernet", devices=64))
 
 
-def test_the_command_names_the_file_and_prints_the_same(
-    served: Answers, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_names_the_file_and_prints_the_same(served: Answers, run: Run) -> None:
     changes = {"cluster.bandwidth": "400Gb/s", "network.link": "eth-100", "gradients": "bf16"}
     answer = served.answer(asked_of(served, cluster="ethernet", changes=changes))
     program, *words = shlex.split(answer.command)
     assert program == "perfmodel"
     assert "cluster=ethernet.toml" in words
-    result = runner(monkeypatch, capsys)(*words, "--json")
+    result = run(*words, "--json")
     told = WhatIfDocument.of_text(result.stdout).scenarios[-1]
     assert told.point.step_s == answer.step_s
     assert told.contrast == answer.contrast

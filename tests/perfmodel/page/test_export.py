@@ -13,7 +13,7 @@ import pytest
 import perfmodel.page
 from perfmodel.documents.page import LayoutQuestion, StepQuestion
 from perfmodel.page.export import SCRIPTS, export_grid, export_html, page, question_of, start
-from tests.perfmodel.cli.command import complaint, runner
+from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.page.sessions import NOISY, answers, layout_answers
 from tests.perfmodel.profiles import as_file
 
@@ -101,10 +101,7 @@ def test_questions_travel_behind_the_address() -> None:
     assert start(answers().catalogue).profile == "here"
 
 
-def test_the_command_writes_one_file(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    run = runner(monkeypatch, capsys)
+def test_the_command_writes_one_file(run: Run, tmp_path: Path) -> None:
     profile = tmp_path / "profile.json"
     as_file(NOISY).write(profile)
     out = tmp_path / "page.html"

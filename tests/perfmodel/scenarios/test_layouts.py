@@ -15,7 +15,7 @@ from perfmodel.report.prediction import whatif_lines, whatif_table
 from perfmodel.scenarios.changes import Scenario
 from perfmodel.scenarios.compare import compare_scenarios
 from perfmodel.scenarios.fields import scenarios_of
-from tests.perfmodel.cli.command import runner
+from tests.perfmodel.cli.command import Run
 
 PROFILE = Path(__file__).parents[3] / "docs/records/inferred/h100.json"
 MACHINE = InferredDocument.read(PROFILE).machine
@@ -149,10 +149,7 @@ def test_what_cannot_be_split_is_not_feasible(setting: str, message: str) -> Non
         compared(setting)
 
 
-def test_the_command_writes_what_it_prints(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    run = runner(monkeypatch, capsys)
+def test_the_command_writes_what_it_prints(run: Run, tmp_path: Path) -> None:
     large = ("--profile", PROFILE, "--model", "llama2-7b", "--layout", TEXT)
     printed = run("whatif", *large, "--set", "tp=2", "--output", tmp_path / "it.json", "--json")
     told = WhatIfDocument.of_text(printed.stdout)
