@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +12,7 @@ from perfmodel.documents.base import Provenance
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UntraceableModel, UsageError, refuse_unknown
 from perfmodel.files import read_json
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.tracing.huggingface_config import DECODERS, LLAMA_FAMILY, Config, read_shape
 from perfmodel.tracing.imports import without_collection, without_compiler
 from perfmodel.workload.optimizers import CUDA_DEFAULT, DEFAULT
@@ -25,6 +27,13 @@ if TYPE_CHECKING:
 _LONGEST_DEFAULT: Final = 8192
 #: Samples of a pass of which only parameters are wanted.
 _FEWEST_SAMPLES: Final = 1
+#: What a user who names a model alone does not choose.
+_METHOD: Final = (
+    "traced with SGD in {precision}; perfmodel trace takes another optimizer and precision"
+)
+_IN_WORDS: Final = {"fp32": "fp32", "fp16": "fp16 autocast"}
+#: Samples of one pass where the operators of a model are found; the file serves every batch.
+_TRACED_SAMPLES: Final = 8
 
 
 def is_model_config(path: Path) -> bool:
@@ -128,6 +137,34 @@ def traced_document(  # noqa: PLR0913 - one parameter per option
             as_on_cuda=as_on_cuda,
         )
     return document_of(traced, argv=argv)
+
+
+def document_for(
+    machine: MeasuredMachine, model: str, *, flag: str = "--workload"
+) -> WorkloadDocument:
+    """The trace of a model as the kind of device of a machine runs it, in the precision it is known in."""
+    refuse_without_torch(f"{flag}: {model}")
+    costs = machine.device_costs
+    precision = "fp32" if costs is None or costs.left_out[0].precision == "fp32" else "fp16"
+    method = StepMethod(
+        optimizer="sgd",
+        optimizer_implementation=DEFAULT if costs is None else CUDA_DEFAULT,
+        precision=precision,
+        checkpointing="none",
+        device_kind=machine.traced_kind if costs is None else "cpu",
+    )
+    document = traced_document(
+        model,
+        method,
+        micro_batch=_TRACED_SAMPLES,
+        image_size=None,
+        sequence_length=None,
+        argv=sys.argv,
+        as_on_cuda=costs is not None,
+    )
+    assert document.trace is not None
+    caveats = (*document.trace.caveats, _METHOD.format(precision=_IN_WORDS[precision]))
+    return document.model_copy(update={"trace": replace(document.trace, caveats=caveats)})
 
 
 def live_document(  # noqa: PLR0913 - one parameter per part of a step

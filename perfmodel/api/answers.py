@@ -18,7 +18,7 @@ from perfmodel.documents.prediction import (
     PredictionDocument,
     WhatIfDocument,
 )
-from perfmodel.documents.profile import ProfileDocument, shipped_machines
+from perfmodel.documents.profile import ProfileDocument, machine_file
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError, refuse_unknown
@@ -238,7 +238,7 @@ def read_profile(path: AnyPath) -> MeasuredMachine:
     CalibrationUnavailable
         If it is unusable.
     """
-    return ProfileDocument.read(shipped_machines().get(os.fspath(path), Path(path))).machine
+    return ProfileDocument.read(machine_file(os.fspath(path), flag="profile")).machine
 
 
 def read_workload(path: AnyPath) -> WorkloadDocument:

@@ -5,8 +5,6 @@ model that has the same operators need not be timed.
 """
 
 import re
-import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,12 +18,6 @@ if TYPE_CHECKING:
     from perfmodel.machine.measured import OperatorCosts
     from perfmodel.workload.step import SymbolicStep
 
-#: What a user who names a model alone does not choose.
-_METHOD = "traced with SGD in {precision}; perfmodel trace takes another optimizer and precision"
-_IN_WORDS = {"fp32": "fp32", "fp16": "fp16 autocast"}
-#: Samples of one pass where the operators of a model are found; the file serves every batch.
-_TRACED_SAMPLES = 8
-
 
 def traced_file(profile: Path, model: str, folder: Path) -> Path:
     """Trace a model for the kind of device of a profile into a folder, and return its workload file.
@@ -33,36 +25,12 @@ def traced_file(profile: Path, model: str, folder: Path) -> Path:
     It is traced again each time: nothing tells whether what a factory imports has changed.
     """
     from perfmodel.documents.profile import ProfileDocument
-    from perfmodel.models import refuse_without_torch, traced_document
-    from perfmodel.workload.optimizers import CUDA_DEFAULT, DEFAULT
-    from perfmodel.workload.step import StepMethod
+    from perfmodel.models import document_for
 
-    refuse_without_torch(f"--workload: {model}")
-    machine = ProfileDocument.read(profile).machine
-    costs = machine.device_costs
-    precision = "fp32" if costs is None or costs.left_out[0].precision == "fp32" else "fp16"
-    method = StepMethod(
-        optimizer="sgd",
-        optimizer_implementation=DEFAULT if costs is None else CUDA_DEFAULT,
-        precision=precision,
-        checkpointing="none",
-        device_kind=machine.traced_kind if costs is None else "cpu",
-    )
-    document = traced_document(
-        model,
-        method,
-        micro_batch=_TRACED_SAMPLES,
-        image_size=None,
-        sequence_length=None,
-        argv=sys.argv,
-        as_on_cuda=costs is not None,
-    )
+    document = document_for(ProfileDocument.read(profile).machine, model)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", document.workload.name)
     path = folder / f"{name}.json"
-    assert document.trace is not None
-    caveats = (*document.trace.caveats, _METHOD.format(precision=_IN_WORDS[precision]))
-    trace = replace(document.trace, caveats=caveats)
-    document.model_copy(update={"trace": trace}).write(path)
+    document.write(path)
     return path
 
 

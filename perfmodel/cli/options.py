@@ -313,20 +313,15 @@ def read_question(
 
 # What is asked about.
 def _machine_path(text: object) -> object:
-    """The file of a machine: as named, or one that comes with perfmodel."""
-    if not isinstance(text, str) or Path(text).suffix or "/" in text or Path(text).exists():
-        return Path(text) if isinstance(text, str) else text
-    from perfmodel.documents.profile import shipped_machines
+    if not isinstance(text, str):  # the default
+        return text
+    from perfmodel.documents.profile import machine_file
 
-    shipped = shipped_machines()
-    if near := did_you_mean(text, shipped) if text not in shipped else "":
-        raise UsageError(
-            f"--machine: must be a file or a name of perfmodel machines, got {text!r}{near}"
-        )
-    return shipped.get(text, Path(text))
+    return machine_file(text, flag="--machine")
 
 
-def _machine(meaning: str) -> Any:
+def machine(meaning: str) -> Any:
+    """``--profile``, or ``--machine`` with the name of a machine that comes with perfmodel."""
     return typer.Option(
         "--profile", "--machine", parser=_machine_path, metavar="FILE", help=meaning
     )
@@ -334,10 +329,10 @@ def _machine(meaning: str) -> Any:
 
 Profile: TypeAlias = Annotated[Path, typer.Option(help="Profile, from perfmodel calibrate.")]
 Machine: TypeAlias = Annotated[
-    Path, _machine("Profile, from perfmodel calibrate, or a name of perfmodel machines.")
+    Path, machine("Profile, from perfmodel calibrate, or a name of perfmodel machines.")
 ]
 OptionalMachine: TypeAlias = Annotated[
-    Path | None, _machine("Profile, or a name of perfmodel machines, for times in seconds.")
+    Path | None, machine("Profile, or a name of perfmodel machines, for times in seconds.")
 ]
 TorchVersion: TypeAlias = Annotated[
     str | None,

@@ -15,11 +15,14 @@ if TYPE_CHECKING:
 DEFAULT_PORT: Final = 8765
 _HIGHEST_PORT: Final = 65_535
 
-_PROFILES = typer.Option("--profile", help=f"Profile; repeatable. Default: {opt.DEFAULT_PROFILE}.")
+_PROFILES = opt.machine(
+    f"Profile, or a name of perfmodel machines; repeatable. Default: {opt.DEFAULT_PROFILE}, or "
+    "these machines where there is none."
+)
 _WORKLOADS = typer.Option(
     "--workload",
-    help="Workload file from perfmodel trace, whose memory is then known; repeatable. Calibrated "
-    "workloads are always there.",
+    help="Workload file from perfmodel trace, whose memory is then known; on perfmodel machines also a "
+    "model, such as torchvision:resnet50; repeatable. Calibrated workloads are always there.",
 )
 _CLUSTERS = typer.Option(
     "--cluster", help="Cluster file, whose links can then be chosen; repeatable."
@@ -38,7 +41,7 @@ _ASK = typer.Option(
 def serve(
     *,
     profile: Annotated[list[Path] | None, _PROFILES] = None,
-    workload: Annotated[list[Path] | None, _WORKLOADS] = None,
+    workload: Annotated[list[str] | None, _WORKLOADS] = None,
     cluster: Annotated[list[Path] | None, _CLUSTERS] = None,
     validation: opt.Validation = None,
     budget_file: Annotated[Path | None, _BUDGET_FILE] = None,
@@ -54,8 +57,11 @@ def serve(
     from perfmodel.documents.base import write_atomically
     from perfmodel.page.answers import Answers
     from perfmodel.page.export import export_html, question_of, start
-    from perfmodel.page.machines import read_session
+    from perfmodel.page.machines import read_session, unmeasured_machines
 
+    if not profile and not opt.DEFAULT_PROFILE.exists():
+        profile = unmeasured_machines()
+        typer.echo(f"no {opt.DEFAULT_PROFILE}: machines inferred from steps of others", err=True)
     session = read_session(
         profile or [opt.DEFAULT_PROFILE],
         workload or [],

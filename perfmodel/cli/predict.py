@@ -431,7 +431,9 @@ def whatif(
     show_document(shown, whatif_table(shown), whatif_lines(shown, verbose=verbose), as_json=as_json)
 
 
-_INFERRED = typer.Option(help="Calibration from runs, from perfmodel calibrate --from-runs.")
+_INFERRED = opt.machine(
+    "Calibration from runs, from perfmodel calibrate --from-runs, or a name of perfmodel machines."
+)
 _SEQUENCES = opt.count("--global-batch", "Sequences per step of all devices.")
 _INTERLEAVE = opt.count("--interleave", "Most pipeline stages per device.")
 _TOP = opt.count("--top", "How many layouts to show.")

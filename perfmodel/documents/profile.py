@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Final, Self
 from pydantic import SerializerFunctionWrapHandler, WrapSerializer, model_validator
 
 from perfmodel.documents.base import Document, Provenance
-from perfmodel.errors import CalibrationUnavailable, PerfModelError
+from perfmodel.errors import CalibrationUnavailable, PerfModelError, UsageError, did_you_mean
 from perfmodel.machine.machine import Machine, Origin
 from perfmodel.machine.measured import MeasuredMachine
 
@@ -46,6 +46,19 @@ _SHIPPED: Final = Path(__file__).with_name("machines")
 def shipped_machines() -> dict[str, Path]:
     """Machines that come with perfmodel, by name; ``python -m tests.benchmarks.machines`` makes them."""
     return {path.stem: path for path in sorted(_SHIPPED.glob("*.json"))}
+
+
+def machine_file(text: str, *, flag: str, folder: Path = Path()) -> Path:
+    """The file of a machine: as named, seen from a folder, or one that comes with perfmodel."""
+    path = folder / text
+    if Path(text).suffix or "/" in text or path.exists():
+        return path
+    shipped = shipped_machines()
+    if near := did_you_mean(text, shipped) if text not in shipped else "":
+        raise UsageError(
+            f"{flag}: must be a file or a name of perfmodel machines, got {text!r}{near}"
+        )
+    return shipped.get(text, path)
 
 
 class ProfileDocument(MachineDocument):

@@ -30,7 +30,7 @@ from perfmodel.documents.page import (
     TimelineSpan,
 )
 from perfmodel.documents.prediction import Contrast, PredictedPoint
-from perfmodel.errors import NotFeasible, UsageError
+from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.layout.layout import (
     MOST_DEVICES,
     Layout,
@@ -239,9 +239,10 @@ class Answers:
         unchanged = _Subject(asked.profile, asked.workload)
         try:
             _, layout = _layouts(self._scenario(unchanged), asked)
-        except NotFeasible:  # the batch may need the changed accumulation to be split evenly
+            before_s = self._step(unchanged, layout).step_s
+        except (NotFeasible, CalibrationUnavailable):
+            # The batch may need the changed accumulation, several devices the cluster.
             return None
-        before_s = self._step(unchanged, layout).step_s
         batches = found.layout.global_batch / layout.global_batch
         return contrast_of_draws(before_s, found.step_s, batches=batches, is_paired=True)
 

@@ -202,10 +202,18 @@ def start(catalogue: Catalogue) -> StepQuestion | LayoutQuestion:
         return LayoutQuestion(
             kind="layout", profile=profile.name, workload=entry.name, layout="dp=8", batch=64
         )
-    devices = 1 if profile.bandwidth_bytes_per_s is None else 8
+    devices, cluster = 1 if profile.bandwidth_bytes_per_s is None else 8, None
+    if devices == 1 and catalogue.clusters:  # nothing else is known of links
+        cluster = catalogue.clusters[0].name
+        devices = min(8, catalogue.clusters[0].devices)
     batch = entry.batches[len(entry.batches) // 2]
     return StepQuestion(
-        kind="step", profile=profile.name, workload=entry.name, devices=devices, batch=batch
+        kind="step",
+        profile=profile.name,
+        workload=entry.name,
+        devices=devices,
+        batch=batch,
+        cluster=cluster,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 from perfmodel.answer.answer import Forecast
 from perfmodel.answer.measured import refuse_other_jobs, timed_workload
@@ -26,7 +26,7 @@ from perfmodel.documents.page import (
     CatalogueTier,
     PriceOffer,
 )
-from perfmodel.documents.profile import ProfileDocument
+from perfmodel.documents.profile import ProfileDocument, shipped_machines
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, PerfModelError, UsageError, refuse_unknown
@@ -34,12 +34,17 @@ from perfmodel.files import read_json
 from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.machine import Machine
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
+from perfmodel.models import document_for
 from perfmodel.plan.cost import compare_costs
 from perfmodel.scenarios.changes import Scenario, link_of, usable_links
 from perfmodel.scenarios.fields import changed
 from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer
 
 PRECISIONS = ("bf16", "fp16")
+#: On a machine that was not measured, unless somebody names another.
+FIRST_MODEL: Final = "torchvision:resnet50"
+#: The first of the machines that are offered where nothing was measured: most steps told its costs.
+FIRST_MACHINE: Final = "rtx-3090"
 _Offer = TypeVar("_Offer")
 
 
@@ -124,16 +129,28 @@ def _unique_name(path: Path, taken: Mapping[str, object]) -> str:
     return name
 
 
+def unmeasured_machines() -> list[Path]:
+    """The machines that come with perfmodel, the one that most steps told first."""
+    shipped = shipped_machines()
+    return [shipped.pop(FIRST_MACHINE), *shipped.values()]
+
+
 def read_session(
     profiles: Sequence[Path],
-    workloads: Sequence[Path],
+    workloads: Sequence[str],
     *,
     validation: Path | None,
     budget: Path | None,
     clusters: Sequence[Path] = (),
 ) -> Session:
-    """All that a page can be asked, read once."""
-    documents = [(path, WorkloadDocument.read(path)) for path in workloads]
+    """All that a page can be asked, read once.
+
+    ``workloads``: Files; and models by name, which machines that were not measured trace.
+    """
+    files = [text for text in workloads if text.endswith(".json")]
+    documents = [(typed(Path(text)), WorkloadDocument.read(Path(text))) for text in files]
+    typed_models = [text for text in workloads if text not in files]
+    traces = _Traces(typed_models or ([] if files else [FIRST_MODEL]))
     judged = None if validation is None else ValidationDocument.read(validation)
     known: dict[str, OfferedCluster] = {}
     for path in clusters:
@@ -141,6 +158,7 @@ def read_session(
         refuse_other_jobs(cluster, by="--cluster")
         known[_unique_name(path, known)] = OfferedCluster(cluster=cluster, typed=typed(path))
     machines: dict[str, OfferedMachine] = {}
+    shipped = shipped_machines().values()
     for path in profiles:
         name = _unique_name(path, machines)
         if _is_inferred(path):
@@ -155,12 +173,17 @@ def read_session(
         is_own = judged and judged.provenance.host_fingerprint == profile.origin.fingerprint
         machines[name] = OfferedMachine(
             name=name,
-            typed=typed(path),
+            typed=path.stem if path in shipped else typed(path),
             machine=profile,
-            workloads=_workloads(profile, documents),
+            workloads=_workloads(profile, [*documents, *traces.of(profile)]),
             clusters=known,
             validation=judged if is_own else None,
             validation_typed=typed(validation) if validation and is_own else "",
+        )
+    if typed_models and not traces.were_used:
+        raise UsageError(
+            f"--workload: must be a file of perfmodel trace on machines that were measured, got {typed_models[0]!r}; "
+            f"perfmodel trace {typed_models[0]} writes one"
         )
     if validation is not None and not any(each.validation for each in machines.values()):
         raise UsageError(
@@ -168,6 +191,28 @@ def read_session(
         )
     prices, warnings = ((), ()) if budget is None else _prices(budget)
     return Session(machines=machines, prices=prices, price_warnings=warnings)
+
+
+class _Traces:
+    """Traces of models for machines that hold no workloads, made once for each precision."""
+
+    def __init__(self, models: Sequence[str]) -> None:
+        self._models = models
+        self._made: dict[str, list[tuple[str, WorkloadDocument]]] = {}
+
+    @property
+    def were_used(self) -> bool:
+        """Whether any machine asked for them."""
+        return bool(self._made)
+
+    def of(self, machine: MeasuredMachine) -> Sequence[tuple[str, WorkloadDocument]]:
+        """Each model as typed, and its trace; none for a machine that was measured."""
+        if machine.device_costs is None:
+            return []
+        precision = machine.device_costs.left_out[0].precision
+        if precision not in self._made:
+            self._made[precision] = [(name, document_for(machine, name)) for name in self._models]
+        return self._made[precision]
 
 
 def _is_inferred(path: Path) -> bool:
@@ -180,13 +225,13 @@ def _is_inferred(path: Path) -> bool:
 
 
 def _workloads(
-    profile: MeasuredMachine, documents: Sequence[tuple[Path, WorkloadDocument]]
+    profile: MeasuredMachine, documents: Sequence[tuple[str, WorkloadDocument]]
 ) -> Mapping[str, OfferedWorkload]:
     names = {entry.workload.name: entry for entry in profile.workloads}
     found = {name: OfferedWorkload(entry=entry, typed=name) for name, entry in names.items()}
-    for path, file in documents:
+    for text, file in documents:
         entry = timed_workload(profile, file.workload, trace=file.trace, memory=file.memory)
-        found[file.workload.name] = OfferedWorkload(entry=entry, typed=typed(path), document=file)
+        found[file.workload.name] = OfferedWorkload(entry=entry, typed=text, document=file)
     return found
 
 
@@ -267,7 +312,9 @@ def _entry(offered: OfferedMachine, name: str, workload: OfferedWorkload) -> Cat
         except PerfModelError as error:
             refused[precision] = str(error).removeprefix("--set precision: ")
     no_devices = ""
-    if isinstance(machine, MeasuredMachine) and machine.operators is None:
+    if isinstance(machine, MeasuredMachine) and machine.device_costs is not None:
+        no_devices = "choose another machine above"
+    elif isinstance(machine, MeasuredMachine) and machine.operators is None:
         no_devices = "this profile has no costs of operators: calibrate again with this version"
     elif workload.document is None or workload.document.trace is None:
         no_devices = (

@@ -1,9 +1,9 @@
 """The files that a plan names, read, and the steps of its options on the machines in them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from perfmodel.answer.measured import check_machine, open_workload, refuse_other_jobs
 from perfmodel.answer.question import Question
@@ -13,7 +13,7 @@ from perfmodel.cost.rescaling import find_device, rescaled_profile, shipped_cata
 from perfmodel.documents.hardware import read_cluster
 from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.plan import Option, PlanAccuracy, PlanFile, PlanMachine
-from perfmodel.documents.profile import ProfileDocument
+from perfmodel.documents.profile import ProfileDocument, machine_file
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
@@ -22,7 +22,7 @@ from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.inferred import InferredMachine
 from perfmodel.machine.machine import DEVICES_PER_NODE
 from perfmodel.machine.measured import CheckpointProfile, MeasuredMachine
-from perfmodel.models import read_model
+from perfmodel.models import document_for, read_model
 from perfmodel.plan.steps import FitInMemory, InferredSteps, MeasuredSteps, Steps
 from perfmodel.workload.transformer import NamedTransformer
 
@@ -38,7 +38,7 @@ class Sources:
     validations: Mapping[str, ValidationDocument] = field(default_factory=dict)
     clusters: Mapping[str, Cluster] = field(default_factory=dict)
     workload: WorkloadDocument | None = None
-    """The workload file, if the plan names one."""
+    """The workload file, if the plan names one; or the trace of its model for machines that were not measured."""
     model: NamedTransformer | None = None
     """The large model, if the plan names one."""
     checkpoints: Mapping[str, tuple[str, CheckpointProfile]] = field(default_factory=dict)
@@ -74,9 +74,11 @@ def _opened(plan: PlanFile, sources: Sources, option: Option) -> Question | Infe
     validation = sources.validations.get(option.name)
     cluster = sources.clusters.get(option.name)
     check_machine(machine, validation, cluster)
+    is_traced = machine.device_costs is not None or plan.work.name.endswith(".json")
+    named = sources.workload if is_traced else None
     return Question(
         machine=machine,
-        workload=open_workload(machine, plan.work.name, where="work.workload"),
+        workload=open_workload(machine, named or plan.work.name, where="work.workload"),
         validation=validation,
         cluster=cluster,
     )
@@ -150,17 +152,20 @@ def machine_records(plan: PlanFile, sources: Sources) -> tuple[PlanMachine, ...]
 
 def _record(options: list[Option], sources: Sources) -> PlanMachine:
     profile = sources.profiles[options[0].name]
+    basis: Literal["measured", "inferred"] = "inferred"
     if isinstance(profile, InferredMachine):
         sizes = open_inferred(profile).discrepancy.runs.devices
-        device, num_runs, most = profile.device_name, profile.num_runs, int(sizes.max())
+        num_runs, most = profile.num_runs, int(sizes.max())
+    elif profile.device_costs is not None:
+        num_runs, most = profile.device_costs.num_rows, profile.max_world_size
     else:
-        device, num_runs, most = profile.device_name, len(profile.steps), profile.max_world_size
+        basis, num_runs, most = "measured", len(profile.steps), profile.max_world_size
     return PlanMachine(
         options=tuple(option.name for option in options),
         profile=options[0].profile,
         digest=profile.digest,
-        device=device,
-        basis="inferred" if isinstance(profile, InferredMachine) else "measured",
+        device=profile.device_name,
+        basis=basis,
         made_utc=profile.origin.made_utc,
         num_runs=max(num_runs, 1),
         most_devices=most,
@@ -207,6 +212,8 @@ def read_sources(plan: PlanFile, path: Path) -> tuple[PlanFile, Sources]:
     profiles = {
         option.name: _profile(option, folder, is_large=bool(model)) for option in plan.option
     }
+    if workload is None:
+        workload = _traced(work.name, profiles.values())
     return found, Sources(
         profiles=profiles,
         checkpoints=_checkpoints(plan, profiles, folder),
@@ -218,7 +225,7 @@ def read_sources(plan: PlanFile, path: Path) -> tuple[PlanFile, Sources]:
 
 
 def _profile(option: Option, folder: Path, *, is_large: bool) -> MeasuredMachine | InferredMachine:
-    path = folder / option.profile
+    path = machine_file(option.profile, flag="option.profile", folder=folder)
     if is_large:
         return InferredDocument.read(path).machine
     profile = ProfileDocument.read(path).machine
@@ -227,6 +234,16 @@ def _profile(option: Option, folder: Path, *, is_large: bool) -> MeasuredMachine
     catalogue = shipped_catalogue()
     sheet = find_device(option.device, catalogue, flag="option.device")
     return rescaled_profile(profile, sheet, catalogue)
+
+
+def _traced(
+    name: str, machines: Iterable[MeasuredMachine | InferredMachine]
+) -> WorkloadDocument | None:
+    """The trace of a model for the first machine that holds no workloads; all such machines run the same."""
+    for machine in machines:
+        if isinstance(machine, MeasuredMachine) and machine.device_costs is not None:
+            return document_for(machine, name, flag="work.workload")
+    return None
 
 
 def _checkpoints(

@@ -324,7 +324,7 @@ def _page(profile: str, question: dict[str, Any], **more: Any) -> Any:
     from perfmodel.page.answers import Answers  # noqa: PLC0415
     from perfmodel.page.machines import read_session  # noqa: PLC0415
 
-    workloads = [Path(path) for path in more.get("workloads", ())]
+    workloads = [*more.get("workloads", ())]
     clusters = [Path(path) for path in more.get("clusters", ())]
     session = read_session(
         [Path(profile)], workloads, validation=None, budget=None, clusters=clusters

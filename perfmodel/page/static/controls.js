@@ -57,7 +57,9 @@ function fresh(profileName, workloadName, scaling = "weak") {
   if (profile.kind === "layout") return { ...state, devices: 8, batch: 64 };
   const { batches } = workload;
   const batch = scaling === "strong" ? batches.at(-1) : batches[Math.floor(batches.length / 2)];
-  return { ...state, devices: profile.bandwidth_bytes_per_s ? 8 : 1, batch };
+  if (profile.bandwidth_bytes_per_s) return { ...state, devices: 8, batch };
+  const [cluster] = data.catalogue.clusters; // where one rank was measured, nothing else is known of links
+  return { ...state, devices: cluster ? Math.min(8, cluster.devices) : 1, batch, cluster: cluster?.name ?? "" };
 }
 
 function questionOf(state, money) {
@@ -141,7 +143,7 @@ function showStep(state, profile, workload) {
     setLadder(id, times.toSorted((a, b) => a - b), state.factors[id]);
     byId(id).disabled = id !== "speed" && !known;
   }
-  byId("link-hint").textContent = known ? "" : "One rank was measured: nothing is known of the network. Calibrate with --nproc 2 or more.";
+  byId("link-hint").textContent = known ? "" : "One rank was measured: nothing is known of the network. Calibrate with --nproc 2 or more, or serve with --cluster FILE.";
   showHardware(state, workload, known);
   const refused = Object.entries(workload.refused);
   options(byId("precision"), ["fp32", "bf16", "fp16"].map((name) => [name, name, name in workload.refused]), state.plain.precision);

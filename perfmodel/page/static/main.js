@@ -43,7 +43,8 @@ async function ask() {
   try {
     const question = questionOf(state, moneyAsked());
     if (!data.grid) history.replaceState(null, "", `#${encodeURIComponent(JSON.stringify(question))}`);
-    show(data.grid ? stored() : await fetched(question), started);
+    const answer = data.grid ? stored() : await fetched(question);
+    if (isOf(question)) show(answer, started);
   } catch (error) {
     complain(error.message);
   } finally {
@@ -56,6 +57,11 @@ async function ask() {
   } else {
     delete document.body.dataset.asking;
   }
+}
+
+// Whether the machine and the workload are still those that were asked about.
+function isOf(question) {
+  return question.profile === state.profile && question.workload === state.workload;
 }
 
 function stored() {
@@ -150,6 +156,7 @@ function takeOffer() {
 }
 
 function restart(changed) {
+  if (!isOf(changed)) document.body.classList.add("stale"); // until the new machine answers
   state = changed;
   showMachine(state);
   if (data.grid) freeze();

@@ -105,7 +105,7 @@ def test_memory_is_that_of_the_memory_command(run: Run, tmp_path: Path) -> None:
     profile, workload = tmp_path / "profile.json", tmp_path / "light.json"
     as_file(NOISY).write(profile)
     traced().write(workload)
-    session = read_session([profile], [workload], validation=None, budget=None)
+    session = read_session([profile], [str(workload)], validation=None, budget=None)
     [name] = session.machines
     changes = {"profile": name, "workload": "light", "devices": 2, "batch": 8}
     answer = Answers(session).answer(asked(**changes, capacity_bytes=2**30))
@@ -157,7 +157,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
     monkeypatch.chdir(tmp_path)
     session = read_session(
         [Path("runs/profile.json")],
-        [Path("runs/traced.json")],
+        ["runs/traced.json"],
         validation=None,
         budget=None,
         clusters=[Path("ethernet.toml")],

@@ -1,0 +1,107 @@
+"""Machines that nobody here measured, by name: in plans, on the page, in the search of layouts."""
+
+from pathlib import Path
+
+import pytest
+
+import perfmodel as pm
+from perfmodel.documents.page import StepQuestion
+from perfmodel.documents.plan import PlanDocument
+from perfmodel.machine.measured import MeasuredMachine
+from perfmodel.page.answers import Answers
+from perfmodel.page.machines import read_session, unmeasured_machines
+from tests.perfmodel.cli.command import complaint, runner
+from tests.perfmodel.page.test_export import held
+from tests.perfmodel.plan.plans import PLAN, TODAY
+from tests.perfmodel.profiles import Machine, as_file, profile
+
+CLUSTER = Path(__file__).resolve().parents[3] / "docs" / "clusters" / "pcie-box.toml"
+
+
+def plan_text(workload: str, *machines: str) -> str:
+    """The plan of the other tests with one device of each of these machines."""
+    head, option, *_ = PLAN.split("[[option]]")
+    option = option.replace("{ first = 1, last = 16 }", "[1]")
+    options = (
+        option.replace("slow.json", name).replace('name = "slow"', f'name = "on {name}"')
+        for name in machines
+    )
+    return "[[option]]".join([head.replace('"heavy"', f'"{workload}"'), *options])
+
+
+def test_a_plan_names_machines_that_ship_and_a_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    plan, command = tmp_path / "plan.toml", runner(monkeypatch, capsys)
+    plan.write_text(plan_text("lenet", "titan-rtx", "rtx-3090"), encoding="utf-8")
+    told = PlanDocument.of_text(command("plan", "options", plan, "--today", TODAY, "--json").stdout)
+    assert {(each.profile, each.basis) for each in told.machines} == {
+        ("titan-rtx", "inferred"),
+        ("rtx-3090", "inferred"),
+    }
+    traced_lenet = pm.trace("lenet", precision="fp32", device_kind="as-cuda")
+    [row] = (each.row for each in told.options if each.row.option == "on titan-rtx")
+    [point] = pm.predict("titan-rtx", traced_lenet, devices=1, batch=row.micro_batch).points
+    assert row.step_s.nominal == pytest.approx(point.step_s.nominal, rel=1e-6)
+
+    plan.write_text(plan_text("lenet", "titan-rtz"), encoding="utf-8")
+    refused = complaint(command("plan", "options", plan, "--today", TODAY), 2)
+    assert "option.profile: must be a file or a name of perfmodel machines" in refused
+    assert "titan-rtx?" in refused
+
+
+def test_the_search_of_layouts_says_what_a_machine_lacks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = runner(monkeypatch, capsys)
+    words = ("--model", "gpt2", "--devices", 8, "--global-batch", 64)
+    lacking = complaint(command("plan", "parallelism", "--machine", "titan-rtx", *words), 5)
+    assert "must be a calibration from runs" in lacking
+    unknown = complaint(command("plan", "parallelism", "--machine", "titan-rtz", *words), 2)
+    assert "--machine: must be a file or a name of perfmodel machines" in unknown
+
+
+def test_serve_starts_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pm.trace("lenet", device_kind="as-cuda").write(tmp_path / "lenet.json")
+    command = runner(monkeypatch, capsys)
+    told = command("serve", "--workload", "lenet.json", "--export", "page.html")
+    assert told.exit_code == 0, told
+    assert "machines inferred from steps of others" in told.stderr
+    page = held((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert page["question"]["profile"] == "rtx-3090"
+    assert page["answers"]["1|32|"]["evidence"]["compute"] == "inferred"
+
+
+def test_a_model_is_traced_once_for_machines_of_one_precision() -> None:
+    machines = unmeasured_machines()
+    session = read_session(machines, ["lenet"], validation=None, budget=None, clusters=[CLUSTER])
+    offered = list(session.machines.values())
+    traces = {id(each.workloads["lenet"].document) for each in offered}
+    costs = [
+        each.machine.device_costs for each in offered if isinstance(each.machine, MeasuredMachine)
+    ]
+    precisions = {each.left_out[0].precision for each in costs if each is not None}
+    assert len(traces) == len(precisions)
+    answers = Answers(session)
+    asked = StepQuestion(
+        kind="step", profile="titan-rtx", workload="lenet", devices=8, batch=32, cluster="pcie-box"
+    )
+    here, there = (
+        answers.answer(asked.model_copy(update={"profile": name}))
+        for name in ("titan-rtx", "rtx-3090")
+    )
+    assert here.step_s != there.step_s
+    assert "--profile titan-rtx --workload lenet" in here.command
+
+
+def test_a_model_by_name_needs_a_machine_that_traces_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    as_file(profile(Machine())).write(tmp_path / "own.json")
+    command = runner(monkeypatch, capsys)
+    words = ("serve", "--profile", tmp_path / "own.json", "--workload", "lenet")
+    refused = complaint(command(*words, "--export", tmp_path / "page.html"), 2)
+    assert "perfmodel trace lenet" in refused
