@@ -29,8 +29,7 @@ from perfmodel.errors import (
     why,
 )
 from perfmodel.files import read_json
-from perfmodel.layout.layout import Synchronisation
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting, Synchronisation
 from perfmodel.units import Seconds
 
 OBSERVATIONS: Final = "observations.jsonl"

@@ -22,8 +22,7 @@ from calibrate.task import (
 )
 from perfmodel.documents.observation import StackSpec
 from perfmodel.errors import UsageError
-from perfmodel.layout.layout import Synchronisation
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting, Synchronisation
 from perfmodel.units import GIB, KIB, MIB, Seconds
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from perfmodel.cost.jobs import SINGLE_BYTES, USUAL, Jobs, model_columns
 from perfmodel.cost.rescaling import precision_ratio
-from perfmodel.documents.inferred import RunColumns
+from perfmodel.documents.profile import RunColumns
 from perfmodel.errors import InvalidDocument, did_you_mean, why
 from perfmodel.files import MOST_ROWS, parse_json, read_lines, read_table, read_trace
 from perfmodel.layout.layout import Precision, Recompute

@@ -31,7 +31,7 @@ from perfmodel.cost.plausible import (
 )
 from perfmodel.cost.rescaling import device_sheet
 from perfmodel.documents.base import Provenance
-from perfmodel.documents.inferred import InferredDocument, RunColumns, read_run_columns
+from perfmodel.documents.profile import InferredDocument, RunColumns, read_run_columns
 from perfmodel.errors import IncomparableRuns, InvalidDocument
 from perfmodel.layout.candidates import Limits, impossible
 from perfmodel.layout.layout import Layout

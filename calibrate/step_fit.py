@@ -24,7 +24,7 @@ from perfmodel.cost.step_law import (
     StepWork,
     step_seconds,
 )
-from perfmodel.machine.device_costs import LeftOutError
+from perfmodel.machine.measured import LeftOutError
 
 #: Scatter of rows around the law, log; beyond it a row counts less and less.
 _LOG_SIGMA: Final = 0.05

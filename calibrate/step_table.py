@@ -30,8 +30,15 @@ from perfmodel.documents.hardware import DataSheet
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import IncomparableRuns, InvalidDocument, UntraceableModel, UsageError, why
 from perfmodel.files import read_table
-from perfmodel.machine.device_costs import DeviceCosts, MemoryFormat, Precision
-from perfmodel.machine.measured import DdpCosts, MeasuredMachine, Repeatability, Residual
+from perfmodel.machine.measured import (
+    DdpCosts,
+    DeviceCosts,
+    MeasuredMachine,
+    MemoryFormat,
+    Precision,
+    Repeatability,
+    Residual,
+)
 from perfmodel.units import Seconds, decimal, whole
 from perfmodel.workload.step import StepMethod, TracedStep
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray
 from perfmodel.documents.observation import PHASES, DeviceStreams, StepObservation
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting
 from perfmodel.machine.measured import Repeatability
 from perfmodel.units import Seconds
 

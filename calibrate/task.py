@@ -7,8 +7,7 @@ from pydantic import Field
 from calibrate.layers import Layer
 from perfmodel.documents.base import Document, Record
 from perfmodel.documents.observation import StackSpec
-from perfmodel.layout.layout import parse_layout
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting, parse_layout
 
 
 class TraceTask(Record):

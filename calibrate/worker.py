@@ -62,8 +62,7 @@ from perfmodel.documents.observation import (
     StepObservation,
     WorkloadObservation,
 )
-from perfmodel.layout.layout import Synchronisation, parse_layout
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting, Synchronisation, parse_layout
 
 _DEVICE_STREAM_STEPS: Final = 5
 #: Of the passes through a drawn model: a median needs no more.

@@ -1,8 +1,9 @@
-"""Types of numpy arrays; shapes and units stand where a value is described."""
+"""Types: numpy arrays, whose shapes and units stand where a value is described, and numbers within bounds."""
 
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import numpy as np
+from annotated_types import Ge, Gt, Le
 from numpy.typing import ArrayLike, NDArray
 
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -18,3 +19,9 @@ def soft_maximum(first: ArrayLike, second: ArrayLike, exponent: ArrayLike) -> Fl
     larger, power = np.maximum(first, second), np.asarray(exponent)
     ratio = np.minimum(first, second) / np.maximum(larger, _NOTHING_S)
     return np.asarray(larger * (1 + ratio**power) ** (1 / power))
+
+
+Positive: TypeAlias = Annotated[float, Gt(0)]
+NonNegative: TypeAlias = Annotated[float, Ge(0)]
+Share: TypeAlias = Annotated[float, Ge(0), Le(1)]
+Count: TypeAlias = Annotated[int, Gt(0)]

@@ -19,8 +19,7 @@ from perfmodel.answer.measured import (
 )
 from perfmodel.answer.question import Question
 from perfmodel.cost.terms import Samples, Terms
-from perfmodel.layout.layout import Layout, Scaling, Synchronisation
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import Layout, RunSetting, Scaling, Synchronisation
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.statistics import Interval
 from perfmodel.step.program import Cause

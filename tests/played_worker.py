@@ -14,7 +14,7 @@ from perfmodel.documents.observation import (
     StepObservation,
 )
 from perfmodel.errors import MeasurementFailed
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting
 from tests.fakes import LaunchCall
 
 NUM_STEPS = 12

@@ -23,8 +23,7 @@ from calibrate.probes.training import Trainer
 from calibrate.virtual.carrier import NAME, Carrier
 from calibrate.virtual.gpu import VirtualGpu, Work
 from calibrate.virtual.truth import Truth
-from perfmodel.layout.layout import Synchronisation
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting, Synchronisation
 from perfmodel.tracing.reference import REFERENCES
 from perfmodel.units import Seconds
 

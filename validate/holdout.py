@@ -10,8 +10,7 @@ from typing import Final
 from calibrate.experiment import doubling_sizes
 from calibrate.task import StepTask, Task
 from perfmodel.errors import UsageError
-from perfmodel.layout.layout import Synchronisation
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, SingleStep
 from perfmodel.units import Seconds
 

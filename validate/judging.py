@@ -19,7 +19,7 @@ from calibrate.task import ReplayTask
 from perfmodel.arrays import FloatArray
 from perfmodel.documents.observation import LoopObservation, Observation, StepObservation
 from perfmodel.documents.verdicts import STEP_MAPE, ErrorSummary, Gate
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.units import Seconds, format_duration
 

@@ -32,8 +32,7 @@ from perfmodel.errors import (
     PerfModelError,
     refuse_unknown,
 )
-from perfmodel.layout.layout import Synchronisation
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting, Synchronisation
 from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import Interval

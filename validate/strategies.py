@@ -32,8 +32,7 @@ from perfmodel.documents.observation import (
 from perfmodel.documents.verdicts import ComparedStrategy, StrategiesDocument, StrategyFamily
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, refuse_unknown
-from perfmodel.layout.layout import parse_layout
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting, parse_layout
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import Interval
 from perfmodel.units import Seconds

@@ -43,8 +43,7 @@ from perfmodel.documents.verdicts import (
     ValidationDocument,
 )
 from perfmodel.errors import InvalidDocument, MeasurementFailed, UsageError, refuse_unknown
-from perfmodel.layout.layout import Synchronisation
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import Interval
 from perfmodel.units import Seconds

@@ -15,8 +15,7 @@ from perfmodel.answer.measured import step_times
 from perfmodel.arrays import FloatArray
 from perfmodel.cost.machine import CostModel
 from perfmodel.documents.observation import PHASES
-from perfmodel.layout.layout import Layout, Synchronisation
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import Layout, RunSetting, Synchronisation
 from perfmodel.machine.measured import DdpCosts, MeasuredMachine, MeasuredWorkload, SingleStep
 from perfmodel.step.compile import compile_step
 from perfmodel.step.stages import gradient_buckets

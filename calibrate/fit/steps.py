@@ -10,8 +10,7 @@ from scipy.optimize import nnls
 
 from calibrate.summary import Repetition, by_setting, estimate, typical
 from perfmodel.documents.observation import PHASES, DeviceStreams, StepObservation
-from perfmodel.layout.layout import Synchronisation
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import (
     PHASE_CURVES,
     CurvePoint,

@@ -13,8 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from calibrate.device import Clock, Device
 from calibrate.probes.session import Session, repeats_within
 from perfmodel.documents.observation import PHASES, DeviceStreams, RankSteps
-from perfmodel.layout.layout import Synchronisation
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting, Synchronisation
 from perfmodel.tracing.reference import REFERENCES, ReferenceModel
 from perfmodel.units import Seconds
 

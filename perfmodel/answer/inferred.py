@@ -26,8 +26,7 @@ from perfmodel.engine import algebra
 from perfmodel.errors import UsageError
 from perfmodel.layout.candidates import Limits, require_feasible
 from perfmodel.layout.layout import Layout, Offload, Precision, Recompute
-from perfmodel.machine.inferred import InferredMachine
-from perfmodel.machine.machine import Evidence
+from perfmodel.machine.machine import Evidence, InferredMachine
 from perfmodel.statistics import Interval
 from perfmodel.step.compile import compile_layout
 from perfmodel.step.program import StepProgram, Trace

@@ -26,9 +26,13 @@ from perfmodel.documents.base import QUIET, age_notes
 from perfmodel.engine import algebra
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError, did_you_mean
 from perfmodel.layout.layout import Layout
-from perfmodel.machine.device_costs import DeviceCosts
 from perfmodel.machine.machine import Evidence
-from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, TracedWorkload
+from perfmodel.machine.measured import (
+    DeviceCosts,
+    MeasuredMachine,
+    MeasuredWorkload,
+    TracedWorkload,
+)
 from perfmodel.statistics import Interval
 from perfmodel.step.program import (
     Cause,

@@ -21,8 +21,8 @@ from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.rescaling import find_device, shipped_catalogue
 from perfmodel.cost.techniques import Basis, HostLink, Question, StepTimes, Technique, techniques
 from perfmodel.cost.traced import mixed_ratio
+from perfmodel.documents.base import Shown
 from perfmodel.documents.hardware import DataSheet
-from perfmodel.documents.shown import Shown
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import InvalidDocument
 from perfmodel.layout.layout import Layout

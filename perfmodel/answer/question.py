@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from perfmodel.cost.terms import Samples
-from perfmodel.layout.layout import Layout
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import Layout, RunSetting
 from perfmodel.machine.machine import DEVICES_PER_NODE, Evidence, Machine
 from perfmodel.machine.measured import MeasuredWorkload
 from perfmodel.statistics import Interval

@@ -13,19 +13,18 @@ from perfmodel.documents.acceptance import AcceptanceTerms
 from perfmodel.documents.base import today_utc
 from perfmodel.documents.budget import CostDocument, read_budget
 from perfmodel.documents.goodput import GoodputDocument
-from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.plan import PlanDocument, read_plan
 from perfmodel.documents.prediction import (
     ParallelismPlanDocument,
     PredictionDocument,
 )
+from perfmodel.documents.profile import InferredDocument
 from perfmodel.engine.job import Job
 from perfmodel.errors import UsageError
 from perfmodel.layout.layout import parse_layout
 from perfmodel.layout_search import Request as SearchRequest
 from perfmodel.layout_search import plan_parallelism as ranked_layouts
-from perfmodel.machine.inferred import InferredMachine
-from perfmodel.machine.machine import DEVICES_PER_NODE
+from perfmodel.machine.machine import DEVICES_PER_NODE, InferredMachine
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.models import read_model
 from perfmodel.plan.acceptance import acceptance_terms as terms_of

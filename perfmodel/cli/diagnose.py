@@ -50,7 +50,7 @@ def network_check(
     from perfmodel.layout.layout import Layout
     from perfmodel.models import read_workload
     from perfmodel.network_check import Verdict, check_network
-    from perfmodel.report.network_check import check_json, check_lines, check_table
+    from perfmodel.report.diagnosis import check_json, check_lines, check_table
     from perfmodel.step.stages import gradient_buckets
 
     if collective is not None:

@@ -257,7 +257,7 @@ def _question(context: typer.Context) -> "Question":
 
     given = context.params
     if given["layout"] is not None and opt.typed(context, "model"):
-        from perfmodel.documents.inferred import InferredDocument
+        from perfmodel.documents.profile import InferredDocument
         from perfmodel.models import read_model
 
         layout, link = _asked_layout(context), given.get("data_centre_link")
@@ -469,7 +469,7 @@ def plan_parallelism(
         raise UsageError(f"--processes: excludes --scheduler, got {processes} beside {scheduler}")
     from perfmodel.answer.inferred import Training
     from perfmodel.cost.inferred import open_inferred
-    from perfmodel.documents.inferred import InferredDocument
+    from perfmodel.documents.profile import InferredDocument
     from perfmodel.layout_search import Request, Workers
     from perfmodel.layout_search import plan_parallelism as use_case
     from perfmodel.models import read_model

@@ -19,7 +19,7 @@ from perfmodel.cost.parameters import (
     stall_time_s,
 )
 from perfmodel.errors import CalibrationUnavailable, UsageError
-from perfmodel.machine.inferred import InferredMachine
+from perfmodel.machine.machine import InferredMachine
 from perfmodel.statistics import normal_cdf
 
 LOWER, UPPER = 0.05, 0.95

@@ -33,7 +33,7 @@ from perfmodel.cost.parameters import (
     stall_time_s,
 )
 from perfmodel.errors import NotFeasible
-from perfmodel.machine.inferred import (
+from perfmodel.machine.machine import (
     DegradedState,
     DeviationSpreads,
     FittedParameter,

@@ -12,11 +12,10 @@ from perfmodel.cost.network import Group, Network
 from perfmodel.cost.terms import CurveDraws, Samples, Terms
 from perfmodel.engine.stragglers import RankNoise
 from perfmodel.errors import CalibrationUnavailable
-from perfmodel.layout.layout import Layout, Synchronisation
-from perfmodel.layout.run_setting import RunSetting
-from perfmodel.machine.device_costs import HEAVY_TAILED_90
+from perfmodel.layout.layout import Layout, RunSetting, Synchronisation
 from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import (
+    HEAVY_TAILED_90,
     PHASE_CURVES,
     CurvePoint,
     MeasuredMachine,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from perfmodel import checks
 from perfmodel.arrays import FloatArray
 from perfmodel.cost.jobs import Column, Jobs
-from perfmodel.machine.inferred import DeviationSpreads
+from perfmodel.machine.machine import DeviationSpreads
 
 FittedParameters: TypeAlias = Mapping[str, float | NDArray[np.float64]]
 

@@ -24,10 +24,10 @@ from perfmodel.cost.step_law import (
 from perfmodel.cost.traced import ready_when_done
 from perfmodel.documents.base import read_toml
 from perfmodel.errors import UsageError
-from perfmodel.machine.device_costs import DeviceCosts
 from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import (
     CurvePoint,
+    DeviceCosts,
     MeasuredMachine,
     MeasuredWorkload,
     PhaseCurves,

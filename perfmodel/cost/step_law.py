@@ -25,7 +25,7 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.cost.families import family as timed_family
-from perfmodel.machine.device_costs import MemoryFormat, Precision
+from perfmodel.machine.measured import MemoryFormat, Precision
 from perfmodel.workload.operator import (
     ELEMENT_BYTES,
     Operator,

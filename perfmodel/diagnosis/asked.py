@@ -19,9 +19,9 @@ from perfmodel.diagnosis.cases import Setting, observation_of, run_of
 from perfmodel.diagnosis.odds import Diagnosis, Observation, enough_network
 from perfmodel.diagnosis.odds import diagnose as use_case
 from perfmodel.diagnosis.trained import LargeModel, Run, TracedModel, Trained
+from perfmodel.documents.base import Shown
 from perfmodel.documents.hardware import DataSheet
 from perfmodel.documents.importers import PCIE_BYTES_PER_S
-from perfmodel.documents.shown import Shown
 from perfmodel.documents.training_configs import TrainingConfig, read_config, size_in_name
 from perfmodel.documents.training_logs import Logged, read_log, read_observed
 from perfmodel.documents.workload import WorkloadDocument

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
-from perfmodel.bounds import Share
+from perfmodel.arrays import Share
 from perfmodel.documents import seals
 from perfmodel.documents.base import Document, Record, Text
 from perfmodel.files import parse_toml

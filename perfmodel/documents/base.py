@@ -5,6 +5,7 @@ import datetime as dt
 import errno
 import glob
 import hashlib
+import importlib
 import json
 import os
 import secrets
@@ -423,3 +424,32 @@ def age_notes(made_utc: str, *, today: dt.date | None = None) -> tuple[str, ...]
 
 #: Of the processor time that is wanted, the share that a hypervisor may give to others without a word.
 QUIET: Final = 0.05
+
+
+class Shown:
+    """Prints as on the command line; a notebook shows the tables."""
+
+    def __str__(self) -> str:
+        return str(_notebook().text(self))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: print it, or see its fields>"
+
+    def _repr_html_(self) -> str:
+        return str(_notebook().html(self))
+
+
+class ShownAsFrame(Shown):
+    """The same; its points are rows of a data frame and a curve."""
+
+    def to_frame(self) -> Any:
+        """A ``pandas.DataFrame`` with a row per point, SI units in its headings; needs pandas."""
+        return _notebook().frame(self)
+
+    def plot(self) -> Any:
+        """A ``matplotlib`` figure: speed-up and efficiency over devices."""
+        return _notebook().figure(self)
+
+
+def _notebook() -> Any:
+    return importlib.import_module("perfmodel.report.notebook")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
-from perfmodel.bounds import Share
+from perfmodel.arrays import Share
 from perfmodel.documents.base import Document, Record, Text, checked, read_toml
 from perfmodel.errors import InvalidDocument, why
 from perfmodel.files import read_table

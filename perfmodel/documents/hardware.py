@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from perfmodel.bounds import NonNegative, Share
+from perfmodel.arrays import NonNegative, Share
 from perfmodel.documents.base import Record, Text, checked, read_toml
 from perfmodel.errors import InvalidDocument
 from perfmodel.machine.cluster import DEVICE, Cluster, SlowDevice, SlowLink, Tier, Traffic, chained

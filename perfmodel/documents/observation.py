@@ -14,7 +14,7 @@ from pydantic import Field, NonNegativeInt, PlainSerializer, PositiveInt, TypeAd
 
 from perfmodel.documents.base import Record, read_lines
 from perfmodel.errors import InvalidDocument
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting
 from perfmodel.workload.memory import StepMemory
 from perfmodel.workload.operator import Operator, Phase
 from perfmodel.workload.step import SymbolicStep

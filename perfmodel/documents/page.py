@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter
 
-from perfmodel.bounds import Share
+from perfmodel.arrays import Share
 from perfmodel.documents.base import Record
 from perfmodel.documents.prediction import Contrast
 from perfmodel.layout.layout import MOST_BATCH, MOST_DEVICES

@@ -15,7 +15,7 @@ from pydantic import (
 )
 from pydantic import model_validator as validator
 
-from perfmodel.bounds import Share
+from perfmodel.arrays import Share
 from perfmodel.documents.base import Document, Record, Text, checked
 from perfmodel.documents.budget import (
     Once,

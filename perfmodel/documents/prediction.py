@@ -10,10 +10,9 @@ from pydantic import (
     PositiveInt,
 )
 
-from perfmodel.bounds import Share
-from perfmodel.documents.base import Document, Provenance, Record
-from perfmodel.documents.shown import ShownAsFrame
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.arrays import Share
+from perfmodel.documents.base import Document, Provenance, Record, ShownAsFrame
+from perfmodel.layout.layout import RunSetting
 from perfmodel.machine.machine import Evidence
 from perfmodel.statistics import Interval
 from perfmodel.step.program import Cause

@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from perfmodel.bounds import Share
+from perfmodel.arrays import Share
 from perfmodel.documents.base import (
     Record,
     append_line,

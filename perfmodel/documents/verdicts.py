@@ -10,9 +10,9 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from perfmodel.bounds import Share
+from perfmodel.arrays import Share
 from perfmodel.documents.base import Document, Provenance, Record
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting
 from perfmodel.machine.machine import Evidence
 from perfmodel.statistics import Interval
 

@@ -38,8 +38,7 @@ from perfmodel.layout.layout import (
     parse_layout,
     scaled_layouts,
 )
-from perfmodel.machine.inferred import InferredMachine
-from perfmodel.machine.machine import DEVICES_PER_NODE, Evidence
+from perfmodel.machine.machine import DEVICES_PER_NODE, Evidence, InferredMachine
 from perfmodel.page.machines import OfferedMachine, OfferedWorkload, Session, catalogue, chosen
 from perfmodel.scenarios.changes import Scenario, in_cluster
 from perfmodel.scenarios.compare import UNMEASURED, contrast_of_draws, with_assumed

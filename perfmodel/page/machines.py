@@ -15,7 +15,6 @@ from perfmodel.cost.rescaling import LINK_SHARE, shipped_catalogue
 from perfmodel.documents.base import today_utc
 from perfmodel.documents.budget import read_budget
 from perfmodel.documents.hardware import read_cluster
-from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.page import (
     Catalogue,
     CatalogueCluster,
@@ -26,7 +25,7 @@ from perfmodel.documents.page import (
     CatalogueTier,
     PriceOffer,
 )
-from perfmodel.documents.profile import ProfileDocument, shipped_machines
+from perfmodel.documents.profile import InferredDocument, ProfileDocument, shipped_machines
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, PerfModelError, UsageError, refuse_unknown

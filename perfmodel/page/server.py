@@ -4,6 +4,7 @@ Three addresses, none of which names a file: the page, an answer, an export. Wha
 holds is checked by its schema before anything is computed.
 """
 
+import asyncio
 import json
 import socket
 from collections.abc import Callable
@@ -19,12 +20,69 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from perfmodel.documents.base import first_problem
 from perfmodel.documents.page import QUESTION, LayoutQuestion, StepQuestion
 from perfmodel.errors import PerfModelError
 from perfmodel.page.answers import Answers
 from perfmodel.page.export import export_html, page
+
+#: From the connection, or from the last answer, to the end of a request. [s]
+REQUEST_TIMEOUT_S: Final = 5.0
+#: Connections that have not sent a request yet; all peers are this machine.
+MOST_WAITING: Final = 32
+
+
+class PunctualProtocol(H11Protocol):
+    """HTTP whose requests arrive in time; of too many connections that wait, the oldest ends."""
+
+    #: The oldest first.
+    waiting: Final[dict["PunctualProtocol", asyncio.TimerHandle]] = {}
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Expect a request."""
+        super().connection_made(transport)
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Expect nothing more."""
+        self._expect_nothing()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Expect the rest of a request, until it is there."""
+        super().data_received(data)
+        is_answering = self.cycle is not None and not (
+            self.cycle.more_body or self.cycle.response_complete
+        )
+        if is_answering:
+            self._expect_nothing()
+        elif self not in self.waiting:
+            self._expect()
+
+    def on_response_complete(self) -> None:
+        """Expect the next request."""
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self._expect()
+
+    def _expect(self) -> None:
+        """Give the peer some time, whatever it drips meanwhile."""
+        self._expect_nothing()
+        self.waiting[self] = self.loop.call_later(REQUEST_TIMEOUT_S, self.end)
+        if len(self.waiting) > MOST_WAITING:
+            next(iter(self.waiting)).end()
+
+    def _expect_nothing(self) -> None:
+        if (timer := self.waiting.pop(self, None)) is not None:
+            timer.cancel()
+
+    def end(self) -> None:
+        """Drop the connection without a word."""
+        self._expect_nothing()
+        self.transport.abort()
+
 
 #: A question takes some hundred bytes.
 MOST_BODY_BYTES: Final = 16 * 1024
@@ -143,7 +201,7 @@ def serve(answers: Answers, on: socket.socket) -> None:
     """Answer until interrupted."""
     import uvicorn  # noqa: PLC0415 - the application runs without it in tests
 
-    from perfmodel.page.connections import PunctualProtocol  # noqa: PLC0415
+    from perfmodel.page.server import PunctualProtocol  # noqa: PLC0415
 
     config = uvicorn.Config(
         application(answers),

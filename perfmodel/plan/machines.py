@@ -11,16 +11,14 @@ from perfmodel.cost.inferred import InferredModel, open_inferred
 from perfmodel.cost.memory import step_memory
 from perfmodel.cost.rescaling import find_device, rescaled_profile, shipped_catalogue
 from perfmodel.documents.hardware import read_cluster
-from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.plan import Option, PlanAccuracy, PlanFile, PlanMachine
-from perfmodel.documents.profile import ProfileDocument, machine_file
+from perfmodel.documents.profile import InferredDocument, ProfileDocument, machine_file
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout.layout import Layout
 from perfmodel.machine.cluster import Cluster
-from perfmodel.machine.inferred import InferredMachine
-from perfmodel.machine.machine import DEVICES_PER_NODE
+from perfmodel.machine.machine import DEVICES_PER_NODE, InferredMachine
 from perfmodel.machine.measured import CheckpointProfile, MeasuredMachine
 from perfmodel.models import document_for, read_model
 from perfmodel.plan.steps import FitInMemory, InferredSteps, MeasuredSteps, Steps

@@ -14,8 +14,7 @@ from perfmodel.answer.question import Question
 from perfmodel.documents.acceptance import Difference, MovedPrediction, ProfileDiffDocument
 from perfmodel.documents.base import command_line
 from perfmodel.errors import IncomparableRuns
-from perfmodel.layout.layout import scaled_layouts
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting, scaled_layouts
 from perfmodel.machine.measured import PHASE_CURVES, DdpCosts, MeasuredMachine, MeasuredWorkload
 from perfmodel.statistics import unpaired
 from perfmodel.units import Seconds, format_bytes

@@ -34,7 +34,7 @@ from perfmodel.step.program import Cause
 from perfmodel.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
-    from perfmodel.machine.inferred import InferredMachine
+    from perfmodel.machine.machine import InferredMachine
 
 #: Of a longer pipeline the first, the fullest and the last stage are shown.
 _MOST_STAGES: Final = 6

@@ -17,10 +17,10 @@ from perfmodel.documents.importers import CollectivesDocument, read_nccl_tests
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import InvalidDocument, why
 from perfmodel.files import read_json
-from perfmodel.machine.device_costs import LeftOutError
 from perfmodel.machine.measured import (
     CheckpointProfile,
     CollectiveProfile,
+    LeftOutError,
     MeasuredCollective,
     MeasuredMachine,
     MeasuredWorkload,

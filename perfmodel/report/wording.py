@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from perfmodel.documents.base import QUIET
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.errors import printable
-from perfmodel.layout.layout import Synchronisation
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting, Synchronisation
 from perfmodel.statistics import Interval
 from perfmodel.units import (
     PREFIXES,

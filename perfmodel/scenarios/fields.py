@@ -17,7 +17,7 @@ from perfmodel.errors import (
     UsageError,
 )
 from perfmodel.layout.layout import KEYS, accumulation_for
-from perfmodel.machine.inferred import InferredMachine
+from perfmodel.machine.machine import InferredMachine
 from perfmodel.models import read_model
 from perfmodel.scenarios.changes import (
     DEVICE_PHASES,

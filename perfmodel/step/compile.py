@@ -12,13 +12,17 @@ from typing import Final
 
 from perfmodel import checks
 from perfmodel.layout.layout import Layout, Offload, Schedule, Synchronisation
-from perfmodel.step.pipeline import Parcel, Pass, WaitingHandOvers, Work, stage_order
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream, collector_paused
 from perfmodel.step.stages import (
+    Parcel,
+    Pass,
     Piece,
     StageDivision,
+    WaitingHandOvers,
+    Work,
     assign_shards,
     equal_pieces,
+    stage_order,
     together,
     undivided,
 )

@@ -15,7 +15,7 @@ from perfmodel.cost.jobs import Jobs, jobs_from_columns
 from perfmodel.cost.rescaling import device_sheet
 from perfmodel.diagnosis.odds import Diagnosis, Observation, diagnose
 from perfmodel.diagnosis.trained import LargeModel, Run
-from perfmodel.documents.inferred import InferredDocument
+from perfmodel.documents.profile import InferredDocument
 from perfmodel.layout.layout import Layout
 from perfmodel.report.diagnosis import verdict
 from tests.examples import ROOT

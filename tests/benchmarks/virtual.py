@@ -26,8 +26,7 @@ from calibrate.placement import provenance
 from calibrate.task import CollectiveTask, OverlapTask, StepTask, Task, num_ranks
 from calibrate.virtual.truth import Device, Host, Network, Noise, Truth
 from perfmodel.documents.observation import EnvironmentObservation, WorkloadObservation
-from perfmodel.layout.layout import Synchronisation
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.units import Seconds
 from perfmodel.workload.workload import Parameter

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch.distributed as dist
 
-from perfmodel.layout.layout import Synchronisation
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting, Synchronisation
 from tests.virtual_ranks import Items, Recording
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from calibrate.placement import Placement
 from calibrate.processes import usable_cores
 from calibrate.task import StepTask, Task, TraceTask
 from perfmodel.documents.observation import Observation, StepObservation, WorkloadObservation
-from perfmodel.layout.layout import Synchronisation
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting, Synchronisation
 from perfmodel.step.stages import gradient_buckets
 from perfmodel.workload.workload import Workload
 from tests.calibrate.played import ALONE

@@ -30,8 +30,7 @@ from perfmodel.errors import (
     PerfModelError,
     UsageError,
 )
-from perfmodel.layout.layout import Synchronisation
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting, Synchronisation
 from tests.calibrate.played import ALONE
 from tests.fakes import FakeLauncher, LaunchCall
 from tests.played_worker import PlayedWorker, orders_of

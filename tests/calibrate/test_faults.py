@@ -29,7 +29,7 @@ from perfmodel.documents.observation import (
     tasks_done,
 )
 from perfmodel.errors import EXIT_FAILURE, PerfModelError
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting
 from tests.calibrate.played import ALONE
 from tests.fakes import FakeLauncher, LaunchCall
 

@@ -15,7 +15,7 @@ from calibrate.probes.session import Session
 from calibrate.ranks import one_line_of
 from calibrate.replays import first_failure_in, measured_steps, replays_in
 from perfmodel.documents.observation import FailedObservation, ReplayObservation, TimedOperator
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting
 from perfmodel.tracing.source import Batch, ModelSource, SampleSize, classification_loss
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.trace import trace_model

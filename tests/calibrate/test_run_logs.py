@@ -8,7 +8,7 @@ import pytest
 
 from calibrate.run_logs import read_run_rows
 from calibrate.runs import read_runs
-from perfmodel.documents.inferred import RunColumns
+from perfmodel.documents.profile import RunColumns
 from perfmodel.errors import InvalidDocument
 
 

@@ -13,7 +13,7 @@ from perfmodel.cost.jobs import Jobs
 from perfmodel.cost.layout_memory import (
     tensor_bytes,
 )
-from perfmodel.documents.inferred import InferredDocument, RunColumns
+from perfmodel.documents.profile import InferredDocument, RunColumns
 from perfmodel.errors import IncomparableRuns, InvalidDocument, UsageError
 from tests.perfmodel.cost.large_samples import measured, some_jobs
 

@@ -21,10 +21,14 @@ from perfmodel.documents.acceptance import AcceptanceTerms
 from perfmodel.documents.budget import read_budget, read_prices
 from perfmodel.documents.hardware import read_cluster
 from perfmodel.documents.importers import read_nccl_tests, read_topology
-from perfmodel.documents.inferred import InferredDocument, RunColumns, read_run_columns
 from perfmodel.documents.observation import read_observations
 from perfmodel.documents.plan import read_plan
-from perfmodel.documents.profile import ProfileDocument
+from perfmodel.documents.profile import (
+    InferredDocument,
+    ProfileDocument,
+    RunColumns,
+    read_run_columns,
+)
 from perfmodel.documents.training_configs import read_config
 from perfmodel.documents.training_logs import read_log
 from perfmodel.documents.workload import WorkloadDocument

@@ -13,8 +13,7 @@ from perfmodel.answer.question import Question
 from perfmodel.documents.prediction import PredictedPoint
 from perfmodel.engine.algebra import end_times
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
-from perfmodel.layout.layout import Layout, Scaling, Synchronisation, scaled_layouts
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import Layout, RunSetting, Scaling, Synchronisation, scaled_layouts
 from perfmodel.machine.measured import MeasuredMachine, Repeatability
 from perfmodel.statistics import Interval
 from perfmodel.step.compile import compile_step

@@ -6,8 +6,7 @@ import pytest
 
 from calibrate.random_models import FAMILIES, draw
 from perfmodel.documents.observation import FailedObservation, LoopObservation
-from perfmodel.layout.layout import Synchronisation
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting, Synchronisation
 from perfmodel.machine.machine import Evidence
 from perfmodel.statistics import Interval
 from tests.perfmodel.profiles import Machine, profile

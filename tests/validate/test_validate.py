@@ -22,7 +22,7 @@ from perfmodel.errors import (
     MeasurementFailed,
     UsageError,
 )
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting
 from perfmodel.machine.measured import MeasuredMachine
 from tests.fakes import FakeLauncher, LaunchCall
 from tests.perfmodel.profiles import Machine, profile

@@ -16,8 +16,7 @@ from perfmodel.documents.observation import (
     StepObservation,
     WorkloadObservation,
 )
-from perfmodel.layout.layout import Synchronisation
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting, Synchronisation
 from perfmodel.workload.workload import Workload
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.profiles import (

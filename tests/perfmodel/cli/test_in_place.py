@@ -22,7 +22,7 @@ from perfmodel.documents.observation import (
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import EXIT_OK
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting
 from perfmodel.machine.machine import Evidence
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.step import parameters_signature, signature

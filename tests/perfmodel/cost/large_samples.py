@@ -9,7 +9,7 @@ from perfmodel.cost.layout_fit import infer
 from perfmodel.cost.layout_time import step_time_s
 from perfmodel.cost.parameters import SHEETS, medians, step_time_priors
 from perfmodel.documents.base import Provenance
-from perfmodel.documents.inferred import InferredDocument
+from perfmodel.documents.profile import InferredDocument
 from perfmodel.layout.layout import Layout
 from perfmodel.workload.transformer import gpt
 

@@ -8,8 +8,7 @@ import pytest
 
 from perfmodel.cost.machine import CostModel, borrowed_profile
 from perfmodel.cost.terms import Terms
-from perfmodel.layout.layout import Synchronisation
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting, Synchronisation
 from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.step.program import Cause

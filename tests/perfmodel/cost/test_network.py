@@ -13,8 +13,7 @@ from perfmodel.cost.machine import CostModel
 from perfmodel.cost.network import NOT_MEASURED, Group, Network
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.explanation import explain
-from perfmodel.layout.layout import Synchronisation
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting, Synchronisation
 from perfmodel.machine.cluster import Cluster, SlowDevice, SlowLink, Tier, Traffic
 from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import CurvePoint

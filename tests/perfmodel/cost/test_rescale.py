@@ -19,7 +19,7 @@ from perfmodel.cost.rescaling import (
 )
 from perfmodel.documents.hardware import DataSheet
 from perfmodel.errors import CalibrationUnavailable, UsageError
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting
 from perfmodel.machine.measured import DeviceRates, MeasuredMachine, OperatorCosts, Rescaling
 from perfmodel.workload.operator import Operator, Phase, TensorSpec
 from tests.perfmodel.asking import Asking

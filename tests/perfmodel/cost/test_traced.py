@@ -9,8 +9,7 @@ from calibrate.fit.operators import fit_operators
 from perfmodel.answer.measured import interval, measured_caveats
 from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.traced import slowdown, traced_profile, with_ready_times
-from perfmodel.layout.layout import Synchronisation
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting, Synchronisation
 from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import (
     MeasuredMachine,

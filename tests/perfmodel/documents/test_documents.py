@@ -24,7 +24,6 @@ from perfmodel.documents.base import (
     write_atomically,
 )
 from perfmodel.documents.importers import CollectivesDocument
-from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.observation import (
     CollectiveObservation,
     EnvironmentObservation,
@@ -33,7 +32,7 @@ from perfmodel.documents.observation import (
     refuse_repeated,
     tasks_done,
 )
-from perfmodel.documents.profile import ProfileDocument
+from perfmodel.documents.profile import InferredDocument, ProfileDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import InvalidDocument, PerfModelError
 from tests.perfmodel.profiles import PROVENANCE, Machine, as_file, profile

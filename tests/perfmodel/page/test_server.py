@@ -14,9 +14,8 @@ from starlette.testclient import TestClient
 
 from perfmodel.documents.page import StepQuestion
 from perfmodel.errors import PerfModelError
-from perfmodel.page import connections
-from perfmodel.page.connections import PunctualProtocol
-from perfmodel.page.server import HOST, MOST_BODY_BYTES, application, listening
+from perfmodel.page import server
+from perfmodel.page.server import HOST, MOST_BODY_BYTES, PunctualProtocol, application, listening
 from tests.perfmodel.page.sessions import answers
 
 QUESTION: dict[str, Any] = {
@@ -256,7 +255,7 @@ def test_connections_that_drip_keep_nobody_out(address: tuple[str, int], dripped
 def test_a_request_that_does_not_end_is_ended(
     address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "REQUEST_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(server, "REQUEST_TIMEOUT_S", 0.01)
     with socket.create_connection(address, timeout=30) as slow, suppress(ConnectionResetError):
         assert slow.recv(1) == b""
 

@@ -13,8 +13,7 @@ from perfmodel.documents.goodput import GoodputDocument
 from perfmodel.documents.observation import RankSteps, StepObservation
 from perfmodel.engine.job import FailureCause, Job
 from perfmodel.errors import CalibrationUnavailable, InvalidDocument, UsageError
-from perfmodel.layout.layout import Synchronisation
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import ComputeRate, MeasuredMachine, Repeatability
 from perfmodel.plan.acceptance import (
     Quantity,

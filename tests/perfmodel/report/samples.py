@@ -16,7 +16,7 @@ from perfmodel.documents.verdicts import (
     Repeat,
     ValidationDocument,
 )
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting
 from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import ComputeRate, DdpCosts, OverlapProfile, Repeatability
 from perfmodel.statistics import Interval

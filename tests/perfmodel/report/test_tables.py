@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from perfmodel.documents.verdicts import STEP_MAPE, scatter_alone
-from perfmodel.layout.layout import Synchronisation
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting, Synchronisation
 from perfmodel.report.prediction import (
     csv_text,
     prediction_lines,

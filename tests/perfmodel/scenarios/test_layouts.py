@@ -6,8 +6,8 @@ import pytest
 
 from perfmodel.answer.answer import answer
 from perfmodel.answer.question import Question
-from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.prediction import LargeModelStep, ScenarioOutcome, WhatIfDocument
+from perfmodel.documents.profile import InferredDocument
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.layout.layout import parse_layout
 from perfmodel.models import read_model

@@ -17,7 +17,7 @@ from perfmodel.errors import (
     MeasurementFailed,
     UsageError,
 )
-from perfmodel.layout.run_setting import RunSetting
+from perfmodel.layout.layout import RunSetting
 from perfmodel.report import validation as tables
 from perfmodel.step.stages import gradient_buckets
 from tests.turns import machine_is_held
