@@ -1,7 +1,8 @@
 """What every pipeline stage of a step holds and in which order it works.
 
-It holds pieces of both passes and the buckets of its gradients. Orders are GPipe, 1F1B, interleaved and zero bubble.
-Where the host waits, a stage offers its result until another one fetches it. Nothing here needs a trace: parameters, or the number of layers, are enough.
+It holds pieces of both passes and the buckets of its gradients. Orders are GPipe, 1F1B, interleaved and zero
+bubble. Where the host waits, a stage offers its result until another one fetches it. Nothing here needs a trace:
+parameters, or the number of layers, are enough.
 """
 
 import enum
