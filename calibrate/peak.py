@@ -1,19 +1,56 @@
 """Predicted peak of a device's memory beside the real one; a process of its own.
 
-``python -m calibrate.peak KIND MODEL BATCH OPTIMIZER PRECISION [TRUTH]`` prints one JSON object.
+``python -m calibrate.peak KIND MODEL BATCH OPTIMIZER PRECISION [TRUTH]`` prints one JSON object. On a processor
+every allocation and release is an event of the profiler, with its bytes: their running sum from before the model
+exists is what is in use.
 """
 
 import json
 import sys
 from typing import Any
 
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
 from calibrate.device import Device, open_device, traced_as
 from perfmodel.documents.observation import PeakMemory
-from perfmodel.tracing.allocator import real_step
 from perfmodel.tracing.source import ModelSource, SampleSize, default_implementation
 from perfmodel.tracing.sources import find_source
-from perfmodel.tracing.step import build_model, record_step, without_content
+from perfmodel.tracing.step import TrainedModel, autocast, build_model, record_step, without_content
+from perfmodel.units import Bytes
 from perfmodel.workload.step import StepMethod
+
+_STEP = "perfmodel step"
+_ALLOCATION = "[memory]"
+
+
+def allocator_peak_bytes(source: ModelSource, method: StepMethod, micro_batch: int) -> Bytes:
+    """Train two real steps and return the most memory in use during the second. [B]"""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        model = build_model(source, method)
+        batch = source.draw_batch(micro_batch)
+        real_step(model, batch)
+        with record_function(_STEP):
+            real_step(model, batch)
+    events = list(profiler.profiler.kineto_results.events())  # type: ignore[union-attr]
+    step = next(event for event in events if event.name() == _STEP)
+    changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == _ALLOCATION]
+    in_use = peak = 0
+    for time_ns, size_bytes in sorted(changes, key=lambda change: change[0]):
+        in_use += size_bytes
+        if step.start_ns() <= time_ns <= step.end_ns():
+            peak = max(peak, in_use)
+    return peak
+
+
+def real_step(model: TrainedModel, batch: Any) -> None:
+    """Train a step."""
+    model.optimizer.zero_grad(set_to_none=True)
+    with autocast(model.method):
+        outputs = model.module(*batch.positional, **batch.keyword)
+        loss = model.source.loss(outputs, batch.targets)
+    loss.backward()
+    model.optimizer.step()
 
 
 def measured_peak(
@@ -35,9 +72,11 @@ def main(arguments: list[str]) -> None:
     """Print predicted and measured peak of one setting."""
     kind, name, batch, optimizer, precision, *truth = arguments
     torch_kind = traced_as(kind)
+    if kind == "cpu":
+        torch.set_num_threads(1)
     method = StepMethod(
         optimizer=optimizer,
-        optimizer_implementation=default_implementation(torch_kind),
+        optimizer_implementation="loop" if kind == "cpu" else default_implementation(torch_kind),
         precision=precision,
         checkpointing="none",
         device_kind=torch_kind,
@@ -46,16 +85,21 @@ def main(arguments: list[str]) -> None:
     with without_content(torch_kind):
         step = record_step(build_model(source, method), int(batch))
     call = step.calls[int(step.in_use.sum(axis=1).argmax())]
-    device = open_device(kind, local_rank=0, truth=truth[0] if truth else None)
-    memory = measured_peak(device, source, method, int(batch))
     found: dict[str, Any] = {
         "predicted_bytes": step.peak_bytes,
-        "measured_bytes": memory.allocated_bytes,
         "phase": call.phase.value,
         "operator": step.operators[call.operator].name,
-        "reserved_bytes": memory.reserved_bytes,
-        "context_bytes": max(0, memory.used_bytes - memory.reserved_bytes),
     }
+    if kind == "cpu":
+        found["measured_bytes"] = allocator_peak_bytes(source, method, int(batch))
+    else:
+        device = open_device(kind, local_rank=0, truth=truth[0] if truth else None)
+        memory = measured_peak(device, source, method, int(batch))
+        found |= {
+            "measured_bytes": memory.allocated_bytes,
+            "reserved_bytes": memory.reserved_bytes,
+            "context_bytes": max(0, memory.used_bytes - memory.reserved_bytes),
+        }
     sys.stdout.write(json.dumps(found) + "\n")
 
 

@@ -31,7 +31,7 @@ perfmodel: install-completion show-completion version
 acceptance:
 acceptance judge: CLAUSES goodput json observations profile
 acceptance write: confidence goodput output profile workload unsealed
-batch: batches devices gradient-norms json micro-batch points profile samples-per-s samples-per-unit
+batch: machine batches devices gradient-norms json micro-batch points profile samples-per-s samples-per-unit
     workload unsealed
 calibrate: batches budget campaign columns device device-kind from-runs from-steps master-addr master-port
     minutes models nnodes node-rank noise-scale nproc out resume seed truth workload
@@ -45,7 +45,7 @@ doctor:
 explain: accumulation batch bucket-cap-mb cluster device devices json layout loader-samples-per-s
     machine measured profile scaling validation verbose workload unsealed
 fit: FOLDER
-goodput: best-interval cause checkpoint-interval-s checkpoint-s checkpoint-size checkpoint-writers
+goodput: machine best-interval cause checkpoint-interval-s checkpoint-s checkpoint-size checkpoint-writers
     deadline-days detection-s devices json maintenance-every-days maintenance-hours
     mtbf-device-hours mtbf-stops profile replacement-hours replicas restart-s seed spares work-days
     unsealed
@@ -59,13 +59,13 @@ network measure: collectives device-kind nproc out resume rounds
 network show: FILES collective json unsealed
 plan:
 plan options: PLAN json output prices report today unsealed
-plan parallelism: device-memory devices devices-per-node global-batch interleave json model output
+plan parallelism: machine device-memory devices devices-per-node global-batch interleave json model output
     processes profile scheduler sequence-length top unsealed
 predict: machine torch accumulation batch bucket-cap-mb cluster csv device device-memory devices devices-per-node
     json layout loader-samples-per-s model no-measure output plot profile scaling sequence-length
     data-centre-link sync-every-step timeline trace validation verbose workload unsealed
 report: devices out profile validation workloads unsealed
-serve: ask budget-file cluster export port profile validation workload unsealed
+serve: machine ask budget-file cluster export port profile validation workload unsealed
 techniques: machine device device-kind device-memory devices host-link host-memory json micro-batch profile
     workload unsealed
 trace: MODEL checkpointing device-kind image-size micro-batch optimizer optimizer-implementation

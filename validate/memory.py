@@ -167,12 +167,9 @@ def measure(
     model, micro_batch, optimizer, precision = setting
     config = _CONFIGS.get(model)
     name = model if config is None else str(_written(folder, model, config))
-    of_step = (name, str(micro_batch), optimizer)
-    module: tuple[str, ...] = ("perfmodel.tracing.allocator", *of_step)
-    if device_kind != "cpu":
-        cost = () if truth is None else (truth,)
-        module = ("calibrate.peak", device_kind, *of_step, precision, *cost)
-    command = (sys.executable, "-m", *module)
+    cost = () if truth is None else (truth,)
+    of_step = (device_kind, name, str(micro_batch), optimizer, precision, *cost)
+    command = (sys.executable, "-m", "calibrate.peak", *of_step)
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from perfmodel.tracing.allocator import allocator_peak_bytes
+from calibrate.peak import allocator_peak_bytes
 from perfmodel.tracing.recorder import ConvolutionBytes
 from perfmodel.tracing.source import Batch, ModelSource, SampleSize
 from perfmodel.tracing.sources import find_source
