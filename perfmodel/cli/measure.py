@@ -26,7 +26,7 @@ _FILE = typer.Option(
     help="A traced workload (from perfmodel trace): measure its operators only, on one device, "
     "and add them to the profile in the folder."
 )
-_BUDGET = typer.Option(help="quick, standard or thorough: about 3, 17 or 40 minutes.")
+_BUDGET = typer.Option(help="quick, standard or thorough: about 3, 14 or 40 minutes.")
 _NOISE = typer.Option(
     help="Models out of lenet, mlp, resnet18: train them on generated samples under DDP, measure their "
     "gradient noise scale, and add it to the profile in the folder."

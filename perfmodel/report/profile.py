@@ -59,6 +59,8 @@ def device_cost_lines(machine: MeasuredMachine) -> list[str]:
         f"families, each left out once: MAPE {each.mape:.1%}, 90 % within {math.expm1(each.log_error):.0%}"
         for each in costs.left_out
     ]
+    if linked := _linked(machine):
+        lines.append(f"links: collectives of up to {linked} GPUs of one node, published times")
     known = len(costs.constants) - len(costs.undetermined)
     lines.append(
         f"constants: {known} determined by the steps, {len(costs.undetermined)} as other devices say"
@@ -82,14 +84,21 @@ def machines_table(machines: Mapping[str, MeasuredMachine]) -> Table:
         "<Machine": "0",
         "<Precision": lambda row: _precision(row[1].precision),
         "<Format": "1.memory_format",
+        "<Links": lambda row: f"{links} GPUs" if (links := _linked(machines[row[0]])) else "-",
         "Steps": "1.num_rows",
         "MAPE": "1.mape:.1%",
         "90 % within": lambda row: f"{math.expm1(row[1].log_error):.0%}",
     }
     caption = (
-        "Errors of model families that the fit had not seen; perfmodel machines NAME tells more."
+        "Errors of model families that the fit had not seen; perfmodel machines NAME tells more. Links: "
+        "of a node, from published NCCL times; -: from a cluster file."
     )
     return table("Machines inferred from published steps", rows, columns, caption=caption)
+
+
+def _linked(machine: MeasuredMachine) -> int:
+    """Ranks of the largest group whose collectives are known; 0 if none are."""
+    return max((group.world_size for group in machine.collectives), default=0)
 
 
 def machines_json(machines: Mapping[str, MeasuredMachine]) -> dict[str, object]:
@@ -103,6 +112,7 @@ def machines_json(machines: Mapping[str, MeasuredMachine]) -> dict[str, object]:
                 "rows": costs.num_rows,
                 "models": costs.num_models,
                 "versions": dict(costs.versions),
+                "linked_gpus": _linked(machine),
                 "version_drift": costs.version_drift,
                 "left_out": [asdict(each) for each in costs.left_out],
             }

@@ -1,0 +1,274 @@
+"""Datacentre machines that come with perfmodel: devices from published throughputs, collectives from published times.
+
+    python -m tests.benchmarks.datacentre FOLDER              judge: models left out, eight GPUs from one
+    python -m tests.benchmarks.datacentre FOLDER --write      make their files in perfmodel/documents/machines
+
+``FOLDER`` holds throughput.csv and nccl_times.csv.gz. Rows are of one GPU in 16 bit, and in fp32 where the device has
+no TF32. What sources do not print: images have 224 pixels, SQuAD samples 384 tokens; ConvNets of DeepLearningExamples
+run channels last; their rates, printed without a batch, are taken as those of 128 samples. Left out: EfficientNet-B4,
+of which no device holds 128 samples, and pre-training with 512 tokens, which would exceed the fp32 peak of a V100.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import typer
+
+import perfmodel as pm
+from calibrate.step_table import Setting, TableRow, machine_from_steps
+from perfmodel.cost.rescaling import find_device, shipped_catalogue
+from perfmodel.cost.step_curves import shipped_priors
+from perfmodel.documents.base import Provenance, file_sha256
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.files import read_table
+from perfmodel.machine.device_costs import MemoryFormat
+from perfmodel.machine.measured import CollectiveProfile, CurvePoint, MeasuredMachine
+from tests.benchmarks.machines import Traces
+
+_ROOT: Final = Path(__file__).parents[2] / "perfmodel"
+_STEPS: Final = "throughput.csv"
+_COLLECTIVES: Final = "nccl_times.csv.gz"
+_LAMBDA: Final = "lambdal/deeplearning-benchmark"
+_NVIDIA: Final = "NVIDIA/DeepLearningExamples"
+_KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter")
+_ERROR: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """Where the terms of a machine come from."""
+
+    device: str
+    """In the catalogue."""
+    hardware: tuple[str, ...]
+    """Names of it in the tables of steps."""
+    collectives: str | None = None
+    """Name in the table of collectives: links between the eight GPUs of its node."""
+
+
+MACHINES: Final = {
+    "a10": Made(device="a10", hardware=("LambdaCloud A10",)),
+    "a100-pcie": Made(device="a100-pcie-40", hardware=("LambdaCloud A100 40GB PCIe",)),
+    "dgx-a100": Made(
+        device="a100-sxm4-80",
+        hardware=("A100 80GB SXM4", "DGX A100"),
+        collectives="NVIDIA A100-SXM4-80GB",
+    ),
+    "dgx-h100": Made(
+        device="h100-sxm5",
+        hardware=("H100 80GB SXM5", "Dell H100 80GB SXM5", "DellTexas H100 80GB SXM5"),
+        collectives="NVIDIA H100 80GB HBM3",
+    ),
+    "dgx-1-v100": Made(device="v100-sxm2-32", hardware=("DGX-1",)),
+}
+
+#: Part of a source's name of a model -> ours, pixels, tokens, optimizer, memory format in 16 bit.
+_MODELS: Final = {
+    "resnet50": ("torchvision:resnet50", 224, None, "sgd", "contiguous"),
+    "bert_base_squad": ("bert-base.json", None, 384, "adamw", "contiguous"),
+    "bert_large_squad": ("bert-large.json", None, 384, "adamw", "contiguous"),
+    "LanguageModeling/BERT": ("bert-large.json", None, 384, "adamw", "contiguous"),
+    "resnext101-32x4d": ("timm:resnext101_32x4d", 224, None, "sgd", "channels_last"),
+    "[efficientnet-b0]": ("timm:efficientnet_b0", 224, None, "sgd", "channels_last"),
+}
+_BERT: Final = {"bert-base.json": (768, 12), "bert-large.json": (1024, 24)}
+#: Samples of a micro-batch, and tokens, where a source prints none or those of a whole step.
+_UNPRINTED_BATCH: Final = 128
+_UNPRINTED_TOKENS: Final = 8192
+_TOKENS: Final = 128
+_LARGEST_BATCH: Final = 1024
+_PRECISIONS: Final = {"AMP/FP16": "amp fp16", "FP32": "fp32"}
+
+
+def rows_of(folder: Path, made: Made, configs: Path, *, gpus: int = 1) -> list[TableRow]:
+    """Steps of a machine; what several hosts measured is their median."""
+    found: dict[Setting, list[tuple[int, float]]] = {}
+    for line, cells in read_table(folder / _STEPS):
+        if cells["gpus"] == str(gpus) and cells["hardware"] in made.hardware:
+            for setting, step_s in _read(cells, configs, gpus):
+                found.setdefault(setting, []).append((line, step_s))
+    return [
+        TableRow(
+            where=f"{_STEPS}: line {seen[0][0]}",
+            setting=setting,
+            family=Path(setting.model).stem,
+            step_s=statistics.median(step_s for _, step_s in seen),
+        )
+        for setting, seen in found.items()
+    ]
+
+
+def _read(cells: dict[str, str], configs: Path, gpus: int) -> Iterator[tuple[Setting, float]]:
+    """The setting and the time of a row that one of our models stands for."""
+    is_ours = cells["source"] == _LAMBDA or (
+        cells["source"] == _NVIDIA and cells["framework"] == "PyTorch"
+    )
+    known = [value for name, value in _MODELS.items() if cells["model"].endswith(name)]
+    precision = _PRECISIONS.get(cells["precision"])
+    if not (is_ours and known and precision and cells["throughput"]):
+        return
+    model, image, tokens, optimizer, memory_format = known[0]
+    if "pre-training" in cells["notes"]:
+        # Many micro-batches make a step, printed as its batch on DGX-1: the optimizer is a small part.
+        optimizer, tokens = "none", int(cells["seq_len"])
+        if tokens != _TOKENS:
+            return
+    batch = int(float(cells["micro_batch"] or 0))
+    if tokens and batch > _LARGEST_BATCH:
+        batch = _UNPRINTED_TOKENS // tokens
+    elif image and not batch:
+        batch = _UNPRINTED_BATCH
+    if not batch:
+        return
+    in_16_bit = precision != "fp32"
+    shape: MemoryFormat = (
+        "channels_last" if in_16_bit and memory_format == "channels_last" else "contiguous"
+    )
+    setting = Setting(
+        model=str(configs / model) if model in _BERT else model,
+        batch=batch,
+        image=image,
+        sequence=tokens,
+        precision=precision,
+        memory_format=shape,
+        optimizer=optimizer,
+        torch="1",
+    )
+    yield setting, gpus * batch / float(cells["throughput"])
+
+
+def collectives_of(folder: Path, device: str) -> tuple[tuple[CollectiveProfile, ...], str]:
+    """Groups of 2, 4 and 8 in one node at the newest version of NCCL in the table, and that version."""
+    times: dict[tuple[str, str, int], dict[int, list[float]]] = {}
+    for _, cells in read_table(folder / _COLLECTIVES):
+        if cells["device"] == device and cells["nodes"] == "1" and cells["nccl"]:
+            key = cells["nccl"], cells["collective"], int(cells["gpus"])
+            of_one = times.setdefault(key, {})
+            of_one.setdefault(int(cells["size_bytes"]), []).append(float(cells["time_us"]) * 1e-6)
+    newest = max((v for v, _, _ in times), key=lambda text: [int(part) for part in text.split(".")])
+    profiles = [
+        CollectiveProfile(
+            collective=kind,
+            world_size=ranks,
+            points=tuple(
+                CurvePoint(at=size, time_s=float(np.median(seen)), relative_error=_ERROR)
+                for size, seen in sorted(of_one.items())
+            ),
+        )
+        for (version, kind, ranks), of_one in sorted(times.items())
+        if version == newest and kind in _KINDS
+    ]
+    return tuple(profiles), newest
+
+
+def machine(
+    name: str, folder: Path, traces: Traces, configs: Path
+) -> tuple[MeasuredMachine, list[str]]:
+    """A machine and what to know of it."""
+    made = MACHINES[name]
+    rows = rows_of(folder, made, configs)
+    found, notes = machine_from_steps(
+        rows,
+        find_device(made.device, shipped_catalogue()),
+        priors=shipped_priors(),
+        source=f"{_LAMBDA}, {_NVIDIA}",
+        trace=traces,
+    )
+    if made.collectives is None:
+        return found, notes
+    groups, version = collectives_of(folder, made.collectives)
+    assert found.device_costs is not None
+    costs = replace(found.device_costs, versions={**found.device_costs.versions, "nccl": version})
+    found = replace(
+        found,
+        collectives=groups,
+        ranks_per_node=max(group.world_size for group in groups),
+        device_costs=costs,
+        environment={"versions": dict(costs.versions)},
+    )
+    return found, notes
+
+
+def judge_nodes(name: str, folder: Path, configs: Path) -> None:
+    """Print speed-ups of eight GPUs over one: published, and predicted by the machine that ships."""
+    made = MACHINES[name]
+    alone = {_likeness(row.setting): row for row in rows_of(folder, made, configs)}
+    for row in rows_of(folder, made, configs, gpus=8):
+        one = alone.get(_likeness(row.setting))
+        if one is None or row.setting.optimizer == "none":
+            continue
+        setting = row.setting
+        workload = pm.trace(
+            setting.model,
+            micro_batch=setting.batch,
+            sequence_length=setting.sequence,
+            precision="fp16",
+            optimizer=setting.optimizer,
+            device_kind="as-cuda",
+        )
+        found = pm.predict(name, workload, devices=[8], batch=setting.batch).points[0].speedup
+        assert found is not None
+        rates = [each.setting.batch / each.step_s for each in (row, one)]
+        typer.echo(
+            f"    {Path(setting.model).stem}, batch {setting.batch}: published {8 * rates[0] / rates[1]:.2f}, "
+            f"predicted {found.nominal:.2f} [{found.p5:.2f}-{found.p95:.2f}]"
+        )
+
+
+def _likeness(setting: Setting) -> tuple[object, ...]:
+    return (*setting.traced, setting.memory_format)
+
+
+def main() -> None:
+    """Judge, or write what ships."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--traces", type=Path, default=Path("runs/machine-traces"))
+    parser.add_argument("--write", action="store_true")
+    asked = parser.parse_args()
+    traces = Traces(asked.traces)
+    for file, (hidden, layers) in _BERT.items():
+        (asked.traces / file).write_text(
+            json.dumps(
+                {
+                    "model_type": "bert",
+                    "architectures": ["BertForSequenceClassification"],
+                    "hidden_size": hidden,
+                    "num_hidden_layers": layers,
+                    "num_attention_heads": hidden // 64,
+                    "intermediate_size": 4 * hidden,
+                    "vocab_size": 30522,
+                    "max_position_embeddings": 512,
+                }
+            ),
+            encoding="utf-8",
+        )
+    for name in MACHINES:
+        found, notes = machine(name, asked.folder, traces, asked.traces)
+        assert found.device_costs is not None
+        typer.echo(f"{name}: {found.device_costs.num_rows} rows")
+        for error in found.device_costs.left_out:
+            typer.echo(f"    {error}")
+        typer.echo("    " + "\n    ".join(notes))
+        if asked.write:
+            document = ProfileDocument(
+                provenance=Provenance.of_answer(
+                    ["python", "-m", "tests.benchmarks.datacentre"],
+                    host_fingerprint="none: steps of others depend on no host",
+                ),
+                observations_sha256=file_sha256(asked.folder / _STEPS),
+                machine=found,
+            )
+            document.write(_ROOT / "documents" / "machines" / f"{name}.json")
+        elif MACHINES[name].collectives:
+            judge_nodes(name, asked.folder, asked.traces)
+
+
+if __name__ == "__main__":
+    main()

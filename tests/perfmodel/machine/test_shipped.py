@@ -1,0 +1,49 @@
+"""Machines that come with perfmodel."""
+
+import pytest
+
+from perfmodel.answer.answer import answer
+from perfmodel.answer.measured import timed_workload
+from perfmodel.answer.question import Question
+from perfmodel.documents.profile import ProfileDocument, shipped_machines
+from perfmodel.layout.layout import Layout
+from perfmodel.machine.cluster import Cluster, Tier
+from perfmodel.machine.machine import Evidence
+from tests.perfmodel.traces import WORKLOAD, traced
+
+NODES = Cluster(
+    name="eight nodes at 100 Gb/s",
+    tiers=(
+        Tier(name="node", of="device", count=8, link_bytes_per_s=25e9, links=12, latency_s=2e-6),
+        Tier(name="fabric", of="node", count=8, link_bytes_per_s=12.5e9, latency_s=5e-6),
+    ),
+)
+
+
+@pytest.mark.parametrize("name", shipped_machines())
+def test_one_device_is_inferred_and_in_seconds_that_can_be(name: str) -> None:
+    machine = ProfileDocument.read(shipped_machines()[name]).machine
+    workload = timed_workload(machine, WORKLOAD, trace=traced())
+    found = answer(Question(machine=machine, workload=workload, layout=Layout(micro_batch=64)))
+    assert found.evidence["compute"] is Evidence.INFERRED
+    assert 1e-6 < found.step.p5 < found.step.nominal < found.step.p95 < 1.0
+
+
+@pytest.mark.parametrize("name", ["dgx-a100", "dgx-h100"])
+def test_a_node_has_the_links_of_published_times_and_others_those_of_the_file(name: str) -> None:
+    machine = ProfileDocument.read(shipped_machines()[name]).machine
+    workload = timed_workload(machine, WORKLOAD, trace=traced())
+    inside, across = (
+        answer(
+            Question(
+                machine=machine,
+                workload=workload,
+                layout=Layout(dp=dp, micro_batch=64),
+                cluster=NODES,
+            )
+        )
+        for dp in (8, 64)
+    )
+    assert inside.evidence["communication"] is Evidence.INTERPOLATED
+    assert across.evidence["communication"] is Evidence.ASSUMED
+    assert across.step.nominal > inside.step.nominal
