@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from perfmodel.answer.question import Answer, Question
-from perfmodel.cost.inferred import InferredModel, open_inferred
+from perfmodel.cost.inferred import LINKS_OF_FILE, InferredModel, on_links, open_inferred
 from perfmodel.cost.jobs import Jobs, jobs_from
 from perfmodel.cost.layout_memory import TENSORS, rank_parts
 from perfmodel.cost.layout_time import StepParts, layout_durations, unit_times
@@ -144,13 +144,20 @@ def layout_document(answer: Answer, *, argv: Sequence[str]) -> PredictionDocumen
         workload=question.workload_name,
         scaling="weak",
         points=(point,),
-        caveats=(*layout_caveats(model, jobs), *_option_caveats(layout, jobs, held)),
+        caveats=(
+            *(() if question.cluster is None else (LINKS_OF_FILE,)),
+            *layout_caveats(model, jobs),
+            *_option_caveats(layout, jobs, held),
+        ),
     )
 
 
 def _opened(question: Question) -> InferredModel:
     assert isinstance(question.machine, InferredMachine), question.machine
-    return open_inferred(question.machine)
+    machine = question.machine
+    return open_inferred(
+        machine if question.cluster is None else on_links(machine, question.cluster)
+    )
 
 
 def _simulated(question: Question, jobs: Jobs, model: InferredModel) -> tuple[StepProgram, Trace]:

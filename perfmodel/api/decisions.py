@@ -170,7 +170,7 @@ def search(  # noqa: PLR0913 - one parameter per part of the question
         Layouts to return.
     """
     if not isinstance(profile, InferredMachine):
-        profile = InferredDocument.read(Path(profile)).machine
+        profile = InferredDocument.named(profile).machine
     training = Training(
         model=read_model(model, sequence=sequence_length),
         devices=devices,
@@ -207,7 +207,7 @@ def predict_large_model(
         If a name or the layout makes no sense, the model does not allow it, or the profile is another.
     """
     if not isinstance(profile, InferredMachine):
-        profile = InferredDocument.read(Path(profile)).machine
+        profile = InferredDocument.named(profile).machine
     question = Question(
         machine=profile,
         workload=read_model(model, sequence=sequence_length),

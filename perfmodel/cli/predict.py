@@ -68,7 +68,6 @@ _ONLY_WITHOUT_LAYOUT: Final = {
     "bucket_cap_mb": "leave it out, the closed forms have no buckets",
     "loader_samples_per_s": "leave it out, the closed forms have no input pipeline",
     "sync_every_step": "leave it out, the closed forms have no host",
-    "cluster": "links are inferred from the runs; --devices-per-node says where a node ends",
     "validation": "leave it out, a calibration from runs has its own intervals",
     "no_measure": "leave it out, layouts are not timed in place",
     "torch": "leave it out, a calibration from runs has its own intervals",
@@ -268,12 +267,15 @@ def _question(context: typer.Context) -> "Question":
                 f"{link:g} B/s on one data centre"
             )
         model = read_model(given["model"], sequence=given["sequence_length"])
+        cluster = _links(context)
+        inside = given["devices_per_node"] if cluster is None else cluster.devices_per_node
         return Question(
-            machine=InferredDocument.read(given["profile"]).machine,
+            machine=InferredDocument.named(given["profile"]).machine,
             workload=model,
             layout=layout,
+            cluster=cluster,
             devices=count,
-            devices_per_node=given["devices_per_node"] or DEVICES_PER_NODE,
+            devices_per_node=inside or DEVICES_PER_NODE,
             data_centre_bytes_per_s=link,
             capacity_bytes=given["device_memory"],
         )
@@ -299,6 +301,19 @@ def _question(context: typer.Context) -> "Question":
         loader_samples_per_s=given.get("loader_samples_per_s"),
         sync_every_step=given.get("sync_every_step", False),
     )
+
+
+def _links(context: typer.Context) -> "Cluster | None":
+    """Links between the nodes of a large model."""
+    path = context.params.get("cluster")
+    if path is None:
+        return None
+    opt.refuse_typed(
+        context, {"devices_per_node": "the cluster file says where a node ends"}, beside="--cluster"
+    )
+    from perfmodel.documents.hardware import read_cluster
+
+    return read_cluster(path)
 
 
 def _one_count(context: typer.Context) -> int | None:
@@ -484,7 +499,7 @@ def plan_parallelism(
     request = Request(
         training=training, capacity_bytes=device_memory, interleave=interleave, top=top
     )
-    machine = open_inferred(InferredDocument.read(profile).machine)
+    machine = open_inferred(InferredDocument.named(profile).machine)
     workers = Workers(processes=processes, scheduler=scheduler)
     document = use_case(machine, request, argv=sys.argv, workers=workers)
     show_document(

@@ -1,8 +1,8 @@
 """Step times on a machine that was inferred from runs: number, interval, parts, degraded runs."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,11 @@ from perfmodel.cost.parameters import (
     stall_time_s,
 )
 from perfmodel.errors import CalibrationUnavailable, UsageError
-from perfmodel.machine.machine import InferredMachine
+from perfmodel.machine.machine import FittedParameter, InferredMachine
 from perfmodel.statistics import normal_cdf
+
+if TYPE_CHECKING:
+    from perfmodel.machine.cluster import Cluster
 
 LOWER, UPPER = 0.05, 0.95
 _BISECTIONS: Final = 40
@@ -210,6 +213,47 @@ def open_inferred(machine: InferredMachine) -> InferredModel:
     model = InferredModel(machine=machine)
     assert model.sheet
     return model
+
+
+#: Uncertainty, in log, of rates that a cluster file gives: a prior, as in ``cost.network``.
+_UNCERTAINTY_OF_FILE: Final = 0.3
+LINKS_OF_FILE: Final = "links between nodes are as the cluster file says, all else as the runs show"
+
+
+def on_links(machine: InferredMachine, cluster: "Cluster") -> InferredMachine:
+    """The machine with other links between its nodes; those inside a node stay as the runs show.
+
+    A device has its share of the narrowest tier between nodes. Nothing is known of disturbed runs there.
+    """
+    held, outer = cluster.devices_per_node, cluster.tiers[cluster.first_between_nodes :]
+    if held is None or not outer:
+        raise UsageError(
+            f"--cluster: must have a tier called node and one between nodes, got "
+            f"{', '.join(tier.name for tier in cluster.tiers)}"
+        )
+    rates = []
+    for tier in outer:
+        rates.append(tier.bytes_per_s / held)
+        held *= tier.count
+    rate, latency_s = min(rates), sum(tier.latency_s for tier in outer)
+
+    def changed(known: FittedParameter) -> FittedParameter:
+        if known.name == "p2p_latency_s":
+            draws = tuple(draw + latency_s for draw in known.draws)
+            return replace(known, value=known.value + latency_s, draws=draws)
+        if known.name != "node_bytes_per_s":
+            return known
+        deviates = np.log(np.array(known.draws) / known.value) / known.log_sigma
+        draws = tuple(float(draw) for draw in rate * np.exp(_UNCERTAINTY_OF_FILE * deviates))
+        return replace(
+            known, value=rate, log_sigma=_UNCERTAINTY_OF_FILE, draws=draws, determined=True
+        )
+
+    return replace(
+        machine,
+        fitted_parameters=tuple(changed(known) for known in machine.fitted_parameters),
+        degraded=None,
+    )
 
 
 def _quantile(

@@ -1,5 +1,6 @@
 """Files of machines: what a calibration measured, or runs of others tell, and how tables of runs are read."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
@@ -40,12 +41,13 @@ class MachineDocument(Document):
         return self
 
 
-_SHIPPED: Final = Path(__file__).with_name("machines")
+SHIPPED: Final = Path(__file__).with_name("machines")
+_RUNS: Final = SHIPPED / "runs"
 
 
 def shipped_machines() -> dict[str, Path]:
     """Machines that come with perfmodel, by name; ``python -m tests.benchmarks.machines`` makes them."""
-    return {path.stem: path for path in sorted(_SHIPPED.glob("*.json"))}
+    return {path.stem: path for path in sorted(SHIPPED.glob("*.json"))}
 
 
 def machine_file(text: str, *, flag: str, folder: Path = Path()) -> Path:
@@ -85,6 +87,20 @@ class InferredDocument(MachineDocument):
     made_by: ClassVar[str] = "perfmodel calibrate --from-runs"
 
     machine: Annotated[InferredMachine, machine_field]
+
+    @classmethod
+    def named(cls, machine: str | os.PathLike[str]) -> Self:
+        """Of a file, or of a machine that comes with perfmodel."""
+        path = machine_file(os.fspath(machine), flag="--machine")
+        if path.parent != SHIPPED:
+            return cls.read(path)
+        known = {shipped.stem: shipped for shipped in sorted(_RUNS.glob("*.json"))}
+        if path.stem not in known:
+            raise CalibrationUnavailable(
+                f"--machine: must be a calibration from runs, or a machine whose runs of large models are known "
+                f"({', '.join(known)}), got {path.stem}"
+            )
+        return cls.read(known[path.stem])
 
 
 class RunUnits(Record):

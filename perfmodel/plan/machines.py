@@ -225,7 +225,7 @@ def read_sources(plan: PlanFile, path: Path) -> tuple[PlanFile, Sources]:
 def _profile(option: Option, folder: Path, *, is_large: bool) -> MeasuredMachine | InferredMachine:
     path = machine_file(option.profile, flag="option.profile", folder=folder)
     if is_large:
-        return InferredDocument.read(path).machine
+        return InferredDocument.named(path).machine
     profile = ProfileDocument.read(path).machine
     if option.device is None:
         return profile

@@ -49,7 +49,9 @@ def _share(said: Sequence[str], word: str) -> str:
 def main() -> None:
     """Print coverage, false alarms and what is found, per record."""
     for record, device in _RECORDS.items():
-        machine = InferredDocument.read(ROOT / f"docs/records/inferred/{record}.json").machine
+        machine = InferredDocument.read(
+            ROOT / f"perfmodel/documents/machines/runs/dgx-{record}.json"
+        ).machine
         every = jobs_from_columns(machine.runs)
         of = functools.partial(diagnosed, device=device)
         runs = [(every.take(np.array([i])), s) for i, s in enumerate(machine.step_s)]

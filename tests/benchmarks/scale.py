@@ -26,7 +26,7 @@ from perfmodel.step.program import Cause, Interference, Operation, StepProgram, 
 
 PAGE: Final = Path("docs/performance.md")
 PROFILE: Final = Path("docs/records/calibration/profile.json")
-H100: Final = Path("docs/records/inferred/h100.json")
+H100: Final = Path("perfmodel/documents/machines/runs/dgx-h100.json")
 _MIB: Final = 2**20
 _SLOWED: Final = Interference(compute_speed=0.8, comm_speed=0.7)
 #: Of commands that take less than this; the fastest counts, which neighbours disturb least.

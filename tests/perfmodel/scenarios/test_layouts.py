@@ -17,7 +17,7 @@ from perfmodel.scenarios.compare import compare_scenarios
 from perfmodel.scenarios.fields import scenarios_of
 from tests.perfmodel.cli.command import Run
 
-PROFILE = Path(__file__).parents[3] / "docs/records/inferred/h100.json"
+PROFILE = Path(__file__).parents[3] / "perfmodel/documents/machines/runs/dgx-h100.json"
 MACHINE = InferredDocument.read(PROFILE).machine
 TEXT = "dp=64 zero=1 micro_batch=1 accumulation=16"
 
