@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from perfmodel.answer.answer import Forecast
     from perfmodel.answer.question import Question
     from perfmodel.layout.layout import Layout
+    from perfmodel.machine.cluster import Cluster
     from perfmodel.step.program import Trace
 
 _CSV = typer.Option("--csv", help="Print comma-separated values.")

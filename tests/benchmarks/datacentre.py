@@ -27,8 +27,7 @@ from perfmodel.cost.step_curves import shipped_priors
 from perfmodel.documents.base import Provenance, file_sha256
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.files import read_table
-from perfmodel.machine.device_costs import MemoryFormat
-from perfmodel.machine.measured import CollectiveProfile, CurvePoint, MeasuredMachine
+from perfmodel.machine.measured import CollectiveProfile, CurvePoint, MeasuredMachine, MemoryFormat
 from tests.benchmarks.machines import Traces
 
 _ROOT: Final = Path(__file__).parents[2] / "perfmodel"

@@ -1,14 +1,18 @@
 """Machines that come with perfmodel."""
 
+from dataclasses import replace
+
 import pytest
 
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import timed_workload
 from perfmodel.answer.question import Question
-from perfmodel.documents.profile import ProfileDocument, shipped_machines
-from perfmodel.layout.layout import Layout
+from perfmodel.documents.profile import InferredDocument, ProfileDocument, shipped_machines
+from perfmodel.errors import CalibrationUnavailable, UsageError
+from perfmodel.layout.layout import Layout, parse_layout
 from perfmodel.machine.cluster import Cluster, Tier
 from perfmodel.machine.machine import Evidence
+from perfmodel.models import read_model
 from tests.perfmodel.traces import WORKLOAD, traced
 
 NODES = Cluster(
@@ -47,3 +51,35 @@ def test_a_node_has_the_links_of_published_times_and_others_those_of_the_file(na
     assert inside.evidence["communication"] is Evidence.INTERPOLATED
     assert across.evidence["communication"] is Evidence.ASSUMED
     assert across.step.nominal > inside.step.nominal
+
+
+def large(name: str, cluster: Cluster | None) -> Question:
+    return Question(
+        machine=InferredDocument.named(name).machine,
+        workload=read_model("llama3-8b", sequence=None),
+        layout=parse_layout("fsdp=64"),
+        cluster=cluster,
+    )
+
+
+@pytest.mark.parametrize("name", ["dgx-a100", "dgx-h100"])
+def test_links_of_a_file_reach_large_models(name: str) -> None:
+    """All weights pass every node's adapter three times a step: backward and forward hide a part at most."""
+    slow = replace(NODES, tiers=(NODES.tiers[0], replace(NODES.tiers[1], link_bytes_per_s=1e9)))
+    fast, some, most = (answer(large(name, of)).step for of in (None, NODES, slow))
+    assert fast.nominal < some.nominal < most.nominal
+    moved_s = 3 * 2 * 8.03e9 / 1e9
+    assert most.nominal == pytest.approx(moved_s, rel=0.3)
+    assert most.p95 / most.nominal > fast.p95 / fast.nominal
+
+
+def test_a_file_without_links_between_nodes_is_refused() -> None:
+    with pytest.raises(UsageError, match="one between nodes, got node"):
+        answer(large("dgx-a100", replace(NODES, tiers=NODES.tiers[:1])))
+
+
+def test_a_machine_whose_runs_nobody_knows_is_refused() -> None:
+    with pytest.raises(
+        CalibrationUnavailable, match=r"are known \(dgx-a100, dgx-h100\), got titan-xp"
+    ):
+        InferredDocument.named("titan-xp")
