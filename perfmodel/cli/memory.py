@@ -199,7 +199,7 @@ def machines(
     *,
     as_json: opt.Json = False,
 ) -> None:
-    """List the machines that come with perfmodel, used by name: --machine rtx-3090."""
+    """List the machines that come with perfmodel, used by name: --machine dgx-a100."""
     from perfmodel.documents.profile import ProfileDocument, shipped_machines
     from perfmodel.errors import refuse_unknown
     from perfmodel.report.profile import device_cost_lines, machines_json, machines_table
