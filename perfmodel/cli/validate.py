@@ -271,17 +271,16 @@ def validate_published(
     file: Annotated[Path | None, typer.Argument(help="Where --json writes.")] = None,
 ) -> None:
     """Fit the small end of published series, predict the large end, beside plain models."""
-    from perfmodel.report.validation import series_table
+    from perfmodel.report.validation import published_lines, series_table
     from validate.published.published import judge_published
 
     if file is not None and not as_json:
         raise UsageError(f"FILE: must follow --json, got {str(file)!r}")
     document = judge_published(data, opt.names(sources))
     title = "Fitted on the small end of each series, judged at the large end"
-    left_out = [f"left out: {name}" for name in document.skipped]
     table = series_table(title, document.series)
     shown = as_json and file is None
-    show_document(document, table, left_out, as_json=shown, output=file)
+    show_document(document, table, published_lines(document), as_json=shown, output=file)
 
 
 def validate_strategies(

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from typing import Annotated, ClassVar, Final
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from perfmodel.arrays import Share
 from perfmodel.documents.base import Document, Provenance, Record
@@ -16,6 +16,8 @@ from perfmodel.layout.layout import RunSetting
 from perfmodel.machine.machine import Evidence
 from perfmodel.statistics import Interval
 
+#: Name of the plain rule that a law of scaling has to beat.
+CARRIED: Final = "efficiency carried on"
 #: Name of the gate on the mean absolute error of step times.
 STEP_MAPE: Final = "step-time MAPE"
 
@@ -194,6 +196,8 @@ class PublishedErrors(Errors):
     method: str
     coverage: float | None
     """None for predictors without intervals."""
+    mape_beyond: NonNegativeFloat | None = None
+    """Where more devices were asked for than fitted; None if nowhere."""
 
 
 class PublishedSeries(Record):
@@ -205,8 +209,19 @@ class PublishedSeries(Record):
     predicted: str
     num_fitted: PositiveInt
     num_predicted: PositiveInt
+    num_beyond: NonNegativeInt = 0
+    """Predictions of more devices than were fitted."""
     errors: Annotated[tuple[PublishedErrors, ...], Field(min_length=1)]
     """Ours first, then the baselines."""
+
+
+class PublishedRows(Record):
+    """All rows of a table: fitted or predicted by a protocol, or left out with the reason."""
+
+    source: str
+    num_judged: NonNegativeInt
+    left_out: dict[str, PositiveInt]
+    """By reason."""
 
 
 class PublishedDocument(Document):
@@ -220,6 +235,7 @@ class PublishedDocument(Document):
     series: tuple[PublishedSeries, ...]
     skipped: tuple[str, ...]
     """Series that hold too little to hold something out."""
+    rows: tuple[PublishedRows, ...] = ()
 
 
 class ErrorsBySize(Record):

@@ -5,9 +5,11 @@ from typing import Any, Final
 
 from perfmodel.documents.testbed import JudgedStep, TestbedDocument
 from perfmodel.documents.verdicts import (
+    CARRIED,
     ErrorSummary,
     ModelsValidationDocument,
     NetworkVerdict,
+    PublishedDocument,
     PublishedSeries,
     StrategiesDocument,
     ValidationDocument,
@@ -200,6 +202,8 @@ def models_lines(validation: ModelsValidationDocument) -> list[str]:
 
 def series_table(title: str, found: Iterable[PublishedSeries]) -> Table:
     """One row per series and predictor; errors are predicted over measured, minus 1."""
+    found = list(found)
+    beyond = {"More\ndevices": lambda entry: _share(entry[1].mape_beyond)}
     return table(
         title,
         [
@@ -214,11 +218,55 @@ def series_table(title: str, found: Iterable[PublishedSeries]) -> Table:
             "Median": "1.median_absolute:%",
             "Worst": "1.worst_absolute:%",
             "Bias": "1.bias:+%",
-            "In 90 %": lambda entry: (
-                "" if entry[1].coverage is None else percent(entry[1].coverage)
-            ),
+            **(beyond if any(series.num_beyond for series in found) else {}),
+            "In 90 %": lambda entry: _share(entry[1].coverage),
         },
     )
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else percent(value)
+
+
+#: Points of MAPE by which a plain rule has to be better before the product is said to lose.
+_LOSES_BY: Final = 0.003
+
+
+def published_lines(document: PublishedDocument) -> list[str]:
+    """Where carrying efficiency on beats the product; extrapolation; every row in or out."""
+    lost, num_compared = [], 0
+    for series in document.series:
+        by_method = {row.method: row for row in series.errors}
+        ours, plain = by_method.get("perfmodel"), by_method.get(CARRIED)
+        if ours is None or plain is None:
+            continue
+        num_compared += 1
+        pairs = {"": (ours.mape, plain.mape)}
+        if series.num_beyond < series.num_predicted:
+            pairs["on more devices "] = (ours.mape_beyond or 0, plain.mape_beyond or 0)
+        lost += [
+            f"{series.source}: {series.name.partition(';')[0]} ({where}{percent(own)}, it "
+            f"{percent(other)})"
+            for where, (own, other) in pairs.items()
+            if own > other + _LOSES_BY
+        ]
+    lines = []
+    if num_compared:
+        lines.append(
+            f"the largest measured efficiency, carried on, is better by over {percent(_LOSES_BY)} "
+            f"{len(lost)} times in {num_compared} series{': ' if lost else ''}{'; '.join(lost)}"
+        )
+    many = sum(series.num_predicted for series in document.series)
+    beyond = sum(series.num_beyond for series in document.series)
+    lines.append(
+        f"extrapolated to more devices than fitted: {beyond:,} of {many:,} predictions, their MAPE "
+        "under More devices"
+    )
+    lines += [f"left out: {name}" for name in document.skipped]
+    for rows in document.rows:
+        out = "".join(f"; {count:,} out: {reason}" for reason, count in rows.left_out.items())
+        lines.append(f"rows for {rows.source}: {rows.num_judged:,} judged{out}")
+    return lines
 
 
 def network_tables(document: NetworkVerdict) -> tuple[Table, Table]:

@@ -1,5 +1,6 @@
 """Large models: infer steps and memory from some published runs, predict the others."""
 
+from collections import Counter
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
@@ -14,8 +15,9 @@ from perfmodel.cost.inferred import InferredModel
 from perfmodel.cost.jobs import Jobs
 from perfmodel.cost.layout_fit import MINIMUM_RUNS, infer, infer_memory
 from perfmodel.cost.parameters import SHEETS, step_time_priors
-from perfmodel.documents.verdicts import PublishedSeries
+from perfmodel.documents.verdicts import CARRIED, PublishedSeries
 from validate.published.runs import (
+    Read,
     Runs,
     foundry_runs,
     memory_runs,
@@ -24,7 +26,7 @@ from validate.published.runs import (
     starves_a_stage,
     vtrain_runs,
 )
-from validate.published.tables import Part, Verdict, repeatability, usl, verdict
+from validate.published.tables import Judged, Part, counted, repeatability, usl, verdict
 
 Index: TypeAlias = NDArray[np.int64]
 
@@ -57,11 +59,13 @@ class _Judged:
     """Whether predictions hold the chance of a stall."""
 
 
-def judge_vtrain(folder: Path) -> Verdict:
+def judge_vtrain(folder: Path) -> Judged:
     """50 random runs predict the rest, ten times; two replicas predict eight."""
-    runs, bad = vtrain_runs(folder)
+    read = vtrain_runs(folder)
+    runs, bad = read.runs, read.bad
     if len(runs) < VTRAIN_RUNS + _FEWEST:
-        return [], [*bad, f"vtrain: {len(runs)} runs"]
+        return _too_few(read, "vtrain")
+    rows = read.counted("vtrain")
     splits = [_random_split(len(runs), VTRAIN_RUNS, seed) for seed in range(VTRAIN_DRAWS)]
     judged = [_judge(runs, *split, device="A100") for split in splits]
     name = f"{VTRAIN_RUNS} random runs, {VTRAIN_DRAWS} draws together"
@@ -70,16 +74,25 @@ def judge_vtrain(folder: Path) -> Verdict:
     first = np.flatnonzero(plain & (runs.jobs.dp == 2))
     second = np.flatnonzero(plain & (runs.jobs.dp == 8))
     if min(len(first), len(second)) < _FEWEST:
-        return series, [*bad, "vtrain: data parallelism alone"]
+        return Judged(series, [*bad, "vtrain: data parallelism alone"], rows)
     alone = _judge(runs, first, second, device="A100")
-    return [*series, _series("vtrain", "data parallelism alone, dp=2 predicts dp=8", [alone])], bad
+    series.append(_series("vtrain", "data parallelism alone, dp=2 predicts dp=8", [alone]))
+    return Judged(series, bad, rows)
 
 
-def judge_foundry(folder: Path) -> Verdict:
+def _too_few(read: Read, source: str) -> Judged:
+    """No verdict on a table that holds too little."""
+    told = f"{source}: {len(read.runs)} runs"
+    return Judged([], [*read.bad, told], read.counted(source, {"too few runs": len(read.runs)}))
+
+
+def judge_foundry(folder: Path) -> Judged:
     """One node of eight predicts more nodes, for every device with a data sheet, 8 and 16 bit apart."""
-    series, skipped = [], []
+    series, skipped, num_judged = [], [], 0
+    out: Counter[str] = Counter()
     for device, eight_bit in product(SHEETS, (False, True)):
-        runs, bad = foundry_runs(folder, device, eight_bit=eight_bit)
+        read = foundry_runs(folder, device, eight_bit=eight_bit)
+        runs, bad = read.runs, read.bad
         name = f"{device}, 8 bit" if eight_bit else device
         first = np.flatnonzero(runs.jobs.devices <= 8)
         second = np.flatnonzero(runs.jobs.devices > 8)
@@ -87,44 +100,51 @@ def judge_foundry(folder: Path) -> Verdict:
         if min(len(first), len(second)) >= _FEWEST:
             judged = [_judge(runs, first, second, device=device)]
             series.append(_series("llm_foundry", f"FSDP on {name}, 8 devices predict more", judged))
+            num_judged += len(runs)
         elif len(runs):
+            out[f"too few runs on one node of {name}, or on several"] += len(runs)
             skipped.append(
                 f"llm-foundry on {name}: {len(first)} runs on one node, {len(second)} on several"
             )
-    return series, skipped
+        out["rows named below"] += len(bad)
+    num_rows = len(runs) + len(bad) + read.others.total()
+    out["other sources"] = read.others["other sources"]
+    out["devices without a data sheet"] = num_rows - num_judged - out.total()
+    return Judged(series, skipped, counted("llm_foundry", num_rows, out))
 
 
-def judge_mlperf(folder: Path) -> Verdict:
+def judge_mlperf(folder: Path) -> Judged:
     """The smaller half of the device counts of GPT-3 predicts the larger, by layout.
 
     How stages interleave is not told: once as if they did not, once layer by layer, which brackets it.
     """
     series: list[PublishedSeries] = []
-    bad: list[str] = []
     for interleave, meaning in _INTERLEAVES.items():
-        runs, bad = mlperf_runs(folder, interleave=interleave)
+        read = mlperf_runs(folder, interleave=interleave)
+        runs = read.runs
         counts = np.unique(runs.jobs.devices)
         smaller = np.isin(runs.jobs.devices, counts[: len(counts) // 2])
         first, second = np.flatnonzero(smaller), np.flatnonzero(~smaller)
         if len(first) < MINIMUM_RUNS or not len(second):
-            return [], [*bad, f"mlperf layouts: {len(runs)} submissions with a layout"]
+            return _too_few(read, "mlperf_layouts")
         many = f"{counts[len(counts) // 2 - 1]:.0f} devices and fewer predict {counts[-1]:.0f}"
         judged = [_judge(runs, first, second, device="H100")]
         series.append(_series("mlperf_layouts", f"GPT-3 175B, {many}, {meaning}", judged))
-    return series, bad
+    return Judged(series, read.bad, read.counted("mlperf_layouts"))
 
 
-def judge_playbook(folder: Path) -> Verdict:
+def judge_playbook(folder: Path) -> Judged:
     """A tenth of the layouts predicts the others: all, those unlikely to stall, those not disturbed.
 
     How likely a stall is follows from the layout alone, before anything of it is measured. A run counts as
     disturbed if it is nearer to the stalled than to the quiet prediction; the stall is that of the
     calibration, but which run is left out depends on its measured step.
     """
-    runs, bad = playbook_runs(folder)
+    read = playbook_runs(folder)
+    runs = read.runs
     count = round(PLAYBOOK_SHARE * len(runs))
     if count < _FEWEST:
-        return [], [*bad, f"playbook: {len(runs)} runs"]
+        return _too_few(read, "playbook")
     splits = [_random_split(len(runs), count, seed) for seed in range(PLAYBOOK_DRAWS)]
     judged = [_judge(runs, *split, device="H100", sigma=_PLAYBOOK_SIGMA) for split in splits]
     safe, quiet = [], []
@@ -142,7 +162,8 @@ def judge_playbook(folder: Path) -> Verdict:
         f"the same without the {1 - kept / total:.0%} disturbed; {_told(quiet)}": quiet,
     }
     series = [_series("playbook", name, chosen) for name, chosen in names.items()]
-    return [*series, *filter(None, [judge_twins(runs)])], bad
+    series += filter(None, [judge_twins(runs)])
+    return Judged(series, read.bad, read.counted("playbook"))
 
 
 def _told(judged: list[_Judged]) -> str:
@@ -245,26 +266,56 @@ def _part(judged: _Judged) -> Part:
         (np.ones(len(unknown)), unknown.jobs.devices),
     )
     ours = judged.model.predict(unknown.jobs, stalls=judged.stalls)
+    carried = np.array(
+        [speed[_largest_alike(known.jobs, unknown.jobs, i)] for i in range(len(unknown))]
+    )
     return Part(
         measured=unknown.step_s,
         predicted={
             "perfmodel": ours.number_s,
             "one efficiency per device": work / float(np.median(speed)),
             "linear scaling": work / speed[nearest],
+            CARRIED: work / carried,
             "USL": slow * work,
             _IF_QUIET: judged.model.predict(unknown.jobs, stalls=False).number_s,
         },
         interval=(ours.lower_s, ours.upper_s),
+        beyond=unknown.jobs.devices > known.jobs.devices.max(),
     )
 
 
-def judge_memory(folder: Path) -> Verdict:
+#: What two runs must share for the efficiency of one to be carried on to the other, as far as can be.
+_ALIKE: Final = (
+    "layers",
+    "hidden",
+    "sequence",
+    "micro_batch",
+    "tp",
+    "pp",
+    "recompute_full",
+    "zero",
+)
+
+
+def _largest_alike(known: Jobs, unknown: Jobs, index: int) -> int:
+    """The known run whose efficiency is carried on to an unknown one.
+
+    Of those that share most with it, that on most devices up to as many, else on the fewest.
+    """
+    shared = sum(getattr(known, name) == getattr(unknown, name)[index] for name in _ALIKE)
+    chosen = np.flatnonzero(shared == np.max(shared))
+    over = np.log(known.devices[chosen] / unknown.devices[index])
+    return int(chosen[np.argmin(np.where(over <= 0, -over, 100 + over))])
+
+
+def judge_memory(folder: Path) -> Judged:
     """Half of the playbook's peaks predicts the other half, and ranks what failed above what ran."""
-    runs, bad = memory_runs(folder)
+    read = memory_runs(folder)
+    runs, rows = read.runs, read.counted("memory")
     if len(runs) < _FEWEST_PEAKS:
-        return [], [*bad, f"memory: {len(runs)} rows"]
+        return _too_few(read, "memory")
     has_failures = (folder / "throughput.csv").is_file()
-    failed = playbook_runs(folder, failed=True)[0].jobs if has_failures else None
+    failed = playbook_runs(folder, failed=True).runs.jobs if has_failures else None
     parts, areas = [], []
     half = len(runs) // 2
     for seed in range(_MEMORY_DRAWS):
@@ -302,7 +353,7 @@ def judge_memory(folder: Path) -> Verdict:
     )
     groups = same_tensors(runs.jobs)
     if len(groups) < _FEWEST_PEAKS:
-        return [series], bad
+        return Judged([series], read.bad, rows)
     scatter = repeatability(
         "memory",
         f"scatter: {len(groups)} groups of runs that hold the same tensors",
@@ -311,7 +362,7 @@ def judge_memory(folder: Path) -> Verdict:
         fitted="the other runs of a group",
         predicted="each run",
     )
-    return [series, scatter], bad
+    return Judged([series, scatter], read.bad, rows)
 
 
 def same_tensors(jobs: Jobs) -> list[Index]:

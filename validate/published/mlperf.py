@@ -7,7 +7,7 @@ target follow that of the reference points.
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 from perfmodel.arrays import FloatArray
 from perfmodel.cost.batch import TUNING_SPREAD, BatchPoint, Convergence, fit_convergence
 from perfmodel.cost.terms import UNCERTAINTY_AT_ONE_EFOLD
-from perfmodel.documents.verdicts import PublishedSeries
+from perfmodel.documents.verdicts import PublishedRows, PublishedSeries
 from perfmodel.statistics import DEVIATE_90
 from validate.published.scaling import (
     NOISE,
@@ -32,7 +32,7 @@ from validate.published.scaling import (
     judge_series,
     split_of,
 )
-from validate.published.tables import Part, Row, Verdict, number, read_rows, verdict
+from validate.published.tables import Judged, Part, Row, counted, number, read_rows, sieved, verdict
 
 _POINTS: Final = ("benchmark", "round", "global_batch", "mean", "olympic_mean")
 _FEWEST_BATCHES: Final = 3
@@ -70,15 +70,19 @@ Prior: TypeAlias = tuple[FloatArray, FloatArray]
 """Mean and covariance of the coefficients of ``growth_terms`` before a system is seen."""
 
 
-def judge_convergence(folder: Path) -> Verdict:
+def judge_convergence(folder: Path) -> Judged:
     """Smaller batches predict larger ones: all tasks for each split, and each task for the first.
 
     Rounds are fitted apart. Series whose points all stand in a longer one count once.
     """
     tasks: dict[str, list[Points]] = defaultdict(list)
     skipped = []
-    for (task, round_name), points in read_points(folder).items():
+    table = read_rows(folder / "convergence.csv", columns=_POINTS)
+    good, out = sieved(table, {"no batch, or no samples to the target": _is_point})
+    for (task, round_name), points in _points(good).items():
         if len(points) < _FEWEST_BATCHES:
+            own = [r for r in good if (r["benchmark"], r["round"]) == (task, round_name)]
+            out[f"rounds with fewer than {_FEWEST_BATCHES} batches"] += len(own)
             skipped.append(f"{task}, {round_name}")
         else:
             tasks[task].append(points)
@@ -100,17 +104,27 @@ def judge_convergence(folder: Path) -> Verdict:
             for task, rounds in found.items()
             if rounds
         ]
-    return verdicts, skipped
+    return Judged(verdicts, skipped, counted("convergence", len(table), out))
 
 
 def read_points(folder: Path) -> dict[tuple[str, str], Points]:
     """Samples to the target by task and round, batches ascending."""
+    return _points(filter(_is_point, read_rows(folder / "convergence.csv", columns=_POINTS)))
+
+
+def _is_point(row: Row) -> bool:
+    return bool(number(row, "global_batch") and _samples(row))
+
+
+def _samples(row: Row) -> float:
+    return number(row, "olympic_mean") or number(row, "mean") or 0.0
+
+
+def _points(rows: Iterable[Row]) -> dict[tuple[str, str], Points]:
     rounds: dict[tuple[str, str], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in read_rows(folder / "convergence.csv", columns=_POINTS):
-        batch = number(row, "global_batch")
-        samples = number(row, "olympic_mean") or number(row, "mean")
-        if batch and samples:
-            rounds[row["benchmark"], row["round"]][batch].append(samples)
+    for row in rows:
+        batch = number(row, "global_batch") or 0.0
+        rounds[row["benchmark"], row["round"]][batch].append(_samples(row))
     return {
         key: tuple(
             BatchPoint(batch=b, samples=float(np.median(batches[b]))) for b in sorted(batches)
@@ -161,9 +175,9 @@ class _System(NamedTuple):
     global_batch: FloatArray
 
 
-def judge(folder: Path) -> Verdict:
+def judge(folder: Path) -> Judged:
     """Verdict on device-seconds per sample and on the time to train, for all benchmarks and by benchmark."""
-    systems, skipped = _read(folder)
+    systems, skipped, rows = _read(folder)
     laws = _laws(folder)
     told = [one for one in systems if one.whole is not None and one.benchmark in laws]
     untold = sorted({one.benchmark for one in systems} - {one.benchmark for one in told})
@@ -193,7 +207,7 @@ def judge(folder: Path) -> Verdict:
             if members:
                 of_them = [grown[one] for one in members]
                 found.append(judge_series("mlperf", name, split, members, of_them))
-    return found, skipped
+    return Judged(found, skipped, rows)
 
 
 def _whole_growth(
@@ -305,27 +319,29 @@ def _version(text: str) -> float:
     return int(major) + int(minor) / 10
 
 
-def _read(folder: Path) -> tuple[list[_System], list[str]]:
+def _read(folder: Path) -> tuple[list[_System], list[str], PublishedRows]:
     """Systems with several counts, and what was left out."""
     groups: dict[tuple[str, ...], dict[float, Row]] = defaultdict(dict)
-    uncounted = 0
-    for row in read_rows(folder / f"{TABLE}.csv", columns=_COLUMNS):
+    out: Counter[str] = Counter()
+    table = read_rows(folder / f"{TABLE}.csv", columns=_COLUMNS)
+    for row in table:
         gpus = number(row, "gpus")
         if gpus is None or number(row, _WHOLE) is None:
-            uncounted += 1
+            out["no devices or no time"] += 1
+            continue
+        key = (*(row[name] for name in _SYSTEM), _COUNTS.sub("", row["system"]))
+        # Of one system's entries with the same count the first stands for all.
+        out["another entry of a system with as many devices"] += gpus in groups[key]
+        groups[key].setdefault(gpus, row)
+    systems = []
+    for key, rows in groups.items():
+        if len(rows) == 1:
+            out["systems with one count of devices"] += 1
+        elif one := _system(key[-1], [rows[count] for count in sorted(rows)]):
+            systems.append(one)
         else:
-            key = (*(row[name] for name in _SYSTEM), _COUNTS.sub("", row["system"]))
-            # Of one system's entries with the same count the first stands for all.
-            groups[key].setdefault(gpus, row)
-    skipped = [f"{TABLE}: rows that tell no devices or no time: {uncounted}"] if uncounted else []
-    systems = [
-        _system(key[-1], [rows[count] for count in sorted(rows)])
-        for key, rows in groups.items()
-        if len(rows) > 1
-    ]
-    if silent := systems.count(None):
-        skipped.append(f"{TABLE}: systems that tell neither samples nor a rate: {silent}")
-    return [one for one in systems if one is not None], skipped
+            out["systems that tell neither samples nor a rate"] += len(rows)
+    return systems, [], counted("mlperf", len(table), out)
 
 
 def _system(name: str, rows: Sequence[Row]) -> _System | None:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Final
 
 from perfmodel.documents.base import Provenance, file_sha256
-from perfmodel.documents.verdicts import PublishedDocument, PublishedSeries
+from perfmodel.documents.verdicts import PublishedDocument, PublishedRows, PublishedSeries
 from perfmodel.errors import InvalidDocument, UsageError
 from validate.published import collectives, large, mlperf, scaling, steps
-from validate.published.tables import Verdict
+from validate.published.tables import Judged, Verdict
 
 #: Source -> its table and its protocol.
-PROTOCOLS: Final[dict[str, tuple[str, Callable[[Path], Verdict]]]] = {
+PROTOCOLS: Final[dict[str, tuple[str, Callable[[Path], Verdict | Judged]]]] = {
     "collectives": ("collectives.csv", collectives.judge),
     "nccl_times": ("nccl_times.csv.gz", collectives.judge_times),
     "vtrain_allreduce": ("vtrain_allreduce.csv", collectives.judge_whole_log),
@@ -38,15 +38,18 @@ def judge_published(folder: Path, sources: tuple[str, ...]) -> PublishedDocument
         raise UsageError(f"--data: must be a folder of tables (CSV), got {str(folder)!r}")
     series: list[PublishedSeries] = []
     skipped: list[str] = []
+    rows: list[PublishedRows] = []
     digests = {}
     for source in sources:
         table, protocol = PROTOCOLS[source]
         if not (folder / table).is_file():
             skipped.append(f"{source}: {folder / table} is missing")
             continue
-        found, too_little = protocol(folder)
-        series += found
-        skipped += too_little
+        found = protocol(folder)
+        series += found[0]
+        skipped += found[1]
+        if isinstance(found, Judged):
+            rows.append(found.rows)
         digests[table.removesuffix(".csv")] = file_sha256(folder / table)
     if not series:
         raise InvalidDocument(
@@ -59,4 +62,5 @@ def judge_published(folder: Path, sources: tuple[str, ...]) -> PublishedDocument
         data_sha256=digests,
         series=tuple(series),
         skipped=tuple(skipped),
+        rows=tuple(rows),
     )

@@ -1,10 +1,11 @@
 """Published runs of large models as jobs: each table's columns, units, and rows that cannot be right."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +14,11 @@ from perfmodel.arrays import BoolArray
 from perfmodel.cost.jobs import Column, Jobs, jobs_from_rows, model_columns
 from perfmodel.cost.plausible import wrong_unit
 from perfmodel.cost.rescaling import precision_ratio
+from perfmodel.documents.verdicts import PublishedRows
 from perfmodel.layout.layout import Precision
 from perfmodel.units import GIB
 from perfmodel.workload.transformer import TRANSFORMERS
-from validate.published.tables import Row, number, read_rows
+from validate.published.tables import Row, counted, number, read_rows, sieved
 
 Job: TypeAlias = dict[str, float]
 #: (layers, hidden, heads) of the MPT family; parameter counts of the rows agree to 1 %.
@@ -40,6 +42,8 @@ _LLAMA: Final = {
 }
 #: Models of MLPerf whose submissions tell their layouts.
 _MLPERF: Final = {"gpt3": TRANSFORMERS["gpt3-175b"]}
+#: Of the interactive plot of Hugging Face's playbook, in the names of sources.
+_PLAYBOOK: Final = "ultra-scale playbook, "
 #: Pieces of the model behind the output head, each of which a stage can hold: cast and loss.
 _BEHIND_HEAD: Final = 2
 #: Sequences per step of every playbook run, by its text.
@@ -80,8 +84,20 @@ class Runs:
         )
 
 
-Read: TypeAlias = tuple[Runs, list[str]]
-"""Runs, and the rows that were left out."""
+class Read(NamedTuple):
+    """Runs of one source."""
+
+    runs: Runs
+    bad: list[str]
+    """Rows of it that say too little, or something that cannot be."""
+    others: Counter[str]
+    """Other rows of the table, by the reason why they are no such runs."""
+
+    def counted(self, source: str, unused: Mapping[str, int] | None = None) -> PublishedRows:
+        """All rows of the table; ``unused``: runs that are neither fitted nor predicted, by reason."""
+        out = self.others + Counter({"rows named below": len(self.bad)})
+        num_rows = len(self.runs) + out.total()
+        return counted(source, num_rows, out + Counter(unused or {}))
 
 
 def vtrain_runs(folder: Path) -> Read:
@@ -102,16 +118,19 @@ def vtrain_runs(folder: Path) -> Read:
             "recompute_full": float(row.get("activation_checkpointing", "full") == "full"),
         }
 
-    return _runs(rows, job, name="vtrain")
+    return _runs(rows, Counter(), job, name="vtrain")
 
 
 def foundry_runs(folder: Path, gpu: str, *, eight_bit: bool) -> Read:
     """Runs of llm-foundry on one kind of device, with products in 8 bit or in 16."""
-    rows = [
-        row
-        for row in _throughput(folder, "llm-foundry")
-        if row["gpu"] == gpu and ("fp8" in row["precision"].lower()) == eight_bit
-    ]
+    rows, others = sieved(
+        _throughput(folder),
+        {
+            "other sources": lambda row: "llm-foundry" in row["source"],
+            "other devices": lambda row: row["gpu"] == gpu,
+            "another precision": lambda row: ("fp8" in row["precision"].lower()) == eight_bit,
+        },
+    )
 
     def job(row: Row) -> Job:
         shape = _MPT[_named(row, _MPT)]
@@ -128,24 +147,34 @@ def foundry_runs(folder: Path, gpu: str, *, eight_bit: bool) -> Read:
             "devices_per_node": number(row, "gpus_per_node") or 8.0,
         }
 
-    return _runs(rows, job, name="llm-foundry")
+    return _runs(rows, others, job, name="llm-foundry")
 
 
 def playbook_runs(folder: Path, *, failed: bool = False) -> Read:
     """Runs of the playbook's interactive plot; or those that failed."""
     kind = "failed" if failed else "measured"
-    rows = [row for row in _throughput(folder, "ultra-scale playbook, ") if row["kind"] == kind]
-    return _runs(rows, _playbook_job, name="playbook", timed=not failed)
+    rows, others = sieved(
+        _throughput(folder),
+        {
+            "other sources": lambda row: _PLAYBOOK in row["source"],
+            f"runs that are not {kind}": lambda row: row["kind"] == kind,
+        },
+    )
+    return _runs(rows, others, _playbook_job, name="playbook", timed=not failed)
 
 
 def memory_runs(folder: Path) -> Read:
     """Runs of ``memory.csv`` whose model is known."""
-    rows = read_rows(folder / "memory.csv", columns=("source", "gpus", "memory_gib"))
-    plot = [r | {"gpus_per_node": "8"} for r in rows if "ultra-scale playbook, " in r["source"]]
-    runs, bad = _runs(plot, _playbook_job, name="memory", timed=False)
-    others = len(rows) - len(plot)
-    told = [f"memory: {others} rows of sources that print no shape or layout"] if others else []
-    return runs.take(np.isfinite(runs.memory_bytes)), [*bad, *told]
+    table = read_rows(folder / "memory.csv", columns=("source", "gpus", "memory_gib"))
+    plot, others = sieved(
+        table,
+        {
+            "sources that print no shape or layout": lambda row: _PLAYBOOK in row["source"],
+            "no peak printed": lambda row: number(row, "memory_gib") is not None,
+        },
+    )
+    plot = [row | {"gpus_per_node": "8"} for row in plot]
+    return _runs(plot, others, _playbook_job, name="memory", timed=False)
 
 
 def mlperf_runs(folder: Path, *, interleave: int) -> Read:
@@ -155,15 +184,21 @@ def mlperf_runs(folder: Path, *, interleave: int) -> Read:
     but how its stages interleave.
     """
     told = ("round", "benchmark", "gpus")
-    layouts = {
-        tuple(row[name] for name in told): row
-        for row in read_rows(folder / "mlperf_llm_configs.csv", columns=(*told, "tp", "pp"))
-    }
     columns = (*told, "global_batch", "train_only_median_s", "stop_epoch_median")
+    submitted = read_rows(folder / "mlperf_scaling.csv", columns=columns)
+    sizes = {tuple(row[name] for name in told) for row in submitted}
+    kept, others = sieved(
+        read_rows(folder / "mlperf_llm_configs.csv", columns=(*told, "tp", "pp")),
+        {
+            "models of unknown shape": lambda row: row["benchmark"] in _MLPERF,
+            "no submission of that size": lambda row: tuple(row[n] for n in told) in sizes,
+        },
+    )
+    layouts = {tuple(row[name] for name in told): row for row in kept}
     rows = [
         layouts[key] | row
-        for row in read_rows(folder / "mlperf_scaling.csv", columns=columns)
-        if row["benchmark"] in _MLPERF and (key := tuple(row[name] for name in told)) in layouts
+        for row in submitted
+        if (key := tuple(row[name] for name in told)) in layouts
     ]
 
     def job(row: Row) -> Job:
@@ -185,7 +220,8 @@ def mlperf_runs(folder: Path, *, interleave: int) -> Read:
             "devices_per_node": v["gpus_per_node"],
         }
 
-    return _runs([row | {"step_time_s": _mlperf_step_s(row)} for row in rows], job, name="mlperf")
+    timed = [row | {"step_time_s": _mlperf_step_s(row)} for row in rows]
+    return _runs(timed, others, job, name="mlperf")
 
 
 def _mlperf_step_s(row: Row) -> str:
@@ -197,12 +233,18 @@ def _mlperf_step_s(row: Row) -> str:
     return repr(trained_s * batch * _MLPERF[row["benchmark"]].sequence / tokens)
 
 
-def _throughput(folder: Path, source: str) -> list[Row]:
-    rows = read_rows(folder / "throughput.csv", columns=("source", "gpu", "gpus", "step_time_s"))
-    return [row for row in rows if source in row["source"]]
+def _throughput(folder: Path) -> list[Row]:
+    return read_rows(folder / "throughput.csv", columns=("source", "gpu", "gpus", "step_time_s"))
 
 
-def _runs(rows: list[Row], job: Callable[[Row], Job], *, name: str, timed: bool = True) -> Read:
+def _runs(
+    rows: list[Row],
+    others: Counter[str],
+    job: Callable[[Row], Job],
+    *,
+    name: str,
+    timed: bool = True,
+) -> Read:
     good, bad = [], []
     for index, row in enumerate(rows):
         try:
@@ -217,11 +259,12 @@ def _runs(rows: list[Row], job: Callable[[Row], Job], *, name: str, timed: bool 
             continue
         memory = number(row, "memory_gib") if "memory_gib" in row else None
         good.append((fields, step_s, math.nan if memory is None else memory * GIB))
-    return Runs(
+    runs = Runs(
         jobs=jobs_from_rows([fields for fields, _, _ in good]),
         step_s=np.array([step_s for _, step_s, _ in good]),
         memory_bytes=np.array([memory for _, _, memory in good]),
-    ), bad
+    )
+    return Read(runs, bad, others)
 
 
 def _numbers(row: Row, *names: str) -> dict[str, float]:

@@ -6,7 +6,7 @@ smallest counts, or its smallest.
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,17 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.documents.verdicts import PublishedSeries
+from perfmodel.documents.verdicts import CARRIED, PublishedRows, PublishedSeries
 from perfmodel.statistics import DEVIATE_90
-from validate.published.tables import Part, Row, Verdict, number, read_rows, verdict
+from validate.published.tables import (
+    Judged,
+    Part,
+    Row,
+    counted,
+    number,
+    read_rows,
+    verdict,
+)
 
 Growth: TypeAlias = tuple[FloatArray, FloatArray, FloatArray]
 """Step over that of the fewest devices: 5 %, most probable, 95 %."""
@@ -93,9 +101,9 @@ TWO_COUNTS: Final = Split("two smallest counts", "the two smallest counts", 2)
 ONE_COUNT: Final = Split("smallest count alone", "the smallest count", 1)
 
 
-def judge(folder: Path) -> Verdict:
+def judge(folder: Path) -> Judged:
     """Verdict per source and kind of calibration."""
-    sources, skipped = read_series(folder)
+    sources, skipped, rows = read_series(folder)
     everything = loss_prior([one for found in sources.values() for one in found])
     verdicts = []
     for source, series in sources.items():
@@ -111,7 +119,7 @@ def judge(folder: Path) -> Verdict:
                 verdicts.append(judge_series("scaling", source, split, members, growths))
     if not sources:
         skipped.append("scaling: no series with few devices and more")
-    return verdicts, skipped
+    return Judged(verdicts, skipped, rows)
 
 
 def _by_devices(one: Series) -> Split:
@@ -125,12 +133,13 @@ def split_of(one: Series) -> Split:
     return TWO_COUNTS if len(one.gpus) > TWO_COUNTS.known else ONE_COUNT
 
 
-def read_series(folder: Path) -> tuple[dict[str, list[Series]], list[str]]:
+def read_series(folder: Path) -> tuple[dict[str, list[Series]], list[str], PublishedRows]:
     """All series by source, and what was left out."""
+    out: Counter[str] = Counter()
     groups: dict[tuple[str, ...], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     nodes: dict[tuple[str, ...], float] = {}
     rows = read_rows(folder / "throughput.csv", columns=(*_READ, *_CONSTANT, *_MACHINE))
-    for key, gpus, cost, per_node in _usable(rows):
+    for key, gpus, cost, per_node in _usable(rows, out):
         groups[key][gpus].append(cost)
         nodes[key] = max(nodes.get(key, 1.0), per_node)
     found: dict[str, list[Series]] = defaultdict(list)
@@ -138,6 +147,9 @@ def read_series(folder: Path) -> tuple[dict[str, list[Series]], list[str]]:
     for key, steps in groups.items():
         counts = np.array(sorted(steps))
         if len(counts) < 2 or counts[-1] <= 2:
+            out["no other count of devices beside it, or two at most"] += sum(
+                map(len, steps.values())
+            )
             continue
         one = Series(
             name=f"{key[1]} on {key[2]}",
@@ -147,19 +159,29 @@ def read_series(folder: Path) -> tuple[dict[str, list[Series]], list[str]]:
         )
         gain = float(one.step[0] / one.step.min())
         if gain > _TOO_GOOD:
+            out["devices faster together than alone"] += sum(map(len, steps.values()))
             left_out.append(
                 f"scaling: {key[0]}: {one.name}: devices are {gain:.3g} times as fast together as alone"
             )
         else:
             found[key[0]].append(one)
-    return dict(found), left_out
+    return dict(found), left_out, counted("scaling", len(rows), out)
 
 
-def _usable(rows: Sequence[Row]) -> Iterator[tuple[tuple[str, ...], float, float, float]]:
-    """What was constant, devices, device-seconds per sample and devices per node of every usable row."""
+def _usable(
+    rows: Sequence[Row], out: Counter[str]
+) -> Iterator[tuple[tuple[str, ...], float, float, float]]:
+    """What was constant, devices, device-seconds per sample and devices per node of every usable row.
+
+    ``out``: Counts the others by reason.
+    """
     for row in rows:
         source, gpus = row["source"], number(row, "gpus")
-        if row["kind"] != "measured" or gpus is None or any(x in source for x in _JUDGED_ELSEWHERE):
+        if any(x in source for x in _JUDGED_ELSEWHERE):
+            out["judged by llm_foundry, playbook, notebooks"] += 1
+            continue
+        if row["kind"] != "measured" or gpus is None:
+            out["failed, or no count of devices"] += 1
             continue
         cost = _cost(row, gpus)
         each, together = number(row, "micro_batch"), number(row, "global_batch")
@@ -167,6 +189,7 @@ def _usable(rows: Sequence[Row]) -> Iterator[tuple[tuple[str, ...], float, float
         if together is not None:
             batch = f"{each or 0:g}, {together / gpus:g}"
         if cost is None or not (batch or row["scaling_kind"]):
+            out["no time, or neither batch nor kind of scaling"] += 1
             continue
         # A source that holds every kind of model is divided into images and others.
         if "DeepLearningExamples" in source and not row["model"].startswith(_CONVOLUTIONAL):
@@ -205,6 +228,7 @@ def judge_series(
         predicted = {
             "perfmodel": base * middle,
             "linear scaling": np.full(len(one.step), base),
+            CARRIED: np.full(len(one.step), one.step[split.known - 1]),
             "USL": base * np.asarray(1 + max(lost, 0.0) * (times - 1)),
         }
         parts.append(
@@ -212,6 +236,7 @@ def judge_series(
                 measured=one.step[later],
                 predicted={method: steps[later] for method, steps in predicted.items()},
                 interval=((base * low)[later], (base * high)[later]),
+                beyond=np.ones(len(one.step[later]), bool),
             )
         )
     worst = ""

@@ -1,6 +1,6 @@
 """Published steps of small models: by placement over nodes, and of book notebooks built many times."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -8,12 +8,14 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from perfmodel.arrays import FloatArray
-from perfmodel.documents.verdicts import PublishedSeries
+from perfmodel.documents.verdicts import CARRIED, PublishedSeries
 from perfmodel.engine.stragglers import expected_largest_deviate
 from validate.published.tables import (
+    Judged,
     Part,
-    Verdict,
     adaptdl,
+    carried_on,
+    counted,
     linear_scaling,
     number,
     read_rows,
@@ -43,10 +45,12 @@ _STEP: Final = np.dtype([(n, float) for n in ("batch", "nodes", "gpus", "densest
 Steps: TypeAlias = np.recarray[Any, Any]
 
 
-def judge_placements(folder: Path) -> Verdict:
+def judge_placements(folder: Path) -> Judged:
     """Steps on one and two nodes predict those on more, for every model on every cluster."""
     groups: dict[str, list[tuple[float, ...]]] = defaultdict(list)
-    for row in read_rows(folder / "steptime_placements.csv", columns=_PLACED):
+    out: Counter[str] = Counter()
+    table = read_rows(folder / "steptime_placements.csv", columns=_PLACED)
+    for row in table:
         values = [number(row, n) for n in ("local_batch", "nodes", "gpus", "step_time_s")]
         batch, nodes, gpus, step_s = values
         if batch and nodes and gpus and step_s:
@@ -54,12 +58,16 @@ def judge_placements(folder: Path) -> Verdict:
             densest = max(digits, default=int(-(-gpus // nodes)))
             name = f"{row['app']} on {row['gpu']} ({row['cluster']})"
             groups[name].append((batch, nodes, gpus, densest, step_s))
+        else:
+            out["a cell is empty or no number"] += 1
     series, skipped = [], []
     for name, rows in groups.items():
         steps: Steps = np.array(rows, dtype=_STEP).view(np.recarray)
         known = steps[steps.nodes <= _CALIBRATED_NODES]
         unknown = steps[steps.nodes > _CALIBRATED_NODES]
         if min(len(known), len(unknown)) < _FEWEST_PLACED:
+            where = "three nodes and more" if len(known) >= len(unknown) else "one and two nodes"
+            out[f"models with fewer than {_FEWEST_PLACED} rows on {where}"] += len(rows)
             skipped.append(name)
             continue
         ours, low, high = predict_steps(known, unknown)
@@ -70,14 +78,16 @@ def judge_placements(folder: Path) -> Verdict:
             predicted={
                 "perfmodel": ours,
                 "linear scaling": linear_scaling(*plain, unknown.batch),
+                CARRIED: carried_on(*plain, unknown.batch),
                 "USL": usl(*plain, (unknown.batch, unknown.gpus)),
                 "AdaptDL": adaptdl(fit, known.step_s, at),
             },
             interval=(low, high),
+            beyond=unknown.gpus > known.gpus.max(),
         )
         found = {"fitted": "1 and 2 nodes", "predicted": f"3 to {int(unknown.nodes.max())} nodes"}
         series.append(verdict("steptime_placements", name, [part], **found, num_fitted=len(known)))
-    return series, skipped
+    return Judged(series, skipped, counted("steptime_placements", len(table), out))
 
 
 def predict_steps(known: Steps, unknown: Steps) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -140,25 +150,38 @@ def _log_step(p: FloatArray, steps: Steps, batches: FloatArray) -> FloatArray:
     return both
 
 
-def judge_notebooks(folder: Path) -> Verdict:
+def judge_notebooks(folder: Path) -> Judged:
     """One GPU predicts two, from half of the builds of D2L's notebooks; equal numbers count once.
 
     LeNet keeps its global batch (strong scaling), ResNet-18 its batch per device (weak).
     """
     builds: dict[tuple[str, ...], dict[float, float]] = defaultdict(dict)
-    for row in read_rows(folder / "throughput.csv", columns=_BUILT):
+    out: Counter[str] = Counter()
+    table = read_rows(folder / "throughput.csv", columns=_BUILT)
+    for row in table:
         gpus, step_s = number(row, "gpus"), number(row, "step_time_s")
-        if "d2l-ai" in row["source"] and gpus and step_s:
+        if "d2l-ai" not in row["source"]:
+            out["sources other than D2L"] += 1
+        elif not (gpus and step_s):
+            out["a cell is empty or no number"] += 1
+        else:
             key = (row["model"], *(row[n] for n in ("source", "path", "commit", "date")))
+            out["the same build again"] += gpus in builds[key]
             builds[key][gpus] = step_s
     pairs: dict[str, set[tuple[float, float]]] = defaultdict(set)
     for (model, *_), by_gpus in builds.items():
-        if 1.0 in by_gpus and 2.0 in by_gpus:
-            pairs[model].add((by_gpus[1.0], by_gpus[2.0]))
+        if not {1.0, 2.0} <= set(by_gpus):
+            out["builds without one and two GPUs"] += len(by_gpus)
+            continue
+        pair = by_gpus[1.0], by_gpus[2.0]
+        out["builds that print the same two times"] += 2 * (pair in pairs[model])
+        out["other counts than one and two"] += len(by_gpus) - 2
+        pairs[model].add(pair)
     series: list[PublishedSeries] = []
     skipped = []
     for model, found in pairs.items():
         if len(found) < _FEWEST_BUILDS:
+            out[f"models with fewer than {_FEWEST_BUILDS} builds"] += 2 * len(found)
             skipped.append(f"{model}: {len(found)} builds with one and two GPUs")
             continue
         steps = np.array(sorted(found))
@@ -175,7 +198,7 @@ def judge_notebooks(folder: Path) -> Verdict:
             )
         )
         series += filter(None, [judge_repeats(model, steps)])
-    return series, skipped
+    return Judged(series, skipped, counted("notebooks", len(table), out))
 
 
 def _second(known: FloatArray, unknown: FloatArray) -> Part:
@@ -186,7 +209,7 @@ def _second(known: FloatArray, unknown: FloatArray) -> Part:
     ours = unknown[:, 0] * np.exp(middle)
     return Part(
         measured=unknown[:, 1],
-        predicted={"perfmodel": ours, "as long as on one": unknown[:, 0]},
+        predicted={"perfmodel": ours, CARRIED: unknown[:, 0]},
         interval=(ours * np.exp(-half), ours * np.exp(half)),
     )
 

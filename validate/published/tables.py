@@ -1,15 +1,16 @@
 """Published tables, the verdict on a series, and the plain models that ours stands beside."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from scipy.optimize import least_squares
 
-from perfmodel.arrays import FloatArray
-from perfmodel.documents.verdicts import PublishedErrors, PublishedSeries
+from perfmodel.arrays import BoolArray, FloatArray
+from perfmodel.documents.verdicts import PublishedErrors, PublishedRows, PublishedSeries
 from perfmodel.errors import InvalidDocument, why
 from perfmodel.files import read_table
 from perfmodel.units import decimal
@@ -19,6 +20,34 @@ Row: TypeAlias = dict[str, str]
 Verdict: TypeAlias = tuple[list[PublishedSeries], list[str]]
 """Series that were judged, and what was left out."""
 Three: TypeAlias = tuple[FloatArray, FloatArray, FloatArray]
+
+
+class Judged(NamedTuple):
+    """A verdict that counts every row of its table."""
+
+    series: list[PublishedSeries]
+    skipped: list[str]
+    rows: PublishedRows
+
+
+def sieved(
+    rows: Iterable[Row], rules: Mapping[str, Callable[[Row], bool]]
+) -> tuple[list[Row], Counter[str]]:
+    """Rows that keep all rules, and the others counted by the first rule that they break."""
+    kept, out = [], Counter[str]()
+    for row in rows:
+        broken = next((reason for reason, holds in rules.items() if not holds(row)), None)
+        if broken is None:
+            kept.append(row)
+        else:
+            out[broken] += 1
+    return kept, out
+
+
+def counted(source: str, num_rows: int, left_out: Counter[str]) -> PublishedRows:
+    """All rows of a table; those without a reason were fitted or predicted."""
+    out = {reason: count for reason, count in sorted(left_out.items()) if count}
+    return PublishedRows(source=source, num_judged=num_rows - sum(out.values()), left_out=out)
 
 
 def read_rows(path: Path, *, columns: Sequence[str]) -> list[Row]:
@@ -51,6 +80,8 @@ class Part:
     """By method, ours first."""
     interval: tuple[FloatArray, FloatArray] | None = None
     """Both ends of our 90 % interval."""
+    beyond: BoolArray | None = None
+    """Where more devices are asked for than were fitted; None: nowhere."""
 
     @property
     def covered(self) -> FloatArray:
@@ -65,11 +96,16 @@ def verdict(
 ) -> PublishedSeries:
     """Errors of every method over all parts together; coverage belongs to the first, ours."""
     measured = np.concatenate([part.measured for part in parts])
+    beyond = np.concatenate(
+        [np.zeros(len(p.measured), bool) if p.beyond is None else p.beyond for p in parts]
+    )
     errors = []
     for method in parts[0].predicted:
         values = np.concatenate([part.predicted[method] for part in parts])
-        summary = summarise(values / measured - 1).model_dump(exclude={"num_settings"})
-        errors.append(PublishedErrors(method=method, coverage=None, **summary))
+        away = values / measured - 1
+        summary = summarise(away).model_dump(exclude={"num_settings"})
+        further = float(np.abs(away[beyond]).mean()) if beyond.any() else None
+        errors.append(PublishedErrors(method=method, coverage=None, mape_beyond=further, **summary))
     if parts[0].interval is not None:
         coverage = float(np.concatenate([part.covered for part in parts]).mean())
         errors[0] = errors[0].model_copy(update={"coverage": coverage})
@@ -80,6 +116,7 @@ def verdict(
         predicted=predicted,
         num_fitted=num_fitted,
         num_predicted=len(measured),
+        num_beyond=int(beyond.sum()),
         errors=tuple(errors),
     )
 
@@ -118,6 +155,20 @@ def linear_scaling(
     order = np.argsort(batch[fewest])
     logs = np.interp(np.log(at), np.log(batch[fewest][order]), np.log(step_s[fewest][order]))
     steps_s: FloatArray = np.exp(logs)
+    return steps_s
+
+
+def carried_on(
+    batch: FloatArray, gpus: FloatArray, step_s: FloatArray, at: FloatArray
+) -> FloatArray:
+    """Steps as long as on the most devices with the same batch. [s]"""
+    batches = np.unique(batch)
+    most = [gpus[batch == size].max() for size in batches]
+    longest = [
+        np.log(np.median(step_s[(batch == size) & (gpus == count)]))
+        for size, count in zip(batches, most, strict=True)
+    ]
+    steps_s: FloatArray = np.exp(np.interp(np.log(at), np.log(batches), longest))
     return steps_s
 
 

@@ -25,7 +25,7 @@ def test_tasks_that_follow_the_law_are_predicted(tmp_path: Path) -> None:
         for round_name in ("1.0", "2.0")
         for batch in (128, 256, 512, 1024, 2048, 4096)
     ]
-    series, skipped = judge(table(tmp_path, rows))
+    series, skipped, _ = judge(table(tmp_path, rows))
     assert skipped == []
     names = [entry.name.removeprefix("samples to target of ") for entry in series]
     assert names == ["all tasks", "a", "b", "all tasks", "all tasks"]
@@ -53,9 +53,11 @@ def test_a_jump_that_no_law_foresees_is_not_covered(tmp_path: Path) -> None:
 
 
 def test_too_few_batches_are_skipped_and_named(tmp_path: Path) -> None:
-    series, skipped = judge(table(tmp_path, [("a", "1", 64, 3, ""), ("a", "1", 128, "x", "")]))
-    assert series == []
-    assert skipped == ["a, 1"]
+    found = judge(table(tmp_path, [("a", "1", 64, 3, ""), ("a", "1", 128, "x", "")]))
+    assert found.series == []
+    assert found.skipped == ["a, 1"]
+    assert found.rows.num_judged == 0
+    assert sorted(found.rows.left_out.values()) == [1, 1]
 
 
 def test_a_missing_table_and_a_missing_column_are_named(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from perfmodel.documents.verdicts import CARRIED
 from tests.validate.published.test_published import write
 from validate.published import mlperf, scaling, steps
 from validate.published.scaling import Series, grow_linearly, growth_terms
@@ -84,11 +85,22 @@ def test_any_source_with_a_batch_has_a_verdict(tmp_path: Path) -> None:
     no_batch = [throughput(model="other", gpus=n, throughput=n) for n in (1, 2, 8)]
     wrong = [throughput(model="ncf", gpus=n, micro_batch=1, throughput=n * n) for n in (1, 2, 8)]
     write(tmp_path / "throughput.csv", [*rows, *no_batch, *wrong])
-    (verdict,), skipped = scaling.judge(tmp_path)
+    (verdict,), skipped, counted = scaling.judge(tmp_path)
     assert (verdict.name, verdict.num_predicted) == ("acme, 1 and 2 devices", 1)
     assert verdict.errors[1].method == "linear scaling"
     assert verdict.errors[1].mape == pytest.approx(1 - 1 / 1.1)
     assert skipped == ["scaling: acme: ncf on box: devices are 8 times as fast together as alone"]
+    assert verdict.num_beyond == 1
+    carried = verdict.errors[2]
+    assert carried.method == CARRIED
+    assert carried.mape == pytest.approx(0.0)
+    assert (counted.num_judged, counted.left_out) == (
+        3,
+        {
+            "devices faster together than alone": 3,
+            "no time, or neither batch nor kind of scaling": 3,
+        },
+    )
 
 
 def test_builds_that_agree_predict_the_others(tmp_path: Path) -> None:
@@ -100,8 +112,10 @@ def test_builds_that_agree_predict_the_others(tmp_path: Path) -> None:
         for gpus in (1, 2)
     ]
     write(tmp_path / "throughput.csv", rows)
-    (verdict, *_), skipped = steps.judge_notebooks(tmp_path)
+    (verdict, *_), skipped, counted = steps.judge_notebooks(tmp_path)
     assert skipped == []
+    assert (counted.num_judged, counted.left_out) == (40, {})
+    assert verdict.num_beyond == 0
     assert verdict.num_predicted == 10 * steps.DRAWS
     assert verdict.errors[0].worst_absolute == pytest.approx(0.0, abs=1e-9)
     assert verdict.errors[1].bias == pytest.approx(1 / 1.2 - 1)
@@ -184,11 +198,11 @@ def test_known_coefficients_give_the_growth() -> None:
 
 def test_systems_of_one_kind_predict_their_larger_submissions(tmp_path: Path) -> None:
     write(tmp_path / "mlperf_scaling.csv", [row for name in "abcdef" for row in rows(name)])
-    found, skipped = mlperf.judge(tmp_path)
+    found, skipped, _ = mlperf.judge(tmp_path)
     every, resnet = found
     assert (every.num_fitted, every.num_predicted) == (6, 12)
     assert resnet.name.startswith("device-seconds per sample, resnet, two smallest counts")
-    ours, linear, _ = every.errors
+    ours, linear, *_ = every.errors
     # One pair of counts does not tell three coefficients apart; their prior is near the truth.
     assert ours.mape < 0.1
     assert linear.mape > 0.4
@@ -211,7 +225,7 @@ def test_larger_batches_need_the_samples_of_the_reference_points(tmp_path: Path)
         for batch in (256, 512, 1024, 2048, 4096)
     ]
     write(tmp_path / "convergence.csv", points)
-    found, _ = mlperf.judge(tmp_path)
+    found, *_ = mlperf.judge(tmp_path)
     whole = next(one for one in found if one.name.startswith("time to train"))
     steps = next(one for one in found if one.name.startswith("device-seconds"))
     # The submissions stop after 40 epochs whatever their batch: with 1,024 and 2,048 samples instead
@@ -223,11 +237,11 @@ def test_larger_batches_need_the_samples_of_the_reference_points(tmp_path: Path)
 def test_submissions_that_tell_no_samples_are_named(tmp_path: Path) -> None:
     silent = rows("a", stop_epoch_median=1, benchmark="bert")
     write(tmp_path / "mlperf_scaling.csv", [*rows("b"), *silent, *rows("c", gpus="")])
-    _, skipped = mlperf.judge(tmp_path)
-    assert skipped[:2] == [
-        "mlperf_scaling: rows that tell no devices or no time: 4",
-        "mlperf_scaling: systems that tell neither samples nor a rate: 1",
-    ]
+    counted = mlperf.judge(tmp_path).rows
+    assert (counted.num_judged, counted.left_out) == (
+        4,
+        {"no devices or no time": 4, "systems that tell neither samples nor a rate": 4},
+    )
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def mlperf_folder(folder: Path, *counts: int) -> Path:
 
 
 def test_mlperf_tells_layouts_and_tokens(tmp_path: Path) -> None:
-    runs, bad = mlperf_runs(mlperf_folder(tmp_path, 512, 768), interleave=12)
+    runs, bad, _ = mlperf_runs(mlperf_folder(tmp_path, 512, 768), interleave=12)
     assert bad == []
     assert runs.step_s == pytest.approx([12.0, 12.0])
     jobs = runs.jobs
@@ -127,10 +127,10 @@ def test_mlperf_tells_layouts_and_tokens(tmp_path: Path) -> None:
 
 
 def test_layouts_of_fewer_devices_predict_those_of_more(tmp_path: Path) -> None:
-    few, skipped = judge_mlperf(mlperf_folder(tmp_path, 512, 768))
+    few, skipped, _ = judge_mlperf(mlperf_folder(tmp_path, 512, 768))
     assert few == []
-    assert skipped == ["mlperf layouts: 2 submissions with a layout"]
-    found, _ = judge_mlperf(mlperf_folder(tmp_path, 256, 512, 768, 1024, 1536, 2048))
+    assert skipped == ["mlperf_layouts: 2 runs"]
+    found, *_ = judge_mlperf(mlperf_folder(tmp_path, 256, 512, 768, 1024, 1536, 2048))
     assert [(one.num_fitted, one.num_predicted) for one in found] == [(3, 3), (3, 3)]
     # Each device does the same work whatever their number.
     assert found[0].errors[0].mape < 0.05

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from perfmodel.documents.verdicts import CARRIED
 from perfmodel.engine.stragglers import expected_largest_deviate
 from perfmodel.errors import InvalidDocument, UsageError
+from perfmodel.report.validation import published_lines
 from validate.published import collectives, steps, tables
 from validate.published.collectives import Point, log_scatter, scatter
 from validate.published.published import judge_published
@@ -105,10 +107,13 @@ def test_groups_of_eight_follow_from_those_of_two_and_four(tmp_path: Path) -> No
 
 def test_steps_of_more_nodes_follow_from_two(tmp_path: Path) -> None:
     write(tmp_path / "steptime_placements.csv", placement_rows())
-    (series,), _ = steps.judge_placements(tmp_path)
+    (series,), _, rows = steps.judge_placements(tmp_path)
     by_method = {entry.method: entry.mape for entry in series.errors}
     assert by_method["perfmodel"] < 0.05
-    assert set(by_method) == {"perfmodel", "linear scaling", "USL", "AdaptDL"}
+    assert set(by_method) == {"perfmodel", "linear scaling", CARRIED, "USL", "AdaptDL"}
+    # 9, 12 and 16 devices, where 8 were fitted.
+    assert (series.num_predicted, series.num_beyond) == (24, 8)
+    assert (rows.num_judged, rows.left_out) == (48, {})
     assert by_method["perfmodel"] < min(by_method["linear scaling"], by_method["USL"])
 
 
@@ -123,9 +128,37 @@ def test_all_devices_wait_for_the_slowest_of_them(tmp_path: Path) -> None:
         for row in placement_rows()
     ]
     write(tmp_path / "steptime_placements.csv", rows)
-    (series,), _ = steps.judge_placements(tmp_path)
+    (series,), *_ = steps.judge_placements(tmp_path)
     ours, *others = (entry.mape for entry in series.errors)
     assert ours < 0.03 < min(others)
+
+
+def test_carrying_on_reads_the_most_devices_of_each_batch() -> None:
+    batch = np.array([1.0, 4.0, 1.0, 1.0])
+    gpus, step_s = np.array([1.0, 1.0, 8.0, 8.0]), np.array([1.0, 4.0, 2.0, 2.0])
+    found = tables.carried_on(batch, gpus, step_s, np.array([1.0, 2.0, 4.0]))
+    assert found == pytest.approx([2.0, np.sqrt(8), 4.0])
+
+
+def test_a_verdict_says_where_a_plain_rule_is_better(tmp_path: Path) -> None:
+    found = []
+    for ours, plain in ((1.1, 1.0), (1.0, 1.1)):
+        part = tables.Part(
+            measured=np.ones(4),
+            predicted={"perfmodel": np.full(4, ours), CARRIED: np.full(4, plain)},
+            beyond=np.array([False, False, True, True]),
+        )
+        name = {"name": f"ours {ours}; worst none", "fitted": "a", "predicted": "b"}
+        found.append(tables.verdict("acme", parts=[part], num_fitted=1, **name))
+    write(tmp_path / "steptime_placements.csv", placement_rows())
+    judged = judge_published(tmp_path, ("steptime_placements",))
+    lines = published_lines(judged.model_copy(update={"series": tuple(found)}))
+    assert lines[0].endswith(
+        "by over 0.3 % 2 times in 2 series: acme: ours 1.1 (10.0 %, it 0.0 %); acme: ours 1.1 "
+        "(on more devices 10.0 %, it 0.0 %)"
+    )
+    assert lines[1].startswith("extrapolated to more devices than fitted: 4 of 8 predictions")
+    assert lines[-1] == "rows for steptime_placements: 48 judged"
 
 
 def test_linear_scaling_reads_the_fewest_devices() -> None:
