@@ -46,6 +46,10 @@ def _cuda_probes() -> tuple[ComputeProbe, ...]:
         *_matmuls(dtypes, widths=(512, 1024, 2048, 4096, 8192)),
         *_convolutions(dtypes, num_samples=64, widths=(64, 128)),
         *_memory(mebibytes=(1, 16, 256, 1024)),
+        # Models differ too little in their shares of views to tell what one costs.
+        ComputeProbe(probe="view", dtype="fp32", shape=(1,)),
+        # What a copy of a batch takes to start, and its rate.
+        ComputeProbe(probe="host_to_device", dtype="fp32", shape=(2**10,)),
         ComputeProbe(probe="host_to_device", dtype="fp32", shape=(64 * 2**18,)),
         ComputeProbe(probe="device_to_host", dtype="fp32", shape=(64 * 2**18,)),
         *_common(),

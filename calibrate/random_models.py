@@ -123,15 +123,9 @@ class RandomModel:
 
     def factory(self) -> tuple[nn.Module, tuple[Tensor, ...], Callable[[Any], Tensor]]:
         """Module, example and loss, as ``perfmodel trace FILE.py:FACTORY`` takes them."""
-        example = tuple(entry.draw(self.micro_batch) for entry in self.sketch.inputs)
-
-        def loss(outputs: Any) -> Tensor:
-            main = outputs[0] if isinstance(outputs, tuple) else outputs
-            targets = self.sketch.targets
-            kind = torch.float32 if targets.below is None else torch.int64
-            return self.sketch.loss(outputs, torch.zeros(main.shape[0], *targets.shape, dtype=kind))
-
-        return self.sketch.build(), example, loss
+        drawn = (*self.sketch.inputs, self.sketch.targets)
+        example = tuple(entry.draw(self.micro_batch) for entry in drawn)
+        return _WithTargets(self.sketch.build()), example, lambda pair: self.sketch.loss(*pair)
 
     def write_file(self, folder: Path) -> str:
         """Write a file with the factory; return it as ``perfmodel`` commands take models."""
@@ -161,6 +155,19 @@ class RandomModel:
             SampleSize(image_size=pixels),
         )
         return trace_model(source, method, micro_batch=self.micro_batch)
+
+
+class _WithTargets(nn.Module):
+    """A model that is handed its targets, too: the loop copies them as it does its inputs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *batch: Tensor) -> tuple[Any, Tensor]:
+        """What the model returns, and the targets."""
+        *inputs, targets = batch
+        return self.model(*inputs), targets
 
 
 def draw(seed: int, index: int, *, on_gpu: bool = False) -> RandomModel:

@@ -4,6 +4,7 @@
 shared with what calibrates, no clock stands between two steps, and nothing is corrected.
 """
 
+import itertools
 import math
 import sys
 import time
@@ -43,6 +44,8 @@ _SAMPLES: Final = 512
 _WARM_UP_STEPS: Final = 3
 _WARM_UP_S: Final = 0.3
 _MOST_STEPS: Final = 3000
+#: That a loader has ready for a GPU.
+_BATCHES_AHEAD: Final = 4
 
 
 class Training:
@@ -79,18 +82,29 @@ class Training:
         self.batches = self._shuffled()
 
     def _shuffled(self) -> Iterator[list[Tensor]]:
-        """Batches, in a new order in every epoch."""
+        """Batches on the device, in a new order in every epoch.
+
+        A GPU gets them from page-locked memory. A loader that is never late fills that, not this loop.
+        """
+        gathered = self._gathered()
+        if self.device.asynchronous:
+            first = [
+                [self.device.pinned(tensor) for tensor in batch]
+                for batch in itertools.islice(gathered, _BATCHES_AHEAD)
+            ]
+            gathered = itertools.cycle(first)
+        for batch in gathered:
+            yield [
+                tensor.to(self.device.torch_device, non_blocking=self.device.asynchronous)
+                for tensor in batch
+            ]
+
+    def _gathered(self) -> Iterator[list[Tensor]]:
         while True:
             order = torch.randperm(len(self.tensors[0]))
             for rows in torch.split(order, self.setting.micro_batch):
                 if len(rows) == self.setting.micro_batch:
-                    yield [self.moved(tensor[rows]) for tensor in self.tensors]
-
-    def moved(self, tensor: Tensor) -> Tensor:
-        """On the device; a GPU gets it from page-locked memory, as a loader hands it over."""
-        if not self.device.asynchronous:
-            return tensor.to(self.device.torch_device)
-        return self.device.pinned(tensor).to(self.device.torch_device, non_blocking=True)
+                    yield [tensor[rows] for tensor in self.tensors]
 
     def seconds(self, num_steps: int) -> tuple[Seconds, float]:
         """How long so many steps take, and the last loss. [s]"""

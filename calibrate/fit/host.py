@@ -30,18 +30,22 @@ _COLUMNS: Final = {
 }
 #: How little the expectation counts beside one measured phase.
 _WEIGHT: Final = 0.03
-#: Copies of inputs and targets are issued in the forward pass, and are no part of a trace.
-_INPUT_COPIES: Final = 2
 _SMALLEST_ERROR: Final = 0.02
 
 
 def fit_host(
-    steps: Sequence[StepObservation], replays: Sequence[ReplayObservation], *, dispatch_s: Seconds
+    steps: Sequence[StepObservation],
+    replays: Sequence[ReplayObservation],
+    *,
+    dispatch_s: Seconds,
+    view_s: Seconds | None = None,
 ) -> HostCosts | None:
     """Costs that explain the host's times of steps without DDP; None where none was taken apart.
 
     Least squares of relative errors with costs that are not negative. Models that were traced count; with few
-    of them the expected costs fill in.
+    of them, or such that have alike shares of views, the expected costs fill in.
+
+    ``dispatch_s``, ``view_s``: Of an operator that does nothing, and of a view, timed alone.
     """
     traced = {entry.workload: entry.traced for entry in replays if entry.traced is not None}
     names, rows, times_s = list(_EXPECTED), [], []
@@ -56,8 +60,6 @@ def fit_host(
         step = trace.at(micro_batch=entry.setting.micro_batch)
         for phase, columns in _COLUMNS.items():
             kernels, others = issued(step, phase)
-            if phase is Phase.FORWARD:
-                kernels += _INPUT_COPIES
             row = np.zeros(len(names))
             row[[names.index(column) for column in columns]] = kernels, others
             rows.append(row)
@@ -66,6 +68,8 @@ def fit_host(
         return None
     design, measured_s = np.array(rows), np.array(times_s)
     expected_s = max(dispatch_s, 1e-7) * np.array([*_EXPECTED.values()])
+    if view_s is not None:
+        expected_s[names.index("view_s")] = view_s
     prior = _WEIGHT * math.sqrt(len(rows)) * np.diag(1 / expected_s)
     whole = np.vstack([design / measured_s[:, None], prior])
     costs, _ = nnls(whole * expected_s, np.r_[np.ones(len(rows)), np.diag(prior) * expected_s])

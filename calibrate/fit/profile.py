@@ -83,7 +83,12 @@ def fit_profile(
     )
     operators = fit_operators(observations, workloads=draft.workloads, rates=draft.rates)
     replays = _of(observations, ReplayObservation)
-    host = fit_host(steps, replays, dispatch_s=draft.dispatch_s) if draft.asynchronous else None
+    view_s = next((rate.time_s for rate in draft.rates if rate.probe == "view"), None)
+    host = (
+        fit_host(steps, replays, dispatch_s=draft.dispatch_s, view_s=view_s)
+        if draft.asynchronous
+        else None
+    )
     draft = replace(draft, operators=operators, host=host)
     fitted = _with_ddp(draft, steps, seed=provenance.seed)
     return ProfileDocument(

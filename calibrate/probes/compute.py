@@ -46,7 +46,8 @@ def measure_compute(
         switch.allow_tf32 = probe.dtype == "tf32"
     try:
         # An operator that has nothing to do is host work alone.
-        timed = session.host_times if probe.probe == "dispatch" else session.time_repeats
+        is_host = probe.probe in ("dispatch", "view")
+        timed = session.host_times if is_host else session.time_repeats
         warm_s = timed(kernel.act, repeats=3)
         repeats = repeats_within(
             target_s, warm_s[1:], minimum=5, maximum=min(200, session.measured.most_repeats)
@@ -106,12 +107,17 @@ def _copy(session: Session, probe: ComputeProbe) -> TimedKernel:
 
 
 def _dispatch(session: Session, probe: ComputeProbe) -> TimedKernel:
-    """Cost of one operator that has nothing to do."""
+    """Cost of one operator that has nothing to do, or that starts no kernel."""
     value = torch.zeros(probe.shape, device=session.device)
+    issue = (
+        functools.partial(value.add_, 1)
+        if probe.probe == "dispatch"
+        else functools.partial(value.view, -1)
+    )
 
     def act() -> None:
         for _ in range(_CALLS_PER_DISPATCH_SAMPLE):
-            value.add_(1)
+            issue()
 
     return TimedKernel(act=act, calls=_CALLS_PER_DISPATCH_SAMPLE)
 
@@ -135,6 +141,7 @@ _KERNELS: Final[dict[str, Callable[[Session, ComputeProbe], TimedKernel]]] = {
     "host_to_device": _copy,
     "device_to_host": _copy,
     "dispatch": _dispatch,
+    "view": _dispatch,
     "optimizer": _optimizer,
 }
 

@@ -143,7 +143,10 @@ def timed_workload(
         return borrowed_profile(machine, workload)
     from perfmodel.cost.traced import traced_profile  # noqa: PLC0415
 
-    found = traced_profile(machine, machine.operators, workload, trace, use_measured=use_measured)
+    batch = None if memory is None else memory.batch
+    found = traced_profile(
+        machine, machine.operators, workload, trace, batch=batch, use_measured=use_measured
+    )
     return TracedWorkload.of(found, trace, memory)
 
 

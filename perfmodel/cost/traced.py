@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from perfmodel.machine.measured import (
 )
 from perfmodel.units import Bytes, Seconds
 from perfmodel.workload.operator import Operator, Phase, TensorSpec
-from perfmodel.workload.step import SymbolicStep, TracedStep, parameters_signature
+from perfmodel.workload.step import AffineBytes, SymbolicStep, TracedStep, parameters_signature
 from perfmodel.workload.workload import Workload
 
 #: Micro-batches at which curves are read; between them time is close to linear.
@@ -31,6 +32,8 @@ _GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _UNCERTAINTY_PER_EFOLD = 0.05
 #: Uncertainty, in log, of the host's time to issue an operator: a prior.
 _DISPATCH_ERROR = 0.3
+#: Inputs and targets are copied one by one, and are no part of a trace.
+INPUT_COPIES: Final = 2
 #: Smallest spread of how ranks slow each other down, in log.
 _SMALLEST_SPREAD = 0.02
 #: How much more, in log, ranks slow each other down per e-fold of the parameters: a prior's width.
@@ -51,11 +54,12 @@ def traced_profile(
     workload: Workload,
     trace: SymbolicStep,
     *,
+    batch: AffineBytes | None = None,
     use_measured: bool = True,
 ) -> MeasuredWorkload:
     """Curves of a workload that was never run, as those of a calibrated one.
 
-    ``operators``: Durations, those of ``profile``.
+    ``operators``: Durations, those of ``profile``. ``batch``: Inputs and targets, if known.
     ``use_measured``: Whether operators of this workload that were timed in place count, or curves
     alone.
     """
@@ -88,7 +92,7 @@ def traced_profile(
     noise, rank_spread = _borrowed_noise(profile, points[Phase.BACKWARD])
     return MeasuredWorkload(
         workload=with_ready_times(workload, steps[_middle(batches)], exact),
-        phases=_phases(profile, trace, points, workload.gradient_bytes),
+        phases=_phases(profile, trace, points, workload.gradient_bytes, batch),
         noise=noise,
         rank_spread=rank_spread,
         evidence=_evidence(by_curves, has_measured=bool(batches)),
@@ -219,15 +223,23 @@ def _phases(
     trace: SymbolicStep,
     points: Mapping[Phase, tuple[CurvePoint, ...]],
     heavy_bytes: Bytes,
+    batch: AffineBytes | None,
 ) -> tuple[PhaseCurves, ...]:
     """One set of curves per number of ranks that were measured together."""
-    nothing = tuple(_point(int(point.at), 0.0, 0.0) for point in points[Phase.FORWARD])
+    copied = tuple(
+        _point(
+            int(point.at),
+            0.0 if batch is None else input_copy_s(profile.rates, batch.at(int(point.at))),
+            0.0,
+        )
+        for point in points[Phase.FORWARD]
+    )
     dispatch = _dispatch(profile, trace, points) if profile.asynchronous else {}
     world_sizes = sorted({p.world_size for w in profile.workloads for p in w.phases}) or [1]
     return tuple(
         PhaseCurves(
             world_size=world_size,
-            input=nothing,
+            input=copied,
             **{
                 phase.value: _slowed(
                     points[phase], slowdown(profile, phase, world_size, heavy_bytes)
@@ -260,20 +272,42 @@ def _dispatch(
     return found
 
 
+def input_copy_s(rates: Sequence[ComputeRate], size_bytes: Bytes) -> Seconds:
+    """T = copies x start + B / rate, from pinned memory; 0 where no copy was timed. [s]
+
+    The start is what the smallest timed copy takes, the rate that of the largest.
+    """
+    timed = sorted(
+        (rate.bytes_per_s * rate.time_s, rate.time_s)
+        for rate in rates
+        if rate.probe == "host_to_device"
+    )
+    if not timed or size_bytes <= 0:
+        return 0.0
+    (least_bytes, least_s), (most_bytes, most_s) = timed[0], timed[-1]
+    if len(timed) == 1:
+        return most_s * size_bytes / most_bytes
+    byte_s = max(0.0, most_s - least_s) / (most_bytes - least_bytes)
+    return INPUT_COPIES * least_s + size_bytes * byte_s
+
+
 def issued(step: TracedStep, phase: Phase) -> tuple[int, int]:
-    """Operators of a phase with a kernel, and its views; of the optimizer, operators and tensors of their lists."""
-    kernels = others = 0
+    """Operators of a phase with a kernel, and those without; of the optimizer, operators and tensors of their lists.
+
+    What moves nothing starts no kernel: views, memory without content, marks of the profiler, numbers that the host
+    reads. Copies of the batch are issued before the forward pass.
+    """
+    kernels, others = INPUT_COPIES if phase is Phase.FORWARD else 0, 0
     for (position, at), count in step.call_counts().items():
         operator = step.operators[position]
         if at is not phase:
             continue
-        if phase is Phase.OPTIMIZER:
-            kernels += count
-            is_over_lists = "_foreach_" in operator.name or "_fused_" in operator.name
-            others += count * len(operator.inputs) if is_over_lists else 0
-        else:
-            kernels += 0 if operator.view else count
-            others += count if operator.view else 0
+        has_kernel = operator.read_bytes + operator.written_bytes > 0
+        kernels += count if has_kernel else 0
+        if phase is not Phase.OPTIMIZER:
+            others += 0 if has_kernel else count
+        elif "_foreach_" in operator.name or "_fused_" in operator.name:
+            others += count * len(operator.inputs)
     return kernels, others
 
 

@@ -89,6 +89,12 @@ class StepMemory:
         """Most memory in use at once at a micro-batch. [B]"""
         return self.peak(micro_batch).total.at(micro_batch)
 
+    @property
+    def batch(self) -> AffineBytes:
+        """Inputs and targets, which a step holds from its beginning."""
+        sizes = (part.size for part in self.moments[0].parts if part.part is Part.INPUTS)
+        return next(sizes, AffineBytes(constant_bytes=0, per_sample_bytes=0))
+
     def beyond_range(self, micro_batch: int) -> bool:
         """Whether a micro-batch is far from those traced: kernels may then choose other workspaces."""
         least, most = self.traced_micro_batches

@@ -14,13 +14,11 @@ def test_a_drawn_model_trains_and_a_second_draw_is_the_same(index: int) -> None:
     assert (model.name, model.micro_batch) == (again.name, again.micro_batch)
     assert (model.optimizer, model.flags) == (again.optimizer, again.flags)
     torch.manual_seed(0)
-    module, example, _ = model.factory()
+    module, example, loss_of = model.factory()
     shapes = [parameter.shape for parameter in again.sketch.build().parameters()]
     assert [parameter.shape for parameter in module.parameters()] == shapes
     optimizer = model.make_optimizer(module.parameters())
-    loss = model.sketch.loss(
-        module(*(entry[:2] for entry in example)), model.sketch.targets.draw(2)
-    )
+    loss = loss_of(module(*(entry[:2] for entry in example)))
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     assert bool(loss.isfinite())
