@@ -20,8 +20,8 @@ _NAMES: Final = {
     "calibration": f"{RECORDS}/calibration/profile.json",
     "operators": "tests/regression/inputs/other-machine.json",
     "batch": f"{RECORDS}/batch/profile.json",
-    "h100": f"{RECORDS}/inferred/h100.json",
-    "a100": f"{RECORDS}/inferred/a100.json",
+    "h100": "perfmodel/documents/machines/runs/dgx-h100.json",
+    "a100": "perfmodel/documents/machines/runs/dgx-a100.json",
     "inputs": "tests/regression/inputs",
 }
 #: What ``perfmodel trace`` makes of each ``{traced:name}``.
