@@ -61,8 +61,7 @@ _OTHER_SYSTEM: Final = 1.0
 _GROWTH: Final = 0.45
 #: Loss per doubling of the nodes, unless enough series tell, and its uncertainty: nothing measured inside
 #: a node tells of the network between them.
-_PER_DOUBLING: Final = 0.01
-_BETWEEN_NODES: Final = 0.05
+BETWEEN_NODES: Final = (0.01, 0.05)
 _LEAST_UNCERTAINTY: Final = 0.005
 _FEWEST: Final = 5
 
@@ -275,7 +274,7 @@ def slope_prior(series: Sequence[Series]) -> tuple[float, float]:
         if doublings > 0
     ]
     if len(slopes) < _FEWEST:
-        return _PER_DOUBLING, _BETWEEN_NODES
+        return BETWEEN_NODES
     return float(np.median(slopes)), max(_spread(np.array(slopes)), _LEAST_UNCERTAINTY)
 
 
@@ -299,30 +298,30 @@ def predict_growth(series: Series, prior: tuple[float, float] = LOSS_PRIOR) -> G
         wide = float(np.hypot(spread, _OTHER_SYSTEM))
     inside = np.minimum(n, series.per_node)
     ring = 2 * (n - 1) / n
-    excess = lost * ring + _PER_DOUBLING * series.doublings
+    excess = lost * ring + BETWEEN_NODES[0] * series.doublings
     # What two devices seem to lose nothing of may still be as much as the scatter hides.
     hidden = max(NOISE - lost, 0.0) * ring
     log_width = DEVIATE_90 * np.hypot(wide, _GROWTH * np.log(np.maximum(inside - 1, 1)))
-    more = DEVIATE_90 * np.hypot(NOISE, _BETWEEN_NODES * series.doublings)
+    more = DEVIATE_90 * np.hypot(NOISE, BETWEEN_NODES[1] * series.doublings)
     low = 1 + excess * np.exp(-log_width) - more
     return low, 1 + excess, 1 + (excess + hidden) * np.exp(log_width) + more
 
 
 def predict_from_several(
-    series: Series, prior: tuple[float, float], slope: tuple[float, float]
+    series: Series, prior: tuple[float, float], slope: tuple[float, float], *, noise: float = NOISE
 ) -> Growth:
     """Growth from several devices, or from the two smallest counts of them.
 
     The second count moves what a ring inside the node loses and what a doubling of the nodes costs, as
-    far as their priors allow.
+    far as their priors allow. ``noise``: scatter of one number.
     """
     lost = float(np.exp(prior[0]))
     is_seen = split_of(series) is TWO_COUNTS
     spread = prior[1] if is_seen else float(np.hypot(prior[1], _OTHER_SYSTEM))
     mean = np.array([lost, slope[0], 0.0])
-    return grow_linearly(
-        series, *conditioned(series, mean, np.diag([spread * lost, slope[1], 0.0]) ** 2)
-    )
+    covariance = np.diag([spread * lost, slope[1], 0.0]) ** 2
+    told = conditioned(series, mean, covariance, noise=noise)
+    return grow_linearly(series, *told, noise=noise)
 
 
 def growth_terms(series: Series) -> FloatArray:
@@ -338,7 +337,7 @@ def growth_terms(series: Series) -> FloatArray:
 
 
 def conditioned(
-    series: Series, mean: FloatArray, covariance: FloatArray
+    series: Series, mean: FloatArray, covariance: FloatArray, *, noise: float = NOISE
 ) -> tuple[FloatArray, FloatArray]:
     """Coefficients of ``growth_terms`` and their covariance, told by the second count of a longer series.
 
@@ -347,15 +346,17 @@ def conditioned(
     if split_of(series) is ONE_COUNT:
         return mean, covariance
     seen = growth_terms(series)[1]
-    gain = covariance @ seen / (seen @ covariance @ seen + NOISE**2)
+    gain = covariance @ seen / (seen @ covariance @ seen + noise**2)
     surprise = float(series.step[1] / series.step[0] - 1 - seen @ mean)
     return mean + gain * surprise, covariance - np.outer(gain, seen @ covariance)
 
 
-def grow_linearly(series: Series, mean: FloatArray, covariance: FloatArray) -> Growth:
+def grow_linearly(
+    series: Series, mean: FloatArray, covariance: FloatArray, *, noise: float = NOISE
+) -> Growth:
     """Growth with these coefficients of ``growth_terms``, in units of the first step."""
     terms = growth_terms(series)
-    variance = np.einsum("ij,jk,ik->i", terms, covariance, terms) + NOISE**2
+    variance = np.einsum("ij,jk,ik->i", terms, covariance, terms) + noise**2
     middle, half = 1 + terms @ mean, DEVIATE_90 * np.sqrt(variance)
     return middle - half, middle, middle + half
 
