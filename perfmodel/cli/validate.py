@@ -41,7 +41,10 @@ _LEARNER = typer.Option(help="Model whose noise scale was calibrated.")
 _MODELS = typer.Option(help="Models, separated by commas; default: fourteen, LeNet to ResNet-152.")
 _BATCHES = opt.counts("--batches", "Micro-batches, separated by commas.")
 _DATA = typer.Option(help="Folder with the published tables (CSV).")
-_SOURCES = typer.Option(help="Tables to judge by, separated by commas.")
+_SOURCES = typer.Option(
+    help="Tables to judge by, separated by commas; also nccl_times, and single_device_steps, whose "
+    "models are traced (10 minutes)."
+)
 _JSON_FILE = typer.Option("--json", help="Print the document; --json FILE writes it.")
 _MBIT = opt.positive("--mbit", "Rate of the links of a blind campaign. [Mbit/s]")
 _ARCHIVE = typer.Option(
@@ -56,7 +59,7 @@ _ELSEWHERE: Final = dict.fromkeys(
 )
 PUBLISHED: Final = (
     "collectives,vtrain_allreduce,steptime_placements,vtrain,llm_foundry,playbook,scaling,memory,"
-    "notebooks,convergence,mlperf,mlperf_layouts"
+    "notebooks,convergence,mlperf,mlperf_layouts,ddp_repeated"
 )
 
 

@@ -19,7 +19,6 @@ import typer
 from calibrate.step_fit import (
     DeviceFit,
     StepRow,
-    family_of,
     fit_device,
     left_out_errors,
     left_out_logs,
@@ -31,7 +30,6 @@ from calibrate.step_table import (
     TableRow,
     by_version,
     machine_from_steps,
-    sheet_of,
     trace_setting,
     traced_rows,
 )
@@ -43,51 +41,13 @@ from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import UntraceableModel
 from perfmodel.files import read_table
 from perfmodel.workload.step import TracedStep
+from validate.published import devices
 
-_TABLE: Final = "single_device_steps.csv.gz"
 _ROOT: Final = Path(__file__).parents[2] / "perfmodel"
-_ANCHOR: Final = "rtx-3090"
-_NAMES: Final = {
-    "RTX 3090": _ANCHOR,
-    "GeForce RTX 2080 Ti": "rtx-2080ti",
-    "TITAN RTX": "titan-rtx",
-    "GeForce GTX 1080 Ti": "gtx-1080ti",
-    "TITAN Xp": "titan-xp",
-}
 _SOURCES: Final = {
     "huggingface/pytorch-image-models": "huggingface/pytorch-image-models @aa4b5850",
     "ryujaehun/pytorch-gpu-benchmark": "ryujaehun/pytorch-gpu-benchmark @3f47a9e2",
 }
-
-
-def public_rows(folder: Path) -> dict[str, list[TableRow]]:
-    """Steps of one GPU by machine. The benchmark of torchvision models updates no parameters."""
-    found: dict[str, list[TableRow]] = {}
-    for line, cells in read_table(folder / _TABLE):
-        if cells["gpus"] != "1" or not cells["image"]:
-            continue
-        is_timm = cells["library"] == "timm"
-        release = cells["framework"].removeprefix("PyTorch ") if is_timm else "1"
-        setting = Setting(
-            model=f"{cells['library']}:{cells['model']}",
-            batch=int(cells["batch_per_gpu"]),
-            image=int(cells["image"]),
-            sequence=None,
-            precision=cells["precision"],
-            memory_format="channels_last"
-            if cells["memory_format"] == "channels_last"
-            else "contiguous",
-            optimizer="sgd" if is_timm else "none",
-            torch=release,
-        )
-        row = TableRow(
-            where=f"{_TABLE}: line {line}",
-            setting=setting,
-            family=family_of(setting.model),
-            step_s=float(cells["step_ms"]) / 1e3,
-        )
-        found.setdefault(_NAMES[cells["device"]], []).append(row)
-    return found
 
 
 class Traces:
@@ -122,26 +82,16 @@ def _scores(logs: FloatArray) -> str:
     )
 
 
-def _modes(rows: Sequence[StepRow]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for index, row in enumerate(rows):
-        found.setdefault(f"{row.work.precision} {row.work.memory_format}", []).append(index)
-    return found
-
-
 def judge_families(
     name: str, rows: Sequence[StepRow], sheet: Sheet, priors: Mapping[str, ConstantPrior]
 ) -> None:
-    """Families left out one after another; the interval of a family is of errors of the others."""
-    logs = left_out_logs(rows, sheet, priors)
-    for mode, chosen in _modes(rows).items():
-        own = logs[chosen]
-        inside = []
-        for family in sorted({rows[i].family for i in chosen}):
-            rest = [i for i in chosen if rows[i].family != family]
-            [error] = left_out_errors([rows[i] for i in rest], logs[rest])
-            inside += [abs(logs[i]) <= error.log_error for i in chosen if rows[i].family == family]
-        typer.echo(f"{name:12} {mode:20} {_scores(own)}   coverage {np.mean(inside):4.0%}")
+    """Families left out one after another."""
+    for series in devices.judge_families(name, rows, sheet, priors):
+        ours = series.errors[0]
+        typer.echo(
+            f"{series.name:30} {series.num_predicted:5d} rows   MAPE {ours.mape:6.1%}   "
+            f"worst {ours.worst_absolute:6.1%}   coverage {ours.coverage:4.0%}"
+        )
 
 
 def judge_few(
@@ -190,29 +140,23 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
     traces = Traces(asked.traces)
-    tables = public_rows(asked.folder)
-    sheets = {name: find_device(name, shipped_catalogue()) for name in tables}
+    tables, _, _ = devices.public_rows(asked.folder)
     rows: dict[str, list[StepRow]] = {}
     for name, table in tables.items():
         rows[name], notes = traced_rows(by_version(table)[0], traces)
         typer.echo(f"{name}: {len(rows[name])} rows, {len(notes)} not traced", err=True)
-    bare = {name: sheet_of(sheet) for name, sheet in sheets.items()}
-    fits = {_ANCHOR: fit_device(rows[_ANCHOR], bare[_ANCHOR], first_priors())}
-    from_anchor = prior_over([fits[_ANCHOR]], first_priors())
-    others = [name for name in rows if name != _ANCHOR]
-    fits |= {name: fit_device(rows[name], bare[name], from_anchor) for name in others}
+    bare = devices.sheets_of(list(rows))
+    fits = devices.fits_of(rows, bare)
     if asked.write:
         _write(asked.folder, tables, traces, fits)
         return
-    judge_families(_ANCHOR, rows[_ANCHOR], bare[_ANCHOR], first_priors())
     by_count: dict[int, list[FloatArray]] = {}
-    for name in others:
-        # What another device is told by: every device but itself.
-        priors = prior_over([fit for other, fit in fits.items() if other != name], first_priors())
-        judge_families(name, rows[name], bare[name], priors)
-        for count in (0, 1, 2, 4, 9):
+    for name, of_one in rows.items():
+        priors = devices.priors_of(name, fits)
+        judge_families(name, of_one, bare[name], priors)
+        for count in (0, 1, 2, 4, 9) if name != devices.ANCHOR else ():
             by_count.setdefault(count, []).append(
-                judge_few(name, rows[name], bare[name], priors, count)
+                judge_few(name, of_one, bare[name], priors, count)
             )
     for count, logs in by_count.items():
         typer.echo(f"four devices {count} models known     {_scores(np.concatenate(logs))}")
@@ -233,7 +177,7 @@ def _write(
     ]
     lines += [f'"{n}" = [{priors[n].median:.5g}, {priors[n].log_sigma:.4g}]' for n in CONSTANTS]
     write_atomically(_ROOT / "cost" / "device_priors.toml", "\n".join(lines) + "\n")
-    digest = file_sha256(folder / _TABLE)
+    digest = file_sha256(folder / devices.TABLE)
     for name, table in tables.items():
         sheet = find_device(name, shipped_catalogue())
         source = _SOURCES[_source(folder, name)]
@@ -254,8 +198,8 @@ def _write(
 def _source(folder: Path, name: str) -> str:
     return next(
         cells["source"]
-        for _, cells in read_table(folder / _TABLE)
-        if _NAMES[cells["device"]] == name
+        for _, cells in read_table(folder / devices.TABLE)
+        if devices.device_of(cells) == name
     )
 
 

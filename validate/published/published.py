@@ -8,7 +8,7 @@ from typing import Final
 from perfmodel.documents.base import Provenance, file_sha256
 from perfmodel.documents.verdicts import PublishedDocument, PublishedRows, PublishedSeries
 from perfmodel.errors import InvalidDocument, UsageError
-from validate.published import collectives, large, mlperf, repeated, scaling, steps
+from validate.published import collectives, devices, large, mlperf, repeated, scaling, steps
 from validate.published.tables import Judged, Verdict
 
 #: Source -> its table and its protocol.
@@ -22,6 +22,7 @@ PROTOCOLS: Final[dict[str, tuple[str, Callable[[Path], Verdict | Judged]]]] = {
     "playbook": ("throughput.csv", large.judge_playbook),
     "scaling": ("throughput.csv", scaling.judge),
     "ddp_repeated": ("ddp_repeated.csv", repeated.judge),
+    "single_device_steps": (devices.TABLE, devices.judge),
     "memory": ("memory.csv", large.judge_memory),
     "notebooks": ("throughput.csv", steps.judge_notebooks),
     "convergence": ("convergence.csv", mlperf.judge_convergence),
