@@ -23,7 +23,7 @@ from perfmodel.cost.jobs import Column, Jobs, jobs_from_columns, model_columns
 from perfmodel.cost.layout_time import StepParts, step_time_s
 from perfmodel.cost.memory import FITS_ABOVE
 from perfmodel.cost.parameters import stall_time_s
-from perfmodel.documents.prediction import ParallelismPlanDocument, RankedLayout
+from perfmodel.documents.prediction import ParallelismPlanDocument, RankedLayout, TestedLayout
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.layout.candidates import COLUMNS, LayoutColumns, Space, feasible_layouts
 from perfmodel.machine.machine import Evidence
@@ -154,6 +154,11 @@ _CANDIDATES: Final = 256
 _PIECE: Final = 8192
 """Layouts that are judged at a time."""
 ALONE: Final = Workers()
+NEAR_FASTEST: Final = 0.03
+"""A layout this little slower than the fastest is as good."""
+MOST_TESTED: Final = 32
+_SURE: Final = 0.9
+_NUM_DRAWS: Final = 2000
 _TERMS: Final = {
     "compute_s": "compute",
     "tensor_s": "tensor and context collectives",
@@ -209,6 +214,7 @@ def plan_parallelism(
     found = model.predict(jobs)
     sort = np.argsort(found.mean_s, kind="stable")[: request.top]
     ranked = _ranked(model, search, chosen[sort], request)
+    tested, chances = to_test(model, jobs)
     close = np.flatnonzero((fit < FITS_ABOVE) & (fit > 1 - FITS_ABOVE))
     return ParallelismPlanDocument(
         provenance=layout_provenance(model, argv),
@@ -220,6 +226,10 @@ def plan_parallelism(
         num_feasible=len(search.layouts),
         num_fitting=len(fitting),
         ranked=ranked,
+        test_first=tuple(
+            TestedLayout(layout=str(search.layouts.layout(int(chosen[index]))), chance=chance)
+            for index, chance in zip(tested, chances, strict=True)
+        ),
         caveats=(
             *layout_caveats(model, jobs.take(sort[:1])),
             *_close(model, search, close, ranked[0].step_s.nominal),
@@ -288,6 +298,26 @@ def _ranked(
         for index, where in enumerate(chosen)
         for loses in [_loss(parts, index)]
     )
+
+
+def to_test(
+    model: InferredModel, jobs: Jobs, *, most: int = MOST_TESTED
+) -> tuple[list[int], list[float]]:
+    """Jobs to try before a long run, the one that helps most first, and the chance that they suffice so far.
+
+    They suffice if a run of one of them is within 3 % of the fastest run of all. Each next job is the one that
+    does so in most of the draws in which none before it did.
+    """
+    logs = model.joint_logs(jobs, num_draws=_NUM_DRAWS)
+    near = logs <= logs.min(axis=1, keepdims=True) + np.log1p(NEAR_FASTEST)
+    open_draws = np.ones(len(logs), bool)
+    chosen: list[int] = []
+    chances: list[float] = []
+    while open_draws.any() and len(chosen) < most and (not chances or chances[-1] < _SURE):
+        chosen.append(int(np.argmax(near[open_draws].sum(axis=0))))
+        open_draws &= ~near[:, chosen[-1]]
+        chances.append(float(1 - open_draws.mean()))
+    return chosen, chances
 
 
 def against_first(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.arrays import FloatArray
 from perfmodel.cost.jobs import USUAL, Column, Jobs, jobs_from_columns
 from perfmodel.cost.layout_memory import LayoutMemory, fitted_memory
 from perfmodel.cost.layout_time import StepParts, step_parts, step_time_s
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 LOWER, UPPER = 0.05, 0.95
 _BISECTIONS: Final = 40
+_JITTER: Final = 1e-9
+"""Variance that keeps equal layouts apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -156,6 +159,22 @@ class InferredModel:
         draws_s: Column = np.exp(logs)
         draws_s[:, 0] = self.predict(jobs, normal_s=normal_s).number_s
         return draws_s
+
+    def joint_logs(self, jobs: Jobs, *, num_draws: int, seed: int = 0) -> FloatArray:
+        """Log steps of one run of each job, shape ``(num_draws, num_jobs)``.
+
+        Jobs share the fitted parameters, and deviations as far as they are alike; each may be disturbed.
+        """
+        rng = np.random.default_rng(seed)
+        logs = np.log(self.closed_form_s(jobs))
+        mean, spread = self.discrepancy.joint(jobs)
+        root = np.linalg.cholesky(spread + _JITTER * np.eye(len(jobs)))
+        fitted = (logs - logs[0])[rng.integers(0, len(logs), num_draws)]
+        away = fitted + rng.standard_normal((num_draws, len(jobs))) @ root.T
+        centre, disturbed, chance, _ = self._states(jobs)
+        stalled = rng.random((num_draws, len(jobs))) < chance
+        late = np.where(stalled, disturbed - centre, 0.0)
+        return np.asarray(logs[0] + mean + away * self.uncertainty_factor(jobs) + late)
 
     def uncertainty(self, jobs: Jobs) -> StepUncertainty:
         """What the intervals of some jobs consist of."""

@@ -139,6 +139,12 @@ class Discrepancy:
         own = self.spreads.shape**2 + self.spreads.layout**2 + self.spreads.noise**2
         return cross @ self.weights, np.maximum(own - explained, self.spreads.noise**2)
 
+    def joint(self, jobs: Jobs) -> tuple[Column, FloatArray]:
+        """Expected deviations, and their covariance, noise of a run included, in log step time."""
+        cross = covariance(jobs, self.runs, self.spreads)
+        own = covariance(jobs, jobs, self.spreads) + self.spreads.noise**2 * np.eye(len(jobs))
+        return cross @ self.weights, own - cross @ self.inverse @ cross.T
+
     def unknown_share(self, jobs: Jobs) -> Column:
         """How little the runs say of jobs: 0 at the layout of a run, 1 where all are far."""
         nearest = layout_distance_squared(jobs, self.runs).min(axis=1)

@@ -231,6 +231,14 @@ class RankedLayout(Record):
     """How much longer that part is. [s]"""
 
 
+class TestedLayout(Record):
+    """A layout to try before a long run."""
+
+    layout: str
+    chance: Share
+    """That it or one before it is within 3 % of the fastest, each run once."""
+
+
 class ParallelismPlanDocument(Document):
     """Layouts of a model on a cluster, fastest first."""
 
@@ -249,4 +257,6 @@ class ParallelismPlanDocument(Document):
     num_fitting: NonNegativeInt
     """Of these, those whose memory fits with the required probability."""
     ranked: tuple[RankedLayout, ...]
+    test_first: tuple[TestedLayout, ...] = ()
+    """Until 90 % are reached, at most 32."""
     caveats: tuple[str, ...]

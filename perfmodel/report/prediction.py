@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 #: Of a longer pipeline the first, the fullest and the last stage are shown.
 _MOST_STAGES: Final = 6
+_TESTED: Final = 3
 #: A part of the step that changes by less than this share of the first scenario's is not worth a line.
 _SMALLEST_SHARE: Final = 0.001
 #: Nor is a ratio of samples per second that is nearer to 1.
@@ -459,6 +460,7 @@ def search_lines(document: ParallelismPlanDocument) -> list[str]:
             f"{second.step_s.nominal / first_s - 1:+.1%}{where if second.loses_by_s > 0 else ''}; "
             f"slower with probability {second.slower_probability:.0%}"
         )
+    lines += _tested_lines(document)
     ties = sum(entry.ties for entry in ranked) - 1
     if ties:
         lines.append(
@@ -472,6 +474,19 @@ def search_lines(document: ParallelismPlanDocument) -> list[str]:
             f"({format_duration(lost.loses_by_s)}); slower with probability {lost.slower_probability:.0%}"
         )
     return [*lines, *caveat_lines(document.caveats)]
+
+
+def _tested_lines(document: ParallelismPlanDocument) -> list[str]:
+    """Which layouts to run before a long job, and what that is worth."""
+    tested = document.test_first
+    if len(tested) < 2:
+        return []
+    few = tested[:_TESTED]
+    more = f"; {len(tested)} layouts: {tested[-1].chance:.0%}" if len(tested) > len(few) else ""
+    return [
+        f"test first: {'; '.join(entry.layout for entry in few)}",
+        f"one of them is within 3 % of the fastest with {few[-1].chance:.0%}{more}",
+    ]
 
 
 def parameter_lines(machine: "InferredMachine") -> list[str]:

@@ -9,6 +9,7 @@ from perfmodel.answer.answer import answer
 from perfmodel.answer.inferred import Training, layout_caveats, layout_document, layout_jobs
 from perfmodel.answer.question import Question
 from perfmodel.cost.inferred import InferredModel, open_inferred
+from perfmodel.cost.jobs import jobs_from
 from perfmodel.cost.layout_fit import infer_memory
 from perfmodel.cost.layout_memory import (
     peaks_of,
@@ -18,7 +19,7 @@ from perfmodel.cost.memory import FITS_ABOVE
 from perfmodel.documents.prediction import ParallelismPlanDocument, PredictionDocument
 from perfmodel.layout.candidates import Limits, Space, feasible_layouts, impossible
 from perfmodel.layout.layout import Layout, parse_layout
-from perfmodel.layout_search import Request, plan_parallelism
+from perfmodel.layout_search import NEAR_FASTEST, Request, plan_parallelism, to_test
 from perfmodel.workload.transformer import NamedTransformer
 from tests.perfmodel.cost.large_samples import MODEL, document
 
@@ -153,3 +154,29 @@ def test_parameters_that_the_runs_left_open_are_named(machine: InferredModel) ->
     [said] = [each for each in layout_caveats(machine, jobs) if each.startswith("not determined")]
     for name in ("tensor_latency_s", "tensor_bytes_per_s", "data_bytes_per_s", "overlap"):
         assert (name in said) is (name in left)
+
+
+def test_draws_of_runs_agree_with_the_intervals_of_each(machine: InferredModel) -> None:
+    layouts = ("dp=4 tp=2 accumulation=4", "dp=8 zero=1 accumulation=2", "dp=2 tp=4 accumulation=8")
+    for layout in layouts:
+        jobs = layout_jobs(training(), parse_layout(layout))
+        drawn_s = np.exp(machine.joint_logs(jobs, num_draws=20_000)[:, 0])
+        said = machine.predict(jobs)
+        low, high = np.quantile(drawn_s, [0.05, 0.95])
+        assert low == pytest.approx(float(said.lower_s[0]), rel=0.1)
+        assert high == pytest.approx(float(said.upper_s[0]), rel=0.1)
+
+
+def test_layouts_to_test_first_are_worth_what_is_said(machine: InferredModel) -> None:
+    """Among copies of nearly one layout a few hold the fastest; one far behind the others is never tested."""
+    names = ("dp=8 zero=0 accumulation=2", "dp=8 zero=1 accumulation=2", "pp=8 accumulation=16")
+    jobs = jobs_from(
+        [(MODEL, parse_layout(name)) for name in names], sequence=1024, devices_per_node=8
+    )
+    chosen, chances = to_test(machine, jobs)
+    assert set(chosen) <= {0, 1}
+    assert chances == sorted(chances)
+    assert chances[-1] > 0.9
+    logs = machine.joint_logs(jobs, num_draws=5000, seed=1)
+    near = logs[:, chosen].min(axis=1) <= logs.min(axis=1) + np.log1p(NEAR_FASTEST)
+    assert chances[-1] == pytest.approx(near.mean(), abs=0.03)
