@@ -49,7 +49,7 @@ def real_step(model: TrainedModel, batch: Any) -> None:
     with autocast(model.method):
         outputs = model.module(*batch.positional, **batch.keyword)
         loss = model.source.loss(outputs, batch.targets)
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     model.optimizer.step()
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from calibrate.step_table import Setting
 from perfmodel.errors import UsageError
 from perfmodel.workload.step import TracedStep
-from tests.calibrate.test_step_table import FAMILIES, Setting, trace_named, true_s
+from tests.calibrate.test_step_table import FAMILIES, trace_named, true_s
 from validate.published import devices
 
 USUAL = {
