@@ -32,7 +32,8 @@ def allocator_peak_bytes(source: ModelSource, method: StepMethod, micro_batch: i
         real_step(model, batch)
         with record_function(_STEP):
             real_step(model, batch)
-    events = list(profiler.profiler.kineto_results.events())  # type: ignore[union-attr]
+    assert profiler.profiler is not None
+    events = list(profiler.profiler.kineto_results.events())
     step = next(event for event in events if event.name() == _STEP)
     changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == _ALLOCATION]
     in_use = peak = 0
