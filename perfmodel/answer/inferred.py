@@ -261,6 +261,11 @@ def _beyond_runs(model: InferredModel, jobs: Jobs) -> list[str]:
             f"the nearest run is {near:.1f} doublings away: the answer rests on the formula alone; "
             "distance of layout, model and batch"
         )
+    widths = np.unique(runs.hidden)
+    if len(widths) == 1 and jobs.hidden[0] != widths[0]:
+        caveats.append(
+            f"all runs were of one width, {widths[0]:.0f}: published runs of another, left out, were 13 % off"
+        )
     most = runs.devices.max()
     if jobs.devices[0] > most:
         caveats.append(f"{jobs.devices[0]:.0f} devices: no run had more than {most:.0f}")

@@ -38,6 +38,8 @@ PLAYBOOK_DRAWS: Final = 5
 #: Playbook runs scatter more: single benchmark runs on a shared cluster.
 _PLAYBOOK_SIGMA: Final = 0.1
 _FEWEST: Final = 10
+#: Runs that a fit of left-out sizes takes at most, drawn at random: more tell nothing new.
+_MOST_FITTED: Final = 200
 #: Stages per device of a pipeline of 8 that holds 96 layers.
 _INTERLEAVES: Final = {1: "one stage per device", 12: "one layer per stage"}
 #: Odds of a stall that somebody who asks for one number may neglect.
@@ -70,7 +72,7 @@ def judge_vtrain(folder: Path) -> Judged:
     splits = [_random_split(len(runs), VTRAIN_RUNS, seed) for seed in range(VTRAIN_DRAWS)]
     judged = [_judge(runs, *split, device="A100") for split in splits]
     name = f"{VTRAIN_RUNS} random runs, {VTRAIN_DRAWS} draws together"
-    series = [_series("vtrain", name, judged)]
+    series = [_series("vtrain", name, judged), *_sizes("vtrain", runs, "layers", device="A100")]
     plain = (runs.jobs.tp == 1) & (runs.jobs.pp == 1)
     first = np.flatnonzero(plain & (runs.jobs.dp == 2))
     second = np.flatnonzero(plain & (runs.jobs.dp == 8))
@@ -101,6 +103,7 @@ def judge_foundry(folder: Path) -> Judged:
         if min(len(first), len(second)) >= _FEWEST:
             judged = [_judge(runs, first, second, device=device)]
             series.append(_series("llm_foundry", f"FSDP on {name}, 8 devices predict more", judged))
+            series += _sizes("llm_foundry", runs, "hidden", device=device)
             num_judged += len(runs)
         elif len(runs):
             out[f"too few runs on one node of {name}, or on several"] += len(runs)
@@ -164,6 +167,7 @@ def judge_playbook(folder: Path) -> Judged:
     }
     series = [_series("playbook", name, chosen) for name, chosen in names.items()]
     series += filter(None, [judge_twins(runs)])
+    series += _sizes("playbook", runs, "hidden", device="H100", sigma=_PLAYBOOK_SIGMA)
     return Judged(series, read.bad, read.counted("playbook"))
 
 
@@ -241,6 +245,30 @@ def _judge(runs: Runs, first: Index, second: Index, *, device: str, sigma: float
     machine = infer(known.jobs, known.step_s, step_time_priors(SHEETS[device]), sigma=sigma)
     model = InferredModel(machine=machine)
     return _Judged(known=known, unknown=runs.take(second), model=model)
+
+
+def _sizes(
+    source: str, runs: Runs, column: str, *, device: str, sigma: float = 0.05
+) -> list[PublishedSeries]:
+    """Every width, or depth, of models left out in turn; where runs stall, without the disturbed too."""
+    sizes = getattr(runs.jobs, column)
+    judged = []
+    for size in np.unique(sizes):
+        others, own = np.flatnonzero(sizes != size), np.flatnonzero(sizes == size)
+        if min(len(others), len(own)) >= _FEWEST:
+            order, _ = _random_split(len(others), min(len(others), _MOST_FITTED), 0)
+            judged.append(_judge(runs, others[order], own, device=device, sigma=sigma))
+    if not judged:
+        return []
+    name = f"{len(judged)} values of {column} of the model, each left out and predicted from the others"
+    series = [_series(source, name, judged)]
+    quiet = []
+    for one in judged:
+        disturbed = one.model.looks_disturbed(one.unknown.jobs, one.unknown.step_s)
+        quiet.append(replace(one, unknown=one.unknown.take(~disturbed), stalls=False))
+    if any(len(a.unknown) < len(b.unknown) for a, b in zip(quiet, judged, strict=True)):
+        series.append(_series(source, f"{name}; without the disturbed", quiet))
+    return series
 
 
 def _series(source: str, name: str, judged: list[_Judged]) -> PublishedSeries:

@@ -1,22 +1,25 @@
 """Stages that balance their work, against filling them piece by piece; steps of MLPerf's layouts."""
 
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from perfmodel.cost.jobs import Jobs, jobs_from
+from perfmodel.cost.jobs import Jobs, jobs_from, jobs_from_columns
 from perfmodel.layout.layout import Layout
 from perfmodel.workload.transformer import Transformer
+from tests.perfmodel.cost.large_samples import measured, some_jobs
 from tests.validate.published.test_published import write
 from validate.published.large import (
+    _sizes,
     area_under_curve,
     judge_mlperf,
     same_tensors,
     smaller_than_one_that_ran,
     twins,
 )
-from validate.published.runs import balanced_stages, mlperf_runs, starves_a_stage
+from validate.published.runs import Runs, balanced_stages, mlperf_runs, starves_a_stage
 
 MODEL = Transformer(
     layers=16,
@@ -135,6 +138,27 @@ def test_layouts_of_fewer_devices_predict_those_of_more(tmp_path: Path) -> None:
     # Each device does the same work whatever their number.
     assert found[0].errors[0].mape < 0.05
     assert found[0].errors[0].coverage == 1.0
+
+
+def test_widths_are_left_out_in_turn() -> None:
+    """A machine that does as the formula says: widths that were not seen follow."""
+    jobs = some_jobs()
+    wide = replace(jobs, hidden=2 * jobs.hidden, feed_forward=2 * jobs.feed_forward)
+    both = [(each, measured(each)) for each in (jobs, wide)]
+    runs = Runs(
+        jobs=jobs_from_columns(
+            {
+                field.name: np.concatenate([getattr(each, field.name) for each, _ in both])
+                for field in fields(jobs)
+            }
+        ),
+        step_s=np.concatenate([step_s for _, step_s in both]),
+        memory_bytes=np.full(2 * len(jobs), np.nan),
+    )
+    [series] = _sizes("s", runs, "hidden", device="A100")
+    assert series.num_predicted == len(runs)
+    assert series.name.startswith("2 values of hidden")
+    assert series.errors[0].mape < 0.1
 
 
 def test_area_under_curve_by_hand() -> None:
