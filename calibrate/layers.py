@@ -4,7 +4,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -89,7 +89,8 @@ def planned_layers(
 ) -> tuple[Layer, ...]:
     """A draw of the grid, thinned to a share of its points but none of its kinds, in random order.
 
-    Optimizers can be thinned otherwise, down to none. On a GPU layers have more samples, half of them in bf16.
+    Optimizers can be thinned otherwise, down to none. On a GPU layers have more samples, and come in fp32
+    and in bf16.
     """
     draw = random.Random(seed)  # noqa: S311 - a grid, not a secret
     layers = [
@@ -98,7 +99,12 @@ def planned_layers(
         for index in range(_number(kind, count, share, optimizer_share))
     ]
     if device_kind != "cpu":
-        layers = [_for_gpu(each, draw) for each in layers]
+        # A kernel in 16 bit tells nothing about that in 32: every layer in both.
+        layers = [
+            _for_gpu(each, draw, precision)
+            for each in layers
+            for precision in (("fp32",) if is_optimizer(each) else ("fp32", "bf16"))
+        ]
     draw.shuffle(layers)
     return tuple(dict.fromkeys(layers))
 
@@ -298,10 +304,10 @@ _AS_DRAWN: Final = 0.15
 _GPU_LENGTHS: Final = 1, 2, 4, 8
 
 
-def _for_gpu(layer: Layer, draw: random.Random) -> Layer:
-    """The layer with as many samples, rows or indices as keep a GPU busy, in fp32 or bf16."""
+def _for_gpu(layer: Layer, draw: random.Random, precision: str) -> Layer:
+    """The layer with as many samples, rows or indices as keep a GPU busy."""
     if is_optimizer(layer) or draw.random() < _AS_DRAWN:
-        return layer
+        return replace(layer, precision=precision)
     sizes = layer.sizes
     if layer.kind == "attention":
         sizes = (*sizes[:2], sizes[2] * draw.choice(_GPU_LENGTHS), *sizes[3:])
@@ -313,7 +319,7 @@ def _for_gpu(layer: Layer, draw: random.Random) -> Layer:
     return Layer(
         kind=layer.kind,
         sizes=(max(1, round(number)), *sizes[1:]),
-        precision=draw.choice(("fp32", "bf16")),
+        precision=precision,
     )
 
 

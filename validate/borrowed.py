@@ -139,12 +139,9 @@ def carry_out(
 
 def _opened(request: BorrowedRequest, here: Placement) -> CampaignDocument:
     """The campaign in the folder, or a new one; other options than those of before are refused."""
-    path, skipped = request.folder / CAMPAIGN, dict[str, str]()
-    if here.device_kind == "virtual":
-        skipped = {
-            "doctor": "a virtual device has no machine",
-            "models": "a virtual device takes longer than a campaign; see perfmodel validate models",
-        }
+    path = request.folder / CAMPAIGN
+    is_virtual = here.device_kind == "virtual"
+    skipped = {"doctor": "a virtual device has no machine"} if is_virtual else {}
     asked = CampaignDocument(
         version=installed_version("perfmodel") or "unknown",
         device_kind=here.device_kind,

@@ -79,6 +79,14 @@ class ModelsBudget:
     """Rounds in which every model's operators are timed in place."""
     replay_s: Seconds
 
+    @classmethod
+    def of(cls, name: str, device_kind: str) -> "ModelsBudget":
+        """Of a budget on a kind of device; a virtual one scatters little and is slow to emulate."""
+        budget = BUDGETS[name]
+        if device_kind != "virtual":
+            return budget
+        return replace(budget, num_repetitions=2, replay_rounds=1)
+
 
 BUDGETS: Final = {
     "quick": ModelsBudget(
@@ -155,8 +163,8 @@ def validate_models(
         If the profile describes another machine, or has no costs of operators.
     """
     refuse_unknown("--budget", request.budget, BUDGETS)
-    budget = BUDGETS[request.budget]
     here = placement_of(request.profile)
+    budget = ModelsBudget.of(request.budget, here.device_kind)
     if request.profile.operators is None:
         raise CalibrationUnavailable(
             "--profile: must hold costs of operators, got none; run perfmodel calibrate again"

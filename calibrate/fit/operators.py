@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -20,6 +20,8 @@ from perfmodel.cost.families import (
     GaussianProcess,
     family,
     features,
+    is_half,
+    is_of_optimizer,
     optimizer_family,
     optimizer_features,
     optimizer_work,
@@ -53,6 +55,10 @@ _FEW_POINTS: Final = 60
 _REWEIGHTINGS: Final = 7
 #: Families that surely move every byte that their shapes promise.
 _STREAMING: Final = ("pointwise", "copy", "function")
+#: How much what is expected of a unit of work counts beside one timing.
+_EXPECTED_WEIGHT: Final = 0.2
+#: An optimizer over lists updates many tensors at once: of a kernel's start, each pays its share.
+_TENSORS_PER_KERNEL: Final = 100
 #: Below the resolution of any clock.
 _SMALLEST_S: Final = 1e-8
 #: Groups of drawn models that are left out of the curves, one after another.
@@ -121,10 +127,64 @@ class Timing:
     """Of each kind of work."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelCosts:
+    """What any kernel of a GPU is expected to take: its start, its products and its bytes at the best rates seen.
+
+    Families of which few points were timed would else take the shortest of these for the start.
+    """
+
+    start_s: Seconds
+    flop_per_s: float
+    half_flop_per_s: float
+    """Of products whose factors have 16 bit."""
+    bytes_per_s: float
+
+    @classmethod
+    def seen(cls, timings: Mapping[str, Sequence[Timing]]) -> "KernelCosts | None":
+        """The best of all families; ``None`` without a kernel that moves something."""
+        kernels = [(n, t) for n, group in timings.items() for t in group if is_kernel(n, t)]
+        if not kernels:
+            return None
+        rates = {
+            in_half: max(
+                (t.flop / t.time_s for n, t in kernels if is_half(n) == in_half), default=0
+            )
+            for in_half in (False, True)
+        }
+        streams = (t for n, t in kernels if n.startswith(_STREAMING))
+        return cls(
+            start_s=min(timing.time_s for _, timing in kernels),
+            flop_per_s=rates[False] or 1e9,
+            half_flop_per_s=rates[True] or rates[False] or 1e9,
+            bytes_per_s=max((t.moved_bytes / t.time_s for t in streams), default=0) or 1e9,
+        )
+
+    def unit_s(self, name: str, members: Sequence[Timing]) -> tuple[Seconds, ...]:
+        """By kind of work, as ``work`` counts it; nothing of views, and of tensors that are updated one by one."""
+        if is_of_optimizer(name) and not name.endswith(" loop"):
+            passes = max(timing.moved_bytes / timing.units[1] for timing in members)
+            return self.start_s / _TENSORS_PER_KERNEL, passes / self.bytes_per_s
+        if not all(is_kernel(name, timing) for timing in members):
+            return ()
+        # Weights need not be read again.
+        flop_per_s = self.half_flop_per_s if is_half(name) else self.flop_per_s
+        return (self.start_s, 1 / flop_per_s, *(1 / self.bytes_per_s,) * 3)
+
+
+def is_kernel(name: str, timing: Timing) -> bool:
+    """Whether an operator starts one kernel: no view, and no optimizer over many tensors."""
+    return timing.moved_bytes > 0 and not is_of_optimizer(name)
+
+
 def fit_family(
-    name: str, timings: Sequence[Timing], *, most_points: int = _MOST_POINTS
+    name: str,
+    timings: Sequence[Timing],
+    *,
+    most_points: int = _MOST_POINTS,
+    kernels: KernelCosts | None = None,
 ) -> OperatorFamily:
-    """A curve through the ratios of a family's times to those of the work."""
+    """A curve through the ratios of a family's times to those of the work; ``kernels``: of a GPU."""
     width = max((len(timing.features) for timing in timings), default=0)
     members = [timing for timing in timings if len(timing.features) == width]
     if len(members) > most_points:
@@ -133,7 +193,10 @@ def fit_family(
     flop_per_s = max(timing.flop / timing.time_s for timing in members)
     bytes_per_s = max(timing.moved_bytes / timing.time_s for timing in members) or 1e9
     least_s = min(timing.time_s for timing in members)
-    unit_s = unit_costs(members)
+    expected_s = () if kernels is None else kernels.unit_s(name, members)
+    if expected_s:
+        least_s = min(least_s, expected_s[0])
+    unit_s = unit_costs(members, expected_s)
     ratios = np.log(
         [timing.time_s / work_s(timing.units, unit_s, least_s=least_s) for timing in members]
     )
@@ -153,19 +216,26 @@ def fit_family(
     )
 
 
-def unit_costs(timings: Sequence[Timing]) -> tuple[Seconds, ...]:
+def unit_costs(
+    timings: Sequence[Timing], expected_s: Sequence[Seconds] = ()
+) -> tuple[Seconds, ...]:
     """Time per unit of each kind of work, none negative, that comes closest in log. [s]
 
     Squares of ``sum - time`` over ``sum * time``, which are those of logarithms as far as both are close.
+    ``expected_s``: What is known of the first kinds beforehand, to about their own size.
     """
     units = np.array([timing.units for timing in timings])
     time_s = np.array([timing.time_s for timing in timings])
     scale = np.maximum(units.max(axis=0), 1.0)
-    expected_s, found = time_s, np.zeros(units.shape[1])
+    prior = np.zeros((len(expected_s), units.shape[1]))
+    np.fill_diagonal(prior, _EXPECTED_WEIGHT / (np.array(expected_s) * scale[: len(expected_s)]))
+    promised = np.full(len(expected_s), _EXPECTED_WEIGHT)
+    sum_s, found = time_s, np.zeros(units.shape[1])
     for _ in range(_REWEIGHTINGS):
-        weights = 1 / np.sqrt(time_s * expected_s)
-        found, _ = nnls(units / scale * weights[:, None], time_s * weights)
-        expected_s = np.maximum(units / scale @ found, 0.1 * time_s)
+        weights = 1 / np.sqrt(time_s * sum_s)
+        design = np.vstack([units / scale * weights[:, None], prior])
+        found, _ = nnls(design, np.r_[time_s * weights, promised])
+        sum_s = np.maximum(units / scale @ found, 0.1 * time_s)
     return tuple(float(value) for value in found / scale)
 
 
@@ -174,23 +244,28 @@ def fit_operators(
     *,
     workloads: Sequence[MeasuredWorkload],
     rates: Sequence[ComputeRate],
+    on_gpu: bool = False,
 ) -> OperatorCosts | None:
     """Everything that times traced workloads, or ``None`` where no operator was timed.
 
-    ``workloads`` are reference models with their real steps: how far sums of operators are off.
+    ``workloads`` are reference models with their real steps: how far sums of operators are off. ``on_gpu``:
+    Kernels of all families start alike.
     """
     layers = [entry for entry in observations if isinstance(entry, OperatorsObservation)]
     replays = of_newest_traces([e for e in observations if isinstance(e, ReplayObservation)])
     if not layers and not replays:
         return None
     timings = _timings(layers)
+    kernels = KernelCosts.seen(timings) if on_gpu else None
     flop_per_s = [t.flop / t.time_s for group in timings.values() for t in group]
     bytes_per_s = [t.moved_bytes / t.time_s for name in _STREAMING for t in timings.get(name, ())]
     draft = OperatorCosts(
         peak_flop_per_s=max([*flop_per_s, *(rate.flop_per_s for rate in rates)], default=0) or 1e9,
         peak_bytes_per_s=max([*bytes_per_s, *(rate.bytes_per_s for rate in rates)], default=0)
         or 1e9,
-        families=tuple(fit_family(name, group) for name, group in sorted(timings.items())),
+        families=tuple(
+            fit_family(name, group, kernels=kernels) for name, group in sorted(timings.items())
+        ),
         measured=measured_steps(replays),
         replay_log_error=_ASSUMED_ERROR,
         curve_log_error=_ASSUMED_ERROR,
@@ -198,17 +273,22 @@ def fit_operators(
     return replace(
         draft,
         replay_log_error=_sum_error(draft, replays, workloads, use_measured=True),
-        curve_log_error=_left_out_error(draft, layers)
+        curve_log_error=_left_out_error(draft, layers, kernels)
         or _sum_error(draft, replays, workloads, use_measured=False),
     )
 
 
 def fit_curves(
-    layers: Sequence[OperatorsObservation], *, most_points: int = _FEW_POINTS
+    layers: Sequence[OperatorsObservation],
+    *,
+    most_points: int = _FEW_POINTS,
+    kernels: KernelCosts | None = None,
 ) -> tuple[OperatorFamily, ...]:
     """Curves of all families in a hurry: good enough to see where they are uncertain."""
-    groups = sorted(_timings(layers).items())
-    return tuple(fit_family(name, group, most_points=most_points) for name, group in groups)
+    return tuple(
+        fit_family(name, group, most_points=most_points, kernels=kernels)
+        for name, group in sorted(_timings(layers).items())
+    )
 
 
 def _timings(layers: Sequence[OperatorsObservation]) -> dict[str, list[Timing]]:
@@ -243,7 +323,9 @@ def _timings(layers: Sequence[OperatorsObservation]) -> dict[str, list[Timing]]:
     return groups
 
 
-def _left_out_error(draft: OperatorCosts, layers: Sequence[OperatorsObservation]) -> float | None:
+def _left_out_error(
+    draft: OperatorCosts, layers: Sequence[OperatorsObservation], kernels: KernelCosts | None
+) -> float | None:
     """Error of curves for models that they have not seen, beyond what the curves say of themselves.
 
     Drawn models are left out in groups; squares of log errors of their passes, less the variance that
@@ -256,7 +338,7 @@ def _left_out_error(draft: OperatorCosts, layers: Sequence[OperatorsObservation]
     for fold in range(_FOLDS):
         left_out = drawn[fold::_FOLDS]
         rest = [entry for entry in layers if all(entry is not other for other in left_out)]
-        families = fit_curves(rest, most_points=_MOST_POINTS // 2)
+        families = fit_curves(rest, most_points=_MOST_POINTS // 2, kernels=kernels)
         costs = OperatorDurations(
             replace(draft, families=families, curve_log_error=0.0), use_measured=False
         )

@@ -81,7 +81,9 @@ def fit_profile(
             *failed_replays(_of(observations, FailedObservation)),
         ),
     )
-    operators = fit_operators(observations, workloads=draft.workloads, rates=draft.rates)
+    operators = fit_operators(
+        observations, workloads=draft.workloads, rates=draft.rates, on_gpu=draft.asynchronous
+    )
     replays = _of(observations, ReplayObservation)
     view_s = next((rate.time_s for rate in draft.rates if rate.probe == "view"), None)
     host = (

@@ -94,6 +94,16 @@ def family(operator: Operator) -> str:
     return f"{found}{_IN_HALF}" if is_half else found
 
 
+def is_half(name: str) -> bool:
+    """Whether the factors of a family have 16 bit."""
+    return name.endswith(_IN_HALF)
+
+
+def is_of_optimizer(name: str) -> bool:
+    """Whether a family is an optimizer's, whose members are tensors."""
+    return name.startswith(_OPTIMIZER)
+
+
 def wider_family(name: str) -> str | None:
     """Where a family without timings of its own is looked up: functions cost about the same."""
     if name.endswith(_IN_HALF):

@@ -6,10 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibrate.fit.operators import (
+    KernelCosts,
     Timing,
+    fit_family,
     fit_operators,
     unit_costs,
 )
+from perfmodel.cost.operators import work_s
 from perfmodel.documents.observation import OperatorsObservation
 from tests.perfmodel.operators import observation
 
@@ -39,6 +42,34 @@ def test_what_a_unit_of_work_costs_is_recovered(
         for units in ((1.0, *map(float, 10 ** rng.uniform(3, 9, 2))) for _ in range(30))
     ]
     assert unit_costs(timings) == pytest.approx(costs_s, rel=1e-3)
+
+
+def kernel(size_bytes: float, *, flop: float = 0.0) -> Timing:
+    """A kernel of a GPU that starts in 2 us, moves 1 TB/s and multiplies at 10 TFLOP/s."""
+    return Timing(
+        features=(float(np.log(size_bytes)),),
+        time_s=2e-6 + size_bytes / 1e12 + flop / 1e13,
+        flop=flop,
+        moved_bytes=size_bytes,
+        units=(1.0, flop, size_bytes, 0.0, 0.0, 0.0),
+    )
+
+
+def test_a_family_with_one_point_on_a_gpu_starts_as_fast_as_any_kernel() -> None:
+    """One dropout of 1 ms must not make a small one as slow: that made a perceptron 3.6 times too slow."""
+    points = {"pointwise": [kernel(1e3), kernel(1e9)], "native_dropout": [kernel(1e9)]}
+    kernels = KernelCosts.seen(points)
+    assert kernels is not None
+    assert kernels.start_s == pytest.approx(2e-6, rel=0.01)
+    alone, informed = (
+        fit_family("native_dropout", points["native_dropout"], kernels=each)
+        for each in (None, kernels)
+    )
+    assert alone.least_s > 1e-3
+    small = work_s((1.0, 0.0, 1e6), informed.unit_s, least_s=informed.least_s)
+    assert small == pytest.approx(kernel(1e6).time_s, rel=0.35)
+    large = work_s((1.0, 0.0, 1e9), informed.unit_s, least_s=informed.least_s)
+    assert large == pytest.approx(kernel(1e9).time_s, rel=0.01)
 
 
 def drawn(seed: int, *, factor: float) -> OperatorsObservation:
