@@ -20,7 +20,7 @@ from perfmodel.cost.families import (
 )
 from perfmodel.machine.measured import OperatorFamily
 from perfmodel.workload.operator import Operator
-from perfmodel.workload.optimizers import OPTIMIZERS
+from perfmodel.workload.step import OPTIMIZERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

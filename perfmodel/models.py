@@ -15,8 +15,7 @@ from perfmodel.files import read_json
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.tracing.huggingface_config import DECODERS, LLAMA_FAMILY, Config, read_shape
 from perfmodel.tracing.imports import without_collection, without_compiler
-from perfmodel.workload.optimizers import CUDA_DEFAULT, DEFAULT
-from perfmodel.workload.step import StepMethod
+from perfmodel.workload.step import CUDA_DEFAULT, DEFAULT, StepMethod
 from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer, Transformer
 from perfmodel.workload.workload import is_model
 

@@ -20,13 +20,12 @@ from calibrate.locks import folder_to_itself, machine_to_itself
 from calibrate.placement import Placement, described, place
 from calibrate.topology import LaunchFlags
 from perfmodel.documents.base import command_line, file_sha256, installed_version
-from perfmodel.documents.campaign import CampaignDocument, StageRun
 from perfmodel.documents.observation import read_observations
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ModelsValidationDocument, ValidationDocument
 from perfmodel.errors import Interrupted, InvalidDocument, MeasurementFailed, UsageError
 from perfmodel.units import Seconds, format_duration
-from validate.archive import CAMPAIGN, pack
+from validate.archive import CAMPAIGN, CampaignDocument, StageRun, pack
 from validate.judging import measured_steps
 from validate.memory import MemorySummary, read_summary
 from validate.validate import VALIDATION, judge_recorded

@@ -23,7 +23,7 @@ from perfmodel.documents.verdicts import ErrorSummary, Gate
 from perfmodel.errors import InvalidDocument, PerfModelError, why
 from perfmodel.files import read_json
 from perfmodel.units import Bytes, format_bytes
-from perfmodel.workload.optimizers import OPTIMIZERS
+from perfmodel.workload.step import OPTIMIZERS
 from validate.judging import gate, summarise_any
 
 #: Below this a promise would be about single small workspaces.

@@ -43,7 +43,7 @@ from perfmodel.machine.measured import (
 )
 from perfmodel.units import Seconds
 from perfmodel.workload.operator import Phase
-from perfmodel.workload.optimizers import OPTIMIZERS
+from perfmodel.workload.step import OPTIMIZERS
 
 #: Of the logarithms of lengths, spread and noise.
 _PRIOR_WIDTH: Final = 0.7

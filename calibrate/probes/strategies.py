@@ -27,8 +27,7 @@ from perfmodel.layout.layout import Layout, Schedule, parse_layout
 from perfmodel.tracing.source import Batch, ModelSource, classification_loss, make_optimizer
 from perfmodel.tracing.trace import trace_model
 from perfmodel.units import Seconds
-from perfmodel.workload.optimizers import DEFAULT
-from perfmodel.workload.step import StepMethod
+from perfmodel.workload.step import DEFAULT, StepMethod
 
 _CLASSES = 16
 _WARM_UP = 3

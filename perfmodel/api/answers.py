@@ -32,8 +32,7 @@ from perfmodel.scenarios.changes import Scenario
 from perfmodel.scenarios.compare import compare_scenarios
 from perfmodel.scenarios.fields import changed
 from perfmodel.units import Bytes
-from perfmodel.workload.optimizers import CUDA_DEFAULT, DEFAULT
-from perfmodel.workload.step import StepMethod
+from perfmodel.workload.step import CUDA_DEFAULT, DEFAULT, StepMethod
 
 if TYPE_CHECKING:
     from perfmodel.tracing.loop import LoopClock

@@ -14,7 +14,7 @@ from perfmodel.cli import options as opt
 from perfmodel.cli.output import show, show_lines
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.units import Bytes, BytesPerSecond
-from perfmodel.workload.optimizers import DEFAULT, IMPLEMENTATIONS, OPTIMIZERS
+from perfmodel.workload.step import DEFAULT, IMPLEMENTATIONS, OPTIMIZERS
 
 if TYPE_CHECKING:
     from perfmodel.answer.memory import MemoryReport

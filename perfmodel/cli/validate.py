@@ -300,8 +300,7 @@ def validate_strategies(
     from perfmodel.models import traced_document
     from perfmodel.report.validation import strategies_tables
     from perfmodel.report.wording import gate_lines
-    from perfmodel.workload.optimizers import DEFAULT
-    from perfmodel.workload.step import StepMethod
+    from perfmodel.workload.step import DEFAULT, StepMethod
     from validate import strategies as use_case
     from validate.judging import campaign_seed
 

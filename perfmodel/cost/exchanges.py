@@ -10,7 +10,7 @@ import numpy as np
 from perfmodel.cost.collectives import ring_share
 from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.parameters import FittedParameters
-from perfmodel.workload.optimizers import ADAMW
+from perfmodel.workload.step import ADAMW
 
 DATA_CENTRE_BYTES: Final = 4.0
 """Bytes per parameter that data centres exchange: differences of weights in 32 bit (arXiv 2311.08105)."""

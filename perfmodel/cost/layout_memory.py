@@ -15,7 +15,7 @@ from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.parameters import Discrepancy, condition
 from perfmodel.machine.machine import OVERHEADS, InferredMachine, PeakMemory
 from perfmodel.statistics import DEVIATE_90, normal_cdf
-from perfmodel.workload.optimizers import ADAMW
+from perfmodel.workload.step import ADAMW
 from perfmodel.workload.transformer import (
     HALF_BYTES,
     score_kept_elements,

@@ -24,8 +24,14 @@ from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import OperatorCosts, OperatorFamily
 from perfmodel.units import Flop, Seconds
 from perfmodel.workload.operator import ELEMENT_BYTES, Operator, Phase
-from perfmodel.workload.optimizers import ADAMW, OPTIMIZERS
-from perfmodel.workload.step import TracedParameter, TracedStep, parameters_signature, signature
+from perfmodel.workload.step import (
+    ADAMW,
+    OPTIMIZERS,
+    TracedParameter,
+    TracedStep,
+    parameters_signature,
+    signature,
+)
 
 #: Standard deviation, in log, of an operator whose duration is the roofline alone: a prior.
 UNKNOWN_LOG_ERROR = 1.0

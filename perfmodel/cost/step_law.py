@@ -34,8 +34,7 @@ from perfmodel.workload.operator import (
     base_name,
     parsed,
 )
-from perfmodel.workload.optimizers import ADAMW, OPTIMIZERS
-from perfmodel.workload.step import SymbolicStep, TracedStep
+from perfmodel.workload.step import ADAMW, OPTIMIZERS, SymbolicStep, TracedStep
 
 _PASSES: Final = ("forward", "inputs", "weights")
 #: Families of products: dense convolutions, those of groups by channels of a group, depthwise ones, products.

@@ -17,7 +17,7 @@ from perfmodel.machine.machine import Overhead
 from perfmodel.units import Bytes, BytesPerSecond, Seconds
 from perfmodel.workload.memory import Block, Moment, Part, StepMemory
 from perfmodel.workload.operator import Phase
-from perfmodel.workload.optimizers import ADAMW
+from perfmodel.workload.step import ADAMW
 
 
 class Basis(enum.StrEnum):

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from perfmodel.errors import UsageError
 from perfmodel.tracing.source import Batch, ModelSource
 from perfmodel.tracing.sources import resized, scalar_loss
-from perfmodel.workload.optimizers import DEFAULT, OPTIMIZERS
+from perfmodel.workload.step import DEFAULT, OPTIMIZERS
 
 #: Optimizers whose step is that of another: the same tensors, the same bytes.
 _SAME_STEP: Final = {"Adam": "AdamW"}

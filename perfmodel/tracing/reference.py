@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from perfmodel.tracing.source import make_optimizer
-from perfmodel.workload.optimizers import DEFAULT
-from perfmodel.workload.step import StepMethod
+from perfmodel.workload.step import DEFAULT, StepMethod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

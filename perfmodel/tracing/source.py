@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from perfmodel.errors import UsageError
-from perfmodel.workload.optimizers import OPTIMIZERS
+from perfmodel.workload.step import OPTIMIZERS
 
 _RATE = 1e-3
 

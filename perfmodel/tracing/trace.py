@@ -25,8 +25,8 @@ from perfmodel.tracing.step import (
 from perfmodel.units import Bytes
 from perfmodel.workload.memory import Block, Moment, Part, PartBytes, StepMemory, upper_envelope
 from perfmodel.workload.operator import ELEMENT_BYTES, Call, Operator, Phase, TensorSpec
-from perfmodel.workload.optimizers import DEFAULT
 from perfmodel.workload.step import (
+    DEFAULT,
     AffineBytes,
     Dimension,
     Segment,

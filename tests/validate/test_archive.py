@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.documents.campaign import CampaignDocument
 from perfmodel.errors import InvalidDocument
 from tests.perfmodel.cli.command import Run, complaint
-from validate.archive import ARCHIVE, CAMPAIGN, pack, unpack
+from validate.archive import ARCHIVE, CAMPAIGN, CampaignDocument, pack, unpack
 
 
 @pytest.fixture
