@@ -31,7 +31,7 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 .DELETE_ON_ERROR:
 # Two measurements at once would measure each other.
 .NOTPARALLEL:
-.PHONY: help quickstart install wheelhouse doctor calibrate validate testbed report reference test check fuzz bench record clean
+.PHONY: help quickstart install wheelhouse doctor calibrate validate testbed report reference site test check fuzz bench record clean
 
 help: ## list these targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -104,6 +104,9 @@ report: $(INSTALLED) ## write OUT/report/report.html and its figures
 
 reference: $(INSTALLED_DEV) ## write the reference of the Python interface from its docstrings -> OUT/reference
 	$(RUN) pdoc --docformat numpy --no-show-source -o $(OUT)/reference perfmodel.api perfmodel.documents perfmodel.errors
+
+site: $(INSTALLED_DEV) ## build the documentation as pages that need no network -> OUT/site
+	$(RUN) mkdocs build --quiet --strict -f - -d "$(abspath $(OUT))/site" < docs/mkdocs.yml
 
 test: $(INSTALLED_DEV) ## run all tests
 	$(RUN) $(PYTEST) $(PYTEST_FLAGS)

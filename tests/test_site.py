@@ -1,0 +1,57 @@
+"""The documentation as a site: it builds without a warning, and needs no network to be read."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+import pytest
+
+pytest.importorskip("material", reason="mkdocs-material is not installed: pip install '.[docs]'")
+pytestmark = pytest.mark.long
+ROOT: Final = Path(__file__).resolve().parents[1]
+_FETCHED: Final = re.compile(
+    r'<(?:script|img|iframe)[^>]*?\ssrc="?([^"\s>]+)|<link[^>]*?\shref="?([^"\s>]+)'
+)
+_LINK: Final = re.compile(r'<a[^>]*?\shref="?([^"\s>#]+)')
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", "-", "-d", str(folder)]
+    with (ROOT / "docs" / "mkdocs.yml").open(encoding="utf-8") as config:
+        built = subprocess.run(
+            command, check=False, cwd=ROOT, stdin=config, capture_output=True, text=True
+        )
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def test_links_and_pictures_resolve_inside_the_site(site: Path) -> None:
+    missing = [
+        f"{page.relative_to(site)}: {link}"
+        for page in site.rglob("*.html")
+        if page.name != "404.html"
+        for link in _LINK.findall(page.read_text(encoding="utf-8"))
+        if "://" not in link and not (page.parent / unquote(link)).exists()
+    ]
+    assert not missing
+
+
+def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        for script, sheet in _FETCHED.findall(page.read_text(encoding="utf-8")):
+            assert "://" not in script + sheet, page
+    sheets = "".join(path.read_text(encoding="utf-8") for path in site.rglob("*.css"))
+    assert not re.search(r"url\(\s*[\"']?(?:https?:)?//", sheets)
+
+
+def test_every_page_is_in_the_navigation(site: Path) -> None:
+    """A GPU user's ten minutes come first."""
+    start = (site / "index.html").read_text(encoding="utf-8")
+    assert start.index("your-gpu.html") < start.index("tutorial.html")
+    named = (ROOT / "docs" / "mkdocs.yml").read_text(encoding="utf-8")
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if page.name not in named] == []
