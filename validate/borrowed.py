@@ -22,10 +22,15 @@ from calibrate.topology import LaunchFlags
 from perfmodel.documents.base import command_line, file_sha256, installed_version
 from perfmodel.documents.observation import read_observations
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.documents.verdicts import ModelsValidationDocument, ValidationDocument
+from perfmodel.documents.verdicts import (
+    CampaignDocument,
+    ModelsValidationDocument,
+    StageRun,
+    ValidationDocument,
+)
 from perfmodel.errors import Interrupted, InvalidDocument, MeasurementFailed, UsageError
 from perfmodel.units import Seconds, format_duration
-from validate.archive import CAMPAIGN, CampaignDocument, StageRun, pack
+from validate.archive import CAMPAIGN, pack
 from validate.judging import measured_steps
 from validate.memory import MemorySummary, read_summary
 from validate.validate import VALIDATION, judge_recorded

@@ -11,7 +11,7 @@ from perfmodel.errors import EXIT_OK, InvalidDocument, PerfModelError, why
 from perfmodel.files import parse_json, parse_toml, read_text
 
 _MODULES: Final = (
-    *("acceptance", "budget", "campaign", "goodput", "importers", "plan", "prediction"),
+    *("acceptance", "budget", "goodput", "importers", "plan", "prediction"),
     *("profile", "testbed", "verdicts", "workload"),
 )
 

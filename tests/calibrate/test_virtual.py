@@ -13,12 +13,11 @@ from calibrate.virtual.gpu import Memory, VirtualEvent, VirtualGpu
 from calibrate.virtual.truth import SHIPPED, Device, Host, Network, Truth
 from perfmodel.documents.base import installed_version
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.documents.verdicts import ValidationDocument
+from perfmodel.documents.verdicts import CampaignDocument, ValidationDocument
 from perfmodel.errors import InvalidDocument, UsageError
 from perfmodel.units import MIB
 from tests.benchmarks.virtual import calibrated, judged, random_truth
 from tests.benchmarks.virtual_record import CALIBRATED, loaded
-from validate.archive import CampaignDocument
 
 TRUTH = Truth(
     name="made up",

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from perfmodel.documents.verdicts import CampaignDocument
 from perfmodel.errors import InvalidDocument
 from tests.perfmodel.cli.command import Run, complaint
-from validate.archive import ARCHIVE, CAMPAIGN, CampaignDocument, pack, unpack
+from validate.archive import ARCHIVE, CAMPAIGN, pack, unpack
 
 
 @pytest.fixture
