@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -154,14 +155,47 @@ def prediction(
     )
 
 
+#: Devices together over as many alone, as runs scatter: nothing makes them faster than that.
+BEST_OF_DEVICES: Final = 1.1
+
+
+def speedups(
+    question: Question, step_s: Samples, *, baseline: Layout, before_s: Samples
+) -> Samples:
+    """Draws of the speed-up of a question over one device, no higher than its devices can give.
+
+    ``baseline`` and ``before_s``: What runs on the one device, and draws of its step. [s]
+
+    Errors of the two steps are independent in part, so that some draws would be faster than n devices that
+    never wait. What one device does of the step, alone, bounds them:
+
+        speed-up = (samples_n / samples_1) step_1 / step_n  <=  1.1 n (samples_alone / samples_1) step_1 / step_alone
+
+    A smaller part of the batch may be faster per sample, which the bound allows for.
+    """
+    layout = question.layout
+    draws = min(len(before_s), len(step_s))
+    before_s = before_s[:draws]
+    found: Samples = layout.global_batch / baseline.global_batch * before_s / step_s[:draws]
+    highest = BEST_OF_DEVICES * layout.world_size
+    if layout == baseline or np.sort(found)[int(0.95 * (draws - 1))] <= highest:
+        return found
+    alone = Layout(micro_batch=layout.micro_batch, accumulation=layout.accumulation)
+    if alone != baseline:
+        alone_s = steps_s([question.at(alone)])[0][:draws]
+        faster = alone.global_batch / baseline.global_batch * before_s[: len(alone_s)] / alone_s
+        highest = highest * np.maximum(1.0, float(faster[0]))
+    bounded: Samples = np.minimum(found, max(highest, float(found[0])))
+    return bounded
+
+
 def point(answer: Answer, *, baseline: Answer) -> PredictedPoint:
     """Quantities with intervals, relative to one device."""
     layout, batch = answer.layout, answer.layout.global_batch
-    ratio = batch / baseline.layout.global_batch
     # The baseline's own uncertainty cancels where the two layouts are the same.
-    before_s, after_s = (each.step_s for each in (baseline, answer))
-    draws = min(len(before_s), len(after_s))
-    speedup = np.ones(draws) if answer is baseline else ratio * before_s[:draws] / after_s[:draws]
+    speedup = speedups(
+        answer.question, answer.step_s, baseline=baseline.layout, before_s=baseline.step_s
+    )
     return PredictedPoint(
         setting=answer.setting,
         step_s=interval(answer.step_s),

@@ -1,8 +1,9 @@
 """From a profile to the terms of any layout, with draws that carry the profile's uncertainty."""
 
+import itertools
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from perfmodel.machine.measured import (
     MeasuredMachine,
     MeasuredWorkload,
     PhaseCurves,
+    StepNoise,
 )
 from perfmodel.statistics import heavy_tailed_quantiles
 from perfmodel.step.program import Cause
@@ -141,7 +143,7 @@ class CostModel:
         return factors
 
     def _read(
-        self, workload: MeasuredWorkload, phases: PhaseCurves, name: str, micro_batch: int
+        self, workload: MeasuredWorkload, phases: PhaseCurves, name: str, micro_batch: float
     ) -> Samples:
         key = (workload.workload.name, phases.world_size, name)
         points: tuple[CurvePoint, ...] = getattr(phases, name)
@@ -196,20 +198,24 @@ class CostModel:
     def slowest(
         self, workload: MeasuredWorkload, layout: Layout, *, probability: float = 0.5
     ) -> Samples:
-        """Slowest rank over the typical rank, at a quantile of the steps: ranks differ for good, too."""
+        """Slowest rank over the typical rank, at a quantile of the steps: ranks differ for good, too.
+
+        Between calibrated batches the logarithm is linear in that of the batch. Where a smaller batch was so
+        noisy that its step was longer, the step stays as long until the larger batch makes up for it.
+        """
         together = layout.synchronisation is Synchronisation.DDP and layout.world_size > 1
         num_ranks = layout.world_size if together else 1
         known = 1.0 if self._cluster is None else self._cluster.slowest_device(num_ranks)
         if not together and probability == 0.5:
             return np.full(self.num_draws, known)
-        noise = RankNoise(
-            step_ratios=np.array(_nearest_noise(workload, layout.micro_batch)),
-            level=1.0,
-            rank_spread=workload.rank_spread if together else 0.0,
-            num_ranks=self.profile.max_world_size,
-        )
 
-        def slowest_of(count: int) -> Samples:
+        def slowest_of(count: int, ratios: Sequence[float]) -> Samples:
+            noise = RankNoise(
+                step_ratios=np.array(ratios),
+                level=1.0,
+                rank_spread=workload.rank_spread if together else 0.0,
+                num_ranks=self.profile.max_world_size,
+            )
             return noise.slowest(
                 num_ranks=count,
                 probability=probability,
@@ -217,9 +223,38 @@ class CostModel:
                 rng=self._rng(f"noise {workload.workload.name} {layout.micro_batch}"),
             )
 
-        factors = slowest_of(num_ranks)
+        weights = _noise_weights(workload, layout.micro_batch)
+        factors = _weighted([(share, slowest_of(num_ranks, one)) for one, share in weights])
+        for smaller in workload.noise:
+            if smaller.micro_batch < layout.micro_batch:
+                grown = self._growth(workload, layout, since=smaller.micro_batch)
+                factors = np.maximum(factors, slowest_of(num_ranks, smaller.ratios) / grown)
+        if known == 1.0:
+            return factors
         # A device that is known to be slow has noise of its own.
-        return factors if known == 1.0 else np.maximum(factors, known * slowest_of(1))
+        own = _weighted([(share, slowest_of(1, one)) for one, share in weights])
+        return np.maximum(factors, known * own)
+
+    def _growth(self, workload: MeasuredWorkload, layout: Layout, *, since: float) -> float:
+        """How much longer a rank computes than with a smaller micro-batch: hidden or not, the lesser."""
+        phases = _phases_at(workload, layout.world_size)
+        sizes = [bucket.size_bytes for bucket in gradient_buckets(workload.workload, layout)]
+        copies_s = float(self._ddp["bucket_s"][0]) * len(sizes)
+        copies_s += float(self._ddp["bucket_s_per_byte"][0]) * sum(sizes)
+
+        def times_s(micro_batch: float) -> tuple[float, float]:
+            time_s = {
+                name: float(self._read(workload, phases, name, micro_batch)[0])
+                for _, name in _PHASES
+            }
+            once_s = time_s["optimizer"] + layout.accumulation * time_s["input"]
+            forward_s, backward_s = (
+                layout.accumulation * time_s[name] for name in ("forward", "backward")
+            )
+            return forward_s + once_s, backward_s + copies_s
+
+        pairs = zip(times_s(layout.micro_batch), times_s(since), strict=True)
+        return min(now_s / max(before_s, 1e-12) for now_s, before_s in pairs)
 
     def _evidence(
         self, workload: MeasuredWorkload, phases: PhaseCurves, layout: Layout
@@ -262,7 +297,7 @@ def _phases_at(workload: MeasuredWorkload, world_size: int) -> PhaseCurves:
     low = max((p for p in workload.phases if p.world_size <= world_size), key=_ranks)
     high = min((p for p in workload.phases if p.world_size >= world_size), key=_ranks, default=low)
     if low.world_size == high.world_size:
-        return low
+        return _without_dips(low)
     weight = (world_size - low.world_size) / (high.world_size - low.world_size)
 
     def between(name: str) -> tuple[CurvePoint, ...]:
@@ -272,7 +307,8 @@ def _phases_at(workload: MeasuredWorkload, world_size: int) -> PhaseCurves:
             for p in getattr(high, name)
         )
 
-    return PhaseCurves(world_size=world_size, **{name: between(name) for name in PHASE_CURVES})
+    found = {name: between(name) for name in PHASE_CURVES}
+    return _without_dips(PhaseCurves(world_size=world_size, **found))
 
 
 def _ranks(phases: PhaseCurves) -> int:
@@ -295,12 +331,67 @@ def contention(workload: MeasuredWorkload, micro_batch: int, ranks: int, *, than
     return pass_s(ranks) / (pass_s(than) or 1.0)
 
 
-def _nearest_noise(workload: MeasuredWorkload, micro_batch: int) -> tuple[float, ...]:
-    """Ratios of the calibrated micro-batch that is nearest on a logarithmic scale."""
-    if not workload.noise:
-        return ()
-    nearest = min(workload.noise, key=lambda noise: abs(math.log(noise.micro_batch / micro_batch)))
-    return nearest.ratios
+def _without_dips(phases: PhaseCurves) -> PhaseCurves:
+    """Curves in which more samples never take less time: dips are noise.
+
+    The backward pass, which exchanges may hide, rises by itself; all that nothing hides, together.
+    """
+    curves = {name: sorted(getattr(phases, name), key=_at) for _, name in _PHASES}
+    if len({tuple(map(_at, curve)) for curve in curves.values()}) > 1:
+        return phases
+    bare = [curves[name] for name in ("forward", "optimizer", "input")]
+    bare_s = [sum(point.time_s for point in points) for points in zip(*bare, strict=True)]
+    missing_s = {
+        "forward": _to_rise(bare_s),
+        "backward": _to_rise([point.time_s for point in curves["backward"]]),
+    }
+    if not any(any(more_s) for more_s in missing_s.values()):
+        return phases
+    filled = {
+        name: tuple(
+            replace(point, time_s=point.time_s + more_s)
+            for point, more_s in zip(curves[name], of_phase_s, strict=True)
+        )
+        for name, of_phase_s in missing_s.items()
+    }
+    return replace(phases, **filled)
+
+
+def _at(point: CurvePoint) -> float:
+    return point.at
+
+
+def _to_rise(time_s: Sequence[Seconds]) -> list[Seconds]:
+    """What each time lacks to the longest one before it. [s]"""
+    highest = itertools.accumulate(time_s, max)
+    return [high_s - each_s for high_s, each_s in zip(highest, time_s, strict=True)]
+
+
+def _noise_weights(
+    workload: MeasuredWorkload, micro_batch: int
+) -> list[tuple[tuple[float, ...], float]]:
+    """Ratios of the calibrated micro-batches beside one, and their shares on a logarithmic scale."""
+    entries = sorted(workload.noise, key=lambda noise: noise.micro_batch)
+    if not entries:
+        return [((), 1.0)]
+    low = max((e for e in entries if e.micro_batch <= micro_batch), key=_batch, default=entries[0])
+    high = min((e for e in entries if e.micro_batch >= micro_batch), key=_batch, default=low)
+    if low.micro_batch >= high.micro_batch:
+        return [(low.ratios, 1.0)]
+    share = math.log(micro_batch / low.micro_batch) / math.log(high.micro_batch / low.micro_batch)
+    return [(low.ratios, 1 - share), (high.ratios, share)]
+
+
+def _batch(noise: StepNoise) -> int:
+    return noise.micro_batch
+
+
+def _weighted(parts: Sequence[tuple[float, Samples]]) -> Samples:
+    """Geometric mean of factors."""
+    if len(parts) == 1:
+        return parts[0][1]
+    result: Samples = np.exp(sum(share * np.log(factors) for share, factors in parts))
+    return result
 
 
 def borrowed_profile(profile: MeasuredMachine, workload: Workload) -> MeasuredWorkload:

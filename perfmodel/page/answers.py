@@ -9,7 +9,7 @@ import threading
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from perfmodel.answer.answer import Forecast, answer, point, steps_s
+from perfmodel.answer.answer import Forecast, answer, point, speedups, steps_s
 from perfmodel.answer.inferred import layout_document
 from perfmodel.answer.measured import interval, measured_caveats
 from perfmodel.answer.question import Answer, Question
@@ -274,7 +274,12 @@ class Answers:
             CurvePoint(
                 devices=each.world_size,
                 value=interval(
-                    each.global_batch / single.global_batch * draws_s[single] / draws_s[each]
+                    speedups(
+                        self._question(subject, each),
+                        draws_s[each],
+                        baseline=single,
+                        before_s=draws_s[single],
+                    )
                 ),
                 ideal=each.world_size,
             )

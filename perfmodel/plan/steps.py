@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.answer.answer import answer, point, steps_s
+from perfmodel.answer.answer import BEST_OF_DEVICES, answer, point, steps_s
 from perfmodel.answer.inferred import (
     RARE_STALL,
     Training,
@@ -417,6 +417,9 @@ class InferredSteps(Steps):
             if base.memory.probability < FITS_ABOVE:
                 continue
             speedup = (together / few) * self._ratio(base, count)
+            # A layout that more devices allow may be faster on each of them; the number shows it.
+            highest = max(BEST_OF_DEVICES * count / first, float(speedup[1]))
+            speedup = np.minimum(speedup, highest)
             yield ScalingStatement(
                 scaling=kind,
                 batch=batch,

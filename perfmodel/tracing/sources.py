@@ -143,10 +143,18 @@ def _timm_source(name: str, image_size: int | None, *, option: str) -> ModelSour
         raise UsageError(f"{option}: must be a model of timm, got {name!r}{meant}")
     # Names of before are those of today's models; figures were published under them.
     name = timm.models.get_deprecated_models().get(name) or name
-    made_for = timm.get_pretrained_cfg(name)
+    try:
+        made_for = timm.get_pretrained_cfg(name)
+    except RuntimeError:  # weights by a name of before that timm has no more
+        made_for = None
     if made_for is None:
         raise UsageError(
             f"{option}: timm:{name} must have a default configuration, timm knows none"
+        )
+    if made_for.num_classes < 1:
+        raise UsageError(
+            f"{option}: timm:{name} must tell classes apart, got a model of features; write a FILE.py:FACTORY "
+            "with its head and loss"
         )
     channels, height, width = made_for.input_size
     is_told = image_size is not None and made_for.fixed_input_size

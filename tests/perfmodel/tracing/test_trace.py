@@ -244,6 +244,19 @@ def test_timm_models_are_traced_by_name(name: str) -> None:
     assert sum(p.num_elements for p in found.workload.parameters) == known[name]
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("vit_large_patch32_224", "must tell classes apart"),
+        ("vit_base_patch16_224_sam", "must have a default configuration"),
+    ],
+)
+def test_a_timm_model_without_classes_or_configuration_is_refused(name: str, said: str) -> None:
+    pytest.importorskip("timm")
+    with pytest.raises(UsageError, match=said):
+        find_source(f"timm:{name}", SampleSize())
+
+
 def test_an_unknown_timm_model_is_refused_with_its_neighbours() -> None:
     pytest.importorskip("timm")
     with pytest.raises(UsageError, match=r"must be a model of timm.*did you mean resnet50"):
