@@ -1,6 +1,5 @@
 """Predictions on a machine whose every parameter is known."""
 
-import dataclasses
 from dataclasses import replace
 
 import numpy as np
@@ -12,8 +11,8 @@ from perfmodel.answer.measured import measured_caveats, timed_workload
 from perfmodel.answer.question import Question
 from perfmodel.documents.prediction import PredictedPoint
 from perfmodel.engine.algebra import end_times
-from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
-from perfmodel.layout.layout import Layout, RunSetting, Scaling, Synchronisation, scaled_layouts
+from perfmodel.errors import CalibrationUnavailable, NotFeasible
+from perfmodel.layout.layout import Layout, Scaling, Synchronisation, scaled_layouts
 from perfmodel.machine.measured import MeasuredMachine, Repeatability
 from perfmodel.statistics import Interval
 from perfmodel.step.compile import compile_step
@@ -149,20 +148,6 @@ def test_uncertainty_of_the_parameters_and_of_the_form_widens_the_interval() -> 
         < 1.05 * noisy.step_s.nominal
         < noisy.step_s.p95
     )
-
-
-def test_an_unknown_workload_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"got 'gpt5' \(the profile holds light, heavy\)"):
-        Asking(profile(Machine())).workload("gpt5")
-
-
-def test_a_workload_of_ones_own_borrows_curves() -> None:
-    own = dataclasses.replace(HEAVY, name="own")
-    predictor = Asking(profile(Machine()))
-    step = predictor.step(
-        predictor.workload(own), RunSetting(workload="own", world_size=2, micro_batch=16).layout
-    )
-    assert step.step_s[0] > 0
 
 
 def test_several_devices_need_a_measured_interconnect() -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,79 +81,21 @@ def test_a_profile_that_may_not_be_read_is_unavailable(
     assert "profile cannot be read: Permission denied" in complaint(result, EXIT_CALIBRATION)
 
 
-def changed(stored: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    content = json.loads(stored.read_bytes())
-    change(content)
-    stored.write_text(sealed(json.dumps(content)))
-
-
-def forget_dispatch(content: dict[str, Any]) -> None:
-    del content["machine"]["dispatch_s"]
-
-
-PROFILES_THAT_BREAK_A_RULE: dict[str, tuple[Callable[[dict[str, Any]], None], str, str]] = {
-    "another version": (
-        lambda content: content.update(schema_version=99),
-        "schema_version of a profile must be 3",
-        "99",
-    ),
-    "no version": (
-        lambda content: content.update(schema_version=None),
-        "schema_version of a profile must be 3",
-        "None",
-    ),
-    "NaN": (
-        lambda content: content["machine"].update(dispatch_s=float("nan")),
-        "dispatch_s",
-        "nan",
-    ),
-    "infinity deep inside": (
-        lambda content: content["machine"]["workloads"][0]["phases"][0]["forward"][0].update(
-            time_s=float("inf")
-        ),
-        "workloads.0.phases.0.forward.0.time_s",
-        "inf",
-    ),
-    "NaN in the workload": (
-        lambda content: content["machine"]["workloads"][0]["workload"].update(
-            forward_flop=float("nan")
-        ),
-        "workloads.0.workload",
-        "nan",
-    ),
-    "negative": (
-        lambda content: content["machine"].update(ranks_per_node=-2),
-        "ranks_per_node",
-        "-2",
-    ),
-    "unknown key": (lambda content: content["machine"].update(colour="red"), "colour", "red"),
-    "missing key": (forget_dispatch, "dispatch_s", "Field required"),
-    "no workloads": (
-        lambda content: content["machine"].update(workloads=[]),
-        "must be in the profile",
-        "",
-    ),
-}
-
-
-@pytest.mark.parametrize("problem", PROFILES_THAT_BREAK_A_RULE)
+@pytest.mark.parametrize(
+    ("changes", "expected", "says"),
+    [
+        ({"dispatch_s": float("nan")}, EXIT_CALIBRATION, ("dispatch_s", "nan", "profile.json")),
+        ({"workloads": []}, EXIT_USAGE, ("must be in the profile",)),
+    ],
+)
 def test_a_profile_that_breaks_a_rule_is_unavailable(
-    predict: Run, stored: Path, problem: str
+    predict: Run, stored: Path, changes: dict[str, Any], expected: int, says: tuple[str, ...]
 ) -> None:
-    change, where, value = PROFILES_THAT_BREAK_A_RULE[problem]
-    changed(stored, change)
-    expected = EXIT_USAGE if problem == "no workloads" else EXIT_CALIBRATION
+    content = json.loads(stored.read_bytes())
+    content["machine"].update(changes)
+    stored.write_text(sealed(json.dumps(content)))
     line = complaint(predict(), expected)
-    assert where in line
-    assert value in line
-    if expected == EXIT_CALIBRATION:
-        assert str(stored) in line
-
-
-@pytest.mark.parametrize("num_bytes", [0, 1, 1000, -2])
-def test_a_truncated_profile_is_unavailable(predict: Run, stored: Path, num_bytes: int) -> None:
-    stored.write_bytes(stored.read_bytes().rstrip()[:num_bytes])
-    assert f"{stored}: profile cannot be read" in complaint(predict(), EXIT_CALIBRATION)
+    assert all(words in line for words in says)
 
 
 def test_one_rank_predicts_many_with_a_cluster_file_alone(run: Run, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import perfmodel as pm
-from perfmodel.documents import seals
 from perfmodel.documents.acceptance import AcceptanceTerms
 from perfmodel.documents.base import file_sha256
 from perfmodel.documents.kinds import check_file, kinds
@@ -163,11 +162,3 @@ def test_a_file_is_sealed_again_without_other_changes(edited: Path) -> None:
     assert before.pop("seal") != after.pop("seal")
     assert after == before
     assert ProfileDocument in kinds()
-
-
-def test_what_is_read_outside_the_block_is_refused_again(edited: Path) -> None:
-    with seals.unsealed() as names:
-        ProfileDocument.read(edited)
-    assert names == [str(edited)]
-    with pytest.raises(ProfileDocument.unreadable):
-        ProfileDocument.read(edited)

@@ -48,11 +48,6 @@ SHORT = Job(
 )
 
 
-def test_without_failures_a_job_works_and_saves() -> None:
-    """10 + 1, 10 + 1, 5 + 1."""
-    assert played(SHORT) == (28.0, {"work": 25.0, "checkpoint": 3.0}, 0)
-
-
 def test_a_failure_costs_what_was_not_saved_and_the_way_back() -> None:
     """Struck at 15: 4 s since the checkpoint at 11 are lost; 2 + 3 s later 15 s of work are left."""
     spent = {"work": 25.0, "checkpoint": 3.0, "lost": 4.0, "detection": 2.0, "restart": 3.0}

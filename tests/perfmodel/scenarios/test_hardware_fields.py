@@ -7,7 +7,7 @@ import pytest
 import perfmodel as pm
 from perfmodel.cost.rescaling import LINK_SHARE, find_device, rescaled_profile, shipped_catalogue
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import NotFeasible, PerfModelError, UsageError
+from perfmodel.errors import PerfModelError, UsageError
 from perfmodel.machine.machine import Evidence
 from perfmodel.scenarios.changes import link_of, usable_links
 from perfmodel.scenarios.fields import scenarios_of
@@ -122,21 +122,6 @@ def test_what_makes_no_sense_is_one_line(settings: list[str], message: str) -> N
         scenarios_of(scenario(Machine()), settings)
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-def test_switches_that_add_can_be_told_not_to() -> None:
-    settings = [
-        f"cluster={CLUSTERS / 'dgx-h100-8-nodes.toml'}",
-        "cluster.in_switch_reduction=node:0",
-    ]
-    cluster = scenarios_of(scenario(Machine()), settings)[-1].question.cluster
-    assert cluster is not None
-    assert cluster.tiers[0].in_switch_reduction == 0
-
-
-def test_more_devices_than_the_cluster_has_are_not_feasible() -> None:
-    with pytest.raises(NotFeasible, match="at most 32"):
-        pm.whatif(profile(Machine()), "heavy", {"devices": "64"}, cluster=ETHERNET)
 
 
 def test_links_that_other_jobs_share_are_refused(tmp_path: Path) -> None:

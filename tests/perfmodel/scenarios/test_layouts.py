@@ -60,17 +60,6 @@ def test_every_layout_is_that_of_predict_and_devices_and_batch_stay() -> None:
     assert contrast.throughput_ratio.nominal == pytest.approx(tokens[1] / tokens[0])
 
 
-def test_a_comparison_is_less_uncertain_than_its_sides() -> None:
-    first, same, other = compared("zero=1,2").scenarios
-    assert first.contrast is None
-    assert same.contrast is not None
-    assert same.contrast.throughput_ratio.p5 == pytest.approx(1)
-    assert same.contrast.throughput_ratio.p95 == pytest.approx(1)
-    assert other.contrast is not None
-    ratio, step = other.contrast.throughput_ratio, other.point.step_s
-    assert ratio.p95 / ratio.p5 < step.p95 / step.p5
-
-
 @pytest.mark.parametrize(
     ("settings", "layout"),
     [
@@ -101,16 +90,6 @@ def test_experts_are_shared_by_the_replicas_that_follow() -> None:
         "dp=64 ep=4 zero=1 accumulation=16",
         "dp=32 tp=2 ep=4 zero=1 accumulation=32",
     ]
-
-
-def test_a_larger_model_takes_longer_and_more_memory() -> None:
-    small, other = compared("model=llama2-13b").scenarios
-    assert large(other).trained.name == "llama2-13b"
-    assert other.point.step_s.nominal > 1.5 * small.point.step_s.nominal
-    assert other.point.memory[0].needed_bytes > small.point.memory[0].needed_bytes
-    assert other.contrast is not None
-    assert other.contrast.throughput_ratio.p95 < 1
-    assert other.contrast.probability_faster < 0.05
 
 
 def test_the_table_and_its_lines_name_what_changed() -> None:
