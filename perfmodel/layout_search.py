@@ -176,6 +176,8 @@ class Request:
     capacity_bytes: int
     interleave: int = 1
     top: int = 10
+    caveats: tuple[str, ...] = ()
+    """What else must be known of the machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -231,6 +233,7 @@ def plan_parallelism(
             for index, chance in zip(tested, chances, strict=True)
         ),
         caveats=(
+            *request.caveats,
             *layout_caveats(model, jobs.take(sort[:1])),
             *_close(model, search, close, ranked[0].step_s.nominal),
         ),

@@ -154,10 +154,10 @@ def layout_document(answer: Answer, *, argv: Sequence[str]) -> PredictionDocumen
 
 def _opened(question: Question) -> InferredModel:
     assert isinstance(question.machine, InferredMachine), question.machine
-    machine = question.machine
-    return open_inferred(
-        machine if question.cluster is None else on_links(machine, question.cluster)
-    )
+    machine, cluster = question.machine, question.cluster
+    if cluster is not None:
+        machine = on_links(machine, cluster, num_devices=training_of(question).devices)
+    return open_inferred(machine)
 
 
 def _simulated(question: Question, jobs: Jobs, model: InferredModel) -> tuple[StepProgram, Trace]:

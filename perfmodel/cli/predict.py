@@ -462,6 +462,7 @@ _SCHEDULER = typer.Option(
 
 def plan_parallelism(
     *,
+    context: typer.Context,
     profile: Annotated[Path, _INFERRED],
     model: Annotated[str, typer.Option(help="Transformer: a config.json, or a name.")],
     devices: opt.Devices,
@@ -470,9 +471,8 @@ def plan_parallelism(
         Bytes, opt.size("--device-memory", "Memory of one device, such as 80GiB.")
     ] = 80 * GIB,
     sequence_length: opt.SequenceLength = None,
-    devices_per_node: Annotated[
-        int, opt.count("--devices-per-node", "Devices of a node, which share its fast links.")
-    ] = DEVICES_PER_NODE,
+    devices_per_node: opt.DevicesPerNode = None,
+    cluster: opt.ClusterFile = None,
     interleave: Annotated[int, _INTERLEAVE] = 1,
     top: Annotated[int, _TOP] = 10,
     processes: Annotated[int, _PROCESSES] = 1,
@@ -484,25 +484,33 @@ def plan_parallelism(
     if scheduler is not None and processes != 1:
         raise UsageError(f"--processes: excludes --scheduler, got {processes} beside {scheduler}")
     from perfmodel.answer.inferred import Training
-    from perfmodel.cost.inferred import open_inferred
+    from perfmodel.cost.inferred import LINKS_OF_FILE, on_links, open_inferred
     from perfmodel.documents.profile import InferredDocument
     from perfmodel.layout_search import Request, Workers
     from perfmodel.layout_search import plan_parallelism as use_case
     from perfmodel.models import read_model
     from perfmodel.report.prediction import search_lines, search_table
 
+    links = _links(context)
+    inside = devices_per_node if links is None else links.devices_per_node
     training = Training(
         model=read_model(model, sequence=sequence_length),
         devices=devices,
-        devices_per_node=devices_per_node,
+        devices_per_node=inside or DEVICES_PER_NODE,
         global_batch=global_batch,
     )
     request = Request(
-        training=training, capacity_bytes=device_memory, interleave=interleave, top=top
+        training=training,
+        capacity_bytes=device_memory,
+        interleave=interleave,
+        top=top,
+        caveats=() if links is None else (LINKS_OF_FILE,),
     )
-    machine = open_inferred(InferredDocument.named(profile).machine)
+    machine = InferredDocument.named(profile).machine
+    if links is not None:
+        machine = on_links(machine, links, num_devices=devices)
     workers = Workers(processes=processes, scheduler=scheduler)
-    document = use_case(machine, request, argv=sys.argv, workers=workers)
+    document = use_case(open_inferred(machine), request, argv=sys.argv, workers=workers)
     show_document(
         document, search_table(document), search_lines(document), as_json=as_json, output=output
     )

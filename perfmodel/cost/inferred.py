@@ -239,22 +239,34 @@ _UNCERTAINTY_OF_FILE: Final = 0.3
 LINKS_OF_FILE: Final = "links between nodes are as the cluster file says, all else as the runs show"
 
 
-def on_links(machine: InferredMachine, cluster: "Cluster") -> InferredMachine:
+def on_links(machine: InferredMachine, cluster: "Cluster", *, num_devices: int) -> InferredMachine:
     """The machine with other links between its nodes; those inside a node stay as the runs show.
 
-    A device has its share of the narrowest tier between nodes. Nothing is known of disturbed runs there.
+    A device has its share of the narrowest tier that the nodes of a job use. Nothing is known of disturbed
+    runs there.
     """
-    held, outer = cluster.devices_per_node, cluster.tiers[cluster.first_between_nodes :]
-    if held is None or not outer:
+    inside = cluster.devices_per_node
+    if inside is None or cluster.first_between_nodes == len(cluster.tiers):
         raise UsageError(
             f"--cluster: must have a tier called node and one between nodes, got "
             f"{', '.join(tier.name for tier in cluster.tiers)}"
         )
-    rates = []
-    for tier in outer:
-        rates.append(tier.bytes_per_s / held)
-        held *= tier.count
-    rate, latency_s = min(rates), sum(tier.latency_s for tier in outer)
+    if num_devices > cluster.num_devices:
+        raise UsageError(
+            f"--layout: must be of at most {cluster.num_devices} devices, all that {cluster.name} has, got "
+            f"{num_devices}; ask for fewer or enlarge the cluster file"
+        )
+    if cluster.slow_devices or any(entry.jobs for entry in cluster.traffic):
+        raise UsageError(
+            f"--cluster: {cluster.name} must have no slow devices and no jobs beside, which a machine inferred "
+            "from runs cannot tell; remove them, or calibrate"
+        )
+    nodes = -(-num_devices // inside)
+    if nodes == 1:
+        return machine
+    levels = cluster.levels(nodes, stride=inside)
+    rate = min(level.bytes_per_s for level in levels)
+    latency_s = max(level.latency_s for level in levels)
 
     def changed(known: FittedParameter) -> FittedParameter:
         if known.name == "p2p_latency_s":

@@ -10,7 +10,7 @@ from perfmodel.answer.question import Question
 from perfmodel.documents.profile import InferredDocument, ProfileDocument, shipped_machines
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout.layout import Layout, parse_layout
-from perfmodel.machine.cluster import Cluster, Tier
+from perfmodel.machine.cluster import Cluster, SlowDevice, SlowLink, Tier
 from perfmodel.machine.machine import Evidence
 from perfmodel.models import read_model
 from tests.perfmodel.traces import WORKLOAD, traced
@@ -76,6 +76,23 @@ def test_links_of_a_file_reach_large_models(name: str) -> None:
 def test_a_file_without_links_between_nodes_is_refused() -> None:
     with pytest.raises(UsageError, match="one between nodes, got node"):
         answer(large("dgx-a100", replace(NODES, tiers=NODES.tiers[:1])))
+
+
+def test_what_large_models_cannot_take_of_a_file_is_refused() -> None:
+    small = replace(NODES, tiers=(NODES.tiers[0], replace(NODES.tiers[1], count=4)))
+    with pytest.raises(UsageError, match=r"at most 32 devices, .* got 64"):
+        answer(large("dgx-a100", small))
+    slow = replace(NODES, slow_devices=(SlowDevice(device=3, factor=1.5),))
+    with pytest.raises(UsageError, match="no slow devices"):
+        answer(large("dgx-a100", slow))
+
+
+def test_a_slow_adapter_slows_large_models_too() -> None:
+    slow = replace(NODES, slow_links=(SlowLink(tier="fabric", member=5, factor=0.25),))
+    assert (
+        answer(large("dgx-a100", slow)).step.nominal
+        > 2 * answer(large("dgx-a100", NODES)).step.nominal
+    )
 
 
 def test_a_machine_whose_runs_nobody_knows_is_refused() -> None:
