@@ -5,7 +5,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -347,7 +347,7 @@ def _without_dips(phases: PhaseCurves) -> PhaseCurves:
     }
     if not any(any(more_s) for more_s in missing_s.values()):
         return phases
-    filled = {
+    filled: dict[str, Any] = {
         name: tuple(
             replace(point, time_s=point.time_s + more_s)
             for point, more_s in zip(curves[name], of_phase_s, strict=True)

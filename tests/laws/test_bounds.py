@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
@@ -33,7 +34,7 @@ def restless(
     """A machine whose curves dip, and whose steps scatter otherwise at every batch."""
 
     def dipped(phases: PhaseCurves) -> PhaseCurves:
-        edits = {
+        edits: dict[str, Any] = {
             name: tuple(
                 dataclasses.replace(point, time_s=point.time_s * factor)
                 for point, factor in zip(getattr(phases, name), dips, strict=True)
