@@ -150,3 +150,12 @@ def test_results_of_another_profile_are_marked() -> None:
     head = headline(plain_profile(), predictions=[judged], judged=plain_validation(passed=False))
     assert (head.verdict, head.state) == ("FAILED: 1 of 2 gates missed (coverage)", "failed")
     assert head.warnings[0] == "The prediction of resnet18 rests on another validation."
+
+
+def test_answer_and_plots_come_first_and_tables_are_folded(page: str) -> None:
+    order = [page.index(f'id="{name}"') for name in ("verdict", "predicted", "wrong", "measured")]
+    assert order == sorted(order)
+    open_parts = re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL)
+    assert "<table" not in open_parts
+    assert open_parts.count("<svg") >= 3
+    assert "prefers-color-scheme: dark" in page
