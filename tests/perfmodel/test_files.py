@@ -1,7 +1,6 @@
 """Files that no reader may take, hang on, or choke on; the same for what a user types and prints to."""
 
 import gzip
-import json
 import os
 import subprocess
 import sys
@@ -163,18 +162,6 @@ def test_control_characters_are_spelt_out(run: Run, stored: Path) -> None:
     assert printable("a\x1b[31m\x9b\u202e b\n") == "a\\x1b[31m\\x9b\\u202e b\n"
     result = run("predict", "--profile", stored, "--workload", "\x1b[2Jlight")
     assert "\x1b" not in complaint(result, EXIT_USAGE)
-
-
-@pytest.mark.parametrize(
-    ("place", "value"), [("dispatch_s", True), ("dispatch_s", "0.1"), ("ranks_per_node", 2.5)]
-)
-def test_text_and_truth_are_no_numbers(run: Run, stored: Path, place: str, value: object) -> None:
-
-    content = json.loads(stored.read_bytes())
-    content["machine"][place] = value
-    stored.write_text(json.dumps(content))
-    line = complaint(run("predict", "--profile", stored, "--workload", "light"), 5)
-    assert place in line
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrate.runs import wrong_unit
 from perfmodel.arrays import BoolArray
 from perfmodel.cost.jobs import Column, Jobs, jobs_from_rows, model_columns
-from perfmodel.cost.plausible import wrong_unit
 from perfmodel.cost.rescaling import precision_ratio
 from perfmodel.documents.verdicts import PublishedRows
 from perfmodel.layout.layout import Precision

@@ -85,6 +85,9 @@ def test_a_profile_that_may_not_be_read_is_unavailable(
     ("changes", "expected", "says"),
     [
         ({"dispatch_s": float("nan")}, EXIT_CALIBRATION, ("dispatch_s", "nan", "profile.json")),
+        ({"dispatch_s": True}, EXIT_CALIBRATION, ("dispatch_s",)),
+        ({"dispatch_s": "0.1"}, EXIT_CALIBRATION, ("dispatch_s",)),
+        ({"ranks_per_node": 2.5}, EXIT_CALIBRATION, ("ranks_per_node",)),
         ({"workloads": []}, EXIT_USAGE, ("must be in the profile",)),
     ],
 )
