@@ -140,13 +140,14 @@ def overlapped_s(
 
 def ddp_step_s(  # noqa: PLR0913 - a step has as many parts
     forward_s: float, backward_s: float, optimizer_s: float, *,
-    ready: Sequence[float] = (1.0,), all_reduce_s: Sequence[float] = (0.0,), hook_s: float = 0.0,
-    micro_batches: int = 1, host_s: float = 0.0, speeds: tuple[float, float] = (1.0, 1.0),
+    ready: Sequence[float] = (1.0,), all_reduce_s: Sequence[float] = (0.0,),
+    hook_s: Sequence[float] = (), micro_batches: int = 1, host_s: float = 0.0,
+    speeds: tuple[float, float] = (1.0, 1.0),
 ) -> float:  # fmt: skip
     """Steady-state time of one optimizer step under DistributedDataParallel [Li et al. 2020]. [s]
 
     Bucket k is full after the share ``ready[k]`` of the backward pass, the last one at its end; a hook
-    then copies it. Only the last of m micro-batches communicates (``no_sync``).
+    then copies it, on a GPU gradient by gradient. Only the last of m micro-batches communicates (``no_sync``).
 
         device = m forward + (m - 1) backward + overlapped(backward, all_reduce) + optimizer
         step   = max(device, host)    the host (dispatch, data loader) runs ahead: it binds if slower
@@ -154,7 +155,8 @@ def ddp_step_s(  # noqa: PLR0913 - a step has as many parts
     The engine takes the larger of the program without launches and of its launches alone.
     """
     ends = [0.0, *ready[:-1], 1.0]
-    segments_s = [(end - start) * backward_s + hook_s for start, end in pairwise(ends)]
+    spans = zip(pairwise(ends), hook_s or [0.0] * len(ready), strict=True)
+    segments_s = [(end - start) * backward_s + copy_s for (start, end), copy_s in spans]
     last_s = forward_s + overlapped_s(segments_s, all_reduce_s, speeds)
     return max((micro_batches - 1) * (forward_s + backward_s) + last_s + optimizer_s, host_s)
 

@@ -39,9 +39,12 @@ def fit_bucket_costs(
     groups: Mapping[RunSetting, Sequence[Repetition]],
     workloads: Mapping[str, MeasuredWorkload],
     *,
+    asynchronous: bool,
     rng: np.random.Generator,
 ) -> FloatArray:
     """Fixed cost of a bucket [s] and cost per byte [s/B], from one rank under DDP minus the bare model.
+
+    On an asynchronous device the fixed cost is that of a gradient: each is copied by kernels of its own.
 
     Row 0 of the shape ``(1 + NUM_DRAWS, 2)`` is the fit, the others are bootstrap draws.
     """
@@ -58,8 +61,9 @@ def fit_bucket_costs(
         bare_s = {entry.round: entry.device_s for entry in groups.get(bare, ())}
         buckets = gradient_buckets(workloads[setting.workload].workload, setting.layout)
         size = float(sum(bucket.size_bytes for bucket in buckets))
+        count = sum(bucket.gradients for bucket in buckets) if asynchronous else len(buckets)
         rows += [
-            (len(buckets), size, entry.device_s - bare_s[entry.round], bare_s[entry.round])
+            (count, size, entry.device_s - bare_s[entry.round], bare_s[entry.round])
             for entry in repetitions
             if entry.round in bare_s
         ]

@@ -153,6 +153,7 @@ def _with_ddp(
     buckets = fit_bucket_costs(
         by_setting([repetition(observation) for observation in steps]),
         {entry.workload.name: entry for entry in draft.workloads},
+        asynchronous=draft.asynchronous,
         rng=rng,
     )
     costs, errors = fit_ddp(draft, buckets=buckets, rng=rng)

@@ -120,6 +120,7 @@ class Terms:
     issue_s: Mapping[Cause, Samples]
     """Host time to issue forward, backward, optimizer; empty on synchronous devices. [s]"""
     bucket_s: Samples
+    """Per bucket; on asynchronous devices per gradient in it. [s]"""
     bucket_s_per_byte: Samples
     all_reduce_s: CollectiveTime
     broadcast_s: CollectiveTime
@@ -181,7 +182,7 @@ class Terms:
 
     def _compute(self, operation: Operation) -> Samples:
         if operation.cause is Cause.BUCKET:
-            return self.bucket_s + self.bucket_s_per_byte * operation.size_bytes
+            return self.bucket_s * operation.share + self.bucket_s_per_byte * operation.size_bytes
         return self.compute_s[operation.cause] * operation.share
 
 

@@ -477,10 +477,16 @@ class _Builder:
     def _copied(
         self, stage: int, work: Work, number: int, piece: Piece, *, after: tuple[int, ...] = ()
     ) -> int:
-        name = f"bucket {number}" if self.layout.zero == 0 else ""
-        size_bytes = piece.size_bytes
+        # A GPU copies tensor by tensor, and kernels of each take longer than what a bucket costs besides.
         return self._put(
-            stage, work, Cause.BUCKET, after=after, number=number, name=name, size_bytes=size_bytes
+            stage,
+            work,
+            Cause.BUCKET,
+            share=piece.gradients if self.asynchronous else 1.0,
+            after=after,
+            number=number,
+            name=f"bucket {number}" if self.layout.zero == 0 else "",
+            size_bytes=piece.size_bytes,
         )
 
     def _exchange(self, stage: int, work: Work, number: int, piece: Piece, end: int) -> None:

@@ -32,6 +32,8 @@ class Piece(NamedTuple):
     """Share of its cause's exchange, where the size is not known."""
     regathers: float = 1.0
     """Gathers of its sharded parameters for the backward pass; 0 where they stay whole since the forward pass."""
+    gradients: int = 1
+    """Tensors that it exchanges in one bucket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +116,7 @@ def bucketed(
                 issue_share=whole.issue_share * part,
                 size_bytes=sum(sizes_bytes[i] for i in group),
                 all_reduces=whole.all_reduces * part,
+                gradients=len(group),
             )
         )
     return pieces or [whole._replace(size_bytes=0)]
