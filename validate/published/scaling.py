@@ -313,10 +313,14 @@ def predict_from_several(
     """Growth from several devices, or from the two smallest counts of them.
 
     The second count moves what a ring inside the node loses and what a doubling of the nodes costs, as
-    far as their priors allow. ``noise``: scatter of one number.
+    far as their priors allow. ``noise``: scatter of one number. Where nobody measured between nodes, exchanges
+    that lose much inside one may lose as much again at every doubling.
     """
     lost = float(np.exp(prior[0]))
     is_seen = split_of(series) is TWO_COUNTS
+    if slope == BETWEEN_NODES and is_seen and not series.doublings[1]:
+        inside = float(series.step[1] / series.step[0]) - 1
+        slope = slope[0], float(np.hypot(slope[1], max(inside, 0.0)))
     spread = prior[1] if is_seen else float(np.hypot(prior[1], _OTHER_SYSTEM))
     mean = np.array([lost, slope[0], 0.0])
     covariance = np.diag([spread * lost, slope[1], 0.0]) ** 2

@@ -45,3 +45,18 @@ def test_other_versions_tell_what_a_second_node_costs(tmp_path: Path) -> None:
         "no rate or no count of devices": 1,
         "two GPUs, which are neither fitted nor asked for": 8 * 3,
     }
+
+
+def test_much_loss_inside_a_node_widens_what_lies_between_nodes(tmp_path: Path) -> None:
+    """20 % inside, and as much again outside, where no other version was measured."""
+    slower = {1: 1.0, 4: 1.2, 8: 1.2 * 1.2}
+    table = [
+        row | {"benchmark": "run_clm", "images_per_s": int(str(row["gpus"])) / slower[gpus]}
+        for row in rows(0)
+        if (gpus := int(str(row["gpus"]))) in slower
+    ]
+    write(tmp_path / "ddp_repeated.csv", table)
+    for series in repeated.judge(tmp_path).series:
+        ours = series.errors[0]
+        assert ours.mape == pytest.approx(0.16, abs=0.02)
+        assert ours.coverage == 1
