@@ -28,7 +28,7 @@ def find_source(
     ``option`` is where the user named it, ``others`` are names that it knows besides.
     """
     if text.endswith(".json"):
-        from perfmodel.tracing.huggingface import huggingface_source  # noqa: PLC0415 - on demand
+        from perfmodel.tracing.transformers import huggingface_source  # noqa: PLC0415 - on demand
 
         return huggingface_source(Path(text), size)
     if ".py:" in text or text.endswith(".py"):

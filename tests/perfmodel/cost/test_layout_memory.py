@@ -79,9 +79,9 @@ def test_a_traced_step_says_the_same(
     tmp_path: Path, micro_batch: int, checkpointing: str, recompute: Recompute, off: float
 ) -> None:
     """GPT without dropout in single precision; gradients of activations are not in the formula."""
-    from perfmodel.tracing.huggingface import huggingface_source  # noqa: PLC0415 - torch
     from perfmodel.tracing.source import SampleSize  # noqa: PLC0415
     from perfmodel.tracing.trace import trace_model  # noqa: PLC0415
+    from perfmodel.tracing.transformers import huggingface_source  # noqa: PLC0415 - torch
 
     config = {
         "model_type": "gpt2",
