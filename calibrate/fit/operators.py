@@ -25,6 +25,7 @@ from perfmodel.cost.families import (
     optimizer_family,
     optimizer_features,
     optimizer_work,
+    ways_to_convolve,
     wider_family,
     work,
 )
@@ -167,9 +168,10 @@ class KernelCosts:
             return self.start_s / _TENSORS_PER_KERNEL, passes / self.bytes_per_s
         if not all(is_kernel(name, timing) for timing in members):
             return ()
-        # Weights need not be read again.
         flop_per_s = self.half_flop_per_s if is_half(name) else self.flop_per_s
-        return (self.start_s, 1 / flop_per_s, *(1 / self.bytes_per_s,) * 3)
+        byte_s = 1 / self.bytes_per_s
+        # Caches hold the weights that are read again for every sample.
+        return (self.start_s, 1 / flop_per_s, byte_s, byte_s, byte_s, byte_s / 100)
 
 
 def is_kernel(name: str, timing: Timing) -> bool:
@@ -255,7 +257,7 @@ def fit_operators(
     replays = of_newest_traces([e for e in observations if isinstance(e, ReplayObservation)])
     if not layers and not replays:
         return None
-    timings = _timings(layers)
+    timings = convolved_alike(_timings(layers)) if on_gpu else _timings(layers)
     kernels = KernelCosts.seen(timings) if on_gpu else None
     flop_per_s = [t.flop / t.time_s for group in timings.values() for t in group]
     bytes_per_s = [t.moved_bytes / t.time_s for name in _STREAMING for t in timings.get(name, ())]
@@ -285,10 +287,25 @@ def fit_curves(
     kernels: KernelCosts | None = None,
 ) -> tuple[OperatorFamily, ...]:
     """Curves of all families in a hurry: good enough to see where they are uncertain."""
+    timings = _timings(layers) if kernels is None else convolved_alike(_timings(layers))
     return tuple(
         fit_family(name, group, most_points=most_points, kernels=kernels)
-        for name, group in sorted(_timings(layers).items())
+        for name, group in sorted(timings.items())
     )
+
+
+def convolved_alike(timings: Mapping[str, list[Timing]]) -> dict[str, list[Timing]]:
+    """The same with one curve for both ways in which a CPU convolves: a GPU knows no such rule.
+
+    The few convolutions of small batches would be a family of their own, and be 30 times too slow.
+    """
+    ways = {name: ways_to_convolve(name) for name in timings}
+    merged = {
+        way: [timing for each in both for timing in timings.get(each, ())]
+        for both in ways.values()
+        for way in both
+    }
+    return {**timings, **merged}
 
 
 def _timings(layers: Sequence[OperatorsObservation]) -> dict[str, list[Timing]]:

@@ -99,6 +99,13 @@ def is_half(name: str) -> bool:
     return name.endswith(_IN_HALF)
 
 
+def ways_to_convolve(name: str) -> tuple[str, ...]:
+    """Of a family of convolutions without groups, the two families that a CPU tells apart; of others none."""
+    if f" {_DENSE}" not in name and f" {_PATCHES}" not in name:
+        return ()
+    return name.replace(_PATCHES, _DENSE), name.replace(_DENSE, _PATCHES)
+
+
 def is_of_optimizer(name: str) -> bool:
     """Whether a family is an optimizer's, whose members are tensors."""
     return name.startswith(_OPTIMIZER)

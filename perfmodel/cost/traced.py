@@ -28,6 +28,8 @@ from perfmodel.workload.workload import Workload
 
 #: Micro-batches at which curves are read; between them time is close to linear.
 _GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+#: Those of light models that keep a GPU busy.
+_LARGE_ON_GPU = (1024, 4096, 16_384, 65_536)
 #: How much more uncertain a phase is per e-fold of micro-batch away from a measured one: a prior.
 _UNCERTAINTY_PER_EFOLD = 0.05
 #: Uncertainty, in log, of the host's time to issue an operator: a prior.
@@ -67,7 +69,8 @@ def traced_profile(
     exact = OperatorDurations(operators, use_measured=use_measured, own=own)
     batches = _measured_batches(exact, trace, own) if use_measured else ()
     curves = OperatorDurations(operators, use_measured=False)
-    steps = {batch: trace.at(micro_batch=batch) for batch in {*_GRID, *batches}}
+    grid = {*_GRID, *batches, *(_LARGE_ON_GPU if profile.asynchronous else ())}
+    steps = {batch: trace.at(micro_batch=batch) for batch in grid}
     # A family is read once for all micro-batches: that is what takes the time.
     for phase in (Phase.FORWARD, Phase.BACKWARD):
         curves.durations(

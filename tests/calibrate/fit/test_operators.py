@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from calibrate.fit.operators import (
     KernelCosts,
     Timing,
+    convolved_alike,
     fit_family,
     fit_operators,
     unit_costs,
@@ -70,6 +71,16 @@ def test_a_family_with_one_point_on_a_gpu_starts_as_fast_as_any_kernel() -> None
     assert small == pytest.approx(kernel(1e6).time_s, rel=0.35)
     large = work_s((1.0, 0.0, 1e9), informed.unit_s, least_s=informed.least_s)
     assert large == pytest.approx(kernel(1e9).time_s, rel=0.01)
+
+
+def test_a_gpu_convolves_few_samples_as_it_does_many() -> None:
+    """Which way a CPU takes is no family of a GPU: the few points of one would stand alone."""
+    few, many, other = kernel(1e3), kernel(1e6), kernel(1e9)
+    found = convolved_alike(
+        {"convolution patches": [few], "convolution dense": [many], "pointwise": [other]}
+    )
+    assert found["convolution patches"] == found["convolution dense"] == [many, few]
+    assert found["pointwise"] == [other]
 
 
 def drawn(seed: int, *, factor: float) -> OperatorsObservation:
