@@ -243,7 +243,9 @@ def test_collectives_of_links_that_were_measured(
     tier = tier._replace(
         hop_s=max(tier.hop_s, 1e-9), start_s=start_s, own_bytes_per_s=own * tier.bytes_per_s
     )
-    law = LinkLaw(logs=np.log([[start_s], [tier.hop_s], [tier.bytes_per_s], [own]]))
+    law = LinkLaw(
+        logs=np.log([[start_s], [tier.hop_s], [tier.bytes_per_s], [tier.own_bytes_per_s]])
+    )
 
     def found_s(collective: str, library: str) -> float:
         ways = paths(collective, tier.n, 1 if inside else tier.n, library)

@@ -32,10 +32,11 @@ from perfmodel.cost.messages import Group, between_sizes, joined, merged
 from perfmodel.cost.terms import CurveDraws, Samples
 
 #: Beliefs inside a node and between nodes, as medians and standard deviations of the logarithm: start [s], hop
-#: [s], link rate [B/s], own rate over link rate. Starts, hops and the ratio are those of 20 published series of
-#: 2 to 8 GPUs (A100, H100, B200: 5 to 12 us, 0.8 to 1.4 us, 0.5 to 3.6), the rest are priors.
-_INSIDE: Final = ((8e-6, 1.2e-6, 5e10, 1.4), (0.7, 0.7, 3.0, 0.5))
-_BETWEEN: Final = ((15e-6, 10e-6, 5e9, 5.0), (1.0, 1.0, 3.0, 1.0))
+#: [s], link rate [B/s], own rate [B/s]. Starts, hops and own rates are those of 20 published series of 2 to 8
+#: GPUs (A100, H100, B200: 5 to 12 us, 0.8 to 1.4 us, 0.4 to 1.3 TB/s: some passes over the memory), the rest
+#: are priors.
+_INSIDE: Final = ((8e-6, 1.2e-6, 5e10, 7e11), (0.7, 0.7, 3.0, 0.5))
+_BETWEEN: Final = ((15e-6, 10e-6, 5e9, 7e11), (1.0, 1.0, 3.0, 1.0))
 NUM_PARAMETERS: Final = 4
 #: Error of a point, in log, against which parameters are read.
 _POINT_ERROR: Final = 0.1
@@ -124,8 +125,8 @@ class LinkLaw:
 
         ``rate``: What-if: rate of links over what it is.
         """
-        start_s, hop_s, link_rate, own_over_link = np.exp(self.logs)
-        own_s = size_bytes / (link_rate * own_over_link)
+        start_s, hop_s, link_rate, own_rate = np.exp(self.logs)
+        own_s = size_bytes / own_rate
         sent_s = size_bytes / (link_rate * rate)
         result: Samples = np.minimum.reduce(
             [start_s + own_s + way.steps * hop_s + way.sent * sent_s for way in ways]

@@ -176,4 +176,6 @@ def test_two_ranks_are_predicted_from_recorded_steps(tmp_path: Path) -> None:
     rows = list(judged(truth, models, machine))
     assert {row["ranks"] for row in rows} == {1, 2, 4}
     for row in rows:
-        assert row["nominal"] == pytest.approx(row["step_s"], rel=0.08), row
+        # One group does not tell launches from hops, nor links from memory: of larger ones beliefs tell.
+        known = row["ranks"] <= row["calibrated"]
+        assert row["nominal"] == pytest.approx(row["step_s"], rel=0.08 if known else 0.15), row
