@@ -166,6 +166,8 @@ class CatalogueProfile(Record):
     bandwidth_bytes_per_s: PositiveFloat | None = None
     """Of the measured ring; None if one rank was measured, or links were inferred. [B/s]"""
     latency_s: PositiveFloat | None = None
+    measured_devices: PositiveInt | None = None
+    """Most devices that trained together; None if that is not known."""
     workloads: tuple[CatalogueEntry, ...]
 
 

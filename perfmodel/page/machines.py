@@ -31,7 +31,7 @@ from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, PerfModelError, UsageError, refuse_unknown
 from perfmodel.files import read_json
 from perfmodel.machine.cluster import Cluster
-from perfmodel.machine.machine import Machine
+from perfmodel.machine.machine import InferredMachine, Machine
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.models import document_for
 from perfmodel.plan.cost import compare_costs
@@ -287,7 +287,11 @@ def catalogue(session: Session) -> Catalogue:
 
 def _profile(offered: OfferedMachine) -> CatalogueProfile:
     machine = offered.machine
-    link = None
+    link, most = None, None
+    if isinstance(machine, MeasuredMachine):
+        most = machine.max_world_size
+    elif isinstance(machine, InferredMachine):
+        most = int(open_inferred(machine).discrepancy.runs.devices.max())
     with contextlib.suppress(CalibrationUnavailable):  # one rank has no links
         link = link_of(machine) if isinstance(machine, MeasuredMachine) else None
     return CatalogueProfile(
@@ -296,6 +300,7 @@ def _profile(offered: OfferedMachine) -> CatalogueProfile:
         device=machine.device_name,
         bandwidth_bytes_per_s=None if link is None else link.bytes_per_s,
         latency_s=None if link is None else link.latency_s,
+        measured_devices=most,
         workloads=tuple(_entry(offered, name, each) for name, each in offered.workloads.items()),
     )
 

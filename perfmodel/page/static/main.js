@@ -142,6 +142,7 @@ function listenChoices() {
   byId("reset").addEventListener("click", () => { restart(data.question ? stateOf(data.question) : fresh(state.profile, state.workload)); });
   for (const id of ["capacity", "price", "work", "currency", "work-unit"]) byId(id).addEventListener("input", update);
   byId("offer").addEventListener("change", takeOffer);
+  for (const id of ["curve-measure", "curve-axes"]) byId(id).addEventListener("change", () => { if (latest) draw(); });
   byId("export").addEventListener("click", () => { void save(); });
   byId("controls").addEventListener("submit", (event) => { event.preventDefault(); });
 }

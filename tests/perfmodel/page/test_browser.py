@@ -208,6 +208,22 @@ def test_a_click_on_the_curve_chooses_its_devices(page: Any) -> None:
     same_as_the_command_line(page)
 
 
+def test_the_curve_is_drawn_as_efficiency_and_on_linear_axes(page: Any) -> None:
+    """The band ends at the ideal; a line marks the devices that were measured."""
+    drawn = "() => document.querySelector('#curve .{}').getBBox().{}"
+    page.focus("#curve-measure")
+    page.keyboard.press("ArrowDown")
+    assert page.text_content("#curve-title") == "Efficiency over devices"
+    assert page.text_content("#curve-readout").startswith(
+        f"8 devices: {page.text_content('#efficiency-value')}"
+    )
+    ideal, band = (page.evaluate(drawn.format(name, "y")) for name in ("ideal", "band"))
+    assert band >= ideal - 0.1
+    page.select_option("#curve-axes", "linear")
+    assert page.locator("#curve text", has_text="measured up to 2").count() == 1
+    assert page.locator("#curve circle.dot").count() == 5
+
+
 def test_what_is_not_feasible_is_said_and_mended(page: Any) -> None:
     page.check("#strong")
     page.fill("#devices-number", "7")
