@@ -27,6 +27,7 @@ from perfmodel.documents.prediction import (
 )
 from perfmodel.layout.layout import Layout, Scaling, scaled_layouts
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
+from perfmodel.units import format_bytes
 
 
 def answer(question: Question) -> Answer:
@@ -151,8 +152,35 @@ def prediction(
             question.workload_name,
             [baseline.layout, *(each.layout for each in answers if each is not baseline)],
         ),
-        caveats=measured_caveats(question, {each.layout: each.evidence for each in answers}),
+        caveats=(
+            *memory_caveats(answers),
+            *measured_caveats(question, {each.layout: each.evidence for each in answers}),
+        ),
     )
+
+
+def memory_caveats(answers: Sequence[Answer]) -> tuple[str, ...]:
+    """The first layout that memory does not hold, by ``capacity_bytes`` or the data sheet of the device."""
+    from perfmodel.cost.memory import Verdict, verdict  # noqa: PLC0415 - only for traced models
+    from perfmodel.cost.rescaling import shipped_catalogue  # noqa: PLC0415 - the same
+
+    for found in answers:
+        question = found.question
+        stages, capacity_bytes = stage_memory(question), question.capacity_bytes
+        if stages and capacity_bytes is None:
+            sheets = {sheet.id: sheet.memory.size_bytes for sheet in shipped_catalogue().devices}
+            capacity_bytes = sheets.get(question.machine.device_name)
+        if not stages or capacity_bytes is None:
+            continue
+        fullest = max(stages, key=lambda stage: stage.needed_bytes)
+        if verdict(fullest.fit_probability(capacity_bytes)) is Verdict.DOES_NOT_FIT:
+            said = (
+                f"{found.layout.micro_batch} per device does not fit: it needs "
+                f"{format_bytes(fullest.needed_bytes)} of {format_bytes(capacity_bytes)}; perfmodel "
+                "memory says what would"
+            )
+            return (said,)
+    return ()
 
 
 #: Devices together over as many alone, as runs scatter: nothing makes them faster than that.

@@ -105,3 +105,25 @@ def test_a_model_by_name_needs_a_machine_that_traces_it(
     words = ("serve", "--profile", tmp_path / "own.json", "--workload", "lenet")
     refused = complaint(command(*words, "--export", tmp_path / "page.html"), 2)
     assert "perfmodel trace lenet" in refused
+
+
+def test_what_memory_does_not_hold_is_the_first_caveat(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A machine by name has the memory of its data sheet: 11 GiB."""
+    command = runner(monkeypatch, capsys)
+    words = (
+        "predict",
+        "--machine",
+        "rtx-2080ti",
+        "--workload",
+        "lenet",
+        "--devices",
+        "1",
+        "--batch",
+    )
+    assert "does not fit" not in command(*words, "64").stdout
+    printed = command(*words, "1000000").stdout
+    first = next(line for line in printed.splitlines() if line.startswith("caveat"))
+    assert "1000000 per device does not fit" in first
+    assert "of 11 GiB" in first
