@@ -65,10 +65,11 @@ _WRONG_UNIT: Final = 50.0
 _ODD_ROW: Final = 4.0
 #: The first version whose optimizers work on lists of tensors, and whose attention is one kernel.
 _FUSED_FROM: Final = 2
-#: What DDP adds on a GPU, never seen in steps of one device: a launch and a copy of every bucket there and back,
-#: kernels of collectives that slow others. [assumed]
-_BUCKET_S: Final = 20e-6
+#: What DDP adds on a GPU, never seen in steps of one device: a kernel that copies each gradient into its bucket and
+#: one back, each of which reads and writes it; kernels of collectives that slow others. [assumed]
+_GRADIENT_KERNELS: Final = 2
 _BUCKET_PASSES: Final = 4
+_KERNEL_S: Final = 3e-6
 _BESIDE: Final = (0.9, 1.0, 1.0, 0.95, 0.85)
 
 
@@ -413,7 +414,8 @@ def _drift(newest: Sequence[TableRow], older: Sequence[TableRow]) -> float:
 def machine_of(costs: DeviceCosts, device: DataSheet) -> MeasuredMachine:
     """A machine of one device with these costs; links between devices are those of a cluster file."""
     copies_s = _BUCKET_PASSES / costs.bytes_per_s
-    values = (_BUCKET_S, copies_s, 1.0, _BESIDE[0], 1.0)
+    gradient_s = _GRADIENT_KERNELS * costs.constants.get("launch_s", _KERNEL_S)
+    values = (gradient_s, copies_s, 1.0, _BESIDE[0], 1.0)
     return MeasuredMachine(
         device_name=device.id,
         device_kind="cuda",

@@ -238,9 +238,13 @@ class CostModel:
     def _growth(self, workload: MeasuredWorkload, layout: Layout, *, since: float) -> float:
         """How much longer a rank computes than with a smaller micro-batch: hidden or not, the lesser."""
         phases = _phases_at(workload, layout.world_size)
-        sizes = [bucket.size_bytes for bucket in gradient_buckets(workload.workload, layout)]
-        copies_s = float(self._ddp["bucket_s"][0]) * len(sizes)
-        copies_s += float(self._ddp["bucket_s_per_byte"][0]) * sum(sizes)
+        buckets = gradient_buckets(workload.workload, layout)
+        asynchronous = self.profile.asynchronous
+        kernels = sum(bucket.gradients if asynchronous else 1 for bucket in buckets)
+        copies_s = float(self._ddp["bucket_s"][0]) * kernels
+        copies_s += float(self._ddp["bucket_s_per_byte"][0]) * sum(
+            each.size_bytes for each in buckets
+        )
 
         def times_s(micro_batch: float) -> tuple[float, float]:
             time_s = {

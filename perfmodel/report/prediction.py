@@ -379,6 +379,9 @@ def _changes(first: ScenarioOutcome, scenario: ScenarioOutcome) -> Iterator[str]
     same = "" if share == 1 else f" (for the same {samples} samples)"
     sign = "less" if longer_s.nominal < 0 else "more"
     difference = one_line(duration_interval(-longer_s if longer_s.nominal < 0 else longer_s))
+    if abs(longer_s.nominal) < _SMALLEST_RATIO * first.point.step_s.nominal:
+        largest_s = max(abs(longer_s.p5), abs(longer_s.p95))
+        difference, sign = f"unchanged [at most {format_duration(largest_s)}", "either way]"
     pairing = "" if contrast.is_paired else "; another machine, not paired"
     faster = f"more samples/s with {percent(contrast.probability_faster)}"
     yield f"  step {difference} {sign}; {faster}{pairing}"
