@@ -1,11 +1,8 @@
 """Use case: all layouts of a model on a cluster, ranked by inferred step time, ties said."""
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing import get_context
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +21,7 @@ from perfmodel.cost.layout_time import StepParts, step_time_s
 from perfmodel.cost.memory import FITS_ABOVE
 from perfmodel.cost.parameters import stall_time_s
 from perfmodel.documents.prediction import ParallelismPlanDocument, RankedLayout, TestedLayout
-from perfmodel.errors import NotFeasible, UsageError
+from perfmodel.errors import NotFeasible
 from perfmodel.layout.candidates import COLUMNS, LayoutColumns, Space, feasible_layouts
 from perfmodel.machine.machine import Evidence
 from perfmodel.statistics import DEVIATE_90, Interval, normal_cdf
@@ -100,60 +97,10 @@ def search_jobs(training: Training, layouts: LayoutColumns) -> Jobs:
     )
 
 
-_PieceT = TypeVar("_PieceT")
-_ResultT = TypeVar("_ResultT")
-
-_CONNECT_S: Final = 10
-"""How long a scheduler may take to answer. [s]"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workers:
-    """Who does the work; the default is this process alone."""
-
-    processes: int = 1
-    scheduler: str | None = None
-    """Address of a Dask scheduler, such as tcp://host:8786, whose workers have perfmodel installed."""
-
-
-def spread(
-    function: Callable[[_PieceT], _ResultT], pieces: Sequence[_PieceT], workers: Workers
-) -> list[_ResultT]:
-    """Results of a function that processes can be sent, in the order of the pieces."""
-    if workers.scheduler is not None:
-        return _on_cluster(function, pieces, workers.scheduler)
-    if workers.processes == 1 or len(pieces) < 2:
-        return [function(piece) for piece in pieces]
-    # A fork would copy the threads of numpy's libraries in whatever state they are.
-    context = get_context("spawn")
-    with ProcessPoolExecutor(min(workers.processes, len(pieces)), context) as pool:
-        return list(pool.map(function, pieces))
-
-
-def _on_cluster(
-    function: Callable[[_PieceT], _ResultT], pieces: Sequence[_PieceT], address: str
-) -> list[_ResultT]:
-    try:
-        from distributed import Client  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise UsageError(
-            "--scheduler: needs Dask, got none installed; pip install 'perfmodel[distributed]'"
-        ) from error
-    try:
-        client = Client(address, timeout=_CONNECT_S, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"--scheduler: must be a Dask scheduler that answers, such as tcp://host:8786, got {address!r}"
-        ) from error
-    with client:
-        return list(client.gather(client.map(function, pieces, pure=False)))
-
-
 _CANDIDATES: Final = 256
 """Layouts whose interval is computed: far more than are shown, so that deviations may reorder them."""
 _PIECE: Final = 8192
-"""Layouts that are judged at a time."""
-ALONE: Final = Workers()
+"""Layouts that are judged at a time, to bound memory."""
 NEAR_FASTEST: Final = 0.03
 """A layout this little slower than the fastest is as good."""
 MOST_TESTED: Final = 32
@@ -199,14 +146,10 @@ class Search:
 
 
 def plan_parallelism(
-    model: InferredModel,
-    request: Request,
-    *,
-    argv: Sequence[str],
-    workers: Workers = ALONE,
+    model: InferredModel, request: Request, *, argv: Sequence[str]
 ) -> ParallelismPlanDocument:
     """Feasible layouts that fit, fastest first, with what each loses to the first."""
-    search = search_layouts(model, request, workers)
+    search = search_layouts(model, request)
     fit = search.judged.fit
     fitting = np.flatnonzero(fit >= FITS_ABOVE)
     if not fitting.size:
@@ -240,7 +183,7 @@ def plan_parallelism(
     )
 
 
-def search_layouts(model: InferredModel, request: Request, workers: Workers = ALONE) -> Search:
+def search_layouts(model: InferredModel, request: Request) -> Search:
     """Every layout that the model, the devices and the global batch allow."""
     training = request.training
     shape = training.model.shape
@@ -260,13 +203,10 @@ def search_layouts(model: InferredModel, request: Request, workers: Workers = AL
             f"--devices: {training.devices} cannot be split over {shape.layers} layers, {shape.heads} "
             f"heads and a global batch of {training.global_batch}; change one of them"
         )
-    judge = partial(judge_layouts, model, training, request.capacity_bytes)
-    # Pieces of one size whoever works, so that all answers are the same to the last bit.
-    pieces = [
-        LayoutColumns(rows=layouts.rows[first : first + _PIECE])
-        for first in range(0, len(layouts), _PIECE)
+    judged = [
+        judge_layouts(model, training, request.capacity_bytes, LayoutColumns(rows=rows))
+        for rows in np.split(layouts.rows, range(_PIECE, len(layouts), _PIECE))
     ]
-    judged = spread(judge, pieces, workers)
     return Search(training=training, layouts=layouts, judged=together(judged))
 
 

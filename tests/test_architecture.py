@@ -60,7 +60,7 @@ network show: FILES collective json unsealed
 plan:
 plan options: PLAN json output prices report today unsealed
 plan parallelism: cluster machine device-memory devices devices-per-node global-batch interleave json model output
-    processes profile scheduler sequence-length top unsealed
+    profile sequence-length top unsealed
 predict: machine torch accumulation batch bucket-cap-mb cluster csv device device-memory devices devices-per-node
     json layout loader-samples-per-s model no-measure output plot profile scaling sequence-length
     data-centre-link sync-every-step timeline trace validation verbose workload unsealed

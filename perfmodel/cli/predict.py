@@ -453,11 +453,6 @@ _INFERRED = opt.machine(
 _SEQUENCES = opt.count("--global-batch", "Sequences per step of all devices.")
 _INTERLEAVE = opt.count("--interleave", "Most pipeline stages per device.")
 _TOP = opt.count("--top", "How many layouts to show.")
-_PROCESSES = opt.count("--processes", "Processes that share the search.")
-_SCHEDULER = typer.Option(
-    help="Dask scheduler whose workers share the search, such as tcp://host:8786; needs the extra "
-    "distributed."
-)
 
 
 def plan_parallelism(
@@ -475,18 +470,14 @@ def plan_parallelism(
     cluster: opt.ClusterFile = None,
     interleave: Annotated[int, _INTERLEAVE] = 1,
     top: Annotated[int, _TOP] = 10,
-    processes: Annotated[int, _PROCESSES] = 1,
-    scheduler: Annotated[str | None, _SCHEDULER] = None,
     as_json: opt.Json = False,
     output: opt.Output = None,
 ) -> None:
     """Rank all layouts of a large model on a cluster; say which ones tie, and why others lose."""
-    if scheduler is not None and processes != 1:
-        raise UsageError(f"--processes: excludes --scheduler, got {processes} beside {scheduler}")
     from perfmodel.answer.inferred import Training
     from perfmodel.cost.inferred import LINKS_OF_FILE, on_links, open_inferred
     from perfmodel.documents.profile import InferredDocument
-    from perfmodel.layout_search import Request, Workers
+    from perfmodel.layout_search import Request
     from perfmodel.layout_search import plan_parallelism as use_case
     from perfmodel.models import read_model
     from perfmodel.report.prediction import search_lines, search_table
@@ -509,8 +500,7 @@ def plan_parallelism(
     machine = InferredDocument.named(profile).machine
     if links is not None:
         machine = on_links(machine, links, num_devices=devices)
-    workers = Workers(processes=processes, scheduler=scheduler)
-    document = use_case(open_inferred(machine), request, argv=sys.argv, workers=workers)
+    document = use_case(open_inferred(machine), request, argv=sys.argv)
     show_document(
         document, search_table(document), search_lines(document), as_json=as_json, output=output
     )

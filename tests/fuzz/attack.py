@@ -305,7 +305,7 @@ def options_of(line: str) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
         command = command.get_command(None, word) or command
     for parameter in command.params:
         flag = parameter.opts[0]
-        if flag.startswith("-") and not flag.startswith(("--help", "--port", "--scheduler")):
+        if flag.startswith("-") and not flag.startswith(("--help", "--port")):
             words = tuple(re.findall(r"[\w.-]+", parameter.metavar or ""))
             yield flag, not getattr(parameter, "is_flag", False), words
 

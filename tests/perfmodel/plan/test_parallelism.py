@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from perfmodel import layout_search
 from perfmodel.answer.answer import answer
 from perfmodel.answer.inferred import Training, layout_caveats, layout_document, layout_jobs
 from perfmodel.answer.question import Question
@@ -180,3 +181,14 @@ def test_layouts_to_test_first_are_worth_what_is_said(machine: InferredModel) ->
     logs = machine.joint_logs(jobs, num_draws=5000, seed=1)
     near = logs[:, chosen].min(axis=1) <= logs.min(axis=1) + np.log1p(NEAR_FASTEST)
     assert chances[-1] == pytest.approx(near.mean(), abs=0.03)
+
+
+def test_the_size_of_the_pieces_does_not_matter(
+    machine: InferredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Request(training=training(), capacity_bytes=80 * GIB, top=50)
+    whole = plan_parallelism(machine, request, argv=())
+    assert whole.num_feasible > 14
+    monkeypatch.setattr(layout_search, "_PIECE", 7)
+    in_pieces = plan_parallelism(machine, request, argv=())
+    assert in_pieces == whole.model_copy(update={"provenance": in_pieces.provenance})

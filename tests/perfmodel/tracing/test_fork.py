@@ -40,7 +40,6 @@ def test_what_the_copy_raises_is_raised_here(error: Exception) -> None:
     def act() -> NoReturn:
         raise error
 
-    # Dask, where a test has loaded it, teaches exceptions to travel as they are.
     with Fork(act) as copy, pytest.raises((RuntimeError, type(error)), match="no way"):
         copy.result()
 
