@@ -15,8 +15,8 @@ from perfmodel.units import Seconds
 
 #: A remainder of work below this share of an interval is rounding, not another segment.
 _ROUNDING: Final = 1e-9
-#: Random numbers that a course draws ahead, each for a time and a cause.
-_BLOCK: Final = 64
+#: Failures whose times and causes a course draws ahead.
+_BLOCK: Final = 256
 
 
 class Activity(enum.StrEnum):
@@ -95,7 +95,7 @@ class _Luck:
     def __init__(self, generators: Sequence[np.random.Generator]) -> None:
         self._generators = generators
         # Drawn even if nothing ever fails, so that random numbers stay in step.
-        self.first = np.array([each.standard_exponential() for each in generators])
+        self.first = np.array([each.standard_exponential(1)[0] for each in generators])
         self._drawn = np.empty((len(generators), _BLOCK, 2))
         self._used = np.full(len(generators), _BLOCK)
 
@@ -103,8 +103,8 @@ class _Luck:
         """For each course the time to its next failure, and a share that picks the cause of this one."""
         for course in courses[self._used[courses] == _BLOCK].tolist():
             generator = self._generators[course]
-            time, share = generator.standard_exponential, generator.random
-            self._drawn[course] = [(time(), share()) for _ in range(_BLOCK)]
+            self._drawn[course, :, 0] = generator.standard_exponential(_BLOCK)
+            self._drawn[course, :, 1] = generator.random(_BLOCK)
             self._used[course] = 0
         found = self._drawn[courses, self._used[courses]]
         self._used[courses] += 1

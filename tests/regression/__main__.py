@@ -154,7 +154,10 @@ def main() -> None:
         took = time.monotonic() - begun
         sys.stdout.write(f"{len(chosen)} rows, {failed} differ without a reason, {took:.0f} s\n")
         sys.exit(bool(failed))
-    rows = [f"{json.dumps(case.name)}: {json.dumps(run(case))}" for case in chosen]
+    # Rows that were not chosen stay; those of cases that are gone go.
+    kept = json.loads(asked.table.read_bytes()) if asked.only != "*" else {}
+    made = kept | {case.name: run(case) for case in chosen}
+    rows = [f"{json.dumps(case.name)}: {json.dumps(made[case.name])}" for case in cases()]
     asked.table.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
 
 

@@ -22,11 +22,12 @@ class Luck:
     def __init__(self, times_to_failure_s: Sequence[float]) -> None:
         self._left = list(times_to_failure_s)
 
-    def standard_exponential(self) -> float:
-        return self._left.pop(0) if self._left else math.inf
+    def standard_exponential(self, size: int = 1) -> list[float]:
+        taken, self._left = self._left[:size], self._left[size:]
+        return [*taken, *[math.inf] * (size - len(taken))]
 
-    def random(self) -> float:
-        return 0.5
+    def random(self, size: int) -> list[float]:
+        return [0.5] * size
 
 
 def played(job: Job, *times_to_failure_s: float) -> tuple[float, dict[str, float], int]:
