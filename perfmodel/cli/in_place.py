@@ -15,36 +15,35 @@ from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
     from perfmodel.answer.answer import Forecast
-    from perfmodel.machine.measured import OperatorCosts
+    from perfmodel.machine.measured import MeasuredMachine, OperatorCosts
     from perfmodel.workload.step import SymbolicStep
 
 
-def traced_file(profile: Path, model: str, folder: Path) -> Path:
-    """Trace a model for the kind of device of a profile into a folder, and return its workload file.
+def traced_file(machine: "MeasuredMachine", model: str, folder: Path) -> Path:
+    """Trace a model for the kind of device of a machine into a folder, and return its workload file.
 
     It is traced again each time: nothing tells whether what a factory imports has changed.
     """
-    from perfmodel.documents.profile import ProfileDocument
     from perfmodel.models import document_for
 
-    document = document_for(ProfileDocument.read(profile).machine, model)
+    document = document_for(machine, model)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", document.workload.name)
     path = folder / f"{name}.json"
     document.write(path)
     return path
 
 
-def time_in_place(profile: Path, file: Path, request: "Forecast") -> None:
-    """Time the operators of a workload file that nothing was timed of, if this is the machine of the profile.
+def time_in_place(
+    machine: "MeasuredMachine", calibration: Path, file: Path, request: "Forecast"
+) -> None:
+    """Time the operators of a workload file that nothing was timed of, if this is the machine.
 
-    Nothing is measured, and nothing said, on another machine: curves answer there.
+    ``calibration`` is its folder. Nothing is measured, and nothing said, on another machine: curves answer there.
     """
     from calibrate.workloads import with_stored_workloads
     from perfmodel.answer.measured import open_workload
-    from perfmodel.documents.profile import ProfileDocument
     from perfmodel.documents.workload import WorkloadDocument
 
-    machine = ProfileDocument.read(profile).machine
     trace = WorkloadDocument.read(file).trace
     if (
         trace is None
@@ -52,7 +51,7 @@ def time_in_place(profile: Path, file: Path, request: "Forecast") -> None:
         or trace.method.device_kind != machine.traced_kind
     ):
         return
-    machine = with_stored_workloads(machine, profile.parent)
+    machine = with_stored_workloads(machine, calibration)
     micro_batch = request.layouts(open_workload(machine, str(file)))[0].micro_batch
     if machine.operators is None or _is_timed(machine.operators, trace, micro_batch):
         return
@@ -68,7 +67,7 @@ def time_in_place(profile: Path, file: Path, request: "Forecast") -> None:
     if here != machine.origin.fingerprint:
         return
     asked = workloads.WorkloadRequest(
-        folder=profile.parent,
+        folder=calibration,
         document=file,
         micro_batches=(micro_batch,),
         resume=True,

@@ -19,6 +19,7 @@ from perfmodel.workload.step import DEFAULT, IMPLEMENTATIONS, OPTIMIZERS
 if TYPE_CHECKING:
     from perfmodel.answer.memory import MemoryReport
     from perfmodel.cost.techniques import HostLink
+    from perfmodel.machine.measured import MeasuredMachine
 
 _TRACED = typer.Option(help="Workload file, from perfmodel trace.")
 _CAPACITY = opt.size("--device-memory", "Memory of one device; default: that of --device.")
@@ -54,7 +55,7 @@ def memory(
     report = report_of(
         WorkloadDocument.read(workload),
         capacity_bytes,
-        machine=None if profile is None else opt.read_machine(profile, device=device),
+        machine=_machine(profile, device),
         micro_batch=micro_batch,
         devices=devices,
         bucket_view=bucket_view,
@@ -104,7 +105,7 @@ def techniques(
     report = report_of(
         WorkloadDocument.read(workload),
         capacity_bytes,
-        machine=None if profile is None else opt.read_machine(profile, device=device),
+        machine=_machine(profile, device),
         micro_batch=micro_batch,
         devices=devices,
         device_kind=device_kind,
@@ -123,6 +124,15 @@ def techniques(
             f"{report.setting.micro_batch} fits with none of the techniques; take a smaller batch or "
             "a larger device"
         )
+
+
+def _machine(profile: Path | None, device: str | None) -> "MeasuredMachine | None":
+    """The machine of a profile, brought to a device if one is named."""
+    if profile is None:
+        return None
+    from perfmodel.documents.profile import ProfileDocument
+
+    return opt.converted(ProfileDocument.read(profile).machine, device=device)
 
 
 def _print_json(report: "MemoryReport") -> None:

@@ -255,14 +255,13 @@ def refuse_typed(context: typer.Context, excluded: Mapping[str, str], *, beside:
             raise UsageError(f"{flag}: excludes {beside}, got {told}; {instead}")
 
 
-def read_machine(path: Path, *, device: str | None, torch: str | None = None) -> "MeasuredMachine":
-    """The machine of a profile, brought to another device by data-sheet ratios if one is named.
+def converted(
+    machine: "MeasuredMachine", *, device: str | None, torch: str | None = None
+) -> "MeasuredMachine":
+    """The machine with another version of PyTorch, or brought to another device by data-sheet ratios.
 
     ``torch``: Version that will run; None: that of the machine.
     """
-    from perfmodel.documents.profile import ProfileDocument
-
-    machine = ProfileDocument.read(path).machine
     if torch is not None:
         from perfmodel.cost.step_curves import for_version
 
@@ -276,23 +275,21 @@ def read_machine(path: Path, *, device: str | None, torch: str | None = None) ->
 
 
 def read_question(
-    profile: Path,
+    machine: "MeasuredMachine",
+    folder: Path,
     workload: str,
     *,
     validation: Path | None,
     cluster: Path | None,
-    device: str | None,
-    torch: str | None = None,
 ) -> "Question":
-    """A question about a workload by name or file on a calibrated machine."""
+    """A question about a workload by name or file on a machine; ``folder``: of its calibration."""
     from perfmodel.answer.measured import check_machine, open_workload
     from perfmodel.answer.question import Question
 
-    machine = read_machine(profile, device=device, torch=torch)
-    if workload.endswith(".json") and (profile.parent / "workloads").is_dir():
+    if workload.endswith(".json") and (folder / "workloads").is_dir():
         from calibrate.workloads import with_stored_workloads
 
-        machine = with_stored_workloads(machine, profile.parent)
+        machine = with_stored_workloads(machine, folder)
     earlier, links = None, None
     if validation is not None:
         from perfmodel.documents.verdicts import ValidationDocument

@@ -2,10 +2,10 @@
 
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
 
 import typer
 
@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from perfmodel.answer.question import Question
     from perfmodel.layout.layout import Layout
     from perfmodel.machine.cluster import Cluster
+    from perfmodel.machine.measured import MeasuredMachine
     from perfmodel.step.program import Trace
 
+#: Where a command keeps its machine.
+_MACHINE: Final = "perfmodel.machine"
 _CSV = typer.Option("--csv", help="Print comma-separated values.")
 _NO_MEASURE = typer.Option(
     "--no-measure",
@@ -183,20 +186,24 @@ def predict(
 def _trace_model(context: typer.Context) -> None:
     """Put the file of its trace in the place of a model."""
     given = context.params
-    if is_model(given["workload"]) or _knows_no_names(given):
+    # A machine that was never measured knows no names: every one is a model to be traced.
+    if is_model(given["workload"]) or (
+        not given["workload"].endswith(".json") and _profiled(context).device_costs is not None
+    ):
         from perfmodel.cli.in_place import traced_file
 
         folder = Path(context.with_resource(tempfile.TemporaryDirectory()))
-        given["workload"] = str(traced_file(given["profile"], given["workload"], folder))
+        given["workload"] = str(traced_file(_profiled(context), given["workload"], folder))
 
 
-def _knows_no_names(given: Mapping[str, Any]) -> bool:
-    """Whether a machine was never measured, so that every name is a model to be traced."""
-    if given["workload"].endswith(".json"):
-        return False
-    from perfmodel.documents.profile import ProfileDocument
+def _profiled(context: typer.Context) -> "MeasuredMachine":
+    """The machine of ``--profile``, which a command reads once."""
+    if _MACHINE not in context.meta:
+        from perfmodel.documents.profile import ProfileDocument
 
-    return ProfileDocument.read(given["profile"]).machine.device_costs is not None
+        context.meta[_MACHINE] = ProfileDocument.read(context.params["profile"]).machine
+    machine: MeasuredMachine = context.meta[_MACHINE]
+    return machine
 
 
 def _time_workload(context: typer.Context, request: "Forecast") -> None:
@@ -204,7 +211,8 @@ def _time_workload(context: typer.Context, request: "Forecast") -> None:
     if given["device"] is None and not given["no_measure"]:
         from perfmodel.cli.in_place import time_in_place
 
-        time_in_place(given["profile"], Path(given["workload"]), request)
+        folder = given["profile"].parent
+        time_in_place(_profiled(context), folder, Path(given["workload"]), request)
 
 
 def _predict_layout(context: typer.Context) -> None:
@@ -286,8 +294,10 @@ def _question(context: typer.Context) -> "Question":
             "--layout: must come with --model, or with a traced --workload on a calibrated machine, got it alone"
         )
     _trace_model(context)
-    names = ("profile", "workload", "validation", "cluster", "device")
-    question = opt.read_question(**{name: given[name] for name in names}, torch=given.get("torch"))
+    machine = opt.converted(_profiled(context), device=given["device"], torch=given.get("torch"))
+    names = ("workload", "validation", "cluster")
+    folder = given["profile"].parent
+    question = opt.read_question(machine, folder, **{name: given[name] for name in names})
     if divided is None:
         return question
     count = _one_count(context)
