@@ -329,7 +329,9 @@ def _makespans(program: StepProgram, cases: Sequence[Terms], durations_s: Sample
     """
     compute_speed = np.concatenate([terms.compute_speed for terms in cases])
     comm_speed = np.concatenate([terms.comm_speed for terms in cases])
-    if (compute_speed == 1).all() and (comm_speed == 1).all():
+    is_free = (compute_speed == 1).all() and (comm_speed == 1).all()
+    # Launches alone leave nothing that could contend.
+    if is_free or not durations_s[list(program.on_stream(Stream.COMM))].any():
         return algebra.step_times(program, durations_s)
     ends_s = algebra.end_times_with_interference(
         program, durations_s, compute_speed=compute_speed, comm_speed=comm_speed

@@ -19,6 +19,7 @@ and host: near balance each hides only part of the other.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -172,6 +173,7 @@ class StepWork:
     """Of the host in forward, backward and optimizer, views counted in part, shape ``(3,)``."""
 
 
+@lru_cache(maxsize=16)
 def mode_of(trace: SymbolicStep) -> tuple[Precision, MemoryFormat]:
     """Precision and memory format of a traced step."""
     work = step_work(trace.at(micro_batch=trace.traced_micro_batches[0]))

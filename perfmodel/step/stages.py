@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from perfmodel.layout.layout import Layout, Recompute, Schedule
 from perfmodel.step.program import Cause, Stream
 from perfmodel.units import Bytes
-from perfmodel.workload.workload import Workload
+from perfmodel.workload.workload import Parameter, Workload
 
 
 class Piece(NamedTuple):
@@ -55,11 +55,16 @@ class StageDivision:
 
 def gradient_buckets(workload: Workload, layout: Layout) -> tuple[Piece, ...]:
     """Pieces of the backward pass, each of which fills a bucket, in the order in which DDP reduces them."""
-    parameters = workload.parameters
+    return _gradient_buckets(workload.parameters, layout.bucket_limits_bytes)
+
+
+@lru_cache(maxsize=64)
+def _gradient_buckets(
+    parameters: tuple[Parameter, ...], limits: tuple[Bytes, ...]
+) -> tuple[Piece, ...]:
     sizes = [parameter.size_bytes for parameter in parameters]
     ready = [parameter.ready_fraction for parameter in parameters]
-    whole = Piece(share=1.0, issue_share=1.0)
-    return tuple(bucketed(whole, sizes, ready, layout.bucket_limits_bytes))
+    return tuple(bucketed(Piece(share=1.0, issue_share=1.0), sizes, ready, limits))
 
 
 def undivided(workload: Workload, layout: Layout) -> StageDivision:
