@@ -36,7 +36,8 @@ def operator_s(
 class Tier(NamedTuple):
     """``n`` members of one tier of the network; each sends B = ``bytes_per_s`` after ``hop_s``.
 
-    A launch takes ``start_s``; a rank handles its own array at ``own_bytes_per_s``.
+    A launch takes ``start_s``; a rank handles its own array at ``own_bytes_per_s``; that of large arrays takes
+    ``later_start_s`` more, half of it at ``half_bytes`` times the root of n.
     """
 
     n: int
@@ -44,12 +45,14 @@ class Tier(NamedTuple):
     bytes_per_s: float
     start_s: float = 0.0
     own_bytes_per_s: float = math.inf
+    later_start_s: float = 0.0
+    half_bytes: float = 1.0
 
 
 def collective_s(algorithm: str, size_bytes: float, tier: Tier) -> float:
     """Time of a collective of S bytes (the whole array) among n members. [s]
 
-    T = start + messages x hop + arrays x S / B + S / own
+    T = start + messages x hop + arrays x S / B + S / own + later start x S / (S + half sqrt(n))
 
         algorithm                        messages     arrays
         send_recv                        1            1
@@ -83,7 +86,9 @@ def collective_s(algorithm: str, size_bytes: float, tier: Tier) -> float:
         "nvls": (1, 1 + 1 / n),
     }[algorithm]
     own_s = size_bytes / tier.own_bytes_per_s
-    return tier.start_s + messages * tier.hop_s + arrays * size_bytes / tier.bytes_per_s + own_s
+    later_s = tier.later_start_s * size_bytes / (size_bytes + tier.half_bytes * math.sqrt(n))
+    start_s = tier.start_s + later_s
+    return start_s + messages * tier.hop_s + arrays * size_bytes / tier.bytes_per_s + own_s
 
 
 def hierarchical_all_reduce_s(size_bytes: float, inside: Tier, across: Tier) -> float:

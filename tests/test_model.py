@@ -50,6 +50,8 @@ tiers = st.builds(
     st.floats(1e6, 1e12),
     start_s=st.just(0.0),
     own_bytes_per_s=st.just(math.inf),
+    later_start_s=st.just(0.0),
+    half_bytes=st.just(1.0),
 )
 Case = tuple[Workload, Layout, dict[Cause, float]]
 
@@ -232,20 +234,24 @@ def test_collectives_of_one_tier(tier: Tier, size: float) -> None:
 @given(
     tier=tiers,
     start_s=st.floats(1e-6, 1e-3),
+    later=st.tuples(st.floats(1e-9, 1e-3), st.floats(1, 1e9)),
     own=st.floats(0.1, 10),
     size=st.floats(1, 1e10),
     inside=st.booleans(),
 )
 def test_collectives_of_links_that_were_measured(
-    tier: Tier, start_s: float, own: float, size: float, *, inside: bool
+    tier: Tier, start_s: float, later: tuple[float, float], own: float, size: float, *, inside: bool
 ) -> None:
-    """The law that is fitted to NCCL and MPI: a launch, and own bytes."""
+    """The law that is fitted to NCCL and MPI: a launch, own bytes, and the later start of large arrays."""
     tier = tier._replace(
-        hop_s=max(tier.hop_s, 1e-9), start_s=start_s, own_bytes_per_s=own * tier.bytes_per_s
+        hop_s=max(tier.hop_s, 1e-9),
+        start_s=start_s,
+        own_bytes_per_s=own * tier.bytes_per_s,
+        later_start_s=later[0],
+        half_bytes=later[1],
     )
-    law = LinkLaw(
-        logs=np.log([[start_s], [tier.hop_s], [tier.bytes_per_s], [tier.own_bytes_per_s]])
-    )
+    constants = (start_s, tier.hop_s, tier.bytes_per_s, tier.own_bytes_per_s, *later)
+    law = LinkLaw(logs=np.log(constants)[:, np.newaxis])
 
     def found_s(collective: str, library: str) -> float:
         ways = paths(collective, tier.n, 1 if inside else tier.n, library)

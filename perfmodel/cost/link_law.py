@@ -1,12 +1,15 @@
 """Collectives of ranks that have links of their own (NCCL, MPI): their time over the array and the group.
 
 A collective costs its launch once, a hop for every message that waits for another one, and bytes twice: what
-crosses a link, which grows with the group, and the rank's own array, which does not:
+crosses a link, which grows with the group, and the rank's own array, which does not. Large arrays go by
+another protocol, whose start is longer in any group:
 
     time(n, size) = start + steps(n) hop + size (sent(n) / link rate + 1 / own rate)
+                    + later start * size / (size + half size sqrt(n))
 
 ``steps`` and ``sent`` are those of the fastest algorithm: a ring has ``2 (n - 1)`` and ``2 (n - 1) / n`` in an
-all-reduce. So a larger group reaches a higher bus bandwidth, as published tables of 2, 4 and 8 GPUs show.
+all-reduce. So a larger group reaches a higher bus bandwidth, as published tables of 2, 4 and 8 GPUs show. They
+also show that protocols change at larger arrays in larger groups: between the same array and the same share.
 
 What protocols add, by size, is carried from the measured groups to others as a factor on the law.
 """
@@ -32,12 +35,12 @@ from perfmodel.cost.messages import Group, between_sizes, joined, merged
 from perfmodel.cost.terms import CurveDraws, Samples
 
 #: Beliefs inside a node and between nodes, as medians and standard deviations of the logarithm: start [s], hop
-#: [s], link rate [B/s], own rate [B/s]. Starts, hops and own rates are those of 20 published series of 2 to 8
-#: GPUs (A100, H100, B200: 5 to 12 us, 0.8 to 1.4 us, 0.4 to 1.3 TB/s: some passes over the memory), the rest
-#: are priors.
-_INSIDE: Final = ((8e-6, 1.2e-6, 5e10, 7e11), (0.7, 0.7, 3.0, 0.5))
-_BETWEEN: Final = ((15e-6, 10e-6, 5e9, 7e11), (1.0, 1.0, 3.0, 1.0))
-NUM_PARAMETERS: Final = 4
+#: [s], link rate [B/s], own rate [B/s], later start [s], half size [B]. Those inside a node but the link rate
+#: are of 20 published series of 2 to 8 GPUs (A100, H100, B200: 5 to 10 us, 0.8 to 1.4 us, 0.6 to 1.4 TB/s: some
+#: passes over the memory, 8 to 50 us), the rest are priors.
+_INSIDE: Final = ((8e-6, 1.2e-6, 5e10, 7e11, 15e-6, 2e6), (0.7, 0.7, 3.0, 0.5, 1.0, 1.0))
+_BETWEEN: Final = ((15e-6, 10e-6, 5e9, 7e11, 15e-6, 2e6), (1.0, 1.0, 3.0, 1.0, 1.0, 1.0))
+NUM_PARAMETERS: Final = 6
 #: Error of a point, in log, against which parameters are read.
 _POINT_ERROR: Final = 0.1
 #: Sizes, in doublings, over which the factor on the law is averaged before other groups take it: protocols
@@ -54,6 +57,7 @@ class Path(NamedTuple):
 
     steps: float
     sent: float
+    ranks: int
 
 
 def paths(collective: str, ranks: int, nodes: int, library: str) -> list[Path]:
@@ -62,7 +66,7 @@ def paths(collective: str, ranks: int, nodes: int, library: str) -> list[Path]:
     count = num_messages(collective, ranks)
     sent = count * message_bytes(collective, 1.0, ranks, nodes, library)
     # Messages to all others leave at once.
-    ring = Path(math.log2(ranks) if collective == "all_to_all" else count, sent)
+    ring = Path(math.log2(ranks) if collective == "all_to_all" else count, sent, ranks)
     if collective != "all_reduce":
         return [ring]
     chosen = [ring]
@@ -70,18 +74,18 @@ def paths(collective: str, ranks: int, nodes: int, library: str) -> list[Path]:
         inside = max(1.0, ranks / nodes)
         halves = 1 if nodes == 2 else 2
         steps = 2 * (inside - 1 + math.ceil(math.log2(nodes)))
-        chosen.append(Path(steps, halves / TREE_EFFICIENCY))
+        chosen.append(Path(steps, halves / TREE_EFFICIENCY, ranks))
     if Algorithm.HALVING_DOUBLING in found.algorithms:
-        chosen.append(Path(2 * math.ceil(math.log2(ranks)), sent))
+        chosen.append(Path(2 * math.ceil(math.log2(ranks)), sent, ranks))
     return chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinkLaw:
-    """The four constants of the law."""
+    """The constants of the law."""
 
     logs: Samples
-    """Logarithms, shape ``(4, num_draws)``; draw 0 is the fit."""
+    """Logarithms, shape ``(NUM_PARAMETERS, num_draws)``; draw 0 is the fit."""
 
     @classmethod
     def fit(
@@ -89,7 +93,7 @@ class LinkLaw:
     ) -> "LinkLaw":
         """Fit to the points of all groups, robust least squares on logarithms.
 
-        ``deviates``: Of a standard normal distribution, shape ``(4, num_draws)``.
+        ``deviates``: Of a standard normal distribution, shape ``(NUM_PARAMETERS, num_draws)``.
         """
         from scipy.optimize import least_squares  # noqa: PLC0415 - slow; few commands need it
 
@@ -125,11 +129,18 @@ class LinkLaw:
 
         ``rate``: What-if: rate of links over what it is.
         """
-        start_s, hop_s, link_rate, own_rate = np.exp(self.logs)
+        start_s, hop_s, link_rate, own_rate, later_s, half_size = np.exp(self.logs)
         own_s = size_bytes / own_rate
         sent_s = size_bytes / (link_rate * rate)
         result: Samples = np.minimum.reduce(
-            [start_s + own_s + way.steps * hop_s + way.sent * sent_s for way in ways]
+            [
+                start_s
+                + own_s
+                + way.steps * hop_s
+                + way.sent * sent_s
+                + later_s * size_bytes / (size_bytes + half_size * math.sqrt(way.ranks))
+                for way in ways
+            ]
         )
         return result
 
@@ -169,9 +180,10 @@ class Factor(NamedTuple):
         result: Samples = self.logs[left] * (1 - weight) + self.logs[right] * weight
         return result
 
-    def smoothed(self) -> "Factor":
-        """Averaged over neighbouring sizes, for another group."""
-        return Factor(self.sizes_bytes, _near(self.sizes_bytes, self.sizes_bytes) @ self.logs)
+    def smoothed(self, growth: float) -> "Factor":
+        """Averaged over neighbouring sizes, for a group ``growth`` times as large, whose protocols change later."""
+        moved = self.sizes_bytes * math.sqrt(growth)
+        return Factor(self.sizes_bytes, _near(self.sizes_bytes, moved) @ self.logs)
 
 
 def _near(at_bytes: Samples, sizes_bytes: Samples) -> Samples:
@@ -342,7 +354,7 @@ class LinkCost:
         if ranks == nearest:
             return found
         if ranks > nearest or right == 0:
-            smooth = found.smoothed()
+            smooth = found.smoothed(ranks / nearest)
             distance = math.sqrt(abs(math.log2(ranks / nearest)))
             spread = self._spread(found.sizes_bytes)[:, np.newaxis]
             return smooth._replace(logs=smooth.logs + spread * distance * self.deviates)

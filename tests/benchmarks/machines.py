@@ -38,7 +38,7 @@ from perfmodel.cost.rescaling import find_device, shipped_catalogue
 from perfmodel.cost.step_law import CONSTANTS, ConstantPrior, Sheet, first_priors
 from perfmodel.documents.base import Provenance, file_sha256, write_atomically
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.errors import UntraceableModel
+from perfmodel.errors import UntraceableModel, UsageError
 from perfmodel.files import read_table
 from perfmodel.workload.step import TracedStep
 from validate.published import devices
@@ -64,7 +64,7 @@ class Traces:
         if not path.exists():
             try:
                 found: TracedStep | str = trace_setting(setting)
-            except UntraceableModel as error:
+            except (UntraceableModel, UsageError) as error:
                 found = str(error)
             path.write_bytes(pickle.dumps(found))
         kept = pickle.loads(path.read_bytes())  # noqa: S301 - written above
