@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from perfmodel.units import MIB, Bytes, format_bytes
+from perfmodel.units import MIB, MOST_DIGITS, Bytes, format_bytes
 
 #: A document; a calibration of one machine has some 100 KiB, the trace of a large model some MiB.
 MOST_BYTES: Final[Bytes] = 64 * MIB
@@ -32,9 +32,7 @@ MOST_DEPTH: Final = 64
 MOST_ROWS: Final = 100_000
 #: A key of TOML with so many parts: its parser takes memory with the square of their number.
 _DEEP_KEY: Final = re.compile(r"""(?<![\w"'-])[\w"'-]+(?:[ \t]*\.[ \t]*[\w"'-]+){16}""")
-#: Of a whole number; no quantity here has more.
-_MOST_DIGITS: Final = 30
-_TOO_LONG: Final = f"numbers must have at most {_MOST_DIGITS} digits, got a longer one"
+_TOO_LONG: Final = f"numbers must have at most {MOST_DIGITS} digits, got a longer one"
 
 
 class Unreadable(ValueError):
@@ -185,7 +183,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _whole(text: str) -> int:
-    if len(text) > _MOST_DIGITS:
+    if len(text) > MOST_DIGITS:
         raise Unreadable(_TOO_LONG)
     return int(text)
 

@@ -31,6 +31,8 @@ PREFIXES: Final[dict[str, float]] = {
     "Ti": 2.0**40,
     "Pi": 2.0**50,
 }
+#: Of a whole number; no quantity here has more.
+MOST_DIGITS: Final = 30
 KIB: Final[Bytes] = 2**10
 MIB: Final[Bytes] = 2**20
 GIB: Final[Bytes] = 2**30
@@ -66,8 +68,10 @@ def decimal(text: str) -> float:
 
 def whole(text: str) -> int:
     """A whole number as programs write it: ASCII digits, no separators."""
+    if len(text) > MOST_DIGITS:
+        raise ValueError(f"must have at most {MOST_DIGITS} digits, got {len(text):,}")
     try:
-        if text.isascii() and "_" not in text:
+        if text.isascii() and not {"_", "+"} & set(text):
             return int(text)
     except ValueError:
         pass

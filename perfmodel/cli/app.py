@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -346,6 +347,8 @@ def main() -> None:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # A command lives for seconds and makes few cycles: looking for them would take a tenth of its time.
     gc.set_threshold(100_000)
+    # NumPy would print where a number became infinite, and go on with it.
+    warnings.filterwarnings("error", category=RuntimeWarning, module=_NUMERIC)
     if sys.stdout is None:
         # the next file that is opened would take its place
         sys.exit(_complain("standard output is closed; send it to a file", code=EXIT_FAILURE))
@@ -363,6 +366,8 @@ def main() -> None:
     sys.exit(code)
 
 
+#: Modules that compute.
+_NUMERIC: Final = r"(?:perfmodel|calibrate|validate|numpy|scipy)(?:\.|$)"
 #: The extra of ``pip install 'perfmodel[EXTRA]'`` that brings a module.
 _EXTRAS: Final = {
     **dict.fromkeys(("torch", "torchvision", "psutil"), "calibrate"),
@@ -382,7 +387,7 @@ def _last_words(error: Exception) -> int:
         if isinstance(error, BrokenPipeError):  # its reader has seen enough
             return code
         text = f"{error.filename or 'standard output'}: {why(error)}"
-    elif isinstance(error, ArithmeticError):
+    elif isinstance(error, ArithmeticError | RuntimeWarning):
         text = "a number is too large or too small to compute with; check the units"
         code = EXIT_USAGE
     elif isinstance(error, MemoryError | RecursionError):

@@ -20,11 +20,13 @@ from perfmodel.errors import InvalidDocument, UsageError, why
 from perfmodel.files import parse_json, read_text
 from perfmodel.machine.cluster import DEVICE, NODE, Cluster, Tier
 from perfmodel.machine.measured import CurvePoint, MeasuredCollective
-from perfmodel.units import decimal
+from perfmodel.units import decimal, whole
 
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*m")
 _DEVICE: Final = re.compile(r"^GPU\d+$")
 _ADAPTER: Final = re.compile(r"^(NIC\d+|mlx\d+_\w+|ib\w+|efa\w*|bnxt\w*)$")
+#: A pair that NVLink joins, by so many links.
+_BOND: Final = re.compile(r"^NV([0-9]{1,3})$")
 #: Paths of the matrix, from near to far; ``NV#`` is nearer than all.
 _NEAR: Final = ("PIX", "PXB")
 _PATHS: Final = (*_NEAR, "PHB", "NODE", "SYS")
@@ -47,7 +49,7 @@ _SWITCHES_ADD: Final = "NVLS multicast support is available"
 _IN_SWITCH_REDUCTION_OF_HOPPER: Final = 0.85
 _IN_SWITCH_REDUCTION: Final = 0.74
 _MORE_THAN_HOPPER_BYTES_PER_S: Final = 500e9
-_RATE: Final = re.compile(r"NCCL INFO .*\+ (?P<kind>NVL|NET)\[(?P<rate>[\d.]+)\]")
+_RATE: Final = re.compile(r"(?>.*?NCCL INFO ).*\+ (?P<kind>NVL|NET)\[(?P<rate>[\d.]+)\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,8 +169,8 @@ def _links(path: Path, pairs: list[str]) -> tuple[float, float, str]:
     """Rate, latency and source of the weakest pair, which every ring crosses."""
     bonds = []
     for pair in pairs:
-        if pair.startswith("NV") and pair[2:].isdigit():
-            bonds.append(int(pair[2:]))
+        if bond := _BOND.match(pair):
+            bonds.append(int(bond[1]))
         elif pair not in _PATHS:
             raise InvalidDocument(
                 f"{path}: a cell must be X, NV#, {', '.join(_PATHS)}, got {pair!r}; save it again"
@@ -195,11 +197,11 @@ def _from_nccl(path: Path, text: str) -> Found:
             f"{path}: log must hold lines 'rank R nranks N' of NCCL's start, got none; "
             "run with NCCL_DEBUG=INFO"
         )
-    count = max(int(match["count"]) for match in seen)
+    count = max(whole(match["count"]) for match in seen)
     hosts: dict[str, set[int]] = defaultdict(set)
     for match in seen:
-        if int(match["count"]) == count:
-            hosts[match["host"]].add(int(match["rank"]))
+        if whole(match["count"]) == count:
+            hosts[match["host"]].add(whole(match["rank"]))
     ranks = set().union(*hosts.values())
     if len(ranks) != count:
         raise InvalidDocument(
@@ -212,7 +214,7 @@ def _from_nccl(path: Path, text: str) -> Found:
             f"{', '.join(f'{h}: {len(r)}' for h, r in sorted(hosts.items()))}; use whole nodes"
         )
     rates: dict[str, list[float]] = defaultdict(list)
-    for match in filter(None, map(_RATE.search, lines)):
+    for match in filter(None, map(_RATE.match, lines)):
         rates[match["kind"]].append(float(match["rate"]) * 1e9)
     using = next((match["adapters"] for match in map(_USING.search, lines) if match), "")
     nvlink = min(rates["NVL"], default=None)
@@ -267,13 +269,9 @@ _NAMES: Final = {
 _UNNAMED: Final = "log does not name its collective; pass --collective"
 #: In our words.
 COLLECTIVES: Final = tuple(_NAMES.values())
-_RANK: Final = re.compile(
-    r"^#\s+Rank\s+(\d+)\s(?:\s*Group\s+(\d+)\s)?.*\son\s+(\S+)\s+device", re.MULTILINE
-)
+_RANK: Final = re.compile(r"#\s+Rank\s+(\d+)\s(?:\s*Group\s+(\d+)\s)?.*\son\s+(\S+)\s+device")
 #: Behind the rank, its host and the address on its bus.
-_DEVICE_NAME: Final = re.compile(
-    r"^#\s+Rank\s+\d+\s.*\sdevice\s+\d+\s+\[[^\]]*\]\s+(\S.*?)\s*$", re.MULTILINE
-)
+_DEVICE_NAME: Final = re.compile(r"#\s+Rank\s+\d+\s.*\sdevice\s+\d+\s+\[[^\]\s]*\]\s+(\S.*)")
 #: Figures that are too wide for their column are printed with an exponent.
 _FIGURE: Final = r"([\d.]+(?:e[+-]?\d+)?)"
 _ROW: Final = re.compile(
@@ -314,7 +312,8 @@ def _from_text(path: Path, text: str, collective: str | None) -> MeasuredCollect
     checked = _SUMMARY.search(text)
     _refuse_failed(path, is_okay=checked is None or checked[1] == "OK")
     rows = [match for match in map(_ROW.match, text.splitlines()) if match]
-    ranks = [(int(rank), int(group or 0), host) for rank, group, host in _RANK.findall(text)]
+    found = [match.groups() for match in map(_RANK.match, text.splitlines()) if match]
+    ranks = [(whole(rank), whole(group or "0"), host) for rank, group, host in found]
     started = _STARTED.search(text)
     collective = collective or _known(started[1] if started else "") or _told(rows, len(ranks))
     if collective is None:
@@ -381,7 +380,7 @@ def _told(rows: Sequence[re.Match[str]], ranks: int) -> str | None:
     if not rated or ranks < 2:
         return None
     last = rated[-1]
-    reduction, has_root = last[4], int(last[5]) >= 0
+    reduction, has_root = last[4], whole(last[5]) >= 0
     if reduction == "none":
         return "broadcast" if has_root else None
     passes = decimal(last[8]) / decimal(last[7]) * ranks / (ranks - 1)
@@ -398,7 +397,8 @@ def read_device_names(path: Path) -> tuple[str, ...]:
         devices = parse_json(text).get("devices", ())
         found = [str(device.get("device_info") or "").strip() for device in devices]
     else:
-        found = [name.strip() for name in _DEVICE_NAME.findall(text)]
+        lines = map(_DEVICE_NAME.match, text.splitlines())
+        found = [match[1].strip() for match in lines if match]
     return tuple(dict.fromkeys(name for name in found if name))
 
 
@@ -461,7 +461,7 @@ def _measured(
         )
     numbers = [number for number, _, _ in ranks]
     count = max(numbers) + 1
-    if sorted(numbers) != list(range(count)):
+    if len(numbers) != count or len(set(numbers)) != count or min(numbers) < 0:
         raise InvalidDocument(
             f"{path}: log must list every rank once, got {len(ranks)} lines for ranks 0 to {count - 1}; "
             "it is truncated or joined from several, save it again"

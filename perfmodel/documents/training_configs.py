@@ -8,13 +8,15 @@ from typing import Final
 
 from perfmodel.errors import InvalidDocument, UsageError, why
 from perfmodel.files import parse_toml, read_text
-from perfmodel.units import MIB
+from perfmodel.units import MIB, whole
 
 _LINE: Final = re.compile(r"^(?P<indent> *)(?P<key>[\w.-]+):(?:\s+(?P<value>.*?))?\s*$")
 _COMMENT: Final = re.compile(r"(?:^|\s)#.*$")
 _INTERPOLATED: Final = re.compile(r"^\$\{(?:variables\.)?([\w.]+)\}$")
 _TRUE: Final = ("true", "yes", "on")
-_SIZE: Final = re.compile(r"(?<![\w.])(?:(\d+)x)?(\d+(?:\.\d+)?)\s?([bm])(?![a-z])", re.IGNORECASE)
+_SIZE: Final = re.compile(
+    r"(?a)(?<![\w.])(?:(\d{1,4})x)?(\d{1,9}(?:\.\d{1,9})?)\s?([bm])(?![a-z])", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,12 +145,14 @@ class _Getter:
         if text is None:
             return None
         digits = text.replace("_", "")
-        if not digits.isdecimal() or int(digits) < 1:
-            name = next(name for name in names if name in self.found)
-            if int(digits) < 0 if digits.lstrip("-").isdecimal() else False:
-                return None  # -1: the trainer decides
+        name = next(name for name in names if name in self.found)
+        try:
+            number = whole(digits)
+        except ValueError as error:
+            raise UsageError(f"{self.path}: {name} {error}") from None
+        if number == 0:
             raise UsageError(f"{self.path}: {name} must be a whole number >= 1, got {text!r}")
-        return int(digits)
+        return number if number > 0 else None  # -1: the trainer decides
 
 
 def _precision(get: _Getter) -> str | None:

@@ -115,6 +115,10 @@ _FILLERS: Final = frozenset(
 
 def read_observed(text: str) -> Logged:
     """A typed observation such as ``2 nodes of 4: 8.7 s``; ``UsageError`` for what is not understood."""
+    if len(text) > _MOST_PATTERN:
+        raise UsageError(
+            f"--observed: must have at most {_MOST_PATTERN} characters, got {len(text):,}"
+        )
     left = re.sub(r"\bmfu[\s:=]*([\d.]+)\s*(%?)", r"\1 \2 mfu", text.casefold())
     for word, digit in _WORDS.items():
         left = re.sub(rf"\b{word}\b", digit, left)
@@ -173,43 +177,62 @@ def _quantity(text: str, left: str) -> tuple[float | None, Unit | None, str]:
 
 
 class _Format(NamedTuple):
-    """One number per line; groups ``step`` and ``value``."""
+    """One number per line: group ``value`` with its unit, and what must stand before it: ``step``, ``epoch``.
+
+    Two patterns, because one with ``.*`` inside takes time with the square of a line.
+    """
 
     pattern: re.Pattern[str]
     unit: Unit
     scale: float = 1.0
     per_device: bool | None = None
+    before: re.Pattern[str] = re.compile("")
+
+    def groups(self, line: str) -> dict[str, str | None] | None:
+        """The groups of both patterns; None if a line holds no value."""
+        found = self.pattern.search(line)
+        before = self.before.match(line, 0, found.start()) if found else None
+        return None if not (found and before) else before.groupdict() | found.groupdict()
 
 
 def _format(
-    pattern: str, unit: Unit, scale: float = 1.0, *, per_device: bool | None = None
+    pattern: str,
+    unit: Unit,
+    scale: float = 1.0,
+    *,
+    per_device: bool | None = None,
+    before: str = "",
 ) -> _Format:
-    return _Format(re.compile(pattern, re.IGNORECASE), unit, scale, per_device)
+    patterns = (re.compile(each, re.IGNORECASE) for each in (pattern, before))
+    return _Format(next(patterns), unit, scale, per_device, next(patterns))
 
 
 _FLOAT: Final = r"(?P<value>[\d,]*\.?\d+(?:e[+-]?\d+)?)"
-_BAR: Final = r"(?:epoch (?P<epoch>\d+).*?)?\b(?P<step>\d+)/(?P<total>\d+) \[[\d:]+<[\d:?]+,\s*"
+_EPOCH: Final = r"(?:.*?epoch (?P<epoch>\d+))?"
+_STEP: Final = r".*?step:\s*(?P<step>\d+)"
+_BAR: Final = r"\b(?P<step>\d+)/(?P<total>\d+) \[[\d:]+<[\d:?]+,\s*"
+_BARS: Final = (
+    _format(rf"{_BAR}{_FLOAT}\s*s/it", Unit.STEP, before=_EPOCH),
+    _format(rf"{_BAR}{_FLOAT}\s*it/s", Unit.STEPS, before=_EPOCH),
+)
 #: By trainer, the likeliest first: the first that a log holds is read.
 FORMATS: Final = {
-    "lightning": (
-        _format(rf"{_BAR}{_FLOAT}\s*s/it", Unit.STEP),
-        _format(rf"{_BAR}{_FLOAT}\s*it/s", Unit.STEPS),
-    ),
+    "lightning": _BARS,
     "hf": (
-        _format(rf"{_BAR}{_FLOAT}\s*s/it", Unit.STEP),
-        _format(rf"{_BAR}{_FLOAT}\s*it/s", Unit.STEPS),
+        *_BARS,
         _format(rf"'train_steps_per_second': '?{_FLOAT}", Unit.STEPS),
     ),
     "megatron": (
         _format(
-            rf"iteration\s+(?P<step>\d+)/.*elapsed time per iteration \(ms\): {_FLOAT}",
+            rf"elapsed time per iteration \(ms\): {_FLOAT}",
             Unit.STEP,
             1e-3,
+            before=r".*?iteration\s+(?P<step>\d+)/",
         ),
     ),
     "torchtitan": (
-        _format(rf"step:\s*(?P<step>\d+).*\btps: {_FLOAT}", Unit.TOKENS, per_device=True),
-        _format(rf"step:\s*(?P<step>\d+).*\bmfu: {_FLOAT}%", Unit.MFU, 0.01),
+        _format(rf"\btps: {_FLOAT}", Unit.TOKENS, per_device=True, before=_STEP),
+        _format(rf"\bmfu: {_FLOAT}%", Unit.MFU, 0.01, before=_STEP),
     ),
     "llm-foundry": (
         _format(rf"throughput/device/tokens_per_sec: {_FLOAT}", Unit.TOKENS, per_device=True),
@@ -303,8 +326,8 @@ def read_log(path: Path, *, name: str) -> tuple[Logged, tuple[str, ...]]:
 
 def _rows(path: Path, lines: Sequence[str], form: _Format) -> Iterator[tuple[int | None, float]]:
     """Step and value of every line, steps ascending; of bars those of the commonest length, which train."""
-    matches = [(number, form.pattern.search(line)) for number, line in enumerate(lines, start=1)]
-    found = [(number, match.groupdict()) for number, match in matches if match and match["value"]]
+    matches = [(number, form.groups(line)) for number, line in enumerate(lines, start=1)]
+    found = [(number, groups) for number, groups in matches if groups and groups["value"]]
     lengths = Counter(groups.get("total") for _, groups in found)
     most = lengths.most_common(1)[0][0] if lengths else None
     before = -1
@@ -314,7 +337,7 @@ def _rows(path: Path, lines: Sequence[str], form: _Format) -> Iterator[tuple[int
         text, epoch = groups.get("step"), groups.get("epoch")
         try:
             step = None if text is None else whole(text) + whole(epoch or "0") * whole(most or "0")
-            value = decimal(groups["value"].replace(",", ""))
+            value = decimal((groups["value"] or "").replace(",", ""))
         except ValueError as error:
             raise InvalidDocument(f"{path}: line {number}: {error}") from None
         if value == math.inf:

@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeVar
 
 from perfmodel import checks
 from perfmodel.errors import NotFeasible, UsageError, did_you_mean
-from perfmodel.units import MIB, Bytes
+from perfmodel.units import MIB, Bytes, decimal, whole
 
 Scaling = Literal["weak", "strong"]
 
@@ -471,16 +471,17 @@ def _near(key: str) -> str:
 
 
 def _number(key: str, text: str) -> int:
-    if not text.removeprefix("-").isascii() or not text.removeprefix("-").isdigit():
-        raise ValueError(f"{key} must be a whole number, got {text!r}")
-    return int(text)
+    try:
+        return whole(text)
+    except ValueError as error:
+        raise ValueError(f"{key} {error}") from None
 
 
 def _decimal(key: str, text: str) -> float:
     try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{key} must be a number, got {text!r}") from None
+        return decimal(text)
+    except ValueError as error:
+        raise ValueError(f"{key} {error}") from None
 
 
 def _yes(key: str, words: Mapping[str, str], *, default: str = "no") -> bool:

@@ -13,8 +13,6 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from tests.fuzz.attack import Act, attacks, written_files
 
-_SLOW_S = 10.0
-
 
 def main(minutes: float, first_seed: int) -> int:
     """Print tries, and each kind of failure once with what makes it."""
@@ -31,11 +29,9 @@ def main(minutes: float, first_seed: int) -> int:
 
     def attempt(kind: str, act: Act, drawn: object) -> None:
         tries[kind] += 1
-        start_s = time.monotonic()
         try:
             faults = act(drawn)
             assert not faults, faults[0]
-            assert time.monotonic() - start_s < _SLOW_S, f"slow: {kind}"
         except Exception as error:  # noqa: BLE001 - each kind is told once
             place = traceback.extract_tb(error.__traceback__)[-1]
             key = f"{type(error).__name__} {place.name}:{place.lineno} {str(error)[:80]!r}"

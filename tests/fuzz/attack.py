@@ -2,9 +2,12 @@
 
 import contextlib
 import io
+import json
 import re
+import resource
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,18 +32,21 @@ from perfmodel.documents.profile import (
     RunColumns,
     read_run_columns,
 )
+from perfmodel.documents.seals import content_of
 from perfmodel.documents.training_configs import read_config
 from perfmodel.documents.training_logs import read_log
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import PerfModelError
 from perfmodel.plan.batch import read_gradient_norms
 from perfmodel.tracing.huggingface_config import DECODERS, Config, read_shape
+from tests.fuzz.nonsense import UNSEALED, changed, edited, page_check, questions
 from tests.perfmodel.cli.test_refusals import _WRITERS
 from tests.perfmodel.plan.plans import TODAY
 from validate.archive import unpack
 
 _ROOT: Final = Path(__file__).parents[2]
 _INPUTS: Final = _ROOT / "tests" / "regression" / "inputs"
+_MEASURED: Final = _ROOT / "docs" / "records" / "calibration" / "profile.json"
 _MLPERF: Final = "\n".join(
     f':::MLLOG {{"key": "{key}", "value": {value}, "time_ms": {ms}, "metadata": {metadata}}}'
     for key, value, ms, metadata in (
@@ -133,6 +139,9 @@ HOSTILE: Final = (
     *(
         "9" * 25,
         "9" * 5000,
+        "999999999",
+        "\u00b2",
+        "NV\u00b2",
         "18446744073709551616",
         "1" * 300,
         "\u0663",
@@ -174,6 +183,10 @@ HOSTILE: Final = (
 _TOKEN: Final = re.compile(rb'"[^"\n]*"|[-+]?[0-9][0-9.eE+-]*|\w+|[\[\]{}:,=]')
 
 
+#: What is repeated, until it is so long, shows readers whose time grows with its square.
+_GROWN_BYTES: Final = 500_000
+
+
 @dataclass(frozen=True)
 class Edit:
     """One change of a file; places are shares of its length or of its tokens."""
@@ -194,7 +207,12 @@ class Edit:
         tokens = list(_TOKEN.finditer(content))
         if not tokens:
             return text
-        token = tokens[int(self.place * (len(tokens) - 1))]
+        number = int(self.place * (len(tokens) - 1))
+        token = tokens[number]
+        if self.kind == "grow":
+            first = tokens[max(0, number - len(text) % 12)].start()
+            chunk = content[first : token.end()] + b" " * (len(text) % 2)
+            return content[:first] + chunk * (_GROWN_BYTES // len(chunk)) + content[first:]
         inside = token[0].startswith(b'"') and self.kind == "word"
         new = b'"' + text + b'"' if inside else text
         again = content[token.start() :] if self.kind == "repeat" else content[token.end() :]
@@ -204,7 +222,7 @@ class Edit:
 edits: Final = st.lists(
     st.builds(
         Edit,
-        st.sampled_from(("cut", "insert", "flip", "value", "value", "word", "repeat")),
+        st.sampled_from(("cut", "insert", "flip", "value", "value", "word", "repeat", "grow")),
         st.floats(0, 1),
         st.sampled_from(HOSTILE),
     ),
@@ -244,7 +262,7 @@ def read_hostile(name: str, content: bytes, folder: Path) -> list[str]:
 
 #: Words of libraries, which mean nothing to a user.
 _GARBAGE: Final = re.compile(
-    r"pydantic|numpy|Traceback|https?://errors|NoneType|object is not|set_int_max|internal error|<class"
+    r"pydantic|numpy|Traceback|https?://errors|NoneType|object is not|set_int_max|internal error|<class|Warning"
 )
 
 
@@ -288,8 +306,10 @@ def written_files(folder: Path) -> dict[str, str]:
         name: str(folder / name) for name in ("stored", "inferred", "traced", "plan", "budget")
     }
     (folder / "tmp").mkdir()
+    (folder / "measured").write_bytes(_MEASURED.read_bytes())
     return {
         **names,
+        "measured": str(folder / "measured"),
         "tmp": str(folder / "tmp"),
         "nccl": str(_INPUTS / "nccl.txt"),
         "topology": str(_INPUTS / "topology.txt"),
@@ -396,14 +416,61 @@ def check_hostile_input(changes: list[Edit], files: dict[str, str]) -> list[str]
     return faults
 
 
+def check_edited(document: str, line: str, content: object, files: dict[str, str]) -> list[str]:
+    """A command answers from a document that somebody edited, or refuses it."""
+    path = Path(files[document]).with_name(f"edited-{document}.json")
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return check_line([*line.split(), str(path), "--unsealed"], files)
+
+
+#: A try may take so much of a processor and of memory.
+_MOST_CPU_S: Final = 10.0
+_MOST_GROWTH_KIB: Final = 512 * 1024
+
+
+def guarded(act: Act, files: dict[str, str]) -> Act:
+    """The same; what takes long, takes much memory, or changes its input is a fault."""
+
+    def act_guarded(drawn: Any) -> list[str]:
+        inputs = [Path(name) for name in files.values()]
+        before = [path.read_bytes() for path in inputs if path.is_file()]
+        start_s, start_kib = time.process_time(), _peak_kib()
+        faults = act(drawn)
+        if time.process_time() - start_s > _MOST_CPU_S:
+            faults.append(f"took {time.process_time() - start_s:.0f} s")
+        if _peak_kib() - start_kib > _MOST_GROWTH_KIB:
+            faults.append(f"took {(_peak_kib() - start_kib) / 1024:.0f} MiB")
+        if [path.read_bytes() for path in inputs if path.is_file()] != before:
+            faults.append("changed its input")
+        return faults
+
+    return act_guarded
+
+
+def _peak_kib() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
 def attacks(folder: Path, files: dict[str, str]) -> dict[str, tuple[st.SearchStrategy[Any], Act]]:
     """What each kind of attack draws, and what it does with it."""
 
     def on_reader(name: str) -> Act:
         return lambda changes: read_hostile(name, spoilt(name, changes, folder), folder)
 
-    return {
+    documents = {
+        name: content_of(json.loads(Path(files[name]).read_text(encoding="utf-8")))
+        for name in dict(UNSEALED)
+    }
+
+    def on_edited(drawn: Any) -> list[str]:
+        (name, line), what = drawn
+        return check_edited(name, line, changed(documents[name], what), files)
+
+    kinds: dict[str, tuple[st.SearchStrategy[Any], Act]] = {
         **{name: (edits, on_reader(name)) for name in READERS},
         "inputs": (edits, lambda changes: check_hostile_input(changes, files)),
         "lines": (command_lines(), lambda words: check_line(words, files)),
+        "edited": (edited, on_edited),
+        "questions": (questions(), page_check(_garbage)),
     }
+    return {kind: (drawn, guarded(act, files)) for kind, (drawn, act) in kinds.items()}

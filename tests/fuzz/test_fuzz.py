@@ -1,19 +1,31 @@
 """Whatever stands in a file or on the command line: an answer, or one line and an exit code."""
 
+import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.attack import READERS, attacks, check_line, read_hostile, written_files
+from perfmodel.documents.seals import content_of
+from tests.fuzz.attack import (
+    READERS,
+    attacks,
+    check_edited,
+    check_line,
+    guarded,
+    read_hostile,
+    written_files,
+)
 
-#: Past failures: ``reader | content`` with Python's escapes, or ``$ | command line``.
+#: Past failures: ``reader | content`` with Python's escapes, ``$ | command line``, or
+#: ``= document place value | command line`` of a document that somebody edited.
 CORPUS = Path(__file__).with_name("corpus.txt").read_text(encoding="utf-8").splitlines()
 #: Tries of each kind.
-TRIES = {**dict.fromkeys(READERS, 40), "inputs": 10, "lines": 60}
+TRIES = {**dict.fromkeys(READERS, 30), "inputs": 10, "lines": 50, "edited": 50, "questions": 80}
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +44,26 @@ def files(folder: Path) -> dict[str, str]:
 def test_past_failures_stay_mended(folder: Path, files: dict[str, str], row: str) -> None:
     name, _, content = row.partition(" | ")
     text = content.encode("latin-1").decode("unicode_escape")
-    if name == "$":
-        faults = check_line(text.split(" "), files)
-    else:
-        faults = read_hostile(name, text.encode("utf-8", "surrogatepass"), folder)
-    assert faults == []
+
+    def act(_: object) -> list[str]:
+        if name.startswith("= "):
+            _, document, place, value = name.split(" ")
+            return check_edited(document, text, edited(files[document], place, value), files)
+        if name == "$":
+            return check_line(text.split(" "), files)
+        return read_hostile(name, text.encode("utf-8", "surrogatepass"), folder)
+
+    assert guarded(act, files)(None) == []
+
+
+def edited(file: str, place: str, value: str) -> Any:
+    """A document with one value changed, without its seal."""
+    found = inside = content_of(json.loads(Path(file).read_text(encoding="utf-8")))
+    *path, last = (int(key) if key.isdigit() else key for key in place.split("."))
+    for key in path:
+        inside = inside[key]  # type: ignore[index]
+    inside[last] = json.loads(value)  # type: ignore[index]
+    return found
 
 
 @pytest.mark.long

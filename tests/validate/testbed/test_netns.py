@@ -199,8 +199,8 @@ def test_a_warm_up_uses_the_burst_of_idle_links_up(cluster: Cluster) -> None:
         }
     )
     warming = setting.model_copy(update={"warm_up_bytes": 4 * BURST_BYTES})
-    # A busy machine that pauses for 5 ms lets links save up again: one of some attempts must be spared.
-    for _ in range(5):
+    # A busy machine that pauses for 5 ms lets links save up again: one of many attempts is spared.
+    for _ in range(40):
         cold, warm = (collect(cluster, each).durations_s[0] for each in (setting, warming))
         steady_s = np.median(warm)
         if min(cold[:3]) < 0.5 * steady_s and np.median(warm[:3]) > 0.7 * steady_s:

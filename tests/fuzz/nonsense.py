@@ -1,0 +1,189 @@
+"""Documents of the right form that say nonsense, and questions at the page: what schemas alone let through."""
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from perfmodel.page.server import application
+from tests.perfmodel.page.sessions import answers, layout_answers
+
+#: What stands where a number or a text should.
+_NUMBERS: Final = (
+    *(0, 1, -1, 2, 3, 7, 1000, 10**9, 2**31, 2**53 + 1, 2**63, 10**29),
+    *(0.0, -0.0, 0.5, 1.5, 1e-320, 1e-300, 1e-12, 1e12, 1e150, 1e300, -1e300, 0.999999),
+)
+_TEXTS: Final = ("", "x", "\u0661", "\x1b[31m", "a" * 300, "light", "cpu", "NV\u00b2", "{0}%s")
+_OTHERS: Final[tuple[Any, ...]] = (None, True, [], {}, [1], [[]], {"a": 1})
+
+
+class Change(NamedTuple):
+    """One value of a document: where, as a share of all its values, what happens, and the new one."""
+
+    place: float
+    kind: str
+    value: Any
+
+
+changes: Final = st.lists(
+    st.builds(
+        Change,
+        st.floats(0, 1),
+        st.sampled_from(("like", "like", "like", "any", "drop", "twice", "reverse", "scale")),
+        st.sampled_from((*_NUMBERS, *_NUMBERS, *_TEXTS, *_OTHERS)),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+def _places(found: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container with each of its keys."""
+    for key in list(found) if isinstance(found, dict) else range(len(found)):
+        yield found, key
+        if isinstance(found[key], dict | list):
+            yield from _places(found[key])
+
+
+def _like(old: Any, new: Any) -> Any:
+    """The new value as the kind of the old one."""
+    number = new if isinstance(new, int | float) else 0
+    if isinstance(old, bool) or not isinstance(old, int | float | str):
+        return new
+    if isinstance(old, str):
+        return new if isinstance(new, str) else "x"
+    return float(number) if isinstance(old, float) else int(min(abs(number), 1e29))
+
+
+def changed(document: Any, what: list[Change]) -> Any:
+    """A copy of a JSON object with changes that keep it JSON."""
+    found = copy.deepcopy(document)
+    for change in what:
+        places = [place for place in _places(found) if place[1] != "schema_version"]
+        if not places:
+            break
+        inside, key = places[int(change.place * (len(places) - 1))]
+        old = inside[key]
+        if change.kind == "drop":
+            del inside[key]
+        elif change.kind == "twice" and isinstance(inside, list):
+            inside.insert(key, copy.deepcopy(old))
+        elif change.kind == "reverse" and isinstance(old, list):
+            old.reverse()
+        elif change.kind == "scale" and isinstance(old, float):
+            inside[key] = old * 1e30
+        else:
+            new = copy.deepcopy(change.value)
+            inside[key] = new if change.kind == "any" else _like(old, new)
+    return found
+
+
+#: Commands that answer from an edited document, which stands behind the last word.
+UNSEALED: Final = (
+    ("stored", "predict --workload heavy --devices 1,2,64 --profile"),
+    ("stored", "explain --workload light --profile"),
+    ("stored", "whatif --workload light --set network.bandwidth=2x --profile"),
+    ("stored", "batch --workload light --profile"),
+    ("stored", "acceptance write --output written --profile"),
+    ("stored", "serve --export written.html --profile"),
+    ("measured", "predict --workload resnet18 --devices 1,8 --profile"),
+    ("measured", "predict --no-measure --devices 1,2 --workload {traced} --profile"),
+    ("inferred", "predict --model gpt2-xl --layout dp=8 --profile"),
+    ("inferred", "plan parallelism --model gpt2-xl --devices 8 --batch 64 --profile"),
+    ("traced", "memory --workload"),
+    ("traced", "techniques --workload"),
+    ("traced", "predict --profile {stored} --no-measure --workload"),
+)
+edited: Final = st.tuples(st.sampled_from(UNSEALED), changes)
+
+_SPENDING: Final = {"per_device_hour": 2.5, "currency": "EUR", "work": 1e12}
+_STEP: Final[dict[str, Any]] = {
+    "kind": "step",
+    "profile": "here",
+    "workload": "light",
+    "scaling": "weak",
+    "devices": 8,
+    "batch": 16,
+    "cluster": None,
+    "capacity_bytes": 2**34,
+    "changes": {"network.bandwidth": "2x", "network.latency": "10us"},
+    "spending": _SPENDING,
+}
+_LAYOUT: Final[dict[str, Any]] = {
+    "kind": "layout",
+    "profile": "inferred",
+    "workload": "gpt2-xl",
+    "batch": 64,
+    "layout": "dp=8 tp=2 pp=2 zero=1",
+    "capacity_bytes": 2**36,
+    "spending": _SPENDING,
+}
+_FIELDS: Final = (
+    *("network.bandwidth", "network.latency", "network.algorithm", "device", "memory.bandwidth"),
+    *("precision", "accumulation", "bucket_cap_mb", "loader.samples_per_s", "workload", "cluster"),
+    *("devices", "compute", "noise", "x"),
+)
+_VALUES: Final = (
+    *("0", "1", "-1", "2x", "0x", "1e300x", "1e-300x", "400Gb/s", "1e300B/s", "10us", "1e300s"),
+    *("nan", "inf", "bf16", "ring", "tree", "h100-sxm5", "9" * 39, "\u0661x", "\ud800", "NV\u00b2"),
+    *("", " ", "1e-320x", "64", "1000000", "0.5", "1e3"),
+)
+_KEYS: Final = (
+    *("dp", "tp", "pp", "cp", "ep", "zero", "fsdp", "ddp", "micro_batch", "accumulation", "x"),
+    *("interleave", "schedule", "recompute", "offload", "shard", "prefetch", "stage_layers"),
+    *("imbalance", "order", "precision", "one_process"),
+)
+_WORDS: Final = (
+    *("0", "1", "2", "3", "4", "8", "16", "48", "64", "1024", "1000000", "-1", "1.5", "\u00b2"),
+    *("yes", "no", "full", "gpipe", "zero_bubble", "9" * 20, "9" * 100, "nan", "7,9,9,7", ""),
+    *("optimizer", "tp-cp-pp-dp", "bf16", "9" * 5000, "1_0", "+2"),
+)
+layouts: Final = st.lists(
+    st.builds("{}={}".format, st.sampled_from(_KEYS), st.sampled_from(_WORDS)), max_size=6
+).map(" ".join)
+_BROKEN: Final = (b"", b"{", b"[" * 3000, b"\xff", b"9" * 5000, b',"kind":"step"')
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> tuple[str, bytes]:
+    """Address and body of a request."""
+    asked = copy.deepcopy(draw(st.sampled_from((_STEP, _LAYOUT))))
+    if draw(st.booleans()):
+        fields = st.dictionaries(st.sampled_from(_FIELDS), st.sampled_from(_VALUES), max_size=4)
+        is_step = asked["kind"] == "step"
+        asked["changes" if is_step else "layout"] = draw(fields if is_step else layouts)
+    if draw(st.integers(0, 2)):
+        asked = changed(asked, draw(changes))
+    body = json.dumps(asked).encode()
+    if draw(st.integers(0, 5)) == 0:
+        at = draw(st.integers(0, len(body)))
+        body = body[:at] + draw(st.sampled_from(_BROKEN)) + body[at:]
+    return draw(st.sampled_from(("/answer", "/answer", "/export"))), body
+
+
+def page_check(garbage: Callable[[str], list[str]]) -> Callable[[tuple[str, bytes]], list[str]]:
+    """Ask pages: an answer is finite, a refusal is one line; anything else is a fault."""
+    clients = [
+        TestClient(application(each), base_url="http://127.0.0.1")
+        for each in (answers(), layout_answers())
+    ]
+
+    def check(asked: tuple[str, bytes]) -> list[str]:
+        faults: list[str] = []
+        for client in clients:
+            headers = {"Content-Type": "application/json"}
+            got = client.post(asked[0], content=asked[1], headers=headers)
+            if got.status_code == 200:
+                if asked[0] == "/answer":
+                    json.loads(got.text, parse_constant=faults.append)
+                continue
+            said = got.json().get("error", "")
+            if got.status_code not in (400, 413, 422) or not said or "\n" in said:
+                faults.append(f"status {got.status_code}: {said!r}")
+            faults += garbage(said)
+        return faults
+
+    return check
