@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
@@ -17,10 +17,11 @@ from perfmodel.cost.network import CollectiveCost
 from perfmodel.documents.verdicts import PublishedSeries
 from perfmodel.machine.measured import CurvePoint, MeasuredCollective
 from validate.published.tables import (
+    Judged,
     Part,
     Row,
-    Verdict,
     alpha_beta_ring,
+    counted,
     number,
     read_rows,
     verdict,
@@ -58,65 +59,87 @@ class Point(NamedTuple):
     """Medians of the rounds that it is the median of, where they are known. [s]"""
 
 
-def judge(folder: Path) -> Verdict:
+def judge(folder: Path) -> Judged:
     """Verdict on every system of many."""
     systems: dict[tuple[str, str, str], list[Point]] = defaultdict(list)
-    for row in read_rows(folder / "collectives.csv", columns=(*_COLUMNS, "time_us")):
+    rows = read_rows(folder / "collectives.csv", columns=(*_COLUMNS, "time_us"))
+    out: Counter[str] = Counter()
+    for row in rows:
         size, time_us, ranks = (number(row, name) for name in ("bytes", "time_us", "ranks"))
-        if size and time_us and ranks and ranks > 1:
+        if not (size and time_us and ranks and ranks > 1):
+            out["no size, time or group of ranks"] += 1
+        else:
             key = (row["source"], _COUNTS.sub("", row["hardware"]).strip(), row["op"])
             in_place_us = number(row, "inplace_time_us") if "inplace_time_us" in row else None
             in_place_s = in_place_us * 1e-6 if in_place_us else None
             nodes = _num_domains(row, int(ranks))
             systems[key].append(Point(size, int(ranks), nodes, time_us * 1e-6, in_place_s))
-    return _judged("collectives", systems)
+    return _judged("collectives", systems, len(rows), out)
 
 
-def judge_whole_log(folder: Path) -> Verdict:
+def judge_whole_log(folder: Path) -> Judged:
     """Verdict on a log of all sizes on one node, as nccl-tests printed it; powers of two count."""
     systems: dict[tuple[str, str, str], list[Point]] = defaultdict(list)
-    for row in read_rows(folder / "vtrain_allreduce.csv", columns=("source", "ranks", "raw")):
+    rows = read_rows(folder / "vtrain_allreduce.csv", columns=("source", "ranks", "raw"))
+    out: Counter[str] = Counter()
+    for row in rows:
         size, _, _, time_ns, *_ = row["raw"].split()
         ranks = number(row, "ranks")
-        if ranks and size.isdigit() and int(size).bit_count() == 1:
+        if not (ranks and size.isdigit()):
+            out["no size or group of ranks"] += 1
+        elif int(size).bit_count() != 1:
+            out["sizes that are no power of two"] += 1
+        else:
             point = Point(float(size), int(ranks), 1, float(time_ns) * 1e-9)
             systems[row["source"], "one node", "all_reduce"].append(point)
-    return _judged("vtrain_allreduce", systems)
+    return _judged("vtrain_allreduce", systems, len(rows), out)
 
 
-def judge_times(folder: Path) -> Verdict:
+#: Where the devices of a group stand -> whether a row of so many ranks and nodes does.
+_PLACES: Final[Mapping[str, Callable[[float, float], bool]]] = {
+    "one node": lambda _ranks, nodes: nodes == 1,
+    "two nodes": lambda _ranks, nodes: nodes == 2,
+    "one device per node": lambda ranks, nodes: nodes == ranks,
+}
+
+
+def judge_times(folder: Path) -> Judged:
     """Verdict on groups of 8 from those of 2 and 4, apart for each version of the library and band of sizes.
 
-    Nodes with one device of the group each make a system of their own; other groups over nodes have no
-    smaller ones beside them.
+    Groups of one node, of two nodes, and of one device on each node make systems of their own.
     """
-    systems: dict[tuple[str, str, str], dict[tuple[int, int], list[float]]] = defaultdict(dict)
-    others: Counter[str] = Counter()
+    systems: dict[tuple[str, str, str], dict[tuple[int, int, int], list[float]]] = defaultdict(dict)
+    of_rows: list[list[tuple[str, str, str]]] = []
+    out: Counter[str] = Counter()
     columns = ("source", "device", "nccl", "collective", "gpus", "nodes", "size_bytes", "time_us")
-    for row in read_rows(folder / "nccl_times.csv.gz", columns=columns):
+    rows = read_rows(folder / "nccl_times.csv.gz", columns=columns)
+    for row in rows:
         ranks, nodes, size, time_us = (number(row, name) for name in columns[4:])
         if not (ranks and nodes and size and time_us):
-            others["a cell is empty or no number"] += 1
-        elif nodes not in {1, ranks}:
-            others["groups over nodes with several devices each"] += 1
-        else:
-            where = "one node" if nodes == 1 else "one device per node"
-            version = row["nccl"] and f" NCCL {row['nccl']}"
-            key = (row["source"], f"{row['device']}{version}, {where}", row["collective"])
-            # Some tables step by less than a percent: one size per eighth of a doubling stands for them.
-            size = 2 ** (round(8 * math.log2(size)) / 8)
-            systems[key].setdefault((int(size), int(ranks)), []).append(time_us * 1e-6)
-    series, skipped = [], [f"nccl_times: {count} rows: {why}" for why, count in others.items()]
+            out["a cell is empty or no number"] += 1
+            continue
+        version = row["nccl"] and f" NCCL {row['nccl']}"
+        # Some tables step by less than a percent: one size per eighth of a doubling stands for them.
+        at = (int(2 ** (round(8 * math.log2(size)) / 8)), int(ranks), int(nodes))
+        found = [
+            (row["source"], f"{row['device']}{version}, {where}", row["collective"])
+            for where, holds in _PLACES.items()
+            if holds(ranks, nodes)
+        ]
+        for key in found:
+            systems[key].setdefault(at, []).append(time_us * 1e-6)
+        of_rows.append(found)
+    series, skipped, judged = [], [], set()
     for (source, system, op), times_s in systems.items():
-        nodes = 1 if system.endswith("one node") else 0
         points = [
-            Point(float(size), ranks, nodes or ranks, float(np.median(of_one)))
-            for (size, ranks), of_one in sorted(times_s.items())
+            Point(float(size), ranks, nodes, float(np.median(of_one)))
+            for (size, ranks, nodes), of_one in sorted(times_s.items())
         ]
         known, unknown = _split(points)
         if len({point.ranks for point in points}) < 3:
             skipped.append(f"{source}: {system}: {op}: fewer than three groups")
             continue
+        judged.add((source, system, op))
         for low, high, band in _BANDS:
             of_band = [point for point in unknown if low <= point.size_bytes < high]
             if of_band:
@@ -124,7 +147,8 @@ def judge_times(folder: Path) -> Verdict:
                 part = predicted(_NAMES.get(op, op), known, of_band, library="nccl", errors=errors)
                 name = f"{source}: {system}: {op}: {band}"
                 series.append(judge_part("nccl_times", name, part, known, of_band))
-    return series, skipped
+    out["fewer than three groups of their kind"] = sum(judged.isdisjoint(all_) for all_ in of_rows)
+    return Judged(series, skipped, counted("nccl_times", len(rows), out))
 
 
 def _num_domains(row: Row, ranks: int) -> int:
@@ -135,19 +159,20 @@ def _num_domains(row: Row, ranks: int) -> int:
     return int(min(nodes, ranks))
 
 
-def _judged(table: str, systems: Systems) -> Verdict:
+def _judged(table: str, systems: Systems, num_rows: int, out: Counter[str]) -> Judged:
     series, skipped = [], []
     for (source, system, op), points in systems.items():
         name = f"{source}: {system}: {op}"
         known, unknown = _split(points)
         if not unknown:
+            out["one group and few sizes"] += len(known)
             skipped.append(name)
             continue
         error = max(_ERROR, log_scatter(known))
         part = predicted(op, known, unknown, library="nccl", errors=np.array([error]))
         part.predicted.update(scatter(unknown))
         series.append(judge_part(table, name, part, known, unknown))
-    return series, skipped
+    return Judged(series, skipped, counted(table, num_rows, out))
 
 
 def _split(points: list[Point]) -> tuple[list[Point], list[Point]]:

@@ -9,10 +9,10 @@ from perfmodel.documents.base import Provenance, file_sha256
 from perfmodel.documents.verdicts import PublishedDocument, PublishedRows, PublishedSeries
 from perfmodel.errors import InvalidDocument, UsageError
 from validate.published import collectives, devices, large, mlperf, repeated, scaling, steps
-from validate.published.tables import Judged, Verdict
+from validate.published.tables import Judged
 
 #: Source -> its table and its protocol.
-PROTOCOLS: Final[dict[str, tuple[str, Callable[[Path], Verdict | Judged]]]] = {
+PROTOCOLS: Final[dict[str, tuple[str, Callable[[Path], Judged]]]] = {
     "collectives": ("collectives.csv", collectives.judge),
     "nccl_times": ("nccl_times.csv.gz", collectives.judge_times),
     "vtrain_allreduce": ("vtrain_allreduce.csv", collectives.judge_whole_log),
@@ -48,10 +48,9 @@ def judge_published(folder: Path, sources: tuple[str, ...]) -> PublishedDocument
             skipped.append(f"{source}: {folder / table} is missing")
             continue
         found = protocol(folder)
-        series += found[0]
-        skipped += found[1]
-        if isinstance(found, Judged):
-            rows.append(found.rows)
+        series += found.series
+        skipped += found.skipped
+        rows.append(found.rows)
         digests[table.removesuffix(".csv")] = file_sha256(folder / table)
     if not series:
         raise InvalidDocument(

@@ -17,8 +17,6 @@ from perfmodel.units import decimal
 from validate.judging import summarise
 
 Row: TypeAlias = dict[str, str]
-Verdict: TypeAlias = tuple[list[PublishedSeries], list[str]]
-"""Series that were judged, and what was left out."""
 Three: TypeAlias = tuple[FloatArray, FloatArray, FloatArray]
 
 

@@ -64,8 +64,9 @@ def placement_rows() -> list[dict[str, object]]:
 
 def test_counts_in_names_do_not_split_a_system(tmp_path: Path) -> None:
     write(tmp_path / "collectives.csv", ring_rows())
-    series, skipped = collectives.judge(tmp_path)
+    series, skipped, rows = collectives.judge(tmp_path)
     assert skipped == []
+    assert rows.num_judged == len(ring_rows())
     names = {entry.name for entry in series}
     assert "s: box: all_reduce" in names
 
@@ -73,7 +74,7 @@ def test_counts_in_names_do_not_split_a_system(tmp_path: Path) -> None:
 def test_a_textbook_ring_is_recovered_by_both(tmp_path: Path) -> None:
     rows = [row | {"hardware": "box"} for row in ring_rows()]
     write(tmp_path / "collectives.csv", rows)
-    (series,), _ = collectives.judge(tmp_path)
+    (series,), _, _ = collectives.judge(tmp_path)
     ours, _, plain = series.errors
     assert (series.fitted, series.predicted) == ("ranks 2, 4", "ranks 8")
     assert plain.mape == pytest.approx(0.0, abs=1e-6)
@@ -81,28 +82,31 @@ def test_a_textbook_ring_is_recovered_by_both(tmp_path: Path) -> None:
 
 
 def test_groups_of_eight_follow_from_those_of_two_and_four(tmp_path: Path) -> None:
-    """By size band; rows that no protocol judges are counted."""
+    """By size band, and apart on two nodes; rows that no protocol judges are counted."""
     columns = "source,device,nccl,collective,gpus,nodes,size_bytes,time_us"
     rows = [
         f"s,card,2.27,all_reduce,{n},1,{size},{5 + 2 * n + 2 * (n - 1) / n * size / 2e5}"
         for n in (2, 4, 8)
         for size in 4 ** np.arange(5, 16)
     ]
-    rows += ["s,card,2.27,all_reduce,8,2,1024,9.0", "s,other,2.27,all_reduce,2,1,1024,9.0"]
+    rows += [row.replace(",1,", ",2,") for row in rows]
+    rows += ["s,other,2.27,all_reduce,2,1,1024,9.0", "s,card,2.27,all_reduce,8,4,1024,"]
     with gzip.open(tmp_path / "nccl_times.csv.gz", "wt") as file:
         file.write("\n".join([columns, *rows]) + "\n")
-    series, skipped = collectives.judge_times(tmp_path)
-    assert [one.name.split(": ")[-1] for one in series] == [
-        "below 1 MiB",
-        "1 to 64 MiB",
-        "from 64 MiB",
-    ]
-    for one in series:
+    series, skipped, counts = collectives.judge_times(tmp_path)
+    bands = ["below 1 MiB", "1 to 64 MiB", "from 64 MiB"]
+    assert [one.name.split(": ")[-1] for one in series] == bands * 2
+    assert [", two nodes:" in one.name for one in series] == [False] * 3 + [True] * 3
+    for one in series[:3]:
         ours, carried, _ = one.errors
         assert ours.mape < 0.03
         assert carried.method == "bus bandwidth carried on"
-    assert "1 rows: groups over nodes with several devices each" in skipped[0]
-    assert "fewer than three groups" in skipped[1]
+    assert "fewer than three groups" in skipped[0]
+    assert counts.num_judged == 66
+    assert counts.left_out == {
+        "a cell is empty or no number": 1,
+        "fewer than three groups of their kind": 1,
+    }
 
 
 def test_steps_of_more_nodes_follow_from_two(tmp_path: Path) -> None:
