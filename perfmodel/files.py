@@ -27,6 +27,8 @@ MOST_TOML_BYTES: Final[Bytes] = MIB
 MOST_VALUES: Final = 3_000_000
 #: Of a trace, which are dropped one by one.
 MOST_TRACE_VALUES: Final = 25_000_000
+#: Keys of one object; each that is unknown would be an error of its own.
+MOST_KEYS: Final = 50_000
 MOST_DEPTH: Final = 64
 #: Rows of a table of others.
 MOST_ROWS: Final = 100_000
@@ -162,6 +164,8 @@ def refuse_deep(found: Any) -> None:
     """Refuse what is nested deeper than any document: programs that walk it would break."""
     level: list[Any] = [[found]]
     for _ in range(MOST_DEPTH):
+        if any(len(outer) > MOST_KEYS for outer in level if type(outer) is dict):
+            raise Unreadable(f"objects must have at most {MOST_KEYS:,} keys, got more")
         level = [
             inner
             for outer in level

@@ -163,6 +163,31 @@ def test_what_a_prediction_loads_is_printed(capsys: pytest.CaptureFixture[str]) 
     assert 0 < touched <= loaded
 
 
+#: Files that are no results: locks, lines that are appended, members of an archive, folders of the testbed.
+WRITERS = {
+    "perfmodel/documents/base.py",
+    "calibrate/locks.py",
+    "validate/archive.py",
+    "validate/borrowed.py",
+    "validate/testbed/links.py",
+    "validate/testbed/server.py",
+}
+
+
+def test_files_are_written_in_one_place() -> None:
+    """``write_atomically``: whatever fails, the old file or the new one is there."""
+    writing = re.compile(
+        r"""\.write_(text|bytes)\(|\bopen\([^)]*["'][rwax]?b?[wax+]b?["']|savefig\((?!file,)|os\.replace|to_csv\("""
+    )
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in sources(*PACKAGES)
+        if writing.search(path.read_text(encoding="utf-8"))
+    }
+    assert found <= WRITERS
+    assert "perfmodel/documents/base.py" in found
+
+
 def test_every_folder_with_code_is_a_package_that_gets_installed(
     pyproject: dict[str, Any],
 ) -> None:

@@ -4,12 +4,12 @@ Who reads one trusts nobody: sizes, names and kinds of members are checked befor
 """
 
 import io
-import os
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from perfmodel.documents.base import write_atomically
 from perfmodel.documents.verdicts import CampaignDocument
 from perfmodel.errors import InvalidDocument, PerfModelError, why
 from perfmodel.files import MOST_BYTES, MOST_LOG_BYTES, Unreadable, read_bytes
@@ -35,8 +35,9 @@ def pack(folder: Path) -> tuple[Path, tuple[str, ...]]:
     files = sorted({file for pattern in _PACKED for file in folder.glob(pattern)})
     try:
         while True:
-            size_bytes = _write(path, folder, files)
-            if size_bytes <= MOST_PACKED_BYTES or not files:
+            content = _packed(folder, files)
+            if len(content) <= MOST_PACKED_BYTES or not files:
+                write_atomically(path, content)
                 return path, tuple(left_out)
             # What judges comes last.
             first = max(files, key=lambda file: ("in-place" in file.parts, file.stat().st_size))
@@ -46,15 +47,13 @@ def pack(folder: Path) -> tuple[Path, tuple[str, ...]]:
         raise PerfModelError(f"{path}: cannot be written: {why(error)}") from error
 
 
-def _write(path: Path, folder: Path, files: Sequence[Path]) -> Bytes:
-    """The size of the archive; a reader never sees half of it."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    with tarfile.open(unfinished, "w:gz") as archive:
+def _packed(folder: Path, files: Sequence[Path]) -> bytes:
+    """Content of the archive."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
         for file in files:
             archive.add(file, arcname=str(file.relative_to(folder)), recursive=False)
-    size_bytes = unfinished.stat().st_size
-    os.replace(unfinished, path)  # noqa: PTH105 - as the writer of documents
-    return size_bytes
+    return content.getvalue()
 
 
 def unpack(path: Path, into: Path) -> CampaignDocument:

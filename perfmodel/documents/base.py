@@ -3,6 +3,7 @@
 import dataclasses
 import datetime as dt
 import errno
+import functools
 import glob
 import hashlib
 import importlib
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import SchemaValidator
 
 from perfmodel.documents import seals
 from perfmodel.errors import InvalidDocument, PerfModelError, did_you_mean, why
@@ -135,9 +137,10 @@ class Document(Record):
             raise cls.unreadable(
                 f"{where}: schema_version of a {cls.title} must be {current}, got {version!r}{remade}"
             )
+        found: Self
         try:
             if cls.parse is parse_json:
-                found = cls.model_validate_json(seals.json_of(content, raw), strict=True)
+                found = _validator(cls).validate_json(seals.json_of(content, raw), strict=True)
             else:
                 found = validated(cls, seals.content_of(raw))
         except ValidationError as error:
@@ -202,7 +205,28 @@ def validated(model: type[_Model], raw: object) -> _Model:
 
     As JSON, whose strict rules know that it has neither tuples nor dates.
     """
-    return model.model_validate_json(json.dumps(raw, default=str), strict=True)
+    found: _Model = _validator(model).validate_json(json.dumps(raw, default=str), strict=True)
+    return found
+
+
+@functools.cache
+def _validator(model: type[BaseModel]) -> SchemaValidator:
+    """Of a record, ending each list at its first error: a million errors would take the memory."""
+    model.model_rebuild()
+    return SchemaValidator(_failing_fast(model.__pydantic_core_schema__))
+
+
+def _failing_fast(schema: Any) -> Any:
+    """A core schema of pydantic with its lists changed; classes and functions in it stay what they are."""
+    if isinstance(schema, list):
+        return [_failing_fast(inner) for inner in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {
+        key: inner if key in ("metadata", "serialization", "default") else _failing_fast(inner)
+        for key, inner in schema.items()
+    }
+    return {**found, "fail_fast": True} if schema.get("type") in ("list", "tuple") else found
 
 
 def checked(raw: object, model: type[_Model], *, where: object) -> _Model:
@@ -277,7 +301,10 @@ def first_problem(error: ValidationError, model: type[BaseModel] | None = None) 
 
     With the model that was to be read, a misspelt key may be one that need not be there.
     """
-    problems = error.errors(include_url=False)
+    found = error.errors(include_url=False)
+    # a list that ends at its first error is also too short
+    inside = {one["loc"][:end] for one in found for end in range(len(one["loc"]))}
+    problems = [one for one in found if one["type"] != "too_short" or one["loc"] not in inside]
     # a misspelt key is also a missing one: what was written says more than what was not
     problem = min(problems, key=lambda one: one["type"] not in _UNKNOWN_KEYS)
     *parent, key = problem["loc"] or ("document",)

@@ -8,8 +8,10 @@ import time
 import traceback
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
 
 from tests.fuzz.attack import Act, attacks, written_files
 
@@ -40,19 +42,21 @@ def main(minutes: float, first_seed: int) -> int:
                 sys.stdout.write(f"{key}\n    {failures[key]}\n")
                 sys.stdout.flush()
 
+    def some_of(kind: str, strategy: st.SearchStrategy[Any], act: Act, number: int) -> None:
+        @seed(number)
+        @settings(freely)
+        @given(drawn=strategy)
+        def examples(drawn: object) -> None:
+            attempt(kind, act, drawn)
+
+        examples()
+
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
         every = attacks(Path(name), written_files(Path(name)))
-        while time.monotonic() < end_s:
+        while number == first_seed or time.monotonic() < end_s:
             number += 1
             for kind, (strategy, act) in every.items():
-
-                @seed(number)
-                @settings(freely)
-                @given(drawn=strategy)
-                def of_kind(drawn: object, kind: str = kind, act: Act = act) -> None:
-                    attempt(kind, act, drawn)
-
-                of_kind()
+                some_of(kind, strategy, act, number)
     sys.stdout.write(f"{tries.total():,} tries, {len(failures)} kinds of failures\n")
     return 1 if failures else 0
 

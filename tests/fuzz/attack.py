@@ -290,7 +290,7 @@ COMMANDS: Final = (
     "network check {nccl} --device h100-sxm5 --nic-bandwidth 400Gb/s --nics 8",
     "network import {topology}",
     "plan options {plan}",
-    "plan parallelism --profile {inferred} --model gpt2-xl --devices 8 --batch 64",
+    "plan parallelism --profile {inferred} --model gpt2-xl --devices 8 --global-batch 64",
     "fit {tmp}",
     "serve --profile {stored} --export page.html",
     "validate published --data {tmp}",

@@ -92,7 +92,7 @@ UNSEALED: Final = (
     ("measured", "predict --workload resnet18 --devices 1,8 --profile"),
     ("measured", "predict --no-measure --devices 1,2 --workload {traced} --profile"),
     ("inferred", "predict --model gpt2-xl --layout dp=8 --profile"),
-    ("inferred", "plan parallelism --model gpt2-xl --devices 8 --batch 64 --profile"),
+    ("inferred", "plan parallelism --model gpt2-xl --devices 8 --global-batch 64 --profile"),
     ("traced", "memory --workload"),
     ("traced", "techniques --workload"),
     ("traced", "predict --profile {stored} --no-measure --workload"),

@@ -1,6 +1,7 @@
 """Files that no reader may take, hang on, or choke on; the same for what a user types and prints to."""
 
 import gzip
+import json
 import os
 import subprocess
 import sys
@@ -14,12 +15,14 @@ import pytest
 from perfmodel import files
 from perfmodel.documents.importers import read_device_names, read_topology
 from perfmodel.documents.observation import read_observations
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.training_configs import read_config
 from perfmodel.documents.training_logs import read_log
 from perfmodel.errors import (
     EXIT_FAILURE,
     EXIT_OK,
     EXIT_USAGE,
+    CalibrationUnavailable,
     InvalidDocument,
     UsageError,
     printable,
@@ -79,13 +82,23 @@ def test_a_file_without_end_is_refused(
         ('{"a":' * 100 + "1" + "}" * 100, "at most 64 deep"),
         ('{"a": 1, "b": {"c": 1, "c": 2}}', "'c' twice"),
         ("9" * 5000, "at most 30 digits"),
+        (json.dumps(dict.fromkeys(map(str, range(files.MOST_KEYS + 1)))), "50,000 keys"),
         ("[" + "0," * files.MOST_VALUES + "0]", "values"),
     ],
-    ids=range(5),
+    ids=range(6),
 )
 def test_json_within_limits(text: str, says: str) -> None:
     with pytest.raises(Unreadable, match=says):
         parse_json(text)
+
+
+def test_a_list_of_wrong_values_is_refused_at_its_first(stored: Path) -> None:
+    """All errors of 400 KB took 740 MiB."""
+    content = json.loads(stored.read_text())
+    content["machine"]["steps"] = [{}] * 100_000
+    stored.write_text(json.dumps(content))
+    with pytest.raises(CalibrationUnavailable, match=r"steps\.0\.workload.*\(and 6 more\)"):
+        ProfileDocument.read(stored)
 
 
 @pytest.mark.parametrize(

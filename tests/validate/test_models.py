@@ -1,5 +1,6 @@
 """Models drawn at random: the same for the same seed, traceable, and judged without silence."""
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,13 @@ from tests.perfmodel.profiles import Machine, profile
 from validate.models import DrawnModel, ModelsRequest, PredictedRun, judge_models
 
 
+@functools.cache
 def drawn_models() -> list[DrawnModel]:
-    indices = [at for at in range(len(FAMILIES)) if not draw(3, at).sketch.torchvision][:3]
+    models = (model for at in range(len(FAMILIES)) if not (model := draw(3, at)).sketch.torchvision)
     reasons = (None, None, "cannot be traced: operator aten.odd")
     return [
-        DrawnModel(model=draw(3, index), document=Path("none"), reason=reason)
-        for index, reason in zip(indices, reasons, strict=True)
+        DrawnModel(model=model, document=Path("none"), reason=reason)
+        for reason, model in zip(reasons, models, strict=False)
     ]
 
 

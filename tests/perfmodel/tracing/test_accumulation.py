@@ -1,6 +1,7 @@
 """A trace adds gradients up as a real step does: in place where nobody else holds the sum so far."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,8 +112,22 @@ def test_sums_of_a_traced_backward_pass_are_those_of_a_real_one(
     assert found.total() > 0
 
 
-def test_sums_of_a_model_whose_layers_read_all_before_them_are_those_of_a_real_step() -> None:
-    found, real = traced_and_real(find_source("densenet121", SampleSize(image_size=32)))
+DENSE = """
+import torch
+from torchvision.models import DenseNet
+
+
+def model():
+    return DenseNet(8, (3, 4), 16, num_classes=10), torch.randn(2, 3, 32, 32)
+"""
+
+
+def test_sums_of_a_model_whose_layers_read_all_before_them_are_those_of_a_real_step(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "dense.py"
+    file.write_text(DENSE)
+    found, real = traced_and_real(find_source(f"{file}:model", SampleSize()))
     assert found == real
     assert found["aten::add_"] > found["aten::add"] > 0
 

@@ -1,0 +1,104 @@
+"""A shim that counts calls of the system below a folder, and lets one of them fail."""
+
+import contextlib
+import errno
+import io
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Self
+
+import pytest
+
+from calibrate.locks import FOLDER_LOCK
+
+#: Number of a call that never comes.
+NEVER: Final = 0
+
+
+class Faults:
+    """Counts calls of the system below a folder; the one of that number fails."""
+
+    def __init__(self, fails_at: int, folder: Path) -> None:
+        self.calls: list[str] = []
+        self._fails_at, self._folder = fails_at, str(folder)
+
+    def count(self, call: str, where: object = "") -> None:
+        """One call; it fails if it is its turn."""
+        self.calls.append(f"{call} {where}".strip())
+        if len(self.calls) == self._fails_at:
+            code = errno.EAGAIN if call == "spawn" else errno.EIO
+            raise OSError(code, os.strerror(code))
+
+    def is_ours(self, path: object) -> bool:
+        """Whether a file belongs to the campaign; the lock may fail silently."""
+        return str(path).startswith(self._folder) and Path(str(path)).name != FOLDER_LOCK
+
+
+class CountedFile:
+    """A file whose reads and writes are counted; half of what fails to be written arrives."""
+
+    def __init__(self, file: Any, faults: Faults) -> None:
+        self._file, self._faults = file, faults
+
+    def write(self, content: Any) -> Any:
+        try:
+            self._faults.count("write")
+        except OSError:
+            self._file.write(content[: len(content) // 2])
+            self._file.flush()
+            raise
+        return self._file.write(content)
+
+    def read(self, *arguments: int) -> Any:
+        self._faults.count("read")
+        return self._file.read(*arguments)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+@contextlib.contextmanager
+def injected(faults: Faults) -> Iterator[None]:
+    """Every open, read, write, fsync and rename below the folder goes through the counter."""
+    real_open, real_fdopen, real_fsync, real_replace = io.open, os.fdopen, os.fsync, os.replace
+    real_os_open, real_popen = os.open, subprocess.Popen
+
+    def open_(file: Any, *arguments: Any, **options: Any) -> Any:
+        if not faults.is_ours(file):
+            return real_open(file, *arguments, **options)
+        faults.count("open", Path(file).name)
+        return CountedFile(real_open(file, *arguments, **options), faults)
+
+    def os_open(path: Any, *arguments: Any, **options: Any) -> int:
+        if faults.is_ours(path):
+            faults.count("open", "new")
+        return real_os_open(path, *arguments, **options)
+
+    def fsync(descriptor: int) -> None:
+        faults.count("fsync")
+        real_fsync(descriptor)
+
+    def replace(source: Any, target: Any, **options: Any) -> None:
+        faults.count("rename", Path(target).name)
+        real_replace(source, target, **options)
+
+    def spawn(*arguments: Any, **options: Any) -> Any:
+        faults.count("spawn")
+        return real_popen(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(io, "open", open_)
+        patch.setattr(os, "open", os_open)
+        patch.setattr(os, "fdopen", lambda *a, **k: CountedFile(real_fdopen(*a, **k), faults))
+        patch.setattr(os, "fsync", fsync)
+        patch.setattr(subprocess, "Popen", spawn)
+        patch.setattr(os, "replace", replace)
+        yield
