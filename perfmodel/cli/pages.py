@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from perfmodel.cli import options as opt
-from perfmodel.errors import PerfModelError, UsageError
+from perfmodel.errors import UsageError
 
 if TYPE_CHECKING:
     from perfmodel.page.answers import Answers
@@ -79,18 +79,14 @@ def serve(
 
 
 def _serve(answers: "Answers", port: int) -> None:
-    try:
-        from perfmodel.page.server import HOST, listening
-        from perfmodel.page.server import serve as run
-    except ModuleNotFoundError as error:
-        raise PerfModelError(
-            f"serve: must have starlette and uvicorn, got no {error.name}; pip install "
-            "'perfmodel[page]', or use --export"
-        ) from error
     from perfmodel.page.export import start
+    from perfmodel.page.server import HOST, listening
+    from perfmodel.page.server import serve as run
 
     on = listening(port)
-    answers.answer(start(answers.catalogue))  # so that the first page does not wait for it
+    first = start(answers.catalogue)
+    answers.answer(first)  # so that the first page does not wait for it
+    answers.detail(first)
     typer.echo(f"http://{HOST}:{on.getsockname()[1]}/ (Ctrl-C ends)")
     try:
         run(answers, on)

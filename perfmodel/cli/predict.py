@@ -180,7 +180,7 @@ def predict(
         form: Literal["svg", "png"] = "svg" if plot.suffix == ".svg" else "png"
         write_atomically(plot, figure_bytes(speedup_figure([document]), format=form))
         _tell(context, "plot", plot)
-    _write_step(context, largest.trace, largest.setting.label)
+    _write_step(context, largest.trace, f"{largest.setting.label} on {document.device_name}")
 
 
 def _trace_model(context: typer.Context) -> None:
@@ -232,7 +232,7 @@ def _predict_layout(context: typer.Context) -> None:
     name = found.setting.label
     if document.points[0].large_model:
         name = f"{found.question.workload_name} {found.layout}"
-    _write_step(context, found.trace, name)
+    _write_step(context, found.trace, f"{name} on {document.device_name}")
 
 
 def _tell(context: typer.Context, what: str, path: Path | None) -> None:

@@ -26,6 +26,13 @@ class Spending(Record):
     """Samples, or tokens of a large model."""
 
 
+class LoggedSpeed(Record):
+    """What a training of the same setting logged, of all devices."""
+
+    value: Annotated[float, Field(gt=0, le=1e12)]
+    unit: Literal["ms", "s", "samples/s", "tokens/s"]
+
+
 class StepQuestion(Record):
     """A workload on a calibrated machine, as ``perfmodel whatif`` asks."""
 
@@ -44,6 +51,7 @@ class StepQuestion(Record):
     capacity_bytes: _Bytes | None = None
     """Memory of one device. [B]"""
     spending: Spending | None = None
+    logged: LoggedSpeed | None = None
 
 
 class LayoutQuestion(Record):
@@ -59,6 +67,7 @@ class LayoutQuestion(Record):
     """Sequences per step of all devices."""
     capacity_bytes: _Bytes | None = None
     spending: Spending | None = None
+    logged: LoggedSpeed | None = None
 
 
 Question = Annotated[StepQuestion | LayoutQuestion, Field(discriminator="kind")]
@@ -110,8 +119,40 @@ class Spent(Record):
     currency: str
 
 
+class LikelyCause(Record):
+    """Why a logged step is not what was predicted."""
+
+    name: str
+    means: str
+    odds: Share
+
+
+class PageDiagnosis(Record):
+    """A logged speed beside the prediction."""
+
+    logged_s: PositiveFloat
+    """The step that was logged. [s]"""
+    verdict: str
+    """Normal, slower or faster than the predicted interval."""
+    share_slower: Share
+    """Of the predicted outcomes, those that take longer."""
+    causes: tuple[LikelyCause, ...]
+    """By data sheets, likeliest first; none for a normal step, or a device without a data sheet."""
+    next_name: str
+    """What to measure next; may be empty."""
+    command: str
+    """What says more."""
+
+
+class PageDetail(Record):
+    """What the page shows a moment after the answer: it takes longer."""
+
+    curve: tuple[CurvePoint, ...]
+    diagnosis: PageDiagnosis | None
+
+
 class PageAnswer(Record):
-    """Everything that the page shows for one question."""
+    """What the page shows for one question at once."""
 
     setting: str
     """What was predicted, in words."""
@@ -129,7 +170,6 @@ class PageAnswer(Record):
     """Against the same question on the machine as measured; None if nothing was changed."""
     breakdown_s: dict[str, float]
     evidence: dict[str, Evidence]
-    curve: tuple[CurvePoint, ...]
     timeline_step_s: PositiveFloat
     """The simulated step at nominal parameters. [s]"""
     timeline: tuple[TimelineLane, ...]
@@ -152,6 +192,8 @@ class CatalogueEntry(Record):
     """Precision to the reason why it cannot be chosen."""
     no_devices: str = ""
     """Why no other device can be chosen; empty if one can."""
+    precision: str = ""
+    """In which it was traced; empty if it can be chosen."""
     layers: PositiveInt | None = None
     """Of a transformer: pipeline stages divide them."""
     heads: PositiveInt | None = None
@@ -168,6 +210,8 @@ class CatalogueProfile(Record):
     latency_s: PositiveFloat | None = None
     measured_devices: PositiveInt | None = None
     """Most devices that trained together; None if that is not known."""
+    memory_bytes: PositiveInt | None = None
+    """Of a device by its data sheet; None without one. [B]"""
     workloads: tuple[CatalogueEntry, ...]
 
 
@@ -202,6 +246,7 @@ class CatalogueDevice(Record):
 
     id: str
     name: str
+    memory_bytes: PositiveInt
 
 
 class PriceOffer(Record):

@@ -50,6 +50,11 @@ def shipped_machines() -> dict[str, Path]:
     return {path.stem: path for path in sorted(SHIPPED.glob("*.json"))}
 
 
+def shipped_runs() -> dict[str, Path]:
+    """Those of them whose runs of large models are known, by name."""
+    return {path.stem: path for path in sorted(_RUNS.glob("*.json"))}
+
+
 def machine_file(text: str, *, flag: str, folder: Path = Path()) -> Path:
     """The file of a machine: as named, seen from a folder, or one that comes with perfmodel."""
     path = folder / text
@@ -94,7 +99,7 @@ class InferredDocument(MachineDocument):
         path = machine_file(os.fspath(machine), flag="--machine")
         if path.parent != SHIPPED:
             return cls.read(path)
-        known = {shipped.stem: shipped for shipped in sorted(_RUNS.glob("*.json"))}
+        known = shipped_runs()
         if path.stem not in known:
             raise CalibrationUnavailable(
                 f"--machine: must be a calibration from runs, or a machine whose runs of large models are known "

@@ -23,6 +23,7 @@ from perfmodel.documents.page import (
     LayoutQuestion,
     MemoryAnswer,
     PageAnswer,
+    PageDetail,
     Spending,
     Spent,
     StepQuestion,
@@ -39,6 +40,7 @@ from perfmodel.layout.layout import (
     scaled_layouts,
 )
 from perfmodel.machine.machine import DEVICES_PER_NODE, Evidence, InferredMachine
+from perfmodel.page.diagnosis import judged
 from perfmodel.page.machines import OfferedMachine, OfferedWorkload, Session, catalogue, chosen
 from perfmodel.scenarios.changes import Scenario, in_cluster
 from perfmodel.scenarios.compare import UNMEASURED, contrast_of_draws, with_assumed
@@ -84,13 +86,33 @@ class Answers:
 
     def answer(self, asked: StepQuestion | LayoutQuestion) -> PageAnswer:
         """The prediction that is asked for; ``PerfModelError`` or ``ValueError`` where the user can mend it."""
-        of_kind = {n: each for n, each in self.session.machines.items() if each.kind == asked.kind}
-        machine = chosen("profile", asked.profile, of_kind)
-        workload = chosen("workload", asked.workload, machine.workloads)
+        machine, workload = self._offered(asked)
         with self._one_at_a_time:
             if isinstance(asked, StepQuestion):
                 return self._of_scaling(asked, machine, workload)
             return self._of_layout(asked, machine, workload)
+
+    def detail(self, asked: StepQuestion | LayoutQuestion) -> PageDetail:
+        """The curve around an answer, and a logged speed beside it; raises as ``answer`` does."""
+        machine, workload = self._offered(asked)
+        with self._one_at_a_time:
+            if isinstance(asked, StepQuestion):
+                subject = _Subject(asked.profile, asked.workload, _changes(asked))
+                _, layout = _layouts(self._scenario(subject), asked)
+                found = self._step(subject, layout)
+                curve = self._curve_of_scaling(asked, subject, found)
+            else:
+                found = self._step(_subject_of(asked), _layout(asked))
+                assert isinstance(workload.entry, NamedTransformer)
+                curve = _curve_of_replicas(found, workload.entry)
+            return PageDetail(curve=curve, diagnosis=judged(asked, machine, workload, found))
+
+    def _offered(
+        self, asked: StepQuestion | LayoutQuestion
+    ) -> tuple[OfferedMachine, OfferedWorkload]:
+        of_kind = {n: each for n, each in self.session.machines.items() if each.kind == asked.kind}
+        machine = chosen("profile", asked.profile, of_kind)
+        return machine, chosen("workload", asked.workload, machine.workloads)
 
     def _of_scaling(
         self, asked: StepQuestion, machine: OfferedMachine, workload: OfferedWorkload
@@ -131,7 +153,6 @@ class Answers:
             contrast=self._contrast(asked, found),
             breakdown_s={cause.value: time_s for cause, time_s in shown.breakdown_s.items()},
             evidence=dict(shown.evidence),
-            curve=self._curve_of_scaling(asked, subject, found),
             memory=memory,
             no_memory=no_memory,
             command=shlex.join(["perfmodel", "whatif", "--profile", machine.typed, *typed]),
@@ -152,8 +173,7 @@ class Answers:
                 "take a larger micro-batch or more replicas, or perfmodel predict --layout"
             )
         capacity_bytes = asked.capacity_bytes
-        subject = _Subject(asked.profile, asked.workload, capacity_bytes=capacity_bytes)
-        found = self._step(subject, layout)
+        found = self._step(_subject_of(asked), layout)
         document = layout_document(found, argv=("perfmodel.page",))
         [shown] = document.points
         large = shown.large_model
@@ -176,7 +196,6 @@ class Answers:
                 for name, time_s in large.parts_s.model_dump().items()
             },
             evidence={"all terms": Evidence.INFERRED},
-            curve=_curve_of_replicas(found, model),
             memory=_fullest_stage(shown),
             no_memory="" if capacity_bytes else _NO_CAPACITY,
             command=shlex.join(["perfmodel", "predict", "--profile", machine.typed, *typed]),
@@ -311,6 +330,10 @@ def _layouts(scenario: Scenario, asked: StepQuestion) -> tuple[Layout, Layout]:
     )
     found = request.layouts(scenario.question.measured)
     return found[0], found[-1]
+
+
+def _subject_of(asked: LayoutQuestion) -> _Subject:
+    return _Subject(asked.profile, asked.workload, capacity_bytes=asked.capacity_bytes)
 
 
 def _layout(asked: LayoutQuestion) -> Layout:

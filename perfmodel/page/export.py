@@ -103,6 +103,7 @@ def export_html(answers: Answers, question: StepQuestion | LayoutQuestion) -> st
     All else stays as in the question. What is not feasible is in the file as its reason; a question
     that cannot be answered at all raises.
     """
+    question = question.model_copy(update={"logged": None})  # one number, not a grid of them
     answers.answer(question)
     [profile] = [p for p in answers.catalogue.profiles if p.name == question.profile]
     grid = export_grid(profile, question)
@@ -110,12 +111,14 @@ def export_html(answers: Answers, question: StepQuestion | LayoutQuestion) -> st
     found: dict[str, Any] = {}
     for key, asked in _questions(grid, question):
         try:
-            answer = answers.answer(asked)
+            answer, detail = answers.answer(asked), answers.detail(asked)
         except PerfModelError as error:
             found[key] = {"error": str(error)}
             continue
-        told = _rounded(answer.model_dump(mode="json"))
-        curve = told.pop("curve")
+        told, curve = (
+            _rounded(each)
+            for each in (answer.model_dump(mode="json"), detail.model_dump(mode="json")["curve"])
+        )
         if curve not in curves:  # most answers share one
             curves.append(curve)
         found[key] = {**told, "curve_at": curves.index(curve)}

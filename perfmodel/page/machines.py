@@ -11,10 +11,10 @@ from perfmodel.answer.answer import Forecast
 from perfmodel.answer.measured import refuse_other_jobs, timed_workload
 from perfmodel.answer.question import Question
 from perfmodel.cost.inferred import open_inferred
-from perfmodel.cost.rescaling import LINK_SHARE, shipped_catalogue
+from perfmodel.cost.rescaling import LINK_SHARE, catalogued, shipped_catalogue
 from perfmodel.documents.base import today_utc
 from perfmodel.documents.budget import read_budget
-from perfmodel.documents.hardware import read_cluster
+from perfmodel.documents.hardware import DataSheet, read_cluster
 from perfmodel.documents.page import (
     Catalogue,
     CatalogueCluster,
@@ -25,7 +25,12 @@ from perfmodel.documents.page import (
     CatalogueTier,
     PriceOffer,
 )
-from perfmodel.documents.profile import InferredDocument, ProfileDocument, shipped_machines
+from perfmodel.documents.profile import (
+    InferredDocument,
+    ProfileDocument,
+    shipped_machines,
+    shipped_runs,
+)
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, PerfModelError, UsageError, refuse_unknown
@@ -37,6 +42,7 @@ from perfmodel.models import document_for
 from perfmodel.plan.cost import compare_costs
 from perfmodel.scenarios.changes import Scenario, link_of, usable_links
 from perfmodel.scenarios.fields import changed
+from perfmodel.workload.step import SymbolicStep
 from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer
 
 PRECISIONS = ("bf16", "fp16")
@@ -56,6 +62,11 @@ class OfferedWorkload:
     """As ``--workload`` or ``--model`` takes it."""
     document: WorkloadDocument | None = None
     """With its memory, where the workload came as a file."""
+
+    @property
+    def trace(self) -> SymbolicStep | None:
+        """Operators of its step, where they are known."""
+        return None if self.document is None else self.document.trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +96,13 @@ class OfferedMachine:
     def kind(self) -> Literal["step", "layout"]:
         """Which questions it answers."""
         return "step" if isinstance(self.machine, MeasuredMachine) else "layout"
+
+    @property
+    def sheet(self) -> DataSheet | None:
+        """Data sheet of a device; None if the catalogue has none."""
+        with contextlib.suppress(UsageError):
+            return catalogued(self.machine.device_name)
+        return None
 
     def scenario(self, workload: OfferedWorkload) -> Scenario:
         """A workload on the calibrated machine as it is, without the tails, which no page shows."""
@@ -129,9 +147,9 @@ def _unique_name(path: Path, taken: Mapping[str, object]) -> str:
 
 
 def unmeasured_machines() -> list[Path]:
-    """The machines that come with perfmodel, one whose links are known first."""
+    """The machines that come with perfmodel, one whose links are known first, those of large models last."""
     shipped = shipped_machines()
-    return [shipped.pop(FIRST_MACHINE), *shipped.values()]
+    return [shipped.pop(FIRST_MACHINE), *shipped.values(), *shipped_runs().values()]
 
 
 def read_session(
@@ -157,22 +175,24 @@ def read_session(
         refuse_other_jobs(cluster, by="--cluster")
         known[_unique_name(path, known)] = OfferedCluster(cluster=cluster, typed=typed(path))
     machines: dict[str, OfferedMachine] = {}
-    shipped = shipped_machines().values()
+    shipped = (*shipped_machines().values(), *shipped_runs().values())
     for path in profiles:
         name = _unique_name(path, machines)
+        as_typed = path.stem if path in shipped else typed(path)
         if _is_inferred(path):
+            name = f"{path.stem} (LLMs)" if path in shipped else name
             machine = InferredDocument.read(path).machine
             open_inferred(machine)  # refuses devices without a data sheet before anybody asks
             models = {key: OfferedWorkload(entry=m, typed=key) for key, m in TRANSFORMERS.items()}
             machines[name] = OfferedMachine(
-                name=name, typed=typed(path), machine=machine, workloads=models
+                name=name, typed=as_typed, machine=machine, workloads=models
             )
             continue
         profile = ProfileDocument.read(path).machine
         is_own = judged and judged.provenance.host_fingerprint == profile.origin.fingerprint
         machines[name] = OfferedMachine(
             name=name,
-            typed=path.stem if path in shipped else typed(path),
+            typed=as_typed,
             machine=profile,
             workloads=_workloads(profile, [*documents, *traces.of(profile)]),
             clusters=known,
@@ -276,7 +296,7 @@ def catalogue(session: Session) -> Catalogue:
             for link in usable_links()
         ),
         devices=tuple(
-            CatalogueDevice(id=sheet.id, name=sheet.name)
+            CatalogueDevice(id=sheet.id, name=sheet.name, memory_bytes=sheet.memory.size_bytes)
             for sheet in shipped_catalogue().devices
             if sheet.bandwidth is not None
         ),
@@ -301,6 +321,7 @@ def _profile(offered: OfferedMachine) -> CatalogueProfile:
         bandwidth_bytes_per_s=None if link is None else link.bytes_per_s,
         latency_s=None if link is None else link.latency_s,
         measured_devices=most,
+        memory_bytes=None if offered.sheet is None else offered.sheet.memory.size_bytes,
         workloads=tuple(_entry(offered, name, each) for name, each in offered.workloads.items()),
     )
 
@@ -320,7 +341,7 @@ def _entry(offered: OfferedMachine, name: str, workload: OfferedWorkload) -> Cat
         no_devices = "choose another machine above"
     elif isinstance(machine, MeasuredMachine) and machine.operators is None:
         no_devices = "this profile has no costs of operators: calibrate again with this version"
-    elif workload.document is None or workload.document.trace is None:
+    elif workload.trace is None:
         no_devices = (
             "whole steps of another device cannot be scaled: perfmodel trace, then --workload FILE"
         )
@@ -329,4 +350,5 @@ def _entry(offered: OfferedMachine, name: str, workload: OfferedWorkload) -> Cat
         batches=tuple(sorted(int(point.at) for point in entry.phases[0].forward)),
         refused=refused,
         no_devices=no_devices,
+        precision="" if workload.trace is None else workload.trace.method.precision,
     )

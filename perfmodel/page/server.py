@@ -1,6 +1,6 @@
 """The page over HTTP, for this machine alone.
 
-Three addresses, none of which names a file: the page, an answer, an export. Whatever a question
+Four addresses, none of which names a file: the page, an answer, its detail, an export. Whatever a question
 holds is checked by its schema before anything is computed.
 """
 
@@ -155,6 +155,13 @@ def application(answers: Answers, *, most_in_flight: int = MOST_IN_FLIGHT) -> St
 
         return await _answered(request, threads, reply)
 
+    async def tell(request: Request) -> Response:
+        def reply(asked: StepQuestion | LayoutQuestion) -> Response:
+            text = answers.detail(asked).model_dump_json()
+            return Response(text, media_type="application/json", headers=_HEADERS)
+
+        return await _answered(request, threads, reply)
+
     async def export(request: Request) -> Response:
         def reply(asked: StepQuestion | LayoutQuestion) -> Response:
             name = {"Content-Disposition": 'attachment; filename="perfmodel-what-if.html"'}
@@ -170,6 +177,7 @@ def application(answers: Answers, *, most_in_flight: int = MOST_IN_FLIGHT) -> St
         routes=[
             Route("/", show, methods=["GET"]),
             Route("/answer", ask, methods=["POST"]),
+            Route("/detail", tell, methods=["POST"]),
             Route("/export", export, methods=["POST"]),
         ],
         middleware=[

@@ -1,6 +1,7 @@
 """Figures of a profile, predictions, a validation and a plan."""
 
 import io
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal
 
@@ -17,6 +18,7 @@ from perfmodel.documents.observation import PHASES
 from perfmodel.documents.plan import PlanDocument
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.verdicts import ValidationDocument
+from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import CurvePoint, MeasuredMachine, PhaseCurves
 from perfmodel.report.prediction import causes_of
 from perfmodel.report.wording import duration_unit, percent, short_label
@@ -274,16 +276,21 @@ COMMUNICATION = frozenset({Cause.ALL_REDUCE, Cause.BROADCAST, Cause.BUCKET})
 
 
 def speedup_figure(predictions: Sequence[PredictionDocument]) -> Figure:
-    """Speed-up and efficiency over devices: interval as a band, real runs as diamonds."""
+    """Speed-up and efficiency over devices: interval as a band, real runs as diamonds.
+
+    No device is faster than alone: the band ends at the ideal. Shaded: what the network was not measured for.
+    """
     figure = new_figure(width_in=9.2)
     speedup_axes, efficiency_axes = figure.subplots(1, 2)
     sizes: set[int] = set()
+    figure.suptitle(plain(_subject(predictions)), fontsize="medium")
     for place, prediction in enumerate(predictions):
         found = {p.setting.world_size: p.speedup for p in prediction.points if p.speedup}
         runs = {run.world_size: run.speedup for run in prediction.measured if run.speedup}
         sizes |= {*found, *runs}
         counts, ran = np.array(sorted(found)), np.array([*runs])
         speedups = _intervals(found[int(count)] for count in counts)
+        speedups = np.minimum(speedups, np.maximum(counts, speedups[1]))
         measured = np.array([*runs.values()])
         for axes, shown, points in (
             (speedup_axes, speedups, measured),
@@ -299,6 +306,7 @@ def speedup_figure(predictions: Sequence[PredictionDocument]) -> Figure:
         if sizes:
             log2_ticks(axes, values=sizes)
             axes.plot(sorted(sizes), values, label="ideal", **ideal)
+            _shade_beyond(axes, predictions, sorted(sizes))
     if sizes:
         speedup_axes.set_yscale("log", base=2)
         speedup_axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -309,6 +317,38 @@ def speedup_figure(predictions: Sequence[PredictionDocument]) -> Figure:
     finish(efficiency_axes, title="Scaling efficiency", x="Devices [count]", y=efficiency)
     legend_below(figure)
     return figure
+
+
+def _subject(predictions: Sequence[PredictionDocument]) -> str:
+    """Model, batch and machine, as far as they are the same."""
+    machine = ", ".join(dict.fromkeys(each.device_name for each in predictions))
+    if len(predictions) != 1 or not predictions[0].points:
+        return machine
+    [prediction] = predictions
+    setting = prediction.points[0].setting
+    batch = f"batch {setting.micro_batch * setting.accumulation} of each device"
+    if prediction.scaling == "strong":
+        batch = f"batch {setting.micro_batch * setting.accumulation * setting.world_size}"
+    return f"{prediction.workload} on {machine}, {batch}"
+
+
+def _shade_beyond(
+    axes: Axes, predictions: Sequence[PredictionDocument], sizes: Sequence[int]
+) -> None:
+    """Shade the device counts whose communication was extrapolated or assumed."""
+    unknown = {Evidence.EXTRAPOLATED, Evidence.ASSUMED}
+    beyond = {
+        point.setting.world_size
+        for each in predictions
+        for point in each.points
+        if point.evidence.get("communication") in unknown
+    }
+    if not beyond:
+        return
+    first, last = min(beyond), sizes[-1]
+    before = max((size for size in sizes if size < first), default=first)
+    edge = math.sqrt(before * first)
+    axes.axvspan(edge, last * 1.15, color=GREY, alpha=0.1, linewidth=0, label="extrapolated")
 
 
 def _curve(

@@ -50,6 +50,8 @@ _COMMUNICATION: Final = {
     ),
     "point-to-point send": ("#8C564B", {Cause.P2P}),
 }
+#: Width of a digit over that of the step.
+_DIGIT: Final = 0.007
 _KINDS: Final = {**_COMPUTE, **_COMMUNICATION}
 
 
@@ -138,8 +140,11 @@ def _number_passes(
     for index in where:
         pieces.setdefault(trace.program.operations[index].name, []).append(index)
     for name, parts in pieces.items():
-        middle = (trace.start_s[rank, parts[0]] + trace.end_s[rank, parts[-1]]) / 2 / scale
-        axes.text(float(middle), position - 0.15, name.split(" ")[-1], clip_on=True, **style)
+        start_s, end_s = trace.start_s[rank, parts[0]], trace.end_s[rank, parts[-1]]
+        number = name.split(" ")[-1]
+        if end_s - start_s > _DIGIT * len(number) * trace.step_s:
+            middle = float((start_s + end_s) / 2 / scale)
+            axes.text(middle, position - 0.15, number, clip_on=True, **style)
 
 
 def _idle_share(trace: Trace, rank: int, stage: int) -> float:

@@ -121,11 +121,45 @@ function showMachine(state) {
   byId("about").textContent = `${workload.name} on ${profile.device}, ${where}`;
   const byScaling = state.scaling === "strong" ? "Batch of all devices" : "Batch of each device";
   byId("batch-word").textContent = isLayout ? "Global batch (sequences)" : byScaling;
+  byId("work-unit").setAttribute("aria-label", isLayout ? "of tokens" : "of samples");
+  const units = ["ms", "s", isLayout ? "tokens/s" : "samples/s"];
+  const unit = byId("logged-unit").value;
+  options(byId("logged-unit"), units.map((name) => [name, name]), units.includes(unit) ? unit : "ms");
   byId(state.scaling).checked = true;
   if (isLayout) showLayout(state, workload);
   else showStep(state, profile, workload);
-  setLadder("devices", data.grid?.devices ?? powers(1, 16384, !isLayout && state.scaling === "weak"), state.devices);
+  const most = isLayout ? 16384 : mostDevices(state, profile);
+  setLadder("devices", data.grid?.devices ?? powers(1, most, !isLayout && state.scaling === "weak"), state.devices);
   setLadder("batch", data.grid?.batches ?? batchLadder(state, workload, isLayout), state.batch);
+}
+
+// Where one rank was measured, nothing is known of links but what a cluster file says.
+function mostDevices(state, profile) {
+  const cluster = data.catalogue.clusters.find(({ name }) => name === state.cluster);
+  return cluster?.devices ?? (profile.bandwidth_bytes_per_s ? 16384 : 1);
+}
+
+// What belongs to the machine, or is the user's of this machine, starts anew with another one.
+function showMoney(state, question = {}) {
+  const { capacity_bytes: given, spending, logged } = question;
+  const capacity = given ?? memoryOf(state);
+  byId("capacity").value = capacity ? Number((capacity / 2 ** 30).toPrecision(6)) : "";
+  byId("capacity-hint").textContent = !given && capacity ? "By the data sheet." : "";
+  byId("offer").value = "";
+  byId("money-hint").textContent = "";
+  byId("export-hint").textContent = "";
+  byId("price").value = spending?.per_device_hour ?? "";
+  byId("currency").value = spending?.currency ?? "USD";
+  const work = spending?.work ?? (profileOf(state).kind === "layout" ? 1e12 : 1e6);
+  byId("work-unit").value = ["1e12", "1e9", "1e6"].find((unit) => work >= Number(unit)) ?? "1e6";
+  byId("work").value = work / Number(byId("work-unit").value);
+  byId("logged").value = logged?.value ?? "";
+  if (logged) byId("logged-unit").value = logged.unit;
+}
+
+function memoryOf(state) {
+  const device = data.catalogue.devices.find(({ id }) => id === state.plain.device);
+  return (device ?? profileOf(state)).memory_bytes;
 }
 
 function batchLadder(state, workload, isLayout) {
@@ -143,11 +177,12 @@ function showStep(state, profile, workload) {
     setLadder(id, times.toSorted((a, b) => a - b), state.factors[id]);
     byId(id).disabled = id !== "speed" && !known;
   }
-  byId("link-hint").textContent = known ? "" : "One rank was measured: nothing is known of the network. Calibrate with --nproc 2 or more, or serve with --cluster FILE.";
+  byId("link-hint").textContent = known ? "" : "One device was measured: nothing is known of its network. Choose another machine, serve with --cluster FILE, or calibrate with --nproc 2.";
   showHardware(state, workload, known);
   const refused = Object.entries(workload.refused);
-  options(byId("precision"), ["fp32", "bf16", "fp16"].map((name) => [name, name, name in workload.refused]), state.plain.precision);
-  byId("precision-hint").textContent = refused.length ? `${refused.map(([name]) => name).join(", ")}: ${refused[0][1]}` : "";
+  const traced = workload.precision && `${workload.precision}, as traced`;
+  options(byId("precision"), ["fp32", "bf16", "fp16"].filter((name) => name === "fp32" || name !== workload.precision).map((name) => [name, (name === "fp32" && traced) || name, name in workload.refused]), state.plain.precision);
+  byId("precision-hint").textContent = traced ? "Another precision: trace the model in it (perfmodel trace --precision)." : refused.length ? `${refused.map(([name]) => name).join(", ")}: ${refused[0][1]}` : "";
   for (const id of Object.keys(PLAIN)) byId(id).value = state.plain[id];
 }
 
@@ -187,7 +222,8 @@ function showNumbers(state) {
   for (const id of Object.keys(FACTORS)) {
     const times = state.factors[id];
     const absolute = base[id] && (id === "bandwidth" ? rate(times * base[id]) : duration(times * base[id]));
-    const moved = [absolute, times === 1 ? (id === "bandwidth" && link ? "assumed" : "as measured") : `${Number(times.toPrecision(3))}x`].filter(Boolean).join(", ");
+    const isKnown = id === "speed" || base[id];
+    const moved = !isKnown ? "not known" : [absolute, times === 1 ? (id === "bandwidth" && link ? "assumed" : "as measured") : `${Number(times.toPrecision(3))}x`].filter(Boolean).join(", ");
     const text = state.others[FIELDS[id]] ?? moved;
     byId(`${id}-text`).textContent = text;
     byId(id).setAttribute("aria-valuetext", text);

@@ -7,11 +7,18 @@ let isAsking = false;
 let isWaiting = false;
 
 function first() {
-  if (data.question) return stateOf(data.question);
+  const asked = firstQuestion();
+  return asked ? stateOf(asked) : fresh();
+}
+
+// Of a file, or of the address; of a machine or model that is not offered, nothing holds.
+function firstQuestion() {
+  if (data.question) return data.question;
   try {
-    return stateOf(JSON.parse(decodeURIComponent(location.hash.slice(1))));
+    const asked = JSON.parse(decodeURIComponent(location.hash.slice(1)));
+    return isOf(asked, { profile: profileOf(asked).name, workload: workloadOf(asked).name }) ? asked : null;
   } catch {
-    return fresh();
+    return null;
   }
 }
 
@@ -19,7 +26,11 @@ function moneyAsked() {
   const capacity = Number(byId("capacity").value);
   const [price, work] = [byId("price").value, Number(byId("work").value) * Number(byId("work-unit").value)];
   const currency = byId("currency").value.toUpperCase();
-  const asked = capacity > 0 ? { capacity_bytes: Math.round(capacity * 2 ** 30) } : {};
+  const logged = Number(byId("logged").value);
+  const asked = {
+    ...(capacity > 0 ? { capacity_bytes: Math.round(capacity * 2 ** 30) } : {}),
+    ...(logged > 0 ? { logged: { value: logged, unit: byId("logged-unit").value } } : {}),
+  };
   if (price === "" || !(work > 0) || !/^[A-Z]{3}$/.test(currency)) return asked;
   return { ...asked, spending: { per_device_hour: Number(price), currency, work } };
 }
@@ -43,8 +54,10 @@ async function ask() {
   try {
     const question = questionOf(state, moneyAsked());
     if (!data.grid) history.replaceState(null, "", `#${encodeURIComponent(JSON.stringify(question))}`);
-    const answer = data.grid ? stored() : await fetched(question);
-    if (isOf(question)) show(answer, started);
+    const answer = data.grid ? stored() : await fetched("answer", question);
+    if (isOf(question, state)) show(answer, started);
+    // The curve takes longer: it waits until nothing newer is asked.
+    if (!data.grid && !isWaiting) detail(await fetched("detail", question), question);
   } catch (error) {
     complain(error.message);
   } finally {
@@ -59,9 +72,9 @@ async function ask() {
   }
 }
 
-// Whether the machine and the workload are still those that were asked about.
-function isOf(question) {
-  return question.profile === state.profile && question.workload === state.workload;
+// Whether a question is about this machine and this workload.
+function isOf(question, { profile, workload }) {
+  return question.profile === profile && question.workload === workload;
 }
 
 function stored() {
@@ -71,12 +84,12 @@ function stored() {
   const found = data.answers[`${state.devices}|${state.batch}|${bandwidth}`];
   if (!found) throw new Error("This file holds no answer for that; move devices, batch or bandwidth by their sliders.");
   if (found.error) throw new Error(found.error);
-  return { ...found, curve: data.curves[found.curve_at] };
+  return { ...found, curve: data.curves[found.curve_at], diagnosis: null };
 }
 
-async function fetched(question) {
+async function fetched(address, question) {
   for (let attempt = 0; ; attempt += 1) {
-    const response = await post("answer", question);
+    const response = await post(address, question);
     if (response.ok) return response.json();
     if (response.status !== 429 || attempt === 5) throw new Error((await response.json()).error);
     await new Promise((resolve) => { setTimeout(resolve, 200 * (attempt + 1)); });
@@ -92,17 +105,36 @@ async function post(address, question) {
 }
 
 function show(answer, started) {
-  latest = answer;
+  latest = { curve: latest?.curve, diagnosis: latest?.diagnosis, ...answer };
   complain("");
-  draw();
+  document.body.classList.toggle("waiting", !data.grid);
+  drawAnswer();
+  if (data.grid) drawDetail();
   const spent = performance.now() - started;
   document.body.dataset.updateMs = spent.toFixed(1);
   byId("footer").textContent = `perfmodel ${data.catalogue.version}; ${data.grid ? "stored answer" : "answered"} and drawn in ${Math.max(1, Math.round(spent))} ms`;
 }
 
+function detail(found, question) {
+  if (!isOf(question, state)) return;
+  latest = { ...latest, ...found };
+  document.body.classList.remove("waiting");
+  drawDetail();
+}
+
 function draw() {
-  drawFigures(latest);
+  drawAnswer();
+  drawDetail();
+}
+
+function drawDetail() {
+  if (!latest.curve) return;
   drawCurve(latest, state.devices, (devices) => { choose("devices", devices); });
+  drawDiagnosis(latest);
+}
+
+function drawAnswer() {
+  drawFigures(latest);
   drawTimeline(latest);
   drawBreakdown(latest);
   drawMemory(latest);
@@ -133,16 +165,22 @@ function listenSliders() {
 }
 
 function listenChoices() {
-  for (const id of Object.keys(PLAIN)) byId(id).addEventListener("change", () => { state.plain[id] = byId(id).value; update(); });
+  for (const id of Object.keys(PLAIN)) {
+    byId(id).addEventListener("change", () => {
+      state.plain[id] = byId(id).value;
+      if (id === "device") showMoney(state);
+      update();
+    });
+  }
   byId("cluster").addEventListener("change", () => { restart({ ...state, cluster: byId("cluster").value, plain: { ...state.plain, uplink: "" } }); });
   for (const id of Object.keys(LAYOUT)) byId(id).addEventListener("change", () => { state.layout[id] = byId(id).value; update(); });
-  for (const id of ["weak", "strong"]) byId(id).addEventListener("change", () => { restart({ ...fresh(state.profile, state.workload, id), devices: state.devices, cluster: state.cluster, factors: state.factors, plain: state.plain }); });
+  for (const id of ["weak", "strong"]) byId(id).addEventListener("change", () => { restart({ ...fresh(state.profile, state.workload, id), devices: state.devices, cluster: state.cluster, factors: state.factors, plain: state.plain, others: state.others }); });
   byId("profile").addEventListener("change", () => { restart(fresh(byId("profile").value)); });
   byId("workload").addEventListener("change", () => { restart({ ...fresh(state.profile, byId("workload").value, state.scaling), devices: state.devices, cluster: state.cluster, factors: state.factors }); });
-  byId("reset").addEventListener("click", () => { restart(data.question ? stateOf(data.question) : fresh(state.profile, state.workload)); });
-  for (const id of ["capacity", "price", "work", "currency", "work-unit"]) byId(id).addEventListener("input", update);
+  byId("reset").addEventListener("click", () => { restart(data.question ? stateOf(data.question) : fresh(state.profile, state.workload), data.question ?? {}); });
+  for (const id of ["capacity", "price", "work", "currency", "work-unit", "logged", "logged-unit"]) byId(id).addEventListener("input", update);
   byId("offer").addEventListener("change", takeOffer);
-  for (const id of ["curve-measure", "curve-axes"]) byId(id).addEventListener("change", () => { if (latest) draw(); });
+  for (const id of ["curve-measure", "curve-axes"]) byId(id).addEventListener("change", () => { if (latest?.curve) drawDetail(); });
   byId("export").addEventListener("click", () => { void save(); });
   byId("controls").addEventListener("submit", (event) => { event.preventDefault(); });
 }
@@ -156,10 +194,13 @@ function takeOffer() {
   update();
 }
 
-function restart(changed) {
-  if (!isOf(changed)) document.body.classList.add("stale"); // until the new machine answers
+function restart(changed, question = null) {
+  const [before, isOther] = [state.profile, !isOf(changed, state)];
+  if (isOther) document.body.classList.add("stale"); // until the new machine answers
   state = changed;
   showMachine(state);
+  if (question || state.profile !== before) showMoney(state, question ?? {});
+  else if (isOther) byId("logged").value = "";
   if (data.grid) freeze();
   update();
 }
@@ -187,13 +228,6 @@ function freeze() {
   document.querySelectorAll("form input, form select, form button").forEach((part) => { part.disabled = !free.has(part.id); });
   byId("export").hidden = true;
   byId("export-hint").textContent = `One file with ${Object.keys(data.answers).length} answers: devices, batch and bandwidth can be moved; for the rest, perfmodel serve.`;
-  const { capacity_bytes: capacity, spending } = data.question;
-  byId("capacity").value = capacity ? capacity / 2 ** 30 : "";
-  byId("price").value = spending?.per_device_hour ?? "";
-  if (!spending) return;
-  byId("currency").value = spending.currency;
-  byId("work-unit").value = ["1e12", "1e9", "1e6"].find((unit) => spending.work >= Number(unit)) ?? "1e6";
-  byId("work").value = spending.work / Number(byId("work-unit").value);
 }
 
 function begin() {
@@ -201,11 +235,12 @@ function begin() {
   byId("offer-row").hidden = prices.length === 0;
   options(byId("offer"), [["", "choose"], ...prices.map(({ name }, i) => [String(i), name])], "");
   showMachine(state);
+  showMoney(state, firstQuestion() ?? {});
   if (data.grid) freeze();
   listenSliders();
   listenChoices();
   let width = innerWidth;
-  addEventListener("resize", () => { if (latest && innerWidth !== width) { width = innerWidth; draw(); } });
+  addEventListener("resize", () => { if (latest?.curve && innerWidth !== width) { width = innerWidth; draw(); } });
   update();
 }
 

@@ -3,7 +3,7 @@
 function figure(id, title, { value, unit = "", range }, note = "") {
   const shown = html("div", { class: "value", id: `${id}-value` }, value);
   if (unit) shown.append(html("small", {}, ` ${unit}`));
-  return html("div", { class: "figure", id }, html("h3", {}, title), shown, html("div", { class: "range" }, `${range}${note && ` ${note}`}`));
+  return html("div", { class: "figure", id }, html("h2", {}, title), shown, html("div", { class: "range" }, `${range}${note && ` ${note}`}`));
 }
 
 function percentRange(interval) {
@@ -60,14 +60,30 @@ function drawMemory(answer) {
     place.replaceChildren(html("p", { class: "note" }, answer.no_memory));
     return;
   }
-  const parts = Object.entries(memory.parts_bytes).filter(([, size]) => size > 0);
+  const parts = Object.entries(memory.parts_bytes).filter(([, size]) => size > 0).sort(([, a], [, b]) => b - a);
   const total = Math.max(memory.needed_bytes, memory.capacity_bytes);
-  bar(place, parts.map(([name, size], i) => [name, size, MEMORY_COLOURS[i % MEMORY_COLOURS.length]]), total, {
+  const colours = Object.fromEntries(Object.keys(memory.parts_bytes).map((name, i) => [name, MEMORY_COLOURS[i % MEMORY_COLOURS.length]]));
+  bar(place, parts.map(([name, size]) => [name, size, colours[name]]), total, {
     label: `${bytes(memory.needed_bytes)} of ${bytes(memory.capacity_bytes)}`, text: bytes, mark: Math.min(1, memory.capacity_bytes / total),
   });
   const kind = { fits: "fits", "does not fit": "misses" }[memory.verdict] ?? "close";
   const text = `${memory.verdict}: ${bytes(memory.needed_bytes)} of ${bytes(memory.capacity_bytes)}, fits with probability ${Math.round(100 * memory.fit_probability)} %`;
   place.prepend(html("p", { class: `verdict ${kind}`, id: "memory-verdict" }, text[0].toUpperCase() + text.slice(1)));
+}
+
+// A logged speed among the predicted ones.
+function drawDiagnosis({ diagnosis, step_s: predicted }) {
+  byId("diagnosis").hidden = !diagnosis;
+  if (!diagnosis) return;
+  const { value, unit, range } = rangedDuration(predicted);
+  const share = Math.round(100 * diagnosis.share_slower);
+  const isNormal = diagnosis.verdict === "normal";
+  byId("verdict").className = `verdict ${isNormal ? "fits" : "misses"}`;
+  byId("verdict").textContent = `${diagnosis.verdict[0].toUpperCase()}${diagnosis.verdict.slice(1)}: a step of ${duration(diagnosis.logged_s)}; predicted ${value} ${unit} ${range}, and ${share} % of these runs take longer.`;
+  byId("causes").replaceChildren(...diagnosis.causes.map(({ name, means, odds }) => html("li", {}, html("b", {}, `${percent(odds)} ${name}`), `: ${means}`)));
+  const next = diagnosis.next_name && ` Measure next: ${diagnosis.next_name}.`;
+  byId("causes-note").textContent = diagnosis.causes.length ? `Odds by data sheets.${next} This says more:` : "This says more:";
+  byId("diagnosis-command").textContent = diagnosis.command;
 }
 
 function drawMoney(answer) {

@@ -2,19 +2,30 @@
 
 import json
 import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import perfmodel as pm
-from perfmodel.documents.page import LayoutQuestion, Spending, StepQuestion
+from perfmodel.documents.page import (
+    LayoutQuestion,
+    LoggedSpeed,
+    PageDiagnosis,
+    Spending,
+    StepQuestion,
+)
 from perfmodel.documents.prediction import PredictionDocument, WhatIfDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import NotFeasible, UsageError
+from perfmodel.models import SHIPPED_TRACES
 from perfmodel.page.answers import Answers
-from perfmodel.page.export import export_html
-from perfmodel.page.machines import read_session, typed
+from perfmodel.page.export import export_html, start
+from perfmodel.page.machines import read_session, typed, unmeasured_machines
+from tests.benchmarks.shipped_traces import MACHINES
+from tests.benchmarks.shipped_traces import traced as retraced
 from tests.perfmodel.cli.command import Run
 from tests.perfmodel.cli.test_memory_command import document as traced
 from tests.perfmodel.cost.large_samples import document
@@ -48,8 +59,8 @@ def test_an_answer_is_that_of_whatif() -> None:
 
 
 def test_strong_scaling_leaves_out_what_cannot_be_split() -> None:
-    answer = answers().answer(asked(devices=2, batch=8, scaling="strong"))
-    assert [point.devices for point in answer.curve] == [1, 2, 4, 8]
+    detail = answers().detail(asked(devices=2, batch=8, scaling="strong"))
+    assert [point.devices for point in detail.curve] == [1, 2, 4, 8]
     with pytest.raises(NotFeasible, match="multiple of devices"):
         answers().answer(asked(devices=3, batch=8, scaling="strong"))
 
@@ -96,7 +107,8 @@ def test_a_layout_is_answered_as_predict_does(
     assert answer.memory is not None
     assert answer.memory.fit_probability == told.fit_probability
     assert sum(answer.memory.parts_bytes.values()) == pytest.approx(answer.memory.needed_bytes)
-    [here] = [point for point in answer.curve if point.devices == 40]
+    curve = layout_answers().detail(question).curve
+    [here] = [point for point in curve if point.devices == 40]
     assert here.value.nominal == pytest.approx(answer.throughput.nominal)
     assert {lane.name.partition(":")[0] for lane in answer.timeline} == {"stage 0", "stage 1"}
 
@@ -177,8 +189,9 @@ def test_a_cluster_is_that_of_predict_and_ends_the_curve(served: Answers) -> Non
     counts = (1, 2, 4, 8, 16, 32)
     document = pm.predict(machine, "heavy", devices=counts, batch=16, cluster=ETHERNET)
     assert answer.step_s == document.points[-1].step_s
-    assert [point.devices for point in answer.curve] == list(counts)
-    assert [point.value for point in answer.curve] == [p.speedup for p in document.points]
+    curve = served.detail(asked_of(served, cluster="ethernet")).curve
+    assert [point.devices for point in curve] == list(counts)
+    assert [point.value for point in curve] == [p.speedup for p in document.points]
     assert answer.contrast is not None
     assert any("cluster file" in caveat for caveat in answer.caveats)
     with pytest.raises(NotFeasible, match="at most 32"):
@@ -249,3 +262,85 @@ def test_links_that_other_jobs_share_are_refused(tmp_path: Path) -> None:
         read_session(
             [tmp_path / "profile.json"], [], validation=None, budget=None, clusters=[shared]
         )
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Answers:
+    """The page as it starts where nothing was measured."""
+    return Answers(read_session(unmeasured_machines(), [], validation=None, budget=None))
+
+
+def test_it_starts_without_torch_and_knows_the_memory_of_its_devices() -> None:
+    """A GPU's trace ships, so that the default install has something to show."""
+    script = (
+        "import sys; sys.modules['torch'] = None; from perfmodel.page import machines as m, answers as a;"
+        "from perfmodel.page.export import start;"
+        "s = a.Answers(m.read_session(m.unmeasured_machines(), [], validation=None, budget=None));"
+        "print(s.answer(start(s.catalogue)).setting, s.catalogue.profiles[0].memory_bytes / 2**30)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    assert told.stdout.startswith("torchvision:resnet50, devices x micro-batch 8 x 32")
+    assert told.stdout.split()[-1] == "80.0"
+
+
+@pytest.mark.parametrize(("precision", "machine"), MACHINES.items())
+def test_the_trace_that_ships_is_the_one_of_today(precision: str, machine: str) -> None:
+    now = retraced(machine)
+    kept = WorkloadDocument.read(SHIPPED_TRACES / f"torchvision-resnet50-{precision}.json.gz")
+    assert (kept.workload, kept.trace, kept.memory) == (now.workload, now.trace, now.memory)
+
+
+def test_a_logged_speed_is_judged_as_diagnose_does(shipped: Answers, run: Run) -> None:
+    asked = start(shipped.catalogue)
+    predicted = shipped.answer(asked).step_s
+    assert shipped.detail(asked).diagnosis is None
+
+    def judged(value: float, unit: str) -> PageDiagnosis:
+        logged = {"value": value, "unit": unit}
+        found = shipped.detail(type(asked).model_validate(asked.model_dump() | {"logged": logged}))
+        assert found.diagnosis is not None
+        return found.diagnosis
+
+    normal = judged(8 * 32 / predicted.nominal, "samples/s")
+    assert normal.logged_s == pytest.approx(predicted.nominal)
+    assert (normal.verdict, normal.causes) == ("normal", ())
+    slow = judged(5e3 * predicted.p95, "ms")
+    assert (slow.verdict, slow.share_slower) == ("slower than normal", 0.0)
+    told = json.loads(run(*shlex.split(slow.command)[1:], "--json").stdout)
+    odds = {cause["cause"]: cause["odds"] for cause in told["causes"]}
+    # The command traces as a processor runs the model; the page has the trace of a GPU.
+    assert {cause.name: cause.odds for cause in slow.causes} == {
+        cause.name: pytest.approx(odds[cause.name], abs=0.05) for cause in slow.causes
+    }
+    assert slow.causes[0].odds > 0.2
+    assert slow.next_name
+    with pytest.raises(UsageError, match="must be in ms, s or samples/s"):
+        judged(1.0, "tokens/s")
+
+
+def test_a_logged_speed_of_a_large_model_is_judged_too(shipped: Answers) -> None:
+    [large] = [p for p in shipped.catalogue.profiles if p.name == "dgx-a100 (LLMs)"]
+    assert large.memory_bytes == 80 * 2**30
+    question = LayoutQuestion(
+        kind="layout",
+        profile=large.name,
+        workload="llama2-7b",
+        layout="dp=16 zero=3",
+        batch=64,
+        logged=LoggedSpeed(value=1000, unit="tokens/s"),
+    )
+    found = shipped.detail(question).diagnosis
+    assert found is not None
+    assert found.logged_s == pytest.approx(64 * 4096 / 1000)
+    assert found.verdict == "slower than normal"
+    assert found.causes
+
+
+def test_without_a_data_sheet_explain_says_more(served: Answers, run: Run) -> None:
+    logged = {"value": 1e4, "unit": "ms"}
+    found = served.detail(asked_of(served, devices=2, logged=logged)).diagnosis
+    assert found is not None
+    assert (found.verdict, found.causes) == ("slower than normal", ())
+    assert "10 s" in run(*shlex.split(found.command)[1:]).stdout

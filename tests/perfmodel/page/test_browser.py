@@ -2,10 +2,8 @@
 
 import contextlib
 import io
-import itertools
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,25 +18,14 @@ from perfmodel.cli.app import main
 from perfmodel.documents.prediction import ScenarioOutcome, WhatIfDocument
 from perfmodel.report.wording import count_interval, duration_interval, interval
 from perfmodel.statistics import Interval
+from tests.accessibility import VIEWS, chromium, is_readable, needs_browser
 from tests.perfmodel.cost.large_samples import document
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM: Final = next(
-    (
-        found
-        for name in ("chromium", "chromium-browser", "google-chrome")
-        if (found := shutil.which(name))
-    ),
-    None,
-)
 ROOT: Final = Path(__file__).resolve().parents[3]
 PROFILE: Final = "docs/records/calibration/profile.json"
 WAIT_MS: Final = 30_000
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome"),
-]
+pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +51,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM)
-        yield chromium
-        chromium.close()
+    with chromium() as found:
+        yield found
 
 
 @pytest.fixture
@@ -246,6 +231,50 @@ def test_a_price_gives_the_cost(page: Any) -> None:
     assert number * scale == pytest.approx(8 * 1e6 / throughput / 3600 * price, rel=0.01, abs=0.005)
 
 
+_CONTROLS: Final = """() => Object.fromEntries(
+    [...document.querySelectorAll('form input, form select, form output, form .hint')]
+        .filter(each => each.offsetParent)
+        .map((each, i) => [each.id || i, [each.value ?? each.textContent, each.max ?? '', each.disabled ?? false,
+            each.getAttribute('aria-valuetext') ?? '', [...each.options ?? []].map(o => o.textContent).join()]]))"""
+_ALL_MOVED: Final = """() => { for (const each of document.querySelectorAll('form input, form select')) {
+    if (!each.offsetParent || each.disabled || each.id === 'profile' || each.id === 'workload') continue;
+    if (each.type === 'range') each.value = each.max;
+    else if (each.type === 'number') each.value = 17;
+    else if (each.options) each.selectedIndex = each.options.length - 1;
+    each.dispatchEvent(new Event('input')); each.dispatchEvent(new Event('change')); } }"""
+
+
+def test_no_control_is_left_from_another_machine(page: Any, address: str) -> None:
+    """Whatever was moved before: a machine shows the controls with which it opens."""
+    page.select_option("#profile", "inferred")
+    settled(page)
+    other = page.evaluate(_CONTROLS)
+    page.goto("about:blank")
+    page.goto(address)
+    settled(page)
+    opened = page.evaluate(_CONTROLS)
+    measured = page.input_value("#profile")
+    page.evaluate(_ALL_MOVED)
+    page.select_option("#profile", "inferred")
+    settled(page)
+    assert page.evaluate(_CONTROLS) == other
+    page.evaluate(_ALL_MOVED)
+    page.select_option("#profile", measured)
+    settled(page)
+    assert page.evaluate(_CONTROLS) == opened
+
+
+def test_a_logged_speed_is_judged(page: Any) -> None:
+    page.fill("#logged", "30")
+    page.select_option("#logged-unit", "s")
+    settled(page)
+    assert page.text_content("#verdict").startswith("Slower than normal: a step of 30.0 s")
+    assert "perfmodel explain" in page.text_content("#diagnosis-command")
+    page.fill("#logged", "")
+    settled(page)
+    assert page.locator("#diagnosis").is_hidden()
+
+
 def test_a_layout_is_chosen_by_its_parts(page: Any) -> None:
     page.select_option("#profile", "inferred")
     settled(page)
@@ -255,7 +284,7 @@ def test_a_layout_is_chosen_by_its_parts(page: Any) -> None:
     settled(page)
     assert "tp=2 pp=2" in page.locator("#command").text_content()
     assert page.locator("#timeline svg text", has_text="stage 1: compute").count() == 1
-    assert "of 80" in page.text_content("#memory-verdict")
+    assert "fits" in page.text_content("#memory-verdict")
     page.fill("#devices-number", "6")
     page.wait_for_selector("#problem:not([hidden])")
     assert "must divide the devices" in page.text_content("#problem")
@@ -263,11 +292,14 @@ def test_a_layout_is_chosen_by_its_parts(page: Any) -> None:
 
 def test_the_address_keeps_what_was_chosen(page: Any, browser: Any) -> None:
     page.fill("#devices-number", "24")
+    page.fill("#capacity", "12")
+    page.fill("#price", "2.5")
     settled(page)
     other = browser.new_page()
     other.goto(page.url)
     settled(other)
     assert other.input_value("#devices-number") == "24"
+    assert (other.input_value("#capacity"), other.input_value("#price")) == ("12", "2.5")
     assert shown(other, "step") == shown(page, "step")
     other.close()
 
@@ -314,13 +346,21 @@ def test_numbers_are_written_as_the_command_line_writes_them(browser: Any) -> No
     assert written == [[interval(c), duration_interval(c), count_interval(c)] for c in cases]
 
 
-@pytest.mark.parametrize(("width", "scheme"), [*itertools.product((1280, 390), ("light", "dark"))])
+@pytest.mark.parametrize(("width", "scheme"), VIEWS)
 def test_it_fits_and_can_be_read(browser: Any, address: str, width: int, scheme: str) -> None:
     context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
     page = context.new_page()
     page.goto(address)
     settled(page)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.fill("#logged", "2")
+    settled(page)
+    is_readable(page, width=width)
+    page.select_option("#profile", "inferred")
+    settled(page)
+    page.fill("#devices-number", "9")
+    page.fill("#price", "2")
+    settled(page)
+    is_readable(page, width=width)
     ground, ink = page.evaluate(
         "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
     )

@@ -96,7 +96,7 @@ def plain_point(world_size: int, *, workload: str = "resnet18") -> PredictedPoin
             Cause.OPTIMIZER: 0.01,
         },
         straggler_s=0.0021,
-        evidence={"compute": Evidence.MEASURED, "all_reduce": reach},
+        evidence={"compute": Evidence.MEASURED, "communication": reach},
     )
 
 

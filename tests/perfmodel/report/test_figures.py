@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 
 from perfmodel.cost.collectives import bus_factor
 from perfmodel.report.figures import (
@@ -87,3 +88,15 @@ def test_nothing_is_said_to_be_nothing() -> None:
     assert b"nothing measured" in figure_bytes(speedup_figure([]), format="svg")
     empty = breakdown_figure(plain_prediction(world_sizes=()))
     assert b"nothing measured" in figure_bytes(empty, format="svg")
+
+
+def test_a_plot_names_its_subject_and_shades_what_was_extrapolated() -> None:
+    """Two devices were measured, four were not: the shade begins between them."""
+    figure = speedup_figure([plain_prediction()])
+    assert figure.get_suptitle() == "resnet18 on AMD EPYC 9654, batch 32 of each device"
+    [shade] = [
+        patch for axes in figure.axes[:1] for patch in axes.patches if isinstance(patch, Rectangle)
+    ]
+    assert shade.get_label() == "extrapolated"
+    assert shade.get_x() == pytest.approx(8**0.5)
+    assert shade.get_x() + shade.get_width() > 64

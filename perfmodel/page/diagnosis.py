@@ -1,0 +1,125 @@
+"""A logged speed beside the prediction on the page: normal or not, and which causes fit."""
+
+import shlex
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+from perfmodel.answer.question import Answer
+from perfmodel.diagnosis.asked import Case, diagnosed
+from perfmodel.diagnosis.odds import NORMAL
+from perfmodel.documents.page import (
+    LayoutQuestion,
+    LikelyCause,
+    LoggedSpeed,
+    PageDiagnosis,
+    StepQuestion,
+)
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import PerfModelError, UsageError
+from perfmodel.explanation import Standing, Verdict
+from perfmodel.machine.machine import DEVICES_PER_NODE
+from perfmodel.page.machines import OfferedMachine, OfferedWorkload
+from perfmodel.units import Seconds
+from perfmodel.workload.transformer import NamedTransformer
+
+_MOST_CAUSES: Final = 4
+_LIKELY: Final = 0.05
+_LARGE_PRECISION: Final = "bf16"
+
+
+def judged(
+    asked: StepQuestion | LayoutQuestion,
+    machine: OfferedMachine,
+    workload: OfferedWorkload,
+    found: Answer,
+) -> PageDiagnosis | None:
+    """Where a logged step lies among the predicted ones; causes by ``perfmodel diagnose`` if it is outside."""
+    if asked.logged is None:
+        return None
+    logged_s = _step_s(asked.logged, workload, found)
+    standing = Standing(
+        measured_s=logged_s,
+        predicted_s=found.step,
+        share_slower=float((found.step_s[1:] > logged_s).mean()),
+    )
+    case, typed = _case(machine, workload, found, logged_s)
+    causes: tuple[LikelyCause, ...] = ()
+    next_name = ""
+    if case is not None and standing.verdict is not Verdict.NORMAL:
+        with suppress(PerfModelError):  # the command says what a data sheet lacks
+            odds = diagnosed(case).found
+            likely = [fit for fit in odds.fits if fit.odds >= _LIKELY and fit.cause != NORMAL]
+            causes = tuple(
+                LikelyCause(name=fit.cause, means=fit.means, odds=fit.odds)
+                for fit in likely[:_MOST_CAUSES]
+            )
+            next_name = odds.next_name or ""
+    return PageDiagnosis(
+        logged_s=logged_s,
+        verdict=standing.verdict.value,
+        share_slower=standing.share_slower,
+        causes=causes,
+        next_name=next_name,
+        command=shlex.join(["perfmodel", *typed]),
+    )
+
+
+def _step_s(logged: LoggedSpeed, workload: OfferedWorkload, found: Answer) -> Seconds:
+    """The step that a logged number tells. [s]"""
+    if logged.unit in ("ms", "s"):
+        return logged.value * (1e-3 if logged.unit == "ms" else 1.0)
+    sequence = workload.entry.sequence if isinstance(workload.entry, NamedTransformer) else None
+    if (logged.unit == "tokens/s") != (sequence is not None):
+        unit = "samples/s" if sequence is None else "tokens/s"
+        raise UsageError(f"logged: must be in ms, s or {unit}, got {logged.unit}")
+    return found.layout.global_batch * (sequence or 1) / logged.value
+
+
+def _case(
+    machine: OfferedMachine, workload: OfferedWorkload, found: Answer, logged_s: Seconds
+) -> tuple[Case | None, list[str]]:
+    """What ``diagnose`` is asked, None without a data sheet; and the command that says more."""
+    layout, entry, sheet = found.layout, workload.entry, machine.sheet
+    time = f"{f'{1e3 * logged_s:.6f}'.rstrip('0').rstrip('.')} ms"
+    if sheet is None or (workload.trace is None and not isinstance(entry, NamedTransformer)):
+        asked = {
+            "--profile": machine.typed,
+            "--workload": workload.typed,
+            "--devices": layout.world_size,
+            "--batch": layout.micro_batch,
+            "--accumulation": layout.accumulation,
+            "--measured": time,
+        }
+        return None, ["explain", *_options(asked)]
+    model: str | WorkloadDocument = workload.typed
+    words = f"{layout.world_size} GPUs, {time}"
+    precision = _LARGE_PRECISION
+    if isinstance(entry, NamedTransformer):
+        words = f"{layout.world_size} GPUs, {layout}: {time}"
+    elif workload.trace is not None and workload.document is not None:
+        model, precision = workload.document, workload.trace.method.precision
+    case = Case(
+        model=model,
+        device=sheet.id,
+        observed=(words,),
+        devices_per_node=min(layout.world_size, DEVICES_PER_NODE),
+        micro_batch=layout.micro_batch,
+        accumulation=layout.accumulation,
+        precision=precision,
+        strategy="ddp" if layout.zero == 0 else None,
+    )
+    typed = {
+        "--device": case.device,
+        "--observed": words,
+        "--devices-per-node": case.devices_per_node,
+        "--micro-batch": case.micro_batch,
+        "--accumulation": case.accumulation,
+        "--precision": precision,
+        "--strategy": case.strategy,
+    }
+    return case, ["diagnose", workload.typed, *_options(typed)]
+
+
+def _options(typed: Mapping[str, object]) -> list[str]:
+    return [text for name, value in typed.items() if value for text in (name, str(value))]

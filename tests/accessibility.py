@@ -1,0 +1,45 @@
+"""A page in a real Chromium: wide and narrow, light and dark, judged by axe-core."""
+
+import itertools
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pytest
+
+CHROMIUM: Final = next(
+    (
+        found
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (found := shutil.which(name))
+    ),
+    None,
+)
+#: Width of the window and the scheme of colours.
+VIEWS: Final = [*itertools.product((1280, 390), ("light", "dark"))]
+needs_browser: Final = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome"),
+]
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """A browser; the test skips without playwright."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with sync_api.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM)
+        yield found
+        found.close()
+
+
+def is_readable(page: Any, *, width: int) -> None:
+    """Nothing scrolls sideways, and axe-core finds no violation."""
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed"
+    )
+    found = axe.Axe().run(page).response["violations"]
+    told = [(each["id"], [node["target"] for node in each["nodes"]][:5]) for each in found]
+    assert told == []
