@@ -20,6 +20,7 @@ from calibrate.task import (
     Task,
     TraceTask,
 )
+from perfmodel.documents.base import installed_version
 from perfmodel.documents.observation import StackSpec
 from perfmodel.errors import UsageError
 from perfmodel.layout.layout import RunSetting, Synchronisation
@@ -316,7 +317,7 @@ class Experiment:
         operators = _interleave(
             [*self._layers(index), *self._models(index)], [*self._replays(index)]
         )
-        has_layouts = self.budget.has_layouts and not is_virtual
+        has_layouts = self.budget.has_layouts and not is_virtual and _divides_models()
         layouts = [*self._layouts(index)] if has_layouts else []
         shuffle.shuffle(layouts)
         others: Sequence[Task] = _interleave(
@@ -481,6 +482,12 @@ _STACKS: Final = (
 _STACK_BATCH: Final = 4
 _LAYOUTS: Final = ("fsdp={n}", "dp={n} zero=1", "tp={n}", "pp={n} accumulation={twice}")
 _COLLECTIVES: Final = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "send_recv")
+
+
+def _divides_models() -> bool:
+    """Whether the installed torch runs FSDP2 and pipelines on every kind of device, as it does since 2.6."""
+    numbers = (installed_version("torch") or "").split(".")[:2]
+    return len(numbers) < 2 or tuple(map(int, numbers)) >= (2, 6)
 
 
 def _parts(layers: Sequence[Layer], size: int) -> list[tuple[Layer, ...]]:

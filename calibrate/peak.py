@@ -39,7 +39,7 @@ def allocator_peak_bytes(source: ModelSource, method: StepMethod, micro_batch: i
     in_use = peak = 0
     for time_ns, size_bytes in sorted(changes, key=lambda change: change[0]):
         in_use += size_bytes
-        if step.start_ns() <= time_ns <= step.end_ns():
+        if step.start_ns() <= time_ns <= step.start_ns() + step.duration_ns():
             peak = max(peak, in_use)
     return peak
 

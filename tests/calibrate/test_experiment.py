@@ -12,7 +12,7 @@ from calibrate.experiment import (
     default_models,
     doubling_sizes,
 )
-from calibrate.task import CollectiveTask, OverlapTask, StepTask, Task
+from calibrate.task import CollectiveTask, LayoutTask, OverlapTask, StepTask, Task
 from perfmodel.errors import UsageError
 
 MODELS = default_models("cpu")
@@ -103,6 +103,17 @@ def test_one_rank_has_nobody_to_talk_to() -> None:
     for tasks in an_experiment(world_size=1).rounds():
         assert not [task for task in tasks if isinstance(task, CollectiveTask | OverlapTask)]
         assert {task.setting.world_size for task in steps_of(tasks)} == {1}
+
+
+@pytest.mark.parametrize(
+    ("version", "has_layouts"), [("2.4.1+cu121", False), ("2.6.0", True), (None, True)]
+)
+def test_layouts_wait_for_a_torch_that_has_them(
+    monkeypatch: pytest.MonkeyPatch, version: str | None, *, has_layouts: bool
+) -> None:
+    monkeypatch.setattr("calibrate.experiment.installed_version", lambda _: version)
+    tasks = itertools.chain.from_iterable(an_experiment(budget="standard").rounds())
+    assert any(isinstance(task, LayoutTask) for task in tasks) is has_layouts
 
 
 def test_an_unknown_model_is_refused_and_the_known_ones_named() -> None:
