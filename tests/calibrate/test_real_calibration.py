@@ -13,10 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from calibrate import experiment
 from calibrate.calibrate import PROFILE, CalibrationRequest, calibrate, refit
 from calibrate.campaign import OBSERVATIONS, Progress, measure
 from calibrate.experiment import BUDGETS, Budget, Experiment
 from calibrate.launch import TorchrunLauncher
+from calibrate.layers import planned_layers
 from calibrate.topology import LaunchFlags
 from perfmodel.answer.answer import Forecast, table
 from perfmodel.documents.observation import Observation, StepObservation, read_observations
@@ -52,8 +54,10 @@ DEADLINE_S = 180.0
 
 @pytest.fixture
 def request_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CalibrationRequest:
-    """A calibration of one small model that takes seconds."""
+    """A calibration of one small model, a third of the layers and two stacks: it takes seconds."""
     monkeypatch.setitem(BUDGETS, "tiny", TINY)
+    monkeypatch.setattr(experiment, "planned_layers", lambda **how: planned_layers(**how)[::3])
+    monkeypatch.setattr(experiment, "_STACKS", experiment._STACKS[::2])
     return CalibrationRequest(
         folder=tmp_path / "calibration",
         budget="tiny",
@@ -108,10 +112,10 @@ def test_a_calibration_measures_every_rank_and_predicts_itself(
     seen: list[Progress] = []
     profile = run(request_, seen.append)
     observations = observations_in(request_.folder)
-    experiment = Experiment(
+    planned = Experiment(
         device_kind="cpu", world_sizes=(1, 2), models=("lenet",), budget=TINY, seed=0
     )
-    names = [task.name for tasks in experiment.rounds() for task in tasks]
+    names = [task.name for tasks in planned.rounds() for task in tasks]
     assert tasks_in(observations) == names
     assert [progress.done for progress in seen] == list(range(1, len(names) + 1))
     for entry in observations:
