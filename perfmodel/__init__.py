@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         trace,
         unsealed,
         whatif,
+        with_nodes_of,
     )
 
 __all__ = (
@@ -56,6 +57,7 @@ __all__ = (
     "trace",
     "unsealed",
     "whatif",
+    "with_nodes_of",
 )
 
 

@@ -43,7 +43,7 @@ diagnose: MODEL accumulation device devices devices-per-node global-batch json l
 diff: NEW OLD json unsealed
 doctor:
 explain: accumulation batch bucket-cap-mb cluster device devices json layout loader-samples-per-s
-    machine measured profile scaling validation verbose workload unsealed
+    machine measured nodes-like profile scaling validation verbose workload unsealed
 fit: FOLDER
 goodput: machine best-interval cause checkpoint-interval-s checkpoint-s checkpoint-size checkpoint-writers
     deadline-days detection-s devices json maintenance-every-days maintenance-hours
@@ -62,7 +62,7 @@ plan options: PLAN json output prices report today unsealed
 plan parallelism: cluster machine device-memory devices devices-per-node global-batch interleave json model output
     profile sequence-length top unsealed
 predict: machine torch accumulation batch bucket-cap-mb cluster csv device device-memory devices devices-per-node
-    json layout loader-samples-per-s model no-measure output plot profile scaling sequence-length
+    json layout loader-samples-per-s model no-measure nodes-like output plot profile scaling sequence-length
     data-centre-link sync-every-step timeline trace validation verbose workload unsealed
 report: devices out profile validation workloads unsealed
 serve: machine ask budget-file cluster export port profile validation workload unsealed
@@ -80,7 +80,7 @@ validate published: FILE data json sources
 validate strategies: budget out profile resume seed
 validate testbed: budget minutes out resume seed
 whatif: machine against batch cluster device device-memory devices devices-per-node fields json layout model
-    output profile scaling sequence-length set validation verbose workload unsealed
+    nodes-like output profile scaling sequence-length set validation verbose workload unsealed
 """
 
 

@@ -505,6 +505,8 @@ def measured_caveats(
         )
     if largest > machine.max_world_size:
         links = "equal links in one ring" if cluster is None else "links as in the cluster file"
+        if machine.cluster is not None and cluster is machine.cluster:
+            links = f"{cluster.name}, from {cluster.tiers[-1].source}"
         said.append(
             f"no more than {machine.max_world_size} ranks were measured: up to {largest} devices "
             f"assume {links}"

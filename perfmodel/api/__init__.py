@@ -16,6 +16,7 @@ from perfmodel.api.answers import (
     record,
     trace,
     whatif,
+    with_nodes_of,
 )
 from perfmodel.api.decisions import (
     acceptance_terms,
@@ -53,4 +54,5 @@ __all__ = (
     "trace",
     "unsealed",
     "whatif",
+    "with_nodes_of",
 )

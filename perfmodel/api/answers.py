@@ -11,6 +11,7 @@ from perfmodel.answer.answer import Forecast, layout_table, table
 from perfmodel.answer.measured import check_machine, open_workload
 from perfmodel.answer.memory import MemoryReport, report_of
 from perfmodel.answer.question import Question
+from perfmodel.cost.inferred import with_nodes_of as joined_like
 from perfmodel.cost.rescaling import find_device, shipped_catalogue
 from perfmodel.diagnosis.asked import Case, Diagnosed, diagnosed
 from perfmodel.documents.hardware import read_cluster
@@ -18,7 +19,7 @@ from perfmodel.documents.prediction import (
     PredictionDocument,
     WhatIfDocument,
 )
-from perfmodel.documents.profile import ProfileDocument, machine_file
+from perfmodel.documents.profile import InferredDocument, ProfileDocument, machine_file
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError, refuse_unknown
@@ -240,6 +241,27 @@ def read_profile(path: AnyPath) -> MeasuredMachine:
     return ProfileDocument.read(machine_file(os.fspath(path), flag="profile")).machine
 
 
+def with_nodes_of(machine: AnyProfile, name: str) -> MeasuredMachine:
+    """Put a machine of one node among nodes that are joined like those of a shipped machine.
+
+    Rate and slow nodes are as published runs on that machine show; the evidence of these terms is "inferred".
+
+    Parameters
+    ----------
+    machine
+        Of one node, measured with several ranks.
+    name
+        Of ``perfmodel machines``, with runs of large models: ``"dgx-a100"``, ``"dgx-h100"``.
+
+    Raises
+    ------
+    UsageError, CalibrationUnavailable
+        If the machine was not measured so, or nobody knows the nodes of the other.
+    """
+    found = machine if isinstance(machine, MeasuredMachine) else read_profile(machine)
+    return joined_like(found, InferredDocument.named(name, flag="name").machine, name=name)
+
+
 def read_workload(path: AnyPath) -> WorkloadDocument:
     """Read a workload file, as ``perfmodel trace`` writes it."""
     return WorkloadDocument.read(Path(path))
@@ -407,7 +429,9 @@ def _question(
     machine = profile if isinstance(profile, MeasuredMachine) else read_profile(profile)
     if validation is not None and not isinstance(validation, ValidationDocument):
         validation = read_validation(validation)
-    if cluster is not None and not isinstance(cluster, Cluster):
+    if cluster is None:
+        cluster = machine.cluster
+    elif not isinstance(cluster, Cluster):
         cluster = read_cluster(Path(cluster))
     check_machine(machine, validation, cluster)
     named = workload if isinstance(workload, WorkloadDocument) else os.fspath(workload)

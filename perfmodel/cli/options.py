@@ -281,6 +281,7 @@ def read_question(
     *,
     validation: Path | None,
     cluster: Path | None,
+    nodes_like: str | None = None,
 ) -> "Question":
     """A question about a workload by name or file on a machine; ``folder``: of its calibration."""
     from perfmodel.answer.measured import check_machine, open_workload
@@ -299,6 +300,13 @@ def read_question(
         from perfmodel.documents.hardware import read_cluster
 
         links = read_cluster(cluster)
+    elif nodes_like is not None:
+        from perfmodel.cost.inferred import with_nodes_of
+        from perfmodel.documents.profile import InferredDocument
+
+        others = InferredDocument.named(nodes_like, flag="--nodes-like").machine
+        machine = with_nodes_of(machine, others, name=nodes_like)
+        links = machine.cluster
     check_machine(machine, earlier, links)
     return Question(
         machine=machine,
@@ -374,6 +382,13 @@ Validation: TypeAlias = Annotated[
 ]
 ClusterFile: TypeAlias = Annotated[
     Path | None, typer.Option("--cluster", help="Cluster file (TOML); default: one ring of links.")
+]
+NodesLike: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--nodes-like",
+        help="Other nodes are joined like those of a machine by name, such as dgx-h100.",
+    ),
 ]
 Scaling: TypeAlias = Annotated[
     Literal["weak", "strong"], choice("--scaling", ("weak", "strong"), "weak or strong.")

@@ -75,6 +75,7 @@ _ONLY_WITHOUT_LAYOUT: Final = {
     "validation": "leave it out, a calibration from runs has its own intervals",
     "no_measure": "leave it out, layouts are not timed in place",
     "torch": "leave it out, a calibration from runs has its own intervals",
+    "nodes_like": "leave it out, a calibration from runs knows its own nodes",
 }
 
 
@@ -122,6 +123,7 @@ def predict(
     loader_samples_per_s: opt.LoaderRate = None,
     sync_every_step: opt.SyncEveryStep = False,
     cluster: opt.ClusterFile = None,
+    nodes_like: opt.NodesLike = None,
     validation: opt.Validation = None,
     as_json: opt.Json = False,
     as_csv: Annotated[bool, _CSV] = False,
@@ -295,7 +297,11 @@ def _question(context: typer.Context) -> "Question":
         )
     _trace_model(context)
     machine = opt.converted(_profiled(context), device=given["device"], torch=given.get("torch"))
-    names = ("workload", "validation", "cluster")
+    if given["cluster"] is not None:
+        opt.refuse_typed(
+            context, {"nodes_like": "the file says how nodes are joined"}, beside="--cluster"
+        )
+    names = ("workload", "validation", "cluster", "nodes_like")
     folder = given["profile"].parent
     question = opt.read_question(machine, folder, **{name: given[name] for name in names})
     if divided is None:
@@ -369,6 +375,7 @@ def explain(
     bucket_cap_mb: opt.BucketCap = None,
     loader_samples_per_s: opt.LoaderRate = None,
     cluster: opt.ClusterFile = None,
+    nodes_like: opt.NodesLike = None,
     validation: opt.Validation = None,
     measured: Annotated[Seconds | None, _MEASURED] = None,
     layout: opt.LayoutText = None,
@@ -416,6 +423,7 @@ def whatif(
     batch: opt.Batch = None,
     validation: opt.Validation = None,
     cluster: opt.ClusterFile = None,
+    nodes_like: opt.NodesLike = None,
     against: Annotated[list[Path] | None, _AGAINST] = None,
     output: opt.Output = None,
     fields: Annotated[bool, typer.Option("--fields", help="List what can be set.")] = False,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,10 @@ from perfmodel.cost.parameters import (
     stall_time_s,
 )
 from perfmodel.errors import CalibrationUnavailable, UsageError
-from perfmodel.machine.machine import FittedParameter, InferredMachine
+from perfmodel.machine.cluster import DEVICE, NODE, UNCERTAINTY_OF_FILE, Cluster, Tier
+from perfmodel.machine.machine import Evidence, FittedParameter, InferredMachine
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import normal_cdf
-
-if TYPE_CHECKING:
-    from perfmodel.machine.cluster import Cluster
 
 LOWER, UPPER = 0.05, 0.95
 _BISECTIONS: Final = 40
@@ -234,12 +233,10 @@ def open_inferred(machine: InferredMachine) -> InferredModel:
     return model
 
 
-#: Uncertainty, in log, of rates that a cluster file gives: a prior, as in ``cost.network``.
-_UNCERTAINTY_OF_FILE: Final = 0.3
 LINKS_OF_FILE: Final = "links between nodes are as the cluster file says, all else as the runs show"
 
 
-def on_links(machine: InferredMachine, cluster: "Cluster", *, num_devices: int) -> InferredMachine:
+def on_links(machine: InferredMachine, cluster: Cluster, *, num_devices: int) -> InferredMachine:
     """The machine with other links between its nodes; those inside a node stay as the runs show.
 
     A device has its share of the narrowest tier that the nodes of a job use. Nothing is known of disturbed
@@ -275,9 +272,9 @@ def on_links(machine: InferredMachine, cluster: "Cluster", *, num_devices: int) 
         if known.name != "node_bytes_per_s":
             return known
         deviates = np.log(np.array(known.draws) / known.value) / known.log_sigma
-        draws = tuple(float(draw) for draw in rate * np.exp(_UNCERTAINTY_OF_FILE * deviates))
+        draws = tuple(float(draw) for draw in rate * np.exp(UNCERTAINTY_OF_FILE * deviates))
         return replace(
-            known, value=rate, log_sigma=_UNCERTAINTY_OF_FILE, draws=draws, determined=True
+            known, value=rate, log_sigma=UNCERTAINTY_OF_FILE, draws=draws, determined=True
         )
 
     return replace(
@@ -285,6 +282,69 @@ def on_links(machine: InferredMachine, cluster: "Cluster", *, num_devices: int) 
         fitted_parameters=tuple(changed(known) for known in machine.fitted_parameters),
         degraded=None,
     )
+
+
+#: Of one message between nodes, all in all: NCCL's tuner (src/graph/tuning.cc, ring, simple protocol).
+#: Steps of whole models do not tell it. [s]
+_BETWEEN_NODES_S: Final = 14e-6
+#: Devices that the model is made for.
+_MOST_DEVICES: Final = 16_384
+
+
+def with_nodes_of(
+    machine: MeasuredMachine, nodes: InferredMachine, *, name: str
+) -> MeasuredMachine:
+    """A machine of one node among nodes that are joined like those of another machine.
+
+    Every device brings the rate between nodes that runs of the other machine show, and steps grow with the
+    number of nodes as theirs do. The links of the own node stay as they were measured.
+
+    ``name``: Of the other machine.
+    """
+    within = machine.ranks_per_node
+    if machine.num_nodes > 1 or within == 1:
+        known = "several nodes" if machine.num_nodes > 1 else "one device"
+        raise UsageError(
+            f"--nodes-like: must come with a machine of one node that was measured with several ranks, got "
+            f"{known} of {machine.device_name}; name the links with --cluster FILE"
+        )
+    fitted = {known.name: known for known in nodes.fitted_parameters}
+    rate, slower = fitted["node_bytes_per_s"], fitted["straggler_share"]
+    inside_s = {
+        group.points[-1].at / group.points[-1].time_s
+        for group in machine.collectives
+        if group.collective == "all_reduce" and group.world_size == within
+    }
+    source = f"{nodes.num_runs} runs on {nodes.device_name}"
+    tiers = (
+        Tier(
+            name=NODE,
+            of=DEVICE,
+            count=within,
+            link_bytes_per_s=2 * (within - 1) / within * max(inside_s, default=rate.value),
+            latency_s=0.0,
+            source="measured",
+        ),
+        Tier(
+            name="fabric",
+            of=NODE,
+            count=max(2, _MOST_DEVICES // within),
+            link_bytes_per_s=rate.value,
+            links=within,
+            latency_s=_BETWEEN_NODES_S,
+            source=source,
+            log_error=rate.log_sigma,
+        ),
+    )
+    cluster = Cluster(
+        name=f"nodes like {name}",
+        tiers=tiers,
+        evidence=Evidence.INFERRED,
+        straggler_share=slower.value,
+        straggler_log_error=slower.log_sigma,
+    )
+    unknown = tuple(said for said in machine.undetermined if "network between nodes" not in said)
+    return replace(machine, cluster=cluster, undetermined=unknown)
 
 
 def _quantile(

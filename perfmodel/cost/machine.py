@@ -223,17 +223,31 @@ class CostModel:
                 rng=self._rng(f"noise {workload.workload.name} {layout.micro_batch}"),
             )
 
+        by_nodes = self._slower_by_nodes(num_ranks)
         weights = _noise_weights(workload, layout.micro_batch)
         factors = _weighted([(share, slowest_of(num_ranks, one)) for one, share in weights])
         for smaller in workload.noise:
             if smaller.micro_batch < layout.micro_batch:
                 grown = self._growth(workload, layout, since=smaller.micro_batch)
                 factors = np.maximum(factors, slowest_of(num_ranks, smaller.ratios) / grown)
+        factors = factors * by_nodes
         if known == 1.0:
             return factors
         # A device that is known to be slow has noise of its own.
         own = _weighted([(share, slowest_of(1, one)) for one, share in weights])
         return np.maximum(factors, known * own)
+
+    def _slower_by_nodes(self, num_ranks: int) -> Samples | float:
+        """How much longer a step takes by its number of nodes, where runs of others show it.
+
+        1 + share log2(nodes)
+        """
+        cluster = self._cluster
+        if cluster is None or not cluster.straggler_share:
+            return 1.0
+        nodes = -(-num_ranks // (cluster.devices_per_node or 1))
+        spread = np.exp(cluster.straggler_log_error * self.deviates("slower by nodes"))
+        return 1 + cluster.straggler_share * spread * math.log2(nodes)
 
     def _growth(self, workload: MeasuredWorkload, layout: Layout, *, since: float) -> float:
         """How much longer a rank computes than with a smaller micro-batch: hidden or not, the lesser."""
@@ -277,6 +291,9 @@ class CostModel:
             else Evidence.ASSUMED
         )
         evidence["stragglers"] = Evidence.EXTRAPOLATED if beyond else Evidence.MEASURED
+        like = self._cluster is not None and self._cluster.evidence is Evidence.INFERRED
+        if like and layout.world_size > self.profile.ranks_per_node:
+            evidence["stragglers"] = Evidence.INFERRED
         if self.profile.rescaling is not None:
             return dict.fromkeys(evidence, Evidence.ASSUMED)
         return evidence

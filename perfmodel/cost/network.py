@@ -31,9 +31,6 @@ from perfmodel.units import Bytes
 if TYPE_CHECKING:
     from perfmodel.machine.cluster import Cluster, Level
 
-#: Uncertainty, in log, of rates and latencies that a cluster file gives: a prior. Published all-reduces
-#: reach 50 to 97 % of the line rate that data sheets name.
-_UNCERTAINTY_OF_FILE: Final = 0.3
 #: The same of a kind of collective that is read off the messages of all-reduces: a prior.
 _UNCERTAINTY_OF_KIND: Final = 0.1
 #: The same per doubling of the group beyond the largest one measured, inside a node and between: priors.
@@ -135,7 +132,7 @@ class Network:
             drawn[:, 0] = 0.0
             return drawn
 
-        num_tiers = len(cluster.tiers) if cluster else 1
+        errors = np.array([[tier.log_error] for tier in cluster.tiers] if cluster else [[0.0]])
         return cls(
             messages=found,
             library=profile.backend,
@@ -143,7 +140,7 @@ class Network:
             kind_uncertainty=np.exp(_UNCERTAINTY_OF_KIND * deviates("kinds", 1)[0]),
             cluster=cluster,
             measured_tier=measured_tier,
-            tier_uncertainties=np.exp(_UNCERTAINTY_OF_FILE * deviates("tiers", num_tiers)),
+            tier_uncertainties=np.exp(errors * deviates("tiers", len(errors))),
         )
 
     def time_s(
@@ -208,8 +205,8 @@ class Network:
     ) -> Evidence:
         """How well the data support a group size and the messages of all its collectives."""
         used = self._levels(group)
-        if used is not None and {level.place for level in used} - {self.measured_tier}:
-            return Evidence.ASSUMED
+        if self.cluster and {level.place for level in used or ()} - {self.measured_tier}:
+            return self.cluster.evidence
         known = self.messages.get(kind)
         if known is None:
             return Evidence.EXTRAPOLATED

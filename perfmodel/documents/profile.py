@@ -15,7 +15,7 @@ from perfmodel.machine.measured import MeasuredMachine
 
 def _without_origin(machine: object, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
     """The machine as written: the file is its origin."""
-    return {key: value for key, value in write(machine).items() if key != "origin"}
+    return {k: v for k, v in write(machine).items() if k not in {"origin", "cluster"}}
 
 
 machine_field = WrapSerializer(_without_origin)
@@ -94,15 +94,15 @@ class InferredDocument(MachineDocument):
     machine: Annotated[InferredMachine, machine_field]
 
     @classmethod
-    def named(cls, machine: str | os.PathLike[str]) -> Self:
+    def named(cls, machine: str | os.PathLike[str], *, flag: str = "--machine") -> Self:
         """Of a file, or of a machine that comes with perfmodel."""
-        path = machine_file(os.fspath(machine), flag="--machine")
+        path = machine_file(os.fspath(machine), flag=flag)
         if path.parent != SHIPPED:
             return cls.read(path)
         known = shipped_runs()
         if path.stem not in known:
             raise CalibrationUnavailable(
-                f"--machine: must be a calibration from runs, or a machine whose runs of large models are known "
+                f"{flag}: must be a calibration from runs, or a machine whose runs of large models are known "
                 f"({', '.join(known)}), got {path.stem}"
             )
         return cls.read(known[path.stem])

@@ -7,11 +7,16 @@ own links into the tier: NVLink of a device, adapters ("rails") of a node, the W
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from perfmodel import checks
+from perfmodel.machine.machine import Evidence
 from perfmodel.units import BytesPerSecond, Seconds
 
 DEVICE = "device"
+#: Uncertainty, in log, of rates and latencies that a cluster file gives: a prior. Published all-reduces
+#: reach 50 to 97 % of the line rate that data sheets name.
+UNCERTAINTY_OF_FILE: Final = 0.3
 #: The tier of this name, if there is one, joins the devices of a machine.
 NODE = "node"
 #: Jobs beside the predicted one on the links of a tier; simulating them costs their number squared.
@@ -39,6 +44,8 @@ class Tier:
     """Of a tier whose switches add what members send (NVLS): part of the links' rate that is reached
     then; 0 where they cannot."""
     source: str = ""
+    log_error: float = UNCERTAINTY_OF_FILE
+    """Standard deviation of the logarithm of rate and latency."""
 
     def __post_init__(self) -> None:
         """Refuse tiers that cannot be built."""
@@ -139,6 +146,11 @@ class Cluster:
     slow_links: tuple[SlowLink, ...] = ()
     slow_devices: tuple[SlowDevice, ...] = ()
     traffic: tuple[Traffic, ...] = ()
+    evidence: Evidence = Evidence.ASSUMED
+    """Where links come from that nobody measured here."""
+    straggler_share: float = 0.0
+    """How much slower a step is per doubling of the nodes, and the standard deviation of its logarithm."""
+    straggler_log_error: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse what does not add up."""

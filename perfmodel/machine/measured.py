@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 from annotated_types import Ge, MinLen
 
 from perfmodel.arrays import Count, NonNegative, Positive, Share
+from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.machine import Evidence, Machine
 from perfmodel.workload.workload import Workload
 
@@ -473,6 +474,8 @@ class MeasuredMachine(Machine):
     """Absent where no checkpoint was timed."""
     noise_scales: tuple[NoiseScaleProfile, ...] = ()
     """By name of the workload; see ``perfmodel calibrate --noise-scale``."""
+    cluster: Cluster | None = None
+    """Other nodes around the one that was measured, joined like those of another machine; never in a file."""
     undetermined: tuple[str, ...]
     """What the data could not determine, in words."""
     steal: Share = 0.0

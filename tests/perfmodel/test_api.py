@@ -12,6 +12,7 @@ import pytest
 import perfmodel as pm
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
+from perfmodel.machine.machine import Evidence
 from tests.perfmodel.cli.command import Run
 from tests.perfmodel.profiles import LIGHT, Machine, as_file, profile
 
@@ -71,3 +72,35 @@ def test_errors_are_those_of_the_command_line(tmp_path: Path) -> None:
         pm.read_profile(tmp_path / "none.json")
     with pytest.raises(UsageError, match="light, heavy"):
         pm.predict(MACHINE, "nothing")
+
+
+def test_other_nodes_are_joined_like_those_of_a_shipped_machine(tmp_path: Path, run: Run) -> None:
+    """Inside its node the machine stays as it was measured; between nodes nothing counts as measured."""
+    joined = pm.with_nodes_of(MACHINE, "dgx-h100")
+    (alone,), (within, beyond) = (
+        pm.predict(MACHINE, "light", devices=2, batch=16).points,
+        pm.predict(joined, "light", devices=(2, 64), batch=16).points,
+    )
+    assert within.step_s.nominal == pytest.approx(alone.step_s.nominal, rel=1e-9)
+    assert within.evidence == alone.evidence
+    between = {beyond.evidence[name] for name in ("communication", "stragglers")}
+    assert between == {Evidence.INFERRED}
+    slower = pm.predict(pm.with_nodes_of(MACHINE, "dgx-a100"), "light", devices=64, batch=16)
+    assert slower.cluster == "nodes like dgx-a100"
+    # 17 and 61 GB/s for each device: the slower network makes the longer step.
+    assert slower.points[0].step_s.nominal > beyond.step_s.nominal
+    path = tmp_path / "profile.json"
+    as_file(joined).write(path)
+    assert pm.read_profile(path).cluster is None
+    asked = ("predict", "--profile", path, "--workload", "light", "--batch", "16")
+    told = run(*asked, "--devices", "2,64", "--nodes-like", "dgx-h100", "--json")
+    assert PredictionDocument.of_text(told.stdout).points == (within, beyond)
+
+
+def test_nodes_that_nobody_knows_are_refused() -> None:
+    with pytest.raises(
+        CalibrationUnavailable, match=r"name: must be .*dgx-a100, dgx-h100.*rtx-3090"
+    ):
+        pm.with_nodes_of(MACHINE, "rtx-3090")
+    with pytest.raises(UsageError, match="several ranks, got one device"):
+        pm.with_nodes_of("rtx-3090", "dgx-h100")
