@@ -251,7 +251,7 @@ async def _answered(
         return await to_thread.run_sync(answer, question, limiter=threads)
     except PerfModelError as error:
         return _refusal(422, str(error))
-    except ArithmeticError:
+    except (ArithmeticError, RuntimeWarning):
         return _refusal(422, "cannot be computed: a number is far too large or too small")
     except ValueError as error:
         return _refusal(422, f"cannot be computed: {error}")

@@ -124,12 +124,12 @@ _LAYOUT: Final[dict[str, Any]] = {
 _FIELDS: Final = (
     *("network.bandwidth", "network.latency", "network.algorithm", "device", "memory.bandwidth"),
     *("precision", "accumulation", "bucket_cap_mb", "loader.samples_per_s", "workload", "cluster"),
-    *("devices", "compute", "noise", "x"),
+    *("devices", "ranks.noise", "device.speed", "bucket_cap", "x"),
 )
 _VALUES: Final = (
     *("0", "1", "-1", "2x", "0x", "1e300x", "1e-300x", "400Gb/s", "1e300B/s", "10us", "1e300s"),
     *("nan", "inf", "bf16", "ring", "tree", "h100-sxm5", "9" * 39, "\u0661x", "\ud800", "NV\u00b2"),
-    *("", " ", "1e-320x", "64", "1000000", "0.5", "1e3"),
+    *("", " ", "1e-320x", "64", "1000000", "0.5", "1e3", "1e308PB/s", "1e300B", "9" * 40),
 )
 _KEYS: Final = (
     *("dp", "tp", "pp", "cp", "ep", "zero", "fsdp", "ddp", "micro_batch", "accumulation", "x"),

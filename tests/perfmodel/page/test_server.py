@@ -164,7 +164,6 @@ def test_what_is_no_question_is_refused(client: TestClient, text: str) -> None:
         {"loader.samples_per_s": "1e-300"},
     ],
 )
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_numbers_that_make_no_sense_are_refused_or_answered(
     client: TestClient, changes: dict[str, str]
 ) -> None:
@@ -172,6 +171,19 @@ def test_numbers_that_make_no_sense_are_refused_or_answered(
     assert response.status_code in {200, 422}
     assert "NaN" not in response.text
     assert "Traceback" not in response.text
+
+
+@pytest.mark.parametrize("error", [OverflowError("too large"), RuntimeWarning("overflow in exp")])
+def test_what_cannot_be_computed_is_one_line(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(answers(), "answer", fail)
+    response = client.post("/answer", json=QUESTION)
+    assert response.status_code == 422
+    assert "far too large" in response.json()["error"]
 
 
 def test_a_long_body_is_not_read_to_its_end(client: TestClient) -> None:
