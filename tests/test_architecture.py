@@ -61,7 +61,7 @@ plan:
 plan options: PLAN json output prices report today unsealed
 plan parallelism: cluster machine device-memory devices devices-per-node global-batch interleave json model output
     profile sequence-length top unsealed
-predict: machine torch accumulation batch bucket-cap-mb cluster csv device device-memory devices devices-per-node
+predict: machine torch nccl accumulation batch bucket-cap-mb cluster csv device device-memory devices devices-per-node
     json layout loader-samples-per-s model no-measure nodes-like output plot profile scaling sequence-length
     data-centre-link sync-every-step timeline trace validation verbose workload unsealed
 report: devices out profile validation workloads unsealed

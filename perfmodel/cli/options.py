@@ -256,12 +256,20 @@ def refuse_typed(context: typer.Context, excluded: Mapping[str, str], *, beside:
 
 
 def converted(
-    machine: "MeasuredMachine", *, device: str | None, torch: str | None = None
+    machine: "MeasuredMachine",
+    *,
+    device: str | None,
+    torch: str | None = None,
+    nccl: str | None = None,
 ) -> "MeasuredMachine":
-    """The machine with another version of PyTorch, or brought to another device by data-sheet ratios.
+    """The machine with other versions of software, or brought to another device by data-sheet ratios.
 
-    ``torch``: Version that will run; None: that of the machine.
+    ``torch``, ``nccl``: Versions that will run; None: those of the machine.
     """
+    if nccl is not None:
+        from perfmodel.cost.network import for_nccl
+
+        machine = for_nccl(machine, nccl)
     if torch is not None:
         from perfmodel.cost.step_curves import for_version
 
@@ -343,6 +351,12 @@ TorchVersion: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--torch", help="PyTorch that will run; others than the machine's widen intervals."
+    ),
+]
+NcclVersion: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--nccl", help="NCCL that will run; others than the machine's widen its collectives."
     ),
 ]
 Workload: TypeAlias = Annotated[

@@ -74,8 +74,8 @@ _ONLY_WITHOUT_LAYOUT: Final = {
     "sync_every_step": "leave it out, the closed forms have no host",
     "validation": "leave it out, a calibration from runs has its own intervals",
     "no_measure": "leave it out, layouts are not timed in place",
-    "torch": "leave it out, a calibration from runs has its own intervals",
     "nodes_like": "leave it out, a calibration from runs knows its own nodes",
+    **dict.fromkeys(("torch", "nccl"), "leave it out, runs have intervals of their own"),
 }
 
 
@@ -139,6 +139,7 @@ def predict(
     timeline: Annotated[Path | None, _TIMELINE] = None,
     no_measure: Annotated[bool, _NO_MEASURE] = False,
     torch: opt.TorchVersion = None,
+    nccl: opt.NcclVersion = None,
     verbose: opt.Verbose = False,
 ) -> None:
     """Predict speed-up and step time for any number of devices, or one layout of a large model."""
@@ -296,7 +297,12 @@ def _question(context: typer.Context) -> "Question":
             "--layout: must come with --model, or with a traced --workload on a calibrated machine, got it alone"
         )
     _trace_model(context)
-    machine = opt.converted(_profiled(context), device=given["device"], torch=given.get("torch"))
+    machine = opt.converted(
+        _profiled(context),
+        device=given["device"],
+        torch=given.get("torch"),
+        nccl=given.get("nccl"),
+    )
     if given["cluster"] is not None:
         opt.refuse_typed(
             context, {"nodes_like": "the file says how nodes are joined"}, beside="--cluster"

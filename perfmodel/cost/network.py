@@ -24,8 +24,14 @@ from perfmodel.cost.collectives import (
 from perfmodel.cost.link_law import LinkCost
 from perfmodel.cost.messages import MessageCost
 from perfmodel.cost.terms import Samples
+from perfmodel.errors import UsageError
 from perfmodel.machine.machine import Evidence
-from perfmodel.machine.measured import CollectiveProfile, MeasuredCollective, MeasuredMachine
+from perfmodel.machine.measured import (
+    CollectiveProfile,
+    CurvePoint,
+    MeasuredCollective,
+    MeasuredMachine,
+)
 from perfmodel.units import Bytes
 
 if TYPE_CHECKING:
@@ -41,6 +47,9 @@ _UNCERTAINTY_BETWEEN_NODES: Final = 0.15
 #: eight A100).
 _BETWEEN_RATIO: Final = 2.0
 _BETWEEN_UNCERTAINTY: Final = 0.5
+#: Absolute change, in log, that one time in ten exceeds between versions of NCCL: 756 of eight B200, 2.27.5,
+#: 2.28.9 and 2.29.2 (ai-dynamo/aiconfigurator @095f58a5); one point moved by a factor of two.
+_VERSION_DRIFT: Final = 0.08
 NOT_MEASURED: Final = -1
 ALL_REDUCE: Final = "all_reduce"
 _KINDS: Final = (ALL_REDUCE, "broadcast", "all_gather", "reduce_scatter", "send_recv")
@@ -61,6 +70,35 @@ def _sampled(
     """By the law of the library: its ranks move the bytes themselves, or have links of their own."""
     law = MessageCost if library_of(library).by_processors else LinkCost
     return law.sample(kind, groups, library=library, num_draws=num_draws, rng=rng)
+
+
+def for_nccl(machine: MeasuredMachine, nccl: str) -> MeasuredMachine:
+    """The machine under another version of NCCL: times of collectives widen by what versions were seen to change."""
+    if machine.backend != "nccl" or not machine.collectives:
+        told = machine.backend if machine.collectives else "none"
+        raise UsageError(
+            f"--nccl: must come with a machine whose collectives were timed with NCCL, got {told}; leave it out"
+        )
+    recorded = [machine.environment.get(name) for name in ("versions", "software")]
+    known = next((str(r["nccl"]) for r in recorded if isinstance(r, dict) and r.get("nccl")), "")
+    if known and known.split(".")[:2] == nccl.split(".")[:2]:
+        return machine
+
+    def widened(point: CurvePoint) -> CurvePoint:
+        return replace(point, relative_error=math.hypot(point.relative_error, _VERSION_DRIFT))
+
+    said = (
+        f"collectives were of NCCL {known or 'unknown'}: {nccl} widens their times by "
+        f"{math.expm1(_VERSION_DRIFT):.0%} (measured between versions)"
+    )
+    return replace(
+        machine,
+        collectives=tuple(
+            replace(group, points=tuple(map(widened, group.points)))
+            for group in machine.collectives
+        ),
+        undetermined=(*machine.undetermined, said),
+    )
 
 
 class Group(NamedTuple):

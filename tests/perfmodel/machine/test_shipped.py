@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import timed_workload
 from perfmodel.answer.question import Question
+from perfmodel.cost.machine import CostModel
+from perfmodel.cost.network import Group, for_nccl
 from perfmodel.documents.profile import InferredDocument, ProfileDocument, shipped_machines
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout.layout import Layout, parse_layout
@@ -51,6 +54,23 @@ def test_a_node_has_the_links_of_published_times_and_others_those_of_the_file(na
     assert inside.evidence["communication"] is Evidence.INTERPOLATED
     assert across.evidence["communication"] is Evidence.ASSUMED
     assert across.step.nominal > inside.step.nominal
+
+
+def test_another_nccl_widens_collectives_and_says_so() -> None:
+    machine = ProfileDocument.read(shipped_machines()["dgx-a100"]).machine
+    other = for_nccl(machine, "2.19.3")
+    size_bytes = 2**25
+    spreads = [
+        np.log(
+            CostModel(one, num_draws=500, seed=0).network.time_s("all_reduce", size_bytes, Group(8))
+        ).std()
+        for one in (machine, other)
+    ]
+    assert spreads[1] > 1.5 * spreads[0]
+    assert "2.27.3: 2.19.3 widens" in other.undetermined[-1]
+    assert for_nccl(machine, "2.27.9") is machine
+    with pytest.raises(UsageError, match="--nccl: must come with"):
+        for_nccl(ProfileDocument.read(shipped_machines()["titan-xp"]).machine, "2.19.3")
 
 
 def large(name: str, cluster: Cluster | None) -> Question:
