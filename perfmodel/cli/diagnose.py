@@ -58,7 +58,7 @@ def network_check(
     if cluster is not None:
         excluded = dict.fromkeys(("device", "nic_bandwidth", "nics"), "the file names the links")
         opt.refuse_typed(context, excluded, beside="--cluster")
-    measured = read_nccl_tests(log, collective=collective)
+    measured = read_nccl_tests(log, collective=collective, pasted=True)
     machine, links = _links(context.params, measured)
     buckets: tuple[int, ...] = ()
     if workload is not None:

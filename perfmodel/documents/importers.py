@@ -283,18 +283,24 @@ _WRONG: Final = "#wrong"
 #: In place of that number, if they were not counted.
 _UNCOUNTED: Final = ("N/A", "None", "nan")
 _SUMMARY: Final = re.compile(r"^# Out of bounds values *: *\d+ +(\w+)", re.MULTILINE)
+_END: Final = "# Avg bus bandwidth"
 #: Newer logs say which program ran.
 _STARTED: Final = re.compile(r"^# Collective test starting: *(\S+)", re.MULTILINE)
 
 
-def read_nccl_tests(path: Path, *, collective: str | None = None) -> MeasuredCollective:
+def read_nccl_tests(
+    path: Path, *, collective: str | None = None, pasted: bool = False
+) -> MeasuredCollective:
     """One log as one measured group; ``InvalidDocument`` if it is truncated or its units are others.
 
     ``collective`` overrides what the log says. Text of old versions tells it by its columns, if at all.
+    ``pasted``: The end of a text may be missing; its last line then counts for nothing.
     """
     text = _read(path, what="nccl-tests log")
     is_json = text.lstrip().startswith("{")
     try:
+        if pasted and not is_json and _END not in text:
+            text = f"{text.rstrip().rpartition(chr(10))[0]}\n{_END}"
         return (_from_json if is_json else _from_text)(path, text, collective)
     except (ValueError, OverflowError) as error:
         raise InvalidDocument(
@@ -307,8 +313,8 @@ def _from_text(path: Path, text: str, collective: str | None) -> MeasuredCollect
         raise InvalidDocument(
             f"{path}: columns must be in (us) and (GB/s), as nccl-tests prints them"
         )
-    if "# Avg bus bandwidth" not in text:
-        raise InvalidDocument(f"{path}: log is truncated: no line '# Avg bus bandwidth'")
+    if _END not in text:
+        raise InvalidDocument(f"{path}: log is truncated: no line '{_END}'")
     checked = _SUMMARY.search(text)
     _refuse_failed(path, is_okay=checked is None or checked[1] == "OK")
     rows = [match for match in map(_ROW.match, text.splitlines()) if match]
@@ -452,7 +458,9 @@ def _measured(
     if not found:
         raise InvalidDocument(f"{path}: log is truncated: no rows with a size and a time")
     if len(ranks) < 2:
-        raise InvalidDocument(f"{path}: log must list at least 2 ranks, got {len(ranks)}")
+        raise InvalidDocument(
+            f"{path}: log must list at least 2 ranks, got {len(ranks)}; keep its lines '#  Rank ...'"
+        )
     groups = {group for _, group, _ in ranks}
     if len(groups) > 1:
         raise InvalidDocument(

@@ -19,9 +19,9 @@ from perfmodel.errors import InvalidDocument, UsageError, refuse_unknown, why
 from perfmodel.files import read_text
 from perfmodel.units import decimal, whole
 
-#: Steps before these still compile, fill caches and warm up.
+#: The first steps still compile, fill caches and warm up.
 _WARM_UP: Final = 3
-_LEAST_STEPS: Final = 3
+_LEAST_LINES: Final = 2
 #: A step this many times as long as the median holds an evaluation or a checkpoint.
 _PAUSE: Final = 3.0
 _MOST_PATTERN: Final = 500
@@ -299,18 +299,19 @@ def read_log(path: Path, *, name: str) -> tuple[Logged, tuple[str, ...]]:
             f"{', '.join(FORMATS)}, or regex:PATTERN"
         )
     is_summary = len(rows) == 1 and rows[0][0] is None
-    settled = rows if is_summary else rows[_WARM_UP:]
-    if len(settled) < _LEAST_STEPS and not is_summary:
+    warm_up = 0 if is_summary else _warm_up(rows)
+    settled = rows[warm_up:]
+    if len(settled) < _LEAST_LINES and not is_summary:
         raise InvalidDocument(
-            f"{path}: log must go on after its {_WARM_UP} lines of warm-up for at least {_LEAST_STEPS}, got "
-            f"{len(rows)} in all; let the training run longer"
+            f"{path}: log must go on after its warm-up (the first line, steps 1 to {_WARM_UP}) for at least "
+            f"{_LEAST_LINES} lines, got {len(settled)} of {len(rows)}; let the training run longer"
         )
     values = [value for _, value in settled]
     middle = median(values)
     is_time = form.unit is Unit.STEP
     paused = [v for v in values if (v > _PAUSE * middle if is_time else v < middle / _PAUSE)]
     notes: tuple[str, ...] = (
-        () if is_summary else (f"{path}: first {_WARM_UP} lines left out as warm-up",)
+        () if is_summary else (f"{path}: first {warm_up} lines left out as warm-up",)
     )
     if paused:
         notes += (f"{path}: {len(paused)} lines left out as pauses (evaluation, checkpoint)",)
@@ -322,6 +323,17 @@ def read_log(path: Path, *, name: str) -> tuple[Logged, tuple[str, ...]]:
         per_device=form.per_device,
     )
     return logged, notes
+
+
+def _warm_up(rows: Sequence[tuple[int | None, float]]) -> int:
+    """Lines of warm-up: the first, and those of the first steps; a line may stand for many steps.
+
+    Where lines have no steps, a short log may be a line for many steps, too.
+    """
+    steps = [step for step, _ in rows if step is not None]
+    if steps:
+        return max(1, sum(step <= _WARM_UP for step in steps))
+    return _WARM_UP if len(rows) >= 2 * _WARM_UP else 1
 
 
 def _rows(path: Path, lines: Sequence[str], form: _Format) -> Iterator[tuple[int | None, float]]:

@@ -41,6 +41,13 @@ def test_a_healthy_node_is_normal(check: Check) -> None:
     assert found["check"]["causes"] == []
 
 
+def test_a_paste_without_its_end_is_judged_by_the_lines_it_has(check: Check) -> None:
+    whole = nccl_log()
+    *rows, last = whole[: whole.index("# Out of bounds")].rstrip().split("\n")
+    cut = check("\n".join([*rows, last[: len(last) // 2]]))
+    assert cut == check("\n".join([*rows, *whole.split("\n")[-3:]]))
+
+
 @pytest.mark.parametrize(
     ("text", "arguments", "cause"),
     [
