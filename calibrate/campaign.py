@@ -2,21 +2,26 @@
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from calibrate.clocks import sampled
+from calibrate.gpus import refuse_used
 from calibrate.launch import Launcher
 from calibrate.locks import LOCK_TIMEOUT_S, folder_to_itself, machine_to_itself
 from calibrate.placement import Placement
-from calibrate.task import StepTask, Task, WorkOrder
-from perfmodel.documents.base import trim_unfinished_line, write_atomically
+from calibrate.task import StepTask, Task, WorkOrder, failure_of
+from perfmodel.documents import seals
+from perfmodel.documents.base import append_line, trim_unfinished_line, write_atomically
 from perfmodel.documents.observation import (
     EnvironmentObservation,
     FailedObservation,
     Observation,
+    failures,
     read_observations,
     tasks_done,
 )
@@ -36,8 +41,14 @@ OBSERVATIONS: Final = "observations.jsonl"
 PLAN: Final = "plan.json"
 #: How rank 0 announces a finished task on its standard output.
 DONE_PREFIX: Final = "done: "
+#: How it announces one that begins.
+BEGIN_PREFIX: Final = "begin: "
 #: The slowest single task (the largest collective, a cold start of torch) is far below this.
 STALL_TIMEOUT_S: Final = 180.0
+#: New processes for a task on a GPU that ended its processes: errors of CUDA and NCCL come and go.
+_TRIES: Final = 2
+#: A device on which so many tasks in a row end all processes is of no use.
+_MOST_IN_A_ROW: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +74,8 @@ class Campaign:
     placement: Placement
     lock_timeout_s: Seconds = LOCK_TIMEOUT_S
     """How long to wait for a machine that another measurement holds."""
+    tries_again: bool = True
+    """Whether ``resume`` tries again what failed before."""
 
 
 def measure(
@@ -111,13 +124,16 @@ def _fill(
     total = sum(len(tasks) for tasks in campaign.rounds)
     num_done = sum(task.name in done for tasks in campaign.rounds for task in tasks)
     is_first_node = campaign.placement.topology.node_rank == 0
-    last_s = 0.0
+    last_s, crashes = 0.0, _Crashes(campaign.placement, output)
 
     def on_line(line: str) -> None:
         nonlocal num_done, last_s
-        if line.startswith(DONE_PREFIX):
+        if line.startswith(BEGIN_PREFIX):
+            crashes.begun = line.removeprefix(BEGIN_PREFIX).strip()
+        elif line.startswith(DONE_PREFIX):
             last_s, num_done = time.monotonic(), num_done + 1
             task = line.removeprefix(DONE_PREFIX).strip()
+            crashes.in_a_row = 0
             on_progress(Progress(done=num_done, total=total, task=task))
 
     def on_wait(words: str) -> None:
@@ -132,32 +148,86 @@ def _fill(
     queues = is_first_node and campaign.placement.device_kind != "virtual"
     own = machine_to_itself(on_wait, timeout_s=campaign.lock_timeout_s) if queues else nullcontext()
     with own:
+        refuse_used(campaign.placement.gpus)
         for index, tasks in enumerate(campaign.rounds):
-            while pending := [
-                task
-                for task in tasks
-                if task.name not in done
-                and not (isinstance(task, StepTask) and is_too_large(task.setting, too_large))
-            ]:
-                last_s = time.monotonic()
+            while pending := _pending(tasks, done, too_large):
+                last_s, crashes.begun = time.monotonic(), ""
+                order = _write_order(campaign, index, pending, output)
                 try:
-                    launcher.run(
-                        [str(_write_order(campaign, index, pending, output))],
-                        topology=campaign.placement.topology,
-                        conditions=campaign.placement.conditions,
-                        on_line=on_line,
-                        last_progress=last_progress,
-                        stall_timeout_s=stall_timeout_s,
-                    )
-                except MeasurementFailed:
-                    before = too_large
-                    done, too_large = _found(output)
-                    if too_large == before:
-                        raise
-                    on_wait("a step did not fit into memory; going on without it")
+                    with sampled(output, campaign.placement.gpus):
+                        launcher.run(
+                            [str(order)],
+                            topology=campaign.placement.topology,
+                            conditions=campaign.placement.conditions,
+                            on_line=on_line,
+                            last_progress=last_progress,
+                            stall_timeout_s=stall_timeout_s,
+                        )
+                except MeasurementFailed as error:
+                    words, done, too_large = crashes.after(error, pending, too_large)
+                    on_wait(words)
                 else:
                     break
     return output
+
+
+def _pending(
+    tasks: Sequence[Task], done: Collection[str], too_large: Collection[RunSetting]
+) -> list[Task]:
+    return [
+        task
+        for task in tasks
+        if task.name not in done
+        and not (isinstance(task, StepTask) and is_too_large(task.setting, too_large))
+    ]
+
+
+class _Crashes:
+    """Tasks that ended all processes of a launch: tried again once, then told and left out."""
+
+    def __init__(self, placement: Placement, output: Path) -> None:
+        self.begun = ""
+        """The task under way, as rank 0 announced it."""
+        self.in_a_row = 0
+        # Errors of a processor's ranks come back; other nodes would not know of another try.
+        self._may_try = placement.device_kind != "cpu" and placement.topology.num_nodes == 1
+        self._output = output
+        self._num_before = len(read_observations(output)) if output.exists() else 0
+        self._tries: Counter[str] = Counter()
+
+    def after(
+        self, error: MeasurementFailed, pending: Sequence[Task], too_large: frozenset[RunSetting]
+    ) -> tuple[str, frozenset[str], frozenset[RunSetting]]:
+        """Words on what happens next, tasks that need not run, and what memory did not hold.
+
+        Raises
+        ------
+        MeasurementFailed
+            The error, where another try makes no sense.
+        """
+        _, larger = _found(self._output)
+        if larger == too_large:
+            words = self._next_try(error, pending)
+        else:
+            words = "a step did not fit into memory; going on without it"
+        done, larger = _found(self._output)
+        entries = read_observations(self._output)[self._num_before :]
+        told = {entry.task for entry in entries if isinstance(entry, FailedObservation)}
+        return words, done | told, larger
+
+    def _next_try(self, error: MeasurementFailed, pending: Sequence[Task]) -> str:
+        task = next((task for task in pending if task.name == self.begun), None)
+        if task is None or not self._may_try:
+            raise error
+        self._tries[task.name] += 1
+        if self._tries[task.name] < _TRIES:
+            return f"{task.name} ended the ranks; it is tried again in new processes"
+        self.in_a_row += 1
+        if self.in_a_row == _MOST_IN_A_ROW:
+            raise error
+        reason = str(error).partition("; ")[0]
+        append_line(self._output, failure_of(task, reason).model_dump_json())
+        return f"{task.name} ended the ranks twice; going on without it"
 
 
 def _found(output: Path) -> tuple[frozenset[str], frozenset[RunSetting]]:
@@ -216,7 +286,9 @@ def _prepare(
                 f"{output}: was measured on another machine (fingerprint {entry.fingerprint[:12]}, "
                 f"this one is {here.fingerprint[:12]}); choose another --out"
             )
-    return _found(output)
+    done, too_large = _found(output)
+    failed = () if campaign.tries_again else failures(observations)
+    return done | {entry.task for entry in failed}, too_large
 
 
 def write_plan(folder: Path, plan: Mapping[str, object]) -> None:
@@ -225,7 +297,7 @@ def write_plan(folder: Path, plan: Mapping[str, object]) -> None:
 
 
 def _text(plan: Mapping[str, object]) -> str:
-    return json.dumps(plan, indent=1) + "\n"
+    return seals.sealed(json.dumps(plan, indent=1)) + "\n"
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
@@ -237,7 +309,9 @@ def read_plan(folder: Path) -> dict[str, Any]:
         raise InvalidDocument(f"{path}: plan cannot be read: {why(error)}") from error
     if not isinstance(plan, dict):
         raise InvalidDocument(f"{path}: plan must be an object, got {plan!r:.40}")
-    return plan
+    if (edited := seals.problem(plan)) and not seals.is_taken(str(path)):
+        raise InvalidDocument(f"{path}: {edited}; measure again into another --out")
+    return seals.content_of(plan)
 
 
 def _write_order(campaign: Campaign, index: int, tasks: Sequence[Task], output: Path) -> Path:

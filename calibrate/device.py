@@ -113,6 +113,9 @@ class Device(ABC):
     def reset_peak(self) -> None:  # noqa: B027 - where nothing is counted
         """Forget the peak so far."""
 
+    def release(self) -> None:  # noqa: B027 - where nobody keeps it
+        """Give back the memory that nothing holds."""
+
     @property
     def cache_bytes(self) -> Bytes:
         """Of the last cache, where the device tells; else 0. [B]"""
@@ -187,6 +190,10 @@ class Cuda(Device):
     def reset_peak(self) -> None:
         """Forget the peak so far."""
         torch.cuda.reset_peak_memory_stats(self.torch_device)
+
+    def release(self) -> None:
+        """Of the caching allocator."""
+        torch.cuda.empty_cache()
 
     @property
     def cache_bytes(self) -> Bytes:

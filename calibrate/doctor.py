@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from calibrate.environment import Facts
+from calibrate.gpus import unfit, users
 from calibrate.topology import default_ranks
 from perfmodel.documents.base import QUIET
 from perfmodel.units import GIB, format_bytes
@@ -159,16 +160,20 @@ def _software(environment: Facts) -> Iterator[Finding]:
 def _devices(environment: Facts) -> Iterator[Finding]:
     gpus, processes = environment["gpus"], environment["gpu_processes"]
     names = sorted({gpu["name"] or "unknown" for gpu in gpus})
-    if not gpus:
-        yield _ok("no GPU: the processor is measured, ranks talk through gloo")
+    # What refuses a calibration says why and what to do.
+    if problem := environment.get("gpu_problem") or unfit(gpus, gpus):
+        what, _, advice = problem.rpartition("; ")
+        yield Finding("bad", what, "perfmodel calibrate refuses it", advice)
+    elif gpus:
+        yield _ok(f"{len(gpus)} x {names[0]}")
     else:
+        yield _ok("no GPU: the processor is measured, ranks talk through gloo")
+    for fault in environment.get("gpu_faults", ()):
         yield Finding(
-            "ok" if len(names) == 1 else "bad",
-            f"{len(gpus)} x {names[0]}"
-            if len(names) == 1
-            else f"GPUs of {len(names)} models: {', '.join(names)}",
-            "one profile describes one kind of device; the slowest sets the pace",
-            "choose one kind with CUDA_VISIBLE_DEVICES",
+            "warn",
+            fault,
+            "the GPU is slower than it is in good order, or about to fail",
+            "mend cooling, power or card before measuring; dmesg and nvidia-smi -q say more",
         )
     if (len(gpus) or environment["cpu"]["usable_cores"]) <= 1:
         yield Finding(
@@ -179,11 +184,12 @@ def _devices(environment: Facts) -> Iterator[Finding]:
             "measure a node with two or more devices too, or give the link's data sheet",
         )
     if gpus and processes is not None:
-        owners = sorted({f"{process['name']} (pid {process['pid']})" for process in processes})
+        used = dict(users(gpus, processes))
+        busy = [f"GPU {gpu['index']}: {used[gpu['uuid']]}" for gpu in gpus if gpu["uuid"] in used]
         yield Finding(
-            "bad" if processes else "ok",
-            f"{len(processes)} other processes on the GPUs: {', '.join(owners[:3])}"
-            if processes
+            "bad" if busy else "ok",
+            f"other processes on {len(busy)} GPUs: {', '.join(busy[:3])}"
+            if busy
             else "no other process on the GPUs",
             "they take compute, memory and bandwidth during the measurement",
             "end them, or choose free GPUs with CUDA_VISIBLE_DEVICES",
@@ -217,13 +223,6 @@ _GPU_FAULTS: Final[tuple[tuple[Callable[[Facts], bool], Severity, str, str, str]
         "PCIe link at a low generation on {}: normal while idle",
         "",
         "",
-    ),
-    (
-        lambda gpu: gpu["mig_mode"] == "Enabled",
-        "bad",
-        "MIG is on for {}",
-        "a slice has a fraction of the device, and no peer access",
-        "ask the administrator for whole GPUs; a profile of a slice is true for that slice",
     ),
     (
         lambda gpu: (gpu["temperature_c"] or 0) >= _HOT_C,

@@ -9,17 +9,22 @@ import os
 import platform
 import re
 import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from calibrate.processes import usable_cores
+from calibrate.gpus import (
+    query_gpu_processes,
+    query_gpu_topology,
+    query_gpus,
+    seen_by_torch,
+)
+from calibrate.processes import answer_of, usable_cores
 from perfmodel.documents.base import command_line, installed_version
 from perfmodel.units import GIB, MIB, Seconds
 
@@ -27,11 +32,22 @@ DeviceKind = Literal["cpu", "cuda", "virtual"]
 #: Plain JSON; a value is None where the machine does not tell.
 Facts: TypeAlias = dict[str, Any]
 
-_TIMEOUT_S: Final = 20.0
 _MHZ: Final = 1e6
 _CHECKOUT: Final = Path(__file__).resolve().parent.parent
 # A whole environment holds passwords; only these can change what is measured.
-_VARIABLES: Final = ("OMP_NUM_THREADS", "MALLOC_", "NCCL_", "GLOO_", "CUDA_VISIBLE_DEVICES")
+_VARIABLES: Final = (
+    *(
+        "OMP_NUM_THREADS",
+        "MALLOC_",
+        "GLOO_",
+        "NCCL_",
+        "TORCH_NCCL_",
+        "TORCH_CUDNN_",
+        "CUDA_",
+        "CUDNN_",
+    ),
+    *("CUBLAS_", "NVIDIA_TF32_OVERRIDE", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
+)
 
 
 def describe_environment(
@@ -50,6 +66,8 @@ def describe_environment(
     """
     cpu, memory, gpus = cpu_facts(observe_s=observe_s, load_s=load_s), memory_facts(), query_gpus()
     known = torch or {}
+    by_uuid = {gpu["uuid"]: gpu for gpu in gpus}
+    seen = [by_uuid[gpu["uuid"]] for gpu in known.get("gpus", ()) if gpu["uuid"] in by_uuid]
     return {
         "time_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "command_line": list(command_line(sys.argv)),
@@ -74,9 +92,12 @@ def describe_environment(
             "has_gloo": known.get("has_gloo"),
             "git_commit": git_commit(),
         },
-        "gpus": gpus,
+        # Those that CUDA_VISIBLE_DEVICES shows to torch, where it has been asked.
+        "gpus": seen or gpus,
         "gpu_topology": query_gpu_topology(),
         "gpu_processes": query_gpu_processes(),
+        "gpu_words": known.get("words"),
+        "gpu_flags": known.get("flags"),
         "p2p": known.get("p2p"),
     }
 
@@ -84,13 +105,13 @@ def describe_environment(
 def fingerprint(cpu: Facts, *, memory: Facts, gpus: Sequence[Facts]) -> str:
     """Hash what stays the same until someone opens the case.
 
-    Two machines of one model without GPUs share it; what software or neighbours do is left out.
+    Two machines of one model share it, with as many GPUs of one kind; software and neighbours are left out.
     """
     parts = [
         str(cpu["model"]),
         str(cpu["logical_cores"]),
         str(round(memory["total_bytes"] / GIB)),
-        *sorted(str(gpu["uuid"]) for gpu in gpus),
+        *sorted(f"{gpu['name']} {gpu['memory_bytes']}" for gpu in gpus),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -101,13 +122,14 @@ def relevant_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def torch_facts() -> Facts:
-    """Ask torch; call this in a worker only, where importing it costs nothing more.
+    """Ask torch, in a process that is not forked later: this initialises CUDA.
 
-    ``p2p[i][j]`` is whether GPU i reads the memory of GPU j.
+    ``p2p[i][j]`` is whether GPU i reads the memory of GPU j. ``flags`` say what torch's own switches are.
     """
     torch: Any = importlib.import_module("torch")
     distributed: Any = importlib.import_module("torch.distributed")
-    devices = range(int(torch.cuda.device_count()))
+    seen = seen_by_torch()
+    devices = range(len(seen["gpus"]))
     nccl = None
     with suppress(AttributeError, RuntimeError):
         nccl = ".".join(map(str, torch.cuda.nccl.version())) if devices else None
@@ -117,7 +139,15 @@ def torch_facts() -> Facts:
         "cuda_runtime": torch.version.cuda,
         "nccl": nccl,
         "has_gloo": bool(distributed.is_available() and distributed.is_gloo_available()),
-        "num_cuda_devices": len(devices),
+        **seen,
+        "flags": {
+            "matmul_tf32": bool(torch.backends.cuda.matmul.allow_tf32),
+            "cudnn_tf32": bool(torch.backends.cudnn.allow_tf32),
+            "cudnn_benchmark": bool(torch.backends.cudnn.benchmark),
+            "deterministic": bool(torch.are_deterministic_algorithms_enabled()),
+        }
+        if devices
+        else None,
         "p2p": [[i == j or bool(reaches(i, j)) for j in devices] for i in devices] or None,
     }
 
@@ -127,28 +157,12 @@ def git_commit(checkout: Path = _CHECKOUT) -> str | None:
     if not (checkout / ".git").exists():
         return None
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    return (_answer(command, checkout) or "").strip() or None
+    return (answer_of(command, checkout) or "").strip() or None
 
 
 def _os_name() -> str | None:
     with suppress(OSError):
         return platform.freedesktop_os_release().get("PRETTY_NAME")
-    return None
-
-
-def _answer(command: Sequence[str], folder: Path | None = None) -> str | None:
-    """What a program prints; None if it is missing, fails or hangs."""
-    with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_S,
-            check=True,
-        )
-        return done.stdout
     return None
 
 
@@ -301,123 +315,3 @@ def _text(path: Path) -> str | None:
     with suppress(OSError, UnicodeDecodeError):
         return path.read_text().strip() or None
     return None
-
-
-def _word(cell: str) -> str | None:
-    return None if re.fullmatch(r"\[.*\]|N/A|ERR!|", cell, re.IGNORECASE) else cell
-
-
-def _whole(cell: str) -> int | None:
-    return int(cell) if cell.isdecimal() else None
-
-
-def _number(cell: str) -> float | None:
-    return float(cell) if re.fullmatch(r"-?\d+(\.\d+)?", cell) else None
-
-
-def _mebibytes(cell: str) -> int | None:
-    return int(cell) * MIB if cell.isdecimal() else None
-
-
-def _megahertz(cell: str) -> float | None:
-    number = _number(cell)
-    return None if number is None else number * _MHZ
-
-
-#: Facts of a GPU: what ``nvidia-smi --query-gpu`` calls them, and how a cell is read. The PCIe link slows
-#: down when idle.
-_GPU: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
-    "index": ("index", _whole),
-    "name": ("name", _word),
-    "uuid": ("uuid", _word),
-    "pci_bus_id": ("pci.bus_id", _word),
-    "pcie_generation": ("pcie.link.gen.current", _whole),
-    "max_pcie_generation": ("pcie.link.gen.max", _whole),
-    "pcie_width": ("pcie.link.width.current", _whole),
-    "max_pcie_width": ("pcie.link.width.max", _whole),
-    "memory_bytes": ("memory.total", _mebibytes),
-    "power_limit_w": ("power.limit", _number),
-    "clock_hz": ("clocks.sm", _megahertz),
-    "max_clock_hz": ("clocks.max.sm", _megahertz),
-    "temperature_c": ("temperature.gpu", _number),
-    "compute_mode": ("compute_mode", _word),
-    "mig_mode": ("mig.mode.current", _word),
-    "persistence_mode": ("persistence_mode", _word),
-    "uncorrected_ecc_errors": ("ecc.errors.uncorrected.volatile.total", _whole),
-    "driver": ("driver_version", _word),
-}
-_GPU_PROCESS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
-    "gpu_uuid": ("gpu_uuid", _word),
-    "pid": ("pid", _whole),
-    "name": ("process_name", _word),
-    "memory_bytes": ("used_memory", _mebibytes),
-}
-#: What every driver knows: it refuses a whole query for one field that it does not know.
-_ESSENTIAL: Final = ("index", "name", "uuid", "memory_bytes", "driver")
-
-
-def query_gpus() -> list[Facts]:
-    """Ask ``nvidia-smi`` for the GPUs of this node; empty without it."""
-    for names in (tuple(_GPU), _ESSENTIAL):
-        text = _nvidia_smi(f"--query-gpu={','.join(_GPU[name][0] for name in names)}")
-        if text is not None:
-            return [dict.fromkeys(_GPU) | row for row in _rows(text, {n: _GPU[n] for n in names})]
-    return []
-
-
-def usable_gpus() -> int:
-    """GPUs that torch can use here, asked in a process of its own; 0 if it cannot say.
-
-    ``nvidia-smi`` knows nothing of CUDA_VISIBLE_DEVICES, parts of a MIG device, or a torch without CUDA.
-    """
-    asked = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
-    text = (_answer([sys.executable, "-c", asked]) or "").strip()
-    return int(text) if text.isdecimal() else 0
-
-
-def query_gpu_processes() -> list[Facts] | None:
-    """Ask which processes compute on the GPUs; None if that cannot be known."""
-    fields = ",".join(field for field, _ in _GPU_PROCESS.values())
-    text = _nvidia_smi(f"--query-compute-apps={fields}")
-    return None if text is None else _rows(text, _GPU_PROCESS)
-
-
-def query_gpu_topology() -> Facts | None:
-    """Ask how the GPUs are joined; None if that cannot be known."""
-    text = _nvidia_smi("topo", "-m")
-    return parse_gpu_topology(text) if text else None
-
-
-def parse_gpu_topology(text: str) -> Facts:
-    """Read the matrix of ``nvidia-smi topo -m``; affinity columns and the legend are left out.
-
-    A word says the worst part of a path: ``NV#`` (# NVLinks), ``PIX`` (one PCIe switch), ``PXB``
-    (several), ``PHB`` (host bridge), ``NODE`` (within a NUMA node), ``SYS`` (between them).
-    """
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    columns: list[str] = []
-    paths: dict[str, dict[str, str]] = {}
-    for line in plain.splitlines():
-        words = line.split()
-        if not columns:
-            columns = [word for word in words if re.fullmatch(r"[A-Za-z]+\d[\w.]*", word)]
-        elif words and words[0] in columns and len(words) > len(columns):
-            paths[words[0]] = dict(zip(columns, words[1:], strict=False))
-        elif not words:
-            break
-    return {"raw": plain, "paths": paths}
-
-
-def _nvidia_smi(*arguments: str) -> str | None:
-    table = () if arguments[0] == "topo" else ("--format=csv,noheader,nounits",)
-    return _answer(["nvidia-smi", *arguments, *table])
-
-
-def _rows(text: str, table: Mapping[str, tuple[str, Callable[[str], Any]]]) -> list[Facts]:
-    """Rows of an answer; lines that are none are skipped."""
-    rows = ([cell.strip() for cell in line.split(",")] for line in text.splitlines())
-    return [
-        {name: read(cell) for (name, (_, read)), cell in zip(table.items(), row, strict=True)}
-        for row in rows
-        if len(row) == len(table)
-    ]

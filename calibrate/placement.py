@@ -8,13 +8,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final
 
-from calibrate.environment import (
-    DeviceKind,
-    Facts,
-    describe_environment,
-    query_gpus,
-    usable_gpus,
-)
+from calibrate.environment import DeviceKind, Facts, describe_environment
+from calibrate.gpus import query_gpus, unfit, usable_gpus
 from calibrate.processes import usable_cores
 from calibrate.topology import (
     LaunchFlags,
@@ -46,6 +41,8 @@ class Placement:
     """Of this machine."""
     truth: str | None = None
     """What a virtual device costs."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the GPUs of the ranks on this node, as far as torch tells."""
 
 
 def chosen_conditions(environ: Mapping[str, str], *, topology: Topology) -> dict[str, str]:
@@ -94,7 +91,7 @@ def place(
     Raises
     ------
     UsageError
-        If the device does not exist here, torch is missing, or there are more ranks than devices.
+        If the device does not exist here or is unfit, torch is missing, or there are more ranks than devices.
     """
     if find_spec("torch") is None:
         raise UsageError(
@@ -104,15 +101,9 @@ def place(
         raise UsageError(f"--device-kind: must be auto, cpu, cuda or virtual, got {device!r}")
     if device == "virtual":
         return _virtual(environment, flags, conditions)
-    # Torch takes seconds to ask; without a word of nvidia-smi only a user who wants a GPU waits for it.
-    asks = device == "cuda" or (device == "auto" and bool(query_gpus()))
-    num_gpus = usable_gpus() if asks else 0
-    if device == "cuda" and not num_gpus:
-        raise UsageError(
-            "--device-kind: cuda needs a GPU that torch can use, got none; see perfmodel doctor, or use cpu"
-        )
-    device_kind: DeviceKind = "cuda" if num_gpus and device != "cpu" else "cpu"
-    num_devices = num_gpus if device_kind == "cuda" else usable_cores()
+    gpus = () if device == "cpu" else usable_gpus(device)
+    device_kind: DeviceKind = "cuda" if gpus else "cpu"
+    num_devices = len(gpus) if device_kind == "cuda" else usable_cores()
     topology = resolve_topology(
         os.environ,
         flags=flags,
@@ -121,6 +112,9 @@ def place(
         allow_oversubscription=device_kind == "cpu"
         and (may_share_cores or (flags.nproc_per_node or 0) <= _RANKS_PER_CORE * num_devices),
     )
+    own = gpus[: topology.ranks_per_node]
+    if problem := unfit(own, query_gpus()) if own else "":
+        raise UsageError(problem)
     if conditions is None:
         conditions = chosen_conditions(os.environ, topology=topology)
     return Placement(
@@ -128,6 +122,7 @@ def place(
         device_kind=device_kind,
         conditions=conditions,
         fingerprint=environment["host"]["fingerprint"],
+        gpus=tuple(gpu["uuid"] for gpu in own if gpu["uuid"] is not None),
     )
 
 

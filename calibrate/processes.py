@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _MARK: Final = "PERFMODEL_RUN_MARK"
 _POLL_S: Final = 0.05
 _KILL_S: Final = 10.0
+#: For a program that answers a question. [s]
+_TIMEOUT_S: Final = 20.0
 
 
 class ProcessTree:
@@ -137,3 +140,21 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def answer_of(
+    command: Sequence[str], folder: Path | None = None, *, timeout_s: float | None = None
+) -> str | None:
+    """What a program prints; None if it is missing, fails or hangs."""
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s or _TIMEOUT_S,
+            check=True,
+        )
+        return done.stdout
+    return None

@@ -2,14 +2,18 @@
 
 import datetime as dt
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, TypeVar
 
 from torch.distributed import PrefixStore, Store, TCPStore, init_process_group  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from calibrate.agent import die_with_parent
+from calibrate.task import Task, failure_of
+from perfmodel.documents.base import append_line
 from perfmodel.documents.observation import OUT_OF_MEMORY
 from perfmodel.tracing.fork import Fork
 
@@ -47,6 +51,20 @@ class Ranks:
         with Fork(alone) as copy:
             return copy.result()
 
+    def announce(self, prefix: str, task: str) -> None:
+        """Say on standard output, for all ranks, how far they are."""
+        if self.rank == 0:
+            sys.stdout.write(f"{prefix}{task}\n")
+            sys.stdout.flush()
+
+    def tell_too_large(self, task: Task, error: Exception, output: Path) -> None:
+        """Note once, by whichever rank comes first, that memory did not hold a task of several ranks.
+
+        The others may wait for this one for ever: its caller ends the launch, and the next one leaves the task out.
+        """
+        if self.store.add(f"{task.name}/too large", 1) == 1:
+            append_line(output, failure_of(task, one_line_of(error)).model_dump_json())
+
     def meet(self, name: str) -> None:
         """Wait until all ranks have come to this point."""
         self.store.set(f"{name}/{self.rank}", "")
@@ -54,7 +72,10 @@ class Ranks:
 
 
 #: What torch and the C library say when memory ends; a copy that the kernel ends says SIGKILL.
-_NO_MEMORY: Final = ("allocate memory", "out of memory", "OutOfMemoryError", "SIGKILL")
+_NO_MEMORY: Final = (
+    *("allocate memory", "out of memory", "OutOfMemoryError", "SIGKILL"),
+    *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
+)
 
 
 def ran_out_of_memory(error: Exception) -> bool:
@@ -73,9 +94,10 @@ def one_line_of(error: Exception) -> str:
     return words[:300]
 
 
-def join(name: str, *, rank: int, world_size: int) -> None:
-    """Join the gloo group of one task, in the copy that carries it out."""
+def join(name: str, *, rank: int, world_size: int, device_kind: str = "cpu") -> None:
+    """Join the group of one task, in the copy that carries it out: gloo, and NCCL for what lies on a GPU."""
     store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    backend = "cpu:gloo,cuda:nccl" if device_kind == "cuda" else "gloo"
     init_process_group(
-        "gloo", store=PrefixStore(f"{name}/group", store), rank=rank, world_size=world_size
+        backend, store=PrefixStore(f"{name}/group", store), rank=rank, world_size=world_size
     )

@@ -11,8 +11,8 @@ import numpy as np
 from calibrate.summary import typical
 from perfmodel.documents.observation import (
     PHASES,
-    FailedObservation,
     ReplayObservation,
+    failures,
     read_observations,
 )
 from perfmodel.machine.measured import MeasuredMachine, MeasuredOperator, MeasuredStep
@@ -123,8 +123,7 @@ def replays_in(observations: Path) -> list[ReplayObservation]:
 
 def first_failure_in(observations: Path) -> str:
     """Why the first of the steps that could not be replayed was not."""
-    entries = read_observations(observations)
-    failed = (entry.reason for entry in entries if isinstance(entry, FailedObservation))
+    failed = (entry.reason for entry in failures(read_observations(observations)))
     return next(failed, "no rank said why")
 
 

@@ -6,8 +6,8 @@ from pydantic import Field
 
 from calibrate.layers import Layer
 from perfmodel.documents.base import Document, Record
-from perfmodel.documents.observation import StackSpec
-from perfmodel.layout.layout import RunSetting, parse_layout
+from perfmodel.documents.observation import FailedObservation, StackSpec
+from perfmodel.layout.layout import RunSetting, Synchronisation, parse_layout
 
 
 class TraceTask(Record):
@@ -179,6 +179,32 @@ def num_ranks(task: Task) -> int:
             return task.world_size
         case _:
             return 1
+
+
+def setting_of(task: Task) -> RunSetting:
+    """What a task runs, or a setting that stands for it in a record of its failure."""
+    if isinstance(task, StepTask):
+        return task.setting
+    size, micro_batch = num_ranks(task), 1
+    # Without the number of its round; one name for all models that are drawn.
+    name = task.name.partition(": ")[2] or task.name
+    if isinstance(task, ReplayTask):
+        name, micro_batch = task.workload, task.micro_batch
+    elif isinstance(task, ModelTask):
+        name = "a model drawn at random"
+    return RunSetting(
+        workload=name,
+        world_size=size,
+        micro_batch=micro_batch,
+        synchronisation=Synchronisation.NONE if size == 1 else Synchronisation.DDP,
+    )
+
+
+def failure_of(task: Task, reason: str) -> FailedObservation:
+    """The record of a task that failed."""
+    return FailedObservation(
+        task=task.name, round=task.round, setting=setting_of(task), reason=reason
+    )
 
 
 class WorkOrder(Document):

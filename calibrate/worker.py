@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from calibrate.agent import die_with_parent
-from calibrate.campaign import DONE_PREFIX
+from calibrate.campaign import BEGIN_PREFIX, DONE_PREFIX
 from calibrate.device import Cpu, open_device
 from calibrate.environment import describe_environment, processor_time, torch_facts
 from calibrate.experiment import ComputeProbe
@@ -44,6 +44,7 @@ from calibrate.task import (
     TraceTask,
     TrainingTask,
     WorkOrder,
+    failure_of,
     num_ranks,
 )
 from perfmodel.documents.base import append_line
@@ -51,7 +52,6 @@ from perfmodel.documents.observation import (
     CollectiveObservation,
     ComputeObservation,
     EnvironmentObservation,
-    FailedObservation,
     IsolatedOperator,
     LayoutObservation,
     Observation,
@@ -62,7 +62,7 @@ from perfmodel.documents.observation import (
     StepObservation,
     WorkloadObservation,
 )
-from perfmodel.layout.layout import RunSetting, Synchronisation, parse_layout
+from perfmodel.layout.layout import Synchronisation, parse_layout
 
 _DEVICE_STREAM_STEPS: Final = 5
 #: Of the passes through a drawn model: a median needs no more.
@@ -77,7 +77,7 @@ def main() -> None:
 
     ranks, output = Ranks.open(), Path(order.output)
     if ranks.rank == 0:
-        facts = describe_environment(torch_facts(), observe_s=0.0)
+        facts = describe_environment(ranks.carry_out(torch_facts), observe_s=0.0)
         if order.truth is not None:
             from calibrate.virtual.truth import with_truth  # noqa: PLC0415
 
@@ -85,12 +85,13 @@ def main() -> None:
         name = f"environment-{time.time_ns()}"
         environment = EnvironmentObservation(task=name, round=0, facts=facts)
         append_line(output, environment.model_dump_json())
-    carry_out = _alone(ranks) if order.device_kind == "cpu" else _together(order)
+    carry_out, clear = _alone(ranks) if order.device_kind == "cpu" else _together(order)
     for task in order.tasks:
         start = processor_time()
-        found = (
-            _carried_out(carry_out, task, ranks, output) if ranks.rank < num_ranks(task) else None
-        )
+        ranks.announce(BEGIN_PREFIX, task.name)
+        found = None
+        if ranks.rank < num_ranks(task):
+            found = _carried_out(carry_out, clear, task, ranks, output)
         spent = processor_time().since(start)
         if ranks.rank == 0:
             assert found is not None, task
@@ -98,8 +99,7 @@ def main() -> None:
                 task=task.name, round=task.round, busy_s=spent.busy_s, steal_s=spent.steal_s
             )
             append_line(output, f"{found}\n{processors.model_dump_json()}")
-            sys.stdout.write(f"{DONE_PREFIX}{task.name}\n")
-            sys.stdout.flush()
+        ranks.announce(DONE_PREFIX, task.name)
         ranks.meet(task.name)
 
 
@@ -107,59 +107,33 @@ def main() -> None:
 _CarryOut = Callable[[Task, Path], str]
 
 
-def _carried_out(carry_out: _CarryOut, task: Task, ranks: Ranks, output: Path) -> str:
-    """What a rank finds; a step that cannot be replayed is told and does not end the launch.
+def _carried_out(
+    carry_out: _CarryOut, clear: Callable[[], None], task: Task, ranks: Ranks, output: Path
+) -> str:
+    """What a rank finds; a step that cannot be replayed, or that memory does not hold, is told.
 
-    What memory does not hold is told, too: the launch ends, since other ranks may wait for this one for ever, and
-    the next launch leaves it out.
+    Neither ends the launch, unless other ranks may wait for this one for ever, or the device is of no use any more:
+    then new processes go on.
     """
     try:
         return carry_out(task, output)
     except Exception as error:
-        match task:
-            case ReplayTask(workload=workload, micro_batch=micro_batch):
-                pass
-            case ModelTask():
-                # One line for all of them: the task says which.
-                workload, micro_batch = "a model drawn at random", 1
-            case _:
-                if ran_out_of_memory(error):
-                    _tell_too_large(task, error, ranks, output)
-                raise
-        setting = RunSetting(
-            workload=workload,
-            world_size=1,
-            micro_batch=micro_batch,
-            synchronisation=Synchronisation.NONE,
-        )
-        reason = f"replay: {one_line_of(error)}"
-        return FailedObservation(
-            task=task.name, round=task.round, setting=setting, reason=reason
-        ).model_dump_json()
+        is_large = ran_out_of_memory(error)
+        if is_large and num_ranks(task) > 1:
+            ranks.tell_too_large(task, error, output)
+            raise
+        if not is_large and not isinstance(task, ReplayTask | ModelTask):
+            raise
+        reason = one_line_of(error)
+    # A replay takes other memory than the step that it repeats: it tells nothing of that.
+    is_replay = isinstance(task, ReplayTask | ModelTask)
+    failed = failure_of(task, f"replay: {reason}" if is_replay else reason)
+    clear()
+    return failed.model_dump_json()
 
 
-def _tell_too_large(task: Task, error: Exception, ranks: Ranks, output: Path) -> None:
-    """Note once, by whichever rank comes first, that memory did not hold a task."""
-    if ranks.store.add(f"{task.name}/too large", 1) > 1:
-        return
-    size = num_ranks(task)
-    unnamed = RunSetting(
-        workload=task.name,
-        world_size=size,
-        micro_batch=1,
-        synchronisation=Synchronisation.NONE if size == 1 else Synchronisation.DDP,
-    )
-    failed = FailedObservation(
-        task=task.name,
-        round=task.round,
-        setting=task.setting if isinstance(task, StepTask) else unnamed,
-        reason=one_line_of(error),
-    )
-    append_line(output, failed.model_dump_json())
-
-
-def _alone(ranks: Ranks) -> _CarryOut:
-    """Each task in new processes."""
+def _alone(ranks: Ranks) -> tuple[_CarryOut, Callable[[], None]]:
+    """Each task in new processes; nothing is left of one that fails."""
 
     def observe(task: Task, output: Path) -> str:
         join(task.name, rank=ranks.rank, world_size=num_ranks(task))
@@ -167,11 +141,11 @@ def _alone(ranks: Ranks) -> _CarryOut:
         session = Session.open(Cpu(), group_sizes=sizes)
         return _observed(session, task, output)
 
-    return lambda task, output: ranks.carry_out(lambda: observe(task, output))
+    return lambda task, output: ranks.carry_out(lambda: observe(task, output)), lambda: None
 
 
-def _together(order: WorkOrder) -> _CarryOut:
-    """All tasks in this process: what drives a GPU cannot be copied."""
+def _together(order: WorkOrder) -> tuple[_CarryOut, Callable[[], None]]:
+    """All tasks in this process, since what drives a GPU cannot be copied; and what clears up after one that fails."""
     dist.init_process_group("gloo")
     session = Session.open(
         open_device(
@@ -186,7 +160,7 @@ def _together(order: WorkOrder) -> _CarryOut:
         from calibrate.probes.strategies import form_groups  # noqa: PLC0415 - slow imports
 
         form_groups(session, layouts)
-    return lambda task, output: _observed(session, task, output)
+    return lambda task, output: _observed(session, task, output), session.clear
 
 
 def _observed(session: Session, task: Task, output: Path) -> str:

@@ -87,6 +87,8 @@ def measure_workload(
             rounds=(tasks,),
             placement=here,
             lock_timeout_s=LOCK_TIMEOUT_S if request.waits else 0.0,
+            # Who only asks for a prediction does not wait for the same failure each time.
+            tries_again=not request.by_content,
         ),
         launcher,
         resume=request.resume,

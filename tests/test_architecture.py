@@ -166,6 +166,7 @@ def test_what_a_prediction_loads_is_printed(capsys: pytest.CaptureFixture[str]) 
 #: Files that are no results: locks, lines that are appended, members of an archive, folders of the testbed.
 WRITERS = {
     "perfmodel/documents/base.py",
+    "calibrate/clocks.py",
     "calibrate/locks.py",
     "validate/archive.py",
     "validate/borrowed.py",

@@ -21,7 +21,7 @@ MOST_PACKED_BYTES: Final[Bytes] = 12_000_000
 #: What an archive holds. Raw operators of judged models are the first to stay behind.
 _PACKED: Final = (
     CAMPAIGN,
-    *("smoke.json", "clocks.csv", "*.txt"),
+    *("smoke.json", "*.txt", "*/clocks.csv"),
     *("*/plan.json", "*/observations.jsonl", "*/profile.json", "*/validation.json"),
     *("*/models-*.json", "*/in-place/plan.json", "*/in-place/observations.jsonl"),
 )

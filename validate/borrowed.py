@@ -4,23 +4,23 @@ Every stage is a command as a user would type it, in a process of its own. It re
 same campaign, started again, goes on where its time was over.
 """
 
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from calibrate.campaign import OBSERVATIONS
+from calibrate.gpus import refuse_used
 from calibrate.launch import Launcher
 from calibrate.locks import folder_to_itself, machine_to_itself
 from calibrate.placement import Placement, described, place
 from calibrate.topology import LaunchFlags
 from perfmodel.documents.base import command_line, file_sha256, installed_version
-from perfmodel.documents.observation import read_observations
+from perfmodel.documents.observation import gpu_faults, read_observations
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import (
     CampaignDocument,
@@ -45,11 +45,6 @@ _GRACE_S: Final = 20.0
 #: What a stage needs at least to say something. [s]
 _LEAST_S: Final = 10.0
 _WORDS: Final = 300
-#: What ``nvidia-smi`` samples beside all stages.
-_CLOCKS: Final = (
-    *("timestamp", "index", "clocks.sm", "clocks.mem", "power.draw", "temperature.gpu"),
-    *("utilization.gpu", "memory.used", "clocks_throttle_reasons.active"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,10 +126,9 @@ def carry_out(
         campaign = _opened(request, here)
         _look(request, here, launcher, on_line)
         pending = [each for each in stages(request, campaign) if each.name not in campaign.done]
-        with _clocks(request.folder, here.device_kind):
-            for run in _runs(pending, request, on_line):
-                campaign = campaign.with_run(run)
-                campaign.write(request.folder / CAMPAIGN)
+        for run in _runs(pending, request, on_line):
+            campaign = campaign.with_run(run)
+            campaign.write(request.folder / CAMPAIGN)
         archive, left_out = pack(request.folder)
     for name in left_out:
         on_line(f"caveat: {name} is too large for the archive; it stays in {request.folder}")
@@ -183,6 +177,7 @@ def _look(
     truth = () if here.truth is None else (here.truth,)
     queues = here.device_kind != "virtual"
     with machine_to_itself(on_line) if queues else nullcontext():
+        refuse_used(here.gpus)
         launcher.run(
             [here.device_kind, str(output.resolve()), *truth],
             topology=here.topology,
@@ -267,27 +262,6 @@ def _ended(run: StageRun) -> str:
     return f"failed with exit code {run.exit_code} {took}: {run.words}"
 
 
-@contextmanager
-def _clocks(folder: Path, device_kind: str) -> Iterator[None]:
-    """Sample clocks, power and throttling of real GPUs while the stages run."""
-    if device_kind != "cuda" or shutil.which("nvidia-smi") is None:
-        yield
-        return
-    query = f"--query-gpu={','.join(_CLOCKS)}"
-    with (folder / "clocks.csv").open("ab") as file:
-        sampler = subprocess.Popen(
-            ("nvidia-smi", query, "--format=csv,noheader,nounits", "--loop=2"),
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            yield
-        finally:
-            sampler.kill()
-            sampler.wait()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdicts:
     """What the records of a campaign say, judged wherever they are."""
@@ -312,6 +286,9 @@ def judge(folder: Path, campaign: CampaignDocument) -> Verdicts:
     notes += [
         f"{stage.name}: {_ended(stage)}" for stage in campaign.stages if stage.name not in done
     ]
+    for records in sorted(folder.glob(f"*/{OBSERVATIONS}")):
+        faults = gpu_faults(read_observations(records))
+        notes += [f"{records.parent.name}: {fault}" for fault in faults]
     path = folder / CALIBRATION / PROFILE
     if not path.exists():
         return Verdicts(campaign=campaign, notes=(*notes, "no profile: nothing to judge"))

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from calibrate.gpus import refuse_used
 from calibrate.locks import machine_to_itself, work_folder
 from calibrate.placement import described, place
 from calibrate.topology import LaunchFlags
@@ -237,12 +238,14 @@ def validate_memory(
 ) -> MemorySummary:
     """Measure every setting, write every run as soon as it is there, summarise the errors."""
     device_kind = "cpu"
+    gpus: tuple[str, ...] = ()
     if device != "cpu":
-        one = LaunchFlags(nproc_per_node=1)
-        device_kind = place(described(truth), device, one).device_kind
+        here = place(described(truth), device, LaunchFlags(nproc_per_node=1))
+        device_kind, gpus = here.device_kind, here.gpus
     runs: list[MemoryRun] = []
     own = nullcontext() if device_kind == "virtual" else machine_to_itself(on_line)
     with own, work_folder("perfmodel-memory-") as folder:
+        refuse_used(gpus)
         for setting in settings(models, batches, device_kind):
             runs.append(measure(Path(folder), setting, device_kind=device_kind, truth=truth))
             on_line(_line(runs[-1]))

@@ -18,7 +18,7 @@ from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import interval, open_workload
 from perfmodel.answer.question import Question
 from perfmodel.documents.base import file_sha256
-from perfmodel.documents.observation import FailedObservation, read_observations, steal_share
+from perfmodel.documents.observation import failures, read_observations, steal_share
 from perfmodel.documents.verdicts import (
     ComparedModel,
     FailedModel,
@@ -345,9 +345,9 @@ def judge_models(
             f"{observations}: must hold runs of models on one rank, got none; continue with --resume"
         )
     failed = {entry.model.name: entry.reason for entry in drawn if entry.reason is not None}
-    for entry in (*entries, *(read_observations(timed) if mode == "measured" else ())):
-        if isinstance(entry, FailedObservation):
-            failed.setdefault(entry.setting.workload, entry.reason)
+    for records in (entries, read_observations(timed) if mode == "measured" else []):
+        for lost in failures(records):
+            failed.setdefault(lost.setting.workload, lost.reason)
     summary = summarise([row.signed_error for row in single])
     several = summarise_any([row.signed_error for row in rows if row.setting.world_size > 1])
     coverage = fraction(row.is_covered for row in rows)

@@ -21,16 +21,15 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.agent import die_with_parent
-from calibrate.campaign import DONE_PREFIX
+from calibrate.campaign import BEGIN_PREFIX, DONE_PREFIX
 from calibrate.device import Device, open_device, prepare
 from calibrate.environment import describe_environment, processor_time, torch_facts
-from calibrate.ranks import Ranks, join, one_line_of
-from calibrate.task import StepTask, WorkOrder
+from calibrate.ranks import Ranks, join, one_line_of, ran_out_of_memory
+from calibrate.task import StepTask, WorkOrder, failure_of
 from calibrate.virtual.truth import with_truth
 from perfmodel.documents.base import append_line
 from perfmodel.documents.observation import (
     EnvironmentObservation,
-    FailedObservation,
     LoopObservation,
     Observation,
     PeakMemory,
@@ -130,7 +129,12 @@ def train(task: StepTask, order: WorkOrder, rank: int) -> tuple[Seconds, int, Pe
     setting = task.setting
     is_grouped = setting.synchronisation is not Synchronisation.NONE
     if is_grouped:
-        join(task.name, rank=rank, world_size=setting.world_size)
+        join(
+            task.name,
+            rank=rank,
+            world_size=setting.world_size,
+            device_kind=order.device_kind,
+        )
 
     def slowest(value: float) -> float:
         box = torch.tensor(value, dtype=torch.float64)
@@ -165,7 +169,9 @@ def main() -> None:
 
     ranks, output = Ranks.open(), Path(order.output)
     if ranks.rank == 0:
-        facts: dict[str, Any] = dict(describe_environment(torch_facts(), observe_s=0.0))
+        # What initialises CUDA cannot be copied any more.
+        torch_says = ranks.carry_out(torch_facts)
+        facts: dict[str, Any] = dict(describe_environment(torch_says, observe_s=0.0))
         if order.truth is not None:
             facts = with_truth(facts, order.truth)
         seen = EnvironmentObservation(task=f"environment-{time.time_ns()}", round=0, facts=facts)
@@ -174,6 +180,7 @@ def main() -> None:
     for task in order.tasks:
         assert isinstance(task, StepTask), task
         start, started_utc = processor_time(), time.time()
+        ranks.announce(BEGIN_PREFIX, task.name)
         found: Observation
         if ranks.rank < task.setting.world_size:
             try:
@@ -187,21 +194,18 @@ def main() -> None:
                     num_steps=num_steps,
                     memory=memory,
                 )
-            except Exception as error:  # noqa: BLE001 - one run fails, the others go on
-                found = FailedObservation(
-                    task=task.name,
-                    round=task.round,
-                    setting=task.setting,
-                    reason=one_line_of(error),
-                )
+            except Exception as error:
+                if ran_out_of_memory(error) and task.setting.world_size > 1:
+                    ranks.tell_too_large(task, error, output)
+                    raise
+                found = failure_of(task, one_line_of(error))
         if ranks.rank == 0:
             spent = processor_time().since(start)
             busy = ProcessorObservation(
                 task=task.name, round=task.round, busy_s=spent.busy_s, steal_s=spent.steal_s
             )
             append_line(output, f"{found.model_dump_json()}\n{busy.model_dump_json()}")
-            sys.stdout.write(f"{DONE_PREFIX}{task.name}\n")
-            sys.stdout.flush()
+        ranks.announce(DONE_PREFIX, task.name)
         ranks.meet(task.name)
 
 

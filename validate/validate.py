@@ -35,10 +35,11 @@ from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import check_machine, interval, timed_workload
 from perfmodel.answer.question import Question
 from perfmodel.documents.base import Provenance, Record, checked, file_sha256
-from perfmodel.documents.observation import FailedObservation, read_observations, steal_share
+from perfmodel.documents.observation import failures, read_observations, steal_share
 from perfmodel.documents.verdicts import (
     ComparedSetting,
     ComparedSpeedup,
+    FailedModel,
     Repeat,
     ValidationDocument,
 )
@@ -189,6 +190,8 @@ class Comparison:
     steal: float
     too_large: tuple[str, ...]
     """Settings that memory did not hold."""
+    failed: tuple[FailedModel, ...]
+    """Settings of which every run failed."""
 
 
 def compare_observations(
@@ -201,13 +204,19 @@ def compare_observations(
     known = too_large_of(entries)
     absent = [setting for setting in predicted.steps_s if setting not in found]
     too_large = tuple(setting.label for setting in absent if is_too_large(setting, known))
-    missing = [setting.label for setting in absent if setting.label not in too_large]
+    reasons = {entry.setting: entry.reason for entry in failures(entries)}
+    failed = tuple(
+        FailedModel(name=setting.label, reason=reasons[setting])
+        for setting in absent
+        if setting in reasons and setting.label not in too_large
+    )
+    told = {*too_large, *(entry.name for entry in failed)}
+    missing = [setting.label for setting in absent if setting.label not in told]
     if missing or len(absent) == len(predicted.steps_s):
-        failed = [entry.reason for entry in entries if isinstance(entry, FailedObservation)]
+        why = f" ({failed[0].reason})" if failed else ""
         raise MeasurementFailed(
             f"{observations}: {len(missing or absent)} predicted settings were not run, such as "
-            f"{(missing or too_large)[0]}"
-            f"{f' ({failed[0]})' if failed else ''}; continue with --resume"
+            f"{(missing or [one.label for one in absent])[0]}{why}; continue with --resume"
         )
     return Comparison(
         settings=tuple(
@@ -227,6 +236,7 @@ def compare_observations(
         ),
         steal=steal_share(entries),
         too_large=too_large,
+        failed=failed,
     )
 
 
@@ -339,6 +349,7 @@ def _document(
         observations_sha256=file_sha256(observations),
         steal=comparison.steal,
         too_large=comparison.too_large,
+        failed=comparison.failed,
         settings=rows,
         speedups=tuple(speedups.values()),
         repeats=comparison.repeats,

@@ -28,6 +28,8 @@ from perfmodel.documents.observation import (
     ReplayObservation,
     StepObservation,
     WorkloadObservation,
+    failures,
+    gpu_faults,
     read_observations,
     refuse_repeated,
     steal_share,
@@ -78,7 +80,8 @@ def fit_profile(
         ranks_per_node=draft.ranks_per_node // num_nodes,
         undetermined=(
             *_undetermined(draft, num_nodes=num_nodes),
-            *failed_replays(_of(observations, FailedObservation)),
+            *gpu_faults(observations),
+            *failed_replays(failures(observations)),
         ),
     )
     operators = fit_operators(

@@ -214,8 +214,11 @@ def _acts(
     return [functools.partial(acts[collective], buffer) for buffer in buffers]
 
 
-#: Of matrix products short enough to count them while an all-reduce runs: some 10 us on a GPU.
-_WIDTH, _DEVICE_WIDTH = 256, 512
+#: Of matrix products short enough to count them while an all-reduce runs.
+_WIDTH: Final = 256
+#: On a GPU, in bf16: the first that takes as long as the host needs to issue it, and some 20 us at most.
+_DEVICE_WIDTHS: Final = (512, 768, 1024, 1280, 1536, 1792, 2048, 2560, 3072)
+_PRODUCT_S: Final[Seconds] = 1e-5
 #: On a GPU so many times the length of the all-reduce is queued, to outlast it even if it slows down.
 _OUTLAST = 3
 
@@ -265,12 +268,24 @@ def _beside(
     """A matrix product, and what begins an all-reduce."""
     group = session.data[world_size]
     buffer = torch.zeros(size_bytes // 4, device=session.device)
-    width = _DEVICE_WIDTH if session.asynchronous else _WIDTH
-    matrix = torch.randn((width, width), device=session.device)
-    return (
-        lambda: torch.mm(matrix, matrix),
-        lambda: dist.all_reduce(buffer, group=group, async_op=True),
-    )
+    begin = functools.partial(dist.all_reduce, buffer, group=group, async_op=True)
+    width = _device_width(session) if session.asynchronous else _WIDTH
+    return _product(session, session.agree(width, world_size=world_size)), begin
+
+
+def _product(session: Session, width: int) -> Callable[[], object]:
+    """A matrix product, in bf16 on a GPU."""
+    dtype = torch.bfloat16 if session.asynchronous else torch.float32
+    matrix = torch.randn((width, width), device=session.device).to(dtype)
+    return functools.partial(torch.mm, matrix, matrix)
+
+
+def _device_width(session: Session) -> int:
+    """Shorter products would wait for the host, longer ones count badly beside an all-reduce."""
+    for width in _DEVICE_WIDTHS:
+        if min(session.time_repeats(_product(session, width), repeats=5)) >= _PRODUCT_S:
+            return width
+    return _DEVICE_WIDTHS[-1]
 
 
 def _counted_together(

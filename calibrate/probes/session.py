@@ -1,5 +1,6 @@
 """What all probes of one worker share: its device, its process groups, its clock."""
 
+import gc
 import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -99,6 +100,13 @@ class Session:
     def synchronise(self) -> None:
         """Wait until the device has nothing left to do."""
         self.measured.synchronise()
+
+    def clear(self) -> None:
+        """Give back the memory of a task that failed; raises if the device is of no use any more."""
+        self.models.clear()
+        gc.collect()
+        self.measured.release()
+        self.synchronise()
 
     def time_repeats(self, act: Callable[[], object], *, repeats: int) -> list[Seconds]:
         """How long each repeat takes, one after another. [s]

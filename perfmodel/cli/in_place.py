@@ -5,6 +5,7 @@ model that has the same operators need not be timed.
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,7 @@ from perfmodel.cli.output import measurement
 from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
-    from perfmodel.answer.answer import Forecast
-    from perfmodel.machine.measured import MeasuredMachine, OperatorCosts
+    from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, OperatorCosts
     from perfmodel.workload.step import SymbolicStep
 
 
@@ -34,11 +34,15 @@ def traced_file(machine: "MeasuredMachine", model: str, folder: Path) -> Path:
 
 
 def time_in_place(
-    machine: "MeasuredMachine", calibration: Path, file: Path, request: "Forecast"
+    machine: "MeasuredMachine",
+    calibration: Path,
+    file: Path,
+    batch_of: Callable[["MeasuredWorkload"], int],
 ) -> None:
     """Time the operators of a workload file that nothing was timed of, if this is the machine.
 
-    ``calibration`` is its folder. Nothing is measured, and nothing said, on another machine: curves answer there.
+    ``calibration`` is its folder, ``batch_of`` says at which micro-batch. Nothing is measured, and nothing said, on
+    another machine: curves answer there.
     """
     from calibrate.workloads import with_stored_workloads
     from perfmodel.answer.measured import open_workload
@@ -52,7 +56,7 @@ def time_in_place(
     ):
         return
     machine = with_stored_workloads(machine, calibration)
-    micro_batch = request.layouts(open_workload(machine, str(file)))[0].micro_batch
+    micro_batch = batch_of(open_workload(machine, str(file)))
     if machine.operators is None or _is_timed(machine.operators, trace, micro_batch):
         return
     from importlib.util import find_spec

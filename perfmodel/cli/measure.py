@@ -58,11 +58,16 @@ _BATCHES = opt.counts(
 
 def doctor() -> None:
     """Say what this machine is, and what would spoil a measurement."""
+    from calibrate.clocks import faults_now
     from calibrate.doctor import diagnose, render
     from calibrate.environment import describe_environment, torch_facts
+    from calibrate.gpus import problem
 
     torch = torch_facts() if find_spec("torch") else None
     environment = describe_environment(torch, load_s=_LOAD_S)
+    environment["gpu_faults"] = faults_now()
+    if torch is not None:
+        environment["gpu_problem"] = problem(torch)
     typer.echo(render(diagnose(environment), environment=environment))
 
 

@@ -2,7 +2,7 @@
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
@@ -17,11 +17,10 @@ from perfmodel.units import GIB, Bytes, Seconds
 from perfmodel.workload.workload import is_model
 
 if TYPE_CHECKING:
-    from perfmodel.answer.answer import Forecast
     from perfmodel.answer.question import Question
     from perfmodel.layout.layout import Layout
     from perfmodel.machine.cluster import Cluster
-    from perfmodel.machine.measured import MeasuredMachine
+    from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
     from perfmodel.step.program import Trace
 
 #: Where a command keeps its machine.
@@ -73,7 +72,7 @@ _ONLY_WITHOUT_LAYOUT: Final = {
     "loader_samples_per_s": "leave it out, the closed forms have no input pipeline",
     "sync_every_step": "leave it out, the closed forms have no host",
     "validation": "leave it out, a calibration from runs has its own intervals",
-    "no_measure": "leave it out, layouts are not timed in place",
+    "no_measure": "leave it out, large models are not timed in place",
     "nodes_like": "leave it out, a calibration from runs knows its own nodes",
     **dict.fromkeys(("torch", "nccl"), "leave it out, runs have intervals of their own"),
 }
@@ -164,7 +163,7 @@ def predict(
         sync_every_step=sync_every_step,
     )
     if workload.endswith(".json") or is_model(workload):
-        _time_workload(context, request)
+        _time_workload(context, lambda found: request.layouts(found)[0].micro_batch)
     question = _question(context)
     document, largest = table(question, request, argv=sys.argv)
     document = with_advice(document, question, request)
@@ -209,13 +208,13 @@ def _profiled(context: typer.Context) -> "MeasuredMachine":
     return machine
 
 
-def _time_workload(context: typer.Context, request: "Forecast") -> None:
+def _time_workload(context: typer.Context, batch_of: Callable[["MeasuredWorkload"], int]) -> None:
     given = context.params
     if given["device"] is None and not given["no_measure"]:
         from perfmodel.cli.in_place import time_in_place
 
         folder = given["profile"].parent
-        time_in_place(_profiled(context), folder, Path(given["workload"]), request)
+        time_in_place(_profiled(context), folder, Path(given["workload"]), batch_of)
 
 
 def _predict_layout(context: typer.Context) -> None:
@@ -227,6 +226,11 @@ def _predict_layout(context: typer.Context) -> None:
     from perfmodel.answer.answer import layout_table
     from perfmodel.report.prediction import layout_lines, layout_tables
 
+    if opt.typed(context, "workload") and not opt.typed(context, "model"):
+        layout = _asked_layout(context)
+        _trace_model(context)
+        if given["workload"].endswith(".json"):
+            _time_workload(context, lambda _: layout.micro_batch)
     document, found = layout_table(_question(context), argv=sys.argv)
     lines = layout_lines(document, verbose=given["verbose"])
     tables, output = layout_tables(document), given["output"]

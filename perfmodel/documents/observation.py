@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, NonNegativeInt, PlainSerializer, PositiveInt, TypeAdapter
 
+from perfmodel.arrays import Share
 from perfmodel.documents.base import Record, read_lines
 from perfmodel.errors import InvalidDocument
 from perfmodel.layout.layout import RunSetting
@@ -314,6 +315,22 @@ class ProcessorObservation(Taken):
     """Wanted, and given to others by a hypervisor, as far as it tells."""
 
 
+class GpuObservation(Taken):
+    """What the GPUs of one launch did meanwhile, by ``nvidia-smi`` and the kernel's log."""
+
+    kind: Literal["gpus"] = "gpus"
+    num_busy: NonNegativeInt
+    """Samples of a GPU at work."""
+    clock_hz: float | None
+    """Median of its multiprocessors, at work. [Hz]"""
+    most_power_w: float | None
+    most_heat_c: float | None
+    slowed: dict[str, Share]
+    """By what lowered clocks, the share of the samples at work."""
+    xid: tuple[str, ...]
+    """Errors that the driver reported."""
+
+
 class EnvironmentObservation(Taken):
     """What the machine was; free-form facts, see ``calibrate/environment.py``."""
 
@@ -346,6 +363,7 @@ Observation = Annotated[
     | TrainingObservation
     | LayoutObservation
     | ProcessorObservation
+    | GpuObservation
     | EnvironmentObservation,
     Field(discriminator="kind"),
 ]
@@ -357,6 +375,31 @@ def read_observations(path: Path) -> list[Observation]:
     return read_lines(path, _ADAPTER, what="observations")
 
 
+#: All that a task leaves which was not finished.
+_OF_A_FAILURE: Final = (FailedObservation, ProcessorObservation)
+#: Samples with lowered clocks from which on a run is not what the GPU can do.
+_OFTEN: Final = 0.05
+#: Of a GPU that trains; whoever trains there later has it, too.
+POWER_LIMIT: Final = "its power limit"
+
+
+def gpu_faults(observations: Iterable[Observation]) -> tuple[str, ...]:
+    """What lowered clocks, and Xid errors, over all launches: caveats of whatever was measured then."""
+    seen = [entry for entry in observations if isinstance(entry, GpuObservation)]
+    num_busy = sum(entry.num_busy for entry in seen)
+    shares = {
+        reason: sum(entry.slowed.get(reason, 0.0) * entry.num_busy for entry in seen) / num_busy
+        for reason in sorted({reason for entry in seen for reason in entry.slowed})
+    }
+    lowered = [
+        f"GPU clocks were lowered by {reason} in {100 * share:.0f} % of the samples: mend it and measure again"
+        for reason, share in shares.items()
+        if share >= _OFTEN and reason != POWER_LIMIT
+    ]
+    errors = Counter(error for entry in seen for error in entry.xid)
+    return (*lowered, *(f"{error}, {count} times: see dmesg" for error, count in errors.items()))
+
+
 def refuse_repeated(path: Path, observations: Iterable[Observation]) -> None:
     """Refuse a file that holds a task twice: two campaigns wrote it, and its repetitions are not independent.
 
@@ -365,7 +408,14 @@ def refuse_repeated(path: Path, observations: Iterable[Observation]) -> None:
     InvalidDocument
         With the task.
     """
-    times = Counter((entry.kind, entry.task) for entry in observations)
+    entries = list(observations)
+    # What failed may be tried again, and each try tells what processors did.
+    failed = {entry.task for entry in entries if isinstance(entry, FailedObservation)}
+    times = Counter(
+        (entry.kind, entry.task)
+        for entry in entries
+        if not (entry.task in failed and isinstance(entry, _OF_A_FAILURE))
+    )
     if repeated := [task for (_, task), number in times.items() if number > 1]:
         more = f" (and {len(repeated) - 1} more)" if len(repeated) > 1 else ""
         raise InvalidDocument(
@@ -374,9 +424,19 @@ def refuse_repeated(path: Path, observations: Iterable[Observation]) -> None:
         )
 
 
+def failures(observations: Iterable[Observation]) -> list[FailedObservation]:
+    """Tasks that failed and that no later try finished, with the latest reason of each."""
+    entries = list(observations)
+    finished = {entry.task for entry in entries if not isinstance(entry, _OF_A_FAILURE)}
+    failed = {entry.task: entry for entry in entries if isinstance(entry, FailedObservation)}
+    return [entry for task, entry in failed.items() if task not in finished]
+
+
 def tasks_done(observations: Iterable[Observation]) -> frozenset[str]:
-    """Names of the tasks that need not run again."""
-    return frozenset(observation.task for observation in observations)
+    """Names of the tasks that need not run again: finished, or more than memory holds."""
+    entries = list(observations)
+    again = {entry.task for entry in failures(entries) if OUT_OF_MEMORY not in entry.reason}
+    return frozenset(entry.task for entry in entries) - again
 
 
 def steal_share(observations: Sequence[Observation]) -> float:

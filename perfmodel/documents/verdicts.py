@@ -119,6 +119,14 @@ class Repeat(Record):
     signed_error: float
 
 
+class FailedModel(Record):
+    """A setting, or a model that was drawn, that could not be judged."""
+
+    name: str
+    """Its label, or seed, index and family."""
+    reason: str
+
+
 class ValidationDocument(ProfileVerdict):
     """The tool's own error; ``summary`` and ``speedup_summary`` are inside the calibrated range."""
 
@@ -131,6 +139,8 @@ class ValidationDocument(ProfileVerdict):
     settings: Annotated[tuple[ComparedSetting, ...], Field(min_length=1)]
     too_large: tuple[str, ...] = ()
     """Settings that memory did not hold: predicted, and not run."""
+    failed: tuple[FailedModel, ...] = ()
+    """Settings of which every run failed."""
     speedups: tuple[ComparedSpeedup, ...]
     repeats: tuple[Repeat, ...]
     summary_extrapolated: ErrorSummary | None
@@ -163,14 +173,6 @@ class ComparedModel(Compared):
     evidence: Evidence
     untimed: tuple[str, ...]
     """Operators that a prediction in place did not find timed."""
-
-
-class FailedModel(Record):
-    """A model that was drawn and could not be judged."""
-
-    name: str
-    """Seed, index and family."""
-    reason: str
 
 
 class ModelsValidationDocument(ProfileVerdict):

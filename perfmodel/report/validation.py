@@ -157,6 +157,9 @@ def summary_lines(validation: ValidationDocument) -> list[str]:
     )
     lines += gate_lines(validation.gates)
     lines += [f"Not run, out of memory: {label}" for label in validation.too_large]
+    if validation.failed:
+        lines.append(f"Failed in every run: {len(validation.failed)} settings, not judged")
+        lines += [f"failed: {entry.name}: {entry.reason}" for entry in validation.failed]
     return [*lines, *steal_lines(validation.steal)]
 
 

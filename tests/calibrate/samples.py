@@ -68,6 +68,7 @@ def plain_gpu(index: int) -> Facts:
         "pcie_width": 16,
         "max_pcie_width": 16,
         "memory_bytes": 80 * GIB,
+        "memory_used_bytes": 0,
         "power_limit_w": 700.0,
         "clock_hz": 1.98e9,
         "max_clock_hz": 1.98e9,

@@ -3,13 +3,15 @@
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from calibrate.campaign import (
+    BEGIN_PREFIX,
     OBSERVATIONS,
+    PLAN,
     Campaign,
     Progress,
     is_too_large,
@@ -18,14 +20,18 @@ from calibrate.campaign import (
 )
 from calibrate.locks import FOLDER_LOCK, folder_to_itself
 from calibrate.placement import Placement
-from calibrate.task import StepTask
+from calibrate.task import StepTask, WorkOrder, failure_of
 from perfmodel.documents.observation import (
     FailedObservation,
     StepObservation,
+    failures,
     read_observations,
+    refuse_repeated,
 )
+from perfmodel.documents.seals import unsealed
 from perfmodel.errors import (
     IncomparableRuns,
+    InvalidDocument,
     MeasurementFailed,
     PerfModelError,
     UsageError,
@@ -33,7 +39,7 @@ from perfmodel.errors import (
 from perfmodel.layout.layout import RunSetting, Synchronisation
 from tests.calibrate.played import ALONE
 from tests.fakes import FakeLauncher, LaunchCall
-from tests.played_worker import PlayedWorker, orders_of
+from tests.played_worker import PlayedWorker, append, orders_of
 
 CRASH = MeasurementFailed("rank 1 must exit with 0, got SIGKILL")
 
@@ -239,3 +245,113 @@ def test_a_module_alone_may_fit_where_ddp_does_not() -> None:
     assert not is_too_large(alone, {wrapped})
     assert not is_too_large(replace(alone, micro_batch=7), {alone})
     assert not is_too_large(replace(alone, workload="heavy"), {alone})
+
+
+STICKY = "rank 0 must exit with 0, got exit code 1: AcceleratorError: CUDA error: an illegal memory access"
+
+
+@dataclass(slots=True, kw_only=True)
+class PlayedGpu:
+    """Ranks on a GPU: a task that fails so many times ends them all, as a poisoned context or a hang does."""
+
+    fails: dict[str, int]
+    worker: PlayedWorker = field(default_factory=PlayedWorker)
+
+    def __call__(self, call: LaunchCall) -> None:
+        order = WorkOrder.read(Path(call.arguments[0]))
+        for task in order.tasks:
+            call.on_line(f"{BEGIN_PREFIX}{task.name}\n")
+            if self.fails.get(task.name, 0) > 0:
+                self.fails[task.name] -= 1
+                raise MeasurementFailed(f"{STICKY}; what was measured is kept; mend the cause")
+            one = order.model_copy(update={"tasks": (task,)})
+            path = Path(call.arguments[0]).with_name("one.json")
+            one.write(path)
+            self.worker(replace(call, arguments=(str(path),)))
+            path.unlink()
+
+
+@pytest.fixture
+def on_gpu(campaign: Campaign) -> Campaign:
+    return replace(campaign, placement=replace(campaign.placement, device_kind="cuda"))
+
+
+def test_a_task_that_ends_the_ranks_of_a_gpu_is_tried_again(on_gpu: Campaign) -> None:
+    ranks = PlayedGpu(fails={"0-2": 1})
+    waited: list[Progress] = []
+    launcher = run(on_gpu, ranks, on_progress=waited.append)
+    assert len(launcher.calls) == 3
+    assert measured_tasks(on_gpu) == ["0-1", "0-2", "0-3", "1-1", "1-2", "1-3"]
+    assert [entry.task for entry in waited if entry.is_waiting] == [
+        "0-2 ended the ranks; it is tried again in new processes"
+    ]
+
+
+def test_a_task_that_fails_twice_is_named_and_the_campaign_goes_on(on_gpu: Campaign) -> None:
+    """What comes after it runs in processes of its own: no poisoned context is left to it."""
+    ranks = PlayedGpu(fails={"0-2": 2, "1-1": 2})
+    run(on_gpu, ranks)
+    assert measured_tasks(on_gpu) == ["0-1", "0-3", "1-2", "1-3"]
+    found = failures(read_observations(on_gpu.folder / OBSERVATIONS))
+    assert [(entry.task, entry.reason) for entry in found] == [("0-2", STICKY), ("1-1", STICKY)]
+    # Whoever resumes tries again: the GPU may have been mended.
+    run(on_gpu, ranks, resume=True)
+    assert sorted(measured_tasks(on_gpu))[1] == "0-2"
+    output = on_gpu.folder / OBSERVATIONS
+    assert failures(read_observations(output)) == []
+    refuse_repeated(output, read_observations(output))
+
+
+def test_a_gpu_that_is_of_no_use_ends_the_campaign(on_gpu: Campaign) -> None:
+    ranks = PlayedGpu(fails={"0-1": 9, "0-2": 9, "0-3": 9})
+    with pytest.raises(MeasurementFailed, match="illegal memory access"):
+        run(on_gpu, ranks)
+    assert sum(ranks.fails.values()) == 3 * 9 - 3 * 2
+
+    def refuse(_call: LaunchCall) -> None:
+        raise CRASH
+
+    # So does one whose ranks do not even begin.
+    launcher = FakeLauncher(behave=refuse)
+    with pytest.raises(MeasurementFailed):
+        measure(on_gpu, launcher, resume=True, on_progress=lambda _: None)
+    assert len(launcher.calls) == 1
+
+
+def test_a_gpu_in_use_is_refused_before_anything_runs(
+    on_gpu: Campaign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def used(uuids: tuple[str, ...]) -> None:
+        raise MeasurementFailed(f"{uuids[0]}: must be free")
+
+    monkeypatch.setattr("calibrate.campaign.refuse_used", used)
+    taken = replace(on_gpu, placement=replace(on_gpu.placement, gpus=("GPU-0",)))
+    ranks = PlayedGpu(fails={})
+    with pytest.raises(MeasurementFailed, match="GPU-0: must be free"):
+        run(taken, ranks)
+    assert ranks.worker.finished == []
+
+
+def test_what_failed_on_its_own_is_tried_again_by_resume(campaign: Campaign) -> None:
+    """A replay, or a run of the judge; who only asks for a prediction does not wait for it again."""
+
+    def fails(call: LaunchCall) -> None:
+        order = WorkOrder.read(Path(call.arguments[0]))
+        for task in order.tasks:
+            append(Path(order.output), failure_of(task, "replay: no kernel"))
+
+    run(campaign, fails)
+    assert run(replace(campaign, tries_again=False), fails, resume=True).calls == []
+    run(campaign, PlayedWorker(), resume=True)
+    assert measured_tasks(campaign) == ["0-1", "0-2", "0-3", "1-1", "1-2", "1-3"]
+    assert run(campaign, PlayedWorker(), resume=True).calls == []
+
+
+def test_an_edited_plan_is_refused(campaign: Campaign) -> None:
+    run(campaign, PlayedWorker())
+    path = campaign.folder / PLAN
+    path.write_text(path.read_text().replace("the plan", "a plan"))
+    with pytest.raises(InvalidDocument, match=r"plan\.json: was changed after it was written"):
+        read_plan(campaign.folder)
+    with unsealed():
+        assert read_plan(campaign.folder) == {"what": "a plan"}

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from calibrate.doctor import Finding, Severity, diagnose, render
-from calibrate.environment import Facts, parse_gpu_topology
+from calibrate.environment import Facts
+from calibrate.gpus import parse_gpu_topology
 from tests.calibrate.samples import GIB, plain_environment, plain_gpu
 
 Change = Callable[[Facts], object]
@@ -32,7 +33,7 @@ FAULTS: list[tuple[Change, Severity, str]] = [
     (
         lambda e: e["gpus"][1].update({"name": "NVIDIA A100"}),
         "bad",
-        "GPUs of 2 models: NVIDIA A100",
+        "of one kind, got 3 x NVIDIA H100 80GB HBM3, 1 x NVIDIA A100",
     ),
     (lambda e: e.update({"gpus": e["gpus"][:1]}), "warn", "only one GPU"),
     (lambda e: e.update({"p2p": [[True, False], [True, True]]}), "warn", "off for 1 of 2 pairs"),
@@ -46,7 +47,14 @@ FAULTS: list[tuple[Change, Severity, str]] = [
         "ok",
         "low generation on GPU 2: normal",
     ),
-    (lambda e: e["gpus"][0].update({"mig_mode": "Enabled"}), "bad", "MIG is on for GPU 0"),
+    (
+        lambda e: e["gpus"][0].update({"mig_mode": "Enabled"}),
+        "bad",
+        "must be whole, got NVIDIA H100",
+    ),
+    (lambda e: e.update({"gpu_problem": "torch: sees none; do it"}), "bad", "torch: sees none"),
+    (lambda e: e.update({"gpu_faults": ["Xid 79 on GPU 0"]}), "warn", "Xid 79 on GPU 0"),
+    (lambda e: e["gpus"][2].update({"memory_used_bytes": 9 * GIB}), "bad", "GPU 2: 9 GiB held by"),
     (lambda e: e["gpus"][3].update({"temperature_c": 84.0}), "warn", "GPU 3 at 80 C or more"),
     (lambda e: e["gpus"][3].update({"uncorrected_ecc_errors": 2}), "bad", "errors on GPU 3"),
     (lambda e: e["gpus"][1].update({"persistence_mode": "Disabled"}), "warn", "is off on GPU 1"),
@@ -83,7 +91,7 @@ def test_other_processes_on_a_gpu_are_named() -> None:
         {"gpu_uuid": "GPU-0", "pid": 42, "name": "python3", "memory_bytes": GIB}
     ]
     diagnosis = diagnose(environment)
-    assert "python3 (pid 42)" in _texts(diagnosis, "bad")
+    assert "GPU 0: python3 (pid 42) with 1 GiB" in _texts(diagnosis, "bad")
 
 
 def test_one_core_and_no_gpu_cannot_determine_communication() -> None:

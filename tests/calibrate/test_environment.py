@@ -24,7 +24,9 @@ TORCH = {
     "cuda_runtime": "12.8",
     "nccl": "2.27.5",
     "has_gloo": True,
-    "num_cuda_devices": 2,
+    "gpus": [],
+    "words": "",
+    "flags": None,
     "p2p": [[True, True], [True, True]],
 }
 

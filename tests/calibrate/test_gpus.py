@@ -2,19 +2,22 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from calibrate import environment as gpus
-from calibrate.environment import Facts, parse_gpu_topology
+from calibrate import gpus
+from calibrate.environment import Facts
+from calibrate.gpus import parse_gpu_topology
 from calibrate.placement import place
 from calibrate.topology import LaunchFlags
-from perfmodel.errors import UsageError
+from perfmodel.errors import MeasurementFailed, UsageError
+from tests.calibrate.samples import GIB, plain_gpu
 
 UUIDS = [f"GPU-5f2b1c3d-0a1b-2c3d-4e5f-{index:012d}" for index in range(8)]
 H100 = "\n".join(
-    f"{index}, NVIDIA H100 80GB HBM3, {uuid}, 00000000:{bus}:00.0, 5, 5, 16, 16, 81559, 700.00, "
+    f"{index}, NVIDIA H100 80GB HBM3, {uuid}, 00000000:{bus}:00.0, 5, 5, 16, 16, 81559, 4, 700.00, "
     f"1980, 1980, {30 + index}, Default, Disabled, Enabled, 0, 550.54.15"
     for index, (uuid, bus) in enumerate(
         zip(UUIDS, ("19", "3B", "4C", "5D", "9B", "BB", "CB", "DB"), strict=True)
@@ -22,17 +25,17 @@ H100 = "\n".join(
 )
 PCIE_BOX = (
     "0, NVIDIA GeForce RTX 4090, GPU-aaaaaaaa-0000-0000-0000-000000000000, 00000000:01:00.0, "
-    "1, 4, 8, 16, 24564, 450.00, 210, 3105, 34, Default, [N/A], Disabled, [N/A], 560.35.03\n"
+    "1, 4, 8, 16, 24564, 512, 450.00, 210, 3105, 34, Default, [N/A], Disabled, [N/A], 560.35.03\n"
     "1, NVIDIA RTX A6000, GPU-bbbbbbbb-0000-0000-0000-000000000000, 00000000:02:00.0, "
-    "4, 4, 16, 16, 49140, 300.00, 1800, 2100, 85, Prohibited, [N/A], Disabled, 2, 560.35.03\n"
+    "4, 4, 16, 16, 49140, 3, 300.00, 1800, 2100, 85, Prohibited, [N/A], Disabled, 2, 560.35.03\n"
 )
 MIG = (
     "0, NVIDIA A100-SXM4-40GB, GPU-cccccccc-0000-0000-0000-000000000000, 00000000:07:00.0, "
-    "4, 4, 16, 16, 40960, 400.00, 1410, 1410, 33, Default, Enabled, Enabled, 0, 535.161.08\n"
+    "4, 4, 16, 16, 40960, 0, 400.00, 1410, 1410, 33, Default, Enabled, Enabled, 0, 535.161.08\n"
 )
 HIDDEN = (
     "0, Tesla K80, GPU-dddddddd-0000-0000-0000-000000000000, 00000000:00:1E.0, [N/A], [N/A], "
-    "[Unknown Error], [N/A], 11441, [Not Supported], [N/A], 875, ERR!, Default, [N/A], [N/A], "
+    "[Unknown Error], [N/A], 11441, [N/A], [Not Supported], [N/A], 875, ERR!, Default, [N/A], [N/A], "
     "[Not Supported], 470.82.01\n"
 )
 H100_TOPOLOGY = (
@@ -159,7 +162,7 @@ def test_a_program_that_fails_is_as_none(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_program_that_hangs_is_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _play(tmp_path, monkeypatch, "exec sleep 30")
-    monkeypatch.setattr(gpus, "_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("calibrate.processes._TIMEOUT_S", 0.1)
     assert gpus.query_gpus() == []
 
 
@@ -186,22 +189,176 @@ def test_a_driver_that_refuses_a_field_still_names_its_gpus(
     assert gpu["mig_mode"] is None
 
 
-@pytest.mark.parametrize(("says", "count"), [("3", 3), ("", 0), ("a warning", 0)])
-def test_torch_says_how_many_gpus_it_can_use(
-    says: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# What torch and nvidia-smi say of a node with so many GPUs, and what a calibration makes of it.
+def listed(count: int, *, mig: str = "Disabled") -> list[Facts]:
+    return [plain_gpu(index) | {"mig_mode": mig} for index in range(count)]
+
+
+def seen(count: int, words: str = "", name: str = "NVIDIA H100 80GB HBM3") -> Facts:
+    own = [{"name": name, "uuid": f"GPU-{index}", "memory_bytes": GIB} for index in range(count)]
+    return {"gpus": own, "words": words}
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A node as nvidia-smi and torch show it."""
+
+    def play(smi: list[Facts], torch: Facts, *, visible: str | None = None) -> None:
+        for module in ("gpus", "placement"):
+            monkeypatch.setattr(f"calibrate.{module}.query_gpus", lambda: smi)
+        monkeypatch.setattr(gpus, "ask_torch", lambda: torch)
+        monkeypatch.setattr(gpus, "has_driver", lambda: False)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    return play
+
+
+HERE = {"host": {"fingerprint": "0"}}
+MIXED = {"gpus": [*seen(1)["gpus"], *seen(1, name="NVIDIA A100-SXM4-40GB")["gpus"]], "words": ""}
+SLICE = seen(1, name="NVIDIA A100-SXM4-40GB MIG 1g.5gb")
+
+
+@pytest.mark.parametrize(
+    ("smi", "torch", "visible", "says"),
+    [
+        (
+            8,
+            seen(0, "Found no NVIDIA driver"),
+            None,
+            "none of the 8 that nvidia-smi lists (Found no",
+        ),
+        (
+            8,
+            seen(0, "Torch not compiled with CUDA"),
+            None,
+            "(Torch not compiled with CUDA); install",
+        ),
+        (
+            8,
+            seen(0),
+            "-1",
+            "every entry must name one of the 8 GPUs here, got '-1', of which torch sees 0",
+        ),
+        (
+            8,
+            seen(0),
+            "",
+            "got '', of which torch sees 0; correct or unset it, or use --device-kind cpu",
+        ),
+        (8, seen(1), "0,9", "got '0,9', of which torch sees 1"),
+        (1, SLICE, None, "a GPU must be whole, got NVIDIA A100-SXM4-40GB MIG 1g.5gb"),
+        (2, MIXED, None, "one kind, got 1 x NVIDIA H100 80GB HBM3, 1 x NVIDIA A100-SXM4-40GB"),
+    ],
+)
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_gpus_that_cannot_be_calibrated_are_refused(
+    node: Callable[..., None],
+    device: str,
+    smi: int,
+    torch: Facts,
+    visible: str | None,
+    says: str,
 ) -> None:
-    interpreter = tmp_path / "python"
-    interpreter.write_text(f"#!/bin/sh\necho '{says}'\n")
-    interpreter.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(interpreter))
-    assert gpus.usable_gpus() == count
+    """Also where the user left the choice open: a machine with GPUs is never measured as a processor."""
+    node(listed(smi), torch, visible=visible)
+    with pytest.raises(UsageError) as caught:
+        place(HERE, device, LaunchFlags())
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    # The doctor says the same, before.
+    assert gpus.problem(torch) == str(caught.value)
 
 
-def test_a_gpu_that_torch_cannot_use_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver that lists its GPUs does not make torch see them."""
-    monkeypatch.setattr("calibrate.placement.query_gpus", lambda: [{"name": "H100"}])
-    monkeypatch.setattr("calibrate.placement.usable_gpus", lambda: 0)
-    environment = {"host": {"fingerprint": "0"}}
-    assert place(environment, "auto", LaunchFlags(nproc_per_node=1)).device_kind == "cpu"
-    with pytest.raises(UsageError, match="that torch can use"):
-        place(environment, "cuda", LaunchFlags())
+def test_mig_without_a_slice_is_named(node: Callable[..., None]) -> None:
+    node(listed(1, mig="Enabled"), seen(0, "no CUDA-capable device"))
+    with pytest.raises(UsageError, match="must be whole, got NVIDIA H100 80GB HBM3 with MIG on"):
+        place(HERE, "auto", LaunchFlags())
+
+
+def test_gpus_that_are_alike_are_taken(node: Callable[..., None]) -> None:
+    node(listed(8), seen(2), visible="0,1")
+    here = place(HERE, "auto", LaunchFlags())
+    assert (here.device_kind, here.topology.ranks_per_node) == ("cuda", 2)
+    assert here.gpus == ("GPU-0", "GPU-1")
+    with pytest.raises(
+        UsageError, match="ranks per node must be <= 2, the devices of this node, got 3"
+    ):
+        place(HERE, "cuda", LaunchFlags(nproc_per_node=3))
+    # One rank needs one kind alone, and a processor none.
+    node(listed(2), MIXED)
+    assert place(HERE, "cuda", LaunchFlags(nproc_per_node=1)).gpus == ("GPU-0",)
+    assert place(HERE, "cpu", LaunchFlags(nproc_per_node=1)).gpus == ()
+
+
+def test_without_a_sign_of_a_gpu_torch_is_not_asked(
+    node: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node([], seen(0))
+    monkeypatch.setattr(gpus, "ask_torch", lambda: pytest.fail("asked"))
+    assert place(HERE, "auto", LaunchFlags(nproc_per_node=1)).device_kind == "cpu"
+
+
+def test_a_driver_shows_without_its_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container without nvidia-smi, a driver that does not answer, and a processor's node with the tool."""
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    assert not gpus.has_driver(tmp_path)
+    _play(tmp_path, monkeypatch, "echo 'failed because it could not communicate'; exit 9")
+    assert not gpus.has_driver(tmp_path)
+    slot = tmp_path / "sys/bus/pci/devices/0000:19:00.0"
+    slot.mkdir(parents=True)
+    (slot / "vendor").write_text("0x10de\n")
+    (slot / "class").write_text("0x030200\n")
+    assert gpus.has_driver(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    assert not gpus.has_driver(tmp_path)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidia0").touch()
+    assert gpus.has_driver(tmp_path)
+
+
+def test_torch_is_asked_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # This one really asks: without a GPU torch says why there is none.
+    found = gpus.ask_torch()
+    assert found["gpus"] or found["words"]
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    assert "torch cannot be asked" in gpus.ask_torch()["words"]
+
+
+@pytest.mark.parametrize(
+    ("processes", "held_bytes", "says"),
+    [
+        (
+            [{"gpu_uuid": "GPU-1", "pid": 4242, "name": "python3", "memory_bytes": 70 * GIB}],
+            0,
+            "got python3 (pid 4242) with 70 GiB; end it",
+        ),
+        ([], 9 * GIB, "got 9 GiB held by a process that is not"),
+    ],
+)
+def test_a_gpu_that_others_use_is_refused(
+    node: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    processes: list[Facts],
+    held_bytes: int,
+    says: str,
+) -> None:
+    smi = listed(3)
+    smi[1]["memory_used_bytes"] = held_bytes
+    node(smi, seen(3))
+    looks: list[float] = []
+    monkeypatch.setattr("calibrate.gpus.time.sleep", looks.append)
+    monkeypatch.setattr(gpus, "query_gpu_processes", lambda: processes)
+    gpus.refuse_used(("GPU-0", "GPU-2"))
+    gpus.refuse_used(())
+    assert not looks
+    with pytest.raises(MeasurementFailed) as caught:
+        gpus.refuse_used(("GPU-0", "GPU-1"))
+    assert str(caught.value).startswith("GPU 1: must be free to be measured, ")
+    assert says in str(caught.value)
+    assert str(caught.value).endswith("use free ones with CUDA_VISIBLE_DEVICES=0,2")
+    # Ranks that have just ended may still be listed.
+    assert len(looks) == 3

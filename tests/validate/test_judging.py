@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from calibrate.campaign import write_plan
 from perfmodel.machine.measured import Repeatability
 from tests.perfmodel.profiles import Machine, profile
 from tests.validate.samples import errors
@@ -112,8 +113,7 @@ def test_a_campaign_that_was_interrupted_in_its_first_stage_keeps_its_seed(tmp_p
     assert campaign_seed(tmp_path, 7) == 7
     assert campaign_seed(tmp_path, None) >= 1000
     in_place = tmp_path / "in-place"
-    in_place.mkdir()
-    (in_place / "plan.json").write_text('{"seed": 4711}')
+    write_plan(in_place, {"seed": 4711})
     assert campaign_seed(tmp_path, None) == 4711
 
 

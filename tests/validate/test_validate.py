@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from calibrate.campaign import PLAN
+from calibrate.campaign import PLAN, write_plan
 from calibrate.environment import describe_environment
 from calibrate.processes import usable_cores
+from calibrate.task import WorkOrder, failure_of, setting_of
 from calibrate.topology import LaunchFlags
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.errors import (
@@ -24,9 +25,10 @@ from perfmodel.errors import (
 )
 from perfmodel.layout.layout import RunSetting
 from perfmodel.machine.measured import MeasuredMachine
+from perfmodel.report.validation import summary_lines
 from tests.fakes import FakeLauncher, LaunchCall
 from tests.perfmodel.profiles import Machine, profile
-from tests.played_worker import PlayedWorker
+from tests.played_worker import PlayedWorker, append
 from tests.validate.samples import calibrated_step, four_workloads
 from validate.validate import VALIDATION, ValidationRequest, judge_recorded, validate
 
@@ -136,6 +138,27 @@ def test_what_memory_does_not_hold_is_named_and_not_judged(request_: ValidationR
     assert document.too_large == judge_recorded(request_.profile, request_.folder).too_large
 
 
+def test_what_fails_in_every_run_is_counted_and_not_judged(request_: ValidationRequest) -> None:
+    def fails(setting: RunSetting) -> bool:
+        return setting.workload == "heavy" and setting.accumulation > 1
+
+    played = PlayedWorker(step_s=as_predicted(request_.folder), skips=fails)
+
+    def ranks(call: LaunchCall) -> None:
+        played(call)
+        order = WorkOrder.read(Path(call.arguments[0]))
+        for task in order.tasks:
+            if fails(setting_of(task)):
+                append(Path(order.output), failure_of(task, "AcceleratorError: CUDA error"))
+
+    document = validate(request_, FakeLauncher(behave=ranks), on_progress=lambda _: None)
+    assert [entry.reason for entry in document.failed] == ["AcceleratorError: CUDA error"]
+    assert document.failed[0].name.startswith("heavy n=2")
+    assert document.summary.num_settings == 7
+    assert document.failed == judge_recorded(request_.profile, request_.folder).failed
+    assert "Failed in every run: 1 settings, not judged" in summary_lines(document)
+
+
 def test_records_are_judged_as_they_were_there(request_: ValidationRequest) -> None:
     there = run(request_, PlayedWorker(step_s=as_predicted(request_.folder, slower=1.1)))
     home = judge_recorded(request_.profile, request_.folder)
@@ -148,7 +171,7 @@ def test_records_are_judged_as_they_were_there(request_: ValidationRequest) -> N
         (plan | {"predicted_s": {"alexnet": plan["predicted_s"].popitem()[1]}}, "got alexnet"),
         (plan | {"gates": {}, "budget": 3}, "budget"),
     ):
-        (request_.folder / PLAN).write_text(json.dumps(broken))
+        write_plan(request_.folder, broken)
         with pytest.raises(InvalidDocument, match=words):
             judge_recorded(request_.profile, request_.folder)
 
@@ -232,7 +255,7 @@ from pathlib import Path
 from calibrate.environment import describe_environment
 from tests.fakes import FakeLauncher
 from tests.perfmodel.profiles import Machine, profile
-from tests.played_worker import PlayedWorker
+from tests.played_worker import PlayedWorker, append
 from tests.validate.test_validate import measured_here
 from validate.validate import ValidationRequest, validate
 

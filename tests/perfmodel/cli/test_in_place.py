@@ -134,6 +134,20 @@ def test_what_was_never_timed_is_timed_once(
     assert len(launcher.calls) == 2
 
 
+def test_a_layout_is_timed_in_place_as_well(
+    run: Run, asked: tuple[object, ...], launcher: FakeLauncher
+) -> None:
+    """Once for all layouts of a model at a micro-batch; a layout that is none costs no time."""
+    layout = (*asked[:5], "--layout")
+    assert run(*layout, "dp=0 micro_batch=4").exit_code != EXIT_OK
+    assert run(*layout, "dp=1 micro_batch=4", "--no-measure").exit_code == EXIT_OK
+    assert launcher.calls == []
+    assert step_of(run, *layout, "dp=1 micro_batch=4")[1] is Evidence.MEASURED
+    assert len(launcher.calls) == 1
+    assert step_of(run, *asked)[1] is Evidence.MEASURED
+    assert len(launcher.calls) == 1
+
+
 @pytest.mark.parametrize("elsewhere", [("--no-measure",), ("--device", "h100-sxm")])
 def test_curves_answer_where_nothing_is_to_be_timed(
     run: Run, asked: tuple[object, ...], launcher: FakeLauncher, elsewhere: tuple[str, ...]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.environment import describe_environment, query_gpus
+from calibrate.environment import describe_environment
+from calibrate.gpus import query_gpus
 from calibrate.processes import usable_cores
 from perfmodel.cli import app, measure, validate
 from perfmodel.errors import (

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibrate.campaign import Progress
+from calibrate.campaign import Progress, write_plan
 from calibrate.locks import lock_path
 from perfmodel.cost.collectives import message_bytes, num_messages, work
 from perfmodel.cost.messages import MessageLaw
@@ -211,6 +211,6 @@ def test_a_blind_campaign_is_judged_by_what_was_not_fitted(
     assert run(tmp_path, network.BLIND, mbit=100.0, resume=True).series == document.series
     content = json.loads((tmp_path / "plan.json").read_text())
     content["predicted"][0]["time_s"] *= 1.01
-    (tmp_path / "plan.json").write_text(json.dumps(content))
+    write_plan(tmp_path, content)
     with pytest.raises(UsageError, match="judge it with the version that wrote them"):
         run(tmp_path, network.BLIND, mbit=100.0, resume=True)

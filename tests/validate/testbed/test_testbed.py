@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from calibrate.campaign import write_plan
 from calibrate.locks import LOCK_VARIABLE
 from calibrate.processes import usable_cores
 from perfmodel.documents.testbed import Job, Noise, TestbedDocument, TrainingRun, read_runs
@@ -129,7 +130,7 @@ def test_another_seed_cannot_continue_a_plan_of_other_settings(
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     raw = json.loads((tmp_path / "plan.json").read_text())
     raw["predicted"].pop()
-    (tmp_path / "plan.json").write_text(json.dumps(raw))
+    write_plan(tmp_path, raw)
     with pytest.raises(UsageError, match="--budget and --seed"):
         run(tmp_path, resume=True)
     (tmp_path / "plan.json").write_text("{")

@@ -1,0 +1,334 @@
+"""GPUs of this node: what torch and ``nvidia-smi`` say of them, and which of it refuses a calibration.
+
+``python -m calibrate.gpus`` asks torch, which holds a GPU from then on and cannot be forked, in a process of its own.
+"""
+
+import importlib
+import json
+import os
+import re
+import shutil
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from calibrate.processes import answer_of
+from perfmodel.errors import MeasurementFailed, UsageError
+from perfmodel.units import GIB, MIB, Seconds, format_bytes
+
+#: Facts of one GPU as plain JSON; a value is None where nobody tells.
+Gpu: TypeAlias = dict[str, Any]
+
+_MHZ: Final = 1e6
+#: Torch is on slow disks of many clusters. [s]
+_TORCH_S: Final[Seconds] = 180.0
+_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+#: An idle GPU holds less: its driver, a desktop.
+_IDLE_BYTES: Final = 2 * GIB
+#: Ranks that have just ended stay in the driver's list for a moment.
+_LOOKS: Final = 4
+_BETWEEN_LOOKS_S: Final[Seconds] = 2.0
+
+
+def seen_by_torch() -> Gpu:
+    """GPUs that torch can use, and its words where there is none; this initialises CUDA."""
+    torch: Any = importlib.import_module("torch")
+    found: list[Gpu] = []
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        words = ""
+        try:
+            # It raises where there is no GPU, and says why.
+            torch.cuda.init()
+            devices = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+            found = [_as_smi_names(device) for device in devices]
+        except (RuntimeError, AssertionError) as error:
+            words = str(error)
+    said = [words, *(str(entry.message) for entry in told)]
+    return {"gpus": found, "words": next((text.splitlines()[0] for text in said if text), "")}
+
+
+def _as_smi_names(device: Any) -> Gpu:
+    uuid = getattr(device, "uuid", None)
+    return {
+        "name": str(device.name),
+        "uuid": None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}",
+        "memory_bytes": int(device.total_memory),
+    }
+
+
+def ask_torch() -> Gpu:
+    """The same from a process of its own: what asks cannot be forked any more."""
+    text = answer_of([sys.executable, "-m", "calibrate.gpus"], timeout_s=_TORCH_S) or ""
+    with suppress(ValueError, IndexError):
+        found = json.loads(text.splitlines()[-1])
+        if isinstance(found, dict) and {"gpus", "words"} <= found.keys():
+            return found
+    return {"gpus": [], "words": "torch cannot be asked: python -m calibrate.gpus says why"}
+
+
+def usable_gpus(device: str) -> tuple[Gpu, ...]:
+    """GPUs that torch can use, for the device kind ``auto`` or ``cuda``; none where only a processor is to be had.
+
+    Raises
+    ------
+    UsageError
+        If there are GPUs that torch cannot use, or none and ``cuda`` was asked for: a machine with GPUs is never
+        measured as a processor unless the user says so.
+    """
+    # Torch takes seconds to ask; without a sign of a GPU only a user who wants one waits for it.
+    if device == "auto" and not (query_gpus() or has_driver()):
+        return ()
+    seen = ask_torch()
+    if text := unusable(query_gpus(), seen, os.environ.get(_VISIBLE)):
+        raise UsageError(text)
+    return tuple(seen["gpus"])
+
+
+def problem(seen: Gpu) -> str:
+    """Why there are GPUs that cannot be used or calibrated together; empty without GPUs, or if all is well."""
+    listed = query_gpus()
+    if not (listed or has_driver()):
+        return ""
+    return unusable(listed, seen, os.environ.get(_VISIBLE)) or unfit(seen["gpus"], listed)
+
+
+def has_driver(root: Path = Path("/")) -> bool:
+    """Whether the kernel shows a GPU, or ``nvidia-smi`` is there and fails beside one on the bus."""
+    if any((root / "dev").glob("nvidia[0-9]*")):
+        return True
+    if shutil.which("nvidia-smi") is None or nvidia_smi("--query-gpu=index") is not None:
+        return False
+    bus = (root / "sys/bus/pci/devices").glob("*")
+    return any(_text(slot / "vendor") == "0x10de" and _is_display(slot) for slot in bus)
+
+
+def _is_display(slot: Path) -> bool:
+    return _text(slot / "class").startswith("0x03")
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError, UnicodeDecodeError):
+        return path.read_text().strip()
+    return ""
+
+
+def unusable(listed: Sequence[Gpu], seen: Gpu, visible: str | None) -> str:
+    """Why torch cannot use the GPUs that are asked for, in one line; empty if it can.
+
+    Parameters
+    ----------
+    listed
+        What ``query_gpus`` found.
+    seen
+        What ``ask_torch`` found.
+    visible
+        ``CUDA_VISIBLE_DEVICES``, if it is set.
+    """
+    found = seen["gpus"]
+    # Torch stops at the first name that means nothing.
+    wanted = None if visible is None else [name for name in visible.split(",") if name.strip()]
+    if wanted is not None and len(found) < max(1, len(wanted)):
+        there = f"one of the {len(listed)} GPUs here" if listed else "a GPU of this node"
+        return (
+            f"{_VISIBLE}: every entry must name {there}, got {visible!r}, of which torch sees {len(found)}; "
+            "correct or unset it, or use --device-kind cpu"
+        )
+    if found:
+        return ""
+    if listed and all(gpu["mig_mode"] == "Enabled" for gpu in listed):
+        return _sliced(f"{listed[0]['name']} with MIG on")
+    there = f"none of the {len(listed)} that nvidia-smi lists" if listed else "none"
+    words = f" ({seen['words']})" if seen["words"] else ""
+    return (
+        f"--device-kind: cuda needs a GPU that torch can use, got {there}{words}; install a driver and a torch that "
+        "fit each other, or use --device-kind cpu"
+    )
+
+
+def unfit(gpus: Sequence[Gpu], listed: Sequence[Gpu] = ()) -> str:
+    """Why GPUs cannot be calibrated together, in one line; empty if they can."""
+    modes = {gpu["uuid"]: gpu["mig_mode"] for gpu in listed}
+    for gpu in gpus:
+        if re.search(r"\bMIG\b", gpu["name"] or "") or modes.get(gpu["uuid"]) == "Enabled":
+            return _sliced(gpu["name"])
+    kinds = Counter(gpu["name"] or "unknown" for gpu in gpus)
+    if len(kinds) > 1:
+        named = ", ".join(f"{count} x {name}" for name, count in kinds.items())
+        return (
+            f"--device-kind: GPUs of a node must be of one kind, got {named}; choose one kind with "
+            f"{_VISIBLE}, or fewer with --nproc"
+        )
+    return ""
+
+
+def _sliced(what: str) -> str:
+    return (
+        f"--device-kind: a GPU must be whole, got {what}; choose another one with {_VISIBLE}, or ask for MIG to be "
+        "switched off (nvidia-smi -mig 0)"
+    )
+
+
+def refuse_used(uuids: Collection[str]) -> None:
+    """Wait a moment until nobody else is on these GPUs.
+
+    Raises
+    ------
+    MeasurementFailed
+        With process and memory of the first user, and the GPUs that are free.
+    """
+    looks = 1
+    while uuids:
+        listed = query_gpus()
+        used = dict(users(listed, query_gpu_processes() or ()))
+        taken = [gpu for gpu in listed if gpu["uuid"] in uuids and gpu["uuid"] in used]
+        if not taken:
+            return
+        if looks == _LOOKS:
+            free = [str(gpu["index"]) for gpu in listed if gpu["uuid"] not in used]
+            others = f"use free ones with {_VISIBLE}={','.join(free)}" if free else "wait for it"
+            raise MeasurementFailed(
+                f"GPU {taken[0]['index']}: must be free to be measured, got {used[taken[0]['uuid']]}; "
+                f"end it, or {others}"
+            )
+        looks += 1
+        time.sleep(_BETWEEN_LOOKS_S)
+
+
+def users(listed: Sequence[Gpu], processes: Sequence[Gpu]) -> Iterator[tuple[str, str]]:
+    """GPU by GPU who is on it; processes outside a container show by their memory alone."""
+    for gpu in listed:
+        own = [entry for entry in processes if entry["gpu_uuid"] == gpu["uuid"]]
+        if own:
+            first = max(own, key=lambda entry: entry["memory_bytes"] or 0)
+            held = first["memory_bytes"]
+            size = "unknown memory" if held is None else format_bytes(held)
+            more = f" and {len(own) - 1} more" if len(own) > 1 else ""
+            yield (
+                gpu["uuid"],
+                f"{first['name'] or 'a process'} (pid {first['pid']}) with {size}{more}",
+            )
+        elif (gpu["memory_used_bytes"] or 0) > _IDLE_BYTES:
+            size = format_bytes(gpu["memory_used_bytes"])
+            yield gpu["uuid"], f"{size} held by a process that is not to be seen from here"
+
+
+def _word(cell: str) -> str | None:
+    return None if re.fullmatch(r"\[.*\]|N/A|ERR!|", cell, re.IGNORECASE) else cell
+
+
+def _whole(cell: str) -> int | None:
+    return int(cell) if cell.isdecimal() else None
+
+
+def _number(cell: str) -> float | None:
+    return float(cell) if re.fullmatch(r"-?\d+(\.\d+)?", cell) else None
+
+
+def _mebibytes(cell: str) -> int | None:
+    return int(cell) * MIB if cell.isdecimal() else None
+
+
+def _megahertz(cell: str) -> float | None:
+    number = _number(cell)
+    return None if number is None else number * _MHZ
+
+
+#: Facts of a GPU: what ``nvidia-smi --query-gpu`` calls them, and how a cell is read. The PCIe link slows
+#: down when idle.
+_GPU: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
+    "index": ("index", _whole),
+    "name": ("name", _word),
+    "uuid": ("uuid", _word),
+    "pci_bus_id": ("pci.bus_id", _word),
+    "pcie_generation": ("pcie.link.gen.current", _whole),
+    "max_pcie_generation": ("pcie.link.gen.max", _whole),
+    "pcie_width": ("pcie.link.width.current", _whole),
+    "max_pcie_width": ("pcie.link.width.max", _whole),
+    "memory_bytes": ("memory.total", _mebibytes),
+    "memory_used_bytes": ("memory.used", _mebibytes),
+    "power_limit_w": ("power.limit", _number),
+    "clock_hz": ("clocks.sm", _megahertz),
+    "max_clock_hz": ("clocks.max.sm", _megahertz),
+    "temperature_c": ("temperature.gpu", _number),
+    "compute_mode": ("compute_mode", _word),
+    "mig_mode": ("mig.mode.current", _word),
+    "persistence_mode": ("persistence_mode", _word),
+    "uncorrected_ecc_errors": ("ecc.errors.uncorrected.volatile.total", _whole),
+    "driver": ("driver_version", _word),
+}
+_GPU_PROCESS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
+    "gpu_uuid": ("gpu_uuid", _word),
+    "pid": ("pid", _whole),
+    "name": ("process_name", _word),
+    "memory_bytes": ("used_memory", _mebibytes),
+}
+#: What every driver knows: it refuses a whole query for one field that it does not know.
+_ESSENTIAL: Final = ("index", "name", "uuid", "memory_bytes", "driver")
+
+
+def query_gpus() -> list[Gpu]:
+    """Ask ``nvidia-smi`` for the GPUs of this node; empty without it."""
+    for names in (tuple(_GPU), _ESSENTIAL):
+        text = nvidia_smi(f"--query-gpu={','.join(_GPU[name][0] for name in names)}")
+        if text is not None:
+            return [dict.fromkeys(_GPU) | row for row in _rows(text, {n: _GPU[n] for n in names})]
+    return []
+
+
+def query_gpu_processes() -> list[Gpu] | None:
+    """Ask which processes compute on the GPUs; None if that cannot be known."""
+    fields = ",".join(field for field, _ in _GPU_PROCESS.values())
+    text = nvidia_smi(f"--query-compute-apps={fields}")
+    return None if text is None else _rows(text, _GPU_PROCESS)
+
+
+def query_gpu_topology() -> Gpu | None:
+    """Ask how the GPUs are joined; None if that cannot be known."""
+    text = nvidia_smi("topo", "-m")
+    return parse_gpu_topology(text) if text else None
+
+
+def parse_gpu_topology(text: str) -> Gpu:
+    """Read the matrix of ``nvidia-smi topo -m``; affinity columns and the legend are left out.
+
+    A word says the worst part of a path: ``NV#`` (# NVLinks), ``PIX`` (one PCIe switch), ``PXB``
+    (several), ``PHB`` (host bridge), ``NODE`` (within a NUMA node), ``SYS`` (between them).
+    """
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    columns: list[str] = []
+    paths: dict[str, dict[str, str]] = {}
+    for line in plain.splitlines():
+        words = line.split()
+        if not columns:
+            columns = [word for word in words if re.fullmatch(r"[A-Za-z]+\d[\w.]*", word)]
+        elif words and words[0] in columns and len(words) > len(columns):
+            paths[words[0]] = dict(zip(columns, words[1:], strict=False))
+        elif not words:
+            break
+    return {"raw": plain, "paths": paths}
+
+
+def nvidia_smi(*arguments: str) -> str | None:
+    """What ``nvidia-smi`` answers, tables as CSV in its own units; None if it is missing, fails or hangs."""
+    table = () if arguments[0] == "topo" else ("--format=csv,noheader,nounits",)
+    return answer_of(["nvidia-smi", *arguments, *table])
+
+
+def _rows(text: str, table: Mapping[str, tuple[str, Callable[[str], Any]]]) -> list[Gpu]:
+    """Rows of an answer; lines that are none are skipped."""
+    rows = ([cell.strip() for cell in line.split(",")] for line in text.splitlines())
+    return [
+        {name: read(cell) for (name, (_, read)), cell in zip(table.items(), row, strict=True)}
+        for row in rows
+        if len(row) == len(table)
+    ]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(seen_by_torch()) + "\n")

@@ -1,0 +1,96 @@
+"""What a rank makes of a task that fails: which failures are data, and which end the launch."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from calibrate import ranks as module
+from calibrate.ranks import Ranks, join
+from calibrate.task import CollectiveTask, ReplayTask, StepTask, Task
+from calibrate.worker import _carried_out
+from perfmodel.documents.observation import FailedObservation, read_observations
+from perfmodel.layout.layout import RunSetting, Synchronisation
+
+ALONE = RunSetting(
+    workload="gpt2", world_size=1, micro_batch=64, synchronisation=Synchronisation.NONE
+)
+STEP = StepTask(name="0: gpt2", round=0, setting=ALONE, target_s=0.1)
+BOTH = STEP.model_copy(
+    update={"setting": RunSetting(workload="gpt2", world_size=2, micro_batch=64)}
+)
+REDUCE = CollectiveTask(
+    name="0: all_reduce", round=0, collective="all_reduce", world_size=2, size_bytes=4, target_s=0.1
+)
+REPLAY = ReplayTask(name="0: replay", round=0, workload="gpt2", micro_batch=4, target_s=0.1)
+FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+STICKY = RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def carried_out(
+    task: Task, error: Exception, folder: Path, *, clear: Callable[[], None] = lambda: None
+) -> FailedObservation:
+    def fails(_task: Task, _output: Path) -> str:
+        raise error
+
+    ranks = Ranks(rank=0, world_size=2, store=HashStore())
+    text = _carried_out(fails, clear, task, ranks, folder / "observations.jsonl")
+    return FailedObservation.model_validate_json(text)
+
+
+def test_a_first_step_that_memory_does_not_hold_ends_no_launch(tmp_path: Path) -> None:
+    cleared: list[bool] = []
+    found = carried_out(STEP, FULL, tmp_path, clear=lambda: cleared.append(True))
+    assert (found.setting, found.is_too_large, cleared) == (ALONE, True, [True])
+    replay = carried_out(REPLAY, FULL, tmp_path)
+    # A replay holds other memory than the step: it tells nothing of that.
+    assert (replay.is_too_large, replay.setting.micro_batch) == (False, 4)
+
+
+@pytest.mark.parametrize("task", [BOTH, REDUCE])
+def test_memory_of_one_rank_alone_is_told_once(task: Task, tmp_path: Path) -> None:
+    """Other ranks wait for it in a collective: new processes go on without the task."""
+    store, output = HashStore(), tmp_path / "observations.jsonl"
+
+    def fails(_task: Task, _output: Path) -> str:
+        raise FULL
+
+    for rank in (1, 0):
+        ranks = Ranks(rank=rank, world_size=2, store=store)
+        with pytest.raises(torch.OutOfMemoryError):
+            _carried_out(fails, lambda: None, task, ranks, output)
+    (entry,) = read_observations(output)
+    assert isinstance(entry, FailedObservation)
+    assert entry.is_too_large
+    assert entry.setting.world_size == 2
+
+
+def test_a_replay_that_fails_is_told_unless_the_device_is_poisoned(tmp_path: Path) -> None:
+    found = carried_out(REPLAY, ValueError("no kernel"), tmp_path)
+    assert found.reason == "replay: ValueError: no kernel"
+
+    def poisoned() -> None:
+        raise STICKY
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        carried_out(REPLAY, STICKY, tmp_path, clear=poisoned)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        carried_out(STEP, STICKY, tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "backend"), [("cpu", "gloo"), ("cuda", "cpu:gloo,cuda:nccl")])
+def test_runs_of_the_judge_use_the_collectives_of_their_device(
+    kind: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined: list[str] = []
+    monkeypatch.setattr(module, "init_process_group", lambda name, **_: joined.append(name))
+    monkeypatch.setattr(module, "TCPStore", lambda *_: HashStore())
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    join("task", rank=0, world_size=2, device_kind=kind)
+    assert joined == [backend]
