@@ -2,7 +2,7 @@
 
 import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Final
@@ -32,8 +32,10 @@ _BANDS: Final = (
 )
 #: Fewer adapters than this part of all are not all of them.
 _MOST_OF_ADAPTERS: Final = 0.6
-#: Beyond this, links were said to be slower than they are: a switch that adds gains 1.5.
+#: Beyond this, links were said to be slower than they are: a switch that adds gains 1.5. Smaller arrays tell
+#: latency. [B]
 _TOO_FAST: Final = 1.7
+_LARGE: Final = 32 * MIB
 #: No PCIe generation before 6 carries more in 16 lanes. [B/s]
 _MOST_OF_PCIE_BYTES_PER_S: Final = 50e9
 #: One adapter that reaches less than this part of its rate is not driven by RDMA.
@@ -48,6 +50,12 @@ class Verdict(enum.StrEnum):
     NORMAL = "normal"
     SLOW = "slow"
     FAST = "faster than said"
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """Slow before fast before normal."""
+    found = set(verdicts)
+    return next(v for v in (Verdict.SLOW, Verdict.FAST, Verdict.NORMAL) if v in found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +109,7 @@ class NetworkCheck:
     @property
     def verdict(self) -> Verdict:
         """The worst of all bands."""
-        found = {band.verdict for band in self.bands}
-        return next(v for v in (Verdict.SLOW, Verdict.FAST, Verdict.NORMAL) if v in found)
+        return worst(band.verdict for band in self.bands)
 
 
 def node_links(
@@ -155,11 +162,6 @@ def check_network(
             f"--cluster: {cluster.name} must have the {measured.world_size} devices of the log, got "
             f"{cluster.num_devices}; enlarge it, or name the right file"
         )
-    if measured.collective == "all_to_all":
-        raise UsageError(
-            "LOG: must be of all_reduce, all_gather, reduce_scatter, broadcast or send_recv, got "
-            "all_to_all, which no cost is known for; run all_reduce_perf"
-        )
     expected_s = _expected(measured.collective, measured.world_size, cluster)
     bands = _bands(measured, expected_s, buckets_bytes)
     step = None
@@ -196,7 +198,25 @@ def _expected(collective: str, ranks: int, cluster: Cluster) -> _Time:
         measured_tier=NOT_MEASURED,
         tier_uncertainties=np.ones((len(cluster.tiers), 1)),
     )
+    if collective == "all_to_all":
+        first_s = float(network.time_s("send_recv", 1, Group(ranks))[0]) * math.log2(ranks)
+        return lambda size: first_s + _exchanged_s(size, ranks, cluster)
     return lambda size: float(network.time_s(collective, round(size), Group(ranks))[0])
+
+
+def _exchanged_s(size_bytes: float, ranks: int, cluster: Cluster) -> Seconds:
+    """An all-to-all on the busiest links of all tiers: what m ranks of a member of a tier send to the others.
+
+    m (n - m) / n S  over what the member can send; all messages leave at once.
+    """
+    inside, longest_s = 1, 0.0
+    for tier in cluster.tiers:
+        if inside >= ranks:
+            break
+        sent = inside * (ranks - inside) / ranks * size_bytes
+        longest_s = max(longest_s, sent / tier.bytes_per_s)
+        inside *= tier.count
+    return longest_s
 
 
 def _bands(
@@ -220,7 +240,7 @@ def _bands(
                 verdict=Verdict.SLOW
                 if share < least
                 else Verdict.FAST
-                if share > _TOO_FAST and begin >= MIB
+                if share > _TOO_FAST and begin >= _LARGE
                 else Verdict.NORMAL,
                 buckets=sum(size < end for size in left),
             )

@@ -46,7 +46,7 @@ def network_check(
     as_json: opt.Json = False,
 ) -> None:
     """Compare an nccl-tests log with what its links should reach; exit code 4 if they are slow."""
-    from perfmodel.documents.importers import COLLECTIVES, read_nccl_tests
+    from perfmodel.documents.importers import COLLECTIVES, read_nccl_paste
     from perfmodel.layout.layout import Layout
     from perfmodel.models import read_workload
     from perfmodel.network_check import Verdict, check_network
@@ -58,24 +58,28 @@ def network_check(
     if cluster is not None:
         excluded = dict.fromkeys(("device", "nic_bandwidth", "nics"), "the file names the links")
         opt.refuse_typed(context, excluded, beside="--cluster")
-    measured = read_nccl_tests(log, collective=collective, pasted=True)
-    machine, links = _links(context.params, measured)
-    buckets: tuple[int, ...] = ()
-    if workload is not None:
-        layout = Layout(dp=measured.world_size, bucket_cap_mb=bucket_cap_mb)
-        model = read_workload(workload).workload
-        buckets = tuple(piece.size_bytes for piece in gradient_buckets(model, layout))
-    elif bucket_cap_mb is not None:
+    if workload is None and bucket_cap_mb is not None:
         raise UsageError(f"--bucket-cap-mb: must come with --workload, got {bucket_cap_mb:g} alone")
-    check = check_network(measured, links, machine=machine, buckets_bytes=buckets)
+    tests, notes = read_nccl_paste(log, collective=collective)
+    model = None if workload is None else read_workload(workload).workload
+    checks = []
+    for measured in tests:
+        machine, links = _links(context.params, measured)
+        buckets: tuple[int, ...] = ()
+        if model is not None:
+            layout = Layout(dp=measured.world_size, bucket_cap_mb=bucket_cap_mb)
+            buckets = tuple(piece.size_bytes for piece in gradient_buckets(model, layout))
+        checks.append(check_network(measured, links, machine=machine, buckets_bytes=buckets))
     if as_json:
-        typer.echo(check_json(check))
-    else:
+        typer.echo(check_json(checks, notes))
+    for check in () if as_json else checks:
         show(check_table(check))
         line, *lines = check_lines(check)
         show_verdict(line, is_good=check.verdict is Verdict.NORMAL)
         show_lines(_folded(lines))
-    if check.verdict is Verdict.SLOW:
+    if not as_json:
+        show_lines(_folded(f"note: {note}" for note in notes))
+    if any(check.verdict is Verdict.SLOW for check in checks):
         raise OutOfTolerance(f"network check: {log}: slower than its links allow; see the causes")
 
 

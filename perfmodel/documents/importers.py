@@ -20,7 +20,7 @@ from perfmodel.errors import InvalidDocument, UsageError, why
 from perfmodel.files import parse_json, read_text
 from perfmodel.machine.cluster import DEVICE, NODE, Cluster, Tier
 from perfmodel.machine.measured import CurvePoint, MeasuredCollective
-from perfmodel.units import decimal, whole
+from perfmodel.units import decimal, format_bytes, whole
 
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*m")
 _DEVICE: Final = re.compile(r"^GPU\d+$")
@@ -282,44 +282,119 @@ _ROW: Final = re.compile(
 _WRONG: Final = "#wrong"
 #: In place of that number, if they were not counted.
 _UNCOUNTED: Final = ("N/A", "None", "nan")
+#: Columns of a row with both sides, out of place and in place.
+_BOTH_SIDES: Final = 13
+_MOST_SAID: Final = 120
 _SUMMARY: Final = re.compile(r"^# Out of bounds values *: *\d+ +(\w+)", re.MULTILINE)
+#: The program that ran: newer logs say it, before older ones stands the command that started it.
+_STARTED: Final = re.compile(
+    r"^(?:# Collective test starting: *|(?!#).*?\b)(\w+_perf)\b", re.MULTILINE
+)
+_BEGINS: Final = ("# nccl-tests version", "# Collective test starting", "# nThread")
 _END: Final = "# Avg bus bandwidth"
-#: Newer logs say which program ran.
-_STARTED: Final = re.compile(r"^# Collective test starting: *(\S+)", re.MULTILINE)
+_FAILED: Final = re.compile(r"^.*Test (?:\w+ )?failure.*$", re.MULTILINE)
+#: What mpirun --tag-output, srun --label, kubectl logs --timestamps and quoting put before a line.
+_PREFIX: Final = re.compile(
+    r"^(?:\[\d+,\d+\]<\w+>: ?|\d+: |\d{4}-\d\d-\d\dT\S+ |> ?)+", re.MULTILINE
+)
 
 
-def read_nccl_tests(
-    path: Path, *, collective: str | None = None, pasted: bool = False
-) -> MeasuredCollective:
+def read_nccl_tests(path: Path, *, collective: str | None = None) -> MeasuredCollective:
     """One log as one measured group; ``InvalidDocument`` if it is truncated or its units are others.
 
     ``collective`` overrides what the log says. Text of old versions tells it by its columns, if at all.
-    ``pasted``: The end of a text may be missing; its last line then counts for nothing.
     """
+    texts = _texts(path)
+    if len(texts) > 1:
+        raise InvalidDocument(f"{path}: log must be of one test, got {len(texts)}; save each alone")
+    return _from_log(path, texts[0], collective, is_whole=True)
+
+
+def read_nccl_paste(
+    path: Path, *, collective: str | None = None
+) -> tuple[tuple[MeasuredCollective, ...], tuple[str, ...]]:
+    """Every test of a paste in its order, and notes on those that end before their summary.
+
+    Raises
+    ------
+    InvalidDocument
+        As ``read_nccl_tests``, but several tests, and a missing end, are no error.
+    """
+    texts = _texts(path)
+    found = tuple(_from_log(path, text, collective, is_whole=False) for text in texts)
+    notes = tuple(
+        f"the {each.collective} log ends before its summary: its largest size is "
+        f"{format_bytes(each.points[-1].at)}"
+        for each, text in zip(found, texts, strict=True)
+        if _END not in text and not _is_json(text)
+    )
+    return found, notes
+
+
+def _is_json(text: str) -> bool:
+    return text.lstrip().startswith("{")
+
+
+def _text(path: Path) -> str:
     text = _read(path, what="nccl-tests log")
-    is_json = text.lstrip().startswith("{")
+    return text if _is_json(text) else _PREFIX.sub("", text.replace("\u00a0", " "))
+
+
+def _texts(path: Path) -> list[str]:
+    """The text of each test of a file: it begins with its options and ends with its mean."""
+    text = _text(path)
+    if _is_json(text):
+        return [text]
+    pieces: list[list[str]] = [[]]
+    has_table = False
+    for line in text.splitlines():
+        if line.startswith(_BEGINS) and has_table:
+            pieces.append([])
+            has_table = False
+        has_table = has_table or "(us)" in line
+        pieces[-1].append(line)
+        if line.startswith(_END):
+            pieces.append([])
+            has_table = False
+    texts = ["\n".join(lines) for lines in pieces]
+    return [piece for piece in texts if "(us)" in piece] or [text]
+
+
+def _from_log(
+    path: Path, text: str, collective: str | None, *, is_whole: bool
+) -> MeasuredCollective:
     try:
-        if pasted and not is_json and _END not in text:
-            text = f"{text.rstrip().rpartition(chr(10))[0]}\n{_END}"
-        return (_from_json if is_json else _from_text)(path, text, collective)
+        if _is_json(text):
+            return _from_json(path, text, collective)
+        return _from_text(path, text, collective, is_whole=is_whole)
     except (ValueError, OverflowError) as error:
         raise InvalidDocument(
             f"{path}: a number of the log is damaged: {error}; save it again"
         ) from error
 
 
-def _from_text(path: Path, text: str, collective: str | None) -> MeasuredCollective:
+def _from_text(
+    path: Path, text: str, collective: str | None, *, is_whole: bool
+) -> MeasuredCollective:
     if "(us)" not in text or "(GB/s)" not in text:
         raise InvalidDocument(
             f"{path}: columns must be in (us) and (GB/s), as nccl-tests prints them"
         )
-    if _END not in text:
+    if failed := _FAILED.search(text):
+        raise InvalidDocument(
+            f"{path}: log must end without an error, got {failed[0].strip()[:_MOST_SAID]!r}; repair the "
+            "machine and run again"
+        )
+    if is_whole and _END not in text:
         raise InvalidDocument(f"{path}: log is truncated: no line '{_END}'")
     checked = _SUMMARY.search(text)
     _refuse_failed(path, is_okay=checked is None or checked[1] == "OK")
     rows = [match for match in map(_ROW.match, text.splitlines()) if match]
+    if _END not in text and len(rows) > 1 and _num_columns(rows[-1]) < _num_columns(rows[0]):
+        rows.pop()  # cut in the middle
     found = [match.groups() for match in map(_RANK.match, text.splitlines()) if match]
     ranks = [(whole(rank), whole(group or "0"), host) for rank, group, host in found]
+    _refuse_ranks(path, ranks)
     started = _STARTED.search(text)
     collective = collective or _known(started[1] if started else "") or _told(rows, len(ranks))
     if collective is None:
@@ -373,6 +448,7 @@ def _from_json(path: Path, text: str, collective: str | None) -> MeasuredCollect
         ) from error
     if name is None:
         raise InvalidDocument(f"{path}: {_UNNAMED}")
+    _refuse_ranks(path, ranks)
     return _measured(path, name, ranks=ranks, points=points)
 
 
@@ -380,26 +456,61 @@ def _told(rows: Sequence[re.Match[str]], ranks: int) -> str | None:
     """The collective that the columns of a log allow; None where they allow several.
 
     All ranks end with a sum of all (root -1): busbw over algbw is 2 (n - 1) / n of an all-reduce,
-    (n - 1) / n of a reduce-scatter. A copy from one rank has a root.
+    (n - 1) / n of a reduce-scatter. A copy from one rank has a root, at the rate of its links. What cannot
+    run in place (all-to-all, send and receive) has no count of wrong elements there.
     """
     rated = [row for row in rows if row[8] and decimal(row[7]) >= 1]
     if not rated or ranks < 2:
         return None
     last = rated[-1]
     reduction, has_root = last[4], whole(last[5]) >= 0
-    if reduction == "none":
-        return "broadcast" if has_root else None
-    passes = decimal(last[8]) / decimal(last[7]) * ranks / (ranks - 1)
-    for collective, expected in (("all_reduce", 2), ("reduce_scatter", 1)):
-        if not has_root and abs(passes / expected - 1) < _UNIT_TOLERANCE:
-            return collective
-    return None
+    ratio = decimal(last[8]) / decimal(last[7])
+    columns = last.string.split()
+    counted = [wrong not in _UNCOUNTED for wrong in (last[9], columns[-1])]
+    passes = ratio * ranks / (ranks - 1)
+    is_moved = reduction == "none" and not has_root and len(columns) == _BOTH_SIDES and counted[0]
+    is_sum = reduction != "none" and not has_root
+    sent_alone = is_sum and counted == [True, False]
+    allowed = {
+        "broadcast": reduction == "none" and has_root and abs(ratio - 1) < _UNIT_TOLERANCE,
+        "all_gather": is_moved and counted[1],
+        "all_to_all": is_moved and not counted[1],
+        "send_recv": sent_alone,
+        "all_reduce": is_sum and not sent_alone and abs(passes / 2 - 1) < _UNIT_TOLERANCE,
+        "reduce_scatter": is_sum and not sent_alone and abs(passes - 1) < _UNIT_TOLERANCE,
+    }
+    return next((name for name, is_it in allowed.items() if is_it), None)
+
+
+def _num_columns(row: re.Match[str]) -> int:
+    return len(row.string.split())
+
+
+def _refuse_ranks(path: Path, ranks: Sequence[tuple[int, int, str]]) -> None:
+    """Ranks are number, group and host."""
+    if len(ranks) < 2:
+        raise InvalidDocument(
+            f"{path}: log must list at least 2 ranks, got {len(ranks)}; keep its lines '#  Rank ...'"
+        )
+    groups = {group for _, group, _ in ranks}
+    if len(groups) > 1:
+        raise InvalidDocument(
+            f"{path}: log must be of one group, got {len(groups)} that ran side by side and shared links; "
+            "run one alone, without NCCL_TESTS_SPLIT"
+        )
+    numbers = [number for number, _, _ in ranks]
+    count = max(numbers) + 1
+    if len(numbers) != count or len(set(numbers)) != count or min(numbers) < 0:
+        raise InvalidDocument(
+            f"{path}: log must list every rank once, got {len(ranks)} lines for ranks 0 to {count - 1}; "
+            "it is truncated or joined from several, save it again"
+        )
 
 
 def read_device_names(path: Path) -> tuple[str, ...]:
     """The devices of an nccl-tests log as their driver names them, each once; none if it does not say."""
-    text = _read(path, what="nccl-tests log")
-    if text.lstrip().startswith("{"):
+    text = _text(path)
+    if _is_json(text):
         devices = parse_json(text).get("devices", ())
         found = [str(device.get("device_info") or "").strip() for device in devices]
     else:
@@ -453,27 +564,10 @@ def _measured(
     ranks: Sequence[tuple[int, int, str]],
     points: Iterable[CurvePoint | None],
 ) -> MeasuredCollective:
-    """One group; ranks are number, group and host."""
+    """One group."""
     found = tuple(sorted((p for p in points if p is not None), key=lambda p: p.at))
     if not found:
         raise InvalidDocument(f"{path}: log is truncated: no rows with a size and a time")
-    if len(ranks) < 2:
-        raise InvalidDocument(
-            f"{path}: log must list at least 2 ranks, got {len(ranks)}; keep its lines '#  Rank ...'"
-        )
-    groups = {group for _, group, _ in ranks}
-    if len(groups) > 1:
-        raise InvalidDocument(
-            f"{path}: log must be of one group, got {len(groups)} that ran side by side and shared links; "
-            "run one alone, without NCCL_TESTS_SPLIT"
-        )
-    numbers = [number for number, _, _ in ranks]
-    count = max(numbers) + 1
-    if len(numbers) != count or len(set(numbers)) != count or min(numbers) < 0:
-        raise InvalidDocument(
-            f"{path}: log must list every rank once, got {len(ranks)} lines for ranks 0 to {count - 1}; "
-            "it is truncated or joined from several, save it again"
-        )
     return MeasuredCollective(
         collective=collective,
         world_size=len(ranks),

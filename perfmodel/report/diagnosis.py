@@ -1,5 +1,6 @@
 """A diagnosis, and the check of an nccl-tests log, as tables, lines and JSON."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from pydantic_core import to_json
@@ -9,7 +10,7 @@ from perfmodel.diagnosis.cases import logged_as
 from perfmodel.diagnosis.odds import NORMAL, Diagnosis, Fit, Judged
 from perfmodel.diagnosis.trained import Trained
 from perfmodel.documents.training_logs import Logged, Unit
-from perfmodel.network_check import Band, NetworkCheck, Verdict
+from perfmodel.network_check import Band, NetworkCheck, Verdict, worst
 from perfmodel.report.wording import Table, counted, duration_interval, percent, table
 from perfmodel.units import format_bytes, format_duration, format_rate
 
@@ -203,6 +204,8 @@ def check_lines(check: NetworkCheck) -> list[str]:
     """Verdict, likely causes, what a training step loses, and what was taken for granted."""
     lines = [f"verdict: {check.verdict}"]
     lines += [f"likely cause {rank}: {cause}" for rank, cause in enumerate(check.causes, start=1)]
+    if check.collective == "all_to_all":
+        lines.append("note: bytes over link rates; compared with no published all-to-all")
     step = check.step
     if step is not None:
         lines.append(
@@ -217,9 +220,14 @@ def check_lines(check: NetworkCheck) -> list[str]:
     return [*lines, *(f"link of {link}" for link in check.links)]
 
 
-def check_json(check: NetworkCheck) -> str:
+def check_json(checks: Sequence[NetworkCheck], notes: Sequence[str]) -> str:
     """For programs; SI units."""
-    written = {"schema_version": 1, "verdict": check.verdict, "check": check}
+    written = {
+        "schema_version": 2,
+        "verdict": worst(check.verdict for check in checks),
+        "checks": checks,
+        "notes": notes,
+    }
     return to_json(written, indent=1).decode()
 
 

@@ -16,10 +16,12 @@ def nccl_log(
     nodes: int = 1,
     per_node: int = 8,
     device: str = H100,
+    collective: str = "all_reduce",
 ) -> str:
-    """The text of one all-reduce."""
+    """The text of one all-reduce, or of a collective whose program the log names."""
     ranks = nodes * per_node
-    lines = ["# nccl-tests version 2.17.0"]
+    named = f"# Collective test starting: {collective.replace('_to_', 'to')}_perf"
+    lines = ["# nccl-tests version 2.17.0", named, "# nThread 1 nGpus 1"]
     lines += [
         f"#  Rank {rank:2} Group  0 Pid {rank + 10} on node{rank // per_node} device {rank % per_node} "
         f"[0x0{rank % per_node}] {device}"
@@ -29,7 +31,7 @@ def nccl_log(
         "#       size         count      type   redop    root     time   algbw   busbw  #wrong",
         "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)",
     ]
-    factor = 2 * (ranks - 1) / ranks
+    factor = (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
     for size, us in time_us.items():
         rate = size / us / 1e3
         lines.append(

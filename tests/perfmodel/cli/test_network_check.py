@@ -36,16 +36,19 @@ def test_a_healthy_node_is_normal(check: Check) -> None:
     """The device stands in the header, the collective is told by the columns."""
     found = check(nccl_log())
     assert found["verdict"] == "normal"
-    assert found["check"]["collective"] == "all_reduce"
-    assert found["check"]["machine"] == "NVIDIA H100 SXM5 80GB"
-    assert found["check"]["causes"] == []
+    assert found["checks"][0]["collective"] == "all_reduce"
+    assert found["checks"][0]["machine"] == "NVIDIA H100 SXM5 80GB"
+    assert found["checks"][0]["causes"] == []
 
 
 def test_a_paste_without_its_end_is_judged_by_the_lines_it_has(check: Check) -> None:
     whole = nccl_log()
     *rows, last = whole[: whole.index("# Out of bounds")].rstrip().split("\n")
     cut = check("\n".join([*rows, last[: len(last) // 2]]))
-    assert cut == check("\n".join([*rows, *whole.split("\n")[-3:]]))
+    assert cut["checks"] == check("\n".join([*rows, *whole.split("\n")[-3:]]))["checks"]
+    assert cut["notes"] == [
+        "the all_reduce log ends before its summary: its largest size is 128 MiB"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -76,15 +79,15 @@ def test_a_slow_log_names_its_cause(
     check: Check, text: str, arguments: tuple[object, ...], cause: str
 ) -> None:
     found = check(text, *arguments, exit_code=4)
-    assert cause in found["check"]["causes"][0]
+    assert cause in found["checks"][0]["causes"][0]
 
 
 def test_buckets_are_marked_and_cost_is_told(check: Check, tmp_path: Path) -> None:
     path = tmp_path / "workload.json"
     workload().write(path)
     found = check(nccl_log(slower(10, least=MIB)), "--workload", path, exit_code=4)
-    step = found["check"]["step"]
-    assert sum(band["buckets"] for band in found["check"]["bands"]) == step["num_buckets"] > 0
+    step = found["checks"][0]["step"]
+    assert sum(band["buckets"] for band in found["checks"][0]["bands"]) == step["num_buckets"] > 0
     assert step["measured_s"] > step["expected_s"] > 0
 
 
@@ -128,3 +131,19 @@ def test_published_healthy_nodes_are_normal(
     sizes = (MIB, 16 * MIB, 128 * MIB, 512 * MIB)
     log = nccl_log(dict(zip(sizes, time_us, strict=True)), per_node=per_node, device=device)
     assert check(log)["verdict"] == "normal"
+
+
+def test_every_test_of_a_paste_is_judged(check: Check) -> None:
+    """Eight H100 move 480 GB in an all-gather and an all-to-all in half the time of an all-reduce."""
+    half = {size: us / 2 for size, us in HEALTHY_US.items()}
+    good = [nccl_log(half, collective=name) for name in ("all_gather", "all_to_all")]
+    found = check("\n".join([nccl_log(), *good]))
+    assert [each["collective"] for each in found["checks"]] == [
+        "all_reduce", "all_gather", "all_to_all",
+    ]  # fmt: skip
+    assert found["verdict"] == "normal"
+    slow = nccl_log(slower(6, least=MIB), collective="all_to_all")
+    found = check(f"{nccl_log()}\n{slow}", exit_code=4)
+    assert found["verdict"] == "slow"
+    assert not found["checks"][0]["causes"]
+    assert found["checks"][1]["causes"]

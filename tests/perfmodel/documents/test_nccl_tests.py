@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.documents.importers import read_device_names, read_nccl_tests
+from perfmodel.documents.importers import read_device_names, read_nccl_paste, read_nccl_tests
 from perfmodel.errors import InvalidDocument
 from perfmodel.report.profile import curve_rows, read_curves
 
@@ -147,6 +147,63 @@ def test_columns_tell_what_ran(
     told = TEXT.replace("sum      -1", f"{reduction}      {root}")
     told = told.replace("20.97   20.97", f"20.97   {busbw}")
     assert read_nccl_tests(log(tmp_path, told)).collective == collective
+
+
+BOTH = "      20.97   {busbw}      0   51.00   20.56   20.56   {wrong}"
+
+
+@pytest.mark.parametrize(
+    ("reduction", "busbw", "wrong", "collective"),
+    [
+        ("none", 10.48, "0", "all_gather"),
+        ("none", 10.48, "N/A", "all_to_all"),
+        ("sum", 20.97, "N/A", "send_recv"),
+        ("sum", 20.97, "0", "all_reduce"),
+    ],
+)
+def test_what_cannot_run_in_place_has_no_count_of_errors_there(
+    tmp_path: Path, reduction: str, busbw: float, wrong: str, collective: str
+) -> None:
+    told = TEXT.replace("sum      -1", f"{reduction}      -1")
+    before, row = told.split("20.97   20.97", 1)
+    sides = BOTH.format(busbw=busbw, wrong=wrong)
+    told = before + sides.lstrip() + "\n" + row.partition("\n")[2]
+    assert read_nccl_tests(log(tmp_path, told)).collective == collective
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["[1,0]<stdout>:", "0: ", "2026-05-02T10:11:12.123456789Z ", "> ", "[1,0]<stdout>: > "],
+)
+def test_what_launchers_and_quoting_put_before_lines_is_cut(tmp_path: Path, before: str) -> None:
+    text = "\n".join(before + line for line in TEXT.splitlines())
+    path = log(tmp_path, text.replace("     ", "    \u00a0"))
+    assert read_nccl_tests(path).points[-1].time_s == pytest.approx(50e-6)
+    assert read_device_names(path) == ("NVIDIA H100",)
+
+
+NAMED = "# Collective test starting: all_reduce_perf\n" + TEXT
+GATHER = "$ mpirun -np 2 ./build/all_gather_perf -b 1K\n# nThread 1\n" + TEXT.replace(
+    "sum ", "none"
+)
+
+
+def test_a_paste_of_several_tests(tmp_path: Path) -> None:
+    path = log(
+        tmp_path, GATHER.partition("# Out of")[0] + TEXT + NAMED.partition("# Out of")[0][:-20]
+    )
+    found, notes = read_nccl_paste(path)
+    assert [each.collective for each in found] == ["all_gather", "all_reduce", "all_reduce"]
+    assert [len(each.points) for each in found] == [2, 2, 1]  # the last row is cut
+    assert [note.rpartition(" is ")[2] for note in notes] == ["1 MiB", "1 KiB"]
+    with pytest.raises(InvalidDocument, match="must be of one test, got 3"):
+        read_nccl_tests(path)
+
+
+def test_a_test_that_broke_off_is_refused(tmp_path: Path) -> None:
+    path = log(tmp_path, TEXT.partition("# Out of")[0] + "node0: Test NCCL failure common.cu:10\n")
+    with pytest.raises(InvalidDocument, match="without an error, got 'node0: Test NCCL failure"):
+        read_nccl_paste(path)
 
 
 def test_columns_that_allow_several_collectives_need_a_name(tmp_path: Path) -> None:
