@@ -373,10 +373,13 @@ def refuse_impossible(
     ratios = np.log([row.step_s for row in rows]) - np.log(predicted_s(rows, before, sheet))
     middle = float(np.median(ratios))
     if abs(middle) > math.log(_WRONG_UNIT):
-        said = "large" if middle > 0 else "small"
+        row, off, which = rows[0], middle, "steps of this table are"
+        if np.abs(ratios).min() <= math.log(_WRONG_UNIT):
+            worst = int(np.argmax(np.abs(ratios)))
+            row, off, which = rows[worst], float(ratios[worst]), f"{rows[worst].step_s:g} s is"
         raise InvalidDocument(
-            f"{rows[0].where}: step_time_s: steps of this table are {math.exp(abs(middle)):,.0f} times too "
-            f"{said} for {device}; the column must be in seconds"
+            f"{row.where}: step_time_s: {which} {math.exp(abs(off)):,.0f} times too "
+            f"{'large' if off > 0 else 'small'} for {device}; the column must be in seconds"
         )
     found = []
     for row, ratio in zip(rows, ratios - middle, strict=True):

@@ -159,6 +159,14 @@ def test_a_column_in_milliseconds_is_refused(tmp_path: Path) -> None:
         calibrate_from_steps(write(tmp_path / "steps.csv", rows), device=DEVICE, trace=trace_named)
 
 
+def test_a_row_in_milliseconds_beside_one_that_is_not_is_named(tmp_path: Path) -> None:
+    first, second, *_ = some_rows()
+    second |= {"step_time_s": 1e3 * float(str(second["step_time_s"]))}
+    table = write(tmp_path / "steps.csv", [first, second])
+    with pytest.raises(InvalidDocument, match=r"line 3: step_time_s: .* s is .* times too large"):
+        calibrate_from_steps(table, device=DEVICE, trace=trace_named)
+
+
 def test_rows_that_contradict_each_other_are_named(tmp_path: Path) -> None:
     rows = some_rows()
     rows.append(rows[0] | {"step_time_s": 2 * float(str(rows[0]["step_time_s"]))})
