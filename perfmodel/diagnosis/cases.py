@@ -13,6 +13,10 @@ from perfmodel.units import Seconds
 
 #: English text, tokenizers of 32,000 to 128,000 entries: assumed. [tokens/word]
 TOKENS_PER_WORD: Final = 1.33
+#: MFU that no transformer reaches: the best published ones on A100 and H100 have 0.6 to 0.7. Convolutions take
+#: fewer FLOP than are counted, and so does causal attention, which counts in longer sequences.
+_MOST_REACHED: Final = 0.8
+_MOST_TOKENS: Final = 16_384
 _ZERO: Final = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3}
 STRATEGIES: Final = tuple(_ZERO)
 #: Rates from here on need no digits behind the point.
@@ -117,7 +121,17 @@ def observation_of(
     if unit is Unit.WORDS:
         notes += (f"a word is read as {TOKENS_PER_WORD} tokens",)
     step_s = _step_s(logged, value, unit, run, trained, peak_flop_per_s)
-    return Observation(text=logged.text, run=run, step_s=step_s), notes
+    reached = trained.model_flop(run) / run.devices / step_s / peak_flop_per_s
+    is_counted = trained.tokens is not None and trained.tokens <= _MOST_TOKENS
+    is_possible = reached <= _MOST_REACHED or not is_counted
+    if not is_possible:
+        too_fast = (
+            f"TOO FAST: {logged.text!r} means {100 * reached:.0f} % of the dense peak (MFU), which no training "
+            "reaches; check units, batch, sequence length, model and device"
+        )
+        notes += (too_fast,)
+    found = Observation(text=logged.text, run=run, step_s=step_s, is_possible=is_possible)
+    return found, notes
 
 
 def _step_s(

@@ -52,6 +52,8 @@ _DOUBT: Final = 0.1
 NORMAL: Final = "normal"
 UNKNOWN: Final = "something else"
 _UNKNOWN_PRIOR: Final = 0.02
+#: Prior of "normal" where a step is faster than any device computes.
+_IMPOSSIBLE: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,8 @@ class Observation:
     run: Run
     step_s: Seconds | None
     """None: nothing was logged, only what is expected is wanted. [s]"""
+    is_possible: bool = True
+    """False: faster than any device computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +135,8 @@ def diagnose(
         return Diagnosis(judged=judged, fits=(), next_name=None, next_command=None, information=0)
     weighed = []
     for cause in CAUSES:
-        if (prior := cause.prior(context)) > 0:
+        possible = cause.name != NORMAL or all(each.is_possible for each in observations)
+        if (prior := cause.prior(context) if possible else _IMPOSSIBLE) > 0:
             changed = cause.draw(rng, context)
             if cause.name != NORMAL:
                 changed = with_second_cause(changed, rng)

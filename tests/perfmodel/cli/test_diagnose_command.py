@@ -112,6 +112,19 @@ def test_what_two_devices_alone_lose_is_the_link(diagnose: Diagnose) -> None:
     assert odds(found)["host-bound"] < 0.05
 
 
+def test_faster_than_the_device_computes_is_never_normal(diagnose: Diagnose) -> None:
+    """8,192 tokens x (6 N without the input embedding + 12 layers hidden tokens) in 0.52 s on 989 TFLOP/s."""
+    asked = (
+        "llama3-8b", "--device", "h100-sxm", "--strategy", "fsdp", "--micro-batch", 1, "--sequence-length", 8192,
+        "--precision", "bf16", "--observed",
+    )  # fmt: skip
+    flop = 8192 * (6 * (8.03e9 - 128_256 * 4096) + 12 * 32 * 8192 * 4096)
+    found = diagnose(*asked, "1 node of 8: 0.521 s")
+    assert odds(found)["normal"] < 1e-6
+    assert f"means {100 * flop / 0.521 / 989.4e12:.0f} % of the dense peak" in found["notes"][0]
+    assert odds(diagnose(*asked, "1 node of 8: 0.7 s"))["normal"] > 0.3
+
+
 def test_without_a_number_it_says_what_to_expect(diagnose: Diagnose) -> None:
     found = diagnose(
         "llama2-13b", "--device", "a100-sxm4-80", "--strategy", "zero3", "--micro-batch", 4,
