@@ -330,7 +330,8 @@ def _page(profile: str, question: dict[str, Any], **more: Any) -> Any:
         [Path(profile)], workloads, validation=None, budget=None, clusters=clusters
     )
     [name] = session.machines
-    return Answers(session).answer(QUESTION.validate_python({"profile": name, **question}))
+    answers, asked = Answers(session), QUESTION.validate_python({"profile": name, **question})
+    return {**_plain(answers.detail(asked)), **_plain(answers.answer(asked))}
 
 
 def _goodput(**job: Any) -> Any:
