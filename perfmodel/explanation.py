@@ -2,7 +2,8 @@
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -20,10 +21,16 @@ from perfmodel.answer.measured import (
 from perfmodel.answer.question import Question
 from perfmodel.cost.terms import Samples, Terms
 from perfmodel.layout.layout import Layout, RunSetting, Scaling, Synchronisation
-from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
+from perfmodel.machine.measured import (
+    ComputeRate,
+    MeasuredMachine,
+    MeasuredWorkload,
+    TracedWorkload,
+)
 from perfmodel.statistics import Interval
 from perfmodel.step.program import Cause
 from perfmodel.units import Bytes, Seconds
+from perfmodel.workload.operator import Phase
 
 #: Bucket caps to try. [MiB]
 BUCKET_CAPS_MB: Final = (1.0, 5.0, 10.0, 25.0, 50.0, 100.0)
@@ -247,6 +254,105 @@ def _without(terms: Terms, cause: Cause) -> Terms:
     none = {cause: np.zeros(1)}
     issue_s = {**terms.issue_s, **none} if cause in terms.issue_s else terms.issue_s
     return dataclasses.replace(terms, compute_s={**terms.compute_s, **none}, issue_s=issue_s)
+
+
+class Resource(enum.StrEnum):
+    """What a step can wait for."""
+
+    HOST = "host"
+    COMPUTE = "compute"
+    """Arithmetic of the device, and starts of its kernels; all that kernels do where operators are unknown."""
+    MEMORY = "memory"
+    """Reading and writing the device's memory."""
+    COMMUNICATION = "communication"
+
+
+def bottleneck(question: Question) -> Resource:
+    """The resource without which the step would be shortest, each made free alone."""
+    asked = Nominal.of(dataclasses.replace(question, num_draws=1, validation=None))
+    terms, none, one = asked.terms, np.zeros(1), np.ones(1)
+    replace = dataclasses.replace
+    silent = replace(terms, compute_speed=one, comm_speed=one, exchange_s={})
+    for cause in (Cause.ALL_REDUCE, Cause.BROADCAST):
+        silent = with_exchange(silent, cause, nothing)
+    silent = replace(silent, exchange_s=dict.fromkeys(terms.exchange_s, nothing))
+    free = {Resource.HOST: _without_dispatch(asked), Resource.COMMUNICATION: silent}
+    parts = _device_parts(asked)
+    for resource, left in parts.items():
+        compute_s = {c: time_s * left.get(c, 1.0) for c, time_s in terms.compute_s.items()}
+        free[resource] = replace(terms, compute_s=compute_s)
+    if Resource.MEMORY in free:
+        free[Resource.MEMORY] = replace(
+            free[Resource.MEMORY], bucket_s=none, bucket_s_per_byte=none
+        )
+    return min(free, key=lambda resource: asked.step_s(free[resource]))
+
+
+_CAUSES: Final = {phase: Cause(phase.value) for phase in Phase}
+
+
+def _device_parts(asked: Nominal) -> dict[Resource, dict[Cause, float]]:
+    """Parts of each pass that are left without arithmetic, and without traffic, by the measured rates.
+
+    A kernel takes the longer of its products and its traffic, each after the start that the probes show:
+
+        t = max(start_p + FLOP / rate, start_t + bytes / bandwidth)
+    """
+    machine, workload = asked.question.machine, asked.question.workload
+    rates = machine.rates if isinstance(machine, MeasuredMachine) else ()
+    traffic = _line("memory", "", rates)
+    if not isinstance(workload, TracedWorkload) or traffic is None:
+        return {Resource.COMPUTE: dict.fromkeys(_CAUSES.values(), 0.0)}
+    step = workload.trace.at(micro_batch=asked.layout.micro_batch)
+    whole_s: dict[Cause, float] = defaultdict(float)
+    left_s: dict[Resource, dict[Cause, float]] = {
+        Resource.COMPUTE: defaultdict(float),
+        Resource.MEMORY: defaultdict(float),
+    }
+    for (position, phase), count in step.call_counts().items():
+        operator = step.operators[position]
+        moved = operator.read_bytes + operator.written_bytes
+        if operator.view or not moved:
+            continue
+        probe = "convolution" if "convolution" in operator.name else "matmul"
+        dtype = _DTYPES.get(operator.inputs[0].dtype, "fp32") if operator.inputs else "fp32"
+        products = _line(probe, dtype, rates) or _line("matmul", "fp32", rates)
+        products_s = products.time_s(operator.flop) if products and operator.flop else 0.0
+        cause = _CAUSES[phase]
+        whole_s[cause] += count * max(products_s, traffic.time_s(moved))
+        left_s[Resource.COMPUTE][cause] += count * moved * traffic.unit_s
+        left_s[Resource.MEMORY][cause] += count * (products_s or traffic.start_s)
+    return {
+        resource: {cause: min(1.0, left / whole_s[cause]) for cause, left in of_each.items()}
+        for resource, of_each in left_s.items()
+    }
+
+
+_DTYPES: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+class _Line(NamedTuple):
+    """Time of a kernel over its work."""
+
+    start_s: Seconds
+    unit_s: Seconds
+
+    def time_s(self, units: float) -> Seconds:
+        return self.start_s + units * self.unit_s
+
+
+def _line(probe: str, dtype: str, rates: Sequence[ComputeRate]) -> _Line | None:
+    """Through the shortest and the fastest kernel of a probe; None if it was not run."""
+    found = [r for r in rates if r.probe == probe and dtype in ("", r.dtype)]
+    if not found:
+        return None
+
+    def per_s(rate: ComputeRate) -> float:
+        return rate.bytes_per_s if probe == "memory" else rate.flop_per_s
+
+    fastest, shortest = max(found, key=per_s), min(found, key=lambda rate: rate.time_s)
+    unit_s = 1 / per_s(fastest)
+    return _Line(max(0.0, shortest.time_s * (1 - per_s(shortest) * unit_s)), unit_s)
 
 
 #: Below this a difference of two steps is rounding. [s]

@@ -4,12 +4,13 @@ Threads stand for ranks. They run the worker's own functions; what they would te
 leave in a box. What a step asks of host and device does not depend on the truth, so one record serves all.
 """
 
+import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -18,6 +19,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.device import Clock, VirtualDevice
+from calibrate.experiment import ComputeProbe
+from calibrate.probes.compute import TimedKernel
 from calibrate.probes.session import Session
 from calibrate.probes.training import Trainer
 from calibrate.virtual.carrier import NAME, Carrier
@@ -25,10 +28,12 @@ from calibrate.virtual.gpu import VirtualGpu, Work
 from calibrate.virtual.truth import Truth
 from perfmodel.layout.layout import RunSetting, Synchronisation
 from perfmodel.tracing.reference import REFERENCES
-from perfmodel.units import Seconds
+from perfmodel.units import Bytes, Seconds
 
 T = TypeVar("T")
 
+#: Probes that need no tensors.
+REPLAYED_PROBES: Final = ("matmul", "memory")
 #: DDP forms its final buckets after its first step.
 _UNRECORDED = 2
 
@@ -71,11 +76,12 @@ class Recording:
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         self.gpu = _Recorder()
-        Carrier.open(self.gpu)
+        self.carrier = Carrier.open(self.gpu)
         self.device = VirtualDevice(self.gpu, torch.device(NAME, 0))
 
     def _module(self, setting: RunSetting) -> nn.Module:
-        module = REFERENCES[setting.workload].made().to(NAME)
+        with self.device.torch_device:
+            module = REFERENCES[setting.workload].made()
         if setting.synchronisation is Synchronisation.NONE:
             return module
         return DistributedDataParallel(module, bucket_cap_mb=setting.bucket_cap_mb)
@@ -98,28 +104,32 @@ class Recording:
         trainer.step(0, setting=setting, clock=self.gpu)
         return self.gpu.taken()
 
-    def of_plain_loop(self, setting: RunSetting, *, asks_loss: bool) -> Items:
-        """A step as users write it."""
+    def of_plain_loop(self, setting: RunSetting) -> tuple[Items, Bytes]:
+        """A step as users write it, and what it holds at most."""
+        self.carrier.works.clear()
+        gc.collect()
+        before_bytes = self.gpu.memory.held_bytes
         reference, module = REFERENCES[setting.workload], self._module(setting)
         optimizer = reference.make_optimizer(module.parameters())
         inputs = reference.draw_inputs(setting.micro_batch)
         labels = reference.draw_labels(setting.micro_batch)
         for _ in range(_UNRECORDED + 1):
             self.gpu.taken()
+            self.gpu.memory.reset_peak()
             optimizer.zero_grad()
             x, y = inputs.to(NAME, non_blocking=True), labels.to(NAME, non_blocking=True)
             with self.device.autocast(reference.precision):
-                loss = reference.loss(module(x), y)
+                outputs = module(x)
+                loss = reference.loss(outputs, y)
             loss.backward()
             optimizer.step()
-            if asks_loss:
-                loss.item()
-        return self.gpu.taken()
+        return self.gpu.taken(), self.gpu.memory.peak_bytes - before_bytes
 
     def of_ready_gradients(self, workload: str, samples: int) -> tuple[Items, tuple[str, ...]]:
         """A backward pass with a mark where each gradient is ready, and their names."""
         reference = REFERENCES[workload]
-        module = reference.made().to(NAME)
+        with self.device.torch_device:
+            module = reference.made()
         inputs = reference.draw_inputs(samples).to(NAME)
         labels = reference.draw_labels(samples).to(NAME)
         names: list[str] = []
@@ -259,6 +269,21 @@ def replaying(items: Callable[[RunSetting], Items]) -> Iterator[None]:
     ) -> Sequence[Callable[[], object]]:
         return [lambda: begun(session, collective, size_bytes, world_size).wait()]
 
+    def kernel(session: TeamSession, probe: ComputeProbe) -> TimedKernel:
+        """Products of matrices and passes over the memory; other probes tell nothing about steps here."""
+        rows, inner, columns = (*probe.shape, 1, 1)[:3]
+        is_product = probe.probe == "matmul"
+        element_bytes = 2 if probe.dtype.endswith("16") else 4
+        moved = element_bytes * (rows * inner + inner * columns + rows * columns)
+        work = Work(
+            kind="kernel",
+            flop=2.0 * rows * inner * columns if is_product else 0.0,
+            size_bytes=moved if is_product else 8 * rows,
+            dtype=probe.dtype,
+        )
+        act = partial(session.gpu.execute, work)
+        return TimedKernel(act=act, flop=work.flop, moved_bytes=float(work.size_bytes))
+
     def beside(session: TeamSession, *, size_bytes: int, world_size: int) -> Any:
         product = Work(kind="kernel", flop=2.0 * 512**3, size_bytes=3 * 4 * 512**2)
         return (
@@ -270,26 +295,40 @@ def replaying(items: Callable[[RunSetting], Items]) -> Iterator[None]:
         stack.enter_context(patch("calibrate.probes.training._build", build))
         stack.enter_context(patch("calibrate.probes.compute._acts", acts))
         stack.enter_context(patch("calibrate.probes.compute._beside", beside))
+        kernels = dict.fromkeys(REPLAYED_PROBES, kernel)
+        stack.enter_context(patch.dict("calibrate.probes.compute._KERNELS", kernels))
         yield
 
 
 def plain_loop_s(
-    team: Team, name: str, items: Items, *, world_size: int, steps: int = 16, warm_ups: int = 8
+    truth: Truth,
+    name: str,
+    items: Items,
+    *,
+    world_size: int,
+    occasion: str,
+    steps: int = 16,
+    warm_ups: int = 8,
 ) -> Seconds:
-    """Seconds per step of the slowest rank, with one wait at the end. [s]"""
-
-    def run(rank: int) -> Seconds:
-        gpu = team.gpus[rank]
+    """Seconds per step of the slowest rank, with one wait at the end; ranks take turns. [s]"""
+    gpus = [VirtualGpu(truth, rank=rank, occasion=occasion) for rank in range(world_size)]
+    works = [item for item in items if not isinstance(item, Mark)]
+    for gpu in gpus:
         gpu.begin(name)
 
-        def repeat(count: int) -> None:
-            for _ in range(count):
-                play(gpu, items, world_size=world_size, mark=lambda: None)
+    def repeat(count: int) -> Seconds:
+        for work in works * count:
+            if work.kind == "collective" and world_size > 1:
+                cost_s = truth.collective_s(work.collective, work.size_bytes, world_size)
+                start_s = max(gpu.ready_for_collective(world_size) for gpu in gpus)
+                for gpu in gpus:
+                    gpu.carry_out(start_s, cost_s)
+            else:
+                for gpu in gpus:
+                    gpu.execute(work)
+        for gpu in gpus:
             gpu.synchronise()
+        return max(gpu.host_s for gpu in gpus)
 
-        repeat(warm_ups)
-        start_s = gpu.host_s
-        repeat(steps)
-        return gpu.host_s - start_s
-
-    return max(team.run(world_size, run)) / steps
+    start_s = repeat(warm_ups)
+    return (repeat(steps) - start_s) / steps

@@ -53,7 +53,8 @@ def trace_workload(session: Session, name: str) -> Workload:
         source = reference_source(name)
         traced = trace_model(source, reference.method("cpu"), micro_batch=_TRACED_SAMPLES)
     torch.manual_seed(0)
-    module = reference.made().to(session.device)
+    with session.device:  # made there, tied weights stay tied on every kind of device
+        module = reference.made()
     inputs = reference.draw_inputs(_TRACED_SAMPLES).to(session.device)
     labels = reference.draw_labels(_TRACED_SAMPLES).to(session.device)
 

@@ -215,7 +215,8 @@ def _build(
 ) -> Trainer:
     reference = REFERENCES[setting.workload]
     torch.manual_seed(0)
-    module = reference.made().to(session.device)
+    with session.device:  # made there, tied weights stay tied on every kind of device
+        module = reference.made()
     if wrapped:
         module = _wrapped(session, setting, module, cap_mb=cap_mb)
     pin = session.asynchronous

@@ -7,7 +7,6 @@ the host stay real. A process that has opened a virtual GPU keeps it for good.
 import atexit
 import functools
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -129,8 +128,9 @@ class Carrier(TorchDispatchMode):
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._held: dict[int, weakref.ref[Any]] = {}
         """Storages by their address."""
-        self.works: deque[_Work] = deque(maxlen=256)
-        """They must outlive the call that makes them."""
+        self.works: list[_Work] = []
+        """They must outlive the call that makes them: those of one backward pass, or since the last one."""
+        self._backward_pass = -1
 
     @classmethod
     def open(cls, gpu: VirtualGpu) -> "Carrier":
@@ -226,6 +226,11 @@ class Carrier(TorchDispatchMode):
             group,
         )
         work = _Work(self.gpu, end_s, args[0])
+        this_pass = torch._C._current_graph_task_id()
+        if this_pass not in (-1, self._backward_pass):
+            # What is older has been waited for, and must not hold its array any longer.
+            self._backward_pass = this_pass
+            self.works.clear()
         self.works.append(work)
         if _in_backward():
             # The reducer lets the host wait, for what is done at once there.

@@ -66,8 +66,30 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """How a collective moves its pieces."""
+
+    __pydantic_config__ = _STRICT
+    start_s: Seconds
+    """Beyond the launch."""
+    hop: float
+    """Factor on the latency of a link."""
+    rate: float
+    """Part of the rate of a link."""
+
+
+#: Flags of 8 B in every 16, flags of 8 B in every 128, and whole pieces with a barrier each: as NCCL's tuner has
+#: them over NVLink (src/graph/tuning.cc, 2026-06-11), the simple one taken for 1.
+_PROTOCOLS: Final = {
+    "LL": Protocol(start_s=0.0, hop=0.18, rate=0.4),
+    "LL128": Protocol(start_s=1e-6, hop=0.56, rate=0.92),
+    "Simple": Protocol(start_s=2e-6, hop=1.0, rate=1.0),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """What collectives take: the better one of a ring and a tree, inside nodes and between them."""
+    """What collectives take: the fastest protocol of a ring, or of a tree between nodes."""
 
     __pydantic_config__ = _STRICT
     devices_per_node: int = 8
@@ -79,6 +101,11 @@ class Network:
     """Of each device, for what leaves its node."""
     tree_share: float = 0.7
     """Rate of a tree over that of a ring."""
+    protocols: dict[str, Protocol] = field(default_factory=lambda: dict(_PROTOCOLS))
+    memory_passes: float = 3.0
+    """Bytes of the device's memory that are read or written per byte of the array; links wait for a part of them."""
+    skew_s: Seconds = 0.0
+    """Standard deviation of what a rank is late for a collective, beyond its own work."""
     compute_slowdown: float = 1.0
     """Of kernels that run while a collective does."""
 
@@ -147,6 +174,7 @@ class Truth:
         return {
             "name": f"virtual GPU {self.name}",
             "devices": self.devices,
+            "devices_per_node": min(self.devices, self.network.devices_per_node),
             "memory_bytes": self.device.memory_bytes,
         }
 
@@ -160,11 +188,13 @@ class Truth:
         device, network = self.device, self.network
         rates = (device.bytes_per_s, device.copy_bytes_per_s, device.pageable, device.convolution)
         links = (network.inner_bytes_per_s, network.outer_bytes_per_s, network.tree_share)
-        for rate in (*device.flop_per_s.values(), *rates, *links, *device.speed):
+        ways = [part for each in network.protocols.values() for part in (each.hop, each.rate)]
+        for rate in (*device.flop_per_s.values(), *rates, *links, *ways, *device.speed):
             checks.positive("rates and speeds", rate)
         checks.positive("noise.window_s", self.noise.window_s)
         checks.at_least("host.queue", self.host.queue, 1)
         checks.at_least("network.devices_per_node", network.devices_per_node, 1)
+        checks.at_least("network.protocols", len(network.protocols), 1)
         checks.at_least("device.speed", len(device.speed), 1)
         checks.at_least("device.flop_per_s.fp32", device.flop_per_s.get("fp32", 0.0), 1)
         checks.at_least("devices", self.devices, 1)
@@ -194,27 +224,40 @@ class Truth:
         net = self.network
         inner = min(world_size, net.devices_per_node)
         nodes = -(-world_size // net.devices_per_node)
-        rounds = 2.0 if kind == "all_reduce" else 1.0
-        if kind == "send_recv":
-            crosses = nodes > 1
-            rate = net.outer_bytes_per_s if crosses else net.inner_bytes_per_s
-            hop_s = net.outer_hop_s if crosses else net.inner_hop_s
-            return net.launch_s + hop_s + size_bytes / rate
-        slowest = (
-            net.inner_bytes_per_s
-            if nodes == 1
-            else min(net.inner_bytes_per_s, net.outer_bytes_per_s * inner)
+        return net.launch_s + min(
+            self._exchange_s(kind, size_bytes, inner, nodes, protocol)
+            for protocol in net.protocols.values()
         )
-        hops = rounds * ((inner - 1) * nodes * net.inner_hop_s + (nodes - 1) * net.outer_hop_s)
-        share = (world_size - 1) / world_size
-        ring_s = hops + rounds * share * size_bytes / slowest
-        if kind not in ("all_reduce", "broadcast"):
-            return net.launch_s + ring_s
-        depth = math.ceil(math.log2(inner)) * net.inner_hop_s
-        depth += math.ceil(math.log2(nodes)) * net.outer_hop_s if nodes > 1 else 0.0
-        # Both halves of a double binary tree carry the array up and down; only its start is shorter.
-        tree_s = rounds * (depth + size_bytes / (net.tree_share * slowest))
-        return net.launch_s + min(ring_s, tree_s)
+
+    def _exchange_s(
+        self, kind: str, size_bytes: Bytes, inner: int, nodes: int, protocol: Protocol
+    ) -> Seconds:
+        """By the better one of a ring and a tree, once it runs. [s]"""
+        net = self.network
+        inner_hop_s, outer_hop_s = net.inner_hop_s * protocol.hop, net.outer_hop_s * protocol.hop
+        inner_rate, outer_rate = (
+            rate * protocol.rate for rate in (net.inner_bytes_per_s, net.outer_bytes_per_s)
+        )
+        if kind == "send_recv":
+            rate, hop_s = (outer_rate, outer_hop_s) if nodes > 1 else (inner_rate, inner_hop_s)
+            return protocol.start_s + hop_s + self._moved_s(size_bytes / rate, size_bytes)
+        rounds = 2.0 if kind == "all_reduce" else 1.0
+        slowest = inner_rate if nodes == 1 else min(inner_rate, outer_rate * inner)
+        share = (inner * nodes - 1) / (inner * nodes)
+        hops_s = rounds * ((inner - 1) * nodes * inner_hop_s + (nodes - 1) * outer_hop_s)
+        moved_s = self._moved_s(rounds * share * size_bytes / slowest, size_bytes)
+        ring_s = protocol.start_s + hops_s + moved_s
+        if nodes == 1 or kind not in ("all_reduce", "broadcast"):
+            return ring_s
+        # Chains inside the nodes, above them a double binary tree; only its start is shorter.
+        depth_s = (inner - 1) * inner_hop_s + math.ceil(math.log2(nodes)) * outer_hop_s
+        tree_s = rounds * (depth_s + size_bytes / (net.tree_share * slowest))
+        return min(ring_s, protocol.start_s + tree_s)
+
+    def _moved_s(self, sent_s: Seconds, size_bytes: Bytes) -> Seconds:
+        """Links and the device's own memory work on pieces, partly beside each other. [s]"""
+        memory_s = self.network.memory_passes * size_bytes / self.device.bytes_per_s
+        return math.hypot(sent_s, memory_s)
 
 
 def with_truth(environment: dict[str, Any], name: str) -> dict[str, Any]:

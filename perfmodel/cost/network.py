@@ -127,6 +127,8 @@ class Network:
     cluster: "Cluster | None" = None
     measured_tier: int = 0
     """Place, from the inside, of the tier that the profile tells about, or ``NOT_MEASURED``."""
+    devices_per_node: int | None = None
+    """Of the machine that was measured, where all of it is one node; None: unknown."""
     tier_uncertainties: Samples
     """Factors on what the file says, shape ``(num_tiers, num_draws)``; draw 0 is 1."""
     _borrowed: dict[str, GroupCost] = field(default_factory=dict)
@@ -178,6 +180,7 @@ class Network:
             kind_uncertainty=np.exp(_UNCERTAINTY_OF_KIND * deviates("kinds", 1)[0]),
             cluster=cluster,
             measured_tier=measured_tier,
+            devices_per_node=profile.devices_per_node if profile.num_nodes == 1 else None,
             tier_uncertainties=np.exp(errors * deviates("tiers", len(errors))),
         )
 
@@ -209,7 +212,7 @@ class Network:
             alone_s = known.group_s(
                 size_bytes,
                 group.size,
-                nodes=1 if inside else None,
+                nodes=1 if inside else self._nodes(group.size),
                 rate=rate * math.prod(level.slow_factor for level in used or ()),
             )
         else:
@@ -314,6 +317,10 @@ class Network:
             inside_node=is_inside,
             switch=switch if level.in_switch_reduction else None,
         )
+
+    def _nodes(self, ranks: int) -> int | None:
+        """Nodes of so many ranks without a cluster file: those beyond the measured ones fill their node first."""
+        return None if self.devices_per_node is None else -(-ranks // self.devices_per_node)
 
     def _inside_node(self, place: int) -> bool:
         """Whether a tier joins devices of one machine; unknown, and so False, without a cluster."""

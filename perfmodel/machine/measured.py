@@ -487,6 +487,14 @@ class MeasuredMachine(Machine):
         return self.ranks_per_node * self.num_nodes
 
     @property
+    def devices_per_node(self) -> int | None:
+        """Devices that share a node, measured or not; None where they were not counted, or on a CPU."""
+        virtual, gpus = self.environment.get("virtual"), self.environment.get("gpus")
+        if isinstance(virtual, dict):
+            return int(virtual.get("devices_per_node", virtual["devices"]))
+        return len(gpus) if self.device_kind == "cuda" and isinstance(gpus, list) and gpus else None
+
+    @property
     def variables(self) -> dict[str, str]:
         """Of the environment in which ranks were measured, those that change what is measured."""
         found = self.environment.get("variables")

@@ -1,26 +1,28 @@
 """Steps of the reference models as their host code asks for them, recorded once for all truths.
 
-``python -m tests.benchmarks.virtual_record FOLDER MODEL KIND,... [BATCH...]`` records a part and takes seconds.
+``python -m tests.benchmarks.virtual_record FOLDER MODEL`` takes seconds to minutes.
 """
 
-import itertools
 import pickle
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch.distributed as dist
 
+from calibrate.device import traced_as
+from calibrate.virtual.gpu import Work
 from perfmodel.layout.layout import RunSetting, Synchronisation
-from tests.virtual_ranks import Items, Recording
+from perfmodel.units import Bytes
+from tests.virtual_ranks import Items, Mark, Recording
 
 if TYPE_CHECKING:
-    from perfmodel.workload.workload import Workload
+    from perfmodel.tracing.trace import TracedModel
 
-#: Micro-batches that a quick calibration runs ...
-CALIBRATED: Final = {
+#: Micro-batches that are run; the work of others lies on lines through these.
+RECORDED: Final = {
     "resnet50": (32, 256),
     "resnet50-fp32": (32, 128),
     "gpt2": (4, 32),
@@ -29,111 +31,138 @@ CALIBRATED: Final = {
     "mlp": (64, 4096),
     "transformer": (8, 512),
 }
-#: ... and held-out ones between them.
+#: Micro-batches that are judged, between those of a standard calibration.
 HELD_OUT: Final = {
-    "resnet50": (64, 160),
-    "resnet50-fp32": (48, 96),
-    "gpt2": (8, 24),
+    "resnet50": (48, 160),
+    "resnet50-fp32": (48, 112),
+    "gpt2": (12, 24),
     "lenet": (256, 2048),
-    "resnet18": (48, 256),
+    "resnet18": (48, 128),
     "mlp": (256, 2048),
     "transformer": (24, 192),
 }
-CAPS_MB: Final = (None, 4.0, 10.0)
-#: Samples of the pass that shows when gradients are ready.
-READY_SAMPLES: Final = 4
-KINDS: Final = (
+_DDP_CAPS_MB: Final = (None, 4.0)
+CALIBRATED_KINDS: Final = (
     (Synchronisation.NONE, None),
     (Synchronisation.NO_SYNC, None),
-    *((Synchronisation.DDP, cap_mb) for cap_mb in CAPS_MB),
+    *((Synchronisation.DDP, cap_mb) for cap_mb in _DDP_CAPS_MB),
 )
+PLAIN_KINDS: Final = (
+    (Synchronisation.NONE, None),
+    (Synchronisation.DDP, None),
+    (Synchronisation.DDP, 10.0),
+)
+#: Samples of the pass that shows when gradients are ready.
+READY_SAMPLES: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
     """Steps of one model, and what is known of it."""
 
-    workload: "Workload | None"
-    calibrated: dict[tuple[str, float | None, int], Items]
-    """By synchronisation, bucket cap and micro-batch."""
-    held_out: dict[tuple[str, float | None, int, bool], Items]
-    """The same, and whether every step asks for its loss."""
+    traced: "TracedModel"
+    calibrated: dict[tuple[str, float | None], tuple[Items, ...]]
+    """By synchronisation and bucket cap, at the recorded micro-batches."""
+    plain: dict[tuple[str, float | None], tuple[Items, ...]]
+    """The same of a loop as users write it."""
+    peak_bytes: dict[tuple[str, float | None], tuple[Bytes, ...]]
+    """That such a step holds at most."""
     backward: Items
     names: tuple[str, ...]
     """Of gradients, in the order in which they are ready."""
 
-    def items(self, setting: RunSetting) -> Items:
-        return self.calibrated[
-            setting.synchronisation.value, setting.bucket_cap_mb, setting.micro_batch
-        ]
+    def items(self, name: str, setting: RunSetting) -> Items:
+        """A step of a calibration."""
+        key = setting.synchronisation.value, setting.bucket_cap_mb
+        return at_batch(setting.micro_batch, RECORDED[name], self.calibrated[key])
+
+    def plain_items(self, name: str, setting: RunSetting) -> Items:
+        """A step of the plain loop."""
+        key = setting.synchronisation.value, setting.bucket_cap_mb
+        return at_batch(setting.micro_batch, RECORDED[name], self.plain[key])
 
 
-def record(model: str, kinds: Iterable[int], batches: Iterable[int]) -> Recorded:
-    """Run steps of a model once, for real; with kind 0 what else is known of it."""
-    workload = None
-    if 0 in kinds:
-        workload = _traced(model)
-    recording = Recording()
-    calibrated: dict[tuple[str, float | None, int], Items] = {}
-    held_out: dict[tuple[str, float | None, int, bool], Items] = {}
-    for (how, cap_mb), batch in itertools.product((KINDS[kind] for kind in kinds), batches):
-        setting = RunSetting(
-            workload=model,
-            world_size=1 if how is Synchronisation.NONE else 2,
-            micro_batch=batch,
-            synchronisation=how,
-            bucket_cap_mb=cap_mb,
+def at_batch(batch: int, known: Sequence[int], recorded: Sequence[Items]) -> Items:
+    """A step at another micro-batch: every size of a tensor is a line in it."""
+    share = (batch - known[0]) / (known[1] - known[0])
+    found: list[Work | Mark] = []
+    for small, large in zip(*recorded, strict=True):
+        if isinstance(small, Mark) or isinstance(large, Mark):
+            assert small == large
+            found.append(small)
+            continue
+        work = replace(
+            small,
+            flop=small.flop + share * (large.flop - small.flop),
+            size_bytes=round(small.size_bytes + share * (large.size_bytes - small.size_bytes)),
         )
-        if batch not in HELD_OUT[model]:
-            calibrated[how.value, cap_mb, batch] = recording.of_calibration(setting)
-        elif how is not Synchronisation.NO_SYNC:
-            for asks in (False, True) if how is Synchronisation.NONE else (False,):
-                held_out[how.value, cap_mb, batch, asks] = recording.of_plain_loop(
-                    setting, asks_loss=asks
-                )
-    backward: Items = ()
-    names: tuple[str, ...] = ()
-    if workload is not None:
-        backward, names = recording.of_ready_gradients(model, READY_SAMPLES)
+        assert replace(large, flop=work.flop, size_bytes=work.size_bytes) == work, (small, large)
+        found.append(work)
+    return tuple(found)
+
+
+def record(model: str) -> Recorded:
+    """Run steps of a model once, for real."""
+    traced = _traced(model)
+    recording = Recording()
+
+    def settings(kinds: Iterable[tuple[Synchronisation, float | None]]) -> Iterator[Settings]:
+        for how, cap_mb in kinds:
+            world_size = 1 if how is Synchronisation.NONE else 2
+            yield (
+                (how.value, cap_mb),
+                [
+                    RunSetting(
+                        workload=model,
+                        world_size=world_size,
+                        micro_batch=batch,
+                        synchronisation=how,
+                        bucket_cap_mb=cap_mb,
+                    )
+                    for batch in RECORDED[model]
+                ],
+            )
+
+    calibrated = {
+        key: tuple(map(recording.of_calibration, each)) for key, each in settings(CALIBRATED_KINDS)
+    }
+    plain = {key: [*map(recording.of_plain_loop, each)] for key, each in settings(PLAIN_KINDS)}
+    backward, names = recording.of_ready_gradients(model, READY_SAMPLES)
     return Recorded(
-        workload=workload,
+        traced=traced,
         calibrated=calibrated,
-        held_out=held_out,
+        plain={key: tuple(items for items, _ in found) for key, found in plain.items()},
+        peak_bytes={key: tuple(peak for _, peak in found) for key, found in plain.items()},
         backward=backward,
         names=names,
     )
 
 
-def _traced(model: str) -> "Workload":
+Settings = tuple[tuple[str, float | None], list[RunSetting]]
+
+
+def _traced(model: str) -> "TracedModel":
     from perfmodel.tracing.reference import REFERENCES  # noqa: PLC0415 - slow imports
     from perfmodel.tracing.sources import reference_source  # noqa: PLC0415
     from perfmodel.tracing.trace import trace_model  # noqa: PLC0415
 
-    method = REFERENCES[model].method("cpu")
-    return trace_model(reference_source(model), method, micro_batch=READY_SAMPLES).workload
+    method = REFERENCES[model].method(traced_as("virtual"))
+    return trace_model(reference_source(model), method, micro_batch=READY_SAMPLES)
 
 
 def loaded(folder: Path, model: str) -> Recorded:
     """All that was recorded of a model."""
-    files = sorted(folder.glob(f"{model}-*.pickle"))
-    parts = [Recorded(**pickle.loads(file.read_bytes())) for file in files]  # noqa: S301 - our own
-    first = next(part for part in parts if part.workload is not None)
-    for part in parts:
-        first.calibrated.update(part.calibrated)
-        first.held_out.update(part.held_out)
-    return first
+    content = (folder / f"{model}.pickle").read_bytes()
+    return Recorded(**pickle.loads(content))  # noqa: S301 - our own
 
 
 def main() -> None:
     """Carry out the command line."""
-    folder, model, kinds, *typed = sys.argv[1:]
-    batches = tuple(map(int, typed)) or (*CALIBRATED[model], *HELD_OUT[model])
-    found = record(model, tuple(map(int, kinds.split(","))), batches)
+    folder, model = sys.argv[1:]
+    found = record(model)
     dist.destroy_process_group()
-    name = "-".join((model, kinds, *typed))
-    Path(folder, f"{name}.pickle").write_bytes(
-        pickle.dumps({field.name: getattr(found, field.name) for field in fields(found)})
-    )
+    content = {field.name: getattr(found, field.name) for field in fields(found)}
+    Path(folder, f"{model}.pickle").write_bytes(pickle.dumps(content))
 
 
 if __name__ == "__main__":
