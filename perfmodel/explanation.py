@@ -21,6 +21,7 @@ from perfmodel.answer.measured import (
 from perfmodel.answer.question import Question
 from perfmodel.cost.terms import Samples, Terms
 from perfmodel.layout.layout import Layout, RunSetting, Scaling, Synchronisation
+from perfmodel.machine.machine import Machine
 from perfmodel.machine.measured import (
     ComputeRate,
     MeasuredMachine,
@@ -272,23 +273,21 @@ def bottleneck(question: Question) -> Resource:
     asked = Nominal.of(dataclasses.replace(question, num_draws=1, validation=None))
     terms, none, one = asked.terms, np.zeros(1), np.ones(1)
     replace = dataclasses.replace
-    silent = replace(terms, compute_speed=one, comm_speed=one, exchange_s={})
-    for cause in (Cause.ALL_REDUCE, Cause.BROADCAST):
-        silent = with_exchange(silent, cause, nothing)
-    silent = replace(silent, exchange_s=dict.fromkeys(terms.exchange_s, nothing))
+    silent = replace(
+        terms,
+        compute_speed=one,
+        comm_speed=one,
+        all_reduce_s=nothing,
+        broadcast_s=nothing,
+        exchange_s=dict.fromkeys(terms.exchange_s, nothing),
+    )
     free = {Resource.HOST: _without_dispatch(asked), Resource.COMMUNICATION: silent}
-    parts = _device_parts(asked)
-    for resource, left in parts.items():
+    for resource, left in _device_parts(asked).items():
         compute_s = {c: time_s * left.get(c, 1.0) for c, time_s in terms.compute_s.items()}
         free[resource] = replace(terms, compute_s=compute_s)
-    if Resource.MEMORY in free:
-        free[Resource.MEMORY] = replace(
-            free[Resource.MEMORY], bucket_s=none, bucket_s_per_byte=none
-        )
+        if resource is Resource.MEMORY:
+            free[resource] = replace(free[resource], bucket_s=none, bucket_s_per_byte=none)
     return min(free, key=lambda resource: asked.step_s(free[resource]))
-
-
-_CAUSES: Final = {phase: Cause(phase.value) for phase in Phase}
 
 
 def _device_parts(asked: Nominal) -> dict[Resource, dict[Cause, float]]:
@@ -299,31 +298,32 @@ def _device_parts(asked: Nominal) -> dict[Resource, dict[Cause, float]]:
         t = max(start_p + FLOP / rate, start_t + bytes / bandwidth)
     """
     machine, workload = asked.question.machine, asked.question.workload
-    rates = machine.rates if isinstance(machine, MeasuredMachine) else ()
+    assert isinstance(machine, MeasuredMachine)
+    rates = machine.rates
     traffic = _line("memory", "", rates)
     if not isinstance(workload, TracedWorkload) or traffic is None:
-        return {Resource.COMPUTE: dict.fromkeys(_CAUSES.values(), 0.0)}
+        return {Resource.COMPUTE: dict.fromkeys(map(Cause, Phase), 0.0)}
     step = workload.trace.at(micro_batch=asked.layout.micro_batch)
     whole_s: dict[Cause, float] = defaultdict(float)
     left_s: dict[Resource, dict[Cause, float]] = {
-        Resource.COMPUTE: defaultdict(float),
-        Resource.MEMORY: defaultdict(float),
+        resource: defaultdict(float) for resource in (Resource.COMPUTE, Resource.MEMORY)
     }
-    for (position, phase), count in step.call_counts().items():
+    for (position, phase), calls in step.call_counts().items():
         operator = step.operators[position]
+        count = 0 if operator.view else calls
         moved = operator.read_bytes + operator.written_bytes
-        if operator.view or not moved:
-            continue
         probe = "convolution" if "convolution" in operator.name else "matmul"
         dtype = _DTYPES.get(operator.inputs[0].dtype, "fp32") if operator.inputs else "fp32"
         products = _line(probe, dtype, rates) or _line("matmul", "fp32", rates)
         products_s = products.time_s(operator.flop) if products and operator.flop else 0.0
-        cause = _CAUSES[phase]
+        cause = Cause(phase)
         whole_s[cause] += count * max(products_s, traffic.time_s(moved))
         left_s[Resource.COMPUTE][cause] += count * moved * traffic.unit_s
         left_s[Resource.MEMORY][cause] += count * (products_s or traffic.start_s)
     return {
-        resource: {cause: min(1.0, left / whole_s[cause]) for cause, left in of_each.items()}
+        resource: {
+            cause: min(1.0, left / (whole_s[cause] or 1.0)) for cause, left in of_each.items()
+        }
         for resource, of_each in left_s.items()
     }
 
@@ -331,9 +331,11 @@ def _device_parts(asked: Nominal) -> dict[Resource, dict[Cause, float]]:
 _DTYPES: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
-class _Line(NamedTuple):
-    """Time of a kernel over its work."""
+def _has_kernels(machine: Machine) -> bool:
+    return isinstance(machine, MeasuredMachine) and machine.asynchronous and bool(machine.rates)
 
+
+class _Line(NamedTuple):
     start_s: Seconds
     unit_s: Seconds
 
@@ -343,16 +345,16 @@ class _Line(NamedTuple):
 
 def _line(probe: str, dtype: str, rates: Sequence[ComputeRate]) -> _Line | None:
     """Through the shortest and the fastest kernel of a probe; None if it was not run."""
-    found = [r for r in rates if r.probe == probe and dtype in ("", r.dtype)]
+    name = "bytes_per_s" if probe == "memory" else "flop_per_s"
+    found = [
+        (r.time_s, float(getattr(r, name)))
+        for r in rates
+        if r.probe == probe and dtype in ("", r.dtype)
+    ]
     if not found:
         return None
-
-    def per_s(rate: ComputeRate) -> float:
-        return rate.bytes_per_s if probe == "memory" else rate.flop_per_s
-
-    fastest, shortest = max(found, key=per_s), min(found, key=lambda rate: rate.time_s)
-    unit_s = 1 / per_s(fastest)
-    return _Line(max(0.0, shortest.time_s * (1 - per_s(shortest) * unit_s)), unit_s)
+    fastest, (shortest_s, rate) = max(each for _, each in found), min(found)
+    return _Line(max(0.0, shortest_s * (1 - rate / fastest)), 1 / fastest)
 
 
 #: Below this a difference of two steps is rounding. [s]
@@ -477,6 +479,8 @@ class Explanation:
     """From the largest to the smallest; removals overlap, so that they need not add up."""
     changes: tuple[Change, ...]
     """All that was tried, from the largest gain to the smallest."""
+    bottleneck: "Resource | None" = None
+    """What the step waits for; None where host and device are one, or no kernel was timed."""
     caveats: tuple[str, ...] = ()
 
     @property
@@ -540,6 +544,7 @@ def explain(question: Question, *, scaling: Scaling = "weak") -> Explanation:
         step_s=step_s,
         losses=tuple(sorted(large, key=lambda loss: -loss.lost_s)),
         changes=changes,
+        bottleneck=bottleneck(question) if _has_kernels(question.machine) else None,
         caveats=measured_caveats(question, {layout: asked.terms.evidence}),
     )
 

@@ -5,6 +5,7 @@ leave in a box. What a step asks of host and device does not depend on the truth
 """
 
 import gc
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,7 +34,7 @@ from perfmodel.units import Bytes, Seconds
 T = TypeVar("T")
 
 #: Probes that need no tensors.
-REPLAYED_PROBES: Final = ("matmul", "memory")
+REPLAYED_PROBES: Final = ("matmul", "convolution", "memory")
 #: DDP forms its final buckets after its first step.
 _UNRECORDED = 2
 
@@ -270,16 +271,23 @@ def replaying(items: Callable[[RunSetting], Items]) -> Iterator[None]:
         return [lambda: begun(session, collective, size_bytes, world_size).wait()]
 
     def kernel(session: TeamSession, probe: ComputeProbe) -> TimedKernel:
-        """Products of matrices and passes over the memory; other probes tell nothing about steps here."""
-        rows, inner, columns = (*probe.shape, 1, 1)[:3]
-        is_product = probe.probe == "matmul"
+        """Products, convolutions and passes over the memory; other probes tell nothing about steps here."""
         element_bytes = 2 if probe.dtype.endswith("16") else 4
-        moved = element_bytes * (rows * inner + inner * columns + rows * columns)
+        if probe.probe == "matmul":
+            rows, inner, columns = probe.shape
+            flop = 2.0 * rows * inner * columns
+            moved = element_bytes * (rows * inner + inner * columns + rows * columns)
+        else:
+            elements, flop = math.prod(probe.shape), 0.0
+            moved = 8 * elements
+            if probe.probe == "convolution":
+                flop, moved = 2.0 * 9 * elements * probe.shape[1], 2 * element_bytes * elements
         work = Work(
             kind="kernel",
-            flop=2.0 * rows * inner * columns if is_product else 0.0,
-            size_bytes=moved if is_product else 8 * rows,
+            flop=flop,
+            size_bytes=moved,
             dtype=probe.dtype,
+            is_convolution=probe.probe == "convolution",
         )
         act = partial(session.gpu.execute, work)
         return TimedKernel(act=act, flop=work.flop, moved_bytes=float(work.size_bytes))
@@ -300,18 +308,23 @@ def replaying(items: Callable[[RunSetting], Items]) -> Iterator[None]:
         yield
 
 
-def plain_loop_s(
+def plain_loop_s(  # noqa: PLR0913 - what a loop is
     truth: Truth,
     name: str,
     items: Items,
     *,
     world_size: int,
     occasion: str,
-    steps: int = 16,
-    warm_ups: int = 8,
+    steps: int = 8,
+    warm_ups: int = 4,
+    are_alike: bool = False,
 ) -> Seconds:
-    """Seconds per step of the slowest rank, with one wait at the end; ranks take turns. [s]"""
-    gpus = [VirtualGpu(truth, rank=rank, occasion=occasion) for rank in range(world_size)]
+    """Seconds per step of the slowest rank, with one wait at the end; ranks take turns. [s]
+
+    ``are_alike``: Whether all ranks do as the first one does, which then stands for all.
+    """
+    ranks = range(1 if are_alike else world_size)
+    gpus = [VirtualGpu(truth, rank=rank, occasion=occasion) for rank in ranks]
     works = [item for item in items if not isinstance(item, Mark)]
     for gpu in gpus:
         gpu.begin(name)

@@ -29,6 +29,9 @@ _BOUNDS = ((0.5, 4.0), (0.2, 1.0), (0.2, 1.0))
 _PRIOR_SCALE_WIDTH = 0.5
 _PRIOR_SPEED = 0.7
 _PRIOR_SPEED_WIDTH = 0.3
+#: Error of the model, in log, that all settings may share and that cannot be weighed; on a GPU less, where settings
+#: that were left out of the fit show less.
+_MODEL_ERROR = 0.05
 #: A setting that the fit follows closely is left out as if it kept this much of its own error.
 _SMALLEST_INDEPENDENCE = 0.3
 #: Fewer synchronised settings than this cannot tell the three parameters apart.
@@ -105,7 +108,10 @@ def fit_ddp(
             determined=(is_known,) * 2 + (False,) * 3,
         )
         return undetermined, ()
-    best, covariance, errors = _least_squares(profile, steps, buckets[0])
+    best, covariance, errors = _least_squares(profile, steps, buckets[0], _MODEL_ERROR)
+    seen = float(np.sqrt(np.mean(errors**2)))
+    if profile.asynchronous and seen < _MODEL_ERROR:
+        best, covariance, errors = _least_squares(profile, steps, buckets[0], seen)
     theta_draws = np.clip(
         rng.multivariate_normal(best, covariance, NUM_DRAWS), *np.transpose(_BOUNDS)
     )
@@ -131,16 +137,19 @@ def prior_speeds(profile: MeasuredMachine) -> tuple[float, float]:
 
 
 def _least_squares(
-    profile: MeasuredMachine, steps: Sequence[SingleStep], bucket: FloatArray
+    profile: MeasuredMachine,
+    steps: Sequence[SingleStep],
+    bucket: FloatArray,
+    model_error: float,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Fit log step times, robustly, with weak priors; leave each setting out by its leverage.
 
     All-reduce scale, compute speed and communication speed; their covariance; errors when left out.
+    ``model_error``: In log, beside that of each measurement.
     """
     predicted = _predictor_of(profile, steps, bucket)
     step_s = np.array([step.step_s for step in steps])
-    # An error that is the same for all settings cannot be weighed: 5 % of model error is added.
-    weights = 1 / np.hypot([step.relative_error for step in steps], 0.05)
+    weights = 1 / np.hypot([step.relative_error for step in steps], model_error)
     speeds = prior_speeds(profile)
 
     def residuals(theta: FloatArray) -> FloatArray:

@@ -86,6 +86,7 @@ class VirtualGpu:
         speeds = truth.device.speed
         self._rank, self._occasion = rank, occasion
         self._speed = speeds[min(rank, len(speeds) - 1)]
+        self._known: dict[Work, tuple[Seconds, Seconds]] = {}
         self._queued: deque[Seconds] = deque()
         """Ends of the kernels that hold a place of the queue."""
         self._collectives: deque[tuple[Seconds, Seconds]] = deque()
@@ -113,14 +114,8 @@ class VirtualGpu:
             case "view":
                 self.host_s += host.view_s * self._factor
             case "kernel":
-                launch_s = host.launch_s * (host.backward if work.in_backward else 1.0)
-                cost_s = truth.kernel_s(
-                    flop=work.flop,
-                    moved_bytes=work.size_bytes,
-                    dtype=work.dtype,
-                    convolution=work.is_convolution,
-                )
-                self.issue(cost_s, host_s=launch_s + host.tensor_s * work.listed)
+                cost_s, host_s = self._known.get(work) or self._cost_of(work)
+                self.issue(cost_s, host_s=host_s)
             case "copy":
                 cost_s = truth.copy_s(work.size_bytes, pinned=work.is_pinned)
                 self.issue(cost_s, host_s=host.launch_s)
@@ -132,6 +127,19 @@ class VirtualGpu:
             case "synchronise":
                 self.synchronise()
         return 0.0
+
+    def _cost_of(self, work: Work) -> tuple[Seconds, Seconds]:
+        """Times of a kernel and of its launch without noise; steps repeat their kernels. [s]"""
+        host = self.truth.host
+        cost_s = self.truth.kernel_s(
+            flop=work.flop,
+            moved_bytes=work.size_bytes,
+            dtype=work.dtype,
+            convolution=work.is_convolution,
+        )
+        launch_s = host.launch_s * (host.backward if work.in_backward else 1.0)
+        self._known[work] = cost_s, launch_s + host.tensor_s * work.listed
+        return self._known[work]
 
     def issue(self, cost_s: Seconds, *, host_s: Seconds) -> None:
         """Launch a kernel on the current stream, which runs as soon as the stream comes to it."""
@@ -199,7 +207,7 @@ class VirtualGpu:
         if window != self._window:
             self._window = window
             self._window_factor = self._random.lognormvariate(0, noise.window)
-        kernel = self._random.lognormvariate(0, noise.kernel) if noise.kernel else 1.0
+        kernel = math.exp(self._random.gauss(0, noise.kernel)) if noise.kernel else 1.0
         return self._factor * self._window_factor * kernel
 
     def _beside_collectives(self, start_s: Seconds, duration_s: Seconds) -> Seconds:

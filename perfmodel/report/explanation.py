@@ -26,6 +26,10 @@ def explanation_lines(explanation: Explanation, *, verbose: bool = True) -> list
     """
     whole_s, of_whole = _whole(explanation)
     lines = [_headline(explanation)]
+    if explanation.bottleneck is not None:
+        lines.append(
+            f"bottleneck: {explanation.bottleneck}; nothing else, made free, saves as much"
+        )
     for rank, loss in enumerate(explanation.losses, start=1):
         share = percent(loss.lost_s / whole_s)
         cause = loss.cause.replace("_", " ")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,15 @@ from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import CampaignDocument, ValidationDocument
 from perfmodel.errors import InvalidDocument, UsageError
 from perfmodel.units import MIB
-from tests.benchmarks.virtual import calibrated, judged, random_truth
-from tests.benchmarks.virtual_record import CALIBRATED, loaded
+from tests.benchmarks.virtual import (
+    calibrated,
+    is_named,
+    judged_law,
+    judged_memory,
+    judged_steps,
+    random_truth,
+)
+from tests.benchmarks.virtual_record import HELD_OUT, RECORDED, loaded
 
 TRUTH = Truth(
     name="made up",
@@ -157,25 +165,35 @@ def test_a_campaign_calibrates_judges_and_packs(tmp_path: Path) -> None:
     assert home in there
 
 
-def test_recorded_batches_are_those_of_a_calibration() -> None:
-    experiment = Experiment(
-        device_kind="virtual", models=("lenet",), world_sizes=(1,), budget=BUDGETS["quick"]
-    )
-    assert {model: experiment.micro_batches(model) for model in CALIBRATED} == CALIBRATED
+def test_judged_batches_lie_between_those_of_a_calibration() -> None:
+    for model, judged in HELD_OUT.items():
+        experiment = Experiment(
+            device_kind="virtual", models=(model,), world_sizes=(1,), budget=BUDGETS["standard"]
+        )
+        calibrated_batches = experiment.micro_batches(model)
+        assert RECORDED[model] == (calibrated_batches[0], calibrated_batches[-1])
+        assert not set(judged) & set(calibrated_batches)
+        assert min(calibrated_batches) < min(judged) <= max(judged) < max(calibrated_batches)
 
 
 def test_two_ranks_are_predicted_from_recorded_steps(tmp_path: Path) -> None:
     """As ``tests.benchmarks.virtual``, with one truth and a light model."""
-    command = ("tests.benchmarks.virtual_record", str(tmp_path), "mlp", "0,1,2,3,4")
+    command = ("tests.benchmarks.virtual_record", str(tmp_path), "mlp")
     done = subprocess.run(
         [sys.executable, "-m", *command], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    truth, models = random_truth(2), {"mlp": loaded(tmp_path, "mlp")}
+    models = {"mlp": loaded(tmp_path, "mlp")}
+    truth = random_truth(2, models.values())
     machine = calibrated(truth, models, 2, tmp_path)
-    rows = list(judged(truth, models, machine))
+    rows = list(judged_steps(truth, models, machine))
     assert {row["ranks"] for row in rows} == {1, 2, 4}
     for row in rows:
         # One group does not tell launches from hops, nor links from memory: of larger ones beliefs tell.
         known = row["ranks"] <= row["calibrated"]
         assert row["nominal"] == pytest.approx(row["step_s"], rel=0.08 if known else 0.15), row
+        assert is_named(row), row
+    known_law = [row["error"] for row in judged_law(truth, machine) if row["ranks"] == 2]
+    assert statistics.fmean(map(abs, known_law)) < 0.03
+    for row in judged_memory("mlp", models["mlp"], machine):
+        assert row["error"] == pytest.approx(0.0, abs=0.01), row
