@@ -298,8 +298,7 @@ def _device_parts(asked: Nominal) -> dict[Resource, dict[Cause, float]]:
         t = max(start_p + FLOP / rate, start_t + bytes / bandwidth)
     """
     machine, workload = asked.question.machine, asked.question.workload
-    assert isinstance(machine, MeasuredMachine)
-    rates = machine.rates
+    rates = machine.rates if isinstance(machine, MeasuredMachine) else ()
     traffic = _line("memory", "", rates)
     if not isinstance(workload, TracedWorkload) or traffic is None:
         return {Resource.COMPUTE: dict.fromkeys(map(Cause, Phase), 0.0)}
@@ -310,7 +309,7 @@ def _device_parts(asked: Nominal) -> dict[Resource, dict[Cause, float]]:
     }
     for (position, phase), calls in step.call_counts().items():
         operator = step.operators[position]
-        count = 0 if operator.view else calls
+        count = calls * (not operator.view)
         moved = operator.read_bytes + operator.written_bytes
         probe = "convolution" if "convolution" in operator.name else "matmul"
         dtype = _DTYPES.get(operator.inputs[0].dtype, "fp32") if operator.inputs else "fp32"

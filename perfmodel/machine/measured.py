@@ -491,7 +491,8 @@ class MeasuredMachine(Machine):
         """Devices that share a node, measured or not; None where they were not counted, or on a CPU."""
         virtual, gpus = self.environment.get("virtual"), self.environment.get("gpus")
         if isinstance(virtual, dict):
-            return int(virtual.get("devices_per_node", virtual["devices"]))
+            known = virtual.get("devices_per_node", virtual.get("devices"))
+            return known if isinstance(known, int) else None
         return len(gpus) if self.device_kind == "cuda" and isinstance(gpus, list) and gpus else None
 
     @property

@@ -288,9 +288,15 @@ def judged_steps(
                 step = answer(question).step
                 named = bottleneck(question) if not devices else None
                 # Of many ranks fewer steps are enough: noise of their kernels is averaged.
-                quick = {"steps": 4, "warm_ups": 3} if world_size > _MOST_RANKS else {}
+                steps, warm_ups = (4, 3) if world_size > _MOST_RANKS else (8, 4)
                 step_s = plain_loop_s(
-                    truth, setting.label, items, world_size=world_size, occasion="judge", **quick
+                    truth,
+                    setting.label,
+                    items,
+                    world_size=world_size,
+                    occasion="judge",
+                    steps=steps,
+                    warm_ups=warm_ups,
                 )
                 row = {
                     "of": of or ("calibrated ranks" if world_size <= most else "more ranks"),
