@@ -34,3 +34,15 @@ def on_page_markdown(markdown: str, page: Any, **_rest: Any) -> str:
         return re.sub(r"\]\(docs/", "](../", markdown)
     depth = page.file.src_uri.count("/")
     return markdown.replace(f"]({'../' * (depth + 1)}", f"]({'../' * depth}project/")
+
+
+def on_page_content(html: str, **_rest: Any) -> str:
+    """Tables that the keyboard scrolls; a heading without a word is no heading."""
+    html = re.sub(r"<th([^>]*)></th>", r"<td\1></td>", html)
+    html = html.replace("<table>", '<div class="scroll" tabindex="0"><table class="data">')
+    return html.replace("</table>", "</table></div>")
+
+
+def on_post_page(output: str, **_rest: Any) -> str:
+    """The theme hides the switches of its colours; the keyboard must not find them."""
+    return output.replace('<input class="md-option"', '<input class="md-option" tabindex="-1"')

@@ -23,6 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from perfmodel.step.program import Cause, Interference, Operation, StepProgram, Stream
+from tests.benchmarks.page import rows as page_rows
 
 PAGE: Final = Path("docs/performance.md")
 PROFILE: Final = Path("docs/records/calibration/profile.json")
@@ -469,6 +470,8 @@ def page() -> str:
             "Large files. Every command ends within 10 s and 1 GiB, or refuses the file.",
             "",
             *large,
+            "",
+            *page_rows(),
             "",
         ]
     )
