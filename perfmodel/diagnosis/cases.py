@@ -156,9 +156,13 @@ def _step_s(
 
 
 def logged_as(
-    step_s: Seconds, unit: Unit | None, logged: Logged, run: Run, trained: Trained
+    step_s: Seconds, logged: Logged, measured_s: Seconds | None, run: Run, trained: Trained
 ) -> str:
-    """A step in the unit that was logged, such as ``7,480 tokens/s per device``; empty for step times."""
+    """A step in the unit that was logged, such as ``7,480 tokens/s per device``; empty for step times.
+
+    ``measured_s``: The logged number as a step time. [s]
+    """
+    unit = logged.unit
     each = run.devices if logged.per_device else 1
     whose = " per device" if logged.per_device else ""
     if unit in (Unit.TOKENS, Unit.WORDS) and trained.tokens is not None:
@@ -168,6 +172,8 @@ def logged_as(
     if unit is Unit.SAMPLES:
         rate = run.layout.global_batch / step_s / each
         return f"{rate:,.0f} {unit}{whose}" if rate >= _WHOLE else f"{rate:.3g} {unit}{whose}"
-    if unit is Unit.FLOP or unit is Unit.MFU:
+    if unit is Unit.MFU and logged.value is not None and measured_s is not None:
+        return f"{100 * logged.value * measured_s / step_s:.3g} % MFU"
+    if unit is Unit.FLOP:
         return f"{trained.model_flop(run) / run.devices / step_s / 1e12:.0f} TFLOP/s"
     return ""

@@ -22,9 +22,13 @@ from perfmodel.units import decimal, whole
 #: The first steps still compile, fill caches and warm up.
 _WARM_UP: Final = 3
 _LEAST_LINES: Final = 2
+_MOST_TOLD: Final = 3
 #: A step this many times as long as the median holds an evaluation or a checkpoint.
 _PAUSE: Final = 3.0
+#: First and last third of a log that differ by more are not of one setting.
+_CHANGED: Final = 1.5
 _MOST_PATTERN: Final = 500
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Unit(enum.StrEnum):
@@ -81,7 +85,8 @@ _UNITS: Final = tuple(
         (r"(?:min|minutes?)(?:\s*(?:/|per)\s*(?:it|iter\w*|step|batch))?", Unit.STEP, 60.0),
     )
 )
-_NUMBER: Final = r"(\d[\d,]*(?:\.\d+)?|\.\d+)\s*(k(?![a-z]))?\s*"
+#: Commas part thousands: 2,5 is not 25.
+_NUMBER: Final = r"(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)\s*(k(?![a-z]))?\s*"
 _WORDS: Final = {"one": "1", "two": "2", "three": "3", "four": "4", "eight": "8"}
 _LAYOUT: Final = re.compile(r"\b[a-z_]+=[\w.,-]+")
 _SETTINGS: Final = (
@@ -209,7 +214,7 @@ def _format(
 
 _FLOAT: Final = r"(?P<value>[\d,]*\.?\d+(?:e[+-]?\d+)?)"
 _EPOCH: Final = r"(?:.*?epoch (?P<epoch>\d+))?"
-_STEP: Final = r".*?step:\s*(?P<step>\d+)"
+_STEP: Final = r".*?step:\s*(?P<step>[\d,]+)"
 _BAR: Final = r"\b(?P<step>\d+)/(?P<total>\d+) \[[\d:]+<[\d:?]+,\s*"
 _BARS: Final = (
     _format(rf"{_BAR}{_FLOAT}\s*s/it", Unit.STEP, before=_EPOCH),
@@ -286,7 +291,7 @@ def read_log(path: Path, *, name: str) -> tuple[Logged, tuple[str, ...]]:
     """
     formats = _formats(name)
     try:
-        lines = read_text(path).replace("\r", "\n").splitlines()
+        lines = _COLOURS.sub("", read_text(path)).replace("\r", "\n").splitlines()
     except (OSError, ValueError) as error:
         raise InvalidDocument(f"{path}: log cannot be read: {why(error)}") from error
     for form in formats:
@@ -316,6 +321,7 @@ def read_log(path: Path, *, name: str) -> tuple[Logged, tuple[str, ...]]:
     if paused:
         notes += (f"{path}: {len(paused)} lines left out as pauses (evaluation, checkpoint)",)
     kept = [value for value in values if value not in paused]
+    notes += _of_others(path, lines, form) + _changing(path, kept, form)
     logged = Logged(
         text=f"{path.name}: median of {len(kept)} lines",
         value=median(kept) * form.scale,
@@ -323,6 +329,33 @@ def read_log(path: Path, *, name: str) -> tuple[Logged, tuple[str, ...]]:
         per_device=form.per_device,
     )
     return logged, notes
+
+
+def _of_others(path: Path, lines: Sequence[str], form: _Format) -> tuple[str, ...]:
+    """A note on bars of other lengths than the commonest, which are left out."""
+    found = [groups for groups in map(form.groups, lines) if groups and groups["value"]]
+    lengths = Counter(groups.get("total") for groups in found).most_common()
+    others = [f"{count} of {total} steps" for total, count in lengths[1:]]
+    if not others:
+        return ()
+    told = ", ".join(others[:_MOST_TOLD])
+    return (f"{path}: bars left out as evaluation or another run: {told}",)
+
+
+def _changing(path: Path, values: Sequence[float], form: _Format) -> tuple[str, ...]:
+    """A note where the first and the last third of a log are not of one speed."""
+    third = len(values) // 3
+    if third < _LEAST_LINES:
+        return ()
+    first, last = median(values[:third]), median(values[-third:])
+    if 1 / _CHANGED < first / last < _CHANGED:
+        return ()
+    return (
+        (
+            f"{path}: speed changes from {first * form.scale:.3g} to {last * form.scale:.3g} {form.unit} along "
+            "the log, as of several runs or settings; keep one"
+        ),
+    )
 
 
 def _warm_up(rows: Sequence[tuple[int | None, float]]) -> int:
@@ -348,7 +381,11 @@ def _rows(path: Path, lines: Sequence[str], form: _Format) -> Iterator[tuple[int
             continue
         text, epoch = groups.get("step"), groups.get("epoch")
         try:
-            step = None if text is None else whole(text) + whole(epoch or "0") * whole(most or "0")
+            step = (
+                None
+                if text is None
+                else whole(text.replace(",", "")) + whole(epoch or "0") * whole(most or "0")
+            )
             value = decimal((groups["value"] or "").replace(",", ""))
         except ValueError as error:
             raise InvalidDocument(f"{path}: line {number}: {error}") from None

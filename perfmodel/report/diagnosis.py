@@ -123,10 +123,9 @@ def _step(judged: Judged) -> str:
 
 def _expected(judged: Judged, logged: Logged, trained: Trained) -> str:
     """The expected step in the unit that was logged."""
-    run = judged.observation.run
-    return logged_as(judged.expected_s.nominal, logged.unit, logged, run, trained).replace(
-        " ", "\n", 1
-    )
+    each = judged.observation
+    told = logged_as(judged.expected_s.nominal, logged, each.step_s, each.run, trained)
+    return told.replace(" ", "\n", 1)
 
 
 def _word(judged: Judged) -> str:

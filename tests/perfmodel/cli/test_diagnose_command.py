@@ -1,6 +1,7 @@
 """``perfmodel diagnose``: public questions, and what it refuses."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,17 @@ def test_what_is_missing_is_asked_for_in_one_line(
     run: Run, arguments: tuple[object, ...], words: str
 ) -> None:
     assert words in complaint(run("diagnose", *arguments), 2)
+
+
+def test_mfu_is_expected_as_mfu(run: Run) -> None:
+    """989.4 TFLOP/s in bf16: the share of it that is expected, and the rate."""
+    expected = []
+    for observed in ("1 GPU 40 % MFU", "1 GPU 395.8 TFLOP/s"):
+        result = run("diagnose", *LLAMA, "--micro-batch", 1, "--observed", observed)
+        found = re.search(r" ([0-9.]+) +normal", result.stdout)
+        assert found
+        expected.append(float(found[1]))
+    assert expected[0] / 100 * 989.4 == pytest.approx(expected[1], rel=0.02)
 
 
 def test_the_table_is_80_columns_wide(run: Run) -> None:

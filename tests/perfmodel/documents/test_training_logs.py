@@ -42,6 +42,7 @@ def test_what_people_type(
         ("8 GPUs 0 s", "must be finite and > 0"),
         ("fast", "must hold one number"),
         ("0 GPUs 3 s", "counts must be 1 to"),
+        ("1 GPU 2,5 s", "holds '2', which is not understood"),
     ],
 )
 def test_what_is_not_understood_is_refused(text: str, problem: str) -> None:
@@ -67,6 +68,41 @@ def test_logs_of_trainers(tmp_path: Path, name: str) -> None:
     assert found.value == pytest.approx(7500 if found.unit is Unit.TOKENS else 2.5)
     assert found.per_device is (True if found.unit is Unit.TOKENS else None)
     assert "first 3 lines left out as warm-up" in notes[0]
+
+
+def test_colours_and_thousands(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    lines = (
+        f"\x1b[31mstep: {n:,}  \x1b[34mtps: 7,123  \x1b[35mmfu: 37 %" for n in range(998, 1010)
+    )
+    path.write_text("\n".join(lines))
+    found, _ = read_log(path, name="torchtitan")
+    assert (found.value, found.text) == (7123, "log: median of 11 lines")
+
+
+def bars(*runs: tuple[int, int, float]) -> str:
+    return "\n".join(
+        f" 1%|x| {n}/{total} [00:25<03:45, {seconds}s/it]"
+        for steps, total, seconds in runs
+        for n in range(1, steps + 1)
+    )
+
+
+def test_bars_of_other_lengths_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(bars((20, 100, 2.5), (9, 13, 0.4), (30, 200, 5.0)))
+    found, notes = read_log(path, name="hf")
+    assert found.value == 5.0
+    assert "evaluation or another run: 20 of 100 steps, 9 of 13 steps" in notes[-1]
+
+
+def test_a_log_whose_speed_changes_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(of(*((n, 2000.0 if n < 20 else 1000.0) for n in range(1, 60))))
+    _, notes = read_log(path, name="megatron")
+    assert "speed changes from 2 to 1 s per step along the log" in notes[-1]
+    path.write_text(of(*((n, 1100.0 if n < 20 else 1000.0) for n in range(1, 60))))
+    assert len(read_log(path, name="megatron")[1]) == 1
 
 
 def of(*pairs: tuple[int, float]) -> str:
