@@ -9,6 +9,8 @@ from urllib.parse import unquote
 
 import pytest
 
+from tests.accessibility import CHROMIUM, VIEWS, chromium, is_readable
+
 pytest.importorskip("material", reason="mkdocs-material is not installed: pip install '.[docs]'")
 pytestmark = pytest.mark.long
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -55,3 +57,22 @@ def test_every_page_is_in_the_navigation(site: Path) -> None:
     assert start.index("your-gpu.html") < start.index("tutorial.html")
     named = (ROOT / "docs" / "mkdocs.yml").read_text(encoding="utf-8")
     assert [page.name for page in (ROOT / "docs").glob("*.md") if page.name not in named] == []
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome")
+def test_every_page_is_readable_and_asks_no_network(site: Path) -> None:
+    """Each in one view, phone or desktop, light or dark; neighbours in different ones."""
+    pages = [page for page in sorted(site.rglob("*.html")) if page.name != "404.html"]
+    with chromium() as browser:
+        for (width, scheme), own in zip(VIEWS, (pages[i::4] for i in range(4)), strict=True):
+            size = {"width": width, "height": 844}
+            context = browser.new_context(viewport=size, color_scheme=scheme)
+            page = context.new_page()
+            asked: list[str] = []
+            page.on("request", lambda request, asked=asked: asked.append(request.url))
+            for path in own:
+                page.goto(path.as_uri())
+                is_readable(page, width=width)
+            assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+            context.close()
