@@ -1,8 +1,10 @@
 """Models by what a user types: a name, ``file.py:factory``, or a Hugging Face ``config.json``."""
 
+import contextlib
 import difflib
 import functools
 import importlib.util
+import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -195,10 +197,11 @@ def _factory_source(text: str) -> ModelSource:
     if not file or not name:
         raise UsageError(f"MODEL: must be FILE.py:FACTORY, got {text!r}")
     factory = _imported(Path(file), name, text=text)
-    made: tuple[Any, Callable[[Any], Tensor] | None] = torch.empty(0), None
+    made: tuple[Any, Callable[..., Tensor] | None] = torch.empty(0), None
+    has_targets = False
 
     def build() -> nn.Module:
-        nonlocal made
+        nonlocal made, has_targets
         returned = factory()
         parts = returned if isinstance(returned, tuple) else (returned,)
         module, example, loss = (*parts, None, None)[:3]
@@ -210,6 +213,7 @@ def _factory_source(text: str) -> ModelSource:
         if loss is not None and not callable(loss):
             raise UntraceableModel(f"{text}: loss must be callable, got {type(loss).__name__}")
         made = torch.empty(_IMAGE) if example is None else example, loss
+        has_targets = isinstance(example, tuple | list) and _ends_in_targets(module, example)
         return module
 
     def draw_batch(samples: int) -> Batch:
@@ -217,18 +221,37 @@ def _factory_source(text: str) -> ModelSource:
         named = example if isinstance(example, dict) else {}
         items = example if isinstance(example, tuple | list) else (example,)
         items = () if isinstance(example, dict) else items
+        given = tuple(resized(value, samples, text=text) for value in items)
         return Batch(
-            positional=tuple(resized(value, samples, text=text) for value in items),
+            positional=given[:-1] if has_targets else given,
             keyword={key: resized(value, samples, text=text) for key, value in named.items()},
-            targets=torch.zeros(samples, dtype=torch.int64),
+            targets=given[-1] if has_targets else torch.zeros(samples, dtype=torch.int64),
         )
+
+    def loss_of(outputs: Any, targets: Tensor | None) -> Tensor:
+        loss = made[1]
+        if loss is not None and has_targets:
+            return scalar_loss(lambda found: loss(found, targets), outputs, targets, text=text)
+        return scalar_loss(loss, outputs, targets, text=text)
 
     return ModelSource(
         name=f"{Path(file).stem}:{name}",
         build=build,
         draw_batch=draw_batch,
-        loss=lambda outputs, targets: scalar_loss(made[1], outputs, targets, text=text),
+        loss=loss_of,
     )
+
+
+def _ends_in_targets(module: nn.Module, example: Sequence[Any]) -> bool:
+    """Whether an example is what a loader gives: the arguments of the module, then the targets of the loss."""
+    arguments = inspect.signature(module.forward)
+    try:
+        arguments.bind(*example)
+    except TypeError:
+        with contextlib.suppress(TypeError):
+            arguments.bind(*example[:-1])
+            return True
+    return False
 
 
 def _imported(file: Path, name: str, *, text: str) -> Callable[[], Any]:

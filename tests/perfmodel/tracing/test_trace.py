@@ -65,6 +65,13 @@ from torch import nn
 def table():
     return nn.Sequential(nn.Flatten(), nn.Linear(128, 3)), torch.randn(4, 16, 8)
 
+def loader():
+    model, values = table()
+    return model, (values, torch.zeros(4, dtype=torch.long))
+
+def loader_with_loss():
+    return *loader(), nn.CrossEntropyLoss()
+
 class Named(nn.Module):
     def __init__(self):
         super().__init__()
@@ -214,6 +221,14 @@ def test_a_factory_says_what_its_sample_is(tmp_path: Path) -> None:
     file.write_text(FACTORIES, encoding="utf-8")
     found = {name: traced(f"{file}:{name}").step.sample for name in ("table", "named")}
     assert found == {"table": "16x8 float32", "named": "ids: 5 int64"}
+
+
+@pytest.mark.parametrize("name", ["loader", "loader_with_loss"])
+def test_what_a_loader_gives_ends_in_the_targets(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(FACTORIES, encoding="utf-8")
+    plain, labelled = (traced(f"{file}:{each}").step for each in ("table", name))
+    assert labelled.at(micro_batch=4) == plain.at(micro_batch=4)
 
 
 def test_googlenet_trains_with_or_without_its_auxiliary_heads() -> None:
