@@ -35,3 +35,22 @@ def test_every_block_of_commands_is_an_example() -> None:
         text = page.read_text(encoding="utf-8")
         assert text.count("```shell\n") + text.count("```python\n") == len(examples(page)), page
     assert len(pages()) >= 5
+
+
+_PERSON: Final = re.compile(
+    r"^\| [^|]+ \| [^|]+\? \| \[[^]]+\]\(([\w-]+\.md)\) \| (.+) \| (.+) \|$", re.MULTILINE
+)
+
+
+def test_two_commands_answer_each_of_four_people() -> None:
+    """Answer and reason of the table stand in what these commands print; they are run with their page."""
+    rows = _PERSON.findall((ROOT / "docs" / "README.md").read_text(encoding="utf-8"))
+    assert len(rows) == 4
+    for page, answer, why in rows:
+        found = examples(ROOT / "docs" / page)
+        most = 2 if sum(each.source.count("\n") for each in found[:2]) <= 2 else 1
+        first = found[:most]
+        assert sum(each.source.count("\n") for each in first) <= 2, page
+        shown = " ".join(" ".join(each.shown for each in first).split())
+        assert why in shown, page
+        assert set(numbers(answer)) <= set(numbers(shown)), page
