@@ -18,7 +18,8 @@ def campaign(tmp_path: Path) -> Path:
     document = CampaignDocument(version="1", device_kind="cpu", models=("lenet",), num_ranks=1)
     document.write(folder / CAMPAIGN)
     (folder / "steps").mkdir()
-    (folder / "steps" / "observations.jsonl").write_text("{}\n")
+    line = '{"task": "a", "round": 0, "kind": "processor", "busy_s": 0.1, "steal_s": 0.0}'
+    (folder / "steps" / "observations.jsonl").write_text(f"{line}\n")
     (folder / "steps" / "core.dump").write_text("not ours")
     return folder
 
