@@ -500,8 +500,9 @@ class Explanation:
 
     @property
     def lost_s(self) -> Seconds:
-        """Step minus ideal step; 0 on one device without DDP. [s]"""
-        return self.step_s - self.ideal_step_s
+        """Step minus ideal step; 0 on one device without DDP, and where only rounding differs. [s]"""
+        lost_s = self.step_s - self.ideal_step_s
+        return lost_s if abs(lost_s) >= _SMALLEST_S else 0.0
 
 
 def explain(question: Question, *, scaling: Scaling = "weak") -> Explanation:

@@ -1,15 +1,17 @@
 """Keep finished runs as records; write the table of ``docs/accuracy.md`` and the picture of the README from them.
 
 ``python -m tests.benchmarks.record [--runs runs]`` copies a calibration and what was judged by it into
-``docs/records/`` and rewrites the table between its markers. ``tests/test_readme.py`` holds the pages
-against the records.
+``docs/records/``, where the verdicts of the campaign before go to ``before/``, and rewrites the table
+between its markers: both campaigns, the worse first. ``tests/test_readme.py`` holds the pages against
+the records.
 """
 
 import argparse
 import json
 import lzma
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +26,7 @@ from perfmodel.report.wording import percent
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 RECORDS: Final = ROOT / "docs" / "records"
+BEFORE: Final = RECORDS / "before"
 ACCURACY: Final = ROOT / "docs" / "accuracy.md"
 PICTURE: Final = ROOT / "docs" / "speedup.svg"
 _DEVICES: Final = tuple(2**power for power in range(11))
@@ -34,29 +37,37 @@ _KEPT: Final = {
     "validation": ("plan.json", "validation.json"),
     "models": ("plan.json", "models-measured.json", "models-curves.json"),
 }
+_VERDICTS: Final = {
+    "validation": ("validation.json",),
+    "models": ("models-measured.json", "models-curves.json"),
+}
 _HEAD: Final = (
     "| judge | MAPE | scatter alone | worst | coverage | gates | verdict | date | command |",
     "|---|---|---|---|---|---|---|---|---|",
 )
-#: Gates of typical and worst step times, by name.
-_STEPS: Final = "(worst )?step-time"
+#: Gates of typical and worst step times and of coverage, by name.
+_STEPS: Final = "(worst )?step-time|coverage"
 _Json = dict[str, Any]
 
 
 def keep(runs: Path) -> None:
-    """Keep what each stage left behind, without its spaces; raw observations are compressed."""
+    """Keep what each stage left behind, without its spaces; raw observations are compressed.
+
+    Operators timed in place for the models are not kept (10 MB): predictions were fixed before the loops ran.
+    """
     for stage, names in _KEPT.items():
         source, folder = runs / stage, RECORDS / stage
         if not source.exists():
             continue
         folder.mkdir(parents=True, exist_ok=True)
+        for name in _VERDICTS.get(stage, ()):
+            BEFORE.mkdir(exist_ok=True)
+            (folder / name).replace(BEFORE / name)
         for name in names:
             compact = json.dumps(json.loads((source / name).read_bytes()), separators=(",", ":"))
             (folder / name).write_text(f"{compact}\n", encoding="utf-8")
-        for raw in source.rglob("observations.jsonl"):
-            name = "-".join(raw.relative_to(source).parts)
-            packed = lzma.compress(raw.read_bytes(), preset=9)
-            (folder / f"{name}.xz").write_bytes(packed)
+        packed = lzma.compress((source / "observations.jsonl").read_bytes(), preset=9)
+        (folder / "observations.jsonl.xz").write_bytes(packed)
 
 
 def picture() -> bytes:
@@ -72,32 +83,18 @@ def table() -> str:
 
 
 def _rows() -> Iterator[str]:
-    found = _read("validation/validation.json")
-    document = ValidationDocument.read(RECORDS / "validation" / "validation.json")
-    steps = {
-        is_beyond: scatter_alone(
-            row for row in document.settings if row.is_extrapolated is is_beyond
-        )
-        for is_beyond in (False, True)
-    }
-    inside = found["summary"] | {"scatter": steps[False]}
-    yield _row(found, "steps, held-out settings", inside, "validate", gate=_STEPS)
-    beyond = found["summary_extrapolated"] | {"scatter": steps[True]}
-    yield _row(found, "steps, outside the calibrated batches", beyond, "validate", gate=None)
-    speedups = found["speedup_summary"] | {"scatter": document.speedup_scatter}
-    yield _row(found, "speed-up", speedups, "validate", gate="speed-up")
+    yield from _worse_first(_steps_inside)
+    yield from _worse_first(_steps_beyond)
+    yield from _worse_first(_speedups)
     for mode, words in (("measured", "operators timed in place"), ("curves", "curves alone")):
-        found = _read(f"models/models-{mode}.json")
-        judge = f"models drawn at random, {words}"
-        models = ModelsValidationDocument.read(RECORDS / "models" / f"models-{mode}.json").models
-        scatter = scatter_alone(row for row in models if row.setting.world_size == 1)
-        summary = found["summary"] | {"scatter": scatter}
-        yield _row(found, judge, summary, "validate models", gate=_STEPS)
+        for part, judge in (("summary", words), ("summary_ddp", f"{words}, 2 ranks")):
+            row = partial(_models, part=part, judge=f"models drawn at random, {judge}")
+            yield from _worse_first(row, "models", f"models-{mode}")
     found = _read("testbed/testbed.json")
     for group in found["groups"]:
         name = group["name"]
         judge = f"4 to 16 ranks on shaped links, {name}"
-        yield _row(found, judge, group["summary"], "validate testbed", gate=f"{name}: {_STEPS}")
+        yield _row(found, judge, group["summary"], "validate testbed", gate=f"{name}: ({_STEPS})")
     found = _read("strategies/strategies.json")
     judge = "FSDP2, ZeRO, TP, PP over gloo, 2 to 4 ranks"
     yield _row(found, judge, found["summary"], "validate strategies", gate=_STEPS)
@@ -118,12 +115,62 @@ def _rows() -> Iterator[str]:
     yield _row({}, "memory of one device", summary, "validate memory", gate=None)
 
 
+def _worse_first(
+    row: Callable[[Path], tuple[float, str]], stage: str = "validation", name: str = "validation"
+) -> Iterator[str]:
+    """Rows of the latest campaign and of the one before it, by MAPE."""
+    verdicts = (RECORDS / stage / f"{name}.json", BEFORE / f"{name}.json")
+    for _, text in sorted((row(path) for path in verdicts if path.exists()), reverse=True):
+        yield text
+
+
+def _steps_inside(path: Path) -> tuple[float, str]:
+    found = _read(path)
+    scatter = scatter_alone(
+        row for row in ValidationDocument.read(path).settings if not row.is_extrapolated
+    )
+    summary = found["summary"] | {"scatter": scatter}
+    row = _row(found, "steps, held-out settings", summary, "validate", gate=_STEPS)
+    return summary["mape"], row
+
+
+def _steps_beyond(path: Path) -> tuple[float, str]:
+    found = _read(path)
+    scatter = scatter_alone(
+        row for row in ValidationDocument.read(path).settings if row.is_extrapolated
+    )
+    summary = found["summary_extrapolated"] | {"scatter": scatter}
+    judge = "steps, outside the calibrated batches"
+    return summary["mape"], _row(found, judge, summary, "validate", gate=None)
+
+
+def _speedups(path: Path) -> tuple[float, str]:
+    found = _read(path)
+    scatter = ValidationDocument.read(path).speedup_scatter
+    summary = found["speedup_summary"] | {"scatter": scatter}
+    return summary["mape"], _row(found, "speed-up", summary, "validate", gate="speed-up")
+
+
+def _models(path: Path, *, part: str, judge: str) -> tuple[float, str]:
+    found = _read(path)
+    is_single = part == "summary"
+    models = ModelsValidationDocument.read(path).models
+    scatter = scatter_alone(row for row in models if (row.setting.world_size == 1) is is_single)
+    summary = found[part] | {"scatter": scatter}
+    gate = _STEPS if is_single else "several ranks"
+    return summary["mape"], _row(found, judge, summary, "validate models", gate=gate)
+
+
 def _row(document: _Json, judge: str, summary: _Json, command: str, *, gate: str | None) -> str:
     gates = [g for g in document.get("gates", ()) if gate and re.match(gate, g["name"])]
     passed = all(g["passed"] for g in gates)
-    of = (gate or "").removesuffix(_STEPS)
-    covered = [
-        g["value"] for g in document.get("gates", ()) if g["name"].startswith(f"{of}coverage")
+    covered = [g["value"] for g in gates if "coverage" in g["name"]]
+    limits = [
+        percent(g["at_most"])
+        if g["at_least"] is None
+        else f"{100 * g['at_least']:.0f} to {100 * g['at_most']:.0f} %"
+        for g in gates
+        if g["at_most"] is not None
     ]
     count = f" ({summary['num_settings']})" if "num_settings" in summary else ""
     cells = (
@@ -131,8 +178,8 @@ def _row(document: _Json, judge: str, summary: _Json, command: str, *, gate: str
         percent(summary["mape"]),
         percent(summary["scatter"]) if summary.get("scatter") is not None else "-",
         percent(summary["worst_absolute"]) if "worst_absolute" in summary else "-",
-        percent(covered[0]) if covered and gate and gate.endswith(_STEPS) else "-",
-        ", ".join(percent(g["at_most"]) for g in gates if g["at_most"] is not None) or "none",
+        percent(covered[0]) if covered else "-",
+        ", ".join(limits) or "none",
         ("pass" if passed else "**fail**") if gates else "-",
         document.get("provenance", {}).get("created_utc", "2026-11-21")[:10],
         f"`perfmodel {command}`",
@@ -140,7 +187,7 @@ def _row(document: _Json, judge: str, summary: _Json, command: str, *, gate: str
     return f"| {' | '.join(cells)} |"
 
 
-def _read(name: str) -> _Json:
+def _read(name: str | Path) -> _Json:
     found: _Json = json.loads((RECORDS / name).read_bytes())
     return found
 

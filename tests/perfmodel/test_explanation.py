@@ -241,3 +241,9 @@ def test_a_slow_step_says_how_much_nothing_explains() -> None:
     assert "0.0 % of outcomes take longer; " in standing_line(slow)
     assert "are more than the causes below cost" in standing_line(slow)
     assert "is it the same batch" in standing_line(measured(0.5))
+
+
+def test_where_only_rounding_differs_nothing_is_lost() -> None:
+    """A loader that feeds one device as slowly as each of many: every device waits alike."""
+    explanation = explained(Machine(), world_size=8, loader_samples_per_s=0.7)
+    assert explanation.lost_s == 0
