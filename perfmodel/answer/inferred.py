@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 
 from perfmodel.answer.question import Answer, Question
+from perfmodel.arrays import FloatArray
 from perfmodel.cost.inferred import LINKS_OF_FILE, InferredModel, on_links, open_inferred
 from perfmodel.cost.jobs import Jobs, jobs_from
 from perfmodel.cost.layout_memory import TENSORS, rank_parts
@@ -23,9 +24,10 @@ from perfmodel.documents.prediction import (
     TrainedModel,
 )
 from perfmodel.engine import algebra
+from perfmodel.engine.steady import steady_trace
 from perfmodel.errors import UsageError
 from perfmodel.layout.candidates import Limits, require_feasible
-from perfmodel.layout.layout import Layout, Offload, Precision, Recompute
+from perfmodel.layout.layout import Layout, Offload, Precision, Recompute, Schedule
 from perfmodel.machine.machine import Evidence, InferredMachine
 from perfmodel.statistics import Interval
 from perfmodel.step.compile import compile_layout
@@ -38,6 +40,8 @@ _FEW: Final = 10
 """Fewer runs cannot even tell how often intervals of 90 % hold."""
 RARE_STALL: Final = 0.05
 """Probability of a stall from which on it is said, and is an assumption of its own."""
+#: Passes of micro-batches through stages of which all are operations; of more those between are counted.
+_MOST_PASSES: Final = 2**14
 _REST: Final = "framework and allocator"
 _PARTS: Final = ("compute_s", "tensor_s", "pipeline_s", "data_s", "other_s")
 #: What a job needs of the fitted parameters, if the runs did not determine them.
@@ -88,12 +92,12 @@ def inferred_answer(question: Question) -> Answer:
     jobs = question_jobs(question)
     model = _opened(question)
     parts = model.parts(jobs)
-    program, trace = _simulated(question, jobs, model)
+    trace = _simulated(question, jobs, model)
     normal_s = np.array([trace.step_s])
     found = model.predict(jobs, normal_s=normal_s)
     return Answer(
         question=question,
-        program=program,
+        program=trace.program,
         trace=trace,
         step=Interval(
             p5=float(found.lower_s[0]),
@@ -160,12 +164,26 @@ def _opened(question: Question) -> InferredModel:
     return open_inferred(machine)
 
 
-def _simulated(question: Question, jobs: Jobs, model: InferredModel) -> tuple[StepProgram, Trace]:
+def _simulated(question: Question, jobs: Jobs, model: InferredModel) -> Trace:
     """The step of every pipeline stage at the fitted parameters; its streams do not contend."""
     assert isinstance(question.workload, NamedTransformer), question.workload
-    times = unit_times(question.layout, jobs, model.nominal)
-    program = compile_layout(question.layout, layers=question.workload.shape.layers)
-    return program, algebra.trace(program, layout_durations(program, times))
+    layout, layers = question.layout, question.workload.shape.layers
+    times = unit_times(layout, jobs, model.nominal)
+
+    def durations_s(program: StepProgram) -> FloatArray:
+        return layout_durations(program, times)
+
+    alternates = layout.schedule is Schedule.ONE_F_ONE_B and layout.interleave == 1
+    is_long = layout.pp * layout.accumulation > _MOST_PASSES
+    if is_long and alternates and layout.zero < 3 and layout.pp > 1:
+        return steady_trace(
+            lambda count: compile_layout(replace(layout, accumulation=count), layers=layers),
+            durations_s,
+            micro_batches=layout.accumulation,
+            stages=layout.pp,
+        )
+    program = compile_layout(layout, layers=layers)
+    return algebra.trace(program, durations_s(program))
 
 
 def layout_jobs(training: Training, layout: Layout, *, device: str | None = None) -> Jobs:

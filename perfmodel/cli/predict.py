@@ -13,7 +13,7 @@ from perfmodel.cli import options as opt
 from perfmodel.cli.output import show_document, show_lines
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.machine.machine import DEVICES_PER_NODE
-from perfmodel.units import GIB, Bytes, Seconds
+from perfmodel.units import GIB, Bytes, Seconds, format_duration
 from perfmodel.workload.workload import is_model
 
 if TYPE_CHECKING:
@@ -253,6 +253,8 @@ def _write_step(context: typer.Context, step: "Trace", name: str) -> None:
     from perfmodel.documents.base import write_atomically
 
     trace, timeline = context.params["trace"], context.params["timeline"]
+    if step.skipped_s:
+        name += f", without {format_duration(sum(step.skipped_s.values()))} of equal micro-batches"
     if trace is not None:
         from perfmodel.report.timeline import chrome_trace_text
 

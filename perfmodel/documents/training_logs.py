@@ -8,12 +8,15 @@ which is of one device; llm-foundry "throughput/device/tokens_per_sec".
 import enum
 import math
 import re
+import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, NoReturn
 
 from perfmodel.errors import InvalidDocument, UsageError, refuse_unknown, why
 from perfmodel.files import read_text
@@ -28,6 +31,8 @@ _PAUSE: Final = 3.0
 #: First and last third of a log that differ by more are not of one setting.
 _CHANGED: Final = 1.5
 _MOST_PATTERN: Final = 500
+#: Of a pattern of one's own for a whole log. [s]
+_PATIENCE_S: Final = 5.0
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -281,6 +286,31 @@ def _formats(name: str) -> Sequence[_Format]:
     )
 
 
+@contextmanager
+def _patience(name: str) -> Iterator[None]:
+    """End what a pattern of one's own searches for too long: some try every way to divide a line.
+
+    The main thread alone can be interrupted; others wait.
+    """
+    if name in FORMATS or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> NoReturn:
+        raise UsageError(
+            f"--log-format: pattern must find its lines within {_PATIENCE_S:g} s; leave out a repetition "
+            f"inside a repetition, such as (a+)+, got {name.removeprefix('regex:')!r}"
+        )
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def read_log(path: Path, *, name: str) -> tuple[Logged, tuple[str, ...]]:
     """The median speed of the settled steps of a log, and what was left out.
 
@@ -289,6 +319,11 @@ def read_log(path: Path, *, name: str) -> tuple[Logged, tuple[str, ...]]:
     InvalidDocument
         If there are no steps, warm-up alone, or several runs.
     """
+    with _patience(name):
+        return _read(path, name)
+
+
+def _read(path: Path, name: str) -> tuple[Logged, tuple[str, ...]]:
     formats = _formats(name)
     try:
         lines = _COLOURS.sub("", read_text(path)).replace("\r", "\n").splitlines()

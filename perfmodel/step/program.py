@@ -2,9 +2,9 @@
 
 import enum
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
 from perfmodel import checks
@@ -267,11 +267,13 @@ class Trace:
     """Shape ``(num_ranks, num_operations)``. [s]"""
     end_s: FloatArray
     """Shape ``(num_ranks, num_operations)``; a collective ends on all ranks at once. [s]"""
+    skipped_s: Mapping[Cause, Seconds] = field(default_factory=dict)
+    """Of micro-batches that repeat others and are no operations: what they add to the critical path. [s]"""
 
     @property
     def step_s(self) -> Seconds:
         """From the start of the step to the end of the last operation of any rank. [s]"""
-        return float(self.end_s.max())
+        return float(self.end_s.max()) + sum(self.skipped_s.values())
 
     def spans(self) -> Iterator[Span]:
         """Every operation of every rank, rank by rank, in program order."""
@@ -306,7 +308,7 @@ def critical_path(trace: Trace, *, rank: int = 0) -> tuple[int, ...]:
 
 def time_by_cause(trace: Trace, *, rank: int = 0) -> dict[Cause, Seconds]:
     """Time on the critical path by cause; sums to the step. [s]"""
-    result: dict[Cause, Seconds] = {}
+    result = {cause: time_s for cause, time_s in trace.skipped_s.items() if time_s}
     done_s = 0.0
     for position in critical_path(trace, rank=rank):
         cause = trace.program.operations[position].cause

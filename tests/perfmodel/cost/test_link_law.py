@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost.link_law import LinkCost
+from perfmodel.cost.link_law import LinkCost, paths
 from perfmodel.cost.messages import Group
 from perfmodel.machine.measured import CurvePoint
 
@@ -98,6 +98,39 @@ def test_a_tree_is_taken_for_small_arrays_of_many_nodes() -> None:
     assert large_s == pytest.approx(2**40 * (2 / LINK + 1 / OWN), rel=0.05)
     inside = cost_of(group(2), group(4))
     assert float(inside.group_s(512, 64, nodes=1)[0]) > 100 * HOP_S
+
+
+@pytest.mark.parametrize(
+    ("library", "ranks", "nodes", "ways"),
+    [
+        # a ring; and from node to node a tree of 4 above chains of 8, both ways
+        ("nccl", 32, 4, [(62, 62 / 32), (2 * (7 + 2), 2 / 0.368)]),
+        # two nodes: two trees with a half each, so that a ring too sends half as much over the link
+        ("nccl", 16, 2, [(30, 1.0), (2 * (7 + 1), 1 / 0.368)]),
+        ("nccl", 3, 3, [(4, 4 / 3), (2 * 2, 2 / 0.368)]),
+        ("nccl", 8, 1, [(14, 14 / 8)]),
+        ("mpi", 24, 4, [(46, 46 / 24), (2 * 5, 46 / 24)]),
+        ("mpi", 8, 1, [(14, 14 / 8), (2 * 3, 14 / 8)]),
+        ("gloo", 8, 4, [(14, 14 / 8)]),
+    ],
+)
+def test_ways_of_a_library(
+    library: str, ranks: int, nodes: int, ways: list[tuple[float, float]]
+) -> None:
+    """Hops that follow one another, and arrays over a link."""
+    found = paths("all_reduce", ranks, nodes, library)
+    assert [each[:2] for each in found] == [pytest.approx(way) for way in ways]
+
+
+def test_what_one_size_does_not_tell_is_as_published() -> None:
+    """20 series of 2 to 8 GPUs: starts of 5 to 10 us, hops of 0.8 to 1.4 us, 0.6 to 1.4 TB/s; slower between nodes."""
+    inside, between = (
+        np.exp(cost_of(group(8, nodes=nodes, sizes=[2**30])).law.logs[:, 0]) for nodes in (1, 8)
+    )
+    assert 5e-6 < inside[0] < 10e-6
+    assert 0.8e-6 < inside[1] < 1.4e-6
+    assert inside[0] < between[0] < 3 * inside[0]
+    assert 5 * inside[1] < between[1] < 15 * inside[1]
 
 
 def test_the_launch_is_counted_once_in_a_tier() -> None:

@@ -1,9 +1,11 @@
 """Speeds as people write them, and logs of trainers."""
 
+import signal
 from pathlib import Path
 
 import pytest
 
+from perfmodel.documents import training_logs
 from perfmodel.documents.training_logs import Unit, read_log, read_observed
 from perfmodel.errors import InvalidDocument, UsageError
 
@@ -172,3 +174,16 @@ def test_formats_that_are_none(tmp_path: Path, name: str, problem: str) -> None:
     (tmp_path / "log").write_text("")
     with pytest.raises(UsageError, match=problem):
         read_log(tmp_path / "log", name=name)
+
+
+def test_a_pattern_that_tries_every_way_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2^60 ways to divide the line; who was to be called at an alarm is so again."""
+    monkeypatch.setattr(training_logs, "_PATIENCE_S", 0.2)
+    before = signal.getsignal(signal.SIGALRM)
+    (tmp_path / "log").write_text("a" * 60)
+    with pytest.raises(UsageError, match=r"within 0.2 s; leave out a repetition .* got '\(a\+\)\+"):
+        read_log(tmp_path / "log", name="regex:(a+)+ (?P<s>[0-9]+)")
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

@@ -1,0 +1,81 @@
+"""Pipelines whose middle micro-batches are counted, against the same programs in full."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.arrays import FloatArray
+from perfmodel.engine import algebra
+from perfmodel.engine.steady import steady_trace
+from perfmodel.layout.layout import Layout, Schedule
+from perfmodel.step.compile import compile_layout
+from perfmodel.step.program import Cause, StepProgram, Trace, time_by_cause
+
+#: Of any work that it has none, some, or as much as others have.
+seconds = st.just(0.0) | st.floats(1e-6, 1.0) | st.sampled_from([0.1, 0.2, 0.5])
+layouts = st.builds(
+    Layout,
+    dp=st.sampled_from([1, 4]),
+    tp=st.sampled_from([1, 2]),
+    pp=st.sampled_from([2, 3, 5, 8]),
+    zero=st.sampled_from([0, 1, 2]),
+    schedule=st.sampled_from([Schedule.ONE_F_ONE_B, Schedule.GPIPE, Schedule.ZERO_BUBBLE]),
+    accumulation=st.integers(1, 150),
+)
+
+
+def traces(layout: Layout, times: dict[Cause, float], layers: int = 40) -> tuple[Trace, Trace]:
+    """By counting where that is possible, and in full."""
+
+    def step(count: int) -> StepProgram:
+        return compile_layout(
+            Layout(
+                dp=layout.dp,
+                tp=layout.tp,
+                pp=layout.pp,
+                zero=layout.zero,
+                schedule=layout.schedule,
+                accumulation=count,
+            ),
+            layers=layers,
+        )
+
+    def durations_s(program: StepProgram) -> FloatArray:
+        return np.array([o.share * times.get(o.cause, 0.0) for o in program.operations])
+
+    counted = steady_trace(step, durations_s, micro_batches=layout.accumulation, stages=layout.pp)
+    program = step(layout.accumulation)
+    return counted, algebra.trace(program, durations_s(program))
+
+
+@given(
+    layout=layouts,
+    times=st.fixed_dictionaries(dict.fromkeys(Cause, seconds)),
+    layers=st.integers(8, 40),
+)
+def test_counting_is_the_program_in_full(
+    layout: Layout, times: dict[Cause, float], layers: int
+) -> None:
+    """Uneven stages, bound by compute or by sends: the step, and what it is made of."""
+    counted, whole = traces(layout, times, layers)
+    assert counted.step_s == pytest.approx(whole.step_s, rel=1e-7, abs=1e-12)
+    assert sum(time_by_cause(counted).values()) == pytest.approx(whole.step_s, rel=1e-7, abs=1e-12)
+
+
+def test_a_long_pipeline_is_counted_and_its_parts_add_up() -> None:
+    """Work of the last stage binds; 40 of 100 micro-batches are passes of their own at most."""
+    layout = Layout(dp=4, tp=2, pp=4, accumulation=100)
+    times = {Cause.FORWARD: 1.0, Cause.BACKWARD: 2.0, Cause.HEAD: 0.3, Cause.P2P: 0.05}
+    counted, whole = traces(layout, times)
+    assert len(counted.program.operations) < 0.4 * len(whole.program.operations)
+    assert set(counted.skipped_s.values()) != {0.0}
+    assert time_by_cause(counted) == pytest.approx(time_by_cause(whole))
+
+
+def test_what_has_no_beat_is_evaluated_in_full() -> None:
+    """Under GPipe a stage works on all micro-batches before it turns."""
+    layout = Layout(pp=4, accumulation=100, schedule=Schedule.GPIPE)
+    counted, whole = traces(layout, {Cause.FORWARD: 1.0, Cause.BACKWARD: 2.0})
+    assert not counted.skipped_s
+    assert np.array_equal(counted.end_s, whole.end_s)
