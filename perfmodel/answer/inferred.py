@@ -175,7 +175,7 @@ def _simulated(question: Question, jobs: Jobs, model: InferredModel) -> Trace:
 
     alternates = layout.schedule is Schedule.ONE_F_ONE_B and layout.interleave == 1
     is_long = layout.pp * layout.accumulation > _MOST_PASSES
-    if is_long and alternates and layout.zero < 3 and layout.pp > 1:
+    if is_long and alternates and layout.pp > 1:
         return steady_trace(
             lambda count: compile_layout(replace(layout, accumulation=count), layers=layers),
             durations_s,

@@ -1,5 +1,7 @@
 """Pipelines whose middle micro-batches are counted, against the same programs in full."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,7 +21,7 @@ layouts = st.builds(
     dp=st.sampled_from([1, 4]),
     tp=st.sampled_from([1, 2]),
     pp=st.sampled_from([2, 3, 5, 8]),
-    zero=st.sampled_from([0, 1, 2]),
+    zero=st.sampled_from([0, 1]),
     schedule=st.sampled_from([Schedule.ONE_F_ONE_B, Schedule.GPIPE, Schedule.ZERO_BUBBLE]),
     accumulation=st.integers(1, 150),
 )
@@ -29,17 +31,7 @@ def traces(layout: Layout, times: dict[Cause, float], layers: int = 40) -> tuple
     """By counting where that is possible, and in full."""
 
     def step(count: int) -> StepProgram:
-        return compile_layout(
-            Layout(
-                dp=layout.dp,
-                tp=layout.tp,
-                pp=layout.pp,
-                zero=layout.zero,
-                schedule=layout.schedule,
-                accumulation=count,
-            ),
-            layers=layers,
-        )
+        return compile_layout(replace(layout, accumulation=count), layers=layers)
 
     def durations_s(program: StepProgram) -> FloatArray:
         return np.array([o.share * times.get(o.cause, 0.0) for o in program.operations])
