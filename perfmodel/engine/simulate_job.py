@@ -195,7 +195,7 @@ class _State:
         left_s = np.maximum(left_s - saved_s + complete * interval_s, 0.0)
         whole_s = left_s + np.ceil(left_s / interval_s - _ROUNDING) * write_s
         ends = training_s >= whole_s
-        lasts = ~ends.any(axis=1)
+        lasts: BoolArray = np.logical_not(ends.any(axis=1))
         last = np.where(lasts, gaps_s.shape[1], ends.argmax(axis=1))[:, np.newaxis]
         number = np.arange(gaps_s.shape[1])
         is_struck, is_last = number < last, number == last

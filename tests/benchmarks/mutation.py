@@ -85,19 +85,18 @@ def changed(node: ast.AST) -> Iterator[ast.AST]:  # noqa: C901, PLR0912 - a case
         case ast.Compare():
             for at, op in enumerate(node.ops):
                 for other in _OPERATORS[type(op)]:
-                    ops = [*node.ops[:at], other(), *node.ops[at + 1 :]]
-                    yield ast.Compare(node.left, ops, node.comparators)
+                    yield _with(node, ops=[*node.ops[:at], other(), *node.ops[at + 1 :]])
         case ast.BinOp() | ast.AugAssign() | ast.BoolOp():
             for other in _OPERATORS.get(type(node.op), ()):
                 yield _with(node, op=other())
         case ast.UnaryOp(op=ast.USub() | ast.Not()):
             yield node.operand
-        case ast.Constant(value=bool()):
-            yield ast.Constant(not node.value)
-        case ast.Constant(value=int()):
-            yield ast.Constant(node.value + 1)
-        case ast.Constant(value=float()):
-            yield ast.Constant(2 * node.value or 1.0)
+        case ast.Constant(value=bool(value)):
+            yield ast.Constant(not value)
+        case ast.Constant(value=int(value)):
+            yield ast.Constant(value + 1)
+        case ast.Constant(value=float(value)):
+            yield ast.Constant(2 * value or 1.0)
         case ast.IfExp():
             yield ast.IfExp(node.test, node.orelse, node.body)
         case ast.Call(func=ast.Name(id=name)) if name in _OTHER:
@@ -272,7 +271,8 @@ def outcome(mutant: Mutant, tests: dict[str, Any], folder: Path) -> str:
     ]
     # Constants of a module are read when it is imported, by no test: any that runs the module.
     is_run = any(inside for *_, inside in reached)
-    chosen, total_s = [], 0.0
+    chosen: list[str] = []
+    total_s = 0.0
     for seconds, name, inside in sorted(reached):
         if (inside or not is_run) and (total_s + seconds < _MOST_S or not chosen):
             total_s += seconds
@@ -281,7 +281,7 @@ def outcome(mutant: Mutant, tests: dict[str, Any], folder: Path) -> str:
         return "survived"
 
     def work() -> int:
-        sys.meta_path.insert(0, _Instead(mutant))  # type: ignore[arg-type] # a finder, by its method
+        sys.meta_path.insert(0, _Instead(mutant))
         return int(pytest.main([*_PYTEST, f"--basetemp={folder}/tests", *chosen], [_Watch([])]))
 
     status = forked(work, _LIMIT_S)
