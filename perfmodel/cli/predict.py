@@ -255,6 +255,7 @@ def _write_step(context: typer.Context, step: "Trace", name: str) -> None:
     trace, timeline = context.params["trace"], context.params["timeline"]
     if step.skipped_s:
         name += f", without {format_duration(sum(step.skipped_s.values()))} of equal micro-batches"
+        step = replace(step, skipped_s={})
     if trace is not None:
         from perfmodel.report.timeline import chrome_trace_text
 

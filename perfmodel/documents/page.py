@@ -171,7 +171,9 @@ class PageAnswer(Record):
     breakdown_s: dict[str, float]
     evidence: dict[str, Evidence]
     timeline_step_s: PositiveFloat
-    """The simulated step at nominal parameters. [s]"""
+    """The simulated step at nominal parameters, as it is drawn. [s]"""
+    timeline_without_s: NonNegativeFloat
+    """What micro-batches that repeat others add to it. [s]"""
     timeline: tuple[TimelineLane, ...]
     memory: MemoryAnswer | None
     no_memory: str

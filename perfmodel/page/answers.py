@@ -388,10 +388,12 @@ def _curve_of_replicas(asked: Answer, model: NamedTransformer) -> tuple[CurvePoi
 
 def _common(found: Answer, spending: Spending | None, throughput: Interval) -> dict[str, Any]:
     """Fields that all answers have: the step, its timeline, and what the work costs."""
+    shown = replace(found.trace, skipped_s={})
     return {
         "step_s": found.step,
-        "timeline_step_s": found.trace.step_s,
-        "timeline": timeline(found.trace),
+        "timeline_step_s": shown.step_s,
+        "timeline_without_s": found.trace.step_s - shown.step_s,
+        "timeline": timeline(shown),
         "spent": _spent(spending, throughput, devices=found.layout.world_size),
     }
 

@@ -30,7 +30,7 @@ function drawTimeline(answer) {
   const causes = [...new Set(lanes.flatMap((lane) => lane.spans.map((span) => span.cause)))];
   place.append(html("ul", { class: "keys" }, ...causes.map((cause) => key(cause, words(cause)))));
   const leftOut = answer.timeline.length - lanes.length;
-  const rest = `${duration(answer.timeline_step_s)} at nominal parameters, the slowest rank${leftOut > 0 ? `; ${leftOut} more lanes` : ""}`;
+  const rest = `${duration(answer.timeline_step_s)} at nominal parameters, the slowest rank${answer.timeline_without_s > 0 ? `, without ${duration(answer.timeline_without_s)} of equal micro-batches` : ""}${leftOut > 0 ? `; ${leftOut} more lanes` : ""}`;
   byId("timeline-readout").dataset.rest = rest;
   byId("timeline-readout").textContent = rest;
 }
