@@ -38,7 +38,7 @@ _PYTEST: Final = (
     *("-W", "ignore:Module already imported"),
 )
 #: Seconds that the tests of one mutant take without it at most, and may take with it.
-_MOST_S, _LIMIT_S = 12.0, 40.0
+_MOST_S, _LIMIT_S = 40.0, 60.0
 _OPERATORS: Final = {
     ast.Lt: (ast.LtE, ast.GtE),
     ast.LtE: (ast.Lt, ast.Gt),

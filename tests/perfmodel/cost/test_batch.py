@@ -13,11 +13,13 @@ from perfmodel.cost.batch import (
     BatchPoint,
     CriticalBatch,
     GradientNorms,
+    calibrated_law,
     fit_convergence,
     log_growth,
     median_error,
     noise_scale,
 )
+from perfmodel.machine.measured import NoiseScaleProfile
 
 BATCHES = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
@@ -32,6 +34,35 @@ def test_a_batch_as_large_as_the_critical_one_needs_twice_the_samples() -> None:
     at = np.array([0.0, math.log(3)])
     np.testing.assert_allclose(np.exp(log_growth(at, np.ones(2))), [2, 4])
     assert log_growth(np.array([1000.0]), np.ones(1)) == pytest.approx(1000)
+
+
+def test_a_noise_scale_is_a_critical_batch_with_the_error_of_its_law() -> None:
+    """0.24 of its own and 0.7 of the law: 0.74."""
+    found = CriticalBatch.of_noise_scale(500.0, relative_error=0.24)
+    assert found.batch == 500.0
+    assert found.log_error == pytest.approx(0.74)
+
+
+def test_trainings_at_one_batch_and_their_noise_scale_make_a_law() -> None:
+    """100 steps of 64: the law goes through them, and doubles near the noise scale."""
+    law_of_scale = calibrated_law(
+        NoiseScaleProfile(
+            workload="lenet",
+            samples="generated",
+            ranks=2,
+            batch=64,
+            learning_rate=0.1,
+            target_loss=0.5,
+            noise_scale=500.0,
+            relative_error=0.2,
+            at_start=300.0,
+            at_end=700.0,
+            steps_to_target=(90, 100, 110),
+        )
+    )
+    assert law_of_scale.samples(64).nominal == pytest.approx(6400, rel=0.02)
+    assert law_of_scale.critical_batch.p5 < 500 < law_of_scale.critical_batch.p95
+    assert 1.3 < law_of_scale.samples(640).nominal / 6400 < 2.5
 
 
 @pytest.mark.parametrize("exponent", [0.6, 0.8, 1.0, 1.3])

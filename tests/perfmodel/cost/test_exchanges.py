@@ -76,6 +76,34 @@ def test_what_stands_side_by_side_does_not_leave_the_node() -> None:
     assert data_s(near, fitted_parameters)[0] == pytest.approx(moved / 40e9)
 
 
+def test_ranks_of_a_stage_that_fill_a_node_send_over_its_border() -> None:
+    """4 x 2 ranks of a stage; each holds half of the tokens."""
+    fitted_parameters = FITTED | {"p2p_latency_s": 0.0}
+    jobs = jobs_of("dp=4 cp=2 pp=2")
+    assert jobs.tokens[0] == 64
+    assert p2p_s(jobs, fitted_parameters)[0] == pytest.approx(64 * 256 * 2 / 10e9)
+    assert p2p_s(jobs_of("dp=2 cp=2 pp=2"), fitted_parameters)[0] == pytest.approx(
+        64 * 256 * 2 / 100e9
+    )
+
+
+def test_stages_that_do_not_divide_the_layers_are_named() -> None:
+    """4 layers in 3 stages, as the layout says; even stages need no columns."""
+    first, *between, last = parse_layout("pp=3").stages(4)
+    uneven, even = jobs_of("pp=3"), jobs_of("pp=2")
+    assert sum((first, *between, last)) == 4
+    columns = uneven.first_layers, uneven.most_layers, uneven.last_layers
+    assert [int(column[0]) for column in columns] == [first, max(between), last]
+    assert not np.any([even.first_layers, even.most_layers, even.last_layers])
+
+
+def test_both_ends_of_a_pipeline_hold_the_table() -> None:
+    """A layer and the table; the stages between hold a layer."""
+    jobs = jobs_of("pp=4")
+    held = [rank_parts(jobs, stage)["parameters"][0] for stage in range(4)]
+    assert held == [2 * (LAYER + TABLE), 2 * LAYER, 2 * LAYER, 2 * (LAYER + TABLE)]
+
+
 def test_ranks_that_share_a_sequence_stay_neighbours() -> None:
     """Of 4 x 2 ranks that hold one stage, 2 neighbours share a node of 8 with the 3 other stages."""
     jobs = jobs_of("dp=4 cp=2 tp=2 pp=4 order=tp-cp-pp-dp")
@@ -121,6 +149,12 @@ def test_states_move_to_the_host() -> None:
     assert rank_parts(jobs, 0)["optimizer"][0] == 0
     expected = ALL / 8 * ((4 + 2) / 25e9 + 28 / 25e9)
     assert offload_s(jobs)[0] == pytest.approx(expected)
+    # Common parameters among 16 ranks, each expert among the two that hold it.
+    mixed = jobs_of("dp=16 ep=8 zero=1 offload=optimizer")
+    experts = 4 * 8 * 256**2
+    assert mixed.divided_stage_parameters[0] == experts
+    held = mixed.common_stage_parameters[0] / 16 + experts / 2
+    assert offload_s(mixed)[0] == pytest.approx(held * ((4 + 2) / 25e9 + 28 / 25e9))
     whole = rank_parts(jobs_of("dp=8 zero=3 offload=parameters prefetch=2"), 0)
     assert whole["parameters"][0] == 2 * 3 * LAYER
     assert whole["optimizer"][0] == 0
@@ -147,6 +181,41 @@ def test_threads_take_turns_to_issue_forward_passes() -> None:
     four = step_parts(jobs_of("dp=4 one_process=yes"), free).compute_s[0]
     assert one == pytest.approx(4 * 3e-3)
     assert four == pytest.approx(4 * (4 + 2) * 1e-3)
+
+
+#: Layers whose forward pass takes the host 1 ms, and nothing else; sends take 10 ms.
+HOST_ALONE = FITTED | {
+    "matmul_flop_per_s": 1e30,
+    "memory_bytes_per_s": 1e30,
+    "tensor_bytes_per_s": 1e30,
+    "micro_step_s": 0.0,
+    "layer_host_s": 1e-3,
+    "tensor_host_share": 0.25,
+    "backward_ratio": 2.0,
+    "p2p_latency_s": 10e-3,
+}
+
+
+def test_filling_a_pipeline_by_hand() -> None:
+    """Three other stages of 3 ms, and three sends there and back."""
+    parts = step_parts(jobs_of("pp=4"), HOST_ALONE)
+    assert parts.pipeline_s[0] == pytest.approx(3 * 3e-3 + 2 * 3 * 10e-3)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches", "idle"), [(2, 2, 1), (4, 3, 4 / 3), (4, 8, 1)])
+def test_gradients_of_weights_fill_a_pipeline(stages: int, micro_batches: int, idle: float) -> None:
+    """F = B = W = 1 ms: of 3 the other stages leave 1 idle, and 1 more in a part that no W fills."""
+    free = HOST_ALONE | {"p2p_latency_s": 0.0}
+    text = f"pp={stages} accumulation={micro_batches} schedule=zero_bubble"
+    others_s = 4 / stages * (stages - 1) * 3e-3
+    parts = step_parts(jobs_of(text), free)
+    assert parts.pipeline_s[0] == pytest.approx(others_s * idle / 3)
+
+
+def test_collectives_keep_the_host_busy() -> None:
+    """Four layers of 3 ms; a quarter more with tensor parallelism."""
+    assert step_parts(jobs_of(""), HOST_ALONE).compute_s[0] == pytest.approx(12e-3)
+    assert step_parts(jobs_of("tp=2"), HOST_ALONE).compute_s[0] == pytest.approx(15e-3)
 
 
 def test_32_bit_doubles_bytes_and_slows_products() -> None:

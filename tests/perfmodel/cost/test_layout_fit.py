@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel.cost.inferred import InferredModel
 from perfmodel.cost.jobs import Column, Jobs
-from perfmodel.cost.layout_fit import infer
+from perfmodel.cost.layout_fit import infer, trust_in
 from perfmodel.cost.layout_time import step_time_s
 from perfmodel.cost.parameters import (
     SHEETS,
@@ -128,6 +128,15 @@ def test_the_number_to_name_is_that_with_the_least_relative_error() -> None:
     named = model.predict(jobs).number_s
     best_s = np.where(loss_normal < loss_late, normal_s, late_s)
     assert named[clear] == pytest.approx(best_s[clear], rel=0.2)
+
+
+def test_a_run_at_three_times_the_usual_distance_is_half_believed() -> None:
+    deviation = np.array([-1.0, 0.0, 1.0, -1.0, 1.0, 3 * 1.4826])
+    found = trust_in(deviation, sigma=0.0)
+    assert found[-1] == pytest.approx(0.5)
+    assert found[1] == 1.0
+    # Among runs that agree too well the expected scatter is the measure.
+    assert trust_in(np.array([0.0, 0.0, 0.3]), sigma=0.5)[-1] == pytest.approx(0.5)
 
 
 def test_bad_runs_are_refused() -> None:

@@ -14,6 +14,7 @@ from perfmodel.cost.collectives import (
     all_reduce_s,
     bottleneck,
     broadcast_s,
+    half_s,
     occupancy,
     switched_bytes,
 )
@@ -68,6 +69,14 @@ TWO_NODES = Cluster(
 def test_a_ring_waits_for_the_slowest_tier_in_every_message() -> None:
     """8 ranks, 8 kB: 12 messages of latency 1 ms, 2 of 4 ms, and 14 of 1 kB at 0.5 MB/s: 48 ms."""
     assert time(TWO_NODES, 8, 8000, "gloo") == pytest.approx(48 * MS)
+
+
+def test_an_all_gather_is_half_of_a_ring_and_starts_once() -> None:
+    """7 of the 14 messages: 24 ms; both tiers start."""
+    levels = priced(TWO_NODES, 8)
+    assert half_s(levels, 8000, library="gloo") == pytest.approx(24 * MS)
+    slow = [dataclasses.replace(level, start_s=np.array([5 * MS])) for level in levels]
+    assert half_s(slow, 8000, library="gloo") == pytest.approx(34 * MS)
 
 
 def test_a_hierarchy_sends_less_between_nodes() -> None:

@@ -50,6 +50,12 @@ def test_collectives_that_leave_half_of_the_link_do_not_meet() -> None:
     )
 
 
+def test_nobody_waits_without_another_job_or_without_a_link() -> None:
+    assert slowdown_by_contention(step(), [1.0, 2.0], num_jobs=1) == 1.0
+    alone = StepProgram(step().operations[:1])
+    assert slowdown_by_contention(alone, [1.0], num_jobs=3) == 1.0
+
+
 def test_a_link_that_is_never_idle_is_shared_fairly() -> None:
     """Nine jobs of 1 s of compute and 99 s of collective: one step each in 891 s instead of 100."""
     factor = slowdown_by_contention(step(), [1.0, 99.0], num_jobs=9)

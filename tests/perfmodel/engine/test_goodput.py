@@ -1,6 +1,7 @@
 """Closed forms of jobs that fail: best intervals, mean and spread of the end."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from perfmodel.engine.job import (
     FailureCause,
     Job,
+    best_interval_s,
     daly_interval_s,
     elapsed_moments,
     expected_elapsed_s,
@@ -49,6 +51,12 @@ def test_dalys_interval_by_hand() -> None:
     assert daly_interval_s(write_s=2000, mtbf_s=1000) == 1000
 
 
+@pytest.mark.parametrize("interval_s", [daly_interval_s, best_interval_s])
+def test_who_never_fails_need_not_write(interval_s: Callable[..., float]) -> None:
+    assert interval_s(write_s=1.0, mtbf_s=math.inf) == math.inf
+    assert interval_s(write_s=0.0, mtbf_s=math.inf) == 0.0
+
+
 def test_the_mean_end_by_hand() -> None:
     """Ten segments of 110 s, a mean of 1,000 s: 10 * 1000 (exp(0.11) - 1) = 1162.78 s."""
     assert expected_elapsed_s(JOB) == pytest.approx(1162.78, abs=0.01)
@@ -61,6 +69,8 @@ def test_a_last_segment_may_be_short() -> None:
     """50 s of work are one segment of 60 s."""
     short = replace(JOB, work_s=50.0)
     assert expected_elapsed_s(short) == pytest.approx(1000 * math.expm1(0.06))
+    two = replace(JOB, work_s=150.0)
+    assert expected_elapsed_s(two) == pytest.approx(1000 * (math.expm1(0.06) + math.expm1(0.11)))
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,12 @@ def test_light_tails_are_continued_as_exponentials() -> None:
     assert quantile_with_tail(RATIOS, 0.99) == pytest.approx(1.2032, abs=1e-4)
 
 
+def test_three_values_have_no_tail() -> None:
+    """Of four the last two have: threshold 1.5, mean excess 1, q(0.99) = 1.5 + ln 50."""
+    assert quantile_with_tail([0, 1, 2, 3], 0.99) == pytest.approx(1.5 + np.log(50))
+    assert quantile_with_tail([0, 1, 2], 0.99) == pytest.approx(1.98)
+
+
 def test_the_shape_of_a_tail_is_read_from_its_values() -> None:
     """390 times 1, 10 times 5: 40 values in the tail, threshold 1, mean excess 1, weighted 45 / 39 * 4 / 40.
 
