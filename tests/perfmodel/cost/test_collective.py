@@ -207,6 +207,21 @@ def test_less_bandwidth_is_never_faster(
     assert fast_s > 0
 
 
+def test_half_of_the_bandwidth_doubles_what_a_message_takes_beyond_its_start() -> None:
+    messages = MessageCost.sample(
+        "all_reduce",
+        [Group(2, 1, measured(2).points)],
+        library="gloo",
+        num_draws=1,
+        rng=np.random.default_rng(0),
+    )
+    # Of two ranks each sends half of the array; the smallest message measured is the start.
+    least_s = messages.group_s(SIZES[0], 2)[0]
+    whole_s, slow_s = (messages.group_s(SIZES[5], 2, rate=rate)[0] for rate in (1.0, 0.5))
+    assert whole_s == pytest.approx(ring_s(SIZES[5], 2), rel=1e-6)
+    assert slow_s - least_s == pytest.approx(2 * (whole_s - least_s), rel=1e-3)
+
+
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=30))
 def test_pooling_is_isotonic_regression(values: list[float]) -> None:
     assert _rising(values) == pytest.approx(isotonic_regression(values).x.tolist(), abs=1e-9)

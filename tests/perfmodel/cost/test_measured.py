@@ -7,7 +7,7 @@ import pytest
 import perfmodel
 from perfmodel.answer.measured import layout_costs
 from perfmodel.answer.question import Answer
-from perfmodel.cost.measured import groups
+from perfmodel.cost.measured import PIPELINE, groups, ranks_beside
 from perfmodel.cost.network import Group
 from perfmodel.errors import NotFeasible
 from perfmodel.layout.layout import Layout, parse_layout
@@ -149,6 +149,13 @@ def test_ranks_of_every_exchange_by_their_order() -> None:
     outside = groups(parse_layout("dp=4 tp=2 pp=2 accumulation=2 order=tp-cp-pp-dp"))
     assert outside[Cause.ALL_REDUCE] == Group(4, 4)
     assert outside[Cause.P2P] == Group(2, 2)
+
+
+def test_who_exchanges_at_the_same_time() -> None:
+    """Of 8 ranks in two stages four of each, and two that send."""
+    layout = parse_layout("dp=4 pp=2 accumulation=2")
+    assert ranks_beside("zero-3", layout) == 4
+    assert ranks_beside(PIPELINE, layout) == 2
 
 
 def test_what_was_not_traced_has_data_parallelism_alone(machine: MeasuredMachine) -> None:

@@ -10,7 +10,7 @@ from perfmodel.cost.machine import CostModel, borrowed_profile
 from perfmodel.cost.terms import Terms
 from perfmodel.layout.layout import RunSetting, Synchronisation
 from perfmodel.machine.machine import Evidence
-from perfmodel.machine.measured import MeasuredMachine
+from perfmodel.machine.measured import PHASE_CURVES, MeasuredMachine, PhaseCurves
 from perfmodel.step.program import Cause
 from tests.perfmodel.profiles import HEAVY, Machine, profile
 
@@ -44,6 +44,27 @@ def test_compute_is_read_from_the_curves_of_the_world_size() -> None:
     assert terms(document, world_size=64, micro_batch=8).compute_s[Cause.FORWARD][0] == (
         pytest.approx(0.0615)
     )
+
+
+def test_between_measured_numbers_of_ranks_the_nearest_two_tell() -> None:
+    """Three ranks, half-way between two and four that take twice as long; eight say nothing of them."""
+    document = profile(Machine(world_size=8))
+    workload = document.workload("heavy")
+    assert workload is not None
+    alone = workload.phases[0]
+
+    def slower(factor: float, world_size: int) -> PhaseCurves:
+        curves = {
+            name: tuple(replace(p, time_s=factor * p.time_s) for p in getattr(alone, name))
+            for name in PHASE_CURVES
+        }
+        return replace(alone, world_size=world_size, **curves)
+
+    phases = (alone, slower(1.0, 2), slower(2.0, 4), slower(9.0, 8))
+    others = tuple(each for each in document.workloads if each is not workload)
+    changed = replace(document, workloads=(*others, replace(workload, phases=phases)))
+    found = terms(changed, world_size=3, micro_batch=8).compute_s[Cause.FORWARD]
+    assert found[0] == pytest.approx(1.5 * 0.041)
 
 
 def test_settings_share_their_uncertainty() -> None:
