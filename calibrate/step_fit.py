@@ -33,7 +33,7 @@ _MOST_DAMPING: Final = 1e6
 _LEAST_GAIN: Final = 1e-4
 _MOST_FOLDS: Final = 10
 #: Absolute error in log that one model in ten exceeds on a device without any row, and how many families of
-#: models are worth as much: devices left out of a prior over five (docs/accuracy.md).
+#: models are worth as much: devices left out of a prior over five (docs/published.md).
 _UNSEEN_DEVICE_ERROR: Final = 0.45
 _WORTH: Final = 4.0
 #: Standard deviations, in log, of constants between devices: of families, and of the device itself.

@@ -30,44 +30,44 @@ COMMAND_LINE = """
 perfmodel: install-completion show-completion version
 acceptance:
 acceptance judge: CLAUSES goodput json observations profile
-acceptance write: confidence goodput output profile workload unsealed
+acceptance write: confidence goodput json output profile workload unsealed
 batch: machine batches devices gradient-norms json micro-batch points profile samples-per-s samples-per-unit
-    workload unsealed
+    verbose workload unsealed
 calibrate: batches budget campaign columns device device-kind from-runs from-steps master-addr master-port
     minutes models nnodes node-rank noise-scale nproc out resume seed truth workload
 check: FILE
 cost: BUDGET_FILE json prices today
 devices: NAME json links
-diagnose: MODEL accumulation device devices devices-per-node global-batch json log log-format lora
-    micro-batch name nic-bandwidth nics observed precision sequence-length strategy unsealed
+diagnose: MODEL accumulation cluster device devices devices-per-node global-batch json log log-format lora
+    machine micro-batch name nic-bandwidth nics observed precision profile sequence-length strategy unsealed
 diff: NEW OLD json unsealed
-doctor:
+doctor: json
 explain: accumulation batch bucket-cap-mb cluster device devices json layout loader-samples-per-s
     machine measured nodes-like profile scaling validation verbose workload unsealed
 fit: FOLDER
 goodput: machine best-interval cause checkpoint-interval-s checkpoint-s checkpoint-size checkpoint-writers
     deadline-days detection-s devices json maintenance-every-days maintenance-hours
     mtbf-device-hours mtbf-stops profile replacement-hours replicas restart-s seed spares work-days
-    unsealed
+    verbose unsealed
 machines: NAME json
-memory: machine device device-kind device-memory devices gradient-as-bucket-view json micro-batch profile
-    workload unsealed
+memory: machine device device-kind device-memory devices gradient-as-bucket-view json micro-batch optimizer
+    precision profile sequence-length verbose workload unsealed
 network:
 network check: LOG bucket-cap-mb cluster collective device json nic-bandwidth nics workload unsealed
 network import: FILE link-bandwidth nic-bandwidth nodes output
 network measure: collectives device-kind nproc out resume rounds
 network show: FILES collective json unsealed
 plan:
-plan options: PLAN json output prices report today unsealed
+plan options: PLAN export json output prices report today verbose unsealed
 plan parallelism: cluster machine device-memory devices devices-per-node global-batch interleave json model output
-    profile sequence-length top unsealed
+    profile sequence-length top verbose unsealed
 predict: machine torch nccl accumulation batch bucket-cap-mb cluster csv device device-memory devices devices-per-node
-    json layout loader-samples-per-s model no-measure nodes-like output plot profile scaling sequence-length
+    json layout loader-samples-per-s model no-measure nodes-like output plot profile samples scaling sequence-length
     data-centre-link sync-every-step timeline trace validation verbose workload unsealed
 report: devices out profile validation workloads unsealed
 serve: machine ask budget-file cluster export port profile validation workload unsealed
-techniques: machine device device-kind device-memory devices host-link host-memory json micro-batch profile
-    workload unsealed
+techniques: machine device device-kind device-memory devices host-link host-memory json micro-batch optimizer
+    precision profile sequence-length verbose workload unsealed
 trace: MODEL checkpointing device-kind image-size micro-batch optimizer optimizer-implementation
     output precision sequence-length
 validate: budget from master-addr master-port nnodes node-rank out profile resume seed soon

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +45,18 @@ def test_methods_show_the_model_as_it_stands() -> None:
 @pytest.mark.parametrize(("name", "most"), [("README.md", 120), ("DESIGN.md", 200)])
 def test_pages_stay_short(name: str, most: int) -> None:
     assert len(page(name).splitlines()) <= most
+
+
+def words_of(path: Path) -> int:
+    """Words outside blocks of commands, code and what they print, and outside tables that commands write."""
+    made = r"^```.*?^```$|^<!-- table: begin.*?^<!-- table: end -->$"
+    prose = re.sub(made, "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return len(prose.split())
+
+
+def test_no_page_of_the_site_has_more_than_900_words() -> None:
+    counts = {path.name: words_of(path) for path in (ROOT / "docs").rglob("*.md")}
+    assert {name: count for name, count in counts.items() if count > 900} == {"your-gpu.md": 1491}
 
 
 def test_pictures_and_pages_that_are_linked_exist() -> None:

@@ -208,13 +208,17 @@ def memory(
     )
 
 
-def diagnose(model: str | WorkloadDocument, **case: Any) -> Diagnosed:
+def diagnose(
+    model: str | WorkloadDocument, *, profile: AnyProfile | None = None, **case: Any
+) -> Diagnosed:
     """Say whether logged speeds are normal, which causes fit with which odds, and what to measure next.
 
     Parameters
     ----------
     model
         A name, a file, or what ``trace`` returned.
+    profile
+        A calibrated machine, in place of the data sheet of ``device``.
     case
         Fields of ``perfmodel.diagnosis.asked.Case``, the options of ``perfmodel diagnose``:
         ``device="h100-sxm", precision="bf16", micro_batch=4, observed=["2 nodes of 4: 8.7 s"]``; rates in B/s.
@@ -224,10 +228,13 @@ def diagnose(model: str | WorkloadDocument, **case: Any) -> Diagnosed:
     UsageError
         If something is missing or contradicts itself; nothing is assumed in its place.
     """
-    known = [field.name for field in fields(Case) if field.name != "model"]
+    known = [field.name for field in fields(Case) if field.name not in {"model", "machine"}]
     for name in case:
         refuse_unknown("diagnose: parameter", name, known)
-    return diagnosed(Case(model=model, **case))
+    machine = None
+    if profile is not None:
+        machine = profile if isinstance(profile, MeasuredMachine) else read_profile(profile)
+    return diagnosed(Case(model=model, machine=machine, **case))
 
 
 def read_profile(path: AnyPath) -> MeasuredMachine:

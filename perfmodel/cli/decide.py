@@ -11,7 +11,7 @@ import typer
 
 from perfmodel import checks
 from perfmodel.cli import options as opt
-from perfmodel.cli.output import show_document
+from perfmodel.cli.output import show_document, working
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError, did_you_mean
 from perfmodel.units import DAY_S, HOUR_S, Bytes, Seconds
 
@@ -73,6 +73,7 @@ def goodput(
     best_interval: Annotated[bool, _BEST] = False,
     replicas: Annotated[int, typer.Option(help="Simulated courses.")] = 200,
     seed: opt.Seed = 0,
+    verbose: opt.Verbose = False,
     as_json: opt.Json = False,
 ) -> None:
     """Simulate weeks of a job that fails: when it ends, and how often to write checkpoints."""
@@ -119,8 +120,10 @@ def goodput(
         is_search=best_interval,
         notes=checkpoint.notes,
     )
-    document = use_case(request, argv=sys.argv)
-    show_document(document, goodput_table(document), goodput_lines(document), as_json=as_json)
+    with working("goodput"):
+        document = use_case(request, argv=sys.argv)
+    lines = goodput_lines(document, verbose=verbose)
+    show_document(document, goodput_table(document), lines, as_json=as_json)
 
 
 def _days_s(days: float | None) -> Seconds | None:
@@ -232,6 +235,11 @@ def cost(
     show_document(document, cost_table(document), cost_lines(document), as_json=as_json)
 
 
+_EXPORT = opt.picture(
+    "--export",
+    (".yaml", ".py"),
+    "Write what was chosen for SkyPilot: task.yaml, or task.py with a time_estimator.",
+)
 _REPORT = typer.Option(help="Write one HTML file for the person who signs, such as decision.html.")
 
 
@@ -242,26 +250,28 @@ def plan_options(
     today: opt.Today = None,
     output: opt.Output = None,
     report: Annotated[Path | None, _REPORT] = None,
+    export: Annotated[Path | None, _EXPORT] = None,
+    verbose: opt.Verbose = False,
     as_json: opt.Json = False,
 ) -> None:
     """Rank the options of a plan by cost, with the chance to meet its deadline."""
     from perfmodel.api import plan_options as use_case
     from perfmodel.report.plan import infeasible_line, plan_lines, plan_table
 
-    document = use_case(
-        plan,
-        prices=prices,
-        today=today,
-        argv=sys.argv,
-    )
+    with working("plan options"):
+        document = use_case(plan, prices=prices, today=today, argv=sys.argv)
     if report is not None:
         from perfmodel.documents.base import write_atomically
         from perfmodel.report.decision import decision_html
 
         write_atomically(report, decision_html(document))
-    show_document(
-        document, plan_table(document), plan_lines(document), as_json=as_json, output=output
-    )
+    if export is not None and document.ranked:
+        from perfmodel.documents.base import write_atomically
+        from perfmodel.report.skypilot import skypilot_text
+
+        write_atomically(export, skypilot_text(document, export))
+    lines = plan_lines(document, verbose=verbose)
+    show_document(document, plan_table(document), lines, as_json=as_json, output=output)
     if not document.ranked:
         raise NotFeasible(infeasible_line(document))
 
@@ -292,6 +302,7 @@ def batch(
     profile: opt.Machine = opt.DEFAULT_PROFILE,
     devices: opt.OptionalDeviceCounts = None,
     micro_batch: opt.MicroBatch = None,
+    verbose: opt.Verbose = False,
     as_json: opt.Json = False,
 ) -> None:
     """From runs of some batch sizes, or gradient noise, the time to the target with others."""
@@ -320,8 +331,10 @@ def batch(
     if workload is not None and devices is not None:
         rates = _predicted(profile, workload, devices, micro_batch) | rates
     request = replace(noise, points=given, batches=batches, samples_per_s=rates)
-    document = batch_outlook(request, argv=sys.argv)
-    show_document(document, batch_table(document), batch_lines(document), as_json=as_json)
+    with working("batch"):
+        document = batch_outlook(request, argv=sys.argv)
+    lines = batch_lines(document, verbose=verbose)
+    show_document(document, batch_table(document), lines, as_json=as_json)
 
 
 def _noise(workload: str | None, profile: Path, norms: Path | None) -> "Request":

@@ -1,14 +1,14 @@
 """Commands that judge what others measured: diagnose, network check."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from perfmodel.cli import options as opt
-from perfmodel.cli.output import show, show_lines, show_verdict, wrapped
+from perfmodel.cli.output import show, show_lines, show_verdict, working, wrapped
 from perfmodel.errors import OutOfTolerance, UsageError, refuse_unknown
 from perfmodel.units import BytesPerSecond
 
@@ -139,6 +139,9 @@ _PRECISION = opt.choice("--precision", ("bf16", "fp16", "tf32", "fp32"), "Of mat
 _STRATEGY = opt.choice(
     "--strategy", ("ddp", "zero1", "zero2", "zero3", "fsdp"), "Data parallelism of several devices."
 )
+_MACHINE = opt.machine(
+    "Calibrated machine that is expected of, or a name of perfmodel machines; else --device."
+)
 _NAMED = typer.Option("--name", help="What the model is called, such as mpt-7b, to check its size.")
 _LORA = typer.Option("--lora", help="Adapters alone are trained.")
 
@@ -148,6 +151,8 @@ def diagnose(
     model: Annotated[str, _MODEL],
     *,
     device: opt.Device = None,
+    profile: Annotated[Path | None, _MACHINE] = None,
+    cluster: opt.ClusterFile = None,
     observed: Annotated[list[str] | None, _OBSERVED] = None,
     log: Annotated[Path | None, _TRAINING_LOG] = None,
     log_format: Annotated[str | None, _LOG_FORMAT] = None,
@@ -173,11 +178,24 @@ def diagnose(
     from perfmodel.diagnosis.asked import Case, diagnosed
     from perfmodel.report.diagnosis import diagnosis_json, diagnosis_lines, diagnosis_table, verdict
 
-    given = {field.name: context.params[field.name] for field in fields(Case)}
-    found = diagnosed(Case(**given))
+    own = {"machine", "cluster"}
+    case = Case(**{f.name: context.params[f.name] for f in fields(Case) if f.name not in own})
+    if cluster is not None:
+        from perfmodel.documents.hardware import read_cluster
+
+        case = replace(case, cluster=read_cluster(cluster))
+    if profile is not None:
+        from calibrate.workloads import with_stored_workloads
+        from perfmodel.documents.profile import ProfileDocument
+
+        machine = ProfileDocument.read(profile).machine
+        case = replace(case, machine=with_stored_workloads(machine, profile.parent))
+    with working("diagnose"):
+        found = diagnosed(case)
     if as_json:
         typer.echo(diagnosis_json(found))
         return
     show(diagnosis_table(found))
-    show_verdict(verdict(found.found), is_good="NOT" not in verdict(found.found))
+    said = verdict(found)
+    show_verdict(said, is_good="NOT" not in said and "WRONG" not in said)
     show_lines(_folded(diagnosis_lines(found)))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from perfmodel.cli.output import measurement
+from perfmodel.cli.output import measurement, working
 from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ def traced_file(machine: "MeasuredMachine", model: str, folder: Path) -> Path:
     """
     from perfmodel.models import document_for
 
-    document = document_for(machine, model)
+    with working("trace"):
+        document = document_for(machine, model)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", document.workload.name)
     path = folder / f"{name}.json"
     document.write(path)

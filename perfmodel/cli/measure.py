@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from perfmodel.cli import options as opt
-from perfmodel.cli.output import measurement, show, show_lines
+from perfmodel.cli.output import measurement, show, show_lines, working
 from perfmodel.errors import MeasurementFailed, UsageError
 from perfmodel.units import MINUTE_S, BytesPerSecond, Seconds, format_duration
 
@@ -56,7 +56,7 @@ _BATCHES = opt.counts(
 )
 
 
-def doctor() -> None:
+def doctor(*, as_json: opt.Json = False) -> None:
     """Say what this machine is, and what would spoil a measurement."""
     from calibrate.clocks import faults_now
     from calibrate.doctor import diagnose, render
@@ -68,7 +68,14 @@ def doctor() -> None:
     environment["gpu_faults"] = faults_now()
     if torch is not None:
         environment["gpu_problem"] = problem(torch)
-    typer.echo(render(diagnose(environment), environment=environment))
+    found = diagnose(environment)
+    if as_json:
+        from pydantic_core import to_json
+
+        written = {"schema_version": 1, "findings": found, "environment": environment}
+        typer.echo(to_json(written, indent=1).decode())
+        return
+    typer.echo(render(found, environment=environment))
 
 
 #: What a whole calibration alone decides: parts that are added later take it from the profile.
@@ -283,7 +290,8 @@ def _infer(table: Path, *, columns: Path | None, device: str, out: Path, seed: i
     from calibrate.runs import calibrate_from_runs
     from perfmodel.report.prediction import parameter_lines
 
-    document, notes = calibrate_from_runs(table, columns=columns, device=device, seed=seed)
+    with working("calibrate"):
+        document, notes = calibrate_from_runs(table, columns=columns, device=device, seed=seed)
     path = out / "inferred.json"
     document.write(path)
     machine = document.machine
@@ -297,7 +305,8 @@ def _infer_steps(table: Path, *, device: str, out: Path) -> None:
     from perfmodel.report.profile import device_cost_lines
 
     refuse_without_torch("--from-steps")
-    document, notes = calibrate_from_steps(table, device=device)
+    with working("calibrate"):
+        document, notes = calibrate_from_steps(table, device=device)
     machine = document.machine
     path = out if out.suffix == ".json" else out / f"{machine.device_name}.json"
     document.write(path)
@@ -312,7 +321,9 @@ def fit(
     """Fit the profile again from the raw observations in a folder."""
     from calibrate import calibrate as use_case
 
-    _show_profile(use_case.refit(folder), folder / use_case.PROFILE)
+    with working("fit"):
+        document = use_case.refit(folder)
+    _show_profile(document, folder / use_case.PROFILE)
 
 
 _COLLECTIVES = typer.Option(help="Collectives to measure, separated by commas.")

@@ -11,7 +11,7 @@ import typer
 
 from perfmodel.checks import within
 from perfmodel.cli import options as opt
-from perfmodel.cli.output import show, show_lines
+from perfmodel.cli.output import show, show_lines, working
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.units import Bytes, BytesPerSecond
 from perfmodel.workload.step import DEFAULT, IMPLEMENTATIONS, OPTIMIZERS
@@ -19,9 +19,15 @@ from perfmodel.workload.step import DEFAULT, IMPLEMENTATIONS, OPTIMIZERS
 if TYPE_CHECKING:
     from perfmodel.answer.memory import MemoryReport
     from perfmodel.cost.techniques import HostLink
+    from perfmodel.documents.workload import WorkloadDocument
     from perfmodel.machine.measured import MeasuredMachine
 
-_TRACED = typer.Option(help="Workload file, from perfmodel trace.")
+_TRACED = typer.Option(
+    help="Workload file, or a model to trace now: resnet50, torchvision:NAME, timm:NAME, FILE.py:FACTORY, a "
+    "Hugging Face config.json."
+)
+#: Samples of a pass of a model that is traced for a question, unless somebody says.
+_SAMPLES_TRACED: Final = 8
 _CAPACITY = opt.size("--device-memory", "Memory of one device; default: that of --device.")
 _BUCKET_VIEW = typer.Option(
     "--gradient-as-bucket-view", help="DDP's gradients live in its buckets."
@@ -31,11 +37,16 @@ _LINK = opt.bandwidth(
 )
 _HOST_MEMORY = opt.bandwidth("--host-memory", "Host memory bandwidth of one device's share.")
 _DEFAULT_HOST_MEMORY: Final = 40e9
+_OPTIMIZER = opt.choice("--optimizer", tuple(OPTIMIZERS), "sgd (with momentum) or adamw.")
+_PRECISION = opt.choice(
+    "--precision", ("fp32", "bf16", "fp16"), "fp32, or autocast to bf16 or fp16."
+)
 
 
 def memory(
+    context: typer.Context,
     *,
-    workload: Annotated[Path, _TRACED],
+    workload: Annotated[str, _TRACED],
     device_memory: Annotated[Bytes | None, _CAPACITY] = None,
     device: opt.Device = None,
     profile: opt.OptionalMachine = None,
@@ -43,17 +54,20 @@ def memory(
     devices: opt.Devices = 1,
     bucket_view: Annotated[bool, _BUCKET_VIEW] = False,
     device_kind: opt.DeviceKind = None,
+    optimizer: Annotated[str, _OPTIMIZER] = "sgd",
+    precision: Annotated[str, _PRECISION] = "fp32",
+    sequence_length: opt.SequenceLength = None,
+    verbose: opt.Verbose = False,
     as_json: opt.Json = False,
 ) -> None:
     """Say whether a step fits into a device, the largest batch that does, and what to change first."""
     capacity_bytes = _capacity_bytes(device_memory, device)
     # What follows imports numpy and pydantic: too slow for --help.
     from perfmodel.answer.memory import report_of
-    from perfmodel.documents.workload import WorkloadDocument
     from perfmodel.report.memory import memory_lines, memory_table, remedies_table
 
     report = report_of(
-        WorkloadDocument.read(workload),
+        _document(context, workload, optimizer, precision, sequence_length),
         capacity_bytes,
         machine=_machine(profile, device),
         micro_batch=micro_batch,
@@ -66,7 +80,7 @@ def memory(
         _print_json(report)
     else:
         show(memory_table(report))
-        show_lines(memory_lines(report))
+        show_lines(memory_lines(report, verbose=verbose))
         show(remedies_table(report))
     if report.hopeless:
         raise NotFeasible(
@@ -76,8 +90,9 @@ def memory(
 
 
 def techniques(
+    context: typer.Context,
     *,
-    workload: Annotated[Path, _TRACED],
+    workload: Annotated[str, _TRACED],
     device_memory: Annotated[Bytes | None, _CAPACITY] = None,
     device: opt.Device = None,
     profile: opt.OptionalMachine = None,
@@ -86,6 +101,10 @@ def techniques(
     device_kind: opt.DeviceKind = None,
     host_link: Annotated[BytesPerSecond | None, _LINK] = None,
     host_memory: Annotated[BytesPerSecond, _HOST_MEMORY] = _DEFAULT_HOST_MEMORY,
+    optimizer: Annotated[str, _OPTIMIZER] = "sgd",
+    precision: Annotated[str, _PRECISION] = "fp32",
+    sequence_length: opt.SequenceLength = None,
+    verbose: opt.Verbose = False,
     as_json: opt.Json = False,
 ) -> None:
     """Compare mixed precision, accumulation, checkpointing, offload and streaming in time and memory."""
@@ -99,11 +118,10 @@ def techniques(
     # What follows imports numpy and pydantic: too slow for --help.
     from perfmodel.answer.memory import report_of
     from perfmodel.cost.memory import Verdict, verdict
-    from perfmodel.documents.workload import WorkloadDocument
     from perfmodel.report.memory import technique_lines, techniques_table
 
     report = report_of(
-        WorkloadDocument.read(workload),
+        _document(context, workload, optimizer, precision, sequence_length),
         capacity_bytes,
         machine=_machine(profile, device),
         micro_batch=micro_batch,
@@ -116,13 +134,58 @@ def techniques(
         _print_json(report)
     else:
         show(techniques_table(report))
-        show_lines(technique_lines(report))
+        show_lines(technique_lines(report, verbose=verbose))
     verdicts = {verdict(row.memory.fit_probability(capacity_bytes)) for row in report.techniques}
     if verdicts == {Verdict.DOES_NOT_FIT}:
         raise NotFeasible(
             f"{_capacity_words(report, device_memory, device)}: {report.name} at micro-batch "
             f"{report.setting.micro_batch} fits with none of the techniques; take a smaller batch or "
             "a larger device"
+        )
+
+
+def _document(
+    context: typer.Context,
+    workload: str,
+    optimizer: str,
+    precision: str,
+    sequence_length: int | None,
+) -> "WorkloadDocument":
+    """A workload file, or the trace of a model; on a device by its data sheet as a GPU runs it."""
+    from perfmodel.documents.workload import WorkloadDocument
+    from perfmodel.models import is_model_config, refuse_without_torch, traced_document
+    from perfmodel.workload.step import CUDA_DEFAULT, StepMethod
+
+    path = Path(workload)
+    is_stored = path.suffix == ".json" or (path.is_file() and path.suffix != ".py")
+    if is_stored and not is_model_config(path):
+        own = dict.fromkeys(("optimizer", "precision", "sequence_length"), "the file has its own")
+        opt.refuse_typed(context, own, beside="a workload file")
+        return WorkloadDocument.read(path)
+    refuse_without_torch(f"--workload: {workload}")
+    is_gpu = context.params["device"] is not None
+    method = StepMethod(
+        optimizer=optimizer,
+        optimizer_implementation=CUDA_DEFAULT if is_gpu else DEFAULT,
+        precision=precision,
+        checkpointing="none",
+        device_kind="cpu",
+    )
+    samples = context.params["micro_batch"] or _SAMPLES_TRACED
+    typer.echo(
+        f"traced with {optimizer} in {precision} at micro-batch {samples}; --optimizer, --precision and "
+        "--micro-batch take others",
+        err=True,
+    )
+    with working("trace"):
+        return traced_document(
+            workload,
+            method,
+            micro_batch=samples,
+            image_size=None,
+            sequence_length=sequence_length,
+            argv=sys.argv,
+            as_on_cuda=is_gpu,
         )
 
 
@@ -238,14 +301,10 @@ _MODEL = typer.Argument(
 _SAMPLES = typer.Option(help="Samples of one forward pass; the file serves other batches too.")
 _PIXELS = typer.Option(help="Pixels along each side.")
 _TOKENS = typer.Option(help="Tokens of one sample.")
-_OPTIMIZER = opt.choice("--optimizer", tuple(OPTIMIZERS), "sgd (with momentum) or adamw.")
 _IMPLEMENTATION = opt.choice(
     "--optimizer-implementation",
     (DEFAULT, *IMPLEMENTATIONS),
     "loop, foreach or fused; default: what torch chooses on --device-kind (cpu: loop, cuda: foreach).",
-)
-_PRECISION = opt.choice(
-    "--precision", ("fp32", "bf16", "fp16"), "fp32, or autocast to bf16 or fp16."
 )
 _CHECKPOINTING = opt.choice(
     "--checkpointing", ("none", "full", "per-block"), "Which activations are computed again."
@@ -289,14 +348,15 @@ def trace(
         checkpointing=checkpointing,
         device_kind=device_kind,
     )
-    document = traced_document(
-        model,
-        method,
-        micro_batch=micro_batch,
-        image_size=image_size,
-        sequence_length=sequence_length,
-        argv=sys.argv,
-    )
+    with working("trace"):
+        document = traced_document(
+            model,
+            method,
+            micro_batch=micro_batch,
+            image_size=image_size,
+            sequence_length=sequence_length,
+            argv=sys.argv,
+        )
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", document.workload.name)
     path = output or DEFAULT_FOLDER / f"{name}.json"
     document.write(path)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from perfmodel.cli import options as opt
+from perfmodel.cli.output import working
 from perfmodel.errors import UsageError
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ def serve(
         _serve(answers, port)
         return
     question = start(answers.catalogue) if ask is None else question_of(ask)
-    write_atomically(export, export_html(answers, question))
+    with working("export"):
+        write_atomically(export, export_html(answers, question))
     typer.echo(f"page: {export}")
 
 
@@ -85,8 +87,9 @@ def _serve(answers: "Answers", port: int) -> None:
 
     on = listening(port)
     first = start(answers.catalogue)
-    answers.answer(first)  # so that the first page does not wait for it
-    answers.detail(first)
+    with working("first answer"):
+        answers.answer(first)  # so that the first page does not wait for it
+        answers.detail(first)
     typer.echo(f"http://{HOST}:{on.getsockname()[1]}/ (Ctrl-C ends)")
     try:
         run(answers, on)
@@ -121,23 +124,24 @@ def report(
     check_machine(machine, judged, None)
     chosen = opt.names(workloads) or [entry.workload.name for entry in machine.workloads]
     request = Forecast(world_sizes=tuple(devices), scaling="weak")
-    predictions = [
-        table(
-            Question(
-                machine=machine,
-                workload=open_workload(machine, name, where="--workloads"),
-                validation=judged,
-            ),
-            request,
-            argv=sys.argv,
-        )[0]
-        for name in chosen
-    ]
-    page = report_html(document, predictions=predictions, judged=judged)
-    write_atomically(out / "report.html", page)
-    figures = report_figures(machine, predictions=predictions, validation=judged)
-    for name, figure in figures.items():
-        path = out / "figures" / name
-        write_atomically(path.with_suffix(".svg"), figure_bytes(figure, format="svg"))
-        write_atomically(path.with_suffix(".png"), figure_bytes(figure, format="png"))
+    with working("report"):
+        predictions = [
+            table(
+                Question(
+                    machine=machine,
+                    workload=open_workload(machine, name, where="--workloads"),
+                    validation=judged,
+                ),
+                request,
+                argv=sys.argv,
+            )[0]
+            for name in chosen
+        ]
+        page = report_html(document, predictions=predictions, judged=judged)
+        write_atomically(out / "report.html", page)
+        figures = report_figures(machine, predictions=predictions, validation=judged)
+        for name, figure in figures.items():
+            path = out / "figures" / name
+            write_atomically(path.with_suffix(".svg"), figure_bytes(figure, format="svg"))
+            write_atomically(path.with_suffix(".png"), figure_bytes(figure, format="png"))
     typer.echo(f"report: {out / 'report.html'}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
 import typer
 
 from perfmodel.cli import options as opt
-from perfmodel.cli.output import show_document, show_lines
+from perfmodel.cli.output import show_document, show_lines, working
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.machine.machine import DEVICES_PER_NODE
 from perfmodel.units import GIB, Bytes, Seconds, format_duration
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 #: Where a command keeps its machine.
 _MACHINE: Final = "perfmodel.machine"
 _CSV = typer.Option("--csv", help="Print comma-separated values.")
+_SAMPLES = opt.positive("--samples", "Samples of the whole training: says the time to them.")
 _NO_MEASURE = typer.Option(
     "--no-measure",
     help="Read calibrated curves instead of timing what a traced workload has new (25 s).",
@@ -65,6 +66,7 @@ _ONLY_WITH_LAYOUT: Final = (
 #: Parameters that layouts do not have, and what to do instead.
 _ONLY_WITHOUT_LAYOUT: Final = {
     "workload": "--model says what is trained",
+    "samples": "perfmodel plan options takes the samples or tokens of a training",
     "device": "a calibration from runs has its device; --device-memory says what fits",
     "scaling": "--batch counts the sequences of all devices",
     "accumulation": "write accumulation=N into the layout, or give --batch",
@@ -80,6 +82,7 @@ _ONLY_WITHOUT_LAYOUT: Final = {
 
 #: Of these, what layouts of traced workloads do not have either.
 _ONLY_OF_TABLES: Final = {
+    "samples": "perfmodel plan options takes the samples or tokens of a training",
     "scaling": "--batch counts the samples of all devices",
     "accumulation": "write accumulation=N into the layout, or give --batch",
     "bucket_cap_mb": "write bucket_cap=N into the layout",
@@ -119,6 +122,7 @@ def predict(
     batch: opt.Batch = None,
     accumulation: opt.Accumulation = 1,
     bucket_cap_mb: opt.BucketCap = None,
+    samples: Annotated[float | None, _SAMPLES] = None,
     loader_samples_per_s: opt.LoaderRate = None,
     sync_every_step: opt.SyncEveryStep = False,
     cluster: opt.ClusterFile = None,
@@ -165,8 +169,10 @@ def predict(
     if workload.endswith(".json") or is_model(workload):
         _time_workload(context, lambda found: request.layouts(found)[0].micro_batch)
     question = _question(context)
-    document, largest = table(question, request, argv=sys.argv)
-    document = with_advice(document, question, request)
+    with working("predict"):
+        document, largest = table(question, request, argv=sys.argv)
+        document = with_advice(document, question, request)
+    document = document.model_copy(update={"samples": samples})
     if as_csv:
         typer.echo(csv_text(document), nl=False)
         if output is not None:
@@ -231,7 +237,9 @@ def _predict_layout(context: typer.Context) -> None:
         _trace_model(context)
         if given["workload"].endswith(".json"):
             _time_workload(context, lambda _: layout.micro_batch)
-    document, found = layout_table(_question(context), argv=sys.argv)
+    question = _question(context)
+    with working("predict"):
+        document, found = layout_table(question, argv=sys.argv)
     lines = layout_lines(document, verbose=given["verbose"])
     tables, output = layout_tables(document), given["output"]
     show_document(document, tables, lines, as_json=given["as_json"], output=output)
@@ -415,7 +423,8 @@ def explain(
             loader_samples_per_s=loader_samples_per_s,
         )
         question = request.at_largest(question)
-    explanation = use_case(question, scaling=scaling)
+    with working("explain"):
+        explanation = use_case(question, scaling=scaling)
     place = None if measured is None else standing(question, measured_s=measured)
     if as_json:
         typer.echo(explanation_json(explanation, place))
@@ -470,7 +479,8 @@ def whatif(
         request=request if layout is None else None,
         sequence_length=sequence_length,
     )
-    document = compare_scenarios(scenarios_of(base, settings or ()), argv=sys.argv)
+    with working("whatif"):
+        document = compare_scenarios(scenarios_of(base, settings or ()), argv=sys.argv)
     if output is not None:
         document.write(output)
     saved = [(path.stem, WhatIfDocument.read(path)) for path in against or ()]
@@ -501,6 +511,7 @@ def plan_parallelism(
     cluster: opt.ClusterFile = None,
     interleave: Annotated[int, _INTERLEAVE] = 1,
     top: Annotated[int, _TOP] = 10,
+    verbose: opt.Verbose = False,
     as_json: opt.Json = False,
     output: opt.Output = None,
 ) -> None:
@@ -531,7 +542,7 @@ def plan_parallelism(
     machine = InferredDocument.named(profile).machine
     if links is not None:
         machine = on_links(machine, links, num_devices=devices)
-    document = use_case(open_inferred(machine), request, argv=sys.argv)
-    show_document(
-        document, search_table(document), search_lines(document), as_json=as_json, output=output
-    )
+    with working("plan parallelism"):
+        document = use_case(open_inferred(machine), request, argv=sys.argv)
+    lines = search_lines(document, verbose=verbose)
+    show_document(document, search_table(document), lines, as_json=as_json, output=output)

@@ -14,6 +14,7 @@ from perfmodel.cli.output import (
     show,
     show_document,
     show_lines,
+    working,
 )
 from perfmodel.errors import OutOfTolerance, UsageError
 
@@ -279,7 +280,8 @@ def validate_published(
 
     if file is not None and not as_json:
         raise UsageError(f"FILE: must follow --json, got {str(file)!r}")
-    document = judge_published(data, opt.names(sources))
+    with working("validate published"):
+        document = judge_published(data, opt.names(sources))
     title = "Fitted on the small end of each series, judged at the large end"
     table = series_table(title, document.series)
     shown = as_json and file is None
@@ -386,7 +388,7 @@ DEFAULT_CLAUSES: Final = Path("clauses.toml")
 _STEPS = typer.Option(
     "--workload", help="Calibrated workload whose step is a clause; repeatable. Default: all."
 )
-_CONFIDENCE = typer.Option(help="With which a machine as good passes each clause.")
+_CONFIDENCE = typer.Option(help="With which a machine as good passes all clauses.")
 _OBSERVATIONS = typer.Option(
     help="Raw times of the delivered machine, which name a slow rank; default: beside the profile."
 )
@@ -403,7 +405,8 @@ def diff(
     from perfmodel.api import compare_profiles, read_profile
     from perfmodel.report.profile import diff_lines, differences_table, moved_table
 
-    document = compare_profiles(read_profile(old), read_profile(new), argv=sys.argv)
+    with working("diff"):
+        document = compare_profiles(read_profile(old), read_profile(new), argv=sys.argv)
     tables = (differences_table(document), moved_table(document))
     show_document(document, tables, diff_lines(document), as_json=as_json)
 
@@ -417,6 +420,7 @@ def acceptance_write(
     output: Annotated[Path, typer.Option(help="File of clauses to write (TOML).")] = (
         DEFAULT_CLAUSES
     ),
+    as_json: opt.Json = False,
 ) -> None:
     """Write clauses for a contract: what a machine like the one of the profile does."""
     from perfmodel.api import acceptance_terms, read_profile
@@ -431,8 +435,8 @@ def acceptance_write(
         goodput=None if goodput is None else GoodputDocument.read(goodput),
     )
     write_atomically(output, terms.toml())
-    show(terms_table(terms))
-    show_lines([*terms_lines(terms), f"written: {output}"])
+    show_document(terms, terms_table(terms), terms_lines(terms), as_json=as_json)
+    typer.echo(f"written: {output}", err=as_json)
 
 
 def acceptance_judge(

@@ -1,22 +1,29 @@
 """A case as it is told: a model, runs and observations; what is missing is asked for in one line."""
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 from perfmodel.answer.inferred import Training, layout_jobs
+from perfmodel.answer.measured import open_workload
+from perfmodel.answer.question import Question
 from perfmodel.cost.jobs import Jobs
-from perfmodel.cost.parameters import DeviceSheet
+from perfmodel.cost.parameters import DeviceSheet, FittedParameters
 from perfmodel.cost.rescaling import (
     device_sheet,
     find_device,
     host_link_bytes_per_s,
     shipped_catalogue,
 )
+from perfmodel.diagnosis.calibrated import CalibratedModel
 from perfmodel.diagnosis.cases import Setting, observation_of, run_of
-from perfmodel.diagnosis.odds import Diagnosis, Observation, enough_network
+from perfmodel.diagnosis.measurements import SIZE
+from perfmodel.diagnosis.odds import Diagnosis, Observation, draw_terms, enough_network
 from perfmodel.diagnosis.odds import diagnose as use_case
 from perfmodel.diagnosis.trained import LargeModel, Run, TracedModel, Trained
 from perfmodel.documents.base import Shown
@@ -26,7 +33,9 @@ from perfmodel.documents.training_configs import TrainingConfig, read_config, si
 from perfmodel.documents.training_logs import Logged, read_log, read_observed
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError
-from perfmodel.models import is_model_config, read_model, read_workload
+from perfmodel.machine.cluster import Cluster
+from perfmodel.machine.measured import MeasuredMachine
+from perfmodel.models import document_for, is_model_config, read_model, read_workload
 from perfmodel.units import BytesPerSecond, format_rate
 from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer, gpt
 from perfmodel.workload.workload import is_model
@@ -35,6 +44,8 @@ _TRAINERS: Final = (".yaml", ".yml", ".toml")
 #: A name and a shape that differ by less are one model.
 _SAME_SIZE: Final = 1.5
 _MOST_OBSERVED: Final = 32
+_MOST_CAVEATS: Final = 2
+_SEED: Final = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +55,11 @@ class Case:
     model: str | WorkloadDocument
     """A name, a file, or a traced model."""
     device: str | None = None
+    """By its data sheet."""
+    machine: MeasuredMachine | None = None
+    """That was calibrated, in place of a data sheet."""
+    cluster: Cluster | None = None
+    """Links between the devices of ``machine``."""
     observed: Sequence[str] | None = None
     log: Path | None = None
     log_format: str | None = None
@@ -70,6 +86,9 @@ class Told:
     logged: tuple[Logged, ...]
     trained: Trained
     notes: tuple[str, ...]
+    contradicts: bool = False
+    """Whether the size in the name is not that of the configuration."""
+    is_calibrated: bool = False
     enough: BytesPerSecond | None = None
     """Between nodes, of one device, for 90 % of the speed of one node. [B/s]"""
     per_node: int = 1
@@ -97,55 +116,147 @@ def diagnosed(case: Case) -> Diagnosed:
         config = read_config(Path(str(case.model)))
     merged = {key: _first(getattr(case, key), getattr(config, key)) for key in _SHARED}
     _refuse_missing(case, merged)
-    catalogue = shipped_catalogue()
-    assert case.device is not None
-    data_sheet = find_device(case.device, catalogue)
-    precision = {"fp16": "bf16"}.get(merged["precision"], merged["precision"])
-    trained = _trained(case, config, data_sheet, precision)
+    rng = np.random.default_rng(_SEED)
+    expected = _by_machine(case) if case.machine else _by_sheet(case, config, merged)
+    trained = expected.trained
     setting = Setting(
         devices=case.devices,
         devices_per_node=case.devices_per_node,
-        **{**merged, "precision": precision},
+        **{**merged, "precision": expected.precision},
     )
     logged, notes = _logged(case)
     runs = [run_of(each, setting) for each in logged]
     if isinstance(trained, TracedModel):
         _refuse_divided(runs)
     observations: list[Observation] = []
-    peak = _peak(data_sheet, precision)
     for each, run in zip(logged, runs, strict=True):
-        observation, more = observation_of(each, run, trained, peak_flop_per_s=peak)
+        observation, more = observation_of(
+            each, run, trained, peak_flop_per_s=expected.peak_flop_per_s
+        )
         observations.append(observation)
         notes += more
     largest = max(runs, key=lambda run: run.nodes)
-    sheet, known = _sheet(case, data_sheet, largest)
-    if largest.nodes > 1 and not known:
-        notes += (
-            (
-                "the network between nodes was not given: its rate is open within a factor of 10; "
-                "give --nic-bandwidth and --nics"
-            ),
-        )
-    notes = (*_contradiction(case.name or config.name, trained), *notes)
+    terms, more, enough = _terms(case, expected, largest, rng)
+    contradiction = _contradiction(case.name or config.name, trained)
     found = use_case(
         trained,
         observations,
-        sheet,
-        capacity_bytes=float(data_sheet.memory.size_bytes),
-        known_network=known,
+        terms,
+        device=None if expected.sheet is None else expected.device,
+        capacity_bytes=expected.capacity_bytes,
+        own_links=expected.own_links,
+        rng=rng,
     )
-    crosses = largest.nodes > 1 and largest.layout.dp == largest.devices
-    taken = [merged["precision"], *filter(None, [merged["strategy"]]), _batch(merged)]
+    if isinstance(trained, CalibratedModel):
+        more = trained.caveats[:_MOST_CAVEATS]
+    if contradiction and found.fits:
+        found = replace(found, next_name=SIZE.name, next_command=SIZE.command, information=None)
+    taken = [expected.precision, merged["strategy"], _batch(merged)]
     told = Told(
-        model=_titled(trained, data_sheet.id, taken),
+        model=_titled(trained, expected.device, [text for text in taken if text]),
         logged=tuple(logged),
         trained=trained,
-        notes=notes,
-        enough=enough_network(trained, largest, sheet) if crosses else None,
+        notes=(*contradiction, *notes, *more),
+        contradicts=bool(contradiction),
+        is_calibrated=expected.sheet is None,
+        enough=enough,
         per_node=min(largest.devices, largest.devices_per_node),
-        crosses_nodes=crosses,
+        crosses_nodes=expected.sheet is not None
+        and largest.nodes > 1
+        and largest.layout.dp == largest.devices,
     )
     return Diagnosed(found=found, told=told)
+
+
+class _Expected(NamedTuple):
+    """What a normal step is expected by."""
+
+    trained: Trained
+    device: str
+    precision: str | None
+    """None: that of the trace."""
+    peak_flop_per_s: float
+    capacity_bytes: float
+    own_links: bool
+    sheet: DataSheet | None
+    """None on a calibrated machine."""
+
+
+def _by_machine(case: Case) -> _Expected:
+    """The prediction on a calibrated machine."""
+    machine, model = case.machine, case.model
+    assert machine is not None
+    given: dict[str, object] = {
+        "--device": case.device,
+        "--precision": case.precision,
+        "--lora": case.lora or None,
+        "--sequence-length": case.sequence_length,
+        "--nics": case.nics,
+    }
+    for flag, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"{flag}: excludes --profile, got both; machine and trace have their own"
+            )
+    if isinstance(model, str):
+        is_file = model.endswith(".json") and not is_model_config(Path(model))
+        if not is_file and (machine.workload(model) is None or machine.device_costs is not None):
+            names_any = machine.device_costs is not None or model.endswith(".json")
+            if not names_any and not is_model(model):
+                known = ", ".join(entry.workload.name for entry in machine.workloads) or "none"
+                raise UsageError(
+                    f"MODEL: must be a workload of the profile ({known}), a workload file, FILE.py:FACTORY, "
+                    f"torchvision:NAME, timm:NAME or a config.json beside --profile, got {model!r}"
+                )
+            model = document_for(machine, model, flag="MODEL")
+    workload = open_workload(machine, model, where="MODEL")
+    question = Question(machine=machine, workload=workload, cluster=case.cluster or machine.cluster)
+    return _Expected(
+        trained=CalibratedModel(question=question),
+        device=machine.device_name,
+        precision=None,
+        peak_flop_per_s=math.inf,
+        capacity_bytes=math.inf,
+        own_links=True,
+        sheet=None,
+    )
+
+
+def _by_sheet(case: Case, config: TrainingConfig, merged: Mapping[str, Any]) -> _Expected:
+    """Priors of a data sheet."""
+    assert case.device is not None
+    sheet = find_device(case.device, shipped_catalogue())
+    precision: str = {"fp16": "bf16"}.get(merged["precision"], merged["precision"])
+    return _Expected(
+        trained=_trained(case, config, sheet, precision),
+        device=sheet.id,
+        precision=precision,
+        peak_flop_per_s=_peak(sheet, precision),
+        capacity_bytes=float(sheet.memory.size_bytes),
+        own_links=sheet.link is not None and not sheet.link_joins_pairs,
+        sheet=sheet,
+    )
+
+
+def _terms(
+    case: Case, expected: _Expected, largest: Run, rng: np.random.Generator
+) -> tuple[FittedParameters, tuple[str, ...], BytesPerSecond | None]:
+    """Draws of what a step is made of, what must be said of them, and the network that is enough."""
+    trained = expected.trained
+    if expected.sheet is None:
+        assert isinstance(trained, CalibratedModel)
+        return trained.terms(largest.layout), (), None
+    sheet, known = _sheet(case, expected.sheet, largest)
+    crosses = largest.nodes > 1 and largest.layout.dp == largest.devices
+    enough = enough_network(trained, largest, sheet) if crosses else None
+    notes: tuple[str, ...] = ()
+    if largest.nodes > 1 and not known:
+        open_network = (
+            "the network between nodes was not given: its rate is open within a factor of 10; "
+            "give --nic-bandwidth and --nics"
+        )
+        notes = (open_network,)
+    return draw_terms(sheet, rng, known_network=known), notes, enough
 
 
 #: Options that a trainer's file may answer.
@@ -165,11 +276,11 @@ def _batch(merged: Mapping[str, Any]) -> str:
 def _refuse_missing(case: Case, merged: Mapping[str, Any]) -> None:
     """Everything that is missing in one line; nothing is compared with a default."""
     missing = []
-    if case.device is None:
-        missing.append("--device (such as h100-sxm; see perfmodel devices)")
+    if case.device is None and case.machine is None:
+        missing.append("--device (such as h100-sxm; see perfmodel devices), or --profile")
     if merged["micro_batch"] is None and merged["global_batch"] is None:
         missing.append("--micro-batch or --global-batch")
-    if merged["precision"] is None:
+    if merged["precision"] is None and case.machine is None:
         missing.append("--precision (bf16, fp16, tf32 or fp32)")
     if not case.observed and case.log is None:
         missing.append("--observed or --log")
@@ -177,6 +288,8 @@ def _refuse_missing(case: Case, merged: Mapping[str, Any]) -> None:
         raise UsageError(f"diagnose: needs {', '.join(missing)}; nothing is assumed in their place")
     if (case.log is None) != (case.log_format is None):
         raise UsageError("--log: must come with --log-format, got one of them alone")
+    if case.cluster is not None and case.machine is None:
+        raise UsageError("--cluster: must come with --profile, got it alone; see --nic-bandwidth")
     if (case.nics is None) != (case.nic_bandwidth is None):
         raise UsageError("--nic-bandwidth: must come with --nics, got one of them alone")
 

@@ -27,7 +27,8 @@ _WHOLE: Final = 100
 class Setting:
     """What all runs have in common; None is what nobody said."""
 
-    precision: str
+    precision: str | None
+    """None: as the trace has it."""
     strategy: str | None
     micro_batch: int | None
     global_batch: int | None
@@ -78,7 +79,7 @@ def _layout(logged: Logged, setting: Setting, devices: int) -> Layout:
                     f"--strategy: must be one of {', '.join(STRATEGIES)} for {devices} devices, got none"
                 )
             words["zero"] = str(_ZERO[setting.strategy])
-    words.setdefault("precision", setting.precision)
+    words = ({} if setting.precision is None else {"precision": setting.precision}) | words
     layout = parse_layout(" ".join(f"{key}={value}" for key, value in words.items()))
     if layout.world_size != devices:
         raise UsageError(
@@ -120,6 +121,11 @@ def observation_of(
         )
     if unit is Unit.WORDS:
         notes += (f"a word is read as {TOKENS_PER_WORD} tokens",)
+    if unit is Unit.MFU and math.isinf(peak_flop_per_s):
+        raise UsageError(
+            f"--observed {logged.text!r}: MFU is a share of a data sheet's peak, which a profile lacks; give "
+            "step times, or --device instead of --profile"
+        )
     step_s = _step_s(logged, value, unit, run, trained, peak_flop_per_s)
     reached = trained.model_flop(run) / run.devices / step_s / peak_flop_per_s
     is_counted = trained.tokens is not None and trained.tokens <= _MOST_TOKENS

@@ -40,14 +40,15 @@ class Changes:
     unit_power: FloatArray | float = 0.0
     """The same, as a power of the number of devices."""
     code: FloatArray | float = 1.0
-    """Slower in all runs alike, beside the cause."""
+    """Slower arithmetic and launches in all runs alike, beside the cause."""
     elsewhere: FloatArray | None = None
     """Speed of the devices of each logged run over the named one, shape ``(num_runs, num_draws)``."""
 
 
 def step_s(trained: Trained, run: Run, terms: FittedParameters, changed: Changes) -> FloatArray:
     """What a step really takes under a cause, in every draw. [s]"""
-    speed = np.asarray(changed.hardware) / changed.size
+    # Slow code computes slowly; links carry its bytes as fast as ever.
+    speed = np.asarray(changed.hardware) / changed.size / changed.code
     now = {name: np.asarray(values) for name, values in terms.items()}
     for name, factor in (
         ("matmul_flop_per_s", speed),
@@ -55,13 +56,13 @@ def step_s(trained: Trained, run: Run, terms: FittedParameters, changed: Changes
         ("data_bytes_per_s", 1 / (np.asarray(changed.inside) * changed.size)),
         ("tensor_bytes_per_s", 1 / np.asarray(changed.inside)),
         ("node_bytes_per_s", 1 / (np.asarray(changed.between) * changed.size)),
-        ("layer_host_s", changed.host),
+        ("layer_host_s", np.asarray(changed.host) * changed.code),
     ):
         now[name] = now[name] * factor
     samples = run.layout.global_batch / run.devices
     share = min(run.devices, run.devices_per_node) if changed.shared_loader else 1
     loaded_s = np.asarray(changed.loader_s) * samples * share
-    found = np.maximum(trained.step_s(run, now), loaded_s) * changed.thrash * changed.code
+    found = np.maximum(trained.step_s(run, now), loaded_s) * changed.thrash
     is_slow = run.devices > np.asarray(changed.slow_beyond)
     return np.asarray(np.where(is_slow, found * changed.straggler, found))
 
@@ -73,6 +74,9 @@ class Context(NamedTuple):
     runs: Sequence[Run]
     terms: FittedParameters
     capacity_bytes: float
+    own_links: bool
+    """Whether devices of a node have links of their own (NVLink), which fail less often than PCIe: on consumer
+    cards the driver switches peer-to-peer off."""
 
 
 Draw = Callable[[np.random.Generator, Context], Changes]
@@ -170,14 +174,14 @@ CAUSES: Final = (
     ),
     Cause(
         name="slow links inside the node",
-        prior=lambda c: 0.08 * _several(c),
+        prior=lambda c: (0.04 if c.own_links else 0.12) * _several(c),
         draw=lambda rng, _: Changes(inside=_factor(rng, 6.0, 1.2)),
         means="peer-to-peer off, NVLink unused, fewer PCIe lanes",
         shown="inside",
     ),
     Cause(
         name="host-bound",
-        prior=lambda _: 0.08,
+        prior=lambda c: 0.08 * bool(np.any(c.terms["layer_host_s"])),
         draw=lambda rng, _: Changes(host=_factor(rng, 12.0, 1.2)),
         means="Python and launches: small kernels, .item() in the loop, a slow processor",
         shown="host",

@@ -22,6 +22,8 @@ class Measurement:
     minutes: float
     outcome: Callable[[Trained, Run, FittedParameters, Changes], FloatArray]
     applies: Callable[[Sequence[Run]], bool] = lambda _: True
+    calibrated: str = ""
+    """Command on a machine that was calibrated, if it is another."""
 
 
 def at_devices(run: Run, devices: int) -> Run:
@@ -35,14 +37,22 @@ def _only_data(run: Run) -> bool:
     return run.layout.dp == run.devices
 
 
-def _log_step(run_of: Callable[[Run], Run], **instead: float) -> Callable[..., FloatArray]:
+def _log_step(run_of: Callable[[Run], Run]) -> Callable[..., FloatArray]:
     def outcome(
         trained: Trained, run: Run, terms: FittedParameters, changed: Changes
     ) -> FloatArray:
-        changed = dataclasses.replace(changed, **instead)  # type: ignore[arg-type]
         return np.log(step_s(trained, run_of(run), terms, changed))
 
     return outcome
+
+
+def _log_without_loader(
+    trained: Trained, run: Run, terms: FittedParameters, changed: Changes
+) -> FloatArray:
+    """Over the step that was logged: how long it takes is no news."""
+    without = dataclasses.replace(changed, loader_s=0.0)
+    with_s = step_s(trained, run, terms, changed)
+    return np.log(step_s(trained, run, terms, without) / with_s)
 
 
 def _log_of(name: str) -> Callable[..., FloatArray]:
@@ -60,6 +70,15 @@ def _log_of(name: str) -> Callable[..., FloatArray]:
     return outcome
 
 
+_COLLECTIVES: Final = (
+    "perfmodel network measure --nproc {per_node}; perfmodel network show runs/network/network.json"
+)
+SIZE: Final = Measurement(
+    name="parameters of the model that runs",
+    command="print(sum(p.numel() for p in model.parameters()))  # before sharding",
+    minutes=1,
+    outcome=_log_of("size"),
+)
 MEASUREMENTS: Final = (
     Measurement(
         name="one device, the same batch of each device",
@@ -83,7 +102,7 @@ MEASUREMENTS: Final = (
         name="one batch kept in memory, without the loader",
         command="batch = next(iter(loader))  # then time 20 steps on it",
         minutes=5,
-        outcome=_log_step(lambda run: run, loader_s=0.0),
+        outcome=_log_without_loader,
     ),
     Measurement(
         name="all-reduces alone, inside a node",
@@ -91,6 +110,7 @@ MEASUREMENTS: Final = (
         "perfmodel network check log --device {device}",
         minutes=3,
         outcome=_log_of("inside"),
+        calibrated=_COLLECTIVES,
         applies=lambda runs: any(min(run.devices, run.devices_per_node) > 1 for run in runs),
     ),
     Measurement(
@@ -99,14 +119,10 @@ MEASUREMENTS: Final = (
         "perfmodel network check log --device {device} --nic-bandwidth RATE --nics N",
         minutes=5,
         outcome=_log_of("between"),
+        calibrated=_COLLECTIVES,
         applies=lambda runs: any(run.nodes > 1 for run in runs),
     ),
-    Measurement(
-        name="parameters of the model that runs",
-        command="print(sum(p.numel() for p in model.parameters()))  # before sharding",
-        minutes=1,
-        outcome=_log_of("size"),
-    ),
+    SIZE,
     Measurement(
         name="devices, clocks and power limits while it trains, on every node",
         command="nvidia-smi --query-gpu=name,clocks.sm,power.draw,power.limit --format=csv",

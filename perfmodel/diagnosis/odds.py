@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.cost.parameters import DeviceSheet, medians, step_time_priors
+from perfmodel.cost.parameters import DeviceSheet, FittedParameters, medians, step_time_priors
 from perfmodel.diagnosis.causes import (
     CAUSES,
     NUM_DRAWS,
@@ -104,24 +104,26 @@ class Diagnosis:
     """Likeliest first."""
     next_name: str | None
     next_command: str | None
-    information: float
-    """Expected of it, over the uncertainty that is left. [0, 1]"""
+    information: float | None
+    """Expected of it, over the uncertainty that is left; None where it comes before all odds. [0, 1]"""
 
 
-def diagnose(
+def diagnose(  # noqa: PLR0913 - one parameter per part of the question
     trained: Trained,
     observations: Sequence[Observation],
-    sheet: DeviceSheet,
+    terms: FittedParameters,
     *,
+    device: str | None,
     capacity_bytes: float,
-    known_network: bool,
-    seed: int = 0,
+    own_links: bool,
+    rng: np.random.Generator,
 ) -> Diagnosis:
-    """Judge logged numbers by the data sheet of the device alone; no calibration is needed."""
-    rng = np.random.default_rng(seed)
-    terms = draw_terms(sheet, rng, known_network=known_network)
+    """Judge logged numbers by draws of the terms of a step: of a data sheet, or of a calibrated machine.
+
+    ``device``: Of the data sheet; None on a calibrated machine, whose commands are others.
+    """
     runs = [each.run for each in observations]
-    context = Context(trained, runs, terms, capacity_bytes)
+    context = Context(trained, runs, terms, capacity_bytes, own_links)
     normal = Changes()
     judged = tuple(
         Judged(
@@ -157,7 +159,7 @@ def diagnose(
         for (_, prior, _, _), e in zip(weighed, evidence, strict=True)
     ]
     shares = [share / sum(shares) for share in shares]
-    name, command, information = _next(context, weighed, shares, sheet)
+    name, command, information = _next(context, weighed, shares, device)
     return Diagnosis(
         judged=judged,
         fits=tuple(sorted(fits, key=lambda fit: -fit.odds)),
@@ -255,7 +257,7 @@ def _size(cause: Cause, context: Context, changed: Changes, logs: FloatArray) ->
 
 
 def _next(
-    context: Context, weighed: _Weighed, shares: Sequence[float], sheet: DeviceSheet
+    context: Context, weighed: _Weighed, shares: Sequence[float], device: str | None
 ) -> tuple[str | None, str | None, float]:
     """The measurement with the largest expected information for its time, and that over what is open."""
     open_nats = -sum(share * math.log(share) for share in shares if share > 0)
@@ -268,8 +270,9 @@ def _next(
             best, worth, told = each, found - _PER_MINUTE * each.minutes, found
     if best is None or open_nats <= 0:
         return None, None, 0.0
-    command = best.command.format(
-        per_node=min(run.devices, run.devices_per_node), devices=run.devices, device=sheet.name
+    command = best.command if device is not None else best.calibrated or best.command
+    command = command.format(
+        per_node=min(run.devices, run.devices_per_node), devices=run.devices, device=device
     )
     return best.name, command, min(1.0, told / open_nats)
 

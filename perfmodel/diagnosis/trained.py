@@ -23,6 +23,8 @@ _OPERATORS_OF_LAYER: Final = 15
 #: Of LoRA: backward passes lack the gradients of weights, and hardly any gradient travels.
 _FROZEN_COMPUTE: Final = 2 / 3
 _FROZEN_GRADIENTS: Final = 0.01
+#: Sharded weights are gathered in both passes; of gather, gather, reduce-scatter the last is left out.
+_FROZEN_GATHERS: Final = 2 / 3
 _SHARDED: Final = 3
 #: Of the roofline at 70 % of both peaks. ResNet-50 in 16 bit: NVIDIA's own code reaches all of it (A100), that of
 #: lambdal/deeplearning-benchmark 0.5 to 0.7 (A10, A100, H100).
@@ -94,9 +96,9 @@ class LargeModel:
         if self.frozen:
             changed["matmul_flop_per_s"] = np.asarray(terms["matmul_flop_per_s"]) / _FROZEN_COMPUTE
             changed["optimizer_bytes"] = np.asarray(terms["optimizer_bytes"]) * _FROZEN_GRADIENTS
-            if run.layout.zero < _SHARDED:
-                for name in ("data_bytes_per_s", "node_bytes_per_s"):
-                    changed[name] = np.asarray(terms[name]) / _FROZEN_GRADIENTS
+            left = _FROZEN_GRADIENTS if run.layout.zero < _SHARDED else _FROZEN_GATHERS
+            for name in ("data_bytes_per_s", "node_bytes_per_s"):
+                changed[name] = np.asarray(terms[name]) / left
         columns = {name: np.reshape(values, (-1, 1)) for name, values in changed.items()}
         return np.asarray(step_parts(jobs, columns).total_s[:, 0])
 

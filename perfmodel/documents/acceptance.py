@@ -105,7 +105,7 @@ class AcceptanceTerms(Document):
     parse = parse_toml
 
     confidence: _Probability
-    """A machine as good as the reference passes each clause with at least this probability."""
+    """A machine as good as the reference passes all clauses with at least this probability."""
     device_name: str
     profile_digest: str
     created_utc: str
@@ -117,6 +117,11 @@ class AcceptanceTerms(Document):
         if len(set(names)) < len(names):
             raise ValueError(f"clauses must have different names, got {', '.join(names)}")
         return self
+
+    @property
+    def each_confidence(self) -> float:
+        """Of one clause, so that all together have the whole, however they depend on each other (Bonferroni)."""
+        return 1 - (1 - self.confidence) / len(self.clause)
 
     def toml(self) -> str:
         """The same as text that a person can read and a program can read back."""

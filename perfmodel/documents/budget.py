@@ -176,6 +176,22 @@ def refuse_future_prices(prices: Mapping[str, Price], *, path: Path, today: dt.d
             )
 
 
+#: Beginnings of sources which say that nobody asked for the amount.
+_INVENTED: Final = ("invented", "example", "assumed", "guess", "made up", "unknown")
+
+
+def invented_prices(prices: Mapping[str, Price]) -> list[str]:
+    """One sentence if amounts were made up, as their own sources say."""
+    names = [n for n, price in prices.items() if price.source.casefold().startswith(_INVENTED)]
+    if not names:
+        return []
+    line = (
+        f"PRICES ARE INVENTED ({len(names)} of {len(prices)}): put quotes with their source in their place "
+        "before anybody decides"
+    )
+    return [line]
+
+
 def stale_prices(prices: Mapping[str, Price], *, today: dt.date) -> list[str]:
     """A sentence for every quote that is too old to be relied on."""
     return [

@@ -159,6 +159,8 @@ class PredictionDocument(ShownAsFrame, Document):
     measured: tuple[MeasuredPoint, ...] = ()
     scaling_advice: ScalingAdvice | None = None
     """Where several devices were asked."""
+    samples: PositiveFloat | None = None
+    """Of the whole training, where the time to them was asked."""
     caveats: tuple[str, ...]
 
 

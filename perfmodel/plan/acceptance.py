@@ -1,9 +1,13 @@
 """Use cases: clauses for a contract from a profile, and the judgement of a delivered machine.
 
-With one-sided confidence ``c`` and ``z`` its normal quantile, a limit lies
-``z (sqrt(e² + e²) + e)`` in log beyond the reference, whose error is ``e``: a machine that is as good,
-measured as well, passes with probability ``c``. A measurement passes if its true value keeps the limit
-with probability ``c``, fails if it breaks it with that probability, and is too close to call between.
+All m clauses together raise a false alarm with probability 1 - C at most, so each has the confidence
+``c = 1 - (1 - C) / m`` (Bonferroni), and ``z`` is its normal quantile. A limit lies ``z (sqrt(e² + e²) + e)`` in
+log beyond the reference, whose error is ``e``: a machine that is as good, measured as well, passes a clause with
+probability ``c``. A measurement passes if its true value keeps the limit with probability ``c``, fails if it
+breaks it with that probability, and is too close to call between. The power of a clause is the chance that a
+machine that lost a share L, measured as well, does not pass:
+
+    power  =  Phi( -ln(1 - L) / (sqrt(2) e)  -  z )
 """
 
 import datetime as dt
@@ -35,7 +39,8 @@ from perfmodel.documents.observation import Observation, StepObservation
 from perfmodel.engine.stragglers import expected_largest_deviate
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout.layout import Layout, Synchronisation, scaled_layouts
-from perfmodel.machine.measured import CollectiveProfile, MeasuredMachine
+from perfmodel.machine.measured import CollectiveProfile, MeasuredMachine, MeasuredWorkload
+from perfmodel.step.stages import gradient_buckets
 from perfmodel.units import GIB, KIB, Bytes, format_bytes, format_rate
 
 _NUM_DRAWS: Final = 400
@@ -273,7 +278,7 @@ def acceptance_terms(
     """Clauses that a machine like the one of the profile keeps.
 
     ``workloads``: calibrated ones whose step is a clause, on all ranks that were measured together.
-    ``confidence``: between 0.5 and 1, see the head of this module.
+    ``confidence``: of all clauses together, between 0.5 and 1, see the head of this module.
     ``goodput``: of the job that the machine is for; its share of useful time becomes a clause.
     """
     if not 0.5 < confidence < 1:
@@ -283,11 +288,13 @@ def acceptance_terms(
         name = f"effective training time on {goodput.job.devices} devices"
         wanted.append(_clause(ClauseKind.GOODPUT, name))
     known = [(clause, quantity(profile, clause, goodput=goodput)) for clause in wanted]
-    clauses = [_with_limit(clause, found, confidence) for clause, found in known if found]
-    if not clauses:
+    promised = [(clause, found) for clause, found in known if found]
+    if not promised:
         raise CalibrationUnavailable(
             "acceptance: the profile holds nothing to write a clause about"
         )
+    each = 1 - (1 - confidence) / len(promised)
+    clauses = [_with_limit(clause, found, each) for clause, found in promised]
     return AcceptanceTerms(
         confidence=confidence,
         device_name=profile.device_name,
@@ -317,9 +324,9 @@ def judge(
         verdict = Verdict.CLOSE
         if kept is None:
             verdict = Verdict.NOT_MEASURED
-        elif kept >= terms.confidence:
+        elif kept >= terms.each_confidence:
             verdict = Verdict.PASSED
-        elif kept <= 1 - terms.confidence:
+        elif kept <= 1 - terms.each_confidence:
             verdict = Verdict.FAILED
         is_open = verdict in {Verdict.CLOSE, Verdict.FAILED}
         judged.append(
@@ -351,6 +358,27 @@ def probability_kept(clause: Clause, found: Quantity) -> float:
     return NormalDist().cdf(margin / found.log_error)
 
 
+#: A loss that every clause should find, and with which chance.
+LOSS: Final = 0.2
+STRONG: Final = 0.8
+
+
+def power(clause: Clause, *, confidence: float) -> float:
+    """Chance that a machine worse by ``LOSS``, measured as well as the reference, does not pass."""
+    if clause.reference_error == 0:
+        return 1.0
+    normal = NormalDist()
+    lost = -math.log(1 - LOSS) / (math.sqrt(2) * clause.reference_error)
+    return normal.cdf(lost - normal.inv_cdf(confidence))
+
+
+def strong_error(*, confidence: float) -> float:
+    """Largest error of a reference whose clause finds ``LOSS`` with ``STRONG``; a standard error in log."""
+    normal = NormalDist()
+    needed = normal.inv_cdf(STRONG) + normal.inv_cdf(confidence)
+    return -math.log(1 - LOSS) / (math.sqrt(2) * needed)
+
+
 def _with_limit(clause: Clause, found: Quantity, confidence: float) -> Clause:
     quantile = NormalDist().inv_cdf(confidence)
     allowance = quantile * (math.sqrt(2) + 1) * found.log_error
@@ -373,8 +401,11 @@ def _wanted(profile: MeasuredMachine, workloads: Sequence[str]) -> Iterator[Clau
         yield _clause(ClauseKind.GEMM, f"matrix product {dtype} {size}", dtype=dtype, shape=shape)
     if reduces := _all_reduces(profile):
         widest = max(reduces, key=lambda entry: entry.world_size)
-        sizes = {ClauseKind.BUSBW: large_size(widest), ClauseKind.LATENCY: SMALL_BYTES}
-        for kind, size_bytes in sizes.items():
+        large = {largest_bucket(profile, name, widest) for name in workloads} or {
+            large_size(widest)
+        }
+        sizes = [(ClauseKind.BUSBW, size) for size in sorted(large)]
+        for kind, size_bytes in (*sizes, (ClauseKind.LATENCY, SMALL_BYTES)):
             where = f"{format_bytes(size_bytes)}, {widest.world_size} ranks"
             yield _clause(
                 kind,
@@ -385,10 +416,7 @@ def _wanted(profile: MeasuredMachine, workloads: Sequence[str]) -> Iterator[Clau
     if profile.max_world_size > 1:
         yield _clause(ClauseKind.SPREAD, "slowest rank over the median rank")
     for name in workloads:
-        entry = profile.workload(name)
-        if entry is None:
-            known = ", ".join(e.workload.name for e in profile.workloads)
-            raise UsageError(f"--workload: must be in the profile ({known}), got {name!r}")
+        entry = _calibrated(profile, name)
         batches = sorted(int(point.at) for point in entry.phases[0].forward)
         batch = batches[len(batches) // 2]
         for world_size in sorted({1, profile.max_world_size}):
@@ -399,6 +427,21 @@ def _wanted(profile: MeasuredMachine, workloads: Sequence[str]) -> Iterator[Clau
                 world_size=world_size,
                 micro_batch=batch,
             )
+
+
+def _calibrated(profile: MeasuredMachine, name: str) -> MeasuredWorkload:
+    entry = profile.workload(name)
+    if entry is None:
+        known = ", ".join(e.workload.name for e in profile.workloads)
+        raise UsageError(f"--workload: must be in the profile ({known}), got {name!r}")
+    return entry
+
+
+def largest_bucket(profile: MeasuredMachine, name: str, entry: CollectiveProfile) -> Bytes:
+    """Largest gradient bucket of a workload under DDP, no larger than what was measured. [B]"""
+    buckets = gradient_buckets(_calibrated(profile, name).workload, Layout(dp=entry.world_size))
+    measured = max(int(point.at) for point in entry.points)
+    return min(max(piece.size_bytes for piece in buckets), measured)
 
 
 def large_size(entry: CollectiveProfile) -> Bytes:

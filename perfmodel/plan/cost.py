@@ -18,6 +18,7 @@ from perfmodel.documents.budget import (
     Rental,
     Worthwhile,
     YearlyCost,
+    invented_prices,
     stale_prices,
 )
 from perfmodel.units import KILOWATT_W
@@ -39,7 +40,10 @@ def compare_costs(budget: Budget, *, today: dt.date, argv: Sequence[str]) -> Cos
         budget=budget,
         items=items,
         options=tuple(sorted(options, key=lambda option: option.yearly)),
-        warnings=tuple(stale_prices(budget.prices(), today=today)),
+        warnings=(
+            *invented_prices(budget.prices()),
+            *stale_prices(budget.prices(), today=today),
+        ),
     )
 
 

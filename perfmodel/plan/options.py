@@ -14,7 +14,7 @@ import numpy as np
 from perfmodel.answer.measured import critical_caveats, interval
 from perfmodel.documents import seals
 from perfmodel.documents.base import age_notes, command_line
-from perfmodel.documents.budget import stale_prices
+from perfmodel.documents.budget import invented_prices, stale_prices
 from perfmodel.documents.plan import (
     Option,
     OptionVerdict,
@@ -145,8 +145,10 @@ class _Planner:
                 *dict.fromkeys(n for s in self._stops.values() if s is not None for n in s.notes),
                 *self._table(winner).caveats(winner.count),
                 *self._critical(rows.values()),
+                *_what_plans_mean(plan),
             ),
             warnings=(
+                *invented_prices(plan.prices()),
                 *seals.notes(),
                 *stale_prices(plan.prices(), today=self.today),
                 *(
@@ -290,13 +292,7 @@ def break_even(option: Option, row: PlanRow, winner: PlanRow) -> float | None:
 
 
 def plan_caveats(plan: PlanFile, tables: Mapping[tuple[int, int], Steps]) -> Iterator[str]:
-    """What must be known of a plan, whatever machine its answer names."""
-    kind = "of each device" if plan.work.scaling == "weak" else "of all devices together"
-    yield (
-        f"{plan.work.scaling} scaling: the batches are those {kind}; the samples are taken to be as many "
-        "whatever the global batch, see perfmodel batch"
-    )
-    yield "every device-hour is paid for from the start to the end of the job, stops included"
+    """What a plan leaves out."""
     refused: dict[str, list[str]] = {}
     for (index, batch), table in tables.items():
         if table.refusal:
@@ -308,3 +304,13 @@ def plan_caveats(plan: PlanFile, tables: Mapping[tuple[int, int], Steps]) -> Ite
             yield f"{option.name} is left out: {refused[option.name][0]}"
     if plan.failures is None:
         yield "the plan says nothing about failures: none are assumed"
+
+
+def _what_plans_mean(plan: PlanFile) -> Iterator[str]:
+    """What every plan takes for granted."""
+    kind = "of each device" if plan.work.scaling == "weak" else "of all devices together"
+    yield (
+        f"{plan.work.scaling} scaling: the batches are those {kind}; the samples are taken to be as many "
+        "whatever the global batch, see perfmodel batch"
+    )
+    yield "every device-hour is paid for from the start to the end of the job, stops included"

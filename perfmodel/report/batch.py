@@ -1,5 +1,6 @@
 """The law of the batch, and clauses of an acceptance, as tables and sentences."""
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -12,7 +13,7 @@ from perfmodel.documents.acceptance import (
 )
 from perfmodel.documents.goodput import BatchDocument
 from perfmodel.documents.verdicts import BatchValidationDocument, JudgedBatch
-from perfmodel.plan.acceptance import LARGE_BYTES
+from perfmodel.plan.acceptance import LARGE_BYTES, LOSS, STRONG, power, strong_error
 from perfmodel.report.wording import (
     Table,
     caveat_lines,
@@ -44,7 +45,7 @@ def batch_table(document: BatchDocument) -> Table:
     )
 
 
-def batch_lines(document: BatchDocument) -> list[str]:
+def batch_lines(document: BatchDocument, *, verbose: bool = False) -> list[str]:
     """The critical batch and what must be known before acting."""
     critical = one_line(count_interval(document.critical_batch))
     rates = ", ".join(
@@ -60,7 +61,7 @@ def batch_lines(document: BatchDocument) -> list[str]:
             f"Learning rate of SGD against batch {document.reference_batch:g}: {rates} "
             "(Adam: the square roots)"
         ),
-        *caveat_lines(document.caveats),
+        *caveat_lines(document.caveats, verbose=verbose),
     ]
 
 
@@ -122,23 +123,38 @@ def terms_table(terms: AcceptanceTerms) -> Table:
         {
             "<Clause": "name",
             "Reference": lambda clause: clause_value(clause, clause.reference),
-            "Uncertainty": "reference_error:%",
+            "Un-\ncertainty": "reference_error:%",
             "Limit": _limit,
+            f"Finds a loss\nof {percent(LOSS)}": lambda clause: percent(
+                power(clause, confidence=terms.each_confidence)
+            ),
         },
-        caption=f"A machine as good as the reference, measured as well, passes each clause with "
-        f"{percent(terms.confidence)} probability. Uncertainty: standard error.",
+        caption=f"A machine as good as the reference, measured as well, passes all {len(terms.clause)} clauses "
+        f"with {percent(terms.confidence)} at least: false alarm at most {percent(1 - terms.confidence)}. "
+        "Uncertainty: standard error.",
     )
 
 
 def terms_lines(terms: AcceptanceTerms) -> list[str]:
-    """What the person who signs must know of the clauses."""
+    """What the person who signs must know of the clauses: which are too weak, and what would make them strong."""
+    each = terms.each_confidence
+    wanted = strong_error(confidence=each)
+    lines = [
+        f"too weak: {clause.name}: finds a loss of {percent(LOSS)} with "
+        f"{percent(power(clause, confidence=each))}; {percent(STRONG)} needs an uncertainty of {percent(wanted)}: "
+        f"calibrate {math.ceil((clause.reference_error / wanted) ** 2)} times as many rounds"
+        for clause in terms.clause
+        if power(clause, confidence=each) < STRONG
+    ]
     sizes = [clause.size_bytes for clause in terms.clause if clause.kind is ClauseKind.BUSBW]
     largest = max((size for size in sizes if size is not None), default=LARGE_BYTES)
-    line = (
-        f"caveat: no all-reduce of {format_bytes(LARGE_BYTES)} was measured: its bandwidth is "
-        f"promised at {format_bytes(largest)}"
-    )
-    return [line] if largest < LARGE_BYTES else []
+    has_job = any(clause.kind is ClauseKind.STEP for clause in terms.clause)
+    if largest < LARGE_BYTES and not has_job:
+        lines.append(
+            f"caveat: no all-reduce of {format_bytes(LARGE_BYTES)} was measured: its bandwidth is "
+            f"promised at {format_bytes(largest)}"
+        )
+    return lines
 
 
 def judgement_table(document: AcceptanceDocument) -> Table:
@@ -158,8 +174,8 @@ def judgement_table(document: AcceptanceDocument) -> Table:
             "P(kept)": "probability_kept:%",
             "<Verdict": "verdict.value",
         },
-        caption=f"Passed or failed: with {percent(document.terms.confidence)} confidence. Uncertainty: standard "
-        "error of what was delivered.",
+        caption=f"Passed or failed: with {percent(document.terms.each_confidence)} confidence each, which makes "
+        f"{percent(document.terms.confidence)} for all. Uncertainty: standard error of what was delivered.",
     )
 
 

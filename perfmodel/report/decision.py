@@ -4,9 +4,11 @@ import shlex
 from collections.abc import Callable
 from typing import Any, Final
 
+from perfmodel.documents.budget import invented_prices
 from perfmodel.documents.plan import PlanDocument
 from perfmodel.report.figures import front_figure, tornado_figure
 from perfmodel.report.html import LinkedNumbers, picture, template
+from perfmodel.report.plan import more_money_lines
 from perfmodel.report.wording import DEFINITIONS
 
 #: Words of the page that are explained at its end.
@@ -72,6 +74,9 @@ def decision_html(document: PlanDocument) -> str:
         ],
         command=shlex.join(document.command_line),
         digest=document.digest,
+        banners=invented_prices(document.plan.prices()),
+        offers=more_money_lines(document) if document.ranked else (),
+        devices={name: machine.device for machine in document.machines for name in machine.options},
         definitions=definitions,
     )
 

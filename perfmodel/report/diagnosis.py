@@ -41,20 +41,30 @@ def diagnosis_table(diagnosed: Diagnosed) -> Table:
             "In its\nunit": lambda row: _expected(row[0], row[1], told.trained) or "-",
             "<Verdict": lambda row: _word(row[0]),
         },
-        caption="Expected: of a normal machine by data sheets, 90 % inside.",
+        caption="Expected: of this machine as it was calibrated, 90 % of runs inside."
+        if told.is_calibrated
+        else "Expected: of a normal machine by data sheets, 90 % inside.",
     )
 
 
-def verdict(found: Diagnosis) -> str:
-    """In one line: normal, not normal, or between the two."""
+def verdict(diagnosed: Diagnosed) -> str:
+    """In one line: normal, not normal, or between the two; first that another model runs than is named."""
+    words = judgement(diagnosed.found)
+    if diagnosed.told.contradicts:
+        return f"verdict: WRONG MODEL SIZE; of the size that is configured: {words}"
+    return f"verdict: {words}"
+
+
+def judgement(found: Diagnosis) -> str:
+    """The same, of the numbers alone."""
     if not found.fits:
-        return "verdict: nothing was timed; this is what to expect"
+        return "nothing was timed; this is what to expect"
     odds = next(fit.odds for fit in found.fits if fit.cause == NORMAL)
     if odds < _ABNORMAL:
-        return "verdict: NOT NORMAL"
+        return "NOT NORMAL"
     if odds >= _DECIDED:
-        return "verdict: normal"
-    return f"verdict: BORDERLINE, normal with {percent(odds)}"
+        return "normal"
+    return f"BORDERLINE, normal with {percent(odds)}"
 
 
 def diagnosis_lines(diagnosed: Diagnosed) -> list[str]:
@@ -70,10 +80,12 @@ def diagnosis_lines(diagnosed: Diagnosed) -> list[str]:
     if excluded:
         lines.append(f"does not fit (below 1 %): {', '.join(excluded)}")
     if found.next_name is not None:
-        lines.append(
-            f"measure next: {found.next_name} (expected to settle {100 * found.information:.0f} % of "
-            "what is open)"
+        settles = (
+            ""
+            if found.information is None
+            else (f" (expected to settle {100 * found.information:.0f} % of what is open)")
         )
+        lines.append(f"measure next: {found.next_name}{settles}")
         lines.append(f"{COMMAND}{found.next_command}")
     return lines
 
@@ -84,7 +96,7 @@ def diagnosis_json(diagnosed: Diagnosed) -> str:
     written = {
         "schema_version": 1,
         "model": told.model,
-        "verdict": verdict(found).removeprefix("verdict: "),
+        "verdict": verdict(diagnosed).removeprefix("verdict: "),
         "observations": [
             {
                 "text": each.observation.text,

@@ -31,7 +31,7 @@ def memory_table(report: MemoryReport) -> Table:
     )
 
 
-def memory_lines(report: MemoryReport) -> list[str]:
+def memory_lines(report: MemoryReport, *, verbose: bool = False) -> list[str]:
     """Verdict, largest batch, evidence, caveats."""
     largest = report.largest_batch
     return [
@@ -42,7 +42,7 @@ def memory_lines(report: MemoryReport) -> list[str]:
         ),
         f"largest micro-batch that fits for sure: {largest or 'none'}",
         f"evidence: {report.evidence}",
-        *caveat_lines(report.caveats),
+        *caveat_lines(report.caveats, verbose=verbose),
     ]
 
 
@@ -87,10 +87,10 @@ def techniques_table(report: MemoryReport) -> Table:
     )
 
 
-def technique_lines(report: MemoryReport) -> list[str]:
+def technique_lines(report: MemoryReport, *, verbose: bool = False) -> list[str]:
     """What each technique assumes, and caveats."""
     notes = [f"{row.name}: {row.note}" for row in report.techniques if row.note]
-    return [*notes, *caveat_lines(report.caveats)]
+    return [*notes, *caveat_lines(report.caveats, verbose=verbose)]
 
 
 def _ratio(report: MemoryReport, row: Technique) -> str:
@@ -133,7 +133,7 @@ def trace_lines(document: WorkloadDocument, *, micro_batch: int) -> list[str]:
             f"saved for backward: {format_bytes(step.saved_bytes)}; "
             f"{len(step.operators)} unique operators in {len(step.segments)} segments"
         ),
-        *caveat_lines(caveats),
+        *caveat_lines(caveats, verbose=True),
     ]
 
 

@@ -60,7 +60,7 @@ def _(found: MemoryReport) -> Answer:
 @answer_of.register
 def _(found: Diagnosed) -> Answer:
     lines = diagnosis.diagnosis_lines(found)
-    return Answer([diagnosis.diagnosis_table(found)], [diagnosis.verdict(found.found), *lines])
+    return Answer([diagnosis.diagnosis_table(found)], [diagnosis.verdict(found), *lines])
 
 
 def text(found: object) -> str:

@@ -1,6 +1,7 @@
 """Ranked options as tables and sentences."""
 
 import math
+from typing import Final
 
 from perfmodel.documents.budget import CostDocument, CostOption
 from perfmodel.documents.goodput import CheckpointIntervals, GoodputDocument
@@ -44,12 +45,17 @@ def plan_table(document: PlanDocument) -> Table:
     )
 
 
-def plan_lines(document: PlanDocument) -> list[str]:
+def plan_lines(document: PlanDocument, *, verbose: bool = False) -> list[str]:
     """Why, what else, what the answer depends on, and what to measure next."""
-    plan, lines = document.plan, []
+    plan = document.plan
+    lines = [f"warning: {warning}" for warning in document.warnings]
+    devices = {name: machine.device for machine in document.machines for name in machine.options}
     for entry in document.options:
         row, fewest = entry.row, entry.smallest_devices
-        lines.append(f"{row.option}: {entry.reason}{_break_even(entry, document)}")
+        lines.append(
+            f"{row.option} ({row.devices:,} x {devices[row.option]}): {entry.reason}"
+            f"{_break_even(entry, document)}"
+        )
         lines += [] if row.layout is None else [f"  layout: {row.layout}"]
         if row.needed_bytes is not None and row.fit_probability is not None:
             lines.append(
@@ -62,6 +68,7 @@ def plan_lines(document: PlanDocument) -> list[str]:
         )
     if document.ranked:
         lines.append(_winner_line(document.ranked[0]))
+        lines += more_money_lines(document)
     lines += map(_scaling_line, document.scaling)
     for name, rows in (("ranked", document.ranked), ("sooner for more money", document.front)):
         for row in rows[:_ROWS_SHOWN]:
@@ -77,12 +84,33 @@ def plan_lines(document: PlanDocument) -> list[str]:
             f"{format_duration(swing.high_elapsed_s)}"
         )
     lines.append(f"next measurement: {document.next_measurement}")
+    caveats = list(document.caveats)
     if document.num_skipped:
-        lines.append(f"caveat: {document.num_skipped} sizes do not split the global batch evenly")
+        caveats.append(f"{document.num_skipped} sizes do not split the global batch evenly")
     if document.num_too_large:
-        lines.append(f"caveat: {document.num_too_large} sizes do not fit into memory")
-    lines += caveat_lines(document.caveats)
-    return lines + [f"warning: {warning}" for warning in document.warnings]
+        caveats.append(f"{document.num_too_large} sizes do not fit into memory")
+    return lines + caveat_lines(caveats, verbose=verbose)
+
+
+#: What counts as a little more money, and as sooner.
+_LITTLE: Final = 0.25
+_SOONER: Final = 0.9
+_MOST_OFFERS: Final = 2
+
+
+def more_money_lines(document: PlanDocument) -> list[str]:
+    """What a little more money than the first buys, such as ``4.8 % more: half the time``."""
+    first = document.ranked[0]
+    found = {}
+    for row in (*document.ranked, *document.front):
+        more = row.cost.nominal / first.cost.nominal - 1
+        takes = row.elapsed_s.nominal / first.elapsed_s.nominal
+        if 0 < more <= _LITTLE and takes <= _SOONER:
+            found[more] = (
+                f"a little more money: {row.devices:,} x {row.option} cost {percent(more)} more and take "
+                f"{percent(takes)} of the time ({format_duration(row.elapsed_s.nominal)})"
+            )
+    return [found[more] for more in sorted(found)[:_MOST_OFFERS]]
 
 
 def _break_even(entry: OptionVerdict, document: PlanDocument) -> str:
@@ -155,13 +183,13 @@ def cost_lines(document: CostDocument) -> list[str]:
     }
     listed = ", ".join(f"{name} {value:,.0f}" for name, value in parts.items())
     return [
+        *(f"warning: {warning}" for warning in document.warnings),
         f"Buying: {items.capital:,.0f} {budget.currency} at the start; per year {listed}",
         *(
             f"price: {name}: {price.value:,.10g} {price.currency} {price.unit.value}, {price.date}, "
             f"{price.region}, term {price.term}, {price.source}"
             for name, price in budget.prices().items()
         ),
-        *(f"warning: {warning}" for warning in document.warnings),
     ]
 
 
@@ -191,7 +219,7 @@ def goodput_table(document: GoodputDocument) -> Table:
     )
 
 
-def goodput_lines(document: GoodputDocument) -> list[str]:
+def goodput_lines(document: GoodputDocument, *, verbose: bool = False) -> list[str]:
     """What the courses say, one sentence per line."""
     job, effective = document.job, document.effective_fraction
     mtbf = "never" if math.isinf(job.mtbf_s) else f"every {format_duration(job.mtbf_s)}"
@@ -230,7 +258,7 @@ def goodput_lines(document: GoodputDocument) -> list[str]:
             f"Done within {format_duration(document.deadline_s)}: "
             f"{percent(document.deadline_probability)} of the courses"
         )
-    return lines + caveat_lines(document.caveats)
+    return lines + caveat_lines(document.caveats, verbose=verbose)
 
 
 def _interval_lines(job: Job, intervals: CheckpointIntervals | None) -> list[str]:

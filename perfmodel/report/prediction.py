@@ -104,6 +104,15 @@ def prediction_lines(prediction: PredictionDocument, *, verbose: bool) -> list[s
                 f"from {point.setting.world_size} devices on, all-reduce waits for: {shown}"
             )
     advice = [] if prediction.scaling_advice is None else advice_lines(prediction.scaling_advice)
+    if prediction.samples is not None:
+        times = [
+            f"{point.setting.world_size:,} x {one_line(duration_interval(prediction.samples / point.samples_per_s))}"
+            for point in prediction.points
+        ]
+        lines.append(
+            f"time to {prediction.samples:,.0f} samples (devices x time): {'; '.join(times)}; as many samples at "
+            "every batch, see perfmodel batch"
+        )
     return [*lines, *caveat_lines(prediction.caveats, verbose=verbose), *advice]
 
 
@@ -445,7 +454,7 @@ def search_table(document: ParallelismPlanDocument) -> Table:
     )
 
 
-def search_lines(document: ParallelismPlanDocument) -> list[str]:
+def search_lines(document: ParallelismPlanDocument, *, verbose: bool = False) -> list[str]:
     """How much was searched, why the runner-up lost, caveats."""
     lines = [
         (
@@ -476,7 +485,7 @@ def search_lines(document: ParallelismPlanDocument) -> list[str]:
             f"{lost.step_s.nominal / first_s - 1:.1%}, most of it in {lost.loses_in} "
             f"({format_duration(lost.loses_by_s)}); slower with probability {lost.slower_probability:.0%}"
         )
-    return [*lines, *caveat_lines(document.caveats)]
+    return [*lines, *caveat_lines(document.caveats, verbose=verbose)]
 
 
 def _tested_lines(document: ParallelismPlanDocument) -> list[str]:

@@ -394,7 +394,7 @@ def diff_lines(document: ProfileDiffDocument) -> list[str]:
         lines.append(
             f"not compared: {len(document.missing)} parameters, such as {document.missing[0]}"
         )
-    return [*lines, *caveat_lines(document.caveats)]
+    return [*lines, *caveat_lines(document.caveats, verbose=True)]
 
 
 Curves = Mapping[tuple[str, str], Sequence[MeasuredCollective]]

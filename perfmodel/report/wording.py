@@ -222,7 +222,7 @@ MOST_CAVEATS: Final = 3
 LONGEST_CAVEAT: Final = 100
 
 
-def caveat_lines(caveats: Sequence[str], *, verbose: bool = True) -> list[str]:
+def caveat_lines(caveats: Sequence[str], *, verbose: bool = False) -> list[str]:
     """Caveats, one per line; without ``verbose`` the first three, each cut to 100 characters."""
     lines = [f"caveat: {caveat}" for caveat in caveats]
     if verbose:

@@ -13,11 +13,11 @@ import numpy as np
 
 from perfmodel.cost.jobs import Jobs, jobs_from_columns
 from perfmodel.cost.rescaling import device_sheet
-from perfmodel.diagnosis.odds import Diagnosis, Observation, diagnose
+from perfmodel.diagnosis.odds import Diagnosis, Observation, diagnose, draw_terms
 from perfmodel.diagnosis.trained import LargeModel, Run
 from perfmodel.documents.profile import InferredDocument
 from perfmodel.layout.layout import Layout
-from perfmodel.report.diagnosis import verdict
+from perfmodel.report.diagnosis import judgement
 from tests.examples import ROOT
 
 _RECORDS = {"a100": "a100-sxm4-80", "h100": "h100-sxm5"}
@@ -33,12 +33,15 @@ def diagnosed(jobs: Jobs, step_s: float, device: str) -> Diagnosis:
     trained = LargeModel(
         name="published", parameters=1.0, tokens=float(jobs.sequence[0]), jobs=lambda _: jobs
     )
+    rng = np.random.default_rng(0)
     return diagnose(
         trained,
         [Observation(text="", run=run, step_s=step_s)],
-        device_sheet(device),
+        draw_terms(device_sheet(device), rng, known_network=True),
+        device=device,
         capacity_bytes=float("inf"),
-        known_network=True,
+        own_links=True,
+        rng=rng,
     )
 
 
@@ -56,9 +59,9 @@ def main() -> None:
         of = functools.partial(diagnosed, device=device)
         runs = [(every.take(np.array([i])), s) for i, s in enumerate(machine.step_s)]
         found = [of(jobs, step_s) for jobs, step_s in runs]
-        late = [verdict(of(jobs, _SLOWER * step_s)) for jobs, step_s in runs]
+        late = [judgement(of(jobs, _SLOWER * step_s)) for jobs, step_s in runs]
         inside = [str(each.judged[0].is_normal) for each in found]
-        said = [verdict(each) for each in found]
+        said = [judgement(each) for each in found]
         sys.stdout.write(
             f"{record}: inside {_share(inside, 'True')}, NOT NORMAL {_share(said, 'NOT')}, borderline "
             f"{_share(said, 'BORDER')}; {_SLOWER:g} x slower: NOT NORMAL {_share(late, 'NOT')}, "

@@ -1,7 +1,12 @@
 """goodput, cost, batch, plan options, diff and acceptance as a user sees them."""
 
+import json
+import re
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,6 +23,7 @@ from perfmodel.errors import (
 )
 from perfmodel.machine.measured import CheckpointProfile, CurvePoint
 from tests.calibrate.test_noise import training
+from tests.examples import ROOT
 from tests.perfmodel.cli.command import Result, Run, complaint
 from tests.perfmodel.plan.budgets import budget_text
 from tests.perfmodel.plan.budgets import written as written_budget
@@ -85,6 +91,13 @@ def test_a_machine_passes_its_own_clauses_and_a_slow_one_fails(run: Run, tmp_pat
     passed = run("acceptance", "judge", clauses, "--profile", good)
     assert passed.exit_code == EXIT_OK
     assert "failed" not in passed.stdout.replace("Passed or failed", "")
+    assert "false alarm at most 5.0 %" in " ".join(wrote.stdout.split())
+    other = tmp_path / "other.toml"
+    as_json = run("acceptance", "write", "--profile", good, "--json", "--output", other)
+    assert json.loads(as_json.stdout)["confidence"] == 0.95
+    as_file(profile(Machine(relative_error=0.2))).write(tmp_path / "loose.json")
+    weak = run("acceptance", "write", "--profile", tmp_path / "loose.json", "--output", other)
+    assert re.search(r"too weak: .*calibrate \d+ times as many rounds", weak.stdout)
     failed = run("acceptance", "judge", clauses, "--profile", slow)
     light = profile(Machine(relative_error=0.02))
     as_file(replace(light, workloads=light.workloads[:1])).write(slow)
@@ -92,7 +105,7 @@ def test_a_machine_passes_its_own_clauses_and_a_slow_one_fails(run: Run, tmp_pat
     line = complaint(unmeasured, EXIT_OUT_OF_TOLERANCE)
     assert "acceptance: not measured: step of heavy, 1 x 16; step of heavy, 2 x 16" in line
     line = complaint(failed, EXIT_OUT_OF_TOLERANCE)
-    assert line.startswith("perfmodel: acceptance: failed: all-reduce busbw at 64 MiB, 2 ranks")
+    assert line.startswith("perfmodel: acceptance: failed: all-reduce busbw at 7 MiB, 2 ranks")
     assert "link: busbw of the largest all-reduce by group" in failed.stdout
 
 
@@ -113,6 +126,48 @@ def test_a_plan_is_ranked(run: Run, tmp_path: Path) -> None:
     as_json = run("plan", "options", path, "--today", "2026-11-21", "--json")
     document = PlanDocument.of_text(as_json.stdout)
     assert document.ranked == PlanDocument.read(output).ranked
+
+
+LARGE = ("plan", "options", ROOT / "docs" / "plan.7b.toml", "--today", "2026-11-21")
+
+
+def test_what_was_chosen_is_a_task_for_skypilot(run: Run, tmp_path: Path) -> None:
+    """64 devices in nodes of 8; the file says that its prices are invented, and so does every answer."""
+    result = run(*LARGE, "--export", tmp_path / "task.yaml")
+    assert result.exit_code == EXIT_OK
+    assert "warning: PRICES ARE INVENTED (2 of 2)" in result.stdout
+    assert re.search(r"a little more money: 128 x by the hour cost 4\.8 % more", result.stdout)
+    assert result.stdout.count("caveat: ") == 3
+    task = (tmp_path / "task.yaml").read_text(encoding="utf-8")
+    assert 'num_nodes: 8\nresources:\n  accelerators: "H100:8"\nrun: |\n' in task
+    assert "torchrun --nnodes" in task
+
+
+def test_a_program_tells_skypilot_the_predicted_time(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sky: Any = ModuleType("sky")
+    made: list[Any] = []
+    sky.Resources = lambda accelerators: accelerators
+    monkeypatch.setitem(sys.modules, "sky", sky)
+    answer = run(*LARGE, "--export", tmp_path / "task.py", "--json")
+    row = PlanDocument.of_text(answer.stdout).ranked[0]
+    names: dict[str, Any] = {"__name__": "task"}
+    exec((tmp_path / "task.py").read_text(encoding="utf-8"), names)  # noqa: S102
+    resources = SimpleNamespace(accelerators={"H100": 8})
+    assert names["time_estimator"](resources) == round(row.elapsed_s.nominal)
+    sky.Task = lambda **given: SimpleNamespace(
+        **given, set_resources=made.append, set_time_estimator=made.append
+    )
+    names["task"]()
+    assert made == [{"H100:8"}, names["time_estimator"]]
+
+
+def test_what_skypilot_does_not_rent_is_refused(run: Run, tmp_path: Path) -> None:
+    path = written(tmp_path)
+    asked = ("plan", "options", path, "--today", "2026-11-21", "--export")
+    assert "SkyPilot must rent the device" in complaint(run(*asked, "a.yaml"), EXIT_USAGE)
+    assert "must end in .yaml or .py" in complaint(run(*asked, "a.json"), EXIT_USAGE)
 
 
 @pytest.mark.parametrize("as_json", [True, False])

@@ -61,6 +61,8 @@ def test_a_name_that_contradicts_the_shape(diagnose: Diagnose) -> None:
     file = ROOT / "docs" / "cases" / "mpt-7b.yaml"
     found = diagnose(file, "--device", "a100-sxm4-40", "--observed", "8 GPUs 1 node 13.5 % MFU")
     assert "says 7 G parameters, the configuration has 0.12" in found["notes"][0]
+    assert found["verdict"] == "WRONG MODEL SIZE; of the size that is configured: NOT NORMAL"
+    assert found["next"]["name"] == "parameters of the model that runs"
 
 
 def test_a_seventh_of_the_readme_is_not_normal(diagnose: Diagnose) -> None:
@@ -210,6 +212,63 @@ def test_a_traced_model_knows_ddp_alone(run: Run, tmp_path: Path) -> None:
     given = ("--device", "a10", "--micro-batch", 16, "--precision", "fp32", "--strategy", "fsdp")
     found = run("diagnose", model, *given, "--observed", "1 node of 2: 3 s")
     assert "must be ddp for a traced model" in complaint(found, 2)
+
+
+def test_the_implied_rate_is_that_of_a_sum_by_hand(diagnose: Diagnose) -> None:
+    """LoRA of 7 G weights under ZeRO-3: both passes gather the other half of 13.5 GB, in 53 s: 2 Gb/s."""
+    found = diagnose(
+        "llama2-7b", "--device", "rtx-4090", "--strategy", "zero3", "--micro-batch", 1,
+        "--sequence-length", 2048, "--precision", "bf16", "--lora",
+        "--observed", "1 GPU: 3 s/it", "--observed", "1 node of 2: 56 s/it",
+    )  # fmt: skip
+    assert first(found) == "slow links inside the node"
+    assert found["causes"][0]["size"] == pytest.approx(6.74e9 * 2 / 53, rel=0.3)
+
+
+def test_a_loader_is_not_looked_for_where_no_loader_fits(diagnose: Diagnose) -> None:
+    """Adapters send hardly anything: what slows four cards but not two is one of the new ones."""
+    found = diagnose(
+        "llama2-13b", "--device", "a100-sxm4-80", "--strategy", "ddp", "--micro-batch", 2,
+        "--sequence-length", 1024, "--precision", "bf16", "--lora",
+        "--observed", "1 node of 2: 0.5 s", "--observed", "1 node of 4: 1.9 s",
+    )  # fmt: skip
+    assert first(found) == "straggler"
+    assert found["next"]["name"] == "every rank up to its first all-reduce"
+
+
+def test_a_calibrated_machine_is_expected_to_do_what_it_was_measured_to_do(
+    run: Run, diagnose: Diagnose, stored: Path
+) -> None:
+    asked = ("heavy", "--profile", stored, "--micro-batch", 16, "--strategy", "ddp", "--observed")
+    predicted = json.loads(
+        run("predict", "--profile", stored, "--workload", "heavy", "--devices", 2, "--batch", 16, "--json").stdout
+    )["points"][0]["step_s"]  # fmt: skip
+    step_s = predicted["nominal"]
+    found = diagnose(*asked, f"1 node of 2: {step_s:.6f} s")
+    [judged] = found["observations"]
+    assert judged["expected_s"]["p5"] == pytest.approx(predicted["p5"], rel=0.02)
+    assert judged["expected_s"]["p95"] == pytest.approx(predicted["p95"], rel=0.02)
+    assert found["verdict"] == "normal"
+    assert "data sheet" not in run("diagnose", *asked, "1 node of 2: 3 s").stdout
+    slow = diagnose(*asked, f"1 node of 2: {4 * step_s:.6f} s", "--observed", "1 GPU: 0.25 s")
+    assert slow["verdict"] == "NOT NORMAL"
+    assert odds(slow)["slow links inside the node"] > 100 * odds(slow)["loader"]
+    assert "host-bound" not in odds(slow), "a processor that is its own host launches nothing ahead"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("llama2-7b", "--observed", "1 GPU: 3 s"), "MODEL: must be a workload of the profile (light, heavy)"),
+        (("heavy", "--observed", "1 GPU: 3 s", "--device", "a10"), "--device: excludes --profile"),
+        (("heavy", "--observed", "1 GPU: 30 % MFU"), "MFU is a share of a data sheet's peak"),
+    ],
+)  # fmt: skip
+def test_what_a_profile_cannot_tell_is_refused(
+    run: Run, stored: Path, arguments: tuple[object, ...], words: str
+) -> None:
+    found = run("diagnose", *arguments, "--profile", stored, "--micro-batch", 16)
+    assert words in complaint(found, 2)
 
 
 def test_more_than_the_peak_is_not_normal(diagnose: Diagnose) -> None:

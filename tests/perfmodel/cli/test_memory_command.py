@@ -8,7 +8,8 @@ import pytest
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.units import MIB
 from perfmodel.workload.step import AffineBytes, SymbolicStep
-from tests.perfmodel.cli.command import Run
+from tests.examples import ROOT
+from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.tracing.method import SGD_LOOP
 from tests.perfmodel.workload.memory_samples import step_memory
@@ -89,3 +90,21 @@ def test_techniques_in_seconds(run: Run, traced: Path, stored: Path) -> None:
     named = {row["name"]: row for row in json.loads(result.stdout)["techniques"]}
     assert named["as it is"]["step_s"] > 0
     assert named["layers streamed from host memory"]["time_evidence"] == "assumed"
+
+
+def test_a_model_is_traced_for_the_question(run: Run) -> None:
+    """A convolution, a normalisation, a linear layer: 4.1 M parameters in fp32, with AdamW twice as much again."""
+    model = f"{ROOT / 'docs' / 'cases' / 'net.py'}:model"
+    asked = ("memory", "--workload", model, "--device", "a100-sxm4-80", "--optimizer", "adamw")
+    result = run(*asked, "--micro-batch", 4, "--json")
+    assert result.exit_code == 0, result
+    assert "traced with adamw in fp32 at micro-batch 4" in result.stderr
+    parts = json.loads(result.stdout)["parts_bytes"]
+    parameters = 4 * (64 * 27 + 64 + 128 + 4096 * 1000 + 1000)
+    assert parts["parameters"] == pytest.approx(parameters, rel=0.01)
+    assert parts["optimizer states"] == pytest.approx(2 * parameters, rel=0.01)
+
+
+def test_a_file_keeps_its_own_optimizer(run: Run, traced: Path) -> None:
+    result = run("memory", "--workload", traced, "--device-memory", "1GiB", "--optimizer", "adamw")
+    assert "--optimizer: excludes a workload file" in complaint(result, 2)

@@ -1,6 +1,7 @@
 """Help, progress, and lines that fit a terminal."""
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,20 @@ def test_the_bar_measures_its_pace_without_the_wait(monkeypatch: pytest.MonkeyPa
         show(Progress(done=4, total=10, task="waiting", is_waiting=True))
         show(Progress(done=5, total=10, task="task 5"))
     assert [entry["completed"] for entry in updates] == [None, 5]
+
+
+def test_long_computations_are_shown_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "_SILENT_S", 0.0)
+    with progress.working("plan"):
+        time.sleep(0.1)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress.working("plan"):
+        time.sleep(0.5)
+    assert "plan" in capsys.readouterr().err
 
 
 @pytest.fixture

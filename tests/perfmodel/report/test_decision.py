@@ -89,7 +89,8 @@ def test_the_figures_of_the_text_are_those_of_the_json(page: str, document: Plan
 def test_no_number_of_the_first_page_stands_without_its_source(page: str) -> None:
     """Outside links and the planner's own sentences there are no digits but 90 %, 95 % and 1 of 20."""
     first = page[page.index('id="recommendation"') : page.index('id="basis"')]
-    first = re.sub(r"<li><strong>.*?</strong></li>", "", first, flags=re.DOTALL)
+    own = r'<li><strong>.*?</strong></li>|<p class="offer">.*?</p>'
+    first = re.sub(own, "", first, flags=re.DOTALL)
     bare = re.sub(r"<a .*?</a>|<[^>]*>", "", first, flags=re.DOTALL)
     bare = re.sub(r"90&nbsp;%|95&nbsp;%|1 of 20", "", bare)
     assert re.findall(r"\d[\d.,]*", bare) == []
