@@ -34,9 +34,14 @@ def chromium() -> Iterator[Any]:
         found.close()
 
 
+def fits(page: Any, *, width: int) -> None:
+    """Nothing scrolls sideways."""
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 def is_readable(page: Any, *, width: int) -> None:
     """Nothing scrolls sideways, and axe-core finds no violation."""
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    fits(page, width=width)
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed"
     )
