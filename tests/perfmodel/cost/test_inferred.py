@@ -57,6 +57,13 @@ def test_without_a_disturbed_run_nothing_stalls(model: InferredModel, jobs: Jobs
     calm = InferredModel(machine=replace(model.machine, degraded=None))
     assert not calm.stall_probability(jobs).any()
     assert calm.predict(jobs).upper_s == pytest.approx(model.predict(jobs, stalls=False).upper_s)
+    # Joint draws lie around the fit, as far away as the parameters' draws are on average.
+    logs = np.log(calm.closed_form_s(jobs))
+    away = (logs - logs[0]).mean(axis=0) * calm.uncertainty_factor(jobs)
+    found = calm.joint_logs(jobs, num_draws=20_000).mean(axis=0)
+    centre = logs[0] + calm.discrepancy.at(jobs)[0]
+    assert found == pytest.approx(centre + away, abs=0.003)
+    assert np.abs(found - centre).max() > 0.006
 
 
 def test_links_of_a_file_stand_in_for_those_between_nodes(model: InferredModel) -> None:

@@ -9,7 +9,8 @@ from perfmodel.answer.measured import layout_costs
 from perfmodel.answer.question import Answer
 from perfmodel.cost.measured import PIPELINE, groups, ranks_beside
 from perfmodel.cost.network import Group
-from perfmodel.errors import NotFeasible
+from perfmodel.cost.shares import divided_program
+from perfmodel.errors import CalibrationUnavailable, NotFeasible
 from perfmodel.layout.layout import Layout, parse_layout
 from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import (
@@ -162,6 +163,14 @@ def test_what_was_not_traced_has_data_parallelism_alone(machine: MeasuredMachine
     predictor = Asking(machine)
     with pytest.raises(NotFeasible, match="--layout: --workload must be a file of perfmodel trace"):
         predictor.step(predictor.workload("heavy"), parse_layout("dp=2 zero=3 micro_batch=16"))
+
+
+def test_without_operators_nothing_is_divided(machine: MeasuredMachine) -> None:
+    known = workload(Asking(machine))
+    with pytest.raises(CalibrationUnavailable, match="needs operators"):
+        divided_program(
+            dataclasses.replace(machine, operators=None), known, parse_layout("dp=2 zero=3")
+        )
 
 
 def test_a_layout_in_python_with_memory_and_probability(machine: MeasuredMachine) -> None:

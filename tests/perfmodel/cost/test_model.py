@@ -11,7 +11,7 @@ from perfmodel.cost.terms import Terms
 from perfmodel.layout.layout import RunSetting, Synchronisation
 from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import PHASE_CURVES, MeasuredMachine, PhaseCurves
-from perfmodel.step.program import Cause
+from perfmodel.step.program import Cause, Operation, StepProgram, Stream
 from tests.perfmodel.profiles import HEAVY, Machine, profile
 
 
@@ -65,6 +65,26 @@ def test_between_measured_numbers_of_ranks_the_nearest_two_tell() -> None:
     changed = replace(document, workloads=(*others, replace(workload, phases=phases)))
     found = terms(changed, world_size=3, micro_batch=8).compute_s[Cause.FORWARD]
     assert found[0] == pytest.approx(1.5 * 0.041)
+
+
+def test_a_bucket_costs_its_gradients_and_its_bytes() -> None:
+    """Three gradients at 1 ms, and 2 MB at 1 ns a byte; twice that on the slowest rank."""
+    known = replace(
+        terms(profile(Machine())),
+        bucket_s=np.array([1e-3]),
+        bucket_s_per_byte=np.array([1e-9]),
+        slowest=np.array([2.0]),
+    )
+    bucket = Operation(
+        name="bucket",
+        stream=Stream.COMPUTE,
+        cause=Cause.BUCKET,
+        share=3.0,
+        size_bytes=2_000_000,
+    )
+    program = StepProgram((bucket,))
+    assert known.median_durations(program)[0, 0] == pytest.approx(5e-3)
+    assert known.durations(program)[0, 0] == pytest.approx(10e-3)
 
 
 def test_settings_share_their_uncertainty() -> None:

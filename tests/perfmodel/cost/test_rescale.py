@@ -20,7 +20,13 @@ from perfmodel.cost.rescaling import (
 from perfmodel.documents.hardware import DataSheet
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout.layout import RunSetting
-from perfmodel.machine.measured import DeviceRates, MeasuredMachine, OperatorCosts, Rescaling
+from perfmodel.machine.measured import (
+    ComputeRate,
+    DeviceRates,
+    MeasuredMachine,
+    OperatorCosts,
+    Rescaling,
+)
 from perfmodel.workload.operator import Operator, Phase, TensorSpec
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.cli.test_memory_command import document as remembered
@@ -157,6 +163,26 @@ def calibrated(device_name: str = "synthetic", **changes: Any) -> MeasuredMachin
         device_name=device_name,
         **changes,
     )
+
+
+def test_the_best_measured_rate_of_a_type_is_its_peak() -> None:
+    """Two products in bf16: the faster counts, whichever comes last."""
+    slow, fast = (
+        ComputeRate(
+            probe="matmul",
+            dtype="bf16",
+            shape=(64, 64),
+            time_s=1e-6,
+            flop_per_s=rate,
+            bytes_per_s=1e9,
+        )
+        for rate in (1e12, 3e12)
+    )
+    found = rescaled_profile(
+        replace(calibrated(), rates=(fast, slow)), sheet("faster"), shipped_catalogue()
+    )
+    assert found.rescaling is not None
+    assert found.rescaling.source.flop_per_s["bf16"] == 3e12
 
 
 def test_measured_peaks_stand_for_the_data_sheet_of_a_device_without_one() -> None:
