@@ -33,6 +33,10 @@ def divided_program(
     machine: MeasuredMachine, workload: MeasuredWorkload, layout: Layout
 ) -> StepProgram:
     """The step of a layout that is more than data parallelism, by ``cost.measured.step_program``."""
+    if machine.operators is None:
+        raise CalibrationUnavailable(
+            f"--layout: {str(layout)!r} needs operators, but the profile holds none; calibrate again"
+        )
     if not isinstance(workload, TracedWorkload):
         raise NotFeasible(
             f"--layout: --workload must be a file of perfmodel trace for anything but dp=N, got "
@@ -42,10 +46,6 @@ def divided_program(
     if blocking and layout.zero == 3:
         # Without a stream of their own collectives are not gathered ahead: FSDP waits for each.
         layout = replace(layout, prefetch=0)
-    if machine.operators is None:
-        raise CalibrationUnavailable(
-            f"--layout: {str(layout)!r} needs operators, but the profile holds none; calibrate again"
-        )
     # ZeroRedundancyOptimizer stands behind DistributedDataParallel, with its buckets.
     passes = replace(layout, zero=0) if layout.zero == 1 else layout
     # Curves tell how work is divided; what was measured as a whole is multiplied by the shares.

@@ -26,6 +26,8 @@ from perfmodel.step.program import Cause, Interference, Operation, StepProgram, 
 from tests.benchmarks.page import rows as page_rows
 
 PAGE: Final = Path("docs/performance.md")
+#: What ``tests.benchmarks.mutation`` found last, as it is told.
+MUTATION: Final = Path(__file__).with_name("mutation.md")
 PROFILE: Final = Path("docs/records/calibration/profile.json")
 H100: Final = Path("perfmodel/documents/machines/runs/dgx-h100.json")
 _MIB: Final = 2**20
@@ -472,6 +474,8 @@ def page() -> str:
             *large,
             "",
             *page_rows(),
+            "",
+            MUTATION.read_text(encoding="utf-8").strip(),
             "",
         ]
     )

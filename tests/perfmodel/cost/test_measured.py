@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 import perfmodel
@@ -9,12 +10,12 @@ from perfmodel.answer.measured import layout_costs
 from perfmodel.answer.question import Answer
 from perfmodel.cost.measured import PIPELINE, groups, ranks_beside
 from perfmodel.cost.network import Group
-from perfmodel.cost.shares import divided_program
 from perfmodel.errors import CalibrationUnavailable, NotFeasible
 from perfmodel.layout.layout import Layout, parse_layout
 from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import (
     PHASE_CURVES,
+    LayoutCost,
     MeasuredMachine,
     MeasuredWorkload,
     PhaseCurves,
@@ -76,6 +77,19 @@ def test_tensor_parallelism_divides_compute_and_pays_for_all_reduces(
         assert 1 / tp <= ratio < 1
     assert seconds(divided, Cause.TENSOR) > 0
     assert divided.evidence["compute"] in (Evidence.EXTRAPOLATED, Evidence.ASSUMED)
+
+
+def test_shares_of_tensor_parallelism_are_unsure_until_it_was_run(
+    machine: MeasuredMachine,
+) -> None:
+    cost = LayoutCost(family="tensor", world_size=2, call_s=1e-5, byte_s=0.0, log_error=0.1)
+
+    def spread(of: MeasuredMachine) -> float:
+        predictor = Asking(of)
+        found = predictor.step(workload(predictor), parse_layout(f"tp=2 micro_batch={BATCH}"))
+        return float(np.log(layout_costs(found.question).terms.compute_s[Cause.FORWARD]).std())
+
+    assert spread(machine) > 1.05 * spread(dataclasses.replace(machine, layouts=(cost,)))
 
 
 def test_parameters_outside_blocks_are_gathered_once(machine: MeasuredMachine) -> None:
@@ -166,11 +180,10 @@ def test_what_was_not_traced_has_data_parallelism_alone(machine: MeasuredMachine
 
 
 def test_without_operators_nothing_is_divided(machine: MeasuredMachine) -> None:
-    known = workload(Asking(machine))
-    with pytest.raises(CalibrationUnavailable, match="needs operators"):
-        divided_program(
-            dataclasses.replace(machine, operators=None), known, parse_layout("dp=2 zero=3")
-        )
+    """The profile is at fault, and not the workload, which was traced."""
+    predictor = Asking(dataclasses.replace(machine, operators=None))
+    with pytest.raises(CalibrationUnavailable, match="the profile holds none; calibrate again"):
+        predictor.step(workload(predictor), parse_layout(f"dp=2 zero=3 micro_batch={BATCH}"))
 
 
 def test_a_layout_in_python_with_memory_and_probability(machine: MeasuredMachine) -> None:
