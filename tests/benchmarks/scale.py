@@ -26,7 +26,7 @@ from perfmodel.step.program import Cause, Interference, Operation, StepProgram, 
 from tests.benchmarks.page import rows as page_rows
 
 PAGE: Final = Path("docs/performance.md")
-#: What ``tests.benchmarks.mutation`` found last, as it is told.
+#: What ``tests.benchmarks.mutation`` found last: the first line is the summary.
 MUTATION: Final = Path(__file__).with_name("mutation.md")
 PROFILE: Final = Path("docs/records/calibration/profile.json")
 H100: Final = Path("perfmodel/documents/machines/runs/dgx-h100.json")
@@ -462,10 +462,7 @@ def page() -> str:
             "",
             *commands,
             "",
-            (
-                "Growth inside one process. The power is that of the size, fitted to the three largest. "
-                "A row is kept if it grows no faster than n log n."
-            ),
+            ("Growth inside one process, as a power of the size. Kept: no faster than n log n."),
             "",
             *growth,
             "",
@@ -475,7 +472,7 @@ def page() -> str:
             "",
             *page_rows(),
             "",
-            MUTATION.read_text(encoding="utf-8").strip(),
+            MUTATION.read_text(encoding="utf-8").partition("\n")[0],
             "",
         ]
     )
