@@ -41,12 +41,14 @@ _CONSTANT: Final = (
 _MACHINE: Final = ("hardware", "gpu")
 _READ: Final = (
     *("source", "kind", "gpus", "gpus_per_node", "micro_batch", "global_batch"),
-    *("step_time_s", "throughput", "throughput_per_gpu"),
+    *("step_time_s", "throughput", "throughput_per_gpu", "sharding"),
 )
 #: Counts in a machine's name ("2x H100") say how much of it was used, not which one it is.
 _COUNTS: Final = re.compile(r"(?<![A-Za-z0-9])\d+x(?=[ _A-Z])[ _]?")
 #: Models that are shortened where there are few devices say so in a note.
 _LAYERS: Final = re.compile(r"\blayers=\d+")
+#: How weights are sharded, and among how many devices: "FSDP128".
+_SHARDED: Final = re.compile(r"(\D*)(\d+)")
 #: Devices that are this much faster together than alone are an error of the table.
 _TOO_GOOD: Final = 1.5
 
@@ -197,7 +199,11 @@ def _usable(
         layers = _LAYERS.search(row.get("notes", ""))
         constant = (row[name] for name in _CONSTANT)
         told = layers.group() if layers else ""
-        key = (source, row["model"], hardware, gpu, batch, told, *constant)
+        # Sharding among all devices is one way at any count; in groups of 128 it is another.
+        sharded = _SHARDED.fullmatch(row["sharding"])
+        is_whole = sharded and float(sharded.group(2)) == gpus
+        sharding = sharded.group(1) if sharded and is_whole else row["sharding"]
+        key = (source, row["model"], hardware, gpu, batch, told, sharding, *constant)
         yield key, gpus, cost, number(row, "gpus_per_node") or gpus
 
 

@@ -70,7 +70,7 @@ def throughput(**cells: object) -> dict[str, object]:
             ),
             *("tp", "pp", "cp", "ep", "zero_stage", "activation_checkpointing", "seq_len", "gpu"),
             *("micro_batch", "global_batch", "step_time_s", "throughput_per_gpu", "gpus_per_node"),
-            *("throughput", "notes"),
+            *("throughput", "notes", "sharding"),
         ),
         "",
     )
@@ -101,6 +101,18 @@ def test_any_source_with_a_batch_has_a_verdict(tmp_path: Path) -> None:
             "no time, or neither batch nor kind of scaling": 3,
         },
     )
+
+
+def test_shards_among_all_devices_and_in_groups_are_two_series(tmp_path: Path) -> None:
+    counts = {64: "FSDP64", 128: "FSDP128", 256: "FSDP256", 512: "FSDP128", 1024: "FSDP128"}
+    rows = [
+        throughput(model="m", gpus=n, micro_batch=2, throughput=n, sharding=sharding)
+        for n, sharding in (counts | {2048: "FSDP128"}).items()
+    ]
+    write(tmp_path / "throughput.csv", rows)
+    sources, _, counted = scaling.read_series(tmp_path)
+    assert [list(one.gpus) for one in sources["acme"]] == [[64, 128, 256], [512, 1024, 2048]]
+    assert counted.num_judged == 6
 
 
 def test_builds_that_agree_predict_the_others(tmp_path: Path) -> None:
