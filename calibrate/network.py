@@ -109,7 +109,7 @@ def measure_network(
                 num_nodes=-(-entry.world_size // topology.ranks_per_node),
                 points=entry.points,
             )
-            for entry in collective_profiles(found)
+            for entry in collective_profiles(found, back_to_back=here.device_kind != "cpu")
         ),
         notes=(),
     )

@@ -284,21 +284,22 @@ def bottleneck(question: Question) -> Resource:
     free = {Resource.HOST: _without_dispatch(asked), Resource.COMMUNICATION: silent}
     for resource, left in _device_parts(asked).items():
         compute_s = {c: time_s * left.get(c, 1.0) for c, time_s in terms.compute_s.items()}
-        free[resource] = replace(terms, compute_s=compute_s)
-        if resource is Resource.MEMORY:
-            free[resource] = replace(free[resource], bucket_s=none, bucket_s_per_byte=none)
+        # Copies into buckets are starts of kernels, and traffic.
+        copies = "bucket_s" if resource is Resource.COMPUTE else "bucket_s_per_byte"
+        free[resource] = replace(terms, compute_s=compute_s, **{copies: none})
     return min(free, key=lambda resource: asked.step_s(free[resource]))
 
 
 def _device_parts(asked: Nominal) -> dict[Resource, dict[Cause, float]]:
     """Parts of each pass that are left without arithmetic, and without traffic, by the measured rates.
 
-    A kernel takes the longer of its products and its traffic, each after the start that the probes show:
+    Products and traffic of a kernel overlap, after the start that the probes show; 3 fits published steps:
 
-        t = max(start_p + FLOP / rate, start_t + bytes / bandwidth)
+        t = start + ((FLOP / rate)^3 + (bytes / bandwidth)^3)^(1 / 3)
     """
     machine, workload = asked.question.machine, asked.question.workload
-    rates = machine.rates if isinstance(machine, MeasuredMachine) else ()
+    assert isinstance(machine, MeasuredMachine)
+    rates = machine.rates
     traffic = _line("memory", "", rates)
     if not isinstance(workload, TracedWorkload) or traffic is None:
         return {Resource.COMPUTE: dict.fromkeys(map(Cause, Phase), 0.0)}
@@ -312,13 +313,15 @@ def _device_parts(asked: Nominal) -> dict[Resource, dict[Cause, float]]:
         count = calls * (not operator.view)
         moved = operator.read_bytes + operator.written_bytes
         probe = "convolution" if "convolution" in operator.name else "matmul"
-        dtype = _DTYPES.get(operator.inputs[0].dtype, "fp32") if operator.inputs else "fp32"
+        dtype = _HALVES.get(operator.inputs[0].dtype if operator.inputs else "")
+        dtype = dtype or machine.precision_of_fp32(operator.name)
         products = _line(probe, dtype, rates) or _line("matmul", "fp32", rates)
-        products_s = products.time_s(operator.flop) if products and operator.flop else 0.0
+        products = products if products and operator.flop else _Line(traffic.start_s, 0.0)
+        products_s, traffic_s = operator.flop * products.unit_s, moved * traffic.unit_s
         cause = Cause(phase)
-        whole_s[cause] += count * max(products_s, traffic.time_s(moved))
-        left_s[Resource.COMPUTE][cause] += count * moved * traffic.unit_s
-        left_s[Resource.MEMORY][cause] += count * (products_s or traffic.start_s)
+        whole_s[cause] += count * (products.start_s + (products_s**3 + traffic_s**3) ** (1 / 3))
+        left_s[Resource.COMPUTE][cause] += count * traffic_s
+        left_s[Resource.MEMORY][cause] += count * (products.start_s + products_s)
     return {
         resource: {
             cause: min(1.0, left / (whole_s[cause] or 1.0)) for cause, left in of_each.items()
@@ -327,7 +330,7 @@ def _device_parts(asked: Nominal) -> dict[Resource, dict[Cause, float]]:
     }
 
 
-_DTYPES: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_HALVES: Final = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 def _has_kernels(machine: Machine) -> bool:
@@ -337,9 +340,6 @@ def _has_kernels(machine: Machine) -> bool:
 class _Line(NamedTuple):
     start_s: Seconds
     unit_s: Seconds
-
-    def time_s(self, units: float) -> Seconds:
-        return self.start_s + units * self.unit_s
 
 
 def _line(probe: str, dtype: str, rates: Sequence[ComputeRate]) -> _Line | None:

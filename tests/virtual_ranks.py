@@ -265,10 +265,10 @@ def replaying(items: Callable[[RunSetting], Items]) -> Iterator[None]:
         end_s = gpu.execute(work)
         return type("Begun", (), {"wait": lambda _: gpu.wait_for(end_s)})()
 
-    def acts(
+    def begins(
         session: TeamSession, collective: str, *, size_bytes: int, world_size: int
-    ) -> Sequence[Callable[[], object]]:
-        return [lambda: begun(session, collective, size_bytes, world_size).wait()]
+    ) -> Sequence[Callable[[], Any]]:
+        return [lambda: begun(session, collective, size_bytes, world_size)]
 
     def kernel(session: TeamSession, probe: ComputeProbe) -> TimedKernel:
         """Products, convolutions and passes over the memory; other probes tell nothing about steps here."""
@@ -301,7 +301,7 @@ def replaying(items: Callable[[RunSetting], Items]) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(patch("calibrate.probes.training._build", build))
-        stack.enter_context(patch("calibrate.probes.compute._acts", acts))
+        stack.enter_context(patch("calibrate.probes.compute._begins", begins))
         stack.enter_context(patch("calibrate.probes.compute._beside", beside))
         kernels = dict.fromkeys(REPLAYED_PROBES, kernel)
         stack.enter_context(patch.dict("calibrate.probes.compute._KERNELS", kernels))

@@ -5,7 +5,6 @@ scale of the all-reduce and the two interference speeds from several ranks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 from scipy.optimize import least_squares, nnls
@@ -13,11 +12,13 @@ from scipy.optimize import least_squares, nnls
 from calibrate.summary import Repetition
 from perfmodel.answer.measured import step_times
 from perfmodel.arrays import FloatArray
+from perfmodel.cost.layout_fit import KNOWN_BELOW
 from perfmodel.cost.machine import CostModel
 from perfmodel.documents.observation import PHASES
 from perfmodel.layout.layout import Layout, RunSetting, Synchronisation
 from perfmodel.machine.measured import DdpCosts, MeasuredMachine, MeasuredWorkload, SingleStep
 from perfmodel.step.compile import compile_step
+from perfmodel.step.program import StepProgram
 from perfmodel.step.stages import gradient_buckets
 from perfmodel.units import Seconds
 
@@ -29,6 +30,7 @@ _BOUNDS = ((0.5, 4.0), (0.2, 1.0), (0.2, 1.0))
 _PRIOR_SCALE_WIDTH = 0.5
 _PRIOR_SPEED = 0.7
 _PRIOR_SPEED_WIDTH = 0.3
+_PRIOR_WIDTHS = (_PRIOR_SCALE_WIDTH, _PRIOR_SPEED_WIDTH, _PRIOR_SPEED_WIDTH)
 #: Error of the model, in log, that all settings may share and that cannot be weighed; on a GPU less, where settings
 #: that were left out of the fit show less.
 _MODEL_ERROR = 0.05
@@ -115,10 +117,12 @@ def fit_ddp(
     theta_draws = np.clip(
         rng.multivariate_normal(best, covariance, NUM_DRAWS), *np.transpose(_BOUNDS)
     )
+    spreads = np.sqrt(np.diag(covariance)) / (best[0], 1.0, 1.0)
+    told = spreads < KNOWN_BELOW * np.array(_PRIOR_WIDTHS)
     costs = DdpCosts(
         values=tuple(np.concatenate([buckets[0], best]).tolist()),
         draws=tuple(map(tuple, np.hstack([buckets[1:], theta_draws]).tolist())),
-        determined=(True,) * 5,
+        determined=(*(bool(np.any(buckets[1:])),) * 2, *map(bool, told)),
     )
     return costs, tuple(errors.tolist())
 
@@ -188,19 +192,24 @@ def _predictor_of(
         for step in steps
     ]
 
-    def nominal_s(costs: CostModel, name: str, layout: Layout) -> Seconds:
-        workload = costs.profile.workload(name)
-        assert workload is not None, name
-        terms = costs.terms(workload, layout, loader_samples_per_s=None)
+    drawn = CostModel(profile, num_draws=1, seed=0)
+    found = []
+    for step, layout in zip(steps, layouts, strict=True):
+        workload = profile.workload(step.workload)
+        assert workload is not None, step
         program = compile_step(workload.workload, layout, asynchronous=profile.asynchronous)
+        found.append((workload, layout, program))
+
+    def nominal_s(
+        costs: CostModel, workload: MeasuredWorkload, layout: Layout, program: StepProgram
+    ) -> Seconds:
+        terms = costs.terms(workload, layout, loader_samples_per_s=None)
         return float(step_times(program, terms, terms.durations(program))[0])
 
     def predicted(theta: FloatArray) -> FloatArray:
         values = tuple(np.concatenate([bucket, theta]).tolist())
-        ddp = DdpCosts(values=values, draws=(values,), determined=(True,) * 5)
-        costs = CostModel(replace(profile, ddp=ddp), num_draws=1, seed=0)
-        pairs = zip(steps, layouts, strict=True)
-        return np.array([nominal_s(costs, step.workload, layout) for step, layout in pairs])
+        costs = drawn.with_ddp(DdpCosts(values=values, draws=(values,), determined=(True,) * 5))
+        return np.array([nominal_s(costs, *each) for each in found])
 
     return predicted
 

@@ -120,7 +120,9 @@ def _draft(observations: Sequence[Observation], environment: dict[str, Any]) -> 
     if "virtual" in environment:
         device_kind = "virtual"
     rates = tuple(_rate(entry) for entry in _of(observations, ComputeObservation))
-    collectives = collective_profiles(_of(observations, CollectiveObservation))
+    collectives = collective_profiles(
+        _of(observations, CollectiveObservation), back_to_back=is_asynchronous
+    )
     again = repeatability(repetitions)
     if is_asynchronous:
         again = replace(again, occasion=_OCCASION_OF_GPUS)
@@ -196,13 +198,17 @@ def _device_name(environment: dict[str, Any], device_kind: str) -> str:
 
 
 def collective_profiles(
-    observations: Sequence[CollectiveObservation],
+    observations: Sequence[CollectiveObservation], *, back_to_back: bool
 ) -> tuple[CollectiveProfile, ...]:
-    """Median over repetitions of the slowest rank's median."""
+    """Typical over repetitions: the median of the slowest rank's times.
+
+    ``back_to_back``: On a device with a queue it is the fastest rank's mean: others wait in theirs.
+    """
     groups: dict[tuple[str, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for entry in observations:
-        slowest_s = float(np.median(np.max(entry.durations_s, axis=0)))
-        groups[entry.collective, entry.world_size][entry.size_bytes].append(slowest_s)
+        times_s = np.array(entry.durations_s)
+        time_s = times_s.mean(axis=1).min() if back_to_back else np.median(times_s.max(axis=0))
+        groups[entry.collective, entry.world_size][entry.size_bytes].append(float(time_s))
     return tuple(
         CollectiveProfile(collective=name, world_size=n, points=_monotone_points(sizes))
         for (name, n), sizes in sorted(groups.items())

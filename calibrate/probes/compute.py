@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -149,37 +149,38 @@ _KERNELS: Final[dict[str, Callable[[Session, ComputeProbe], TimedKernel]]] = {
 #: Buffers rotate through this much memory: gradients are not in a cache either.
 _ROTATION_BYTES: Final = 64 * MIB
 _MAXIMUM_REPEATS: Final = 100
+#: Back to back on a device with a queue, which its most repeats may forbid.
+_MINIMUM_BACK_TO_BACK: Final = 20
 
 
 def measure_collective(
     session: Session, collective: str, *, size_bytes: Bytes, world_size: int, target_s: Seconds
 ) -> list[Seconds]:
-    """Time repeats of one collective over the first ``world_size`` ranks. [s]
+    """Time repeats of one collective over the first ``world_size`` ranks; behind a queue their mean alone. [s]
 
     ``size_bytes`` is the whole array, as nccl-tests counts it: for all-gather the result, for
     reduce-scatter the input.
     """
-    acts = _acts(session, collective, size_bytes=size_bytes, world_size=world_size)
-    num_calls = 0
+    begins = itertools.cycle(
+        _begins(session, collective, size_bytes=size_bytes, world_size=world_size)
+    )
 
     def act() -> None:
-        nonlocal num_calls
-        acts[num_calls % len(acts)]()
-        num_calls += 1
+        next(begins)().wait()
 
     warm_s = session.time_repeats(act, repeats=3)
+    most = min(_MAXIMUM_REPEATS, session.measured.most_repeats)
     repeats = session.agree(
         repeats_within(
             target_s,
             warm_s[1:],
-            minimum=5,
-            maximum=min(_MAXIMUM_REPEATS, session.measured.most_repeats),
+            minimum=min(_MINIMUM_BACK_TO_BACK, most) if session.asynchronous else 5,
+            maximum=most,
         ),
         world_size=world_size,
     )
     if session.asynchronous:
-        # Back to back: the first one waits for the last rank, and the host is far ahead.
-        return session.time_repeats(act, repeats=repeats + 1)[1:]
+        return [_back_to_back(session.measured, begins, repeats=repeats)]
     durations_s = []
     for _ in range(repeats):
         session.barrier(world_size)
@@ -187,10 +188,26 @@ def measure_collective(
     return durations_s
 
 
-def _acts(
+def _back_to_back(device: Device, begins: Iterator[Callable[[], Any]], *, repeats: int) -> Seconds:
+    """Mean of collectives that nothing stands between, on this rank. [s]
+
+    One before them waits for the last rank, while the device is held until the host has issued all.
+    """
+    start, end = device.event(), device.event()
+    device.hold()
+    next(begins)().wait()
+    start.record()
+    works = [next(begins)() for _ in range(repeats)]
+    works[-1].wait()
+    end.record()
+    device.synchronise()
+    return float(end.seconds_since(start)) / repeats
+
+
+def _begins(
     session: Session, collective: str, *, size_bytes: Bytes, world_size: int
-) -> list[Callable[[], object]]:
-    """One closure per rotating buffer."""
+) -> list[Callable[[], Any]]:
+    """What begins it and returns its work, one closure per rotating buffer."""
     num_buffers = max(1, min(16, _ROTATION_BYTES // size_bytes))
     num_elements = max(world_size, size_bytes // 4 // world_size * world_size)
     group = session.data[world_size]
@@ -198,20 +215,21 @@ def _acts(
     shard = torch.zeros(num_elements // world_size, device=session.device)
     exchanged = torch.zeros_like(buffers[0]) if collective == "all_to_all" else shard
 
-    def send_recv(buffer: torch.Tensor) -> object:
+    def send_recv(buffer: torch.Tensor) -> Any:
         if session.rank == 0:
-            return dist.send(buffer, dst=1, group=group)
-        return dist.recv(buffer, src=0, group=group)
+            return dist.isend(buffer, dst=1, group=group)
+        return dist.irecv(buffer, src=0, group=group)
 
-    acts: dict[str, Callable[[torch.Tensor], object]] = {
-        "all_reduce": lambda buffer: dist.all_reduce(buffer, group=group),
-        "all_to_all": lambda buffer: dist.all_to_all_single(exchanged, buffer, group=group),
-        "broadcast": lambda buffer: dist.broadcast(buffer, src=0, group=group),
-        "all_gather": lambda buffer: dist.all_gather_into_tensor(buffer, shard, group=group),
-        "reduce_scatter": lambda buffer: dist.reduce_scatter_tensor(shard, buffer, group=group),
+    both: dict[str, Any] = {"group": group, "async_op": True}
+    known: dict[str, Callable[[torch.Tensor], Any]] = {
+        "all_reduce": lambda buffer: dist.all_reduce(buffer, **both),
+        "all_to_all": lambda buffer: dist.all_to_all_single(exchanged, buffer, **both),
+        "broadcast": lambda buffer: dist.broadcast(buffer, src=0, **both),
+        "all_gather": lambda buffer: dist.all_gather_into_tensor(buffer, shard, **both),
+        "reduce_scatter": lambda buffer: dist.reduce_scatter_tensor(shard, buffer, **both),
         "send_recv": send_recv,
     }
-    return [functools.partial(acts[collective], buffer) for buffer in buffers]
+    return [functools.partial(known[collective], buffer) for buffer in buffers]
 
 
 #: Of matrix products short enough to count them while an all-reduce runs.

@@ -16,7 +16,6 @@ from perfmodel.errors import InvalidDocument
 from perfmodel.tracing.reference import REFERENCES
 from perfmodel.tracing.sources import reference_source
 from perfmodel.tracing.trace import TracedModel, trace_model
-from perfmodel.units import Seconds
 from perfmodel.workload.step import TracedStep
 from perfmodel.workload.workload import Parameter, Workload
 
@@ -88,12 +87,17 @@ def _parameters_in_ready_order(
 def _ready_fractions(
     session: Session, module: nn.Module, forward: Callable[[], Tensor]
 ) -> dict[str, float]:
-    """Instant of each gradient of one backward pass, as a fraction of the pass."""
-    instants_s: dict[str, Seconds] = {}
+    """Instant of each gradient of one backward pass, as a fraction of the pass.
+
+    A device with a queue is held until the host has issued the pass, and marks the instants itself: to wait for
+    every gradient would time the host.
+    """
+    names: list[str] = []
+    clock = session.measured.clock()
 
     def note(name: str) -> None:
-        session.synchronise()
-        instants_s[name] = session.measured.now()
+        names.append(name)
+        clock.mark()
 
     handles = [
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: note(name))
@@ -101,11 +105,12 @@ def _ready_fractions(
     ]
     loss = forward()
     session.synchronise()
-    start_s = session.measured.now()
+    session.measured.hold()
+    clock.mark()
     loss.backward()  # type: ignore[no-untyped-call]
-    session.synchronise()
-    span_s = session.measured.now() - start_s
+    clock.mark()
+    _, *instants_s, span_s = clock.seconds()
     for handle in handles:
         handle.remove()
     module.zero_grad()
-    return {name: min(1.0, (at_s - start_s) / span_s) for name, at_s in instants_s.items()}
+    return {name: min(1.0, at_s / span_s) for name, at_s in zip(names, instants_s, strict=True)}

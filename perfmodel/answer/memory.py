@@ -258,8 +258,7 @@ def _mixed_s(
     step = document.trace.at(micro_batch=batch)
     durations = OperatorDurations(profile.operators, use_measured=False)
     forward, backward = (
-        mixed_ratio(step, durations, profile.rates, phase)
-        for phase in (Phase.FORWARD, Phase.BACKWARD)
+        mixed_ratio(step, durations, profile, phase) for phase in (Phase.FORWARD, Phase.BACKWARD)
     )
     if forward is None or backward is None:
         return None

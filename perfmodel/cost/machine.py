@@ -1,5 +1,6 @@
 """From a profile to the terms of any layout, with draws that carry the profile's uncertainty."""
 
+import copy
 import itertools
 import math
 import zlib
@@ -19,6 +20,7 @@ from perfmodel.machine.measured import (
     HEAVY_TAILED_90,
     PHASE_CURVES,
     CurvePoint,
+    DdpCosts,
     MeasuredMachine,
     MeasuredWorkload,
     PhaseCurves,
@@ -73,6 +75,13 @@ class CostModel:
         self._network = Network.sample(profile, cluster=cluster, num_draws=num_draws, rng=self._rng)
         self._ddp = self._sample_ddp()
         self._device = self._sample_device()
+
+    def with_ddp(self, ddp: DdpCosts) -> "CostModel":
+        """The same with other costs of DDP; what was drawn of links and curves stays."""
+        found = copy.copy(self)
+        found.profile = replace(self.profile, ddp=ddp)
+        found._ddp = found._sample_ddp()  # noqa: SLF001 - its own kind
+        return found
 
     def terms(
         self, workload: MeasuredWorkload, layout: Layout, *, loader_samples_per_s: float | None

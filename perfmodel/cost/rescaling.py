@@ -246,7 +246,13 @@ def _measured_rates(profile: MeasuredMachine, sheet: DataSheet | None) -> Device
     for rate in profile.rates:
         if rate.flop_per_s > 0:
             flop_per_s[rate.dtype] = max(flop_per_s.get(rate.dtype, 0.0), rate.flop_per_s)
-    flop_per_s["fp32"] = max(flop_per_s.get("fp32", 0.0), profile.operators.peak_flop_per_s)
+    single = flop_per_s.get("fp32", 0.0)
+    if profile.asynchronous and single:
+        # The peak of a GPU's operators is that of 16 bit, and what it multiplies in fp32 may be rounded to TF32.
+        for name, operator in ((CONVOLUTION_FP32, "convolution"), ("fp32", "mm")):
+            flop_per_s[name] = flop_per_s.get(profile.precision_of_fp32(operator), single)
+    else:
+        flop_per_s["fp32"] = max(single, profile.operators.peak_flop_per_s)
     # The largest array: smaller ones may stay in a cache, which no data sheet counts.
     streams = [rate for rate in profile.rates if rate.probe == "memory"]
     largest = max(streams, key=lambda rate: math.prod(rate.shape), default=None)

@@ -392,12 +392,11 @@ def _borrowed_noise(
 
 
 def mixed_ratio(
-    step: TracedStep, durations: OperatorDurations, rates: Sequence[ComputeRate], phase: Phase
+    step: TracedStep, durations: OperatorDurations, machine: MeasuredMachine, phase: Phase
 ) -> float | None:
     """Time of a phase under autocast over that in fp32; ``None`` where a rate is missing.
 
-    ``rates``: Of the calibrated device, by precision and shape. A device that is not present has its data
-    sheet.
+    ``machine``: Has rates by precision and shape. A device that is not present has its data sheet.
     """
     counts = {at: n for (at, where), n in step.call_counts().items() if where is phase}
     operators = [step.operators[position] for position in counts]
@@ -408,7 +407,7 @@ def mixed_ratio(
         ratio: float | None = 1.0
         if operator.flop > 0:
             ratio = (
-                _measured_ratio(operator, rates)
+                _measured_ratio(operator, machine)
                 if rescaling is None
                 else _sheet_ratio(operator, rescaling.target)
             )
@@ -419,15 +418,16 @@ def mixed_ratio(
     return after_s / before_s if before_s > 0 else None
 
 
-def _measured_ratio(operator: Operator, rates: Sequence[ComputeRate]) -> float | None:
-    """Geometric mean over shapes that were timed in both precisions."""
+def _measured_ratio(operator: Operator, machine: MeasuredMachine) -> float | None:
+    """Geometric mean over shapes that were timed in both precisions; fp32 may be computed in TF32."""
+    single = machine.precision_of_fp32(operator.name)
     probe = "convolution" if "convolution" in operator.name else "matmul"
     by_shape: dict[tuple[int, ...], dict[str, float]] = {}
-    for rate in rates:
+    for rate in machine.rates:
         if rate.probe == probe and rate.flop_per_s > 0:
             by_shape.setdefault(tuple(rate.shape), {})[rate.dtype] = rate.flop_per_s
     logs = [
-        math.log(r["fp32"] / r["bf16"]) for r in by_shape.values() if {"fp32", "bf16"} <= set(r)
+        math.log(r[single] / r["bf16"]) for r in by_shape.values() if {single, "bf16"} <= set(r)
     ]
     return math.exp(sum(logs) / len(logs)) if logs else None
 

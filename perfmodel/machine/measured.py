@@ -501,6 +501,14 @@ class MeasuredMachine(Machine):
         found = self.environment.get("variables")
         return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
 
+    def precision_of_fp32(self, operator: str) -> Literal["fp32", "tf32"]:
+        """In which precision steps here multiplied fp32 factors: torch has a switch for each kind of product."""
+        flags = self.environment.get("gpu_flags")
+        if not isinstance(flags, dict) or self.variables.get("NVIDIA_TF32_OVERRIDE") == "0":
+            return "fp32"
+        name = "cudnn_tf32" if "convolution" in operator else "matmul_tf32"
+        return "tf32" if flags.get(name) else "fp32"
+
     @property
     def truth(self) -> str | None:
         """The file that says what a virtual device costs."""

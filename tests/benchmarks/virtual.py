@@ -1,8 +1,8 @@
 """The tool's answers about virtual GPUs, whose truths are drawn at random and known, judged blind.
 
 ``python -m tests.benchmarks.virtual run FOLDER SEED...`` calibrates and judges one truth for each seed, with what
-``tests.benchmarks.virtual_record`` left in a folder; ``... report FOLDER [RECORD]`` prints the verdict, and writes
-it with every judged step.
+``tests.benchmarks.virtual_record`` left in a folder; ``... report FOLDER [DATE]`` prints the verdict, with a date it
+also keeps every judged row and writes the table of ``docs/your-gpu.md``.
 """
 
 import functools
@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import torch
 
 from calibrate import worker
+from calibrate.device import VirtualDevice
 from calibrate.environment import describe_environment
 from calibrate.experiment import BUDGETS, Experiment
 from calibrate.fit.profile import fit_profile
@@ -38,9 +40,18 @@ from perfmodel.layout.layout import RunSetting, Synchronisation
 from perfmodel.machine.cluster import Cluster, Tier
 from perfmodel.machine.measured import MeasuredMachine, TracedWorkload
 from perfmodel.tracing.reference import GPU_MODELS
-from perfmodel.units import KIB, Seconds
+from perfmodel.units import KIB
 from perfmodel.workload.workload import Parameter
 from tests.benchmarks.virtual_record import HELD_OUT, RECORDED, Recorded, loaded
+from tests.benchmarks.virtual_report import (
+    OF_CLUSTER,
+    PAGE,
+    RECORD,
+    record_of,
+    table,
+    text_of,
+    written,
+)
 from tests.virtual_ranks import (
     REPLAYED_PROBES,
     Items,
@@ -48,17 +59,14 @@ from tests.virtual_ranks import (
     Team,
     TeamSession,
     plain_loop_s,
+    play,
     replaying,
 )
 
 _MOST_RANKS: Final = 16
 _MOST_OF_HEAVY: Final = 2
-#: Devices that a cluster file of one calibrated GPU promises.
-_OF_CLUSTER: Final = (8, 64)
 #: All-reduces that are compared: from 1 KiB to 1 GiB, measured sizes and those between.
 _SIZES: Final = tuple(KIB * 2**power for power in range(21))
-#: What makes a step shorter at least this much of what the best term does is named right, too.
-_AS_GOOD: Final = 0.9
 _FREE: Final = 1e30
 
 
@@ -207,18 +215,15 @@ def _observed(
 
 
 def _parameters(model: Recorded, team: Team) -> tuple[Parameter, ...]:
-    """When gradients are ready, the host waiting for each as the probe does."""
-    gpu, ready_s = team.gpus[0], list[Seconds]()
-    gpu.synchronise()
-    start_s = gpu.host_s
-    for item in model.backward:
-        if isinstance(item, Mark):
-            gpu.synchronise()
-            ready_s.append(gpu.host_s - start_s)
-        else:
-            gpu.execute(item)
-    gpu.synchronise()
-    span_s = gpu.host_s - start_s
+    """When gradients are ready, behind a held queue as the probe does."""
+    device = VirtualDevice(team.gpus[0], torch.device("cpu"))
+    device.synchronise()
+    device.hold()
+    clock = device.clock()
+    clock.mark()
+    play(device.gpu, model.backward, world_size=1, mark=clock.mark)
+    clock.mark()
+    _, *ready_s, span_s = clock.seconds()
     known = {parameter.name: parameter for parameter in model.traced.workload.parameters}
     return tuple(
         replace(known[name], ready_fraction=min(1.0, at_s / span_s))
@@ -439,68 +444,15 @@ def run(folder: Path, seed: int) -> None:
         ],
         "cluster": list(
             judged_steps(
-                truth, {chosen[0]: models[chosen[0]]}, one, devices=_OF_CLUSTER, of="cluster file"
+                truth, {chosen[0]: models[chosen[0]]}, one, devices=OF_CLUSTER, of="cluster file"
             )
         ),
         "seconds": time.monotonic() - started_s,
     }
     (folder / f"rows-{seed}.json").write_text(json.dumps(found))
     sys.stdout.write(f"seed {seed}: {ranks} ranks, {', '.join(chosen)}, {found['seconds']:.0f} s\n")
-    sys.stdout.write("\n".join(lines([found])) + "\n")
-
-
-def summary(rows: Sequence[dict[str, Any]]) -> str:
-    """MAPE, worst error and coverage."""
-    if not rows:
-        return "none"
-    errors = [row["nominal"] / row["step_s"] - 1 for row in rows]
-    inside = [row["p5"] <= row["step_s"] <= row["p95"] for row in rows]
-    width = statistics.median((row["p95"] / row["p5"] - 1) / 2 for row in rows)
-    return (
-        f"{len(rows)} settings, MAPE {100 * np.mean(np.abs(errors)):.2f} %, "
-        f"worst {100 * max(errors, key=abs):+.1f} %, coverage {100 * np.mean(inside):.0f} %, "
-        f"half width {100 * width:.1f} %"
-    )
-
-
-def is_named(row: dict[str, Any]) -> bool:
-    """Whether what was named would save about as much as what saves most."""
-    gains = row["gains"]
-    return bool(gains[row["named"]] >= _AS_GOOD * max(gains.values()))
-
-
-def lines(found: Sequence[dict[str, Any]]) -> list[str]:
-    """The verdict on some truths."""
-    steps = [row for each in found for row in each["steps"]]
-    cluster = [row for each in found for row in each["cluster"]]
-    law = [row for each in found for row in each["law"]]
-    memory = [row for each in found for row in each["memory"]]
-    said = [
-        f"  steps, {of}: {summary([row for row in steps if row['of'] == of])}"
-        for of in ("calibrated ranks", "more ranks")
-    ]
-    said += [
-        f"  cluster file, {n} devices: {summary([row for row in cluster if row['ranks'] == n])}"
-        for n in _OF_CLUSTER
-    ]
-    for where, own in (
-        ("calibrated ranks", [row for row in law if row["ranks"] <= row["calibrated"]]),
-        ("more ranks", [row for row in law if row["ranks"] > row["calibrated"]]),
-    ):
-        if own:
-            errors = np.abs([row["error"] for row in own])
-            said.append(
-                f"  all-reduce, {where}: {len(own)}, MAPE {100 * errors.mean():.2f} %, "
-                f"nine in ten {100 * np.quantile(errors, 0.9):.1f} %, worst {100 * errors.max():.1f} %"
-            )
-    errors = np.abs([row["error"] for row in memory])
-    said.append(
-        f"  memory: {len(memory)}, MAPE {100 * errors.mean():.2f} %, worst {100 * errors.max():.2f} %"
-    )
-    judged = [row for row in steps if "named" in row]
-    right = [is_named(row) for row in judged]
-    said.append(f"  bottleneck: {sum(right)} of {len(judged)} ({100 * np.mean(right):.0f} %)")
-    return said
+    sys.stdout.write(table(record_of([found], date="")) + "\n")
+    sys.stdout.flush()
 
 
 def main() -> None:
@@ -513,13 +465,11 @@ def main() -> None:
             run(path, int(seed))
     else:
         found = [json.loads(file.read_text()) for file in sorted(path.glob("rows-*.json"))]
-        said = [f"{len(found)} truths", *lines(found)]
-        sys.stdout.write("\n".join(said) + "\n")
+        record = record_of(found, date=names[0] if names else "")
+        sys.stdout.write(table(record) + "\n")
         if names:
-            seeds = [each["seed"] for each in found]
-            rows = [row for each in found for row in (*each["steps"], *each["cluster"])]
-            content = {"seeds": seeds, "verdict": said, "steps": rows}
-            Path(names[0]).write_text(json.dumps(content, indent=1) + "\n")
+            RECORD.write_text(text_of(record), encoding="utf-8")
+            PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

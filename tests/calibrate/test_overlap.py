@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from calibrate.experiment import BUDGETS, Experiment
+from calibrate.fit.profile import collective_profiles
 from calibrate.probes import compute
 from calibrate.task import OverlapTask
 from calibrate.virtual.gpu import Work
 from calibrate.virtual.truth import Truth
-from perfmodel.units import MIB
+from perfmodel.documents.observation import CollectiveObservation
+from perfmodel.units import KIB, MIB
 from tests.virtual_ranks import Team, TeamSession
 
 
@@ -75,3 +77,45 @@ def test_messages_between_gpus_last_many_products() -> None:
     }
     assert all(25 * MIB <= size_bytes <= 256 * MIB for size_bytes in sizes)
     assert sizes
+
+
+def test_a_collective_is_the_mean_of_many_back_to_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue of them costs one wait for the last rank and no launch; two ranks of unlike hosts agree."""
+    truth = Truth.read("nvlink-node")
+    team = Team(truth=truth, size=2)
+    sessions = [TeamSession(team, rank) for rank in range(2)]
+    num_begun = [0, 0]
+
+    def begins(session: TeamSession, *_: str, **sizes: int) -> Any:
+        def begin() -> Begun:
+            num_begun[session.rank] += 1
+            return Begun(session, sizes["size_bytes"])
+
+        return [begin]
+
+    monkeypatch.setattr(compute, "_begins", begins)
+    found = team.run(
+        2,
+        lambda rank: compute.measure_collective(
+            sessions[rank], "all_reduce", size_bytes=KIB, world_size=2, target_s=0.0
+        ),
+    )
+    true_s = truth.collective_s("all_reduce", KIB, 2)
+    for times_s in found:
+        assert times_s == [pytest.approx(true_s, rel=0.1)]
+    assert min(num_begun) >= 12
+
+
+def test_ranks_that_wait_do_not_count() -> None:
+    """The fastest rank's mean where calls queue up; the slowest rank's time where each begins with a barrier."""
+    observation = CollectiveObservation(
+        task="a",
+        round=0,
+        collective="all_reduce",
+        world_size=2,
+        size_bytes=KIB,
+        durations_s=((1.0, 3.0, 5.0), (2.0, 4.0, 9.0)),
+    )
+    for back_to_back, expected_s in ((True, 3.0), (False, 4.0)):
+        [profile] = collective_profiles([observation], back_to_back=back_to_back)
+        assert profile.points[0].time_s == pytest.approx(expected_s)

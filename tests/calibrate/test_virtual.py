@@ -19,13 +19,13 @@ from perfmodel.errors import InvalidDocument, UsageError
 from perfmodel.units import MIB
 from tests.benchmarks.virtual import (
     calibrated,
-    is_named,
     judged_law,
     judged_memory,
     judged_steps,
     random_truth,
 )
 from tests.benchmarks.virtual_record import HELD_OUT, RECORDED, loaded
+from tests.benchmarks.virtual_report import is_named
 
 TRUTH = Truth(
     name="made up",

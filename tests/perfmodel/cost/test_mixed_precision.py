@@ -6,9 +6,10 @@ import pytest
 
 from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.traced import mixed_ratio
-from perfmodel.machine.measured import ComputeRate, DeviceRates, Rescaling
+from perfmodel.machine.measured import ComputeRate, DeviceRates, MeasuredMachine, Rescaling
 from perfmodel.workload.operator import Phase
 from tests.perfmodel.operators import costs_of_the_made_up_machine
+from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.traces import traced
 
 #: Backward a product, and an operator that multiplies nothing.
@@ -24,6 +25,10 @@ def rate(dtype: str, shape: int, flop_per_s: float, probe: str = "matmul") -> Co
         bytes_per_s=1.0,
         time_s=1.0,
     )
+
+
+def machine(*rates: ComputeRate, **flags: bool) -> MeasuredMachine:
+    return replace(profile(Machine()), rates=rates, environment={"gpu_flags": flags})
 
 
 def share_of_products(phase: Phase) -> float:
@@ -49,13 +54,35 @@ def test_products_take_the_ratio_of_the_measured_rates_and_the_rest_stays() -> N
     durations = OperatorDurations(costs_of_the_made_up_machine(), use_measured=False)
     products = share_of_products(Phase.BACKWARD)
     assert 0 < products < 1
-    found = mixed_ratio(STEP, durations, rates, Phase.BACKWARD)
+    found = mixed_ratio(STEP, durations, machine(*rates), Phase.BACKWARD)
     assert found == pytest.approx(1 + products * (4 - 1))
+
+
+def test_products_that_ran_in_tf32_gain_what_is_left_of_it() -> None:
+    """Steps took the switch of products, or that of convolutions: a rate of the other precision tells nothing."""
+    rates = [rate("fp32", 64, 1e9), rate("tf32", 64, 8e9), rate("bf16", 64, 16e9)]
+    durations = OperatorDurations(costs_of_the_made_up_machine(), use_measured=False)
+    products = share_of_products(Phase.BACKWARD)
+    for flags, ratio in (
+        ({"matmul_tf32": True}, 8 / 16),
+        ({"matmul_tf32": False, "cudnn_tf32": True}, 1 / 16),
+    ):
+        found = mixed_ratio(STEP, durations, machine(*rates, **flags), Phase.BACKWARD)
+        assert found == pytest.approx(1 + products * (ratio - 1)), flags
+    off = replace(
+        machine(cudnn_tf32=True),
+        environment={
+            "gpu_flags": {"cudnn_tf32": True},
+            "variables": {"NVIDIA_TF32_OVERRIDE": "0"},
+        },
+    )
+    assert machine(cudnn_tf32=True).precision_of_fp32("aten.convolution.default") == "tf32"
+    assert off.precision_of_fp32("aten.convolution.default") == "fp32"
 
 
 def test_without_a_rate_of_both_precisions_nothing_is_known() -> None:
     durations = OperatorDurations(costs_of_the_made_up_machine(), use_measured=False)
-    assert mixed_ratio(STEP, durations, [rate("fp32", 64, 8e9)], Phase.BACKWARD) is None
+    assert mixed_ratio(STEP, durations, machine(rate("fp32", 64, 8e9)), Phase.BACKWARD) is None
 
 
 def test_on_another_device_the_data_sheet_decides() -> None:
@@ -72,6 +99,6 @@ def test_on_another_device_the_data_sheet_decides() -> None:
     )
     operators = replace(costs_of_the_made_up_machine(), rescaling=rescaling)
     durations = OperatorDurations(operators, use_measured=False)
-    found = mixed_ratio(STEP, durations, [], Phase.BACKWARD)
+    found = mixed_ratio(STEP, durations, machine(), Phase.BACKWARD)
     assert found is not None
     assert found == pytest.approx(1 - share_of_products(Phase.BACKWARD) / 2, rel=0.02)

@@ -12,6 +12,8 @@ from perfmodel.cost.memory import CONTEXT, step_memory
 from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.rescaling import (
     BETWEEN_GPUS_LOG_ERROR,
+    CONVOLUTION_FP32,
+    _measured_rates,
     find_device,
     rescaled_profile,
     rescaled_s,
@@ -249,3 +251,29 @@ def test_what_cannot_be_scaled_is_refused() -> None:
     found = Asking(rescaled_profile(calibrated(), sheet("faster"), catalogue))
     with pytest.raises(UsageError, match="perfmodel trace heavy"):
         found.workload("heavy")
+
+
+def test_a_gpu_without_a_data_sheet_is_as_fast_in_fp32_as_its_steps_computed_in_it() -> None:
+    """Convolutions in TF32, products without it; the peak of its operators is that of 16 bit."""
+    rows = {"fp32": 1e12, "tf32": 8e12, "bf16": 1.6e13}
+    machine = replace(
+        profile(Machine(asynchronous=True)),
+        operators=replace(costs_of_the_made_up_machine(), peak_flop_per_s=1.6e13),
+        environment={"gpu_flags": {"matmul_tf32": False, "cudnn_tf32": True}},
+        rates=tuple(
+            ComputeRate(
+                probe="matmul",
+                dtype=dtype,
+                shape=(64, 64, 64),
+                time_s=1.0,
+                flop_per_s=rate,
+                bytes_per_s=1.0,
+            )
+            for dtype, rate in rows.items()
+        ),
+    )
+    found = _measured_rates(machine, None)
+    assert found.flop_per_s["fp32"] == 1e12
+    assert found.flop_per_s[CONVOLUTION_FP32] == 8e12
+    off = replace(machine, environment={"gpu_flags": {"cudnn_tf32": False}})
+    assert _measured_rates(off, None).flop_per_s[CONVOLUTION_FP32] == 1e12
