@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Final
 
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure, read_plan
+from calibrate.environment import described, place, provenance
 from calibrate.experiment import BUDGETS, Experiment, default_models, doubling_sizes
 from calibrate.fit.profile import fit_profile, recorded_environment
 from calibrate.launch import Launcher
 from calibrate.noise import with_stored_noise
-from calibrate.placement import described, place, provenance
 from calibrate.topology import LaunchFlags
 from calibrate.workloads import with_stored_workloads
 from perfmodel.documents.observation import read_observations

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from calibrate.clocks import sampled
+from calibrate.environment import Placement
 from calibrate.gpus import refuse_used
 from calibrate.launch import Launcher
 from calibrate.locks import LOCK_TIMEOUT_S, folder_to_itself, machine_to_itself
-from calibrate.placement import Placement
 from calibrate.task import StepTask, Task, WorkOrder, failure_of
-from perfmodel.documents import seals
-from perfmodel.documents.base import append_line, trim_unfinished_line, write_atomically
+from perfmodel.documents import append_line, seals, trim_unfinished_line, write_atomically
 from perfmodel.documents.observation import (
     EnvironmentObservation,
     FailedObservation,
@@ -34,7 +33,7 @@ from perfmodel.errors import (
     why,
 )
 from perfmodel.files import read_json
-from perfmodel.layout.layout import RunSetting, Synchronisation
+from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.units import Seconds
 
 OBSERVATIONS: Final = "observations.jsonl"

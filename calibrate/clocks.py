@@ -15,7 +15,7 @@ from typing import Final
 
 from calibrate.gpus import nvidia_smi
 from calibrate.processes import answer_of
-from perfmodel.documents.base import append_line
+from perfmodel.documents import append_line
 from perfmodel.documents.observation import POWER_LIMIT, GpuObservation
 
 CLOCKS: Final = "clocks.csv"

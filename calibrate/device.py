@@ -223,9 +223,9 @@ class VirtualDevice(Device):
     @classmethod
     def open(cls, truth: str, *, rank: int, occasion: str) -> "VirtualDevice":
         """Make the device of this process."""
+        from calibrate.virtual import Truth  # noqa: PLC0415
         from calibrate.virtual.carrier import NAME, Carrier  # noqa: PLC0415 - few need it
         from calibrate.virtual.gpu import VirtualGpu  # noqa: PLC0415
-        from calibrate.virtual.truth import Truth  # noqa: PLC0415
 
         gpu = VirtualGpu(Truth.read(truth), rank=rank, occasion=occasion)
         Carrier.open(gpu)

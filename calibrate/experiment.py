@@ -20,10 +20,10 @@ from calibrate.task import (
     Task,
     TraceTask,
 )
-from perfmodel.documents.base import installed_version
+from perfmodel.documents import installed_version
 from perfmodel.documents.observation import StackSpec
 from perfmodel.errors import UsageError
-from perfmodel.layout.layout import RunSetting, Synchronisation
+from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.units import GIB, KIB, MIB, Seconds
 
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import IO, Final, Protocol
 
+from calibrate.environment import under
 from calibrate.locks import work_folder
-from calibrate.placement import under
 from calibrate.processes import ProcessTree
 from calibrate.topology import Topology
 from perfmodel import checks
@@ -70,7 +70,7 @@ class Launcher(Protocol):
         arguments
             Command line of the worker.
         conditions
-            Variables of the environment of every rank; see ``calibrate.placement``.
+            Variables of the environment of every rank; see ``calibrate.environment``.
         on_line
             Called in the caller's thread with each line that ranks write to standard output.
         last_progress

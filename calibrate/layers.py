@@ -9,7 +9,6 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray
 from perfmodel.cost.families import (
     TYPICAL_LENGTH,
     TYPICAL_NOISE,
@@ -19,7 +18,8 @@ from perfmodel.cost.families import (
     features,
 )
 from perfmodel.machine.measured import OperatorFamily
-from perfmodel.workload.operator import Operator
+from perfmodel.statistics import FloatArray
+from perfmodel.workload import Operator
 from perfmodel.workload.step import OPTIMIZERS
 
 

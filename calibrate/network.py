@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from calibrate.campaign import Campaign, Progress, measure
-from calibrate.environment import describe_environment
+from calibrate.environment import describe_environment, place, provenance
 from calibrate.experiment import doubling_sizes
 from calibrate.fit.profile import collective_profiles
 from calibrate.launch import Launcher
-from calibrate.placement import place, provenance
 from calibrate.task import CollectiveTask, Task
 from calibrate.topology import LaunchFlags
 from perfmodel.documents.importers import CollectivesDocument

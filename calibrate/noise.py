@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
+from calibrate.environment import placement_of
 from calibrate.launch import Launcher
-from calibrate.placement import placement_of
 from calibrate.summary import estimate, typical
 from calibrate.task import TrainingTask
 from perfmodel.cost.batch import GradientNorms, noise_scale

@@ -13,7 +13,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from calibrate.agent import die_with_parent
 from calibrate.task import Task, failure_of
-from perfmodel.documents.base import append_line
+from perfmodel.documents import append_line
 from perfmodel.documents.observation import OUT_OF_MEMORY
 from perfmodel.tracing.fork import Fork
 

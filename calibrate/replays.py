@@ -17,7 +17,7 @@ from perfmodel.documents.observation import (
 )
 from perfmodel.machine.measured import MeasuredMachine, MeasuredOperator, MeasuredStep
 from perfmodel.units import Seconds
-from perfmodel.workload.operator import Operator, Phase, TensorSpec
+from perfmodel.workload import Operator, Phase, TensorSpec
 from perfmodel.workload.step import TracedStep
 
 #: Below the resolution of any clock.

@@ -13,8 +13,8 @@ from perfmodel.cost.rescaling import precision_ratio
 from perfmodel.documents.profile import RunColumns
 from perfmodel.errors import InvalidDocument, did_you_mean, why
 from perfmodel.files import MOST_ROWS, parse_json, read_lines, read_table, read_trace
-from perfmodel.layout.layout import Precision, Recompute
-from perfmodel.machine.machine import DEVICES_PER_NODE
+from perfmodel.layout import Precision, Recompute
+from perfmodel.machine import DEVICES_PER_NODE
 from perfmodel.units import decimal, parse_bytes, parse_duration
 from perfmodel.workload.transformer import TRANSFORMERS
 

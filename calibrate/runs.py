@@ -22,11 +22,11 @@ from perfmodel.cost.layout_fit import MINIMUM_RUNS, infer, infer_memory
 from perfmodel.cost.layout_memory import peaks_of, tensor_bytes
 from perfmodel.cost.parameters import DeviceSheet, step_time_priors
 from perfmodel.cost.rescaling import device_sheet
-from perfmodel.documents.base import Provenance
+from perfmodel.documents import Provenance
 from perfmodel.documents.profile import InferredDocument, RunColumns, read_run_columns
 from perfmodel.errors import IncomparableRuns, InvalidDocument
+from perfmodel.layout import Layout
 from perfmodel.layout.candidates import Limits, impossible
-from perfmodel.layout.layout import Layout
 from perfmodel.units import format_bytes
 
 FASTEST_FLOP_PER_S: Final = 2.5e15

@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from calibrate.agent import die_with_parent
 from calibrate.device import Device, open_device
 from calibrate.environment import torch_facts
-from perfmodel.documents.base import write_atomically
+from perfmodel.documents import write_atomically
 
 _WIDTH = 256
 #: Arrays of 1 KiB to 256 MiB. [B]

@@ -13,7 +13,6 @@ from typing import Final
 import numpy as np
 from scipy import linalg
 
-from perfmodel.arrays import FloatArray
 from perfmodel.cost.layout_fit import heavy_tailed
 from perfmodel.cost.step_law import (
     CONSTANTS,
@@ -25,6 +24,7 @@ from perfmodel.cost.step_law import (
     step_seconds,
 )
 from perfmodel.machine.measured import LeftOutError
+from perfmodel.statistics import FloatArray
 
 #: Scatter of rows around the law, log; beyond it a row counts less and less.
 _LOG_SIGMA: Final = 0.05

@@ -25,7 +25,7 @@ from calibrate.step_fit import (
 from perfmodel.cost.rescaling import CONVOLUTION_FP32, device_rates, find_device, shipped_catalogue
 from perfmodel.cost.step_curves import shipped_priors
 from perfmodel.cost.step_law import ConstantPrior, Sheet, step_work
-from perfmodel.documents.base import Provenance, file_sha256
+from perfmodel.documents import Provenance, file_sha256
 from perfmodel.documents.hardware import DataSheet
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import IncomparableRuns, InvalidDocument, UntraceableModel, UsageError, why

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray
 from perfmodel.documents.observation import PHASES, DeviceStreams, StepObservation
-from perfmodel.layout.layout import RunSetting
+from perfmodel.layout import RunSetting
 from perfmodel.machine.measured import Repeatability
+from perfmodel.statistics import FloatArray
 from perfmodel.units import Seconds
 
 #: Spread of runs, in log, that is believed with the weight of one run more: few that agree by chance are not that

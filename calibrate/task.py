@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from calibrate.layers import Layer
-from perfmodel.documents.base import Document, Record
+from perfmodel.documents import Document, Record
 from perfmodel.documents.observation import FailedObservation, StackSpec
-from perfmodel.layout.layout import RunSetting, Synchronisation, parse_layout
+from perfmodel.layout import RunSetting, Synchronisation, parse_layout
 
 
 class TraceTask(Record):

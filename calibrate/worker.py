@@ -21,12 +21,18 @@ from calibrate.device import Cpu, open_device
 from calibrate.environment import describe_environment, processor_time, torch_facts
 from calibrate.experiment import ComputeProbe
 from calibrate.layers import is_optimizer
-from calibrate.probes.chain import measure_layers
-from calibrate.probes.compute import measure_collective, measure_compute, measure_overlap
+from calibrate.probes import Session
+from calibrate.probes.compute import (
+    Evictor,
+    measure_checkpoint,
+    measure_collective,
+    measure_compute,
+    measure_optimizer,
+    measure_overlap,
+)
 from calibrate.probes.convergence import measure_training
-from calibrate.probes.optimizers import Evictor, measure_checkpoint, measure_optimizer
+from calibrate.probes.layers import measure_layers
 from calibrate.probes.replay import Replay, Replayed
-from calibrate.probes.session import Session
 from calibrate.probes.tracing import trace_workload
 from calibrate.probes.training import bucket_bytes, measure_device_streams, measure_steps
 from calibrate.ranks import Ranks, join, one_line_of, ran_out_of_memory
@@ -47,7 +53,7 @@ from calibrate.task import (
     failure_of,
     num_ranks,
 )
-from perfmodel.documents.base import append_line
+from perfmodel.documents import append_line
 from perfmodel.documents.observation import (
     CollectiveObservation,
     ComputeObservation,
@@ -62,7 +68,7 @@ from perfmodel.documents.observation import (
     StepObservation,
     WorkloadObservation,
 )
-from perfmodel.layout.layout import Synchronisation, parse_layout
+from perfmodel.layout import Synchronisation, parse_layout
 
 _DEVICE_STREAM_STEPS: Final = 5
 #: Of the passes through a drawn model: a median needs no more.
@@ -79,7 +85,7 @@ def main() -> None:
     if ranks.rank == 0:
         facts = describe_environment(ranks.carry_out(torch_facts), observe_s=0.0)
         if order.truth is not None:
-            from calibrate.virtual.truth import with_truth  # noqa: PLC0415
+            from calibrate.virtual import with_truth  # noqa: PLC0415
 
             facts = with_truth(facts, order.truth)
         name = f"environment-{time.time_ns()}"
@@ -240,7 +246,7 @@ def _replay(session: Session, task: ReplayTask) -> ReplayObservation:
 
 
 def _layers(session: Session, task: LayersTask) -> OperatorsObservation:
-    from calibrate.probes.chain import chosen_layers  # noqa: PLC0415 - scipy, for this task alone
+    from calibrate.probes.layers import chosen_layers  # noqa: PLC0415 - scipy, for this task alone
 
     evictor = Evictor(session.measured)
     layers = chosen_layers(session, task)

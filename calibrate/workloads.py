@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
+from calibrate.environment import placement_of
 from calibrate.launch import Launcher
 from calibrate.locks import LOCK_TIMEOUT_S
-from calibrate.placement import placement_of
 from calibrate.replays import first_failure_in, replays_in, with_replays
 from calibrate.task import ReplayTask, Task
 from perfmodel.documents.workload import WorkloadDocument

@@ -8,18 +8,18 @@ from typing import Final
 
 import numpy as np
 
+from perfmodel.answer import Question
 from perfmodel.answer.answer import Forecast
 from perfmodel.answer.measured import all_step_times, largest_all_reduce, layout_costs
-from perfmodel.answer.question import Question
+from perfmodel.cost import CollectiveTime, Samples, Terms
 from perfmodel.cost.collectives import bus_factor
 from perfmodel.cost.network import ALL_REDUCE
-from perfmodel.cost.terms import CollectiveTime, Samples, Terms
 from perfmodel.documents.prediction import PredictedPoint, PredictionDocument, ScalingAdvice
 from perfmodel.explanation import LossCause, Nominal, alone, removals, with_exchange
-from perfmodel.layout.layout import Layout, Scaling
+from perfmodel.layout import Layout, Scaling
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import DEVIATE_90, Interval
-from perfmodel.step.program import Cause
+from perfmodel.step import Cause
 from perfmodel.units import Bytes, Seconds
 
 #: A doubling of the devices that gains less is past the knee.

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from perfmodel.answer import Question
 from perfmodel.answer.answer import steps_s
 from perfmodel.answer.measured import (
     Costs,
@@ -18,10 +19,9 @@ from perfmodel.answer.measured import (
     refuse_other_jobs,
     step_times,
 )
-from perfmodel.answer.question import Question
-from perfmodel.cost.terms import Samples, Terms
-from perfmodel.layout.layout import Layout, RunSetting, Scaling, Synchronisation
-from perfmodel.machine.machine import Machine
+from perfmodel.cost import Samples, Terms
+from perfmodel.layout import Layout, RunSetting, Scaling, Synchronisation
+from perfmodel.machine import Machine
 from perfmodel.machine.measured import (
     ComputeRate,
     MeasuredMachine,
@@ -29,9 +29,9 @@ from perfmodel.machine.measured import (
     TracedWorkload,
 )
 from perfmodel.statistics import Interval
-from perfmodel.step.program import Cause
+from perfmodel.step import Cause
 from perfmodel.units import Bytes, Seconds
-from perfmodel.workload.operator import Phase
+from perfmodel.workload import Phase
 
 #: Bucket caps to try. [MiB]
 BUCKET_CAPS_MB: Final = (1.0, 5.0, 10.0, 25.0, 50.0, 100.0)

@@ -23,7 +23,7 @@ from perfmodel.cost.parameters import stall_time_s
 from perfmodel.documents.prediction import ParallelismPlanDocument, RankedLayout, TestedLayout
 from perfmodel.errors import NotFeasible
 from perfmodel.layout.candidates import COLUMNS, LayoutColumns, Space, feasible_layouts
-from perfmodel.machine.machine import Evidence
+from perfmodel.machine import Evidence
 from perfmodel.statistics import DEVIATE_90, Interval, normal_cdf
 from perfmodel.units import format_bytes, format_duration
 

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel import documents
-from perfmodel.documents.base import Provenance
+from perfmodel.documents import Provenance
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UntraceableModel, UsageError, refuse_unknown
 from perfmodel.files import read_json
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.tracing.huggingface_config import DECODERS, LLAMA_FAMILY, Config, read_shape
 from perfmodel.tracing.imports import without_collection, without_compiler
+from perfmodel.workload import is_model
 from perfmodel.workload.step import CUDA_DEFAULT, DEFAULT, StepMethod
 from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer, Transformer
-from perfmodel.workload.workload import is_model
 
 if TYPE_CHECKING:
     from perfmodel.tracing.trace import TracedModel
@@ -186,9 +186,9 @@ def live_document(  # noqa: PLR0913 - one parameter per part of a step
     argv: Sequence[str],
     as_on_cuda: bool = False,
 ) -> WorkloadDocument:
-    """The workload file of a module that exists; see ``perfmodel.tracing.live``."""
+    """The workload file of a module that exists; see ``perfmodel.tracing.loop``."""
     from perfmodel.tracing.cuda_casts import AsOnCuda  # noqa: PLC0415 - imports torch
-    from perfmodel.tracing.live import batch_rows, live_source, optimizer_of  # noqa: PLC0415 - imports torch
+    from perfmodel.tracing.loop import batch_rows, live_source, optimizer_of  # noqa: PLC0415 - imports torch
     from perfmodel.tracing.trace import trace_model  # noqa: PLC0415
 
     name, implementation, caveats = optimizer_of(optimizer)

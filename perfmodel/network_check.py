@@ -15,7 +15,7 @@ from perfmodel.cost.rescaling import LINK_SHARE, host_link_bytes_per_s
 from perfmodel.documents.hardware import Catalogue, DataSheet
 from perfmodel.documents.importers import NVLINK_S, PCIE_BYTES_PER_S, PCIE_S, Found
 from perfmodel.errors import UsageError
-from perfmodel.machine.cluster import Cluster
+from perfmodel.machine import Cluster
 from perfmodel.machine.measured import MeasuredCollective
 from perfmodel.units import KIB, MIB, Bytes, BytesPerSecond, Seconds, format_rate
 

@@ -88,7 +88,7 @@ def _printed(act: Callable[[], object], folder: Path) -> str:
     text = io.StringIO()
     with (
         contextlib.chdir(folder),
-        patch("perfmodel.documents.base.today_utc", lambda: _WRITTEN),
+        patch("perfmodel.documents.today_utc", lambda: _WRITTEN),
         patch.dict(os.environ, {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}),
         contextlib.redirect_stdout(text),
         contextlib.redirect_stderr(text),

@@ -14,7 +14,7 @@ from perfmodel.documents.observation import (
     StepObservation,
 )
 from perfmodel.errors import MeasurementFailed
-from perfmodel.layout.layout import RunSetting
+from perfmodel.layout import RunSetting
 from tests.fakes import LaunchCall
 
 NUM_STEPS = 12

@@ -156,19 +156,32 @@ def test_what_a_prediction_loads_is_printed(capsys: pytest.CaptureFixture[str]) 
     command = (sys.executable, "-c", _COUNTED, str(ROOT / "perfmodel"), *question)
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     loaded, touched, called = map(int, done.stdout.split())
+    sizes = {
+        folder: [len(path.read_text(encoding="utf-8").splitlines()) for path in sources(folder)]
+        for folder in (*PACKAGES, "tests")
+    }
     with capsys.disabled():
         sys.stdout.write(
             f"\npredict: {loaded} modules loaded, {called} functions in {touched} files called\n"
         )
+        for folder, lines in sizes.items():
+            sys.stdout.write(f"{folder}: {sum(lines):,} lines in {len(lines)} modules\n")
     assert 0 < touched <= loaded
+
+
+def test_files_that_the_design_names_exist() -> None:
+    text = (ROOT / "DESIGN.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([a-z_/]+(?:\.py|/))`", text)
+    assert "cost/collectives.py" in named
+    folders = (ROOT, ROOT / "perfmodel")
+    assert [name for name in named if not any((at / name).exists() for at in folders)] == []
 
 
 #: Files that are no results: locks, lines that are appended, members of an archive, folders of the testbed.
 WRITERS = {
-    "perfmodel/documents/base.py",
+    "perfmodel/documents/__init__.py",
     "calibrate/clocks.py",
     "calibrate/locks.py",
-    "validate/archive.py",
     "validate/borrowed.py",
     "validate/testbed/links.py",
     "validate/testbed/server.py",
@@ -186,7 +199,7 @@ def test_files_are_written_in_one_place() -> None:
         if writing.search(path.read_text(encoding="utf-8"))
     }
     assert found <= WRITERS
-    assert "perfmodel/documents/base.py" in found
+    assert "perfmodel/documents/__init__.py" in found
 
 
 def test_every_folder_with_code_is_a_package_that_gets_installed(

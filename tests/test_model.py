@@ -31,13 +31,13 @@ from perfmodel.engine.algebra import end_times, end_times_with_interference
 from perfmodel.engine.job import FailureCause, Job, expected_elapsed_s
 from perfmodel.engine.simulate import simulate
 from perfmodel.engine.stragglers import expected_largest_deviate
-from perfmodel.layout.layout import Layout, Schedule
+from perfmodel.layout import Layout, Schedule
 from perfmodel.model import Tier
+from perfmodel.step import Cause, Interference, StepProgram, Stream
 from perfmodel.step.compile import compile_layout, compile_step
-from perfmodel.step.program import Cause, Interference, StepProgram, Stream
 from perfmodel.units import MIB
+from perfmodel.workload import Parameter, Workload
 from perfmodel.workload.transformer import gpt
-from perfmodel.workload.workload import Parameter, Workload
 
 EXACT = 1e-9
 seconds = st.just(0.0) | st.floats(1e-6, 1.0) | st.sampled_from([0.1, 0.2, 0.5])

@@ -21,13 +21,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.device import Clock, VirtualDevice
 from calibrate.experiment import ComputeProbe
+from calibrate.probes import Session
 from calibrate.probes.compute import TimedKernel
-from calibrate.probes.session import Session
 from calibrate.probes.training import Trainer
+from calibrate.virtual import Truth
 from calibrate.virtual.carrier import NAME, Carrier
 from calibrate.virtual.gpu import VirtualGpu, Work
-from calibrate.virtual.truth import Truth
-from perfmodel.layout.layout import RunSetting, Synchronisation
+from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.tracing.reference import REFERENCES
 from perfmodel.units import Bytes, Seconds
 

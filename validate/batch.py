@@ -9,10 +9,9 @@ from statistics import median
 from typing import Final
 
 from calibrate.campaign import Campaign, Progress, measure
-from calibrate.environment import describe_environment
+from calibrate.environment import describe_environment, placement_of, provenance
 from calibrate.launch import Launcher
 from calibrate.noise import RECIPES, TRAINING_TIMEOUT_S, trainings_in
-from calibrate.placement import placement_of, provenance
 from calibrate.task import TrainingTask
 from perfmodel.cost.batch import (
     BatchPoint,
@@ -20,7 +19,7 @@ from perfmodel.cost.batch import (
     calibrated_law,
     fit_convergence,
 )
-from perfmodel.documents.base import file_sha256
+from perfmodel.documents import file_sha256
 from perfmodel.documents.observation import TrainingObservation
 from perfmodel.documents.verdicts import BatchValidationDocument, JudgedBatch
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, refuse_unknown

@@ -15,11 +15,11 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from calibrate.environment import described, place
 from calibrate.gpus import refuse_used
 from calibrate.locks import machine_to_itself, work_folder
-from calibrate.placement import described, place
 from calibrate.topology import LaunchFlags
-from perfmodel.documents.base import Record, Text, checked, write_atomically
+from perfmodel.documents import Record, Text, checked, write_atomically
 from perfmodel.documents.verdicts import ErrorSummary, Gate
 from perfmodel.errors import InvalidDocument, PerfModelError, why
 from perfmodel.files import read_json

@@ -7,17 +7,16 @@ from typing import Final, Literal, get_args
 
 from calibrate.campaign import Campaign, Progress, measure
 from calibrate.device import traced_as
-from calibrate.environment import describe_environment
+from calibrate.environment import describe_environment, placement_of, provenance
 from calibrate.launch import Launcher
-from calibrate.placement import placement_of, provenance
 from calibrate.random_models import RandomModel, draw
 from calibrate.replays import replays_in, with_replays
 from calibrate.summary import Estimate
 from calibrate.task import StepTask, Task
+from perfmodel.answer import Question
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import interval, open_workload
-from perfmodel.answer.question import Question
-from perfmodel.documents.base import file_sha256
+from perfmodel.documents import file_sha256
 from perfmodel.documents.observation import failures, read_observations, steal_share
 from perfmodel.documents.verdicts import (
     ComparedModel,
@@ -32,8 +31,8 @@ from perfmodel.errors import (
     PerfModelError,
     refuse_unknown,
 )
-from perfmodel.layout.layout import RunSetting, Synchronisation
-from perfmodel.machine.machine import Evidence
+from perfmodel.layout import RunSetting, Synchronisation
+from perfmodel.machine import Evidence
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import Interval
 from perfmodel.units import Seconds

@@ -26,8 +26,8 @@ from calibrate.device import Device, open_device, prepare
 from calibrate.environment import describe_environment, processor_time, torch_facts
 from calibrate.ranks import Ranks, join, one_line_of, ran_out_of_memory
 from calibrate.task import StepTask, WorkOrder, failure_of
-from calibrate.virtual.truth import with_truth
-from perfmodel.documents.base import append_line
+from calibrate.virtual import with_truth
+from perfmodel.documents import append_line
 from perfmodel.documents.observation import (
     EnvironmentObservation,
     LoopObservation,
@@ -35,7 +35,7 @@ from perfmodel.documents.observation import (
     PeakMemory,
     ProcessorObservation,
 )
-from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout import Synchronisation
 from perfmodel.tracing.reference import REFERENCES
 from perfmodel.units import Seconds
 

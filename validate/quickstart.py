@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from perfmodel.answer import Question
 from perfmodel.answer.answer import Forecast, answer
 from perfmodel.answer.measured import interval, open_workload
-from perfmodel.answer.question import Question
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.explanation import explain
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.report.wording import (
+from perfmodel.report import (
     duration_interval,
     gate_lines,
     number,
@@ -22,7 +22,7 @@ from perfmodel.report.wording import (
     percent,
     verdict,
 )
-from perfmodel.report.wording import interval as words_of
+from perfmodel.report import interval as words_of
 from perfmodel.units import format_duration
 
 #: Devices that are predicted: more than were measured, few enough for a reader to believe.

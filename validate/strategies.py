@@ -13,16 +13,15 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 
 from calibrate.campaign import PLAN, Campaign, Progress, measure, read_plan
-from calibrate.environment import describe_environment
+from calibrate.environment import describe_environment, placement_of, provenance
 from calibrate.launch import Launcher
-from calibrate.placement import placement_of, provenance
 from calibrate.replays import replays_in, with_replays
 from calibrate.summary import estimate
 from calibrate.task import LayoutTask
+from perfmodel.answer import Question
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import open_workload
-from perfmodel.answer.question import Question
-from perfmodel.documents.base import file_sha256, write_atomically
+from perfmodel.documents import file_sha256, write_atomically
 from perfmodel.documents.observation import (
     LayoutObservation,
     StackSpec,
@@ -32,7 +31,7 @@ from perfmodel.documents.observation import (
 from perfmodel.documents.verdicts import ComparedStrategy, StrategiesDocument, StrategyFamily
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, refuse_unknown
-from perfmodel.layout.layout import RunSetting, parse_layout
+from perfmodel.layout import RunSetting, parse_layout
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import Interval
 from perfmodel.units import Seconds

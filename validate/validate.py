@@ -20,8 +20,7 @@ from calibrate.campaign import (
     read_plan,
     too_large_of,
 )
-from calibrate.launch import Launcher
-from calibrate.placement import (
+from calibrate.environment import (
     Placement,
     described,
     place,
@@ -29,12 +28,13 @@ from calibrate.placement import (
     recorded_conditions,
     refuse_other_machine,
 )
+from calibrate.launch import Launcher
 from calibrate.summary import Estimate
 from calibrate.topology import LaunchFlags
+from perfmodel.answer import Question
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import check_machine, interval, timed_workload
-from perfmodel.answer.question import Question
-from perfmodel.documents.base import Provenance, Record, checked, file_sha256
+from perfmodel.documents import Provenance, Record, checked, file_sha256
 from perfmodel.documents.observation import failures, read_observations, steal_share
 from perfmodel.documents.verdicts import (
     ComparedSetting,
@@ -44,23 +44,21 @@ from perfmodel.documents.verdicts import (
     ValidationDocument,
 )
 from perfmodel.errors import InvalidDocument, MeasurementFailed, UsageError, refuse_unknown
-from perfmodel.layout.layout import RunSetting, Synchronisation
+from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import Interval
 from perfmodel.units import Seconds
-from validate.holdout import (
-    BUDGETS,
-    calibrated_setting,
-    holdout_settings,
-    repeated_settings,
-    rounds,
-)
 from validate.judging import (
+    BUDGETS,
     ProfileRequest,
     Tolerances,
+    calibrated_setting,
     fraction,
+    holdout_settings,
     measured_steps,
     passed,
+    repeated_settings,
+    rounds,
     summarise,
     summarise_any,
     wait_for_another_occasion,

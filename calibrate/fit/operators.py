@@ -12,7 +12,7 @@ from scipy.optimize import minimize, nnls
 
 from calibrate.replays import measured_steps, of_newest_traces, replayed_s
 from calibrate.summary import typical
-from perfmodel.arrays import FloatArray
+from perfmodel.cost import CurveDraws
 from perfmodel.cost.families import (
     TYPICAL_LENGTH,
     TYPICAL_NOISE,
@@ -30,7 +30,6 @@ from perfmodel.cost.families import (
     work,
 )
 from perfmodel.cost.operators import OperatorDurations, work_s
-from perfmodel.cost.terms import CurveDraws
 from perfmodel.documents.observation import (
     Observation,
     OperatorsObservation,
@@ -42,8 +41,9 @@ from perfmodel.machine.measured import (
     OperatorCosts,
     OperatorFamily,
 )
+from perfmodel.statistics import FloatArray
 from perfmodel.units import Seconds
-from perfmodel.workload.operator import Phase
+from perfmodel.workload import Phase
 from perfmodel.workload.step import OPTIMIZERS
 
 #: Of the logarithms of lengths, spread and noise.

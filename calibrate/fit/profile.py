@@ -9,13 +9,11 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from calibrate.fit.ddp import fit_bucket_costs, fit_ddp, left_out_errors
-from calibrate.fit.host import fit_host
-from calibrate.fit.layouts import fit_layouts
+from calibrate.fit.ddp import fit_bucket_costs, fit_ddp, fit_host, fit_layouts, left_out_errors
 from calibrate.fit.operators import fit_operators
 from calibrate.fit.steps import fit_workload, single_steps, with_device_streams
 from calibrate.summary import by_setting, estimate, repeatability, repetition
-from perfmodel.documents.base import Provenance, file_sha256
+from perfmodel.documents import Provenance, file_sha256
 from perfmodel.documents.observation import (
     CheckpointObservation,
     CollectiveObservation,

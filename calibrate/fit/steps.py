@@ -10,7 +10,7 @@ from scipy.optimize import nnls
 
 from calibrate.summary import Repetition, by_setting, estimate, typical
 from perfmodel.documents.observation import PHASES, DeviceStreams, StepObservation
-from perfmodel.layout.layout import RunSetting, Synchronisation
+from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import (
     PHASE_CURVES,
     CurvePoint,
@@ -20,7 +20,7 @@ from perfmodel.machine.measured import (
     StepNoise,
 )
 from perfmodel.units import Seconds
-from perfmodel.workload.workload import Workload
+from perfmodel.workload import Workload
 
 #: Points needed before a line through them says more than they do.
 _MINIMUM_LINE = 3

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from calibrate.probes.session import Session
+from calibrate.probes import Session
 from calibrate.task import TrainingTask
 from perfmodel.documents.observation import TrainingObservation
 from perfmodel.tracing.reference import MODELS

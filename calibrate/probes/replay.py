@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from calibrate.device import Clock
-from calibrate.probes.session import Session, repeats_within
+from calibrate.probes import Session, repeats_within
 from calibrate.probes.tracing import replayed_step
 from calibrate.replays import Dataflow, linked
 from calibrate.task import ReplayTask
@@ -25,7 +25,7 @@ from perfmodel.documents.observation import ReplayObservation, TimedOperator
 from perfmodel.tracing.source import make_optimizer
 from perfmodel.tracing.trace import TracedModel
 from perfmodel.units import Seconds
-from perfmodel.workload.operator import Operator, Phase, TensorSpec, base_name
+from perfmodel.workload import Operator, Phase, TensorSpec, base_name
 from perfmodel.workload.step import TracedStep, parameters_signature, signature
 
 #: Spread of made-up values: small enough that products of many layers stay finite.

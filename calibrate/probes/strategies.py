@@ -20,10 +20,10 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from calibrate.probes.session import Session, new_group, repeats_within
+from calibrate.probes import Session, new_group, repeats_within
 from calibrate.task import LayoutTask
 from perfmodel.documents.observation import StackSpec
-from perfmodel.layout.layout import Layout, Schedule, parse_layout
+from perfmodel.layout import Layout, Schedule, parse_layout
 from perfmodel.tracing.source import Batch, ModelSource, classification_loss, make_optimizer
 from perfmodel.tracing.trace import trace_model
 from perfmodel.units import Seconds

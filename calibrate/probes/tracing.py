@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from calibrate.probes.session import Session
+from calibrate.probes import Session
 from calibrate.task import ReplayTask
 from perfmodel.documents import seals
 from perfmodel.documents.workload import WorkloadDocument
@@ -16,8 +16,8 @@ from perfmodel.errors import InvalidDocument
 from perfmodel.tracing.reference import REFERENCES
 from perfmodel.tracing.sources import reference_source
 from perfmodel.tracing.trace import TracedModel, trace_model
+from perfmodel.workload import Parameter, Workload
 from perfmodel.workload.step import TracedStep
-from perfmodel.workload.workload import Parameter, Workload
 
 _TRACED_SAMPLES = 4
 _TIMED_BACKWARDS = 5

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.device import Clock, Device
-from calibrate.probes.session import Session, repeats_within
+from calibrate.probes import Session, repeats_within
 from perfmodel.documents.observation import PHASES, DeviceStreams, RankSteps
-from perfmodel.layout.layout import RunSetting, Synchronisation
+from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.tracing.reference import REFERENCES, ReferenceModel
 from perfmodel.units import Seconds
 

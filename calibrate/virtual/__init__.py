@@ -1,1 +1,274 @@
-"""A GPU that does not exist: real host code issues work, virtual clocks execute it."""
+"""What a virtual GPU really costs: a file of rates, and the laws that turn them into seconds.
+
+Nothing here has the form that ``calibrate.fit`` assumes, or what is fitted would be what was put in.
+"""
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from perfmodel import checks
+from perfmodel.documents import read_toml
+from perfmodel.errors import InvalidDocument, UsageError, why
+from perfmodel.units import GIB, Bytes, Seconds
+
+_STRICT: Final = ConfigDict(extra="forbid")
+#: Files that are shipped, by name.
+SHIPPED: Final = Path(__file__).parent / "truths"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What the processor spends on issuing work."""
+
+    __pydantic_config__ = _STRICT
+    launch_s: Seconds
+    """Per operator that starts kernels."""
+    view_s: Seconds = 5e-7
+    """Per operator that starts none."""
+    event_s: Seconds = 2e-7
+    backward: float = 0.8
+    """Factor of a launch in the backward pass, which autograd issues without Python."""
+    tensor_s: Seconds = 1e-6
+    """Of an operator over a list, per tensor."""
+    queue: int = 1024
+    """Launches that may wait; the host waits for a free place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What kernels take, and what the memory holds."""
+
+    __pydantic_config__ = _STRICT
+    flop_per_s: dict[str, float]
+    """Of products, by the type of their factors."""
+    bytes_per_s: float
+    kernel_s: Seconds = 2e-6
+    """The shortest kernel."""
+    half_flop: float = 2e8
+    """FLOP of a product at which it reaches half its rate."""
+    half_bytes: float = 2e6
+    convolution: float = 0.7
+    """Rate of a convolution over that of a matrix product."""
+    memory_bytes: Bytes = 80 * GIB
+    copy_bytes_per_s: float = 2e10
+    """Between host and device, from pinned memory."""
+    copy_s: Seconds = 8e-6
+    pageable: float = 0.3
+    """Rate of a copy from pageable memory over one from pinned memory."""
+    speed: tuple[float, ...] = (1.0,)
+    """Of each rank; the last one stands for all that follow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """How a collective moves its pieces."""
+
+    __pydantic_config__ = _STRICT
+    start_s: Seconds
+    """Beyond the launch."""
+    hop: float
+    """Factor on the latency of a link."""
+    rate: float
+    """Part of the rate of a link."""
+
+
+#: Flags of 8 B in every 16, flags of 8 B in every 128, and whole pieces with a barrier each: as NCCL's tuner has
+#: them over NVLink (src/graph/tuning.cc, 2026-06-11), the simple one taken for 1.
+_PROTOCOLS: Final = {
+    "LL": Protocol(start_s=0.0, hop=0.18, rate=0.4),
+    "LL128": Protocol(start_s=1e-6, hop=0.56, rate=0.92),
+    "Simple": Protocol(start_s=2e-6, hop=1.0, rate=1.0),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """What collectives take: the fastest protocol of a ring, or of a tree between nodes."""
+
+    __pydantic_config__ = _STRICT
+    devices_per_node: int = 8
+    launch_s: Seconds = 1.2e-5
+    inner_hop_s: Seconds = 2e-6
+    inner_bytes_per_s: float = 2e11
+    outer_hop_s: Seconds = 8e-6
+    outer_bytes_per_s: float = 2.5e10
+    """Of each device, for what leaves its node."""
+    tree_share: float = 0.7
+    """Rate of a tree over that of a ring."""
+    protocols: dict[str, Protocol] = field(default_factory=lambda: dict(_PROTOCOLS))
+    memory_passes: float = 3.0
+    """Bytes of the device's memory that are read or written per byte of the array; links wait for a part of them."""
+    skew_s: Seconds = 0.0
+    """Standard deviation of what a rank is late for a collective, beyond its own work."""
+    compute_slowdown: float = 1.0
+    """Of kernels that run while a collective does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """Standard deviations in log."""
+
+    __pydantic_config__ = _STRICT
+    kernel: float = 0.0
+    window: float = 0.0
+    """Common to all kernels for some milliseconds."""
+    run: float = 0.0
+    """Common to a run."""
+    occasion: float = 0.0
+    """Common to all runs of a campaign."""
+    window_s: Seconds = 5e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truth:
+    """All of it."""
+
+    __pydantic_config__ = _STRICT
+    name: str
+    host: Host
+    device: Device
+    network: Network = field(default_factory=Network)
+    noise: Noise = field(default_factory=Noise)
+    devices: int = 8
+    seed: int = 0
+
+    @classmethod
+    def read(cls, name: str | Path) -> "Truth":
+        """A shipped truth by its name, or a file."""
+        path = Path(name)
+        shipped = SHIPPED / f"{path.name}.toml"
+        if not path.suffix and shipped.exists():
+            path = shipped
+        if not path.exists():
+            known = ", ".join(sorted(each.stem for each in SHIPPED.glob("*.toml")))
+            raise UsageError(f"--truth: {path} must exist; name a TOML file or one of {known}")
+        return cls.from_dict(read_toml(path, what="truth"), path)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any], path: Path) -> "Truth":
+        """Of the content of a file; every key must be known, every value of its type."""
+        try:
+            found: Truth = TypeAdapter(cls).validate_json(
+                json.dumps({"name": path.stem, **content}, default=str), strict=True
+            )
+            found.check()
+        except ValidationError as error:
+            [first, *_] = error.errors()
+            place = ".".join(map(str, first["loc"]))
+            raise InvalidDocument(
+                f"{path}: {place} must be as in calibrate/virtual/__init__.py, got {first['input']!r:.60}"
+            ) from error
+        except ValueError as error:
+            raise InvalidDocument(f"{path}: is not a truth file: {why(error)}") from error
+        return found
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a profile records about the device."""
+        return {
+            "name": f"virtual GPU {self.name}",
+            "devices": self.devices,
+            "devices_per_node": min(self.devices, self.network.devices_per_node),
+            "memory_bytes": self.device.memory_bytes,
+        }
+
+    def check(self) -> None:
+        """Refuse what no device can be."""
+        for part in (self.host, self.device, self.network, self.noise):
+            for entry in fields(part):
+                value = getattr(part, entry.name)
+                if isinstance(value, float | int):
+                    checks.non_negative(entry.name, value)
+        device, network = self.device, self.network
+        rates = (device.bytes_per_s, device.copy_bytes_per_s, device.pageable, device.convolution)
+        links = (network.inner_bytes_per_s, network.outer_bytes_per_s, network.tree_share)
+        ways = [part for each in network.protocols.values() for part in (each.hop, each.rate)]
+        for rate in (*device.flop_per_s.values(), *rates, *links, *ways, *device.speed):
+            checks.positive("rates and speeds", rate)
+        checks.positive("noise.window_s", self.noise.window_s)
+        checks.at_least("host.queue", self.host.queue, 1)
+        checks.at_least("network.devices_per_node", network.devices_per_node, 1)
+        checks.at_least("network.protocols", len(network.protocols), 1)
+        checks.at_least("device.speed", len(device.speed), 1)
+        checks.at_least("device.flop_per_s.fp32", device.flop_per_s.get("fp32", 0.0), 1)
+        checks.at_least("devices", self.devices, 1)
+
+    def kernel_s(
+        self, *, flop: float, moved_bytes: float, dtype: str, convolution: bool
+    ) -> Seconds:
+        """One kernel: products and traffic beside each other, each at a rate that saturates. [s]"""
+        device = self.device
+        rate = device.flop_per_s.get(dtype, device.flop_per_s["fp32"])
+        if convolution:
+            rate *= device.convolution
+        compute_s = (flop + device.half_flop) / rate if flop else 0.0
+        # Half of the start of a stream of bytes is hidden by the start of the kernel.
+        traffic_s = math.sqrt(moved_bytes * (moved_bytes + device.half_bytes)) / device.bytes_per_s
+        return device.kernel_s + float((compute_s**4 + traffic_s**4) ** 0.25)
+
+    def copy_s(self, size_bytes: Bytes, *, pinned: bool) -> Seconds:
+        """One copy between host and device. [s]"""
+        rate = self.device.copy_bytes_per_s * (1.0 if pinned else self.device.pageable)
+        return self.device.copy_s + size_bytes / rate
+
+    def collective_s(self, kind: str, size_bytes: Bytes, world_size: int) -> Seconds:
+        """One collective from the moment at which all ranks are there; ``size_bytes``: of the whole array. [s]"""
+        if world_size == 1:
+            return self.device.kernel_s + 2 * size_bytes / self.device.bytes_per_s
+        net = self.network
+        inner = min(world_size, net.devices_per_node)
+        nodes = -(-world_size // net.devices_per_node)
+        return net.launch_s + min(
+            self._exchange_s(kind, size_bytes, inner, nodes, protocol)
+            for protocol in net.protocols.values()
+        )
+
+    def _exchange_s(
+        self, kind: str, size_bytes: Bytes, inner: int, nodes: int, protocol: Protocol
+    ) -> Seconds:
+        """By the better one of a ring and a tree, once it runs. [s]"""
+        net = self.network
+        inner_hop_s, outer_hop_s = net.inner_hop_s * protocol.hop, net.outer_hop_s * protocol.hop
+        inner_rate, outer_rate = (
+            rate * protocol.rate for rate in (net.inner_bytes_per_s, net.outer_bytes_per_s)
+        )
+        if kind == "send_recv":
+            rate, hop_s = (outer_rate, outer_hop_s) if nodes > 1 else (inner_rate, inner_hop_s)
+            return protocol.start_s + hop_s + self._moved_s(size_bytes / rate, size_bytes)
+        rounds = 2.0 if kind == "all_reduce" else 1.0
+        slowest = inner_rate if nodes == 1 else min(inner_rate, outer_rate * inner)
+        share = (inner * nodes - 1) / (inner * nodes)
+        hops_s = rounds * ((inner - 1) * nodes * inner_hop_s + (nodes - 1) * outer_hop_s)
+        moved_s = self._moved_s(rounds * share * size_bytes / slowest, size_bytes)
+        ring_s = protocol.start_s + hops_s + moved_s
+        if nodes == 1 or kind not in ("all_reduce", "broadcast"):
+            return ring_s
+        # Chains inside the nodes, above them a double binary tree; only its start is shorter.
+        depth_s = (inner - 1) * inner_hop_s + math.ceil(math.log2(nodes)) * outer_hop_s
+        tree_s = rounds * (depth_s + size_bytes / (net.tree_share * slowest))
+        return min(ring_s, protocol.start_s + tree_s)
+
+    def _moved_s(self, sent_s: Seconds, size_bytes: Bytes) -> Seconds:
+        """Links and the device's own memory work on pieces, partly beside each other. [s]"""
+        memory_s = self.network.memory_passes * size_bytes / self.device.bytes_per_s
+        return math.hypot(sent_s, memory_s)
+
+
+def with_truth(environment: dict[str, Any], name: str) -> dict[str, Any]:
+    """The description of a machine with a virtual device; each truth is another machine."""
+    truth = Truth.read(name)
+    host = environment["host"]
+    content = f"{host['fingerprint']} {truth!r}".encode()
+    path = Path(name)
+    known = str(path.resolve()) if path.suffix else name
+    return {
+        **environment,
+        "host": {**host, "fingerprint": hashlib.sha256(content).hexdigest()},
+        "virtual": {"truth": known, **truth.facts},
+    }

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from calibrate.virtual.truth import Truth
+from calibrate.virtual import Truth
 from perfmodel.units import MIB, Bytes, Seconds
 
 COMPUTE: Final = "compute"

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from perfmodel import checks
+from perfmodel.answer import Answer, Question
 from perfmodel.answer.measured import (
     default_batch,
     interval,
@@ -16,16 +17,15 @@ from perfmodel.answer.measured import (
     measured_steps_s,
     stage_memory,
 )
-from perfmodel.answer.question import Answer, Question
-from perfmodel.cost.terms import Samples
-from perfmodel.documents.base import Provenance
+from perfmodel.cost import Samples
+from perfmodel.documents import Provenance
 from perfmodel.documents.prediction import (
     MeasuredPoint,
     PredictedPoint,
     PredictionDocument,
     RankMemory,
 )
-from perfmodel.layout.layout import Layout, Scaling, scaled_layouts
+from perfmodel.layout import Layout, Scaling, scaled_layouts
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.units import format_bytes
 
@@ -161,16 +161,18 @@ def prediction(
 
 def memory_caveats(answers: Sequence[Answer]) -> tuple[str, ...]:
     """The first layout that memory does not hold, by ``capacity_bytes`` or the data sheet of the device."""
-    from perfmodel.cost.memory import Verdict, verdict  # noqa: PLC0415 - only for traced models
-    from perfmodel.cost.rescaling import shipped_catalogue  # noqa: PLC0415 - the same
-
     for found in answers:
         question = found.question
         stages, capacity_bytes = stage_memory(question), question.capacity_bytes
-        if stages and capacity_bytes is None:
+        if not stages:
+            continue
+        from perfmodel.cost.memory import Verdict, verdict  # noqa: PLC0415 - only for traced models
+        from perfmodel.cost.rescaling import shipped_catalogue  # noqa: PLC0415 - the same
+
+        if capacity_bytes is None:
             sheets = {sheet.id: sheet.memory.size_bytes for sheet in shipped_catalogue().devices}
             capacity_bytes = sheets.get(question.machine.device_name)
-        if not stages or capacity_bytes is None:
+        if capacity_bytes is None:
             continue
         fullest = max(stages, key=lambda stage: stage.needed_bytes)
         if verdict(fullest.fit_probability(capacity_bytes)) is Verdict.DOES_NOT_FIT:

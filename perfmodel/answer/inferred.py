@@ -6,15 +6,13 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.answer.question import Answer, Question
-from perfmodel.arrays import FloatArray
+from perfmodel.answer import Answer, Question
 from perfmodel.cost.inferred import LINKS_OF_FILE, InferredModel, on_links, open_inferred
 from perfmodel.cost.jobs import Jobs, jobs_from
 from perfmodel.cost.layout_memory import TENSORS, rank_parts
 from perfmodel.cost.layout_time import StepParts, layout_durations, unit_times
 from perfmodel.cost.parameters import layout_distance_squared
-from perfmodel.documents import seals
-from perfmodel.documents.base import Provenance, age_notes
+from perfmodel.documents import Provenance, age_notes, seals
 from perfmodel.documents.prediction import (
     LargeModelStep,
     PredictedPoint,
@@ -26,12 +24,12 @@ from perfmodel.documents.prediction import (
 from perfmodel.engine import algebra
 from perfmodel.engine.steady import steady_trace
 from perfmodel.errors import UsageError
+from perfmodel.layout import Layout, Offload, Precision, Recompute, Schedule
 from perfmodel.layout.candidates import Limits, require_feasible
-from perfmodel.layout.layout import Layout, Offload, Precision, Recompute, Schedule
-from perfmodel.machine.machine import Evidence, InferredMachine
-from perfmodel.statistics import Interval
+from perfmodel.machine import Evidence, InferredMachine
+from perfmodel.statistics import FloatArray, Interval
+from perfmodel.step import StepProgram, Trace
 from perfmodel.step.compile import compile_layout
-from perfmodel.step.program import StepProgram, Trace
 from perfmodel.workload.transformer import NamedTransformer
 
 _FAR: Final = 2.0

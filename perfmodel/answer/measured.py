@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from perfmodel.answer.question import Answer, Question
+from perfmodel.answer import Answer, Question
+from perfmodel.cost import Samples, Terms, paced
 from perfmodel.cost.collectives import library_of
 from perfmodel.cost.machine import SEED, CostModel, borrowed_profile, contention, model_form
 from perfmodel.cost.measured import (
@@ -20,13 +21,11 @@ from perfmodel.cost.measured import (
     step_program,
     step_terms,
 )
-from perfmodel.cost.terms import Samples, Terms, paced
-from perfmodel.documents import seals
-from perfmodel.documents.base import QUIET, age_notes
+from perfmodel.documents import QUIET, age_notes, seals
 from perfmodel.engine import algebra
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError, did_you_mean
-from perfmodel.layout.layout import Layout
-from perfmodel.machine.machine import Evidence
+from perfmodel.layout import Layout
+from perfmodel.machine import Evidence
 from perfmodel.machine.measured import (
     DeviceCosts,
     MeasuredMachine,
@@ -34,7 +33,7 @@ from perfmodel.machine.measured import (
     TracedWorkload,
 )
 from perfmodel.statistics import Interval
-from perfmodel.step.program import (
+from perfmodel.step import (
     Cause,
     Interference,
     StepProgram,
@@ -43,7 +42,7 @@ from perfmodel.step.program import (
     with_waiting_host,
 )
 from perfmodel.units import Bytes
-from perfmodel.workload.workload import Workload
+from perfmodel.workload import Workload
 
 # Only some questions need operators, memory, files of clusters and of validations. They are imported where
 # they are used: together they would double the start of a prediction.
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
     from perfmodel.cost.memory import DeviceMemory
     from perfmodel.documents.verdicts import ValidationDocument
     from perfmodel.documents.workload import WorkloadDocument
-    from perfmodel.machine.cluster import Cluster
+    from perfmodel.machine import Cluster
     from perfmodel.workload.memory import StepMemory
     from perfmodel.workload.step import SymbolicStep
 

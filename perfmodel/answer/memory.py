@@ -5,9 +5,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+from perfmodel.answer import Question as StepQuestion
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import layout_costs, timed_workload
-from perfmodel.answer.question import Question as StepQuestion
 from perfmodel.cost.memory import (
     DeviceMemory,
     MemorySetting,
@@ -21,17 +21,17 @@ from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.rescaling import find_device, shipped_catalogue
 from perfmodel.cost.techniques import Basis, HostLink, Question, StepTimes, Technique, techniques
 from perfmodel.cost.traced import mixed_ratio
-from perfmodel.documents.base import Shown
+from perfmodel.documents import Shown
 from perfmodel.documents.hardware import DataSheet
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import InvalidDocument
-from perfmodel.layout.layout import Layout
-from perfmodel.machine.machine import Evidence
+from perfmodel.layout import Layout
+from perfmodel.machine import Evidence
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.step.program import Cause
+from perfmodel.step import Cause
 from perfmodel.units import Bytes, Seconds, format_bytes
+from perfmodel.workload import Phase
 from perfmodel.workload.memory import StepMemory
-from perfmodel.workload.operator import Phase
 
 #: 16 lanes of PCIe 4: 31.5 GB/s each way by data sheet, of which 80 % are assumed; and two channels' worth
 #: of host memory per device.

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from perfmodel.advice import with_advice
+from perfmodel.answer import Question
 from perfmodel.answer.answer import Forecast, layout_table, table
 from perfmodel.answer.measured import check_machine, open_workload
 from perfmodel.answer.memory import MemoryReport, report_of
-from perfmodel.answer.question import Question
 from perfmodel.cost.inferred import with_nodes_of as joined_like
 from perfmodel.cost.rescaling import find_device, shipped_catalogue
 from perfmodel.diagnosis.asked import Case, Diagnosed, diagnosed
@@ -25,11 +25,11 @@ from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError, refuse_unknown
 from perfmodel.explanation import Explanation
 from perfmodel.explanation import explain as explain_question
-from perfmodel.layout.layout import Scaling, parse_layout
-from perfmodel.machine.cluster import Cluster
+from perfmodel.layout import Scaling, parse_layout
+from perfmodel.machine import Cluster
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.models import document_of, live_document, traced_document
-from perfmodel.scenarios.changes import Scenario
+from perfmodel.scenarios import Scenario
 from perfmodel.scenarios.compare import compare_scenarios
 from perfmodel.scenarios.fields import changed
 from perfmodel.units import Bytes

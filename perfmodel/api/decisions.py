@@ -4,15 +4,14 @@ import datetime as dt
 from collections.abc import Sequence
 from pathlib import Path
 
+from perfmodel.answer import Question
 from perfmodel.answer.answer import layout_table
 from perfmodel.answer.inferred import Training
-from perfmodel.answer.question import Question
 from perfmodel.api.answers import AnyPath, AnyProfile, read_profile
 from perfmodel.cost.inferred import open_inferred
+from perfmodel.documents import today_utc
 from perfmodel.documents.acceptance import AcceptanceTerms
-from perfmodel.documents.base import today_utc
-from perfmodel.documents.budget import CostDocument, read_budget
-from perfmodel.documents.goodput import GoodputDocument
+from perfmodel.documents.budget import CostDocument, GoodputDocument, read_budget
 from perfmodel.documents.plan import PlanDocument, read_plan
 from perfmodel.documents.prediction import (
     ParallelismPlanDocument,
@@ -21,10 +20,10 @@ from perfmodel.documents.prediction import (
 from perfmodel.documents.profile import InferredDocument
 from perfmodel.engine.job import Job
 from perfmodel.errors import UsageError
-from perfmodel.layout.layout import parse_layout
+from perfmodel.layout import parse_layout
 from perfmodel.layout_search import Request as SearchRequest
 from perfmodel.layout_search import plan_parallelism as ranked_layouts
-from perfmodel.machine.machine import DEVICES_PER_NODE, InferredMachine
+from perfmodel.machine import DEVICES_PER_NODE, InferredMachine
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.models import read_model
 from perfmodel.plan.acceptance import acceptance_terms as terms_of

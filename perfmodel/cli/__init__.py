@@ -1,1 +1,231 @@
-"""The command line: arguments, progress, exit codes."""
+"""What commands print, and how a verdict ends them."""
+
+import os
+import shutil
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import typer
+
+from perfmodel.errors import OutOfTolerance, printable
+from perfmodel.units import Seconds, format_duration
+
+if TYPE_CHECKING:
+    from perfmodel.documents import Document
+    from perfmodel.documents.verdicts import Gate
+    from perfmodel.report import Table
+
+
+def show(*tables: "Table") -> None:
+    """Print tables as wide as the terminal; without Rich where it would print plain text."""
+    is_plain = not (sys.stdout.isatty() or "FORCE_COLOR" in os.environ)
+    width = shutil.get_terminal_size().columns
+    for table in tables:
+        text = table.text(width) if is_plain else None
+        if text is None:
+            from rich.console import Console
+
+            Console().print(table)
+        else:
+            typer.echo(text)
+
+
+def show_lines(lines: Iterable[str]) -> None:
+    """Print sentences; on a terminal, none is wider than that."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in map(printable, lines):
+        typer.echo(line if width is None else wrapped(line, width))
+
+
+def show_verdict(line: str, *, is_good: bool) -> None:
+    """Print a verdict; on a terminal in colour, unless NO_COLOR is set."""
+    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    colour = (typer.colors.GREEN if is_good else typer.colors.RED) if coloured else None
+    typer.secho(printable(line), fg=colour)
+
+
+def show_document(
+    document: "Document",
+    tables: "Table | Sequence[Table]",
+    lines: Iterable[str],
+    *,
+    as_json: bool,
+    output: Path | None = None,
+) -> None:
+    """Print a document for programs, or its tables and sentences; write it if asked to."""
+    if output is not None:
+        document.write(output)
+    if as_json:
+        typer.echo(document.text())
+        return
+    show(*(tables if isinstance(tables, Sequence) else (tables,)))
+    show_lines(lines)
+
+
+def wrapped(line: str, width: int) -> str:
+    """A sentence over several lines, the further ones indented; words stay whole."""
+    if len(line) <= width:
+        return line
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.fill(
+        line.lstrip(),
+        width,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def refuse_failed_gates(
+    command: str, gates: Iterable["Gate"], *, see: str = "the table for where"
+) -> None:
+    """End a command whose verdict is printed and written."""
+    failed = [gate.name for gate in gates if not gate.passed]
+    if failed:
+        raise OutOfTolerance(f"{command}: out of tolerance: {', '.join(failed)}; see {see}")
+
+
+#: Quicker commands show nothing while they compute. [s]
+_SILENT_S = 1.0
+
+
+@contextmanager
+def working(title: str) -> Iterator[None]:
+    """On a terminal, show what is computed and for how long, if it takes more than a second."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    ended = threading.Event()
+    shown = threading.Thread(target=_spin, args=(title, ended), daemon=True)
+    shown.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        shown.join()
+
+
+def _spin(title: str, ended: threading.Event) -> None:
+    """A bar without an end; it is gone when the answer comes."""
+    if ended.wait(_SILENT_S):
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn(title), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        bar.add_task(title, total=None)
+        ended.wait()
+
+
+#: Without a terminal one line is printed at most this often.
+_LINE_INTERVAL_S = 15.0
+#: Fewer finished tasks than this say nothing about the pace.
+_MINIMUM_FINISHED = 5
+
+
+class Counted(Protocol):
+    """What a measurement tells about itself."""
+
+    @property
+    def done(self) -> int:
+        """Finished tasks."""
+
+    @property
+    def total(self) -> int:
+        """All tasks."""
+
+    @property
+    def task(self) -> str:
+        """The task that was finished last, or what is being waited for."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing is being measured: such time says nothing about the pace."""
+
+
+@dataclass(slots=True)
+class _Lines:
+    """Writes a line now and then, with the time left."""
+
+    title: str
+    started_s: Seconds | None = None
+    first_done: int = 0
+    last_line_s: Seconds = float("-inf")
+
+    def __call__(self, progress: Counted) -> None:
+        now_s = time.monotonic()
+        if progress.is_waiting:
+            self.started_s = None
+        elif self.started_s is None:
+            # Neither starting the workers nor waiting says anything about the pace of the tasks.
+            self.started_s, self.first_done = now_s, progress.done
+        if now_s - self.last_line_s < _LINE_INTERVAL_S and progress.done < progress.total:
+            return
+        self.last_line_s = now_s
+        sys.stderr.write(
+            f"{self.title}: {progress.done}/{progress.total}{self._left(progress, now_s)} "
+            f"({printable(progress.task)})\n"
+        )
+        sys.stderr.flush()
+
+    def _left(self, progress: Counted, now_s: Seconds) -> str:
+        finished = progress.done - self.first_done
+        if self.started_s is None or finished < _MINIMUM_FINISHED:
+            return ""
+        left_s = (progress.total - progress.done) * (now_s - self.started_s) / finished
+        return f", about {format_duration(left_s)} left"
+
+
+@contextmanager
+def measurement(title: str) -> Iterator[Callable[[Counted], None]]:
+    """Show progress; what ends a process politely ends the measurement as Ctrl-C does."""
+    from calibrate.processes import terminate_as_interrupt
+
+    with terminate_as_interrupt(), _shown(title) as on_progress:
+        yield on_progress
+
+
+@contextmanager
+def _shown(title: str) -> Iterator[Callable[[Counted], None]]:
+    """Show progress on standard error for as long as the block lasts."""
+    if not sys.stderr.isatty():
+        yield _Lines(title)
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    with Progress(
+        TextColumn(title),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=Console(stderr=True),
+    ) as bar:
+        row = bar.add_task("starting workers", total=None)
+
+        def show(progress: Counted) -> None:
+            bar.update(
+                row,
+                # the pace is read off the times of what was completed
+                completed=None if progress.is_waiting else progress.done,
+                total=progress.total,
+                description=progress.task,
+            )
+
+        yield show

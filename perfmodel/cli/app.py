@@ -408,7 +408,7 @@ def _last_words(error: Exception) -> int:
 def _said(error: ValueError) -> str:
     from pydantic import ValidationError
 
-    from perfmodel.documents.base import first_problem
+    from perfmodel.documents import first_problem
 
     return first_problem(error) if isinstance(error, ValidationError) else why(error)
 

@@ -11,7 +11,7 @@ import typer
 
 from perfmodel import checks
 from perfmodel.cli import options as opt
-from perfmodel.cli.output import show_document, working
+from perfmodel.cli import show_document, working
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError, did_you_mean
 from perfmodel.units import DAY_S, HOUR_S, Bytes, Seconds
 
@@ -224,7 +224,7 @@ def cost(
     as_json: opt.Json = False,
 ) -> None:
     """Compare buying with renting: cost of a useful device-hour, and where they cross."""
-    from perfmodel.documents.base import today_utc
+    from perfmodel.documents import today_utc
     from perfmodel.documents.budget import read_budget
     from perfmodel.plan.cost import compare_costs
     from perfmodel.report.plan import cost_lines, cost_table
@@ -261,12 +261,12 @@ def plan_options(
     with working("plan options"):
         document = use_case(plan, prices=prices, today=today, argv=sys.argv)
     if report is not None:
-        from perfmodel.documents.base import write_atomically
-        from perfmodel.report.decision import decision_html
+        from perfmodel.documents import write_atomically
+        from perfmodel.report.plan import decision_html
 
         write_atomically(report, decision_html(document))
     if export is not None and document.ranked:
-        from perfmodel.documents.base import write_atomically
+        from perfmodel.documents import write_atomically
         from perfmodel.report.skypilot import skypilot_text
 
         write_atomically(export, skypilot_text(document, export))
@@ -385,9 +385,9 @@ def _predicted(
     path: Path, workload: str, devices: Sequence[int], micro_batch: int | None
 ) -> dict[float, float]:
     """Samples per second by the global batch, of so many devices that keep their micro-batch."""
+    from perfmodel.answer import Question
     from perfmodel.answer.answer import Forecast, table
     from perfmodel.answer.measured import open_workload
-    from perfmodel.answer.question import Question
     from perfmodel.documents.profile import ProfileDocument
 
     machine = ProfileDocument.read(path).machine

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from perfmodel.cli import options as opt
-from perfmodel.cli.output import show, show_lines, show_verdict, working, wrapped
+from perfmodel.cli import show, show_lines, show_verdict, working, wrapped
 from perfmodel.errors import OutOfTolerance, UsageError, refuse_unknown
 from perfmodel.units import BytesPerSecond
 
 if TYPE_CHECKING:
-    from perfmodel.machine.cluster import Cluster
+    from perfmodel.machine import Cluster
     from perfmodel.machine.measured import MeasuredCollective
 
 _COLUMNS: Final = 80
@@ -47,7 +47,7 @@ def network_check(
 ) -> None:
     """Compare an nccl-tests log with what its links should reach; exit code 4 if they are slow."""
     from perfmodel.documents.importers import COLLECTIVES, read_nccl_paste
-    from perfmodel.layout.layout import Layout
+    from perfmodel.layout import Layout
     from perfmodel.models import read_workload
     from perfmodel.network_check import Verdict, check_network
     from perfmodel.report.diagnosis import check_json, check_lines, check_table

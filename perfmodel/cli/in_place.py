@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from perfmodel.cli.output import measurement, working
+from perfmodel.cli import measurement, working
 from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:

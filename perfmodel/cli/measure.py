@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from perfmodel.cli import measurement, show, show_lines, working
 from perfmodel.cli import options as opt
-from perfmodel.cli.output import measurement, show, show_lines, working
 from perfmodel.errors import MeasurementFailed, UsageError
 from perfmodel.units import MINUTE_S, BytesPerSecond, Seconds, format_duration
 
@@ -391,7 +391,7 @@ def network_import(
     nic_bandwidth: Annotated[BytesPerSecond | None, _ADAPTER] = None,
 ) -> None:
     """Write a cluster file from what a machine says about its links."""
-    from perfmodel.documents.base import write_atomically
+    from perfmodel.documents import write_atomically
     from perfmodel.documents.hardware import cluster_text
     from perfmodel.documents.importers import as_cluster, read_topology
 

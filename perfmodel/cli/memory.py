@@ -11,7 +11,7 @@ import typer
 
 from perfmodel.checks import within
 from perfmodel.cli import options as opt
-from perfmodel.cli.output import show, show_lines, working
+from perfmodel.cli import show, show_lines, working
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.units import Bytes, BytesPerSecond
 from perfmodel.workload.step import DEFAULT, IMPLEMENTATIONS, OPTIMIZERS

@@ -27,7 +27,7 @@ from perfmodel.units import (
 )
 
 if TYPE_CHECKING:
-    from perfmodel.answer.question import Question
+    from perfmodel.answer import Question
     from perfmodel.machine.measured import MeasuredMachine
 
 _Choice = TypeVar("_Choice", bound=str)
@@ -292,8 +292,8 @@ def read_question(
     nodes_like: str | None = None,
 ) -> "Question":
     """A question about a workload by name or file on a machine; ``folder``: of its calibration."""
+    from perfmodel.answer import Question
     from perfmodel.answer.measured import check_machine, open_workload
-    from perfmodel.answer.question import Question
 
     if workload.endswith(".json") and (folder / "workloads").is_dir():
         from calibrate.workloads import with_stored_workloads

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from perfmodel.cli import options as opt
-from perfmodel.cli.output import working
+from perfmodel.cli import working
 from perfmodel.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,10 +55,10 @@ def serve(
         raise UsageError(f"--port: must be from 0 to {_HIGHEST_PORT}, got {port}")
     if ask is not None and export is None:
         raise UsageError("--ask: must come with --export, got it alone")
-    from perfmodel.documents.base import write_atomically
+    from perfmodel.documents import write_atomically
+    from perfmodel.page import read_session, unmeasured_machines
     from perfmodel.page.answers import Answers
     from perfmodel.page.export import export_html, question_of, start
-    from perfmodel.page.machines import read_session, unmeasured_machines
 
     if not profile and not opt.DEFAULT_PROFILE.exists():
         profile = unmeasured_machines()
@@ -109,10 +109,10 @@ def report(
     out: opt.Folder = Path("runs/report"),
 ) -> None:
     """Write one self-contained HTML report, and every plot as SVG and PNG."""
+    from perfmodel.answer import Question
     from perfmodel.answer.answer import Forecast, table
     from perfmodel.answer.measured import check_machine, open_workload
-    from perfmodel.answer.question import Question
-    from perfmodel.documents.base import write_atomically
+    from perfmodel.documents import write_atomically
     from perfmodel.documents.profile import ProfileDocument
     from perfmodel.documents.verdicts import ValidationDocument
     from perfmodel.report.figures import figure_bytes, report_figures

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
 import typer
 
 from perfmodel.cli import options as opt
-from perfmodel.cli.output import show_document, show_lines, working
+from perfmodel.cli import show_document, show_lines, working
 from perfmodel.errors import NotFeasible, UsageError
-from perfmodel.machine.machine import DEVICES_PER_NODE
+from perfmodel.machine import DEVICES_PER_NODE
 from perfmodel.units import GIB, Bytes, Seconds, format_duration
-from perfmodel.workload.workload import is_model
+from perfmodel.workload import is_model
 
 if TYPE_CHECKING:
-    from perfmodel.answer.question import Question
-    from perfmodel.layout.layout import Layout
-    from perfmodel.machine.cluster import Cluster
+    from perfmodel.answer import Question
+    from perfmodel.layout import Layout
+    from perfmodel.machine import Cluster
     from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
-    from perfmodel.step.program import Trace
+    from perfmodel.step import Trace
 
 #: Where a command keeps its machine.
 _MACHINE: Final = "perfmodel.machine"
@@ -182,7 +182,7 @@ def predict(
         show_document(document, prediction_table(document), lines, as_json=as_json, output=output)
     _tell(context, "prediction", output)
     if plot is not None:
-        from perfmodel.documents.base import write_atomically
+        from perfmodel.documents import write_atomically
         from perfmodel.report.figures import figure_bytes, speedup_figure
 
         form: Literal["svg", "png"] = "svg" if plot.suffix == ".svg" else "png"
@@ -258,7 +258,7 @@ def _tell(context: typer.Context, what: str, path: Path | None) -> None:
 
 def _write_step(context: typer.Context, step: "Trace", name: str) -> None:
     """Write the simulated step as a Chrome trace and as a picture, if asked to."""
-    from perfmodel.documents.base import write_atomically
+    from perfmodel.documents import write_atomically
 
     trace, timeline = context.params["trace"], context.params["timeline"]
     if step.skipped_s:
@@ -279,7 +279,7 @@ def _write_step(context: typer.Context, step: "Trace", name: str) -> None:
 
 def _question(context: typer.Context) -> "Question":
     """What is asked: a workload on a calibrated machine, a layout of it, or one of a large model."""
-    from perfmodel.answer.question import Question
+    from perfmodel.answer import Question
 
     given = context.params
     if given["layout"] is not None and opt.typed(context, "model"):
@@ -366,7 +366,7 @@ def _one_count(context: typer.Context) -> int | None:
 
 def _asked_layout(context: typer.Context) -> "Layout":
     """The layout, with the accumulation that makes up the global batch if that is given."""
-    from perfmodel.layout.layout import accumulation_for, parse_layout
+    from perfmodel.layout import accumulation_for, parse_layout
 
     text, batch = context.params["layout"], context.params["batch"]
     if not text.strip():
@@ -469,7 +469,7 @@ def whatif(
     from perfmodel.answer.answer import Forecast
     from perfmodel.documents.prediction import WhatIfDocument
     from perfmodel.report.prediction import whatif_lines, whatif_table
-    from perfmodel.scenarios.changes import Scenario
+    from perfmodel.scenarios import Scenario
     from perfmodel.scenarios.compare import compare_scenarios, with_saved
     from perfmodel.scenarios.fields import scenarios_of
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from perfmodel.cli import options as opt
-from perfmodel.cli.output import (
+from perfmodel.cli import (
     measurement,
     refuse_failed_gates,
     show,
@@ -16,6 +15,7 @@ from perfmodel.cli.output import (
     show_lines,
     working,
 )
+from perfmodel.cli import options as opt
 from perfmodel.errors import OutOfTolerance, UsageError
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _show_steps(document: "ValidationDocument") -> None:
 
 
 def _refuse_failed_steps(document: "ValidationDocument") -> None:
-    from perfmodel.report.wording import noise_beyond, percent
+    from perfmodel.report import noise_beyond, percent
 
     noise = noise_beyond(document)
     if noise is not None:
@@ -142,8 +142,7 @@ def show_archive(path: Path, *, fails: bool = True) -> None:
     from calibrate.locks import work_folder
     from perfmodel.report.profile import profile_table
     from perfmodel.report.validation import models_lines, models_table
-    from validate.archive import unpack
-    from validate.borrowed import judge
+    from validate.borrowed import judge, unpack
     from validate.memory import verdict
 
     with work_folder("perfmodel-archive-") as name:
@@ -300,8 +299,8 @@ def validate_strategies(
     from calibrate.launch import TorchrunLauncher
     from perfmodel.documents.profile import ProfileDocument
     from perfmodel.models import traced_document
+    from perfmodel.report import gate_lines
     from perfmodel.report.validation import strategies_tables
-    from perfmodel.report.wording import gate_lines
     from perfmodel.workload.step import DEFAULT, StepMethod
     from validate import strategies as use_case
     from validate.judging import campaign_seed
@@ -346,8 +345,8 @@ def validate_testbed(
     minutes: opt.Limit = None,
 ) -> None:
     """Run DDP at 4, 8 and 16 ranks over shaped links and print the model's own error."""
+    from perfmodel.report import gate_lines
     from perfmodel.report.validation import testbed_tables
-    from perfmodel.report.wording import gate_lines
     from validate.testbed import ddp as use_case
     from validate.testbed.campaign import CampaignRequest
 
@@ -369,8 +368,8 @@ def validate_network(
     minutes: opt.Limit = None,
 ) -> None:
     """Measure collectives of 2 to 16 ranks on shaped links and on loopback; fit some, judge by the rest."""
+    from perfmodel.report import gate_lines
     from perfmodel.report.validation import network_tables
-    from perfmodel.report.wording import gate_lines
     from validate.testbed import network as use_case
 
     request = use_case.NetworkRequest(
@@ -424,8 +423,8 @@ def acceptance_write(
 ) -> None:
     """Write clauses for a contract: what a machine like the one of the profile does."""
     from perfmodel.api import acceptance_terms, read_profile
-    from perfmodel.documents.base import write_atomically
-    from perfmodel.documents.goodput import GoodputDocument
+    from perfmodel.documents import write_atomically
+    from perfmodel.documents.budget import GoodputDocument
     from perfmodel.report.batch import terms_lines, terms_table
 
     terms = acceptance_terms(
@@ -450,7 +449,7 @@ def acceptance_judge(
     """Judge a delivered machine by the clauses of a contract."""
     from perfmodel.api import judge
     from perfmodel.documents.acceptance import AcceptanceTerms, Verdict
-    from perfmodel.documents.goodput import GoodputDocument
+    from perfmodel.documents.budget import GoodputDocument
     from perfmodel.documents.profile import ProfileDocument
     from perfmodel.report.batch import judgement_lines, judgement_table
 
@@ -476,7 +475,7 @@ def acceptance_judge(
 
 def _observations_of(profile: "ProfileDocument", path: Path) -> "list[Observation]":
     """Raw times that a profile was fitted from; others, or edited ones, are refused."""
-    from perfmodel.documents.base import file_sha256
+    from perfmodel.documents import file_sha256
     from perfmodel.documents.observation import read_observations
     from perfmodel.errors import InvalidDocument
 

@@ -20,10 +20,9 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray
 from perfmodel.checks import WrongArgument, at_least, non_negative, positive
 from perfmodel.machine.measured import NoiseScaleProfile
-from perfmodel.statistics import MEDIAN_OVER_MEAN, Interval
+from perfmodel.statistics import MEDIAN_OVER_MEAN, FloatArray, Interval
 
 #: Equally likely widths of the knee.
 EXPONENTS: Final = (0.6, 0.8, 1.0, 1.3)

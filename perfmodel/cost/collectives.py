@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from perfmodel.arrays import FloatArray
-from perfmodel.cost.terms import Samples
+from perfmodel.cost import Samples
+from perfmodel.statistics import FloatArray
 
 _COPIED: Final = frozenset({"broadcast", "send_recv", "reduce"})
 """Collectives whose messages are the whole array."""

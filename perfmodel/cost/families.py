@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray
+from perfmodel.statistics import FloatArray
 from perfmodel.units import Bytes
-from perfmodel.workload.operator import Operator, TensorSpec, base_name, parsed
+from perfmodel.workload import Operator, TensorSpec, base_name, parsed
 
 #: Vectorised kernels that do the same per element, whatever their name; others keep their own name.
 _POINTWISE: Final = frozenset(

@@ -7,7 +7,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.arrays import FloatArray
 from perfmodel.cost.jobs import USUAL, Column, Jobs, jobs_from_columns
 from perfmodel.cost.layout_memory import LayoutMemory, fitted_memory
 from perfmodel.cost.layout_time import StepParts, step_parts, step_time_s
@@ -20,10 +19,18 @@ from perfmodel.cost.parameters import (
     stall_time_s,
 )
 from perfmodel.errors import CalibrationUnavailable, UsageError
-from perfmodel.machine.cluster import DEVICE, NODE, UNCERTAINTY_OF_FILE, Cluster, Tier
-from perfmodel.machine.machine import Evidence, FittedParameter, InferredMachine
+from perfmodel.machine import (
+    DEVICE,
+    NODE,
+    UNCERTAINTY_OF_FILE,
+    Cluster,
+    Evidence,
+    FittedParameter,
+    InferredMachine,
+    Tier,
+)
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.statistics import normal_cdf
+from perfmodel.statistics import FloatArray, normal_cdf
 
 LOWER, UPPER = 0.05, 0.95
 _BISECTIONS: Final = 40

@@ -8,7 +8,7 @@ from typing import Final, Self, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from perfmodel.layout.layout import Layout, Offload, Order, Precision, Recompute, Schedule
+from perfmodel.layout import Layout, Offload, Order, Precision, Recompute, Schedule
 from perfmodel.workload.transformer import (
     HALF_BYTES,
     Transformer,

@@ -33,7 +33,7 @@ from perfmodel.cost.parameters import (
     stall_time_s,
 )
 from perfmodel.errors import NotFeasible
-from perfmodel.machine.machine import (
+from perfmodel.machine import (
     DegradedState,
     DeviationSpreads,
     FittedParameter,

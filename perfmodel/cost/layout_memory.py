@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.parameters import Discrepancy, condition
-from perfmodel.machine.machine import OVERHEADS, InferredMachine, PeakMemory
+from perfmodel.machine import OVERHEADS, InferredMachine, PeakMemory
 from perfmodel.statistics import DEVIATE_90, normal_cdf
 from perfmodel.workload.step import ADAMW
 from perfmodel.workload.transformer import (

@@ -11,7 +11,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.arrays import soft_maximum
 from perfmodel.cost.exchanges import (
     all_gather_s,
     all_to_all_s,
@@ -29,9 +28,10 @@ from perfmodel.cost.exchanges import (
 )
 from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.parameters import FittedParameters
-from perfmodel.layout.layout import Layout, Recompute, Schedule
+from perfmodel.layout import Layout, Recompute, Schedule
+from perfmodel.statistics import soft_maximum
+from perfmodel.step import Cause, StepProgram
 from perfmodel.step.compile import HEAD_FORWARD
-from perfmodel.step.program import Cause, StepProgram
 from perfmodel.workload.transformer import (
     HALF_BYTES,
     attention_flop,

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from perfmodel.cost import CurveDraws, Samples
 from perfmodel.cost.collectives import (
     TREE_EFFICIENCY,
     Algorithm,
@@ -32,7 +33,6 @@ from perfmodel.cost.collectives import (
     num_messages,
 )
 from perfmodel.cost.messages import Group, between_sizes, joined, merged
-from perfmodel.cost.terms import CurveDraws, Samples
 
 #: Beliefs inside a node and between nodes, as medians and standard deviations of the logarithm: start [s], hop
 #: [s], link rate [B/s], own rate [B/s], later start [s], half size [B]. Those inside a node but the link rate

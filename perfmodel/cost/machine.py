@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from perfmodel.cost import CurveDraws, Samples, Terms
 from perfmodel.cost.network import Group, Network
-from perfmodel.cost.terms import CurveDraws, Samples, Terms
 from perfmodel.engine.stragglers import RankNoise
 from perfmodel.errors import CalibrationUnavailable
-from perfmodel.layout.layout import Layout, RunSetting, Synchronisation
-from perfmodel.machine.machine import Evidence
+from perfmodel.layout import Layout, RunSetting, Synchronisation
+from perfmodel.machine import Evidence
 from perfmodel.machine.measured import (
     HEAVY_TAILED_90,
     PHASE_CURVES,
@@ -27,13 +27,13 @@ from perfmodel.machine.measured import (
     StepNoise,
 )
 from perfmodel.statistics import heavy_tailed_quantiles
-from perfmodel.step.program import Cause
+from perfmodel.step import Cause
 from perfmodel.step.stages import gradient_buckets
 from perfmodel.units import Bytes, Seconds
-from perfmodel.workload.workload import Workload
+from perfmodel.workload import Workload
 
 if TYPE_CHECKING:
-    from perfmodel.machine.cluster import Cluster
+    from perfmodel.machine import Cluster
 
 _PHASES: tuple[tuple[Cause, str], ...] = (
     (Cause.INPUT, "input"),

@@ -7,15 +7,15 @@ from typing import Final
 
 import numpy as np
 
+from perfmodel.cost import Samples, Terms
 from perfmodel.cost.collectives import library_of
 from perfmodel.cost.machine import CostModel, contention
 from perfmodel.cost.network import Group
-from perfmodel.cost.terms import Samples, Terms
-from perfmodel.layout.layout import Layout, Order
-from perfmodel.machine.machine import Evidence
+from perfmodel.layout import Layout, Order
+from perfmodel.machine import Evidence
 from perfmodel.machine.measured import LayoutCost, MeasuredMachine, MeasuredWorkload
+from perfmodel.step import Cause, StepProgram
 from perfmodel.step.compile import compile_step
-from perfmodel.step.program import Cause, StepProgram
 from perfmodel.units import Bytes
 
 #: Uncertainty, in log, per doubling of the ranks that share matrices: shares are read from curves. A prior.

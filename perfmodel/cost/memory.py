@@ -12,17 +12,16 @@ import numpy as np
 
 from perfmodel import checks
 from perfmodel.checks import at_least, positive
-from perfmodel.cost.terms import CurveDraws, Samples
-from perfmodel.layout.layout import Layout, Recompute, Schedule
-from perfmodel.machine.machine import OVERHEADS, Evidence, Overhead
+from perfmodel.cost import CurveDraws, Samples
+from perfmodel.layout import Layout, Recompute, Schedule
+from perfmodel.machine import OVERHEADS, Evidence, Overhead
 from perfmodel.machine.measured import CheckpointProfile, CurvePoint
 from perfmodel.statistics import Interval
 from perfmodel.step.division import Unit, parameter_bytes, stage_units, units
 from perfmodel.units import Bytes
+from perfmodel.workload import Phase, Workload
 from perfmodel.workload.memory import Moment, Part, StepMemory
-from perfmodel.workload.operator import Phase
 from perfmodel.workload.step import SymbolicStep
-from perfmodel.workload.workload import Workload
 
 BUCKETS: Final = "DDP buckets"
 CONTEXT: Final = "framework context"

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from perfmodel.arrays import soft_maximum
+from perfmodel.cost import CurveDraws, Samples
 from perfmodel.cost.collectives import (
     LevelCost,
     Work,
@@ -22,9 +22,9 @@ from perfmodel.cost.collectives import (
     num_messages,
     work,
 )
-from perfmodel.cost.terms import CurveDraws, Samples
 from perfmodel.errors import UsageError
 from perfmodel.machine.measured import CurvePoint
+from perfmodel.statistics import soft_maximum
 
 #: Beliefs, as medians, each within a factor of exp(3): a hop and a byte of a link, handling a message
 #: and a byte of it; and how much sharper than a sum the larger of the two wins. [s, s/B, s, s/B, 1]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from perfmodel.cost import messages
+from perfmodel.cost import Samples, messages
 from perfmodel.cost.collectives import (
     SWITCH_LATENCY_S,
     LevelCost,
@@ -23,9 +23,8 @@ from perfmodel.cost.collectives import (
 )
 from perfmodel.cost.link_law import LinkCost
 from perfmodel.cost.messages import MessageCost
-from perfmodel.cost.terms import Samples
 from perfmodel.errors import UsageError
-from perfmodel.machine.machine import Evidence
+from perfmodel.machine import Evidence
 from perfmodel.machine.measured import (
     CollectiveProfile,
     CurvePoint,
@@ -35,7 +34,7 @@ from perfmodel.machine.measured import (
 from perfmodel.units import Bytes
 
 if TYPE_CHECKING:
-    from perfmodel.machine.cluster import Cluster, Level
+    from perfmodel.machine import Cluster, Level
 
 #: The same of a kind of collective that is read off the messages of all-reduces: a prior.
 _UNCERTAINTY_OF_KIND: Final = 0.1

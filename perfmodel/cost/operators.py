@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from perfmodel.cost import Samples
 from perfmodel.cost.families import (
     GaussianProcess,
     family,
@@ -19,11 +20,10 @@ from perfmodel.cost.families import (
     work,
 )
 from perfmodel.cost.rescaling import rescaled_s, rescaled_stream_s
-from perfmodel.cost.terms import Samples
-from perfmodel.machine.machine import Evidence
+from perfmodel.machine import Evidence
 from perfmodel.machine.measured import OperatorCosts, OperatorFamily
 from perfmodel.units import Flop, Seconds
-from perfmodel.workload.operator import ELEMENT_BYTES, Operator, Phase
+from perfmodel.workload import ELEMENT_BYTES, Operator, Phase
 from perfmodel.workload.step import (
     ADAMW,
     OPTIMIZERS,

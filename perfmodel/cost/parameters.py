@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel import checks
-from perfmodel.arrays import FloatArray
 from perfmodel.cost.jobs import Column, Jobs
-from perfmodel.machine.machine import DeviationSpreads
+from perfmodel.machine import DeviationSpreads
+from perfmodel.statistics import FloatArray
 
 FittedParameters: TypeAlias = Mapping[str, float | NDArray[np.float64]]
 

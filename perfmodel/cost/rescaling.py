@@ -12,7 +12,7 @@ from typing import Final
 from perfmodel.cost.parameters import SHEETS, DeviceSheet
 from perfmodel.documents.hardware import Catalogue, DataSheet, LinkSheet, plain, read_catalogue
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
-from perfmodel.layout.layout import Precision
+from perfmodel.layout import Precision
 from perfmodel.machine.measured import (
     CollectiveProfile,
     DdpCosts,
@@ -21,7 +21,7 @@ from perfmodel.machine.measured import (
     Rescaling,
 )
 from perfmodel.units import Flop, Seconds, format_rate
-from perfmodel.workload.operator import Operator
+from perfmodel.workload import Operator
 
 #: Names of element types as data sheets have them.
 _PRECISIONS = {

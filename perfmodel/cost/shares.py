@@ -6,8 +6,9 @@ from typing import Final
 from perfmodel.cost.collectives import library_of
 from perfmodel.cost.operators import OperatorDurations
 from perfmodel.errors import CalibrationUnavailable, NotFeasible
-from perfmodel.layout.layout import Layout, Recompute
+from perfmodel.layout import Layout, Recompute
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, TracedWorkload
+from perfmodel.step import StepProgram
 from perfmodel.step.compile import Execution, compile_divided
 from perfmodel.step.division import (
     Unit,
@@ -18,10 +19,9 @@ from perfmodel.step.division import (
     num_elements,
     units,
 )
-from perfmodel.step.program import StepProgram
 from perfmodel.units import Seconds
+from perfmodel.workload import Operator, Phase, TensorSpec
 from perfmodel.workload.memory import StepMemory
-from perfmodel.workload.operator import Operator, Phase, TensorSpec
 from perfmodel.workload.step import SymbolicStep
 
 #: What a kernel holds of a message that the program has sent: two parts of 64 KiB and their book-keeping

@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray
 from perfmodel.cost.step_law import (
     ConstantPrior,
     Sheet,
@@ -22,9 +21,9 @@ from perfmodel.cost.step_law import (
     step_work,
 )
 from perfmodel.cost.traced import ready_when_done
-from perfmodel.documents.base import read_toml
+from perfmodel.documents import read_toml
 from perfmodel.errors import UsageError
-from perfmodel.machine.machine import Evidence
+from perfmodel.machine import Evidence
 from perfmodel.machine.measured import (
     CurvePoint,
     DeviceCosts,
@@ -33,9 +32,9 @@ from perfmodel.machine.measured import (
     PhaseCurves,
     StepNoise,
 )
-from perfmodel.workload.operator import Phase
+from perfmodel.statistics import FloatArray
+from perfmodel.workload import Phase, Workload
 from perfmodel.workload.step import SymbolicStep, TracedStep
-from perfmodel.workload.workload import Workload
 
 _SHIPPED_PRIORS: Final = Path(__file__).with_name("device_priors.toml")
 #: Micro-batches at which curves are read; between them time is close to linear.

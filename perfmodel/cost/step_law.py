@@ -24,10 +24,10 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.cost.families import family as timed_family
 from perfmodel.machine.measured import MemoryFormat, Precision
-from perfmodel.workload.operator import (
+from perfmodel.statistics import FloatArray, IntArray
+from perfmodel.workload import (
     ELEMENT_BYTES,
     Operator,
     Phase,

@@ -13,10 +13,10 @@ from perfmodel.cost.memory import (
     tensor_parts,
     with_overhead,
 )
-from perfmodel.machine.machine import Overhead
+from perfmodel.machine import Overhead
 from perfmodel.units import Bytes, BytesPerSecond, Seconds
+from perfmodel.workload import Phase
 from perfmodel.workload.memory import Block, Moment, Part, StepMemory
-from perfmodel.workload.operator import Phase
 from perfmodel.workload.step import ADAMW
 
 

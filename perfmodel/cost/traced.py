@@ -9,7 +9,7 @@ import numpy as np
 
 from perfmodel.cost.operators import OperatorDurations, PhaseDuration
 from perfmodel.cost.rescaling import bound_s
-from perfmodel.machine.machine import Evidence
+from perfmodel.machine import Evidence
 from perfmodel.machine.measured import (
     ComputeRate,
     CurvePoint,
@@ -22,9 +22,8 @@ from perfmodel.machine.measured import (
     StepNoise,
 )
 from perfmodel.units import Bytes, Seconds
-from perfmodel.workload.operator import Operator, Phase, TensorSpec
+from perfmodel.workload import Operator, Phase, TensorSpec, Workload
 from perfmodel.workload.step import AffineBytes, SymbolicStep, TracedStep, parameters_signature
-from perfmodel.workload.workload import Workload
 
 #: Micro-batches at which curves are read; between them time is close to linear.
 _GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)

@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from perfmodel.answer import Question
 from perfmodel.answer.inferred import Training, layout_jobs
 from perfmodel.answer.measured import open_workload
-from perfmodel.answer.question import Question
 from perfmodel.cost.jobs import Jobs
 from perfmodel.cost.parameters import DeviceSheet, FittedParameters
 from perfmodel.cost.rescaling import (
@@ -26,19 +26,19 @@ from perfmodel.diagnosis.measurements import SIZE
 from perfmodel.diagnosis.odds import Diagnosis, Observation, draw_terms, enough_network
 from perfmodel.diagnosis.odds import diagnose as use_case
 from perfmodel.diagnosis.trained import LargeModel, Run, TracedModel, Trained
-from perfmodel.documents.base import Shown
+from perfmodel.documents import Shown
 from perfmodel.documents.hardware import DataSheet
 from perfmodel.documents.importers import PCIE_BYTES_PER_S
 from perfmodel.documents.training_configs import TrainingConfig, read_config, size_in_name
 from perfmodel.documents.training_logs import Logged, read_log, read_observed
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError
-from perfmodel.machine.cluster import Cluster
+from perfmodel.machine import Cluster
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.models import document_for, is_model_config, read_model, read_workload
 from perfmodel.units import BytesPerSecond, format_rate
+from perfmodel.workload import is_model
 from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer, gpt
-from perfmodel.workload.workload import is_model
 
 _TRAINERS: Final = (".yaml", ".yml", ".toml")
 #: A name and a shape that differ by less are one model.

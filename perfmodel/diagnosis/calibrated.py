@@ -6,15 +6,15 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from perfmodel.answer import Question
 from perfmodel.answer.measured import layout_costs, measured_answer, measured_caveats, step_times
-from perfmodel.answer.question import Question
-from perfmodel.arrays import FloatArray
 from perfmodel.cost.parameters import FittedParameters
 from perfmodel.diagnosis.causes import NUM_DRAWS
 from perfmodel.diagnosis.trained import Run
-from perfmodel.layout.layout import Layout
-from perfmodel.machine.machine import Evidence
-from perfmodel.step.program import Stream
+from perfmodel.layout import Layout
+from perfmodel.machine import Evidence
+from perfmodel.statistics import FloatArray
+from perfmodel.step import Stream
 
 _EXCHANGES: Final = (Stream.COMM, Stream.TENSOR, Stream.SEND_FORWARD, Stream.SEND_BACKWARD)
 #: What causes change. On a calibrated machine all are factors on what was measured.

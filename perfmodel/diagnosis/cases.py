@@ -8,7 +8,7 @@ from perfmodel.diagnosis.odds import Observation
 from perfmodel.diagnosis.trained import Run, Trained
 from perfmodel.documents.training_logs import Logged, Unit
 from perfmodel.errors import UsageError
-from perfmodel.layout.layout import Layout, accumulation_for, parse_layout
+from perfmodel.layout import Layout, accumulation_for, parse_layout
 from perfmodel.units import Seconds
 
 #: English text, tokenizers of 32,000 to 128,000 entries: assumed. [tokens/word]

@@ -6,9 +6,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray
 from perfmodel.cost.parameters import FittedParameters
 from perfmodel.diagnosis.trained import Run, Trained
+from perfmodel.statistics import FloatArray
 
 NUM_DRAWS: Final = 4000
 #: Memory from which on an allocator frees and asks again.

@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray
 from perfmodel.cost.parameters import FittedParameters
 from perfmodel.diagnosis.causes import Changes, step_s
 from perfmodel.diagnosis.trained import Run, Trained
+from perfmodel.statistics import FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,6 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray
 from perfmodel.cost.parameters import DeviceSheet, FittedParameters, medians, step_time_priors
 from perfmodel.diagnosis.causes import (
     CAUSES,
@@ -31,7 +30,7 @@ from perfmodel.diagnosis.causes import (
 )
 from perfmodel.diagnosis.measurements import MEASUREMENTS, Measurement, at_devices
 from perfmodel.diagnosis.trained import Run, Trained
-from perfmodel.statistics import Interval
+from perfmodel.statistics import FloatArray, Interval
 from perfmodel.units import BytesPerSecond, Seconds
 
 #: Runs of one setting, rounding of what people write down. [log]

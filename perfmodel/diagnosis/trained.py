@@ -6,15 +6,15 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, soft_maximum
 from perfmodel.cost.collectives import ring_share
 from perfmodel.cost.jobs import Jobs
 from perfmodel.cost.layout_memory import TENSORS, rank_parts
 from perfmodel.cost.layout_time import DEVICE_OR_HOST, step_parts
 from perfmodel.cost.parameters import FittedParameters
-from perfmodel.layout.layout import Layout
+from perfmodel.layout import Layout
+from perfmodel.statistics import FloatArray, soft_maximum
+from perfmodel.workload import Workload
 from perfmodel.workload.step import SymbolicStep
-from perfmodel.workload.workload import Workload
 
 #: Part of the backward pass that hides gradients of a traced model.
 _HIDDEN: Final = 0.5

@@ -1,1 +1,482 @@
-"""Files in and out: strict, versioned, with provenance."""
+"""Reading and writing documents: strict, versioned, atomic."""
+
+import dataclasses
+import datetime as dt
+import errno
+import functools
+import glob
+import hashlib
+import importlib
+import json
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Self, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import SchemaValidator
+
+from perfmodel.documents import seals
+from perfmodel.errors import InvalidDocument, PerfModelError, did_you_mean, why
+from perfmodel.files import MOST_LOG_BYTES, parse_json, parse_toml, read_bytes, read_text
+from perfmodel.units import HOUR_S
+
+_Line = TypeVar("_Line")
+_Model = TypeVar("_Model", bound=BaseModel)
+
+Text = Annotated[str, Field(min_length=1)]
+
+#: Built when first used: most commands need few of all documents.
+STRICT = ConfigDict(
+    frozen=True,
+    extra="forbid",
+    allow_inf_nan=False,
+    ser_json_inf_nan="constants",
+    defer_build=True,
+)
+#: Pydantic's names of errors.
+_UNKNOWN_KEYS: Final = ("extra_forbidden", "unexpected_keyword_argument")
+_NO_KIND: Final = "union_tag_not_found"
+#: Keys that tell kinds of files which lie beside each other.
+_TELLTALES: Final = {
+    "dispatch_s": "the profile of a machine",
+    "interval_widening": "a calibration from runs, which is for perfmodel predict --layout and plan parallelism",
+    "noise_floor": "a validation, which is for --validation",
+    "points": "a prediction",
+    "trace": "a workload file, which is for --workload",
+}
+
+
+class Record(BaseModel):
+    """A part of a document: immutable, no unknown keys, no NaN."""
+
+    model_config = STRICT
+
+
+class Provenance(Record):
+    """Who made a document, where, when and with what."""
+
+    created_utc: str
+    command_line: tuple[str, ...]
+    git_commit: str | None
+    seed: int
+    versions: dict[str, str]
+    host_fingerprint: str
+
+    @classmethod
+    def of_answer(
+        cls,
+        argv: Sequence[str],
+        *,
+        host_fingerprint: str,
+        seed: int = 0,
+        packages: Sequence[str] = ("perfmodel",),
+    ) -> Self:
+        """Of what is computed now and measures nothing; the fingerprint is of the machine it is about."""
+        return cls(
+            created_utc=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+            command_line=command_line(argv),
+            git_commit=None,
+            seed=seed,
+            versions={name: installed_version(name) or "unknown" for name in packages},
+            host_fingerprint=host_fingerprint,
+        )
+
+
+class Document(Record):
+    """A file that passes between commands."""
+
+    title: ClassVar[str] = "document"
+    made_by: ClassVar[str] = "this version of perfmodel"
+    """The command that writes one."""
+    remade_by: ClassVar[str] = ""
+    """The command that makes an old one new; empty: ``made_by``."""
+    unreadable: ClassVar[type[PerfModelError]] = InvalidDocument
+    parse: ClassVar[Callable[[str], Any]] = parse_json
+
+    schema_version: int = 1
+    """Of the files that this version writes and reads."""
+
+    @classmethod
+    def current_version(cls) -> int:
+        """Schema version of the files that are read."""
+        version: int = cls.model_fields["schema_version"].default
+        return version
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file; ``cls.unreadable`` if it is missing, truncated, of another version, edited or breaks a rule."""
+        try:
+            return cls.of_text(read_text(path), where=path)
+        except (OSError, ValueError) as error:
+            more = f"; {cls.made_by} writes one" if isinstance(error, OSError) else ""
+            text = f"{path}: {cls.title} cannot be read: {why(error)}{more}"
+            raise cls.unreadable(text) from error
+
+    @classmethod
+    def of_text(cls, content: str, *, where: object = "text") -> Self:
+        """The document of a file's content; raises as ``read``, and ``ValueError`` if it is no JSON or TOML."""
+        raw = cls.parse(content)
+        keys = raw if isinstance(raw, dict) else {}
+        machine = keys.get("machine")
+        said = {*keys, *(machine if isinstance(machine, dict) else ())}
+        own = {*cls.model_fields, *_keys_at(cls, ("machine",))}
+        for key, other in _TELLTALES.items():
+            if key in said - own:
+                raise cls.unreadable(
+                    f"{where}: must be a {cls.title}, got {other}; {cls.made_by} writes one"
+                )
+        remade = f"; {cls.remade_by or cls.made_by} makes it new"
+        current, version = cls.current_version(), keys.get("schema_version")
+        if version != current:
+            raise cls.unreadable(
+                f"{where}: schema_version of a {cls.title} must be {current}, got {version!r}{remade}"
+            )
+        found: Self
+        try:
+            if cls.parse is parse_json:
+                found = _validator(cls).validate_json(seals.json_of(content, raw), strict=True)
+            else:
+                found = validated(cls, seals.content_of(raw))
+        except ValidationError as error:
+            is_older = any(one["type"] == "missing" for one in error.errors(include_url=False))
+            raise cls.unreadable(
+                f"{where}: {first_problem(error, cls)}{remade if is_older else ''}"
+            ) from error
+        # Last: what breaks a rule says more about an edit.
+        edited = seals.problem(raw)
+        if edited and not seals.is_taken(str(where)):
+            raise cls.unreadable(f"{where}: {edited}{remade}, --unsealed takes it as it is")
+        return found
+
+    def text(self) -> str:
+        """The content of a file of it: JSON with its seal."""
+        return seals.sealed(self.model_dump_json(indent=1))
+
+    def write(self, path: Path) -> None:
+        """Write the whole file or nothing: a reader never sees half of it."""
+        write_atomically(path, f"{self.text()}\n")
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the content without its provenance: the same data fitted again gives the same."""
+        return hashlib.sha256(self.model_dump_json(exclude={"provenance"}).encode()).hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, so that results can name what they came from."""
+    return hashlib.sha256(read_bytes(path, most=MOST_LOG_BYTES)).hexdigest()
+
+
+def installed_version(name: str) -> str | None:
+    """Version of a package; None where its files were copied without metadata."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def command_line(argv: Sequence[str], *, folder: Path | None = None) -> tuple[str, ...]:
+    """A command as records keep it: paths relative to the folder, a program elsewhere by its name alone."""
+    start = f"{(folder or Path.cwd()).as_posix().rstrip('/')}/"
+    program, *arguments = [argument.removeprefix(start) for argument in argv] or [""]
+    path = Path(program)
+    if path.is_absolute():
+        # python -m passes the path of __main__.py
+        program = path.parent.name if path.name == "__main__.py" else path.name
+    return (program, *arguments) if argv else ()
+
+
+def read_toml(path: Path, *, what: str) -> dict[str, Any]:
+    """Content of a TOML file; ``InvalidDocument`` if it cannot be read."""
+    try:
+        return parse_toml(read_text(path))
+    except (OSError, ValueError) as error:
+        raise InvalidDocument(f"{path}: {what} cannot be read: {why(error)}") from error
+
+
+def validated(model: type[_Model], raw: object) -> _Model:
+    """Content of a file as a record; text and truth values are no numbers.
+
+    As JSON, whose strict rules know that it has neither tuples nor dates.
+    """
+    found: _Model = _validator(model).validate_json(json.dumps(raw, default=str), strict=True)
+    return found
+
+
+@functools.cache
+def _validator(model: type[BaseModel]) -> SchemaValidator:
+    """Of a record, ending each list at its first error: a million errors would take the memory."""
+    model.model_rebuild()
+    return SchemaValidator(_failing_fast(model.__pydantic_core_schema__))
+
+
+def _failing_fast(schema: Any) -> Any:
+    """A core schema of pydantic with its lists changed; classes and functions in it stay what they are."""
+    if isinstance(schema, list):
+        return [_failing_fast(inner) for inner in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {
+        key: inner if key in ("metadata", "serialization", "default") else _failing_fast(inner)
+        for key, inner in schema.items()
+    }
+    return {**found, "fail_fast": True} if schema.get("type") in ("list", "tuple") else found
+
+
+def checked(raw: object, model: type[_Model], *, where: object) -> _Model:
+    """Content as a record; ``InvalidDocument`` naming the place, the rule and the value if it breaks one."""
+    try:
+        return validated(model, raw)
+    except ValidationError as error:
+        raise InvalidDocument(f"{where}: {first_problem(error, model)}") from error
+
+
+def read_lines(path: Path, kind: TypeAdapter[_Line], *, what: str) -> list[_Line]:
+    """Values of a file with one JSON value per line; half a last line, of an interrupted writer, is dropped."""
+    try:
+        # As bytes: text would also be split at the line separators of Unicode.
+        lines = read_bytes(path).split(b"\n")
+    except (OSError, ValueError) as error:
+        raise InvalidDocument(f"{path}: {what} cannot be read: {why(error)}") from error
+    found = []
+    # What stands after the last line end is empty, or half an object.
+    *lines, rest = lines
+    if rest.strip() and not (lines and rest.startswith(b"{")):
+        raise InvalidDocument(
+            f"{path}: line {len(lines) + 1}: must be a JSON object; save it again"
+        )
+    for number, line in enumerate(lines, start=1):
+        try:
+            text = line.decode()
+            parse_json(text)
+            found.append(kind.validate_json(text, strict=True))
+        except ValidationError as error:
+            raise InvalidDocument(f"{path}: line {number}: {first_problem(error)}") from error
+        except ValueError as error:
+            raise InvalidDocument(f"{path}: line {number}: {error}") from error
+    return found
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add one line to a file, made if there is none; it is on disk when this returns."""
+    is_new = not path.exists()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise PerfModelError(
+            f"{path}: cannot be written: {why(error)}; what stood there is kept"
+        ) from error
+    if is_new:
+        _sync_folder(path)
+
+
+def trim_unfinished_line(path: Path) -> None:
+    """Cut off what an interrupted writer left after the last complete line, if there is a file."""
+    if not path.exists():
+        return
+    try:
+        content = path.read_bytes()
+        end = content.rfind(b"\n") + 1
+        if end < len(content):
+            with path.open("r+b") as file:
+                file.truncate(end)
+    except OSError as error:
+        raise PerfModelError(
+            f"{path}: cannot be continued: {error.strerror}; choose another --out"
+        ) from error
+
+
+def first_problem(error: ValidationError, model: type[BaseModel] | None = None) -> str:
+    """Where in a document the first rule is broken, the rule, and the value.
+
+    With the model that was to be read, a misspelt key may be one that need not be there.
+    """
+    found = error.errors(include_url=False)
+    # a list that ends at its first error is also too short
+    inside = {one["loc"][:end] for one in found for end in range(len(one["loc"]))}
+    problems = [one for one in found if one["type"] != "too_short" or one["loc"] not in inside]
+    # a misspelt key is also a missing one: what was written says more than what was not
+    problem = min(problems, key=lambda one: one["type"] not in _UNKNOWN_KEYS)
+    *parent, key = problem["loc"] or ("document",)
+    where = ".".join(map(str, (*parent, key)))
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    if problem["type"] in _UNKNOWN_KEYS:
+        missing = [
+            str(one["loc"][-1])
+            for one in problems
+            if one["type"] == "missing" and one["loc"][:-1] == tuple(parent)
+        ]
+        optional = () if model is None else _keys_at(model, parent)
+        near = did_you_mean(str(key), missing) or did_you_mean(str(key), optional)
+        return f"{where}: unknown key{_got(problem['input'])}{near}{more}"
+    if problem["type"] == _NO_KIND:
+        return f"{where}: must have the key {problem['ctx']['discriminator']}, got none{more}"
+    rule = problem["msg"].removeprefix("Value error, ")
+    return f"{where}: {rule}{_got(problem['input'])}{more}"
+
+
+def _keys_at(model: type[BaseModel], place: Sequence[int | str]) -> list[str]:
+    """Every key that may stand at a place of a document."""
+    models: list[type] = [model]
+    for part in place:
+        found = [
+            inner
+            for outer in models
+            if part in _fields(outer)
+            for inner in _models_in(_fields(outer)[str(part)])
+        ]
+        # positions in lists, keys of maps and tags of unions lead no deeper
+        models = found or models
+    return sorted({name for one in models for name in _fields(one)})
+
+
+def _fields(model: type) -> dict[str, object]:
+    """Types of the fields of a record or a dataclass, by name."""
+    if issubclass(model, BaseModel):
+        return {field.alias or name: field.annotation for name, field in model.model_fields.items()}
+    return {name: one.type for name, one in getattr(model, "__dataclass_fields__", {}).items()}
+
+
+def _models_in(annotation: object) -> list[type]:
+    """Kinds of records somewhere in a type such as ``tuple[Record, ...] | None``."""
+    if isinstance(annotation, type) and (
+        issubclass(annotation, BaseModel) or dataclasses.is_dataclass(annotation)
+    ):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]
+
+
+def _got(value: object) -> str:
+    """The value, unless it is a whole table, or a list of tables."""
+    parts = value if isinstance(value, list | tuple) else (value,)
+    return "" if any(isinstance(part, dict) for part in parts) else f", got {str(value)[:80]}"
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace a file in one step; links, pipes and devices stay what they are and are written through."""
+    content = content.encode() if isinstance(content, str) else content
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    # a link in a circle leads to itself: writing through it says so
+    is_plain = target.is_file() or not (target.exists() or target.is_symlink())
+    # beside the target of a link: its readers too never see half a file
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(_TOKEN_BYTES)}")
+    try:
+        if not is_plain:
+            path.write_bytes(content)
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(target)
+        _write_new(temporary, content, like=target)
+        temporary.replace(target)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise PerfModelError(
+            f"{path}: cannot be written: {error.strerror or error}; "
+            "free space or choose another folder, nothing was overwritten"
+        ) from error
+    _sync_folder(target)
+
+
+def _write_new(path: Path, content: bytes, *, like: Path) -> None:
+    """A new file that is on disk when this returns, with the rights of the user's umask or of an older file."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
+        if like.exists():
+            os.fchmod(file.fileno(), stat.S_IMODE(like.stat().st_mode))
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    """Put the name of a file on disk: a crash may else undo that it was made or replaced."""
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        # a folder that may be written but not read, or a file system that promises nothing
+        if error.errno not in (errno.EACCES, errno.EINVAL, errno.ENOTSUP):
+            raise PerfModelError(
+                f"{path}: was written, but may be lost if the power fails: {why(error)}"
+            ) from error
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove what writers of a file left beside it when they were killed."""
+    pattern = f".{glob.escape(path.name)}.{'?' * 2 * _TOKEN_BYTES}"
+    for left in path.parent.glob(pattern):
+        with suppress(OSError):
+            found = left.lstat()
+            is_old = time.time() - found.st_mtime > HOUR_S
+            if is_old and found.st_uid == os.getuid() and stat.S_ISREG(found.st_mode):
+                left.unlink()
+
+
+#: Of the names of files that are not complete.
+_TOKEN_BYTES: Final = 4
+
+
+#: Drivers, libraries and neighbours change: a calibration older than this is said to be old.
+STALE_AFTER_DAYS: Final = 180
+
+
+def today_utc() -> dt.date:
+    """Today."""
+    return dt.datetime.now(dt.UTC).date()
+
+
+def age_notes(made_utc: str, *, today: dt.date | None = None) -> tuple[str, ...]:
+    """A sentence about a calibration that is too old to be relied on, if it is."""
+    made = dt.datetime.fromisoformat(made_utc).date()
+    age_days = ((today or today_utc()) - made).days
+    if age_days <= STALE_AFTER_DAYS:
+        return ()
+    note = f"made {age_days} days ago ({made}); old after {STALE_AFTER_DAYS}, calibrate again"
+    return (f"{note}: drivers and libraries change",)
+
+
+#: Of the processor time that is wanted, the share that a hypervisor may give to others without a word.
+QUIET: Final = 0.05
+
+
+class Shown:
+    """Prints as on the command line; a notebook shows the tables."""
+
+    def __str__(self) -> str:
+        return str(_notebook().text(self))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: print it, or see its fields>"
+
+    def _repr_html_(self) -> str:
+        return str(_notebook().html(self))
+
+
+class ShownAsFrame(Shown):
+    """The same; its points are rows of a data frame and a curve."""
+
+    def to_frame(self) -> Any:
+        """A ``pandas.DataFrame`` with a row per point, SI units in its headings; needs pandas."""
+        return _notebook().frame(self)
+
+    def plot(self) -> Any:
+        """A ``matplotlib`` figure: speed-up and efficiency over devices."""
+        return _notebook().figure(self)
+
+
+def _notebook() -> Any:
+    return importlib.import_module("perfmodel.report.notebook")

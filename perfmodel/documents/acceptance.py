@@ -7,11 +7,9 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
-from perfmodel.arrays import Share
-from perfmodel.documents import seals
-from perfmodel.documents.base import Document, Record, Text
+from perfmodel.documents import Document, Record, Text, seals
 from perfmodel.files import parse_toml
-from perfmodel.statistics import Interval
+from perfmodel.statistics import Interval, Share
 
 _Probability = Annotated[float, Field(gt=0.5, lt=1)]
 

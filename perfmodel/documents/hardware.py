@@ -7,10 +7,10 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from perfmodel.arrays import NonNegative, Share
-from perfmodel.documents.base import Record, Text, checked, read_toml
+from perfmodel.documents import Record, Text, checked, read_toml
 from perfmodel.errors import InvalidDocument
-from perfmodel.machine.cluster import DEVICE, Cluster, SlowDevice, SlowLink, Tier, Traffic, chained
+from perfmodel.machine import DEVICE, Cluster, SlowDevice, SlowLink, Tier, Traffic, chained
+from perfmodel.statistics import NonNegative, Share
 from perfmodel.units import (
     parse_bandwidth,
     parse_bytes,

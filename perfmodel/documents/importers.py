@@ -15,10 +15,10 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, PositiveInt
 
-from perfmodel.documents.base import Document, Provenance
+from perfmodel.documents import Document, Provenance
 from perfmodel.errors import InvalidDocument, UsageError, why
 from perfmodel.files import parse_json, read_text
-from perfmodel.machine.cluster import DEVICE, NODE, Cluster, Tier
+from perfmodel.machine import DEVICE, NODE, Cluster, Tier
 from perfmodel.machine.measured import CurvePoint, MeasuredCollective
 from perfmodel.units import decimal, format_bytes, whole
 

@@ -4,8 +4,7 @@ import importlib
 from pathlib import Path
 from typing import Any, Final
 
-from perfmodel.documents import seals
-from perfmodel.documents.base import Document
+from perfmodel.documents import Document, seals
 from perfmodel.documents.observation import read_observations, refuse_repeated
 from perfmodel.errors import EXIT_OK, InvalidDocument, PerfModelError, why
 from perfmodel.files import parse_json, parse_toml, read_text

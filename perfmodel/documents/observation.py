@@ -12,14 +12,13 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, NonNegativeInt, PlainSerializer, PositiveInt, TypeAdapter
 
-from perfmodel.arrays import Share
-from perfmodel.documents.base import Record, read_lines
+from perfmodel.documents import Record, read_lines
 from perfmodel.errors import InvalidDocument
-from perfmodel.layout.layout import RunSetting
+from perfmodel.layout import RunSetting
+from perfmodel.statistics import Share
+from perfmodel.workload import Operator, Phase, Workload
 from perfmodel.workload.memory import StepMemory
-from perfmodel.workload.operator import Operator, Phase
 from perfmodel.workload.step import SymbolicStep
-from perfmodel.workload.workload import Workload
 
 _DECIMALS: Final = 10
 

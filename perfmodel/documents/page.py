@@ -4,12 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter
 
-from perfmodel.arrays import Share
-from perfmodel.documents.base import Record
+from perfmodel.documents import Record
 from perfmodel.documents.prediction import Contrast
-from perfmodel.layout.layout import MOST_BATCH, MOST_DEVICES
-from perfmodel.machine.machine import Evidence
-from perfmodel.statistics import Interval
+from perfmodel.layout import MOST_BATCH, MOST_DEVICES
+from perfmodel.machine import Evidence
+from perfmodel.statistics import Interval, Share
 
 _Text = Annotated[str, Field(min_length=1, max_length=200)]
 _Value = Annotated[str, Field(min_length=1, max_length=40)]

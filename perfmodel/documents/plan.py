@@ -15,8 +15,7 @@ from pydantic import (
 )
 from pydantic import model_validator as validator
 
-from perfmodel.arrays import Share
-from perfmodel.documents.base import Document, Record, Text, checked
+from perfmodel.documents import Document, Record, Text, checked
 from perfmodel.documents.budget import (
     Once,
     PerDeviceHour,
@@ -27,9 +26,9 @@ from perfmodel.documents.budget import (
     refuse_mixed_currencies,
 )
 from perfmodel.errors import InvalidDocument, UsageError
-from perfmodel.layout.layout import Layout, parse_layout
-from perfmodel.machine.machine import Evidence
-from perfmodel.statistics import Interval
+from perfmodel.layout import Layout, parse_layout
+from perfmodel.machine import Evidence
+from perfmodel.statistics import Interval, Share
 from perfmodel.units import Bytes, parse_bytes
 
 

@@ -10,12 +10,11 @@ from pydantic import (
     PositiveInt,
 )
 
-from perfmodel.arrays import Share
-from perfmodel.documents.base import Document, Provenance, Record, ShownAsFrame
-from perfmodel.layout.layout import RunSetting
-from perfmodel.machine.machine import Evidence
-from perfmodel.statistics import Interval
-from perfmodel.step.program import Cause
+from perfmodel.documents import Document, Provenance, Record, ShownAsFrame
+from perfmodel.layout import RunSetting
+from perfmodel.machine import Evidence
+from perfmodel.statistics import Interval, Share
+from perfmodel.step import Cause
 
 
 class RankMemory(Record):

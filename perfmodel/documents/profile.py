@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, WrapSerializer, model_validator
 
-from perfmodel.documents.base import Document, Provenance, Record, Text, checked, read_toml
+from perfmodel.documents import Document, Provenance, Record, Text, checked, read_toml
 from perfmodel.errors import CalibrationUnavailable, PerfModelError, UsageError, did_you_mean
-from perfmodel.machine.machine import InferredMachine, Machine, Origin
+from perfmodel.machine import InferredMachine, Machine, Origin
 from perfmodel.machine.measured import MeasuredMachine
 
 

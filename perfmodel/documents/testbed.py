@@ -13,15 +13,14 @@ from pydantic import (
     model_validator,
 )
 
-from perfmodel.arrays import Share
-from perfmodel.documents.base import (
+from perfmodel.documents import (
     Record,
     append_line,
     read_lines,
     trim_unfinished_line,
 )
 from perfmodel.documents.verdicts import StrategyFamily, Verdict
-from perfmodel.statistics import Interval
+from perfmodel.statistics import Interval, Share
 
 #: A resource is told from the next one where it is busier by this factor: what the same work costs the
 #: machine differs by as much, and more, from hour to hour.

@@ -10,12 +10,11 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from perfmodel.arrays import Share
-from perfmodel.documents.base import Document, Provenance, Record, Text
+from perfmodel.documents import Document, Provenance, Record, Text
 from perfmodel.errors import EXIT_OK, EXIT_OUT_OF_TOLERANCE
-from perfmodel.layout.layout import RunSetting
-from perfmodel.machine.machine import Evidence
-from perfmodel.statistics import Interval
+from perfmodel.layout import RunSetting
+from perfmodel.machine import Evidence
+from perfmodel.statistics import Interval, Share
 
 #: Name of the plain rule that a law of scaling has to beat.
 CARRIED: Final = "efficiency carried on"

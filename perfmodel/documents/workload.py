@@ -2,10 +2,10 @@
 
 from typing import ClassVar
 
-from perfmodel.documents.base import Document, Provenance
+from perfmodel.documents import Document, Provenance
+from perfmodel.workload import Workload
 from perfmodel.workload.memory import StepMemory
 from perfmodel.workload.step import SymbolicStep
-from perfmodel.workload.workload import Workload
 
 
 class WorkloadDocument(Document):

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from perfmodel import checks
-from perfmodel.arrays import BoolArray, FloatArray
-from perfmodel.step.program import Lane, StepProgram, Stream, Trace
+from perfmodel.statistics import BoolArray, FloatArray
+from perfmodel.step import Lane, StepProgram, Stream, Trace
 from perfmodel.units import Seconds
 
 #: Draws evaluated together: rows this long hide what calling numpy costs, and the few ends that are

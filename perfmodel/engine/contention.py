@@ -8,8 +8,8 @@ from numpy.typing import ArrayLike
 from simpy import Environment
 from simpy.events import Event
 
-from perfmodel.arrays import FloatArray
-from perfmodel.step.program import StepProgram, Stream
+from perfmodel.statistics import FloatArray
+from perfmodel.step import StepProgram, Stream
 from perfmodel.units import Seconds
 
 #: Starts of the other jobs, as fractions of a step: how jobs lie to each other is nobody's choice.

@@ -18,8 +18,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from perfmodel.arrays import FloatArray
 from perfmodel.checks import at_least, non_negative, positive
+from perfmodel.statistics import FloatArray
 from perfmodel.units import Seconds
 
 #: exp of more than this overflows.

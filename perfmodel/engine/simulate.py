@@ -9,8 +9,8 @@ from numpy.typing import ArrayLike
 from simpy import Environment
 from simpy.events import NORMAL, Event, EventPriority, Timeout
 
-from perfmodel.arrays import BoolArray, FloatArray
-from perfmodel.step.program import (
+from perfmodel.statistics import BoolArray, FloatArray
+from perfmodel.step import (
     Interference,
     Lane,
     StepProgram,

@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from perfmodel.arrays import BoolArray, FloatArray, IntArray
 from perfmodel.checks import positive
 from perfmodel.engine.job import Job
+from perfmodel.statistics import BoolArray, FloatArray, IntArray
 from perfmodel.units import Seconds
 
 #: A remainder of work below this share of an interval is rounding, not another segment.

@@ -13,9 +13,9 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray
 from perfmodel.engine import algebra
-from perfmodel.step.program import Cause, Lane, StepProgram, Trace, time_by_cause
+from perfmodel.statistics import FloatArray
+from perfmodel.step import Cause, Lane, StepProgram, Trace, time_by_cause
 from perfmodel.units import Seconds
 
 #: Sums of equal numbers may differ by rounding.

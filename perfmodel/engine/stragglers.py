@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from perfmodel import checks
-from perfmodel.arrays import FloatArray
-from perfmodel.statistics import MEDIAN_OVER_MEAN
-from perfmodel.step.program import StepProgram, Stream
+from perfmodel.statistics import MEDIAN_OVER_MEAN, FloatArray
+from perfmodel.step import StepProgram, Stream
 
 #: Beyond the sample the tail is continued through its upper part.
 _TAIL_FRACTION = 0.1

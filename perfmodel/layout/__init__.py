@@ -1,1 +1,577 @@
-"""How a job is divided among devices."""
+"""How training is spread over devices: one record and one grammar for every parallelism.
+
+``ddp=8``, ``fsdp=8 tp=2``, ``dp=8 tp=4 pp=2 zero=1 micro_batch=2 recompute=selective schedule=1f1b``. DDP on
+n devices is ``Layout(dp=n)``. ``layout.candidates`` tells what a model or a cluster does not allow.
+"""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Final, Literal, TypeVar
+
+from perfmodel import checks
+from perfmodel.errors import NotFeasible, UsageError, did_you_mean
+from perfmodel.units import MIB, Bytes, decimal, whole
+
+Scaling = Literal["weak", "strong"]
+
+#: Ten times the largest machine; beyond, tables and times say nothing.
+MOST_DEVICES: Final = 2**20
+#: Samples per step, of one device or all; float64 still counts them.
+MOST_BATCH: Final = 2**40
+
+#: PyTorch's defaults when ``bucket_cap_mb`` is not given: ``_DEFAULT_FIRST_BUCKET_BYTES`` and 25 MiB
+#: (torch/nn/parallel/distributed.py). An explicit cap applies to the first bucket as well.
+DEFAULT_FIRST_BUCKET_BYTES: Final = 1 * MIB
+DEFAULT_BUCKET_BYTES: Final = 25 * MIB
+
+
+class Synchronisation(enum.StrEnum):
+    """What happens to the gradients of a step."""
+
+    NONE = "none"
+    """A bare module, no wrapper: what runs on a single device."""
+    NO_SYNC = "no_sync"
+    """Wrapped in DistributedDataParallel, gradients kept local (``no_sync``): isolates compute."""
+    DDP = "ddp"
+    """Wrapped in DistributedDataParallel, gradients averaged bucket by bucket."""
+
+
+class Recompute(enum.StrEnum):
+    """Which activations are computed again in the backward pass."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    """Attention alone (Korthikanti 2022, arXiv 2205.05198)."""
+    FULL = "full"
+
+
+class Schedule(enum.StrEnum):
+    """Order of the micro-batches in a pipeline."""
+
+    GPIPE = "gpipe"
+    """All forward passes, then all backward passes: every micro-batch is in flight."""
+    ONE_F_ONE_B = "1f1b"
+    """One forward, one backward alternating: at most one micro-batch in flight per stage behind."""
+    ZERO_BUBBLE = "zero_bubble"
+    """Weight gradients fill the bubble; a third of it is left (Qi 2023, arXiv 2401.10241)."""
+
+
+class Precision(enum.StrEnum):
+    """Type of the factors of matrix products; a calibration's runs used 16 bit."""
+
+    BF16 = "bf16"
+    FP8 = "fp8"
+    """Products in 8 bit; weights, activations and messages stay in 16 bit."""
+    TF32 = "tf32"
+    """Products of 32-bit numbers on tensor cores; all else is 32 bit."""
+    FP32 = "fp32"
+
+
+class Offload(enum.StrEnum):
+    """What lives in the memory of the host."""
+
+    NONE = "none"
+    OPTIMIZER = "optimizer"
+    """States and update: gradients go down, new parameters come up (arXiv 2101.06840)."""
+    PARAMETERS = "parameters"
+    """Sharded parameters as well: they come up for every gather."""
+
+
+class Order(enum.StrEnum):
+    """How ranks are numbered over the nodes, from neighbours to the farthest, in Megatron-LM's words."""
+
+    DATA_INSIDE = "tp-cp-dp-pp"
+    """Replicas stand side by side; stages are far from each other."""
+    PIPELINE_INSIDE = "tp-cp-pp-dp"
+    """Stages stand side by side; replicas are far from each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """One way to spread training over ``world_size`` devices."""
+
+    dp: int = 1
+    """Data-parallel replicas."""
+    tp: int = 1
+    """Ranks that share each matrix."""
+    pp: int = 1
+    """Pipeline stages."""
+    cp: int = 1
+    """Ranks that share each sequence."""
+    ep: int = 1
+    """Ranks that share the experts."""
+    zero: int = 0
+    """0: everything replicated, 1: optimizer sharded over dp, 2: and gradients, 3: and parameters."""
+    micro_batch: int = 1
+    """Sequences per forward pass of one replica."""
+    accumulation: int = 1
+    """Micro-batches per step of one replica."""
+    recompute: Recompute = Recompute.NONE
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    interleave: int = 1
+    """Stages per device (virtual pipeline)."""
+    sequence_parallel: bool = False
+    """Norms and dropouts are divided over tp as well."""
+    imbalance: float = 1.0
+    """Tokens of the rank with the busiest experts over the mean."""
+    shard: int = 0
+    """Ranks among which zero=3 shards, replicated across such groups (HSDP); 0: all."""
+    prefetch: int = 1
+    """Sharded layers that are gathered ahead of the one in use; 0: each waits for its own."""
+    overlap: bool = True
+    """Gradients leave during the last backward pass; else after it, parameters before the first pass."""
+    offload: Offload = Offload.NONE
+    precision: Precision = Precision.BF16
+    order: Order = Order.DATA_INSIDE
+    one_process: bool = False
+    """torch's DataParallel: threads of one process behind one interpreter lock."""
+    data_centres: int = 1
+    """Places with a thin link between them, over which the replicas are divided."""
+    sync_every: int = 1
+    """Steps between two exchanges of data centres (local SGD)."""
+    stage_layers: tuple[int, ...] = ()
+    """Layers of each pipeline stage; empty: as even as possible, fewer at the ends."""
+    bucket_cap_mb: float | None = None
+    """MiB, as DistributedDataParallel takes it; None: PyTorch's default (1 MiB, then 25 MiB)."""
+    wrapper: Synchronisation | None = None
+    """None: DDP where several replicas hold the same layers, else a bare module."""
+
+    def __post_init__(self) -> None:
+        """Refuse layouts that no model could have."""
+        for name in _AT_LEAST_ONE:
+            checks.at_least(name, getattr(self, name), 1)
+        checks.within("dp x tp x pp x cp", self.world_size, 1, MOST_DEVICES)
+        checks.within("dp x micro_batch x accumulation", self.global_batch, 1, MOST_BATCH)
+        checks.at_least("shard", self.shard, 0)
+        checks.at_least("prefetch", self.prefetch, 0)
+        checks.finite("imbalance", self.imbalance)
+        if self.bucket_cap_mb is not None:
+            checks.positive("bucket_cap", self.bucket_cap_mb)
+        usual = Synchronisation.DDP if self.dp * self.cp > 1 else Synchronisation.NONE
+        if self.wrapper is usual:
+            object.__setattr__(self, "wrapper", None)  # equal layouts compare equal
+        for broken, reason in _contradictions(self):
+            if broken:
+                raise ValueError(reason)
+
+    @property
+    def replicas(self) -> int:
+        """Ranks of one data centre that hold the same layers before any sharding."""
+        return self.dp * self.cp // self.data_centres
+
+    @property
+    def shards(self) -> int:
+        """Ranks among which states are divided, if they are."""
+        return self.shard or self.replicas
+
+    def stages(self, layers: int) -> tuple[int, ...]:
+        """Layers of every pipeline stage.
+
+        What is left of an even split goes to the middle: the embedding and the head are at the ends.
+        """
+        if self.stage_layers:
+            return self.stage_layers
+        each, left = divmod(layers, self.pp)
+        order = (*range(1, self.pp - 1), 0)
+        more = set(order[:left])
+        return tuple(each + (stage in more) for stage in range(self.pp))
+
+    @property
+    def world_size(self) -> int:
+        """Number of devices."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def local_batch(self) -> int:
+        """Samples per optimizer step of one replica."""
+        return self.micro_batch * self.accumulation
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per optimizer step of all replicas."""
+        return self.dp * self.local_batch
+
+    @property
+    def synchronisation(self) -> Synchronisation:
+        """What happens to the gradients of a step."""
+        if self.wrapper is not None:
+            return self.wrapper
+        return Synchronisation.DDP if self.dp * self.cp > 1 else Synchronisation.NONE
+
+    @property
+    def bucket_limits_bytes(self) -> tuple[Bytes, ...]:
+        """Size limits of the first bucket and of those after it (the last one repeats)."""
+        if self.bucket_cap_mb is None:
+            return (DEFAULT_FIRST_BUCKET_BYTES, DEFAULT_BUCKET_BYTES)
+        return (int(self.bucket_cap_mb * MIB),)
+
+    def __str__(self) -> str:
+        """The layout in the grammar that ``parse_layout`` reads, defaults left out."""
+        words = {
+            _WORDS.get(field.name, field.name): _text(value)
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        }
+        if words.pop("wrapper", None) == "ddp":
+            words = {"ddp": str(self.dp)} | words
+        return " ".join(f"{word}={text}" for word, text in words.items())
+
+
+def _contradictions(layout: Layout) -> tuple[tuple[bool, str], ...]:
+    """Rules that no model and no cluster is needed for, with what to say of each."""
+    return (*_pipeline_rules(layout), *_sharding_rules(layout), *_other_rules(layout))
+
+
+def _pipeline_rules(layout: Layout) -> tuple[tuple[bool, str], ...]:
+    stages = layout.stage_layers
+    return (
+        (
+            layout.interleave > 1 and layout.pp == 1,
+            f"interleave must be 1 without a pipeline, got {layout.interleave}",
+        ),
+        (
+            layout.interleave > 1 and layout.schedule is not Schedule.ONE_F_ONE_B,
+            f"schedule must be {Schedule.ONE_F_ONE_B} with interleave > 1, got {layout.schedule}",
+        ),
+        (
+            layout.pp > 1 and layout.zero > 1,
+            (
+                f"zero must be 0 or 1 in a pipeline (gradients stay until the last micro-batch), "
+                f"got {layout.zero}"
+            ),
+        ),
+        (
+            bool(stages) and len(stages) != layout.pp,
+            f"stage_layers must name the layers of {layout.pp} stages (pp), got {len(stages)}",
+        ),
+        (any(each < 1 for each in stages), f"stage_layers must be >= 1, got {_text(stages)}"),
+        (
+            bool(stages) and layout.interleave > 1,
+            f"stage_layers excludes interleave > 1, got {layout.interleave}",
+        ),
+    )
+
+
+def _sharding_rules(layout: Layout) -> tuple[tuple[bool, str], ...]:
+    replicas = layout.replicas
+    return (
+        (
+            layout.synchronisation is Synchronisation.NONE and replicas > 1,
+            f"dp x cp must be 1 without DDP, got {replicas}",
+        ),
+        (layout.zero not in (0, 1, 2, 3), f"zero must be 0, 1, 2 or 3, got {layout.zero}"),
+        (layout.shard > 0 and layout.zero != 3, f"shard must come with zero=3, got {layout.zero}"),
+        (
+            layout.shard > 0 and replicas % layout.shard != 0,
+            f"shard must divide the {replicas} replicas (dp x cp of one data centre), got {layout.shard}",
+        ),
+        (
+            layout.shard > 0 and layout.ep > 1,
+            f"shard excludes expert parallelism, got ep = {layout.ep}",
+        ),
+        (
+            layout.prefetch != 1 and layout.zero != 3,
+            f"prefetch must come with zero=3, got zero = {layout.zero}",
+        ),
+        (
+            not layout.overlap and (layout.zero == 3 or replicas == 1),
+            f"overlap=no must come with zero < 3 and dp x cp > 1, got {layout.zero} and {replicas}",
+        ),
+        (
+            layout.offload is Offload.PARAMETERS and layout.zero != 3,
+            f"offload={Offload.PARAMETERS} must come with zero=3, got zero = {layout.zero}",
+        ),
+        (
+            replicas % layout.ep != 0,
+            f"ep must divide the {replicas} replicas (dp x cp of one data centre), got {layout.ep}",
+        ),
+        (layout.imbalance < 1, f"imbalance must be >= 1, got {layout.imbalance:g}"),
+        (
+            1 < layout.ep < layout.imbalance,
+            f"imbalance must be at most ep = {layout.ep}, got {layout.imbalance:g}",
+        ),
+        (
+            layout.imbalance > 1 and layout.ep == 1,
+            f"imbalance must be 1 without expert parallelism (ep), got {layout.imbalance:g}",
+        ),
+    )
+
+
+def _other_rules(layout: Layout) -> tuple[tuple[bool, str], ...]:
+    alone = layout.tp * layout.pp * layout.cp * layout.ep * layout.data_centres == 1
+    threads = "one_process=yes (DataParallel)"
+    return (
+        (
+            layout.dp % layout.data_centres != 0,
+            f"data_centres must divide the {layout.dp} replicas (dp), got {layout.data_centres}",
+        ),
+        (
+            layout.sync_every > 1 and layout.data_centres == 1,
+            f"sync_every must be 1 on one data centre, got {layout.sync_every}; add data_centres=2",
+        ),
+        (
+            layout.one_process and not alone,
+            (
+                f"{threads} excludes tp, pp, cp, ep and data_centres above 1, got {layout.tp}, {layout.pp}, "
+                f"{layout.cp}, {layout.ep} and {layout.data_centres}"
+            ),
+        ),
+        (
+            layout.one_process and layout.zero != 0,
+            f"{threads} excludes sharding, got zero = {layout.zero}",
+        ),
+        (layout.one_process and not layout.overlap, f"{threads} excludes overlap=no"),
+        (
+            layout.one_process and layout.offload is not Offload.NONE,
+            f"{threads} excludes offload, got {layout.offload}",
+        ),
+    )
+
+
+_NUMBERS: Final = (
+    "dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "accumulation", "interleave",
+    "shard", "prefetch", "data_centres", "sync_every",
+)  # fmt: skip
+_AT_LEAST_ONE: Final = tuple(name for name in _NUMBERS if name not in {"zero", "shard", "prefetch"})
+KEYS: Final[tuple[str, ...]] = (
+    *_NUMBERS, "recompute", "schedule", "offload", "precision", "order",
+    "sequence_parallel", "overlap", "one_process", "imbalance", "stage_layers", "bucket_cap",
+    "ddp", "fsdp",
+)  # fmt: skip
+#: Fields whose word in the grammar is another one.
+_WORDS: Final = {"bucket_cap_mb": "bucket_cap"}
+#: Words that stand for two others: DistributedDataParallel, FullyShardedDataParallel.
+_SHORT: Final = {"ddp": 0, "fsdp": 3}
+
+
+def parse_layout(text: str) -> Layout:
+    """A layout from text such as ``dp=8 tp=4 pp=2 zero=1 micro_batch=2 recompute=selective``."""
+    words: dict[str, str] = {}
+    for word in text.split():
+        key, equals, value = word.partition("=")
+        if not equals or key not in KEYS:
+            raise UsageError(
+                f"layout: every word must be KEY=VALUE with KEY one of {', '.join(KEYS)}, "
+                f"got {word!r}{_near(key)}"
+            )
+        if key in words:
+            raise UsageError(f"layout: {key} must be given once, got it twice in {text!r}")
+        words[key] = value
+    try:
+        wrapper = Synchronisation.DDP if "ddp" in words else None
+        words = _spelled_out(words)
+        layout = Layout(
+            wrapper=wrapper,
+            bucket_cap_mb=_decimal("bucket_cap", words["bucket_cap"])
+            if "bucket_cap" in words
+            else None,
+            **{key: _number(key, words[key]) for key in _NUMBERS if key in words},
+            recompute=_choice("recompute", words, Recompute.NONE),
+            schedule=_choice("schedule", words, Schedule.ONE_F_ONE_B),
+            offload=_choice("offload", words, Offload.NONE),
+            precision=_choice("precision", words, Precision.BF16),
+            order=_choice("order", words, Order.DATA_INSIDE),
+            sequence_parallel=_yes("sequence_parallel", words),
+            overlap=_yes("overlap", words, default="yes"),
+            one_process=_yes("one_process", words),
+            imbalance=_decimal("imbalance", words.get("imbalance", "1")),
+            stage_layers=tuple(
+                _number("stage_layers", each) for each in words["stage_layers"].split(",")
+            )
+            if "stage_layers" in words
+            else (),
+        )
+        _require_meaning(layout, words)
+    except ValueError as error:
+        raise UsageError(f"layout: {error}") from error
+    return layout
+
+
+def _spelled_out(words: Mapping[str, str]) -> dict[str, str]:
+    """The words with ``ddp`` and ``fsdp`` as ``dp`` and ``zero``."""
+    short = [word for word in _SHORT if word in words]
+    if not short:
+        return dict(words)
+    [first, *others] = short
+    for other in (*others, "dp", "zero"):
+        if other in words:
+            raise ValueError(f"{first} excludes {other}, got both")
+    return {**words, "dp": words[first], "zero": str(_SHORT[first])}
+
+
+def _require_meaning(layout: Layout, words: Mapping[str, str]) -> None:
+    """Refuse options that were typed and would change nothing."""
+    if layout.sequence_parallel and layout.tp == 1:
+        raise ValueError("sequence_parallel=yes must come with tp > 1, got tp = 1")
+    if "schedule" in words and layout.pp == 1:
+        raise ValueError(f"schedule must come with pp > 1, got {layout.schedule} with pp = 1")
+    if "order" in words and layout.pp == 1:
+        raise ValueError(f"order must come with pp > 1, got {layout.order} with pp = 1")
+
+
+def scaled_layouts(
+    world_sizes: Sequence[int],
+    *,
+    scaling: Scaling,
+    batch: int,
+    accumulation: int = 1,
+    bucket_cap_mb: float | None = None,
+) -> tuple[Layout, ...]:
+    """Data-parallel layouts, one per world size; one device has no wrapper.
+
+    ``batch``: Weak scaling: samples per forward pass of each rank, whatever their number. Strong scaling:
+    samples per step of all ranks together.
+    """
+    checks.within("batch", batch, 1, MOST_BATCH)
+    checks.within("accumulation", accumulation, 1, MOST_BATCH)
+    layouts = []
+    for world_size in world_sizes:
+        checks.within("devices", world_size, 1, MOST_DEVICES)
+        parts = world_size * accumulation if scaling == "strong" else 1
+        if batch % parts:
+            raise NotFeasible(
+                f"--scaling strong: the global batch must be a multiple of devices x accumulation "
+                f"({parts}), got {batch}; choose another --batch or fewer --devices"
+            )
+        layouts.append(
+            Layout(
+                dp=world_size,
+                micro_batch=batch // parts,
+                accumulation=accumulation,
+                bucket_cap_mb=bucket_cap_mb,
+            )
+        )
+    return tuple(layouts)
+
+
+def accumulation_for(*, global_batch: int, dp: int, micro_batch: int) -> int:
+    """Micro-batches per step that make up a global batch."""
+    each = dp * micro_batch
+    if global_batch < 1 or global_batch % each:
+        raise NotFeasible(
+            f"global batch must be a multiple of dp x micro_batch ({each}), got {global_batch}"
+        )
+    return global_batch // each
+
+
+_ChoiceT = TypeVar("_ChoiceT", Recompute, Schedule, Offload, Precision, Order)
+
+
+def _choice(key: str, words: Mapping[str, str], default: _ChoiceT) -> _ChoiceT:
+    kind = type(default)
+    try:
+        return kind(words.get(key, default))
+    except ValueError:
+        raise ValueError(f"{key} must be one of {', '.join(kind)}, got {words[key]!r}") from None
+
+
+def _near(key: str) -> str:
+    return "" if key in KEYS else did_you_mean(key, KEYS)
+
+
+def _number(key: str, text: str) -> int:
+    try:
+        return whole(text)
+    except ValueError as error:
+        raise ValueError(f"{key} {error}") from None
+
+
+def _decimal(key: str, text: str) -> float:
+    try:
+        return decimal(text)
+    except ValueError as error:
+        raise ValueError(f"{key} {error}") from None
+
+
+def _yes(key: str, words: Mapping[str, str], *, default: str = "no") -> bool:
+    text = words.get(key, default)
+    if text not in {"yes", "no"}:
+        raise ValueError(f"{key} must be yes or no, got {text!r}")
+    return text == "yes"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSetting:
+    """One configuration of a workload that can be run for real: the record of a ``Layout``."""
+
+    workload: str
+    world_size: int
+    micro_batch: int
+    """Samples per forward pass of one rank."""
+    accumulation: int = 1
+    """Micro-steps per optimizer step; only the last one communicates."""
+    synchronisation: Synchronisation = Synchronisation.DDP
+    bucket_cap_mb: float | None = None
+    """MiB, as DistributedDataParallel takes it; ``None`` means PyTorch's default (1 MiB, then 25 MiB)."""
+    divided: str = ""
+    """The layout in its grammar, if it is more than data parallelism."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot be run."""
+        checks.at_least("world_size", self.world_size, 1)
+        checks.at_least("micro_batch", self.micro_batch, 1)
+        checks.at_least("accumulation", self.accumulation, 1)
+        if self.bucket_cap_mb is not None:
+            checks.positive("bucket_cap_mb", self.bucket_cap_mb)
+        if self.synchronisation is Synchronisation.NONE and self.world_size != 1:
+            raise checks.WrongArgument(
+                "world_size", f"must be 1 without DDP, got {self.world_size}"
+            )
+
+    @classmethod
+    def of(cls, workload: str, layout: Layout) -> "RunSetting":
+        """The record of a layout of a workload."""
+        found = cls(
+            workload=workload,
+            world_size=layout.world_size,
+            micro_batch=layout.micro_batch,
+            accumulation=layout.accumulation,
+            synchronisation=layout.synchronisation
+            if layout.world_size == 1 or layout.wrapper is not None
+            else Synchronisation.DDP,
+            bucket_cap_mb=layout.bucket_cap_mb,
+        )
+        return found if found.layout == layout else replace(found, divided=str(layout))
+
+    @property
+    def layout(self) -> Layout:
+        """What was run, without the workload."""
+        if self.divided:
+            return parse_layout(self.divided)
+        return Layout(
+            dp=self.world_size,
+            micro_batch=self.micro_batch,
+            accumulation=self.accumulation,
+            wrapper=self.synchronisation,
+            bucket_cap_mb=self.bucket_cap_mb,
+        )
+
+    @property
+    def local_batch(self) -> int:
+        """Samples per optimizer step of one replica."""
+        return self.micro_batch * self.accumulation
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per optimizer step of all replicas."""
+        return self.layout.global_batch if self.divided else self.local_batch * self.world_size
+
+    @property
+    def label(self) -> str:
+        """A short name that is unique among settings, for tables and logs."""
+        if self.divided:
+            return f"{self.workload} {self.divided}"
+        cap = "default" if self.bucket_cap_mb is None else f"{self.bucket_cap_mb:g}MiB"
+        return (
+            f"{self.workload} n={self.world_size} micro_batch={self.micro_batch} "
+            f"accumulation={self.accumulation} {self.synchronisation} cap={cap}"
+        )

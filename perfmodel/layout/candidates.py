@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 
 from perfmodel import checks
-from perfmodel.arrays import IntArray
 from perfmodel.errors import NotFeasible
-from perfmodel.layout.layout import Layout, Recompute
+from perfmodel.layout import Layout, Recompute
+from perfmodel.statistics import IntArray
 
 LARGEST_MICRO_BATCH: Final = 64
 LARGEST_CONTEXT: Final = 8

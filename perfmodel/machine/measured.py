@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from annotated_types import Ge, MinLen
 
-from perfmodel.arrays import Count, NonNegative, Positive, Share
-from perfmodel.machine.cluster import Cluster
-from perfmodel.machine.machine import Evidence, Machine
-from perfmodel.workload.workload import Workload
+from perfmodel.machine import Cluster, Evidence, Machine
+from perfmodel.statistics import Count, NonNegative, Positive, Share
+from perfmodel.workload import Workload
 
 #: Precisions that devices compute in at different rates; 16-bit types share one.
 Precision = Literal["fp32", "half"]

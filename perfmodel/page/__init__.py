@@ -1,1 +1,353 @@
-"""The what-if page: questions from a browser on this machine, answered by the model itself."""
+"""What one page can be asked: machines, workloads and clusters by name; paths stay with who started it."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+
+from perfmodel.answer import Question
+from perfmodel.answer.answer import Forecast
+from perfmodel.answer.measured import refuse_other_jobs, timed_workload
+from perfmodel.cost.inferred import open_inferred
+from perfmodel.cost.rescaling import LINK_SHARE, catalogued, shipped_catalogue
+from perfmodel.documents import today_utc
+from perfmodel.documents.budget import read_budget
+from perfmodel.documents.hardware import DataSheet, read_cluster
+from perfmodel.documents.page import (
+    Catalogue,
+    CatalogueCluster,
+    CatalogueDevice,
+    CatalogueEntry,
+    CatalogueLink,
+    CatalogueProfile,
+    CatalogueTier,
+    PriceOffer,
+)
+from perfmodel.documents.profile import (
+    InferredDocument,
+    ProfileDocument,
+    shipped_machines,
+    shipped_runs,
+)
+from perfmodel.documents.verdicts import ValidationDocument
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import CalibrationUnavailable, PerfModelError, UsageError, refuse_unknown
+from perfmodel.files import read_json
+from perfmodel.machine import Cluster, InferredMachine, Machine
+from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
+from perfmodel.models import document_for
+from perfmodel.plan.cost import compare_costs
+from perfmodel.scenarios import Scenario, link_of, usable_links
+from perfmodel.scenarios.fields import changed
+from perfmodel.workload.step import SymbolicStep
+from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer
+
+PRECISIONS = ("bf16", "fp16")
+#: On a machine that was not measured, unless somebody names another.
+FIRST_MODEL: Final = "torchvision:resnet50"
+#: The first of the machines that are offered where nothing was measured: its links are known too.
+FIRST_MACHINE: Final = "dgx-a100"
+_Offer = TypeVar("_Offer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedWorkload:
+    """A workload on a calibrated machine, or a transformer on one that was inferred from runs."""
+
+    entry: MeasuredWorkload | NamedTransformer
+    typed: str
+    """As ``--workload`` or ``--model`` takes it."""
+    document: WorkloadDocument | None = None
+    """With its memory, where the workload came as a file."""
+
+    @property
+    def trace(self) -> SymbolicStep | None:
+        """Operators of its step, where they are known."""
+        return None if self.document is None else self.document.trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedCluster:
+    """A cluster file."""
+
+    cluster: Cluster
+    typed: str
+    """As ``--set cluster=`` takes it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedMachine:
+    """A machine with the workloads that can be asked of it."""
+
+    name: str
+    typed: str
+    """As ``--profile`` takes it."""
+    machine: Machine
+    workloads: Mapping[str, OfferedWorkload]
+    clusters: Mapping[str, OfferedCluster] = field(default_factory=dict)
+    """In which its devices may stand, by name on the page."""
+    validation: ValidationDocument | None = None
+    validation_typed: str = ""
+
+    @property
+    def kind(self) -> Literal["step", "layout"]:
+        """Which questions it answers."""
+        return "step" if isinstance(self.machine, MeasuredMachine) else "layout"
+
+    @property
+    def sheet(self) -> DataSheet | None:
+        """Data sheet of a device; None if the catalogue has none."""
+        with contextlib.suppress(UsageError):
+            return catalogued(self.machine.device_name)
+        return None
+
+    def scenario(self, workload: OfferedWorkload) -> Scenario:
+        """A workload on the calibrated machine as it is, without the tails, which no page shows."""
+        question = Question(
+            machine=self.machine, workload=workload.entry, validation=self.validation, tails=()
+        )
+        return Scenario(question=question, request=Forecast(world_sizes=(1,), scaling="weak"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """All that one page can be asked."""
+
+    machines: Mapping[str, OfferedMachine]
+    """By the name on the page; at least one."""
+    prices: tuple[PriceOffer, ...] = ()
+    price_warnings: tuple[str, ...] = ()
+
+
+def chosen(kind: str, name: str, offered: Mapping[str, _Offer]) -> _Offer:
+    """What the page offers under a name; a user error if there is none of that name."""
+    refuse_unknown(kind, name, offered)
+    return offered[name]
+
+
+def typed(path: Path) -> str:
+    """A path that may be shown: relative to the working folder, or the name of the file alone."""
+    here, there = Path.cwd(), path.absolute()
+    return there.relative_to(here).as_posix() if there.is_relative_to(here) else there.name
+
+
+def _unique_name(path: Path, taken: Mapping[str, object]) -> str:
+    """Name of a file on the page: its own, with its folder's where several share it."""
+    name = path.stem
+    if name in taken or name == "profile":
+        name = f"{path.absolute().parent.name}/{path.stem}"
+    number = 2
+    while name in taken:
+        name = f"{path.stem} {number}"
+        number += 1
+    return name
+
+
+def unmeasured_machines() -> list[Path]:
+    """The machines that come with perfmodel, one whose links are known first, those of large models last."""
+    shipped = shipped_machines()
+    return [shipped.pop(FIRST_MACHINE), *shipped.values(), *shipped_runs().values()]
+
+
+def read_session(
+    profiles: Sequence[Path],
+    workloads: Sequence[str],
+    *,
+    validation: Path | None,
+    budget: Path | None,
+    clusters: Sequence[Path] = (),
+) -> Session:
+    """All that a page can be asked, read once.
+
+    ``workloads``: Files; and models by name, which machines that were not measured trace.
+    """
+    files = [text for text in workloads if text.endswith(".json")]
+    documents = [(typed(Path(text)), WorkloadDocument.read(Path(text))) for text in files]
+    typed_models = [text for text in workloads if text not in files]
+    traces = _Traces(typed_models or ([] if files else [FIRST_MODEL]))
+    judged = None if validation is None else ValidationDocument.read(validation)
+    known: dict[str, OfferedCluster] = {}
+    for path in clusters:
+        cluster = read_cluster(path)
+        refuse_other_jobs(cluster, by="--cluster")
+        known[_unique_name(path, known)] = OfferedCluster(cluster=cluster, typed=typed(path))
+    machines: dict[str, OfferedMachine] = {}
+    shipped = (*shipped_machines().values(), *shipped_runs().values())
+    for path in profiles:
+        name = _unique_name(path, machines)
+        as_typed = path.stem if path in shipped else typed(path)
+        if _is_inferred(path):
+            name = f"{path.stem} (LLMs)" if path in shipped else name
+            machine = InferredDocument.read(path).machine
+            open_inferred(machine)  # refuses devices without a data sheet before anybody asks
+            models = {key: OfferedWorkload(entry=m, typed=key) for key, m in TRANSFORMERS.items()}
+            machines[name] = OfferedMachine(
+                name=name, typed=as_typed, machine=machine, workloads=models
+            )
+            continue
+        profile = ProfileDocument.read(path).machine
+        is_own = judged and judged.provenance.host_fingerprint == profile.origin.fingerprint
+        machines[name] = OfferedMachine(
+            name=name,
+            typed=as_typed,
+            machine=profile,
+            workloads=_workloads(profile, [*documents, *traces.of(profile)]),
+            clusters=known,
+            validation=judged if is_own else None,
+            validation_typed=typed(validation) if validation and is_own else "",
+        )
+    if typed_models and not traces.were_used:
+        raise UsageError(
+            f"--workload: must be a file of perfmodel trace on machines that were measured, got {typed_models[0]!r}; "
+            f"perfmodel trace {typed_models[0]} writes one"
+        )
+    if validation is not None and not any(each.validation for each in machines.values()):
+        raise UsageError(
+            f"--validation: must come from the machine of a profile, got {validation} of another one"
+        )
+    prices, warnings = ((), ()) if budget is None else _prices(budget)
+    return Session(machines=machines, prices=prices, price_warnings=warnings)
+
+
+class _Traces:
+    """Traces of models for machines that hold no workloads, made once for each precision."""
+
+    def __init__(self, models: Sequence[str]) -> None:
+        self._models = models
+        self._made: dict[str, list[tuple[str, WorkloadDocument]]] = {}
+
+    @property
+    def were_used(self) -> bool:
+        """Whether any machine asked for them."""
+        return bool(self._made)
+
+    def of(self, machine: MeasuredMachine) -> Sequence[tuple[str, WorkloadDocument]]:
+        """Each model as typed, and its trace; none for a machine that was measured."""
+        if machine.device_costs is None:
+            return []
+        precision = machine.device_costs.left_out[0].precision
+        if precision not in self._made:
+            self._made[precision] = [(name, document_for(machine, name)) for name in self._models]
+        return self._made[precision]
+
+
+def _is_inferred(path: Path) -> bool:
+    """Whether a file is a calibration from runs; what cannot be read is complained of later."""
+    try:
+        raw = read_json(path)
+    except (OSError, ValueError):
+        return False
+    return isinstance(raw, dict) and "fitted_parameters" in raw.get("machine", {})
+
+
+def _workloads(
+    profile: MeasuredMachine, documents: Sequence[tuple[str, WorkloadDocument]]
+) -> Mapping[str, OfferedWorkload]:
+    names = {entry.workload.name: entry for entry in profile.workloads}
+    found = {name: OfferedWorkload(entry=entry, typed=name) for name, entry in names.items()}
+    for text, file in documents:
+        entry = timed_workload(profile, file.workload, trace=file.trace, memory=file.memory)
+        found[file.workload.name] = OfferedWorkload(entry=entry, typed=text, document=file)
+    return found
+
+
+def _prices(budget: Path) -> tuple[tuple[PriceOffer, ...], tuple[str, ...]]:
+    """Cost of a useful device-hour in every way of paying, as perfmodel cost says."""
+    today = today_utc()
+    document = compare_costs(read_budget(budget, today=today), today=today, argv=())
+    offers = tuple(
+        PriceOffer(
+            name=option.cost.name,
+            per_device_hour=option.per_useful_device_hour,
+            currency=document.budget.currency,
+            source=typed(budget),
+        )
+        for option in document.options
+    )
+    return offers, document.warnings
+
+
+def catalogue(session: Session) -> Catalogue:
+    """What can be chosen on the page, and why the rest cannot."""
+    clusters = {
+        n: c.cluster for each in session.machines.values() for n, c in each.clusters.items()
+    }
+    return Catalogue(
+        version=version("perfmodel"),
+        profiles=tuple(map(_profile, session.machines.values())),
+        clusters=tuple(
+            CatalogueCluster(
+                name=name,
+                devices=cluster.num_devices,
+                tiers=tuple(
+                    CatalogueTier(name=tier.name, bytes_per_s=tier.link_bytes_per_s)
+                    for tier in cluster.tiers
+                ),
+            )
+            for name, cluster in clusters.items()
+        ),
+        links=tuple(
+            CatalogueLink(
+                id=link.id, name=link.name, bytes_per_s=LINK_SHARE * link.rate.bytes_per_s
+            )
+            for link in usable_links()
+        ),
+        devices=tuple(
+            CatalogueDevice(id=sheet.id, name=sheet.name, memory_bytes=sheet.memory.size_bytes)
+            for sheet in shipped_catalogue().devices
+            if sheet.bandwidth is not None
+        ),
+        prices=session.prices,
+        price_warnings=session.price_warnings,
+    )
+
+
+def _profile(offered: OfferedMachine) -> CatalogueProfile:
+    machine = offered.machine
+    link, most = None, None
+    if isinstance(machine, MeasuredMachine):
+        most = machine.max_world_size
+    elif isinstance(machine, InferredMachine):
+        most = int(open_inferred(machine).discrepancy.runs.devices.max())
+    with contextlib.suppress(CalibrationUnavailable):  # one rank has no links
+        link = link_of(machine) if isinstance(machine, MeasuredMachine) else None
+    return CatalogueProfile(
+        name=offered.name,
+        kind=offered.kind,
+        device=machine.device_name,
+        bandwidth_bytes_per_s=None if link is None else link.bytes_per_s,
+        latency_s=None if link is None else link.latency_s,
+        measured_devices=most,
+        memory_bytes=None if offered.sheet is None else offered.sheet.memory.size_bytes,
+        workloads=tuple(_entry(offered, name, each) for name, each in offered.workloads.items()),
+    )
+
+
+def _entry(offered: OfferedMachine, name: str, workload: OfferedWorkload) -> CatalogueEntry:
+    machine, entry = offered.machine, workload.entry
+    if isinstance(entry, NamedTransformer):
+        return CatalogueEntry(name=name, layers=entry.shape.layers, heads=entry.shape.heads)
+    refused = {}
+    for precision in PRECISIONS:
+        try:
+            changed(offered.scenario(workload), {"precision": precision})
+        except PerfModelError as error:
+            refused[precision] = str(error).removeprefix("--set precision: ")
+    no_devices = ""
+    if isinstance(machine, MeasuredMachine) and machine.device_costs is not None:
+        no_devices = "choose another machine above"
+    elif isinstance(machine, MeasuredMachine) and machine.operators is None:
+        no_devices = "this profile has no costs of operators: calibrate again with this version"
+    elif workload.trace is None:
+        no_devices = (
+            "whole steps of another device cannot be scaled: perfmodel trace, then --workload FILE"
+        )
+    return CatalogueEntry(
+        name=name,
+        batches=tuple(sorted(int(point.at) for point in entry.phases[0].forward)),
+        refused=refused,
+        no_devices=no_devices,
+        precision="" if workload.trace is None else workload.trace.method.precision,
+    )

@@ -9,15 +9,15 @@ import threading
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+from perfmodel.answer import Answer, Question
 from perfmodel.answer.answer import Forecast, answer, point, speedups, steps_s
 from perfmodel.answer.inferred import layout_document
 from perfmodel.answer.measured import interval, measured_caveats
-from perfmodel.answer.question import Answer, Question
+from perfmodel.cost import Samples
 from perfmodel.cost.inferred import open_inferred
 from perfmodel.cost.jobs import jobs_from
 from perfmodel.cost.layout_time import step_time_s
 from perfmodel.cost.memory import step_memory, verdict
-from perfmodel.cost.terms import Samples
 from perfmodel.documents.page import (
     CurvePoint,
     LayoutQuestion,
@@ -32,21 +32,21 @@ from perfmodel.documents.page import (
 )
 from perfmodel.documents.prediction import Contrast, PredictedPoint
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
-from perfmodel.layout.layout import (
+from perfmodel.layout import (
     MOST_DEVICES,
     Layout,
     accumulation_for,
     parse_layout,
     scaled_layouts,
 )
-from perfmodel.machine.machine import DEVICES_PER_NODE, Evidence, InferredMachine
+from perfmodel.machine import DEVICES_PER_NODE, Evidence, InferredMachine
+from perfmodel.page import OfferedMachine, OfferedWorkload, Session, catalogue, chosen
 from perfmodel.page.diagnosis import judged
-from perfmodel.page.machines import OfferedMachine, OfferedWorkload, Session, catalogue, chosen
-from perfmodel.scenarios.changes import Scenario, in_cluster
+from perfmodel.scenarios import Scenario, in_cluster
 from perfmodel.scenarios.compare import UNMEASURED, contrast_of_draws, with_assumed
 from perfmodel.scenarios.fields import changed
 from perfmodel.statistics import Interval
-from perfmodel.step.program import Span, Stream, Trace
+from perfmodel.step import Span, Stream, Trace
 from perfmodel.units import HOUR_S, Seconds
 from perfmodel.workload.transformer import NamedTransformer
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-from perfmodel.answer.question import Answer
+from perfmodel.answer import Answer
 from perfmodel.diagnosis.asked import Case, diagnosed
 from perfmodel.diagnosis.odds import NORMAL
 from perfmodel.documents.page import (
@@ -18,8 +18,8 @@ from perfmodel.documents.page import (
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import PerfModelError, UsageError
 from perfmodel.explanation import Standing, Verdict
-from perfmodel.machine.machine import DEVICES_PER_NODE
-from perfmodel.page.machines import OfferedMachine, OfferedWorkload
+from perfmodel.machine import DEVICES_PER_NODE
+from perfmodel.page import OfferedMachine, OfferedWorkload
 from perfmodel.units import Seconds
 from perfmodel.workload.transformer import NamedTransformer
 

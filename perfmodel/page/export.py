@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from pydantic import ValidationError
 
-from perfmodel.documents.base import first_problem
+from perfmodel.documents import first_problem
 from perfmodel.documents.page import (
     QUESTION,
     Catalogue,
@@ -22,7 +22,7 @@ from perfmodel.documents.page import (
     StepQuestion,
 )
 from perfmodel.errors import PerfModelError, UsageError
-from perfmodel.layout.layout import parse_layout
+from perfmodel.layout import parse_layout
 from perfmodel.page.answers import Answers
 
 SCRIPTS: Final = (

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from perfmodel.documents.base import first_problem
+from perfmodel.documents import first_problem
 from perfmodel.documents.page import QUESTION, LayoutQuestion, StepQuestion
 from perfmodel.errors import PerfModelError
 from perfmodel.page.answers import Answers

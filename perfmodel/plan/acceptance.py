@@ -20,10 +20,11 @@ from typing import Final, Literal
 
 import numpy as np
 
+from perfmodel.answer import Question
 from perfmodel.answer.answer import answer
-from perfmodel.answer.question import Question
+from perfmodel.cost import CurveDraws
 from perfmodel.cost.collectives import bus_factor
-from perfmodel.cost.terms import CurveDraws
+from perfmodel.documents import command_line
 from perfmodel.documents.acceptance import (
     UNITS,
     AcceptanceDocument,
@@ -33,12 +34,11 @@ from perfmodel.documents.acceptance import (
     JudgedClause,
     Verdict,
 )
-from perfmodel.documents.base import command_line
-from perfmodel.documents.goodput import GoodputDocument
+from perfmodel.documents.budget import GoodputDocument
 from perfmodel.documents.observation import Observation, StepObservation
 from perfmodel.engine.stragglers import expected_largest_deviate
 from perfmodel.errors import CalibrationUnavailable, UsageError
-from perfmodel.layout.layout import Layout, Synchronisation, scaled_layouts
+from perfmodel.layout import Layout, Synchronisation, scaled_layouts
 from perfmodel.machine.measured import CollectiveProfile, MeasuredMachine, MeasuredWorkload
 from perfmodel.step.stages import gradient_buckets
 from perfmodel.units import GIB, KIB, Bytes, format_bytes, format_rate

@@ -14,8 +14,8 @@ from perfmodel.cost.batch import (
     GradientNorms,
     fit_convergence,
 )
-from perfmodel.documents.base import command_line
-from perfmodel.documents.goodput import BatchDocument, BatchOutlook
+from perfmodel.documents import command_line
+from perfmodel.documents.budget import BatchDocument, BatchOutlook
 from perfmodel.errors import InvalidDocument, why
 from perfmodel.files import read_table
 from perfmodel.units import decimal, whole

@@ -8,7 +8,7 @@ import datetime as dt
 from collections.abc import Sequence
 from typing import Final
 
-from perfmodel.documents.base import command_line
+from perfmodel.documents import command_line
 from perfmodel.documents.budget import (
     Budget,
     CostDocument,

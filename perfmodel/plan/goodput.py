@@ -7,13 +7,12 @@ from typing import Final, Literal
 
 import numpy as np
 
-from perfmodel.answer.question import NUM_DRAWS
-from perfmodel.arrays import FloatArray
+from perfmodel.answer import NUM_DRAWS
 from perfmodel.checks import at_least, positive
+from perfmodel.cost import Samples
 from perfmodel.cost.memory import checkpoint_draws
-from perfmodel.cost.terms import Samples
-from perfmodel.documents.base import command_line
-from perfmodel.documents.goodput import CheckpointIntervals, GoodputDocument, TriedInterval
+from perfmodel.documents import command_line
+from perfmodel.documents.budget import CheckpointIntervals, GoodputDocument, TriedInterval
 from perfmodel.documents.plan import Failures
 from perfmodel.engine.job import (
     Job,
@@ -25,9 +24,9 @@ from perfmodel.engine.job import (
 )
 from perfmodel.engine.simulate_job import Activity, Courses, simulate_job
 from perfmodel.errors import NotFeasible
-from perfmodel.machine.machine import Evidence
+from perfmodel.machine import Evidence
 from perfmodel.machine.measured import CheckpointProfile
-from perfmodel.statistics import Interval
+from perfmodel.statistics import FloatArray, Interval
 from perfmodel.units import HOUR_S, Bytes, Seconds, format_bytes, format_duration
 
 #: A job that keeps less than this share of its time is not simulated: it may take for ever.

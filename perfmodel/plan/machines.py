@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
+from perfmodel.answer import Question
 from perfmodel.answer.measured import check_machine, open_workload, refuse_other_jobs
-from perfmodel.answer.question import Question
 from perfmodel.cost.inferred import InferredModel, open_inferred
 from perfmodel.cost.memory import step_memory
 from perfmodel.cost.rescaling import find_device, rescaled_profile, shipped_catalogue
@@ -16,9 +16,8 @@ from perfmodel.documents.profile import InferredDocument, ProfileDocument, machi
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
-from perfmodel.layout.layout import Layout
-from perfmodel.machine.cluster import Cluster
-from perfmodel.machine.machine import DEVICES_PER_NODE, InferredMachine
+from perfmodel.layout import Layout
+from perfmodel.machine import DEVICES_PER_NODE, Cluster, InferredMachine
 from perfmodel.machine.measured import CheckpointProfile, MeasuredMachine
 from perfmodel.models import document_for, read_model
 from perfmodel.plan.steps import FitInMemory, InferredSteps, MeasuredSteps, Steps

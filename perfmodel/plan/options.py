@@ -12,8 +12,7 @@ from typing import Final
 import numpy as np
 
 from perfmodel.answer.measured import critical_caveats, interval
-from perfmodel.documents import seals
-from perfmodel.documents.base import age_notes, command_line
+from perfmodel.documents import age_notes, command_line, seals
 from perfmodel.documents.budget import invented_prices, stale_prices
 from perfmodel.documents.plan import (
     Option,

@@ -7,12 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray
-from perfmodel.cost.terms import Samples
+from perfmodel.cost import Samples
 from perfmodel.documents.plan import Option, PlanFile
 from perfmodel.engine.job import best_intervals_s, elapsed_moments
 from perfmodel.plan.goodput import Stops
 from perfmodel.plan.steps import Steps, nearest
+from perfmodel.statistics import FloatArray, IntArray
 from perfmodel.units import HOUR_S, KILOWATT_W, Seconds
 
 #: A thousand years: longer than anybody waits, and still a date. [s]

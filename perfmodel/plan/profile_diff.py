@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from perfmodel.answer import Question
 from perfmodel.answer.answer import steps_s
 from perfmodel.answer.measured import interval
-from perfmodel.answer.question import Question
+from perfmodel.documents import command_line
 from perfmodel.documents.acceptance import Difference, MovedPrediction, ProfileDiffDocument
-from perfmodel.documents.base import command_line
 from perfmodel.errors import IncomparableRuns
-from perfmodel.layout.layout import RunSetting, scaled_layouts
+from perfmodel.layout import RunSetting, scaled_layouts
 from perfmodel.machine.measured import PHASE_CURVES, DdpCosts, MeasuredMachine, MeasuredWorkload
 from perfmodel.statistics import unpaired
 from perfmodel.units import Seconds, format_bytes

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from perfmodel.answer import NUM_DRAWS, Answer, Question
 from perfmodel.answer.answer import BEST_OF_DEVICES, answer, point, steps_s
 from perfmodel.answer.inferred import (
     RARE_STALL,
@@ -16,19 +17,17 @@ from perfmodel.answer.inferred import (
     layout_jobs,
 )
 from perfmodel.answer.measured import layout_costs, measured_caveats, step_times
-from perfmodel.answer.question import NUM_DRAWS, Answer, Question
-from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.cost import Samples, Terms
 from perfmodel.cost.inferred import InferredModel
 from perfmodel.cost.jobs import Jobs, jobs_from
 from perfmodel.cost.memory import FITS_ABOVE
-from perfmodel.cost.terms import Samples, Terms
 from perfmodel.documents.plan import ScalingStatement
 from perfmodel.errors import NotFeasible
-from perfmodel.layout.layout import MOST_BATCH, Layout, Scaling, accumulation_for, scaled_layouts
+from perfmodel.layout import MOST_BATCH, Layout, Scaling, accumulation_for, scaled_layouts
 from perfmodel.layout_search import Request, search_layouts, spread_against_first
-from perfmodel.machine.machine import Evidence
+from perfmodel.machine import Evidence
 from perfmodel.plan.tornado import Assumption, Ends, draws_ends
-from perfmodel.statistics import DEVIATE_90, Interval
+from perfmodel.statistics import DEVIATE_90, FloatArray, IntArray, Interval
 from perfmodel.units import Bytes, format_bytes
 from perfmodel.workload.transformer import NamedTransformer
 

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from perfmodel.cost.terms import Samples
+from perfmodel.cost import Samples
 from perfmodel.documents.plan import Swing
 from perfmodel.plan.goodput import Stops
 from perfmodel.units import Seconds

@@ -1,1 +1,389 @@
-"""Words, tables and pictures; everything here returns, nothing prints."""
+"""Numbers as text, the words that stand beside them, and tables; one place, so that all reports agree."""
+
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from perfmodel.documents import QUIET
+from perfmodel.documents.prediction import PredictionDocument
+from perfmodel.errors import printable
+from perfmodel.layout import RunSetting, Synchronisation
+from perfmodel.statistics import Interval
+from perfmodel.units import (
+    PREFIXES,
+    Seconds,
+    format_bytes,
+    format_duration,
+    format_rate,
+    parse_duration,
+)
+
+if TYPE_CHECKING:
+    from perfmodel.documents.verdicts import ErrorSummary, Gate, ValidationDocument
+
+#: From this share of the allowed error on, runs that differ among themselves say little.
+_LARGEST_NOISE_SHARE: Final = 0.75
+#: A gate that allows for more noise than this judges nothing.
+_MOST_EXPECTED_NOISE: Final = 0.1
+#: Further off than this, calibrated settings did not meet noise: something else is wrong.
+_NO_NOISE: Final = 0.5
+DEFINITIONS: Final[dict[str, str]] = {
+    "Step": "One optimizer update, from the end of one step to the end of the next; of a "
+    "run the mean without the fastest and the slowest sixth. It may hold several micro-batches "
+    "(accumulation).",
+    "Weak scaling": "The batch of each device is fixed, so that the global batch grows with the "
+    "number of devices.",
+    "Strong scaling": "The global batch is fixed, so that the batch of each device shrinks as "
+    "devices are added.",
+    "Speed-up": "Samples per second over those of one device on its own, without "
+    "DistributedDataParallel, at the batch that the scaling fixes. Speed-up over the number of "
+    "devices is the scaling efficiency.",
+    "Interval": "p5 to p95: 90 % of real outcomes should lie inside. Coverage is the share of "
+    "fresh runs that did; 85-97 % is the gate.",
+    "Exposed communication": "Step time minus that of the same step with communication that costs "
+    "nothing: what is not hidden behind computing.",
+    "Error": "Predicted over measured, minus 1: positive means that the prediction was too slow. "
+    "Bias is its mean with sign, MAPE the mean of its size, worst its largest size.",
+    "Noise floor": "The error of simply repeating a calibrated setting: what even a perfect model "
+    "could not predict.",
+    "busbw": "Bytes over time, times 2(n-1)/n for all_reduce and (n-1)/n for all_gather and "
+    "reduce_scatter among n devices: comparable with the speed of a link.",
+    "Evidence: measured": "This very setting ran on this machine.",
+    "Evidence: interpolated": "Between settings that ran on this machine.",
+    "Evidence: extrapolated": "Beyond what ran on this machine.",
+    "Evidence: assumed": "A rule of thumb; not seen on this machine.",
+}
+
+
+def number(value: float, *, like: float | None = None) -> str:
+    """Three significant digits but at most two decimals, or rounded to the place ``like`` is."""
+    size = abs(value if like is None else like)
+    whole_digits = 1 if size < 1 else math.floor(math.log10(size)) + 1
+    rounded = round(value, 3 - whole_digits) if whole_digits > 3 else value
+    text = f"{rounded:.{max(0, 3 - whole_digits)}f}"
+    return text[1:] if text.startswith("-") and not text.strip("-0.") else text
+
+
+def percent(fraction: float, *, signed: bool = False) -> str:
+    """Text such as ``4.3 %``, or ``+4.3 %`` where the sign says too slow or too fast."""
+    # adding 0.0 turns the -0.0 that rounding leaves into 0.0
+    rounded = round(100 * fraction, 1 if abs(fraction) < 1 else 0) + 0.0
+    digits = 1 if abs(rounded) < 100 else 0
+    return f"{rounded:+.{digits}f} %" if signed else f"{rounded:.{digits}f} %"
+
+
+def interval(quantity: Interval | None) -> str:
+    """Text such as ``6.93 [6.51-7.20]``, over two lines; a dash if it is not known."""
+    return "-" if quantity is None else _scaled(quantity, 1.0, "")
+
+
+def count_interval(quantity: Interval) -> str:
+    """Text such as ``13.9 k [13.2-14.6]``, over two lines; k, M and G are powers of 1000."""
+    prefix = format_rate(max(quantity.nominal, 1.0), "").split()[1].removesuffix("/s")
+    return _scaled(quantity, PREFIXES[prefix], prefix)
+
+
+def duration_interval(quantity: Interval) -> str:
+    """Text such as ``12.3 ms [11.8-13.1]``, over two lines, all in the unit of the first."""
+    if quantity.p95 == quantity.p5 == 0:
+        return "0 s"
+    unit = duration_unit(quantity.nominal or quantity.p95)
+    return _scaled(quantity, parse_duration(f"1 {unit}"), unit)
+
+
+def _scaled(quantity: Interval, scale: float, unit: str) -> str:
+    nominal, low, high = (
+        number(value / scale, like=quantity.nominal / scale)
+        for value in (quantity.nominal, quantity.p5, quantity.p95)
+    )
+    return f"{nominal} {unit}".rstrip() + f"\n[{low}-{high}]"
+
+
+def duration_unit(seconds: Seconds) -> str:
+    """Symbol of the unit in which a duration reads best, such as ``ms``."""
+    return format_duration(seconds).split()[1]
+
+
+def one_line(cell: str) -> str:
+    """Text of a cell within a sentence."""
+    return cell.replace("\n", " ")
+
+
+def gradients(setting: RunSetting) -> str:
+    """Text for what happens to the gradients: a bucket cap, or that there is no DDP."""
+    if setting.synchronisation is not Synchronisation.DDP:
+        return "no DDP" if setting.synchronisation is Synchronisation.NONE else "no_sync"
+    return bucket_cap(setting.bucket_cap_mb)
+
+
+def bucket_cap(bucket_cap_mb: float | None) -> str:
+    """Text such as ``25 MiB``."""
+    return "default" if bucket_cap_mb is None else f"{bucket_cap_mb:g} MiB"
+
+
+def short_label(setting: RunSetting) -> str:
+    """Text such as ``resnet18, 4 x 32 x 2, 25 MiB``: devices, micro-batch, accumulation, cap."""
+    if setting.divided:
+        return f"{setting.workload}, {setting.divided}"
+    sizes = f"{setting.world_size} x {setting.micro_batch} x {setting.accumulation}"
+    return f"{setting.workload}, {sizes}, {gradients(setting)}"
+
+
+def errors(summary: "ErrorSummary") -> str:
+    """Bias, MAPE, median and worst in one line."""
+    return (
+        f"bias {percent(summary.bias, signed=True)}, MAPE {percent(summary.mape)}, "
+        f"median {percent(summary.median_absolute)}, worst {percent(summary.worst_absolute)} "
+        f"(n={summary.num_settings})"
+    )
+
+
+def gate_value(gate: "Gate", value: float) -> str:
+    """Text of a value or threshold of a gate in its unit."""
+    return percent(value) if gate.unit == "fraction" else f"{number(value)} {gate.unit}"
+
+
+def gate_rule(gate: "Gate") -> str:
+    """Text such as ``at most 6.0 %``."""
+    bounds = (("at least", gate.at_least), ("at most", gate.at_most))
+    rules = [f"{words} {gate_value(gate, bound)}" for words, bound in bounds if bound is not None]
+    return " and ".join(rules) or "no threshold"
+
+
+def gate_lines(gates: Iterable["Gate"]) -> list[str]:
+    """Each gate on a line."""
+    return [
+        f"{'pass' if gate.passed else 'FAIL'}  {gate.name}: "
+        f"{gate_value(gate, gate.value)}, {gate_rule(gate)}"
+        for gate in gates
+    ]
+
+
+def verdict(validation: "ValidationDocument | None") -> str:
+    """One line: passed, too noisy to judge, failed and by what, or never checked."""
+    if validation is None:
+        return "NOT VALIDATED: these predictions have not been checked against fresh runs"
+    count = len(validation.gates)
+    if (noise := noise_beyond(validation)) is not None:
+        return f"TOO NOISY TO JUDGE: calibrated settings, run again, are off by {percent(noise)}"
+    if validation.passed:
+        return f"PASSED: {count} of {count} gates held"
+    missed = [gate.name for gate in validation.gates if not gate.passed]
+    names = ", ".join(missed) or "see the log of the run"
+    return f"FAILED: {len(missed)} of {count} gates missed ({names})"
+
+
+def noise_beyond(validation: "ValidationDocument") -> float | None:
+    """Noise floor of a validation, if it leaves the gate on step times little to judge."""
+    from perfmodel.documents.verdicts import STEP_MAPE  # noqa: PLC0415 - a prediction needs no verdict
+
+    allowed = next((gate.at_most for gate in validation.gates if gate.name == STEP_MAPE), None)
+    floor = validation.noise_floor
+    if validation.passed and validation.expected_noise is None:
+        return None  # gates that do not grow with the noise held all the same
+    if floor is None or allowed is None or floor.mape >= _NO_NOISE:
+        return None
+    noise = max(floor.mape, validation.expected_noise or 0.0)
+    limit = _LARGEST_NOISE_SHARE * allowed
+    is_noise = floor.mape > limit or noise > _MOST_EXPECTED_NOISE
+    return noise if is_noise else None
+
+
+def scaling_words(prediction: PredictionDocument) -> str:
+    """Text for what is held fixed as devices are added."""
+    fixed = "batch of each device" if prediction.scaling == "weak" else "global batch"
+    return f"{prediction.scaling} scaling ({fixed} fixed)"
+
+
+def counted(count: int, noun: str) -> str:
+    """Text such as ``1 rank``, ``2 ranks`` or ``2 micro-batches``."""
+    more = "es" if noun.endswith(("ch", "s", "x")) else "s"
+    return f"{count:,} {noun}{'' if count == 1 else more}"
+
+
+def listed(items: Iterable[str]) -> str:
+    """Comma-separated, or a dash if there are none."""
+    return ", ".join(items) or "-"
+
+
+def steal_lines(steal: float) -> list[str]:
+    """Warning if a hypervisor gave much of the processors to others; ``steal`` is the share."""
+    share = percent(steal)
+    line = f"CPU steal time: {share} during these runs; repeat them while the host is quiet"
+    return [line] if steal > QUIET else []
+
+
+#: Caveats that are shown without ``--verbose``, and the characters of each.
+MOST_CAVEATS: Final = 3
+LONGEST_CAVEAT: Final = 100
+
+
+def caveat_lines(caveats: Sequence[str], *, verbose: bool = False) -> list[str]:
+    """Caveats, one per line; without ``verbose`` the first three, each cut to 100 characters."""
+    lines = [f"caveat: {caveat}" for caveat in caveats]
+    if verbose:
+        return lines
+    shown = [_cut(line) for line in lines[:MOST_CAVEATS]]
+    if shown != lines:
+        hidden = len(lines) - len(shown)
+        more = f"{counted(hidden, 'more caveat')}: " if hidden else "in full: "
+        shown.append(f"{more}--verbose")
+    return shown
+
+
+def _cut(line: str) -> str:
+    """The line up to its last clause, or else word, that ends within the limit."""
+    if len(line) <= LONGEST_CAVEAT:
+        return line
+    start = line[: LONGEST_CAVEAT - 3]
+    at = max(start.rfind(mark) for mark in ("; ", ": ", ", "))
+    return f"{start[:at] if at > LONGEST_CAVEAT // 3 else start.rpartition(' ')[0]} ..."
+
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+_Row = TypeVar("_Row")
+#: How a value is written; any other form is one of Python's own, such as ``,`` or ``.1%``.
+_FORMS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "": lambda value: interval(value) if isinstance(value, Interval) else str(value),
+    "s": lambda value: (
+        duration_interval(value) if isinstance(value, Interval) else format_duration(value)
+    ),
+    "bytes": format_bytes,
+    "B/s": lambda value: format_rate(value, "B"),
+    "FLOP/s": lambda value: format_rate(value, "FLOP"),
+    "k": count_interval,
+    "number": number,
+    "%": percent,
+    "+%": lambda value: percent(value, signed=True),
+    "held": lambda value: "yes" if value else "NO",
+}
+#: The form that the unit in a name asks for; the first that fits.
+_UNITS: Final = (
+    *(("bytes_per_s", "B/s"), ("flop_per_s", "FLOP/s"), ("_per_s", "")),
+    *(("_bytes", "bytes"), ("_s", "s")),
+)
+
+
+#: Marks of ours that take one column, beside those of European letters.
+_NARROW: Final = "─…→≤≥≈σΔ"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Cells as text; a cell may hold several lines."""
+
+    title: str
+    headings: tuple[str, ...]
+    is_text: tuple[bool, ...]
+    """Text stands left, numbers right."""
+    rows: tuple[tuple[str, ...], ...]
+    caption: str = ""
+
+    def text(self, width: int) -> str | None:
+        """The table as Rich prints it where nothing is bold; None if it must be folded, or letters are wide.
+
+        Rich takes as long to import as a prediction to compute.
+        """
+        cells = [
+            [printable(cell).split("\n") for cell in row] for row in (self.headings, *self.rows)
+        ]
+        widths = [
+            max(len(line) for cell in each for line in cell) for each in zip(*cells, strict=True)
+        ]
+        whole = sum(widths) + len(widths) - 1
+        title, caption = printable(self.title), printable(self.caption)
+        is_folded = max(map(len, f"{title} {caption}".split()), default=0) > whole > 0
+        lines = [" " * ((whole - len(line)) // 2) + line for line in _filled(title, whole)]
+        for number, row in enumerate(cells):
+            for texts in zip_longest(*row, fillvalue=""):
+                places = zip(texts, widths, self.is_text, strict=True)
+                lines.append(
+                    " ".join(t.ljust(n) if left else t.rstrip().rjust(n) for t, n, left in places)
+                )
+            if number == 0:
+                lines.append("─" * whole)
+        lines += _filled(caption, whole)
+        is_narrow = all(
+            " " <= mark < "\u0300" or mark in _NARROW for line in lines for mark in line
+        )
+        if is_folded or whole > width or 0 in widths or not is_narrow:
+            return None
+        return "\n".join(line.ljust(whole) for line in lines)
+
+    def __rich__(self) -> "RichTable":
+        """For a terminal; names are text, never markup."""
+        from rich import box, table  # noqa: PLC0415 - slow, and answers as JSON need none
+        from rich.text import Text  # noqa: PLC0415
+
+        shown = table.Table(
+            title=Text(printable(self.title), style="bold"),
+            caption=Text(printable(self.caption)) if self.caption else None,
+            caption_justify="left",
+            box=box.SIMPLE_HEAD,
+            show_edge=False,
+            pad_edge=False,
+            padding=(0, 0),
+        )
+        for heading, is_text in zip(self.headings, self.is_text, strict=True):
+            shown.add_column(Text(heading), justify="left" if is_text else "right", overflow="fold")
+        for row in self.rows:
+            shown.add_row(*(Text(printable(cell)) for cell in row))
+        return shown
+
+
+def _filled(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, max(width, 1), break_on_hyphens=False)
+
+
+def table(
+    title: str,
+    rows: Iterable[_Row],
+    columns: Mapping[str, str | Callable[[_Row], object]],
+    *,
+    caption: str = "",
+) -> Table:
+    """One row per item.
+
+    Parameters
+    ----------
+    columns
+        What is shown of an item, by heading; ``<`` before a heading marks a column of text. A text such
+        as ``"setting.world_size"`` or ``"errors.bias:+%"`` is a path of attributes, keys and positions
+        and the form of its value, which is otherwise that of the unit in its name. ``None`` is a dash.
+    """
+    return Table(
+        title=title,
+        headings=tuple(heading.removeprefix("<") for heading in columns),
+        is_text=tuple(heading.startswith("<") for heading in columns),
+        rows=tuple(tuple(_cell(item, column) for column in columns.values()) for item in rows),
+        caption=caption,
+    )
+
+
+def _cell(item: _Row, column: str | Callable[[_Row], object]) -> str:
+    if not isinstance(column, str):
+        return str(column(item))
+    path, has_form, form = column.partition(":")
+    value = reduce(_part, path.split("."), item)
+    if value is None:
+        return "-"
+    if not has_form:
+        form = next((form for end, form in _UNITS if path.endswith(end)), "")
+    return _FORMS[form](value) if form in _FORMS else format(value, form)
+
+
+def _part(whole: Any, key: str) -> Any:
+    if whole is None or isinstance(whole, Mapping):
+        return whole and whole[key]
+    return whole[int(key)] if key.isdigit() else getattr(whole, key)
+
+
+def facts(title: str, found: Iterable[tuple[str, object]], *, name: str = "What") -> Table:
+    """Names and values."""
+    return table(title, found, {f"<{name}": "0", "<Value": "1"})

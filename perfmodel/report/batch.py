@@ -11,10 +11,10 @@ from perfmodel.documents.acceptance import (
     ClauseKind,
     Verdict,
 )
-from perfmodel.documents.goodput import BatchDocument
+from perfmodel.documents.budget import BatchDocument
 from perfmodel.documents.verdicts import BatchValidationDocument, JudgedBatch
 from perfmodel.plan.acceptance import LARGE_BYTES, LOSS, STRONG, power, strong_error
-from perfmodel.report.wording import (
+from perfmodel.report import (
     Table,
     caveat_lines,
     count_interval,

@@ -11,7 +11,7 @@ from perfmodel.diagnosis.odds import NORMAL, Diagnosis, Fit, Judged
 from perfmodel.diagnosis.trained import Trained
 from perfmodel.documents.training_logs import Logged, Unit
 from perfmodel.network_check import Band, NetworkCheck, Verdict, worst
-from perfmodel.report.wording import Table, counted, duration_interval, percent, table
+from perfmodel.report import Table, counted, duration_interval, percent, table
 from perfmodel.units import format_bytes, format_duration, format_rate
 
 #: Before a command, which stays on one line.

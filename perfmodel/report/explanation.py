@@ -5,7 +5,7 @@ from typing import Final
 from pydantic_core import to_json
 
 from perfmodel.explanation import Change, Explanation, Loss, Standing, Verdict
-from perfmodel.report.wording import (
+from perfmodel.report import (
     caveat_lines,
     duration_interval,
     number,

@@ -18,12 +18,12 @@ from perfmodel.documents.observation import PHASES
 from perfmodel.documents.plan import PlanDocument
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.verdicts import ValidationDocument
-from perfmodel.machine.machine import Evidence
+from perfmodel.machine import Evidence
 from perfmodel.machine.measured import CurvePoint, MeasuredMachine, PhaseCurves
+from perfmodel.report import duration_unit, percent, short_label
 from perfmodel.report.prediction import causes_of
-from perfmodel.report.wording import duration_unit, percent, short_label
 from perfmodel.statistics import Interval
-from perfmodel.step.program import Cause
+from perfmodel.step import Cause
 from perfmodel.units import DAY_S, Seconds, format_bytes, parse_duration
 
 #: Okabe and Ito, "Color Universal Design", 2008, without yellow (too pale on paper).

@@ -11,23 +11,26 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from perfmodel.documents.base import Provenance
+from perfmodel.documents import Provenance
 from perfmodel.documents.prediction import PredictedPoint, PredictionDocument
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
-from perfmodel.machine.machine import Evidence
-from perfmodel.report import figures, prediction, profile, validation
-from perfmodel.report.wording import (
+from perfmodel.machine import Evidence
+from perfmodel.report import (
     DEFINITIONS,
     Table,
     duration_interval,
     facts,
+    figures,
     interval,
     listed,
     number,
     one_line,
     percent,
+    prediction,
+    profile,
     scaling_words,
+    validation,
     verdict,
 )
 from perfmodel.units import format_bytes, format_duration

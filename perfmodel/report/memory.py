@@ -8,9 +8,9 @@ from perfmodel.cost.memory import verdict
 from perfmodel.cost.techniques import Technique
 from perfmodel.documents.hardware import Catalogue, DataSheet, Figure, Pcie, Peak, Power, Rate, Size
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.report.wording import Table, caveat_lines, counted, table
+from perfmodel.report import Table, caveat_lines, counted, table
 from perfmodel.units import PREFIXES, format_bytes, format_duration, format_flop, format_rate
-from perfmodel.workload.operator import Phase
+from perfmodel.workload import Phase
 
 
 def memory_table(report: MemoryReport) -> Table:

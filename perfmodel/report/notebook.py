@@ -13,8 +13,7 @@ from perfmodel.answer.memory import MemoryReport
 from perfmodel.diagnosis.asked import Diagnosed
 from perfmodel.documents.prediction import PredictionDocument, WhatIfDocument
 from perfmodel.errors import UsageError
-from perfmodel.report import diagnosis, memory, prediction
-from perfmodel.report.wording import Table
+from perfmodel.report import Table, diagnosis, memory, prediction
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,7 @@ from perfmodel.documents.prediction import (
     ScenarioOutcome,
     WhatIfDocument,
 )
-from perfmodel.report.wording import (
+from perfmodel.report import (
     Table,
     caveat_lines,
     counted,
@@ -30,11 +30,11 @@ from perfmodel.report.wording import (
     table,
 )
 from perfmodel.statistics import DEVIATE_90, Interval
-from perfmodel.step.program import Cause
+from perfmodel.step import Cause
 from perfmodel.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
-    from perfmodel.machine.machine import InferredMachine
+    from perfmodel.machine import InferredMachine
 
 #: Of a longer pipeline the first, the fullest and the last stage are shown.
 _MOST_STAGES: Final = 6

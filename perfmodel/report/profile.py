@@ -25,7 +25,7 @@ from perfmodel.machine.measured import (
     MeasuredMachine,
     MeasuredWorkload,
 )
-from perfmodel.report.wording import (
+from perfmodel.report import (
     Table,
     bucket_cap,
     caveat_lines,

@@ -9,7 +9,7 @@ from typing import Final
 
 from perfmodel.documents.plan import PlanDocument, PlanRow
 from perfmodel.errors import UsageError
-from perfmodel.machine.machine import DEVICES_PER_NODE
+from perfmodel.machine import DEVICES_PER_NODE
 from perfmodel.units import format_duration
 
 #: Accelerators as SkyPilot calls them (``sky show-gpus``); longer names before those that they hold.

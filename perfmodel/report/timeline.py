@@ -20,7 +20,7 @@ from perfmodel.report.figures import (
     time_unit,
 )
 from perfmodel.report.html import inline_svg
-from perfmodel.step.program import Cause, Stream, Trace
+from perfmodel.step import Cause, Stream, Trace
 
 MOST_LANES: Final = 32
 """Stages or ranks in one picture; of more, evenly chosen ones are drawn."""

@@ -15,7 +15,7 @@ from perfmodel.documents.verdicts import (
     ValidationDocument,
     scatter_alone,
 )
-from perfmodel.report.wording import (
+from perfmodel.report import (
     Table,
     bucket_cap,
     errors,

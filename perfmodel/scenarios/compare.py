@@ -6,19 +6,19 @@ from typing import Final
 
 import numpy as np
 
+from perfmodel.answer import Question
 from perfmodel.answer.answer import answer, layout_table, point
 from perfmodel.answer.inferred import layout_provenance, question_jobs
 from perfmodel.answer.measured import interval, measured_caveats
-from perfmodel.answer.question import Question
+from perfmodel.cost import Samples
 from perfmodel.cost.inferred import open_inferred
 from perfmodel.cost.jobs import Jobs, jobs_from_columns
-from perfmodel.cost.terms import Samples
-from perfmodel.documents.base import Provenance
+from perfmodel.documents import Provenance
 from perfmodel.documents.prediction import Contrast, PredictedPoint, ScenarioOutcome, WhatIfDocument
 from perfmodel.explanation import explain
 from perfmodel.layout_search import spread_against_first
-from perfmodel.machine.machine import Evidence, InferredMachine
-from perfmodel.scenarios.changes import Scenario
+from perfmodel.machine import Evidence, InferredMachine
+from perfmodel.scenarios import Scenario
 from perfmodel.statistics import DEVIATE_90, FASTER, Interval, normal_cdf, unpaired
 
 #: Said wherever something was set.

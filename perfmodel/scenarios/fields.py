@@ -16,10 +16,10 @@ from perfmodel.errors import (
     NotFeasible,
     UsageError,
 )
-from perfmodel.layout.layout import KEYS, accumulation_for
-from perfmodel.machine.machine import InferredMachine
+from perfmodel.layout import KEYS, accumulation_for
+from perfmodel.machine import InferredMachine
 from perfmodel.models import read_model
-from perfmodel.scenarios.changes import (
+from perfmodel.scenarios import (
     DEVICE_PHASES,
     HOST_PHASES,
     Apply,

@@ -1,1 +1,319 @@
-"""What a step does: a program of compute and communication, compiled from workload and layout."""
+"""A training step as ordered operations on named streams; it knows work, never seconds."""
+
+import enum
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
+
+from perfmodel import checks
+from perfmodel.statistics import FloatArray
+from perfmodel.units import Seconds
+
+
+class Stream(enum.StrEnum):
+    """A queue of one rank whose operations run one after another, like a CUDA stream."""
+
+    # That of enumerations is written in Python, and programs ask for it at every operation.
+    __hash__ = str.__hash__
+
+    LOADER = "loader"
+    HOST = "host"
+    COMPUTE = "compute"
+    COMM = "comm"
+    """Data-parallel collectives."""
+    TENSOR = "tensor"
+    """Collectives inside a layer, which compute waits for."""
+    SEND_FORWARD = "send_forward"
+    """Activations to the next pipeline stage."""
+    SEND_BACKWARD = "send_backward"
+    """Gradients to the one before."""
+
+
+Lane: TypeAlias = tuple[int, Stream]
+"""A stream of one pipeline stage."""
+
+
+class Cause(enum.StrEnum):
+    """Which part of the step an operation belongs to; the vocabulary of breakdowns and explanations."""
+
+    INPUT = "input"
+    DISPATCH = "dispatch"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    BUCKET = "bucket"
+    """DDP's own work on a bucket: hook, copy in, copy out."""
+    ALL_REDUCE = "all_reduce"
+    BROADCAST = "broadcast"
+    OPTIMIZER = "optimizer"
+    EMBEDDING = "embedding"
+    HEAD = "head"
+    """Output head and loss, both passes."""
+    WEIGHT_GRADIENT = "weight_gradient"
+    """Of a schedule that computes it apart from the rest of the backward pass."""
+    TENSOR = "tensor"
+    """Collectives of tensor, context and expert parallelism."""
+    P2P = "p2p"
+    """Between pipeline stages."""
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    CONTENTION = "contention"
+    """What compute and collectives lose by running beside each other."""
+    OFFLOAD = "offload"
+    """Gradients to the host, its update, parameters back."""
+    DATA_CENTRES = "data_centres"
+    """Exchange between data centres, the share of one step."""
+
+
+class Operation(NamedTuple):
+    """One piece of work of every rank; a tuple, because a large step has 20,000 and more of them.
+
+    It starts when the operation before it on its stream (of its stage) and all of ``after`` have
+    ended. On the ``COMM`` stream it is a collective: it starts when that holds on every rank, and ends
+    on all at once.
+    """
+
+    name: str
+    stream: Stream
+    cause: Cause
+    after: tuple[int, ...] = ()
+    """Positions, in the program, of the operations that must end first."""
+    share: float = 1.0
+    """Which fraction of its cause's work this is, such as a backward segment; of collectives with a size, how
+    many of them follow one another."""
+    size_bytes: int = 0
+    """Bytes of the array that is reduced, gathered, sent or copied."""
+    issues: Cause | None = None
+    """On the host stream: which kind of work is being issued to the device."""
+    stage: int = 0
+    """Pipeline stage whose ranks do it."""
+
+    @property
+    def lane(self) -> Lane:
+        """The queue that it stands in."""
+        return self.stage, self.stream
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether all ranks take part together."""
+        return self.stream is Stream.COMM
+
+
+@dataclass(frozen=True, slots=True)
+class StepProgram:
+    """Operations in an order in which every dependency points backwards."""
+
+    operations: tuple[Operation, ...]
+    host_waits: bool = False
+    """Whether the host waits for the device at the end of every step, as ``loss.item()`` lets it."""
+
+    def __post_init__(self) -> None:
+        """Refuse empty programs and dependencies on later operations."""
+        if not self.operations:
+            raise ValueError("a StepProgram must hold at least one operation")
+        for position, operation in enumerate(self.operations):
+            for dependency in operation.after:
+                if not 0 <= dependency < position:
+                    raise ValueError(
+                        f"operation {position} ({operation.name}) must depend on earlier operations, "
+                        f"got {dependency}"
+                    )
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """Streams of all stages in use, in a fixed order."""
+        used = {operation.lane for operation in self.operations}
+        rank = {stream: position for position, stream in enumerate(Stream)}
+        return tuple(sorted(used, key=lambda lane: (lane[0], rank[lane[1]])))
+
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages, 1 without a pipeline."""
+        return 1 + max(operation.stage for operation in self.operations)
+
+    def on_stream(self, stream: Stream) -> tuple[int, ...]:
+        """Positions of the operations of one stream, in order."""
+        return tuple(i for i, operation in enumerate(self.operations) if operation.stream is stream)
+
+    def previous(self) -> list[int]:
+        """For each operation the one before it on its stream, -1 if it is the first."""
+        last: dict[Lane, int] = {}
+        result = []
+        for position, operation in enumerate(self.operations):
+            lane = (operation.stage, operation.stream)
+            result.append(last.get(lane, -1))
+            last[lane] = position
+        return result
+
+    def awaited(self) -> tuple[tuple[int, ...], ...]:
+        """For each operation its last predecessor on each stream: the others have ended before it."""
+        lanes = [(operation.stage, operation.stream) for operation in self.operations]
+        last: dict[Lane, int] = {}
+        result = []
+        before: tuple[int, ...]
+        for position, operation in enumerate(self.operations):
+            lane, after = lanes[position], operation.after
+            previous = last.get(lane)
+            last[lane] = position
+            # A large step has 20,000 operations, nearly all of which await one or two.
+            if not after:
+                before = () if previous is None else (previous,)
+            elif len(after) > 1:
+                every = sorted(after if previous is None else {*after, previous})
+                before = tuple({lanes[i]: i for i in every}.values())
+            elif previous is None:
+                before = after
+            elif lanes[after[0]] == lane:
+                before = (previous,)
+            else:
+                before = (*after, previous) if after[0] < previous else (previous, *after)
+            result.append(before)
+        return tuple(result)
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Keep the garbage collector from searching thousands of operations for garbage that is not there."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+#: Parts of a phase that the host issues one after another, while the device works on those before.
+_SLICES: Final = 64
+
+
+def with_waiting_host(program: StepProgram) -> StepProgram:
+    """The step of an asynchronous device whose host waits for it at the end.
+
+    The device then has nothing to do while the host issues the first kernels; of a long phase it works on
+    those that have been issued. So phases are cut into slices.
+    """
+    operations: list[Operation] = []
+    ends: list[int] = []
+    issue: Operation | None = None
+    for operation in program.operations:
+        after = tuple(ends[position] for position in operation.after if position < len(ends))
+        if operation.stream is Stream.HOST:
+            issue = operation._replace(after=after)
+            # What waits for the launch alone is its kernel, which comes next.
+            ends.append(-1)
+            continue
+        after = tuple(position for position in after if position >= 0)
+        if issue is None:
+            operations.append(operation._replace(after=after))
+        else:
+            count = max(1, round(_SLICES * operation.share))
+            for number in range(count):
+                operations.append(_slice(issue, number, count, issue.after))
+                waits = (*(after if number == 0 else ()), len(operations) - 1)
+                operations.append(_slice(operation, number, count, waits))
+            issue = None
+        ends.append(len(operations) - 1)
+    return StepProgram(tuple(operations), host_waits=True)
+
+
+def _slice(operation: Operation, number: int, count: int, after: tuple[int, ...]) -> Operation:
+    return operation._replace(
+        name=f"{operation.name} {number + 1}/{count}",
+        share=operation.share / count,
+        after=after if number == 0 or operation.stream is not Stream.HOST else (),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interference:
+    """Speed of each side while both are busy, as a fraction of its speed alone.
+
+    Fractions of 1 mean free overlap; two fractions that add up to 1 mean that the two share one
+    resource and overlap gains nothing, as on a CPU whose cores also move the bytes.
+    """
+
+    compute_speed: float = 1.0
+    comm_speed: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse speeds outside (0, 1]."""
+        checks.fraction("compute_speed", self.compute_speed)
+        checks.fraction("comm_speed", self.comm_speed)
+
+    @property
+    def is_none(self) -> bool:
+        """Whether overlap costs nothing."""
+        return self.compute_speed == 1.0 and self.comm_speed == 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One operation of one rank on the simulated clock."""
+
+    rank: int
+    operation: Operation
+    start_s: Seconds
+    end_s: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trace:
+    """Start and end of every operation of every simulated rank."""
+
+    program: StepProgram
+    start_s: FloatArray
+    """Shape ``(num_ranks, num_operations)``. [s]"""
+    end_s: FloatArray
+    """Shape ``(num_ranks, num_operations)``; a collective ends on all ranks at once. [s]"""
+    skipped_s: Mapping[Cause, Seconds] = field(default_factory=dict)
+    """Of micro-batches that repeat others and are no operations: what they add to the critical path. [s]"""
+
+    @property
+    def step_s(self) -> Seconds:
+        """From the start of the step to the end of the last operation of any rank. [s]"""
+        return float(self.end_s.max()) + sum(self.skipped_s.values())
+
+    def spans(self) -> Iterator[Span]:
+        """Every operation of every rank, rank by rank, in program order."""
+        for rank, (starts_s, ends_s) in enumerate(zip(self.start_s, self.end_s, strict=True)):
+            for operation, start_s, end_s in zip(
+                self.program.operations, starts_s, ends_s, strict=True
+            ):
+                yield Span(
+                    rank=rank, operation=operation, start_s=float(start_s), end_s=float(end_s)
+                )
+
+
+#: Ends and starts that should be equal may differ by rounding of long sums.
+_TOLERANCE = 1e-9
+
+
+def critical_path(trace: Trace, *, rank: int = 0) -> tuple[int, ...]:
+    """Positions of the operations that determine the end of the step, first to last.
+
+    From the last operation backwards, always to the predecessor that ended last: it is the one
+    that the operation waited for.
+    """
+    ends_s, operations = trace.end_s[rank], trace.program.operations
+    previous = trace.program.previous()
+    position = int(ends_s.argmax())
+    path = [position]
+    while before := {*operations[position].after, previous[position]} - {-1}:
+        position = max(sorted(before), key=lambda index: float(ends_s[index]))
+        path.append(position)
+    return tuple(reversed(path))
+
+
+def time_by_cause(trace: Trace, *, rank: int = 0) -> dict[Cause, Seconds]:
+    """Time on the critical path by cause; sums to the step. [s]"""
+    result = {cause: time_s for cause, time_s in trace.skipped_s.items() if time_s}
+    done_s = 0.0
+    for position in critical_path(trace, rank=rank):
+        cause = trace.program.operations[position].cause
+        end_s = float(trace.end_s[rank][position])
+        if end_s > done_s * (1 + _TOLERANCE):
+            result[cause] = result.get(cause, 0.0) + end_s - done_s
+            done_s = end_s
+    return result

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from perfmodel import checks
-from perfmodel.layout.layout import Layout, Offload, Schedule, Synchronisation
-from perfmodel.step.program import Cause, Operation, StepProgram, Stream, collector_paused
+from perfmodel.layout import Layout, Offload, Schedule, Synchronisation
+from perfmodel.step import Cause, Operation, StepProgram, Stream, collector_paused
 from perfmodel.step.stages import (
     Parcel,
     Pass,
@@ -27,7 +27,7 @@ from perfmodel.step.stages import (
     undivided,
 )
 from perfmodel.units import Bytes
-from perfmodel.workload.workload import Workload
+from perfmodel.workload import Workload
 
 BUCKETS: Final = 8
 """Pieces of a chunk's gradients that are exchanged one by one, unless it has fewer layers."""

@@ -15,22 +15,22 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from perfmodel.errors import NotFeasible
-from perfmodel.layout.layout import Layout, Offload, Precision, Recompute, Schedule
+from perfmodel.layout import Layout, Offload, Precision, Recompute, Schedule
 from perfmodel.step.stages import Piece, StageDivision, bucketed, together
 from perfmodel.units import Bytes
-from perfmodel.workload.memory import Block, StepMemory
-from perfmodel.workload.operator import (
+from perfmodel.workload import (
     ELEMENT_BYTES,
     Call,
     Operator,
+    Parameter,
     Phase,
     TensorSpec,
     base_name,
     flop,
     traffic_bytes,
 )
+from perfmodel.workload.memory import Block, StepMemory
 from perfmodel.workload.step import Affine, AffineBytes, Dimension, SymbolicStep, TracedParameter
-from perfmodel.workload.workload import Parameter
 
 
 class CountedCall(NamedTuple):

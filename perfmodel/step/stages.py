@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
-from perfmodel.layout.layout import Layout, Recompute, Schedule
-from perfmodel.step.program import Cause, Stream
+from perfmodel.layout import Layout, Recompute, Schedule
+from perfmodel.step import Cause, Stream
 from perfmodel.units import Bytes
-from perfmodel.workload.workload import Parameter, Workload
+from perfmodel.workload import Parameter, Workload
 
 
 class Piece(NamedTuple):

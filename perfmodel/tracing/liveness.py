@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from perfmodel.arrays import IntArray
 from perfmodel.errors import UntraceableModel
+from perfmodel.statistics import IntArray
 from perfmodel.units import Bytes
 from perfmodel.workload.memory import AllocatorBlock, CachingAllocator, Part
 

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from perfmodel.errors import UntraceableModel
 from perfmodel.tracing.liveness import LiveStorages
 from perfmodel.units import Bytes
-from perfmodel.workload.operator import ELEMENT_BYTES, Call, Operator, Phase, TensorSpec
+from perfmodel.workload import ELEMENT_BYTES, Call, Operator, Phase, TensorSpec
 
 
 class ModulePaths:

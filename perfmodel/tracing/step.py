@@ -18,16 +18,16 @@ from torch._subclasses.fake_tensor import (
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from perfmodel.arrays import IntArray
 from perfmodel.errors import PerfModelError, UntraceableModel
+from perfmodel.statistics import IntArray
 from perfmodel.tracing.cuda_casts import HALVES, AsOnCuda
 from perfmodel.tracing.liveness import LiveStorages, apply_checkpointing
 from perfmodel.tracing.recorder import ModulePaths, Recorder
 from perfmodel.tracing.source import Batch, ModelSource, make_optimizer
 from perfmodel.tracing.sources import replaced
 from perfmodel.units import Bytes
+from perfmodel.workload import Call, Operator, Phase
 from perfmodel.workload.memory import Part
-from perfmodel.workload.operator import Call, Operator, Phase
 from perfmodel.workload.step import StepMethod
 
 _NO_SHAPES = (

@@ -23,8 +23,8 @@ from perfmodel.tracing.step import (
     without_content,
 )
 from perfmodel.units import Bytes
+from perfmodel.workload import ELEMENT_BYTES, Call, Operator, Parameter, Phase, TensorSpec, Workload
 from perfmodel.workload.memory import Block, Moment, Part, PartBytes, StepMemory, upper_envelope
-from perfmodel.workload.operator import ELEMENT_BYTES, Call, Operator, Phase, TensorSpec
 from perfmodel.workload.step import (
     DEFAULT,
     AffineBytes,
@@ -40,7 +40,6 @@ from perfmodel.workload.step import (
     merged_arguments,
     through,
 )
-from perfmodel.workload.workload import Parameter, Workload
 
 #: How long a copy of this process may still trace when this one has finished, at least: what another
 #: thread had locked when it was copied would stay locked there for ever.

@@ -7,7 +7,7 @@ from typing import Final
 
 from perfmodel import checks
 from perfmodel.units import MIB, Bytes
-from perfmodel.workload.operator import Phase
+from perfmodel.workload import Phase
 from perfmodel.workload.step import AffineBytes
 
 

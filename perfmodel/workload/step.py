@@ -12,9 +12,9 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from perfmodel import checks
-from perfmodel.arrays import IntArray
+from perfmodel.statistics import IntArray
 from perfmodel.units import Bytes, Flop
-from perfmodel.workload.operator import Call, Operator, Phase, TensorSpec
+from perfmodel.workload import Call, Operator, Phase, TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from perfmodel import checks
-from perfmodel.arrays import FloatArray
+from perfmodel.statistics import FloatArray
 
 Number: TypeAlias = float | FloatArray
 

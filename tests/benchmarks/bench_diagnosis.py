@@ -16,7 +16,7 @@ from perfmodel.cost.rescaling import device_sheet
 from perfmodel.diagnosis.odds import Diagnosis, Observation, diagnose, draw_terms
 from perfmodel.diagnosis.trained import LargeModel, Run
 from perfmodel.documents.profile import InferredDocument
-from perfmodel.layout.layout import Layout
+from perfmodel.layout import Layout
 from perfmodel.report.diagnosis import judgement
 from tests.examples import ROOT
 

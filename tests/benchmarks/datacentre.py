@@ -24,7 +24,7 @@ import perfmodel as pm
 from calibrate.step_table import Setting, TableRow, machine_from_steps
 from perfmodel.cost.rescaling import find_device, shipped_catalogue
 from perfmodel.cost.step_curves import shipped_priors
-from perfmodel.documents.base import Provenance, file_sha256
+from perfmodel.documents import Provenance, file_sha256
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.files import read_table
 from perfmodel.machine.measured import CollectiveProfile, CurvePoint, MeasuredMachine, MemoryFormat

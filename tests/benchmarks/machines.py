@@ -33,13 +33,13 @@ from calibrate.step_table import (
     trace_setting,
     traced_rows,
 )
-from perfmodel.arrays import FloatArray
 from perfmodel.cost.rescaling import find_device, shipped_catalogue
 from perfmodel.cost.step_law import CONSTANTS, ConstantPrior, Sheet, first_priors
-from perfmodel.documents.base import Provenance, file_sha256, write_atomically
+from perfmodel.documents import Provenance, file_sha256, write_atomically
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import UntraceableModel, UsageError
 from perfmodel.files import read_table
+from perfmodel.statistics import FloatArray
 from perfmodel.workload.step import TracedStep
 from validate.published import devices
 

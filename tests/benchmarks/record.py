@@ -21,8 +21,8 @@ from perfmodel.documents.verdicts import (
     ValidationDocument,
     scatter_alone,
 )
+from perfmodel.report import percent
 from perfmodel.report.figures import figure_bytes, speedup_figure
-from perfmodel.report.wording import percent
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 RECORDS: Final = ROOT / "docs" / "records"

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.step.program import Cause, Interference, Operation, StepProgram, Stream
+from perfmodel.step import Cause, Interference, Operation, StepProgram, Stream
 from tests.benchmarks.page import rows as page_rows
 
 PAGE: Final = Path("docs/performance.md")
@@ -234,9 +234,9 @@ def candidates(size: int) -> Callable[[], object]:
 def passes(size: int) -> Callable[[], object]:
     """Micro-batches through 64 stages, compiled, evaluated, broken down."""
     from perfmodel.engine import algebra  # noqa: PLC0415
-    from perfmodel.layout.layout import Layout  # noqa: PLC0415
+    from perfmodel.layout import Layout  # noqa: PLC0415
+    from perfmodel.step import time_by_cause  # noqa: PLC0415
     from perfmodel.step.compile import compile_layout  # noqa: PLC0415
-    from perfmodel.step.program import time_by_cause  # noqa: PLC0415
 
     def evaluated() -> object:
         program = compile_layout(Layout(pp=64, accumulation=size // 64), layers=128)

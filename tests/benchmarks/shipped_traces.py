@@ -10,7 +10,7 @@ from unittest.mock import patch
 import typer
 
 from perfmodel import models
-from perfmodel.documents.base import write_atomically
+from perfmodel.documents import write_atomically
 from perfmodel.documents.profile import ProfileDocument, shipped_machines
 from perfmodel.documents.workload import WorkloadDocument
 

@@ -24,24 +24,23 @@ import torch
 
 from calibrate import worker
 from calibrate.device import VirtualDevice
-from calibrate.environment import describe_environment
+from calibrate.environment import describe_environment, provenance
 from calibrate.experiment import BUDGETS, Experiment
 from calibrate.fit.profile import fit_profile
-from calibrate.placement import provenance
 from calibrate.task import CollectiveTask, ComputeTask, OverlapTask, StepTask, Task, num_ranks
-from calibrate.virtual.truth import Device, Host, Network, Noise, Protocol, Truth
+from calibrate.virtual import Device, Host, Network, Noise, Protocol, Truth
+from perfmodel.answer import Question
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import cost_model, stage_memory
-from perfmodel.answer.question import Question
 from perfmodel.cost.network import Group
 from perfmodel.documents.observation import EnvironmentObservation, WorkloadObservation
 from perfmodel.explanation import bottleneck
-from perfmodel.layout.layout import RunSetting, Synchronisation
-from perfmodel.machine.cluster import Cluster, Tier
+from perfmodel.layout import RunSetting, Synchronisation
+from perfmodel.machine import Cluster, Tier
 from perfmodel.machine.measured import MeasuredMachine, TracedWorkload
 from perfmodel.tracing.reference import GPU_MODELS
 from perfmodel.units import KIB
-from perfmodel.workload.workload import Parameter
+from perfmodel.workload import Parameter
 from tests.benchmarks.virtual_record import HELD_OUT, RECORDED, Recorded, loaded
 from tests.benchmarks.virtual_report import (
     OF_CLUSTER,

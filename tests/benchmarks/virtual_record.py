@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from calibrate.device import traced_as
 from calibrate.virtual.gpu import Work
-from perfmodel.layout.layout import RunSetting, Synchronisation
+from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.units import Bytes
 from tests.virtual_ranks import Items, Mark, Recording
 

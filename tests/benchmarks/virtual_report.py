@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from perfmodel.report.wording import percent
+from perfmodel.report import percent
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 RECORD: Final = ROOT / "docs" / "records" / "virtual" / "verdict.json"

@@ -6,14 +6,13 @@ from pathlib import Path
 import pytest
 
 from calibrate.campaign import Campaign
-from calibrate.environment import describe_environment
-from calibrate.placement import Placement
+from calibrate.environment import Placement, describe_environment
 from calibrate.processes import usable_cores
 from calibrate.task import StepTask, Task, TraceTask
 from perfmodel.documents.observation import Observation, StepObservation, WorkloadObservation
-from perfmodel.layout.layout import RunSetting, Synchronisation
+from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.step.stages import gradient_buckets
-from perfmodel.workload.workload import Workload
+from perfmodel.workload import Workload
 from tests.calibrate.played import ALONE
 
 NEEDS_TWO_RANKS = [

@@ -18,8 +18,8 @@ from calibrate.campaign import (
     measure,
     read_plan,
 )
+from calibrate.environment import Placement
 from calibrate.locks import FOLDER_LOCK, folder_to_itself
-from calibrate.placement import Placement
 from calibrate.task import StepTask, WorkOrder, failure_of
 from perfmodel.documents.observation import (
     FailedObservation,
@@ -36,7 +36,7 @@ from perfmodel.errors import (
     PerfModelError,
     UsageError,
 )
-from perfmodel.layout.layout import RunSetting, Synchronisation
+from perfmodel.layout import RunSetting, Synchronisation
 from tests.calibrate.played import ALONE
 from tests.fakes import FakeLauncher, LaunchCall
 from tests.played_worker import PlayedWorker, append, orders_of

@@ -4,10 +4,15 @@ import torch
 
 from calibrate.device import Cpu
 from calibrate.layers import Layer
-from calibrate.probes.chain import chained, grouped, measure_layers
-from calibrate.probes.layers import layer_operators, recorded_layer
-from calibrate.probes.optimizers import Evictor, measure_optimizer
-from calibrate.probes.session import Session
+from calibrate.probes import Session
+from calibrate.probes.compute import Evictor, measure_optimizer
+from calibrate.probes.layers import (
+    chained,
+    grouped,
+    layer_operators,
+    measure_layers,
+    recorded_layer,
+)
 from calibrate.replays import linked
 
 CPU = torch.device("cpu")

@@ -8,8 +8,8 @@ import pytest
 from calibrate.device import Cpu
 from calibrate.experiment import BUDGETS, Experiment
 from calibrate.layers import Places, most_telling, planned_layers
-from calibrate.probes.chain import chosen_layers, timed_before
-from calibrate.probes.session import Session
+from calibrate.probes import Session
+from calibrate.probes.layers import chosen_layers, timed_before
 from calibrate.task import LayersTask
 from perfmodel.machine.measured import OperatorFamily
 from tests.perfmodel.operators import observation

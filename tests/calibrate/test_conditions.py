@@ -3,8 +3,8 @@
 import os
 from dataclasses import replace
 
+from calibrate.environment import chosen_conditions, recorded_conditions
 from calibrate.launch import worker_environ
-from calibrate.placement import chosen_conditions, recorded_conditions
 from tests.calibrate.played import ALONE
 from tests.perfmodel.profiles import Machine, profile
 

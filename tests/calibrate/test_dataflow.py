@@ -1,7 +1,7 @@
 """The guess which tensor flows where, on steps small enough to follow by hand."""
 
 from calibrate.replays import linked
-from perfmodel.workload.operator import Call, Operator, Phase
+from perfmodel.workload import Call, Operator, Phase
 from perfmodel.workload.step import Segment, TracedParameter, TracedStep
 from tests.perfmodel.operators import operator, spec
 from tests.perfmodel.tracing.method import SGD_LOOP

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from calibrate.campaign import OBSERVATIONS, Campaign, measure
+from calibrate.environment import Placement
 from calibrate.locks import FOLDER_LOCK
-from calibrate.placement import Placement
 from calibrate.processes import ProcessTree
 from calibrate.task import StepTask, Task, WorkOrder
-from perfmodel.documents.base import append_line
+from perfmodel.documents import append_line
 from perfmodel.documents.observation import (
     EnvironmentObservation,
     ProcessorObservation,
@@ -22,7 +22,7 @@ from perfmodel.documents.observation import (
     tasks_done,
 )
 from perfmodel.errors import EXIT_FAILURE, PerfModelError
-from perfmodel.layout.layout import RunSetting
+from perfmodel.layout import RunSetting
 from tests.calibrate.played import ALONE
 from tests.fakes import FakeLauncher, LaunchCall
 from tests.faults import NEVER, Faults, injected

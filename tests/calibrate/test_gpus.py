@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from calibrate import gpus
-from calibrate.environment import Facts
+from calibrate.environment import Facts, place
 from calibrate.gpus import parse_gpu_topology
-from calibrate.placement import place
 from calibrate.topology import LaunchFlags
 from perfmodel.errors import MeasurementFailed, UsageError
 from tests.calibrate.samples import GIB, plain_gpu

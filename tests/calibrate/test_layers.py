@@ -14,7 +14,7 @@ from perfmodel.cost.families import family, features
 from perfmodel.tracing.recorder import ModulePaths, Recorder
 from perfmodel.tracing.step import without_content
 from perfmodel.units import MIB
-from perfmodel.workload.operator import Operator, TensorSpec
+from perfmodel.workload import Operator, TensorSpec
 
 CPU = torch.device("cpu")
 SMALL = (

@@ -10,8 +10,8 @@ from calibrate.experiment import BUDGETS, Experiment
 from calibrate.fit.profile import collective_profiles
 from calibrate.probes import compute
 from calibrate.task import OverlapTask
+from calibrate.virtual import Truth
 from calibrate.virtual.gpu import Work
-from calibrate.virtual.truth import Truth
 from perfmodel.documents.observation import CollectiveObservation
 from perfmodel.units import KIB, MIB
 from tests.virtual_ranks import Team, TeamSession

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrate.device import Cpu
-from calibrate.probes.session import Session
+from calibrate.probes import Session
 from calibrate.probes.tracing import _ready_fractions
 
 

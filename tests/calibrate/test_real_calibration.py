@@ -24,7 +24,7 @@ from perfmodel.answer.answer import Forecast, table
 from perfmodel.documents.observation import Observation, StepObservation, read_observations
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import MeasurementFailed
-from perfmodel.layout.layout import Layout, RunSetting
+from perfmodel.layout import Layout, RunSetting
 from perfmodel.machine.measured import MeasuredMachine
 from tests.calibrate.real_ranks import (
     NEEDS_TWO_RANKS,

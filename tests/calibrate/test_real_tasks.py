@@ -17,7 +17,7 @@ from perfmodel.documents.observation import (
     ReplayObservation,
     read_observations,
 )
-from perfmodel.layout.layout import RunSetting
+from perfmodel.layout import RunSetting
 from perfmodel.plan.batch import read_gradient_norms
 from perfmodel.step.stages import gradient_buckets
 from tests.calibrate.real_ranks import (

@@ -10,16 +10,16 @@ from torch import nn
 
 from calibrate.device import Cpu
 from calibrate.fit.profile import failed_replays
+from calibrate.probes import Session
 from calibrate.probes.replay import Replay
-from calibrate.probes.session import Session
 from calibrate.ranks import one_line_of
 from calibrate.replays import first_failure_in, measured_steps, replays_in
 from perfmodel.documents.observation import FailedObservation, ReplayObservation, TimedOperator
-from perfmodel.layout.layout import RunSetting
+from perfmodel.layout import RunSetting
 from perfmodel.tracing.source import Batch, ModelSource, SampleSize, classification_loss
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.trace import trace_model
-from perfmodel.workload.operator import Phase
+from perfmodel.workload import Phase
 from perfmodel.workload.step import TracedStep
 from tests.perfmodel.tracing.method import SGD_LOOP
 

@@ -11,16 +11,16 @@ import pytest
 
 from calibrate.step_fit import family_of
 from calibrate.step_table import Setting, calibrate_from_steps, read_steps, sheet_of
+from perfmodel.answer import Question
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import timed_workload
-from perfmodel.answer.question import Question
 from perfmodel.cost.rescaling import find_device, shipped_catalogue
 from perfmodel.cost.step_curves import for_version, shipped_priors
 from perfmodel.cost.step_law import StepBatch, log_constants, step_seconds, step_work
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import IncomparableRuns, InvalidDocument, PerfModelError, UsageError
-from perfmodel.layout.layout import Layout
-from perfmodel.machine.machine import Evidence
+from perfmodel.layout import Layout
+from perfmodel.machine import Evidence
 from perfmodel.workload.step import SymbolicStep, TracedStep
 from tests.perfmodel.traces import WORKLOAD, traced
 

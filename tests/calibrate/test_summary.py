@@ -9,7 +9,7 @@ import pytest
 
 from calibrate.summary import Repetition, estimate, repeatability, repetition
 from perfmodel.documents.observation import RankSteps, StepObservation
-from perfmodel.layout.layout import RunSetting
+from perfmodel.layout import RunSetting
 from perfmodel.machine.measured import Repeatability
 from tests.played_worker import step_observation
 

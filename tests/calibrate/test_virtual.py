@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from calibrate.experiment import BUDGETS, Experiment
+from calibrate.virtual import SHIPPED, Device, Host, Network, Truth
 from calibrate.virtual.gpu import Memory, VirtualEvent, VirtualGpu
-from calibrate.virtual.truth import SHIPPED, Device, Host, Network, Truth
-from perfmodel.documents.base import installed_version
+from perfmodel.documents import installed_version
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import CampaignDocument, ValidationDocument
 from perfmodel.errors import InvalidDocument, UsageError

@@ -15,7 +15,7 @@ from calibrate.ranks import Ranks, join
 from calibrate.task import CollectiveTask, ReplayTask, StepTask, Task
 from calibrate.worker import _carried_out
 from perfmodel.documents.observation import FailedObservation, read_observations
-from perfmodel.layout.layout import RunSetting, Synchronisation
+from perfmodel.layout import RunSetting, Synchronisation
 
 ALONE = RunSetting(
     workload="gpt2", world_size=1, micro_batch=64, synchronisation=Synchronisation.NONE

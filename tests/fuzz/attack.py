@@ -42,7 +42,7 @@ from perfmodel.tracing.huggingface_config import DECODERS, Config, read_shape
 from tests.fuzz.nonsense import UNSEALED, changed, edited, page_check, questions
 from tests.perfmodel.cli.test_refusals import _WRITERS
 from tests.perfmodel.plan.plans import TODAY
-from validate.archive import unpack
+from validate.borrowed import unpack
 
 _ROOT: Final = Path(__file__).parents[2]
 _INPUTS: Final = _ROOT / "tests" / "regression" / "inputs"

@@ -3,8 +3,8 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from perfmodel.arrays import FloatArray
-from perfmodel.step.program import Cause, Interference, Operation, StepProgram, Stream
+from perfmodel.statistics import FloatArray
+from perfmodel.step import Cause, Interference, Operation, StepProgram, Stream
 
 #: Zero is likely, and spans of six orders of magnitude meet.
 seconds = st.one_of(st.just(0.0), st.floats(1e-6, 1.0), st.sampled_from([0.1, 0.2, 0.3, 0.5, 1.0]))

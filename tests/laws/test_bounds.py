@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.answer.answer import speedups
-from perfmodel.layout.layout import Layout, Scaling, scaled_layouts
+from perfmodel.layout import Layout, Scaling, scaled_layouts
 from perfmodel.machine.measured import MeasuredMachine, PhaseCurves, StepNoise
 from tests.laws.test_prediction_laws import TOLERANCE, machines, names, num_devices, scalings
 from tests.perfmodel.asking import Asking

@@ -18,9 +18,9 @@ from perfmodel.cost.layout_memory import (
 from perfmodel.cost.layout_time import layout_durations, step_parts, unit_times
 from perfmodel.engine.algebra import end_times
 from perfmodel.engine.simulate import simulate
-from perfmodel.layout.layout import Layout, Offload, Order, Precision, Schedule
+from perfmodel.layout import Layout, Offload, Order, Precision, Schedule
+from perfmodel.step import Cause
 from perfmodel.step.compile import BUCKETS, compile_layout
-from perfmodel.step.program import Cause
 from perfmodel.step.stages import Pass, Work, stage_order
 from perfmodel.workload.transformer import Transformer
 from tests.perfmodel.cost.large_samples import MODEL, truth

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.documents.prediction import PredictedPoint
-from perfmodel.layout.layout import Layout, Scaling, Synchronisation, scaled_layouts
-from perfmodel.step.program import Stream
+from perfmodel.layout import Layout, Scaling, Synchronisation, scaled_layouts
+from perfmodel.step import Stream
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.profiles import Machine, profile
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from perfmodel.engine.algebra import step_times
 from perfmodel.engine.simulate import simulate
-from perfmodel.step.program import Interference, StepProgram
+from perfmodel.step import Interference, StepProgram
 from tests.laws.strategies import durations, interferences, programs
 
 TOLERANCE = 1 + 1e-9

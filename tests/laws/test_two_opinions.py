@@ -4,11 +4,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.arrays import FloatArray
 from perfmodel.engine import algebra
 from perfmodel.engine.algebra import end_times, end_times_with_interference, step_times
 from perfmodel.engine.simulate import simulate
-from perfmodel.step.program import Interference, Lane, StepProgram, Stream
+from perfmodel.statistics import FloatArray
+from perfmodel.step import Interference, Lane, StepProgram, Stream
 from tests.laws.strategies import durations, interferences, programs, speeds
 
 num_ranks_above_one = st.integers(2, 4)

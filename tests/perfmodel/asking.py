@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perfmodel.answer import NUM_DRAWS, Answer, Question
 from perfmodel.answer.answer import answer, point, steps_s
 from perfmodel.answer.measured import check_machine, layout_costs, timed_workload
-from perfmodel.answer.question import NUM_DRAWS, Answer, Question
-from perfmodel.cost.terms import Samples, Terms
+from perfmodel.cost import Samples, Terms
 from perfmodel.documents.prediction import PredictedPoint
 from perfmodel.documents.verdicts import ValidationDocument
-from perfmodel.layout.layout import Layout
-from perfmodel.machine.cluster import Cluster
+from perfmodel.layout import Layout
+from perfmodel.machine import Cluster
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
+from perfmodel.workload import Workload
 from perfmodel.workload.memory import StepMemory
 from perfmodel.workload.step import SymbolicStep
-from perfmodel.workload.workload import Workload
 
 
 @dataclass(frozen=True)

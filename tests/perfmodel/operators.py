@@ -8,7 +8,7 @@ import numpy as np
 from calibrate.fit.operators import fit_operators
 from perfmodel.documents.observation import IsolatedOperator, OperatorsObservation
 from perfmodel.machine.measured import OperatorCosts
-from perfmodel.workload.operator import Operator, Phase, TensorSpec
+from perfmodel.workload import Operator, Phase, TensorSpec
 
 #: What the made-up machine can do.
 FLOP_PER_S = 1e11

@@ -4,7 +4,7 @@ import functools
 from dataclasses import dataclass
 from typing import Final
 
-from perfmodel.documents.base import Provenance
+from perfmodel.documents import Provenance
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.machine.measured import (
     CollectiveProfile,
@@ -18,7 +18,7 @@ from perfmodel.machine.measured import (
     SingleStep,
     StepNoise,
 )
-from perfmodel.workload.workload import Parameter, Workload
+from perfmodel.workload import Parameter, Workload
 
 PROVENANCE: Final = Provenance(
     created_utc="2126-01-02T03:04:05+00:00",  # never old

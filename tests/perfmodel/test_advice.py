@@ -7,7 +7,7 @@ import pytest
 from perfmodel.advice import KNEE_GAIN, TARGET_EFFICIENCY, with_advice
 from perfmodel.answer.answer import Forecast, table
 from perfmodel.documents.prediction import PredictionDocument
-from perfmodel.layout.layout import Layout, Scaling
+from perfmodel.layout import Layout, Scaling
 from perfmodel.report.prediction import advice_lines
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.profiles import Machine, profile

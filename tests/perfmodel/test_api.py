@@ -12,7 +12,7 @@ import pytest
 import perfmodel as pm
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
-from perfmodel.machine.machine import Evidence
+from perfmodel.machine import Evidence
 from tests.perfmodel.cli.command import Run
 from tests.perfmodel.profiles import LIGHT, Machine, as_file, profile
 

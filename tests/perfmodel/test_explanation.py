@@ -14,7 +14,7 @@ from perfmodel.explanation import (
     explain,
     standing,
 )
-from perfmodel.layout.layout import Scaling, scaled_layouts
+from perfmodel.layout import Scaling, scaled_layouts
 from perfmodel.report.explanation import explanation_lines, standing_line
 from perfmodel.units import MIB
 from tests.perfmodel.asking import Asking

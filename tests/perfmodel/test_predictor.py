@@ -5,18 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from perfmodel.answer import Question
 from perfmodel.answer.answer import answer, measured_points
 from perfmodel.answer.answer import point as predicted_point
 from perfmodel.answer.measured import measured_caveats, timed_workload
-from perfmodel.answer.question import Question
 from perfmodel.documents.prediction import PredictedPoint
 from perfmodel.engine.algebra import end_times
 from perfmodel.errors import CalibrationUnavailable, NotFeasible
-from perfmodel.layout.layout import Layout, Scaling, Synchronisation, scaled_layouts
+from perfmodel.layout import Layout, Scaling, Synchronisation, scaled_layouts
 from perfmodel.machine.measured import MeasuredMachine, Repeatability
 from perfmodel.statistics import Interval
+from perfmodel.step import Cause, Stream, with_waiting_host
 from perfmodel.step.compile import compile_step
-from perfmodel.step.program import Cause, Stream, with_waiting_host
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.profiles import HEAVY, Machine, profile
 

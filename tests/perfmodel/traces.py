@@ -1,6 +1,6 @@
 """A traced step small enough to price by hand."""
 
-from perfmodel.workload.operator import Call, Phase
+from perfmodel.workload import Call, Parameter, Phase, Workload
 from perfmodel.workload.step import (
     Affine,
     AffineBytes,
@@ -10,7 +10,6 @@ from perfmodel.workload.step import (
     SymbolicTensor,
     TracedParameter,
 )
-from perfmodel.workload.workload import Parameter, Workload
 from tests.perfmodel.tracing.method import SGD_LOOP
 
 WIDTH = 256

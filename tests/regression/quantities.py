@@ -321,8 +321,8 @@ def _api(name: str) -> Callable[..., Any]:
 
 def _page(profile: str, question: dict[str, Any], **more: Any) -> Any:
     from perfmodel.documents.page import QUESTION  # noqa: PLC0415
+    from perfmodel.page import read_session  # noqa: PLC0415
     from perfmodel.page.answers import Answers  # noqa: PLC0415
-    from perfmodel.page.machines import read_session  # noqa: PLC0415
 
     workloads = [*more.get("workloads", ())]
     clusters = [Path(path) for path in more.get("clusters", ())]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from perfmodel.documents.verdicts import ErrorSummary
-from perfmodel.layout.layout import RunSetting, Synchronisation
+from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, SingleStep
 from perfmodel.statistics import Interval
 from tests.perfmodel.profiles import MICRO_BATCHES, Machine, profile

@@ -9,7 +9,7 @@ import pytest
 from perfmodel.documents.verdicts import CampaignDocument
 from perfmodel.errors import InvalidDocument
 from tests.perfmodel.cli.command import Run, complaint
-from validate.archive import ARCHIVE, CAMPAIGN, pack, unpack
+from validate.borrowed import ARCHIVE, CAMPAIGN, pack, unpack
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_what_is_too_large_stays_behind(campaign: Path, monkeypatch: pytest.Monk
     (campaign / "models" / "in-place").mkdir(parents=True)
     random = bytes((index * index * 7919) % 251 for index in range(60_000))
     (campaign / "models" / "in-place" / "observations.jsonl").write_bytes(random)
-    monkeypatch.setattr("validate.archive.MOST_PACKED_BYTES", 900)
+    monkeypatch.setattr("validate.borrowed.MOST_PACKED_BYTES", 900)
     path, left_out = pack(campaign)
     assert left_out[0] == "models/in-place/observations.jsonl"
     assert path.stat().st_size <= 900

@@ -9,8 +9,7 @@ from perfmodel.documents.verdicts import CampaignDocument, StageRun
 from perfmodel.errors import EXIT_FAILURE, EXIT_OUT_OF_TOLERANCE, EXIT_USAGE, UsageError
 from tests.fakes import FakeLauncher
 from tests.perfmodel.cli.command import Run, complaint
-from validate.archive import CAMPAIGN
-from validate.borrowed import BorrowedRequest, Stage, carry_out, unfinished
+from validate.borrowed import CAMPAIGN, BorrowedRequest, Stage, carry_out, unfinished
 
 Ended = dict[str, int | None]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from calibrate.summary import Estimate
-from perfmodel.layout.layout import RunSetting
+from perfmodel.layout import RunSetting
 from perfmodel.statistics import Interval
 from tests.perfmodel.profiles import Machine, profile
 from tests.validate.samples import exactly, single

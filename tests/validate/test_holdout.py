@@ -7,10 +7,10 @@ import pytest
 
 from calibrate.experiment import BUCKET_CAPS_MB as CALIBRATED_CAPS_MB
 from calibrate.task import StepTask
-from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout import Synchronisation
 from tests.perfmodel.profiles import MICRO_BATCHES, Machine, profile
 from tests.validate.samples import calibrated_step, four_workloads, single
-from validate.holdout import (
+from validate.judging import (
     BUDGETS,
     calibrated_settings,
     holdout_settings,

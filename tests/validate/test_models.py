@@ -7,8 +7,8 @@ import pytest
 
 from calibrate.random_models import FAMILIES, draw
 from perfmodel.documents.observation import FailedObservation, LoopObservation
-from perfmodel.layout.layout import RunSetting, Synchronisation
-from perfmodel.machine.machine import Evidence
+from perfmodel.layout import RunSetting, Synchronisation
+from perfmodel.machine import Evidence
 from perfmodel.statistics import Interval
 from tests.perfmodel.profiles import Machine, profile
 from validate.models import DrawnModel, ModelsRequest, PredictedRun, judge_models

@@ -9,7 +9,7 @@ from perfmodel.documents.observation import LayoutObservation
 from perfmodel.documents.verdicts import StrategiesDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import MeasurementFailed
-from perfmodel.layout.layout import parse_layout
+from perfmodel.layout import parse_layout
 from perfmodel.statistics import Interval
 from tests.perfmodel.llama import document
 from tests.perfmodel.profiles import Machine, profile

@@ -23,7 +23,7 @@ from perfmodel.errors import (
     MeasurementFailed,
     UsageError,
 )
-from perfmodel.layout.layout import RunSetting
+from perfmodel.layout import RunSetting
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.report.validation import summary_lines
 from tests.fakes import FakeLauncher, LaunchCall

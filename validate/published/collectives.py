@@ -11,11 +11,11 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from perfmodel.arrays import FloatArray
 from perfmodel.cost.collectives import bus_factor
 from perfmodel.cost.network import CollectiveCost
 from perfmodel.documents.verdicts import PublishedSeries
 from perfmodel.machine.measured import CurvePoint, MeasuredCollective
+from perfmodel.statistics import FloatArray
 from validate.published.tables import (
     Judged,
     Part,

@@ -29,11 +29,11 @@ from calibrate.step_table import (
     trace_setting,
     traced_rows,
 )
-from perfmodel.arrays import FloatArray
 from perfmodel.cost.rescaling import find_device, shipped_catalogue
 from perfmodel.cost.step_law import ConstantPrior, Sheet, first_priors
 from perfmodel.documents.verdicts import PublishedSeries
 from perfmodel.errors import UntraceableModel, UsageError
+from perfmodel.statistics import FloatArray
 from perfmodel.workload.step import TracedStep
 from validate.published.tables import Judged, Part, Row, counted, number, read_rows, sieved, verdict
 

@@ -15,11 +15,10 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray
+from perfmodel.cost import UNCERTAINTY_AT_ONE_EFOLD
 from perfmodel.cost.batch import TUNING_SPREAD, BatchPoint, Convergence, fit_convergence
-from perfmodel.cost.terms import UNCERTAINTY_AT_ONE_EFOLD
 from perfmodel.documents.verdicts import PublishedRows, PublishedSeries
-from perfmodel.statistics import DEVIATE_90
+from perfmodel.statistics import DEVIATE_90, FloatArray
 from validate.published.scaling import (
     NOISE,
     ONE_COUNT,

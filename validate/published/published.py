@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from perfmodel.documents.base import Provenance, file_sha256
+from perfmodel.documents import Provenance, file_sha256
 from perfmodel.documents.verdicts import PublishedDocument, PublishedRows, PublishedSeries
 from perfmodel.errors import InvalidDocument, UsageError
 from validate.published import collectives, devices, large, mlperf, repeated, scaling, steps

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.runs import wrong_unit
-from perfmodel.arrays import BoolArray
 from perfmodel.cost.jobs import Column, Jobs, jobs_from_rows, model_columns
 from perfmodel.cost.rescaling import precision_ratio
 from perfmodel.documents.verdicts import PublishedRows
-from perfmodel.layout.layout import Precision
+from perfmodel.layout import Precision
+from perfmodel.statistics import BoolArray
 from perfmodel.units import GIB
 from perfmodel.workload.transformer import TRANSFORMERS
 from validate.published.tables import Row, counted, number, read_rows, sieved

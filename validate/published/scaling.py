@@ -14,9 +14,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray
 from perfmodel.documents.verdicts import CARRIED, PublishedRows, PublishedSeries
-from perfmodel.statistics import DEVIATE_90
+from perfmodel.statistics import DEVIATE_90, FloatArray
 from validate.published.tables import (
     Judged,
     Part,

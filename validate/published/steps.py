@@ -7,9 +7,9 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from scipy.optimize import least_squares
 
-from perfmodel.arrays import FloatArray
 from perfmodel.documents.verdicts import CARRIED, PublishedSeries
 from perfmodel.engine.stragglers import expected_largest_deviate
+from perfmodel.statistics import FloatArray
 from validate.published.tables import (
     Judged,
     Part,

@@ -9,10 +9,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from scipy.optimize import least_squares
 
-from perfmodel.arrays import BoolArray, FloatArray
 from perfmodel.documents.verdicts import PublishedErrors, PublishedRows, PublishedSeries
 from perfmodel.errors import InvalidDocument, why
 from perfmodel.files import read_table
+from perfmodel.statistics import BoolArray, FloatArray
 from perfmodel.units import decimal
 from validate.judging import summarise
 

@@ -16,10 +16,10 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.arrays import soft_maximum
+from perfmodel.cost import Samples
 from perfmodel.cost.collectives import message_bytes, num_messages, ring_share, work
-from perfmodel.cost.terms import Samples
 from perfmodel.documents.testbed import CollectiveRun, Fabric, TrainingRun
+from perfmodel.statistics import soft_maximum
 from perfmodel.units import Bytes, BytesPerSecond
 
 _PAIR: Final = 2

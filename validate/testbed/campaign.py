@@ -23,7 +23,6 @@ import numpy as np
 from calibrate.campaign import PLAN, Progress, read_plan, write_plan
 from calibrate.locks import folder_to_itself, machine_to_itself
 from calibrate.processes import usable_cores
-from perfmodel.arrays import FloatArray
 from perfmodel.documents.testbed import (
     CollectiveRun,
     CollectiveSetting,
@@ -45,6 +44,7 @@ from perfmodel.errors import (
     UsageError,
     why,
 )
+from perfmodel.statistics import FloatArray
 from perfmodel.units import Seconds
 from validate.testbed.links import BUSY, STEAL
 

@@ -14,9 +14,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from calibrate.campaign import Progress
-from calibrate.environment import describe_environment
-from calibrate.placement import provenance
-from perfmodel.arrays import FloatArray
+from calibrate.environment import describe_environment, provenance
 from perfmodel.documents.testbed import (
     STANDS_OUT,
     CollectiveRun,
@@ -35,10 +33,10 @@ from perfmodel.engine.algebra import end_times
 from perfmodel.engine.simulate import simulate
 from perfmodel.engine.stragglers import RankNoise, slowest_durations
 from perfmodel.errors import MeasurementFailed, refuse_unknown
-from perfmodel.layout.layout import Layout, Synchronisation
-from perfmodel.statistics import Interval
+from perfmodel.layout import Layout, Synchronisation
+from perfmodel.statistics import FloatArray, Interval
+from perfmodel.step import Cause, Operation, StepProgram, Stream
 from perfmodel.step.compile import compile_step
-from perfmodel.step.program import Cause, Operation, StepProgram, Stream
 from perfmodel.units import Seconds
 from validate.judging import coverage_gate, fraction, gate, passed, step_gates, summarise
 from validate.testbed import plan

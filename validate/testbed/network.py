@@ -17,9 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, get_args
 import numpy as np
 
 from calibrate.campaign import PLAN, Progress, read_plan, write_plan
-from calibrate.environment import describe_environment
-from calibrate.placement import provenance
-from perfmodel.arrays import FloatArray
+from calibrate.environment import describe_environment, provenance
 from perfmodel.documents.testbed import (
     CollectiveKind,
     CollectiveRun,
@@ -29,7 +27,7 @@ from perfmodel.documents.testbed import (
 )
 from perfmodel.documents.verdicts import ErrorsBySize, Gate, NetworkVerdict, PublishedSeries
 from perfmodel.errors import UsageError, refuse_unknown
-from perfmodel.statistics import MEDIAN_OVER_MEAN
+from perfmodel.statistics import MEDIAN_OVER_MEAN, FloatArray
 from perfmodel.units import KIB, MBIT, MIB
 from validate.judging import gate, passed, summarise
 from validate.published.collectives import Point, draws_of, judge_part, predicted

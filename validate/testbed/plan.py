@@ -16,7 +16,7 @@ from perfmodel.documents.testbed import (
     TrainingSetting,
 )
 from perfmodel.units import MBIT, MIB, Seconds
-from perfmodel.workload.workload import Parameter, Workload
+from perfmodel.workload import Parameter, Workload
 
 #: Backward computes two gradients where forward computes one result.
 _FORWARD_SHARE: Final = 1 / 3

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.documents.base import Record
+from perfmodel.documents import Record
 from perfmodel.documents.observation import (
     CollectiveObservation,
     EnvironmentObservation,
@@ -16,8 +16,8 @@ from perfmodel.documents.observation import (
     StepObservation,
     WorkloadObservation,
 )
-from perfmodel.layout.layout import RunSetting, Synchronisation
-from perfmodel.workload.workload import Workload
+from perfmodel.layout import RunSetting, Synchronisation
+from perfmodel.workload import Workload
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.profiles import (
     HEAVY,

@@ -7,7 +7,7 @@ from calibrate.fit.ddp import fit_bucket_costs
 from calibrate.fit.steps import fit_workload, with_device_streams
 from calibrate.summary import by_setting, repetition
 from perfmodel.documents.observation import DeviceStreams, RankSteps, StepObservation
-from perfmodel.layout.layout import RunSetting, Synchronisation
+from perfmodel.layout import RunSetting, Synchronisation
 from tests.perfmodel.profiles import LIGHT
 
 

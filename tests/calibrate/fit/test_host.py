@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 
-from calibrate.fit.host import fit_host
+from calibrate.fit.ddp import fit_host
 from perfmodel.cost.traced import issued, issued_s
 from perfmodel.documents.observation import (
     DeviceStreams,
@@ -13,9 +13,9 @@ from perfmodel.documents.observation import (
     ReplayObservation,
     StepObservation,
 )
-from perfmodel.layout.layout import RunSetting, Synchronisation
+from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import HostCosts
-from perfmodel.workload.operator import Phase
+from perfmodel.workload import Phase
 from tests.perfmodel.llama import document
 
 BATCH = 4

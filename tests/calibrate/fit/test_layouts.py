@@ -6,12 +6,12 @@ from functools import cache
 
 import pytest
 
-from calibrate.fit.layouts import fit_layouts
+from calibrate.fit.ddp import fit_layouts
+from perfmodel.answer import Question
 from perfmodel.answer.measured import measured_steps_s, timed_workload
-from perfmodel.answer.question import Question
 from perfmodel.cost.machine import contention
 from perfmodel.documents.observation import LayoutObservation, StackSpec
-from perfmodel.layout.layout import parse_layout
+from perfmodel.layout import parse_layout
 from perfmodel.machine.measured import LayoutCost, MeasuredMachine
 from tests.perfmodel.llama import document
 from tests.perfmodel.operators import costs_of_the_made_up_machine

@@ -13,7 +13,7 @@ from calibrate.fit.ddp import prior_speeds
 from calibrate.fit.profile import fit_profile
 from perfmodel.documents.observation import CollectiveObservation, OverlapObservation
 from perfmodel.errors import IncomparableRuns, MeasurementFailed
-from perfmodel.layout.layout import RunSetting
+from perfmodel.layout import RunSetting
 from perfmodel.machine.measured import MeasuredMachine
 from tests.calibrate.fit.synthetic import NOISE, RUN, Calibration, environment, write_lines
 from tests.perfmodel.asking import Asking

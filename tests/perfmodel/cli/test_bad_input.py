@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perfmodel.documents import base
+from perfmodel import documents as base
 from perfmodel.documents.seals import sealed
 from perfmodel.errors import EXIT_CALIBRATION, EXIT_FAILURE, EXIT_OK, EXIT_USAGE
 from tests.perfmodel.cli.command import Result, Run, complaint

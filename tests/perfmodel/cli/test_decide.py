@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from calibrate.noise import with_noise
-from perfmodel.documents.goodput import BatchDocument, GoodputDocument
+from perfmodel.documents.budget import BatchDocument, GoodputDocument
 from perfmodel.documents.plan import PlanDocument
 from perfmodel.documents.prediction import WhatIfDocument
 from perfmodel.errors import (

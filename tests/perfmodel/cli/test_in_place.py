@@ -22,9 +22,9 @@ from perfmodel.documents.observation import (
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import EXIT_OK
-from perfmodel.layout.layout import RunSetting
-from perfmodel.machine.machine import Evidence
-from perfmodel.workload.operator import Phase
+from perfmodel.layout import RunSetting
+from perfmodel.machine import Evidence
+from perfmodel.workload import Phase
 from perfmodel.workload.step import parameters_signature, signature
 from tests.fakes import FakeLauncher, LaunchCall
 from tests.perfmodel.cli.command import Run

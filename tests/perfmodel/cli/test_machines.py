@@ -8,9 +8,8 @@ import perfmodel as pm
 from perfmodel.documents.page import StepQuestion
 from perfmodel.documents.plan import PlanDocument
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.page import export
+from perfmodel.page import export, read_session, unmeasured_machines
 from perfmodel.page.answers import Answers
-from perfmodel.page.machines import read_session, unmeasured_machines
 from tests.perfmodel.cli.command import complaint, runner
 from tests.perfmodel.plan.plans import PLAN, TODAY
 from tests.perfmodel.profiles import Machine, as_file, profile

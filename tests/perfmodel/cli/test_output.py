@@ -9,9 +9,9 @@ from typer.main import get_command
 
 from calibrate.campaign import Progress
 from perfmodel import checks
-from perfmodel.cli import output as progress
+from perfmodel import cli as progress
+from perfmodel.cli import wrapped
 from perfmodel.cli.app import _runnable, app
-from perfmodel.cli.output import wrapped
 from perfmodel.errors import EXIT_OK, UsageError
 from tests.perfmodel.cli.command import Run
 from tests.perfmodel.documents.test_nccl_tests import TEXT

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import perfmodel as pm
+from perfmodel.documents import file_sha256
 from perfmodel.documents.acceptance import AcceptanceTerms
-from perfmodel.documents.base import file_sha256
 from perfmodel.documents.kinds import check_file, kinds
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import ProfileDocument

@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import EXIT_OK, EXIT_USAGE
-from perfmodel.workload.operator import Phase
+from perfmodel.workload import Phase
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, as_file, profile

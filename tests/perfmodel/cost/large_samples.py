@@ -8,9 +8,9 @@ from perfmodel.cost.jobs import Column, Jobs, jobs_from
 from perfmodel.cost.layout_fit import infer
 from perfmodel.cost.layout_time import step_time_s
 from perfmodel.cost.parameters import SHEETS, medians, step_time_priors
-from perfmodel.documents.base import Provenance
+from perfmodel.documents import Provenance
 from perfmodel.documents.profile import InferredDocument
-from perfmodel.layout.layout import Layout
+from perfmodel.layout import Layout
 from perfmodel.workload.transformer import gpt
 
 MODEL = gpt(layers=24, hidden=2048, heads=16, vocabulary=51_200)

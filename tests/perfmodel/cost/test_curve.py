@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from perfmodel.cost.terms import CurveDraws
+from perfmodel.cost import CurveDraws
 from perfmodel.machine.measured import CurvePoint
 
 

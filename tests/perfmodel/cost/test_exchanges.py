@@ -21,7 +21,7 @@ from perfmodel.cost.layout_memory import (
 )
 from perfmodel.cost.layout_time import step_parts
 from perfmodel.cost.parameters import SHEETS, medians, step_time_priors
-from perfmodel.layout.layout import parse_layout
+from perfmodel.layout import parse_layout
 from perfmodel.workload.transformer import TRANSFORMERS, gpt
 
 MODEL = gpt(layers=4, hidden=256, heads=4, vocabulary=2048)

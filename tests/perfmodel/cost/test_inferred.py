@@ -10,7 +10,7 @@ from perfmodel.cost.jobs import Jobs
 from perfmodel.cost.layout_fit import infer
 from perfmodel.cost.parameters import SHEETS, stall_time_s, step_time_priors
 from perfmodel.errors import CalibrationUnavailable
-from perfmodel.machine.cluster import UNCERTAINTY_OF_FILE, Cluster, Tier
+from perfmodel.machine import UNCERTAINTY_OF_FILE, Cluster, Tier
 from tests.perfmodel.cost.large_samples import measured, some_jobs
 
 STALL_S = 0.5

@@ -13,7 +13,7 @@ from perfmodel.cost.layout_memory import (
     rank_parts,
     tensor_bytes,
 )
-from perfmodel.layout.layout import Layout, Precision, Recompute, parse_layout
+from perfmodel.layout import Layout, Precision, Recompute, parse_layout
 from perfmodel.workload.step import StepMethod
 from perfmodel.workload.transformer import TRANSFORMERS, Transformer, gpt
 

@@ -18,7 +18,7 @@ from perfmodel.cost.collectives import (
     occupancy,
     switched_bytes,
 )
-from perfmodel.machine.cluster import Cluster, Level, Tier
+from perfmodel.machine import Cluster, Level, Tier
 
 MS = 1e-3
 LIBRARIES = st.sampled_from(["gloo", "nccl"])

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import perfmodel
+from perfmodel.answer import Answer
 from perfmodel.answer.measured import layout_costs
-from perfmodel.answer.question import Answer
 from perfmodel.cost.measured import PIPELINE, groups, ranks_beside
 from perfmodel.cost.network import Group
 from perfmodel.errors import CalibrationUnavailable, NotFeasible
-from perfmodel.layout.layout import Layout, parse_layout
-from perfmodel.machine.machine import Evidence
+from perfmodel.layout import Layout, parse_layout
+from perfmodel.machine import Evidence
 from perfmodel.machine.measured import (
     PHASE_CURVES,
     LayoutCost,
@@ -20,7 +20,7 @@ from perfmodel.machine.measured import (
     MeasuredWorkload,
     PhaseCurves,
 )
-from perfmodel.step.program import Cause
+from perfmodel.step import Cause
 from perfmodel.units import GIB
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.llama import document

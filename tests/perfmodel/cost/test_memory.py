@@ -18,8 +18,8 @@ from perfmodel.cost.memory import (
     rank_memory,
     verdict,
 )
-from perfmodel.layout.layout import parse_layout
-from perfmodel.machine.machine import Evidence, Overhead
+from perfmodel.layout import parse_layout
+from perfmodel.machine import Evidence, Overhead
 from perfmodel.machine.measured import CheckpointProfile, CurvePoint
 from perfmodel.step.division import parameter_bytes
 from perfmodel.units import Bytes

@@ -10,7 +10,7 @@ from perfmodel.cost.layout_memory import (
     tensor_bytes,
 )
 from perfmodel.cost.parameters import medians
-from perfmodel.layout.layout import Layout
+from perfmodel.layout import Layout
 from tests.perfmodel.cost.large_samples import MODEL, some_jobs
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfmodel.cost import Samples
 from perfmodel.cost.collectives import message_bytes, num_messages, work
 from perfmodel.cost.messages import NUM_PARAMETERS, MessageLaw
-from perfmodel.cost.terms import Samples
 from perfmodel.machine.measured import CurvePoint
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")

@@ -7,7 +7,7 @@ import pytest
 from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.traced import mixed_ratio
 from perfmodel.machine.measured import ComputeRate, DeviceRates, MeasuredMachine, Rescaling
-from perfmodel.workload.operator import Phase
+from perfmodel.workload import Phase
 from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.traces import traced

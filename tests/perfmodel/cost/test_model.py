@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from perfmodel.cost import Terms
 from perfmodel.cost.machine import CostModel, borrowed_profile, model_form
-from perfmodel.cost.terms import Terms
-from perfmodel.layout.layout import RunSetting, Synchronisation, parse_layout
-from perfmodel.machine.machine import Evidence
+from perfmodel.layout import RunSetting, Synchronisation, parse_layout
+from perfmodel.machine import Evidence
 from perfmodel.machine.measured import PHASE_CURVES, MeasuredMachine, PhaseCurves
-from perfmodel.step.program import Cause, Operation, StepProgram, Stream
+from perfmodel.step import Cause, Operation, StepProgram, Stream
 from tests.perfmodel.profiles import HEAVY, Machine, profile
 
 

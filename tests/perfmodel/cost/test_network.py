@@ -13,9 +13,8 @@ from perfmodel.cost.machine import CostModel
 from perfmodel.cost.network import NOT_MEASURED, Group, Network
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.explanation import explain
-from perfmodel.layout.layout import RunSetting, Synchronisation
-from perfmodel.machine.cluster import Cluster, SlowDevice, SlowLink, Tier, Traffic
-from perfmodel.machine.machine import Evidence
+from perfmodel.layout import RunSetting, Synchronisation
+from perfmodel.machine import Cluster, Evidence, SlowDevice, SlowLink, Tier, Traffic
 from perfmodel.machine.measured import CurvePoint
 from perfmodel.units import MIB
 from tests.perfmodel.asking import Asking

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from perfmodel.cost.families import family, features, wider_family, work
 from perfmodel.cost.operators import UNKNOWN_LOG_ERROR, OperatorDurations, roofline_s
-from perfmodel.machine.machine import Evidence
+from perfmodel.machine import Evidence
 from perfmodel.machine.measured import MeasuredOperator, MeasuredStep, OperatorCosts
-from perfmodel.workload.operator import Operator, Phase
+from perfmodel.workload import Operator, Phase
 from perfmodel.workload.step import signature
 from tests.perfmodel.operators import (
     addition,

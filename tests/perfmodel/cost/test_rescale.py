@@ -21,7 +21,7 @@ from perfmodel.cost.rescaling import (
 )
 from perfmodel.documents.hardware import DataSheet
 from perfmodel.errors import CalibrationUnavailable, UsageError
-from perfmodel.layout.layout import RunSetting
+from perfmodel.layout import RunSetting
 from perfmodel.machine.measured import (
     ComputeRate,
     DeviceRates,
@@ -29,7 +29,7 @@ from perfmodel.machine.measured import (
     OperatorCosts,
     Rescaling,
 )
-from perfmodel.workload.operator import Operator, Phase, TensorSpec
+from perfmodel.workload import Operator, Phase, TensorSpec
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.cli.test_memory_command import document as remembered
 from tests.perfmodel.operators import (

@@ -20,7 +20,7 @@ from perfmodel.cost.step_law import (
     step_work,
 )
 from perfmodel.statistics import heavy_tailed_quantiles
-from perfmodel.workload.operator import Call, Operator, Phase
+from perfmodel.workload import Call, Operator, Phase
 from perfmodel.workload.step import Segment, TracedStep
 from tests.perfmodel.operators import addition, matmul, operator, spec
 from tests.perfmodel.traces import traced

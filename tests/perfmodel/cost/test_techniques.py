@@ -16,7 +16,7 @@ from perfmodel.cost.techniques import (
     streaming_s,
     techniques,
 )
-from perfmodel.machine.machine import Overhead
+from perfmodel.machine import Overhead
 from perfmodel.workload.memory import Block, StepMemory
 from perfmodel.workload.step import AffineBytes
 from tests.perfmodel.workload.memory_samples import step_memory

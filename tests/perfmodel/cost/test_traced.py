@@ -9,8 +9,8 @@ from calibrate.fit.operators import fit_operators
 from perfmodel.answer.measured import interval, measured_caveats
 from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.traced import INPUT_COPIES, issued, slowdown, traced_profile, with_ready_times
-from perfmodel.layout.layout import RunSetting, Synchronisation
-from perfmodel.machine.machine import Evidence
+from perfmodel.layout import RunSetting, Synchronisation
+from perfmodel.machine import Evidence
 from perfmodel.machine.measured import (
     ComputeRate,
     MeasuredMachine,
@@ -20,7 +20,7 @@ from perfmodel.machine.measured import (
     OperatorCosts,
     PhaseCurves,
 )
-from perfmodel.workload.operator import Call, Phase
+from perfmodel.workload import Call, Phase
 from perfmodel.workload.step import AffineBytes, Segment, parameters_signature, signature
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.operators import costs_of_the_made_up_machine, observation

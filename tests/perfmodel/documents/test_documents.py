@@ -14,15 +14,21 @@ from typing import Any
 import pytest
 
 from calibrate.fit.profile import fit_profile
-from perfmodel.documents import acceptance, budget, goodput, plan, prediction, testbed, verdicts
-from perfmodel.documents.base import (
+from perfmodel.documents import (
     STALE_AFTER_DAYS,
     Document,
+    acceptance,
     age_notes,
     append_line,
+    budget,
     command_line,
+    plan,
+    prediction,
+    testbed,
+    verdicts,
     write_atomically,
 )
+from perfmodel.documents import budget as goodput
 from perfmodel.documents.importers import CollectivesDocument
 from perfmodel.documents.observation import (
     CollectiveObservation,

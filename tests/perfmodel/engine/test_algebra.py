@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from perfmodel.engine import algebra as max_plus
 from perfmodel.engine.algebra import end_times, end_times_with_interference, step_times
-from perfmodel.step.program import Cause, Operation, StepProgram, Stream
+from perfmodel.step import Cause, Operation, StepProgram, Stream
 
 
 def operation(stream: Stream, *after: int) -> Operation:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from perfmodel.engine.algebra import step_times
 from perfmodel.engine.contention import simulate_jobs, slowdown_by_contention
-from perfmodel.step.program import Cause, Operation, StepProgram, Stream
+from perfmodel.step import Cause, Operation, StepProgram, Stream
 
 
 def step() -> StepProgram:

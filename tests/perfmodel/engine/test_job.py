@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.engine.job import FailureCause, Job, expected_elapsed_s
 from perfmodel.engine.simulate_job import Activity, Courses, simulate_job
+from perfmodel.statistics import FloatArray, IntArray
 
 #: Failures that a test places itself: one device, a mean of one second.
 STRUCK = FailureCause(name="struck", mtbf_device_s=1.0)

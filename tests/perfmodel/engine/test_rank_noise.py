@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from perfmodel.engine.algebra import end_times
 from perfmodel.engine.simulate import simulate
 from perfmodel.engine.stragglers import RankNoise, slowest_durations
-from perfmodel.step.program import Cause, Operation, StepProgram, Stream
+from perfmodel.step import Cause, Operation, StepProgram, Stream
 
 
 def program() -> StepProgram:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from perfmodel.engine.simulate import simulate
-from perfmodel.step.program import Cause, Interference, Operation, StepProgram, Stream
+from perfmodel.step import Cause, Interference, Operation, StepProgram, Stream
 
 
 def operation(name: str, stream: Stream, *after: int) -> Operation:

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.arrays import FloatArray
 from perfmodel.engine import algebra
 from perfmodel.engine.steady import steady_trace
-from perfmodel.layout.layout import Layout, Schedule
+from perfmodel.layout import Layout, Schedule
+from perfmodel.statistics import FloatArray
+from perfmodel.step import Cause, StepProgram, Trace, time_by_cause
 from perfmodel.step.compile import compile_layout
-from perfmodel.step.program import Cause, StepProgram, Trace, time_by_cause
 
 #: Of any work that it has none, some, or as much as others have.
 seconds = st.just(0.0) | st.floats(1e-6, 1.0) | st.sampled_from([0.1, 0.2, 0.5])

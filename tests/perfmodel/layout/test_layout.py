@@ -3,8 +3,8 @@
 import pytest
 
 from perfmodel.errors import NotFeasible, UsageError
+from perfmodel.layout import Layout, Recompute, accumulation_for, parse_layout
 from perfmodel.layout.candidates import Limits, require_feasible
-from perfmodel.layout.layout import Layout, Recompute, accumulation_for, parse_layout
 
 
 def test_text_becomes_a_layout_and_text_again() -> None:

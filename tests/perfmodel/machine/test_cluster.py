@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.machine.cluster import Cluster, SlowDevice, SlowLink, Tier, Traffic
+from perfmodel.machine import Cluster, SlowDevice, SlowLink, Tier, Traffic
 
 
 def cluster(**changes: tuple[object, ...]) -> Cluster:

@@ -5,16 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from perfmodel.answer import Question
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import timed_workload
-from perfmodel.answer.question import Question
 from perfmodel.cost.machine import CostModel
 from perfmodel.cost.network import Group, for_nccl
 from perfmodel.documents.profile import InferredDocument, ProfileDocument, shipped_machines
 from perfmodel.errors import CalibrationUnavailable, UsageError
-from perfmodel.layout.layout import Layout, parse_layout
-from perfmodel.machine.cluster import Cluster, SlowDevice, SlowLink, Tier
-from perfmodel.machine.machine import Evidence
+from perfmodel.layout import Layout, parse_layout
+from perfmodel.machine import Cluster, Evidence, SlowDevice, SlowLink, Tier
 from perfmodel.models import read_model
 from tests.perfmodel.traces import WORKLOAD, traced
 

@@ -3,8 +3,8 @@
 import functools
 
 from perfmodel.documents.page import PriceOffer
+from perfmodel.page import OfferedMachine, OfferedWorkload, Session
 from perfmodel.page.answers import Answers
-from perfmodel.page.machines import OfferedMachine, OfferedWorkload, Session
 from perfmodel.workload.transformer import TRANSFORMERS
 from tests.perfmodel.cost.large_samples import document
 from tests.perfmodel.profiles import Machine, profile

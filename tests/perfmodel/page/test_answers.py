@@ -21,9 +21,9 @@ from perfmodel.documents.prediction import PredictionDocument, WhatIfDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.models import SHIPPED_TRACES
+from perfmodel.page import read_session, typed, unmeasured_machines
 from perfmodel.page.answers import Answers
 from perfmodel.page.export import export_html, start
-from perfmodel.page.machines import read_session, typed, unmeasured_machines
 from tests.benchmarks.shipped_traces import MACHINES
 from tests.benchmarks.shipped_traces import traced as retraced
 from tests.perfmodel.cli.command import Run
@@ -273,7 +273,7 @@ def shipped() -> Answers:
 def test_it_starts_without_torch_and_knows_the_memory_of_its_devices() -> None:
     """A GPU's trace ships, so that the default install has something to show."""
     script = (
-        "import sys; sys.modules['torch'] = None; from perfmodel.page import machines as m, answers as a;"
+        "import sys; sys.modules['torch'] = None; from perfmodel import page as m; from perfmodel.page import answers as a;"
         "from perfmodel.page.export import start;"
         "s = a.Answers(m.read_session(m.unmeasured_machines(), [], validation=None, budget=None));"
         "print(s.answer(start(s.catalogue)).setting, s.catalogue.profiles[0].memory_bytes / 2**30)"

@@ -16,7 +16,7 @@ import pytest
 
 from perfmodel.cli.app import main
 from perfmodel.documents.prediction import ScenarioOutcome, WhatIfDocument
-from perfmodel.report.wording import count_interval, duration_interval, interval
+from perfmodel.report import count_interval, duration_interval, interval
 from perfmodel.statistics import Interval
 from tests.accessibility import VIEWS, chromium, is_readable, needs_browser
 from tests.perfmodel.cost.large_samples import document

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from perfmodel.documents.acceptance import AcceptanceTerms, Clause, ClauseKind, Verdict
-from perfmodel.documents.goodput import GoodputDocument
+from perfmodel.documents.budget import GoodputDocument
 from perfmodel.documents.observation import RankSteps, StepObservation
 from perfmodel.engine.job import FailureCause, Job
 from perfmodel.errors import CalibrationUnavailable, InvalidDocument, UsageError
-from perfmodel.layout.layout import RunSetting, Synchronisation
+from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import ComputeRate, MeasuredMachine, Repeatability
 from perfmodel.plan.acceptance import (
     LOSS,

@@ -14,7 +14,7 @@ from perfmodel.documents.plan import Option, PlanFile
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.engine.job import FailureCause, Job, best_interval_s, expected_elapsed_s
 from perfmodel.errors import InvalidDocument, NotFeasible, UsageError
-from perfmodel.layout.layout import Layout, scaled_layouts
+from perfmodel.layout import Layout, scaled_layouts
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.plan.goodput import Request, goodput
 from perfmodel.plan.machines import Sources

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from perfmodel import layout_search
+from perfmodel.answer import Question
 from perfmodel.answer.answer import answer
 from perfmodel.answer.inferred import Training, layout_caveats, layout_document, layout_jobs
-from perfmodel.answer.question import Question
 from perfmodel.cost.inferred import InferredModel, open_inferred
 from perfmodel.cost.jobs import jobs_from
 from perfmodel.cost.layout_fit import infer_memory
@@ -18,8 +18,8 @@ from perfmodel.cost.layout_memory import (
 )
 from perfmodel.cost.memory import FITS_ABOVE
 from perfmodel.documents.prediction import ParallelismPlanDocument, PredictionDocument
+from perfmodel.layout import Layout, parse_layout
 from perfmodel.layout.candidates import Limits, Space, feasible_layouts, impossible
-from perfmodel.layout.layout import Layout, parse_layout
 from perfmodel.layout_search import NEAR_FASTEST, Request, plan_parallelism, to_test
 from perfmodel.workload.transformer import NamedTransformer
 from tests.perfmodel.cost.large_samples import MODEL, document

@@ -9,7 +9,7 @@ from perfmodel.answer.inferred import Training
 from perfmodel.cost.inferred import open_inferred
 from perfmodel.documents.plan import PlanDocument, PlanFile, read_plan
 from perfmodel.errors import InvalidDocument, NotFeasible, UsageError
-from perfmodel.layout.layout import parse_layout
+from perfmodel.layout import parse_layout
 from perfmodel.layout_search import Request, plan_parallelism
 from perfmodel.plan.machines import (
     Sources,

@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from perfmodel.documents.base import Provenance
+from perfmodel.documents import Provenance
 from perfmodel.documents.prediction import MeasuredPoint, PredictedPoint, PredictionDocument
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import (
@@ -16,11 +16,11 @@ from perfmodel.documents.verdicts import (
     Repeat,
     ValidationDocument,
 )
-from perfmodel.layout.layout import RunSetting
-from perfmodel.machine.machine import Evidence
+from perfmodel.layout import RunSetting
+from perfmodel.machine import Evidence
 from perfmodel.machine.measured import ComputeRate, DdpCosts, OverlapProfile, Repeatability
 from perfmodel.statistics import Interval
-from perfmodel.step.program import Cause, Operation, StepProgram, Stream, Trace
+from perfmodel.step import Cause, Operation, StepProgram, Stream, Trace
 from tests.perfmodel.profiles import Machine, as_file, profile
 
 PROVENANCE: Final = Provenance(

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from perfmodel.documents.verdicts import STEP_MAPE, scatter_alone
-from perfmodel.layout.layout import RunSetting, Synchronisation
+from perfmodel.layout import RunSetting, Synchronisation
+from perfmodel.report import Table, count_interval, duration_interval, number, percent
 from perfmodel.report.prediction import (
     csv_text,
     prediction_lines,
@@ -18,7 +19,6 @@ from perfmodel.report.prediction import (
 )
 from perfmodel.report.profile import profile_table
 from perfmodel.report.validation import steps_table, summary_lines
-from perfmodel.report.wording import Table, count_interval, duration_interval, number, percent
 from perfmodel.statistics import Interval
 from perfmodel.units import format_duration
 from tests.perfmodel.report.samples import plain_prediction, plain_profile, plain_validation

@@ -8,15 +8,15 @@ import pytest
 
 from perfmodel.cost.layout_time import layout_durations
 from perfmodel.engine.simulate import simulate
-from perfmodel.layout.layout import Layout
+from perfmodel.layout import Layout
 from perfmodel.report.timeline import (
     MOST_LANES,
     chrome_trace_text,
     timeline_bytes,
     timeline_figure,
 )
+from perfmodel.step import Cause, Trace
 from perfmodel.step.compile import compile_layout
-from perfmodel.step.program import Cause, Trace
 from tests.perfmodel.report.samples import plain_trace
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import perfmodel as pm
-from perfmodel.machine.machine import Evidence
+from perfmodel.machine import Evidence
 from perfmodel.scenarios.compare import contrast_of_draws, with_saved
 from perfmodel.statistics import unpaired
 from tests.perfmodel.profiles import Machine, profile

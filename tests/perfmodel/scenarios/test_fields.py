@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfmodel.answer import Question
 from perfmodel.answer.answer import Forecast, answer
-from perfmodel.answer.question import Question
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.explanation import ChangeKind, explain
-from perfmodel.machine.cluster import Cluster, Tier
-from perfmodel.scenarios.changes import Scenario, in_cluster, link_of
+from perfmodel.machine import Cluster, Tier
+from perfmodel.scenarios import Scenario, in_cluster, link_of
 from perfmodel.scenarios.fields import FIELDS, changed, scenarios_of
 from tests.perfmodel.profiles import Machine, profile
 

@@ -8,8 +8,8 @@ import perfmodel as pm
 from perfmodel.cost.rescaling import LINK_SHARE, find_device, rescaled_profile, shipped_catalogue
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import PerfModelError, UsageError
-from perfmodel.machine.machine import Evidence
-from perfmodel.scenarios.changes import link_of, usable_links
+from perfmodel.machine import Evidence
+from perfmodel.scenarios import link_of, usable_links
 from perfmodel.scenarios.fields import scenarios_of
 from tests.perfmodel.cost.test_rescale import calibrated
 from tests.perfmodel.profiles import Machine, profile

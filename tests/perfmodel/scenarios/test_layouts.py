@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from perfmodel.answer import Question
 from perfmodel.answer.answer import answer
-from perfmodel.answer.question import Question
 from perfmodel.documents.prediction import LargeModelStep, ScenarioOutcome, WhatIfDocument
 from perfmodel.documents.profile import InferredDocument
 from perfmodel.errors import NotFeasible, UsageError
-from perfmodel.layout.layout import parse_layout
+from perfmodel.layout import parse_layout
 from perfmodel.models import read_model
 from perfmodel.report.prediction import whatif_lines, whatif_table
-from perfmodel.scenarios.changes import Scenario
+from perfmodel.scenarios import Scenario
 from perfmodel.scenarios.compare import compare_scenarios
 from perfmodel.scenarios.fields import scenarios_of
 from tests.perfmodel.cli.command import Run

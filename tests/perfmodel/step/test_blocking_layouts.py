@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from perfmodel.cost.layout_time import layout_durations
 from perfmodel.engine.algebra import end_times
 from perfmodel.engine.simulate import simulate
-from perfmodel.layout.layout import Layout, Schedule
+from perfmodel.layout import Layout, Schedule
+from perfmodel.step import Cause
 from perfmodel.step.compile import Execution, compile_layout
-from perfmodel.step.program import Cause
 
 WAITING = Execution.BLOCKING
 ON_STREAMS = Execution.ON_STREAMS

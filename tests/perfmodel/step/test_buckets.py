@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from perfmodel.layout.layout import Layout
+from perfmodel.layout import Layout
 from perfmodel.step.stages import assign_buckets, assign_shards
 from perfmodel.units import MIB
 

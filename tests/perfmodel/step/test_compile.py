@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from perfmodel.engine import algebra
-from perfmodel.layout.layout import Layout, Synchronisation
+from perfmodel.layout import Layout, Synchronisation
+from perfmodel.step import Cause, StepProgram, Stream
 from perfmodel.step.compile import compile_divided, compile_step
-from perfmodel.step.program import Cause, StepProgram, Stream
 from perfmodel.step.stages import undivided
 from tests.perfmodel.profiles import HEAVY
 

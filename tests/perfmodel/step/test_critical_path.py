@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from perfmodel.engine.simulate import simulate
-from perfmodel.step.program import (
+from perfmodel.step import (
     Cause,
     Interference,
     Operation,

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from perfmodel.layout.layout import parse_layout
+from perfmodel.layout import parse_layout
+from perfmodel.step import Cause, StepProgram, Stream
 from perfmodel.step.compile import Execution, compile_divided
-from perfmodel.step.program import Cause, StepProgram, Stream
 from perfmodel.step.stages import Piece, StageDivision
 
 #: Two units of 100 and 300 bytes; the second one takes longer.

@@ -8,7 +8,7 @@ from perfmodel.cost.families import optimizer_family
 from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.shares import unit_shares
 from perfmodel.errors import NotFeasible
-from perfmodel.layout.layout import Layout, parse_layout
+from perfmodel.layout import Layout, parse_layout
 from perfmodel.machine.measured import OperatorFamily
 from perfmodel.step.division import (
     constant_dimensions,
@@ -19,7 +19,7 @@ from perfmodel.step.division import (
     units,
 )
 from perfmodel.step.stages import StageDivision
-from perfmodel.workload.operator import Phase, TensorSpec
+from perfmodel.workload import Phase, TensorSpec
 from tests.perfmodel.llama import HIDDEN, LAYERS, document, traced
 from tests.perfmodel.operators import costs_of_the_made_up_machine, operator
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.step.program import Cause, Operation, StepProgram, Stream
+from perfmodel.step import Cause, Operation, StepProgram, Stream
 
 
 def operation(stream: Stream, *after: int) -> Operation:

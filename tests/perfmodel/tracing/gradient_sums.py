@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from perfmodel.tracing.source import ModelSource
 from perfmodel.tracing.step import build_model, record_step, without_content
-from perfmodel.workload.operator import Call, Operator, Phase
+from perfmodel.workload import Call, Operator, Phase
 from tests.perfmodel.tracing.method import SGD_LOOP
 
 _SUMS = ("aten::add", "aten::add_")

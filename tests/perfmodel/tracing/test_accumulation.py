@@ -13,7 +13,7 @@ from perfmodel.tracing.recorder import ModulePaths, Recorder
 from perfmodel.tracing.source import SampleSize
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import without_content
-from perfmodel.workload.operator import Phase
+from perfmodel.workload import Phase
 from tests.perfmodel.tracing.gradient_sums import sums_of_backward, sums_of_calls, traced_and_real
 
 HELD: list[Tensor] = []

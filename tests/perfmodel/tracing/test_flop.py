@@ -13,7 +13,7 @@ from perfmodel.tracing.source import SampleSize
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import RecordedStep, build_model, record_step, without_content
 from perfmodel.tracing.trace import trace_model
-from perfmodel.workload.operator import Phase, TensorSpec, flop
+from perfmodel.workload import Phase, TensorSpec, flop
 from tests.perfmodel.tracing.configs import llama_config
 from tests.perfmodel.tracing.method import SGD
 

@@ -11,7 +11,7 @@ from perfmodel.tracing.source import ModelSource, SampleSize
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import without_content
 from perfmodel.tracing.trace import trace_model
-from perfmodel.workload.operator import Phase
+from perfmodel.workload import Phase
 from tests.perfmodel.tracing.configs import CONFIGS, llama_config
 from tests.perfmodel.tracing.method import SGD
 

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 import perfmodel as pm
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UntraceableModel, UsageError
-from perfmodel.tracing.live import hollow, optimizer_of
+from perfmodel.tracing.loop import hollow, optimizer_of
 
 CODE = """
 import torch

@@ -13,8 +13,8 @@ from perfmodel.tracing.source import Batch, ModelSource, SampleSize
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import RecordedStep, build_model, record_step, without_content
 from perfmodel.tracing.trace import joined_memory, trace_model
+from perfmodel.workload import Phase
 from perfmodel.workload.memory import Part
-from perfmodel.workload.operator import Phase
 from perfmodel.workload.step import StepMethod
 from tests.perfmodel.tracing.method import ADAMW_LOOP, SGD_LOOP
 

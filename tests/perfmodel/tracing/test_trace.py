@@ -18,7 +18,7 @@ from perfmodel.tracing.source import SampleSize
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import RecordedStep, TrainedModel, record_step, without_content
 from perfmodel.tracing.trace import TracedModel, trace_model
-from perfmodel.workload.operator import Phase
+from perfmodel.workload import Phase
 from perfmodel.workload.step import DEFAULT, StepMethod
 from tests.perfmodel.tracing.method import SGD
 

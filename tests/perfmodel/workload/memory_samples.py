@@ -1,7 +1,7 @@
 """Records of memory that can be added up by hand."""
 
+from perfmodel.workload import Phase
 from perfmodel.workload.memory import Block, Moment, Part, PartBytes, StepMemory
-from perfmodel.workload.operator import Phase
 from perfmodel.workload.step import AffineBytes
 
 

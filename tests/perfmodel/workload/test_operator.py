@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.workload.operator import Operator, TensorSpec
+from perfmodel.workload import Operator, TensorSpec
 
 
 def spec(*shape: int, dtype: str = "float32", stride: tuple[int, ...] | None = None) -> TensorSpec:

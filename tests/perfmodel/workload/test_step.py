@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.workload.operator import Call, Phase
+from perfmodel.workload import Call, Phase
 from perfmodel.workload.step import (
     Segment,
     arguments_at,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.jobs import Jobs, jobs_from, jobs_from_columns
-from perfmodel.layout.layout import Layout
+from perfmodel.layout import Layout
 from perfmodel.workload.transformer import Transformer
 from tests.perfmodel.cost.large_samples import measured, some_jobs
 from tests.validate.published.test_published import write

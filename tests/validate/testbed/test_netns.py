@@ -23,7 +23,7 @@ from perfmodel.documents.testbed import (
     TrainingSetting,
 )
 from perfmodel.errors import MeasurementFailed
-from perfmodel.layout.layout import RunSetting
+from perfmodel.layout import RunSetting
 from perfmodel.step.stages import gradient_buckets
 from validate.testbed import plan
 from validate.testbed.campaign import (

@@ -18,7 +18,7 @@ from perfmodel.errors import (
     MeasurementFailed,
     UsageError,
 )
-from perfmodel.layout.layout import RunSetting
+from perfmodel.layout import RunSetting
 from perfmodel.report import validation as tables
 from perfmodel.step.stages import gradient_buckets
 from tests.turns import machine_is_held
