@@ -10,7 +10,7 @@ from perfmodel.errors import EXIT_OK, InvalidDocument, PerfModelError, why
 from perfmodel.files import parse_json, parse_toml, read_text
 
 _MODULES: Final = (
-    *("acceptance", "budget", "goodput", "importers", "plan", "prediction"),
+    *("acceptance", "budget", "importers", "plan", "prediction"),
     *("profile", "testbed", "verdicts", "workload"),
 )
 

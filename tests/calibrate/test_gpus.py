@@ -203,8 +203,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A node as nvidia-smi and torch show it."""
 
     def play(smi: list[Facts], torch: Facts, *, visible: str | None = None) -> None:
-        for module in ("gpus", "placement"):
-            monkeypatch.setattr(f"calibrate.{module}.query_gpus", lambda: smi)
+        monkeypatch.setattr(gpus, "query_gpus", lambda: smi)
         monkeypatch.setattr(gpus, "ask_torch", lambda: torch)
         monkeypatch.setattr(gpus, "has_driver", lambda: False)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -77,12 +77,13 @@ def test_a_message_costs_latency_and_bytes_as_it_did(seed: int) -> None:
 def test_what_ddp_adds_is_recovered(seed: int) -> None:
     """Scale 1 and speeds 0.7 and 0.8 trade off against each other: within 0.15.
 
+    So the steps determine the scale; of the speeds the overlap probe says more than they do.
     Bucket work: 8 MiB in two buckets cost 2 * 0.2 + 1.68 = 2.08 ms, seen through noise of steps of
     up to a second: within 1.5 ms.
     """
     document = fitted(seed)
     found = dict(zip(document.ddp.names, document.ddp.values, strict=True))
-    assert all(document.ddp.determined)
+    assert document.ddp.determined == (True, True, True, False, True)
     assert found["all_reduce_scale"] == pytest.approx(1.0, abs=0.15)
     assert found["compute_speed"] == pytest.approx(MACHINE.compute_speed, abs=0.15)
     assert found["comm_speed"] == pytest.approx(MACHINE.comm_speed, abs=0.15)

@@ -273,7 +273,8 @@ def shipped() -> Answers:
 def test_it_starts_without_torch_and_knows_the_memory_of_its_devices() -> None:
     """A GPU's trace ships, so that the default install has something to show."""
     script = (
-        "import sys; sys.modules['torch'] = None; from perfmodel import page as m; from perfmodel.page import answers as a;"
+        "import sys; sys.modules['torch'] = None; from perfmodel import page as m;"
+        "from perfmodel.page import answers as a;"
         "from perfmodel.page.export import start;"
         "s = a.Answers(m.read_session(m.unmeasured_machines(), [], validation=None, budget=None));"
         "print(s.answer(start(s.catalogue)).setting, s.catalogue.profiles[0].memory_bytes / 2**30)"
