@@ -203,9 +203,7 @@ def removals(asked: Nominal, baseline: Layout) -> Iterator[tuple[LossCause, Term
     yield LossCause.INTERFERENCE, replace(terms, compute_speed=one, comm_speed=one)
     yield LossCause.STRAGGLERS, replace(terms, slowest=one)
     yield LossCause.BUCKET, replace(terms, bucket_s=none, bucket_s_per_byte=none)
-    yield LossCause.DISPATCH, _without_dispatch(asked)
-    yield LossCause.INPUT, replace(_without(terms, Cause.INPUT), load_s=none)
-    yield LossCause.OPTIMIZER, _without(terms, Cause.OPTIMIZER)
+    yield from _of_one_device(asked)
     if asked.layout.world_size > 1:
         single = Nominal.of(asked.question.at(alone(asked.layout))).terms
         yield (
@@ -214,6 +212,14 @@ def removals(asked: Nominal, baseline: Layout) -> Iterator[tuple[LossCause, Term
         )
     if asked.layout.micro_batch != baseline.micro_batch:
         yield LossCause.SMALL_BATCH, _at_large_batch(asked, baseline.micro_batch)
+
+
+def _of_one_device(asked: Nominal) -> Iterator[tuple[LossCause, Terms]]:
+    """The same for causes that a step without DDP has too."""
+    load = dataclasses.replace(_without(asked.terms, Cause.INPUT), load_s=np.zeros(1))
+    yield LossCause.DISPATCH, _without_dispatch(asked)
+    yield LossCause.INPUT, load
+    yield LossCause.OPTIMIZER, _without(asked.terms, Cause.OPTIMIZER)
 
 
 def _without_dispatch(asked: Nominal) -> Terms:
@@ -455,7 +461,7 @@ class Loss:
 
     cause: LossCause
     lost_s: Seconds
-    """Step minus the same step without the cause. [s]"""
+    """Step minus the same step without the cause, beyond what the ideal step loses to it. [s]"""
     what: str
     confirm: str
     """A test on the real job that shows it."""
@@ -528,12 +534,19 @@ def explain(question: Question, *, scaling: Scaling = "weak") -> Explanation:
     layout = question.layout
     factor = layout.dp if scaling == "strong" else 1
     baseline = dataclasses.replace(alone(layout), micro_batch=factor * layout.micro_batch)
-    baseline_s = Nominal.of(asked.question.at(baseline)).step_s()
-    step_s = asked.step_s()
-    speedup = layout.global_batch / baseline.global_batch * baseline_s / step_s
+    alone_asked = Nominal.of(asked.question.at(baseline))
+    baseline_s, step_s = alone_asked.step_s(), asked.step_s()
+    ratio = layout.global_batch / baseline.global_batch
+    speedup = ratio * baseline_s / step_s
+    # What a perfect share of the baseline costs too is not lost by having n devices.
+    shared_s = {
+        cause: (baseline_s - alone_asked.step_s(terms)) * ratio / layout.world_size
+        for cause, terms in _of_one_device(alone_asked)
+        if layout.world_size > 1
+    }
     changes = ranked_changes(asked, step_s, speedup)
     losses = [
-        _loss(cause, step_s - asked.step_s(terms), changes)
+        _loss(cause, step_s - asked.step_s(terms) - shared_s.get(cause, 0.0), changes)
         for cause, terms in removals(asked, baseline)
     ]
     large = [loss for loss in losses if loss.lost_s >= _SMALLEST_S]

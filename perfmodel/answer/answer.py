@@ -26,7 +26,7 @@ from perfmodel.documents.prediction import (
     RankMemory,
 )
 from perfmodel.layout import Layout, Scaling, scaled_layouts
-from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
+from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, TracedWorkload
 from perfmodel.units import format_bytes
 
 
@@ -137,6 +137,7 @@ def prediction(
     """Answers about one workload on one calibrated machine as a document."""
     question = baseline.question
     machine, validation, cluster = question.machine, question.validation, question.cluster
+    traced = question.workload
     assert isinstance(machine, MeasuredMachine), machine
     return PredictionDocument(
         provenance=Provenance.of_answer(argv, host_fingerprint=machine.origin.fingerprint),
@@ -145,6 +146,7 @@ def prediction(
         device_name=machine.device_name,
         workload=question.workload_name,
         scaling=scaling,
+        method=traced.trace.method.words if isinstance(traced, TracedWorkload) else None,
         cluster=None if cluster is None else cluster.name,
         points=tuple(point(each, baseline=baseline) for each in answers),
         measured=measured_points(

@@ -122,13 +122,12 @@ def _show_steps(document: "ValidationDocument") -> None:
 
 
 def _refuse_failed_steps(document: "ValidationDocument") -> None:
-    from perfmodel.report import noise_beyond, percent
+    from perfmodel.report import too_noisy
 
-    noise = noise_beyond(document)
-    if noise is not None:
+    if noise := too_noisy(document):
         raise OutOfTolerance(
-            f"validate: too noisy to judge: calibrated settings, run again, are off by {percent(noise)}; "
-            "see perfmodel doctor, and measure longer with --budget standard"
+            f"validate: too noisy to judge: {noise}; see perfmodel doctor, and measure longer with "
+            "--budget standard"
         )
     refuse_failed_gates(
         "validate",

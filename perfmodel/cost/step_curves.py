@@ -16,6 +16,7 @@ from perfmodel.cost.step_law import (
     StepBatch,
     StepSeconds,
     StepWork,
+    joined_s,
     log_constants,
     step_seconds,
     step_work,
@@ -64,15 +65,17 @@ def workload_by_law(
 ) -> MeasuredWorkload:
     """Curves of a workload that was never run, as those of a calibrated one.
 
-    Device and host hide each other only in part: phases of the device are as long as the whole step.
+    Device and host hide each other only in part, in a phase as in the step: phases of the device are as long as
+    the whole step, each by what its device and host would take alone. A larger batch never takes less.
     """
     steps = [trace.at(micro_batch=batch) for batch in _GRID]
     works = tuple(step_work(step) for step in steps)
     logs = log_constants(costs.constants, priors or shipped_priors())
     sheet = Sheet(costs.flop_per_s, costs.bytes_per_s)
     found = step_seconds(StepBatch.of(works), logs, sheet)
-    whole = found.step_s / found.device_s.sum(axis=1)
-    device_s = np.maximum.accumulate(found.device_s * whole[:, np.newaxis], axis=0)
+    joined = joined_s(found.device_s, found.host_s, logs)
+    share = joined / joined.sum(axis=1, keepdims=True)
+    device_s = share * np.maximum.accumulate(found.step_s)[:, np.newaxis]
     names = [phase.value for phase in Phase]
     mode = works[0].precision, works[0].memory_format
     known = costs.error(*mode)

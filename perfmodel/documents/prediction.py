@@ -152,6 +152,8 @@ class PredictionDocument(ShownAsFrame, Document):
     workload: str
     scaling: Literal["weak", "strong"]
     """Weak: the batch of each rank is fixed; strong: the global batch is."""
+    method: str | None = None
+    """Precision and optimizer of a step that was traced; None if the loop was measured."""
     cluster: str | None = None
     """Name of the cluster; without it, one ring of links like the measured ones."""
     points: tuple[PredictedPoint, ...]

@@ -168,8 +168,8 @@ def verdict(validation: "ValidationDocument | None") -> str:
     if validation is None:
         return "NOT VALIDATED: these predictions have not been checked against fresh runs"
     count = len(validation.gates)
-    if (noise := noise_beyond(validation)) is not None:
-        return f"TOO NOISY TO JUDGE: calibrated settings, run again, are off by {percent(noise)}"
+    if noise := too_noisy(validation):
+        return f"TOO NOISY TO JUDGE: {noise}"
     if validation.passed:
         return f"PASSED: {count} of {count} gates held"
     missed = [gate.name for gate in validation.gates if not gate.passed]
@@ -177,20 +177,22 @@ def verdict(validation: "ValidationDocument | None") -> str:
     return f"FAILED: {len(missed)} of {count} gates missed ({names})"
 
 
-def noise_beyond(validation: "ValidationDocument") -> float | None:
-    """Noise floor of a validation, if it leaves the gate on step times little to judge."""
+def too_noisy(validation: "ValidationDocument") -> str:
+    """Which noise leaves the gate on step times little to judge; empty if none does."""
     from perfmodel.documents.verdicts import STEP_MAPE  # noqa: PLC0415 - a prediction needs no verdict
 
     allowed = next((gate.at_most for gate in validation.gates if gate.name == STEP_MAPE), None)
-    floor = validation.noise_floor
-    if validation.passed and validation.expected_noise is None:
-        return None  # gates that do not grow with the noise held all the same
+    floor, expected = validation.noise_floor, validation.expected_noise
+    if validation.passed and expected is None:
+        return ""  # gates that do not grow with the noise held all the same
     if floor is None or allowed is None or floor.mape >= _NO_NOISE:
-        return None
-    noise = max(floor.mape, validation.expected_noise or 0.0)
-    limit = _LARGEST_NOISE_SHARE * allowed
-    is_noise = floor.mape > limit or noise > _MOST_EXPECTED_NOISE
-    return noise if is_noise else None
+        return ""
+    noise = max(floor.mape, expected or 0.0)
+    if floor.mape <= _LARGEST_NOISE_SHARE * allowed and noise <= _MOST_EXPECTED_NOISE:
+        return ""
+    if noise == floor.mape:
+        return f"calibrated settings, run again, are off by {percent(noise)}"
+    return f"runs differed during calibration: one again would be off by {percent(noise)}"
 
 
 def scaling_words(prediction: PredictionDocument) -> str:

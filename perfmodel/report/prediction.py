@@ -81,7 +81,8 @@ def prediction_table(prediction: PredictionDocument) -> Table:
         },
         caption=f"Predicted, {scaling_words(prediction)}; 'each' is the batch per device and step, "
         f"of {' or '.join((*map(str, fewer), counted(most, 'micro-batch')))}; "
-        f"bucket cap: {', '.join(buckets) or '-'}. "
+        f"bucket cap: {', '.join(buckets) or '-'}"
+        f"{'' if prediction.method is None else f'; {prediction.method}'}. "
         "Step: from the end of one optimizer step to the end of the next, typical of a run. "
         f"{_OUTCOMES} "
         "Speed-up: samples/s over one device without DDP. Exposed: not hidden behind compute.",

@@ -152,6 +152,12 @@ class StepMethod:
     device_kind: str
     """Whose kernels were dispatched to: "cpu" or "cuda"."""
 
+    @property
+    def words(self) -> str:
+        """Precision and optimizer, for a table."""
+        precision = self.precision if self.precision == "fp32" else f"{self.precision} autocast"
+        return f"{precision}, {self.optimizer} ({self.optimizer_implementation})"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
