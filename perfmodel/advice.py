@@ -15,7 +15,7 @@ from perfmodel.cost import CollectiveTime, Samples, Terms
 from perfmodel.cost.collectives import bus_factor
 from perfmodel.cost.network import ALL_REDUCE
 from perfmodel.documents.prediction import PredictedPoint, PredictionDocument, ScalingAdvice
-from perfmodel.explanation import LossCause, Nominal, alone, removals, with_exchange
+from perfmodel.explanation import LossCause, Nominal, alone, lost_by_cause, with_exchange
 from perfmodel.layout import Layout, Scaling
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import DEVIATE_90, Interval
@@ -33,8 +33,6 @@ _BISECTIONS: Final = 10
 _DOUBLINGS: Final = 3
 #: An interval narrower than this part of the present one is worth a measurement.
 _WORTHWHILE: Final = 0.85
-#: What one device pays too: of a fixed global batch, all but the n-th part is lost.
-_FIXED: Final = (LossCause.DISPATCH, LossCause.OPTIMIZER, LossCause.INPUT)
 
 
 def with_advice(
@@ -50,7 +48,7 @@ def with_advice(
     whole = request.at_largest(question)
     asked = Nominal.of(dataclasses.replace(whole, num_draws=1, validation=None))
     step_s, ideal_s = asked.step_s(), _ideal_s(asked, request.scaling)
-    limit, lost_s = _limit(asked, request.scaling, step_s)
+    limit, lost_s = _limit(asked, request.scaling)
     factor = needed_factor(asked, ideal_s)
     busbw = _busbw_bytes_per_s(asked)
     devices, ratio = _measure_next(whole, document.points[-1].step_s)
@@ -98,15 +96,10 @@ def _ideal_s(asked: Nominal, scaling: Scaling) -> Seconds:
     return Nominal.of(asked.question.at(single)).step_s() * ratio
 
 
-def _limit(asked: Nominal, scaling: Scaling, step_s: Seconds) -> tuple[LossCause, Seconds]:
+def _limit(asked: Nominal, scaling: Scaling) -> tuple[LossCause, Seconds]:
     """The cause whose removal saves most of what one device does not pay, and how much. [s]"""
-    layout = asked.layout
-    own = 1 - 1 / layout.world_size if scaling == "strong" else 0.0
-    baseline = _on_one_device(layout, scaling)
-    lost_s = {
-        cause: (step_s - asked.step_s(terms)) * (own if cause in _FIXED else 1.0)
-        for cause, terms in removals(asked, baseline)
-    }
+    single = Nominal.of(asked.question.at(_on_one_device(asked.layout, scaling)))
+    lost_s = lost_by_cause(asked, single)
     limit = max(lost_s, key=lambda cause: lost_s[cause])
     return limit, max(0.0, lost_s[limit])
 

@@ -10,10 +10,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from perfmodel.answer import Question
-from perfmodel.answer.answer import steps_s
 from perfmodel.answer.measured import (
     Costs,
-    interval,
     layout_costs,
     measured_caveats,
     refuse_other_jobs,
@@ -28,7 +26,6 @@ from perfmodel.machine.measured import (
     MeasuredWorkload,
     TracedWorkload,
 )
-from perfmodel.statistics import Interval
 from perfmodel.step import Cause
 from perfmodel.units import Bytes, Seconds
 from perfmodel.workload import Phase
@@ -192,7 +189,24 @@ def alone(layout: Layout) -> Layout:
     return Layout(micro_batch=layout.micro_batch, accumulation=layout.accumulation)
 
 
-def removals(asked: Nominal, baseline: Layout) -> Iterator[tuple[LossCause, Terms]]:
+def lost_by_cause(asked: Nominal, baseline: Nominal) -> dict[LossCause, Seconds]:
+    """Step minus the same step without each cause, beyond what a perfect share of the baseline loses to it. [s]
+
+    Of one device alone, all that it loses.
+    """
+    step_s, own_s = asked.step_s(), dict.fromkeys(LossCause, 0.0)
+    if asked.layout.world_size > 1:
+        share = asked.layout.global_batch / baseline.layout.global_batch / asked.layout.world_size
+        whole_s = baseline.step_s()
+        for cause, terms in _of_one_device(baseline):
+            own_s[cause] = share * (whole_s - baseline.step_s(terms))
+    return {
+        cause: step_s - asked.step_s(terms) - own_s[cause]
+        for cause, terms in _removals(asked, baseline.layout)
+    }
+
+
+def _removals(asked: Nominal, baseline: Layout) -> Iterator[tuple[LossCause, Terms]]:
     """Terms of the step with one cause removed at a time."""
     terms, none, one = asked.terms, np.zeros(1), np.ones(1)
     replace = dataclasses.replace
@@ -461,7 +475,7 @@ class Loss:
 
     cause: LossCause
     lost_s: Seconds
-    """Step minus the same step without the cause, beyond what the ideal step loses to it. [s]"""
+    """As ``lost_by_cause`` has it. [s]"""
     what: str
     confirm: str
     """A test on the real job that shows it."""
@@ -534,20 +548,12 @@ def explain(question: Question, *, scaling: Scaling = "weak") -> Explanation:
     layout = question.layout
     factor = layout.dp if scaling == "strong" else 1
     baseline = dataclasses.replace(alone(layout), micro_batch=factor * layout.micro_batch)
-    alone_asked = Nominal.of(asked.question.at(baseline))
-    baseline_s, step_s = alone_asked.step_s(), asked.step_s()
-    ratio = layout.global_batch / baseline.global_batch
-    speedup = ratio * baseline_s / step_s
-    # What a perfect share of the baseline costs too is not lost by having n devices.
-    shared_s = {
-        cause: (baseline_s - alone_asked.step_s(terms)) * ratio / layout.world_size
-        for cause, terms in _of_one_device(alone_asked)
-        if layout.world_size > 1
-    }
+    single = Nominal.of(asked.question.at(baseline))
+    baseline_s, step_s = single.step_s(), asked.step_s()
+    speedup = layout.global_batch / baseline.global_batch * baseline_s / step_s
     changes = ranked_changes(asked, step_s, speedup)
     losses = [
-        _loss(cause, step_s - asked.step_s(terms) - shared_s.get(cause, 0.0), changes)
-        for cause, terms in removals(asked, baseline)
+        _loss(cause, seconds, changes) for cause, seconds in lost_by_cause(asked, single).items()
     ]
     large = [loss for loss in losses if loss.lost_s >= _SMALLEST_S]
     return Explanation(
@@ -576,39 +582,4 @@ def _loss(cause: LossCause, lost_s: Seconds, changes: tuple[Change, ...]) -> Los
         one_change=best.what if best else "",
         gain_s=best.gain_s if best else 0.0,
         gain_speedup=best.gain_speedup if best else 0.0,
-    )
-
-
-class Verdict(enum.StrEnum):
-    """Where a measured step lies against the 90 % interval of the prediction."""
-
-    NORMAL = "normal"
-    SLOWER = "slower than normal"
-    FASTER = "faster than normal"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """A measured step among the predicted ones."""
-
-    measured_s: Seconds
-    predicted_s: Interval
-    share_slower: float
-    """Share of the predicted outcomes that take longer than the measured step."""
-
-    @property
-    def verdict(self) -> Verdict:
-        """In one word, or three."""
-        if self.measured_s > self.predicted_s.p95:
-            return Verdict.SLOWER
-        return Verdict.FASTER if self.measured_s < self.predicted_s.p5 else Verdict.NORMAL
-
-
-def standing(question: Question, *, measured_s: Seconds) -> Standing:
-    """Put a measured step among the draws of its prediction; raises as ``answer`` does."""
-    [draws_s] = steps_s([question])
-    return Standing(
-        measured_s=measured_s,
-        predicted_s=interval(draws_s),
-        share_slower=float((draws_s[1:] > measured_s).mean()),
     )

@@ -407,9 +407,8 @@ def explain(
     if layout is not None:
         excluded = {**_ONLY_OF_TABLES, "devices": "the layout says how many"}
         opt.refuse_typed(context, excluded, beside="--layout")
-    from perfmodel.answer.answer import Forecast
+    from perfmodel.answer.answer import Forecast, standing
     from perfmodel.explanation import explain as use_case
-    from perfmodel.explanation import standing
     from perfmodel.report.explanation import explanation_json, explanation_lines, standing_line
 
     question = _question(context)

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Final
 
 from perfmodel.answer import Answer
+from perfmodel.answer.answer import Standing, Verdict
 from perfmodel.diagnosis.asked import Case, diagnosed
 from perfmodel.diagnosis.odds import NORMAL
 from perfmodel.documents.page import (
@@ -17,7 +18,6 @@ from perfmodel.documents.page import (
 )
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import PerfModelError, UsageError
-from perfmodel.explanation import Standing, Verdict
 from perfmodel.machine import DEVICES_PER_NODE
 from perfmodel.page import OfferedMachine, OfferedWorkload
 from perfmodel.units import Seconds

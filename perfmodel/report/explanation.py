@@ -4,7 +4,8 @@ from typing import Final
 
 from pydantic_core import to_json
 
-from perfmodel.explanation import Change, Explanation, Loss, Standing, Verdict
+from perfmodel.answer.answer import Standing, Verdict
+from perfmodel.explanation import Change, Explanation, Loss
 from perfmodel.report import (
     caveat_lines,
     duration_interval,

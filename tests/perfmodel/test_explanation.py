@@ -5,15 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from perfmodel.explanation import (
-    ChangeKind,
-    Explanation,
-    LossCause,
-    Standing,
-    Verdict,
-    explain,
-    standing,
-)
+from perfmodel.answer.answer import Standing, Verdict, standing
+from perfmodel.explanation import ChangeKind, Explanation, LossCause, explain
 from perfmodel.layout import Scaling, scaled_layouts
 from perfmodel.report.explanation import explanation_lines, standing_line
 from perfmodel.units import MIB
