@@ -58,18 +58,23 @@ def test_lost_time_is_what_the_step_has_beyond_its_share_of_the_baseline() -> No
     assert explanation.speedup == pytest.approx(2 * 0.2472 / 0.255892704)
 
 
-def test_each_cause_is_what_the_step_saves_without_it() -> None:
-    """Nothing overlaps with one bucket, so that every cause is its own time."""
-    found = lost(explained(Machine(dispatch_s=1e-5)))
-    assert found == pytest.approx(
-        {
-            LossCause.ALL_REDUCE: 0.0002 + 8 * MIB * 1e-9,
-            LossCause.OPTIMIZER: 0.004,
-            LossCause.DISPATCH: 60 * 1e-5,
-            LossCause.INPUT: 0.0002,
-            LossCause.BROADCAST: 0.0001 + 4096e-9,
-        }
-    )
+def test_each_cause_is_what_the_step_saves_beyond_one_device() -> None:
+    """Nothing overlaps with one bucket, so that every cause is its own time.
+
+    What each device does alone too is not lost, but for the half of it that a batch in halves repeats.
+    """
+    sent_s = {
+        LossCause.ALL_REDUCE: 0.0002 + 8 * MIB * 1e-9,
+        LossCause.BROADCAST: 0.0001 + 4096e-9,
+    }
+    own_s = {LossCause.OPTIMIZER: 0.004, LossCause.DISPATCH: 60 * 1e-5}
+    machine = Machine(dispatch_s=1e-5)
+    assert lost(explained(machine)) == pytest.approx(sent_s)
+    alone = lost(explained(machine, world_size=1))
+    assert alone == pytest.approx({**own_s, LossCause.INPUT: 0.0002})
+    halved = lost(explained(machine, scaling="strong"))
+    for cause, seconds in own_s.items():
+        assert halved[cause] == pytest.approx(seconds / 2)
 
 
 def test_contention_bucket_work_stragglers_and_interference_are_found() -> None:

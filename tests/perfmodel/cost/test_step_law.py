@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from perfmodel.cost.step_curves import workload_by_law
 from perfmodel.cost.step_law import (
     CONSTANTS,
     PRODUCTS,
@@ -19,11 +20,12 @@ from perfmodel.cost.step_law import (
     step_seconds,
     step_work,
 )
+from perfmodel.machine.measured import DeviceCosts, LeftOutError
 from perfmodel.statistics import heavy_tailed_quantiles
 from perfmodel.workload import Call, Operator, Phase
 from perfmodel.workload.step import Segment, TracedStep
 from tests.perfmodel.operators import addition, matmul, operator, spec
-from tests.perfmodel.traces import traced
+from tests.perfmodel.traces import WORKLOAD, traced
 
 SHEET = Sheet({"fp32": 1e13, "half": 5e13}, 1e12)
 #: Every factor is one, nothing needs filling: what is left can be added up by hand.
@@ -136,6 +138,37 @@ def test_device_and_host_hide_each_other_in_part(host_s: float) -> None:
     found = step_seconds(StepBatch.of([work]), log_constants(constants, first_priors()), SHEET)
     sides_s = found.device_s.sum(), found.host_s.sum()
     assert max(sides_s) <= found.step_s[0] <= sum(sides_s)
+
+
+@pytest.mark.parametrize("host_s", [1e-7, 3e-4])
+def test_curves_add_up_to_the_law_at_every_batch(host_s: float) -> None:
+    """Where the host takes longer, small batches must not lengthen the phases of large ones."""
+    costs = DeviceCosts(
+        flop_per_s=dict(SHEET.flop_per_s),
+        bytes_per_s=SHEET.bytes_per_s,
+        constants=PLAIN | {"host_s": host_s, "sharpness": 1.0},
+        undetermined=(),
+        left_out=(
+            LeftOutError(
+                precision="fp32",
+                memory_format="contiguous",
+                num_rows=1,
+                num_families=1,
+                mape=0.1,
+                log_error=0.1,
+            ),
+        ),
+        num_rows=1,
+        num_models=1,
+        source="by hand",
+    )
+    [phases] = workload_by_law(costs, WORKLOAD, traced()).phases
+    curves = [getattr(phases, phase) for phase in ("forward", "backward", "optimizer")]
+    for points in zip(*curves, strict=True):
+        step_s = seconds(
+            step_work(traced().at(micro_batch=points[0].at)), constants=costs.constants
+        )
+        assert sum(point.time_s for point in points) == pytest.approx(step_s)
 
 
 def test_slopes_are_differences() -> None:
