@@ -217,6 +217,7 @@ def _removals(asked: Nominal, baseline: Layout) -> Iterator[tuple[LossCause, Ter
     yield LossCause.INTERFERENCE, replace(terms, compute_speed=one, comm_speed=one)
     yield LossCause.STRAGGLERS, replace(terms, slowest=one)
     yield LossCause.BUCKET, replace(terms, bucket_s=none, bucket_s_per_byte=none)
+    yield LossCause.INPUT, replace(_without(terms, Cause.INPUT), load_s=none)
     yield from _of_one_device(asked)
     if asked.layout.world_size > 1:
         single = Nominal.of(asked.question.at(alone(asked.layout))).terms
@@ -229,10 +230,8 @@ def _removals(asked: Nominal, baseline: Layout) -> Iterator[tuple[LossCause, Ter
 
 
 def _of_one_device(asked: Nominal) -> Iterator[tuple[LossCause, Terms]]:
-    """The same for causes that a step without DDP has too."""
-    load = dataclasses.replace(_without(asked.terms, Cause.INPUT), load_s=np.zeros(1))
+    """The same for what a step without DDP does too; a slow loader is told though one device waits alike."""
     yield LossCause.DISPATCH, _without_dispatch(asked)
-    yield LossCause.INPUT, load
     yield LossCause.OPTIMIZER, _without(asked.terms, Cause.OPTIMIZER)
 
 

@@ -61,11 +61,13 @@ def test_lost_time_is_what_the_step_has_beyond_its_share_of_the_baseline() -> No
 def test_each_cause_is_what_the_step_saves_beyond_one_device() -> None:
     """Nothing overlaps with one bucket, so that every cause is its own time.
 
-    What each device does alone too is not lost, but for the half of it that a batch in halves repeats.
+    What each device does alone too is not lost, but for the half of it that a batch in halves repeats. The
+    input is told all the same: one device may wait for its loader alike.
     """
     sent_s = {
         LossCause.ALL_REDUCE: 0.0002 + 8 * MIB * 1e-9,
         LossCause.BROADCAST: 0.0001 + 4096e-9,
+        LossCause.INPUT: 0.0002,
     }
     own_s = {LossCause.OPTIMIZER: 0.004, LossCause.DISPATCH: 60 * 1e-5}
     machine = Machine(dispatch_s=1e-5)
