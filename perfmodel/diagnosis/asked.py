@@ -196,9 +196,14 @@ def _by_machine(case: Case) -> _Expected:
     for flag, value in given.items():
         if value is not None:
             raise UsageError(
-                f"{flag}: excludes --profile, got both; machine and trace have their own"
+                f"{flag}: excludes --profile and --machine, got both; machine and trace have their own"
             )
     if isinstance(model, str):
+        if model in TRANSFORMERS and machine.workload(model) is None:
+            raise UsageError(
+                f"MODEL: {model} goes with the data sheet of a device, got a machine; give --device "
+                "(perfmodel devices) in its place, or the model's config.json"
+            )
         is_file = model.endswith(".json") and not is_model_config(Path(model))
         if not is_file and (machine.workload(model) is None or machine.device_costs is not None):
             names_any = machine.device_costs is not None or model.endswith(".json")

@@ -41,7 +41,7 @@ def diagnosis_table(diagnosed: Diagnosed) -> Table:
             "In its\nunit": lambda row: _expected(row[0], row[1], told.trained) or "-",
             "<Verdict": lambda row: _word(row[0]),
         },
-        caption="Expected: of this machine as it was calibrated, 90 % of runs inside."
+        caption="Expected: as perfmodel predict has it on this machine, 90 % of runs inside."
         if told.is_calibrated
         else "Expected: of a normal machine by data sheets, 90 % inside.",
     )

@@ -259,7 +259,8 @@ def test_a_calibrated_machine_is_expected_to_do_what_it_was_measured_to_do(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("llama2-7b", "--observed", "1 GPU: 3 s"), "MODEL: must be a workload of the profile (light, heavy)"),
+        (("light9", "--observed", "1 GPU: 3 s"), "MODEL: must be a workload of the profile (light, heavy)"),
+        (("llama2-7b", "--observed", "1 GPU: 3 s"), "MODEL: llama2-7b goes with the data sheet of a device"),
         (("heavy", "--observed", "1 GPU: 3 s", "--device", "a10"), "--device: excludes --profile"),
         (("heavy", "--observed", "1 GPU: 30 % MFU"), "MFU is a share of a data sheet's peak"),
     ],
