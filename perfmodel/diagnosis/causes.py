@@ -142,6 +142,8 @@ class Cause:
     means: str
     shown: str = ""
     """The field of ``Changes`` whose size is worth telling."""
+    may_be_faster: bool = False
+    """Whether a step can look shorter than a normal one for it."""
 
 
 def _several(context: Context) -> bool:
@@ -218,12 +220,14 @@ CAUSES: Final = (
         draw=lambda rng, _: Changes(size=np.exp(1.5 * rng.standard_normal(NUM_DRAWS))),
         means="another model than named is trained",
         shown="size",
+        may_be_faster=True,
     ),
     Cause(
         name="wrong units",
         prior=lambda _: 0.06,
         draw=_wrong_units,
         means="per device or all, micro-step or step, tokens or samples, sparse peak",
+        may_be_faster=True,
     ),
     Cause(
         name="other hardware",
@@ -231,11 +235,13 @@ CAUSES: Final = (
         draw=lambda rng, _: Changes(hardware=np.exp(0.8 * rng.standard_normal(NUM_DRAWS))),
         means="another device or power limit than named",
         shown="hardware",
+        may_be_faster=True,
     ),
     Cause(
         name="other hardware in some runs",
         prior=lambda c: 0.04 * (len({run.nodes for run in c.runs}) > 1),
         draw=_elsewhere,
         means="the runs that are compared ran on different devices",
+        may_be_faster=True,
     ),
 )

@@ -51,7 +51,7 @@ _DOUBT: Final = 0.1
 NORMAL: Final = "normal"
 UNKNOWN: Final = "something else"
 _UNKNOWN_PRIOR: Final = 0.02
-#: Prior of "normal" where a step is faster than any device computes.
+#: Prior of causes that shorten no step, where one is faster than any device computes.
 _IMPOSSIBLE: Final = 1e-9
 
 
@@ -136,8 +136,8 @@ def diagnose(  # noqa: PLR0913 - one parameter per part of the question
         return Diagnosis(judged=judged, fits=(), next_name=None, next_command=None, information=0)
     weighed = []
     for cause in CAUSES:
-        possible = cause.name != NORMAL or all(each.is_possible for each in observations)
-        if (prior := cause.prior(context) if possible else _IMPOSSIBLE) > 0:
+        possible = cause.may_be_faster or all(each.is_possible for each in observations)
+        if (prior := min(cause.prior(context), 1.0 if possible else _IMPOSSIBLE)) > 0:
             changed = cause.draw(rng, context)
             if cause.name != NORMAL:
                 changed = with_second_cause(changed, rng)

@@ -279,6 +279,9 @@ def test_more_than_the_peak_is_not_normal(diagnose: Diagnose) -> None:
     )
     assert found["observations"][0]["is_normal"] is False
     assert first(found) in {"other hardware", "wrong units", "wrong model size"}
+    fast = odds(found)
+    for slows in ("normal", "host-bound", "loader", "straggler", "slow links inside the node"):
+        assert fast[slows] < 1e-3, "nothing that lengthens a step explains one that is too short"
 
 
 def test_a_shape_that_cannot_be_names_its_file(run: Run, tmp_path: Path) -> None:
