@@ -303,6 +303,9 @@ class CostModel:
         like = self._cluster is not None and self._cluster.evidence is Evidence.INFERRED
         if like and layout.world_size > self.profile.ranks_per_node:
             evidence["stragglers"] = Evidence.INFERRED
+        # Published steps tell nothing of how devices differ.
+        if self.profile.device_costs is not None:
+            evidence["stragglers"] = Evidence.ASSUMED
         if self.profile.rescaling is not None:
             return dict.fromkeys(evidence, Evidence.ASSUMED)
         return evidence
