@@ -15,8 +15,7 @@ from perfmodel.cost import CollectiveTime, Samples, Terms
 from perfmodel.cost.collectives import bus_factor
 from perfmodel.cost.network import ALL_REDUCE
 from perfmodel.documents.prediction import PredictedPoint, PredictionDocument, ScalingAdvice
-from perfmodel.explanation import LossCause, Nominal, alone, lost_by_cause, with_exchange
-from perfmodel.layout import Layout, Scaling
+from perfmodel.explanation import LossCause, Nominal, lost_by_cause, on_one_device, with_exchange
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import DEVIATE_90, Interval
 from perfmodel.step import Cause
@@ -47,8 +46,9 @@ def with_advice(
         return document
     whole = request.at_largest(question)
     asked = Nominal.of(dataclasses.replace(whole, num_draws=1, validation=None))
-    step_s, ideal_s = asked.step_s(), _ideal_s(asked, request.scaling)
-    limit, lost_s = _limit(asked, request.scaling)
+    single = Nominal.of(asked.question.at(on_one_device(asked.layout, request.scaling)))
+    step_s, ideal_s = asked.step_s(), _ideal_s(asked, single)
+    limit, lost_s = _limit(asked, single)
     factor = needed_factor(asked, ideal_s)
     busbw = _busbw_bytes_per_s(asked)
     devices, ratio = _measure_next(whole, document.points[-1].step_s)
@@ -83,22 +83,14 @@ def knee_devices(points: Sequence[PredictedPoint]) -> int | None:
     return found
 
 
-def _on_one_device(layout: Layout, scaling: Scaling) -> Layout:
-    """What speed-ups are over: the same micro-batch, or under strong scaling that of all devices together."""
-    factor = layout.dp if scaling == "strong" else 1
-    return dataclasses.replace(alone(layout), micro_batch=factor * layout.micro_batch)
-
-
-def _ideal_s(asked: Nominal, scaling: Scaling) -> Seconds:
+def _ideal_s(asked: Nominal, single: Nominal) -> Seconds:
     """The samples of a step at the speed of one device, shared by all. [s]"""
-    layout, single = asked.layout, _on_one_device(asked.layout, scaling)
-    ratio = layout.global_batch / single.global_batch / layout.world_size
-    return Nominal.of(asked.question.at(single)).step_s() * ratio
+    layout = asked.layout
+    return single.step_s() * layout.global_batch / single.layout.global_batch / layout.world_size
 
 
-def _limit(asked: Nominal, scaling: Scaling) -> tuple[LossCause, Seconds]:
+def _limit(asked: Nominal, single: Nominal) -> tuple[LossCause, Seconds]:
     """The cause whose removal saves most of what one device does not pay, and how much. [s]"""
-    single = Nominal.of(asked.question.at(_on_one_device(asked.layout, scaling)))
     lost_s = lost_by_cause(asked, single)
     limit = max(lost_s, key=lambda cause: lost_s[cause])
     return limit, max(0.0, lost_s[limit])

@@ -189,6 +189,12 @@ def alone(layout: Layout) -> Layout:
     return Layout(micro_batch=layout.micro_batch, accumulation=layout.accumulation)
 
 
+def on_one_device(layout: Layout, scaling: Scaling) -> Layout:
+    """What speed-ups are over: the same micro-batch, or under strong scaling that of all devices together."""
+    factor = layout.dp if scaling == "strong" else 1
+    return dataclasses.replace(alone(layout), micro_batch=factor * layout.micro_batch)
+
+
 def lost_by_cause(asked: Nominal, baseline: Nominal) -> dict[LossCause, Seconds]:
     """Step minus the same step without each cause, beyond what a perfect share of the baseline loses to it. [s]
 
@@ -545,8 +551,7 @@ def explain(question: Question, *, scaling: Scaling = "weak") -> Explanation:
     refuse_other_jobs(question.cluster, by="explain")
     asked = Nominal.of(dataclasses.replace(question, num_draws=1, validation=None))
     layout = question.layout
-    factor = layout.dp if scaling == "strong" else 1
-    baseline = dataclasses.replace(alone(layout), micro_batch=factor * layout.micro_batch)
+    baseline = on_one_device(layout, scaling)
     single = Nominal.of(asked.question.at(baseline))
     baseline_s, step_s = single.step_s(), asked.step_s()
     speedup = layout.global_batch / baseline.global_batch * baseline_s / step_s

@@ -538,11 +538,10 @@ def step_seconds(
     device_s = np.asarray(summed_s, dtype=np.float64).reshape(batch.num_rows, len(_PHASES))
     host_s = _host_s(batch, logs)
     whole_s, wait_s = device_s.sum(axis=1), host_s.sum(axis=1)
-    power = 1 + math.exp(logs[POSITION["sharpness"]])
-    share = 1 / (1 + (wait_s / whole_s) ** power)
-    step_s = whole_s * share ** (-1 / power)
     slope = None
     if with_slope:
+        power = 1 + math.exp(logs[POSITION["sharpness"]])
+        share = 1 / (1 + (wait_s / whole_s) ** power)
         slope = np.zeros((batch.num_rows, len(CONSTANTS)))
         by_products, by_bytes = core_s * products / joined, core_s * stream / joined
         parts = (
@@ -570,6 +569,7 @@ def step_seconds(
         ratio = np.log(wait_s / whole_s)
         by_power = (1 - share) * ratio / power + np.log(share) / power**2
         slope[:, POSITION["sharpness"]] = by_power * (power - 1)
+    step_s = joined_s(whole_s, wait_s, logs)
     return StepSeconds(
         step_s=step_s, device_s=device_s, host_s=host_s, kernel_s=kernel_s, slope=slope
     )
