@@ -11,10 +11,10 @@ from perfmodel.answer import Question
 from perfmodel.answer.answer import Forecast, layout_table, table
 from perfmodel.answer.measured import check_machine, open_workload
 from perfmodel.answer.memory import MemoryReport, report_of
+from perfmodel.cost.clusters import open_cluster
 from perfmodel.cost.inferred import with_nodes_of as joined_like
 from perfmodel.cost.rescaling import find_device, shipped_catalogue
 from perfmodel.diagnosis.asked import Case, Diagnosed, diagnosed
-from perfmodel.documents.hardware import read_cluster
 from perfmodel.documents.prediction import (
     PredictionDocument,
     WhatIfDocument,
@@ -439,7 +439,7 @@ def _question(
     if cluster is None:
         cluster = machine.cluster
     elif not isinstance(cluster, Cluster):
-        cluster = read_cluster(Path(cluster))
+        cluster = open_cluster(cluster)
     check_machine(machine, validation, cluster)
     named = workload if isinstance(workload, WorkloadDocument) else os.fspath(workload)
     return Question(

@@ -305,9 +305,9 @@ def read_question(
 
         earlier = ValidationDocument.read(validation)
     if cluster is not None:
-        from perfmodel.documents.hardware import read_cluster
+        from perfmodel.cost.clusters import open_cluster
 
-        links = read_cluster(cluster)
+        links = open_cluster(cluster)
     elif nodes_like is not None:
         from perfmodel.cost.inferred import with_nodes_of
         from perfmodel.documents.profile import InferredDocument
@@ -395,7 +395,11 @@ Validation: TypeAlias = Annotated[
     Path | None, typer.Option(help="A validation, whose errors widen the intervals.")
 ]
 ClusterFile: TypeAlias = Annotated[
-    Path | None, typer.Option("--cluster", help="Cluster file (TOML); default: one ring of links.")
+    Path | None,
+    typer.Option(
+        "--cluster",
+        help="Cluster file (TOML), or links by name ('8 nvlink3, 8 eth-100'); default: one ring of links.",
+    ),
 ]
 NodesLike: TypeAlias = Annotated[
     str | None,

@@ -349,9 +349,9 @@ def _links(context: typer.Context) -> "Cluster | None":
     opt.refuse_typed(
         context, {"devices_per_node": "the cluster file says where a node ends"}, beside="--cluster"
     )
-    from perfmodel.documents.hardware import read_cluster
+    from perfmodel.cost.clusters import open_cluster
 
-    return read_cluster(path)
+    return open_cluster(path)
 
 
 def _one_count(context: typer.Context) -> int | None:

@@ -37,7 +37,7 @@ PCIE_BYTES_PER_S: Final = 27e9
 #: Steps of NCCL's simple protocol over NVLink, PCIe and the network (src/graph/tuning.cc). [s]
 NVLINK_S: Final = 3.4e-6
 PCIE_S: Final = 5.7e-6
-_NETWORK_S: Final = 14e-6
+NETWORK_S: Final = 14e-6
 
 _INIT: Final = re.compile(
     r"^\s*(?P<host>\S+?):\d+:\d+ \[\d+\] NCCL INFO .*\brank (?P<rank>\d+) nranks (?P<count>\d+)\b"
@@ -121,7 +121,7 @@ def as_cluster(
                 count=count,
                 links=max(1, found.adapters),
                 link_bytes_per_s=rate,
-                latency_s=max(0.0, _NETWORK_S - found.link_s),
+                latency_s=max(0.0, NETWORK_S - found.link_s),
                 source="given, assumed non-blocking"
                 if adapter_bytes_per_s
                 else "NCCL's log, assumed non-blocking",

@@ -10,11 +10,12 @@ from typing import Final, Literal, TypeVar
 from perfmodel.answer import Question
 from perfmodel.answer.answer import Forecast
 from perfmodel.answer.measured import refuse_other_jobs, timed_workload
+from perfmodel.cost.clusters import open_cluster
 from perfmodel.cost.inferred import open_inferred
 from perfmodel.cost.rescaling import LINK_SHARE, catalogued, shipped_catalogue
 from perfmodel.documents import today_utc
 from perfmodel.documents.budget import read_budget
-from perfmodel.documents.hardware import DataSheet, read_cluster
+from perfmodel.documents.hardware import DataSheet
 from perfmodel.documents.page import (
     Catalogue,
     CatalogueCluster,
@@ -170,7 +171,7 @@ def read_session(
     judged = None if validation is None else ValidationDocument.read(validation)
     known: dict[str, OfferedCluster] = {}
     for path in clusters:
-        cluster = read_cluster(path)
+        cluster = open_cluster(path)
         refuse_other_jobs(cluster, by="--cluster")
         known[_unique_name(path, known)] = OfferedCluster(cluster=cluster, typed=typed(path))
     machines: dict[str, OfferedMachine] = {}

@@ -7,7 +7,6 @@ predictions differ by the change alone.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -15,9 +14,10 @@ import numpy as np
 from perfmodel.answer import Question
 from perfmodel.answer.answer import Forecast
 from perfmodel.answer.measured import open_workload, refuse_other_jobs, timed_workload
+from perfmodel.cost.clusters import open_cluster
 from perfmodel.cost.collectives import message_bytes, num_messages
 from perfmodel.cost.rescaling import LINK_SHARE, find_device, rescaled_profile, shipped_catalogue
-from perfmodel.documents.hardware import LinkSheet, read_cluster
+from perfmodel.documents.hardware import LinkSheet
 from perfmodel.errors import (
     CalibrationUnavailable,
     UsageError,
@@ -415,7 +415,7 @@ def set_cluster(scenario: Scenario, value: str) -> Scenario:
     """Put the devices into the cluster of a file, or into none."""
     if value == "none":
         return scenario.asking(cluster=None)
-    return in_cluster(scenario, read_cluster(Path(value)))
+    return in_cluster(scenario, open_cluster(value))
 
 
 def tier_value(name: str, attribute: str, parse: Callable[[str], float]) -> Apply:

@@ -151,7 +151,7 @@ def test_uncertainty_of_the_parameters_and_of_the_form_widens_the_interval() -> 
 
 
 def test_several_devices_need_a_measured_interconnect() -> None:
-    with pytest.raises(CalibrationUnavailable, match="2 devices need a measured interconnect"):
+    with pytest.raises(CalibrationUnavailable, match="2 devices need links between them"):
         points(Machine(world_size=1), 2)
 
 

@@ -106,7 +106,7 @@ def test_one_rank_predicts_many_with_a_cluster_file_alone(run: Run, tmp_path: Pa
     as_file(profile(Machine(world_size=1))).write(path)
     asked = ("predict", "--profile", path, "--workload", "light")
     line = complaint(run(*asked), EXIT_CALIBRATION)
-    assert "name the links with --cluster FILE, or calibrate with --nproc 2" in line
+    assert "name them (--cluster '2 pcie4-x16', or a file), or calibrate with --nproc 2" in line
     shipped = Path(__file__).parents[3] / "docs" / "clusters" / "ethernet.toml"
     result = run(*asked, "--devices", "1,8", "--cluster", shipped)
     assert result.exit_code == EXIT_OK, result

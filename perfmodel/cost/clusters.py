@@ -1,0 +1,80 @@
+"""Clusters that a command names: a file, or tiers of links in words such as ``"8 nvlink3, 8 eth-100 x4"``."""
+
+import re
+from os import PathLike
+from pathlib import Path
+from typing import Final
+
+from perfmodel.cost.rescaling import LINK_SHARE, shipped_catalogue
+from perfmodel.documents.hardware import read_cluster
+from perfmodel.documents.importers import NETWORK_S, NVLINK_S, PCIE_S
+from perfmodel.errors import UsageError, did_you_mean
+from perfmodel.machine import DEVICE, NODE, Cluster, Tier
+from perfmodel.units import parse_bandwidth
+
+#: Members, the link of each, and how many of them: ``8 eth-100 x4``.
+_TIER: Final = re.compile(r"(?P<count>\d{1,7}) +(?P<link>[^\s,]+)(?: +x(?P<links>\d{1,3}))?")
+_MOST_TIERS: Final = 3
+#: First letters of a link's name tell what it crosses.
+_LATENCY_S: Final = {"nvlink": NVLINK_S, "xgmi": NVLINK_S, "pcie": PCIE_S}
+
+
+def open_cluster(named: str | PathLike[str]) -> Cluster:
+    """The cluster of a file, or of tiers in words, from the inside out.
+
+    A link is one of ``perfmodel devices --links``, at the share of its data sheet that collectives reach, or
+    a rate, taken as it is. Latencies are those of NCCL's tuner for that kind of link.
+
+    Raises
+    ------
+    InvalidDocument
+        The file breaks a rule.
+    UsageError
+        A link is not known.
+    """
+    words = [part.strip() for part in str(named).split(",")]
+    matches = [match for match in map(_TIER.fullmatch, words) if match]
+    if len(matches) < len(words) or Path(named).exists():
+        return read_cluster(Path(named))
+    if len(matches) > _MOST_TIERS:
+        raise UsageError(
+            f"--cluster: must have at most {_MOST_TIERS} tiers, got {len(matches)}; write a cluster file"
+        )
+    tiers: list[Tier] = []
+    for match, name in zip(matches, (NODE, "fabric", "spine"), strict=False):
+        rate, source = _rate(match["link"])
+        reached_s = sum(tier.latency_s for tier in tiers)
+        kinds = (s for kind, s in _LATENCY_S.items() if match["link"].startswith(kind))
+        tiers.append(
+            Tier(
+                name=name,
+                of=tiers[-1].name if tiers else DEVICE,
+                count=_at_least_one(match["count"], words),
+                links=_at_least_one(match["links"] or "1", words),
+                link_bytes_per_s=rate,
+                latency_s=max(0.0, next(kinds, NETWORK_S) - reached_s),
+                source=source,
+            )
+        )
+    return Cluster(name=", ".join(words), tiers=tuple(tiers))
+
+
+def _at_least_one(text: str, words: list[str]) -> int:
+    if int(text) < 1:
+        raise UsageError(f"--cluster: counts must be at least 1, got {', '.join(words)!r}")
+    return int(text)
+
+
+def _rate(link: str) -> tuple[float, str]:
+    """Bytes per second of a link by its name or rate, and where they are from."""
+    known = {each.id: each for each in shipped_catalogue().links}
+    if link in known:
+        rate = LINK_SHARE * known[link].rate.bytes_per_s
+        return rate, f"{LINK_SHARE:.0%} of {known[link].name}"
+    try:
+        return parse_bandwidth(link), "given"
+    except ValueError as error:
+        raise UsageError(
+            f"--cluster: must be a file, or tiers such as '8 nvlink3, 8 eth-100' with links of perfmodel devices "
+            f"--links or rates such as 100Gb/s, got {link!r}{did_you_mean(link, known)}"
+        ) from error
