@@ -14,11 +14,9 @@ from perfmodel.answer.memory import MemoryReport, report_of
 from perfmodel.cost.clusters import open_cluster
 from perfmodel.cost.inferred import with_nodes_of as joined_like
 from perfmodel.cost.rescaling import find_device, shipped_catalogue
-from perfmodel.diagnosis.asked import Case, Diagnosed, diagnosed
-from perfmodel.documents.prediction import (
-    PredictionDocument,
-    WhatIfDocument,
-)
+from perfmodel.diagnosis.asked import Diagnosed, diagnosed
+from perfmodel.diagnosis.cases import Case
+from perfmodel.documents.prediction import PredictionDocument, WhatIfDocument
 from perfmodel.documents.profile import InferredDocument, ProfileDocument, machine_file
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
@@ -196,12 +194,10 @@ def memory(
         if device is None:
             raise UsageError("device: must be given where capacity_bytes is not, such as h100-sxm")
         capacity_bytes = find_device(device, shipped_catalogue()).memory.size_bytes
-    if profile is not None and not isinstance(profile, MeasuredMachine):
-        profile = read_profile(profile)
     return report_of(
         workload if isinstance(workload, WorkloadDocument) else read_workload(workload),
         capacity_bytes,
-        machine=profile,
+        machine=None if profile is None else opened(profile),
         micro_batch=micro_batch,
         devices=devices,
         device=device,
@@ -220,7 +216,7 @@ def diagnose(
     profile
         A calibrated machine, in place of the data sheet of ``device``.
     case
-        Fields of ``perfmodel.diagnosis.asked.Case``, the options of ``perfmodel diagnose``:
+        Fields of ``perfmodel.diagnosis.cases.Case``, the options of ``perfmodel diagnose``:
         ``device="h100-sxm", precision="bf16", micro_batch=4, observed=["2 nodes of 4: 8.7 s"]``; rates in B/s.
 
     Raises
@@ -231,9 +227,7 @@ def diagnose(
     known = [field.name for field in fields(Case) if field.name not in {"model", "machine"}]
     for name in case:
         refuse_unknown("diagnose: parameter", name, known)
-    machine = None
-    if profile is not None:
-        machine = profile if isinstance(profile, MeasuredMachine) else read_profile(profile)
+    machine = None if profile is None else opened(profile)
     return diagnosed(Case(model=model, machine=machine, **case))
 
 
@@ -246,6 +240,11 @@ def read_profile(path: AnyPath) -> MeasuredMachine:
         If it is unusable.
     """
     return ProfileDocument.read(machine_file(os.fspath(path), flag="profile")).machine
+
+
+def opened(profile: AnyProfile) -> MeasuredMachine:
+    """A machine, read if a file or a name stands for it."""
+    return profile if isinstance(profile, MeasuredMachine) else read_profile(profile)
 
 
 def with_nodes_of(machine: AnyProfile, name: str) -> MeasuredMachine:
@@ -265,8 +264,9 @@ def with_nodes_of(machine: AnyProfile, name: str) -> MeasuredMachine:
     UsageError, CalibrationUnavailable
         If the machine was not measured so, or nobody knows the nodes of the other.
     """
-    found = machine if isinstance(machine, MeasuredMachine) else read_profile(machine)
-    return joined_like(found, InferredDocument.named(name, flag="name").machine, name=name)
+    return joined_like(
+        opened(machine), InferredDocument.named(name, flag="name").machine, name=name
+    )
 
 
 def read_workload(path: AnyPath) -> WorkloadDocument:
@@ -433,7 +433,7 @@ def _question(
     cluster: AnyCluster | None,
 ) -> Question:
     """A workload on a machine with earlier errors, in a cluster."""
-    machine = profile if isinstance(profile, MeasuredMachine) else read_profile(profile)
+    machine = opened(profile)
     if validation is not None and not isinstance(validation, ValidationDocument):
         validation = read_validation(validation)
     if cluster is None:

@@ -7,16 +7,13 @@ from pathlib import Path
 from perfmodel.answer import Question
 from perfmodel.answer.answer import layout_table
 from perfmodel.answer.inferred import Training
-from perfmodel.api.answers import AnyPath, AnyProfile, read_profile
+from perfmodel.api.answers import AnyPath, AnyProfile, opened
 from perfmodel.cost.inferred import open_inferred
 from perfmodel.documents import today_utc
 from perfmodel.documents.acceptance import AcceptanceTerms
 from perfmodel.documents.budget import CostDocument, GoodputDocument, read_budget
 from perfmodel.documents.plan import PlanDocument, read_plan
-from perfmodel.documents.prediction import (
-    ParallelismPlanDocument,
-    PredictionDocument,
-)
+from perfmodel.documents.prediction import ParallelismPlanDocument, PredictionDocument
 from perfmodel.documents.profile import InferredDocument
 from perfmodel.engine.job import Job
 from perfmodel.errors import UsageError
@@ -24,7 +21,6 @@ from perfmodel.layout import parse_layout
 from perfmodel.layout_search import Request as SearchRequest
 from perfmodel.layout_search import plan_parallelism as ranked_layouts
 from perfmodel.machine import DEVICES_PER_NODE, InferredMachine
-from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.models import read_model
 from perfmodel.plan.acceptance import acceptance_terms as terms_of
 from perfmodel.plan.cost import compare_costs as costs_of
@@ -137,9 +133,15 @@ def acceptance_terms(
     goodput
         From ``perfmodel goodput --json``: its share of useful time becomes a clause.
     """
-    machine = profile if isinstance(profile, MeasuredMachine) else read_profile(profile)
+    machine = opened(profile)
     names = [entry.workload.name for entry in machine.workloads]
     return terms_of(machine, workloads or names, confidence=confidence, goodput=goodput)
+
+
+def _inferred(profile: InferredMachine | AnyPath) -> InferredMachine:
+    if isinstance(profile, InferredMachine):
+        return profile
+    return InferredDocument.named(profile).machine
 
 
 def search(  # noqa: PLR0913 - one parameter per part of the question
@@ -168,8 +170,6 @@ def search(  # noqa: PLR0913 - one parameter per part of the question
     top
         Layouts to return.
     """
-    if not isinstance(profile, InferredMachine):
-        profile = InferredDocument.named(profile).machine
     training = Training(
         model=read_model(model, sequence=sequence_length),
         devices=devices,
@@ -177,7 +177,7 @@ def search(  # noqa: PLR0913 - one parameter per part of the question
         global_batch=global_batch,
     )
     request = SearchRequest(training=training, capacity_bytes=capacity_bytes, top=top)
-    return ranked_layouts(open_inferred(profile), request, argv=("perfmodel.search",))
+    return ranked_layouts(open_inferred(_inferred(profile)), request, argv=("perfmodel.search",))
 
 
 def predict_large_model(
@@ -205,10 +205,8 @@ def predict_large_model(
     UsageError, NotFeasible, CalibrationUnavailable
         If a name or the layout makes no sense, the model does not allow it, or the profile is another.
     """
-    if not isinstance(profile, InferredMachine):
-        profile = InferredDocument.named(profile).machine
     question = Question(
-        machine=profile,
+        machine=_inferred(profile),
         workload=read_model(model, sequence=sequence_length),
         layout=parse_layout(layout),
         devices_per_node=devices_per_node,

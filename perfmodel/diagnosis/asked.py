@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -20,12 +20,11 @@ from perfmodel.cost.rescaling import (
     host_link_bytes_per_s,
     shipped_catalogue,
 )
-from perfmodel.diagnosis.calibrated import CalibratedModel
-from perfmodel.diagnosis.cases import Setting, observation_of, run_of
-from perfmodel.diagnosis.measurements import SIZE
+from perfmodel.diagnosis.cases import Case, observation_of, run_of
+from perfmodel.diagnosis.causes import SIZE
 from perfmodel.diagnosis.odds import Diagnosis, Observation, draw_terms, enough_network
 from perfmodel.diagnosis.odds import diagnose as use_case
-from perfmodel.diagnosis.trained import LargeModel, Run, TracedModel, Trained
+from perfmodel.diagnosis.trained import CalibratedModel, LargeModel, Run, TracedModel, Trained
 from perfmodel.documents import Shown
 from perfmodel.documents.hardware import DataSheet
 from perfmodel.documents.importers import PCIE_BYTES_PER_S
@@ -33,8 +32,6 @@ from perfmodel.documents.training_configs import TrainingConfig, read_config, si
 from perfmodel.documents.training_logs import Logged, read_log, read_observed
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError
-from perfmodel.machine import Cluster
-from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.models import document_for, is_model_config, read_model, read_workload
 from perfmodel.units import BytesPerSecond, format_rate
 from perfmodel.workload import is_model
@@ -46,35 +43,6 @@ _SAME_SIZE: Final = 1.5
 _MOST_OBSERVED: Final = 32
 _MOST_CAVEATS: Final = 2
 _SEED: Final = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """What a user holds; options of ``diagnose``."""
-
-    model: str | WorkloadDocument
-    """A name, a file, or a traced model."""
-    device: str | None = None
-    """By its data sheet."""
-    machine: MeasuredMachine | None = None
-    """That was calibrated, in place of a data sheet."""
-    cluster: Cluster | None = None
-    """Links between the devices of ``machine``."""
-    observed: Sequence[str] | None = None
-    log: Path | None = None
-    log_format: str | None = None
-    devices: int | None = None
-    devices_per_node: int | None = None
-    micro_batch: int | None = None
-    global_batch: int | None = None
-    accumulation: int | None = None
-    sequence_length: int | None = None
-    precision: str | None = None
-    strategy: str | None = None
-    nic_bandwidth: BytesPerSecond | None = None
-    nics: int | None = None
-    name: str | None = None
-    lora: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,21 +79,17 @@ def diagnosed(case: Case) -> Diagnosed:
     UsageError
         If something is missing or contradicts itself; options are named as on the command line.
     """
-    config = TrainingConfig(name=case.name or "")
+    typed, config = case, TrainingConfig(name=case.name or "")
     if _is_trainer(case.model):
         config = read_config(Path(str(case.model)))
-    merged = {key: _first(getattr(case, key), getattr(config, key)) for key in _SHARED}
-    _refuse_missing(case, merged)
+        case = replace(case, **{name: _first(case, config, name) for name in _SHARED})
+    _refuse_missing(case)
     rng = np.random.default_rng(_SEED)
-    expected = _by_machine(case) if case.machine else _by_sheet(case, config, merged)
+    expected = _by_machine(typed) if case.machine else _by_sheet(case, config)
     trained = expected.trained
-    setting = Setting(
-        devices=case.devices,
-        devices_per_node=case.devices_per_node,
-        **{**merged, "precision": expected.precision},
-    )
+    case = replace(case, precision=expected.precision)
     logged, notes = _logged(case)
-    runs = [run_of(each, setting) for each in logged]
+    runs = [run_of(each, case) for each in logged]
     if isinstance(trained, TracedModel):
         _refuse_divided(runs)
     observations: list[Observation] = []
@@ -151,7 +115,7 @@ def diagnosed(case: Case) -> Diagnosed:
         more = trained.caveats[:_MOST_CAVEATS]
     if contradiction and found.fits:
         found = replace(found, next_name=SIZE.name, next_command=SIZE.command, information=None)
-    taken = [expected.precision, merged["strategy"], _batch(merged)]
+    taken = [case.precision, case.strategy, _batch(case)]
     told = Told(
         model=_titled(trained, expected.device, [text for text in taken if text]),
         logged=tuple(logged),
@@ -227,11 +191,12 @@ def _by_machine(case: Case) -> _Expected:
     )
 
 
-def _by_sheet(case: Case, config: TrainingConfig, merged: Mapping[str, Any]) -> _Expected:
+def _by_sheet(case: Case, config: TrainingConfig) -> _Expected:
     """Priors of a data sheet."""
     assert case.device is not None
     sheet = find_device(case.device, shipped_catalogue())
-    precision: str = {"fp16": "bf16"}.get(merged["precision"], merged["precision"])
+    assert case.precision is not None
+    precision = {"fp16": "bf16"}.get(case.precision, case.precision)
     return _Expected(
         trained=_trained(case, config, sheet, precision),
         device=sheet.id,
@@ -268,24 +233,25 @@ def _terms(
 _SHARED: Final = ("micro_batch", "global_batch", "accumulation", "precision", "strategy")
 
 
-def _first(typed: Any, written: Any) -> Any:
-    return written if typed is None else typed
+def _first(case: Case, config: TrainingConfig, name: str) -> Any:
+    typed = getattr(case, name)
+    return getattr(config, name) if typed is None else typed
 
 
-def _batch(merged: Mapping[str, Any]) -> str:
-    if merged["global_batch"] is not None:
-        return f"global batch {merged['global_batch']}"
-    return f"micro-batch {merged['micro_batch']}"
+def _batch(case: Case) -> str:
+    if case.global_batch is not None:
+        return f"global batch {case.global_batch}"
+    return f"micro-batch {case.micro_batch}"
 
 
-def _refuse_missing(case: Case, merged: Mapping[str, Any]) -> None:
+def _refuse_missing(case: Case) -> None:
     """Everything that is missing in one line; nothing is compared with a default."""
     missing = []
     if case.device is None and case.machine is None:
         missing.append("--device (such as h100-sxm; see perfmodel devices), or --profile")
-    if merged["micro_batch"] is None and merged["global_batch"] is None:
+    if case.micro_batch is None and case.global_batch is None:
         missing.append("--micro-batch or --global-batch")
-    if merged["precision"] is None and case.machine is None:
+    if case.precision is None and case.machine is None:
         missing.append("--precision (bf16, fp16, tf32 or fp32)")
     if not case.observed and case.log is None:
         missing.append("--observed or --log")

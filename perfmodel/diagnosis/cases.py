@@ -1,15 +1,20 @@
-"""What somebody logged as observations of runs: nothing that was not said is assumed."""
+"""What a user holds, and what was logged as observations of runs: nothing that was not said is assumed."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from perfmodel.diagnosis.odds import Observation
 from perfmodel.diagnosis.trained import Run, Trained
 from perfmodel.documents.training_logs import Logged, Unit
+from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError
 from perfmodel.layout import Layout, accumulation_for, parse_layout
-from perfmodel.units import Seconds
+from perfmodel.machine import Cluster
+from perfmodel.machine.measured import MeasuredMachine
+from perfmodel.units import BytesPerSecond, Seconds
 
 #: English text, tokenizers of 32,000 to 128,000 entries: assumed. [tokens/word]
 TOKENS_PER_WORD: Final = 1.33
@@ -18,30 +23,44 @@ TOKENS_PER_WORD: Final = 1.33
 _MOST_REACHED: Final = 0.8
 _MOST_TOKENS: Final = 16_384
 _ZERO: Final = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3}
-STRATEGIES: Final = tuple(_ZERO)
 #: Rates from here on need no digits behind the point.
 _WHOLE: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What all runs have in common; None is what nobody said."""
+class Case:
+    """What a user holds; options of ``diagnose``."""
 
-    precision: str | None
-    """None: as the trace has it."""
-    strategy: str | None
-    micro_batch: int | None
-    global_batch: int | None
-    accumulation: int | None
-    devices: int | None
-    devices_per_node: int | None
+    model: str | WorkloadDocument
+    """A name, a file, or a traced model."""
+    device: str | None = None
+    """By its data sheet."""
+    machine: MeasuredMachine | None = None
+    """That was calibrated, in place of a data sheet."""
+    cluster: Cluster | None = None
+    """Links between the devices of ``machine``."""
+    observed: Sequence[str] | None = None
+    log: Path | None = None
+    log_format: str | None = None
+    devices: int | None = None
+    devices_per_node: int | None = None
+    micro_batch: int | None = None
+    global_batch: int | None = None
+    accumulation: int | None = None
+    sequence_length: int | None = None
+    precision: str | None = None
+    strategy: str | None = None
+    nic_bandwidth: BytesPerSecond | None = None
+    nics: int | None = None
+    name: str | None = None
+    lora: bool = False
 
 
-def run_of(logged: Logged, setting: Setting) -> Run:
+def run_of(logged: Logged, case: Case) -> Run:
     """The run of a logged number; ``UsageError`` for the first thing that is missing."""
     where = f"--observed {logged.text!r}"
-    per_node = logged.per_node or setting.devices_per_node
-    devices = logged.devices or setting.devices
+    per_node = logged.per_node or case.devices_per_node
+    devices = logged.devices or case.devices
     if logged.per_node and logged.nodes:
         told = logged.nodes * logged.per_node
         if logged.devices not in (None, told, logged.per_node):
@@ -60,10 +79,10 @@ def run_of(logged: Logged, setting: Setting) -> Run:
             f"{where}: must say how many nodes, such as '1 node' or '2 nodes of {max(1, devices // 2)}'; "
             "or give --devices-per-node"
         )
-    return Run(layout=_layout(logged, setting, devices), devices_per_node=per_node or 1)
+    return Run(layout=_layout(logged, case, devices), devices_per_node=per_node or 1)
 
 
-def _layout(logged: Logged, setting: Setting, devices: int) -> Layout:
+def _layout(logged: Logged, case: Case, devices: int) -> Layout:
     parse_layout(logged.layout)  # refuses what makes no sense
     words = dict(word.split("=", 1) for word in logged.layout.split())
     if not {"dp", "ddp", "fsdp"} & set(words):
@@ -74,30 +93,30 @@ def _layout(logged: Logged, setting: Setting, devices: int) -> Layout:
             )
         words["dp"] = str(devices // shared)
         if words["dp"] != "1" and "zero" not in words:
-            if setting.strategy is None:
+            if case.strategy is None:
                 raise UsageError(
-                    f"--strategy: must be one of {', '.join(STRATEGIES)} for {devices} devices, got none"
+                    f"--strategy: must be one of {', '.join(_ZERO)} for {devices} devices, got none"
                 )
-            words["zero"] = str(_ZERO[setting.strategy])
-    words = ({} if setting.precision is None else {"precision": setting.precision}) | words
+            words["zero"] = str(_ZERO[case.strategy])
+    words = ({} if case.precision is None else {"precision": case.precision}) | words
     layout = parse_layout(" ".join(f"{key}={value}" for key, value in words.items()))
     if layout.world_size != devices:
         raise UsageError(
             f"--observed {logged.text!r}: layout has {layout.world_size} devices, not {devices}"
         )
-    accumulation, micro = setting.accumulation, setting.micro_batch
+    accumulation, micro = case.accumulation, case.micro_batch
     if "micro_batch" in words:
         micro = layout.micro_batch
-    if setting.global_batch is not None and micro is not None:
+    if case.global_batch is not None and micro is not None:
         accumulation = accumulation_for(
-            global_batch=setting.global_batch, dp=layout.dp, micro_batch=micro
+            global_batch=case.global_batch, dp=layout.dp, micro_batch=micro
         )
-    elif setting.global_batch is not None:
-        micro, left = divmod(setting.global_batch, layout.dp * (accumulation or 1))
+    elif case.global_batch is not None:
+        micro, left = divmod(case.global_batch, layout.dp * (accumulation or 1))
         if left:
             raise UsageError(
                 f"--global-batch: must be a multiple of the {layout.dp} replicas of {logged.text!r}, got "
-                f"{setting.global_batch}"
+                f"{case.global_batch}"
             )
     assert micro is not None, "the command asks for a batch"
     return replace(layout, micro_batch=micro, accumulation=accumulation or layout.accumulation)
@@ -161,25 +180,19 @@ def _step_s(
     return 1 / value if unit is Unit.STEPS else value
 
 
-def logged_as(
-    step_s: Seconds, logged: Logged, measured_s: Seconds | None, run: Run, trained: Trained
-) -> str:
+def logged_as(step_s: Seconds, logged: Logged, measured_s: Seconds | None) -> str:
     """A step in the unit that was logged, such as ``7,480 tokens/s per device``; empty for step times.
 
-    ``measured_s``: The logged number as a step time. [s]
+    ``measured_s``: The logged number as a step time: every rate falls as the step grows. [s]
     """
-    unit = logged.unit
-    each = run.devices if logged.per_device else 1
+    if logged.value is None or measured_s is None:
+        return ""
+    unit, value = logged.unit, logged.value * measured_s / step_s
     whose = " per device" if logged.per_device else ""
-    if unit in (Unit.TOKENS, Unit.WORDS) and trained.tokens is not None:
-        words = TOKENS_PER_WORD if unit is Unit.WORDS else 1.0
-        rate = run.layout.global_batch * trained.tokens / step_s / each / words
-        return f"{rate:,.0f} {unit}{whose}"
+    if unit in (Unit.TOKENS, Unit.WORDS) or (unit is Unit.SAMPLES and value >= _WHOLE):
+        return f"{value:,.0f} {unit}{whose}"
     if unit is Unit.SAMPLES:
-        rate = run.layout.global_batch / step_s / each
-        return f"{rate:,.0f} {unit}{whose}" if rate >= _WHOLE else f"{rate:.3g} {unit}{whose}"
-    if unit is Unit.MFU and logged.value is not None and measured_s is not None:
-        return f"{100 * logged.value * measured_s / step_s:.3g} % MFU"
-    if unit is Unit.FLOP:
-        return f"{trained.model_flop(run) / run.devices / step_s / 1e12:.0f} TFLOP/s"
-    return ""
+        return f"{value:.3g} {unit}{whose}"
+    if unit is Unit.MFU:
+        return f"{100 * value:.3g} % MFU"
+    return f"{value / 1e12:.0f} TFLOP/s" if unit is Unit.FLOP else ""

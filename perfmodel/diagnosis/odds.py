@@ -21,15 +21,16 @@ import numpy as np
 from perfmodel.cost.parameters import DeviceSheet, FittedParameters, medians, step_time_priors
 from perfmodel.diagnosis.causes import (
     CAUSES,
-    NUM_DRAWS,
+    MEASUREMENTS,
     Cause,
     Changes,
     Context,
+    Measurement,
+    at_devices,
     step_s,
     with_second_cause,
 )
-from perfmodel.diagnosis.measurements import MEASUREMENTS, Measurement, at_devices
-from perfmodel.diagnosis.trained import Run, Trained
+from perfmodel.diagnosis.trained import NUM_DRAWS, Run, Trained
 from perfmodel.statistics import FloatArray, Interval
 from perfmodel.units import BytesPerSecond, Seconds
 

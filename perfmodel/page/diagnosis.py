@@ -7,7 +7,8 @@ from typing import Final
 
 from perfmodel.answer import Answer
 from perfmodel.answer.answer import Standing, Verdict
-from perfmodel.diagnosis.asked import Case, diagnosed
+from perfmodel.diagnosis.asked import diagnosed
+from perfmodel.diagnosis.cases import Case
 from perfmodel.diagnosis.odds import NORMAL
 from perfmodel.documents.page import (
     LayoutQuestion,

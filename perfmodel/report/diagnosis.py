@@ -8,7 +8,6 @@ from pydantic_core import to_json
 from perfmodel.diagnosis.asked import Diagnosed, Told
 from perfmodel.diagnosis.cases import logged_as
 from perfmodel.diagnosis.odds import NORMAL, Diagnosis, Fit, Judged
-from perfmodel.diagnosis.trained import Trained
 from perfmodel.documents.training_logs import Logged, Unit
 from perfmodel.network_check import Band, NetworkCheck, Verdict, worst
 from perfmodel.report import Table, counted, duration_interval, percent, table
@@ -38,7 +37,7 @@ def diagnosis_table(diagnosed: Diagnosed) -> Table:
             "<Run": lambda row: _run(row[0]),
             "Step": lambda row: _step(row[0]),
             "Expected": lambda row: duration_interval(row[0].expected_s),
-            "In its\nunit": lambda row: _expected(row[0], row[1], told.trained) or "-",
+            "In its\nunit": lambda row: _expected(row[0], row[1]) or "-",
             "<Verdict": lambda row: _word(row[0]),
         },
         caption="Expected: as perfmodel predict has it on this machine, 90 % of runs inside."
@@ -133,10 +132,9 @@ def _step(judged: Judged) -> str:
     return "-" if step_s is None else format_duration(step_s)
 
 
-def _expected(judged: Judged, logged: Logged, trained: Trained) -> str:
+def _expected(judged: Judged, logged: Logged) -> str:
     """The expected step in the unit that was logged."""
-    each = judged.observation
-    told = logged_as(judged.expected_s.nominal, logged, each.step_s, each.run, trained)
+    told = logged_as(judged.expected_s.nominal, logged, judged.observation.step_s)
     return told.replace(" ", "\n", 1)
 
 
