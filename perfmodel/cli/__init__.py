@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -18,6 +18,7 @@ from perfmodel.errors import OutOfTolerance, printable
 from perfmodel.units import Seconds, format_duration
 
 if TYPE_CHECKING:
+    from calibrate.campaign import Progress as Counted
     from perfmodel.documents import Document
     from perfmodel.documents.verdicts import Gate
     from perfmodel.report import Table
@@ -132,26 +133,6 @@ _LINE_INTERVAL_S = 15.0
 _MINIMUM_FINISHED = 5
 
 
-class Counted(Protocol):
-    """What a measurement tells about itself."""
-
-    @property
-    def done(self) -> int:
-        """Finished tasks."""
-
-    @property
-    def total(self) -> int:
-        """All tasks."""
-
-    @property
-    def task(self) -> str:
-        """The task that was finished last, or what is being waited for."""
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether nothing is being measured: such time says nothing about the pace."""
-
-
 @dataclass(slots=True)
 class _Lines:
     """Writes a line now and then, with the time left."""
@@ -161,7 +142,7 @@ class _Lines:
     first_done: int = 0
     last_line_s: Seconds = float("-inf")
 
-    def __call__(self, progress: Counted) -> None:
+    def __call__(self, progress: "Counted") -> None:
         now_s = time.monotonic()
         if progress.is_waiting:
             self.started_s = None
@@ -177,7 +158,7 @@ class _Lines:
         )
         sys.stderr.flush()
 
-    def _left(self, progress: Counted, now_s: Seconds) -> str:
+    def _left(self, progress: "Counted", now_s: Seconds) -> str:
         finished = progress.done - self.first_done
         if self.started_s is None or finished < _MINIMUM_FINISHED:
             return ""
@@ -186,7 +167,7 @@ class _Lines:
 
 
 @contextmanager
-def measurement(title: str) -> Iterator[Callable[[Counted], None]]:
+def measurement(title: str) -> Iterator[Callable[["Counted"], None]]:
     """Show progress; what ends a process politely ends the measurement as Ctrl-C does."""
     from calibrate.processes import terminate_as_interrupt
 
@@ -195,7 +176,7 @@ def measurement(title: str) -> Iterator[Callable[[Counted], None]]:
 
 
 @contextmanager
-def _shown(title: str) -> Iterator[Callable[[Counted], None]]:
+def _shown(title: str) -> Iterator[Callable[["Counted"], None]]:
     """Show progress on standard error for as long as the block lasts."""
     if not sys.stderr.isatty():
         yield _Lines(title)
@@ -219,7 +200,7 @@ def _shown(title: str) -> Iterator[Callable[[Counted], None]]:
     ) as bar:
         row = bar.add_task("starting workers", total=None)
 
-        def show(progress: Counted) -> None:
+        def show(progress: "Counted") -> None:
             bar.update(
                 row,
                 # the pace is read off the times of what was completed

@@ -114,20 +114,21 @@ def _kind_of_number(parameter: Any) -> type | None:
     return described.annotation if described.annotation in (int, float) and not has_parser else None
 
 
-class _Command(TyperCommand):
+class _Strict:
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse, but refuse what typer would silently override."""
         _refuse_repeated(self, ctx, args)
         _leave_reading(self)
-        return super().parse_args(ctx, args)
+        parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        return parsed
 
 
-class _Group(TyperGroup):
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse, but refuse what typer would silently override."""
-        _refuse_repeated(self, ctx, args)
-        _leave_reading(self)
-        return super().parse_args(ctx, args)
+class _Command(_Strict, TyperCommand):
+    pass
+
+
+class _Group(_Strict, TyperGroup):
+    pass
 
 
 class _Root(_Group):

@@ -195,10 +195,9 @@ def _checkpoint(
     if write_s is not None:
         raise UsageError("--checkpoint-s: excludes --checkpoint-size; give one of the two")
     from perfmodel.cost.memory import checkpoint_draws
-    from perfmodel.documents.profile import ProfileDocument
     from perfmodel.plan.goodput import timed_words
 
-    timed = ProfileDocument.read(profile).machine.checkpoint
+    timed = opt.profiled(profile).checkpoint
     if timed is None:
         raise CalibrationUnavailable(
             f"{profile}: must hold the time of a checkpoint, got none; run perfmodel calibrate "
@@ -367,9 +366,7 @@ def _noise(workload: str | None, profile: Path, norms: Path | None) -> "Request"
 
 
 def _measured_scale(workload: str, path: Path) -> "NoiseScaleProfile":
-    from perfmodel.documents.profile import ProfileDocument
-
-    profile = ProfileDocument.read(path).machine
+    profile = opt.profiled(path)
     scale = profile.noise_scale(workload)
     if scale is None:
         known = [entry.workload for entry in profile.noise_scales]
@@ -388,9 +385,8 @@ def _predicted(
     from perfmodel.answer import Question
     from perfmodel.answer.answer import Forecast, table
     from perfmodel.answer.measured import open_workload
-    from perfmodel.documents.profile import ProfileDocument
 
-    machine = ProfileDocument.read(path).machine
+    machine = opt.profiled(path)
     request = Forecast(world_sizes=tuple(devices), scaling="weak", batch=micro_batch)
     question = Question(machine=machine, workload=open_workload(machine, workload))
     document, _ = table(question, request, argv=sys.argv)

@@ -175,7 +175,8 @@ def diagnose(
     as_json: opt.Json = False,
 ) -> None:
     """Say whether logged step times are normal, which causes fit, and what to measure next."""
-    from perfmodel.diagnosis.asked import Case, diagnosed
+    from perfmodel.diagnosis.asked import diagnosed
+    from perfmodel.diagnosis.cases import Case
     from perfmodel.report.diagnosis import diagnosis_json, diagnosis_lines, diagnosis_table, verdict
 
     own = {"machine", "cluster"}
@@ -186,10 +187,9 @@ def diagnose(
         case = replace(case, cluster=open_cluster(cluster))
     if profile is not None:
         from calibrate.workloads import with_stored_workloads
-        from perfmodel.documents.profile import ProfileDocument
 
-        machine = ProfileDocument.read(profile).machine
-        case = replace(case, machine=with_stored_workloads(machine, profile.parent))
+        machine = with_stored_workloads(opt.profiled(profile), profile.parent)
+        case = replace(case, machine=machine)
     with working("diagnose"):
         found = diagnosed(case)
     if as_json:

@@ -79,24 +79,12 @@ def doctor(*, as_json: opt.Json = False) -> None:
 
 
 #: What a whole calibration alone decides: parts that are added later take it from the profile.
+_NODES = ("nnodes", "node_rank", "master_addr", "master_port")
 _AS_CALIBRATED = dict.fromkeys(
-    (
-        "budget",
-        "device_kind",
-        "truth",
-        "nproc",
-        "models",
-        "nnodes",
-        "node_rank",
-        "master_addr",
-        "master_port",
-    ),
+    ("budget", "device_kind", "truth", "nproc", "models", *_NODES),
     "leave it out, the profile in the folder decides",
 )
-_ORDER = {
-    "seed": "leave it out, the order of measurements is fixed",
-}
-_NODES = ("nnodes", "node_rank", "master_addr", "master_port")
+_ORDER = {"seed": "leave it out, the order of measurements is fixed"}
 _BATCHES_OF = {"batches": "leave it out, it belongs to --workload"}
 #: Parts of a calibration, with what each would ignore.
 _PARTS = {

@@ -3,9 +3,9 @@
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from perfmodel.answer.memory import MemoryReport
     from perfmodel.cost.techniques import HostLink
     from perfmodel.documents.workload import WorkloadDocument
-    from perfmodel.machine.measured import MeasuredMachine
 
 _TRACED = typer.Option(
     help="Workload file, or a model to trace now: resnet50, torchvision:NAME, timm:NAME, FILE.py:FACTORY, a "
@@ -63,19 +62,9 @@ def memory(
     """Say whether a step fits into a device, the largest batch that does, and what to change first."""
     capacity_bytes = _capacity_bytes(device_memory, device)
     # What follows imports numpy and pydantic: too slow for --help.
-    from perfmodel.answer.memory import report_of
     from perfmodel.report.memory import memory_lines, memory_table, remedies_table
 
-    report = report_of(
-        _document(context, workload, optimizer, precision, sequence_length),
-        capacity_bytes,
-        machine=_machine(profile, device),
-        micro_batch=micro_batch,
-        devices=devices,
-        bucket_view=bucket_view,
-        device_kind=device_kind,
-        device=device,
-    )
+    report = _report(context, capacity_bytes)
     if as_json:
         _print_json(report)
     else:
@@ -116,20 +105,10 @@ def techniques(
             "perfmodel memory for relative ones"
         )
     # What follows imports numpy and pydantic: too slow for --help.
-    from perfmodel.answer.memory import report_of
     from perfmodel.cost.memory import Verdict, verdict
     from perfmodel.report.memory import technique_lines, techniques_table
 
-    report = report_of(
-        _document(context, workload, optimizer, precision, sequence_length),
-        capacity_bytes,
-        machine=_machine(profile, device),
-        micro_batch=micro_batch,
-        devices=devices,
-        device_kind=device_kind,
-        device=device,
-        link=_link(host_link, host_memory, device),
-    )
+    report = _report(context, capacity_bytes, link=_link)
     if as_json:
         _print_json(report)
     else:
@@ -144,18 +123,37 @@ def techniques(
         )
 
 
-def _document(
+def _report(
     context: typer.Context,
-    workload: str,
-    optimizer: str,
-    precision: str,
-    sequence_length: int | None,
-) -> "WorkloadDocument":
+    capacity_bytes: Bytes,
+    link: "Callable[[dict[str, Any]], HostLink] | None" = None,
+) -> "MemoryReport":
+    """What is known of the memory of a step."""
+    from perfmodel.answer.memory import DEFAULT_LINK, report_of
+
+    given = context.params
+    profile, device = given["profile"], given["device"]
+    return report_of(
+        _document(context),
+        capacity_bytes,
+        machine=None if profile is None else opt.converted(opt.profiled(profile), device=device),
+        micro_batch=given["micro_batch"],
+        devices=given["devices"],
+        bucket_view=given.get("bucket_view", False),
+        device_kind=given["device_kind"],
+        device=device,
+        link=DEFAULT_LINK if link is None else link(given),
+    )
+
+
+def _document(context: typer.Context) -> "WorkloadDocument":
     """A workload file, or the trace of a model; on a device by its data sheet as a GPU runs it."""
     from perfmodel.documents.workload import WorkloadDocument
     from perfmodel.models import is_model_config, refuse_without_torch, traced_document
     from perfmodel.workload.step import CUDA_DEFAULT, StepMethod
 
+    given = context.params
+    workload, optimizer, precision = given["workload"], given["optimizer"], given["precision"]
     path = Path(workload)
     is_stored = path.suffix == ".json" or (path.is_file() and path.suffix != ".py")
     if is_stored and not is_model_config(path):
@@ -163,7 +161,7 @@ def _document(
         opt.refuse_typed(context, own, beside="a workload file")
         return WorkloadDocument.read(path)
     refuse_without_torch(f"--workload: {workload}")
-    is_gpu = context.params["device"] is not None
+    is_gpu = given["device"] is not None
     method = StepMethod(
         optimizer=optimizer,
         optimizer_implementation=CUDA_DEFAULT if is_gpu else DEFAULT,
@@ -171,7 +169,7 @@ def _document(
         checkpointing="none",
         device_kind="cpu",
     )
-    samples = context.params["micro_batch"] or _SAMPLES_TRACED
+    samples = given["micro_batch"] or _SAMPLES_TRACED
     typer.echo(
         f"traced with {optimizer} in {precision} at micro-batch {samples}; --optimizer, --precision and "
         "--micro-batch take others",
@@ -183,19 +181,10 @@ def _document(
             method,
             micro_batch=samples,
             image_size=None,
-            sequence_length=sequence_length,
+            sequence_length=given["sequence_length"],
             argv=sys.argv,
             as_on_cuda=is_gpu,
         )
-
-
-def _machine(profile: Path | None, device: str | None) -> "MeasuredMachine | None":
-    """The machine of a profile, brought to a device if one is named."""
-    if profile is None:
-        return None
-    from perfmodel.documents.profile import ProfileDocument
-
-    return opt.converted(ProfileDocument.read(profile).machine, device=device)
 
 
 def _print_json(report: "MemoryReport") -> None:
@@ -223,21 +212,20 @@ def _capacity_words(report: "MemoryReport", typed_bytes: Bytes | None, device: s
     return f"--device-memory: {format_bytes(report.capacity_bytes)}"
 
 
-def _link(
-    host_bytes_per_s: BytesPerSecond | None, memory_bytes_per_s: float, device: str | None
-) -> "HostLink":
+def _link(given: dict[str, Any]) -> "HostLink":
     from perfmodel.answer.memory import DEFAULT_LINK
     from perfmodel.cost.rescaling import find_device, host_link_bytes_per_s, shipped_catalogue
     from perfmodel.cost.techniques import HostLink
 
-    if host_bytes_per_s is None and device is not None:
+    rate = given["host_link"]
+    if rate is None and given["device"] is not None:
         catalogue = shipped_catalogue()
-        host_bytes_per_s = host_link_bytes_per_s(find_device(device, catalogue), catalogue)
-    link_bytes_per_s = host_bytes_per_s or DEFAULT_LINK.to_device_bytes_per_s
+        rate = host_link_bytes_per_s(find_device(given["device"], catalogue), catalogue)
+    rate = rate or DEFAULT_LINK.to_device_bytes_per_s
     return HostLink(
-        to_device_bytes_per_s=link_bytes_per_s,
-        to_host_bytes_per_s=link_bytes_per_s,
-        host_memory_bytes_per_s=memory_bytes_per_s,
+        to_device_bytes_per_s=rate,
+        to_host_bytes_per_s=rate,
+        host_memory_bytes_per_s=given["host_memory"],
     )
 
 
@@ -273,7 +261,7 @@ def machines(
     as_json: opt.Json = False,
 ) -> None:
     """List the machines that come with perfmodel, used by name: --machine dgx-a100."""
-    from perfmodel.documents.profile import ProfileDocument, shipped_machines
+    from perfmodel.documents.profile import shipped_machines
     from perfmodel.errors import refuse_unknown
     from perfmodel.report.profile import device_cost_lines, machines_json, machines_table
 
@@ -281,7 +269,7 @@ def machines(
     if name is not None:
         refuse_unknown("NAME", name, shipped)
     chosen = shipped if name is None else {name: shipped[name]}
-    found = {each: ProfileDocument.read(path).machine for each, path in chosen.items()}
+    found = {each: opt.profiled(path) for each, path in chosen.items()}
     if as_json:
         typer.echo(json.dumps(machines_json(found), indent=1))
     elif name is None:

@@ -8,6 +8,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
@@ -36,7 +37,7 @@ DEFAULT_PROFILE: Final = DEFAULT_CALIBRATION / "profile.json"
 DEFAULT_DEVICES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
-def parsed(flag: str, parse: Callable[[str], object], metavar: str, meaning: str) -> Any:
+def parsed(parse: Callable[[str], object], metavar: str, flag: str, meaning: str) -> Any:
     """An option whose text is turned into a value; a ``ValueError`` becomes an error of the flag."""
 
     def value(text: object) -> object:
@@ -48,31 +49,6 @@ def parsed(flag: str, parse: Callable[[str], object], metavar: str, meaning: str
             raise UsageError(f"{flag}: {error}") from None
 
     return typer.Option(flag, parser=value, metavar=metavar, help=meaning)
-
-
-def _above_zero(parse: Callable[[str], float]) -> Callable[[str], float]:
-    def value(text: str) -> float:
-        found = parse(text)
-        if not (math.isfinite(found) and found > 0):
-            raise ValueError(f"must be finite and > 0, got {text!r}")
-        return found
-
-    return value
-
-
-def size(flag: str, meaning: str) -> Any:
-    """An option such as 80GiB. [B]"""
-    return parsed(flag, _above_zero(parse_bytes), "SIZE", meaning)
-
-
-def bandwidth(flag: str, meaning: str) -> Any:
-    """An option such as 25GB/s. [B/s]"""
-    return parsed(flag, _above_zero(parse_bandwidth), "RATE", meaning)
-
-
-def duration(flag: str, meaning: str) -> Any:
-    """An option such as 480ms. [s]"""
-    return parsed(flag, _above_zero(parse_duration), "TIME", meaning)
 
 
 def one_of(flag: str, text: str, choices: Sequence[_Choice]) -> _Choice:
@@ -87,7 +63,7 @@ def one_of(flag: str, text: str, choices: Sequence[_Choice]) -> _Choice:
 def choice(flag: str, choices: Sequence[str], meaning: str) -> Any:
     """An option that is one of a few words."""
     metavar = f"[{'|'.join(choices)}]"
-    return parsed(flag, lambda text: one_of(flag, text, choices), metavar, meaning)
+    return parsed(lambda text: one_of(flag, text, choices), metavar, flag, meaning)
 
 
 def picture(flag: str, forms: Sequence[str], meaning: str) -> Any:
@@ -98,38 +74,7 @@ def picture(flag: str, forms: Sequence[str], meaning: str) -> Any:
             raise ValueError(f"must end in {', '.join(forms[:-1])} or {forms[-1]}, got {text!r}")
         return Path(text)
 
-    return parsed(flag, parse, "FILE", meaning)
-
-
-def _whole(text: str) -> int:
-    found = whole(text)
-    if found < 1:
-        raise ValueError(f"must be >= 1, got {found}")
-    return found
-
-
-def _from_zero(text: str) -> int:
-    found = whole(text)
-    if found < 0:
-        raise ValueError(f"must be >= 0, got {found}")
-    return found
-
-
-def seed(meaning: str) -> Any:
-    """``--seed``: seeds below 0 are those of a calibration's own draws."""
-    return parsed("--seed", _from_zero, "N", meaning)
-
-
-def count(flag: str, meaning: str) -> Any:
-    """An option that is a whole number from 1 on."""
-    return parsed(flag, _whole, "N", meaning)
-
-
-def refuse_unlike_truth(device_kind: str, truth: str | None) -> None:
-    """Refuse a truth without a virtual device, and the reverse."""
-    if (truth is not None) != (device_kind == "virtual"):
-        got = "it alone" if truth is not None else "no --truth"
-        raise UsageError(f"--truth: must come with --device-kind virtual, got {got}")
+    return parsed(parse, "FILE", flag, meaning)
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -141,58 +86,46 @@ def names(text: str) -> tuple[str, ...]:
 MOST_COUNTS: Final = 512
 
 
+def _above_zero(parse: Callable[[str], float]) -> Callable[[str], float]:
+    def value(text: str) -> float:
+        found = parse(text)
+        if not (math.isfinite(found) and found > 0):
+            raise ValueError(f"must be finite and > 0, got {text!r}")
+        return found
+
+    return value
+
+
+def _whole(text: str, least: int = 1) -> int:
+    found = whole(text)
+    if found < least:
+        raise ValueError(f"must be >= {least}, got {found}")
+    return found
+
+
+def _number(text: str, *, or_zero: bool = False) -> float:
+    found = decimal(text)
+    if not (math.isfinite(found) and (found > 0 or (or_zero and found == 0))):
+        raise ValueError(f"must be finite and {'>=' if or_zero else '>'} 0, got {text.strip()}")
+    return found
+
+
+def _few(text: str, what: str) -> tuple[str, ...]:
+    if len(found := names(text)) > MOST_COUNTS:
+        raise ValueError(f"must name at most {MOST_COUNTS} {what}, got {len(found)}")
+    return found
+
+
 def _counts(text: str) -> tuple[int, ...]:
     found = tuple(map(_whole, names(text)))
     if not found:
         raise ValueError("must name at least one count, got none")
-    if len(found) > MOST_COUNTS:
-        raise ValueError(f"must name at most {MOST_COUNTS} counts, got {len(found)}")
+    _few(text, "counts")
     return found
-
-
-def counts(flag: str, meaning: str) -> Any:
-    """An option of whole numbers from 1 on, separated by commas."""
-    return parsed(flag, _counts, "N,N,...", meaning)
-
-
-def _ascending(text: str) -> tuple[int, ...]:
-    return tuple(sorted(set(_counts(text))))
-
-
-def _float(text: str, rule: str, holds: Callable[[float], bool]) -> float:
-    found = decimal(text)
-    if not (math.isfinite(found) and holds(found)):
-        raise ValueError(f"must be finite and {rule}, got {text.strip()}")
-    return found
-
-
-def _number(text: str) -> float:
-    return _float(text, "> 0", lambda value: value > 0)
-
-
-def _not_below_zero(text: str) -> float:
-    return _float(text, ">= 0", lambda value: value >= 0)
-
-
-def positive(flag: str, meaning: str) -> Any:
-    """An option that is a number above zero."""
-    return parsed(flag, _number, "X", meaning)
-
-
-def non_negative(flag: str, meaning: str) -> Any:
-    """An option that is a number of zero or more."""
-    return parsed(flag, _not_below_zero, "X", meaning)
 
 
 def _numbers(text: str) -> tuple[float, ...]:
-    if len(found := names(text)) > MOST_COUNTS:
-        raise ValueError(f"must name at most {MOST_COUNTS} numbers, got {len(found)}")
-    return tuple(map(_number, found))
-
-
-def numbers(flag: str, meaning: str) -> Any:
-    """An option of numbers above zero, separated by commas."""
-    return parsed(flag, _numbers, "X,X,...", meaning)
+    return tuple(map(_number, _few(text, "numbers")))
 
 
 def _pairs(text: str) -> dict[float, float]:
@@ -208,11 +141,6 @@ def _pairs(text: str) -> dict[float, float]:
     return found
 
 
-def pairs(flag: str, meaning: str) -> Any:
-    """An option of ``BATCH=NUMBER`` pairs above zero, separated by commas."""
-    return parsed(flag, _pairs, "BATCH=X,...", meaning)
-
-
 def _day(text: str) -> dt.date:
     try:
         return dt.date.fromisoformat(text)
@@ -220,13 +148,33 @@ def _day(text: str) -> dt.date:
         raise ValueError(f"must look like 2026-11-21, got {text!r}") from None
 
 
-def _minutes(text: str) -> Seconds:
-    return MINUTE_S * _number(text)
+# Each makes an option of a flag and its meaning.
+#: Such as 80GiB. [B]
+size = partial(parsed, _above_zero(parse_bytes), "SIZE")
+#: Such as 25GB/s. [B/s]
+bandwidth = partial(parsed, _above_zero(parse_bandwidth), "RATE")
+#: Such as 480ms. [s]
+duration = partial(parsed, _above_zero(parse_duration), "TIME")
+#: A whole number from 1 on, or several, separated by commas.
+count = partial(parsed, _whole, "N")
+counts = partial(parsed, _counts, "N,N,...")
+#: A number above zero, or several, separated by commas; one of zero or more.
+positive = partial(parsed, _number, "X")
+numbers = partial(parsed, _numbers, "X,X,...")
+non_negative = partial(parsed, partial(_number, or_zero=True), "X")
+#: ``BATCH=NUMBER`` above zero, separated by commas.
+pairs = partial(parsed, _pairs, "BATCH=X,...")
+#: ``--seed``, of its meaning: seeds below 0 are those of a calibration's own draws.
+seed = partial(parsed, partial(_whole, least=0), "N", "--seed")
+#: ``--minutes``, of its meaning: a limit. [s]
+minutes = partial(parsed, lambda text: MINUTE_S * _number(text), "MINUTES", "--minutes")
 
 
-def minutes(meaning: str) -> Any:
-    """``--minutes``: a limit. [s]"""
-    return parsed("--minutes", _minutes, "MINUTES", meaning)
+def refuse_unlike_truth(device_kind: str, truth: str | None) -> None:
+    """Refuse a truth without a virtual device, and the reverse."""
+    if (truth is not None) != (device_kind == "virtual"):
+        got = "it alone" if truth is not None else "no --truth"
+        raise UsageError(f"--truth: must come with --device-kind virtual, got {got}")
 
 
 def typed(context: typer.Context, name: str) -> bool:
@@ -280,6 +228,13 @@ def converted(
 
     catalogue = shipped_catalogue()
     return rescaled_profile(machine, find_device(device, catalogue), catalogue)
+
+
+def profiled(path: Path) -> "MeasuredMachine":
+    """The machine of a profile."""
+    from perfmodel.documents.profile import ProfileDocument
+
+    return ProfileDocument.read(path).machine
 
 
 def read_question(
@@ -434,14 +389,14 @@ SyncEveryStep: TypeAlias = Annotated[
         "--sync-every-step", help="Every step waits for the device, as loss.item() does (GPUs)."
     ),
 ]
-DeviceCounts: TypeAlias = Annotated[
-    Sequence[int],
-    parsed("--devices", _ascending, "N,N,...", "Device counts, separated by commas."),
-]
-OptionalDeviceCounts: TypeAlias = Annotated[
-    Sequence[int] | None,
-    parsed("--devices", _ascending, "N,N,...", "Device counts, separated by commas."),
-]
+_COUNTS = parsed(
+    lambda text: tuple(sorted(set(_counts(text)))),
+    "N,N,...",
+    "--devices",
+    "Device counts, separated by commas.",
+)
+DeviceCounts: TypeAlias = Annotated[Sequence[int], _COUNTS]
+OptionalDeviceCounts: TypeAlias = Annotated[Sequence[int] | None, _COUNTS]
 Devices: TypeAlias = Annotated[int, count("--devices", "Number of devices.")]
 MicroBatch: TypeAlias = Annotated[
     int | None, count("--micro-batch", "Samples per forward pass; default: as traced, calibrated.")
@@ -481,7 +436,7 @@ Verbose: TypeAlias = Annotated[bool, typer.Option("--verbose", help="Print all c
 # Money.
 Prices: TypeAlias = Annotated[Path | None, typer.Option(help="CSV of prices, used by name.")]
 Today: TypeAlias = Annotated[
-    dt.date | None, parsed("--today", _day, "YYYY-MM-DD", "Day that the age of prices counts from.")
+    dt.date | None, parsed(_day, "YYYY-MM-DD", "--today", "Day that the age of prices counts from.")
 ]
 
 # Campaigns of measurements.

@@ -3,6 +3,7 @@
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import fields as fields_of
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
@@ -18,6 +19,7 @@ from perfmodel.workload import is_model
 
 if TYPE_CHECKING:
     from perfmodel.answer import Question
+    from perfmodel.answer.answer import Forecast
     from perfmodel.layout import Layout
     from perfmodel.machine import Cluster
     from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
@@ -154,18 +156,10 @@ def predict(
         return
     _trace_model(context)
     from perfmodel.advice import with_advice
-    from perfmodel.answer.answer import Forecast, table
+    from perfmodel.answer.answer import table
     from perfmodel.report.prediction import csv_text, prediction_lines, prediction_table
 
-    request = Forecast(
-        world_sizes=tuple(devices),
-        scaling=scaling,
-        batch=batch,
-        accumulation=accumulation,
-        bucket_cap_mb=bucket_cap_mb,
-        loader_samples_per_s=loader_samples_per_s,
-        sync_every_step=sync_every_step,
-    )
+    request = _forecast(context)
     if workload.endswith(".json") or is_model(workload):
         _time_workload(context, lambda found: request.layouts(found)[0].micro_batch)
     question = _question(context)
@@ -207,9 +201,7 @@ def _trace_model(context: typer.Context) -> None:
 def _profiled(context: typer.Context) -> "MeasuredMachine":
     """The machine of ``--profile``, which a command reads once."""
     if _MACHINE not in context.meta:
-        from perfmodel.documents.profile import ProfileDocument
-
-        context.meta[_MACHINE] = ProfileDocument.read(context.params["profile"]).machine
+        context.meta[_MACHINE] = opt.profiled(context.params["profile"])
     machine: MeasuredMachine = context.meta[_MACHINE]
     return machine
 
@@ -275,6 +267,17 @@ def _write_step(context: typer.Context, step: "Trace", name: str) -> None:
         write_atomically(timeline, timeline_bytes(step, title=name, form=form))
     _tell(context, "trace", trace)
     _tell(context, "timeline", timeline)
+
+
+def _forecast(context: typer.Context) -> "Forecast":
+    """Device counts and what stays the same, as far as the command has options for it."""
+    from perfmodel.answer.answer import Forecast
+
+    given, counts = context.params, context.params["devices"]
+    same = {f.name: given[f.name] for f in fields_of(Forecast) if f.name in given}
+    return Forecast(
+        world_sizes=tuple(counts) if isinstance(counts, Sequence) else (counts,), **same
+    )
 
 
 def _question(context: typer.Context) -> "Question":
@@ -407,21 +410,13 @@ def explain(
     if layout is not None:
         excluded = {**_ONLY_OF_TABLES, "devices": "the layout says how many"}
         opt.refuse_typed(context, excluded, beside="--layout")
-    from perfmodel.answer.answer import Forecast, standing
+    from perfmodel.answer.answer import standing
     from perfmodel.explanation import explain as use_case
     from perfmodel.report.explanation import explanation_json, explanation_lines, standing_line
 
     question = _question(context)
     if layout is None:
-        request = Forecast(
-            world_sizes=(devices,),
-            scaling=scaling,
-            batch=batch,
-            accumulation=accumulation,
-            bucket_cap_mb=bucket_cap_mb,
-            loader_samples_per_s=loader_samples_per_s,
-        )
-        question = request.at_largest(question)
+        question = _forecast(context).at_largest(question)
     with working("explain"):
         explanation = use_case(question, scaling=scaling)
     place = None if measured is None else standing(question, measured_s=measured)
@@ -465,14 +460,13 @@ def whatif(
         return
     excluded = {**_ONLY_WITHOUT_LAYOUT, "devices": "leave it out", "against": "leave it out"}
     _refuse_beside_layout(context, excluded)
-    from perfmodel.answer.answer import Forecast
     from perfmodel.documents.prediction import WhatIfDocument
     from perfmodel.report.prediction import whatif_lines, whatif_table
     from perfmodel.scenarios import Scenario
     from perfmodel.scenarios.compare import compare_scenarios, with_saved
     from perfmodel.scenarios.fields import scenarios_of
 
-    request = Forecast(world_sizes=(devices,), scaling=scaling, batch=batch)
+    request = _forecast(context)
     base = Scenario(
         question=_question(context),
         request=request if layout is None else None,

@@ -21,8 +21,9 @@ from perfmodel.errors import OutOfTolerance, UsageError
 if TYPE_CHECKING:
     from perfmodel.documents.observation import Observation
     from perfmodel.documents.profile import ProfileDocument
-    from perfmodel.documents.verdicts import ValidationDocument
+    from perfmodel.documents.verdicts import Gate, ValidationDocument
     from perfmodel.documents.workload import WorkloadDocument
+    from perfmodel.report import Table
 
 _BUDGET = typer.Option(help="quick or standard.")
 _SOON = typer.Option(
@@ -89,13 +90,12 @@ def validate(
         return
     from calibrate.launch import TorchrunLauncher
     from calibrate.topology import LaunchFlags
-    from perfmodel.documents.profile import ProfileDocument
     from perfmodel.documents.verdicts import ValidationDocument
     from validate import validate as use_case
     from validate.judging import PLAIN_LOOP
 
     request = use_case.ValidationRequest(
-        profile=ProfileDocument.read(profile).machine,
+        profile=opt.profiled(profile),
         folder=out,
         budget=budget,
         seed=seed,
@@ -134,6 +134,16 @@ def _refuse_failed_steps(document: "ValidationDocument") -> None:
         document.gates,
         see="the table for where, and perfmodel doctor for what may have disturbed the runs",
     )
+
+
+def _show_verdict(
+    what: str, tables: "Sequence[Table]", gates: "Sequence[Gate]", path: Path
+) -> None:
+    from perfmodel.report import gate_lines
+
+    show(*tables)
+    show_lines([*gate_lines(gates), f"{what}: {path}"])
+    refuse_failed_gates(f"validate {what}", gates)
 
 
 def show_archive(path: Path, *, fails: bool = True) -> None:
@@ -177,13 +187,12 @@ def validate_models(
 ) -> None:
     """Run models drawn at random and print the error of what their traces predict."""
     from calibrate.launch import TorchrunLauncher
-    from perfmodel.documents.profile import ProfileDocument
     from perfmodel.report.validation import models_lines, models_table
     from validate import models as use_case
     from validate.judging import PLAIN_LOOP
 
     request = use_case.ModelsRequest(
-        profile=ProfileDocument.read(profile).machine,
+        profile=opt.profiled(profile),
         folder=out,
         budget=budget,
         drawn_seed=seed,
@@ -217,12 +226,11 @@ def validate_batch(
 ) -> None:
     """Train to a target at several batches and print the error of predicted steps."""
     from calibrate.launch import TorchrunLauncher
-    from perfmodel.documents.profile import ProfileDocument
     from perfmodel.report.batch import judged_lines, judged_table
     from validate import batch as use_case
 
     request = use_case.BatchRequest(
-        profile=ProfileDocument.read(profile).machine,
+        profile=opt.profiled(profile),
         folder=out,
         workload=workload,
         budget=budget,
@@ -296,15 +304,13 @@ def validate_strategies(
 ) -> None:
     """Train stacks of layers with FSDP2, ZeRO, TP and PP and print the error of what the profile predicts."""
     from calibrate.launch import TorchrunLauncher
-    from perfmodel.documents.profile import ProfileDocument
     from perfmodel.models import traced_document
-    from perfmodel.report import gate_lines
     from perfmodel.report.validation import strategies_tables
     from perfmodel.workload.step import DEFAULT, StepMethod
     from validate import strategies as use_case
     from validate.judging import campaign_seed
 
-    machine = ProfileDocument.read(profile).machine
+    machine = opt.profiled(profile)
 
     def trace(model: str, optimizer: str) -> "WorkloadDocument":
         method = StepMethod(
@@ -330,9 +336,7 @@ def validate_strategies(
         document = use_case.validate_strategies(
             request, TorchrunLauncher(), on_progress=on_progress
         )
-    show(*strategies_tables(document))
-    show_lines([*gate_lines(document.gates), f"strategies: {out / use_case.VERDICT}"])
-    refuse_failed_gates("validate strategies", document.gates)
+    _show_verdict("strategies", strategies_tables(document), document.gates, out / use_case.VERDICT)
 
 
 def validate_testbed(
@@ -344,7 +348,6 @@ def validate_testbed(
     minutes: opt.Limit = None,
 ) -> None:
     """Run DDP at 4, 8 and 16 ranks over shaped links and print the model's own error."""
-    from perfmodel.report import gate_lines
     from perfmodel.report.validation import testbed_tables
     from validate.testbed import ddp as use_case
     from validate.testbed.campaign import CampaignRequest
@@ -352,9 +355,7 @@ def validate_testbed(
     request = CampaignRequest(folder=out, budget=budget, seed=seed, resume=resume, limit_s=minutes)
     with measurement("testbed") as on_progress:
         document = use_case.validate_testbed(request, on_progress=on_progress)
-    show(*testbed_tables(document))
-    show_lines([*gate_lines(document.gates), f"testbed: {out / use_case.VERDICT}"])
-    refuse_failed_gates("validate testbed", document.gates)
+    _show_verdict("testbed", testbed_tables(document), document.gates, out / use_case.VERDICT)
 
 
 def validate_network(
@@ -367,7 +368,6 @@ def validate_network(
     minutes: opt.Limit = None,
 ) -> None:
     """Measure collectives of 2 to 16 ranks on shaped links and on loopback; fit some, judge by the rest."""
-    from perfmodel.report import gate_lines
     from perfmodel.report.validation import network_tables
     from validate.testbed import network as use_case
 
@@ -376,9 +376,7 @@ def validate_network(
     )
     with measurement("network") as on_progress:
         document = use_case.validate_network(request, on_progress=on_progress)
-    show(*network_tables(document))
-    show_lines([*gate_lines(document.gates), f"network: {out / use_case.VERDICT}"])
-    refuse_failed_gates("validate network", document.gates)
+    _show_verdict("network", network_tables(document), document.gates, out / use_case.VERDICT)
 
 
 DEFAULT_CLAUSES: Final = Path("clauses.toml")
