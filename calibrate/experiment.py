@@ -21,7 +21,7 @@ from calibrate.task import (
     TraceTask,
 )
 from perfmodel.documents import installed_version
-from perfmodel.documents.observation import StackSpec
+from perfmodel.documents.observation import DDP_PROBE, StackSpec
 from perfmodel.errors import UsageError
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.units import GIB, KIB, MIB, Seconds
@@ -229,6 +229,10 @@ def default_models(device_kind: str) -> tuple[str, ...]:
 BUCKET_CAPS_MB: Final = (None, 4.0)
 
 
+#: Gradients of a stack of square layers, and their width.
+_WRAPPED: Final = ((16, 64), (64, 64), (256, 64), (16, 256), (64, 256), (4, 1024))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
     """A calibration: what to measure on which world sizes."""
@@ -273,9 +277,13 @@ class Experiment:
         # One rank under DDP, and small buckets: of the shortest steps these differences tell most.
         is_varied = micro_batch == self.micro_batches(model)[0]
         caps_mb = BUCKET_CAPS_MB if is_varied else BUCKET_CAPS_MB[:1]
-        # One rank under DDP pays for buckets and hooks, but communicates nothing.
+        # One rank under DDP pays for buckets and hooks, but communicates nothing. On a CPU two processes
+        # differ by more than that: there a probe has both in one.
+        is_wrapped = is_varied and self.device_kind != "cpu"
         wrapped = (
-            [RunSetting(workload=model, world_size=1, micro_batch=micro_batch)] if is_varied else []
+            [RunSetting(workload=model, world_size=1, micro_batch=micro_batch)]
+            if is_wrapped
+            else []
         )
         parallel = [
             RunSetting(
@@ -325,7 +333,19 @@ class Experiment:
         )
         if index >= self.budget.other_rounds:
             others = ()
-        return (*self._once(index), *_interleave(steps, others))
+        return (*self._once(index), *self._wrapping(index), *_interleave(steps, others))
+
+    def _wrapping(self, index: int) -> Iterable[Task]:
+        """What DDP costs a rank alone: many small gradients, and few large ones."""
+        for num_gradients, width in _WRAPPED if self.device_kind == "cpu" else ():
+            yield ComputeTask(
+                name=f"{index}: ddp {num_gradients}x{width}",
+                round=index,
+                probe=DDP_PROBE,
+                dtype="fp32",
+                shape=(num_gradients, width),
+                target_s=self.budget.repetition_s,
+            )
 
     def _once(self, index: int) -> Iterable[Task]:
         return (*self._traces(), *self._compute()) if index == 0 else ()

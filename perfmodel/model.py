@@ -151,8 +151,8 @@ def ddp_step_s(  # noqa: PLR0913 - a step has as many parts
 ) -> float:  # fmt: skip
     """Steady-state time of one optimizer step under DistributedDataParallel [Li et al. 2020]. [s]
 
-    Bucket k is full after the share ``ready[k]`` of the backward pass, the last one at its end; a hook
-    then copies it, on a GPU gradient by gradient. Only the last of m micro-batches communicates (``no_sync``).
+    Bucket k is full after the share ``ready[k]`` of the backward pass, the last one at its end; hooks
+    then copy it, gradient by gradient. Only the last of m micro-batches communicates (``no_sync``).
 
         device = m forward + (m - 1) backward + overlapped(backward, all_reduce) + optimizer
         step   = max(device, host)    the host (dispatch, data loader) runs ahead: it binds if slower

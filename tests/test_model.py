@@ -58,7 +58,7 @@ Case = tuple[Workload, Layout, dict[Cause, float]]
 
 @st.composite
 def ddp_cases(draw: st.DrawFn) -> Case:
-    """Any buckets and times: seconds of a phase, of a hook for each bucket, of an all-reduce per byte."""
+    """Any buckets and times: seconds of a phase, of a hook for each gradient, of an all-reduce per byte."""
     ready = st.floats(0, 1) | st.sampled_from([0.0, 0.5, 1.0])
     gradients = draw(st.lists(st.tuples(ready, st.integers(1, 2**23)), min_size=1, max_size=12))
     parameters = tuple(
@@ -81,9 +81,7 @@ def durations(program: StepProgram, times: Mapping[Cause, float]) -> np.ndarray:
     return np.array(works) * [times.get(entry.cause, 0.0) for entry in program.operations]
 
 
-def page_step_s(
-    case: Case, pace: float = 1.0, *, asynchronous: bool = False, **others: Any
-) -> float:
+def page_step_s(case: Case, pace: float = 1.0, **others: Any) -> float:
     workload, layout, times = case
     gradients = [parameter.size_bytes for parameter in workload.parameters]
     cap = None if layout.bucket_cap_mb is None else int(layout.bucket_cap_mb * MIB)
@@ -92,7 +90,7 @@ def page_step_s(
         *[pace * times[cause] for cause in (Cause.FORWARD, Cause.BACKWARD, Cause.OPTIMIZER)],
         ready=[workload.parameters[bucket[-1]].ready_fraction for bucket in buckets],
         all_reduce_s=[times[Cause.ALL_REDUCE] * sum(gradients[i] for i in b) for b in buckets],
-        hook_s=[pace * times[Cause.BUCKET] * (len(b) if asynchronous else 1) for b in buckets],
+        hook_s=[pace * times[Cause.BUCKET] * len(b) for b in buckets],
         micro_batches=layout.accumulation,
         **others,
     )
@@ -120,7 +118,7 @@ def test_host_that_runs_ahead_binds_only_if_it_is_slower(case: Case) -> None:
     durations_s = durations(step, case[2])
     ends_s = end_times(StepProgram((*step.operations, *again)), np.tile(durations_s, 2))
     host_s = durations_s[list(step.on_stream(Stream.HOST))].sum()
-    step_s = page_step_s(case, asynchronous=True, host_s=host_s)
+    step_s = page_step_s(case, host_s=host_s)
     alone_s = ends_s[:count].max()
     sides_s = [end_times(step, side_s).max() for side_s in steady_sides(step, durations_s)]
     assert max(sides_s) == pytest.approx(step_s, rel=EXACT, abs=1e-12)

@@ -22,6 +22,7 @@ from perfmodel.cost.measured import PIPELINE, families
 from perfmodel.cost.traced import issued
 from perfmodel.documents.observation import (
     PHASES,
+    ComputeObservation,
     LayoutObservation,
     ReplayObservation,
     StepObservation,
@@ -130,17 +131,25 @@ _MINIMUM_SETTINGS = 4
 def fit_bucket_costs(
     groups: Mapping[RunSetting, Sequence[Repetition]],
     workloads: Mapping[str, MeasuredWorkload],
+    probes: Sequence[ComputeObservation],
     *,
-    asynchronous: bool,
     rng: np.random.Generator,
 ) -> FloatArray:
-    """Fixed cost of a bucket [s] and cost per byte [s/B], from one rank under DDP minus the bare model.
+    """Cost of a gradient [s] and of a byte [s/B], from one rank under DDP minus the bare model.
 
-    On an asynchronous device the fixed cost is that of a gradient: each is copied by kernels of its own.
+        DDP - bare = gradients * bucket_s + bytes * bucket_s_per_byte
+
+    Every gradient has a hook and a copy into its bucket. ``probes`` ran a bare stack and one under DDP by
+    turns; on a GPU the reference models ran both ways.
 
     Row 0 of the shape ``(1 + NUM_DRAWS, 2)`` is the fit, the others are bootstrap draws.
     """
     rows = []
+    for entry in probes:
+        num_gradients, width = entry.shape
+        bare_s = float(np.median(entry.durations_s[::2]))
+        more_s = float(np.median(np.subtract(entry.durations_s[1::2], entry.durations_s[::2])))
+        rows.append((num_gradients, 4.0 * num_gradients * width**2, more_s, bare_s))
     for setting, repetitions in groups.items():
         if setting.world_size != 1 or setting.synchronisation is not Synchronisation.DDP:
             continue
@@ -153,7 +162,7 @@ def fit_bucket_costs(
         bare_s = {entry.round: entry.device_s for entry in groups.get(bare, ())}
         buckets = gradient_buckets(workloads[setting.workload].workload, setting.layout)
         size = float(sum(bucket.size_bytes for bucket in buckets))
-        count = sum(bucket.gradients for bucket in buckets) if asynchronous else len(buckets)
+        count = sum(bucket.gradients for bucket in buckets)
         rows += [
             (count, size, entry.device_s - bare_s[entry.round], bare_s[entry.round])
             for entry in repetitions

@@ -15,6 +15,7 @@ from calibrate.fit.steps import fit_workload, single_steps, with_device_streams
 from calibrate.summary import by_setting, estimate, repeatability, repetition
 from perfmodel.documents import Provenance, file_sha256
 from perfmodel.documents.observation import (
+    DDP_PROBE,
     CheckpointObservation,
     CollectiveObservation,
     ComputeObservation,
@@ -93,7 +94,7 @@ def fit_profile(
         else None
     )
     draft = replace(draft, operators=operators, host=host)
-    fitted = _with_ddp(draft, steps, seed=provenance.seed)
+    fitted = _with_ddp(draft, observations, seed=provenance.seed)
     return ProfileDocument(
         provenance=provenance,
         observations_sha256=file_sha256(observations_path),
@@ -117,7 +118,7 @@ def _draft(observations: Sequence[Observation], environment: dict[str, Any]) -> 
     device_kind: Literal["cpu", "cuda", "virtual"] = "cuda" if is_asynchronous else "cpu"
     if "virtual" in environment:
         device_kind = "virtual"
-    rates = tuple(_rate(entry) for entry in _of(observations, ComputeObservation))
+    rates = tuple(map(_rate, _probes(observations, of_ddp=False)))
     collectives = collective_profiles(
         _of(observations, CollectiveObservation), back_to_back=is_asynchronous
     )
@@ -150,18 +151,24 @@ def _draft(observations: Sequence[Observation], environment: dict[str, Any]) -> 
 
 
 def _with_ddp(
-    draft: MeasuredMachine, steps: Sequence[StepObservation], *, seed: int
+    draft: MeasuredMachine, observations: Sequence[Observation], *, seed: int
 ) -> MeasuredMachine:
     rng = np.random.default_rng(seed)
     buckets = fit_bucket_costs(
-        by_setting([repetition(observation) for observation in steps]),
+        by_setting([repetition(entry) for entry in _of(observations, StepObservation)]),
         {entry.workload.name: entry for entry in draft.workloads},
-        asynchronous=draft.asynchronous,
+        _probes(observations, of_ddp=True),
         rng=rng,
     )
     costs, errors = fit_ddp(draft, buckets=buckets, rng=rng)
     residual = Residual(single_log_errors=left_out_errors(draft), ddp_log_errors=errors)
     return replace(draft, ddp=costs, residual=residual)
+
+
+def _probes(observations: Sequence[Observation], *, of_ddp: bool) -> list[ComputeObservation]:
+    """Computation alone, or what DDP adds to it."""
+    found = _of(observations, ComputeObservation)
+    return [entry for entry in found if (entry.probe == DDP_PROBE) is of_ddp]
 
 
 def _of(observations: Sequence[Observation], kind: type[_T]) -> list[_T]:

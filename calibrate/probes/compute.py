@@ -11,13 +11,14 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.device import Device
 from calibrate.experiment import ComputeProbe
 from calibrate.layers import Layer
 from calibrate.probes import Session, repeats_within
 from calibrate.task import CheckpointTask
-from perfmodel.documents.observation import CheckpointObservation, OptimizerPoint
+from perfmodel.documents.observation import DDP_PROBE, CheckpointObservation, OptimizerPoint
 from perfmodel.tracing.reference import MODELS
 from perfmodel.tracing.source import make_optimizer
 from perfmodel.units import MIB, Bytes, Seconds
@@ -29,6 +30,7 @@ _DTYPES: Final = {
     "fp16": torch.float16,
 }
 _CALLS_PER_DISPATCH_SAMPLE: Final = 1000
+_SAMPLES_OF_STACK: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +57,12 @@ def measure_compute(
         # An operator that has nothing to do is host work alone.
         is_host = probe.probe in ("dispatch", "view")
         timed = session.host_times if is_host else session.time_repeats
-        warm_s = timed(kernel.act, repeats=3)
+        warm_s = timed(kernel.act, repeats=4)
         repeats = repeats_within(
-            target_s, warm_s[1:], minimum=5, maximum=min(200, session.measured.most_repeats)
+            target_s, warm_s[1:], minimum=6, maximum=min(200, session.measured.most_repeats)
         )
-        durations_s = timed(kernel.act, repeats=repeats)
+        # Of two that alternate as many each.
+        durations_s = timed(kernel.act, repeats=repeats + repeats % 2)
     finally:
         for switch, allowed in zip(switches, before, strict=True):
             switch.allow_tf32 = allowed
@@ -141,6 +144,25 @@ def _optimizer(session: Session, probe: ComputeProbe) -> TimedKernel:
     return TimedKernel(act=optimizer.step, moved_bytes=20.0 * num_tensors * num_elements)
 
 
+def _ddp(session: Session, probe: ComputeProbe) -> TimedKernel:
+    """A bare stack of square layers and one under DDP by turns: their difference is what DDP costs one rank."""
+    num_gradients, width = probe.shape
+
+    def stack() -> nn.Module:
+        return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(num_gradients)))
+
+    wrapped = DistributedDataParallel(stack(), process_group=session.data[1])
+    turns = itertools.cycle((stack(), wrapped))
+    inputs = torch.randn(_SAMPLES_OF_STACK, width)
+
+    def act() -> None:
+        module = next(turns)
+        module(inputs).sum().backward()
+        module.zero_grad()
+
+    return TimedKernel(act=act)
+
+
 _KERNELS: Final[dict[str, Callable[[Session, ComputeProbe], TimedKernel]]] = {
     "matmul": _matmul,
     "convolution": _convolution,
@@ -150,6 +172,7 @@ _KERNELS: Final[dict[str, Callable[[Session, ComputeProbe], TimedKernel]]] = {
     "dispatch": _dispatch,
     "view": _dispatch,
     "optimizer": _optimizer,
+    DDP_PROBE: _ddp,
 }
 
 

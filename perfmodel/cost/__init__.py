@@ -120,7 +120,7 @@ class Terms:
     issue_s: Mapping[Cause, Samples]
     """Host time to issue forward, backward, optimizer; empty on synchronous devices. [s]"""
     bucket_s: Samples
-    """Per bucket; on asynchronous devices per gradient in it. [s]"""
+    """Per gradient of a bucket: its hook and its copy. [s]"""
     bucket_s_per_byte: Samples
     all_reduce_s: CollectiveTime
     broadcast_s: CollectiveTime

@@ -262,9 +262,7 @@ class CostModel:
         """How much longer a rank computes than with a smaller micro-batch: hidden or not, the lesser."""
         phases = _phases_at(workload, layout.world_size)
         buckets = gradient_buckets(workload.workload, layout)
-        asynchronous = self.profile.asynchronous
-        kernels = sum(bucket.gradients if asynchronous else 1 for bucket in buckets)
-        copies_s = float(self._ddp["bucket_s"][0]) * kernels
+        copies_s = float(self._ddp["bucket_s"][0]) * sum(each.gradients for each in buckets)
         copies_s += float(self._ddp["bucket_s_per_byte"][0]) * sum(
             each.size_bytes for each in buckets
         )

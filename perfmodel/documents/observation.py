@@ -136,6 +136,10 @@ class CollectiveObservation(Taken):
     """Shape ``(world_size, repeats)``. [s]"""
 
 
+#: A stack of square layers, bare and under DDP by turns; ``shape``: gradients, width.
+DDP_PROBE: Final = "ddp"
+
+
 class ComputeObservation(Taken):
     """Repeats of one piece of computation or one copy."""
 

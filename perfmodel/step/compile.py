@@ -477,12 +477,12 @@ class _Builder:
     def _copied(
         self, stage: int, work: Work, number: int, piece: Piece, *, after: tuple[int, ...] = ()
     ) -> int:
-        # A GPU copies tensor by tensor, and kernels of each take longer than what a bucket costs besides.
+        # DDP has a hook for every gradient and copies it; a GPU copies all tensor by tensor.
         return self._put(
             stage,
             work,
             Cause.BUCKET,
-            share=piece.gradients if self.asynchronous else 1.0,
+            share=piece.gradients if self.asynchronous or self.layout.zero == 0 else 1.0,
             after=after,
             number=number,
             name=f"bucket {number}" if self.layout.zero == 0 else "",

@@ -10,7 +10,9 @@ import numpy as np
 
 from perfmodel.documents import Record
 from perfmodel.documents.observation import (
+    DDP_PROBE,
     CollectiveObservation,
+    ComputeObservation,
     EnvironmentObservation,
     RankSteps,
     StepObservation,
@@ -59,6 +61,7 @@ class Calibration:
                 )
                 for index in range(self.num_rounds):
                     yield self._repetition(setting, step_s, index, rng)
+        yield from self._wrapping(rng)
         if self.num_ranks > 1:
             yield from self._collectives(rng)
 
@@ -71,7 +74,7 @@ class Calibration:
                 synchronisation=Synchronisation.NONE,
             )
             yield single
-            for world_size in range(1, self.num_ranks + 1):
+            for world_size in range(2, self.num_ranks + 1):
                 for cap in (None, 4.0):
                     yield dataclasses.replace(
                         single,
@@ -113,6 +116,27 @@ class Calibration:
             ),
             bucket_bytes=(),
         )
+
+    def _wrapping(self, rng: np.random.Generator) -> Iterator[ComputeObservation]:
+        """A bare stack and one under DDP by turns; the first take as long as their gradients are large."""
+        for num_gradients, width in ((16, 64), (256, 64), (4, 1024)):
+            size_bytes = 4 * num_gradients * width**2
+            more_s = (
+                self.machine.bucket_s * num_gradients + self.machine.bucket_s_per_byte * size_bytes
+            )
+            for index in range(self.num_rounds):
+                pairs = np.tile([size_bytes * 1e-9, size_bytes * 1e-9 + more_s], 10)
+                pairs *= np.exp(NOISE * rng.standard_normal(len(pairs)))
+                yield ComputeObservation(
+                    task=f"{index}: ddp {num_gradients}x{width}",
+                    round=index,
+                    probe=DDP_PROBE,
+                    dtype="fp32",
+                    shape=(num_gradients, width),
+                    flop=0.0,
+                    moved_bytes=0.0,
+                    durations_s=tuple(map(float, pairs)),
+                )
 
     def _collectives(self, rng: np.random.Generator) -> Iterator[CollectiveObservation]:
         for name, num_messages, share in (("all_reduce", 2, 0.5), ("broadcast", 1, 1.0)):

@@ -78,8 +78,7 @@ def test_what_ddp_adds_is_recovered(seed: int) -> None:
     """Scale 1 and speeds 0.7 and 0.8 trade off against each other: within 0.15.
 
     So the steps determine the scale; of the speeds the overlap probe says more than they do.
-    Bucket work: 8 MiB in two buckets cost 2 * 0.2 + 1.68 = 2.08 ms, seen through noise of steps of
-    up to a second: within 1.5 ms.
+    A gradient costs 0.2 ms and a byte 0.2 ns, told apart by stacks of many small and of few large ones.
     """
     document = fitted(seed)
     found = dict(zip(document.ddp.names, document.ddp.values, strict=True))
@@ -87,8 +86,8 @@ def test_what_ddp_adds_is_recovered(seed: int) -> None:
     assert found["all_reduce_scale"] == pytest.approx(1.0, abs=0.15)
     assert found["compute_speed"] == pytest.approx(MACHINE.compute_speed, abs=0.15)
     assert found["comm_speed"] == pytest.approx(MACHINE.comm_speed, abs=0.15)
-    work_s = 2 * found["bucket_s"] + 8 * 2**20 * found["bucket_s_per_byte"]
-    assert work_s == pytest.approx(0.00208, abs=0.0015)
+    assert found["bucket_s"] == pytest.approx(MACHINE.bucket_s, rel=0.05)
+    assert found["bucket_s_per_byte"] == pytest.approx(MACHINE.bucket_s_per_byte, rel=0.1)
     assert np.abs(document.residual.ddp_log_errors).mean() < 0.03
 
 
