@@ -94,7 +94,7 @@ def as_unwatched(func: OpOverload, args: tuple[Any, ...], least: tuple[int, int]
 def _holders(tensor: Tensor) -> tuple[int, int]:
     """How many refer to a tensor and to its storage, those on the way here among them."""
     storage = tensor.untyped_storage()
-    return int(tensor._use_count()), int(_holders_of_storage(storage._cdata))  # noqa: SLF001
+    return int(tensor._use_count()), int(_holders_of_storage(storage._cdata))  # type: ignore[attr-defined] # noqa: SLF001
 
 
 @functools.cache

@@ -199,10 +199,13 @@ def _without_initialisation() -> AbstractContextManager[None]:
     return replaced(nn.init, **dict.fromkeys(own, lambda tensor, *_args, **_keywords: tensor))
 
 
-def record_step(model: TrainedModel, micro_batch: int) -> RecordedStep:
+def record_step(
+    model: TrainedModel, micro_batch: int, *, ran_at: int | None = None
+) -> RecordedStep:
     """Forward, loss, backward and optimizer once, as recorded operators and the memory between them.
 
     Optimizer states are there from the start. ``UntraceableModel`` names module and operator.
+    ``ran_at``: A micro-batch at which the same step ran, for what is said if this one does not.
     """
     model.optimizer.zero_grad(set_to_none=True)
     paths = ModulePaths(model.module)
@@ -231,8 +234,14 @@ def record_step(model: TrainedModel, micro_batch: int) -> RecordedStep:
         except PerfModelError:
             raise
         except (Exception, SystemExit) as error:
+            advice = (
+                f"check that the model accepts a {sample}"
+                if ran_at is None
+                else f"the step runs with {ran_at} samples, not with {micro_batch}: perfmodel traces both; "
+                "let targets be part of the batch, as in (module, (inputs, targets), loss)"
+            )
             raise UntraceableModel(
-                f"{model.source.name}: {_complaint(sample, recorder, error)}"
+                f"{model.source.name}: {_complaint(recorder, error, advice)}"
             ) from error
     return RecordedStep(
         micro_batch=micro_batch,
@@ -290,17 +299,14 @@ def autocast(method: StepMethod) -> Any:
     return AsOnCuda(method.precision)
 
 
-def _complaint(sample: str, recorder: Recorder, error: BaseException) -> str:
+def _complaint(recorder: Recorder, error: BaseException, advice: str) -> str:
     if isinstance(error, UnsupportedOperatorException) or "no fake impl" in str(error):
         return f"{recorder.place()}: {_NO_SHAPES}"
     at = "in" if recorder.running else "after"
     after = f" {at} operator {recorder.operator}" if recorder.operator else ""
-    return (
-        f"{recorder.where()}{after} raised {_described(error)}; "
-        f"check that the model accepts a {sample}"
-    )
+    return f"{recorder.where()}{after} raised {_described(error)}; {advice}"
 
 
 def _described(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()).rstrip(".")
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

@@ -127,7 +127,7 @@ def _recorded(
     """A step at a micro-batch and at twice as many samples."""
 
     def record_second() -> RecordedStep:
-        return record_step(model, 2 * least)
+        return record_step(model, 2 * least, ran_at=least)
 
     copy: Fork[RecordedStep] | None = None
     if beside and hasattr(os, "fork"):

@@ -93,6 +93,9 @@ def selecting(): return nn.Sequential(Selecting(4, 4)), torch.zeros(1, 4)
 def tied(): return Tied(), torch.zeros(1, 5, dtype=torch.long)
 def decorated(): return Decorated(4, 3), torch.zeros(1, 4)
 def wide(): return nn.Linear(4, 3), torch.zeros(1, 2, 4)
+def fixed():
+    targets = torch.zeros(8, dtype=torch.long)
+    return nn.Linear(4, 3), torch.zeros(8, 4), lambda scores: nn.functional.cross_entropy(scores, targets)
 """
 
 
@@ -159,6 +162,10 @@ def test_parameters_without_gradient_are_told(run: Run, factories: Path, tmp_pat
         ("decorated", "torch.compile is not supported"),
         ("selecting", "module '0', operator aten.index.Tensor: asks for a value"),
         ("without_rule", "module '0', operator perfmodel_tests.opaque.default: nothing tells"),
+        (
+            "fixed",
+            "runs with 8 samples, not with 16: perfmodel traces both; let targets be part of the batch",
+        ),
         ("wide", "from a factory as (module, example, loss)"),
         ("missing", "must define missing"),
     ],
