@@ -145,11 +145,13 @@ def fit_bucket_costs(
     Row 0 of the shape ``(1 + NUM_DRAWS, 2)`` is the fit, the others are bootstrap draws.
     """
     rows = []
-    for entry in probes:
-        num_gradients, width = entry.shape
-        bare_s = float(np.median(entry.durations_s[::2]))
-        more_s = float(np.median(np.subtract(entry.durations_s[1::2], entry.durations_s[::2])))
-        rows.append((num_gradients, 4.0 * num_gradients * width**2, more_s, bare_s))
+    for probe in probes:
+        num_gradients, width = probe.shape
+        alone_s = np.array(probe.durations_s[::2])
+        more_s = float(np.median(probe.durations_s[1::2] - alone_s))
+        rows.append(
+            (num_gradients, 4.0 * num_gradients * width**2, more_s, float(np.median(alone_s)))
+        )
     for setting, repetitions in groups.items():
         if setting.world_size != 1 or setting.synchronisation is not Synchronisation.DDP:
             continue

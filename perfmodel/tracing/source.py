@@ -51,6 +51,10 @@ class ModelSource:
     """One sample in words, such as "3x224x224 image"; empty: the shapes of a batch tell."""
     caveats: tuple[str, ...] = ()
     """What the trace assumes and a reader must know."""
+    depth: int = 0
+    """Layers that are alike; 0 if nothing is known of them."""
+    with_depth: "Callable[[int], ModelSource] | None" = None
+    """The same model with another number of such layers."""
 
 
 def classification_loss(outputs: Any, targets: Tensor | None) -> Tensor:

@@ -114,7 +114,7 @@ def build_model(
     source: ModelSource, method: StepMethod, *, casts: AsOnCuda | None = None
 ) -> TrainedModel:
     """Build a model and bring its optimizer past its first step, in which it makes its states."""
-    module = _built(source)
+    module = built(source)
     module.train()
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if not trained:
@@ -131,7 +131,8 @@ def build_model(
     )
 
 
-def _built(source: ModelSource) -> nn.Module:
+def built(source: ModelSource) -> nn.Module:
+    """The model alone; ``UntraceableModel`` if it cannot be built without data, files and devices."""
     try:
         with _without_initialisation():
             try:

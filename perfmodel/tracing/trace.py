@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from perfmodel.errors import UntraceableModel, UsageError
 from perfmodel.tracing.cuda_casts import AsOnCuda
+from perfmodel.tracing.depth import DEPTHS, LEAST_DEPTH, IrregularLayersError, deepened
 from perfmodel.tracing.fork import Fork
 from perfmodel.tracing.imports import without_collection
 from perfmodel.tracing.source import ModelSource, default_implementation
@@ -19,6 +21,7 @@ from perfmodel.tracing.step import (
     RecordedStep,
     TrainedModel,
     build_model,
+    built,
     record_step,
     without_content,
 )
@@ -80,14 +83,19 @@ def trace_model(
     if method.optimizer_implementation == DEFAULT:
         chosen = default_implementation(method.device_kind)
         method = replace(method, optimizer_implementation=chosen)
+    beside = beside and method.device_kind == "cpu"
     with without_content(method.device_kind), without_collection():
-        model = build_model(source, method, casts=casts)
-        first, second = _recorded(model, least, beside=beside and method.device_kind == "cpu")
-    step = _joined_step(model, first, second)
+        try:
+            steps = _recorded(_shallow(source, method, casts), source, least, beside=beside)
+            module = built(source)
+        except IrregularLayersError:
+            model = build_model(source, method, casts=casts)
+            steps, module = _recorded([model], source, least, beside=beside), model.module
+    step = _joined_step(source, method, module, *steps)
     return TracedModel(
-        workload=_workload(source.name, step.at(micro_batch=least), model.module),
+        workload=_workload(source.name, step.at(micro_batch=least), module),
         step=step,
-        memory=joined_memory(model.module, first, second),
+        memory=joined_memory(module, *steps),
     )
 
 
@@ -121,13 +129,24 @@ def trace_once(
     )
 
 
+def _shallow(source: ModelSource, method: StepMethod, casts: AsOnCuda | None) -> list[TrainedModel]:
+    """Models of a few of the equal layers of a deep one."""
+    if source.with_depth is None or source.depth < LEAST_DEPTH:
+        raise IrregularLayersError
+    return [build_model(source.with_depth(depth), method, casts=casts) for depth in DEPTHS]
+
+
 def _recorded(
-    model: TrainedModel, least: int, *, beside: bool
+    models: Sequence[TrainedModel], source: ModelSource, least: int, *, beside: bool
 ) -> tuple[RecordedStep, RecordedStep]:
-    """A step at a micro-batch and at twice as many samples."""
+    """A step at a micro-batch and at twice as many samples; of the whole model, or as its layers repeat."""
+
+    def record(micro_batch: int, ran_at: int | None = None) -> RecordedStep:
+        steps = [record_step(model, micro_batch, ran_at=ran_at) for model in models]
+        return steps[0] if len(steps) == 1 else deepened(steps, source.depth)
 
     def record_second() -> RecordedStep:
-        return record_step(model, 2 * least, ran_at=least)
+        return record(2 * least, ran_at=least)
 
     copy: Fork[RecordedStep] | None = None
     if beside and hasattr(os, "fork"):
@@ -136,10 +155,10 @@ def _recorded(
         except OSError:  # no memory, or no process, for a copy
             copy = None
     if copy is None:
-        return record_step(model, least), record_second()
+        return record(least), record_second()
     with copy:
         started_s = time.monotonic()
-        first = record_step(model, least)
+        first = record(least)
         own_s = time.monotonic() - started_s
         try:
             return first, copy.result(within_s=_LEAST_PATIENCE_S + 2 * own_s)
@@ -147,8 +166,13 @@ def _recorded(
             return first, record_second()
 
 
-def _joined_step(model: TrainedModel, first: RecordedStep, second: RecordedStep) -> SymbolicStep:
-    module, source = model.module, model.source
+def _joined_step(
+    source: ModelSource,
+    method: StepMethod,
+    module: nn.Module,
+    first: RecordedStep,
+    second: RecordedStep,
+) -> SymbolicStep:
     tensors, operators, calls = _joined_calls(first, second)
     if list(first.ready_after.items()) != list(second.ready_after.items()):
         raise UntraceableModel(
@@ -159,7 +183,7 @@ def _joined_step(model: TrainedModel, first: RecordedStep, second: RecordedStep)
     return SymbolicStep(
         traced_micro_batches=batches,
         sample=first.sample,
-        method=model.method,
+        method=method,
         tensors=tensors,
         operators=operators,
         segments=compressed(calls),

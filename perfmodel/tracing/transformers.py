@@ -4,6 +4,7 @@ One layer serves all families, with three models around it.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -414,7 +415,8 @@ def huggingface_source(path: Path, size: SampleSize) -> ModelSource:
     name = str(config.get("_name_or_path", "") or path.parent.name or path.stem)
     if shape.family == "vit":
         size.refuse_except("image_size", text=str(path))
-        return _image_source(name, shape, size.image_size or config.count("image_size", 224))
+        pixels = size.image_size or config.count("image_size", 224)
+        return _of_any_depth(lambda shape: _image_source(name, shape, pixels), shape)
     size.refuse_except("sequence_length", text=str(path))
     num_tokens = size.sequence_length or min(shape.num_positions, _LONGEST_DEFAULT)
     if num_tokens > shape.num_positions:
@@ -427,7 +429,17 @@ def huggingface_source(path: Path, size: SampleSize) -> ModelSource:
             f"--sequence-length: times {shape.experts_per_token} experts per token must be divisible by "
             f"{shape.num_experts} experts, got {num_tokens}"
         )
-    return _text_source(name, shape, num_tokens)
+    return _of_any_depth(lambda shape: _text_source(name, shape, num_tokens), shape)
+
+
+def _of_any_depth(
+    source: Callable[[TransformerShape], ModelSource], shape: TransformerShape
+) -> ModelSource:
+    return replace(
+        source(shape),
+        depth=shape.num_layers,
+        with_depth=lambda num_layers: source(replace(shape, num_layers=num_layers)),
+    )
 
 
 def _text_source(name: str, shape: TransformerShape, num_tokens: int) -> ModelSource:
