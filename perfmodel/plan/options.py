@@ -160,7 +160,8 @@ class _Planner:
 
     def _row(self, candidate: Candidate) -> PlanRow:
         option = self.plan.option[candidate.option]
-        facts = self._table(candidate).facts(candidate.count)
+        table, count = self._table(candidate), candidate.count
+        evidence, layout, memory = table.evidence(count), table.layout(count), table.memory(count)
         found = self._outcome(candidate)
         in_time, kept = chances(self.plan, found, self.available_s)
         power = float(power_kw(option, candidate.count)) if option.power_per_device_w else None
@@ -170,9 +171,9 @@ class _Planner:
         return PlanRow(
             option=option.name,
             devices=candidate.count,
-            micro_batch=facts.micro_batch,
-            global_batch=facts.global_batch,
-            step_s=interval(facts.step_s),
+            micro_batch=layout.micro_batch,
+            global_batch=layout.global_batch,
+            step_s=interval(table.drawn_s(count)),
             elapsed_s=elapsed_s,
             cost=interval(found.cost[0]),
             energy_kwh=None if power is None else power * elapsed_s.nominal / HOUR_S,
@@ -184,10 +185,10 @@ class _Planner:
             expected_stops=float(found.expected_stops[0]),
             checkpoint_interval_s=checkpoint_s if math.isfinite(checkpoint_s) else None,
             checkpoint_s=interval(stops.write_s) if stops is not None and stops.is_timed else None,
-            evidence=facts.evidence,
-            layout=facts.layout,
-            needed_bytes=None if facts.memory is None else facts.memory.needed_bytes,
-            fit_probability=None if facts.memory is None else facts.memory.probability,
+            evidence=evidence,
+            layout=None if self.plan.work.model is None else str(layout),
+            needed_bytes=None if memory is None else memory.needed_bytes,
+            fit_probability=None if memory is None else memory.probability,
         )
 
     def _day_after(self, elapsed_s: Seconds) -> dt.date:

@@ -51,19 +51,6 @@ class FitInMemory:
     probability: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Facts:
-    """One size at one batch."""
-
-    micro_batch: int
-    global_batch: int
-    step_s: Samples
-    """Draws; the first is nominal, shape ``(num_draws,)``. [s]"""
-    evidence: Evidence
-    memory: FitInMemory | None
-    layout: str | None = None
-
-
 class Steps(ABC):
     """Steps of one workload at one batch on one machine, over device counts.
 
@@ -117,8 +104,12 @@ class Steps(ABC):
         """Draws of the step of every count. [s]"""
 
     @abstractmethod
-    def facts(self, count: int) -> Facts:
-        """One size."""
+    def layout(self, count: int) -> Layout:
+        """How so many devices run."""
+
+    @abstractmethod
+    def evidence(self, count: int) -> Evidence:
+        """The weakest that the step of a size rests on; from now on that size is read exactly."""
 
     @abstractmethod
     def ends(self, count: int) -> Iterator[Ends]:
@@ -144,6 +135,10 @@ class Steps(ABC):
         if fresh:
             self._draws.update(zip(fresh, self._predicted(fresh), strict=True))
             self._knots = None
+
+    def drawn_s(self, count: int) -> Samples:
+        """Draws of the step at a count that was predicted, the first nominal. [s]"""
+        return self._draws[count]
 
     def has(self, count: int) -> bool:
         """Whether a count was predicted, and not only read between others."""
@@ -203,7 +198,7 @@ class MeasuredSteps(Steps):
         super().__init__(scaling=scaling, batch=batch, accumulation=accumulation, counts=counts)
 
     def layout(self, count: int) -> Layout:
-        """How long so many devices run."""
+        """Data parallelism at the batch."""
         [layout] = scaled_layouts(
             [count], scaling=self.scaling_kind, batch=self.batch, accumulation=self.accumulation
         )
@@ -242,16 +237,9 @@ class MeasuredSteps(Steps):
             self._knots = None
         return self._steps[count]
 
-    def facts(self, count: int) -> Facts:
-        """One size."""
-        step = self.step(count)
-        return Facts(
-            micro_batch=step.layout.micro_batch,
-            global_batch=step.layout.global_batch,
-            step_s=step.step_s,
-            evidence=Evidence.weakest(step.evidence.values()),
-            memory=self.memory(count),
-        )
+    def evidence(self, count: int) -> Evidence:
+        """The weakest that the step rests on."""
+        return Evidence.weakest(self.step(count).evidence.values())
 
     def ends(self, count: int) -> Iterator[Ends]:
         """Assumptions about the step, and by which factors each alone moves it."""
@@ -369,17 +357,13 @@ class InferredSteps(Steps):
         draws_s: Samples = self._machine.step_draws(chosen.jobs, num_draws=NUM_DRAWS)[0]
         return draws_s
 
-    def facts(self, count: int) -> Facts:
-        """One size."""
-        found = self._chosen[count]
-        return Facts(
-            micro_batch=found.layout.micro_batch,
-            global_batch=found.layout.global_batch,
-            step_s=self._draws[count],
-            evidence=Evidence.INFERRED,
-            memory=found.memory,
-            layout=str(found.layout),
-        )
+    def layout(self, count: int) -> Layout:
+        """The best one, or the fixed one on so many devices."""
+        return self._chosen[count].layout
+
+    def evidence(self, count: int) -> Evidence:  # noqa: ARG002 - the same for all sizes
+        """All of it comes from runs."""
+        return Evidence.INFERRED
 
     def ends(self, count: int) -> Iterator[Ends]:
         """Assumptions about the step, and by which factors each alone moves it."""

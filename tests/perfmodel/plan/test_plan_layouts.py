@@ -111,10 +111,10 @@ def test_both_kinds_of_scaling_are_stated_from_the_smallest_size() -> None:
     assert not list(table.scaling(4))
     kinds = {entry.scaling: entry for entry in table.scaling(16)}
     assert {name: entry.batch for name, entry in kinds.items()} == {"strong": 64, "weak": 4}
-    alone, together = (table.facts(count).step_s for count in (4, 16))
+    alone, together = (table.drawn_s(count) for count in (4, 16))
     assert kinds["strong"].speedup.nominal == pytest.approx(alone[0] / together[0])
     small = steps(4, batch=16)
-    ratio = 4 * small.facts(4).step_s[0] / together[0]
+    ratio = 4 * small.drawn_s(4)[0] / together[0]
     assert kinds["weak"].speedup.nominal == pytest.approx(ratio)
     for entry in kinds.values():
         assert (entry.from_devices, entry.devices) == (4, 16)
