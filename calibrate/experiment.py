@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from calibrate.environment import DeviceKind
 from calibrate.layers import Layer, planned_layers
@@ -26,38 +26,32 @@ from perfmodel.errors import UsageError
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.units import GIB, KIB, MIB, Seconds
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeProbe:
-    """One thing to time: which kernel, on which type, of which shape."""
-
-    probe: str
-    dtype: str
-    shape: tuple[int, ...]
+#: One thing to time: which kernel, on which type, of which shape.
+_Probe: TypeAlias = tuple[str, str, tuple[int, ...]]
 
 
-def planned_probes(device_kind: str) -> tuple[ComputeProbe, ...]:
+def _planned_probes(device_kind: str) -> tuple[_Probe, ...]:
     """Everything that is measured on a kind of device."""
     return _cpu_probes() if device_kind == "cpu" else _cuda_probes()
 
 
-def _cuda_probes() -> tuple[ComputeProbe, ...]:
+def _cuda_probes() -> tuple[_Probe, ...]:
     dtypes = ("fp32", "tf32", "bf16", "fp16")
     return (
         *_matmuls(dtypes, widths=(512, 1024, 2048, 4096, 8192)),
         *_convolutions(dtypes, num_samples=64, widths=(64, 128)),
         *_memory(mebibytes=(1, 16, 256, 1024)),
         # Models differ too little in their shares of views to tell what one costs.
-        ComputeProbe(probe="view", dtype="fp32", shape=(1,)),
+        ("view", "fp32", (1,)),
         # What a copy of a batch takes to start, and its rate.
-        ComputeProbe(probe="host_to_device", dtype="fp32", shape=(2**10,)),
-        ComputeProbe(probe="host_to_device", dtype="fp32", shape=(64 * 2**18,)),
-        ComputeProbe(probe="device_to_host", dtype="fp32", shape=(64 * 2**18,)),
+        ("host_to_device", "fp32", (2**10,)),
+        ("host_to_device", "fp32", (64 * 2**18,)),
+        ("device_to_host", "fp32", (64 * 2**18,)),
         *_common(),
     )
 
 
-def _cpu_probes() -> tuple[ComputeProbe, ...]:
+def _cpu_probes() -> tuple[_Probe, ...]:
     # Without matrix units bf16 runs a hundred times slower than fp32 on a CPU: small shapes suffice.
     return (
         *_matmuls(("fp32", "bf16"), widths=(64, 256)),
@@ -68,34 +62,26 @@ def _cpu_probes() -> tuple[ComputeProbe, ...]:
     )
 
 
-def _matmuls(dtypes: tuple[str, ...], *, widths: tuple[int, ...]) -> tuple[ComputeProbe, ...]:
-    return tuple(
-        ComputeProbe(probe="matmul", dtype=dtype, shape=(width, width, width))
-        for dtype in dtypes
-        for width in widths
-    )
+def _matmuls(dtypes: tuple[str, ...], *, widths: tuple[int, ...]) -> tuple[_Probe, ...]:
+    return tuple(("matmul", dtype, (width, width, width)) for dtype in dtypes for width in widths)
 
 
 def _convolutions(
     dtypes: tuple[str, ...], *, num_samples: int, widths: tuple[int, ...]
-) -> tuple[ComputeProbe, ...]:
+) -> tuple[_Probe, ...]:
     return tuple(
-        ComputeProbe(probe="convolution", dtype=dtype, shape=(num_samples, width, 28, 28))
-        for dtype in dtypes
-        for width in widths
+        ("convolution", dtype, (num_samples, width, 28, 28)) for dtype in dtypes for width in widths
     )
 
 
-def _memory(*, mebibytes: tuple[int, ...]) -> tuple[ComputeProbe, ...]:
-    return tuple(
-        ComputeProbe(probe="memory", dtype="fp32", shape=(size * 2**18,)) for size in mebibytes
-    )
+def _memory(*, mebibytes: tuple[int, ...]) -> tuple[_Probe, ...]:
+    return tuple(("memory", "fp32", (size * 2**18,)) for size in mebibytes)
 
 
-def _common() -> tuple[ComputeProbe, ...]:
+def _common() -> tuple[_Probe, ...]:
     return (
-        ComputeProbe(probe="dispatch", dtype="fp32", shape=(1,)),
-        ComputeProbe(probe="optimizer", dtype="fp32", shape=(64, 2**16)),
+        ("dispatch", "fp32", (1,)),
+        ("optimizer", "fp32", (64, 2**16)),
     )
 
 
@@ -424,14 +410,13 @@ class Experiment:
             yield TraceTask(name=f"trace {model}", round=0, workload=model)
 
     def _compute(self) -> Iterable[Task]:
-        for planned in planned_probes(self.device_kind):
-            shape = "x".join(map(str, planned.shape))
+        for probe, dtype, shape in _planned_probes(self.device_kind):
             yield ComputeTask(
-                name=f"{planned.probe} {planned.dtype} {shape}",
+                name=f"{probe} {dtype} {'x'.join(map(str, shape))}",
                 round=0,
-                probe=planned.probe,
-                dtype=planned.dtype,
-                shape=planned.shape,
+                probe=probe,
+                dtype=dtype,
+                shape=shape,
                 target_s=self.budget.repetition_s / 4,
             )
 

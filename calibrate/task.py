@@ -10,21 +10,22 @@ from perfmodel.documents.observation import FailedObservation, StackSpec
 from perfmodel.layout import RunSetting, Synchronisation, parse_layout
 
 
-class TraceTask(Record):
+class _Task(Record):
+    name: str
+    round: int
+
+
+class TraceTask(_Task):
     """Trace a reference model."""
 
     kind: Literal["trace"] = "trace"
-    name: str
-    round: int
     workload: str
 
 
-class ReplayTask(Record):
+class ReplayTask(_Task):
     """Repeat a traced step operator by operator."""
 
     kind: Literal["replay"] = "replay"
-    name: str
-    round: int
     workload: str
     micro_batch: int
     document: str | None = None
@@ -32,34 +33,28 @@ class ReplayTask(Record):
     target_s: float
 
 
-class LayersTask(Record):
+class LayersTask(_Task):
     """Time the operators of single layers in a row."""
 
     kind: Literal["layers"] = "layers"
-    name: str
-    round: int
     layers: tuple[Layer, ...]
     num_timed: int
     """How many of them; if fewer than all, those that tell most after what was timed before."""
 
 
-class ModelTask(Record):
+class ModelTask(_Task):
     """Time the operators of a model drawn at random, inside its step."""
 
     kind: Literal["model"] = "model"
-    name: str
-    round: int
     seed: int
     index: int
     target_s: float
 
 
-class StepTask(Record):
+class StepTask(_Task):
     """Run one setting for a while."""
 
     kind: Literal["step"] = "step"
-    name: str
-    round: int
     setting: RunSetting
     random_model: tuple[int, int] | None = None
     """Seed and index of a model that a judge draws; ``None``: the workload names a reference model."""
@@ -68,57 +63,47 @@ class StepTask(Record):
     """However long they take."""
 
 
-class CollectiveTask(Record):
+class CollectiveTask(_Task):
     """Repeat one collective."""
 
     kind: Literal["collective"] = "collective"
-    name: str
-    round: int
     collective: str
     world_size: int
     size_bytes: int
     target_s: float
 
 
-class ComputeTask(Record):
+class ComputeTask(_Task):
     """Repeat one kernel on one rank."""
 
     kind: Literal["compute"] = "compute"
-    name: str
-    round: int
     probe: str
     dtype: str
     shape: tuple[int, ...]
     target_s: float
 
 
-class OverlapTask(Record):
+class OverlapTask(_Task):
     """Run compute and an all-reduce alone, then together."""
 
     kind: Literal["overlap"] = "overlap"
-    name: str
-    round: int
     world_size: int
     size_bytes: int
     target_s: float
 
 
-class CheckpointTask(Record):
+class CheckpointTask(_Task):
     """Write the model and its optimizer to the folder of the observations, and read them back."""
 
     kind: Literal["checkpoint"] = "checkpoint"
-    name: str
-    round: int
     workload: str
     repeats: int
 
 
-class TrainingTask(Record):
+class TrainingTask(_Task):
     """Train a reference model on samples that can be learned, until a loss is reached."""
 
     kind: Literal["training"] = "training"
-    name: str
-    round: int
     workload: str
     world_size: int
     micro_batch: int
@@ -134,12 +119,10 @@ class TrainingTask(Record):
     """It is read whenever the steps have grown by this factor."""
 
 
-class LayoutTask(Record):
+class LayoutTask(_Task):
     """Train a stack of layers under a layout for a while."""
 
     kind: Literal["layout"] = "layout"
-    name: str
-    round: int
     stack: StackSpec
     layout: str
     """In the grammar of layouts, the micro-batch in it."""

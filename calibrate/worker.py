@@ -6,7 +6,6 @@ Rank 0 appends one line per finished task to the output file: finished tasks sta
 
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,22 +18,18 @@ from calibrate.agent import die_with_parent
 from calibrate.campaign import BEGIN_PREFIX, DONE_PREFIX
 from calibrate.device import Cpu, open_device
 from calibrate.environment import describe_environment, processor_time, torch_facts
-from calibrate.experiment import ComputeProbe
-from calibrate.layers import is_optimizer
 from calibrate.probes import Session
 from calibrate.probes.compute import (
-    Evictor,
     measure_checkpoint,
     measure_collective,
     measure_compute,
-    measure_optimizer,
     measure_overlap,
 )
 from calibrate.probes.convergence import measure_training
 from calibrate.probes.layers import measure_layers
-from calibrate.probes.replay import Replay, Replayed
-from calibrate.probes.tracing import trace_workload
-from calibrate.probes.training import bucket_bytes, measure_device_streams, measure_steps
+from calibrate.probes.replay import measure_model, measure_replay
+from calibrate.probes.tracing import measure_workload
+from calibrate.probes.training import measure_steps
 from calibrate.ranks import Ranks, join, one_line_of, ran_out_of_memory
 from calibrate.task import (
     CheckpointTask,
@@ -55,24 +50,11 @@ from calibrate.task import (
 )
 from perfmodel.documents import append_line
 from perfmodel.documents.observation import (
-    CollectiveObservation,
-    ComputeObservation,
     EnvironmentObservation,
-    IsolatedOperator,
-    LayoutObservation,
     Observation,
-    OperatorsObservation,
-    OverlapObservation,
     ProcessorObservation,
-    ReplayObservation,
-    StepObservation,
-    WorkloadObservation,
 )
-from perfmodel.layout import Synchronisation, parse_layout
-
-_DEVICE_STREAM_STEPS: Final = 5
-#: Of the passes through a drawn model: a median needs no more.
-_KEPT_PASSES: Final = 7
+from perfmodel.layout import parse_layout
 
 
 @record
@@ -176,162 +158,21 @@ def _observed(session: Session, task: Task, output: Path) -> str:
     return found.model_dump_json() if session.rank == 0 else ""
 
 
-def _steps(session: Session, task: StepTask) -> StepObservation:
-    """Steps of one setting, on all of its ranks."""
-    setting = task.setting
-    started_utc = time.time()
-    mine = measure_steps(
-        session,
-        setting,
-        target_s=task.target_s,
-        min_steps=task.min_steps,
-    )
-    streams = None
-    # One rank under DDP tells what hooks and buckets cost the host, and what they cost the device.
-    if session.asynchronous and setting.world_size == 1:
-        streams = measure_device_streams(session, setting, steps=_DEVICE_STREAM_STEPS)
-    buckets = bucket_bytes(session, setting)
-    return StepObservation(
-        task=task.name,
-        round=task.round,
-        started_utc=started_utc,
-        setting=setting,
-        ranks=tuple(session.gather(mine, world_size=setting.world_size)),
-        device_streams=streams,
-        bucket_bytes=buckets if setting.synchronisation is Synchronisation.DDP else (),
-    )
+def _layout(session: Session, task: LayoutTask) -> Observation:
+    from calibrate.probes.strategies import measure_layout  # noqa: PLC0415 - slow imports
 
-
-def _collective(session: Session, task: CollectiveTask) -> CollectiveObservation:
-    mine = measure_collective(
-        session,
-        task.collective,
-        size_bytes=task.size_bytes,
-        world_size=task.world_size,
-        target_s=task.target_s,
-    )
-    gathered = session.gather(mine, world_size=task.world_size)
-    return CollectiveObservation(
-        task=task.name,
-        round=task.round,
-        collective=task.collective,
-        world_size=task.world_size,
-        size_bytes=task.size_bytes,
-        durations_s=tuple(map(tuple, gathered)),
-    )
-
-
-def _overlap(session: Session, task: OverlapTask) -> OverlapObservation:
-    samples = measure_overlap(
-        session, size_bytes=task.size_bytes, world_size=task.world_size, target_s=task.target_s
-    )
-    return OverlapObservation(
-        task=task.name,
-        round=task.round,
-        world_size=task.world_size,
-        size_bytes=task.size_bytes,
-        **{name: tuple(values_s) for name, values_s in samples.items()},
-    )
-
-
-def _trace(session: Session, task: TraceTask) -> WorkloadObservation:
-    workload = trace_workload(session, task.workload)
-    return WorkloadObservation(task=task.name, round=task.round, workload=workload)
-
-
-def _replay(session: Session, task: ReplayTask) -> ReplayObservation:
-    replayed = Replayed.open(session, task)
-    replayed.replay.for_about(task.target_s)
-    return replayed.observation()
-
-
-def _layers(session: Session, task: LayersTask) -> OperatorsObservation:
-    from calibrate.probes.layers import chosen_layers  # noqa: PLC0415 - scipy, for this task alone
-
-    evictor = Evictor(session.measured)
-    layers = chosen_layers(session, task)
-    chain = [layer for layer in layers if not is_optimizer(layer)]
-    operators = measure_layers(session, chain, evictor)
-    optimizers = [
-        measure_optimizer(session, layer, evictor) for layer in layers if is_optimizer(layer)
-    ]
-    return OperatorsObservation(
-        task=task.name,
-        round=task.round,
-        operators=tuple(operators),
-        optimizers=tuple(optimizers),
-    )
-
-
-def _model(session: Session, task: ModelTask) -> OperatorsObservation:
-    from calibrate.random_models import draw  # noqa: PLC0415 - torchvision takes seconds
-
-    model = draw(task.seed, task.index, on_gpu=session.asynchronous)
-    with tempfile.TemporaryDirectory() as folder, session.measured.without():
-        traced = model.traced(Path(folder), session.device.type)
-    step = traced.step.at(micro_batch=model.micro_batch)
-    replay = Replay(session, step)
-    replay.for_about(task.target_s)
-    counts, times = step.call_counts(), replay.times
-    return OperatorsObservation(
-        task=task.name,
-        round=task.round,
-        model=model.name,
-        operators=tuple(
-            IsolatedOperator(
-                operator=step.operators[key[0]],
-                phase=key[1],
-                times_s=tuple(times_s[-_KEPT_PASSES:]),
-                num_calls=counts[key],
-            )
-            for key, times_s in times.calls_s.items()
-            if key[0] not in times.failed
-        ),
-        optimizers=(),
-    )
-
-
-def _compute(session: Session, task: ComputeTask) -> ComputeObservation:
-    probe = ComputeProbe(probe=task.probe, dtype=task.dtype, shape=task.shape)
-    kernel, durations_s = measure_compute(session, probe, target_s=task.target_s)
-    return ComputeObservation(
-        task=task.name,
-        round=task.round,
-        probe=task.probe,
-        dtype=task.dtype,
-        shape=task.shape,
-        flop=kernel.flop,
-        moved_bytes=kernel.moved_bytes,
-        durations_s=tuple(durations_s),
-    )
-
-
-def _layout(session: Session, task: LayoutTask) -> LayoutObservation:
-    from calibrate.probes.strategies import measure_layout, trace_stack  # noqa: PLC0415 - slow imports
-
-    mine = measure_layout(session, task)
-    gathered = session.gather(mine, world_size=task.world_size)
-    is_traced = task.traced and session.rank == 0
-    return LayoutObservation(
-        task=task.name,
-        round=task.round,
-        stack=task.stack,
-        layout=task.layout,
-        optimizer=task.optimizer,
-        step_s=tuple(map(tuple, gathered)),
-        **(trace_stack(task, session.device.type) if is_traced else {}),
-    )
+    return measure_layout(session, task)
 
 
 _PROBES: Final[dict[type[Any], Callable[[Session, Any], Observation]]] = {
-    StepTask: _steps,
-    CollectiveTask: _collective,
-    OverlapTask: _overlap,
-    TraceTask: _trace,
-    ComputeTask: _compute,
-    ReplayTask: _replay,
-    LayersTask: _layers,
-    ModelTask: _model,
+    StepTask: measure_steps,
+    CollectiveTask: measure_collective,
+    OverlapTask: measure_overlap,
+    TraceTask: measure_workload,
+    ComputeTask: measure_compute,
+    ReplayTask: measure_replay,
+    LayersTask: measure_layers,
+    ModelTask: measure_model,
     CheckpointTask: measure_checkpoint,
     TrainingTask: measure_training,
     LayoutTask: _layout,

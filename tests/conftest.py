@@ -29,8 +29,8 @@ WITH_RANKS: Final = frozenset(
         "tests/validate/testbed/test_netns.py",
     }
 )
-#: Tests of this file have nothing in common and take long.
-_SPLIT: Final = "tests/test_examples.py"
+#: Tests of these files have nothing in common and take long.
+_SPLIT: Final = frozenset({"tests/test_examples.py", "tests/calibrate/test_virtual.py"})
 
 # The same examples in every run, so that a test that fails tells about the change and not about luck.
 # A deadline would measure the machine, not the law.
@@ -67,7 +67,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadScopeScheduling):  # type: ignore[misc] # the plugin brings no types
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return "ranks" if file in WITH_RANKS else nodeid if file == _SPLIT else file
+            return "ranks" if file in WITH_RANKS else nodeid if file in _SPLIT else file
 
     return ByFile(config, log)
 

@@ -20,10 +20,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.device import Clock, VirtualDevice
-from calibrate.experiment import ComputeProbe
 from calibrate.probes import Session
 from calibrate.probes.compute import TimedKernel
 from calibrate.probes.training import Trainer
+from calibrate.task import ComputeTask
 from calibrate.virtual import Truth
 from calibrate.virtual.carrier import NAME, Carrier
 from calibrate.virtual.gpu import VirtualGpu, Work
@@ -270,24 +270,24 @@ def replaying(items: Callable[[RunSetting], Items]) -> Iterator[None]:
     ) -> Sequence[Callable[[], Any]]:
         return [lambda: begun(session, collective, size_bytes, world_size)]
 
-    def kernel(session: TeamSession, probe: ComputeProbe) -> TimedKernel:
+    def kernel(session: TeamSession, task: ComputeTask) -> TimedKernel:
         """Products, convolutions and passes over the memory; other probes tell nothing about steps here."""
-        element_bytes = 2 if probe.dtype.endswith("16") else 4
-        if probe.probe == "matmul":
-            rows, inner, columns = probe.shape
+        element_bytes = 2 if task.dtype.endswith("16") else 4
+        if task.probe == "matmul":
+            rows, inner, columns = task.shape
             flop = 2.0 * rows * inner * columns
             moved = element_bytes * (rows * inner + inner * columns + rows * columns)
         else:
-            elements, flop = math.prod(probe.shape), 0.0
+            elements, flop = math.prod(task.shape), 0.0
             moved = 8 * elements
-            if probe.probe == "convolution":
-                flop, moved = 2.0 * 9 * elements * probe.shape[1], 2 * element_bytes * elements
+            if task.probe == "convolution":
+                flop, moved = 2.0 * 9 * elements * task.shape[1], 2 * element_bytes * elements
         work = Work(
             kind="kernel",
             flop=flop,
             size_bytes=moved,
-            dtype=probe.dtype,
-            is_convolution=probe.probe == "convolution",
+            dtype=task.dtype,
+            is_convolution=task.probe == "convolution",
         )
         act = partial(session.gpu.execute, work)
         return TimedKernel(act=act, flop=work.flop, moved_bytes=float(work.size_bytes))

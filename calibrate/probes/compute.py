@@ -14,11 +14,17 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.device import Device
-from calibrate.experiment import ComputeProbe
 from calibrate.layers import Layer
 from calibrate.probes import Session, repeats_within
-from calibrate.task import CheckpointTask
-from perfmodel.documents.observation import DDP_PROBE, CheckpointObservation, OptimizerPoint
+from calibrate.task import CheckpointTask, CollectiveTask, ComputeTask, OverlapTask
+from perfmodel.documents.observation import (
+    DDP_PROBE,
+    CheckpointObservation,
+    CollectiveObservation,
+    ComputeObservation,
+    OptimizerPoint,
+    OverlapObservation,
+)
 from perfmodel.tracing.reference import MODELS
 from perfmodel.tracing.source import make_optimizer
 from perfmodel.units import MIB, Bytes, Seconds
@@ -43,35 +49,42 @@ class TimedKernel:
     calls: int = 1
 
 
-def measure_compute(
-    session: Session, probe: ComputeProbe, *, target_s: Seconds
-) -> tuple[TimedKernel, list[Seconds]]:
-    """Time repeats of one kernel on this rank alone. [s]"""
-    kernel = _KERNELS[probe.probe](session, probe)
+def measure_compute(session: Session, task: ComputeTask) -> ComputeObservation:
+    """Time repeats of one kernel on this rank alone."""
+    kernel = _KERNELS[task.probe](session, task)
     # Matrix products and convolutions have a switch each.
     switches: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [switch.allow_tf32 for switch in switches]
     for switch in switches:
-        switch.allow_tf32 = probe.dtype == "tf32"
+        switch.allow_tf32 = task.dtype == "tf32"
     try:
         # An operator that has nothing to do is host work alone.
-        is_host = probe.probe in ("dispatch", "view")
+        is_host = task.probe in ("dispatch", "view")
         timed = session.host_times if is_host else session.time_repeats
         warm_s = timed(kernel.act, repeats=4)
         repeats = repeats_within(
-            target_s, warm_s[1:], minimum=6, maximum=min(200, session.measured.most_repeats)
+            task.target_s, warm_s[1:], minimum=6, maximum=min(200, session.measured.most_repeats)
         )
         # Of two that alternate as many each.
         durations_s = timed(kernel.act, repeats=repeats + repeats % 2)
     finally:
         for switch, allowed in zip(switches, before, strict=True):
             switch.allow_tf32 = allowed
-    return kernel, [duration_s / kernel.calls for duration_s in durations_s]
+    return ComputeObservation(
+        task=task.name,
+        round=task.round,
+        probe=task.probe,
+        dtype=task.dtype,
+        shape=task.shape,
+        flop=kernel.flop,
+        moved_bytes=kernel.moved_bytes,
+        durations_s=tuple(duration_s / kernel.calls for duration_s in durations_s),
+    )
 
 
-def _matmul(session: Session, probe: ComputeProbe) -> TimedKernel:
-    rows, inner, columns = probe.shape
-    dtype = _DTYPES[probe.dtype]
+def _matmul(session: Session, task: ComputeTask) -> TimedKernel:
+    rows, inner, columns = task.shape
+    dtype = _DTYPES[task.dtype]
     left = torch.randn(rows, inner, device=session.device).to(dtype)
     right = torch.randn(inner, columns, device=session.device).to(dtype)
     return TimedKernel(
@@ -81,9 +94,9 @@ def _matmul(session: Session, probe: ComputeProbe) -> TimedKernel:
     )
 
 
-def _convolution(session: Session, probe: ComputeProbe) -> TimedKernel:
-    batch, channels, height, width = probe.shape
-    dtype = _DTYPES[probe.dtype]
+def _convolution(session: Session, task: ComputeTask) -> TimedKernel:
+    batch, channels, height, width = task.shape
+    dtype = _DTYPES[task.dtype]
     layer = nn.Conv2d(channels, channels, 3, padding=1, device=session.device, dtype=dtype)
     inputs = torch.randn(batch, channels, height, width, device=session.device).to(dtype)
 
@@ -98,30 +111,30 @@ def _convolution(session: Session, probe: ComputeProbe) -> TimedKernel:
     )
 
 
-def _memory(session: Session, probe: ComputeProbe) -> TimedKernel:
-    values = torch.zeros(probe.shape, device=session.device)
+def _memory(session: Session, task: ComputeTask) -> TimedKernel:
+    values = torch.zeros(task.shape, device=session.device)
     return TimedKernel(act=lambda: values.add_(1), moved_bytes=8.0 * values.numel())
 
 
-def _copy(session: Session, probe: ComputeProbe) -> TimedKernel:
+def _copy(session: Session, task: ComputeTask) -> TimedKernel:
     """Between pinned memory of the host and the device, in the direction that the probe names."""
     source, target = (
-        session.measured.pinned(torch.zeros(probe.shape)),
-        torch.zeros(probe.shape, device=session.device),
+        session.measured.pinned(torch.zeros(task.shape)),
+        torch.zeros(task.shape, device=session.device),
     )
-    if probe.probe == "device_to_host":
+    if task.probe == "device_to_host":
         source, target = target, source
     return TimedKernel(
         act=lambda: target.copy_(source, non_blocking=True), moved_bytes=4.0 * source.numel()
     )
 
 
-def _dispatch(session: Session, probe: ComputeProbe) -> TimedKernel:
+def _dispatch(session: Session, task: ComputeTask) -> TimedKernel:
     """Cost of one operator that has nothing to do, or that starts no kernel."""
-    value = torch.zeros(probe.shape, device=session.device)
+    value = torch.zeros(task.shape, device=session.device)
     issue = (
         functools.partial(value.add_, 1)
-        if probe.probe == "dispatch"
+        if task.probe == "dispatch"
         else functools.partial(value.view, -1)
     )
 
@@ -132,9 +145,9 @@ def _dispatch(session: Session, probe: ComputeProbe) -> TimedKernel:
     return TimedKernel(act=act, calls=_CALLS_PER_DISPATCH_SAMPLE)
 
 
-def _optimizer(session: Session, probe: ComputeProbe) -> TimedKernel:
+def _optimizer(session: Session, task: ComputeTask) -> TimedKernel:
     """SGD with momentum over a list of equal parameters: reads 3 and writes 2 values of each."""
-    num_tensors, num_elements = probe.shape
+    num_tensors, num_elements = task.shape
     parameters = [
         nn.Parameter(torch.zeros(num_elements, device=session.device)) for _ in range(num_tensors)
     ]
@@ -144,9 +157,9 @@ def _optimizer(session: Session, probe: ComputeProbe) -> TimedKernel:
     return TimedKernel(act=optimizer.step, moved_bytes=20.0 * num_tensors * num_elements)
 
 
-def _ddp(session: Session, probe: ComputeProbe) -> TimedKernel:
+def _ddp(session: Session, task: ComputeTask) -> TimedKernel:
     """A bare stack of square layers and one under DDP by turns: their difference is what DDP costs one rank."""
-    num_gradients, width = probe.shape
+    num_gradients, width = task.shape
 
     def stack() -> nn.Module:
         return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(num_gradients)))
@@ -163,7 +176,7 @@ def _ddp(session: Session, probe: ComputeProbe) -> TimedKernel:
     return TimedKernel(act=act)
 
 
-_KERNELS: Final[dict[str, Callable[[Session, ComputeProbe], TimedKernel]]] = {
+_KERNELS: Final[dict[str, Callable[[Session, ComputeTask], TimedKernel]]] = {
     "matmul": _matmul,
     "convolution": _convolution,
     "memory": _memory,
@@ -183,16 +196,28 @@ _MAXIMUM_REPEATS: Final = 100
 _MINIMUM_BACK_TO_BACK: Final = 20
 
 
-def measure_collective(
-    session: Session, collective: str, *, size_bytes: Bytes, world_size: int, target_s: Seconds
-) -> list[Seconds]:
-    """Time repeats of one collective over the first ``world_size`` ranks; behind a queue their mean alone. [s]
+def measure_collective(session: Session, task: CollectiveTask) -> CollectiveObservation:
+    """Time repeats of one collective over the first ranks; behind a queue their mean alone.
 
-    ``size_bytes`` is the whole array, as nccl-tests counts it: for all-gather the result, for
+    Its size is that of the whole array, as nccl-tests counts it: for all-gather the result, for
     reduce-scatter the input.
     """
+    mine = _collective_s(session, task)
+    return CollectiveObservation(
+        task=task.name,
+        round=task.round,
+        collective=task.collective,
+        world_size=task.world_size,
+        size_bytes=task.size_bytes,
+        durations_s=tuple(map(tuple, session.gather(mine, world_size=task.world_size))),
+    )
+
+
+def _collective_s(session: Session, task: CollectiveTask) -> list[Seconds]:
+    """Of each repeat on this rank. [s]"""
+    world_size = task.world_size
     begins = itertools.cycle(
-        _begins(session, collective, size_bytes=size_bytes, world_size=world_size)
+        _begins(session, task.collective, size_bytes=task.size_bytes, world_size=world_size)
     )
 
     def act() -> None:
@@ -202,7 +227,7 @@ def measure_collective(
     most = min(_MAXIMUM_REPEATS, session.measured.most_repeats)
     repeats = session.agree(
         repeats_within(
-            target_s,
+            task.target_s,
             warm_s[1:],
             minimum=min(_MINIMUM_BACK_TO_BACK, most) if session.asynchronous else 5,
             maximum=most,
@@ -271,14 +296,13 @@ _PRODUCT_S: Final[Seconds] = 1e-5
 _OUTLAST = 3
 
 
-def measure_overlap(
-    session: Session, *, size_bytes: Bytes, world_size: int, target_s: Seconds
-) -> dict[str, list[Seconds]]:
-    """Time an all-reduce and matrix products: each alone, and both at once. [s]
+def measure_overlap(session: Session, task: OverlapTask) -> OverlapObservation:
+    """Time an all-reduce and matrix products: each alone, and both at once.
 
     Samples of one matrix product and of one all-reduce, all of the same length.
     """
-    compute, begin = _beside(session, size_bytes=size_bytes, world_size=world_size)
+    world_size = task.world_size
+    compute, begin = _beside(session, size_bytes=task.size_bytes, world_size=world_size)
 
     def communicate() -> None:
         begin().wait()
@@ -287,7 +311,7 @@ def measure_overlap(
     compute_s = min(session.time_repeats(compute, repeats=5))
     num_alone = session.agree(max(1, round(comm_s / compute_s)), world_size=world_size)
     repeats = session.agree(
-        repeats_within(target_s, [3 * comm_s], minimum=3, maximum=30), world_size=world_size
+        repeats_within(task.target_s, [3 * comm_s], minimum=3, maximum=30), world_size=world_size
     )
     samples: dict[str, list[Seconds]] = {
         name: []
@@ -307,7 +331,13 @@ def measure_overlap(
         )
         samples["compute_together_s"].append(both_s[0])
         samples["comm_together_s"].append(both_s[1])
-    return samples
+    return OverlapObservation(
+        task=task.name,
+        round=task.round,
+        world_size=world_size,
+        size_bytes=task.size_bytes,
+        **{name: tuple(values_s) for name, values_s in samples.items()},
+    )
 
 
 def _beside(

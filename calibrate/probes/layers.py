@@ -23,7 +23,7 @@ from torch.nn import functional
 from calibrate.fit.operators import fit_curves
 from calibrate.layers import Layer, Places, is_optimizer, most_telling, places
 from calibrate.probes import Session
-from calibrate.probes.compute import Evictor
+from calibrate.probes.compute import Evictor, measure_optimizer
 from calibrate.probes.replay import Passes, made_up, without_denormals
 from calibrate.task import LayersTask
 from perfmodel.cost.families import optimizer_family, optimizer_features
@@ -428,7 +428,20 @@ def _copy(spec: TensorSpec) -> Operator:
     )
 
 
-def measure_layers(
+def measure_layers(session: Session, task: LayersTask) -> OperatorsObservation:
+    """Time the operators of a task's layers, those of a chain and optimizers."""
+    evictor, layers = Evictor(session.measured), chosen_layers(session, task)
+    chain = [layer for layer in layers if not is_optimizer(layer)]
+    optimizers = [layer for layer in layers if is_optimizer(layer)]
+    return OperatorsObservation(
+        task=task.name,
+        round=task.round,
+        operators=tuple(chain_operators(session, chain, evictor)),
+        optimizers=tuple(measure_optimizer(session, layer, evictor) for layer in optimizers),
+    )
+
+
+def chain_operators(
     session: Session, layers: Sequence[Layer], evictor: Evictor
 ) -> list[IsolatedOperator]:
     """Time every operator of some layers inside steps that consist of them."""

@@ -6,11 +6,13 @@ nothing: both are wrong inside a step. In the order of the step it finds what th
 
 import json
 import math
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +20,21 @@ from torch.utils._pytree import tree_leaves
 
 from calibrate.device import Clock
 from calibrate.probes import Session, repeats_within
-from calibrate.probes.tracing import replayed_step
 from calibrate.replays import Dataflow, linked
-from calibrate.task import ReplayTask
-from perfmodel.documents.observation import ReplayObservation, TimedOperator
+from calibrate.task import ModelTask, ReplayTask
+from perfmodel.documents import seals
+from perfmodel.documents.observation import (
+    IsolatedOperator,
+    OperatorsObservation,
+    ReplayObservation,
+    TimedOperator,
+)
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import InvalidDocument
+from perfmodel.tracing.reference import REFERENCES
 from perfmodel.tracing.source import make_optimizer
-from perfmodel.tracing.trace import TracedModel
+from perfmodel.tracing.sources import reference_source
+from perfmodel.tracing.trace import TracedModel, trace_model
 from perfmodel.units import Seconds
 from perfmodel.workload import Operator, Phase, TensorSpec, base_name
 from perfmodel.workload.step import TracedStep, parameters_signature, signature
@@ -379,49 +390,90 @@ def _rows(flow: Dataflow, step: TracedStep) -> dict[int, int]:
     return rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
-    """A step that is replayed for a task."""
+def measure_replay(session: Session, task: ReplayTask) -> ReplayObservation:
+    """Trace or read the step of a task, and repeat it."""
+    traced, step = _replayed_step(session, task)
+    replay = Replay(session, step)
+    replay.for_about(task.target_s)
+    times, counts = replay.times, step.call_counts()
+    # The same in every round: once is enough on disk.
+    kept = traced if task.round == 0 else None
+    return ReplayObservation(
+        task=task.name,
+        round=task.round,
+        workload=task.workload,
+        micro_batch=task.micro_batch,
+        parameters=parameters_signature(step),
+        num_trained=sum(parameter.ready_after is not None for parameter in step.parameters),
+        operators=tuple(
+            TimedOperator(
+                signature=signature(step.operators[position]),
+                phase=phase,
+                num_calls=counts[position, phase],
+                times_s=tuple(times_s),
+            )
+            for (position, phase), times_s in times.calls_s.items()
+            if position not in times.failed
+        ),
+        forward_s=tuple(times.phases_s[Phase.FORWARD]),
+        backward_s=tuple(times.phases_s[Phase.BACKWARD]),
+        optimizer_s=tuple(times.phases_s[Phase.OPTIMIZER]),
+        failed=tuple(sorted({step.operators[position].name for position in times.failed})),
+        traced=None if kept is None else kept.step,
+        model=None if kept is None else replace(kept.workload, name=task.workload),
+    )
 
-    task: ReplayTask
-    traced: TracedModel | None
-    """Its trace, if the worker made it."""
-    step: TracedStep
-    replay: Replay
 
-    @classmethod
-    def open(cls, session: Session, task: ReplayTask) -> Self:
-        """Trace or read the step and repeat it once."""
-        traced, step = replayed_step(session, task)
-        return cls(task=task, traced=traced, step=step, replay=Replay(session, step))
+def _replayed_step(session: Session, task: ReplayTask) -> tuple[TracedModel | None, TracedStep]:
+    """The step of a task at its micro-batch, and its trace if it was made here.
 
-    def observation(self) -> ReplayObservation:
-        """What was measured so far."""
-        times, step = self.replay.times, self.step
-        # The same in every round: once is enough on disk.
-        kept = self.traced if self.task.round == 0 else None
-        counts = step.call_counts()
-        return ReplayObservation(
-            task=self.task.name,
-            round=self.task.round,
-            workload=self.task.workload,
-            micro_batch=self.task.micro_batch,
-            parameters=parameters_signature(step),
-            num_trained=sum(parameter.ready_after is not None for parameter in step.parameters),
-            operators=tuple(
-                TimedOperator(
-                    signature=signature(step.operators[position]),
-                    phase=phase,
-                    num_calls=counts[position, phase],
-                    times_s=tuple(times_s),
-                )
-                for (position, phase), times_s in times.calls_s.items()
-                if position not in times.failed
-            ),
-            forward_s=tuple(times.phases_s[Phase.FORWARD]),
-            backward_s=tuple(times.phases_s[Phase.BACKWARD]),
-            optimizer_s=tuple(times.phases_s[Phase.OPTIMIZER]),
-            failed=tuple(sorted({step.operators[position].name for position in times.failed})),
-            traced=None if kept is None else kept.step,
-            model=None if kept is None else replace(kept.workload, name=self.task.workload),
+    Raises
+    ------
+    InvalidDocument
+        If the file of the workload holds no trace.
+    """
+    if task.document is None:
+        method = REFERENCES[task.workload].method(session.device.type)
+        with session.measured.without():
+            traced = trace_model(reference_source(task.workload), method, micro_batch=2)
+        return traced, traced.step.at(micro_batch=task.micro_batch)
+    with seals.unsealed():  # whoever gave the order has read it
+        document = WorkloadDocument.read(Path(task.document))
+    if document.trace is None:
+        raise InvalidDocument(
+            f"{task.document}: must hold a trace, got none; make the file with perfmodel trace"
         )
+    return None, document.trace.at(micro_batch=task.micro_batch)
+
+
+#: Of the passes through a drawn model: a median needs no more.
+_KEPT_PASSES = 7
+
+
+def measure_model(session: Session, task: ModelTask) -> OperatorsObservation:
+    """Time the operators of a drawn model inside its step."""
+    from calibrate.random_models import draw  # noqa: PLC0415 - torchvision takes seconds
+
+    model = draw(task.seed, task.index, on_gpu=session.asynchronous)
+    with tempfile.TemporaryDirectory() as folder, session.measured.without():
+        traced = model.traced(Path(folder), session.device.type)
+    step = traced.step.at(micro_batch=model.micro_batch)
+    replay = Replay(session, step)
+    replay.for_about(task.target_s)
+    counts, times = step.call_counts(), replay.times
+    return OperatorsObservation(
+        task=task.name,
+        round=task.round,
+        model=model.name,
+        operators=tuple(
+            IsolatedOperator(
+                operator=step.operators[key[0]],
+                phase=key[1],
+                times_s=tuple(times_s[-_KEPT_PASSES:]),
+                num_calls=counts[key],
+            )
+            for key, times_s in times.calls_s.items()
+            if key[0] not in times.failed
+        ),
+        optimizers=(),
+    )

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.probes import Session, new_group, repeats_within
 from calibrate.task import LayoutTask
-from perfmodel.documents.observation import StackSpec
+from perfmodel.documents.observation import LayoutObservation, StackSpec
 from perfmodel.layout import Layout, Schedule, parse_layout
 from perfmodel.tracing.source import Batch, ModelSource, classification_loss, make_optimizer
 from perfmodel.tracing.trace import trace_model
@@ -132,8 +132,24 @@ def trace_stack(task: LayoutTask, kind: str) -> dict[str, Any]:
     return {"workload": found.workload, "trace": found.step, "memory": found.memory}
 
 
-def measure_layout(session: Session, task: LayoutTask) -> list[Seconds]:
-    """Steps of a plain loop on this rank; every rank of the layout must call it. [s]"""
+def measure_layout(session: Session, task: LayoutTask) -> LayoutObservation:
+    """Steps of a plain loop; every rank of the layout must call it."""
+    mine = _steps_s(session, task)
+    gathered = session.gather(mine, world_size=task.world_size)
+    is_traced = task.traced and session.rank == 0
+    return LayoutObservation(
+        task=task.name,
+        round=task.round,
+        stack=task.stack,
+        layout=task.layout,
+        optimizer=task.optimizer,
+        step_s=tuple(map(tuple, gathered)),
+        **(trace_stack(task, session.device.type) if is_traced else {}),
+    )
+
+
+def _steps_s(session: Session, task: LayoutTask) -> list[Seconds]:
+    """On this rank. [s]"""
     layout = parse_layout(task.layout)
     if session.world_size == layout.world_size:
         form_groups(session, [layout])

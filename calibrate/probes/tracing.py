@@ -3,53 +3,27 @@
 import dataclasses
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from calibrate.probes import Session
-from calibrate.task import ReplayTask
-from perfmodel.documents import seals
-from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import InvalidDocument
+from calibrate.task import TraceTask
+from perfmodel.documents.observation import WorkloadObservation
 from perfmodel.tracing.reference import REFERENCES
 from perfmodel.tracing.sources import reference_source
-from perfmodel.tracing.trace import TracedModel, trace_model
-from perfmodel.workload import Parameter, Workload
-from perfmodel.workload.step import TracedStep
+from perfmodel.tracing.trace import trace_model
+from perfmodel.workload import Parameter
 
 _TRACED_SAMPLES = 4
 _TIMED_BACKWARDS = 5
 
 
-def replayed_step(session: Session, task: ReplayTask) -> tuple[TracedModel | None, TracedStep]:
-    """The step of a task at its micro-batch, and its trace if it was made here.
-
-    Raises
-    ------
-    InvalidDocument
-        If the file of the workload holds no trace.
-    """
-    if task.document is None:
-        method = REFERENCES[task.workload].method(session.device.type)
-        with session.measured.without():
-            traced = trace_model(reference_source(task.workload), method, micro_batch=2)
-        return traced, traced.step.at(micro_batch=task.micro_batch)
-    with seals.unsealed():  # whoever gave the order has read it
-        document = WorkloadDocument.read(Path(task.document))
-    if document.trace is None:
-        raise InvalidDocument(
-            f"{task.document}: must hold a trace, got none; make the file with perfmodel trace"
-        )
-    return None, document.trace.at(micro_batch=task.micro_batch)
-
-
-def trace_workload(session: Session, name: str) -> Workload:
+def measure_workload(session: Session, task: TraceTask) -> WorkloadObservation:
     """Trace one reference model; when gradients become ready is measured on this rank."""
-    reference = REFERENCES[name]
+    reference = REFERENCES[task.workload]
     with session.measured.without():
-        source = reference_source(name)
+        source = reference_source(task.workload)
         traced = trace_model(source, reference.method("cpu"), micro_batch=_TRACED_SAMPLES)
     torch.manual_seed(0)
     with session.device:  # made there, tied weights stay tied on every kind of device
@@ -62,7 +36,8 @@ def trace_workload(session: Session, name: str) -> Workload:
             return reference.loss(module(inputs), labels)
 
     parameters = _parameters_in_ready_order(session, module, forward)
-    return dataclasses.replace(traced.workload, parameters=parameters)
+    workload = dataclasses.replace(traced.workload, parameters=parameters)
+    return WorkloadObservation(task=task.name, round=task.round, workload=workload)
 
 
 def _parameters_in_ready_order(

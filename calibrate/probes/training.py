@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.device import Clock, Device
 from calibrate.probes import Session, repeats_within
-from perfmodel.documents.observation import PHASES, DeviceStreams, RankSteps
+from calibrate.task import StepTask
+from perfmodel.documents.observation import PHASES, DeviceStreams, RankSteps, StepObservation
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.tracing.reference import REFERENCES, ReferenceModel
 from perfmodel.units import Seconds
@@ -21,6 +23,7 @@ _POOL_SAMPLES = 512
 _MAXIMUM_STEPS = 200
 #: Steps until a host that runs ahead of its device has filled the queue between them.
 _LEAD_IN = 5
+_DEVICE_STREAM_STEPS = 5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,14 +81,30 @@ class Trainer:
         return self.module.no_sync()
 
 
-def measure_steps(
-    session: Session,
-    setting: RunSetting,
-    *,
-    target_s: Seconds,
-    min_steps: int,
-) -> RankSteps:
-    """Time about ``target_s`` of steps on this rank; all ranks of the setting must call it."""
+def measure_steps(session: Session, task: StepTask) -> StepObservation:
+    """Time steps of one setting; all of its ranks must call it."""
+    setting = task.setting
+    started_utc = time.time()
+    mine = _rank_steps(session, task)
+    streams = None
+    # One rank under DDP tells what hooks and buckets cost the host, and what they cost the device.
+    if session.asynchronous and setting.world_size == 1:
+        streams = _device_streams(session, setting)
+    buckets = _bucket_bytes(session, setting)
+    return StepObservation(
+        task=task.name,
+        round=task.round,
+        started_utc=started_utc,
+        setting=setting,
+        ranks=tuple(session.gather(mine, world_size=setting.world_size)),
+        device_streams=streams,
+        bucket_bytes=buckets if setting.synchronisation is Synchronisation.DDP else (),
+    )
+
+
+def _rank_steps(session: Session, task: StepTask) -> RankSteps:
+    """Steps of this rank."""
+    setting = task.setting
     trainer = _trainer(session, setting)
     # DDP forms its final buckets after its first step, which a model does once per process.
     warm_s = _run(session, trainer, setting, num_steps=2 if trainer.is_warm else 3)
@@ -93,9 +112,9 @@ def measure_steps(
     session.measured.reset_peak()
     num_steps = session.agree(
         repeats_within(
-            target_s,
+            task.target_s,
             warm_s["step"][1:],
-            minimum=min_steps,
+            minimum=task.min_steps,
             maximum=min(_MAXIMUM_STEPS, session.measured.most_repeats),
         ),
         world_size=setting.world_size,
@@ -114,7 +133,7 @@ def measure_steps(
     )
 
 
-def bucket_bytes(session: Session, setting: RunSetting) -> tuple[int, ...]:
+def _bucket_bytes(session: Session, setting: RunSetting) -> tuple[int, ...]:
     """Buckets that DDP really formed, in the order in which it reduces them. [B]"""
     module = _trainer(session, setting).module
     if not isinstance(module, DistributedDataParallel):
@@ -124,7 +143,7 @@ def bucket_bytes(session: Session, setting: RunSetting) -> tuple[int, ...]:
     return tuple(int(size) for size in str(sizes).split(",") if size.strip())
 
 
-def measure_device_streams(session: Session, setting: RunSetting, *, steps: int) -> DeviceStreams:
+def _device_streams(session: Session, setting: RunSetting) -> DeviceStreams:
     """Take host and device time of a step apart (asynchronous devices only).
 
     The dense times come from steps that are queued behind a long idle kernel: when the device
@@ -133,7 +152,7 @@ def measure_device_streams(session: Session, setting: RunSetting, *, steps: int)
     trainer = _trainer(session, setting)
     dispatch: dict[str, list[Seconds]] = {phase: [] for phase in PHASES}
     dense: dict[str, list[Seconds]] = {phase: [] for phase in PHASES}
-    for index in range(steps):
+    for index in range(_DEVICE_STREAM_STEPS):
         session.synchronise()
         host = session.measured.host_clock()
         host.mark()

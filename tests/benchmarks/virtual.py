@@ -180,10 +180,7 @@ def calibrated(
             WorkloadObservation(task=f"trace {name}", round=0, workload=workload).model_dump_json()
         )
     probes: dict[type[Any], Any] = {
-        StepTask: worker._steps,
-        CollectiveTask: worker._collective,
-        OverlapTask: worker._overlap,
-        ComputeTask: worker._compute,
+        kind: worker._PROBES[kind] for kind in (StepTask, CollectiveTask, OverlapTask, ComputeTask)
     }
 
     @functools.cache

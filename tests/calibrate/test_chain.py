@@ -7,10 +7,10 @@ from calibrate.layers import Layer
 from calibrate.probes import Session
 from calibrate.probes.compute import Evictor, measure_optimizer
 from calibrate.probes.layers import (
+    chain_operators,
     chained,
     grouped,
     layer_operators,
-    measure_layers,
     recorded_layer,
 )
 from calibrate.replays import linked
@@ -44,7 +44,7 @@ def test_a_layer_reads_what_was_just_made_and_backward_what_forward_kept() -> No
 
 
 def test_every_operator_is_timed_but_the_copies_that_stand_in_for_a_predecessor() -> None:
-    measured = measure_layers(session(), LAYERS, Evictor(Cpu()))
+    measured = chain_operators(session(), LAYERS, Evictor(Cpu()))
     expected = {
         (operator.name, phase)
         for layer in LAYERS

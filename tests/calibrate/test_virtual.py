@@ -27,6 +27,7 @@ from tests.benchmarks.virtual import (
 from tests.benchmarks.virtual_record import HELD_OUT, RECORDED, loaded
 from tests.benchmarks.virtual_report import is_named
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 TRUTH = Truth(
     name="made up",
     host=Host(launch_s=1e-5, event_s=0.0, queue=4),
@@ -128,14 +129,28 @@ def test_a_truth_that_is_none_is_refused(tmp_path: Path) -> None:
         Truth.read(file)
 
 
+#: What every process of a campaign imports first: a quarter of the layers, half of the rounds.
+LIGHT = """
+from dataclasses import replace
+from calibrate import experiment
+layers = experiment.planned_layers
+experiment.planned_layers = lambda **how: layers(**how)[::4]
+quick = replace(experiment.BUDGETS["quick"], num_rounds=2, other_rounds=1)
+experiment.BUDGETS["quick"] = quick
+"""
+
+
+@pytest.mark.long
 def test_a_campaign_calibrates_judges_and_packs(tmp_path: Path) -> None:
     """One light model on one device: batches that were not calibrated, in a plain loop, and the archive at home."""
     folder = tmp_path / "lent"
+    (tmp_path / "sitecustomize.py").write_text(LIGHT)
+    path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH") or str(ROOT)))
 
     def output(*command: str) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "perfmodel", *command],
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path},
             capture_output=True,
             text=True,
             check=False,
@@ -176,6 +191,7 @@ def test_judged_batches_lie_between_those_of_a_calibration() -> None:
         assert min(calibrated_batches) < min(judged) <= max(judged) < max(calibrated_batches)
 
 
+@pytest.mark.long
 def test_two_ranks_are_predicted_from_recorded_steps(tmp_path: Path) -> None:
     """As ``tests.benchmarks.virtual``, with one truth and a light model."""
     command = ("tests.benchmarks.virtual_record", str(tmp_path), "mlp")
