@@ -121,7 +121,7 @@ def test_a_calibration_measures_every_rank_and_predicts_itself(
     for entry in observations:
         if isinstance(entry, StepObservation):
             assert_steps_are_complete(entry)
-    assert assert_buckets_are_those_of_ddp(observations) == 4
+    assert assert_buckets_are_those_of_ddp(observations) == 3
     assert ProfileDocument.read(request_.folder / PROFILE).model_dump() == profile.model_dump()
     assert_prediction_is_plausible(profile.machine)
     again = refit(request_.folder)

@@ -119,9 +119,9 @@ from tests.perfmodel.tracing.method import SGD
 
 record_step, here = trace.record_step, []
 
-def noted(model, micro_batch):
+def noted(model, micro_batch, **others):
     here.append(micro_batch)
-    return record_step(model, micro_batch)
+    return record_step(model, micro_batch, **others)
 
 trace.record_step = noted
 source = find_source("lenet", SampleSize())
@@ -147,10 +147,12 @@ def refuse(*_: object) -> NoReturn:
 HERE = os.getpid()
 
 
-def hangs_in_a_copy(model: TrainedModel, micro_batch: int) -> RecordedStep:
+def hangs_in_a_copy(
+    model: TrainedModel, micro_batch: int, *, ran_at: int | None = None
+) -> RecordedStep:
     if os.getpid() != HERE:
         time.sleep(600)
-    return record_step(model, micro_batch)
+    return record_step(model, micro_batch, ran_at=ran_at)
 
 
 @pytest.mark.parametrize(
