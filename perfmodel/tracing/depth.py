@@ -4,7 +4,7 @@ A stack with one layer more runs every operator of that layer once more. What is
 
     value(depth, layer) = constant + a depth + b layer        [B], calls, indices of paths
 
-Three depths are recorded. Two of them foretell the third exactly, or the whole model is recorded.
+Three depths are recorded. Two of them predict the third exactly, or the whole model is recorded.
 """
 
 import json
@@ -37,7 +37,7 @@ def deepened(steps: Sequence[RecordedStep], depth: int) -> RecordedStep:
     Raises
     ------
     IrregularLayersError
-        The first two do not foretell the third.
+        The first two do not predict the third.
     """
     first, second, third = steps
     if _parts(_grown(first, second, 1)) != _parts(third):
@@ -50,7 +50,7 @@ def deepened(steps: Sequence[RecordedStep], depth: int) -> RecordedStep:
 
 
 def _parts(step: RecordedStep) -> tuple[Any, ...]:
-    """All that is foretold."""
+    """All that is predicted."""
     ready, blocks = list(step.ready_after.items()), list(step.blocks.items())
     return step.operators, step.calls, ready, blocks, step.saved_bytes, step.in_use.tolist()
 
@@ -67,9 +67,6 @@ def _grown(one: RecordedStep, other: RecordedStep, more: int) -> RecordedStep:
             in_use.append(numbers[num_indices:])
     if len(one.operators) != len(other.operators):
         raise IrregularLayersError
-    (_, (saved_bytes,)) = _extended([("", (one.saved_bytes,))], [("", (other.saved_bytes,))], more)[
-        0
-    ]
     ready = _named(
         {name: (after,) for name, after in one.ready_after.items()},
         {name: (after,) for name, after in other.ready_after.items()},
@@ -82,7 +79,7 @@ def _grown(one: RecordedStep, other: RecordedStep, more: int) -> RecordedStep:
         ),
         calls=tuple(calls),
         ready_after={name: after for name, (after,) in ready.items()},
-        saved_bytes=saved_bytes,
+        saved_bytes=other.saved_bytes + more * (other.saved_bytes - one.saved_bytes),
         in_use=np.array(in_use, dtype=np.int64),
         blocks={name: (a, b) for name, (a, b) in _named(one.blocks, other.blocks, more).items()},
     )

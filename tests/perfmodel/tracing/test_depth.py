@@ -106,6 +106,6 @@ def test_whatever_does_not_grow_evenly_is_noticed(shallow: list[RecordedStep], w
         deepened([*steps[:2], replace(steps[2], **{what: changed})], LEAST_DEPTH)
 
 
-def test_depths_in_uneven_steps_foretell_nothing(shallow: list[RecordedStep]) -> None:
+def test_depths_in_uneven_steps_predict_nothing(shallow: list[RecordedStep]) -> None:
     with pytest.raises(IrregularLayersError):
         deepened([shallow[0], shallow[2], shallow[3]], LEAST_DEPTH)
