@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from calibrate.clocks import sampled
 from calibrate.environment import Placement
-from calibrate.gpus import refuse_used
+from calibrate.gpus import refuse_used, sampled
 from calibrate.launch import Launcher
 from calibrate.locks import LOCK_TIMEOUT_S, folder_to_itself, machine_to_itself
 from calibrate.task import StepTask, Task, WorkOrder, failure_of

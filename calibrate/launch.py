@@ -150,7 +150,7 @@ class TorchrunLauncher:
                 f"--master-port={topology.master_port}",
             )
         return (
-            *(sys.executable, "-m", "calibrate.agent", *self.agent),
+            *(sys.executable, "-m", "calibrate.processes", *self.agent),
             f"--nnodes={topology.num_nodes}",
             f"--nproc-per-node={topology.ranks_per_node}",
             *rendezvous,

@@ -1,13 +1,17 @@
 """Process trees that end completely, and signals that arrive as ``KeyboardInterrupt``.
 
+``python -m calibrate.processes MODULE ...`` runs a module in a process that dies with its parent.
+
 torchrun puts every worker into a session of its own, so a process group does not hold the tree
 together, and a worker whose torchrun was killed has no parent to be found by. Every process that
 we start therefore carries a mark in its environment, which its children inherit.
 """
 
+import ctypes
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -27,6 +31,21 @@ _POLL_S: Final = 0.05
 _KILL_S: Final = 10.0
 #: For a program that answers a question. [s]
 _TIMEOUT_S: Final = 20.0
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+
+
+def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
+    """Ask Linux to signal this process as soon as its parent is gone; elsewhere nothing happens.
+
+    The setting survives ``exec`` and is not inherited by children. "Parent" is the thread that
+    started this process.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    parent_pid = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal_number), 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal_number)
 
 
 class ProcessTree:
@@ -158,3 +177,14 @@ def answer_of(
         )
         return done.stdout
     return None
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Become ``python -m <arguments>``, bound to the life of the parent."""
+    # torchrun ends its workers on SIGTERM; SIGKILL would leave them behind.
+    die_with_parent(signal.SIGTERM)
+    os.execv(sys.executable, [sys.executable, "-m", *arguments])  # noqa: S606
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

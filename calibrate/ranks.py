@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from torch.distributed import PrefixStore, Store, TCPStore, init_process_group  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from calibrate.agent import die_with_parent
+from calibrate.processes import die_with_parent
 from calibrate.task import Task, failure_of
 from perfmodel.documents import append_line
 from perfmodel.documents.observation import OUT_OF_MEMORY

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from calibrate.agent import die_with_parent
 from calibrate.device import Device, open_device
 from calibrate.environment import torch_facts
+from calibrate.processes import die_with_parent
 from perfmodel.documents import write_atomically
 
 _WIDTH = 256

@@ -14,7 +14,6 @@ from typing import Any, Final
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from calibrate.agent import die_with_parent
 from calibrate.campaign import BEGIN_PREFIX, DONE_PREFIX
 from calibrate.device import Cpu, open_device
 from calibrate.environment import describe_environment, processor_time, torch_facts
@@ -30,6 +29,7 @@ from calibrate.probes.layers import measure_layers
 from calibrate.probes.replay import measure_model, measure_replay
 from calibrate.probes.tracing import measure_workload
 from calibrate.probes.training import measure_steps
+from calibrate.processes import die_with_parent
 from calibrate.ranks import Ranks, join, one_line_of, ran_out_of_memory
 from calibrate.task import (
     CheckpointTask,

@@ -180,7 +180,7 @@ def test_files_that_the_design_names_exist() -> None:
 #: Files that are no results: locks, lines that are appended, members of an archive, folders of the testbed.
 WRITERS = {
     "perfmodel/documents/__init__.py",
-    "calibrate/clocks.py",
+    "calibrate/gpus.py",
     "calibrate/locks.py",
     "validate/borrowed.py",
     "validate/testbed/links.py",

@@ -138,11 +138,13 @@ def _dispatch(session: Session, task: ComputeTask) -> TimedKernel:
         else functools.partial(value.view, -1)
     )
 
+    calls = min(_CALLS_PER_DISPATCH_SAMPLE, session.measured.most_repeats)
+
     def act() -> None:
-        for _ in range(_CALLS_PER_DISPATCH_SAMPLE):
+        for _ in range(calls):
             issue()
 
-    return TimedKernel(act=act, calls=_CALLS_PER_DISPATCH_SAMPLE)
+    return TimedKernel(act=act, calls=calls)
 
 
 def _optimizer(session: Session, task: ComputeTask) -> TimedKernel:

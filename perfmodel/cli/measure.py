@@ -58,10 +58,9 @@ _BATCHES = opt.counts(
 
 def doctor(*, as_json: opt.Json = False) -> None:
     """Say what this machine is, and what would spoil a measurement."""
-    from calibrate.clocks import faults_now
     from calibrate.doctor import diagnose, render
     from calibrate.environment import describe_environment, torch_facts
-    from calibrate.gpus import problem
+    from calibrate.gpus import faults_now, problem
 
     torch = torch_facts() if find_spec("torch") else None
     environment = describe_environment(torch, load_s=_LOAD_S)

@@ -24,7 +24,7 @@ import os, signal, subprocess, sys, time
 how = sys.argv[-1]
 RANK = '''
 import signal, sys, time
-from calibrate.agent import die_with_parent
+from calibrate.processes import die_with_parent
 if "mortal" in sys.argv: die_with_parent()
 if "stubborn" in sys.argv: signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("ready", flush=True)

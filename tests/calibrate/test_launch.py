@@ -88,7 +88,7 @@ def test_several_nodes_meet_at_the_master() -> None:
     )
     command = TorchrunLauncher().command(["--plan", "p"], topology=topology, log_dir="logs")
     assert command[1:] == (
-        *("-m", "calibrate.agent", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=4"),
+        *("-m", "calibrate.processes", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=4"),
         *("--node-rank=1", "--master-addr=n0", "--master-port=20007", "--log-dir=logs"),
         *("-m", "calibrate.worker", "--plan", "p"),
     )
