@@ -4,14 +4,14 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from calibrate.environment import Placement
 from calibrate.gpus import refuse_used, sampled
-from calibrate.launch import Launcher
+from calibrate.launch import Launch, Launcher
 from calibrate.locks import LOCK_TIMEOUT_S, folder_to_itself, machine_to_itself
 from calibrate.task import StepTask, Task, WorkOrder, failure_of
 from perfmodel.documents import append_line, seals, trim_unfinished_line, write_atomically
@@ -96,132 +96,119 @@ def measure(
     MeasurementFailed, Interrupted
         From the launcher; everything finished is on disk.
     """
+    here, output = campaign.placement, campaign.folder / OBSERVATIONS
     # Nodes of one run share the folder, and may share a machine: the first one holds both for all.
-    is_first_node = campaign.placement.topology.node_rank == 0
-    with folder_to_itself(campaign.folder) if is_first_node else nullcontext():
-        return _fill(
-            campaign,
-            launcher,
-            resume=resume,
-            on_progress=on_progress,
-            stall_timeout_s=stall_timeout_s,
-        )
-
-
-def _fill(
-    campaign: Campaign,
-    launcher: Launcher,
-    *,
-    resume: bool,
-    on_progress: Callable[[Progress], None],
-    stall_timeout_s: Seconds,
-) -> Path:
-    """Run what is not done yet, in a folder that is held; see ``measure``."""
-    output = campaign.folder / OBSERVATIONS
-    done, too_large = _prepare(campaign, output, resume=resume)
-    total = sum(len(tasks) for tasks in campaign.rounds)
-    num_done = sum(task.name in done for tasks in campaign.rounds for task in tasks)
-    is_first_node = campaign.placement.topology.node_rank == 0
-    last_s, crashes = 0.0, _Crashes(campaign.placement, output)
-
-    def on_line(line: str) -> None:
-        nonlocal num_done, last_s
-        if line.startswith(BEGIN_PREFIX):
-            crashes.begun = line.removeprefix(BEGIN_PREFIX).strip()
-        elif line.startswith(DONE_PREFIX):
-            last_s, num_done = time.monotonic(), num_done + 1
-            task = line.removeprefix(DONE_PREFIX).strip()
-            crashes.in_a_row = 0
-            on_progress(Progress(done=num_done, total=total, task=task))
-
-    def on_wait(words: str) -> None:
-        on_progress(Progress(done=num_done, total=total, task=words, is_waiting=True))
-
-    def last_progress() -> Seconds:
-        # The first node alone sees progress, and torchrun ends the others with it.
-        return last_s if is_first_node else time.monotonic()
-
-    # Nodes of one run may share a machine, so the first one queues for all of them. Virtual time is no
-    # one's.
-    queues = is_first_node and campaign.placement.device_kind != "virtual"
-    own = machine_to_itself(on_wait, timeout_s=campaign.lock_timeout_s) if queues else nullcontext()
-    with own:
-        refuse_used(campaign.placement.gpus)
+    is_first_node = here.topology.node_rank == 0
+    with ExitStack() as held:
+        if is_first_node:
+            held.enter_context(folder_to_itself(campaign.folder))
+        ranks = _Ranks(campaign, output, resume=resume, on_progress=on_progress)
+        # Virtual time is no one's.
+        if is_first_node and here.device_kind != "virtual":
+            held.enter_context(machine_to_itself(ranks.wait, timeout_s=campaign.lock_timeout_s))
+        refuse_used(here.gpus)
         for index, tasks in enumerate(campaign.rounds):
-            while pending := _pending(tasks, done, too_large):
-                last_s, crashes.begun = time.monotonic(), ""
-                order = _write_order(campaign, index, pending, output)
+            while pending := ranks.pending(tasks):
+                launch = Launch(
+                    arguments=(str(_write_order(campaign, index, pending, output)),),
+                    topology=here.topology,
+                    conditions=here.conditions,
+                    stall_timeout_s=stall_timeout_s,
+                    on_line=ranks.hear,
+                    last_progress=ranks.last_progress,
+                )
                 try:
-                    with sampled(output, campaign.placement.gpus):
-                        launcher.run(
-                            [str(order)],
-                            topology=campaign.placement.topology,
-                            conditions=campaign.placement.conditions,
-                            on_line=on_line,
-                            last_progress=last_progress,
-                            stall_timeout_s=stall_timeout_s,
-                        )
+                    with sampled(output, here.gpus):
+                        launcher.run(launch)
                 except MeasurementFailed as error:
-                    words, done, too_large = crashes.after(error, pending, too_large)
-                    on_wait(words)
+                    ranks.recover(error, pending)
                 else:
                     break
     return output
 
 
-def _pending(
-    tasks: Sequence[Task], done: Collection[str], too_large: Collection[RunSetting]
-) -> list[Task]:
-    return [
-        task
-        for task in tasks
-        if task.name not in done
-        and not (isinstance(task, StepTask) and is_too_large(task.setting, too_large))
-    ]
+class _Ranks:
+    """How far the ranks of a campaign are; tasks that ended all of them are tried again once, then left out."""
 
-
-class _Crashes:
-    """Tasks that ended all processes of a launch: tried again once, then told and left out."""
-
-    def __init__(self, placement: Placement, output: Path) -> None:
-        self.begun = ""
-        """The task under way, as rank 0 announced it."""
-        self.in_a_row = 0
+    def __init__(
+        self,
+        campaign: Campaign,
+        output: Path,
+        *,
+        resume: bool,
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self._done, self._too_large = _prepare(campaign, output, resume=resume)
+        topology = campaign.placement.topology
+        self._is_first_node = topology.node_rank == 0
         # Errors of a processor's ranks come back; other nodes would not know of another try.
-        self._may_try = placement.device_kind != "cpu" and placement.topology.num_nodes == 1
-        self._output = output
+        self._may_try = campaign.placement.device_kind != "cpu" and topology.num_nodes == 1
+        self._output, self._on_progress = output, on_progress
         self._num_before = len(read_observations(output)) if output.exists() else 0
+        self._total = sum(len(tasks) for tasks in campaign.rounds)
+        self._num_done = sum(t.name in self._done for tasks in campaign.rounds for t in tasks)
+        self._last_s: Seconds = 0.0
+        self._begun = ""
+        """The task under way, as rank 0 announced it."""
         self._tries: Counter[str] = Counter()
+        self._in_a_row = 0
 
-    def after(
-        self, error: MeasurementFailed, pending: Sequence[Task], too_large: frozenset[RunSetting]
-    ) -> tuple[str, frozenset[str], frozenset[RunSetting]]:
-        """Words on what happens next, tasks that need not run, and what memory did not hold.
+    def pending(self, tasks: Sequence[Task]) -> list[Task]:
+        """Tasks that a new launch is to carry out."""
+        self._last_s, self._begun = time.monotonic(), ""
+        return [
+            task
+            for task in tasks
+            if task.name not in self._done
+            and not (isinstance(task, StepTask) and is_too_large(task.setting, self._too_large))
+        ]
+
+    def hear(self, line: str) -> None:
+        """Take note of what rank 0 announces."""
+        if line.startswith(BEGIN_PREFIX):
+            self._begun = line.removeprefix(BEGIN_PREFIX).strip()
+        elif line.startswith(DONE_PREFIX):
+            self._last_s, self._in_a_row = time.monotonic(), 0
+            self._num_done += 1
+            self._tell(line.removeprefix(DONE_PREFIX).strip(), is_waiting=False)
+
+    def wait(self, words: str) -> None:
+        """Tell what is being waited for."""
+        self._tell(words, is_waiting=True)
+
+    def _tell(self, words: str, *, is_waiting: bool) -> None:
+        done, total = self._num_done, self._total
+        self._on_progress(Progress(done=done, total=total, task=words, is_waiting=is_waiting))
+
+    def last_progress(self) -> Seconds:
+        """When a task ended last: the first node alone sees it, and torchrun ends the others with it. [s]"""
+        return self._last_s if self._is_first_node else time.monotonic()
+
+    def recover(self, error: MeasurementFailed, pending: Sequence[Task]) -> None:
+        """Decide what need not run again after ranks have ended, and say so.
 
         Raises
         ------
         MeasurementFailed
             The error, where another try makes no sense.
         """
-        _, larger = _found(self._output)
-        if larger == too_large:
+        words = "a step did not fit into memory; going on without it"
+        if _found(self._output)[1] == self._too_large:
             words = self._next_try(error, pending)
-        else:
-            words = "a step did not fit into memory; going on without it"
-        done, larger = _found(self._output)
+        done, self._too_large = _found(self._output)
         entries = read_observations(self._output)[self._num_before :]
-        told = {entry.task for entry in entries if isinstance(entry, FailedObservation)}
-        return words, done | told, larger
+        self._done = done | {e.task for e in entries if isinstance(e, FailedObservation)}
+        self.wait(words)
 
     def _next_try(self, error: MeasurementFailed, pending: Sequence[Task]) -> str:
-        task = next((task for task in pending if task.name == self.begun), None)
+        task = next((task for task in pending if task.name == self._begun), None)
         if task is None or not self._may_try:
             raise error
         self._tries[task.name] += 1
         if self._tries[task.name] < _TRIES:
             return f"{task.name} ended the ranks; it is tried again in new processes"
-        self.in_a_row += 1
-        if self.in_a_row == _MOST_IN_A_ROW:
+        self._in_a_row += 1
+        if self._in_a_row == _MOST_IN_A_ROW:
             raise error
         reason = str(error).partition("; ")[0]
         append_line(self._output, failure_of(task, reason).model_dump_json())

@@ -50,33 +50,32 @@ _NOISE: Final = re.compile(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One group of ranks: what they run, where, and who watches them."""
+
+    arguments: tuple[str, ...]
+    """Command line of the worker."""
+    topology: Topology
+    conditions: Mapping[str, str]
+    """Variables of the environment of every rank; see ``calibrate.environment``."""
+    stall_timeout_s: Seconds
+    """Longest time without progress, the start included. [s]"""
+    on_line: Callable[[str], None] = lambda _line: None
+    """Called in the caller's thread with each line that ranks write to standard output."""
+    last_progress: Callable[[], Seconds] = lambda: 0.0
+    """When the caller last saw progress, on the clock ``time.monotonic``. [s]"""
+
+    def __post_init__(self) -> None:
+        """Refuse a launch that cannot but stall."""
+        checks.positive("stall_timeout_s", self.stall_timeout_s)
+
+
 class Launcher(Protocol):
     """Runs one group of ranks to its end."""
 
-    def run(
-        self,
-        arguments: Sequence[str],
-        *,
-        topology: Topology,
-        conditions: Mapping[str, str],
-        on_line: Callable[[str], None],
-        last_progress: Callable[[], Seconds],
-        stall_timeout_s: Seconds,
-    ) -> None:
+    def run(self, launch: Launch) -> None:
         """Return when every rank has finished well; raise otherwise, with no process left.
-
-        Parameters
-        ----------
-        arguments
-            Command line of the worker.
-        conditions
-            Variables of the environment of every rank; see ``calibrate.environment``.
-        on_line
-            Called in the caller's thread with each line that ranks write to standard output.
-        last_progress
-            When the caller last saw progress, on the clock ``time.monotonic``. [s]
-        stall_timeout_s
-            Longest time without progress, the start included. [s]
 
         Raises
         ------
@@ -101,33 +100,23 @@ class TorchrunLauncher:
     grace_s: Seconds = 5.0
     """Time between asking processes to end and killing them. [s]"""
 
-    def run(
-        self,
-        arguments: Sequence[str],
-        *,
-        topology: Topology,
-        conditions: Mapping[str, str],
-        on_line: Callable[[str], None],
-        last_progress: Callable[[], Seconds],
-        stall_timeout_s: Seconds,
-    ) -> None:
+    def run(self, launch: Launch) -> None:
         """Start the ranks and return when all have finished; see ``Launcher``."""
-        checks.positive("stall_timeout_s", stall_timeout_s)
-        _refuse_busy_port(topology)
+        _refuse_busy_port(launch.topology)
         tree = ProcessTree()
         try:
             with work_folder("perfmodel-torchrun-") as log_dir:
                 try:
-                    command = self.command(arguments, topology=topology, log_dir=log_dir)
-                    output = _Output(tree.start(command, environ=worker_environ(conditions)))
+                    environ = worker_environ(launch.conditions)
+                    output = _Output(tree.start(self.command(launch, log_dir), environ=environ))
                     while (exit_code := output.process.poll()) is None:
-                        output.next_line(on_line)
-                        still_s = time.monotonic() - max(output.start_s, last_progress())
-                        if still_s > stall_timeout_s:
-                            raise _stalled(output, stall_timeout_s, topology.num_nodes)
+                        output.next_line(launch.on_line)
+                        still_s = time.monotonic() - max(output.start_s, launch.last_progress())
+                        if still_s > launch.stall_timeout_s:
+                            raise _stalled(output, launch)
                 finally:
                     tree.stop(grace_s=self.grace_s)
-                output.finish(on_line)
+                output.finish(launch.on_line)
         except KeyboardInterrupt:
             raise Interrupted(f"stopped by the user; {_KEPT}") from None
         if exit_code:
@@ -137,10 +126,9 @@ class TorchrunLauncher:
                 f"{failure}; what was measured is kept; mend the cause and repeat with --resume"
             )
 
-    def command(
-        self, arguments: Sequence[str], *, topology: Topology, log_dir: str
-    ) -> tuple[str, ...]:
+    def command(self, launch: Launch, log_dir: str) -> tuple[str, ...]:
         """Build the command line that starts the ranks of this node."""
+        topology = launch.topology
         # Not every host can resolve its own name.
         rendezvous: tuple[str, ...] = ("--standalone", "--local-addr=127.0.0.1")
         if topology.master_port is not None:
@@ -155,7 +143,7 @@ class TorchrunLauncher:
             f"--nproc-per-node={topology.ranks_per_node}",
             *rendezvous,
             f"--log-dir={log_dir}",
-            *("-m", self.worker_module, *arguments),
+            *("-m", self.worker_module, *launch.arguments),
         )
 
 
@@ -194,18 +182,19 @@ def _read(stream: IO[str], keep: Callable[[str], object]) -> None:
             keep(line.rstrip("\n"))
 
 
-def _stalled(output: _Output, timeout_s: Seconds, num_nodes: int) -> MeasurementFailed:
+def _stalled(output: _Output, launch: Launch) -> MeasurementFailed:
     # A copy at once: the reader may be appending.
     lines = output.stderr.copy()
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     words = f" (last words: {last[:_MAX_CHARACTERS]})" if last else ""
+    num_nodes = launch.topology.num_nodes
     advice = (
         f"start the command on each of the {num_nodes} nodes and check that they reach each other; "
         if num_nodes > 1
         else ""
     )
     return MeasurementFailed(
-        f"ranks must make progress within {format_duration(timeout_s)}, got none{words}; "
+        f"ranks must make progress within {format_duration(launch.stall_timeout_s)}, got none{words}; "
         f"they were ended; {advice}{_KEPT}"
     )
 

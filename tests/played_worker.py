@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from calibrate.campaign import DONE_PREFIX
+from calibrate.launch import Launch
 from calibrate.task import StepTask, WorkOrder
 from perfmodel.documents.observation import (
     EnvironmentObservation,
@@ -15,7 +16,6 @@ from perfmodel.documents.observation import (
 )
 from perfmodel.errors import MeasurementFailed
 from perfmodel.layout import RunSetting
-from tests.fakes import LaunchCall
 
 NUM_STEPS = 12
 
@@ -77,7 +77,7 @@ class PlayedWorker:
     """Whether memory does; if not, the step is told and the launch ends."""
     finished: list[str] = field(default_factory=list)
 
-    def __call__(self, call: LaunchCall) -> None:
+    def __call__(self, call: Launch) -> None:
         order = WorkOrder.read(Path(call.arguments[0]))
         output = Path(order.output)
         append(
@@ -104,7 +104,7 @@ class PlayedWorker:
             if not self.skips(task.setting):
                 self._finish(call, task, output)
 
-    def _finish(self, call: LaunchCall, task: StepTask, output: Path) -> None:
+    def _finish(self, call: Launch, task: StepTask, output: Path) -> None:
         append(
             output,
             step_observation(

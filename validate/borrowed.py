@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from calibrate.campaign import OBSERVATIONS
 from calibrate.environment import Placement, described, place
 from calibrate.gpus import refuse_used
-from calibrate.launch import Launcher
+from calibrate.launch import Launch, Launcher
 from calibrate.locks import folder_to_itself, machine_to_itself
 from calibrate.topology import LaunchFlags
 from perfmodel.documents import command_line, file_sha256, installed_version, write_atomically
@@ -283,12 +283,12 @@ def _look(
     with machine_to_itself(on_line) if queues else nullcontext():
         refuse_used(here.gpus)
         launcher.run(
-            [here.device_kind, str(output.resolve()), *truth],
-            topology=here.topology,
-            conditions=here.conditions,
-            on_line=lambda _: None,
-            last_progress=lambda: 0.0,
-            stall_timeout_s=_SMOKE_S,
+            Launch(
+                arguments=(here.device_kind, str(output.resolve()), *truth),
+                topology=here.topology,
+                conditions=here.conditions,
+                stall_timeout_s=_SMOKE_S,
+            )
         )
 
 

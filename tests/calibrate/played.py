@@ -1,12 +1,13 @@
 """A played torchrun: starts one real rank in a session of its own and misbehaves as told."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from calibrate.launch import Launcher, TorchrunLauncher
+from calibrate.launch import Launch, Launcher, TorchrunLauncher
 from calibrate.topology import Topology
 
 ALONE = Topology(
@@ -73,19 +74,27 @@ def runs(pid: int) -> bool:
 
 
 def run_ranks(
-    launcher: Launcher, ranks: Ranks, how: str, *, topology: Topology = ALONE, stall_s: float = 20
+    launcher: Launcher,
+    ranks: Ranks,
+    how: str,
+    *,
+    topology: Topology = ALONE,
+    stall_s: float = 20,
+    last_progress: Callable[[], float] = lambda: 0.0,
 ) -> None:
     launcher.run(
-        [how],
-        topology=topology,
-        conditions={},
-        on_line=ranks.on_line,
-        last_progress=lambda: 0.0,
-        stall_timeout_s=stall_s,
+        Launch(
+            arguments=(how,),
+            topology=topology,
+            conditions={},
+            stall_timeout_s=stall_s,
+            on_line=ranks.on_line,
+            last_progress=last_progress,
+        )
     )
 
 
 def played_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TorchrunLauncher:
     (tmp_path / "played_agent.py").write_text(AGENT)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     return TorchrunLauncher(agent=("played_agent",), grace_s=0.3)

@@ -19,6 +19,7 @@ from calibrate.campaign import (
     read_plan,
 )
 from calibrate.environment import Placement
+from calibrate.launch import Launch
 from calibrate.locks import FOLDER_LOCK, folder_to_itself
 from calibrate.task import StepTask, WorkOrder, failure_of
 from perfmodel.documents.observation import (
@@ -38,7 +39,7 @@ from perfmodel.errors import (
 )
 from perfmodel.layout import RunSetting, Synchronisation
 from tests.calibrate.played import ALONE
-from tests.fakes import FakeLauncher, LaunchCall
+from tests.fakes import FakeLauncher
 from tests.played_worker import PlayedWorker, append, orders_of
 
 CRASH = MeasurementFailed("rank 1 must exit with 0, got SIGKILL")
@@ -74,7 +75,7 @@ def campaign(tmp_path: Path) -> Campaign:
 
 def run(
     campaign: Campaign,
-    worker: Callable[[LaunchCall], None],
+    worker: Callable[[Launch], None],
     *,
     resume: bool = False,
     on_progress: Callable[[Progress], None] = lambda _progress: None,
@@ -138,7 +139,7 @@ def test_a_folder_that_another_campaign_fills_is_refused(campaign: Campaign) -> 
 def test_ranks_that_never_started_leave_nothing_to_resume(campaign: Campaign) -> None:
     """A busy port is refused by the launcher: the same command works once the port is free."""
 
-    def refuse(_call: LaunchCall) -> None:
+    def refuse(_call: Launch) -> None:
         raise UsageError("--master-port: must be free, got 29500")
 
     with pytest.raises(UsageError, match="must be free"):
@@ -180,7 +181,7 @@ def test_progress_continues_where_it_was_interrupted(campaign: Campaign) -> None
 def test_other_lines_of_the_ranks_are_no_progress(campaign: Campaign) -> None:
     seen: list[Progress] = []
 
-    def chat(call: LaunchCall) -> None:
+    def chat(call: Launch) -> None:
         before_s = call.last_progress()
         call.on_line("a library says hello\n")
         assert call.last_progress() == before_s
@@ -257,7 +258,7 @@ class PlayedGpu:
     fails: dict[str, int]
     worker: PlayedWorker = field(default_factory=PlayedWorker)
 
-    def __call__(self, call: LaunchCall) -> None:
+    def __call__(self, call: Launch) -> None:
         order = WorkOrder.read(Path(call.arguments[0]))
         for task in order.tasks:
             call.on_line(f"{BEGIN_PREFIX}{task.name}\n")
@@ -308,7 +309,7 @@ def test_a_gpu_that_is_of_no_use_ends_the_campaign(on_gpu: Campaign) -> None:
         run(on_gpu, ranks)
     assert sum(ranks.fails.values()) == 3 * 9 - 3 * 2
 
-    def refuse(_call: LaunchCall) -> None:
+    def refuse(_call: Launch) -> None:
         raise CRASH
 
     # So does one whose ranks do not even begin.
@@ -335,7 +336,7 @@ def test_a_gpu_in_use_is_refused_before_anything_runs(
 def test_what_failed_on_its_own_is_tried_again_by_resume(campaign: Campaign) -> None:
     """A replay, or a run of the judge; who only asks for a prediction does not wait for it again."""
 
-    def fails(call: LaunchCall) -> None:
+    def fails(call: Launch) -> None:
         order = WorkOrder.read(Path(call.arguments[0]))
         for task in order.tasks:
             append(Path(order.output), failure_of(task, "replay: no kernel"))

@@ -10,6 +10,7 @@ import pytest
 
 from calibrate.campaign import OBSERVATIONS, Campaign, measure
 from calibrate.environment import Placement
+from calibrate.launch import Launch
 from calibrate.locks import FOLDER_LOCK
 from calibrate.processes import ProcessTree
 from calibrate.task import StepTask, Task, WorkOrder
@@ -24,7 +25,7 @@ from perfmodel.documents.observation import (
 from perfmodel.errors import EXIT_FAILURE, PerfModelError
 from perfmodel.layout import RunSetting
 from tests.calibrate.played import ALONE
-from tests.fakes import FakeLauncher, LaunchCall
+from tests.fakes import FakeLauncher
 from tests.faults import NEVER, Faults, injected
 
 TASKS = ("0-1", "0-2", "1-1")
@@ -43,7 +44,7 @@ def campaign_in(folder: Path) -> Campaign:
     )
 
 
-def play(call: LaunchCall) -> None:
+def play(call: Launch) -> None:
     """Rank 0 of the worker: reads its order, and writes as the real one does."""
     order = WorkOrder.read(Path(call.arguments[0]))
     output = Path(order.output)
@@ -57,7 +58,7 @@ def play(call: LaunchCall) -> None:
 
 
 def run(folder: Path, faults: Faults, *, resume: bool) -> None:
-    def start(call: LaunchCall) -> None:
+    def start(call: Launch) -> None:
         ProcessTree().start(["true"], environ={}).communicate()
         play(call)
 

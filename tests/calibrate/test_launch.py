@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.launch import TorchrunLauncher
+from calibrate.launch import Launch, TorchrunLauncher
 from calibrate.topology import Topology
 from perfmodel.errors import MeasurementFailed, UsageError
-from tests.calibrate.played import ALONE, Ranks, played_launcher, run_ranks
+from tests.calibrate.played import Ranks, played_launcher, run_ranks
 
 
 @pytest.fixture
@@ -46,14 +46,7 @@ def test_progress_keeps_slow_ranks_alive(launcher: TorchrunLauncher) -> None:
         return min(time.monotonic(), stop_at_s)
 
     with pytest.raises(MeasurementFailed, match="got none"):
-        launcher.run(
-            ["hang"],
-            topology=ALONE,
-            conditions={},
-            on_line=ranks.on_line,
-            last_progress=last_progress,
-            stall_timeout_s=0.5,
-        )
+        run_ranks(launcher, ranks, "hang", stall_s=0.5, last_progress=last_progress)
     assert time.monotonic() >= stop_at_s + 0.5
     assert ranks.survivors() == []
 
@@ -86,11 +79,12 @@ def test_several_nodes_meet_at_the_master() -> None:
         master_port=20_007,
         source="slurm",
     )
-    command = TorchrunLauncher().command(["--plan", "p"], topology=topology, log_dir="logs")
+    launch = Launch(arguments=("order",), topology=topology, conditions={}, stall_timeout_s=1.0)
+    command = TorchrunLauncher().command(launch, "logs")
     assert command[1:] == (
         *("-m", "calibrate.processes", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=4"),
         *("--node-rank=1", "--master-addr=n0", "--master-port=20007", "--log-dir=logs"),
-        *("-m", "calibrate.worker", "--plan", "p"),
+        *("-m", "calibrate.worker", "order"),
     )
 
 

@@ -106,13 +106,12 @@ def test_ranks_die_with_a_parent_that_was_killed(
     assert launcher.agent == ("played_agent",)
     script = tmp_path / "parent.py"
     script.write_text(
-        "from calibrate.launch import TorchrunLauncher\n"
+        "from calibrate.launch import Launch, TorchrunLauncher\n"
         "from calibrate.topology import Topology\n"
         "topology = Topology(num_nodes=1, ranks_per_node=1, node_rank=0, master_addr='x',\n"
         "    master_port=None, source='single')\n"
-        "TorchrunLauncher(agent=('played_agent',)).run(['mortal'], topology=topology,\n"
-        "    conditions={}, on_line=lambda line: print(line, flush=True), last_progress=lambda: 0.0,\n"
-        "    stall_timeout_s=60)\n"
+        "TorchrunLauncher(agent=('played_agent',)).run(Launch(arguments=('mortal',), topology=topology,\n"
+        "    conditions={}, on_line=lambda line: print(line, flush=True), stall_timeout_s=60))\n"
     )
     # A killed parent cannot remove its folder of logs.
     environ = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -13,6 +13,7 @@ import pytest
 
 from calibrate.campaign import PLAN, write_plan
 from calibrate.environment import describe_environment
+from calibrate.launch import Launch
 from calibrate.processes import usable_cores
 from calibrate.task import WorkOrder, failure_of, setting_of
 from calibrate.topology import LaunchFlags
@@ -26,7 +27,7 @@ from perfmodel.errors import (
 from perfmodel.layout import RunSetting
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.report.validation import summary_lines
-from tests.fakes import FakeLauncher, LaunchCall
+from tests.fakes import FakeLauncher
 from tests.perfmodel.profiles import Machine, profile
 from tests.played_worker import PlayedWorker, append
 from tests.validate.samples import calibrated_step, four_workloads
@@ -70,7 +71,7 @@ def as_predicted(folder: Path, *, slower: float = 1.0) -> Callable[[RunSetting],
     return step_s
 
 
-def run(request: ValidationRequest, behave: Callable[[LaunchCall], None]) -> ValidationDocument:
+def run(request: ValidationRequest, behave: Callable[[Launch], None]) -> ValidationDocument:
     return validate(request, FakeLauncher(behave=behave), on_progress=lambda _progress: None)
 
 
@@ -86,7 +87,7 @@ def test_predictions_and_gates_are_on_disk_before_the_first_run(
 
     plans = []
 
-    def look(_call: LaunchCall) -> None:
+    def look(_call: Launch) -> None:
         plans.append(plan_of(request_))
         raise Seen
 
@@ -144,7 +145,7 @@ def test_what_fails_in_every_run_is_counted_and_not_judged(request_: ValidationR
 
     played = PlayedWorker(step_s=as_predicted(request_.folder), skips=fails)
 
-    def ranks(call: LaunchCall) -> None:
+    def ranks(call: Launch) -> None:
         played(call)
         order = WorkOrder.read(Path(call.arguments[0]))
         for task in order.tasks:

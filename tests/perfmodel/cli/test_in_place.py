@@ -11,6 +11,7 @@ import pytest
 
 import calibrate.launch
 from calibrate.environment import describe_environment
+from calibrate.launch import Launch
 from calibrate.locks import LOCK_VARIABLE, machine_to_itself
 from calibrate.task import ReplayTask, WorkOrder
 from perfmodel.documents.observation import (
@@ -26,7 +27,7 @@ from perfmodel.layout import RunSetting
 from perfmodel.machine import Evidence
 from perfmodel.workload import Phase
 from perfmodel.workload.step import parameters_signature, signature
-from tests.fakes import FakeLauncher, LaunchCall
+from tests.fakes import FakeLauncher
 from tests.perfmodel.cli.command import Run
 from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import PROVENANCE, Machine, as_file, profile
@@ -88,7 +89,7 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> FakeLauncher:
     return played
 
 
-def play(call: LaunchCall, act: Callable[[ReplayTask], Observation]) -> None:
+def play(call: Launch, act: Callable[[ReplayTask], Observation]) -> None:
     order = WorkOrder.read(Path(call.arguments[0]))
     for task in order.tasks:
         assert isinstance(task, ReplayTask)

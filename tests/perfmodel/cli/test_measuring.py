@@ -13,6 +13,7 @@ import pytest
 
 from calibrate.environment import describe_environment
 from calibrate.gpus import query_gpus
+from calibrate.launch import Launch
 from calibrate.processes import usable_cores
 from perfmodel.cli import app, measure, validate
 from perfmodel.errors import (
@@ -22,7 +23,7 @@ from perfmodel.errors import (
     EXIT_OUT_OF_TOLERANCE,
     EXIT_USAGE,
 )
-from tests.fakes import FakeLauncher, LaunchCall
+from tests.fakes import FakeLauncher
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.profiles import PROVENANCE, Machine, as_file, profile
 from tests.played_worker import PlayedWorker
@@ -31,8 +32,8 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is no
 
 
 @pytest.fixture
-def launch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[LaunchCall], None]], None]:
-    def play(behave: Callable[[LaunchCall], None]) -> None:
+def launch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Launch], None]], None]:
+    def play(behave: Callable[[Launch], None]) -> None:
         monkeypatch.setattr(
             "calibrate.launch.TorchrunLauncher", lambda **_: FakeLauncher(behave=behave)
         )
@@ -111,10 +112,10 @@ def test_ranks_have_the_threads_that_they_always_have(
 def test_ctrl_c_is_one_line_even_outside_the_launcher(
     run: Run,
     tmp_path: Path,
-    launch: Callable[[Callable[[LaunchCall], None]], None],
+    launch: Callable[[Callable[[Launch], None]], None],
     command: str,
 ) -> None:
-    def interrupt(_call: LaunchCall) -> None:
+    def interrupt(_call: Launch) -> None:
         raise KeyboardInterrupt
 
     launch(interrupt)
@@ -135,7 +136,7 @@ def local(folder: Path) -> Path:
 
 @needs_torch
 def test_a_failed_gate_has_an_exit_code_of_its_own(
-    run: Run, tmp_path: Path, launch: Callable[[Callable[[LaunchCall], None]], None]
+    run: Run, tmp_path: Path, launch: Callable[[Callable[[Launch], None]], None]
 ) -> None:
     """Every step takes 10 s, which nobody predicted; the table is printed nevertheless."""
     launch(PlayedWorker(step_s=lambda _setting: 10.0))
