@@ -1,15 +1,22 @@
 """Campaigns of real ranks under torchrun, and what holds for all of them."""
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import pytest
 
-from calibrate.campaign import Campaign
+from calibrate.campaign import OBSERVATIONS, Campaign
 from calibrate.environment import Placement, describe_environment
 from calibrate.processes import usable_cores
 from calibrate.task import StepTask, Task, TraceTask
-from perfmodel.documents.observation import Observation, StepObservation, WorkloadObservation
+from perfmodel.documents.observation import (
+    Observation,
+    StepObservation,
+    WorkloadObservation,
+    read_observations,
+)
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.step.stages import gradient_buckets
 from perfmodel.workload import Workload
@@ -72,3 +79,33 @@ def assert_buckets_are_those_of_ddp(observations: list[Observation]) -> int:
             entry.setting.label
         )
     return len(synchronised)
+
+
+def observations_in(folder: Path) -> list[Observation]:
+    return read_observations(folder / OBSERVATIONS)
+
+
+def workers(folder: Path) -> list[psutil.Process]:
+    """Ranks and their launchers at work for a folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        command = process.info["cmdline"] or []
+        if process.info["status"] != psutil.STATUS_ZOMBIE and any(
+            argument.startswith(f"{folder}/orders/") for argument in command
+        ):
+            found.append(process)
+    return found
+
+
+def tasks_in(observations: Sequence[Observation]) -> list[str]:
+    """What was measured, in order."""
+    beside = ("environment", "processor")
+    return [entry.task for entry in observations if entry.kind not in beside]
+
+
+def rank_process(folder: Path, rank: int) -> psutil.Process:
+    """One rank of the running group, found among our own descendants."""
+    for process in psutil.Process().children(recursive=True):
+        if process in workers(folder) and process.environ().get("RANK") == str(rank):
+            return process
+    raise AssertionError(f"rank {rank} does not run")

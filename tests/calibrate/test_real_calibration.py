@@ -7,30 +7,29 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from calibrate import experiment
 from calibrate.calibrate import PROFILE, CalibrationRequest, calibrate, refit
-from calibrate.campaign import OBSERVATIONS, Progress, measure
+from calibrate.campaign import OBSERVATIONS, Progress
 from calibrate.experiment import BUDGETS, Budget, Experiment
 from calibrate.launch import TorchrunLauncher
 from calibrate.layers import planned_layers
 from calibrate.topology import LaunchFlags
 from perfmodel.answer.answer import Forecast, table
-from perfmodel.documents.observation import Observation, StepObservation, read_observations
+from perfmodel.documents.observation import StepObservation
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.errors import MeasurementFailed
-from perfmodel.layout import Layout, RunSetting
+from perfmodel.layout import Layout
 from perfmodel.machine.measured import MeasuredMachine
 from tests.calibrate.real_ranks import (
     NEEDS_TWO_RANKS,
     assert_buckets_are_those_of_ddp,
-    campaign_of,
-    steps_of,
+    observations_in,
+    tasks_in,
+    workers,
 )
 from tests.perfmodel.asking import Asking
 
@@ -54,10 +53,10 @@ DEADLINE_S = 180.0
 
 @pytest.fixture
 def request_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CalibrationRequest:
-    """A calibration of one small model, a third of the layers and two stacks: it takes seconds."""
+    """A calibration of one small model, a third of the layers and the lightest stack: it takes seconds."""
     monkeypatch.setitem(BUDGETS, "tiny", TINY)
     monkeypatch.setattr(experiment, "planned_layers", lambda **how: planned_layers(**how)[::3])
-    monkeypatch.setattr(experiment, "_STACKS", experiment._STACKS[::2])
+    monkeypatch.setattr(experiment, "_STACKS", experiment._STACKS[:1])
     return CalibrationRequest(
         folder=tmp_path / "calibration",
         budget="tiny",
@@ -73,22 +72,6 @@ def run(
     return calibrate(request, TorchrunLauncher(), on_progress=on_progress)
 
 
-def observations_in(folder: Path) -> list[Observation]:
-    return read_observations(folder / OBSERVATIONS)
-
-
-def workers(folder: Path) -> list[psutil.Process]:
-    """Ranks and their launchers at work for a folder."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        command = process.info["cmdline"] or []
-        if process.info["status"] != psutil.STATUS_ZOMBIE and any(
-            argument.startswith(f"{folder}/orders/") for argument in command
-        ):
-            found.append(process)
-    return found
-
-
 def assert_steps_are_complete(entry: StepObservation) -> None:
     assert [rank.rank for rank in entry.ranks] == list(range(entry.setting.world_size))
     for rank in entry.ranks:
@@ -98,12 +81,6 @@ def assert_steps_are_complete(entry: StepObservation) -> None:
         assert len(rank.step_s) >= 4
         parts_s = (rank.input_s, rank.forward_s, rank.backward_s, rank.optimizer_s)
         assert [sum(parts) for parts in zip(*parts_s, strict=True)] == pytest.approx(rank.step_s)
-
-
-def tasks_in(observations: Sequence[Observation]) -> list[str]:
-    """What was measured, in order."""
-    beside = ("environment", "processor")
-    return [entry.task for entry in observations if entry.kind not in beside]
 
 
 def test_a_calibration_measures_every_rank_and_predicts_itself(
@@ -149,46 +126,6 @@ def assert_prediction_is_plausible(profile: MeasuredMachine) -> None:
     assert 1 / 3 < two.step_s.nominal / measured_s[2, "ddp"] < 3
 
 
-def rank_process(folder: Path, rank: int) -> psutil.Process:
-    """One rank of the running group, found among our own descendants."""
-    for process in psutil.Process().children(recursive=True):
-        if process in workers(folder) and process.environ().get("RANK") == str(rank):
-            return process
-    raise AssertionError(f"rank {rank} does not run")
-
-
-def test_a_killed_rank_is_named_and_the_rest_can_be_resumed(tmp_path: Path) -> None:
-    rank = 1  # torchrun may take the lower one, which it ends itself, for the first
-    campaign = campaign_of(
-        tmp_path / "campaign",
-        *steps_of(
-            *(
-                RunSetting(workload="lenet", world_size=2, micro_batch=batch)
-                for batch in range(1, 7)
-            )
-        ),
-    )
-
-    def kill(progress: Progress) -> None:
-        if progress.done == 2:
-            rank_process(campaign.folder, rank).kill()
-
-    with pytest.raises(MeasurementFailed) as caught:
-        measure(campaign, TorchrunLauncher(), resume=False, on_progress=kill)
-    assert f"rank {rank} must exit with 0, got SIGKILL" in str(caught.value)
-    assert "--resume" in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert workers(campaign.folder) == []
-    kept = [entry.task for entry in observations_in(campaign.folder)]
-    assert len(kept) >= 2 + 1
-
-    measure(campaign, TorchrunLauncher(), resume=True, on_progress=lambda _progress: None)
-    observations = observations_in(campaign.folder)
-    assert [entry.task for entry in observations][: len(kept)] == kept
-    assert tasks_in(observations) == [task.name for task in campaign.rounds[0]]
-    assert workers(campaign.folder) == []
-
-
 def wait_until(condition: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + DEADLINE_S
     while not condition():
@@ -196,36 +133,11 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_an_interrupted_command_says_one_line_and_keeps_what_it_has(tmp_path: Path) -> None:
-    folder = tmp_path / "calibration"
-    command = [sys.executable, "-m", "perfmodel", "calibrate", "--models", "lenet"]
-    with subprocess.Popen(
-        [*command, "--device-kind", "cpu", "--nproc", "2", "--out", str(folder)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        output = folder / OBSERVATIONS
-        wait_until(lambda: output.exists() and output.read_bytes().count(b"\n") >= 3)
-        assert len(workers(folder)) >= 2
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 130
-    (line,) = (line for line in stderr.splitlines() if not line.startswith("calibrate: "))
-    assert line == (
-        "perfmodel: stopped by the user; "
-        "what was measured is kept; repeat the command with --resume"
-    )
-    assert len(observations_in(folder)) >= 3
-    assert workers(folder) == []
-
-
 QUICK = ("calibrate", "--models", "lenet", "--device-kind", "cpu", "--budget", "quick")
 
 
-def stopped_early(command: list[str], folder: Path, *, others: Sequence[list[str]] = ()) -> None:
-    """Start commands for one folder, wait for a few observations, then interrupt them."""
+def stopped_early(folder: Path, *commands: list[str]) -> tuple[int, list[str]]:
+    """Interrupt commands of one folder after a few observations; exit code of the first, and its last words."""
     with contextlib.ExitStack() as stack:
         processes = [
             stack.enter_context(
@@ -234,17 +146,23 @@ def stopped_early(command: list[str], folder: Path, *, others: Sequence[list[str
                     cwd=ROOT,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
+                    text=True,
                 )
             )
-            for line in (command, *others)
+            for line in commands
         ]
         output = folder / OBSERVATIONS
         wait_until(lambda: output.exists() and output.read_bytes().count(b"\n") >= 4)
+        assert len(workers(folder)) >= 2
         for process in processes:
             process.send_signal(signal.SIGINT)
-        for process in processes:
+        _, stderr = processes[0].communicate(timeout=DEADLINE_S)
+        for process in processes[1:]:
             process.communicate(timeout=DEADLINE_S)
     wait_until(lambda: workers(folder) == [])
+    assert len(observations_in(folder)) >= 4
+    told = [line for line in stderr.splitlines() if not line.startswith("calibrate: ")]
+    return processes[0].returncode, told
 
 
 def ranks_per_node_in(folder: Path) -> tuple[int, int]:
@@ -255,12 +173,13 @@ def ranks_per_node_in(folder: Path) -> tuple[int, int]:
 def test_under_torchrun_one_rank_measures_for_all(tmp_path: Path) -> None:
     folder = tmp_path / "calibration"
     outer = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    stopped_early([*outer, "-m", "perfmodel", *QUICK, "--out", str(folder)], folder)
+    stopped_early(folder, [*outer, "-m", "perfmodel", *QUICK, "--out", str(folder)])
     assert ranks_per_node_in(folder) == (1, 2)
-    assert len(observations_in(folder)) >= 4
 
 
-def test_two_nodes_measure_one_group(tmp_path: Path) -> None:
+def test_two_nodes_measure_one_group_and_an_interrupted_command_says_one_line(
+    tmp_path: Path,
+) -> None:
     """Both on this machine, one rank each: they meet over loopback."""
     folder = tmp_path / "calibration"
     with socket.socket() as listener:
@@ -273,6 +192,9 @@ def test_two_nodes_measure_one_group(tmp_path: Path) -> None:
         ]
         for node in (0, 1)
     ]
-    stopped_early(nodes[0], folder, others=nodes[1:])
+    exit_code, told = stopped_early(folder, *nodes)
     assert ranks_per_node_in(folder) == (2, 1)
-    assert len(observations_in(folder)) >= 4
+    assert exit_code == 130
+    assert told == [
+        "perfmodel: stopped by the user; what was measured is kept; repeat the command with --resume"
+    ]

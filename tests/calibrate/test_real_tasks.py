@@ -1,12 +1,13 @@
-"""One campaign of real ranks: buckets, trainings with their gradient norms, checkpoints on a real disk."""
+"""One campaign of real ranks, one of which is killed: buckets, trainings, checkpoints on a real disk."""
 
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from calibrate.campaign import measure
+from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
 from calibrate.experiment import BUCKET_CAPS_MB
 from calibrate.launch import TorchrunLauncher
 from calibrate.noise import trainings_in
@@ -17,6 +18,7 @@ from perfmodel.documents.observation import (
     ReplayObservation,
     read_observations,
 )
+from perfmodel.errors import MeasurementFailed
 from perfmodel.layout import RunSetting
 from perfmodel.plan.batch import read_gradient_norms
 from perfmodel.step.stages import gradient_buckets
@@ -24,8 +26,12 @@ from tests.calibrate.real_ranks import (
     NEEDS_TWO_RANKS,
     assert_buckets_are_those_of_ddp,
     campaign_of,
+    observations_in,
+    rank_process,
     steps_of,
+    tasks_in,
     traced,
+    workers,
 )
 
 pytestmark = NEEDS_TWO_RANKS
@@ -66,23 +72,58 @@ REPLAYED = ReplayTask(
 )
 
 
+@dataclass(frozen=True)
+class Interrupted:
+    """A campaign whose second rank was killed, and that was resumed."""
+
+    campaign: Campaign
+    said: str
+    kept: list[str]
+    """Tasks on disk when it had ended."""
+
+
 @pytest.fixture(scope="module")
-def observations(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One start of the ranks serves all: importing torch takes longer than the tasks."""
-    return measure(
-        campaign_of(
-            tmp_path_factory.mktemp("tasks"),
-            *steps_of(*SETTINGS),
-            training("two", world_size=2),
-            training("again", world_size=2),
-            training("one", world_size=1),
-            CheckpointTask(name="checkpoint", round=0, workload="lenet", repeats=3),
-            REPLAYED,
-        ),
-        TorchrunLauncher(),
-        resume=False,
-        on_progress=lambda _: None,
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
+    """Two starts of the ranks serve all: importing torch takes longer than the tasks."""
+    campaign = campaign_of(
+        tmp_path_factory.mktemp("tasks"),
+        training("two", world_size=2),
+        training("again", world_size=2),
+        training("one", world_size=1),
+        *steps_of(*SETTINGS),
+        CheckpointTask(name="checkpoint", round=0, workload="lenet", repeats=3),
+        REPLAYED,
     )
+
+    def kill(progress: Progress) -> None:
+        # torchrun may take the lower rank, which it ends itself, for the first
+        if progress.done == 1:
+            rank_process(campaign.folder, 1).kill()
+
+    with pytest.raises(MeasurementFailed) as caught:
+        measure(campaign, TorchrunLauncher(), resume=False, on_progress=kill)
+    assert workers(campaign.folder) == []
+    kept = [entry.task for entry in observations_in(campaign.folder)]
+    measure(campaign, TorchrunLauncher(), resume=True, on_progress=lambda _: None)
+    return Interrupted(campaign, str(caught.value), kept)
+
+
+@pytest.fixture
+def observations(interrupted: Interrupted) -> Path:
+    return interrupted.campaign.folder / OBSERVATIONS
+
+
+def test_a_killed_rank_is_named_and_the_rest_can_be_resumed(interrupted: Interrupted) -> None:
+    assert "rank 1 must exit with 0, got SIGKILL" in interrupted.said
+    assert "--resume" in interrupted.said
+    assert "\n" not in interrupted.said
+    folder, kept = interrupted.campaign.folder, interrupted.kept
+    assert "two" in kept
+    assert "one" not in kept
+    found = observations_in(folder)
+    assert [entry.task for entry in found][: len(kept)] == kept
+    assert tasks_in(found) == [task.name for task in interrupted.campaign.rounds[0]]
+    assert workers(folder) == []
 
 
 def test_predicted_buckets_are_those_that_ddp_forms(observations: Path) -> None:
