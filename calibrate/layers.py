@@ -5,6 +5,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -33,49 +34,6 @@ class Layer:
     """Or that of autocast around it."""
 
 
-_OPTIMIZERS: Final = {
-    f"{name} {implementation}": 10 if implementation == "fused" else 16
-    for name, row in OPTIMIZERS.items()
-    for implementation in row.implementations
-}
-#: Layers of each kind in a full grid; more where shapes have more dimensions.
-_COUNTS: Final = {
-    "convolution": 190,
-    "projection": 80,
-    "depthwise": 60,
-    "depthwise_last": 24,
-    "grouped": 12,
-    "linear": 72,
-    "large_linear": 6,
-    "product": 36,
-    "attention": 30,
-    "batch_norm": 24,
-    "layer_norm": 20,
-    "channel_norm": 8,
-    "relu": 12,
-    "gelu": 16,
-    "gelu_tanh": 8,
-    "silu": 8,
-    "hardswish": 8,
-    "sigmoid": 6,
-    "residual": 16,
-    "scale": 16,
-    "max_pool": 12,
-    "average_pool": 10,
-    "global_pool": 10,
-    "adaptive_pool": 8,
-    "softmax": 16,
-    "loss": 10,
-    "embedding": 10,
-    "concatenate": 14,
-    "permute": 24,
-    "roll": 10,
-    "dropout": 8,
-    "rms_norm": 12,
-    "rotate": 10,
-    "bias": 8,
-    **_OPTIMIZERS,
-}
 #: One in so many optimizers steps over tensors that no heap keeps.
 _LARGE_TENSORS_EVERY: Final = 8
 
@@ -94,9 +52,9 @@ def planned_layers(
     """
     draw = random.Random(seed)  # noqa: S311 - a grid, not a secret
     layers = [
-        _layer(kind, index, draw)
-        for kind, count in _COUNTS.items()
-        for index in range(_number(kind, count, share, optimizer_share))
+        Layer(kind=kind, sizes=_sizes(kind, index, draw))
+        for kind in _GRID
+        for index in range(_number(kind, share, optimizer_share))
     ]
     if device_kind != "cpu":
         # A kernel in 16 bit tells nothing about that in 32: every layer in both.
@@ -109,16 +67,18 @@ def planned_layers(
     return tuple(dict.fromkeys(layers))
 
 
-def _number(kind: str, count: int, share: float, optimizer_share: float | None) -> int:
+def _number(kind: str, share: float, optimizer_share: float | None) -> int:
+    count, _ = _GRID[kind]
     if kind in _OPTIMIZERS and optimizer_share is not None:
         return round(optimizer_share * count)
     return max(1, round(share * count))
 
 
-def _layer(kind: str, index: int, draw: random.Random) -> Layer:
+def _sizes(kind: str, index: int, draw: random.Random) -> tuple[int, ...]:
     if kind in _OPTIMIZERS and index % _LARGE_TENSORS_EVERY == 0:
-        return _large_tensors(kind, draw)
-    return _LAYERS[kind](kind, draw)
+        return _large_tensors(draw)
+    _, drawn = _GRID[kind]
+    return drawn(draw)
 
 
 def is_optimizer(layer: Layer) -> bool:
@@ -148,7 +108,7 @@ def _image(draw: random.Random) -> tuple[int, int, int]:
             return samples, channels, side
 
 
-def _convolution(kind: str, draw: random.Random) -> Layer:
+def _convolution(draw: random.Random) -> tuple[int, ...]:
     while True:
         samples, channels, side = _image(draw)
         if draw.random() < 0.15:  # the first layer of a network
@@ -163,28 +123,30 @@ def _convolution(kind: str, draw: random.Random) -> Layer:
             continue
         flop = 2.0 * samples * channels * out * (kernel * side / stride) ** 2
         if 1e5 <= flop <= 3e9 and samples * out * (side / stride) ** 2 <= 4e6:
-            return Layer(kind=kind, sizes=(samples, channels, side, out, kernel, stride, 1))
+            return samples, channels, side, out, kernel, stride, 1
 
 
-def _projection(kind: str, draw: random.Random) -> Layer:
+def _projection(draw: random.Random) -> tuple[int, ...]:
     """From channels to channels pixel by pixel, of few samples: a kernel of its own on one thread."""
     while True:
         samples, side = _between(draw, 1, 15), _between(draw, 1, 56)
         channels, out = _width(draw, 16, 2560), _width(draw, 16, 2560)
         flop = 2.0 * samples * channels * out * side**2
         if 1e5 <= flop <= 1e9 and samples * max(channels, out) * side**2 <= 3e6:
-            return Layer(kind=kind, sizes=(samples, channels, side, out, 1, 1, 1))
+            return samples, channels, side, out, 1, 1, 1
 
 
-def _depthwise(kind: str, draw: random.Random) -> Layer:
+def _depthwise(
+    draw: random.Random, *, kernels: Sequence[int] = (3, 3, 5, 7), groups: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """Channel by channel, or in groups."""
     samples, channels, side = _image(draw)
-    kernel = draw.choice((3, 3, 5, 7) if kind != "depthwise_last" else (3, 5, 7, 7))
-    groups = channels if kind != "grouped" else draw.choice((2, 4, 8))
+    kernel, count = draw.choice(kernels), draw.choice(groups) if groups else channels
     stride = draw.choice((1, 1, 2)) if side > 2 else 1
-    return Layer(kind=kind, sizes=(samples, channels, side, channels, kernel, stride, groups))
+    return samples, channels, side, channels, kernel, stride, count
 
 
-def _linear(kind: str, draw: random.Random) -> Layer:
+def _linear(draw: random.Random) -> tuple[int, ...]:
     while True:
         rows, inner, out = (
             _between(draw, 1, 4096),
@@ -192,10 +154,10 @@ def _linear(kind: str, draw: random.Random) -> Layer:
             _width(draw, 8, 16_384),
         )
         if 1e5 <= 2.0 * rows * inner * out <= 3e9 and inner * out <= 8e7:
-            return Layer(kind=kind, sizes=(rows, inner, out))
+            return rows, inner, out
 
 
-def _large_linear(kind: str, draw: random.Random) -> Layer:
+def _large_linear(draw: random.Random) -> tuple[int, ...]:
     """Few rows through a weight of 64 to 420 MB, as the first fully connected layer of VGG has it.
 
     The gradient of the weight is an outer product in pages that are touched for the first time.
@@ -207,10 +169,10 @@ def _large_linear(kind: str, draw: random.Random) -> Layer:
             _width(draw, 1024, 32_768),
         )
         if 16e6 <= inner * out <= 105e6:
-            return Layer(kind=kind, sizes=(rows, inner, out))
+            return rows, inner, out
 
 
-def _product(kind: str, draw: random.Random) -> Layer:
+def _product(draw: random.Random) -> tuple[int, ...]:
     """Explicit attention: batch, queries, keys, width of a head."""
     while True:
         batch, length, width = (
@@ -219,10 +181,10 @@ def _product(kind: str, draw: random.Random) -> Layer:
             draw.choice((16, 32, 64)),
         )
         if 1e5 <= 2.0 * batch * length**2 * width <= 1e9 and batch * length**2 <= 4e6:
-            return Layer(kind=kind, sizes=(batch, length, width))
+            return batch, length, width
 
 
-def _attention(kind: str, draw: random.Random) -> Layer:
+def _attention(draw: random.Random) -> tuple[int, ...]:
     while True:
         samples, heads, length, width = (
             _between(draw, 1, 16),
@@ -232,65 +194,82 @@ def _attention(kind: str, draw: random.Random) -> Layer:
         )
         if 1e5 <= 4.0 * samples * heads * length**2 * width <= 1e9:
             causal = draw.choice((0, 1))
-            return Layer(kind=kind, sizes=(samples, heads, length, width, causal))
+            return samples, heads, length, width, causal
 
 
-def _on_image(kind: str, draw: random.Random) -> Layer:
-    return Layer(kind=kind, sizes=_image(draw))
-
-
-def _on_rows(kind: str, draw: random.Random) -> Layer:
+def _on_rows(draw: random.Random) -> tuple[int, ...]:
     while True:
         rows, width = _between(draw, 1, 8192), _width(draw, 16, 4096)
         if 1e3 <= rows * width <= 3e6:
-            return Layer(kind=kind, sizes=(rows, width))
+            return rows, width
 
 
-def _pool(kind: str, draw: random.Random) -> Layer:
+def _pool(draw: random.Random) -> tuple[int, ...]:
     while True:
         samples, channels, side = _image(draw)
         if side >= 4:
             kernel, stride = draw.choice(((2, 2), (3, 2)))
-            return Layer(kind=kind, sizes=(samples, channels, side, kernel, stride))
+            return samples, channels, side, kernel, stride
 
 
-def _embedding(kind: str, draw: random.Random) -> Layer:
-    sizes = (_between(draw, 16, 4096), _between(draw, 500, 20_000), _width(draw, 64, 768))
-    return Layer(kind=kind, sizes=sizes)
+def _embedding(draw: random.Random) -> tuple[int, ...]:
+    return _between(draw, 16, 4096), _between(draw, 500, 20_000), _width(draw, 64, 768)
 
 
-def _tensors(kind: str, draw: random.Random) -> Layer:
+def _tensors(draw: random.Random) -> tuple[int, ...]:
     """An optimizer's tensors: how many, and elements of each; together a model from light to large."""
     total, count = _between(draw, 5e4, 1e8), _between(draw, 1, 200)
-    return Layer(kind=kind, sizes=(count, max(16, total // count)))
+    return count, max(16, total // count)
 
 
-def _large_tensors(kind: str, draw: random.Random) -> Layer:
+def _large_tensors(draw: random.Random) -> tuple[int, ...]:
     """One to three tensors of 34 to 200 MB, at most 270 MB together."""
     count = draw.randint(1, 3)
-    return Layer(kind=kind, sizes=(count, _between(draw, 8.5e6, 5e7 if count == 1 else 2.2e7)))
+    return count, _between(draw, 8.5e6, 5e7 if count == 1 else 2.2e7)
 
 
-_LAYERS: Final[dict[str, Callable[[str, random.Random], Layer]]] = {
-    **dict.fromkeys(_COUNTS, _on_image),
-    **dict.fromkeys(("layer_norm", "gelu", "softmax", "loss", "rms_norm", "dropout"), _on_rows),
-    "gelu_tanh": _on_rows,
-    "silu": _on_rows,
-    "bias": _on_rows,
-    "convolution": _convolution,
-    "depthwise": _depthwise,
-    "depthwise_last": _depthwise,
-    "grouped": _depthwise,
-    "projection": _projection,
-    "linear": _linear,
-    "large_linear": _large_linear,
-    "product": _product,
-    "attention": _attention,
-    "rotate": _attention,
-    "max_pool": _pool,
-    "average_pool": _pool,
-    "embedding": _embedding,
-    **dict.fromkeys(_OPTIMIZERS, _tensors),
+_OPTIMIZERS: Final = {
+    f"{name} {implementation}": 10 if implementation == "fused" else 16
+    for name, row in OPTIMIZERS.items()
+    for implementation in row.implementations
+}
+#: By kind, how many layers a full grid has, more where shapes have more dimensions, and how their sizes are drawn.
+_GRID: Final[dict[str, tuple[int, Callable[[random.Random], tuple[int, ...]]]]] = {
+    "convolution": (190, _convolution),
+    "projection": (80, _projection),
+    "depthwise": (60, _depthwise),
+    "depthwise_last": (24, partial(_depthwise, kernels=(3, 5, 7, 7))),
+    "grouped": (12, partial(_depthwise, groups=(2, 4, 8))),
+    "linear": (72, _linear),
+    "large_linear": (6, _large_linear),
+    "product": (36, _product),
+    "attention": (30, _attention),
+    "batch_norm": (24, _image),
+    "layer_norm": (20, _on_rows),
+    "channel_norm": (8, _image),
+    "relu": (12, _image),
+    "gelu": (16, _on_rows),
+    "gelu_tanh": (8, _on_rows),
+    "silu": (8, _on_rows),
+    "hardswish": (8, _image),
+    "sigmoid": (6, _image),
+    "residual": (16, _image),
+    "scale": (16, _image),
+    "max_pool": (12, _pool),
+    "average_pool": (10, _pool),
+    "global_pool": (10, _image),
+    "adaptive_pool": (8, _image),
+    "softmax": (16, _on_rows),
+    "loss": (10, _on_rows),
+    "embedding": (10, _embedding),
+    "concatenate": (14, _image),
+    "permute": (24, _image),
+    "roll": (10, _image),
+    "dropout": (8, _on_rows),
+    "rms_norm": (12, _on_rows),
+    "rotate": (10, _attention),
+    "bias": (8, _on_rows),
+    **{kind: (count, _tensors) for kind, count in _OPTIMIZERS.items()},
 }
 
 
@@ -316,11 +295,7 @@ def _for_gpu(layer: Layer, draw: random.Random, precision: str) -> Layer:
     number = _between(draw, low, high) / elements
     if flop > 0:
         number = min(max(number, _GPU_FLOP[0] / flop), _GPU_FLOP[1] / flop, high / elements)
-    return Layer(
-        kind=layer.kind,
-        sizes=(max(1, round(number)), *sizes[1:]),
-        precision=precision,
-    )
+    return Layer(kind=layer.kind, sizes=(max(1, round(number)), *sizes[1:]), precision=precision)
 
 
 def _per_sample(kind: str, sizes: Sequence[int]) -> tuple[float, float]:

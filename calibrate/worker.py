@@ -48,6 +48,7 @@ from calibrate.task import (
     failure_of,
     num_ranks,
 )
+from calibrate.virtual import with_truth
 from perfmodel.documents import append_line
 from perfmodel.documents.observation import (
     EnvironmentObservation,
@@ -67,8 +68,6 @@ def main() -> None:
     if ranks.rank == 0:
         facts = describe_environment(ranks.carry_out(torch_facts), observe_s=0.0)
         if order.truth is not None:
-            from calibrate.virtual import with_truth  # noqa: PLC0415
-
             facts = with_truth(facts, order.truth)
         name = f"environment-{time.time_ns()}"
         environment = EnvironmentObservation(task=name, round=0, facts=facts)
@@ -125,9 +124,7 @@ def _alone(ranks: Ranks) -> tuple[_CarryOut, Callable[[], None]]:
 
     def observe(task: Task, output: Path) -> str:
         join(task.name, rank=ranks.rank, world_size=num_ranks(task))
-        sizes = [num_ranks(task)]
-        session = Session.open(Cpu(), group_sizes=sizes)
-        return _observed(session, task, output)
+        return _observed(Session.open(Cpu(), group_sizes=(num_ranks(task),)), task, output)
 
     return lambda task, output: ranks.carry_out(lambda: observe(task, output)), lambda: None
 
@@ -145,7 +142,7 @@ def _together(order: WorkOrder) -> tuple[_CarryOut, Callable[[], None]]:
         group_sizes=order.world_sizes,
     )
     if layouts := [parse_layout(t.layout) for t in order.tasks if isinstance(t, LayoutTask)]:
-        from calibrate.probes.strategies import form_groups  # noqa: PLC0415 - slow imports
+        from calibrate.probes.strategies import form_groups  # noqa: PLC0415 - needs torch 2.6
 
         form_groups(session, layouts)
     return lambda task, output: _observed(session, task, output), session.clear
@@ -159,7 +156,7 @@ def _observed(session: Session, task: Task, output: Path) -> str:
 
 
 def _layout(session: Session, task: LayoutTask) -> Observation:
-    from calibrate.probes.strategies import measure_layout  # noqa: PLC0415 - slow imports
+    from calibrate.probes.strategies import measure_layout  # noqa: PLC0415 - needs torch 2.6
 
     return measure_layout(session, task)
 

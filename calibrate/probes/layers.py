@@ -12,7 +12,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -93,8 +93,30 @@ def _spec(tensor: Tensor) -> TensorSpec:
     return TensorSpec(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
 
 
+def _module(module: nn.Module, *shape: int) -> BuiltLayer:
+    return BuiltLayer(module=module, inputs=(torch.randn(shape),), act=module)
+
+
+def _function(act: Callable[..., Tensor], *shapes: Sequence[int]) -> BuiltLayer:
+    """What has no parameters."""
+    inputs = tuple(torch.randn(tuple(shape)) for shape in shapes)
+    return BuiltLayer(module=nn.Identity(), inputs=inputs, act=act)
+
+
+def _square(layer: Layer) -> tuple[int, ...]:
+    """Of an image: samples, channels, height, width."""
+    samples, channels, side, *_ = layer.sizes
+    return samples, channels, side, side
+
+
+def _pixels(layer: Layer) -> tuple[int, ...]:
+    """The same, channels last."""
+    samples, channels, side, *_ = layer.sizes
+    return samples, side, side, channels
+
+
 def _convolution(layer: Layer) -> BuiltLayer:
-    samples, channels, side, out, kernel, stride, groups = layer.sizes
+    _, channels, _, out, kernel, stride, groups = layer.sizes
     module = nn.Conv2d(
         channels,
         out,
@@ -104,38 +126,28 @@ def _convolution(layer: Layer) -> BuiltLayer:
         groups=groups,
         bias=out % 16 == 0,
     )
-    return BuiltLayer(
-        module=module, inputs=(torch.randn(samples, channels, side, side),), act=module
-    )
+    return _module(module, *_square(layer))
 
 
 def _channels_last(layer: Layer) -> BuiltLayer:
     """Between layers that work on every pixel by itself."""
-    built = _convolution(layer)
-    samples, channels, side, *_ = layer.sizes
-    return BuiltLayer(
-        module=built.module,
-        inputs=(torch.randn(samples, side, side, channels),),
-        act=lambda pixels: built.module(pixels.permute(0, 3, 1, 2)),
-    )
+    module = _convolution(layer).module
+    built = _function(lambda pixels: module(pixels.permute(0, 3, 1, 2)), _pixels(layer))
+    return replace(built, module=module)
 
 
 def _linear(layer: Layer) -> BuiltLayer:
     rows, inner, out = layer.sizes
-    module = nn.Linear(inner, out, bias=out % 16 == 0)
-    return BuiltLayer(module=module, inputs=(torch.randn(rows, inner),), act=module)
+    return _module(nn.Linear(inner, out, bias=out % 16 == 0), rows, inner)
 
 
 def _product(layer: Layer) -> BuiltLayer:
-    batch, length, width = layer.sizes
-
     def act(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        scores = (query @ key.transpose(-2, -1)) * width**-0.5
+        scores = (query @ key.transpose(-2, -1)) * layer.sizes[-1] ** -0.5
         mixed: Tensor = scores.softmax(dim=-1) @ value
         return mixed
 
-    inputs = tuple(torch.randn(batch, length, width) for _ in range(3))
-    return BuiltLayer(module=nn.Identity(), inputs=inputs, act=act)
+    return _function(act, *(layer.sizes,) * 3)
 
 
 def _attention(layer: Layer) -> BuiltLayer:
@@ -147,11 +159,7 @@ def _attention(layer: Layer) -> BuiltLayer:
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=bool(causal))
         return mixed.transpose(1, 2).reshape(samples, length, heads * width)
 
-    return BuiltLayer(
-        module=nn.Identity(),
-        inputs=(torch.randn(samples, length, 3 * heads * width),),
-        act=act,
-    )
+    return _function(act, (samples, length, 3 * heads * width))
 
 
 def _rotate(layer: Layer) -> BuiltLayer:
@@ -165,80 +173,45 @@ def _rotate(layer: Layer) -> BuiltLayer:
         turned = torch.cat((-second, first), dim=-1)
         return split * angles.cos() + turned * angles.sin()
 
-    return BuiltLayer(
-        module=nn.Identity(), inputs=(torch.randn(samples, length, heads * width),), act=act
-    )
+    return _function(act, (samples, length, heads * width))
 
 
 def _rms_norm(layer: Layer) -> BuiltLayer:
-    rows, width = layer.sizes
-    weight = nn.Parameter(torch.ones(width))
+    weight = nn.Parameter(torch.ones(layer.sizes[1]))
 
     def act(values: Tensor) -> Tensor:
         return values * torch.rsqrt(values.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
 
-    return BuiltLayer(module=nn.Identity(), inputs=(torch.randn(rows, width),), act=act)
+    return _function(act, layer.sizes)
 
 
-def _norm(layer: Layer) -> BuiltLayer:
-    if layer.kind == "batch_norm":
-        samples, channels, side = layer.sizes
-        module: nn.Module = nn.BatchNorm2d(channels)
-        # A single value has no variance.
-        shape: tuple[int, ...] = (max(2, samples), channels, side, side)
-    elif layer.kind == "channel_norm":
-        samples, channels, side = layer.sizes
-        module, shape = nn.LayerNorm(channels), (samples, side, side, channels)
-    else:
-        rows, width = layer.sizes
-        module, shape = nn.LayerNorm(width), (rows, width)
-    return BuiltLayer(module=module, inputs=(torch.randn(shape),), act=module)
+def _batch_norm(layer: Layer) -> BuiltLayer:
+    samples, *image = _square(layer)
+    # A single value has no variance.
+    return _module(nn.BatchNorm2d(image[0]), max(2, samples), *image)
 
 
 def _elementwise(function: Callable[[Tensor], Tensor]) -> Callable[[Layer], BuiltLayer]:
-    def build(layer: Layer) -> BuiltLayer:
-        *shape, last = layer.sizes
-        sizes = (*shape, last, last) if len(layer.sizes) == _RGB else layer.sizes
-        return BuiltLayer(module=nn.Identity(), inputs=(torch.randn(sizes),), act=function)
-
-    return build
-
-
-def _residual(layer: Layer) -> BuiltLayer:
-    samples, channels, side = layer.sizes
-    inputs = tuple(torch.randn(samples, channels, side, side) for _ in range(2))
-    return BuiltLayer(module=nn.Identity(), inputs=inputs, act=lambda one, other: (one + other) * 2)
+    """On rows, or on images."""
+    return lambda layer: _function(
+        function, _square(layer) if len(layer.sizes) == _RGB else layer.sizes
+    )
 
 
 def _scale(layer: Layer) -> BuiltLayer:
     """One factor per channel and sample, as squeeze-and-excitation has it."""
-    samples, channels, side = layer.sizes
-    inputs = (torch.randn(samples, channels, side, side), torch.randn(samples, channels, 1, 1))
-    return BuiltLayer(module=nn.Identity(), inputs=inputs, act=lambda image, factor: image * factor)
-
-
-def _bias(layer: Layer) -> BuiltLayer:
-    rows, width = layer.sizes
-    inputs = (torch.randn(rows, width), torch.randn(width))
-    return BuiltLayer(module=nn.Identity(), inputs=inputs, act=lambda one, other: one + other)
+    return _function(torch.mul, _square(layer), (*layer.sizes[:2], 1, 1))
 
 
 def _pool(layer: Layer) -> BuiltLayer:
-    samples, channels, side, kernel, stride = layer.sizes
-    module = (nn.MaxPool2d if layer.kind == "max_pool" else nn.AvgPool2d)(kernel, stride)
-    return BuiltLayer(
-        module=module, inputs=(torch.randn(samples, channels, side, side),), act=module
-    )
+    kind = nn.MaxPool2d if layer.kind == "max_pool" else nn.AvgPool2d
+    kernel, stride = layer.sizes[3:]
+    return _module(kind(kernel, stride), *_square(layer))
 
 
 def _loss(layer: Layer) -> BuiltLayer:
-    rows, width = layer.sizes
-    targets = torch.randint(0, width, (rows,))
-    return BuiltLayer(
-        module=nn.Identity(),
-        inputs=(torch.randn(rows, width),),
-        act=lambda scores: functional.cross_entropy(scores, targets),
-    )
+    targets = torch.randint(0, layer.sizes[1], (layer.sizes[0],))
+    return _function(lambda scores: functional.cross_entropy(scores, targets), layer.sizes)
 
 
 def _embedding(layer: Layer) -> BuiltLayer:
@@ -248,50 +221,29 @@ def _embedding(layer: Layer) -> BuiltLayer:
 
 
 def _concatenate(layer: Layer) -> BuiltLayer:
-    samples, channels, side = layer.sizes
-    inputs = (
-        torch.randn(samples, channels, side, side),
-        torch.randn(samples, 32, side, side),
-    )
-    return BuiltLayer(
-        module=nn.Identity(), inputs=inputs, act=lambda one, other: torch.cat((one, other), 1)
-    )
-
-
-def _permute(layer: Layer) -> BuiltLayer:
-    """Channels last and a copy, as between convolutions and transformers."""
-    samples, channels, side = layer.sizes
-    return BuiltLayer(
-        module=nn.Identity(),
-        inputs=(torch.randn(samples, channels, side, side),),
-        act=lambda image: image.permute(0, 2, 3, 1).contiguous() * 2,
-    )
+    samples, _, *image = _square(layer)
+    shapes = _square(layer), (samples, 32, *image)
+    return _function(lambda one, other: torch.cat((one, other), 1), *shapes)
 
 
 def _roll(layer: Layer) -> BuiltLayer:
-    samples, channels, side = layer.sizes
-    return BuiltLayer(
-        module=nn.Identity(),
-        inputs=(torch.randn(samples, side, side, channels),),
-        act=lambda image: functional.pad(torch.roll(image, (-1, -1), (1, 2)), (0, 0, 0, 1, 0, 1)),
-    )
+    def act(image: Tensor) -> Tensor:
+        return functional.pad(torch.roll(image, (-1, -1), (1, 2)), (0, 0, 0, 1, 0, 1))
+
+    return _function(act, _pixels(layer))
 
 
 _BUILDERS: Final[dict[str, Callable[[Layer], BuiltLayer]]] = {
-    "convolution": _convolution,
-    "depthwise": _convolution,
+    **dict.fromkeys(("convolution", "depthwise", "grouped", "projection"), _convolution),
+    **dict.fromkeys(("linear", "large_linear"), _linear),
     "depthwise_last": _channels_last,
-    "grouped": _convolution,
-    "projection": _convolution,
-    "linear": _linear,
-    "large_linear": _linear,
     "product": _product,
     "attention": _attention,
     "rotate": _rotate,
     "rms_norm": _rms_norm,
-    "batch_norm": _norm,
-    "layer_norm": _norm,
-    "channel_norm": _norm,
+    "batch_norm": _batch_norm,
+    "layer_norm": lambda layer: _module(nn.LayerNorm(layer.sizes[1]), *layer.sizes),
+    "channel_norm": lambda layer: _module(nn.LayerNorm(layer.sizes[1]), *_pixels(layer)),
     "relu": _elementwise(torch.relu),
     "gelu": _elementwise(functional.gelu),
     "gelu_tanh": _elementwise(lambda values: functional.gelu(values, approximate="tanh")),
@@ -302,15 +254,16 @@ _BUILDERS: Final[dict[str, Callable[[Layer], BuiltLayer]]] = {
     "dropout": _elementwise(lambda values: functional.dropout(values, 0.5)),
     "global_pool": _elementwise(lambda values: functional.adaptive_avg_pool2d(values, 1)),
     "adaptive_pool": _elementwise(lambda values: functional.adaptive_avg_pool2d(values, 7)),
-    "residual": _residual,
+    "residual": lambda layer: _function(lambda a, b: (a + b) * 2, *(_square(layer),) * 2),
     "scale": _scale,
-    "bias": _bias,
+    "bias": lambda layer: _function(torch.add, layer.sizes, layer.sizes[1:]),
     "max_pool": _pool,
     "average_pool": _pool,
     "loss": _loss,
     "embedding": _embedding,
     "concatenate": _concatenate,
-    "permute": _permute,
+    # Channels last and a copy, as between convolutions and transformers.
+    "permute": _elementwise(lambda image: image.permute(0, 2, 3, 1).contiguous() * 2),
     "roll": _roll,
 }
 

@@ -452,7 +452,7 @@ _KEPT_PASSES = 7
 
 def measure_model(session: Session, task: ModelTask) -> OperatorsObservation:
     """Time the operators of a drawn model inside its step."""
-    from calibrate.random_models import draw  # noqa: PLC0415 - torchvision takes seconds
+    from calibrate.random_models import draw  # noqa: PLC0415 - torchvision may be missing
 
     model = draw(task.seed, task.index, on_gpu=session.asynchronous)
     with tempfile.TemporaryDirectory() as folder, session.measured.without():
