@@ -2,18 +2,17 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from perfmodel.documents import Record
 from perfmodel.documents.prediction import Contrast
-from perfmodel.layout import MOST_BATCH, MOST_DEVICES
+from perfmodel.layout import MOST_BATCH
 from perfmodel.machine import Evidence
 from perfmodel.statistics import Interval, Share
 
 _Text = Annotated[str, Field(min_length=1, max_length=200)]
 _Value = Annotated[str, Field(min_length=1, max_length=40)]
 _Batch = Annotated[int, Field(ge=1, le=MOST_BATCH)]
-_Bytes = Annotated[int, Field(ge=1, le=2**60)]
 
 
 class Spending(Record):
@@ -32,45 +31,27 @@ class LoggedSpeed(Record):
     unit: Literal["ms", "s", "samples/s", "tokens/s"]
 
 
-class StepQuestion(Record):
-    """A workload on a calibrated machine, as ``perfmodel whatif`` asks."""
+class PageQuestion(Record):
+    """A workload under a layout on a machine of the page."""
 
-    kind: Literal["step"]
     profile: _Text
     """Name on the page, never a path."""
     workload: _Text
-    """The same."""
+    """The same; on a machine inferred from runs a transformer."""
+    layout: _Text
+    """In the grammar of ``--layout``; on a calibrated machine ``dp=DEVICES``."""
     scaling: Literal["weak", "strong"] = "weak"
-    devices: Annotated[int, Field(ge=1, le=MOST_DEVICES)]
+    """On a calibrated machine."""
     batch: _Batch | None = None
+    """Weak: of each device; strong, or on a machine inferred from runs: of all devices."""
     changes: Annotated[dict[_Text, _Value], Field(max_length=16)] = Field(default_factory=dict)
-    """Fields of ``--set``, values as typed there."""
+    """Fields of ``perfmodel whatif --set`` on a calibrated machine, values as typed there."""
     cluster: _Text | None = None
-    """Name on the page, never a path; None: one ring of links like the measured ones."""
-    capacity_bytes: _Bytes | None = None
+    """Name on the page, never a path; None: links like the measured ones."""
+    capacity_bytes: Annotated[int, Field(ge=1, le=2**60)] | None = None
     """Memory of one device. [B]"""
     spending: Spending | None = None
     logged: LoggedSpeed | None = None
-
-
-class LayoutQuestion(Record):
-    """A large model under a layout, as ``perfmodel predict --layout`` asks."""
-
-    kind: Literal["layout"]
-    profile: _Text
-    workload: _Text
-    """A transformer by name."""
-    layout: _Text
-    """In the grammar of ``--layout``."""
-    batch: _Batch | None = None
-    """Sequences per step of all devices."""
-    capacity_bytes: _Bytes | None = None
-    spending: Spending | None = None
-    logged: LoggedSpeed | None = None
-
-
-Question = Annotated[StepQuestion | LayoutQuestion, Field(discriminator="kind")]
-QUESTION: TypeAdapter[StepQuestion | LayoutQuestion] = TypeAdapter(Question)
 
 
 class CurvePoint(Record):
@@ -204,7 +185,7 @@ class CatalogueProfile(Record):
     """A machine that the page can ask about."""
 
     name: str
-    kind: Literal["step", "layout"]
+    kind: Literal["calibrated", "inferred"]
     device: str
     bandwidth_bytes_per_s: PositiveFloat | None = None
     """Of the measured ring; None if one rank was measured, or links were inferred. [B/s]"""

@@ -93,9 +93,9 @@ class OfferedMachine:
     validation_typed: str = ""
 
     @property
-    def kind(self) -> Literal["step", "layout"]:
-        """Which questions it answers."""
-        return "step" if isinstance(self.machine, MeasuredMachine) else "layout"
+    def kind(self) -> Literal["calibrated", "inferred"]:
+        """Whether its parts were measured, so that any change of them can be asked."""
+        return "calibrated" if isinstance(self.machine, MeasuredMachine) else "inferred"
 
     @property
     def sheet(self) -> DataSheet | None:
@@ -105,11 +105,12 @@ class OfferedMachine:
         return None
 
     def scenario(self, workload: OfferedWorkload) -> Scenario:
-        """A workload on the calibrated machine as it is, without the tails, which no page shows."""
+        """A workload on the machine as it is, without the tails, which no page shows."""
         question = Question(
             machine=self.machine, workload=workload.entry, validation=self.validation, tails=()
         )
-        return Scenario(question=question, request=Forecast(world_sizes=(1,), scaling="weak"))
+        scales = Forecast(world_sizes=(1,), scaling="weak") if self.kind == "calibrated" else None
+        return Scenario(question=question, request=scales)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,12 @@ Numbers come from the functions of ``perfmodel whatif`` and ``perfmodel predict 
 import functools
 import shlex
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from perfmodel.answer import Answer, Question
-from perfmodel.answer.answer import Forecast, answer, point, speedups, steps_s
+from perfmodel.answer.answer import answer, point, speedups, steps_s
 from perfmodel.answer.inferred import layout_document
 from perfmodel.answer.measured import interval, measured_caveats
 from perfmodel.cost import Samples
@@ -20,13 +21,12 @@ from perfmodel.cost.layout_time import step_time_s
 from perfmodel.cost.memory import step_memory, verdict
 from perfmodel.documents.page import (
     CurvePoint,
-    LayoutQuestion,
     MemoryAnswer,
     PageAnswer,
     PageDetail,
+    PageQuestion,
     Spending,
     Spent,
-    StepQuestion,
     TimelineLane,
     TimelineSpan,
 )
@@ -70,7 +70,19 @@ class _Subject(NamedTuple):
     workload: str
     changes: tuple[tuple[str, str], ...] = ()
     """Fields of ``--set``, in a fixed order."""
-    capacity_bytes: int | None = None
+
+
+class _Shown(NamedTuple):
+    """What the two kinds of machines say in their own ways."""
+
+    setting: str
+    point: PredictedPoint
+    typed: Sequence[str]
+    """The command that prints the same numbers."""
+    caveats: Sequence[str]
+    contrast: Contrast | None = None
+    memory: MemoryAnswer | None = None
+    no_memory: str = ""
 
 
 class Answers:
@@ -84,141 +96,126 @@ class Answers:
         self._step = functools.lru_cache(maxsize=128)(self._step_of)
         self._draws = functools.lru_cache(maxsize=32)(self._draws_of)
 
-    def answer(self, asked: StepQuestion | LayoutQuestion) -> PageAnswer:
+    def answer(self, asked: PageQuestion) -> PageAnswer:
         """The prediction that is asked for; ``PerfModelError`` or ``ValueError`` where the user can mend it."""
         machine, workload = self._offered(asked)
         with self._one_at_a_time:
-            if isinstance(asked, StepQuestion):
-                return self._of_scaling(asked, machine, workload)
-            return self._of_layout(asked, machine, workload)
+            subject = _subject(asked)
+            single, found = (self._step(subject, each) for each in self._layouts(asked, subject))
+            if machine.kind == "calibrated":
+                shown = self._of_calibrated(asked, found, single, machine, workload)
+            else:
+                shown = _of_inferred(asked, found, machine, workload)
+        point, large = shown.point, shown.point.large_model
+        throughput = point.samples_per_s if large is None else large.tokens_per_s
+        efficiency = point.scaling_efficiency if large is None else large.mfu
+        assert efficiency is not None
+        parts_s = point.breakdown_s if large is None else large.parts_s.model_dump()
+        timeline_trace = replace(found.trace, skipped_s={})
+        return PageAnswer(
+            setting=shown.setting,
+            step_s=found.step,
+            throughput=throughput,
+            throughput_unit="samples/s" if large is None else "tokens/s",
+            speedup=point.speedup,
+            efficiency=efficiency,
+            efficiency_name="scaling efficiency" if large is None else "MFU",
+            exposed_comm_s=point.exposed_comm_s if large is None else None,
+            straggler_s=point.straggler_s if large is None else None,
+            contrast=shown.contrast,
+            breakdown_s={name.removesuffix("_s"): max(0.0, s) for name, s in parts_s.items()},
+            evidence=dict(point.evidence),
+            timeline_step_s=timeline_trace.step_s,
+            timeline_without_s=found.trace.step_s - timeline_trace.step_s,
+            timeline=timeline(timeline_trace),
+            memory=shown.memory,
+            no_memory=shown.no_memory,
+            spent=_spent(asked.spending, throughput, devices=found.layout.world_size),
+            command=shlex.join(["perfmodel", *shown.typed]),
+            caveats=tuple(dict.fromkeys(shown.caveats)),
+        )
 
-    def detail(self, asked: StepQuestion | LayoutQuestion) -> PageDetail:
+    def detail(self, asked: PageQuestion) -> PageDetail:
         """The curve around an answer, and a logged speed beside it; raises as ``answer`` does."""
         machine, workload = self._offered(asked)
         with self._one_at_a_time:
-            if isinstance(asked, StepQuestion):
-                subject = _Subject(asked.profile, asked.workload, _changes(asked))
-                _, layout = _layouts(self._scenario(subject), asked)
-                found = self._step(subject, layout)
-                curve = self._curve_of_scaling(asked, subject, found)
-            else:
-                found = self._step(_subject_of(asked), _layout(asked))
-                assert isinstance(workload.entry, NamedTransformer)
-                curve = _curve_of_replicas(found, workload.entry)
+            subject = _subject(asked)
+            found = self._step(subject, self._layouts(asked, subject)[-1])
+            curve = (
+                self._curve_of_scaling(asked, subject, found)
+                if machine.kind == "calibrated"
+                else _curve_of_replicas(found)
+            )
             return PageDetail(curve=curve, diagnosis=judged(asked, machine, workload, found))
 
-    def _offered(
-        self, asked: StepQuestion | LayoutQuestion
-    ) -> tuple[OfferedMachine, OfferedWorkload]:
-        of_kind = {n: each for n, each in self.session.machines.items() if each.kind == asked.kind}
-        machine = chosen("profile", asked.profile, of_kind)
+    def _offered(self, asked: PageQuestion) -> tuple[OfferedMachine, OfferedWorkload]:
+        machine = chosen("profile", asked.profile, self.session.machines)
         return machine, chosen("workload", asked.workload, machine.workloads)
 
-    def _of_scaling(
-        self, asked: StepQuestion, machine: OfferedMachine, workload: OfferedWorkload
-    ) -> PageAnswer:
-        """The step of a calibrated machine, the curve around it, and what the changes change."""
-        subject = _Subject(asked.profile, asked.workload, _changes(asked))
+    def _layouts(self, asked: PageQuestion, subject: _Subject) -> tuple[Layout, Layout]:
+        """One device, which a speed-up refers to, and what is asked; both the same without a speed-up."""
+        scenario, layout = self._scenario(subject), parse_layout(asked.layout)
+        if scenario.request is None:
+            layout = _with_batch(layout, asked.batch)
+            return layout, layout
+        if layout != Layout(dp=layout.dp):
+            raise UsageError(
+                f"layout: must be dp=DEVICES on a calibrated machine, got {asked.layout!r}; perfmodel predict "
+                "--layout takes others"
+            )
+        request = replace(
+            scenario.request, world_sizes=(layout.dp,), scaling=asked.scaling, batch=asked.batch
+        )
+        found = request.layouts(scenario.question.measured)
+        return found[0], found[-1]
+
+    def _of_calibrated(
+        self,
+        asked: PageQuestion,
+        found: Answer,
+        single: Answer,
+        machine: OfferedMachine,
+        workload: OfferedWorkload,
+    ) -> _Shown:
+        """A calibrated machine after the changes, and what they change."""
+        subject, layout = _subject(asked), found.layout
         scenario = self._scenario(subject)
-        single, found = (self._step(subject, layout) for layout in _layouts(scenario, asked))
-        shown, layout = with_assumed(point(found, baseline=single), scenario), found.layout
         memory, no_memory = _traced_memory(workload, asked, layout, scenario.machine.memory_kind)
-        typed = ["--workload", workload.typed, "--devices", str(asked.devices)]
+        typed = ["--workload", workload.typed, "--devices", str(layout.world_size)]
         typed += ["--scaling", asked.scaling]
         typed += [] if asked.batch is None else ["--batch", str(asked.batch)]
         typed += ["--validation", machine.validation_typed] if machine.validation_typed else []
         for name, value in subject.changes:
             text = machine.clusters[value].typed if name == _CLUSTER else value
             typed += ["--set", f"{name}={text}"]
-        notes = [
-            *measured_caveats(found.question, {layout: found.evidence}),
-            *scenario.remarks,
-            *((UNMEASURED,) if scenario.assumed else ()),
-        ]
-        assert shown.scaling_efficiency is not None
         sizes = f"{layout.world_size:,} x {layout.micro_batch:,}"
         kinds = "devices x micro-batch"
         if layout.accumulation > 1:
             sizes, kinds = f"{sizes} x {layout.accumulation}", f"{kinds} x accumulation"
-        return PageAnswer(
+        return _Shown(
             setting=f"{found.question.workload_name}, {kinds} {sizes}, global batch "
             f"{layout.global_batch:,}, {asked.scaling} scaling",
-            throughput=shown.samples_per_s,
-            throughput_unit="samples/s",
-            speedup=shown.speedup,
-            efficiency=shown.scaling_efficiency,
-            efficiency_name="scaling efficiency",
-            exposed_comm_s=shown.exposed_comm_s,
-            straggler_s=shown.straggler_s,
+            point=with_assumed(point(found, baseline=single), scenario),
+            typed=["whatif", "--profile", machine.typed, *typed],
+            caveats=[
+                *measured_caveats(found.question, {layout: found.evidence}),
+                *scenario.remarks,
+                *((UNMEASURED,) if scenario.assumed else ()),
+            ],
             contrast=self._contrast(asked, found),
-            breakdown_s={cause.value: time_s for cause, time_s in shown.breakdown_s.items()},
-            evidence=dict(shown.evidence),
             memory=memory,
             no_memory=no_memory,
-            command=shlex.join(["perfmodel", "whatif", "--profile", machine.typed, *typed]),
-            caveats=tuple(dict.fromkeys(notes)),
-            **_common(found, asked.spending, shown.samples_per_s),
-        )
-
-    def _of_layout(
-        self, asked: LayoutQuestion, machine: OfferedMachine, workload: OfferedWorkload
-    ) -> PageAnswer:
-        """A large model under a layout, and tokens per second over the number of replicas."""
-        layout, model = _layout(asked), workload.entry
-        assert isinstance(model, NamedTransformer)
-        passes = layout.accumulation * layout.pp * layout.interleave
-        if passes > _MOST_PASSES:
-            raise NotFeasible(
-                f"batch: micro-batches x stages must be <= {_MOST_PASSES} on the page, got {passes}; "
-                "take a larger micro-batch or more replicas, or perfmodel predict --layout"
-            )
-        capacity_bytes = asked.capacity_bytes
-        found = self._step(_subject_of(asked), layout)
-        document = layout_document(found, argv=("perfmodel.page",))
-        [shown] = document.points
-        large = shown.large_model
-        assert large is not None
-        typed = ["--model", workload.typed, "--layout", str(layout) or "dp=1"]
-        typed += [] if capacity_bytes is None else ["--device-memory", f"{capacity_bytes}B"]
-        return PageAnswer(
-            setting=f"{model.name}, {shown.layout}, {layout.world_size:,} devices, "
-            f"global batch {layout.global_batch:,} sequences of {model.sequence:,} tokens",
-            throughput=large.tokens_per_s,
-            throughput_unit="tokens/s",
-            speedup=None,
-            efficiency=large.mfu,
-            efficiency_name="MFU",
-            exposed_comm_s=None,
-            straggler_s=None,
-            contrast=None,
-            breakdown_s={
-                name.removesuffix("_s"): max(0.0, time_s)
-                for name, time_s in large.parts_s.model_dump().items()
-            },
-            evidence={"all terms": Evidence.INFERRED},
-            memory=_fullest_stage(shown),
-            no_memory="" if capacity_bytes else _NO_CAPACITY,
-            command=shlex.join(["perfmodel", "predict", "--profile", machine.typed, *typed]),
-            caveats=document.caveats,
-            **_common(found, asked.spending, large.tokens_per_s),
         )
 
     def _question(self, subject: _Subject, layout: Layout) -> Question:
-        machine = self.session.machines[subject.profile]
-        if machine.kind == "step":
-            scenario = self._scenario(subject)
-            request = _request(scenario)
-            return replace(
-                scenario.question,
-                layout=layout,
-                loader_samples_per_s=request.loader_samples_per_s,
-                sync_every_step=request.sync_every_step,
-            )
-        return Question(
-            machine=machine.machine,
-            workload=machine.workloads[subject.workload].entry,
-            layout=layout,
-            capacity_bytes=subject.capacity_bytes,
+        scenario = self._scenario(subject)
+        question, request = replace(scenario.question, layout=layout), scenario.request
+        if request is None:
+            return question
+        return replace(
+            question,
+            loader_samples_per_s=request.loader_samples_per_s,
+            sync_every_step=request.sync_every_step,
         )
 
     def _step_of(self, subject: _Subject, layout: Layout) -> Answer:
@@ -228,35 +225,42 @@ class Answers:
         return steps_s([self._question(subject, layout) for layout in layouts])
 
     def _scenario_of(self, subject: _Subject) -> Scenario:
-        """The calibrated machine after the changes, if the page can simulate it in time."""
+        """The machine after the changes, if the page can simulate it in time."""
         machine = self.session.machines[subject.profile]
         base = machine.scenario(machine.workloads[subject.workload])
         fields = dict(subject.changes)
+        if base.request is None and fields:
+            raise UsageError(
+                f"changes: must be none on a machine inferred from runs, got {', '.join(fields)}; its layout "
+                "says what can be changed"
+            )
         name = fields.pop(_CLUSTER, None)
         if name is not None:
             base = in_cluster(base, chosen(_CLUSTER, name, machine.clusters).cluster)
         scenario = changed(base, fields)
-        request = _request(scenario)
-        cap_mb = request.bucket_cap_mb
+        if scenario.request is None:
+            return scenario
+        cap_mb, accumulation = scenario.request.bucket_cap_mb, scenario.request.accumulation
         if cap_mb is not None and cap_mb < _LEAST_BUCKET_MB:
             raise UsageError(
                 f"bucket_cap: must be >= {_LEAST_BUCKET_MB} MiB on the page, got {cap_mb:g}; "
                 "perfmodel whatif takes less"
             )
-        if request.accumulation > _MOST_ACCUMULATION:
+        if accumulation > _MOST_ACCUMULATION:
             raise UsageError(
-                f"accumulation: must be <= {_MOST_ACCUMULATION} on the page, got "
-                f"{request.accumulation}; perfmodel whatif takes more"
+                f"accumulation: must be <= {_MOST_ACCUMULATION} on the page, got {accumulation}; perfmodel "
+                "whatif takes more"
             )
         return scenario
 
-    def _contrast(self, asked: StepQuestion, found: Answer) -> Contrast | None:
+    def _contrast(self, asked: PageQuestion, found: Answer) -> Contrast | None:
         """Against the machine and the strategy as they are, draw by draw."""
-        if not _changes(asked):
+        subject = _subject(asked)
+        if not subject.changes:
             return None
-        unchanged = _Subject(asked.profile, asked.workload)
+        unchanged = subject._replace(changes=())
         try:
-            _, layout = _layouts(self._scenario(unchanged), asked)
+            _, layout = self._layouts(asked, unchanged)
             before_s = self._step(unchanged, layout).step_s
         except (NotFeasible, CalibrationUnavailable):
             # The batch may need the changed accumulation, several devices the cluster.
@@ -265,14 +269,14 @@ class Answers:
         return contrast_of_draws(before_s, found.step_s, batches=batches, is_paired=True)
 
     def _curve_of_scaling(
-        self, asked: StepQuestion, subject: _Subject, found: Answer
+        self, asked: PageQuestion, subject: _Subject, found: Answer
     ) -> tuple[CurvePoint, ...]:
         """Speed-ups of powers of two and of the count asked for, where the batch can be split."""
         scenario, layout = self._scenario(subject), found.layout
         cluster = scenario.question.cluster
         has_links = cluster is not None or scenario.machine.max_world_size > 1
         most = CURVE_UP_TO if has_links else 1
-        while most < asked.devices:
+        while most < layout.world_size:
             most *= 2
         most = most if cluster is None else min(most, cluster.num_devices)
         batch = layout.micro_batch if asked.scaling == "weak" else layout.global_batch
@@ -306,56 +310,62 @@ class Answers:
         )
 
 
-def _request(scenario: Scenario) -> Forecast:
-    assert scenario.request is not None
-    return scenario.request
-
-
-def _changes(asked: StepQuestion) -> tuple[tuple[str, str], ...]:
-    """Changes that ``--set`` knows and the page may make: none opens a file."""
+def _subject(asked: PageQuestion) -> _Subject:
+    """Machine, workload, and changes that ``--set`` knows and the page may make: none opens a file."""
     for name in asked.changes:
         if name in _ELSEWHERE:
             raise UsageError(f"changes: {name} must be asked by its own field, got a change")
     cluster = {} if asked.cluster is None else {_CLUSTER: asked.cluster}
-    return tuple(sorted((asked.changes | cluster).items()))
+    return _Subject(asked.profile, asked.workload, tuple(sorted((asked.changes | cluster).items())))
 
 
-def _layouts(scenario: Scenario, asked: StepQuestion) -> tuple[Layout, Layout]:
-    """One device, which the speed-up refers to, and what is asked."""
-    request = replace(
-        _request(scenario),
-        world_sizes=(asked.devices,),
-        scaling=asked.scaling,
-        batch=asked.batch,
-    )
-    found = request.layouts(scenario.question.measured)
-    return found[0], found[-1]
-
-
-def _subject_of(asked: LayoutQuestion) -> _Subject:
-    return _Subject(asked.profile, asked.workload, capacity_bytes=asked.capacity_bytes)
-
-
-def _layout(asked: LayoutQuestion) -> Layout:
-    layout = parse_layout(asked.layout)
-    if asked.batch is None:
-        return layout
-    if layout.accumulation != 1:
+def _with_batch(layout: Layout, batch: int | None) -> Layout:
+    """The layout at a batch of all devices, if the page can simulate it in time."""
+    if batch is not None and layout.accumulation != 1:
         raise UsageError(
             f"layout: accumulation must be left out beside a batch, got {layout.accumulation}"
         )
-    needed = accumulation_for(
-        global_batch=asked.batch, dp=layout.dp, micro_batch=layout.micro_batch
+    if batch is not None:
+        needed = accumulation_for(global_batch=batch, dp=layout.dp, micro_batch=layout.micro_batch)
+        layout = replace(layout, accumulation=needed)
+    passes = layout.accumulation * layout.pp * layout.interleave
+    if passes > _MOST_PASSES:
+        raise NotFeasible(
+            f"batch: micro-batches x stages must be <= {_MOST_PASSES} on the page, got {passes}; "
+            "take a larger micro-batch or more replicas, or perfmodel predict --layout"
+        )
+    return layout
+
+
+def _of_inferred(
+    asked: PageQuestion, found: Answer, machine: OfferedMachine, workload: OfferedWorkload
+) -> _Shown:
+    """A large model on a machine that was inferred from runs."""
+    layout, model, capacity_bytes = found.layout, workload.entry, asked.capacity_bytes
+    assert isinstance(model, NamedTransformer)
+    question = replace(found.question, capacity_bytes=capacity_bytes)
+    document = layout_document(replace(found, question=question), argv=("perfmodel.page",))
+    [shown] = document.points
+    typed = ["--model", workload.typed, "--layout", str(layout) or "dp=1"]
+    typed += [] if capacity_bytes is None else ["--device-memory", f"{capacity_bytes}B"]
+    return _Shown(
+        setting=f"{model.name}, {shown.layout}, {layout.world_size:,} devices, "
+        f"global batch {layout.global_batch:,} sequences of {model.sequence:,} tokens",
+        point=shown.model_copy(update={"evidence": {"all terms": Evidence.INFERRED}}),
+        typed=["predict", "--profile", machine.typed, *typed],
+        caveats=document.caveats,
+        memory=_fullest_stage(shown),
+        no_memory="" if capacity_bytes else _NO_CAPACITY,
     )
-    return replace(layout, accumulation=needed)
 
 
-def _curve_of_replicas(asked: Answer, model: NamedTransformer) -> tuple[CurvePoint, ...]:
+def _curve_of_replicas(asked: Answer) -> tuple[CurvePoint, ...]:
     """More replicas of the same layout, each with the same batch.
 
     The closed form gives the shape of the curve; the program of the layout asked for, its level.
     """
-    layout, machine = asked.layout, asked.question.machine
+    layout, machine, model = asked.layout, asked.question.machine, asked.question.workload
+    assert isinstance(model, NamedTransformer)
     each = layout.world_size // layout.dp
     most = min(MOST_DEVICES, max(_LAYOUT_CURVE_UP_TO, layout.world_size))
     replicas = {layout.dp, *(2**power for power in range(20))}
@@ -386,18 +396,6 @@ def _curve_of_replicas(asked: Answer, model: NamedTransformer) -> tuple[CurvePoi
     )
 
 
-def _common(found: Answer, spending: Spending | None, throughput: Interval) -> dict[str, Any]:
-    """Fields that all answers have: the step, its timeline, and what the work costs."""
-    shown = replace(found.trace, skipped_s={})
-    return {
-        "step_s": found.step,
-        "timeline_step_s": shown.step_s,
-        "timeline_without_s": found.trace.step_s - shown.step_s,
-        "timeline": timeline(shown),
-        "spent": _spent(spending, throughput, devices=found.layout.world_size),
-    }
-
-
 def _spent(spending: Spending | None, throughput: Interval, *, devices: int) -> Spent | None:
     """Hours, device-hours and money for all the work at a steady rate [1/s]; None without a price."""
     if spending is None:
@@ -425,7 +423,7 @@ def _memory(
 
 
 def _traced_memory(
-    workload: OfferedWorkload, asked: StepQuestion, layout: Layout, device_kind: str
+    workload: OfferedWorkload, asked: PageQuestion, layout: Layout, device_kind: str
 ) -> tuple[MemoryAnswer | None, str]:
     """Memory of one device, or why it is not known."""
     file, capacity_bytes = workload.document, asked.capacity_bytes

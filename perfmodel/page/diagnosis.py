@@ -11,11 +11,10 @@ from perfmodel.diagnosis.asked import diagnosed
 from perfmodel.diagnosis.cases import Case
 from perfmodel.diagnosis.odds import NORMAL
 from perfmodel.documents.page import (
-    LayoutQuestion,
     LikelyCause,
     LoggedSpeed,
     PageDiagnosis,
-    StepQuestion,
+    PageQuestion,
 )
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import PerfModelError, UsageError
@@ -30,7 +29,7 @@ _LARGE_PRECISION: Final = "bf16"
 
 
 def judged(
-    asked: StepQuestion | LayoutQuestion,
+    asked: PageQuestion,
     machine: OfferedMachine,
     workload: OfferedWorkload,
     found: Answer,

@@ -15,11 +15,10 @@ from pydantic import ValidationError
 
 from perfmodel.documents import first_problem
 from perfmodel.documents.page import (
-    QUESTION,
     Catalogue,
+    CatalogueEntry,
     CatalogueProfile,
-    LayoutQuestion,
-    StepQuestion,
+    PageQuestion,
 )
 from perfmodel.errors import PerfModelError, UsageError
 from perfmodel.layout import parse_layout
@@ -97,7 +96,7 @@ class Grid:
     """Texts of ``--set network.bandwidth``; empty: as measured."""
 
 
-def export_html(answers: Answers, question: StepQuestion | LayoutQuestion) -> str:
+def export_html(answers: Answers, question: PageQuestion) -> str:
     """One file with answers for every combination of devices, batch and bandwidth of a grid.
 
     All else stays as in the question. What is not feasible is in the file as its reason; a question
@@ -136,54 +135,48 @@ def export_html(answers: Answers, question: StepQuestion | LayoutQuestion) -> st
     return page(text, is_served=False).html
 
 
-def export_grid(profile: CatalogueProfile, question: StepQuestion | LayoutQuestion) -> Grid:
+def export_grid(profile: CatalogueProfile, question: PageQuestion) -> Grid:
     """What can be moved in the file; it always holds the question itself."""
-    if isinstance(question, LayoutQuestion):
-        layout = parse_layout(question.layout)
-        each = layout.world_size // layout.dp
-        counts = {layout.world_size, *(n * each for n in _DEVICES if n * each <= _DEVICES[-1])}
-        batch = question.batch or layout.global_batch
-        return Grid(devices=tuple(sorted(counts)), batches=(batch,), bandwidths=("",))
-    [entry] = [w for w in profile.workloads if w.name == question.workload]
-    middle = entry.batches[len(entry.batches) // 2]
-    if question.scaling == "strong":
-        chosen = question.batch or entry.batches[-1]
-        batches = {chosen, 2 * chosen, 4 * chosen}
-    else:
-        chosen = question.batch or middle
-        near = sorted(entry.batches, key=lambda batch: abs(batch - chosen))
-        batches = {chosen, *near[: _MOST_BATCHES - 1]}
-    bandwidths = [*_BANDWIDTHS] if profile.bandwidth_bytes_per_s else [""]
+    layout = parse_layout(question.layout)
+    each, has_links = layout.world_size // layout.dp, profile.kind == "inferred"
+    bandwidths = [""]
+    if profile.bandwidth_bytes_per_s:
+        has_links, bandwidths = True, [*_BANDWIDTHS]
     typed = question.changes.get(BANDWIDTH, "")
     if typed and not typed.endswith("x"):  # a rate, which no slider reaches
         bandwidths = [typed]
     elif typed not in bandwidths:
         bandwidths.append(typed)
-    counts = {question.devices, *(_DEVICES if profile.bandwidth_bytes_per_s else (1,))}
+    counts = [n * each for n in (_DEVICES if has_links else (1,)) if n * each <= _DEVICES[-1]]
+    [entry] = [w for w in profile.workloads if w.name == question.workload]
     return Grid(
-        devices=tuple(sorted(counts)),
-        batches=tuple(sorted(batches)),
+        devices=tuple(sorted({layout.world_size, *counts})),
+        batches=tuple(sorted(_batches(entry, question))),
         bandwidths=tuple(bandwidths),
     )
 
 
-def _questions(
-    grid: Grid, question: StepQuestion | LayoutQuestion
-) -> Iterator[tuple[str, StepQuestion | LayoutQuestion]]:
+def _batches(entry: CatalogueEntry, question: PageQuestion) -> set[int]:
+    """The batch of the question, and some near it that the workload allows."""
+    if not entry.batches:
+        return {question.batch or parse_layout(question.layout).global_batch}
+    if question.scaling == "strong":
+        chosen = question.batch or entry.batches[-1]
+        return {chosen, 2 * chosen, 4 * chosen}
+    chosen = question.batch or entry.batches[len(entry.batches) // 2]
+    near = sorted(entry.batches, key=lambda batch: abs(batch - chosen))
+    return {chosen, *near[: _MOST_BATCHES - 1]}
+
+
+def _questions(grid: Grid, question: PageQuestion) -> Iterator[tuple[str, PageQuestion]]:
     """Every question of the grid under the key by which the page finds its answer."""
+    layout = parse_layout(question.layout)
+    others = {name: value for name, value in question.changes.items() if name != BANDWIDTH}
     for bandwidth, batch, devices in itertools.product(grid.bandwidths, grid.batches, grid.devices):
-        key = f"{devices}|{batch}|{bandwidth}"
-        if isinstance(question, LayoutQuestion):
-            layout = parse_layout(question.layout)
-            dp = devices * layout.dp // layout.world_size
-            text = str(dataclasses.replace(layout, dp=dp)) or "dp=1"
-            yield key, question.model_copy(update={"layout": text, "batch": batch})
-        else:
-            changes = {name: v for name, v in question.changes.items() if name != BANDWIDTH}
-            if bandwidth:
-                changes[BANDWIDTH] = bandwidth
-            update = {"devices": devices, "batch": batch, "changes": changes}
-            yield key, question.model_copy(update=update)
+        moved = dataclasses.replace(layout, dp=devices * layout.dp // layout.world_size)
+        changes = others | ({BANDWIDTH: bandwidth} if bandwidth else {})
+        update = {"layout": str(moved) or "dp=1", "batch": batch, "changes": changes}
+        yield f"{devices}|{batch}|{bandwidth}", question.model_copy(update=update)
 
 
 def _rounded(value: Any) -> Any:
@@ -197,32 +190,28 @@ def _rounded(value: Any) -> Any:
     return value
 
 
-def start(catalogue: Catalogue) -> StepQuestion | LayoutQuestion:
-    """Eight devices of the first machine and workload, or one layout of eight."""
+def start(catalogue: Catalogue) -> PageQuestion:
+    """Eight devices of the first machine and workload, or one where nothing is known of links."""
     profile = catalogue.profiles[0]
     entry = profile.workloads[0]
-    if profile.kind == "layout":
-        return LayoutQuestion(
-            kind="layout", profile=profile.name, workload=entry.name, layout="dp=8", batch=64
-        )
-    devices, cluster = 1 if profile.bandwidth_bytes_per_s is None else 8, None
-    if devices == 1 and catalogue.clusters:  # nothing else is known of links
-        cluster = catalogue.clusters[0].name
-        devices = min(8, catalogue.clusters[0].devices)
-    batch = entry.batches[len(entry.batches) // 2]
-    return StepQuestion(
-        kind="step",
+    devices, cluster, batch = 8, None, 64
+    if profile.kind == "calibrated":
+        batch = entry.batches[len(entry.batches) // 2]
+        if profile.bandwidth_bytes_per_s is None:
+            cluster = catalogue.clusters[0] if catalogue.clusters else None
+            devices = min(8, cluster.devices) if cluster else 1
+    return PageQuestion(
         profile=profile.name,
         workload=entry.name,
-        devices=devices,
+        layout=f"dp={devices}",
         batch=batch,
-        cluster=cluster,
+        cluster=cluster.name if cluster else None,
     )
 
 
-def question_of(text: str) -> StepQuestion | LayoutQuestion:
+def question_of(text: str) -> PageQuestion:
     """A question as JSON, or as it stands behind ``#`` in the address of the page."""
     try:
-        return QUESTION.validate_json(unquote(text.removeprefix("#")))
+        return PageQuestion.model_validate_json(unquote(text.removeprefix("#")))
     except ValidationError as error:
-        raise UsageError(f"--ask: {first_problem(error)}") from error
+        raise UsageError(f"--ask: {first_problem(error, PageQuestion)}") from error

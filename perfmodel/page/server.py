@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from perfmodel.documents import first_problem
-from perfmodel.documents.page import QUESTION, LayoutQuestion, StepQuestion
+from perfmodel.documents.page import PageQuestion
 from perfmodel.errors import PerfModelError
 from perfmodel.page.answers import Answers
 from perfmodel.page.export import export_html, page
@@ -149,21 +149,21 @@ def application(answers: Answers, *, most_in_flight: int = MOST_IN_FLIGHT) -> St
     threads = CapacityLimiter(most_in_flight)
 
     async def ask(request: Request) -> Response:
-        def reply(asked: StepQuestion | LayoutQuestion) -> Response:
+        def reply(asked: PageQuestion) -> Response:
             text = answers.answer(asked).model_dump_json()
             return Response(text, media_type="application/json", headers=_HEADERS)
 
         return await _answered(request, threads, reply)
 
     async def tell(request: Request) -> Response:
-        def reply(asked: StepQuestion | LayoutQuestion) -> Response:
+        def reply(asked: PageQuestion) -> Response:
             text = answers.detail(asked).model_dump_json()
             return Response(text, media_type="application/json", headers=_HEADERS)
 
         return await _answered(request, threads, reply)
 
     async def export(request: Request) -> Response:
-        def reply(asked: StepQuestion | LayoutQuestion) -> Response:
+        def reply(asked: PageQuestion) -> Response:
             name = {"Content-Disposition": 'attachment; filename="perfmodel-what-if.html"'}
             return HTMLResponse(export_html(answers, asked), headers={**_HEADERS, **name})
 
@@ -232,7 +232,7 @@ def serve(answers: Answers, on: socket.socket) -> None:
 async def _answered(
     request: Request,
     threads: CapacityLimiter,
-    answer: Callable[[StepQuestion | LayoutQuestion], Response],
+    answer: Callable[[PageQuestion], Response],
 ) -> Response:
     """Read a question, answer it beside the event loop, and turn what is wrong into one line."""
     raw = await body(request)
@@ -244,7 +244,7 @@ async def _answered(
     if isinstance(raw, Response):
         return raw
     try:
-        question = QUESTION.validate_json(raw)
+        question = PageQuestion.model_validate_json(raw)
     except ValidationError as error:
         return _refusal(400, first_problem(error))
     try:

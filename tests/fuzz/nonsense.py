@@ -101,11 +101,10 @@ edited: Final = st.tuples(st.sampled_from(UNSEALED), changes)
 
 _SPENDING: Final = {"per_device_hour": 2.5, "currency": "EUR", "work": 1e12}
 _STEP: Final[dict[str, Any]] = {
-    "kind": "step",
     "profile": "here",
     "workload": "light",
     "scaling": "weak",
-    "devices": 8,
+    "layout": "dp=8",
     "batch": 16,
     "cluster": None,
     "capacity_bytes": 2**34,
@@ -113,7 +112,6 @@ _STEP: Final[dict[str, Any]] = {
     "spending": _SPENDING,
 }
 _LAYOUT: Final[dict[str, Any]] = {
-    "kind": "layout",
     "profile": "inferred",
     "workload": "gpt2-xl",
     "batch": 64,
@@ -144,7 +142,7 @@ _WORDS: Final = (
 layouts: Final = st.lists(
     st.builds("{}={}".format, st.sampled_from(_KEYS), st.sampled_from(_WORDS)), max_size=6
 ).map(" ".join)
-_BROKEN: Final = (b"", b"{", b"[" * 3000, b"\xff", b"9" * 5000, b',"kind":"step"')
+_BROKEN: Final = (b"", b"{", b"[" * 3000, b"\xff", b"9" * 5000, b',"layout":"dp=8"')
 
 
 @st.composite
@@ -153,7 +151,7 @@ def questions(draw: st.DrawFn) -> tuple[str, bytes]:
     asked = copy.deepcopy(draw(st.sampled_from((_STEP, _LAYOUT))))
     if draw(st.booleans()):
         fields = st.dictionaries(st.sampled_from(_FIELDS), st.sampled_from(_VALUES), max_size=4)
-        is_step = asked["kind"] == "step"
+        is_step = "changes" in asked
         asked["changes" if is_step else "layout"] = draw(fields if is_step else layouts)
     if draw(st.integers(0, 2)):
         asked = changed(asked, draw(changes))

@@ -320,7 +320,7 @@ def _api(name: str) -> Callable[..., Any]:
 
 
 def _page(profile: str, question: dict[str, Any], **more: Any) -> Any:
-    from perfmodel.documents.page import QUESTION  # noqa: PLC0415
+    from perfmodel.documents.page import PageQuestion  # noqa: PLC0415
     from perfmodel.page import read_session  # noqa: PLC0415
     from perfmodel.page.answers import Answers  # noqa: PLC0415
 
@@ -330,7 +330,7 @@ def _page(profile: str, question: dict[str, Any], **more: Any) -> Any:
         [Path(profile)], workloads, validation=None, budget=None, clusters=clusters
     )
     [name] = session.machines
-    answers, asked = Answers(session), QUESTION.validate_python({"profile": name, **question})
+    answers, asked = Answers(session), PageQuestion.model_validate({"profile": name, **question})
     return {**_plain(answers.detail(asked)), **_plain(answers.answer(asked))}
 
 

@@ -54,7 +54,7 @@ function fresh(profileName, workloadName, scaling = "weak") {
   const workload = workloadOf({ profile: profile.name, workload: workloadName });
   const state = { profile: profile.name, workload: workload.name, scaling, factors: { bandwidth: 1, latency: 1, speed: 1 }, plain: {}, cluster: "", layout: { ...LAYOUT }, others: {} };
   for (const [id, [, usual]] of Object.entries(PLAIN)) state.plain[id] = usual;
-  if (profile.kind === "layout") return { ...state, devices: 8, batch: 64 };
+  if (profile.kind === "inferred") return { ...state, devices: 8, batch: 64 };
   const { batches } = workload;
   const batch = scaling === "strong" ? batches.at(-1) : batches[Math.floor(batches.length / 2)];
   if (profile.bandwidth_bytes_per_s) return { ...state, devices: 8, batch };
@@ -63,31 +63,28 @@ function fresh(profileName, workloadName, scaling = "weak") {
 }
 
 function questionOf(state, money) {
-  const profile = profileOf(state);
-  const common = { profile: state.profile, workload: state.workload, batch: state.batch, ...money };
-  if (profile.kind === "layout") {
+  const asked = { profile: state.profile, workload: state.workload, batch: state.batch, ...money };
+  if (profileOf(state).kind === "inferred") {
     const { tp, pp, zero, micro, recompute } = state.layout;
     const dp = state.devices / (tp * pp);
     if (!Number.isInteger(dp)) throw new Error(`tensor parallel x pipeline stages (${tp * pp}) must divide the devices, got ${state.devices}`);
-    return { kind: "layout", ...common, layout: `dp=${dp} tp=${tp} pp=${pp} zero=${zero} micro_batch=${micro} recompute=${recompute}` };
+    return { ...asked, layout: `dp=${dp} tp=${tp} pp=${pp} zero=${zero} micro_batch=${micro} recompute=${recompute}` };
   }
   const changes = { ...state.others };
   for (const [id, field] of Object.entries(FIELDS)) if (state.factors[id] !== 1) changes[field] = factor(state.factors[id]);
   for (const [id, [field, usual]] of Object.entries(PLAIN)) if (state.plain[id] !== usual) changes[field] = state.plain[id];
   const cluster = state.cluster ? { cluster: state.cluster } : {};
-  return { kind: "step", ...common, ...cluster, scaling: state.scaling, devices: state.devices, changes };
+  return { ...asked, ...cluster, layout: `dp=${state.devices}`, scaling: state.scaling, changes };
 }
 
 // The other way round: a question from the address or a file. Changes without a control are kept.
 function stateOf(question) {
   const state = fresh(question.profile, question.workload, question.scaling ?? "weak");
   if (question.batch) state.batch = question.batch;
-  if (question.kind === "layout") {
-    const found = Object.fromEntries(question.layout.split(" ").map((word) => word.split("=")));
-    const { dp = "1", tp = "1", pp = "1", zero = "0", micro_batch: micro = "1", recompute = "none" } = found;
-    return { ...state, layout: { tp, pp, zero, micro, recompute }, devices: dp * tp * pp };
-  }
-  state.devices = question.devices;
+  const found = Object.fromEntries(question.layout.split(" ").map((word) => word.split("=")));
+  const { dp = "1", tp = "1", pp = "1", zero = "0", micro_batch: micro = "1", recompute = "none" } = found;
+  state.layout = { tp, pp, zero, micro, recompute };
+  state.devices = dp * tp * pp;
   state.cluster = question.cluster ?? "";
   for (const [field, value] of Object.entries(question.changes ?? {})) {
     const slider = Object.keys(FIELDS).find((id) => FIELDS[id] === field);
@@ -110,7 +107,7 @@ function options(select, entries, chosen) {
 
 function showMachine(state) {
   const [profile, workload] = [profileOf(state), workloadOf(state)];
-  const isLayout = profile.kind === "layout";
+  const isLayout = profile.kind === "inferred";
   document.querySelectorAll(".step-only").forEach((part) => { part.hidden = isLayout; });
   document.querySelectorAll(".layout-only").forEach((part) => { part.hidden = !isLayout; });
   options(byId("profile"), data.catalogue.profiles.map(({ name }) => [name, name]), profile.name);
@@ -150,7 +147,7 @@ function showMoney(state, question = {}) {
   byId("export-hint").textContent = "";
   byId("price").value = spending?.per_device_hour ?? "";
   byId("currency").value = spending?.currency ?? "USD";
-  const work = spending?.work ?? (profileOf(state).kind === "layout" ? 1e12 : 1e6);
+  const work = spending?.work ?? (profileOf(state).kind === "inferred" ? 1e12 : 1e6);
   byId("work-unit").value = ["1e12", "1e9", "1e6"].find((unit) => work >= Number(unit)) ?? "1e6";
   byId("work").value = work / Number(byId("work-unit").value);
   byId("logged").value = logged?.value ?? "";

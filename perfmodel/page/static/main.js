@@ -16,7 +16,7 @@ function firstQuestion() {
   if (data.question) return data.question;
   try {
     const asked = JSON.parse(decodeURIComponent(location.hash.slice(1)));
-    return isOf(asked, { profile: profileOf(asked).name, workload: workloadOf(asked).name }) ? asked : null;
+    return asked.layout && isOf(asked, { profile: profileOf(asked).name, workload: workloadOf(asked).name }) ? asked : null;
   } catch {
     return null;
   }

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import perfmodel as pm
-from perfmodel.documents.page import StepQuestion
+from perfmodel.documents.page import PageQuestion
 from perfmodel.documents.plan import PlanDocument
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.page import export, read_session, unmeasured_machines
@@ -62,9 +62,9 @@ def test_serve_starts_before_anything_is_measured(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     pm.trace("lenet", device_kind="as-cuda").write(tmp_path / "lenet.json")
-    asked: list[tuple[Answers, StepQuestion]] = []
+    asked: list[tuple[Answers, PageQuestion]] = []
 
-    def kept(answers: Answers, question: StepQuestion) -> str:
+    def kept(answers: Answers, question: PageQuestion) -> str:
         asked.append((answers, question))
         return "page"
 
@@ -74,14 +74,14 @@ def test_serve_starts_before_anything_is_measured(
     assert told.exit_code == 0, told
     assert "machines inferred from steps of others" in told.stderr
     [(answers, question)] = asked
-    assert (question.profile, question.devices) == ("dgx-a100", 8)
+    assert (question.profile, question.layout) == ("dgx-a100", "dp=8")
     assert answers.answer(question).evidence["compute"] == "inferred"
 
 
 def test_a_model_is_traced_once_for_machines_of_one_precision() -> None:
     machines = unmeasured_machines()
     session = read_session(machines, ["lenet"], validation=None, budget=None, clusters=[CLUSTER])
-    offered = [each for each in session.machines.values() if each.kind == "step"]
+    offered = [each for each in session.machines.values() if each.kind == "calibrated"]
     traces = {id(each.workloads["lenet"].document) for each in offered}
     costs = [
         each.machine.device_costs for each in offered if isinstance(each.machine, MeasuredMachine)
@@ -89,8 +89,8 @@ def test_a_model_is_traced_once_for_machines_of_one_precision() -> None:
     precisions = {each.left_out[0].precision for each in costs if each is not None}
     assert len(traces) == len(precisions)
     answers = Answers(session)
-    asked = StepQuestion(
-        kind="step", profile="titan-rtx", workload="lenet", devices=8, batch=32, cluster="pcie-box"
+    asked = PageQuestion(
+        profile="titan-rtx", workload="lenet", layout="dp=8", batch=32, cluster="pcie-box"
     )
     here, there = (
         answers.answer(asked.model_copy(update={"profile": name}))

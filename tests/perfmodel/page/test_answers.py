@@ -11,11 +11,10 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.documents.page import (
-    LayoutQuestion,
     LoggedSpeed,
     PageDiagnosis,
+    PageQuestion,
     Spending,
-    StepQuestion,
 )
 from perfmodel.documents.prediction import PredictionDocument, WhatIfDocument
 from perfmodel.documents.workload import WorkloadDocument
@@ -39,9 +38,9 @@ CLUSTERS = Path(__file__).parents[3] / "docs/clusters"
 ETHERNET = CLUSTERS / "ethernet.toml"
 
 
-def asked(**changes: object) -> StepQuestion:
-    fields = {"kind": "step", "profile": "here", "workload": "heavy", "devices": 8, "batch": 16}
-    return StepQuestion.model_validate(fields | changes)
+def asked(**changes: object) -> PageQuestion:
+    fields = {"profile": "here", "workload": "heavy", "layout": "dp=8", "batch": 16}
+    return PageQuestion.model_validate(fields | changes)
 
 
 def test_an_answer_is_that_of_whatif() -> None:
@@ -59,10 +58,10 @@ def test_an_answer_is_that_of_whatif() -> None:
 
 
 def test_strong_scaling_leaves_out_what_cannot_be_split() -> None:
-    detail = answers().detail(asked(devices=2, batch=8, scaling="strong"))
+    detail = answers().detail(asked(layout="dp=2", batch=8, scaling="strong"))
     assert [point.devices for point in detail.curve] == [1, 2, 4, 8]
     with pytest.raises(NotFeasible, match="multiple of devices"):
-        answers().answer(asked(devices=3, batch=8, scaling="strong"))
+        answers().answer(asked(layout="dp=3", batch=8, scaling="strong"))
 
 
 def test_the_timeline_covers_the_step_in_order() -> None:
@@ -90,8 +89,7 @@ def test_a_layout_is_answered_as_predict_does(
 ) -> None:
     document().write(tmp_path / "inferred.json")
     monkeypatch.chdir(tmp_path)
-    question = LayoutQuestion(
-        kind="layout",
+    question = PageQuestion(
         profile="inferred",
         workload="gpt2-xl",
         layout="dp=4 tp=5 pp=2 zero=1",
@@ -119,7 +117,7 @@ def test_memory_is_that_of_the_memory_command(run: Run, tmp_path: Path) -> None:
     traced().write(workload)
     session = read_session([profile], [str(workload)], validation=None, budget=None)
     [name] = session.machines
-    changes = {"profile": name, "workload": "light", "devices": 2, "batch": 8}
+    changes = {"profile": name, "workload": "light", "layout": "dp=2", "batch": 8}
     answer = Answers(session).answer(asked(**changes, capacity_bytes=2**30))
     words = ("--workload", workload, "--device-memory", "1GiB", "--micro-batch", 8, "--devices", 2)
     told = json.loads(run("memory", *words, "--json").stdout)
@@ -138,11 +136,14 @@ def test_memory_is_that_of_the_memory_command(run: Run, tmp_path: Path) -> None:
         ({"changes": {"workload": "/etc/hosts.json"}}, "workload must be asked by its own field"),
         ({"changes": {"devices": "3"}}, "devices must be asked by its own field"),
         ({"changes": {"network.speed": "2x"}}, "no field is named"),
+        ({"layout": "dp=many"}, "dp must be a whole number"),
+        ({"layout": f"dp={2**21}"}, "dp x tp x pp x cp must be <= 1,048,576"),
+        ({"layout": "dp=4 tp=2"}, "must be dp=DEVICES on a calibrated machine"),
         ({"changes": {"accumulation": "1000000"}}, "must be <= 64"),
         ({"changes": {"bucket_cap": "1B"}}, "must be >= 1 MiB"),
     ],
 )
-def test_what_is_not_on_the_desk_is_refused(changes: dict[str, object], complaint: str) -> None:
+def test_what_the_page_does_not_offer_is_refused(changes: dict[str, object], complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         answers().answer(asked(**changes))
 
@@ -177,10 +178,9 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
     return Answers(session)
 
 
-def asked_of(answers: Answers, **changes: object) -> StepQuestion:
+def asked_of(answers: Answers, **changes: object) -> PageQuestion:
     [profile] = answers.catalogue.profiles
-    fields = {"kind": "step", "profile": profile.name, "workload": "heavy", "devices": 32}
-    return StepQuestion.model_validate(fields | {"batch": 16} | changes)
+    return asked(**{"profile": profile.name, "layout": "dp=32"} | changes)
 
 
 def test_a_cluster_is_that_of_predict_and_ends_the_curve(served: Answers) -> None:
@@ -195,7 +195,7 @@ def test_a_cluster_is_that_of_predict_and_ends_the_curve(served: Answers) -> Non
     assert answer.contrast is not None
     assert any("cluster file" in caveat for caveat in answer.caveats)
     with pytest.raises(NotFeasible, match="at most 32"):
-        served.answer(asked_of(served, cluster="ethernet", devices=64))
+        served.answer(asked_of(served, cluster="ethernet", layout="dp=64"))
 
 
 def test_the_command_names_the_file_and_prints_the_same(served: Answers, run: Run) -> None:
@@ -212,8 +212,8 @@ def test_the_command_names_the_file_and_prints_the_same(served: Answers, run: Ru
 
 def test_a_device_that_is_not_present_can_be_chosen_for_what_was_traced(served: Answers) -> None:
     changes = {"device": "h100-sxm5"}
-    here = served.answer(asked_of(served, workload=WORKLOAD.name, devices=1))
-    there = served.answer(asked_of(served, workload=WORKLOAD.name, devices=1, changes=changes))
+    here = served.answer(asked_of(served, workload=WORKLOAD.name, layout="dp=1"))
+    there = served.answer(asked_of(served, workload=WORKLOAD.name, layout="dp=1", changes=changes))
     assert there.step_s.nominal < here.step_s.nominal
     assert there.evidence["compute"] == "assumed"
     entries = {entry.name: entry for entry in served.catalogue.profiles[0].workloads}
@@ -324,8 +324,7 @@ def test_a_logged_speed_is_judged_as_diagnose_does(shipped: Answers, run: Run) -
 def test_a_logged_speed_of_a_large_model_is_judged_too(shipped: Answers) -> None:
     [large] = [p for p in shipped.catalogue.profiles if p.name == "dgx-a100 (LLMs)"]
     assert large.memory_bytes == 80 * 2**30
-    question = LayoutQuestion(
-        kind="layout",
+    question = PageQuestion(
         profile=large.name,
         workload="llama2-7b",
         layout="dp=16 zero=3",
@@ -341,7 +340,7 @@ def test_a_logged_speed_of_a_large_model_is_judged_too(shipped: Answers) -> None
 
 def test_without_a_data_sheet_explain_says_more(served: Answers, run: Run) -> None:
     logged = {"value": 1e4, "unit": "ms"}
-    found = served.detail(asked_of(served, devices=2, logged=logged)).diagnosis
+    found = served.detail(asked_of(served, layout="dp=2", logged=logged)).diagnosis
     assert found is not None
     assert (found.verdict, found.causes) == ("slower than normal", ())
     assert "10 s" in run(*shlex.split(found.command)[1:]).stdout

@@ -11,14 +11,14 @@ from urllib.parse import quote
 import pytest
 
 import perfmodel.page
-from perfmodel.documents.page import LayoutQuestion, StepQuestion
+from perfmodel.documents.page import PageQuestion
 from perfmodel.page.export import SCRIPTS, export_grid, export_html, page, question_of, start
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.page.sessions import NOISY, answers, layout_answers
 from tests.perfmodel.profiles import as_file
 
 ROOT = Path(__file__).resolve().parents[3]
-STEP = StepQuestion(kind="step", profile="here", workload="light", devices=6, batch=16)
+STEP = PageQuestion(profile="here", workload="light", layout="dp=6", batch=16)
 
 
 def held(html: str) -> dict[str, Any]:
@@ -55,16 +55,14 @@ def test_a_file_holds_an_answer_for_every_place_of_its_sliders() -> None:
 
 
 def test_what_is_not_feasible_is_in_the_file_as_its_reason() -> None:
-    question = STEP.model_copy(update={"scaling": "strong", "batch": 64, "devices": 2})
+    question = STEP.model_copy(update={"scaling": "strong", "batch": 64, "layout": "dp=2"})
     data = held(export_html(answers(), question))
     assert "multiple of devices" in data["answers"]["1024|64|"]["error"]
     assert data["answers"]["64|64|"]["speedup"]["nominal"] > 0
 
 
 def test_a_layout_moves_by_replicas() -> None:
-    question = LayoutQuestion(
-        kind="layout", profile="inferred", workload="gpt2", layout="dp=2 tp=2", batch=64
-    )
+    question = PageQuestion(profile="inferred", workload="gpt2", layout="dp=2 tp=2", batch=64)
     [profile] = layout_answers().catalogue.profiles
     grid = export_grid(profile, question)
     assert grid.devices[:3] == (2, 4, 8)
@@ -107,9 +105,9 @@ def test_the_command_writes_one_file(run: Run, tmp_path: Path) -> None:
     result = run("serve", "--profile", profile, "--export", out, "--ask", ask)
     assert result.exit_code == 0, result
     data = held(out.read_text(encoding="utf-8"))
-    assert data["question"]["devices"] == 6
+    assert data["question"]["layout"] == "dp=6"
     assert str(tmp_path) not in out.read_text(encoding="utf-8")
-    wrong = run("serve", "--profile", profile, "--export", out, "--ask", '{"kind": "step"}')
+    wrong = run("serve", "--profile", profile, "--export", out, "--ask", '{"layout": "dp=8"}')
     assert "--ask: " in complaint(wrong, 2)
     missing = run("serve", "--profile", tmp_path / "none.json")
     assert "cannot be read" in complaint(missing, 5)

@@ -12,17 +12,16 @@ import pytest
 import uvicorn
 from starlette.testclient import TestClient
 
-from perfmodel.documents.page import StepQuestion
+from perfmodel.documents.page import PageQuestion
 from perfmodel.errors import PerfModelError
 from perfmodel.page import server
 from perfmodel.page.server import HOST, MOST_BODY_BYTES, PunctualProtocol, application, listening
 from tests.perfmodel.page.sessions import answers
 
 QUESTION: dict[str, Any] = {
-    "kind": "step",
     "profile": "here",
     "workload": "light",
-    "devices": 2,
+    "layout": "dp=2",
     "batch": 16,
 }
 ORIGIN = "http://127.0.0.1:8765"
@@ -44,7 +43,7 @@ def client() -> Iterator[TestClient]:
 def test_an_answer_is_that_of_the_function(client: TestClient) -> None:
     response = client.post("/answer", json=QUESTION)
     assert response.status_code == 200
-    expected = answers().answer(StepQuestion.model_validate(QUESTION))
+    expected = answers().answer(PageQuestion.model_validate(QUESTION))
     assert response.json() == json.loads(expected.model_dump_json())
 
 
@@ -118,11 +117,9 @@ def test_forms_of_other_sites_cannot_ask(client: TestClient) -> None:
     "change",
     [
         {"unknown": 1},
-        {"kind": "file"},
-        {"devices": 0},
-        {"devices": 2**21},
-        {"devices": 10**400},
-        {"devices": "many"},
+        {"layout": 8},
+        {"layout": ""},
+        {"layout": f"dp={10**400}"},
         {"batch": -1},
         {"batch": 1e300},
         {"scaling": "sideways"},
@@ -207,7 +204,7 @@ def test_a_flood_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     free, under_way = threading.Event(), threading.Semaphore(0)
     real = found.answer
 
-    def slow(question: StepQuestion) -> object:
+    def slow(question: PageQuestion) -> object:
         under_way.release()
         assert free.wait(30)
         return real(question)
@@ -286,5 +283,5 @@ def test_an_export_is_a_file_that_holds_the_question(client: TestClient) -> None
     assert response.status_code == 200
     assert response.headers["content-disposition"].startswith("attachment")
     assert "connect-src 'none'" in response.text
-    refused = client.post("/export", json=QUESTION | {"scaling": "strong", "devices": 3})
+    refused = client.post("/export", json=QUESTION | {"scaling": "strong", "layout": "dp=3"})
     assert refused.status_code == 422
