@@ -143,7 +143,9 @@ def test_memory_is_that_of_the_memory_command(run: Run, tmp_path: Path) -> None:
         ({"changes": {"bucket_cap": "1B"}}, "must be >= 1 MiB"),
     ],
 )
-def test_what_the_page_does_not_offer_is_refused(changes: dict[str, object], complaint: str) -> None:
+def test_what_the_page_does_not_offer_is_refused(
+    changes: dict[str, object], complaint: str
+) -> None:
     with pytest.raises(UsageError, match=complaint):
         answers().answer(asked(**changes))
 
