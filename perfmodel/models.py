@@ -1,12 +1,12 @@
 """Models by what a user names: a name, a Hugging Face config, a workload file, or code that is traced."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from perfmodel import documents
 from perfmodel.documents import Provenance
@@ -17,7 +17,7 @@ from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.tracing.huggingface_config import DECODERS, LLAMA_FAMILY, Config, read_shape
 from perfmodel.tracing.imports import without_collection, without_compiler
 from perfmodel.workload import is_model
-from perfmodel.workload.step import CUDA_DEFAULT, DEFAULT, StepMethod
+from perfmodel.workload.step import CUDA_DEFAULT, DEFAULT, USUAL_METHOD, StepMethod
 from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer, Transformer
 
 if TYPE_CHECKING:
@@ -98,21 +98,7 @@ def read_workload(text: str) -> WorkloadDocument:
         return WorkloadDocument.read(Path(text))
 
     refuse_without_torch(f"--workload: {text}")
-    method = StepMethod(
-        optimizer="sgd",
-        optimizer_implementation=DEFAULT,
-        precision="fp32",
-        checkpointing="none",
-        device_kind="cpu",
-    )
-    return traced_document(
-        text,
-        method,
-        micro_batch=_FEWEST_SAMPLES,
-        image_size=None,
-        sequence_length=None,
-        argv=sys.argv,
-    )
+    return traced_document(text, USUAL_METHOD, micro_batch=_FEWEST_SAMPLES, argv=sys.argv)
 
 
 def traced_document(  # noqa: PLR0913 - one parameter per option
@@ -120,122 +106,16 @@ def traced_document(  # noqa: PLR0913 - one parameter per option
     method: StepMethod,
     *,
     micro_batch: int,
-    image_size: int | None,
-    sequence_length: int | None,
+    image_size: int | None = None,
+    sequence_length: int | None = None,
     argv: Sequence[str],
     as_on_cuda: bool = False,
 ) -> WorkloadDocument:
     """The workload file of a model; ``UsageError`` if there is no such model or it cannot be traced.
 
+    The compiler stays out where that works; the code of a factory may ask for it.
     ``as_on_cuda``: By CUDA's rules of autocast, though tensors are on the processor.
     """
-    with without_collection():
-        traced = _traced(
-            model,
-            method,
-            micro_batch,
-            image_size,
-            sequence_length,
-            as_on_cuda=as_on_cuda,
-        )
-    return document_of(traced, argv=argv)
-
-
-def document_for(
-    machine: MeasuredMachine, model: str, *, flag: str = "--workload"
-) -> WorkloadDocument:
-    """The trace of a model as the kind of device of a machine runs it, in the precision it is known in."""
-    costs = machine.device_costs
-    precision = "fp32" if costs is None or costs.left_out[0].precision == "fp32" else "fp16"
-    shipped = SHIPPED_TRACES / f"{model.replace(':', '-')}-{precision}.json.gz"
-    if costs is not None and is_model(model) and shipped.exists():
-        return WorkloadDocument.read(shipped)
-    refuse_without_torch(f"{flag}: {model}")
-    method = StepMethod(
-        optimizer="sgd",
-        optimizer_implementation=DEFAULT if costs is None else CUDA_DEFAULT,
-        precision=precision,
-        checkpointing="none",
-        device_kind=machine.traced_kind if costs is None else "cpu",
-    )
-    document = traced_document(
-        model,
-        method,
-        micro_batch=_TRACED_SAMPLES,
-        image_size=None,
-        sequence_length=None,
-        argv=sys.argv,
-        as_on_cuda=costs is not None,
-    )
-    assert document.trace is not None
-    caveats = (*document.trace.caveats, _METHOD.format(precision=_IN_WORDS[precision]))
-    return document.model_copy(update={"trace": replace(document.trace, caveats=caveats)})
-
-
-def live_document(  # noqa: PLR0913 - one parameter per part of a step
-    model: Any,
-    inputs: Any,
-    targets: Any,
-    *,
-    loss: Callable[..., Any] | None,
-    optimizer: Any,
-    precision: str,
-    checkpointing: str,
-    device_kind: str,
-    micro_batch: int | None,
-    argv: Sequence[str],
-    as_on_cuda: bool = False,
-) -> WorkloadDocument:
-    """The workload file of a module that exists; see ``perfmodel.tracing.loop``."""
-    from perfmodel.tracing.cuda_casts import AsOnCuda  # noqa: PLC0415 - imports torch
-    from perfmodel.tracing.loop import batch_rows, live_source, optimizer_of  # noqa: PLC0415 - imports torch
-    from perfmodel.tracing.trace import trace_model  # noqa: PLC0415
-
-    name, implementation, caveats = optimizer_of(optimizer)
-    method = StepMethod(
-        optimizer=name,
-        optimizer_implementation=CUDA_DEFAULT
-        if as_on_cuda and implementation == DEFAULT
-        else implementation,
-        precision=precision,
-        checkpointing=checkpointing,
-        device_kind=device_kind,
-    )
-    source = live_source(model, inputs, targets, loss=loss, caveats=caveats)
-    with without_collection():
-        traced = trace_model(
-            source,
-            method,
-            micro_batch=micro_batch or batch_rows(inputs),
-            casts=AsOnCuda(precision) if as_on_cuda else None,
-        )
-    return document_of(traced, argv=argv)
-
-
-def document_of(traced: "TracedModel", *, argv: Sequence[str]) -> WorkloadDocument:
-    """The workload file of a traced model."""
-    return WorkloadDocument(
-        provenance=Provenance.of_answer(
-            argv,
-            host_fingerprint="none: a trace depends on no host",
-            packages=("perfmodel", "torch", "torchvision"),
-        ),
-        workload=traced.workload,
-        trace=traced.step,
-        memory=traced.memory,
-    )
-
-
-def _traced(
-    model: str,
-    method: StepMethod,
-    micro_batch: int,
-    image_size: int | None,
-    sequence_length: int | None,
-    *,
-    as_on_cuda: bool,
-) -> "TracedModel":
-    """Without the compiler where that works; the code of a factory may ask for it."""
 
     def trace() -> "TracedModel":
         # These import torch, which must not find the compiler.
@@ -250,10 +130,50 @@ def _traced(
             find_source(model, size), method, micro_batch=micro_batch, beside=True, casts=casts
         )
 
-    if ".py" not in model:
-        with suppress(UntraceableModel, ImportError), without_compiler():
-            return trace()
-    return trace()
+    with without_collection():
+        if ".py" not in model:
+            with suppress(UntraceableModel, ImportError), without_compiler():
+                return document_of(trace(), argv=argv)
+        return document_of(trace(), argv=argv)
+
+
+def document_for(
+    machine: MeasuredMachine, model: str, *, flag: str = "--workload"
+) -> WorkloadDocument:
+    """The trace of a model as the kind of device of a machine runs it, in the precision it is known in."""
+    costs = machine.device_costs
+    precision = "fp32" if costs is None or costs.left_out[0].precision == "fp32" else "fp16"
+    shipped = SHIPPED_TRACES / f"{model.replace(':', '-')}-{precision}.json.gz"
+    if costs is not None and is_model(model) and shipped.exists():
+        return WorkloadDocument.read(shipped)
+    refuse_without_torch(f"{flag}: {model}")
+    as_on_cuda = costs is not None
+    method = replace(
+        USUAL_METHOD,
+        optimizer_implementation=CUDA_DEFAULT if as_on_cuda else DEFAULT,
+        precision=precision,
+        device_kind="cpu" if as_on_cuda else machine.traced_kind,
+    )
+    document = traced_document(
+        model, method, micro_batch=_TRACED_SAMPLES, argv=sys.argv, as_on_cuda=as_on_cuda
+    )
+    assert document.trace is not None
+    caveats = (*document.trace.caveats, _METHOD.format(precision=_IN_WORDS[precision]))
+    return document.model_copy(update={"trace": replace(document.trace, caveats=caveats)})
+
+
+def document_of(traced: "TracedModel", *, argv: Sequence[str]) -> WorkloadDocument:
+    """The workload file of a traced model."""
+    return WorkloadDocument(
+        provenance=Provenance.of_answer(
+            argv,
+            host_fingerprint="none: a trace depends on no host",
+            packages=("perfmodel", "torch", "torchvision"),
+        ),
+        workload=traced.workload,
+        trace=traced.step,
+        memory=traced.memory,
+    )
 
 
 def refuse_without_torch(where: str) -> None:

@@ -82,7 +82,7 @@ class Recording:
 
     def _module(self, setting: RunSetting) -> nn.Module:
         with self.device.torch_device:
-            module = REFERENCES[setting.workload].made()
+            module = REFERENCES[setting.workload].build()
         if setting.synchronisation is Synchronisation.NONE:
             return module
         return DistributedDataParallel(module, bucket_cap_mb=setting.bucket_cap_mb)
@@ -90,12 +90,13 @@ class Recording:
     def of_calibration(self, setting: RunSetting) -> Items:
         """A step as the worker trains it, its marks among it."""
         reference, module = REFERENCES[setting.workload], self._module(setting)
+        inputs, labels = reference.draw_batch(setting.micro_batch).pair
         trainer = Trainer(
             reference=reference,
             module=module,
             optimizer=reference.make_optimizer(module.parameters()),
-            inputs=reference.draw_inputs(setting.micro_batch),
-            labels=reference.draw_labels(setting.micro_batch),
+            inputs=inputs,
+            labels=labels,
             device=self.device,
             is_pinned=True,
         )
@@ -112,8 +113,7 @@ class Recording:
         before_bytes = self.gpu.memory.held_bytes
         reference, module = REFERENCES[setting.workload], self._module(setting)
         optimizer = reference.make_optimizer(module.parameters())
-        inputs = reference.draw_inputs(setting.micro_batch)
-        labels = reference.draw_labels(setting.micro_batch)
+        inputs, labels = reference.draw_batch(setting.micro_batch).pair
         for _ in range(_UNRECORDED + 1):
             self.gpu.taken()
             self.gpu.memory.reset_peak()
@@ -130,9 +130,8 @@ class Recording:
         """A backward pass with a mark where each gradient is ready, and their names."""
         reference = REFERENCES[workload]
         with self.device.torch_device:
-            module = reference.made()
-        inputs = reference.draw_inputs(samples).to(NAME)
-        labels = reference.draw_labels(samples).to(NAME)
+            module = reference.build()
+        inputs, labels = (tensor.to(NAME) for tensor in reference.draw_batch(samples).pair)
         names: list[str] = []
 
         def note(name: str) -> None:

@@ -59,8 +59,8 @@ class Training:
         make_optimizer: Callable[[Any], torch.optim.Optimizer]
         if task.random_model is None:
             reference = REFERENCES[setting.workload]
-            module, inputs = reference.made(), (reference.draw_inputs(samples),)
-            targets, self.loss = reference.draw_labels(samples), reference.loss
+            module, batch = reference.build(), reference.draw_batch(samples)
+            (inputs, targets), self.loss = (batch.positional, batch.pair[1]), reference.loss
             make_optimizer, self.precision = reference.make_optimizer, reference.precision
         else:
             from calibrate.random_models import draw  # noqa: PLC0415 - torchvision takes seconds

@@ -33,7 +33,6 @@ from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import InvalidDocument
 from perfmodel.tracing.reference import REFERENCES
 from perfmodel.tracing.source import make_optimizer
-from perfmodel.tracing.sources import reference_source
 from perfmodel.tracing.trace import TracedModel, trace_model
 from perfmodel.units import Seconds
 from perfmodel.workload import Operator, Phase, TensorSpec, base_name
@@ -433,9 +432,10 @@ def _replayed_step(session: Session, task: ReplayTask) -> tuple[TracedModel | No
         If the file of the workload holds no trace.
     """
     if task.document is None:
-        method = REFERENCES[task.workload].method(session.device.type)
+        reference = REFERENCES[task.workload]
+        method = reference.method(session.device.type)
         with session.measured.without():
-            traced = trace_model(reference_source(task.workload), method, micro_batch=2)
+            traced = trace_model(reference, method, micro_batch=2)
         return traced, traced.step.at(micro_batch=task.micro_batch)
     with seals.unsealed():  # whoever gave the order has read it
         document = WorkloadDocument.read(Path(task.document))

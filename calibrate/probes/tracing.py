@@ -11,7 +11,6 @@ from calibrate.probes import Session
 from calibrate.task import TraceTask
 from perfmodel.documents.observation import WorkloadObservation
 from perfmodel.tracing.reference import REFERENCES
-from perfmodel.tracing.sources import reference_source
 from perfmodel.tracing.trace import trace_model
 from perfmodel.workload import Parameter
 
@@ -23,13 +22,11 @@ def measure_workload(session: Session, task: TraceTask) -> WorkloadObservation:
     """Trace one reference model; when gradients become ready is measured on this rank."""
     reference = REFERENCES[task.workload]
     with session.measured.without():
-        source = reference_source(task.workload)
-        traced = trace_model(source, reference.method("cpu"), micro_batch=_TRACED_SAMPLES)
+        traced = trace_model(reference, reference.method("cpu"), micro_batch=_TRACED_SAMPLES)
     torch.manual_seed(0)
     with session.device:  # made there, tied weights stay tied on every kind of device
-        module = reference.made()
-    inputs = reference.draw_inputs(_TRACED_SAMPLES).to(session.device)
-    labels = reference.draw_labels(_TRACED_SAMPLES).to(session.device)
+        module = reference.build()
+    inputs, labels = (t.to(session.device) for t in reference.draw_batch(_TRACED_SAMPLES).pair)
 
     def forward() -> Tensor:
         with session.measured.autocast(reference.precision):

@@ -235,18 +235,18 @@ def _build(
     reference = REFERENCES[setting.workload]
     torch.manual_seed(0)
     with session.device:  # made there, tied weights stay tied on every kind of device
-        module = reference.made()
+        module = reference.build()
     if wrapped:
         module = _wrapped(session, setting, module, cap_mb=cap_mb)
     pin = session.asynchronous
     num_samples = max(_POOL_SAMPLES, setting.micro_batch) if pin else _POOL_SAMPLES
-    inputs = reference.draw_inputs(num_samples)
+    inputs, labels = reference.draw_batch(num_samples).pair
     return Trainer(
         reference=reference,
         module=module,
         optimizer=reference.make_optimizer(module.parameters()),
         inputs=session.measured.pinned(inputs),
-        labels=session.measured.pinned(reference.draw_labels(num_samples)),
+        labels=session.measured.pinned(labels),
         device=session.measured,
         is_pinned=pin,
     )

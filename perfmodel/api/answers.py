@@ -26,7 +26,7 @@ from perfmodel.explanation import explain as explain_question
 from perfmodel.layout import Scaling, parse_layout
 from perfmodel.machine import Cluster
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.models import document_of, live_document, traced_document
+from perfmodel.models import document_of, traced_document
 from perfmodel.scenarios import Scenario
 from perfmodel.scenarios.compare import compare_scenarios
 from perfmodel.scenarios.fields import changed
@@ -99,7 +99,9 @@ def trace(  # noqa: PLR0913 - one parameter per part of a step
     if hasattr(model, "traced"):
         return document_of(model.traced(), argv=argv)
     if not isinstance(model, str):
-        return live_document(
+        from perfmodel.tracing.loop import trace_live  # noqa: PLC0415 - imports torch
+
+        traced = trace_live(
             model,
             inputs,
             targets,
@@ -109,9 +111,9 @@ def trace(  # noqa: PLR0913 - one parameter per part of a step
             checkpointing=checkpointing,
             device_kind=kind,
             micro_batch=micro_batch,
-            argv=argv,
             as_on_cuda=as_on_cuda,
         )
+        return document_of(traced, argv=argv)
     method = StepMethod(
         optimizer=optimizer,
         optimizer_implementation=CUDA_DEFAULT if as_on_cuda else DEFAULT,

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -150,7 +151,7 @@ def _document(context: typer.Context) -> "WorkloadDocument":
     """A workload file, or the trace of a model; on a device by its data sheet as a GPU runs it."""
     from perfmodel.documents.workload import WorkloadDocument
     from perfmodel.models import is_model_config, refuse_without_torch, traced_document
-    from perfmodel.workload.step import CUDA_DEFAULT, StepMethod
+    from perfmodel.workload.step import CUDA_DEFAULT, USUAL_METHOD
 
     given = context.params
     workload, optimizer, precision = given["workload"], given["optimizer"], given["precision"]
@@ -162,12 +163,11 @@ def _document(context: typer.Context) -> "WorkloadDocument":
         return WorkloadDocument.read(path)
     refuse_without_torch(f"--workload: {workload}")
     is_gpu = given["device"] is not None
-    method = StepMethod(
+    method = replace(
+        USUAL_METHOD,
         optimizer=optimizer,
         optimizer_implementation=CUDA_DEFAULT if is_gpu else DEFAULT,
         precision=precision,
-        checkpointing="none",
-        device_kind="cpu",
     )
     samples = given["micro_batch"] or _SAMPLES_TRACED
     typer.echo(
@@ -180,7 +180,6 @@ def _document(context: typer.Context) -> "WorkloadDocument":
             workload,
             method,
             micro_batch=samples,
-            image_size=None,
             sequence_length=given["sequence_length"],
             argv=sys.argv,
             as_on_cuda=is_gpu,

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -306,23 +307,15 @@ def validate_strategies(
     from calibrate.launch import TorchrunLauncher
     from perfmodel.models import traced_document
     from perfmodel.report.validation import strategies_tables
-    from perfmodel.workload.step import DEFAULT, StepMethod
+    from perfmodel.workload.step import USUAL_METHOD
     from validate import strategies as use_case
     from validate.judging import campaign_seed
 
     machine = opt.profiled(profile)
 
     def trace(model: str, optimizer: str) -> "WorkloadDocument":
-        method = StepMethod(
-            optimizer=optimizer,
-            optimizer_implementation=DEFAULT,
-            precision="fp32",
-            checkpointing="none",
-            device_kind=machine.traced_kind,
-        )
-        return traced_document(
-            model, method, micro_batch=8, image_size=None, sequence_length=None, argv=sys.argv
-        )
+        method = replace(USUAL_METHOD, optimizer=optimizer, device_kind=machine.traced_kind)
+        return traced_document(model, method, micro_batch=8, argv=sys.argv)
 
     request = use_case.StrategiesRequest(
         profile=machine,

@@ -1,6 +1,5 @@
 """Steps of a training loop that exists, timed as it runs; its lines stay as they are."""
 
-import copy
 import itertools
 import os
 import statistics
@@ -18,15 +17,56 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils._pytree import tree_leaves, tree_map
 
 from perfmodel.errors import UsageError
+from perfmodel.tracing.cuda_casts import AsOnCuda
 from perfmodel.tracing.source import Batch, ModelSource
 from perfmodel.tracing.sources import resized, scalar_loss
+from perfmodel.tracing.step import hollow
 from perfmodel.tracing.trace import TracedModel, trace_model
 from perfmodel.units import Seconds
-from perfmodel.workload.step import DEFAULT, OPTIMIZERS, StepMethod
+from perfmodel.workload.step import CUDA_DEFAULT, DEFAULT, OPTIMIZERS, StepMethod
 
 # A model as the user's own loop holds it: the module itself, a batch, the loss and the optimizer.
 #: Optimizers whose step is that of another: the same tensors, the same bytes.
 _SAME_STEP: Final = {"Adam": "AdamW"}
+
+
+def trace_live(  # noqa: PLR0913 - one parameter per part of a step
+    model: nn.Module,
+    inputs: Any,
+    targets: Tensor | None = None,
+    *,
+    loss: Callable[..., Tensor] | None,
+    optimizer: str | torch.optim.Optimizer,
+    precision: str,
+    checkpointing: str = "none",
+    device_kind: str,
+    micro_batch: int | None = None,
+    as_on_cuda: bool = False,
+    caveats: tuple[str, ...] = (),
+) -> TracedModel:
+    """The step of a module that exists, with its batch, loss and optimizer.
+
+    Raises
+    ------
+    UsageError, UntraceableModel
+        If the optimizer or the batch makes no sense, or the step cannot be traced.
+    """
+    name, implementation, own_caveats = optimizer_of(optimizer)
+    if as_on_cuda and implementation == DEFAULT:
+        implementation = CUDA_DEFAULT
+    method = StepMethod(
+        optimizer=name,
+        optimizer_implementation=implementation,
+        precision=precision,
+        checkpointing=checkpointing,
+        device_kind=device_kind,
+    )
+    return trace_model(
+        live_source(model, inputs, targets, loss=loss, caveats=(*own_caveats, *caveats)),
+        method,
+        micro_batch=micro_batch or batch_rows(inputs),
+        casts=AsOnCuda(precision) if as_on_cuda else None,
+    )
 
 
 def live_source(
@@ -108,23 +148,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
     while isinstance(model, DistributedDataParallel | DataParallel):
         model = model.module
     return model
-
-
-def hollow(module: nn.Module) -> nn.Module:
-    """A copy whose parameters and buffers have shapes and types alone; shared ones stay shared."""
-    memo: dict[int, Any] = {}
-    for tensor in (*module.parameters(), *module.buffers()):
-        empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-        memo[id(tensor)] = (
-            nn.Parameter(empty, requires_grad=tensor.requires_grad)
-            if isinstance(tensor, nn.Parameter)
-            else empty
-        )
-    found = copy.deepcopy(module, memo)
-    for part in found.modules():
-        if isinstance(part, nn.RNNBase):
-            part._init_flat_weights()  # noqa: SLF001 - it holds its weights a second time
-    return found
 
 
 def optimizer_of(optimizer: str | torch.optim.Optimizer) -> tuple[str, str, tuple[str, ...]]:
@@ -294,19 +317,21 @@ class LoopClock:
             raise UsageError(
                 "record: the model must be called inside the block, got no forward pass"
             )
-        name, implementation, caveats = optimizer_of(self._optimizer)
+        caveats: tuple[str, ...] = ()
         if loss is None and not seen.has_own_loss:
             loss = _mean
-            caveats += ("no loss was given: the mean of the outputs stands for it",)
-        source = live_source(self._module, seen.inputs, self._targets, loss=loss, caveats=caveats)
-        method = StepMethod(
-            optimizer=name,
-            optimizer_implementation=implementation,
+            caveats = ("no loss was given: the mean of the outputs stands for it",)
+        return trace_live(
+            self._module,
+            seen.inputs,
+            self._targets,
+            loss=loss,
+            optimizer=self._optimizer,
             precision=seen.precision,
-            checkpointing="none",
             device_kind="cuda" if self._on_gpu else "cpu",
+            micro_batch=seen.micro_batch,
+            caveats=caveats,
         )
-        return trace_model(source, method, micro_batch=seen.micro_batch)
 
     def _judged(self, _: nn.Module, arguments: tuple[Any, ...]) -> None:
         if self._targets is None and len(arguments) > 1 and isinstance(arguments[1], Tensor):

@@ -1,54 +1,36 @@
 """Reference models, different enough to tell the terms of the model apart: small ones, and those that fill a GPU."""
 
 import itertools
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
-from perfmodel.tracing.source import make_optimizer
-from perfmodel.workload.step import DEFAULT, StepMethod
+from perfmodel.tracing.source import (
+    ModelSource,
+    classification_loss,
+    images,
+    labelled,
+    make_optimizer,
+    texts,
+    token_loss,
+    tokens,
+)
+from perfmodel.workload.step import DEFAULT, USUAL_METHOD, StepMethod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReferenceModel:
-    """How to build a model, one batch of synthetic samples for it, and how it is trained."""
+class ReferenceModel(ModelSource):
+    """A source that calibrations also train for real, with the recipe for that."""
 
-    build: Callable[[], nn.Module]
-    sample: str
-    draw_inputs: Callable[[int], Tensor]
-    num_classes: int
-    num_labels: int = 1
-    """Of one sample: 1, or as many as it has tokens."""
     precision: str = "fp32"
     """fp32 as torch computes it by default, or the type of autocast."""
-    channels_last: bool = False
     optimizer: str = "sgd"
     implementation: str = DEFAULT
     """Of the optimizer."""
-
-    def draw_labels(self, samples: int) -> Tensor:
-        """Classes of samples, or of each of their tokens."""
-        shape = (samples,) if self.num_labels == 1 else (samples, self.num_labels)
-        return torch.randint(0, self.num_classes, shape)
-
-    def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy of scores in the last dimension."""
-        if self.num_labels > 1:
-            scores, labels = scores.flatten(0, 1), labels.flatten()
-        return nn.functional.cross_entropy(scores, labels)
-
-    def made(self) -> nn.Module:
-        """A new model in the layout in which it is trained."""
-        module = self.build()
-        for parameter in module.parameters() if self.channels_last else ():
-            # ``module.to`` would swap parameters, which those without content refuse.
-            if parameter.dim() == 4:
-                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-        return module
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """As a user writes it."""
@@ -58,11 +40,11 @@ class ReferenceModel:
 
     def method(self, device_kind: str) -> StepMethod:
         """How a step is traced for a kind of device."""
-        return StepMethod(
+        return replace(
+            USUAL_METHOD,
             optimizer=self.optimizer,
             optimizer_implementation=self.implementation,
             precision=self.precision,
-            checkpointing="none",
             device_kind=device_kind,
         )
 
@@ -156,14 +138,6 @@ class Transformer(nn.Module):
         return logits
 
 
-def _images(num_samples: int) -> Tensor:
-    return torch.randn(num_samples, 1, 28, 28)
-
-
-def _tokens(num_samples: int) -> Tensor:
-    return torch.randint(0, 1000, (num_samples, 64))
-
-
 def resnet50() -> nn.Module:
     """ResNet-50 of torchvision for 224 x 224 pixels."""
     from torchvision import models  # noqa: PLC0415 - takes seconds
@@ -193,53 +167,61 @@ def gpt2() -> nn.Module:
     return CausalLanguageModel(read_shape(Config(Path("gpt2"), values), families=("gpt2",)))
 
 
-def _colour_images(num_samples: int) -> Tensor:
-    return torch.randn(num_samples, 3, 224, 224)
+def _resnet50_channels_last() -> nn.Module:
+    module = resnet50()
+    for parameter in module.parameters():
+        # ``module.to`` would swap parameters, which those without content refuse.
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    return module
 
 
-def _channels_last_images(num_samples: int) -> Tensor:
-    return _colour_images(num_samples).contiguous(memory_format=torch.channels_last)
+def _channels_last_images(samples: int) -> Tensor:
+    return images(3, 224, 224)(samples).contiguous(memory_format=torch.channels_last)
 
 
-def _text(num_samples: int) -> Tensor:
-    return torch.randint(0, _GPT2_VOCABULARY, (num_samples, _GPT2_TOKENS))
-
-
-MODELS = {
-    name: ReferenceModel(build=build, sample=sample, draw_inputs=draw, num_classes=classes)
-    for name, build, sample, draw, classes in (
-        ("lenet", lenet, "1x28x28 image", _images, 10),
-        ("resnet18", resnet18, "1x28x28 image", _images, 10),
-        ("mlp", mlp, "784 features", _images, 10),
-        ("transformer", Transformer, "64 tokens", _tokens, 1000),
+MODELS: Final = {
+    name: ReferenceModel(
+        name=name,
+        build=build,
+        sample=sample,
+        draw_batch=labelled(draw_inputs, num_classes),
+        loss=classification_loss,
+    )
+    for name, build, sample, draw_inputs, num_classes in (
+        ("lenet", lenet, "1x28x28 image", images(1, 28, 28), 10),
+        ("resnet18", resnet18, "1x28x28 image", images(1, 28, 28), 10),
+        ("mlp", mlp, "784 features", images(1, 28, 28), 10),
+        ("transformer", Transformer, "64 tokens", tokens(1000, 64), 1000),
     )
 }
 #: Models that keep a GPU busy, each with the precision and the optimizer of its usual recipe. They are calibrated
 #: by these names; ``find_source`` takes them for those of torchvision.
 GPU_MODELS: Final = {
     "resnet50": ReferenceModel(
-        build=resnet50,
+        name="resnet50",
+        build=_resnet50_channels_last,
         sample="3x224x224 image",
-        draw_inputs=_channels_last_images,
-        num_classes=1000,
+        draw_batch=labelled(_channels_last_images, 1000),
+        loss=classification_loss,
         precision="bf16",
-        channels_last=True,
         optimizer="adamw",
         implementation="foreach",
     ),
     "resnet50-fp32": ReferenceModel(
+        name="resnet50-fp32",
         build=resnet50,
         sample="3x224x224 image",
-        draw_inputs=_colour_images,
-        num_classes=1000,
+        draw_batch=labelled(images(3, 224, 224), 1000),
+        loss=classification_loss,
         implementation="foreach",
     ),
     "gpt2": ReferenceModel(
+        name="gpt2",
         build=gpt2,
         sample=f"{_GPT2_TOKENS} tokens",
-        draw_inputs=_text,
-        num_classes=_GPT2_VOCABULARY,
-        num_labels=_GPT2_TOKENS,
+        draw_batch=texts(_GPT2_VOCABULARY, _GPT2_TOKENS),
+        loss=token_loss,
         precision="bf16",
         optimizer="adamw",
         implementation="fused",

@@ -36,6 +36,13 @@ class Batch:
             if isinstance(value, Tensor)
         )
 
+    @property
+    def pair(self) -> tuple[Tensor, Tensor]:
+        """The inputs and the targets of a batch that has one tensor of each."""
+        [inputs] = self.positional
+        assert self.targets is not None
+        return inputs, self.targets
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
@@ -57,10 +64,41 @@ class ModelSource:
     """The same model with another number of such layers."""
 
 
+def images(*shape: int) -> Callable[[int], Tensor]:
+    """Drawer of so many random images."""
+    return lambda samples: torch.randn(samples, *shape)
+
+
+def tokens(vocabulary: int, length: int) -> Callable[[int], Tensor]:
+    """Drawer of so many random sequences of token ids."""
+    return lambda samples: torch.randint(0, vocabulary, (samples, length))
+
+
+def labelled(draw: Callable[[int], Tensor], num_classes: int) -> Callable[[int], Batch]:
+    """Drawer of batches with one random class of each sample."""
+    return lambda samples: Batch(
+        positional=(draw(samples),),
+        keyword={},
+        targets=torch.randint(0, num_classes, (samples,)),
+    )
+
+
+def texts(vocabulary: int, length: int) -> Callable[[int], Batch]:
+    """Drawer of batches of sequences with the next of each of their tokens."""
+    draw = tokens(vocabulary, length)
+    return lambda samples: Batch(positional=(draw(samples),), keyword={}, targets=draw(samples))
+
+
 def classification_loss(outputs: Any, targets: Tensor | None) -> Tensor:
     """Cross-entropy of scores ``(N, classes)`` against labels ``(N,)``."""
     assert targets is not None
     return nn.functional.cross_entropy(outputs, targets)
+
+
+def token_loss(outputs: Any, targets: Tensor | None) -> Tensor:
+    """Cross-entropy of scores ``(N, tokens, vocabulary)`` against the next tokens ``(N, tokens)``."""
+    assert targets is not None
+    return nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

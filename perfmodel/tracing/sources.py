@@ -7,8 +7,7 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,8 +16,15 @@ from torch import Tensor, nn
 from torchvision import models
 
 from perfmodel.errors import UntraceableModel, UsageError
-from perfmodel.tracing.reference import MODELS, REFERENCES
-from perfmodel.tracing.source import Batch, ModelSource, SampleSize, classification_loss
+from perfmodel.tracing.reference import MODELS
+from perfmodel.tracing.source import (
+    Batch,
+    ModelSource,
+    SampleSize,
+    classification_loss,
+    images,
+    labelled,
+)
 
 
 def find_source(
@@ -38,7 +44,7 @@ def find_source(
         return _factory_source(text)
     if text in MODELS:
         size.refuse_except(text=text)
-        return reference_source(text)
+        return MODELS[text]
     if text.startswith("timm:"):
         size.refuse_except("image_size", text=text)
         return _timm_source(text.removeprefix("timm:"), size.image_size, option=option)
@@ -53,27 +59,6 @@ def find_source(
         )
     size.refuse_except("image_size", text=text)
     return _torchvision_source(name, size.image_size, auxiliary=heads != _NO_HEADS)
-
-
-def reference_source(name: str) -> ModelSource:
-    """One of the reference models."""
-    reference = REFERENCES[name]
-
-    def draw_batch(samples: int) -> Batch:
-        inputs, labels = reference.draw_inputs(samples), reference.draw_labels(samples)
-        return Batch(positional=(inputs,), keyword={}, targets=labels)
-
-    def loss(scores: Tensor, labels: Tensor | None) -> Tensor:
-        assert labels is not None
-        return reference.loss(scores, labels)
-
-    return ModelSource(
-        name=name,
-        sample=reference.sample,
-        build=reference.made,
-        draw_batch=draw_batch,
-        loss=loss,
-    )
 
 
 _NUM_CLASSES: Final = 1000
@@ -119,17 +104,9 @@ def _torchvision_source(name: str, image_size: int | None, *, auxiliary: bool) -
         name=f"torchvision:{name}" + ("" if auxiliary else f":{_NO_HEADS}"),
         sample=f"3x{pixels}x{pixels} image",
         build=build,
-        draw_batch=_image_batch(3, pixels, pixels, num_classes=_NUM_CLASSES),
+        draw_batch=labelled(images(3, pixels, pixels), _NUM_CLASSES),
         loss=loss,
         caveats=(heads,) if share and auxiliary else (),
-    )
-
-
-def _image_batch(*shape: int, num_classes: int) -> Callable[[int], Batch]:
-    return lambda samples: Batch(
-        positional=(torch.randn(samples, *shape),),
-        keyword={},
-        targets=torch.randint(0, num_classes, (samples,)),
     )
 
 
@@ -166,22 +143,9 @@ def _timm_source(name: str, image_size: int | None, *, option: str) -> ModelSour
         name=f"timm:{name}",
         sample=f"{'x'.join(map(str, shape))} image",
         build=lambda: timm.create_model(name, pretrained=False, **options),
-        draw_batch=_image_batch(*shape, num_classes=made_for.num_classes),
+        draw_batch=labelled(images(*shape), made_for.num_classes),
         loss=classification_loss,
     )
-
-
-@contextmanager
-def replaced(holder: Any, **values: Any) -> Iterator[None]:
-    """Give an object other attributes meanwhile."""
-    before = {name: vars(holder)[name] for name in values}
-    for name, value in values.items():
-        setattr(holder, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(holder, name, value)
 
 
 _IMAGE: Final = 1, 3, 224, 224

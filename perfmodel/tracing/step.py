@@ -1,5 +1,6 @@
 """One training step on tensors without content: no weights, no device, a 70B model on a laptop."""
 
+import copy
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -24,7 +25,6 @@ from perfmodel.tracing.cuda_casts import HALVES, AsOnCuda
 from perfmodel.tracing.liveness import LiveStorages, apply_checkpointing
 from perfmodel.tracing.recorder import ModulePaths, Recorder
 from perfmodel.tracing.source import Batch, ModelSource, make_optimizer
-from perfmodel.tracing.sources import replaced
 from perfmodel.units import Bytes
 from perfmodel.workload import Call, Operator, Phase
 from perfmodel.workload.memory import Part
@@ -73,6 +73,19 @@ class TrainedModel:
 
 
 @contextmanager
+def _replaced(holder: Any, **values: Any) -> Iterator[None]:
+    """Give an object other attributes meanwhile."""
+    before = {name: vars(holder)[name] for name in values}
+    for name, value in values.items():
+        setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(holder, name, value)
+
+
+@contextmanager
 def without_content(device_kind: str) -> Iterator[None]:
     """Tensors made inside have shapes, types and a device, but no memory."""
     # Tensors are on the processor anyway; saying so costs time in every call.
@@ -81,7 +94,7 @@ def without_content(device_kind: str) -> Iterator[None]:
     # Torch logs a traceback of its own for every wrong shape; ours is one line.
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     with (
-        replaced(logger, disabled=True),
+        _replaced(logger, disabled=True),
         FakeTensorMode(allow_non_fake_inputs=True),
         device,
         constants,
@@ -141,7 +154,7 @@ def built(source: ModelSource) -> nn.Module:
                 # Some constructors read values of tensors, such as the rates of stochastic depth.
                 with unset_fake_temporarily(), torch.device("cpu"):
                     module = source.build()
-                _empty(module)
+                module = hollow(module)
     except PerfModelError:
         raise
     except (Exception, SystemExit) as error:
@@ -157,27 +170,21 @@ def built(source: ModelSource) -> nn.Module:
     return module
 
 
-def _empty(module: nn.Module) -> None:
-    """Replace parameters and buffers by tensors without content; those that are shared stay shared."""
-    made: dict[Tensor, Tensor] = {}
-
-    def empty(tensor: Tensor) -> Tensor:
-        if tensor not in made:
-            found = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-            made[tensor] = (
-                nn.Parameter(found, requires_grad=tensor.requires_grad)
-                if isinstance(tensor, nn.Parameter)
-                else found
-            )
-        return made[tensor]
-
-    for part in module.modules():
-        # There is no public way to replace what is shared.
-        held: list[dict[str, Any]] = [part._parameters, part._buffers]  # noqa: SLF001
-        for tensors in held:
-            tensors.update({name: empty(t) for name, t in tensors.items() if t is not None})
+def hollow(module: nn.Module) -> nn.Module:
+    """A copy whose parameters and buffers have shapes and types alone; shared ones stay shared."""
+    memo: dict[int, Any] = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        memo[id(tensor)] = (
+            nn.Parameter(empty, requires_grad=tensor.requires_grad)
+            if isinstance(tensor, nn.Parameter)
+            else empty
+        )
+    found = copy.deepcopy(module, memo)
+    for part in found.modules():
         if isinstance(part, nn.RNNBase):
             part._init_flat_weights()  # noqa: SLF001 - it holds its weights a second time
+    return found
 
 
 def _is_compiled(part: nn.Module) -> bool:
@@ -197,7 +204,7 @@ def _is_compiled(part: nn.Module) -> bool:
 def _without_initialisation() -> AbstractContextManager[None]:
     """Values do not matter, and some initialisers look at the values that they drew."""
     own = [name for name in vars(nn.init) if name.endswith("_") and not name.startswith("_")]
-    return replaced(nn.init, **dict.fromkeys(own, lambda tensor, *_args, **_keywords: tensor))
+    return _replaced(nn.init, **dict.fromkeys(own, lambda tensor, *_args, **_keywords: tensor))
 
 
 def record_step(

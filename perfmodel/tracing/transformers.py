@@ -14,7 +14,15 @@ from torch.nn import functional
 
 from perfmodel.errors import UsageError
 from perfmodel.tracing.huggingface_config import DECODERS, Config, TransformerShape, read_shape
-from perfmodel.tracing.source import Batch, ModelSource, SampleSize, classification_loss
+from perfmodel.tracing.source import (
+    ModelSource,
+    SampleSize,
+    classification_loss,
+    images,
+    labelled,
+    texts,
+    token_loss,
+)
 
 ENCODERS: Final = ("bert", "vit")
 
@@ -467,11 +475,7 @@ def _text_source(name: str, shape: TransformerShape, num_tokens: int) -> ModelSo
         name=name,
         sample=f"{num_tokens} tokens",
         build=build,
-        draw_batch=lambda samples: Batch(
-            positional=(torch.randint(0, shape.vocabulary, (samples, num_tokens)),),
-            keyword={},
-            targets=torch.randint(0, shape.vocabulary, (samples, num_tokens)),
-        ),
+        draw_batch=texts(shape.vocabulary, num_tokens),
         loss=_bert_loss if bert else _next_token_loss,
         caveats=tuple(caveats),
     )
@@ -487,19 +491,14 @@ def _image_source(name: str, shape: TransformerShape, pixels: int) -> ModelSourc
         name=name,
         sample=f"{channels}x{pixels}x{pixels} image",
         build=lambda: VisionTransformer(shape, image_size=pixels),
-        draw_batch=lambda samples: Batch(
-            positional=(torch.randn(samples, channels, pixels, pixels),),
-            keyword={},
-            targets=torch.randint(0, labels, (samples,)),
-        ),
+        draw_batch=labelled(images(channels, pixels, pixels), labels),
         loss=classification_loss,
     )
 
 
 def _next_token_loss(scores: Any, targets: Tensor | None) -> Tensor:
     """Cross-entropy over all tokens in single precision."""
-    assert targets is not None
-    return nn.functional.cross_entropy(scores.float().flatten(0, 1), targets.flatten())
+    return token_loss(scores.float(), targets)
 
 
 def _bert_loss(outputs: Any, targets: Tensor | None) -> Tensor:

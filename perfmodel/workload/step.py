@@ -159,6 +159,16 @@ class StepMethod:
         return f"{precision}, {self.optimizer} ({self.optimizer_implementation})"
 
 
+#: Of a user who chooses nothing.
+USUAL_METHOD: Final = StepMethod(
+    optimizer="sgd",
+    optimizer_implementation=DEFAULT,
+    precision="fp32",
+    checkpointing="none",
+    device_kind="cpu",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """Calls in a row that repeat: the layers of a model are stored once."""

@@ -143,11 +143,10 @@ Settings = tuple[tuple[str, float | None], list[RunSetting]]
 
 def _traced(model: str) -> "TracedModel":
     from perfmodel.tracing.reference import REFERENCES  # noqa: PLC0415 - slow imports
-    from perfmodel.tracing.sources import reference_source  # noqa: PLC0415
     from perfmodel.tracing.trace import trace_model  # noqa: PLC0415
 
     method = REFERENCES[model].method(traced_as("virtual"))
-    return trace_model(reference_source(model), method, micro_batch=READY_SAMPLES)
+    return trace_model(REFERENCES[model], method, micro_batch=READY_SAMPLES)
 
 
 def loaded(folder: Path, model: str) -> Recorded:

@@ -3,13 +3,14 @@
 import functools
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.models import traced_document
 from perfmodel.workload.memory import StepMemory
-from perfmodel.workload.step import StepMethod, SymbolicStep
+from perfmodel.workload.step import USUAL_METHOD, SymbolicStep
 
 HIDDEN: Final = 128
 LAYERS: Final = 4
@@ -33,13 +34,7 @@ _CONFIG: Final = {
 @functools.cache
 def document(model: str = "llama") -> WorkloadDocument:
     """The model as ``perfmodel trace`` writes it; ``resnet18`` is one of convolutions."""
-    method = StepMethod(
-        optimizer="adamw",
-        optimizer_implementation="foreach",
-        precision="fp32",
-        checkpointing="none",
-        device_kind="cpu",
-    )
+    method = replace(USUAL_METHOD, optimizer="adamw", optimizer_implementation="foreach")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "llama.json"
         path.write_text(json.dumps(_CONFIG))
@@ -48,7 +43,6 @@ def document(model: str = "llama") -> WorkloadDocument:
             str(path) if is_llama else model,
             method,
             micro_batch=4,
-            image_size=None,
             sequence_length=64 if is_llama else None,
             argv=["perfmodel"],
         )

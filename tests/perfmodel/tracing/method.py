@@ -2,15 +2,9 @@
 
 from dataclasses import replace
 
-from perfmodel.workload.step import StepMethod
+from perfmodel.workload.step import USUAL_METHOD
 
-SGD = StepMethod(
-    optimizer="sgd",
-    optimizer_implementation="foreach",
-    precision="fp32",
-    checkpointing="none",
-    device_kind="cpu",
-)
+SGD = replace(USUAL_METHOD, optimizer_implementation="foreach")
 SGD_LOOP = replace(SGD, optimizer_implementation="loop")
 ADAMW_LOOP = replace(SGD_LOOP, optimizer="adamw")
 ADAMW_FUSED = replace(SGD, optimizer="adamw", optimizer_implementation="fused")

@@ -8,7 +8,7 @@ import sys
 from perfmodel.models import traced_document
 from tests.perfmodel.tracing.method import SGD
 assert "torch" not in sys.modules
-traced_document("lenet", SGD, micro_batch=2, image_size=None, sequence_length=None, argv=["x"])
+traced_document("lenet", SGD, micro_batch=2, argv=["x"])
 print("torch._dynamo.symbolic_convert" in sys.modules)
 import torch
 print(torch._dynamo.is_compiling(), callable(torch._dynamo.optimize))

@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy
 import perfmodel as pm
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UntraceableModel, UsageError
-from perfmodel.tracing.loop import hollow, optimizer_of
+from perfmodel.tracing.loop import optimizer_of
+from perfmodel.tracing.step import hollow
 
 CODE = """
 import torch
