@@ -31,7 +31,7 @@ from perfmodel.scenarios import Scenario
 from perfmodel.scenarios.compare import compare_scenarios
 from perfmodel.scenarios.fields import changed
 from perfmodel.units import Bytes
-from perfmodel.workload.step import CUDA_DEFAULT, DEFAULT, StepMethod
+from perfmodel.workload.step import CUDA_DEFAULT, DEFAULT, USUAL_METHOD
 
 if TYPE_CHECKING:
     from perfmodel.tracing.loop import LoopClock
@@ -96,6 +96,9 @@ def trace(  # noqa: PLR0913 - one parameter per part of a step
     """
     argv, as_on_cuda = ("perfmodel.trace",), device_kind == "as-cuda"
     kind = "cpu" if as_on_cuda else device_kind
+    method = replace(
+        USUAL_METHOD, precision=precision, checkpointing=checkpointing, device_kind=kind
+    )
     if hasattr(model, "traced"):
         return document_of(model.traced(), argv=argv)
     if not isinstance(model, str):
@@ -105,22 +108,15 @@ def trace(  # noqa: PLR0913 - one parameter per part of a step
             model,
             inputs,
             targets,
+            method,
             loss=loss,
             optimizer=optimizer,
-            precision=precision,
-            checkpointing=checkpointing,
-            device_kind=kind,
             micro_batch=micro_batch,
             as_on_cuda=as_on_cuda,
         )
         return document_of(traced, argv=argv)
-    method = StepMethod(
-        optimizer=optimizer,
-        optimizer_implementation=CUDA_DEFAULT if as_on_cuda else DEFAULT,
-        precision=precision,
-        checkpointing=checkpointing,
-        device_kind=kind,
-    )
+    implementation = CUDA_DEFAULT if as_on_cuda else DEFAULT
+    method = replace(method, optimizer=optimizer, optimizer_implementation=implementation)
     return traced_document(
         model,
         method,

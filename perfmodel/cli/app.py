@@ -10,8 +10,9 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -137,18 +138,17 @@ class _Root(_Group):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         unbuilt: Any = None  # typer reads the names, to suggest one
-        self.commands = {name: unbuilt for panel in _COMMANDS.values() for name in panel}
+        self.commands = dict.fromkeys(_ROWS, unbuilt)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - typer's signature
         """A command by name, if there is one."""
-        lines = {name: line for panel in _COMMANDS.values() for name, line in panel.items()}
-        return _built(cmd_name, lines[cmd_name]) if cmd_name in lines else None
+        return _built(cmd_name, _ROWS[cmd_name]) if cmd_name in _ROWS else None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - typer's signature
         """Write the commands in groups."""
-        for panel, lines in _COMMANDS.items():
+        for panel, rows in _COMMANDS.items():
             with formatter.section(panel):
-                formatter.write_dl(list(lines.items()))
+                formatter.write_dl([(name, row.line) for name, row in rows.items()])
 
 
 _PLAIN: Final[dict[str, Any]] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
@@ -173,34 +173,9 @@ def _root(
     pass
 
 
-#: What measures runs once per node: under torchrun every rank would run it.
-_MEASURING: Final = frozenset(
-    {
-        "calibrate",
-        "network_measure",
-        "validate",
-        "validate_batch",
-        "validate_memory",
-        "validate_models",
-        "validate_network",
-        "validate_strategies",
-        "validate_testbed",
-    }
-)
-
-
-#: Commands that answer, and may be asked to believe edited files; what measures or judges may not.
-_ANSWERING: Final = frozenset(
-    {
-        *("memory", "techniques", "predict", "diagnose", "explain", "whatif", "serve", "report"),
-        *("plan_options", "plan_parallelism", "goodput", "batch", "network_show", "network_check"),
-        "diff",
-        "acceptance_write",
-    }
-)
-
-
-def _runnable(command: Callable[..., None]) -> Callable[..., None]:
+def _runnable(
+    command: Callable[..., None], *, answers: bool = False, measures: bool = False
+) -> Callable[..., None]:
     """Ctrl-C, and what the library says of an argument, as errors of ours.
 
     Typer ends without a word, older ones with another exit code; the library knows no flags.
@@ -208,7 +183,7 @@ def _runnable(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(*arguments: object, unsealed: bool = False, **options: object) -> None:
-        if command.__name__ not in _MEASURING:
+        if not measures:
             # Two threads lose more on small matrices than they gain; ranks must train as they always do.
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         elif not _supervises():
@@ -224,7 +199,7 @@ def _runnable(command: Callable[..., None]) -> Callable[..., None]:
                 raise
             raise UsageError(f"--{error.name.replace('_', '-')}: {error.problem}") from error
 
-    if command.__name__ in _ANSWERING:
+    if answers:
         signature = inspect.signature(command)
         option = inspect.Parameter(
             "unsealed", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_UNSEALED
@@ -258,87 +233,112 @@ def _supervises() -> bool:
     return supervises(os.environ)
 
 
-#: Commands by the question they answer, with what ``perfmodel --help`` says of each in 80 columns.
-_COMMANDS: Final = {
+class _Row(NamedTuple):
+    """A command: its module, and what ``perfmodel --help`` says of it in 80 columns."""
+
+    module: str
+    line: str = ""
+    answers: bool = False
+    """Whether it may be asked to believe edited files; what measures or judges may not."""
+    measures: bool = False
+    """Whether it runs once per node: under torchrun every rank would run it."""
+    parts: Mapping[str, "_Row"] = {}
+    """Its sub-commands, in their order."""
+
+
+_answer = partial(_Row, answers=True)
+_measure = partial(_Row, measures=True)
+#: Commands by the question they answer.
+_COMMANDS: Final[Mapping[str, Mapping[str, _Row]]] = {
     "Measure": {
-        "doctor": "What would spoil a measurement on this machine.",
-        "calibrate": "Measure this machine, write its profile.",
-        "fit": "The profile again, from stored measurements.",
-        "trace": "A model as a workload file, without data or GPU.",
-        "network": "Collectives alone, and whether those of a log are normal.",
+        "doctor": _Row("measure", "What would spoil a measurement on this machine."),
+        "calibrate": _measure("measure", "Measure this machine, write its profile."),
+        "fit": _Row("measure", "The profile again, from stored measurements."),
+        "trace": _Row("memory", "A model as a workload file, without data or GPU."),
+        "network": _Row(
+            "",
+            "Collectives alone, and whether those of a log are normal.",
+            parts={
+                "measure": _measure("measure"),
+                "show": _answer("measure"),
+                "import": _Row("measure"),
+                "check": _answer("diagnose"),
+            },
+        ),
     },
     "Predict": {
-        "predict": "Speed-up, step time, uncertainty for any number of devices.",
-        "diagnose": "Is a logged step normal, which causes fit, what next.",
-        "explain": "What costs the speed-up, what a change would gain.",
-        "whatif": "Change a field: before, after, and why.",
-        "memory": "Does a step fit, the largest batch, what to change.",
-        "techniques": "Checkpointing, offload ...: time and memory.",
-        "devices": "Data sheets of devices that need not be present.",
-        "machines": "Machines that come with perfmodel, by name.",
-        "serve": "What-if as a page with sliders, on this machine.",
-        "report": "Predictions and validations as one HTML page.",
+        "predict": _answer(
+            "predict", "Speed-up, step time, uncertainty for any number of devices."
+        ),
+        "diagnose": _answer("diagnose", "Is a logged step normal, which causes fit, what next."),
+        "explain": _answer("predict", "What costs the speed-up, what a change would gain."),
+        "whatif": _answer("predict", "Change a field: before, after, and why."),
+        "memory": _answer("memory", "Does a step fit, the largest batch, what to change."),
+        "techniques": _answer("memory", "Checkpointing, offload ...: time and memory."),
+        "devices": _Row("memory", "Data sheets of devices that need not be present."),
+        "machines": _Row("memory", "Machines that come with perfmodel, by name."),
+        "serve": _answer("pages", "What-if as a page with sliders, on this machine."),
+        "report": _answer("pages", "Predictions and validations as one HTML page."),
     },
     "Decide": {
-        "plan": "Search for what to buy, rent or run: machines, layouts.",
-        "goodput": "Weeks of a job that fails: its end, how often to save.",
-        "batch": "Time to the target over the batch size.",
-        "cost": "Buy or rent: cost of a useful device-hour.",
+        "plan": _Row(
+            "",
+            "Search for what to buy, rent or run: machines, layouts.",
+            parts={"options": _answer("decide"), "parallelism": _answer("predict")},
+        ),
+        "goodput": _answer("decide", "Weeks of a job that fails: its end, how often to save."),
+        "batch": _answer("decide", "Time to the target over the batch size."),
+        "cost": _Row("decide", "Buy or rent: cost of a useful device-hour."),
     },
     "Check": {
-        "validate": "Run what was never used, print the tool's own error.",
-        "diff": "What changed between two profiles beyond noise.",
-        "acceptance": "Clauses for a contract, and what was delivered.",
-        "check": "Is a file whole, current and as it was written.",
+        "validate": _measure(
+            "validate",
+            "Run what was never used, print the tool's own error.",
+            parts={
+                "models": _measure("validate"),
+                "batch": _measure("validate"),
+                "memory": _measure("validate"),
+                "published": _Row("validate"),
+                "testbed": _measure("validate"),
+                "network": _measure("validate"),
+                "strategies": _measure("validate"),
+            },
+        ),
+        "diff": _answer("validate", "What changed between two profiles beyond noise."),
+        "acceptance": _Row(
+            "",
+            "Clauses for a contract, and what was delivered.",
+            parts={"write": _answer("validate"), "judge": _Row("validate")},
+        ),
+        "check": _Row("validate", "Is a file whole, current and as it was written."),
     },
 }
-#: The module of each command, and the modules of commands with sub-commands, in their order.
-_MODULES: Final[dict[str, str | dict[str, str]]] = {
-    **dict.fromkeys(("doctor", "calibrate", "fit"), "measure"),
-    "network": {
-        **dict.fromkeys(("measure", "show", "import"), "measure"),
-        "check": "diagnose",
-    },
-    **dict.fromkeys(("trace", "memory", "techniques", "devices", "machines"), "memory"),
-    **dict.fromkeys(("predict", "explain", "whatif"), "predict"),
-    "diagnose": "diagnose",
-    **dict.fromkeys(("serve", "report"), "pages"),
-    "plan": {"options": "decide", "parallelism": "predict"},
-    **dict.fromkeys(("goodput", "batch", "cost"), "decide"),
-    "validate": dict.fromkeys(
-        ("models", "batch", "memory", "published", "testbed", "network", "strategies"), "validate"
-    ),
-    **dict.fromkeys(("diff", "check"), "validate"),
-    "acceptance": dict.fromkeys(("write", "judge"), "validate"),
-}
+_ROWS: Final = {name: row for panel in _COMMANDS.values() for name, row in panel.items()}
 
 
-def _function(module: str, name: str) -> Callable[..., None]:
-    found: Callable[..., None] = getattr(importlib.import_module(f"perfmodel.cli.{module}"), name)
-    return _runnable(found)
+def _function(name: str, row: _Row) -> Callable[..., None]:
+    module = importlib.import_module(f"perfmodel.cli.{row.module}")
+    return _runnable(getattr(module, name), answers=row.answers, measures=row.measures)
 
 
-def _built(name: str, line: str) -> Any:
+def _built(name: str, row: _Row) -> Any:
     """A command or a group of commands as typer makes it; ``validate`` also runs on its own."""
-    where = _MODULES[name]
-    runs_alone = name == "validate"
-    alone = isinstance(where, str)
+    runs_alone = bool(row.parts and row.module)
     made = typer.Typer(
         name=name,
-        help=None if runs_alone else line,
-        short_help=line,
-        no_args_is_help=not (alone or runs_alone),
+        help=None if runs_alone else row.line,
+        short_help=row.line,
+        no_args_is_help=not row.module,
         add_completion=False,
         cls=_Group,
         **_PLAIN,
     )
-    if isinstance(where, str):
-        made.command(name, short_help=line, cls=_Command)(_function(where, name))
-        return get_command(made)
-    if runs_alone:
-        made.callback(invoke_without_command=True)(_function("validate", "validate"))
-    for subname, module in where.items():
-        made.command(subname, cls=_Command)(_function(module, f"{name}_{subname}"))
+    if not row.parts:
+        made.command(name, short_help=row.line, cls=_Command)(_function(name, row))
+    elif runs_alone:
+        made.callback(invoke_without_command=True)(_function(name, row))
+    for part, its_row in row.parts.items():
+        made.command(part, cls=_Command)(_function(f"{name}_{part}", its_row))
     return get_command(made)
 
 

@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 #: More courses take hours and say nothing more.
 MOST_REPLICAS: Final = 1_000_000
+_CHECKPOINT_DRAWS: Final = 1000
 
 _CAUSE = typer.Option(
     help="NAME=DEVICE_HOURS between failures of one cause, for example gpu=140000; with ,replace "
@@ -89,9 +90,11 @@ def goodput(
     from perfmodel.plan.goodput import goodput as use_case
     from perfmodel.report.plan import goodput_lines, goodput_table
 
-    checkpoint = _checkpoint(checkpoint_size, checkpoint_writers, profile, checkpoint_s, restart_s)
+    write_s, recovery_s, notes = _checkpoint(
+        checkpoint_size, checkpoint_writers, profile, checkpoint_s, restart_s
+    )
     causes = _causes(cause or (), mtbf_device_hours, takes_node=spares is not None)
-    if causes and not checkpoint.write_s and checkpoint_interval_s is None:
+    if causes and not write_s and checkpoint_interval_s is None:
         raise UsageError(
             "--checkpoint-s: must be > 0 for a best interval, got 0: what costs nothing is best done "
             "all the time; give the time of one write, --checkpoint-size, or --checkpoint-interval-s"
@@ -100,10 +103,10 @@ def goodput(
         devices=devices,
         work_s=work_days * DAY_S,
         checkpoint_interval_s=checkpoint_interval_s or work_days * DAY_S,
-        checkpoint_write_s=checkpoint.write_s,
+        checkpoint_write_s=write_s,
         causes=causes,
         detection_s=detection_s,
-        restart_s=checkpoint.restart_s,
+        restart_s=recovery_s,
         spares=spares,
         replacement_s=replacement_hours * HOUR_S,
         maintenance_every_s=_days_s(maintenance_every_days),
@@ -118,7 +121,7 @@ def goodput(
         mtbf_stops=mtbf_stops,
         deadline_s=_days_s(deadline_days),
         is_search=best_interval,
-        notes=checkpoint.notes,
+        notes=notes,
     )
     with working("goodput"):
         document = use_case(request, argv=sys.argv)
@@ -171,48 +174,31 @@ def _cause(text: str) -> "FailureCause":
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Checkpoint:
-    """What a checkpoint costs the job."""
-
-    write_s: Seconds
-    restart_s: Seconds
-    notes: tuple[str, ...] = ()
-
-
 def _checkpoint(
     size_bytes: Bytes | None,
     writers: int,
     profile: Path,
     write_s: Seconds | None,
     restart_s: Seconds | None,
-) -> _Checkpoint:
-    """What was typed; the rest, if a size is given, as the calibration timed it."""
+) -> tuple[Seconds, Seconds, tuple[str, ...]]:
+    """Write and restart as typed; the rest, if a size is given, as the calibration timed it. [s]"""
     if size_bytes is None:
         if writers != 1:
             raise UsageError("--checkpoint-writers: means nothing without --checkpoint-size")
-        return _Checkpoint(write_s=write_s or 0.0, restart_s=restart_s or 0.0)
+        return write_s or 0.0, restart_s or 0.0, ()
     if write_s is not None:
         raise UsageError("--checkpoint-s: excludes --checkpoint-size; give one of the two")
-    from perfmodel.cost.memory import checkpoint_draws
-    from perfmodel.plan.goodput import timed_words
+    from perfmodel.plan.goodput import checkpoint_of, timed_checkpoint
 
-    timed = opt.profiled(profile).checkpoint
-    if timed is None:
-        raise CalibrationUnavailable(
-            f"{profile}: must hold the time of a checkpoint, got none; run perfmodel calibrate "
-            "again, or give --checkpoint-s"
-        )
-    found = checkpoint_draws(timed, size_bytes, writers=writers)
-    notes = [timed_words("written", found.write, found.evidence, size_bytes, writers)]
-    if restart_s is None:
-        read = timed_words("read", found.read, found.evidence, size_bytes, writers)
-        notes.append(f"{read}; starting and warming up are not in it: --restart-s")
-    return _Checkpoint(
-        write_s=found.write.nominal,
-        restart_s=found.read.nominal if restart_s is None else restart_s,
-        notes=tuple(notes),
+    write, restart, notes = timed_checkpoint(
+        checkpoint_of(opt.profiled(profile), str(profile), instead="--checkpoint-s"),
+        size_bytes,
+        writers,
+        restart_s,
+        option="--restart-s",
+        num_draws=_CHECKPOINT_DRAWS,
     )
+    return float(write[0]), float(restart[0]), notes
 
 
 def cost(

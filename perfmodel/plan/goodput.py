@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
@@ -23,9 +23,8 @@ from perfmodel.engine.job import (
     young_interval_s,
 )
 from perfmodel.engine.simulate_job import Activity, Courses, simulate_job
-from perfmodel.errors import NotFeasible
-from perfmodel.machine import Evidence
-from perfmodel.machine.measured import CheckpointProfile
+from perfmodel.errors import CalibrationUnavailable, NotFeasible
+from perfmodel.machine.measured import CheckpointProfile, MeasuredMachine
 from perfmodel.statistics import FloatArray, Interval
 from perfmodel.units import HOUR_S, Bytes, Seconds, format_bytes, format_duration
 
@@ -227,42 +226,67 @@ def stops_of(failures: Failures, timed: CheckpointProfile | None, *, where: str 
 
     ``timed`` is needed if the plan gives a size; ``where`` names the profile that timed them.
     """
-    size_bytes, writers = failures.checkpoint_bytes, failures.checkpoint_writers
-    detection_s, restart_s = failures.detection_s, failures.restart_s
-    mtbf_device_s = failures.mtbf_device_hours * HOUR_S
-    restart = np.full(NUM_DRAWS, restart_s or 0.0)
+    size_bytes, restart_s = failures.checkpoint_bytes, failures.restart_s
+    notes: tuple[str, ...] = ()
     if size_bytes is None:
         assert failures.checkpoint_s is not None
-        write_s = np.full(NUM_DRAWS, failures.checkpoint_s)
-        return Stops(mtbf_device_s=mtbf_device_s, write_s=write_s, recovery_s=detection_s + restart)
-    assert timed is not None
-    found = checkpoint_draws(timed, size_bytes, writers=writers, num_draws=NUM_DRAWS)
-    evidence = found.evidence
-    notes = [timed_words("written", found.write, evidence, size_bytes, writers)]
-    if restart_s is None:
-        restart = found.read_s
-        words = timed_words("read", found.read, evidence, size_bytes, writers)
-        notes.append(f"{words}; starting and warming up are not in it: failures.restart_s")
+        write = np.full(NUM_DRAWS, failures.checkpoint_s)
+        restart = np.full(NUM_DRAWS, restart_s or 0.0)
+    else:
+        assert timed is not None
+        write, restart, notes = timed_checkpoint(
+            timed,
+            size_bytes,
+            failures.checkpoint_writers,
+            restart_s,
+            option="failures.restart_s",
+            num_draws=NUM_DRAWS,
+        )
     return Stops(
-        mtbf_device_s=mtbf_device_s,
-        write_s=found.write_s,
-        recovery_s=detection_s + restart,
-        is_timed=True,
+        mtbf_device_s=failures.mtbf_device_hours * HOUR_S,
+        write_s=write,
+        recovery_s=failures.detection_s + restart,
+        is_timed=size_bytes is not None,
         notes=tuple(f"{where}: {note}" for note in notes),
     )
 
 
-def timed_words(
-    done: Literal["written", "read"],
-    found_s: Interval,
-    evidence: Evidence,
+def checkpoint_of(machine: MeasuredMachine, path: str, *, instead: str) -> CheckpointProfile:
+    """What a profile timed of checkpoints; refused where it timed none."""
+    if machine.checkpoint is None:
+        raise CalibrationUnavailable(
+            f"{path}: must hold the time of a checkpoint, got none; run perfmodel calibrate again, "
+            f"or give {instead}"
+        )
+    return machine.checkpoint
+
+
+def timed_checkpoint(
+    timed: CheckpointProfile,
     size_bytes: Bytes,
     writers: int,
-) -> str:
-    """A sentence about one direction of a checkpoint that was timed."""
+    restart_s: Seconds | None,
+    *,
+    option: str,
+    num_draws: int,
+) -> tuple[Samples, Samples, tuple[str, ...]]:
+    """Draws of a write and of a restart of a checkpoint of some size, and what must be said of them. [s]
+
+    ``restart_s``: None: as long as the read takes, which ``option`` overrules.
+    """
+    found = checkpoint_draws(timed, size_bytes, writers=writers, num_draws=num_draws)
     by = "one process" if writers == 1 else f"{writers} processes, said not to slow each other"
-    return (
-        f"a checkpoint of {format_bytes(size_bytes)} is {done} in {format_duration(found_s.nominal)} "
-        f"[{format_duration(found_s.p5)} - {format_duration(found_s.p95)}] by {by} ({evidence.value}): "
-        "the storage of the calibration, which need not be that of the job"
-    )
+
+    def words(done: str, took: Interval) -> str:
+        times = [format_duration(each) for each in (took.nominal, took.p5, took.p95)]
+        return (
+            f"a checkpoint of {format_bytes(size_bytes)} is {done} in {times[0]} "
+            f"[{times[1]} - {times[2]}] by {by} ({found.evidence.value}): "
+            "the storage of the calibration, which need not be that of the job"
+        )
+
+    written = words("written", found.write)
+    if restart_s is not None:
+        return found.write_s, np.full(len(found.write_s), restart_s), (written,)
+    read = f"{words('read', found.read)}; starting and warming up are not in it: {option}"
+    return found.write_s, found.read_s, (written, read)

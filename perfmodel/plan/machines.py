@@ -15,11 +15,12 @@ from perfmodel.documents.plan import Option, PlanAccuracy, PlanFile, PlanMachine
 from perfmodel.documents.profile import InferredDocument, ProfileDocument, machine_file
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import CalibrationUnavailable, UsageError
+from perfmodel.errors import UsageError
 from perfmodel.layout import Layout
 from perfmodel.machine import DEVICES_PER_NODE, Cluster, InferredMachine
 from perfmodel.machine.measured import CheckpointProfile, MeasuredMachine
 from perfmodel.models import document_for, read_model
+from perfmodel.plan.goodput import checkpoint_of
 from perfmodel.plan.steps import FitInMemory, InferredSteps, MeasuredSteps, Steps
 from perfmodel.workload.transformer import NamedTransformer
 
@@ -261,12 +262,10 @@ def _checkpoints(
                 f"failures.checkpoint_profile: must be given with work.model, because {path} was "
                 "inferred from runs and timed no checkpoint"
             )
-        if document.checkpoint is None:
-            raise CalibrationUnavailable(
-                f"{path}: must hold the time of a checkpoint, got none; run perfmodel calibrate again, "
-                "or give failures.checkpoint_s"
-            )
-        found[option.name] = (path, document.checkpoint)
+        found[option.name] = (
+            path,
+            checkpoint_of(document, path, instead="failures.checkpoint_s"),
+        )
     return found
 
 

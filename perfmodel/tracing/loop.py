@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Self
 
@@ -23,7 +23,7 @@ from perfmodel.tracing.sources import resized, scalar_loss
 from perfmodel.tracing.step import hollow
 from perfmodel.tracing.trace import TracedModel, trace_model
 from perfmodel.units import Seconds
-from perfmodel.workload.step import CUDA_DEFAULT, DEFAULT, OPTIMIZERS, StepMethod
+from perfmodel.workload.step import CUDA_DEFAULT, DEFAULT, OPTIMIZERS, USUAL_METHOD, StepMethod
 
 # A model as the user's own loop holds it: the module itself, a batch, the loss and the optimizer.
 #: Optimizers whose step is that of another: the same tensors, the same bytes.
@@ -33,18 +33,16 @@ _SAME_STEP: Final = {"Adam": "AdamW"}
 def trace_live(  # noqa: PLR0913 - one parameter per part of a step
     model: nn.Module,
     inputs: Any,
-    targets: Tensor | None = None,
+    targets: Tensor | None,
+    method: StepMethod,
     *,
     loss: Callable[..., Tensor] | None,
     optimizer: str | torch.optim.Optimizer,
-    precision: str,
-    checkpointing: str = "none",
-    device_kind: str,
     micro_batch: int | None = None,
     as_on_cuda: bool = False,
     caveats: tuple[str, ...] = (),
 ) -> TracedModel:
-    """The step of a module that exists, with its batch, loss and optimizer.
+    """The step of a module that exists, with its batch, loss and optimizer; ``method`` says the rest.
 
     Raises
     ------
@@ -54,18 +52,11 @@ def trace_live(  # noqa: PLR0913 - one parameter per part of a step
     name, implementation, own_caveats = optimizer_of(optimizer)
     if as_on_cuda and implementation == DEFAULT:
         implementation = CUDA_DEFAULT
-    method = StepMethod(
-        optimizer=name,
-        optimizer_implementation=implementation,
-        precision=precision,
-        checkpointing=checkpointing,
-        device_kind=device_kind,
-    )
     return trace_model(
         live_source(model, inputs, targets, loss=loss, caveats=(*own_caveats, *caveats)),
-        method,
+        replace(method, optimizer=name, optimizer_implementation=implementation),
         micro_batch=micro_batch or batch_rows(inputs),
-        casts=AsOnCuda(precision) if as_on_cuda else None,
+        casts=AsOnCuda(method.precision) if as_on_cuda else None,
     )
 
 
@@ -325,10 +316,13 @@ class LoopClock:
             self._module,
             seen.inputs,
             self._targets,
+            replace(
+                USUAL_METHOD,
+                precision=seen.precision,
+                device_kind="cuda" if self._on_gpu else "cpu",
+            ),
             loss=loss,
             optimizer=self._optimizer,
-            precision=seen.precision,
-            device_kind="cuda" if self._on_gpu else "cpu",
             micro_batch=seen.micro_batch,
             caveats=caveats,
         )
