@@ -45,10 +45,11 @@ _MOST_CAVEATS: Final = 2
 _SEED: Final = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What a diagnosis says beside the odds."""
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Diagnosed(Shown):
+    """Odds of causes, and what is told beside them."""
 
+    found: Diagnosis
     model: str
     """Name, size, device and what was taken as given."""
     logged: tuple[Logged, ...]
@@ -61,14 +62,6 @@ class Told:
     """Between nodes, of one device, for 90 % of the speed of one node. [B/s]"""
     per_node: int = 1
     crosses_nodes: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Diagnosed(Shown):
-    """Odds of causes, and what is told beside them."""
-
-    found: Diagnosis
-    told: Told
 
 
 def diagnosed(case: Case) -> Diagnosed:
@@ -116,7 +109,8 @@ def diagnosed(case: Case) -> Diagnosed:
     if contradiction and found.fits:
         found = replace(found, next_name=SIZE.name, next_command=SIZE.command, information=None)
     taken = [case.precision, case.strategy, _batch(case)]
-    told = Told(
+    return Diagnosed(
+        found=found,
         model=_titled(trained, expected.device, [text for text in taken if text]),
         logged=tuple(logged),
         trained=trained,
@@ -129,7 +123,6 @@ def diagnosed(case: Case) -> Diagnosed:
         and largest.nodes > 1
         and largest.layout.dp == largest.devices,
     )
-    return Diagnosed(found=found, told=told)
 
 
 class _Expected(NamedTuple):
@@ -181,7 +174,7 @@ def _by_machine(case: Case) -> _Expected:
     workload = open_workload(machine, model, where="MODEL")
     question = Question(machine=machine, workload=workload, cluster=case.cluster or machine.cluster)
     return _Expected(
-        trained=CalibratedModel(question=question),
+        trained=CalibratedModel(question=question, workload=question.measured.workload),
         device=machine.device_name,
         precision=None,
         peak_flop_per_s=math.inf,

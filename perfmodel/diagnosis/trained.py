@@ -119,22 +119,11 @@ class LargeModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TracedModel:
-    """A traced model under data parallelism: a roofline of its operators, launches, one ring of gradients.
-
-    compute = sum over operators of max(FLOP / rate, bytes / memory) / 0.7
-    launches = operators * launch          device = both, the longer hides the other
-    step    = device + max(0, gradients - 0.5 * 2/3 device) + optimizer
-    """
+class _OfWorkload:
+    """What a workload says of what is trained."""
 
     workload: Workload
-    trace: SymbolicStep | None
-    rate_ratio: float = 1.0
-    """Peak of the precision over that of 16 bit, which the terms hold."""
-    bytes_ratio: float = 1.0
-    """Bytes of an activation over those that were traced."""
     tokens: float | None = None
-    _by_batch: dict[int, tuple[FloatArray, FloatArray]] = field(default_factory=dict, compare=False)
 
     @property
     def name(self) -> str:
@@ -150,6 +139,27 @@ class TracedModel:
         """Both passes."""
         each = self.workload.forward_flop + self.workload.backward_flop
         return run.layout.global_batch * each
+
+    def memory_bytes(self, run: Run) -> Mapping[str, float]:  # noqa: ARG002 - the protocol's
+        """Not from parameters alone; left to ``perfmodel memory``."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedModel(_OfWorkload):
+    """A traced model under data parallelism: a roofline of its operators, launches, one ring of gradients.
+
+    compute = sum over operators of max(FLOP / rate, bytes / memory) / 0.7
+    launches = operators * launch          device = both, the longer hides the other
+    step    = device + max(0, gradients - 0.5 * 2/3 device) + optimizer
+    """
+
+    trace: SymbolicStep | None
+    rate_ratio: float = 1.0
+    """Peak of the precision over that of 16 bit, which the terms hold."""
+    bytes_ratio: float = 1.0
+    """Bytes of an activation over those that were traced."""
+    _by_batch: dict[int, tuple[FloatArray, FloatArray]] = field(default_factory=dict, compare=False)
 
     def step_s(self, run: Run, terms: FittedParameters) -> FloatArray:
         """See the class."""
@@ -196,10 +206,6 @@ class TracedModel:
         sums = [np.bincount(bins, weights=each) for each in (flop, moved)]
         return np.asarray(sums[0], np.float64), np.asarray(sums[1], np.float64)
 
-    def memory_bytes(self, run: Run) -> Mapping[str, float]:  # noqa: ARG002 - the protocol's
-        """Not from parameters alone."""
-        return {}
-
 
 _EXCHANGES: Final = (Stream.COMM, Stream.TENSOR, Stream.SEND_FORWARD, Stream.SEND_BACKWARD)
 #: What causes change. On a calibrated machine all are factors on what was measured.
@@ -226,7 +232,7 @@ class _Parts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalibratedModel:
+class CalibratedModel(_OfWorkload):
     """A workload on its machine; nothing of a data sheet.
 
     exposed = max(0, exchange / links - (exchange - exposed as predicted) / speed)
@@ -234,29 +240,13 @@ class CalibratedModel:
     """
 
     question: Question
-    tokens: float | None = None
     _by_run: dict[Layout, _Parts] = field(default_factory=dict, compare=False)
     _evidence: dict[Layout, Mapping[str, Evidence]] = field(default_factory=dict, compare=False)
-
-    @property
-    def name(self) -> str:
-        """Of the workload."""
-        return self.question.workload_name
-
-    @property
-    def parameters(self) -> float:
-        """Trainable elements."""
-        return float(self.question.measured.workload.num_parameters)
 
     @property
     def caveats(self) -> tuple[str, ...]:
         """Of the predictions of all runs that were asked for."""
         return measured_caveats(self.question, self._evidence) if self._evidence else ()
-
-    def model_flop(self, run: Run) -> float:
-        """Both passes."""
-        workload = self.question.measured.workload
-        return run.layout.global_batch * (workload.forward_flop + workload.backward_flop)
 
     def step_s(self, run: Run, terms: FittedParameters) -> FloatArray:
         """See the class."""
@@ -267,10 +257,6 @@ class CalibratedModel:
         exposed_s = np.maximum(0.0, parts.exchange_s / links - hidden_s)
         device_s = parts.silent_s / speed + exposed_s
         return np.asarray(np.maximum(device_s, parts.launches_s * terms["layer_host_s"]))
-
-    def memory_bytes(self, run: Run) -> Mapping[str, float]:  # noqa: ARG002 - the protocol's
-        """Left to ``perfmodel memory``."""
-        return {}
 
     def terms(self, layout: Layout) -> dict[str, FloatArray]:
         """Factors of 1 in every draw; the host's 0 where nothing is launched ahead."""

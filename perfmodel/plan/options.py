@@ -41,7 +41,7 @@ from perfmodel.plan.outcome import (
     setup_cost,
 )
 from perfmodel.plan.steps import Steps
-from perfmodel.plan.tornado import Knobs, Total, next_measurement, tornado
+from perfmodel.plan.tornado import Knobs, next_measurement, tornado
 from perfmodel.units import DAY_S, HOUR_S, Seconds, format_duration
 
 #: Rows that are named are predicted, not read between others, which may change who is named.
@@ -217,10 +217,10 @@ class _Planner:
     def _tornado(self, candidate: Candidate) -> tuple[Swing, ...]:
         option = self.plan.option[candidate.option]
 
-        def total(knobs: Knobs) -> Total:
+        def total(knobs: Knobs) -> tuple[Seconds, float]:
             elapsed_s = float(self._outcome(candidate, knobs).elapsed_s[0, 0])
             running = elapsed_s / HOUR_S * candidate.count * hourly_price(option) * knobs.price
-            return Total(elapsed_s=elapsed_s, cost=setup_cost(option) + running)
+            return elapsed_s, setup_cost(option) + running
 
         return tornado(
             self._table(candidate).ends(candidate.count),

@@ -1,9 +1,8 @@
 """Swing of a plan's answer when one assumption at a time is at its low and at its high end."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -33,73 +32,56 @@ class Assumption(StrEnum):
     PRICES = "prices, 10 % up or down"
 
 
-class Remedy(NamedTuple):
-    """What narrows an assumption."""
-
-    measurement: str
-    minutes: float
-
-
+#: What narrows an assumption, and in about how many minutes.
+_Remedy: TypeAlias = tuple[str, float]
 #: No measurement narrows the others.
-_REMEDIES: Final[Mapping[Assumption, Remedy]] = {
-    Assumption.COMPUTING: Remedy(
-        "perfmodel calibrate --budget standard, with this micro-batch among its own", 10
+_REMEDIES: Final[Mapping[Assumption, _Remedy]] = {
+    Assumption.COMPUTING: (
+        "perfmodel calibrate --budget standard, with this micro-batch among its own",
+        10,
     ),
-    Assumption.COMMUNICATION: Remedy(
-        "perfmodel calibrate on as many nodes as can be had, at least two", 10
+    Assumption.COMMUNICATION: (
+        "perfmodel calibrate on as many nodes as can be had, at least two",
+        10,
     ),
-    Assumption.INTERFERENCE: Remedy("perfmodel calibrate --budget thorough", 30),
-    Assumption.STRAGGLERS: Remedy(
-        "perfmodel calibrate with more ranks at once (--nproc, --nnodes)", 10
-    ),
-    Assumption.MODEL: Remedy(
-        "perfmodel validate on that machine, named as validation of the option: measured errors "
-        "replace guessed ones",
+    Assumption.INTERFERENCE: ("perfmodel calibrate --budget thorough", 30),
+    Assumption.STRAGGLERS: ("perfmodel calibrate with more ranks at once (--nproc, --nnodes)", 10),
+    Assumption.MODEL: (
+        (
+            "perfmodel validate on that machine, named as validation of the option: measured "
+            "errors replace guessed ones"
+        ),
         5,
     ),
-    Assumption.FITTED: Remedy(
-        "more runs of that machine into the table of perfmodel calibrate --from-runs", 30
+    Assumption.FITTED: (
+        "more runs of that machine into the table of perfmodel calibrate --from-runs",
+        30,
     ),
-    Assumption.LAYOUT_FORMULA: Remedy(
-        "some steps of this very layout on that machine, added to the table of "
-        "perfmodel calibrate --from-runs",
+    Assumption.LAYOUT_FORMULA: (
+        (
+            "some steps of this very layout on that machine, added to the table of "
+            "perfmodel calibrate --from-runs"
+        ),
         20,
     ),
-    Assumption.CHECKPOINT: Remedy(
-        "perfmodel calibrate in a folder on the storage of the job, which times checkpoints", 12
+    Assumption.CHECKPOINT: (
+        "perfmodel calibrate in a folder on the storage of the job, which times checkpoints",
+        12,
     ),
-    Assumption.STALLS: Remedy(
-        "some steps of this layout on as many nodes, repeated on another day", 40
-    ),
+    Assumption.STALLS: ("some steps of this layout on as many nodes, repeated on another day", 40),
 }
 #: Where a validation was named already, it says how wrong the model is of the devices it had.
-_VALIDATED: Final = Remedy(
+_VALIDATED: Final[_Remedy] = (
     "perfmodel calibrate, then validate, with more devices at once: the errors in use are of few",
     25,
 )
-
-
-def remedy(assumption: Assumption, *, is_validated: bool) -> Remedy | None:
-    """What narrows an assumption, of a machine with or without a validation; None if nothing does."""
-    if assumption is Assumption.MODEL and is_validated:
-        return _VALIDATED
-    return _REMEDIES.get(assumption)
 
 
 #: An assumption, and the factors on the step at its low and at its high end.
 Ends = tuple[Assumption, tuple[float, float]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Total:
-    """What a plan comes to, nominally."""
-
-    elapsed_s: Seconds
-    cost: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Knobs:
+class Knobs(NamedTuple):
     """What a total is computed from, relative to what is assumed."""
 
     step: float = 1.0
@@ -110,7 +92,7 @@ class Knobs:
 
 def tornado(
     ends: Iterable[Ends],
-    total: Callable[[Knobs], Total],
+    total: Callable[[Knobs], tuple[Seconds, float]],
     *,
     stops: Stops | None,
     is_validated: bool = False,
@@ -119,6 +101,7 @@ def tornado(
 
     Failure rates are varied by a factor of 2 and prices by 10 %: their uncertainty is not measured.
 
+    ``total``: nominal duration and cost of the plan.
     ``ends``: by which factors each assumption about the step moves it.
     ``is_validated``: whether the errors of the model come from a validation already.
     """
@@ -131,19 +114,20 @@ def tornado(
         varied.append((Assumption.CHECKPOINT, times))
     shares = (1 - PRICE_SHARE, 1 + PRICE_SHARE)
     varied.append((Assumption.PRICES, [Knobs(price=share) for share in shares]))
+    remedies = {**_REMEDIES, Assumption.MODEL: _VALIDATED} if is_validated else _REMEDIES
     swings = []
     for name, knobs in varied:
-        found = [total(each) for each in knobs]
-        narrows = remedy(name, is_validated=is_validated)
+        elapsed_s, cost = zip(*map(total, knobs), strict=True)
+        measurement, minutes = remedies.get(name, ("", None))
         swings.append(
             Swing(
                 assumption=name.value,
-                low_cost=min(each.cost for each in found),
-                high_cost=max(each.cost for each in found),
-                low_elapsed_s=min(each.elapsed_s for each in found),
-                high_elapsed_s=max(each.elapsed_s for each in found),
-                measurement=narrows.measurement if narrows else "",
-                minutes=narrows.minutes if narrows else None,
+                low_cost=min(cost),
+                high_cost=max(cost),
+                low_elapsed_s=min(elapsed_s),
+                high_elapsed_s=max(elapsed_s),
+                measurement=measurement,
+                minutes=minutes,
             )
         )
     return tuple(sorted(swings, key=lambda swing: swing.low_cost - swing.high_cost))

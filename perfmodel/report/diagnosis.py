@@ -5,7 +5,7 @@ from typing import Final
 
 from pydantic_core import to_json
 
-from perfmodel.diagnosis.asked import Diagnosed, Told
+from perfmodel.diagnosis.asked import Diagnosed
 from perfmodel.diagnosis.cases import logged_as
 from perfmodel.diagnosis.odds import NORMAL, Diagnosis, Fit, Judged
 from perfmodel.documents.training_logs import Logged, Unit
@@ -25,9 +25,9 @@ _DECIDED: Final = 0.5
 _ABNORMAL: Final = 0.1
 
 
-def diagnosis_table(diagnosed: Diagnosed) -> Table:
+def diagnosis_table(told: Diagnosed) -> Table:
     """Each logged number beside the interval of a normal machine."""
-    found, told = diagnosed.found, diagnosed.told
+    found = told.found
     rows = [(each, logged) for each, logged in zip(found.judged, told.logged, strict=True)]
     return table(
         told.model,
@@ -46,10 +46,10 @@ def diagnosis_table(diagnosed: Diagnosed) -> Table:
     )
 
 
-def verdict(diagnosed: Diagnosed) -> str:
+def verdict(told: Diagnosed) -> str:
     """In one line: normal, not normal, or between the two; first that another model runs than is named."""
-    words = judgement(diagnosed.found)
-    if diagnosed.told.contradicts:
+    words = judgement(told.found)
+    if told.contradicts:
         return f"verdict: WRONG MODEL SIZE; of the size that is configured: {words}"
     return f"verdict: {words}"
 
@@ -66,11 +66,11 @@ def judgement(found: Diagnosis) -> str:
     return f"BORDERLINE, normal with {percent(odds)}"
 
 
-def diagnosis_lines(diagnosed: Diagnosed) -> list[str]:
+def diagnosis_lines(told: Diagnosed) -> list[str]:
     """Causes with odds, those that do not fit, one measurement, and what was read into the numbers."""
-    found, told = diagnosed.found, diagnosed.told
+    found = told.found
     lines = [f"note: {note}" for note in told.notes]
-    lines += _memory_lines(found, told)
+    lines += _memory_lines(told)
     if told.crosses_nodes:
         lines.append(_enough(told))
     likely = [fit for fit in found.fits if fit.odds >= _LIKELY][:_MOST_CAUSES]
@@ -89,13 +89,13 @@ def diagnosis_lines(diagnosed: Diagnosed) -> list[str]:
     return lines
 
 
-def diagnosis_json(diagnosed: Diagnosed) -> str:
+def diagnosis_json(told: Diagnosed) -> str:
     """For programs; SI units."""
-    found, told = diagnosed.found, diagnosed.told
+    found = told.found
     written = {
         "schema_version": 1,
         "model": told.model,
-        "verdict": verdict(diagnosed).removeprefix("verdict: "),
+        "verdict": verdict(told).removeprefix("verdict: "),
         "observations": [
             {
                 "text": each.observation.text,
@@ -149,7 +149,7 @@ def _word(judged: Judged) -> str:
     return f"{ratio:.2g} x slower" if ratio > 1 else f"{1 / ratio:.2g} x faster"
 
 
-def _cause(fit: Fit, told: Told) -> str:
+def _cause(fit: Fit, told: Diagnosed) -> str:
     size = ""
     if fit.size is not None and fit.cause in (
         "slow network between nodes",
@@ -164,17 +164,17 @@ def _cause(fit: Fit, told: Told) -> str:
     return f"{fit.cause}{size}: {fit.means}"
 
 
-def _enough(told: Told) -> str:
+def _enough(told: Diagnosed) -> str:
     if told.enough is None:
         return "network: no bandwidth between nodes keeps 90 % of the speed of one node"
     rate = format_rate(8 * told.enough * told.per_node, "b")
     return f"network: {rate} a node keep 90 % of the speed of one node"
 
 
-def _memory_lines(found: Diagnosis, told: Told) -> list[str]:
+def _memory_lines(told: Diagnosed) -> list[str]:
     """What is divided by the number of devices, and what is not, where memory was logged."""
     lines = []
-    for each, logged in zip(found.judged, told.logged, strict=True):
+    for each, logged in zip(told.found.judged, told.logged, strict=True):
         parts = told.trained.memory_bytes(each.observation.run)
         if logged.unit is not Unit.MEMORY or logged.value is None or not parts:
             continue

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from perfmodel.errors import EXIT_NOT_FEASIBLE, EXIT_OK
-from tests.perfmodel.cli.command import Run, complaint
+from perfmodel.errors import EXIT_OK
+from tests.perfmodel.cli.command import Run
 from tests.perfmodel.documents.test_topology_logs import MATRIX
 from tests.perfmodel.profiles import Machine, as_file, profile
 
@@ -39,13 +39,6 @@ def test_explain_takes_a_cluster_too(run: Run, asked: tuple[object, ...]) -> Non
     done = run("explain", *asked, 32, "--cluster", CLUSTERS / "ethernet.toml")
     assert done.exit_code == EXIT_OK
     assert "all reduce" in done.stdout
-
-
-def test_more_devices_than_the_file_has_are_not_feasible(
-    run: Run, asked: tuple[object, ...]
-) -> None:
-    done = run("predict", *asked, 16, "--cluster", CLUSTERS / "pcie-box.toml")
-    assert "at most 8, all that 8 PCIe cards has, got 16" in complaint(done, EXIT_NOT_FEASIBLE)
 
 
 def test_an_imported_cluster_can_be_predicted_on(

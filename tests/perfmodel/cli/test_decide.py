@@ -163,13 +163,6 @@ def test_a_program_tells_skypilot_the_predicted_time(
     assert made == [{"H100:8"}, names["time_estimator"]]
 
 
-def test_what_skypilot_does_not_rent_is_refused(run: Run, tmp_path: Path) -> None:
-    path = written(tmp_path)
-    asked = ("plan", "options", path, "--today", "2026-11-21", "--export")
-    assert "SkyPilot must rent the device" in complaint(run(*asked, "a.yaml"), EXIT_USAGE)
-    assert "must end in .yaml or .py" in complaint(run(*asked, "a.json"), EXIT_USAGE)
-
-
 @pytest.mark.parametrize("as_json", [True, False])
 def test_an_infeasible_plan_ends_with_3_and_names_the_nearest(
     run: Run, tmp_path: Path, *, as_json: bool

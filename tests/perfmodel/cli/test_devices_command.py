@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import EXIT_OK, EXIT_USAGE
-from tests.perfmodel.cli.command import Run, complaint
+from perfmodel.errors import EXIT_OK
+from tests.perfmodel.cli.command import Run
 from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import PROVENANCE, Machine, as_file, profile
 from tests.perfmodel.traces import WORKLOAD, traced
@@ -38,18 +38,6 @@ def test_a_device_is_shown_with_its_sources(run: Run) -> None:
     (found,) = json.loads(run("devices", "h200-sxm", "--json").stdout)["devices"]
     assert found["bandwidth"] == {"source": "epoch", "bytes_per_s": 4.8e12}
     assert "ib-ndr" in run("devices", "--links").stdout
-
-
-def test_an_ambiguous_or_unknown_device_is_refused(run: Run, files: tuple[Path, Path]) -> None:
-    machine, workload = files
-    asked = ("--profile", machine, "--workload", workload)
-    assert "may mean a100-sxm4-40" in complaint(run("devices", "a100"), EXIT_USAGE)
-    line = complaint(run("predict", *asked, "--device", "h200-sx"), EXIT_USAGE)
-    assert "--device: must be in the catalogue, got 'h200-sx'; did you mean h200-sxm" in line
-    line = complaint(
-        run("predict", "--profile", machine, "--workload", "heavy", "--device", "l4"), EXIT_USAGE
-    )
-    assert "whole steps of another device cannot be scaled; perfmodel trace heavy" in line
 
 
 def test_predicting_a_traced_workload_needs_nothing_that_is_slow_to_import(

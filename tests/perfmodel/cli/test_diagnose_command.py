@@ -159,30 +159,6 @@ def test_a_traced_model_and_a_log(diagnose: Diagnose, tmp_path: Path) -> None:
     assert any("left out as warm-up" in note for note in found["notes"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("llama2-7b", "--observed", "1 GPU 3 s"), "needs --device"),
-        (("llama2-7b", "--observed", "1 GPU 3 s"), "--micro-batch or --global-batch"),
-        ((*LLAMA, "--micro-batch", 1), "needs --observed or --log"),
-        ((*LLAMA, "--micro-batch", 1, "--observed", "3 s"), "must say how many devices"),
-        ((*LLAMA, "--micro-batch", 1, "--observed", "8 GPUs 3 s"), "must say how many nodes"),
-        ((*LLAMA, "--micro-batch", 1, "--observed", "8 GPUs 1 node 3 s"), "--strategy: must be one of"),
-        ((*LLAMA, "--micro-batch", 1, "--observed", "1 GPU 3 s", "--log", "x"), "--log: must come with"),
-        (("llama2-7c", *LLAMA[1:], "--micro-batch", 1, "--observed", "1 GPU 3 s"), "did you mean llama2-7b"),
-        (
-            ("llama2-7b", "--device", "h1000", "--precision", "bf16", "--micro-batch", 1,
-             "--observed", "1 GPU 3 s"),
-            "must be in the catalogue",
-        ),
-    ],
-)  # fmt: skip
-def test_what_is_missing_is_asked_for_in_one_line(
-    run: Run, arguments: tuple[object, ...], words: str
-) -> None:
-    assert words in complaint(run("diagnose", *arguments), 2)
-
-
 def test_mfu_is_expected_as_mfu(run: Run) -> None:
     """989.4 TFLOP/s in bf16: the share of it that is expected, and the rate."""
     expected = []
@@ -204,14 +180,6 @@ def test_the_table_is_80_columns_wide(run: Run) -> None:
     assert max(map(len, table.splitlines())) <= 80
     assert rest.count("measure next: ") == 1
     assert "\x1b" not in result.stdout
-
-
-def test_a_traced_model_knows_ddp_alone(run: Run, tmp_path: Path) -> None:
-    model = tmp_path / "workload.json"
-    workload().write(model)
-    given = ("--device", "a10", "--micro-batch", 16, "--precision", "fp32", "--strategy", "fsdp")
-    found = run("diagnose", model, *given, "--observed", "1 node of 2: 3 s")
-    assert "must be ddp for a traced model" in complaint(found, 2)
 
 
 def test_the_implied_rate_is_that_of_a_sum_by_hand(diagnose: Diagnose) -> None:
@@ -254,22 +222,6 @@ def test_a_calibrated_machine_is_expected_to_do_what_it_was_measured_to_do(
     assert slow["verdict"] == "NOT NORMAL"
     assert odds(slow)["slow links inside the node"] > 100 * odds(slow)["loader"]
     assert "host-bound" not in odds(slow), "a processor that is its own host launches nothing ahead"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("light9", "--observed", "1 GPU: 3 s"), "MODEL: must be a workload of the profile (light, heavy)"),
-        (("llama2-7b", "--observed", "1 GPU: 3 s"), "MODEL: llama2-7b goes with the data sheet of a device"),
-        (("heavy", "--observed", "1 GPU: 3 s", "--device", "a10"), "--device: excludes --profile"),
-        (("heavy", "--observed", "1 GPU: 30 % MFU"), "MFU is a share of a data sheet's peak"),
-    ],
-)  # fmt: skip
-def test_what_a_profile_cannot_tell_is_refused(
-    run: Run, stored: Path, arguments: tuple[object, ...], words: str
-) -> None:
-    found = run("diagnose", *arguments, "--profile", stored, "--micro-batch", 16)
-    assert words in complaint(found, 2)
 
 
 def test_more_than_the_peak_is_not_normal(diagnose: Diagnose) -> None:

@@ -22,19 +22,6 @@ def test_without_rights_one_line_says_what_is_missing(
     assert not (tmp_path / "testbed").exists()
 
 
-@pytest.mark.parametrize("command", ["testbed", "network"])
-@pytest.mark.parametrize(
-    ("option", "value", "words"),
-    [("--budget", "thorough", "quick, standard"), ("--minutes", "0", "must be finite and > 0")],
-)
-def test_options_that_make_no_sense(
-    run: Run, tmp_path: Path, command: str, option: str, value: str, words: str
-) -> None:
-    line = complaint(run("validate", command, "--out", tmp_path, option, value), EXIT_USAGE)
-    assert words in line
-    assert option in line
-
-
 def test_a_folder_with_runs_is_not_overwritten(run: Run, tmp_path: Path) -> None:
     (tmp_path / "calibration.jsonl").write_text("")
     line = complaint(run("validate", "testbed", "--out", tmp_path), EXIT_USAGE)

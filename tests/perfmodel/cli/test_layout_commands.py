@@ -103,20 +103,6 @@ def test_a_cluster_is_searched(run: Run, inferred: Path, config: Path, tmp_path:
     assert json.loads(run(*flags, *size, "--json").stdout)["ranked"][0]["rank"] == 1
 
 
-def test_profiles_of_the_other_kind_are_told_apart(run: Run, stored: Path, inferred: Path) -> None:
-    search = ("plan", "parallelism", "--devices", "2", "--global-batch", "2")
-    for command in (("predict", "--layout", "dp=2"), search):
-        line = complaint(run(*command, "--model", "gpt2", "--profile", stored), 5)
-        assert "got the profile of a machine; perfmodel calibrate --from-runs writes one" in line
-    for arguments in (
-        ("predict", "--profile", inferred),
-        ("explain", "--profile", inferred),
-        ("diff", inferred, stored),
-    ):
-        line = complaint(run(*arguments), 5)
-        assert "got a calibration from runs, which is for perfmodel predict --layout" in line
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

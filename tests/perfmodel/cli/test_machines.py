@@ -10,9 +10,8 @@ from perfmodel.documents.plan import PlanDocument
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.page import export, read_session, unmeasured_machines
 from perfmodel.page.answers import Answers
-from tests.perfmodel.cli.command import complaint, runner
+from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.plan.plans import PLAN, TODAY
-from tests.perfmodel.profiles import Machine, as_file, profile
 
 CLUSTER = Path(__file__).resolve().parents[3] / "docs" / "clusters" / "pcie-box.toml"
 
@@ -28,12 +27,10 @@ def plan_text(workload: str, *machines: str) -> str:
     return "[[option]]".join([head.replace('"heavy"', f'"{workload}"'), *options])
 
 
-def test_a_plan_names_machines_that_ship_and_a_model(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    plan, command = tmp_path / "plan.toml", runner(monkeypatch, capsys)
+def test_a_plan_names_machines_that_ship_and_a_model(run: Run, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
     plan.write_text(plan_text("lenet", "titan-rtx"), encoding="utf-8")
-    told = PlanDocument.of_text(command("plan", "options", plan, "--today", TODAY, "--json").stdout)
+    told = PlanDocument.of_text(run("plan", "options", plan, "--today", TODAY, "--json").stdout)
     assert [(each.profile, each.basis) for each in told.machines] == [("titan-rtx", "inferred")]
     traced_lenet = pm.trace("lenet", precision="fp32", device_kind="as-cuda")
     [row] = (each.row for each in told.options if each.row.option == "on titan-rtx")
@@ -41,24 +38,13 @@ def test_a_plan_names_machines_that_ship_and_a_model(
     assert row.step_s.nominal == pytest.approx(point.step_s.nominal, rel=1e-6)
 
     plan.write_text(plan_text("lenet", "titan-rtz"), encoding="utf-8")
-    refused = complaint(command("plan", "options", plan, "--today", TODAY), 2)
+    refused = complaint(run("plan", "options", plan, "--today", TODAY), 2)
     assert "option.profile: must be a file or a name of perfmodel machines" in refused
     assert "titan-rtx?" in refused
 
 
-def test_the_search_of_layouts_says_what_a_machine_lacks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = runner(monkeypatch, capsys)
-    words = ("--model", "gpt2", "--devices", 8, "--global-batch", 64)
-    lacking = complaint(command("plan", "parallelism", "--machine", "titan-rtx", *words), 5)
-    assert "must be a calibration from runs" in lacking
-    unknown = complaint(command("plan", "parallelism", "--machine", "titan-rtz", *words), 2)
-    assert "--machine: must be a file or a name of perfmodel machines" in unknown
-
-
 def test_serve_starts_before_anything_is_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     pm.trace("lenet", device_kind="as-cuda").write(tmp_path / "lenet.json")
@@ -69,8 +55,7 @@ def test_serve_starts_before_anything_is_measured(
         return "page"
 
     monkeypatch.setattr(export, "export_html", kept)
-    command = runner(monkeypatch, capsys)
-    told = command("serve", "--workload", "lenet.json", "--export", "page.html")
+    told = run("serve", "--workload", "lenet.json", "--export", "page.html")
     assert told.exit_code == 0, told
     assert "machines inferred from steps of others" in told.stderr
     [(answers, question)] = asked
@@ -100,21 +85,8 @@ def test_a_model_is_traced_once_for_machines_of_one_precision() -> None:
     assert "--profile titan-rtx --workload lenet" in here.command
 
 
-def test_a_model_by_name_needs_a_machine_that_traces_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    as_file(profile(Machine())).write(tmp_path / "own.json")
-    command = runner(monkeypatch, capsys)
-    words = ("serve", "--profile", tmp_path / "own.json", "--workload", "lenet")
-    refused = complaint(command(*words, "--export", tmp_path / "page.html"), 2)
-    assert "perfmodel trace lenet" in refused
-
-
-def test_what_memory_does_not_hold_is_the_first_caveat(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_memory_does_not_hold_is_the_first_caveat(run: Run) -> None:
     """A machine by name has the memory of its data sheet: 11 GiB."""
-    command = runner(monkeypatch, capsys)
     words = (
         "predict",
         "--machine",
@@ -125,8 +97,8 @@ def test_what_memory_does_not_hold_is_the_first_caveat(
         "1",
         "--batch",
     )
-    assert "does not fit" not in command(*words, "64").stdout
-    printed = command(*words, "1000000").stdout
+    assert "does not fit" not in run(*words, "64").stdout
+    printed = run(*words, "1000000").stdout
     first = next(line for line in printed.splitlines() if line.startswith("caveat"))
     assert "1000000 per device does not fit" in first
     assert "of 11 GiB" in first

@@ -67,26 +67,6 @@ def test_more_ranks_than_devices_are_refused(calibrate: Run) -> None:
 
 
 @needs_torch
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--nproc=0",), "--nproc must be between 1 and"),
-        (("--nproc=-1",), "got -1"),
-        *(
-            (("--models", models), "--models: must")
-            for models in ("lenet,alexnet", "", "lenet,lenet")
-        ),
-        (("--nproc", 1, "--master-port", 70_000), "between 1 and 65535, got 70000"),
-        (("--nproc", 1, "--nnodes", 2), "--node-rank must be given with --nnodes 2"),
-    ],
-)
-def test_impossible_campaigns_are_refused(
-    calibrate: Run, arguments: tuple[object, ...], words: str
-) -> None:
-    assert words in complaint(calibrate(*arguments), EXIT_USAGE)
-
-
-@needs_torch
 def test_a_busy_port_is_refused(calibrate: Run) -> None:
     with socket.socket() as holder:
         holder.bind(("", 0))

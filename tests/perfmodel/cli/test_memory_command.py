@@ -9,7 +9,7 @@ from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.units import MIB
 from perfmodel.workload.step import AffineBytes, SymbolicStep
 from tests.examples import ROOT
-from tests.perfmodel.cli.command import Run, complaint
+from tests.perfmodel.cli.command import Run
 from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.tracing.method import SGD_LOOP
 from tests.perfmodel.workload.memory_samples import step_memory
@@ -103,8 +103,3 @@ def test_a_model_is_traced_for_the_question(run: Run) -> None:
     parameters = 4 * (64 * 27 + 64 + 128 + 4096 * 1000 + 1000)
     assert parts["parameters"] == pytest.approx(parameters, rel=0.01)
     assert parts["optimizer states"] == pytest.approx(2 * parameters, rel=0.01)
-
-
-def test_a_file_keeps_its_own_optimizer(run: Run, traced: Path) -> None:
-    result = run("memory", "--workload", traced, "--device-memory", "1GiB", "--optimizer", "adamw")
-    assert "--optimizer: excludes a workload file" in complaint(result, 2)

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,7 @@ import pytest
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.cli.test_memory_command import document as workload
 from tests.perfmodel.cost.large_samples import document as inferred
+from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.plan.budgets import budget_text
 from tests.perfmodel.plan.budgets import written as written_budget
 from tests.perfmodel.plan.plans import written as written_plan
@@ -26,6 +28,9 @@ _ABBREVIATIONS: Final = {
     "{layout}": "predict --profile {inferred} --model gpt2-xl --layout",
     "{job}": "goodput --devices 100 --work-days 10",
     "{memory}": "memory --workload {traced}",
+    "{calibrate}": "calibrate --out {tmp}/out --device-kind cpu",
+    "{search}": "plan parallelism --model gpt2 --devices 8 --global-batch 64",
+    "{llama}": "diagnose llama2-7b --device h100-sxm --precision bf16 --sequence-length 2048 --micro-batch 1",
 }
 #: What measures or traces imports torch.
 _WITH_TORCH: Final = ("calibrate", "validate", "trace")
@@ -34,7 +39,11 @@ _WITH_TORCH: Final = ("calibrate", "validate", "trace")
 _WRITERS: Final[dict[str, Callable[[Path], object]]] = {
     "stored": lambda path: as_file(profile(Machine())).write(path),
     "inferred": lambda path: inferred().write(path),
+    "curves": lambda path: as_file(
+        replace(profile(Machine()), operators=costs_of_the_made_up_machine())
+    ).write(path),
     "traced": lambda path: workload().write(path),
+    "traced.json": lambda path: workload().write(path),
     "bare": lambda path: workload(with_memory=False).write(path),
     "plan": lambda path: written_plan(path.parent).rename(path),
     "budget": lambda path: written_budget(path.parent, budget_text()).rename(path),
