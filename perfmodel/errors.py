@@ -17,6 +17,10 @@ EXIT_OUT_OF_TOLERANCE: Final = 4
 EXIT_CALIBRATION: Final = 5
 EXIT_INTERRUPTED: Final = 130
 
+#: Letters of a name that tell it from others, and names that a message proposes.
+_LEAST_HELD: Final = 3
+_MOST_NAMED: Final = 3
+
 
 class PerfModelError(Exception):
     """Something that the user can mend; the message is one line."""
@@ -87,9 +91,11 @@ def printable(text: str) -> str:
 
 
 def did_you_mean(text: str, known: Iterable[str]) -> str:
-    """End of a message: the known name that is nearest to a misspelt one, or nothing."""
-    near = difflib.get_close_matches(text, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    """End of a message: the known names that hold a typed one, or else the nearest; or nothing."""
+    names = list(known)
+    near = [name for name in names if len(text) >= _LEAST_HELD and text in name]
+    near = near or difflib.get_close_matches(text, names, n=1)
+    return f"; did you mean {' or '.join(near[:_MOST_NAMED])}?" if near else ""
 
 
 def refuse_unknown(where: str, name: str, known: Collection[str]) -> None:

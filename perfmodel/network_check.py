@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from perfmodel.documents.hardware import Catalogue, DataSheet
 from perfmodel.documents.importers import NVLINK_S, PCIE_BYTES_PER_S, PCIE_S, Found
 from perfmodel.errors import UsageError
 from perfmodel.machine import Cluster
-from perfmodel.machine.measured import MeasuredCollective
-from perfmodel.units import KIB, MIB, Bytes, BytesPerSecond, Seconds, format_rate
+from perfmodel.machine.measured import CurvePoint, MeasuredCollective
+from perfmodel.units import KIB, MIB, Bytes, BytesPerSecond, Seconds, format_bytes, format_rate
 
 #: Upper ends of the bands: what waits for latency, DDP's first bucket, its others, large models. Beside each, the
 #: expected over measured time from which on links are as they should be. Published healthy nodes of 8 lie between
@@ -40,6 +40,9 @@ _LARGE: Final = 32 * MIB
 _MOST_OF_PCIE_BYTES_PER_S: Final = 50e9
 #: One adapter that reaches less than this part of its rate is not driven by RDMA.
 _LEAST_OF_ADAPTER: Final = 0.5
+#: No array takes longer than a larger one, but for noise; small ones are all noise.
+_LONGER_THAN_LARGER: Final = 1.2
+_LEAST_OF_DIPS: Final = MIB
 #: Bands that are alike within this factor are slow for one reason.
 _ALIKE: Final = 1.6
 
@@ -73,6 +76,17 @@ class Band:
     verdict: Verdict
     buckets: int
     """Gradient buckets of the workload in the band, or in sizes before it that the log lacks."""
+    dip: "Dip | None" = None
+    """The worst array of the band that takes longer than a larger one."""
+
+
+class Dip(NamedTuple):
+    """An array that takes longer than a larger one: no link is the cause."""
+
+    size_bytes: float
+    larger_bytes: float
+    ratio: float
+    """Of its time to that of the larger one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +244,7 @@ def _bands(
         if points:
             shares = [expected_s(point.at) / point.time_s for point in points]
             share, last = math.exp(fmean(map(math.log, shares))), points[-1]
+            dip = _dip(points, measured.points)
             band = Band(
                 smallest_bytes=points[0].at,
                 largest_bytes=last.at,
@@ -238,11 +253,12 @@ def _bands(
                 expected_busbw_bytes_per_s=factor * last.at / expected_s(last.at),
                 share=share,
                 verdict=Verdict.SLOW
-                if share < least
+                if share < least or dip is not None
                 else Verdict.FAST
                 if share > _TOO_FAST and begin >= _LARGE
                 else Verdict.NORMAL,
                 buckets=sum(size < end for size in left),
+                dip=dip,
             )
             left = [size for size in left if size >= end]
             found.append(band)
@@ -250,6 +266,18 @@ def _bands(
     # Sizes beyond those of the log count with its last band.
     found[-1] = replace(found[-1], buckets=found[-1].buckets + len(left))
     return tuple(found)
+
+
+def _dip(points: Sequence[CurvePoint], every: Sequence[CurvePoint]) -> Dip | None:
+    """The array of a band that takes longest beside a larger one; None if all are as they should be."""
+    dips = [
+        Dip(point.at, larger.at, point.time_s / larger.time_s)
+        for point in points
+        for larger in every
+        if _LEAST_OF_DIPS <= point.at < larger.at
+    ]
+    worst_dip = max(dips, key=lambda dip: dip.ratio, default=None)
+    return worst_dip if worst_dip and worst_dip.ratio > _LONGER_THAN_LARGER else None
 
 
 def _step_cost(
@@ -288,10 +316,17 @@ def _causes(bands: Sequence[Band], measured: MeasuredCollective, cluster: Cluste
                     "frequency, IOMMU and ACS"
                 )
             ]
+        dips = [band.dip for band in slow if band.dip]
+        told = "; ".join(
+            f"{format_bytes(dip.size_bytes)} take {dip.ratio:.2g} x as long as "
+            f"{format_bytes(dip.larger_bytes)}"
+            for dip in dips
+        )
         return [
             (
-                "algorithm or protocol at these sizes alone: unset NCCL_ALGO and NCCL_PROTO; "
-                "NCCL_DEBUG_SUBSYS=TUNING shows the choice"
+                "algorithm or protocol at these sizes alone"
+                + (f" ({told})" if told else "")
+                + ": unset NCCL_ALGO and NCCL_PROTO; NCCL_DEBUG_SUBSYS=TUNING shows the choice"
             )
         ]
     if last.largest_bytes < MIB:

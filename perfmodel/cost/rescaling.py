@@ -119,12 +119,17 @@ def sheet_named(text: str, catalogue: Catalogue) -> DataSheet | None:
     return next((sheet for sheet in catalogue.devices if wanted in _names(sheet)), None)
 
 
+def is_called(sheet: DataSheet, text: str) -> bool:
+    """Whether a short name such as ``h100`` may mean a device."""
+    return _words(text) <= _all_words(sheet)
+
+
 def find_device(text: str, catalogue: Catalogue, *, flag: str = "--device") -> DataSheet:
     """The device that a user names, by identifier, data-sheet name or what the driver reports."""
     found = sheet_named(text, catalogue)
     if found is not None:
         return found
-    candidates = [sheet.id for sheet in catalogue.devices if _words(text) <= _all_words(sheet)]
+    candidates = [sheet.id for sheet in catalogue.devices if is_called(sheet, text)]
     if _words(text) and candidates:
         raise UsageError(f"{flag}: {text!r} may mean {', '.join(candidates)}; name one of them")
     identifiers = {plain(name): sheet.id for sheet in catalogue.devices for name in _names(sheet)}

@@ -18,9 +18,11 @@ from perfmodel.cost.rescaling import (
     device_sheet,
     find_device,
     host_link_bytes_per_s,
+    is_called,
+    sheet_named,
     shipped_catalogue,
 )
-from perfmodel.diagnosis.cases import Case, observation_of, run_of
+from perfmodel.diagnosis.cases import Case, observation_of, run_of, unsaid
 from perfmodel.diagnosis.causes import SIZE
 from perfmodel.diagnosis.odds import Diagnosis, Observation, draw_terms, enough_network
 from perfmodel.diagnosis.odds import diagnose as use_case
@@ -76,12 +78,16 @@ def diagnosed(case: Case) -> Diagnosed:
     if _is_trainer(case.model):
         config = read_config(Path(str(case.model)))
         case = replace(case, **{name: _first(case, config, name) for name in _SHARED})
-    _refuse_missing(case)
+    _refuse_alone(case)
+    logged, notes = _logged(case)
+    case, more = _told_by_log(case, logged)
+    case = _named_in(case, logged)
+    _refuse_missing(case, logged)
     rng = np.random.default_rng(_SEED)
     expected = _by_machine(typed) if case.machine else _by_sheet(case, config)
     trained = expected.trained
     case = replace(case, precision=expected.precision)
-    logged, notes = _logged(case)
+    notes += more
     runs = [run_of(each, case) for each in logged]
     if isinstance(trained, TracedModel):
         _refuse_divided(runs)
@@ -237,7 +243,50 @@ def _batch(case: Case) -> str:
     return f"micro-batch {case.micro_batch}"
 
 
-def _refuse_missing(case: Case) -> None:
+def _told_by_log(case: Case, logged: Sequence[Logged]) -> tuple[Case, tuple[str, ...]]:
+    """The case with what the head of a log says of batch and devices, and a note on it."""
+    taken: dict[str, Any] = {}
+    for each in logged:
+        for name in ("micro_batch", "accumulation"):
+            said, typed = getattr(each, name), getattr(case, name)
+            if said is not None and typed not in (None, said):
+                raise UsageError(
+                    f"--{name.replace('_', '-')}: must be the {said} of {case.log}, got {typed}; leave it out"
+                )
+            if said is not None and typed is None:
+                taken[name] = said
+    if case.global_batch is not None:
+        taken.pop("accumulation", None)
+    words = [f"{name.replace('_', '-')} {value}" for name, value in taken.items()]
+    words += [f"{each.devices} devices" for each in logged if each.micro_batch and each.devices]
+    notes = (f"read from {case.log}: {', '.join(words)}",) if words else ()
+    return replace(case, **taken), notes
+
+
+def _named_in(case: Case, logged: Sequence[Logged]) -> Case:
+    """The case with the accelerator that an observation names, which must be that of the options."""
+    catalogue = shipped_catalogue()
+    for each in logged:
+        if not each.device:
+            continue
+        if case.device is None and case.machine is None:
+            case = replace(case, device=each.device)
+        flag, name = "--device", case.device
+        if case.machine is not None:
+            flag, name = "--machine", case.machine.device_name
+        assert name is not None
+        sheet = sheet_named(name, catalogue)
+        if sheet is None and case.machine is None:
+            sheet = find_device(name, catalogue)
+        if sheet is None or not is_called(sheet, each.device):
+            raise UsageError(
+                f"{flag}: must be the {each.device!r} of --observed {each.text!r}, got {name}; ask for each "
+                "device alone"
+            )
+    return case
+
+
+def _refuse_missing(case: Case, logged: Sequence[Logged]) -> None:
     """Everything that is missing in one line; nothing is compared with a default."""
     missing = []
     if case.device is None and case.machine is None:
@@ -248,8 +297,13 @@ def _refuse_missing(case: Case) -> None:
         missing.append("--precision (bf16, fp16, tf32 or fp32)")
     if not case.observed and case.log is None:
         missing.append("--observed or --log")
+    missing += dict.fromkeys(need for each in logged for need in unsaid(each, case))
     if missing:
         raise UsageError(f"diagnose: needs {', '.join(missing)}; nothing is assumed in their place")
+
+
+def _refuse_alone(case: Case) -> None:
+    """Options that come in pairs."""
     if (case.log is None) != (case.log_format is None):
         raise UsageError("--log: must come with --log-format, got one of them alone")
     if case.cluster is not None and case.machine is None:
@@ -271,7 +325,7 @@ def _logged(case: Case) -> tuple[list[Logged], tuple[str, ...]]:
     typed = case.observed or ()
     if len(typed) > _MOST_OBSERVED:
         raise UsageError(f"--observed: must be at most {_MOST_OBSERVED} numbers, got {len(typed)}")
-    found = [read_observed(text) for text in typed]
+    found = [read_observed(part.strip()) for text in typed for part in text.split(";")]
     if case.log is None or case.log_format is None:
         return found, ()
     logged, notes = read_log(case.log, name=case.log_format)

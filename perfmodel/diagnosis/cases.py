@@ -56,8 +56,22 @@ class Case:
     lora: bool = False
 
 
+def unsaid(logged: Logged, case: Case) -> list[str]:
+    """What neither a logged number nor the options say of its run, as options."""
+    per_node = logged.per_node or case.devices_per_node
+    devices = logged.devices or case.devices or (logged.nodes and per_node)
+    needs = []
+    if not devices:
+        needs.append("--devices (or '8 GPUs' in --observed)")
+    if devices != 1 and not per_node and not (logged.nodes and devices):
+        needs.append("--devices-per-node (or '1 node')")
+    if devices != 1 and not logged.layout and case.strategy is None:
+        needs.append(f"--strategy ({', '.join(_ZERO)})")
+    return needs
+
+
 def run_of(logged: Logged, case: Case) -> Run:
-    """The run of a logged number; ``UsageError`` for the first thing that is missing."""
+    """The run of a logged number of which nothing is ``unsaid``; ``UsageError`` if it contradicts itself."""
     where = f"--observed {logged.text!r}"
     per_node = logged.per_node or case.devices_per_node
     devices = logged.devices or case.devices
@@ -72,13 +86,8 @@ def run_of(logged: Logged, case: Case) -> Run:
         per_node = devices // logged.nodes
     elif logged.nodes and per_node:
         devices = logged.nodes * per_node
-    if devices is None:
-        raise UsageError(f"{where}: must say how many devices, such as '8 GPUs'; or give --devices")
-    if per_node is None and devices > 1:
-        raise UsageError(
-            f"{where}: must say how many nodes, such as '1 node' or '2 nodes of {max(1, devices // 2)}'; "
-            "or give --devices-per-node"
-        )
+    assert devices is not None, "the command asks for devices"
+    assert per_node is not None or devices == 1, "the command asks for nodes"
     return Run(layout=_layout(logged, case, devices), devices_per_node=per_node or 1)
 
 

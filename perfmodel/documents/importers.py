@@ -378,7 +378,8 @@ def _from_text(
 ) -> MeasuredCollective:
     if "(us)" not in text or "(GB/s)" not in text:
         raise InvalidDocument(
-            f"{path}: columns must be in (us) and (GB/s), as nccl-tests prints them"
+            f"{path}: log must hold a table of nccl-tests, whose columns must be in (us) and (GB/s); run "
+            "all_reduce_perf -b 8 -e 1G -f 2"
         )
     if failed := _FAILED.search(text):
         raise InvalidDocument(

@@ -13,10 +13,10 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from perfmodel.errors import InvalidDocument, UsageError, refuse_unknown, why
 from perfmodel.files import read_text
@@ -63,6 +63,10 @@ class Logged:
     per_node: int | None = None
     layout: str = ""
     """Words such as ``tp=2 pp=4``."""
+    device: str = ""
+    """Name of the accelerator, such as ``rtx 3090``."""
+    micro_batch: int | None = None
+    accumulation: int | None = None
 
 
 _PER_S: Final = r"\s*(?:/|per)\s*s(?:ec|econd)?"
@@ -100,6 +104,11 @@ _SETTINGS: Final = (
     re.compile(r"\b(?P<nodes>\d[\d,]*)\s*nodes?\b"),
 )
 _DEVICES: Final = re.compile(r"\b(?P<devices>\d[\d,]*)\s*(?:gpus?|devices?|cards?|ranks?)\b")
+_ACCELERATOR: Final = re.compile(
+    r"(?:\b(?P<devices>\d[\d,]*)\s*x?\s*)?(?<![a-z])"
+    r"(?P<device>(?:(?:nvidia|geforce|tesla|amd|instinct)\s+)*(?:(?:rtx|gtx)\s?|mi|gb|gh|[abhlvt])\d{1,4}"
+    r"(?:\s?ti|x)?(?:-[a-z0-9-]+)?)s?\b"
+)
 _EACH: Final = re.compile(r"(?:per|/|each)\s*(?:gpu|device|card|rank)\b|\beach\b")
 _ALL: Final = re.compile(r"\b(?:total|all|together|overall)\b")
 _FILLERS: Final = frozenset(
@@ -145,6 +154,12 @@ def read_observed(text: str) -> Logged:
     if match := _DEVICES.search(left):
         found["devices"] = _whole(match["devices"])
         left = left[: match.start()] + " " + left[match.end() :]
+    named = ""
+    if match := _ACCELERATOR.search(left):
+        named = match["device"]
+        if match["devices"] and "devices" not in found:
+            found["devices"] = _whole(match["devices"])
+        left = left[: match.start()] + " " + left[match.end() :]
     value, unit, left = _quantity(text, left)
     strange = [w for w in re.findall(r"[^\s:,;.]+", left) if w not in _FILLERS]
     if strange:
@@ -152,7 +167,15 @@ def read_observed(text: str) -> Logged:
             f"--observed: {text!r} holds {' '.join(strange)!r}, which is not understood; such as '8 GPUs "
             "1 node 2.5 s' or '64 GPUs: 1,000 tokens/s per GPU'"
         )
-    return Logged(text=text, value=value, unit=unit, per_device=per_device, layout=layout, **found)
+    return Logged(
+        text=text,
+        value=value,
+        unit=unit,
+        per_device=per_device,
+        layout=layout,
+        device=named,
+        **found,
+    )
 
 
 def _whole(text: str) -> int:
@@ -311,6 +334,14 @@ def _patience(name: str) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+#: What HF Trainer says of its batch.
+_BATCH: Final = {
+    "micro_batch": "Instantaneous batch size per device =",
+    "accumulation": "Gradient Accumulation steps =",
+    "all": "Total train batch size (w. parallel, distributed & accumulation) =",
+}
+
+
 def read_log(path: Path, *, name: str) -> tuple[Logged, tuple[str, ...]]:
     """The median speed of the settled steps of a log, and what was left out.
 
@@ -363,7 +394,26 @@ def _read(path: Path, name: str) -> tuple[Logged, tuple[str, ...]]:
         unit=form.unit,
         per_device=form.per_device,
     )
-    return logged, notes
+    return replace(logged, **_batch(path, lines)), notes
+
+
+def _batch(path: Path, lines: Sequence[str]) -> dict[str, Any]:
+    """Batch, micro-batches per step and devices, as HF Trainer prints them before its first step."""
+    found: dict[str, int] = {}
+    for line in lines:
+        for name, start in _BATCH.items():
+            value = line.partition(start)[2].strip().replace(",", "")
+            if not value.isdecimal() or int(value) == 0:
+                continue
+            if found.setdefault(name, int(value)) != int(value):
+                raise InvalidDocument(
+                    f"{path}: log must be of one run, but has two of {start!r}: {found[name]} and {value}; "
+                    "keep one run"
+                )
+    if not found.keys() >= _BATCH.keys():
+        return {}
+    total, each = found.pop("all"), math.prod(found.values())
+    return found if total % each else found | {"devices": total // each}
 
 
 def _of_others(path: Path, lines: Sequence[str], form: _Format) -> tuple[str, ...]:

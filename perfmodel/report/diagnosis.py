@@ -205,7 +205,8 @@ def check_table(check: NetworkCheck) -> Table:
         [(_sizes(band), band) for band in check.bands],
         columns,
         caption="busbw: at the largest size of the band. Reached: expected over measured time, mean of "
-        "the band; normal from 25 % up to 32 MiB, 45 % up to 256 MiB, 50 % beyond.",
+        "the band; normal from 25 % up to 32 MiB, 45 % up to 256 MiB, 50 % beyond, if none takes longer "
+        "than a larger one.",
     )
 
 

@@ -159,6 +159,45 @@ def test_a_traced_model_and_a_log(diagnose: Diagnose, tmp_path: Path) -> None:
     assert any("left out as warm-up" in note for note in found["notes"])
 
 
+def test_what_hf_prints_of_its_batch_is_read(run: Run, diagnose: Diagnose, tmp_path: Path) -> None:
+    """8 samples x 4 micro-batches of 256 a step: 8 devices."""
+    log = tmp_path / "hf.log"
+    head = (
+        "  Instantaneous batch size per device = 8\n"
+        "  Total train batch size (w. parallel, distributed & accumulation) = 256\n"
+        "  Gradient Accumulation steps = 4\n"
+    )
+    log.write_text(
+        head + "\n".join(f"{n}%|x| {n}/100 [00:25<03:45,  2.0s/it]" for n in range(1, 12))
+    )
+    given = (
+        *LLAMA,
+        "--log",
+        log,
+        "--log-format",
+        "hf",
+        "--devices-per-node",
+        8,
+        "--strategy",
+        "fsdp",
+    )
+    found = diagnose(*given)
+    assert found["observations"][0]["devices"] == 8
+    assert "micro_batch=8 accumulation=4" in found["observations"][0]["layout"]
+    assert f"read from {log}: micro-batch 8, accumulation 4, 8 devices" in found["notes"]
+    refused = complaint(run("diagnose", *given, "--micro-batch", 4), 2)
+    assert f"--micro-batch: must be the 8 of {log}, got 4" in refused
+
+
+def test_a_device_may_stand_in_the_observation(diagnose: Diagnose) -> None:
+    typed = ("llama3-8b", "--micro-batch", 1, "--precision", "bf16", "--strategy", "fsdp")
+    rest = diagnose(*typed, "--observed", "1,000 tokens/s per GPU on 8x8 H200-SXM")
+    assert rest == diagnose(
+        *typed, "--device", "h200-sxm", "--observed", "1,000 tokens/s per GPU on 8x8 H200-SXM"
+    )
+    assert rest["observations"][0]["devices"] == 64
+
+
 def test_mfu_is_expected_as_mfu(run: Run) -> None:
     """989.4 TFLOP/s in bf16: the share of it that is expected, and the rate."""
     expected = []

@@ -82,6 +82,15 @@ def test_a_slow_log_names_its_cause(
     assert cause in found["checks"][0]["causes"][0]
 
 
+def test_a_dip_among_fast_arrays_is_slow(check: Check) -> None:
+    """The mean of a band hides it: 16 MiB alone take as long as 128 MiB should."""
+    found = check(nccl_log(slower(6, least=16 * MIB, most=16 * MIB)), exit_code=4)["checks"][0]
+    band = next(band for band in found["bands"] if band["verdict"] == "slow")
+    assert band["share"] > 0.25
+    assert band["dip"][:2] == [16 * MIB, 128 * MIB]
+    assert "16 MiB take 1.3 x as long as 128 MiB" in found["causes"][0]
+
+
 def test_buckets_are_marked_and_cost_is_told(check: Check, tmp_path: Path) -> None:
     path = tmp_path / "workload.json"
     workload().write(path)

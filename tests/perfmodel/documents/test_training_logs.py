@@ -26,6 +26,9 @@ from perfmodel.errors import InvalidDocument, UsageError
         ("4 cards, 480 ms", 0.48, Unit.STEP, {"devices": 4}),
         ("2 nodes of 8: 70 GiB reserved", 70 * 2**30, Unit.MEMORY, {"nodes": 2}),
         ("2 nodes of 8", None, None, {"nodes": 2, "per_node": 8}),
+        ("8x8 H100: 1k tokens/s", 1e3, Unit.TOKENS, {"nodes": 8, "per_node": 8, "device": "h100"}),
+        ("3 RTX 3090, 4.1 s", 4.1, Unit.STEP, {"devices": 3, "device": "rtx 3090"}),
+        ("8x A100-SXM4-80 0.4 it/s", 0.4, Unit.STEPS, {"devices": 8, "device": "a100-sxm4-80"}),
     ],
 )
 def test_what_people_type(
@@ -40,7 +43,7 @@ def test_what_people_type(
     ("text", "problem"),
     [
         ("8 GPUs 2.5 fortnights", "must hold one number with a unit"),
-        ("8 GPUs on H100: 2.5 s", "'h100', which is not understood"),
+        ("8 GPUs on Venus: 2.5 s", "'venus', which is not understood"),
         ("8 GPUs 0 s", "must be finite and > 0"),
         ("fast", "must hold one number"),
         ("0 GPUs 3 s", "counts must be 1 to"),
