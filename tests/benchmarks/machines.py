@@ -1,30 +1,33 @@
-"""Machines that come with perfmodel, made from public tables of steps; and how wrong they are on what they never saw.
+"""Makes the machines that come with perfmodel, and judges speed-ups of their nodes.
 
-    python -m tests.benchmarks.machines FOLDER              judge: families, models and devices left out
+    python -m tests.benchmarks.machines FOLDER              judge: models left out, eight GPUs from one
     python -m tests.benchmarks.machines FOLDER --write      make perfmodel/documents/machines and the prior
 
-``FOLDER`` holds single_device_steps.csv.gz. Tracing 550 models takes some 15 minutes; traces are kept in --traces.
+``FOLDER`` holds published tables: single_device_steps.csv.gz of single cards, throughput.csv and nccl_times.csv.gz of
+datacentre machines. Tracing 550 models takes some 15 minutes; traces are kept in --traces. ``perfmodel validate
+published --sources single_device_steps,machines`` judges the cards.
+
+Rows of datacentre machines are of one GPU in 16 bit, and in fp32 where the device has
+no TF32. What sources do not print: images have 224 pixels, SQuAD samples 384 tokens; ConvNets of DeepLearningExamples
+run channels last; their rates, printed without a batch, are taken as those of 128 samples. Left out: EfficientNet-B4,
+of which no device holds 128 samples, and pre-training with 512 tokens, which would exceed the fp32 peak of a V100.
 """
 
 import argparse
 import hashlib
+import json
 import pickle
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import typer
 
-from calibrate.step_fit import (
-    DeviceFit,
-    StepRow,
-    fit_device,
-    left_out_errors,
-    left_out_logs,
-    predicted_s,
-    prior_over,
-)
+import perfmodel as pm
+from calibrate.step_fit import StepRow, prior_over
 from calibrate.step_table import (
     Setting,
     TableRow,
@@ -34,20 +37,30 @@ from calibrate.step_table import (
     traced_rows,
 )
 from perfmodel.cost.rescaling import find_device, shipped_catalogue
-from perfmodel.cost.step_law import CONSTANTS, ConstantPrior, Sheet, first_priors
+from perfmodel.cost.step_curves import shipped_priors
+from perfmodel.cost.step_law import CONSTANTS, first_priors
 from perfmodel.documents import Provenance, file_sha256, write_atomically
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import UntraceableModel, UsageError
 from perfmodel.files import read_table
-from perfmodel.statistics import FloatArray
+from perfmodel.machine.measured import CollectiveProfile, CurvePoint, MeasuredMachine, MemoryFormat
 from perfmodel.workload.step import TracedStep
 from validate.published import devices
+from validate.published.harness import read_rows
+from validate.published.published import SOURCES
 
 _ROOT: Final = Path(__file__).parents[2] / "perfmodel"
+_CARDS: Final = "single_device_steps"
 _SOURCES: Final = {
     "huggingface/pytorch-image-models": "huggingface/pytorch-image-models @aa4b5850",
     "ryujaehun/pytorch-gpu-benchmark": "ryujaehun/pytorch-gpu-benchmark @3f47a9e2",
 }
+_STEPS: Final = "throughput.csv"
+_COLLECTIVES: Final = "nccl_times.csv.gz"
+_LAMBDA: Final = "lambdal/deeplearning-benchmark"
+_NVIDIA: Final = "NVIDIA/DeepLearningExamples"
+_KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter")
+_ERROR: Final = 0.02
 
 
 class Traces:
@@ -74,62 +87,232 @@ class Traces:
         return kept
 
 
-def _scores(logs: FloatArray) -> str:
-    errors = np.abs(np.expm1(-logs))
-    return (
-        f"{len(logs):5d} rows   MAPE {errors.mean():6.1%}   p95 {np.quantile(errors, 0.95):6.1%}   "
-        f"bias {np.expm1(np.mean(-logs)):+6.1%}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """Where the terms of a machine come from."""
+
+    device: str
+    """In the catalogue."""
+    hardware: tuple[str, ...]
+    """Names of it in the tables of steps."""
+    collectives: str | None = None
+    """Name in the table of collectives: links between the eight GPUs of its node."""
+
+
+MACHINES: Final = {
+    "a10": Made(device="a10", hardware=("LambdaCloud A10",)),
+    "a100-pcie": Made(device="a100-pcie-40", hardware=("LambdaCloud A100 40GB PCIe",)),
+    "dgx-a100": Made(
+        device="a100-sxm4-80",
+        hardware=("A100 80GB SXM4", "DGX A100"),
+        collectives="NVIDIA A100-SXM4-80GB",
+    ),
+    "dgx-h100": Made(
+        device="h100-sxm5",
+        hardware=("H100 80GB SXM5", "Dell H100 80GB SXM5", "DellTexas H100 80GB SXM5"),
+        collectives="NVIDIA H100 80GB HBM3",
+    ),
+    "dgx-1-v100": Made(device="v100-sxm2-32", hardware=("DGX-1",)),
+}
+
+#: Part of a source's name of a model -> ours, pixels, tokens, optimizer, memory format in 16 bit.
+_MODELS: Final = {
+    "resnet50": ("torchvision:resnet50", 224, None, "sgd", "contiguous"),
+    "bert_base_squad": ("bert-base.json", None, 384, "adamw", "contiguous"),
+    "bert_large_squad": ("bert-large.json", None, 384, "adamw", "contiguous"),
+    "LanguageModeling/BERT": ("bert-large.json", None, 384, "adamw", "contiguous"),
+    "resnext101-32x4d": ("timm:resnext101_32x4d", 224, None, "sgd", "channels_last"),
+    "[efficientnet-b0]": ("timm:efficientnet_b0", 224, None, "sgd", "channels_last"),
+}
+_BERT: Final = {"bert-base.json": (768, 12), "bert-large.json": (1024, 24)}
+#: Samples of a micro-batch, and tokens, where a source prints none or those of a whole step.
+_UNPRINTED_BATCH: Final = 128
+_UNPRINTED_TOKENS: Final = 8192
+_TOKENS: Final = 128
+_LARGEST_BATCH: Final = 1024
+_PRECISIONS: Final = {"AMP/FP16": "amp fp16", "FP32": "fp32"}
+
+
+def rows_of(folder: Path, made: Made, configs: Path, *, gpus: int = 1) -> list[TableRow]:
+    """Steps of a machine; what several hosts measured is their median."""
+    found: dict[Setting, list[tuple[int, float]]] = {}
+    for line, cells in read_table(folder / _STEPS):
+        if cells["gpus"] == str(gpus) and cells["hardware"] in made.hardware:
+            for setting, step_s in _read(cells, configs, gpus):
+                found.setdefault(setting, []).append((line, step_s))
+    return [
+        TableRow(
+            where=f"{_STEPS}: line {seen[0][0]}",
+            setting=setting,
+            family=Path(setting.model).stem,
+            step_s=statistics.median(step_s for _, step_s in seen),
+        )
+        for setting, seen in found.items()
+    ]
+
+
+def _read(cells: dict[str, str], configs: Path, gpus: int) -> Iterator[tuple[Setting, float]]:
+    """The setting and the time of a row that one of our models stands for."""
+    is_ours = cells["source"] == _LAMBDA or (
+        cells["source"] == _NVIDIA and cells["framework"] == "PyTorch"
     )
+    known = [value for name, value in _MODELS.items() if cells["model"].endswith(name)]
+    precision = _PRECISIONS.get(cells["precision"])
+    if not (is_ours and known and precision and cells["throughput"]):
+        return
+    model, image, tokens, optimizer, memory_format = known[0]
+    if "pre-training" in cells["notes"]:
+        # Many micro-batches make a step, printed as its batch on DGX-1: the optimizer is a small part.
+        optimizer, tokens = "none", int(cells["seq_len"])
+        if tokens != _TOKENS:
+            return
+    batch = int(float(cells["micro_batch"] or 0))
+    if tokens and batch > _LARGEST_BATCH:
+        batch = _UNPRINTED_TOKENS // tokens
+    elif image and not batch:
+        batch = _UNPRINTED_BATCH
+    if not batch:
+        return
+    in_16_bit = precision != "fp32"
+    shape: MemoryFormat = (
+        "channels_last" if in_16_bit and memory_format == "channels_last" else "contiguous"
+    )
+    setting = Setting(
+        model=str(configs / model) if model in _BERT else model,
+        batch=batch,
+        image=image,
+        sequence=tokens,
+        precision=precision,
+        memory_format=shape,
+        optimizer=optimizer,
+        torch="1",
+    )
+    yield setting, gpus * batch / float(cells["throughput"])
 
 
-def judge_families(
-    name: str, rows: Sequence[StepRow], sheet: Sheet, priors: Mapping[str, ConstantPrior]
-) -> None:
-    """Families left out one after another."""
-    for series in devices.judge_families(name, rows, sheet, priors):
-        ours = series.errors[0]
+def collectives_of(folder: Path, device: str) -> tuple[tuple[CollectiveProfile, ...], str]:
+    """Groups of 2, 4 and 8 in one node at the newest version of NCCL in the table, and that version."""
+    times: dict[tuple[str, str, int], dict[int, list[float]]] = {}
+    for _, cells in read_table(folder / _COLLECTIVES):
+        if cells["device"] == device and cells["nodes"] == "1" and cells["nccl"]:
+            key = cells["nccl"], cells["collective"], int(cells["gpus"])
+            of_one = times.setdefault(key, {})
+            of_one.setdefault(int(cells["size_bytes"]), []).append(float(cells["time_us"]) * 1e-6)
+    newest = max((v for v, _, _ in times), key=lambda text: [int(part) for part in text.split(".")])
+    profiles = [
+        CollectiveProfile(
+            collective=kind,
+            world_size=ranks,
+            points=tuple(
+                CurvePoint(at=size, time_s=float(np.median(seen)), relative_error=_ERROR)
+                for size, seen in sorted(of_one.items())
+            ),
+        )
+        for (version, kind, ranks), of_one in sorted(times.items())
+        if version == newest and kind in _KINDS
+    ]
+    return tuple(profiles), newest
+
+
+def machine(
+    name: str, folder: Path, traces: Traces, configs: Path
+) -> tuple[MeasuredMachine, list[str]]:
+    """A machine and what to know of it."""
+    made = MACHINES[name]
+    rows = rows_of(folder, made, configs)
+    found, notes = machine_from_steps(
+        rows,
+        find_device(made.device, shipped_catalogue()),
+        priors=shipped_priors(),
+        source=f"{_LAMBDA}, {_NVIDIA}",
+        trace=traces,
+    )
+    if made.collectives is None:
+        return found, notes
+    groups, version = collectives_of(folder, made.collectives)
+    assert found.device_costs is not None
+    costs = replace(found.device_costs, versions={**found.device_costs.versions, "nccl": version})
+    found = replace(
+        found,
+        collectives=groups,
+        ranks_per_node=max(group.world_size for group in groups),
+        device_costs=costs,
+        environment={"versions": dict(costs.versions)},
+    )
+    return found, notes
+
+
+def judge_nodes(name: str, folder: Path, configs: Path) -> None:
+    """Print speed-ups of eight GPUs over one: published, and predicted by the machine that ships."""
+    made = MACHINES[name]
+    alone = {_likeness(row.setting): row for row in rows_of(folder, made, configs)}
+    for row in rows_of(folder, made, configs, gpus=8):
+        one = alone.get(_likeness(row.setting))
+        if one is None or row.setting.optimizer == "none":
+            continue
+        setting = row.setting
+        workload = pm.trace(
+            setting.model,
+            micro_batch=setting.batch,
+            sequence_length=setting.sequence,
+            precision="fp16",
+            optimizer=setting.optimizer,
+            device_kind="as-cuda",
+        )
+        found = pm.predict(name, workload, devices=[8], batch=setting.batch).points[0].speedup
+        assert found is not None
+        rates = [each.setting.batch / each.step_s for each in (row, one)]
         typer.echo(
-            f"{series.name:30} {series.num_predicted:5d} rows   MAPE {ours.mape:6.1%}   "
-            f"worst {ours.worst_absolute:6.1%}   coverage {ours.coverage:4.0%}"
+            f"    {Path(setting.model).stem}, batch {setting.batch}: published {8 * rates[0] / rates[1]:.2f}, "
+            f"predicted {found.nominal:.2f} [{found.p5:.2f}-{found.p95:.2f}]"
         )
 
 
-def judge_few(
-    name: str,
-    rows: Sequence[StepRow],
-    sheet: Sheet,
-    priors: Mapping[str, ConstantPrior],
-    count: int,
-) -> FloatArray:
-    """Some models known, the others predicted, over four random choices."""
-    models = sorted({row.model for row in rows})
-    found: list[FloatArray] = []
-    inside: list[bool] = []
-    for seed in range(4):
-        known = set(np.random.default_rng(seed).permutation(models)[:count])
-        seen = [row for row in rows if row.model in known]
-        unseen = [row for row in rows if row.model not in known]
-        fit = fit_device(seen, sheet, priors)
-        logs = np.log([row.step_s for row in unseen]) - np.log(predicted_s(unseen, fit, sheet))
-        found.append(logs)
-        if seen:
-            errors = {
-                (e.precision, e.memory_format): e.log_error
-                for e in left_out_errors(seen, left_out_logs(seen, sheet, priors))
-            }
-        else:
-            errors = {}
-        inside += [
-            abs(log) <= errors.get((row.work.precision, row.work.memory_format), 0.45)
-            for log, row in zip(logs, unseen, strict=True)
-        ]
-        if not count:
-            break
-    logs = np.concatenate(found)
-    typer.echo(
-        f"{name:12} {count} models known     {_scores(logs)}   coverage {np.mean(inside):4.0%}"
+def _likeness(setting: Setting) -> tuple[object, ...]:
+    return (*setting.traced, setting.memory_format)
+
+
+def make_cards(folder: Path, traces: Traces) -> None:
+    """Write the machines of single cards, and the prior of the next device; no device is its own prior."""
+    table = SOURCES[_CARDS].open(_CARDS, folder)
+    tables = devices.public_rows(table)
+    rows: dict[str, list[StepRow]] = {}
+    for name, of_one in tables.items():
+        rows[name], notes = traced_rows(by_version(of_one)[0], traces)
+        typer.echo(f"{name}: {len(rows[name])} rows, {len(notes)} not traced", err=True)
+    fits = devices.fits_of(rows, devices.sheets_of(list(rows)))
+    priors = prior_over(list(fits.values()), first_priors())
+    lines = [
+        "# Prior of the constants of perfmodel/cost/step_law.py on a device without steps: median and standard",
+        "# deviation of the logarithm. Made by python -m tests.benchmarks.machines FOLDER --write.",
+        "[constants]",
+    ]
+    lines += [f'"{n}" = [{priors[n].median:.5g}, {priors[n].log_sigma:.4g}]' for n in CONSTANTS]
+    write_atomically(_ROOT / "cost" / "device_priors.toml", "\n".join(lines) + "\n")
+    sources = {devices.device_of(row): row["source"] for row in read_rows(table.path, columns=())}
+    for name, of_one in tables.items():
+        told = prior_over([fit for other, fit in fits.items() if other != name], first_priors())
+        found, notes = machine_from_steps(
+            of_one,
+            find_device(name, shipped_catalogue()),
+            priors=told,
+            source=_SOURCES[sources[name]],
+            trace=traces,
+        )
+        _write(name, found, table.path)
+        typer.echo("\n  ".join((name, *notes[-2:])))
+
+
+def _write(name: str, found: MeasuredMachine, table: Path) -> None:
+    document = ProfileDocument(
+        provenance=Provenance.of_answer(
+            ["python", "-m", "tests.benchmarks.machines"],
+            host_fingerprint="none: steps of others depend on no host",
+        ),
+        observations_sha256=file_sha256(table),
+        machine=found,
     )
-    return logs
+    document.write(_ROOT / "documents" / "machines" / f"{name}.json")
 
 
 def main() -> None:
@@ -140,67 +323,35 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
     traces = Traces(asked.traces)
-    tables, _, _ = devices.public_rows(asked.folder)
-    rows: dict[str, list[StepRow]] = {}
-    for name, table in tables.items():
-        rows[name], notes = traced_rows(by_version(table)[0], traces)
-        typer.echo(f"{name}: {len(rows[name])} rows, {len(notes)} not traced", err=True)
-    bare = devices.sheets_of(list(rows))
-    fits = devices.fits_of(rows, bare)
-    if asked.write:
-        _write(asked.folder, tables, traces, fits)
-        return
-    by_count: dict[int, list[FloatArray]] = {}
-    for name, of_one in rows.items():
-        priors = devices.priors_of(name, fits)
-        judge_families(name, of_one, bare[name], priors)
-        for count in (0, 1, 2, 4, 9) if name != devices.ANCHOR else ():
-            by_count.setdefault(count, []).append(
-                judge_few(name, of_one, bare[name], priors, count)
-            )
-    for count, logs in by_count.items():
-        typer.echo(f"four devices {count} models known     {_scores(np.concatenate(logs))}")
-
-
-def _write(
-    folder: Path,
-    tables: Mapping[str, list[TableRow]],
-    traces: Traces,
-    fits: Mapping[str, DeviceFit],
-) -> None:
-    """Files of the machines, and the prior of the next device; no device is its own prior."""
-    priors = prior_over(list(fits.values()), first_priors())
-    lines = [
-        "# Prior of the constants of perfmodel/cost/step_law.py on a device without steps: median and standard",
-        "# deviation of the logarithm. Made by python -m tests.benchmarks.machines FOLDER --write.",
-        "[constants]",
-    ]
-    lines += [f'"{n}" = [{priors[n].median:.5g}, {priors[n].log_sigma:.4g}]' for n in CONSTANTS]
-    write_atomically(_ROOT / "cost" / "device_priors.toml", "\n".join(lines) + "\n")
-    digest = file_sha256(folder / devices.TABLE)
-    for name, table in tables.items():
-        sheet = find_device(name, shipped_catalogue())
-        source = _SOURCES[_source(folder, name)]
-        told = prior_over([fit for other, fit in fits.items() if other != name], first_priors())
-        machine, notes = machine_from_steps(table, sheet, priors=told, source=source, trace=traces)
-        document = ProfileDocument(
-            provenance=Provenance.of_answer(
-                ["python", "-m", "tests.benchmarks.machines"],
-                host_fingerprint="none: steps of others depend on no host",
+    for file, (hidden, layers) in _BERT.items():
+        (asked.traces / file).write_text(
+            json.dumps(
+                {
+                    "model_type": "bert",
+                    "architectures": ["BertForSequenceClassification"],
+                    "hidden_size": hidden,
+                    "num_hidden_layers": layers,
+                    "num_attention_heads": hidden // 64,
+                    "intermediate_size": 4 * hidden,
+                    "vocab_size": 30522,
+                    "max_position_embeddings": 512,
+                }
             ),
-            observations_sha256=digest,
-            machine=machine,
+            encoding="utf-8",
         )
-        document.write(_ROOT / "documents" / "machines" / f"{name}.json")
-        typer.echo("\n  ".join((name, *notes[-2:])))
-
-
-def _source(folder: Path, name: str) -> str:
-    return next(
-        cells["source"]
-        for _, cells in read_table(folder / devices.TABLE)
-        if devices.device_of(cells) == name
-    )
+    if asked.write:
+        make_cards(asked.folder, traces)
+    for name in MACHINES:
+        found, notes = machine(name, asked.folder, traces, asked.traces)
+        assert found.device_costs is not None
+        typer.echo(f"{name}: {found.device_costs.num_rows} rows")
+        for error in found.device_costs.left_out:
+            typer.echo(f"    {error}")
+        typer.echo("    " + "\n    ".join(notes))
+        if asked.write:
+            _write(name, found, asked.folder / _STEPS)
+        elif MACHINES[name].collectives:
+            judge_nodes(name, asked.folder, asked.traces)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from validate.judging import (
     summarise,
     summarise_any,
 )
-from validate.published.tables import Part, verdict
+from validate.published.harness import Part, verdict
 
 GOOD = [0.01, -0.02] * 12
 COVERAGE = "coverage of 90 % intervals"

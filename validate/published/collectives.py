@@ -2,10 +2,9 @@
 
 import math
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,33 +15,24 @@ from perfmodel.cost.network import CollectiveCost
 from perfmodel.documents.verdicts import PublishedSeries
 from perfmodel.machine.measured import CurvePoint, MeasuredCollective
 from perfmodel.statistics import FloatArray
-from validate.published.tables import (
-    Judged,
-    Part,
-    Row,
-    alpha_beta_ring,
-    counted,
-    number,
-    read_rows,
-    verdict,
-)
+from validate.published.harness import Part, Row, Table, alpha_beta_ring, number, numbers, verdict
 
-_COLUMNS: Final = ("source", "hardware", "op", "nodes", "ranks", "gpus_per_node", "bytes")
 #: Single published timings are medians of many iterations on a quiet machine, at best.
 _ERROR: Final = 0.02
 _NUM_DRAWS: Final = 300
 _FEWEST_SIZES: Final = 6
 _BANDS: Final = (
-    (0, 2**20, "below 1 MiB"),
-    (2**20, 2**26, "1 to 64 MiB"),
-    (2**26, math.inf, "from 64 MiB"),
+    (0, 2**20, ": below 1 MiB"),
+    (2**20, 2**26, ": 1 to 64 MiB"),
+    (2**26, math.inf, ": from 64 MiB"),
 )
 _NAMES: Final = {"alltoall": "all_to_all"}
 #: Counts in a system's name say how much of it was used, not which system it is.
 _COUNTS: Final = re.compile(r"^\d+x\s+|,\s*(single rack|\d+ racks?|\d+ nodes?)$|_n\d+")
 #: Devices that NVLink joins, where they stand in several nodes: NVL72.
 _DOMAIN: Final = re.compile(r"NVL(\d+)")
-Systems: TypeAlias = Mapping[tuple[str, str, str], list["Point"]]
+System: TypeAlias = tuple[str, str, str]
+"""Source, hardware and collective."""
 
 
 class Point(NamedTuple):
@@ -59,40 +49,119 @@ class Point(NamedTuple):
     """Medians of the rounds that it is the median of, where they are known. [s]"""
 
 
-def judge(folder: Path) -> Judged:
+Read: TypeAlias = Callable[[Row], tuple[Sequence[System], Point] | str]
+"""A row as a timing and the systems that it belongs to, or why it is none."""
+
+
+def judge(table: Table) -> Iterator[PublishedSeries]:
     """Verdict on every system of many."""
-    systems: dict[tuple[str, str, str], list[Point]] = defaultdict(list)
-    rows = read_rows(folder / "collectives.csv", columns=(*_COLUMNS, "time_us"))
-    out: Counter[str] = Counter()
-    for row in rows:
-        size, time_us, ranks = (number(row, name) for name in ("bytes", "time_us", "ranks"))
-        if not (size and time_us and ranks and ranks > 1):
-            out["no size, time or group of ranks"] += 1
-        else:
-            key = (row["source"], _COUNTS.sub("", row["hardware"]).strip(), row["op"])
-            in_place_us = number(row, "inplace_time_us") if "inplace_time_us" in row else None
-            in_place_s = in_place_us * 1e-6 if in_place_us else None
-            nodes = _num_domains(row, int(ranks))
-            systems[key].append(Point(size, int(ranks), nodes, time_us * 1e-6, in_place_s))
-    return _judged("collectives", systems, len(rows), out)
+    return _judged(table, _timing, few="one group and few sizes")
 
 
-def judge_whole_log(folder: Path) -> Judged:
+def judge_whole_log(table: Table) -> Iterator[PublishedSeries]:
     """Verdict on a log of all sizes on one node, as nccl-tests printed it; powers of two count."""
-    systems: dict[tuple[str, str, str], list[Point]] = defaultdict(list)
-    rows = read_rows(folder / "vtrain_allreduce.csv", columns=("source", "ranks", "raw"))
-    out: Counter[str] = Counter()
-    for row in rows:
-        size, _, _, time_ns, *_ = row["raw"].split()
-        ranks = number(row, "ranks")
-        if not (ranks and size.isdigit()):
-            out["no size or group of ranks"] += 1
-        elif int(size).bit_count() != 1:
-            out["sizes that are no power of two"] += 1
-        else:
-            point = Point(float(size), int(ranks), 1, float(time_ns) * 1e-9)
-            systems[row["source"], "one node", "all_reduce"].append(point)
-    return _judged("vtrain_allreduce", systems, len(rows), out)
+    return _judged(table, _log_line, few="one group and few sizes")
+
+
+def judge_times(table: Table) -> Iterator[PublishedSeries]:
+    """Verdict on groups of 8 from those of 2 and 4, apart for each version of the library and band of sizes.
+
+    Groups of one node, of two nodes, and of one device on each node make systems of their own.
+    """
+    few = "fewer than three groups of their kind"
+    return _judged(table, _placed, few=few, fewest_groups=3, bands=_BANDS, prepare=_medians)
+
+
+def _judged(
+    table: Table,
+    read: Read,
+    *,
+    few: str,
+    fewest_groups: int = 1,
+    bands: Sequence[tuple[float, float, str]] = ((0, math.inf, ""),),
+    prepare: Callable[[list[Point]], list[Point]] = list,
+) -> Iterator[PublishedSeries]:
+    """Every system, by band of sizes; rows that count for none are left out as ``few``."""
+    systems: dict[System, list[Point]] = defaultdict(list)
+    of_rows: list[Sequence[System]] = []
+    for row in table.rows:
+        found = read(row)
+        if isinstance(found, str):
+            table.leave_out(found, 1)
+            continue
+        names, point = found
+        of_rows.append(names)
+        for name in names:
+            systems[name].append(point)
+    judged = set()
+    for name, timings in systems.items():
+        points = prepare(timings)
+        known, unknown = _split(points)
+        words = ": ".join(name)
+        if not unknown or len({point.ranks for point in points}) < fewest_groups:
+            told = f"{words}: fewer than three groups" if fewest_groups > 1 else words
+            table.skipped.append(told)
+            continue
+        judged.add(name)
+        errors = np.array([max(_ERROR, log_scatter(known))])
+        for low, high, band in bands:
+            of_band = [point for point in unknown if low <= point.size_bytes < high]
+            if of_band:
+                op = _NAMES.get(name[-1], name[-1])
+                part = predicted(op, known, of_band, library="nccl", errors=errors)
+                part.predicted.update(scatter(of_band))
+                yield judge_part(table.source, words + band, part, known, of_band)
+    table.leave_out(few, sum(judged.isdisjoint(names) for names in of_rows))
+
+
+def _timing(row: Row) -> tuple[Sequence[System], Point] | str:
+    """A row of a table of many systems."""
+    found = numbers(row, "bytes", "time_us", "ranks")
+    if found is None or found[2] <= 1:
+        return "no size, time or group of ranks"
+    size, time_us, ranks = found
+    in_place_us = number(row, "inplace_time_us")
+    in_place_s = in_place_us * 1e-6 if in_place_us else None
+    nodes = _num_domains(row, int(ranks))
+    system = row["source"], _COUNTS.sub("", row["hardware"]).strip(), row["op"]
+    return [system], Point(size, int(ranks), nodes, time_us * 1e-6, in_place_s)
+
+
+def _log_line(row: Row) -> tuple[Sequence[System], Point] | str:
+    """A line of nccl-tests."""
+    size, _, _, time_ns, *_ = row["raw"].split()
+    ranks = number(row, "ranks")
+    if not (ranks and size.isdigit()):
+        return "no size or group of ranks"
+    if int(size).bit_count() != 1:
+        return "sizes that are no power of two"
+    point = Point(float(size), int(ranks), 1, float(time_ns) * 1e-9)
+    return [(row["source"], "one node", "all_reduce")], point
+
+
+def _placed(row: Row) -> tuple[Sequence[System], Point] | str:
+    """A row that says how many nodes hold the group."""
+    found = numbers(row, "gpus", "nodes", "size_bytes", "time_us")
+    if found is None:
+        return "a cell is empty or no number"
+    ranks, nodes, size, time_us = found
+    version = row["nccl"] and f" NCCL {row['nccl']}"
+    # Some tables step by less than a percent: one size per eighth of a doubling stands for them.
+    even = int(2 ** (round(8 * math.log2(size)) / 8))
+    systems = [
+        (row["source"], f"{row['device']}{version}, {where}", row["collective"])
+        for where, holds in _PLACES.items()
+        if holds(ranks, nodes)
+    ]
+    return systems, Point(float(even), int(ranks), int(nodes), time_us * 1e-6)
+
+
+def _medians(points: list[Point]) -> list[Point]:
+    """One timing for each size, group and number of nodes."""
+    times_s: dict[tuple[float, int, int], list[float]] = defaultdict(list)
+    for point in points:
+        times_s[point[:3]].append(point.time_s)
+    return [Point(*at, float(np.median(times_s[at]))) for at in sorted(times_s)]
 
 
 #: Where the devices of a group stand -> whether a row of so many ranks and nodes does.
@@ -103,54 +172,6 @@ _PLACES: Final[Mapping[str, Callable[[float, float], bool]]] = {
 }
 
 
-def judge_times(folder: Path) -> Judged:
-    """Verdict on groups of 8 from those of 2 and 4, apart for each version of the library and band of sizes.
-
-    Groups of one node, of two nodes, and of one device on each node make systems of their own.
-    """
-    systems: dict[tuple[str, str, str], dict[tuple[int, int, int], list[float]]] = defaultdict(dict)
-    of_rows: list[list[tuple[str, str, str]]] = []
-    out: Counter[str] = Counter()
-    columns = ("source", "device", "nccl", "collective", "gpus", "nodes", "size_bytes", "time_us")
-    rows = read_rows(folder / "nccl_times.csv.gz", columns=columns)
-    for row in rows:
-        ranks, nodes, size, time_us = (number(row, name) for name in columns[4:])
-        if not (ranks and nodes and size and time_us):
-            out["a cell is empty or no number"] += 1
-            continue
-        version = row["nccl"] and f" NCCL {row['nccl']}"
-        # Some tables step by less than a percent: one size per eighth of a doubling stands for them.
-        at = (int(2 ** (round(8 * math.log2(size)) / 8)), int(ranks), int(nodes))
-        found = [
-            (row["source"], f"{row['device']}{version}, {where}", row["collective"])
-            for where, holds in _PLACES.items()
-            if holds(ranks, nodes)
-        ]
-        for key in found:
-            systems[key].setdefault(at, []).append(time_us * 1e-6)
-        of_rows.append(found)
-    series, skipped, judged = [], [], set()
-    for (source, system, op), times_s in systems.items():
-        points = [
-            Point(float(size), ranks, nodes, float(np.median(of_one)))
-            for (size, ranks, nodes), of_one in sorted(times_s.items())
-        ]
-        known, unknown = _split(points)
-        if len({point.ranks for point in points}) < 3:
-            skipped.append(f"{source}: {system}: {op}: fewer than three groups")
-            continue
-        judged.add((source, system, op))
-        for low, high, band in _BANDS:
-            of_band = [point for point in unknown if low <= point.size_bytes < high]
-            if of_band:
-                errors = np.array([max(_ERROR, log_scatter(known))])
-                part = predicted(_NAMES.get(op, op), known, of_band, library="nccl", errors=errors)
-                name = f"{source}: {system}: {op}: {band}"
-                series.append(judge_part("nccl_times", name, part, known, of_band))
-    out["fewer than three groups of their kind"] = sum(judged.isdisjoint(all_) for all_ in of_rows)
-    return Judged(series, skipped, counted("nccl_times", len(rows), out))
-
-
 def _num_domains(row: Row, ranks: int) -> int:
     """Nodes, or where NVLink joins devices of several, as many as the links between nodes join."""
     if domain := _DOMAIN.search(row["hardware"]):
@@ -159,36 +180,17 @@ def _num_domains(row: Row, ranks: int) -> int:
     return int(min(nodes, ranks))
 
 
-def _judged(table: str, systems: Systems, num_rows: int, out: Counter[str]) -> Judged:
-    series, skipped = [], []
-    for (source, system, op), points in systems.items():
-        name = f"{source}: {system}: {op}"
-        known, unknown = _split(points)
-        if not unknown:
-            out["one group and few sizes"] += len(known)
-            skipped.append(name)
-            continue
-        error = max(_ERROR, log_scatter(known))
-        part = predicted(op, known, unknown, library="nccl", errors=np.array([error]))
-        part.predicted.update(scatter(unknown))
-        series.append(judge_part(table, name, part, known, unknown))
-    return Judged(series, skipped, counted(table, num_rows, out))
-
-
 def _split(points: list[Point]) -> tuple[list[Point], list[Point]]:
     """Smaller half of the groups and the larger; with one group, every second size if enough."""
     counts = sorted({point.ranks for point in points})
-    if len(counts) > 1:
-        smaller = counts[: (len(counts) + 1) // 2]
-        return [p for p in points if p.ranks in smaller], [
-            p for p in points if p.ranks not in smaller
-        ]
     sizes = sorted({point.size_bytes for point in points})
-    if len(sizes) < _FEWEST_SIZES:
+    if len(counts) > 1:
+        first = {point for point in points if point.ranks in counts[: (len(counts) + 1) // 2]}
+    elif len(sizes) >= _FEWEST_SIZES:
+        first = {point for point in points if point.size_bytes in sizes[::2]}
+    else:
         return points, []
-    return [p for p in points if p.size_bytes in sizes[::2]], [
-        p for p in points if p.size_bytes in sizes[1::2]
-    ]
+    return [p for p in points if p in first], [p for p in points if p not in first]
 
 
 def predicted(

@@ -1,12 +1,10 @@
-"""Published steps of one GPU: model families left out of a device predict from its other families.
+"""Published steps of one GPU: families and models left out of a device, and the machines that ship.
 
 The law, its fit and what a family that was left out says are those of ``calibrate --from-steps``; here are
-the table, the split and the plain rule beside it. Models are traced, which takes minutes.
+the table, the splits and the plain rule beside them. Models are traced, which takes minutes.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -18,6 +16,7 @@ from calibrate.step_fit import (
     fit_device,
     left_out_errors,
     left_out_logs,
+    predicted_s,
     prior_over,
 )
 from calibrate.step_table import (
@@ -29,22 +28,32 @@ from calibrate.step_table import (
     trace_setting,
     traced_rows,
 )
+from perfmodel.answer import Question
+from perfmodel.answer.answer import answer
+from perfmodel.answer.measured import open_workload
 from perfmodel.cost.rescaling import find_device, shipped_catalogue
 from perfmodel.cost.step_law import ConstantPrior, Sheet, first_priors
+from perfmodel.documents.profile import ProfileDocument, shipped_machines
 from perfmodel.documents.verdicts import PublishedSeries
+from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UntraceableModel, UsageError
+from perfmodel.layout import Layout
+from perfmodel.machine.measured import MeasuredMachine
+from perfmodel.models import document_for
 from perfmodel.statistics import FloatArray
 from perfmodel.workload.step import TracedStep
-from validate.published.tables import Judged, Part, Row, counted, number, read_rows, sieved, verdict
+from validate.published.harness import Part, Row, Table, number, numbers, verdict
 
-TABLE: Final = "single_device_steps.csv.gz"
-_SOURCE: Final = "single_device_steps"
-_COLUMNS: Final = (
+COLUMNS: Final = (
     *("device", "library", "model", "framework", "precision", "memory_format"),
     *("image", "batch_per_gpu", "gpus", "step_ms"),
 )
 #: The device that most models ran on: prior of the others.
 ANCHOR: Final = "rtx-3090"
+#: Models that somebody has timed on a new device; random choices of them; error of a mode without any, log, 90 %.
+_KNOWN_MODELS: Final = (0, 1, 2, 4, 9)
+_CHOICES: Final = 4
+_UNSEEN_ERROR: Final = 0.45
 _NAMES: Final = {
     "RTX 3090": ANCHOR,
     "GeForce RTX 2080 Ti": "rtx-2080ti",
@@ -59,31 +68,27 @@ def device_of(row: Mapping[str, str]) -> str:
     return _NAMES[row["device"]]
 
 
-def public_rows(folder: Path) -> tuple[dict[str, list[TableRow]], int, Counter[str]]:
-    """Steps of one GPU by device; how many rows the table has; the others by reason."""
-    table = read_rows(folder / TABLE, columns=_COLUMNS)
-    rows, out = sieved(
-        table,
-        {
-            "devices without a data sheet": lambda row: row["device"] in _NAMES,
-            "several GPUs under nn.DataParallel": lambda row: row["gpus"] == "1",
-            "no image size, batch or step": lambda row: all(
-                number(row, name) for name in ("image", "batch_per_gpu", "step_ms")
-            ),
-        },
-    )
+def public_rows(table: Table) -> dict[str, list[TableRow]]:
+    """Steps of one GPU by device."""
+    rules = {
+        "devices without a data sheet": lambda row: row["device"] in _NAMES,
+        "several GPUs under nn.DataParallel": lambda row: row["gpus"] == "1",
+        "no image size, batch or step": lambda row: (
+            numbers(row, "image", "batch_per_gpu", "step_ms") is not None
+        ),
+    }
     found: dict[str, list[TableRow]] = {}
-    for row in rows:
+    for row in table.keep(rules):
         setting = setting_of(row)
         found.setdefault(device_of(row), []).append(
             TableRow(
-                where=f"{TABLE}: {row['device']}",
+                where=f"{table.path.name}: {row['device']}",
                 setting=setting,
                 family=family_of(setting.model),
                 step_s=(number(row, "step_ms") or 0.0) / 1e3,
             )
         )
-    return found, len(table), out
+    return found
 
 
 def setting_of(row: Row) -> Setting:
@@ -126,9 +131,8 @@ def priors_of(name: str, fits: Mapping[str, DeviceFit]) -> dict[str, ConstantPri
     return prior_over(others, first_priors()) if others else first_priors()
 
 
-def judge(folder: Path, trace: Trace = trace_setting) -> Judged:
+def judge(table: Table, trace: Trace = trace_setting) -> Iterator[PublishedSeries]:
     """Verdict by device, precision and memory format."""
-    tables, num_rows, out = public_rows(folder)
 
     def traced(setting: Setting) -> TracedStep:
         try:
@@ -137,48 +141,87 @@ def judge(folder: Path, trace: Trace = trace_setting) -> Judged:
             raise UntraceableModel(str(error)) from error
 
     rows: dict[str, list[StepRow]] = {}
-    for name, table in tables.items():
-        newest, older = by_version(table)
+    for name, of_one in public_rows(table).items():
+        newest, older = by_version(of_one)
         rows[name], notes = traced_rows(newest, traced)
-        out["older versions of PyTorch on the same device"] += len(older)
-        out["models that cannot be traced"] += len(notes)
+        table.leave_out("older versions of PyTorch on the same device", len(older))
+        table.leave_out("models that cannot be traced", len(notes))
     sheets = sheets_of(list(rows))
     fits = fits_of(rows, sheets)
-    series = [
-        found
-        for name, of_one in rows.items()
-        for found in judge_families(name, of_one, sheets[name], priors_of(name, fits))
-    ]
-    return Judged(series, [], counted(_SOURCE, num_rows, out))
+    for name, steps in rows.items():
+        yield from judge_families(table.source, name, steps, sheets[name], priors_of(name, fits))
+    later = {name: steps for name, steps in rows.items() if name != ANCHOR}
+    for count in _KNOWN_MODELS if later else ():
+        parts = [
+            _few_part(steps, sheets[name], priors_of(name, fits), count, seed)
+            for name, steps in later.items()
+            for seed in range(_CHOICES if count else 1)
+        ]
+        yield verdict(
+            table.source,
+            f"{len(later)} devices, {count} models of each known",
+            [part for part in parts if len(part.measured)],
+            fitted=f"rows of these models, over {_CHOICES} random choices; other devices",
+            predicted="all other models",
+            num_fitted=sum(map(len, rows.values())),
+        )
+
+
+def _few_part(
+    rows: Sequence[StepRow],
+    sheet: Sheet,
+    priors: Mapping[str, ConstantPrior],
+    count: int,
+    seed: int,
+) -> Part:
+    """Some models of a device known, chosen at random, the others predicted."""
+    models = sorted({row.model for row in rows})
+    known = set(np.random.default_rng(seed).permutation(models)[:count])
+    seen = [row for row in rows if row.model in known]
+    unseen = [row for row in rows if row.model not in known]
+    errors = {
+        (each.precision, each.memory_format): each.log_error
+        for each in (left_out_errors(seen, left_out_logs(seen, sheet, priors)) if seen else ())
+    }
+    modes = [(row.work.precision, row.work.memory_format) for row in unseen]
+    width = np.exp([errors.get(mode, _UNSEEN_ERROR) for mode in modes])
+    ours = predicted_s(unseen, fit_device(seen, sheet, priors), sheet)
+    return Part(
+        measured=np.array([row.step_s for row in unseen]),
+        predicted={"perfmodel": ours},
+        interval=(ours / width, ours * width),
+    )
 
 
 def judge_families(
-    name: str, rows: Sequence[StepRow], sheet: Sheet, priors: Mapping[str, ConstantPrior]
-) -> list[PublishedSeries]:
+    source: str,
+    name: str,
+    rows: Sequence[StepRow],
+    sheet: Sheet,
+    priors: Mapping[str, ConstantPrior],
+) -> Iterator[PublishedSeries]:
     """Families left out one after another; the interval of one is of the errors of the others."""
     if len({row.family for row in rows}) < 2:
-        return []
+        return
     logs = left_out_logs(rows, sheet, priors)
     modes: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
         words = "fp32" if row.work.precision == "fp32" else "16 bit"
         modes.setdefault(f"{words}, {row.work.memory_format}", []).append(index)
-    found = []
     for mode, chosen in modes.items():
         families = sorted({rows[i].family for i in chosen})
-        parts = [
-            _part(rows, logs, [i for i in chosen if rows[i].family == family], chosen)
-            for family in families
-            if len(families) > 1
-        ]
-        if parts:
-            told = {
-                "fitted": "all other families on the device",
-                "predicted": f"families left out, {len(families)} in all",
-            }
-            of_mode = f"{name}, {mode}"
-            found.append(verdict(_SOURCE, of_mode, parts, **told, num_fitted=len(rows)))
-    return found
+        if len(families) > 1:
+            yield verdict(
+                source,
+                f"{name}, {mode}",
+                [
+                    _part(rows, logs, [i for i in chosen if rows[i].family == f], chosen)
+                    for f in families
+                ],
+                fitted="all other families on the device",
+                predicted=f"families left out, {len(families)} in all",
+                num_fitted=len(rows),
+            )
 
 
 def _part(
@@ -188,8 +231,9 @@ def _part(
     family = rows[left[0]].family
     rest = [index for index in chosen if rows[index].family != family]
     [error] = left_out_errors([rows[index] for index in rest], logs[rest])
-    step_s, flop = (np.array([value(rows[index]) for index in left]) for value in (_step_s, _flop))
-    rate = float(np.median([_flop(rows[index]) / _step_s(rows[index]) for index in rest]))
+    step_s = np.array([rows[index].step_s for index in left])
+    flop = np.array([_flop(rows[index]) for index in left])
+    rate = float(np.median([_flop(rows[index]) / rows[index].step_s for index in rest]))
     ours = step_s * np.exp(-logs[list(left)])
     width = np.exp(error.log_error)
     return Part(
@@ -199,9 +243,97 @@ def _part(
     )
 
 
-def _step_s(row: StepRow) -> float:
-    return row.step_s
-
-
 def _flop(row: StepRow) -> float:
     return float((row.work.count * row.work.flop).sum())
+
+
+def judge_shipped(
+    table: Table, document_of: Callable[[MeasuredMachine, str], WorkloadDocument] = document_for
+) -> Iterator[PublishedSeries]:
+    """What ``predict --machine NAME`` says of every row in the precision that it traces models in."""
+    documents: dict[tuple[str, str], WorkloadDocument | None] = {}
+    for name, rows in public_rows(table).items():
+        machine = ProfileDocument.read(shipped_machines()[name]).machine
+        newest, older = by_version(rows)
+        table.leave_out("older versions of PyTorch on the same device", len(older))
+        found = []
+        for row in newest:
+            setting = row.setting
+            key = name, setting.model
+            if key not in documents:
+                documents[key] = _traced(machine, setting.model, document_of)
+            document = documents[key]
+            if document is None:
+                table.leave_out("models that cannot be traced", 1)
+            elif not _is_traced_so(setting, document):
+                table.leave_out("another precision, memory format or size than predict traces", 1)
+            else:
+                found.append((row, document))
+        if found:
+            yield _shipped(table.source, name, machine, found)
+
+
+def _traced(
+    machine: MeasuredMachine,
+    model: str,
+    document_of: Callable[[MeasuredMachine, str], WorkloadDocument],
+) -> WorkloadDocument | None:
+    try:
+        return document_of(machine, model)
+    except (UntraceableModel, UsageError):
+        return None
+
+
+def _is_traced_so(setting: Setting, document: WorkloadDocument) -> bool:
+    """Whether a trace of the model stands for the row."""
+    assert document.trace is not None
+    is_half = setting.precision.startswith("amp")
+    return (
+        document.workload.sample == f"3x{setting.image}x{setting.image} image"
+        and setting.memory_format == "contiguous"
+        and (setting.precision == "fp32" or is_half)
+        and is_half == (document.trace.method.precision != "fp32")
+    )
+
+
+def _shipped(
+    source: str,
+    name: str,
+    machine: MeasuredMachine,
+    rows: Sequence[tuple[TableRow, WorkloadDocument]],
+) -> PublishedSeries:
+    """Beside one rate of arithmetic for the device, the median over all rows."""
+    step_s = np.array([row.step_s for row, _ in rows])
+    flop = np.array(
+        [
+            row.setting.batch * (each.workload.forward_flop + each.workload.backward_flop)
+            for row, each in rows
+        ]
+    )
+    workloads = {id(each): open_workload(machine, each) for _, each in rows}
+    steps = [
+        answer(
+            Question(
+                machine=machine,
+                workload=workloads[id(each)],
+                layout=Layout(micro_batch=row.setting.batch),
+            )
+        ).step
+        for row, each in rows
+    ]
+    part = Part(
+        measured=step_s,
+        predicted={
+            "perfmodel": np.array([step.nominal for step in steps]),
+            "one rate of arithmetic": flop / float(np.median(flop / step_s)),
+        },
+        interval=(np.array([step.p5 for step in steps]), np.array([step.p95 for step in steps])),
+    )
+    return verdict(
+        source,
+        f"predict --machine {name}",
+        [part],
+        fitted="the machine as it ships",
+        predicted="all rows, those that made it too",
+        num_fitted=1 if machine.device_costs is None else machine.device_costs.num_rows,
+    )

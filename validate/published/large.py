@@ -1,9 +1,8 @@
 """Large models: infer steps and memory from some published runs, predict the others."""
 
-from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import product
-from pathlib import Path
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -17,8 +16,8 @@ from perfmodel.cost.parameters import SHEETS, step_time_priors
 from perfmodel.documents.verdicts import CARRIED, PublishedSeries
 from perfmodel.layout_search import NEAR_FASTEST, to_test
 from perfmodel.statistics import BoolArray, FloatArray
+from validate.published.harness import Part, Table, read_rows, repeatability, usl, verdict
 from validate.published.runs import (
-    Read,
     Runs,
     foundry_runs,
     memory_runs,
@@ -27,7 +26,6 @@ from validate.published.runs import (
     starves_a_stage,
     vtrain_runs,
 )
-from validate.published.tables import Judged, Part, counted, repeatability, usl, verdict
 
 Index: TypeAlias = NDArray[np.int64]
 
@@ -62,93 +60,90 @@ class _Judged:
     """Whether predictions hold the chance of a stall."""
 
 
-def judge_vtrain(folder: Path) -> Judged:
+def judge_vtrain(table: Table) -> Iterator[PublishedSeries]:
     """50 random runs predict the rest, ten times; two replicas predict eight."""
-    read = vtrain_runs(folder)
-    runs, bad = read.runs, read.bad
+    runs = vtrain_runs(table)
     if len(runs) < VTRAIN_RUNS + _FEWEST:
-        return _too_few(read, "vtrain")
-    rows = read.counted("vtrain")
+        _leave_out(table, runs)
+        return
     splits = [_random_split(len(runs), VTRAIN_RUNS, seed) for seed in range(VTRAIN_DRAWS)]
     judged = [_judge(runs, *split, device="A100") for split in splits]
-    name = f"{VTRAIN_RUNS} random runs, {VTRAIN_DRAWS} draws together"
-    series = [_series("vtrain", name, judged), *_sizes("vtrain", runs, "layers", device="A100")]
+    yield _series("vtrain", f"{VTRAIN_RUNS} random runs, {VTRAIN_DRAWS} draws together", judged)
+    yield from _sizes("vtrain", runs, "layers", device="A100")
     plain = (runs.jobs.tp == 1) & (runs.jobs.pp == 1)
-    first = np.flatnonzero(plain & (runs.jobs.dp == 2))
-    second = np.flatnonzero(plain & (runs.jobs.dp == 8))
+    first, second = (np.flatnonzero(plain & (runs.jobs.dp == replicas)) for replicas in (2, 8))
     if min(len(first), len(second)) < _FEWEST:
-        return Judged(series, [*bad, "vtrain: data parallelism alone"], rows)
+        table.skipped.append("vtrain: data parallelism alone")
+        return
     alone = _judge(runs, first, second, device="A100")
-    series.append(_series("vtrain", "data parallelism alone, dp=2 predicts dp=8", [alone]))
-    return Judged(series, bad, rows)
+    yield _series("vtrain", "data parallelism alone, dp=2 predicts dp=8", [alone])
 
 
-def _too_few(read: Read, source: str) -> Judged:
+def _leave_out(table: Table, runs: Runs) -> None:
     """No verdict on a table that holds too little."""
-    told = f"{source}: {len(read.runs)} runs"
-    return Judged([], [*read.bad, told], read.counted(source, {"too few runs": len(read.runs)}))
+    table.leave_out("too few runs", len(runs), f"{table.source}: {len(runs)} runs")
 
 
-def judge_foundry(folder: Path) -> Judged:
+def judge_foundry(table: Table) -> Iterator[PublishedSeries]:
     """One node of eight predicts more nodes, for every device with a data sheet, 8 and 16 bit apart."""
-    series, skipped, num_judged = [], [], 0
-    out: Counter[str] = Counter()
+    rows = table.keep(
+        {
+            "other sources": lambda row: "llm-foundry" in row["source"],
+            "devices without a data sheet": lambda row: row["gpu"] in SHEETS,
+        }
+    )
     for device, eight_bit in product(SHEETS, (False, True)):
-        read = foundry_runs(folder, device, eight_bit=eight_bit)
-        runs, bad = read.runs, read.bad
+        own = [
+            r for r in rows if (r["gpu"], "fp8" in r["precision"].lower()) == (device, eight_bit)
+        ]
+        runs = foundry_runs(table, own)
         name = f"{device}, 8 bit" if eight_bit else device
         first = np.flatnonzero(runs.jobs.devices <= 8)
         second = np.flatnonzero(runs.jobs.devices > 8)
-        skipped += bad
         if min(len(first), len(second)) >= _FEWEST:
             judged = [_judge(runs, first, second, device=device)]
-            series.append(_series("llm_foundry", f"FSDP on {name}, 8 devices predict more", judged))
-            series += _sizes("llm_foundry", runs, "hidden", device=device)
-            num_judged += len(runs)
+            yield _series("llm_foundry", f"FSDP on {name}, 8 devices predict more", judged)
+            yield from _sizes("llm_foundry", runs, "hidden", device=device)
         elif len(runs):
-            out[f"too few runs on one node of {name}, or on several"] += len(runs)
-            skipped.append(
-                f"llm-foundry on {name}: {len(first)} runs on one node, {len(second)} on several"
+            table.leave_out(
+                f"too few runs on one node of {name}, or on several",
+                len(runs),
+                f"llm-foundry on {name}: {len(first)} runs on one node, {len(second)} on several",
             )
-        out["rows named below"] += len(bad)
-    num_rows = len(runs) + len(bad) + read.others.total()
-    out["other sources"] = read.others["other sources"]
-    out["devices without a data sheet"] = num_rows - num_judged - out.total()
-    return Judged(series, skipped, counted("llm_foundry", num_rows, out))
 
 
-def judge_mlperf(folder: Path) -> Judged:
+def judge_mlperf(table: Table) -> Iterator[PublishedSeries]:
     """The smaller half of the device counts of GPT-3 predicts the larger, by layout.
 
     How stages interleave is not told: once as if they did not, once layer by layer, which brackets it.
     """
-    series: list[PublishedSeries] = []
+    runs = mlperf_runs(table)
+    counts = np.unique(runs.jobs.devices)
+    smaller = np.isin(runs.jobs.devices, counts[: len(counts) // 2])
+    first, second = np.flatnonzero(smaller), np.flatnonzero(~smaller)
+    if len(first) < MINIMUM_RUNS or not len(second):
+        _leave_out(table, runs)
+        return
+    many = f"{counts[len(counts) // 2 - 1]:.0f} devices and fewer predict {counts[-1]:.0f}"
     for interleave, meaning in _INTERLEAVES.items():
-        read = mlperf_runs(folder, interleave=interleave)
-        runs = read.runs
-        counts = np.unique(runs.jobs.devices)
-        smaller = np.isin(runs.jobs.devices, counts[: len(counts) // 2])
-        first, second = np.flatnonzero(smaller), np.flatnonzero(~smaller)
-        if len(first) < MINIMUM_RUNS or not len(second):
-            return _too_few(read, "mlperf_layouts")
-        many = f"{counts[len(counts) // 2 - 1]:.0f} devices and fewer predict {counts[-1]:.0f}"
-        judged = [_judge(runs, first, second, device="H100")]
-        series.append(_series("mlperf_layouts", f"GPT-3 175B, {many}, {meaning}", judged))
-    return Judged(series, read.bad, read.counted("mlperf_layouts"))
+        chunks = np.full(len(runs), float(interleave))
+        told = replace(runs, jobs=replace(runs.jobs, interleave=chunks))
+        judged = [_judge(told, first, second, device="H100")]
+        yield _series("mlperf_layouts", f"GPT-3 175B, {many}, {meaning}", judged)
 
 
-def judge_playbook(folder: Path) -> Judged:
+def judge_playbook(table: Table) -> Iterator[PublishedSeries]:
     """A tenth of the layouts predicts the others: all, those unlikely to stall, those not disturbed.
 
     How likely a stall is follows from the layout alone, before anything of it is measured. A run counts as
     disturbed if it is nearer to the stalled than to the quiet prediction; the stall is that of the
     calibration, but which run is left out depends on its measured step.
     """
-    read = playbook_runs(folder)
-    runs = read.runs
+    runs = playbook_runs(table)
     count = round(PLAYBOOK_SHARE * len(runs))
     if count < _FEWEST:
-        return _too_few(read, "playbook")
+        _leave_out(table, runs)
+        return
     splits = [_random_split(len(runs), count, seed) for seed in range(PLAYBOOK_DRAWS)]
     judged = [_judge(runs, *split, device="H100", sigma=_PLAYBOOK_SIGMA) for split in splits]
     safe, quiet = [], []
@@ -165,10 +160,10 @@ def judge_playbook(folder: Path) -> Judged:
         "and more": safe,
         f"the same without the {1 - kept / total:.0%} disturbed; {_told(quiet)}": quiet,
     }
-    series = [_series("playbook", name, chosen) for name, chosen in names.items()]
-    series += filter(None, [judge_twins(runs)])
-    series += _sizes("playbook", runs, "hidden", device="H100", sigma=_PLAYBOOK_SIGMA)
-    return Judged(series, read.bad, read.counted("playbook"))
+    for name, chosen in names.items():
+        yield _series("playbook", name, chosen)
+    yield from filter(None, [judge_twins(runs)])
+    yield from _sizes("playbook", runs, "hidden", device="H100", sigma=_PLAYBOOK_SIGMA)
 
 
 def _told(judged: list[_Judged]) -> str:
@@ -342,14 +337,16 @@ def _largest_alike(known: Jobs, unknown: Jobs, index: int) -> int:
     return int(chosen[np.argmin(np.where(over <= 0, -over, 100 + over))])
 
 
-def judge_memory(folder: Path) -> Judged:
+def judge_memory(table: Table) -> Iterator[PublishedSeries]:
     """Half of the playbook's peaks predicts the other half, and ranks what failed above what ran."""
-    read = memory_runs(folder)
-    runs, rows = read.runs, read.counted("memory")
+    runs = memory_runs(table)
     if len(runs) < _FEWEST_PEAKS:
-        return _too_few(read, "memory")
-    has_failures = (folder / "throughput.csv").is_file()
-    failed = playbook_runs(folder, failed=True).runs.jobs if has_failures else None
+        _leave_out(table, runs)
+        return
+    path, failed = table.path.with_name("throughput.csv"), None
+    if path.is_file():
+        others = Table(source=table.source, path=path, rows=read_rows(path, columns=("source",)))
+        failed = playbook_runs(others, failed=True).jobs
     parts, areas = [], []
     half = len(runs) // 2
     for seed in range(_MEMORY_DRAWS):
@@ -377,7 +374,7 @@ def judge_memory(folder: Path) -> Judged:
     if areas:
         every, some = np.mean(areas, axis=0)
         told = f"; failed rows: AUC {every:.3f}, {some:.3f} without those smaller than one that ran"
-    series = verdict(
+    yield verdict(
         "memory",
         f"playbook, random half, {_MEMORY_DRAWS} draws together{told}",
         parts,
@@ -386,17 +383,15 @@ def judge_memory(folder: Path) -> Judged:
         num_fitted=half,
     )
     groups = same_tensors(runs.jobs)
-    if len(groups) < _FEWEST_PEAKS:
-        return Judged([series], read.bad, rows)
-    scatter = repeatability(
-        "memory",
-        f"scatter: {len(groups)} groups of runs that hold the same tensors",
-        [runs.memory_bytes[group] for group in groups],
-        alike="runs of the same tensors",
-        fitted="the other runs of a group",
-        predicted="each run",
-    )
-    return Judged([series, scatter], read.bad, rows)
+    if len(groups) >= _FEWEST_PEAKS:
+        yield repeatability(
+            "memory",
+            f"scatter: {len(groups)} groups of runs that hold the same tensors",
+            [runs.memory_bytes[group] for group in groups],
+            alike="runs of the same tensors",
+            fitted="the other runs of a group",
+            predicted="each run",
+        )
 
 
 def same_tensors(jobs: Jobs) -> list[Index]:

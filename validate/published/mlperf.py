@@ -7,8 +7,8 @@ target follow that of the reference points.
 
 import math
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
@@ -17,23 +17,22 @@ import numpy as np
 
 from perfmodel.cost import UNCERTAINTY_AT_ONE_EFOLD
 from perfmodel.cost.batch import TUNING_SPREAD, BatchPoint, Convergence, fit_convergence
-from perfmodel.documents.verdicts import PublishedRows, PublishedSeries
+from perfmodel.documents.verdicts import PublishedSeries
 from perfmodel.statistics import DEVIATE_90, FloatArray
+from validate.published.harness import Part, Row, Table, number, numbers, read_rows, verdict
 from validate.published.scaling import (
     NOISE,
-    ONE_COUNT,
     TWO_COUNTS,
     Growth,
     Series,
     conditioned,
     grow_linearly,
     growth_terms,
-    judge_series,
+    judge_grown,
     split_of,
 )
-from validate.published.tables import Judged, Part, Row, counted, number, read_rows, sieved, verdict
 
-_POINTS: Final = ("benchmark", "round", "global_batch", "mean", "olympic_mean")
+POINTS: Final = ("benchmark", "round", "global_batch", "mean", "olympic_mean")
 _FEWEST_BATCHES: Final = 3
 Points: TypeAlias = tuple[BatchPoint, ...]
 #: How many of n batches are fitted, in ascending order. The first is shown by task too.
@@ -44,14 +43,13 @@ SPLITS: Final[dict[str, Callable[[int], int]]] = {
 }
 _SHOWN_BY_TASK: Final = "smaller two thirds"
 
-TABLE: Final = "mlperf_scaling"
 _SYSTEM: Final = (
     *("round", "division", "submitter", "benchmark", "hardware", "gpus_per_node", "framework"),
 )
 _TRAINED, _WHOLE, _SAMPLES, _RATE = (
     *("train_only_median_s", "ttt_median_s", "stop_epoch_median", "throughput_median"),
 )
-_COLUMNS: Final = (*_SYSTEM, "system", "gpus", "global_batch", _TRAINED, _WHOLE, _SAMPLES, _RATE)
+COLUMNS: Final = (*_SYSTEM, "system", "gpus", "global_batch", _TRAINED, _WHOLE, _SAMPLES, _RATE)
 #: Counts in a system's name say how much of it was used: ``2xR750xa``, ``dgxa100_n8_...``, ``tpu-v4-128-TF``.
 _COUNTS: Final = re.compile(r"^\d+x|[-_][nN]\d+(?=[-_])|(?<=[-_])\d+(?=[-_])")
 #: Coefficients of ``growth_terms`` before any row is read: what a ring loses, what a doubling of the
@@ -69,46 +67,36 @@ Prior: TypeAlias = tuple[FloatArray, FloatArray]
 """Mean and covariance of the coefficients of ``growth_terms`` before a system is seen."""
 
 
-def judge_convergence(folder: Path) -> Judged:
+def judge_convergence(table: Table) -> Iterator[PublishedSeries]:
     """Smaller batches predict larger ones: all tasks for each split, and each task for the first.
 
     Rounds are fitted apart. Series whose points all stand in a longer one count once.
     """
     tasks: dict[str, list[Points]] = defaultdict(list)
-    skipped = []
-    table = read_rows(folder / "convergence.csv", columns=_POINTS)
-    good, out = sieved(table, {"no batch, or no samples to the target": _is_point})
+    good = table.keep({"no batch, or no samples to the target": _is_point})
     for (task, round_name), points in _points(good).items():
         if len(points) < _FEWEST_BATCHES:
             own = [r for r in good if (r["benchmark"], r["round"]) == (task, round_name)]
-            out[f"rounds with fewer than {_FEWEST_BATCHES} batches"] += len(own)
-            skipped.append(f"{task}, {round_name}")
+            few = f"rounds with fewer than {_FEWEST_BATCHES} batches"
+            table.leave_out(few, len(own), f"{task}, {round_name}")
         else:
             tasks[task].append(points)
     kept = _without_repeats(tasks)
-    verdicts: list[PublishedSeries] = []
     for split, size in SPLITS.items():
         found = {"all tasks": [points for rounds in kept.values() for points in rounds]}
         if split == _SHOWN_BY_TASK:
             found |= kept
-        verdicts += [
-            verdict(
-                "convergence",
-                f"samples to target of {task}",
-                [_larger_batches(points, max(2, size(len(points)))) for points in rounds],
-                fitted=split,
-                predicted=f"beyond the {split}",
-                num_fitted=sum(max(2, size(len(points))) for points in rounds),
-            )
-            for task, rounds in found.items()
-            if rounds
-        ]
-    return Judged(verdicts, skipped, counted("convergence", len(table), out))
-
-
-def read_points(folder: Path) -> dict[tuple[str, str], Points]:
-    """Samples to the target by task and round, batches ascending."""
-    return _points(filter(_is_point, read_rows(folder / "convergence.csv", columns=_POINTS)))
+        for task, rounds in found.items():
+            counts = [max(2, size(len(points))) for points in rounds]
+            if rounds:
+                yield verdict(
+                    table.source,
+                    f"samples to target of {task}",
+                    list(map(_larger_batches, rounds, counts)),
+                    fitted=split,
+                    predicted=f"beyond the {split}",
+                    num_fitted=sum(counts),
+                )
 
 
 def _is_point(row: Row) -> bool:
@@ -174,16 +162,15 @@ class _System(NamedTuple):
     global_batch: FloatArray
 
 
-def judge(folder: Path) -> Judged:
+def judge(table: Table) -> Iterator[PublishedSeries]:
     """Verdict on device-seconds per sample and on the time to train, for all benchmarks and by benchmark."""
-    systems, skipped, rows = _read(folder)
-    laws = _laws(folder)
+    systems = _systems(table)
+    laws = _laws(table.path.with_name("convergence.csv"))
     told = [one for one in systems if one.whole is not None and one.benchmark in laws]
     untold = sorted({one.benchmark for one in systems} - {one.benchmark for one in told})
     if untold:
-        skipped.append(
-            f"{TABLE}: time to train of {', '.join(untold)}: samples or reference points are missing"
-        )
+        words = f"time to train of {', '.join(untold)}: samples or reference points are missing"
+        table.skipped.append(f"mlperf_scaling: {words}")
     growth = _grown({one.per_sample: one.benchmark for one in systems})
     parts = {"device-seconds per sample, all benchmarks": growth}
     for benchmark in sorted({one.benchmark for one in systems}):
@@ -198,15 +185,8 @@ def judge(folder: Path) -> Judged:
         {one.per_sample: one.benchmark for one in later}
     )
     parts[f"time to train, {_LATER}"] = _whole_growth(later_told, laws)
-    # By what is known of a system: two counts first, where there are any.
-    found = []
     for name, grown in parts.items():
-        for split in (TWO_COUNTS, ONE_COUNT):
-            members = [one for one in grown if split_of(one) is split]
-            if members:
-                of_them = [grown[one] for one in members]
-                found.append(judge_series("mlperf", name, split, members, of_them))
-    return Judged(found, skipped, rows)
+        yield from judge_grown(table.source, name, grown)
 
 
 def _whole_growth(
@@ -302,11 +282,11 @@ def pool(series: Sequence[Series], before: Prior) -> Prior:
     return mean + gain @ rest, common - gain @ terms @ common + best**2 * np.diag(_SPREADS**2)
 
 
-def _laws(folder: Path) -> dict[str, dict[float, Convergence]]:
+def _laws(path: Path) -> dict[str, dict[float, Convergence]]:
     """Samples over the batch by benchmark and round, from the reference points where there are any."""
     found: dict[str, dict[float, Convergence]] = defaultdict(dict)
-    points_of = read_points(folder) if (folder / "convergence.csv").is_file() else {}
-    for (task, round_name), points in points_of.items():
+    rows = filter(_is_point, read_rows(path, columns=POINTS)) if path.is_file() else ()
+    for (task, round_name), points in _points(rows).items():
         kind, _, version = round_name.partition("_")
         if kind == "training" and len(points) > 1:
             found[task][_version(version)] = fit_convergence(points)
@@ -318,29 +298,26 @@ def _version(text: str) -> float:
     return int(major) + int(minor) / 10
 
 
-def _read(folder: Path) -> tuple[list[_System], list[str], PublishedRows]:
-    """Systems with several counts, and what was left out."""
+def _systems(table: Table) -> list[_System]:
+    """Systems with several counts."""
     groups: dict[tuple[str, ...], dict[float, Row]] = defaultdict(dict)
-    out: Counter[str] = Counter()
-    table = read_rows(folder / f"{TABLE}.csv", columns=_COLUMNS)
-    for row in table:
-        gpus = number(row, "gpus")
-        if gpus is None or number(row, _WHOLE) is None:
-            out["no devices or no time"] += 1
-            continue
+    timed = {"no devices or no time": lambda row: numbers(row, "gpus", _WHOLE) is not None}
+    for row in table.keep(timed):
+        gpus = number(row, "gpus") or 0.0
         key = (*(row[name] for name in _SYSTEM), _COUNTS.sub("", row["system"]))
         # Of one system's entries with the same count the first stands for all.
-        out["another entry of a system with as many devices"] += gpus in groups[key]
+        again = "another entry of a system with as many devices"
+        table.left_out[again] += gpus in groups[key]
         groups[key].setdefault(gpus, row)
     systems = []
     for key, rows in groups.items():
         if len(rows) == 1:
-            out["systems with one count of devices"] += 1
+            table.leave_out("systems with one count of devices", 1)
         elif one := _system(key[-1], [rows[count] for count in sorted(rows)]):
             systems.append(one)
         else:
-            out["systems that tell neither samples nor a rate"] += len(rows)
-    return systems, [], counted("mlperf", len(table), out)
+            table.leave_out("systems that tell neither samples nor a rate", len(rows))
+    return systems
 
 
 def _system(name: str, rows: Sequence[Row]) -> _System | None:

@@ -1,57 +1,96 @@
-"""Use case: judge by published tables, one protocol per table."""
+"""Use case: judge by published tables, one source after another."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from perfmodel.documents import Provenance, file_sha256
 from perfmodel.documents.verdicts import PublishedDocument, PublishedRows, PublishedSeries
 from perfmodel.errors import InvalidDocument, UsageError
-from validate.published import collectives, devices, large, mlperf, repeated, scaling, steps
-from validate.published.tables import Judged
+from validate.published import collectives, devices, large, mlperf, scaling, steps
+from validate.published.harness import Source
 
-#: Source -> its table and its protocol.
-PROTOCOLS: Final[dict[str, tuple[str, Callable[[Path], Judged]]]] = {
-    "collectives": ("collectives.csv", collectives.judge),
-    "nccl_times": ("nccl_times.csv.gz", collectives.judge_times),
-    "vtrain_allreduce": ("vtrain_allreduce.csv", collectives.judge_whole_log),
-    "steptime_placements": ("steptime_placements.csv", steps.judge_placements),
-    "vtrain": ("vtrain.csv", large.judge_vtrain),
-    "llm_foundry": ("throughput.csv", large.judge_foundry),
-    "playbook": ("throughput.csv", large.judge_playbook),
-    "scaling": ("throughput.csv", scaling.judge),
-    "ddp_repeated": ("ddp_repeated.csv", repeated.judge),
-    "single_device_steps": (devices.TABLE, devices.judge),
-    "memory": ("memory.csv", large.judge_memory),
-    "notebooks": ("throughput.csv", steps.judge_notebooks),
-    "convergence": ("convergence.csv", mlperf.judge_convergence),
-    "mlperf_layouts": ("mlperf_llm_configs.csv", large.judge_mlperf),
-    "mlperf": ("mlperf_scaling.csv", mlperf.judge),
+_STEPS: Final = "single_device_steps.csv.gz"
+_THROUGHPUT: Final = ("source", "gpu", "gpus", "step_time_s")
+SOURCES: Final = {
+    "collectives": Source(
+        "collectives.csv",
+        ("source", "hardware", "op", "nodes", "ranks", "gpus_per_node", "bytes", "time_us"),
+        collectives.judge,
+    ),
+    "nccl_times": Source(
+        "nccl_times.csv.gz",
+        ("source", "device", "nccl", "collective", "gpus", "nodes", "size_bytes", "time_us"),
+        collectives.judge_times,
+    ),
+    "vtrain_allreduce": Source(
+        "vtrain_allreduce.csv", ("source", "ranks", "raw"), collectives.judge_whole_log
+    ),
+    "steptime_placements": Source(
+        "steptime_placements.csv",
+        ("cluster", "gpu", "app", "placement", "nodes", "gpus", "local_batch", "step_time_s"),
+        steps.judge_placements,
+    ),
+    "vtrain": Source(
+        "vtrain.csv",
+        (
+            "hidden_size",
+            "attention_heads",
+            "num_layers",
+            "seq_len",
+            "tp",
+            "dp",
+            "pp",
+            "step_time_s",
+        ),
+        large.judge_vtrain,
+    ),
+    "llm_foundry": Source("throughput.csv", _THROUGHPUT, large.judge_foundry),
+    "playbook": Source("throughput.csv", _THROUGHPUT, large.judge_playbook),
+    "scaling": Source("throughput.csv", scaling.COLUMNS, scaling.judge),
+    "ddp_repeated": Source(
+        "ddp_repeated.csv",
+        ("benchmark", "framework", "cluster", "gpu", "gpus", "images_per_s"),
+        scaling.judge_repeated,
+    ),
+    "single_device_steps": Source(_STEPS, devices.COLUMNS, devices.judge),
+    "machines": Source(_STEPS, devices.COLUMNS, devices.judge_shipped),
+    "memory": Source("memory.csv", ("source", "gpus", "memory_gib"), large.judge_memory),
+    "notebooks": Source(
+        "throughput.csv",
+        ("source", "path", "commit", "date", "model", "gpus", "step_time_s"),
+        steps.judge_notebooks,
+    ),
+    "convergence": Source("convergence.csv", mlperf.POINTS, mlperf.judge_convergence),
+    "mlperf_layouts": Source(
+        "mlperf_llm_configs.csv", ("round", "benchmark", "gpus", "tp", "pp"), large.judge_mlperf
+    ),
+    "mlperf": Source("mlperf_scaling.csv", mlperf.COLUMNS, mlperf.judge),
 }
 
 
 def judge_published(folder: Path, sources: tuple[str, ...]) -> PublishedDocument:
     """Fit the small end of every series and compare with its large end."""
-    for source in sources:
-        if source not in PROTOCOLS:
-            raise UsageError(f"--sources: must be among {', '.join(PROTOCOLS)}, got {source!r}")
+    for name in sources:
+        if name not in SOURCES:
+            raise UsageError(f"--sources: must be among {', '.join(SOURCES)}, got {name!r}")
     if not folder.is_dir():
         raise UsageError(f"--data: must be a folder of tables (CSV), got {str(folder)!r}")
     series: list[PublishedSeries] = []
     skipped: list[str] = []
     rows: list[PublishedRows] = []
     digests = {}
-    for source in sources:
-        table, protocol = PROTOCOLS[source]
-        if not (folder / table).is_file():
-            skipped.append(f"{source}: {folder / table} is missing")
+    for name in sources:
+        source = SOURCES[name]
+        path = folder / source.file
+        if not path.is_file():
+            skipped.append(f"{name}: {path} is missing")
             continue
-        found = protocol(folder)
-        series += found.series
-        skipped += found.skipped
-        rows.append(found.rows)
-        digests[table.removesuffix(".csv")] = file_sha256(folder / table)
+        table = source.open(name, folder)
+        series += source.judge(table)
+        skipped += table.skipped
+        rows.append(table.counted())
+        digests[source.file.removesuffix(".csv")] = file_sha256(path)
     if not series:
         raise InvalidDocument(
             f"{folder}: must hold series to judge, got none: {'; '.join(skipped) or 'no table'}"

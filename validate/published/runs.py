@@ -1,11 +1,9 @@
 """Published runs of large models as jobs: each table's columns, units, and rows that cannot be right."""
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +11,11 @@ from numpy.typing import NDArray
 from calibrate.runs import wrong_unit
 from perfmodel.cost.jobs import Column, Jobs, jobs_from_rows, model_columns
 from perfmodel.cost.rescaling import precision_ratio
-from perfmodel.documents.verdicts import PublishedRows
 from perfmodel.layout import Precision
 from perfmodel.statistics import BoolArray
 from perfmodel.units import GIB
 from perfmodel.workload.transformer import TRANSFORMERS
-from validate.published.tables import Row, counted, number, read_rows, sieved
+from validate.published.harness import Row, Table, number, read_rows
 
 Job: TypeAlias = dict[str, float]
 #: (layers, hidden, heads) of the MPT family; parameter counts of the rows agree to 1 %.
@@ -84,26 +81,8 @@ class Runs:
         )
 
 
-class Read(NamedTuple):
-    """Runs of one source."""
-
-    runs: Runs
-    bad: list[str]
-    """Rows of it that say too little, or something that cannot be."""
-    others: Counter[str]
-    """Other rows of the table, by the reason why they are no such runs."""
-
-    def counted(self, source: str, unused: Mapping[str, int] | None = None) -> PublishedRows:
-        """All rows of the table; ``unused``: runs that are neither fitted nor predicted, by reason."""
-        out = self.others + Counter({"rows named below": len(self.bad)})
-        num_rows = len(self.runs) + out.total()
-        return counted(source, num_rows, out + Counter(unused or {}))
-
-
-def vtrain_runs(folder: Path) -> Read:
+def vtrain_runs(table: Table) -> Runs:
     """Runs of ``vtrain.csv``: GPT-2 with its vocabulary padded to a multiple of 1,024."""
-    columns = ("hidden_size", "attention_heads", "num_layers", "seq_len", "tp", "dp", "pp")
-    rows = read_rows(folder / "vtrain.csv", columns=(*columns, "step_time_s"))
 
     def job(row: Row) -> Job:
         names = ("num_layers", "hidden_size", "attention_heads", "seq_len", "micro_batch")
@@ -118,19 +97,11 @@ def vtrain_runs(folder: Path) -> Read:
             "recompute_full": float(row.get("activation_checkpointing", "full") == "full"),
         }
 
-    return _runs(rows, Counter(), job, name="vtrain")
+    return read_runs(table, table.rows, job, name="vtrain")
 
 
-def foundry_runs(folder: Path, gpu: str, *, eight_bit: bool) -> Read:
-    """Runs of llm-foundry on one kind of device, with products in 8 bit or in 16."""
-    rows, others = sieved(
-        _throughput(folder),
-        {
-            "other sources": lambda row: "llm-foundry" in row["source"],
-            "other devices": lambda row: row["gpu"] == gpu,
-            "another precision": lambda row: ("fp8" in row["precision"].lower()) == eight_bit,
-        },
-    )
+def foundry_runs(table: Table, rows: Sequence[Row]) -> Runs:
+    """Runs of llm-foundry."""
 
     def job(row: Row) -> Job:
         shape = _MPT[_named(row, _MPT)]
@@ -147,56 +118,51 @@ def foundry_runs(folder: Path, gpu: str, *, eight_bit: bool) -> Read:
             "devices_per_node": number(row, "gpus_per_node") or 8.0,
         }
 
-    return _runs(rows, others, job, name="llm-foundry")
+    return read_runs(table, rows, job, name="llm-foundry")
 
 
-def playbook_runs(folder: Path, *, failed: bool = False) -> Read:
+def playbook_runs(table: Table, *, failed: bool = False) -> Runs:
     """Runs of the playbook's interactive plot; or those that failed."""
     kind = "failed" if failed else "measured"
-    rows, others = sieved(
-        _throughput(folder),
+    rows = table.keep(
         {
             "other sources": lambda row: _PLAYBOOK in row["source"],
             f"runs that are not {kind}": lambda row: row["kind"] == kind,
-        },
+        }
     )
-    return _runs(rows, others, _playbook_job, name="playbook", timed=not failed)
+    return read_runs(table, rows, _playbook_job, name="playbook", timed=not failed)
 
 
-def memory_runs(folder: Path) -> Read:
+def memory_runs(table: Table) -> Runs:
     """Runs of ``memory.csv`` whose model is known."""
-    table = read_rows(folder / "memory.csv", columns=("source", "gpus", "memory_gib"))
-    plot, others = sieved(
-        table,
+    rows = table.keep(
         {
             "sources that print no shape or layout": lambda row: _PLAYBOOK in row["source"],
             "no peak printed": lambda row: number(row, "memory_gib") is not None,
-        },
+        }
     )
-    plot = [row | {"gpus_per_node": "8"} for row in plot]
-    return _runs(plot, others, _playbook_job, name="memory", timed=False)
+    return read_runs(table, rows, _playbook_job, name="memory", timed=False)
 
 
-def mlperf_runs(folder: Path, *, interleave: int) -> Read:
-    """MLPerf's GPT-3 submissions whose layout is told, with so many stages per device.
+def mlperf_runs(table: Table) -> Runs:
+    """MLPerf's GPT-3 submissions whose layout is told, as if stages did not interleave.
 
     A configuration belongs to the submissions of its round with as many devices, and names all of a layout
     but how its stages interleave.
     """
     told = ("round", "benchmark", "gpus")
     columns = (*told, "global_batch", "train_only_median_s", "stop_epoch_median")
-    submitted = read_rows(folder / "mlperf_scaling.csv", columns=columns)
+    submitted = read_rows(table.path.with_name("mlperf_scaling.csv"), columns=columns)
     sizes = {tuple(row[name] for name in told) for row in submitted}
-    kept, others = sieved(
-        read_rows(folder / "mlperf_llm_configs.csv", columns=(*told, "tp", "pp")),
+    kept = table.keep(
         {
             "models of unknown shape": lambda row: row["benchmark"] in _MLPERF,
             "no submission of that size": lambda row: tuple(row[n] for n in told) in sizes,
-        },
+        }
     )
     layouts = {tuple(row[name] for name in told): row for row in kept}
     rows = [
-        layouts[key] | row
+        layouts[key] | row | {"step_time_s": _mlperf_step_s(row)}
         for row in submitted
         if (key := tuple(row[name] for name in told)) in layouts
     ]
@@ -214,14 +180,12 @@ def mlperf_runs(folder: Path, *, interleave: int) -> Read:
             "dp": dp,
             "zero": 1.0,
             "accumulation": v["global_batch"] / dp / v["micro_batch"],
-            "interleave": float(interleave),
             "sequence_parallel": 1.0,
             "matmul_ratio": precision_ratio(precision, "H100", where="mlperf"),
             "devices_per_node": v["gpus_per_node"],
         }
 
-    timed = [row | {"step_time_s": _mlperf_step_s(row)} for row in rows]
-    return _runs(timed, others, job, name="mlperf")
+    return read_runs(table, rows, job, name="mlperf")
 
 
 def _mlperf_step_s(row: Row) -> str:
@@ -233,38 +197,34 @@ def _mlperf_step_s(row: Row) -> str:
     return repr(trained_s * batch * _MLPERF[row["benchmark"]].sequence / tokens)
 
 
-def _throughput(folder: Path) -> list[Row]:
-    return read_rows(folder / "throughput.csv", columns=("source", "gpu", "gpus", "step_time_s"))
-
-
-def _runs(
-    rows: list[Row],
-    others: Counter[str],
+def read_runs(
+    table: Table,
+    rows: Sequence[Row],
     job: Callable[[Row], Job],
     *,
     name: str,
     timed: bool = True,
-) -> Read:
-    good, bad = [], []
+) -> Runs:
+    """Rows as jobs; those that say too little, or something that cannot be, are named and left out."""
+    good = []
     for index, row in enumerate(rows):
         try:
-            fields = _PLAIN | job(row)
+            columns = _PLAIN | job(row)
             step_s = number(row, "step_time_s") if timed else math.nan
             if step_s is None:
                 raise _Unusable(f"step_time_s must be > 0, got {row['step_time_s']!r}")  # noqa: TRY301 - one row's end
-            if timed and (wrong := wrong_unit(jobs_from_rows([fields]), np.array([step_s]))):
+            if timed and (wrong := wrong_unit(jobs_from_rows([columns]), np.array([step_s]))):
                 raise _Unusable(wrong[0])  # noqa: TRY301 - one row's end
         except _Unusable as error:
-            bad.append(f"{name} row {row.get('row_id') or index + 1}: {error}")
+            words = f"{name} row {row.get('row_id') or index + 1}: {error}"
+            table.leave_out("rows named below", 1, words)
             continue
-        memory = number(row, "memory_gib") if "memory_gib" in row else None
-        good.append((fields, step_s, math.nan if memory is None else memory * GIB))
-    runs = Runs(
-        jobs=jobs_from_rows([fields for fields, _, _ in good]),
+        good.append((columns, step_s, (number(row, "memory_gib") or math.nan) * GIB))
+    return Runs(
+        jobs=jobs_from_rows([columns for columns, _, _ in good]),
         step_s=np.array([step_s for _, step_s, _ in good]),
         memory_bytes=np.array([memory for _, _, memory in good]),
     )
-    return Read(runs, bad, others)
 
 
 def _numbers(row: Row, *names: str) -> dict[str, float]:

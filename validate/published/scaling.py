@@ -1,30 +1,22 @@
-"""Published throughput of any source: the fewest devices predict more.
+"""Published throughput: the fewest devices predict more.
 
 A step counts as device-seconds per sample, so that weak scaling reads as a step that grows with the
 devices. One and two devices predict the others, or one alone; where a source begins with more, its two
-smallest counts, or its smallest.
+smallest counts, or its smallest. Of ResNet-50 on one cluster, measured anew with every version of PyTorch, one
+device and a node of four predict two nodes.
 """
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from perfmodel.documents.verdicts import CARRIED, PublishedRows, PublishedSeries
+from perfmodel.documents.verdicts import CARRIED, PublishedSeries
 from perfmodel.statistics import DEVIATE_90, FloatArray
-from validate.published.tables import (
-    Judged,
-    Part,
-    Row,
-    counted,
-    number,
-    read_rows,
-    verdict,
-)
+from validate.published.harness import Part, Row, Table, number, numbers, verdict
 
 Growth: TypeAlias = tuple[FloatArray, FloatArray, FloatArray]
 """Step over that of the fewest devices: 5 %, most probable, 95 %."""
@@ -38,12 +30,12 @@ _CONSTANT: Final = (
     *("tp", "pp", "cp", "ep", "zero_stage", "activation_checkpointing", "seq_len"),
 )
 _MACHINE: Final = ("hardware", "gpu")
-_READ: Final = (
+COLUMNS: Final = (
     *("source", "kind", "gpus", "gpus_per_node", "micro_batch", "global_batch"),
-    *("step_time_s", "throughput", "throughput_per_gpu", "sharding"),
+    *("step_time_s", "throughput", "throughput_per_gpu", "sharding", *_CONSTANT, *_MACHINE),
 )
 #: Counts in a machine's name ("2x H100") say how much of it was used, not which one it is.
-_COUNTS: Final = re.compile(r"(?<![A-Za-z0-9])\d+x(?=[ _A-Z])[ _]?")
+_COUNTS_IN_NAMES: Final = re.compile(r"(?<![A-Za-z0-9])\d+x(?=[ _A-Z])[ _]?")
 #: Models that are shortened where there are few devices say so in a note.
 _LAYERS: Final = re.compile(r"\blayers=\d+")
 #: How weights are sharded, and among how many devices: "FSDP128".
@@ -65,6 +57,15 @@ _GROWTH: Final = 0.45
 BETWEEN_NODES: Final = (0.01, 0.05)
 _LEAST_UNCERTAINTY: Final = 0.005
 _FEWEST: Final = 5
+#: Of the repeated cluster: devices of a node, and the counts that are fitted; twice a node is predicted.
+_PER_NODE: Final = 4
+_COUNTS: Final = (1, _PER_NODE, 2 * _PER_NODE)
+#: Its benchmarks of one model and one way to exchange gradients.
+_KINDS: Final = {
+    "DDP": "ResNet-50 under DDP, 1 and 4 GPUs",
+    "DeepSpeed": "ResNet-50 under DeepSpeed, 4 GPUs",
+    "run_clm": "a language model under DDP, 1 and 4 GPUs",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -101,25 +102,22 @@ TWO_COUNTS: Final = Split("two smallest counts", "the two smallest counts", 2)
 ONE_COUNT: Final = Split("smallest count alone", "the smallest count", 1)
 
 
-def judge(folder: Path) -> Judged:
+def judge(table: Table) -> Iterator[PublishedSeries]:
     """Verdict per source and kind of calibration."""
-    sources, skipped, rows = read_series(folder)
+    sources = read_series(table)
     everything = loss_prior([one for found in sources.values() for one in found])
-    verdicts = []
     for source, series in sources.items():
         prior = loss_prior(series, everything)
         slope = slope_prior([one for one in series if _by_devices(one) is TWO_COUNTS])
-        for split in (_BOTH, _ALONE, TWO_COUNTS, ONE_COUNT):
-            members = [one for one in series if _by_devices(one) is split]
-            if split in (_BOTH, _ALONE):
-                growths = [predict_growth(one, prior) for one in members]
-            else:
-                growths = [predict_from_several(one, prior, slope) for one in members]
-            if members:
-                verdicts.append(judge_series("scaling", source, split, members, growths))
+        grown = {
+            one: predict_growth(one, prior)
+            if _by_devices(one) in (_BOTH, _ALONE)
+            else predict_from_several(one, prior, slope)
+            for one in series
+        }
+        yield from judge_grown(table.source, source, grown, _by_devices)
     if not sources:
-        skipped.append("scaling: no series with few devices and more")
-    return Judged(verdicts, skipped, rows)
+        table.skipped.append("scaling: no series with few devices and more")
 
 
 def _by_devices(one: Series) -> Split:
@@ -133,23 +131,31 @@ def split_of(one: Series) -> Split:
     return TWO_COUNTS if len(one.gpus) > TWO_COUNTS.known else ONE_COUNT
 
 
-def read_series(folder: Path) -> tuple[dict[str, list[Series]], list[str], PublishedRows]:
-    """All series by source, and what was left out."""
-    out: Counter[str] = Counter()
+def read_series(table: Table) -> dict[str, list[Series]]:
+    """All series by source."""
     groups: dict[tuple[str, ...], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     nodes: dict[tuple[str, ...], float] = {}
-    rows = read_rows(folder / "throughput.csv", columns=(*_READ, *_CONSTANT, *_MACHINE))
-    for key, gpus, cost, per_node in _usable(rows, out):
-        groups[key][gpus].append(cost)
-        nodes[key] = max(nodes.get(key, 1.0), per_node)
+    rules = {
+        "judged by llm_foundry, playbook, notebooks": lambda row: (
+            not any(name in row["source"] for name in _JUDGED_ELSEWHERE)
+        ),
+        "failed, or no count of devices": lambda row: (
+            row["kind"] == "measured" and number(row, "gpus") is not None
+        ),
+        "no time, or neither batch nor kind of scaling": lambda row: (
+            _cost(row) is not None and bool(_batch(row) or row["scaling_kind"])
+        ),
+    }
+    for row in table.keep(rules):
+        key, gpus = _alike(row), number(row, "gpus") or 0.0
+        groups[key][gpus].append(_cost(row) or 0.0)
+        nodes[key] = max(nodes.get(key, 1.0), number(row, "gpus_per_node") or gpus)
     found: dict[str, list[Series]] = defaultdict(list)
-    left_out = []
     for key, steps in groups.items():
         counts = np.array(sorted(steps))
+        num_rows = sum(map(len, steps.values()))
         if len(counts) < 2 or counts[-1] <= 2:
-            out["no other count of devices beside it, or two at most"] += sum(
-                map(len, steps.values())
-            )
+            table.leave_out("no other count of devices beside it, or two at most", num_rows)
             continue
         one = Series(
             name=f"{key[1]} on {key[2]}",
@@ -159,71 +165,148 @@ def read_series(folder: Path) -> tuple[dict[str, list[Series]], list[str], Publi
         )
         gain = float(one.step[0] / one.step.min())
         if gain > _TOO_GOOD:
-            out["devices faster together than alone"] += sum(map(len, steps.values()))
-            left_out.append(
-                f"scaling: {key[0]}: {one.name}: devices are {gain:.3g} times as fast together as alone"
-            )
+            words = f"devices are {gain:.3g} times as fast together as alone"
+            name = f"scaling: {key[0]}: {one.name}: {words}"
+            table.leave_out("devices faster together than alone", num_rows, name)
         else:
             found[key[0]].append(one)
-    return dict(found), left_out, counted("scaling", len(rows), out)
+    return dict(found)
 
 
-def _usable(
-    rows: Sequence[Row], out: Counter[str]
-) -> Iterator[tuple[tuple[str, ...], float, float, float]]:
-    """What was constant, devices, device-seconds per sample and devices per node of every usable row.
-
-    ``out``: Counts the others by reason.
-    """
-    for row in rows:
-        source, gpus = row["source"], number(row, "gpus")
-        if any(x in source for x in _JUDGED_ELSEWHERE):
-            out["judged by llm_foundry, playbook, notebooks"] += 1
-            continue
-        if row["kind"] != "measured" or gpus is None:
-            out["failed, or no count of devices"] += 1
-            continue
-        cost = _cost(row, gpus)
-        each, together = number(row, "micro_batch"), number(row, "global_batch")
-        batch = "" if each is None else f"{each:g}"
-        if together is not None:
-            batch = f"{each or 0:g}, {together / gpus:g}"
-        if cost is None or not (batch or row["scaling_kind"]):
-            out["no time, or neither batch nor kind of scaling"] += 1
-            continue
-        # A source that holds every kind of model is divided into images and others.
-        if "DeepLearningExamples" in source and not row["model"].startswith(_CONVOLUTIONAL):
-            source += ", not images"
-        hardware, gpu = (_COUNTS.sub("", row[name]).strip() for name in _MACHINE)
-        layers = _LAYERS.search(row.get("notes", ""))
-        constant = (row[name] for name in _CONSTANT)
-        told = layers.group() if layers else ""
-        # Sharding among all devices is one way at any count; in groups of 128 it is another.
-        sharded = _SHARDED.fullmatch(row["sharding"])
-        is_whole = sharded and float(sharded.group(2)) == gpus
-        sharding = sharded.group(1) if sharded and is_whole else row["sharding"]
-        key = (source, row["model"], hardware, gpu, batch, told, sharding, *constant)
-        yield key, gpus, cost, number(row, "gpus_per_node") or gpus
+def _alike(row: Row) -> tuple[str, ...]:
+    """What is constant within a series: source, model and machine first."""
+    source, gpus = row["source"], number(row, "gpus")
+    # A source that holds every kind of model is divided into images and others.
+    if "DeepLearningExamples" in source and not row["model"].startswith(_CONVOLUTIONAL):
+        source += ", not images"
+    hardware, gpu = (_COUNTS_IN_NAMES.sub("", row[name]).strip() for name in _MACHINE)
+    layers = _LAYERS.search(row.get("notes", ""))
+    # Sharding among all devices is one way at any count; in groups of 128 it is another.
+    sharded = _SHARDED.fullmatch(row["sharding"])
+    is_whole = sharded and float(sharded.group(2)) == gpus
+    sharding = sharded.group(1) if sharded and is_whole else row["sharding"]
+    constant = (row[name] for name in _CONSTANT)
+    told = layers.group() if layers else ""
+    return (source, row["model"], hardware, gpu, _batch(row), told, sharding, *constant)
 
 
-def _cost(row: Row, gpus: float) -> float | None:
+def _batch(row: Row) -> str:
+    """Samples of a micro-batch and of each device, as far as they are printed."""
+    gpus, each, together = (number(row, name) for name in ("gpus", "micro_batch", "global_batch"))
+    if together is not None and gpus:
+        return f"{each or 0:g}, {together / gpus:g}"
+    return "" if each is None else f"{each:g}"
+
+
+def _cost(row: Row) -> float | None:
     """Device-seconds per sample."""
-    names = ("throughput", "throughput_per_gpu", "step_time_s", "global_batch")
-    total, each, step_s, batch = (number(row, name) for name in names)
-    if total is not None:
-        return gpus / total
-    if each is not None:
+    if found := numbers(row, "gpus", "throughput"):
+        return found[0] / found[1]
+    if each := number(row, "throughput_per_gpu"):
         return 1 / each
-    return None if step_s is None or batch is None else gpus * step_s / batch
+    timed = numbers(row, "gpus", "step_time_s", "global_batch")
+    return None if timed is None else timed[0] * timed[1] / timed[2]
 
 
-def judge_series(
-    source: str, name: str, split: Split, series: Sequence[Series], growths: Sequence[Growth]
+class _Group(NamedTuple):
+    """All runs of one benchmark under one version on the repeated cluster."""
+
+    kind: str
+    version: str
+    series: Series
+    scatter: tuple[float, ...]
+    """Runs over the median of those alike, in log."""
+
+
+def judge_repeated(table: Table) -> Iterator[PublishedSeries]:
+    """Verdict by kind of benchmark, with what other versions showed of a second node and without."""
+    rules = {
+        "no rate or no count of devices": lambda row: (
+            numbers(row, "gpus", "images_per_s") is not None
+        ),
+        "two GPUs, which are neither fitted nor asked for": lambda row: (
+            number(row, "gpus") in _COUNTS
+        ),
+        "benchmarks of 8 GPUs alone": lambda row: row["benchmark"].startswith(tuple(_KINDS)),
+    }
+    rates: dict[tuple[str, ...], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in table.keep(rules):
+        key = tuple(row[name] for name in ("benchmark", "framework", "cluster", "gpu"))
+        rates[key][number(row, "gpus") or 0.0].append(number(row, "images_per_s") or 0.0)
+    groups = []
+    for key, by_count in rates.items():
+        if _COUNTS[-1] in by_count and len(by_count) > 1:
+            groups.append(_group(key, by_count))
+        else:
+            num_rows = sum(map(len, by_count.values()))
+            table.leave_out("no 8 GPUs, or nothing beside them", num_rows)
+    for kind, name in _KINDS.items():
+        same = [group for group in groups if group.kind == kind]
+        for words, knows_others in (("other versions known", True), ("nothing else known", False)):
+            grown = {one.series: _growth(one, same, knows_others=knows_others) for one in same}
+            yield from judge_grown(table.source, f"{name}, {words}", grown)
+
+
+def _group(key: Sequence[str], by_count: Mapping[float, Sequence[float]]) -> _Group:
+    benchmark, version, cluster, _ = key
+    gpus = np.array(sorted(by_count))
+    middle = np.array([float(np.median(by_count[count])) for count in gpus])
+    series = Series(
+        name=f"{benchmark}, {version} on {cluster}",
+        gpus=gpus,
+        per_node=_PER_NODE,
+        step=gpus / middle,
+    )
+    scatter = [
+        float(np.log(rate / rate_of_all))
+        for count, rate_of_all in zip(gpus, middle, strict=True)
+        if len(by_count[count]) > 1
+        for rate in by_count[count]
+    ]
+    kind = next(name for name in _KINDS if benchmark.startswith(name))
+    return _Group(kind, version, series, tuple(scatter))
+
+
+def _growth(one: _Group, same: Iterable[_Group], *, knows_others: bool) -> Growth:
+    """From the counts within a node, with the cost of a second one as other versions have it."""
+    if not knows_others:
+        return predict_from_several(one.series, LOSS_PRIOR, BETWEEN_NODES)
+    others = [group for group in same if group.version != one.version]
+    pairs = [_last_two(group.series) for group in others]
+    scatter = [value for group in others for value in group.scatter]
+    noise = float(np.sqrt(np.mean(np.square(scatter)))) if scatter else NOISE
+    return predict_from_several(one.series, LOSS_PRIOR, slope_prior(pairs), noise=noise)
+
+
+def _last_two(series: Series) -> Series:
+    return Series(
+        name=series.name,
+        gpus=series.gpus[-2:],
+        per_node=series.per_node,
+        step=series.step[-2:],
+    )
+
+
+def judge_grown(
+    source: str,
+    name: str,
+    grown: Mapping[Series, Growth],
+    split_by: Callable[[Series], Split] = split_of,
+) -> Iterator[PublishedSeries]:
+    """Verdicts on series by what is known of them."""
+    for split in (_BOTH, _ALONE, TWO_COUNTS, ONE_COUNT):
+        same = {one: growth for one, growth in grown.items() if split_by(one) is split}
+        if same:
+            yield _judge_split(source, name, split, same)
+
+
+def _judge_split(
+    source: str, name: str, split: Split, grown: Mapping[Series, Growth]
 ) -> PublishedSeries:
     """Verdict on series of one kind, beside linear scaling and contention alone."""
     parts = []
     later = slice(split.known, None)
-    for one, (low, middle, high) in zip(series, growths, strict=True):
+    for one, (low, middle, high) in grown.items():
         base = one.step[0]
         # Contention alone: one point does not decide coherency as well.
         times = one.gpus / one.gpus[0]
@@ -244,18 +327,20 @@ def judge_series(
             )
         )
     worst = ""
-    if len(series) > 2:
+    if len(grown) > 2:
         errors = [np.abs(part.predicted["perfmodel"] / part.measured - 1) for part in parts]
         index = int(np.argmax([each.mean() for each in errors]))
         others = np.concatenate(errors[:index] + errors[index + 1 :]).mean()
-        worst = f"; worst {series[index].name} {errors[index].mean():.1%}, all others {others:.1%}"
+        worst = (
+            f"; worst {[*grown][index].name} {errors[index].mean():.1%}, all others {others:.1%}"
+        )
     return verdict(
         source,
         f"{name}, {split.name}{worst}",
         parts,
         fitted=split.fitted,
         predicted="all larger counts",
-        num_fitted=len(series),
+        num_fitted=len(grown),
     )
 
 

@@ -1,7 +1,7 @@
 """Published steps of small models: by placement over nodes, and of book notebooks built many times."""
 
-from collections import Counter, defaultdict
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -10,23 +10,18 @@ from scipy.optimize import least_squares
 from perfmodel.documents.verdicts import CARRIED, PublishedSeries
 from perfmodel.engine.stragglers import expected_largest_deviate
 from perfmodel.statistics import FloatArray
-from validate.published.tables import (
-    Judged,
+from validate.published.harness import (
     Part,
+    Table,
     adaptdl,
     carried_on,
-    counted,
     linear_scaling,
-    number,
-    read_rows,
+    numbers,
     repeatability,
     usl,
     verdict,
 )
 
-_PLACED: Final = (
-    *("cluster", "gpu", "app", "placement", "nodes", "gpus", "local_batch", "step_time_s"),
-)
 _CALIBRATED_NODES: Final = 2
 _FEWEST_PLACED: Final = 12
 #: Traffic between two nodes grows with the devices of both; over more nodes that growth is shared.
@@ -35,7 +30,6 @@ _KEPT_GROWTH: Final = 0.5
 _PER_DOUBLING: Final = 0.5
 #: Uncertainty of a network between more nodes than were measured, log, per doubling.
 _UNSEEN_NETWORK: Final = 0.08
-_BUILT: Final = ("source", "path", "commit", "date", "model", "gpus", "step_time_s")
 _FEWEST_BUILDS: Final = 10
 DRAWS: Final = 10
 
@@ -45,30 +39,27 @@ _STEP: Final = np.dtype([(n, float) for n in ("batch", "nodes", "gpus", "densest
 Steps: TypeAlias = np.recarray[Any, Any]
 
 
-def judge_placements(folder: Path) -> Judged:
+def judge_placements(table: Table) -> Iterator[PublishedSeries]:
     """Steps on one and two nodes predict those on more, for every model on every cluster."""
     groups: dict[str, list[tuple[float, ...]]] = defaultdict(list)
-    out: Counter[str] = Counter()
-    table = read_rows(folder / "steptime_placements.csv", columns=_PLACED)
-    for row in table:
-        values = [number(row, n) for n in ("local_batch", "nodes", "gpus", "step_time_s")]
-        batch, nodes, gpus, step_s = values
-        if batch and nodes and gpus and step_s:
-            digits = [int(digit) for digit in row["placement"] if digit.isdecimal()]
-            densest = max(digits, default=int(-(-gpus // nodes)))
-            name = f"{row['app']} on {row['gpu']} ({row['cluster']})"
-            groups[name].append((batch, nodes, gpus, densest, step_s))
-        else:
-            out["a cell is empty or no number"] += 1
-    series, skipped = [], []
+    for row in table.rows:
+        found = numbers(row, "local_batch", "nodes", "gpus", "step_time_s")
+        if found is None:
+            table.leave_out("a cell is empty or no number", 1)
+            continue
+        batch, nodes, gpus, step_s = found
+        digits = [int(digit) for digit in row["placement"] if digit.isdecimal()]
+        densest = max(digits, default=int(-(-gpus // nodes)))
+        name = f"{row['app']} on {row['gpu']} ({row['cluster']})"
+        groups[name].append((batch, nodes, gpus, densest, step_s))
     for name, rows in groups.items():
         steps: Steps = np.array(rows, dtype=_STEP).view(np.recarray)
         known = steps[steps.nodes <= _CALIBRATED_NODES]
         unknown = steps[steps.nodes > _CALIBRATED_NODES]
         if min(len(known), len(unknown)) < _FEWEST_PLACED:
             where = "three nodes and more" if len(known) >= len(unknown) else "one and two nodes"
-            out[f"models with fewer than {_FEWEST_PLACED} rows on {where}"] += len(rows)
-            skipped.append(name)
+            few = f"models with fewer than {_FEWEST_PLACED} rows on {where}"
+            table.leave_out(few, len(rows), name)
             continue
         ours, low, high = predict_steps(known, unknown)
         plain = (known.batch, known.gpus, known.step_s)
@@ -85,9 +76,11 @@ def judge_placements(folder: Path) -> Judged:
             interval=(low, high),
             beyond=unknown.gpus > known.gpus.max(),
         )
-        found = {"fitted": "1 and 2 nodes", "predicted": f"3 to {int(unknown.nodes.max())} nodes"}
-        series.append(verdict("steptime_placements", name, [part], **found, num_fitted=len(known)))
-    return Judged(series, skipped, counted("steptime_placements", len(table), out))
+        found_on = {
+            "fitted": "1 and 2 nodes",
+            "predicted": f"3 to {int(unknown.nodes.max())} nodes",
+        }
+        yield verdict(table.source, name, [part], **found_on, num_fitted=len(known))
 
 
 def predict_steps(known: Steps, unknown: Steps) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -150,55 +143,49 @@ def _log_step(p: FloatArray, steps: Steps, batches: FloatArray) -> FloatArray:
     return both
 
 
-def judge_notebooks(folder: Path) -> Judged:
+def judge_notebooks(table: Table) -> Iterator[PublishedSeries]:
     """One GPU predicts two, from half of the builds of D2L's notebooks; equal numbers count once.
 
     LeNet keeps its global batch (strong scaling), ResNet-18 its batch per device (weak).
     """
     builds: dict[tuple[str, ...], dict[float, float]] = defaultdict(dict)
-    out: Counter[str] = Counter()
-    table = read_rows(folder / "throughput.csv", columns=_BUILT)
-    for row in table:
-        gpus, step_s = number(row, "gpus"), number(row, "step_time_s")
-        if "d2l-ai" not in row["source"]:
-            out["sources other than D2L"] += 1
-        elif not (gpus and step_s):
-            out["a cell is empty or no number"] += 1
-        else:
-            key = (row["model"], *(row[n] for n in ("source", "path", "commit", "date")))
-            out["the same build again"] += gpus in builds[key]
-            builds[key][gpus] = step_s
+    rules = {
+        "sources other than D2L": lambda row: "d2l-ai" in row["source"],
+        "a cell is empty or no number": lambda row: numbers(row, "gpus", "step_time_s") is not None,
+    }
+    for row in table.keep(rules):
+        gpus, step_s = float(row["gpus"]), float(row["step_time_s"])
+        build = builds[tuple(row[n] for n in ("model", "source", "path", "commit", "date"))]
+        table.left_out["the same build again"] += gpus in build
+        build[gpus] = step_s
     pairs: dict[str, set[tuple[float, float]]] = defaultdict(set)
     for (model, *_), by_gpus in builds.items():
         if not {1.0, 2.0} <= set(by_gpus):
-            out["builds without one and two GPUs"] += len(by_gpus)
+            table.leave_out("builds without one and two GPUs", len(by_gpus))
             continue
         pair = by_gpus[1.0], by_gpus[2.0]
-        out["builds that print the same two times"] += 2 * (pair in pairs[model])
-        out["other counts than one and two"] += len(by_gpus) - 2
+        table.left_out["builds that print the same two times"] += 2 * (pair in pairs[model])
+        table.left_out["other counts than one and two"] += len(by_gpus) - 2
         pairs[model].add(pair)
-    series: list[PublishedSeries] = []
-    skipped = []
     for model, found in pairs.items():
         if len(found) < _FEWEST_BUILDS:
-            out[f"models with fewer than {_FEWEST_BUILDS} builds"] += 2 * len(found)
-            skipped.append(f"{model}: {len(found)} builds with one and two GPUs")
+            few = f"models with fewer than {_FEWEST_BUILDS} builds"
+            table.leave_out(
+                few, 2 * len(found), f"{model}: {len(found)} builds with one and two GPUs"
+            )
             continue
         steps = np.array(sorted(found))
         orders = [np.random.default_rng(seed).permutation(len(steps)) for seed in range(DRAWS)]
         half = len(steps) // 2
-        series.append(
-            verdict(
-                "notebooks",
-                f"D2L {model}, 2 GPUs, {DRAWS} draws together",
-                [_second(steps[order[:half]], steps[order[half:]]) for order in orders],
-                fitted="both counts of half of the builds, one GPU of the others",
-                predicted="two GPUs of the others",
-                num_fitted=half,
-            )
+        yield verdict(
+            table.source,
+            f"D2L {model}, 2 GPUs, {DRAWS} draws together",
+            [_second(steps[order[:half]], steps[order[half:]]) for order in orders],
+            fitted="both counts of half of the builds, one GPU of the others",
+            predicted="two GPUs of the others",
+            num_fitted=half,
         )
-        series += filter(None, [judge_repeats(model, steps)])
-    return Judged(series, skipped, counted("notebooks", len(table), out))
+        yield from filter(None, [judge_repeats(table.source, model, steps)])
 
 
 def _second(known: FloatArray, unknown: FloatArray) -> Part:
@@ -214,14 +201,14 @@ def _second(known: FloatArray, unknown: FloatArray) -> Part:
     )
 
 
-def judge_repeats(model: str, pairs: FloatArray) -> PublishedSeries | None:
+def judge_repeats(source: str, model: str, pairs: FloatArray) -> PublishedSeries | None:
     """Scatter on two GPUs of builds that print the same step on one."""
     groups = [pairs[pairs[:, 0] == single, 1] for single in np.unique(pairs[:, 0])]
     alike = [group for group in groups if len(group) > 1]
     if sum(map(len, alike)) < _FEWEST_BUILDS:
         return None
     return repeatability(
-        "notebooks",
+        source,
         f"scatter: builds of D2L {model} that print the same step on one GPU",
         alike,
         alike="builds of the same step",

@@ -1,15 +1,17 @@
 """Steps of one GPU: families that were left out of a device whose costs are known."""
 
-import csv
-import gzip
 from pathlib import Path
 
 import pytest
 
+import perfmodel as pm
 from calibrate.step_table import Setting
+from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError
+from perfmodel.models import SHIPPED_TRACES
 from perfmodel.workload.step import TracedStep
 from tests.calibrate.test_step_table import FAMILIES, trace_named, true_s
+from tests.validate.published.judged import judged, opened, write
 from validate.published import devices
 
 USUAL = {
@@ -50,12 +52,9 @@ def test_families_left_out_are_predicted_from_the_others(tmp_path: Path) -> None
         row("alpha_10", 8, framework="PyTorch 1.10"),
         row("alpha_10", 8, device="Voodoo 2", gpus="2"),
     ]
-    with gzip.open(tmp_path / devices.TABLE, "wt", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows([*rows, *out])
-    found = devices.judge(tmp_path, trace)
-    [series] = found.series
+    write(tmp_path / "single_device_steps.csv.gz", [*rows, *out])
+    table = opened(tmp_path, "single_device_steps")
+    [series] = devices.judge(table, trace)
     assert series.name == "rtx-3090, fp32, contiguous"
     assert (series.num_fitted, series.num_predicted) == (16, 16)
     ours, plain = series.errors
@@ -63,6 +62,27 @@ def test_families_left_out_are_predicted_from_the_others(tmp_path: Path) -> None
     assert ours.coverage == pytest.approx(1.0)
     # Small steps are the host's: no rate of arithmetic holds for both.
     assert plain.mape > 0.3
-    assert found.rows.num_judged == 16
-    assert set(found.rows.left_out.values()) == {1}
-    assert len(found.rows.left_out) == 4
+    counted = table.counted()
+    assert counted.num_judged == 16
+    assert set(counted.left_out.values()) == {1}
+    assert len(counted.left_out) == 4
+
+
+def test_a_machine_that_ships_is_judged_by_what_the_command_says(tmp_path: Path) -> None:
+    known = {"library": "torchvision", "model": "resnet50", "precision": "amp fp16"}
+    traced = WorkloadDocument.read(SHIPPED_TRACES / "torchvision-resnet50-fp16.json.gz")
+    said = pm.predict("rtx-3090", traced, devices=[1], batch=64).points[0].step_s
+    rows = [
+        USUAL | known | {"batch_per_gpu": "64", "step_ms": repr(1e3 * said.nominal * slower)}
+        for slower in (1.0, 1.1, 9.0)
+    ]
+    others = [rows[0] | {"memory_format": "channels_last"}, rows[0] | {"image": "256"}]
+    write(tmp_path / "single_device_steps.csv.gz", [*rows, *others])
+    ((series,), _, counted) = judged(tmp_path, "machines")
+    assert series.name == "predict --machine rtx-3090"
+    ours, plain = series.errors
+    assert ours.bias == pytest.approx((1 / 1.1 + 1 / 9 - 2) / 3, abs=1e-6)
+    assert ours.coverage == pytest.approx(2 / 3)
+    assert plain.method == "one rate of arithmetic"
+    assert counted.num_judged == 3
+    assert counted.left_out == {"another precision, memory format or size than predict traces": 2}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.documents.verdicts import CARRIED
-from tests.validate.published.test_published import write
+from tests.validate.published.judged import judged, opened, write
 from validate.published import mlperf, scaling, steps
 from validate.published.scaling import Series, grow_linearly, growth_terms
 
@@ -85,7 +85,7 @@ def test_any_source_with_a_batch_has_a_verdict(tmp_path: Path) -> None:
     no_batch = [throughput(model="other", gpus=n, throughput=n) for n in (1, 2, 8)]
     wrong = [throughput(model="ncf", gpus=n, micro_batch=1, throughput=n * n) for n in (1, 2, 8)]
     write(tmp_path / "throughput.csv", [*rows, *no_batch, *wrong])
-    (verdict,), skipped, counted = scaling.judge(tmp_path)
+    (verdict,), skipped, counted = judged(tmp_path, "scaling")
     assert (verdict.name, verdict.num_predicted) == ("acme, 1 and 2 devices", 1)
     assert verdict.errors[1].method == "linear scaling"
     assert verdict.errors[1].mape == pytest.approx(1 - 1 / 1.1)
@@ -110,9 +110,10 @@ def test_shards_among_all_devices_and_in_groups_are_two_series(tmp_path: Path) -
         for n, sharding in (counts | {2048: "FSDP128"}).items()
     ]
     write(tmp_path / "throughput.csv", rows)
-    sources, _, counted = scaling.read_series(tmp_path)
+    table = opened(tmp_path, "scaling")
+    sources = scaling.read_series(table)
     assert [list(one.gpus) for one in sources["acme"]] == [[64, 128, 256], [512, 1024, 2048]]
-    assert counted.num_judged == 6
+    assert table.counted().num_judged == 6
 
 
 def test_builds_that_agree_predict_the_others(tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def test_builds_that_agree_predict_the_others(tmp_path: Path) -> None:
         for gpus in (1, 2)
     ]
     write(tmp_path / "throughput.csv", rows)
-    (verdict, *_), skipped, counted = steps.judge_notebooks(tmp_path)
+    (verdict, *_), skipped, counted = judged(tmp_path, "notebooks")
     assert skipped == []
     assert (counted.num_judged, counted.left_out) == (40, {})
     assert verdict.num_beyond == 0
@@ -135,13 +136,13 @@ def test_builds_that_agree_predict_the_others(tmp_path: Path) -> None:
 
 def test_builds_of_the_same_step_tell_their_scatter() -> None:
     builds = np.array([(1.0, 2.0), (1.0, 4.0)] * 5 + [(3.0, 9.0)])
-    found = steps.judge_repeats("a model", builds)
+    found = steps.judge_repeats("notebooks", "a model", builds)
     assert found is not None
     # Without itself the median of ten is the other number; what stands alone tells nothing.
     assert (found.num_fitted, found.num_predicted) == (1, 10)
     assert found.errors[0].worst_absolute == pytest.approx(1.0)
     assert found.errors[0].bias == pytest.approx((1.0 - 0.5) / 2)
-    assert steps.judge_repeats("a model", builds[-2:]) is None
+    assert steps.judge_repeats("notebooks", "a model", builds[-2:]) is None
 
 
 #: Of the first step: what a ring loses, a doubling of the nodes costs, and no sample is needed for.
@@ -210,7 +211,7 @@ def test_known_coefficients_give_the_growth() -> None:
 
 def test_systems_of_one_kind_predict_their_larger_submissions(tmp_path: Path) -> None:
     write(tmp_path / "mlperf_scaling.csv", [row for name in "abcdef" for row in rows(name)])
-    found, skipped, _ = mlperf.judge(tmp_path)
+    found, skipped, _ = judged(tmp_path, "mlperf")
     every, resnet = found
     assert (every.num_fitted, every.num_predicted) == (6, 12)
     assert resnet.name.startswith("device-seconds per sample, resnet, two smallest counts")
@@ -237,7 +238,7 @@ def test_larger_batches_need_the_samples_of_the_reference_points(tmp_path: Path)
         for batch in (256, 512, 1024, 2048, 4096)
     ]
     write(tmp_path / "convergence.csv", points)
-    found, *_ = mlperf.judge(tmp_path)
+    found, *_ = judged(tmp_path, "mlperf")
     whole = next(one for one in found if one.name.startswith("time to train"))
     steps = next(one for one in found if one.name.startswith("device-seconds"))
     # The submissions stop after 40 epochs whatever their batch: with 1,024 and 2,048 samples instead
@@ -249,7 +250,7 @@ def test_larger_batches_need_the_samples_of_the_reference_points(tmp_path: Path)
 def test_submissions_that_tell_no_samples_are_named(tmp_path: Path) -> None:
     silent = rows("a", stop_epoch_median=1, benchmark="bert")
     write(tmp_path / "mlperf_scaling.csv", [*rows("b"), *silent, *rows("c", gpus="")])
-    counted = mlperf.judge(tmp_path).rows
+    counted = judged(tmp_path, "mlperf")[2]
     assert (counted.num_judged, counted.left_out) == (
         4,
         {"no devices or no time": 4, "systems that tell neither samples nor a rate": 4},

@@ -10,11 +10,10 @@ from perfmodel.cost.jobs import Jobs, jobs_from, jobs_from_columns
 from perfmodel.layout import Layout
 from perfmodel.workload.transformer import Transformer
 from tests.perfmodel.cost.large_samples import measured, some_jobs
-from tests.validate.published.test_published import write
+from tests.validate.published.judged import judged, opened, write
 from validate.published.large import (
     _sizes,
     area_under_curve,
-    judge_mlperf,
     same_tensors,
     smaller_than_one_that_ran,
     twins,
@@ -117,23 +116,23 @@ def mlperf_folder(folder: Path, *counts: int) -> Path:
 
 
 def test_mlperf_tells_layouts_and_tokens(tmp_path: Path) -> None:
-    runs, bad, _ = mlperf_runs(mlperf_folder(tmp_path, 512, 768), interleave=12)
-    assert bad == []
+    table = opened(mlperf_folder(tmp_path, 512, 768), "mlperf_layouts")
+    runs = mlperf_runs(table)
+    assert table.skipped == []
     assert runs.step_s == pytest.approx([12.0, 12.0])
     jobs = runs.jobs
     assert jobs.dp.tolist() == [16, 24]
     # 4 sequences for each of 32 devices that share the model, one at a time.
     assert jobs.accumulation.tolist() == [128, 128]
-    assert set(jobs.interleave) == {12}
     # 8 bit at twice the peak of 16 bit.
     assert jobs.matmul_ratio == pytest.approx([2.0, 2.0], rel=1e-2)
 
 
 def test_layouts_of_fewer_devices_predict_those_of_more(tmp_path: Path) -> None:
-    few, skipped, _ = judge_mlperf(mlperf_folder(tmp_path, 512, 768))
+    few, skipped, _ = judged(mlperf_folder(tmp_path, 512, 768), "mlperf_layouts")
     assert few == []
     assert skipped == ["mlperf_layouts: 2 runs"]
-    found, *_ = judge_mlperf(mlperf_folder(tmp_path, 256, 512, 768, 1024, 1536, 2048))
+    found, *_ = judged(mlperf_folder(tmp_path, 256, 512, 768, 1024, 1536, 2048), "mlperf_layouts")
     assert [(one.num_fitted, one.num_predicted) for one in found] == [(3, 3), (3, 3)]
     # Each device does the same work whatever their number.
     assert found[0].errors[0].mape < 0.05

@@ -1,7 +1,5 @@
 """Published protocols on tables whose truth is known."""
 
-import csv
-import gzip
 from pathlib import Path
 
 import numpy as np
@@ -11,19 +9,13 @@ from perfmodel.documents.verdicts import CARRIED
 from perfmodel.engine.stragglers import expected_largest_deviate
 from perfmodel.errors import InvalidDocument, UsageError
 from perfmodel.report.validation import published_lines
-from validate.published import collectives, steps, tables
+from tests.validate.published.judged import judged, write
+from validate.published import harness
 from validate.published.collectives import Point, log_scatter, scatter
 from validate.published.published import judge_published
 
 LATENCY_S = 1e-5
 S_PER_BYTE = 1e-10
-
-
-def write(path: Path, rows: list[dict[str, object]]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def ring_rows() -> list[dict[str, object]]:
@@ -64,7 +56,7 @@ def placement_rows() -> list[dict[str, object]]:
 
 def test_counts_in_names_do_not_split_a_system(tmp_path: Path) -> None:
     write(tmp_path / "collectives.csv", ring_rows())
-    series, skipped, rows = collectives.judge(tmp_path)
+    series, skipped, rows = judged(tmp_path, "collectives")
     assert skipped == []
     assert rows.num_judged == len(ring_rows())
     names = {entry.name for entry in series}
@@ -74,7 +66,7 @@ def test_counts_in_names_do_not_split_a_system(tmp_path: Path) -> None:
 def test_a_textbook_ring_is_recovered_by_both(tmp_path: Path) -> None:
     rows = [row | {"hardware": "box"} for row in ring_rows()]
     write(tmp_path / "collectives.csv", rows)
-    (series,), _, _ = collectives.judge(tmp_path)
+    (series,), _, _ = judged(tmp_path, "collectives")
     ours, _, plain = series.errors
     assert (series.fitted, series.predicted) == ("ranks 2, 4", "ranks 8")
     assert plain.mape == pytest.approx(0.0, abs=1e-6)
@@ -83,17 +75,18 @@ def test_a_textbook_ring_is_recovered_by_both(tmp_path: Path) -> None:
 
 def test_groups_of_eight_follow_from_those_of_two_and_four(tmp_path: Path) -> None:
     """By size band, and apart on two nodes; rows that no protocol judges are counted."""
-    columns = "source,device,nccl,collective,gpus,nodes,size_bytes,time_us"
-    rows = [
-        f"s,card,2.27,all_reduce,{n},1,{size},{5 + 2 * n + 2 * (n - 1) / n * size / 2e5}"
+    usual = {"source": "s", "device": "card", "nccl": "2.27", "collective": "all_reduce"}
+    rows: list[dict[str, object]] = [
+        usual
+        | {"gpus": n, "nodes": nodes, "size_bytes": size}
+        | {"time_us": 5 + 2 * n + 2 * (n - 1) / n * size / 2e5}
+        for nodes in (1, 2)
         for n in (2, 4, 8)
         for size in 4 ** np.arange(5, 16)
     ]
-    rows += [row.replace(",1,", ",2,") for row in rows]
-    rows += ["s,other,2.27,all_reduce,2,1,1024,9.0", "s,card,2.27,all_reduce,8,4,1024,"]
-    with gzip.open(tmp_path / "nccl_times.csv.gz", "wt") as file:
-        file.write("\n".join([columns, *rows]) + "\n")
-    series, skipped, counts = collectives.judge_times(tmp_path)
+    few, empty = rows[0] | {"device": "other"}, rows[0] | {"time_us": ""}
+    write(tmp_path / "nccl_times.csv.gz", [*rows, few, empty])
+    series, skipped, counts = judged(tmp_path, "nccl_times")
     bands = ["below 1 MiB", "1 to 64 MiB", "from 64 MiB"]
     assert [one.name.split(": ")[-1] for one in series] == bands * 2
     assert [", two nodes:" in one.name for one in series] == [False] * 3 + [True] * 3
@@ -111,7 +104,7 @@ def test_groups_of_eight_follow_from_those_of_two_and_four(tmp_path: Path) -> No
 
 def test_steps_of_more_nodes_follow_from_two(tmp_path: Path) -> None:
     write(tmp_path / "steptime_placements.csv", placement_rows())
-    (series,), _, rows = steps.judge_placements(tmp_path)
+    (series,), _, rows = judged(tmp_path, "steptime_placements")
     by_method = {entry.method: entry.mape for entry in series.errors}
     assert by_method["perfmodel"] < 0.05
     assert set(by_method) == {"perfmodel", "linear scaling", CARRIED, "USL", "AdaptDL"}
@@ -132,7 +125,7 @@ def test_all_devices_wait_for_the_slowest_of_them(tmp_path: Path) -> None:
         for row in placement_rows()
     ]
     write(tmp_path / "steptime_placements.csv", rows)
-    (series,), *_ = steps.judge_placements(tmp_path)
+    (series,), *_ = judged(tmp_path, "steptime_placements")
     ours, *others = (entry.mape for entry in series.errors)
     assert ours < 0.03 < min(others)
 
@@ -140,23 +133,23 @@ def test_all_devices_wait_for_the_slowest_of_them(tmp_path: Path) -> None:
 def test_carrying_on_reads_the_most_devices_of_each_batch() -> None:
     batch = np.array([1.0, 4.0, 1.0, 1.0])
     gpus, step_s = np.array([1.0, 1.0, 8.0, 8.0]), np.array([1.0, 4.0, 2.0, 2.0])
-    found = tables.carried_on(batch, gpus, step_s, np.array([1.0, 2.0, 4.0]))
+    found = harness.carried_on(batch, gpus, step_s, np.array([1.0, 2.0, 4.0]))
     assert found == pytest.approx([2.0, np.sqrt(8), 4.0])
 
 
 def test_a_verdict_says_where_a_plain_rule_is_better(tmp_path: Path) -> None:
     found = []
     for ours, plain in ((1.1, 1.0), (1.0, 1.1)):
-        part = tables.Part(
+        part = harness.Part(
             measured=np.ones(4),
             predicted={"perfmodel": np.full(4, ours), CARRIED: np.full(4, plain)},
             beyond=np.array([False, False, True, True]),
         )
         name = {"name": f"ours {ours}; worst none", "fitted": "a", "predicted": "b"}
-        found.append(tables.verdict("acme", parts=[part], num_fitted=1, **name))
+        found.append(harness.verdict("acme", parts=[part], num_fitted=1, **name))
     write(tmp_path / "steptime_placements.csv", placement_rows())
-    judged = judge_published(tmp_path, ("steptime_placements",))
-    lines = published_lines(judged.model_copy(update={"series": tuple(found)}))
+    whole = judge_published(tmp_path, ("steptime_placements",))
+    lines = published_lines(whole.model_copy(update={"series": tuple(found)}))
     assert lines[0].endswith(
         "by over 0.3 % 2 times in 2 series: acme: ours 1.1 (10.0 %, it 0.0 %); acme: ours 1.1 "
         "(on more devices 10.0 %, it 0.0 %)"
@@ -167,7 +160,7 @@ def test_a_verdict_says_where_a_plain_rule_is_better(tmp_path: Path) -> None:
 
 def test_linear_scaling_reads_the_fewest_devices() -> None:
     batch, gpus, step_s = (np.array(x) for x in ([1.0, 4.0, 1.0], [1.0, 1.0, 2.0], [1.0, 4.0, 9.0]))
-    found = tables.linear_scaling(batch, gpus, step_s, np.array([2.0]))
+    found = harness.linear_scaling(batch, gpus, step_s, np.array([2.0]))
     assert found == pytest.approx([2.0])
 
 

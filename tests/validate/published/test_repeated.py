@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.validate.published.test_published import write
-from validate.published import repeated
+from tests.validate.published.judged import judged, write
 
 
 def rows(version: int, *, second_node: float = 1.04) -> list[dict[str, object]]:
@@ -29,8 +28,7 @@ def test_other_versions_tell_what_a_second_node_costs(tmp_path: Path) -> None:
     single = rows(9)[0] | {"framework": "PyTorch 3"}
     table = [row for version in range(8) for row in rows(version)]
     write(tmp_path / "ddp_repeated.csv", [*table, horovod, single, single | {"gpus": ""}])
-    found = repeated.judge(tmp_path)
-    with_others, alone = found.series
+    (with_others, alone), _, counted = judged(tmp_path, "ddp_repeated")
     assert (with_others.num_predicted, with_others.num_beyond) == (8, 8)
     assert with_others.errors[0].mape < 0.005
     assert with_others.errors[0].coverage == 1
@@ -38,8 +36,8 @@ def test_other_versions_tell_what_a_second_node_costs(tmp_path: Path) -> None:
     assert by_method["efficiency carried on"] == pytest.approx(1 - 1 / 1.04, rel=1e-6)
     assert alone.errors[0].coverage == 1
     assert alone.errors[0].mape == pytest.approx(0.03, abs=0.01)
-    assert found.rows.num_judged == 8 * 9
-    assert found.rows.left_out == {
+    assert counted.num_judged == 8 * 9
+    assert counted.left_out == {
         "benchmarks of 8 GPUs alone": 1,
         "no 8 GPUs, or nothing beside them": 1,
         "no rate or no count of devices": 1,
@@ -56,7 +54,7 @@ def test_much_loss_inside_a_node_widens_what_lies_between_nodes(tmp_path: Path) 
         if (gpus := int(str(row["gpus"]))) in slower
     ]
     write(tmp_path / "ddp_repeated.csv", table)
-    for series in repeated.judge(tmp_path).series:
+    for series in judged(tmp_path, "ddp_repeated")[0]:
         ours = series.errors[0]
         assert ours.mape == pytest.approx(0.16, abs=0.02)
         assert ours.coverage == 1

@@ -1,8 +1,8 @@
-"""Published tables, the verdict on a series, and the plain models that ours stands beside."""
+"""The harness of all published tables: rows in and out, scores beside plain models, the models themselves."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -20,32 +20,53 @@ Row: TypeAlias = dict[str, str]
 Three: TypeAlias = tuple[FloatArray, FloatArray, FloatArray]
 
 
-class Judged(NamedTuple):
-    """A verdict that counts every row of its table."""
+@dataclass(slots=True, kw_only=True)
+class Table:
+    """Rows of one source; those that are not left out for a reason are fitted or predicted."""
 
-    series: list[PublishedSeries]
-    skipped: list[str]
-    rows: PublishedRows
+    source: str
+    path: Path
+    rows: list[Row]
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Rows by reason."""
+    skipped: list[str] = field(default_factory=list)
+    """Names of groups, and words on single rows, that are left out."""
+
+    def keep(self, rules: Mapping[str, Callable[[Row], bool]]) -> list[Row]:
+        """Rows that keep all rules; each other counts under the first rule that it breaks."""
+        kept = []
+        for row in self.rows:
+            broken = next((reason for reason, holds in rules.items() if not holds(row)), None)
+            if broken is None:
+                kept.append(row)
+            else:
+                self.left_out[broken] += 1
+        return kept
+
+    def leave_out(self, reason: str, num_rows: int, name: str | None = None) -> None:
+        """Count rows of a group that is not judged, and name the group."""
+        self.left_out[reason] += num_rows
+        if name is not None:
+            self.skipped.append(name)
+
+    def counted(self) -> PublishedRows:
+        """All rows: judged, or left out."""
+        out = {reason: count for reason, count in sorted(self.left_out.items()) if count}
+        num_judged = len(self.rows) - sum(out.values())
+        return PublishedRows(source=self.source, num_judged=num_judged, left_out=out)
 
 
-def sieved(
-    rows: Iterable[Row], rules: Mapping[str, Callable[[Row], bool]]
-) -> tuple[list[Row], Counter[str]]:
-    """Rows that keep all rules, and the others counted by the first rule that they break."""
-    kept, out = [], Counter[str]()
-    for row in rows:
-        broken = next((reason for reason, holds in rules.items() if not holds(row)), None)
-        if broken is None:
-            kept.append(row)
-        else:
-            out[broken] += 1
-    return kept, out
+class Source(NamedTuple):
+    """A table, and how its rows become questions with answers."""
 
+    file: str
+    columns: tuple[str, ...]
+    judge: Callable[[Table], Iterable[PublishedSeries]]
 
-def counted(source: str, num_rows: int, left_out: Counter[str]) -> PublishedRows:
-    """All rows of a table; those without a reason were fitted or predicted."""
-    out = {reason: count for reason, count in sorted(left_out.items()) if count}
-    return PublishedRows(source=source, num_judged=num_rows - sum(out.values()), left_out=out)
+    def open(self, name: str, folder: Path) -> Table:
+        """The table, nothing of it left out yet."""
+        path = folder / self.file
+        return Table(source=name, path=path, rows=read_rows(path, columns=self.columns))
 
 
 def read_rows(path: Path, *, columns: Sequence[str]) -> list[Row]:
@@ -64,9 +85,15 @@ def number(row: Mapping[str, str], name: str) -> float | None:
     """A positive number, or None where the cell says nothing usable."""
     try:
         value = decimal(row[name])
-    except ValueError:
+    except (KeyError, ValueError):
         return None
     return value if 0 < value < float("inf") else None
+
+
+def numbers(row: Mapping[str, str], *names: str) -> tuple[float, ...] | None:
+    """Positive numbers of these cells, or None if one says nothing usable."""
+    found = [value for name in names if (value := number(row, name)) is not None]
+    return tuple(found) if len(found) == len(names) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
