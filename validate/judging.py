@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,12 +18,13 @@ from calibrate.campaign import PLAN, Progress, read_plan
 from calibrate.experiment import doubling_sizes
 from calibrate.summary import Estimate, estimate, repetition
 from calibrate.task import ReplayTask, StepTask, Task
+from perfmodel.documents import file_sha256
 from perfmodel.documents.observation import LoopObservation, Observation, StepObservation
 from perfmodel.documents.verdicts import STEP_MAPE, ErrorSummary, Gate
 from perfmodel.errors import UsageError
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, SingleStep
-from perfmodel.statistics import FloatArray
+from perfmodel.statistics import FloatArray, Interval
 from perfmodel.units import Seconds, format_duration
 
 #: Below this many settings a coverage above the upper bound is no sign of intervals that are too wide.
@@ -125,6 +126,36 @@ def measured_steps(entries: Iterable[Observation]) -> dict[RunSetting, Estimate]
         elif isinstance(entry, StepObservation):  # of records before the plain loop
             found[entry.setting].append(repetition(entry).step_s)
     return {setting: estimate(values_s) for setting, values_s in found.items()}
+
+
+def compared(
+    setting: RunSetting,
+    predicted_s: Interval,
+    found: Estimate,
+    *,
+    measured_s: Seconds | None = None,
+) -> dict[str, Any]:
+    """Fields of a predicted step beside its runs; measured is their estimate unless told otherwise."""
+    measured_s = found.value_s if measured_s is None else measured_s
+    return {
+        "setting": setting,
+        "predicted_s": predicted_s,
+        "measured_s": measured_s,
+        "num_repetitions": found.num_repetitions,
+        "measured_relative_error": found.relative_error,
+        "signed_error": predicted_s.signed_error(measured_s),
+        "is_covered": predicted_s.holds(measured_s),
+    }
+
+
+def judged(request: ProfileRequest, observations: Path, gates: Sequence[Gate]) -> dict[str, Any]:
+    """Fields of every verdict on predictions from a profile: whose they are, and whether gates passed."""
+    return {
+        "profile_digest": request.profile.digest,
+        "observations_sha256": file_sha256(observations),
+        "gates": tuple(gates),
+        "passed": passed(gates),
+    }
 
 
 #: Mean size of a normal error over its standard deviation, and the size that the largest of eight exceeds

@@ -11,12 +11,10 @@ from calibrate.environment import describe_environment, placement_of, provenance
 from calibrate.launch import Launcher
 from calibrate.random_models import RandomModel, draw
 from calibrate.replays import replays_in, with_replays
-from calibrate.summary import Estimate
 from calibrate.task import StepTask, Task
 from perfmodel.answer import Question
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import interval, open_workload
-from perfmodel.documents import file_sha256
 from perfmodel.documents.observation import failures, read_observations, steal_share
 from perfmodel.documents.verdicts import (
     ComparedModel,
@@ -42,10 +40,11 @@ from validate.judging import (
     Tolerances,
     TracedModel,
     campaign_seed,
+    compared,
     fraction,
     gate,
+    judged,
     measured_steps,
-    passed,
     replay_rounds,
     shuffled,
     summarise,
@@ -334,7 +333,12 @@ def judge_models(
     found = measured_steps(entries)
     families = {entry.model.name: entry.model.family for entry in drawn}
     rows = tuple(
-        _compared(setting, run, found[setting], families[setting.workload])
+        ComparedModel(
+            **compared(setting, run.step_s, found[setting]),
+            family=families[setting.workload],
+            evidence=run.evidence,
+            untimed=run.untimed,
+        )
         for setting, run in sorted(predicted[mode].items(), key=lambda item: item[0].label)
         if setting in found
     )
@@ -357,9 +361,8 @@ def judge_models(
     for row in single:
         by_family.setdefault(row.family.split()[0], []).append(row.signed_error)
     return ModelsValidationDocument(
+        **judged(request, observations, gates),
         provenance=provenance(describe_environment(), seed=drawn[0].model.seed),
-        profile_digest=request.profile.digest,
-        observations_sha256=file_sha256(observations),
         mode=mode,
         seed=drawn[0].model.seed,
         num_drawn=len(drawn),
@@ -370,23 +373,4 @@ def judge_models(
         summary_by_family={name: summarise(own) for name, own in sorted(by_family.items())},
         summary_ddp=several,
         coverage=coverage,
-        gates=gates,
-        passed=passed(gates),
-    )
-
-
-def _compared(
-    setting: RunSetting, run: PredictedRun, measured: Estimate, family: str
-) -> ComparedModel:
-    return ComparedModel(
-        setting=setting,
-        family=family,
-        predicted_s=run.step_s,
-        measured_s=measured.value_s,
-        num_repetitions=measured.num_repetitions,
-        measured_relative_error=measured.relative_error,
-        signed_error=run.step_s.signed_error(measured.value_s),
-        evidence=run.evidence,
-        untimed=run.untimed,
-        is_covered=run.step_s.holds(measured.value_s),
     )

@@ -21,7 +21,7 @@ from calibrate.task import LayoutTask
 from perfmodel.answer import Question
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import open_workload
-from perfmodel.documents import file_sha256, write_atomically
+from perfmodel.documents import write_atomically
 from perfmodel.documents.observation import (
     LayoutObservation,
     StackSpec,
@@ -40,8 +40,9 @@ from validate.judging import (
     ProfileRequest,
     Tolerances,
     TracedModel,
+    compared,
     fraction,
-    passed,
+    judged,
     replay_rounds,
     shuffled,
     summarise,
@@ -298,22 +299,19 @@ def judge_strategies(
             f"{observations}: {len(missing)} predicted settings were not run, such as {missing[0]}; "
             "continue with --resume"
         )
-    rows = []
-    for one in drawn:
-        label = one.setting.label
-        measured_s = float(np.median(runs[label]))
-        rows.append(
-            ComparedStrategy(
-                family=one.family,
-                setting=one.setting,
-                predicted_s=predicted_s[label],
-                measured_s=measured_s,
-                num_repetitions=len(runs[label]),
-                measured_relative_error=estimate(runs[label]).relative_error,
-                signed_error=predicted_s[label].signed_error(measured_s),
-                is_covered=predicted_s[label].holds(measured_s),
-            )
+    rows = [
+        ComparedStrategy(
+            **compared(
+                one.setting,
+                predicted_s[label],
+                estimate(runs[label]),
+                measured_s=float(np.median(runs[label])),
+            ),
+            family=one.family,
         )
+        for one in drawn
+        for label in [one.setting.label]
+    ]
     families = [
         StrategyFamily(
             name=name,
@@ -326,14 +324,11 @@ def judge_strategies(
     whole = families[-1]
     gates = TOLERANCES.judge(summary=whole.summary, coverage=whole.coverage)
     return StrategiesDocument(
+        **judged(request, observations, gates),
         provenance=provenance(describe_environment(), seed=request.seed),
-        profile_digest=request.profile.digest,
-        observations_sha256=file_sha256(observations),
         steal=steal_share(entries),
         settings=tuple(rows),
         summary=whole.summary,
         families=tuple(families),
         coverage=whole.coverage,
-        gates=gates,
-        passed=passed(gates),
     )

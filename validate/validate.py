@@ -34,7 +34,7 @@ from calibrate.topology import LaunchFlags
 from perfmodel.answer import Question
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import check_machine, interval, timed_workload
-from perfmodel.documents import Provenance, Record, checked, file_sha256
+from perfmodel.documents import Provenance, Record, checked
 from perfmodel.documents.observation import failures, read_observations, steal_share
 from perfmodel.documents.verdicts import (
     ComparedSetting,
@@ -53,10 +53,11 @@ from validate.judging import (
     ProfileRequest,
     Tolerances,
     calibrated_setting,
+    compared,
     fraction,
     holdout_settings,
+    judged,
     measured_steps,
-    passed,
     repeated_settings,
     rounds,
     summarise,
@@ -243,14 +244,7 @@ def compare_setting(
 ) -> ComparedSetting:
     """One row of the table."""
     return ComparedSetting(
-        setting=setting,
-        predicted_s=predicted_s,
-        measured_s=found.value_s,
-        num_repetitions=found.num_repetitions,
-        measured_relative_error=found.relative_error,
-        signed_error=predicted_s.signed_error(found.value_s),
-        is_covered=predicted_s.holds(found.value_s),
-        is_extrapolated=is_extrapolated(setting, profile),
+        **compared(setting, predicted_s, found), is_extrapolated=is_extrapolated(setting, profile)
     )
 
 
@@ -329,22 +323,21 @@ def _document(
     rows = comparison.settings
     # Accuracy is promised inside the calibrated range; beyond it the intervals have to hold.
     beyond = [row for row in rows if row.is_extrapolated]
-    judged = [row for row in rows if not row.is_extrapolated] or beyond
+    inside = [row for row in rows if not row.is_extrapolated] or beyond
     speedups = comparison.speedups
     speedups_beyond = [speedups[row.setting] for row in beyond if row.setting in speedups]
-    speedups_judged = [speedups[row.setting] for row in judged if row.setting in speedups]
-    summary = summarise([row.signed_error for row in judged])
-    speedup_summary = summarise_any([row.signed_error for row in speedups_judged])
+    speedups_inside = [speedups[row.setting] for row in inside if row.setting in speedups]
+    summary = summarise([row.signed_error for row in inside])
+    speedup_summary = summarise_any([row.signed_error for row in speedups_inside])
     coverage = fraction(row.is_covered for row in rows)
     noise_floor = summarise_any([repeat.signed_error for repeat in comparison.repeats])
     gates = tolerances.judge(
         summary=summary, speedups=speedup_summary, coverage=coverage, noise=noise_floor
     )
-    names = dict.fromkeys(row.setting.workload for row in judged)
+    names = dict.fromkeys(row.setting.workload for row in inside)
     return ValidationDocument(
+        **judged(request, observations, gates),
         provenance=made,
-        profile_digest=request.profile.digest,
-        observations_sha256=file_sha256(observations),
         steal=comparison.steal,
         too_large=comparison.too_large,
         failed=comparison.failed,
@@ -354,7 +347,7 @@ def _document(
         summary=summary,
         summary_extrapolated=summarise_any([row.signed_error for row in beyond]),
         summary_by_workload={
-            name: summarise([row.signed_error for row in judged if row.setting.workload == name])
+            name: summarise([row.signed_error for row in inside if row.setting.workload == name])
             for name in names
         },
         speedup_summary=speedup_summary,
@@ -362,8 +355,6 @@ def _document(
         noise_floor=noise_floor,
         expected_noise=tolerances.expected_noise,
         coverage=coverage,
-        gates=gates,
-        passed=passed(gates),
     )
 
 

@@ -45,8 +45,8 @@ _MODELS = typer.Option(help="Models, separated by commas; default: fourteen, LeN
 _BATCHES = opt.counts("--batches", "Micro-batches, separated by commas.")
 _DATA = typer.Option(help="Folder with the published tables (CSV).")
 _SOURCES = typer.Option(
-    help="Tables to judge by, separated by commas; also nccl_times, and single_device_steps, whose "
-    "models are traced (10 minutes)."
+    help="Tables to judge by, separated by commas; also nccl_times, and single_device_steps and machines, "
+    "whose models are traced (10 minutes)."
 )
 _JSON_FILE = typer.Option("--json", help="Print the document; --json FILE writes it.")
 _MBIT = opt.positive("--mbit", "Rate of the links of a blind campaign. [Mbit/s]")
