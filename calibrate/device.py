@@ -1,32 +1,25 @@
-"""The device that is measured, behind one small interface: a CPU, a GPU, or a virtual GPU.
+"""The device that is measured, behind one small interface: a CPU or a GPU; ``calibrate.virtual`` has a virtual GPU.
 
-Nothing outside this module and ``calibrate.virtual`` asks for the time, waits for a device, or knows CUDA.
+Nothing outside these asks for the time, waits for a device, or knows CUDA.
 """
 
-import importlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from perfmodel.documents.observation import PeakMemory
-from perfmodel.tracing.cuda_casts import HALVES, AsOnCuda
+from perfmodel.tracing.cuda_casts import HALVES
 from perfmodel.units import Bytes, Seconds
 
-if TYPE_CHECKING:
-    from calibrate.virtual.gpu import VirtualGpu
-
 #: Long enough for the host to issue a whole step of most models. [s]
-_HOLD_S: Final = 0.05
+HOLD_S: Final = 0.05
 #: At least as many as any GPU has. [1/s]
 _CYCLES_PER_S: Final = 2e9
-#: The host of a virtual GPU may be slower; time costs nothing there.
-_VIRTUAL_HOLD: Final = 4.0
 
 
 class Event(Protocol):
@@ -78,7 +71,7 @@ class Device(ABC):
         """What is issued inside runs beside the compute stream."""
 
     @abstractmethod
-    def hold(self, duration_s: Seconds = _HOLD_S) -> None:
+    def hold(self, duration_s: Seconds = HOLD_S) -> None:
         """Keep the device busy while the host issues what is to be timed."""
 
     def clock(self) -> Clock:
@@ -141,7 +134,7 @@ class Cpu(Device):
         """There are no streams."""
         return nullcontext()
 
-    def hold(self, duration_s: Seconds = _HOLD_S) -> None:
+    def hold(self, duration_s: Seconds = HOLD_S) -> None:
         """The host is the device."""
 
     def clock(self) -> Clock:
@@ -170,7 +163,7 @@ class Cuda(Device):
         """A new stream."""
         return torch.cuda.stream(torch.cuda.Stream())
 
-    def hold(self, duration_s: Seconds = _HOLD_S) -> None:
+    def hold(self, duration_s: Seconds = HOLD_S) -> None:
         """An idle kernel."""
         torch.cuda._sleep(int(duration_s * _CYCLES_PER_S))  # type: ignore[no-untyped-call] # noqa: SLF001
 
@@ -212,71 +205,6 @@ class _CudaEvent:
         return float(earlier._event.elapsed_time(self._event)) / 1e3  # noqa: SLF001 - its own kind
 
 
-class VirtualDevice(Device):
-    """Costs what a truth file says; time stands still while nothing is issued."""
-
-    most_repeats = 12
-
-    def __init__(self, gpu: "VirtualGpu", torch_device: torch.device) -> None:
-        self.gpu, self.torch_device = gpu, torch_device
-
-    @classmethod
-    def open(cls, truth: str, *, rank: int, occasion: str) -> "VirtualDevice":
-        """Make the device of this process."""
-        from calibrate.virtual import Truth  # noqa: PLC0415
-        from calibrate.virtual.carrier import NAME, Carrier  # noqa: PLC0415 - few need it
-        from calibrate.virtual.gpu import VirtualGpu  # noqa: PLC0415
-
-        gpu = VirtualGpu(Truth.read(truth), rank=rank, occasion=occasion)
-        Carrier.open(gpu)
-        return cls(gpu, torch.device(NAME, 0))
-
-    def now(self) -> Seconds:
-        """The host's virtual clock."""
-        return self.gpu.host_s
-
-    def synchronise(self) -> None:
-        """Let the host wait for all streams."""
-        self.gpu.synchronise()
-
-    def event(self) -> Event:
-        """An event with timing."""
-        return self.gpu.event()
-
-    def side_stream(self) -> AbstractContextManager[Any]:
-        """A stream for what must not wait for compute."""
-        return self.gpu.stream("side")
-
-    def hold(self, duration_s: Seconds = _HOLD_S) -> None:
-        """A kernel that does nothing for long."""
-        self.gpu.wait_for(self.gpu.host_s + _VIRTUAL_HOLD * duration_s)
-
-    def begin(self, name: str) -> None:
-        """Draw the noise of the run."""
-        self.gpu.begin(name)
-
-    def peak_memory(self) -> PeakMemory:
-        """Of an allocator that never fragments."""
-        memory = self.gpu.memory
-        return PeakMemory(
-            allocated_bytes=memory.peak_bytes,
-            reserved_bytes=memory.reserved_bytes,
-            used_bytes=memory.reserved_bytes,
-        )
-
-    def reset_peak(self) -> None:
-        """Forget the peak so far."""
-        self.gpu.memory.reset_peak()
-
-    def without(self) -> AbstractContextManager[Any]:
-        """Tensors made inside are torch's own."""
-        return _disable_current_modes()
-
-    def autocast(self, precision: str) -> AbstractContextManager[Any]:
-        """By CUDA's rules."""
-        return nullcontext() if precision == "fp32" else AsOnCuda(precision)
-
-
 class HostClock:
     """A clock of the host, right for devices that run synchronously and for dispatch times."""
 
@@ -310,32 +238,3 @@ class DeviceClock:
         """Instants since the first mark. [s]"""
         self._device.synchronise()
         return [event.seconds_since(self._events[0]) for event in self._events]
-
-
-def prepare(kind: str) -> None:
-    """Import what a device needs, which takes seconds, before copies of this process open it."""
-    if kind == "virtual":
-        # Fake tensors import the compiler when the first one is made.
-        for name in ("torch._dynamo", "calibrate.virtual.carrier"):
-            importlib.import_module(name)
-
-
-def traced_as(kind: str) -> str:
-    """What torch calls a kind of device whose operators are traced in this process."""
-    if kind != "virtual":
-        return kind
-    carrier = importlib.import_module("calibrate.virtual.carrier")
-    carrier.register()
-    return str(carrier.NAME)
-
-
-def open_device(
-    kind: str, *, local_rank: int, truth: str | None = None, occasion: str = ""
-) -> Device:
-    """The device of a rank; a virtual one costs what the truth file says."""
-    if kind == "cuda":
-        return Cuda(local_rank)
-    if kind == "virtual":
-        assert truth is not None, kind
-        return VirtualDevice.open(truth, rank=local_rank, occasion=occasion)
-    return Cpu()

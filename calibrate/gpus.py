@@ -233,6 +233,10 @@ def _number(cell: str) -> float | None:
     return float(cell) if re.fullmatch(r"-?\d+(\.\d+)?", cell) else None
 
 
+def _bits(cell: str) -> int | None:
+    return int(cell, 16) if re.fullmatch(r"0x[0-9a-fA-F]+", cell) else None
+
+
 def _mebibytes(cell: str) -> int | None:
     return int(cell) * MIB if cell.isdecimal() else None
 
@@ -338,11 +342,18 @@ def _rows(text: str, table: Mapping[str, tuple[str, Callable[[str], Any]]]) -> l
 CLOCKS: Final = "clocks.csv"
 #: The driver renamed the last one; it refuses a query for a field that it does not know.
 _REASONS: Final = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
-_FIELDS: Final = (
-    *("timestamp", "index", "uuid", "clocks.sm", "clocks.mem", "power.draw", "temperature.gpu"),
-    *("utilization.gpu", "memory.used"),
-)
-_UUID, _CLOCK, _POWER, _HEAT, _BUSY = 2, 3, 5, 6, 7
+_SAMPLE: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
+    "time": ("timestamp", _word),
+    "index": ("index", _whole),
+    "uuid": ("uuid", _word),
+    "clock_hz": ("clocks.sm", _megahertz),
+    "memory_clock_hz": ("clocks.mem", _megahertz),
+    "power_w": ("power.draw", _number),
+    "heat_c": ("temperature.gpu", _number),
+    "busy": ("utilization.gpu", _number),
+    "memory_used_bytes": ("memory.used", _mebibytes),
+    "reasons": (_REASONS[0], _bits),
+}
 _EVERY_S: Final = 2
 #: An idle GPU lowers its clocks for no fault. [%]
 _AT_WORK: Final = 50.0
@@ -371,7 +382,8 @@ def sampled(output: Path, gpus: Collection[str]) -> Iterator[None]:
         return
     path = output.with_name(CLOCKS)
     before, start_bytes = xid_errors(), path.stat().st_size if path.exists() else 0
-    query = f"--query-gpu={','.join((*_FIELDS, reasons))}"
+    fields = (field for field, _ in (*_SAMPLE.values(),)[:-1])
+    query = f"--query-gpu={','.join((*fields, reasons))}"
     with path.open("ab") as file:
         sampler = subprocess.Popen(
             ("nvidia-smi", query, "--format=csv,noheader,nounits", f"--loop={_EVERY_S}"),
@@ -391,33 +403,24 @@ def sampled(output: Path, gpus: Collection[str]) -> Iterator[None]:
 
 def _summary(lines: Sequence[str], gpus: Collection[str], xid: tuple[str, ...]) -> GpuObservation:
     """What samples say of GPUs at work; lines that are no sample are skipped."""
-    rows = [row for row in map(_sample, lines) if row is not None and row[0] in gpus]
-    busy = [row for row in rows if row[1]["busy"] >= _AT_WORK]
-    slowed = Counter(reason for _, _, bits in busy for reason in _reasons(bits))
-    clocks = sorted(values["clock_hz"] for _, values, _ in busy)
+    rows = [
+        row
+        for row in _rows("\n".join(lines), _SAMPLE)
+        if row["uuid"] in gpus and None not in row.values()
+    ]
+    busy = [row for row in rows if row["busy"] >= _AT_WORK]
+    slowed = Counter(reason for row in busy for reason in _reasons(row["reasons"]))
+    clocks = sorted(row["clock_hz"] for row in busy)
     return GpuObservation(
         task=f"gpus-{time.time_ns()}",
         round=0,
         num_busy=len(busy),
         clock_hz=clocks[len(clocks) // 2] if clocks else None,
-        most_power_w=max((values["power_w"] for _, values, _ in rows), default=None),
-        most_heat_c=max((values["heat_c"] for _, values, _ in rows), default=None),
+        most_power_w=max((row["power_w"] for row in rows), default=None),
+        most_heat_c=max((row["heat_c"] for row in rows), default=None),
         slowed={reason: count / len(busy) for reason, count in sorted(slowed.items())},
         xid=tuple(_without_time(line) for line in xid),
     )
-
-
-def _sample(line: str) -> tuple[str, dict[str, float], int] | None:
-    """UUID, values and bits of the reasons of one sample."""
-    cells = [cell.strip() for cell in line.split(",")]
-    if len(cells) != len(_FIELDS) + 1:
-        return None
-    names = {"clock_hz": _CLOCK, "power_w": _POWER, "heat_c": _HEAT, "busy": _BUSY}
-    try:
-        values = {name: float(cells[at]) for name, at in names.items()}
-        return cells[_UUID], values | {"clock_hz": values["clock_hz"] * _MHZ}, int(cells[-1], 16)
-    except ValueError:
-        return None
 
 
 def _reasons(bits: int) -> set[str]:
@@ -435,10 +438,9 @@ def faults_now() -> tuple[str, ...]:
     text = nvidia_smi(f"--query-gpu=index,{reasons}") if reasons else None
     found = []
     for line in (text or "").splitlines():
-        index, _, bits = line.partition(",")
-        if re.fullmatch(r"0x[0-9a-fA-F]+", bits.strip()):
-            slowed = sorted(_reasons(int(bits, 16)))
-            found += [f"GPU {index.strip()}: clocks lowered by {reason} now" for reason in slowed]
+        index, _, cell = line.partition(",")
+        slowed = sorted(_reasons(_bits(cell.strip()) or 0))
+        found += [f"GPU {index.strip()}: clocks lowered by {reason} now" for reason in slowed]
     return (*found, *(_without_time(line) for line in xid_errors()))
 
 

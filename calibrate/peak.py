@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from calibrate.device import Device, open_device, traced_as
+from calibrate.device import Device
+from calibrate.devices import open_device, traced_as
 from perfmodel.documents.observation import PeakMemory
 from perfmodel.tracing.source import ModelSource, SampleSize, default_implementation
 from perfmodel.tracing.sources import find_source

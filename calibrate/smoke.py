@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from calibrate.device import Device, open_device
+from calibrate.device import Device
+from calibrate.devices import open_device
 from calibrate.environment import torch_facts
 from calibrate.processes import die_with_parent
 from perfmodel.documents import write_atomically

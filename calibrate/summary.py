@@ -9,7 +9,7 @@ import numpy as np
 
 from perfmodel.documents.observation import PHASES, DeviceStreams, StepObservation
 from perfmodel.layout import RunSetting
-from perfmodel.machine.measured import Repeatability
+from perfmodel.machine.measured import CurvePoint, Repeatability
 from perfmodel.statistics import FloatArray
 from perfmodel.units import Seconds
 
@@ -48,7 +48,10 @@ class Estimate:
 
     value_s: Seconds
     relative_error: float
-    num_repetitions: int
+
+    def at(self, at: float) -> CurvePoint:
+        """As a point of a curve."""
+        return CurvePoint(at=at, time_s=self.value_s, relative_error=self.relative_error)
 
 
 def typical(values: Sequence[float] | FloatArray) -> float:
@@ -64,7 +67,6 @@ def estimate(values_s: Sequence[float]) -> Estimate:
     return Estimate(
         value_s=typical(values_s),
         relative_error=max(believed, spread) / math.sqrt(count),
-        num_repetitions=count,
     )
 
 

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from calibrate.campaign import BEGIN_PREFIX, DONE_PREFIX
-from calibrate.device import Cpu, open_device
+from calibrate.device import Cpu
+from calibrate.devices import open_device
 from calibrate.environment import describe_environment, processor_time, torch_facts
 from calibrate.probes import Session
 from calibrate.probes.compute import (

@@ -14,12 +14,11 @@ from functools import partial
 from typing import Any, Final, TypeVar
 from unittest.mock import patch
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from calibrate.device import Clock, VirtualDevice
+from calibrate.device import Clock
 from calibrate.probes import Session
 from calibrate.probes.compute import TimedKernel
 from calibrate.probes.training import Trainer
@@ -78,10 +77,9 @@ class Recording:
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         self.gpu = _Recorder()
         self.carrier = Carrier.open(self.gpu)
-        self.device = VirtualDevice(self.gpu, torch.device(NAME, 0))
 
     def _module(self, setting: RunSetting) -> nn.Module:
-        with self.device.torch_device:
+        with self.gpu.torch_device:
             module = REFERENCES[setting.workload].build()
         if setting.synchronisation is Synchronisation.NONE:
             return module
@@ -97,7 +95,7 @@ class Recording:
             optimizer=reference.make_optimizer(module.parameters()),
             inputs=inputs,
             labels=labels,
-            device=self.device,
+            device=self.gpu,
             is_pinned=True,
         )
         for _ in range(_UNRECORDED):
@@ -119,7 +117,7 @@ class Recording:
             self.gpu.memory.reset_peak()
             optimizer.zero_grad()
             x, y = inputs.to(NAME, non_blocking=True), labels.to(NAME, non_blocking=True)
-            with self.device.autocast(reference.precision):
+            with self.gpu.autocast(reference.precision):
                 outputs = module(x)
                 loss = reference.loss(outputs, y)
             loss.backward()
@@ -129,7 +127,7 @@ class Recording:
     def of_ready_gradients(self, workload: str, samples: int) -> tuple[Items, tuple[str, ...]]:
         """A backward pass with a mark where each gradient is ready, and their names."""
         reference = REFERENCES[workload]
-        with self.device.torch_device:
+        with self.gpu.torch_device:
             module = reference.build()
         inputs, labels = (tensor.to(NAME) for tensor in reference.draw_batch(samples).pair)
         names: list[str] = []
@@ -140,7 +138,7 @@ class Recording:
 
         for name, parameter in module.named_parameters():
             parameter.register_post_accumulate_grad_hook(lambda _, name=name: note(name))
-        with self.device.autocast(reference.precision):
+        with self.gpu.autocast(reference.precision):
             loss = reference.loss(module(inputs), labels)
         self.gpu.taken()
         loss.backward()
@@ -208,10 +206,9 @@ class TeamSession(Session):
     __slots__ = ("gpu", "team")
 
     def __init__(self, team: Team, rank: int) -> None:
-        device = VirtualDevice(team.gpus[rank], torch.device("cpu"))
         self.gpu = team.gpus[rank]
         super().__init__(
-            rank=rank, world_size=team.size, measured=device, control={}, data={}, models={}
+            rank=rank, world_size=team.size, measured=self.gpu, control={}, data={}, models={}
         )
         self.team = team
 

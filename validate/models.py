@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from calibrate.campaign import Campaign, Progress, measure
-from calibrate.device import traced_as
+from calibrate.devices import traced_as
 from calibrate.environment import describe_environment, placement_of, provenance
 from calibrate.launch import Launcher
 from calibrate.random_models import RandomModel, draw

@@ -21,7 +21,8 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.campaign import BEGIN_PREFIX, DONE_PREFIX
-from calibrate.device import Device, open_device, prepare
+from calibrate.device import Device
+from calibrate.devices import open_device, prepare
 from calibrate.environment import describe_environment, processor_time, torch_facts
 from calibrate.processes import die_with_parent
 from calibrate.ranks import Ranks, join, one_line_of, ran_out_of_memory

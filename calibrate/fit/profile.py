@@ -222,13 +222,13 @@ def collective_profiles(
 
 def _monotone_points(sizes: dict[int, list[float]]) -> tuple[CurvePoint, ...]:
     """Times over size, made monotone: a larger message is never faster."""
-    results = [(size_bytes, estimate(values_s)) for size_bytes, values_s in sorted(sizes.items())]
-    logs = np.log([result.value_s for _, result in results])
-    weights = np.array([result.relative_error for _, result in results]) ** -2.0
+    points = [estimate(values_s).at(size_bytes) for size_bytes, values_s in sorted(sizes.items())]
+    logs = np.log([point.time_s for point in points])
+    weights = np.array([point.relative_error for point in points]) ** -2.0
     monotone_s = np.exp(isotonic_regression(logs, weights=weights).x)
     return tuple(
-        CurvePoint(at=size_bytes, time_s=float(time_s), relative_error=result.relative_error)
-        for (size_bytes, result), time_s in zip(results, monotone_s, strict=True)
+        replace(point, time_s=float(time_s))
+        for point, time_s in zip(points, monotone_s, strict=True)
     )
 
 

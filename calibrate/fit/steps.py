@@ -71,7 +71,7 @@ def with_device_streams(
         field = _stream(name)
         if all(getattr(entry, field) for entries in bare.values() for entry in entries):
             alone[name] = tuple(
-                _point(batch, [typical(getattr(entry, field)) for entry in entries])
+                estimate([typical(getattr(entry, field)) for entry in entries]).at(batch)
                 for batch, entries in sorted(bare.items())
             )
     together = dict(alone)
@@ -143,7 +143,7 @@ def _curve(
     groups: Mapping[RunSetting, Sequence[Repetition]], phase: str, world_size: int
 ) -> tuple[CurvePoint, ...]:
     points = [
-        _point(setting.micro_batch, [entry.phases_s[phase] for entry in repetitions])
+        estimate([entry.phases_s[phase] for entry in repetitions]).at(setting.micro_batch)
         for setting, repetitions in groups.items()
         if setting.world_size == world_size
     ]
@@ -176,11 +176,6 @@ def smoothed(points: Sequence[CurvePoint]) -> tuple[CurvePoint, ...]:
         )
         for point, expected_s, share in zip(points, design @ solution, trust, strict=True)
     )
-
-
-def _point(at: float, values_s: Sequence[float]) -> CurvePoint:
-    result = estimate(values_s)
-    return CurvePoint(at=at, time_s=result.value_s, relative_error=result.relative_error)
 
 
 def _noise(

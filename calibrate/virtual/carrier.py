@@ -140,6 +140,7 @@ class Carrier(TorchDispatchMode):
         vars(distributed)["_verify_param_shape_across_processes"] = lambda *_: None
         carrier = cls(gpu)
         carrier.__enter__()
+        gpu.torch_device = torch.device(NAME, 0)
         # What torch still holds must be gone before the interpreter is.
         atexit.register(carrier.works.clear)
         return carrier

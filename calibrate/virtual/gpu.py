@@ -5,15 +5,24 @@ import random
 import zlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from calibrate.device import HOLD_S, Device
 from calibrate.virtual import Truth
+from perfmodel.documents.observation import PeakMemory
+from perfmodel.tracing.cuda_casts import AsOnCuda
 from perfmodel.units import MIB, Bytes, Seconds
 
 COMPUTE: Final = "compute"
 COMM: Final = "comm"
+SIDE: Final = "side"
+#: Time costs nothing here.
+_LONGER_HOLD: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +82,18 @@ class Memory:
         self.peak_bytes = self.held_bytes
 
 
-class VirtualGpu:
-    """One device and the host that drives it, on one time line. All times in seconds."""
+class VirtualGpu(Device):
+    """One device and the host that drives it, on one time line. All times in seconds.
+
+    Time stands still while nothing is issued.
+    """
+
+    most_repeats = 12
 
     def __init__(self, truth: Truth, *, rank: int = 0, occasion: str = "") -> None:
         self.truth = truth
+        # ``Carrier`` puts tensors on the device that it registers; steps that are replayed have none.
+        self.torch_device = torch.device("cpu")
         self.host_s: Seconds = 0.0
         self.done_s: dict[str, Seconds] = defaultdict(float)
         """When each stream has done all that was issued to it."""
@@ -180,18 +196,46 @@ class VirtualGpu:
         self.host_s = max(self.host_s, *self.done_s.values(), 0.0)
         self._queued.clear()
 
+    def now(self) -> Seconds:
+        """The host's virtual clock. [s]"""
+        return self.host_s
+
     def event(self) -> "VirtualEvent":
         """A new event."""
         return VirtualEvent(self)
 
     @contextmanager
-    def stream(self, name: str) -> Iterator[None]:
-        """What is issued inside goes to another stream."""
-        before, self.current = self.current, name
+    def side_stream(self) -> Iterator[None]:
+        """What is issued inside does not wait for compute."""
+        before, self.current = self.current, SIDE
         try:
             yield
         finally:
             self.current = before
+
+    def hold(self, duration_s: Seconds = HOLD_S) -> None:
+        """A kernel that does nothing for long: this host may be slower than others."""
+        self.wait_for(self.host_s + _LONGER_HOLD * duration_s)
+
+    def peak_memory(self) -> PeakMemory:
+        """Of an allocator that never fragments."""
+        return PeakMemory(
+            allocated_bytes=self.memory.peak_bytes,
+            reserved_bytes=self.memory.reserved_bytes,
+            used_bytes=self.memory.reserved_bytes,
+        )
+
+    def reset_peak(self) -> None:
+        """Forget the peak so far."""
+        self.memory.reset_peak()
+
+    def without(self) -> AbstractContextManager[Any]:
+        """Tensors made inside are torch's own."""
+        return _disable_current_modes()
+
+    def autocast(self, precision: str) -> AbstractContextManager[Any]:
+        """By CUDA's rules."""
+        return nullcontext() if precision == "fp32" else AsOnCuda(precision)
 
     def _enter(self, host_s: Seconds) -> None:
         """Spend time of the host on a launch, and wait for a place in the queue."""

@@ -20,10 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 
 from calibrate import worker
-from calibrate.device import VirtualDevice
 from calibrate.environment import describe_environment, provenance
 from calibrate.experiment import BUDGETS, Experiment
 from calibrate.fit.profile import fit_profile
@@ -212,12 +210,12 @@ def _observed(
 
 def _parameters(model: Recorded, team: Team) -> tuple[Parameter, ...]:
     """When gradients are ready, behind a held queue as the probe does."""
-    device = VirtualDevice(team.gpus[0], torch.device("cpu"))
+    device = team.gpus[0]
     device.synchronise()
     device.hold()
     clock = device.clock()
     clock.mark()
-    play(device.gpu, model.backward, world_size=1, mark=clock.mark)
+    play(device, model.backward, world_size=1, mark=clock.mark)
     clock.mark()
     _, *ready_s, span_s = clock.seconds()
     known = {parameter.name: parameter for parameter in model.traced.workload.parameters}
