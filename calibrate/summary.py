@@ -48,6 +48,7 @@ class Estimate:
 
     value_s: Seconds
     relative_error: float
+    num_repetitions: int
 
     def at(self, at: float) -> CurvePoint:
         """As a point of a curve."""
@@ -67,6 +68,7 @@ def estimate(values_s: Sequence[float]) -> Estimate:
     return Estimate(
         value_s=typical(values_s),
         relative_error=max(believed, spread) / math.sqrt(count),
+        num_repetitions=count,
     )
 
 
