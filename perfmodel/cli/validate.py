@@ -396,7 +396,8 @@ def diff(
 
     with working("diff"):
         document = compare_profiles(read_profile(old), read_profile(new), argv=sys.argv)
-    tables = (differences_table(document), moved_table(document))
+    moved = [moved_table(document)] if document.predictions else []
+    tables = (differences_table(document), *moved)
     show_document(document, tables, diff_lines(document), as_json=as_json)
 
 

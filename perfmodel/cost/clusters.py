@@ -19,11 +19,12 @@ _MOST_TIERS: Final = 3
 _LATENCY_S: Final = {"nvlink": NVLINK_S, "xgmi": NVLINK_S, "pcie": PCIE_S}
 
 
-def open_cluster(named: str | PathLike[str]) -> Cluster:
+def open_cluster(named: str | PathLike[str], *, folder: Path = Path()) -> Cluster:
     """The cluster of a file, or of tiers in words, from the inside out.
 
     A link is one of ``perfmodel devices --links``, at the share of its data sheet that collectives reach, or
-    a rate, taken as it is. Latencies are those of NCCL's tuner for that kind of link.
+    a rate, taken as it is. Latencies are those of NCCL's tuner for that kind of link. Names of files start at
+    ``folder``.
 
     Raises
     ------
@@ -32,10 +33,10 @@ def open_cluster(named: str | PathLike[str]) -> Cluster:
     UsageError
         A link is not known.
     """
-    words = [part.strip() for part in str(named).split(",")]
+    path, words = folder / named, [part.strip() for part in str(named).split(",")]
     matches = [match for match in map(_TIER.fullmatch, words) if match]
-    if len(matches) < len(words) or Path(named).exists():
-        return read_cluster(Path(named))
+    if len(matches) < len(words) or path.exists():
+        return read_cluster(path)
     if len(matches) > _MOST_TIERS:
         raise UsageError(
             f"--cluster: must have at most {_MOST_TIERS} tiers, got {len(matches)}; write a cluster file"

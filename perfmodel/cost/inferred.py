@@ -240,7 +240,9 @@ def open_inferred(machine: InferredMachine) -> InferredModel:
     return model
 
 
-LINKS_OF_FILE: Final = "links between nodes are as the cluster file says, all else as the runs show"
+LINKS_OF_FILE: Final = (
+    "links between nodes are as the cluster says and never disturbed; all else is as the runs show"
+)
 
 
 def on_links(machine: InferredMachine, cluster: Cluster, *, num_devices: int) -> InferredMachine:

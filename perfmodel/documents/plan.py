@@ -191,13 +191,14 @@ class Option(Record):
     device: Text | None = None
     """Another device by its data sheet, to which the profile is scaled with wide uncertainty."""
     cluster: Text | None = None
-    """Links between the devices, beside the plan; default: one ring of links like the measured ones."""
+    """Links between the devices: a file beside the plan, or links by name such as "8 nvlink4, 32 eth-100";
+    default: those of the profile."""
     device_memory: Text | None = None
     """Of one device, such as 80GiB: what does not fit is no candidate. Default: nobody asks."""
     layout: Text | None = None
     """Of a large model, such as "tp=8 pp=2 zero=1 micro_batch=1"; default: every layout is tried."""
     devices_per_node: PositiveInt | None = None
-    """Of a large model: devices that share fast links; default 8."""
+    """Of a large model: devices that share fast links; default 8, or as the cluster has it."""
     counts: Counts
     batches: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     price: PerDeviceHour
@@ -294,13 +295,15 @@ class PlanFile(Record):
 
 def _refuse_foreign_keys(option: Option, *, is_large: bool) -> None:
     """Refuse with a ``ValueError`` what an option says in vain, or leaves out."""
-    foreign = ("validation", "device", "cluster") if is_large else ("layout", "devices_per_node")
+    foreign = ("validation", "device") if is_large else ("layout", "devices_per_node")
     for name in foreign:
         if getattr(option, name) is not None:
             kind = "work.workload" if is_large else "work.model"
             raise ValueError(f"{name} of {option.name} must come with {kind}")
     if not is_large:
         return
+    if option.cluster is not None and option.devices_per_node is not None:
+        raise ValueError(f"devices_per_node of {option.name} must be left out: its cluster says it")
     if option.device_memory is None:
         raise ValueError(f"device_memory of {option.name} must be given with work.model")
     searched = len(option.device_counts) * len(option.batches)

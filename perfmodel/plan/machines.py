@@ -7,10 +7,10 @@ from typing import Literal, TypeAlias, TypeVar
 
 from perfmodel.answer import Question
 from perfmodel.answer.measured import check_machine, open_workload, refuse_other_jobs
+from perfmodel.cost.clusters import open_cluster
 from perfmodel.cost.inferred import InferredModel, open_inferred
 from perfmodel.cost.memory import step_memory
 from perfmodel.cost.rescaling import find_device, rescaled_profile, shipped_catalogue
-from perfmodel.documents.hardware import read_cluster
 from perfmodel.documents.plan import Option, PlanAccuracy, PlanFile, PlanMachine
 from perfmodel.documents.profile import InferredDocument, ProfileDocument, machine_file
 from perfmodel.documents.verdicts import ValidationDocument
@@ -102,6 +102,8 @@ def _table(
         )
     assert sources.model is not None
     assert capacity_bytes is not None
+    cluster = sources.clusters.get(option.name)
+    inside = option.devices_per_node if cluster is None else cluster.devices_per_node
     return InferredSteps(
         machine,
         sources.model,
@@ -109,7 +111,8 @@ def _table(
         batch=batch,
         counts=option.device_counts,
         capacity_bytes=capacity_bytes,
-        devices_per_node=option.devices_per_node or DEVICES_PER_NODE,
+        devices_per_node=inside or DEVICES_PER_NODE,
+        cluster=cluster,
         fixed=option.fixed_layout,
     )
 
@@ -215,8 +218,8 @@ def read_sources(plan: PlanFile, path: Path) -> tuple[PlanFile, Sources]:
     return found, Sources(
         profiles=profiles,
         checkpoints=_checkpoints(plan, profiles, folder),
-        validations=_named(plan, "validation", folder, ValidationDocument.read),
-        clusters=_named(plan, "cluster", folder, _cluster),
+        validations=_named(plan, "validation", lambda name: ValidationDocument.read(folder / name)),
+        clusters=_named(plan, "cluster", lambda name: _cluster(name, folder)),
         workload=workload,
         model=model,
     )
@@ -269,16 +272,19 @@ def _checkpoints(
     return found
 
 
-def _named(plan: PlanFile, key: str, folder: Path, read: Callable[[Path], _T]) -> dict[str, _T]:
+def _named(plan: PlanFile, key: str, read: Callable[[str], _T]) -> dict[str, _T]:
     """What the options name under a key, by option."""
     return {
-        option.name: read(folder / name)
+        option.name: read(name)
         for option in plan.option
         if (name := getattr(option, key)) is not None
     }
 
 
-def _cluster(path: Path) -> Cluster:
-    cluster = read_cluster(path)
+def _cluster(name: str, folder: Path) -> Cluster:
+    try:
+        cluster = open_cluster(name, folder=folder)
+    except UsageError as error:
+        raise UsageError(f"option.cluster{str(error).removeprefix('--cluster')}") from error
     refuse_other_jobs(cluster, by="option.cluster")
     return cluster

@@ -1,5 +1,6 @@
 """Use case: two profiles -> what changed beyond noise, and which predictions move."""
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from perfmodel.layout import RunSetting, scaled_layouts
 from perfmodel.machine.measured import PHASE_CURVES, DdpCosts, MeasuredMachine, MeasuredWorkload
 from perfmodel.statistics import unpaired
 from perfmodel.units import Seconds, format_bytes
+from perfmodel.workload import Workload
 
 #: Uncertainty is never below this, in log: clocks and rounding.
 SMALLEST_ERROR = 1e-4
@@ -127,6 +129,7 @@ def compare_profiles(
     Raises ``IncomparableRuns`` if they have no parameter in common.
     """
     before, after = estimates(old), estimates(new)
+    predictions = tuple(_predictions(old, new))
     shared = [name for name in before if name in after]
     if not shared:
         raise IncomparableRuns("diff: the profiles must hold a common parameter, got none")
@@ -142,8 +145,8 @@ def compare_profiles(
             [f"only in the old: {name}" for name in before if name not in after]
             + [f"only in the new: {name}" for name in after if name not in before]
         ),
-        predictions=tuple(_predictions(old, new)),
-        caveats=tuple(_caveats(old, new)),
+        predictions=predictions,
+        caveats=tuple(_caveats(old, new, is_told=bool(predictions))),
     )
 
 
@@ -213,7 +216,7 @@ def _predictions(old: MeasuredMachine, new: MeasuredMachine) -> Iterator[MovedPr
     for entry in old.workloads:
         other = new.workload(entry.workload.name)
         batch = _shared_batch(entry, other)
-        if other is None or batch is None or other.workload != entry.workload:
+        if other is None or batch is None or _trained(other) != _trained(entry):
             continue
         for layout in scaled_layouts(counts, scaling="weak", batch=batch):
             [old_s] = steps_s([Question(machine=old, workload=entry, layout=layout)])
@@ -229,6 +232,14 @@ def _predictions(old: MeasuredMachine, new: MeasuredMachine) -> Iterator[MovedPr
             )
 
 
+def _trained(entry: MeasuredWorkload) -> Workload:
+    """What is trained, without what its machine measured: when gradients are ready."""
+    workload = entry.workload
+    parameters = (dataclasses.replace(each, ready_fraction=1.0) for each in workload.parameters)
+    ordered = tuple(sorted(parameters, key=lambda each: each.name))
+    return dataclasses.replace(workload, parameters=ordered)
+
+
 def _shared_batch(old: MeasuredWorkload, new: MeasuredWorkload | None) -> int | None:
     """The middle one of the micro-batches that both calibrated."""
     if new is None:
@@ -238,7 +249,9 @@ def _shared_batch(old: MeasuredWorkload, new: MeasuredWorkload | None) -> int | 
     return shared[len(shared) // 2] if shared else None
 
 
-def _caveats(old: MeasuredMachine, new: MeasuredMachine) -> Iterator[str]:
+def _caveats(old: MeasuredMachine, new: MeasuredMachine, *, is_told: bool) -> Iterator[str]:
+    if not is_told:
+        yield "no step is compared: the profiles hold no workload that is the same at a common batch"
     if old.origin.fingerprint != new.origin.fingerprint:
         yield "the profiles are of different machines"
     if min(old.num_rounds, new.num_rounds) < 3:

@@ -18,14 +18,14 @@ from perfmodel.answer.inferred import (
 )
 from perfmodel.answer.measured import layout_costs, measured_caveats, step_times
 from perfmodel.cost import Samples, Terms
-from perfmodel.cost.inferred import InferredModel
+from perfmodel.cost.inferred import LINKS_OF_FILE, InferredModel, on_links, open_inferred
 from perfmodel.cost.jobs import Jobs, jobs_from
 from perfmodel.cost.memory import FITS_ABOVE
 from perfmodel.documents.plan import ScalingStatement
 from perfmodel.errors import NotFeasible
 from perfmodel.layout import MOST_BATCH, Layout, Scaling, accumulation_for, scaled_layouts
 from perfmodel.layout_search import Request, search_layouts, spread_against_first
-from perfmodel.machine import Evidence
+from perfmodel.machine import Cluster, Evidence
 from perfmodel.plan.tornado import Assumption, Ends, draws_ends
 from perfmodel.statistics import DEVIATE_90, FloatArray, IntArray, Interval
 from perfmodel.units import Bytes, format_bytes
@@ -306,8 +306,9 @@ def _nominal(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Chosen:
-    """The layout of one size."""
+    """The layout of one size, and the machine at that size."""
 
+    machine: InferredModel
     layout: Layout
     jobs: Jobs
     memory: FitInMemory
@@ -317,7 +318,7 @@ class InferredSteps(Steps):
     """The best layout of a large model at every size, on a machine inferred from runs.
 
     ``fixed``: ``dp`` and ``accumulation`` of it follow from devices and batch; None: all layouts
-    are searched.
+    are searched. ``cluster``: links between the nodes; None: those of the runs.
     """
 
     def __init__(  # noqa: PLR0913 - one parameter per part of the question
@@ -331,8 +332,9 @@ class InferredSteps(Steps):
         capacity_bytes: Bytes,
         devices_per_node: int,
         fixed: Layout | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
-        self._machine, self._model, self._fixed = machine, model, fixed
+        self._machine, self._model, self._fixed, self._cluster = machine, model, fixed, cluster
         self._capacity_bytes, self._per_node = capacity_bytes, devices_per_node
         self._chosen: dict[int, _Chosen] = {}
         super().__init__(scaling=scaling, batch=batch, accumulation=1, counts=counts)
@@ -354,7 +356,7 @@ class InferredSteps(Steps):
         return [self._draws_s(self._chosen[count]) for count in counts]
 
     def _draws_s(self, chosen: _Chosen) -> Samples:
-        draws_s: Samples = self._machine.step_draws(chosen.jobs, num_draws=NUM_DRAWS)[0]
+        draws_s: Samples = chosen.machine.step_draws(chosen.jobs, num_draws=NUM_DRAWS)[0]
         return draws_s
 
     def layout(self, count: int) -> Layout:
@@ -367,7 +369,7 @@ class InferredSteps(Steps):
 
     def ends(self, count: int) -> Iterator[Ends]:
         """Assumptions about the step, and by which factors each alone moves it."""
-        model, jobs = self._machine, self._chosen[count].jobs
+        model, jobs = self._chosen[count].machine, self._chosen[count].jobs
         found = model.uncertainty(jobs)
         for name, spread in (
             (Assumption.FITTED, found.fitted),
@@ -414,7 +416,9 @@ class InferredSteps(Steps):
 
     def caveats(self, count: int) -> list[str]:
         """Those of a prediction of that layout."""
-        return layout_caveats(self._machine, self._chosen[count].jobs)
+        chosen = self._chosen[count]
+        links = () if self._cluster is None else (LINKS_OF_FILE,)
+        return [*links, *layout_caveats(chosen.machine, chosen.jobs)]
 
     def _ratio(self, slow: _Chosen, count: int) -> Samples:
         """5th percentile, nominal and 95th of one step over another: each layout deviates by itself."""
@@ -423,7 +427,7 @@ class InferredSteps(Steps):
             sequence=self._model.sequence,
             devices_per_node=self._per_node,
         )
-        spread = float(spread_against_first(self._machine, jobs)[1])
+        spread = float(spread_against_first(self._chosen[count].machine, jobs)[1])
         nominal = float(self._draws_s(slow)[0] / self._draws[count][0])
         ratio: Samples = nominal * np.exp(np.array([-DEVIATE_90, 0.0, DEVIATE_90]) * spread)
         return ratio
@@ -441,8 +445,8 @@ class InferredSteps(Steps):
         )
         if self._fixed is not None:
             layout = _completed(self._fixed, count, global_batch)
-            return self._measured(layout, layout_jobs(training, layout))
-        model = self._machine
+            return self._measured(self._at(count), layout, layout_jobs(training, layout))
+        model = self._at(count)
         search = search_layouts(
             model, Request(training=training, capacity_bytes=self._capacity_bytes)
         )
@@ -452,14 +456,25 @@ class InferredSteps(Steps):
             place = int(near[np.argmin(model.predict(search.jobs(near)).mean_s)])
         else:
             place = int(np.argmin(search.judged.needed_bytes))
-        return self._measured(search.layouts.layout(place), search.jobs(np.array([place])))
+        return self._measured(model, search.layouts.layout(place), search.jobs(np.array([place])))
 
-    def _measured(self, layout: Layout, jobs: Jobs) -> _Chosen:
-        held = self._machine.memory
+    def _at(self, count: int) -> InferredModel:
+        """The machine with the links that so many devices use."""
+        if self._cluster is None:
+            return self._machine
+        if count > self._cluster.num_devices:
+            raise NotFeasible(
+                f"devices must be at most {self._cluster.num_devices}, all that cluster "
+                f"{self._cluster.name} has, got {count}; choose other counts"
+            )
+        return open_inferred(on_links(self._machine.machine, self._cluster, num_devices=count))
+
+    def _measured(self, machine: InferredModel, layout: Layout, jobs: Jobs) -> _Chosen:
+        held = machine.memory
         needed = held.fullest_bytes(jobs)
         fit = held.fit_probability(jobs, needed, self._capacity_bytes)
         memory = FitInMemory(needed_bytes=float(needed[0]), probability=float(fit[0]))
-        return _Chosen(layout=layout, jobs=jobs, memory=memory)
+        return _Chosen(machine=machine, layout=layout, jobs=jobs, memory=memory)
 
 
 def _interval(ends: Samples) -> Interval:

@@ -5,12 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import perfmodel as pm
 from perfmodel.answer.inferred import Training
-from perfmodel.cost.inferred import open_inferred
+from perfmodel.cost.inferred import LINKS_OF_FILE, on_links, open_inferred
 from perfmodel.documents.plan import PlanDocument, PlanFile, read_plan
 from perfmodel.errors import InvalidDocument, NotFeasible, UsageError
 from perfmodel.layout import parse_layout
 from perfmodel.layout_search import Request, plan_parallelism
+from perfmodel.machine import InferredMachine
 from perfmodel.plan.machines import (
     Sources,
     read_sources,
@@ -95,6 +97,59 @@ def test_a_free_layout_is_the_first_of_the_search_and_a_fixed_one_is_kept(tmp_pa
     assert best.cost.nominal == pytest.approx(best.elapsed_s.nominal / 3600 * best.devices * 2.0)
 
 
+NETWORKS = """
+[work]
+model = "gpt2-xl"
+tokens = 1e9
+scaling = "strong"
+
+[limits]
+deadline = 2027-12-21
+"""
+
+
+def test_the_network_of_an_option_moves_its_steps(tmp_path: Path) -> None:
+    option = f"""
+[[option]]
+name = "NAME"
+profile = "dgx-h100"
+counts = [8, 16, 32]
+batches = [64]
+device_memory = "80GiB"
+layout = "zero=3"
+cluster = "8 nvlink4, 2 LINK"
+price = {{ value = 2.0, unit = "per device-hour", {REST} }}
+"""
+    cheap, dear = (
+        option.replace("NAME", name).replace("LINK", link)
+        for name, link in (("cheap", "eth-25"), ("dear", "eth-400 x8"))
+    )
+    path = tmp_path / "plan.toml"
+    path.write_text(NETWORKS + cheap + dear, encoding="utf-8")
+    plan, sources = read_sources(read_plan(path, today=TODAY), path)
+    found = plan_options(plan, sources, today=TODAY, argv=())
+    rows = {(row.option, row.devices): row for row in found.ranked}
+    assert {count for _, count in rows} == {8, 16}  # the cluster has no more
+    assert rows["cheap", 8].step_s == rows["dear", 8].step_s  # one node: no link between nodes
+    assert rows["cheap", 16].step_s.nominal > 2 * rows["dear", 16].step_s.nominal
+    for name in ("cheap", "dear"):
+        row, machine = rows[name, 16], sources.profiles[name]
+        assert isinstance(machine, InferredMachine)
+        linked = on_links(machine, sources.clusters[name], num_devices=16)
+        predicted = pm.predict_large_model(linked, "gpt2-xl", str(row.layout)).points[0]
+        # the closed form of a plan against the program of a prediction
+        assert row.step_s.nominal == pytest.approx(predicted.step_s.nominal, rel=0.01)
+    assert LINKS_OF_FILE in found.caveats
+
+
+def test_a_link_that_nobody_knows_is_named(tmp_path: Path) -> None:
+    text = TEXT.replace("batches = [64]", "batches = [64]\ncluster = '8 nvlink4, 2 eth-10o'", 1)
+    plan = plan_file(tmp_path, text.replace('"inferred.json"', '"dgx-h100"'))
+    plan = plan.model_copy(update={"work": plan.work.model_copy(update={"model": "gpt2"})})
+    with pytest.raises(UsageError, match=r"option.cluster: .* did you mean eth-100"):
+        read_sources(plan, tmp_path / "plan.toml")
+
+
 def test_both_kinds_of_scaling_are_stated_from_the_smallest_size() -> None:
     def steps(*counts: int, batch: int = 64) -> InferredSteps:
         return InferredSteps(
@@ -149,7 +204,11 @@ def test_what_does_not_fit_is_no_candidate_and_says_what_it_needs(tmp_path: Path
         ('"80GiB"', '"80 lots"', "unit of '80 lots'"),
         ('"tp=2 micro_batch=2"', '"tp=2 dp=2"', "counts and batches say them"),
         ('"tp=2 micro_batch=2"', '"tp=two"', "tp must be a whole number"),
-        ("batches = [64]", "batches = [64]\ncluster = 'x.toml'", "cluster of free must come with"),
+        (
+            "batches = [64]",
+            "batches = [64]\ncluster = '8 nvlink4, 2 eth-100'\ndevices_per_node = 8",
+            "devices_per_node of free must be left out: its cluster says it",
+        ),
         ("[4, 8, 16]", "{ first = 1, last = 300 }", "must be <= 256 with work.model"),
     ],
 )

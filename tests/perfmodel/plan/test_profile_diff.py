@@ -73,6 +73,38 @@ def test_what_only_one_holds_is_said() -> None:
     assert [entry.what.split(", ")[1] for entry in document.predictions] == ["1 x 16"] * 2
 
 
+def test_steps_are_compared_though_gradients_were_ready_at_other_times() -> None:
+    old = profile(Machine())
+    shifted = []
+    for entry in old.workloads:
+        parameters = [
+            replace(p, ready_fraction=p.ready_fraction**1.1) for p in entry.workload.parameters
+        ]
+        shifted.append(
+            replace(entry, workload=replace(entry.workload, parameters=tuple(parameters)))
+        )
+    assert tuple(shifted) != old.workloads
+    document = compare_profiles(old, replace(old, workloads=tuple(shifted)))
+    same = compare_profiles(old, old)
+    assert (
+        [entry.what for entry in document.predictions] == [e.what for e in same.predictions] != []
+    )
+    assert not any("no step is compared" in caveat for caveat in document.caveats)
+
+
+def test_profiles_of_other_models_compare_no_step_and_say_so() -> None:
+    old = profile(Machine())
+    other = [
+        replace(
+            entry, workload=replace(entry.workload, forward_flop=2 * entry.workload.forward_flop)
+        )
+        for entry in old.workloads
+    ]
+    document = compare_profiles(old, replace(old, workloads=tuple(other)))
+    assert document.predictions == ()
+    assert document.caveats[0].startswith("no step is compared")
+
+
 def test_nothing_in_common_is_refused() -> None:
     empty = replace(profile(Machine(world_size=1)), workloads=(), steps=())
     nothing = replace(empty, ddp=replace(empty.ddp, determined=(False,) * 5))
