@@ -79,7 +79,7 @@ def legend_below(figure: Figure) -> None:
             list(named.values()),
             list(named),
             loc="outside lower center",
-            ncols=min(4, len(named)),
+            ncols=min(4 if figure.get_figwidth() > 8 else 3, len(named)),
             fontsize="small",
             frameon=False,
         )
@@ -275,13 +275,22 @@ CAUSE_COLOURS = (*COLOURS, GREY, "#F0E442", "#8C564B")
 COMMUNICATION = frozenset({Cause.ALL_REDUCE, Cause.BROADCAST, Cause.BUCKET})
 
 
-def speedup_figure(predictions: Sequence[PredictionDocument]) -> Figure:
+#: Title and axis of what a speed-up is drawn as.
+_PANELS: Final = {
+    "speedup": ("Speed-up, band: 90 % interval", "Throughput over that of one device [ratio]"),
+    "efficiency": ("Scaling efficiency", "Speed-up over devices [%]"),
+}
+
+
+def speedup_figure(
+    predictions: Sequence[PredictionDocument], *, panels: Sequence[str] = tuple(_PANELS)
+) -> Figure:
     """Speed-up and efficiency over devices: interval as a band, real runs as diamonds.
 
     No device is faster than alone: the band ends at the ideal. Shaded: what the network was not measured for.
     """
-    figure = new_figure(width_in=9.2)
-    speedup_axes, efficiency_axes = figure.subplots(1, 2)
+    figure = new_figure(width_in=9.2 if len(panels) > 1 else 6.4)
+    drawn = dict(zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True))
     sizes: set[int] = set()
     figure.suptitle(plain(_subject(predictions)), fontsize="medium")
     for place, prediction in enumerate(predictions):
@@ -292,29 +301,29 @@ def speedup_figure(predictions: Sequence[PredictionDocument]) -> Figure:
         speedups = _intervals(found[int(count)] for count in counts)
         speedups = np.minimum(speedups, np.maximum(counts, speedups[1]))
         measured = np.array([*runs.values()])
-        for axes, shown, points in (
-            (speedup_axes, speedups, measured),
-            (efficiency_axes, 100 * speedups / counts, 100 * measured / ran),
-        ):
-            _curve(axes, prediction, (counts, shown), (ran, points), place=place)
+        shown = {
+            "speedup": (speedups, measured),
+            "efficiency": (100 * speedups / counts, 100 * measured / ran),
+        }
+        for name, axes in drawn.items():
+            values, points = shown[name]
+            _curve(axes, prediction, (counts, values), (ran, points), place=place)
     ideal: dict[str, Any] = {"color": GREY, "linestyle": (0, (6, 3)), "linewidth": 1}
-    for axes, values in (
-        (speedup_axes, sorted(sizes)),
-        (efficiency_axes, [100] * len(sizes)),
-    ):
+    for name, axes in drawn.items():
+        is_efficiency = name == "efficiency"
         note_if_empty(axes, is_empty=not sizes)
         if sizes:
             log2_ticks(axes, values=sizes)
-            axes.plot(sorted(sizes), values, label="ideal", **ideal)
+            best = [100] * len(sizes) if is_efficiency else sorted(sizes)
+            axes.plot(sorted(sizes), best, label="ideal", **ideal)
             _shade_beyond(axes, predictions, sorted(sizes))
-    if sizes:
-        speedup_axes.set_yscale("log", base=2)
-        speedup_axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    efficiency_axes.set_ylim(bottom=0)
-    speedup = "Throughput over that of one device [ratio]"
-    efficiency = "Speed-up over devices [%]"
-    finish(speedup_axes, title="Speed-up, band: 90 % interval", x="Devices [count]", y=speedup)
-    finish(efficiency_axes, title="Scaling efficiency", x="Devices [count]", y=efficiency)
+        if is_efficiency:
+            axes.set_ylim(bottom=0)
+        elif sizes:
+            axes.set_yscale("log", base=2)
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        title, y = _PANELS[name]
+        finish(axes, title=title, x="Devices [count]", y=y)
     legend_below(figure)
     return figure
 
@@ -432,6 +441,10 @@ def report_figures(
     return figures
 
 
+#: Times the highest cost beyond which a budget is out of the picture.
+_FAR_LIMIT: Final = 2.0
+
+
 def front_figure(document: PlanDocument) -> Figure:
     """Cost over time of the named candidates, with intervals and limits."""
     figure = new_figure(height_in=3.6)
@@ -464,8 +477,12 @@ def front_figure(document: PlanDocument) -> Figure:
     limits = document.plan.limits
     available = (limits.deadline - document.start).days
     axes.axvline(available, color=GREY, linestyle="--", label="deadline")
-    if limits.budget is not None:
+    # A budget far above all costs would press them together: it is then a word alone.
+    highest = max(*(row.cost.nominal for row in rows), cost[2].item())
+    if limits.budget is not None and limits.budget <= _FAR_LIMIT * highest:
         axes.axhline(limits.budget, color=GREY, linestyle=":", label="budget")
+    elif limits.budget is not None:
+        axes.plot([], [], color=GREY, linestyle=":", label=f"budget {limits.budget:,.0f}, above")
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     finish(

@@ -295,7 +295,7 @@ def report_html(
                 "Each collective alone on the machine, as measured.",
             ),
         ],
-        predicted=[shown for entry in predictions for shown in _filled(entry, *_PREDICTED)],
+        predicted=[(entry.workload, _filled(entry, *_PREDICTED)) for entry in predictions],
         predicted_pictures=list(_prediction_pictures(predictions)),
         wrong=_filled(judged, *_WRONG) if judged else [],
         wrong_pictures=_validation_pictures(judged) if judged else [],
@@ -341,18 +341,23 @@ def _filled(document: _Shown, *tables: Callable[[_Shown], Table]) -> list[Table]
 def _prediction_pictures(predictions: Sequence[PredictionDocument]) -> Iterator[Picture]:
     if predictions:
         yield picture(
-            figures.speedup_figure(predictions),
+            figures.speedup_figure(predictions, panels=["speedup"]),
             "Speed-up",
             "Lines: predicted (nominal). Bands: 90 % of outcomes should lie inside. Diamonds: "
             "real runs. Dashed grey: perfect scaling.",
         )
-    for position, found in enumerate(predictions):
         yield picture(
-            figures.breakdown_figure(found),
-            f"Breakdown {position} of a step of {found.workload}",
-            "Where the predicted step goes; hatched: communication that is not "
-            "hidden, and DDP's own work on buckets.",
+            figures.speedup_figure(predictions, panels=["efficiency"]),
+            "Efficiency",
+            "The same as a share of perfect scaling.",
         )
+    caption = (
+        "Where the predicted step goes; hatched: communication that is not hidden, and DDP's own "
+        "work on buckets."
+    )
+    for position, found in enumerate(predictions):
+        title = f"Breakdown {position} of a step of {found.workload}"
+        yield picture(figures.breakdown_figure(found), title, "" if position else caption)
 
 
 def _validation_pictures(judged: ValidationDocument) -> list[Picture]:

@@ -34,10 +34,14 @@ _ROWS_SHOWN = 5
 
 def plan_table(document: PlanDocument) -> Table:
     """The best size of every option, the winner first."""
-    limits = document.plan.limits
+    limits, work = document.plan.limits, document.plan.work
+    amount = (
+        f"{work.total_samples:,.0f} samples"
+        if work.tokens is None
+        else f"{work.tokens:,.0f} tokens"
+    )
     return table(
-        f"{document.plan.work.name}: {document.plan.work.total_samples:,.0f} samples from "
-        f"{document.start} to {limits.deadline}",
+        f"{work.name}: {amount} from {document.start} to {limits.deadline}",
         document.options,
         {
             "<Option": "row.option",
@@ -59,13 +63,9 @@ def plan_lines(document: PlanDocument, *, verbose: bool = False) -> list[str]:
     """Why, what else, what the answer depends on, and what to measure next."""
     plan = document.plan
     lines = [f"warning: {warning}" for warning in document.warnings]
-    devices = {name: machine.device for machine in document.machines for name in machine.options}
     for entry in document.options:
         row, fewest = entry.row, entry.smallest_devices
-        lines.append(
-            f"{row.option} ({row.devices:,} x {devices[row.option]}): {entry.reason}"
-            f"{_break_even(entry, document)}"
-        )
+        lines.append(f"{_named(document, row)}: {entry.reason}{_break_even(entry, document)}")
         lines += [] if row.layout is None else [f"  layout: {row.layout}"]
         if row.needed_bytes is not None and row.fit_probability is not None:
             lines.append(
@@ -83,7 +83,7 @@ def plan_lines(document: PlanDocument, *, verbose: bool = False) -> list[str]:
     for name, rows in (("ranked", document.ranked), ("sooner for more money", document.front)):
         for row in rows[:_ROWS_SHOWN]:
             lines.append(
-                f"{name}: {row.devices:,} x {row.option}, batch {row.micro_batch}: "
+                f"{name}: {_named(document, row)}, batch {row.micro_batch}: "
                 f"{format_duration(row.elapsed_s.nominal)}, {row.cost.nominal:,.0f}, "
                 f"{percent(row.probability)}"
             )
@@ -102,6 +102,16 @@ def plan_lines(document: PlanDocument, *, verbose: bool = False) -> list[str]:
     return lines + caveat_lines(caveats, verbose=verbose)
 
 
+def _devices(document: PlanDocument) -> dict[str, str]:
+    """Device, by option."""
+    return {name: machine.device for machine in document.machines for name in machine.options}
+
+
+def _named(document: PlanDocument, row: PlanRow) -> str:
+    """Option, size and device."""
+    return f"{row.option} ({row.devices:,} x {_devices(document)[row.option]})"
+
+
 #: What counts as a little more money, and as sooner.
 _LITTLE: Final = 0.25
 _SOONER: Final = 0.9
@@ -117,7 +127,7 @@ def more_money_lines(document: PlanDocument) -> list[str]:
         takes = row.elapsed_s.nominal / first.elapsed_s.nominal
         if 0 < more <= _LITTLE and takes <= _SOONER:
             found[more] = (
-                f"a little more money: {row.devices:,} x {row.option} cost {percent(more)} more and take "
+                f"a little more money: {_named(document, row)} costs {percent(more)} more and takes "
                 f"{percent(takes)} of the time ({format_duration(row.elapsed_s.nominal)})"
             )
     return [found[more] for more in sorted(found)[:_MOST_OFFERS]]
@@ -162,7 +172,7 @@ def infeasible_line(document: PlanDocument) -> str:
     nearest = document.options[0]
     row = nearest.row
     return (
-        f"plan: no candidate keeps all limits; nearest: {row.devices:,} x {row.option}, batch "
+        f"plan: no candidate keeps all limits; nearest: {_named(document, row)}, batch "
         f"{row.micro_batch}: {nearest.reason}"
     )
 
@@ -358,7 +368,7 @@ def decision_html(document: PlanDocument) -> str:
         digest=document.digest,
         banners=invented_prices(document.plan.prices()),
         offers=more_money_lines(document) if document.ranked else (),
-        devices={name: machine.device for machine in document.machines for name in machine.options},
+        devices=_devices(document),
         definitions=definitions,
     )
 

@@ -136,7 +136,10 @@ def test_what_was_chosen_is_a_task_for_skypilot(run: Run, tmp_path: Path) -> Non
     result = run(*LARGE, "--export", tmp_path / "task.yaml")
     assert result.exit_code == EXIT_OK
     assert "warning: PRICES ARE INVENTED (2 of 2)" in result.stdout
-    assert re.search(r"a little more money: 128 x by the hour cost 4\.8 % more", result.stdout)
+    assert re.search(
+        r"a little more money: by the hour \(128 x H100\) costs 4\.8 % more", result.stdout
+    )
+    assert "llama2-7b: 1,000,000,000,000 tokens from" in result.stdout
     assert result.stdout.count("caveat: ") == 3
     task = (tmp_path / "task.yaml").read_text(encoding="utf-8")
     assert 'num_nodes: 8\nresources:\n  accelerators: "H100:8"\nrun: |\n' in task

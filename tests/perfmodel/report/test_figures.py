@@ -1,10 +1,13 @@
 """Figures: axes with names and units, every point of the documents, the same bytes twice."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
+import perfmodel as pm
 from perfmodel.cost.collectives import bus_factor
 from perfmodel.report.figures import (
     breakdown_figure,
@@ -12,9 +15,11 @@ from perfmodel.report.figures import (
     compute_figure,
     error_figure,
     figure_bytes,
+    front_figure,
     parity_figure,
     speedup_figure,
 )
+from tests.perfmodel.plan.plans import TODAY, written
 from tests.perfmodel.report.samples import plain_prediction, plain_profile, plain_validation
 
 FIGURES = {
@@ -100,3 +105,28 @@ def test_a_plot_names_its_subject_and_shades_what_was_extrapolated() -> None:
     assert shade.get_label() == "extrapolated"
     assert shade.get_x() == pytest.approx(8**0.5)
     assert shade.get_x() + shade.get_width() > 64
+
+
+def test_the_panels_of_a_speedup_can_be_drawn_one_by_one() -> None:
+    found = [plain_prediction(), plain_prediction(workload="lenet")]
+    both = speedup_figure(found).axes
+    for panel, name in zip(both, ("speedup", "efficiency"), strict=True):
+        [alone] = speedup_figure(found, panels=[name]).axes
+        assert alone.get_title() == panel.get_title()
+        for one, other in zip(alone.lines, panel.lines, strict=True):
+            assert np.array_equal(one.get_xydata(), other.get_xydata())
+
+
+@pytest.mark.parametrize(("budget", "is_drawn"), [(1.5, True), (10.0, False)])
+def test_a_budget_far_above_all_costs_does_not_press_them_together(
+    tmp_path: Path, *, budget: float, is_drawn: bool
+) -> None:
+    document = pm.plan_options(written(tmp_path), today=TODAY)
+    rows = (*document.ranked, *document.front, *(entry.row for entry in document.options))
+    highest = max(row.cost.nominal for row in rows)
+    limits = document.plan.limits.model_copy(update={"budget": budget * highest})
+    plan = document.plan.model_copy(update={"limits": limits})
+    figure = front_figure(document.model_copy(update={"plan": plan}))
+    [axes] = figure.axes
+    assert (axes.get_ylim()[1] > budget * highest) == is_drawn
+    assert any("budget" in str(line.get_label()) for line in axes.lines)
