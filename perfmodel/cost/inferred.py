@@ -241,7 +241,7 @@ def open_inferred(machine: InferredMachine) -> InferredModel:
 
 
 LINKS_OF_FILE: Final = (
-    "links between nodes are as the cluster says and never disturbed; all else is as the runs show"
+    "links between nodes are as the cluster says, never disturbed; all else as the runs show"
 )
 
 
