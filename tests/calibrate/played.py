@@ -1,6 +1,7 @@
 """A played torchrun: starts one real rank in a session of its own and misbehaves as told."""
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,8 +56,14 @@ class Ranks:
         self.lines: list[str] = []
         self.pids: list[int] = []
         self._on_start = on_start
+        self._last_s = time.monotonic() + 60
+        """When the first line came; until then they are given a minute to start."""
+
+    def last_progress(self) -> float:
+        return min(self._last_s, time.monotonic())
 
     def on_line(self, line: str) -> None:
+        self._last_s = min(self._last_s, time.monotonic())
         self.lines.append(line)
         if line.startswith("rank "):
             self.pids += map(int, line.split()[1:])
@@ -80,7 +87,7 @@ def run_ranks(
     *,
     topology: Topology = ALONE,
     stall_s: float = 20,
-    last_progress: Callable[[], float] = lambda: 0.0,
+    last_progress: Callable[[], float] | None = None,
 ) -> None:
     launcher.run(
         Launch(
@@ -89,7 +96,7 @@ def run_ranks(
             conditions={},
             stall_timeout_s=stall_s,
             on_line=ranks.on_line,
-            last_progress=last_progress,
+            last_progress=last_progress or ranks.last_progress,
         )
     )
 

@@ -1,5 +1,8 @@
-"""A machine without fault; tests change one thing."""
+"""A machine without fault, of which tests change one thing; tables as files."""
 
+import csv
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from calibrate.environment import Facts
@@ -79,3 +82,11 @@ def plain_gpu(index: int) -> Facts:
         "uncorrected_ecc_errors": 0,
         "driver": "550.54.15",
     }
+
+
+def table_of(path: Path, *rows: Mapping[str, object]) -> Path:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path

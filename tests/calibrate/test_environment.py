@@ -1,23 +1,30 @@
 """Provenance: complete, plain JSON, and silent about what is none of its business."""
 
 import json
+import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from calibrate.environment import (
     Facts,
+    chosen_conditions,
     cpu_model,
     fingerprint,
     git_commit,
     is_virtual,
     memory_limit_bytes,
     quota_cores,
+    recorded_conditions,
     relevant_variables,
 )
+from calibrate.launch import worker_environ
+from tests.calibrate.played import ALONE
 from tests.calibrate.samples import GIB, plain_environment, plain_gpu
+from tests.perfmodel.profiles import Machine, profile
 
 TORCH = {
     "torch": "2.9.0+cu128",
@@ -71,17 +78,18 @@ def test_the_fingerprint_ignores_load_software_and_the_order_of_gpus() -> None:
     assert _print_of(one) == _print_of(other)
 
 
-@pytest.mark.parametrize("change", ["model", "cores", "memory", "gpu"])
-def test_the_fingerprint_sees_other_hardware(change: str) -> None:
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("cpu", {"model": "another"}),
+        ("cpu", {"logical_cores": 99}),
+        ("memory", {"total_bytes": 72 * GIB}),
+        (None, {"gpus": [plain_gpu(0)]}),
+    ],
+)
+def test_the_fingerprint_sees_other_hardware(part: str | None, change: Facts) -> None:
     one, other = plain_environment(), plain_environment()
-    if change == "model":
-        other["cpu"]["model"] = "another"
-    elif change == "cores":
-        other["cpu"]["logical_cores"] = 99
-    elif change == "memory":
-        other["memory"]["total_bytes"] += 8 * GIB
-    else:
-        other["gpus"] = [plain_gpu(0)]
+    (other if part is None else other[part]).update(change)
     assert _print_of(one) != _print_of(other)
 
 
@@ -167,3 +175,22 @@ def test_torch_tells_its_facts() -> None:
     facts = json.loads(done.stdout)
     assert set(facts) == set(TORCH)
     assert facts["has_gloo"] is True
+
+
+# Ranks are judged under the conditions that they were calibrated under.
+def test_threads_are_shared_among_ranks_and_all_else_is_the_users() -> None:
+    cores = len(os.sched_getaffinity(0))
+    chosen = chosen_conditions({}, topology=ALONE)
+    assert chosen == {"OMP_NUM_THREADS": str(max(1, cores // 2))}
+    given = {"OMP_NUM_THREADS": "7", "MALLOC_ARENA_MAX": "1"}
+    assert chosen_conditions({**given, "HOME": "/root"}, topology=ALONE) == given
+
+
+def test_a_validation_repeats_what_its_calibration_ran_under() -> None:
+    variables = {"OMP_NUM_THREADS": "1", "NCCL_ALGO": "Ring"}
+    found = replace(profile(Machine()), environment={"variables": variables})
+    now = {"OMP_NUM_THREADS": "2", "MALLOC_TOP_PAD_": "1", "HOME": "/root", "NCCL_ALGO": "Tree"}
+    environ = worker_environ(recorded_conditions(found), now)
+    expected = {"OMP_NUM_THREADS": "1", "HOME": "/root", "NCCL_ALGO": "Tree"}
+    assert expected.items() <= environ.items()
+    assert "MALLOC_TOP_PAD_" not in environ

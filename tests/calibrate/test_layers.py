@@ -17,36 +17,23 @@ from perfmodel.units import MIB
 from perfmodel.workload import Operator, TensorSpec
 
 CPU = torch.device("cpu")
-SMALL = (
-    Layer(kind="convolution", sizes=(2, 8, 9, 16, 3, 2, 1)),
-    Layer(kind="depthwise", sizes=(2, 8, 9, 8, 3, 1, 8)),
-    Layer(kind="depthwise_last", sizes=(2, 8, 9, 8, 3, 1, 8)),
-    Layer(kind="linear", sizes=(4, 8, 16)),
-    Layer(kind="product", sizes=(4, 6, 8)),
-    Layer(kind="attention", sizes=(2, 2, 8, 16, 1)),
-    Layer(kind="rotate", sizes=(2, 2, 8, 16, 0)),
-    Layer(kind="rms_norm", sizes=(6, 16)),
-    Layer(kind="batch_norm", sizes=(2, 8, 5)),
-    Layer(kind="layer_norm", sizes=(6, 16)),
-    Layer(kind="channel_norm", sizes=(2, 8, 5)),
-    Layer(kind="gelu", sizes=(6, 16)),
-    Layer(kind="gelu_tanh", sizes=(6, 16)),
-    Layer(kind="projection", sizes=(2, 8, 5, 16, 1, 1, 1)),
-    Layer(kind="softmax", sizes=(6, 16)),
-    Layer(kind="dropout", sizes=(6, 16)),
-    Layer(kind="global_pool", sizes=(2, 8, 5)),
-    Layer(kind="adaptive_pool", sizes=(2, 8, 5)),
-    Layer(kind="residual", sizes=(2, 8, 5)),
-    Layer(kind="scale", sizes=(2, 8, 5)),
-    Layer(kind="bias", sizes=(6, 16)),
-    Layer(kind="max_pool", sizes=(2, 8, 6, 2, 2)),
-    Layer(kind="average_pool", sizes=(2, 8, 6, 2, 2)),
-    Layer(kind="loss", sizes=(6, 16)),
-    Layer(kind="embedding", sizes=(6, 50, 16)),
-    Layer(kind="concatenate", sizes=(2, 8, 5)),
-    Layer(kind="permute", sizes=(2, 8, 5)),
-    Layer(kind="roll", sizes=(2, 8, 5)),
-)
+#: The smallest sizes, and the kinds that take them.
+SIZES: dict[tuple[int, ...], tuple[str, ...]] = {
+    (2, 8, 9, 16, 3, 2, 1): ("convolution",),
+    (2, 8, 9, 8, 3, 1, 8): ("depthwise", "depthwise_last"),
+    (2, 8, 5, 16, 1, 1, 1): ("projection",),
+    (4, 8, 16): ("linear",),
+    (4, 6, 8): ("product",),
+    (2, 2, 8, 16, 1): ("attention", "rotate"),
+    (2, 8, 6, 2, 2): ("max_pool", "average_pool"),
+    (6, 50, 16): ("embedding",),
+    (6, 16): ("rms_norm", "layer_norm", "gelu", "gelu_tanh", "softmax", "dropout", "bias", "loss"),
+    (2, 8, 5): (
+        *("batch_norm", "channel_norm", "global_pool", "adaptive_pool", "residual", "scale"),
+        *("concatenate", "permute", "roll"),
+    ),
+}
+SMALL = tuple(Layer(kind=kind, sizes=sizes) for sizes, kinds in SIZES.items() for kind in kinds)
 
 
 def repeated(operator: Operator) -> list[torch.Tensor]:
@@ -138,16 +125,8 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("samples", "side", "kernel", "stride"),
     [
-        (2, 4, 1, 1),
-        (15, 2, 1, 1),
-        (16, 4, 1, 1),
-        (2, 4, 1, 2),
-        (2, 4, 3, 1),
-        (1, 4, 3, 1),
-        (1, 8, 3, 2),
-        (1, 8, 5, 1),
-        (1, 64, 3, 1),
-        (1, 64, 1, 1),
+        *((2, 4, 1, 1), (15, 2, 1, 1), (16, 4, 1, 1), (2, 4, 1, 2), (2, 4, 3, 1)),
+        *((1, 4, 3, 1), (1, 8, 3, 2), (1, 8, 5, 1), (1, 64, 3, 1), (1, 64, 1, 1)),
     ],
 )
 def test_the_way_to_convolve_is_the_one_that_pytorch_takes(

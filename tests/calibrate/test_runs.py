@@ -1,6 +1,5 @@
 """Foreign tables of runs: mapping, units, contradictions."""
 
-import csv
 from dataclasses import fields
 from pathlib import Path
 
@@ -10,11 +9,10 @@ import pytest
 from calibrate.runs import MOST_RUNS, RunTable, calibrate_from_runs, read_runs
 from perfmodel.cost.inferred import InferredModel
 from perfmodel.cost.jobs import Jobs
-from perfmodel.cost.layout_memory import (
-    tensor_bytes,
-)
+from perfmodel.cost.layout_memory import tensor_bytes
 from perfmodel.documents.profile import InferredDocument, RunColumns
 from perfmodel.errors import IncomparableRuns, InvalidDocument, UsageError
+from tests.calibrate.samples import table_of
 from tests.perfmodel.cost.large_samples import measured, some_jobs
 
 
@@ -30,11 +28,7 @@ def write(
     ]
     if twice:
         rows.append(rows[0] | {step: 3 * float(rows[0][step])})
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
+    return table_of(path, *rows)
 
 
 def test_milliseconds_under_another_name(tmp_path: Path) -> None:
@@ -93,14 +87,6 @@ RUN: dict[str, float] = {
     "accumulation": 4,
     "step_time_s": 1.0,
 }
-
-
-def table_of(path: Path, *rows: dict[str, float]) -> Path:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
 
 
 def without(*names: str, **more: float) -> dict[str, float]:
@@ -165,9 +151,7 @@ NAMES = {"devices": "gpus", "micro_batch": "mbs", "global_batch": "gbs", "sequen
 
 
 def read_log(tmp_path: Path, *, names: dict[str, str], **cells: str) -> RunTable:
-    path = tmp_path / "log.csv"
-    row = LOG | cells
-    path.write_text(",".join(row) + "\n" + ",".join(row.values()) + "\n")
+    path = table_of(tmp_path / "log.csv", LOG | cells)
     return read_runs(path, RunColumns(columns=NAMES | names), device="H100")
 
 
@@ -233,8 +217,7 @@ def test_two_precisions_of_one_layout_do_not_contradict_each_other(tmp_path: Pat
         LOG | {"precision": "bf16", "step_time_s": "8"},
         LOG | {"precision": "fp8", "step_time_s": "4"},
     ]
-    path = tmp_path / "log.csv"
-    path.write_text("\n".join(",".join(each) for each in (rows[0], *(r.values() for r in rows))))
+    path = table_of(tmp_path / "log.csv", *rows)
     assert len(read_runs(path, RunColumns(columns=NAMES), device="H100").jobs) == 2
 
 
@@ -287,10 +270,8 @@ def test_runs_that_nobody_could_have_made_are_refused(
         "accumulation": "4",
         "sequence": "4096",
     } | changes
-    path = tmp_path / "runs.csv"
-    path.write_text(",".join(row) + "\n" + ",".join(row.values()) + "\n")
     with pytest.raises(InvalidDocument, match=said):
-        read_runs(path, RunColumns())
+        read_runs(table_of(tmp_path / "runs.csv", row), RunColumns())
 
 
 def test_one_run_far_behind_the_others_is_named(tmp_path: Path) -> None:

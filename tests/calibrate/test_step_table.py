@@ -1,6 +1,5 @@
 """Costs of a device from a table of steps: recovery of a known device, and tables that are wrong."""
 
-import csv
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,6 +21,7 @@ from perfmodel.errors import IncomparableRuns, InvalidDocument, PerfModelError, 
 from perfmodel.layout import Layout
 from perfmodel.machine import Evidence
 from perfmodel.workload.step import SymbolicStep, TracedStep
+from tests.calibrate.samples import table_of
 from tests.perfmodel.traces import WORKLOAD, traced
 
 DEVICE = "rtx-3090"
@@ -84,16 +84,8 @@ def some_rows() -> list[dict[str, object]]:
     ]
 
 
-def write(path: Path, rows: list[dict[str, object]]) -> Path:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
-
-
 def test_steps_of_unseen_sizes_are_recovered(tmp_path: Path) -> None:
-    table = write(tmp_path / "steps.csv", some_rows())
+    table = table_of(tmp_path / "steps.csv", *some_rows())
     document, _ = calibrate_from_steps(table, device=DEVICE, trace=trace_named)
     document.write(tmp_path / "device.json")
     machine = ProfileDocument.read(tmp_path / "device.json").machine
@@ -116,7 +108,7 @@ def test_another_version_widens_and_says_so(tmp_path: Path) -> None:
     older = [
         row | {"torch": "1.9", "step_time_s": 1.2 * float(str(row["step_time_s"]))} for row in rows
     ]
-    table = write(tmp_path / "steps.csv", rows + older)
+    table = table_of(tmp_path / "steps.csv", *rows, *older)
     document, notes = calibrate_from_steps(table, device=DEVICE, trace=trace_named)
     costs = document.machine.device_costs
     assert costs is not None
@@ -148,7 +140,7 @@ def test_a_bad_row_is_named(
 ) -> None:
     rows = some_rows()
     rows[1] |= change
-    table = write(tmp_path / "steps.csv", rows)
+    table = table_of(tmp_path / "steps.csv", *rows)
     with pytest.raises(kind, match=said):
         calibrate_from_steps(table, device=DEVICE, trace=trace_named)
 
@@ -156,13 +148,15 @@ def test_a_bad_row_is_named(
 def test_a_column_in_milliseconds_is_refused(tmp_path: Path) -> None:
     rows = [row | {"step_time_s": 1e3 * float(str(row["step_time_s"]))} for row in some_rows()]
     with pytest.raises(InvalidDocument, match=r"too large .* must be in seconds"):
-        calibrate_from_steps(write(tmp_path / "steps.csv", rows), device=DEVICE, trace=trace_named)
+        calibrate_from_steps(
+            table_of(tmp_path / "steps.csv", *rows), device=DEVICE, trace=trace_named
+        )
 
 
 def test_a_row_in_milliseconds_beside_one_that_is_not_is_named(tmp_path: Path) -> None:
     first, second, *_ = some_rows()
     second |= {"step_time_s": 1e3 * float(str(second["step_time_s"]))}
-    table = write(tmp_path / "steps.csv", [first, second])
+    table = table_of(tmp_path / "steps.csv", first, second)
     with pytest.raises(InvalidDocument, match=r"line 3: step_time_s: .* s is .* times too large"):
         calibrate_from_steps(table, device=DEVICE, trace=trace_named)
 
@@ -171,18 +165,18 @@ def test_rows_that_contradict_each_other_are_named(tmp_path: Path) -> None:
     rows = some_rows()
     rows.append(rows[0] | {"step_time_s": 2 * float(str(rows[0]["step_time_s"]))})
     with pytest.raises(IncomparableRuns, match=r"line 2 and line 14 are the same setting"):
-        read_steps(write(tmp_path / "steps.csv", rows))
+        read_steps(table_of(tmp_path / "steps.csv", *rows))
 
 
 def test_a_row_written_twice_counts_once_and_is_said(tmp_path: Path) -> None:
     rows = some_rows()
-    found, notes = read_steps(write(tmp_path / "steps.csv", [*rows, rows[0]]))
+    found, notes = read_steps(table_of(tmp_path / "steps.csv", *rows, rows[0]))
     assert len(found) == len(rows)
     assert "lines 2, 14 are one setting" in notes[0]
 
 
 def test_few_rows_keep_the_prior_and_a_wide_interval(tmp_path: Path) -> None:
-    table = write(tmp_path / "steps.csv", some_rows()[:2])
+    table = table_of(tmp_path / "steps.csv", *some_rows()[:2])
     document, notes = calibrate_from_steps(table, device=DEVICE, trace=trace_named)
     costs = document.machine.device_costs
     assert costs is not None
@@ -191,7 +185,7 @@ def test_few_rows_keep_the_prior_and_a_wide_interval(tmp_path: Path) -> None:
 
 
 def test_an_unknown_device_is_refused(tmp_path: Path) -> None:
-    table = write(tmp_path / "steps.csv", some_rows())
+    table = table_of(tmp_path / "steps.csv", *some_rows())
     with pytest.raises(UsageError, match="--device"):
         calibrate_from_steps(table, device="abacus", trace=trace_named)
 
