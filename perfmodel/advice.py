@@ -15,7 +15,7 @@ from perfmodel.cost import CollectiveTime, Samples, Terms
 from perfmodel.cost.collectives import bus_factor
 from perfmodel.cost.network import ALL_REDUCE
 from perfmodel.documents.prediction import PredictedPoint, PredictionDocument, ScalingAdvice
-from perfmodel.explanation import LossCause, Nominal, lost_by_cause, on_one_device, with_exchange
+from perfmodel.explanation import LossCause, Nominal, lost_by_cause, on_one_device
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import DEVIATE_90, Interval
 from perfmodel.step import Cause
@@ -129,21 +129,16 @@ def _at_rate(terms: Terms, factor: float) -> Terms:
 
         return time_s
 
-    changed = with_exchange(terms, Cause.ALL_REDUCE, faster(_all_reduce(terms)))
-    if Cause.BROADCAST in terms.exchange_s:
-        return with_exchange(changed, Cause.BROADCAST, faster(terms.exchange_s[Cause.BROADCAST]))
-    return with_exchange(changed, Cause.BROADCAST, faster(terms.broadcast_s))
-
-
-def _all_reduce(terms: Terms) -> CollectiveTime:
-    return terms.exchange_s.get(Cause.ALL_REDUCE, terms.all_reduce_s)
+    data_parallel = (Cause.ALL_REDUCE, Cause.BROADCAST)
+    changed = {cause: faster(terms.exchange_s[cause]) for cause in data_parallel}
+    return dataclasses.replace(terms, exchange_s={**terms.exchange_s, **changed})
 
 
 def _busbw_bytes_per_s(asked: Nominal) -> float | None:
     """Bus bandwidth of the transfer of the largest all-reduce; None without one. [B/s]"""
     program = asked.costs.program
     size = largest_all_reduce(program)
-    cost = _all_reduce(asked.terms)
+    cost = asked.terms.exchange_s[Cause.ALL_REDUCE]
     transfer_s = float((cost(size) - cost(1))[0]) if size else 0.0
     if transfer_s <= 0:
         return None
@@ -203,7 +198,5 @@ def _without_spread(terms: Terms) -> Terms:
 
     return dataclasses.replace(
         terms,
-        all_reduce_s=nominal(terms.all_reduce_s),
-        broadcast_s=nominal(terms.broadcast_s),
         exchange_s={cause: nominal(cost) for cause, cost in terms.exchange_s.items()},
     )

@@ -132,7 +132,7 @@ def _tried(asked: Nominal) -> Iterator[tuple[ChangeKind, str, Seconds]]:
     best = min(others, key=lambda cap: steps_s[cap])
     names = ", ".join(f"{cap:g}" for cap in others)
     yield ChangeKind.BUCKET_CAP, f"bucket cap {best:g} MiB (best of {names})", steps_s[best]
-    all_reduce_s = terms.exchange_s.get(Cause.ALL_REDUCE, terms.all_reduce_s)
+    all_reduce_s = terms.exchange_s[Cause.ALL_REDUCE]
     halved = with_exchange(terms, Cause.ALL_REDUCE, lambda size: all_reduce_s(size // 2))
     yield (
         ChangeKind.COMPRESSION,
@@ -146,11 +146,7 @@ def _tried(asked: Nominal) -> Iterator[tuple[ChangeKind, str, Seconds]]:
 
 def with_exchange(terms: Terms, cause: Cause, cost: Callable[[Bytes | Samples], Samples]) -> Terms:
     """Terms in which one kind of exchange costs otherwise."""
-    if cause in terms.exchange_s:
-        return dataclasses.replace(terms, exchange_s={**terms.exchange_s, cause: cost})
-    if cause is Cause.ALL_REDUCE:
-        return dataclasses.replace(terms, all_reduce_s=cost)
-    return dataclasses.replace(terms, broadcast_s=cost)
+    return dataclasses.replace(terms, exchange_s={**terms.exchange_s, cause: cost})
 
 
 #: Every operator of a forward pass has about two in the backward pass (gradients of input and
@@ -218,7 +214,7 @@ def _removals(asked: Nominal, baseline: Layout) -> Iterator[tuple[LossCause, Ter
     replace = dataclasses.replace
     for cause in _EXCHANGES:
         exchange = Cause(cause.value)
-        if exchange in (Cause.ALL_REDUCE, Cause.BROADCAST) or exchange in terms.exchange_s:
+        if exchange in terms.exchange_s:
             yield cause, with_exchange(terms, exchange, nothing)
     yield LossCause.INTERFERENCE, replace(terms, compute_speed=one, comm_speed=one)
     yield LossCause.STRAGGLERS, replace(terms, slowest=one)
@@ -302,8 +298,6 @@ def bottleneck(question: Question) -> Resource:
         terms,
         compute_speed=one,
         comm_speed=one,
-        all_reduce_s=nothing,
-        broadcast_s=nothing,
         exchange_s=dict.fromkeys(terms.exchange_s, nothing),
     )
     free = {Resource.HOST: _without_dispatch(asked), Resource.COMMUNICATION: silent}

@@ -17,8 +17,9 @@ from calibrate.summary import Repetition, typical
 from perfmodel.answer import Question
 from perfmodel.answer.measured import measured_steps_s, step_times, timed_workload
 from perfmodel.cost.layout_fit import KNOWN_BELOW
-from perfmodel.cost.machine import CostModel, contention
+from perfmodel.cost.machine import CostModel
 from perfmodel.cost.measured import PIPELINE, families
+from perfmodel.cost.phases import contention
 from perfmodel.cost.traced import issued
 from perfmodel.documents.observation import (
     PHASES,
@@ -301,7 +302,7 @@ def _predictor_of(
     def nominal_s(
         costs: CostModel, workload: MeasuredWorkload, layout: Layout, program: StepProgram
     ) -> Seconds:
-        terms = costs.terms(workload, layout, loader_samples_per_s=None)
+        terms = costs.terms(workload, layout, program)
         return float(step_times(program, terms, terms.durations(program))[0])
 
     def predicted(theta: FloatArray) -> FloatArray:

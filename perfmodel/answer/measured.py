@@ -11,16 +11,9 @@ import numpy as np
 from perfmodel.answer import Answer, Question
 from perfmodel.cost import Samples, Terms, paced
 from perfmodel.cost.collectives import library_of
-from perfmodel.cost.machine import SEED, CostModel, borrowed_profile, contention, model_form
-from perfmodel.cost.measured import (
-    beside,
-    families,
-    form_factors,
-    groups,
-    is_ddp,
-    step_program,
-    step_terms,
-)
+from perfmodel.cost.machine import SEED, CostModel, form_factors, model_form
+from perfmodel.cost.measured import beside, families, groups, is_ddp, step_program
+from perfmodel.cost.phases import borrowed_profile, contention
 from perfmodel.documents import QUIET, age_notes, seals
 from perfmodel.engine import algebra
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError, did_you_mean
@@ -193,7 +186,7 @@ def layout_costs(question: Question) -> Costs:
     most = _DRAWS_OF_LARGE if len(program.operations) > large else question.num_draws
     model = cost_model(machine, cluster, min(question.num_draws, most))
     rate = question.loader_samples_per_s
-    terms = step_terms(model, workload, layout, program, loader_samples_per_s=rate)
+    terms = model.terms(workload, layout, program, loader_samples_per_s=rate)
     median_s = terms.median_durations(program)
     return Costs(program, terms, median_s, paced(program, median_s, terms.slowest))
 

@@ -1,7 +1,7 @@
 """Seconds for every operation of a step program."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -18,6 +18,13 @@ Samples: TypeAlias = FloatArray
 #: Uncertainty, in log, one e-fold outside the measured range; it grows like a random walk, by the square
 #: root of the distance. Eight validated settings a quarter of an e-fold outside erred by up to 19 %.
 UNCERTAINTY_AT_ONE_EFOLD = 0.2
+
+
+def deviates(rng: np.random.Generator, *shape: int) -> Samples:
+    """Standard normal numbers, draws on the last axis; those of the nominal draw, the first, are 0."""
+    found = rng.standard_normal(shape)
+    found[..., 0] = 0.0
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,22 +50,17 @@ class CurveDraws:
     ) -> "CurveDraws":
         """Draw curves whose points vary independently by their errors; draw 0 does not vary."""
         ordered = sorted(points, key=lambda point: point.at)
-        errors = np.array([point.relative_error for point in ordered])
-        deviates = rng.standard_normal((len(ordered), num_draws))
-        deviates[:, 0] = 0.0
-        medians_s = np.array([point.time_s for point in ordered])
-        uncertainty = rng.standard_normal(num_draws)
-        uncertainty[0] = 0.0
+        errors = np.array([[point.relative_error] for point in ordered])
+        medians_s = np.array([[point.time_s] for point in ordered])
         return cls(
             np.array([point.at for point in ordered]),
-            medians_s[:, None] * np.exp(errors[:, None] * deviates),
-            uncertainty,
+            medians_s * np.exp(errors * deviates(rng, len(ordered), num_draws)),
+            deviates(rng, num_draws),
         )
 
     def read(self, at: float) -> Samples:
         """Time at an abscissa, shape ``(num_draws,)``. [s]"""
-        result: Samples = self.read_many(np.array([at]))[0]
-        return result
+        return np.asarray(self.read_many(np.array([at]))[0])
 
     def read_many(self, at: Samples) -> Samples:
         """Times at many abscissas of shape ``(num_readings,)``, one row each. [s]"""
@@ -68,8 +70,7 @@ class CurveDraws:
             if len(self.at) == 1
             else self._line(at)
         )
-        result: Samples = values_s * self._widening(column)
-        return result
+        return np.asarray(values_s * self._widening(column))
 
     def evidence(self, at: float) -> Evidence:
         """How well the data support a reading."""
@@ -99,8 +100,7 @@ class CurveDraws:
         if not outside.any():
             return 1.0
         distance = np.abs(np.log(np.where(outside, at, 1.0) / np.where(outside, edge, 1.0)))
-        result: Samples = np.exp(UNCERTAINTY_AT_ONE_EFOLD * np.sqrt(distance) * self.uncertainty)
-        return result
+        return np.asarray(np.exp(UNCERTAINTY_AT_ONE_EFOLD * np.sqrt(distance) * self.uncertainty))
 
 
 #: Time of a collective over its size; of many of shape ``(num_sizes, 1)`` at once, one row for each. [s]
@@ -122,10 +122,8 @@ class Terms:
     bucket_s: Samples
     """Per gradient of a bucket: its hook and its copy. [s]"""
     bucket_s_per_byte: Samples
-    all_reduce_s: CollectiveTime
-    broadcast_s: CollectiveTime
-    exchange_s: Mapping[Cause, CollectiveTime] = field(default_factory=dict)
-    """The same of other collectives, and of messages between stages, by what they are for."""
+    exchange_s: Mapping[Cause, CollectiveTime]
+    """Collectives, and messages between stages, by what they are for. [s]"""
     load_s: Samples
     """Time in which the input pipeline prepares one step's samples. [s]"""
     slowest: Samples
@@ -151,20 +149,15 @@ class Terms:
 
     def _collectives(self, program: StepProgram) -> dict[int, Samples]:
         """Times of all collectives by position, computed together: apart they take a hundred times as long."""
-        times_of = {
-            Cause.BROADCAST: self.broadcast_s,
-            Cause.ALL_REDUCE: self.all_reduce_s,
-            **self.exchange_s,
-        }
         chosen: dict[Cause, list[int]] = {}
         for position, operation in enumerate(program.operations):
-            if operation.cause in times_of:
+            if operation.cause in self.exchange_s:
                 chosen.setdefault(operation.cause, []).append(position)
         found: dict[int, Samples] = {}
         for cause, positions in chosen.items():
             sizes = np.array([program.operations[i].size_bytes for i in positions], np.float64)
             times = np.array([program.operations[i].share for i in positions])[:, np.newaxis]
-            rows = times_of[cause](sizes[:, np.newaxis]) * times
+            rows = self.exchange_s[cause](sizes[:, np.newaxis]) * times
             found |= zip(
                 positions, np.broadcast_to(rows, (len(positions), rows.shape[-1])), strict=True
             )

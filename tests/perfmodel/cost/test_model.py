@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from perfmodel.cost import Terms
-from perfmodel.cost.machine import CostModel, borrowed_profile, model_form
+from perfmodel.cost.machine import CostModel, model_form
+from perfmodel.cost.measured import step_program
+from perfmodel.cost.phases import borrowed_profile
 from perfmodel.layout import RunSetting, Synchronisation, parse_layout
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import PHASE_CURVES, MeasuredMachine, PhaseCurves
@@ -32,7 +34,8 @@ def terms(
         synchronisation=synchronisation,
     )
     costs = CostModel(document, num_draws=200, seed=0)
-    return costs.terms(workload, setting.layout, loader_samples_per_s=loader_samples_per_s)
+    program = step_program(document, workload, setting.layout)
+    return costs.terms(workload, setting.layout, program, loader_samples_per_s=loader_samples_per_s)
 
 
 def test_compute_is_read_from_the_curves_of_the_world_size() -> None:
@@ -106,9 +109,10 @@ def test_settings_share_their_uncertainty() -> None:
     assert workload is not None
     costs = CostModel(document, num_draws=50, seed=0)
     setting = RunSetting(workload="heavy", world_size=2, micro_batch=16)
-    first = costs.terms(workload, setting.layout, loader_samples_per_s=None)
-    again = costs.terms(
-        workload, dataclasses.replace(setting, accumulation=4).layout, loader_samples_per_s=None
+    more = dataclasses.replace(setting, accumulation=4)
+    first, again = (
+        costs.terms(workload, layout, step_program(document, workload, layout))
+        for layout in (setting.layout, more.layout)
     )
     assert np.array_equal(first.compute_s[Cause.FORWARD], again.compute_s[Cause.FORWARD])
     assert len(set(first.compute_s[Cause.FORWARD])) == 50
