@@ -17,22 +17,23 @@ What protocols add, by size, is carried from the measured groups to others as a 
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from perfmodel.cost import CurveDraws, Samples
+from perfmodel.cost import CurveDraws, Samples, deviates
 from perfmodel.cost.collectives import (
     TREE_EFFICIENCY,
     Algorithm,
-    LevelCost,
+    Transfer,
     library_of,
     message_bytes,
     num_messages,
 )
-from perfmodel.cost.messages import Group, between_sizes, joined, merged
+from perfmodel.cost.group_cost import GroupCost, Law, joined
+from perfmodel.machine.measured import MeasuredCollective
 
 #: Beliefs inside a node and between nodes, as medians and standard deviations of the logarithm: start [s], hop
 #: [s], link rate [B/s], own rate [B/s], later start [s], half size [B]. Those inside a node but the link rate
@@ -80,28 +81,25 @@ def paths(collective: str, ranks: int, nodes: int, library: str) -> list[Path]:
     return chosen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LinkLaw:
+class LinkLaw(Law):
     """The constants of the law."""
-
-    logs: Samples
-    """Logarithms, shape ``(NUM_PARAMETERS, num_draws)``; draw 0 is the fit."""
 
     @classmethod
     def fit(
-        cls, collective: str, groups: Sequence[Group], library: str, deviates: Samples
+        cls, collective: str, groups: Sequence[MeasuredCollective], library: str, drawn: Samples
     ) -> "LinkLaw":
         """Fit to the points of all groups, robust least squares on logarithms.
 
-        ``deviates``: Of a standard normal distribution, shape ``(NUM_PARAMETERS, num_draws)``.
+        ``drawn``: Of a standard normal distribution, shape ``(NUM_PARAMETERS, num_draws)``.
         """
-        from scipy.optimize import least_squares  # noqa: PLC0415 - slow; few commands need it
-
-        medians, spreads = _BETWEEN if any(group.nodes > 1 for group in groups) else _INSIDE
+        medians, spreads = _BETWEEN if any(group.num_nodes > 1 for group in groups) else _INSIDE
         centre = np.log(medians)
         measured = [
-            (paths(collective, g.ranks, g.nodes, library), np.array([p.at for p in g.points]))
-            for g in groups
+            (
+                paths(collective, group.world_size, group.num_nodes, library),
+                np.array([point.at for point in group.points]),
+            )
+            for group in groups
         ]
         logs = np.log([point.time_s for group in groups for point in group.points])
 
@@ -115,12 +113,7 @@ class LinkLaw:
         start = centre.copy()
         size, time_s = max((p.at, p.time_s) for group in groups for p in group.points)
         start[2] = math.log(2 * size / time_s)
-        solution = least_squares(residuals, start, loss="soft_l1")
-        jacobian = np.asarray(solution.jac, dtype=np.float64)
-        spread = np.linalg.cholesky(np.linalg.inv(jacobian.T @ jacobian))
-        shifts = spread @ deviates
-        shifts[:, 0] = 0.0
-        return cls(logs=solution.x[:, np.newaxis] + np.clip(shifts, -3.0, 3.0))
+        return cls.fitted(residuals, [start], drawn)
 
     def time_s(
         self, size_bytes: Samples, ways: Iterable[Path], *, rate: Samples | float = 1.0
@@ -132,33 +125,20 @@ class LinkLaw:
         start_s, hop_s, link_rate, own_rate, later_s, half_size = np.exp(self.logs)
         own_s = size_bytes / own_rate
         sent_s = size_bytes / (link_rate * rate)
-        result: Samples = np.minimum.reduce(
-            [
-                start_s
-                + own_s
-                + way.steps * hop_s
-                + way.sent * sent_s
-                + later_s * size_bytes / (size_bytes + half_size * math.sqrt(way.ranks))
-                for way in ways
-            ]
-        )
-        return result
+        times_s = [
+            start_s
+            + own_s
+            + way.steps * hop_s
+            + way.sent * sent_s
+            + later_s * size_bytes / (size_bytes + half_size * math.sqrt(way.ranks))
+            for way in ways
+        ]
+        return np.asarray(np.minimum.reduce(times_s))
 
     @property
-    def start_s(self) -> Samples:
-        """Once for a collective, shape ``(num_draws,)``. [s]"""
-        result: Samples = np.exp(self.logs[0])
-        return result
-
-    @property
-    def hop_s(self) -> Samples:
-        """From one rank to the next, shape ``(num_draws,)``. [s]"""
-        result: Samples = np.exp(self.logs[1])
-        return result
-
-    def nominal(self) -> "LinkLaw":
-        """The fit alone."""
-        return LinkLaw(logs=self.logs[:, :1])
+    def start_and_hop_s(self) -> tuple[Samples, Samples]:
+        """Once for a collective, and from one rank to the next, shape ``(num_draws,)``. [s]"""
+        return np.exp(self.logs[0]), np.exp(self.logs[1])
 
 
 class Factor(NamedTuple):
@@ -177,8 +157,7 @@ class Factor(NamedTuple):
             return np.repeat(self.logs, len(x), axis=0)
         left = right - 1
         weight = np.clip((x - known[left]) / (known[right] - known[left]), 0.0, 1.0)[:, np.newaxis]
-        result: Samples = self.logs[left] * (1 - weight) + self.logs[right] * weight
-        return result
+        return np.asarray(self.logs[left] * (1 - weight) + self.logs[right] * weight)
 
     def smoothed(self, growth: float) -> "Factor":
         """Averaged over neighbouring sizes, for a group ``growth`` times as large, whose protocols change later."""
@@ -191,68 +170,56 @@ def _near(at_bytes: Samples, sizes_bytes: Samples) -> Samples:
     distance = np.log2(at_bytes)[:, np.newaxis] - np.log2(sizes_bytes)
     nearest = np.abs(distance).min(axis=1, keepdims=True)
     weights = np.exp(-((distance**2 - nearest**2) / (2 * _SMOOTHING_DOUBLINGS**2)))
-    result: Samples = weights / weights.sum(axis=1, keepdims=True)
-    return result
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LinkCost:
+class LinkCost(GroupCost):
     """A collective of any group: measured groups come out as they were, others by the law and their factor."""
 
-    collective: str
-    library: str
-    groups: tuple[tuple[int, int], ...]
-    """Ranks and nodes of what was measured, ascending."""
+    nodes: tuple[int, ...]
+    """Of each measured group."""
     factors: tuple[Factor, ...]
-    """Of each group."""
+    """The same."""
     law: LinkLaw
     deviates: Samples
     """Of the factor in groups that were not measured, shape ``(num_draws,)``; draw 0 is 0."""
-    between_sizes: Samples
-    """Of what lies outside the measured sizes, shape ``(num_draws,)``; draw 0 is 0."""
-    _curves: dict[tuple[int, int], tuple[CurveDraws, Samples]] = field(default_factory=dict)
+    _curves: dict[tuple[int, int], tuple[CurveDraws, Samples]] = field(
+        default_factory=dict, init=False
+    )
 
     @classmethod
     def sample(
         cls,
-        collective: str,
-        groups: Iterable[Group],
+        groups: Iterable[MeasuredCollective],
         *,
         library: str,
         num_draws: int,
         rng: np.random.Generator,
     ) -> "LinkCost":
         """Draw the law of a collective, and the factors of its groups, at least one."""
-        found = [
-            group._replace(points=merged(group.points))
-            for group in sorted(joined(collective, groups), key=lambda group: group.ranks)
-        ]
-        drawn = rng.standard_normal((NUM_PARAMETERS + 2, num_draws))
-        drawn[:, 0] = 0.0
+        found = joined(groups)
+        collective = found[0].collective
+        drawn = deviates(rng, NUM_PARAMETERS + 2, num_draws)
         law = LinkLaw.fit(collective, found, library, drawn[:NUM_PARAMETERS])
         factors = []
         for group in found:
             sizes = np.array([point.at for point in group.points])
-            ways = paths(collective, group.ranks, group.nodes, library)
+            ways = paths(collective, group.world_size, group.num_nodes, library)
             errors = np.array([[point.relative_error] for point in group.points])
-            noise = rng.standard_normal((len(sizes), num_draws))
-            noise[:, 0] = 0.0
-            logs = np.log([[point.time_s] for point in group.points]) + errors * noise
+            noise = errors * deviates(rng, len(sizes), num_draws)
+            logs = np.log([[point.time_s] for point in group.points]) + noise
             factors.append(Factor(sizes, logs - np.log(law.time_s(sizes[:, np.newaxis], ways))))
         return cls(
             collective=collective,
             library=library,
-            groups=tuple((group.ranks, group.nodes) for group in found),
+            ranks=tuple(group.world_size for group in found),
+            nodes=tuple(group.num_nodes for group in found),
             factors=tuple(factors),
             law=law,
             deviates=drawn[-2],
             between_sizes=drawn[-1],
         )
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Of the measured groups, ascending."""
-        return tuple(ranks for ranks, _ in self.groups)
 
     @property
     def sizes_bytes(self) -> tuple[float, float]:
@@ -263,10 +230,6 @@ class LinkCost:
             max(float(f.sizes_bytes[-1]) / n for f, n in zip(self.factors, parts, strict=True)),
         )
 
-    def of_kind(self, collective: str) -> "LinkCost":
-        """Another collective of the same links: the same law and factors."""
-        return replace(self, collective=collective, _curves={})
-
     def group_s(
         self,
         size_bytes: ArrayLike,
@@ -275,10 +238,9 @@ class LinkCost:
         nodes: int | None = None,
         rate: Samples | float = 1.0,
     ) -> Samples:
-        """Time of a collective, shape ``(num_draws,)``; of many sizes ``(num_sizes, 1)``, one row each. [s]
+        """By the law and the group's factor on it. [s]
 
-        ``nodes``: That the group spans; if unknown, as many ranks share one as in the largest group measured.
-        ``rate``: What-if: rate of links over what it is.
+        If ``nodes`` is unknown, as many ranks share one as in the largest group measured.
         """
         spanned = self._spanned(ranks, nodes)
         ways = paths(self.collective, ranks, spanned, self.library)
@@ -286,49 +248,34 @@ class LinkCost:
         column = sizes.reshape(-1, 1)
         curve, known = self._curve(ranks, spanned)
         at = self.law.nominal().time_s(column, ways)[:, 0]
-        rows_s = curve.read_many(at) * between_sizes(column[:, 0], known, self.between_sizes)
+        rows_s = curve.read_many(at) * self.away_from_sizes(column[:, 0], known)
         if not (np.isscalar(rate) and rate == 1.0):
             rows_s = (
                 rows_s * self.law.time_s(column, ways, rate=rate) / self.law.time_s(column, ways)
             )
         return rows_s if sizes.ndim else rows_s[0]
 
-    def level(
-        self,
-        tier: str,
-        members: int,
-        *,
-        crossings: int | None = None,
-        rate: Samples | float = 1.0,
-        inside_node: bool = False,
-    ) -> LevelCost:
-        """A tier whose collectives were measured; ``rate`` is the part of its bandwidth that is left."""
-        nodes = 1 if inside_node else None
+    def message(
+        self, members: int, *, nodes: int | None, rate: Samples | float
+    ) -> tuple[Samples, Samples, Transfer]:
+        """Start and hop are the law's; the rest of a ring is transfer. [s]"""
+        start_s, hop_s = self.law.start_and_hop_s
         (ring, *_) = paths(self.collective, members, self._spanned(members, nodes), self.library)
-        hops_s = self.law.start_s + ring.steps * self.law.hop_s
+        hops_s = start_s + ring.steps * hop_s
         count = num_messages(self.collective, members)
 
         def transfer_s(size_bytes: float | Samples) -> Samples:
             whole = np.asarray(size_bytes) * count / ring.sent
-            result: Samples = (
-                self.group_s(whole, members, nodes=nodes, rate=rate) - hops_s
-            ) / count
-            return result
+            whole_s = self.group_s(whole, members, nodes=nodes, rate=rate)
+            return np.asarray((whole_s - hops_s) / count)
 
-        return LevelCost(
-            tier=tier,
-            members=members,
-            crossings=members - 1 if crossings is None else crossings,
-            start_s=self.law.start_s,
-            latency_s=self.law.hop_s,
-            transfer_s=transfer_s,
-            inside_node=inside_node,
-        )
+        return start_s, hop_s, transfer_s
 
     def _spanned(self, ranks: int, nodes: int | None) -> int:
         if nodes is not None:
             return min(nodes, ranks)
-        measured, of_these = min(self.groups, key=lambda g: (g[0] < ranks, abs(g[0] - ranks)))
+        groups = zip(self.ranks, self.nodes, strict=True)
+        measured, of_these = min(groups, key=lambda g: (g[0] < ranks, abs(g[0] - ranks)))
         return of_these if ranks <= measured else max(1, math.ceil(ranks * of_these / measured))
 
     def _curve(self, ranks: int, nodes: int) -> tuple[CurveDraws, Samples]:
@@ -337,10 +284,9 @@ class LinkCost:
             sizes, logs = self._factor(ranks)
             ways = paths(self.collective, ranks, nodes, self.library)
             law_s = self.law.time_s(sizes[:, np.newaxis], ways)
-            largest = self.groups[-1]
-            if ranks > largest[0]:
+            if ranks > self.ranks[-1]:
                 # A better algorithm does not make more ranks faster than those that were measured.
-                fewer = paths(self.collective, *largest, self.library)
+                fewer = paths(self.collective, self.ranks[-1], self.nodes[-1], self.library)
                 law_s = np.maximum(law_s, self.law.time_s(sizes[:, np.newaxis], fewer))
             time_s = np.maximum.accumulate(law_s * np.exp(logs), axis=0)
             at = self.law.nominal().time_s(sizes[:, np.newaxis], ways)[:, 0]
@@ -349,17 +295,16 @@ class LinkCost:
 
     def _factor(self, ranks: int) -> Factor:
         """On the law in a group: measured, between two measured ones, or carried to others with its uncertainty."""
-        right = next((i for i, n in enumerate(self.ranks) if n >= ranks), len(self.ranks) - 1)
+        right, weight = self.neighbours(ranks)
         nearest, found = self.ranks[right], self.factors[right]
         if ranks == nearest:
             return found
-        if ranks > nearest or right == 0:
+        if weight == 1.0:
             smooth = found.smoothed(ranks / nearest)
             distance = math.sqrt(abs(math.log2(ranks / nearest)))
             spread = self._spread(found.sizes_bytes)[:, np.newaxis]
             return smooth._replace(logs=smooth.logs + spread * distance * self.deviates)
         left = self.factors[right - 1]
-        weight = math.log(ranks / self.ranks[right - 1]) / math.log(nearest / self.ranks[right - 1])
         sizes = np.union1d(left.sizes_bytes, found.sizes_bytes)
         return Factor(sizes, left.at(sizes) * (1 - weight) + found.at(sizes) * weight)
 
@@ -374,5 +319,4 @@ class LinkCost:
             known = right.sizes_bytes
             change = (right.at(known) - left.at(known))[:, 0]
             squares += _near(sizes_bytes, known) @ change**2 / math.log2(more / fewer)
-        result: Samples = np.sqrt(squares / (_PRIOR_WEIGHT + len(pairs) - 1))
-        return result
+        return np.asarray(np.sqrt(squares / (_PRIOR_WEIGHT + len(pairs) - 1)))

@@ -5,25 +5,23 @@ every group; processors that all ranks share make it cost more with every rank. 
 is read from the groups.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
-from perfmodel.cost import CurveDraws, Samples
+from perfmodel.cost import CurveDraws, Samples, deviates
 from perfmodel.cost.collectives import (
-    LevelCost,
+    Transfer,
     Work,
     library_of,
     message_bytes,
     num_messages,
     work,
 )
-from perfmodel.errors import UsageError
-from perfmodel.machine.measured import CurvePoint
+from perfmodel.cost.group_cost import GroupCost, Law, joined
+from perfmodel.machine.measured import CurvePoint, MeasuredCollective
 from perfmodel.statistics import soft_maximum
 
 #: Beliefs, as medians, each within a factor of exp(3): a hop and a byte of a link, handling a message
@@ -35,13 +33,9 @@ _SPREADS: Final = (3.0, 3.0, 3.0, 3.0, 1.0)
 _POINT_ERROR: Final = 0.05
 #: Keeps the law rising in the size where it is flat to the last digit.
 _TILT: Final = 1e-6
-#: Uncertainty, in log, between measured sizes: it grows by the square root of the distance to the nearest,
-#: in e-folds. Half of the sizes of five published logs, a factor of 4 apart, told the others to 4 %.
-UNCERTAINTY_BETWEEN_SIZES: Final = 0.08
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MessageLaw:
+class MessageLaw(Law):
     """Message time of a library whose ranks move the bytes themselves.
 
     link = rounds * hop + loads * s_per_byte * size
@@ -49,19 +43,14 @@ class MessageLaw:
     time = (link^k + host^k)^(1/k),  k = 1 + sharpness
     """
 
-    logs: Samples
-    """Logarithms of the parameters, shape ``(5, num_draws)``; draw 0 is the fit."""
-
     @classmethod
     def fit(
-        cls, groups: Mapping[int, Sequence[CurvePoint]], collective: str, deviates: Samples
+        cls, groups: Mapping[int, Sequence[CurvePoint]], collective: str, drawn: Samples
     ) -> "MessageLaw":
         """Fit to messages of several groups, least squares on logarithms.
 
-        ``deviates``: Of a standard normal distribution, shape ``(5, num_draws)``.
+        ``drawn``: Of a standard normal distribution, shape ``(5, num_draws)``.
         """
-        from scipy.optimize import least_squares  # noqa: PLC0415 - slow, and one group needs none
-
         works = {ranks: work(collective, ranks) for ranks in groups}
         sizes = [np.array([point.at for point in points]) for points in groups.values()]
         logs = np.log([point.time_s for points in groups.values() for point in points])
@@ -87,18 +76,7 @@ class MessageLaw:
             ends += [low.time_s / count, high.time_s / high.at / count]
         shared = np.log((*ends, _BELIEFS[-1]))
         starts = (centre, shared, np.where(np.arange(NUM_PARAMETERS) == 0, shared - 2.0, shared))
-        solution = min(
-            (least_squares(residuals, start, loss="soft_l1") for start in starts),
-            key=lambda found: float(found.cost),
-        )
-        jacobian = np.asarray(solution.jac, dtype=np.float64)
-        covariance = np.linalg.inv(jacobian.T @ jacobian)
-        # What the law misses makes its parameters more uncertain than points alone.
-        excess = max(1.0, float(np.mean(residuals(solution.x)[: len(logs)] ** 2)))
-        spread = np.linalg.cholesky(covariance) * math.sqrt(excess)
-        shifts = spread @ deviates
-        shifts[:, 0] = 0.0
-        return cls(logs=solution.x[:, np.newaxis] + np.clip(shifts, -3.0, 3.0))
+        return cls.fitted(residuals, starts, drawn, num_points=len(logs))
 
     def message_s(self, message_bytes: Samples, of: Work) -> Samples:
         """Time of one message, shape ``(num_sizes, num_draws)`` for sizes of shape ``(num_sizes, 1)``. [s]"""
@@ -107,74 +85,50 @@ class MessageLaw:
         host_s = of.handled * (handling_s + handling_s_per_byte * message_bytes)
         return soft_maximum(link_s, host_s, 1.0 + sharpness) * (1 + _TILT * np.log1p(message_bytes))
 
-    def nominal(self) -> "MessageLaw":
-        """The fit alone."""
-        return MessageLaw(logs=self.logs[:, :1])
-
-
-class Group(NamedTuple):
-    """One measured group: ranks, nodes that it spans, and its points over the size of the whole array."""
-
-    ranks: int
-    nodes: int
-    points: Sequence[CurvePoint]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MessageCost:
+class MessageCost(GroupCost):
     """One curve per measured group; other groups follow by a law, or as messages over links of their own.
 
-    What was measured comes out as it was. The law tells where between two measured sizes a message
-    takes longer, how groups between two measured ones lie, and how those beyond the largest grow.
+    The law tells where between two measured sizes a message takes longer, how groups between two measured
+    ones lie, and how those beyond the largest grow.
     """
 
-    collective: str
-    library: str
-    ranks: tuple[int, ...]
-    """Ascending."""
     curves: tuple[CurveDraws, ...]
-    """Over the size of a message."""
-    uncertainty: Samples
-    """Deviates of what lies between measured sizes, shape ``(num_draws,)``; draw 0 is 0."""
+    """Over the size of a message, one for each group."""
     law: MessageLaw | None
     """Where several groups tell it."""
-    _by_ranks: dict[int, tuple[Samples, CurveDraws]] = field(default_factory=dict)
+    _by_ranks: dict[int, tuple[Samples, CurveDraws]] = field(default_factory=dict, init=False)
     """Sizes, and the curve over the abscissa of the group."""
 
     @classmethod
     def sample(
         cls,
-        collective: str,
-        groups: Iterable[Group],
+        groups: Iterable[MeasuredCollective],
         *,
         library: str,
         num_draws: int,
         rng: np.random.Generator,
     ) -> "MessageCost":
         """Draw the messages of a collective from its groups, at least one."""
-        ordered = sorted(joined(collective, groups), key=lambda group: group.ranks)
-        found = {group.ranks: _messages(collective, group, library) for group in ordered}
-        uncertainty = rng.standard_normal(num_draws)
-        uncertainty[0] = 0.0
+        measured = joined(groups)
+        collective = measured[0].collective
+        found = {group.world_size: _messages(group, library) for group in measured}
+        between_sizes = deviates(rng, num_draws)
         curves = tuple(
             CurveDraws.sample(points, num_draws=num_draws, rng=rng) for points in found.values()
         )
         law = None
         if len(found) > 1:
-            deviates = rng.standard_normal((NUM_PARAMETERS, num_draws))
-            law = MessageLaw.fit(found, collective, deviates)
+            law = MessageLaw.fit(found, collective, deviates(rng, NUM_PARAMETERS, num_draws))
         return cls(
             collective=collective,
             library=library,
-            uncertainty=uncertainty,
             ranks=tuple(found),
+            between_sizes=between_sizes,
             curves=curves,
             law=law,
         )
-
-    def of_kind(self, collective: str) -> "MessageCost":
-        """Another collective of the same messages."""
-        return replace(self, collective=collective, _by_ranks={})
 
     @property
     def sizes_bytes(self) -> tuple[float, float]:
@@ -188,19 +142,16 @@ class MessageCost:
         """Times of messages of many sizes in a group, shape ``(num_sizes,)``, one row each. [s]"""
         sizes, curve = self._group(ranks)
         found_s = curve.read_many(self._abscissa(message_bytes, ranks))
-        result: Samples = found_s * between_sizes(message_bytes, sizes, self.uncertainty)
-        return result
+        return np.asarray(found_s * self.away_from_sizes(message_bytes, sizes))
 
-    def level(
+    def message(
         self,
-        tier: str,
         members: int,
         *,
-        crossings: int | None = None,
-        rate: Samples | float = 1.0,
-        inside_node: bool = False,
-    ) -> LevelCost:
-        """A tier whose messages were measured; ``rate`` is the part of its bandwidth that is left."""
+        nodes: int | None,  # noqa: ARG002 - messages are the same within a node and between
+        rate: Samples | float,
+    ) -> tuple[float, Samples, Transfer]:
+        """Latency is the time of the smallest message that was measured; what is more is transfer. [s]"""
         latency_s: Samples = self.read(np.array([self.sizes_bytes[0]]), members)[0]
 
         def transfer_s(size_bytes: float | Samples) -> Samples:
@@ -210,14 +161,7 @@ class MessageCost:
             rows: Samples = np.where(extra_s > 0, extra_s / rate, extra_s)
             return rows if isinstance(size_bytes, np.ndarray) else rows[0]
 
-        return LevelCost(
-            tier=tier,
-            members=members,
-            crossings=members - 1 if crossings is None else crossings,
-            latency_s=latency_s,
-            transfer_s=transfer_s,
-            inside_node=inside_node,
-        )
+        return 0.0, latency_s, transfer_s
 
     def group_s(
         self,
@@ -227,18 +171,12 @@ class MessageCost:
         nodes: int | None = None,
         rate: Samples | float = 1.0,
     ) -> Samples:
-        """Time of a collective of one tier, shape ``(num_draws,)``; of many at once, one row for each. [s]
-
-        ``size_bytes``: One size, or many of shape ``(num_sizes, 1)``.
-        ``nodes``: That the group spans, if known.
-        ``rate``: What-if: bandwidth over what it is.
-        """
-        level = self.level("links", ranks, rate=rate)
+        """T = messages * (latency + transfer(size of one)). [s]"""
+        _, latency_s, transfer_s = self.message(ranks, nodes=nodes, rate=rate)
         spanned = min(nodes or 1, ranks)
         share = message_bytes(self.collective, 1.0, ranks, spanned, self.library)
         count = num_messages(self.collective, ranks)
-        result: Samples = count * (level.latency_s + level.transfer_s(size_bytes * share))
-        return result
+        return np.asarray(count * (latency_s + transfer_s(size_bytes * share)))
 
     def _group(self, ranks: int) -> tuple[Samples, CurveDraws]:
         if ranks not in self._by_ranks:
@@ -249,18 +187,16 @@ class MessageCost:
 
     def _times(self, ranks: int) -> tuple[Samples, Samples, Samples]:
         """Sizes, times of messages of these sizes, and deviates of the uncertainty beyond them."""
-        right = next((i for i, n in enumerate(self.ranks) if n >= ranks), len(self.ranks) - 1)
+        right, weight = self.neighbours(ranks)
         curve, nearest = self.curves[right], self.ranks[right]
         if ranks > nearest:
             return curve.at, curve.time_s * self._grown(curve.at, nearest, ranks), curve.uncertainty
-        if ranks == nearest or right == 0:
+        if weight == 1.0:
             return curve.at, curve.time_s, curve.uncertainty
-        left_n = self.ranks[right - 1]
-        weight = math.log(ranks / left_n) / math.log(nearest / left_n)
         sizes = np.union1d(self.curves[right - 1].at, curve.at)
         left_s, right_s = (
             self._group(n)[1].read_many(self._abscissa(sizes, n)) * self._grown(sizes, n, ranks)
-            for n in (left_n, nearest)
+            for n in self.ranks[right - 1 : right + 1]
         )
         time_s = left_s ** (1 - weight) * right_s**weight
         return sizes, np.maximum.accumulate(time_s, axis=0), curve.uncertainty
@@ -276,8 +212,7 @@ class MessageCost:
         own_s, other_s = (
             self.law.message_s(sizes, work(self.collective, n)) for n in (measured, ranks)
         )
-        ratio: Samples = other_s / own_s
-        return ratio
+        return np.asarray(other_s / own_s)
 
     def _abscissa(self, sizes_bytes: Samples, ranks: int) -> Samples:
         """What a curve is linear in: the size, or what the law says."""
@@ -287,75 +222,17 @@ class MessageCost:
         return self.law.nominal().message_s(sizes_bytes[:, np.newaxis], of)[:, 0]
 
 
-def between_sizes(at_bytes: Samples, known_bytes: Samples, deviates: Samples) -> Samples:
-    """Factors on times between measured sizes, shape ``(num_at, num_draws)``."""
-    inside = np.log(np.clip(at_bytes, known_bytes[0], known_bytes[-1]))
-    distance = np.abs(inside[:, np.newaxis] - np.log(known_bytes)).min(axis=1)[:, np.newaxis]
-    result: Samples = np.exp(UNCERTAINTY_BETWEEN_SIZES * np.sqrt(distance) * deviates)
-    return result
-
-
-def joined(collective: str, groups: Iterable[Group]) -> list[Group]:
-    """One group for each number of ranks: what was measured again counts as repeated points."""
-    found: dict[int, Group] = {}
-    for ranks, nodes, points in groups:
-        known = found.get(ranks, Group(ranks, nodes, ()))
-        if known.nodes != nodes:
-            raise UsageError(
-                f"{collective}: groups of {ranks} ranks must all span as many nodes, got "
-                f"{min(known.nodes, nodes)} and {max(known.nodes, nodes)}; keep one of them, or read "
-                "them one at a time"
-            )
-        found[ranks] = Group(ranks, nodes, (*known.points, *points))
-    return list(found.values())
-
-
-def _rising(values: Sequence[float]) -> list[float]:
-    """The nearest sequence that never falls, by pooling neighbours that do (isotonic regression).
-
-    As ``scipy.optimize.isotonic_regression``, whose import takes longer than a whole prediction.
-    """
-    pools: list[list[float]] = []
-    for value in values:
-        pools.append([value])
-        while len(pools) > 1 and fmean(pools[-2]) > fmean(pools[-1]):
-            fallen = pools.pop()
-            pools[-1].extend(fallen)
-    return [fmean(pool) for pool in pools for _ in pool]
-
-
-def merged(points: Iterable[CurvePoint]) -> list[CurvePoint]:
-    """Points by size, ascending; repeated sizes are averaged, a larger one never faster."""
-    by_size: dict[float, list[CurvePoint]] = {}
-    for point in points:
-        by_size.setdefault(point.at, []).append(point)
-    found = []
-    for size, same in sorted(by_size.items()):
-        logs = [math.log(point.time_s) for point in same]
-        error = max(point.relative_error for point in same) / math.sqrt(len(same))
-        found.append(
-            CurvePoint(
-                at=size,
-                time_s=math.exp(fmean(logs)),
-                relative_error=max(error, float(np.std(logs))),
-            )
-        )
-    rising = _rising([math.log(point.time_s) for point in found])
-    return [
-        replace(point, time_s=math.exp(value)) for point, value in zip(found, rising, strict=True)
-    ]
-
-
-def _messages(collective: str, group: Group, library: str) -> list[CurvePoint]:
+def _messages(group: MeasuredCollective, library: str) -> list[CurvePoint]:
     """A group's points as messages, ascending."""
-    count = num_messages(collective, group.ranks)
+    kind, ranks = group.collective, group.world_size
+    count = num_messages(kind, ranks)
     found = [
         replace(
             point,
-            at=message_bytes(collective, point.at, group.ranks, group.nodes, library),
+            at=message_bytes(kind, point.at, ranks, group.num_nodes, library),
             time_s=point.time_s / count,
         )
-        for point in merged(group.points)
+        for point in group.points
     ]
     if len(found) > 1:
         return found

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from perfmodel.cost import Samples, messages
+from perfmodel.cost import Samples, deviates
 from perfmodel.cost.collectives import (
     SWITCH_LATENCY_S,
     LevelCost,
@@ -21,6 +21,7 @@ from perfmodel.cost.collectives import (
     occupancy,
     switched_bytes,
 )
+from perfmodel.cost.group_cost import GroupCost
 from perfmodel.cost.link_law import LinkCost
 from perfmodel.cost.messages import MessageCost
 from perfmodel.errors import UsageError
@@ -54,13 +55,8 @@ ALL_REDUCE: Final = "all_reduce"
 _KINDS: Final = (ALL_REDUCE, "broadcast", "all_gather", "reduce_scatter", "send_recv")
 
 
-GroupCost: TypeAlias = MessageCost | LinkCost
-"""What a collective costs in any group, from what was measured."""
-
-
 def _sampled(
-    kind: str,
-    groups: Iterable[messages.Group],
+    groups: Iterable[MeasuredCollective],
     *,
     library: str,
     num_draws: int,
@@ -68,7 +64,7 @@ def _sampled(
 ) -> GroupCost:
     """By the law of the library: its ranks move the bytes themselves, or have links of their own."""
     law = MessageCost if library_of(library).by_processors else LinkCost
-    return law.sample(kind, groups, library=library, num_draws=num_draws, rng=rng)
+    return law.sample(groups, library=library, num_draws=num_draws, rng=rng)
 
 
 def for_nccl(machine: MeasuredMachine, nccl: str) -> MeasuredMachine:
@@ -149,13 +145,13 @@ class Network:
         """
         measured_tier, groups = _measured(profile, cluster)
         found = {
-            kind: _sampled(
-                kind, of_kind, library=profile.backend, num_draws=num_draws, rng=rng(kind)
-            )
+            kind: _sampled(of_kind, library=profile.backend, num_draws=num_draws, rng=rng(kind))
             for kind in _KINDS
             if (
                 of_kind := [
-                    messages.Group(g.world_size, 1, g.points)
+                    MeasuredCollective(
+                        collective=kind, world_size=g.world_size, num_nodes=1, points=g.points
+                    )
                     for g in groups
                     if g.collective == kind and g.world_size > 1
                 ]
@@ -166,21 +162,16 @@ class Network:
                 return None
             found, measured_tier = {}, NOT_MEASURED
 
-        def deviates(name: str, rows: int) -> Samples:
-            drawn = rng(name).standard_normal((rows, num_draws))
-            drawn[:, 0] = 0.0
-            return drawn
-
         errors = np.array([[tier.log_error] for tier in cluster.tiers] if cluster else [[0.0]])
         return cls(
             messages=found,
             library=profile.backend,
-            uncertainty=deviates("groups", 1)[0],
-            kind_uncertainty=np.exp(_UNCERTAINTY_OF_KIND * deviates("kinds", 1)[0]),
+            uncertainty=deviates(rng("groups"), num_draws),
+            kind_uncertainty=np.exp(_UNCERTAINTY_OF_KIND * deviates(rng("kinds"), num_draws)),
             cluster=cluster,
             measured_tier=measured_tier,
             devices_per_node=profile.devices_per_node if profile.num_nodes == 1 else None,
-            tier_uncertainties=np.exp(errors * deviates("tiers", len(errors))),
+            tier_uncertainties=np.exp(errors * deviates(rng("tiers"), len(errors), num_draws)),
         )
 
     def time_s(
@@ -227,8 +218,7 @@ class Network:
                 alone_s = half_s(levels, size_bytes, library=self.library)
         doublings = max(0.0, math.log2(group.size / known.ranks[-1])) if known else 0.0
         widening = np.exp(_UNCERTAINTY_PER_DOUBLING * doublings * self.uncertainty)
-        result: Samples = alone_s * factor * widening
-        return result
+        return np.asarray(alone_s * factor * widening)
 
     def bottleneck(self, size_bytes: Bytes, group: Group) -> str | None:
         """Which link costs most of an all-reduce, and why; None without a cluster or a partner."""
@@ -300,8 +290,7 @@ class Network:
         uncertainty = self.tier_uncertainties[level.place]
 
         def transfer_s(size_bytes: float | Samples) -> Samples:
-            result: Samples = size_bytes / (level.bytes_per_s * rate) * uncertainty
-            return result
+            return np.asarray(size_bytes / (level.bytes_per_s * rate) * uncertainty)
 
         def switched_s(size_bytes: float | Samples) -> Samples:
             return transfer_s(switched_bytes(size_bytes, level.members) / level.in_switch_reduction)
@@ -371,23 +360,14 @@ class CollectiveCost:
         names = {group.collective for group in found}
         if len(names) != 1:
             raise ValueError(f"groups must be of one collective, got {sorted(names)}")
-        deviates = rng.standard_normal(num_draws)
-        deviates[0] = 0.0
-        (kind,) = names
+        drawn = deviates(rng, num_draws)
         inside, between = (
-            _sampled(kind, chosen, library=library, num_draws=num_draws, rng=rng)
-            if chosen
+            _sampled(chosen, library=library, num_draws=num_draws, rng=rng)
+            if (chosen := [group for group in found if (group.num_nodes > 1) is crosses])
             else None
-            for chosen in (
-                [
-                    messages.Group(group.world_size, group.num_nodes, group.points)
-                    for group in found
-                    if (group.num_nodes > 1) is crosses
-                ]
-                for crosses in (False, True)
-            )
+            for crosses in (False, True)
         )
-        return cls(inside=inside, between=between, deviates=deviates)
+        return cls(inside=inside, between=between, deviates=drawn)
 
     def time_s(self, size_bytes: Bytes, *, world_size: int, num_nodes: int = 1) -> Samples:
         """Time of one collective alone, shape ``(num_draws,)``. [s]
@@ -408,5 +388,4 @@ class CollectiveCost:
             per_doubling * max(0.0, math.log2(world_size / known.ranks[-1])),
         )
         alone_s = known.group_s(size_bytes, world_size, nodes=num_nodes)
-        result: Samples = alone_s * ratio * np.exp(uncertainty * self.deviates)
-        return result
+        return np.asarray(alone_s * ratio * np.exp(uncertainty * self.deviates))

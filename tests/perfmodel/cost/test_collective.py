@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
 from perfmodel.cost.collectives import bus_factor, message_bytes, num_messages
-from perfmodel.cost.messages import Group, MessageCost, _rising
+from perfmodel.cost.group_cost import _rising
+from perfmodel.cost.messages import MessageCost
 from perfmodel.cost.network import CollectiveCost
 from perfmodel.errors import UsageError
 from perfmodel.machine.measured import CurvePoint, MeasuredCollective
@@ -196,8 +197,7 @@ def test_less_bandwidth_is_never_faster(
     """Measured from 64 KiB on: most messages of large groups are smaller than any measured one."""
     points = tuple(point for point in measured(2).points if point.at >= 2**16)
     messages = MessageCost.sample(
-        collective,
-        [Group(2, 1, points)],
+        [replace(measured(2, collective=collective), points=points)],
         library="gloo",
         num_draws=1,
         rng=np.random.default_rng(0),
@@ -209,8 +209,7 @@ def test_less_bandwidth_is_never_faster(
 
 def test_half_of_the_bandwidth_doubles_what_a_message_takes_beyond_its_start() -> None:
     messages = MessageCost.sample(
-        "all_reduce",
-        [Group(2, 1, measured(2).points)],
+        [measured(2)],
         library="gloo",
         num_draws=1,
         rng=np.random.default_rng(0),

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -11,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.cost.link_law import LinkCost, paths
-from perfmodel.cost.messages import Group
-from perfmodel.machine.measured import CurvePoint
+from perfmodel.machine.measured import CurvePoint, MeasuredCollective
 
 START_S: Final = 7e-6
 HOP_S: Final = 1.3e-6
@@ -41,20 +41,21 @@ def group(
     slower: float = 1.0,
     sizes: Sequence[float] = SIZES,
     error: float = 0.0,
-) -> Group:
-    return Group(
-        ranks,
-        nodes,
-        [
+) -> MeasuredCollective:
+    return MeasuredCollective(
+        collective="all_reduce",
+        world_size=ranks,
+        num_nodes=nodes,
+        points=tuple(
             CurvePoint(at=size, time_s=slower * all_reduce_s(size, ranks), relative_error=error)
             for size in sizes
-        ],
+        ),
     )
 
 
-def cost_of(*groups: Group, library: str = "nccl", num_draws: int = 1) -> LinkCost:
+def cost_of(*groups: MeasuredCollective, library: str = "nccl", num_draws: int = 1) -> LinkCost:
     return LinkCost.sample(
-        "all_reduce", groups, library=library, num_draws=num_draws, rng=np.random.default_rng(0)
+        groups, library=library, num_draws=num_draws, rng=np.random.default_rng(0)
     )
 
 
@@ -76,14 +77,10 @@ def test_what_was_measured_comes_out_as_it_was() -> None:
 def test_the_last_group_says_how_far_the_law_is_off_at_a_size() -> None:
     """Twice as slow as the law from 1 MiB on, in both groups: so in a larger one."""
 
-    def kinked(ranks: int) -> Group:
-        whole = group(ranks)
-        slow = group(ranks, slower=2.0)
-        return whole._replace(
-            points=[
-                b if b.at >= 2**20 else a for a, b in zip(whole.points, slow.points, strict=True)
-            ]
-        )
+    def kinked(ranks: int) -> MeasuredCollective:
+        whole, slow = group(ranks), group(ranks, slower=2.0)
+        pairs = zip(whole.points, slow.points, strict=True)
+        return replace(whole, points=tuple(b if b.at >= 2**20 else a for a, b in pairs))
 
     found_s = float(cost_of(kinked(2), kinked(4)).group_s(2**24, 8, nodes=1)[0])
     assert found_s == pytest.approx(2 * all_reduce_s(2**24, 8), rel=0.1)
@@ -136,7 +133,7 @@ def test_what_one_size_does_not_tell_is_as_published() -> None:
 def test_the_launch_is_counted_once_in_a_tier() -> None:
     """A tier of a hierarchy hands out the hop of a message, and its launch apart."""
     cost = cost_of(group(2), group(4))
-    level = cost.level("nvlink", 4, inside_node=True)
+    level = cost.level("nvlink", 4, crossings=3, inside_node=True)
     assert float(np.asarray(level.start_s)[0]) == pytest.approx(START_S, rel=0.2)
     assert float(level.latency_s[0]) == pytest.approx(HOP_S, rel=0.2)
     whole_s = level.start_s + 6 * (level.latency_s + level.transfer_s(2**26 / 4))

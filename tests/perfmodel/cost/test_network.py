@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.cost import messages
 from perfmodel.cost.collectives import SWITCH_LATENCY_S
 from perfmodel.cost.link_law import LinkCost
 from perfmodel.cost.machine import CostModel
@@ -15,7 +14,7 @@ from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.explanation import explain
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine import Cluster, Evidence, SlowDevice, SlowLink, Tier, Traffic
-from perfmodel.machine.measured import CurvePoint
+from perfmodel.machine.measured import CurvePoint, MeasuredCollective
 from perfmodel.units import MIB
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.profiles import Machine, message_time, profile
@@ -89,7 +88,7 @@ def test_nccl_takes_trees_over_nodes_whose_switches_add(*, measured: bool) -> No
     assert found is not None
     first_s = SWITCH_LATENCY_S
     if measured:
-        law = found.messages["all_reduce"].level("node", 4, inside_node=True)
+        law = found.messages["all_reduce"].level("node", 4, crossings=3, inside_node=True)
         first_s = float(np.asarray(law.start_s + 6 * law.latency_s)[0])
     whole_s = first_s + 2 * 1e-3 + 16 * MIB / 2e8
     assert float(found.time_s("all_reduce", 16 * MIB, Group(8))[0]) == pytest.approx(
@@ -104,7 +103,12 @@ def test_eight_nodes_of_h200_from_one_and_the_data_sheet_of_their_adapters() -> 
     .. [1] MLPerf Training v5.0, Google, h200_nemo and h200_n8_nemo, logs of all_reduce_perf.
     """
     size, measured_s = 1_731_821_448, np.array([14196e-6, 10655e-6, 10352e-6])
-    inside = [CurvePoint(at=size, time_s=6491.2e-6, relative_error=0.02)]
+    inside = MeasuredCollective(
+        collective="all_reduce",
+        world_size=8,
+        num_nodes=1,
+        points=(CurvePoint(at=size, time_s=6491.2e-6, relative_error=0.02),),
+    )
     node = Tier(
         name="node",
         of="device",
@@ -119,11 +123,7 @@ def test_eight_nodes_of_h200_from_one_and_the_data_sheet_of_their_adapters() -> 
     found = Network(
         messages={
             "all_reduce": LinkCost.sample(
-                "all_reduce",
-                [messages.Group(8, 1, inside)],
-                library="nccl",
-                num_draws=1,
-                rng=np.random.default_rng(0),
+                [inside], library="nccl", num_draws=1, rng=np.random.default_rng(0)
             )
         },
         library="nccl",
