@@ -14,7 +14,7 @@ from calibrate.environment import placement_of
 from calibrate.launch import Launcher
 from calibrate.summary import estimate, typical
 from calibrate.task import TrainingTask
-from perfmodel.cost.batch import GradientNorms, noise_scale
+from perfmodel.convergence import GradientNorms, noise_scale
 from perfmodel.documents.observation import TrainingObservation, read_observations
 from perfmodel.errors import MeasurementFailed, UsageError, did_you_mean
 from perfmodel.machine.measured import MeasuredMachine, NoiseScaleProfile

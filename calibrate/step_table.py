@@ -22,11 +22,11 @@ from calibrate.step_fit import (
     left_out_logs,
     predicted_s,
 )
-from perfmodel.cost.rescaling import CONVOLUTION_FP32, device_rates, find_device, shipped_catalogue
+from perfmodel.cost.rescaling import CONVOLUTION_FP32, device_rates
 from perfmodel.cost.step_curves import shipped_priors
 from perfmodel.cost.step_law import ConstantPrior, Sheet, step_work
 from perfmodel.documents import Provenance, file_sha256
-from perfmodel.documents.hardware import DataSheet
+from perfmodel.documents.hardware import DataSheet, find_device, shipped_catalogue
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import IncomparableRuns, InvalidDocument, UntraceableModel, UsageError, why
 from perfmodel.files import read_table

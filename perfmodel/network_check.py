@@ -11,8 +11,7 @@ import numpy as np
 
 from perfmodel.cost.collectives import bus_factor
 from perfmodel.cost.network import NOT_MEASURED, CollectiveCost, Group, Network
-from perfmodel.cost.rescaling import LINK_SHARE, host_link_bytes_per_s
-from perfmodel.documents.hardware import Catalogue, DataSheet
+from perfmodel.documents.hardware import LINK_SHARE, Catalogue, DataSheet, host_link_bytes_per_s
 from perfmodel.documents.importers import NVLINK_S, PCIE_BYTES_PER_S, PCIE_S, Found
 from perfmodel.errors import UsageError
 from perfmodel.machine import Cluster

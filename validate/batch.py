@@ -13,7 +13,7 @@ from calibrate.environment import describe_environment, placement_of, provenance
 from calibrate.launch import Launcher
 from calibrate.noise import RECIPES, TRAINING_TIMEOUT_S, trainings_in
 from calibrate.task import TrainingTask
-from perfmodel.cost.batch import (
+from perfmodel.convergence import (
     BatchPoint,
     Convergence,
     calibrated_law,

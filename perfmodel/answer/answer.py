@@ -171,7 +171,7 @@ def memory_caveats(answers: Sequence[Answer]) -> tuple[str, ...]:
         if not stages:
             continue
         from perfmodel.cost.memory import Verdict, verdict  # noqa: PLC0415 - only for traced models
-        from perfmodel.cost.rescaling import shipped_catalogue  # noqa: PLC0415 - the same
+        from perfmodel.documents.hardware import shipped_catalogue  # noqa: PLC0415 - the same
 
         if capacity_bytes is None:
             sheets = {sheet.id: sheet.memory.size_bytes for sheet in shipped_catalogue().devices}

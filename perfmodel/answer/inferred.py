@@ -220,13 +220,14 @@ def _on_device(jobs: Jobs, layout: Layout, device: str) -> Jobs:
     if layout.precision is Precision.BF16 and layout.offload is Offload.NONE:
         return jobs
     from perfmodel.cost import rescaling  # noqa: PLC0415 - reads the catalogue
+    from perfmodel.documents import hardware  # noqa: PLC0415 - the same
 
     if layout.precision is not Precision.BF16:
         where = f"layout {layout}"
         ratio = rescaling.precision_ratio(layout.precision, device, where=where)
         jobs = replace(jobs, matmul_ratio=np.array([ratio]))
-    catalogue = rescaling.shipped_catalogue()
-    link = rescaling.host_link_bytes_per_s(rescaling.catalogued(device), catalogue)
+    sheet = rescaling.catalogued(device)
+    link = hardware.host_link_bytes_per_s(sheet, hardware.shipped_catalogue())
     return jobs if link is None else replace(jobs, host_bytes_per_s=np.array([link]))
 
 

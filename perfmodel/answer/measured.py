@@ -572,7 +572,7 @@ def critical_caveats(
     if scale is None or largest <= scale.noise_scale:
         return []
     reference = min(scale.batch, largest)
-    from perfmodel.cost.batch import calibrated_law  # noqa: PLC0415
+    from perfmodel.convergence import calibrated_law  # noqa: PLC0415
 
     spent = calibrated_law(scale).samples_ratio(largest, reference=reference)
     return [

@@ -18,11 +18,10 @@ from perfmodel.cost.memory import (
     verdict,
 )
 from perfmodel.cost.operators import OperatorDurations
-from perfmodel.cost.rescaling import find_device, shipped_catalogue
 from perfmodel.cost.techniques import Basis, HostLink, Question, StepTimes, Technique, techniques
 from perfmodel.cost.traced import mixed_ratio
 from perfmodel.documents import Shown
-from perfmodel.documents.hardware import DataSheet
+from perfmodel.documents.hardware import DataSheet, find_device, shipped_catalogue
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import InvalidDocument
 from perfmodel.layout import Layout

@@ -11,11 +11,11 @@ from perfmodel.answer import Question
 from perfmodel.answer.answer import Forecast, layout_table, table
 from perfmodel.answer.measured import check_machine, open_workload
 from perfmodel.answer.memory import MemoryReport, report_of
-from perfmodel.cost.clusters import open_cluster
 from perfmodel.cost.inferred import with_nodes_of as joined_like
-from perfmodel.cost.rescaling import find_device, shipped_catalogue
 from perfmodel.diagnosis.asked import Diagnosed, diagnosed
 from perfmodel.diagnosis.cases import Case
+from perfmodel.documents.clusters import open_cluster
+from perfmodel.documents.hardware import find_device, shipped_catalogue
 from perfmodel.documents.prediction import PredictionDocument, WhatIfDocument
 from perfmodel.documents.profile import InferredDocument, ProfileDocument, machine_file
 from perfmodel.documents.verdicts import ValidationDocument

@@ -297,7 +297,7 @@ def batch(
         raise UsageError("--micro-batch: must come with --devices, got it alone")
     if workload is not None and gradient_norms is not None:
         raise UsageError("--gradient-norms: excludes --workload; give one of the two")
-    from perfmodel.cost.batch import BatchPoint
+    from perfmodel.convergence import BatchPoint
     from perfmodel.plan.batch import batch_outlook
     from perfmodel.report.batch import batch_lines, batch_table
 
@@ -324,7 +324,7 @@ def batch(
 
 def _noise(workload: str | None, profile: Path, norms: Path | None) -> "Request":
     """What a noise scale says before any run at several batches."""
-    from perfmodel.cost.batch import CriticalBatch, critical_batch, noise_scale, reference_point
+    from perfmodel.convergence import CriticalBatch, critical_batch, noise_scale, reference_point
     from perfmodel.plan.batch import Request, read_gradient_norms
 
     if workload is not None:

@@ -91,11 +91,11 @@ def _folded(lines: Iterable[str]) -> Iterator[str]:
 def _links(given: dict[str, Any], measured: "MeasuredCollective") -> tuple[str, "Cluster"]:
     """Name of the machine of a log, and its links: a cluster file's, or those of the device's data sheet."""
     if given["cluster"] is not None:
-        from perfmodel.cost.clusters import open_cluster
+        from perfmodel.documents.clusters import open_cluster
 
         cluster = open_cluster(given["cluster"])
         return cluster.name, cluster
-    from perfmodel.cost.rescaling import LINK_SHARE, find_device, shipped_catalogue
+    from perfmodel.documents.hardware import LINK_SHARE, find_device, shipped_catalogue
     from perfmodel.documents.importers import as_cluster, read_device_names
     from perfmodel.network_check import node_links
 
@@ -182,7 +182,7 @@ def diagnose(
     own = {"machine", "cluster"}
     case = Case(**{f.name: context.params[f.name] for f in fields(Case) if f.name not in own})
     if cluster is not None:
-        from perfmodel.cost.clusters import open_cluster
+        from perfmodel.documents.clusters import open_cluster
 
         case = replace(case, cluster=open_cluster(cluster))
     if profile is not None:

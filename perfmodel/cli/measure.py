@@ -379,7 +379,7 @@ def network_import(
 ) -> None:
     """Write a cluster file from what a machine says about its links."""
     from perfmodel.documents import write_atomically
-    from perfmodel.documents.hardware import cluster_text
+    from perfmodel.documents.clusters import cluster_text
     from perfmodel.documents.importers import as_cluster, read_topology
 
     cluster = as_cluster(

@@ -198,7 +198,7 @@ def _capacity_bytes(typed_bytes: Bytes | None, device: str | None) -> Bytes:
         return typed_bytes
     if device is None:
         raise UsageError("--device-memory: must be given, such as 80GiB; or name a --device")
-    from perfmodel.cost.rescaling import find_device, shipped_catalogue
+    from perfmodel.documents.hardware import find_device, shipped_catalogue
 
     return find_device(device, shipped_catalogue()).memory.size_bytes
 
@@ -213,8 +213,8 @@ def _capacity_words(report: "MemoryReport", typed_bytes: Bytes | None, device: s
 
 def _link(given: dict[str, Any]) -> "HostLink":
     from perfmodel.answer.memory import DEFAULT_LINK
-    from perfmodel.cost.rescaling import find_device, host_link_bytes_per_s, shipped_catalogue
     from perfmodel.cost.techniques import HostLink
+    from perfmodel.documents.hardware import find_device, host_link_bytes_per_s, shipped_catalogue
 
     rate = given["host_link"]
     if rate is None and given["device"] is not None:
@@ -238,7 +238,7 @@ def devices(
     as_json: opt.Json = False,
 ) -> None:
     """Show the data sheets of devices that need not be present, every figure with its source."""
-    from perfmodel.cost.rescaling import find_device, shipped_catalogue
+    from perfmodel.documents.hardware import find_device, shipped_catalogue
     from perfmodel.report import memory as sheets
 
     catalogue = shipped_catalogue()

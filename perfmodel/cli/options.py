@@ -224,7 +224,8 @@ def converted(
         machine = for_version(machine, torch)
     if device is None:
         return machine
-    from perfmodel.cost.rescaling import find_device, rescaled_profile, shipped_catalogue
+    from perfmodel.cost.rescaling import rescaled_profile
+    from perfmodel.documents.hardware import find_device, shipped_catalogue
 
     catalogue = shipped_catalogue()
     return rescaled_profile(machine, find_device(device, catalogue), catalogue)
@@ -260,7 +261,7 @@ def read_question(
 
         earlier = ValidationDocument.read(validation)
     if cluster is not None:
-        from perfmodel.cost.clusters import open_cluster
+        from perfmodel.documents.clusters import open_cluster
 
         links = open_cluster(cluster)
     elif nodes_like is not None:

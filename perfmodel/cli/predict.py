@@ -352,7 +352,7 @@ def _links(context: typer.Context) -> "Cluster | None":
     opt.refuse_typed(
         context, {"devices_per_node": "the cluster file says where a node ends"}, beside="--cluster"
     )
-    from perfmodel.cost.clusters import open_cluster
+    from perfmodel.documents.clusters import open_cluster
 
     return open_cluster(path)
 

@@ -1,16 +1,20 @@
 """A profile of a calibrated device as one of a device that is not present, by their data sheets."""
 
-import difflib
-import functools
 import hashlib
 import math
-import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from perfmodel.cost.parameters import SHEETS, DeviceSheet
-from perfmodel.documents.hardware import Catalogue, DataSheet, LinkSheet, plain, read_catalogue
+from perfmodel.documents.hardware import (
+    LINK_SHARE,
+    Catalogue,
+    DataSheet,
+    find_device,
+    host_link_bytes_per_s,
+    sheet_named,
+    shipped_catalogue,
+)
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.layout import Precision
 from perfmodel.machine.measured import (
@@ -100,77 +104,6 @@ def _flop_per_s(operator: Operator, rates: DeviceRates) -> float:
             "trace the model with another --precision"
         )
     return rate
-
-
-_SHIPPED: Final = Path(__file__).with_name("catalogue.toml")
-#: Share of a link's rate that copies are assumed to reach (8 H200: 87 and 88 % of PCIe 5).
-LINK_SHARE: Final = 0.8
-
-
-@functools.cache
-def shipped_catalogue() -> Catalogue:
-    """The data sheets that come with perfmodel."""
-    return read_catalogue(_SHIPPED)
-
-
-def sheet_named(text: str, catalogue: Catalogue) -> DataSheet | None:
-    """The device of exactly this name, whatever its case, blanks and hyphens."""
-    wanted = plain(text)
-    return next((sheet for sheet in catalogue.devices if wanted in _names(sheet)), None)
-
-
-def is_called(sheet: DataSheet, text: str) -> bool:
-    """Whether a short name such as ``h100`` may mean a device."""
-    return _words(text) <= _all_words(sheet)
-
-
-def find_device(text: str, catalogue: Catalogue, *, flag: str = "--device") -> DataSheet:
-    """The device that a user names, by identifier, data-sheet name or what the driver reports."""
-    found = sheet_named(text, catalogue)
-    if found is not None:
-        return found
-    candidates = [sheet.id for sheet in catalogue.devices if is_called(sheet, text)]
-    if _words(text) and candidates:
-        raise UsageError(f"{flag}: {text!r} may mean {', '.join(candidates)}; name one of them")
-    identifiers = {plain(name): sheet.id for sheet in catalogue.devices for name in _names(sheet)}
-    near = difflib.get_close_matches(plain(text), identifiers, n=3, cutoff=0.6)
-    meant = ", ".join(dict.fromkeys(identifiers[name] for name in near))
-    hint = f"did you mean {meant}? Otherwise see" if near else "see"
-    raise UsageError(f"{flag}: must be in the catalogue, got {text!r}; {hint} perfmodel devices")
-
-
-def host_link(sheet: DataSheet, catalogue: Catalogue) -> LinkSheet | None:
-    """The link to the host, if the catalogue knows it."""
-    if sheet.pcie is None:
-        return None
-    wanted = f"pcie{sheet.pcie.generation}-x16"
-    return next((link for link in catalogue.links if link.id == wanted), None)
-
-
-def host_link_bytes_per_s(sheet: DataSheet, catalogue: Catalogue) -> float | None:
-    """What copies between host and device are assumed to reach, one direction. [B/s]"""
-    link = host_link(sheet, catalogue)
-    return None if link is None else link.rate.bytes_per_s * LINK_SHARE
-
-
-def _names(sheet: DataSheet) -> set[str]:
-    return {plain(name) for name in (sheet.id, sheet.name, *sheet.reported, *sheet.aliases)}
-
-
-def _words(text: str) -> set[str]:
-    """Parts of a name, vendors left out: they tell nothing apart."""
-    vendors = {"nvidia", "tesla", "geforce", "amd", "instinct", "gpu"}
-    return set(re.findall(r"[a-z0-9]+", text.casefold())) - vendors
-
-
-def _all_words(sheet: DataSheet) -> set[str]:
-    """Words of every name, and the letters of those that end in a number (sxm of sxm4, 80 of 80gb)."""
-    words = {
-        word
-        for name in (sheet.id, sheet.name, *sheet.reported, *sheet.aliases)
-        for word in _words(name)
-    }
-    return words | {part for word in words for part in re.findall(r"^[a-z]+|^\d+", word)}
 
 
 #: Standard deviation, in log, of training steps scaled between GPUs of NVIDIA by data-sheet ratios: assumed,

@@ -14,21 +14,21 @@ from perfmodel.answer.inferred import Training, layout_jobs
 from perfmodel.answer.measured import open_workload
 from perfmodel.cost.jobs import Jobs
 from perfmodel.cost.parameters import DeviceSheet, FittedParameters
-from perfmodel.cost.rescaling import (
-    device_sheet,
-    find_device,
-    host_link_bytes_per_s,
-    is_called,
-    sheet_named,
-    shipped_catalogue,
-)
+from perfmodel.cost.rescaling import device_sheet
 from perfmodel.diagnosis.cases import Case, observation_of, run_of, unsaid
 from perfmodel.diagnosis.causes import SIZE
 from perfmodel.diagnosis.odds import Diagnosis, Observation, draw_terms, enough_network
 from perfmodel.diagnosis.odds import diagnose as use_case
 from perfmodel.diagnosis.trained import CalibratedModel, LargeModel, Run, TracedModel, Trained
 from perfmodel.documents import Shown
-from perfmodel.documents.hardware import DataSheet
+from perfmodel.documents.hardware import (
+    DataSheet,
+    find_device,
+    host_link_bytes_per_s,
+    is_called,
+    sheet_named,
+    shipped_catalogue,
+)
 from perfmodel.documents.importers import PCIE_BYTES_PER_S
 from perfmodel.documents.training_configs import TrainingConfig, read_config, size_in_name
 from perfmodel.documents.training_logs import Logged, read_log, read_observed

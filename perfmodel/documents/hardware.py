@@ -1,26 +1,25 @@
-"""Hardware as a person writes it down: clusters as tiers of links, and the catalogue of data sheets."""
+"""The catalogue of data sheets: devices and links as their vendors describe them, found by name."""
 
-import json
+import difflib
+import functools
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from perfmodel.documents import Record, Text, checked, read_toml
-from perfmodel.errors import InvalidDocument
-from perfmodel.machine import DEVICE, Cluster, SlowDevice, SlowLink, Tier, Traffic, chained
-from perfmodel.statistics import NonNegative, Share
+from perfmodel.documents import Record, checked, read_toml
+from perfmodel.errors import UsageError
 from perfmodel.units import (
     parse_bandwidth,
     parse_bytes,
-    parse_duration,
     parse_flop_rate,
     parse_power,
 )
 
 
-def _written(parse: Callable[[str], float], example: str) -> BeforeValidator:
+def written(parse: Callable[[str], float], example: str) -> BeforeValidator:
     """A quantity as text with its unit; a bare number has none and is refused."""
 
     def read(value: Any) -> float:
@@ -31,128 +30,7 @@ def _written(parse: Callable[[str], float], example: str) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-_BANDWIDTH: Final = _written(parse_bandwidth, "400Gb/s")
-
-
-class TierEntry(Record):
-    """One tier, as ``Tier``; rates are of one link, each way."""
-
-    name: Text
-    of: Text = DEVICE
-    count: PositiveInt
-    link_bytes_per_s: Annotated[PositiveFloat, _BANDWIDTH] = Field(alias="bandwidth")
-    latency_s: Annotated[NonNegative, _written(parse_duration, "5us")] = Field(alias="latency")
-    links: PositiveInt = 1
-    oversubscription: Annotated[float, Field(ge=1)] = 1.0
-    in_switch_reduction: Share = 0.0
-    source: Text
-
-
-class Override(Record):
-    """A what-if: one slow device, or the slow links of one member of a tier."""
-
-    device: Annotated[int, Field(ge=0)] | None = None
-    """Counted from 0; it takes ``factor`` (>= 1) times as long to compute."""
-    tier: Text | None = None
-    member: Annotated[int, Field(ge=0)] | None = None
-    """Counted over the cluster; its links carry ``factor`` (<= 1) of their rate."""
-    factor: PositiveFloat
-
-    @model_validator(mode="after")
-    def _names_one(self) -> Self:
-        given = (self.device is not None, self.tier is not None, self.member is not None)
-        if given not in ((True, False, False), (False, True, True)):
-            raise ValueError("an override must name a device, or a tier and a member")
-        return self
-
-
-class TrafficEntry(Record):
-    """What else a tier carries: a steady stream on the links of every member, or jobs like the predicted one."""
-
-    tier: Text
-    bandwidth: Annotated[float, _BANDWIDTH] | None = None
-    jobs: PositiveInt | None = None
-
-    @model_validator(mode="after")
-    def _says_one(self) -> Self:
-        if (self.bandwidth is None) == (self.jobs is None):
-            raise ValueError("traffic must give a bandwidth or a number of jobs")
-        return self
-
-
-class ClusterFile(Record):
-    """A cluster as it is written."""
-
-    schema_version: Literal[1]
-    name: Text
-    devices: PositiveInt
-    """Of all tiers together: a check of their counts."""
-    tier: Annotated[tuple[TierEntry, ...], Field(min_length=1)]
-    override: tuple[Override, ...] = ()
-    traffic: tuple[TrafficEntry, ...] = ()
-
-    def cluster(self) -> Cluster:
-        """The cluster it describes; ``ValueError`` if it does not add up."""
-        tiers = chained(Tier(**entry.model_dump()) for entry in self.tier)
-        found = Cluster(
-            name=self.name,
-            tiers=tiers,
-            slow_links=tuple(
-                SlowLink(tier=o.tier, member=o.member, factor=o.factor)
-                for o in self.override
-                if o.tier is not None and o.member is not None
-            ),
-            slow_devices=tuple(
-                SlowDevice(device=o.device, factor=o.factor)
-                for o in self.override
-                if o.device is not None
-            ),
-            traffic=tuple(
-                Traffic(tier=t.tier, bytes_per_s=t.bandwidth or 0.0, jobs=t.jobs or 0)
-                for t in self.traffic
-            ),
-        )
-        if found.num_devices != self.devices:
-            counts = " x ".join(str(tier.count) for tier in tiers)
-            raise ValueError(
-                f"devices must be the product of all counts ({counts} = {found.num_devices}), "
-                f"got {self.devices}"
-            )
-        return found
-
-
-def read_cluster(path: Path) -> Cluster:
-    """Read a cluster file in TOML; ``InvalidDocument`` if it breaks a rule or does not add up."""
-    file = checked(read_toml(path, what="cluster file"), ClusterFile, where=path)
-    try:
-        return file.cluster()
-    except ValueError as error:
-        raise InvalidDocument(f"{path}: {error}; correct the file") from error
-
-
-def cluster_text(cluster: Cluster, *, comments: tuple[str, ...] = ()) -> str:
-    """TOML that ``read_cluster`` reads back; for importers."""
-
-    def table(**values: object) -> list[str]:
-        # JSON's text and numbers are also TOML's
-        return [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-
-    lines = [f"# {comment}" for comment in comments]
-    lines += table(schema_version=1, name=cluster.name, devices=cluster.num_devices)
-    for tier in cluster.tiers:
-        lines += ["", "[[tier]]"]
-        lines += table(
-            name=tier.name,
-            of=tier.of,
-            count=tier.count,
-            bandwidth=f"{tier.link_bytes_per_s / 1e9:.6g}GB/s",
-            latency=f"{tier.latency_s * 1e6:.6g}us",
-            links=tier.links,
-            oversubscription=tier.oversubscription,
-            in_switch_reduction=tier.in_switch_reduction,
-            source=tier.source,
-        )
-    return "\n".join(lines) + "\n"
+BANDWIDTH: Final = written(parse_bandwidth, "400Gb/s")
 
 
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8"]
@@ -177,19 +55,19 @@ class Figure(Record):
 class Size(Figure):
     """Memory."""
 
-    size_bytes: Annotated[PositiveInt, _written(parse_bytes, "80GB")] = Field(alias="value")
+    size_bytes: Annotated[PositiveInt, written(parse_bytes, "80GB")] = Field(alias="value")
 
 
 class Rate(Figure):
     """Bytes per second, links in one direction."""
 
-    bytes_per_s: Annotated[PositiveFloat, _BANDWIDTH] = Field(alias="value")
+    bytes_per_s: Annotated[PositiveFloat, BANDWIDTH] = Field(alias="value")
 
 
 class Peak(Figure):
     """Arithmetic."""
 
-    flop_per_s: Annotated[PositiveFloat, _written(parse_flop_rate, "989TFLOP/s")] = Field(
+    flop_per_s: Annotated[PositiveFloat, written(parse_flop_rate, "989TFLOP/s")] = Field(
         alias="value"
     )
 
@@ -197,7 +75,7 @@ class Peak(Figure):
 class Power(Figure):
     """Power limit."""
 
-    power_w: Annotated[PositiveFloat, _written(parse_power, "700W")] = Field(alias="value")
+    power_w: Annotated[PositiveFloat, written(parse_power, "700W")] = Field(alias="value")
 
 
 class Pcie(Figure):
@@ -288,3 +166,74 @@ def plain(name: str) -> str:
 def read_catalogue(path: Path) -> Catalogue:
     """Read a catalogue in TOML; ``InvalidDocument`` if a figure lacks its unit or source, or names clash."""
     return checked(read_toml(path, what="catalogue"), Catalogue, where=path)
+
+
+_SHIPPED: Final = Path(__file__).with_name("catalogue.toml")
+#: Share of a link's rate that copies are assumed to reach (8 H200: 87 and 88 % of PCIe 5).
+LINK_SHARE: Final = 0.8
+
+
+@functools.cache
+def shipped_catalogue() -> Catalogue:
+    """The data sheets that come with perfmodel."""
+    return read_catalogue(_SHIPPED)
+
+
+def sheet_named(text: str, catalogue: Catalogue) -> DataSheet | None:
+    """The device of exactly this name, whatever its case, blanks and hyphens."""
+    wanted = plain(text)
+    return next((sheet for sheet in catalogue.devices if wanted in _names(sheet)), None)
+
+
+def is_called(sheet: DataSheet, text: str) -> bool:
+    """Whether a short name such as ``h100`` may mean a device."""
+    return _words(text) <= _all_words(sheet)
+
+
+def find_device(text: str, catalogue: Catalogue, *, flag: str = "--device") -> DataSheet:
+    """The device that a user names, by identifier, data-sheet name or what the driver reports."""
+    found = sheet_named(text, catalogue)
+    if found is not None:
+        return found
+    candidates = [sheet.id for sheet in catalogue.devices if is_called(sheet, text)]
+    if _words(text) and candidates:
+        raise UsageError(f"{flag}: {text!r} may mean {', '.join(candidates)}; name one of them")
+    identifiers = {plain(name): sheet.id for sheet in catalogue.devices for name in _names(sheet)}
+    near = difflib.get_close_matches(plain(text), identifiers, n=3, cutoff=0.6)
+    meant = ", ".join(dict.fromkeys(identifiers[name] for name in near))
+    hint = f"did you mean {meant}? Otherwise see" if near else "see"
+    raise UsageError(f"{flag}: must be in the catalogue, got {text!r}; {hint} perfmodel devices")
+
+
+def host_link(sheet: DataSheet, catalogue: Catalogue) -> LinkSheet | None:
+    """The link to the host, if the catalogue knows it."""
+    if sheet.pcie is None:
+        return None
+    wanted = f"pcie{sheet.pcie.generation}-x16"
+    return next((link for link in catalogue.links if link.id == wanted), None)
+
+
+def host_link_bytes_per_s(sheet: DataSheet, catalogue: Catalogue) -> float | None:
+    """What copies between host and device are assumed to reach, one direction. [B/s]"""
+    link = host_link(sheet, catalogue)
+    return None if link is None else link.rate.bytes_per_s * LINK_SHARE
+
+
+def _names(sheet: DataSheet) -> set[str]:
+    return {plain(name) for name in (sheet.id, sheet.name, *sheet.reported, *sheet.aliases)}
+
+
+def _words(text: str) -> set[str]:
+    """Parts of a name, vendors left out: they tell nothing apart."""
+    vendors = {"nvidia", "tesla", "geforce", "amd", "instinct", "gpu"}
+    return set(re.findall(r"[a-z0-9]+", text.casefold())) - vendors
+
+
+def _all_words(sheet: DataSheet) -> set[str]:
+    """Words of every name, and the letters of those that end in a number (sxm of sxm4, 80 of 80gb)."""
+    words = {
+        word
+        for name in (sheet.id, sheet.name, *sheet.reported, *sheet.aliases)
+        for word in _words(name)
+    }
+    return words | {part for word in words for part in re.findall(r"^[a-z]+|^\d+", word)}

@@ -10,12 +10,12 @@ from typing import Final, Literal, TypeVar
 from perfmodel.answer import Question
 from perfmodel.answer.answer import Forecast
 from perfmodel.answer.measured import refuse_other_jobs, timed_workload
-from perfmodel.cost.clusters import open_cluster
 from perfmodel.cost.inferred import open_inferred
-from perfmodel.cost.rescaling import LINK_SHARE, catalogued, shipped_catalogue
+from perfmodel.cost.rescaling import catalogued
 from perfmodel.documents import today_utc
 from perfmodel.documents.budget import read_budget
-from perfmodel.documents.hardware import DataSheet
+from perfmodel.documents.clusters import open_cluster
+from perfmodel.documents.hardware import LINK_SHARE, DataSheet, shipped_catalogue
 from perfmodel.documents.page import (
     Catalogue,
     CatalogueCluster,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from perfmodel.checks import positive
-from perfmodel.cost.batch import (
+from perfmodel.convergence import (
     FEWEST_STEPS,
     BatchPoint,
     Convergence,

@@ -7,10 +7,11 @@ from typing import Literal, TypeAlias, TypeVar
 
 from perfmodel.answer import Question
 from perfmodel.answer.measured import check_machine, open_workload, refuse_other_jobs
-from perfmodel.cost.clusters import open_cluster
 from perfmodel.cost.inferred import InferredModel, open_inferred
 from perfmodel.cost.memory import step_memory
-from perfmodel.cost.rescaling import find_device, rescaled_profile, shipped_catalogue
+from perfmodel.cost.rescaling import rescaled_profile
+from perfmodel.documents.clusters import open_cluster
+from perfmodel.documents.hardware import find_device, shipped_catalogue
 from perfmodel.documents.plan import Option, PlanAccuracy, PlanFile, PlanMachine
 from perfmodel.documents.profile import InferredDocument, ProfileDocument, machine_file
 from perfmodel.documents.verdicts import ValidationDocument

@@ -37,7 +37,7 @@ _COMPUTE: Final = ("compute_s", "issue_s", "bucket_s", "bucket_s_per_byte", "loa
 #: Terms that an assumption varies alone.
 _VARIED: Final = {
     Assumption.COMPUTING: _COMPUTE,
-    Assumption.COMMUNICATION: ("all_reduce_s", "broadcast_s"),
+    Assumption.COMMUNICATION: ("exchange_s",),
     Assumption.INTERFERENCE: ("compute_speed", "comm_speed"),
     Assumption.STRAGGLERS: ("slowest",),
 }

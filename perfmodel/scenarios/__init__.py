@@ -14,10 +14,10 @@ import numpy as np
 from perfmodel.answer import Question
 from perfmodel.answer.answer import Forecast
 from perfmodel.answer.measured import open_workload, refuse_other_jobs, timed_workload
-from perfmodel.cost.clusters import open_cluster
 from perfmodel.cost.collectives import message_bytes, num_messages
-from perfmodel.cost.rescaling import LINK_SHARE, find_device, rescaled_profile, shipped_catalogue
-from perfmodel.documents.hardware import LinkSheet
+from perfmodel.cost.rescaling import rescaled_profile
+from perfmodel.documents.clusters import open_cluster
+from perfmodel.documents.hardware import LINK_SHARE, LinkSheet, find_device, shipped_catalogue
 from perfmodel.errors import (
     CalibrationUnavailable,
     UsageError,

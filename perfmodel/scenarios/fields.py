@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from perfmodel.cost.rescaling import LINK_SHARE
+from perfmodel.documents.hardware import LINK_SHARE
 from perfmodel.errors import (
     NotFeasible,
     UsageError,

@@ -36,10 +36,10 @@ from calibrate.step_table import (
     trace_setting,
     traced_rows,
 )
-from perfmodel.cost.rescaling import find_device, shipped_catalogue
 from perfmodel.cost.step_curves import shipped_priors
 from perfmodel.cost.step_law import CONSTANTS, first_priors
 from perfmodel.documents import Provenance, file_sha256, write_atomically
+from perfmodel.documents.hardware import find_device, shipped_catalogue
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import UntraceableModel, UsageError
 from perfmodel.files import read_table

@@ -12,7 +12,7 @@ from calibrate.experiment import BUCKET_CAPS_MB
 from calibrate.launch import TorchrunLauncher
 from calibrate.noise import trainings_in
 from calibrate.task import CheckpointTask, ReplayTask, TrainingTask
-from perfmodel.cost.batch import noise_scale
+from perfmodel.convergence import noise_scale
 from perfmodel.documents.observation import (
     CheckpointObservation,
     ReplayObservation,

@@ -13,9 +13,9 @@ from calibrate.step_table import Setting, calibrate_from_steps, read_steps, shee
 from perfmodel.answer import Question
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import timed_workload
-from perfmodel.cost.rescaling import find_device, shipped_catalogue
 from perfmodel.cost.step_curves import for_version, shipped_priors
 from perfmodel.cost.step_law import StepBatch, log_constants, step_seconds, step_work
+from perfmodel.documents.hardware import find_device, shipped_catalogue
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import IncomparableRuns, InvalidDocument, PerfModelError, UsageError
 from perfmodel.layout import Layout

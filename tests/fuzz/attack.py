@@ -22,7 +22,7 @@ from calibrate.step_table import read_steps
 from perfmodel.cli.app import app, main
 from perfmodel.documents.acceptance import AcceptanceTerms
 from perfmodel.documents.budget import read_budget, read_prices
-from perfmodel.documents.hardware import read_cluster
+from perfmodel.documents.clusters import read_cluster
 from perfmodel.documents.importers import read_nccl_tests, read_topology
 from perfmodel.documents.observation import read_observations
 from perfmodel.documents.plan import read_plan

@@ -31,8 +31,8 @@ from calibrate.step_table import (
 from perfmodel.answer import Question
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import open_workload
-from perfmodel.cost.rescaling import find_device, shipped_catalogue
 from perfmodel.cost.step_law import ConstantPrior, Sheet, first_priors
+from perfmodel.documents.hardware import find_device, shipped_catalogue
 from perfmodel.documents.profile import ProfileDocument, shipped_machines
 from perfmodel.documents.verdicts import PublishedSeries
 from perfmodel.documents.workload import WorkloadDocument

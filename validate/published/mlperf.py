@@ -15,8 +15,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from perfmodel.convergence import TUNING_SPREAD, BatchPoint, Convergence, fit_convergence
 from perfmodel.cost import UNCERTAINTY_AT_ONE_EFOLD
-from perfmodel.cost.batch import TUNING_SPREAD, BatchPoint, Convergence, fit_convergence
 from perfmodel.documents.verdicts import PublishedSeries
 from perfmodel.statistics import DEVIATE_90, FloatArray
 from validate.published.harness import Part, Row, Table, number, numbers, read_rows, verdict

@@ -14,12 +14,10 @@ from perfmodel.cost.rescaling import (
     BETWEEN_GPUS_LOG_ERROR,
     CONVOLUTION_FP32,
     _measured_rates,
-    find_device,
     rescaled_profile,
     rescaled_s,
-    shipped_catalogue,
 )
-from perfmodel.documents.hardware import DataSheet
+from perfmodel.documents.hardware import DataSheet, find_device, shipped_catalogue
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout import RunSetting
 from perfmodel.machine.measured import (

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.documents.hardware import cluster_text, read_cluster
+from perfmodel.documents.clusters import cluster_text, read_cluster
 from perfmodel.errors import InvalidDocument
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "docs" / "clusters").glob("*.toml"))

@@ -9,7 +9,7 @@ import pytest
 
 import perfmodel as pm
 from calibrate.noise import with_noise
-from perfmodel.documents.hardware import read_cluster
+from perfmodel.documents.clusters import read_cluster
 from perfmodel.documents.plan import Option, PlanFile
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.engine.job import FailureCause, Job, best_interval_s, expected_elapsed_s

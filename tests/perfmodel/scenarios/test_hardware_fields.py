@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 import perfmodel as pm
-from perfmodel.cost.rescaling import LINK_SHARE, find_device, rescaled_profile, shipped_catalogue
+from perfmodel.cost.rescaling import rescaled_profile
+from perfmodel.documents.hardware import LINK_SHARE, find_device, shipped_catalogue
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import PerfModelError, UsageError
 from perfmodel.machine import Evidence

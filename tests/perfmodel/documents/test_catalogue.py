@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.cost.rescaling import (
+from perfmodel.documents.hardware import (
     find_device,
     host_link_bytes_per_s,
+    read_catalogue,
     sheet_named,
     shipped_catalogue,
 )
-from perfmodel.documents.hardware import read_catalogue
 from perfmodel.errors import InvalidDocument, UsageError
 
 GIB = 2**30

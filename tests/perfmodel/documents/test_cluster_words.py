@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.cost.clusters import open_cluster
+from perfmodel.documents.clusters import open_cluster
 from perfmodel.errors import InvalidDocument, UsageError
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost.batch import (
+from perfmodel.convergence import (
     STARTS_SPREAD,
     TUNING_SPREAD,
     BatchPoint,

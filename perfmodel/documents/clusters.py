@@ -1,0 +1,216 @@
+"""Clusters: a file of tiers, overrides and traffic, or tiers in words such as ``"8 nvlink3, 8 eth-100 x4"``."""
+
+import json
+import re
+from os import PathLike
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from perfmodel.documents import Record, Text, checked, read_toml
+from perfmodel.documents.hardware import BANDWIDTH, LINK_SHARE, shipped_catalogue, written
+from perfmodel.documents.importers import NETWORK_S, NVLINK_S, PCIE_S
+from perfmodel.errors import InvalidDocument, UsageError, did_you_mean
+from perfmodel.machine import (
+    DEVICE,
+    NODE,
+    Cluster,
+    SlowDevice,
+    SlowLink,
+    Tier,
+    Traffic,
+    chained,
+)
+from perfmodel.statistics import NonNegative, Share
+from perfmodel.units import parse_bandwidth, parse_duration
+
+
+class TierEntry(Record):
+    """One tier, as ``Tier``; rates are of one link, each way."""
+
+    name: Text
+    of: Text = DEVICE
+    count: PositiveInt
+    link_bytes_per_s: Annotated[PositiveFloat, BANDWIDTH] = Field(alias="bandwidth")
+    latency_s: Annotated[NonNegative, written(parse_duration, "5us")] = Field(alias="latency")
+    links: PositiveInt = 1
+    oversubscription: Annotated[float, Field(ge=1)] = 1.0
+    in_switch_reduction: Share = 0.0
+    source: Text
+
+
+class Override(Record):
+    """A what-if: one slow device, or the slow links of one member of a tier."""
+
+    device: Annotated[int, Field(ge=0)] | None = None
+    """Counted from 0; it takes ``factor`` (>= 1) times as long to compute."""
+    tier: Text | None = None
+    member: Annotated[int, Field(ge=0)] | None = None
+    """Counted over the cluster; its links carry ``factor`` (<= 1) of their rate."""
+    factor: PositiveFloat
+
+    @model_validator(mode="after")
+    def _names_one(self) -> Self:
+        given = (self.device is not None, self.tier is not None, self.member is not None)
+        if given not in ((True, False, False), (False, True, True)):
+            raise ValueError("an override must name a device, or a tier and a member")
+        return self
+
+
+class TrafficEntry(Record):
+    """What else a tier carries: a steady stream on the links of every member, or jobs like the predicted one."""
+
+    tier: Text
+    bandwidth: Annotated[float, BANDWIDTH] | None = None
+    jobs: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _says_one(self) -> Self:
+        if (self.bandwidth is None) == (self.jobs is None):
+            raise ValueError("traffic must give a bandwidth or a number of jobs")
+        return self
+
+
+class ClusterFile(Record):
+    """A cluster as it is written."""
+
+    schema_version: Literal[1]
+    name: Text
+    devices: PositiveInt
+    """Of all tiers together: a check of their counts."""
+    tier: Annotated[tuple[TierEntry, ...], Field(min_length=1)]
+    override: tuple[Override, ...] = ()
+    traffic: tuple[TrafficEntry, ...] = ()
+
+    def cluster(self) -> Cluster:
+        """The cluster it describes; ``ValueError`` if it does not add up."""
+        tiers = chained(Tier(**entry.model_dump()) for entry in self.tier)
+        found = Cluster(
+            name=self.name,
+            tiers=tiers,
+            slow_links=tuple(
+                SlowLink(tier=o.tier, member=o.member, factor=o.factor)
+                for o in self.override
+                if o.tier is not None and o.member is not None
+            ),
+            slow_devices=tuple(
+                SlowDevice(device=o.device, factor=o.factor)
+                for o in self.override
+                if o.device is not None
+            ),
+            traffic=tuple(
+                Traffic(tier=t.tier, bytes_per_s=t.bandwidth or 0.0, jobs=t.jobs or 0)
+                for t in self.traffic
+            ),
+        )
+        if found.num_devices != self.devices:
+            counts = " x ".join(str(tier.count) for tier in tiers)
+            raise ValueError(
+                f"devices must be the product of all counts ({counts} = {found.num_devices}), "
+                f"got {self.devices}"
+            )
+        return found
+
+
+def read_cluster(path: Path) -> Cluster:
+    """Read a cluster file in TOML; ``InvalidDocument`` if it breaks a rule or does not add up."""
+    file = checked(read_toml(path, what="cluster file"), ClusterFile, where=path)
+    try:
+        return file.cluster()
+    except ValueError as error:
+        raise InvalidDocument(f"{path}: {error}; correct the file") from error
+
+
+def cluster_text(cluster: Cluster, *, comments: tuple[str, ...] = ()) -> str:
+    """TOML that ``read_cluster`` reads back; for importers."""
+
+    def table(**values: object) -> list[str]:
+        # JSON's text and numbers are also TOML's
+        return [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+
+    lines = [f"# {comment}" for comment in comments]
+    lines += table(schema_version=1, name=cluster.name, devices=cluster.num_devices)
+    for tier in cluster.tiers:
+        lines += ["", "[[tier]]"]
+        lines += table(
+            name=tier.name,
+            of=tier.of,
+            count=tier.count,
+            bandwidth=f"{tier.link_bytes_per_s / 1e9:.6g}GB/s",
+            latency=f"{tier.latency_s * 1e6:.6g}us",
+            links=tier.links,
+            oversubscription=tier.oversubscription,
+            in_switch_reduction=tier.in_switch_reduction,
+            source=tier.source,
+        )
+    return "\n".join(lines) + "\n"
+
+
+#: Members, the link of each, and how many of them: ``8 eth-100 x4``.
+_TIER: Final = re.compile(r"(?P<count>\d{1,7}) +(?P<link>[^\s,]+)(?: +x(?P<links>\d{1,3}))?")
+_MOST_TIERS: Final = 3
+#: First letters of a link's name tell what it crosses.
+_LATENCY_S: Final = {"nvlink": NVLINK_S, "xgmi": NVLINK_S, "pcie": PCIE_S}
+
+
+def open_cluster(named: str | PathLike[str], *, folder: Path = Path()) -> Cluster:
+    """The cluster of a file, or of tiers in words, from the inside out.
+
+    A link is one of ``perfmodel devices --links``, at the share of its data sheet that collectives reach, or
+    a rate, taken as it is. Latencies are those of NCCL's tuner for that kind of link. Names of files start at
+    ``folder``.
+
+    Raises
+    ------
+    InvalidDocument
+        The file breaks a rule.
+    UsageError
+        A link is not known.
+    """
+    path, words = folder / named, [part.strip() for part in str(named).split(",")]
+    matches = [match for match in map(_TIER.fullmatch, words) if match]
+    if len(matches) < len(words) or path.exists():
+        return read_cluster(path)
+    if len(matches) > _MOST_TIERS:
+        raise UsageError(
+            f"--cluster: must have at most {_MOST_TIERS} tiers, got {len(matches)}; write a cluster file"
+        )
+    tiers: list[Tier] = []
+    for match, name in zip(matches, (NODE, "fabric", "spine"), strict=False):
+        rate, source = _rate(match["link"])
+        reached_s = sum(tier.latency_s for tier in tiers)
+        kinds = (s for kind, s in _LATENCY_S.items() if match["link"].startswith(kind))
+        tiers.append(
+            Tier(
+                name=name,
+                of=tiers[-1].name if tiers else DEVICE,
+                count=_at_least_one(match["count"], words),
+                links=_at_least_one(match["links"] or "1", words),
+                link_bytes_per_s=rate,
+                latency_s=max(0.0, next(kinds, NETWORK_S) - reached_s),
+                source=source,
+            )
+        )
+    return Cluster(name=", ".join(words), tiers=tuple(tiers))
+
+
+def _at_least_one(text: str, words: list[str]) -> int:
+    if int(text) < 1:
+        raise UsageError(f"--cluster: counts must be at least 1, got {', '.join(words)!r}")
+    return int(text)
+
+
+def _rate(link: str) -> tuple[float, str]:
+    """Bytes per second of a link by its name or rate, and where they are from."""
+    known = {each.id: each for each in shipped_catalogue().links}
+    if link in known:
+        rate = LINK_SHARE * known[link].rate.bytes_per_s
+        return rate, f"{LINK_SHARE:.0%} of {known[link].name}"
+    try:
+        return parse_bandwidth(link), "given"
+    except ValueError as error:
+        raise UsageError(
+            f"--cluster: must be a file, or tiers such as '8 nvlink3, 8 eth-100' with links of perfmodel devices "
+            f"--links or rates such as 100Gb/s, got {link!r}{did_you_mean(link, known)}"
+        ) from error
