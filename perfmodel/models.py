@@ -114,8 +114,10 @@ def traced_document(  # noqa: PLR0913 - one parameter per option
     """The workload file of a model; ``UsageError`` if there is no such model or it cannot be traced.
 
     The compiler stays out where that works; the code of a factory may ask for it.
-    ``as_on_cuda``: By CUDA's rules of autocast, though tensors are on the processor.
+    ``as_on_cuda``: By CUDA's rules of autocast and its optimizers, though tensors are on the processor.
     """
+    if as_on_cuda and method.optimizer_implementation == DEFAULT:
+        method = replace(method, optimizer_implementation=CUDA_DEFAULT)
 
     def trace() -> "TracedModel":
         # These import torch, which must not find the compiler.
@@ -150,7 +152,6 @@ def document_for(
     as_on_cuda = costs is not None
     method = replace(
         USUAL_METHOD,
-        optimizer_implementation=CUDA_DEFAULT if as_on_cuda else DEFAULT,
         precision=precision,
         device_kind="cpu" if as_on_cuda else machine.traced_kind,
     )

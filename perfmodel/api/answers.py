@@ -1,7 +1,8 @@
 """Questions about steps: trace, predict, explain, compare, memory, diagnosis."""
 
+import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -31,7 +32,7 @@ from perfmodel.scenarios import Scenario
 from perfmodel.scenarios.compare import compare_scenarios
 from perfmodel.scenarios.fields import changed
 from perfmodel.units import Bytes
-from perfmodel.workload.step import CUDA_DEFAULT, DEFAULT, USUAL_METHOD
+from perfmodel.workload.step import USUAL_METHOD
 
 if TYPE_CHECKING:
     from perfmodel.tracing.loop import LoopClock
@@ -115,11 +116,9 @@ def trace(  # noqa: PLR0913 - one parameter per part of a step
             as_on_cuda=as_on_cuda,
         )
         return document_of(traced, argv=argv)
-    implementation = CUDA_DEFAULT if as_on_cuda else DEFAULT
-    method = replace(method, optimizer=optimizer, optimizer_implementation=implementation)
     return traced_document(
         model,
-        method,
+        replace(method, optimizer=optimizer),
         micro_batch=micro_batch or _SAMPLES,
         image_size=image_size,
         sequence_length=sequence_length,
@@ -351,7 +350,7 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
         )
         return layout_table(asked, argv=argv)[0]
     request = Forecast(
-        world_sizes=tuple(sorted({devices} if isinstance(devices, int) else set(devices))),
+        world_sizes=_counts(devices),
         scaling=scaling,
         batch=batch,
         accumulation=accumulation,
@@ -424,6 +423,17 @@ def whatif(  # noqa: PLR0913 - the same
     )
 
 
+def _counts(devices: Any) -> tuple[int, ...]:
+    """Counts of devices, ascending, each once."""
+    found = (
+        devices if isinstance(devices, Iterable) and not isinstance(devices, str) else (devices,)
+    )
+    try:
+        return tuple(sorted({operator.index(count) for count in found}))
+    except TypeError:
+        raise UsageError(f"devices: must be whole numbers, got {devices!r}") from None
+
+
 def _question(
     profile: AnyProfile,
     workload: AnyWorkload,
@@ -439,6 +449,9 @@ def _question(
     elif not isinstance(cluster, Cluster):
         cluster = open_cluster(cluster)
     check_machine(machine, validation, cluster)
+    if not isinstance(workload, WorkloadDocument | str | os.PathLike):
+        kind = type(workload).__name__
+        raise UsageError(f"workload: must be traced, got a {kind}; pm.trace(model, batch) does")
     named = workload if isinstance(workload, WorkloadDocument) else os.fspath(workload)
     return Question(
         machine=machine,

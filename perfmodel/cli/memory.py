@@ -296,7 +296,11 @@ _IMPLEMENTATION = opt.choice(
 _CHECKPOINTING = opt.choice(
     "--checkpointing", ("none", "full", "per-block"), "Which activations are computed again."
 )
-_KERNELS = opt.choice("--device-kind", ("cpu", "cuda"), "Whose kernels: cpu or cuda.")
+_KERNELS = opt.choice(
+    "--device-kind",
+    ("cpu", "cuda", "as-cuda"),
+    "Whose kernels: cpu or cuda; as-cuda, where there is no GPU: what a GPU would run, for --machine.",
+)
 
 
 def trace(
@@ -333,7 +337,7 @@ def trace(
         optimizer_implementation=optimizer_implementation,
         precision=precision,
         checkpointing=checkpointing,
-        device_kind=device_kind,
+        device_kind="cpu" if device_kind == "as-cuda" else device_kind,
     )
     with working("trace"):
         document = traced_document(
@@ -343,6 +347,7 @@ def trace(
             image_size=image_size,
             sequence_length=sequence_length,
             argv=sys.argv,
+            as_on_cuda=device_kind == "as-cuda",
         )
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", document.workload.name)
     path = output or DEFAULT_FOLDER / f"{name}.json"

@@ -322,7 +322,7 @@ def _refuse_divided(runs: Sequence[Run]) -> None:
 
 
 def _logged(case: Case) -> tuple[list[Logged], tuple[str, ...]]:
-    typed = case.observed or ()
+    typed = [case.observed] if isinstance(case.observed, str) else case.observed or ()
     if len(typed) > _MOST_OBSERVED:
         raise UsageError(f"--observed: must be at most {_MOST_OBSERVED} numbers, got {len(typed)}")
     found = [read_observed(part.strip()) for text in typed for part in text.split(";")]

@@ -453,7 +453,7 @@ def age_notes(made_utc: str, *, today: dt.date | None = None) -> tuple[str, ...]
 QUIET: Final = 0.05
 
 
-class Shown:
+class Printed:
     """Prints as on the command line; a notebook shows the tables."""
 
     def __str__(self) -> str:
@@ -466,15 +466,15 @@ class Shown:
         return str(_notebook().html(self))
 
 
-class ShownAsFrame(Shown):
-    """The same; its points are rows of a data frame and a curve."""
+class Shown(Printed):
+    """The same; what it ranks or counts are rows of a data frame and a figure."""
 
     def to_frame(self) -> Any:
-        """A ``pandas.DataFrame`` with a row per point, SI units in its headings; needs pandas."""
+        """A ``pandas.DataFrame`` with a row per point, cause, change or layout; SI units; needs pandas."""
         return _notebook().frame(self)
 
     def plot(self) -> Any:
-        """A ``matplotlib`` figure: speed-up and efficiency over devices."""
+        """A ``matplotlib`` figure: speed-up and efficiency over devices, or a bar per row."""
         return _notebook().figure(self)
 
 

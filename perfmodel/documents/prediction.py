@@ -10,7 +10,7 @@ from pydantic import (
     PositiveInt,
 )
 
-from perfmodel.documents import Document, Provenance, Record, ShownAsFrame
+from perfmodel.documents import Document, Provenance, Record, Shown
 from perfmodel.layout import RunSetting
 from perfmodel.machine import Evidence
 from perfmodel.statistics import Interval, Share
@@ -138,7 +138,7 @@ class ScalingAdvice(Record):
     """Width of the interval then over that of today, in log; None where a cluster file was assumed."""
 
 
-class PredictionDocument(ShownAsFrame, Document):
+class PredictionDocument(Shown, Document):
     """Steps of a workload on numbers of devices, or under one layout."""
 
     schema_version: int = 4
@@ -199,7 +199,7 @@ class ScenarioOutcome(Record):
     """None for the first scenario."""
 
 
-class WhatIfDocument(ShownAsFrame, Document):
+class WhatIfDocument(Shown, Document):
     """Scenarios, the first of which the others are compared with."""
 
     schema_version: int = 3
@@ -242,7 +242,7 @@ class TestedLayout(Record):
     """That it or one before it is within 3 % of the fastest, each run once."""
 
 
-class ParallelismPlanDocument(Document):
+class ParallelismPlanDocument(Shown, Document):
     """Layouts of a model on a cluster, fastest first."""
 
     schema_version: int = 2

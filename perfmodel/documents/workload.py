@@ -2,13 +2,13 @@
 
 from typing import ClassVar
 
-from perfmodel.documents import Document, Provenance
+from perfmodel.documents import Document, Printed, Provenance
 from perfmodel.workload import Workload
 from perfmodel.workload.memory import StepMemory
 from perfmodel.workload.step import SymbolicStep
 
 
-class WorkloadDocument(Document):
+class WorkloadDocument(Printed, Document):
     """What is trained, independent of any machine."""
 
     schema_version: int = 2

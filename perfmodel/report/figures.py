@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import matplotlib as mpl
@@ -325,6 +325,16 @@ def speedup_figure(
         title, y = _PANELS[name]
         finish(axes, title=title, x="Devices [count]", y=y)
     legend_below(figure)
+    return figure
+
+
+def bars_figure(lengths: Mapping[str, float], *, title: str, x: str) -> Figure:
+    """A horizontal bar for each name, the first on top."""
+    figure = new_figure(width_in=8, height_in=1.2 + 0.3 * len(lengths))
+    axes = figure.subplots()
+    axes.barh([plain(name) for name in lengths], list(lengths.values()), color=COLOURS[0])
+    axes.invert_yaxis()
+    finish(axes, title=title, x=x, y="")
     return figure
 
 

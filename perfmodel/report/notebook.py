@@ -1,17 +1,23 @@
 """Answers in a notebook: as on the command line, as HTML, as a data frame, as a picture."""
 
+import dataclasses
 import importlib
 import io
 from collections.abc import Iterator, Sequence
 from functools import singledispatch
 from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rich.console import Console
 
 from perfmodel.answer.memory import MemoryReport
 from perfmodel.diagnosis.asked import Diagnosed
-from perfmodel.documents.prediction import PredictionDocument, WhatIfDocument
+from perfmodel.documents.prediction import (
+    ParallelismPlanDocument,
+    PredictionDocument,
+    WhatIfDocument,
+)
+from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError
 from perfmodel.report import Table, diagnosis, memory, prediction
 
@@ -62,6 +68,18 @@ def _(found: Diagnosed) -> Answer:
     return Answer([diagnosis.diagnosis_table(found)], [diagnosis.verdict(found), *lines])
 
 
+@answer_of.register
+def _(found: ParallelismPlanDocument) -> Answer:
+    return Answer([prediction.search_table(found)], prediction.search_lines(found))
+
+
+@answer_of.register
+def _(found: WorkloadDocument) -> Answer:
+    if found.trace is None:
+        return Answer([], [f"{found.workload.name}: not traced"])
+    return Answer([], memory.trace_lines(found, micro_batch=found.trace.traced_micro_batches[0]))
+
+
 def text(found: object) -> str:
     """As the command line prints it."""
     answer, written = answer_of(found), io.StringIO()
@@ -94,8 +112,48 @@ def _html_table(shown: Table) -> str:
     return "".join((*parts, f"</tbody></table><p><small>{escape(shown.caption)}</small></p>"))
 
 
-def frame(found: PredictionDocument | WhatIfDocument) -> Any:
-    """One row per point as a ``pandas.DataFrame``; of a what-if, per scenario.
+@singledispatch
+def rows_of(found: object) -> list[dict[str, object]]:
+    """A record per point of an answer, in SI units."""
+    raise TypeError(f"a {type(found).__name__} has no rows")
+
+
+@rows_of.register
+def _(found: PredictionDocument) -> list[dict[str, object]]:
+    return prediction.rows(found)
+
+
+@rows_of.register
+def _(found: WhatIfDocument) -> list[dict[str, object]]:
+    return [{"scenario": each.name, **prediction.row(each, each.point)} for each in found.scenarios]
+
+
+@rows_of.register
+def _(found: MemoryReport) -> list[dict[str, object]]:
+    time = "step_s" if found.in_seconds else "step_ratio"
+    return [
+        {"change": each.name, "needed_bytes": each.memory.needed_bytes, time: each.step_s}
+        for each in found.techniques
+    ]
+
+
+@rows_of.register
+def _(found: Diagnosed) -> list[dict[str, object]]:
+    return [dataclasses.asdict(fit) for fit in found.found.fits]
+
+
+@rows_of.register
+def _(found: ParallelismPlanDocument) -> list[dict[str, object]]:
+    names = ("rank", "layout", "tokens_per_s", "mfu", "needed_bytes", "fit_probability")
+    return [
+        {name: getattr(each, name) for name in names}
+        | {f"step_{name}_s": getattr(each.step_s, name) for name in ("p5", "nominal", "p95")}
+        for each in found.ranked
+    ]
+
+
+def frame(found: object) -> Any:
+    """A ``pandas.DataFrame`` of the rows.
 
     Raises
     ------
@@ -106,17 +164,20 @@ def frame(found: PredictionDocument | WhatIfDocument) -> Any:
         pandas = importlib.import_module("pandas")  # not a dependency
     except ImportError:
         raise UsageError("to_frame: needs pandas, got none; pip install pandas") from None
-    if isinstance(found, PredictionDocument):
-        rows = prediction.rows(found)
-    else:
-        rows = [
-            {"scenario": each.name, **prediction.row(each, each.point)} for each in found.scenarios
-        ]
-    return pandas.DataFrame(rows)
+    return pandas.DataFrame(rows_of(found))
 
 
-def figure(found: PredictionDocument) -> "Figure":
-    """Speed-up and efficiency over devices.
+#: Of answers that rank: the column of the bars, their unit and its size in SI, and the names beside them.
+_BARS: Final = {
+    WhatIfDocument: ("step_nominal_s", "Step [s]", 1.0, "scenario"),
+    MemoryReport: ("needed_bytes", "Memory [GiB]", 2.0**30, "change"),
+    Diagnosed: ("odds", "Odds [%]", 0.01, "cause"),
+    ParallelismPlanDocument: ("step_nominal_s", "Step [s]", 1.0, "layout"),
+}
+
+
+def figure(found: object) -> "Figure":
+    """Speed-up and efficiency over devices; of answers that rank, a bar per row.
 
     Raises
     ------
@@ -124,9 +185,13 @@ def figure(found: PredictionDocument) -> "Figure":
         Without matplotlib.
     """
     try:
-        from perfmodel.report.figures import speedup_figure  # noqa: PLC0415 - matplotlib is an extra
+        from perfmodel.report.figures import bars_figure, speedup_figure  # noqa: PLC0415 - matplotlib is an extra
     except ImportError:
         raise UsageError(
             "plot: needs matplotlib, got none; pip install perfmodel[report]"
         ) from None
-    return speedup_figure([found])
+    if isinstance(found, PredictionDocument):
+        return speedup_figure([found])
+    column, axis, unit, name = _BARS[type(found)]
+    lengths = {str(row[name]): float(str(row[column])) / unit for row in rows_of(found)}
+    return bars_figure(lengths, title=answer_of(found).tables[0].title, x=axis)

@@ -166,6 +166,12 @@ def _factory_source(text: str) -> ModelSource:
 
     def build() -> nn.Module:
         nonlocal made, has_targets
+        try:
+            inspect.signature(factory).bind()
+        except TypeError as error:
+            raise UntraceableModel(
+                f"{text}: must be a function without arguments, got one with a {error}; give it a default"
+            ) from None
         returned = factory()
         parts = returned if isinstance(returned, tuple) else (returned,)
         module, example, loss = (*parts, None, None)[:3]

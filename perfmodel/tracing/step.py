@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -147,7 +148,9 @@ def build_model(
 def built(source: ModelSource) -> nn.Module:
     """The model alone; ``UntraceableModel`` if it cannot be built without data, files and devices."""
     try:
-        with _without_initialisation():
+        with _without_initialisation(), warnings.catch_warnings():
+            # Modules copy their layers.
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
             try:
                 module = source.build()
             except (DataDependentOutputException, DynamicOutputShapeException):
@@ -243,7 +246,8 @@ def record_step(
             raise
         except (Exception, SystemExit) as error:
             advice = (
-                f"check that the model accepts a {sample}"
+                "; ".join(getattr(error, "__notes__", ()))
+                or f"check that the model accepts a {sample}"
                 if ran_at is None
                 else f"the step runs with {ran_at} samples, not with {micro_batch}: perfmodel traces both; "
                 "let targets be part of the batch, as in (module, (inputs, targets), loss)"
@@ -269,7 +273,11 @@ def _run(model: TrainedModel, batch: Batch, recorder: Recorder) -> Bytes:
     with recorder:
         with model.casts or autocast(model.method):
             outputs = model.module(*batch.positional, **batch.keyword)
-            loss = model.source.loss(outputs, batch.targets)
+            try:
+                loss = model.source.loss(outputs, batch.targets)
+            except Exception as error:
+                error.add_note(_given(outputs, batch.targets))
+                raise
         live.end_of_forward()
         with live.held():
             del outputs
@@ -282,6 +290,19 @@ def _run(model: TrainedModel, batch: Batch, recorder: Recorder) -> Bytes:
         recorder.begin(Phase.OPTIMIZER)
         model.optimizer.step()
     return saved_bytes
+
+
+def _given(outputs: Any, targets: Any) -> str:
+    """What a loss got, to say beside what it raised."""
+
+    def shapes(value: Any) -> str:
+        leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+        return ", ".join(str(tuple(leaf.shape)) for leaf in leaves) or "none"
+
+    return (
+        f"the loss got outputs {shapes(outputs)} and targets {shapes(targets)}; let targets be part of the "
+        "batch, as in (module, (inputs, targets), loss)"
+    )
 
 
 def _follow_owned(live: LiveStorages, model: TrainedModel, batch: Batch) -> None:

@@ -76,7 +76,7 @@ def trace_model(
     """
     if method.device_kind == "cuda" and not torch.cuda.is_available():
         raise UsageError(
-            "--device-kind: cuda needs a CUDA device, got none (autograd asks the driver); use cpu: "
+            "--device-kind: cuda needs a CUDA device, got none (autograd asks the driver); use as-cuda: "
             "the work is the same, kernels of attention and normalisation have other names"
         )
     least = max(2, micro_batch)

@@ -72,6 +72,11 @@ def test_errors_are_those_of_the_command_line(tmp_path: Path) -> None:
         pm.read_profile(tmp_path / "none.json")
     with pytest.raises(UsageError, match="light, heavy"):
         pm.predict(MACHINE, "nothing")
+    for devices in (8.5, "8", [1, None]):
+        with pytest.raises(UsageError, match="devices: must be whole numbers, got"):
+            pm.predict(MACHINE, "light", devices=devices)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"must be traced, got a object; pm\.trace"):
+        pm.predict(MACHINE, object())  # type: ignore[arg-type]
 
 
 def test_other_nodes_are_joined_like_those_of_a_shipped_machine(tmp_path: Path, run: Run) -> None:

@@ -42,6 +42,10 @@ def peeking(): return Peeking(), torch.zeros(1, 4)
 def fickle(): return Fickle(4, 3), torch.zeros(1, 4)
 def narrow(): return nn.Sequential(nn.Linear(5, 3)), torch.zeros(1, 4)
 def raising(): raise RuntimeError("no licence")
+def asking(size): return nn.Linear(size, 3), torch.zeros(1, size)
+def short():
+    targets = torch.zeros(4, dtype=torch.long)
+    return nn.Linear(4, 3), torch.zeros(4, 4), lambda scores: nn.functional.cross_entropy(scores, targets)
 def number(): return 7
 def empty(): return nn.ReLU(), torch.zeros(1, 4)
 def compiled(): return torch.compile(nn.Linear(4, 3)), torch.zeros(1, 4)
@@ -90,6 +94,10 @@ def own_compile():
 def without_rule(): return nn.Sequential(Custom(opaque)), torch.zeros(1, 4)
 def with_rule(): return nn.Sequential(Custom(strange)), torch.zeros(1, 4)
 def selecting(): return nn.Sequential(Selecting(4, 4)), torch.zeros(1, 4)
+def copied():
+    layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    return encoder, torch.zeros(1, 5, 8), lambda out: out.square().mean()
 def tied(): return Tied(), torch.zeros(1, 5, dtype=torch.long)
 def decorated(): return Decorated(4, 3), torch.zeros(1, 4)
 def wide(): return nn.Linear(4, 3), torch.zeros(1, 2, 4)
@@ -116,6 +124,23 @@ def test_a_model_becomes_a_file_that_serves_every_batch(run: Run, tmp_path: Path
     one, many = (document.trace.at(micro_batch=n) for n in (1, 300))
     assert many.flop(Phase.FORWARD) == 300 * one.flop(Phase.FORWARD)
     assert document.workload.forward_flop == one.flop(Phase.FORWARD)
+
+
+def test_copies_of_layers_warn_of_nothing(run: Run, factories: Path, tmp_path: Path) -> None:
+    """``nn.TransformerEncoder`` copies its layer."""
+    result = run("trace", f"{factories}:copied", "--output", tmp_path / "out.json")
+    assert result.exit_code == EXIT_OK, result
+    assert "UserWarning" not in result.stderr
+
+
+def test_kernels_as_a_gpu_chooses_them_need_none(run: Run, factories: Path, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    typed = ("--optimizer", "adamw", "--device-kind", "as-cuda", "--output", path)
+    result = run("trace", f"{factories}:good", *typed)
+    assert result.exit_code == EXIT_OK, result
+    document = WorkloadDocument.read(path)
+    assert document.trace is not None
+    assert document.trace.method.optimizer_implementation == "foreach"
 
 
 @pytest.mark.parametrize("factory", ["good", "with_loss"])
@@ -155,6 +180,11 @@ def test_parameters_without_gradient_are_told(run: Run, factories: Path, tmp_pat
         ("fickle", "trace it with --micro-batch at each"),
         ("narrow", "module '0'"),
         ("raising", "building the model raised RuntimeError: no licence"),
+        (
+            "asking",
+            "must be a function without arguments, got one with a missing a required argument: 'size'",
+        ),
+        ("short", "the loss got outputs (8, 3) and targets (8,); let targets be part of the batch"),
         ("number", "must return a module, (module, example) or (module, example, loss), got int"),
         ("empty", "must have trainable parameters"),
         ("compiled", "torch.compile is not supported"),

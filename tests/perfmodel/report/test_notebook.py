@@ -8,6 +8,8 @@ import pytest
 import perfmodel as pm
 from perfmodel.documents.prediction import PredictionDocument, WhatIfDocument
 from perfmodel.errors import UsageError
+from tests.perfmodel.cli.test_memory_command import document as workload
+from tests.perfmodel.cost.large_samples import document as inferred
 from tests.perfmodel.profiles import Machine, profile
 
 MACHINE = profile(Machine(noise=(0.9, 1.0, 1.1), residual=0.03))
@@ -64,3 +66,30 @@ def test_what_is_not_installed_is_named(
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(UsageError, match="pip install pandas"):
         predicted.to_frame()
+
+
+def test_every_answer_has_rows_and_a_picture(compared: WhatIfDocument) -> None:
+    """Bars are as many as rows, in the order of the table."""
+    diagnosed = pm.diagnose(
+        "llama3-8b", device="h200-sxm", precision="bf16", micro_batch=1, strategy="fsdp",
+        observed="1 node of 8: 3 s",
+    )  # fmt: skip
+    searched = pm.search(inferred().machine, "gpt2-xl", devices=8, global_batch=64)
+    reported = pm.memory(workload(), capacity_bytes=2**34)
+    for found, column in (
+        (compared, "scenario"),
+        (diagnosed, "cause"),
+        (searched, "layout"),
+        (reported, "change"),
+    ):
+        names = list(found.to_frame()[column])
+        assert [label.get_text() for label in found.plot().axes[0].get_yticklabels()] == names
+        assert len(repr(found)) < 80
+        assert "\n" in str(found)
+    assert sum(diagnosed.to_frame()["odds"]) == pytest.approx(1)
+
+
+def test_a_workload_prints_what_was_traced() -> None:
+    found = workload()
+    assert len(repr(found)) < 80
+    assert "parameters: " in str(found)
