@@ -5,11 +5,12 @@ Every setting is trained for two steps in a process of its own: on the processor
 
 import itertools
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -23,7 +24,7 @@ from perfmodel.documents import Record, Text, checked, write_atomically
 from perfmodel.documents.verdicts import ErrorSummary, Gate
 from perfmodel.errors import InvalidDocument, PerfModelError, why
 from perfmodel.files import read_json
-from perfmodel.units import Bytes, format_bytes
+from perfmodel.units import format_bytes
 from perfmodel.workload.step import OPTIMIZERS
 from validate.judging import gate, summarise_any
 
@@ -85,27 +86,28 @@ _CONFIGS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRun:
-    """One setting, predicted without content and measured with it."""
+class MemoryRun(Record):
+    """One setting, predicted without content and measured with it; an entry of the file of all runs."""
 
-    model: str
-    micro_batch: int
-    optimizer: str
-    predicted_bytes: Bytes
-    measured_bytes: Bytes
+    model: Text
+    micro_batch: PositiveInt
+    optimizer: Text
+    predicted_bytes: PositiveInt
+    measured_bytes: PositiveInt
     phase: str
     operator: str
-    precision: str = "fp32"
-    reserved_bytes: Bytes | None = None
+    precision: Text = "fp32"
+    reserved_bytes: PositiveInt | None = None
     """By the allocator of a GPU at most; None on a processor."""
-    context_bytes: Bytes | None = None
+    context_bytes: NonNegativeInt | None = None
     """Held on a GPU besides: its context, and libraries."""
+    relative_error: float = math.nan
+    """Predicted over measured, minus 1."""
 
-    @property
-    def relative_error(self) -> float:
-        """Predicted over measured, minus 1."""
-        return self.predicted_bytes / self.measured_bytes - 1
+    def model_post_init(self, _context: object) -> None:
+        """Whatever a file says, the error is that of its two figures."""
+        error = self.predicted_bytes / self.measured_bytes - 1
+        object.__setattr__(self, "relative_error", error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,27 +196,11 @@ def _written(folder: Path, name: str, config: dict[str, Any]) -> Path:
     return path
 
 
-class _Run(Record):
-    """One entry of the file of all runs."""
-
-    model: Text
-    micro_batch: PositiveInt
-    optimizer: Text
-    predicted_bytes: PositiveInt
-    measured_bytes: PositiveInt
-    phase: str
-    operator: str
-    relative_error: float
-    precision: Text = "fp32"
-    reserved_bytes: PositiveInt | None = None
-    context_bytes: NonNegativeInt | None = None
-
-
 class _Runs(Record):
     """The file of all runs."""
 
     schema_version: Literal[1]
-    runs: Annotated[tuple[_Run, ...], Field(min_length=1)]
+    runs: Annotated[tuple[MemoryRun, ...], Field(min_length=1)]
 
 
 def read_summary(path: Path) -> MemorySummary:
@@ -223,8 +209,7 @@ def read_summary(path: Path) -> MemorySummary:
         raw = read_json(path)
     except (OSError, ValueError) as error:
         raise InvalidDocument(f"{path}: runs cannot be read: {why(error)}") from error
-    rows = checked(raw, _Runs, where=path).runs
-    return summarise_runs([MemoryRun(**row.model_dump(exclude={"relative_error"})) for row in rows])
+    return summarise_runs(checked(raw, _Runs, where=path).runs)
 
 
 def validate_memory(
@@ -290,9 +275,5 @@ def _line(run: MemoryRun) -> str:
 
 
 def _write(path: Path, runs: Sequence[MemoryRun]) -> None:
-    rows = [
-        {key: value for key, value in asdict(run).items() if value is not None}
-        | {"relative_error": run.relative_error}
-        for run in runs
-    ]
+    rows = [run.model_dump(exclude_none=True) for run in runs]
     write_atomically(path, json.dumps({"schema_version": 1, "runs": rows}, indent=1) + "\n")

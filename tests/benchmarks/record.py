@@ -10,8 +10,7 @@ import argparse
 import json
 import lzma
 import re
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,13 +82,18 @@ def table() -> str:
 
 
 def _rows() -> Iterator[str]:
-    yield from _worse_first(_steps_inside)
-    yield from _worse_first(_steps_beyond)
-    yield from _worse_first(_speedups)
+    steps = "validation/validation.json"
+    yield from _worse_first(steps, "summary", "steps, held-out settings", gate=_STEPS)
+    beyond = "steps, outside the calibrated batches"
+    yield from _worse_first(steps, "summary_extrapolated", beyond, gate=None)
+    yield from _worse_first(steps, "speedup_summary", "speed-up", gate="speed-up")
     for mode, words in (("measured", "operators timed in place"), ("curves", "curves alone")):
-        for part, judge in (("summary", words), ("summary_ddp", f"{words}, 2 ranks")):
-            row = partial(_models, part=part, judge=f"models drawn at random, {judge}")
-            yield from _worse_first(row, "models", f"models-{mode}")
+        for part, ranks, gate in (
+            ("summary", "", _STEPS),
+            ("summary_ddp", ", 2 ranks", "several ranks"),
+        ):
+            judge = f"models drawn at random, {words}{ranks}"
+            yield from _worse_first(f"models/models-{mode}.json", part, judge, gate=gate)
     found = _read("testbed/testbed.json")
     for group in found["groups"]:
         name = group["name"]
@@ -115,50 +119,32 @@ def _rows() -> Iterator[str]:
     yield _row({}, "memory of one device", summary, "validate memory", gate=None)
 
 
-def _worse_first(
-    row: Callable[[Path], tuple[float, str]], stage: str = "validation", name: str = "validation"
-) -> Iterator[str]:
-    """Rows of the latest campaign and of the one before it, by MAPE."""
-    verdicts = (RECORDS / stage / f"{name}.json", BEFORE / f"{name}.json")
-    for _, text in sorted((row(path) for path in verdicts if path.exists()), reverse=True):
+def _worse_first(file: str, part: str, judge: str, *, gate: str | None) -> Iterator[str]:
+    """Rows of the latest campaign and of the one before it, by MAPE; ``part``: the summary of the verdict."""
+    command = "validate" if file.startswith("validation") else "validate models"
+    found = []
+    for path in (RECORDS / file, BEFORE / Path(file).name):
+        if path.exists():
+            document = _read(path)
+            summary = document[part] | {"scatter": _scatter(path, part)}
+            row = _row(document, judge, summary, command, gate=gate)
+            found.append((summary["mape"], row))
+    for _, text in sorted(found, reverse=True):
         yield text
 
 
-def _steps_inside(path: Path) -> tuple[float, str]:
-    found = _read(path)
-    scatter = scatter_alone(
-        row for row in ValidationDocument.read(path).settings if not row.is_extrapolated
-    )
-    summary = found["summary"] | {"scatter": scatter}
-    row = _row(found, "steps, held-out settings", summary, "validate", gate=_STEPS)
-    return summary["mape"], row
-
-
-def _steps_beyond(path: Path) -> tuple[float, str]:
-    found = _read(path)
-    scatter = scatter_alone(
-        row for row in ValidationDocument.read(path).settings if row.is_extrapolated
-    )
-    summary = found["summary_extrapolated"] | {"scatter": scatter}
-    judge = "steps, outside the calibrated batches"
-    return summary["mape"], _row(found, judge, summary, "validate", gate=None)
-
-
-def _speedups(path: Path) -> tuple[float, str]:
-    found = _read(path)
-    scatter = ValidationDocument.read(path).speedup_scatter
-    summary = found["speedup_summary"] | {"scatter": scatter}
-    return summary["mape"], _row(found, "speed-up", summary, "validate", gate="speed-up")
-
-
-def _models(path: Path, *, part: str, judge: str) -> tuple[float, str]:
-    found = _read(path)
-    is_single = part == "summary"
-    models = ModelsValidationDocument.read(path).models
-    scatter = scatter_alone(row for row in models if (row.setting.world_size == 1) is is_single)
-    summary = found[part] | {"scatter": scatter}
-    gate = _STEPS if is_single else "several ranks"
-    return summary["mape"], _row(found, judge, summary, "validate models", gate=gate)
+def _scatter(path: Path, part: str) -> float | None:
+    """MAPE that the runs behind a summary would show if predictions had no error."""
+    if path.name.startswith("models"):
+        models = ModelsValidationDocument.read(path).models
+        return scatter_alone(
+            row for row in models if (row.setting.world_size == 1) is (part == "summary")
+        )
+    document = ValidationDocument.read(path)
+    if part == "speedup_summary":
+        return document.speedup_scatter
+    is_beyond = part == "summary_extrapolated"
+    return scatter_alone(row for row in document.settings if row.is_extrapolated is is_beyond)
 
 
 def _row(document: _Json, judge: str, summary: _Json, command: str, *, gate: str | None) -> str:
