@@ -154,7 +154,22 @@ def terms_lines(terms: AcceptanceTerms) -> list[str]:
             f"caveat: no all-reduce of {format_bytes(LARGE_BYTES)} was measured: its bandwidth is "
             f"promised at {format_bytes(largest)}"
         )
+    kinds = {clause.kind for clause in terms.clause}
+    if absent := [words for kind, words in _PROMISES.items() if kind not in kinds]:
+        lines.append(
+            f"caveat: nothing is promised about {', '.join(absent)}: the profile holds none; calibrate a "
+            "reference"
+        )
     return lines
+
+
+#: What a contract should speak of; a goodput is asked for apart.
+_PROMISES: Final = {
+    ClauseKind.GEMM: "matrix products",
+    ClauseKind.BUSBW: "collectives",
+    ClauseKind.SPREAD: "stragglers",
+    ClauseKind.STEP: "steps",
+}
 
 
 def judgement_table(document: AcceptanceDocument) -> Table:

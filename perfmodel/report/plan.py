@@ -319,6 +319,12 @@ _INFERRED: Final = (
     "From the step times of runs that others made, by closed forms whose parameters were fitted to "
     "them: no part of a step was measured alone."
 )
+_LAYOUT: Final = (
+    "How the model is spread over the devices, for the engineers who run it: dp copies of the model, each "
+    "over tp x pp x cp devices; zero divides what the copies hold alike; accumulation counts passes per step; "
+    "recompute saves memory for time. It needs no decision: the fastest one that fits was taken, unless the "
+    "plan fixes it."
+)
 _MOST_SWINGS: Final = 3
 _MOST_CAVEATS: Final = 4
 #: Warnings, and options that lost, on the first page.
@@ -333,6 +339,8 @@ def decision_html(document: PlanDocument) -> str:
     """
     numbers = LinkedNumbers(document.model_dump(mode="json"), _origins(document))
     definitions = {word: DEFINITIONS[word] for word in _WORDS} | {"Evidence: inferred": _INFERRED}
+    if document.plan.work.model is not None:
+        definitions |= {"Layout": _LAYOUT}
     return template("decision.html.j2").render(
         document=document,
         plan=document.plan,

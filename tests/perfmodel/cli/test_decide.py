@@ -99,6 +99,8 @@ def test_a_machine_passes_its_own_clauses_and_a_slow_one_fails(run: Run, tmp_pat
     weak = run("acceptance", "write", "--profile", tmp_path / "loose.json", "--output", other)
     assert re.search(r"too weak: .*calibrate \d+ times as many rounds", weak.stdout)
     failed = run("acceptance", "judge", clauses, "--profile", slow)
+    shipped = run("acceptance", "write", "--profile", "dgx-h100", "--output", other)
+    assert "nothing is promised about matrix products, stragglers, steps" in shipped.stdout
     light = profile(Machine(relative_error=0.02))
     as_file(replace(light, workloads=light.workloads[:1])).write(slow)
     unmeasured = run("acceptance", "judge", clauses, "--profile", slow)
@@ -141,6 +143,8 @@ def test_what_was_chosen_is_a_task_for_skypilot(run: Run, tmp_path: Path) -> Non
     )
     assert "llama2-7b: 1,000,000,000,000 tokens from" in result.stdout
     assert result.stdout.count("caveat: ") == 3
+    run(*LARGE, "--report", tmp_path / "decision.html")
+    assert "<dt>Layout</dt>" in (tmp_path / "decision.html").read_text(encoding="utf-8")
     task = (tmp_path / "task.yaml").read_text(encoding="utf-8")
     assert 'num_nodes: 8\nresources:\n  accelerators: "H100:8"\nrun: |\n' in task
     assert "torchrun --nnodes" in task

@@ -355,6 +355,11 @@ def test_it_fits_and_can_be_read(browser: Any, address: str, width: int, scheme:
     page.fill("#logged", "2")
     settled(page)
     is_readable(page, width=width)
+    if width < 600:  # nothing of the form shows beside the answer that stays on top
+        wide = "document.{}.getBoundingClientRect().width"
+        assert page.evaluate(wide.format("getElementById('figures')")) == page.evaluate(
+            wide.format("querySelector('form')")
+        )
     page.select_option("#profile", "inferred")
     settled(page)
     page.fill("#devices-number", "9")
