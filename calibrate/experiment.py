@@ -1,8 +1,8 @@
 """Which points a calibration measures, in which (seeded) order, how often; pure."""
 
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from calibrate.environment import DeviceKind
@@ -30,59 +30,32 @@ from perfmodel.units import GIB, KIB, MIB, Seconds
 _Probe: TypeAlias = tuple[str, str, tuple[int, ...]]
 
 
-def _planned_probes(device_kind: str) -> tuple[_Probe, ...]:
+def _planned_probes(device_kind: str) -> Iterator[_Probe]:
     """Everything that is measured on a kind of device."""
-    return _cpu_probes() if device_kind == "cpu" else _cuda_probes()
-
-
-def _cuda_probes() -> tuple[_Probe, ...]:
-    dtypes = ("fp32", "tf32", "bf16", "fp16")
-    return (
-        *_matmuls(dtypes, widths=(512, 1024, 2048, 4096, 8192)),
-        *_convolutions(dtypes, num_samples=64, widths=(64, 128)),
-        *_memory(mebibytes=(1, 16, 256, 1024)),
+    if is_cpu := device_kind == "cpu":
+        # Without matrix units bf16 runs a hundred times slower than fp32 on a CPU: small shapes suffice.
+        dtypes: tuple[str, ...] = ("fp32", "bf16")
+        widths: tuple[int, ...] = (64, 256)
+        mebibytes: tuple[int, ...] = (1, 16, 128)
+        samples, channels = 2, (16, 64)
+    else:
+        dtypes, widths = ("fp32", "tf32", "bf16", "fp16"), (512, 1024, 2048, 4096, 8192)
+        mebibytes, samples, channels = (1, 16, 256, 1024), 64, (64, 128)
+    yield from (("matmul", dtype, (width,) * 3) for dtype in dtypes for width in widths)
+    if is_cpu:
+        yield "matmul", "fp32", (1024,) * 3
+    for dtype in dtypes:
+        yield from (("convolution", dtype, (samples, width, 28, 28)) for width in channels)
+    yield from (("memory", "fp32", (size * 2**18,)) for size in mebibytes)
+    if not is_cpu:
         # Models differ too little in their shares of views to tell what one costs.
-        ("view", "fp32", (1,)),
+        yield "view", "fp32", (1,)
         # What a copy of a batch takes to start, and its rate.
-        ("host_to_device", "fp32", (2**10,)),
-        ("host_to_device", "fp32", (64 * 2**18,)),
-        ("device_to_host", "fp32", (64 * 2**18,)),
-        *_common(),
-    )
-
-
-def _cpu_probes() -> tuple[_Probe, ...]:
-    # Without matrix units bf16 runs a hundred times slower than fp32 on a CPU: small shapes suffice.
-    return (
-        *_matmuls(("fp32", "bf16"), widths=(64, 256)),
-        *_matmuls(("fp32",), widths=(1024,)),
-        *_convolutions(("fp32", "bf16"), num_samples=2, widths=(16, 64)),
-        *_memory(mebibytes=(1, 16, 128)),
-        *_common(),
-    )
-
-
-def _matmuls(dtypes: tuple[str, ...], *, widths: tuple[int, ...]) -> tuple[_Probe, ...]:
-    return tuple(("matmul", dtype, (width, width, width)) for dtype in dtypes for width in widths)
-
-
-def _convolutions(
-    dtypes: tuple[str, ...], *, num_samples: int, widths: tuple[int, ...]
-) -> tuple[_Probe, ...]:
-    return tuple(
-        ("convolution", dtype, (num_samples, width, 28, 28)) for dtype in dtypes for width in widths
-    )
-
-
-def _memory(*, mebibytes: tuple[int, ...]) -> tuple[_Probe, ...]:
-    return tuple(("memory", "fp32", (size * 2**18,)) for size in mebibytes)
-
-
-def _common() -> tuple[_Probe, ...]:
-    return (
-        ("dispatch", "fp32", (1,)),
-        ("optimizer", "fp32", (64, 2**16)),
-    )
+        yield "host_to_device", "fp32", (2**10,)
+        yield "host_to_device", "fp32", (64 * 2**18,)
+        yield "device_to_host", "fp32", (64 * 2**18,)
+    yield "dispatch", "fp32", (1,)
+    yield "optimizer", "fp32", (64, 2**16)
 
 
 #: Models whose checkpoints are timed, whichever are run: files of half a megabyte, 23 and 90 MB.
@@ -266,16 +239,11 @@ class Experiment:
         # One rank under DDP pays for buckets and hooks, but communicates nothing. On a CPU two processes
         # differ by more than that: there a probe has both in one.
         is_wrapped = is_varied and self.device_kind != "cpu"
-        wrapped = (
-            [RunSetting(workload=model, world_size=1, micro_batch=micro_batch)]
-            if is_wrapped
-            else []
-        )
+        wrapped = [replace(single, synchronisation=Synchronisation.DDP)] if is_wrapped else []
         parallel = [
-            RunSetting(
-                workload=model,
+            replace(
+                single,
                 world_size=world_size,
-                micro_batch=micro_batch,
                 synchronisation=synchronisation,
                 bucket_cap_mb=cap_mb,
             )
@@ -387,7 +355,6 @@ class Experiment:
                     workload=model,
                     micro_batch=micro_batch,
                     target_s=self.budget.repetition_s,
-                    # Real steps on a GPU hold gaps that the host leaves, which are priced apart.
                 )
 
     def _checkpoints(self, index: int) -> Iterable[Task]:

@@ -156,12 +156,7 @@ def fit_bucket_costs(
     for setting, repetitions in groups.items():
         if setting.world_size != 1 or setting.synchronisation is not Synchronisation.DDP:
             continue
-        bare = RunSetting(
-            workload=setting.workload,
-            world_size=1,
-            micro_batch=setting.micro_batch,
-            synchronisation=Synchronisation.NONE,
-        )
+        bare = replace(setting, synchronisation=Synchronisation.NONE, bucket_cap_mb=None)
         bare_s = {entry.round: entry.device_s for entry in groups.get(bare, ())}
         buckets = gradient_buckets(workloads[setting.workload].workload, setting.layout)
         size = float(sum(bucket.size_bytes for bucket in buckets))
@@ -281,21 +276,18 @@ def _predictor_of(
     profile: MeasuredMachine, steps: Sequence[SingleStep], bucket: FloatArray
 ) -> Callable[[FloatArray], FloatArray]:
     """Nominal time of each step as a function of the three parameters."""
-    layouts = [
-        RunSetting(
+    drawn = CostModel(profile, num_draws=1, seed=0)
+    found = []
+    for step in steps:
+        workload = profile.workload(step.workload)
+        assert workload is not None, step
+        setting = RunSetting(
             workload=step.workload,
             world_size=step.world_size,
             micro_batch=step.micro_batch,
             bucket_cap_mb=step.bucket_cap_mb,
-        ).layout
-        for step in steps
-    ]
-
-    drawn = CostModel(profile, num_draws=1, seed=0)
-    found = []
-    for step, layout in zip(steps, layouts, strict=True):
-        workload = profile.workload(step.workload)
-        assert workload is not None, step
+        )
+        layout = setting.layout
         program = compile_step(workload.workload, layout, asynchronous=profile.asynchronous)
         found.append((workload, layout, program))
 
