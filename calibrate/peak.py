@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from calibrate.device import Device
 from calibrate.devices import open_device, traced_as
 from perfmodel.documents.observation import PeakMemory
-from perfmodel.tracing.source import ModelSource, SampleSize, default_implementation
+from perfmodel.tracing.source import ModelSource, default_implementation
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import TrainedModel, autocast, build_model, record_step, without_content
 from perfmodel.units import Bytes
@@ -83,7 +83,7 @@ def main(arguments: list[str]) -> None:
         checkpointing="none",
         device_kind=torch_kind,
     )
-    source = find_source(name, SampleSize())
+    source = find_source(name)
     with without_content(torch_kind):
         step = record_step(build_model(source, method), int(batch))
     call = step.calls[int(step.in_use.sum(axis=1).argmax())]

@@ -17,7 +17,7 @@ from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.tracing.huggingface_config import DECODERS, LLAMA_FAMILY, Config, read_shape
 from perfmodel.tracing.imports import without_collection, without_compiler
 from perfmodel.workload import is_model
-from perfmodel.workload.step import CUDA_DEFAULT, DEFAULT, USUAL_METHOD, StepMethod
+from perfmodel.workload.step import USUAL_METHOD, StepMethod
 from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer, Transformer
 
 if TYPE_CHECKING:

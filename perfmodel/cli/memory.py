@@ -151,7 +151,7 @@ def _document(context: typer.Context) -> "WorkloadDocument":
     """A workload file, or the trace of a model; on a device by its data sheet as a GPU runs it."""
     from perfmodel.documents.workload import WorkloadDocument
     from perfmodel.models import is_model_config, refuse_without_torch, traced_document
-    from perfmodel.workload.step import CUDA_DEFAULT, USUAL_METHOD
+    from perfmodel.workload.step import USUAL_METHOD
 
     given = context.params
     workload, optimizer, precision = given["workload"], given["optimizer"], given["precision"]
@@ -163,12 +163,7 @@ def _document(context: typer.Context) -> "WorkloadDocument":
         return WorkloadDocument.read(path)
     refuse_without_torch(f"--workload: {workload}")
     is_gpu = given["device"] is not None
-    method = replace(
-        USUAL_METHOD,
-        optimizer=optimizer,
-        optimizer_implementation=CUDA_DEFAULT if is_gpu else DEFAULT,
-        precision=precision,
-    )
+    method = replace(USUAL_METHOD, optimizer=optimizer, precision=precision)
     samples = given["micro_batch"] or _SAMPLES_TRACED
     typer.echo(
         f"traced with {optimizer} in {precision} at micro-batch {samples}; --optimizer, --precision and "
@@ -360,8 +355,7 @@ def refuse_unknown_models(option: str, names: Sequence[str], *, known: Sequence[
     from perfmodel.models import refuse_without_torch
 
     refuse_without_torch(option)
-    from perfmodel.tracing.source import SampleSize
     from perfmodel.tracing.sources import find_source
 
     for name in names:
-        find_source(name, SampleSize(), option=option, others=known)
+        find_source(name, option=option, others=known)

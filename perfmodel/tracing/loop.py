@@ -23,7 +23,7 @@ from perfmodel.tracing.sources import resized, scalar_loss
 from perfmodel.tracing.step import hollow
 from perfmodel.tracing.trace import TracedModel, trace_model
 from perfmodel.units import Seconds
-from perfmodel.workload.step import CUDA_DEFAULT, DEFAULT, OPTIMIZERS, USUAL_METHOD, StepMethod
+from perfmodel.workload.step import DEFAULT, OPTIMIZERS, USUAL_METHOD, StepMethod
 
 # A model as the user's own loop holds it: the module itself, a batch, the loss and the optimizer.
 #: Optimizers whose step is that of another: the same tensors, the same bytes.
@@ -50,8 +50,6 @@ def trace_live(  # noqa: PLR0913 - one parameter per part of a step
         If the optimizer or the batch makes no sense, or the step cannot be traced.
     """
     name, implementation, own_caveats = optimizer_of(optimizer)
-    if as_on_cuda and implementation == DEFAULT:
-        implementation = CUDA_DEFAULT
     return trace_model(
         live_source(model, inputs, targets, loss=loss, caveats=(*own_caveats, *caveats)),
         replace(method, optimizer=name, optimizer_implementation=implementation),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -118,6 +118,10 @@ class SampleSize:
                     f"--{field.name.replace('_', '-')}: {text} does not take it; leave it out (where "
                     "names are shared, torchvision:NAME is the model of torchvision)"
                 )
+
+
+#: Of a user who says none.
+OWN_SIZE: Final = SampleSize()
 
 
 def make_optimizer(

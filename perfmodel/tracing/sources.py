@@ -18,6 +18,7 @@ from torchvision import models
 from perfmodel.errors import UntraceableModel, UsageError
 from perfmodel.tracing.reference import MODELS
 from perfmodel.tracing.source import (
+    OWN_SIZE,
     Batch,
     ModelSource,
     SampleSize,
@@ -28,7 +29,7 @@ from perfmodel.tracing.source import (
 
 
 def find_source(
-    text: str, size: SampleSize, *, option: str = "MODEL", others: Sequence[str] = ()
+    text: str, size: SampleSize = OWN_SIZE, *, option: str = "MODEL", others: Sequence[str] = ()
 ) -> ModelSource:
     """The model that a user names.
 

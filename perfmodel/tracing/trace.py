@@ -29,6 +29,7 @@ from perfmodel.units import Bytes
 from perfmodel.workload import ELEMENT_BYTES, Call, Operator, Parameter, Phase, TensorSpec, Workload
 from perfmodel.workload.memory import Block, Moment, Part, PartBytes, StepMemory, upper_envelope
 from perfmodel.workload.step import (
+    CUDA_DEFAULT,
     DEFAULT,
     AffineBytes,
     Dimension,
@@ -81,7 +82,7 @@ def trace_model(
         )
     least = max(2, micro_batch)
     if method.optimizer_implementation == DEFAULT:
-        chosen = default_implementation(method.device_kind)
+        chosen = CUDA_DEFAULT if casts else default_implementation(method.device_kind)
         method = replace(method, optimizer_implementation=chosen)
     beside = beside and method.device_kind == "cpu"
     with without_content(method.device_kind), without_collection():

@@ -16,7 +16,7 @@ from calibrate.ranks import one_line_of
 from calibrate.replays import first_failure_in, measured_steps, replays_in
 from perfmodel.documents.observation import FailedObservation, ReplayObservation, TimedOperator
 from perfmodel.layout import RunSetting
-from perfmodel.tracing.source import Batch, ModelSource, SampleSize, classification_loss
+from perfmodel.tracing.source import Batch, ModelSource, classification_loss
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.trace import trace_model
 from perfmodel.workload import Phase
@@ -26,7 +26,7 @@ from tests.perfmodel.tracing.method import SGD_LOOP
 
 @pytest.fixture(scope="module")
 def lenet() -> TracedStep:
-    source = find_source("lenet", SampleSize())
+    source = find_source("lenet")
     return trace_model(source, SGD_LOOP, micro_batch=2).step.at(micro_batch=2)
 
 
@@ -201,7 +201,7 @@ def test_rows_of_a_table_that_no_index_names_have_no_gradient(tmp_path: Path) ->
     """2 samples of 3 indices touch at most 6 of 50 rows; every other parameter is touched whole."""
     file = tmp_path / "looks_up.py"
     file.write_text(LOOKS_UP)
-    source = find_source(f"{file}:make", SampleSize())
+    source = find_source(f"{file}:make")
     step = trace_model(source, SGD_LOOP, micro_batch=2).step.at(micro_batch=2)
     replay = Replay(Session(rank=0, world_size=1, measured=Cpu(), control={}, data={}), step)
     with torch.no_grad():

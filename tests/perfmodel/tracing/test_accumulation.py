@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from perfmodel.tracing.recorder import ModulePaths, Recorder
-from perfmodel.tracing.source import SampleSize
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import without_content
 from perfmodel.workload import Phase
@@ -127,7 +126,7 @@ def test_sums_of_a_model_whose_layers_read_all_before_them_are_those_of_a_real_s
 ) -> None:
     file = tmp_path / "dense.py"
     file.write_text(DENSE)
-    found, real = traced_and_real(find_source(f"{file}:model", SampleSize()))
+    found, real = traced_and_real(find_source(f"{file}:model"))
     assert found == real
     assert found["aten::add_"] > found["aten::add"] > 0
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from calibrate.peak import allocator_peak_bytes
 from perfmodel.tracing.recorder import ConvolutionBytes
-from perfmodel.tracing.source import Batch, ModelSource, SampleSize
+from perfmodel.tracing.source import Batch, ModelSource
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import RecordedStep, build_model, record_step, without_content
 from perfmodel.tracing.trace import joined_memory, trace_model
@@ -92,7 +92,7 @@ def test_views_and_in_place_operators_add_nothing() -> None:
 
 def test_two_batches_say_what_a_third_needs() -> None:
     with without_content("cpu"):
-        model = build_model(find_source("resnet18", SampleSize()), ADAMW_LOOP)
+        model = build_model(find_source("resnet18"), ADAMW_LOOP)
         first, second, third = (record_step(model, batch) for batch in (4, 8, 32))
     memory = joined_memory(model.module, first, second)
     assert memory.peak_bytes(4) == first.peak_bytes
@@ -104,7 +104,7 @@ def test_two_batches_say_what_a_third_needs() -> None:
 def test_blocks_and_checkpointing_agree_with_a_checkpointed_trace() -> None:
     from perfmodel.cost.techniques import kept_by_checkpointing  # noqa: PLC0415
 
-    source = find_source("transformer", SampleSize())
+    source = find_source("transformer")
     plain = trace_model(source, SGD_LOOP, micro_batch=16).memory
     again = recorded(source, replace(SGD_LOOP, checkpointing="per-block"), 32)
     assert len(plain.blocks) == 4

@@ -57,7 +57,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @pytest.mark.parametrize("text", ["lenet", "resnet18", "transformer"])
 def test_watching_a_step_adds_no_operators(text: str) -> None:
-    source = find_source(text, SampleSize())
+    source = find_source(text)
     workload = trace_model(source, SGD, micro_batch=2).workload
     module, batch = source.build(), source.draw_batch(2)
     with Counter() as counter:

@@ -24,7 +24,7 @@ from tests.perfmodel.tracing.method import SGD
 
 
 def traced(text: str, *, micro_batch: int = 4, method: StepMethod = SGD) -> TracedModel:
-    return trace_model(find_source(text, SampleSize()), method, micro_batch=micro_batch)
+    return trace_model(find_source(text), method, micro_batch=micro_batch)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,6 @@ def recurrent_reads():
 BESIDE = """
 import json
 from perfmodel.tracing import trace
-from perfmodel.tracing.source import SampleSize
 from perfmodel.tracing.sources import find_source
 from tests.perfmodel.tracing.method import SGD
 
@@ -124,7 +123,7 @@ def noted(model, micro_batch, **others):
     return record_step(model, micro_batch, **others)
 
 trace.record_step = noted
-source = find_source("lenet", SampleSize())
+source = find_source("lenet")
 beside = trace.trace_model(source, SGD, micro_batch=4, beside=True)
 found = {"traced here": list(here), "same": beside == trace.trace_model(source, SGD, micro_batch=4)}
 print(json.dumps(found))
@@ -163,7 +162,7 @@ def test_where_a_copy_fails_or_hangs_both_batches_are_traced_here(
 ) -> None:
     monkeypatch.setattr(*hindered)
     monkeypatch.setattr(trace, "_LEAST_PATIENCE_S", 0.0)
-    found = trace_model(find_source("lenet", SampleSize()), SGD, micro_batch=4, beside=True)
+    found = trace_model(find_source("lenet"), SGD, micro_batch=4, beside=True)
     assert found == lenet
 
 
@@ -235,7 +234,7 @@ def test_what_a_loader_gives_ends_in_the_targets(tmp_path: Path, name: str) -> N
 
 def test_googlenet_trains_with_or_without_its_auxiliary_heads() -> None:
     names = ("torchvision:googlenet", "torchvision:googlenet:no-aux")
-    found = [find_source(name, SampleSize()) for name in names]
+    found = [find_source(name) for name in names]
     with without_content("cpu"):
         sizes = [sum(p.numel() for p in source.build().parameters()) for source in found]
     assert sizes == [13_004_888, 6_624_904]
@@ -271,10 +270,10 @@ def test_timm_models_are_traced_by_name(name: str) -> None:
 def test_a_timm_model_without_classes_or_configuration_is_refused(name: str, said: str) -> None:
     pytest.importorskip("timm")
     with pytest.raises(UsageError, match=said):
-        find_source(f"timm:{name}", SampleSize())
+        find_source(f"timm:{name}")
 
 
 def test_an_unknown_timm_model_is_refused_with_its_neighbours() -> None:
     pytest.importorskip("timm")
     with pytest.raises(UsageError, match=r"must be a model of timm.*did you mean resnet50"):
-        find_source("timm:restnet50", SampleSize())
+        find_source("timm:restnet50")
