@@ -24,7 +24,8 @@ LEAST_DEPTH: Final = sum(DEPTHS) + 1
 
 #: What stays the same from layer to layer, and whole numbers that grow.
 _Item: TypeAlias = tuple[Any, tuple[int, ...]]
-_INDEX: Final = re.compile(r"(?<![^.])\d+(?![^.])")
+#: Torchvision writes ``encoder_layer_3``.
+_INDEX: Final = re.compile(r"(?<![^._])\d+(?![^.])")
 
 
 class IrregularLayersError(Exception):

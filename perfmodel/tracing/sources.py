@@ -8,6 +8,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,6 +69,7 @@ _OWN_SIZE: Final = {"inception_v3": 299}
 #: Share of the loss of each auxiliary classifier (Szegedy et al. 2014 and 2015, and their reference code).
 _AUXILIARY_SHARE: Final = {"googlenet": 0.3, "inception_v3": 0.4}
 _NO_HEADS: Final = "no-aux"
+_VIT_LAYERS: Final = {"vit_b": 12, "vit_l": 24, "vit_h": 32}
 
 
 @functools.cache
@@ -100,8 +102,16 @@ def _torchvision_source(name: str, image_size: int | None, *, auxiliary: bool) -
                 total = total + share * classification_loss(scores, targets)
         return total
 
+    def with_layers(num_layers: int) -> ModelSource:
+        def shallow() -> nn.Module:
+            model = build()
+            model.encoder.layers = model.encoder.layers[:num_layers]
+            return model
+
+        return replace(source, build=shallow)
+
     heads = f"auxiliary classifiers are trained too; torchvision:{name}:{_NO_HEADS} has none"
-    return ModelSource(
+    source = ModelSource(
         name=f"torchvision:{name}" + ("" if auxiliary else f":{_NO_HEADS}"),
         sample=f"3x{pixels}x{pixels} image",
         build=build,
@@ -109,6 +119,8 @@ def _torchvision_source(name: str, image_size: int | None, *, auxiliary: bool) -
         loss=loss,
         caveats=(heads,) if share and auxiliary else (),
     )
+    layers = _VIT_LAYERS.get(name[:5], 0)
+    return replace(source, depth=layers, with_depth=with_layers) if layers else source
 
 
 def _timm_source(name: str, image_size: int | None, *, option: str) -> ModelSource:

@@ -9,6 +9,7 @@ import pytest
 
 from perfmodel.tracing import trace
 from perfmodel.tracing.depth import DEPTHS, LEAST_DEPTH, IrregularLayersError, deepened
+from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import RecordedStep, build_model, record_step, without_content
 from perfmodel.tracing.trace import trace_model
 from perfmodel.workload.step import StepMethod
@@ -68,6 +69,14 @@ def test_a_deep_step_is_that_of_all_its_layers(
     assert deep.step == full.step
     # What an allocator holds beyond is the one thing that does not grow evenly.
     assert replace(deep.memory, reserved_ratio=1) == replace(full.memory, reserved_ratio=1)
+
+
+def test_a_deep_model_of_torchvision_computes_what_is_published(used: list[int]) -> None:
+    """ViT-L/16: 304,326,632 parameters, 61.555 G multiply-adds."""
+    workload = trace_model(find_source("torchvision:vit_l_16"), SGD, micro_batch=2).workload
+    assert used == [24] * 2
+    assert workload.num_parameters == 304_326_632
+    assert workload.forward_flop / 2e9 == pytest.approx(61.555, rel=0.01)
 
 
 def test_layers_that_do_not_repeat_are_recorded_whole(
