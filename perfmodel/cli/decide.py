@@ -79,7 +79,6 @@ def goodput(
 ) -> None:
     """Simulate weeks of a job that fails: when it ends, and how often to write checkpoints."""
     checks.within("--replicas:", replicas, 2, MOST_REPLICAS)
-    checks.non_negative("--seed:", seed)
     checks.non_negative("--spares:", spares or 0)
     if maintenance_hours and maintenance_every_days is None:
         raise UsageError("--maintenance-hours: means nothing without --maintenance-every-days")

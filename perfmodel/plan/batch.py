@@ -43,16 +43,6 @@ class Request:
             positive("batch", batch)
             positive(f"samples_per_s of batch {batch:g}", rate)
 
-    @property
-    def smallest(self) -> float:
-        """Batch that was run; ratios are against it."""
-        return min(point.batch for point in self.points)
-
-    @property
-    def largest(self) -> float:
-        """Batch that was run."""
-        return max(point.batch for point in self.points)
-
 
 def batch_outlook(request: Request, *, argv: Sequence[str]) -> BatchDocument:
     """Fit the law of the batch and apply it.
@@ -62,20 +52,22 @@ def batch_outlook(request: Request, *, argv: Sequence[str]) -> BatchDocument:
     run = {point.batch: point.samples for point in request.points}
     law = fit_convergence(request.points, critical=request.critical)
     batches = sorted({*run, *request.batches, *request.samples_per_s})
-    outlooks = tuple(_outlook(law, batch, request) for batch in batches)
+    outlooks = tuple(_outlook(law, batch, request, run) for batch in batches)
     return BatchDocument(
         command_line=command_line(argv),
         points=run,
-        reference_batch=request.smallest,
+        reference_batch=min(run),
         noise_scale=None if request.critical is None else request.critical.batch,
         critical_batch=law.critical_batch,
         outlooks=outlooks,
-        caveats=tuple(_caveats(outlooks, request)),
+        caveats=tuple(_caveats(outlooks, request, largest=max(run))),
     )
 
 
-def _outlook(law: Convergence, batch: float, request: Request) -> BatchOutlook:
-    reference = request.smallest
+def _outlook(
+    law: Convergence, batch: float, request: Request, run: Mapping[float, float]
+) -> BatchOutlook:
+    reference = min(run)
     samples = law.samples(batch)
     ratio = law.samples_ratio(batch, reference=reference)
     rate = request.samples_per_s.get(batch)
@@ -92,7 +84,7 @@ def _outlook(law: Convergence, batch: float, request: Request) -> BatchOutlook:
         learning_rate_factor=_learning_rate(law, batch) / _learning_rate(law, reference),
         time_to_target_s=None if rate is None else samples / rate,
         is_beyond_critical=batch > law.critical_batch.nominal,
-        is_extrapolated=batch > request.largest,
+        is_extrapolated=batch > max(run),
     )
 
 
@@ -101,21 +93,18 @@ def _learning_rate(law: Convergence, batch: float) -> float:
     return 1 / (1 + law.critical_batch.nominal / batch)
 
 
-def _caveats(outlooks: Sequence[BatchOutlook], request: Request) -> list[str]:
-    num_points, largest_run = len(request.points), request.largest
+def _caveats(outlooks: Sequence[BatchOutlook], request: Request, *, largest: float) -> list[str]:
     caveats = [request.source] if request.source else []
     beyond = [f"{entry.batch:g}" for entry in outlooks if entry.is_beyond_critical]
     if beyond:
         caveats.append(
             f"beyond the critical batch: {', '.join(beyond)}; each device more adds little but samples"
         )
-    if num_points == 2 and request.critical is None:
+    if len(request.points) == 2 and request.critical is None:
         caveats.append("two batches cannot tell the law; the answer is mostly the prior's")
     unseen = [f"{entry.batch:g}" for entry in outlooks if entry.is_extrapolated]
     if unseen:
-        caveats.append(
-            f"beyond the largest batch that was run ({largest_run:g}): {', '.join(unseen)}"
-        )
+        caveats.append(f"beyond the largest batch that was run ({largest:g}): {', '.join(unseen)}")
     caveats.append(
         "every batch is assumed to be tuned: learning rate scaled (nearly linearly for SGD below the "
         "critical batch, by the square root of that for Adam) and warmed up"

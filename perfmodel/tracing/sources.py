@@ -105,7 +105,8 @@ def _torchvision_source(name: str, image_size: int | None, *, auxiliary: bool) -
     def with_layers(num_layers: int) -> ModelSource:
         def shallow() -> nn.Module:
             model = build()
-            model.encoder.layers = model.encoder.layers[:num_layers]
+            encoder: Any = model.encoder
+            encoder.layers = encoder.layers[:num_layers]
             return model
 
         return replace(source, build=shallow)
