@@ -1,15 +1,19 @@
-"""A played torchrun: starts one real rank in a session of its own and misbehaves as told."""
+"""A played torchrun, whose one real rank misbehaves as told, and a campaign of played ranks."""
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
+from calibrate.campaign import Campaign
+from calibrate.environment import Placement
 from calibrate.launch import Launch, Launcher, TorchrunLauncher
+from calibrate.task import StepTask
 from calibrate.topology import Topology
+from perfmodel.layout import RunSetting
 
 ALONE = Topology(
     num_nodes=1,
@@ -105,3 +109,24 @@ def played_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Torchrun
     (tmp_path / "played_agent.py").write_text(AGENT)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     return TorchrunLauncher(agent=("played_agent",), grace_s=0.3)
+
+
+def played_campaign(folder: Path, *rounds: Sequence[str]) -> Campaign:
+    """Steps of a light model by name, ``round-micro_batch``, on two ranks."""
+    return Campaign(
+        folder=folder,
+        plan={"what": "the plan"},
+        rounds=tuple(tuple(map(_step, names)) for names in rounds),
+        placement=Placement(
+            device_kind="cpu",
+            topology=ALONE,
+            conditions={"OMP_NUM_THREADS": "1"},
+            fingerprint="here",
+        ),
+    )
+
+
+def _step(name: str) -> StepTask:
+    index, micro_batch = map(int, name.split("-"))
+    setting = RunSetting(workload="light", world_size=2, micro_batch=micro_batch)
+    return StepTask(name=name, round=index, setting=setting, target_s=0.1)

@@ -18,10 +18,9 @@ from calibrate.campaign import (
     measure,
     read_plan,
 )
-from calibrate.environment import Placement
 from calibrate.launch import Launch
 from calibrate.locks import FOLDER_LOCK, folder_to_itself
-from calibrate.task import StepTask, WorkOrder, failure_of
+from calibrate.task import WorkOrder, failure_of
 from perfmodel.documents.observation import (
     FailedObservation,
     StepObservation,
@@ -38,39 +37,16 @@ from perfmodel.errors import (
     UsageError,
 )
 from perfmodel.layout import RunSetting, Synchronisation
-from tests.calibrate.played import ALONE
+from tests.calibrate.played import ALONE, played_campaign
 from tests.fakes import FakeLauncher
 from tests.played_worker import PlayedWorker, append, orders_of
 
 CRASH = MeasurementFailed("rank 1 must exit with 0, got SIGKILL")
 
 
-def tasks_of(index: int) -> tuple[StepTask, ...]:
-    return tuple(
-        StepTask(
-            name=f"{index}-{micro_batch}",
-            round=index,
-            setting=RunSetting(workload="light", world_size=2, micro_batch=micro_batch),
-            target_s=0.1,
-        )
-        for micro_batch in (1, 2, 3)
-    )
-
-
 @pytest.fixture
 def campaign(tmp_path: Path) -> Campaign:
-    """Two rounds of three tasks."""
-    return Campaign(
-        folder=tmp_path / "run",
-        plan={"what": "the plan"},
-        rounds=(tasks_of(0), tasks_of(1)),
-        placement=Placement(
-            device_kind="cpu",
-            topology=ALONE,
-            conditions={"OMP_NUM_THREADS": "1"},
-            fingerprint="here",
-        ),
-    )
+    return played_campaign(tmp_path / "run", ("0-1", "0-2", "0-3"), ("1-1", "1-2", "1-3"))
 
 
 def run(

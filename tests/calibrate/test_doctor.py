@@ -115,23 +115,16 @@ def test_ranks_that_were_asked_for_are_compared_with_cores() -> None:
 
 def test_an_environment_of_unknowns_is_no_fault() -> None:
     environment = plain_environment(num_gpus=2)
-    environment["cpu"].update(
-        {
-            "logical_cores": None,
-            "threads_per_core": None,
-            "governor": None,
-            "load_average_1min": None,
-            "busy_cores": None,
-        }
-    )
-    environment["host"].update({"is_virtual": None})
-    environment["memory"].update({"swap_used_bytes": None})
+    for part, names in {
+        "cpu": ("logical_cores", "threads_per_core", "governor", "load_average_1min", "busy_cores"),
+        "host": ("is_virtual",),
+        "memory": ("swap_used_bytes",),
+    }.items():
+        environment[part].update(dict.fromkeys(names))
     environment.update({"gpu_processes": None, "p2p": None})
+    known = ("index", "name", "uuid", "memory_bytes", "driver")
     for gpu in environment["gpus"]:
-        gpu.update(
-            {"pcie_width": None, "pcie_generation": None, "temperature_c": None, "mig_mode": None}
-        )
-        gpu.update({"persistence_mode": None, "uncorrected_ecc_errors": None, "compute_mode": None})
+        gpu.update({name: None for name in gpu if name not in known})
     assert {finding.severity for finding in diagnose(environment)} == {"ok"}
 
 

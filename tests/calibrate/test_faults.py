@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.campaign import OBSERVATIONS, Campaign, measure
-from calibrate.environment import Placement
+from calibrate.campaign import OBSERVATIONS, measure
 from calibrate.launch import Launch
 from calibrate.locks import FOLDER_LOCK
 from calibrate.processes import ProcessTree
-from calibrate.task import StepTask, Task, WorkOrder
+from calibrate.task import WorkOrder
 from perfmodel.documents import append_line
 from perfmodel.documents.observation import (
     EnvironmentObservation,
@@ -23,25 +22,11 @@ from perfmodel.documents.observation import (
     tasks_done,
 )
 from perfmodel.errors import EXIT_FAILURE, PerfModelError
-from perfmodel.layout import RunSetting
-from tests.calibrate.played import ALONE
+from tests.calibrate.played import played_campaign
 from tests.fakes import FakeLauncher
 from tests.faults import NEVER, Faults, injected
 
 TASKS = ("0-1", "0-2", "1-1")
-
-
-def campaign_in(folder: Path) -> Campaign:
-    def task(name: str) -> Task:
-        setting = RunSetting(workload="light", world_size=2, micro_batch=1)
-        return StepTask(name=name, round=int(name[0]), setting=setting, target_s=0.1)
-
-    return Campaign(
-        folder=folder,
-        plan={"what": "the plan"},
-        rounds=((task("0-1"), task("0-2")), (task("1-1"),)),
-        placement=Placement(device_kind="cpu", topology=ALONE, conditions={}, fingerprint="here"),
-    )
 
 
 def play(call: Launch) -> None:
@@ -64,7 +49,7 @@ def run(folder: Path, faults: Faults, *, resume: bool) -> None:
 
     with injected(faults):
         measure(
-            campaign_in(folder),
+            played_campaign(folder, ("0-1", "0-2"), ("1-1",)),
             FakeLauncher(behave=start),
             resume=resume,
             on_progress=lambda _progress: None,

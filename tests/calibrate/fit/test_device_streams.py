@@ -6,9 +6,10 @@ import pytest
 from calibrate.fit.ddp import fit_bucket_costs
 from calibrate.fit.steps import fit_workload, with_device_streams
 from calibrate.summary import by_setting, repetition
-from perfmodel.documents.observation import DeviceStreams, RankSteps, StepObservation
+from perfmodel.documents.observation import DeviceStreams, StepObservation
 from perfmodel.layout import RunSetting, Synchronisation
 from tests.perfmodel.profiles import LIGHT
+from tests.played_worker import step_observation
 
 
 def streams(*, host_s: float, dense_s: float) -> DeviceStreams:
@@ -24,16 +25,8 @@ def streams(*, host_s: float, dense_s: float) -> DeviceStreams:
 
 
 def observed(how: Synchronisation, found: DeviceStreams) -> StepObservation:
-    times = dict.fromkeys(("step_s", "input_s", "forward_s", "backward_s", "optimizer_s"), (1.0,))
-    return StepObservation(
-        task=str(how),
-        round=0,
-        setting=RunSetting(workload="light", world_size=1, micro_batch=4, synchronisation=how),
-        ranks=(RankSteps(rank=0, **times),),
-        device_streams=found,
-        started_utc=0.0,
-        bucket_bytes=(),
-    )
+    setting = RunSetting(workload="light", world_size=1, micro_batch=4, synchronisation=how)
+    return step_observation(setting).model_copy(update={"device_streams": found})
 
 
 BARE = observed(Synchronisation.NONE, streams(host_s=1e-3, dense_s=4e-3))

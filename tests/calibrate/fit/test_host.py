@@ -7,16 +7,12 @@ import pytest
 
 from calibrate.fit.ddp import fit_host
 from perfmodel.cost.traced import issued, issued_s
-from perfmodel.documents.observation import (
-    DeviceStreams,
-    RankSteps,
-    ReplayObservation,
-    StepObservation,
-)
+from perfmodel.documents.observation import DeviceStreams, ReplayObservation, StepObservation
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import HostCosts
 from perfmodel.workload import Phase
 from tests.perfmodel.llama import document
+from tests.played_worker import step_observation
 
 BATCH = 4
 MODELS = ("llama", "resnet18")
@@ -61,22 +57,15 @@ def step(
         phase: factor * issued_s(COSTS, issued(whole, phase), phase)
         for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
     }
-    times = dict.fromkeys(("step_s", "input_s", "forward_s", "backward_s", "optimizer_s"), (1.0,))
     dense = dict.fromkeys(("dense_forward_s", "dense_backward_s", "dense_optimizer_s"), (1.0,))
-    return StepObservation(
-        task=model,
-        round=0,
-        setting=RunSetting(workload=model, world_size=1, micro_batch=BATCH, synchronisation=how),
-        ranks=(RankSteps(rank=0, **times),),
-        device_streams=DeviceStreams(
-            dispatch_forward_s=(host_s[Phase.FORWARD],),
-            dispatch_backward_s=(host_s[Phase.BACKWARD],),
-            dispatch_optimizer_s=(host_s[Phase.OPTIMIZER],),
-            **dense,
-        ),
-        started_utc=0.0,
-        bucket_bytes=(),
+    found = DeviceStreams(
+        dispatch_forward_s=(host_s[Phase.FORWARD],),
+        dispatch_backward_s=(host_s[Phase.BACKWARD],),
+        dispatch_optimizer_s=(host_s[Phase.OPTIMIZER],),
+        **dense,
     )
+    setting = RunSetting(workload=model, world_size=1, micro_batch=BATCH, synchronisation=how)
+    return step_observation(setting).model_copy(update={"device_streams": found})
 
 
 REPLAYS = [replay(model) for model in MODELS]
