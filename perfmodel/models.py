@@ -116,8 +116,6 @@ def traced_document(  # noqa: PLR0913 - one parameter per option
     The compiler stays out where that works; the code of a factory may ask for it.
     ``as_on_cuda``: By CUDA's rules of autocast and its optimizers, though tensors are on the processor.
     """
-    if as_on_cuda and method.optimizer_implementation == DEFAULT:
-        method = replace(method, optimizer_implementation=CUDA_DEFAULT)
 
     def trace() -> "TracedModel":
         # These import torch, which must not find the compiler.
