@@ -29,6 +29,7 @@ from perfmodel.errors import (
     MeasurementFailed,
     PerfModelError,
     UsageError,
+    reading,
     why,
 )
 from perfmodel.files import read_json
@@ -288,10 +289,8 @@ def _text(plan: Mapping[str, object]) -> str:
 def read_plan(folder: Path) -> dict[str, Any]:
     """What a campaign set out to measure; ``InvalidDocument`` if the folder does not say."""
     path = folder / PLAN
-    try:
+    with reading(path, "plan"):
         plan = read_json(path)
-    except (OSError, ValueError) as error:
-        raise InvalidDocument(f"{path}: plan cannot be read: {why(error)}") from error
     if not isinstance(plan, dict):
         raise InvalidDocument(f"{path}: plan must be an object, got {plan!r:.40}")
     if (edited := seals.problem(plan)) and not seals.is_taken(str(path)):

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from perfmodel.cost.jobs import SINGLE_BYTES, USUAL, Jobs, model_columns
 from perfmodel.cost.rescaling import precision_ratio
 from perfmodel.documents.profile import RunColumns
-from perfmodel.errors import InvalidDocument, did_you_mean, why
+from perfmodel.errors import InvalidDocument, did_you_mean, reading
 from perfmodel.files import MOST_ROWS, parse_json, read_lines, read_table, read_trace
 from perfmodel.layout import Precision, Recompute
 from perfmodel.machine import DEVICES_PER_NODE
@@ -52,7 +52,7 @@ def read_run_rows(path: Path) -> list[FoundRun]:
     """
     if path.is_dir():
         return [run for file in sorted(path.iterdir()) for run in read_run_rows(file)]
-    try:
+    with reading(path, "runs"):
         if ".jsonl" in path.suffixes:
             return list(_records(path, read_lines(path)))
         if ".json" in path.suffixes:
@@ -61,8 +61,6 @@ def read_run_rows(path: Path) -> list[FoundRun]:
             return [_mlperf(path, read_lines(path))]
         rows = read_table(path, delimiters=",;\t")
         return [FoundRun(f"{path}: line {line}", row) for line, row in rows]
-    except (OSError, ValueError) as error:
-        raise InvalidDocument(f"{path}: runs cannot be read: {why(error)}") from error
 
 
 def _records(path: Path, lines: Iterable[str]) -> Iterator[FoundRun]:

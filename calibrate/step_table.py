@@ -28,7 +28,13 @@ from perfmodel.cost.step_law import ConstantPrior, Sheet, step_work
 from perfmodel.documents import Provenance, file_sha256
 from perfmodel.documents.hardware import DataSheet, find_device, shipped_catalogue
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.errors import IncomparableRuns, InvalidDocument, UntraceableModel, UsageError, why
+from perfmodel.errors import (
+    IncomparableRuns,
+    InvalidDocument,
+    UntraceableModel,
+    UsageError,
+    reading,
+)
 from perfmodel.files import read_table
 from perfmodel.machine.measured import (
     DdpCosts,
@@ -127,10 +133,8 @@ def read_steps(table: Path) -> tuple[list[TableRow], list[str]]:
     IncomparableRuns
         If two rows are the same setting and contradict each other.
     """
-    try:
+    with reading(table, "steps"):
         lines = read_table(table, columns=_REQUIRED, delimiters=",;\t")
-    except (OSError, ValueError) as error:
-        raise InvalidDocument(f"{table}: steps cannot be read: {why(error)}") from error
     if not lines:
         raise InvalidDocument(f"{table}: must hold at least one step, got none")
     unknown = sorted(set(lines[0][1]) - {*_REQUIRED, *_OPTIONAL, ""})

@@ -6,7 +6,8 @@ broken invariants are ``assert``.
 """
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import ClassVar, Final
 
 EXIT_OK: Final = 0
@@ -81,6 +82,15 @@ def why(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"it is no text ({error.reason} at byte {error.start})"
     return str(error)
+
+
+@contextmanager
+def reading(path: object, what: str) -> Iterator[None]:
+    """Raise ``InvalidDocument`` that says of a file why it cannot be read, and what it should be."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise InvalidDocument(f"{path}: {what} cannot be read: {why(error)}") from error
 
 
 def printable(text: str) -> str:

@@ -22,7 +22,7 @@ from calibrate.locks import machine_to_itself, work_folder
 from calibrate.topology import LaunchFlags
 from perfmodel.documents import Record, Text, checked, write_atomically
 from perfmodel.documents.verdicts import ErrorSummary, Gate
-from perfmodel.errors import InvalidDocument, PerfModelError, why
+from perfmodel.errors import PerfModelError, reading
 from perfmodel.files import read_json
 from perfmodel.units import format_bytes
 from perfmodel.workload.step import OPTIMIZERS
@@ -205,10 +205,8 @@ class _Runs(Record):
 
 def read_summary(path: Path) -> MemorySummary:
     """Errors of the runs that a validation wrote; ``InvalidDocument`` if the file is none."""
-    try:
+    with reading(path, "runs"):
         raw = read_json(path)
-    except (OSError, ValueError) as error:
-        raise InvalidDocument(f"{path}: runs cannot be read: {why(error)}") from error
     return summarise_runs(checked(raw, _Runs, where=path).runs)
 
 

@@ -139,9 +139,10 @@ def report(
         ]
         page = report_html(document, predictions=predictions, judged=judged)
         write_atomically(out / "report.html", page)
-        figures = report_figures(machine, predictions=predictions, validation=judged)
-        for name, figure in figures.items():
+        found = report_figures(machine, predictions=predictions, validation=judged)
+        for name, figure in found.items():
             path = out / "figures" / name
-            write_atomically(path.with_suffix(".svg"), figure_bytes(figure, format="svg"))
-            write_atomically(path.with_suffix(".png"), figure_bytes(figure, format="png"))
+            for form in ("svg", "png"):
+                content = figure_bytes(figure, format=form)
+                write_atomically(path.with_suffix(f".{form}"), content)
     typer.echo(f"report: {out / 'report.html'}")

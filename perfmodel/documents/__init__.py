@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import SchemaValidator
 
 from perfmodel.documents import seals
-from perfmodel.errors import InvalidDocument, PerfModelError, did_you_mean, why
+from perfmodel.errors import InvalidDocument, PerfModelError, did_you_mean, reading, why
 from perfmodel.files import MOST_LOG_BYTES, parse_json, parse_toml, read_bytes, read_text
 from perfmodel.units import HOUR_S
 
@@ -194,10 +194,8 @@ def command_line(argv: Sequence[str], *, folder: Path | None = None) -> tuple[st
 
 def read_toml(path: Path, *, what: str) -> dict[str, Any]:
     """Content of a TOML file; ``InvalidDocument`` if it cannot be read."""
-    try:
+    with reading(path, what):
         return parse_toml(read_text(path))
-    except (OSError, ValueError) as error:
-        raise InvalidDocument(f"{path}: {what} cannot be read: {why(error)}") from error
 
 
 def validated(model: type[_Model], raw: object) -> _Model:
@@ -239,11 +237,9 @@ def checked(raw: object, model: type[_Model], *, where: object) -> _Model:
 
 def read_lines(path: Path, kind: TypeAdapter[_Line], *, what: str) -> list[_Line]:
     """Values of a file with one JSON value per line; half a last line, of an interrupted writer, is dropped."""
-    try:
+    with reading(path, what):
         # As bytes: text would also be split at the line separators of Unicode.
         lines = read_bytes(path).split(b"\n")
-    except (OSError, ValueError) as error:
-        raise InvalidDocument(f"{path}: {what} cannot be read: {why(error)}") from error
     found = []
     # What stands after the last line end is empty, or half an object.
     *lines, rest = lines

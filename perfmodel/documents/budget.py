@@ -18,7 +18,7 @@ from pydantic import model_validator as validator
 
 from perfmodel.documents import Document, Record, Text, checked, read_toml
 from perfmodel.engine.job import Job
-from perfmodel.errors import InvalidDocument, why
+from perfmodel.errors import InvalidDocument, reading
 from perfmodel.files import read_table
 from perfmodel.statistics import Interval, Share
 from perfmodel.units import decimal
@@ -216,10 +216,8 @@ def read_prices(path: Path) -> dict[str, Price]:
     Raises ``InvalidDocument`` if the file cannot be read, or a row breaks a rule or repeats a name.
     """
     found: dict[str, Price] = {}
-    try:
+    with reading(path, "prices"):
         rows = read_table(path)
-    except (OSError, ValueError) as error:
-        raise InvalidDocument(f"{path}: prices cannot be read: {why(error)}") from error
     for line, row in rows:
         where = f"{path}: line {line}"
         given: dict[str, Any] = dict(row)

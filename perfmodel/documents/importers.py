@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field, PositiveInt
 
 from perfmodel.documents import Document, Provenance
-from perfmodel.errors import InvalidDocument, UsageError, why
+from perfmodel.errors import InvalidDocument, UsageError, reading
 from perfmodel.files import parse_json, read_text
 from perfmodel.machine import DEVICE, NODE, Cluster, Tier
 from perfmodel.machine.measured import CurvePoint, MeasuredCollective
@@ -70,20 +70,14 @@ class Found:
 
 def read_topology(path: Path) -> Found:
     """Content of either log; ``InvalidDocument`` if it is neither, is truncated, or its ranks do not add up."""
-    text = _ESCAPES.sub("", _read(path, what="topology log"))
+    with reading(path, "topology log"):
+        text = _ESCAPES.sub("", read_text(path))
     try:
         return _from_nccl(path, text) if "NCCL INFO" in text else _from_matrix(path, text)
     except (ValueError, OverflowError) as error:
         raise InvalidDocument(
             f"{path}: a number of the log is damaged: {error}; save it again"
         ) from error
-
-
-def _read(path: Path, *, what: str) -> str:
-    try:
-        return read_text(path)
-    except (OSError, ValueError) as error:
-        raise InvalidDocument(f"{path}: {what} cannot be read: {why(error)}") from error
 
 
 def as_cluster(
@@ -336,7 +330,8 @@ def _is_json(text: str) -> bool:
 
 
 def _text(path: Path) -> str:
-    text = _read(path, what="nccl-tests log")
+    with reading(path, "nccl-tests log"):
+        text = read_text(path)
     return text if _is_json(text) else _PREFIX.sub("", text.replace("\u00a0", " "))
 
 

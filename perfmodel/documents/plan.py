@@ -474,3 +474,8 @@ class PlanDocument(Document):
     next_measurement: str
     caveats: tuple[str, ...]
     warnings: tuple[str, ...]
+
+    @property
+    def machine_of(self) -> dict[str, PlanMachine]:
+        """What each option rests on, by its name."""
+        return {name: machine for machine in self.machines for name in machine.options}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from perfmodel.errors import InvalidDocument, UsageError, why
+from perfmodel.errors import InvalidDocument, UsageError, reading
 from perfmodel.files import parse_toml, read_text
 from perfmodel.units import MIB, whole
 
@@ -41,11 +41,9 @@ class TrainingConfig:
 
 def read_config(path: Path) -> TrainingConfig:
     """The settings in a trainer's file; ``InvalidDocument`` if it cannot be read."""
-    try:
+    with reading(path, "configuration"):
         text = read_text(path, most=MIB)
         found = _flat(parse_toml(text)) if path.suffix == ".toml" else _yaml(path, text)
-    except (OSError, ValueError) as error:
-        raise InvalidDocument(f"{path}: configuration cannot be read: {why(error)}") from error
     get = _Getter(path, found)
     width = get.count("model.d_model", "model.dim", "model.hidden_size", "model.n_embd")
     layers = get.count("model.n_layers", "model.n_layer", "model.num_hidden_layers")

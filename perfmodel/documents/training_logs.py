@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple, NoReturn
 
-from perfmodel.errors import InvalidDocument, UsageError, refuse_unknown, why
+from perfmodel.errors import InvalidDocument, UsageError, reading, refuse_unknown
 from perfmodel.files import read_text
 from perfmodel.units import decimal, whole
 
@@ -111,24 +111,9 @@ _ACCELERATOR: Final = re.compile(
 )
 _EACH: Final = re.compile(r"(?:per|/|each)\s*(?:gpu|device|card|rank)\b|\beach\b")
 _ALL: Final = re.compile(r"\b(?:total|all|together|overall)\b")
-_FILLERS: Final = frozenset(
-    [
-        "on",
-        "in",
-        "a",
-        "an",
-        "at",
-        "with",
-        "and",
-        "of",
-        "the",
-        "is",
-        "took",
-        "takes",
-        "reserved",
-        "memory",
-        "gpus",
-    ]
+_FILLERS: Final = (
+    *("on", "in", "a", "an", "at", "with", "and", "of", "the", "is", "took", "takes"),
+    *("reserved", "memory", "gpus"),
 )
 
 
@@ -356,10 +341,8 @@ def read_log(path: Path, *, name: str) -> tuple[Logged, tuple[str, ...]]:
 
 def _read(path: Path, name: str) -> tuple[Logged, tuple[str, ...]]:
     formats = _formats(name)
-    try:
+    with reading(path, "log"):
         lines = _COLOURS.sub("", read_text(path)).replace("\r", "\n").splitlines()
-    except (OSError, ValueError) as error:
-        raise InvalidDocument(f"{path}: log cannot be read: {why(error)}") from error
     for form in formats:
         rows = list(_rows(path, lines, form))
         if rows:

@@ -8,7 +8,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import anyio
 from anyio import CapacityLimiter, to_thread
@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from perfmodel.documents import first_problem
+from perfmodel.documents import Record, first_problem
 from perfmodel.documents.page import PageQuestion
 from perfmodel.errors import PerfModelError
 from perfmodel.page.answers import Answers
@@ -148,26 +148,21 @@ def application(answers: Answers, *, most_in_flight: int = MOST_IN_FLIGHT) -> St
     document = page(data, is_served=True)
     threads = CapacityLimiter(most_in_flight)
 
-    async def ask(request: Request) -> Response:
-        def reply(asked: PageQuestion) -> Response:
-            text = answers.answer(asked).model_dump_json()
-            return Response(text, media_type="application/json", headers=_HEADERS)
+    def answering(reply: Callable[[PageQuestion], Response]) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            return await _answered(request, threads, reply)
 
-        return await _answered(request, threads, reply)
+        return endpoint
 
-    async def tell(request: Request) -> Response:
-        def reply(asked: PageQuestion) -> Response:
-            text = answers.detail(asked).model_dump_json()
-            return Response(text, media_type="application/json", headers=_HEADERS)
+    def export(asked: PageQuestion) -> Response:
+        name = {"Content-Disposition": 'attachment; filename="perfmodel-what-if.html"'}
+        return HTMLResponse(export_html(answers, asked), headers={**_HEADERS, **name})
 
-        return await _answered(request, threads, reply)
-
-    async def export(request: Request) -> Response:
-        def reply(asked: PageQuestion) -> Response:
-            name = {"Content-Disposition": 'attachment; filename="perfmodel-what-if.html"'}
-            return HTMLResponse(export_html(answers, asked), headers={**_HEADERS, **name})
-
-        return await _answered(request, threads, reply)
+    replies = {
+        "/answer": lambda asked: _json(answers.answer(asked)),
+        "/detail": lambda asked: _json(answers.detail(asked)),
+        "/export": export,
+    }
 
     async def show(request: Request) -> Response:  # noqa: ARG001 - starlette's signature
         policy = {"Content-Security-Policy": document.policy}
@@ -176,9 +171,7 @@ def application(answers: Answers, *, most_in_flight: int = MOST_IN_FLIGHT) -> St
     return Starlette(
         routes=[
             Route("/", show, methods=["GET"]),
-            Route("/answer", ask, methods=["POST"]),
-            Route("/detail", tell, methods=["POST"]),
-            Route("/export", export, methods=["POST"]),
+            *(Route(at, answering(reply), methods=["POST"]) for at, reply in replies.items()),
         ],
         middleware=[
             Middleware(TrustedHostMiddleware, allowed_hosts=list(HOSTS), www_redirect=False),
@@ -255,6 +248,10 @@ async def _answered(
         return _refusal(422, "cannot be computed: a number is far too large or too small")
     except ValueError as error:
         return _refusal(422, f"cannot be computed: {error}")
+
+
+def _json(found: Record) -> Response:
+    return Response(found.model_dump_json(), media_type="application/json", headers=_HEADERS)
 
 
 def _refusal(status: int, reason: str) -> Response:

@@ -16,7 +16,7 @@ from perfmodel.convergence import (
 )
 from perfmodel.documents import command_line
 from perfmodel.documents.budget import BatchDocument, BatchOutlook
-from perfmodel.errors import InvalidDocument, why
+from perfmodel.errors import InvalidDocument, reading
 from perfmodel.files import read_table
 from perfmodel.units import decimal, whole
 
@@ -117,10 +117,8 @@ COLUMNS: Final = ("ranks", "local_batch", "mean_square", "square_of_mean")
 
 def read_gradient_norms(path: Path) -> list[GradientNorms]:
     """Steps in the order of the file; further columns are left alone."""
-    try:
+    with reading(path, "gradient norms"):
         rows = read_table(path, columns=COLUMNS)
-    except (OSError, ValueError) as error:
-        raise InvalidDocument(f"{path}: gradient norms cannot be read: {why(error)}") from error
     steps = [_step(row, f"{path}: line {line}") for line, row in rows]
     if len(steps) < FEWEST_STEPS:
         raise InvalidDocument(

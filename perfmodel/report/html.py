@@ -1,7 +1,6 @@
 """One file that a browser shows and a printer prints: for the person who signs."""
 
 import math
-import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +8,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from perfmodel.documents import Provenance
 from perfmodel.documents.prediction import PredictedPoint, PredictionDocument
@@ -261,13 +259,6 @@ def _mismatches(
             yield f"The prediction of {found.workload} rests on another validation."
 
 
-class Picture(NamedTuple):
-    """An inlined figure and what it shows."""
-
-    svg: str
-    caption: str
-
-
 def report_html(
     document: ProfileDocument,
     *,
@@ -282,23 +273,11 @@ def report_html(
     return template("report.html.j2").render(
         head=headline(document, predictions=predictions, judged=judged),
         measured=_filled(document, profile.machine_table) + _filled(machine, *_MEASURED),
-        measured_pictures=[
-            picture(
-                figures.compute_figure(machine),
-                "Compute time",
-                "Time of each phase of a micro-step as measured; n is the number of ranks at "
-                "work, thin lines are the host issuing work.",
-            ),
-            picture(
-                figures.collective_figure(machine),
-                "Collectives",
-                "Each collective alone on the machine, as measured.",
-            ),
-        ],
+        measured_pictures=figures.measured_pictures(machine),
         predicted=[(entry.workload, _filled(entry, *_PREDICTED)) for entry in predictions],
-        predicted_pictures=list(_prediction_pictures(predictions)),
+        predicted_pictures=figures.predicted_pictures(predictions),
         wrong=_filled(judged, *_WRONG) if judged else [],
-        wrong_pictures=_validation_pictures(judged) if judged else [],
+        wrong_pictures=figures.judged_pictures(judged) if judged else [],
         device_name=machine.device_name,
         is_validated=judged is not None,
         undetermined=machine.undetermined,
@@ -336,61 +315,6 @@ _WRONG: Final = (
 def _filled(document: _Shown, *tables: Callable[[_Shown], Table]) -> list[Table]:
     """Tables of a document that have something to show."""
     return [shown for table in tables if (shown := table(document)).rows]
-
-
-def _prediction_pictures(predictions: Sequence[PredictionDocument]) -> Iterator[Picture]:
-    if predictions:
-        yield picture(
-            figures.speedup_figure(predictions, panels=["speedup"]),
-            "Speed-up",
-            "Lines: predicted (nominal). Bands: 90 % of outcomes should lie inside. Diamonds: "
-            "real runs. Dashed grey: perfect scaling.",
-        )
-        yield picture(
-            figures.speedup_figure(predictions, panels=["efficiency"]),
-            "Efficiency",
-            "The same as a share of perfect scaling.",
-        )
-    caption = (
-        "Where the predicted step goes; hatched: communication that is not hidden, and DDP's own "
-        "work on buckets."
-    )
-    for position, found in enumerate(predictions):
-        title = f"Breakdown {position} of a step of {found.workload}"
-        yield picture(figures.breakdown_figure(found), title, "" if position else caption)
-
-
-def _validation_pictures(judged: ValidationDocument) -> list[Picture]:
-    return [
-        picture(
-            figures.parity_figure(judged),
-            "Predicted and measured",
-            "Each point is a fresh run that calibration had not seen; on the line, "
-            "prediction and run agree; the grey band is 6 % to either side.",
-        ),
-        picture(
-            figures.error_figure(judged),
-            "Error of each setting",
-            "A bar that crosses zero: the interval held the measured time.",
-        ),
-    ]
-
-
-def picture(figure: Figure, title: str, caption: str) -> Picture:
-    """A figure for the body of a page."""
-    return Picture(inline_svg(figure, title=title), caption)
-
-
-_ID: Final = re.compile(r'(\bid="|url\(#|href="#)')
-
-
-def inline_svg(figure: Figure, *, title: str) -> str:
-    """Text of a figure for the body of a page; its ids start with the title, so that none clash."""
-    text = figures.figure_bytes(figure, format="svg").decode()
-    prefix = re.sub(r"\W", "", title)
-    text = _ID.sub(rf"\g<1>{prefix}-", text[text.index("<svg") :])
-    safe = re.sub(r"[^\w .-]", "", title)
-    return text.replace("<svg ", f'<svg role="img" aria-label="{safe}" ', 1)
 
 
 def _sources(

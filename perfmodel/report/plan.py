@@ -25,8 +25,8 @@ from perfmodel.report import (
     percent,
     table,
 )
-from perfmodel.report.figures import front_figure, tornado_figure
-from perfmodel.report.html import LinkedNumbers, picture, template
+from perfmodel.report.figures import Picture, front_figure, tornado_figure
+from perfmodel.report.html import LinkedNumbers, template
 from perfmodel.units import format_bytes, format_duration
 
 _ROWS_SHOWN = 5
@@ -102,14 +102,9 @@ def plan_lines(document: PlanDocument, *, verbose: bool = False) -> list[str]:
     return lines + caveat_lines(caveats, verbose=verbose)
 
 
-def _devices(document: PlanDocument) -> dict[str, str]:
-    """Device, by option."""
-    return {name: machine.device for machine in document.machines for name in machine.options}
-
-
 def _named(document: PlanDocument, row: PlanRow) -> str:
     """Option, size and device."""
-    return f"{row.option} ({row.devices:,} x {_devices(document)[row.option]})"
+    return f"{row.option} ({row.devices:,} x {document.machine_of[row.option].device})"
 
 
 #: What counts as a little more money, and as sooner.
@@ -359,13 +354,15 @@ def decision_html(document: PlanDocument) -> str:
         ),
         prices=[(place, *rest) for place, rest in enumerate(_prices(document))],
         pictures=[
-            picture(
+            Picture(
+                "front",
                 front_figure(document),
                 "Time and cost",
                 "Ranked candidates, the front between time and cost, and the best of every option; "
                 "the cross is the 90 % interval of the first one.",
             ),
-            picture(
+            Picture(
+                "tornado",
                 tornado_figure(document),
                 "Sensitivity",
                 "Failure rates by a factor of 2, prices by 10 %; all else over the range that holds "
@@ -376,16 +373,14 @@ def decision_html(document: PlanDocument) -> str:
         digest=document.digest,
         banners=invented_prices(document.plan.prices()),
         offers=more_money_lines(document) if document.ranked else (),
-        devices=_devices(document),
+        devices={name: machine.device for name, machine in document.machine_of.items()},
         definitions=definitions,
     )
 
 
 def _machine_places(document: PlanDocument) -> dict[str, int]:
     """Place of its machine, by option."""
-    return {
-        name: place for place, machine in enumerate(document.machines) for name in machine.options
-    }
+    return {name: document.machines.index(machine) for name, machine in document.machine_of.items()}
 
 
 def _prices(document: PlanDocument) -> list[tuple[str, str, str]]:

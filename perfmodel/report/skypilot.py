@@ -14,22 +14,8 @@ from perfmodel.units import format_duration
 
 #: Accelerators as SkyPilot calls them (``sky show-gpus``); longer names before those that they hold.
 _ACCELERATORS: Final = (
-    *(
-        "GB200",
-        "GH200",
-        "B200",
-        "H200",
-        "H100",
-        "A100",
-        "L40S",
-        "L40",
-        "L4",
-        "A10G",
-        "A10",
-        "V100",
-        "T4",
-    ),
-    *("RTX4090", "RTX3090", "MI300X"),
+    *("GB200", "GH200", "B200", "H200", "H100", "A100", "L40S", "L40", "L4", "A10G", "A10"),
+    *("V100", "T4", "RTX4090", "RTX3090", "MI300X"),
 )
 #: Sizes of memory that are names of their own.
 _LARGE: Final = {"A100": "80GB", "V100": "32GB"}
@@ -60,7 +46,7 @@ def skypilot_text(document: PlanDocument, path: Path) -> str:
 def _nodes(document: PlanDocument, row: PlanRow) -> tuple[int, str]:
     """Nodes, and what each of them holds, such as ``H100:8``."""
     [option] = [each for each in document.plan.option if each.name == row.option]
-    [device] = [each.device for each in document.machines if row.option in each.options]
+    device = document.machine_of[row.option].device
     size = f" {option.device_memory}" if option.device_memory else ""
     each = math.gcd(row.devices, option.devices_per_node or DEVICES_PER_NODE)
     return row.devices // each, f"{accelerator(option.device or device + size)}:{each}"

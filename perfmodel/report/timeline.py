@@ -15,11 +15,11 @@ from perfmodel.report.figures import (
     GREY,
     figure_bytes,
     finish,
+    inline_svg,
     new_figure,
     plain,
     time_unit,
 )
-from perfmodel.report.html import inline_svg
 from perfmodel.step import Cause, Stream, Trace
 
 MOST_LANES: Final = 32

@@ -1,11 +1,12 @@
 """Verdicts of all judges as tables and lines: predicted beside measured, errors, gates."""
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from perfmodel.documents.testbed import JudgedStep, TestbedDocument
 from perfmodel.documents.verdicts import (
     CARRIED,
+    Compared,
     ErrorSummary,
     ModelsValidationDocument,
     NetworkVerdict,
@@ -31,6 +32,27 @@ from perfmodel.report import (
 )
 from perfmodel.units import format_duration
 
+_SUMMARY: Final = {
+    "Settings": "num_settings",
+    "Bias": "bias:+%",
+    "MAPE": "mape:%",
+    "Median": "median_absolute:%",
+    "Worst": "worst_absolute:%",
+}
+
+
+def _errors(path: str, *headings: str) -> dict[str, str]:
+    """Columns of a summary of errors at a path; of all its figures, or of those named."""
+    return {heading: f"{path}.{_SUMMARY[heading]}" for heading in headings or _SUMMARY}
+
+
+def _measured(entry: Compared) -> str:
+    """A measured step; below it the standard error, and in brackets the repetitions."""
+    return (
+        f"{format_duration(entry.measured_s)}\n"
+        f"+-{percent(entry.measured_relative_error)} ({entry.num_repetitions})"
+    )
+
 
 def steps_table(validation: ValidationDocument) -> Table:
     """Each held-out setting, predicted beside measured; readable on 80 columns."""
@@ -45,10 +67,7 @@ def steps_table(validation: ValidationDocument) -> Table:
             ),
             "Bucket\ncap": lambda entry: gradients(entry.setting),
             "Predicted": "predicted_s",
-            "Measured": lambda entry: (
-                f"{format_duration(entry.measured_s)}\n"
-                f"+-{percent(entry.measured_relative_error)} ({entry.num_repetitions})"
-            ),
+            "Measured": _measured,
             "<Error": "signed_error:+%",
             "<In\n90 %": "is_covered:held",
         },
@@ -102,14 +121,7 @@ def errors_table(validation: ValidationDocument) -> Table:
     return table(
         "Errors",
         [(name, summary) for name, summary in entries.items() if summary is not None],
-        {
-            "<Over": "0",
-            "Settings": "1.num_settings",
-            "Bias": "1.bias:+%",
-            "MAPE": "1.mape:%",
-            "Median": "1.median_absolute:%",
-            "Worst": "1.worst_absolute:%",
-        },
+        {"<Over": "0", **_errors("1")},
         caption=f"{percent(validation.coverage)} of settings lay inside the 90 % interval.",
     )
 
@@ -174,12 +186,9 @@ def models_table(validation: ModelsValidationDocument) -> Table:
             "Devi-\nces": "setting.world_size",
             "Micro-\nbatch": "setting.micro_batch",
             "Predicted": "predicted_s",
-            "Measured": lambda entry: (
-                f"{format_duration(entry.measured_s)}\n"
-                f"+-{percent(entry.measured_relative_error)} ({entry.num_repetitions})"
-            ),
+            "Measured": _measured,
             "<Error": "signed_error:+%",
-            "<In\n90 %": lambda entry: "yes" if entry.is_covered else "NO",
+            "<In\n90 %": "is_covered:held",
         },
         caption="Model: seed-index and family. Error: predicted over measured minus 1.",
     )
@@ -217,10 +226,7 @@ def series_table(title: str, found: Iterable[PublishedSeries]) -> Table:
         {
             "<Series": "0",
             "<Predictor": "1.method",
-            "MAPE": "1.mape:%",
-            "Median": "1.median_absolute:%",
-            "Worst": "1.worst_absolute:%",
-            "Bias": "1.bias:+%",
+            **_errors("1", "MAPE", "Median", "Worst", "Bias"),
             **(beyond if any(series.num_beyond for series in found) else {}),
             "In 90 %": lambda entry: _share(entry[1].coverage),
         },
@@ -281,9 +287,7 @@ def network_tables(document: NetworkVerdict) -> tuple[Table, Table]:
         {
             "<Predicted": "name",
             "Points": "errors.num_settings",
-            "MAPE": "errors.mape:%",
-            "Median": "errors.median_absolute:%",
-            "Bias": "errors.bias:+%",
+            **_errors("errors", "MAPE", "Median", "Bias"),
             "Noise": "noise:%",
         },
     )
@@ -291,37 +295,21 @@ def network_tables(document: NetworkVerdict) -> tuple[Table, Table]:
 
 
 def _error(entry: JudgedStep) -> str:
-    error = percent(entry.signed_error, signed=True)
-    replayed = getattr(entry, "replayed_error", None)
+    error, replayed = percent(entry.signed_error, signed=True), entry.replayed_error
     return error if replayed is None else f"{error}\n({percent(replayed, signed=True)})"
 
 
 def _host_share(entry: JudgedStep) -> str:
-    return percent(entry.own_cpu_share) + "!" * getattr(entry, "is_host_limited", False)
+    return percent(entry.own_cpu_share) + "!" * entry.is_host_limited
 
 
 def _limit(entry: JudgedStep) -> str:
     return entry.limit if entry.is_limit_named else f"{entry.limit}\nNOT {entry.predicted.limit}"
 
 
-_ON_LINKS: Final[Mapping[str, str | Callable[[Any], object]]] = {
-    "<Setting": "name",
-    "Predicted": "predicted.step_s",
-    "Measured": "measured_s",
-    "Error": _error,
-    "CV": "variation:%",
-    "Host\nCPU": _host_share,
-    "<In\n90 %": "is_covered:held",
-}
-_ON_LINKS_CAPTION: Final = (
-    "Step: median of the run. Error: predicted over measured minus 1. CV: standard deviation over "
-    "mean of the steps. Host CPU: what the ranks needed of the machine that plays them."
-)
 _OF_FAMILIES: Final[Mapping[str, str]] = {
-    "Settings": "summary.num_settings",
-    "Bias": "summary.bias:+%",
-    "MAPE": "summary.mape:%",
-    "Worst": "summary.worst_absolute:%",
+    "<Family": "name",
+    **_errors("summary", "Settings", "Bias", "MAPE", "Worst"),
     "In 90 %": "coverage:%",
 }
 
@@ -340,8 +328,7 @@ def strategies_tables(document: StrategiesDocument) -> tuple[Table, Table]:
             "<In\n90 %": "is_covered:held",
         },
     )
-    columns = {"<Family": "name", **_OF_FAMILIES}
-    return settings, table("Errors by family", document.families, columns)
+    return settings, table("Errors by family", document.families, _OF_FAMILIES)
 
 
 def testbed_tables(document: TestbedDocument) -> tuple[Table, Table]:
@@ -349,10 +336,21 @@ def testbed_tables(document: TestbedDocument) -> tuple[Table, Table]:
     settings = table(
         "Real DDP over shaped links, emulated devices: predicted from runs of 1 and 2 ranks",
         sorted(document.settings, key=lambda step: (step.family, step.name)),
-        {**_ON_LINKS, "<Limited by": _limit},
-        caption=f"{_ON_LINKS_CAPTION} From 60 % on it, and not links or devices, is the limit "
+        {
+            "<Setting": "name",
+            "Predicted": "predicted.step_s",
+            "Measured": "measured_s",
+            "Error": _error,
+            "CV": "variation:%",
+            "Host\nCPU": _host_share,
+            "<In\n90 %": "is_covered:held",
+            "<Limited by": _limit,
+        },
+        caption="Step: median of the run. Error: predicted over measured minus 1. CV: standard deviation over "
+        "mean of the steps. Host CPU: what the ranks needed of the machine that plays them. From 60 % on "
+        "it, and not links or devices, is the limit "
         "(marked !). Error in brackets: the simulation is fed the very noise of the run. Limited "
         "by: the busiest resource, measured; predicted below it where that was another by 5 % and more.",
     )
-    columns = {"<Family": "name", **_OF_FAMILIES, "Limit named": "limits_named:%"}
+    columns = {**_OF_FAMILIES, "Limit named": "limits_named:%"}
     return settings, table("Errors by family", (*document.families, *document.groups), columns)

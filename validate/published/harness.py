@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from perfmodel.documents.verdicts import PublishedErrors, PublishedRows, PublishedSeries
-from perfmodel.errors import InvalidDocument, why
+from perfmodel.errors import InvalidDocument, reading
 from perfmodel.files import read_table
 from perfmodel.statistics import BoolArray, FloatArray
 from perfmodel.units import decimal
@@ -71,10 +71,8 @@ class Source(NamedTuple):
 
 def read_rows(path: Path, *, columns: Sequence[str]) -> list[Row]:
     """All rows of a CSV file."""
-    try:
+    with reading(path, "table"):
         rows = [row for _, row in read_table(path)]
-    except (OSError, ValueError) as error:
-        raise InvalidDocument(f"{path}: table cannot be read: {why(error)}") from error
     missing = [name for name in columns if not rows or name not in rows[0]]
     if missing:
         raise InvalidDocument(f"{path}: must have rows with column {missing[0]!r}, got none")

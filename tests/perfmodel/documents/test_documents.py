@@ -17,19 +17,13 @@ from calibrate.fit.profile import fit_profile
 from perfmodel.documents import (
     STALE_AFTER_DAYS,
     Document,
-    acceptance,
     age_notes,
     append_line,
-    budget,
     command_line,
-    plan,
-    prediction,
-    testbed,
-    verdicts,
     write_atomically,
 )
-from perfmodel.documents import budget as goodput
-from perfmodel.documents.importers import CollectivesDocument
+from perfmodel.documents.acceptance import AcceptanceTerms
+from perfmodel.documents.kinds import kinds
 from perfmodel.documents.observation import (
     CollectiveObservation,
     EnvironmentObservation,
@@ -38,26 +32,10 @@ from perfmodel.documents.observation import (
     refuse_repeated,
     tasks_done,
 )
-from perfmodel.documents.profile import InferredDocument, ProfileDocument
-from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import InvalidDocument, PerfModelError
 from tests.perfmodel.profiles import PROVENANCE, Machine, as_file, profile
 
-KINDS = [
-    CollectivesDocument,
-    InferredDocument,
-    ProfileDocument,
-    WorkloadDocument,
-    *(
-        kind
-        for module in (acceptance, budget, goodput, plan, prediction, testbed, verdicts)
-        for kind in vars(module).values()
-        if isinstance(kind, type)
-        and issubclass(kind, Document)
-        and kind.__module__ == module.__name__
-        and "title" in vars(kind)
-    ),
-]
 VERSION = ProfileDocument.current_version()
 LINE = CollectiveObservation(
     task="all_reduce-2",
@@ -79,11 +57,11 @@ def refusal(path: Path, kind: type[Document] = ProfileDocument) -> str:
 
 
 def with_version(kind: type[Document], version: int) -> str:
-    is_toml = kind is acceptance.AcceptanceTerms
+    is_toml = kind is AcceptanceTerms
     return f"schema_version = {version}" if is_toml else json.dumps({"schema_version": version})
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.__name__)
 def test_old_and_missing_files_of_every_kind_name_the_command_that_makes_one(
     kind: type[Document], tmp_path: Path
 ) -> None:

@@ -45,33 +45,66 @@ def test_llm_foundry(tmp_path: Path) -> None:
     assert size_in_name(found.name) == pytest.approx(7e9)
 
 
-def test_axolotl(tmp_path: Path) -> None:
-    text = (
-        "base_model: NousResearch/Llama-2-7b-hf\nsequence_len: 4096\nmicro_batch_size: 2\n"
-        "gradient_accumulation_steps: 4\nbf16: true\nadapter: lora\ndeepspeed: zero3.json\n"
-    )
-    found = read_config(written(tmp_path, text))
-    assert (found.model, found.sequence, found.accumulation) == (
-        "NousResearch/Llama-2-7b-hf",
-        4096,
-        4,
-    )
-    assert (found.precision, found.strategy, found.frozen) == ("bf16", "zero3", True)
+AXOLOTL = """
+base_model: NousResearch/Llama-2-7b-hf
+sequence_len: 4096
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+bf16: true
+adapter: lora
+deepspeed: zero3.json
+"""
+TORCHTITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+seq_len = 8192
+[parallelism]
+data_parallel_shard_degree = -1
+"""
+LIGHTNING = """
+trainer:
+  precision: 16-mixed
+  strategy: ddp
+  accumulate_grad_batches: 2
+data:
+  batch_size: 32
+"""
 
 
-def test_torchtitan(tmp_path: Path) -> None:
-    text = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 8192\n'
-    text += "[parallelism]\ndata_parallel_shard_degree = -1\n"
-    found = read_config(written(tmp_path, text, "train.toml"))
-    assert (found.model, found.micro_batch, found.sequence) == ("llama3 8B", 1, 8192)
-    assert found.strategy == "fsdp"
-
-
-def test_lightning(tmp_path: Path) -> None:
-    text = "trainer:\n  precision: 16-mixed\n  strategy: ddp\n  accumulate_grad_batches: 2\ndata:\n  batch_size: 32\n"
-    found = read_config(written(tmp_path, text))
-    assert (found.precision, found.strategy, found.accumulation) == ("bf16", "ddp", 2)
-    assert found.micro_batch == 32
+@pytest.mark.parametrize(
+    ("text", "name", "told"),
+    [
+        (
+            AXOLOTL,
+            "train.yaml",
+            {
+                "model": "NousResearch/Llama-2-7b-hf",
+                "sequence": 4096,
+                "accumulation": 4,
+                "precision": "bf16",
+                "strategy": "zero3",
+                "frozen": True,
+            },
+        ),
+        (
+            TORCHTITAN,
+            "train.toml",
+            {"model": "llama3 8B", "micro_batch": 1, "sequence": 8192, "strategy": "fsdp"},
+        ),
+        (
+            LIGHTNING,
+            "train.yaml",
+            {"precision": "bf16", "strategy": "ddp", "accumulation": 2, "micro_batch": 32},
+        ),
+    ],
+    ids=["axolotl", "torchtitan", "lightning"],
+)
+def test_other_trainers(tmp_path: Path, text: str, name: str, told: dict[str, object]) -> None:
+    found = read_config(written(tmp_path, text, name))
+    assert {key: getattr(found, key) for key in told} == told
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.documents import training_logs
-from perfmodel.documents.training_logs import Unit, read_log, read_observed
+from perfmodel.documents.training_logs import Logged, Unit, read_log, read_observed
 from perfmodel.errors import InvalidDocument, UsageError
 
 
@@ -55,6 +55,12 @@ def test_what_is_not_understood_is_refused(text: str, problem: str) -> None:
         read_observed(text)
 
 
+def read(folder: Path, text: str, name: str) -> tuple[Logged, tuple[str, ...]]:
+    path = folder / "log"
+    path.write_text(text)
+    return read_log(path, name=name)
+
+
 LINES = {
     "lightning": "Epoch 0:  {n}%|x| {n}/100 [00:25<03:45,  2.50s/it, v_num=0]",
     "hf": " {n}%|x| {n}/100 [00:25<03:45,  2.50s/it]",
@@ -67,21 +73,18 @@ LINES = {
 
 @pytest.mark.parametrize("name", LINES)
 def test_logs_of_trainers(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "log"
-    path.write_text("\n".join(LINES[name].format(n=n) for n in range(1, 11)))
-    found, notes = read_log(path, name=name)
+    text = "\n".join(LINES[name].format(n=n) for n in range(1, 11))
+    found, notes = read(tmp_path, text, name)
     assert found.value == pytest.approx(7500 if found.unit is Unit.TOKENS else 2.5)
     assert found.per_device is (True if found.unit is Unit.TOKENS else None)
     assert "first 3 lines left out as warm-up" in notes[0]
 
 
 def test_colours_and_thousands(tmp_path: Path) -> None:
-    path = tmp_path / "log"
     lines = (
         f"\x1b[31mstep: {n:,}  \x1b[34mtps: 7,123  \x1b[35mmfu: 37 %" for n in range(998, 1010)
     )
-    path.write_text("\n".join(lines))
-    found, _ = read_log(path, name="torchtitan")
+    found, _ = read(tmp_path, "\n".join(lines), "torchtitan")
     assert (found.value, found.text) == (7123, "log: median of 11 lines")
 
 
@@ -94,20 +97,16 @@ def bars(*runs: tuple[int, int, float]) -> str:
 
 
 def test_bars_of_other_lengths_are_told(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_text(bars((20, 100, 2.5), (9, 13, 0.4), (30, 200, 5.0)))
-    found, notes = read_log(path, name="hf")
+    found, notes = read(tmp_path, bars((20, 100, 2.5), (9, 13, 0.4), (30, 200, 5.0)), "hf")
     assert found.value == 5.0
     assert "evaluation or another run: 20 of 100 steps, 9 of 13 steps" in notes[-1]
 
 
 def test_a_log_whose_speed_changes_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_text(of(*((n, 2000.0 if n < 20 else 1000.0) for n in range(1, 60))))
-    _, notes = read_log(path, name="megatron")
+    fast, slow = (of(*((n, ms if n < 20 else 1e3) for n in range(1, 60))) for ms in (1.1e3, 2e3))
+    _, notes = read(tmp_path, slow, "megatron")
     assert "speed changes from 2 to 1 s per step along the log" in notes[-1]
-    path.write_text(of(*((n, 1100.0 if n < 20 else 1000.0) for n in range(1, 60))))
-    assert len(read_log(path, name="megatron")[1]) == 1
+    assert len(read(tmp_path, fast, "megatron")[1]) == 1
 
 
 def of(*pairs: tuple[int, float]) -> str:
@@ -117,9 +116,8 @@ def of(*pairs: tuple[int, float]) -> str:
 
 
 def test_pauses_are_left_out_and_told(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_text(of(*((n, 60_000.0 if n == 8 else 1000.0) for n in range(1, 12))))
-    found, notes = read_log(path, name="megatron")
+    paused = of(*((n, 60_000.0 if n == 8 else 1000.0) for n in range(1, 12)))
+    found, notes = read(tmp_path, paused, "megatron")
     assert found.value == pytest.approx(1.0)
     assert "1 lines left out as pauses" in notes[1]
 
@@ -136,18 +134,14 @@ def test_a_pasted_log_of_three_lines_is_enough(
     tmp_path: Path, text: str, name: str, seconds: float, left_out: int
 ) -> None:
     """Trainers print every tenth step: only the first line holds warm-up."""
-    path = tmp_path / "log"
-    path.write_text(text)
-    found, notes = read_log(path, name=name)
+    found, notes = read(tmp_path, text, name)
     assert found.value == pytest.approx(seconds)
     assert f"first {left_out} lines left out" in notes[0]
 
 
 def test_a_second_epoch_is_the_same_run(tmp_path: Path) -> None:
-    path = tmp_path / "log"
     lines = [f"Epoch {e}: 1%|x| {n}/5 [00:1<0:1, 2.00it/s]" for e in (0, 1) for n in range(1, 6)]
-    path.write_text("\r".join(lines))
-    assert read_log(path, name="lightning")[0].value == pytest.approx(2.0)
+    assert read(tmp_path, "\r".join(lines), "lightning")[0].value == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(
@@ -159,10 +153,8 @@ def test_a_second_epoch_is_the_same_run(tmp_path: Path) -> None:
     ],
 )
 def test_logs_that_say_nothing_are_refused(tmp_path: Path, text: str, problem: str) -> None:
-    path = tmp_path / "log"
-    path.write_text(text)
     with pytest.raises(InvalidDocument, match=problem):
-        read_log(path, name="megatron")
+        read(tmp_path, text, "megatron")
 
 
 @pytest.mark.parametrize(
@@ -174,9 +166,8 @@ def test_logs_that_say_nothing_are_refused(tmp_path: Path, text: str, problem: s
     ],
 )
 def test_formats_that_are_none(tmp_path: Path, name: str, problem: str) -> None:
-    (tmp_path / "log").write_text("")
     with pytest.raises(UsageError, match=problem):
-        read_log(tmp_path / "log", name=name)
+        read(tmp_path, "", name)
 
 
 def test_a_pattern_that_tries_every_way_is_ended(
@@ -185,8 +176,7 @@ def test_a_pattern_that_tries_every_way_is_ended(
     """2^60 ways to divide the line; who was to be called at an alarm is so again."""
     monkeypatch.setattr(training_logs, "_PATIENCE_S", 0.2)
     before = signal.getsignal(signal.SIGALRM)
-    (tmp_path / "log").write_text("a" * 60)
     with pytest.raises(UsageError, match=r"within 0.2 s; leave out a repetition .* got '\(a\+\)\+"):
-        read_log(tmp_path / "log", name="regex:(a+)+ (?P<s>[0-9]+)")
+        read(tmp_path, "a" * 60, "regex:(a+)+ (?P<s>[0-9]+)")
     assert signal.getsignal(signal.SIGALRM) == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

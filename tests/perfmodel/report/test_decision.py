@@ -2,7 +2,6 @@
 
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -13,38 +12,10 @@ from perfmodel.documents.plan import PlanDocument
 from perfmodel.report.plan import decision_html
 from perfmodel.units import PREFIXES
 from tests.perfmodel.plan.plans import PLAN, TODAY, written
-from tests.perfmodel.report.test_html import read
+from tests.perfmodel.report.test_html import loads_and_runs_nothing, read
 
 UNITS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "%": 0.01}
 BYTES = {f"{prefix}B": factor for prefix, factor in PREFIXES.items()}
-
-
-class Links(HTMLParser):
-    """Text, path and target of every number that is linked; ids of the page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ids: set[str] = set()
-        self.numbers: list[tuple[str, str, str]] = []
-        self._open: tuple[str, str] | None = None
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = dict(attrs)
-        if values.get("id"):
-            self.ids.add(str(values["id"]))
-        if tag == "a" and "data-path" in values:
-            self._open = (str(values["data-path"]), str(values["href"]))
-
-    def handle_data(self, data: str) -> None:
-        if self._open is not None:
-            self.numbers.append((data, *self._open))
-            self._open = None
-
-
-def links(page: str) -> Links:
-    found = Links()
-    found.feed(page)
-    return found
 
 
 def at(values: Any, path: str) -> Any:
@@ -79,7 +50,7 @@ def page(document: PlanDocument) -> str:
 
 def test_the_figures_of_the_text_are_those_of_the_json(page: str, document: PlanDocument) -> None:
     values = json.loads(document.model_dump_json())
-    found = links(page)
+    found = read(page)
     assert len(found.numbers) > 100
     for text, path, target in found.numbers:
         assert agrees(text, at(values, path)), (text, path, at(values, path))
@@ -98,14 +69,10 @@ def test_no_number_of_the_first_page_stands_without_its_source(page: str) -> Non
 
 def test_the_page_is_balanced_and_loads_nothing(page: str) -> None:
     reader = read(page)
-    assert all(load.startswith("#") for load in reader.loads)
-    assert reader.tags.isdisjoint({"script", "iframe", "link", "img", "object", "embed"})
     assert {"recommendation", "risk", "basis", "change", "others", "options", "sources"} <= (
         reader.sections
     )
-    assert len(reader.ids) == len(set(reader.ids))
-    assert "@media print" in page
-    assert "default-src 'none'" in page
+    loads_and_runs_nothing(page)
 
 
 def test_what_is_not_feasible_is_said_at_the_top(tmp_path: Path) -> None:
