@@ -14,7 +14,7 @@ from calibrate.gpus import refuse_used, sampled
 from calibrate.launch import Launch, Launcher
 from calibrate.locks import LOCK_TIMEOUT_S, folder_to_itself, machine_to_itself
 from calibrate.task import StepTask, Task, WorkOrder, failure_of
-from perfmodel.documents import append_line, seals, trim_unfinished_line, write_atomically
+from perfmodel.documents import seals
 from perfmodel.documents.observation import (
     EnvironmentObservation,
     FailedObservation,
@@ -32,7 +32,7 @@ from perfmodel.errors import (
     reading,
     why,
 )
-from perfmodel.files import read_json
+from perfmodel.files import append_line, read_json, trim_unfinished_line, write_atomically
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.units import Seconds
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from calibrate.processes import answer_of
-from perfmodel.documents import append_line
 from perfmodel.documents.observation import POWER_LIMIT, GpuObservation
 from perfmodel.errors import MeasurementFailed, UsageError
+from perfmodel.files import append_line
 from perfmodel.units import GIB, MIB, Seconds, format_bytes
 
 #: Facts of one GPU as plain JSON; a value is None where nobody tells.

@@ -37,7 +37,7 @@ from calibrate.random_blocks import (
     mlp,
     width_between,
 )
-from perfmodel.documents import write_atomically
+from perfmodel.files import write_atomically
 from perfmodel.tracing.source import SampleSize
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.trace import TracedModel, trace_model

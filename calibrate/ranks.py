@@ -13,8 +13,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from calibrate.processes import die_with_parent
 from calibrate.task import Task, failure_of
-from perfmodel.documents import append_line
 from perfmodel.documents.observation import OUT_OF_MEMORY
+from perfmodel.files import append_line
 from perfmodel.tracing.fork import Fork
 
 Result = TypeVar("Result")

@@ -22,7 +22,7 @@ from calibrate.device import Device
 from calibrate.devices import open_device
 from calibrate.environment import torch_facts
 from calibrate.processes import die_with_parent
-from perfmodel.documents import write_atomically
+from perfmodel.files import write_atomically
 
 _WIDTH = 256
 #: Arrays of 1 KiB to 256 MiB. [B]

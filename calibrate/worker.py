@@ -50,12 +50,12 @@ from calibrate.task import (
     num_ranks,
 )
 from calibrate.virtual import with_truth
-from perfmodel.documents import append_line
 from perfmodel.documents.observation import (
     EnvironmentObservation,
     Observation,
     ProcessorObservation,
 )
+from perfmodel.files import append_line
 from perfmodel.layout import parse_layout
 
 

@@ -21,7 +21,7 @@ from calibrate.gpus import refuse_used
 from calibrate.launch import Launch, Launcher
 from calibrate.locks import folder_to_itself, machine_to_itself
 from calibrate.topology import LaunchFlags
-from perfmodel.documents import command_line, file_sha256, installed_version, write_atomically
+from perfmodel.documents import command_line, file_sha256, installed_version
 from perfmodel.documents.observation import gpu_faults, read_observations
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import (
@@ -38,7 +38,7 @@ from perfmodel.errors import (
     UsageError,
     why,
 )
-from perfmodel.files import MOST_BYTES, MOST_LOG_BYTES, Unreadable, read_bytes
+from perfmodel.files import MOST_BYTES, MOST_LOG_BYTES, Unreadable, read_bytes, write_atomically
 from perfmodel.units import Bytes, Seconds, format_bytes, format_duration
 from validate.judging import measured_steps
 from validate.memory import MemorySummary, read_summary

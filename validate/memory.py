@@ -20,10 +20,10 @@ from calibrate.environment import described, place
 from calibrate.gpus import refuse_used
 from calibrate.locks import machine_to_itself, work_folder
 from calibrate.topology import LaunchFlags
-from perfmodel.documents import Record, Text, checked, write_atomically
+from perfmodel.documents import Record, Text, checked
 from perfmodel.documents.verdicts import ErrorSummary, Gate
 from perfmodel.errors import PerfModelError, reading
-from perfmodel.files import read_json
+from perfmodel.files import read_json, write_atomically
 from perfmodel.units import format_bytes
 from perfmodel.workload.step import OPTIMIZERS
 from validate.judging import gate, summarise_any

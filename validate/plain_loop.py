@@ -28,7 +28,6 @@ from calibrate.processes import die_with_parent
 from calibrate.ranks import Ranks, join, one_line_of, ran_out_of_memory
 from calibrate.task import StepTask, WorkOrder, failure_of
 from calibrate.virtual import with_truth
-from perfmodel.documents import append_line
 from perfmodel.documents.observation import (
     EnvironmentObservation,
     LoopObservation,
@@ -36,6 +35,7 @@ from perfmodel.documents.observation import (
     PeakMemory,
     ProcessorObservation,
 )
+from perfmodel.files import append_line
 from perfmodel.layout import Synchronisation
 from perfmodel.tracing.reference import REFERENCES
 from perfmodel.units import Seconds

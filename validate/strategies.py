@@ -21,7 +21,6 @@ from calibrate.task import LayoutTask
 from perfmodel.answer import Question
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import open_workload
-from perfmodel.documents import write_atomically
 from perfmodel.documents.observation import (
     LayoutObservation,
     StackSpec,
@@ -31,6 +30,7 @@ from perfmodel.documents.observation import (
 from perfmodel.documents.verdicts import ComparedStrategy, StrategiesDocument, StrategyFamily
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, refuse_unknown
+from perfmodel.files import write_atomically
 from perfmodel.layout import RunSetting, parse_layout
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import Interval

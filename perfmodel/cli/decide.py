@@ -245,12 +245,12 @@ def plan_options(
     with working("plan options"):
         document = use_case(plan, prices=prices, today=today, argv=sys.argv)
     if report is not None:
-        from perfmodel.documents import write_atomically
+        from perfmodel.files import write_atomically
         from perfmodel.report.plan import decision_html
 
         write_atomically(report, decision_html(document))
     if export is not None and document.ranked:
-        from perfmodel.documents import write_atomically
+        from perfmodel.files import write_atomically
         from perfmodel.report.skypilot import skypilot_text
 
         write_atomically(export, skypilot_text(document, export))

@@ -371,7 +371,6 @@ def network_import(
     nic_bandwidth: Annotated[BytesPerSecond | None, _ADAPTER] = None,
 ) -> None:
     """Write a cluster file from what a machine says about its links."""
-    from perfmodel.documents import write_atomically
     from perfmodel.documents.clusters import cluster_text
     from perfmodel.documents.importers import as_cluster, read_topology
 

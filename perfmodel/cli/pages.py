@@ -55,7 +55,7 @@ def serve(
         raise UsageError(f"--port: must be from 0 to {_HIGHEST_PORT}, got {port}")
     if ask is not None and export is None:
         raise UsageError("--ask: must come with --export, got it alone")
-    from perfmodel.documents import write_atomically
+    from perfmodel.files import write_atomically
     from perfmodel.page import read_session, unmeasured_machines
     from perfmodel.page.answers import Answers
     from perfmodel.page.export import export_html, question_of, start
@@ -112,9 +112,9 @@ def report(
     from perfmodel.answer import Question
     from perfmodel.answer.answer import Forecast, table
     from perfmodel.answer.measured import check_machine, open_workload
-    from perfmodel.documents import write_atomically
     from perfmodel.documents.profile import ProfileDocument
     from perfmodel.documents.verdicts import ValidationDocument
+    from perfmodel.files import write_atomically
     from perfmodel.report.figures import figure_bytes, report_figures
     from perfmodel.report.html import report_html
 

@@ -176,7 +176,7 @@ def predict(
         show_document(document, prediction_table(document), lines, as_json=as_json, output=output)
     _tell(context, "prediction", output)
     if plot is not None:
-        from perfmodel.documents import write_atomically
+        from perfmodel.files import write_atomically
         from perfmodel.report.figures import figure_bytes, speedup_figure
 
         form: Literal["svg", "png"] = "svg" if plot.suffix == ".svg" else "png"
@@ -250,7 +250,7 @@ def _tell(context: typer.Context, what: str, path: Path | None) -> None:
 
 def _write_step(context: typer.Context, step: "Trace", name: str) -> None:
     """Write the simulated step as a Chrome trace and as a picture, if asked to."""
-    from perfmodel.documents import write_atomically
+    from perfmodel.files import write_atomically
 
     trace, timeline = context.params["trace"], context.params["timeline"]
     if step.skipped_s:

@@ -414,8 +414,8 @@ def acceptance_write(
 ) -> None:
     """Write clauses for a contract: what a machine like the one of the profile does."""
     from perfmodel.api import acceptance_terms, read_profile
-    from perfmodel.documents import write_atomically
     from perfmodel.documents.budget import GoodputDocument
+    from perfmodel.files import write_atomically
     from perfmodel.report.batch import terms_lines, terms_table
 
     terms = acceptance_terms(

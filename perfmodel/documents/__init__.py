@@ -2,18 +2,11 @@
 
 import dataclasses
 import datetime as dt
-import errno
 import functools
-import glob
 import hashlib
 import importlib
 import json
-import os
-import secrets
-import stat
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Self, TypeVar, get_args
@@ -23,8 +16,14 @@ from pydantic_core import SchemaValidator
 
 from perfmodel.documents import seals
 from perfmodel.errors import InvalidDocument, PerfModelError, did_you_mean, reading, why
-from perfmodel.files import MOST_LOG_BYTES, parse_json, parse_toml, read_bytes, read_text
-from perfmodel.units import HOUR_S
+from perfmodel.files import (
+    MOST_LOG_BYTES,
+    parse_json,
+    parse_toml,
+    read_bytes,
+    read_text,
+    write_atomically,
+)
 
 _Line = TypeVar("_Line")
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -259,39 +258,6 @@ def read_lines(path: Path, kind: TypeAdapter[_Line], *, what: str) -> list[_Line
     return found
 
 
-def append_line(path: Path, line: str) -> None:
-    """Add one line to a file, made if there is none; it is on disk when this returns."""
-    is_new = not path.exists()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise PerfModelError(
-            f"{path}: cannot be written: {why(error)}; what stood there is kept"
-        ) from error
-    if is_new:
-        _sync_folder(path)
-
-
-def trim_unfinished_line(path: Path) -> None:
-    """Cut off what an interrupted writer left after the last complete line, if there is a file."""
-    if not path.exists():
-        return
-    try:
-        content = path.read_bytes()
-        end = content.rfind(b"\n") + 1
-        if end < len(content):
-            with path.open("r+b") as file:
-                file.truncate(end)
-    except OSError as error:
-        raise PerfModelError(
-            f"{path}: cannot be continued: {error.strerror}; choose another --out"
-        ) from error
-
-
 def first_problem(error: ValidationError, model: type[BaseModel] | None = None) -> str:
     """Where in a document the first rule is broken, the rule, and the value.
 
@@ -356,74 +322,6 @@ def _got(value: object) -> str:
     """The value, unless it is a whole table, or a list of tables."""
     parts = value if isinstance(value, list | tuple) else (value,)
     return "" if any(isinstance(part, dict) for part in parts) else f", got {str(value)[:80]}"
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace a file in one step; links, pipes and devices stay what they are and are written through."""
-    content = content.encode() if isinstance(content, str) else content
-    target = Path(os.path.realpath(path)) if path.is_symlink() else path
-    # a link in a circle leads to itself: writing through it says so
-    is_plain = target.is_file() or not (target.exists() or target.is_symlink())
-    # beside the target of a link: its readers too never see half a file
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(_TOKEN_BYTES)}")
-    try:
-        if not is_plain:
-            path.write_bytes(content)
-            return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(target)
-        _write_new(temporary, content, like=target)
-        temporary.replace(target)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise PerfModelError(
-            f"{path}: cannot be written: {error.strerror or error}; "
-            "free space or choose another folder, nothing was overwritten"
-        ) from error
-    _sync_folder(target)
-
-
-def _write_new(path: Path, content: bytes, *, like: Path) -> None:
-    """A new file that is on disk when this returns, with the rights of the user's umask or of an older file."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
-        if like.exists():
-            os.fchmod(file.fileno(), stat.S_IMODE(like.stat().st_mode))
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    """Put the name of a file on disk: a crash may else undo that it was made or replaced."""
-    try:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        # a folder that may be written but not read, or a file system that promises nothing
-        if error.errno not in (errno.EACCES, errno.EINVAL, errno.ENOTSUP):
-            raise PerfModelError(
-                f"{path}: was written, but may be lost if the power fails: {why(error)}"
-            ) from error
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Remove what writers of a file left beside it when they were killed."""
-    pattern = f".{glob.escape(path.name)}.{'?' * 2 * _TOKEN_BYTES}"
-    for left in path.parent.glob(pattern):
-        with suppress(OSError):
-            found = left.lstat()
-            is_old = time.time() - found.st_mtime > HOUR_S
-            if is_old and found.st_uid == os.getuid() and stat.S_ISREG(found.st_mode):
-                left.unlink()
-
-
-#: Of the names of files that are not complete.
-_TOKEN_BYTES: Final = 4
 
 
 #: Drivers, libraries and neighbours change: a calibration older than this is said to be old.

@@ -21,7 +21,10 @@ def kinds() -> tuple[type[Document], ...]:
         kind
         for name in _MODULES
         for kind in vars(importlib.import_module(f"perfmodel.documents.{name}")).values()
-        if isinstance(kind, type) and issubclass(kind, Document) and "title" in vars(kind)
+        if isinstance(kind, type)
+        and issubclass(kind, Document)
+        and kind is not Document
+        and "title" in vars(kind)
     ]
     return tuple(dict.fromkeys(found))
 

@@ -13,13 +13,9 @@ from pydantic import (
     model_validator,
 )
 
-from perfmodel.documents import (
-    Record,
-    append_line,
-    read_lines,
-    trim_unfinished_line,
-)
+from perfmodel.documents import Record, read_lines
 from perfmodel.documents.verdicts import StrategyFamily, Verdict
+from perfmodel.files import append_line, trim_unfinished_line
 from perfmodel.statistics import Interval, Share
 
 #: A resource is told from the next one where it is busier by this factor: what the same work costs the
@@ -200,20 +196,22 @@ class HostUse(Record):
         return self.steal_cpu_s / (self.window_s * self.num_cores)
 
 
-class _StepsRun(Record):
+class _Run(Record):
     started_utc: float
-    step_s: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
-    """From the end of one step of the last rank to the end of the next. [s]"""
-    link_bytes: dict[str, NonNegativeInt]
-    """Sent during the timed steps over each shaped link. [B]"""
     host: HostUse
+    attempts: PositiveInt = 1
+    """Runs until other guests left the machine alone; the quietest is kept."""
 
 
-class TrainingRun(_StepsRun):
+class TrainingRun(_Run):
     """What one training setting did."""
 
     kind: Literal["training"] = "training"
     setting: TrainingSetting
+    step_s: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
+    """From the end of one step of the last rank to the end of the next. [s]"""
+    link_bytes: dict[str, NonNegativeInt]
+    """Sent during the timed steps over each shaped link. [B]"""
     factors: tuple[tuple[PositiveFloat, ...], ...]
     """Shape ``(num_ranks, num_steps)``: pace of each device in each step; 1.2 is 20 % slower."""
     compute_s: tuple[tuple[PositiveFloat, ...], ...]
@@ -222,24 +220,18 @@ class TrainingRun(_StepsRun):
     late_mean_s: NonNegativeFloat
     """By how much emulated layers ended after their time. [s]"""
     late_p99_s: NonNegativeFloat
-    attempts: PositiveInt = 1
-    """Runs until other guests left the machine alone; the quietest is kept."""
 
 
-class CollectiveRun(Record):
+class CollectiveRun(_Run):
     """What the collectives took."""
 
     kind: Literal["collective"] = "collective"
     setting: CollectiveSetting
-    started_utc: float
     durations_s: tuple[tuple[PositiveFloat, ...], ...]
     """For each size all repeats of the first group: from the last rank's start to the last rank's
     end. [s]"""
     cpu_s: tuple[NonNegativeFloat, ...]
     """CPU time of all ranks of a group per collective, for each size. [s]"""
-    host: HostUse
-    attempts: PositiveInt = 1
-    """Runs until other guests left the machine alone; the quietest is kept."""
 
 
 Run = Annotated[TrainingRun | CollectiveRun, Field(discriminator="kind")]

@@ -200,29 +200,20 @@ class _Format(NamedTuple):
     Two patterns, because one with ``.*`` inside takes time with the square of a line.
     """
 
-    pattern: re.Pattern[str]
+    pattern: str
     unit: Unit
     scale: float = 1.0
     per_device: bool | None = None
-    before: re.Pattern[str] = re.compile("")
+    before: str = ""
+    flags: re.RegexFlag = re.IGNORECASE
 
     def groups(self, line: str) -> dict[str, str | None] | None:
         """The groups of both patterns; None if a line holds no value."""
-        found = self.pattern.search(line)
-        before = self.before.match(line, 0, found.start()) if found else None
+        found = re.compile(self.pattern, self.flags).search(line)
+        before = (
+            re.compile(self.before, self.flags).match(line, 0, found.start()) if found else None
+        )
         return None if not (found and before) else before.groupdict() | found.groupdict()
-
-
-def _format(
-    pattern: str,
-    unit: Unit,
-    scale: float = 1.0,
-    *,
-    per_device: bool | None = None,
-    before: str = "",
-) -> _Format:
-    patterns = (re.compile(each, re.IGNORECASE) for each in (pattern, before))
-    return _Format(next(patterns), unit, scale, per_device, next(patterns))
 
 
 _FLOAT: Final = r"(?P<value>[\d,]*\.?\d+(?:e[+-]?\d+)?)"
@@ -230,18 +221,18 @@ _EPOCH: Final = r"(?:.*?epoch (?P<epoch>\d+))?"
 _STEP: Final = r".*?step:\s*(?P<step>[\d,]+)"
 _BAR: Final = r"\b(?P<step>\d+)/(?P<total>\d+) \[[\d:]+<[\d:?]+,\s*"
 _BARS: Final = (
-    _format(rf"{_BAR}{_FLOAT}\s*s/it", Unit.STEP, before=_EPOCH),
-    _format(rf"{_BAR}{_FLOAT}\s*it/s", Unit.STEPS, before=_EPOCH),
+    _Format(rf"{_BAR}{_FLOAT}\s*s/it", Unit.STEP, before=_EPOCH),
+    _Format(rf"{_BAR}{_FLOAT}\s*it/s", Unit.STEPS, before=_EPOCH),
 )
 #: By trainer, the likeliest first: the first that a log holds is read.
 FORMATS: Final = {
     "lightning": _BARS,
     "hf": (
         *_BARS,
-        _format(rf"'train_steps_per_second': '?{_FLOAT}", Unit.STEPS),
+        _Format(rf"'train_steps_per_second': '?{_FLOAT}", Unit.STEPS),
     ),
     "megatron": (
-        _format(
+        _Format(
             rf"elapsed time per iteration \(ms\): {_FLOAT}",
             Unit.STEP,
             1e-3,
@@ -249,12 +240,12 @@ FORMATS: Final = {
         ),
     ),
     "torchtitan": (
-        _format(rf"\btps: {_FLOAT}", Unit.TOKENS, per_device=True, before=_STEP),
-        _format(rf"\bmfu: {_FLOAT}%", Unit.MFU, 0.01, before=_STEP),
+        _Format(rf"\btps: {_FLOAT}", Unit.TOKENS, per_device=True, before=_STEP),
+        _Format(rf"\bmfu: {_FLOAT}%", Unit.MFU, 0.01, before=_STEP),
     ),
     "llm-foundry": (
-        _format(rf"throughput/device/tokens_per_sec: {_FLOAT}", Unit.TOKENS, per_device=True),
-        _format(rf"throughput/batches_per_sec: {_FLOAT}", Unit.STEPS),
+        _Format(rf"throughput/device/tokens_per_sec: {_FLOAT}", Unit.TOKENS, per_device=True),
+        _Format(rf"throughput/batches_per_sec: {_FLOAT}", Unit.STEPS),
     ),
 }
 #: Groups that a pattern of one's own may name.
@@ -287,11 +278,8 @@ def _formats(name: str) -> Sequence[_Format]:
             f"'regex:took (?P<ms>[0-9.]+) ms', got {pattern!r}"
         )
     unit, scale, per_device = GROUPS[named[0]]
-    return (
-        _Format(
-            re.compile(pattern.replace(f"?P<{named[0]}>", "?P<value>")), unit, scale, per_device
-        ),
-    )
+    valued = pattern.replace(f"?P<{named[0]}>", "?P<value>")
+    return (_Format(valued, unit, scale, per_device, flags=re.NOFLAG),)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from html import escape
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -317,6 +318,24 @@ class Table:
         if is_folded or whole > width or 0 in widths or not is_narrow:
             return None
         return "\n".join(line.ljust(whole) for line in lines)
+
+    def html(self) -> str:
+        """For a page, or for a notebook, which has no style sheet; names are text, never markup."""
+        left, right = 'class="text" style="text-align:left"', 'style="text-align:right"'
+
+        def row(tag: str, cells: Iterable[str]) -> str:
+            found = (
+                f"<{tag} {left if is_text else right}>{escape(cell)}</{tag}>"
+                for cell, is_text in zip(cells, self.is_text, strict=True)
+            )
+            return f"<tr>{''.join(found)}</tr>".replace("\n", "<br>")
+
+        head = row("th", (each.replace("-\n", "").replace("\n", " ") for each in self.headings))
+        rows = "\n".join(row("td", cells) for cells in self.rows)
+        return (
+            f"<table>\n<caption>{escape(self.title)}</caption>\n<thead>{head}</thead>\n<tbody>\n{rows}\n"
+            "</tbody>\n</table>"
+        )
 
     def __rich__(self) -> "RichTable":
         """For a terminal; names are text, never markup."""

@@ -3,7 +3,7 @@
 import dataclasses
 import importlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import singledispatch
 from html import escape
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -92,24 +92,8 @@ def text(found: object) -> str:
 def html(found: object) -> str:
     """Tables and sentences as HTML."""
     answer = answer_of(found)
-    lines = "<br>".join(map(escape, answer.lines))
-    return "\n".join((*map(_html_table, answer.tables), f"<p>{lines}</p>"))
-
-
-def _html_table(shown: Table) -> str:
-    def row(tag: str, cells: Sequence[str]) -> Iterator[str]:
-        yield "<tr>"
-        for cell, is_text in zip(cells, shown.is_text, strict=True):
-            side = "left" if is_text else "right"
-            words = escape(cell).replace("\n", "<br>")
-            yield f'<{tag} style="text-align:{side}">{words}</{tag}>'
-        yield "</tr>"
-
-    parts = [f"<table><caption>{escape(shown.title)}</caption><thead>", *row("th", shown.headings)]
-    parts.append("</thead><tbody>")
-    for cells in shown.rows:
-        parts += row("td", cells)
-    return "".join((*parts, f"</tbody></table><p><small>{escape(shown.caption)}</small></p>"))
+    tables = (f"{t.html()}<p><small>{escape(t.caption)}</small></p>" for t in answer.tables)
+    return "\n".join((*tables, f"<p>{'<br>'.join(map(escape, answer.lines))}</p>"))
 
 
 @singledispatch

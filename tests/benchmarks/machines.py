@@ -38,11 +38,11 @@ from calibrate.step_table import (
 )
 from perfmodel.cost.step_curves import shipped_priors
 from perfmodel.cost.step_law import CONSTANTS, first_priors
-from perfmodel.documents import Provenance, file_sha256, write_atomically
+from perfmodel.documents import Provenance, file_sha256
 from perfmodel.documents.hardware import find_device, shipped_catalogue
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import UntraceableModel, UsageError
-from perfmodel.files import read_table
+from perfmodel.files import read_table, write_atomically
 from perfmodel.machine.measured import CollectiveProfile, CurvePoint, MeasuredMachine, MemoryFormat
 from perfmodel.workload.step import TracedStep
 from validate.published import devices

@@ -6,10 +6,10 @@ For recorded documents of an older version, and for fixtures that were edited on
 import sys
 from pathlib import Path
 
-from perfmodel.documents import seals, write_atomically
+from perfmodel.documents import seals
 from perfmodel.documents.kinds import kind_of
 from perfmodel.errors import PerfModelError
-from perfmodel.files import read_json
+from perfmodel.files import read_json, write_atomically
 
 
 def seal(path: Path) -> str:

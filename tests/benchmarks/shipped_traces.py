@@ -10,9 +10,9 @@ from unittest.mock import patch
 import typer
 
 from perfmodel import models
-from perfmodel.documents import write_atomically
 from perfmodel.documents.profile import ProfileDocument, shipped_machines
 from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.files import write_atomically
 
 MODEL: Final = "torchvision:resnet50"
 #: One machine for each precision in which published steps are known.

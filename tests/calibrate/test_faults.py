@@ -13,7 +13,6 @@ from calibrate.launch import Launch
 from calibrate.locks import FOLDER_LOCK
 from calibrate.processes import ProcessTree
 from calibrate.task import WorkOrder
-from perfmodel.documents import append_line
 from perfmodel.documents.observation import (
     EnvironmentObservation,
     ProcessorObservation,
@@ -22,6 +21,7 @@ from perfmodel.documents.observation import (
     tasks_done,
 )
 from perfmodel.errors import EXIT_FAILURE, PerfModelError
+from perfmodel.files import append_line
 from tests.calibrate.played import played_campaign
 from tests.fakes import FakeLauncher
 from tests.faults import NEVER, Faults, injected

@@ -1,12 +1,15 @@
 """Files that no reader may take, hang on, or choke on; the same for what a user types and prints to."""
 
+import errno
 import gzip
 import json
 import os
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,10 +27,20 @@ from perfmodel.errors import (
     EXIT_USAGE,
     CalibrationUnavailable,
     InvalidDocument,
+    PerfModelError,
     UsageError,
     printable,
 )
-from perfmodel.files import Unreadable, parse_json, parse_toml, read_bytes, read_table, read_trace
+from perfmodel.files import (
+    Unreadable,
+    append_line,
+    parse_json,
+    parse_toml,
+    read_bytes,
+    read_table,
+    read_trace,
+    write_atomically,
+)
 from perfmodel.step.compile import MOST_ACCUMULATION
 from perfmodel.units import MIB, decimal, parse_duration, whole
 from tests.perfmodel.cli.command import Run, complaint
@@ -302,3 +315,103 @@ def test_a_factory_that_exits_fails_its_trace(run: Run, tmp_path: Path, code: st
     line = complaint(run("trace", f"{file}:make", "--output", tmp_path / "w.json"), EXIT_USAGE)
     assert "SystemExit" in line
     assert not (tmp_path / "w.json").exists()
+
+
+def test_a_pipe_is_written_through_and_stays_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        read = pool.submit(pipe.read_text)
+        write_atomically(pipe, "words")
+        assert read.result(timeout=10) == "words"
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_the_target_of_a_link_is_replaced_in_one_step(tmp_path: Path, *, exists: bool) -> None:
+    """A reader that opened the old file reads it to its end."""
+    target, link = tmp_path / "elsewhere" / "file", tmp_path / "link"
+    target.parent.mkdir()
+    link.symlink_to(Path("elsewhere") / "file")
+    if exists:
+        target.write_text("old words")
+        with target.open() as reader:
+            write_atomically(link, "new")
+            assert reader.read() == "old words"
+    else:
+        write_atomically(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    assert [entry.name for entry in target.parent.iterdir()] == ["file"]
+
+
+def test_links_in_a_circle_and_folders_that_are_files_are_refused(tmp_path: Path) -> None:
+    for name, other in (("a", "b"), ("b", "a")):
+        (tmp_path / name).symlink_to(tmp_path / other)
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "a", tmp_path / "file" / "profile.json"):
+        with pytest.raises(PerfModelError, match="cannot be written"):
+            write_atomically(path, "words")
+
+
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text("old", encoding="utf-8")
+
+    def fail(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(PerfModelError, match=r"cannot be written: No space left on device; free"):
+        write_atomically(path, "new")
+    assert path.read_text(encoding="utf-8") == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["profile.json"]
+
+
+def test_files_have_the_rights_that_the_user_wants(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_atomically(tmp_path / "new", "words")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o640
+    (tmp_path / "new").chmod(0o600)
+    write_atomically(tmp_path / "new", "other words")
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_name_of_a_file_is_on_disk_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a crash may undo the replacement, or lose a file that was made."""
+    synced: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda it: synced.append(stat.S_ISDIR(os.fstat(it).st_mode)))
+    write_atomically(tmp_path / "profile.json", "words")
+    append_line(tmp_path / "observations.jsonl", "first")
+    append_line(tmp_path / "observations.jsonl", "second")
+    assert synced == [False, True, False, True, False]
+
+
+def test_a_folder_that_cannot_be_synced_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(PerfModelError, match="was written, but may be lost if the power fails"):
+        write_atomically(tmp_path / "file", "words")
+    assert (tmp_path / "file").read_text() == "words"
+
+
+def test_what_a_killed_writer_left_is_removed_when_it_is_old(tmp_path: Path) -> None:
+    names = (".file.0123abcd", ".file.89abcdef", ".file.other.0123abcd")
+    for name in names:
+        (tmp_path / name).write_text("half a fi")
+    os.utime(tmp_path / names[0], (0, 0))
+    os.utime(tmp_path / names[2], (0, 0))
+    write_atomically(tmp_path / "file", "words")
+    assert sorted(each.name for each in tmp_path.iterdir()) == [names[1], names[2], "file"]
