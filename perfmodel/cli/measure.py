@@ -373,6 +373,7 @@ def network_import(
     """Write a cluster file from what a machine says about its links."""
     from perfmodel.documents.clusters import cluster_text
     from perfmodel.documents.importers import as_cluster, read_topology
+    from perfmodel.files import write_atomically
 
     cluster = as_cluster(
         read_topology(file),
