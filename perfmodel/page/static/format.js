@@ -1,4 +1,4 @@
-// Numbers as text, by the same rules as perfmodel/report/wording.py and units.py.
+// Numbers as text, by the same rules as perfmodel/report/__init__.py and units.py.
 
 const UNITS = [["d", 86400, 2], ["h", 3600, 2], ["min", 60, 2], ["s", 1, 1], ["ms", 1e-3, 1], ["us", 1e-6, 1], ["ns", 1e-9, 0]];
 

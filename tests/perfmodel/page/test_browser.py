@@ -330,7 +330,7 @@ def test_a_saved_file_answers_without_a_server(page: Any, browser: Any, tmp_path
 
 
 def test_numbers_are_written_as_the_command_line_writes_them(browser: Any) -> None:
-    """The script rounds and scales by the rules of ``report.wording``, over fourteen decades."""
+    """The script rounds and scales by the rules of ``report``, over fourteen decades."""
     middles = [10 ** (power / 37) for power in range(-260, 261)]
     edges = [1, 9.995, 99.95, 999.4, 999.5, 0.9995, 59.99, 60, 119.9, 120, 7200, 0.00099951]
     cases = [Interval(p5=0.83 * m, nominal=m, p95=1.37 * m) for m in (*middles, *edges)]
