@@ -39,12 +39,12 @@ _TRACED_SAMPLES: Final = 8
 
 
 def is_model_config(path: Path) -> bool:
-    """Whether a JSON file is a Hugging Face ``config.json``; False if it cannot be read."""
+    """Whether a JSON file is a Hugging Face ``config.json``, and no document; False if it cannot be read."""
     try:
         raw = read_json(path)
     except (OSError, ValueError):
         return False
-    return isinstance(raw, dict) and "model_type" in raw
+    return isinstance(raw, dict) and ("model_type" in raw or "schema_version" not in raw)
 
 
 def read_model(text: str, *, sequence: int | None) -> NamedTransformer:

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -360,7 +361,7 @@ def _trained(case: Case, config: TrainingConfig, sheet: DataSheet, precision: st
         try:
             named = read_model(text, sequence=sequence)
         except UsageError as error:
-            raise UsageError(f"MODEL{str(error).removeprefix('--model')}") from error
+            raise UsageError(re.sub("^--model", "MODEL", str(error))) from error
     frozen = case.lora or config.frozen
 
     @functools.cache
@@ -386,7 +387,7 @@ def _of_trainer(path: Path, config: TrainingConfig, sequence: int | None) -> Nam
     """The model of a trainer's file: its shape, or the name of a known one."""
     if config.shape is not None:
         if sequence is None:
-            raise UsageError(f"--sequence-length: must be case, because {path} does not say it")
+            raise UsageError(f"--sequence-length: must be given, because {path} does not say it")
         shape = config.shape
         try:
             made = gpt(
@@ -405,9 +406,10 @@ def _of_trainer(path: Path, config: TrainingConfig, sequence: int | None) -> Nam
             return NamedTransformer(
                 name=name, shape=known.shape, sequence=sequence or known.sequence
             )
+    named = f"its name {config.model!r} is none" if config.model else "no name"
     raise UsageError(
-        f"MODEL: {path} holds no shape of a model (d_model, n_layers, n_heads), and its name "
-        f"{config.model!r} is none of {', '.join(TRANSFORMERS)}; give its config.json"
+        f"MODEL: {path} holds no shape of a model (d_model, n_layers, n_heads), and {named} of "
+        f"{', '.join(TRANSFORMERS)}; give its config.json"
     )
 
 

@@ -57,8 +57,9 @@ class Config:
             if self._values.get(name) is not None:
                 return self._values[name]
         if default is _ABSENT:
+            none = "none" if len(names) == 1 else "neither"
             raise UntraceableModel(
-                f"{self.path}: must have {' or '.join(names)}, got neither; add it"
+                f"{self.path}: must have {' or '.join(names)}, got {none}; a config.json of Hugging Face has it"
             )
         return default
 

@@ -285,3 +285,31 @@ def test_a_shape_that_cannot_be_names_its_file(run: Run, tmp_path: Path) -> None
     assert "train.yaml: model: hidden must be a multiple of heads (3), got 100" in complaint(
         found, 2
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("mine.json", '{"a": 1}', "mine.json: must have model_type, got none; a config.json"),
+        (
+            "mine.yaml",
+            "lr: 0.1",
+            "holds no shape of a model (d_model, n_layers, n_heads), and no name of gpt2",
+        ),
+        (
+            "mine.yaml",
+            "model:\n  d_model: 8\n  n_layers: 2\n  n_heads: 2\n",
+            "--sequence-length: must be given",
+        ),
+    ],
+)
+def test_a_file_that_is_no_model_says_what_it_lacks(
+    run: Run, tmp_path: Path, name: str, text: str, words: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    line = complaint(
+        run("diagnose", path, *LLAMA[1:], "--micro-batch", 1, "--observed", "1 GPU 3 s"), 2
+    )
+    assert words in line
+    assert f"MODEL{tmp_path}" not in line
