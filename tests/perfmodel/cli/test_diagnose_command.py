@@ -308,8 +308,16 @@ def test_a_file_that_is_no_model_says_what_it_lacks(
 ) -> None:
     path = tmp_path / name
     path.write_text(text)
-    line = complaint(
-        run("diagnose", path, *LLAMA[1:], "--micro-batch", 1, "--observed", "1 GPU 3 s"), 2
+    typed = (
+        "--device",
+        "h100-sxm",
+        "--precision",
+        "bf16",
+        "--micro-batch",
+        1,
+        "--observed",
+        "1 GPU 3 s",
     )
+    line = complaint(run("diagnose", path, *typed), 2)
     assert words in line
     assert f"MODEL{tmp_path}" not in line
