@@ -311,11 +311,11 @@ def test_sums_by_hand() -> None:
         assert model.collective_s(algorithm, 8000, tier) == pytest.approx(time_ms * 1e-3)
     found_ms = [1e3 * model.collective_s("tree", 368, Tier(n, 1e-3, 1e6)) for n in (2, 8)]
     assert found_ms == pytest.approx([2 + 1, 6 + 2])
-    # 6 messages of 1 ms and 12 kB inside; 2 of 4 ms and 8 kB at half the rate across.
-    both = model.hierarchical_all_reduce_s(8000, Tier(4, 1e-3, 1e6), Tier(2, 4e-3, 5e5))
-    assert both == pytest.approx((6 + 12 + 8 + 16) * 1e-3)
-    tiers_of_8 = [level(Tier(4, 1e-3, 1e6), crossings=6), level(Tier(2, 4e-3, 5e5))]
-    assert all_reduce_s(tiers_of_8, 8000, library="nccl")[0] == pytest.approx(both)
+    # 4 messages of 1 ms and 8 kB inside; 2 of 4 ms and 6 kB at half the rate across.
+    both = model.hierarchical_all_reduce_s(6000, Tier(3, 1e-3, 1e6), Tier(2, 4e-3, 5e5))
+    assert both == pytest.approx((4 + 8 + 8 + 12) * 1e-3)
+    tiers_of_6 = [level(Tier(3, 1e-3, 1e6), crossings=4), level(Tier(2, 4e-3, 5e5))]
+    assert all_reduce_s(tiers_of_6, 6000, library="mpi")[0] == pytest.approx(both)
     # Buckets full at 2 and 3; the first reduction ends at 4, the second at 6; a slower host binds.
     step: dict[str, Any] = {"ready": (0.5, 1.0), "all_reduce_s": (2.0, 2.0)}
     assert model.ddp_step_s(1, 2, 1, **step) == 7

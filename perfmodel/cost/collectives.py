@@ -12,7 +12,7 @@ References
 import enum
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -51,6 +51,21 @@ class Algorithm(enum.StrEnum):
     """The switches of the innermost tier add, its members pass their parts up and down trees outside."""
 
 
+class Protocol(NamedTuple):
+    """What a library makes of a link; data sheets and cluster files tell the latency of its simple protocol."""
+
+    latency: float
+    """Part of the latency that remains."""
+    rate: float
+    """Part of the rate that remains."""
+
+
+#: Whole pieces with a barrier each.
+SIMPLE: Final = Protocol(1.0, 1.0)
+#: A protocol spares barriers and copies by the host, 11 us of NCCL's 14 us, and no distance. [s]
+_MOST_SPARED_S: Final = 12e-6
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
     """What distinguishes a collective library; a new one is a new row of ``LIBRARIES``."""
@@ -59,6 +74,10 @@ class Library:
     """Of an all-reduce; the fastest is taken."""
     latency_s: float
     """Of a message where one size was measured, so that nothing tells it from transfer. [s]"""
+    start_s: float = 0.0
+    """Of a collective where none was measured. [s]"""
+    protocols: tuple[Protocol, ...] = (SIMPLE,)
+    """Of links that were not measured; the fastest is taken."""
     by_processors: bool = False
     """Whether ranks move the bytes themselves, so that those of one machine share its processors."""
     trees_of_two: bool = False
@@ -69,20 +88,24 @@ class Library:
 
 #: gloo has rings alone (allreduce.cc, no algorithm named), and torch's reduce-scatter is an all-reduce of
 #: which each rank keeps a part. NCCL takes the algorithm with the least predicted time; hops of its simple
-#: protocol take 3.4 us (NVLink) to 14 us (network), and up to two nodes a graph has the bandwidth that it has
-#: inside a node (src/graph/tuning.cc, 2026-06-11). Others are taken for MPI.
+#: protocol take 3.4 us (NVLink) to 14 us (network), of which flags in every 16 B (LL) leave 0.6 and 2.7 us at
+#: 0.26 (tree) to 0.5 (ring) of the rate, flags in every 128 B 1.9 and 4 us at 120/128. Up to two nodes a graph
+#: has the bandwidth that it has inside a node (src/graph/tuning.cc, 2026-06-11). Start: as in ``cost.link_law``.
+#: Others are taken for MPI.
 LIBRARIES: Final[Mapping[str, Library]] = MappingProxyType(
     {
         "gloo": Library(
             algorithms=(Algorithm.RING,), latency_s=40e-6, by_processors=True, scatter_passes=2
         ),
         "nccl": Library(
-            algorithms=tuple(a for a in Algorithm if a is not Algorithm.HALVING_DOUBLING),
+            algorithms=(Algorithm.RING, Algorithm.TREE, Algorithm.NVLS, Algorithm.NVLS_TREE),
             latency_s=7e-6,
+            start_s=8e-6,
+            protocols=(SIMPLE, Protocol(0.5, 120 / 128), Protocol(0.2, 0.4)),
             trees_of_two=True,
         ),
         "mpi": Library(
-            algorithms=(Algorithm.RING, Algorithm.HALVING_DOUBLING),
+            algorithms=(Algorithm.RING, Algorithm.HIERARCHICAL, Algorithm.HALVING_DOUBLING),
             latency_s=7e-6,
         ),
     }
@@ -223,6 +246,19 @@ class LevelCost:
     """Whether it joins devices of one machine: NCCL's trees are chains there."""
     switch: SwitchedSum | None = None
     """Of the innermost tier, if its switches can add."""
+    is_measured: bool = True
+    """Whether what it costs already is that of the fastest protocol."""
+
+    def under(self, protocol: Protocol) -> "LevelCost":
+        """The tier under a protocol; switches know the simple one alone."""
+        if self.is_measured or protocol is SIMPLE:
+            return self
+        spared_s = np.minimum((1 - protocol.latency) * self.latency_s, _MOST_SPARED_S)
+        return replace(
+            self,
+            latency_s=self.latency_s - spared_s,
+            transfer_s=lambda size_bytes: self.transfer_s(size_bytes) / protocol.rate,
+        )
 
     @property
     def doublings(self) -> int:
@@ -238,7 +274,7 @@ def all_reduce_s(levels: Levels, size_bytes: float | Samples, *, library: str) -
 
     ``size_bytes``: One size, or many of shape ``(num_sizes, 1)``.
     """
-    times_s = [_total(_parts(name, levels, size_bytes)) for name in _choices(levels, library)]
+    times_s = [_total(_parts(*choice, size_bytes)) for choice in _choices(levels, library)]
     result: Samples = np.minimum.reduce(times_s)
     return result
 
@@ -246,8 +282,8 @@ def all_reduce_s(levels: Levels, size_bytes: float | Samples, *, library: str) -
 def half_s(levels: Levels, size_bytes: float | Samples, *, library: str) -> Samples:
     """Time of an all-gather, or of a reduce-scatter: half of an all-reduce without trees. [s]"""
     halves = {Algorithm.RING, Algorithm.HIERARCHICAL, Algorithm.HALVING_DOUBLING}
-    names = [name for name in _choices(levels, library) if name in halves]
-    times_s = [_total(_parts(name, levels, size_bytes)) for name in names]
+    choices = [choice for choice in _choices(levels, library) if choice[0] in halves]
+    times_s = [_total(_parts(*choice, size_bytes)) for choice in choices]
     result: Samples = (np.minimum.reduce(times_s) + _start_s(levels)) / 2
     return result
 
@@ -268,20 +304,21 @@ def _start_s(levels: Levels) -> Samples:
 
 def bottleneck(levels: Levels, size_bytes: float, *, library: str) -> str:
     """Which tier costs most of an all-reduce at nominal parameters, by which algorithm, and why."""
-    name, parts = _fastest(levels, size_bytes, library)
+    name, used = _fastest(levels, size_bytes, library)
     _, what, level = max(
-        ((float(s[0]), what, level) for what, s, level in parts), key=lambda p: p[0]
+        ((float(s[0]), what, level) for what, s, level in _parts(name, used, size_bytes)),
+        key=lambda part: part[0],
     )
     return f"{level.tier} ({what}, {name} of {level.members})"
 
 
 def occupancy(levels: Levels, size_bytes: float, *, library: str) -> dict[str, float]:
     """For which part of an all-reduce, at nominal parameters, each tier's links are busy."""
-    name, parts = _fastest(levels, size_bytes, library)
-    whole_s = float(_total(parts)[0])
+    name, used = _fastest(levels, size_bytes, library)
+    whole_s = float(_total(_parts(name, used, size_bytes))[0])
     return {
         level.tier: float(np.clip(seconds.flat[0] / whole_s, 0.0, 1.0))
-        for level, (_, seconds) in zip(levels, _times(name, levels, size_bytes), strict=True)
+        for level, (_, seconds) in zip(used, _times(name, used, size_bytes), strict=True)
     }
 
 
@@ -289,13 +326,20 @@ _Part = tuple[str, Samples, LevelCost]
 """What it is (latency or bandwidth), how long it takes, and where."""
 
 
-def _fastest(levels: Levels, size_bytes: float, library: str) -> tuple[Algorithm, list[_Part]]:
-    taken = {name: _parts(name, levels, size_bytes) for name in _choices(levels, library)}
-    return min(taken.items(), key=lambda item: float(_total(item[1])[0]))
+_Choice = tuple[Algorithm, Levels]
+"""An algorithm, and the tiers under a protocol."""
 
 
-def _choices(levels: Levels, library: str) -> list[Algorithm]:
-    """Algorithms of a library that these tiers allow."""
+def _fastest(levels: Levels, size_bytes: float, library: str) -> _Choice:
+    def nominal_s(choice: _Choice) -> float:
+        return float(_total(_parts(*choice, size_bytes))[0])
+
+    return min(_choices(levels, library), key=nominal_s)
+
+
+def _choices(levels: Levels, library: str) -> list[_Choice]:
+    """Algorithms and protocols of a library that these tiers allow."""
+    found = library_of(library)
     several, adds = len(levels) > 1, levels[0].switch is not None
     allowed = {
         Algorithm.HIERARCHICAL: several,
@@ -304,7 +348,13 @@ def _choices(levels: Levels, library: str) -> list[Algorithm]:
         # One chain through all ranks of a node is no better than their ring.
         Algorithm.TREE: not all(level.inside_node for level in levels),
     }
-    return [name for name in library_of(library).algorithms if allowed.get(name, True)]
+    known = all(level.is_measured for level in levels)
+    return [
+        (name, [level.under(protocol) for level in levels])
+        for protocol in ((SIMPLE,) if known else found.protocols)
+        for name in found.algorithms
+        if allowed.get(name, True)
+    ]
 
 
 def _total(parts: Sequence[_Part]) -> Samples:

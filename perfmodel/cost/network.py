@@ -47,6 +47,8 @@ _UNCERTAINTY_BETWEEN_NODES: Final = 0.15
 #: eight A100).
 _BETWEEN_RATIO: Final = 2.0
 _BETWEEN_UNCERTAINTY: Final = 0.5
+#: Uncertainty, in log, of the start of a collective where none was measured: as in ``cost.link_law``.
+_UNCERTAINTY_OF_START: Final = 0.7
 #: Absolute change, in log, that one time in ten exceeds between versions of NCCL: 756 of eight B200, 2.27.5,
 #: 2.28.9 and 2.29.2 (ai-dynamo/aiconfigurator @095f58a5); one point moved by a factor of two.
 _VERSION_DRIFT: Final = 0.08
@@ -206,7 +208,7 @@ class Network:
                 rate=rate * math.prod(level.slow_factor for level in used or ()),
             )
         else:
-            levels = [self._cost(known, level, rate) for level in used]
+            levels = self._costs(known, used, rate)
             if kind == ALL_REDUCE:
                 alone_s = all_reduce_s(levels, size_bytes, library=self.library)
             elif kind == "broadcast":
@@ -263,7 +265,18 @@ class Network:
     def _all_reduce_levels(self, group: Group) -> list[LevelCost]:
         used = self._levels(group) if group.size > 1 else None
         known = self.messages.get(ALL_REDUCE)
-        return [self._cost(known, level, 1.0) for level in used or ()]
+        return self._costs(known, used or (), 1.0)
+
+    def _costs(
+        self, known: GroupCost | None, used: "Iterable[Level]", rate: Samples | float
+    ) -> list[LevelCost]:
+        """Of the tiers that a group crosses; where no collective was measured the library tells its start."""
+        costs = [self._cost(known, level, rate) for level in used]
+        if costs and not any(cost.is_measured for cost in costs):
+            uncertainty = np.exp(_UNCERTAINTY_OF_START * self.uncertainty)
+            start_s = library_of(self.library).start_s * uncertainty
+            costs[0] = replace(costs[0], start_s=start_s)
+        return costs
 
     def _cost(self, known: GroupCost | None, level: "Level", rate: Samples | float) -> LevelCost:
         is_inside = self._inside_node(level.place)
@@ -304,6 +317,7 @@ class Network:
             transfer_s=transfer_s,
             inside_node=is_inside,
             switch=switch if level.in_switch_reduction else None,
+            is_measured=False,
         )
 
     def _nodes(self, ranks: int) -> int | None:
