@@ -63,7 +63,7 @@ class Law:
 
     def nominal(self) -> Self:
         """The fit alone."""
-        return type(self)(logs=self.logs[:, :1])
+        return replace(self, logs=self.logs[:, :1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

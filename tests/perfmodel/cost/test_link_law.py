@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfmodel.cost.collectives import LIBRARIES, SIMPLE
 from perfmodel.cost.link_law import LinkCost, paths
 from perfmodel.machine.measured import CurvePoint, MeasuredCollective
 
@@ -65,6 +66,34 @@ def test_eight_ranks_follow_from_two_and_four(size_bytes: int) -> None:
     cost = cost_of(group(2), group(4))
     found_s = float(cost.group_s(size_bytes, 8, nodes=1)[0])
     assert found_s == pytest.approx(all_reduce_s(size_bytes, 8), rel=0.02)
+
+
+def by_protocol_s(size_bytes: float, ranks: int) -> float:
+    """The fastest protocol of NCCL: hops that grow with the array, no later start."""
+    hops_s, sent_s = 2 * (ranks - 1) * 10e-6, size_bytes * 2 * (ranks - 1) / ranks / LINK
+    return START_S + min(
+        hops_s * protocol.latency + sent_s / protocol.rate
+        for protocol in LIBRARIES["nccl"].protocols
+    )
+
+
+def test_the_largest_group_decides_between_protocols_and_a_later_start() -> None:
+    """Both truths are told from groups of 2 and 4; of one group a later start is assumed."""
+    sizes = (2**12, 2**18, 2**22, 2**28)
+
+    def protocol_group(ranks: int) -> MeasuredCollective:
+        points = [
+            CurvePoint(at=size, time_s=by_protocol_s(size, ranks), relative_error=0.0)
+            for size in SIZES
+        ]
+        return replace(group(ranks), points=tuple(points))
+
+    cost = cost_of(protocol_group(2), protocol_group(4))
+    assert cost.law.protocols == LIBRARIES["nccl"].protocols
+    found_s = [float(cost.group_s(size, 8, nodes=1)[0]) for size in sizes]
+    assert found_s == pytest.approx([by_protocol_s(size, 8) for size in sizes], rel=0.03)
+    for others in ((group(2), group(4)), (protocol_group(4),)):
+        assert cost_of(*others).law.protocols == (SIMPLE,)
 
 
 def test_what_was_measured_comes_out_as_it_was() -> None:
