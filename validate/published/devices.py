@@ -155,16 +155,18 @@ def judge(table: Table, trace: Trace = trace_setting) -> Iterator[PublishedSerie
         parts = [
             _few_part(steps, sheets[name], priors_of(name, fits), count, seed)
             for name, steps in later.items()
+            if len({row.model for row in steps}) > count
             for seed in range(_CHOICES if count else 1)
         ]
-        yield verdict(
-            table.source,
-            f"{len(later)} devices, {count} models of each known",
-            [part for part in parts if len(part.measured)],
-            fitted=f"rows of these models, over {_CHOICES} random choices; other devices",
-            predicted="all other models",
-            num_fitted=sum(map(len, rows.values())),
-        )
+        if parts:
+            yield verdict(
+                table.source,
+                f"{len(later)} devices, {count} models of each known",
+                parts,
+                fitted=f"rows of these models, over {_CHOICES} random choices; other devices",
+                predicted="all other models",
+                num_fitted=sum(map(len, rows.values())),
+            )
 
 
 def _few_part(

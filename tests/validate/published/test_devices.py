@@ -86,3 +86,22 @@ def test_a_machine_that_ships_is_judged_by_what_the_command_says(tmp_path: Path)
     assert plain.method == "one rate of arithmetic"
     assert counted.num_judged == 3
     assert counted.left_out == {"another precision, memory format or size than predict traces": 2}
+
+
+def test_few_models_of_another_device_predict_its_others_as_long_as_there_are_others(
+    tmp_path: Path,
+) -> None:
+    """Three models: two known leave one, four known leave none, which is no question."""
+    rows = [
+        row(f"{family}_{count}", batch, device=device)
+        for device in ("RTX 3090", "TITAN RTX")
+        for family in FAMILIES[:3]
+        for count in ((10,) if device == "TITAN RTX" else (10, 1000))
+        for batch in (8, 4096)
+    ]
+    write(tmp_path / "single_device_steps.csv.gz", rows)
+    series = list(devices.judge(opened(tmp_path, "single_device_steps"), trace))
+    few = [one for one in series if "models of each known" in one.name]
+    assert [one.name.split()[2] for one in few] == ["0", "1", "2"]
+    # One choice of nothing; four choices that leave two models, then one, at two batches each.
+    assert [one.num_predicted for one in few] == [6, 16, 8]
