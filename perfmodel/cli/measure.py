@@ -16,7 +16,6 @@ from perfmodel.units import MINUTE_S, BytesPerSecond, Seconds, format_duration
 if TYPE_CHECKING:
     from perfmodel.documents.profile import ProfileDocument
     from perfmodel.machine.measured import MeasuredMachine
-    from validate.borrowed import BorrowedRequest
 
 #: How long the doctor keeps all cores busy; the kernel counts in hundredths of a second. [s]
 _LOAD_S: Final = 1.0
@@ -142,17 +141,8 @@ def calibrate(
     if minutes is not None and campaign is None:
         raise UsageError("--minutes: must come with --campaign, got it alone")
     if campaign is not None:
-        from validate.borrowed import BorrowedRequest
-
-        lent = BorrowedRequest(
-            folder=campaign,
-            limit_s=_CAMPAIGN_S if minutes is None else minutes,
-            device=device_kind,
-            truth=truth,
-            num_ranks=nproc,
-            models=opt.names(models or ""),
-        )
-        _borrow(lent)
+        limit_s = _CAMPAIGN_S if minutes is None else minutes
+        _borrow(campaign, limit_s, device_kind, truth, nproc, opt.names(models or ""))
         return
     if from_runs is not None:
         _infer(from_runs, columns=columns, device=device, out=out, seed=seed)
@@ -196,12 +186,27 @@ def calibrate(
     _show_profile(profile, out / whole.PROFILE)
 
 
-def _borrow(request: "BorrowedRequest") -> None:
+def _borrow(
+    folder: Path,
+    limit_s: Seconds,
+    device: str,
+    truth: str | None,
+    num_ranks: int | None,
+    models: tuple[str, ...],
+) -> None:
     """Run a campaign, and print the verdict that its archive gives at home."""
     from calibrate.launch import TorchrunLauncher
     from perfmodel.cli.validate import show_archive
     from validate import borrowed
 
+    request = borrowed.BorrowedRequest(
+        folder=folder,
+        limit_s=limit_s,
+        device=device,
+        truth=truth,
+        num_ranks=num_ranks,
+        models=models,
+    )
     with measurement("calibrate"):
         campaign, archive = borrowed.carry_out(
             request,

@@ -7,7 +7,8 @@ import pytest
 from perfmodel.documents.verdicts import PublishedDocument
 from perfmodel.errors import EXIT_NOT_FEASIBLE, EXIT_USAGE
 from tests.perfmodel.cli.command import Run, complaint
-from tests.validate.published.test_published import ring_rows, write
+from tests.validate.published.judged import write
+from tests.validate.published.test_published import ring_rows
 
 
 @pytest.mark.parametrize("command", ["testbed", "network"])
