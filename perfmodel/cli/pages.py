@@ -115,8 +115,9 @@ def report(
     from perfmodel.documents.profile import ProfileDocument
     from perfmodel.documents.verdicts import ValidationDocument
     from perfmodel.files import write_atomically
-    from perfmodel.report.figures import figure_bytes, report_figures
+    from perfmodel.report.figures import figure_bytes
     from perfmodel.report.html import report_html
+    from perfmodel.report.pictures import report_figures
 
     document = ProfileDocument.read(profile)
     machine = document.machine

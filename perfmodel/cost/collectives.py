@@ -66,6 +66,11 @@ SIMPLE: Final = Protocol(1.0, 1.0)
 _MOST_SPARED_S: Final = 12e-6
 
 
+#: Of NCCL, by 20 published series of 2 to 8 GPUs (5 to 10 us), and its standard deviation in log. [s, 1]
+START_S: Final = 8e-6
+START_LOG_ERROR: Final = 0.7
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
     """What distinguishes a collective library; a new one is a new row of ``LIBRARIES``."""
@@ -90,8 +95,8 @@ class Library:
 #: which each rank keeps a part. NCCL takes the algorithm with the least predicted time; hops of its simple
 #: protocol take 3.4 us (NVLink) to 14 us (network), of which flags in every 16 B (LL) leave 0.6 and 2.7 us at
 #: 0.26 (tree) to 0.5 (ring) of the rate, flags in every 128 B 1.9 and 4 us at 120/128. Up to two nodes a graph
-#: has the bandwidth that it has inside a node (src/graph/tuning.cc, 2026-06-11). Start: as in ``cost.link_law``.
-#: Others are taken for MPI.
+#: has the bandwidth that it has inside a node (src/graph/tuning.cc, 2026-06-11). Others are
+#: taken for MPI.
 LIBRARIES: Final[Mapping[str, Library]] = MappingProxyType(
     {
         "gloo": Library(
@@ -100,7 +105,7 @@ LIBRARIES: Final[Mapping[str, Library]] = MappingProxyType(
         "nccl": Library(
             algorithms=(Algorithm.RING, Algorithm.TREE, Algorithm.NVLS, Algorithm.NVLS_TREE),
             latency_s=7e-6,
-            start_s=8e-6,
+            start_s=START_S,
             protocols=(SIMPLE, Protocol(0.5, 120 / 128), Protocol(0.2, 0.4)),
             trees_of_two=True,
         ),

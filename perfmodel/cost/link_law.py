@@ -28,6 +28,8 @@ from numpy.typing import ArrayLike
 from perfmodel.cost import CurveDraws, Samples, deviates
 from perfmodel.cost.collectives import (
     SIMPLE,
+    START_LOG_ERROR,
+    START_S,
     TREE_EFFICIENCY,
     Algorithm,
     Protocol,
@@ -43,7 +45,10 @@ from perfmodel.machine.measured import MeasuredCollective
 #: [s], link rate [B/s], own rate [B/s], later start [s], half size [B]. Those inside a node but the link rate
 #: are of 20 published series of 2 to 8 GPUs (A100, H100, B200: 5 to 10 us, 0.8 to 1.4 us, 0.6 to 1.4 TB/s: some
 #: passes over the memory, 8 to 50 us), the rest are priors.
-_INSIDE: Final = ((8e-6, 1.2e-6, 5e10, 7e11, 15e-6, 2e6), (0.7, 0.7, 3.0, 0.5, 1.0, 1.0))
+_INSIDE: Final = (
+    (START_S, 1.2e-6, 5e10, 7e11, 15e-6, 2e6),
+    (START_LOG_ERROR, 0.7, 3.0, 0.5, 1.0, 1.0),
+)
 _BETWEEN: Final = ((15e-6, 10e-6, 5e9, 7e11, 15e-6, 2e6), (1.0, 1.0, 3.0, 1.0, 1.0, 1.0))
 NUM_PARAMETERS: Final = 6
 #: Error of a point, in log, against which parameters are read.

@@ -9,6 +9,7 @@ import numpy as np
 
 from perfmodel.cost import Samples, deviates
 from perfmodel.cost.collectives import (
+    START_LOG_ERROR,
     SWITCH_LATENCY_S,
     LevelCost,
     SwitchedSum,
@@ -47,8 +48,6 @@ _UNCERTAINTY_BETWEEN_NODES: Final = 0.15
 #: eight A100).
 _BETWEEN_RATIO: Final = 2.0
 _BETWEEN_UNCERTAINTY: Final = 0.5
-#: Uncertainty, in log, of the start of a collective where none was measured: as in ``cost.link_law``.
-_UNCERTAINTY_OF_START: Final = 0.7
 #: Absolute change, in log, that one time in ten exceeds between versions of NCCL: 756 of eight B200, 2.27.5,
 #: 2.28.9 and 2.29.2 (ai-dynamo/aiconfigurator @095f58a5); one point moved by a factor of two.
 _VERSION_DRIFT: Final = 0.08
@@ -273,7 +272,7 @@ class Network:
         """Of the tiers that a group crosses; where no collective was measured the library tells its start."""
         costs = [self._cost(known, level, rate) for level in used]
         if costs and not any(cost.is_measured for cost in costs):
-            uncertainty = np.exp(_UNCERTAINTY_OF_START * self.uncertainty)
+            uncertainty = np.exp(START_LOG_ERROR * self.uncertainty)
             start_s = library_of(self.library).start_s * uncertainty
             costs[0] = replace(costs[0], start_s=start_s)
         return costs

@@ -4,7 +4,7 @@ import io
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -116,6 +116,18 @@ def figure_bytes(figure: Figure, *, format: Literal["svg", "png"]) -> bytes:  # 
     with mpl.rc_context({"svg.hashsalt": "perfmodel", "svg.fonttype": "none"}):
         figure.savefig(file, format=format, dpi=150, metadata=metadata)
     return file.getvalue()
+
+
+_ID: Final = re.compile(r'(\bid="|url\(#|href="#)')
+
+
+def inline_svg(figure: Figure, *, title: str) -> str:
+    """Text of a figure for the body of a page; its ids start with the title, so that none clash."""
+    text = figure_bytes(figure, format="svg").decode()
+    prefix = re.sub(r"\W", "", title)
+    text = _ID.sub(rf"\g<1>{prefix}-", text[text.index("<svg") :])
+    safe = re.sub(r"[^\w .-]", "", title)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{safe}" ', 1)
 
 
 def collective_figure(profile: MeasuredMachine) -> Figure:
@@ -431,121 +443,8 @@ def breakdown_figure(prediction: PredictionDocument) -> Figure:
     return figure
 
 
-class Picture(NamedTuple):
-    """A figure with what it shows."""
-
-    name: str
-    """Of its file."""
-    figure: Figure
-    title: str
-    caption: str
-
-    @property
-    def svg(self) -> str:
-        """Text for the body of a page."""
-        return inline_svg(self.figure, title=self.title)
-
-
-_ID: Final = re.compile(r'(\bid="|url\(#|href="#)')
-
-
-def inline_svg(figure: Figure, *, title: str) -> str:
-    """Text of a figure for the body of a page; its ids start with the title, so that none clash."""
-    text = figure_bytes(figure, format="svg").decode()
-    prefix = re.sub(r"\W", "", title)
-    text = _ID.sub(rf"\g<1>{prefix}-", text[text.index("<svg") :])
-    safe = re.sub(r"[^\w .-]", "", title)
-    return text.replace("<svg ", f'<svg role="img" aria-label="{safe}" ', 1)
-
-
-def measured_pictures(profile: MeasuredMachine) -> list[Picture]:
-    """What calibration measured."""
-    return [
-        Picture(
-            "compute",
-            compute_figure(profile),
-            "Compute time",
-            "Time of each phase of a micro-step as measured; n is the number of ranks at "
-            "work, thin lines are the host issuing work.",
-        ),
-        Picture(
-            "collectives",
-            collective_figure(profile),
-            "Collectives",
-            "Each collective alone on the machine, as measured.",
-        ),
-    ]
-
-
-def predicted_pictures(predictions: Sequence[PredictionDocument]) -> list[Picture]:
-    """Speed-ups and efficiencies of all predictions together, then the step of each."""
-    if not predictions:
-        return []
-    found = [
-        Picture(
-            "speedup",
-            speedup_figure(predictions, panels=["speedup"]),
-            "Speed-up",
-            "Lines: predicted (nominal). Bands: 90 % of outcomes should lie inside. Diamonds: "
-            "real runs. Dashed grey: perfect scaling.",
-        ),
-        Picture(
-            "efficiency",
-            speedup_figure(predictions, panels=["efficiency"]),
-            "Efficiency",
-            "The same as a share of perfect scaling.",
-        ),
-    ]
-    caption = (
-        "Where the predicted step goes; hatched: communication that is not hidden, and DDP's own "
-        "work on buckets."
-    )
-    for position, each in enumerate(predictions):
-        title = f"Breakdown {position} of a step of {each.workload}"
-        figure = breakdown_figure(each)
-        found.append(
-            Picture(f"breakdown-{each.workload}", figure, title, "" if position else caption)
-        )
-    return found
-
-
-def judged_pictures(validation: ValidationDocument) -> list[Picture]:
-    """Predictions beside fresh runs."""
-    return [
-        Picture(
-            "parity",
-            parity_figure(validation),
-            "Predicted and measured",
-            "Each point is a fresh run that calibration had not seen; on the line, "
-            "prediction and run agree; the grey band is 6 % to either side.",
-        ),
-        Picture(
-            "errors",
-            error_figure(validation),
-            "Error of each setting",
-            "A bar that crosses zero: the interval held the measured time.",
-        ),
-    ]
-
-
 #: Times the highest cost beyond which a budget is out of the picture.
 _FAR_LIMIT: Final = 2.0
-
-
-def report_figures(
-    profile: MeasuredMachine,
-    *,
-    predictions: Sequence[PredictionDocument],
-    validation: ValidationDocument | None,
-) -> dict[str, Figure]:
-    """Every figure of the report under the name of its file; speed-up and efficiency in one."""
-    pictures = [
-        *measured_pictures(profile),
-        *predicted_pictures(predictions),
-        *(judged_pictures(validation) if validation else ()),
-    ]
-    found = {picture.name: picture.figure for picture in pictures if picture.name != "efficiency"}
-    return found | ({"speedup": speedup_figure(predictions)} if predictions else {})
 
 
 def front_figure(document: PlanDocument) -> Figure:
