@@ -9,12 +9,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from perfmodel.answer import Question
+from perfmodel.answer import Question, refuse_other_jobs
 from perfmodel.answer.measured import (
     Costs,
     layout_costs,
     measured_caveats,
-    refuse_other_jobs,
     step_times,
 )
 from perfmodel.cost import Samples, Terms
@@ -180,15 +179,10 @@ _EXCHANGES: Final = (
 )
 
 
-def alone(layout: Layout) -> Layout:
-    """The same micro-steps on one device without DDP."""
-    return Layout(micro_batch=layout.micro_batch, accumulation=layout.accumulation)
-
-
 def on_one_device(layout: Layout, scaling: Scaling) -> Layout:
     """What speed-ups are over: the same micro-batch, or under strong scaling that of all devices together."""
     factor = layout.dp if scaling == "strong" else 1
-    return dataclasses.replace(alone(layout), micro_batch=factor * layout.micro_batch)
+    return dataclasses.replace(layout.alone, micro_batch=factor * layout.micro_batch)
 
 
 def lost_by_cause(asked: Nominal, baseline: Nominal) -> dict[LossCause, Seconds]:
@@ -222,7 +216,7 @@ def _removals(asked: Nominal, baseline: Layout) -> Iterator[tuple[LossCause, Ter
     yield LossCause.INPUT, replace(_without(terms, Cause.INPUT), load_s=none)
     yield from _of_one_device(asked)
     if asked.layout.world_size > 1:
-        single = Nominal.of(asked.question.at(alone(asked.layout))).terms
+        single = Nominal.of(asked.question.at(asked.layout.alone)).terms
         yield (
             LossCause.CONTENTION,
             replace(terms, compute_s=single.compute_s, issue_s=single.issue_s),

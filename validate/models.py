@@ -12,9 +12,9 @@ from calibrate.launch import Launcher
 from calibrate.random_models import RandomModel, draw
 from calibrate.replays import replays_in, with_replays
 from calibrate.task import StepTask, Task
-from perfmodel.answer import Question
+from perfmodel.answer import Question, open_workload
 from perfmodel.answer.answer import answer
-from perfmodel.answer.measured import interval, open_workload
+from perfmodel.answer.measured import interval
 from perfmodel.documents.observation import failures, read_observations, steal_share
 from perfmodel.documents.verdicts import (
     ComparedModel,

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from perfmodel.answer import Question
+from perfmodel.answer import Question, open_question
 from perfmodel.answer.answer import Forecast, answer
-from perfmodel.answer.measured import interval, open_workload
+from perfmodel.answer.measured import interval
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.explanation import explain
@@ -35,7 +35,7 @@ def closing_lines(
     """Ten lines, the same whatever the outcome."""
     questions = {
         entry.workload.name: Forecast(world_sizes=(_DEVICES,), scaling="weak").at_largest(
-            Question(machine=profile, workload=open_workload(profile, entry.workload.name))
+            open_question(profile, entry.workload.name)
         )
         for entry in profile.workloads[:2]
     }

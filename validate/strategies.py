@@ -18,9 +18,8 @@ from calibrate.launch import Launcher
 from calibrate.replays import replays_in, with_replays
 from calibrate.summary import estimate
 from calibrate.task import LayoutTask
-from perfmodel.answer import Question
+from perfmodel.answer import Question, open_workload
 from perfmodel.answer.answer import answer
-from perfmodel.answer.measured import open_workload
 from perfmodel.documents.observation import (
     LayoutObservation,
     StackSpec,

@@ -31,9 +31,9 @@ from calibrate.environment import (
 from calibrate.launch import Launcher
 from calibrate.summary import Estimate
 from calibrate.topology import LaunchFlags
-from perfmodel.answer import Question
+from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.answer import answer
-from perfmodel.answer.measured import check_machine, interval, timed_workload
+from perfmodel.answer.measured import interval
 from perfmodel.documents import Provenance, Record, checked
 from perfmodel.documents.observation import failures, read_observations, steal_share
 from perfmodel.documents.verdicts import (
@@ -154,7 +154,6 @@ def predict(
     num_repetitions: int = 1,
 ) -> Predicted:
     """Predict every setting as the mean of so many runs, and the speed-up of those with several ranks."""
-    check_machine(profile, earlier, None)
     steps = {
         setting: answer(
             Question(

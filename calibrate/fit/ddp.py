@@ -14,8 +14,8 @@ import numpy as np
 from scipy.optimize import least_squares, nnls
 
 from calibrate.summary import Repetition, typical
-from perfmodel.answer import Question
-from perfmodel.answer.measured import measured_steps_s, step_times, timed_workload
+from perfmodel.answer import Question, timed_workload
+from perfmodel.answer.measured import measured_steps_s, step_times
 from perfmodel.cost.layout_fit import KNOWN_BELOW
 from perfmodel.cost.machine import CostModel
 from perfmodel.cost.measured import PIPELINE, families

@@ -1,21 +1,30 @@
-"""A question about one layout of a workload on a machine, and its answer."""
+"""A question about one layout of a workload on a machine, how it is opened, and its answer."""
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from os import PathLike, fspath
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from perfmodel.cost import Samples
+from perfmodel.cost.phases import borrowed_profile
+from perfmodel.errors import CalibrationUnavailable, UsageError, did_you_mean
 from perfmodel.layout import Layout, RunSetting
-from perfmodel.machine import DEVICES_PER_NODE, Evidence, Machine
-from perfmodel.machine.measured import MeasuredWorkload
+from perfmodel.machine import DEVICES_PER_NODE, Cluster, Evidence, Machine
+from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, TracedWorkload
 from perfmodel.statistics import Interval
 from perfmodel.step import Cause, StepProgram, Trace, time_by_cause
 from perfmodel.units import Bytes, BytesPerSecond, Seconds
+from perfmodel.workload import Workload
 
+# Only some questions need operators, files of clusters and of validations. They are imported where they are
+# used: together they would double the start of a prediction.
 if TYPE_CHECKING:
     from perfmodel.documents.verdicts import ValidationDocument
-    from perfmodel.machine import Cluster
+    from perfmodel.documents.workload import WorkloadDocument
+    from perfmodel.workload.memory import StepMemory
+    from perfmodel.workload.step import SymbolicStep
     from perfmodel.workload.transformer import NamedTransformer
 
 NUM_DRAWS: Final = 400
@@ -31,7 +40,7 @@ class Question:
     workload: "MeasuredWorkload | NamedTransformer"
     """On a calibrated machine, or by its shape on one that was inferred from runs."""
     layout: Layout = field(default_factory=Layout)
-    cluster: "Cluster | None" = None
+    cluster: Cluster | None = None
     """Links between the devices; None: one ring of links like the measured ones."""
     validation: "ValidationDocument | None" = None
     """Errors of earlier predictions on this machine: they widen the intervals, never shift them."""
@@ -52,6 +61,25 @@ class Question:
     num_repetitions: int = 1
     """Over how many runs the step is a mean; one for the next training."""
 
+    def __post_init__(self) -> None:
+        """Refuse a validation and a cluster that contradict the machine."""
+        machine, validation, cluster = self.machine, self.validation, self.cluster
+        if not isinstance(machine, MeasuredMachine):
+            return
+        if validation is not None:
+            ours, theirs = machine.origin.fingerprint, validation.provenance.host_fingerprint
+            if ours != theirs:
+                raise CalibrationUnavailable(
+                    f"--validation: must come from the machine of the profile (fingerprint {ours[:12]}), "
+                    f"got {theirs[:12]}; run perfmodel validate there"
+                )
+        devices = None if cluster is None else cluster.devices_per_node
+        if cluster is not None and devices is not None and machine.ranks_per_node > devices:
+            raise UsageError(
+                f"--cluster: nodes of {cluster.name} must have at least the {machine.ranks_per_node} "
+                f"ranks per node of the profile, got {devices}; correct the counts up to tier node"
+            )
+
     def at(self, layout: Layout) -> "Question":
         """The same question about another layout."""
         return dataclasses.replace(self, layout=layout)
@@ -68,6 +96,125 @@ class Question:
         if isinstance(self.workload, MeasuredWorkload):
             return self.workload.workload.name
         return self.workload.name
+
+
+def open_question(
+    machine: MeasuredMachine,
+    workload: "str | PathLike[str] | WorkloadDocument",
+    *,
+    validation: "ValidationDocument | str | PathLike[str] | None" = None,
+    cluster: Cluster | str | PathLike[str] | None = None,
+    where: str = "--workload",
+) -> Question:
+    """A question about a workload on a calibrated machine; each part is read if a file or a name stands for it.
+
+    ``cluster``: None: that of the machine, or else one ring of links like the measured ones.
+    ``where``: as in ``open_workload``.
+    """
+    if isinstance(validation, str | PathLike):
+        from perfmodel.documents.verdicts import ValidationDocument  # noqa: PLC0415
+
+        validation = ValidationDocument.read(Path(validation))
+    if isinstance(cluster, str | PathLike):
+        from perfmodel.documents.clusters import open_cluster  # noqa: PLC0415
+
+        cluster = open_cluster(cluster)
+    return Question(
+        machine=machine,
+        workload=open_workload(machine, workload, where=where),
+        validation=validation,
+        cluster=cluster or machine.cluster,
+    )
+
+
+def open_workload(
+    machine: MeasuredMachine,
+    name: "str | PathLike[str] | WorkloadDocument",
+    *,
+    where: str = "--workload",
+    use_measured: bool = True,
+) -> MeasuredWorkload:
+    """A calibrated workload by name, or a workload file (``.json``), with its times on a machine.
+
+    ``where``: The flag, or the key of a file, that gave the name; errors begin with it.
+    ``use_measured``: Whether operators that were measured in place count for traced workloads, or curves
+    alone.
+    """
+    if isinstance(name, str | PathLike) and Path(name).suffix == ".json":
+        from perfmodel.documents.workload import WorkloadDocument  # noqa: PLC0415
+
+        name = WorkloadDocument.read(Path(name))
+    try:
+        if isinstance(name, str | PathLike):
+            return timed_workload(machine, fspath(name))
+        return timed_workload(
+            machine,
+            name.workload,
+            trace=name.trace,
+            memory=name.memory,
+            use_measured=use_measured,
+        )
+    except UsageError as error:
+        raise UsageError(f"{where}{str(error).removeprefix('--workload')}") from error
+
+
+def timed_workload(
+    machine: MeasuredMachine,
+    workload: str | Workload,
+    *,
+    trace: "SymbolicStep | None" = None,
+    memory: "StepMemory | None" = None,
+    use_measured: bool = True,
+) -> MeasuredWorkload:
+    """A calibrated workload by name, a traced one by its operators, or any with borrowed curves."""
+    name = workload if isinstance(workload, str) else workload.name
+    if machine.rescaling is not None and trace is None:
+        from perfmodel.cost.rescaling import whole_steps_refused  # noqa: PLC0415
+
+        raise whole_steps_refused(name, machine.device_name)
+    if machine.device_costs is not None:
+        if trace is None or isinstance(workload, str):
+            raise UsageError(
+                f"--workload: must be a model or a traced workload file on {machine.device_name}, whose costs "
+                f"were inferred from steps of others, got {name!r}; perfmodel trace {name}, then give its file"
+            )
+        from perfmodel.cost.step_curves import workload_by_law  # noqa: PLC0415
+
+        return TracedWorkload.of(
+            workload_by_law(machine.device_costs, workload, trace), trace, memory
+        )
+    calibrated = machine.workload(name)
+    if calibrated is not None:
+        if isinstance(workload, Workload) and workload != calibrated.workload:
+            raise UsageError(
+                f"--workload: {name!r} in the file differs from the calibrated workload of that "
+                "name; give it another name"
+            )
+        return calibrated if trace is None else TracedWorkload.of(calibrated, trace, memory)
+    if isinstance(workload, str):
+        known = [entry.workload.name for entry in machine.workloads]
+        raise UsageError(
+            f"--workload: must be in the profile or a workload file, got {name!r}"
+            f"{did_you_mean(name, known)} (the profile holds {', '.join(known)})"
+        )
+    if trace is None or machine.operators is None:
+        return borrowed_profile(machine, workload)
+    from perfmodel.cost.traced import traced_profile  # noqa: PLC0415
+
+    batch = None if memory is None else memory.batch
+    found = traced_profile(
+        machine, machine.operators, workload, trace, batch=batch, use_measured=use_measured
+    )
+    return TracedWorkload.of(found, trace, memory)
+
+
+def refuse_other_jobs(cluster: Cluster | None, *, by: str) -> None:
+    """Refuse a cluster whose links other jobs share, where only single predictions know of them."""
+    if cluster is not None and any(entry.jobs for entry in cluster.traffic):
+        raise UsageError(
+            f"{by}: cluster {cluster.name} must have no [[traffic]] jobs, which predict alone "
+            "simulates; remove them, or give the traffic as a bandwidth"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -11,7 +11,6 @@ import numpy as np
 from perfmodel import checks
 from perfmodel.answer import Answer, Question
 from perfmodel.answer.measured import (
-    default_batch,
     interval,
     measured_answer,
     measured_caveats,
@@ -47,6 +46,12 @@ def steps_s(questions: Sequence[Question]) -> list[Samples]:
     if questions and not isinstance(questions[0].machine, MeasuredMachine):
         return [answer(question).step_s for question in questions]
     return measured_steps_s(questions)
+
+
+def default_batch(workload: MeasuredWorkload, scaling: str) -> int:
+    """The middle calibrated micro-batch (weak scaling), or the largest (strong)."""
+    batches = sorted(int(point.at) for point in workload.phases[0].forward)
+    return batches[-1] if scaling == "strong" else batches[len(batches) // 2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +113,7 @@ def layout_table(question: Question, *, argv: Sequence[str]) -> tuple[Prediction
         from perfmodel.answer.inferred import layout_document  # noqa: PLC0415 - as above
 
         return layout_document(found, argv=argv), found
-    alone = Layout(micro_batch=layout.micro_batch, accumulation=layout.accumulation)
+    alone = layout.alone
     baseline = found if layout == alone else answer(question.at(alone))
     document = prediction([found], baseline=baseline, scaling="weak", argv=argv)
     stages, capacity_bytes = stage_memory(question), question.capacity_bytes
@@ -214,7 +219,7 @@ def speedups(
     highest = BEST_OF_DEVICES * layout.world_size
     if layout == baseline or np.sort(found)[int(0.95 * (draws - 1))] <= highest:
         return found
-    alone = Layout(micro_batch=layout.micro_batch, accumulation=layout.accumulation)
+    alone = layout.alone
     if alone != baseline:
         alone_s = steps_s([question.at(alone)])[0][:draws]
         faster = alone.global_batch / baseline.global_batch * before_s[: len(alone_s)] / alone_s
@@ -255,8 +260,7 @@ def measured_points(
         if step.workload == workload
     }
     points = []
-    baseline = layouts[0]
-    alone = Layout(micro_batch=baseline.micro_batch, accumulation=baseline.accumulation)
+    alone = layouts[0].alone
     for layout in layouts:
         step_s = steps_s.get(_key(layout))
         if step_s is None or layout.accumulation != 1 or layout.dp != layout.world_size:

@@ -22,7 +22,6 @@ from perfmodel.documents.prediction import (
     TrainedModel,
 )
 from perfmodel.engine import algebra
-from perfmodel.engine.steady import steady_trace
 from perfmodel.errors import UsageError
 from perfmodel.layout import Layout, Offload, Precision, Recompute, Schedule
 from perfmodel.layout.candidates import Limits, require_feasible
@@ -174,7 +173,7 @@ def _simulated(question: Question, jobs: Jobs, model: InferredModel) -> Trace:
     alternates = layout.schedule is Schedule.ONE_F_ONE_B and layout.interleave == 1
     is_long = layout.pp * layout.accumulation > _MOST_PASSES
     if is_long and alternates and layout.pp > 1:
-        return steady_trace(
+        return algebra.steady_trace(
             lambda count: compile_layout(replace(layout, accumulation=count), layers=layers),
             durations_s,
             micro_batches=layout.accumulation,

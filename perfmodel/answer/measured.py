@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -13,10 +12,10 @@ from perfmodel.cost import Samples, Terms, paced
 from perfmodel.cost.collectives import library_of
 from perfmodel.cost.machine import SEED, CostModel, form_factors, model_form
 from perfmodel.cost.measured import beside, families, groups, is_ddp, step_program
-from perfmodel.cost.phases import borrowed_profile, contention
+from perfmodel.cost.phases import contention
 from perfmodel.documents import QUIET, age_notes, seals
 from perfmodel.engine import algebra
-from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError, did_you_mean
+from perfmodel.errors import CalibrationUnavailable, NotFeasible
 from perfmodel.layout import Layout
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import (
@@ -35,17 +34,12 @@ from perfmodel.step import (
     with_waiting_host,
 )
 from perfmodel.units import Bytes
-from perfmodel.workload import Workload
 
-# Only some questions need operators, memory, files of clusters and of validations. They are imported where
-# they are used: together they would double the start of a prediction.
+# Only some questions need memory, contention or a batch law. They are imported where they are used: together
+# they would double the start of a prediction.
 if TYPE_CHECKING:
     from perfmodel.cost.memory import DeviceMemory
-    from perfmodel.documents.verdicts import ValidationDocument
-    from perfmodel.documents.workload import WorkloadDocument
     from perfmodel.machine import Cluster
-    from perfmodel.workload.memory import StepMemory
-    from perfmodel.workload.step import SymbolicStep
 
 #: Streams of what ranks send each other.
 _EXCHANGES: Final = (Stream.COMM, Stream.TENSOR, Stream.SEND_FORWARD, Stream.SEND_BACKWARD)
@@ -58,94 +52,6 @@ _LARGE_DIVIDED: Final = 400
 _DRAWS_OF_LARGE: Final = 64
 #: Runs of one setting on a quiet machine differ by less. [log]
 _RESTLESS: Final = 0.1
-
-
-def open_workload(
-    machine: MeasuredMachine,
-    name: "str | WorkloadDocument",
-    *,
-    where: str = "--workload",
-    use_measured: bool = True,
-) -> MeasuredWorkload:
-    """A calibrated workload by name, or a workload file (``.json``), with its times on a machine.
-
-    ``where``: The flag, or the key of a file, that gave the name; errors begin with it.
-    ``use_measured``: Whether operators that were measured in place count for traced workloads, or curves
-    alone.
-    """
-    document = None if isinstance(name, str) else name
-    if isinstance(name, str) and Path(name).suffix == ".json":
-        from perfmodel.documents.workload import WorkloadDocument  # noqa: PLC0415
-
-        document = WorkloadDocument.read(Path(name))
-    try:
-        if document is None:
-            return timed_workload(machine, str(name))
-        return timed_workload(
-            machine,
-            document.workload,
-            trace=document.trace,
-            memory=document.memory,
-            use_measured=use_measured,
-        )
-    except UsageError as error:
-        raise UsageError(f"{where}{str(error).removeprefix('--workload')}") from error
-
-
-def timed_workload(
-    machine: MeasuredMachine,
-    workload: str | Workload,
-    *,
-    trace: "SymbolicStep | None" = None,
-    memory: "StepMemory | None" = None,
-    use_measured: bool = True,
-) -> MeasuredWorkload:
-    """A calibrated workload by name, a traced one by its operators, or any with borrowed curves."""
-    name = workload if isinstance(workload, str) else workload.name
-    if machine.rescaling is not None and trace is None:
-        from perfmodel.cost.rescaling import whole_steps_refused  # noqa: PLC0415
-
-        raise whole_steps_refused(name, machine.device_name)
-    if machine.device_costs is not None:
-        if trace is None or isinstance(workload, str):
-            raise UsageError(
-                f"--workload: must be a model or a traced workload file on {machine.device_name}, whose costs "
-                f"were inferred from steps of others, got {name!r}; perfmodel trace {name}, then give its file"
-            )
-        from perfmodel.cost.step_curves import workload_by_law  # noqa: PLC0415
-
-        return TracedWorkload.of(
-            workload_by_law(machine.device_costs, workload, trace), trace, memory
-        )
-    calibrated = machine.workload(name)
-    if calibrated is not None:
-        if isinstance(workload, Workload) and workload != calibrated.workload:
-            raise UsageError(
-                f"--workload: {name!r} in the file differs from the calibrated workload of that "
-                "name; give it another name"
-            )
-        return calibrated if trace is None else TracedWorkload.of(calibrated, trace, memory)
-    if isinstance(workload, str):
-        known = [entry.workload.name for entry in machine.workloads]
-        raise UsageError(
-            f"--workload: must be in the profile or a workload file, got {name!r}"
-            f"{did_you_mean(name, known)} (the profile holds {', '.join(known)})"
-        )
-    if trace is None or machine.operators is None:
-        return borrowed_profile(machine, workload)
-    from perfmodel.cost.traced import traced_profile  # noqa: PLC0415
-
-    batch = None if memory is None else memory.batch
-    found = traced_profile(
-        machine, machine.operators, workload, trace, batch=batch, use_measured=use_measured
-    )
-    return TracedWorkload.of(found, trace, memory)
-
-
-def default_batch(workload: MeasuredWorkload, scaling: str) -> int:
-    """The middle calibrated micro-batch (weak scaling), or the largest (strong)."""
-    batches = sorted(int(point.at) for point in workload.phases[0].forward)
-    return batches[-1] if scaling == "strong" else batches[len(batches) // 2]
 
 
 class Costs(NamedTuple):
@@ -337,39 +243,10 @@ def interval(draws: Samples) -> Interval:
     return Interval.of(draws, nominal=float(draws[0]))
 
 
-def check_machine(
-    machine: MeasuredMachine, validation: "ValidationDocument | None", cluster: "Cluster | None"
-) -> None:
-    """Refuse what contradicts a machine."""
-    if validation is not None:
-        ours, theirs = machine.origin.fingerprint, validation.provenance.host_fingerprint
-        if ours != theirs:
-            raise CalibrationUnavailable(
-                f"--validation: must come from the machine of the profile (fingerprint {ours[:12]}), "
-                f"got {theirs[:12]}; run perfmodel validate there"
-            )
-    devices = None if cluster is None else cluster.devices_per_node
-    if cluster is not None and devices is not None and machine.ranks_per_node > devices:
-        raise UsageError(
-            f"--cluster: nodes of {cluster.name} must have at least the {machine.ranks_per_node} "
-            f"ranks per node of the profile, got {devices}; correct the counts up to tier node"
-        )
-
-
-def refuse_other_jobs(cluster: "Cluster | None", *, by: str) -> None:
-    """Refuse a cluster whose links other jobs share, where only single predictions know of them."""
-    if cluster is not None and any(entry.jobs for entry in cluster.traffic):
-        raise UsageError(
-            f"{by}: cluster {cluster.name} must have no [[traffic]] jobs, which predict alone "
-            "simulates; remove them, or give the traffic as a bandwidth"
-        )
-
-
 def _parts(question: Question) -> tuple[MeasuredMachine, MeasuredWorkload, Layout]:
     machine, workload = question.machine, question.workload
     assert isinstance(machine, MeasuredMachine), machine
     assert isinstance(workload, MeasuredWorkload), workload
-    check_machine(machine, question.validation, question.cluster)
     return machine, workload, question.layout
 
 
@@ -447,7 +324,7 @@ def _sharing(question: Question, costs: Costs, model: CostModel) -> float:
     size_bytes = largest_all_reduce(costs.program)
     if cluster is None or not size_bytes:
         return 1.0
-    from perfmodel.engine.contention import slowdown_by_contention  # noqa: PLC0415
+    from perfmodel.engine.simulate import slowdown_by_contention  # noqa: PLC0415
 
     occupied = model.network.occupancy(size_bytes, groups(question.layout)[Cause.ALL_REDUCE])
     factors = [

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.answer import Question as StepQuestion
+from perfmodel.answer import timed_workload
 from perfmodel.answer.answer import answer
-from perfmodel.answer.measured import layout_costs, timed_workload
+from perfmodel.answer.measured import layout_costs
 from perfmodel.cost.memory import (
     DeviceMemory,
     MemorySetting,

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from perfmodel.advice import with_advice
-from perfmodel.answer import Question
+from perfmodel.answer import Question, open_question
 from perfmodel.answer.answer import Forecast, layout_table, table
-from perfmodel.answer.measured import check_machine, open_workload
 from perfmodel.answer.memory import MemoryReport, report_of
 from perfmodel.cost.inferred import with_nodes_of as joined_like
 from perfmodel.diagnosis.asked import Diagnosed, diagnosed
 from perfmodel.diagnosis.cases import Case
-from perfmodel.documents.clusters import open_cluster
 from perfmodel.documents.hardware import find_device, shipped_catalogue
 from perfmodel.documents.prediction import PredictionDocument, WhatIfDocument
 from perfmodel.documents.profile import InferredDocument, ProfileDocument, machine_file
@@ -28,8 +26,7 @@ from perfmodel.layout import Scaling, parse_layout
 from perfmodel.machine import Cluster
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.models import document_of, traced_document
-from perfmodel.scenarios import Scenario
-from perfmodel.scenarios.compare import compare_scenarios
+from perfmodel.scenarios import Scenario, compare_scenarios
 from perfmodel.scenarios.fields import changed
 from perfmodel.units import Bytes
 from perfmodel.workload.step import USUAL_METHOD
@@ -339,7 +336,8 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
         If the workload is unknown, a global batch cannot be split evenly or a cluster is too small, or
         the profile holds too little for the question.
     """
-    question, argv = _question(profile, workload, validation, cluster), ("perfmodel.predict",)
+    argv = ("perfmodel.predict",)
+    question = _question(profile, workload, validation=validation, cluster=cluster)
     if layout is not None:
         asked = replace(
             question,
@@ -377,7 +375,7 @@ def explain(  # noqa: PLR0913 - the same
 
     Parameters are those of ``predict``, with one device count. Times are in seconds.
     """
-    question = _question(profile, workload, None, cluster)
+    question = _question(profile, workload, cluster=cluster)
     request = Forecast(
         world_sizes=(devices,),
         scaling=scaling,
@@ -415,7 +413,7 @@ def whatif(  # noqa: PLR0913 - the same
         If a field is unknown or a value makes no sense.
     """
     base = Scenario(
-        question=_question(profile, workload, validation, cluster),
+        question=_question(profile, workload, validation=validation, cluster=cluster),
         request=Forecast(world_sizes=(devices,), scaling=scaling, batch=batch),
     )
     return compare_scenarios(
@@ -434,28 +432,9 @@ def _counts(devices: Any) -> tuple[int, ...]:
         raise UsageError(f"devices: must be whole numbers, got {devices!r}") from None
 
 
-def _question(
-    profile: AnyProfile,
-    workload: AnyWorkload,
-    validation: AnyValidation | None,
-    cluster: AnyCluster | None,
-) -> Question:
-    """A workload on a machine with earlier errors, in a cluster."""
-    machine = opened(profile)
-    if validation is not None and not isinstance(validation, ValidationDocument):
-        validation = read_validation(validation)
-    if cluster is None:
-        cluster = machine.cluster
-    elif not isinstance(cluster, Cluster):
-        cluster = open_cluster(cluster)
-    check_machine(machine, validation, cluster)
+def _question(profile: AnyProfile, workload: AnyWorkload, **more: Any) -> Question:
+    """A question about what was traced; a model itself is refused."""
     if not isinstance(workload, WorkloadDocument | str | os.PathLike):
         kind = type(workload).__name__
         raise UsageError(f"workload: must be traced, got a {kind}; pm.trace(model, batch) does")
-    named = workload if isinstance(workload, WorkloadDocument) else os.fspath(workload)
-    return Question(
-        machine=machine,
-        workload=open_workload(machine, named),
-        validation=validation,
-        cluster=cluster,
-    )
+    return open_question(opened(profile), workload, **more)

@@ -367,13 +367,11 @@ def _predicted(
     path: Path, workload: str, devices: Sequence[int], micro_batch: int | None
 ) -> dict[float, float]:
     """Samples per second by the global batch, of so many devices that keep their micro-batch."""
-    from perfmodel.answer import Question
+    from perfmodel.answer import open_question
     from perfmodel.answer.answer import Forecast, table
-    from perfmodel.answer.measured import open_workload
 
-    machine = opt.profiled(path)
     request = Forecast(world_sizes=tuple(devices), scaling="weak", batch=micro_batch)
-    question = Question(machine=machine, workload=open_workload(machine, workload))
+    question = open_question(opt.profiled(path), workload)
     document, _ = table(question, request, argv=sys.argv)
     return {
         float(point.setting.global_batch): point.samples_per_s.nominal for point in document.points

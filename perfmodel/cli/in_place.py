@@ -46,7 +46,7 @@ def time_in_place(
     another machine: curves answer there.
     """
     from calibrate.workloads import with_stored_workloads
-    from perfmodel.answer.measured import open_workload
+    from perfmodel.answer import open_workload
     from perfmodel.documents.workload import WorkloadDocument
 
     trace = WorkloadDocument.read(file).trace

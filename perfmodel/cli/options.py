@@ -248,36 +248,19 @@ def read_question(
     nodes_like: str | None = None,
 ) -> "Question":
     """A question about a workload by name or file on a machine; ``folder``: of its calibration."""
-    from perfmodel.answer import Question
-    from perfmodel.answer.measured import check_machine, open_workload
+    from perfmodel.answer import open_question
 
     if workload.endswith(".json") and (folder / "workloads").is_dir():
         from calibrate.workloads import with_stored_workloads
 
         machine = with_stored_workloads(machine, folder)
-    earlier, links = None, None
-    if validation is not None:
-        from perfmodel.documents.verdicts import ValidationDocument
-
-        earlier = ValidationDocument.read(validation)
-    if cluster is not None:
-        from perfmodel.documents.clusters import open_cluster
-
-        links = open_cluster(cluster)
-    elif nodes_like is not None:
+    if cluster is None and nodes_like is not None:
         from perfmodel.cost.inferred import with_nodes_of
         from perfmodel.documents.profile import InferredDocument
 
         others = InferredDocument.named(nodes_like, flag="--nodes-like").machine
         machine = with_nodes_of(machine, others, name=nodes_like)
-        links = machine.cluster
-    check_machine(machine, earlier, links)
-    return Question(
-        machine=machine,
-        workload=open_workload(machine, workload),
-        validation=earlier,
-        cluster=links,
-    )
+    return open_question(machine, workload, validation=validation, cluster=cluster)
 
 
 # What is asked about.

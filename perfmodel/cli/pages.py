@@ -109,9 +109,8 @@ def report(
     out: opt.Folder = Path("runs/report"),
 ) -> None:
     """Write one self-contained HTML report, and every plot as SVG and PNG."""
-    from perfmodel.answer import Question
+    from perfmodel.answer import open_question
     from perfmodel.answer.answer import Forecast, table
-    from perfmodel.answer.measured import check_machine, open_workload
     from perfmodel.documents.profile import ProfileDocument
     from perfmodel.documents.verdicts import ValidationDocument
     from perfmodel.files import write_atomically
@@ -122,17 +121,12 @@ def report(
     document = ProfileDocument.read(profile)
     machine = document.machine
     judged = None if validation is None else ValidationDocument.read(validation)
-    check_machine(machine, judged, None)
     chosen = opt.names(workloads) or [entry.workload.name for entry in machine.workloads]
     request = Forecast(world_sizes=tuple(devices), scaling="weak")
     with working("report"):
         predictions = [
             table(
-                Question(
-                    machine=machine,
-                    workload=open_workload(machine, name, where="--workloads"),
-                    validation=judged,
-                ),
+                open_question(machine, name, validation=judged, where="--workloads"),
                 request,
                 argv=sys.argv,
             )[0]

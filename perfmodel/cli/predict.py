@@ -462,8 +462,7 @@ def whatif(
     _refuse_beside_layout(context, excluded)
     from perfmodel.documents.prediction import WhatIfDocument
     from perfmodel.report.prediction import whatif_lines, whatif_table
-    from perfmodel.scenarios import Scenario
-    from perfmodel.scenarios.compare import compare_scenarios, with_saved
+    from perfmodel.scenarios import Scenario, compare_scenarios, with_saved
     from perfmodel.scenarios.fields import scenarios_of
 
     request = _forecast(context)

@@ -10,9 +10,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from perfmodel.answer import Question
+from perfmodel.answer import open_question
 from perfmodel.answer.inferred import Training, layout_jobs
-from perfmodel.answer.measured import open_workload
 from perfmodel.cost.jobs import Jobs
 from perfmodel.cost.parameters import DeviceSheet, FittedParameters
 from perfmodel.cost.rescaling import device_sheet
@@ -178,8 +177,7 @@ def _by_machine(case: Case) -> _Expected:
                     f"torchvision:NAME, timm:NAME or a config.json beside --profile, got {model!r}"
                 )
             model = document_for(machine, model, flag="MODEL")
-    workload = open_workload(machine, model, where="MODEL")
-    question = Question(machine=machine, workload=workload, cluster=case.cluster or machine.cluster)
+    question = open_question(machine, model, cluster=case.cluster, where="MODEL")
     return _Expected(
         trained=CalibratedModel(question=question, workload=question.measured.workload),
         device=machine.device_name,

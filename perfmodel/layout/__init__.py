@@ -5,9 +5,9 @@ n devices is ``Layout(dp=n)``. ``layout.candidates`` tells what a model or a clu
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 from perfmodel import checks
 from perfmodel.errors import NotFeasible, UsageError, did_you_mean
@@ -139,21 +139,18 @@ class Layout:
 
     def __post_init__(self) -> None:
         """Refuse layouts that no model could have."""
-        for name in _AT_LEAST_ONE:
-            checks.at_least(name, getattr(self, name), 1)
+        for name, least in _LEAST.items():
+            checks.at_least(name, getattr(self, name), least)
         checks.within("dp x tp x pp x cp", self.world_size, 1, MOST_DEVICES)
         checks.within("dp x micro_batch x accumulation", self.global_batch, 1, MOST_BATCH)
-        checks.at_least("shard", self.shard, 0)
-        checks.at_least("prefetch", self.prefetch, 0)
         checks.finite("imbalance", self.imbalance)
         if self.bucket_cap_mb is not None:
             checks.positive("bucket_cap", self.bucket_cap_mb)
         usual = Synchronisation.DDP if self.dp * self.cp > 1 else Synchronisation.NONE
         if self.wrapper is usual:
             object.__setattr__(self, "wrapper", None)  # equal layouts compare equal
-        for broken, reason in _contradictions(self):
-            if broken:
-                raise ValueError(reason)
+        for reason in _contradictions(self):
+            raise ValueError(reason)
 
     @property
     def replicas(self) -> int:
@@ -193,6 +190,11 @@ class Layout:
         return self.dp * self.local_batch
 
     @property
+    def alone(self) -> "Layout":
+        """The same micro-steps on one device without DDP."""
+        return Layout(micro_batch=self.micro_batch, accumulation=self.accumulation)
+
+    @property
     def synchronisation(self) -> Synchronisation:
         """What happens to the gradients of a step."""
         if self.wrapper is not None:
@@ -218,131 +220,105 @@ class Layout:
         return " ".join(f"{word}={text}" for word, text in words.items())
 
 
-def _contradictions(layout: Layout) -> tuple[tuple[bool, str], ...]:
-    """Rules that no model and no cluster is needed for, with what to say of each."""
-    return (*_pipeline_rules(layout), *_sharding_rules(layout), *_other_rules(layout))
+def _contradictions(layout: Layout) -> Iterator[str]:
+    """Rules that the layout breaks and that no model and no cluster is needed for."""
+    yield from _pipeline_contradictions(layout)
+    yield from _sharding_contradictions(layout)
+    yield from _expert_contradictions(layout)
+    yield from _other_contradictions(layout)
 
 
-def _pipeline_rules(layout: Layout) -> tuple[tuple[bool, str], ...]:
+def _pipeline_contradictions(layout: Layout) -> Iterator[str]:
     stages = layout.stage_layers
-    return (
-        (
-            layout.interleave > 1 and layout.pp == 1,
-            f"interleave must be 1 without a pipeline, got {layout.interleave}",
-        ),
-        (
-            layout.interleave > 1 and layout.schedule is not Schedule.ONE_F_ONE_B,
-            f"schedule must be {Schedule.ONE_F_ONE_B} with interleave > 1, got {layout.schedule}",
-        ),
-        (
-            layout.pp > 1 and layout.zero > 1,
-            (
-                f"zero must be 0 or 1 in a pipeline (gradients stay until the last micro-batch), "
-                f"got {layout.zero}"
-            ),
-        ),
-        (
-            bool(stages) and len(stages) != layout.pp,
-            f"stage_layers must name the layers of {layout.pp} stages (pp), got {len(stages)}",
-        ),
-        (any(each < 1 for each in stages), f"stage_layers must be >= 1, got {_text(stages)}"),
-        (
-            bool(stages) and layout.interleave > 1,
-            f"stage_layers excludes interleave > 1, got {layout.interleave}",
-        ),
-    )
+    if layout.interleave > 1 and layout.pp == 1:
+        yield f"interleave must be 1 without a pipeline, got {layout.interleave}"
+    if layout.interleave > 1 and layout.schedule is not Schedule.ONE_F_ONE_B:
+        yield f"schedule must be {Schedule.ONE_F_ONE_B} with interleave > 1, got {layout.schedule}"
+    if layout.pp > 1 and layout.zero > 1:
+        yield (
+            "zero must be 0 or 1 in a pipeline (gradients stay until the last micro-batch), "
+            f"got {layout.zero}"
+        )
+    if stages and len(stages) != layout.pp:
+        yield f"stage_layers must name the layers of {layout.pp} stages (pp), got {len(stages)}"
+    if any(each < 1 for each in stages):
+        yield f"stage_layers must be >= 1, got {_text(stages)}"
+    if stages and layout.interleave > 1:
+        yield f"stage_layers excludes interleave > 1, got {layout.interleave}"
 
 
-def _sharding_rules(layout: Layout) -> tuple[tuple[bool, str], ...]:
-    replicas = layout.replicas
-    return (
-        (
-            layout.synchronisation is Synchronisation.NONE and replicas > 1,
-            f"dp x cp must be 1 without DDP, got {replicas}",
-        ),
-        (layout.zero not in (0, 1, 2, 3), f"zero must be 0, 1, 2 or 3, got {layout.zero}"),
-        (layout.shard > 0 and layout.zero != 3, f"shard must come with zero=3, got {layout.zero}"),
-        (
-            layout.shard > 0 and replicas % layout.shard != 0,
-            f"shard must divide the {replicas} replicas (dp x cp of one data centre), got {layout.shard}",
-        ),
-        (
-            layout.shard > 0 and layout.ep > 1,
-            f"shard excludes expert parallelism, got ep = {layout.ep}",
-        ),
-        (
-            layout.prefetch != 1 and layout.zero != 3,
-            f"prefetch must come with zero=3, got zero = {layout.zero}",
-        ),
-        (
-            not layout.overlap and (layout.zero == 3 or replicas == 1),
-            f"overlap=no must come with zero < 3 and dp x cp > 1, got {layout.zero} and {replicas}",
-        ),
-        (
-            layout.offload is Offload.PARAMETERS and layout.zero != 3,
-            f"offload={Offload.PARAMETERS} must come with zero=3, got zero = {layout.zero}",
-        ),
-        (
-            replicas % layout.ep != 0,
-            f"ep must divide the {replicas} replicas (dp x cp of one data centre), got {layout.ep}",
-        ),
-        (layout.imbalance < 1, f"imbalance must be >= 1, got {layout.imbalance:g}"),
-        (
-            1 < layout.ep < layout.imbalance,
-            f"imbalance must be at most ep = {layout.ep}, got {layout.imbalance:g}",
-        ),
-        (
-            layout.imbalance > 1 and layout.ep == 1,
-            f"imbalance must be 1 without expert parallelism (ep), got {layout.imbalance:g}",
-        ),
-    )
+def _sharding_contradictions(layout: Layout) -> Iterator[str]:
+    replicas, zero, shard = layout.replicas, layout.zero, layout.shard
+    if layout.synchronisation is Synchronisation.NONE and replicas > 1:
+        yield f"dp x cp must be 1 without DDP, got {replicas}"
+    if zero not in (0, 1, 2, 3):
+        yield f"zero must be 0, 1, 2 or 3, got {zero}"
+    if shard > 0 and zero != 3:
+        yield f"shard must come with zero=3, got {zero}"
+    if shard > 0 and replicas % shard != 0:
+        yield f"shard must divide the {_REPLICAS.format(replicas)}, got {shard}"
+    if shard > 0 and layout.ep > 1:
+        yield f"shard excludes expert parallelism, got ep = {layout.ep}"
+    if layout.prefetch != 1 and zero != 3:
+        yield f"prefetch must come with zero=3, got zero = {zero}"
+    if not layout.overlap and (zero == 3 or replicas == 1):
+        yield f"overlap=no must come with zero < 3 and dp x cp > 1, got {zero} and {replicas}"
+    if layout.offload is Offload.PARAMETERS and zero != 3:
+        yield f"offload={Offload.PARAMETERS} must come with zero=3, got zero = {zero}"
 
 
-def _other_rules(layout: Layout) -> tuple[tuple[bool, str], ...]:
-    alone = layout.tp * layout.pp * layout.cp * layout.ep * layout.data_centres == 1
-    threads = "one_process=yes (DataParallel)"
-    return (
-        (
-            layout.dp % layout.data_centres != 0,
-            f"data_centres must divide the {layout.dp} replicas (dp), got {layout.data_centres}",
-        ),
-        (
-            layout.sync_every > 1 and layout.data_centres == 1,
-            f"sync_every must be 1 on one data centre, got {layout.sync_every}; add data_centres=2",
-        ),
-        (
-            layout.one_process and not alone,
-            (
-                f"{threads} excludes tp, pp, cp, ep and data_centres above 1, got {layout.tp}, {layout.pp}, "
-                f"{layout.cp}, {layout.ep} and {layout.data_centres}"
-            ),
-        ),
-        (
-            layout.one_process and layout.zero != 0,
-            f"{threads} excludes sharding, got zero = {layout.zero}",
-        ),
-        (layout.one_process and not layout.overlap, f"{threads} excludes overlap=no"),
-        (
-            layout.one_process and layout.offload is not Offload.NONE,
-            f"{threads} excludes offload, got {layout.offload}",
-        ),
-    )
+_REPLICAS: Final = "{} replicas (dp x cp of one data centre)"
 
 
-_NUMBERS: Final = (
-    "dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "accumulation", "interleave",
-    "shard", "prefetch", "data_centres", "sync_every",
-)  # fmt: skip
-_AT_LEAST_ONE: Final = tuple(name for name in _NUMBERS if name not in {"zero", "shard", "prefetch"})
-KEYS: Final[tuple[str, ...]] = (
-    *_NUMBERS, "recompute", "schedule", "offload", "precision", "order",
-    "sequence_parallel", "overlap", "one_process", "imbalance", "stage_layers", "bucket_cap",
-    "ddp", "fsdp",
-)  # fmt: skip
+def _expert_contradictions(layout: Layout) -> Iterator[str]:
+    if layout.replicas % layout.ep != 0:
+        yield f"ep must divide the {_REPLICAS.format(layout.replicas)}, got {layout.ep}"
+    if layout.imbalance < 1:
+        yield f"imbalance must be >= 1, got {layout.imbalance:g}"
+    if 1 < layout.ep < layout.imbalance:
+        yield f"imbalance must be at most ep = {layout.ep}, got {layout.imbalance:g}"
+    if layout.imbalance > 1 and layout.ep == 1:
+        yield f"imbalance must be 1 without expert parallelism (ep), got {layout.imbalance:g}"
+
+
+def _other_contradictions(layout: Layout) -> Iterator[str]:
+    if layout.dp % layout.data_centres != 0:
+        yield f"data_centres must divide the {layout.dp} replicas (dp), got {layout.data_centres}"
+    if layout.sync_every > 1 and layout.data_centres == 1:
+        yield (
+            f"sync_every must be 1 on one data centre, got {layout.sync_every}; add data_centres=2"
+        )
+    if not layout.one_process:
+        return
+    threads = "one_process=yes (DataParallel) excludes"
+    others = (layout.tp, layout.pp, layout.cp, layout.ep, layout.data_centres)
+    if any(count > 1 for count in others):
+        *some, last = others
+        yield (
+            f"{threads} tp, pp, cp, ep and data_centres above 1, got {', '.join(map(str, some))} and {last}"
+        )
+    if layout.zero != 0:
+        yield f"{threads} sharding, got zero = {layout.zero}"
+    if not layout.overlap:
+        yield f"{threads} overlap=no"
+    if layout.offload is not Offload.NONE:
+        yield f"{threads} offload, got {layout.offload}"
+
+
 #: Fields whose word in the grammar is another one.
 _WORDS: Final = {"bucket_cap_mb": "bucket_cap"}
+_FIELDS: Final = {
+    _WORDS.get(field.name, field.name): field for field in fields(Layout) if field.name != "wrapper"
+}
 #: Words that stand for two others: DistributedDataParallel, FullyShardedDataParallel.
 _SHORT: Final = {"ddp": 0, "fsdp": 3}
+KEYS: Final[tuple[str, ...]] = (*_FIELDS, *_SHORT)
+#: Smallest value of what is counted; ``zero`` is one of four.
+_LEAST: Final = {
+    name: 0 if name in ("shard", "prefetch") else 1
+    for name, field in _FIELDS.items()
+    if type(field.default) is int and name != "zero"
+}
 
 
 def parse_layout(text: str) -> Layout:
@@ -361,27 +337,11 @@ def parse_layout(text: str) -> Layout:
     try:
         wrapper = Synchronisation.DDP if "ddp" in words else None
         words = _spelled_out(words)
-        layout = Layout(
-            wrapper=wrapper,
-            bucket_cap_mb=_decimal("bucket_cap", words["bucket_cap"])
-            if "bucket_cap" in words
-            else None,
-            **{key: _number(key, words[key]) for key in _NUMBERS if key in words},
-            recompute=_choice("recompute", words, Recompute.NONE),
-            schedule=_choice("schedule", words, Schedule.ONE_F_ONE_B),
-            offload=_choice("offload", words, Offload.NONE),
-            precision=_choice("precision", words, Precision.BF16),
-            order=_choice("order", words, Order.DATA_INSIDE),
-            sequence_parallel=_yes("sequence_parallel", words),
-            overlap=_yes("overlap", words, default="yes"),
-            one_process=_yes("one_process", words),
-            imbalance=_decimal("imbalance", words.get("imbalance", "1")),
-            stage_layers=tuple(
-                _number("stage_layers", each) for each in words["stage_layers"].split(",")
-            )
-            if "stage_layers" in words
-            else (),
-        )
+        values = {
+            _FIELDS[key].name: _value(key, word, like=_FIELDS[key].default)
+            for key, word in words.items()
+        }
+        layout = Layout(wrapper=wrapper, **values)
         _require_meaning(layout, words)
     except ValueError as error:
         raise UsageError(f"layout: {error}") from error
@@ -397,7 +357,8 @@ def _spelled_out(words: Mapping[str, str]) -> dict[str, str]:
     for other in (*others, "dp", "zero"):
         if other in words:
             raise ValueError(f"{first} excludes {other}, got both")
-    return {**words, "dp": words[first], "zero": str(_SHORT[first])}
+    rest = {key: text for key, text in words.items() if key != first}
+    return {**rest, "dp": words[first], "zero": str(_SHORT[first])}
 
 
 def _require_meaning(layout: Layout, words: Mapping[str, str]) -> None:
@@ -455,40 +416,27 @@ def accumulation_for(*, global_batch: int, dp: int, micro_batch: int) -> int:
     return global_batch // each
 
 
-_ChoiceT = TypeVar("_ChoiceT", Recompute, Schedule, Offload, Precision, Order)
-
-
-def _choice(key: str, words: Mapping[str, str], default: _ChoiceT) -> _ChoiceT:
-    kind = type(default)
-    try:
-        return kind(words.get(key, default))
-    except ValueError:
-        raise ValueError(f"{key} must be one of {', '.join(kind)}, got {words[key]!r}") from None
-
-
 def _near(key: str) -> str:
     return "" if key in KEYS else did_you_mean(key, KEYS)
 
 
-def _number(key: str, text: str) -> int:
+def _value(key: str, text: str, *, like: Any) -> Any:
+    """The value of a word, of the type that the default of its field has."""
+    if isinstance(like, bool):
+        if text not in {"yes", "no"}:
+            raise ValueError(f"{key} must be yes or no, got {text!r}")
+        return text == "yes"
+    if isinstance(like, tuple):
+        return tuple(_value(key, each, like=1) for each in text.split(","))
+    if isinstance(like, enum.StrEnum):
+        known = [each.value for each in type(like)]
+        if text not in known:
+            raise ValueError(f"{key} must be one of {', '.join(known)}, got {text!r}")
+        return type(like)(text)
     try:
-        return whole(text)
+        return whole(text) if isinstance(like, int) else decimal(text)
     except ValueError as error:
         raise ValueError(f"{key} {error}") from None
-
-
-def _decimal(key: str, text: str) -> float:
-    try:
-        return decimal(text)
-    except ValueError as error:
-        raise ValueError(f"{key} {error}") from None
-
-
-def _yes(key: str, words: Mapping[str, str], *, default: str = "no") -> bool:
-    text = words.get(key, default)
-    if text not in {"yes", "no"}:
-        raise ValueError(f"{key} must be yes or no, got {text!r}")
-    return text == "yes"
 
 
 def _text(value: object) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from itertools import product
+from itertools import chain, product
 from typing import Final
 
 import numpy as np
@@ -153,58 +153,33 @@ def require_feasible(layout: Layout, limits: Limits) -> None:
 
 def impossible(layout: Layout, limits: Limits) -> str | None:
     """Why a layout cannot be run, or ``None``."""
-    rules = (*_model_rules(layout, limits), *_cluster_rules(layout, limits))
-    return next((reason for broken, reason in rules if broken), None)
+    return next(chain(_refused_by_model(layout, limits), _refused_by_cluster(layout, limits)), None)
 
 
-def _model_rules(layout: Layout, limits: Limits) -> tuple[tuple[bool, str], ...]:
+def _refused_by_model(layout: Layout, limits: Limits) -> Iterator[str]:
     layers, sequence, experts = limits.layers, limits.sequence, limits.experts
     chunks = layout.pp * layout.interleave
-    return (
-        (
-            limits.heads % layout.tp != 0,
-            f"tp must divide the {limits.heads} heads, got {layout.tp}",
-        ),
-        (
-            chunks > layers,
-            f"pp x interleave must be at most the {layers} layers, got {chunks}",
-        ),
-        (
-            layout.interleave > 1 and layers % chunks != 0,
-            f"pp x interleave must divide the {layers} layers, got {chunks}",
-        ),
-        (
-            bool(layout.stage_layers) and sum(layout.stage_layers) != layers,
-            f"stage_layers must add up to the {layers} layers, got {sum(layout.stage_layers)}",
-        ),
-        (
-            sequence is not None and sequence % (2 * layout.cp) != 0 and layout.cp > 1,
-            f"2 x cp must divide the {sequence} tokens of a sequence, got cp = {layout.cp}",
-        ),
-        (
-            experts == 1 and layout.ep != 1,
-            f"ep must be 1 for a model without experts, got {layout.ep}",
-        ),
-        (
-            experts % layout.ep != 0,
-            f"ep must divide the {experts} experts, got {layout.ep}",
-        ),
-        (
-            layout.interleave > 1 and layout.accumulation % layout.pp != 0,
-            f"accumulation must be a multiple of pp = {layout.pp}, got {layout.accumulation}",
-        ),
-    )
+    if limits.heads % layout.tp != 0:
+        yield f"tp must divide the {limits.heads} heads, got {layout.tp}"
+    if chunks > layers:
+        yield f"pp x interleave must be at most the {layers} layers, got {chunks}"
+    if layout.interleave > 1 and layers % chunks != 0:
+        yield f"pp x interleave must divide the {layers} layers, got {chunks}"
+    if layout.stage_layers and sum(layout.stage_layers) != layers:
+        yield f"stage_layers must add up to the {layers} layers, got {sum(layout.stage_layers)}"
+    if sequence is not None and layout.cp > 1 and sequence % (2 * layout.cp) != 0:
+        yield f"2 x cp must divide the {sequence} tokens of a sequence, got cp = {layout.cp}"
+    if experts == 1 and layout.ep != 1:
+        yield f"ep must be 1 for a model without experts, got {layout.ep}"
+    if experts % layout.ep != 0:
+        yield f"ep must divide the {experts} experts, got {layout.ep}"
+    if layout.interleave > 1 and layout.accumulation % layout.pp != 0:
+        yield f"accumulation must be a multiple of pp = {layout.pp}, got {layout.accumulation}"
 
 
-def _cluster_rules(layout: Layout, limits: Limits) -> tuple[tuple[bool, str], ...]:
+def _refused_by_cluster(layout: Layout, limits: Limits) -> Iterator[str]:
     node = limits.devices_per_node
-    return (
-        (
-            layout.world_size != limits.devices,
-            f"dp x tp x pp x cp must be {limits.devices} devices, got {layout.world_size}",
-        ),
-        (
-            layout.one_process and node is not None and layout.dp > node,
-            f"one_process=yes must stay within a node of {node} devices, got dp = {layout.dp}",
-        ),
-    )
+    if layout.world_size != limits.devices:
+        yield f"dp x tp x pp x cp must be {limits.devices} devices, got {layout.world_size}"
+    if layout.one_process and node is not None and layout.dp > node:
+        yield f"one_process=yes must stay within a node of {node} devices, got dp = {layout.dp}"

@@ -7,9 +7,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 
-from perfmodel.answer import Question
+from perfmodel.answer import Question, open_workload, refuse_other_jobs
 from perfmodel.answer.answer import Forecast
-from perfmodel.answer.measured import refuse_other_jobs, timed_workload
 from perfmodel.cost.inferred import open_inferred
 from perfmodel.cost.rescaling import catalogued
 from perfmodel.documents import today_utc
@@ -40,8 +39,8 @@ from perfmodel.machine import Cluster, InferredMachine, Machine
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.models import document_for
 from perfmodel.plan.cost import compare_costs
-from perfmodel.scenarios import Scenario, link_of, usable_links
-from perfmodel.scenarios.fields import changed
+from perfmodel.scenarios import Scenario
+from perfmodel.scenarios.fields import changed, link_of, usable_links
 from perfmodel.workload.step import SymbolicStep
 from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer
 
@@ -250,7 +249,7 @@ def _workloads(
     names = {entry.workload.name: entry for entry in profile.workloads}
     found = {name: OfferedWorkload(entry=entry, typed=name) for name, entry in names.items()}
     for text, file in documents:
-        entry = timed_workload(profile, file.workload, trace=file.trace, memory=file.memory)
+        entry = open_workload(profile, file)
         found[file.workload.name] = OfferedWorkload(entry=entry, typed=text, document=file)
     return found
 

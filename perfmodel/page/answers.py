@@ -42,9 +42,8 @@ from perfmodel.layout import (
 from perfmodel.machine import DEVICES_PER_NODE, Evidence, InferredMachine
 from perfmodel.page import OfferedMachine, OfferedWorkload, Session, catalogue, chosen
 from perfmodel.page.diagnosis import judged
-from perfmodel.scenarios import Scenario, in_cluster
-from perfmodel.scenarios.compare import UNMEASURED, contrast_of_draws, with_assumed
-from perfmodel.scenarios.fields import changed
+from perfmodel.scenarios import UNMEASURED, Scenario, contrast_of_draws, with_assumed
+from perfmodel.scenarios.fields import changed, in_cluster
 from perfmodel.statistics import Interval
 from perfmodel.step import Span, Stream, Trace
 from perfmodel.units import HOUR_S, Seconds

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
-from perfmodel.answer import Question
-from perfmodel.answer.measured import check_machine, open_workload, refuse_other_jobs
+from perfmodel.answer import Question, open_question, refuse_other_jobs
 from perfmodel.cost.inferred import InferredModel, open_inferred
 from perfmodel.cost.memory import step_memory
 from perfmodel.cost.rescaling import rescaled_profile
@@ -70,16 +69,14 @@ def _opened(plan: PlanFile, sources: Sources, option: Option) -> Question | Infe
     machine = sources.profiles[option.name]
     if isinstance(machine, InferredMachine):
         return open_inferred(machine)
-    validation = sources.validations.get(option.name)
-    cluster = sources.clusters.get(option.name)
-    check_machine(machine, validation, cluster)
     is_traced = machine.device_costs is not None or plan.work.name.endswith(".json")
     named = sources.workload if is_traced else None
-    return Question(
-        machine=machine,
-        workload=open_workload(machine, named or plan.work.name, where="work.workload"),
-        validation=validation,
-        cluster=cluster,
+    return open_question(
+        machine,
+        named or plan.work.name,
+        validation=sources.validations.get(option.name),
+        cluster=sources.clusters.get(option.name),
+        where="work.workload",
     )
 
 

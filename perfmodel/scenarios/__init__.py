@@ -1,48 +1,31 @@
-"""What a what-if starts from, and what each change does to it.
+"""Use case: scenarios side by side, each against the first, draw by draw.
 
 A changed machine goes through the same model as a measured one, with the same random draws, so that two
 predictions differ by the change alone.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 
 from perfmodel.answer import Question
-from perfmodel.answer.answer import Forecast
-from perfmodel.answer.measured import open_workload, refuse_other_jobs, timed_workload
-from perfmodel.cost.collectives import message_bytes, num_messages
-from perfmodel.cost.rescaling import rescaled_profile
-from perfmodel.documents.clusters import open_cluster
-from perfmodel.documents.hardware import LINK_SHARE, LinkSheet, find_device, shipped_catalogue
-from perfmodel.errors import (
-    CalibrationUnavailable,
-    UsageError,
-    did_you_mean,
-    refuse_unknown,
-)
-from perfmodel.layout import Layout, Scaling, parse_layout
-from perfmodel.machine import Cluster
-from perfmodel.machine.measured import (
-    CollectiveProfile,
-    CurvePoint,
-    MeasuredMachine,
-    MeasuredWorkload,
-    TracedWorkload,
-)
-from perfmodel.statistics import DEVIATE_90
-from perfmodel.units import (
-    MIB,
-    BytesPerSecond,
-    Seconds,
-    format_rate,
-    parse_bytes,
-    parse_factor,
-    parse_number,
-)
+from perfmodel.answer.answer import Forecast, answer, layout_table, point
+from perfmodel.answer.inferred import question_jobs
+from perfmodel.answer.measured import interval, measured_caveats
+from perfmodel.cost import Samples
+from perfmodel.cost.inferred import open_inferred
+from perfmodel.cost.jobs import Jobs, jobs_from_columns
+from perfmodel.documents import Provenance
+from perfmodel.documents.prediction import Contrast, PredictedPoint, ScenarioOutcome, WhatIfDocument
+from perfmodel.explanation import explain
+from perfmodel.layout import Scaling
+from perfmodel.layout_search import spread_against_first
+from perfmodel.machine import Evidence, InferredMachine
+from perfmodel.machine.measured import MeasuredMachine
+from perfmodel.statistics import DEVIATE_90, FASTER, Interval, normal_cdf, unpaired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +62,7 @@ class Scenario:
     def questions(self) -> tuple[Question, Question]:
         """The baseline on one device, and what is asked."""
         if self.request is None:
-            layout = self.question.layout
-            alone = Layout(micro_batch=layout.micro_batch, accumulation=layout.accumulation)
-            return self.question.at(alone), self.question
+            return self.question.at(self.question.layout.alone), self.question
         layouts = self.request.layouts(self.question.measured)
         question = self.request.at_largest(self.question)
         return question.at(layouts[0]), question.at(layouts[-1])
@@ -96,359 +77,172 @@ class Scenario:
         )
 
 
-def layout_of(words: Mapping[str, str]) -> Layout:
-    """The layout of these keys and values."""
-    return parse_layout(" ".join(f"{key}={value}" for key, value in words.items()))
+#: Said wherever something was set.
+UNMEASURED: Final = "values of --set count as exact; that the rest stays as measured is assumed"
 
 
-# What is trained, and how.
+def compare_scenarios(scenarios: Sequence[Scenario], *, argv: Sequence[str]) -> WhatIfDocument:
+    """Predict every scenario; the first is what the others are compared with.
 
-Apply: TypeAlias = Callable[[Scenario, str], Scenario]
-"""Raises ``ValueError`` or a user error for a value that makes no sense."""
-
-
-def asked(name: str, read: Callable[[str], object]) -> Apply:
-    """Set one value of the request; beside a layout its own keys are set."""
-
-    def apply(scenario: Scenario, value: str) -> Scenario:
-        if scenario.request is None:
-            raise ValueError("is not set beside --layout; set a key of the layout, such as dp")
-        edit: dict[str, Any] = {name: read(value)}
-        return replace(scenario, request=replace(scenario.request, **edit))
-
-    return apply
-
-
-def layout_key(key: str) -> Apply:
-    """Set one key of the layout, in its grammar."""
-
-    def apply(scenario: Scenario, value: str) -> Scenario:
-        words = dict(word.split("=", 1) for word in str(scenario.question.layout).split())
-        if key in ("ddp", "fsdp"):
-            words = {name: text for name, text in words.items() if name not in ("dp", "zero")}
-        return scenario.asking(layout=layout_of(words | {key: value}))
-
-    return apply
-
-
-def set_workload(scenario: Scenario, value: str) -> Scenario:
-    """Train another workload."""
-    return scenario.asking(workload=open_workload(scenario.machine, value, where="--set workload"))
-
-
-def _with_workload(
-    scenario: Scenario, workload: MeasuredWorkload, *, assumed: str = "", remark: str = ""
-) -> Scenario:
-    """Replace the workload here and, where it is calibrated, in the machine."""
-    entries = tuple(
-        workload if entry.workload.name == workload.workload.name else entry
-        for entry in scenario.machine.workloads
-    )
-    machine = replace(scenario.machine, workloads=entries)
-    return scenario.asking(machine=machine, workload=workload, assumed=assumed, remark=remark)
-
-
-def set_buffers(scenario: Scenario, value: str) -> Scenario:
-    """Broadcast the buffers of rank 0 before each step, or not."""
-    if value not in ("broadcast", "local"):
-        raise ValueError(f"must be broadcast or local, got {value!r}")
-    was = scenario.question.measured
-    kept = was.workload.buffer_bytes if value == "broadcast" else ()
-    return _with_workload(scenario, replace(was, workload=replace(was.workload, buffer_bytes=kept)))
-
-
-#: Part of forward and backward that is matrix products and convolutions, when a precision changes
-#: and no operator was traced: an assumption, the whole range of which is in the interval.
-_MATRIX_SHARES: Final = (0.5, 1.0)
-
-
-def set_precision(scenario: Scenario, value: str) -> Scenario:
-    """Matrix products by the kernels timed in both types; all else as it was (Amdahl)."""
-    if value not in ("fp32", "bf16", "fp16"):
-        raise ValueError(f"must be fp32, bf16 or fp16, got {value!r}")
-    if scenario.question.measured.evidence is not None:
-        raise ValueError("a traced workload has its own precision; trace it with --precision")
-    if value == "fp32":
-        return scenario
-    rates = {
-        (rate.probe, rate.shape, rate.dtype): rate.flop_per_s
-        for rate in scenario.machine.rates
-        if rate.flop_per_s > 0
-    }
-    gains = [
-        np.log(rates[probe, shape, value] / rate)
-        for (probe, shape, dtype), rate in rates.items()
-        if dtype == "fp32" and (probe, shape, value) in rates
-    ]
-    if not gains:
-        known = ", ".join(sorted({dtype for _, _, dtype in rates})) or "none"
-        raise CalibrationUnavailable(
-            f"--set precision: the profile must hold kernels timed in fp32 and in {value}, got "
-            f"{known}; trace the workload with --precision instead"
-        )
-    speed = float(np.exp(np.mean(gains)))
-    logs = [math.log(share / speed + 1 - share) for share in _MATRIX_SHARES]
-    workload = _scaled(
-        scenario.question.measured,
-        ("forward", "backward"),
-        math.exp(sum(logs) / 2),
-        relative_error=abs(logs[0] - logs[1]) / 2 / DEVIATE_90,
-    )
-    return _with_workload(
-        scenario,
-        workload,
-        assumed="compute",
-        remark=f"matrix products in {value} run {speed:.3g} times as fast as in fp32 here; they are "
-        "assumed to be half to all of forward and backward",
-    )
-
-
-def _scaled(
-    workload: MeasuredWorkload, names: Sequence[str], factor: float, *, relative_error: float = 0.0
-) -> MeasuredWorkload:
-    """Some phases take ``factor`` times as long, with so much more uncertainty (in log)."""
-
-    def point(was: CurvePoint) -> CurvePoint:
-        error = math.hypot(was.relative_error, relative_error)
-        return replace(was, time_s=was.time_s * factor, relative_error=error if was.time_s else 0.0)
-
-    phases = []
-    for was in workload.phases:
-        edits: dict[str, Any] = {name: tuple(map(point, getattr(was, name))) for name in names}
-        phases.append(replace(was, **edits))
-    return replace(workload, phases=tuple(phases))
-
-
-# The machine.
-
-
-def set_device(scenario: Scenario, value: str) -> Scenario:
-    """Run on a device of the catalogue."""
-    catalogue = shipped_catalogue()
-    sheet = find_device(value, catalogue, flag="--set device")
-    was = scenario.question.measured
-    try:
-        machine = rescaled_profile(scenario.machine, sheet, catalogue)
-        if machine is scenario.machine:
-            return scenario
-        workload = (
-            timed_workload(machine, was.workload, trace=was.trace, memory=was.memory)
-            if isinstance(was, TracedWorkload)
-            else timed_workload(machine, was.workload.name)
-        )
-    except (CalibrationUnavailable, UsageError) as error:
-        text = str(error).removeprefix("--device: ").removeprefix("--workload: ")
-        raise type(error)(f"--set device={value}: {text}") from error
-    return scenario.asking(machine=machine, workload=workload, assumed="compute")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """What messages between two ranks of the all-reduce ring say about the network."""
-
-    latency_s: Seconds
-    """Shortest message. [s]"""
-    bytes_per_s: BytesPerSecond
-    """Rate of the largest message beyond that; equals the busbw of a large all-reduce. [B/s]"""
-
-
-def link_of(machine: MeasuredMachine) -> Link:
-    """Latency and bandwidth of the measured ring; ``CalibrationUnavailable`` if one rank was measured alone."""
-    kind = "all_reduce"
-    messages = sorted(
-        (message_bytes(kind, p.at, e.world_size), p.time_s / num_messages(kind, e.world_size))
-        for e in machine.collectives
-        if e.collective == kind and e.world_size > 1
-        for p in e.points
-    )
-    if not messages:
-        raise CalibrationUnavailable(
-            "--set network: needs a measured all-reduce, but the profile holds one rank; calibrate "
-            "with --nproc 2 or more"
-        )
-    latency_s = min(time_s for _, time_s in messages)
-    size, time_s = messages[-1]
-    return Link(latency_s=latency_s, bytes_per_s=size / max(time_s - latency_s, 1e-12))
-
-
-def _with_link(scenario: Scenario, now: Link, *, remark: str = "") -> Scenario:
-    """All-reduces and broadcasts over links of another latency and bandwidth.
-
-    Each measured message is split into the shortest message's time and the rest; the first is
-    scaled by the latency, the second by the bandwidth, so that regimes between them keep their form.
+    On a calibrated machine all draws are seeded by the name of the parameter, so that scenarios share the errors of
+    everything that was not changed. Layouts of large models come from the same fitted parameters and neighbouring
+    deviations. So a difference is less uncertain than its two sides.
     """
-    was = link_of(scenario.machine)
-    slower, thinner = now.latency_s / was.latency_s, was.bytes_per_s / now.bytes_per_s
-
-    def mended(entry: CollectiveProfile) -> CollectiveProfile:
-        if entry.collective not in ("all_reduce", "broadcast") or entry.world_size == 1:
-            return entry
-        least_s = min(point.time_s for point in entry.points)
-        points = tuple(
-            replace(p, time_s=least_s * slower + (p.time_s - least_s) * thinner)
-            for p in entry.points
-        )
-        return replace(entry, points=points)
-
-    machine = scenario.machine
-    machine = replace(machine, collectives=tuple(map(mended, machine.collectives)))
-    return scenario.asking(machine=machine, assumed="communication", remark=remark)
-
-
-def link_value(attribute: str, parse: Callable[[str], float], allowed: str) -> Apply:
-    """Set the latency or the bandwidth of the links, as a value or as a factor."""
-
-    def apply(scenario: Scenario, value: str) -> Scenario:
-        link = link_of(scenario.machine)
-        try:
-            factor = parse_factor(value)
-            wanted = parse(value) if factor is None else getattr(link, attribute) * factor
-        except ValueError:
-            wanted = math.nan
-        if not wanted > 0:
-            raise ValueError(f"must be {allowed}, got {value!r}")
-        edit: dict[str, Any] = {attribute: wanted}
-        return _with_link(scenario, replace(link, **edit))
-
-    return apply
-
-
-def usable_links() -> tuple[LinkSheet, ...]:
-    """Links of the catalogue that one device has to itself."""
-    return tuple(link for link in shipped_catalogue().links if link.per != "node")
-
-
-def set_link(scenario: Scenario, value: str) -> Scenario:
-    """Exchange over a link of the catalogue."""
-    known = {link.id: link for link in usable_links()}
-    if value not in known:
-        raise ValueError(
-            f"must be a link of one device or port of perfmodel devices --links, got {value!r}"
-            f"{did_you_mean(value, known)}"
-        )
-    rate = LINK_SHARE * known[value].rate.bytes_per_s
-    remark = (
-        f"{known[value].name}: a large all-reduce is assumed to reach {format_rate(rate, 'B')}, "
-        f"{100 * LINK_SHARE:g} % of its data sheet; its latency is taken to be the measured one"
-    )
-    link = replace(link_of(scenario.machine), bytes_per_s=rate)
-    return _with_link(scenario, link, remark=remark)
-
-
-_GRADIENT_BITS: Final = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8}
-
-
-def set_gradients(scenario: Scenario, value: str) -> Scenario:
-    """All-reduces that send a share of the bytes: the time of a size is found at the larger one."""
-    if value not in _GRADIENT_BITS:
-        raise ValueError(f"must be one of {', '.join(_GRADIENT_BITS)}, got {value!r}")
-    share = _GRADIENT_BITS[value] / _GRADIENT_BITS["fp32"]
-    if share == 1:
-        return scenario
-    collectives = tuple(
-        replace(entry, points=tuple(replace(p, at=p.at / share) for p in entry.points))
-        if entry.collective == "all_reduce"
-        else entry
-        for entry in scenario.machine.collectives
-    )
-    return scenario.asking(
-        machine=replace(scenario.machine, collectives=collectives),
-        assumed="communication",
-        remark=f"gradients sent as {value}: converting them is assumed free",
+    first = scenarios[0]
+    machine = first.question.machine
+    origin, is_inferred = machine.origin, isinstance(machine, InferredMachine)
+    outcomes: list[ScenarioOutcome] = []
+    texts: dict[str, None] = {}
+    for scenario in scenarios:
+        # Changes of one machine share its draws, whatever they make of it.
+        outcome, said = _layout(scenario) if is_inferred else _step(scenario, machine.digest)
+        if is_inferred and outcomes:
+            between = _layout_contrast(first, scenario, outcomes[0].point, outcome.point)
+            outcome = outcome.model_copy(update={"contrast": between})
+        outcomes.append(outcome)
+        texts |= dict.fromkeys(said)
+    if any(scenario.assumed for scenario in scenarios):
+        texts[UNMEASURED] = None
+    return WhatIfDocument(
+        provenance=Provenance.of_answer(
+            argv, host_fingerprint=origin.fingerprint, seed=origin.seed if is_inferred else 0
+        ),
+        scenarios=tuple(outcomes) if is_inferred else _contrasted(outcomes),
+        caveats=tuple(texts),
     )
 
 
-def _factor(value: str, *, example: str = "2x") -> float:
-    factor = parse_factor(value)
-    if factor is None:
-        raise ValueError(f"must look like {example}, got {value!r}")
-    return factor
-
-
-DEVICE_PHASES: Final = ("forward", "backward", "optimizer")
-HOST_PHASES: Final = ("input", "dispatch_forward", "dispatch_backward", "dispatch_optimizer")
-_DEVICE_DDP_COSTS: Final = ("bucket_s", "bucket_s_per_byte")
-
-
-def speed_of(phases: Sequence[str]) -> Apply:
-    """Phases of host or device at another speed; the device also copies gradients into buckets."""
-
-    def apply(scenario: Scenario, value: str) -> Scenario:
-        factor = _factor(value)
-        if not factor > 0:
-            raise ValueError(f"must be > 0, got {factor:g}")
-        if phases is DEVICE_PHASES:
-            ddp = scenario.machine.ddp
-            scale = np.array([1 / factor if n in _DEVICE_DDP_COSTS else 1.0 for n in ddp.names])
-            costs = replace(
-                ddp,
-                values=tuple((np.array(ddp.values) * scale).tolist()),
-                draws=tuple(tuple(row) for row in (np.array(ddp.draws) * scale).tolist()),
-            )
-            scenario = scenario.asking(machine=replace(scenario.machine, ddp=costs))
-        workload = _scaled(scenario.question.measured, phases, 1 / factor)
-        return _with_workload(scenario, workload, assumed="compute")
-
-    return apply
-
-
-def set_rank_noise(scenario: Scenario, value: str) -> Scenario:
-    """Ranks and steps that differ, in log, by a factor times as much."""
-    factor, was = _factor(value, example="0.5x"), scenario.question.measured
-    noise = tuple(
-        replace(entry, ratios=tuple(ratio**factor for ratio in entry.ratios)) for entry in was.noise
+def with_saved(
+    document: WhatIfDocument, saved: Sequence[tuple[str, WhatIfDocument]]
+) -> WhatIfDocument:
+    """Add the scenarios of saved documents, by name of the file, compared with the first one here."""
+    added = [
+        outcome.model_copy(update={"name": f"{name}: {outcome.name}"})
+        for name, other in saved
+        for outcome in other.scenarios
+    ]
+    texts = dict.fromkeys([*document.caveats, *(c for _, other in saved for c in other.caveats)])
+    return document.model_copy(
+        update={
+            "scenarios": _contrasted([*document.scenarios, *added]),
+            "caveats": tuple(texts),
+        }
     )
-    workload = replace(was, noise=noise, rank_spread=was.rank_spread * factor)
-    return _with_workload(scenario, workload, assumed="stragglers")
 
 
-# The cluster.
+def _step(scenario: Scenario, digest: str) -> tuple[ScenarioOutcome, Sequence[str]]:
+    """What the scenario would do on a calibrated machine, and its caveats."""
+    alone, asked = scenario.questions()
+    baseline = answer(alone)
+    found = baseline if asked.layout == alone.layout else answer(asked)
+    explanation = explain(asked, scaling=scenario.scaling)
+    outcome = ScenarioOutcome(
+        name=scenario.name,
+        changes=dict(scenario.changes),
+        machine_digest=digest,
+        device_name=scenario.machine.device_name,
+        workload=asked.workload_name,
+        scaling=scenario.scaling,
+        point=with_assumed(point(found, baseline=baseline), scenario),
+        step_draws_s=tuple(found.step_s.tolist()),
+        lost_s={loss.cause.value: loss.lost_s for loss in explanation.losses},
+        remarks=scenario.remarks,
+        contrast=None,
+    )
+    return outcome, (*measured_caveats(asked, {found.layout: found.evidence}), *scenario.remarks)
 
 
-def in_cluster(scenario: Scenario, cluster: Cluster) -> Scenario:
-    """The scenario with its devices in a cluster; ``UsageError`` if other jobs share its links."""
-    refuse_other_jobs(cluster, by="whatif")
-    return scenario.asking(cluster=cluster)
+def with_assumed(point: PredictedPoint, scenario: Scenario) -> PredictedPoint:
+    """The point, with what was typed called an assumption: it is no measurement."""
+    terms = {
+        term: Evidence.ASSUMED if term in scenario.assumed else evidence
+        for term, evidence in point.evidence.items()
+    }
+    return point.model_copy(update={"evidence": terms})
 
 
-def set_cluster(scenario: Scenario, value: str) -> Scenario:
-    """Put the devices into the cluster of a file, or into none."""
-    if value == "none":
-        return scenario.asking(cluster=None)
-    return in_cluster(scenario, open_cluster(value))
+def _contrasted(outcomes: Sequence[ScenarioOutcome]) -> tuple[ScenarioOutcome, ...]:
+    first = outcomes[0]
+    return (
+        first.model_copy(update={"contrast": None}),
+        *(o.model_copy(update={"contrast": contrast(first, o)}) for o in outcomes[1:]),
+    )
 
 
-def tier_value(name: str, attribute: str, parse: Callable[[str], float]) -> Apply:
-    """Set one value of a tier: ``TIER:VALUE``, or a value of the outermost one."""
+def contrast(first: ScenarioOutcome, other: ScenarioOutcome) -> Contrast:
+    """Compare two scenarios draw by draw.
 
-    def apply(scenario: Scenario, value: str) -> Scenario:
-        cluster = scenario.question.cluster
-        if cluster is None:
-            raise ValueError("needs a cluster file: give --cluster, or cluster=FILE before it")
-        tier_name, colon, text = value.rpartition(":")
-        tiers = {tier.name: tier for tier in cluster.tiers}
-        wanted = tier_name if colon else cluster.tiers[-1].name
-        refuse_unknown(f"--set cluster.{name}: tier", wanted, tiers)
-        source = f"set by hand; else {tiers[wanted].source}"
-        edits: dict[str, Any] = {attribute: parse(text), "source": source}
-        tiers[wanted] = replace(tiers[wanted], **edits)
-        return scenario.asking(cluster=replace(cluster, tiers=tuple(tiers.values())))
-
-    return apply
+    Draws of different machines are first brought out of step; see ``unpaired``.
+    """
+    is_paired = first.machine_digest == other.machine_digest and len(first.step_draws_s) == len(
+        other.step_draws_s
+    )
+    before_s, after_s = np.array(first.step_draws_s), np.array(other.step_draws_s)
+    if not is_paired:
+        before_s, after_s = unpaired(before_s, after_s, seed=other.machine_digest)
+    batches = other.point.setting.global_batch / first.point.setting.global_batch
+    return contrast_of_draws(before_s, after_s, batches=batches, is_paired=is_paired)
 
 
-def cap_mb(value: str) -> float | None:
-    """Size of a bucket; None: the default. [MiB]"""
-    return None if value == "default" else parse_bytes(value) / MIB
+def contrast_of_draws(
+    before_s: Samples, after_s: Samples, *, batches: float, is_paired: bool
+) -> Contrast:
+    """Compare the draws of two steps; ``batches``: global batch of the second over that of the first."""
+    ratio = batches * before_s / after_s
+    draws = ratio[1:] if len(ratio) > 1 else ratio
+    return Contrast(
+        throughput_ratio=interval(ratio),
+        step_difference_s=interval(after_s - before_s),
+        probability_faster=float((draws > FASTER).mean()),
+        is_paired=is_paired,
+    )
 
 
-def yes_or_no(value: str) -> bool:
-    """A switch."""
-    if value not in ("yes", "no"):
-        raise ValueError("must be yes or no")
-    return value == "yes"
+def _layout(scenario: Scenario) -> tuple[ScenarioOutcome, Sequence[str]]:
+    """What the layout of a large model would do, and its caveats."""
+    document, found = layout_table(scenario.question, argv=())
+    [point] = document.points
+    outcome = ScenarioOutcome(
+        name=scenario.name,
+        changes=dict(scenario.changes),
+        machine_digest=document.profile_digest,
+        device_name=document.device_name,
+        workload=document.workload,
+        scaling=document.scaling,
+        point=point,
+        step_draws_s=tuple(found.step_s.tolist()),
+        contrast=None,
+    )
+    return outcome, document.caveats
 
 
-def rate_limit(value: str) -> float | None:
-    """Samples per second; None: no limit."""
-    return None if value == "none" else parse_number(value)
+def _layout_contrast(
+    was: Scenario, asked: Scenario, first: PredictedPoint, other: PredictedPoint
+) -> Contrast:
+    """Ratio of tokens per second, and the probability that it is above 1.
+
+    The ratio is that of the numbers that are named; its uncertainty is that of normal runs, without stalls.
+    """
+    machine = was.question.machine
+    assert isinstance(machine, InferredMachine), machine
+    assert first.large_model is not None
+    assert other.large_model is not None
+    pair = [question_jobs(was.question), question_jobs(asked.question)]
+    both = jobs_from_columns(
+        {
+            field.name: np.concatenate([getattr(jobs, field.name) for jobs in pair])
+            for field in dataclasses.fields(Jobs)
+        }
+    )
+    ratio = other.large_model.tokens_per_s.nominal / first.large_model.tokens_per_s.nominal
+    spread = float(spread_against_first(open_inferred(machine), both)[1])
+    far = float(np.exp(DEVIATE_90 * spread))
+    step_s, other_s = first.step_s.nominal, other.step_s.nominal
+    return Contrast(
+        throughput_ratio=Interval(p5=ratio / far, nominal=ratio, p95=ratio * far),
+        step_difference_s=Interval(
+            p5=other_s / far - step_s, nominal=other_s - step_s, p95=other_s * far - step_s
+        ),
+        probability_faster=float(normal_cdf(np.log(ratio) / spread) if spread else ratio > FASTER),
+        is_paired=True,
+    )

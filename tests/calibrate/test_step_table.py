@@ -10,9 +10,8 @@ import pytest
 
 from calibrate.step_fit import family_of
 from calibrate.step_table import Setting, calibrate_from_steps, read_steps, sheet_of
-from perfmodel.answer import Question
+from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.answer import answer
-from perfmodel.answer.measured import timed_workload
 from perfmodel.cost.step_curves import for_version, shipped_priors
 from perfmodel.cost.step_law import StepBatch, log_constants, step_seconds, step_work
 from perfmodel.documents.hardware import find_device, shipped_catalogue

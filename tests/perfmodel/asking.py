@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfmodel.answer import NUM_DRAWS, Answer, Question
+from perfmodel.answer import NUM_DRAWS, Answer, Question, timed_workload
 from perfmodel.answer.answer import answer, point, steps_s
-from perfmodel.answer.measured import check_machine, layout_costs, timed_workload
+from perfmodel.answer.measured import layout_costs
 from perfmodel.cost import Samples, Terms
 from perfmodel.documents.prediction import PredictedPoint
 from perfmodel.documents.verdicts import ValidationDocument
@@ -28,9 +28,6 @@ class Asking:
     use_measured: bool = True
     cluster: Cluster | None = None
     num_repetitions: int = 1
-
-    def __post_init__(self) -> None:
-        check_machine(self.profile, self.validation, self.cluster)
 
     def workload(
         self,

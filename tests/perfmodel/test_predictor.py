@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.answer import Question
+from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.answer import answer, measured_points
 from perfmodel.answer.answer import point as predicted_point
-from perfmodel.answer.measured import measured_caveats, timed_workload
+from perfmodel.answer.measured import measured_caveats
 from perfmodel.documents.prediction import PredictedPoint
 from perfmodel.engine.algebra import end_times
 from perfmodel.errors import CalibrationUnavailable, NotFeasible

@@ -28,9 +28,8 @@ from calibrate.step_table import (
     trace_setting,
     traced_rows,
 )
-from perfmodel.answer import Question
+from perfmodel.answer import Question, open_workload
 from perfmodel.answer.answer import answer
-from perfmodel.answer.measured import open_workload
 from perfmodel.cost.step_law import ConstantPrior, Sheet, first_priors
 from perfmodel.documents.hardware import find_device, shipped_catalogue
 from perfmodel.documents.profile import ProfileDocument, shipped_machines

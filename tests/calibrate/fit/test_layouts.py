@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 
 from calibrate.fit.ddp import fit_layouts
-from perfmodel.answer import Question
-from perfmodel.answer.measured import measured_steps_s, timed_workload
+from perfmodel.answer import Question, timed_workload
+from perfmodel.answer.measured import measured_steps_s
 from perfmodel.cost.phases import contention
 from perfmodel.documents.observation import LayoutObservation, StackSpec
 from perfmodel.layout import parse_layout

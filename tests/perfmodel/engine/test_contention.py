@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.engine.algebra import step_times
-from perfmodel.engine.contention import simulate_jobs, slowdown_by_contention
+from perfmodel.engine.simulate import simulate_jobs, slowdown_by_contention
 from perfmodel.step import Cause, Operation, StepProgram, Stream
 
 

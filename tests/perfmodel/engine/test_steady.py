@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.engine import algebra
-from perfmodel.engine.steady import steady_trace
 from perfmodel.layout import Layout, Schedule
 from perfmodel.statistics import FloatArray
 from perfmodel.step import Cause, StepProgram, Trace, time_by_cause
@@ -36,7 +35,9 @@ def traces(layout: Layout, times: dict[Cause, float], layers: int = 40) -> tuple
     def durations_s(program: StepProgram) -> FloatArray:
         return np.array([o.share * times.get(o.cause, 0.0) for o in program.operations])
 
-    counted = steady_trace(step, durations_s, micro_batches=layout.accumulation, stages=layout.pp)
+    counted = algebra.steady_trace(
+        step, durations_s, micro_batches=layout.accumulation, stages=layout.pp
+    )
     program = step(layout.accumulation)
     return counted, algebra.trace(program, durations_s(program))
 

@@ -109,6 +109,14 @@ def test_every_option_survives_its_text() -> None:
         assert str(parse_layout(text)) == text
 
 
+def test_names_of_wrappers_stand_for_replicas_and_sharding() -> None:
+    assert parse_layout("fsdp=8 tp=2") == Layout(dp=8, tp=2, zero=3)
+    assert parse_layout("ddp=8") == Layout(dp=8)
+    assert str(parse_layout("ddp=1")) == "ddp=1"
+    with pytest.raises(UsageError, match="fsdp excludes dp, got both"):
+        parse_layout("fsdp=8 dp=2")
+
+
 def test_a_global_batch_is_split_evenly_or_refused() -> None:
     assert accumulation_for(global_batch=64, dp=4, micro_batch=2) == 8
     assert Layout(dp=4, micro_batch=2, accumulation=8).global_batch == 64

@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.answer import Question
+from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.answer import answer
-from perfmodel.answer.measured import timed_workload
 from perfmodel.cost.machine import CostModel
 from perfmodel.cost.network import Group, for_nccl
 from perfmodel.documents.profile import InferredDocument, ProfileDocument, shipped_machines

@@ -5,7 +5,7 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.machine import Evidence
-from perfmodel.scenarios.compare import contrast_of_draws, with_saved
+from perfmodel.scenarios import contrast_of_draws, with_saved
 from perfmodel.statistics import unpaired
 from tests.perfmodel.profiles import Machine, profile
 

@@ -12,8 +12,8 @@ from perfmodel.answer.answer import Forecast, answer
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.explanation import ChangeKind, explain
 from perfmodel.machine import Cluster, Tier
-from perfmodel.scenarios import Scenario, in_cluster, link_of
-from perfmodel.scenarios.fields import FIELDS, changed, scenarios_of
+from perfmodel.scenarios import Scenario
+from perfmodel.scenarios.fields import FIELDS, changed, in_cluster, link_of, scenarios_of
 from tests.perfmodel.profiles import Machine, profile
 
 

@@ -10,8 +10,7 @@ from perfmodel.documents.hardware import LINK_SHARE, find_device, shipped_catalo
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import PerfModelError, UsageError
 from perfmodel.machine import Evidence
-from perfmodel.scenarios import link_of, usable_links
-from perfmodel.scenarios.fields import scenarios_of
+from perfmodel.scenarios.fields import link_of, scenarios_of, usable_links
 from tests.perfmodel.cost.test_rescale import calibrated
 from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.scenarios.test_fields import scenario

@@ -12,8 +12,7 @@ from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.layout import parse_layout
 from perfmodel.models import read_model
 from perfmodel.report.prediction import whatif_lines, whatif_table
-from perfmodel.scenarios import Scenario
-from perfmodel.scenarios.compare import compare_scenarios
+from perfmodel.scenarios import Scenario, compare_scenarios
 from perfmodel.scenarios.fields import scenarios_of
 from tests.perfmodel.cli.command import Run
 
