@@ -33,8 +33,10 @@ def network(machine: Machine, of: Cluster | None = None, *, num_draws: int = 1) 
     return CostModel(profile(machine), num_draws=num_draws, seed=0, cluster=of).network
 
 
-def step_s(of: Cluster | None, setting: RunSetting = SETTING) -> float:
-    predictor = Asking(profile(Machine()), cluster=of)
+def step_s(
+    of: Cluster | None, setting: RunSetting = SETTING, machine: Machine | None = None
+) -> float:
+    predictor = Asking(profile(machine or Machine()), cluster=of)
     return float(predictor.step(predictor.workload("heavy"), setting.layout).step_s[0])
 
 
@@ -299,7 +301,7 @@ def test_more_devices_than_the_cluster_has_are_not_feasible() -> None:
 def test_a_node_smaller_than_the_measured_one_does_not_add_up() -> None:
     pair = Cluster(name="pair", tiers=(NODE, FABRIC))
     with pytest.raises(UsageError, match="at least the 5 ranks per node of the profile, got 4"):
-        Asking(profile(Machine(world_size=5)), cluster=pair)
+        step_s(pair, machine=Machine(world_size=5))
 
 
 def test_strong_and_weak_scaling_reach_16384_devices() -> None:
