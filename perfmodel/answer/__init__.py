@@ -41,7 +41,7 @@ class Question:
     """On a calibrated machine, or by its shape on one that was inferred from runs."""
     layout: Layout = field(default_factory=Layout)
     cluster: Cluster | None = None
-    """Links between the devices; None: one ring of links like the measured ones."""
+    """Links between the devices; None: those of the nodes of the machine, else one ring like the measured."""
     validation: "ValidationDocument | None" = None
     """Errors of earlier predictions on this machine: they widen the intervals, never shift them."""
     loader_samples_per_s: float | None = None
@@ -62,10 +62,12 @@ class Question:
     """Over how many runs the step is a mean; one for the next training."""
 
     def __post_init__(self) -> None:
-        """Refuse a validation and a cluster that contradict the machine."""
-        machine, validation, cluster = self.machine, self.validation, self.cluster
+        """A machine that knows other nodes stands among them; what contradicts the machine is refused."""
+        machine, validation = self.machine, self.validation
         if not isinstance(machine, MeasuredMachine):
             return
+        cluster = self.cluster or machine.cluster
+        object.__setattr__(self, "cluster", cluster)
         if validation is not None:
             ours, theirs = machine.origin.fingerprint, validation.provenance.host_fingerprint
             if ours != theirs:
@@ -123,7 +125,7 @@ def open_question(
         machine=machine,
         workload=open_workload(machine, workload, where=where),
         validation=validation,
-        cluster=cluster or machine.cluster,
+        cluster=cluster,
     )
 
 

@@ -47,7 +47,7 @@ class PageQuestion(Record):
     changes: Annotated[dict[_Text, _Value], Field(max_length=16)] = Field(default_factory=dict)
     """Fields of ``perfmodel whatif --set`` on a calibrated machine, values as typed there."""
     cluster: _Text | None = None
-    """Name on the page, never a path; None: links like the measured ones."""
+    """Name on the page, never a path; None: as the machine has it."""
     capacity_bytes: Annotated[int, Field(ge=1, le=2**60)] | None = None
     """Memory of one device. [B]"""
     spending: Spending | None = None
@@ -181,6 +181,23 @@ class CatalogueEntry(Record):
     heads: PositiveInt | None = None
 
 
+class CatalogueTier(Record):
+    """A tier of a cluster, whose links can be changed."""
+
+    name: str
+    bytes_per_s: PositiveFloat
+    """Of one link, as the cluster has it. [B/s]"""
+
+
+class CatalogueCluster(Record):
+    """Where devices can stand: a cluster file, or the nodes of a machine."""
+
+    name: str
+    devices: PositiveInt
+    tiers: tuple[CatalogueTier, ...]
+    """From the inside out."""
+
+
 class CatalogueProfile(Record):
     """A machine that the page can ask about."""
 
@@ -192,26 +209,11 @@ class CatalogueProfile(Record):
     latency_s: PositiveFloat | None = None
     measured_devices: PositiveInt | None = None
     """Most devices that trained together; None if that is not known."""
+    nodes: CatalogueCluster | None = None
+    """Its node among others, where the machine knows them."""
     memory_bytes: PositiveInt | None = None
     """Of a device by its data sheet; None without one. [B]"""
     workloads: tuple[CatalogueEntry, ...]
-
-
-class CatalogueTier(Record):
-    """A tier of a cluster, whose links can be changed."""
-
-    name: str
-    bytes_per_s: PositiveFloat
-    """Of one link, as the file says. [B/s]"""
-
-
-class CatalogueCluster(Record):
-    """A cluster file that can be chosen."""
-
-    name: str
-    devices: PositiveInt
-    tiers: tuple[CatalogueTier, ...]
-    """From the inside out."""
 
 
 class CatalogueLink(Record):

@@ -14,8 +14,10 @@ from perfmodel.machine.measured import MeasuredMachine
 
 
 def _without_origin(machine: object, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-    """The machine as written: the file is its origin."""
-    return {k: v for k, v in write(machine).items() if k not in {"origin", "cluster"}}
+    """The machine as written: the file is its origin; most machines know nothing of other nodes."""
+    found = write(machine)
+    unsaid = {"origin"} | ({"cluster"} if found.get("cluster") is None else set())
+    return {k: v for k, v in found.items() if k not in unsaid}
 
 
 machine_field = WrapSerializer(_without_origin)

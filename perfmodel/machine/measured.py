@@ -474,7 +474,8 @@ class MeasuredMachine(Machine):
     noise_scales: tuple[NoiseScaleProfile, ...] = ()
     """By name of the workload; see ``perfmodel calibrate --noise-scale``."""
     cluster: Cluster | None = None
-    """Other nodes around the one that was measured, joined like those of another machine; never in a file."""
+    """Its node among others: by data sheet where it ships with perfmodel, or joined like those of another
+    machine. None: nothing is known of other nodes."""
     undetermined: tuple[str, ...]
     """What the data could not determine, in words."""
     steal: Share = 0.0

@@ -278,17 +278,7 @@ def catalogue(session: Session) -> Catalogue:
     return Catalogue(
         version=version("perfmodel"),
         profiles=tuple(map(_profile, session.machines.values())),
-        clusters=tuple(
-            CatalogueCluster(
-                name=name,
-                devices=cluster.num_devices,
-                tiers=tuple(
-                    CatalogueTier(name=tier.name, bytes_per_s=tier.link_bytes_per_s)
-                    for tier in cluster.tiers
-                ),
-            )
-            for name, cluster in clusters.items()
-        ),
+        clusters=tuple(_cluster(name, cluster) for name, cluster in clusters.items()),
         links=tuple(
             CatalogueLink(
                 id=link.id, name=link.name, bytes_per_s=LINK_SHARE * link.rate.bytes_per_s
@@ -305,11 +295,19 @@ def catalogue(session: Session) -> Catalogue:
     )
 
 
+def _cluster(name: str, cluster: Cluster) -> CatalogueCluster:
+    tiers = tuple(
+        CatalogueTier(name=tier.name, bytes_per_s=tier.link_bytes_per_s) for tier in cluster.tiers
+    )
+    return CatalogueCluster(name=name, devices=cluster.num_devices, tiers=tiers)
+
+
 def _profile(offered: OfferedMachine) -> CatalogueProfile:
     machine = offered.machine
-    link, most = None, None
+    link, most, nodes = None, None, None
     if isinstance(machine, MeasuredMachine):
         most = machine.max_world_size
+        nodes = machine.cluster and _cluster(machine.cluster.name, machine.cluster)
     elif isinstance(machine, InferredMachine):
         most = int(open_inferred(machine).discrepancy.runs.devices.max())
     with contextlib.suppress(CalibrationUnavailable):  # one rank has no links
@@ -321,6 +319,7 @@ def _profile(offered: OfferedMachine) -> CatalogueProfile:
         bandwidth_bytes_per_s=None if link is None else link.bytes_per_s,
         latency_s=None if link is None else link.latency_s,
         measured_devices=most,
+        nodes=nodes,
         memory_bytes=None if offered.sheet is None else offered.sheet.memory.size_bytes,
         workloads=tuple(_entry(offered, name, each) for name, each in offered.workloads.items()),
     )

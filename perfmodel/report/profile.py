@@ -61,6 +61,8 @@ def device_cost_lines(machine: MeasuredMachine) -> list[str]:
     ]
     if linked := _linked(machine):
         lines.append(f"links: collectives of up to {linked} GPUs of one node, published times")
+    if nodes := machine.cluster:
+        lines.append(f"other nodes: {nodes.name}, {nodes.evidence} ({nodes.tiers[-1].source})")
     known = len(costs.constants) - len(costs.undetermined)
     lines.append(
         f"constants: {known} determined by the steps, {len(costs.undetermined)} as other devices say"

@@ -39,10 +39,12 @@ from calibrate.step_table import (
 from perfmodel.cost.step_curves import shipped_priors
 from perfmodel.cost.step_law import CONSTANTS, first_priors
 from perfmodel.documents import Provenance, file_sha256
+from perfmodel.documents.clusters import open_cluster
 from perfmodel.documents.hardware import find_device, shipped_catalogue
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import UntraceableModel, UsageError
 from perfmodel.files import read_table, write_atomically
+from perfmodel.machine import Cluster
 from perfmodel.machine.measured import CollectiveProfile, CurvePoint, MeasuredMachine, MemoryFormat
 from perfmodel.workload.step import TracedStep
 from validate.published import devices
@@ -97,6 +99,8 @@ class Made:
     """Names of it in the tables of steps."""
     collectives: str | None = None
     """Name in the table of collectives: links between the eight GPUs of its node."""
+    nodes: tuple[str, str, str] | None = None
+    """Links inside and between as many nodes as are predicted, what they are called, and who says so."""
 
 
 MACHINES: Final = {
@@ -106,11 +110,21 @@ MACHINES: Final = {
         device="a100-sxm4-80",
         hardware=("A100 80GB SXM4", "DGX A100"),
         collectives="NVIDIA A100-SXM4-80GB",
+        nodes=(
+            "8 nvlink3, 2048 ib-hdr x8",
+            "8 x 200 Gb/s InfiniBand a node",
+            "the user guide of the DGX A100",
+        ),
     ),
     "dgx-h100": Made(
         device="h100-sxm5",
         hardware=("H100 80GB SXM5", "Dell H100 80GB SXM5", "DellTexas H100 80GB SXM5"),
         collectives="NVIDIA H100 80GB HBM3",
+        nodes=(
+            "8 nvlink4, 2048 ib-ndr x8",
+            "8 x 400 Gb/s InfiniBand a node",
+            "the user guide of the DGX H100",
+        ),
     ),
     "dgx-1-v100": Made(device="v100-sxm2-32", hardware=("DGX-1",)),
 }
@@ -238,8 +252,20 @@ def machine(
         ranks_per_node=max(group.world_size for group in groups),
         device_costs=costs,
         environment={"versions": dict(costs.versions)},
+        cluster=nodes_of(made),
     )
     return found, notes
+
+
+def nodes_of(made: Made) -> Cluster | None:
+    """Nodes of a machine as its data sheet joins them: nobody measured those links."""
+    if made.nodes is None:
+        return None
+    links, name, source = made.nodes
+    found = open_cluster(links)
+    inside, between = found.tiers
+    between = replace(between, source=f"{between.source}, {source}")
+    return replace(found, name=name, tiers=(replace(inside, source="measured"), between))
 
 
 def judge_nodes(name: str, folder: Path, configs: Path) -> None:

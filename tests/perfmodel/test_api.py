@@ -96,7 +96,7 @@ def test_other_nodes_are_joined_like_those_of_a_shipped_machine(tmp_path: Path, 
     assert slower.points[0].step_s.nominal > beyond.step_s.nominal
     path = tmp_path / "profile.json"
     as_file(joined).write(path)
-    assert pm.read_profile(path).cluster is None
+    assert pm.read_profile(path).cluster == joined.cluster
     asked = ("predict", "--profile", path, "--workload", "light", "--batch", "16")
     told = run(*asked, "--devices", "2,64", "--nodes-like", "dgx-h100", "--json")
     assert PredictionDocument.of_text(told.stdout).points == (within, beyond)

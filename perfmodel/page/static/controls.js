@@ -130,10 +130,14 @@ function showMachine(state) {
   setLadder("batch", data.grid?.batches ?? batchLadder(state, workload, isLayout), state.batch);
 }
 
+// Where devices stand: in a cluster that was chosen, or among nodes that the machine knows.
+function clusterOf(state, profile) {
+  return data.catalogue.clusters.find(({ name }) => name === state.cluster) ?? profile.nodes;
+}
+
 // Where one rank was measured, nothing is known of links but what a cluster file says.
 function mostDevices(state, profile) {
-  const cluster = data.catalogue.clusters.find(({ name }) => name === state.cluster);
-  return cluster?.devices ?? (profile.bandwidth_bytes_per_s ? 16384 : 1);
+  return clusterOf(state, profile)?.devices ?? (profile.bandwidth_bytes_per_s ? 16384 : 1);
 }
 
 // What belongs to the machine, or is the user's of this machine, starts anew with another one.
@@ -175,7 +179,7 @@ function showStep(state, profile, workload) {
     byId(id).disabled = id !== "speed" && !known;
   }
   byId("link-hint").textContent = known ? "" : "One device was measured: nothing is known of its network. Choose another machine, serve with --cluster FILE, or calibrate with --nproc 2.";
-  showHardware(state, workload, known);
+  showHardware(state, profile, workload);
   const refused = Object.entries(workload.refused);
   const traced = workload.precision && `${workload.precision}, as traced`;
   options(byId("precision"), ["fp32", "bf16", "fp16"].filter((name) => name === "fp32" || name !== workload.precision).map((name) => [name, (name === "fp32" && traced) || name, name in workload.refused]), state.plain.precision);
@@ -184,21 +188,22 @@ function showStep(state, profile, workload) {
 }
 
 // Hardware that is not here: a device and a link of the catalogue, cluster files, rates between nodes.
-function showHardware(state, workload, known) {
+function showHardware(state, profile, workload) {
   const { clusters, devices, links } = data.catalogue;
   options(byId("device"), [["", "as calibrated"], ...devices.map(({ id, name }) => [id, name])], state.plain.device);
   byId("device").disabled = workload.no_devices !== "";
   byId("device-hint").textContent = workload.no_devices && `Another device: ${workload.no_devices}.`;
   options(byId("link"), [["", "as measured"], ...links.map(({ id, bytes_per_s: each }) => [id, `${id}: ${rate(each)}`])], state.plain.link);
-  byId("link").disabled = !known;
-  options(byId("cluster"), [["", "one ring of links"], ...clusters.map(({ name, devices: most }) => [name, `${name} (${count(most)})`])], state.cluster);
-  byId("cluster-row").hidden = clusters.length === 0;
-  const chosen = clusters.find(({ name }) => name === state.cluster);
+  byId("link").disabled = !profile.bandwidth_bytes_per_s;
+  options(byId("cluster"), [["", profile.nodes?.name ?? "one ring of links"], ...clusters.map(({ name, devices: most }) => [name, `${name} (${count(most)})`])], state.cluster);
+  byId("cluster-row").hidden = clusters.length === 0 && !profile.nodes;
+  const chosen = clusterOf(state, profile);
   byId("uplink-row").hidden = !chosen;
   if (!chosen) return;
-  byId("link-hint").textContent = `Each link: ${chosen.tiers.map(({ name, bytes_per_s: each }) => `${name} ${rate(each)}`).join(", ")}. Link, bandwidth and latency are those inside a node, if the cluster has such a tier.`;
-  const rates = chosen.tiers.flatMap(({ name }) => ["100Gb/s", "200Gb/s", "400Gb/s", "800Gb/s"].map((each) => `${name}:${each}`));
-  options(byId("uplink"), [["", "as the file says"], ...rates.map((text) => [text, text.replace(":", ": ")])], state.plain.uplink);
+  const tiers = chosen.tiers.filter(({ name }) => name !== "node" || !profile.bandwidth_bytes_per_s);
+  byId("link-hint").textContent = `${chosen.name}. Each link, assumed: ${tiers.map(({ name, bytes_per_s: each }) => `${name} ${rate(each)}`).join(", ")}.${tiers.length < chosen.tiers.length ? " Link, bandwidth and latency are those inside a node." : ""}`;
+  const rates = tiers.flatMap(({ name }) => ["100Gb/s", "200Gb/s", "400Gb/s", "800Gb/s"].map((each) => `${name}:${each}`));
+  options(byId("uplink"), [["", "as it is"], ...rates.map((text) => [text, text.replace(":", ": ")])], state.plain.uplink);
 }
 
 function showLayout(state, workload) {

@@ -74,12 +74,18 @@ function drawAxes(image, scales, width) {
   image.append(svg("text", { x: width - CURVE.right, y: CURVE.height - 1, "text-anchor": "end" }, "devices"));
 }
 
-// Right of the line nothing was measured.
-function drawMeasuredEnd(image, points, scales) {
+// Devices beyond which nothing was measured, if the curve goes there.
+function measuredEnd(points) {
   const { measured_devices: most } = profileOf(state);
-  if (!most || most >= points.at(-1).devices) return;
+  return most && most < points.at(-1).devices ? most : null;
+}
+
+function drawMeasuredEnd(image, points, scales, width) {
+  const most = measuredEnd(points);
+  if (!most) return;
   const [x, top] = [scales.x(Math.max(most, points[0].devices)), CURVE.top];
   const bottom = CURVE.height - CURVE.bottom;
+  image.append(svg("rect", { class: "beyond", x, y: top, width: width - CURVE.right - x, height: bottom - top }));
   image.append(svg("line", { class: "measured-end", x1: x, x2: x, y1: top, y2: bottom }));
   image.append(svg("text", { x: x + 5, y: isEfficiency() ? bottom - 6 : top + 14 }, `measured up to ${count(most)}`));
 }
@@ -109,8 +115,8 @@ function drawCurve(answer, devices, choose) {
   }
   const { image, width } = picture(place, CURVE.height, label);
   const scales = curveScales(points, width);
+  drawMeasuredEnd(image, points, scales, width);
   drawAxes(image, scales, width);
-  drawMeasuredEnd(image, points, scales);
   const at = (read) => points.map((point) => [scales.x(point.devices), scales.y(read(point))]);
   const band = [...at((p) => p.value.p95), ...at((p) => p.value.p5).reverse()];
   image.append(svg("path", { class: "ideal", d: path(at((p) => p.ideal)) }));
@@ -121,9 +127,16 @@ function drawCurve(answer, devices, choose) {
   image.append(svg("text", { x: scales.x(end.devices), y: scales.y(end.ideal) - 5, "text-anchor": "end" }, "nothing lost"));
   place.replaceChildren(image);
   const chosen = raw.find((point) => point.devices === devices);
-  const rest = chosen ? `${pointWords(chosen, answer)}; band: 90 % of outcomes should lie inside` : "";
+  const rest = chosen ? `${pointWords(chosen, answer)}; band: 90 % of outcomes should lie inside${beyondWords(points)}` : "";
   byId("curve-readout").dataset.rest = rest;
   byId("curve-readout").textContent = rest;
+}
+
+// What links are taken to be where none were measured.
+function beyondWords(points) {
+  const profile = profileOf(state);
+  if (!measuredEnd(points) || profile.kind === "inferred") return "";
+  return `. Shaded: nothing was measured, links assumed: ${clusterOf(state, profile)?.name ?? "one ring like the measured"}`;
 }
 
 function drawPoint(image, point, scales, { answer, devices, choose, words }) {

@@ -67,7 +67,7 @@ function drawMemory(answer) {
     label: `${bytes(memory.needed_bytes)} of ${bytes(memory.capacity_bytes)}`, text: bytes, mark: Math.min(1, memory.capacity_bytes / total),
   });
   const kind = { fits: "fits", "does not fit": "misses" }[memory.verdict] ?? "close";
-  const text = `${memory.verdict}: ${bytes(memory.needed_bytes)} of ${bytes(memory.capacity_bytes)}, fits with probability ${Math.round(100 * memory.fit_probability)} %`;
+  const text = `${memory.verdict}: needs ${bytes(memory.needed_bytes)} of ${bytes(memory.capacity_bytes)} (odds that it fits: ${Math.round(100 * memory.fit_probability)} %)`;
   place.prepend(html("p", { class: `verdict ${kind}`, id: "memory-verdict" }, text[0].toUpperCase() + text.slice(1)));
 }
 

@@ -54,6 +54,32 @@ def test_a_node_has_the_links_of_published_times_and_others_those_of_the_file(na
     assert across.step.nominal > inside.step.nominal
 
 
+@pytest.mark.parametrize(("name", "rate_bytes_per_s"), [("dgx-a100", 20e9), ("dgx-h100", 40e9)])
+def test_nodes_that_ship_are_joined_by_the_adapters_of_their_data_sheet(
+    name: str, rate_bytes_per_s: float
+) -> None:
+    """Eight adapters of 200 or 400 Gb/s, 80 % of them reached; inside the node nothing changes."""
+    machine = ProfileDocument.read(shipped_machines()[name]).machine
+    workload = timed_workload(machine, WORKLOAD, trace=traced())
+    question = Question(machine=machine, workload=workload, layout=Layout(dp=16, micro_batch=64))
+    assert question.cluster is not None
+    between = question.cluster.tiers[1]
+    assert (between.links, between.link_bytes_per_s) == (8, pytest.approx(rate_bytes_per_s))
+    assert answer(question).evidence["communication"] is Evidence.ASSUMED
+    ring = replace(machine, cluster=None)
+    inside, alone = (
+        answer(replace(question, machine=one, cluster=None, layout=Layout(dp=8, micro_batch=64)))
+        for one in (machine, ring)
+    )
+    assert inside.step_s.tolist() == alone.step_s.tolist()
+    network = CostModel(machine, num_draws=20, seed=0, cluster=machine.cluster).network
+    assert network is not None
+    sent_s = 2 * 15 / 16 * 2**33 / (8 * rate_bytes_per_s)
+    [spent_s, *_] = network.time_s("all_reduce", 2**33, Group(16))
+    assert spent_s == pytest.approx(sent_s, rel=0.1)
+    assert network.bottleneck(2**33, Group(16)) == "fabric (bandwidth, ring of 2)"
+
+
 def test_another_nccl_widens_collectives_and_says_so() -> None:
     machine = ProfileDocument.read(shipped_machines()["dgx-a100"]).machine
     other = for_nccl(machine, "2.19.3")

@@ -294,6 +294,20 @@ def test_the_trace_that_ships_is_the_one_of_today(precision: str, machine: str) 
     assert (kept.workload, kept.trace, kept.memory) == (now.workload, now.trace, now.memory)
 
 
+def test_beyond_one_node_the_page_and_the_command_assume_the_same_links(
+    shipped: Answers, run: Run
+) -> None:
+    question = start(shipped.catalogue).model_copy(update={"layout": "dp=16"})
+    found = shipped.answer(question)
+    nodes = shipped.catalogue.profiles[0].nodes
+    assert nodes is not None
+    assert nodes.name == "8 x 200 Gb/s InfiniBand a node"
+    assert any(nodes.name in caveat for caveat in found.caveats)
+    words = ("--machine", "dgx-a100", "--workload", "torchvision:resnet50", "--batch", "32")
+    told = PredictionDocument.of_text(run("predict", *words, "--devices", "16", "--json").stdout)
+    assert (told.cluster, told.points[0].step_s) == (nodes.name, found.step_s)
+
+
 def test_a_logged_speed_is_judged_as_diagnose_does(shipped: Answers, run: Run) -> None:
     asked = start(shipped.catalogue)
     predicted = shipped.answer(asked).step_s

@@ -206,6 +206,8 @@ def test_the_curve_is_drawn_as_efficiency_and_on_linear_axes(page: Any) -> None:
     assert band >= ideal - 0.1
     page.select_option("#curve-axes", "linear")
     assert page.locator("#curve text", has_text="measured up to 2").count() == 1
+    assert page.locator("#curve rect.beyond").count() == 1
+    assert "assumed: one ring" in page.text_content("#curve-readout")
     assert page.locator("#curve circle.dot").count() == 5
 
 
