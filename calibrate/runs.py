@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from calibrate.layout_fit import MINIMUM_RUNS, infer, infer_memory, peaks_of
 from calibrate.run_logs import (
     PEAK,
     STEP,
@@ -18,8 +19,7 @@ from calibrate.run_logs import (
     step_column,
 )
 from perfmodel.cost.jobs import Column, Jobs, jobs_from_rows
-from perfmodel.cost.layout_fit import MINIMUM_RUNS, infer, infer_memory
-from perfmodel.cost.layout_memory import peaks_of, tensor_bytes
+from perfmodel.cost.layout_memory import tensor_bytes
 from perfmodel.cost.parameters import DeviceSheet, step_time_priors
 from perfmodel.cost.rescaling import device_sheet
 from perfmodel.documents import Provenance

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from scipy import linalg
 
-from perfmodel.cost.layout_fit import heavy_tailed
+from calibrate.layout_fit import heavy_tailed
 from perfmodel.cost.step_law import (
     CONSTANTS,
     PRECISIONS,

@@ -13,10 +13,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from scipy.optimize import least_squares, nnls
 
+from calibrate.layout_fit import KNOWN_BELOW
 from calibrate.summary import Repetition, typical
 from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.measured import measured_steps_s, step_times
-from perfmodel.cost.layout_fit import KNOWN_BELOW
 from perfmodel.cost.machine import CostModel
 from perfmodel.cost.measured import PIPELINE, families
 from perfmodel.cost.phases import contention

@@ -1,13 +1,13 @@
 """Step times on a machine that was inferred from runs: number, interval, parts, degraded runs."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.jobs import USUAL, Column, Jobs, jobs_from_columns
+from perfmodel.cost.jobs import Column, Jobs, jobs_from_columns
 from perfmodel.cost.layout_memory import LayoutMemory, fitted_memory
 from perfmodel.cost.layout_time import StepParts, step_parts, step_time_s
 from perfmodel.cost.parameters import (
@@ -368,13 +368,3 @@ def _quantile(
         below += chance * normal_cdf((middle - disturbed) / spread)
         low, high = np.where(below < share, middle, low), np.where(below < share, high, middle)
     return np.asarray((low + high) / 2)
-
-
-def run_columns(runs: Jobs) -> dict[str, tuple[float, ...]]:
-    """Columns of runs for a file; what is as usual in all of them is left out."""
-    columns = {field.name: getattr(runs, field.name) for field in fields(runs)}
-    return {
-        name: tuple(map(float, values))
-        for name, values in columns.items()
-        if name not in USUAL or (values != USUAL[name]).any()
-    }

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.parameters import Discrepancy, condition
-from perfmodel.machine import OVERHEADS, InferredMachine, PeakMemory
+from perfmodel.machine import OVERHEADS, InferredMachine
 from perfmodel.statistics import DEVIATE_90, normal_cdf
 from perfmodel.workload.step import ADAMW
 from perfmodel.workload.transformer import (
@@ -134,19 +134,6 @@ def fitted_memory(machine: InferredMachine, runs: Jobs) -> LayoutMemory:
         factors=peaks.factors,
         discrepancy=condition(printed, deviations, trust, peaks.spreads),
         widening=peaks.interval_widening,
-    )
-
-
-def peaks_of(memory: LayoutMemory, printed: NDArray[np.intp]) -> PeakMemory:
-    """The record of a fitted memory; ``printed`` are the positions of its runs among all."""
-    assert memory.discrepancy is not None
-    return PeakMemory(
-        runs=tuple(map(int, printed)),
-        factors=dict(memory.factors),
-        deviations=tuple(map(float, memory.discrepancy.deviations)),
-        trust=tuple(map(float, memory.discrepancy.trust)),
-        spreads=memory.discrepancy.spreads,
-        interval_widening=memory.widening,
     )
 
 

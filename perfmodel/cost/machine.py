@@ -23,7 +23,7 @@ from perfmodel.cost.measured import (
 )
 from perfmodel.cost.network import Network
 from perfmodel.cost.phases import contention, noise_weights, phases_at
-from perfmodel.engine.stragglers import RankNoise
+from perfmodel.engine.stragglers import slowest_pace
 from perfmodel.errors import CalibrationUnavailable
 from perfmodel.layout import Layout, RunSetting, Synchronisation
 from perfmodel.machine import Evidence
@@ -250,13 +250,9 @@ class CostModel:
             return np.full(self.num_draws, known)
 
         def slowest_of(count: int, ratios: Sequence[float]) -> Samples:
-            noise = RankNoise(
-                step_ratios=np.array(ratios),
-                level=1.0,
+            return slowest_pace(
+                np.array(ratios),
                 rank_spread=workload.rank_spread if together else 0.0,
-                num_ranks=self.profile.max_world_size,
-            )
-            return noise.slowest(
                 num_ranks=count,
                 probability=probability,
                 num_draws=self.num_draws,

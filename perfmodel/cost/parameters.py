@@ -105,13 +105,6 @@ def step_time_priors(sheet: DeviceSheet) -> dict[str, Prior]:
     )  # fmt: skip
 
 
-def stall_prior() -> Prior:
-    """Prior of the stall per pipeline hop of degraded runs."""
-    return Prior(
-        median=0.1, log_sigma=1.5, meaning="disturbed runs: stall per hop between nodes and batch"
-    )
-
-
 def medians(priors: Mapping[str, Prior]) -> dict[str, float]:
     """The fitted parameters before any run."""
     return {name: prior.median for name, prior in priors.items()}
@@ -210,13 +203,11 @@ _CROWDED_DOUBLINGS: Final = 5.0
 """Beyond 32 nodes nearly every run of the published cluster stalls."""
 _ABRUPT: Final = 3.0
 """So that one doubling beyond them may decide alone."""
-_WEIGHT_SIGMA: Final = 0.7
-"""Prior width of the logistic weights: one doubling hardly decides alone."""
 
 
 def stall_probability(weights: Column, jobs: Jobs) -> Column:
-    """Probability of a job to be degraded, 0 inside one node; ``weights`` are those of ``fit_odds``."""
-    score = _features(jobs) @ weights
+    """Probability of a job to be degraded, 0 inside one node; ``weights`` are those of ``stall_features``."""
+    score = stall_features(jobs) @ weights
     return np.where(may_stall(jobs), np.exp(-np.logaddexp(0, -score)), 0.0)
 
 
@@ -239,23 +230,7 @@ def stall_time_s(jobs: Jobs, stall_s: float) -> Column:
     return np.where(may_stall(jobs), stall_s * exchanges, 0.0)
 
 
-def fit_odds(jobs: Jobs, disturbed: Column) -> Column:
-    """Logistic weights that explain how likely each job was disturbed, drawn towards 0."""
-    from scipy.optimize import minimize  # noqa: PLC0415 - slow to import
-    from scipy.special import expit  # noqa: PLC0415
-
-    features = _features(jobs)
-
-    def loss(weights: Column) -> tuple[float, Column]:
-        score = features @ weights
-        pull = np.concatenate([[0.0], weights[1:] / _WEIGHT_SIGMA**2])
-        total = np.logaddexp(0, score).sum() - disturbed @ score + pull @ weights / 2
-        return float(total), features.T @ (expit(score) - disturbed) + pull
-
-    return np.asarray(minimize(loss, np.zeros(features.shape[1]), jac=True, method="BFGS").x)
-
-
-def _features(jobs: Jobs) -> NDArray[np.float64]:
+def stall_features(jobs: Jobs) -> NDArray[np.float64]:
     """Constant, size of the job, and its layout in doublings, about one wide and centred."""
     nodes = np.log2(jobs.devices / jobs.devices_per_node)
     return np.stack(

@@ -11,7 +11,7 @@ from perfmodel.files import parse_json, parse_toml, read_text
 
 _MODULES: Final = (
     *("acceptance", "budget", "importers", "plan", "prediction"),
-    *("profile", "testbed", "verdicts", "workload"),
+    *("profile", "verdicts", "workload"),
 )
 
 

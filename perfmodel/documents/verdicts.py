@@ -380,3 +380,82 @@ class CampaignDocument(Document):
         """The campaign after one more run of a stage, which replaces an earlier one."""
         others = tuple(stage for stage in self.stages if stage.name != run.name)
         return self.model_copy(update={"stages": (*others, run)})
+
+
+#: A resource is told from the next one where it is busier by this factor: what the same work costs the
+#: machine differs by as much, and more, from hour to hour.
+STANDS_OUT: Final = 1.05
+
+
+class PredictedStep(Record):
+    """What was predicted before a DDP setting ran."""
+
+    name: str
+    step_s: Interval
+    """Median step of a run. [s]"""
+    p95_s: Interval
+    """Step that 95 % of the steps do not exceed. [s]"""
+    p99_s: Interval
+    limit: str
+    """The busiest resource."""
+    uses: dict[str, NonNegativeFloat]
+    """Busy share of each resource."""
+
+
+class JudgedStep(Record):
+    """One DDP setting, predicted beside measured."""
+
+    name: str
+    family: str
+    world_size: PositiveInt
+    predicted: PredictedStep
+    measured_s: PositiveFloat
+    """Median step. [s]"""
+    signed_error: float
+    is_covered: bool
+    variation: NonNegativeFloat
+    """Standard deviation over mean of the steps."""
+    own_cpu_share: NonNegativeFloat
+    """What the ranks needed of the machine that plays them."""
+    measured_p95_s: PositiveFloat
+    signed_error_p95: float
+    replayed_error: float | None
+    """Error when the simulation is fed the very noise of the run; ``None`` without noise."""
+    limit: str
+    """The busiest resource, as measured."""
+    uses: dict[str, NonNegativeFloat]
+    is_host_limited: bool
+    """Whether the machine under the testbed, not its links or devices, was the limit."""
+    foreign_cpu_share: NonNegativeFloat
+    wire_ratio: NonNegativeFloat
+    """Bytes sent over those that a ring must send."""
+
+    @property
+    def is_limit_named(self) -> bool:
+        """Whether the resource predicted was the busiest, or too close to it to be told from it."""
+        found = self.uses.get(self.predicted.limit, 0.0)
+        return found * STANDS_OUT >= max(self.uses.values())
+
+
+class JudgedFamily(StrategyFamily):
+    """DDP settings that are judged together."""
+
+    limits_named: Share
+    """Share of settings whose limiting resource was named correctly."""
+
+
+class TestbedDocument(Verdict):
+    """The verdict of the testbed."""
+
+    # pytest must not take it for a test.
+    __test__: ClassVar[bool] = False
+    schema_version: int = 2
+    title: ClassVar[str] = "testbed verdict"
+    made_by: ClassVar[str] = "perfmodel validate testbed"
+
+    law: dict[str, float]
+    """Parameters that were calibrated with one and two ranks."""
+    settings: Annotated[tuple[JudgedStep, ...], Field(min_length=1)]
+    groups: tuple[JudgedFamily, ...]
+    """Plain and hard settings, each as a whole."""
+    families: tuple[JudgedFamily, ...]

@@ -3,16 +3,17 @@
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from perfmodel.documents.testbed import JudgedStep, TestbedDocument
 from perfmodel.documents.verdicts import (
     CARRIED,
     Compared,
     ErrorSummary,
+    JudgedStep,
     ModelsValidationDocument,
     NetworkVerdict,
     PublishedDocument,
     PublishedSeries,
     StrategiesDocument,
+    TestbedDocument,
     ValidationDocument,
     scatter_alone,
 )

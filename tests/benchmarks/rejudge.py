@@ -22,17 +22,12 @@ import numpy as np
 from calibrate.fit.ddp import NUM_DRAWS
 from calibrate.fit.profile import fit_profile
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.documents.testbed import (
-    CollectiveRun,
-    Run,
-    TrainingRun,
-    read_runs,
-)
 from perfmodel.documents.verdicts import ComparedSetting, ValidationDocument
 from perfmodel.machine.measured import MeasuredMachine, Repeatability
 from validate import validate
 from validate.judging import summarise
 from validate.testbed import ddp, network
+from validate.testbed.records import CollectiveRun, Run, TrainingRun, read_runs
 
 CALIBRATION: Final = Path("docs/records/calibration")
 

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata, spearmanr
 
+from calibrate.layout_fit import MINIMUM_RUNS, infer, infer_memory
 from perfmodel.cost.inferred import InferredModel
 from perfmodel.cost.jobs import Jobs
-from perfmodel.cost.layout_fit import MINIMUM_RUNS, infer, infer_memory
 from perfmodel.cost.parameters import SHEETS, step_time_priors
 from perfmodel.documents.verdicts import CARRIED, PublishedSeries
 from perfmodel.layout_search import NEAR_FASTEST, to_test

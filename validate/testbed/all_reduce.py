@@ -18,9 +18,9 @@ import numpy as np
 
 from perfmodel.cost import Samples
 from perfmodel.cost.collectives import message_bytes, num_messages, ring_share, work
-from perfmodel.documents.testbed import CollectiveRun, Fabric, TrainingRun
 from perfmodel.statistics import soft_maximum
 from perfmodel.units import Bytes, BytesPerSecond
+from validate.testbed.records import CollectiveRun, Fabric, TrainingRun
 
 _PAIR: Final = 2
 #: How sharply the larger of wire and host wins, as the exponent of a norm.

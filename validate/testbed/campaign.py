@@ -23,19 +23,7 @@ import numpy as np
 from calibrate.campaign import PLAN, Progress, read_plan, write_plan
 from calibrate.locks import folder_to_itself, machine_to_itself
 from calibrate.processes import usable_cores
-from perfmodel.documents.testbed import (
-    CollectiveRun,
-    CollectiveSetting,
-    HostUse,
-    Job,
-    Noise,
-    PredictedStep,
-    Run,
-    TrainingRun,
-    TrainingSetting,
-    append_run,
-    read_runs,
-)
+from perfmodel.documents.verdicts import PredictedStep
 from perfmodel.errors import (
     Interrupted,
     InvalidDocument,
@@ -47,6 +35,18 @@ from perfmodel.errors import (
 from perfmodel.statistics import FloatArray
 from perfmodel.units import Seconds
 from validate.testbed.links import BUSY, STEAL
+from validate.testbed.records import (
+    CollectiveRun,
+    CollectiveSetting,
+    HostUse,
+    Job,
+    Noise,
+    Run,
+    TrainingRun,
+    TrainingSetting,
+    append_run,
+    read_runs,
+)
 
 _TOOLS: Final = ("ip", "tc", "unshare", "setpriv", "mount")
 #: Importing torch on a busy machine.

@@ -15,23 +15,16 @@ from scipy.optimize import nnls
 
 from calibrate.campaign import Progress
 from calibrate.environment import describe_environment, provenance
-from perfmodel.documents.testbed import (
+from perfmodel.documents.verdicts import (
     STANDS_OUT,
-    CollectiveRun,
+    Gate,
     JudgedFamily,
     JudgedStep,
-    Noise,
     PredictedStep,
-    Run,
     TestbedDocument,
-    TrainingRun,
-    TrainingSetting,
-    read_runs,
 )
-from perfmodel.documents.verdicts import Gate
 from perfmodel.engine.algebra import end_times
 from perfmodel.engine.simulate import simulate
-from perfmodel.engine.stragglers import RankNoise, slowest_durations
 from perfmodel.errors import MeasurementFailed, refuse_unknown
 from perfmodel.layout import Layout, Synchronisation
 from perfmodel.statistics import FloatArray, Interval
@@ -54,6 +47,15 @@ from validate.testbed.campaign import (
     open_campaign,
     predict_once,
     refuse_earlier_runs,
+)
+from validate.testbed.noise import RankNoise, slowest_durations
+from validate.testbed.records import (
+    CollectiveRun,
+    Noise,
+    Run,
+    TrainingRun,
+    TrainingSetting,
+    read_runs,
 )
 
 NUM_DRAWS: Final = 100

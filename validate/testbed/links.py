@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from calibrate.environment import processor_time
-from perfmodel.documents.testbed import Fabric
 from perfmodel.errors import MeasurementFailed
+from validate.testbed.records import Fabric
 
 CORE: Final = "core"
 #: Names of the kernel's interfaces inside the namespaces.

@@ -18,13 +18,6 @@ import numpy as np
 
 from calibrate.campaign import PLAN, Progress, read_plan, write_plan
 from calibrate.environment import describe_environment, provenance
-from perfmodel.documents.testbed import (
-    CollectiveKind,
-    CollectiveRun,
-    CollectiveSetting,
-    Fabric,
-    read_runs,
-)
 from perfmodel.documents.verdicts import ErrorsBySize, Gate, NetworkVerdict, PublishedSeries
 from perfmodel.errors import UsageError, refuse_unknown
 from perfmodel.statistics import MEDIAN_OVER_MEAN, FloatArray
@@ -34,6 +27,13 @@ from validate.published.collectives import Point, draws_of, judge_part, predicte
 from validate.testbed.campaign import RUNS, CampaignRequest, open_campaign, refuse_earlier_runs
 from validate.testbed.links import BURST_BYTES
 from validate.testbed.plan import UNSHAPED_MBIT, flat
+from validate.testbed.records import (
+    CollectiveKind,
+    CollectiveRun,
+    CollectiveSetting,
+    Fabric,
+    read_runs,
+)
 
 VERDICT: Final = "network.json"
 #: Kinds of links: every rank behind one of its own, or all ranks in one namespace.

@@ -6,7 +6,9 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from perfmodel.documents.testbed import (
+from perfmodel.units import MBIT, MIB, Seconds
+from perfmodel.workload import Parameter, Workload
+from validate.testbed.records import (
     CollectiveSetting,
     EmulatedLayer,
     EmulatedModel,
@@ -15,8 +17,6 @@ from perfmodel.documents.testbed import (
     Traffic,
     TrainingSetting,
 )
-from perfmodel.units import MBIT, MIB, Seconds
-from perfmodel.workload import Parameter, Workload
 
 #: Backward computes two gradients where forward computes one result.
 _FORWARD_SHARE: Final = 1 / 3

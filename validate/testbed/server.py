@@ -28,16 +28,10 @@ from torch._C._distributed_c10d import FileStore
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.locks import work_folder
-from perfmodel.documents.testbed import (
-    CollectiveSetting,
-    EmulatedLayer,
-    Fabric,
-    Job,
-    TrainingSetting,
-)
 from perfmodel.errors import MeasurementFailed
 from perfmodel.units import BytesPerSecond, Seconds
 from validate.testbed import links
+from validate.testbed.records import CollectiveSetting, EmulatedLayer, Fabric, Job, TrainingSetting
 
 #: The first step has other buckets, the second rebuilds them, the third settles.
 WARM_UP_STEPS = 3

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perfmodel.cost.layout_fit import infer
+from calibrate.layout_fit import infer
 from perfmodel.report import figures
 from tests.faults import NEVER, Faults, injected
 from tests.fuzz.attack import run_line, written_files

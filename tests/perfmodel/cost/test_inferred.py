@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from calibrate.layout_fit import infer
 from perfmodel.cost.inferred import InferredModel, on_links, open_inferred
 from perfmodel.cost.jobs import Jobs
-from perfmodel.cost.layout_fit import infer
 from perfmodel.cost.parameters import SHEETS, stall_time_s, step_time_priors
 from perfmodel.errors import CalibrationUnavailable
 from perfmodel.machine import UNCERTAINTY_OF_FILE, Cluster, Tier

@@ -5,15 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from calibrate.layout_fit import infer_memory, peaks_of
 from perfmodel import layout_search
 from perfmodel.answer import Question
 from perfmodel.answer.answer import answer
 from perfmodel.answer.inferred import Training, layout_caveats, layout_document, layout_jobs
 from perfmodel.cost.inferred import InferredModel, open_inferred
 from perfmodel.cost.jobs import jobs_from
-from perfmodel.cost.layout_fit import infer_memory
 from perfmodel.cost.layout_memory import (
-    peaks_of,
     tensor_bytes,
 )
 from perfmodel.cost.memory import FITS_ABOVE

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfmodel.documents.testbed import CollectiveSetting, Job, TrainingSetting
 from perfmodel.errors import MeasurementFailed
 from validate.testbed import campaign
 from validate.testbed.all_reduce import ShapedRing, link_rates, ring_bytes, steady_bytes_per_s
 from validate.testbed.campaign import Cluster
 from validate.testbed.ddp import Calibration, TrainingCosts
 from validate.testbed.links import BUSY, STEAL
+from validate.testbed.records import CollectiveSetting, Job, TrainingSetting
 
 NUM_CORES = 2
 

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.documents.testbed import CollectiveRun, Fabric, Traffic, TrainingRun
 from tests.validate.testbed.played import PlayedCluster, known_ring
 from validate.testbed import plan
 from validate.testbed.all_reduce import (
@@ -17,6 +16,7 @@ from validate.testbed.all_reduce import (
     ring_crossings,
 )
 from validate.testbed.campaign import play
+from validate.testbed.records import CollectiveRun, Fabric, Traffic, TrainingRun
 
 MBIT = 125_000.0
 

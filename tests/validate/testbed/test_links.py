@@ -2,9 +2,9 @@
 
 import pytest
 
-from perfmodel.documents.testbed import Fabric
 from perfmodel.errors import MeasurementFailed
 from validate.testbed import links
+from validate.testbed.records import Fabric
 
 RACKS = Fabric(
     node_of_rank=(0, 1),

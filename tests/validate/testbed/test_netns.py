@@ -13,15 +13,6 @@ import numpy as np
 import psutil
 import pytest
 
-from perfmodel.documents.testbed import (
-    CollectiveRun,
-    CollectiveSetting,
-    Fabric,
-    Job,
-    Noise,
-    TrainingRun,
-    TrainingSetting,
-)
 from perfmodel.errors import MeasurementFailed
 from perfmodel.layout import RunSetting
 from perfmodel.step.stages import gradient_buckets
@@ -33,6 +24,15 @@ from validate.testbed.campaign import (
     running_server,
 )
 from validate.testbed.links import BURST_BYTES
+from validate.testbed.records import (
+    CollectiveRun,
+    CollectiveSetting,
+    Fabric,
+    Job,
+    Noise,
+    TrainingRun,
+    TrainingSetting,
+)
 
 MBIT = 125_000.0
 ROOT = Path(__file__).resolve().parent.parent.parent.parent

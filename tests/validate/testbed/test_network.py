@@ -14,12 +14,12 @@ from calibrate.campaign import Progress, write_plan
 from calibrate.locks import lock_path
 from perfmodel.cost.collectives import message_bytes, num_messages, work
 from perfmodel.cost.messages import MessageLaw
-from perfmodel.documents.testbed import CollectiveSetting, Job
 from perfmodel.documents.verdicts import NetworkVerdict
 from perfmodel.errors import Interrupted, NotFeasible, UsageError
 from tests.validate.testbed.played import serve
 from validate.testbed import campaign, network
 from validate.testbed.links import BUSY, STEAL
+from validate.testbed.records import CollectiveSetting, Job
 
 #: Links of 25 MB/s; a message costs 30 us of CPU time that all ranks share.
 LAW = MessageLaw(logs=np.log([[1e-4], [4e-8], [3e-5], [1e-10], [7.0]]))

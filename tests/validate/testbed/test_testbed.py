@@ -12,7 +12,7 @@ import pytest
 from calibrate.campaign import write_plan
 from calibrate.locks import LOCK_VARIABLE
 from calibrate.processes import usable_cores
-from perfmodel.documents.testbed import Job, Noise, TestbedDocument, TrainingRun, read_runs
+from perfmodel.documents.verdicts import TestbedDocument
 from perfmodel.errors import (
     InvalidDocument,
     MeasurementFailed,
@@ -28,6 +28,7 @@ from validate.testbed import ddp, plan
 from validate.testbed.campaign import CampaignRequest, draw_factors
 from validate.testbed.ddp import limit, noise_key, uses
 from validate.testbed.links import STEAL
+from validate.testbed.records import Job, Noise, TrainingRun, read_runs
 
 
 def few(patch: pytest.MonkeyPatch) -> PlayedCluster:

@@ -1,7 +1,7 @@
-"""The testbed: what runs on which links, what was seen, and how far the model was off."""
+"""Records of the testbed: what runs on which links, and what was seen."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Final, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     Field,
@@ -14,13 +14,8 @@ from pydantic import (
 )
 
 from perfmodel.documents import Record, read_lines
-from perfmodel.documents.verdicts import StrategyFamily, Verdict
 from perfmodel.files import append_line, trim_unfinished_line
-from perfmodel.statistics import Interval, Share
-
-#: A resource is told from the next one where it is busier by this factor: what the same work costs the
-#: machine differs by as much, and more, from hour to hour.
-STANDS_OUT: Final = 1.05
+from perfmodel.statistics import Share
 
 
 class Traffic(Record):
@@ -247,77 +242,3 @@ def append_run(path: Path, run: Run) -> None:
     """Add one line, on disk when this returns; first remove what an interruption left of a line."""
     trim_unfinished_line(path)
     append_line(path, run.model_dump_json())
-
-
-class PredictedStep(Record):
-    """What was predicted before a DDP setting ran."""
-
-    name: str
-    step_s: Interval
-    """Median step of a run. [s]"""
-    p95_s: Interval
-    """Step that 95 % of the steps do not exceed. [s]"""
-    p99_s: Interval
-    limit: str
-    """The busiest resource."""
-    uses: dict[str, NonNegativeFloat]
-    """Busy share of each resource."""
-
-
-class JudgedStep(Record):
-    """One DDP setting, predicted beside measured."""
-
-    name: str
-    family: str
-    world_size: PositiveInt
-    predicted: PredictedStep
-    measured_s: PositiveFloat
-    """Median step. [s]"""
-    signed_error: float
-    is_covered: bool
-    variation: NonNegativeFloat
-    """Standard deviation over mean of the steps."""
-    own_cpu_share: NonNegativeFloat
-    """What the ranks needed of the machine that plays them."""
-    measured_p95_s: PositiveFloat
-    signed_error_p95: float
-    replayed_error: float | None
-    """Error when the simulation is fed the very noise of the run; ``None`` without noise."""
-    limit: str
-    """The busiest resource, as measured."""
-    uses: dict[str, NonNegativeFloat]
-    is_host_limited: bool
-    """Whether the machine under the testbed, not its links or devices, was the limit."""
-    foreign_cpu_share: NonNegativeFloat
-    wire_ratio: NonNegativeFloat
-    """Bytes sent over those that a ring must send."""
-
-    @property
-    def is_limit_named(self) -> bool:
-        """Whether the resource predicted was the busiest, or too close to it to be told from it."""
-        found = self.uses.get(self.predicted.limit, 0.0)
-        return found * STANDS_OUT >= max(self.uses.values())
-
-
-class JudgedFamily(StrategyFamily):
-    """DDP settings that are judged together."""
-
-    limits_named: Share
-    """Share of settings whose limiting resource was named correctly."""
-
-
-class TestbedDocument(Verdict):
-    """The verdict of the testbed."""
-
-    # pytest must not take it for a test.
-    __test__: ClassVar[bool] = False
-    schema_version: int = 2
-    title: ClassVar[str] = "testbed verdict"
-    made_by: ClassVar[str] = "perfmodel validate testbed"
-
-    law: dict[str, float]
-    """Parameters that were calibrated with one and two ranks."""
-    settings: Annotated[tuple[JudgedStep, ...], Field(min_length=1)]
-    groups: tuple[JudgedFamily, ...]
-    """Plain and hard settings, each as a whole."""
-    families: tuple[JudgedFamily, ...]

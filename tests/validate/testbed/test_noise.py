@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from perfmodel.engine.algebra import end_times
 from perfmodel.engine.simulate import simulate
-from perfmodel.engine.stragglers import RankNoise, slowest_durations
 from perfmodel.step import Cause, Operation, StepProgram, Stream
+from validate.testbed.noise import RankNoise, slowest_durations
 
 
 def program() -> StepProgram:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from calibrate.layout_fit import MEMORY_PRIORS, infer_memory
 from perfmodel.cost.jobs import jobs_from
-from perfmodel.cost.layout_fit import MEMORY_PRIORS, infer_memory
 from perfmodel.cost.layout_memory import (
     rank_parts,
     tensor_bytes,

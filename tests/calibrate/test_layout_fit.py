@@ -5,13 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from calibrate.layout_fit import fit_odds, infer, trust_in
 from perfmodel.cost.inferred import InferredModel
 from perfmodel.cost.jobs import Column, Jobs
-from perfmodel.cost.layout_fit import infer, trust_in
 from perfmodel.cost.layout_time import step_time_s
 from perfmodel.cost.parameters import (
     SHEETS,
-    fit_odds,
     stall_probability,
     stall_time_s,
     step_time_priors,

@@ -7,7 +7,7 @@ and leaving runs out tells how wide 90 % is.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
 from scipy.optimize import least_squares, minimize
+from scipy.special import expit
 
-from perfmodel.cost.inferred import run_columns
-from perfmodel.cost.jobs import Column, Jobs
+from perfmodel.cost.jobs import USUAL, Column, Jobs
 from perfmodel.cost.layout_memory import LayoutMemory, rank_parts
 from perfmodel.cost.layout_time import step_time_s
 from perfmodel.cost.parameters import (
@@ -25,10 +25,9 @@ from perfmodel.cost.parameters import (
     Prior,
     condition,
     covariance,
-    fit_odds,
     may_stall,
     priors_of,
-    stall_prior,
+    stall_features,
     stall_probability,
     stall_time_s,
 )
@@ -38,6 +37,7 @@ from perfmodel.machine import (
     DeviationSpreads,
     FittedParameter,
     InferredMachine,
+    PeakMemory,
 )
 from perfmodel.statistics import DEVIATE_90
 from perfmodel.units import GIB
@@ -49,11 +49,16 @@ _LOG_SIGMA: Final = 0.05
 _ROUNDS: Final = 4
 _FOLDS: Final = 5
 _STALL: Final = "stall_s"
+_STALL_PRIOR: Final = Prior(
+    median=0.1, log_sigma=1.5, meaning="disturbed runs: stall per P2P send between nodes and batch"
+)
 KNOWN_BELOW: Final = 0.7
 """A parameter counts as determined if the runs narrowed its prior at least to this share."""
 #: Standard deviations that the deviations may have, in log step time: (lowest, first guess, highest).
 _SPREAD_BOUNDS: Final = ((1e-3, 0.03, 0.3), (1e-3, 0.03, 0.5), (3e-3, 0.02, 0.5))
 _LENGTH_BOUNDS: Final = (0.7, 1.5, 4.0)
+_WEIGHT_SIGMA: Final = 0.7
+"""Prior width of the logistic weights: one doubling hardly decides alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -112,6 +117,16 @@ def infer(
     )
 
 
+def run_columns(runs: Jobs) -> dict[str, tuple[float, ...]]:
+    """Columns of runs for a file; what is as usual in all of them is left out."""
+    columns = {field.name: getattr(runs, field.name) for field in fields(runs)}
+    return {
+        name: tuple(map(float, values))
+        for name, values in columns.items()
+        if name not in USUAL or (values != USUAL[name]).any()
+    }
+
+
 def _require_runs(jobs: Jobs, step_s: Column) -> None:
     if len(jobs) < MINIMUM_RUNS:
         raise NotFeasible(f"runs: at least {MINIMUM_RUNS} are needed to calibrate, got {len(jobs)}")
@@ -131,7 +146,7 @@ def _normal_or_disturbed(
     normal = _penalised(jobs, step_s, priors, nobody, sigma)
     if candidates.sum() < MINIMUM_RUNS:
         return normal
-    both = {**priors, _STALL: stall_prior()}
+    both = {**priors, _STALL: _STALL_PRIOR}
     excess = np.log(step_s) - np.log(step_time_s(jobs, normal.fitted))
     chance = np.where(candidates & (excess > np.log(1.5)), 0.9, 0.0)
     fit = normal
@@ -211,6 +226,19 @@ def _draws(
     }
 
 
+def fit_odds(jobs: Jobs, disturbed: Column) -> Column:
+    """Logistic weights that explain how likely each job was disturbed, drawn towards 0."""
+    features = stall_features(jobs)
+
+    def loss(weights: Column) -> tuple[float, Column]:
+        score = features @ weights
+        pull = np.concatenate([[0.0], weights[1:] / _WEIGHT_SIGMA**2])
+        total = np.logaddexp(0, score).sum() - disturbed @ score + pull @ weights / 2
+        return float(total), features.T @ (expit(score) - disturbed) + pull
+
+    return np.asarray(minimize(loss, np.zeros(features.shape[1]), jac=True, method="BFGS").x)
+
+
 def _degraded(jobs: Jobs, fit: _Fit) -> DegradedState:
     candidates = may_stall(jobs)
     weights = fit_odds(jobs.take(candidates), fit.disturbed[candidates])
@@ -245,7 +273,7 @@ def _widening(
     """
     fit, spreads = found
     folds = np.random.default_rng(seed).permutation(len(jobs)) % min(_FOLDS, len(jobs))
-    known = {**priors, _STALL: stall_prior()} if _STALL in fit.fitted else priors
+    known = {**priors, _STALL: _STALL_PRIOR} if _STALL in fit.fitted else priors
     scores: list[float] = []
     for fold in range(int(folds.max()) + 1):
         rest, left = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
@@ -346,6 +374,19 @@ def infer_memory(jobs: Jobs, peak_bytes: Column) -> LayoutMemory:
         factors=factors,
         discrepancy=discrepancy,
         widening=_widening_memory_fit(discrepancy, trust),
+    )
+
+
+def peaks_of(memory: LayoutMemory, printed: NDArray[np.intp]) -> PeakMemory:
+    """The record of a fitted memory; ``printed`` are the positions of its runs among all."""
+    assert memory.discrepancy is not None
+    return PeakMemory(
+        runs=tuple(map(int, printed)),
+        factors=dict(memory.factors),
+        deviations=tuple(map(float, memory.discrepancy.deviations)),
+        trust=tuple(map(float, memory.discrepancy.trust)),
+        spreads=memory.discrepancy.spreads,
+        interval_widening=memory.widening,
     )
 
 
