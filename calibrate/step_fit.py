@@ -17,6 +17,8 @@ from calibrate.layout_fit import heavy_tailed
 from perfmodel.cost.step_law import (
     CONSTANTS,
     PRECISIONS,
+    PRODUCTS,
+    STREAMS,
     ConstantPrior,
     Sheet,
     StepBatch,
@@ -221,12 +223,39 @@ def left_out_errors(rows: Sequence[StepRow], logs: FloatArray) -> tuple[LeftOutE
     return tuple(sorted(found, key=lambda each: -each.num_rows))
 
 
-def prior_over(
-    fits: Sequence[DeviceFit], first: Mapping[str, ConstantPrior]
-) -> dict[str, ConstantPrior]:
+def first_priors() -> dict[str, ConstantPrior]:
+    """Priors before any device: orders of magnitude of GPUs, each within a factor of about two."""
+    shared = {
+        "peak fp32": ConstantPrior(1.0, 0.4),
+        "peak half": ConstantPrior(1.0, 0.4),
+        "memory": ConstantPrior(0.85, 0.3),
+        "launch_s": ConstantPrior(3e-6, 0.5),
+        "half results": ConstantPrior(2e5, 1.0),
+        "half channels": ConstantPrior(32.0, 1.0),
+        "odd channels": ConstantPrior(0.5, 0.5),
+        "host_s": ConstantPrior(12e-6, 0.5),
+        "host backward": ConstantPrior(0.6, 0.5),
+        "host update": ConstantPrior(3.0, 0.5),
+        "sharpness": ConstantPrior(1.5, 0.5),
+    }
+    rates = {"conv": 0.6, "conv 1x1": 0.5, "mm": 0.6, "bmm": 0.3, "attention": 0.4, "group": 0.3}
+    rates |= {"group 32": 0.15, "group 8": 0.05, "stem": 0.2}
+    rates |= {"depthwise": 0.3, "depthwise 7x7": 0.3}
+    found = dict(shared)
+    for precision in PRECISIONS:
+        for product in PRODUCTS:
+            rate = rates[product.rpartition(" ")[0]]
+            found[f"{precision} {product} rate"] = ConstantPrior(rate, 0.7)
+        for name in (*PRODUCTS, *STREAMS):
+            found[f"{precision} {name} memory"] = ConstantPrior(0.8, 0.5)
+    # What is left are factors of images whose channels lie side by side.
+    return {name: found.get(name, ConstantPrior(1.0, 0.3)) for name in CONSTANTS}
+
+
+def prior_over(fits: Sequence[DeviceFit]) -> dict[str, ConstantPrior]:
     """What some devices say of the constants of another one.
 
-    Each device tells a constant with its own variance and that between devices; what none tells stays as it was.
+    Each device tells a constant with its own variance and that between devices; what none tells is as before any.
     A family whose rate only one precision shows has it, less surely, in the other.
     """
     table = {
@@ -249,10 +278,9 @@ def prior_over(
                 for fit in fits
                 if other in fit.touched
             ]
-    found = {}
+    found = first_priors()
     for name, told in table.items():
         if not told:
-            found[name] = first[name]
             continue
         weights = [1 / variance for _, variance in told]
         mean = float(np.average([value for value, _ in told], weights=weights))

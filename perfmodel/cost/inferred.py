@@ -149,16 +149,14 @@ class InferredModel:
             upper_s=upper_s,
         )
 
-    def step_draws(
-        self, jobs: Jobs, *, num_draws: int, normal_s: Column | None = None, seed: int = 0
-    ) -> Column:
+    def step_draws(self, jobs: Jobs, *, num_draws: int, normal_s: Column | None = None) -> Column:
         """Draws of what ``predict`` gives quantiles of, shape ``(num_jobs, num_draws)``. [s]
 
         The first is the number to name. All jobs share their random numbers, so that they compare in pairs.
         """
         centre, disturbed, chance, variance = self._states(jobs, normal_s)
         spread = np.sqrt(variance + self.parameter_variance(jobs)) * self.uncertainty_factor(jobs)
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(0)
         normal, uniform = rng.standard_normal(num_draws), rng.random(num_draws)
         degraded = uniform < chance[:, None]
         logs = np.where(degraded, disturbed[:, None], centre[:, None]) + spread[:, None] * normal
@@ -166,12 +164,12 @@ class InferredModel:
         draws_s[:, 0] = self.predict(jobs, normal_s=normal_s).number_s
         return draws_s
 
-    def joint_logs(self, jobs: Jobs, *, num_draws: int, seed: int = 0) -> FloatArray:
+    def joint_logs(self, jobs: Jobs, *, num_draws: int) -> FloatArray:
         """Log steps of one run of each job, shape ``(num_draws, num_jobs)``.
 
         Jobs share the fitted parameters, and deviations as far as they are alike; each may be disturbed.
         """
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(0)
         logs = np.log(self.closed_form_s(jobs))
         mean, spread = self.discrepancy.joint(jobs)
         root = np.linalg.cholesky(spread + _JITTER * np.eye(len(jobs)))

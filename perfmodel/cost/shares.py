@@ -9,7 +9,7 @@ from perfmodel.errors import CalibrationUnavailable, NotFeasible
 from perfmodel.layout import Layout, Recompute
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, TracedWorkload
 from perfmodel.step import StepProgram
-from perfmodel.step.compile import Execution, compile_divided
+from perfmodel.step.compile import compile_divided
 from perfmodel.step.division import (
     Unit,
     UnitShares,
@@ -19,6 +19,7 @@ from perfmodel.step.division import (
     num_elements,
     units,
 )
+from perfmodel.step.stages import WaitingHandOvers
 from perfmodel.units import Seconds
 from perfmodel.workload import Operator, Phase, TensorSpec
 from perfmodel.workload.memory import StepMemory
@@ -58,14 +59,13 @@ def divided_program(
         unit_shares(workload.trace, workload.memory, passes, durations),
     )
     largest = max(division.activation_bytes for division in divisions)
-    has_queue = blocking and machine.num_nodes > 1
+    queued = _KERNEL_QUEUE_BYTES / max(largest, 1) if machine.num_nodes > 1 else 0.0
     return compile_divided(
         passes,
         divisions,
         num_shards=layout.dp if layout.zero == 1 else 0,
         asynchronous=machine.asynchronous,
-        execution=Execution.BLOCKING if blocking else Execution.ON_STREAMS,
-        queued=_KERNEL_QUEUE_BYTES / max(largest, 1) if has_queue else 0.0,
+        waiting=WaitingHandOvers(queued=queued) if blocking else None,
         buffer_bytes=workload.workload.buffer_bytes,
     )
 

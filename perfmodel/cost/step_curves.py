@@ -61,7 +61,6 @@ def workload_by_law(
     costs: DeviceCosts,
     workload: Workload,
     trace: SymbolicStep,
-    priors: Mapping[str, ConstantPrior] | None = None,
 ) -> MeasuredWorkload:
     """Curves of a workload that was never run, as those of a calibrated one.
 
@@ -70,7 +69,7 @@ def workload_by_law(
     """
     steps = [trace.at(micro_batch=batch) for batch in _GRID]
     works = tuple(step_work(step) for step in steps)
-    logs = log_constants(costs.constants, priors or shipped_priors())
+    logs = log_constants(costs.constants, shipped_priors())
     sheet = Sheet(costs.flop_per_s, costs.bytes_per_s)
     found = step_seconds(StepBatch.of(works), logs, sheet)
     joined = joined_s(found.device_s, found.host_s, logs)
@@ -106,7 +105,8 @@ def _curve(time_s: FloatArray) -> tuple[CurvePoint, ...]:
 
 
 @cache
-def _spread_ratios(count: int = 41) -> tuple[float, ...]:
+def _spread_ratios() -> tuple[float, ...]:
+    count = 41
     normal = NormalDist(sigma=_STEP_SPREAD)
     return tuple(math.exp(normal.inv_cdf((index + 0.5) / count)) for index in range(count))
 

@@ -104,36 +104,6 @@ class ConstantPrior(NamedTuple):
     log_sigma: float
 
 
-def first_priors() -> dict[str, ConstantPrior]:
-    """Priors before any device: orders of magnitude of GPUs, each within a factor of about two."""
-    shared = {
-        "peak fp32": ConstantPrior(1.0, 0.4),
-        "peak half": ConstantPrior(1.0, 0.4),
-        "memory": ConstantPrior(0.85, 0.3),
-        "launch_s": ConstantPrior(3e-6, 0.5),
-        "half results": ConstantPrior(2e5, 1.0),
-        "half channels": ConstantPrior(32.0, 1.0),
-        "odd channels": ConstantPrior(0.5, 0.5),
-        "host_s": ConstantPrior(12e-6, 0.5),
-        "host backward": ConstantPrior(0.6, 0.5),
-        "host update": ConstantPrior(3.0, 0.5),
-        "sharpness": ConstantPrior(1.5, 0.5),
-    }
-    rates = {"conv": 0.6, "conv 1x1": 0.5, "mm": 0.6, "bmm": 0.3, "attention": 0.4, "group": 0.3}
-    rates |= {"group 32": 0.15, "group 8": 0.05, "stem": 0.2}
-    rates |= {"depthwise": 0.3, "depthwise 7x7": 0.3}
-    found = dict(shared)
-    for precision in PRECISIONS:
-        for product in PRODUCTS:
-            rate = rates[product.rpartition(" ")[0]]
-            found[f"{precision} {product} rate"] = ConstantPrior(rate, 0.7)
-        for name in (*PRODUCTS, *STREAMS):
-            found[f"{precision} {name} memory"] = ConstantPrior(0.8, 0.5)
-    found |= {f"{name}{_LAST}": ConstantPrior(1.0, 0.3) for name in _FAMILY_CONSTANTS}
-    assert tuple(sorted(found)) == tuple(sorted(CONSTANTS))
-    return found
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
     """One kernel of an operator."""

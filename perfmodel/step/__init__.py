@@ -290,13 +290,13 @@ class Trace:
 _TOLERANCE = 1e-9
 
 
-def critical_path(trace: Trace, *, rank: int = 0) -> tuple[int, ...]:
-    """Positions of the operations that determine the end of the step, first to last.
+def critical_path(trace: Trace) -> tuple[int, ...]:
+    """Positions of the operations that determine the end of the step of the first rank, first to last.
 
     From the last operation backwards, always to the predecessor that ended last: it is the one
     that the operation waited for.
     """
-    ends_s, operations = trace.end_s[rank], trace.program.operations
+    ends_s, operations = trace.end_s[0], trace.program.operations
     previous = trace.program.previous()
     position = int(ends_s.argmax())
     path = [position]
@@ -306,13 +306,13 @@ def critical_path(trace: Trace, *, rank: int = 0) -> tuple[int, ...]:
     return tuple(reversed(path))
 
 
-def time_by_cause(trace: Trace, *, rank: int = 0) -> dict[Cause, Seconds]:
-    """Time on the critical path by cause; sums to the step. [s]"""
+def time_by_cause(trace: Trace) -> dict[Cause, Seconds]:
+    """Time on the critical path of the first rank by cause; sums to the step. [s]"""
     result = {cause: time_s for cause, time_s in trace.skipped_s.items() if time_s}
     done_s = 0.0
-    for position in critical_path(trace, rank=rank):
+    for position in critical_path(trace):
         cause = trace.program.operations[position].cause
-        end_s = float(trace.end_s[rank][position])
+        end_s = float(trace.end_s[0][position])
         if end_s > done_s * (1 + _TOLERANCE):
             result[cause] = result.get(cause, 0.0) + end_s - done_s
             done_s = end_s

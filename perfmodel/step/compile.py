@@ -4,7 +4,6 @@ One rank stands for all of a stage. Every operation says which share of its caus
 micro-batch and stage it is (per step for gradients and optimizer), so that durations are few.
 """
 
-import enum
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,23 +36,7 @@ HEAD_FORWARD: Final = 1 / 3
 """Part of the output head's work in the forward pass: one of three products."""
 
 
-class Execution(enum.StrEnum):
-    """What compute waits for beyond its input, because of how a library runs collectives."""
-
-    ON_STREAMS = "on_streams"
-    """Nothing: streams wait for each other, the host runs ahead."""
-    BLOCKING = "blocking"
-    """The host waits, as with gloo. It gathers nothing ahead over the end of a pass, and computes nothing
-    until the gradients of a sharded layer are reduced. Point-to-point sends are ``step.pipeline``'s."""
-
-
-def compile_layout(
-    layout: Layout,
-    *,
-    layers: int,
-    execution: Execution = Execution.ON_STREAMS,
-    queued: float = 0.0,
-) -> StepProgram:
+def compile_layout(layout: Layout, *, layers: int) -> StepProgram:
     """A step of all stages.
 
     Tensor-parallel collectives are waited for. Point-to-point sends travel beside compute. Gradients are
@@ -70,38 +53,23 @@ def compile_layout(
         A layout that the model allows.
     layers
         Layers of the whole model.
-    execution
-        How the library runs collectives.
-    queued
-        Share of a point-to-point send that the kernel of its sender holds, where the host waits.
-
-    Raises
-    ------
-    ValueError
-        If stages are interleaved and point-to-point sends block: they would wait for each other for ever.
     """
-    if execution is Execution.BLOCKING and layout.interleave > 1:
-        raise ValueError(f"interleave must be 1 where the host waits, got {layout.interleave}")
     builder = _Builder(
         layout=layout,
         divisions=equal_pieces(layout, layers, most=BUCKETS),
         is_shape=True,
         is_uneven=len(set(layout.stages(layers))) > 1,
-        execution=execution,
-        waiting=WaitingHandOvers(queued=queued),
     )
     return _built(builder)
 
 
-def compile_divided(  # noqa: PLR0913 - a step has as many properties
+def compile_divided(
     layout: Layout,
     divisions: Sequence[StageDivision],
     *,
     asynchronous: bool,
-    execution: Execution = Execution.ON_STREAMS,
-    queued: float = 0.0,
+    waiting: WaitingHandOvers | None = None,
     buffer_bytes: Sequence[Bytes] = (),
-    has_buckets: bool = True,
     num_shards: int = 0,
 ) -> StepProgram:
     """A step of all stages of a workload whose pieces are known.
@@ -112,10 +80,12 @@ def compile_divided(  # noqa: PLR0913 - a step has as many properties
 
     Parameters
     ----------
+    waiting
+        Where the host waits for collectives, as with gloo: it gathers nothing ahead over the end of a pass,
+        and computes nothing until the gradients of a sharded layer are reduced. Stages are not interleaved.
+        None: streams wait for each other, the host runs ahead.
     buffer_bytes
         What replicas of a module broadcast before the first pass. [B]
-    has_buckets
-        Whether gradients that are not sharded go through the buckets of DistributedDataParallel.
     num_shards
         Replicas that each update a part of the parameters for all, as ZeroRedundancyOptimizer divides them;
         0: each updates all. Their owners then broadcast them, two at a time, and the step ends when all
@@ -124,11 +94,10 @@ def compile_divided(  # noqa: PLR0913 - a step has as many properties
     builder = _Builder(
         layout=layout,
         divisions=tuple(divisions),
-        execution=execution,
-        waiting=WaitingHandOvers(queued=queued),
+        waiting=waiting,
         asynchronous=asynchronous,
         buffer_bytes=tuple(buffer_bytes),
-        has_buckets=has_buckets and layout.synchronisation is Synchronisation.DDP,
+        has_buckets=layout.synchronisation is Synchronisation.DDP,
         num_shards=num_shards,
     )
     return _built(builder)
@@ -189,8 +158,8 @@ class _Builder:
 
     layout: Layout
     divisions: tuple[StageDivision, ...]
-    execution: Execution
-    waiting: WaitingHandOvers
+    waiting: WaitingHandOvers | None = None
+    """Point-to-point sends where the host waits for collectives."""
     is_shape: bool = False
     """Whether only the layers of the model are known: exchanges have shares instead of sizes, and what is
     fixed, embedding, head and contention are operations of their own."""
@@ -215,8 +184,6 @@ class _Builder:
     """Last gradients of one process, which it waits for before the next micro-batch."""
     is_replicated: bool = field(init=False)
     """Whether there is anybody to exchange gradients with."""
-    is_blocking: bool = field(init=False)
-    """Whether the host waits for collectives."""
     is_sharded: bool = field(init=False)
     """Whether parameters are gathered for every pass."""
     splits_backward: bool = field(init=False)
@@ -230,7 +197,6 @@ class _Builder:
     def __post_init__(self) -> None:
         """Look up once what every operation asks."""
         layout = self.layout
-        self.is_blocking = self.execution is Execution.BLOCKING
         self.is_replicated = layout.replicas > 1 and not layout.one_process
         self.is_sharded = layout.zero == 3 and (
             self.is_replicated or layout.offload is Offload.PARAMETERS
@@ -248,7 +214,7 @@ class _Builder:
 
     def prepare(self, stage: int, work: Work) -> bool:
         """Fetch what is offered to the stage's next work; say whether all it waits for is there."""
-        if self.is_blocking:
+        if self.waiting:
             end = self.waiting.fetch(stage, work, self._put)
             if end is not None:
                 self.arrived[stage, work] = (end,)
@@ -261,7 +227,7 @@ class _Builder:
     def add(self, stage: int, work: Work) -> None:
         """Append a pass of a stage and what it hands over."""
         after = self.arrived.pop((stage, work), ())
-        if self.is_blocking:
+        if self.waiting:
             self.awaited.setdefault(stage, []).extend(self.waiting.begin(stage, work))
         if work.kind is Pass.FORWARD:
             self._forward(stage, work, after)
@@ -447,8 +413,8 @@ class _Builder:
 
     def _gather(self, stage: int, work: Work, number: int, piece: Piece) -> int:
         """Parameters of a piece; no earlier than the prefetch allows if sharded, or the host waits."""
-        ahead = 1 if self.is_blocking and number == 0 else self.layout.prefetch + 1
-        is_limited = (self.is_sharded or self.is_blocking) and len(self.used) >= ahead
+        ahead = 1 if self.waiting and number == 0 else self.layout.prefetch + 1
+        is_limited = (self.is_sharded or self.waiting is not None) and len(self.used) >= ahead
         return self._put(
             stage,
             work,
@@ -509,7 +475,7 @@ class _Builder:
             )
             after = ()
         self.exchanged.setdefault(stage, []).append(reduced)
-        if self.is_blocking and self.layout.zero > 1:
+        if self.waiting and self.layout.zero > 1:
             self.awaited.setdefault(stage, []).append(reduced)
 
     def _p2p(self, stage: int, work: Work, stream: Stream, end: int) -> None:
@@ -519,7 +485,7 @@ class _Builder:
         place = work.chunk * layout.pp + stage + step
         chunk, other = divmod(place, layout.pp)
         received = Work(work.kind, work.micro_batch, chunk)
-        if self.is_blocking and other != stage:
+        if self.waiting and other != stage:
             self.waiting.offer(Parcel(stage, work, stream, end), other, received)
             return
         if other != stage:
@@ -562,6 +528,6 @@ class _Builder:
             Operation(name, stream, cause, tuple(after), share, size_bytes, None, stage)
         )
         position = len(self.operations) - 1
-        if self.is_blocking and stream is Stream.COMPUTE:
+        if self.waiting and stream is Stream.COMPUTE:
             self.waiting.last[stage] = position
         return position

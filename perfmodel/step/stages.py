@@ -291,7 +291,7 @@ class Parcel(NamedTuple):
 class WaitingHandOvers:
     """What stages have offered, sent and done last."""
 
-    queued: float
+    queued: float = 0.0
     """Share of a point-to-point send that the kernel of its sender holds."""
     last: dict[int, int] = field(default_factory=dict)
     """End of the last compute of a stage."""

@@ -37,7 +37,7 @@ from calibrate.step_table import (
     traced_rows,
 )
 from perfmodel.cost.step_curves import shipped_priors
-from perfmodel.cost.step_law import CONSTANTS, first_priors
+from perfmodel.cost.step_law import CONSTANTS
 from perfmodel.documents import Provenance, file_sha256
 from perfmodel.documents.clusters import open_cluster
 from perfmodel.documents.hardware import find_device, shipped_catalogue
@@ -307,7 +307,7 @@ def make_cards(folder: Path, traces: Traces) -> None:
         rows[name], notes = traced_rows(by_version(of_one)[0], traces)
         typer.echo(f"{name}: {len(rows[name])} rows, {len(notes)} not traced", err=True)
     fits = devices.fits_of(rows, devices.sheets_of(list(rows)))
-    priors = prior_over(list(fits.values()), first_priors())
+    priors = prior_over(list(fits.values()))
     lines = [
         "# Prior of the constants of perfmodel/cost/step_law.py on a device without steps: median and standard",
         "# deviation of the logarithm. Made by python -m tests.benchmarks.machines FOLDER --write.",
@@ -317,7 +317,7 @@ def make_cards(folder: Path, traces: Traces) -> None:
     write_atomically(_ROOT / "cost" / "device_priors.toml", "\n".join(lines) + "\n")
     sources = {devices.device_of(row): row["source"] for row in read_rows(table.path, columns=())}
     for name, of_one in tables.items():
-        told = prior_over([fit for other, fit in fits.items() if other != name], first_priors())
+        told = prior_over([fit for other, fit in fits.items() if other != name])
         found, notes = machine_from_steps(
             of_one,
             find_device(name, shipped_catalogue()),

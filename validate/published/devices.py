@@ -30,7 +30,7 @@ from calibrate.step_table import (
 )
 from perfmodel.answer import Question, open_workload
 from perfmodel.answer.answer import answer
-from perfmodel.cost.step_law import ConstantPrior, Sheet, first_priors
+from perfmodel.cost.step_law import ConstantPrior, Sheet
 from perfmodel.documents.hardware import find_device, shipped_catalogue
 from perfmodel.documents.profile import ProfileDocument, shipped_machines
 from perfmodel.documents.verdicts import PublishedSeries
@@ -116,10 +116,10 @@ def fits_of(
 ) -> dict[str, DeviceFit]:
     """Constants of every device: the one with most models first, which is the prior of the others."""
     fits: dict[str, DeviceFit] = {}
-    before = first_priors()
+    before = prior_over(())
     if ANCHOR in rows:
         fits[ANCHOR] = fit_device(rows[ANCHOR], sheets[ANCHOR], before)
-        before = prior_over([fits[ANCHOR]], before)
+        before = prior_over([fits[ANCHOR]])
     others = {name: of_one for name, of_one in rows.items() if name != ANCHOR}
     return fits | {name: fit_device(each, sheets[name], before) for name, each in others.items()}
 
@@ -127,7 +127,7 @@ def fits_of(
 def priors_of(name: str, fits: Mapping[str, DeviceFit]) -> dict[str, ConstantPrior]:
     """What is known of a device before its rows: every other device; of the anchor nothing."""
     others = [] if name == ANCHOR else [fit for each, fit in fits.items() if each != name]
-    return prior_over(others, first_priors()) if others else first_priors()
+    return prior_over(others)
 
 
 def judge(table: Table, trace: Trace = trace_setting) -> Iterator[PublishedSeries]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from calibrate.step_fit import first_priors
 from perfmodel.cost.step_curves import workload_by_law
 from perfmodel.cost.step_law import (
     CONSTANTS,
@@ -15,7 +16,6 @@ from perfmodel.cost.step_law import (
     Sheet,
     StepBatch,
     StepWork,
-    first_priors,
     log_constants,
     step_seconds,
     step_work,

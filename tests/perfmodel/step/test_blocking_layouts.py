@@ -13,51 +13,56 @@ from perfmodel.engine.algebra import end_times
 from perfmodel.engine.simulate import simulate
 from perfmodel.layout import Layout, Schedule
 from perfmodel.step import Cause
-from perfmodel.step.compile import Execution, compile_layout
+from perfmodel.step.compile import BUCKETS, compile_divided
+from perfmodel.step.stages import WaitingHandOvers, equal_pieces
 
-WAITING = Execution.BLOCKING
-ON_STREAMS = Execution.ON_STREAMS
 seconds = st.floats(1e-3, 10.0)
 
 
 def step_s(
     layout: Layout,
-    execution: Execution,
     times: Mapping[str, float],
     *,
-    layers: int = 4,
-    queued: float = 0.0,
+    layers: int,
+    waiting: WaitingHandOvers | None = None,
 ) -> float:
     table = {cause: np.array(times.get(cause.value, 0.0)) for cause in Cause}
-    program = compile_layout(layout, layers=layers, execution=execution, queued=queued)
+    pieces = equal_pieces(layout, layers, most=BUCKETS)
+    program = compile_divided(layout, pieces, asynchronous=False, waiting=waiting)
     durations_s = layout_durations(program, table)
     simulated_s = simulate(program, durations_s[np.newaxis]).step_s
     assert end_times(program, durations_s).max() == pytest.approx(simulated_s, rel=1e-9)
     return simulated_s
 
 
+def waiting_s(
+    layout: Layout, times: Mapping[str, float], *, layers: int = 4, queued: float = 0.0
+) -> float:
+    return step_s(layout, times, layers=layers, waiting=WaitingHandOvers(queued=queued))
+
+
 def test_without_prefetch_sharded_layers_do_one_thing_after_another() -> None:
     """Gather 2, forward 4, gather 2, backward 8, reduce-scatter 6."""
     times = {"forward": 4.0, "backward": 8.0, "all_gather": 2.0, "reduce_scatter": 6.0}
-    assert step_s(Layout(dp=2, zero=3, prefetch=0), WAITING, times) == pytest.approx(22)
+    assert waiting_s(Layout(dp=2, zero=3, prefetch=0), times) == pytest.approx(22)
 
 
 def test_prefetched_gathers_hide_but_for_the_first_of_each_pass() -> None:
     """4 layers: 0.5 + 4 forward, 0.5 + 8 backward, and 6 for reductions that compute waits for."""
     times = {"forward": 4.0, "backward": 8.0, "all_gather": 2.0, "reduce_scatter": 6.0}
-    assert step_s(Layout(dp=2, zero=3), WAITING, times) == pytest.approx(19)
+    assert waiting_s(Layout(dp=2, zero=3), times) == pytest.approx(19)
 
 
 def test_parameters_kept_whole_are_gathered_once() -> None:
     times = {"forward": 4.0, "backward": 8.0, "all_gather": 2.0, "reduce_scatter": 6.0}
-    assert step_s(Layout(dp=2, zero=2), WAITING, times) == pytest.approx(18.5)
+    assert waiting_s(Layout(dp=2, zero=2), times) == pytest.approx(18.5)
 
 
 @pytest.mark.parametrize("micro_batches", [2, 5])
 def test_two_stages_p2p_when_both_are_idle(micro_batches: int) -> None:
     """GPipe: (m + 1)(1 + 2) of compute; every point-to-point send, m each way, keeps the second stage waiting."""
     layout = Layout(pp=2, accumulation=micro_batches, schedule=Schedule.GPIPE)
-    found = step_s(layout, WAITING, {"forward": 1.0, "backward": 2.0, "p2p": 0.5})
+    found = waiting_s(layout, {"forward": 1.0, "backward": 2.0, "p2p": 0.5})
     assert found == pytest.approx(3 * (micro_batches + 1) + 0.5 * 2 * micro_batches)
 
 
@@ -66,9 +71,7 @@ def test_opposite_hand_overs_of_two_stages_take_turns() -> None:
 
     The first stage's B0 takes 2 after the exchange at 10, beside F1' and B1' that end at 13.
     """
-    found = step_s(
-        Layout(pp=2, accumulation=2), WAITING, {"forward": 1.0, "backward": 2.0, "p2p": 2.0}
-    )
+    found = waiting_s(Layout(pp=2, accumulation=2), {"forward": 1.0, "backward": 2.0, "p2p": 2.0})
     assert found == pytest.approx(1 + 2 + 3 + 4 + 3 + 2 + 2)
 
 
@@ -80,29 +83,24 @@ def test_a_stage_that_sends_announces_late_what_it_can_receive() -> None:
     """
     layout = Layout(pp=3, accumulation=2, schedule=Schedule.GPIPE)
     times = {"forward": 1.0, "backward": 2.0, "p2p": 2.0}
-    assert step_s(layout, WAITING, times, layers=3) == pytest.approx(24)
-    assert step_s(layout, WAITING, times, layers=3, queued=0.25) == pytest.approx(25)
+    assert waiting_s(layout, times, layers=3) == pytest.approx(24)
+    assert waiting_s(layout, times, layers=3, queued=0.25) == pytest.approx(25)
 
 
 @pytest.mark.parametrize("queued", [0.4, 1.0, 3.0])
 def test_two_stages_have_nobody_else_to_send_to(queued: float) -> None:
     layout = Layout(pp=2, accumulation=5, schedule=Schedule.GPIPE)
     times = {"forward": 1.0, "backward": 2.0, "p2p": 0.5}
-    assert step_s(layout, WAITING, times, queued=queued) == step_s(layout, WAITING, times)
+    assert waiting_s(layout, times, queued=queued) == waiting_s(layout, times)
 
 
 def test_a_stage_turns_when_the_kernel_has_taken_what_it_sent() -> None:
     """1F1B: what is left in the kernel arrives while the sender already works backward."""
     layout = Layout(pp=3, accumulation=6)
     times = {"forward": 1.0, "backward": 2.0, "p2p": 2.0}
-    found = [step_s(layout, WAITING, times, layers=3, queued=q) for q in (0.0, 0.1, 0.2)]
+    found = [waiting_s(layout, times, layers=3, queued=q) for q in (0.0, 0.1, 0.2)]
     assert found == sorted(found, reverse=True)
     assert found[2] < found[0]
-
-
-def test_interleaved_stages_would_wait_for_ever() -> None:
-    with pytest.raises(ValueError, match="interleave must be 1"):
-        compile_layout(Layout(pp=2, interleave=2, accumulation=2), layers=4, execution=WAITING)
 
 
 @given(
@@ -130,12 +128,12 @@ def test_waiting_never_makes_a_pipeline_faster(  # noqa: PLR0913, PLR0917 - one 
         "p2p": p2p_s,
         "weight_gradient": backward_s,
     }
-    waiting = step_s(layout, WAITING, times, layers=stages, queued=queued)
-    streams = step_s(layout, ON_STREAMS, times, layers=stages)
+    waiting = waiting_s(layout, times, layers=stages, queued=queued)
+    streams = step_s(layout, times, layers=stages)
     assert waiting >= streams * (1 - 1e-9)
     free = {**times, "p2p": 0.0}
-    assert step_s(layout, WAITING, free, layers=stages) == pytest.approx(
-        step_s(layout, ON_STREAMS, free, layers=stages)
+    assert waiting_s(layout, free, layers=stages) == pytest.approx(
+        step_s(layout, free, layers=stages)
     )
 
 
@@ -157,13 +155,11 @@ def test_waiting_never_makes_sharding_faster_nor_longer_than_everything_in_turn(
         "all_gather": gather_s,
         "reduce_scatter": reduce_s,
     }
-    streams, waiting = (
-        step_s(layout, execution, times, layers=layers) for execution in (ON_STREAMS, WAITING)
-    )
+    streams, waiting = (step(layout, times, layers=layers) for step in (step_s, waiting_s))
     num_gathers = 2 if zero == 3 else 1
     in_turn = forward_s + backward_s + num_gathers * gather_s + reduce_s
     assert streams <= waiting * (1 + 1e-9)
     assert waiting <= in_turn * (1 + 1e-9)
     if zero == 3:
         at_once = dataclasses.replace(layout, prefetch=0)
-        assert step_s(at_once, WAITING, times, layers=layers) == pytest.approx(in_turn)
+        assert waiting_s(at_once, times, layers=layers) == pytest.approx(in_turn)
