@@ -4,20 +4,25 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from perfmodel.answer import Question
 from perfmodel.answer.answer import Forecast
-from perfmodel.answer.measured import all_step_times, largest_all_reduce, layout_costs
+from perfmodel.answer.measured import (
+    cost_model,
+    interval,
+    largest_all_reduce,
+    measured_steps_s,
+)
 from perfmodel.cost import CollectiveTime, Samples, Terms
 from perfmodel.cost.collectives import bus_factor
-from perfmodel.cost.network import ALL_REDUCE
+from perfmodel.cost.network import ALL_REDUCE, UNCERTAINTY_PER_DOUBLING, Group
 from perfmodel.documents.prediction import PredictedPoint, PredictionDocument, ScalingAdvice
 from perfmodel.explanation import LossCause, Nominal, lost_by_cause, on_one_device
-from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.statistics import DEVIATE_90, Interval
+from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
+from perfmodel.statistics import Interval
 from perfmodel.step import Cause
 from perfmodel.units import Bytes, Seconds
 
@@ -51,7 +56,7 @@ def with_advice(
     limit, lost_s = _limit(asked, single)
     factor = needed_factor(asked, ideal_s)
     busbw = _busbw_bytes_per_s(asked)
-    devices, ratio = _measure_next(whole, document.points[-1].step_s)
+    following = _measure_next(whole, document.points[-1].step_s)
     advice = ScalingAdvice(
         devices=largest,
         knee_devices=knee_devices(document.points),
@@ -60,8 +65,9 @@ def with_advice(
         target_efficiency=TARGET_EFFICIENCY,
         bandwidth_factor=factor,
         needed_busbw_bytes_per_s=None if factor is None or busbw is None else factor * busbw,
-        measure_devices=devices,
-        interval_ratio=ratio,
+        measure_devices=following.counts,
+        interval_ratio=following.ratio,
+        least_ratio=following.least_ratio,
     )
     return document.model_copy(update={"scaling_advice": advice})
 
@@ -145,58 +151,99 @@ def _busbw_bytes_per_s(asked: Nominal) -> float | None:
     return bus_factor(ALL_REDUCE, asked.layout.world_size) * size / transfer_s
 
 
-def _measure_next(question: Question, step: Interval) -> tuple[int | None, float | None]:
-    """Devices to measure together next, and the width of the interval then over that of today.
+class _Next(NamedTuple):
+    """What to measure next; see ``ScalingAdvice``."""
 
-    The variance of ln step is that of collectives, which grows with the doublings d beyond the largest
-    group measured, and the rest. A group of d - k doublings less leaves
+    counts: tuple[int, ...] = ()
+    ratio: float | None = None
+    least_ratio: float | None = None
 
-        ratio = sqrt(rest + collectives * ((d - k) / d)^2) / sqrt(rest + collectives)
 
-    The first group that halves the interval is named, else the one of at most three doublings that narrows
-    it most; None where collectives hardly widen it.
+def _measure_next(question: Question, step: Interval) -> _Next:
+    """The smallest counts that halve the interval, or else narrow it most; none where it stays.
+
+    Every choice is asked as a machine that holds its measurements, in the draws of the machine of today:
+
+        ratio = ln(p95 / p5) then / ln(p95 / p5) today
     """
-    machine, count, cluster = question.machine, question.layout.world_size, question.cluster
-    assert isinstance(machine, MeasuredMachine), machine
-    most = machine.max_world_size
-    if cluster is not None or most == 1:
-        # Between nodes a cluster file is assumed: two of its nodes measure what it says.
-        devices = 2 if cluster is None else 2 * (cluster.devices_per_node or 1)
-        return (devices if most < devices <= count else None), None
-    if count < 2 * most:
-        return None, None
-    costs = layout_costs(question)
-    every = (costs.terms, _without_spread(costs.terms))
-    draws = [terms.durations(costs.program) for terms in every]
-    with_it, without = all_step_times(costs.program, list(zip(every, draws, strict=True)))
-    whole = (math.log(step.p95 / step.p5) / 2 / DEVIATE_90) ** 2
-    of_links = min(whole, max(0.0, float(np.log(with_it).var() - np.log(without).var())))
-    if whole <= 0:
-        return None, None
-    beyond = math.log2(count / most)
-    found: tuple[int | None, float | None] = None, None
-    for doublings in range(1, math.floor(beyond) + 1):
-        left = max(0.0, 1 - doublings / beyond)
-        ratio = math.sqrt(1 - of_links / whole * (1 - left**2))
-        if ratio <= 1 / 2 or (doublings <= _DOUBLINGS and ratio <= _WORTHWHILE):
-            found = most * 2**doublings, ratio
+    today = math.log(step.p95 / step.p5)
+    count, most = question.layout.world_size, _most_measured(question)
+    if today <= 0:
+        return _Next()
+
+    def ratio_of(counts: Sequence[int]) -> float:
+        [draws_s] = measured_steps_s([_as_measured(question, counts)])
+        found = interval(draws_s)
+        return math.log(found.p95 / found.p5) / today
+
+    best = _Next(least_ratio=min(1.0, ratio_of((1, count))))
+    groups = [most * 2**doubling for doubling in range(1, _DOUBLINGS + 1)]
+    alone = [] if _known_alone(question) == question else [1]
+    choices = [[each] for each in alone]
+    for group in groups:
+        if group <= count:
+            choices += [[group], [*alone, group]]
+    for counts in choices:
+        least, ratio = best.ratio or _WORTHWHILE, ratio_of(counts)
+        if ratio < least:
+            best = best._replace(counts=tuple(counts), ratio=ratio)
         if ratio <= 1 / 2:
             break
-    return found
+    return best
 
 
-def _without_spread(terms: Terms) -> Terms:
-    """Terms whose collectives cost the same in every draw."""
+def _most_measured(question: Question) -> int:
+    """Devices of the largest group that was measured; between nodes of a cluster file, of one node."""
+    machine, cluster = question.machine, question.cluster
+    assert isinstance(machine, MeasuredMachine), machine
+    inside = 1 if cluster is None else cluster.devices_per_node or 1
+    return max(machine.max_world_size, inside)
 
-    def nominal(cost: CollectiveTime) -> CollectiveTime:
-        def time_s(size: Bytes | Samples) -> Samples:
-            every_s = cost(size)
-            result: Samples = np.broadcast_to(every_s[..., :1], every_s.shape)
-            return result
 
-        return time_s
+def _as_measured(question: Question, counts: Sequence[int]) -> Question:
+    """The question to a machine that was also measured at some counts, which found what is expected."""
+    if counts[0] == 1:
+        question = _known_alone(question)
+    ranks = counts[-1]
+    machine, cluster = question.machine, question.cluster
+    assert isinstance(machine, MeasuredMachine), machine
+    if ranks == 1:
+        return question
+    if cluster is not None:
+        left = UNCERTAINTY_PER_DOUBLING * math.log2(question.layout.world_size / ranks)
+        tiers = tuple(
+            dataclasses.replace(tier, log_error=min(tier.log_error, left)) for tier in cluster.tiers
+        )
+        return dataclasses.replace(question, cluster=dataclasses.replace(cluster, tiers=tiers))
+    network = cost_model(machine, None, 1).network
+    largest = max(group.world_size for group in machine.collectives)
+    added = [
+        dataclasses.replace(
+            group,
+            world_size=ranks,
+            points=tuple(
+                dataclasses.replace(
+                    point,
+                    time_s=float(network.time_s(group.collective, int(point.at), Group(ranks))[0]),
+                )
+                for point in group.points
+            ),
+        )
+        for group in machine.collectives
+        if group.world_size == largest and group.collective in (ALL_REDUCE, "broadcast")
+    ]
+    grown = dataclasses.replace(machine, collectives=tuple(added))
+    return dataclasses.replace(question, machine=grown)
 
-    return dataclasses.replace(
-        terms,
-        exchange_s={cause: nominal(cost) for cause, cost in terms.exchange_s.items()},
-    )
+
+def _known_alone(question: Question) -> Question:
+    """The same where a step of one device was timed: neither its device nor its law are in question."""
+    machine, workload = question.machine, question.workload
+    assert isinstance(machine, MeasuredMachine), machine
+    assert isinstance(workload, MeasuredWorkload), workload
+    if machine.operators is not None and machine.rescaling is not None:
+        known = dataclasses.replace(machine.rescaling, log_error=0.0)
+        operators = dataclasses.replace(machine.operators, rescaling=known)
+        machine = dataclasses.replace(machine, operators=operators)
+    workload = dataclasses.replace(workload, shared_log_error=0.0)
+    return dataclasses.replace(question, machine=machine, workload=workload)

@@ -298,7 +298,7 @@ def _undetermined(draft: MeasuredMachine, *, num_nodes: int) -> tuple[str, ...]:
             "no second rank was measured: interconnect, overlap and stragglers are unknown"
         )
     elif world_size == 2:
-        found.append("only two ranks were measured: how collectives grow with more is structural")
+        found.append("only two ranks were measured: growth of collectives is structural")
     if num_nodes == 1:
         found.append("only one node was measured: the network between nodes is unknown")
     return tuple(found)

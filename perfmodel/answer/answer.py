@@ -28,7 +28,7 @@ from perfmodel.documents.prediction import (
 from perfmodel.layout import Layout, Scaling, scaled_layouts
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, TracedWorkload
 from perfmodel.statistics import Interval
-from perfmodel.units import Seconds, format_bytes
+from perfmodel.units import Bytes, Seconds, format_bytes
 
 
 def answer(question: Question) -> Answer:
@@ -112,7 +112,16 @@ def layout_table(question: Question, *, argv: Sequence[str]) -> tuple[Prediction
     if not isinstance(question.machine, MeasuredMachine):
         from perfmodel.answer.inferred import layout_document  # noqa: PLC0415 - as above
 
-        return layout_document(found, argv=argv), found
+        document = layout_document(found, argv=argv)
+        needed_bytes = max(stage.needed_bytes for stage in document.points[0].memory)
+        most_bytes = question.capacity_bytes or _most_memory_bytes(question)
+        if most_bytes is not None and needed_bytes > most_bytes:
+            said = (
+                f"does not fit: a rank needs {format_bytes(needed_bytes)} of "
+                f"{format_bytes(most_bytes)}"
+            )
+            document = document.model_copy(update={"caveats": (said, *document.caveats)})
+        return document, found
     alone = layout.alone
     baseline = found if layout == alone else answer(question.at(alone))
     document = prediction([found], baseline=baseline, scaling="weak", argv=argv)
@@ -168,6 +177,16 @@ def prediction(
     )
 
 
+def _most_memory_bytes(question: Question) -> Bytes | None:
+    """Memory of the device by its data sheet; None where none is known. [B]"""
+    from perfmodel.documents.hardware import (  # noqa: PLC0415 - only where memory is known
+        most_memory_bytes,
+        shipped_catalogue,
+    )
+
+    return most_memory_bytes(question.machine.device_name, shipped_catalogue())
+
+
 def memory_caveats(answers: Sequence[Answer]) -> tuple[str, ...]:
     """The first layout that memory does not hold, by ``capacity_bytes`` or the data sheet of the device."""
     for found in answers:
@@ -176,19 +195,16 @@ def memory_caveats(answers: Sequence[Answer]) -> tuple[str, ...]:
         if not stages:
             continue
         from perfmodel.cost.memory import Verdict, verdict  # noqa: PLC0415 - only for traced models
-        from perfmodel.documents.hardware import shipped_catalogue  # noqa: PLC0415 - the same
 
         if capacity_bytes is None:
-            sheets = {sheet.id: sheet.memory.size_bytes for sheet in shipped_catalogue().devices}
-            capacity_bytes = sheets.get(question.machine.device_name)
+            capacity_bytes = _most_memory_bytes(question)
         if capacity_bytes is None:
             continue
         fullest = max(stages, key=lambda stage: stage.needed_bytes)
         if verdict(fullest.fit_probability(capacity_bytes)) is Verdict.DOES_NOT_FIT:
             said = (
-                f"{found.layout.micro_batch} per device does not fit: it needs "
-                f"{format_bytes(fullest.needed_bytes)} of {format_bytes(capacity_bytes)}; perfmodel "
-                "memory says what would"
+                f"{found.layout.micro_batch} per device do not fit: "
+                f"{format_bytes(fullest.needed_bytes)} of {format_bytes(capacity_bytes)}; see perfmodel memory"
             )
             return (said,)
     return ()

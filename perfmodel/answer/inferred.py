@@ -233,7 +233,7 @@ def _on_device(jobs: Jobs, layout: Layout, device: str) -> Jobs:
 def layout_caveats(model: InferredModel, jobs: Jobs) -> list[str]:
     """What must be known before acting on the first of some jobs."""
     caveats = [
-        "inferred from step times of whole runs: no part of the step was measured alone",
+        "inferred from step times of whole runs: no part was measured alone",
         *seals.notes(),
         *(f"calibration {note}" for note in age_notes(model.machine.origin.made_utc)),
         *_beyond_runs(model, jobs),
@@ -251,13 +251,12 @@ def layout_caveats(model: InferredModel, jobs: Jobs) -> list[str]:
     chance = float(model.stall_probability(jobs.take(np.array([0])))[0])
     if chance > RARE_STALL:
         caveats.append(
-            f"degraded with probability {chance:.0%}, as some runs between nodes were; the interval "
-            "holds it"
+            f"degraded with probability {chance:.0%}, as some runs were; the interval holds it"
         )
     printed = model.memory.discrepancy
     caveats.append(
-        "memory: formula (16-bit weights, 32-bit gradients, Adam), never compared with a run; context "
-        "and allocator slack are assumed"
+        "memory: a formula, never compared with a run; 16-bit weights, 32-bit gradients, Adam; context and "
+        "allocator slack are assumed"
         if printed is None
         else f"memory: fitted to the peaks of {len(printed.runs)} runs, taken as rank 0's; the sum holds "
         "their framework and whole tensors besides the parts"
@@ -274,14 +273,12 @@ def _beyond_runs(model: InferredModel, jobs: Jobs) -> list[str]:
     near = np.sqrt(layout_distance_squared(jobs, runs).min(axis=1)[0])
     if near > _FAR * model.discrepancy.spreads.length:
         caveats.append(
-            f"the nearest run is {near:.1f} doublings away: the answer rests on the formula alone; "
-            "distance of layout, model and batch"
+            f"the nearest run is {near:.1f} doublings away: the formula alone answers; distance of "
+            "layout, model and batch"
         )
     widths = np.unique(runs.hidden)
     if len(widths) == 1 and jobs.hidden[0] != widths[0]:
-        caveats.append(
-            f"all runs were of one width, {widths[0]:.0f}: published runs of another, left out, were 13 % off"
-        )
+        caveats.append(f"all runs were {widths[0]:.0f} wide: those of another width were 13 % off")
     most = runs.devices.max()
     if jobs.devices[0] > most:
         caveats.append(f"{jobs.devices[0]:.0f} devices: no run had more than {most:.0f}")
@@ -314,19 +311,14 @@ def _option_caveats(layout: Layout, jobs: Jobs, held: Sequence[int]) -> tuple[st
         said.append(f"uneven stages: {', '.join(map(str, held))} layers")
     if layout.precision is not Precision.BF16:
         said.append(
-            f"precision {layout.precision}: matrix products {jobs.matmul_ratio[0]:.2g} x as fast as in 16 "
-            "bit, as data sheets say"
+            f"{layout.precision}: products {jobs.matmul_ratio[0]:.2g} x as fast as in 16 bit, by data sheets"
         )
     if layout.recompute is Recompute.SELECTIVE and jobs.fused_attention[0] > 0:
-        said.append(
-            "recompute=selective repeats fused attention: it costs time and saves no memory"
-        )
+        said.append("recompute=selective repeats fused attention: time, but no memory saved")
     if layout.ep > 1 and layout.imbalance == 1:
-        said.append(
-            "experts are taken as evenly loaded; imbalance=1.2 lets the busiest rank decide"
-        )
+        said.append("experts are evenly loaded; imbalance=1.2 lets the busiest decide")
     if layout.sync_every > 1:
-        said.append("sync_every > 1 may need more steps to the same loss, which is not predicted")
+        said.append("sync_every > 1 may need more steps to the same loss: not predicted")
     return tuple(said)
 
 

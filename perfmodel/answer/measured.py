@@ -356,37 +356,30 @@ def measured_caveats(
         said += [f"calibration {note}" for note in age_notes(machine.origin.made_utc)]
     if machine.steal > QUIET:
         said.append(
-            f"CPU steal time was {100 * machine.steal:.0f} % during calibration: repeat it while the "
-            "host is quiet"
+            f"CPU steal time was {100 * machine.steal:.0f} % in calibration: repeat it on a quiet host"
         )
     scatter = max(machine.repeatability.run.values(), default=0.0)
     if scatter > _RESTLESS:
         said.append(
-            f"runs of one setting differed by {100 * scatter:.0f} % during calibration: repeat it while the "
-            "machine is quiet"
+            f"runs of one setting differed by {100 * scatter:.0f} %: calibrate on a quiet machine"
         )
     said += [*machine.undetermined, *_origin_caveats(machine, workload)]
     if rescaling is not None:
         said += [*rescaling.notes, *(rescaling.notes_on_groups if largest > 1 else ())]
     measured = {cost.family for cost in machine.layouts}
     if not measured.issuperset(name for layout in found for name in families(layout)):
-        said.append(
-            "FSDP, tensor and pipeline parallelism: 5 % of error assumed for each; validate strategies"
-        )
+        said.append("FSDP, TP and PP: 5 % of error assumed for each; see validate strategies")
     if largest > machine.max_world_size:
         links = "equal links in one ring" if cluster is None else "links as in the cluster file"
         if machine.cluster is not None and cluster is machine.cluster:
             links = f"{cluster.name}, from {cluster.tiers[-1].source}"
         said.append(
-            f"no more than {machine.max_world_size} ranks were measured: up to {largest} devices "
-            f"assume {links}"
+            f"{machine.max_world_size} ranks were measured: {largest} devices assume {links}"
         )
     batches = [layout.global_batch for layout in found]
     said += critical_caveats(machine, question.workload_name, batches)
     if cluster is not None and machine.num_nodes > 1 and machine.ranks_per_node > 1:
-        said.append(
-            "measured collectives crossed two tiers at once: node links are as the cluster file says"
-        )
+        said.append("collectives crossed two tiers at once: node links are the cluster file's")
     outside = {
         layout.micro_batch
         for layout, evidence in found.items()
@@ -406,16 +399,12 @@ def _origin_caveats(profile: MeasuredMachine, workload: MeasuredWorkload) -> tup
     if profile.device_costs is not None:
         return _law_caveats(profile.device_costs, workload)
     if workload.evidence is None:
-        return (
-            f"{name} was not calibrated: its times are borrowed from calibrated workloads by FLOP",
-        )
+        return (f"{name} was not calibrated: its times are borrowed from others by FLOP",)
     if workload.measured_batches:
         batches = ", ".join(map(str, workload.measured_batches))
-        found = [
-            f"{name} was never run: the sum of its operators, measured at micro-batch {batches}"
-        ]
+        found = [f"{name} was never run: its operators were, at micro-batch {batches}"]
     else:
-        found = [f"{name} was never run: the sum of its operators, read from calibrated curves"]
+        found = [f"{name} was never run: its operators are read from curves"]
     if workload.untimed:
         found.append(f"never timed, taken at the machine's peak: {', '.join(workload.untimed)}")
     return tuple(found)
@@ -435,9 +424,7 @@ def _law_caveats(costs: DeviceCosts, workload: MeasuredWorkload) -> tuple[str, .
         return (
             f"{said}, none in this precision and memory format (only {modes}): within {within:.0%} assumed",
         )
-    return (
-        f"{said}: 90 % of models of families left out were within {within:.0%}; {costs.source}",
-    )
+    return (f"{said}: 90 % of new ones within {within:.0%}; {costs.source}",)
 
 
 def critical_caveats(

@@ -39,17 +39,17 @@ def show(*tables: "Table") -> None:
 
 
 def show_lines(lines: Iterable[str]) -> None:
-    """Print sentences; on a terminal, none is wider than that."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    """Print sentences, none wider than the terminal, or than 80 columns without one."""
+    width = shutil.get_terminal_size().columns
     for line in map(printable, lines):
-        typer.echo(line if width is None else wrapped(line, width))
+        typer.echo(wrapped(line, width))
 
 
 def show_verdict(line: str, *, is_good: bool) -> None:
     """Print a verdict; on a terminal in colour, unless NO_COLOR is set."""
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     colour = (typer.colors.GREEN if is_good else typer.colors.RED) if coloured else None
-    typer.secho(printable(line), fg=colour)
+    typer.secho(wrapped(printable(line), shutil.get_terminal_size().columns), fg=colour)
 
 
 def show_document(
@@ -71,8 +71,11 @@ def show_document(
 
 
 def wrapped(line: str, width: int) -> str:
-    """A sentence over several lines, the further ones indented; words stay whole."""
-    if len(line) <= width:
+    """A sentence over several lines, the further ones indented; words stay whole.
+
+    So do commands, to be copied, and a path after one word, for scripts.
+    """
+    if len(line) <= width or line.lstrip().startswith("$ ") or line.count(" ") < 2:
         return line
     indent = line[: len(line) - len(line.lstrip())]
     return textwrap.fill(

@@ -1,14 +1,13 @@
 """Commands that judge what others measured: diagnose, network check."""
 
-from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from perfmodel.cli import options as opt
-from perfmodel.cli import show, show_lines, show_verdict, working, wrapped
+from perfmodel.cli import show, show_lines, show_verdict, working
 from perfmodel.errors import OutOfTolerance, UsageError, refuse_unknown
 from perfmodel.units import BytesPerSecond
 
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from perfmodel.machine import Cluster
     from perfmodel.machine.measured import MeasuredCollective
 
-_COLUMNS: Final = 80
-_COMMAND: Final = "  $ "
 _LOG = typer.Argument(help="Output of nccl-tests, text or JSON.")
 _COLLECTIVE = typer.Option(
     help="Only for old logs whose columns leave it open, such as all_gather."
@@ -76,16 +73,11 @@ def network_check(
         show(check_table(check))
         line, *lines = check_lines(check)
         show_verdict(line, is_good=check.verdict is Verdict.NORMAL)
-        show_lines(_folded(lines))
+        show_lines(lines)
     if not as_json:
-        show_lines(_folded(f"note: {note}" for note in notes))
+        show_lines(f"note: {note}" for note in notes)
     if any(check.verdict is Verdict.SLOW for check in checks):
         raise OutOfTolerance(f"network check: {log}: slower than its links allow; see the causes")
-
-
-def _folded(lines: Iterable[str]) -> Iterator[str]:
-    """Sentences on 80 columns; commands stay whole, to be copied."""
-    return (line if line.startswith(_COMMAND) else wrapped(line, _COLUMNS) for line in lines)
 
 
 def _links(given: dict[str, Any], measured: "MeasuredCollective") -> tuple[str, "Cluster"]:
@@ -198,4 +190,4 @@ def diagnose(
     show(diagnosis_table(found))
     said = verdict(found)
     show_verdict(said, is_good="NOT" not in said and "WRONG" not in said)
-    show_lines(_folded(diagnosis_lines(found)))
+    show_lines(diagnosis_lines(found))

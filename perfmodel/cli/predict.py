@@ -222,7 +222,8 @@ def _predict_layout(context: typer.Context) -> None:
             "--layout: excludes --csv and --plot; take --json, --output, --trace or --timeline"
         )
     from perfmodel.answer.answer import layout_table
-    from perfmodel.report.prediction import layout_lines, layout_tables
+    from perfmodel.report.prediction import layout_lines
+    from perfmodel.report.prediction import layout_table as shown_table
 
     if opt.typed(context, "workload") and not opt.typed(context, "model"):
         layout = _asked_layout(context)
@@ -233,8 +234,8 @@ def _predict_layout(context: typer.Context) -> None:
     with working("predict"):
         document, found = layout_table(question, argv=sys.argv)
     lines = layout_lines(document, verbose=given["verbose"])
-    tables, output = layout_tables(document), given["output"]
-    show_document(document, tables, lines, as_json=given["as_json"], output=output)
+    output = given["output"]
+    show_document(document, shown_table(document), lines, as_json=given["as_json"], output=output)
     _tell(context, "prediction", output)
     name = found.setting.label
     if document.points[0].large_model:

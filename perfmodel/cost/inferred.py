@@ -238,9 +238,7 @@ def open_inferred(machine: InferredMachine) -> InferredModel:
     return model
 
 
-LINKS_OF_FILE: Final = (
-    "links between nodes are as the cluster says, never disturbed; all else as the runs show"
-)
+LINKS_OF_FILE: Final = "links between nodes are as the cluster says, and never disturbed"
 
 
 def on_links(machine: InferredMachine, cluster: Cluster, *, num_devices: int) -> InferredMachine:

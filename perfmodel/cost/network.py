@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 #: The same of a kind of collective that is read off the messages of all-reduces: a prior.
 _UNCERTAINTY_OF_KIND: Final = 0.1
 #: The same per doubling of the group beyond the largest one measured, inside a node and between: priors.
-_UNCERTAINTY_PER_DOUBLING: Final = 0.05
+UNCERTAINTY_PER_DOUBLING: Final = 0.05
 _UNCERTAINTY_BETWEEN_NODES: Final = 0.15
 #: Messages between nodes over those inside, where only the latter were measured, and its factor of
 #: uncertainty: data sheets range from 1 (an adapter of 400 Gb/s for each H100) to 5 (four of 100 Gb/s for
@@ -218,7 +218,7 @@ class Network:
             else:
                 alone_s = half_s(levels, size_bytes, library=self.library)
         doublings = max(0.0, math.log2(group.size / known.ranks[-1])) if known else 0.0
-        widening = np.exp(_UNCERTAINTY_PER_DOUBLING * doublings * self.uncertainty)
+        widening = np.exp(UNCERTAINTY_PER_DOUBLING * doublings * self.uncertainty)
         return np.asarray(alone_s * factor * widening)
 
     def bottleneck(self, size_bytes: Bytes, group: Group) -> str | None:
@@ -395,7 +395,7 @@ class CollectiveCost:
         known = own or other
         assert known is not None, "sample refuses no groups"
         ratio = 1.0 if own else _BETWEEN_RATIO if crosses else 1 / _BETWEEN_RATIO
-        per_doubling = _UNCERTAINTY_BETWEEN_NODES if crosses else _UNCERTAINTY_PER_DOUBLING
+        per_doubling = _UNCERTAINTY_BETWEEN_NODES if crosses else UNCERTAINTY_PER_DOUBLING
         uncertainty = math.hypot(
             0.0 if own else _BETWEEN_UNCERTAINTY,
             per_doubling * max(0.0, math.log2(world_size / known.ranks[-1])),

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_v
 from perfmodel.documents import Record, checked, read_toml
 from perfmodel.errors import UsageError
 from perfmodel.units import (
+    Bytes,
     parse_bandwidth,
     parse_bytes,
     parse_flop_rate,
@@ -188,6 +189,13 @@ def sheet_named(text: str, catalogue: Catalogue) -> DataSheet | None:
 def is_called(sheet: DataSheet, text: str) -> bool:
     """Whether a short name such as ``h100`` may mean a device."""
     return _words(text) <= _all_words(sheet)
+
+
+def most_memory_bytes(name: str, catalogue: Catalogue) -> Bytes | None:
+    """Memory of a device; of a short name such as ``A100`` the largest that it may mean. [B]"""
+    exact = sheet_named(name, catalogue)
+    meant = [exact] if exact else [s for s in catalogue.devices if is_called(s, name)]
+    return max((sheet.memory.size_bytes for sheet in meant), default=None)
 
 
 def find_device(text: str, catalogue: Catalogue, *, flag: str = "--device") -> DataSheet:

@@ -132,10 +132,12 @@ class ScalingAdvice(Record):
     """Bandwidth over today's that reaches the target; 1: it is reached; None: no bandwidth does."""
     needed_busbw_bytes_per_s: PositiveFloat | None
     """The same as bus bandwidth of the largest all-reduce. [B/s]"""
-    measure_devices: PositiveInt | None
-    """Devices to measure together next; None where the interval does not rest on groups."""
-    interval_ratio: PositiveFloat | None
-    """Width of the interval then over that of today, in log; None where a cluster file was assumed."""
+    measure_devices: tuple[PositiveInt, ...]
+    """Counts of devices to measure next, each in a run of its own; empty where none narrows the interval."""
+    interval_ratio: Share | None
+    """Width of the interval then over that of today, in log; None without such counts."""
+    least_ratio: Share | None
+    """The same if one and all devices were measured: how runs differ. None where nothing is left."""
 
 
 class PredictionDocument(Shown, Document):

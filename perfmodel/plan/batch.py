@@ -97,9 +97,7 @@ def _caveats(outlooks: Sequence[BatchOutlook], request: Request, *, largest: flo
     caveats = [request.source] if request.source else []
     beyond = [f"{entry.batch:g}" for entry in outlooks if entry.is_beyond_critical]
     if beyond:
-        caveats.append(
-            f"beyond the critical batch: {', '.join(beyond)}; each device more adds little but samples"
-        )
+        caveats.append(f"beyond the critical batch, devices add little: {', '.join(beyond)}")
     if len(request.points) == 2 and request.critical is None:
         caveats.append("two batches cannot tell the law; the answer is mostly the prior's")
     unseen = [f"{entry.batch:g}" for entry in outlooks if entry.is_extrapolated]

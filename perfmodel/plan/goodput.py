@@ -193,12 +193,9 @@ def _standard_error(values: FloatArray) -> float:
 def _caveats(request: Request) -> list[str]:
     if not request.job.causes:
         return ["no failure is drawn, as asked; no job of many devices is so lucky for weeks"]
-    caveats = ["failures are drawn as independent and exponential; real ones come in clusters"]
+    caveats = ["failures are drawn as independent and exponential; real ones cluster"]
     if request.mtbf_stops is None:
-        caveats.append(
-            "the mean time between failures is taken as exact: --mtbf-stops says from how many stops "
-            "it was estimated"
-        )
+        caveats.append("the mean time between failures is taken as exact; give --mtbf-stops")
     return caveats
 
 

@@ -222,11 +222,11 @@ def steal_lines(steal: float) -> list[str]:
 
 #: Caveats that are shown without ``--verbose``, and the characters of each.
 MOST_CAVEATS: Final = 3
-LONGEST_CAVEAT: Final = 100
+LONGEST_CAVEAT: Final = 80
 
 
 def caveat_lines(caveats: Sequence[str], *, verbose: bool = False) -> list[str]:
-    """Caveats, one per line; without ``verbose`` the first three, each cut to 100 characters."""
+    """Caveats, one per line; without ``verbose`` the first three, each cut to 80 characters."""
     lines = [f"caveat: {caveat}" for caveat in caveats]
     if verbose:
         return lines

@@ -44,7 +44,7 @@ def answer_of(found: object) -> Answer:
 def _(found: PredictionDocument) -> Answer:
     if any(point.layout for point in found.points):
         return Answer(
-            prediction.layout_tables(found), prediction.layout_lines(found, verbose=False)
+            [prediction.layout_table(found)], prediction.layout_lines(found, verbose=False)
         )
     return Answer(
         [prediction.prediction_table(found)], prediction.prediction_lines(found, verbose=False)

@@ -11,7 +11,6 @@ from perfmodel.documents.prediction import (
     ParallelismPlanDocument,
     PredictedPoint,
     PredictionDocument,
-    RankMemory,
     ScalingAdvice,
     ScenarioOutcome,
     WhatIfDocument,
@@ -36,8 +35,6 @@ from perfmodel.units import format_bytes, format_duration, format_rate
 if TYPE_CHECKING:
     from perfmodel.machine import InferredMachine
 
-#: Of a longer pipeline the first, the fullest and the last stage are shown.
-_MOST_STAGES: Final = 6
 _TESTED: Final = 3
 #: A part of the step that changes by less than this share of the first scenario's is not worth a line.
 _SMALLEST_SHARE: Final = 0.001
@@ -45,6 +42,8 @@ _SMALLEST_SHARE: Final = 0.001
 _SMALLEST_RATIO: Final = 0.001
 #: Characters on one line beside the columns of numbers, on 80 columns.
 _WIDEST_CHANGE: Final = 20
+#: A measurement that leaves so much of an interval halves it.
+_HALF: Final = 0.5
 _OUTCOMES: Final = "[p5-p95]: 90 % of outcomes should lie inside."
 #: What a search takes for granted wherever matrices are shared.
 _GRANTED: Final = " sequence_parallel=yes"
@@ -62,6 +61,14 @@ def prediction_table(prediction: PredictionDocument) -> Table:
     settings = [point.setting for point in prediction.points]
     buckets = sorted({gradients(setting) for setting in settings if setting.world_size > 1})
     *fewer, most = sorted({setting.accumulation for setting in settings})
+    samples = prediction.samples
+    last: dict[str, str | Callable[[PredictedPoint], str]] = {
+        "Exposed\ncomm.": "exposed_comm_s.nominal:s"
+    }
+    told = "Exposed: not hidden behind compute."
+    if samples is not None:
+        last = {"Time to\nsamples": lambda point: duration_interval(samples / point.samples_per_s)}
+        told = f"Time: to {samples:,.0f} samples, as many at every batch (see perfmodel batch)."
     return table(
         f"{prediction.workload} on {prediction.device_name}, {prediction.scaling} scaling",
         prediction.points,
@@ -76,7 +83,7 @@ def prediction_table(prediction: PredictionDocument) -> Table:
             "Effi-\nciency": lambda point: (
                 percent(point.scaling_efficiency.nominal) if point.scaling_efficiency else "-"
             ),
-            "Exposed\ncomm.": "exposed_comm_s.nominal:s",
+            **last,
             "<Weakest\nevidence": "weakest_evidence.value",
         },
         caption=f"Predicted, {scaling_words(prediction)}; 'each' is the batch per device and step, "
@@ -85,7 +92,7 @@ def prediction_table(prediction: PredictionDocument) -> Table:
         f"{'' if prediction.method is None else f'; {prediction.method}'}. "
         "Step: from the end of one optimizer step to the end of the next, typical of a run. "
         f"{_OUTCOMES} "
-        "Speed-up: samples/s over one device without DDP. Exposed: not hidden behind compute.",
+        f"Speed-up: samples/s over one device without DDP. {told}",
     )
 
 
@@ -105,49 +112,55 @@ def prediction_lines(prediction: PredictionDocument, *, verbose: bool) -> list[s
                 f"from {point.setting.world_size} devices on, all-reduce waits for: {shown}"
             )
     advice = [] if prediction.scaling_advice is None else advice_lines(prediction.scaling_advice)
-    if prediction.samples is not None:
-        times = [
-            f"{point.setting.world_size:,} x {one_line(duration_interval(prediction.samples / point.samples_per_s))}"
-            for point in prediction.points
-        ]
-        lines.append(
-            f"time to {prediction.samples:,.0f} samples (devices x time): {'; '.join(times)}; as many samples at "
-            "every batch, see perfmodel batch"
-        )
     return [*lines, *caveat_lines(prediction.caveats, verbose=verbose), *advice]
 
 
 def advice_lines(advice: ScalingAdvice) -> list[str]:
     """Where scaling ends and by what; the bandwidth and the measurement that would help."""
-    where = f"every doubling up to {advice.devices} devices gains at least 1.5x"
+    where = f"each doubling up to {advice.devices} devices gains at least 1.5x"
     if advice.knee_devices is not None:
-        where = f"beyond {advice.knee_devices} devices each doubling gains < 1.5x"
+        where = f"beyond {counted(advice.knee_devices, 'device')} each doubling gains < 1.5x"
     limit = advice.limit.replace("_", " ")
-    share = f"{100 * advice.limit_share:.0f} % of the loss at {advice.devices}"
+    lines = [
+        f"scaling: {where}",
+        f"limit: {limit}, {100 * advice.limit_share:.0f} % of the loss at {advice.devices} devices",
+        f"network: {_needed(advice)}",
+    ]
+    return [*lines, *_next_lines(advice)]
+
+
+def _needed(advice: ScalingAdvice) -> str:
+    """The bandwidth that would be enough, as that of a bus."""
     factor, rate = advice.bandwidth_factor, advice.needed_busbw_bytes_per_s
     goal = f"{100 * advice.target_efficiency:.0f} % efficiency"
     if factor is None:
-        needs = f"no bandwidth gives {goal}"
-    elif factor == 1:
-        needs = f"{goal} is reached"
-    else:
-        speed = "" if rate is None else f" (busbw {format_rate(8 * rate, 'b')})"
-        needs = f"{goal} needs {factor:.2g} x the bandwidth{speed}"
-    told = []
-    if advice.measure_devices is not None:
-        ratio = advice.interval_ratio
-        gain = "" if ratio is None else f": interval {1 - ratio:.0%} narrower"
-        told = [f"measure {advice.measure_devices} devices next{gain}"]
-    return [f"scaling: {where}; {limit}: {share}", "; ".join([f"advice: {needs}", *told])]
+        return f"no bandwidth gives {goal}"
+    if factor == 1:
+        return f"{goal} is reached"
+    speed = "" if rate is None else f"{format_rate(8 * rate, 'b')}, "
+    return f"{goal} needs {speed}{factor:.2g} x the bandwidth"
 
 
-def layout_tables(document: PredictionDocument) -> tuple[Table, ...]:
-    """One layout: its step, of a large model by parts, and the memory of a rank of every stage."""
+def _next_lines(advice: ScalingAdvice) -> list[str]:
+    """Which counts to measure, and what keeps the interval wide if they do not halve it."""
+    ratio, least = advice.interval_ratio, advice.least_ratio
+    if least is None:
+        return []
+    scatter = f"scatter of runs: {100 * least:.0f} %"
+    if ratio is None:
+        return [f"measure next: no count narrows the interval; {scatter}"]
+    *fewer, most = advice.measure_devices
+    counts = " and ".join((*map(str, fewer), counted(most, "device")))
+    told = f"measure next: {counts}: interval {100 * (1 - ratio):.0f} % narrower"
+    return [told if ratio <= _HALF else f"{told}; {scatter}"]
+
+
+def layout_table(document: PredictionDocument) -> Table:
+    """One layout: its step, of a large model by parts."""
     [point] = document.points
-    if point.large_model is None:
-        memory = (_stage_table(point.memory),) if point.memory else ()
-        return (prediction_table(document), *memory)
     large = point.large_model
+    if large is None:
+        return prediction_table(document)
     trained, parts = large.trained, large.parts_s
     return table(
         f"{trained.name} on {trained.devices} x {document.device_name}: {point.layout}",
@@ -157,50 +170,35 @@ def layout_tables(document: PredictionDocument) -> tuple[Table, ...]:
             "time": "1:s",
             "share": lambda part: f"{part[1] / large.formula_step_s:.1%}",
         },
-    ), table(
-        "Memory of one rank",
-        point.memory,
-        {
-            "stage": "stage",
-            "layers": "layers",
-            "weights": "parts_bytes.parameters:bytes",
-            "gradients": "parts_bytes.gradients:bytes",
-            "optimizer": "parts_bytes.optimizer:bytes",
-            "activations": "parts_bytes.activations:bytes",
-            "logits": "parts_bytes.logits:bytes",
-            "all": "needed_bytes",
-        },
-        caption="All: with the framework's context and the allocator's slack.",
     )
 
 
-def _stage_table(stages: tuple[RankMemory, ...]) -> Table:
-    """Memory of a traced step, one part per row."""
-    fullest = max(stages, key=lambda stage: stage.needed_bytes)
-    shown = stages
-    if len(stages) > _MOST_STAGES:
-        shown = tuple(
-            sorted(
-                {s.stage: s for s in (stages[0], fullest, stages[-1])}.values(),
-                key=lambda s: s.stage,
-            )
+def _memory_lines(point: PredictedPoint, *, verbose: bool) -> list[str]:
+    """What a rank of the fullest stage holds, and whether it fits; ``verbose``: of every stage."""
+    fullest = max(point.memory, key=lambda stage: stage.needed_bytes, default=None)
+    lines = []
+    for stage in point.memory if verbose else filter(None, (fullest,)):
+        parts = [
+            f"{name.replace('_', ' ')} {format_bytes(size)}"
+            for name, size in stage.parts_bytes.items()
+            if size
+        ]
+        which = f", stage {stage.stage}" if len(point.memory) > 1 else ""
+        lines.append(
+            f"memory of a rank{which}: {format_bytes(stage.needed_bytes)}: {', '.join(parts)}"
         )
-    parts = dict.fromkeys(part for stage in stages for part in stage.parts_bytes)
-    rows = [(part, *(stage.parts_bytes.get(part, 0) for stage in shown)) for part in parts]
-    rows.append(("all", *(stage.needed_bytes for stage in shown)))
-    columns = {f"stage {stage.stage}": f"{at}:bytes" for at, stage in enumerate(shown, start=1)}
-    return table("Memory of one rank", rows, {"<Part": "0", **columns})
+    if point.fit_probability is not None and point.capacity_bytes is not None:
+        capacity = format_bytes(point.capacity_bytes)
+        lines.append(f"fits into {capacity} with probability {point.fit_probability:.0%}")
+    return lines
 
 
 def layout_lines(document: PredictionDocument, *, verbose: bool) -> list[str]:
     """One layout in words: evidence, whether it fits into a device, caveats."""
     [point] = document.points
-    fits = []
-    if point.fit_probability is not None and point.capacity_bytes is not None:
-        capacity = format_bytes(point.capacity_bytes)
-        fits = [f"fits into {capacity} with probability {point.fit_probability:.0%}"]
+    memory = _memory_lines(point, verbose=verbose)
     if point.large_model is not None:
-        lines = [*_large_lines(point, point.large_model), *fits]
+        lines = [*_large_lines(point, point.large_model), *memory]
         return [*lines, *caveat_lines(document.caveats, verbose=verbose)]
     by_evidence: dict[str, list[str]] = {}
     for term, evidence in point.evidence.items():
@@ -209,7 +207,7 @@ def layout_lines(document: PredictionDocument, *, verbose: bool) -> list[str]:
     return [
         f"layout: {point.layout}",
         *lines,
-        *fits,
+        *memory,
         *prediction_lines(document, verbose=verbose),
     ]
 
@@ -219,21 +217,17 @@ def _large_lines(point: PredictedPoint, large: LargeModelStep) -> list[str]:
     low, high = format_duration(step.p5), format_duration(step.p95)
     return [
         (
-            f"batch: {trained.global_batch:,} sequences of {trained.sequence:,} tokens per step of all "
-            "devices"
+            f"batch: {trained.global_batch:,} sequences of {trained.sequence:,} tokens a step, all devices"
         ),
         (
             f"step: {format_duration(step.nominal)} [{low} - {high}], 90 %, evidence "
             f"{point.weakest_evidence}"
         ),
         f"tokens/s: {tokens.nominal:,.0f} [{tokens.p5:,.0f} - {tokens.p95:,.0f}]",
-        (
-            f"MFU: {mfu.nominal:.1%} [{mfu.p5:.1%} - {mfu.p95:.1%}] of the dense 16-bit peak of the "
-            "data sheet (perfmodel devices)"
-        ),
+        (f"MFU: {mfu.nominal:.1%} [{mfu.p5:.1%} - {mfu.p95:.1%}] of the dense 16-bit peak"),
         (
             f"simulated: {format_duration(large.simulated_step_s)}, closed form: "
-            f"{format_duration(large.formula_step_s)}, both before the deviations that the runs showed"
+            f"{format_duration(large.formula_step_s)}, before the deviations of the runs"
         ),
     ]
 

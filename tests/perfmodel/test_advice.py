@@ -52,11 +52,32 @@ def test_the_needed_bandwidth_reaches_the_target() -> None:
     assert efficiency.nominal == pytest.approx(TARGET_EFFICIENCY, abs=0.01)
 
 
-def test_two_lines_say_it() -> None:
+def test_lines_of_80_columns_say_it() -> None:
     advice = advised(Machine(), 2, 8).scaling_advice
     assert advice is not None
-    scaling, what = advice_lines(advice)
-    assert scaling.startswith("scaling: ")
-    assert "90 % efficiency" in what
+    lines = advice_lines(advice)
+    assert [line.partition(":")[0] for line in lines[:3]] == ["scaling", "limit", "network"]
+    assert max(map(len, lines)) <= 80
+    assert "90 % efficiency" in lines[2]
     none = advice.model_copy(update={"bandwidth_factor": None})
-    assert "no bandwidth gives" in advice_lines(none)[1]
+    assert "no bandwidth gives" in advice_lines(none)[2]
+
+
+def test_half_the_doublings_leave_half_the_interval() -> None:
+    """Nothing is in question but how collectives grow: 5 % per doubling beyond the measured two."""
+    advice = advised(Machine(s_per_byte=1e-7), 2, 128).scaling_advice
+    assert advice is not None
+    assert advice.measure_devices == (16,)
+    assert advice.interval_ratio == pytest.approx(3 / 6, abs=0.02)
+    assert advice.least_ratio is not None
+    assert advice.least_ratio < 0.2
+    assert "measure next: 16 devices: interval 5" in advice_lines(advice)[3]
+
+
+def test_no_count_narrows_what_runs_scatter() -> None:
+    advice = advised(Machine(residual=0.5), 2, 128).scaling_advice
+    assert advice is not None
+    assert advice.measure_devices == ()
+    assert advice.least_ratio is not None
+    assert advice.least_ratio > 0.85
+    assert "no count narrows the interval" in advice_lines(advice)[3]

@@ -18,6 +18,11 @@ class Result:
     stdout: str
     stderr: str
 
+    @property
+    def words(self) -> str:
+        """Standard output on one line, because sentences are folded."""
+        return " ".join(self.stdout.split())
+
 
 Run: TypeAlias = Callable[..., Result]
 

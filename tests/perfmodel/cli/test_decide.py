@@ -44,7 +44,7 @@ def test_before_and_after_stand_side_by_side(run: Run, stored: Path, tmp_path: P
         "lost to all reduce:",
         "stays as measured is assumed",
     ):
-        assert words in result.stdout
+        assert words in result.words
     assert max(map(len, result.stdout.splitlines()[:12])) <= 80
     assert len(WhatIfDocument.read(saved).scenarios) == 3
     joined = run("whatif", *asked, "--against", saved, "--json")
@@ -91,13 +91,13 @@ def test_a_machine_passes_its_own_clauses_and_a_slow_one_fails(run: Run, tmp_pat
     passed = run("acceptance", "judge", clauses, "--profile", good)
     assert passed.exit_code == EXIT_OK
     assert "failed" not in passed.stdout.replace("Passed or failed", "")
-    assert "false alarm at most 5.0 %" in " ".join(wrote.stdout.split())
+    assert "false alarm at most 5.0 %" in wrote.words
     other = tmp_path / "other.toml"
     as_json = run("acceptance", "write", "--profile", good, "--json", "--output", other)
     assert json.loads(as_json.stdout)["confidence"] == 0.95
     as_file(profile(Machine(relative_error=0.2))).write(tmp_path / "loose.json")
     weak = run("acceptance", "write", "--profile", tmp_path / "loose.json", "--output", other)
-    assert re.search(r"too weak: .*calibrate \d+ times as many rounds", weak.stdout)
+    assert re.search(r"too weak: .*calibrate \d+ times as many rounds", weak.words)
     failed = run("acceptance", "judge", clauses, "--profile", slow)
     shipped = run("acceptance", "write", "--profile", "dgx-h100", "--output", other)
     assert "nothing is promised about matrix products, stragglers, steps" in shipped.stdout
@@ -204,7 +204,7 @@ def test_the_table_names_the_crossover_and_every_price(run: Run, tmp_path: Path)
         "warning: rent.spot: quoted 61",
     ):
         assert words in result.stdout
-    assert result.stdout.count("made up") == 8 + 8
+    assert result.words.count("made up") == 8 + 8
     assert max(map(len, result.stdout.splitlines()[:8])) <= 80
 
 
@@ -308,7 +308,7 @@ def test_json_holds_the_speed_up_that_counts(run: Run) -> None:
 def test_the_table_warns_beyond_the_critical_batch_and_beyond_the_data(run: Run) -> None:
     result = run("batch", "--points", POINTS, "--batches", "100,9000")
     assert result.exit_code == EXIT_OK
-    assert "2000, 9000; each device more adds little" in result.stdout
+    assert "critical batch, devices add little: 2000, 9000" in result.stdout
     assert "beyond the largest batch that was run (2000): 9000" in result.stdout
     assert max(map(len, result.stdout.splitlines()[:14])) <= 80
 
@@ -394,7 +394,7 @@ def test_predict_warns_beyond_the_critical_batch(run: Run, noisy: Path) -> None:
         "--devices",
     )
     assert "critical batch" not in run(*asked, 4).stdout
-    words = run(*asked, 8).stdout
+    words = run(*asked, 8).words
     assert "batch 128 passes the critical batch (96)" in words
     assert "1.6 x the samples of 32" in words
     assert "see perfmodel batch; 90 %: 1." in words

@@ -41,7 +41,7 @@ def test_a_layout_is_one_point_with_its_batch_and_evidence(
     assert api.points[0].step_s == point.step_s
     shown = run("predict", *given, "--device-memory", "80GiB").stdout
     for words in (
-        "Memory of one rank",
+        "memory of a rank: ",
         "layout: dp=4 tp=2",
         "fits into 80 GiB with probability 100%",
     ):

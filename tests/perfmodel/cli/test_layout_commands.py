@@ -74,7 +74,7 @@ def test_the_table_says_evidence_and_caveats(run: Run, inferred: Path) -> None:
     assert "evidence inferred" in result.stdout
     assert "caveat: no run used zero=3" in result.stdout
     assert "caveat: 4096 devices: no run had more than 8" in result.stdout
-    assert "doublings away: the answer rests on the formula alone; distance of" in result.stdout
+    assert "doublings away: the formula alone answers; distance of" in result.words
 
 
 def test_experts_on_two_data_centres_are_predicted_and_drawn(
@@ -86,7 +86,7 @@ def test_experts_on_two_data_centres_are_predicted_and_drawn(
         *("--data-centre-link", "10Gbit/s", "--timeline", tmp_path / "step.html", "--verbose"),
     )
     assert result.exit_code == 0, result
-    assert "batch: 64 sequences of 4,096 tokens per step" in result.stdout
+    assert "batch: 64 sequences of 4,096 tokens a step" in result.stdout
     assert "caveat: uneven stages: 11, 11, 10 layers" in result.stdout
     assert "caveat: sync_every > 1 may need more steps" in result.stdout
     assert "stage 2" in (tmp_path / "step.html").read_text()
