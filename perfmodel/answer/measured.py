@@ -322,7 +322,7 @@ def _sharing(question: Question, costs: Costs, model: CostModel) -> float:
     """Factor on the step by other jobs whose collectives cross the same links."""
     cluster = question.cluster
     size_bytes = largest_all_reduce(costs.program)
-    if cluster is None or not size_bytes:
+    if cluster is None or not size_bytes or not any(entry.jobs for entry in cluster.traffic):
         return 1.0
     from perfmodel.engine.simulate import slowdown_by_contention  # noqa: PLC0415
 

@@ -134,7 +134,7 @@ class LinkLaw(Law):
         ``drawn``: Of a standard normal distribution, shape ``(NUM_PARAMETERS, num_draws)``.
         """
         medians, spreads = _BETWEEN if any(group.num_nodes > 1 for group in groups) else _INSIDE
-        centre = np.log(medians)
+        centre, spread = np.log(medians), np.array(spreads)[:, np.newaxis]
         measured = [
             (
                 paths(collective, group.world_size, group.num_nodes, library),
@@ -142,13 +142,13 @@ class LinkLaw(Law):
             )
             for group in groups
         ]
-        logs = np.log([point.time_s for group in groups for point in group.points])
+        logs = np.log([[point.time_s] for group in groups for point in group.points])
 
         def residuals(p: Samples) -> Samples:
-            law = cls(logs=p[:, np.newaxis], protocols=protocols)
-            found = [law.time_s(sizes[:, np.newaxis], ways)[:, 0] for ways, sizes in measured]
+            law = cls(logs=p, protocols=protocols)
+            found = [law.time_s(sizes[:, np.newaxis], ways) for ways, sizes in measured]
             data: Samples = (np.log(np.concatenate(found)) - logs) / _POINT_ERROR
-            return np.concatenate([data, (p - centre) / spreads])
+            return np.concatenate([data, (p - centre[:, np.newaxis]) / spread])
 
         # The largest array is all bytes: a start from which the rest is found.
         start = centre.copy()

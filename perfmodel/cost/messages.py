@@ -53,17 +53,17 @@ class MessageLaw(Law):
         """
         works = {ranks: work(collective, ranks) for ranks in groups}
         sizes = [np.array([point.at for point in points]) for points in groups.values()]
-        logs = np.log([point.time_s for points in groups.values() for point in points])
-        centre = np.log(_BELIEFS)
+        logs = np.log([[point.time_s] for points in groups.values() for point in points])
+        centre, spread = np.log(_BELIEFS), np.array(_SPREADS)[:, np.newaxis]
 
         def residuals(p: Samples) -> Samples:
-            law = cls(logs=p[:, np.newaxis])
+            law = cls(logs=p)
             found = [
-                law.message_s(of_one[:, np.newaxis], works[ranks])[:, 0]
+                law.message_s(of_one[:, np.newaxis], works[ranks])
                 for ranks, of_one in zip(groups, sizes, strict=True)
             ]
             data: Samples = (np.log(np.concatenate(found)) - logs) / _POINT_ERROR
-            return np.concatenate([data, (p - centre) / _SPREADS])
+            return np.concatenate([data, (p - centre[:, np.newaxis]) / spread])
 
         # What is hidden at the start stays hidden: begin without shared processors, and with them. Then
         # the smallest group's messages show links, the largest's processors alone.

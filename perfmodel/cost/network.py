@@ -1,7 +1,8 @@
 """Collectives of any kind and group, on the links as they were measured or on a cluster around them."""
 
+import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -97,6 +98,25 @@ def for_nccl(machine: MeasuredMachine, nccl: str) -> MeasuredMachine:
     )
 
 
+class _Messages(Mapping[str, GroupCost]):
+    """Costs by kind of collective, each fitted when it is first read: a fit takes 30 ms and more."""
+
+    def __init__(self, made: Mapping[str, Callable[[], GroupCost]]) -> None:
+        self._made = {kind: functools.cache(make) for kind, make in made.items()}
+
+    def __getitem__(self, kind: str) -> GroupCost:
+        return self._made[kind]()
+
+    def __contains__(self, kind: object) -> bool:
+        return kind in self._made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
 class Group(NamedTuple):
     """Ranks that communicate: how many, and how far neighbours are apart in the numbering of all."""
 
@@ -145,19 +165,23 @@ class Network:
         ``rng``: Randomness of its own by name, so that the order of questions is no matter.
         """
         measured_tier, groups = _measured(profile, cluster)
-        found = {
-            kind: _sampled(of_kind, library=profile.backend, num_draws=num_draws, rng=rng(kind))
+        by_kind = {
+            kind: [
+                MeasuredCollective(
+                    collective=kind, world_size=g.world_size, num_nodes=1, points=g.points
+                )
+                for g in groups
+                if g.collective == kind and g.world_size > 1
+            ]
             for kind in _KINDS
-            if (
-                of_kind := [
-                    MeasuredCollective(
-                        collective=kind, world_size=g.world_size, num_nodes=1, points=g.points
-                    )
-                    for g in groups
-                    if g.collective == kind and g.world_size > 1
-                ]
-            )
         }
+
+        def sampled(kind: str) -> GroupCost:
+            return _sampled(
+                by_kind[kind], library=profile.backend, num_draws=num_draws, rng=rng(kind)
+            )
+
+        found = {kind: functools.partial(sampled, kind) for kind in _KINDS if by_kind[kind]}
         if ALL_REDUCE not in found:
             if cluster is None or profile.max_world_size > 1:
                 return None
@@ -165,7 +189,7 @@ class Network:
 
         errors = np.array([[tier.log_error] for tier in cluster.tiers] if cluster else [[0.0]])
         return cls(
-            messages=found,
+            messages=_Messages(found),
             library=profile.backend,
             uncertainty=deviates(rng("groups"), num_draws),
             kind_uncertainty=np.exp(_UNCERTAINTY_OF_KIND * deviates(rng("kinds"), num_draws)),

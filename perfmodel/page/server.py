@@ -5,8 +5,10 @@ holds is checked by its schema before anything is computed.
 """
 
 import asyncio
+import contextlib
 import json
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -26,7 +28,7 @@ from perfmodel.documents import Record, first_problem
 from perfmodel.documents.page import PageQuestion
 from perfmodel.errors import PerfModelError
 from perfmodel.page.answers import Answers
-from perfmodel.page.export import export_html, page
+from perfmodel.page.export import export_html, page, start
 
 #: From the connection, or from the last answer, to the end of a request. [s]
 REQUEST_TIMEOUT_S: Final = 5.0
@@ -198,8 +200,16 @@ def listening(port: int) -> socket.socket:
     return found
 
 
+def answer_first(answers: Answers) -> None:
+    """Answer what the page asks when it opens: the answers are kept, and curves are fitted."""
+    question = start(answers.catalogue)
+    with contextlib.suppress(PerfModelError, ValueError):
+        answers.answer(question)
+        answers.detail(question)
+
+
 def serve(answers: Answers, on: socket.socket) -> None:
-    """Answer until interrupted."""
+    """Answer until interrupted; the first answer is made while nobody has asked yet."""
     import uvicorn  # noqa: PLC0415 - the application runs without it in tests
 
     from perfmodel.page.server import PunctualProtocol  # noqa: PLC0415
@@ -219,6 +229,7 @@ def serve(answers: Answers, on: socket.socket) -> None:
         timeout_keep_alive=5,
         timeout_graceful_shutdown=1,
     )
+    threading.Thread(target=answer_first, args=(answers,), daemon=True).start()
     uvicorn.Server(config).run(sockets=[on])
 
 

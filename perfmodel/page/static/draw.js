@@ -20,9 +20,16 @@ function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
+// Widths of the places of pictures: read once for all, since each reading lays the page out anew.
+const widths = {};
+
+function measurePlaces() {
+  for (const id of ["curve", "timeline", "breakdown", "memory"]) widths[id] = byId(id).clientWidth;
+}
+
 // A picture as wide as its place, so that its text is never scaled.
 function picture(place, height, label) {
-  const width = Math.max(260, Math.round(place.clientWidth));
+  const width = Math.max(260, Math.round(widths[place.id]));
   const image = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label });
   return { image, width };
 }

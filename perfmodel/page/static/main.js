@@ -134,6 +134,7 @@ function drawDetail() {
 }
 
 function drawAnswer() {
+  measurePlaces();
   drawFigures(latest);
   drawTimeline(latest);
   drawBreakdown(latest);

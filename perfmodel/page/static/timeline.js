@@ -12,7 +12,7 @@ function ticks(most, unitSize, wanted) {
 function drawTimeline(answer) {
   const place = byId("timeline");
   const lanes = answer.timeline.slice(0, LANE.most);
-  const narrow = place.clientWidth < 520;
+  const narrow = widths.timeline < 520;
   const left = narrow ? 0 : Math.max(...lanes.map((lane) => lane.name.length)) * 6.6 + 14;
   const above = narrow ? 15 : 0;
   const each = LANE.height + LANE.gap + above;
