@@ -22,16 +22,18 @@ from perfmodel.cost.memory import FITS_ABOVE
 from perfmodel.cost.parameters import stall_time_s
 from perfmodel.documents.prediction import ParallelismPlanDocument, RankedLayout, TestedLayout
 from perfmodel.errors import NotFeasible
-from perfmodel.layout.candidates import COLUMNS, LayoutColumns, Space, feasible_layouts
+from perfmodel.layout.candidates import COLUMNS, LayoutColumns, feasible_layouts
 from perfmodel.machine import Evidence
 from perfmodel.statistics import DEVIATE_90, Interval, normal_cdf
 from perfmodel.units import format_bytes, format_duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Judged:
-    """Verdicts on layouts, in their order."""
+class Search:
+    """All layouts that are possible, with verdicts on them in their order."""
 
+    training: Training
+    layouts: LayoutColumns
     needed_bytes: Column
     """Of the fullest rank. [B]"""
     fit: Column
@@ -39,27 +41,26 @@ class Judged:
     log_step: Column
     """Middle of the states that a step may be in, log of seconds; infinite if it hardly fits."""
 
+    def jobs(self, chosen: NDArray[np.intp]) -> Jobs:
+        """Some of the layouts as columns."""
+        return search_jobs(self.training, LayoutColumns(rows=self.layouts.rows[chosen]))
 
-def judge_layouts(
-    model: InferredModel, training: Training, capacity_bytes: int, layouts: LayoutColumns
-) -> Judged:
-    """Verdicts on some layouts."""
-    jobs = search_jobs(training, layouts)
+    def fastest(self, among: NDArray[np.intp]) -> NDArray[np.intp]:
+        """The candidates among some layouts, in the order of the search."""
+        order = np.argsort(self.log_step[among], kind="stable")[:_CANDIDATES]
+        return among[order]
+
+
+def _verdicts(
+    model: InferredModel, jobs: Jobs, capacity_bytes: int
+) -> tuple[Column, Column, Column]:
+    """Bytes of the fullest rank, probability that it fits, and log of the step of some layouts."""
     needed = model.memory.fullest_bytes(jobs)
     fit = model.memory.fit_probability(jobs, needed, capacity_bytes)
     log_step = np.full(len(jobs), np.inf)
     possible = np.flatnonzero(fit > 1 - FITS_ABOVE)
     log_step[possible] = _log_step(model, jobs.take(possible))
-    return Judged(needed_bytes=needed, fit=fit, log_step=log_step)
-
-
-def together(pieces: Sequence[Judged]) -> Judged:
-    """Verdicts on all layouts from those on pieces."""
-    return Judged(
-        needed_bytes=np.concatenate([piece.needed_bytes for piece in pieces]),
-        fit=np.concatenate([piece.fit for piece in pieces]),
-        log_step=np.concatenate([piece.log_step for piece in pieces]),
-    )
+    return needed, fit, log_step
 
 
 def _log_step(model: InferredModel, jobs: Jobs) -> Column:
@@ -127,30 +128,12 @@ class Request:
     """What else must be known of the machine."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Search:
-    """All layouts that are possible, with verdicts on them."""
-
-    training: Training
-    layouts: LayoutColumns
-    judged: Judged
-
-    def jobs(self, chosen: NDArray[np.intp]) -> Jobs:
-        """Some of the layouts as columns."""
-        return search_jobs(self.training, LayoutColumns(rows=self.layouts.rows[chosen]))
-
-    def fastest(self, among: NDArray[np.intp]) -> NDArray[np.intp]:
-        """The candidates among some layouts, in the order of the search."""
-        order = np.argsort(self.judged.log_step[among], kind="stable")[:_CANDIDATES]
-        return among[order]
-
-
 def plan_parallelism(
     model: InferredModel, request: Request, *, argv: Sequence[str]
 ) -> ParallelismPlanDocument:
     """Feasible layouts that fit, fastest first, with what each loses to the first."""
     search = search_layouts(model, request)
-    fit = search.judged.fit
+    fit = search.fit
     fitting = np.flatnonzero(fit >= FITS_ABOVE)
     if not fitting.size:
         raise NotFeasible(_nothing_fits(search, request))
@@ -187,34 +170,36 @@ def search_layouts(model: InferredModel, request: Request) -> Search:
     """Every layout that the model, the devices and the global batch allow."""
     training = request.training
     shape = training.model.shape
-    space = Space(
-        layers=shape.layers,
-        heads=shape.heads,
-        experts=shape.experts,
-        sequence=training.model.sequence,
-        devices=training.devices,
+    layouts = feasible_layouts(
+        training.limits,
         global_batch=training.global_batch,
-        fused_attention=shape.fused_attention,
         interleave=request.interleave,
+        fused_attention=shape.fused_attention,
     )
-    layouts = feasible_layouts(space)
     if not len(layouts):
         raise NotFeasible(
             f"--devices: {training.devices} cannot be split over {shape.layers} layers, {shape.heads} "
             f"heads and a global batch of {training.global_batch}; change one of them"
         )
-    judged = [
-        judge_layouts(model, training, request.capacity_bytes, LayoutColumns(rows=rows))
+    pieces = [
+        _verdicts(model, search_jobs(training, LayoutColumns(rows=rows)), request.capacity_bytes)
         for rows in np.split(layouts.rows, range(_PIECE, len(layouts), _PIECE))
     ]
-    return Search(training=training, layouts=layouts, judged=together(judged))
+    needed_bytes, fit, log_step = map(np.concatenate, zip(*pieces, strict=True))
+    return Search(
+        training=training,
+        layouts=layouts,
+        needed_bytes=needed_bytes,
+        fit=fit,
+        log_step=log_step,
+    )
 
 
 def _ranked(
     model: InferredModel, search: Search, chosen: NDArray[np.intp], request: Request
 ) -> tuple[RankedLayout, ...]:
     jobs = search.jobs(chosen)
-    needed_bytes, fit = search.judged.needed_bytes, search.judged.fit
+    needed_bytes, fit = search.needed_bytes, search.fit
     found = model.predict(jobs)
     parts = model.parts(jobs)
     slower, ties = against_first(model, jobs, found)
@@ -309,13 +294,13 @@ def _close(
     return [
         (
             f"too close to call by memory and left out: {search.layouts.layout(where)}, "
-            f"{format_duration(step_s)} if it fits (probability {search.judged.fit[where]:.0%})"
+            f"{format_duration(step_s)} if it fits (probability {search.fit[where]:.0%})"
         )
     ]
 
 
 def _nothing_fits(search: Search, request: Request) -> str:
-    needed_bytes = search.judged.needed_bytes
+    needed_bytes = search.needed_bytes
     where = int(np.argmin(needed_bytes))
     return (
         f"--device-memory: none of {len(search.layouts)} layouts fits into "

@@ -61,6 +61,18 @@ class Training:
     data_centre_bytes_per_s: float | None = None
     """Link between data centres, all devices of a data centre together. [B/s]"""
 
+    @property
+    def limits(self) -> Limits:
+        """What bounds its layouts."""
+        return Limits(
+            layers=self.model.shape.layers,
+            heads=self.model.shape.heads,
+            devices=self.devices,
+            sequence=self.model.sequence,
+            experts=self.model.shape.experts,
+            devices_per_node=self.devices_per_node,
+        )
+
 
 def training_of(question: Question) -> Training:
     """What is trained, and on what."""
@@ -190,18 +202,9 @@ def layout_jobs(training: Training, layout: Layout, *, device: str | None = None
     ``layout``: How it is spread.
     ``device``: Device of the runs; None: precisions and the link to the host count as usual.
     """
-    shape = training.model.shape
-    limits = Limits(
-        layers=shape.layers,
-        heads=shape.heads,
-        devices=training.devices,
-        sequence=training.model.sequence,
-        experts=shape.experts,
-        devices_per_node=training.devices_per_node,
-    )
-    require_feasible(layout, limits)
+    require_feasible(layout, training.limits)
     jobs = jobs_from(
-        [(shape, layout)],
+        [(training.model.shape, layout)],
         sequence=training.model.sequence,
         devices_per_node=training.devices_per_node,
     )

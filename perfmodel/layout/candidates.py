@@ -1,9 +1,9 @@
 """All layouts that a model, a cluster and a global batch allow, as columns."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, product
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -17,25 +17,16 @@ LARGEST_CONTEXT: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Space:
-    """What bounds the layouts."""
+class Limits:
+    """What bounds the layouts of one model on one cluster."""
 
     layers: int
     heads: int
-    sequence: int
     devices: int
-    global_batch: int
+    sequence: int | None = None
+    """Tokens per sequence, if known."""
     experts: int = 1
-    fused_attention: bool = True
-    """Selective recomputation then saves nothing and is left out."""
-    interleave: int = 1
-    """Most stages per device."""
-
-    def __post_init__(self) -> None:
-        """Refuse empty clusters and batches."""
-        for field in fields(self):
-            if field.type in (int, "int"):
-                checks.at_least(field.name, getattr(self, field.name), 1)
+    devices_per_node: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,22 +46,9 @@ class LayoutColumns:
 
     def layout(self, index: int) -> Layout:
         """One of them, with the options that are taken for granted."""
-        dp, tp, pp, cp, ep, zero, micro_batch, accumulation, recompute, interleave = map(
-            int, self.rows[index]
-        )
-        return Layout(
-            dp=dp,
-            tp=tp,
-            pp=pp,
-            cp=cp,
-            ep=ep,
-            zero=zero,
-            micro_batch=micro_batch,
-            accumulation=accumulation,
-            recompute=tuple(Recompute)[recompute],
-            interleave=interleave,
-            sequence_parallel=tp > 1,
-        )
+        numbers: dict[str, Any] = dict(zip(COLUMNS, self.rows[index].tolist(), strict=True))
+        recompute = tuple(Recompute)[numbers.pop("recompute")]
+        return Layout(recompute=recompute, sequence_parallel=numbers["tp"] > 1, **numbers)
 
 
 COLUMNS: Final = (
@@ -78,28 +56,40 @@ COLUMNS: Final = (
 )  # fmt: skip
 
 
-def feasible_layouts(space: Space) -> LayoutColumns:
-    """Every layout that ``feasibility.impossible`` does not refuse, within bounds.
+def feasible_layouts(
+    limits: Limits, *, global_batch: int, interleave: int = 1, fused_attention: bool = True
+) -> LayoutColumns:
+    """Every layout of a global batch that ``impossible`` does not refuse, within bounds.
 
     One forward, one backward alternating; sequence parallelism wherever matrices are shared; sharding only
     where there is somebody to share with. Stages may be uneven by one layer.
+
+    ``interleave``: Most stages per device.
+    ``fused_attention``: Selective recomputation then saves nothing and is left out.
     """
-    rows = list(_rows(space))
+    checks.at_least("devices", limits.devices, 1)
+    checks.at_least("global_batch", global_batch, 1)
+    checks.at_least("interleave", interleave, 1)
+    recomputes = (0, 2) if fused_attention else (0, 1, 2)
+    rows = list(_rows(limits, global_batch, interleave, recomputes))
     return LayoutColumns(rows=np.array(rows, dtype=np.int64).reshape(len(rows), len(COLUMNS)))
 
 
-def _rows(space: Space) -> Iterator[tuple[int, ...]]:
-    recomputes = (0, 2) if space.fused_attention else (0, 1, 2)
-    for tp, pp, cp in _shares(space):
-        dp = space.devices // (tp * pp * cp)
-        if space.global_batch % dp:
+def _rows(
+    limits: Limits, global_batch: int, most_interleave: int, recomputes: Sequence[int]
+) -> Iterator[tuple[int, ...]]:
+    for tp, pp, cp in _shares(limits):
+        dp = limits.devices // (tp * pp * cp)
+        if global_batch % dp:
             continue
         zeros = (0,) if dp * cp == 1 else (0, 1) if pp > 1 else (0, 1, 2, 3)
-        each = space.global_batch // dp
-        eps = [ep for ep in divisors(space.experts) if dp * cp % ep == 0]
+        each = global_batch // dp
+        eps = [ep for ep in divisors(limits.experts) if dp * cp % ep == 0]
         for micro_batch in divisors(each, most=LARGEST_MICRO_BATCH):
             accumulation = each // micro_batch
-            for interleave in _interleaves(space, pp, accumulation):
+            is_even = pp > 1 and accumulation % pp == limits.layers % pp == 0
+            chunks = divisors(limits.layers // pp, most=most_interleave) if is_even else (1,)
+            for interleave in chunks:
                 for ep, zero, recompute in product(eps, zeros, recomputes):
                     yield (
                         *(dp, tp, pp, cp, ep, zero),
@@ -107,41 +97,23 @@ def _rows(space: Space) -> Iterator[tuple[int, ...]]:
                     )
 
 
-def _shares(space: Space) -> Iterator[tuple[int, int, int]]:
+def _shares(limits: Limits) -> Iterator[tuple[int, int, int]]:
     """How many ranks share a matrix, the layers and a sequence."""
-    for tp in divisors(space.heads):
-        for pp in divisors(space.devices, most=space.layers):
+    devices, sequence = limits.devices, limits.sequence or 1
+    for tp in divisors(limits.heads):
+        for pp in divisors(devices, most=limits.layers):
             cp = 1
             while cp <= LARGEST_CONTEXT:
-                whole = cp == 1 or space.sequence % (2 * cp) == 0
-                if whole and space.devices % (tp * pp * cp) == 0:
+                whole = cp == 1 or sequence % (2 * cp) == 0
+                if whole and devices % (tp * pp * cp) == 0:
                     yield tp, pp, cp
                 cp *= 2
-
-
-def _interleaves(space: Space, pp: int, accumulation: int) -> tuple[int, ...]:
-    if pp == 1 or accumulation % pp or space.layers % pp:
-        return (1,)
-    return divisors(space.layers // pp, most=space.interleave)
 
 
 def divisors(number: int, *, most: int | None = None) -> tuple[int, ...]:
     """Divisors in ascending order, up to a bound."""
     bound = number if most is None else min(number, most)
     return tuple(value for value in range(1, bound + 1) if number % value == 0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What bounds the layouts of one model on one cluster."""
-
-    layers: int
-    heads: int
-    devices: int
-    sequence: int | None = None
-    """Tokens per sequence, if known."""
-    experts: int = 1
-    devices_per_node: int | None = None
 
 
 def require_feasible(layout: Layout, limits: Limits) -> None:

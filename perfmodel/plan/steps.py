@@ -450,12 +450,12 @@ class InferredSteps(Steps):
         search = search_layouts(
             model, Request(training=training, capacity_bytes=self._capacity_bytes)
         )
-        fitting = np.flatnonzero(search.judged.fit >= FITS_ABOVE)
+        fitting = np.flatnonzero(search.fit >= FITS_ABOVE)
         if fitting.size:
             near = search.fastest(fitting)
             place = int(near[np.argmin(model.predict(search.jobs(near)).mean_s)])
         else:
-            place = int(np.argmin(search.judged.needed_bytes))
+            place = int(np.argmin(search.needed_bytes))
         return self._measured(model, search.layouts.layout(place), search.jobs(np.array([place])))
 
     def _at(self, count: int) -> InferredModel:

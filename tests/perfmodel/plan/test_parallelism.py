@@ -18,7 +18,7 @@ from perfmodel.cost.layout_memory import (
 from perfmodel.cost.memory import FITS_ABOVE
 from perfmodel.documents.prediction import ParallelismPlanDocument, PredictionDocument
 from perfmodel.layout import Layout, parse_layout
-from perfmodel.layout.candidates import Limits, Space, feasible_layouts, impossible
+from perfmodel.layout.candidates import Limits, feasible_layouts, impossible
 from perfmodel.layout_search import NEAR_FASTEST, Request, plan_parallelism, to_test
 from perfmodel.workload.transformer import NamedTransformer
 from tests.perfmodel.cost.large_samples import MODEL, document
@@ -50,12 +50,12 @@ def training(*, devices: int = 8, global_batch: int = 16) -> Training:
     )
 
 
-SMALL = Space(layers=4, heads=4, sequence=64, devices=4, global_batch=4, interleave=2)
+SMALL = Limits(layers=4, heads=4, sequence=64, devices=4)
 
 
 def test_every_layout_of_a_small_space_is_found_once() -> None:
     """Brute force over all numbers, with the rules of one layout."""
-    found = feasible_layouts(SMALL)
+    found = feasible_layouts(SMALL, global_batch=4, interleave=2)
     layouts = [found.layout(index) for index in range(len(found))]
     assert len(set(layouts)) == len(layouts)
     expected = {
@@ -86,7 +86,7 @@ def test_every_layout_of_a_small_space_is_found_once() -> None:
     }
     assert set(layouts) == expected
     for layout in layouts:
-        assert impossible(layout, Limits(layers=4, heads=4, devices=4, sequence=64)) is None
+        assert impossible(layout, SMALL) is None
         assert layout.global_batch == 4
 
 
@@ -94,7 +94,7 @@ def test_the_best_of_a_search_is_the_best_of_single_predictions(machine: Inferre
     few = training(devices=4, global_batch=8)
     request = Request(training=few, capacity_bytes=16 * GIB, top=5)
     plan = plan_parallelism(machine, request, argv=())
-    found = feasible_layouts(Space(layers=24, heads=16, sequence=1024, devices=4, global_batch=8))
+    found = feasible_layouts(request.training.limits, global_batch=8)
     assert plan.num_feasible == len(found)
     times = {}
     for index in range(len(found)):
