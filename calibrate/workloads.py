@@ -14,7 +14,7 @@ from calibrate.locks import LOCK_TIMEOUT_S
 from calibrate.replays import first_failure_in, replays_in, with_replays
 from calibrate.task import ReplayTask, Task
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, UsageError
+from perfmodel.errors import CalibrationUnavailable, MeasurementFailed
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.workload.step import SymbolicStep, parameters_signature, signature
 
@@ -51,17 +51,10 @@ def measure_workload(
 
     Raises
     ------
-    UsageError
-        If the file holds no trace.
     CalibrationUnavailable
         If the profile describes another machine or has no costs of operators.
     """
     document = WorkloadDocument.read(request.document)
-    if document.trace is None:
-        raise UsageError(
-            f"--workload: {request.document} must hold a trace, got none; "
-            "make the file with perfmodel trace"
-        )
     here = placement_of(profile, num_ranks=1, where=str(request.folder))
     if profile.operators is None:
         raise CalibrationUnavailable(

@@ -156,7 +156,6 @@ def document_for(
     document = traced_document(
         model, method, micro_batch=_TRACED_SAMPLES, argv=sys.argv, as_on_cuda=as_on_cuda
     )
-    assert document.trace is not None
     caveats = (*document.trace.caveats, _METHOD.format(precision=_IN_WORDS[precision]))
     return document.model_copy(update={"trace": replace(document.trace, caveats=caveats)})
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from perfmodel.cost import Samples
-from perfmodel.cost.phases import borrowed_profile
 from perfmodel.errors import CalibrationUnavailable, UsageError, did_you_mean
 from perfmodel.layout import Layout, RunSetting
 from perfmodel.machine import DEVICES_PER_NODE, Cluster, Evidence, Machine
@@ -168,7 +167,7 @@ def timed_workload(
     memory: "StepMemory | None" = None,
     use_measured: bool = True,
 ) -> MeasuredWorkload:
-    """A calibrated workload by name, a traced one by its operators, or any with borrowed curves."""
+    """A calibrated workload by name, or a traced one by its operators."""
     name = workload if isinstance(workload, str) else workload.name
     if machine.rescaling is not None and trace is None:
         from perfmodel.cost.rescaling import whole_steps_refused  # noqa: PLC0415
@@ -193,14 +192,16 @@ def timed_workload(
                 "name; give it another name"
             )
         return calibrated if trace is None else TracedWorkload.of(calibrated, trace, memory)
-    if isinstance(workload, str):
+    if isinstance(workload, str) or trace is None:
         known = [entry.workload.name for entry in machine.workloads]
         raise UsageError(
             f"--workload: must be in the profile or a workload file, got {name!r}"
             f"{did_you_mean(name, known)} (the profile holds {', '.join(known)})"
         )
-    if trace is None or machine.operators is None:
-        return borrowed_profile(machine, workload)
+    if machine.operators is None:
+        raise CalibrationUnavailable(
+            f"--workload: {name} needs costs of operators, but the profile holds none; calibrate again"
+        )
     from perfmodel.cost.traced import traced_profile  # noqa: PLC0415
 
     batch = None if memory is None else memory.batch

@@ -398,8 +398,6 @@ def _origin_caveats(profile: MeasuredMachine, workload: MeasuredWorkload) -> tup
         return ()
     if profile.device_costs is not None:
         return _law_caveats(profile.device_costs, workload)
-    if workload.evidence is None:
-        return (f"{name} was not calibrated: its times are borrowed from others by FLOP",)
     if workload.measured_batches:
         batches = ", ".join(map(str, workload.measured_batches))
         found = [f"{name} was never run: its operators were, at micro-batch {batches}"]

@@ -127,7 +127,7 @@ def report_of(  # noqa: PLR0913 - one parameter per part of the question
 ) -> MemoryReport:
     """Everything that is known of the memory of a traced step; times in seconds need a machine."""
     recorded = document.memory
-    if recorded is None or document.trace is None:
+    if recorded is None:
         raise InvalidDocument(
             f"{document.workload.name}: memory must be recorded, got none; trace the model again with perfmodel trace"
         )
@@ -253,7 +253,7 @@ def _mixed_s(
     document: WorkloadDocument, profile: MeasuredMachine, batch: int, plain: StepTimes
 ) -> Seconds | None:
     """The step under autocast, as products change from one precision to the other. [s]"""
-    if profile.operators is None or document.trace is None:
+    if profile.operators is None:
         return None
     step = document.trace.at(micro_batch=batch)
     durations = OperatorDurations(profile.operators, use_measured=False)
@@ -269,7 +269,7 @@ def _fused_s(
     document: WorkloadDocument, profile: MeasuredMachine, batch: int, optimizer_s: Seconds
 ) -> Seconds | None:
     """The optimizer's phase, changed as the curves change from its implementation to the fused one. [s]"""
-    if profile.operators is None or document.trace is None:
+    if profile.operators is None:
         return None
     step = document.trace.at(micro_batch=batch)
     method = dataclasses.replace(step.method, optimizer_implementation="fused")
@@ -284,7 +284,6 @@ def _fused_s(
 
 def _shares(document: WorkloadDocument, batch: int) -> dict[str, float]:
     """Share of the forward FLOP that each block holds."""
-    assert document.trace is not None
     assert document.memory is not None
     step = document.trace.at(micro_batch=batch)
     done = dict.fromkeys((block.path for block in document.memory.blocks), 0.0)

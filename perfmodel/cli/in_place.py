@@ -50,11 +50,7 @@ def time_in_place(
     from perfmodel.documents.workload import WorkloadDocument
 
     trace = WorkloadDocument.read(file).trace
-    if (
-        trace is None
-        or machine.operators is None
-        or trace.method.device_kind != machine.traced_kind
-    ):
+    if machine.operators is None or trace.method.device_kind != machine.traced_kind:
         return
     machine = with_stored_workloads(machine, calibration)
     micro_batch = batch_of(open_workload(machine, str(file)))

@@ -364,8 +364,7 @@ class CostModel:
         curve = self._curves[
             (workload.workload.name, phases.world_size, "backward"), phases.backward
         ]
-        calibrated = self.profile.workload(workload.workload.name) is not None
-        return curve.evidence(micro_batch) if calibrated else Evidence.EXTRAPOLATED
+        return curve.evidence(micro_batch)
 
 
 def _weighted(parts: Sequence[tuple[float, Samples]]) -> Samples:
@@ -377,8 +376,6 @@ def _weighted(parts: Sequence[tuple[float, Samples]]) -> Samples:
 
 #: Of the draws that are the same whenever the same is asked.
 SEED = 0
-#: Uncertainty, in log, of a workload whose times are borrowed: a prior.
-_BORROWED_ERROR = 0.3
 #: Of a model that was never compared with anything: a prior.
 _UNKNOWN_ERROR = 0.05
 
@@ -413,8 +410,6 @@ def model_form(
         if (setting.world_size == 1) == (layout.world_size == 1) and setting != asked
     ]
     is_calibrated = profile.workload(workload.workload.name) is not None
-    if not is_calibrated and workload.evidence is None:
-        errors.append(_BORROWED_ERROR)
     pool = np.array(errors or [_UNKNOWN_ERROR])
     # Seeded by the layout, so that the order of questions is no matter.
     rng = np.random.default_rng([SEED, zlib.crc32(asked.label.encode())])

@@ -1,25 +1,18 @@
-"""Curves of phases between calibrated settings: numbers of ranks, micro-batches, workloads that never ran."""
+"""Curves of phases between calibrated settings: numbers of ranks, micro-batches."""
 
 import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
-
-import numpy as np
+from typing import Any
 
 from perfmodel.machine.measured import (
     PHASE_CURVES,
     CurvePoint,
-    MeasuredMachine,
     MeasuredWorkload,
     PhaseCurves,
 )
 from perfmodel.units import Seconds
-from perfmodel.workload import Workload
-
-#: Uncertainty, in log, of anything borrowed from other workloads: at least this.
-_BORROWED_SPREAD: Final = 0.5
 
 
 def phases_at(workload: MeasuredWorkload, world_size: int) -> PhaseCurves:
@@ -104,58 +97,3 @@ def noise_weights(
         return [(low.ratios, 1.0)]
     share = math.log(micro_batch / low.micro_batch) / math.log(high.micro_batch / low.micro_batch)
     return [(low.ratios, 1 - share), (high.ratios, share)]
-
-
-def borrowed_profile(profile: MeasuredMachine, workload: Workload) -> MeasuredWorkload:
-    """Curves for a workload that was never run, scaled from the calibrated ones by their flop.
-
-    Each calibrated workload tells how long a FLOP takes at its largest batch; their spread is the
-    uncertainty. A trace of the operators would do far better; until then this is an extrapolation and
-    says so.
-    """
-    donors = profile.workloads
-    batches = sorted({int(p.at) for donor in donors for p in donor.phases[0].forward})
-    ends = (batches[0], batches[-1])
-    # Backward issues about twice as many operators as forward.
-    issue_s = profile.dispatch_s * workload.num_operators
-    host = {"forward": issue_s / 3, "backward": issue_s * 2 / 3, "optimizer": 0.0}
-
-    def line(constant_s: float, slope_s: float, spread: float) -> tuple[CurvePoint, ...]:
-        return tuple(
-            CurvePoint(at=batch, time_s=constant_s + slope_s * batch, relative_error=spread)
-            for batch in ends
-        )
-
-    curves = {"input": line(0.0, 0.0, 0.0)}
-    for name in ("forward", "backward"):
-        seconds_per_flop, spread = _seconds_per_flop(donors, name)
-        constant_s = 0.0 if profile.asynchronous else host[name]
-        curves[name] = line(constant_s, _flop(workload, name) * seconds_per_flop, spread)
-    per_parameter_s = float(
-        np.median([d.phases[0].optimizer[0].time_s / d.workload.num_parameters for d in donors])
-    )
-    curves["optimizer"] = line(workload.num_parameters * per_parameter_s, 0.0, _BORROWED_SPREAD)
-    if profile.asynchronous:
-        curves |= {
-            f"dispatch_{name}": line(seconds, 0.0, _BORROWED_SPREAD)
-            for name, seconds in host.items()
-        }
-    return MeasuredWorkload(
-        workload=workload,
-        phases=tuple(
-            PhaseCurves(world_size=phases.world_size, **curves) for phases in donors[0].phases
-        ),
-        noise=max((donor.noise for donor in donors), key=len),
-        rank_spread=max(donor.rank_spread for donor in donors),
-    )
-
-
-def _flop(workload: Workload, phase: str) -> float:
-    return workload.forward_flop if phase == "forward" else workload.backward_flop
-
-
-def _seconds_per_flop(donors: tuple[MeasuredWorkload, ...], phase: str) -> tuple[float, float]:
-    """Geometric mean over workloads, at their largest batch, and its spread in log. [s/FLOP]"""
-    largest = [(getattr(d.phases[-1], phase)[-1], _flop(d.workload, phase)) for d in donors]
-    logs = [math.log(point.time_s / (point.at * flop)) for point, flop in largest if flop > 0]
-    return math.exp(float(np.mean(logs))), max(_BORROWED_SPREAD, float(np.std(logs)))

@@ -17,7 +17,7 @@ class WorkloadDocument(Printed, Document):
 
     provenance: Provenance | None = None
     workload: Workload
-    trace: SymbolicStep | None = None
-    """Every operator of a step, where the workload was traced from a model."""
+    trace: SymbolicStep
+    """Every operator of a step."""
     memory: StepMemory | None = None
     """What that step keeps in memory, part by part."""

@@ -100,7 +100,6 @@ def _ratio(report: MemoryReport, row: Technique) -> str:
 
 def trace_lines(document: WorkloadDocument, *, micro_batch: int) -> list[str]:
     """What was traced: size, work and memory of a step at a micro-batch, and caveats."""
-    assert document.trace is not None
     step = document.trace.at(micro_batch=micro_batch)
     workload, method = document.workload, step.method
     phases = [

@@ -75,8 +75,6 @@ def _(found: ParallelismPlanDocument) -> Answer:
 
 @answer_of.register
 def _(found: WorkloadDocument) -> Answer:
-    if found.trace is None:
-        return Answer([], [f"{found.workload.name}: not traced"])
     return Answer([], memory.trace_lines(found, micro_batch=found.trace.traced_micro_batches[0]))
 
 

@@ -51,6 +51,5 @@ def document(model: str = "llama") -> WorkloadDocument:
 def traced(model: str = "llama") -> tuple[SymbolicStep, StepMemory]:
     """Operators and memory of the model."""
     found = document(model)
-    assert found.trace is not None
     assert found.memory is not None
     return found.trace, found.memory

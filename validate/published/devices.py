@@ -287,7 +287,6 @@ def _traced(
 
 def _is_traced_so(setting: Setting, document: WorkloadDocument) -> bool:
     """Whether a trace of the model stands for the row."""
-    assert document.trace is not None
     is_half = setting.precision.startswith("amp")
     return (
         document.workload.sample == f"3x{setting.image}x{setting.image} image"

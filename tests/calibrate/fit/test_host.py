@@ -29,7 +29,6 @@ COSTS = HostCosts(
 @functools.cache
 def replay(model: str) -> ReplayObservation:
     trace = document(model).trace
-    assert trace is not None
     return ReplayObservation(
         task=model,
         round=0,

@@ -47,7 +47,6 @@ def replay(task: ReplayTask) -> Observation:
     """Every call takes a millisecond."""
     assert task.document is not None
     trace = WorkloadDocument.read(Path(task.document)).trace
-    assert trace is not None
     step = trace.at(micro_batch=task.micro_batch)
     counts = {key: n for key, n in step.call_counts().items() if key[1] is not Phase.OPTIMIZER}
     sums = {phase: sum(n for (_, at), n in counts.items() if at is phase) for phase in Phase}

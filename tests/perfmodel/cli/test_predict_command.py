@@ -9,6 +9,7 @@ from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.workload import WorkloadDocument
 from tests.perfmodel.cli.command import Run
 from tests.perfmodel.profiles import LIGHT, Machine, as_file, profile
+from tests.perfmodel.traces import traced
 
 Predict = Callable[..., str]
 WRITTEN = ("prediction: ", "plot: ", "trace: ")
@@ -76,7 +77,7 @@ def test_one_device_is_the_baseline_even_if_nobody_asks_for_it(predict: Predict)
 
 def test_a_workload_file_is_predicted_like_its_name(run: Run, stored: Path, tmp_path: Path) -> None:
     path = tmp_path / "light.json"
-    WorkloadDocument(workload=LIGHT).write(path)
+    WorkloadDocument(workload=LIGHT, trace=traced()).write(path)
     asked = ("predict", "--profile", stored, "--devices", "1,2", "--json", "--workload")
     by_file, by_name = (document(run(*asked, name).stdout) for name in (path, "light"))
     assert by_file.points == by_name.points

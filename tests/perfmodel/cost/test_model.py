@@ -9,12 +9,11 @@ import pytest
 from perfmodel.cost import Terms
 from perfmodel.cost.machine import CostModel, model_form
 from perfmodel.cost.measured import step_program
-from perfmodel.cost.phases import borrowed_profile
 from perfmodel.layout import RunSetting, Synchronisation, parse_layout
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import PHASE_CURVES, MeasuredMachine, PhaseCurves
 from perfmodel.step import Cause, Operation, StepProgram, Stream
-from tests.perfmodel.profiles import HEAVY, Machine, profile
+from tests.perfmodel.profiles import Machine, profile
 
 
 def terms(
@@ -126,18 +125,3 @@ def test_evidence_weakens_beyond_the_calibration() -> None:
     assert inside["communication"] is Evidence.INTERPOLATED
     beyond = terms(document, world_size=4, micro_batch=128).evidence
     assert set(beyond.values()) == {Evidence.EXTRAPOLATED}
-
-
-def test_an_unknown_workload_borrows_time_per_flop() -> None:
-    """A machine that knows only the heavy workload, and one of twice its work per sample.
-
-    Heavy forward at 64 samples: 1 + 64 * 5 = 321 ms for 64 GFLOP; at 64 samples of 2 GFLOP each
-    twice as long. The optimizer goes by parameters, which are the same.
-    """
-    document = profile(Machine())
-    document = replace(document, workloads=document.workloads[1:])
-    twice = dataclasses.replace(HEAVY, name="twice", forward_flop=2e9, backward_flop=4e9)
-    phases = borrowed_profile(document, twice).phases[0]
-    assert phases.forward[-1].time_s == pytest.approx(0.642)
-    assert phases.optimizer[0].time_s == pytest.approx(0.004)
-    assert phases.forward[-1].relative_error >= 0.5
