@@ -29,8 +29,9 @@ LONGEST_FUNCTION_LINES = 80
 COMMAND_LINE = """
 perfmodel: install-completion show-completion version
 acceptance:
-acceptance judge: CLAUSES goodput json observations profile
-acceptance write: confidence goodput json output profile workload unsealed
+acceptance judge: CLAUSES goodput json log observations observed part profile run
+acceptance write: cluster confidence goodput json layout log machine nodes-like observed output profile workload
+    unsealed
 batch: machine batches devices gradient-norms json micro-batch points profile samples-per-s samples-per-unit
     verbose workload unsealed
 calibrate: batches budget campaign columns device device-kind from-runs from-steps master-addr master-port

@@ -54,6 +54,18 @@ def default_batch(workload: MeasuredWorkload, scaling: str) -> int:
     return batches[-1] if scaling == "strong" else batches[len(batches) // 2]
 
 
+def step_ratio(question: Question, baseline: Layout) -> tuple[float, float]:
+    """The step of a question over that of another layout, and its standard error in log: shared errors cancel."""
+    if not isinstance(question.machine, MeasuredMachine):
+        from perfmodel.answer.inferred import inferred_ratio  # noqa: PLC0415 - as above
+
+        return inferred_ratio(question, baseline)
+    of_large, of_small = measured_steps_s([question, question.at(baseline)])
+    draws = min(len(of_large), len(of_small))
+    ratio = of_large[:draws] / of_small[:draws]
+    return float(ratio[0]), float(np.log(ratio[1:]).std())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """Which device counts, and what stays the same as they grow."""

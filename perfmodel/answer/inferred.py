@@ -1,7 +1,8 @@
 """Answers about machines that were inferred from runs: closed form, deviations, memory, caveats."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 import numpy as np
@@ -119,6 +120,25 @@ def inferred_answer(question: Question) -> Answer:
         tail_s={},
         evidence={"step": Evidence.INFERRED},
     )
+
+
+def inferred_ratio(question: Question, baseline: Layout) -> tuple[float, float]:
+    """The step over that of another layout, and its standard error in log.
+
+    Errors of both that are alike cancel. What scatters between the runs of others, and their stalls, is no part.
+    """
+    both = [question, question.at(baseline)]
+    each = [question_jobs(one) for one in both]
+    names = [field.name for field in fields(Jobs)]
+    jobs = Jobs(**{name: np.concatenate([getattr(one, name) for one in each]) for name in names})
+    model = _opened(question)
+    logs = np.log(model.closed_form_s(jobs))
+    variance = float(
+        (logs[:, 0] - logs[:, 1]).var() + model.discrepancy.difference_variance(jobs, 1)[0]
+    )
+    of_large, of_small = (inferred_answer(one).step.nominal for one in both)
+    error = math.sqrt(variance) * float(model.uncertainty_factor(jobs).max())
+    return of_large / of_small, error
 
 
 def layout_document(answer: Answer, *, argv: Sequence[str]) -> PredictionDocument:

@@ -4,6 +4,7 @@ Every function takes and returns the documents that the command line reads and w
 number in a notebook and one in a terminal come from the same lines.
 """
 
+from perfmodel.api.acceptance import acceptance_terms, judge, write_run
 from perfmodel.api.answers import (
     diagnose,
     explain,
@@ -19,7 +20,6 @@ from perfmodel.api.answers import (
     with_nodes_of,
 )
 from perfmodel.api.decisions import (
-    acceptance_terms,
     compare_costs,
     goodput,
     plan_options,
@@ -28,7 +28,6 @@ from perfmodel.api.decisions import (
 )
 from perfmodel.documents.seals import unsealed
 from perfmodel.engine.job import FailureCause, Job
-from perfmodel.plan.acceptance import judge
 from perfmodel.plan.profile_diff import compare_profiles
 
 __all__ = (
@@ -55,4 +54,5 @@ __all__ = (
     "unsealed",
     "whatif",
     "with_nodes_of",
+    "write_run",
 )

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _SAMPLES: Final = 8
 AnyPath: TypeAlias = str | os.PathLike[str]
 #: A document, or the file that holds it.
-AnyProfile: TypeAlias = MeasuredMachine | AnyPath
+AnyMachine: TypeAlias = MeasuredMachine | AnyPath
 AnyValidation: TypeAlias = ValidationDocument | AnyPath
 #: Name of a calibrated workload, a workload file, or its document.
 AnyWorkload: TypeAlias = WorkloadDocument | AnyPath
@@ -158,7 +158,7 @@ def memory(
     *,
     device: str | None = None,
     capacity_bytes: Bytes | None = None,
-    profile: AnyProfile | None = None,
+    machine: AnyMachine | None = None,
     micro_batch: int | None = None,
     devices: int = 1,
 ) -> MemoryReport:
@@ -172,8 +172,8 @@ def memory(
         By data sheet, such as ``"h100-sxm"``.
     capacity_bytes
         Memory of one device; default: that of ``device``. [B]
-    profile
-        The machine, for times in seconds; default: multiples of the step as it is.
+    machine
+        For times in seconds; default: multiples of the step as it is.
     micro_batch
         Samples of a forward pass; default: as traced.
     devices
@@ -191,7 +191,7 @@ def memory(
     return report_of(
         workload if isinstance(workload, WorkloadDocument) else read_workload(workload),
         capacity_bytes,
-        machine=None if profile is None else opened(profile),
+        machine=None if machine is None else opened(machine),
         micro_batch=micro_batch,
         devices=devices,
         device=device,
@@ -199,7 +199,7 @@ def memory(
 
 
 def diagnose(
-    model: str | WorkloadDocument, *, profile: AnyProfile | None = None, **case: Any
+    model: str | WorkloadDocument, *, machine: AnyMachine | None = None, **case: Any
 ) -> Diagnosed:
     """Say whether logged speeds are normal, which causes fit with which odds, and what to measure next.
 
@@ -207,8 +207,8 @@ def diagnose(
     ----------
     model
         A name, a file, or what ``trace`` returned.
-    profile
-        A calibrated machine, in place of the data sheet of ``device``.
+    machine
+        Calibrated, or by name, in place of the data sheet of ``device``.
     case
         Fields of ``perfmodel.diagnosis.cases.Case``, the options of ``perfmodel diagnose``:
         ``device="h100-sxm", precision="bf16", micro_batch=4, observed=["2 nodes of 4: 8.7 s"]``; rates in B/s.
@@ -221,8 +221,8 @@ def diagnose(
     known = [field.name for field in fields(Case) if field.name not in {"model", "machine"}]
     for name in case:
         refuse_unknown("diagnose: parameter", name, known)
-    machine = None if profile is None else opened(profile)
-    return diagnosed(Case(model=model, machine=machine, **case))
+    found = None if machine is None else opened(machine)
+    return diagnosed(Case(model=model, machine=found, **case))
 
 
 def read_profile(path: AnyPath) -> MeasuredMachine:
@@ -236,12 +236,12 @@ def read_profile(path: AnyPath) -> MeasuredMachine:
     return ProfileDocument.read(machine_file(os.fspath(path), flag="profile")).machine
 
 
-def opened(profile: AnyProfile) -> MeasuredMachine:
+def opened(machine: AnyMachine) -> MeasuredMachine:
     """A machine, read if a file or a name stands for it."""
-    return profile if isinstance(profile, MeasuredMachine) else read_profile(profile)
+    return machine if isinstance(machine, MeasuredMachine) else read_profile(machine)
 
 
-def with_nodes_of(machine: AnyProfile, name: str) -> MeasuredMachine:
+def with_nodes_of(machine: AnyMachine, name: str) -> MeasuredMachine:
     """Put a machine of one node among nodes that are joined like those of a shipped machine.
 
     Rate and slow nodes are as published runs on that machine show; the evidence of these terms is "inferred".
@@ -279,7 +279,7 @@ def read_prediction(path: AnyPath) -> PredictionDocument:
 
 
 def predict(  # noqa: PLR0913 - one parameter per part of the question
-    profile: AnyProfile,
+    machine: AnyMachine,
     workload: AnyWorkload,
     *,
     devices: int | Sequence[int] = (1, 2, 4, 8),
@@ -298,8 +298,8 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
 
     Parameters
     ----------
-    profile
-        The machine: a document, a path, or a name of ``perfmodel machines``.
+    machine
+        A document, a path, or a name of ``perfmodel machines``.
     workload
         Name of a calibrated workload, path of a workload file (``.json``), or its document.
     scaling
@@ -337,7 +337,7 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
         the profile holds too little for the question.
     """
     argv = ("perfmodel.predict",)
-    question = _question(profile, workload, validation=validation, cluster=cluster)
+    question = question_of(machine, workload, validation=validation, cluster=cluster)
     if layout is not None:
         asked = replace(
             question,
@@ -360,7 +360,7 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
 
 
 def explain(  # noqa: PLR0913 - the same
-    profile: AnyProfile,
+    machine: AnyMachine,
     workload: AnyWorkload,
     *,
     devices: int,
@@ -375,7 +375,7 @@ def explain(  # noqa: PLR0913 - the same
 
     Parameters are those of ``predict``, with one device count. Times are in seconds.
     """
-    question = _question(profile, workload, cluster=cluster)
+    question = question_of(machine, workload, cluster=cluster)
     request = Forecast(
         world_sizes=(devices,),
         scaling=scaling,
@@ -388,7 +388,7 @@ def explain(  # noqa: PLR0913 - the same
 
 
 def whatif(  # noqa: PLR0913 - the same
-    profile: AnyProfile,
+    machine: AnyMachine,
     workload: AnyWorkload,
     *scenarios: Mapping[str, str],
     devices: int = 8,
@@ -413,7 +413,7 @@ def whatif(  # noqa: PLR0913 - the same
         If a field is unknown or a value makes no sense.
     """
     base = Scenario(
-        question=_question(profile, workload, validation=validation, cluster=cluster),
+        question=question_of(machine, workload, validation=validation, cluster=cluster),
         request=Forecast(world_sizes=(devices,), scaling=scaling, batch=batch),
     )
     return compare_scenarios(
@@ -432,9 +432,9 @@ def _counts(devices: Any) -> tuple[int, ...]:
         raise UsageError(f"devices: must be whole numbers, got {devices!r}") from None
 
 
-def _question(profile: AnyProfile, workload: AnyWorkload, **more: Any) -> Question:
+def question_of(machine: AnyMachine, workload: AnyWorkload, **more: Any) -> Question:
     """A question about what was traced; a model itself is refused."""
     if not isinstance(workload, WorkloadDocument | str | os.PathLike):
         kind = type(workload).__name__
         raise UsageError(f"workload: must be traced, got a {kind}; pm.trace(model, batch) does")
-    return open_question(opened(profile), workload, **more)
+    return open_question(opened(machine), workload, **more)

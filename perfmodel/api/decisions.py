@@ -1,4 +1,4 @@
-"""Questions about money, machines and weeks: plans, costs, searches, goodput, acceptance."""
+"""Questions about money, machines and weeks: plans, costs, searches, goodput."""
 
 import datetime as dt
 from collections.abc import Sequence
@@ -7,10 +7,9 @@ from pathlib import Path
 from perfmodel.answer import Question
 from perfmodel.answer.answer import layout_table
 from perfmodel.answer.inferred import Training
-from perfmodel.api.answers import AnyPath, AnyProfile, opened
+from perfmodel.api.answers import AnyPath
 from perfmodel.cost.inferred import open_inferred
 from perfmodel.documents import today_utc
-from perfmodel.documents.acceptance import AcceptanceTerms
 from perfmodel.documents.budget import CostDocument, GoodputDocument, read_budget
 from perfmodel.documents.plan import PlanDocument, read_plan
 from perfmodel.documents.prediction import ParallelismPlanDocument, PredictionDocument
@@ -22,7 +21,6 @@ from perfmodel.layout_search import Request as SearchRequest
 from perfmodel.layout_search import plan_parallelism as ranked_layouts
 from perfmodel.machine import DEVICES_PER_NODE, InferredMachine
 from perfmodel.models import read_model
-from perfmodel.plan.acceptance import acceptance_terms as terms_of
 from perfmodel.plan.cost import compare_costs as costs_of
 from perfmodel.plan.goodput import Request
 from perfmodel.plan.goodput import goodput as simulated_weeks
@@ -117,35 +115,14 @@ def goodput(
     return simulated_weeks(request, argv=("perfmodel.goodput",))
 
 
-def acceptance_terms(
-    profile: AnyProfile,
-    workloads: Sequence[str] | None = None,
-    *,
-    confidence: float = 0.95,
-    goodput: GoodputDocument | None = None,
-) -> AcceptanceTerms:
-    """Clauses that a machine like the one of the profile keeps, each with this confidence.
-
-    Parameters
-    ----------
-    workloads
-        Calibrated workloads whose step is a clause; default: all.
-    goodput
-        From ``perfmodel goodput --json``: its share of useful time becomes a clause.
-    """
-    machine = opened(profile)
-    names = [entry.workload.name for entry in machine.workloads]
-    return terms_of(machine, workloads or names, confidence=confidence, goodput=goodput)
-
-
-def _inferred(profile: InferredMachine | AnyPath) -> InferredMachine:
-    if isinstance(profile, InferredMachine):
-        return profile
-    return InferredDocument.named(profile).machine
+def _inferred(machine: InferredMachine | AnyPath) -> InferredMachine:
+    if isinstance(machine, InferredMachine):
+        return machine
+    return InferredDocument.named(machine).machine
 
 
 def search(  # noqa: PLR0913 - one parameter per part of the question
-    profile: InferredMachine | AnyPath,
+    machine: InferredMachine | AnyPath,
     model: str,
     *,
     devices: int,
@@ -159,8 +136,8 @@ def search(  # noqa: PLR0913 - one parameter per part of the question
 
     Parameters
     ----------
-    profile
-        A machine inferred from runs, or its file.
+    machine
+        Inferred from runs: its file, or a name of ``perfmodel machines``.
     model
         By name, such as ``"llama2-7b"``, or its Hugging Face ``config.json``.
     global_batch
@@ -177,11 +154,11 @@ def search(  # noqa: PLR0913 - one parameter per part of the question
         global_batch=global_batch,
     )
     request = SearchRequest(training=training, capacity_bytes=capacity_bytes, top=top)
-    return ranked_layouts(open_inferred(_inferred(profile)), request, argv=("perfmodel.search",))
+    return ranked_layouts(open_inferred(_inferred(machine)), request, argv=("perfmodel.search",))
 
 
 def predict_large_model(
-    profile: InferredMachine | AnyPath,
+    machine: InferredMachine | AnyPath,
     model: str,
     layout: str,
     *,
@@ -206,7 +183,7 @@ def predict_large_model(
         If a name or the layout makes no sense, the model does not allow it, or the profile is another.
     """
     question = Question(
-        machine=_inferred(profile),
+        machine=_inferred(machine),
         workload=read_model(model, sequence=sequence_length),
         layout=parse_layout(layout),
         devices_per_node=devices_per_node,

@@ -308,7 +308,7 @@ _COMMANDS: Final[Mapping[str, Mapping[str, _Row]]] = {
         "acceptance": _Row(
             "",
             "Clauses for a contract, and what was delivered.",
-            parts={"write": _answer("validate"), "judge": _Row("validate")},
+            parts={"write": _answer("accept"), "judge": _Row("accept")},
         ),
         "check": _Row("validate", "Is a file whole, current and as it was written."),
     },

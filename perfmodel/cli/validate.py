@@ -1,4 +1,4 @@
-"""Commands that check: validate judges by fresh runs, diff compares profiles, acceptance keeps contracts."""
+"""Commands that check: validate judges by fresh runs, diff compares profiles."""
 
 import sys
 from collections.abc import Sequence
@@ -20,8 +20,6 @@ from perfmodel.cli import options as opt
 from perfmodel.errors import OutOfTolerance, UsageError
 
 if TYPE_CHECKING:
-    from perfmodel.documents.observation import Observation
-    from perfmodel.documents.profile import ProfileDocument
     from perfmodel.documents.verdicts import Gate, ValidationDocument
     from perfmodel.documents.workload import WorkloadDocument
     from perfmodel.report import Table
@@ -372,18 +370,6 @@ def validate_network(
     _show_verdict("network", network_tables(document), document.gates, out / use_case.VERDICT)
 
 
-DEFAULT_CLAUSES: Final = Path("clauses.toml")
-
-_STEPS = typer.Option(
-    "--workload", help="Calibrated workload whose step is a clause; repeatable. Default: all."
-)
-_CONFIDENCE = typer.Option(help="With which a machine as good passes all clauses.")
-_OBSERVATIONS = typer.Option(
-    help="Raw times of the delivered machine, which name a slow rank; default: beside the profile."
-)
-_GOODPUT = typer.Option(help="From perfmodel goodput --json: adds a clause on useful time.")
-
-
 def diff(
     old: Annotated[Path, typer.Argument(help="Profile before, such as with the old driver.")],
     new: Annotated[Path, typer.Argument(help="Profile after.")],
@@ -399,84 +385,6 @@ def diff(
     moved = [moved_table(document)] if document.predictions else []
     tables = (differences_table(document), *moved)
     show_document(document, tables, diff_lines(document), as_json=as_json)
-
-
-def acceptance_write(
-    *,
-    profile: Annotated[Path, typer.Option(help="Profile of the reference machine.")],
-    workload: Annotated[list[str] | None, _STEPS] = None,
-    confidence: Annotated[float, _CONFIDENCE] = 0.95,
-    goodput: Annotated[Path | None, _GOODPUT] = None,
-    output: Annotated[Path, typer.Option(help="File of clauses to write (TOML).")] = (
-        DEFAULT_CLAUSES
-    ),
-    as_json: opt.Json = False,
-) -> None:
-    """Write clauses for a contract: what a machine like the one of the profile does."""
-    from perfmodel.api import acceptance_terms, read_profile
-    from perfmodel.documents.budget import GoodputDocument
-    from perfmodel.files import write_atomically
-    from perfmodel.report.batch import terms_lines, terms_table
-
-    terms = acceptance_terms(
-        read_profile(profile),
-        workload,
-        confidence=confidence,
-        goodput=None if goodput is None else GoodputDocument.read(goodput),
-    )
-    write_atomically(output, terms.toml())
-    show_document(terms, terms_table(terms), terms_lines(terms), as_json=as_json)
-    typer.echo(f"written: {output}", err=as_json)
-
-
-def acceptance_judge(
-    clauses: Annotated[Path, typer.Argument(help="Clauses, from perfmodel acceptance write.")],
-    *,
-    profile: Annotated[Path, typer.Option(help="Profile of the delivered machine.")],
-    observations: Annotated[Path | None, _OBSERVATIONS] = None,
-    goodput: Annotated[Path | None, _GOODPUT] = None,
-    as_json: opt.Json = False,
-) -> None:
-    """Judge a delivered machine by the clauses of a contract."""
-    from perfmodel.api import judge
-    from perfmodel.documents.acceptance import AcceptanceTerms, Verdict
-    from perfmodel.documents.budget import GoodputDocument
-    from perfmodel.documents.profile import ProfileDocument
-    from perfmodel.report.batch import judgement_lines, judgement_table
-
-    terms, delivered = AcceptanceTerms.read(clauses), ProfileDocument.read(profile)
-    beside = profile.with_name("observations.jsonl")
-    source = observations or (beside if beside.is_file() else None)
-    document = judge(
-        terms,
-        delivered.machine,
-        observations=() if source is None else _observations_of(delivered, source),
-        goodput=None if goodput is None else GoodputDocument.read(goodput),
-        argv=sys.argv,
-    )
-    show_document(document, judgement_table(document), judgement_lines(document), as_json=as_json)
-    broken = [
-        f"{verdict}: {'; '.join(names)}"
-        for verdict in (Verdict.FAILED, Verdict.NOT_MEASURED)
-        if (names := document.having(verdict))
-    ]
-    if broken:
-        raise OutOfTolerance(f"acceptance: {'; '.join(broken)}")
-
-
-def _observations_of(profile: "ProfileDocument", path: Path) -> "list[Observation]":
-    """Raw times that a profile was fitted from; others, or edited ones, are refused."""
-    from perfmodel.documents import file_sha256
-    from perfmodel.documents.observation import read_observations
-    from perfmodel.errors import InvalidDocument
-
-    found = read_observations(path)
-    if file_sha256(path) != profile.observations_sha256:
-        raise InvalidDocument(
-            f"{path}: must be what the profile was fitted from, got edited or other observations; "
-            "judge with those of the same calibration, or fit it again"
-        )
-    return found
 
 
 def check(

@@ -1,13 +1,15 @@
-"""Clauses that a delivered machine must keep, and the judgement of one."""
+"""Clauses that a delivered machine must keep, runs of a job on it, and its judgement."""
 
 import enum
 import json
+from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
-from perfmodel.documents import Document, Record, Text, seals
+from perfmodel.documents import Document, Provenance, Record, Text, seals
+from perfmodel.errors import InvalidDocument
 from perfmodel.files import parse_toml
 from perfmodel.statistics import Interval, Share
 
@@ -44,16 +46,23 @@ class Clause(Record):
     kind: ClauseKind
     reference: PositiveFloat
     """What the machine of the profile reached, or the prediction."""
-    reference_error: Annotated[float, Field(ge=0)]
+    reference_error: NonNegativeFloat
     """Standard error of its logarithm."""
+    delivered_error: NonNegativeFloat
+    """The same of what the delivered machine will show, as the limit takes it."""
+    remedy: Text | None = None
+    """What makes a clause strong that is too weak; None: it is strong."""
     at_least: PositiveFloat | None = None
     at_most: PositiveFloat | None = None
     dtype: str | None = None
     shape: tuple[PositiveInt, ...] | None = None
     world_size: PositiveInt | None = None
     size_bytes: PositiveInt | None = None
-    workload: str | None = None
-    micro_batch: PositiveInt | None = None
+    collective: Text | None = None
+    """As nccl-tests counts its size."""
+    workload: Text | None = None
+    layout: Text | None = None
+    """In the grammar of ``--layout``."""
 
     @validator(mode="after")
     def _is_whole(self) -> Self:
@@ -66,11 +75,11 @@ class Clause(Record):
             raise ValueError(f"{self.kind} must have {rule} and no other limit")
         needed = {
             ClauseKind.GEMM: ("dtype", "shape"),
-            ClauseKind.BUSBW: ("world_size", "size_bytes"),
-            ClauseKind.LATENCY: ("world_size", "size_bytes"),
+            ClauseKind.BUSBW: ("collective", "world_size", "size_bytes"),
+            ClauseKind.LATENCY: ("collective", "world_size", "size_bytes"),
             ClauseKind.SPREAD: (),
             ClauseKind.GOODPUT: (),
-            ClauseKind.STEP: ("workload", "world_size", "micro_batch"),
+            ClauseKind.STEP: ("workload", "world_size", "layout"),
         }[self.kind]
         missing = [name for name in needed if getattr(self, name) is None]
         if missing:
@@ -98,6 +107,7 @@ class Clause(Record):
 class AcceptanceTerms(Document):
     """Clauses, as they stand in a contract."""
 
+    schema_version: int = 2
     title: ClassVar[str] = "acceptance terms"
     made_by: ClassVar[str] = "perfmodel acceptance write"
     parse = parse_toml
@@ -124,7 +134,7 @@ class AcceptanceTerms(Document):
     def toml(self) -> str:
         """The same as text that a person can read and a program can read back."""
         lines = [
-            "# perfmodel acceptance judge CLAUSES.toml --profile DELIVERED; SI units throughout",
+            "# perfmodel acceptance judge CLAUSES.toml, with --profile, --run or --log of what was delivered; SI units",
             *_entries(self.model_dump(mode="json", exclude={"clause"})),
         ]
         clauses = [
@@ -134,6 +144,42 @@ class AcceptanceTerms(Document):
         ]
         content = parse_toml("\n".join([*lines, *clauses]))
         return "\n".join([*lines, *seals.toml_lines(content), *clauses]) + "\n"
+
+
+class RankRun(Document):
+    """Steps of a training loop as one rank ran them."""
+
+    title: ClassVar[str] = "rank's run"
+    made_by: ClassVar[str] = "perfmodel in Python (write_run)"
+
+    provenance: Provenance
+    rank: NonNegativeInt
+    world_size: PositiveInt
+    ranks_per_node: PositiveInt
+    host: str
+    step_s: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
+    """From the end of one optimizer step to the end of the next. [s]"""
+    ready_s: tuple[PositiveFloat, ...] = ()
+    """From the end of the optimizer step before until all gradients are there, which under DDP waits for no
+    other rank; empty where the wrapper hides it. [s]"""
+
+
+def read_run(folder: Path) -> tuple[RankRun, ...]:
+    """Every rank of one run, in order.
+
+    Raises
+    ------
+    InvalidDocument
+        If ranks are missing, or are of several runs.
+    """
+    ranks = sorted(map(RankRun.read, folder.glob("rank-*.json")), key=lambda each: each.rank)
+    sizes = {each.world_size for each in ranks}
+    if len(sizes) != 1 or [each.rank for each in ranks] != list(range(*sizes)):
+        raise InvalidDocument(
+            f"{folder}: must hold rank-*.json of every rank of one run, got {len(ranks)} "
+            f"of {' and '.join(map(str, sorted(sizes))) or 'none'}"
+        )
+    return tuple(ranks)
 
 
 class Verdict(enum.StrEnum):
@@ -163,13 +209,14 @@ class JudgedClause(Record):
 class AcceptanceDocument(Document):
     """The judgement of a delivered machine."""
 
-    schema_version: int = 2
+    schema_version: int = 3
     title: ClassVar[str] = "acceptance"
     made_by: ClassVar[str] = "perfmodel acceptance judge"
 
     command_line: tuple[str, ...]
     terms: AcceptanceTerms
-    delivered_digest: str
+    delivered_digest: str | None
+    """Of its profile; None if it was not calibrated."""
     delivered_name: str
     judged: tuple[JudgedClause, ...]
     unmeasured_links: tuple[str, ...]

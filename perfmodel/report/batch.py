@@ -1,6 +1,5 @@
 """The law of the batch, and clauses of an acceptance, as tables and sentences."""
 
-import math
 from collections.abc import Callable
 from typing import Final
 
@@ -13,7 +12,8 @@ from perfmodel.documents.acceptance import (
 )
 from perfmodel.documents.budget import BatchDocument
 from perfmodel.documents.verdicts import BatchValidationDocument, JudgedBatch
-from perfmodel.plan.acceptance import LARGE_BYTES, LOSS, STRONG, power, strong_error
+from perfmodel.plan.acceptance import LOSS, power
+from perfmodel.plan.promises import LARGE_BYTES
 from perfmodel.report import (
     Table,
     caveat_lines,
@@ -138,13 +138,11 @@ def terms_table(terms: AcceptanceTerms) -> Table:
 def terms_lines(terms: AcceptanceTerms) -> list[str]:
     """What the person who signs must know of the clauses: which are too weak, and what would make them strong."""
     each = terms.each_confidence
-    wanted = strong_error(confidence=each)
     lines = [
         f"too weak: {clause.name}: finds a loss of {percent(LOSS)} with "
-        f"{percent(power(clause, confidence=each))}; {percent(STRONG)} needs an uncertainty of {percent(wanted)}: "
-        f"calibrate {math.ceil((clause.reference_error / wanted) ** 2)} times as many rounds"
+        f"{percent(power(clause, confidence=each))}; {clause.remedy}"
         for clause in terms.clause
-        if power(clause, confidence=each) < STRONG
+        if clause.remedy
     ]
     sizes = [clause.size_bytes for clause in terms.clause if clause.kind is ClauseKind.BUSBW]
     largest = max((size for size in sizes if size is not None), default=LARGE_BYTES)
@@ -155,6 +153,8 @@ def terms_lines(terms: AcceptanceTerms) -> list[str]:
             f"promised at {format_bytes(largest)}"
         )
     kinds = {clause.kind for clause in terms.clause}
+    if ClauseKind.STEP in kinds:
+        kinds.add(ClauseKind.GEMM)  # the step holds them
     if absent := [words for kind, words in _PROMISES.items() if kind not in kinds]:
         lines.append(
             f"caveat: nothing is promised about {', '.join(absent)}: the profile holds none; calibrate a "
@@ -201,7 +201,12 @@ def judgement_lines(document: AcceptanceDocument) -> list[str]:
     ]
     close = document.having(Verdict.CLOSE)
     if close:
-        lines.append(f"too close to call: {', '.join(close)}; calibrate with a larger --budget")
+        longer = (
+            "run it more often"
+            if document.delivered_digest is None
+            else "calibrate with a larger --budget"
+        )
+        lines.append(f"too close to call: {', '.join(close)}; {longer}")
     missing = document.having(Verdict.NOT_MEASURED)
     if missing:
         lines.append(f"not measured, so not accepted: {', '.join(missing)}")

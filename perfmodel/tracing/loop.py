@@ -212,6 +212,10 @@ class LoopClock:
         self._targets: Tensor | None = None
         self._num_steps, self._warmup = num_steps, warmup
         self._marks: list[Any] = []
+        self._ready: list[Any] = []
+        self._last_ready: Any = None
+        self._last_parameter: Tensor | None = None
+        self._gradient_hooks: dict[Tensor, Any] = {}
         self._num_passes = 0
         self._hooks = ExitStack()
         self._on_gpu = next(self._module.parameters()).is_cuda
@@ -224,6 +228,11 @@ class LoopClock:
         self._hooks.callback(step.remove)
         if isinstance(self._loss, nn.Module):
             self._hooks.callback(self._loss.register_forward_pre_hook(self._judged).remove)
+        for parameter in self._module.parameters():
+            if parameter.requires_grad and self.world_size > 1:
+                handle = parameter.register_post_accumulate_grad_hook(self._got_gradient)
+                self._gradient_hooks[parameter] = handle
+                self._hooks.callback(handle.remove)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -249,11 +258,25 @@ class LoopClock:
                 f"record: the loop must run at least {self._warmup + 2} optimizer steps inside the block, got "
                 f"{len(self._marks)}"
             )
+        return tuple(self._between(*pair) for pair in itertools.pairwise(marks))
+
+    @property
+    def ready_s(self) -> tuple[Seconds, ...]:
+        """From the end of a step until all gradients of the next are there; empty where nothing tells.
+
+        DistributedDataParallel waits for other ranks after that: what a rank takes until then is its own. [s]
+        """
+        begun, ready = self._marks[self._warmup : -1], self._ready[self._warmup + 1 :]
+        found = [
+            self._between(*pair) for pair in zip(begun, ready, strict=True) if pair[1] is not None
+        ]
+        return tuple(found)
+
+    def _between(self, before: Any, after: Any) -> Seconds:
         if not self._on_gpu:
-            return tuple(after - before for before, after in itertools.pairwise(marks))
-        marks[-1].synchronize()
-        pairs = itertools.pairwise(marks)
-        return tuple(before.elapsed_time(after) / 1e3 for before, after in pairs)
+            return float(after - before)
+        after.synchronize()
+        return float(before.elapsed_time(after)) / 1e3
 
     @property
     def median_step_s(self) -> Seconds:
@@ -285,10 +308,19 @@ class LoopClock:
         return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
     @property
+    def rank(self) -> int:
+        """Of this process among them."""
+        return dist.get_rank() if self.world_size > 1 else 0
+
+    @property
+    def ranks_per_node(self) -> int:
+        """As torchrun started them."""
+        return int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size))
+
+    @property
     def observed(self) -> str:
         """The median step as ``diagnose --observed`` takes it, such as "8 GPUs 2 nodes 0.21 s"."""
-        per_node = int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size))
-        nodes = max(1, self.world_size // per_node)
+        nodes = max(1, self.world_size // self.ranks_per_node)
         counts = ((self.world_size, "GPU"), (nodes, "node"))
         words = " ".join(f"{count} {noun}{'s' * (count > 1)}" for count, noun in counts)
         return f"{words} {self.median_step_s:.6g} s"
@@ -338,13 +370,24 @@ class LoopClock:
         if self.first is None:
             self.first = _forward_pass(arguments, keywords, outputs, on_gpu=self._on_gpu)
 
+    def _got_gradient(self, parameter: Tensor) -> None:
+        self._last_ready, self._last_parameter = self._now(), parameter
+
+    def _now(self) -> Any:
+        """A mark of this instant: the host's clock, or an event in the GPU's queue."""
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
     def _stepped(self, *_: object) -> None:
-        if self._on_gpu:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._marks.append(event)
-        else:
-            self._marks.append(time.perf_counter())
+        self._marks.append(self._now())
+        self._ready.append(self._last_ready)
+        self._last_ready = None
+        # From now on the gradient that comes last tells of all.
+        for parameter in {*self._gradient_hooks} - {self._last_parameter}:
+            self._gradient_hooks.pop(parameter).remove()
         if self.is_done:
             self._hooks.close()
 

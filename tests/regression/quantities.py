@@ -346,7 +346,7 @@ CALLS: Final[Mapping[str, Callable[..., Any]]] = {
     **{name: _api(name) for name in ("predict", "explain", "whatif", "plan_options")},
     "costs": _api("compare_costs"),
     "large_model": _api("predict_large_model"),
-    "terms": lambda profile, **more: _plain(_api("acceptance_terms")(profile=profile, **more)),
+    "terms": _api("acceptance_terms"),
     "goodput": _goodput,
     "page": _page,
 }

@@ -18,15 +18,13 @@ from perfmodel.machine.measured import ComputeRate, MeasuredMachine, Repeatabili
 from perfmodel.plan.acceptance import (
     LOSS,
     STRONG,
-    Quantity,
     acceptance_terms,
     judge,
     power,
     probability_kept,
-    quantity,
-    rank_ratios,
     strong_error,
 )
+from perfmodel.plan.delivered import Delivery, Quantity, quantity, rank_ratios
 from perfmodel.plan.goodput import Request, goodput
 from tests.perfmodel.profiles import Machine, profile
 
@@ -51,7 +49,9 @@ def clause(terms: AcceptanceTerms, kind: ClauseKind) -> Clause:
 
 
 def verdict(terms: AcceptanceTerms, delivered: MeasuredMachine, kind: ClauseKind) -> Verdict:
-    return next(e.verdict for e in judge(terms, delivered).judged if e.clause.kind is kind)
+    return next(
+        e.verdict for e in judge(terms, Delivery(machine=delivered)).judged if e.clause.kind is kind
+    )
 
 
 def test_a_limit_leaves_room_for_the_uncertainty_of_both_measurements() -> None:
@@ -109,8 +109,10 @@ def test_the_power_of_a_clause_is_how_often_a_loss_is_not_passed() -> None:
 def test_an_error_that_is_small_enough_makes_a_clause_strong() -> None:
     terms = acceptance_terms(machine(), [], confidence=0.95)
     each = terms.each_confidence
-    strong = strong_error(confidence=each)
-    found = clause(terms, ClauseKind.GEMM).model_copy(update={"reference_error": strong})
+    strong = strong_error(confidence=each) / math.sqrt(2)
+    found = clause(terms, ClauseKind.GEMM).model_copy(
+        update={"reference_error": strong, "delivered_error": strong}
+    )
     assert power(found, confidence=each) == pytest.approx(STRONG)
 
 
@@ -126,7 +128,7 @@ def test_uncertainty_decides_what_can_be_called(gemm: float, expected: Verdict) 
 
 def test_a_slow_network_breaks_its_clauses_and_no_other() -> None:
     terms = acceptance_terms(machine(), ["heavy"], confidence=0.95)
-    document = judge(terms, machine(s_per_byte=1.5e-9))
+    document = judge(terms, Delivery(machine=machine(s_per_byte=1.5e-9)))
     assert document.failed == ("all-reduce busbw at 7 MiB, 2 ranks",)
     [broken] = [entry for entry in document.judged if entry.verdict is Verdict.FAILED]
     assert broken.suspects[0].startswith("link: busbw of the largest all-reduce by group: 2 ranks")
@@ -145,10 +147,10 @@ def test_probabilities_are_normal_in_log() -> None:
 def test_a_step_is_taken_from_a_run_where_there_is_one() -> None:
     terms = acceptance_terms(machine(), ["heavy"], confidence=0.95)
     single, both = (entry for entry in terms.clause if entry.kind is ClauseKind.STEP)
-    found = quantity(machine(), single)
+    found = quantity(Delivery(machine=machine()), single)
     assert found is not None
     assert (found.value, found.source) == (0.25, "measured")
-    predicted = quantity(machine(), both)
+    predicted = quantity(Delivery(machine=machine()), both)
     assert predicted is not None
     assert predicted.source == "predicted"
 
@@ -184,7 +186,7 @@ def test_the_slow_rank_is_named() -> None:
     repetitions = [repetition(1.0, 1.0, 1.3, 1.0), repetition(2.0, 2.0, 2.6, 2.0)]
     assert rank_ratios(repetitions) == pytest.approx({0: 1.0, 1: 1.0, 2: 1.3, 3: 1.0})
     terms = acceptance_terms(machine(), ["heavy"], confidence=0.95)
-    document = judge(terms, machine(gemm=0.5e12), observations=repetitions)
+    document = judge(terms, Delivery(machine=machine(gemm=0.5e12), observations=repetitions))
     [broken] = [entry for entry in document.judged if entry.verdict is Verdict.FAILED]
     assert broken.suspects[0].startswith("rank 2 (node 1, device 0) takes 1.30 times as long")
 
@@ -228,14 +230,14 @@ def test_bad_requests_are_refused() -> None:
 def test_several_ranks_without_a_collective_are_not_measured_and_said() -> None:
     terms = acceptance_terms(machine(), ["heavy"], confidence=0.95)
     silent = replace(machine(), collectives=(), steps=())
-    document = judge(terms, silent)
+    document = judge(terms, Delivery(machine=silent))
     together = [entry for entry in document.judged if (entry.clause.world_size or 0) > 1]
     assert len(together) == 3
     assert {entry.verdict for entry in together} == {Verdict.NOT_MEASURED}
     assert document.unmeasured_links == (
         "no all-reduce was measured: nothing is said about any link",
     )
-    [across] = judge(terms, machine()).unmeasured_links
+    [across] = judge(terms, Delivery(machine=machine())).unmeasured_links
     assert "no group crossed nodes" in across
 
 
@@ -262,7 +264,7 @@ def test_useful_time_is_a_clause_and_is_judged_from_the_stops_that_were_seen() -
     judged = {
         name: next(
             e.verdict
-            for e in judge(terms, machine(), goodput=delivered).judged
+            for e in judge(terms, Delivery(machine=machine(), goodput=delivered)).judged
             if e.clause.kind is ClauseKind.GOODPUT
         )
         for name, delivered in (("same", good), ("often", job(300)), ("unknown", None))

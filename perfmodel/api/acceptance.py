@@ -1,0 +1,214 @@
+"""Clauses for a contract, and the judgement of a delivery."""
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perfmodel.answer import Question
+from perfmodel.api.answers import AnyCluster, AnyMachine, AnyPath, opened, question_of
+from perfmodel.cost.inferred import with_nodes_of
+from perfmodel.documents import Provenance
+from perfmodel.documents.acceptance import AcceptanceDocument, AcceptanceTerms, RankRun, read_run
+from perfmodel.documents.budget import GoodputDocument
+from perfmodel.documents.clusters import open_cluster
+from perfmodel.documents.importers import read_nccl_paste
+from perfmodel.documents.observation import Observation
+from perfmodel.documents.profile import InferredDocument, shipped_runs
+from perfmodel.documents.training_logs import Unit, read_observed
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import UsageError
+from perfmodel.layout import Layout, parse_layout
+from perfmodel.machine import DEVICES_PER_NODE, Cluster
+from perfmodel.machine.measured import MeasuredCollective
+from perfmodel.models import document_for, is_model_config, read_model
+from perfmodel.plan.acceptance import acceptance_terms as terms_of
+from perfmodel.plan.acceptance import job_terms
+from perfmodel.plan.acceptance import judge as judged
+from perfmodel.plan.delivered import Delivery, JobRun
+from perfmodel.plan.promises import BoughtJob
+from perfmodel.units import parse_duration
+from perfmodel.workload import is_model
+from perfmodel.workload.transformer import TRANSFORMERS
+
+if TYPE_CHECKING:
+    from perfmodel.tracing.loop import LoopClock
+
+
+def acceptance_terms(  # noqa: PLR0913 - one parameter per part of the question
+    machine: AnyMachine,
+    workloads: str | WorkloadDocument | Sequence[str] | None = None,
+    *,
+    layout: str | None = None,
+    cluster: AnyCluster | None = None,
+    observed: Sequence[str] = (),
+    logs: Sequence[AnyPath] = (),
+    confidence: float = 0.95,
+    goodput: GoodputDocument | None = None,
+) -> AcceptanceTerms:
+    """Clauses that a machine like this one keeps, all together with this confidence.
+
+    Parameters
+    ----------
+    workloads
+        Calibrated workloads whose step is a clause; default: all. With ``layout``: what is trained, a model as
+        ``trace`` takes it, its document, or a transformer by name.
+    layout
+        Of the job that a machine is bought for, such as ``"dp=64 micro_batch=32"``: clauses are then predicted.
+    cluster
+        How its nodes are joined, see ``predict``.
+    observed
+        Runs of the job on a part of such a machine, ``"8 GPUs 1 node 0.46 s"``: what makes a clause strong.
+    logs
+        Of nccl-tests on a part of such a machine.
+    goodput
+        From ``perfmodel goodput --json``: its share of useful time becomes a clause.
+
+    Raises
+    ------
+    UsageError, CalibrationUnavailable, NotFeasible
+        If a name or the layout makes no sense, or nothing is known to write a clause about.
+    """
+    if layout is None:
+        found = opened(machine)
+        if isinstance(workloads, WorkloadDocument):
+            raise UsageError(
+                "layout: must be given with a traced model, such as 'dp=64 micro_batch=32'"
+            )
+        names = [workloads] if isinstance(workloads, str) else workloads
+        names = names or [entry.workload.name for entry in found.workloads]
+        return terms_of(found, names, confidence=confidence, goodput=goodput)
+    named = workloads if isinstance(workloads, str | WorkloadDocument) else tuple(workloads or ())
+    if isinstance(named, tuple) and len(named) != 1:
+        raise UsageError(f"--workload: must be one model beside --layout, got {len(named)}")
+    job = replace(
+        _job(machine, named[0] if isinstance(named, tuple) else named, layout, cluster),
+        reference=Delivery(
+            runs=tuple(map(_observed_run, observed)), collectives=_collectives(logs)
+        ),
+    )
+    return job_terms(job, confidence=confidence, goodput=goodput)
+
+
+def judge(  # noqa: PLR0913 - one parameter per kind of measurement
+    terms: AcceptanceTerms | AnyPath,
+    machine: AnyMachine | None = None,
+    *,
+    observations: Sequence[Observation] = (),
+    observed: Sequence[str] = (),
+    runs: Sequence[AnyPath] = (),
+    parts: Sequence[str] = (),
+    logs: Sequence[AnyPath] = (),
+    goodput: GoodputDocument | None = None,
+    argv: Sequence[str] = ("perfmodel.judge",),
+) -> AcceptanceDocument:
+    """Judge every clause with the uncertainty of what was measured of the delivered machine.
+
+    Parameters
+    ----------
+    machine
+        Its profile, if it was calibrated.
+    observations
+        Raw times behind the profile, which say which rank is slow.
+    observed, runs
+        Runs of the job: ``"64 GPUs 8 nodes 0.48 s"``, or folders of ``write_run``.
+    parts
+        The job on equal parts, ``"node 3: 0.52 s"``: what finds the slow one where ranks wait for each other.
+    logs
+        Of nccl-tests.
+    goodput
+        Of the same job at the rates of failures that the machine showed.
+    """
+    found = terms if isinstance(terms, AcceptanceTerms) else AcceptanceTerms.read(Path(terms))
+    delivery = Delivery(
+        machine=None if machine is None else opened(machine),
+        observations=observations,
+        runs=(
+            *map(_observed_run, observed),
+            *(JobRun.of_ranks(read_run(Path(folder))) for folder in runs),
+        ),
+        parts_s=dict(map(_part, parts)),
+        collectives=_collectives(logs),
+        goodput=goodput,
+    )
+    return judged(found, delivery, argv=argv)
+
+
+def write_run(run: "LoopClock", folder: AnyPath) -> Path:
+    """Write what a rank recorded into a folder that all ranks share, for ``judge``; returns the file."""
+    path = Path(folder) / f"rank-{run.rank:05}.json"
+    RankRun(
+        provenance=Provenance.of_answer(
+            ("perfmodel.write_run",), host_fingerprint=platform.node() or "unknown"
+        ),
+        rank=run.rank,
+        world_size=run.world_size,
+        ranks_per_node=run.ranks_per_node,
+        host=platform.node(),
+        step_s=run.step_s,
+        ready_s=run.ready_s,
+    ).write(path)
+    return path
+
+
+def _job(
+    machine: AnyMachine, workload: str | WorkloadDocument, layout: str, cluster: AnyCluster | None
+) -> BoughtJob:
+    """The job on the machine that is bought; a transformer by its shape where runs of such are known."""
+    split = parse_layout(layout)
+    named = Path(machine).stem if isinstance(machine, str | os.PathLike) else ""
+    if isinstance(workload, str) and (
+        workload in TRANSFORMERS or (named in shipped_runs() and is_model_config(Path(workload)))
+    ):
+        return _large_job(named, workload, split, cluster)
+    found = opened(machine)
+    if isinstance(workload, str) and (is_model(workload) or found.device_costs is not None):
+        workload = document_for(found, workload)
+    question = question_of(found, workload, cluster=cluster)
+    return BoughtJob(question=replace(question, layout=split), links=found)
+
+
+def _large_job(name: str, workload: str, layout: Layout, cluster: AnyCluster | None) -> BoughtJob:
+    """Of a large model; collectives are those of the node by name, and its nodes as the runs show them."""
+    inferred = InferredDocument.named(name).machine
+    links = opened(name)
+    joined = cluster if cluster is None or isinstance(cluster, Cluster) else open_cluster(cluster)
+    if joined is None and layout.world_size > links.ranks_per_node:
+        links = with_nodes_of(links, inferred, name=name)
+    inside = None if joined is None else joined.devices_per_node
+    question = Question(
+        machine=inferred,
+        workload=read_model(workload, sequence=None),
+        layout=layout,
+        cluster=joined,
+        devices_per_node=inside or DEVICES_PER_NODE,
+    )
+    return BoughtJob(question=question, links=links)
+
+
+def _observed_run(text: str) -> JobRun:
+    """A run as a person says it."""
+    said = read_observed(text)
+    if said.value is None or said.unit not in (Unit.STEP, Unit.STEPS):
+        raise UsageError(
+            f"--observed: must hold a step time, such as '64 GPUs 0.48 s', got {text!r}"
+        )
+    devices = said.devices or (said.nodes and said.per_node and said.nodes * said.per_node)
+    step_s = 1 / said.value if said.unit is Unit.STEPS else said.value
+    return JobRun(step_s=step_s, world_size=devices or None)
+
+
+def _part(text: str) -> tuple[str, float]:
+    name, colon, time = text.rpartition(":")
+    if not (colon and name.strip()):
+        raise UsageError(f"--part: must look like 'node 3: 0.52 s', got {text!r}")
+    try:
+        return name.strip(), parse_duration(time)
+    except ValueError as error:
+        raise UsageError(f"--part: {error}") from error
+
+
+def _collectives(logs: Sequence[AnyPath]) -> tuple[MeasuredCollective, ...]:
+    return tuple(found for log in logs for found in read_nccl_paste(Path(log))[0])

@@ -1,0 +1,199 @@
+"""Clauses of a job on a machine that nobody has, and what makes them strong."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import perfmodel as pm
+from perfmodel.documents.acceptance import AcceptanceTerms, Clause, ClauseKind, Verdict
+from perfmodel.errors import EXIT_OK, EXIT_OUT_OF_TOLERANCE, InvalidDocument, UsageError
+from perfmodel.plan.acceptance import LOSS, power
+from perfmodel.plan.delivered import RUNS
+from tests.perfmodel.cli.command import Run, complaint
+from tests.perfmodel.nccl_logs import HEALTHY_US, nccl_log
+from tests.perfmodel.profiles import Machine, profile
+
+MACHINE = profile(Machine(relative_error=0.1))
+CLUSTER = "2 100GB/s, 8 10GB/s"
+JOB = {"layout": "dp=16 micro_batch=16", "cluster": CLUSTER}
+
+
+def of_kind(terms: AcceptanceTerms, kind: ClauseKind) -> Clause:
+    return next(clause for clause in terms.clause if clause.kind is kind)
+
+
+def test_a_job_is_promised_at_its_number_of_ranks_and_at_its_sizes() -> None:
+    terms = pm.acceptance_terms(MACHINE, "heavy", **JOB)
+    step, network, spread = terms.clause
+    point = pm.predict(MACHINE, "heavy", devices=16, batch=16, cluster=CLUSTER).points[0]
+    assert step.reference == pytest.approx(point.step_s.nominal)
+    assert (step.layout, step.world_size) == ("dp=16 micro_batch=16", 16)
+    assert (network.collective, network.world_size) == ("all_reduce", 16)
+    assert network.size_bytes == 7 * 2**20  # the second bucket holds seven gradients
+    assert spread.kind is ClauseKind.SPREAD
+    assert terms.device_name.endswith(CLUSTER)
+
+
+def test_the_remedy_of_a_weak_clause_keeps_its_word() -> None:
+    """A run on one node is the predicted ratio's reference; the clause then has the power that was told."""
+    weak = of_kind(pm.acceptance_terms(MACHINE, "heavy", **JOB), ClauseKind.STEP)
+    assert weak.remedy is not None
+    found = re.search(r"on (\d+) such devices .*finds it with (\d+) %", weak.remedy)
+    assert found is not None
+    devices, told = int(found[1]), int(found[2])
+    alone_s = pm.predict(MACHINE, "heavy", devices=devices, batch=16, cluster=CLUSTER)
+    part_s = 1.1 * alone_s.points[0].step_s.nominal
+    observed = [f"{devices} GPUs {part_s} s"] * RUNS
+    terms = pm.acceptance_terms(MACHINE, "heavy", **JOB, observed=observed)
+    step = of_kind(terms, ClauseKind.STEP)
+    assert step.reference == pytest.approx(1.1 * weak.reference, rel=1e-6)
+    assert step.reference_error < weak.reference_error
+    reached = power(step, confidence=terms.each_confidence)
+    assert reached >= told / 100 - 0.01  # one run was counted upon, three were given
+
+
+def test_a_good_delivery_passes_and_a_loss_is_found_as_often_as_said() -> None:
+    observed = ["2 GPUs 1 node 0.3 s"] * RUNS
+    terms = pm.acceptance_terms(MACHINE, "heavy", **JOB, observed=observed)
+    step = of_kind(terms, ClauseKind.STEP)
+    rng = np.random.default_rng(7)
+
+    def passed(loss: float) -> float:
+        verdicts = []
+        for _ in range(300):
+            true_s = step.reference * math.exp(step.reference_error * rng.standard_normal())
+            seen_s = true_s / (1 - loss) * math.exp(step.delivered_error * rng.standard_normal())
+            judged = pm.judge(terms, observed=[f"16 GPUs {seen_s} s"] * RUNS).judged
+            verdicts += [e.verdict for e in judged if e.clause == step]
+        return verdicts.count(Verdict.PASSED) / len(verdicts)
+
+    assert passed(0) == pytest.approx(terms.each_confidence, abs=0.03)
+    assert 1 - passed(LOSS) == pytest.approx(
+        power(step, confidence=terms.each_confidence), abs=0.07
+    )
+
+
+def test_logs_of_a_part_promise_the_network_and_logs_of_all_keep_it(tmp_path: Path) -> None:
+    def log(name: str, nodes: int, slower: float) -> Path:
+        path = tmp_path / name
+        text = nccl_log(
+            {size: slower * us for size, us in HEALTHY_US.items()}, nodes=nodes, per_node=2
+        )
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    part = [log(f"part{i}", 4, 1.0) for i in range(RUNS)]
+    terms = pm.acceptance_terms(MACHINE, "heavy", **JOB, logs=part)
+    blind = pm.acceptance_terms(MACHINE, "heavy", **JOB)
+    network = of_kind(terms, ClauseKind.BUSBW)
+    assert network.reference_error < of_kind(blind, ClauseKind.BUSBW).reference_error
+    verdicts = {
+        slower: next(
+            e.verdict
+            for e in pm.judge(terms, logs=[log(f"all{slower}", 8, slower)]).judged
+            if e.clause == network
+        )
+        for slower in (0.8, 4.0)
+    }
+    assert verdicts == {0.8: Verdict.PASSED, 4.0: Verdict.FAILED}
+    short = pm.judge(terms, logs=part)  # of fewer ranks: says nothing of all
+    assert {e.verdict for e in short.judged} == {Verdict.NOT_MEASURED}
+
+
+def test_large_models_are_promised_by_their_shape() -> None:
+    terms = pm.acceptance_terms("dgx-h100", "llama2-7b", layout="fsdp=64 micro_batch=1")
+    kinds = [(clause.kind, clause.collective) for clause in terms.clause]
+    assert kinds == [
+        (ClauseKind.STEP, None),
+        (ClauseKind.BUSBW, "all_gather"),
+        (ClauseKind.BUSBW, "reduce_scatter"),
+        (ClauseKind.SPREAD, None),
+    ]
+    of_layer = 4 * 4096**2 + 3 * 4096 * 11008
+    assert terms.clause[1].size_bytes == pytest.approx(2 * of_layer, rel=0.01)
+    assert terms.clause[0].remedy is not None
+    assert "on 8 such devices" in terms.clause[0].remedy
+
+
+_LOOP = """
+import sys, time
+import torch
+import torch.distributed as dist
+import perfmodel as pm
+
+dist.init_process_group("gloo")
+model = torch.nn.Linear(8, 8)
+model.register_full_backward_pre_hook(lambda *_: time.sleep(0.2 if dist.get_rank() else 0.02))
+wrapped = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(wrapped.parameters())
+with pm.record(wrapped, optimizer, steps=5, warmup=2) as run:
+    for _ in range(8):
+        wrapped(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+pm.write_run(run, sys.argv[1])
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.real
+def test_ranks_of_a_loop_say_which_of_them_is_slow(tmp_path: Path, run: Run) -> None:
+    """Both ranks end each step together; when their gradients are ready tells them apart."""
+    (tmp_path / "train.py").write_text(_LOOP, encoding="utf-8")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    subprocess.run([*torchrun, tmp_path / "train.py", tmp_path / "run"], check=True)
+    clauses = tmp_path / "clauses.toml"
+    terms = pm.acceptance_terms(MACHINE, "heavy", layout="dp=2 micro_batch=16")
+    clauses.write_text(terms.toml(), encoding="utf-8")
+    told = run("acceptance", "judge", clauses, "--run", tmp_path / "run", "--json")
+    complaint(told, EXIT_OUT_OF_TOLERANCE)
+    judged = {e["clause"]["kind"]: e for e in json.loads(told.stdout)["judged"]}
+    # Of two ranks the median lies in the middle: 0.2 over 0.11.
+    assert judged["spread"]["delivered"] == pytest.approx(0.2 / 0.11, rel=0.2)
+    assert judged["spread"]["suspects"][0].startswith("rank 1 (node 0, ")
+    (tmp_path / "run" / "rank-00001.json").unlink()
+    with pytest.raises(InvalidDocument, match="every rank of one run, got 1 of 2"):
+        pm.judge(terms, runs=[tmp_path / "run"])
+
+
+def test_the_job_on_every_node_alone_finds_the_slow_one(run: Run, tmp_path: Path) -> None:
+    clauses = tmp_path / "clauses.toml"
+    wrote = run(
+        *("acceptance", "write", "--machine", "dgx-a100", "--workload", "torchvision:resnet50"),
+        *("--layout", "dp=64 micro_batch=64", "--cluster", "8 nvlink3, 8 eth-100 x8"),
+        *("--output", clauses),
+    )
+    assert wrote.exit_code == EXIT_OK
+    assert "too weak: step of torchvision:resnet50" in wrote.stdout
+    parts = [("--part", f"node {i}: {52 if i == 2 else 41 + i / 10} ms") for i in range(4)]
+    judged = run("acceptance", "judge", clauses, *(word for part in parts for word in part))
+    assert "node 2 takes 1.26 times as long as the median one" in judged.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"layout": "dp=16"}, "must be one model beside --layout, got 0"),
+        ({"workloads": "heavy", "layout": "dp=16", "observed": ["2 GPUs 41 GB"]}, "a step time"),
+        (
+            {"workloads": "heavy", "layout": "dp=16", "observed": ["2 GPUs 1 s", "4 GPUs 1 s"]},
+            "of one number of devices",
+        ),
+        ({"workloads": "heavy", "layout": "dp=0"}, "dp must be >= 1"),
+    ],
+)
+def test_bad_jobs_are_refused(arguments: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        pm.acceptance_terms(MACHINE, **{"cluster": CLUSTER, **arguments})  # type: ignore[arg-type]
+
+
+def test_options_of_a_job_are_refused_without_one(run: Run) -> None:
+    told = run("acceptance", "write", "--machine", "dgx-h100", "--cluster", CLUSTER)
+    assert "--cluster: excludes clauses of a calibration" in complaint(told, 2)
+    bad = run("acceptance", "judge", "none.toml", "--part", "41 ms")
+    assert bad.exit_code != EXIT_OK
