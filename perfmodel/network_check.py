@@ -15,7 +15,7 @@ from perfmodel.documents.hardware import LINK_SHARE, Catalogue, DataSheet, host_
 from perfmodel.documents.importers import NVLINK_S, PCIE_BYTES_PER_S, PCIE_S, Found
 from perfmodel.errors import UsageError
 from perfmodel.machine import Cluster
-from perfmodel.machine.measured import CurvePoint, MeasuredCollective
+from perfmodel.machine.measured import CurvePoint, MeasuredCollective, MeasuredMachine
 from perfmodel.units import KIB, MIB, Bytes, BytesPerSecond, Seconds, format_bytes, format_rate
 
 #: Upper ends of the bands: what waits for latency, DDP's first bucket, its others, large models. Beside each, the
@@ -163,11 +163,14 @@ def check_network(
     measured: MeasuredCollective,
     cluster: Cluster,
     *,
-    machine: str,
+    name: str,
+    machine: MeasuredMachine | None = None,
     buckets_bytes: Sequence[Bytes] = (),
 ) -> NetworkCheck:
     """Compare every size band with the time that the links of a cluster allow.
 
+    ``name``: Of the devices, as it is told.
+    ``machine``: Of the same devices, whose own collectives are expected as far as they were measured.
     ``buckets_bytes``: Gradient buckets of a training step, in any order.
     """
     if measured.world_size > cluster.num_devices:
@@ -175,7 +178,8 @@ def check_network(
             f"--cluster: {cluster.name} must have the {measured.world_size} devices of the log, got "
             f"{cluster.num_devices}; enlarge it, or name the right file"
         )
-    expected_s = _expected(measured.collective, measured.world_size, cluster)
+    network = None if machine is None else _of_machine(machine, measured, cluster)
+    expected_s = _expected(measured, cluster, network or _of_links(cluster))
     bands = _bands(measured, expected_s, buckets_bytes)
     step = None
     if buckets_bytes and measured.collective == "all_reduce":
@@ -184,12 +188,13 @@ def check_network(
         collective=measured.collective,
         ranks=measured.world_size,
         nodes=measured.num_nodes,
-        machine=machine,
+        machine=name,
         links=tuple(
             f"{tier.name}: {tier.links} x {format_rate(tier.link_bytes_per_s, 'B')} each way "
             f"({tier.source or 'cluster file'})"
             for tier in cluster.tiers
-        ),
+        )
+        + _own_links(machine, network),
         bands=bands,
         causes=tuple(_causes(bands, measured, cluster)),
         step=step,
@@ -199,10 +204,28 @@ def check_network(
 _Time = Callable[[float], Seconds]
 
 
-def _expected(collective: str, ranks: int, cluster: Cluster) -> _Time:
-    """Time of a collective over its size on links that are as the cluster says. [s]"""
+def _of_machine(
+    machine: MeasuredMachine, measured: MeasuredCollective, cluster: Cluster
+) -> Network | None:
+    """Collectives as a machine carries them out; None if none was measured on it."""
+    return Network.sample(
+        replace(machine, cluster=None),
+        cluster=cluster if measured.num_nodes > 1 else None,
+        num_draws=1,
+        rng=lambda _: np.random.default_rng(0),
+    )
+
+
+def _own_links(machine: MeasuredMachine | None, network: Network | None) -> tuple[str, ...]:
+    if machine is None or network is None or not network.messages:
+        return ()
+    return (f"node: expected as {machine.max_world_size} x {machine.device_name} were measured",)
+
+
+def _of_links(cluster: Cluster) -> Network:
+    """Collectives on links that are as the cluster says."""
     one = np.ones(1)
-    network = Network(
+    return Network(
         messages={},
         library="nccl",
         uncertainty=np.zeros(1),
@@ -211,6 +234,11 @@ def _expected(collective: str, ranks: int, cluster: Cluster) -> _Time:
         measured_tier=NOT_MEASURED,
         tier_uncertainties=np.ones((len(cluster.tiers), 1)),
     )
+
+
+def _expected(measured: MeasuredCollective, cluster: Cluster, network: Network) -> _Time:
+    """Time of a collective over its size. [s]"""
+    collective, ranks = measured.collective, measured.world_size
     if collective == "all_to_all":
         first_s = float(network.time_s("send_recv", 1, Group(ranks))[0]) * math.log2(ranks)
         return lambda size: first_s + _exchanged_s(size, ranks, cluster)

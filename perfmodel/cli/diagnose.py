@@ -13,7 +13,7 @@ from perfmodel.units import BytesPerSecond
 
 if TYPE_CHECKING:
     from perfmodel.machine import Cluster
-    from perfmodel.machine.measured import MeasuredCollective
+    from perfmodel.machine.measured import MeasuredCollective, MeasuredMachine
 
 _LOG = typer.Argument(help="Output of nccl-tests, text or JSON.")
 _COLLECTIVE = typer.Option(
@@ -21,6 +21,9 @@ _COLLECTIVE = typer.Option(
 )
 _ADAPTER = opt.bandwidth("--nic-bandwidth", "Of one network adapter of a node: 400Gb/s.")
 _ADAPTERS = opt.count("--nics", "Network adapters of a node.")
+_CHECKED = opt.machine(
+    "Machine whose own collectives are expected: a name of perfmodel machines, or a profile."
+)
 _BUCKETS_OF = typer.Option(
     help="Model whose DDP buckets are marked: a workload file (JSON), FILE.py:FACTORY, "
     "torchvision:NAME, timm:NAME, a Hugging Face config.json."
@@ -32,6 +35,7 @@ def network_check(
     log: Annotated[Path, _LOG],
     *,
     device: opt.Device = None,
+    profile: Annotated[Path | None, _CHECKED] = None,
     nic_bandwidth: Annotated[BytesPerSecond | None, _ADAPTER] = None,
     nics: Annotated[int | None, _ADAPTERS] = None,
     cluster: Annotated[
@@ -52,21 +56,20 @@ def network_check(
 
     if collective is not None:
         refuse_unknown("--collective", collective, COLLECTIVES)
-    if cluster is not None:
-        excluded = dict.fromkeys(("device", "nic_bandwidth", "nics"), "the file names the links")
-        opt.refuse_typed(context, excluded, beside="--cluster")
-    if workload is None and bucket_cap_mb is not None:
-        raise UsageError(f"--bucket-cap-mb: must come with --workload, got {bucket_cap_mb:g} alone")
+    _refuse_ignored(context)
     tests, notes = read_nccl_paste(log, collective=collective)
     model = None if workload is None else read_workload(workload).workload
+    machine = None if profile is None else opt.profiled(profile)
     checks = []
     for measured in tests:
-        machine, links = _links(context.params, measured)
+        name, links = _links(context.params, measured, machine)
         buckets: tuple[int, ...] = ()
         if model is not None:
             layout = Layout(dp=measured.world_size, bucket_cap_mb=bucket_cap_mb)
             buckets = tuple(piece.size_bytes for piece in gradient_buckets(model, layout))
-        checks.append(check_network(measured, links, machine=machine, buckets_bytes=buckets))
+        checks.append(
+            check_network(measured, links, name=name, machine=machine, buckets_bytes=buckets)
+        )
     if as_json:
         typer.echo(check_json(checks, notes))
     for check in () if as_json else checks:
@@ -80,8 +83,25 @@ def network_check(
         raise OutOfTolerance(f"network check: {log}: slower than its links allow; see the causes")
 
 
-def _links(given: dict[str, Any], measured: "MeasuredCollective") -> tuple[str, "Cluster"]:
-    """Name of the machine of a log, and its links: a cluster file's, or those of the device's data sheet."""
+def _refuse_ignored(context: typer.Context) -> None:
+    """Refuse options of ``network check`` that others leave without a meaning."""
+    given = context.params
+    if given["cluster"] is not None:
+        excluded = dict.fromkeys(
+            ("device", "nic_bandwidth", "nics", "profile"), "the file names the links"
+        )
+        opt.refuse_typed(context, excluded, beside="--cluster")
+    if given["profile"] is not None:
+        opt.refuse_typed(context, {"device": "the machine has its own"}, beside="--machine")
+    cap_mb = given["bucket_cap_mb"]
+    if given["workload"] is None and cap_mb is not None:
+        raise UsageError(f"--bucket-cap-mb: must come with --workload, got {cap_mb:g} alone")
+
+
+def _links(
+    given: dict[str, Any], measured: "MeasuredCollective", machine: "MeasuredMachine | None"
+) -> tuple[str, "Cluster"]:
+    """Name of the machine of a log, and its links: of a cluster file, the machine or the device's data sheet."""
     if given["cluster"] is not None:
         from perfmodel.documents.clusters import open_cluster
 
@@ -91,24 +111,36 @@ def _links(given: dict[str, Any], measured: "MeasuredCollective") -> tuple[str, 
     from perfmodel.documents.importers import as_cluster, read_device_names
     from perfmodel.network_check import node_links
 
-    names = read_device_names(given["log"])
-    if given["device"] is None and len(names) != 1:
-        told = " and ".join(names) or "none"
-        raise UsageError(
-            f"--device: must name the device of {given['log']}, whose header names {told}; see "
-            "perfmodel devices"
-        )
     catalogue = shipped_catalogue()
-    sheet = find_device(given["device"] or names[0], catalogue)
+    names = read_device_names(given["log"])
+    if machine is not None:
+        sheet = find_device(machine.device_name, catalogue, flag="--machine")
+        for name in names:
+            if find_device(name, catalogue) != sheet:
+                raise UsageError(
+                    f"--machine: must have the {name} of {given['log']}, got {sheet.name}"
+                )
+    else:
+        if given["device"] is None and len(names) != 1:
+            told = " and ".join(names) or "none"
+            raise UsageError(
+                f"--device: must name the device of {given['log']}, whose header names {told}; see "
+                "perfmodel devices, or give --machine"
+            )
+        sheet = find_device(given["device"] or names[0], catalogue)
     nic, nics = given["nic_bandwidth"], given["nics"]
     if measured.num_nodes > 1 and (nic is None or nics is None):
-        raise UsageError(
-            f"--nic-bandwidth and --nics: must be given for a log of {measured.num_nodes} nodes, because "
-            "it does not say them; for example --nic-bandwidth 400Gb/s --nics 8"
-        )
+        if machine is not None and machine.cluster is not None:
+            adapter = machine.cluster.tiers[-1]
+            nics, nic = adapter.links, adapter.link_bytes_per_s / LINK_SHARE
+        else:
+            raise UsageError(
+                f"--nic-bandwidth and --nics: must be given for a log of {measured.num_nodes} nodes, because "
+                "it does not say them; for example --nic-bandwidth 400Gb/s --nics 8"
+            )
     found = node_links(sheet, catalogue, measured, adapters=nics or 0)
-    adapter = None if nic is None else LINK_SHARE * nic
-    return sheet.name, as_cluster(found, name=sheet.id, adapter_bytes_per_s=adapter)
+    rate = None if nic is None else LINK_SHARE * nic
+    return sheet.name, as_cluster(found, name=sheet.id, adapter_bytes_per_s=rate)
 
 
 _MODEL = typer.Argument(

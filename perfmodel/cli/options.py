@@ -198,8 +198,8 @@ def refuse_typed(context: typer.Context, excluded: Mapping[str, str], *, beside:
     for name, instead in excluded.items():
         if typed(context, name):
             flag = f"--{name.replace('_', '-')}"
-            is_switch = context.params[name] is True
-            told = "both" if is_switch else typed_texts(flag, sys.argv)[-1]
+            texts = typed_texts(flag, sys.argv)  # none of a switch, or of another name
+            told = "both" if context.params[name] is True or not texts else texts[-1]
             raise UsageError(f"{flag}: excludes {beside}, got {told}; {instead}")
 
 

@@ -156,3 +156,21 @@ def test_every_test_of_a_paste_is_judged(check: Check) -> None:
     assert found["verdict"] == "slow"
     assert not found["checks"][0]["causes"]
     assert found["checks"][1]["causes"]
+
+
+def test_a_machine_by_name_tells_what_its_own_collectives_reach(
+    check: Check, run: Run, tmp_path: Path
+) -> None:
+    """Published all-reduces of the same node; beyond it the adapters of its data sheet."""
+    found = check(nccl_log(), "--machine", "dgx-h100")["checks"][0]
+    assert "expected as 8 x h100-sxm5 were measured" in found["links"][-1]
+    assert found["bands"] != check(nccl_log())["checks"][0]["bands"]
+    slow = nccl_log(slower(150, least=MIB), nodes=2)
+    causes = check(slow, "--machine", "dgx-h100", exit_code=4)["checks"][0]["causes"]
+    assert "TCP instead of RDMA" in causes[0]
+    path = tmp_path / "log.txt"
+    path.write_text(nccl_log())
+    other = complaint(run("network", "check", path, "--machine", "dgx-a100"), 2)
+    assert "--machine: must have the NVIDIA H100" in other
+    both = run("network", "check", path, "--machine", "dgx-h100", "--device", "h100-sxm5")
+    assert "--device: excludes --machine" in complaint(both, 2)
