@@ -154,8 +154,8 @@ _OBSERVED = typer.Option(
 _TRAINING_LOG = typer.Option("--log", help="Log of the training, of --devices.")
 _LOG_FORMAT = typer.Option(
     "--log-format",
-    help="lightning, hf, megatron, torchtitan, llm-foundry, or regex:PATTERN with a group s, ms, "
-    "it_per_s, tokens_per_s, tokens_per_s_per_gpu, samples_per_s or tflops.",
+    help="Default: recognised. lightning, hf, megatron, torchtitan, llm-foundry, or regex:PATTERN with a "
+    "group s, ms, it_per_s, tokens_per_s, tokens_per_s_per_gpu, samples_per_s or tflops.",
 )
 _GLOBAL = opt.count("--global-batch", "Samples per optimizer step of all devices.")
 _ACCUMULATED = opt.count("--accumulation", "Micro-steps per optimizer step.")

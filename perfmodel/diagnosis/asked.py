@@ -114,7 +114,8 @@ def diagnosed(case: Case) -> Diagnosed:
         more = trained.caveats[:_MOST_CAVEATS]
     if contradiction and found.fits:
         found = replace(found, next_name=SIZE.name, next_command=SIZE.command, information=None)
-    taken = [case.precision, case.strategy, _batch(case)]
+    tokens = f"{trained.tokens:,.0f} tokens" if trained.tokens else None
+    taken = [case.precision, case.strategy, _batch(case), tokens]
     return Diagnosed(
         found=found,
         model=_titled(trained, expected.device, [text for text in taken if text]),
@@ -242,22 +243,35 @@ def _batch(case: Case) -> str:
     return f"micro-batch {case.micro_batch}"
 
 
+#: What the head of a log may say, by option.
+_IN_HEADS: Final = {
+    "micro_batch": "micro_batch",
+    "accumulation": "accumulation",
+    "global_batch": "global_batch",
+    "sequence": "sequence_length",
+    "devices": "devices",
+}
+
+
 def _told_by_log(case: Case, logged: Sequence[Logged]) -> tuple[Case, tuple[str, ...]]:
     """The case with what the head of a log says of batch and devices, and a note on it."""
+    if case.log is None:
+        return case, ()
+    read = logged[-1]
     taken: dict[str, Any] = {}
-    for each in logged:
-        for name in ("micro_batch", "accumulation"):
-            said, typed = getattr(each, name), getattr(case, name)
-            if said is not None and typed not in (None, said):
-                raise UsageError(
-                    f"--{name.replace('_', '-')}: must be the {said} of {case.log}, got {typed}; leave it out"
-                )
-            if said is not None and typed is None:
-                taken[name] = said
+    for name, field in _IN_HEADS.items():
+        said, typed = getattr(read, name), getattr(case, field)
+        if said is not None and typed not in (None, said):
+            raise UsageError(
+                f"--{field.replace('_', '-')}: must be the {said} of {case.log}, got {typed}; leave it out"
+            )
+        if said is not None and typed is None and field != "devices":
+            taken[field] = said
     if case.global_batch is not None:
         taken.pop("accumulation", None)
     words = [f"{name.replace('_', '-')} {value}" for name, value in taken.items()]
-    words += [f"{each.devices} devices" for each in logged if each.micro_batch and each.devices]
+    words += [f"{read.devices} devices"] if read.devices else []
+    words += [read.layout] if read.layout else []
     notes = (f"read from {case.log}: {', '.join(words)}",) if words else ()
     return replace(case, **taken), notes
 
@@ -303,8 +317,8 @@ def _refuse_missing(case: Case, logged: Sequence[Logged]) -> None:
 
 def _refuse_alone(case: Case) -> None:
     """Options that come in pairs."""
-    if (case.log is None) != (case.log_format is None):
-        raise UsageError("--log: must come with --log-format, got one of them alone")
+    if case.log is None and case.log_format is not None:
+        raise UsageError("--log-format: must come with --log, got it alone")
     if case.cluster is not None and case.machine is None:
         raise UsageError("--cluster: must come with --profile, got it alone; see --nic-bandwidth")
     if (case.nics is None) != (case.nic_bandwidth is None):
@@ -325,7 +339,7 @@ def _logged(case: Case) -> tuple[list[Logged], tuple[str, ...]]:
     if len(typed) > _MOST_OBSERVED:
         raise UsageError(f"--observed: must be at most {_MOST_OBSERVED} numbers, got {len(typed)}")
     found = [read_observed(part.strip()) for text in typed for part in text.split(";")]
-    if case.log is None or case.log_format is None:
+    if case.log is None:
         return found, ()
     logged, notes = read_log(case.log, name=case.log_format)
     return [*found, logged], notes

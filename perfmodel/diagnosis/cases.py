@@ -147,6 +147,8 @@ def observation_of(
         notes = (
             f"{logged.text!r} is read as of all {run.devices} devices; write 'per GPU' if not",
         )
+    if unit is Unit.MICRO_STEP and run.layout.accumulation > 1:
+        notes = (f"{logged.text!r} counts batches: {run.layout.accumulation} are a step",)
     if unit is Unit.WORDS:
         notes += (f"a word is read as {TOKENS_PER_WORD} tokens",)
     if unit is Unit.MFU and math.isinf(peak_flop_per_s):
@@ -186,6 +188,8 @@ def _step_s(
     if unit in (Unit.MFU, Unit.FLOP):
         reached = value * (peak_flop_per_s if unit is Unit.MFU else 1.0)
         return trained.model_flop(run) / run.devices / reached
+    if unit is Unit.MICRO_STEP:
+        return value * run.layout.accumulation
     return 1 / value if unit is Unit.STEPS else value
 
 

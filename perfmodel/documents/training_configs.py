@@ -1,4 +1,7 @@
-"""Settings of a training, read from the file of its trainer: llm-foundry, axolotl, Lightning, torchtitan."""
+"""Settings of a training, read from the file of its trainer.
+
+llm-foundry, axolotl, LLaMA-Factory, Lightning and its command line, NeMo, torchtitan.
+"""
 
 import re
 from collections.abc import Mapping
@@ -13,6 +16,9 @@ from perfmodel.units import MIB, whole
 _LINE: Final = re.compile(r"^(?P<indent> *)(?P<key>[\w.-]+):(?:\s+(?P<value>.*?))?\s*$")
 _COMMENT: Final = re.compile(r"(?:^|\s)#.*$")
 _INTERPOLATED: Final = re.compile(r"^\$\{(?:variables\.)?([\w.]+)\}$")
+#: Blocks that hold settings of the block around them.
+_WRAPPERS: Final = ("init_args", "config", "config_overrides", "parameters")
+_QUOTES: Final = " '\""
 _TRUE: Final = ("true", "yes", "on")
 _SIZE: Final = re.compile(
     r"(?a)(?<![\w.])(?:(\d{1,4})x)?(\d{1,9}(?:\.\d{1,9})?)\s?([bm])(?![a-z])", re.IGNORECASE
@@ -45,9 +51,14 @@ def read_config(path: Path) -> TrainingConfig:
         text = read_text(path, most=MIB)
         found = _flat(parse_toml(text)) if path.suffix == ".toml" else _yaml(path, text)
     get = _Getter(path, found)
-    width = get.count("model.d_model", "model.dim", "model.hidden_size", "model.n_embd")
-    layers = get.count("model.n_layers", "model.n_layer", "model.num_hidden_layers")
-    heads = get.count("model.n_heads", "model.n_head", "model.num_attention_heads")
+    width, layers, heads = (
+        get.count(*(f"model.{name}" for name in names))
+        for names in (
+            ("d_model", "dim", "hidden_size", "n_embd"),
+            ("n_layers", "n_layer", "num_hidden_layers", "num_layers"),
+            ("n_heads", "n_head", "num_attention_heads"),
+        )
+    )
     shape = None
     if width and layers and heads:
         ratio = get.count("model.expansion_ratio") or 4
@@ -55,25 +66,33 @@ def read_config(path: Path) -> TrainingConfig:
             "hidden": width,
             "layers": layers,
             "heads": heads,
-            "feed_forward": get.count("model.intermediate_size") or ratio * width,
+            "feed_forward": get.count("model.intermediate_size", "model.ffn_hidden_size")
+            or ratio * width,
             "vocabulary": get.count("model.vocab_size") or 50_368,
         }
-    names = (get.text("run_name"), get.text("name"), get.text("base_model"), path.stem)
+    base = get.text("base_model", "model_name_or_path", "model.pretrained_model_name_or_path")
+    names = (get.text("run_name"), get.text("name"), base, path.stem)
     flavour = " ".join(filter(None, (get.text("model.name"), get.text("model.flavor"))))
     return TrainingConfig(
         name=" ".join(dict.fromkeys(filter(None, (*names, flavour)))),
         shape=shape,
-        model=get.text("base_model", "model.pretrained_model_name_or_path") or flavour or None,
-        sequence=get.count("max_seq_len", "sequence_len", "training.seq_len", "model.max_seq_len"),
+        model=base or flavour or None,
+        sequence=get.count(
+            *("max_seq_len", "sequence_len", "cutoff_len", "training.seq_len", "model.max_seq_len"),
+            *("model.encoder_seq_length", "model.seq_length"),
+        ),
         micro_batch=get.count(
             *("device_train_microbatch_size", "micro_batch_size", "training.local_batch_size"),
-            *("training.batch_size", "data.batch_size", "data.init_args.batch_size"),
+            *("per_device_train_batch_size", "model.micro_batch_size"),
+            *("training.batch_size", "data.batch_size"),
         ),
-        global_batch=get.count("global_train_batch_size", "training.global_batch_size"),
+        global_batch=get.count(
+            *("global_train_batch_size", "training.global_batch_size", "model.global_batch_size")
+        ),
         accumulation=get.count("gradient_accumulation_steps", "trainer.accumulate_grad_batches"),
         precision=_precision(get),
         strategy=_strategy(get, found),
-        frozen=get.text("adapter") in ("lora", "qlora"),
+        frozen=get.text("adapter", "finetuning_type") in ("lora", "qlora"),
     )
 
 
@@ -89,6 +108,7 @@ def size_in_name(name: str) -> float | None:
 def _yaml(path: Path, text: str) -> dict[str, str]:
     """Scalars by their path. Lists, blocks of text and anchors are left out: no setting needs them."""
     found: dict[str, str] = {}
+    seen = set()
     parents: list[tuple[int, str]] = []
     for raw in text.splitlines():
         match = _LINE.match(_COMMENT.sub("", raw))
@@ -101,12 +121,30 @@ def _yaml(path: Path, text: str) -> dict[str, str]:
         value = (match["value"] or "").strip()
         if not value:
             parents.append((indent, match["key"]))
-        elif key in found:
+        elif key in seen:
             raise InvalidDocument(f"{path}: {key} must be given once; remove one")
         else:
-            found[key] = value.strip("'\"")
+            seen.add(key)
+            found |= _scalars(key, value)
     if not found:
         raise InvalidDocument(f"{path}: configuration must hold lines KEY: VALUE, got none")
+    return found
+
+
+def _scalars(key: str, value: str) -> dict[str, str]:
+    """A value by its path, or those of a mapping in one line, such as ``{d_model: 8, attn: {rope: true}}``."""
+    if not (value.startswith("{") and value.endswith("}")):
+        whole_key = ".".join(part for part in key.split(".") if part not in _WRAPPERS)
+        return {whole_key: value.strip("'\"")}
+    found: dict[str, str] = {}
+    depth, begin = 0, 1
+    for at, mark in enumerate(value):
+        depth += (mark in "{[") - (mark in "}]")
+        if (mark == "," and depth == 1) or depth == 0:
+            name, _, inner = value[begin:at].partition(":")
+            if inner.strip():
+                found |= _scalars(f"{key}.{name.strip(_QUOTES)}", inner.strip())
+            begin = at + 1
     return found
 
 
@@ -172,9 +210,11 @@ def _strategy(get: _Getter, found: Mapping[str, str]) -> str | None:
         return {"FULL_SHARD": "fsdp", "SHARD_GRAD_OP": "zero2", "NO_SHARD": "ddp"}.get(sharding)
     if "fsdp" in text or any(key.startswith("fsdp_config") for key in found):
         return "fsdp"
-    for stage in ("1", "2", "3"):
-        if f"stage_{stage}" in text or f"zero{stage}" in (get.text("deepspeed") or ""):
-            return f"zero{stage}"
+    zero = re.search(
+        r"stage_([123])|(?<![a-z])z(?:ero)?[-_]?([123])", f"{text} {get.text('deepspeed') or ''}"
+    )
+    if zero:
+        return f"zero{zero[1] or zero[2]}"
     if "parallelism.data_parallel_shard_degree" in found:
         return "fsdp"
     return "ddp" if "ddp" in text else None

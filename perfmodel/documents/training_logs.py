@@ -1,8 +1,8 @@
 """Logged speeds of a training: what a person types, and logs of common trainers.
 
-Lines of logs as the trainers of late 2026 write them: Lightning and HF Trainer show tqdm bars, HF prints
-``train_steps_per_second`` at the end; Megatron-LM "elapsed time per iteration (ms)"; torchtitan "tps:",
-which is of one device; llm-foundry "throughput/device/tokens_per_sec".
+Lines of logs as the trainers of late 2026 write them: Lightning and HF Trainer show tqdm bars, of batches and of
+optimizer steps, HF prints ``train_steps_per_second`` at the end; Megatron-LM "elapsed time per iteration (ms)";
+torchtitan "tps:", which is of one device; llm-foundry "throughput/device/tokens_per_sec".
 """
 
 import enum
@@ -40,6 +40,7 @@ class Unit(enum.StrEnum):
     """What a logged number counts."""
 
     STEP = "s per step"
+    MICRO_STEP = "s per micro-step"
     STEPS = "steps/s"
     TOKENS = "tokens/s"
     SAMPLES = "samples/s"
@@ -67,6 +68,9 @@ class Logged:
     """Name of the accelerator, such as ``rtx 3090``."""
     micro_batch: int | None = None
     accumulation: int | None = None
+    global_batch: int | None = None
+    sequence: int | None = None
+    """Tokens of one sample."""
 
 
 _PER_S: Final = r"\s*(?:/|per)\s*s(?:ec|econd)?"
@@ -220,15 +224,14 @@ _FLOAT: Final = r"(?P<value>[\d,]*\.?\d+(?:e[+-]?\d+)?)"
 _EPOCH: Final = r"(?:.*?epoch (?P<epoch>\d+))?"
 _STEP: Final = r".*?step:\s*(?P<step>[\d,]+)"
 _BAR: Final = r"\b(?P<step>\d+)/(?P<total>\d+) \[[\d:]+<[\d:?]+,\s*"
-_BARS: Final = (
-    _Format(rf"{_BAR}{_FLOAT}\s*s/it", Unit.STEP, before=_EPOCH),
-    _Format(rf"{_BAR}{_FLOAT}\s*it/s", Unit.STEPS, before=_EPOCH),
-)
+#: A bar turns from s/it to it/s at one a second: both are read.
+_BARS: Final = _Format(rf"{_BAR}{_FLOAT}\s*(?P<rate>s/it|it/s)", Unit.STEP, before=_EPOCH)
 #: By trainer, the likeliest first: the first that a log holds is read.
 FORMATS: Final = {
-    "lightning": _BARS,
+    # Its bar counts batches, not optimizer steps.
+    "lightning": (_BARS._replace(unit=Unit.MICRO_STEP),),
     "hf": (
-        *_BARS,
+        _BARS,
         _Format(rf"'train_steps_per_second': '?{_FLOAT}", Unit.STEPS),
     ),
     "megatron": (
@@ -240,12 +243,13 @@ FORMATS: Final = {
         ),
     ),
     "torchtitan": (
-        _Format(rf"\btps: {_FLOAT}", Unit.TOKENS, per_device=True, before=_STEP),
+        _Format(rf"\b(?:tps|wps): {_FLOAT}", Unit.TOKENS, per_device=True, before=_STEP),
         _Format(rf"\bmfu: {_FLOAT}%", Unit.MFU, 0.01, before=_STEP),
     ),
     "llm-foundry": (
         _Format(rf"throughput/device/tokens_per_sec: {_FLOAT}", Unit.TOKENS, per_device=True),
         _Format(rf"throughput/batches_per_sec: {_FLOAT}", Unit.STEPS),
+        _Format(rf"throughput/samples_per_sec: {_FLOAT}", Unit.SAMPLES, per_device=False),
     ),
 }
 #: Groups that a pattern of one's own may name.
@@ -307,30 +311,76 @@ def _patience(name: str) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-#: What HF Trainer says of its batch.
-_BATCH: Final = {
-    "micro_batch": "Instantaneous batch size per device =",
-    "accumulation": "Gradient Accumulation steps =",
-    "all": "Total train batch size (w. parallel, distributed & accumulation) =",
-}
+#: What the heads of logs say of a run: of HF Trainer, torchtitan, and the arguments that Megatron-LM prints.
+_HEADS: Final = tuple(
+    (name, re.compile(pattern, re.IGNORECASE))
+    for name, pattern in (
+        ("micro_batch", r"\bInstantaneous batch size per device = ([\d,]+)"),
+        ("micro_batch", r"\blocal batch size:? (\d+)"),
+        ("micro_batch", r"^ *micro_batch_size \.+ (\d+)"),
+        ("accumulation", r"\bGradient Accumulation steps = ([\d,]+)"),
+        ("accumulation", r"\bgradient accumulation steps:? (\d+)"),
+        ("global_batch", r"\bTotal train batch size \(.*\) = ([\d,]+)"),
+        ("global_batch", r"\bglobal batch size:? *(\d+)"),
+        ("global_batch", r"^ *global_batch_size \.+ (\d+)"),
+        ("sequence", r"\bsequence length:? (\d+)"),
+        ("sequence", r"^ *seq_length \.+ (\d+)"),
+        ("devices", r"^ *world_size \.+ (\d+)"),
+        ("devices", r"\busing world size: (\d+)"),
+        ("tp", r"\btensor[-_]model[-_]parallel[-_ ]size(?: \.+|:) (\d+)"),
+        ("pp", r"\bpipeline[-_]model[-_]parallel[-_ ]size(?: \.+|:) (\d+)"),
+        ("cp", r"\bcontext[-_]parallel[-_ ]size(?: \.+|:) (\d+)"),
+    )
+)
 
 
-def read_log(path: Path, *, name: str) -> tuple[Logged, tuple[str, ...]]:
+def read_log(path: Path, *, name: str | None = None) -> tuple[Logged, tuple[str, ...]]:
     """The median speed of the settled steps of a log, and what was left out.
+
+    ``name``: Of ``FORMATS``, or a pattern; None: the one trainer whose lines the log holds.
 
     Raises
     ------
     InvalidDocument
-        If there are no steps, warm-up alone, or several runs.
+        If there are no steps, warm-up alone, several runs, or lines of several trainers.
     """
-    with _patience(name):
-        return _read(path, name)
-
-
-def _read(path: Path, name: str) -> tuple[Logged, tuple[str, ...]]:
-    formats = _formats(name)
+    formats = None if name is None else _formats(name)
     with reading(path, "log"):
         lines = _COLOURS.sub("", read_text(path)).replace("\r", "\n").splitlines()
+    known = name or _format_of(path, lines)
+    with _patience(known):
+        logged, notes = _read(path, lines, known, formats or FORMATS[known])
+    if name is None:
+        notes = (f"{path}: read as a log of {known}; --log-format names another", *notes)
+    return logged, notes
+
+
+def _format_of(path: Path, lines: Sequence[str]) -> str:
+    """The trainer whose lines a log holds; bars without epochs are none of Lightning's."""
+    held = [
+        name
+        for name, forms in FORMATS.items()
+        if any(groups and groups["value"] for form in forms for groups in map(form.groups, lines))
+    ]
+    if "lightning" in held:
+        has_epochs = any(groups and groups["epoch"] for groups in map(_BARS.groups, lines))
+        held.remove("hf" if has_epochs else "lightning")
+    if len(held) > 1:
+        raise InvalidDocument(
+            f"{path}: log must be of one trainer, but holds lines of {' and '.join(held)}; name one with "
+            "--log-format, or keep one run"
+        )
+    if not held:
+        raise InvalidDocument(
+            f"{path}: log holds no step of {', '.join(FORMATS)}; name its lines with --log-format, such as "
+            "'regex:took (?P<ms>[0-9.]+) ms'"
+        )
+    return held[0]
+
+
+def _read(
+    path: Path, lines: Sequence[str], name: str, formats: Sequence[_Format]
+) -> tuple[Logged, tuple[str, ...]]:
     for form in formats:
         rows = list(_rows(path, lines, form))
         if rows:
@@ -350,7 +400,7 @@ def _read(path: Path, name: str) -> tuple[Logged, tuple[str, ...]]:
         )
     values = [value for _, value in settled]
     middle = median(values)
-    is_time = form.unit is Unit.STEP
+    is_time = form.unit in (Unit.STEP, Unit.MICRO_STEP)
     paused = [v for v in values if (v > _PAUSE * middle if is_time else v < middle / _PAUSE)]
     notes: tuple[str, ...] = (
         () if is_summary else (f"{path}: first {warm_up} lines left out as warm-up",)
@@ -365,26 +415,29 @@ def _read(path: Path, name: str) -> tuple[Logged, tuple[str, ...]]:
         unit=form.unit,
         per_device=form.per_device,
     )
-    return replace(logged, **_batch(path, lines)), notes
+    return replace(logged, **_told(path, lines)), notes
 
 
-def _batch(path: Path, lines: Sequence[str]) -> dict[str, Any]:
-    """Batch, micro-batches per step and devices, as HF Trainer prints them before its first step."""
+def _told(path: Path, lines: Sequence[str]) -> dict[str, Any]:
+    """Batch, sequence, devices and layout as a log tells them, each the same all along."""
     found: dict[str, int] = {}
     for line in lines:
-        for name, start in _BATCH.items():
-            value = line.partition(start)[2].strip().replace(",", "")
-            if not value.isdecimal() or int(value) == 0:
-                continue
-            if found.setdefault(name, int(value)) != int(value):
+        for name, pattern in _HEADS:
+            match = pattern.search(line)
+            value = int(match[1].replace(",", "")) if match else 0
+            if value and found.setdefault(name, value) != value:
                 raise InvalidDocument(
-                    f"{path}: log must be of one run, but has two of {start!r}: {found[name]} and {value}; "
-                    "keep one run"
+                    f"{path}: log must be of one run, but has two of {name.replace('_', ' ')}: {found[name]} "
+                    f"and {value}; keep one run"
                 )
-    if not found.keys() >= _BATCH.keys():
-        return {}
-    total, each = found.pop("all"), math.prod(found.values())
-    return found if total % each else found | {"devices": total // each}
+    shared = {key: found.pop(key) for key in ("tp", "pp", "cp") if key in found}
+    layout = " ".join(f"{key}={size}" for key, size in shared.items() if size > 1)
+    if {"micro_batch", "accumulation", "global_batch"} <= found.keys():
+        each = found["micro_batch"] * found["accumulation"]
+        if found["global_batch"] % each == 0 and not layout:
+            found.setdefault("devices", found["global_batch"] // each)
+        del found["global_batch"]
+    return found | ({"layout": layout} if layout else {})
 
 
 def _of_others(path: Path, lines: Sequence[str], form: _Format) -> tuple[str, ...]:
@@ -443,6 +496,8 @@ def _rows(path: Path, lines: Sequence[str], form: _Format) -> Iterator[tuple[int
                 else whole(text.replace(",", "")) + whole(epoch or "0") * whole(most or "0")
             )
             value = decimal((groups["value"] or "").replace(",", ""))
+            if groups.get("rate") == "it/s" and value:
+                value = 1 / value
         except ValueError as error:
             raise InvalidDocument(f"{path}: line {number}: {error}") from None
         if value == math.inf:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.documents.training_configs import read_config, size_in_name
+from perfmodel.documents.training_configs import TrainingConfig, read_config, size_in_name
 from perfmodel.errors import InvalidDocument, UsageError
 
 FOUNDRY = """
@@ -74,9 +74,68 @@ data:
 """
 
 
+INLINE = """
+max_seq_len: 2048
+model: {name: mpt_causal_lm, d_model: 768, n_heads: 12, n_layers: 12, attn_config: {clip_qkv: 6, x: [1, 2]}}
+fsdp_config: {sharding_strategy: SHARD_GRAD_OP}
+"""
+OVERRIDES = """
+parameters:
+  global_train_batch_size: 64
+  model:
+    name: hf_causal_lm
+    pretrained_model_name_or_path: org/Llama-2-7b-hf
+    config_overrides:
+      hidden_size: 2048
+      num_hidden_layers: 4
+      num_attention_heads: 16
+"""
+LIGHTNING_CLI = """
+trainer: {precision: bf16-mixed, strategy: deepspeed_stage_2}
+model:
+  class_path: mine.Gpt
+  init_args: {n_embd: 512, n_layer: 6, n_head: 8}
+data:
+  init_args:
+    batch_size: 16
+"""
+FACTORY = """
+model_name_or_path: org/Meta-Llama-3-8B
+finetuning_type: lora
+cutoff_len: 1024
+per_device_train_batch_size: 8
+deepspeed: examples/deepspeed/ds_z3_config.json
+"""
+
+
+def shape_of(found: TrainingConfig) -> tuple[int, ...]:
+    assert found.shape is not None
+    return tuple(found.shape[key] for key in ("hidden", "layers", "heads"))
+
+
+def test_nested_and_inline_blocks(tmp_path: Path) -> None:
+    inline = read_config(written(tmp_path, INLINE))
+    assert (shape_of(inline), inline.strategy) == ((768, 12, 12), "zero2")
+    over = read_config(written(tmp_path, OVERRIDES))
+    assert (shape_of(over), over.global_batch) == ((2048, 4, 16), 64)
+    cli = read_config(written(tmp_path, LIGHTNING_CLI))
+    assert (shape_of(cli), cli.micro_batch, cli.strategy) == ((512, 6, 8), 16, "zero2")
+
+
 @pytest.mark.parametrize(
     ("text", "name", "told"),
     [
+        (
+            FACTORY,
+            "train.yaml",
+            {
+                "model": "org/Meta-Llama-3-8B",
+                "sequence": 1024,
+                "micro_batch": 8,
+                "strategy": "zero3",
+                "frozen": True,
+            },
+        ),
         (
             AXOLOTL,
             "train.yaml",
@@ -100,7 +159,7 @@ data:
             {"precision": "bf16", "strategy": "ddp", "accumulation": 2, "micro_batch": 32},
         ),
     ],
-    ids=["axolotl", "torchtitan", "lightning"],
+    ids=["llama-factory", "axolotl", "torchtitan", "lightning"],
 )
 def test_other_trainers(tmp_path: Path, text: str, name: str, told: dict[str, object]) -> None:
     found = read_config(written(tmp_path, text, name))

@@ -80,6 +80,79 @@ def test_logs_of_trainers(tmp_path: Path, name: str) -> None:
     assert "first 3 lines left out as warm-up" in notes[0]
 
 
+@pytest.mark.parametrize("name", [name for name in LINES if not name.startswith("regex")])
+def test_trainers_are_recognised_by_their_lines(tmp_path: Path, name: str) -> None:
+    text = "\n".join(LINES[name].format(n=n) for n in range(1, 11))
+    path = tmp_path / "log"
+    checked = "\nValidation DataLoader 0: 50%|x| 1/2 [00:01<00:01, 30.1it/s]"
+    path.write_text(text + checked * (name == "lightning"))
+    found, notes = read_log(path)
+    assert f"read as a log of {name};" in notes[0]
+    assert found.value == read_log(path, name=name)[0].value
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (("megatron", "torchtitan"), "of one trainer, but holds lines of megatron and torchtitan"),
+        ((), "holds no step of lightning, hf, megatron"),
+    ],
+)
+def test_lines_of_two_trainers_or_none_are_refused(
+    tmp_path: Path, names: tuple[str, ...], problem: str
+) -> None:
+    path = tmp_path / "log"
+    path.write_text("\n".join(LINES[name].format(n=n) for name in names for n in range(1, 11)))
+    with pytest.raises(InvalidDocument, match=problem):
+        read_log(path)
+
+
+MEGATRON = """
+using world size: 16, data-parallel size: 4, tensor-model-parallel size: 4, pipeline-model-parallel size: 1
+  global_batch_size ............................... 128
+  micro_batch_size ................................ 2
+  seq_length ...................................... 4096
+"""
+TITAN = (
+    "Training starts at step 1, with local batch size 2, global batch size 16, sequence length 8192"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "told"),
+    [
+        (
+            "megatron",
+            MEGATRON,
+            {
+                "micro_batch": 2,
+                "global_batch": 128,
+                "devices": 16,
+                "layout": "tp=4",
+                "sequence": 4096,
+            },
+        ),
+        ("megatron", "| global batch size:  1024 |", {"global_batch": 1024, "micro_batch": None}),
+        ("torchtitan", TITAN, {"micro_batch": 2, "global_batch": 16, "sequence": 8192}),
+    ],
+)
+def test_heads_of_logs_tell_batch_and_devices(
+    tmp_path: Path, name: str, head: str, told: dict[str, object]
+) -> None:
+    lines = "\n".join(LINES[name].format(n=n) for n in range(1, 11))
+    found, _ = read(tmp_path, f"{head}\n{lines}", name)
+    assert {key: getattr(found, key) for key in told} == told
+
+
+def test_a_bar_that_turns_from_seconds_to_rates_is_one_log(tmp_path: Path) -> None:
+    lines = [
+        f"Epoch 0: 1%|x| {n}/90 [00:1<0:1, {'1.5s/it' if n < 5 else '2.0it/s'}]"
+        for n in range(1, 30)
+    ]
+    found, _ = read(tmp_path, "\n".join(lines), "lightning")
+    assert (found.value, found.unit) == (pytest.approx(0.5), Unit.MICRO_STEP)
+
+
 def test_colours_and_thousands(tmp_path: Path) -> None:
     lines = (
         f"\x1b[31mstep: {n:,}  \x1b[34mtps: 7,123  \x1b[35mmfu: 37 %" for n in range(998, 1010)
@@ -141,7 +214,7 @@ def test_a_pasted_log_of_three_lines_is_enough(
 
 def test_a_second_epoch_is_the_same_run(tmp_path: Path) -> None:
     lines = [f"Epoch {e}: 1%|x| {n}/5 [00:1<0:1, 2.00it/s]" for e in (0, 1) for n in range(1, 6)]
-    assert read(tmp_path, "\r".join(lines), "lightning")[0].value == pytest.approx(2.0)
+    assert read(tmp_path, "\r".join(lines), "lightning")[0].value == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
