@@ -30,9 +30,9 @@ from perfmodel.cost.link_law import LinkLaw, paths
 from perfmodel.engine.algebra import end_times, end_times_with_interference
 from perfmodel.engine.job import FailureCause, Job, expected_elapsed_s
 from perfmodel.engine.simulate import simulate
-from perfmodel.engine.stragglers import expected_largest_deviate
 from perfmodel.layout import Layout, Schedule
 from perfmodel.model import Tier
+from perfmodel.statistics import expected_largest_deviate
 from perfmodel.step import Cause, Interference, StepProgram, Stream
 from perfmodel.step.compile import compile_layout, compile_step
 from perfmodel.units import MIB

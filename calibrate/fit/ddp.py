@@ -17,9 +17,7 @@ from calibrate.layout_fit import KNOWN_BELOW
 from calibrate.summary import Repetition, typical
 from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.measured import measured_steps_s, step_times
-from perfmodel.cost.machine import CostModel
-from perfmodel.cost.measured import PIPELINE, families
-from perfmodel.cost.phases import contention
+from perfmodel.cost.machine import PIPELINE, CostModel, contention, families
 from perfmodel.cost.traced import issued
 from perfmodel.documents.observation import (
     PHASES,

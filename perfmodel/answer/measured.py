@@ -10,9 +10,16 @@ import numpy as np
 from perfmodel.answer import Answer, Question
 from perfmodel.cost import Samples, Terms, paced
 from perfmodel.cost.collectives import library_of
-from perfmodel.cost.machine import SEED, CostModel, form_factors, model_form
-from perfmodel.cost.measured import beside, families, groups, is_ddp, step_program
-from perfmodel.cost.phases import contention
+from perfmodel.cost.machine import (
+    SEED,
+    CostModel,
+    contention,
+    families,
+    form_factors,
+    model_form,
+    step_program,
+)
+from perfmodel.cost.network import groups
 from perfmodel.documents import QUIET, age_notes, seals
 from perfmodel.engine import algebra
 from perfmodel.errors import CalibrationUnavailable, NotFeasible
@@ -88,7 +95,7 @@ def layout_costs(question: Question) -> Costs:
     program = step_program(machine, workload, layout)
     if question.sync_every_step and machine.asynchronous:
         program = with_waiting_host(program)
-    large = _LARGE_PROGRAM if is_ddp(layout) else _LARGE_DIVIDED
+    large = _LARGE_PROGRAM if layout.is_ddp else _LARGE_DIVIDED
     most = _DRAWS_OF_LARGE if len(program.operations) > large else question.num_draws
     model = cost_model(machine, cluster, min(question.num_draws, most))
     rate = question.loader_samples_per_s
@@ -104,7 +111,7 @@ def measured_answer(question: Question) -> Answer:
     program, terms, median_s, durations_s = costs
     trace = _steady_trace(program, terms, durations_s[:, :1])
     model = cost_model(machine, question.cluster, durations_s.shape[1])
-    alike = beside(layout)
+    alike = layout.beside
     late = [
         paced(
             program,
@@ -267,11 +274,11 @@ def _uncertainty(question: Question, model: CostModel) -> Samples:
         machine,
         {} if question.validation is None else question.validation.signed_errors,
         workload,
-        beside(layout),
+        layout.beside,
         num_draws=num_draws,
         run_error=again.run_of(layout.world_size) / math.sqrt(question.num_repetitions),
     )
-    if not is_ddp(layout):
+    if not layout.is_ddp:
         form = form * form_factors(model, layout)
     # One error for all layouts: it moves every step, and cancels in every speed-up. What is predicted
     # is one more round, whose own deviation comes beside the error of their mean.
@@ -383,7 +390,7 @@ def measured_caveats(
     outside = {
         layout.micro_batch
         for layout, evidence in found.items()
-        if evidence["compute"] is Evidence.EXTRAPOLATED and is_ddp(layout)
+        if evidence["compute"] is Evidence.EXTRAPOLATED and layout.is_ddp
     }
     if outside and machine.workload(question.workload_name) is not None:
         listed = ", ".join(map(str, sorted(outside)))

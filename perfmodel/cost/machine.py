@@ -1,34 +1,25 @@
 """From a profile to the terms of any layout, with draws that carry the profile's uncertainty."""
 
 import copy
+import itertools
 import math
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from perfmodel.cost import CollectiveTime, CurveDraws, Samples, Terms, deviates
 from perfmodel.cost.collectives import library_of
-from perfmodel.cost.measured import (
-    CARRIERS,
-    KINDS,
-    beside,
-    families,
-    groups,
-    is_ddp,
-    layout_cost,
-)
-from perfmodel.cost.network import Network
-from perfmodel.cost.phases import contention, noise_weights, phases_at
-from perfmodel.engine.stragglers import slowest_pace
+from perfmodel.cost.network import KINDS, Network, groups
 from perfmodel.errors import CalibrationUnavailable
 from perfmodel.layout import Layout, RunSetting, Synchronisation
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import (
     HEAVY_TAILED_90,
+    PHASE_CURVES,
     CurvePoint,
     DdpCosts,
     LayoutCost,
@@ -36,10 +27,11 @@ from perfmodel.machine.measured import (
     MeasuredWorkload,
     PhaseCurves,
 )
-from perfmodel.statistics import heavy_tailed_quantiles
+from perfmodel.statistics import heavy_tailed_quantiles, slowest_pace
 from perfmodel.step import Cause, StepProgram
+from perfmodel.step.compile import compile_step
 from perfmodel.step.stages import gradient_buckets
-from perfmodel.units import Bytes
+from perfmodel.units import Bytes, Seconds
 
 if TYPE_CHECKING:
     from perfmodel.machine import Cluster
@@ -65,6 +57,137 @@ _COMMUNICATION: Final = {
 _UNCERTAINTY_PER_HALVING: Final = 0.05
 #: The same of each family of parallelism that was never run on this machine: a prior.
 _UNJUDGED: Final = 0.05
+
+
+def phases_at(workload: MeasuredWorkload, world_size: int) -> PhaseCurves:
+    """Curves between the measured world sizes, which processors share; a full node beyond the largest."""
+    ordered = sorted(workload.phases, key=lambda phases: phases.world_size)
+    low = [p for p in ordered if p.world_size <= world_size][-1]
+    high = next((p for p in ordered if p.world_size >= world_size), low)
+    if low.world_size == high.world_size:
+        return _without_dips(low)
+    weight = (world_size - low.world_size) / (high.world_size - low.world_size)
+
+    def between(name: str) -> tuple[CurvePoint, ...]:
+        known = {point.at: point.time_s for point in getattr(low, name)}
+        return tuple(
+            replace(p, time_s=known.get(p.at, p.time_s) * (1 - weight) + p.time_s * weight)
+            for p in getattr(high, name)
+        )
+
+    found = {name: between(name) for name in PHASE_CURVES}
+    return _without_dips(PhaseCurves(world_size=world_size, **found))
+
+
+def contention(workload: MeasuredWorkload, micro_batch: int, ranks: int, *, than: int) -> float:
+    """Duration of compute with so many ranks at work beside each other, over that with ``than`` of them.
+
+    Above 1 where ranks share processors or a path to memory; what a library works out on the processors is
+    slowed alike.
+    """
+
+    def pass_s(world_size: int) -> Seconds:
+        phases = phases_at(workload, world_size)
+        passes = zip(phases.forward, phases.backward, strict=True)
+        nearest = min(passes, key=lambda pair: abs(math.log(pair[0].at / micro_batch)))
+        return sum(point.time_s for point in nearest)
+
+    return pass_s(ranks) / (pass_s(than) or 1.0)
+
+
+def _without_dips(phases: PhaseCurves) -> PhaseCurves:
+    """Curves in which more samples never take less time: dips are noise.
+
+    The backward pass, which exchanges may hide, rises by itself; all that nothing hides, together.
+    """
+    names = ("input", "forward", "backward", "optimizer")
+    curves = {name: sorted(getattr(phases, name), key=lambda point: point.at) for name in names}
+    if len({tuple(point.at for point in curve) for curve in curves.values()}) > 1:
+        return phases
+    bare = [curves[name] for name in ("forward", "optimizer", "input")]
+    bare_s = [sum(point.time_s for point in points) for points in zip(*bare, strict=True)]
+    missing_s = {
+        "forward": _to_rise(bare_s),
+        "backward": _to_rise([point.time_s for point in curves["backward"]]),
+    }
+    if not any(any(more_s) for more_s in missing_s.values()):
+        return phases
+    filled: dict[str, Any] = {
+        name: tuple(
+            replace(point, time_s=point.time_s + more_s)
+            for point, more_s in zip(curves[name], of_phase_s, strict=True)
+        )
+        for name, of_phase_s in missing_s.items()
+    }
+    return replace(phases, **filled)
+
+
+def _to_rise(time_s: Sequence[Seconds]) -> list[Seconds]:
+    """What each time lacks to the longest one before it. [s]"""
+    highest = itertools.accumulate(time_s, max)
+    return [high_s - each_s for high_s, each_s in zip(highest, time_s, strict=True)]
+
+
+def noise_weights(
+    workload: MeasuredWorkload, micro_batch: int
+) -> list[tuple[tuple[float, ...], float]]:
+    """Step ratios of the calibrated micro-batches beside one, and their shares on a logarithmic scale."""
+    entries = sorted(workload.noise, key=lambda noise: noise.micro_batch)
+    if not entries:
+        return [((), 1.0)]
+    low = next((e for e in reversed(entries) if e.micro_batch <= micro_batch), entries[0])
+    high = next((e for e in entries if e.micro_batch >= micro_batch), low)
+    if low.micro_batch >= high.micro_batch:
+        return [(low.ratios, 1.0)]
+    share = math.log(micro_batch / low.micro_batch) / math.log(high.micro_batch / low.micro_batch)
+    return [(low.ratios, 1 - share), (high.ratios, share)]
+
+
+PIPELINE: Final = "pipeline"
+#: Families by what they exchange, and the operation that carries what they add to it.
+CARRIERS: Final = {
+    "fsdp": Cause.BUCKET,
+    "zero": Cause.BROADCAST,
+    "tensor": Cause.TENSOR,
+    PIPELINE: Cause.P2P,
+}
+
+
+def families(layout: Layout) -> tuple[str, ...]:
+    """What a layout is beyond DistributedDataParallel."""
+    uses = (layout.zero > 1, layout.zero == 1, layout.tp > 1, layout.pp > 1)
+    return tuple(name for name, used in zip(CARRIERS, uses, strict=True) if used)
+
+
+def ranks_beside(family: str, layout: Layout) -> int:
+    """Ranks that do a family's exchanges at the same time: of one pipeline stage, or the stages."""
+    return layout.pp if family == PIPELINE else layout.world_size // layout.pp
+
+
+def layout_cost(machine: MeasuredMachine, family: str, layout: Layout) -> LayoutCost | None:
+    """What a family adds to an exchange, between the measured numbers of ranks; None if never run."""
+    found = [cost for cost in machine.layouts if cost.family == family]
+    if not found:
+        return None
+    world_size = ranks_beside(family, layout)
+    ranks = [cost.world_size for cost in found]
+    between = {
+        name: float(np.interp(world_size, ranks, [getattr(cost, name) for cost in found]))
+        for name in ("call_s", "byte_s", "log_error")
+    }
+    return LayoutCost(family=family, world_size=world_size, **between)
+
+
+def step_program(
+    machine: MeasuredMachine, workload: MeasuredWorkload, layout: Layout
+) -> StepProgram:
+    """The step of a layout."""
+    if layout.is_ddp:
+        return compile_step(workload.workload, layout, asynchronous=machine.asynchronous)
+    # Operators and their division double the start of a prediction that needs neither.
+    from perfmodel.cost.shares import divided_program  # noqa: PLC0415
+
+    return divided_program(machine, workload, layout)
 
 
 class CostModel:
@@ -107,7 +230,7 @@ class CostModel:
         loader_samples_per_s: float | None = None,
     ) -> Terms:
         """Cost terms of a step: compute as with so many ranks at work, every exchange in its group."""
-        at_work = beside(layout)
+        at_work = layout.beside
         ranks = at_work.world_size
         phases = phases_at(workload, ranks)
         shared = self._shared(workload)
@@ -131,7 +254,7 @@ class CostModel:
         # Without another rank there is nothing to share the device with.
         alone = np.ones(self.num_draws)
         loads = 0.0 if loader_samples_per_s is None else at_work.local_batch / loader_samples_per_s
-        used = (Cause.ALL_REDUCE, Cause.BROADCAST) if is_ddp(layout) else KINDS
+        used = (Cause.ALL_REDUCE, Cause.BROADCAST) if layout.is_ddp else KINDS
         return Terms(
             compute_s=compute_s,
             issue_s={
@@ -163,7 +286,7 @@ class CostModel:
         a stage was measured with g ranks at work, and runs with n.
         """
         by_processors = library_of(self.profile.backend).by_processors
-        group, ranks = groups(layout)[cause], beside(layout).world_size
+        group, ranks = groups(layout)[cause], layout.beside.world_size
         slowed = 1.0
         if by_processors and cause is not Cause.P2P and group.size not in (1, ranks):
             slowed = contention(workload, layout.micro_batch, ranks, than=group.size)
@@ -333,7 +456,7 @@ class CostModel:
             )
         if layout.tp > 1:
             found["compute"] = Evidence.weakest((found["compute"], Evidence.EXTRAPOLATED))
-        ranks = beside(layout).world_size
+        ranks = layout.beside.world_size
         if ranks > 1:
             beyond = ranks > self.profile.max_world_size
             known_overlap = Evidence.EXTRAPOLATED if beyond else Evidence.INTERPOLATED

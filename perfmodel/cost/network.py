@@ -27,6 +27,7 @@ from perfmodel.cost.group_cost import GroupCost
 from perfmodel.cost.link_law import LinkCost
 from perfmodel.cost.messages import MessageCost
 from perfmodel.errors import UsageError
+from perfmodel.layout import Layout, Order
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import (
     CollectiveProfile,
@@ -34,6 +35,7 @@ from perfmodel.machine.measured import (
     MeasuredCollective,
     MeasuredMachine,
 )
+from perfmodel.step import Cause
 from perfmodel.units import Bytes
 
 if TYPE_CHECKING:
@@ -122,6 +124,29 @@ class Group(NamedTuple):
 
     size: int
     stride: int = 1
+
+
+#: Kinds of collectives by what they are for.
+KINDS: Final = {
+    Cause.ALL_REDUCE: "all_reduce",
+    Cause.BROADCAST: "broadcast",
+    Cause.ALL_GATHER: "all_gather",
+    Cause.REDUCE_SCATTER: "reduce_scatter",
+    Cause.TENSOR: "all_reduce",
+    Cause.P2P: "send_recv",
+}
+
+
+def groups(layout: Layout) -> dict[Cause, Group]:
+    """Ranks of every exchange: how many, and how far apart in the numbering of all."""
+    inner = layout.tp * layout.cp
+    is_data_inside = layout.order is Order.DATA_INSIDE
+    data = Group(layout.replicas, inner * (1 if is_data_inside else layout.pp))
+    return {
+        **dict.fromkeys(KINDS, data),
+        Cause.TENSOR: Group(layout.tp),
+        Cause.P2P: Group(min(layout.pp, 2), inner * (layout.dp if is_data_inside else 1)),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

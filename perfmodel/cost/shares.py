@@ -33,7 +33,7 @@ _KERNEL_QUEUE_BYTES: Final = 200_000
 def divided_program(
     machine: MeasuredMachine, workload: MeasuredWorkload, layout: Layout
 ) -> StepProgram:
-    """The step of a layout that is more than data parallelism, by ``cost.measured.step_program``."""
+    """The step of a layout that is more than data parallelism, by ``cost.machine.step_program``."""
     if machine.operators is None:
         raise CalibrationUnavailable(
             f"--layout: {str(layout)!r} needs operators, but the profile holds none; calibrate again"

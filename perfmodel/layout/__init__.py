@@ -195,6 +195,22 @@ class Layout:
         return Layout(micro_batch=self.micro_batch, accumulation=self.accumulation)
 
     @property
+    def is_ddp(self) -> bool:
+        """Whether it is data parallelism alone, as DistributedDataParallel does it."""
+        return self == Layout(
+            dp=self.dp,
+            micro_batch=self.micro_batch,
+            accumulation=self.accumulation,
+            bucket_cap_mb=self.bucket_cap_mb,
+            wrapper=self.wrapper,
+        )
+
+    @property
+    def beside(self) -> "Layout":
+        """As many ranks that exchange gradients alone as compute together: those of a pipeline stage."""
+        return self if self.is_ddp else replace(self.alone, dp=self.world_size // self.pp)
+
+    @property
     def synchronisation(self) -> Synchronisation:
         """What happens to the gradients of a step."""
         if self.wrapper is not None:

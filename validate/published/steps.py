@@ -8,8 +8,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from perfmodel.documents.verdicts import CARRIED, PublishedSeries
-from perfmodel.engine.stragglers import expected_largest_deviate
-from perfmodel.statistics import FloatArray
+from perfmodel.statistics import FloatArray, expected_largest_deviate
 from validate.published.harness import (
     Part,
     Table,

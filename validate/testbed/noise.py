@@ -6,8 +6,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from perfmodel.engine.stragglers import quantile_with_tail
-from perfmodel.statistics import MEDIAN_OVER_MEAN, FloatArray
+from perfmodel.statistics import MEDIAN_OVER_MEAN, FloatArray, quantile_with_tail
 from perfmodel.step import StepProgram, Stream
 
 #: Probabilities at which the quantile function of a sample is kept; dense towards the slow end.

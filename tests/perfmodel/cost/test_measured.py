@@ -8,8 +8,8 @@ import pytest
 import perfmodel
 from perfmodel.answer import Answer
 from perfmodel.answer.measured import layout_costs
-from perfmodel.cost.measured import PIPELINE, groups, ranks_beside
-from perfmodel.cost.network import Group
+from perfmodel.cost.machine import PIPELINE, ranks_beside
+from perfmodel.cost.network import Group, groups
 from perfmodel.errors import CalibrationUnavailable, NotFeasible
 from perfmodel.layout import Layout, parse_layout
 from perfmodel.machine import Evidence

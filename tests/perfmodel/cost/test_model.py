@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from perfmodel.cost import Terms
-from perfmodel.cost.machine import CostModel, model_form
-from perfmodel.cost.measured import step_program
+from perfmodel.cost.machine import CostModel, model_form, step_program
 from perfmodel.layout import RunSetting, Synchronisation, parse_layout
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import PHASE_CURVES, MeasuredMachine, PhaseCurves

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from perfmodel.documents.verdicts import CARRIED
-from perfmodel.engine.stragglers import expected_largest_deviate
 from perfmodel.errors import InvalidDocument, UsageError
 from perfmodel.report.validation import published_lines
+from perfmodel.statistics import expected_largest_deviate
 from tests.validate.published.judged import judged, write
 from validate.published import harness
 from validate.published.collectives import Point, log_scatter, scatter

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from perfmodel.engine.stragglers import (
+from perfmodel.statistics import (
     expected_largest_deviate,
     quantile_with_tail,
     slowest_of_ranks,
