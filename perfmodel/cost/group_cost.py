@@ -101,17 +101,17 @@ class GroupCost(ABC):
         ranks: int,
         *,
         nodes: int | None = None,
-        rate: Samples | float = 1.0,
+        rate: float = 1.0,
     ) -> Samples:
         """Time of a collective, shape ``(num_draws,)``; of many sizes ``(num_sizes, 1)``, one row each. [s]
 
         ``nodes``: That the group spans, if known.
-        ``rate``: What-if: bandwidth over what it is.
+        ``rate``: Part of the bandwidth that is left.
         """
 
     @abstractmethod
     def message(
-        self, members: int, *, nodes: int | None, rate: Samples | float
+        self, members: int, *, nodes: int | None, rate: float
     ) -> tuple[Samples | float, Samples, Transfer]:
         """Start of a collective, latency of one of its messages, and transfer over the message's bytes. [s]"""
 
@@ -121,7 +121,7 @@ class GroupCost(ABC):
         members: int,
         *,
         crossings: int,
-        rate: Samples | float = 1.0,
+        rate: float = 1.0,
         inside_node: bool = False,
     ) -> LevelCost:
         """A tier whose collectives were measured; ``rate`` is the part of its bandwidth that is left."""

@@ -156,12 +156,10 @@ class LinkLaw(Law):
         start[2] = math.log(2 * size / time_s)
         return replace(cls.fitted(residuals, [start], drawn), protocols=protocols)
 
-    def time_s(
-        self, size_bytes: Samples, ways: Iterable[Path], *, rate: Samples | float = 1.0
-    ) -> Samples:
+    def time_s(self, size_bytes: Samples, ways: Iterable[Path], *, rate: float = 1.0) -> Samples:
         """By the fastest of several ways, shape ``(num_sizes, num_draws)`` for sizes ``(num_sizes, 1)``. [s]
 
-        ``rate``: What-if: rate of links over what it is.
+        ``rate``: Part of the links' rate that is left.
         """
         start_s, hop_s, link_rate, own_rate, later_s, half_size = np.exp(self.logs)
         own_s = size_bytes / own_rate
@@ -281,7 +279,7 @@ class LinkCost(GroupCost):
         ranks: int,
         *,
         nodes: int | None = None,
-        rate: Samples | float = 1.0,
+        rate: float = 1.0,
     ) -> Samples:
         """By the law and the group's factor on it. [s]
 
@@ -294,14 +292,14 @@ class LinkCost(GroupCost):
         curve, known = self._curve(ranks, spanned)
         at = self.law.nominal().time_s(column, ways)[:, 0]
         rows_s = curve.read_many(at) * self.away_from_sizes(column[:, 0], known)
-        if not (np.isscalar(rate) and rate == 1.0):
+        if rate != 1.0:
             rows_s = (
                 rows_s * self.law.time_s(column, ways, rate=rate) / self.law.time_s(column, ways)
             )
         return rows_s if sizes.ndim else rows_s[0]
 
     def message(
-        self, members: int, *, nodes: int | None, rate: Samples | float
+        self, members: int, *, nodes: int | None, rate: float
     ) -> tuple[Samples, Samples, Transfer]:
         """Start and hop are the law's; the rest of a ring is transfer. [s]"""
         start_s, hop_s = self.law.start_and_hop_s

@@ -149,7 +149,7 @@ class MessageCost(GroupCost):
         members: int,
         *,
         nodes: int | None,  # noqa: ARG002 - messages are the same within a node and between
-        rate: Samples | float,
+        rate: float,
     ) -> tuple[float, Samples, Transfer]:
         """Latency is the time of the smallest message that was measured; what is more is transfer. [s]"""
         latency_s: Samples = self.read(np.array([self.sizes_bytes[0]]), members)[0]
@@ -169,7 +169,7 @@ class MessageCost(GroupCost):
         ranks: int,
         *,
         nodes: int | None = None,
-        rate: Samples | float = 1.0,
+        rate: float = 1.0,
     ) -> Samples:
         """T = messages * (latency + transfer(size of one)). [s]"""
         _, latency_s, transfer_s = self.message(ranks, nodes=nodes, rate=rate)

@@ -24,8 +24,6 @@ from perfmodel.cost.collectives import (
     switched_bytes,
 )
 from perfmodel.cost.group_cost import GroupCost
-from perfmodel.cost.link_law import LinkCost
-from perfmodel.cost.messages import MessageCost
 from perfmodel.errors import UsageError
 from perfmodel.layout import Layout, Order
 from perfmodel.machine import Evidence
@@ -67,8 +65,13 @@ def _sampled(
     rng: np.random.Generator,
 ) -> GroupCost:
     """By the law of the library: its ranks move the bytes themselves, or have links of their own."""
-    law = MessageCost if library_of(library).by_processors else LinkCost
-    return law.sample(groups, library=library, num_draws=num_draws, rng=rng)
+    if library_of(library).by_processors:
+        from perfmodel.cost.messages import MessageCost  # noqa: PLC0415 - one of the two is needed
+
+        return MessageCost.sample(groups, library=library, num_draws=num_draws, rng=rng)
+    from perfmodel.cost.link_law import LinkCost  # noqa: PLC0415 - as above
+
+    return LinkCost.sample(groups, library=library, num_draws=num_draws, rng=rng)
 
 
 def for_nccl(machine: MeasuredMachine, nccl: str) -> MeasuredMachine:
@@ -224,19 +227,11 @@ class Network:
             tier_uncertainties=np.exp(errors * deviates(rng("tiers"), len(errors), num_draws)),
         )
 
-    def time_s(
-        self,
-        kind: str,
-        size_bytes: Bytes | Samples,
-        group: Group,
-        *,
-        rate: Samples | float = 1.0,
-    ) -> Samples:
+    def time_s(self, kind: str, size_bytes: Bytes | Samples, group: Group) -> Samples:
         """Time of one collective alone, shape ``(num_draws,)``; of many at once, one row for each. [s]
 
         ``kind``: One of all_reduce, broadcast, all_gather, reduce_scatter and send_recv.
         ``size_bytes``: Of the whole array; one size, or many of shape ``(num_sizes, 1)``.
-        ``rate``: What-if: bandwidth of all links over what it is.
         """
         if group.size == 1:
             return np.zeros_like(self.uncertainty)
@@ -253,10 +248,10 @@ class Network:
                 size_bytes,
                 group.size,
                 nodes=1 if inside else self._nodes(group.size),
-                rate=rate * math.prod(level.slow_factor for level in used or ()),
+                rate=math.prod(level.slow_factor for level in used or ()),
             )
         else:
-            levels = self._costs(known, used, rate)
+            levels = self._costs(known, used)
             if kind == ALL_REDUCE:
                 alone_s = all_reduce_s(levels, size_bytes, library=self.library)
             elif kind == "broadcast":
@@ -313,20 +308,18 @@ class Network:
     def _all_reduce_levels(self, group: Group) -> list[LevelCost]:
         used = self._levels(group) if group.size > 1 else None
         known = self.messages.get(ALL_REDUCE)
-        return self._costs(known, used or (), 1.0)
+        return self._costs(known, used or ())
 
-    def _costs(
-        self, known: GroupCost | None, used: "Iterable[Level]", rate: Samples | float
-    ) -> list[LevelCost]:
+    def _costs(self, known: GroupCost | None, used: "Iterable[Level]") -> list[LevelCost]:
         """Of the tiers that a group crosses; where no collective was measured the library tells its start."""
-        costs = [self._cost(known, level, rate) for level in used]
+        costs = [self._cost(known, level) for level in used]
         if costs and not any(cost.is_measured for cost in costs):
             uncertainty = np.exp(START_LOG_ERROR * self.uncertainty)
             start_s = library_of(self.library).start_s * uncertainty
             costs[0] = replace(costs[0], start_s=start_s)
         return costs
 
-    def _cost(self, known: GroupCost | None, level: "Level", rate: Samples | float) -> LevelCost:
+    def _cost(self, known: GroupCost | None, level: "Level") -> LevelCost:
         is_inside = self._inside_node(level.place)
         if level.place == self.measured_tier:
             assert known is not None, level
@@ -334,7 +327,7 @@ class Network:
                 level.tier,
                 level.members,
                 crossings=level.crossings,
-                rate=level.slow_factor * rate,
+                rate=level.slow_factor,
                 inside_node=is_inside,
             )
             if not level.in_switch_reduction:
@@ -351,7 +344,7 @@ class Network:
         uncertainty = self.tier_uncertainties[level.place]
 
         def transfer_s(size_bytes: float | Samples) -> Samples:
-            return np.asarray(size_bytes / (level.bytes_per_s * rate) * uncertainty)
+            return np.asarray(size_bytes / level.bytes_per_s * uncertainty)
 
         def switched_s(size_bytes: float | Samples) -> Samples:
             return transfer_s(switched_bytes(size_bytes, level.members) / level.in_switch_reduction)
