@@ -20,9 +20,9 @@ from perfmodel.cost.collectives import bus_factor
 from perfmodel.documents.acceptance import Clause, ClauseKind, RankRun
 from perfmodel.documents.budget import GoodputDocument
 from perfmodel.documents.observation import Observation, StepObservation
-from perfmodel.engine.stragglers import expected_largest_deviate
 from perfmodel.layout import Layout, Synchronisation, parse_layout
 from perfmodel.machine.measured import CollectiveProfile, MeasuredCollective, MeasuredMachine
+from perfmodel.statistics import expected_largest_deviate
 from perfmodel.units import Seconds, format_rate
 
 #: Runs of the job that a delivery is judged by.

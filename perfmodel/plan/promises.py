@@ -12,11 +12,9 @@ from perfmodel.answer import Question
 from perfmodel.answer.answer import answer, step_ratio
 from perfmodel.answer.measured import cost_model
 from perfmodel.cost import Samples
-from perfmodel.cost.measured import KINDS, groups
-from perfmodel.cost.network import Group
+from perfmodel.cost.network import KINDS, Group, groups
 from perfmodel.documents.acceptance import UNITS, Clause, ClauseKind
 from perfmodel.documents.budget import GoodputDocument
-from perfmodel.engine.stragglers import expected_largest_deviate
 from perfmodel.errors import UsageError
 from perfmodel.layout import Layout, scaled_layouts
 from perfmodel.machine.measured import (
@@ -35,6 +33,7 @@ from perfmodel.plan.delivered import (
     quantity,
     read_curve,
 )
+from perfmodel.statistics import expected_largest_deviate
 from perfmodel.step import Cause
 from perfmodel.step.stages import gradient_buckets
 from perfmodel.units import GIB, KIB, Bytes, format_bytes
