@@ -192,13 +192,13 @@ class Network:
 
         ``rng``: Randomness of its own by name, so that the order of questions is no matter.
         """
-        measured_tier, groups = _measured(profile, cluster)
+        measured_tier, measured = _measured(profile, cluster)
         by_kind = {
             kind: [
                 MeasuredCollective(
                     collective=kind, world_size=g.world_size, num_nodes=1, points=g.points
                 )
-                for g in groups
+                for g in measured
                 if g.collective == kind and g.world_size > 1
             ]
             for kind in _KINDS

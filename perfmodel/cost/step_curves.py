@@ -21,7 +21,7 @@ from perfmodel.cost.step_law import (
     step_seconds,
     step_work,
 )
-from perfmodel.cost.traced import ready_when_done
+from perfmodel.cost.traced import GRID, ready_when_done
 from perfmodel.documents import read_toml
 from perfmodel.errors import UsageError
 from perfmodel.machine import Evidence
@@ -38,8 +38,6 @@ from perfmodel.workload import Phase, Workload
 from perfmodel.workload.step import SymbolicStep, TracedStep
 
 _SHIPPED_PRIORS: Final = Path(__file__).with_name("device_priors.toml")
-#: Micro-batches at which curves are read; between them time is close to linear.
-_GRID: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 #: Absolute error, in log, that one model in ten exceeds where no row has the precision and memory format.
 UNSEEN_MODE_ERROR: Final = 0.5
 #: Absolute change in log between versions that one model in ten exceeds, where no two were measured: RTX 3090,
@@ -67,7 +65,7 @@ def workload_by_law(
     Device and host hide each other only in part, in a phase as in the step: phases of the device are as long as
     the whole step, each by what its device and host would take alone. A larger batch never takes less.
     """
-    steps = [trace.at(micro_batch=batch) for batch in _GRID]
+    steps = [trace.at(micro_batch=batch) for batch in GRID]
     works = tuple(step_work(step) for step in steps)
     logs = log_constants(costs.constants, shipped_priors())
     sheet = Sheet(costs.flop_per_s, costs.bytes_per_s)
@@ -81,11 +79,11 @@ def workload_by_law(
     error = UNSEEN_MODE_ERROR if known is None else known.log_error
     phases = PhaseCurves(
         world_size=1,
-        input=_curve(np.zeros(len(_GRID))),
+        input=_curve(np.zeros(len(GRID))),
         **{name: _curve(device_s[:, place]) for place, name in enumerate(names)},
         **{f"dispatch_{name}": _curve(found.host_s[:, place]) for place, name in enumerate(names)},
     )
-    middle = len(_GRID) // 2
+    middle = len(GRID) // 2
     return MeasuredWorkload(
         workload=_with_ready_times(workload, steps[middle], works, found, middle),
         phases=(phases,),
@@ -100,7 +98,7 @@ def _curve(time_s: FloatArray) -> tuple[CurvePoint, ...]:
     """Without errors of its own: what is uncertain is common to all phases."""
     return tuple(
         CurvePoint(at=batch, time_s=float(seconds), relative_error=0.0)
-        for batch, seconds in zip(_GRID, time_s, strict=True)
+        for batch, seconds in zip(GRID, time_s, strict=True)
     )
 
 

@@ -11,7 +11,6 @@ References
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,8 +21,6 @@ from perfmodel.checks import at_least, non_negative, positive
 from perfmodel.statistics import FloatArray
 from perfmodel.units import Seconds
 
-#: exp of more than this overflows.
-_LARGEST_EXPONENT: Final = 700.0
 #: Below this share of the mean time between failures the moments of the truncated exponential are
 #: those of a uniform distribution; their closed form would cancel to nothing.
 _SMALL: Final = 1e-5
@@ -156,23 +153,23 @@ def expected_elapsed_s(job: Job) -> Seconds:
     A segment of work and its checkpoint, ``L`` together, is struck ``exp(L / M) - 1`` times on
     average. Each stop costs the time until it, detection ``D`` and restart ``R``, which may be
     struck too, and the wait ``P`` for a node, which is not:
-    ``(exp(L / M) - 1) (M exp((D + R) / M) + P exp(R / M))``. Without ``P`` this is Daly's complete
-    model [2, eq. 20]_.
+    ``(exp(L / M) - 1) (M exp((D + R) / M) + P exp(R / M))``, which is ``1 + P / M exp(-D / M)`` times the mean of
+    ``elapsed_moments``.
     """
-    wait_s = _certain_wait_s(job)
-    mtbf_s = job.mtbf_s
-    segments = math.ceil(job.work_s / job.checkpoint_interval_s - 1e-9)
-    last_s = job.work_s - (segments - 1) * job.checkpoint_interval_s
+    wait_s, mtbf_s = _certain_wait_s(job), job.mtbf_s
+    interval_s = min(job.checkpoint_interval_s, job.work_s)
     if math.isinf(mtbf_s):
+        segments = math.ceil(job.work_s / interval_s - 1e-9)
         return job.work_s + segments * job.checkpoint_write_s
-    stop_s = mtbf_s * _finite(math.exp, job.recovery_s / mtbf_s) + wait_s * _finite(
-        math.exp, job.restart_s / mtbf_s
+    mean_s, _ = elapsed_moments(
+        job.work_s,
+        interval_s=interval_s,
+        write_s=job.checkpoint_write_s,
+        mtbf_s=mtbf_s,
+        recovery_s=job.recovery_s,
     )
-    strikes = _finite(math.expm1, (last_s + job.checkpoint_write_s) / mtbf_s)
-    if segments > 1:
-        whole_s = job.checkpoint_interval_s + job.checkpoint_write_s
-        strikes += (segments - 1) * _finite(math.expm1, whole_s / mtbf_s)
-    return strikes * stop_s
+    elapsed_s = float(mean_s) * (1 + wait_s / mtbf_s * math.exp(-job.detection_s / mtbf_s))
+    return elapsed_s if math.isfinite(elapsed_s) else math.inf
 
 
 def expected_stops(job: Job) -> float:
@@ -202,11 +199,6 @@ def _check(write_s: Seconds, mtbf_s: Seconds) -> None:
         positive("mtbf_s", mtbf_s)
 
 
-def _finite(function: Callable[[float], float], exponent: float) -> float:
-    """``exp`` or ``expm1``, infinite where it overflows: a job that needs it never ends."""
-    return function(exponent) if exponent < _LARGEST_EXPONENT else math.inf
-
-
 def elapsed_moments(
     work_s: ArrayLike,
     *,
@@ -217,7 +209,7 @@ def elapsed_moments(
 ) -> tuple[FloatArray, FloatArray]:
     """Mean and standard deviation of the time from start to end; arrays broadcast. [s]
 
-    The mean is Daly's complete model, see ``expected_elapsed_s``; infinite, or not a number, where it is
+    The mean is Daly's complete model [2, eq. 20]_; infinite, or not a number, where it is
     beyond floating point. ``work_s`` is training without any stop, ``recovery_s`` detection and restart.
     """
     work, interval, write, mtbf, recovery = (
