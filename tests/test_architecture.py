@@ -54,7 +54,7 @@ machines: NAME json
 memory: machine device device-kind device-memory devices gradient-as-bucket-view json micro-batch optimizer
     precision profile sequence-length verbose workload unsealed
 network:
-network check: LOG bucket-cap-mb cluster collective device json nic-bandwidth nics workload unsealed
+network check: LOG bucket-cap-mb cluster collective device json machine nic-bandwidth nics profile workload unsealed
 network import: FILE link-bandwidth nic-bandwidth nodes output
 network measure: collectives device-kind nproc out resume rounds
 network show: FILES collective json unsealed
