@@ -178,7 +178,7 @@ function showStep(state, profile, workload) {
     setLadder(id, times.toSorted((a, b) => a - b), state.factors[id]);
     byId(id).disabled = id !== "speed" && !known;
   }
-  byId("link-hint").textContent = known ? "" : "One device was measured: nothing is known of its network. Choose another machine, serve with --cluster FILE, or calibrate with --nproc 2.";
+  byId("link-hint").textContent = known ? "" : "One device was measured: nothing is known of its network. Choose another machine, serve with --cluster '8 pcie4-x16', or calibrate with --nproc 2.";
   showHardware(state, profile, workload);
   const refused = Object.entries(workload.refused);
   const traced = workload.precision && `${workload.precision}, as traced`;

@@ -10,14 +10,14 @@ function isLinear() {
   return byId("curve-axes").value === "linear";
 }
 
-// The points as they are drawn. No device is faster than alone: the band of a speed-up ends at the ideal. The
-// draws may pass it, where runs of one setting differ; the words and the table keep them.
+// The points as they are drawn. No device is faster than alone: the band of a speed-up, and of any efficiency,
+// ends at the ideal. The draws may pass it, where runs of one setting differ; the table keeps them.
 // Linear axes end at four times the devices that are chosen: what lies far left could not be seen.
 function shownPoints(answer, chosen) {
   const last = isLinear() ? Math.max(4 * chosen, 8) : Infinity;
   return answer.curve.filter(({ devices }, i) => devices <= last || i < 2).map(({ devices, value, ideal }) => {
     const unit = isEfficiency() ? ideal / 100 : 1;
-    const most = answer.speedup ? Math.max(ideal, value.nominal) : Infinity;
+    const most = answer.speedup || isEfficiency() ? Math.max(ideal, value.nominal) : Infinity;
     const [p5, nominal, p95] = [value.p5, value.nominal, value.p95].map((each) => Math.min(each, most) / unit);
     return { devices, ideal: ideal / unit, value: { p5, nominal, p95 } };
   });
@@ -109,7 +109,7 @@ function drawCurve(answer, devices, choose) {
   const label = `${name} from ${points[0].devices} to ${points.at(-1).devices} devices; the table below has its numbers`;
   byId("curve-table").replaceChildren(curveTable(answer));
   if (points.length === 1) {
-    byId("curve-readout").textContent = "One device: nothing is known of its network. Choose a machine with links, or serve with --cluster FILE.";
+    byId("curve-readout").textContent = "One device: nothing is known of its network. Choose a machine with links, or serve with --cluster '8 pcie4-x16'.";
     place.replaceChildren();
     return;
   }
@@ -122,11 +122,11 @@ function drawCurve(answer, devices, choose) {
   image.append(svg("path", { class: "ideal", d: path(at((p) => p.ideal)) }));
   image.append(svg("path", { class: "band", d: `${path(band)}Z` }));
   image.append(svg("path", { class: "curve", d: path(at((p) => p.value.nominal)) }));
-  points.forEach((point, i) => { drawPoint(image, point, scales, { answer, devices, choose, words: pointWords(raw[i], answer) }); });
+  points.forEach((point, i) => { drawPoint(image, point, scales, { answer, devices, choose, words: pointWords(isEfficiency() ? point : raw[i], answer) }); });
   const end = points.at(-1);
   image.append(svg("text", { x: scales.x(end.devices), y: scales.y(end.ideal) - 5, "text-anchor": "end" }, "nothing lost"));
   place.replaceChildren(image);
-  const chosen = raw.find((point) => point.devices === devices);
+  const chosen = (isEfficiency() ? points : raw).find((point) => point.devices === devices);
   const rest = chosen ? `${pointWords(chosen, answer)}; band: 90 % of outcomes should lie inside${beyondWords(points)}` : "";
   byId("curve-readout").dataset.rest = rest;
   byId("curve-readout").textContent = rest;

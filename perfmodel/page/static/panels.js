@@ -20,7 +20,7 @@ function drawFigures(answer) {
   found.push(figure("efficiency", title, percentRange(answer.efficiency)));
   if (answer.contrast) {
     const sure = Math.round(100 * answer.contrast.probability_faster);
-    found.push(figure("contrast", "Against measured", { ...ranged(answer.contrast.throughput_ratio), unit: "x as fast" }, `sure: ${sure} %`));
+    found.push(figure("contrast", "Against no change", { ...ranged(answer.contrast.throughput_ratio), unit: "x as fast" }, `faster: ${sure} %`));
   }
   byId("figures").replaceChildren(...found);
   byId("setting").textContent = answer.setting;
@@ -47,7 +47,7 @@ function drawBreakdown(answer) {
   const text = (time) => `${duration(time)} (${percent(time / total)})`;
   bar(byId("breakdown"), parts, total, { label: "Parts of the step on its critical path", text });
   const notes = [];
-  if (answer.exposed_comm_s) notes.push(`Communication that is not hidden: ${Object.values(rangedDuration(answer.exposed_comm_s)).join(" ")}.`);
+  if (answer.exposed_comm_s?.p95 > 0) notes.push(`Communication that is not hidden: ${Object.values(rangedDuration(answer.exposed_comm_s)).join(" ")}.`);
   if (answer.straggler_s > 0) notes.push(`Waiting for the slowest rank, within these: ${duration(answer.straggler_s)}.`);
   byId("breakdown-note").textContent = notes.join(" ");
 }
@@ -95,12 +95,12 @@ function drawMoney(answer) {
   const line = (name, id, { value, unit, range }) => [name, html("span", { id }, `${grouped(value)} ${unit}`.trim()), range];
   const seconds = Object.fromEntries(Object.entries(spent.hours).map(([name, hours]) => [name, 3600 * hours]));
   place.replaceChildren(
-    table(["", "", "90 % interval"], [
+    table(["At a steady rate", "Nominal", "90 % interval"], [
       line("Cost", "cost", rangedCount(spent.cost, spent.currency)),
       line("Time", "time", rangedDuration(seconds)),
       line("Device-hours", "device-hours", rangedCount(spent.device_hours, "")),
     ]),
-    html("p", { class: "note" }, "At a steady rate: failures, restarts and idle hours come on top (perfmodel plan options)."),
+    html("p", { class: "note" }, "Failures, restarts and idle hours come on top (perfmodel plan options)."),
   );
 }
 

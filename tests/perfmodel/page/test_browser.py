@@ -284,6 +284,8 @@ def test_a_layout_is_chosen_by_its_parts(page: Any) -> None:
     page.select_option("#tp", "2")
     page.select_option("#pp", "2")
     settled(page)
+    page.select_option("#curve-measure", "efficiency")
+    assert float(re.findall(r"-([\d.]+)]", page.text_content("#curve-readout"))[0]) <= 100
     assert "tp=2 pp=2" in page.locator("#command").text_content()
     assert page.locator("#timeline svg text", has_text="stage 1: compute").count() == 1
     assert "fits" in page.text_content("#memory-verdict")
@@ -355,6 +357,8 @@ def test_it_fits_and_can_be_read(browser: Any, address: str, width: int, scheme:
     page.goto(address)
     settled(page)
     page.fill("#logged", "2")
+    page.fill("#price", "2")
+    page.select_option("#gradients", "bf16")
     settled(page)
     is_readable(page, width=width)
     if width < 600:  # nothing of the form shows beside the answer that stays on top

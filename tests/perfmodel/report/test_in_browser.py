@@ -49,8 +49,7 @@ def test_it_is_readable(
     if (width, scheme) == VIEWS[0]:
         is_readable(page, width=width)
     fits(page, width=width)
-    if name == "report" or width == 1280:
-        assert page.evaluate("document.documentElement.scrollHeight") <= 6 * 844
+    assert page.evaluate("document.documentElement.scrollHeight") <= 6 * 844
     page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
     is_readable(page, width=width)
     context.close()
