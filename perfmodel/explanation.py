@@ -17,6 +17,7 @@ from perfmodel.answer.measured import (
     step_times,
 )
 from perfmodel.cost import Samples, Terms
+from perfmodel.documents import Shown
 from perfmodel.layout import Layout, RunSetting, Scaling, Synchronisation
 from perfmodel.machine import Machine
 from perfmodel.machine.measured import (
@@ -478,8 +479,8 @@ class Loss:
     gain_speedup: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Explanation(Shown):
     """Where the time of a layout goes beyond what n perfect devices would need."""
 
     setting: RunSetting

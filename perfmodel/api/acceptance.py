@@ -23,14 +23,13 @@ from perfmodel.errors import UsageError
 from perfmodel.layout import Layout, parse_layout
 from perfmodel.machine import DEVICES_PER_NODE, Cluster
 from perfmodel.machine.measured import MeasuredCollective
-from perfmodel.models import document_for, is_model_config, read_model
+from perfmodel.models import is_model_config, read_model
 from perfmodel.plan.acceptance import acceptance_terms as terms_of
 from perfmodel.plan.acceptance import job_terms
 from perfmodel.plan.acceptance import judge as judged
 from perfmodel.plan.delivered import Delivery, JobRun
 from perfmodel.plan.promises import BoughtJob
 from perfmodel.units import parse_duration
-from perfmodel.workload import is_model
 from perfmodel.workload.transformer import TRANSFORMERS
 
 if TYPE_CHECKING:
@@ -164,8 +163,6 @@ def _job(
     ):
         return _large_job(named, workload, split, cluster)
     found = opened(machine)
-    if isinstance(workload, str) and (is_model(workload) or found.device_costs is not None):
-        workload = document_for(found, workload)
     question = question_of(found, workload, cluster=cluster)
     return BoughtJob(question=replace(question, layout=split), links=found)
 

@@ -25,10 +25,12 @@ from perfmodel.explanation import explain as explain_question
 from perfmodel.layout import Scaling, parse_layout
 from perfmodel.machine import Cluster
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.models import document_of, traced_document
+from perfmodel.models import document_for, document_of, refuse_without_torch, traced_document
+from perfmodel.models import read_workload as traced_workload
 from perfmodel.scenarios import Scenario, compare_scenarios
 from perfmodel.scenarios.fields import changed
 from perfmodel.units import Bytes
+from perfmodel.workload import is_model
 from perfmodel.workload.step import USUAL_METHOD
 
 if TYPE_CHECKING:
@@ -113,6 +115,7 @@ def trace(  # noqa: PLR0913 - one parameter per part of a step
             as_on_cuda=as_on_cuda,
         )
         return document_of(traced, argv=argv)
+    refuse_without_torch(f"model: {model}")
     return traced_document(
         model,
         replace(method, optimizer=optimizer),
@@ -167,7 +170,7 @@ def memory(
     Parameters
     ----------
     workload
-        From ``trace``, or its file.
+        From ``trace``, its file, or a model by name.
     device
         By data sheet, such as ``"h100-sxm"``.
     capacity_bytes
@@ -189,7 +192,9 @@ def memory(
             raise UsageError("device: must be given where capacity_bytes is not, such as h100-sxm")
         capacity_bytes = find_device(device, shipped_catalogue()).memory.size_bytes
     return report_of(
-        workload if isinstance(workload, WorkloadDocument) else read_workload(workload),
+        workload
+        if isinstance(workload, WorkloadDocument)
+        else traced_workload(os.fspath(workload)),
         capacity_bytes,
         machine=None if machine is None else opened(machine),
         micro_batch=micro_batch,
@@ -301,7 +306,7 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
     machine
         A document, a path, or a name of ``perfmodel machines``.
     workload
-        Name of a calibrated workload, path of a workload file (``.json``), or its document.
+        Name of a calibrated workload, path of a workload file (``.json``), its document, or a model by name.
     scaling
         ``"weak"``: the batch of each device is fixed; ``"strong"``: the global batch is.
     batch
@@ -437,4 +442,12 @@ def question_of(machine: AnyMachine, workload: AnyWorkload, **more: Any) -> Ques
     if not isinstance(workload, WorkloadDocument | str | os.PathLike):
         kind = type(workload).__name__
         raise UsageError(f"workload: must be traced, got a {kind}; pm.trace(model, batch) does")
-    return open_question(opened(machine), workload, **more)
+    found = opened(machine)
+    if isinstance(workload, str) and (is_model(workload) or _needs_trace(found, workload)):
+        workload = document_for(found, workload)
+    return open_question(found, workload, **more)
+
+
+def _needs_trace(machine: MeasuredMachine, workload: str) -> bool:
+    """Whether a name is no file, on a machine that knows no names."""
+    return machine.device_costs is not None and not workload.endswith(".json")

@@ -101,6 +101,9 @@ class Document(Record):
     schema_version: int = 1
     """Of the files that this version writes and reads."""
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: see its fields>"
+
     @classmethod
     def current_version(cls) -> int:
         """Schema version of the files that are read."""

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
-from perfmodel.documents import Document, Provenance, Record, Text, seals
+from perfmodel.documents import Document, Provenance, Record, Shown, Text, seals
 from perfmodel.errors import InvalidDocument
 from perfmodel.files import parse_toml
 from perfmodel.statistics import Interval, Share
@@ -104,7 +104,7 @@ class Clause(Record):
         return UNITS[self.kind][0]
 
 
-class AcceptanceTerms(Document):
+class AcceptanceTerms(Shown, Document):
     """Clauses, as they stand in a contract."""
 
     schema_version: int = 2
@@ -206,7 +206,7 @@ class JudgedClause(Record):
     """Which device, rank or group is to blame, where the data say so."""
 
 
-class AcceptanceDocument(Document):
+class AcceptanceDocument(Shown, Document):
     """The judgement of a delivered machine."""
 
     schema_version: int = 3
@@ -267,7 +267,7 @@ class MovedPrediction(Record):
     """Whether the 90 % interval of the ratio leaves out 1."""
 
 
-class ProfileDiffDocument(Document):
+class ProfileDiffDocument(Shown, Document):
     """Two profiles side by side."""
 
     schema_version: int = 2

@@ -16,7 +16,7 @@ from pydantic import (
 )
 from pydantic import model_validator as validator
 
-from perfmodel.documents import Document, Record, Text, checked, read_toml
+from perfmodel.documents import Document, Record, Shown, Text, checked, read_toml
 from perfmodel.engine.job import Job
 from perfmodel.errors import InvalidDocument, reading
 from perfmodel.files import read_table
@@ -313,7 +313,7 @@ class CostOption(Record):
     """None: never, or buying itself."""
 
 
-class CostDocument(Document):
+class CostDocument(Shown, Document):
     """Every way of paying, the cheapest first."""
 
     title: ClassVar[str] = "cost"
@@ -353,7 +353,7 @@ class CheckpointIntervals(Record):
         return min(self.simulated, key=lambda tried: tried.elapsed_mean_s, default=None)
 
 
-class GoodputDocument(Document):
+class GoodputDocument(Shown, Document):
     """Answer of simulated courses of a job."""
 
     schema_version: int = 2

@@ -15,7 +15,7 @@ from pydantic import (
 )
 from pydantic import model_validator as validator
 
-from perfmodel.documents import Document, Record, Text, checked
+from perfmodel.documents import Document, Record, Shown, Text, checked
 from perfmodel.documents.budget import (
     Once,
     PerDeviceHour,
@@ -443,7 +443,7 @@ class ScalingStatement(Record):
     """Speed-up over the ratio of devices."""
 
 
-class PlanDocument(Document):
+class PlanDocument(Shown, Document):
     """The answer to a plan."""
 
     schema_version: int = 3

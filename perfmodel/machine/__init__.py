@@ -78,13 +78,16 @@ class Origin:
     seed: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Machine:
     """A machine; a what-if is ``dataclasses.replace`` of one. Equal only to itself."""
 
     device_name: str
     origin: Origin = Origin()
     """Kept by ``replace``: variants of one machine share their draws. Never in a file."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.device_name}>"
 
     @property
     def digest(self) -> str:
@@ -145,7 +148,7 @@ class PeakMemory:
     interval_widening: Positive
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class InferredMachine(Machine):
     """A machine that others trained on: what their runs say, and the runs."""
 

@@ -438,7 +438,7 @@ class HostCosts:
     """Of the host's time of a phase, in log: that of steps that it was fitted to."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class MeasuredMachine(Machine):
     """A machine that was calibrated: what it costs, and how sure that is."""
 

@@ -1,7 +1,9 @@
 """Answers in notebooks."""
 
+import datetime as dt
 import importlib
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -12,6 +14,8 @@ from tests.perfmodel.cli.test_memory_command import document as workload
 from tests.perfmodel.cost.large_samples import document as inferred
 from tests.perfmodel.profiles import Machine, profile
 
+DOCS: Final = Path(__file__).parents[3] / "docs"
+TODAY: Final = dt.date(2026, 11, 23)
 MACHINE = profile(Machine(noise=(0.9, 1.0, 1.1), residual=0.03))
 
 
@@ -76,13 +80,25 @@ def test_every_answer_has_rows_and_a_picture(compared: WhatIfDocument) -> None:
     )  # fmt: skip
     searched = pm.search(inferred().machine, "gpt2-xl", devices=8, global_batch=64)
     reported = pm.memory(workload(), capacity_bytes=2**34)
+    terms = pm.acceptance_terms(MACHINE, "light")
+    cause = pm.FailureCause(name="gpu", mtbf_device_s=1e9)
+    job = pm.Job(
+        devices=8, work_s=1e6, checkpoint_interval_s=3e3, checkpoint_write_s=9, causes=(cause,)
+    )
     for found, column in (
         (compared, "scenario"),
         (diagnosed, "cause"),
         (searched, "layout"),
         (reported, "change"),
+        (pm.explain(MACHINE, "light", devices=4), "cause"),
+        (pm.compare_profiles(MACHINE, MACHINE), "parameter"),
+        (terms, "clause"),
+        (pm.judge(terms, MACHINE), "clause"),
+        (pm.plan_options(DOCS / "plan.example.toml", today=TODAY), "choice"),
+        (pm.compare_costs(DOCS / "budget.example.toml", today=TODAY), "option"),
+        (pm.goodput(job, replicas=10), "activity"),
     ):
-        names = list(found.to_frame()[column])
+        names = list(found.to_frame()[column])[:24]
         assert [label.get_text() for label in found.plot().axes[0].get_yticklabels()] == names
         assert len(repr(found)) < 80
         assert "\n" in str(found)
@@ -93,3 +109,15 @@ def test_a_workload_prints_what_was_traced() -> None:
     found = workload()
     assert len(repr(found)) < 80
     assert "parameters: " in str(found)
+
+
+def test_machines_have_short_names() -> None:
+    assert repr(MACHINE) == "<MeasuredMachine: synthetic>"
+    assert repr(inferred().machine).startswith("<InferredMachine: ")
+    assert len(repr(inferred())) < 80
+
+
+def test_models_are_named_as_on_the_command_line() -> None:
+    assert (
+        pm.predict("dgx-h100", "torchvision:resnet50", devices=8).workload == "torchvision:resnet50"
+    )
