@@ -49,7 +49,11 @@ def steps_s(questions: Sequence[Question]) -> list[Samples]:
 
 
 def default_batch(workload: MeasuredWorkload, scaling: str) -> int:
-    """The middle calibrated micro-batch (weak scaling), or the largest (strong)."""
+    """The batch that came with the model, or the middle calibrated one; strong scaling: the largest."""
+    if scaling == "weak" and isinstance(workload, TracedWorkload):
+        own = workload.trace.own_micro_batch
+        if own is not None:
+            return own
     batches = sorted(int(point.at) for point in workload.phases[0].forward)
     return batches[-1] if scaling == "strong" else batches[len(batches) // 2]
 
@@ -174,7 +178,7 @@ def prediction(
         device_name=machine.device_name,
         workload=question.workload_name,
         scaling=scaling,
-        method=traced.trace.method.words if isinstance(traced, TracedWorkload) else None,
+        method=_method(traced, answers[0].layout) if isinstance(traced, TracedWorkload) else None,
         cluster=None if cluster is None else cluster.name,
         points=tuple(point(each, baseline=baseline) for each in answers),
         measured=measured_points(
@@ -187,6 +191,13 @@ def prediction(
             *measured_caveats(question, {each.layout: each.evidence for each in answers}),
         ),
     )
+
+
+def _method(workload: TracedWorkload, layout: Layout) -> str:
+    """How a traced step trains, and whether at the batch that came with its model."""
+    words = workload.trace.method.words
+    is_own = layout.micro_batch == workload.trace.own_micro_batch
+    return f"{words}, the model's own batch" if is_own else words
 
 
 def _most_memory_bytes(question: Question) -> Bytes | None:

@@ -131,7 +131,7 @@ def report_of(  # noqa: PLR0913 - one parameter per part of the question
         raise InvalidDocument(
             f"{document.workload.name}: memory must be recorded, got none; trace the model again with perfmodel trace"
         )
-    batch = micro_batch if micro_batch is not None else recorded.traced_micro_batches[0]
+    batch = micro_batch or document.trace.own_micro_batch or recorded.traced_micro_batches[0]
     traced_kind = document.trace.method.device_kind
     sheet = None if device is None else find_device(device, shipped_catalogue())
     kind = device_kind or (traced_kind if sheet is None or sheet.kind != "cuda" else sheet.kind)

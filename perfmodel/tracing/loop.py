@@ -108,7 +108,12 @@ def live_source(
         return scalar_loss(own, outputs, drawn, text=text)
 
     return ModelSource(
-        name=text, build=lambda: hollow(module), draw_batch=draw_batch, loss=scalar, caveats=caveats
+        name=text,
+        build=lambda: hollow(module),
+        draw_batch=draw_batch,
+        loss=scalar,
+        caveats=caveats,
+        own_samples=lambda: batch_rows(inputs),
     )
 
 

@@ -62,6 +62,8 @@ class ModelSource:
     """Layers that are alike; 0 if nothing is known of them."""
     with_depth: "Callable[[int], ModelSource] | None" = None
     """The same model with another number of such layers."""
+    own_samples: Callable[[], int | None] = lambda: None
+    """Samples of the batch that comes with the model, once it is built; None without one."""
 
 
 def images(*shape: int) -> Callable[[int], Tensor]:

@@ -176,10 +176,10 @@ def _factory_source(text: str) -> ModelSource:
         raise UsageError(f"MODEL: must be FILE.py:FACTORY, got {text!r}")
     factory = _imported(Path(file), name, text=text)
     made: tuple[Any, Callable[..., Tensor] | None] = torch.empty(0), None
-    has_targets = False
+    has_example = has_targets = False
 
     def build() -> nn.Module:
-        nonlocal made, has_targets
+        nonlocal made, has_example, has_targets
         try:
             inspect.signature(factory).bind()
         except TypeError as error:
@@ -197,6 +197,7 @@ def _factory_source(text: str) -> ModelSource:
         if loss is not None and not callable(loss):
             raise UntraceableModel(f"{text}: loss must be callable, got {type(loss).__name__}")
         made = torch.empty(_IMAGE) if example is None else example, loss
+        has_example = example is not None
         has_targets = isinstance(example, tuple | list) and _ends_in_targets(module, example)
         return module
 
@@ -223,6 +224,7 @@ def _factory_source(text: str) -> ModelSource:
         build=build,
         draw_batch=draw_batch,
         loss=loss_of,
+        own_samples=lambda: samples_of(made[0]) if has_example else None,
     )
 
 
@@ -259,6 +261,14 @@ def _imported(file: Path, name: str, *, text: str) -> Callable[[], Any]:
         known = sorted(key for key, value in vars(module).items() if callable(value))
         raise UsageError(f"{text}: {file} must define {name}, it defines {', '.join(known)}")
     return factory  # type: ignore[no-any-return]
+
+
+def samples_of(example: Any) -> int | None:
+    """Samples of the first tensor of an example; None without one."""
+    values = example.values() if isinstance(example, dict) else example
+    items = (example,) if isinstance(example, Tensor) else values
+    tensors = (each for each in items if isinstance(each, Tensor) and each.dim())
+    return next((len(each) for each in tensors), None)
 
 
 def resized(value: Any, samples: int, *, text: str) -> Any:

@@ -183,6 +183,7 @@ def _joined_step(
     batches = first.micro_batch, second.micro_batch
     return SymbolicStep(
         traced_micro_batches=batches,
+        own_micro_batch=source.own_samples(),
         sample=first.sample,
         method=method,
         tensors=tensors,

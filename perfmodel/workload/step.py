@@ -320,6 +320,8 @@ class SymbolicStep(_Step):
     tensors: tuple[SymbolicTensor, ...]
     operators: tuple[SymbolicOperator, ...]
     saved: AffineBytes
+    own_micro_batch: int | None = None
+    """Samples of the batch that came with the model, if one did."""
 
     def at(self, *, micro_batch: int) -> TracedStep:
         """The step at a micro-batch of at least 1."""

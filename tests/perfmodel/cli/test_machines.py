@@ -10,10 +10,12 @@ from perfmodel.documents.plan import PlanDocument
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.page import export, read_session, unmeasured_machines
 from perfmodel.page.answers import Answers
+from tests.examples import ROOT
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.plan.plans import PLAN, TODAY
 
-CLUSTER = Path(__file__).resolve().parents[3] / "docs" / "clusters" / "pcie-box.toml"
+CLUSTER = ROOT / "docs" / "clusters" / "pcie-box.toml"
+NET = ROOT / "docs" / "cases" / "net.py"
 
 
 def plan_text(workload: str, *machines: str) -> str:
@@ -102,3 +104,22 @@ def test_what_memory_does_not_hold_is_the_first_caveat(run: Run) -> None:
     first = next(line for line in printed.splitlines() if line.startswith("caveat"))
     assert "1000000 per device do not fit" in first
     assert "of 11 GiB" in first
+
+
+def test_the_batch_that_comes_with_a_model_is_predicted(run: Run) -> None:
+    asked = ("predict", "--machine", "titan-rtx", "--workload", f"{NET}:model", "--devices", 1)
+    own = run(*asked)
+    assert "16 each" in own.stdout
+    assert "the model's own batch" in own.words
+    typed = run(*asked, "--batch", 64)
+    assert "64 each" in typed.stdout
+    assert "own batch" not in typed.words
+
+
+def test_a_layout_that_no_device_holds_is_the_first_caveat(run: Run) -> None:
+    """8 G parameters under DDP take 128 GB and more; the name leaves 40 or 80 GB open."""
+    asked = ("predict", "--machine", "dgx-a100", "--model", "llama3-8b", "--batch", 64, "--layout")
+    [first, *_] = [line for line in run(*asked, "dp=64").stdout.splitlines() if "caveat" in line]
+    assert first.startswith("caveat: does not fit: a rank needs ")
+    assert first.endswith(" of 80 GiB")
+    assert "does not fit" not in run(*asked, "fsdp=64").stdout
