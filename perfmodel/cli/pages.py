@@ -116,7 +116,6 @@ def report(
     from perfmodel.files import write_atomically
     from perfmodel.report.figures import figure_bytes
     from perfmodel.report.html import report_html
-    from perfmodel.report.pictures import report_figures
 
     document = ProfileDocument.read(profile)
     machine = document.machine
@@ -132,12 +131,10 @@ def report(
             )[0]
             for name in chosen
         ]
-        page = report_html(document, predictions=predictions, judged=judged)
+        page, pictures = report_html(document, predictions=predictions, judged=judged)
         write_atomically(out / "report.html", page)
-        found = report_figures(machine, predictions=predictions, validation=judged)
-        for name, figure in found.items():
-            path = out / "figures" / name
-            for form in ("svg", "png"):
-                content = figure_bytes(figure, format=form)
-                write_atomically(path.with_suffix(f".{form}"), content)
+        for picture in pictures:
+            path = out / "figures" / picture.name
+            write_atomically(path.with_suffix(".svg"), picture.svg_file)
+            write_atomically(path.with_suffix(".png"), figure_bytes(picture.figure, format="png"))
     typer.echo(f"report: {out / 'report.html'}")

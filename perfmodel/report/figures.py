@@ -121,9 +121,9 @@ def figure_bytes(figure: Figure, *, format: Literal["svg", "png"]) -> bytes:  # 
 _ID: Final = re.compile(r'(\bid="|url\(#|href="#)')
 
 
-def inline_svg(figure: Figure, *, title: str) -> str:
-    """Text of a figure for the body of a page; its ids start with the title, so that none clash."""
-    text = figure_bytes(figure, format="svg").decode()
+def inline_svg(file: bytes, *, title: str) -> str:
+    """Text of an SVG file for the body of a page; its ids start with the title, so that none clash."""
+    text = file.decode()
     prefix = re.sub(r"\W", "", title)
     text = _ID.sub(rf"\g<1>{prefix}-", text[text.index("<svg") :])
     safe = re.sub(r"[^\w .-]", "", title)

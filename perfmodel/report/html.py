@@ -3,7 +3,6 @@
 import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
@@ -24,12 +23,17 @@ from perfmodel.report import (
     number,
     one_line,
     percent,
-    pictures,
     prediction,
     profile,
     scaling_words,
     validation,
     verdict,
+)
+from perfmodel.report.pictures import (
+    Picture,
+    judged_pictures,
+    measured_pictures,
+    predicted_pictures,
 )
 from perfmodel.units import format_bytes, format_duration
 
@@ -109,154 +113,52 @@ def template(name: str) -> Template:
     return environment.get_template(name)
 
 
-class KeyNumber(NamedTuple):
-    """One number, and the words that go with it."""
-
-    name: str
-    value: str
-    meaning: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Headline:
+class Head(NamedTuple):
     """What the person who signs reads first."""
 
     verdict: str
     state: str
     """``passed``, ``failed`` or ``unknown``."""
-    numbers: tuple[KeyNumber, ...]
-    sentences: tuple[str, ...]
-    warnings: tuple[str, ...]
+    largest: Sequence[tuple[PredictionDocument, PredictedPoint | None]]
+    """Every prediction with its point of most devices."""
+
+    @classmethod
+    def of(
+        cls,
+        machine: ProfileDocument,
+        *,
+        predictions: Sequence[PredictionDocument],
+        judged: ValidationDocument | None,
+    ) -> "Head":
+        """The verdict on the machine's predictions; that on another profile is none."""
+        words, state = verdict(judged), "unknown"
+        if judged is not None and judged.profile_digest != machine.digest:
+            words = "NOT VALIDATED: the validation at hand judged another profile"
+        elif judged is not None:
+            state = "passed" if judged.passed else "failed"
+        largest = [
+            (each, max(each.points, key=lambda point: point.setting.world_size, default=None))
+            for each in predictions
+        ]
+        return cls(words, state, largest)
 
 
 _GROUNDS: Final = {
     Evidence.MEASURED: "this setting ran on this machine",
     Evidence.INTERPOLATED: "it lies between settings that ran on this machine",
     Evidence.EXTRAPOLATED: "it lies beyond what ran on this machine",
+    Evidence.INFERRED: "it was inferred from runs of others",
     Evidence.ASSUMED: "part of it was assumed, not measured",
 }
-
-
-def headline(
-    machine: ProfileDocument,
-    *,
-    predictions: Sequence[PredictionDocument],
-    judged: ValidationDocument | None,
-) -> Headline:
-    """The report in plain words."""
-    words, state = verdict(judged), "unknown"
-    if judged is not None and judged.profile_digest != machine.digest:
-        words = "NOT VALIDATED: the validation at hand judged another profile"
-    elif judged is not None:
-        state = "passed" if judged.passed else "failed"
-    largest = {
-        found.digest: max(found.points, key=lambda point: point.setting.world_size, default=None)
-        for found in predictions
-    }
-    return Headline(
-        verdict=words,
-        state=state,
-        numbers=(_speedup(predictions, largest), *_accuracy(judged)),
-        sentences=(
-            *(_sentence(found, largest[found.digest]) for found in predictions),
-            *_error_sentences(judged),
-        ),
-        warnings=(
-            *_mismatches(machine, predictions, judged),
-            *dict.fromkeys(caveat for entry in predictions for caveat in entry.caveats),
-        ),
-    )
-
-
-def _speedup(
-    predictions: Sequence[PredictionDocument], largest: Mapping[str, PredictedPoint | None]
-) -> KeyNumber:
-    for found in predictions:
-        point = largest[found.digest]
-        if point is not None and point.speedup is not None:
-            middle, ends = interval(point.speedup).split("\n")
-            bounds = ends.strip("[]").replace("-", " to ")
-            return KeyNumber(
-                f"Speed-up on {point.setting.world_size} devices",
-                f"{middle} x",
-                f"90 % interval {bounds}; {found.workload}, {scaling_words(found)}",
-            )
-    return KeyNumber("Speed-up", "-", "nothing was predicted")
-
-
-def _sentence(found: PredictionDocument, point: PredictedPoint | None) -> str:
-    if point is None:
-        return f"{found.workload}: no number of devices was asked for."
-    return (
-        f"{found.workload}, {scaling_words(found)}: {point.setting.world_size} devices should "
-        f"process {one_line(interval(point.speedup))} times as many samples per second as one, "
-        f"{point.setting.local_batch} per device and step, in steps of "
-        f"{one_line(duration_interval(point.step_s))}; {_GROUNDS[point.weakest_evidence]}."
-    )
-
-
-def _largest_run(judged: ValidationDocument) -> int:
-    return max(entry.setting.world_size for entry in judged.settings)
-
-
-def _accuracy(judged: ValidationDocument | None) -> tuple[KeyNumber, KeyNumber]:
-    if judged is None:
-        return (
-            KeyNumber("Typical error", "unknown", "no fresh runs were made"),
-            KeyNumber("Intervals kept", "unknown", "promised: 90 %"),
-        )
-    summary, floor, runs = judged.summary, judged.noise_floor, judged.settings
-    beside = f"; repeating a run differs by {percent(floor.mape)}" if floor else ""
-    covered = sum(entry.is_covered for entry in runs)
-    return (
-        KeyNumber(
-            "Typical error of a step time",
-            percent(summary.mape),
-            f"over {summary.num_settings} fresh runs on at most {_largest_run(judged)} "
-            f"devices{beside}",
-        ),
-        KeyNumber(
-            "Intervals kept",
-            percent(judged.coverage),
-            f"{covered} of {len(runs)} fresh runs lay inside; promised: 90 %",
-        ),
-    )
-
-
-def _error_sentences(judged: ValidationDocument | None) -> Iterator[str]:
-    if judged is None:
-        yield "Nobody has checked these predictions: run the validation before relying on them."
-        return
-    summary = judged.summary
-    yield (
-        f"On fresh runs that calibration had not seen, predictions were "
-        f"{'too slow' if summary.bias > 0 else 'too fast'} by {percent(abs(summary.bias))} on "
-        f"average (bias) and off by {percent(summary.mape)} typically (MAPE); the worst was "
-        f"off by {percent(summary.worst_absolute)}."
-    )
-    yield (
-        f"No fresh run used more than {_largest_run(judged)} devices: how wrong predictions "
-        "for more are has not been checked."
-    )
-    if judged.noise_floor is not None:
-        yield (
-            f"Simply repeating a calibrated run differs by {percent(judged.noise_floor.mape)}: no "
-            "model could do much better than that here."
-        )
-
-
-def _mismatches(
-    machine: ProfileDocument,
-    predictions: Sequence[PredictionDocument],
-    judged: ValidationDocument | None,
-) -> Iterator[str]:
-    if judged is not None and judged.profile_digest != machine.digest:
-        yield "The validation judged another profile than the one shown here."
-    for found in predictions:
-        if found.profile_digest != machine.digest:
-            yield f"The prediction of {found.workload} rests on another profile."
-        elif judged is not None and found.validation_digest not in (None, judged.digest):
-            yield f"The prediction of {found.workload} rests on another validation."
+#: How the template of a report writes quantities.
+_WRITERS: Final = {
+    "duration_interval": duration_interval,
+    "grounds": _GROUNDS,
+    "interval": interval,
+    "one_line": one_line,
+    "percent": percent,
+    "scaling_words": scaling_words,
+}
 
 
 def report_html(
@@ -264,29 +166,33 @@ def report_html(
     *,
     predictions: Sequence[PredictionDocument],
     judged: ValidationDocument | None,
-) -> str:
-    """A report as one self-contained file: no network, no scripts, escaped throughout.
+) -> tuple[str, list[Picture]]:
+    """A report as one self-contained file, and its pictures: no network, no scripts, escaped throughout.
 
     Results of another profile are marked as such; without a validation the report says so at the top.
     """
     machine = document.machine
-    return template("report.html.j2").render(
-        head=headline(document, predictions=predictions, judged=judged),
+    drawn = {
+        "predicted": predicted_pictures(predictions),
+        "wrong": judged_pictures(judged) if judged else [],
+        "measured": measured_pictures(machine),
+    }
+    page = template("report.html.j2").render(
+        _WRITERS,
+        head=Head.of(document, predictions=predictions, judged=judged),
+        document=document,
+        judged=judged,
+        pictures=drawn,
         measured=_filled(document, profile.machine_table) + _filled(machine, *_MEASURED),
-        measured_pictures=pictures.measured_pictures(machine),
         predicted=[(entry.workload, _filled(entry, *_PREDICTED)) for entry in predictions],
-        predicted_pictures=pictures.predicted_pictures(predictions),
         wrong=_filled(judged, *_WRONG) if judged else [],
-        wrong_pictures=pictures.judged_pictures(judged) if judged else [],
-        device_name=machine.device_name,
-        is_validated=judged is not None,
-        undetermined=machine.undetermined,
         sources=list(_sources(document, predictions, judged)),
         environment=facts(
             "Environment, as the calibration found it", _flat("", machine.environment), name="Fact"
         ),
         definitions=DEFINITIONS,
     )
+    return page, [picture for pictures in drawn.values() for picture in pictures]
 
 
 _MEASURED: Final = (

@@ -1,7 +1,8 @@
-"""Pictures of a report: figures with their titles and captions, as text for a page or as files."""
+"""Pictures of a report: figures with their titles and captions, on a page and as files."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 from matplotlib.figure import Figure
 
@@ -13,14 +14,16 @@ from perfmodel.report.figures import (
     collective_figure,
     compute_figure,
     error_figure,
+    figure_bytes,
     inline_svg,
     parity_figure,
     speedup_figure,
 )
 
 
-class Picture(NamedTuple):
-    """A figure with what it shows."""
+@dataclass(frozen=True)
+class Picture:
+    """A figure with what it shows; drawn once for the page and the file."""
 
     name: str
     """Of its file."""
@@ -28,10 +31,15 @@ class Picture(NamedTuple):
     title: str
     caption: str
 
+    @cached_property
+    def svg_file(self) -> bytes:
+        """Content of its file."""
+        return figure_bytes(self.figure, format="svg")
+
     @property
     def svg(self) -> str:
         """Text for the body of a page."""
-        return inline_svg(self.figure, title=self.title)
+        return inline_svg(self.svg_file, title=self.title)
 
 
 def measured_pictures(profile: MeasuredMachine) -> list[Picture]:
@@ -102,19 +110,3 @@ def judged_pictures(validation: ValidationDocument) -> list[Picture]:
             "A bar that crosses zero: the interval held the measured time.",
         ),
     ]
-
-
-def report_figures(
-    profile: MeasuredMachine,
-    *,
-    predictions: Sequence[PredictionDocument],
-    validation: ValidationDocument | None,
-) -> dict[str, Figure]:
-    """Every figure of the report under the name of its file; speed-up and efficiency in one."""
-    pictures = [
-        *measured_pictures(profile),
-        *predicted_pictures(predictions),
-        *(judged_pictures(validation) if validation else ()),
-    ]
-    found = {picture.name: picture.figure for picture in pictures if picture.name != "efficiency"}
-    return found | ({"speedup": speedup_figure(predictions)} if predictions else {})

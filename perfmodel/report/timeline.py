@@ -95,7 +95,7 @@ def timeline_bytes(trace: Trace, *, title: str, form: Literal["png", "svg", "htm
     figure = timeline_figure(trace, title=title)
     if form != "html":
         return figure_bytes(figure, format=form)
-    svg = inline_svg(figure, title=title)
+    svg = inline_svg(figure_bytes(figure, format="svg"), title=title)
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title>'
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n{svg}\n</body></html>\n'.encode()
 

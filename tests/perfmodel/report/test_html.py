@@ -2,10 +2,11 @@
 
 import re
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 
-from perfmodel.report.html import headline, report_html
+from perfmodel.report.html import report_html
 from tests.perfmodel.report.samples import (
     PROVENANCE,
     plain_prediction,
@@ -80,7 +81,7 @@ def loads_and_runs_nothing(page: str) -> None:
 @pytest.fixture(scope="module")
 def page() -> str:
     predictions = [plain_prediction(), plain_prediction(workload="lenet", scaling="strong")]
-    return report_html(plain_profile(), predictions=predictions, judged=plain_validation())
+    return report_html(plain_profile(), predictions=predictions, judged=plain_validation())[0]
 
 
 def test_page_loads_nothing_and_runs_nothing(page: str) -> None:
@@ -122,7 +123,7 @@ def test_every_number_and_its_source_is_there(page: str) -> None:
 
 def test_hostile_names_are_escaped_everywhere() -> None:
     name = "<script>alert(1)</script>&\"'"
-    page = report_html(
+    page, _ = report_html(
         plain_profile(workloads=(name,), device_name=name),
         predictions=[plain_prediction(workload=name)],
         judged=plain_validation(workloads=(name,)),
@@ -133,7 +134,7 @@ def test_hostile_names_are_escaped_everywhere() -> None:
 
 
 def test_without_validation_the_page_says_that_nobody_checked() -> None:
-    page = report_html(plain_profile(), predictions=[], judged=None)
+    page, _ = report_html(plain_profile(), predictions=[], judged=None)
     assert "NOT VALIDATED" in page
     assert "Nobody has checked" in page
     assert "Nothing was predicted." in page
@@ -141,25 +142,27 @@ def test_without_validation_the_page_says_that_nobody_checked() -> None:
     assert read(page).sections == SECTIONS
 
 
+def top(**changes: Any) -> tuple[str, list[str]]:
+    """Class and verdict of the box on top, then its warnings."""
+    asked = {"predictions": [plain_prediction()], "judged": plain_validation()} | changes
+    page, _ = report_html(asked.pop("document", plain_profile()), **asked)
+    [found] = re.findall(r'class="box (\w+)" id="verdict">\n<p class="verdict">(.*?)</p>', page)
+    [box] = re.findall(r'<ul class="warnings">(.*?)</ul>', page, flags=re.DOTALL)
+    return ": ".join(found), re.findall("<li>(.*?)</li>", box)
+
+
 def test_results_of_another_profile_are_marked() -> None:
-    predictions = [plain_prediction()]
-    same = headline(plain_profile(), predictions=predictions, judged=plain_validation())
-    other = headline(
-        plain_profile(device_name="another"),
-        predictions=predictions,
-        judged=plain_validation(),
-    )
-    assert same.warnings == predictions[0].caveats
-    assert other.state == "unknown"
-    assert other.verdict == "NOT VALIDATED: the validation at hand judged another profile"
-    assert other.warnings[:2] == (
+    assert top()[1] == list(plain_prediction().caveats)
+    found, warnings = top(document=plain_profile(device_name="another"))
+    assert found == "unknown: NOT VALIDATED: the validation at hand judged another profile"
+    assert warnings[:2] == [
         "The validation judged another profile than the one shown here.",
         "The prediction of resnet18 rests on another profile.",
-    )
-    judged = predictions[0].model_copy(update={"validation_digest": "0" * 64})
-    head = headline(plain_profile(), predictions=[judged], judged=plain_validation(passed=False))
-    assert (head.verdict, head.state) == ("FAILED: 1 of 2 gates missed (coverage)", "failed")
-    assert head.warnings[0] == "The prediction of resnet18 rests on another validation."
+    ]
+    judged = plain_prediction().model_copy(update={"validation_digest": "0" * 64})
+    found, warnings = top(predictions=[judged], judged=plain_validation(passed=False))
+    assert found == "failed: FAILED: 1 of 2 gates missed (coverage)"
+    assert warnings[0] == "The prediction of resnet18 rests on another validation."
 
 
 def test_answer_and_plots_come_first_and_tables_are_folded(page: str) -> None:

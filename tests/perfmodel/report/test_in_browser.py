@@ -19,7 +19,7 @@ pytestmark = needs_browser
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
-    report = report_html(
+    report, _ = report_html(
         plain_profile(),
         predictions=[plain_prediction(workload=name) for name in ("a", "b", "c", "d")],
         judged=plain_validation(),
