@@ -178,11 +178,13 @@ def _measure_next(question: Question, step: Interval) -> _Next:
 
     best = _Next(least_ratio=min(1.0, ratio_of((1, count))))
     groups = [most * 2**doubling for doubling in range(1, _DOUBLINGS + 1)]
-    alone = [] if _known_alone(question) == question else [1]
+    known = _known_alone(question)
+    tells_alone = known.machine is not question.machine or known.workload != question.workload
+    alone = [1] if tells_alone else []
     choices = [[each] for each in alone]
     for group in groups:
         if group <= count:
-            choices += [[group], [*alone, group]]
+            choices += [[group], *([each, group] for each in alone)]
     for counts in choices:
         least, ratio = best.ratio or _WORTHWHILE, ratio_of(counts)
         if ratio < least:
@@ -217,21 +219,16 @@ def _as_measured(question: Question, counts: Sequence[int]) -> Question:
         return dataclasses.replace(question, cluster=dataclasses.replace(cluster, tiers=tiers))
     network = cost_model(machine, None, 1).network
     largest = max(group.world_size for group in machine.collectives)
-    added = [
-        dataclasses.replace(
-            group,
-            world_size=ranks,
-            points=tuple(
-                dataclasses.replace(
-                    point,
-                    time_s=float(network.time_s(group.collective, int(point.at), Group(ranks))[0]),
-                )
-                for point in group.points
-            ),
-        )
-        for group in machine.collectives
-        if group.world_size == largest and group.collective in (ALL_REDUCE, "broadcast")
-    ]
+    added = []
+    for group in machine.collectives:
+        if group.world_size == largest and group.collective in (ALL_REDUCE, "broadcast"):
+            sizes = np.array([[int(point.at)] for point in group.points], np.float64)
+            times_s = network.time_s(group.collective, sizes, Group(ranks))[:, 0].tolist()
+            points = tuple(
+                dataclasses.replace(point, time_s=time_s)
+                for point, time_s in zip(group.points, times_s, strict=True)
+            )
+            added.append(dataclasses.replace(group, world_size=ranks, points=points))
     grown = dataclasses.replace(machine, collectives=tuple(added))
     return dataclasses.replace(question, machine=grown)
 
