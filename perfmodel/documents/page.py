@@ -220,7 +220,6 @@ class CatalogueLink(Record):
     """A link of the catalogue that can stand for the measured one."""
 
     id: str
-    name: str
     bytes_per_s: PositiveFloat
     """What a large all-reduce is assumed to reach. [B/s]"""
 

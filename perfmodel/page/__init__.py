@@ -280,9 +280,7 @@ def catalogue(session: Session) -> Catalogue:
         profiles=tuple(map(_profile, session.machines.values())),
         clusters=tuple(_cluster(name, cluster) for name, cluster in clusters.items()),
         links=tuple(
-            CatalogueLink(
-                id=link.id, name=link.name, bytes_per_s=LINK_SHARE * link.rate.bytes_per_s
-            )
+            CatalogueLink(id=link.id, bytes_per_s=LINK_SHARE * link.rate.bytes_per_s)
             for link in usable_links()
         ),
         devices=tuple(

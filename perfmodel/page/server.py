@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import anyio
+import uvicorn
 from anyio import CapacityLimiter, to_thread
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -210,10 +211,6 @@ def answer_first(answers: Answers) -> None:
 
 def serve(answers: Answers, on: socket.socket) -> None:
     """Answer until interrupted; the first answer is made while nobody has asked yet."""
-    import uvicorn  # noqa: PLC0415 - the application runs without it in tests
-
-    from perfmodel.page.server import PunctualProtocol  # noqa: PLC0415
-
     config = uvicorn.Config(
         application(answers),
         http=PunctualProtocol,
