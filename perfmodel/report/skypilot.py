@@ -85,7 +85,10 @@ def _task(document: PlanDocument) -> str:
 
 
 def _program(document: PlanDocument) -> str:
-    """Every ranked row, so that SkyPilot's optimizer weighs predicted times with its own prices."""
+    """Every ranked row, so that SkyPilot's optimizer weighs predicted times with its own prices.
+
+    ``sky.optimize`` asks a server, and sends it YAML that holds no estimator: the optimizer is called here.
+    """
     first = document.ranked[0]
     seconds: dict[int, dict[str, int]] = {}
     for row in (*document.ranked, *document.front):
@@ -120,7 +123,7 @@ def task():
 if __name__ == "__main__":
     with sky.Dag() as dag:
         task()
-    sky.optimize(dag)
+    sky.Optimizer.optimize(dag)
 '''
 
 

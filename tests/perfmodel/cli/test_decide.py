@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -168,6 +169,11 @@ def test_a_program_tells_skypilot_the_predicted_time(
     )
     names["task"]()
     assert made == [{"H100:8"}, names["time_estimator"]]
+    # sky.optimize would hand YAML to a server, which knows no estimator.
+    sky.Dag = lambda: nullcontext("dag")
+    sky.Optimizer = SimpleNamespace(optimize=made.append)
+    exec((tmp_path / "task.py").read_text(encoding="utf-8"), names | {"__name__": "__main__"})  # noqa: S102
+    assert made[-1] == "dag"
 
 
 @pytest.mark.parametrize("as_json", [True, False])
