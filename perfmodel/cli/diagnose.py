@@ -58,7 +58,8 @@ def network_check(
         refuse_unknown("--collective", collective, COLLECTIVES)
     _refuse_ignored(context)
     tests, notes = read_nccl_paste(log, collective=collective)
-    model = None if workload is None else read_workload(workload).workload
+    with working("trace"):
+        model = None if workload is None else read_workload(workload).workload
     machine = None if profile is None else opt.profiled(profile)
     checks = []
     for measured in tests:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, Typ
 
 import typer
 
-from perfmodel.errors import UsageError, did_you_mean
+from perfmodel.errors import CalibrationUnavailable, UsageError, did_you_mean
 from perfmodel.units import (
     MINUTE_S,
     Bytes,
@@ -235,6 +235,11 @@ def profiled(path: Path) -> "MeasuredMachine":
     """The machine of a profile."""
     from perfmodel.documents.profile import ProfileDocument
 
+    if path == DEFAULT_PROFILE and not path.exists():
+        raise CalibrationUnavailable(
+            f"{path}: nothing was calibrated here; perfmodel calibrate does it in 15 minutes, --machine "
+            "takes a machine by name (perfmodel machines) and measures nothing"
+        )
     return ProfileDocument.read(path).machine
 
 

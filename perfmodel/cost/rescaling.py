@@ -131,6 +131,11 @@ def rescaled_profile(
     if source_sheet is not None and source_sheet.id == target.id:
         return profile
     operators = profile.operators
+    if profile.device_costs is not None:
+        raise UsageError(
+            f"--device: excludes a machine inferred from steps, got {target.id} beside "
+            f"{profile.device_name}; perfmodel diagnose --device goes by the data sheet alone"
+        )
     if operators is None:
         raise CalibrationUnavailable(
             f"--device: the profile of {profile.device_name} must hold costs of operators, got none; "

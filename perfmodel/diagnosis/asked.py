@@ -81,13 +81,13 @@ def diagnosed(case: Case) -> Diagnosed:
     _refuse_alone(case)
     logged, notes = _logged(case)
     case, more = _told_by_log(case, logged)
-    case = _named_in(case, logged)
+    case, own = _with_own_batch(_named_in(case, logged))
     _refuse_missing(case, logged)
     rng = np.random.default_rng(_SEED)
     expected = _by_machine(typed) if case.machine else _by_sheet(case, config)
     trained = expected.trained
     case = replace(case, precision=expected.precision)
-    notes += more
+    notes += more + own
     runs = [run_of(each, case) for each in logged]
     if isinstance(trained, TracedModel):
         _refuse_divided(runs)
@@ -274,6 +274,18 @@ def _told_by_log(case: Case, logged: Sequence[Logged]) -> tuple[Case, tuple[str,
     words += [read.layout] if read.layout else []
     notes = (f"read from {case.log}: {', '.join(words)}",) if words else ()
     return replace(case, **taken), notes
+
+
+def _with_own_batch(case: Case) -> tuple[Case, tuple[str, ...]]:
+    """The case with the batch that came with a traced model, where nothing else says one, and a note on it."""
+    document = None
+    if case.micro_batch is None and case.global_batch is None and not _is_trainer(case.model):
+        document = _traced(case.model)
+    if document is None or document.trace.own_micro_batch is None:
+        return case, ()
+    own = document.trace.own_micro_batch
+    note = f"micro-batch {own}: the batch that came with the model; --micro-batch says another"
+    return replace(case, model=document, micro_batch=own), (note,)
 
 
 def _named_in(case: Case, logged: Sequence[Logged]) -> Case:

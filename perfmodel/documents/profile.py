@@ -63,11 +63,14 @@ def machine_file(text: str, *, flag: str, folder: Path = Path()) -> Path:
     if Path(text).suffix or "/" in text or path.exists():
         return path
     shipped = shipped_machines()
-    if near := did_you_mean(text, shipped) if text not in shipped else "":
-        raise UsageError(
-            f"{flag}: must be a file or a name of perfmodel machines, got {text!r}{near}"
-        )
-    return shipped.get(text, path)
+    if text in shipped:
+        return shipped[text]
+    from perfmodel.documents.hardware import sheet_named, shipped_catalogue  # noqa: PLC0415 - rarely
+
+    hint = did_you_mean(text, shipped) or f"; they are {', '.join(shipped)}"
+    if (sheet := sheet_named(text, shipped_catalogue())) is not None:
+        hint = f"{hint.rstrip('?')}; perfmodel diagnose --device {sheet.id} goes by its data sheet alone"
+    raise UsageError(f"{flag}: must be a file or a name of perfmodel machines, got {text!r}{hint}")
 
 
 class ProfileDocument(MachineDocument):

@@ -321,3 +321,10 @@ def test_a_file_that_is_no_model_says_what_it_lacks(
     line = complaint(run("diagnose", path, *typed), 2)
     assert words in line
     assert f"MODEL{tmp_path}" not in line
+
+
+def test_the_batch_that_comes_with_a_model_is_taken_and_told(run: Run) -> None:
+    asked = ("diagnose", f"{ROOT / 'docs' / 'cases' / 'net.py'}:model", "--device", "a10")
+    told = ("--precision", "bf16", "--observed", "1 GPU 12 ms")
+    assert "note: micro-batch 16: the batch that came with the model" in run(*asked, *told).words
+    assert "came with" not in run(*asked, *told, "--micro-batch", 8).words
