@@ -193,8 +193,8 @@ class Jobs:
     def model_flop(self) -> Column:
         """FLOP per step of all devices, three forward passes, nothing recomputed."""
         tokens = self.tokens * self.cp * self.dp * self.accumulation
-        visited = self.attention_parameters + self.experts_per_token * self.expert_parameters
-        matrices = self.layers * visited + self.vocabulary * self.hidden
+        active = self.attention_parameters + self.experts_per_token * self.expert_parameters
+        matrices = self.layers * active + self.vocabulary * self.hidden
         scores = self.layers * 4 * self.sequence * self.hidden
         return 3 * tokens * (2 * matrices + scores)
 

@@ -191,8 +191,8 @@ def _products_s(jobs: Jobs, fitted: FittedParameters) -> Column:
         return np.asarray(dense)
     each = tokens * jobs.experts_per_token * jobs.ep / jobs.experts
     shared = layer_matmul_flop(tokens, jobs.attention_parameters) / speed
-    visits = tokens * jobs.experts_per_token * jobs.imbalance
-    mixed = layer_matmul_flop(visits, jobs.expert_parameters)
+    routed = tokens * jobs.experts_per_token * jobs.imbalance
+    mixed = layer_matmul_flop(routed, jobs.expert_parameters)
     mixed = mixed / _speed(jobs, fitted, each, jobs.matmul_ratio)
     return np.where(is_mixed, (shared + mixed) / jobs.tp, dense)
 
@@ -250,7 +250,7 @@ def _host_s(jobs: Jobs, fitted: FittedParameters) -> Column:
     """Shortest time of a layer's forward pass, however little work it holds. [s]
 
     Collectives of many ranks add latency that the host waits for: across nodes, and inside a node
-    while a pipeline hands over between nodes.
+    while a pipeline sends between nodes.
     """
     split = jobs.tp > 1
     crowded = jobs.several_nodes & (jobs.pp > 1) & split

@@ -19,7 +19,7 @@ from perfmodel.step.division import (
     num_elements,
     units,
 )
-from perfmodel.step.stages import WaitingHandOvers
+from perfmodel.step.stages import WaitingSends
 from perfmodel.units import Seconds
 from perfmodel.workload import Operator, Phase, TensorSpec
 from perfmodel.workload.memory import StepMemory
@@ -65,7 +65,7 @@ def divided_program(
         divisions,
         num_shards=layout.dp if layout.zero == 1 else 0,
         asynchronous=machine.asynchronous,
-        waiting=WaitingHandOvers(queued=queued) if blocking else None,
+        waiting=WaitingSends(queued=queued) if blocking else None,
         buffer_bytes=workload.workload.buffer_bytes,
     )
 

@@ -17,7 +17,7 @@ from perfmodel.step.stages import (
     Pass,
     Piece,
     StageDivision,
-    WaitingHandOvers,
+    WaitingSends,
     Work,
     assign_shards,
     equal_pieces,
@@ -68,7 +68,7 @@ def compile_divided(
     divisions: Sequence[StageDivision],
     *,
     asynchronous: bool,
-    waiting: WaitingHandOvers | None = None,
+    waiting: WaitingSends | None = None,
     buffer_bytes: Sequence[Bytes] = (),
     num_shards: int = 0,
 ) -> StepProgram:
@@ -158,7 +158,7 @@ class _Builder:
 
     layout: Layout
     divisions: tuple[StageDivision, ...]
-    waiting: WaitingHandOvers | None = None
+    waiting: WaitingSends | None = None
     """Point-to-point sends where the host waits for collectives."""
     is_shape: bool = False
     """Whether only the layers of the model are known: exchanges have shares instead of sizes, and what is
@@ -225,7 +225,7 @@ class _Builder:
         return work.kind is Pass.WEIGHT or (stage, work) in self.arrived
 
     def add(self, stage: int, work: Work) -> None:
-        """Append a pass of a stage and what it hands over."""
+        """Append a pass of a stage and what it sends."""
         after = self.arrived.pop((stage, work), ())
         if self.waiting:
             self.awaited.setdefault(stage, []).extend(self.waiting.begin(stage, work))

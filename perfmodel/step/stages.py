@@ -288,7 +288,7 @@ class Parcel(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class WaitingHandOvers:
+class WaitingSends:
     """What stages have offered, sent and done last."""
 
     queued: float = 0.0

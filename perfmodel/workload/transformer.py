@@ -37,7 +37,7 @@ class Transformer:
     fused_attention: bool = True
     """Scores never reach memory (FlashAttention)."""
     experts: int = 1
-    """Feed-forward parts per layer, of which each token visits a few; 1: a dense model."""
+    """Feed-forward parts per layer, of which each token takes a few; 1: a dense model."""
     experts_per_token: int = 1
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from perfmodel.engine.simulate import simulate
 from perfmodel.layout import Layout, Schedule
 from perfmodel.step import Cause
 from perfmodel.step.compile import BUCKETS, compile_divided
-from perfmodel.step.stages import WaitingHandOvers, equal_pieces
+from perfmodel.step.stages import WaitingSends, equal_pieces
 
 seconds = st.floats(1e-3, 10.0)
 
@@ -24,7 +24,7 @@ def step_s(
     times: Mapping[str, float],
     *,
     layers: int,
-    waiting: WaitingHandOvers | None = None,
+    waiting: WaitingSends | None = None,
 ) -> float:
     table = {cause: np.array(times.get(cause.value, 0.0)) for cause in Cause}
     pieces = equal_pieces(layout, layers, most=BUCKETS)
@@ -38,7 +38,7 @@ def step_s(
 def waiting_s(
     layout: Layout, times: Mapping[str, float], *, layers: int = 4, queued: float = 0.0
 ) -> float:
-    return step_s(layout, times, layers=layers, waiting=WaitingHandOvers(queued=queued))
+    return step_s(layout, times, layers=layers, waiting=WaitingSends(queued=queued))
 
 
 def test_without_prefetch_sharded_layers_do_one_thing_after_another() -> None:
@@ -66,7 +66,7 @@ def test_two_stages_p2p_when_both_are_idle(micro_batches: int) -> None:
     assert found == pytest.approx(3 * (micro_batches + 1) + 0.5 * 2 * micro_batches)
 
 
-def test_opposite_hand_overs_of_two_stages_take_turns() -> None:
+def test_opposite_sends_of_two_stages_take_turns() -> None:
     """1F1B, 2 micro-batches: F0 1, over 2; F0' 1, B0' 2 beside F1 1; both over 4; F1' 1, B1' 2, over 2, B1 2.
 
     The first stage's B0 takes 2 after the exchange at 10, beside F1' and B1' that end at 13.

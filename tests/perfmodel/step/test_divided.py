@@ -7,7 +7,7 @@ import pytest
 from perfmodel.layout import parse_layout
 from perfmodel.step import Cause, StepProgram, Stream
 from perfmodel.step.compile import compile_divided
-from perfmodel.step.stages import Piece, StageDivision, WaitingHandOvers
+from perfmodel.step.stages import Piece, StageDivision, WaitingSends
 
 #: Two units of 100 and 300 bytes; the second one takes longer.
 UNITS = StageDivision(
@@ -22,7 +22,7 @@ def divided(text: str, *stages: StageDivision, blocking: bool = False) -> StepPr
         parse_layout(text),
         stages,
         asynchronous=False,
-        waiting=WaitingHandOvers() if blocking else None,
+        waiting=WaitingSends() if blocking else None,
     )
 
 
