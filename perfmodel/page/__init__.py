@@ -47,6 +47,8 @@ from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer
 PRECISIONS = ("bf16", "fp16")
 #: On a machine that was not measured, unless somebody names another.
 FIRST_MODEL: Final = "torchvision:resnet50"
+#: The same of large models: eight devices of 80 GB train it, with parameters spread (ZeRO 3).
+FIRST_LARGE_MODEL: Final = "llama2-7b"
 #: The first of the machines that are offered where nothing was measured: its links are known too.
 FIRST_MACHINE: Final = "dgx-a100"
 _Offer = TypeVar("_Offer")
@@ -183,7 +185,8 @@ def read_session(
             name = f"{path.stem} (LLMs)" if path in shipped else name
             machine = InferredDocument.read(path).machine
             open_inferred(machine)  # refuses devices without a data sheet before anybody asks
-            models = {key: OfferedWorkload(entry=m, typed=key) for key, m in TRANSFORMERS.items()}
+            named = sorted(TRANSFORMERS, key=lambda key: key != FIRST_LARGE_MODEL)
+            models = {key: OfferedWorkload(entry=TRANSFORMERS[key], typed=key) for key in named}
             machines[name] = OfferedMachine(
                 name=name, typed=as_typed, machine=machine, workloads=models
             )

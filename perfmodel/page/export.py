@@ -203,7 +203,7 @@ def start(catalogue: Catalogue) -> PageQuestion:
     return PageQuestion(
         profile=profile.name,
         workload=entry.name,
-        layout=f"dp={devices}",
+        layout=f"dp={devices}" if profile.kind == "calibrated" else f"dp={devices} zero=3",
         batch=batch,
         cluster=cluster.name if cluster else None,
     )

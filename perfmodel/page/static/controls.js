@@ -7,7 +7,7 @@ const FACTORS = {
 };
 const FIELDS = { bandwidth: "network.bandwidth", latency: "network.latency", speed: "device.speed" };
 const PLAIN = { device: ["device", ""], link: ["network.link", ""], uplink: ["cluster.bandwidth", ""], precision: ["precision", "fp32"], gradients: ["gradients", "fp32"], accumulation: ["accumulation", "1"], bucket: ["bucket_cap", ""] };
-const LAYOUT = { tp: "1", pp: "1", zero: "0", micro: "1", recompute: "none" };
+const LAYOUT = { tp: "1", pp: "1", zero: "3", micro: "1", recompute: "none" };
 
 const ladders = {};
 
@@ -210,7 +210,9 @@ function showLayout(state, workload) {
   const allowed = (numbers, divides) => numbers.map((n) => [String(n), String(n), divides % n !== 0]);
   options(byId("tp"), allowed([1, 2, 4, 8, 16], workload.heads), state.layout.tp);
   options(byId("pp"), allowed([1, 2, 4, 5, 8, 10, 16, 20, 32], workload.layers), state.layout.pp);
-  for (const id of ["zero", "micro", "recompute"]) byId(id).value = state.layout[id];
+  if (state.layout.pp !== "1" && state.layout.zero > "1") state.layout.zero = "1"; // a pipeline keeps its gradients
+  options(byId("zero"), ["0", "1", "2", "3"].map((stage) => [stage, stage, state.layout.pp !== "1" && stage > "1"]), state.layout.zero);
+  for (const id of ["micro", "recompute"]) byId(id).value = state.layout[id];
 }
 
 function showNumbers(state) {

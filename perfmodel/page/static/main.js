@@ -174,7 +174,7 @@ function listenChoices() {
     });
   }
   byId("cluster").addEventListener("change", () => { restart({ ...state, cluster: byId("cluster").value, plain: { ...state.plain, uplink: "" } }); });
-  for (const id of Object.keys(LAYOUT)) byId(id).addEventListener("change", () => { state.layout[id] = byId(id).value; update(); });
+  for (const id of Object.keys(LAYOUT)) byId(id).addEventListener("change", () => { state.layout[id] = byId(id).value; showLayout(state, workloadOf(state)); update(); });
   for (const id of ["weak", "strong"]) byId(id).addEventListener("change", () => { restart({ ...fresh(state.profile, state.workload, id), devices: state.devices, cluster: state.cluster, factors: state.factors, plain: state.plain, others: state.others }); });
   byId("profile").addEventListener("change", () => { restart(fresh(byId("profile").value)); });
   byId("workload").addEventListener("change", () => { restart({ ...fresh(state.profile, byId("workload").value, state.scaling), devices: state.devices, cluster: state.cluster, factors: state.factors }); });

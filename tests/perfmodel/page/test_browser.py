@@ -281,11 +281,15 @@ def test_a_layout_is_chosen_by_its_parts(page: Any) -> None:
     page.select_option("#profile", "inferred")
     settled(page)
     assert page.locator("#bandwidth").is_hidden()
+    assert page.input_value("#workload") == "llama2-7b"
+    assert "zero=3" in page.locator("#command").text_content()
     page.select_option("#tp", "2")
     page.select_option("#pp", "2")
     settled(page)
     page.select_option("#curve-measure", "efficiency")
     assert float(re.findall(r"-([\d.]+)]", page.text_content("#curve-readout"))[0]) <= 100
+    assert page.input_value("#zero") == "1"  # what a pipeline allows
+    assert page.locator("#zero option:disabled").count() == 2
     assert "tp=2 pp=2" in page.locator("#command").text_content()
     assert page.locator("#timeline svg text", has_text="stage 1: compute").count() == 1
     assert "fits" in page.text_content("#memory-verdict")
