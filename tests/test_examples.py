@@ -1,6 +1,7 @@
 """The worked examples print what stands below them; ``python -m tests.examples`` writes it again."""
 
 import re
+import time
 from pathlib import Path
 from typing import Final
 
@@ -13,8 +14,17 @@ _GOLDEN: Final = {ROOT / "README.md", ROOT / "docs" / "tutorial.md"}
 _NUMBER: Final = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
 
+#: Of a case that somebody asked about, on whatever machine answers.
+_PATIENCE_S: Final = 60.0
+
+
 def numbers(text: str) -> list[float]:
     return [float(found.replace(",", "")) for found in _NUMBER.findall(text)]
+
+
+def words(text: str) -> str:
+    """The text without its numbers and line ends: verdicts, causes and advice."""
+    return " ".join(_NUMBER.sub("#", text).split())
 
 
 @pytest.mark.long
@@ -22,11 +32,21 @@ def numbers(text: str) -> list[float]:
 def test_examples_print_what_is_shown(page: Path) -> None:
     with workplace() as folder:
         for example in examples(page):
+            begun_s = time.perf_counter()
             printed = output(example, folder)
+            assert time.perf_counter() - begun_s < _PATIENCE_S, example.source
             if page in _GOLDEN:
                 assert printed == example.shown, example.source
             else:
+                assert words(printed) == words(example.shown), example.source
                 assert numbers(printed) == pytest.approx(numbers(example.shown), rel=0.02), printed
+
+
+def test_fifteen_public_cases_take_two_commands_at_most() -> None:
+    found = examples(ROOT / "docs" / "is-this-normal.md")
+    commands = [len(re.findall(r"^perfmodel ", each.source, re.MULTILINE)) for each in found]
+    assert len(found) >= 15
+    assert max(commands) <= 2
 
 
 def test_every_block_of_commands_is_an_example() -> None:
