@@ -315,8 +315,11 @@ def plain_loop_s(  # noqa: PLR0913 - what a loop is
     warm_ups: int = 4,
     are_alike: bool = False,
 ) -> Seconds:
-    """Seconds per step of the slowest rank, with one wait at the end; ranks take turns. [s]
+    """Seconds per step of the slowest rank in a loop that only waits at its end; ranks take turns. [s]
 
+    The step of a long loop is what more steps add to a short one: both wait for as much at their ends.
+
+    ``warm_ups``: Steps before the loops, and of the short one.
     ``are_alike``: Whether all ranks do as the first one does, which then stands for all.
     """
     ranks = range(1 if are_alike else world_size)
@@ -325,7 +328,8 @@ def plain_loop_s(  # noqa: PLR0913 - what a loop is
     for gpu in gpus:
         gpu.begin(name)
 
-    def repeat(count: int) -> Seconds:
+    def loop_s(count: int) -> Seconds:
+        begin_s = max(gpu.host_s for gpu in gpus)
         for work in works * count:
             if work.kind == "collective" and world_size > 1:
                 cost_s = truth.collective_s(work.collective, work.size_bytes, world_size)
@@ -337,7 +341,8 @@ def plain_loop_s(  # noqa: PLR0913 - what a loop is
                     gpu.execute(work)
         for gpu in gpus:
             gpu.synchronise()
-        return max(gpu.host_s for gpu in gpus)
+        return max(gpu.host_s for gpu in gpus) - begin_s
 
-    start_s = repeat(warm_ups)
-    return (repeat(steps) - start_s) / steps
+    loop_s(warm_ups)
+    short_s = loop_s(warm_ups)
+    return (loop_s(warm_ups + steps) - short_s) / steps

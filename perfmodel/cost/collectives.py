@@ -87,6 +87,8 @@ class Library:
     """Whether ranks move the bytes themselves, so that those of one machine share its processors."""
     trees_of_two: bool = False
     """Whether an all-reduce between two nodes is a pair of trees with a half of the array each."""
+    chained_broadcast: bool = False
+    """Whether a broadcast goes in pieces along a chain of all ranks, instead of down a binomial tree."""
     scatter_passes: int = 1
     """How often a reduce-scatter moves the array past every rank; 2: it is an all-reduce."""
 
@@ -95,8 +97,8 @@ class Library:
 #: which each rank keeps a part. NCCL takes the algorithm with the least predicted time; hops of its simple
 #: protocol take 3.4 us (NVLink) to 14 us (network), of which flags in every 16 B (LL) leave 0.6 and 2.7 us at
 #: 0.26 (tree) to 0.5 (ring) of the rate, flags in every 128 B 1.9 and 4 us at 120/128. Up to two nodes a graph
-#: has the bandwidth that it has inside a node (src/graph/tuning.cc, 2026-06-11). Others are
-#: taken for MPI.
+#: has the bandwidth that it has inside a node. A broadcast has its rings alone (src/graph/tuning.cc,
+#: 2026-06-11). Others are taken for MPI.
 LIBRARIES: Final[Mapping[str, Library]] = MappingProxyType(
     {
         "gloo": Library(
@@ -108,6 +110,7 @@ LIBRARIES: Final[Mapping[str, Library]] = MappingProxyType(
             start_s=START_S,
             protocols=(SIMPLE, Protocol(0.5, 120 / 128), Protocol(0.2, 0.4)),
             trees_of_two=True,
+            chained_broadcast=True,
         ),
         "mpi": Library(
             algorithms=(Algorithm.RING, Algorithm.HIERARCHICAL, Algorithm.HALVING_DOUBLING),
@@ -293,8 +296,19 @@ def half_s(levels: Levels, size_bytes: float | Samples, *, library: str) -> Samp
     return result
 
 
-def broadcast_s(levels: Levels, size_bytes: float | Samples) -> Samples:
-    """Time of a binomial tree: ``ceil(log2 m)`` rounds in each tier of ``m`` members. [s]"""
+def broadcast_s(levels: Levels, size_bytes: float | Samples, *, library: str) -> Samples:
+    """Time of a binomial tree, or of a chain that passes pieces on. [s]
+
+    A tree has ``ceil(log2 m)`` rounds in each tier of ``m`` members. In a chain the slowest tier decides how
+    long the array takes.
+    """
+    if library_of(library).chained_broadcast:
+        times_s = [
+            sum((level.crossings * level.latency_s for level in used), start=np.zeros(1))
+            + np.maximum.reduce([level.transfer_s(size_bytes) for level in used])
+            for used in _protocols(levels, library)
+        ]
+        return np.asarray(np.minimum.reduce(times_s) + _start_s(levels))
     rounds = [
         level.doublings * (level.latency_s + level.transfer_s(size_bytes)) for level in levels
     ]
@@ -353,13 +367,19 @@ def _choices(levels: Levels, library: str) -> list[_Choice]:
         # One chain through all ranks of a node is no better than their ring.
         Algorithm.TREE: not all(level.inside_node for level in levels),
     }
-    known = all(level.is_measured for level in levels)
     return [
-        (name, [level.under(protocol) for level in levels])
-        for protocol in ((SIMPLE,) if known else found.protocols)
+        (name, used)
+        for used in _protocols(levels, library)
         for name in found.algorithms
         if allowed.get(name, True)
     ]
+
+
+def _protocols(levels: Levels, library: str) -> list[Levels]:
+    """The tiers under each protocol of a library that changes them."""
+    known = all(level.is_measured for level in levels)
+    protocols = (SIMPLE,) if known else library_of(library).protocols
+    return [[level.under(protocol) for level in levels] for protocol in protocols]
 
 
 def _total(parts: Sequence[_Part]) -> Samples:

@@ -76,6 +76,8 @@ class Path(NamedTuple):
 def paths(collective: str, ranks: int, nodes: int, library: str) -> list[Path]:
     """The algorithms that a library has for a group; trees are chains inside a node, no better than rings."""
     found = library_of(library)
+    if collective == "broadcast" and found.chained_broadcast:
+        return [Path(ranks - 1, 1.0, ranks)]
     count = num_messages(collective, ranks)
     sent = count * message_bytes(collective, 1.0, ranks, nodes, library)
     # Messages to all others leave at once.
@@ -305,7 +307,9 @@ class LinkCost(GroupCost):
         start_s, hop_s = self.law.start_and_hop_s
         (ring, *_) = paths(self.collective, members, self._spanned(members, nodes), self.library)
         hops_s = start_s + ring.steps * hop_s
-        count = num_messages(self.collective, members)
+        # An array goes along a chain once.
+        is_chain = self.collective == "broadcast" and library_of(self.library).chained_broadcast
+        count = 1 if is_chain else num_messages(self.collective, members)
 
         def transfer_s(size_bytes: float | Samples) -> Samples:
             whole = np.asarray(size_bytes) * count / ring.sent

@@ -255,7 +255,7 @@ class Network:
             if kind == ALL_REDUCE:
                 alone_s = all_reduce_s(levels, size_bytes, library=self.library)
             elif kind == "broadcast":
-                alone_s = broadcast_s(levels, size_bytes)
+                alone_s = broadcast_s(levels, size_bytes, library=self.library)
             elif kind == "send_recv":
                 last = levels[-1]
                 alone_s = last.start_s + last.latency_s + last.transfer_s(size_bytes)
