@@ -56,7 +56,8 @@ def collective_s(algorithm: str, size_bytes: float, tier: Tier) -> float:
 
         algorithm                        messages     arrays
         send_recv                        1            1
-        broadcast, binomial tree         log2(n)      log2(n)                          [1]
+        broadcast: binomial tree         log2(n)      log2(n)                          [1]
+          chain (NCCL)                   n - 1        1                                [4]
         all_gather, reduce_scatter,
         all_to_all                       n - 1        (n - 1) / n                      [1]
         all-reduce: ring                 2 (n - 1)    2 (n - 1) / n                    [2]
@@ -77,6 +78,7 @@ def collective_s(algorithm: str, size_bytes: float, tier: Tier) -> float:
     messages, arrays = {
         "send_recv": (1, 1.0),
         "broadcast": (rounds, rounds),
+        "chain": (n - 1, 1.0),
         "all_gather": one_ring,
         "reduce_scatter": one_ring,
         "all_to_all": one_ring,

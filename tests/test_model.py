@@ -225,8 +225,9 @@ def test_collectives_of_one_tier(tier: Tier, size: float) -> None:
         message_s = tier.hop_s + message_bytes(name, size, tier.n) / tier.bytes_per_s
         found_s = num_messages(name, tier.n) * message_s
         assert model.collective_s(name, size, tier) == pytest.approx(found_s)
-    found_s = broadcast_s([level(tier)], size)[0]
-    assert model.collective_s("broadcast", size, tier) == pytest.approx(found_s)
+    for library, algorithm in (("gloo", "broadcast"), ("nccl", "chain")):
+        found_s = broadcast_s([level(tier)], size, library=library)[0]
+        assert model.collective_s(algorithm, size, tier) == pytest.approx(found_s)
 
 
 @given(

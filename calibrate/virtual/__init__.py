@@ -243,11 +243,12 @@ class Truth:
             return protocol.start_s + hop_s + self._moved_s(size_bytes / rate, size_bytes)
         rounds = 2.0 if kind == "all_reduce" else 1.0
         slowest = inner_rate if nodes == 1 else min(inner_rate, outer_rate * inner)
-        share = (inner * nodes - 1) / (inner * nodes)
+        # A broadcast goes along a chain, whose links all carry the whole array.
+        share = 1.0 if kind == "broadcast" else (inner * nodes - 1) / (inner * nodes)
         hops_s = rounds * ((inner - 1) * nodes * inner_hop_s + (nodes - 1) * outer_hop_s)
         moved_s = self._moved_s(rounds * share * size_bytes / slowest, size_bytes)
         ring_s = protocol.start_s + hops_s + moved_s
-        if nodes == 1 or kind not in ("all_reduce", "broadcast"):
+        if nodes == 1 or kind != "all_reduce":
             return ring_s
         # Chains inside the nodes, above them a double binary tree; only its start is shorter.
         depth_s = (inner - 1) * inner_hop_s + math.ceil(math.log2(nodes)) * outer_hop_s

@@ -10,8 +10,10 @@ import numpy as np
 
 from perfmodel.cost import Samples, deviates
 from perfmodel.cost.collectives import (
+    MOST_OF_TREES,
     START_LOG_ERROR,
     SWITCH_LATENCY_S,
+    TREE_EFFICIENCY,
     LevelCost,
     SwitchedSum,
     all_reduce_s,
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
 #: The same of a kind of collective that is read off the messages of all-reduces: a prior.
 _UNCERTAINTY_OF_KIND: Final = 0.1
+#: Of the rate of trees over links that were not measured: NCCL's tuner grants 0.37 to 0.92 of a ring's, by size.
+_UNCERTAINTY_OF_TREES: Final = 0.4
 #: The same per doubling of the group beyond the largest one measured, inside a node and between: priors.
 UNCERTAINTY_PER_DOUBLING: Final = 0.05
 _UNCERTAINTY_BETWEEN_NODES: Final = 0.15
@@ -63,6 +67,7 @@ def _sampled(
     library: str,
     num_draws: int,
     rng: np.random.Generator,
+    others: Iterable[MeasuredCollective] = (),
 ) -> GroupCost:
     """By the law of the library: its ranks move the bytes themselves, or have links of their own."""
     if library_of(library).by_processors:
@@ -71,7 +76,7 @@ def _sampled(
         return MessageCost.sample(groups, library=library, num_draws=num_draws, rng=rng)
     from perfmodel.cost.link_law import LinkCost  # noqa: PLC0415 - as above
 
-    return LinkCost.sample(groups, library=library, num_draws=num_draws, rng=rng)
+    return LinkCost.sample(groups, library=library, num_draws=num_draws, rng=rng, others=others)
 
 
 def for_nccl(machine: MeasuredMachine, nccl: str) -> MeasuredMachine:
@@ -175,6 +180,8 @@ class Network:
     """Of the machine that was measured, where all of it is one node; None: unknown."""
     tier_uncertainties: Samples
     """Factors on what the file says, shape ``(num_tiers, num_draws)``; draw 0 is 1."""
+    tree_share: Samples
+    """Rate of a tree over that of a ring through links of the file, shape ``(num_draws,)``."""
     _borrowed: dict[str, GroupCost] = field(default_factory=dict)
 
     @classmethod
@@ -193,20 +200,22 @@ class Network:
         ``rng``: Randomness of its own by name, so that the order of questions is no matter.
         """
         measured_tier, measured = _measured(profile, cluster)
-        by_kind = {
-            kind: [
-                MeasuredCollective(
-                    collective=kind, world_size=g.world_size, num_nodes=1, points=g.points
-                )
-                for g in measured
-                if g.collective == kind and g.world_size > 1
-            ]
-            for kind in _KINDS
-        }
+        told = [
+            MeasuredCollective(
+                collective=g.collective, world_size=g.world_size, num_nodes=1, points=g.points
+            )
+            for g in measured
+            if g.world_size > 1
+        ]
+        by_kind = {kind: [group for group in told if group.collective == kind] for kind in _KINDS}
 
         def sampled(kind: str) -> GroupCost:
             return _sampled(
-                by_kind[kind], library=profile.backend, num_draws=num_draws, rng=rng(kind)
+                by_kind[kind],
+                library=profile.backend,
+                num_draws=num_draws,
+                rng=rng(kind),
+                others=[group for group in told if group.collective != kind],
             )
 
         found = {kind: functools.partial(sampled, kind) for kind in _KINDS if by_kind[kind]}
@@ -225,6 +234,10 @@ class Network:
             measured_tier=measured_tier,
             devices_per_node=profile.devices_per_node if profile.num_nodes == 1 else None,
             tier_uncertainties=np.exp(errors * deviates(rng("tiers"), len(errors), num_draws)),
+            tree_share=np.minimum(
+                MOST_OF_TREES,
+                TREE_EFFICIENCY * np.exp(_UNCERTAINTY_OF_TREES * deviates(rng("trees"), num_draws)),
+            ),
         )
 
     def time_s(self, kind: str, size_bytes: Bytes | Samples, group: Group) -> Samples:
@@ -357,6 +370,7 @@ class Network:
             latency_s=level.latency_s * uncertainty,
             transfer_s=transfer_s,
             inside_node=is_inside,
+            tree_share=self.tree_share,
             switch=switch if level.in_switch_reduction else None,
             is_measured=False,
         )

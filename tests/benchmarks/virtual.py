@@ -196,7 +196,7 @@ def calibrated(
 
 
 def _budget() -> Any:
-    return replace(BUDGETS["standard"], repetition_s=0.0, has_layouts=False)
+    return replace(BUDGETS["standard"], repetition_s=0.0)
 
 
 def _observed(

@@ -206,7 +206,14 @@ def test_halving_and_doubling_needs_fewer_messages() -> None:
 
 def test_a_broadcast_doubles_in_every_tier() -> None:
     """1 kB: 2 rounds of 1 + 1 ms inside, 1 of 4 + 2 ms between."""
-    assert float(broadcast_s(priced(TWO_NODES, 8), 1000)[0]) == pytest.approx(10 * MS)
+    found_s = broadcast_s(priced(TWO_NODES, 8), 1000, library="gloo")
+    assert float(found_s[0]) == pytest.approx(10 * MS)
+
+
+def test_nccl_broadcasts_along_a_chain_of_all_ranks() -> None:
+    """1 kB: 6 sends of 1 ms inside, 1 of 4 ms between, and 2 ms over the slower tier once."""
+    found_s = broadcast_s(priced(TWO_NODES, 8), 1000, library="nccl")
+    assert float(found_s[0]) == pytest.approx(12 * MS)
 
 
 @st.composite

@@ -126,6 +126,41 @@ def test_a_tree_is_taken_for_small_arrays_of_many_nodes() -> None:
     assert float(inside.group_s(512, 64, nodes=1)[0]) > 100 * HOP_S
 
 
+def test_other_collectives_tell_a_single_group_from_links_and_hops() -> None:
+    """A slow link and free memory: all-gathers of the same two ranks say which of the two is slow."""
+
+    def measured(collective: str, ranks: int) -> MeasuredCollective:
+        (ring,) = paths(collective, ranks, 1, "nccl")
+        points = tuple(
+            CurvePoint(
+                at=size,
+                time_s=2e-5 + ring.steps * 4e-6 + size * ring.sent / 4e11,
+                relative_error=0.0,
+            )
+            for size in SIZES
+        )
+        return MeasuredCollective(
+            collective=collective, world_size=ranks, num_nodes=1, points=points
+        )
+
+    def error(*others: str, size: int) -> float:
+        cost = LinkCost.sample(
+            [measured("all_reduce", 2)],
+            library="nccl",
+            num_draws=1,
+            rng=np.random.default_rng(0),
+            others=[measured(name, 2) for name in others],
+        )
+        true_s = measured("all_reduce", 8).points[SIZES.index(size)].time_s
+        return abs(float(cost.group_s(size, 8, nodes=1)[0]) / true_s - 1)
+
+    kinds = ("all_gather", "reduce_scatter", "broadcast")
+    for size in (2**10, 2**30):
+        assert error(*kinds, size=size) < 0.6 * error(size=size)
+    # A send between two ranks goes by channels of its own.
+    assert error("send_recv", size=2**30) == error(size=2**30)
+
+
 @pytest.mark.parametrize(
     ("library", "ranks", "nodes", "ways"),
     [
