@@ -381,7 +381,7 @@ def measured_caveats(
         if machine.cluster is not None and cluster is machine.cluster:
             links = f"{cluster.name}, from {cluster.tiers[-1].source}"
         said.append(
-            f"{machine.max_world_size} ranks were measured: {largest} devices assume {links}"
+            f"{largest} devices assume {links}; {machine.max_world_size} ranks measured"
         )
     batches = [layout.global_batch for layout in found]
     said += critical_caveats(machine, question.workload_name, batches)

@@ -54,8 +54,8 @@ NUM_PARAMETERS: Final = 6
 #: Error of a point, in log, against which parameters are read.
 _POINT_ERROR: Final = 0.1
 #: Weight of a point of another collective on the same rings, where one group was measured. It alone tells neither
-#: a start from hops nor a link from the rank's own memory. Weights of 0, 1/4 and 1 told published all-reduces of
-#: 4 GPUs from 2 to 6.4, 5.0 and 6.9 %.
+#: a start from hops nor a link from the rank's own memory. Of 0, 1/4, 1/2 and 1, a quarter tells published
+#: all-reduces of 4 and 8 GPUs best from all-reduces, all-gathers and reduce-scatters of 2.
 _OTHERS_WEIGHT: Final = 0.25
 _ON_RINGS: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"})
 #: Sizes, in doublings, over which the factor on the law is averaged before other groups take it: protocols
