@@ -380,9 +380,7 @@ def measured_caveats(
         links = "equal links in one ring" if cluster is None else "links as in the cluster file"
         if machine.cluster is not None and cluster is machine.cluster:
             links = f"{cluster.name}, from {cluster.tiers[-1].source}"
-        said.append(
-            f"{largest} devices assume {links}; {machine.max_world_size} ranks measured"
-        )
+        said.append(f"{largest} devices assume {links}; {machine.max_world_size} ranks measured")
     batches = [layout.global_batch for layout in found]
     said += critical_caveats(machine, question.workload_name, batches)
     if cluster is not None and machine.num_nodes > 1 and machine.ranks_per_node > 1:
