@@ -180,7 +180,7 @@ class Network:
     """Of the machine that was measured, where all of it is one node; None: unknown."""
     tier_uncertainties: Samples
     """Factors on what the file says, shape ``(num_tiers, num_draws)``; draw 0 is 1."""
-    tree_share: Samples
+    tree_share: Samples | float = TREE_EFFICIENCY
     """Rate of a tree over that of a ring through links of the file, shape ``(num_draws,)``."""
     _borrowed: dict[str, GroupCost] = field(default_factory=dict)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.cost.collectives import SWITCH_LATENCY_S, TREE_EFFICIENCY
+from perfmodel.cost.collectives import SWITCH_LATENCY_S
 from perfmodel.cost.link_law import LinkCost
 from perfmodel.cost.machine import CostModel
 from perfmodel.cost.network import NOT_MEASURED, Group, Network
@@ -133,7 +133,6 @@ def test_eight_nodes_of_h200_from_one_and_the_data_sheet_of_their_adapters() -> 
         kind_uncertainty=np.ones(1),
         cluster=Cluster(name="h200", tiers=(node, fabric)),
         tier_uncertainties=np.ones((2, 1)),
-        tree_share=np.full(1, TREE_EFFICIENCY),
     )
     predicted_s = float(found.time_s("all_reduce", size, Group(64))[0])
     assert float(np.abs(predicted_s / measured_s - 1).mean()) < 0.195
