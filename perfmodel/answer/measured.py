@@ -379,7 +379,8 @@ def measured_caveats(
     if largest > machine.max_world_size:
         links = "equal links in one ring" if cluster is None else "links as in the cluster file"
         if machine.cluster is not None and cluster is machine.cluster:
-            links = f"{cluster.name}, from {cluster.tiers[-1].source}"
+            runs = f", from {cluster.tiers[-1].source}"
+            links = cluster.name + (runs if cluster.evidence is Evidence.INFERRED else "")
         said.append(f"{largest} devices assume {links}; {machine.max_world_size} ranks measured")
     batches = [layout.global_batch for layout in found]
     said += critical_caveats(machine, question.workload_name, batches)

@@ -112,7 +112,7 @@ MACHINES: Final = {
         collectives="NVIDIA A100-SXM4-80GB",
         nodes=(
             "8 nvlink3, 2048 ib-hdr x8",
-            "8 x 200 Gb/s InfiniBand a node",
+            "200 Gb/s InfiniBand per GPU",
             "the user guide of the DGX A100",
         ),
     ),
@@ -122,7 +122,7 @@ MACHINES: Final = {
         collectives="NVIDIA H100 80GB HBM3",
         nodes=(
             "8 nvlink4, 2048 ib-ndr x8",
-            "8 x 400 Gb/s InfiniBand a node",
+            "400 Gb/s InfiniBand per GPU",
             "the user guide of the DGX H100",
         ),
     ),

@@ -301,7 +301,7 @@ def test_beyond_one_node_the_page_and_the_command_assume_the_same_links(
     found = shipped.answer(question)
     nodes = shipped.catalogue.profiles[0].nodes
     assert nodes is not None
-    assert nodes.name == "8 x 200 Gb/s InfiniBand a node"
+    assert nodes.name == "200 Gb/s InfiniBand per GPU"
     assert any(nodes.name in caveat for caveat in found.caveats)
     words = ("--machine", "dgx-a100", "--workload", "torchvision:resnet50", "--batch", "32")
     told = PredictionDocument.of_text(run("predict", *words, "--devices", "16", "--json").stdout)
