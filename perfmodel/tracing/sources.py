@@ -184,7 +184,7 @@ def _factory_source(text: str) -> ModelSource:
             inspect.signature(factory).bind()
         except TypeError as error:
             raise UntraceableModel(
-                f"{text}: must be a function without arguments, got one with a {error}; give it a default"
+                f"{text}: must be a function without arguments, got one that is {error}; give it a default"
             ) from None
         returned = factory()
         parts = returned if isinstance(returned, tuple) else (returned,)

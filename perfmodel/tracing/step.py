@@ -247,7 +247,7 @@ def record_step(
         except (Exception, SystemExit) as error:
             advice = (
                 "; ".join(getattr(error, "__notes__", ()))
-                or f"check that the model accepts a {sample}"
+                or f"check that the model accepts {micro_batch} samples of {sample}"
                 if ran_at is None
                 else f"the step runs with {ran_at} samples, not with {micro_batch}: perfmodel traces both; "
                 "let targets be part of the batch, as in (module, (inputs, targets), loss)"

@@ -182,7 +182,7 @@ def test_parameters_without_gradient_are_told(run: Run, factories: Path, tmp_pat
         ("raising", "building the model raised RuntimeError: no licence"),
         (
             "asking",
-            "must be a function without arguments, got one with a missing a required argument: 'size'",
+            "must be a function without arguments, got one that is missing a required argument: 'size'",
         ),
         ("short", "the loss got outputs (8, 3) and targets (8,); let targets be part of the batch"),
         ("number", "must return a module, (module, example) or (module, example, loss), got int"),

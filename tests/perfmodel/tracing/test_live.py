@@ -107,7 +107,7 @@ def test_bad_input_says_what_to_give() -> None:
         pm.trace(network(), inputs, optimizer="lion")
     with pytest.raises(UsageError, match="inputs: must hold a tensor"):
         pm.trace(network())
-    with pytest.raises(UntraceableModel, match="check that the model accepts a 5 float32"):
+    with pytest.raises(UntraceableModel, match="accepts 4 samples of 5 float32"):
         pm.trace(network(), torch.randn(4, 5), loss=torch.sum)
     with pytest.raises(UntraceableModel, match="give a loss"):
         pm.trace(nn.Conv2d(3, 3, 1), torch.randn(4, 3, 2, 2))
