@@ -22,7 +22,7 @@ from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError
 from perfmodel.layout import Layout, parse_layout
 from perfmodel.machine import DEVICES_PER_NODE, Cluster
-from perfmodel.machine.measured import MeasuredCollective
+from perfmodel.machine.measured import MeasuredCollective, MeasuredMachine
 from perfmodel.models import is_model_config, read_model
 from perfmodel.plan.acceptance import acceptance_terms as terms_of
 from perfmodel.plan.acceptance import job_terms
@@ -161,18 +161,24 @@ def _job(
     if isinstance(workload, str) and (
         workload in TRANSFORMERS or (named in shipped_runs() and is_model_config(Path(workload)))
     ):
-        return _large_job(named, workload, split, cluster)
+        return _large_job(machine, workload, split, cluster)
     found = opened(machine)
     question = question_of(found, workload, cluster=cluster)
     return BoughtJob(question=replace(question, layout=split), links=found)
 
 
-def _large_job(name: str, workload: str, layout: Layout, cluster: AnyCluster | None) -> BoughtJob:
+def _large_job(
+    machine: AnyMachine, workload: str, layout: Layout, cluster: AnyCluster | None
+) -> BoughtJob:
     """Of a large model; collectives are those of the node by name, and its nodes as the runs show them."""
-    inferred = InferredDocument.named(name).machine
-    links = opened(name)
+    if isinstance(machine, MeasuredMachine):
+        raise UsageError(
+            f"workload: {workload} by its shape needs a machine by name, got {machine.device_name}; trace it"
+        )
+    inferred, name = InferredDocument.named(machine).machine, Path(machine).stem
+    links = opened(name) if name in shipped_runs() else None
     joined = cluster if cluster is None or isinstance(cluster, Cluster) else open_cluster(cluster)
-    if joined is None and layout.world_size > links.ranks_per_node:
+    if links and joined is None and layout.world_size > links.ranks_per_node:
         links = with_nodes_of(links, inferred, name=name)
     inside = None if joined is None else joined.devices_per_node
     question = Question(

@@ -106,10 +106,10 @@ def _step(job: BoughtJob) -> Promise:
     error = _error_of_runs(question)
     clause = _clause(
         ClauseKind.STEP,
-        f"step of {question.workload_name}, {layout}",
+        f"step of {question.workload_name}, {str(layout) or 'dp=1'}",
         workload=question.workload_name,
         world_size=layout.world_size,
-        layout=str(layout),
+        layout=str(layout) or "dp=1",
         delivered_error=error,
     )
     counts = {run.world_size or layout.world_size for run in job.reference.runs}
@@ -342,7 +342,7 @@ def _machine_clauses(profile: MeasuredMachine, workloads: Sequence[str]) -> Iter
                 f"step of {name}, {world_size} x {batch}",
                 workload=name,
                 world_size=world_size,
-                layout=str(layout),
+                layout=str(layout) or "dp=1",
             )
 
 

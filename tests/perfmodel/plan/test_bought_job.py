@@ -185,11 +185,17 @@ def test_the_job_on_every_node_alone_finds_the_slow_one(run: Run, tmp_path: Path
             "of one number of devices",
         ),
         ({"workloads": "heavy", "layout": "dp=0"}, "dp must be >= 1"),
+        ({"workloads": "llama2-7b", "layout": "dp=16"}, "needs a machine by name, got synthetic"),
     ],
 )
 def test_bad_jobs_are_refused(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         pm.acceptance_terms(MACHINE, **{"cluster": CLUSTER, **arguments})  # type: ignore[arg-type]
+
+
+def test_one_device_has_a_step_and_nothing_else() -> None:
+    [step] = pm.acceptance_terms(MACHINE, "heavy", layout="dp=1").clause
+    assert (step.kind, step.layout, step.world_size) == (ClauseKind.STEP, "dp=1", 1)
 
 
 def test_options_of_a_job_are_refused_without_one(run: Run) -> None:
