@@ -42,6 +42,8 @@ _SMALLEST_SHARE: Final = 0.001
 _SMALLEST_RATIO: Final = 0.001
 #: Characters on one line beside the columns of numbers, on 80 columns.
 _WIDEST_CHANGE: Final = 20
+#: A factor below this reads better as per cent.
+_CLEARLY_MORE: Final = 1.1
 #: A measurement that leaves so much of an interval halves it.
 _HALF: Final = 0.5
 _OUTCOMES: Final = "[p5-p95]: 90 % of outcomes should lie inside."
@@ -138,7 +140,8 @@ def _needed(advice: ScalingAdvice) -> str:
     if factor == 1:
         return f"{goal} is reached"
     speed = "" if rate is None else f"{format_rate(8 * rate, 'b')}, "
-    return f"{goal} needs {speed}{factor:.2g} x the bandwidth"
+    more = f"{factor:.2g} x the" if factor >= _CLEARLY_MORE else f"{100 * (factor - 1):.1f} % more"
+    return f"{goal} needs {speed}{more} bandwidth"
 
 
 def _next_lines(advice: ScalingAdvice) -> list[str]:
