@@ -89,11 +89,6 @@ def _from_config(path: Path, sequence: int | None) -> NamedTransformer:
 
 def read_workload(text: str) -> WorkloadDocument:
     """A workload file, or a model that is traced without weights, data or GPU."""
-    if not is_model(text) and not text.endswith(".json"):
-        raise UsageError(
-            f"--workload: must be a workload file (JSON) or a model such as torchvision:resnet18, got "
-            f"{text!r}; perfmodel trace {text} writes a file"
-        )
     if text.endswith(".json") and not is_model_config(Path(text)):
         return WorkloadDocument.read(Path(text))
 

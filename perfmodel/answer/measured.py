@@ -381,7 +381,9 @@ def measured_caveats(
         if machine.cluster is not None and cluster is machine.cluster:
             runs = f", from {cluster.tiers[-1].source}"
             links = cluster.name + (runs if cluster.evidence is Evidence.INFERRED else "")
-        said.append(f"{largest} devices assume {links}; {machine.max_world_size} ranks measured")
+        ranks = machine.max_world_size
+        known = f"{ranks} ranks" if ranks > 1 else "one rank"
+        said.append(f"{largest} devices assume {links}; {known} measured")
     batches = [layout.global_batch for layout in found]
     said += critical_caveats(machine, question.workload_name, batches)
     if cluster is not None and machine.num_nodes > 1 and machine.ranks_per_node > 1:

@@ -29,7 +29,7 @@ from perfmodel.plan.acceptance import job_terms
 from perfmodel.plan.acceptance import judge as judged
 from perfmodel.plan.delivered import Delivery, JobRun
 from perfmodel.plan.promises import BoughtJob
-from perfmodel.units import parse_duration
+from perfmodel.units import Seconds, parse_duration
 from perfmodel.workload.transformer import TRANSFORMERS
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def judge(  # noqa: PLR0913 - one parameter per kind of measurement
             *map(_observed_run, observed),
             *(JobRun.of_ranks(read_run(Path(folder))) for folder in runs),
         ),
-        parts_s=dict(map(_part, parts)),
+        parts_s=_parts(parts),
         collectives=_collectives(logs),
         goodput=goodput,
     )
@@ -203,14 +203,30 @@ def _observed_run(text: str) -> JobRun:
     return JobRun(step_s=step_s, world_size=devices or None)
 
 
-def _part(text: str) -> tuple[str, float]:
+def _parts(texts: Sequence[str]) -> dict[str, Seconds]:
+    """Times of parts by name; one alone has no other to be slower than. [s]"""
+    found: dict[str, Seconds] = {}
+    for text in texts:
+        name, time_s = _part(text)
+        if name in found:
+            raise UsageError(f"--part: must have names of their own, got {name!r} twice")
+        found[name] = time_s
+    if len(found) == 1:
+        raise UsageError(f"--part: must be given for two parts or more, got {texts[0]!r} alone")
+    return found
+
+
+def _part(text: str) -> tuple[str, Seconds]:
     name, colon, time = text.rpartition(":")
     if not (colon and name.strip()):
         raise UsageError(f"--part: must look like 'node 3: 0.52 s', got {text!r}")
     try:
-        return name.strip(), parse_duration(time)
+        time_s = parse_duration(time.strip())
     except ValueError as error:
         raise UsageError(f"--part: {error}") from error
+    if time_s == 0:
+        raise UsageError(f"--part: must take longer than 0 s, got {text!r}")
+    return name.strip(), time_s
 
 
 def _collectives(logs: Sequence[AnyPath]) -> tuple[MeasuredCollective, ...]:

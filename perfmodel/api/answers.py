@@ -432,9 +432,12 @@ def _counts(devices: Any) -> tuple[int, ...]:
         devices if isinstance(devices, Iterable) and not isinstance(devices, str) else (devices,)
     )
     try:
-        return tuple(sorted({operator.index(count) for count in found}))
+        counts = tuple(sorted({operator.index(count) for count in found}))
     except TypeError:
         raise UsageError(f"devices: must be whole numbers, got {devices!r}") from None
+    if not counts:
+        raise UsageError("devices: must be one number or more, got none")
+    return counts
 
 
 def question_of(machine: AnyMachine, workload: AnyWorkload, **more: Any) -> Question:

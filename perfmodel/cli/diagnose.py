@@ -133,7 +133,8 @@ def _links(
     if measured.num_nodes > 1 and (nic is None or nics is None):
         if machine is not None and machine.cluster is not None:
             adapter = machine.cluster.tiers[-1]
-            nics, nic = adapter.links, adapter.link_bytes_per_s / LINK_SHARE
+            nics = nics or adapter.links
+            nic = nic or adapter.link_bytes_per_s / LINK_SHARE
         else:
             raise UsageError(
                 f"--nic-bandwidth and --nics: must be given for a log of {measured.num_nodes} nodes, because "

@@ -403,19 +403,24 @@ def _read(
     is_time = form.unit in (Unit.STEP, Unit.MICRO_STEP)
     paused = [v for v in values if (v > _PAUSE * middle if is_time else v < middle / _PAUSE)]
     notes: tuple[str, ...] = (
-        () if is_summary else (f"{path}: first {warm_up} lines left out as warm-up",)
+        () if is_summary else (f"{path}: first {_lines(warm_up)} left out as warm-up",)
     )
     if paused:
-        notes += (f"{path}: {len(paused)} lines left out as pauses (evaluation, checkpoint)",)
+        told = f"{len(paused)} slow {'line' if len(paused) == 1 else 'lines'}"
+        notes += (f"{path}: {told} left out as pauses (evaluation, checkpoint)",)
     kept = [value for value in values if value not in paused]
     notes += _of_others(path, lines, form) + _changing(path, kept, form)
     logged = Logged(
-        text=f"{path.name}: median of {len(kept)} lines",
+        text=f"{path.name}: {'its summary' if is_summary else f'median of {_lines(len(kept))}'}",
         value=median(kept) * form.scale,
         unit=form.unit,
         per_device=form.per_device,
     )
     return replace(logged, **_told(path, lines)), notes
+
+
+def _lines(count: int) -> str:
+    return "line" if count == 1 else f"{count} lines"
 
 
 def _told(path: Path, lines: Sequence[str]) -> dict[str, Any]:

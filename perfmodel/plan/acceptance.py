@@ -26,14 +26,23 @@ from perfmodel.documents.acceptance import (
     AcceptanceDocument,
     AcceptanceTerms,
     Clause,
+    ClauseKind,
     JudgedClause,
     Verdict,
 )
 from perfmodel.documents.budget import GoodputDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.plan.delivered import Delivery, Quantity, quantity, suspects, unmeasured_links
+from perfmodel.plan.delivered import (
+    Delivery,
+    JobRun,
+    Quantity,
+    quantity,
+    suspects,
+    unmeasured_links,
+)
 from perfmodel.plan.promises import (
+    CALIBRATE,
     BoughtJob,
     Promise,
     goodput_promises,
@@ -108,7 +117,12 @@ def _terms(
 def judge(
     terms: AcceptanceTerms, delivery: Delivery, *, argv: Sequence[str] = ("perfmodel.judge",)
 ) -> AcceptanceDocument:
-    """Judge every clause with the uncertainty of what was measured of the delivered machine."""
+    """Judge every clause with the uncertainty of what was measured of the delivered machine.
+
+    A run of the job says nothing of its model: ``UsageError`` if it is about no step, or about several.
+    """
+    for run in delivery.runs:
+        _refuse_unclear(run, terms)
     judged = []
     for clause in terms.clause:
         found = quantity(delivery, clause)
@@ -141,6 +155,22 @@ def judge(
         judged=tuple(judged),
         unmeasured_links=() if machine is None else unmeasured_links(machine),
     )
+
+
+def _refuse_unclear(run: JobRun, terms: AcceptanceTerms) -> None:
+    steps = [clause for clause in terms.clause if clause.kind is ClauseKind.STEP]
+    told = [clause.name for clause in steps if run.world_size in (None, clause.world_size)]
+    where = "a run" if run.world_size is None else f"a run on {run.world_size} devices"
+    if not told and not run.own_s:
+        counts = ", ".join(str(clause.world_size) for clause in steps) or "none"
+        raise UsageError(
+            f"--observed: must be of the devices of a clause of a step ({counts}), got {where}"
+        )
+    if len(told) > 1:
+        raise UsageError(
+            f"--observed: must be about one clause, but {where} may be about {', '.join(told)}; name its "
+            "devices, or judge by --profile"
+        )
 
 
 def probability_kept(clause: Clause, found: Quantity) -> float:
@@ -187,7 +217,8 @@ def _with_limit(promise: Promise, confidence: float) -> Clause:
 
 def _remedy(promise: Promise, both: float, confidence: float) -> str | None:
     """What makes a clause strong that is too weak; None if it is strong."""
-    if _power(both, confidence) >= STRONG:
+    today = _power(both, confidence)
+    if today >= STRONG:
         return None
     if not promise.remedy:
         rounds = math.ceil((both / strong_error(confidence=confidence)) ** 2)
@@ -196,8 +227,8 @@ def _remedy(promise: Promise, both: float, confidence: float) -> str | None:
         after = _power(
             math.hypot(promise.error_of_part(devices), promise.delivered_error), confidence
         )
-        if after >= STRONG or devices == promise.parts[-1]:
+        if after >= STRONG or (devices == promise.parts[-1] and after > today):
             return (
                 f"{promise.remedy.format(devices=devices)}: finds it with {100 * after:.0f} % then"
             )
-    return promise.remedy
+    return CALIBRATE if promise.parts else promise.remedy

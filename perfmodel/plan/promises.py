@@ -44,6 +44,8 @@ from perfmodel.workload.transformer import HALF_BYTES, NamedTransformer
 _RUN_ERROR: Final = 0.03
 _RANK_SPREAD: Final = 0.02
 _UNCERTAINTY_OF_SPREAD: Final = 0.5
+#: What makes a clause strong where no part of a machine does.
+CALIBRATE: Final = "calibrate such a machine (--profile)"
 #: Messages whose time is bandwidth alone, where such were measured.
 LARGE_BYTES: Final[Bytes] = GIB
 #: Messages whose time is latency.
@@ -131,7 +133,7 @@ def _step(job: BoughtJob) -> Promise:
         clause=clause,
         found=found,
         delivered_error=error,
-        remedy=told if parts else "calibrate such a machine (--profile)",
+        remedy=told if parts else CALIBRATE,
         parts=parts,
         error_of_part=error_of_part,
     )
@@ -158,12 +160,14 @@ def _collectives(job: BoughtJob) -> Iterator[Promise]:
         found = (
             _scaled(found, *_ratio(times_s, ranks, on)) if found else _drawn(times_s(Group(ranks)))
         )
+        parts = tuple(n for n in _parts(question) if on < n <= ranks)
+        told = f"give {RUNS} nccl-tests logs of {{devices}} such devices (--log)"
         yield Promise(
             clause=clause,
             found=as_busbw(found, clause),
             delivered_error=error,
-            remedy=f"give {RUNS} nccl-tests logs of {{devices}} such devices (--log)",
-            parts=tuple(n for n in _parts(question) if on < n <= ranks),
+            remedy=told if parts else "give more nccl-tests logs (--log)",
+            parts=parts,
             error_of_part=partial(_error_of_logs, times_s, ranks, error),
         )
 

@@ -129,10 +129,15 @@ def terms_table(terms: AcceptanceTerms) -> Table:
                 power(clause, confidence=terms.each_confidence)
             ),
         },
-        caption=f"A machine as good as the reference, measured as well, passes all {len(terms.clause)} clauses "
+        caption=f"A machine as good as the reference, measured as well, passes {_all(terms)} "
         f"with {percent(terms.confidence)} at least: false alarm at most {percent(1 - terms.confidence)}. "
         "Uncertainty: standard error.",
     )
+
+
+def _all(terms: AcceptanceTerms) -> str:
+    count = len(terms.clause)
+    return f"all {count} clauses" if count > 1 else "its clause"
 
 
 def terms_lines(terms: AcceptanceTerms) -> list[str]:

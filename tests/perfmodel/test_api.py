@@ -75,8 +75,14 @@ def test_errors_are_those_of_the_command_line(tmp_path: Path) -> None:
     for devices in (8.5, "8", [1, None]):
         with pytest.raises(UsageError, match="devices: must be whole numbers, got"):
             pm.predict(MACHINE, "light", devices=devices)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="devices: must be one number or more, got none"):
+        pm.predict(MACHINE, "light", devices=())
     with pytest.raises(UsageError, match=r"must be traced, got a object; pm\.trace"):
         pm.predict(MACHINE, object())  # type: ignore[arg-type]
+
+
+def test_memory_takes_a_model_by_its_short_name() -> None:
+    assert pm.memory("lenet", capacity_bytes=2**30).name == "lenet"
 
 
 def test_other_nodes_are_joined_like_those_of_a_shipped_machine(tmp_path: Path, run: Run) -> None:

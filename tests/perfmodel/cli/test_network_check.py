@@ -168,6 +168,8 @@ def test_a_machine_by_name_tells_what_its_own_collectives_reach(
     slow = nccl_log(slower(150, least=MIB), nodes=2)
     causes = check(slow, "--machine", "dgx-h100", exit_code=4)["checks"][0]["causes"]
     assert "TCP instead of RDMA" in causes[0]
+    typed = check(slow, "--machine", "dgx-h100", "--nic-bandwidth", "100Gb/s", exit_code=4)
+    assert "8 x 10 GB/s each way" in typed["checks"][0]["links"][1]
     path = tmp_path / "log.txt"
     path.write_text(nccl_log())
     other = complaint(run("network", "check", path, "--machine", "dgx-a100"), 2)

@@ -15,6 +15,8 @@ from perfmodel.documents.acceptance import AcceptanceTerms, Clause, ClauseKind, 
 from perfmodel.errors import EXIT_OK, EXIT_OUT_OF_TOLERANCE, InvalidDocument, UsageError
 from perfmodel.plan.acceptance import LOSS, power
 from perfmodel.plan.delivered import RUNS
+from perfmodel.plan.promises import CALIBRATE
+from tests.examples import ROOT
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.nccl_logs import HEALTHY_US, nccl_log
 from tests.perfmodel.profiles import Machine, profile
@@ -191,6 +193,45 @@ def test_the_job_on_every_node_alone_finds_the_slow_one(run: Run, tmp_path: Path
 def test_bad_jobs_are_refused(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         pm.acceptance_terms(MACHINE, **{"cluster": CLUSTER, **arguments})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"parts": ["node 0: 1 s"]}, "two parts or more, got 'node 0: 1 s' alone"),
+        ({"parts": ["node 0: 1 s", "node 0: 2 s"]}, "names of their own, got 'node 0' twice"),
+        ({"parts": ["node 0: 0 s", "node 1: 2 s"]}, "longer than 0 s, got 'node 0: 0 s'"),
+        ({"observed": ["8 GPUs 1 s"]}, r"a clause of a step \(16\), got a run on 8 devices"),
+    ],
+)
+def test_measurements_that_judge_nothing_are_refused(
+    arguments: dict[str, list[str]], words: str
+) -> None:
+    terms = pm.acceptance_terms(MACHINE, "heavy", **JOB)
+    with pytest.raises(UsageError, match=words):
+        pm.judge(terms, **arguments)  # type: ignore[arg-type]
+
+
+def test_a_run_that_may_be_of_several_steps_is_refused() -> None:
+    terms = pm.acceptance_terms(MACHINE)
+    assert sum(clause.kind is ClauseKind.STEP for clause in terms.clause) > 1
+    with pytest.raises(UsageError, match="must be about one clause, but a run may be about step"):
+        pm.judge(terms, observed=["1 s"])
+
+
+def test_a_remedy_never_finds_less_than_the_clause_does(tmp_path: Path) -> None:
+    """A run on a part whose ratio is less certain than the prediction is not advised."""
+    machine = pm.with_nodes_of(ROOT / "docs/records/calibration/profile.json", "dgx-h100")
+    terms = pm.acceptance_terms(machine, "resnet18", layout="dp=8 micro_batch=4")
+    assert of_kind(terms, ClauseKind.STEP).remedy == CALIBRATE
+    paths = []
+    for i, slower in enumerate((0.5, 4.0)):
+        path = tmp_path / f"{i}.txt"
+        text = nccl_log({size: slower * us for size, us in HEALTHY_US.items()}, nodes=8, per_node=2)
+        path.write_text(text, encoding="utf-8")
+        paths.append(path)
+    terms = pm.acceptance_terms(MACHINE, "heavy", **JOB, logs=paths)
+    assert of_kind(terms, ClauseKind.BUSBW).remedy == "give more nccl-tests logs (--log)"
 
 
 def test_one_device_has_a_step_and_nothing_else() -> None:
