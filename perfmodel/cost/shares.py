@@ -35,9 +35,10 @@ def divided_program(
 ) -> StepProgram:
     """The step of a layout that is more than data parallelism, by ``cost.machine.step_program``."""
     if machine.operators is None:
-        raise CalibrationUnavailable(
-            f"--layout: {str(layout)!r} needs operators, but the profile holds none; calibrate again"
-        )
+        remedy = "the profile holds none; calibrate again"
+        if machine.device_costs is not None:
+            remedy = f"{machine.device_name} by name has none; give dp=N, a transformer by name, or --profile"
+        raise CalibrationUnavailable(f"--layout: {str(layout)!r} needs operators, but {remedy}")
     if not isinstance(workload, TracedWorkload):
         raise NotFeasible(
             f"--layout: --workload must be a file of perfmodel trace for anything but dp=N, got "

@@ -160,7 +160,9 @@ def judge(
 def _refuse_unclear(run: JobRun, terms: AcceptanceTerms) -> None:
     steps = [clause for clause in terms.clause if clause.kind is ClauseKind.STEP]
     told = [clause.name for clause in steps if run.world_size in (None, clause.world_size)]
-    where = "a run" if run.world_size is None else f"a run on {run.world_size} devices"
+    where, or_name = f"a run on {run.world_size} devices", ""
+    if run.world_size is None:
+        where, or_name = "a run", "name its devices, or "
     if not told and not run.own_s:
         counts = ", ".join(str(clause.world_size) for clause in steps) or "none"
         raise UsageError(
@@ -168,8 +170,8 @@ def _refuse_unclear(run: JobRun, terms: AcceptanceTerms) -> None:
         )
     if len(told) > 1:
         raise UsageError(
-            f"--observed: must be about one clause, but {where} may be about {', '.join(told)}; name its "
-            "devices, or judge by --profile"
+            f"--observed: must be about one clause, but {where} may be about {', '.join(told)}; "
+            f"{or_name}judge by --profile"
         )
 
 

@@ -37,7 +37,11 @@ from perfmodel.statistics import expected_largest_deviate
 from perfmodel.step import Cause
 from perfmodel.step.stages import gradient_buckets
 from perfmodel.units import GIB, KIB, Bytes, format_bytes
-from perfmodel.workload.transformer import HALF_BYTES, NamedTransformer
+from perfmodel.workload.transformer import (
+    HALF_BYTES,
+    NamedTransformer,
+    feed_forward_parameters,
+)
 
 #: How runs of one job on one quiet GPU cluster scatter, and how far devices of one kind are apart, both in log:
 #: assumed where nothing was measured. The latter may be off by half.
@@ -232,10 +236,13 @@ def _exchanges_by_shape(question: Question) -> dict[tuple[str, int], Bytes]:
     assert isinstance(model, NamedTransformer), model
     found: dict[tuple[str, int], Bytes] = {}
     if layout.replicas > 1:
-        layer = int(model.shape.layer_parameters / layout.tp * HALF_BYTES)
+        shape, held = model.shape, model.shape.layer_parameters
         ranks = layout.replicas if layout.tp * layout.cp * layout.pp == 1 else layout.world_size
+        if layout.ep > 1:  # ranks with other experts share the rest alone
+            one = feed_forward_parameters(shape.hidden, shape.feed_forward, float(shape.gated))
+            held -= shape.experts * float(one)
         kinds = ("all_gather", "reduce_scatter") if layout.zero else ("all_reduce",)
-        found |= {(kind, ranks): layer for kind in kinds}
+        found |= {(kind, ranks): int(held / layout.tp * HALF_BYTES) for kind in kinds}
     if layout.tp > 1:
         tokens = layout.micro_batch * model.sequence // layout.cp
         found["all_reduce", layout.tp] = int(tokens * model.shape.hidden * HALF_BYTES)

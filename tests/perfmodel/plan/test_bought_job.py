@@ -12,7 +12,13 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.documents.acceptance import AcceptanceTerms, Clause, ClauseKind, Verdict
-from perfmodel.errors import EXIT_OK, EXIT_OUT_OF_TOLERANCE, InvalidDocument, UsageError
+from perfmodel.errors import (
+    EXIT_OK,
+    EXIT_OUT_OF_TOLERANCE,
+    CalibrationUnavailable,
+    InvalidDocument,
+    UsageError,
+)
 from perfmodel.plan.acceptance import LOSS, power
 from perfmodel.plan.delivered import RUNS
 from perfmodel.plan.promises import CALIBRATE
@@ -121,6 +127,18 @@ def test_large_models_are_promised_by_their_shape() -> None:
     assert terms.clause[1].size_bytes == pytest.approx(2 * of_layer, rel=0.01)
     assert terms.clause[0].remedy is not None
     assert "on 8 such devices" in terms.clause[0].remedy
+
+
+def test_ranks_of_other_experts_promise_what_they_share() -> None:
+    """Mixtral: the experts of ep=8 are of one rank each, attention is of all."""
+    terms = pm.acceptance_terms("dgx-h100", "mixtral-8x7b", layout="dp=8 ep=8 zero=1 micro_batch=1")
+    attention = 2 * 4096**2 + 2 * 4096 * 1024
+    assert of_kind(terms, ClauseKind.BUSBW).size_bytes == pytest.approx(2 * attention, rel=0.01)
+
+
+def test_a_layout_that_a_machine_by_name_does_not_know_says_what_it_knows() -> None:
+    with pytest.raises(CalibrationUnavailable, match="by name has none; give dp=N"):
+        pm.acceptance_terms("dgx-h100", "torchvision:resnet50", layout="dp=8 zero=1")
 
 
 _LOOP = """
