@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from perfmodel.answer import Answer, Question
-from perfmodel.cost import Samples, Terms, paced
+from perfmodel.cost import Samples, Terms, slowed
 from perfmodel.cost.collectives import library_of
 from perfmodel.cost.machine import (
     SEED,
@@ -101,7 +101,7 @@ def layout_costs(question: Question) -> Costs:
     rate = question.loader_samples_per_s
     terms = model.terms(workload, layout, program, loader_samples_per_s=rate)
     median_s = terms.median_durations(program)
-    return Costs(program, terms, median_s, paced(program, median_s, terms.slowest))
+    return Costs(program, terms, median_s, slowed(program, median_s, terms.slowest))
 
 
 def measured_answer(question: Question) -> Answer:
@@ -113,7 +113,7 @@ def measured_answer(question: Question) -> Answer:
     model = cost_model(machine, question.cluster, durations_s.shape[1])
     alike = layout.beside
     late = [
-        paced(
+        slowed(
             program,
             median_s,
             np.maximum(model.slowest(workload, alike, probability=percent / 100), terms.slowest),

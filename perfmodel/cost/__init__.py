@@ -135,7 +135,7 @@ class Terms:
 
     def durations(self, program: StepProgram) -> Samples:
         """Time of each operation alone on the slowest rank, shape ``(num_operations, num_draws)``. [s]"""
-        return paced(program, self.median_durations(program), self.slowest)
+        return slowed(program, self.median_durations(program), self.slowest)
 
     def median_durations(self, program: StepProgram) -> Samples:
         """How long each operation takes alone on the median rank, shape as above. [s]"""
@@ -179,7 +179,7 @@ class Terms:
         return self.compute_s[operation.cause] * operation.share
 
 
-def paced(program: StepProgram, median_s: Samples, slowest: Samples) -> Samples:
+def slowed(program: StepProgram, median_s: Samples, slowest: Samples) -> Samples:
     """Durations on a rank that computes so many times as slowly as the median one. [s]
 
     ``median_s``: Shape ``(num_operations, num_draws)``. [s]

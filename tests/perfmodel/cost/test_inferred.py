@@ -54,14 +54,14 @@ def test_a_step_looks_like_the_state_that_it_is_near(model: InferredModel, jobs:
 
 
 def test_without_a_disturbed_run_nothing_stalls(model: InferredModel, jobs: Jobs) -> None:
-    calm = InferredModel(machine=replace(model.machine, degraded=None))
-    assert not calm.stall_probability(jobs).any()
-    assert calm.predict(jobs).upper_s == pytest.approx(model.predict(jobs, stalls=False).upper_s)
+    quiet = InferredModel(machine=replace(model.machine, degraded=None))
+    assert not quiet.stall_probability(jobs).any()
+    assert quiet.predict(jobs).upper_s == pytest.approx(model.predict(jobs, stalls=False).upper_s)
     # Joint draws lie around the fit, as far away as the parameters' draws are on average.
-    logs = np.log(calm.closed_form_s(jobs))
-    away = (logs - logs[0]).mean(axis=0) * calm.uncertainty_factor(jobs)
-    found = calm.joint_logs(jobs, num_draws=20_000).mean(axis=0)
-    centre = logs[0] + calm.discrepancy.at(jobs)[0]
+    logs = np.log(quiet.closed_form_s(jobs))
+    away = (logs - logs[0]).mean(axis=0) * quiet.uncertainty_factor(jobs)
+    found = quiet.joint_logs(jobs, num_draws=20_000).mean(axis=0)
+    centre = logs[0] + quiet.discrepancy.at(jobs)[0]
     assert found == pytest.approx(centre + away, abs=0.003)
     assert np.abs(found - centre).max() > 0.006
 
