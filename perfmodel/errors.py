@@ -23,6 +23,10 @@ _LEAST_HELD: Final = 3
 _MOST_NAMED: Final = 3
 
 
+#: Said of an edited file where a command takes one.
+UNSEALED: Final = ", --unsealed takes it as it is"
+
+
 class PerfModelError(Exception):
     """Something that the user can mend; the message is one line."""
 

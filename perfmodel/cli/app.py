@@ -25,6 +25,7 @@ from perfmodel.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_USAGE,
+    UNSEALED,
     Interrupted,
     PerfModelError,
     UsageError,
@@ -194,6 +195,10 @@ def _runnable(
                 command(*arguments, **options)
         except KeyboardInterrupt:
             raise Interrupted("interrupted") from None
+        except PerfModelError as error:
+            if answers or not str(error).endswith(UNSEALED):
+                raise
+            raise type(error)(str(error).removesuffix(UNSEALED)) from error
         except WrongArgument as error:
             if error.name not in options:
                 raise

@@ -74,7 +74,7 @@ def doctor(*, as_json: opt.Json = False) -> None:
         written = {"schema_version": 1, "findings": found, "environment": environment}
         typer.echo(to_json(written, indent=1).decode())
         return
-    typer.echo(render(found, environment=environment))
+    show_lines(render(found, environment=environment).splitlines())
 
 
 #: What a whole calibration alone decides: parts that are added later take it from the profile.

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import SchemaValidator
 
 from perfmodel.documents import seals
-from perfmodel.errors import InvalidDocument, PerfModelError, did_you_mean, reading, why
+from perfmodel.errors import UNSEALED, InvalidDocument, PerfModelError, did_you_mean, reading, why
 from perfmodel.files import (
     MOST_LOG_BYTES,
     parse_json,
@@ -153,7 +153,7 @@ class Document(Record):
         # Last: what breaks a rule says more about an edit.
         edited = seals.problem(raw)
         if edited and not seals.is_taken(str(where)):
-            raise cls.unreadable(f"{where}: {edited}{remade}, --unsealed takes it as it is")
+            raise cls.unreadable(f"{where}: {edited}{remade}{UNSEALED}")
         return found
 
     def text(self) -> str:

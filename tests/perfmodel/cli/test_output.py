@@ -108,5 +108,11 @@ def test_no_cell_is_cut_on_80_columns(run: Run, log: Path) -> None:
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
+def test_the_doctor_fits_80_columns(run: Run) -> None:
+    result = run("doctor")
+    assert result.exit_code == EXIT_OK
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
 def test_a_long_line_is_wrapped_between_words() -> None:
     assert wrapped("  on and on --and-on", 12) == "  on and on\n    --and-on"
