@@ -178,6 +178,29 @@ def layout_cost(machine: MeasuredMachine, family: str, layout: Layout) -> Layout
     return LayoutCost(family=family, world_size=world_size, **between)
 
 
+def adding_s(machine: MeasuredMachine, sizes_bytes: Sequence[Bytes]) -> Seconds:
+    """Time of the device to add gradients to those of an earlier micro-batch, one by one. [s]
+
+    Two reads and a write of every byte, on the line through the kernels over memory that were timed; at the
+    bandwidth of the data sheet where none was.
+    """
+    moved = 3.0 * np.array(sizes_bytes, np.float64)
+    timed = sorted(
+        (rate.bytes_per_s * rate.time_s, rate.time_s)
+        for rate in machine.rates
+        if rate.probe == "memory"
+    )
+    if machine.rescaling is not None:
+        return float(moved.sum() / machine.rescaling.target.bytes_per_s)
+    if len(timed) > 1:
+        sizes, times_s = np.array(timed).T
+        start_s = times_s[0] - sizes[0] * (times_s[1] - times_s[0]) / (sizes[1] - sizes[0])
+        found_s = np.interp(moved, [0.0, *sizes], [max(0.0, start_s), *times_s])
+        return float(np.sum(found_s * np.maximum(1.0, moved / sizes[-1])))
+    costs = machine.device_costs
+    return 0.0 if costs is None else float(moved.sum() / costs.bytes_per_s)
+
+
 def step_program(
     machine: MeasuredMachine, workload: MeasuredWorkload, layout: Layout
 ) -> StepProgram:
@@ -238,6 +261,25 @@ class CostModel:
             cause: self._read(workload, phases, name, layout.micro_batch) * self._device * shared
             for cause, name in _PHASES
         }
+        issue_s = {
+            cause: self._read(workload, phases, name, layout.micro_batch) * shared
+            for cause, name in _ISSUES
+            if getattr(phases, name)
+        }
+        if layout.is_ddp and layout.accumulation > 1:
+            # Gradients are added to those of earlier micro-batches. Spread over all of them; units of other
+            # layouts hold it in their shares.
+            sizes_bytes = [each.size_bytes for each in workload.workload.parameters]
+            part = 1 - 1 / layout.accumulation
+            compute_s[Cause.BACKWARD] = compute_s[Cause.BACKWARD] + part * adding_s(
+                self.profile, sizes_bytes
+            )
+            if Cause.BACKWARD in issue_s:
+                host, passes_s = self.profile.host, issue_s[Cause.FORWARD] + issue_s[Cause.BACKWARD]
+                call_s = passes_s / max(1, workload.workload.num_operators)
+                if host is not None:
+                    call_s = np.full(self.num_draws, host.backward_s)
+                issue_s[Cause.BACKWARD] = issue_s[Cause.BACKWARD] + part * len(sizes_bytes) * call_s
         added = {
             CARRIERS[family]: cost
             for family in families(layout)
@@ -257,11 +299,7 @@ class CostModel:
         used = (Cause.ALL_REDUCE, Cause.BROADCAST) if layout.is_ddp else KINDS
         return Terms(
             compute_s=compute_s,
-            issue_s={
-                cause: self._read(workload, phases, name, layout.micro_batch) * shared
-                for cause, name in _ISSUES
-                if getattr(phases, name)
-            },
+            issue_s=issue_s,
             bucket_s=bucket_s,
             bucket_s_per_byte=bucket_s_per_byte,
             exchange_s={

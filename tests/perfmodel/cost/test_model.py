@@ -7,10 +7,17 @@ import numpy as np
 import pytest
 
 from perfmodel.cost import Terms
-from perfmodel.cost.machine import CostModel, model_form, step_program
+from perfmodel.cost.machine import CostModel, adding_s, model_form, step_program
 from perfmodel.layout import RunSetting, Synchronisation, parse_layout
 from perfmodel.machine import Evidence
-from perfmodel.machine.measured import PHASE_CURVES, MeasuredMachine, PhaseCurves
+from perfmodel.machine.measured import (
+    PHASE_CURVES,
+    ComputeRate,
+    CurvePoint,
+    HostCosts,
+    MeasuredMachine,
+    PhaseCurves,
+)
 from perfmodel.step import Cause, Operation, StepProgram, Stream
 from tests.perfmodel.profiles import Machine, profile
 
@@ -21,6 +28,7 @@ def terms(
     world_size: int = 2,
     micro_batch: int = 16,
     loader_samples_per_s: float | None = None,
+    accumulation: int = 1,
 ) -> Terms:
     workload = document.workload("heavy")
     assert workload is not None
@@ -29,6 +37,7 @@ def terms(
         workload="heavy",
         world_size=world_size,
         micro_batch=micro_batch,
+        accumulation=accumulation,
         synchronisation=synchronisation,
     )
     costs = CostModel(document, num_draws=200, seed=0)
@@ -45,6 +54,62 @@ def test_compute_is_read_from_the_curves_of_the_world_size() -> None:
     assert terms(document, world_size=64, micro_batch=8).compute_s[Cause.FORWARD][0] == (
         pytest.approx(0.0615)
     )
+
+
+def test_gradients_are_added_to_those_of_earlier_micro_batches() -> None:
+    """Twice in three micro-batches: 1 ms to start, and three bytes per byte at 1 ns, as kernels over memory took."""
+    rates = tuple(
+        ComputeRate(
+            probe="memory",
+            dtype="fp32",
+            shape=(int(moved) // 8,),
+            time_s=1e-3 + moved * 1e-9,
+            flop_per_s=0.0,
+            bytes_per_s=moved / (1e-3 + moved * 1e-9),
+        )
+        for moved in (8e6, 8e9)
+    )
+    document = replace(profile(Machine()), rates=rates)
+    workload = document.workload("heavy")
+    assert workload is not None
+    sizes = [each.size_bytes for each in workload.workload.parameters]
+    more_s = adding_s(document, sizes)
+    assert more_s == pytest.approx(1e-3 * len(sizes) + 3e-9 * sum(sizes))
+    once, thrice = (terms(document, accumulation=count) for count in (1, 3))
+    found_s = thrice.compute_s[Cause.BACKWARD] - once.compute_s[Cause.BACKWARD]
+    assert found_s[0] == pytest.approx(2 / 3 * more_s)
+    assert adding_s(replace(document, rates=()), sizes) == 0.0
+
+
+def test_the_host_issues_an_addition_for_every_gradient() -> None:
+    """At what a call of autograd costs: as fitted, or in the mean of both passes."""
+    document = profile(Machine())
+    workload = document.workload("heavy")
+    assert workload is not None
+    issued = tuple(CurvePoint(at=at, time_s=5e-3, relative_error=0.0) for at in (8.0, 16.0, 32.0))
+    phases = tuple(
+        replace(each, dispatch_forward=issued, dispatch_backward=issued, dispatch_optimizer=issued)
+        for each in workload.phases
+    )
+    others = tuple(each for each in document.workloads if each is not workload)
+    document = replace(document, workloads=(*others, replace(workload, phases=phases)))
+    host = HostCosts(
+        forward_s=1e-6,
+        backward_s=2e-6,
+        view_s=0.0,
+        optimizer_s=0.0,
+        tensor_s=0.0,
+        relative_error=0.1,
+    )
+    num_gradients, num_operators = (
+        len(workload.workload.parameters),
+        workload.workload.num_operators,
+    )
+    for known, call_s in ((None, 0.01 / num_operators), (host, 2e-6)):
+        found = replace(document, host=known)
+        once, twice = (terms(found, accumulation=count) for count in (1, 2))
+        more_s = twice.issue_s[Cause.BACKWARD] - once.issue_s[Cause.BACKWARD]
+        assert more_s[0] == pytest.approx(num_gradients * call_s / 2)
 
 
 def test_between_measured_numbers_of_ranks_the_nearest_two_tell() -> None:
