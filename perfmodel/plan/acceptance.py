@@ -163,10 +163,10 @@ def _refuse_unclear(run: JobRun, terms: AcceptanceTerms) -> None:
     where, or_name = f"a run on {run.world_size} devices", ""
     if run.world_size is None:
         where, or_name = "a run", "name its devices, or "
-    if not told and not run.own_s:
+    if not told:
         counts = ", ".join(str(clause.world_size) for clause in steps) or "none"
         raise UsageError(
-            f"--observed: must be of the devices of a clause of a step ({counts}), got {where}"
+            f"--observed, --run: must be of the devices of a clause of a step ({counts}), got {where}"
         )
     if len(told) > 1:
         raise UsageError(

@@ -167,7 +167,11 @@ def _spread(delivery: Delivery, clause: Clause) -> Quantity | None:
 
     The standard deviation of n ranks is itself uncertain by ``1 / sqrt(2 (n - 1))``.
     """
-    shown = [run.own_s for run in delivery.runs if run.own_s]
+    shown = [
+        run.own_s
+        for run in delivery.runs
+        if run.own_s and clause.world_size in (None, run.world_size)
+    ]
     shown = shown or [delivery.parts_s] * bool(delivery.parts_s)
     if shown:
         return mean_of_runs(

@@ -256,7 +256,10 @@ def _spread(question: Question) -> Promise:
     away = (measured or _RANK_SPREAD) * expected_largest_deviate(ranks)
     error = _error_of_runs(question)
     clause = _clause(
-        ClauseKind.SPREAD, f"slowest of {ranks} ranks over the median rank", delivered_error=error
+        ClauseKind.SPREAD,
+        f"slowest of {ranks} ranks over the median rank",
+        world_size=ranks,
+        delivered_error=error,
     )
     found = Quantity(
         value=math.exp(away), log_error=_UNCERTAINTY_OF_SPREAD * away, source="predicted"

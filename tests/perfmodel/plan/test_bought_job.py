@@ -20,7 +20,7 @@ from perfmodel.errors import (
     UsageError,
 )
 from perfmodel.plan.acceptance import LOSS, power
-from perfmodel.plan.delivered import RUNS
+from perfmodel.plan.delivered import RUNS, Delivery, JobRun, quantity
 from perfmodel.plan.promises import CALIBRATE
 from tests.examples import ROOT
 from tests.perfmodel.cli.command import Run, complaint
@@ -228,6 +228,17 @@ def test_measurements_that_judge_nothing_are_refused(
     terms = pm.acceptance_terms(MACHINE, "heavy", **JOB)
     with pytest.raises(UsageError, match=words):
         pm.judge(terms, **arguments)  # type: ignore[arg-type]
+
+
+def test_a_part_of_the_ranks_says_nothing_of_all() -> None:
+    spread = of_kind(pm.acceptance_terms(MACHINE, "heavy", **JOB), ClauseKind.SPREAD)
+    ranks = {f"rank {i}": 1.0 for i in range(16)}
+    whole = JobRun(step_s=1.0, world_size=16, own_s=ranks)
+    found = quantity(Delivery(runs=(whole,)), spread)
+    assert found is not None
+    assert found.value == pytest.approx(1.0)
+    part = JobRun(step_s=1.0, world_size=4, own_s=ranks)
+    assert quantity(Delivery(runs=(part,)), spread) is None
 
 
 def test_a_run_that_may_be_of_several_steps_is_refused() -> None:
