@@ -148,9 +148,16 @@ def document_for(
         precision=precision,
         device_kind="cpu" if as_on_cuda else machine.traced_kind,
     )
-    document = traced_document(
-        model, method, micro_batch=_TRACED_SAMPLES, argv=sys.argv, as_on_cuda=as_on_cuda
-    )
+    try:
+        document = traced_document(
+            model, method, micro_batch=_TRACED_SAMPLES, argv=sys.argv, as_on_cuda=as_on_cuda
+        )
+    except UsageError as error:
+        if model not in TRANSFORMERS:
+            raise
+        raise UsageError(
+            f"{flag}: {model} is known by its shape alone; predict --model {model} --layout fsdp=8 takes it"
+        ) from error
     caveats = (*document.trace.caveats, _METHOD.format(precision=_IN_WORDS[precision]))
     return document.model_copy(update={"trace": replace(document.trace, caveats=caveats)})
 
