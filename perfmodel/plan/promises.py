@@ -363,8 +363,10 @@ def _machine_clauses(profile: MeasuredMachine, workloads: Sequence[str]) -> Iter
 def _calibrated(profile: MeasuredMachine, name: str) -> MeasuredWorkload:
     entry = profile.workload(name)
     if entry is None:
-        known = ", ".join(e.workload.name for e in profile.workloads)
-        raise UsageError(f"--workload: must be in the profile ({known}), got {name!r}")
+        known = ", ".join(e.workload.name for e in profile.workloads) or "none"
+        raise UsageError(
+            f"--workload: must be calibrated on the machine ({known}) or come with --layout, got {name!r}"
+        )
     return entry
 
 
