@@ -81,7 +81,7 @@ class Path(NamedTuple):
 def paths(collective: str, ranks: int, nodes: int, library: str) -> list[Path]:
     """The algorithms that a library has for a group; trees are chains inside a node, no better than rings."""
     found = library_of(library)
-    if collective == "broadcast" and found.chained_broadcast:
+    if _is_chain(collective, library):
         return [Path(ranks - 1, 1.0, ranks)]
     count = num_messages(collective, ranks)
     sent = count * message_bytes(collective, 1.0, ranks, nodes, library)
@@ -98,6 +98,11 @@ def paths(collective: str, ranks: int, nodes: int, library: str) -> list[Path]:
     if Algorithm.HALVING_DOUBLING in found.algorithms:
         chosen.append(Path(2 * math.ceil(math.log2(ranks)), sent, ranks))
     return chosen
+
+
+def _is_chain(collective: str, library: str) -> bool:
+    """Whether an array goes along a chain of all ranks once, in pieces."""
+    return collective == "broadcast" and library_of(library).chained_broadcast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -342,8 +347,8 @@ class LinkCost(GroupCost):
         (ring, *_) = paths(self.collective, members, self._spanned(members, nodes), self.library)
         hops_s = start_s + ring.steps * hop_s
         # An array goes along a chain once.
-        is_chain = self.collective == "broadcast" and library_of(self.library).chained_broadcast
-        count = 1 if is_chain else num_messages(self.collective, members)
+        chained = _is_chain(self.collective, self.library)
+        count = 1 if chained else num_messages(self.collective, members)
 
         def transfer_s(size_bytes: float | Samples) -> Samples:
             whole = np.asarray(size_bytes) * count / ring.sent
