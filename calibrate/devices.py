@@ -24,11 +24,12 @@ def open_device(
 
 
 def prepare(kind: str) -> None:
-    """Import what a device needs, which takes seconds, before copies of this process open it."""
+    """Import what each task would import again, in seconds, before copies of this process carry them out."""
+    if kind != "cuda":  # its tasks share one process
+        # The first optimizer asks for the compiler, and so does the first fake tensor.
+        importlib.import_module("torch._dynamo")
     if kind == "virtual":
-        # Fake tensors import the compiler when the first one is made.
-        for name in ("torch._dynamo", "calibrate.virtual.carrier"):
-            importlib.import_module(name)
+        importlib.import_module("calibrate.virtual.carrier")
 
 
 def traced_as(kind: str) -> str:

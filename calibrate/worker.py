@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from calibrate.campaign import BEGIN_PREFIX, DONE_PREFIX
 from calibrate.device import Cpu
-from calibrate.devices import open_device
+from calibrate.devices import open_device, prepare
 from calibrate.environment import describe_environment, processor_time, torch_facts
 from calibrate.probes import Session
 from calibrate.probes.compute import (
@@ -73,6 +73,7 @@ def main() -> None:
         name = f"environment-{time.time_ns()}"
         environment = EnvironmentObservation(task=name, round=0, facts=facts)
         append_line(output, environment.model_dump_json())
+    prepare(order.device_kind)
     carry_out, clear = _alone(ranks) if order.device_kind == "cpu" else _together(order)
     for task in order.tasks:
         start = processor_time()
