@@ -170,10 +170,11 @@ def stage_memory(question: Question) -> "tuple[DeviceMemory, ...]":
     machine, workload, layout = _parts(question)
     if not isinstance(workload, TracedWorkload) or workload.memory is None:
         return ()
-    from perfmodel.cost.memory import overhead_of, rank_memory  # noqa: PLC0415
+    from perfmodel.cost.memory import TracedMemory, overhead_of  # noqa: PLC0415
 
     overhead = overhead_of(workload.memory, machine.memory_kind)
-    return rank_memory(workload.trace, workload.memory, layout, overhead=overhead)
+    traced = TracedMemory(trace=workload.trace, memory=workload.memory, overhead=overhead)
+    return traced.ranks(layout)
 
 
 def step_times(program: StepProgram, terms: Terms, durations_s: Samples) -> Samples:

@@ -3,21 +3,13 @@
 import dataclasses
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
 
+from perfmodel import checks
 from perfmodel.answer import Question as StepQuestion
 from perfmodel.answer import timed_workload
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import layout_costs
-from perfmodel.cost.memory import (
-    DeviceMemory,
-    MemorySetting,
-    Verdict,
-    device_memory,
-    largest_batch,
-    overhead_of,
-    verdict,
-)
+from perfmodel.cost.memory import DeviceMemory, TracedMemory, Verdict, overhead_of, verdict
 from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.techniques import Basis, HostLink, Question, StepTimes, Technique, techniques
 from perfmodel.cost.traced import mixed_ratio
@@ -52,7 +44,7 @@ class MemoryReport(Shown):
     """What is known of the memory of one setting."""
 
     name: str
-    setting: MemorySetting
+    layout: Layout
     capacity_bytes: Bytes
     found: DeviceMemory
     largest_batch: int
@@ -94,8 +86,8 @@ class MemoryReport(Shown):
         """Plain values for other programs; sizes in bytes, times in seconds or relative."""
         return {
             "workload": self.name,
-            "micro_batch": self.setting.micro_batch,
-            "devices": self.setting.devices,
+            "micro_batch": self.layout.micro_batch,
+            "devices": self.layout.dp,
             "capacity_bytes": self.capacity_bytes,
             "needed_bytes": self.found.needed_bytes,
             "spread_bytes": self.found.spread_bytes,
@@ -131,39 +123,38 @@ def report_of(  # noqa: PLR0913 - one parameter per part of the question
         raise InvalidDocument(
             f"{document.workload.name}: memory must be recorded, got none; trace the model again with perfmodel trace"
         )
+    checks.at_least("devices", devices, 1)
     batch = micro_batch or document.trace.own_micro_batch or recorded.traced_micro_batches[0]
     traced_kind = document.trace.method.device_kind
     sheet = None if device is None else find_device(device, shipped_catalogue())
     kind = device_kind or (traced_kind if sheet is None or sheet.kind != "cuda" else sheet.kind)
-    question = Question(
+    traced = TracedMemory(
+        trace=document.trace,
         memory=recorded,
-        setting=MemorySetting(micro_batch=batch, devices=devices, bucket_view=bucket_view),
-        gradient_bytes=document.workload.gradient_bytes,
         overhead=overhead_of(recorded, kind),
+        bucket_view=bucket_view,
+    )
+    question = Question(
+        traced=traced,
+        layout=Layout(dp=devices, micro_batch=batch),
         times=_relative_times(document) if machine is None else _times(document, machine, batch),
         link=link,
         shares=_shares(document, batch),
         in_seconds=machine is not None,
         is_mixed=document.trace.method.precision != "fp32",
     )
-    rest: dict[str, Any] = {
-        "gradient_bytes": question.gradient_bytes,
-        "overhead": question.overhead,
-    }
-    alone = dataclasses.replace(question.setting, micro_batch=1)
-    least = device_memory(recorded, alone, **rest)
+    [found] = traced.ranks(question.layout)
+    [least] = traced.ranks(dataclasses.replace(question.layout, micro_batch=1))
     return MemoryReport(
         hopeless=verdict(least.fit_probability(capacity_bytes)) is Verdict.DOES_NOT_FIT,
         name=document.workload.name,
-        setting=question.setting,
+        layout=question.layout,
         capacity_bytes=capacity_bytes,
-        found=device_memory(recorded, question.setting, **rest),
-        largest_batch=largest_batch(
-            recorded, question.setting, capacity_bytes=capacity_bytes, **rest
-        ),
+        found=found,
+        largest_batch=traced.largest_batch(question.layout, capacity_bytes),
         techniques=tuple(techniques(question, capacity_bytes)),
         in_seconds=question.in_seconds,
-        evidence=question.overhead.evidence,
+        evidence=traced.overhead.evidence,
         caveats=(
             *_caveats(recorded, batch, kind, traced_kind),
             *_device_caveats(sheet, machine),

@@ -119,7 +119,7 @@ def techniques(
     if verdicts == {Verdict.DOES_NOT_FIT}:
         raise NotFeasible(
             f"{_capacity_words(report, device_memory, device)}: {report.name} at micro-batch "
-            f"{report.setting.micro_batch} fits with none of the techniques; take a smaller batch or "
+            f"{report.layout.micro_batch} fits with none of the techniques; take a smaller batch or "
             "a larger device"
         )
 

@@ -1,12 +1,25 @@
-"""Whether a training step fits into a device: parts, framework, allocator, and the uncertainty of each."""
+"""What one rank of a traced step holds under any layout, and whether that fits into a device.
+
+A ``StepMemory`` tells what the step of one device has in use at its highest moments. A layout divides it; DDP on n
+devices is ``Layout(dp=n)``:
+
+    parameters  = traced * held / shards (zero = 3) + units that are gathered
+    gradients   = traced * held / shards (zero >= 2) + the unit that is reduced
+    optimizer   = traced * held / shards (zero >= 1)
+    activations = in flight * (kept by the stage's blocks) / tp + the rest
+    buckets     = gradients, where DistributedDataParallel reduces them (zero <= 1)
+
+``held`` is the stage's part of the parameters, divided by ``tp`` where they are matrices. Models that are known by
+their shape alone have the same parts in closed form: ``cost.layout_memory``.
+"""
 
 import dataclasses
 import enum
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -19,7 +32,7 @@ from perfmodel.machine.measured import CheckpointProfile, CurvePoint
 from perfmodel.statistics import Interval
 from perfmodel.step.division import Unit, parameter_bytes, stage_units, units
 from perfmodel.units import Bytes
-from perfmodel.workload import Phase, Workload
+from perfmodel.workload import Phase
 from perfmodel.workload.memory import Moment, Part, StepMemory
 from perfmodel.workload.step import SymbolicStep
 
@@ -30,6 +43,14 @@ SLACK: Final = "allocator slack"
 FITS_ABOVE: Final = 0.95
 """Probability from which on a setting is said to fit."""
 _LARGEST_BATCH: Final = 1 << 24
+#: Activations of a block that tensor parallelism leaves whole, in sizes of its input: what enters its two
+#: norms and its two residual sums (arXiv 2205.05198).
+_WHOLE_INPUTS: Final = 4
+#: Uncertainty, in log, of tensors under a layout that no trace saw: a prior.
+_LAYOUT_LOG_SPREAD: Final = 0.05
+
+#: Bytes of every kind of tensor at a moment, by name.
+Parts: TypeAlias = dict[str, Bytes]
 
 
 class Verdict(enum.StrEnum):
@@ -38,6 +59,13 @@ class Verdict(enum.StrEnum):
     FITS = "fits"
     CLOSE = "too close to call"
     DOES_NOT_FIT = "does not fit"
+
+
+def verdict(probability: float) -> Verdict:
+    """A probability in words."""
+    if probability >= FITS_ABOVE:
+        return Verdict.FITS
+    return Verdict.CLOSE if probability > 1 - FITS_ABOVE else Verdict.DOES_NOT_FIT
 
 
 def overhead_of(memory: StepMemory, device_kind: str) -> Overhead:
@@ -54,21 +82,6 @@ def overhead_of(memory: StepMemory, device_kind: str) -> Overhead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemorySetting:
-    """Where and how a step runs."""
-
-    micro_batch: int
-    devices: int = 1
-    bucket_view: bool = False
-    """DDP's ``gradient_as_bucket_view``: gradients live in the buckets instead of beside them."""
-
-    def __post_init__(self) -> None:
-        """Refuse empty batches and groups."""
-        checks.at_least("micro_batch", self.micro_batch, 1)
-        checks.at_least("devices", self.devices, 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
     """Memory of one device at the highest moment of a step."""
 
@@ -77,6 +90,18 @@ class DeviceMemory:
     """Tensors by part, then context and slack. [B]"""
     spread_bytes: float
     """Standard deviation of the total. [B]"""
+
+    @classmethod
+    def highest(cls, moments: Sequence[tuple[Moment, Parts]], overhead: Overhead) -> "DeviceMemory":
+        """The moment with most tensors, with what the framework and the allocator take."""
+        moment, parts = max(moments, key=lambda found: sum(found[1].values()))
+        tensors = sum(parts.values())
+        held = tensors * overhead.reserved_ratio
+        return cls(
+            moment=moment,
+            parts={**parts, CONTEXT: overhead.context_bytes, SLACK: round(held - tensors)},
+            spread_bytes=math.hypot(overhead.context_spread_bytes, held * overhead.log_spread),
+        )
 
     @property
     def needed_bytes(self) -> Bytes:
@@ -94,180 +119,158 @@ class DeviceMemory:
         return NormalDist().cdf((capacity_bytes - self.needed_bytes) / self.spread_bytes)
 
 
-def verdict(probability: float) -> Verdict:
-    """A probability in words."""
-    if probability >= FITS_ABOVE:
-        return Verdict.FITS
-    return Verdict.CLOSE if probability > 1 - FITS_ABOVE else Verdict.DOES_NOT_FIT
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedMemory:
+    """Memory of a traced step of any layout on one kind of device."""
 
+    trace: SymbolicStep
+    memory: StepMemory
+    overhead: Overhead
+    bucket_view: bool = False
+    """DDP's ``gradient_as_bucket_view``: gradients live in the buckets instead of beside them."""
 
-def tensor_parts(
-    moment: Moment, setting: MemorySetting, *, gradient_bytes: Bytes
-) -> dict[str, Bytes]:
-    """Bytes of every kind of tensor at a moment; DDP's buckets live from its construction on. [B]"""
-    parts: dict[str, Bytes] = {
-        part.value: size for part, size in moment.at(setting.micro_batch).items()
-    }
-    buckets = gradient_bytes if setting.devices > 1 else 0
-    if setting.bucket_view and buckets:
-        parts[Part.GRADIENTS.value] = 0
-    parts[BUCKETS] = buckets
-    return parts
+    @property
+    def gradient_bytes(self) -> Bytes:
+        """Bytes of all gradients. [B]"""
+        return parameter_bytes(self.trace, range(len(self.trace.parameters)), 1)
 
+    def ranks(self, layout: Layout) -> tuple[DeviceMemory, ...]:
+        """What one rank of every pipeline stage holds at its highest moment."""
+        overhead = self.overhead_under(layout)
+        return tuple(DeviceMemory.highest(each, overhead) for each in self.stages(layout))
 
-def device_memory(
-    memory: StepMemory, setting: MemorySetting, *, gradient_bytes: Bytes, overhead: Overhead
-) -> DeviceMemory:
-    """The highest moment of a step with everything that a device holds then."""
-    candidates = [
-        (tensor_parts(moment, setting, gradient_bytes=gradient_bytes), moment)
-        for moment in memory.moments
-    ]
-    parts, moment = max(candidates, key=lambda candidate: sum(candidate[0].values()))
-    return with_overhead(parts, moment, overhead)
+    def overhead_under(self, layout: Layout) -> Overhead:
+        """The overhead; what no trace saw is less certain."""
+        is_seen = layout.zero == 0 and layout.tp == layout.pp == 1
+        if is_seen and layout.recompute is Recompute.NONE:
+            return self.overhead
+        spread = math.hypot(self.overhead.log_spread, _LAYOUT_LOG_SPREAD)
+        return dataclasses.replace(self.overhead, log_spread=spread)
 
+    def largest_batch(self, layout: Layout, capacity_bytes: Bytes) -> int:
+        """Largest micro-batch that fits with ``FITS_ABOVE``; 0 if not even one sample does."""
 
-def step_memory(
-    workload: Workload, memory: StepMemory | None, layout: Layout, *, device_kind: str
-) -> DeviceMemory | None:
-    """What one device of a kind needs under a layout; None if nobody recorded the workload's memory."""
-    if memory is None:
-        return None
-    return device_memory(
-        memory,
-        MemorySetting(micro_batch=layout.micro_batch, devices=layout.world_size),
-        gradient_bytes=workload.gradient_bytes,
-        overhead=overhead_of(memory, device_kind),
-    )
+        def fits(micro_batch: int) -> bool:
+            at = dataclasses.replace(layout, micro_batch=micro_batch)
+            return all(
+                rank.fit_probability(capacity_bytes) >= FITS_ABOVE for rank in self.ranks(at)
+            )
 
+        if not fits(1):
+            return 0
+        least, most = 1, 2
+        while most < _LARGEST_BATCH and fits(most):
+            least, most = most, most * 2
+        while most - least > 1:
+            middle = (least + most) // 2
+            least, most = (middle, most) if fits(middle) else (least, middle)
+        return least
 
-def with_overhead(parts: Mapping[str, Bytes], moment: Moment, overhead: Overhead) -> DeviceMemory:
-    """Add what the framework and the allocator take."""
-    tensors = sum(parts.values())
-    held = tensors * overhead.reserved_ratio
-    return DeviceMemory(
-        moment=moment,
-        parts={**parts, CONTEXT: overhead.context_bytes, SLACK: round(held - tensors)},
-        spread_bytes=math.hypot(overhead.context_spread_bytes, held * overhead.log_spread),
-    )
+    def stages(
+        self, layout: Layout, *, again: Collection[str] = ()
+    ) -> tuple[list[tuple[Moment, Parts]], ...]:
+        """Tensors of one rank of every pipeline stage, at every moment. [B]
 
-
-def largest_batch(
-    memory: StepMemory,
-    setting: MemorySetting,
-    *,
-    capacity_bytes: Bytes,
-    gradient_bytes: Bytes,
-    overhead: Overhead,
-) -> int:
-    """Largest micro-batch that fits with ``FITS_ABOVE``; 0 if not even one sample does."""
-
-    def fits(micro_batch: int) -> bool:
-        at = MemorySetting(
-            micro_batch=micro_batch, devices=setting.devices, bucket_view=setting.bucket_view
+        ``again``: Paths of blocks that keep their input alone; all of them under full recomputation.
+        """
+        every = units(self.trace, self.memory)
+        if layout.recompute is Recompute.FULL:
+            again = {block.path for block in self.memory.blocks}
+        found = stage_units(self.trace, self.memory, layout)
+        return tuple(
+            self._moments(
+                layout,
+                [every[i] for i in held],
+                again,
+                stage=stage,
+                is_last=stage == len(found) - 1,
+            )
+            for stage, held in enumerate(found)
         )
-        found = device_memory(memory, at, gradient_bytes=gradient_bytes, overhead=overhead)
-        return found.fit_probability(capacity_bytes) >= FITS_ABOVE
 
-    if not fits(1):
-        return 0
-    least, most = 1, 2
-    while most < _LARGEST_BATCH and fits(most):
-        least, most = most, most * 2
-    while most - least > 1:
-        middle = (least + most) // 2
-        least, most = (middle, most) if fits(middle) else (least, middle)
-    return least
-
-
-#: Activations of a block that tensor parallelism leaves whole, in sizes of its input: what enters its two
-#: norms and its two residual sums (arXiv 2205.05198).
-_WHOLE_INPUTS: Final = 4
-#: Uncertainty, in log, of tensors under a layout that no trace saw: a prior.
-_LAYOUT_LOG_SPREAD: Final = 0.05
-
-
-def rank_memory(
-    trace: SymbolicStep, memory: StepMemory, layout: Layout, *, overhead: Overhead
-) -> tuple[DeviceMemory, ...]:
-    """What one rank of every pipeline stage of a traced step holds at its highest moment.
-
-        parameters = traced * held / shards (zero = 3) + units that are gathered
-        gradients  = traced * held / shards (zero >= 2) + the unit that is reduced
-        optimizer  = traced * held / shards (zero >= 1)
-        activations = in flight * (kept by the stage's blocks) / tp + the rest
-
-    ``held`` is the stage's part of the parameters, divided by ``tp`` where they are matrices. With data
-    parallelism alone it is the traced step beside DDP's buckets.
-    """
-    stages = stage_units(trace, memory, layout)
-    every = units(trace, memory)
-    setting = MemorySetting(micro_batch=layout.micro_batch, devices=layout.replicas)
-    gradient_bytes = parameter_bytes(trace, range(len(trace.parameters)), 1)
-    if layout.zero == 0 and layout.tp == layout.pp == 1 and layout.recompute is Recompute.NONE:
-        return (device_memory(memory, setting, gradient_bytes=gradient_bytes, overhead=overhead),)
-    overhead = dataclasses.replace(
-        overhead, log_spread=math.hypot(overhead.log_spread, _LAYOUT_LOG_SPREAD)
-    )
-    shards = layout.shards if layout.zero else 1
-    found = []
-    for stage, held in enumerate(stages):
-        names = [every[i] for i in held]
-        sizes = [parameter_bytes(trace, unit.parameters, layout.tp) for unit in names]
-        part = sum(sizes) / gradient_bytes
+    def _moments(
+        self,
+        layout: Layout,
+        held: Sequence[Unit],
+        again: Collection[str],
+        *,
+        stage: int,
+        is_last: bool,
+    ) -> list[tuple[Moment, Parts]]:
+        """Tensors of one rank of a stage that holds some units. [B]"""
+        batch = layout.micro_batch
+        whole = self.gradient_bytes
+        sizes = [parameter_bytes(self.trace, unit.parameters, layout.tp) for unit in held]
+        part = sum(sizes) / whole
+        shards = layout.shards if layout.zero else 1
         gathered = max(sizes) if layout.zero == 3 else 0
-        kept = _kept_bytes(names, layout, stage)
-        candidates = []
-        for moment in memory.moments:
-            parts = {name.value: size for name, size in moment.at(layout.micro_batch).items()}
-            blocks = sum(block.saved.at(layout.micro_batch) for block in memory.blocks)
-            rest = max(parts[Part.ACTIVATIONS.value] - blocks, 0)
-            parts[Part.PARAMETERS.value] = round(
-                parts[Part.PARAMETERS.value] * part / (shards if layout.zero == 3 else 1)
-                + gathered * min(1 + layout.prefetch, len(names))
+        blocks = sum(block.saved.at(batch) for block in self.memory.blocks)
+        of_stage = [unit.block.saved.at(batch) for unit in held if unit.block is not None]
+        kept = _Kept.of(held, layout, again, in_flight=_in_flight(layout, stage))
+        buckets = sum(sizes) if layout.zero <= 1 and layout.replicas > 1 else 0
+        found = []
+        for moment in self.memory.moments:
+            parts = {name.value: size for name, size in moment.at(batch).items()}
+            parts[Part.PARAMETERS] = round(
+                parts[Part.PARAMETERS] * part / (shards if layout.zero == 3 else 1)
+                + gathered * min(1 + layout.prefetch, len(held))
             )
             # Gradients of micro-batches before are there all the time.
-            grown = gradient_bytes if layout.accumulation > 1 else parts[Part.GRADIENTS.value]
-            parts[Part.GRADIENTS.value] = round(
+            grown = whole if layout.accumulation > 1 else parts[Part.GRADIENTS]
+            parts[Part.GRADIENTS] = round(
                 grown * part / (shards if layout.zero >= 2 else 1)
                 + (gathered if moment.phase is Phase.BACKWARD else 0)
             )
-            parts[Part.OPTIMIZER.value] = round(parts[Part.OPTIMIZER.value] * part / shards)
-            share = min(parts[Part.ACTIVATIONS.value] / blocks, 1.0) if blocks else 1.0
-            parts[Part.ACTIVATIONS.value] = round(kept * share) + (
-                rest if stage == len(stages) - 1 else 0
-            )
-            inside = any(unit.path and moment.module.startswith(unit.path) for unit in names)
-            if not inside and stage < len(stages) - 1:
-                saved = [u.block.saved.at(layout.micro_batch) for u in names if u.block is not None]
-                parts[Part.TEMPORARIES.value] = min(
-                    parts[Part.TEMPORARIES.value], max(saved, default=0)
-                )
-            exchanged = layout.zero == 0 and layout.replicas > 1
-            parts[BUCKETS] = sum(sizes) if exchanged else 0
-            candidates.append((parts, moment))
-        parts, moment = max(candidates, key=lambda candidate: sum(candidate[0].values()))
-        found.append(with_overhead(parts, moment, overhead))
-    return tuple(found)
+            if self.bucket_view and buckets:
+                parts[Part.GRADIENTS] = 0
+            parts[Part.OPTIMIZER] = round(parts[Part.OPTIMIZER] * part / shards)
+            rest = max(parts[Part.ACTIVATIONS] - blocks, 0)
+            share = min(parts[Part.ACTIVATIONS] / blocks, 1.0) if blocks else 1.0
+            parts[Part.ACTIVATIONS] = round(kept.at(share)) + (rest if is_last else 0)
+            is_inside = any(unit.path and moment.module.startswith(unit.path) for unit in held)
+            if not is_inside and not is_last:
+                parts[Part.TEMPORARIES] = min(parts[Part.TEMPORARIES], max(of_stage, default=0))
+            parts[BUCKETS] = buckets
+            found.append((moment, parts))
+        return found
 
 
-def _kept_bytes(held: Sequence[Unit], layout: Layout, stage: int) -> float:
-    """What the blocks of a stage keep for their backward passes, of all micro-batches in flight. [B]"""
-    saved = []
-    for unit in held:
-        if unit.block is not None:
-            entering = unit.block.input.at(layout.micro_batch)
-            size = unit.block.saved.at(layout.micro_batch)
-            whole = 0 if layout.sequence_parallel else min(_WHOLE_INPUTS * entering, size)
-            own = whole + (size - whole) / layout.tp
-            saved.append((own, entering))
-    in_flight = layout.accumulation
+def _in_flight(layout: Layout, stage: int) -> int:
+    """Micro-batches whose activations a stage keeps at once."""
     if layout.schedule is Schedule.ONE_F_ONE_B:
-        in_flight = min(layout.pp - stage, layout.accumulation)
-    if layout.recompute is Recompute.FULL:
-        again = max((own for own, _ in saved), default=0.0)
-        return in_flight * sum(entering for _, entering in saved) + again
-    return in_flight * sum(own for own, _ in saved)
+        return min(layout.pp - stage, layout.accumulation)
+    return layout.accumulation
+
+
+class _Kept(NamedTuple):
+    """What the blocks of a stage keep for their backward passes. [B]"""
+
+    plain_bytes: float
+    """Nothing computed again; of all micro-batches in flight."""
+    left_bytes: float
+    """The same, of blocks that are computed again their inputs alone."""
+    at_work_bytes: float
+    """The largest block that is computed again, while it is."""
+
+    @classmethod
+    def of(
+        cls, held: Sequence[Unit], layout: Layout, again: Collection[str], *, in_flight: int
+    ) -> "_Kept":
+        plain = left = at_work = 0.0
+        for unit in held:
+            if unit.block is not None:
+                entering = max(0, unit.block.input.at(layout.micro_batch))
+                size = max(0, unit.block.saved.at(layout.micro_batch))
+                whole = 0 if layout.sequence_parallel else min(_WHOLE_INPUTS * entering, size)
+                own = whole + (size - whole) / layout.tp
+                plain += in_flight * own
+                left += in_flight * (entering if unit.path in again else own)
+                at_work = max(at_work, own if unit.path in again else 0.0)
+        return cls(plain, left, at_work)
+
+    def at(self, share: float) -> float:
+        """When a share of what the blocks keep is there. [B]"""
+        return min(share * self.plain_bytes, share * self.left_bytes + self.at_work_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,22 +1,15 @@
 """Memory techniques of one device: bytes that each saves at the peak, and seconds that it costs."""
 
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perfmodel import checks
-from perfmodel.cost.memory import (
-    BUCKETS,
-    FITS_ABOVE,
-    DeviceMemory,
-    MemorySetting,
-    tensor_parts,
-    with_overhead,
-)
-from perfmodel.machine import Overhead
+from perfmodel.cost.memory import FITS_ABOVE, DeviceMemory, Parts, TracedMemory
+from perfmodel.layout import Layout, Recompute
 from perfmodel.units import Bytes, BytesPerSecond, Seconds
 from perfmodel.workload import Phase
-from perfmodel.workload.memory import Block, Moment, Part, StepMemory
+from perfmodel.workload.memory import Block, Moment, Part
 from perfmodel.workload.step import ADAMW
 
 
@@ -102,55 +95,8 @@ def streaming_s(
     )
 
 
-def kept_by_checkpointing(
-    blocks: Sequence[Block], activations: Bytes, micro_batch: int, *, chosen: Sequence[Block]
-) -> Bytes:
-    """Activations alive at once when every chosen block keeps its input alone. [B]
-
-    What the others make and what stands outside blocks stays; one chosen block at a time is computed
-    again.
-    """
-    outside = max(0, activations - sum(_saved(block, micro_batch) for block in blocks))
-    again = {block.path for block in chosen}
-    others = sum(_saved(block, micro_batch) for block in blocks if block.path not in again)
-    inputs = sum(_input(block, micro_batch) for block in chosen)
-    at_work = max((_saved(block, micro_batch) for block in chosen), default=0)
-    return min(activations, outside + others + inputs + at_work)
-
-
-def by_saving(
-    blocks: Sequence[Block], shares: Mapping[str, float], micro_batch: int
-) -> list[Block]:
-    """Blocks by bytes saved per time of computing them again, the best first.
-
-    ``shares``: share of each block, by its path, in the time of the forward pass.
-    """
-
-    def worth(block: Block) -> float:
-        saved = _saved(block, micro_batch) - _input(block, micro_batch)
-        return saved / max(shares.get(block.path, 0.0), 1e-9)
-
-    return sorted(blocks, key=worth, reverse=True)
-
-
-def _saved(block: Block, micro_batch: int) -> Bytes:
-    return max(0, block.saved.at(micro_batch))
-
-
-def _input(block: Block, micro_batch: int) -> Bytes:
-    return max(0, block.input.at(micro_batch))
-
-
-Parts = dict[str, Bytes]
 #: Entries of a moment's parts that a technique changes.
 Change = Callable[[Moment, Parts], Parts]
-_PARAMETERS, _GRADIENTS, _OPTIMIZER, _ACTIVATIONS, _TEMPORARIES = (
-    part.value
-    for part in (
-        *(Part.PARAMETERS, Part.GRADIENTS, Part.OPTIMIZER),
-        *(Part.ACTIVATIONS, Part.TEMPORARIES),
-    )
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,10 +116,9 @@ class Technique:
 class Question:
     """What the techniques are applied to."""
 
-    memory: StepMemory
-    setting: MemorySetting
-    gradient_bytes: Bytes
-    overhead: Overhead
+    traced: TracedMemory
+    layout: Layout
+    """Data parallelism alone."""
     times: StepTimes
     link: HostLink
     shares: Mapping[str, float]
@@ -183,11 +128,10 @@ class Question:
     is_mixed: bool = False
     """Whether the step as it is runs under autocast."""
 
-    def moments(self, micro_batch: int | None = None) -> Iterator[tuple[Moment, Parts]]:
-        """Every moment with its parts."""
-        setting = replace(self.setting, micro_batch=micro_batch or self.setting.micro_batch)
-        for moment in self.memory.moments:
-            yield moment, tensor_parts(moment, setting, gradient_bytes=self.gradient_bytes)
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Blocks of layers that could be computed again."""
+        return self.traced.memory.blocks
 
     def technique(  # noqa: PLR0913 - one per column of the table
         self,
@@ -195,17 +139,22 @@ class Question:
         change: Change = lambda _moment, _parts: {},
         *,
         note: str = "",
+        layout: Layout | None = None,
+        again: Collection[str] = (),
         step_s: Seconds | None = None,
         time_basis: Basis = Basis.ASSUMED,
         memory_basis: Basis = Basis.DERIVED,
-        micro_batch: int | None = None,
     ) -> Technique:
-        """One row: the highest moment after a change, and a time where it is known."""
-        found = [(p | change(moment, p), moment) for moment, p in self.moments(micro_batch)]
-        parts, moment = max(found, key=lambda candidate: sum(candidate[0].values()))
+        """One row: the highest moment of a layout, after a change, and a time where it is known.
+
+        ``again``: Paths of blocks that are computed again.
+        """
+        layout = layout or self.layout
+        [moments] = self.traced.stages(layout, again=again)
+        changed = [(moment, parts | change(moment, parts)) for moment, parts in moments]
         return Technique(
             name=name,
-            memory=with_overhead(parts, moment, self.overhead),
+            memory=DeviceMemory.highest(changed, self.traced.overhead_under(layout)),
             step_s=step_s,
             memory_basis=memory_basis,
             time_basis=time_basis,
@@ -215,15 +164,13 @@ class Question:
 
 def techniques(question: Question, capacity_bytes: Bytes) -> list[Technique]:
     """Every technique that applies to a device with so much memory, the plain step first."""
-    times, blocks = question.times, question.memory.blocks
+    times, blocks = question.times, question.blocks
     plain = question.technique("as it is", step_s=times.step_s, time_basis=times.basis)
     rows = [plain]
-    if question.setting.micro_batch > 1:
+    if question.layout.micro_batch > 1:
         rows.append(_accumulation(question))
     if blocks:
-        per_block = "activation checkpointing per block"
-        note = "exact figures: perfmodel trace --checkpointing per-block"
-        rows.append(_computed_again(question, blocks, name=per_block, note=note))
+        rows.append(_checkpointing(question))
     if len(blocks) > 1:
         fits = plain.memory.fit_probability(capacity_bytes) >= FITS_ABOVE
         rows.append(_selective_checkpointing(question, None if fits else capacity_bytes))
@@ -248,7 +195,7 @@ def techniques(question: Question, capacity_bytes: Bytes) -> list[Technique]:
                 "memory pool is not counted",
             )
         )
-    if question.setting.devices > 1:
+    if question.layout.dp > 1:
         rows += _sharded(question)
     rows.append(_offload(question))
     if blocks:
@@ -258,49 +205,56 @@ def techniques(question: Question, capacity_bytes: Bytes) -> list[Technique]:
 
 def _accumulation(question: Question) -> Technique:
     """Half the micro-batch twice: gradients stay from the first half on."""
-    setting = question.setting
-    stay = 0 if setting.bucket_view and setting.devices > 1 else question.gradient_bytes
+    layout = question.layout
     return question.technique(
         "gradient accumulation 2",
-        lambda _, parts: {_GRADIENTS: max(parts[_GRADIENTS], stay)},
-        micro_batch=-(-setting.micro_batch // 2),
+        layout=replace(layout, micro_batch=-(-layout.micro_batch // 2), accumulation=2),
         step_s=question.times.step_s,
         note="same samples per step; small kernels run less efficiently, which is not counted",
     )
 
 
+def _checkpointing(question: Question) -> Technique:
+    """Every block keeps its input alone."""
+    return question.technique(
+        "activation checkpointing per block",
+        layout=replace(question.layout, recompute=Recompute.FULL),
+        step_s=_step_with_again_s(question, question.blocks),
+        time_basis=question.times.basis,
+        note="exact figures: perfmodel trace --checkpointing per-block",
+    )
+
+
 def _selective_checkpointing(question: Question, capacity_bytes: Bytes | None) -> Technique:
     """As few blocks as make the step fit, best saving per time first; half without a capacity."""
-    order = by_saving(question.memory.blocks, question.shares, question.setting.micro_batch)
-    rows = [
-        _computed_again(
-            question,
-            order[:count],
-            name=f"activation checkpointing of {count} of {len(order)} blocks",
+
+    def saved_per_time(block: Block) -> float:
+        batch = question.layout.micro_batch
+        saved = max(0, block.saved.at(batch)) - max(0, block.input.at(batch))
+        return saved / max(question.shares.get(block.path, 0.0), 1e-9)
+
+    order = sorted(question.blocks, key=saved_per_time, reverse=True)
+
+    def first(count: int) -> Technique:
+        return question.technique(
+            f"activation checkpointing of {count} of {len(order)} blocks",
+            again={block.path for block in order[:count]},
+            step_s=_step_with_again_s(question, order[:count]),
+            time_basis=question.times.basis,
             note="selective: the blocks that save most per time, as few as fit, or half",
         )
-        for count in range(1, len(order))
-    ]
-    half = rows[len(order) // 2 - 1]
-    if capacity_bytes is None:
-        return half
-    return next((r for r in rows if r.memory.fit_probability(capacity_bytes) >= FITS_ABOVE), half)
+
+    if capacity_bytes is not None:
+        for row in map(first, range(1, len(order))):
+            if row.memory.fit_probability(capacity_bytes) >= FITS_ABOVE:
+                return row
+    return first(len(order) // 2)
 
 
-def _computed_again(
-    question: Question, chosen: Sequence[Block], *, name: str, note: str
-) -> Technique:
-    batch, blocks = question.setting.micro_batch, question.memory.blocks
-    most = max(parts[_ACTIVATIONS] for _, parts in question.moments())
-    kept = kept_by_checkpointing(blocks, most, batch, chosen=chosen)
-    again = sum(question.shares.get(block.path, 0.0) for block in chosen)
-    return question.technique(
-        name,
-        lambda _, parts: {_ACTIVATIONS: min(parts[_ACTIVATIONS], kept)},
-        step_s=question.times.step_s + again * question.times.forward_s,
-        time_basis=question.times.basis,
-        note=note,
-    )
+def _step_with_again_s(question: Question, blocks: Sequence[Block]) -> Seconds:
+    """The step with the forward passes of some blocks twice. [s]"""
+    again = sum(question.shares.get(block.path, 0.0) for block in blocks)
+    return question.times.step_s + again * question.times.forward_s
 
 
 def _mixed_precision(question: Question) -> Technique:
@@ -313,8 +267,8 @@ def _mixed_precision(question: Question) -> Technique:
     return question.technique(
         "mixed precision bf16 (autocast)",
         lambda _, parts: {
-            _ACTIVATIONS: parts[_ACTIVATIONS] // 2 + parts[_PARAMETERS] // 2,
-            _TEMPORARIES: parts[_TEMPORARIES] // 2,
+            Part.ACTIVATIONS: parts[Part.ACTIVATIONS] // 2 + parts[Part.PARAMETERS] // 2,
+            Part.TEMPORARIES: parts[Part.TEMPORARIES] // 2,
         },
         step_s=question.times.mixed_s,
         time_basis=question.times.mixed_basis,
@@ -325,7 +279,8 @@ def _mixed_precision(question: Question) -> Technique:
 
 
 def _in_place(moment: Moment, parts: Parts) -> Parts:
-    return {_TEMPORARIES: 0 if moment.phase is Phase.OPTIMIZER else parts[_TEMPORARIES]}
+    is_update = moment.phase is Phase.OPTIMIZER
+    return {Part.TEMPORARIES: 0 if is_update else parts[Part.TEMPORARIES]}
 
 
 def _fused(question: Question) -> Technique:
@@ -344,24 +299,17 @@ def _fused(question: Question) -> Technique:
 
 def _sharded(question: Question) -> list[Technique]:
     """ZeRO-1 and ZeRO-3."""
-    devices = question.setting.devices
-    gathered = max((block.parameter_bytes for block in question.memory.blocks), default=0)
-
-    def everything(_moment: Moment, parts: Parts) -> Parts:
-        divided = {part: parts[part] // devices for part in (_PARAMETERS, _GRADIENTS, _OPTIMIZER)}
-        # One block is used while the next one arrives; its gradient leaves at once.
-        return {**divided, _TEMPORARIES: parts[_TEMPORARIES] + 3 * gathered, BUCKETS: 0}
-
+    devices = question.layout.dp
     return [
         question.technique(
             f"optimizer states sharded over {devices} (ZeRO-1)",
-            lambda _, parts: {_OPTIMIZER: parts[_OPTIMIZER] // devices},
+            layout=replace(question.layout, zero=1),
             note="as many bytes on the wire as DDP [Rajbhandari et al. 2020]; communication is not "
             "counted here",
         ),
         question.technique(
             f"everything sharded over {devices} (ZeRO-3, FSDP)",
-            everything,
+            layout=replace(question.layout, zero=3),
             note="1.5 times the bytes of DDP on the wire [Rajbhandari et al. 2020], not counted here",
         ),
     ]
@@ -369,28 +317,29 @@ def _sharded(question: Question) -> list[Technique]:
 
 def _offload(question: Question) -> Technique:
     times = question.times
-    moved_s = times.forward_s + times.backward_s + offload_s(question.gradient_bytes, question.link)
+    moved_s = offload_s(question.traced.gradient_bytes, question.link)
+    step_s = times.forward_s + times.backward_s + moved_s
     return question.technique(
         "optimizer offloaded to the host",
-        lambda moment, parts: {_OPTIMIZER: 0, **_in_place(moment, parts)},
-        step_s=moved_s if question.in_seconds else None,
+        lambda moment, parts: {Part.OPTIMIZER: 0, **_in_place(moment, parts)},
+        step_s=step_s if question.in_seconds else None,
         time_basis=question.link.basis,
         note="gradients to the host, update by its cores, parameters back; nothing overlaps",
     )
 
 
 def _streaming(question: Question) -> Technique:
-    blocks = question.memory.blocks
+    blocks = question.blocks
     streamed = sum(block.parameter_bytes for block in blocks)
     largest = max(block.parameter_bytes for block in blocks)
 
     def change(_moment: Moment, parts: Parts) -> Parts:
-        whole = max(parts[_PARAMETERS], 1)
+        whole = max(parts[Part.PARAMETERS], 1)
         stays = max(0, whole - streamed)
         return {
-            _OPTIMIZER: parts[_OPTIMIZER] * stays // whole,
-            _GRADIENTS: min(parts[_GRADIENTS], stays + 2 * largest),
-            _PARAMETERS: stays + min(streamed, 2 * largest),
+            Part.OPTIMIZER: parts[Part.OPTIMIZER] * stays // whole,
+            Part.GRADIENTS: min(parts[Part.GRADIENTS], stays + 2 * largest),
+            Part.PARAMETERS: stays + min(streamed, 2 * largest),
         }
 
     streamed_s = streaming_s(blocks, question.shares, question.times, question.link)

@@ -18,7 +18,7 @@ from perfmodel.cost import Samples
 from perfmodel.cost.inferred import open_inferred
 from perfmodel.cost.jobs import jobs_from
 from perfmodel.cost.layout_time import step_time_s
-from perfmodel.cost.memory import step_memory, verdict
+from perfmodel.cost.memory import TracedMemory, overhead_of, verdict
 from perfmodel.documents.page import (
     CurvePoint,
     MemoryAnswer,
@@ -426,16 +426,16 @@ def _traced_memory(
 ) -> tuple[MemoryAnswer | None, str]:
     """Memory of one device, or why it is not known."""
     file, capacity_bytes = workload.document, asked.capacity_bytes
-    found = None
-    if file is not None:
-        found = step_memory(file.workload, file.memory, layout, device_kind=device_kind)
-    if found is None:
+    if file is None or file.memory is None:
         return None, (
             "Not known: this workload was not traced. perfmodel trace writes a file that can be given "
             "to perfmodel serve --workload."
         )
     if capacity_bytes is None:
         return None, _NO_CAPACITY
+    overhead = overhead_of(file.memory, device_kind)
+    traced = TracedMemory(trace=file.trace, memory=file.memory, overhead=overhead)
+    [found] = traced.ranks(layout)
     parts = {name: float(size) for name, size in found.parts.items()}
     fits = found.fit_probability(capacity_bytes)
     return _memory(parts, found.needed_bytes, capacity_bytes, fits), ""

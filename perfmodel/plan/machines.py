@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from perfmodel.answer import Question, open_question, refuse_other_jobs
 from perfmodel.cost.inferred import InferredModel, open_inferred
-from perfmodel.cost.memory import step_memory
+from perfmodel.cost.memory import TracedMemory, overhead_of
 from perfmodel.cost.rescaling import rescaled_profile
 from perfmodel.documents.clusters import open_cluster
 from perfmodel.documents.hardware import find_device, shipped_catalogue
@@ -129,11 +129,11 @@ def _fit(
         )
     machine = sources.profiles[option.name]
     assert isinstance(machine, MeasuredMachine)
-    kind = machine.memory_kind
+    overhead = overhead_of(document.memory, machine.memory_kind)
+    traced = TracedMemory(trace=document.trace, memory=document.memory, overhead=overhead)
 
     def fit(layout: Layout) -> FitInMemory:
-        found = step_memory(document.workload, document.memory, layout, device_kind=kind)
-        assert found is not None
+        [found] = traced.ranks(layout)
         probability = found.fit_probability(capacity_bytes)
         return FitInMemory(needed_bytes=float(found.needed_bytes), probability=probability)
 

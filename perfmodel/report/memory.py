@@ -18,8 +18,8 @@ def memory_table(report: MemoryReport) -> Table:
     moment, needed_bytes = report.found.moment, report.found.needed_bytes
     parts = [(name, size) for name, size in report.found.parts.items() if size]
     return table(
-        f"{report.name}, micro-batch {report.setting.micro_batch}, "
-        f"{counted(report.setting.devices, 'device')}",
+        f"{report.name}, micro-batch {report.layout.micro_batch}, "
+        f"{counted(report.layout.dp, 'device')}",
         [*parts, ("all", needed_bytes)],
         {
             "<Part": "0",
@@ -73,7 +73,7 @@ def techniques_table(report: MemoryReport) -> Table:
         return _ratio(report, row)
 
     return table(
-        f"{report.name}, micro-batch {report.setting.micro_batch}",
+        f"{report.name}, micro-batch {report.layout.micro_batch}",
         report.techniques,
         {
             "<Technique": "name",

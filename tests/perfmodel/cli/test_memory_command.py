@@ -7,29 +7,16 @@ import pytest
 
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.units import MIB
-from perfmodel.workload.step import AffineBytes, SymbolicStep
 from tests.examples import ROOT
 from tests.perfmodel.cli.command import Run
 from tests.perfmodel.profiles import Machine, profile
-from tests.perfmodel.tracing.method import SGD_LOOP
-from tests.perfmodel.workload.memory_samples import step_memory
+from tests.perfmodel.workload.memory_samples import step_memory, step_trace
 
 
 def document(*, with_memory: bool = True) -> WorkloadDocument:
     return WorkloadDocument(
         workload=profile(Machine()).workloads[0].workload,
-        trace=SymbolicStep(
-            traced_micro_batches=(4, 8),
-            sample="a sample",
-            method=SGD_LOOP,
-            tensors=(),
-            operators=(),
-            segments=(),
-            parameters=(),
-            saved=AffineBytes(constant_bytes=0, per_sample_bytes=0),
-            buffer_bytes=0,
-            frozen_bytes=0,
-        ),
+        trace=step_trace(MIB),
         memory=step_memory(MIB) if with_memory else None,
     )
 

@@ -9,23 +9,20 @@ from perfmodel.cost.memory import (
     CONTEXT,
     SLACK,
     DeviceMemory,
-    MemorySetting,
+    TracedMemory,
     Verdict,
     checkpoint_draws,
-    device_memory,
-    largest_batch,
     overhead_of,
-    rank_memory,
     verdict,
 )
-from perfmodel.layout import parse_layout
+from perfmodel.layout import Layout, parse_layout
 from perfmodel.machine import Evidence, Overhead
 from perfmodel.machine.measured import CheckpointProfile, CurvePoint
 from perfmodel.step.division import parameter_bytes
 from perfmodel.units import Bytes
 from perfmodel.workload.memory import Part
 from tests.perfmodel.llama import LAYERS, document, traced
-from tests.perfmodel.workload.memory_samples import step_memory
+from tests.perfmodel.workload.memory_samples import step_memory, traced_memory
 
 MIB = 1 << 20
 PLAIN = Overhead(
@@ -37,10 +34,12 @@ PLAIN = Overhead(
 )
 
 
-def memory(micro_batch: int = 8, **setting: Any) -> DeviceMemory:
+def memory(micro_batch: int = 8, *, bucket_view: bool = False, **layout: Any) -> DeviceMemory:
     """8 samples: 40 + 160 = 200 MiB of tensors, half as much slack, 10 of context."""
-    asked = MemorySetting(micro_batch=micro_batch, **setting)
-    return device_memory(step_memory(MIB), asked, gradient_bytes=20 * MIB, overhead=PLAIN)
+    [found] = traced_memory(PLAIN, MIB, bucket_view=bucket_view).ranks(
+        Layout(micro_batch=micro_batch, **layout)
+    )
+    return found
 
 
 def test_context_and_slack_are_added() -> None:
@@ -52,10 +51,15 @@ def test_context_and_slack_are_added() -> None:
 
 def test_ddp_adds_its_buckets_unless_gradients_are_views_of_them() -> None:
     """One sample: the optimizer's moment leads; its 20 MiB of gradients are the buckets."""
-    found = memory(devices=2)
+    found = memory(dp=2)
     assert found.parts[BUCKETS] == 20 * MIB
     assert found.tensor_bytes == memory().tensor_bytes + 20 * MIB
-    assert memory(1, devices=2, bucket_view=True).tensor_bytes == 100 * MIB
+    assert memory(1, dp=2, bucket_view=True).tensor_bytes == 100 * MIB
+
+
+def test_gradients_of_earlier_micro_batches_stay() -> None:
+    """The backward moment holds 20 MiB of gradients that a single micro-batch makes later."""
+    assert memory(accumulation=2).tensor_bytes == memory().tensor_bytes + 20 * MIB
 
 
 def test_half_of_the_uncertainty_is_too_close_to_call() -> None:
@@ -70,13 +74,7 @@ def test_half_of_the_uncertainty_is_too_close_to_call() -> None:
 @pytest.mark.parametrize(("capacity_mib", "batch"), [(1002, 31), (50, 0)])
 def test_the_largest_batch_fits_and_the_next_does_not(capacity_mib: int, batch: int) -> None:
     """(40 + 20 b) x 1.5 + 10 <= 1000 MiB: b <= 31, a hair below with the uncertainty."""
-    found = largest_batch(
-        step_memory(MIB),
-        MemorySetting(micro_batch=1),
-        capacity_bytes=capacity_mib * MIB,
-        gradient_bytes=20 * MIB,
-        overhead=PLAIN,
-    )
+    found = traced_memory(PLAIN, MIB).largest_batch(Layout(), capacity_mib * MIB)
     assert found == batch
 
 
@@ -92,7 +90,8 @@ BATCH = 8
 def ranks(text: str, model: str = "llama") -> tuple[DeviceMemory, ...]:
     trace, memory = traced(model)
     layout = parse_layout(f"{text} micro_batch={BATCH}")
-    return rank_memory(trace, memory, layout, overhead=overhead_of(memory, "cpu"))
+    overhead = overhead_of(memory, "cpu")
+    return TracedMemory(trace=trace, memory=memory, overhead=overhead).ranks(layout)
 
 
 def part(of: DeviceMemory, name: Part) -> int:
@@ -103,13 +102,12 @@ def part(of: DeviceMemory, name: Part) -> int:
 @pytest.mark.parametrize("devices", [1, 8])
 def test_data_parallelism_alone_needs_what_the_traced_step_needs(model: str, devices: int) -> None:
     _, memory = traced(model)
-    expected = device_memory(
-        memory,
-        MemorySetting(micro_batch=BATCH, devices=devices),
-        gradient_bytes=document(model).workload.gradient_bytes,
-        overhead=overhead_of(memory, "cpu"),
-    )
-    assert ranks(f"dp={devices}", model) == (expected,)
+    [found] = ranks(f"dp={devices}", model)
+    peak = memory.peak(BATCH)
+    assert found.moment == peak
+    assert found.tensor_bytes - found.parts[BUCKETS] == peak.total.at(BATCH)
+    gradients = document(model).workload.gradient_bytes
+    assert found.parts[BUCKETS] == (gradients if devices > 1 else 0)
 
 
 def test_sharding_divides_states_and_gathers_two_units() -> None:
@@ -117,7 +115,9 @@ def test_sharding_divides_states_and_gathers_two_units() -> None:
     whole = parameter_bytes(trace, range(len(trace.parameters)), 1)
     (plain,), (first,), (third,) = (ranks(f"dp=8 zero={zero}") for zero in (0, 1, 3))
     assert part(first, Part.OPTIMIZER) == pytest.approx(part(plain, Part.OPTIMIZER) / 8, abs=1)
-    assert first.parts[BUCKETS] == 0
+    # ZeroRedundancyOptimizer stands behind DistributedDataParallel.
+    assert first.parts[BUCKETS] == plain.parts[BUCKETS] == whole
+    assert third.parts[BUCKETS] == 0
     assert part(third, Part.PARAMETERS) < whole
     assert third.needed_bytes < first.needed_bytes < plain.needed_bytes
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost.memory import CONTEXT, step_memory
+from perfmodel.cost.memory import CONTEXT, TracedMemory, overhead_of
 from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.rescaling import (
     BETWEEN_GPUS_LOG_ERROR,
@@ -19,7 +19,7 @@ from perfmodel.cost.rescaling import (
 )
 from perfmodel.documents.hardware import DataSheet, find_device, shipped_catalogue
 from perfmodel.errors import CalibrationUnavailable, UsageError
-from perfmodel.layout import RunSetting
+from perfmodel.layout import Layout
 from perfmodel.machine.measured import (
     ComputeRate,
     DeviceRates,
@@ -209,13 +209,16 @@ def test_memory_is_taken_by_the_framework_of_the_device_that_is_asked_about() ->
     found = rescaled_profile(machine, find_device("h100-sxm", catalogue), catalogue)
     assert (machine.device_kind, machine.memory_kind) == ("cpu", "cpu")
     assert (found.device_kind, found.memory_kind) == ("cpu", "cuda")
-    one, known = RunSetting(workload="light", world_size=1, micro_batch=8), remembered()
+    known = remembered()
+    assert known.memory is not None
     here, there = (
-        step_memory(known.workload, known.memory, one.layout, device_kind=m.memory_kind)
+        TracedMemory(
+            trace=known.trace,
+            memory=known.memory,
+            overhead=overhead_of(known.memory, m.memory_kind),
+        ).ranks(Layout(micro_batch=8))[0]
         for m in (machine, found)
     )
-    assert here is not None
-    assert there is not None
     assert there.parts[CONTEXT] > here.parts[CONTEXT]
     assert there.moment == here.moment
 

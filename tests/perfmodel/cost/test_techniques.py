@@ -4,22 +4,21 @@ import dataclasses
 
 import pytest
 
-from perfmodel.cost.memory import MemorySetting
 from perfmodel.cost.techniques import (
     Basis,
     HostLink,
     Question,
     StepTimes,
     Technique,
-    kept_by_checkpointing,
     offload_s,
     streaming_s,
     techniques,
 )
+from perfmodel.layout import Layout, Recompute
 from perfmodel.machine import Overhead
 from perfmodel.workload.memory import Block, StepMemory
 from perfmodel.workload.step import AffineBytes
-from tests.perfmodel.workload.memory_samples import step_memory
+from tests.perfmodel.workload.memory_samples import step_memory, traced_memory
 
 BARE = Overhead(
     context_bytes=0, context_spread_bytes=1, reserved_ratio=1.0, log_spread=0.0, evidence="a test"
@@ -41,10 +40,8 @@ def rows(
     capacity_bytes: int = 1000,
 ) -> dict[str, Technique]:
     question = Question(
-        memory=memory or step_memory(),
-        setting=MemorySetting(micro_batch=micro_batch, devices=devices),
-        gradient_bytes=20,
-        overhead=BARE,
+        traced=traced_memory(BARE, memory=memory),
+        layout=Layout(dp=devices, micro_batch=micro_batch),
         times=times,
         link=LINK,
         shares=SHARES,
@@ -55,8 +52,8 @@ def rows(
 
 def test_checkpointing_keeps_inputs_and_one_block() -> None:
     """8 samples: 160 in all, 128 in blocks; 32 stay, 16 inputs, 64 of the block at work."""
-    blocks = step_memory().blocks
-    assert kept_by_checkpointing(blocks, 160, 8, chosen=blocks) == 32 + 16 + 64
+    [found] = traced_memory(BARE).ranks(Layout(micro_batch=8, recompute=Recompute.FULL))
+    assert found.parts["activations"] == 32 + 16 + 64
 
 
 def three_blocks() -> StepMemory:
@@ -95,6 +92,8 @@ def test_selective_checkpointing_takes_as_few_blocks_as_fit() -> None:
         # 8 samples: 200 + 20 of buckets; 20 of states become 5.
         ("as it is", 4, 220),
         ("optimizer states sharded over 4 (ZeRO-1)", 4, 205),
+        # 160; 20 of parameters become 5 and two blocks, 20 of states 5; one block's gradient is reduced.
+        ("everything sharded over 4 (ZeRO-3, FSDP)", 4, 160 + 5 + 20 + 5 + 10),
     ],
 )
 def test_techniques_keep_what_the_hand_says(name: str, devices: int, tensor_bytes: int) -> None:

@@ -1,8 +1,18 @@
 """Records of memory that can be added up by hand."""
 
-from perfmodel.workload import Phase
+from perfmodel.cost.memory import TracedMemory
+from perfmodel.machine import Overhead
+from perfmodel.workload import Call, Phase
 from perfmodel.workload.memory import Block, Moment, Part, PartBytes, StepMemory
-from perfmodel.workload.step import AffineBytes
+from perfmodel.workload.step import (
+    AffineBytes,
+    Segment,
+    SymbolicOperator,
+    SymbolicStep,
+    SymbolicTensor,
+    TracedParameter,
+)
+from tests.perfmodel.tracing.method import SGD_LOOP
 
 
 def moment(operator: str, phase: Phase = Phase.BACKWARD, **parts: tuple[int, int]) -> Moment:
@@ -50,4 +60,52 @@ def step_memory(unit: int = 1) -> StepMemory:
             )
             for index in range(2)
         ),
+    )
+
+
+def step_trace(
+    unit: int = 1, *, blocks: tuple[str, ...] = ("layers.0", "layers.1")
+) -> SymbolicStep:
+    """The step of that memory: a parameter of 20 units in all, as much of it in every block."""
+    size = 20 * unit // len(blocks)
+    return SymbolicStep(
+        traced_micro_batches=(4, 8),
+        sample="a sample",
+        method=SGD_LOOP,
+        tensors=(SymbolicTensor(shape=(1,), dtype="float32"),),
+        operators=(
+            SymbolicOperator(
+                name="aten.relu.default", inputs=(0,), outputs=(0,), arguments="[[],{}]"
+            ),
+        ),
+        segments=(
+            Segment(
+                count=1,
+                calls=tuple(Call(operator=0, phase=Phase.FORWARD, module=path) for path in blocks),
+            ),
+        ),
+        parameters=tuple(
+            TracedParameter(name=f"{path}.weight", shape=(size,), dtype="int8", ready_after=0)
+            for path in reversed(blocks)
+        ),
+        saved=AffineBytes(constant_bytes=0, per_sample_bytes=0),
+        buffer_bytes=0,
+        frozen_bytes=0,
+    )
+
+
+def traced_memory(
+    overhead: Overhead,
+    unit: int = 1,
+    *,
+    memory: StepMemory | None = None,
+    bucket_view: bool = False,
+) -> TracedMemory:
+    """Both on a device."""
+    memory = memory or step_memory(unit)
+    return TracedMemory(
+        trace=step_trace(unit, blocks=tuple(block.path for block in memory.blocks)),
+        memory=memory,
+        overhead=overhead,
+        bucket_view=bucket_view,
     )
