@@ -14,7 +14,7 @@ from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.techniques import Basis, HostLink, Question, StepTimes, Technique, techniques
 from perfmodel.cost.traced import mixed_ratio
 from perfmodel.documents import Shown
-from perfmodel.documents.hardware import DataSheet, find_device, shipped_catalogue
+from perfmodel.documents.hardware import DataSheet, find_device, sheet_named, shipped_catalogue
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import InvalidDocument
 from perfmodel.layout import Layout
@@ -105,6 +105,13 @@ class MemoryReport(Shown):
         }
 
 
+def sheet_of(device: str | None, machine: MeasuredMachine | None) -> DataSheet | None:
+    """Data sheet of a device by name, else of the machine's; None if there is none."""
+    if device is not None:
+        return find_device(device, shipped_catalogue())
+    return None if machine is None else sheet_named(machine.device_name, shipped_catalogue())
+
+
 def report_of(  # noqa: PLR0913 - one parameter per part of the question
     document: WorkloadDocument,
     capacity_bytes: Bytes,
@@ -114,7 +121,7 @@ def report_of(  # noqa: PLR0913 - one parameter per part of the question
     devices: int = 1,
     bucket_view: bool = False,
     device_kind: str | None = None,
-    device: str | None = None,
+    sheet: DataSheet | None = None,
     link: HostLink = DEFAULT_LINK,
 ) -> MemoryReport:
     """Everything that is known of the memory of a traced step; times in seconds need a machine."""
@@ -126,7 +133,6 @@ def report_of(  # noqa: PLR0913 - one parameter per part of the question
     checks.at_least("devices", devices, 1)
     batch = micro_batch or document.trace.own_micro_batch or recorded.traced_micro_batches[0]
     traced_kind = document.trace.method.device_kind
-    sheet = None if device is None else find_device(device, shipped_catalogue())
     kind = device_kind or (traced_kind if sheet is None or sheet.kind != "cuda" else sheet.kind)
     traced = TracedMemory(
         trace=document.trace,

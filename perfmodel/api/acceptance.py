@@ -2,10 +2,11 @@
 
 import os
 import platform
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from perfmodel.answer import Question
 from perfmodel.api.answers import AnyCluster, AnyMachine, AnyPath, opened, question_of
@@ -34,6 +35,9 @@ from perfmodel.workload.transformer import TRANSFORMERS
 
 if TYPE_CHECKING:
     from perfmodel.tracing.loop import LoopClock
+
+#: Devices of a part, in its name.
+_COUNT: Final = re.compile(r"\b([1-9]\d{0,6})\s*(?:gpus?|devices?|ranks?)\b", re.IGNORECASE)
 
 
 def acceptance_terms(  # noqa: PLR0913 - one parameter per part of the question
@@ -114,13 +118,14 @@ def judge(  # noqa: PLR0913 - one parameter per kind of measurement
     observed, runs
         Runs of the job: ``"64 GPUs 8 nodes 0.48 s"``, or folders of ``write_run``.
     parts
-        The job on equal parts, ``"node 3: 0.52 s"``: what finds the slow one where ranks wait for each other.
+        The job on equal parts, ``"node 3, 8 GPUs: 0.52 s"``: what finds the slow one where ranks wait for each other.
     logs
         Of nccl-tests.
     goodput
         Of the same job at the rates of failures that the machine showed.
     """
     found = terms if isinstance(terms, AcceptanceTerms) else AcceptanceTerms.read(Path(terms))
+    parts_s = _parts(parts)
     delivery = Delivery(
         machine=None if machine is None else opened(machine),
         observations=observations,
@@ -128,7 +133,8 @@ def judge(  # noqa: PLR0913 - one parameter per kind of measurement
             *map(_observed_run, observed),
             *(JobRun.of_ranks(read_run(Path(folder))) for folder in runs),
         ),
-        parts_s=_parts(parts),
+        parts_s=parts_s,
+        parts_devices=_devices_of(parts_s),
         collectives=_collectives(logs),
         goodput=goodput,
     )
@@ -216,10 +222,16 @@ def _parts(texts: Sequence[str]) -> dict[str, Seconds]:
     return found
 
 
+def _devices_of(names: Iterable[str]) -> int | None:
+    """Devices of all parts, as their names say; None if one does not."""
+    counts = [_COUNT.search(name) for name in names]
+    return sum(int(each[1]) for each in counts if each) if counts and all(counts) else None
+
+
 def _part(text: str) -> tuple[str, Seconds]:
     name, colon, time = text.rpartition(":")
     if not (colon and name.strip()):
-        raise UsageError(f"--part: must look like 'node 3: 0.52 s', got {text!r}")
+        raise UsageError(f"--part: must look like 'node 3, 8 GPUs: 0.52 s', got {text!r}")
     try:
         time_s = parse_duration(time.strip())
     except ValueError as error:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from perfmodel.advice import with_advice
 from perfmodel.answer import Question, open_question
 from perfmodel.answer.answer import Forecast, layout_table, table
-from perfmodel.answer.memory import MemoryReport, report_of
+from perfmodel.answer.memory import MemoryReport, report_of, sheet_of
 from perfmodel.cost.inferred import with_nodes_of as joined_like
 from perfmodel.diagnosis.asked import Diagnosed, diagnosed
 from perfmodel.diagnosis.cases import Case
-from perfmodel.documents.hardware import find_device, shipped_catalogue
 from perfmodel.documents.prediction import PredictionDocument, WhatIfDocument
 from perfmodel.documents.profile import InferredDocument, ProfileDocument, machine_file
 from perfmodel.documents.verdicts import ValidationDocument
@@ -172,7 +171,7 @@ def memory(
     workload
         From ``trace``, its file, or a model by name.
     device
-        By data sheet, such as ``"h100-sxm"``.
+        By data sheet, such as ``"h100-sxm"``; default: that of ``machine``.
     capacity_bytes
         Memory of one device; default: that of ``device``. [B]
     machine
@@ -187,19 +186,21 @@ def memory(
     UsageError
         If neither a device nor its memory is given, or the device is unknown.
     """
+    found = None if machine is None else opened(machine)
+    sheet = sheet_of(device, found)
     if capacity_bytes is None:
-        if device is None:
+        if sheet is None:
             raise UsageError("device: must be given where capacity_bytes is not, such as h100-sxm")
-        capacity_bytes = find_device(device, shipped_catalogue()).memory.size_bytes
+        capacity_bytes = sheet.memory.size_bytes
     return report_of(
         workload
         if isinstance(workload, WorkloadDocument)
         else traced_workload(os.fspath(workload)),
         capacity_bytes,
-        machine=None if machine is None else opened(machine),
+        machine=found,
         micro_batch=micro_batch,
         devices=devices,
-        device=device,
+        sheet=sheet,
     )
 
 

@@ -3,13 +3,13 @@
 import os
 import shutil
 import sys
-import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import typer
@@ -38,54 +38,59 @@ def show(*tables: "Table") -> None:
             typer.echo(text)
 
 
-def show_lines(lines: Iterable[str]) -> None:
+def show_lines(lines: Iterable[str], *, err: bool = False) -> None:
     """Print sentences, none wider than the terminal, or than 80 columns without one."""
+    from perfmodel.report import wrapped
+
     width = shutil.get_terminal_size().columns
     for line in map(printable, lines):
-        typer.echo(wrapped(line, width))
+        typer.echo(wrapped(line, width), err=err)
 
 
 def show_verdict(line: str, *, is_good: bool) -> None:
     """Print a verdict; on a terminal in colour, unless NO_COLOR is set."""
+    from perfmodel.report import wrapped
+
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     colour = (typer.colors.GREEN if is_good else typer.colors.RED) if coloured else None
     typer.secho(wrapped(printable(line), shutil.get_terminal_size().columns), fg=colour)
 
 
-def show_document(
-    document: "Document",
-    tables: "Table | Sequence[Table]",
-    lines: Iterable[str],
+def show_answer(
+    found: "Document | Mapping[str, object]",
+    tables: "Table | Sequence[Table]" = (),
+    lines: Iterable[str] = (),
     *,
     as_json: bool,
     output: Path | None = None,
+    written: "Mapping[str, Path | str]" = MappingProxyType({}),
 ) -> None:
-    """Print a document for programs, or its tables and sentences; write it if asked to."""
-    if output is not None:
-        document.write(output)
-    if as_json:
-        typer.echo(document.text())
-        return
-    show(*(tables if isinstance(tables, Sequence) else (tables,)))
-    show_lines(lines)
+    """Print an answer: as tables and sentences, or with ``--json`` as one JSON object.
 
-
-def wrapped(line: str, width: int) -> str:
-    """A sentence over several lines, the further ones indented; words stay whole.
-
-    So do commands, to be copied, and a path after one word, for scripts.
+    A document is printed as its file holds it, anything else with a ``schema_version``. Files that were
+    ``written`` are named by kind; beside JSON on standard error, so that output stays one object.
+    ``output``: where a document is to be written, too.
     """
-    if len(line) <= width or line.lstrip().startswith("$ ") or line.count(" ") < 2:
-        return line
-    indent = line[: len(line) - len(line.lstrip())]
-    return textwrap.fill(
-        line.lstrip(),
-        width,
-        initial_indent=indent,
-        subsequent_indent=f"{indent}  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    if output is not None:
+        assert not isinstance(found, Mapping)
+        found.write(output)
+    if as_json:
+        typer.echo(json_text(found))
+    else:
+        show(*(tables if isinstance(tables, Sequence) else (tables,)))
+        show_lines(lines)
+    show_lines([f"{kind}: {path}" for kind, path in written.items()], err=as_json)
+
+
+def json_text(found: "Document | Mapping[str, object]") -> str:
+    """An answer for programs; SI units, and the edited files that it was made from."""
+    from pydantic_core import to_json
+
+    from perfmodel.documents import Document, seals
+
+    if isinstance(found, Document):
+        return found.text()
+    return to_json({"schema_version": 1, **found, **seals.made_from()}, indent=1).decode()
 
 
 def refuse_failed_gates(

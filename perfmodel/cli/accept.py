@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from perfmodel.cli import options as opt
-from perfmodel.cli import show_document, working
+from perfmodel.cli import show_answer, working
 from perfmodel.errors import OutOfTolerance, UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _LOGS = typer.Option(
 _RUNS = typer.Option("--run", help="Folder of pm.write_run, with every rank; repeatable.")
 _PARTS = typer.Option(
     "--part",
-    help="The job on one of equal parts: 'node 3: 0.52 s'; repeatable. Finds the slow one.",
+    help="The job on one of equal parts: 'node 3, 8 GPUs: 0.52 s'; repeatable. Finds the slow one.",
 )
 _OBSERVATIONS = typer.Option(
     help="Raw times of the delivered machine, which name a slow rank; default: beside the profile."
@@ -80,8 +80,8 @@ def acceptance_write(
             goodput=None if goodput is None else GoodputDocument.read(goodput),
         )
     write_atomically(output, terms.toml())
-    show_document(terms, terms_table(terms), terms_lines(terms), as_json=as_json)
-    typer.echo(f"written: {output}", err=as_json)
+    table, lines = terms_table(terms), terms_lines(terms)
+    show_answer(terms, table, lines, as_json=as_json, written={"written": output})
 
 
 def acceptance_judge(
@@ -116,7 +116,7 @@ def acceptance_judge(
         goodput=None if goodput is None else GoodputDocument.read(goodput),
         argv=sys.argv,
     )
-    show_document(document, judgement_table(document), judgement_lines(document), as_json=as_json)
+    show_answer(document, judgement_table(document), judgement_lines(document), as_json=as_json)
     broken = [
         f"{verdict}: {'; '.join(names)}"
         for verdict in (Verdict.FAILED, Verdict.NOT_MEASURED)

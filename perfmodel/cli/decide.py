@@ -11,7 +11,7 @@ import typer
 
 from perfmodel import checks
 from perfmodel.cli import options as opt
-from perfmodel.cli import show_document, working
+from perfmodel.cli import show_answer, working
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError, did_you_mean
 from perfmodel.units import DAY_S, HOUR_S, Bytes, Seconds
 
@@ -125,7 +125,7 @@ def goodput(
     with working("goodput"):
         document = use_case(request, argv=sys.argv)
     lines = goodput_lines(document, verbose=verbose)
-    show_document(document, goodput_table(document), lines, as_json=as_json)
+    show_answer(document, goodput_table(document), lines, as_json=as_json)
 
 
 def _days_s(days: float | None) -> Seconds | None:
@@ -216,7 +216,7 @@ def cost(
     on = today or today_utc()
     budget = read_budget(budget_file, today=on, prices=prices)
     document = compare_costs(budget, today=on, argv=sys.argv)
-    show_document(document, cost_table(document), cost_lines(document), as_json=as_json)
+    show_answer(document, cost_table(document), cost_lines(document), as_json=as_json)
 
 
 _EXPORT = opt.picture(
@@ -255,7 +255,7 @@ def plan_options(
 
         write_atomically(export, skypilot_text(document, export))
     lines = plan_lines(document, verbose=verbose)
-    show_document(document, plan_table(document), lines, as_json=as_json, output=output)
+    show_answer(document, plan_table(document), lines, as_json=as_json, output=output)
     if not document.ranked:
         raise NotFeasible(infeasible_line(document))
 
@@ -318,7 +318,7 @@ def batch(
     with working("batch"):
         document = batch_outlook(request, argv=sys.argv)
     lines = batch_lines(document, verbose=verbose)
-    show_document(document, batch_table(document), lines, as_json=as_json)
+    show_answer(document, batch_table(document), lines, as_json=as_json)
 
 
 def _noise(workload: str | None, profile: Path, norms: Path | None) -> "Request":

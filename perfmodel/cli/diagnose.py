@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfmodel.cli import options as opt
-from perfmodel.cli import show, show_lines, show_verdict, working
+from perfmodel.cli import show, show_answer, show_lines, show_verdict, working
 from perfmodel.errors import OutOfTolerance, UsageError, refuse_unknown
 from perfmodel.units import BytesPerSecond
 
@@ -72,7 +72,7 @@ def network_check(
             check_network(measured, links, name=name, machine=machine, buckets_bytes=buckets)
         )
     if as_json:
-        typer.echo(check_json(checks, notes))
+        show_answer(check_json(checks, notes), as_json=True)
     for check in () if as_json else checks:
         show(check_table(check))
         line, *lines = check_lines(check)
@@ -219,7 +219,7 @@ def diagnose(
     with working("diagnose"):
         found = diagnosed(case)
     if as_json:
-        typer.echo(diagnosis_json(found))
+        show_answer(diagnosis_json(found), as_json=True)
         return
     show(diagnosis_table(found))
     said = verdict(found)

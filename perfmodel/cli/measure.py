@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from perfmodel.cli import measurement, show, show_lines, working
+from perfmodel.cli import measurement, show_answer, show_lines, working
 from perfmodel.cli import options as opt
 from perfmodel.errors import MeasurementFailed, UsageError
 from perfmodel.units import MINUTE_S, BytesPerSecond, Seconds, format_duration
@@ -68,13 +68,9 @@ def doctor(*, as_json: opt.Json = False) -> None:
     if torch is not None:
         environment["gpu_problem"] = problem(torch)
     found = diagnose(environment)
-    if as_json:
-        from pydantic_core import to_json
-
-        written = {"schema_version": 1, "findings": found, "environment": environment}
-        typer.echo(to_json(written, indent=1).decode())
-        return
-    show_lines(render(found, environment=environment).splitlines())
+    lines = render(found, environment=environment).splitlines()
+    written = {"findings": found, "environment": environment}
+    show_answer(written, lines=lines, as_json=as_json)
 
 
 #: What a whole calibration alone decides: parts that are added later take it from the profile.
@@ -132,6 +128,7 @@ def calibrate(
     from_steps: Annotated[Path | None, _FROM_STEPS] = None,
     columns: Annotated[Path | None, _COLUMNS] = None,
     device: Annotated[str, _RUNS_OF] = "A100",
+    as_json: opt.Json = False,
 ) -> None:
     """Measure this machine by real training and write its profile."""
     _refuse_ignored(context)
@@ -142,13 +139,14 @@ def calibrate(
         raise UsageError("--minutes: must come with --campaign, got it alone")
     if campaign is not None:
         limit_s = _CAMPAIGN_S if minutes is None else minutes
-        _borrow(campaign, limit_s, device_kind, truth, nproc, opt.names(models or ""))
+        named = opt.names(models or "")
+        _borrow(campaign, limit_s, device_kind, truth, nproc, named, as_json=as_json)
         return
     if from_runs is not None:
-        _infer(from_runs, columns=columns, device=device, out=out, seed=seed)
+        _infer(from_runs, columns=columns, device=device, out=out, seed=seed, as_json=as_json)
         return
     if from_steps is not None:
-        _infer_steps(from_steps, device=device, out=out)
+        _infer_steps(from_steps, device=device, out=out, as_json=as_json)
         return
     from calibrate import calibrate as whole
     from calibrate import noise, workloads
@@ -157,13 +155,13 @@ def calibrate(
 
     if noise_scale is not None:
         asked = noise.NoiseRequest(folder=out, models=opt.names(noise_scale), resume=resume)
-        _add_to_profile(out, noise.measure_noise, asked)
+        _add_to_profile(out, noise.measure_noise, asked, as_json=as_json)
         return
     if workload is not None:
         part = workloads.WorkloadRequest(
             folder=out, document=workload, micro_batches=tuple(batches or ()), resume=resume
         )
-        _add_to_profile(out, workloads.measure_workload, part)
+        _add_to_profile(out, workloads.measure_workload, part, as_json=as_json)
         return
     request = whole.CalibrationRequest(
         folder=out,
@@ -183,7 +181,7 @@ def calibrate(
     )
     with measurement("calibrate") as on_progress:
         profile = whole.calibrate(request, TorchrunLauncher(), on_progress=on_progress)
-    _show_profile(profile, out / whole.PROFILE)
+    _show_profile(profile, out / whole.PROFILE, as_json=as_json)
 
 
 def _borrow(
@@ -193,6 +191,8 @@ def _borrow(
     truth: str | None,
     num_ranks: int | None,
     models: tuple[str, ...],
+    *,
+    as_json: bool,
 ) -> None:
     """Run a campaign, and print the verdict that its archive gives at home."""
     from calibrate.launch import TorchrunLauncher
@@ -211,11 +211,11 @@ def _borrow(
         campaign, archive = borrowed.carry_out(
             request,
             TorchrunLauncher(worker_module=borrowed.SMOKE),
-            on_line=lambda line: show_lines([line]),
+            on_line=lambda line: show_lines([line], err=as_json),
         )
     unfinished = borrowed.unfinished(request, campaign)
-    show_archive(archive, fails=not unfinished)
-    typer.echo(f"archive: {archive}")
+    show_archive(archive, fails=not unfinished, as_json=as_json)
+    typer.echo(f"archive: {archive}", err=as_json)
     if unfinished:
         raise MeasurementFailed(
             f"--campaign: stages must be done within {format_duration(request.limit_s)}, got no end of "
@@ -223,11 +223,10 @@ def _borrow(
         )
 
 
-def _show_profile(profile: "ProfileDocument", path: Path) -> None:
+def _show_profile(profile: "ProfileDocument", path: Path, *, as_json: bool) -> None:
     from perfmodel.report.profile import profile_table
 
-    show(profile_table(profile))
-    typer.echo(f"profile: {path}")
+    show_answer(profile, profile_table(profile), as_json=as_json, written={"profile": path})
 
 
 def _refuse_ignored(context: typer.Context) -> None:
@@ -255,7 +254,9 @@ def _refuse_ignored(context: typer.Context) -> None:
         )
 
 
-def _add_to_profile(out: Path, measure: Callable[..., "MeasuredMachine"], request: Any) -> None:
+def _add_to_profile(
+    out: Path, measure: Callable[..., "MeasuredMachine"], request: Any, *, as_json: bool
+) -> None:
     """Measure a part, and write the profile in the folder with it."""
     from calibrate.launch import TorchrunLauncher
     from perfmodel.documents.profile import ProfileDocument
@@ -268,10 +269,12 @@ def _add_to_profile(out: Path, measure: Callable[..., "MeasuredMachine"], reques
         )
     document = document.with_machine(machine)
     document.write(path)
-    _show_profile(document, path)
+    _show_profile(document, path, as_json=as_json)
 
 
-def _infer(table: Path, *, columns: Path | None, device: str, out: Path, seed: int) -> None:
+def _infer(
+    table: Path, *, columns: Path | None, device: str, out: Path, seed: int, as_json: bool
+) -> None:
     from calibrate.runs import calibrate_from_runs
     from perfmodel.report.prediction import parameter_lines
 
@@ -281,10 +284,11 @@ def _infer(table: Path, *, columns: Path | None, device: str, out: Path, seed: i
     document.write(path)
     machine = document.machine
     inferred = f"inferred from {machine.num_runs} runs on {machine.device_name}: {path}"
-    show_lines([*parameter_lines(machine), *(f"- {note}" for note in notes), inferred])
+    lines = [*parameter_lines(machine), *(f"- {note}" for note in notes), inferred]
+    show_answer(document, lines=lines, as_json=as_json)
 
 
-def _infer_steps(table: Path, *, device: str, out: Path) -> None:
+def _infer_steps(table: Path, *, device: str, out: Path, as_json: bool) -> None:
     from calibrate.step_table import calibrate_from_steps
     from perfmodel.models import refuse_without_torch
     from perfmodel.report.profile import device_cost_lines
@@ -295,20 +299,23 @@ def _infer_steps(table: Path, *, device: str, out: Path) -> None:
     machine = document.machine
     path = out if out.suffix == ".json" else out / f"{machine.device_name}.json"
     document.write(path)
-    show_lines([*device_cost_lines(machine), *(f"- {note}" for note in notes), f"machine: {path}"])
+    lines = [*device_cost_lines(machine), *(f"- {note}" for note in notes)]
+    show_answer(document, lines=lines, as_json=as_json, written={"machine": path})
 
 
 def fit(
     folder: Annotated[Path, typer.Argument(help="Folder of a calibration.")] = (
         opt.DEFAULT_CALIBRATION
     ),
+    *,
+    as_json: opt.Json = False,
 ) -> None:
     """Fit the profile again from the raw observations in a folder."""
     from calibrate import calibrate as use_case
 
     with working("fit"):
         document = use_case.refit(folder)
-    _show_profile(document, folder / use_case.PROFILE)
+    _show_profile(document, folder / use_case.PROFILE, as_json=as_json)
 
 
 _COLLECTIVES = typer.Option(help="Collectives to measure, separated by commas.")
@@ -325,6 +332,7 @@ def network_measure(
     rounds: Annotated[int, typer.Option(help="Fresh process groups.")] = 4,
     device_kind: opt.RealDevice = "auto",
     resume: opt.Resume = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Measure collectives alone at group sizes 2, 4, 8 ... and message sizes 1 KiB to 16 MiB."""
     from calibrate import network as use_case
@@ -340,8 +348,8 @@ def network_measure(
         resume=resume,
     )
     with measurement("network") as on_progress:
-        use_case.measure_network(request, TorchrunLauncher(), on_progress=on_progress)
-    typer.echo(f"collectives: {out / use_case.NETWORK}")
+        document = use_case.measure_network(request, TorchrunLauncher(), on_progress=on_progress)
+    show_answer(document, as_json=as_json, written={"collectives": out / use_case.NETWORK})
 
 
 def network_show(
@@ -351,9 +359,6 @@ def network_show(
     as_json: opt.Json = False,
 ) -> None:
     """Show algbw, busbw, the fit and its residuals."""
-    import json
-
-    from perfmodel.documents import seals
     from perfmodel.documents.importers import COLLECTIVES
     from perfmodel.errors import refuse_unknown
     from perfmodel.report.profile import curve_rows, curves_table, read_curves
@@ -361,10 +366,7 @@ def network_show(
     if collective is not None:
         refuse_unknown("--collective", collective, COLLECTIVES)
     rows = curve_rows(read_curves(files, collective=collective))
-    if as_json:
-        typer.echo(json.dumps({"schema_version": 1, "rows": rows, **seals.made_from()}, indent=1))
-    else:
-        show(curves_table(rows))
+    show_answer({"rows": rows}, curves_table(rows), as_json=as_json)
 
 
 def network_import(
@@ -374,6 +376,7 @@ def network_import(
     nodes: Annotated[int | None, opt.count("--nodes", "Nodes like this one.")] = None,
     link_bandwidth: Annotated[BytesPerSecond | None, _INSIDE] = None,
     nic_bandwidth: Annotated[BytesPerSecond | None, _ADAPTER] = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Write a cluster file from what a machine says about its links."""
     from perfmodel.documents.clusters import cluster_text
@@ -388,5 +391,7 @@ def network_import(
         adapter_bytes_per_s=nic_bandwidth,
     )
     write_atomically(output, cluster_text(cluster, comments=(f"imported from {file.name}",)))
-    typer.echo(f"cluster: {output}, {cluster.num_devices} devices")
-    show_lines(f"  {tier.name}: {tier.source}" for tier in cluster.tiers)
+    lines = [f"cluster: {output}, {cluster.num_devices} devices"]
+    lines += [f"  {tier.name}: {tier.source}" for tier in cluster.tiers]
+    found = {"file": str(output), "devices": cluster.num_devices, "cluster": cluster}
+    show_answer(found, lines=lines, as_json=as_json)

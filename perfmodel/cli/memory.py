@@ -1,6 +1,5 @@
 """Commands about one step on one device: trace it, does it fit, what would make it fit; data sheets."""
 
-import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ import typer
 
 from perfmodel.checks import within
 from perfmodel.cli import options as opt
-from perfmodel.cli import show, show_lines, working
+from perfmodel.cli import show, show_answer, working
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.units import Bytes, BytesPerSecond
 from perfmodel.workload.step import DEFAULT, IMPLEMENTATIONS, OPTIMIZERS
@@ -20,6 +19,7 @@ from perfmodel.workload.step import DEFAULT, IMPLEMENTATIONS, OPTIMIZERS
 if TYPE_CHECKING:
     from perfmodel.answer.memory import MemoryReport
     from perfmodel.cost.techniques import HostLink
+    from perfmodel.documents.hardware import DataSheet
     from perfmodel.documents.workload import WorkloadDocument
 
 _TRACED = typer.Option(
@@ -28,7 +28,9 @@ _TRACED = typer.Option(
 )
 #: Samples of a pass of a model that is traced for a question, unless somebody says.
 _SAMPLES_TRACED: Final = 8
-_CAPACITY = opt.size("--device-memory", "Memory of one device; default: that of --device.")
+_CAPACITY = opt.size(
+    "--device-memory", "Memory of one device; default: that of --device, or of the machine's."
+)
 _BUCKET_VIEW = typer.Option(
     "--gradient-as-bucket-view", help="DDP's gradients live in its buckets."
 )
@@ -61,20 +63,17 @@ def memory(
     as_json: opt.Json = False,
 ) -> None:
     """Say whether a step fits into a device, the largest batch that does, and what to change first."""
-    capacity_bytes = _capacity_bytes(device_memory, device)
     # What follows imports numpy and pydantic: too slow for --help.
     from perfmodel.report.memory import memory_lines, memory_table, remedies_table
 
-    report = _report(context, capacity_bytes)
-    if as_json:
-        _print_json(report)
-    else:
-        show(memory_table(report))
-        show_lines(memory_lines(report, verbose=verbose))
+    report = _report(context)
+    lines = memory_lines(report, verbose=verbose)
+    show_answer(report.as_json(), memory_table(report), lines, as_json=as_json)
+    if not as_json:
         show(remedies_table(report))
     if report.hopeless:
         raise NotFeasible(
-            f"{_capacity_words(report, device_memory, device)}: not even one sample of {report.name} "
+            f"{_capacity_words(report, context)}: not even one sample of {report.name} "
             "fits; see the table for what saves most, or take a larger device"
         )
 
@@ -98,7 +97,6 @@ def techniques(
     as_json: opt.Json = False,
 ) -> None:
     """Compare mixed precision, accumulation, checkpointing, offload and streaming in time and memory."""
-    capacity_bytes = _capacity_bytes(device_memory, device)
     if profile is None:
         # Transfers take seconds; shares of a step cannot be compared with them.
         raise UsageError(
@@ -109,16 +107,14 @@ def techniques(
     from perfmodel.cost.memory import Verdict, verdict
     from perfmodel.report.memory import technique_lines, techniques_table
 
-    report = _report(context, capacity_bytes, link=_link)
-    if as_json:
-        _print_json(report)
-    else:
-        show(techniques_table(report))
-        show_lines(technique_lines(report, verbose=verbose))
+    report = _report(context, link=_link)
+    capacity_bytes = report.capacity_bytes
+    lines = technique_lines(report, verbose=verbose)
+    show_answer(report.as_json(), techniques_table(report), lines, as_json=as_json)
     verdicts = {verdict(row.memory.fit_probability(capacity_bytes)) for row in report.techniques}
     if verdicts == {Verdict.DOES_NOT_FIT}:
         raise NotFeasible(
-            f"{_capacity_words(report, device_memory, device)}: {report.name} at micro-batch "
+            f"{_capacity_words(report, context)}: {report.name} at micro-batch "
             f"{report.layout.micro_batch} fits with none of the techniques; take a smaller batch or "
             "a larger device"
         )
@@ -126,28 +122,36 @@ def techniques(
 
 def _report(
     context: typer.Context,
-    capacity_bytes: Bytes,
-    link: "Callable[[dict[str, Any]], HostLink] | None" = None,
+    link: "Callable[[DataSheet | None, dict[str, Any]], HostLink] | None" = None,
 ) -> "MemoryReport":
     """What is known of the memory of a step."""
-    from perfmodel.answer.memory import DEFAULT_LINK, report_of
+    from perfmodel.answer.memory import DEFAULT_LINK, report_of, sheet_of
 
     given = context.params
-    profile, device = given["profile"], given["device"]
+    profile, device, capacity_bytes = given["profile"], given["device"], given["device_memory"]
+    machine = None if profile is None else opt.profiled(profile)
+    sheet = sheet_of(device, machine)
+    if capacity_bytes is None:
+        if sheet is None:
+            named = "" if machine is None else f"; {machine.device_name} has no data sheet"
+            raise UsageError(
+                f"--device-memory: must be given, such as 80GiB; or name a --device{named}"
+            )
+        capacity_bytes = sheet.memory.size_bytes
     return report_of(
-        _document(context),
+        _document(context, as_on_cuda=sheet is not None and sheet.kind == "cuda"),
         capacity_bytes,
-        machine=None if profile is None else opt.converted(opt.profiled(profile), device=device),
+        machine=None if machine is None else opt.converted(machine, device=device),
         micro_batch=given["micro_batch"],
         devices=given["devices"],
         bucket_view=given.get("bucket_view", False),
         device_kind=given["device_kind"],
-        device=device,
-        link=DEFAULT_LINK if link is None else link(given),
+        sheet=sheet,
+        link=DEFAULT_LINK if link is None else link(sheet, given),
     )
 
 
-def _document(context: typer.Context) -> "WorkloadDocument":
+def _document(context: typer.Context, *, as_on_cuda: bool) -> "WorkloadDocument":
     """A workload file, or the trace of a model; on a device by its data sheet as a GPU runs it."""
     from perfmodel.documents.workload import WorkloadDocument
     from perfmodel.models import is_model_config, refuse_without_torch, traced_document
@@ -162,7 +166,6 @@ def _document(context: typer.Context) -> "WorkloadDocument":
         opt.refuse_typed(context, own, beside="a workload file")
         return WorkloadDocument.read(path)
     refuse_without_torch(f"--workload: {workload}")
-    is_gpu = given["device"] is not None
     method = replace(USUAL_METHOD, optimizer=optimizer, precision=precision)
     samples = given["micro_batch"] or _SAMPLES_TRACED
     typer.echo(
@@ -177,44 +180,26 @@ def _document(context: typer.Context) -> "WorkloadDocument":
             micro_batch=samples,
             sequence_length=given["sequence_length"],
             argv=sys.argv,
-            as_on_cuda=is_gpu,
+            as_on_cuda=as_on_cuda,
         )
 
 
-def _print_json(report: "MemoryReport") -> None:
-    from perfmodel.documents import seals
-
-    typer.echo(json.dumps({**report.as_json(), **seals.made_from()}, indent=1))
-
-
-def _capacity_bytes(typed_bytes: Bytes | None, device: str | None) -> Bytes:
-    """Memory of a device: as given, or else by its data sheet."""
-    if typed_bytes is not None:
-        return typed_bytes
-    if device is None:
-        raise UsageError("--device-memory: must be given, such as 80GiB; or name a --device")
-    from perfmodel.documents.hardware import find_device, shipped_catalogue
-
-    return find_device(device, shipped_catalogue()).memory.size_bytes
-
-
-def _capacity_words(report: "MemoryReport", typed_bytes: Bytes | None, device: str | None) -> str:
+def _capacity_words(report: "MemoryReport", context: typer.Context) -> str:
     from perfmodel.units import format_bytes
 
-    if typed_bytes is None:
-        return f"--device: {device}"
-    return f"--device-memory: {format_bytes(report.capacity_bytes)}"
+    flag = "--device-memory" if context.params["device_memory"] is not None else "--device"
+    name = context.params["device"] if flag == "--device" else None
+    return f"{flag}: {name or format_bytes(report.capacity_bytes)}"
 
 
-def _link(given: dict[str, Any]) -> "HostLink":
+def _link(sheet: "DataSheet | None", given: dict[str, Any]) -> "HostLink":
     from perfmodel.answer.memory import DEFAULT_LINK
     from perfmodel.cost.techniques import HostLink
-    from perfmodel.documents.hardware import find_device, host_link_bytes_per_s, shipped_catalogue
+    from perfmodel.documents.hardware import host_link_bytes_per_s, shipped_catalogue
 
     rate = given["host_link"]
-    if rate is None and given["device"] is not None:
-        catalogue = shipped_catalogue()
-        rate = host_link_bytes_per_s(find_device(given["device"], catalogue), catalogue)
+    if rate is None and sheet is not None:
+        rate = host_link_bytes_per_s(sheet, shipped_catalogue())
     rate = rate or DEFAULT_LINK.to_device_bytes_per_s
     return HostLink(
         to_device_bytes_per_s=rate,
@@ -238,15 +223,14 @@ def devices(
 
     catalogue = shipped_catalogue()
     sheet = None if name is None else find_device(name, catalogue, flag="DEVICE")
-    if as_json:
-        typer.echo(json.dumps(sheets.devices_json(catalogue, sheet), indent=1))
-    elif links:
-        show(sheets.links_table(catalogue))
+    lines: list[str] = []
+    if links:
+        table = sheets.links_table(catalogue)
     elif sheet is None:
-        show(sheets.devices_table(catalogue))
+        table = sheets.devices_table(catalogue)
     else:
-        show(sheets.sheet_table(sheet, catalogue))
-        show_lines(sheets.sheet_lines(sheet, catalogue))
+        table, lines = sheets.sheet_table(sheet, catalogue), sheets.sheet_lines(sheet, catalogue)
+    show_answer(sheets.devices_json(catalogue, sheet), table, lines, as_json=as_json)
 
 
 def machines(
@@ -264,12 +248,9 @@ def machines(
         refuse_unknown("NAME", name, shipped)
     chosen = shipped if name is None else {name: shipped[name]}
     found = {each: opt.profiled(path) for each, path in chosen.items()}
-    if as_json:
-        typer.echo(json.dumps(machines_json(found), indent=1))
-    elif name is None:
-        show(machines_table(found))
-    else:
-        show_lines(device_cost_lines(found[name]))
+    tables = [machines_table(found)] if name is None else []
+    lines = [] if name is None else device_cost_lines(found[name])
+    show_answer(machines_json(found), tables, lines, as_json=as_json)
 
 
 #: Far beyond any device; sizes of tensors must fit into 64 bits.
@@ -312,6 +293,7 @@ def trace(
     output: Annotated[
         Path | None, typer.Option(help="Workload file; default runs/workloads/NAME.json.")
     ] = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Write a training step of a model as a workload file, without weights, data or GPU."""
     for flag, number in (
@@ -347,7 +329,8 @@ def trace(
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", document.workload.name)
     path = output or DEFAULT_FOLDER / f"{name}.json"
     document.write(path)
-    show_lines([*trace_lines(document, micro_batch=micro_batch), f"workload: {path}"])
+    lines = trace_lines(document, micro_batch=micro_batch)
+    show_answer(document, lines=lines, as_json=as_json, written={"workload": path})
 
 
 def refuse_unknown_models(option: str, names: Sequence[str], *, known: Sequence[str]) -> None:

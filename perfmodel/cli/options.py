@@ -418,7 +418,9 @@ DataCentreLink: TypeAlias = Annotated[
 ]
 
 # Answers.
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Json: TypeAlias = Annotated[
+    bool, typer.Option("--json", help="Print the answer as one JSON object.")
+]
 Output: TypeAlias = Annotated[Path | None, typer.Option(help="File to write the answer to (JSON).")]
 Verbose: TypeAlias = Annotated[bool, typer.Option("--verbose", help="Print all caveats, in full.")]
 

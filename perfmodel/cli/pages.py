@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from perfmodel.cli import options as opt
-from perfmodel.cli import working
+from perfmodel.cli import show_answer, working
 from perfmodel.errors import UsageError
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ def report(
     workloads: Annotated[str, _NAMES] = "",
     devices: opt.DeviceCounts = opt.DEFAULT_DEVICES,
     out: opt.Folder = Path("runs/report"),
+    as_json: opt.Json = False,
 ) -> None:
     """Write one self-contained HTML report, and every plot as SVG and PNG."""
     from perfmodel.answer import open_question
@@ -133,8 +134,12 @@ def report(
         ]
         page, pictures = report_html(document, predictions=predictions, judged=judged)
         write_atomically(out / "report.html", page)
-        for picture in pictures:
-            path = out / "figures" / picture.name
+        figures = [out / "figures" / picture.name for picture in pictures]
+        for path, picture in zip(figures, pictures, strict=True):
             write_atomically(path.with_suffix(".svg"), picture.svg_file)
             write_atomically(path.with_suffix(".png"), figure_bytes(picture.figure, format="png"))
-    typer.echo(f"report: {out / 'report.html'}")
+    found = {
+        "figures": [str(path.with_suffix(".svg")) for path in figures],
+        "predictions": predictions,
+    }
+    show_answer(found, as_json=as_json, written={"report": out / "report.html"})

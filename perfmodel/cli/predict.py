@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
 import typer
 
 from perfmodel.cli import options as opt
-from perfmodel.cli import show_document, show_lines, working
+from perfmodel.cli import show_answer, working
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.machine import DEVICES_PER_NODE
 from perfmodel.units import GIB, Bytes, Seconds, format_duration
@@ -173,7 +173,7 @@ def predict(
             document.write(output)
     else:
         lines = prediction_lines(document, verbose=verbose)
-        show_document(document, prediction_table(document), lines, as_json=as_json, output=output)
+        show_answer(document, prediction_table(document), lines, as_json=as_json, output=output)
     _tell(context, "prediction", output)
     if plot is not None:
         from perfmodel.files import write_atomically
@@ -235,7 +235,7 @@ def _predict_layout(context: typer.Context) -> None:
         document, found = layout_table(question, argv=sys.argv)
     lines = layout_lines(document, verbose=given["verbose"])
     output = given["output"]
-    show_document(document, shown_table(document), lines, as_json=given["as_json"], output=output)
+    show_answer(document, shown_table(document), lines, as_json=given["as_json"], output=output)
     _tell(context, "prediction", output)
     name = found.setting.label
     if document.points[0].large_model:
@@ -413,7 +413,7 @@ def explain(
         opt.refuse_typed(context, excluded, beside="--layout")
     from perfmodel.answer.answer import standing
     from perfmodel.explanation import explain as use_case
-    from perfmodel.report.explanation import explanation_json, explanation_lines, standing_line
+    from perfmodel.report.explanation import explanation_lines, standing_line
 
     question = _question(context)
     if layout is None:
@@ -421,11 +421,9 @@ def explain(
     with working("explain"):
         explanation = use_case(question, scaling=scaling)
     place = None if measured is None else standing(question, measured_s=measured)
-    if as_json:
-        typer.echo(explanation_json(explanation, place))
-        return
-    show_lines([] if place is None else [standing_line(place)])
-    show_lines(explanation_lines(explanation, verbose=verbose))
+    lines = [] if place is None else [standing_line(place)]
+    lines += explanation_lines(explanation, verbose=verbose)
+    show_answer({"explanation": explanation, "standing": place}, lines=lines, as_json=as_json)
 
 
 def whatif(
@@ -457,7 +455,9 @@ def whatif(
         from perfmodel.report.prediction import fields_lines
         from perfmodel.scenarios.fields import FIELDS
 
-        show_lines(fields_lines([(f.name, f.example, f.meaning) for f in FIELDS]))
+        rows = [(f.name, f.example, f.meaning) for f in FIELDS]
+        named = [dict(zip(("field", "example", "meaning"), row, strict=True)) for row in rows]
+        show_answer({"fields": named}, lines=fields_lines(rows), as_json=as_json)
         return
     excluded = {**_ONLY_WITHOUT_LAYOUT, "devices": "leave it out", "against": "leave it out"}
     _refuse_beside_layout(context, excluded)
@@ -478,7 +478,7 @@ def whatif(
         document.write(output)
     saved = [(path.stem, WhatIfDocument.read(path)) for path in against or ()]
     shown = with_saved(document, saved) if saved else document
-    show_document(shown, whatif_table(shown), whatif_lines(shown, verbose=verbose), as_json=as_json)
+    show_answer(shown, whatif_table(shown), whatif_lines(shown, verbose=verbose), as_json=as_json)
 
 
 _INFERRED = opt.machine(
@@ -538,4 +538,4 @@ def plan_parallelism(
     with working("plan parallelism"):
         document = use_case(open_inferred(machine), request, argv=sys.argv)
     lines = search_lines(document, verbose=verbose)
-    show_document(document, search_table(document), lines, as_json=as_json, output=output)
+    show_answer(document, search_table(document), lines, as_json=as_json, output=output)

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -12,7 +12,7 @@ from perfmodel.cli import (
     measurement,
     refuse_failed_gates,
     show,
-    show_document,
+    show_answer,
     show_lines,
     working,
 )
@@ -20,7 +20,7 @@ from perfmodel.cli import options as opt
 from perfmodel.errors import OutOfTolerance, UsageError
 
 if TYPE_CHECKING:
-    from perfmodel.documents.verdicts import Gate, ValidationDocument
+    from perfmodel.documents.verdicts import ValidationDocument, Verdict
     from perfmodel.documents.workload import WorkloadDocument
     from perfmodel.report import Table
 
@@ -79,17 +79,19 @@ def validate(
     node_rank: opt.NodeRank = None,
     master_addr: opt.MasterAddress = None,
     master_port: opt.MasterPort = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Run settings that calibration never used and print the tool's own error."""
     if context.invoked_subcommand is not None:
         return
     if archive is not None:
         opt.refuse_typed(context, _ELSEWHERE, beside="--from")
-        show_archive(archive)
+        show_archive(archive, as_json=as_json)
         return
     from calibrate.launch import TorchrunLauncher
     from calibrate.topology import LaunchFlags
     from perfmodel.documents.verdicts import ValidationDocument
+    from perfmodel.report.validation import steps_table, summary_lines
     from validate import validate as use_case
     from validate.judging import PLAIN_LOOP
 
@@ -108,16 +110,11 @@ def validate(
     with measurement("validate") as on_progress:
         launcher = TorchrunLauncher(worker_module=PLAIN_LOOP)
         document = use_case.validate(request, launcher, on_progress=on_progress)
-    _show_steps(document)
-    show_lines([f"validation: {out / use_case.VALIDATION}"])
+    path, lines = out / use_case.VALIDATION, summary_lines(document)
+    show_answer(
+        document, steps_table(document), lines, as_json=as_json, written={"validation": path}
+    )
     _refuse_failed_steps(document)
-
-
-def _show_steps(document: "ValidationDocument") -> None:
-    from perfmodel.report.validation import steps_table, summary_lines
-
-    show(steps_table(document))
-    show_lines(summary_lines(document))
 
 
 def _refuse_failed_steps(document: "ValidationDocument") -> None:
@@ -136,20 +133,20 @@ def _refuse_failed_steps(document: "ValidationDocument") -> None:
 
 
 def _show_verdict(
-    what: str, tables: "Sequence[Table]", gates: "Sequence[Gate]", path: Path
+    what: str, document: "Verdict", tables: "Sequence[Table]", path: Path, *, as_json: bool
 ) -> None:
     from perfmodel.report import gate_lines
 
-    show(*tables)
-    show_lines([*gate_lines(gates), f"{what}: {path}"])
-    refuse_failed_gates(f"validate {what}", gates)
+    lines = gate_lines(document.gates)
+    show_answer(document, tables, lines, as_json=as_json, written={what: path})
+    refuse_failed_gates(f"validate {what}", document.gates)
 
 
-def show_archive(path: Path, *, fails: bool = True) -> None:
+def show_archive(path: Path, *, fails: bool = True, as_json: bool = False) -> None:
     """Print the verdict of a campaign's archive, and end as the judges do unless more is to be said."""
     from calibrate.locks import work_folder
     from perfmodel.report.profile import profile_table
-    from perfmodel.report.validation import models_lines, models_table
+    from perfmodel.report.validation import models_lines, models_table, steps_table, summary_lines
     from validate.borrowed import judge, unpack
     from validate.memory import verdict
 
@@ -157,16 +154,22 @@ def show_archive(path: Path, *, fails: bool = True) -> None:
         folder = Path(name)
         campaign = unpack(path, folder)
         found = judge(folder, campaign)
-    if found.profile is not None:
-        show(profile_table(found.profile))
-    if found.steps is not None:
-        _show_steps(found.steps)
-    for document in found.models:
-        show(models_table(document))
-        show_lines(models_lines(document))
-    if found.memory is not None:
-        show_lines(verdict(found.memory))
-    show_lines(found.notes)
+    if as_json:
+        show_answer(
+            {field.name: getattr(found, field.name) for field in fields(found)}, as_json=True
+        )
+    else:
+        if found.profile is not None:
+            show(profile_table(found.profile))
+        if found.steps is not None:
+            show(steps_table(found.steps))
+            show_lines(summary_lines(found.steps))
+        for document in found.models:
+            show(models_table(document))
+            show_lines(models_lines(document))
+        if found.memory is not None:
+            show_lines(verdict(found.memory))
+        show_lines(found.notes)
     if not fails:
         return
     if found.steps is not None:
@@ -183,6 +186,7 @@ def validate_models(
     resume: opt.Resume = False,
     seed: Annotated[int | None, _SEED_OF_MODELS] = None,
     soon: Annotated[bool, _SOON] = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Run models drawn at random and print the error of what their traces predict."""
     from calibrate.launch import TorchrunLauncher
@@ -205,11 +209,15 @@ def validate_models(
             TorchrunLauncher(worker_module=PLAIN_LOOP),
             on_progress=on_progress,
         )
-    for document in documents:
-        show(models_table(document))
-    for document in documents:
-        path = out / use_case.file_name(document.mode)
-        show_lines([*models_lines(document), f"validation: {path}"])
+    lines = [
+        line
+        for document in documents
+        for line in (
+            *models_lines(document),
+            f"validation: {out / use_case.file_name(document.mode)}",
+        )
+    ]
+    show_answer({"validations": documents}, [*map(models_table, documents)], lines, as_json=as_json)
     gates = [gate for document in documents for gate in document.gates]
     refuse_failed_gates("validate models", gates)
 
@@ -222,6 +230,7 @@ def validate_batch(
     out: opt.Folder = Path("runs/batch"),
     resume: opt.Resume = False,
     seed: opt.Seed = 1,
+    as_json: opt.Json = False,
 ) -> None:
     """Train to a target at several batches and print the error of predicted steps."""
     from calibrate.launch import TorchrunLauncher
@@ -238,8 +247,13 @@ def validate_batch(
     )
     with measurement("validate") as on_progress:
         document = use_case.validate_batch(request, TorchrunLauncher(), on_progress=on_progress)
-    show(judged_table(document))
-    show_lines([*judged_lines(document), f"validation: {out / use_case.VALIDATION}"])
+    show_answer(
+        document,
+        judged_table(document),
+        judged_lines(document),
+        as_json=as_json,
+        written={"validation": out / use_case.VALIDATION},
+    )
 
 
 def validate_memory(
@@ -249,6 +263,7 @@ def validate_memory(
     out: opt.Folder = Path("runs/memory"),
     device_kind: opt.WhichDevice = "cpu",
     truth: opt.Truth = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Train models for real and compare the allocator's peak with what their traces predict."""
     from perfmodel.cli.memory import refuse_unknown_models
@@ -264,11 +279,12 @@ def validate_memory(
             chosen,
             tuple(batches),
             out=path,
-            on_line=lambda line: show_lines([line]),
+            on_line=lambda line: show_lines([line], err=as_json),
             device=device_kind,
             truth=truth,
         )
-    show_lines([*use_case.verdict(summary), f"validation: {path}"])
+    lines, found = use_case.verdict(summary), {"memory": summary}
+    show_answer(found, lines=lines, as_json=as_json, written={"validation": path})
     refuse_failed_gates("validate memory", summary.gates, see="the lines above for where")
 
 
@@ -290,7 +306,7 @@ def validate_published(
     title = "Fitted on the small end of each series, judged at the large end"
     table = series_table(title, document.series)
     shown = as_json and file is None
-    show_document(document, table, published_lines(document), as_json=shown, output=file)
+    show_answer(document, table, published_lines(document), as_json=shown, output=file)
 
 
 def validate_strategies(
@@ -300,6 +316,7 @@ def validate_strategies(
     out: opt.Folder = Path("runs/strategies"),
     resume: opt.Resume = False,
     seed: Annotated[int | None, _NEW_SEED] = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Train stacks of layers with FSDP2, ZeRO, TP and PP and print the error of what the profile predicts."""
     from calibrate.launch import TorchrunLauncher
@@ -327,7 +344,8 @@ def validate_strategies(
         document = use_case.validate_strategies(
             request, TorchrunLauncher(), on_progress=on_progress
         )
-    _show_verdict("strategies", strategies_tables(document), document.gates, out / use_case.VERDICT)
+    tables = strategies_tables(document)
+    _show_verdict("strategies", document, tables, out / use_case.VERDICT, as_json=as_json)
 
 
 def validate_testbed(
@@ -337,6 +355,7 @@ def validate_testbed(
     resume: opt.Resume = False,
     seed: opt.Seed = 1,
     minutes: opt.Limit = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Run DDP at 4, 8 and 16 ranks over shaped links and print the model's own error."""
     from perfmodel.report.validation import testbed_tables
@@ -346,7 +365,8 @@ def validate_testbed(
     request = CampaignRequest(folder=out, budget=budget, seed=seed, resume=resume, limit_s=minutes)
     with measurement("testbed") as on_progress:
         document = use_case.validate_testbed(request, on_progress=on_progress)
-    _show_verdict("testbed", testbed_tables(document), document.gates, out / use_case.VERDICT)
+    tables = testbed_tables(document)
+    _show_verdict("testbed", document, tables, out / use_case.VERDICT, as_json=as_json)
 
 
 def validate_network(
@@ -357,6 +377,7 @@ def validate_network(
     resume: opt.Resume = False,
     seed: opt.Seed = 1,
     minutes: opt.Limit = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Measure collectives of 2 to 16 ranks on shaped links and on loopback; fit some, judge by the rest."""
     from perfmodel.report.validation import network_tables
@@ -367,7 +388,8 @@ def validate_network(
     )
     with measurement("network") as on_progress:
         document = use_case.validate_network(request, on_progress=on_progress)
-    _show_verdict("network", network_tables(document), document.gates, out / use_case.VERDICT)
+    tables = network_tables(document)
+    _show_verdict("network", document, tables, out / use_case.VERDICT, as_json=as_json)
 
 
 def diff(
@@ -384,16 +406,19 @@ def diff(
         document = compare_profiles(read_profile(old), read_profile(new), argv=sys.argv)
     moved = [moved_table(document)] if document.predictions else []
     tables = (differences_table(document), *moved)
-    show_document(document, tables, diff_lines(document), as_json=as_json)
+    show_answer(document, tables, diff_lines(document), as_json=as_json)
 
 
 def check(
     file: Annotated[Path, typer.Argument(help="A document of perfmodel, or observations.jsonl.")],
+    *,
+    as_json: opt.Json = False,
 ) -> None:
     """Say what a file is, and whether it is valid and as it was written."""
     from perfmodel.documents.kinds import check_file
 
-    lines, code = check_file(file)
-    show_lines(lines)
+    facts, code = check_file(file)
+    lines = [f"{name}: {value}" for name, value in facts.items()]
+    show_answer({"exit_code": code, **facts}, lines=lines, as_json=as_json)
     if code:
         raise typer.Exit(code)

@@ -91,6 +91,7 @@ def diagnosed(case: Case) -> Diagnosed:
     runs = [run_of(each, case) for each in logged]
     if isinstance(trained, TracedModel):
         _refuse_divided(runs)
+    notes += _without_accumulation(case, runs)
     observations: list[Observation] = []
     for each, run in zip(logged, runs, strict=True):
         observation, more = observation_of(
@@ -241,6 +242,19 @@ def _batch(case: Case) -> str:
     if case.global_batch is not None:
         return f"global batch {case.global_batch}"
     return f"micro-batch {case.micro_batch}"
+
+
+def _without_accumulation(case: Case, runs: Sequence[Run]) -> tuple[str, ...]:
+    """A note where a global batch alone was said: it is read as one micro-batch of each replica."""
+    is_open = case.global_batch is not None and not (case.micro_batch or case.accumulation)
+    whole = {f"{run.layout.micro_batch} on {run.devices}" for run in runs if is_open}
+    if not is_open or all(run.layout.micro_batch == 1 for run in runs):
+        return ()
+    note = (
+        f"global batch {case.global_batch} is read as one micro-batch of each replica (samples on devices: "
+        f"{', '.join(sorted(whole))}); with gradient accumulation give --micro-batch too"
+    )
+    return (note,)
 
 
 #: What the head of a log may say, by option.

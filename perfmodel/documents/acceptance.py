@@ -209,7 +209,7 @@ class JudgedClause(Record):
 class AcceptanceDocument(Shown, Document):
     """The judgement of a delivered machine."""
 
-    schema_version: int = 3
+    schema_version: int = 4
     title: ClassVar[str] = "acceptance"
     made_by: ClassVar[str] = "perfmodel acceptance judge"
 
@@ -219,8 +219,8 @@ class AcceptanceDocument(Shown, Document):
     """Of its profile; None if it was not calibrated."""
     delivered_name: str
     judged: tuple[JudgedClause, ...]
-    unmeasured_links: tuple[str, ...]
-    """Links of the delivered machine that no group crossed, so that nothing is said about them."""
+    unmeasured: tuple[str, ...]
+    """Links and devices that nothing is said about, and logs that no clause is about, in sentences."""
 
     @property
     def failed(self) -> tuple[str, ...]:

@@ -42,8 +42,8 @@ def kind_of(raw: dict[str, Any], *, is_toml: bool) -> type[Document] | None:
     return best if common else None
 
 
-def check_file(path: Path) -> tuple[list[str], int]:
-    """What a file is, line by line, and the exit code that it deserves.
+def check_file(path: Path) -> tuple[dict[str, str], int]:
+    """What a file is, fact by fact, and the exit code that it deserves.
 
     Raises
     ------
@@ -53,7 +53,8 @@ def check_file(path: Path) -> tuple[list[str], int]:
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         observations = read_observations(path)
         refuse_repeated(path, observations)
-        return ["kind: observations", f"valid: {len(observations)} lines, no task twice"], EXIT_OK
+        valid = f"{len(observations)} lines, no task twice"
+        return {"kind": "observations", "valid": valid}, EXIT_OK
     is_toml = path.suffix == ".toml"
     try:
         raw = (parse_toml if is_toml else parse_json)(read_text(path))
@@ -63,14 +64,14 @@ def check_file(path: Path) -> tuple[list[str], int]:
     if kind is None:
         raise InvalidDocument(f"{path}: must be a document of perfmodel, got none of its kinds")
     edited = seals.problem(raw)
-    lines = [
-        f"kind: {kind.title}",
-        f"schema_version: {raw.get('schema_version')!r}, read: {kind.current_version()}",
-        f"seal: {edited or 'fits'}",
-    ]
+    facts = {
+        "kind": kind.title,
+        "schema_version": f"{raw.get('schema_version')!r}, read: {kind.current_version()}",
+        "seal": edited or "fits",
+    }
     try:
         with seals.unsealed():
             kind.read(path)
     except PerfModelError as error:
-        return [*lines, f"not valid: {error}"], error.exit_code
-    return [*lines, "valid"], kind.unreadable.exit_code if edited else EXIT_OK
+        return facts | {"valid": f"no, {error}"}, error.exit_code
+    return facts | {"valid": "yes"}, kind.unreadable.exit_code if edited else EXIT_OK

@@ -37,9 +37,10 @@ from perfmodel.plan.delivered import (
     Delivery,
     JobRun,
     Quantity,
+    covers_all,
     quantity,
     suspects,
-    unmeasured_links,
+    unmeasured,
 )
 from perfmodel.plan.promises import (
     CALIBRATE,
@@ -131,7 +132,9 @@ def judge(
         if kept is None:
             verdict = Verdict.NOT_MEASURED
         elif kept >= terms.each_confidence:
-            verdict = Verdict.PASSED
+            # What was left out may be the slow one.
+            is_whole = covers_all(delivery, clause)
+            verdict = Verdict.PASSED if is_whole else Verdict.NOT_MEASURED
         elif kept <= 1 - terms.each_confidence:
             verdict = Verdict.FAILED
         is_open = verdict in {Verdict.CLOSE, Verdict.FAILED}
@@ -153,7 +156,7 @@ def judge(
         delivered_digest=None if machine is None else machine.digest,
         delivered_name=terms.device_name if machine is None else machine.device_name,
         judged=tuple(judged),
-        unmeasured_links=() if machine is None else unmeasured_links(machine),
+        unmeasured=tuple(unmeasured(delivery, terms.clause)),
     )
 
 

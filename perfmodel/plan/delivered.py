@@ -23,7 +23,7 @@ from perfmodel.documents.observation import Observation, StepObservation
 from perfmodel.layout import Layout, Synchronisation, parse_layout
 from perfmodel.machine.measured import CollectiveProfile, MeasuredCollective, MeasuredMachine
 from perfmodel.statistics import expected_largest_deviate
-from perfmodel.units import Seconds, format_rate
+from perfmodel.units import Seconds, format_bytes, format_rate
 
 #: Runs of the job that a delivery is judged by.
 RUNS: Final = 3
@@ -73,6 +73,8 @@ class Delivery:
     runs: Sequence[JobRun] = ()
     parts_s: Mapping[str, Seconds] = field(default_factory=dict)
     """The job on equal parts of the machine by name, such as each node alone. [s]"""
+    parts_devices: int | None = None
+    """Devices of all these parts together; None: nobody said."""
     goodput: GoodputDocument | None = None
     """Of a job on that machine, at its rates of failures."""
 
@@ -253,7 +255,42 @@ def suspects(clause: Clause, delivery: Delivery) -> tuple[str, ...]:
     return tuple(found)
 
 
-def unmeasured_links(machine: MeasuredMachine) -> tuple[str, ...]:
+def unmeasured(delivery: Delivery, clauses: Sequence[Clause]) -> Iterator[str]:
+    """What the measurements say nothing about, and those that no clause is about, in sentences."""
+    if delivery.machine is not None:
+        yield from _unmeasured_links(delivery.machine)
+    for log in delivery.collectives:
+        about = [clause for clause in clauses if is_about(log, clause)]
+        least = min((clause.size_bytes or 0 for clause in about), default=0)
+        said = f"the log of {log.collective} on {log.world_size} ranks judges nothing"
+        if not about:
+            wanted = {f"{c.collective} on {c.world_size}" for c in clauses if c.collective}
+            yield f"{said}: clauses are about {', '.join(sorted(wanted)) or 'no collective'}"
+        elif log.points[-1].at < least:
+            largest = format_bytes(log.points[-1].at)
+            yield f"{said}: it ends at {largest}, its clause is about {format_bytes(least)}"
+    of_all = next((c.world_size for c in clauses if c.kind is ClauseKind.SPREAD), None)
+    if not delivery.parts_s or of_all is None:
+        return
+    known = delivery.parts_devices
+    if known is None:
+        yield (
+            f"whether the {len(delivery.parts_s)} parts are all of the {of_all} devices: say how many each "
+            "has, such as --part 'node 3, 8 GPUs: 0.52 s'"
+        )
+    elif known < of_all:
+        yield f"the other {of_all - known} of {of_all} devices: the parts have {known}"
+
+
+def covers_all(delivery: Delivery, clause: Clause) -> bool:
+    """Whether nothing tells that parts leave devices out of what a clause is about."""
+    if clause.kind is not ClauseKind.SPREAD or any(run.own_s for run in delivery.runs):
+        return True
+    known = delivery.parts_devices
+    return known is None or clause.world_size is None or known >= clause.world_size
+
+
+def _unmeasured_links(machine: MeasuredMachine) -> tuple[str, ...]:
     """Links that no measured all-reduce crossed, in sentences."""
     sizes = [entry.world_size for entry in all_reduces(machine)]
     if not sizes:

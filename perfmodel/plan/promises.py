@@ -95,7 +95,12 @@ def goodput_promises(goodput: GoodputDocument | None) -> Iterator[Promise]:
         name = f"effective training time on {goodput.job.devices} devices"
         clause = _clause(ClauseKind.GOODPUT, name)
         if found := quantity(Delivery(goodput=goodput), clause):
-            yield Promise(clause=clause, found=found, delivered_error=found.log_error)
+            remedy = (
+                "estimate its rates of failure from more stops (perfmodel goodput --mtbf-stops)"
+            )
+            yield Promise(
+                clause=clause, found=found, delivered_error=found.log_error, remedy=remedy
+            )
 
 
 def job_promises(job: BoughtJob) -> Iterator[Promise]:
@@ -131,7 +136,9 @@ def _step(job: BoughtJob) -> Promise:
         return math.hypot(step_ratio(question, _on_a_part(layout, devices))[1], error)
 
     known, replica = max(counts, default=0), layout.world_size // layout.dp
-    parts = tuple(n for n in _parts(question) if known < n < layout.world_size and n % replica == 0)
+    larger = [n for n in _parts(question) if known < n and n % replica == 0]
+    # As many devices as are bought, where no part tells more.
+    parts = tuple(larger[:-1] or larger)
     told = f"run it {RUNS} times on {{devices}} such devices (--observed '{{devices}} GPUs ... s')"
     return Promise(
         clause=clause,

@@ -358,6 +358,24 @@ class Table:
         return shown
 
 
+def wrapped(line: str, width: int) -> str:
+    """A sentence over several lines, the further ones indented; words stay whole.
+
+    So do commands, to be copied, and a path after one word, for scripts.
+    """
+    if len(line) <= width or line.lstrip().startswith("$ ") or line.count(" ") < 2:
+        return line
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.fill(
+        line.lstrip(),
+        width,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 def _filled(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, max(width, 1), break_on_hyphens=False)
 

@@ -215,7 +215,17 @@ def judgement_lines(document: AcceptanceDocument) -> list[str]:
     missing = document.having(Verdict.NOT_MEASURED)
     if missing:
         lines.append(f"not measured, so not accepted: {', '.join(missing)}")
-    return lines + [f"unmeasured links: {sentence}" for sentence in document.unmeasured_links]
+    weak = [
+        entry.clause.name
+        for entry in document.judged
+        if entry.verdict is Verdict.PASSED and entry.clause.remedy
+    ]
+    if weak:
+        lines.append(
+            f"passed, but too weak to find a loss of {percent(LOSS)}: {', '.join(weak)}; the clauses say what "
+            "makes them strong"
+        )
+    return lines + [f"unmeasured: {sentence}" for sentence in document.unmeasured]
 
 
 _UNITS: Final[dict[str, Callable[[float], str]]] = {

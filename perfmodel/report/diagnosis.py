@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Final
 
-from pydantic_core import to_json
-
 from perfmodel.diagnosis.asked import Diagnosed
 from perfmodel.diagnosis.cases import logged_as
 from perfmodel.diagnosis.odds import NORMAL, Diagnosis, Fit, Judged
@@ -89,11 +87,10 @@ def diagnosis_lines(told: Diagnosed) -> list[str]:
     return lines
 
 
-def diagnosis_json(told: Diagnosed) -> str:
+def diagnosis_json(told: Diagnosed) -> dict[str, object]:
     """For programs; SI units."""
     found = told.found
-    written = {
-        "schema_version": 1,
+    return {
         "model": told.model,
         "verdict": verdict(told).removeprefix("verdict: "),
         "observations": [
@@ -118,7 +115,6 @@ def diagnosis_json(told: Diagnosed) -> str:
         "enough_bytes_per_s_of_a_device": told.enough,
         "notes": told.notes,
     }
-    return to_json(written, indent=1).decode()
 
 
 def _run(judged: Judged) -> str:
@@ -230,15 +226,14 @@ def check_lines(check: NetworkCheck) -> list[str]:
     return [*lines, *(f"link of {link}" for link in check.links)]
 
 
-def check_json(checks: Sequence[NetworkCheck], notes: Sequence[str]) -> str:
+def check_json(checks: Sequence[NetworkCheck], notes: Sequence[str]) -> dict[str, object]:
     """For programs; SI units."""
-    written = {
+    return {
         "schema_version": 2,
         "verdict": worst(check.verdict for check in checks),
         "checks": checks,
         "notes": notes,
     }
-    return to_json(written, indent=1).decode()
 
 
 def _sizes(band: Band) -> str:

@@ -1,8 +1,6 @@
-"""An explanation, and where a measured step stands, as lines and JSON."""
+"""An explanation, and where a measured step stands, as lines."""
 
 from typing import Final
-
-from pydantic_core import to_json
 
 from perfmodel.answer.answer import Standing, Verdict
 from perfmodel.explanation import Change, Explanation, Loss
@@ -44,12 +42,6 @@ def explanation_lines(explanation: Explanation, *, verbose: bool = True) -> list
         f"add up. Gains are per global batch of the setting, {against} over the same baseline."
     )
     return [*lines, *caveat_lines(explanation.caveats, verbose=verbose)]
-
-
-def explanation_json(explanation: Explanation, standing: Standing | None) -> str:
-    """An explanation, and where a measured step stands, for programs; times in seconds."""
-    written = {"schema_version": 1, "explanation": explanation, "standing": standing}
-    return to_json(written, indent=1).decode()
 
 
 def standing_line(found: Standing) -> str:

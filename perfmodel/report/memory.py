@@ -239,7 +239,6 @@ def devices_json(catalogue: Catalogue, sheet: DataSheet | None) -> dict[str, obj
     """Plain values in SI units; one device, or all with the links."""
     chosen = catalogue.devices if sheet is None else (sheet,)
     written: dict[str, object] = {
-        "schema_version": 1,
         "devices": [one.model_dump(mode="json", exclude_none=True) for one in chosen],
         "sources": {key: one.model_dump(mode="json") for key, one in catalogue.sources.items()},
     }

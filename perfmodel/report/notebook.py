@@ -28,12 +28,23 @@ from perfmodel.documents.prediction import (
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError
 from perfmodel.explanation import Explanation
-from perfmodel.report import Table, batch, diagnosis, explanation, memory, plan, prediction, profile
+from perfmodel.report import (
+    Table,
+    batch,
+    diagnosis,
+    explanation,
+    memory,
+    plan,
+    prediction,
+    profile,
+    wrapped,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COLUMNS = 100
+#: As the command line without a terminal.
+_COLUMNS: Final = 80
 
 Row = dict[str, object]
 
@@ -235,7 +246,7 @@ def text(found: object) -> str:
     console = Console(file=written, width=_COLUMNS, color_system=None)
     for shown in kind.tables(found):
         console.print(shown)
-    return written.getvalue() + "\n".join(kind.lines(found))
+    return written.getvalue() + "\n".join(wrapped(line, _COLUMNS) for line in kind.lines(found))
 
 
 def html(found: object) -> str:

@@ -106,7 +106,6 @@ def _linked(machine: MeasuredMachine) -> int:
 def machines_json(machines: Mapping[str, MeasuredMachine]) -> dict[str, object]:
     """The same as JSON."""
     return {
-        "schema_version": 1,
         "machines": {
             name: {
                 "source": costs.source,

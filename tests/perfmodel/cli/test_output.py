@@ -1,5 +1,6 @@
 """Help, progress, and lines that fit a terminal."""
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -10,9 +11,10 @@ from typer.main import get_command
 from calibrate.campaign import Progress
 from perfmodel import checks
 from perfmodel import cli as progress
-from perfmodel.cli import wrapped
 from perfmodel.cli.app import _runnable, app
+from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import EXIT_OK, UsageError
+from perfmodel.report import wrapped
 from tests.perfmodel.cli.command import Run
 from tests.perfmodel.documents.test_nccl_tests import TEXT
 
@@ -26,6 +28,16 @@ def test_every_command_stands_once_in_the_help_in_a_line_that_is_not_cut(run: Ru
         assert len(line) > 2
         assert line[-1].endswith(".")
         assert not line[-1].endswith("...")
+
+
+def test_json_is_one_object_and_files_are_told_beside_it(run: Run, tmp_path: Path) -> None:
+    written = tmp_path / "lenet.json"
+    result = run("trace", "lenet", "--output", written, "--json")
+    assert WorkloadDocument.of_text(result.stdout) == WorkloadDocument.read(written)
+    assert result.stderr == f"workload: {written}\n"
+    checked = json.loads(run("check", written, "--json").stdout)
+    assert checked["kind"] == WorkloadDocument.title
+    assert (checked["valid"], checked["exit_code"]) == ("yes", EXIT_OK)
 
 
 def test_a_refused_argument_is_named_by_its_flag() -> None:

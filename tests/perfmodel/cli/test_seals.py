@@ -135,11 +135,11 @@ def test_a_judgement_takes_no_other_observations(run: Run, stored: Path, tmp_pat
 def test_check_says_what_a_file_is(run: Run, stored: Path, tmp_path: Path) -> None:
     result = run("check", stored)
     assert result.exit_code == EXIT_OK
-    assert result.stdout == "kind: profile\nschema_version: 3, read: 3\nseal: fits\nvalid\n"
+    assert result.stdout == "kind: profile\nschema_version: 3, read: 3\nseal: fits\nvalid: yes\n"
     stored.write_text(stored.read_text().replace("0.001", "0.004", 1))
     result = run("check", stored)
     assert result.exit_code == EXIT_CALIBRATION
-    assert f"seal: {EDITED}\nvalid\n" in result.stdout
+    assert f"seal: {EDITED}\nvalid: yes\n" in result.stdout
     other = tmp_path / "other.json"
     other.write_text('{"a": 1}')
     assert "must be a document of perfmodel" in complaint(run("check", other), EXIT_FAILURE)

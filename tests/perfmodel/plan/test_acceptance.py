@@ -234,10 +234,8 @@ def test_several_ranks_without_a_collective_are_not_measured_and_said() -> None:
     together = [entry for entry in document.judged if (entry.clause.world_size or 0) > 1]
     assert len(together) == 3
     assert {entry.verdict for entry in together} == {Verdict.NOT_MEASURED}
-    assert document.unmeasured_links == (
-        "no all-reduce was measured: nothing is said about any link",
-    )
-    [across] = judge(terms, Delivery(machine=machine())).unmeasured_links
+    assert document.unmeasured == ("no all-reduce was measured: nothing is said about any link",)
+    [across] = judge(terms, Delivery(machine=machine())).unmeasured
     assert "no group crossed nodes" in across
 
 

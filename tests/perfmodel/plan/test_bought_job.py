@@ -112,6 +112,8 @@ def test_logs_of_a_part_promise_the_network_and_logs_of_all_keep_it(tmp_path: Pa
     assert verdicts == {0.8: Verdict.PASSED, 4.0: Verdict.FAILED}
     short = pm.judge(terms, logs=part)  # of fewer ranks: says nothing of all
     assert {e.verdict for e in short.judged} == {Verdict.NOT_MEASURED}
+    said = "the log of all_reduce on 8 ranks judges nothing: clauses are about all_reduce on 16"
+    assert short.unmeasured == (said,) * RUNS
 
 
 def test_large_models_are_promised_by_their_shape() -> None:
@@ -192,7 +194,31 @@ def test_the_job_on_every_node_alone_finds_the_slow_one(run: Run, tmp_path: Path
     assert "too weak: step of torchvision:resnet50" in wrote.stdout
     parts = [("--part", f"node {i}: {52 if i == 2 else 41 + i / 10} ms") for i in range(4)]
     judged = run("acceptance", "judge", clauses, *(word for part in parts for word in part))
-    assert "node 2 takes 1.26 times as long as the median one" in " ".join(judged.stdout.split())
+    assert "node 2 takes 1.26 times as long as the median one" in judged.words
+    assert "whether the 4 parts are all of the 64 devices: say how many" in judged.words
+
+
+def test_parts_that_leave_devices_out_accept_nothing() -> None:
+    terms = pm.acceptance_terms(MACHINE, "heavy", **JOB)
+
+    def spread(*parts: str) -> tuple[Verdict, tuple[str, ...]]:
+        found = pm.judge(terms, parts=parts)
+        return next(e.verdict for e in found.judged if e.clause.kind is ClauseKind.SPREAD), (
+            found.unmeasured
+        )
+
+    alike = [f"node {i}, 2 GPUs: 1 s" for i in range(8)]
+    assert spread(*alike) == (Verdict.PASSED, ())
+    left_out = ("the other 8 of 16 devices: the parts have 8",)
+    assert spread(*alike[:4]) == (Verdict.NOT_MEASURED, left_out)
+    assert spread(*alike[:3], "node 3, 2 GPUs: 2 s") == (Verdict.FAILED, left_out)
+
+
+def test_what_passes_a_weak_clause_is_told(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "clauses.toml"
+    path.write_text(pm.acceptance_terms(MACHINE, "heavy", **JOB).toml(), encoding="utf-8")
+    judged = run("acceptance", "judge", path, "--observed", "16 GPUs 1 ms")
+    assert "passed, but too weak to find a loss of 20.0 %: step of heavy" in judged.words
 
 
 @pytest.mark.parametrize(
@@ -261,6 +287,11 @@ def test_a_remedy_never_finds_less_than_the_clause_does(tmp_path: Path) -> None:
         paths.append(path)
     terms = pm.acceptance_terms(MACHINE, "heavy", **JOB, logs=paths)
     assert of_kind(terms, ClauseKind.BUSBW).remedy == "give more nccl-tests logs (--log)"
+
+
+def test_a_job_of_one_node_is_run_on_another_one() -> None:
+    terms = pm.acceptance_terms(MACHINE, "heavy", layout="dp=2 micro_batch=16")
+    assert "run it 3 times on 2 such devices" in str(of_kind(terms, ClauseKind.STEP).remedy)
 
 
 def test_one_device_has_a_step_and_nothing_else() -> None:
