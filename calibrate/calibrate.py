@@ -11,7 +11,6 @@ from calibrate.environment import described, place, provenance
 from calibrate.experiment import BUDGETS, Experiment, default_models, doubling_sizes
 from calibrate.fit.profile import fit_profile, recorded_environment
 from calibrate.launch import Launcher
-from calibrate.noise import with_stored_noise
 from calibrate.topology import LaunchFlags
 from calibrate.workloads import with_stored_workloads
 from perfmodel.documents.observation import read_observations
@@ -111,5 +110,4 @@ def refit(folder: Path) -> ProfileDocument:
 
 def _with_stored(profile: ProfileDocument, folder: Path) -> ProfileDocument:
     """What was measured in the folder besides, by commands of its own: it must survive a new fit."""
-    machine = with_stored_noise(with_stored_workloads(profile.machine, folder), folder)
-    return profile.with_machine(machine)
+    return profile.with_machine(with_stored_workloads(profile.machine, folder))

@@ -8,7 +8,6 @@ from typing import Final, TypeAlias
 from calibrate.environment import DeviceKind
 from calibrate.layers import Layer, planned_layers
 from calibrate.task import (
-    CheckpointTask,
     CollectiveTask,
     ComputeTask,
     LayersTask,
@@ -58,9 +57,6 @@ def _planned_probes(device_kind: str) -> Iterator[_Probe]:
     yield "optimizer", "fp32", (64, 2**16)
 
 
-#: Models whose checkpoints are timed, whichever are run: files of half a megabyte, 23 and 90 MB.
-CHECKPOINTED: Final = ("lenet", "mlp", "resnet18")
-
 #: An interrupted task is lost: as many layers as take about two seconds.
 _LAYERS_PER_TASK: Final = 20
 #: The share of layers that is drawn without looking at what is known already.
@@ -86,7 +82,7 @@ class Budget:
     num_rounds: int
     """Fresh process groups; every setting is measured once in each."""
     other_rounds: int
-    """Rounds in which collectives, overlaps, replays and checkpoints are measured too."""
+    """Rounds in which collectives, overlaps and replays are measured too."""
     has_layouts: bool
     """Whether stacks under FSDP, ZeRO, TP and PP are run, and the collectives that only these need."""
     repetition_s: Seconds
@@ -273,9 +269,8 @@ class Experiment:
         steps = [self._step(setting, index) for block in blocks for setting in block]
         collectives = list(self._collectives(index))
         shuffle.shuffle(collectives)
-        # A virtual device has no files, and none of the groups that layouts need.
+        # A virtual device has none of the groups that layouts need.
         is_virtual = self.device_kind == "virtual"
-        checkpoints = [] if is_virtual else [*self._checkpoints(index)]
         operators = _interleave(
             [*self._layers(index), *self._models(index)], [*self._replays(index)]
         )
@@ -283,7 +278,7 @@ class Experiment:
         layouts = [*self._layouts(index)] if has_layouts else []
         shuffle.shuffle(layouts)
         others: Sequence[Task] = _interleave(
-            [*collectives, *self._overlaps(index), *checkpoints], [*operators, *layouts]
+            [*collectives, *self._overlaps(index)], [*operators, *layouts]
         )
         if index >= self.budget.other_rounds:
             others = ()
@@ -356,12 +351,6 @@ class Experiment:
                     micro_batch=micro_batch,
                     target_s=self.budget.repetition_s,
                 )
-
-    def _checkpoints(self, index: int) -> Iterable[Task]:
-        for model in CHECKPOINTED:
-            yield CheckpointTask(
-                name=f"{index}: checkpoint {model}", round=index, workload=model, repeats=1
-            )
 
     def _step(self, setting: RunSetting, index: int) -> Task:
         return StepTask(

@@ -92,33 +92,6 @@ class OverlapTask(_Task):
     target_s: float
 
 
-class CheckpointTask(_Task):
-    """Write the model and its optimizer to the folder of the observations, and read them back."""
-
-    kind: Literal["checkpoint"] = "checkpoint"
-    workload: str
-    repeats: int
-
-
-class TrainingTask(_Task):
-    """Train a reference model on samples that can be learned, until a loss is reached."""
-
-    kind: Literal["training"] = "training"
-    workload: str
-    world_size: int
-    micro_batch: int
-    learning_rate: float
-    seed: int
-    noise: float
-    """Of the samples, over their patterns: how hard they are."""
-    target_loss: float
-    max_steps: int
-    evaluated_samples: int
-    """Samples that are not trained on, of which the loss is read."""
-    look_growth: float
-    """It is read whenever the steps have grown by this factor."""
-
-
 class LayoutTask(_Task):
     """Train a stack of layers under a layout for a while."""
 
@@ -146,8 +119,6 @@ Task = Annotated[
     | ReplayTask
     | LayersTask
     | ModelTask
-    | CheckpointTask
-    | TrainingTask
     | LayoutTask,
     Field(discriminator="kind"),
 ]
@@ -158,7 +129,7 @@ def num_ranks(task: Task) -> int:
     match task:
         case StepTask():
             return task.setting.world_size
-        case CollectiveTask() | OverlapTask() | TrainingTask() | LayoutTask():
+        case CollectiveTask() | OverlapTask() | LayoutTask():
             return task.world_size
         case _:
             return 1

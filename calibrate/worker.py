@@ -20,12 +20,10 @@ from calibrate.devices import open_device, prepare
 from calibrate.environment import describe_environment, processor_time, torch_facts
 from calibrate.probes import Session
 from calibrate.probes.compute import (
-    measure_checkpoint,
     measure_collective,
     measure_compute,
     measure_overlap,
 )
-from calibrate.probes.convergence import measure_training
 from calibrate.probes.layers import measure_layers
 from calibrate.probes.replay import measure_model, measure_replay
 from calibrate.probes.tracing import measure_workload
@@ -33,7 +31,6 @@ from calibrate.probes.training import measure_steps
 from calibrate.processes import die_with_parent
 from calibrate.ranks import Ranks, join, one_line_of, ran_out_of_memory
 from calibrate.task import (
-    CheckpointTask,
     CollectiveTask,
     ComputeTask,
     LayersTask,
@@ -44,7 +41,6 @@ from calibrate.task import (
     StepTask,
     Task,
     TraceTask,
-    TrainingTask,
     WorkOrder,
     failure_of,
     num_ranks,
@@ -172,8 +168,6 @@ _PROBES: Final[dict[type[Any], Callable[[Session, Any], Observation]]] = {
     ReplayTask: measure_replay,
     LayersTask: measure_layers,
     ModelTask: measure_model,
-    CheckpointTask: measure_checkpoint,
-    TrainingTask: measure_training,
     LayoutTask: _layout,
 }
 

@@ -15,14 +15,12 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Final
 
 import numpy as np
 
 from perfmodel.checks import WrongArgument, at_least, non_negative, positive
-from perfmodel.machine.measured import NoiseScaleProfile
-from perfmodel.statistics import MEDIAN_OVER_MEAN, FloatArray, Interval
+from perfmodel.statistics import FloatArray, Interval
 
 #: Equally likely widths of the knee.
 EXPONENTS: Final = (0.6, 0.8, 1.0, 1.3)
@@ -52,18 +50,10 @@ class BatchPoint:
     """Samples per optimizer step, of all devices together."""
     samples: float
     """Samples until the target; epochs or tokens serve as well, in the same unit for all points."""
-    log_error: float = 0.0
-    """Standard error of its logarithm, from the starts of the training alone."""
 
     def __post_init__(self) -> None:
         positive("batch", self.batch)
         positive("samples", self.samples)
-        non_negative("log_error", self.log_error)
-
-    @property
-    def precision(self) -> float:
-        """One over the variance of its logarithm around the law of the batch."""
-        return 1 / (TUNING_SPREAD**2 + self.log_error**2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,9 +146,8 @@ def fit_convergence(
         center, spread = math.log(critical.batch), critical.log_error
     log_critical = offsets + center
     rest = log_samples - log_growth(log_batches - log_critical[:, None], exponents[:, None])
-    precisions = np.array([point.precision for point in points])
-    log_samples_min = np.average(rest, axis=1, weights=precisions)
-    misfit = (precisions * (rest - log_samples_min[:, None]) ** 2).sum(axis=1)
+    log_samples_min = rest.mean(axis=1)
+    misfit = ((rest - log_samples_min[:, None]) ** 2).sum(axis=1) / TUNING_SPREAD**2
     distance = (offsets / spread) ** 2
     log_weights = -0.5 * (misfit + distance) + _log_prior(exponents, is_told=critical is not None)
     weights = np.exp(log_weights - log_weights.max())
@@ -167,7 +156,7 @@ def fit_convergence(
         log_critical=log_critical,
         exponents=exponents,
         weights=weights / weights.sum(),
-        log_level_error=float(precisions.sum()) ** -0.5,
+        log_level_error=TUNING_SPREAD / math.sqrt(len(points)),
     )
 
 
@@ -272,38 +261,3 @@ def _signal_share(steps: Sequence[GradientNorms]) -> tuple[float, float]:
     center = math.fsum(left_out) / len(left_out)
     variance = math.fsum((share - center) ** 2 for share in left_out) * (1 - 1 / len(left_out))
     return min(max(signal / total, 0.0), 1.0), math.sqrt(variance)
-
-
-#: How far, in log, trainings of one model differ in steps to the target by their starts, before any was
-#: seen; it counts like that of so many trainings. Three that happen to agree prove little.
-STARTS_SPREAD: Final = 0.25
-_STARTS_SEEN: Final = 2
-
-
-def critical_batch(scale: NoiseScaleProfile) -> CriticalBatch:
-    """What the noise scale says of the critical batch, with the uncertainty of both."""
-    return CriticalBatch.of_noise_scale(scale.noise_scale, relative_error=scale.relative_error)
-
-
-def reference_point(scale: NoiseScaleProfile) -> BatchPoint:
-    """What the trainings behind a noise scale needed: their median, and how well they tell it."""
-    return BatchPoint(
-        batch=scale.batch,
-        samples=scale.samples_to_target,
-        log_error=median_error(scale.steps_to_target),
-    )
-
-
-def median_error(steps: Sequence[int]) -> float:
-    """Standard error of the logarithm of the median of so many trainings."""
-    logs = [math.log(each) for each in steps]
-    center = fmean(logs)
-    squares = math.fsum((log - center) ** 2 for log in logs)
-    seen = len(logs) - 1
-    variance = (squares + _STARTS_SEEN * STARTS_SPREAD**2) / (seen + _STARTS_SEEN)
-    return MEDIAN_OVER_MEAN * math.sqrt(variance / len(logs))
-
-
-def calibrated_law(scale: NoiseScaleProfile) -> Convergence:
-    """Samples to the target over the batch, from the trainings at one batch and their noise scale."""
-    return fit_convergence([reference_point(scale)], critical=critical_batch(scale))

@@ -35,7 +35,7 @@ acceptance write: cluster confidence goodput json layout log machine nodes-like 
 batch: machine batches devices gradient-norms json micro-batch points profile samples-per-s samples-per-unit
     verbose workload unsealed
 calibrate: batches budget campaign columns device device-kind from-runs from-steps json master-addr
-    master-port minutes models nnodes node-rank noise-scale nproc out resume seed truth workload
+    master-port minutes models nnodes node-rank nproc out resume seed truth workload
 check: FILE json
 cost: BUDGET_FILE json prices today
 devices: NAME json links
@@ -46,10 +46,9 @@ doctor: json
 explain: accumulation batch bucket-cap-mb cluster device devices json layout loader-samples-per-s
     machine measured nodes-like profile scaling validation verbose workload unsealed
 fit: FOLDER json
-goodput: machine best-interval cause checkpoint-interval-s checkpoint-s checkpoint-size checkpoint-writers
-    deadline-days detection-s devices json maintenance-every-days maintenance-hours
-    mtbf-device-hours mtbf-stops profile replacement-hours replicas restart-s seed spares work-days
-    verbose unsealed
+goodput: best-interval cause checkpoint-interval-s checkpoint-s deadline-days detection-s devices json
+    maintenance-every-days maintenance-hours mtbf-device-hours mtbf-stops replacement-hours replicas restart-s
+    seed spares work-days verbose
 machines: NAME json
 memory: machine device device-kind device-memory devices gradient-as-bucket-view json micro-batch optimizer
     precision profile sequence-length verbose workload unsealed
@@ -73,7 +72,6 @@ trace: MODEL json checkpointing device-kind image-size micro-batch optimizer opt
     output precision sequence-length
 validate: json budget from master-addr master-port nnodes node-rank out profile resume seed soon
     validation
-validate batch: json budget out profile resume seed workload
 validate memory: json batches device-kind models out truth
 validate models: json budget out profile resume seed soon
 validate network: json budget mbit minutes out resume seed

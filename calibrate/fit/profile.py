@@ -16,7 +16,6 @@ from calibrate.summary import by_setting, estimate, repeatability, repetition
 from perfmodel.documents import Provenance, file_sha256
 from perfmodel.documents.observation import (
     DDP_PROBE,
-    CheckpointObservation,
     CollectiveObservation,
     ComputeObservation,
     EnvironmentObservation,
@@ -36,7 +35,6 @@ from perfmodel.documents.observation import (
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import IncomparableRuns, MeasurementFailed
 from perfmodel.machine.measured import (
-    CheckpointProfile,
     CollectiveProfile,
     ComputeRate,
     CurvePoint,
@@ -144,7 +142,6 @@ def _draft(observations: Sequence[Observation], environment: dict[str, Any]) -> 
         dispatch_s=next((rate.time_s for rate in rates if rate.probe == "dispatch"), 0.0),
         repeatability=again,
         steps=single_steps(by_setting(repetitions)),
-        checkpoint=checkpoint_profile(_of(observations, CheckpointObservation)),
         undetermined=(),
         steal=steal_share(observations),
     )
@@ -230,19 +227,6 @@ def _monotone_points(sizes: dict[int, list[float]]) -> tuple[CurvePoint, ...]:
         replace(point, time_s=float(time_s))
         for point, time_s in zip(points, monotone_s, strict=True)
     )
-
-
-def checkpoint_profile(observations: Sequence[CheckpointObservation]) -> CheckpointProfile | None:
-    """Median of every repetition, their typical value over repetitions, by size; None if there is none."""
-    if not observations:
-        return None
-    curves = {}
-    for name in ("write", "read"):
-        sizes: dict[int, list[float]] = defaultdict(list)
-        for entry in observations:
-            sizes[entry.size_bytes].append(float(np.median(getattr(entry, f"{name}_s"))))
-        curves[name] = _monotone_points(sizes)
-    return CheckpointProfile(**curves)
 
 
 def _overlaps(observations: Sequence[OverlapObservation]) -> tuple[OverlapProfile, ...]:

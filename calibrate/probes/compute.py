@@ -2,8 +2,6 @@
 
 import functools
 import itertools
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,16 +14,14 @@ from torch.nn.parallel import DistributedDataParallel
 from calibrate.device import Device
 from calibrate.layers import Layer
 from calibrate.probes import Session, repeats_within
-from calibrate.task import CheckpointTask, CollectiveTask, ComputeTask, OverlapTask
+from calibrate.task import CollectiveTask, ComputeTask, OverlapTask
 from perfmodel.documents.observation import (
     DDP_PROBE,
-    CheckpointObservation,
     CollectiveObservation,
     ComputeObservation,
     OptimizerPoint,
     OverlapObservation,
 )
-from perfmodel.tracing.reference import MODELS
 from perfmodel.tracing.source import make_optimizer
 from perfmodel.units import MIB, Bytes, Seconds
 
@@ -419,50 +415,7 @@ def _timed(session: Session, act: Callable[[], object]) -> Seconds:
     return time_s
 
 
-# Checkpoints, and steps of an optimizer over equal tensors as they follow a backward pass.
-def measure_checkpoint(session: Session, task: CheckpointTask) -> CheckpointObservation:
-    """Write parameters and the state of SGD with momentum, as training would, and read them.
-
-    The file lies beside the observations: what is timed is their storage. A write ends when the disk has
-    the file (fsync); before a read the kernel is asked to forget it, or reading would look free.
-    """
-    assert session.observations is not None
-    torch.manual_seed(0)
-    model = MODELS[task.workload].build().to(session.device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    size_bytes, write_s, read_s = 0, [], []
-    now = session.measured.now
-    folder = session.observations.parent
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".checkpoint.") as file:
-        for _ in range(task.repeats):
-            file.seek(0)
-            file.truncate()
-            started_s = now()
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-            file.flush()
-            os.fsync(file.fileno())
-            write_s.append(now() - started_s)
-            size_bytes = file.tell()
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            started_s = now()
-            stored = torch.load(file.name, map_location=session.device, weights_only=True)
-            model.load_state_dict(stored["model"])
-            optimizer.load_state_dict(stored["optimizer"])
-            session.synchronise()
-            read_s.append(now() - started_s)
-    return CheckpointObservation(
-        task=task.name,
-        round=task.round,
-        workload=task.workload,
-        size_bytes=size_bytes,
-        write_s=tuple(write_s),
-        read_s=tuple(read_s),
-    )
-
-
+# Steps of an optimizer over equal tensors as they follow a backward pass.
 #: Larger than the last cache of common hosts, so that reading it evicts everything else.
 _EVICTION_BYTES: Final = 48 * MIB
 _REPEATS: Final = 4

@@ -1,7 +1,7 @@
 """Answers about machines that were calibrated: programs, their costs in every draw, their caveats."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -385,8 +385,6 @@ def measured_caveats(
         ranks = machine.max_world_size
         known = f"{ranks} ranks" if ranks > 1 else "one rank"
         said.append(f"{largest} devices assume {links}; {known} measured")
-    batches = [layout.global_batch for layout in found]
-    said += critical_caveats(machine, question.workload_name, batches)
     if cluster is not None and machine.num_nodes > 1 and machine.ranks_per_node > 1:
         said.append("collectives crossed two tiers at once: node links are the cluster file's")
     outside = {
@@ -432,24 +430,3 @@ def _law_caveats(costs: DeviceCosts, workload: MeasuredWorkload) -> tuple[str, .
             f"{said}, none in this precision and memory format (only {modes}): within {within:.0%} assumed",
         )
     return (f"{said}: 90 % of new ones within {within:.0%}; {costs.source}",)
-
-
-def critical_caveats(
-    machine: MeasuredMachine, workload: str, global_batches: Iterable[int]
-) -> list[str]:
-    """A sentence where batches pass the critical one, if a noise scale of the workload was measured."""
-    scale = machine.noise_scale(workload)
-    largest = max(global_batches)
-    if scale is None or largest <= scale.noise_scale:
-        return []
-    reference = min(scale.batch, largest)
-    from perfmodel.convergence import calibrated_law  # noqa: PLC0415
-
-    spent = calibrated_law(scale).samples_ratio(largest, reference=reference)
-    return [
-        (
-            f"batch {largest} passes the critical batch ({scale.noise_scale:.0f}): "
-            f"{spent.nominal:.1f} x the samples of {reference}; see perfmodel batch; 90 %: "
-            f"{spent.p5:.1f} to {spent.p95:.1f} x, {workload} learning {scale.samples}"
-        )
-    ]

@@ -291,7 +291,7 @@ _COMMANDS: Final[Mapping[str, Mapping[str, _Row]]] = {
             "Search for what to buy, rent or run: machines, layouts.",
             parts={"options": _answer("decide"), "parallelism": _answer("predict")},
         ),
-        "goodput": _answer("decide", "Weeks of a job that fails: its end, how often to save."),
+        "goodput": _Row("decide", "Weeks of a job that fails: its end, how often to save."),
         "batch": _answer("decide", "Time to the target over the batch size."),
         "cost": _Row("decide", "Buy or rent: cost of a useful device-hour."),
     },
@@ -301,7 +301,6 @@ _COMMANDS: Final[Mapping[str, Mapping[str, _Row]]] = {
             "Run what was never used, print the tool's own error.",
             parts={
                 "models": _measure("validate"),
-                "batch": _measure("validate"),
                 "memory": _measure("validate"),
                 "published": _Row("validate"),
                 "testbed": _measure("validate"),

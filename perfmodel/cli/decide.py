@@ -12,17 +12,15 @@ import typer
 from perfmodel import checks
 from perfmodel.cli import options as opt
 from perfmodel.cli import show_answer, working
-from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError, did_you_mean
-from perfmodel.units import DAY_S, HOUR_S, Bytes, Seconds
+from perfmodel.errors import NotFeasible, UsageError
+from perfmodel.units import DAY_S, HOUR_S, Seconds
 
 if TYPE_CHECKING:
+    from perfmodel.convergence import CriticalBatch
     from perfmodel.engine.job import FailureCause
-    from perfmodel.machine.measured import NoiseScaleProfile
-    from perfmodel.plan.batch import Request
 
 #: More courses take hours and say nothing more.
 MOST_REPLICAS: Final = 1_000_000
-_CHECKPOINT_DRAWS: Final = 1000
 
 _CAUSE = typer.Option(
     help="NAME=DEVICE_HOURS between failures of one cause, for example gpu=140000; with ,replace "
@@ -34,13 +32,7 @@ _MTBF = typer.Option(
 _INTERVAL = opt.positive(
     "--checkpoint-interval-s", "Work between two checkpoints; default: the best by the formula."
 )
-_WRITE = opt.non_negative(
-    "--checkpoint-s", "Training stands still for one write; or give --checkpoint-size."
-)
-_SIZE = opt.size(
-    "--checkpoint-size", "Size of all parts: its write and read take what the calibration timed."
-)
-_WRITERS = opt.count("--checkpoint-writers", "Processes that write an equal part each, together.")
+_WRITE = opt.non_negative("--checkpoint-s", "Training stands still for one write.")
 _RESTART = opt.non_negative("--restart-s", "Start, read the checkpoint, warm up.")
 _STOPS = opt.count("--mtbf-stops", "Stops that the mean times were estimated from.")
 _SPARES = typer.Option(help="Idle nodes at the start; default: a replacement is always at hand.")
@@ -59,13 +51,10 @@ def goodput(
     mtbf_device_hours: Annotated[float | None, _MTBF] = None,
     cause: Annotated[list[str] | None, _CAUSE] = None,
     mtbf_stops: Annotated[int | None, _STOPS] = None,
-    checkpoint_s: Annotated[Seconds | None, _WRITE] = None,
-    checkpoint_size: Annotated[Bytes | None, _SIZE] = None,
-    checkpoint_writers: Annotated[int, _WRITERS] = 1,
-    profile: opt.Machine = opt.DEFAULT_PROFILE,
+    checkpoint_s: Annotated[Seconds, _WRITE] = 0,
     checkpoint_interval_s: Annotated[Seconds | None, _INTERVAL] = None,
     detection_s: Annotated[Seconds, _DETECTION] = 0,
-    restart_s: Annotated[Seconds | None, _RESTART] = None,
+    restart_s: Annotated[Seconds, _RESTART] = 0,
     spares: Annotated[int | None, _SPARES] = None,
     replacement_hours: Annotated[float, _REPLACEMENT] = 0,
     maintenance_every_days: Annotated[float | None, _MAINTENANCE] = None,
@@ -89,23 +78,20 @@ def goodput(
     from perfmodel.plan.goodput import goodput as use_case
     from perfmodel.report.plan import goodput_lines, goodput_table
 
-    write_s, recovery_s, notes = _checkpoint(
-        checkpoint_size, checkpoint_writers, profile, checkpoint_s, restart_s
-    )
     causes = _causes(cause or (), mtbf_device_hours, takes_node=spares is not None)
-    if causes and not write_s and checkpoint_interval_s is None:
+    if causes and not checkpoint_s and checkpoint_interval_s is None:
         raise UsageError(
             "--checkpoint-s: must be > 0 for a best interval, got 0: what costs nothing is best done "
-            "all the time; give the time of one write, --checkpoint-size, or --checkpoint-interval-s"
+            "all the time; give the time of one write, or --checkpoint-interval-s"
         )
     job = Job(
         devices=devices,
         work_s=work_days * DAY_S,
         checkpoint_interval_s=checkpoint_interval_s or work_days * DAY_S,
-        checkpoint_write_s=write_s,
+        checkpoint_write_s=checkpoint_s,
         causes=causes,
         detection_s=detection_s,
-        restart_s=recovery_s,
+        restart_s=restart_s,
         spares=spares,
         replacement_s=replacement_hours * HOUR_S,
         maintenance_every_s=_days_s(maintenance_every_days),
@@ -120,7 +106,6 @@ def goodput(
         mtbf_stops=mtbf_stops,
         deadline_s=_days_s(deadline_days),
         is_search=best_interval,
-        notes=notes,
     )
     with working("goodput"):
         document = use_case(request, argv=sys.argv)
@@ -171,33 +156,6 @@ def _cause(text: str) -> "FailureCause":
     return FailureCause(
         name=name.strip(), mtbf_device_s=device_hours * HOUR_S, takes_node=what == "replace"
     )
-
-
-def _checkpoint(
-    size_bytes: Bytes | None,
-    writers: int,
-    profile: Path,
-    write_s: Seconds | None,
-    restart_s: Seconds | None,
-) -> tuple[Seconds, Seconds, tuple[str, ...]]:
-    """Write and restart as typed; the rest, if a size is given, as the calibration timed it. [s]"""
-    if size_bytes is None:
-        if writers != 1:
-            raise UsageError("--checkpoint-writers: means nothing without --checkpoint-size")
-        return write_s or 0.0, restart_s or 0.0, ()
-    if write_s is not None:
-        raise UsageError("--checkpoint-s: excludes --checkpoint-size; give one of the two")
-    from perfmodel.plan.goodput import checkpoint_of, timed_checkpoint
-
-    write, restart, notes = timed_checkpoint(
-        checkpoint_of(opt.profiled(profile), str(profile), instead="--checkpoint-s"),
-        size_bytes,
-        writers,
-        restart_s,
-        option="--restart-s",
-        num_draws=_CHECKPOINT_DRAWS,
-    )
-    return float(write[0]), float(restart[0]), notes
 
 
 def cost(
@@ -263,7 +221,7 @@ def plan_options(
 _POINTS = opt.pairs(
     "--points",
     "BATCH=SAMPLES to the target for at least two batch sizes, such as 1024=58.4,2048=56.5; with "
-    "a noise scale one is enough. With --samples-per-unit, epochs or tokens instead of samples.",
+    "--gradient-norms one is enough. With --samples-per-unit, epochs or tokens instead of samples.",
 )
 _RATES = opt.pairs("--samples-per-s", "BATCH=SAMPLES per second, as predicted or timed.")
 _UNIT = opt.positive("--samples-per-unit", "Samples per unit of --points, such as an epoch.")
@@ -271,7 +229,7 @@ _NORMS = typer.Option(
     help="CSV of a training under DDP, a row per step: ranks, local_batch, mean_square, square_of_mean "
     "(squared norms of gradients, before and after they are averaged)."
 )
-_NOISE_OF = typer.Option(help="Workload whose noise scale calibrate --noise-scale measured.")
+_TRAINED = typer.Option(help="With --devices: the workload whose samples per second are predicted.")
 _FURTHER = opt.numbers("--batches", "Further batches, separated by commas.")
 
 
@@ -282,7 +240,7 @@ def batch(
     samples_per_s: Annotated[Mapping[float, float] | None, _RATES] = None,
     samples_per_unit: Annotated[float, _UNIT] = 1,
     gradient_norms: Annotated[Path | None, _NORMS] = None,
-    workload: Annotated[str | None, _NOISE_OF] = None,
+    workload: Annotated[str | None, _TRAINED] = None,
     profile: opt.Machine = opt.DEFAULT_PROFILE,
     devices: opt.OptionalDeviceCounts = None,
     micro_batch: opt.MicroBatch = None,
@@ -290,77 +248,58 @@ def batch(
     as_json: opt.Json = False,
 ) -> None:
     """From runs of some batch sizes, or gradient noise, the time to the target with others."""
-    if workload is None and devices is not None:
-        raise UsageError("--devices: must come with --workload, got it alone")
+    if (workload is None) is not (devices is None):
+        alone, other = ("devices", "workload") if workload is None else ("workload", "devices")
+        raise UsageError(f"--{alone}: must come with --{other}, got it alone")
     if devices is None and micro_batch is not None:
         raise UsageError("--micro-batch: must come with --devices, got it alone")
-    if workload is not None and gradient_norms is not None:
-        raise UsageError("--gradient-norms: excludes --workload; give one of the two")
     from perfmodel.convergence import BatchPoint
-    from perfmodel.plan.batch import batch_outlook
+    from perfmodel.plan.batch import Request, batch_outlook
     from perfmodel.report.batch import batch_lines, batch_table
 
-    noise = _noise(workload, profile, gradient_norms)
-    given: Sequence[BatchPoint] = noise.points
-    if points is not None:
-        given = [
-            BatchPoint(batch=size, samples=units * samples_per_unit)
-            for size, units in points.items()
-        ]
-    fewest, words = (2, "two batches") if noise.critical is None else (1, "one batch")
-    if len(given) < fewest:
-        told = ",".join(f"{size:g}={units:g}" for size, units in (points or {}).items())
+    critical, source = (None, "") if gradient_norms is None else _noise(gradient_norms)
+    points = points or {}
+    fewest, words = (2, "two batches") if critical is None else (1, "one batch")
+    if len(points) < fewest:
+        told = ",".join(f"{size:g}={units:g}" for size, units in points.items())
         raise UsageError(f"--points: must name at least {words}, got {told or 'none'}")
     rates = dict(samples_per_s or {})
     if workload is not None and devices is not None:
         rates = _predicted(profile, workload, devices, micro_batch) | rates
-    request = replace(noise, points=given, batches=batches, samples_per_s=rates)
+    request = Request(
+        points=[
+            BatchPoint(batch=size, samples=units * samples_per_unit)
+            for size, units in points.items()
+        ],
+        critical=critical,
+        source=source,
+        batches=batches,
+        samples_per_s=rates,
+    )
     with working("batch"):
         document = batch_outlook(request, argv=sys.argv)
     lines = batch_lines(document, verbose=verbose)
     show_answer(document, batch_table(document), lines, as_json=as_json)
 
 
-def _noise(workload: str | None, profile: Path, norms: Path | None) -> "Request":
-    """What a noise scale says before any run at several batches."""
-    from perfmodel.convergence import CriticalBatch, critical_batch, noise_scale, reference_point
-    from perfmodel.plan.batch import Request, read_gradient_norms
+def _noise(norms: Path) -> "tuple[CriticalBatch, str]":
+    """What gradient norms say of the critical batch, and in words where that comes from."""
+    from perfmodel.convergence import CriticalBatch, noise_scale
+    from perfmodel.plan.batch import read_gradient_norms
 
-    if workload is not None:
-        scale = _measured_scale(workload, profile)
-        return Request(
-            critical=critical_batch(scale),
-            points=(reference_point(scale),),
-            source=f"the noise scale is of {workload} learning {scale.samples}, to a loss of "
-            f"{scale.target_loss:g}: another task has another, and needs other samples",
-        )
-    if norms is None:
-        return Request(points=())
     found = noise_scale(read_gradient_norms(norms))
     if found is None:
         raise UsageError(
             f"--gradient-norms: {norms} must hold steps whose signal is above their noise, got none; "
             "record more steps, from the first on"
         )
-    return Request(
-        points=(),
-        critical=CriticalBatch.of_noise_scale(found.batch, relative_error=found.relative_error),
-        source=f"noise scale of {norms}: {found.windows[0]:.3g} samples in the first part of the "
-        f"training, {found.windows[-1]:.3g} in the last",
+    return (
+        CriticalBatch.of_noise_scale(found.batch, relative_error=found.relative_error),
+        (
+            f"noise scale of {norms}: {found.windows[0]:.3g} samples in the first part of the "
+            f"training, {found.windows[-1]:.3g} in the last"
+        ),
     )
-
-
-def _measured_scale(workload: str, path: Path) -> "NoiseScaleProfile":
-    profile = opt.profiled(path)
-    scale = profile.noise_scale(workload)
-    if scale is None:
-        known = [entry.workload for entry in profile.noise_scales]
-        raise CalibrationUnavailable(
-            f"{path}: must hold the noise scale of {workload!r}, got that of "
-            f"{', '.join(known) or 'none'}{did_you_mean(workload, known)}; "
-            "run perfmodel calibrate --noise-scale"
-        )
-    return scale
 
 
 def _predicted(

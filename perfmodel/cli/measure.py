@@ -1,10 +1,10 @@
 """Commands that measure: doctor, calibrate, fit, network. They import torch-side code lazily."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -14,8 +14,8 @@ from perfmodel.errors import MeasurementFailed, UsageError
 from perfmodel.units import MINUTE_S, BytesPerSecond, Seconds, format_duration
 
 if TYPE_CHECKING:
+    from calibrate.workloads import WorkloadRequest
     from perfmodel.documents.profile import ProfileDocument
-    from perfmodel.machine.measured import MeasuredMachine
 
 #: How long the doctor keeps all cores busy; the kernel counts in hundredths of a second. [s]
 _LOAD_S: Final = 1.0
@@ -27,10 +27,6 @@ _FILE = typer.Option(
     "and add them to the profile in the folder."
 )
 _BUDGET = typer.Option(help="quick, standard or thorough: about 3, 14 or 40 minutes.")
-_NOISE = typer.Option(
-    help="Models out of lenet, mlp, resnet18: train them on generated samples under DDP, measure their "
-    "gradient noise scale, and add it to the profile in the folder."
-)
 _MODELS = typer.Option(
     help="Reference models to run, separated by commas; default: those that suit the device."
 )
@@ -90,7 +86,6 @@ _PARTS = {
     | _ORDER
     | _BATCHES_OF
     | {"columns": "leave it out, headings are fixed"},
-    "noise_scale": _AS_CALIBRATED | _ORDER | _BATCHES_OF,
     "campaign": {
         "out": "leave it out, --campaign names the folder",
         "budget": "leave it out, a campaign is quick",
@@ -115,7 +110,6 @@ def calibrate(
     models: Annotated[str | None, _MODELS] = None,
     campaign: Annotated[Path | None, _CAMPAIGN] = None,
     minutes: Annotated[Seconds | None, _MINUTES] = None,
-    noise_scale: Annotated[str | None, _NOISE] = None,
     workload: Annotated[Path | None, _FILE] = None,
     batches: Annotated[Sequence[int] | None, _BATCHES] = None,
     resume: opt.Resume = False,
@@ -149,19 +143,15 @@ def calibrate(
         _infer_steps(from_steps, device=device, out=out, as_json=as_json)
         return
     from calibrate import calibrate as whole
-    from calibrate import noise, workloads
+    from calibrate import workloads
     from calibrate.launch import TorchrunLauncher
     from calibrate.topology import LaunchFlags
 
-    if noise_scale is not None:
-        asked = noise.NoiseRequest(folder=out, models=opt.names(noise_scale), resume=resume)
-        _add_to_profile(out, noise.measure_noise, asked, as_json=as_json)
-        return
     if workload is not None:
         part = workloads.WorkloadRequest(
             folder=out, document=workload, micro_batches=tuple(batches or ()), resume=resume
         )
-        _add_to_profile(out, workloads.measure_workload, part, as_json=as_json)
+        _add_to_profile(part, as_json=as_json)
         return
     request = whole.CalibrationRequest(
         folder=out,
@@ -254,17 +244,16 @@ def _refuse_ignored(context: typer.Context) -> None:
         )
 
 
-def _add_to_profile(
-    out: Path, measure: Callable[..., "MeasuredMachine"], request: Any, *, as_json: bool
-) -> None:
-    """Measure a part, and write the profile in the folder with it."""
+def _add_to_profile(request: "WorkloadRequest", *, as_json: bool) -> None:
+    """Measure the operators of a workload, and write the profile in the folder with them."""
     from calibrate.launch import TorchrunLauncher
+    from calibrate.workloads import measure_workload
     from perfmodel.documents.profile import ProfileDocument
 
-    path = out / opt.DEFAULT_PROFILE.name
+    path = request.folder / opt.DEFAULT_PROFILE.name
     document = ProfileDocument.read(path)
     with measurement("calibrate") as on_progress:
-        machine = measure(
+        machine = measure_workload(
             request, TorchrunLauncher(), profile=document.machine, on_progress=on_progress
         )
     document = document.with_machine(machine)

@@ -29,16 +29,12 @@ _SOON = typer.Option(
     help="Run now: by default the runs begin at least 20 minutes after the calibration."
 )
 _SEED_OF_MODELS = opt.seed("Which models are drawn; default: others every time.")
-_BUDGET_BATCH = typer.Option(
-    help="quick, standard or thorough: about 4, 10 or 90 minutes for lenet."
-)
 _BUDGET_STRATEGIES = typer.Option(help="quick or standard: about 4 or 14 minutes.")
 _NEW_SEED = opt.seed("Which stacks are drawn; default: a new one, or that of the folder.")
 _BUDGET_TESTBED = typer.Option(help="quick or standard: about 5 or 25 minutes.")
 _BUDGET_NETWORK = typer.Option(
     help="quick or standard: about 3 or 6 minutes; blind: predictions on disk before runs."
 )
-_LEARNER = typer.Option(help="Model whose noise scale was calibrated.")
 _MODELS = typer.Option(help="Models, separated by commas; default: fourteen, LeNet to ResNet-152.")
 _BATCHES = opt.counts("--batches", "Micro-batches, separated by commas.")
 _DATA = typer.Option(help="Folder with the published tables (CSV).")
@@ -220,40 +216,6 @@ def validate_models(
     show_answer({"validations": documents}, [*map(models_table, documents)], lines, as_json=as_json)
     gates = [gate for document in documents for gate in document.gates]
     refuse_failed_gates("validate models", gates)
-
-
-def validate_batch(
-    *,
-    profile: opt.Profile = opt.DEFAULT_PROFILE,
-    workload: Annotated[str, _LEARNER] = "lenet",
-    budget: Annotated[str, _BUDGET_BATCH] = "standard",
-    out: opt.Folder = Path("runs/batch"),
-    resume: opt.Resume = False,
-    seed: opt.Seed = 1,
-    as_json: opt.Json = False,
-) -> None:
-    """Train to a target at several batches and print the error of predicted steps."""
-    from calibrate.launch import TorchrunLauncher
-    from perfmodel.report.batch import judged_lines, judged_table
-    from validate import batch as use_case
-
-    request = use_case.BatchRequest(
-        profile=opt.profiled(profile),
-        folder=out,
-        workload=workload,
-        budget=budget,
-        seed=seed,
-        resume=resume,
-    )
-    with measurement("validate") as on_progress:
-        document = use_case.validate_batch(request, TorchrunLauncher(), on_progress=on_progress)
-    show_answer(
-        document,
-        judged_table(document),
-        judged_lines(document),
-        as_json=as_json,
-        written={"validation": out / use_case.VALIDATION},
-    )
 
 
 def validate_memory(

@@ -21,15 +21,9 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final, NamedTuple, TypeAlias
 
-import numpy as np
-
 from perfmodel import checks
-from perfmodel.checks import at_least, positive
-from perfmodel.cost import CurveDraws, Samples
 from perfmodel.layout import Layout, Recompute, Schedule
-from perfmodel.machine import OVERHEADS, Evidence, Overhead
-from perfmodel.machine.measured import CheckpointProfile, CurvePoint
-from perfmodel.statistics import Interval
+from perfmodel.machine import OVERHEADS, Overhead
 from perfmodel.step.division import Unit, parameter_bytes, stage_units, units
 from perfmodel.units import Bytes
 from perfmodel.workload import Phase
@@ -271,51 +265,3 @@ class _Kept(NamedTuple):
     def at(self, share: float) -> float:
         """When a share of what the blocks keep is there. [B]"""
         return min(share * self.plain_bytes, share * self.left_bytes + self.at_work_bytes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CheckpointDraws:
-    """Time of one checkpoint, draw by draw; the first is nominal, shape ``(num_draws,)``. [s]"""
-
-    write_s: Samples
-    read_s: Samples
-    evidence: Evidence
-
-    @property
-    def write(self) -> Interval:
-        """Time to write it, with its uncertainty. [s]"""
-        return Interval.of(self.write_s[1:], nominal=float(self.write_s[0]))
-
-    @property
-    def read(self) -> Interval:
-        """Time to read it, with its uncertainty. [s]"""
-        return Interval.of(self.read_s[1:], nominal=float(self.read_s[0]))
-
-
-def checkpoint_draws(
-    profile: CheckpointProfile, size_bytes: Bytes, *, writers: int = 1, num_draws: int = 1000
-) -> CheckpointDraws:
-    """Time of a checkpoint that so many processes write and read in equal parts, at the same time.
-
-    Each part takes as long as a file of its size did with one process: that storage and network carry
-    so many at once is an assumption.
-    """
-    positive("size_bytes", size_bytes)
-    at_least("writers", writers, 1)
-    part_bytes = size_bytes / writers
-    rng = np.random.default_rng(0)
-    write, read = (
-        CurveDraws.sample(points, num_draws=num_draws, rng=rng)
-        for points in (profile.write, profile.read)
-    )
-    return CheckpointDraws(
-        write_s=write.read(part_bytes),
-        read_s=read.read(part_bytes),
-        evidence=Evidence.ASSUMED if writers > 1 else write.evidence(part_bytes),
-    )
-
-
-def rate_bytes_per_s(points: tuple[CurvePoint, ...]) -> float:
-    """Of the largest file, its start included. [B/s]"""
-    largest = max(points, key=lambda point: point.at)
-    return largest.at / largest.time_s

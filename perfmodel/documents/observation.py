@@ -233,50 +233,6 @@ class OperatorsObservation(Taken):
     optimizers: tuple[OptimizerPoint, ...]
 
 
-class CheckpointObservation(Taken):
-    """Model and optimizer written to disk, and read back past the page cache. [s]"""
-
-    kind: Literal["checkpoint"] = "checkpoint"
-    workload: str
-    size_bytes: PositiveInt
-    write_s: Durations
-    """Until the file is on the disk, not in its cache."""
-    read_s: Durations
-    """Until model and optimizer hold what was written."""
-
-
-class TrainingObservation(Taken):
-    """A training on samples that can be learned: norms of its gradients, and what it reached."""
-
-    kind: Literal["training"] = "training"
-    workload: str
-    samples: str
-    """What was learned."""
-    world_size: PositiveInt
-    micro_batch: PositiveInt
-    learning_rate: Annotated[float, Field(gt=0)]
-    seed: int
-    target_loss: Annotated[float, Field(gt=0)]
-    mean_squares: tuple[Annotated[float, Field(ge=0)], ...]
-    """By step, the mean over ranks of the squared norm of a rank's gradient; empty with one rank."""
-    squares_of_mean: tuple[Annotated[float, Field(ge=0)], ...]
-    """By step, the squared norm of the gradient averaged over the ranks."""
-    evaluated_steps: tuple[PositiveInt, ...]
-    losses: tuple[Annotated[float, Field(ge=0)], ...]
-    """On samples that were not trained on, after those steps; ends before a loss that is not finite."""
-
-    @property
-    def num_steps(self) -> int | None:
-        """Optimizer steps until the target; ``None`` if it was not reached."""
-        reached = bool(self.losses) and self.losses[-1] <= self.target_loss
-        return self.evaluated_steps[-1] if reached else None
-
-    @property
-    def batch(self) -> int:
-        """Samples per optimizer step, of all ranks together."""
-        return self.world_size * self.micro_batch
-
-
 class StackSpec(Record):
     """A stack of equal layers that any layout divides."""
 
@@ -362,8 +318,6 @@ Observation = Annotated[
     | OverlapObservation
     | ReplayObservation
     | OperatorsObservation
-    | CheckpointObservation
-    | TrainingObservation
     | LayoutObservation
     | ProcessorObservation
     | GpuObservation

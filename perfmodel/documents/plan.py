@@ -115,33 +115,10 @@ class Failures(Record):
     """What stops the job; see ``perfmodel goodput``."""
 
     mtbf_device_hours: PositiveFloat
-    checkpoint_s: PositiveFloat | None = None
+    checkpoint_s: PositiveFloat
     """Training stands still for one write. [s]"""
-    checkpoint_size: Text | None = None
-    """Instead: size of all parts, such as 980GB; its write and read take what a calibration timed."""
-    checkpoint_writers: PositiveInt = 1
-    """Processes that write an equal part of it each, at the same time."""
-    checkpoint_profile: Text | None = None
-    """Whose storage was timed; beside the plan. Default: the profile of each option."""
     detection_s: NonNegativeFloat = 0.0
-    restart_s: NonNegativeFloat | None = None
-    """Default: nothing, or reading the checkpoint back where its size is given. [s]"""
-
-    @validator(mode="after")
-    def _timed_or_typed(self) -> Self:
-        if (self.checkpoint_s is None) == (self.checkpoint_size is None):
-            raise ValueError("either checkpoint_s or checkpoint_size must be given")
-        is_extra = self.checkpoint_writers != 1 or self.checkpoint_profile is not None
-        if self.checkpoint_size is None and is_extra:
-            raise ValueError("checkpoint_writers and checkpoint_profile must come with a size")
-        if self.checkpoint_bytes is not None and not self.checkpoint_bytes > 0:
-            raise ValueError(f"checkpoint_size must be > 0, got {self.checkpoint_size!r}")
-        return self
-
-    @property
-    def checkpoint_bytes(self) -> Bytes | None:
-        """Size of all parts; None if the time of a write is given. [B]"""
-        return None if self.checkpoint_size is None else parse_bytes(self.checkpoint_size)
+    restart_s: NonNegativeFloat = 0.0
 
 
 #: Sizes of one option; each is a candidate with every batch.
@@ -357,7 +334,6 @@ class PlanRow(Record):
     """Day on which the p95 of the time ends."""
     expected_stops: float
     checkpoint_interval_s: float | None
-    checkpoint_s: Interval | None = None
     """Of one write, where a calibration timed it; None if the plan says it, or nothing fails. [s]"""
     evidence: Evidence
     """The weakest of its terms; inferred: from runs of others, no part measured alone."""
@@ -446,7 +422,7 @@ class ScalingStatement(Record):
 class PlanDocument(Shown, Document):
     """The answer to a plan."""
 
-    schema_version: int = 3
+    schema_version: int = 4
     title: ClassVar[str] = "plan"
     made_by: ClassVar[str] = "perfmodel plan options"
 

@@ -287,56 +287,6 @@ class StrategiesDocument(ProfileVerdict):
     """Processor time that a hypervisor gave to others meanwhile, of what was wanted."""
 
 
-class JudgedBatch(Record):
-    """One batch at its best learning rate."""
-
-    batch: PositiveInt
-    learning_rate: PositiveFloat
-    """That reached the target in the fewest steps, out of those that were tried."""
-    is_rate_at_edge: bool
-    """Whether none higher, or none lower, was tried: tuning may not have ended."""
-    steps: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
-    """To the target at that rate, one per start, of those that reached it."""
-    measured_steps: PositiveFloat
-    """Median over all starts; one that did not reach it counts as longer than any that did."""
-    predicted_steps: Interval
-    signed_error: float
-    is_covered: bool
-
-
-class BatchValidationDocument(Document):
-    """The error of predicted steps to a target; ``summary`` is of the batches other than the reference."""
-
-    schema_version: int = 2
-    title: ClassVar[str] = "validation of batches"
-    made_by: ClassVar[str] = "perfmodel validate batch"
-
-    provenance: Provenance
-    profile_digest: str
-    observations_sha256: str
-    summary: ErrorSummary
-    coverage: Share
-    workload: str
-    samples: str
-    """What was learned."""
-    reference_batch: PositiveInt
-    """Of the calibration; its steps are the only ones that a prediction knows."""
-    noise_scale: PositiveFloat
-    """As calibrated. [samples]"""
-    measured_critical_batch: Interval
-    """As the law, fitted to the measured batches alone, has it. [samples]"""
-    batches: tuple[JudgedBatch, ...]
-    not_reached: tuple[PositiveInt, ...]
-    """Batches at which no learning rate reached the target often enough."""
-    from_own_reference: ErrorSummary | None = None
-    """From the steps of this campaign at the reference batch: the error of the law alone. None if that
-    batch did not arrive."""
-    same_samples: ErrorSummary
-    """Of the plain rule that every batch needs as many samples."""
-    same_steps: ErrorSummary
-    """Of the plain rule that every batch needs as many steps."""
-
-
 class StageRun(Record):
     """The latest run of one stage."""
 

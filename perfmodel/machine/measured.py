@@ -380,46 +380,6 @@ class Repeatability:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointProfile:
-    """Checkpoints as one process wrote and read them, in the folder of the calibration."""
-
-    write: Curve
-    """Time over the size of the file in bytes, until it is on the disk."""
-    read: Curve
-    """The same back into model and optimizer, past the page cache."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoiseScaleProfile:
-    """Gradient noise of a reference model along real trainings under DDP, on generated samples."""
-
-    workload: str
-    samples: str
-    """What was learned: a noise scale belongs to a model and its data."""
-    ranks: Count
-    batch: Count
-    """At which it was trained, of all ranks together. [samples]"""
-    learning_rate: Positive
-    target_loss: Positive
-    noise_scale: Positive
-    """Over the whole training: the batch that is said to need twice the samples of a tiny one."""
-    relative_error: RelativeError
-    """Standard error of its logarithm, over trainings with other starts and other samples."""
-    at_start: Positive
-    """In the first part of the training. [samples]"""
-    at_end: Positive
-    steps_to_target: Annotated[tuple[Count, ...], MinLen(1)]
-    """Of each training."""
-
-    @property
-    def samples_to_target(self) -> float:
-        """Median over the trainings."""
-        import statistics  # noqa: PLC0415 - only questions about batches need it
-
-        return self.batch * statistics.median(self.steps_to_target)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HostCosts:
     """Time of the host to issue operators of real steps to a device that runs behind it. [s]"""
 
@@ -469,10 +429,6 @@ class MeasuredMachine(Machine):
     """Durations for traced workloads; absent where no operator was timed."""
     device_costs: DeviceCosts | None = None
     """The same where whole steps of other models are all that is known."""
-    checkpoint: CheckpointProfile | None = None
-    """Absent where no checkpoint was timed."""
-    noise_scales: tuple[NoiseScaleProfile, ...] = ()
-    """By name of the workload; see ``perfmodel calibrate --noise-scale``."""
     cluster: Cluster | None = None
     """Its node among others: by data sheet where it ships with perfmodel, or joined like those of another
     machine. None: nothing is known of other nodes."""
@@ -531,10 +487,6 @@ class MeasuredMachine(Machine):
         if self.rescaling is not None:
             return self.rescaling.device_kind
         return "cpu" if self.device_kind == "cpu" else "cuda"
-
-    def noise_scale(self, workload: str) -> NoiseScaleProfile | None:
-        """Gradient noise of a workload by name, if it was measured."""
-        return next((entry for entry in self.noise_scales if entry.workload == workload), None)
 
     def workload(self, name: str) -> MeasuredWorkload | None:
         """A calibrated workload by name, if there is one; its whole steps tell nothing of another device."""

@@ -7,13 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.answer import NUM_DRAWS
 from perfmodel.checks import at_least, positive
-from perfmodel.cost import Samples
-from perfmodel.cost.memory import checkpoint_draws
 from perfmodel.documents import command_line
 from perfmodel.documents.budget import CheckpointIntervals, GoodputDocument, TriedInterval
-from perfmodel.documents.plan import Failures
 from perfmodel.engine.job import (
     Job,
     best_interval_s,
@@ -23,10 +19,9 @@ from perfmodel.engine.job import (
     young_interval_s,
 )
 from perfmodel.engine.simulate_job import Activity, Courses, simulate_job
-from perfmodel.errors import CalibrationUnavailable, NotFeasible
-from perfmodel.machine.measured import CheckpointProfile, MeasuredMachine
+from perfmodel.errors import NotFeasible
 from perfmodel.statistics import FloatArray, Interval
-from perfmodel.units import HOUR_S, Bytes, Seconds, format_bytes, format_duration
+from perfmodel.units import Seconds, format_duration
 
 #: A job that keeps less than this share of its time is not simulated: it may take for ever.
 LOWEST_EFFECTIVE_FRACTION: Final = 0.01
@@ -93,7 +88,7 @@ def goodput(request: Request, *, argv: Sequence[str]) -> GoodputDocument:
         deadline_probability=(
             None if deadline_s is None else float((elapsed_s <= deadline_s).mean())
         ),
-        caveats=(*request.notes, *_caveats(request)),
+        caveats=tuple(_caveats(request)),
     )
 
 
@@ -197,93 +192,3 @@ def _caveats(request: Request) -> list[str]:
     if request.mtbf_stops is None:
         caveats.append("the mean time between failures is taken as exact; give --mtbf-stops")
     return caveats
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Stops:
-    """Failures and checkpoints; draws of shape ``(num_draws,)``, the first nominal."""
-
-    mtbf_device_s: Seconds
-    write_s: Samples
-    """Training stands still for one checkpoint. [s]"""
-    recovery_s: Samples
-    """From a failure to the next step. [s]"""
-    is_timed: bool = False
-    """Whether a calibration timed the checkpoint."""
-    notes: tuple[str, ...] = ()
-
-    def scaled(self, *, failures: float, checkpoint: float) -> "Stops":
-        """So many times as many failures, and checkpoints that take so many times as long."""
-        longer_s = self.write_s * checkpoint
-        return replace(self, mtbf_device_s=self.mtbf_device_s / failures, write_s=longer_s)
-
-
-def stops_of(failures: Failures, timed: CheckpointProfile | None, *, where: str = "") -> Stops:
-    """Checkpoints as typed, or of the size that is given as they were timed.
-
-    ``timed`` is needed if the plan gives a size; ``where`` names the profile that timed them.
-    """
-    size_bytes, restart_s = failures.checkpoint_bytes, failures.restart_s
-    notes: tuple[str, ...] = ()
-    if size_bytes is None:
-        assert failures.checkpoint_s is not None
-        write = np.full(NUM_DRAWS, failures.checkpoint_s)
-        restart = np.full(NUM_DRAWS, restart_s or 0.0)
-    else:
-        assert timed is not None
-        write, restart, notes = timed_checkpoint(
-            timed,
-            size_bytes,
-            failures.checkpoint_writers,
-            restart_s,
-            option="failures.restart_s",
-            num_draws=NUM_DRAWS,
-        )
-    return Stops(
-        mtbf_device_s=failures.mtbf_device_hours * HOUR_S,
-        write_s=write,
-        recovery_s=failures.detection_s + restart,
-        is_timed=size_bytes is not None,
-        notes=tuple(f"{where}: {note}" for note in notes),
-    )
-
-
-def checkpoint_of(machine: MeasuredMachine, path: str, *, instead: str) -> CheckpointProfile:
-    """What a profile timed of checkpoints; refused where it timed none."""
-    if machine.checkpoint is None:
-        raise CalibrationUnavailable(
-            f"{path}: must hold the time of a checkpoint, got none; run perfmodel calibrate again, "
-            f"or give {instead}"
-        )
-    return machine.checkpoint
-
-
-def timed_checkpoint(
-    timed: CheckpointProfile,
-    size_bytes: Bytes,
-    writers: int,
-    restart_s: Seconds | None,
-    *,
-    option: str,
-    num_draws: int,
-) -> tuple[Samples, Samples, tuple[str, ...]]:
-    """Draws of a write and of a restart of a checkpoint of some size, and what must be said of them. [s]
-
-    ``restart_s``: None: as long as the read takes, which ``option`` overrules.
-    """
-    found = checkpoint_draws(timed, size_bytes, writers=writers, num_draws=num_draws)
-    by = "one process" if writers == 1 else f"{writers} processes, said not to slow each other"
-
-    def words(done: str, took: Interval) -> str:
-        times = [format_duration(each) for each in (took.nominal, took.p5, took.p95)]
-        return (
-            f"a checkpoint of {format_bytes(size_bytes)} is {done} in {times[0]} "
-            f"[{times[1]} - {times[2]}] by {by} ({found.evidence.value}): "
-            "the storage of the calibration, which need not be that of the job"
-        )
-
-    written = words("written", found.write)
-    if restart_s is not None:
-        return found.write_s, np.full(len(found.write_s), restart_s), (written,)
-    read = f"{words('read', found.read)}; starting and warming up are not in it: {option}"
-    return found.write_s, found.read_s, (written, read)

@@ -18,9 +18,8 @@ from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError
 from perfmodel.layout import Layout
 from perfmodel.machine import DEVICES_PER_NODE, Cluster, InferredMachine
-from perfmodel.machine.measured import CheckpointProfile, MeasuredMachine
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.models import document_for, read_model
-from perfmodel.plan.goodput import checkpoint_of
 from perfmodel.plan.steps import FitInMemory, InferredSteps, MeasuredSteps, Steps
 from perfmodel.workload.transformer import NamedTransformer
 
@@ -39,8 +38,6 @@ class Sources:
     """The workload file, if the plan names one; or the trace of its model for machines that were not measured."""
     model: NamedTransformer | None = None
     """The large model, if the plan names one."""
-    checkpoints: Mapping[str, tuple[str, CheckpointProfile]] = field(default_factory=dict)
-    """Where the plan gives the size of a checkpoint: the file that timed some, and their times."""
 
 
 def open_tables(plan: PlanFile, sources: Sources) -> Tables:
@@ -215,7 +212,6 @@ def read_sources(plan: PlanFile, path: Path) -> tuple[PlanFile, Sources]:
         workload = _traced(work.name, profiles.values())
     return found, Sources(
         profiles=profiles,
-        checkpoints=_checkpoints(plan, profiles, folder),
         validations=_named(plan, "validation", lambda name: ValidationDocument.read(folder / name)),
         clusters=_named(plan, "cluster", lambda name: _cluster(name, folder)),
         workload=workload,
@@ -243,31 +239,6 @@ def _traced(
         if isinstance(machine, MeasuredMachine) and machine.device_costs is not None:
             return document_for(machine, name, flag="work.workload")
     return None
-
-
-def _checkpoints(
-    plan: PlanFile, profiles: Mapping[str, MeasuredMachine | InferredMachine], folder: Path
-) -> dict[str, tuple[str, CheckpointProfile]]:
-    """By option, the profile that timed checkpoints and their times, where the plan gives their size."""
-    failures = plan.failures
-    if failures is None or failures.checkpoint_size is None:
-        return {}
-    name = failures.checkpoint_profile
-    shared = None if name is None else ProfileDocument.read(folder / name).machine
-    found = {}
-    for option in plan.option:
-        document = shared or profiles[option.name]
-        path = name or option.profile
-        if isinstance(document, InferredMachine):
-            raise UsageError(
-                f"failures.checkpoint_profile: must be given with work.model, because {path} was "
-                "inferred from runs and timed no checkpoint"
-            )
-        found[option.name] = (
-            path,
-            checkpoint_of(document, path, instead="failures.checkpoint_s"),
-        )
-    return found
 
 
 def _named(plan: PlanFile, key: str, read: Callable[[str], _T]) -> dict[str, _T]:

@@ -6,12 +6,12 @@ probability asked for are ranked by nominal cost, then time, then devices.
 
 import datetime as dt
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
-from perfmodel.answer.measured import critical_caveats, interval
+from perfmodel.answer.measured import interval
 from perfmodel.documents import age_notes, command_line, seals
 from perfmodel.documents.budget import invented_prices, stale_prices
 from perfmodel.documents.plan import (
@@ -23,8 +23,6 @@ from perfmodel.documents.plan import (
     Swing,
 )
 from perfmodel.errors import NotFeasible
-from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.plan.goodput import Stops, stops_of
 from perfmodel.plan.machines import Sources, machine_records, open_tables
 from perfmodel.plan.outcome import (
     NEVER_S,
@@ -64,7 +62,6 @@ class _Planner:
         self.available_s: Seconds = (plan.limits.deadline - self.start).days * DAY_S
         self._sources = sources
         self._tables = open_tables(plan, sources)
-        self._stops = {option.name: _stops(plan, sources, option.name) for option in plan.option}
         if not any(len(table.counts) for table in self._tables.values()):
             refusals = dict.fromkeys(
                 f"{plan.option[index].name}, {table.refusal}"
@@ -97,11 +94,7 @@ class _Planner:
         for key, places in self._places.items():
             table = self._tables[places[0]]
             if len(table.counts) and key not in self._known:
-                # Options that share a table share the profile, and thereby its checkpoints.
-                stops = self._stops[self.plan.option[places[0][0]].name]
-                self._known[key] = evaluate(
-                    self.plan, places, table, stops=stops, available_s=self.available_s
-                )
+                self._known[key] = evaluate(self.plan, places, table, available_s=self.available_s)
         return Candidates.joined([self._known[key] for key in self._places if key in self._known])
 
     def _table(self, candidate: Candidate) -> Steps:
@@ -109,11 +102,15 @@ class _Planner:
 
     def _outcome(self, candidate: Candidate, knobs: Knobs = Knobs()) -> Outcome:  # noqa: B008 - frozen
         option = self.plan.option[candidate.option]
-        stops = self._stops[option.name]
-        if stops is not None:
-            stops = stops.scaled(failures=knobs.failures, checkpoint=knobs.checkpoint)
         table, counts = self._table(candidate), np.array([candidate.count])
-        return outcome(self.plan, option, table, counts, stops=stops, step_factor=knobs.step)
+        return outcome(
+            self.plan,
+            option,
+            table,
+            counts,
+            step_factor=knobs.step,
+            failure_factor=knobs.failures,
+        )
 
     def _document(self, pool: Candidates, named: Named, argv: Sequence[str]) -> PlanDocument:
         shown = {*named.ranked, *named.best, *named.front}
@@ -141,9 +138,7 @@ class _Planner:
             next_measurement=next_measurement(swings),
             caveats=(
                 *plan_caveats(plan, self._tables),
-                *dict.fromkeys(n for s in self._stops.values() if s is not None for n in s.notes),
                 *self._table(winner).caveats(winner.count),
-                *self._critical(rows.values()),
                 *_what_plans_mean(plan),
             ),
             warnings=(
@@ -166,7 +161,6 @@ class _Planner:
         in_time, kept = chances(self.plan, found, self.available_s)
         power = float(power_kw(option, candidate.count)) if option.power_per_device_w else None
         checkpoint_s = float(found.interval_s[0])
-        stops = self._stops[option.name]
         elapsed_s = interval(found.elapsed_s[0])
         return PlanRow(
             option=option.name,
@@ -184,7 +178,6 @@ class _Planner:
             latest_end=self._day_after(elapsed_s.p95),
             expected_stops=float(found.expected_stops[0]),
             checkpoint_interval_s=checkpoint_s if math.isfinite(checkpoint_s) else None,
-            checkpoint_s=interval(stops.write_s) if stops is not None and stops.is_timed else None,
             evidence=evidence,
             layout=None if self.plan.work.model is None else str(layout),
             needed_bytes=None if memory is None else memory.needed_bytes,
@@ -225,27 +218,9 @@ class _Planner:
         return tornado(
             self._table(candidate).ends(candidate.count),
             total,
-            stops=self._stops[option.name],
+            fails=self.plan.failures is not None,
             is_validated=option.validation is not None,
         )
-
-    def _critical(self, rows: Iterable[PlanRow]) -> list[str]:
-        """Where rows that are shown pass the critical batch of the workload."""
-        found: dict[str, None] = {}
-        workload = self.plan.work.workload
-        for row in sorted(rows, key=lambda row: -row.global_batch):
-            profile = self._sources.profiles[row.option]
-            if isinstance(profile, MeasuredMachine) and workload is not None:
-                found |= dict.fromkeys(critical_caveats(profile, workload, [row.global_batch]))
-        return list(found)[:1]
-
-
-def _stops(plan: PlanFile, sources: Sources, option: str) -> Stops | None:
-    """What stops cost an option; None if the plan says nothing about failures."""
-    if plan.failures is None:
-        return None
-    where, timed = sources.checkpoints.get(option, ("", None))
-    return stops_of(plan.failures, timed, where=where)
 
 
 def reason(row: PlanRow, winner: PlanRow, currency: str) -> str:

@@ -10,7 +10,6 @@ import numpy as np
 from perfmodel.cost import Samples
 from perfmodel.documents.plan import Option, PlanFile
 from perfmodel.engine.job import best_intervals_s, elapsed_moments
-from perfmodel.plan.goodput import Stops
 from perfmodel.plan.steps import Steps, nearest
 from perfmodel.statistics import FloatArray, IntArray
 from perfmodel.units import HOUR_S, KILOWATT_W, Seconds
@@ -47,8 +46,8 @@ def outcome(  # noqa: PLR0913 - one parameter per part of the question
     table: Steps,
     counts: IntArray,
     *,
-    stops: Stops | None,
     step_factor: float = 1.0,
+    failure_factor: float = 1.0,
     num_draws: int | None = None,
 ) -> Outcome:
     """Draws of an option at some sizes, by closed forms over the draws of the step.
@@ -59,25 +58,25 @@ def outcome(  # noqa: PLR0913 - one parameter per part of the question
         work    = step_factor * ceil(samples / global batch) * step
         elapsed = max(work, mean(work) + spread(work) * luck)
 
-    ``step_factor``: ratio of the step to the predicted one.
+    ``step_factor``: ratio of the step to the predicted one; ``failure_factor``: of failures to those of the plan.
     ``num_draws``: 1 is the nominal one alone, None are all.
     """
     steps = np.ceil(plan.work.total_samples / table.global_batches(counts))
     work_s = step_factor * steps[:, None] * table.step_s(counts, num_draws=num_draws)
-    if stops is None:
+    failures = plan.failures
+    if failures is None:
         elapsed_s, interval_s = work_s, np.full(len(counts), np.inf)
         expected_stops = np.zeros(len(counts))
     else:
-        mtbf_s = stops.mtbf_device_s / counts
-        write_s = float(stops.write_s[0])
-        best_s = best_intervals_s(write_s=write_s, mtbf_s=mtbf_s)
+        mtbf_s = failures.mtbf_device_hours * HOUR_S / failure_factor / counts
+        best_s = best_intervals_s(write_s=failures.checkpoint_s, mtbf_s=mtbf_s)
         interval_s = np.minimum(best_s, work_s[:, 0])
         mean_s, spread_s = elapsed_moments(
             work_s,
             interval_s=interval_s[:, None],
-            write_s=_once_if_constant(stops.write_s)[:num_draws],
+            write_s=np.array([failures.checkpoint_s]),
             mtbf_s=mtbf_s[:, None],
-            recovery_s=_once_if_constant(stops.recovery_s)[:num_draws],
+            recovery_s=np.array([failures.detection_s + failures.restart_s]),
         )
         luck: Samples = np.random.default_rng(_SEED).standard_normal((work_s.shape[1],))
         luck[0] = 0.0
@@ -120,11 +119,6 @@ def _at_most_never(elapsed_s: Samples) -> Samples:
     return np.minimum(np.where(np.isnan(elapsed_s), NEVER_S, elapsed_s), NEVER_S)
 
 
-def _once_if_constant(draws: Samples) -> Samples:
-    """One number where all are equal, as if typed: what follows from it is computed once per size."""
-    return draws[:1] if (draws == draws[0]).all() else draws
-
-
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One option, by its place in the plan, at one batch and one size."""
@@ -163,7 +157,7 @@ class Candidates:
 class _Spread:
     """How the draws of the end lie around the nominal end, at some sizes of a table; the others read the nearest."""
 
-    def __init__(self, plan: PlanFile, option: Option, table: Steps, stops: Stops | None) -> None:
+    def __init__(self, plan: PlanFile, option: Option, table: Steps) -> None:
         counts = table.counts
         places = np.arange(len(counts))
         if len(counts) > _MOST_SPREAD:
@@ -172,7 +166,7 @@ class _Spread:
         rows = []
         for start in range(0, len(places), _CHUNK):
             at = counts[places[start : start + _CHUNK]]
-            draws_s = outcome(plan, option, table, at, stops=stops).elapsed_s
+            draws_s = outcome(plan, option, table, at).elapsed_s
             rows.append(np.sort(draws_s[:, 1:] / draws_s[:, :1], axis=1))
         self._ratios = np.concatenate(rows)
         """Ascending, one row per size that was evaluated."""
@@ -193,7 +187,6 @@ def evaluate(
     places: Sequence[tuple[int, int]],
     table: Steps,
     *,
-    stops: Stops | None,
     available_s: Seconds,
 ) -> Candidates:
     """All counts of a table, for every (option, batch) that shares it.
@@ -202,9 +195,9 @@ def evaluate(
     """
     counts, limits = table.counts, plan.limits
     options = [plan.option[index] for index, _ in places]
-    nominal = outcome(plan, options[0], table, counts, stops=stops, num_draws=1)
+    nominal = outcome(plan, options[0], table, counts, num_draws=1)
     elapsed_s = nominal.elapsed_s[:, 0]
-    spread = _Spread(plan, options[0], table, stops)
+    spread = _Spread(plan, options[0], table)
     in_time = spread.chance(available_s / elapsed_s)
     found = []
     for (index, batch), option in zip(places, options, strict=True):

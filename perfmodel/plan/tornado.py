@@ -8,7 +8,6 @@ import numpy as np
 
 from perfmodel.cost import Samples
 from perfmodel.documents.plan import Swing
-from perfmodel.plan.goodput import Stops
 from perfmodel.units import Seconds
 
 #: Failure rates are rarely known better than within this factor, and prices than within this share.
@@ -27,7 +26,6 @@ class Assumption(StrEnum):
     FITTED = "the inferred parameters"
     LAYOUT_FORMULA = "what the formula of layouts misses"
     STALLS = "stalls between nodes"
-    CHECKPOINT = "the time of a checkpoint"
     FAILURE_RATE = "failure rate, halved or doubled"
     PRICES = "prices, 10 % up or down"
 
@@ -64,10 +62,6 @@ _REMEDIES: Final[Mapping[Assumption, _Remedy]] = {
         ),
         20,
     ),
-    Assumption.CHECKPOINT: (
-        "perfmodel calibrate in a folder on the storage of the job, which times checkpoints",
-        12,
-    ),
     Assumption.STALLS: ("some steps of this layout on as many nodes, repeated on another day", 40),
 }
 #: Where a validation was named already, it says how wrong the model is of the devices it had.
@@ -87,14 +81,13 @@ class Knobs(NamedTuple):
     step: float = 1.0
     failures: float = 1.0
     price: float = 1.0
-    checkpoint: float = 1.0
 
 
 def tornado(
     ends: Iterable[Ends],
     total: Callable[[Knobs], tuple[Seconds, float]],
     *,
-    stops: Stops | None,
+    fails: bool,
     is_validated: bool = False,
 ) -> tuple[Swing, ...]:
     """Swing of every assumption from its 5th to its 95th percentile, the largest first.
@@ -103,15 +96,13 @@ def tornado(
 
     ``total``: nominal duration and cost of the plan.
     ``ends``: by which factors each assumption about the step moves it.
+    ``fails``: whether the plan knows failures.
     ``is_validated``: whether the errors of the model come from a validation already.
     """
     varied = [(name, [Knobs(step=factor) for factor in factors]) for name, factors in ends]
-    if stops is not None:
+    if fails:
         factors = (1 / FAILURE_FACTOR, FAILURE_FACTOR)
         varied.append((Assumption.FAILURE_RATE, [Knobs(failures=f) for f in factors]))
-    if stops is not None and stops.is_timed:
-        times = [Knobs(checkpoint=f) for f in draws_ends(stops.write_s)]
-        varied.append((Assumption.CHECKPOINT, times))
     shares = (1 - PRICE_SHARE, 1 + PRICE_SHARE)
     varied.append((Assumption.PRICES, [Knobs(price=share) for share in shares]))
     remedies = {**_REMEDIES, Assumption.MODEL: _VALIDATED} if is_validated else _REMEDIES

@@ -11,14 +11,12 @@ from perfmodel.documents.acceptance import (
     Verdict,
 )
 from perfmodel.documents.budget import BatchDocument
-from perfmodel.documents.verdicts import BatchValidationDocument, JudgedBatch
 from perfmodel.plan.acceptance import LOSS, power
 from perfmodel.plan.promises import LARGE_BYTES
 from perfmodel.report import (
     Table,
     caveat_lines,
     count_interval,
-    errors,
     number,
     one_line,
     percent,
@@ -63,56 +61,6 @@ def batch_lines(document: BatchDocument, *, verbose: bool = False) -> list[str]:
         ),
         *caveat_lines(document.caveats, verbose=verbose),
     ]
-
-
-def judged_table(document: BatchValidationDocument) -> Table:
-    """One row per batch that was trained; readable on 80 columns."""
-
-    def error(row: JudgedBatch) -> str:
-        is_reference = row.batch == document.reference_batch
-        return "reference" if is_reference else percent(row.signed_error, signed=True)
-
-    return table(
-        f"{document.workload} to its target, predicted from batch {document.reference_batch}",
-        document.batches,
-        {
-            "Batch": "batch",
-            "Learning\nrate": "learning_rate:.3g",
-            "Steps\nmeasured": "measured_steps:number",
-            "Of each\nstart": lambda row: " ".join(map(str, row.steps)),
-            "Steps\npredicted": "predicted_steps:k",
-            "<Error": error,
-        },
-        caption="Learning rate: the best that was tried. Measured: the median; a start that did not reach "
-        "the target counts as longest. Error: predicted over measured minus 1.",
-    )
-
-
-def judged_lines(document: BatchValidationDocument) -> list[str]:
-    """Errors of the law beside those of plain rules, and how often intervals held."""
-    critical = one_line(count_interval(document.measured_critical_batch))
-    entries = {
-        "Law of the noise scale": document.summary,
-        f"From the steps of this campaign at batch {document.reference_batch}": (
-            document.from_own_reference
-        ),
-        "As many samples at any batch": document.same_samples,
-        "As many steps at any batch": document.same_steps,
-    }
-    lines = [
-        (
-            f"Noise scale as calibrated: {number(document.noise_scale)} samples; critical batch of the "
-            f"measured steps: {critical}"
-        ),
-        *(f"{name}: {errors(summary)}" for name, summary in entries.items() if summary),
-        f"Coverage: {percent(document.coverage)} inside the 90 % interval",
-    ]
-    edges = [str(row.batch) for row in document.batches if row.is_rate_at_edge]
-    if edges:
-        lines.append(f"caveat: the best rate was the highest or lowest tried at {', '.join(edges)}")
-    if document.not_reached:
-        lines.append(f"caveat: target not reached at {', '.join(map(str, document.not_reached))}")
-    return lines
 
 
 def terms_table(terms: AcceptanceTerms) -> Table:

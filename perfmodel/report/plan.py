@@ -144,13 +144,8 @@ def _winner_line(row: PlanRow) -> str:
     if row.power_kw is not None and row.energy_kwh is not None:
         facts.append(f"{row.power_kw:,.1f} kW, {row.energy_kwh:,.0f} kWh")
     if row.checkpoint_interval_s is not None:
-        written = (
-            f" (written in {one_line(duration_interval(row.checkpoint_s))}, as timed)"
-            if row.checkpoint_s
-            else ""
-        )
         every = format_duration(row.checkpoint_interval_s)
-        facts.append(f"a checkpoint every {every}{written}, {row.expected_stops:.1f} stops")
+        facts.append(f"a checkpoint every {every}, {row.expected_stops:.1f} stops")
     return f"the first: {'; '.join(facts)}; weakest evidence: {row.evidence}"
 
 

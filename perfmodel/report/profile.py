@@ -10,7 +10,6 @@ from typing import Final
 import numpy as np
 
 from perfmodel.cost.collectives import bus_factor
-from perfmodel.cost.memory import rate_bytes_per_s
 from perfmodel.cost.network import CollectiveCost
 from perfmodel.documents.acceptance import Difference, ProfileDiffDocument
 from perfmodel.documents.importers import CollectivesDocument, read_nccl_tests
@@ -18,7 +17,6 @@ from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import InvalidDocument, why
 from perfmodel.files import read_json
 from perfmodel.machine.measured import (
-    CheckpointProfile,
     CollectiveProfile,
     LeftOutError,
     MeasuredCollective,
@@ -151,17 +149,6 @@ def _machine(document: ProfileDocument) -> Iterator[tuple[str, str]]:
     yield "Dispatch", f"{format_duration(profile.dispatch_s)} of host time per empty operator"
     yield "Fit, one device", _residual(profile.residual.single_log_errors)
     yield "Fit, DDP", _residual(profile.residual.ddp_log_errors)
-    if profile.checkpoint is not None:
-        yield "Checkpoint", _checkpoint(profile.checkpoint)
-    for entry in profile.noise_scales:
-        yield (
-            f"Noise scale, {entry.workload}",
-            (
-                f"{number(entry.noise_scale)} samples +- {percent(entry.relative_error)}, "
-                f"{number(entry.at_start)} at the start, {number(entry.at_end)} at the end of "
-                f"{len(entry.steps_to_target)} trainings ({entry.samples})"
-            ),
-        )
 
 
 def _measured(profile: MeasuredMachine) -> Iterator[tuple[str, str]]:
@@ -180,16 +167,6 @@ def _measured(profile: MeasuredMachine) -> Iterator[tuple[str, str]]:
         yield name, f"{value} ({spread}), determined: {is_determined}"
     for sentence in profile.undetermined:
         yield "Not determined", sentence
-
-
-def _checkpoint(profile: CheckpointProfile) -> str:
-    largest = max(profile.write, key=lambda point: point.at)
-    write, read = (
-        f"{format_rate(rate_bytes_per_s(points), 'B')} +- "
-        f"{percent(max(points, key=lambda point: point.at).relative_error)}"
-        for points in (profile.write, profile.read)
-    )
-    return f"{format_bytes(round(largest.at))} written at {write}, read at {read}"
 
 
 def _residual(log_errors: tuple[float, ...]) -> str:

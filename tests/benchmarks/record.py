@@ -108,8 +108,6 @@ def _rows() -> Iterator[str]:
         summary = {"mape": gate["value"]}
         command = "validate network --budget blind"
         yield _row(found, judge, summary, command, gate=re.escape(gate["name"]))
-    found = _read("batch/batch.json")
-    yield _row(found, "samples to a target loss", found["summary"], "validate batch", gate=None)
     errors = [abs(run["relative_error"]) for run in _read("memory/validation.json")["runs"]]
     summary = {
         "num_settings": len(errors),

@@ -1,4 +1,4 @@
-"""One campaign of real ranks, one of which is killed: buckets, trainings, checkpoints on a real disk."""
+"""One campaign of real ranks, one of which is killed: buckets, a replay."""
 
 import subprocess
 import sys
@@ -10,16 +10,14 @@ import pytest
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
 from calibrate.experiment import BUCKET_CAPS_MB
 from calibrate.launch import TorchrunLauncher
-from calibrate.noise import trainings_in
-from calibrate.task import CheckpointTask, ReplayTask, TrainingTask
+from calibrate.task import ReplayTask, StepTask
 from perfmodel.convergence import noise_scale
 from perfmodel.documents.observation import (
-    CheckpointObservation,
     ReplayObservation,
     read_observations,
 )
 from perfmodel.errors import MeasurementFailed
-from perfmodel.layout import RunSetting
+from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.plan.batch import read_gradient_norms
 from perfmodel.step.stages import gradient_buckets
 from tests.calibrate.real_ranks import (
@@ -36,31 +34,11 @@ from tests.calibrate.real_ranks import (
 
 pytestmark = NEEDS_TWO_RANKS
 ROOT = Path(__file__).resolve().parent.parent.parent
-STEPS = 40
-#: Weights and biases of LeNet; SGD with momentum keeps another copy.
-LENET_BYTES = 4 * 61_706
 SETTINGS = [
     RunSetting(workload=model, world_size=1, micro_batch=1, bucket_cap_mb=cap_mb)
     for model in ("resnet18", "mlp", "transformer")
     for cap_mb in BUCKET_CAPS_MB
 ]
-
-
-def training(name: str, *, world_size: int, seed: int = 0) -> TrainingTask:
-    return TrainingTask(
-        name=name,
-        round=0,
-        workload="mlp",
-        world_size=world_size,
-        micro_batch=32 // world_size,
-        learning_rate=0.03,
-        seed=seed,
-        noise=1.5,
-        target_loss=1e-6,
-        max_steps=STEPS,
-        evaluated_samples=512,
-        look_growth=1.04,
-    )
 
 
 REPLAYED = ReplayTask(
@@ -87,11 +65,23 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
     """Two starts of the ranks serve all: importing torch takes longer than the tasks."""
     campaign = campaign_of(
         tmp_path_factory.mktemp("tasks"),
-        training("two", world_size=2),
-        training("again", world_size=2),
-        training("one", world_size=1),
+        *(
+            StepTask(
+                name=name,
+                round=0,
+                setting=RunSetting(
+                    workload="lenet",
+                    world_size=world_size,
+                    micro_batch=2,
+                    synchronisation=Synchronisation.NO_SYNC
+                    if world_size > 1
+                    else Synchronisation.NONE,
+                ),
+                target_s=1.0,
+            )
+            for name, world_size in (("two", 2), ("again", 2), ("one", 1))
+        ),
         *steps_of(*SETTINGS),
-        CheckpointTask(name="checkpoint", round=0, workload="lenet", repeats=3),
         REPLAYED,
     )
 
@@ -148,26 +138,6 @@ def test_a_step_is_traced_and_replayed(observations: Path) -> None:
     assert len(replay.forward_s) == len(replay.backward_s) >= 3
     assert replay.failed == ()
     assert replay.traced is not None
-
-
-def test_norms_are_seen_at_every_step_and_the_model_learns(observations: Path) -> None:
-    two, again, one = trainings_in(observations)
-    assert len(two.mean_squares) == len(two.squares_of_mean) == STEPS
-    # a mean is never longer than what it is the mean of
-    assert all(own > mean for own, mean in zip(two.mean_squares, two.squares_of_mean, strict=True))
-    assert one.mean_squares == ()
-    for found in (two, again, one):
-        assert found.losses[-1] < 0.7 * found.losses[0]
-        assert found.num_steps is None
-    assert two.losses == pytest.approx(again.losses, rel=1e-3)
-
-
-def test_a_checkpoint_holds_model_and_momentum_and_leaves_no_file(observations: Path) -> None:
-    [found] = [e for e in read_observations(observations) if isinstance(e, CheckpointObservation)]
-    assert found.size_bytes == pytest.approx(2 * LENET_BYTES, rel=0.05)
-    assert len(found.write_s) == len(found.read_s) == 3
-    assert min(*found.write_s, *found.read_s) > 0
-    assert not list(observations.parent.glob(".checkpoint*"))
 
 
 def test_the_example_for_own_trainings_writes_what_the_command_reads(tmp_path: Path) -> None:

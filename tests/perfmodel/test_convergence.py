@@ -1,4 +1,4 @@
-"""The law of the batch, the noise scale of gradients, and how well a few trainings tell their median."""
+"""The law of the batch, and the noise scale of gradients."""
 
 import math
 
@@ -8,18 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.convergence import (
-    STARTS_SPREAD,
     TUNING_SPREAD,
     BatchPoint,
     CriticalBatch,
     GradientNorms,
-    calibrated_law,
     fit_convergence,
     log_growth,
-    median_error,
     noise_scale,
 )
-from perfmodel.machine.measured import NoiseScaleProfile
 
 BATCHES = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
@@ -41,28 +37,6 @@ def test_a_noise_scale_is_a_critical_batch_with_the_error_of_its_law() -> None:
     found = CriticalBatch.of_noise_scale(500.0, relative_error=0.24)
     assert found.batch == 500.0
     assert found.log_error == pytest.approx(0.74)
-
-
-def test_trainings_at_one_batch_and_their_noise_scale_make_a_law() -> None:
-    """100 steps of 64: the law goes through them, and doubles near the noise scale."""
-    law_of_scale = calibrated_law(
-        NoiseScaleProfile(
-            workload="lenet",
-            samples="generated",
-            ranks=2,
-            batch=64,
-            learning_rate=0.1,
-            target_loss=0.5,
-            noise_scale=500.0,
-            relative_error=0.2,
-            at_start=300.0,
-            at_end=700.0,
-            steps_to_target=(90, 100, 110),
-        )
-    )
-    assert law_of_scale.samples(64).nominal == pytest.approx(6400, rel=0.02)
-    assert law_of_scale.critical_batch.p5 < 500 < law_of_scale.critical_batch.p95
-    assert 1.3 < law_of_scale.samples(640).nominal / 6400 < 2.5
 
 
 @pytest.mark.parametrize("exponent", [0.6, 0.8, 1.0, 1.3])
@@ -118,22 +92,6 @@ def test_a_larger_batch_never_needs_fewer_samples_nor_more_steps_than_in_proport
 def test_fewer_than_two_batches_tell_nothing(batches: list[int]) -> None:
     with pytest.raises(ValueError, match="at least two different batches"):
         fit_convergence([BatchPoint(batch=batch, samples=1.0) for batch in batches])
-
-
-def test_points_that_are_little_known_pull_little_and_leave_more_uncertainty() -> None:
-    """Precisions 1 / 0.06^2 and 1 / (0.06^2 + 0.6^2), 101 : 1: the height is that of the first."""
-    batches = (1, 2)  # far below the critical batch, where samples stay the same
-    told = CriticalBatch(batch=1e6, log_error=0.1)
-    sure, unsure = BatchPoint(batch=1, samples=1000), BatchPoint(batch=2, samples=3000)
-    vague = BatchPoint(batch=2, samples=3000, log_error=0.6)
-    equal, uneven = (
-        fit_convergence([sure, other], critical=told).samples(batches[0])
-        for other in (unsure, vague)
-    )
-    assert equal.nominal == pytest.approx(1000 * math.sqrt(3), rel=0.02)
-    assert uneven.nominal == pytest.approx(1000 * 3 ** (1 / 102), rel=0.02)
-    alone = fit_convergence([vague], critical=told).samples(2)
-    assert math.log(alone.p95 / alone.p5) == pytest.approx(2 * 1.645 * 0.606, rel=0.05)
 
 
 def measured(
@@ -201,9 +159,3 @@ def test_a_training_without_enough_steps_or_signal_or_noise_has_no_scale() -> No
     assert noise_scale([clean] * 50) is None
     assert noise_scale(exact(30, num_steps=7)) is None
     assert noise_scale([noisy] * 50) is None
-
-
-def test_two_trainings_that_agree_are_mostly_the_prior() -> None:
-    """Variance (0 + 2 x 0.25^2) / (1 + 2); error of a median of two sqrt(pi / 2) sqrt(variance / 2)."""
-    variance = 2 * STARTS_SPREAD**2 / 3
-    assert median_error([300, 300]) == pytest.approx(math.sqrt(math.pi / 2 * variance / 2))

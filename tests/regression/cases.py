@@ -19,7 +19,6 @@ _NAMES: Final = {
     "records": RECORDS,
     "calibration": f"{RECORDS}/calibration/profile.json",
     "operators": "tests/regression/inputs/other-machine.json",
-    "batch": f"{RECORDS}/batch/profile.json",
     "h100": "perfmodel/documents/machines/runs/dgx-h100.json",
     "a100": "perfmodel/documents/machines/runs/dgx-a100.json",
     "inputs": "tests/regression/inputs",

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from calibrate.noise import with_noise
 from perfmodel.documents.budget import BatchDocument, GoodputDocument
 from perfmodel.documents.plan import PlanDocument
 from perfmodel.documents.prediction import WhatIfDocument
@@ -22,8 +21,6 @@ from perfmodel.errors import (
     EXIT_OUT_OF_TOLERANCE,
     EXIT_USAGE,
 )
-from perfmodel.machine.measured import CheckpointProfile, CurvePoint
-from tests.calibrate.test_noise import training
 from tests.examples import ROOT
 from tests.perfmodel.cli.command import Result, Run, complaint
 from tests.perfmodel.plan.budgets import budget_text
@@ -262,32 +259,6 @@ def test_free_checkpoints_have_no_best_interval(run: Run) -> None:
     assert row.split() == ["checkpoint", "0", "s", "0.0", "%"]
 
 
-@pytest.fixture
-def timed(tmp_path: Path) -> Path:
-    """A profile whose storage takes 0.1 s and 10 ns per byte to write, half of it to read."""
-    points = tuple(
-        CurvePoint(at=size, time_s=0.1 + size * 1e-8, relative_error=0.02) for size in (1e6, 1e8)
-    )
-    halves = tuple(replace(p, time_s=p.time_s / 2) for p in points)
-    path = tmp_path / "profile.json"
-    document = profile(Machine())
-    checkpoint = CheckpointProfile(write=points, read=halves)
-    as_file(replace(document, checkpoint=checkpoint)).write(path)
-    return path
-
-
-def test_a_checkpoint_costs_what_the_calibration_timed(run: Run, timed: Path) -> None:
-    """800 GB by 8: 0.1 s + 100 GB at 100 MB/s = 1,000.1 s to write, 500.05 s to read."""
-    asked = (*JOB, "--mtbf-device-hours", 24000, "--profile", timed, "--json")
-    sized = (*asked, "--checkpoint-size", "800GB", "--checkpoint-writers", 8)
-    document = GoodputDocument.of_text(run("goodput", *sized).stdout)
-    assert document.job.checkpoint_write_s == pytest.approx(1000.1)
-    assert document.job.restart_s == pytest.approx(500.05)
-    assert "by 8 processes, said not to slow each other (assumed)" in document.caveats[0]
-    restarted = run("goodput", *sized, "--restart-s", 70)
-    assert GoodputDocument.of_text(restarted.stdout).job.restart_s == 70
-
-
 #: 100 (1 + B / 1000) epochs.
 POINTS = "250=125,500=150,1000=200,2000=300"
 
@@ -323,43 +294,19 @@ def test_two_points_are_said_to_tell_little(run: Run) -> None:
     assert "mostly the prior's" in run("batch", "--points", "64=10,128=11").stdout
 
 
-@pytest.fixture
-def noisy(tmp_path: Path) -> Path:
-    """A profile with a noise scale of 96 for its workload light, trained at batch 32 in 80 steps."""
-    path = tmp_path / "profile.json"
-    trainings = [training(seed=seed, name="light") for seed in (0, 1)]
-    as_file(with_noise(profile(Machine()), trainings)).write(path)
-    return path
-
-
 def document_of(result: Result) -> BatchDocument:
     assert result.exit_code == EXIT_OK, result
     return BatchDocument.of_text(result.stdout)
 
 
-def test_a_noise_scale_stands_for_runs_at_other_batches(run: Run, noisy: Path) -> None:
-    """80 steps of 32 samples at a scale of 96: 20 steps at least, 20 (1 + 96 / 384) = 25 at 384."""
-    document = document_of(
-        run("batch", "--workload", "light", "--profile", noisy, "--batches", 384, "--json")
-    )
-    assert document.noise_scale == pytest.approx(96)
-    first, last = document.outlooks
-    assert first.batch == 32
-    assert first.samples.nominal == pytest.approx(2560, rel=0.01)
-    # the exponent is a nuisance: the median law is a little flatter than this one
-    assert last.steps.nominal == pytest.approx(25, rel=0.15)
-    assert last.steps.p5 < 22
-    assert last.is_beyond_critical
-    assert last.learning_rate_factor == pytest.approx(3.2, rel=0.05)
-    assert document.caveats[0].startswith("the noise scale is of light learning ten")
-
-
-def test_devices_are_priced_by_the_profile(run: Run, noisy: Path) -> None:
+def test_devices_are_priced_by_the_profile(run: Run, tmp_path: Path) -> None:
     """Samples per second are those of predict; the speed-up that counts is smaller."""
+    path = tmp_path / "profile.json"
+    as_file(profile(Machine())).write(path)
     document = document_of(
         run(
-            *("batch", "--workload", "light", "--profile", noisy, "--devices", "2,8"),
-            *("--micro-batch", 16, "--json"),
+            *("batch", "--workload", "light", "--profile", path, "--devices", "2,8"),
+            *("--points", "32=1000,128=1700", "--micro-batch", 16, "--json"),
         )
     )
     assert [entry.batch for entry in document.outlooks] == [32, 128]
@@ -379,34 +326,3 @@ def test_norms_of_a_training_give_its_scale(run: Run, tmp_path: Path) -> None:
     )
     assert document.noise_scale == pytest.approx(96)
     assert document.outlooks[-1].samples_ratio.nominal == pytest.approx(1.5, rel=0.05)
-
-
-def test_a_workload_without_a_noise_scale_is_refused(run: Run, noisy: Path) -> None:
-    line = complaint(run("batch", "--workload", "lihgt", "--profile", noisy), EXIT_CALIBRATION)
-    assert "must hold the noise scale of 'lihgt', got that of light; did you mean light?" in line
-
-
-def test_predict_warns_beyond_the_critical_batch(run: Run, noisy: Path) -> None:
-    """Batch 128 at a scale of 96: (128 + 96) / (32 + 96) = 1.75; a little less in the median."""
-    asked = (
-        "predict",
-        "--profile",
-        noisy,
-        "--workload",
-        "light",
-        "--batch",
-        16,
-        "--verbose",
-        "--devices",
-    )
-    assert "critical batch" not in run(*asked, 4).stdout
-    words = run(*asked, 8).words
-    assert "batch 128 passes the critical batch (96)" in words
-    assert "1.6 x the samples of 32" in words
-    assert "see perfmodel batch; 90 %: 1." in words
-    assert " x, light learning ten" in words
-    more = run(
-        *("whatif", "--profile", noisy, "--workload", "light", "--batch", 16, "--devices", 4),
-        *("--set", "devices=8"),
-    )
-    assert "critical batch (96)" in more.stdout

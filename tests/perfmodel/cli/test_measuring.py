@@ -134,7 +134,6 @@ COMMANDS = {
     "network_measure": ("network", "measure", "--collectives", "nonsense"),
     "validate_network": ("validate", "network", "--budget", "nonsense"),
     "validate_testbed": ("validate", "testbed", "--budget", "nonsense"),
-    "validate_batch": ("validate", "batch", "--profile", "missing.json"),
     "validate_memory": ("validate", "memory", "--models", "nonsense"),
     "validate_models": ("validate", "models", "--profile", "missing.json"),
     "validate": ("validate", "--profile", "missing.json"),

@@ -1,4 +1,4 @@
-"""Whether a step fits, what a rank of a layout holds, and what a checkpoint costs."""
+"""Whether a step fits, and what a rank of a layout holds."""
 
 from typing import Any
 
@@ -11,15 +11,12 @@ from perfmodel.cost.memory import (
     DeviceMemory,
     TracedMemory,
     Verdict,
-    checkpoint_draws,
     overhead_of,
     verdict,
 )
 from perfmodel.layout import Layout, parse_layout
-from perfmodel.machine import Evidence, Overhead
-from perfmodel.machine.measured import CheckpointProfile, CurvePoint
+from perfmodel.machine import Overhead
 from perfmodel.step.division import parameter_bytes
-from perfmodel.units import Bytes
 from perfmodel.workload.memory import Part
 from tests.perfmodel.llama import LAYERS, document, traced
 from tests.perfmodel.workload.memory_samples import step_memory, traced_memory
@@ -141,29 +138,3 @@ def test_early_stages_keep_the_activations_of_all_micro_batches_in_flight() -> N
     assert kept[1] == pytest.approx(1.5 * kept[2], rel=1e-6)
     again = ranks("pp=4 accumulation=8 recompute=full")
     assert all(a.needed_bytes <= b.needed_bytes for a, b in zip(again[:3], stages[:3], strict=True))
-
-
-def timed(size_bytes: Bytes, time_s: float) -> CurvePoint:
-    return CurvePoint(at=size_bytes, time_s=time_s, relative_error=0.05)
-
-
-#: Writes: 0.1 s and 100 MB/s; reads twice as fast.
-PROFILE = CheckpointProfile(
-    write=(timed(10**6, 0.11), timed(10**8, 1.1)),
-    read=(timed(10**6, 0.055), timed(10**8, 0.55)),
-)
-
-
-def test_a_larger_file_goes_on_at_the_measured_rate() -> None:
-    cost = checkpoint_draws(PROFILE, 10**10)
-    assert cost.write.nominal == pytest.approx(100.1)
-    assert cost.read.nominal == pytest.approx(50.05)
-    assert cost.evidence is Evidence.EXTRAPOLATED
-    assert cost.write.p5 < 0.8 * 100.1
-    assert cost.write.p95 > 1.2 * 100.1
-
-
-@pytest.mark.parametrize(("size_bytes", "writers"), [(0, 1), (10, 0)])
-def test_nothing_to_write_and_nobody_to_write_are_refused(size_bytes: int, writers: int) -> None:
-    with pytest.raises(ValueError, match="must be"):
-        checkpoint_draws(PROFILE, size_bytes, writers=writers)
