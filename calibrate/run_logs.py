@@ -192,10 +192,10 @@ _TOKENS, _TOKENS_EACH, _SAMPLES = "tokens_per_s", "tokens_per_s_per_device", "sa
 _RATES: Final = (_TOKENS, _TOKENS_EACH, _SAMPLES)
 #: Words that stand for numbers.
 _WORDS: Final = ("model", "recompute", "precision")
-#: What few runs have: experts, FSDP's options, offload.
+#: What few runs have: experts, FSDP's options.
 _SELDOM: Final = (
     *("experts", "experts_per_token", "ep", "imbalance"),
-    *("shard", "prefetch", "offload", "parameter_offload", "pipeline_inside"),
+    *("shard", "prefetch", "pipeline_inside"),
     "overlapped",
 )
 #: What describes a run, with its step time.
@@ -206,13 +206,13 @@ NAMES: Final = (*_NUMBERS, *_WORDS)
 DEFAULTS: Final[dict[str, float]] = {
     **dict.fromkeys(("dp", "tp", "pp", "cp", "interleave"), 1.0),
     **dict.fromkeys(("zero", "recompute_full", "recompute_attention", "gpipe"), 0.0),
-    **dict.fromkeys(("zero_bubble", "sequence_parallel", "gated"), 0.0),
+    **dict.fromkeys(("sequence_parallel", "gated"), 0.0),
     **dict.fromkeys(("tied", "fused_attention"), 1.0),
     "devices_per_node": float(DEVICES_PER_NODE),
 }
 _FLAGS: Final = (
-    *("recompute_full", "recompute_attention", "gpipe", "zero_bubble", "sequence_parallel"),
-    *("gated", "tied", "fused_attention", "offload", "parameter_offload"),
+    *("recompute_full", "recompute_attention", "gpipe", "sequence_parallel"),
+    *("gated", "tied", "fused_attention"),
     *("pipeline_inside", "overlapped"),
 )
 _MAY_BE_0: Final = (*_FLAGS, "zero", "shard", "prefetch")

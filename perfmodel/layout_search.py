@@ -86,7 +86,6 @@ def search_jobs(training: Training, layouts: LayoutColumns) -> Jobs:
             "sequence": training.model.sequence,
             "devices_per_node": training.devices_per_node,
             "gpipe": 0.0,
-            "zero_bubble": 0.0,
             "recompute_attention": recompute == 1,
             "recompute_full": recompute == 2,
             "sequence_parallel": layouts.column("tp") > 1,

@@ -63,7 +63,7 @@ plan parallelism: cluster machine device-memory devices devices-per-node global-
     profile sequence-length top verbose unsealed
 predict: machine torch nccl accumulation batch bucket-cap-mb cluster csv device device-memory devices devices-per-node
     json layout loader-samples-per-s model no-measure nodes-like output plot profile samples scaling sequence-length
-    data-centre-link sync-every-step timeline trace validation verbose workload unsealed
+    sync-every-step timeline trace validation verbose workload unsealed
 report: json devices out profile validation workloads unsealed
 serve: machine ask budget-file cluster export port profile validation workload unsealed
 techniques: machine device device-kind device-memory devices host-link host-memory json micro-batch optimizer

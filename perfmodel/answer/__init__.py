@@ -14,7 +14,7 @@ from perfmodel.machine import DEVICES_PER_NODE, Cluster, Evidence, Machine
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, TracedWorkload
 from perfmodel.statistics import Interval
 from perfmodel.step import Cause, StepProgram, Trace, time_by_cause
-from perfmodel.units import Bytes, BytesPerSecond, Seconds
+from perfmodel.units import Bytes, Seconds
 from perfmodel.workload import Workload
 
 # Only some questions need operators, files of clusters and of validations. They are imported where they are
@@ -52,8 +52,6 @@ class Question:
     devices: int | None = None
     """Devices there are; None: as many as the layout uses."""
     devices_per_node: int = DEVICES_PER_NODE
-    data_centre_bytes_per_s: BytesPerSecond | None = None
-    """Link between data centres, all devices of one together. [B/s]"""
     tails: tuple[int, ...] = TAILS
     """Percentiles of the steps of a run that are wanted."""
     num_draws: int = NUM_DRAWS

@@ -23,8 +23,7 @@ from perfmodel.documents.prediction import (
     TrainedModel,
 )
 from perfmodel.engine import algebra
-from perfmodel.errors import UsageError
-from perfmodel.layout import Layout, Offload, Precision, Recompute, Schedule
+from perfmodel.layout import Layout, Precision, Recompute, Schedule
 from perfmodel.layout.candidates import Limits, require_feasible
 from perfmodel.machine import Evidence, InferredMachine
 from perfmodel.statistics import FloatArray, Interval
@@ -59,8 +58,6 @@ class Training:
     devices_per_node: int
     global_batch: int
     """Sequences per optimizer step."""
-    data_centre_bytes_per_s: float | None = None
-    """Link between data centres, all devices of a data centre together. [B/s]"""
 
     @property
     def limits(self) -> Limits:
@@ -84,7 +81,6 @@ def training_of(question: Question) -> Training:
         devices=layout.world_size if question.devices is None else question.devices,
         devices_per_node=question.devices_per_node,
         global_batch=layout.global_batch,
-        data_centre_bytes_per_s=question.data_centre_bytes_per_s,
     )
 
 
@@ -220,7 +216,7 @@ def layout_jobs(training: Training, layout: Layout, *, device: str | None = None
 
     ``training``: What is trained.
     ``layout``: How it is spread.
-    ``device``: Device of the runs; None: precisions and the link to the host count as usual.
+    ``device``: Device of the runs, whose data sheet knows its precisions; None: they count as usual.
     """
     require_feasible(layout, training.limits)
     jobs = jobs_from(
@@ -228,29 +224,12 @@ def layout_jobs(training: Training, layout: Layout, *, device: str | None = None
         sequence=training.model.sequence,
         devices_per_node=training.devices_per_node,
     )
-    if layout.data_centres > 1:
-        if training.data_centre_bytes_per_s is None:
-            raise UsageError(
-                "--layout: data_centres > 1 must come with --data-centre-link, such as 10Gbit/s"
-            )
-        jobs = replace(jobs, data_centre_bytes_per_s=np.array([training.data_centre_bytes_per_s]))
-    return jobs if device is None else _on_device(jobs, layout, device)
-
-
-def _on_device(jobs: Jobs, layout: Layout, device: str) -> Jobs:
-    """The job with what the data sheet says of the precision and the link to the host, where they count."""
-    if layout.precision is Precision.BF16 and layout.offload is Offload.NONE:
+    if device is None or layout.precision is Precision.BF16:
         return jobs
-    from perfmodel.cost import rescaling  # noqa: PLC0415 - reads the catalogue
-    from perfmodel.documents import hardware  # noqa: PLC0415 - the same
+    from perfmodel.cost.rescaling import precision_ratio  # noqa: PLC0415 - reads the catalogue
 
-    if layout.precision is not Precision.BF16:
-        where = f"layout {layout}"
-        ratio = rescaling.precision_ratio(layout.precision, device, where=where)
-        jobs = replace(jobs, matmul_ratio=np.array([ratio]))
-    sheet = rescaling.catalogued(device)
-    link = hardware.host_link_bytes_per_s(sheet, hardware.shipped_catalogue())
-    return jobs if link is None else replace(jobs, host_bytes_per_s=np.array([link]))
+    ratio = precision_ratio(layout.precision, device, where=f"layout {layout}")
+    return replace(jobs, matmul_ratio=np.array([ratio]))
 
 
 def layout_caveats(model: InferredModel, jobs: Jobs) -> list[str]:
@@ -308,17 +287,14 @@ def _beyond_runs(model: InferredModel, jobs: Jobs) -> list[str]:
     for name, meaning in (
         ("cp", "context parallelism"),
         ("interleave", "interleaved stages"),
-        ("zero_bubble", "zero-bubble schedules"),
         ("sequence_parallel", "sequence parallelism"),
         ("recompute_full", "full recomputation"),
         ("zero", f"zero={jobs.zero[0]:.0f}"),
         ("experts", "experts"),
         ("ep", "expert parallelism"),
         ("shard", "shards inside groups (HSDP)"),
-        ("offload", "offload (host memory assumed at 25 GB/s for each device)"),
         ("pipeline_inside", "stages side by side on a node (order)"),
         ("one_process", "one process for several devices"),
-        ("data_centres", "several data centres"),
     ):
         if getattr(jobs, name)[0] > getattr(runs, name).max():
             caveats.append(f"no run used {meaning}: its effect is untested")
@@ -340,8 +316,6 @@ def _option_caveats(layout: Layout, jobs: Jobs, held: Sequence[int]) -> tuple[st
         said.append("recompute=selective repeats fused attention: time, but no memory saved")
     if layout.ep > 1 and layout.imbalance == 1:
         said.append("experts are evenly loaded; imbalance=1.2 lets the busiest decide")
-    if layout.sync_every > 1:
-        said.append("sync_every > 1 may need more steps to the same loss: not predicted")
     return tuple(said)
 
 

@@ -18,7 +18,6 @@ from perfmodel.errors import CalibrationUnavailable, UsageError, did_you_mean
 from perfmodel.units import (
     MINUTE_S,
     Bytes,
-    BytesPerSecond,
     Seconds,
     decimal,
     parse_bandwidth,
@@ -411,10 +410,6 @@ DevicesPerNode: TypeAlias = Annotated[
 ]
 DeviceMemory: TypeAlias = Annotated[
     Bytes | None, size("--device-memory", "Memory of one device, such as 80GiB.")
-]
-DataCentreLink: TypeAlias = Annotated[
-    BytesPerSecond | None,
-    bandwidth("--data-centre-link", "Bandwidth between data centres, all devices of one together."),
 ]
 
 # Answers.

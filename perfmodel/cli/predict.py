@@ -61,7 +61,6 @@ _ONLY_WITH_LAYOUT: Final = (
         "sequence_length",
         "devices_per_node",
         "device_memory",
-        "data_centre_link",
         "timeline",
     ),
 )
@@ -93,7 +92,6 @@ _ONLY_OF_TABLES: Final = {
 _ONLY_OF_MODELS: Final = {
     "sequence_length": "the trace has its own",
     "devices_per_node": "--cluster says where a node ends",
-    "data_centre_link": "give --model and a calibration from runs",
 }
 
 
@@ -140,7 +138,6 @@ def predict(
     sequence_length: opt.SequenceLength = None,
     devices_per_node: opt.DevicesPerNode = None,
     device_memory: opt.DeviceMemory = None,
-    data_centre_link: opt.DataCentreLink = None,
     timeline: Annotated[Path | None, _TIMELINE] = None,
     no_measure: Annotated[bool, _NO_MEASURE] = False,
     torch: opt.TorchVersion = None,
@@ -290,13 +287,7 @@ def _question(context: typer.Context) -> "Question":
         from perfmodel.documents.profile import InferredDocument
         from perfmodel.models import read_model
 
-        layout, link = _asked_layout(context), given.get("data_centre_link")
-        count = _one_count(context)
-        if link is not None and layout.data_centres == 1:
-            raise UsageError(
-                f"--data-centre-link: must come with data_centres > 1 in --layout, got "
-                f"{link:g} B/s on one data centre"
-            )
+        layout, count = _asked_layout(context), _one_count(context)
         model = read_model(given["model"], sequence=given["sequence_length"])
         cluster = _links(context)
         inside = given["devices_per_node"] if cluster is None else cluster.devices_per_node
@@ -307,7 +298,6 @@ def _question(context: typer.Context) -> "Question":
             cluster=cluster,
             devices=count,
             devices_per_node=inside or DEVICES_PER_NODE,
-            data_centre_bytes_per_s=link,
             capacity_bytes=given["device_memory"],
         )
     divided = None if given["layout"] is None else _asked_layout(context)

@@ -10,16 +10,7 @@ import numpy as np
 from perfmodel.cost.collectives import ring_share
 from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.parameters import FittedParameters
-from perfmodel.workload.step import ADAMW
 
-DATA_CENTRE_BYTES: Final = 4.0
-"""Bytes per parameter that data centres exchange: differences of weights in 32 bit (arXiv 2311.08105)."""
-HOST_GRADIENT_BYTES: Final = 4.0
-"""Bytes per gradient on the way to the host."""
-HOST_UPDATE_BYTES: Final = 4.0 * ADAMW.passes
-"""Host memory that Adam reads and writes per parameter, in 32 bit: gradient, master weight, two moments."""
-HOST_MEMORY_BYTES_PER_S: Final = 25e9
-"""Assumed share of one device in the memory bandwidth of its host. [B/s]"""
 LOGIT_BYTES: Final = 4.0
 """Bytes per gathered logit of one process."""
 
@@ -128,42 +119,6 @@ def threads_s(jobs: Jobs, fitted: FittedParameters) -> Column:
     if not (jobs.one_process > 0).any():
         return np.zeros(len(jobs))
     return 2 * replicate_s(jobs, fitted) + outputs_s(jobs, fitted)
-
-
-def data_centres_s(jobs: Jobs) -> Column:
-    """Share of one step in the exchange between data centres, which nothing hides. [s]
-
-    Every parameter crosses the link once each way of a ring, in 32 bit; all devices of a data centre share it.
-    """
-    model = jobs.layers * jobs.layer_parameters
-    model = model + (2 - jobs.tied) * jobs.vocabulary * jobs.hidden
-    crossing = (
-        ring_share(jobs.data_centres, passes=2)
-        * DATA_CENTRE_BYTES
-        * model
-        / jobs.data_centre_bytes_per_s
-    )
-    return np.asarray(crossing / jobs.sync_every)
-
-
-def upload_s(jobs: Jobs) -> Column:
-    """Shards of one layer from the host to the device, before they are gathered. [s]"""
-    held = jobs.common_parameters / jobs.shards + jobs.divided_parameters * jobs.ep / jobs.replicas
-    up = jobs.element_bytes * held / jobs.tp / jobs.host_bytes_per_s
-    return np.where(jobs.parameter_offload > 0, up, 0.0)
-
-
-def offload_s(jobs: Jobs) -> Column:
-    """Gradients to the host, its update, new parameters back; nothing of it is hidden. [s]"""
-    if not (jobs.offload > 0).any():
-        return np.zeros(len(jobs))
-    common = jobs.common_stage_parameters / np.where(jobs.zero >= 1, jobs.shards, 1.0)
-    divided = jobs.divided_stage_parameters
-    divided = divided / np.where(jobs.zero >= 1, jobs.replicas / jobs.ep, 1.0)
-    up = np.where(jobs.parameter_offload > 0, 0.0, jobs.element_bytes)
-    each = (HOST_GRADIENT_BYTES + up) / jobs.host_bytes_per_s
-    each = each + HOST_UPDATE_BYTES / HOST_MEMORY_BYTES_PER_S
-    return np.where(jobs.offload > 0, (common + divided) * each, 0.0)
 
 
 def _threads_s(jobs: Jobs, fitted: FittedParameters, size_bytes: Column) -> Column:

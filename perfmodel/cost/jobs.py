@@ -8,7 +8,7 @@ from typing import Final, Self, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from perfmodel.layout import Layout, Offload, Order, Precision, Recompute, Schedule
+from perfmodel.layout import Layout, Order, Precision, Recompute, Schedule
 from perfmodel.workload.transformer import (
     HALF_BYTES,
     Transformer,
@@ -25,14 +25,10 @@ SINGLE_BYTES: Final = 4.0
 USUAL: Final[Mapping[str, float]] = MappingProxyType(
     {
         **dict.fromkeys(("experts", "experts_per_token", "ep", "imbalance"), 1.0),
-        **dict.fromkeys(
-            ("overlapped", "prefetch", "data_centres", "sync_every", "matmul_ratio"), 1.0
-        ),
-        **dict.fromkeys(("shard", "one_process", "offload", "parameter_offload"), 0.0),
+        **dict.fromkeys(("overlapped", "prefetch", "matmul_ratio"), 1.0),
+        **dict.fromkeys(("shard", "one_process"), 0.0),
         **dict.fromkeys(("pipeline_inside", "first_layers", "most_layers", "last_layers"), 0.0),
         "element_bytes": HALF_BYTES,
-        "data_centre_bytes_per_s": 1.25e9,
-        "host_bytes_per_s": 25e9,
     }
 )
 
@@ -62,7 +58,6 @@ class Jobs:
     recompute_full: Column
     recompute_attention: Column
     gpipe: Column
-    zero_bubble: Column
     interleave: Column
     sequence_parallel: Column
     devices_per_node: Column
@@ -74,9 +69,6 @@ class Jobs:
     prefetch: Column
     overlapped: Column
     """Gradients leave during the last backward pass, not after it."""
-    offload: Column
-    """Optimizer in the memory of the host."""
-    parameter_offload: Column
     element_bytes: Column
     """Of activations, weights in use and messages. [B]"""
     matmul_ratio: Column
@@ -84,12 +76,6 @@ class Jobs:
     pipeline_inside: Column
     """Stages stand side by side on a node and replicas far from each other, not the other way round."""
     one_process: Column
-    data_centres: Column
-    sync_every: Column
-    data_centre_bytes_per_s: Column
-    """Of the link between data centres, all devices together. [B/s]"""
-    host_bytes_per_s: Column
-    """Between a device and the memory of its host, each direction. [B/s]"""
     first_layers: Column
     most_layers: Column
     """Of the fullest stage but the last."""
@@ -122,8 +108,8 @@ class Jobs:
 
     @property
     def replicas(self) -> Column:
-        """Ranks of one data centre that hold the same layers before any sharding."""
-        return self.dp * self.cp / self.data_centres
+        """Ranks that hold the same layers before any sharding."""
+        return self.dp * self.cp
 
     @property
     def shards(self) -> Column:
@@ -229,7 +215,6 @@ def _layout_columns(layout: Layout, layers: int) -> dict[str, float]:
     same = (
         *("dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "accumulation", "interleave"),
         *("sequence_parallel", "imbalance", "shard", "prefetch", "one_process"),
-        *("data_centres", "sync_every"),
     )
     stages = layout.stages(layers) if layout.stage_layers or layers % layout.pp else (0,)
     return {
@@ -237,9 +222,6 @@ def _layout_columns(layout: Layout, layers: int) -> dict[str, float]:
         "recompute_full": layout.recompute is Recompute.FULL,
         "recompute_attention": layout.recompute is Recompute.SELECTIVE,
         "gpipe": layout.schedule is Schedule.GPIPE,
-        "zero_bubble": layout.schedule is Schedule.ZERO_BUBBLE,
-        "offload": layout.offload is not Offload.NONE,
-        "parameter_offload": layout.offload is Offload.PARAMETERS,
         "overlapped": layout.overlap,
         "pipeline_inside": layout.order is Order.PIPELINE_INSIDE,
         "element_bytes": SINGLE_BYTES

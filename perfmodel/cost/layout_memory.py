@@ -44,8 +44,6 @@ SINGLE: Final = StateBytes(parameter=4.0, gradient=4.0, optimizer=4.0 * ADAMW.st
 
 LOGIT_COPIES_BYTES: Final = 12.0
 """Beside the logits their log-softmax, its gradient and their own in 32 bit, as eager torch has. [B]"""
-OUTER_BYTES: Final = 8.0
-"""Per parameter of a data centre that seldom meets others: last common weights and momentum (arXiv 2311.08105)."""
 
 #: Peaks of 1,018 published runs of one framework (nanotron, playbook) against this formula: within 3 %
 #: without tensor and pipeline parallelism, spread by 0.2 to 0.25 in log with them.
@@ -165,7 +163,7 @@ def rank_parts(jobs: Jobs, stage: Column | int = 0) -> dict[str, Column]:
     layers = np.where(last, jobs.end_layers, np.where(first, start, jobs.middle_layers))
     own = _own_parameters(jobs, layers, np.where(jobs.pp > 1, 1.0 * first + last, 2.0 - jobs.tied))
     replicas = jobs.replicas
-    sharded = (jobs.zero >= 3) & ((replicas > 1) | (jobs.parameter_offload > 0))
+    sharded = (jobs.zero >= 3) & (replicas > 1)
     whole = np.where(sharded, (jobs.common_parameters + jobs.divided_parameters) / jobs.tp, 0.0)
     working, kept = _layer_bytes(jobs, states)
     waiting = in_flight(jobs, stage) * layers * kept
@@ -177,14 +175,12 @@ def rank_parts(jobs: Jobs, stage: Column | int = 0) -> dict[str, Column]:
     gradients = states.gradient * own[1]
     alone = (replicas == 1) & (jobs.pp == 1) & (jobs.accumulation == 1)
     ends_full = alone & (gradients + working > waiting + logits)
-    outer = np.where(jobs.sync_every > 1, OUTER_BYTES, 0.0)
-    device = 1 - jobs.parameter_offload
     gathered = np.minimum(1 + jobs.prefetch, layers) * whole
     tokens_bytes = HALF_BYTES * jobs.tokens * jobs.hidden
     return {
-        "parameters": states.parameter * (device * own[0] + gathered),
+        "parameters": states.parameter * (own[0] + gathered),
         "gradients": np.where(alone & ~ends_full, 0.0, gradients + states.gradient * whole),
-        "optimizer": states.optimizer * (1 - jobs.offload) * own[2] + outer * own[2],
+        "optimizer": states.optimizer * own[2],
         "activations": np.where(ends_full, working, waiting),
         "logits": np.where(ends_full, 0.0, logits),
         "undivided": np.where(jobs.pp == 1, 0.0, in_flight(jobs, stage) * tokens_bytes),
@@ -197,13 +193,11 @@ def in_flight(jobs: Jobs, stage: Column | int) -> Column:
     """Micro-batches whose activations a stage keeps at most, in units of its own layers.
 
     GPipe keeps all, 1F1B one for every stage from here on; with interleaving Megatron-LM warms up
-    with 2 (p - s - 1) + (v - 1) p chunks (arXiv 2104.04473); deferred weight gradients keep those of
-    zero-bubble schedules on every stage as on the first (arXiv 2401.10241).
+    with 2 (p - s - 1) + (v - 1) p chunks (arXiv 2104.04473).
     """
     behind = jobs.pp - np.asarray(stage)
     chunks = 2 * (behind - 1) + (jobs.interleave - 1) * jobs.pp + 1
     most = np.where(jobs.interleave > 1, chunks / jobs.interleave, behind)
-    most = np.where(jobs.zero_bubble > 0, jobs.pp, most)
     return np.where(jobs.gpipe > 0, jobs.accumulation, np.minimum(most, jobs.accumulation))
 
 

@@ -15,20 +15,17 @@ from perfmodel.cost.exchanges import (
     all_gather_s,
     all_to_all_s,
     context_s,
-    data_centres_s,
     data_s,
-    offload_s,
     outputs_s,
     p2p_s,
     replicas_reduce_s,
     replicate_s,
     tensor_collective_s,
     threads_s,
-    upload_s,
 )
 from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.parameters import FittedParameters
-from perfmodel.layout import Layout, Recompute, Schedule
+from perfmodel.layout import Layout
 from perfmodel.statistics import soft_maximum
 from perfmodel.step import Cause, StepProgram
 from perfmodel.step.compile import HEAD_FORWARD
@@ -58,9 +55,9 @@ class StepParts:
     pipeline_s: Column
     """Filling and draining the pipeline, point-to-point sends between stages."""
     data_s: Column
-    """Gradients and sharded parameters, as far as they are not hidden; exchanges of data centres and threads."""
+    """Gradients and sharded parameters, as far as they are not hidden; exchanges of threads."""
     other_s: Column
-    """Optimizer, its way to the host and back, fixed costs, slower devices among many."""
+    """Optimizer, fixed costs, slower devices among many."""
 
     @property
     def total_s(self) -> Column:
@@ -95,11 +92,11 @@ def step_parts(jobs: Jobs, fitted: FittedParameters) -> StepParts:
     others = (jobs.layers - count) * both + (jobs.pp - 1) * fixed
     others = others + np.where(ends_last, 0.0, head)
     send = p2p_s(jobs, fitted)
-    fill = _fill(jobs, layer) * others + 2 * (jobs.pp * jobs.interleave - 1) * send
+    fill = others / jobs.interleave + 2 * (jobs.pp * jobs.interleave - 1) * send
     slowest = count * both + fixed + ends
     sending = (jobs.accumulation - 1) * _waiting_for_sends_s(jobs, send, slowest, others)
-    data = _exposed_s(jobs, fitted, hiding_s=_hiding_s(jobs, layer)) + data_centres_s(jobs)
-    optimizer = _optimizer_s(jobs, fitted) + offload_s(jobs) + fitted["step_s"]
+    data = _exposed_s(jobs, fitted, hiding_s=_hiding_s(jobs, layer))
+    optimizer = _optimizer_s(jobs, fitted) + fitted["step_s"]
     slower = _slower(jobs, fitted)
     compute = jobs.accumulation * (count * each + fixed + ends)
     tensor = jobs.accumulation * collectives
@@ -138,19 +135,18 @@ def _waiting_for_shards_s(jobs: Jobs, fitted: FittedParameters, layer: _Layer) -
     """What a layer's passes with their collectives wait for sharded parameters and gradients. [s]"""
     ahead, back = _passes(jobs, layer)
     scatter = _scatter_s(jobs, fitted)
-    gather = scatter + upload_s(jobs)
     leave = scatter + replicas_reduce_s(jobs, fitted)
     exponent = SHARDED_OVERLAP * np.asarray(fitted["overlap"])
     early = jobs.prefetch > 0
     forward = np.where(
         early,
-        soft_maximum(ahead, gather, exponent) - ahead,
-        gather,
+        soft_maximum(ahead, scatter, exponent) - ahead,
+        scatter,
     )
     backward = np.where(
         early,
-        soft_maximum(back, gather + leave, exponent) - back,
-        gather + soft_maximum(back, leave, exponent) - back,
+        soft_maximum(back, scatter + leave, exponent) - back,
+        scatter + soft_maximum(back, leave, exponent) - back,
     )
     return np.where(jobs.zero >= 3, forward + backward, 0.0)
 
@@ -276,23 +272,6 @@ def _embedding_s(jobs: Jobs, fitted: FittedParameters) -> Column:
     return np.asarray(traffic / fitted["memory_bytes_per_s"])
 
 
-def _fill(jobs: Jobs, layer: _Layer) -> Column:
-    """Share of the other stages' work that filling and draining costs: 1 / v [arXiv 2104.04473].
-
-    Gradients of weights (W) fill what other stages leave idle (ZB-H1) [arXiv 2401.10241]: the first
-    min(m, p) - 1 stages cost B and as much of F as W does not fill; further stages find no W to fill F + B.
-    Exact for even stages, as B takes at least as long as W.
-    """
-    if not (jobs.zero_bubble > 0).any():
-        return np.asarray(1 / jobs.interleave)
-    weights = (layer.backward_s - jobs.recompute_full * layer.forward_s) / 2
-    forward, backward = _passes(jobs, layer)
-    filled = np.minimum(jobs.accumulation, jobs.pp) - 1
-    filled = filled / np.maximum(jobs.pp - 1, 1)
-    idle = backward - weights + filled * np.maximum(forward - weights, 0.0) + (1 - filled) * forward
-    return np.where(jobs.zero_bubble > 0, idle / (forward + backward), 1.0) / jobs.interleave
-
-
 def _passes(jobs: Jobs, layer: _Layer) -> tuple[Column, Column]:
     """Forward and backward pass of a layer with their collectives. [s]"""
     ahead = layer.tensor_s / (2 + jobs.recompute_full)
@@ -324,9 +303,8 @@ def _scatter_s(jobs: Jobs, fitted: FittedParameters) -> Column:
 
 
 def _hiding_s(jobs: Jobs, layer: _Layer) -> Column:
-    """Last pass that gradients leave from, or the half of it that makes those of weights. [s]"""
-    left = np.where(jobs.zero_bubble > 0, 0.5, 1.0)
-    return np.asarray(left * jobs.layers_per_stage * layer.backward_s)
+    """Last pass that gradients leave from. [s]"""
+    return np.asarray(jobs.layers_per_stage * layer.backward_s)
 
 
 def _exposed_s(jobs: Jobs, fitted: FittedParameters, *, hiding_s: Column) -> Column:
@@ -341,11 +319,11 @@ def _exposed_s(jobs: Jobs, fitted: FittedParameters, *, hiding_s: Column) -> Col
 
 
 def _optimizer_s(jobs: Jobs, fitted: FittedParameters) -> Column:
-    """Update on the device; nothing if that is the host's business. [s]"""
+    """Update of parameters. [s]"""
     common = jobs.common_stage_parameters / np.where(jobs.zero >= 1, jobs.shards, 1.0)
     divided = jobs.divided_stage_parameters
     divided = divided / np.where(jobs.zero >= 1, jobs.replicas / jobs.ep, 1.0)
-    traffic = fitted["optimizer_bytes"] * (common + divided) * (1 - jobs.offload)
+    traffic = fitted["optimizer_bytes"] * (common + divided)
     return np.asarray(traffic / fitted["memory_bytes_per_s"])
 
 
@@ -357,28 +335,22 @@ def unit_times(layout: Layout, jobs: Jobs, fitted: FittedParameters) -> dict[Cau
     layer = _layer(jobs, fitted)
     count = jobs.layers_per_stage
     forward, backward = count * layer.forward_s, count * layer.backward_s
-    weight = np.zeros_like(backward)
-    if layout.schedule is Schedule.ZERO_BUBBLE and layout.pp > 1:
-        # Gradients of inputs and of weights are two products of the same size; what is recomputed
-        # belongs to the first.
-        again = forward if layout.recompute is Recompute.FULL else 0.0
-        weight = (backward - again) / 2
     fixed = np.asarray(fitted["micro_step_s"]) * np.ones(len(jobs))
     dispatch = 0.0 if len(set(layout.stages(int(jobs.layers[0])))) > 1 else fixed / 2
     scatter, between = _scatter_s(jobs, fitted), replicas_reduce_s(jobs, fitted)
-    gather, data = scatter + upload_s(jobs), data_s(jobs, fitted)
+    data = data_s(jobs, fitted)
     sharded = layout.zero == 3
     reduced, gathered, scattered = data, data / 2, data / 2
     if sharded:
-        reduced, gathered, scattered = count * between, count * gather, count * scatter
+        reduced, gathered, scattered = count * between, count * scatter, count * scatter
     replicate = replicate_s(jobs, fitted)
     if layout.one_process:
         reduced, gathered = replicate, outputs_s(jobs, fitted)
     if sharded:
         exponent = SHARDED_OVERLAP * np.asarray(fitted["overlap"])
-        early = np.where(jobs.prefetch > 0, gather, 0.0)
+        early = np.where(jobs.prefetch > 0, scatter, 0.0)
         ahead, back = _passes(jobs, layer)
-        beside = np.where(early > 0, _contention_s(ahead, gather, exponent), 0.0)
+        beside = np.where(early > 0, _contention_s(ahead, scatter, exponent), 0.0)
         contention = count * (beside + _contention_s(back, early + scatter + between, exponent))
         contention = contention * layout.accumulation
     else:
@@ -388,9 +360,8 @@ def unit_times(layout: Layout, jobs: Jobs, fitted: FittedParameters) -> dict[Cau
     times = {
         Cause.EMBEDDING: _embedding_s(jobs, fitted),
         Cause.FORWARD: forward + dispatch,
-        Cause.BACKWARD: backward - weight + dispatch,
+        Cause.BACKWARD: backward + dispatch,
         Cause.DISPATCH: fixed,
-        Cause.WEIGHT_GRADIENT: weight,
         Cause.HEAD: _head_s(jobs, fitted),
         Cause.TENSOR: count * layer.tensor_s,
         Cause.P2P: p2p_s(jobs, fitted),
@@ -398,8 +369,6 @@ def unit_times(layout: Layout, jobs: Jobs, fitted: FittedParameters) -> dict[Cau
         Cause.ALL_REDUCE: reduced,
         Cause.ALL_GATHER: gathered,
         Cause.REDUCE_SCATTER: scattered,
-        Cause.OFFLOAD: offload_s(jobs),
-        Cause.DATA_CENTRES: data_centres_s(jobs),
         Cause.CONTENTION: contention,
         Cause.OPTIMIZER: _optimizer_s(jobs, fitted) + fitted["step_s"],
     }

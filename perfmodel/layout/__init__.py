@@ -53,8 +53,6 @@ class Schedule(enum.StrEnum):
     """All forward passes, then all backward passes: every micro-batch is in flight."""
     ONE_F_ONE_B = "1f1b"
     """One forward, one backward alternating: at most one micro-batch in flight per stage behind."""
-    ZERO_BUBBLE = "zero_bubble"
-    """Weight gradients fill the bubble; a third of it is left (Qi 2023, arXiv 2401.10241)."""
 
 
 class Precision(enum.StrEnum):
@@ -66,16 +64,6 @@ class Precision(enum.StrEnum):
     TF32 = "tf32"
     """Products of 32-bit numbers on tensor cores; all else is 32 bit."""
     FP32 = "fp32"
-
-
-class Offload(enum.StrEnum):
-    """What lives in the memory of the host."""
-
-    NONE = "none"
-    OPTIMIZER = "optimizer"
-    """States and update: gradients go down, new parameters come up (arXiv 2101.06840)."""
-    PARAMETERS = "parameters"
-    """Sharded parameters as well: they come up for every gather."""
 
 
 class Order(enum.StrEnum):
@@ -121,15 +109,10 @@ class Layout:
     """Sharded layers that are gathered ahead of the one in use; 0: each waits for its own."""
     overlap: bool = True
     """Gradients leave during the last backward pass; else after it, parameters before the first pass."""
-    offload: Offload = Offload.NONE
     precision: Precision = Precision.BF16
     order: Order = Order.DATA_INSIDE
     one_process: bool = False
     """torch's DataParallel: threads of one process behind one interpreter lock."""
-    data_centres: int = 1
-    """Places with a thin link between them, over which the replicas are divided."""
-    sync_every: int = 1
-    """Steps between two exchanges of data centres (local SGD)."""
     stage_layers: tuple[int, ...] = ()
     """Layers of each pipeline stage; empty: as even as possible, fewer at the ends."""
     bucket_cap_mb: float | None = None
@@ -154,8 +137,8 @@ class Layout:
 
     @property
     def replicas(self) -> int:
-        """Ranks of one data centre that hold the same layers before any sharding."""
-        return self.dp * self.cp // self.data_centres
+        """Ranks that hold the same layers before any sharding."""
+        return self.dp * self.cp
 
     @property
     def shards(self) -> int:
@@ -241,7 +224,7 @@ def _contradictions(layout: Layout) -> Iterator[str]:
     yield from _pipeline_contradictions(layout)
     yield from _sharding_contradictions(layout)
     yield from _expert_contradictions(layout)
-    yield from _other_contradictions(layout)
+    yield from _thread_contradictions(layout)
 
 
 def _pipeline_contradictions(layout: Layout) -> Iterator[str]:
@@ -279,11 +262,9 @@ def _sharding_contradictions(layout: Layout) -> Iterator[str]:
         yield f"prefetch must come with zero=3, got zero = {zero}"
     if not layout.overlap and (zero == 3 or replicas == 1):
         yield f"overlap=no must come with zero < 3 and dp x cp > 1, got {zero} and {replicas}"
-    if layout.offload is Offload.PARAMETERS and zero != 3:
-        yield f"offload={Offload.PARAMETERS} must come with zero=3, got zero = {zero}"
 
 
-_REPLICAS: Final = "{} replicas (dp x cp of one data centre)"
+_REPLICAS: Final = "{} replicas (dp x cp)"
 
 
 def _expert_contradictions(layout: Layout) -> Iterator[str]:
@@ -297,28 +278,18 @@ def _expert_contradictions(layout: Layout) -> Iterator[str]:
         yield f"imbalance must be 1 without expert parallelism (ep), got {layout.imbalance:g}"
 
 
-def _other_contradictions(layout: Layout) -> Iterator[str]:
-    if layout.dp % layout.data_centres != 0:
-        yield f"data_centres must divide the {layout.dp} replicas (dp), got {layout.data_centres}"
-    if layout.sync_every > 1 and layout.data_centres == 1:
-        yield (
-            f"sync_every must be 1 on one data centre, got {layout.sync_every}; add data_centres=2"
-        )
+def _thread_contradictions(layout: Layout) -> Iterator[str]:
     if not layout.one_process:
         return
     threads = "one_process=yes (DataParallel) excludes"
-    others = (layout.tp, layout.pp, layout.cp, layout.ep, layout.data_centres)
+    others = (layout.tp, layout.pp, layout.cp, layout.ep)
     if any(count > 1 for count in others):
         *some, last = others
-        yield (
-            f"{threads} tp, pp, cp, ep and data_centres above 1, got {', '.join(map(str, some))} and {last}"
-        )
+        yield (f"{threads} tp, pp, cp and ep above 1, got {', '.join(map(str, some))} and {last}")
     if layout.zero != 0:
         yield f"{threads} sharding, got zero = {layout.zero}"
     if not layout.overlap:
         yield f"{threads} overlap=no"
-    if layout.offload is not Offload.NONE:
-        yield f"{threads} offload, got {layout.offload}"
 
 
 #: Fields whose word in the grammar is another one.

@@ -31,22 +31,15 @@ _BUBBLE: Final = "#e6e6e6"
 _COMPUTE: Final = {
     "forward": (COLOURS[0], {Cause.FORWARD, Cause.INPUT, Cause.DISPATCH}),
     "backward": (COLOURS[2], {Cause.BACKWARD}),
-    "weight gradients": (COLOURS[5], {Cause.WEIGHT_GRADIENT}),
     "embedding, head, loss": (COLOURS[4], {Cause.EMBEDDING, Cause.HEAD}),
-    "optimizer": (COLOURS[3], {Cause.OPTIMIZER, Cause.OFFLOAD, Cause.BUCKET}),
+    "optimizer": (COLOURS[3], {Cause.OPTIMIZER, Cause.BUCKET}),
     "contention": (GREY, {Cause.CONTENTION}),
 }
 _COMMUNICATION: Final = {
     "tensor, context, experts": (COLOURS[6], {Cause.TENSOR}),
     "gradients, parameters": (
         COLOURS[1],
-        {
-            Cause.ALL_REDUCE,
-            Cause.ALL_GATHER,
-            Cause.REDUCE_SCATTER,
-            Cause.BROADCAST,
-            Cause.DATA_CENTRES,
-        },
+        {Cause.ALL_REDUCE, Cause.ALL_GATHER, Cause.REDUCE_SCATTER, Cause.BROADCAST},
     ),
     "point-to-point send": ("#8C564B", {Cause.P2P}),
 }

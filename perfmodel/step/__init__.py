@@ -50,8 +50,6 @@ class Cause(enum.StrEnum):
     EMBEDDING = "embedding"
     HEAD = "head"
     """Output head and loss, both passes."""
-    WEIGHT_GRADIENT = "weight_gradient"
-    """Of a schedule that computes it apart from the rest of the backward pass."""
     TENSOR = "tensor"
     """Collectives of tensor, context and expert parallelism."""
     P2P = "p2p"
@@ -60,10 +58,6 @@ class Cause(enum.StrEnum):
     REDUCE_SCATTER = "reduce_scatter"
     CONTENTION = "contention"
     """What compute and collectives lose by running beside each other."""
-    OFFLOAD = "offload"
-    """Gradients to the host, its update, parameters back."""
-    DATA_CENTRES = "data_centres"
-    """Exchange between data centres, the share of one step."""
 
 
 class Operation(NamedTuple):

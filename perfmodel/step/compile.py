@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from perfmodel import checks
-from perfmodel.layout import Layout, Offload, Schedule, Synchronisation
+from perfmodel.layout import Layout, Schedule, Synchronisation
 from perfmodel.step import Cause, Operation, StepProgram, Stream, collector_paused
 from perfmodel.step.stages import (
     Parcel,
@@ -186,7 +186,6 @@ class _Builder:
     """Whether there is anybody to exchange gradients with."""
     is_sharded: bool = field(init=False)
     """Whether parameters are gathered for every pass."""
-    splits_backward: bool = field(init=False)
     head_forward: float = field(init=False)
     """Share of the head that comes before all backward passes; all of it where they follow at once."""
     is_serial: bool = field(init=False)
@@ -198,14 +197,11 @@ class _Builder:
         """Look up once what every operation asks."""
         layout = self.layout
         self.is_replicated = layout.replicas > 1 and not layout.one_process
-        self.is_sharded = layout.zero == 3 and (
-            self.is_replicated or layout.offload is Offload.PARAMETERS
-        )
+        self.is_sharded = layout.zero == 3 and self.is_replicated
         parted = self.is_shape and layout.schedule is Schedule.GPIPE and layout.pp > 1
         self.head_forward = HEAD_FORWARD if parted else 1.0
         self.is_serial = self.is_replicated and not layout.overlap
         self.has_threads = layout.one_process and layout.dp > 1
-        self.splits_backward = layout.schedule is Schedule.ZERO_BUBBLE and layout.pp > 1
 
     @property
     def overlaps(self) -> bool:
@@ -222,7 +218,7 @@ class _Builder:
                 return False
         if work.kind is Pass.FORWARD and stage == 0 and work.chunk == 0:
             return True
-        return work.kind is Pass.WEIGHT or (stage, work) in self.arrived
+        return (stage, work) in self.arrived
 
     def add(self, stage: int, work: Work) -> None:
         """Append a pass of a stage and what it sends."""
@@ -231,13 +227,11 @@ class _Builder:
             self.awaited.setdefault(stage, []).extend(self.waiting.begin(stage, work))
         if work.kind is Pass.FORWARD:
             self._forward(stage, work, after)
-        elif work.kind is Pass.BACKWARD:
+        else:
             if stage == self.layout.pp - 1 and self.head_forward < 1:
                 left = 1 - self.head_forward
                 after = (self._put(stage, work, Cause.HEAD, share=left, after=after),)
             self._backward(stage, work, after)
-        else:
-            self._weight_gradients(stage, work)
 
     def begin(self, stage: int) -> None:
         """Append what a stage waits for before its first pass: its loader, buffers, updated parameters."""
@@ -263,15 +257,13 @@ class _Builder:
     def finish(self, stage: int) -> None:
         """Append the optimizer of a stage, and what comes before and after it."""
         layout = self.layout
-        last = Work(Pass.WEIGHT, layout.accumulation - 1)
+        last = Work(Pass.BACKWARD, layout.accumulation - 1)
         if self.is_serial:
             summed = Cause.REDUCE_SCATTER if layout.zero else Cause.ALL_REDUCE
             self._put(stage, last, summed, size_bytes=self._held_bytes(stage))
         waits = tuple(self.exchanged.get(stage, ()))
         if self.is_shape and (self.is_replicated or self.is_sharded):
             waits = (self._put(stage, last, Cause.CONTENTION, after=waits),)
-        if layout.offload is not Offload.NONE:
-            waits = (self._put(stage, last, Cause.OFFLOAD, after=waits),)
         division = self.divisions[stage]
         shards = (
             assign_shards(division.parameters_bytes, num_ranks=self.num_shards)
@@ -293,8 +285,6 @@ class _Builder:
                 name="broadcast shards",
                 size_bytes=max(shards[first : first + _IN_FLIGHT]),
             )
-        if layout.data_centres > 1:
-            self._put(stage, last, Cause.DATA_CENTRES, stream=Stream.COMM, after=(updated,))
 
     def _held_bytes(self, stage: int) -> Bytes:
         return sum(piece.size_bytes for piece in self.divisions[stage].backward)
@@ -334,9 +324,7 @@ class _Builder:
         last = work.micro_batch == layout.accumulation - 1
         buckets = layout.zero == 0 and last and self.has_buckets
         synchronised = self.is_shape or layout.zero > 0 or self.has_buckets
-        exchanges = self.is_sharded or (
-            self.overlaps and last and synchronised and not self.splits_backward
-        )
+        exchanges = self.is_sharded or (self.overlaps and last and synchronised)
         pieces = self.divisions[stage].backward
         if not (buckets or exchanges):
             pieces = (together(pieces),)
@@ -361,14 +349,6 @@ class _Builder:
             self.exchanged[stage] = [end]
         if stage > 0 or work.chunk > 0:
             self._p2p(stage, work, Stream.SEND_BACKWARD, end)
-
-    def _weight_gradients(self, stage: int, work: Work) -> None:
-        exchanges = self.overlaps and work.micro_batch == self.layout.accumulation - 1
-        pieces = self.divisions[stage].backward
-        for number, piece in enumerate(pieces if exchanges else (together(pieces),)):
-            end = self._put(stage, work, Cause.WEIGHT_GRADIENT, share=piece.share)
-            if exchanges:
-                self._exchange(stage, work, number, piece, end)
 
     def _work(  # noqa: PLR0913 - as _put
         self,

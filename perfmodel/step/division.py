@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from perfmodel.errors import NotFeasible
-from perfmodel.layout import Layout, Offload, Precision, Recompute, Schedule
+from perfmodel.layout import Layout, Precision, Recompute
 from perfmodel.step.stages import Piece, StageDivision, bucketed, together
 from perfmodel.units import Bytes
 from perfmodel.workload import (
@@ -324,16 +324,10 @@ def _refuse_untraced(trace: SymbolicStep, layout: Layout, *, num_blocks: int) ->
             layout.precision is not Precision.BF16,
             f"precision={layout.precision} is that of the trace; trace again with --precision",
         ),
-        (layout.offload is not Offload.NONE, f"offload={layout.offload} is not modelled"),
-        (layout.data_centres > 1, f"data_centres must be 1, got {layout.data_centres}"),
         (layout.shard > 0, f"shard must be 0 (no HSDP), got {layout.shard}"),
         (layout.cp > 1, f"cp must be 1, got {layout.cp}"),
         (layout.ep > 1, f"ep must be 1, got {layout.ep}"),
         (layout.interleave > 1, f"interleave must be 1, got {layout.interleave}"),
-        (
-            layout.schedule is Schedule.ZERO_BUBBLE,
-            f"schedule must be {Schedule.GPIPE} or {Schedule.ONE_F_ONE_B}, got {layout.schedule}",
-        ),
         (
             layout.recompute is Recompute.SELECTIVE,
             "recompute must be none or full; trace again with --checkpointing for others",

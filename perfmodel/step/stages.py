@@ -1,8 +1,8 @@
 """What every pipeline stage of a step holds and in which order it works.
 
-It holds pieces of both passes and the buckets of its gradients. Orders are GPipe, 1F1B, interleaved and zero
-bubble. Where the host waits, a stage offers its result until another one fetches it. Nothing here needs a trace:
-parameters, or the number of layers, are enough.
+It holds pieces of both passes and the buckets of its gradients. Orders are GPipe, 1F1B and interleaved. Where the
+host waits, a stage offers its result until another one fetches it. Nothing here needs a trace: parameters, or the
+number of layers, are enough.
 """
 
 import enum
@@ -185,9 +185,6 @@ class Pass(enum.StrEnum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
-    """Gradients of inputs, and of weights unless these come later."""
-    WEIGHT = "weight"
-    """Gradients of weights alone, which no other stage waits for."""
 
 
 class Work(NamedTuple):
@@ -207,10 +204,7 @@ def stage_order(layout: Layout, stage: int) -> tuple[Work, ...]:
     .. [1] Y. Huang et al., "GPipe", arXiv 1811.06965.
     .. [2] D. Narayanan et al., "Efficient large-scale language model training on GPU clusters using
        Megatron-LM", arXiv 2104.04473: 1F1B and interleaved stages.
-    .. [3] P. Qi et al., "Zero bubble pipeline parallelism", arXiv 2401.10241: ZB-H1.
     """
-    if layout.schedule is Schedule.ZERO_BUBBLE and layout.pp > 1:
-        return _zero_bubble(layout, stage)
     forward, backward = _forward_order(layout), _backward_order(layout)
     ahead = _ahead(layout, stage)
     order = list(forward[:ahead])
@@ -246,20 +240,6 @@ def _backward_order(layout: Layout) -> tuple[Work, ...]:
         Work(Pass.BACKWARD, work.micro_batch, layout.interleave - 1 - work.chunk)
         for work in _forward_order(layout)
     )
-
-
-def _zero_bubble(layout: Layout, stage: int) -> tuple[Work, ...]:
-    """1F1B in which the first ``stage`` weight gradients wait until the end, when there is time."""
-    count, ahead = layout.accumulation, min(layout.pp - stage - 1, layout.accumulation)
-    order = [Work(Pass.FORWARD, index) for index in range(ahead)]
-    for index in range(count):
-        if ahead + index < count:
-            order.append(Work(Pass.FORWARD, ahead + index))
-        order.append(Work(Pass.BACKWARD, index))
-        if index >= stage:
-            order.append(Work(Pass.WEIGHT, index - stage))
-    done = max(count - stage, 0)
-    return (*order, *(Work(Pass.WEIGHT, index) for index in range(done, count)))
 
 
 class Put(Protocol):

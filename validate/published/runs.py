@@ -47,7 +47,7 @@ _BEHIND_HEAD: Final = 2
 _PLAYBOOK_BATCH: Final = 256
 #: What a job has unless its table says otherwise.
 _PLAIN: Final = {
-    **dict.fromkeys(("recompute_attention", "recompute_full", "gpipe", "zero_bubble"), 0.0),
+    **dict.fromkeys(("recompute_attention", "recompute_full", "gpipe"), 0.0),
     **dict.fromkeys(("sequence_parallel", "gated", "zero"), 0.0),
     **dict.fromkeys(("tp", "pp", "cp", "interleave", "tied", "fused_attention"), 1.0),
     "devices_per_node": 8.0,

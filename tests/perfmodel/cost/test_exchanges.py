@@ -1,4 +1,4 @@
-"""Exchanges and options by hand: experts, groups of shards, data centres, offload, one process, precision."""
+"""Exchanges and options by hand: experts, groups of shards, one process, precision."""
 
 from dataclasses import replace
 
@@ -7,9 +7,7 @@ import pytest
 
 from perfmodel.cost.exchanges import (
     all_to_all_s,
-    data_centres_s,
     data_s,
-    offload_s,
     outputs_s,
     p2p_s,
     replicas_reduce_s,
@@ -132,34 +130,6 @@ def test_groups_of_shards_sum_their_pieces_between_nodes() -> None:
     assert held["parameters"][0] == 2 * (ALL / 8 + 2 * LAYER)
 
 
-def test_data_centres_exchange_all_parameters_now_and_then() -> None:
-    jobs = replace(
-        jobs_of("dp=16 data_centres=2 sync_every=100"), data_centre_bytes_per_s=np.array([1.25e9])
-    )
-    assert data_centres_s(jobs)[0] == pytest.approx(2 * 1 / 2 * 4 * ALL / 1.25e9 / 100)
-    parts = step_parts(jobs, FITTED)
-    alone = step_parts(jobs_of("dp=8"), FITTED)
-    assert parts.data_s[0] - alone.data_s[0] == pytest.approx(data_centres_s(jobs)[0])
-    extra = rank_parts(jobs, 0)["optimizer"] - rank_parts(jobs_of("dp=8"), 0)["optimizer"]
-    assert extra[0] == 8 * ALL
-
-
-def test_states_move_to_the_host() -> None:
-    jobs = jobs_of("dp=8 zero=1 offload=optimizer")
-    assert rank_parts(jobs, 0)["optimizer"][0] == 0
-    expected = ALL / 8 * ((4 + 2) / 25e9 + 28 / 25e9)
-    assert offload_s(jobs)[0] == pytest.approx(expected)
-    # Common parameters among 16 ranks, each expert among the two that hold it.
-    mixed = jobs_of("dp=16 ep=8 zero=1 offload=optimizer")
-    experts = 4 * 8 * 256**2
-    assert mixed.divided_stage_parameters[0] == experts
-    held = mixed.common_stage_parameters[0] / 16 + experts / 2
-    assert offload_s(mixed)[0] == pytest.approx(held * ((4 + 2) / 25e9 + 28 / 25e9))
-    whole = rank_parts(jobs_of("dp=8 zero=3 offload=parameters prefetch=2"), 0)
-    assert whole["parameters"][0] == 2 * 3 * LAYER
-    assert whole["optimizer"][0] == 0
-
-
 def test_one_process_sends_everything_from_its_first_device() -> None:
     jobs = jobs_of("dp=4 one_process=yes")
     assert replicate_s(jobs, FITTED)[0] == pytest.approx(2 * ALL / 80e9)
@@ -200,16 +170,6 @@ def test_filling_a_pipeline_by_hand() -> None:
     """Three other stages of 3 ms, and three sends there and back."""
     parts = step_parts(jobs_of("pp=4"), HOST_ALONE)
     assert parts.pipeline_s[0] == pytest.approx(3 * 3e-3 + 2 * 3 * 10e-3)
-
-
-@pytest.mark.parametrize(("stages", "micro_batches", "idle"), [(2, 2, 1), (4, 3, 4 / 3), (4, 8, 1)])
-def test_gradients_of_weights_fill_a_pipeline(stages: int, micro_batches: int, idle: float) -> None:
-    """F = B = W = 1 ms: of 3 the other stages leave 1 idle, and 1 more in a part that no W fills."""
-    free = HOST_ALONE | {"p2p_latency_s": 0.0}
-    text = f"pp={stages} accumulation={micro_batches} schedule=zero_bubble"
-    others_s = 4 / stages * (stages - 1) * 3e-3
-    parts = step_parts(jobs_of(text), free)
-    assert parts.pipeline_s[0] == pytest.approx(others_s * idle / 3)
 
 
 def test_collectives_keep_the_host_busy() -> None:

@@ -21,7 +21,7 @@ layouts = st.builds(
     tp=st.sampled_from([1, 2]),
     pp=st.sampled_from([2, 3, 5, 8]),
     zero=st.sampled_from([0, 1]),
-    schedule=st.sampled_from([Schedule.ONE_F_ONE_B, Schedule.GPIPE, Schedule.ZERO_BUBBLE]),
+    schedule=st.sampled_from(Schedule),
     accumulation=st.integers(1, 150),
 )
 

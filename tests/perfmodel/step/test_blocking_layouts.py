@@ -122,12 +122,7 @@ def test_waiting_never_makes_a_pipeline_faster(  # noqa: PLR0913, PLR0917 - one 
     queued: float,
 ) -> None:
     layout = Layout(pp=stages, accumulation=rounds, schedule=schedule)
-    times = {
-        "forward": forward_s,
-        "backward": backward_s,
-        "p2p": p2p_s,
-        "weight_gradient": backward_s,
-    }
+    times = {"forward": forward_s, "backward": backward_s, "p2p": p2p_s}
     waiting = waiting_s(layout, times, layers=stages, queued=queued)
     streams = step_s(layout, times, layers=stages)
     assert waiting >= streams * (1 - 1e-9)
