@@ -53,10 +53,11 @@ DEADLINE_S = 180.0
 
 @pytest.fixture
 def request_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CalibrationRequest:
-    """A calibration of one small model, a third of the layers and the lightest stack: it takes seconds."""
+    """A calibration of one small model, a few layers and the lightest stack: it takes seconds."""
     monkeypatch.setitem(BUDGETS, "tiny", TINY)
-    monkeypatch.setattr(experiment, "planned_layers", lambda **how: planned_layers(**how)[::3])
+    monkeypatch.setattr(experiment, "planned_layers", lambda **how: planned_layers(**how)[::6])
     monkeypatch.setattr(experiment, "_STACKS", experiment._STACKS[:1])
+    monkeypatch.setattr(experiment, "_WRAPPED", experiment._WRAPPED[:1] + experiment._WRAPPED[-1:])
     return CalibrationRequest(
         folder=tmp_path / "calibration",
         budget="tiny",
