@@ -50,8 +50,8 @@ goodput: best-interval cause checkpoint-interval-s checkpoint-s deadline-days de
     maintenance-every-days maintenance-hours mtbf-device-hours mtbf-stops replacement-hours replicas restart-s
     seed spares work-days verbose
 machines: NAME json
-memory: machine device device-kind device-memory devices gradient-as-bucket-view json micro-batch optimizer
-    precision profile sequence-length verbose workload unsealed
+memory: machine device device-kind device-memory devices gradient-as-bucket-view host-link host-memory json
+    micro-batch optimizer precision profile sequence-length verbose workload unsealed
 network:
 network check: LOG bucket-cap-mb cluster collective device json machine nic-bandwidth nics profile workload unsealed
 network import: FILE json link-bandwidth nic-bandwidth nodes output
@@ -66,8 +66,6 @@ predict: machine torch nccl accumulation batch bucket-cap-mb cluster csv device 
     sync-every-step timeline trace validation verbose workload unsealed
 report: json devices out profile validation workloads unsealed
 serve: machine ask budget-file cluster export port profile validation workload unsealed
-techniques: machine device device-kind device-memory devices host-link host-memory json micro-batch optimizer
-    precision profile sequence-length verbose workload unsealed
 trace: MODEL json checkpointing device-kind image-size micro-batch optimizer optimizer-implementation
     output precision sequence-length
 validate: json budget from master-addr master-port nnodes node-rank out profile resume seed soon

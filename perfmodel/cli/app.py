@@ -279,7 +279,6 @@ _COMMANDS: Final[Mapping[str, Mapping[str, _Row]]] = {
         "explain": _answer("predict", "What costs the speed-up, what a change would gain."),
         "whatif": _answer("predict", "Change a field: before, after, and why."),
         "memory": _answer("memory", "Does a step fit, the largest batch, what to change."),
-        "techniques": _answer("memory", "Checkpointing, offload ...: time and memory."),
         "devices": _Row("memory", "Data sheets of devices that need not be present."),
         "machines": _Row("memory", "Machines that come with perfmodel, by name."),
         "serve": _answer("pages", "What-if as a page with sliders, on this machine."),

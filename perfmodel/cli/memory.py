@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -56,13 +56,18 @@ def memory(
     devices: opt.Devices = 1,
     bucket_view: Annotated[bool, _BUCKET_VIEW] = False,
     device_kind: opt.DeviceKind = None,
+    host_link: Annotated[BytesPerSecond | None, _LINK] = None,
+    host_memory: Annotated[BytesPerSecond, _HOST_MEMORY] = _DEFAULT_HOST_MEMORY,
     optimizer: Annotated[str, _OPTIMIZER] = "sgd",
     precision: Annotated[str, _PRECISION] = "fp32",
     sequence_length: opt.SequenceLength = None,
     verbose: opt.Verbose = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Say whether a step fits into a device, the largest batch that does, and what to change first."""
+    """Say whether a step fits into a device, the largest batch that does, and what to change first.
+
+    A calibrated machine tells what each change costs in seconds.
+    """
     # What follows imports numpy and pydantic: too slow for --help.
     from perfmodel.report.memory import memory_lines, memory_table, remedies_table
 
@@ -78,54 +83,9 @@ def memory(
         )
 
 
-def techniques(
-    context: typer.Context,
-    *,
-    workload: Annotated[str, _TRACED],
-    device_memory: Annotated[Bytes | None, _CAPACITY] = None,
-    device: opt.Device = None,
-    profile: opt.OptionalMachine = None,
-    micro_batch: opt.MicroBatch = None,
-    devices: opt.Devices = 1,
-    device_kind: opt.DeviceKind = None,
-    host_link: Annotated[BytesPerSecond | None, _LINK] = None,
-    host_memory: Annotated[BytesPerSecond, _HOST_MEMORY] = _DEFAULT_HOST_MEMORY,
-    optimizer: Annotated[str, _OPTIMIZER] = "sgd",
-    precision: Annotated[str, _PRECISION] = "fp32",
-    sequence_length: opt.SequenceLength = None,
-    verbose: opt.Verbose = False,
-    as_json: opt.Json = False,
-) -> None:
-    """Compare mixed precision, accumulation, checkpointing, offload and streaming in time and memory."""
-    if profile is None:
-        # Transfers take seconds; shares of a step cannot be compared with them.
-        raise UsageError(
-            "--profile: techniques need times in seconds; give a profile from perfmodel calibrate, or use "
-            "perfmodel memory for relative ones"
-        )
-    # What follows imports numpy and pydantic: too slow for --help.
-    from perfmodel.cost.memory import Verdict, verdict
-    from perfmodel.report.memory import technique_lines, techniques_table
-
-    report = _report(context, link=_link)
-    capacity_bytes = report.capacity_bytes
-    lines = technique_lines(report, verbose=verbose)
-    show_answer(report.as_json(), techniques_table(report), lines, as_json=as_json)
-    verdicts = {verdict(row.memory.fit_probability(capacity_bytes)) for row in report.techniques}
-    if verdicts == {Verdict.DOES_NOT_FIT}:
-        raise NotFeasible(
-            f"{_capacity_words(report, context)}: {report.name} at micro-batch "
-            f"{report.layout.micro_batch} fits with none of the techniques; take a smaller batch or "
-            "a larger device"
-        )
-
-
-def _report(
-    context: typer.Context,
-    link: "Callable[[DataSheet | None, dict[str, Any]], HostLink] | None" = None,
-) -> "MemoryReport":
+def _report(context: typer.Context) -> "MemoryReport":
     """What is known of the memory of a step."""
-    from perfmodel.answer.memory import DEFAULT_LINK, report_of, sheet_of
+    from perfmodel.answer.memory import report_of, sheet_of
 
     given = context.params
     profile, device, capacity_bytes = given["profile"], given["device"], given["device_memory"]
@@ -144,10 +104,10 @@ def _report(
         machine=None if machine is None else opt.converted(machine, device=device),
         micro_batch=given["micro_batch"],
         devices=given["devices"],
-        bucket_view=given.get("bucket_view", False),
+        bucket_view=given["bucket_view"],
         device_kind=given["device_kind"],
         sheet=sheet,
-        link=DEFAULT_LINK if link is None else link(sheet, given),
+        link=_link(sheet, given),
     )
 
 

@@ -32,7 +32,7 @@ def memory_table(report: MemoryReport) -> Table:
 
 
 def memory_lines(report: MemoryReport, *, verbose: bool = False) -> list[str]:
-    """Verdict, largest batch, evidence, caveats."""
+    """Verdict, largest batch, evidence, caveats; all that changes assume if ``verbose``."""
     largest = report.largest_batch
     return [
         (
@@ -42,7 +42,17 @@ def memory_lines(report: MemoryReport, *, verbose: bool = False) -> list[str]:
         ),
         f"largest micro-batch that fits for sure: {largest or 'none'}",
         f"evidence: {report.evidence}",
+        *(_notes(report) if verbose else ()),
         *caveat_lines(report.caveats, verbose=verbose),
+    ]
+
+
+def _notes(report: MemoryReport) -> list[str]:
+    """What each change assumes, and what its figures rest on."""
+    return [
+        f"{row.name}: memory {row.memory_basis.value}, time {row.time_basis.value}; {row.note}"
+        for row in report.techniques
+        if row.note
     ]
 
 
@@ -57,45 +67,18 @@ def remedies_table(report: MemoryReport) -> Table:
             "<Change": "name",
             "Memory": "memory.needed_bytes",
             "Saves": lambda row: format_bytes(plain_bytes - row.memory.needed_bytes),
-            "Time": lambda row: _ratio(report, row),
+            "Time": lambda row: _time(report, row),
             "<Fits": lambda row: verdict(row.memory.fit_probability(report.capacity_bytes)).value,
         },
     )
 
 
-def techniques_table(report: MemoryReport) -> Table:
-    """Time, memory, gain and evidence of every technique."""
-    plain_bytes = report.techniques[0].memory.needed_bytes
-
-    def step(row: Technique) -> str:
-        if report.in_seconds and row.step_s:
-            return f"{format_duration(row.step_s)} ({_ratio(report, row)})"
-        return _ratio(report, row)
-
-    return table(
-        f"{report.name}, micro-batch {report.layout.micro_batch}",
-        report.techniques,
-        {
-            "<Technique": "name",
-            "Step": step,
-            "Memory": "memory.needed_bytes",
-            "Saves": lambda row: f"{(plain_bytes - row.memory.needed_bytes) / plain_bytes:.0%}",
-            "<Evidence (memory; time)": lambda row: (
-                f"{row.memory_basis.value}; {row.time_basis.value}"
-            ),
-        },
-    )
-
-
-def technique_lines(report: MemoryReport, *, verbose: bool = False) -> list[str]:
-    """What each technique assumes, and caveats."""
-    notes = [f"{row.name}: {row.note}" for row in report.techniques if row.note]
-    return [*notes, *caveat_lines(report.caveats, verbose=verbose)]
-
-
-def _ratio(report: MemoryReport, row: Technique) -> str:
+def _time(report: MemoryReport, row: Technique) -> str:
     ratio = report.time_ratio(row)
-    return "not known" if ratio is None else f"x {ratio:.2f}"
+    if ratio is None:
+        return "not known"
+    times = f"x {ratio:.2f}"
+    return f"{format_duration(row.step_s)} ({times})" if report.in_seconds and row.step_s else times
 
 
 def trace_lines(document: WorkloadDocument, *, micro_batch: int) -> list[str]:

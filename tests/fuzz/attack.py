@@ -277,7 +277,6 @@ COMMANDS: Final = (
     "explain --profile {stored} --workload light",
     "whatif --profile {stored} --workload heavy --set network.bandwidth=2x",
     "memory --workload {traced}",
-    "techniques --workload {traced}",
     "devices",
     "goodput --devices 100 --work-days 10",
     "batch --profile {stored} --workload light",

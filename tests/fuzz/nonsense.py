@@ -94,7 +94,6 @@ UNSEALED: Final = (
     ("inferred", "predict --model gpt2-xl --layout dp=8 --profile"),
     ("inferred", "plan parallelism --model gpt2-xl --devices 8 --global-batch 64 --profile"),
     ("traced", "memory --workload"),
-    ("traced", "techniques --workload"),
     ("traced", "predict --profile {stored} --no-measure --workload"),
 )
 edited: Final = st.tuples(st.sampled_from(UNSEALED), changes)

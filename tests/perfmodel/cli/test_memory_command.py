@@ -62,9 +62,9 @@ def test_kernels_of_another_kind_are_a_caveat(run: Run, traced: Path) -> None:
     assert "has not been validated on a GPU" in result.stdout
 
 
-def test_techniques_in_seconds(run: Run, traced: Path, stored: Path) -> None:
+def test_changes_in_seconds(run: Run, traced: Path, stored: Path) -> None:
     result = run(
-        "techniques",
+        "memory",
         "--workload",
         traced,
         "--device-memory",
