@@ -11,10 +11,10 @@ import numpy as np
 
 from perfmodel.cost.collectives import bus_factor
 from perfmodel.cost.network import NOT_MEASURED, CollectiveCost, Group, Network
+from perfmodel.documents.clusters import NETWORK_S, NVLINK_S, PCIE_BYTES_PER_S, PCIE_S
 from perfmodel.documents.hardware import LINK_SHARE, Catalogue, DataSheet, host_link_bytes_per_s
-from perfmodel.documents.importers import NVLINK_S, PCIE_BYTES_PER_S, PCIE_S, Found
 from perfmodel.errors import UsageError
-from perfmodel.machine import Cluster
+from perfmodel.machine import DEVICE, NODE, Cluster, Tier
 from perfmodel.machine.measured import CurvePoint, MeasuredCollective, MeasuredMachine
 from perfmodel.units import KIB, MIB, Bytes, BytesPerSecond, Seconds, format_bytes, format_rate
 
@@ -126,9 +126,14 @@ class NetworkCheck:
 
 
 def node_links(
-    sheet: DataSheet, catalogue: Catalogue, measured: MeasuredCollective, *, adapters: int
-) -> Found:
-    """Links inside a node of the devices of a log, by their data sheet.
+    sheet: DataSheet,
+    catalogue: Catalogue,
+    measured: MeasuredCollective,
+    *,
+    adapters: int,
+    adapter_bytes_per_s: BytesPerSecond | None,
+) -> Cluster:
+    """Links inside a node of the devices of a log, by their data sheet, and the adapters of its nodes.
 
     Copies and collectives reach 80 % of a link's rate. A bridge joins pairs alone, and nothing says that
     there is one: PCIe is expected of such cards.
@@ -140,23 +145,35 @@ def node_links(
             f"{measured.num_nodes} nodes; use whole nodes"
         )
     if sheet.link is not None and not sheet.link_joins_pairs:
-        return Found(
-            devices_per_node=per_node,
-            nodes=measured.num_nodes,
-            adapters=adapters,
-            link_bytes_per_s=LINK_SHARE * sheet.link.bytes_per_s,
-            link_s=NVLINK_S,
-            link_source=f"{LINK_SHARE:.0%} of {sheet.link_name}",
+        rate, latency_s = LINK_SHARE * sheet.link.bytes_per_s, NVLINK_S
+        source = f"{LINK_SHARE:.0%} of {sheet.link_name}"
+    else:
+        host = host_link_bytes_per_s(sheet, catalogue)
+        rate, latency_s = host or PCIE_BYTES_PER_S, PCIE_S
+        source = "PCIe of the data sheet" if host else "assumed: PCIe 4.0 x16"
+    tiers = [
+        Tier(
+            name=NODE,
+            of=DEVICE,
+            count=per_node,
+            link_bytes_per_s=rate,
+            latency_s=latency_s,
+            source=source,
         )
-    host = host_link_bytes_per_s(sheet, catalogue)
-    return Found(
-        devices_per_node=per_node,
-        nodes=measured.num_nodes,
-        adapters=adapters,
-        link_bytes_per_s=host or PCIE_BYTES_PER_S,
-        link_s=PCIE_S,
-        link_source="PCIe of the data sheet" if host else "assumed: PCIe 4.0 x16",
-    )
+    ]
+    if adapter_bytes_per_s is not None and measured.num_nodes > 1:
+        tiers.append(
+            Tier(
+                name="fabric",
+                of=NODE,
+                count=measured.num_nodes,
+                links=max(1, adapters),
+                link_bytes_per_s=adapter_bytes_per_s,
+                latency_s=max(0.0, NETWORK_S - latency_s),
+                source="given, assumed non-blocking",
+            )
+        )
+    return Cluster(name=sheet.id, tiers=tuple(tiers))
 
 
 def check_network(

@@ -54,16 +54,13 @@ memory: machine device device-kind device-memory devices gradient-as-bucket-view
     micro-batch optimizer precision profile sequence-length verbose workload unsealed
 network:
 network check: LOG bucket-cap-mb cluster collective device json machine nic-bandwidth nics profile workload unsealed
-network import: FILE json link-bandwidth nic-bandwidth nodes output
-network measure: json collectives device-kind nproc out resume rounds
-network show: FILES collective json unsealed
 plan:
 plan options: PLAN export json output prices report today verbose unsealed
 plan parallelism: cluster machine device-memory devices devices-per-node global-batch interleave json model output
     profile sequence-length top verbose unsealed
 predict: machine torch nccl accumulation batch bucket-cap-mb cluster csv device device-memory devices devices-per-node
     json layout loader-samples-per-s model no-measure nodes-like output plot profile samples scaling sequence-length
-    sync-every-step timeline trace validation verbose workload unsealed
+    sync-every-step trace validation verbose workload unsealed
 report: json devices out profile validation workloads unsealed
 serve: machine ask budget-file cluster export port profile validation workload unsealed
 trace: MODEL json checkpointing device-kind image-size micro-batch optimizer optimizer-implementation

@@ -262,11 +262,8 @@ _COMMANDS: Final[Mapping[str, Mapping[str, _Row]]] = {
         "trace": _Row("memory", "A model as a workload file, without data or GPU."),
         "network": _Row(
             "",
-            "Collectives alone, and whether those of a log are normal.",
+            "Whether the collectives of a log are normal.",
             parts={
-                "measure": _measure("measure"),
-                "show": _answer("measure"),
-                "import": _Row("measure"),
                 "check": _answer("diagnose"),
             },
         ),
@@ -340,6 +337,8 @@ def _built(name: str, row: _Row) -> Any:
         made.command(name, short_help=row.line, cls=_Command)(_function(name, row))
     elif runs_alone:
         made.callback(invoke_without_command=True)(_function(name, row))
+    else:
+        made.callback()(lambda: None)  # a group of commands, also where it is of one
     for part, its_row in row.parts.items():
         made.command(part, cls=_Command)(_function(f"{name}_{part}", its_row))
     return get_command(made)

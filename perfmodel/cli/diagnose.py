@@ -109,7 +109,7 @@ def _links(
         cluster = open_cluster(given["cluster"])
         return cluster.name, cluster
     from perfmodel.documents.hardware import LINK_SHARE, find_device, shipped_catalogue
-    from perfmodel.documents.importers import as_cluster, read_device_names
+    from perfmodel.documents.importers import read_device_names
     from perfmodel.network_check import node_links
 
     catalogue = shipped_catalogue()
@@ -140,9 +140,9 @@ def _links(
                 f"--nic-bandwidth and --nics: must be given for a log of {measured.num_nodes} nodes, because "
                 "it does not say them; for example --nic-bandwidth 400Gb/s --nics 8"
             )
-    found = node_links(sheet, catalogue, measured, adapters=nics or 0)
     rate = None if nic is None else LINK_SHARE * nic
-    return sheet.name, as_cluster(found, name=sheet.id, adapter_bytes_per_s=rate)
+    found = node_links(sheet, catalogue, measured, adapters=nics or 0, adapter_bytes_per_s=rate)
+    return sheet.name, found
 
 
 _MODEL = typer.Argument(

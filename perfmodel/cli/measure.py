@@ -11,7 +11,7 @@ import typer
 from perfmodel.cli import measurement, show_answer, show_lines, working
 from perfmodel.cli import options as opt
 from perfmodel.errors import MeasurementFailed, UsageError
-from perfmodel.units import MINUTE_S, BytesPerSecond, Seconds, format_duration
+from perfmodel.units import MINUTE_S, Seconds, format_duration
 
 if TYPE_CHECKING:
     from calibrate.workloads import WorkloadRequest
@@ -305,82 +305,3 @@ def fit(
     with working("fit"):
         document = use_case.refit(folder)
     _show_profile(document, folder / use_case.PROFILE, as_json=as_json)
-
-
-_COLLECTIVES = typer.Option(help="Collectives to measure, separated by commas.")
-_COLLECTIVE = typer.Option(help="What an nccl-tests text log holds, such as all_reduce.")
-_INSIDE = opt.bandwidth("--link-bandwidth", "Of a device inside its node, each way: 368GB/s.")
-_ADAPTER = opt.bandwidth("--nic-bandwidth", "Of one network adapter, such as 400Gb/s.")
-
-
-def network_measure(
-    *,
-    out: opt.Folder = Path("runs/network"),
-    nproc: opt.RanksPerNode = None,
-    collectives: Annotated[str, _COLLECTIVES] = "all_reduce",
-    rounds: Annotated[int, typer.Option(help="Fresh process groups.")] = 4,
-    device_kind: opt.RealDevice = "auto",
-    resume: opt.Resume = False,
-    as_json: opt.Json = False,
-) -> None:
-    """Measure collectives alone at group sizes 2, 4, 8 ... and message sizes 1 KiB to 16 MiB."""
-    from calibrate import network as use_case
-    from calibrate.launch import TorchrunLauncher
-    from calibrate.topology import LaunchFlags
-
-    request = use_case.NetworkRequest(
-        folder=out,
-        collectives=opt.names(collectives),
-        num_rounds=rounds,
-        device=device_kind,
-        flags=LaunchFlags(nproc_per_node=nproc),
-        resume=resume,
-    )
-    with measurement("network") as on_progress:
-        document = use_case.measure_network(request, TorchrunLauncher(), on_progress=on_progress)
-    show_answer(document, as_json=as_json, written={"collectives": out / use_case.NETWORK})
-
-
-def network_show(
-    files: Annotated[list[Path], typer.Argument(help="Files of measure, or nccl-tests logs.")],
-    *,
-    collective: Annotated[str | None, _COLLECTIVE] = None,
-    as_json: opt.Json = False,
-) -> None:
-    """Show algbw, busbw, the fit and its residuals."""
-    from perfmodel.documents.importers import COLLECTIVES
-    from perfmodel.errors import refuse_unknown
-    from perfmodel.report.profile import curve_rows, curves_table, read_curves
-
-    if collective is not None:
-        refuse_unknown("--collective", collective, COLLECTIVES)
-    rows = curve_rows(read_curves(files, collective=collective))
-    show_answer({"rows": rows}, curves_table(rows), as_json=as_json)
-
-
-def network_import(
-    file: Annotated[Path, typer.Argument(help="Output of nvidia-smi topo -m or NCCL_DEBUG=INFO.")],
-    *,
-    output: Annotated[Path, typer.Option(help="Cluster file to write (TOML).")],
-    nodes: Annotated[int | None, opt.count("--nodes", "Nodes like this one.")] = None,
-    link_bandwidth: Annotated[BytesPerSecond | None, _INSIDE] = None,
-    nic_bandwidth: Annotated[BytesPerSecond | None, _ADAPTER] = None,
-    as_json: opt.Json = False,
-) -> None:
-    """Write a cluster file from what a machine says about its links."""
-    from perfmodel.documents.clusters import cluster_text
-    from perfmodel.documents.importers import as_cluster, read_topology
-    from perfmodel.files import write_atomically
-
-    cluster = as_cluster(
-        read_topology(file),
-        name=file.stem,
-        nodes=nodes,
-        link_bytes_per_s=link_bandwidth,
-        adapter_bytes_per_s=nic_bandwidth,
-    )
-    write_atomically(output, cluster_text(cluster, comments=(f"imported from {file.name}",)))
-    lines = [f"cluster: {output}, {cluster.num_devices} devices"]
-    lines += [f"  {tier.name}: {tier.source}" for tier in cluster.tiers]
-    found = {"file": str(output), "devices": cluster.num_devices, "cluster": cluster}
-    show_answer(found, lines=lines, as_json=as_json)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields as fields_of
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -35,11 +35,6 @@ _NO_MEASURE = typer.Option(
 )
 _PLOT = opt.picture("--plot", (".svg", ".png"), "Write a plot, .svg or .png.")
 _TRACE = typer.Option(help="Write the step at the largest count as a Chrome trace.")
-_TIMELINE = opt.picture(
-    "--timeline",
-    (".png", ".svg", ".html"),
-    "Draw the simulated step of --layout, .png, .svg or .html: lanes per stage, bubbles grey.",
-)
 _MEASURED = opt.duration(
     "--measured",
     "What a step of yours takes, such as 480ms: is that normal? Median or trimmed mean of a run, "
@@ -61,7 +56,6 @@ _ONLY_WITH_LAYOUT: Final = (
         "sequence_length",
         "devices_per_node",
         "device_memory",
-        "timeline",
     ),
 )
 #: Parameters that layouts do not have, and what to do instead.
@@ -138,7 +132,6 @@ def predict(
     sequence_length: opt.SequenceLength = None,
     devices_per_node: opt.DevicesPerNode = None,
     device_memory: opt.DeviceMemory = None,
-    timeline: Annotated[Path | None, _TIMELINE] = None,
     no_measure: Annotated[bool, _NO_MEASURE] = False,
     torch: opt.TorchVersion = None,
     nccl: opt.NcclVersion = None,
@@ -215,9 +208,7 @@ def _time_workload(context: typer.Context, batch_of: Callable[["MeasuredWorkload
 def _predict_layout(context: typer.Context) -> None:
     given = context.params
     if given["as_csv"] or given["plot"] is not None:
-        raise UsageError(
-            "--layout: excludes --csv and --plot; take --json, --output, --trace or --timeline"
-        )
+        raise UsageError("--layout: excludes --csv and --plot; take --json, --output or --trace")
     from perfmodel.answer.answer import layout_table
     from perfmodel.report.prediction import layout_lines
     from perfmodel.report.prediction import layout_table as shown_table
@@ -247,24 +238,18 @@ def _tell(context: typer.Context, what: str, path: Path | None) -> None:
 
 
 def _write_step(context: typer.Context, step: "Trace", name: str) -> None:
-    """Write the simulated step as a Chrome trace and as a picture, if asked to."""
+    """Write the simulated step as a Chrome trace, if asked to."""
+    trace = context.params["trace"]
+    if trace is None:
+        return
     from perfmodel.files import write_atomically
+    from perfmodel.report.chrome_trace import chrome_trace_text
 
-    trace, timeline = context.params["trace"], context.params["timeline"]
     if step.skipped_s:
         name += f", without {format_duration(sum(step.skipped_s.values()))} of equal micro-batches"
         step = replace(step, skipped_s={})
-    if trace is not None:
-        from perfmodel.report.timeline import chrome_trace_text
-
-        write_atomically(trace, chrome_trace_text(step, name=name))
-    if timeline is not None:
-        from perfmodel.report.timeline import timeline_bytes
-
-        form = cast('Literal["png", "svg", "html"]', timeline.suffix[1:])
-        write_atomically(timeline, timeline_bytes(step, title=name, form=form))
+    write_atomically(trace, chrome_trace_text(step, name=name))
     _tell(context, "trace", trace)
-    _tell(context, "timeline", timeline)
 
 
 def _forecast(context: typer.Context) -> "Forecast":

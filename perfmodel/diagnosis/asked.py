@@ -21,6 +21,7 @@ from perfmodel.diagnosis.odds import Diagnosis, Observation, draw_terms, enough_
 from perfmodel.diagnosis.odds import diagnose as use_case
 from perfmodel.diagnosis.trained import CalibratedModel, LargeModel, Run, TracedModel, Trained
 from perfmodel.documents import Shown
+from perfmodel.documents.clusters import PCIE_BYTES_PER_S
 from perfmodel.documents.hardware import (
     DataSheet,
     find_device,
@@ -29,7 +30,6 @@ from perfmodel.documents.hardware import (
     sheet_named,
     shipped_catalogue,
 )
-from perfmodel.documents.importers import PCIE_BYTES_PER_S
 from perfmodel.documents.training_configs import TrainingConfig, read_config, size_in_name
 from perfmodel.documents.training_logs import Logged, read_log, read_observed
 from perfmodel.documents.workload import WorkloadDocument

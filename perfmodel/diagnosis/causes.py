@@ -307,7 +307,7 @@ def _log_of(name: str) -> Callable[..., FloatArray]:
 
 
 _COLLECTIVES: Final = (
-    "perfmodel network measure --nproc {per_node}; perfmodel network show runs/network/network.json"
+    "all_reduce_perf -b 1M -e 1G -f 2 -g {per_node} > nccl.log; perfmodel network check nccl.log"
 )
 SIZE: Final = Measurement(
     name="parameters of the model that runs",

@@ -1,6 +1,5 @@
 """Clusters: a file of tiers, overrides and traffic, or tiers in words such as ``"8 nvlink3, 8 eth-100 x4"``."""
 
-import json
 import re
 from os import PathLike
 from pathlib import Path
@@ -10,7 +9,6 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from perfmodel.documents import Record, Text, checked, read_toml
 from perfmodel.documents.hardware import BANDWIDTH, LINK_SHARE, shipped_catalogue, written
-from perfmodel.documents.importers import NETWORK_S, NVLINK_S, PCIE_S
 from perfmodel.errors import InvalidDocument, UsageError, did_you_mean
 from perfmodel.machine import (
     DEVICE,
@@ -122,31 +120,12 @@ def read_cluster(path: Path) -> Cluster:
         raise InvalidDocument(f"{path}: {error}; correct the file") from error
 
 
-def cluster_text(cluster: Cluster, *, comments: tuple[str, ...] = ()) -> str:
-    """TOML that ``read_cluster`` reads back; for importers."""
-
-    def table(**values: object) -> list[str]:
-        # JSON's text and numbers are also TOML's
-        return [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-
-    lines = [f"# {comment}" for comment in comments]
-    lines += table(schema_version=1, name=cluster.name, devices=cluster.num_devices)
-    for tier in cluster.tiers:
-        lines += ["", "[[tier]]"]
-        lines += table(
-            name=tier.name,
-            of=tier.of,
-            count=tier.count,
-            bandwidth=f"{tier.link_bytes_per_s / 1e9:.6g}GB/s",
-            latency=f"{tier.latency_s * 1e6:.6g}us",
-            links=tier.links,
-            oversubscription=tier.oversubscription,
-            in_switch_reduction=tier.in_switch_reduction,
-            source=tier.source,
-        )
-    return "\n".join(lines) + "\n"
-
-
+#: PCIe 4.0 x16 as copies reach it. [B/s]
+PCIE_BYTES_PER_S: Final = 27e9
+#: Steps of NCCL's simple protocol over NVLink, PCIe and the network (src/graph/tuning.cc). [s]
+NVLINK_S: Final = 3.4e-6
+PCIE_S: Final = 5.7e-6
+NETWORK_S: Final = 14e-6
 #: Members, the link of each, and how many of them: ``8 eth-100 x4``.
 _TIER: Final = re.compile(r"(?P<count>\d{1,7}) +(?P<link>[^\s,]+)(?: +x(?P<links>\d{1,3}))?")
 _MOST_TIERS: Final = 3

@@ -1,4 +1,4 @@
-"""Import logs of others: topology into clusters, nccl-tests as text or JSON (2.19) into collectives.
+"""Import logs of nccl-tests, text or JSON (2.19), as measured collectives.
 
 Text lines hold size, count, type, reduction, root, then time in us, algbw and busbw in GB/s
 (decimal) and errors, out of place and in place. The JSON dumps the whole process environment; it is
@@ -7,246 +7,14 @@ dropped unread, because it may hold secrets.
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Any, Final
 
-from pydantic import Field, PositiveInt
-
-from perfmodel.documents import Document, Provenance
-from perfmodel.errors import InvalidDocument, UsageError, reading
+from perfmodel.errors import InvalidDocument, reading
 from perfmodel.files import parse_json, read_text
-from perfmodel.machine import DEVICE, NODE, Cluster, Tier
 from perfmodel.machine.measured import CurvePoint, MeasuredCollective
 from perfmodel.units import decimal, format_bytes, whole
-
-_ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*m")
-_DEVICE: Final = re.compile(r"^GPU\d+$")
-_ADAPTER: Final = re.compile(r"^(NIC\d+|mlx\d+_\w+|ib\w+|efa\w*|bnxt\w*)$")
-#: A pair that NVLink joins, by so many links.
-_BOND: Final = re.compile(r"^NV([0-9]{1,3})$")
-#: Paths of the matrix, from near to far; ``NV#`` is nearer than all.
-_NEAR: Final = ("PIX", "PXB")
-_PATHS: Final = (*_NEAR, "PHB", "NODE", "SYS")
-#: Each way and per link from NVLink 2 to NVLink 4; NVLink 5 has twice as much. [B/s]
-_NVLINK_BYTES_PER_S: Final = 25e9
-#: PCIe 4.0 x16 as copies reach it. [B/s]
-PCIE_BYTES_PER_S: Final = 27e9
-#: Steps of NCCL's simple protocol over NVLink, PCIe and the network (src/graph/tuning.cc). [s]
-NVLINK_S: Final = 3.4e-6
-PCIE_S: Final = 5.7e-6
-NETWORK_S: Final = 14e-6
-
-_INIT: Final = re.compile(
-    r"^\s*(?P<host>\S+?):\d+:\d+ \[\d+\] NCCL INFO .*\brank (?P<rank>\d+) nranks (?P<count>\d+)\b"
-)
-_USING: Final = re.compile(r"NCCL INFO NET/\w+ *: Using (?P<adapters>.*)")
-_SWITCHES_ADD: Final = "NVLS multicast support is available"
-#: Part of a link's rate that NVLS reaches on Hopper and on Blackwell in NCCL's tuner
-#: (src/graph/tuning.cc). A log names no device, but 18 links make 371 and 722 GB/s (src/graph/topo.h).
-_IN_SWITCH_REDUCTION_OF_HOPPER: Final = 0.85
-_IN_SWITCH_REDUCTION: Final = 0.74
-_MORE_THAN_HOPPER_BYTES_PER_S: Final = 500e9
-_RATE: Final = re.compile(r"(?>.*?NCCL INFO ).*\+ (?P<kind>NVL|NET)\[(?P<rate>[\d.]+)\]")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What one log told."""
-
-    devices_per_node: int
-    nodes: int = 1
-    adapters: int = 0
-    """Of one node, for traffic of its devices."""
-    link_bytes_per_s: float
-    link_s: float
-    link_source: str
-    adapter_bytes_per_s: float | None = None
-    in_switch_reduction: float = 0.0
-    """As a tier's."""
-
-
-def read_topology(path: Path) -> Found:
-    """Content of either log; ``InvalidDocument`` if it is neither, is truncated, or its ranks do not add up."""
-    with reading(path, "topology log"):
-        text = _ESCAPES.sub("", read_text(path))
-    try:
-        return _from_nccl(path, text) if "NCCL INFO" in text else _from_matrix(path, text)
-    except (ValueError, OverflowError) as error:
-        raise InvalidDocument(
-            f"{path}: a number of the log is damaged: {error}; save it again"
-        ) from error
-
-
-def as_cluster(
-    found: Found,
-    *,
-    name: str,
-    nodes: int | None = None,
-    link_bytes_per_s: float | None = None,
-    adapter_bytes_per_s: float | None = None,
-) -> Cluster:
-    """What was found and what was given as a cluster; ``UsageError`` if several nodes lack an adapter's rate."""
-    count = nodes or found.nodes
-    tiers = [
-        Tier(
-            name=NODE,
-            of=DEVICE,
-            count=found.devices_per_node,
-            link_bytes_per_s=link_bytes_per_s or found.link_bytes_per_s,
-            latency_s=found.link_s,
-            in_switch_reduction=found.in_switch_reduction,
-            source="given" if link_bytes_per_s else found.link_source,
-        )
-    ]
-    if count > 1:
-        rate = adapter_bytes_per_s or found.adapter_bytes_per_s
-        if rate is None:
-            raise UsageError(
-                "--nic-bandwidth: must be given for several nodes, because the log does not say it, "
-                "got none; for example 400Gb/s"
-            )
-        tiers.append(
-            Tier(
-                name="fabric",
-                of=NODE,
-                count=count,
-                links=max(1, found.adapters),
-                link_bytes_per_s=rate,
-                latency_s=max(0.0, NETWORK_S - found.link_s),
-                source="given, assumed non-blocking"
-                if adapter_bytes_per_s
-                else "NCCL's log, assumed non-blocking",
-            )
-        )
-    return Cluster(name=name, tiers=tuple(tiers))
-
-
-def _from_matrix(path: Path, text: str) -> Found:
-    lines = [line.split() for line in text.splitlines() if line.strip()]
-    start = next((i for i, line in enumerate(lines) if line[0] == "GPU0" and "X" not in line), None)
-    if start is None:
-        raise InvalidDocument(
-            f"{path}: must be the output of nvidia-smi topo -m or of NCCL_DEBUG=INFO, got neither; "
-            "save one of them unchanged"
-        )
-    heads = [word for word in lines[start] if _DEVICE.match(word) or _ADAPTER.match(word)]
-    rows = {
-        line[0]: dict(zip(heads, line[1:], strict=False))
-        for line in lines[start + 1 :]
-        if line[0] in heads
-    }
-    devices = [head for head in heads if _DEVICE.match(head)]
-    for device in devices:
-        cells = rows.get(device, {})
-        if len(cells) < len(heads) or cells.get(device) != "X":
-            raise InvalidDocument(
-                f"{path}: row of {device} must have {len(heads)} cells with X at its own, got "
-                f"{len(cells)}; the matrix is truncated, save it again"
-            )
-    pairs = [rows[a][b] for a in devices for b in devices if a != b]
-    bytes_per_s, seconds, source = _links(path, pairs)
-    adapters = [head for head in heads if head not in devices]
-    near = [a for a in adapters if any(rows[device][a] in _NEAR for device in devices)]
-    return Found(
-        devices_per_node=len(devices),
-        adapters=len(near or adapters),
-        link_bytes_per_s=bytes_per_s,
-        link_s=seconds,
-        link_source=source,
-    )
-
-
-def _links(path: Path, pairs: list[str]) -> tuple[float, float, str]:
-    """Rate, latency and source of the weakest pair, which every ring crosses."""
-    bonds = []
-    for pair in pairs:
-        if bond := _BOND.match(pair):
-            bonds.append(int(bond[1]))
-        elif pair not in _PATHS:
-            raise InvalidDocument(
-                f"{path}: a cell must be X, NV#, {', '.join(_PATHS)}, got {pair!r}; save it again"
-            )
-    if pairs and len(bonds) == len(pairs):
-        count = min(bonds)
-        source = (
-            f"nvidia-smi topo -m: NV{count}; assumed 25 GB/s each way of a link (NVLink 2 to 4)"
-        )
-        return count * _NVLINK_BYTES_PER_S, NVLINK_S, source
-    farthest = max((p for p in pairs if p in _PATHS), key=_PATHS.index, default="no partner")
-    return (
-        PCIE_BYTES_PER_S,
-        PCIE_S,
-        f"nvidia-smi topo -m: {farthest}; assumed PCIe 4.0 x16 at 87 % of its rate",
-    )
-
-
-def _from_nccl(path: Path, text: str) -> Found:
-    lines = text.splitlines()
-    seen = [match for match in map(_INIT.search, lines) if match]
-    if not seen:
-        raise InvalidDocument(
-            f"{path}: log must hold lines 'rank R nranks N' of NCCL's start, got none; "
-            "run with NCCL_DEBUG=INFO"
-        )
-    count = max(whole(match["count"]) for match in seen)
-    hosts: dict[str, set[int]] = defaultdict(set)
-    for match in seen:
-        if whole(match["count"]) == count:
-            hosts[match["host"]].add(whole(match["rank"]))
-    ranks = set().union(*hosts.values())
-    if len(ranks) != count:
-        raise InvalidDocument(
-            f"{path}: log is truncated: it names {len(ranks)} of {count} ranks; keep the output of all"
-        )
-    per_node = {len(of_host) for of_host in hosts.values()}
-    if len(per_node) > 1 or sum(map(len, hosts.values())) != count:
-        raise InvalidDocument(
-            f"{path}: every node must have the same number of ranks, got "
-            f"{', '.join(f'{h}: {len(r)}' for h, r in sorted(hosts.items()))}; use whole nodes"
-        )
-    rates: dict[str, list[float]] = defaultdict(list)
-    for match in filter(None, map(_RATE.match, lines)):
-        rates[match["kind"]].append(float(match["rate"]) * 1e9)
-    using = next((match["adapters"] for match in map(_USING.search, lines) if match), "")
-    nvlink = min(rates["NVL"], default=None)
-    # the lower share where the log does not tell
-    is_hopper = nvlink is not None and nvlink <= _MORE_THAN_HOPPER_BYTES_PER_S
-    reduction = _IN_SWITCH_REDUCTION_OF_HOPPER if is_hopper else _IN_SWITCH_REDUCTION
-    return Found(
-        devices_per_node=per_node.pop(),
-        nodes=len(hosts),
-        adapters=len(re.findall(r"\[\d+\]", using)),
-        link_bytes_per_s=nvlink or PCIE_BYTES_PER_S,
-        link_s=NVLINK_S if nvlink else PCIE_S,
-        link_source="NCCL's topology lines"
-        if nvlink
-        else "assumed: PCIe 4.0 x16 at 87 % of its rate, because NCCL's log names no NVLink",
-        adapter_bytes_per_s=min(rates["NET"], default=None),
-        in_switch_reduction=reduction if _SWITCHES_ADD in text else 0.0,
-    )
-
-
-Library = Literal["gloo", "nccl", "unknown"]
-
-
-class CollectivesDocument(Document):
-    """What collectives cost on one system."""
-
-    title: ClassVar[str] = "collectives file"
-    made_by: ClassVar[str] = "perfmodel network"
-
-    provenance: Provenance
-    system: str
-    library: Library
-    ranks_per_node: PositiveInt | None
-    """None if the source does not say."""
-    collectives: Annotated[tuple[MeasuredCollective, ...], Field(min_length=1)]
-    notes: tuple[str, ...]
-    """What a reader must know: assumptions of an import, what was dropped."""
-
 
 #: A log tells no spread; single figures are means of some twenty iterations.
 IMPORTED_ERROR: Final = 0.02
@@ -293,17 +61,6 @@ _PREFIX: Final = re.compile(
 )
 
 
-def read_nccl_tests(path: Path, *, collective: str | None = None) -> MeasuredCollective:
-    """One log as one measured group; ``InvalidDocument`` if it is truncated or its units are others.
-
-    ``collective`` overrides what the log says. Text of old versions tells it by its columns, if at all.
-    """
-    texts = _texts(path)
-    if len(texts) > 1:
-        raise InvalidDocument(f"{path}: log must be of one test, got {len(texts)}; save each alone")
-    return _from_log(path, texts[0], collective, is_whole=True)
-
-
 def read_nccl_paste(
     path: Path, *, collective: str | None = None
 ) -> tuple[tuple[MeasuredCollective, ...], tuple[str, ...]]:
@@ -312,10 +69,10 @@ def read_nccl_paste(
     Raises
     ------
     InvalidDocument
-        As ``read_nccl_tests``, but several tests, and a missing end, are no error.
+        If a test failed, its units are others, or it has no row.
     """
     texts = _texts(path)
-    found = tuple(_from_log(path, text, collective, is_whole=False) for text in texts)
+    found = tuple(_from_log(path, text, collective) for text in texts)
     notes = tuple(
         f"the {each.collective} log ends before its summary: its largest size is "
         f"{format_bytes(each.points[-1].at)}"
@@ -355,22 +112,18 @@ def _texts(path: Path) -> list[str]:
     return [piece for piece in texts if "(us)" in piece] or [text]
 
 
-def _from_log(
-    path: Path, text: str, collective: str | None, *, is_whole: bool
-) -> MeasuredCollective:
+def _from_log(path: Path, text: str, collective: str | None) -> MeasuredCollective:
     try:
         if _is_json(text):
             return _from_json(path, text, collective)
-        return _from_text(path, text, collective, is_whole=is_whole)
+        return _from_text(path, text, collective)
     except (ValueError, OverflowError) as error:
         raise InvalidDocument(
             f"{path}: a number of the log is damaged: {error}; save it again"
         ) from error
 
 
-def _from_text(
-    path: Path, text: str, collective: str | None, *, is_whole: bool
-) -> MeasuredCollective:
+def _from_text(path: Path, text: str, collective: str | None) -> MeasuredCollective:
     if "(us)" not in text or "(GB/s)" not in text:
         raise InvalidDocument(
             f"{path}: log must hold a table of nccl-tests, whose columns must be in (us) and (GB/s); run "
@@ -381,8 +134,6 @@ def _from_text(
             f"{path}: log must end without an error, got {failed[0].strip()[:_MOST_SAID]!r}; repair the "
             "machine and run again"
         )
-    if is_whole and _END not in text:
-        raise InvalidDocument(f"{path}: log is truncated: no line '{_END}'")
     checked = _SUMMARY.search(text)
     _refuse_failed(path, is_okay=checked is None or checked[1] == "OK")
     rows = [match for match in map(_ROW.match, text.splitlines()) if match]

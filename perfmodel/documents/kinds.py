@@ -10,7 +10,7 @@ from perfmodel.errors import EXIT_OK, InvalidDocument, PerfModelError, why
 from perfmodel.files import parse_json, parse_toml, read_text
 
 _MODULES: Final = (
-    *("acceptance", "budget", "importers", "plan", "prediction"),
+    *("acceptance", "budget", "plan", "prediction"),
     *("profile", "verdicts", "workload"),
 )
 

@@ -313,7 +313,7 @@ def files(folder: Path) -> dict[str, tuple[Sequence[str], Callable[[int], str]]]
             lambda size: _repeated(runs, size),
         ),
         "log of nccl-tests": (
-            ("network", "show", "{file}.txt"),
+            ("network", "check", "{file}.txt", "--device", "h100-sxm5"),
             lambda size: _repeated(nccl, size),
         ),
         "cluster or plan, TOML": (

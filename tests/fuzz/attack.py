@@ -23,7 +23,7 @@ from perfmodel.cli.app import app, main
 from perfmodel.documents.acceptance import AcceptanceTerms
 from perfmodel.documents.budget import read_budget, read_prices
 from perfmodel.documents.clusters import read_cluster
-from perfmodel.documents.importers import read_nccl_tests, read_topology
+from perfmodel.documents.importers import read_nccl_paste
 from perfmodel.documents.observation import read_observations
 from perfmodel.documents.plan import read_plan
 from perfmodel.documents.profile import (
@@ -120,9 +120,8 @@ READERS: Final[dict[str, tuple[str, bytes | str | Path, Read]]] = {
     "nccl-tests": (
         "txt",
         _INPUTS / "nccl.txt",
-        lambda path: read_nccl_tests(path, collective="all_reduce"),
+        lambda path: read_nccl_paste(path, collective="all_reduce"),
     ),
-    "topology": ("txt", _INPUTS / "topology.txt", read_topology),
     "training log": ("log", _TRAINING_LOG.encode(), lambda path: read_log(path, name="torchtitan")),
     "training config": ("yaml", _ROOT / "docs" / "cases" / "mpt-7b.yaml", read_config),
     "steps": ("csv", _STEPS.encode(), read_steps),
@@ -279,15 +278,13 @@ COMMANDS: Final = (
     "memory --workload {traced}",
     "devices",
     "goodput --devices 100 --work-days 10",
-    "batch --profile {stored} --workload light",
+    "batch --points 64=10,128=11",
     "cost {budget}",
     "diff {stored} {stored}",
     "check {stored}",
     "acceptance write --profile {stored}",
     "acceptance judge {plan} --profile {stored}",
-    "network show {nccl} --collective all_reduce",
     "network check {nccl} --device h100-sxm5 --nic-bandwidth 400Gb/s --nics 8",
-    "network import {topology}",
     "plan options {plan}",
     "plan parallelism --profile {inferred} --model gpt2-xl --devices 8 --global-batch 64",
     "fit {tmp}",
@@ -311,7 +308,6 @@ def written_files(folder: Path) -> dict[str, str]:
         "measured": str(folder / "measured"),
         "tmp": str(folder / "tmp"),
         "nccl": str(_INPUTS / "nccl.txt"),
-        "topology": str(_INPUTS / "topology.txt"),
     }
 
 

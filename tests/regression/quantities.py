@@ -211,12 +211,6 @@ QUANTITIES: Final[Mapping[str, Names]] = {
         "spent.hours": "spent/hours",
         "spent.cost": "spent/cost",
     },
-    "collectives": {
-        "rows": "rows/#",
-        "time_s.*": "rows/*/time_s",
-        "fit_s.*": "rows/*/fit_s",
-        "busbw.*": "rows/*/busbw_bytes_per_s",
-    },
     "trace": _TRACED,
     "profile": {
         "run": "machine/repeatability/run",

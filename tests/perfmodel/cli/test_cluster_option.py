@@ -1,4 +1,4 @@
-"""Predictions on a cluster file, and cluster files from logs, through the command line."""
+"""Predictions on a cluster file, through the command line."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,6 @@ import pytest
 
 from perfmodel.errors import EXIT_OK
 from tests.perfmodel.cli.command import Run
-from tests.perfmodel.documents.test_topology_logs import MATRIX
 from tests.perfmodel.profiles import Machine, as_file, profile
 
 CLUSTERS = Path(__file__).parents[3] / "docs/clusters"
@@ -39,16 +38,3 @@ def test_explain_takes_a_cluster_too(run: Run, asked: tuple[object, ...]) -> Non
     done = run("explain", *asked, 32, "--cluster", CLUSTERS / "ethernet.toml")
     assert done.exit_code == EXIT_OK
     assert "all reduce" in done.stdout
-
-
-def test_an_imported_cluster_can_be_predicted_on(
-    run: Run, asked: tuple[object, ...], tmp_path: Path
-) -> None:
-    matrix, cluster = tmp_path / "topo.txt", tmp_path / "cluster.toml"
-    matrix.write_text(MATRIX, encoding="utf-8")
-    links = ("--nodes", 4, "--nic-bandwidth", "400Gb/s")
-    done = run("network", "import", matrix, "--output", cluster, *links)
-    assert done.exit_code == EXIT_OK
-    assert "8 devices" in done.stdout
-    predicted = run("predict", *asked, 8, "--cluster", cluster, "--json")
-    assert json.loads(predicted.stdout)["cluster"] == "topo"

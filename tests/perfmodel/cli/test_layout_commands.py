@@ -81,12 +81,12 @@ def test_experts_are_predicted_and_drawn(run: Run, inferred: Path, tmp_path: Pat
     result = run(
         *("predict", "--profile", inferred, "--model", "mixtral-8x7b", "--batch", "64"),
         *("--layout", "dp=16 tp=2 pp=3 ep=8 zero=1 imbalance=1.2"),
-        *("--timeline", tmp_path / "step.html", "--verbose"),
+        *("--trace", tmp_path / "step.json", "--verbose"),
     )
     assert result.exit_code == 0, result
     assert "batch: 64 sequences of 4,096 tokens a step" in result.stdout
     assert "caveat: uneven stages: 11, 11, 10 layers" in result.stdout
-    assert "stage 2" in (tmp_path / "step.html").read_text()
+    assert "stage 2" in (tmp_path / "step.json").read_text()
 
 
 def test_a_cluster_is_searched(run: Run, inferred: Path, config: Path, tmp_path: Path) -> None:

@@ -131,7 +131,6 @@ def test_a_failed_gate_has_an_exit_code_of_its_own(
 TORCHRUN = {"RANK": "1", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}
 COMMANDS = {
     "calibrate": ("calibrate", "--budget", "nonsense"),
-    "network_measure": ("network", "measure", "--collectives", "nonsense"),
     "validate_network": ("validate", "network", "--budget", "nonsense"),
     "validate_testbed": ("validate", "testbed", "--budget", "nonsense"),
     "validate_memory": ("validate", "memory", "--models", "nonsense"),

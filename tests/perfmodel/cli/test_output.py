@@ -16,7 +16,6 @@ from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import EXIT_OK, UsageError
 from perfmodel.report import wrapped
 from tests.perfmodel.cli.command import Run
-from tests.perfmodel.documents.test_nccl_tests import TEXT
 
 
 def test_every_command_stands_once_in_the_help_in_a_line_that_is_not_cut(run: Run) -> None:
@@ -103,21 +102,6 @@ def test_long_computations_are_shown_on_a_terminal_alone(
     with progress.working("plan"):
         time.sleep(0.5)
     assert "plan" in capsys.readouterr().err
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    path = tmp_path / "nccl.log"
-    path.write_text(TEXT)
-    return path
-
-
-def test_no_cell_is_cut_on_80_columns(run: Run, log: Path) -> None:
-    result = run("network", "show", log, "--collective", "all_reduce")
-    assert result.exit_code == EXIT_OK
-    for words in ("all_reduce", "1 MiB", "50 us", "21 GB/s", "51.2 MB/s"):
-        assert words in result.stdout
-    assert max(map(len, result.stdout.splitlines())) <= 80
 
 
 def test_the_doctor_fits_80_columns(run: Run) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.documents.clusters import cluster_text, read_cluster
+from perfmodel.documents.clusters import read_cluster
 from perfmodel.errors import InvalidDocument
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "docs" / "clusters").glob("*.toml"))
@@ -38,12 +38,8 @@ def read(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_the_examples_are_read_and_written_back_the_same(path: Path, tmp_path: Path) -> None:
-    found = read_cluster(path)
-    assert all(tier.source for tier in found.tiers)
-    copy = tmp_path / "copy.toml"
-    copy.write_text(cluster_text(found), encoding="utf-8")
-    assert read_cluster(copy) == found
+def test_the_examples_are_read_and_name_their_sources(path: Path) -> None:
+    assert all(tier.source for tier in read_cluster(path).tiers)
 
 
 def test_there_are_examples() -> None:
