@@ -44,10 +44,10 @@ def with_advice(
 ) -> PredictionDocument:
     """The prediction with advice on scaling.
 
-    It is unchanged for one device, and where other jobs share the links, which no removal knows of.
+    It is unchanged for one device.
     """
-    cluster, largest = question.cluster, document.points[-1].setting.world_size
-    if largest == 1 or (cluster is not None and any(entry.jobs for entry in cluster.traffic)):
+    largest = document.points[-1].setting.world_size
+    if largest == 1:
         return document
     whole = request.at_largest(question)
     asked = Nominal.of(dataclasses.replace(whole, num_draws=1, validation=None))

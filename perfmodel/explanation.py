@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from perfmodel.answer import Question, refuse_other_jobs
+from perfmodel.answer import Question
 from perfmodel.answer.measured import (
     Costs,
     layout_costs,
@@ -534,10 +534,7 @@ def explain(question: Question, *, scaling: Scaling = "weak") -> Explanation:
     ------
     CalibrationUnavailable
         If several ranks are asked for and none were measured together.
-    UsageError
-        If other jobs share the links of the cluster.
     """
-    refuse_other_jobs(question.cluster, by="explain")
     asked = Nominal.of(dataclasses.replace(question, num_draws=1, validation=None))
     layout = question.layout
     baseline = on_one_device(layout, scaling)

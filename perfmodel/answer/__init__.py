@@ -209,15 +209,6 @@ def timed_workload(
     return TracedWorkload.of(found, trace, memory)
 
 
-def refuse_other_jobs(cluster: Cluster | None, *, by: str) -> None:
-    """Refuse a cluster whose links other jobs share, where only single predictions know of them."""
-    if cluster is not None and any(entry.jobs for entry in cluster.traffic):
-        raise UsageError(
-            f"{by}: cluster {cluster.name} must have no [[traffic]] jobs, which predict alone "
-            "simulates; remove them, or give the traffic as a bandwidth"
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Answer:
     """What the layout of a question takes. Draws have the nominal value first."""

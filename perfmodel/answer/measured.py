@@ -125,18 +125,18 @@ def measured_answer(question: Question) -> Answer:
         program, [(terms, case_s) for case_s in cases_s]
     )
     factors = _uncertainty(question, model)
-    sharing = _sharing(question, costs, model) * crowding(question, trace)
-    draws_s = step_s * sharing * factors
+    crowded = crowding(question, trace)
+    draws_s = step_s * crowded * factors
     return Answer(
         question=question,
         program=program,
         trace=trace,
         step=interval(draws_s),
         step_s=draws_s,
-        exposed_comm_s=np.maximum(0.0, step_s * sharing - silent_s),
+        exposed_comm_s=np.maximum(0.0, step_s * crowded - silent_s),
         straggler_s=max(0.0, trace.step_s - float(even_s[0])),
         tail_s={
-            percent: tail_s * sharing * factors
+            percent: tail_s * crowded * factors
             for percent, tail_s in zip(question.tails, tails_s, strict=True)
         },
         evidence=dict(terms.evidence),
@@ -157,11 +157,11 @@ def measured_steps_s(questions: Sequence[Question]) -> list[Samples]:
     found = []
     for index, (question, costs) in enumerate(zip(questions, every, strict=True)):
         model = cost_model(_parts(question)[0], question.cluster, costs.durations_s.shape[1])
-        sharing = _sharing(question, costs, model)
+        crowded = 1.0
         if question.layout.pp > 1:
             nominal = algebra.trace(costs.program, costs.durations_s[:, 0])
-            sharing *= crowding(question, nominal)
-        found.append(draws_s[index] * sharing * _uncertainty(question, model))
+            crowded = crowding(question, nominal)
+        found.append(draws_s[index] * crowded * _uncertainty(question, model))
     return found
 
 
@@ -324,25 +324,6 @@ def largest_all_reduce(program: StepProgram) -> Bytes:
     """Bytes of the largest gradient bucket of a step; 0 if there is none. [B]"""
     sizes = (o.size_bytes for o in program.operations if o.cause is Cause.ALL_REDUCE)
     return max(sizes, default=0)
-
-
-def _sharing(question: Question, costs: Costs, model: CostModel) -> float:
-    """Factor on the step by other jobs whose collectives cross the same links."""
-    cluster = question.cluster
-    size_bytes = largest_all_reduce(costs.program)
-    if cluster is None or not size_bytes or not any(entry.jobs for entry in cluster.traffic):
-        return 1.0
-    from perfmodel.engine.simulate import slowdown_by_contention  # noqa: PLC0415
-
-    occupied = model.network.occupancy(size_bytes, groups(question.layout)[Cause.ALL_REDUCE])
-    factors = [
-        slowdown_by_contention(
-            costs.program, costs.durations_s[:, 0], num_jobs=1 + jobs, occupied=share
-        )
-        for tier, share in occupied.items()
-        if (jobs := cluster.neighbours(tier))
-    ]
-    return max(factors, default=1.0)
 
 
 def _bottleneck(question: Question, program: StepProgram, model: CostModel) -> str | None:

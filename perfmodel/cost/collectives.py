@@ -338,16 +338,6 @@ def bottleneck(levels: Levels, size_bytes: float, *, library: str) -> str:
     return f"{level.tier} ({what}, {name} of {level.members})"
 
 
-def occupancy(levels: Levels, size_bytes: float, *, library: str) -> dict[str, float]:
-    """For which part of an all-reduce, at nominal parameters, each tier's links are busy."""
-    name, used = _fastest(levels, size_bytes, library)
-    whole_s = float(_total(_parts(name, used, size_bytes))[0])
-    return {
-        level.tier: float(np.clip(seconds.flat[0] / whole_s, 0.0, 1.0))
-        for level, (_, seconds) in zip(used, _times(name, used, size_bytes), strict=True)
-    }
-
-
 _Part = tuple[str, Samples, LevelCost]
 """What it is (latency or bandwidth), how long it takes, and where."""
 

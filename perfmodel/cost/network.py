@@ -22,7 +22,6 @@ from perfmodel.cost.collectives import (
     half_s,
     library_of,
     num_messages,
-    occupancy,
     switched_bytes,
 )
 from perfmodel.cost.group_cost import GroupCost
@@ -282,11 +281,6 @@ class Network:
         """Which link costs most of an all-reduce, and why; None without a cluster or a partner."""
         levels = self._all_reduce_levels(group)
         return bottleneck(levels, size_bytes, library=self.library) if levels else None
-
-    def occupancy(self, size_bytes: Bytes, group: Group) -> dict[str, float]:
-        """For which part of an all-reduce the links of each tier are busy; empty without a cluster."""
-        levels = self._all_reduce_levels(group)
-        return occupancy(levels, size_bytes, library=self.library) if levels else {}
 
     def evidence(
         self, sizes_bytes: Iterable[Bytes], group: Group, *, kind: str = ALL_REDUCE

@@ -57,17 +57,10 @@ class Override(Record):
 
 
 class TrafficEntry(Record):
-    """What else a tier carries: a steady stream on the links of every member, or jobs like the predicted one."""
+    """What else a tier carries: a steady stream on the links of every member."""
 
     tier: Text
-    bandwidth: Annotated[float, BANDWIDTH] | None = None
-    jobs: PositiveInt | None = None
-
-    @model_validator(mode="after")
-    def _says_one(self) -> Self:
-        if (self.bandwidth is None) == (self.jobs is None):
-            raise ValueError("traffic must give a bandwidth or a number of jobs")
-        return self
+    bandwidth: Annotated[float, BANDWIDTH]
 
 
 class ClusterFile(Record):
@@ -97,10 +90,7 @@ class ClusterFile(Record):
                 for o in self.override
                 if o.device is not None
             ),
-            traffic=tuple(
-                Traffic(tier=t.tier, bytes_per_s=t.bandwidth or 0.0, jobs=t.jobs or 0)
-                for t in self.traffic
-            ),
+            traffic=tuple(Traffic(tier=t.tier, bytes_per_s=t.bandwidth) for t in self.traffic),
         )
         if found.num_devices != self.devices:
             counts = " x ".join(str(tier.count) for tier in tiers)

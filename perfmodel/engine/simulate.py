@@ -1,4 +1,4 @@
-"""A step program in simulated time: on every rank of a job, or on jobs whose collectives cross the same links.
+"""A step program in simulated time, on every rank of a job.
 
 Every stream is a process of SimPy; the end of an operation is an event that others await.
 """
@@ -160,82 +160,6 @@ class SharedWork:
                 del self._kinds[end], self._left_s[end]
                 end.succeed()
         self._plan()
-
-
-#: Starts of the other jobs, as fractions of a step: how jobs lie to each other is nobody's choice.
-_OFFSETS: Final = (0.0, 0.25, 0.5, 0.75)
-_NUM_STEPS: Final = 6
-#: Steps in which not all jobs have begun, or have not yet settled between the others.
-_NUM_SETTLING: Final = 2
-
-
-def simulate_jobs(
-    programs: Sequence[StepProgram],
-    durations_s: Sequence[ArrayLike],
-    *,
-    starts_s: Sequence[Seconds],
-    num_steps: int,
-    occupied: float = 1.0,
-) -> FloatArray:
-    """Steps of several jobs that share one link for all their collectives, in equal parts while several are busy.
-
-    Ranks of a job are alike; a step begins when the one before has ended.
-
-    ``programs``, ``durations_s``: for each job its step, and how long each operation takes alone,
-    shape ``(num_operations,)``. [s]
-    ``starts_s``: when each job begins. [s]
-    ``occupied``: part of the time of a collective alone in which it keeps the link busy. So collectives are slowed
-    once all of them together would need more than all of it.
-
-    Returns duration of every step, shape ``(num_jobs, num_steps)``. [s]
-    """
-    env = Environment()
-    link = SharedWork(env, lambda kind, under_way: 1 / max(1.0, under_way[kind] * occupied))
-    ends_s = np.zeros((len(programs), num_steps + 1))
-
-    def job(number: int) -> _Process:
-        program, alone_s = programs[number], np.asarray(durations_s[number]).tolist()
-
-        def execute(position: int, _ranks: Sequence[int]) -> _Process:
-            is_shared = program.operations[position].is_collective
-            duration_s = alone_s[position]
-            yield link.begin(Stream.COMM, duration_s) if is_shared else env.timeout(duration_s)
-
-        yield env.timeout(ends_s[number, 0])
-        for step in range(num_steps):
-            yield env.all_of(_start(env, program, num_ranks=1, execute=execute))
-            ends_s[number, step + 1] = env.now
-
-    ends_s[:, 0] = starts_s
-    for number in range(len(programs)):
-        env.process(job(number))
-    env.run()
-    return np.diff(ends_s, axis=1)
-
-
-def slowdown_by_contention(
-    program: StepProgram, durations_s: ArrayLike, *, num_jobs: int, occupied: float = 1.0
-) -> float:
-    """Mean step of a job among equal ones on the same links, all at work, over its step alone.
-
-    ``durations_s``: how long each operation takes alone, shape ``(num_operations,)``. [s]
-    """
-    if num_jobs == 1 or not program.on_stream(Stream.COMM):
-        return 1.0
-    alone_s = float(simulate_jobs([program], [durations_s], starts_s=[0.0], num_steps=1)[0, 0])
-    means_s = []
-    for offset in _OFFSETS:
-        # Within one step: nobody has the links for itself while later jobs are still to begin.
-        starts_s = [job * offset % 1 * alone_s for job in range(num_jobs)]
-        steps_s = simulate_jobs(
-            [program] * num_jobs,
-            [durations_s] * num_jobs,
-            starts_s=starts_s,
-            num_steps=_NUM_STEPS,
-            occupied=occupied,
-        )
-        means_s.append(float(steps_s[0, _NUM_SETTLING:].mean()))
-    return float(np.mean(means_s)) / alone_s
 
 
 def _checked(program: StepProgram, durations_s: ArrayLike) -> FloatArray:

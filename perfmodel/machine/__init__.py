@@ -176,8 +176,6 @@ DEVICE = "device"
 UNCERTAINTY_OF_FILE: Final = 0.3
 #: The tier of this name, if there is one, joins the devices of a machine.
 NODE = "node"
-#: Jobs beside the predicted one on the links of a tier; simulating them costs their number squared.
-MOST_JOBS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,18 +257,15 @@ class SlowDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What else the links of a tier carry: a steady stream, or other jobs like the predicted one."""
+    """What else the links of a tier carry."""
 
     tier: str
-    bytes_per_s: BytesPerSecond = 0.0
+    bytes_per_s: BytesPerSecond
     """Steady, on the links of every member. [B/s]"""
-    jobs: int = 0
-    """Jobs like this one whose collectives share the same links."""
 
     def __post_init__(self) -> None:
         """Refuse negative traffic."""
         checks.non_negative("bandwidth", self.bytes_per_s)
-        checks.at_least("jobs", self.jobs, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,11 +318,6 @@ class Cluster:
         for device in self.slow_devices:
             _within("device", device.device, self.num_devices)
         for tier in self.tiers:
-            if self.neighbours(tier.name) > MOST_JOBS:
-                raise ValueError(
-                    f"traffic: jobs on {tier.name} must be at most {MOST_JOBS}, got "
-                    f"{self.neighbours(tier.name)}"
-                )
             if self._left(tier, self.num_devices) <= 0:
                 raise ValueError(f"traffic must leave something of the links of {tier.name}")
 
@@ -391,10 +381,6 @@ class Cluster:
         """Time of the slowest known device of a group over that of the others."""
         factors = (slow.factor for slow in self.slow_devices if slow.device < num_devices)
         return max(factors, default=1.0)
-
-    def neighbours(self, tier: str) -> int:
-        """Jobs that share the links of a tier with this one."""
-        return sum(entry.jobs for entry in self.traffic if entry.tier == tier)
 
     def _left(self, tier: Tier, num_devices: int) -> float:
         """Part of the rate that slow links in use and steady traffic leave."""

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 
-from perfmodel.answer import Question, open_workload, refuse_other_jobs
+from perfmodel.answer import Question, open_workload
 from perfmodel.answer.answer import Forecast
 from perfmodel.cost.inferred import open_inferred
 from perfmodel.cost.rescaling import catalogued
@@ -174,7 +174,6 @@ def read_session(
     known: dict[str, OfferedCluster] = {}
     for path in clusters:
         cluster = open_cluster(path)
-        refuse_other_jobs(cluster, by="--cluster")
         known[_unique_name(path, known)] = OfferedCluster(cluster=cluster, typed=typed(path))
     machines: dict[str, OfferedMachine] = {}
     shipped = (*shipped_machines().values(), *shipped_runs().values())

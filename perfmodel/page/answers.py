@@ -43,7 +43,7 @@ from perfmodel.machine import DEVICES_PER_NODE, Evidence, InferredMachine
 from perfmodel.page import OfferedMachine, OfferedWorkload, Session, catalogue, chosen
 from perfmodel.page.diagnosis import judged
 from perfmodel.scenarios import UNMEASURED, Scenario, contrast_of_draws, with_assumed
-from perfmodel.scenarios.fields import changed, in_cluster
+from perfmodel.scenarios.fields import changed
 from perfmodel.statistics import Interval
 from perfmodel.step import Span, Stream, Trace
 from perfmodel.units import HOUR_S, Seconds
@@ -235,7 +235,7 @@ class Answers:
             )
         name = fields.pop(_CLUSTER, None)
         if name is not None:
-            base = in_cluster(base, chosen(_CLUSTER, name, machine.clusters).cluster)
+            base = base.asking(cluster=chosen(_CLUSTER, name, machine.clusters).cluster)
         scenario = changed(base, fields)
         if scenario.request is None:
             return scenario

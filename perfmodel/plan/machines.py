@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
-from perfmodel.answer import Question, open_question, refuse_other_jobs
+from perfmodel.answer import Question, open_question
 from perfmodel.cost.inferred import InferredModel, open_inferred
 from perfmodel.cost.memory import TracedMemory, overhead_of
 from perfmodel.cost.rescaling import rescaled_profile
@@ -252,8 +252,6 @@ def _named(plan: PlanFile, key: str, read: Callable[[str], _T]) -> dict[str, _T]
 
 def _cluster(name: str, folder: Path) -> Cluster:
     try:
-        cluster = open_cluster(name, folder=folder)
+        return open_cluster(name, folder=folder)
     except UsageError as error:
         raise UsageError(f"option.cluster{str(error).removeprefix('--cluster')}") from error
-    refuse_other_jobs(cluster, by="option.cluster")
-    return cluster

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from perfmodel.answer import open_workload, refuse_other_jobs, timed_workload
+from perfmodel.answer import open_workload, timed_workload
 from perfmodel.cost.collectives import message_bytes, num_messages
 from perfmodel.cost.rescaling import rescaled_profile
 from perfmodel.documents.clusters import open_cluster
@@ -26,7 +26,7 @@ from perfmodel.errors import (
     refuse_unknown,
 )
 from perfmodel.layout import KEYS, Layout, accumulation_for, parse_layout
-from perfmodel.machine import Cluster, InferredMachine
+from perfmodel.machine import InferredMachine
 from perfmodel.machine.measured import (
     CollectiveProfile,
     CurvePoint,
@@ -361,17 +361,9 @@ def set_rank_noise(scenario: Scenario, value: str) -> Scenario:
 # The cluster.
 
 
-def in_cluster(scenario: Scenario, cluster: Cluster) -> Scenario:
-    """The scenario with its devices in a cluster; ``UsageError`` if other jobs share its links."""
-    refuse_other_jobs(cluster, by="whatif")
-    return scenario.asking(cluster=cluster)
-
-
 def set_cluster(scenario: Scenario, value: str) -> Scenario:
     """Put the devices into the cluster of a file, or into none."""
-    if value == "none":
-        return scenario.asking(cluster=None)
-    return in_cluster(scenario, open_cluster(value))
+    return scenario.asking(cluster=None if value == "none" else open_cluster(value))
 
 
 def tier_value(name: str, attribute: str, parse: Callable[[str], float]) -> Apply:

@@ -11,7 +11,6 @@ from perfmodel.cost.link_law import LinkCost
 from perfmodel.cost.machine import CostModel
 from perfmodel.cost.network import NOT_MEASURED, Group, Network
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
-from perfmodel.explanation import explain
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine import Cluster, Evidence, SlowDevice, SlowLink, Tier, Traffic
 from perfmodel.machine.measured import CurvePoint, MeasuredCollective
@@ -256,22 +255,11 @@ def test_what_ifs_lengthen_the_step() -> None:
     slow_link = cluster(slow_links=(SlowLink(tier="fabric", member=3, factor=0.5),))
     slow_device = cluster(slow_devices=(SlowDevice(device=15, factor=1.5),))
     busy = cluster(traffic=(Traffic(tier="fabric", bytes_per_s=1e8),))
-    shared = cluster(traffic=(Traffic(tier="fabric", jobs=1),))
-    for worse in (slow_link, slow_device, busy, shared):
+    for worse in (slow_link, slow_device, busy):
         assert step_s(worse) > plain_s
     assert step_s(None) < plain_s
     # Half the link either way.
     assert step_s(slow_link) == pytest.approx(step_s(busy))
-
-
-def test_what_is_not_simulated_refuses_other_jobs() -> None:
-    shared = cluster(traffic=(Traffic(tier="fabric", jobs=1),))
-    predictor = Asking(profile(Machine()), cluster=shared)
-    workload = predictor.workload("heavy")
-    with pytest.raises(
-        UsageError, match=r"explain: cluster small must have no \[\[traffic\]\] jobs"
-    ):
-        explain(predictor.question(workload, SETTING.layout))
 
 
 def test_a_device_known_to_be_slow_has_noise_of_its_own() -> None:

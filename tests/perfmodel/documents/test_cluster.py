@@ -77,11 +77,6 @@ def test_there_are_examples() -> None:
         ("schema_version = 1", "schema_version = 2", "schema_version: Input should be 1"),
         ("name =", "name ", "cluster file cannot be read"),
         ('name = "fabric"', 'name = "node"', "must have different names"),
-        (
-            "[[tier]]",
-            '[[traffic]]\ntier = "fabric"\njobs = 17\n\n[[tier]]',
-            "jobs on fabric must be at most 16, got 17; correct the file",
-        ),
     ],
 )
 def test_files_that_do_not_add_up_are_refused(
@@ -99,7 +94,7 @@ def test_files_that_do_not_add_up_are_refused(
         ('[[override]]\ntier = "fabric"\nmember = 2\nfactor = 0.5', "must be below 2, got 2"),
         ('[[override]]\ntier = "fabric"\nmember = 1\nfactor = 2.0', "factor must be > 0 and <= 1"),
         ("[[override]]\ndevice = 3\nfactor = 0.5", "must be >= 1, got 0.5"),
-        ('[[traffic]]\ntier = "fabric"', "a bandwidth or a number of jobs"),
+        ('[[traffic]]\ntier = "fabric"', "traffic.0.bandwidth: Field required"),
         (
             '[[traffic]]\ntier = "fabric"\nbandwdth = "1GB/s"',
             r"traffic\.0\.bandwdth: unknown key, got 1GB/s; did you mean bandwidth\?",

@@ -254,17 +254,6 @@ def test_a_file_to_send_keeps_the_cluster(served: Answers) -> None:
     assert str(Path.cwd()) not in text
 
 
-def test_links_that_other_jobs_share_are_refused(tmp_path: Path) -> None:
-    as_file(NOISY).write(tmp_path / "profile.json")
-    shared = tmp_path / "shared.toml"
-    text = ETHERNET.read_text(encoding="utf-8")
-    shared.write_text(text + '\n[[traffic]]\ntier = "uplink"\njobs = 1\n', encoding="utf-8")
-    with pytest.raises(UsageError, match=r"--cluster: cluster 2 racks .* must have no"):
-        read_session(
-            [tmp_path / "profile.json"], [], validation=None, budget=None, clusters=[shared]
-        )
-
-
 @pytest.fixture(scope="module")
 def shipped() -> Answers:
     """The page as it starts where nothing was measured."""

@@ -13,7 +13,7 @@ from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.explanation import ChangeKind, explain
 from perfmodel.machine import Cluster, Tier
 from perfmodel.scenarios import Scenario
-from perfmodel.scenarios.fields import FIELDS, changed, in_cluster, link_of, scenarios_of
+from perfmodel.scenarios.fields import FIELDS, changed, link_of, scenarios_of
 from tests.perfmodel.profiles import Machine, profile
 
 
@@ -168,7 +168,7 @@ def cluster() -> Cluster:
 
 
 def test_every_field_has_its_example() -> None:
-    was = in_cluster(scenario(Machine()), cluster())
+    was = scenario(Machine()).asking(cluster=cluster())
     for entry in FIELDS:
         example = entry.example.split(" or ")[0]
         # these name a file, kernels or operators that the synthetic machine lacks

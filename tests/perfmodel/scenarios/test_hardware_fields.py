@@ -8,7 +8,7 @@ import perfmodel as pm
 from perfmodel.cost.rescaling import rescaled_profile
 from perfmodel.documents.hardware import LINK_SHARE, find_device, shipped_catalogue
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import PerfModelError, UsageError
+from perfmodel.errors import PerfModelError
 from perfmodel.machine import Evidence
 from perfmodel.scenarios.fields import link_of, scenarios_of, usable_links
 from tests.perfmodel.cost.test_rescale import calibrated
@@ -122,11 +122,3 @@ def test_what_makes_no_sense_is_one_line(settings: list[str], message: str) -> N
         scenarios_of(scenario(Machine()), settings)
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-def test_links_that_other_jobs_share_are_refused(tmp_path: Path) -> None:
-    shared = tmp_path / "shared.toml"
-    text = Path(ETHERNET).read_text(encoding="utf-8")
-    shared.write_text(text + '\n[[traffic]]\ntier = "uplink"\njobs = 1\n', encoding="utf-8")
-    with pytest.raises(UsageError, match="which predict alone simulates"):
-        pm.whatif(profile(Machine()), "heavy", {"cluster": str(shared)})
