@@ -56,7 +56,7 @@ _ELSEWHERE: Final = dict.fromkeys(
 )
 PUBLISHED: Final = (
     "collectives,vtrain_allreduce,steptime_placements,vtrain,llm_foundry,playbook,scaling,memory,"
-    "notebooks,convergence,mlperf,mlperf_layouts,ddp_repeated"
+    "convergence,mlperf_layouts,ddp_repeated"
 )
 
 

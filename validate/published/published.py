@@ -7,7 +7,7 @@ from typing import Final
 from perfmodel.documents import Provenance, file_sha256
 from perfmodel.documents.verdicts import PublishedDocument, PublishedRows, PublishedSeries
 from perfmodel.errors import InvalidDocument, UsageError
-from validate.published import collectives, devices, large, mlperf, scaling, steps
+from validate.published import collectives, convergence, devices, large, scaling, steps
 from validate.published.harness import Source
 
 _STEPS: Final = "single_device_steps.csv.gz"
@@ -56,16 +56,10 @@ SOURCES: Final = {
     "single_device_steps": Source(_STEPS, devices.COLUMNS, devices.judge),
     "machines": Source(_STEPS, devices.COLUMNS, devices.judge_shipped),
     "memory": Source("memory.csv", ("source", "gpus", "memory_gib"), large.judge_memory),
-    "notebooks": Source(
-        "throughput.csv",
-        ("source", "path", "commit", "date", "model", "gpus", "step_time_s"),
-        steps.judge_notebooks,
-    ),
-    "convergence": Source("convergence.csv", mlperf.POINTS, mlperf.judge_convergence),
+    "convergence": Source("convergence.csv", convergence.POINTS, convergence.judge_convergence),
     "mlperf_layouts": Source(
         "mlperf_llm_configs.csv", ("round", "benchmark", "gpus", "tp", "pp"), large.judge_mlperf
     ),
-    "mlperf": Source("mlperf_scaling.csv", mlperf.COLUMNS, mlperf.judge),
 }
 
 

@@ -78,8 +78,6 @@ class Series:
     per_node: float
     step: FloatArray
     """Device-seconds per sample, any constant unit."""
-    batch: FloatArray | None = None
-    """Samples per device and step where they differ between the counts."""
 
     @property
     def doublings(self) -> FloatArray:
@@ -412,21 +410,19 @@ def predict_from_several(
         inside = float(series.step[1] / series.step[0]) - 1
         slope = slope[0], float(np.hypot(slope[1], max(inside, 0.0)))
     spread = prior[1] if is_seen else float(np.hypot(prior[1], _OTHER_SYSTEM))
-    mean = np.array([lost, slope[0], 0.0])
-    covariance = np.diag([spread * lost, slope[1], 0.0]) ** 2
+    mean = np.array([lost, slope[0]])
+    covariance = np.diag([spread * lost, slope[1]]) ** 2
     told = conditioned(series, mean, covariance, noise=noise)
     return grow_linearly(series, *told, noise=noise)
 
 
 def growth_terms(series: Series) -> FloatArray:
-    """What the growth of a step per sample is linear in; shape ``(num_counts, 3)``, 0 at the fewest devices.
+    """What the growth of a step per sample is linear in; shape ``(num_counts, 2)``, 0 at the fewest devices.
 
-    A ring inside the node, doublings of the nodes, and what a step costs however small its batch, which a
-    smaller batch per device pays more often per sample.
+    A ring inside the node, and doublings of the nodes.
     """
     ring = 2 * (1 - 1 / np.minimum(series.gpus, series.per_node))
-    steps = np.ones_like(ring) if series.batch is None else series.batch[0] / series.batch
-    terms = np.stack([ring, series.doublings, steps], axis=1)
+    terms = np.stack([ring, series.doublings], axis=1)
     return np.asarray(terms - terms[0])
 
 

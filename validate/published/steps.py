@@ -1,4 +1,4 @@
-"""Published steps of small models: by placement over nodes, and of book notebooks built many times."""
+"""Published steps of small models by placement over nodes."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -16,7 +16,6 @@ from validate.published.harness import (
     carried_on,
     linear_scaling,
     numbers,
-    repeatability,
     usl,
     verdict,
 )
@@ -29,8 +28,6 @@ _KEPT_GROWTH: Final = 0.5
 _PER_DOUBLING: Final = 0.5
 #: Uncertainty of a network between more nodes than were measured, log, per doubling.
 _UNSEEN_NETWORK: Final = 0.08
-_FEWEST_BUILDS: Final = 10
-DRAWS: Final = 10
 
 
 #: Columns of steps by placement; ``densest``: devices of the fullest node.
@@ -140,77 +137,3 @@ def _log_step(p: FloatArray, steps: Steps, batches: FloatArray) -> FloatArray:
     norm = 1 + np.exp(np.clip(net_norm, -5, 3))
     both: FloatArray = np.logaddexp(norm * local, norm * network) / norm
     return both
-
-
-def judge_notebooks(table: Table) -> Iterator[PublishedSeries]:
-    """One GPU predicts two, from half of the builds of D2L's notebooks; equal numbers count once.
-
-    LeNet keeps its global batch (strong scaling), ResNet-18 its batch per device (weak).
-    """
-    builds: dict[tuple[str, ...], dict[float, float]] = defaultdict(dict)
-    rules = {
-        "sources other than D2L": lambda row: "d2l-ai" in row["source"],
-        "a cell is empty or no number": lambda row: numbers(row, "gpus", "step_time_s") is not None,
-    }
-    for row in table.keep(rules):
-        gpus, step_s = float(row["gpus"]), float(row["step_time_s"])
-        build = builds[tuple(row[n] for n in ("model", "source", "path", "commit", "date"))]
-        table.left_out["the same build again"] += gpus in build
-        build[gpus] = step_s
-    pairs: dict[str, set[tuple[float, float]]] = defaultdict(set)
-    for (model, *_), by_gpus in builds.items():
-        if not {1.0, 2.0} <= set(by_gpus):
-            table.leave_out("builds without one and two GPUs", len(by_gpus))
-            continue
-        pair = by_gpus[1.0], by_gpus[2.0]
-        table.left_out["builds that print the same two times"] += 2 * (pair in pairs[model])
-        table.left_out["other counts than one and two"] += len(by_gpus) - 2
-        pairs[model].add(pair)
-    for model, found in pairs.items():
-        if len(found) < _FEWEST_BUILDS:
-            few = f"models with fewer than {_FEWEST_BUILDS} builds"
-            table.leave_out(
-                few, 2 * len(found), f"{model}: {len(found)} builds with one and two GPUs"
-            )
-            continue
-        steps = np.array(sorted(found))
-        orders = [np.random.default_rng(seed).permutation(len(steps)) for seed in range(DRAWS)]
-        half = len(steps) // 2
-        yield verdict(
-            table.source,
-            f"D2L {model}, 2 GPUs, {DRAWS} draws together",
-            [_second(steps[order[:half]], steps[order[half:]]) for order in orders],
-            fitted="both counts of half of the builds, one GPU of the others",
-            predicted="two GPUs of the others",
-            num_fitted=half,
-        )
-        yield from filter(None, [judge_repeats(table.source, model, steps)])
-
-
-def _second(known: FloatArray, unknown: FloatArray) -> Part:
-    """Steps on two GPUs from those on one, by the median ratio of known builds; shape ``(builds, 2)``."""
-    ratio = np.log(known[:, 1] / known[:, 0])
-    middle = np.median(ratio)
-    half = np.quantile(np.abs(ratio - middle), min(1.0, 0.9 * (1 + 1 / len(ratio))))
-    ours = unknown[:, 0] * np.exp(middle)
-    return Part(
-        measured=unknown[:, 1],
-        predicted={"perfmodel": ours, CARRIED: unknown[:, 0]},
-        interval=(ours * np.exp(-half), ours * np.exp(half)),
-    )
-
-
-def judge_repeats(source: str, model: str, pairs: FloatArray) -> PublishedSeries | None:
-    """Scatter on two GPUs of builds that print the same step on one."""
-    groups = [pairs[pairs[:, 0] == single, 1] for single in np.unique(pairs[:, 0])]
-    alike = [group for group in groups if len(group) > 1]
-    if sum(map(len, alike)) < _FEWEST_BUILDS:
-        return None
-    return repeatability(
-        source,
-        f"scatter: builds of D2L {model} that print the same step on one GPU",
-        alike,
-        alike="builds of the same step",
-        fitted="the other builds with that step",
-        predicted="two GPUs of each",
-    )

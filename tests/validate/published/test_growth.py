@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel.documents.verdicts import CARRIED
 from tests.validate.published.judged import judged, opened, write
-from validate.published import mlperf, scaling, steps
+from validate.published import scaling
 from validate.published.scaling import Series, grow_linearly, growth_terms
 
 
@@ -116,149 +116,11 @@ def test_shards_among_all_devices_and_in_groups_are_two_series(tmp_path: Path) -
     assert table.counted().num_judged == 6
 
 
-def test_builds_that_agree_predict_the_others(tmp_path: Path) -> None:
-    rows: list[dict[str, object]] = [
-        dict.fromkeys(("path", "commit"), "")
-        | {"source": "d2l-ai", "model": "m"}
-        | {"date": index, "gpus": gpus, "step_time_s": (1 + index / 20) * (1.2 if gpus == 2 else 1)}
-        for index in range(20)
-        for gpus in (1, 2)
-    ]
-    write(tmp_path / "throughput.csv", rows)
-    (verdict, *_), skipped, counted = judged(tmp_path, "notebooks")
-    assert skipped == []
-    assert (counted.num_judged, counted.left_out) == (40, {})
-    assert verdict.num_beyond == 0
-    assert verdict.num_predicted == 10 * steps.DRAWS
-    assert verdict.errors[0].worst_absolute == pytest.approx(0.0, abs=1e-9)
-    assert verdict.errors[1].bias == pytest.approx(1 / 1.2 - 1)
-
-
-def test_builds_of_the_same_step_tell_their_scatter() -> None:
-    builds = np.array([(1.0, 2.0), (1.0, 4.0)] * 5 + [(3.0, 9.0)])
-    found = steps.judge_repeats("notebooks", "a model", builds)
-    assert found is not None
-    # Without itself the median of ten is the other number; what stands alone tells nothing.
-    assert (found.num_fitted, found.num_predicted) == (1, 10)
-    assert found.errors[0].worst_absolute == pytest.approx(1.0)
-    assert found.errors[0].bias == pytest.approx((1.0 - 0.5) / 2)
-    assert steps.judge_repeats("notebooks", "a model", builds[-2:]) is None
-
-
-#: Of the first step: what a ring loses, a doubling of the nodes costs, and no sample is needed for.
-TRUTH = (0.03, 0.02, 0.15)
-NODES = (1, 2, 8, 32)
-BATCHES = (512, 512, 1024, 2048)
-
-
-def system() -> Series:
-    gpus = 8.0 * np.array(NODES)
-    plain = Series(
-        name="box",
-        gpus=gpus,
-        per_node=8.0,
-        step=np.ones(len(gpus)),
-        batch=np.array(BATCHES) / gpus,
-    )
-    grown = 1 + growth_terms(plain) @ np.array(TRUTH)
-    return Series(name="box", gpus=gpus, per_node=8.0, step=grown, batch=plain.batch)
-
-
-def rows(submitter: str, **cells: object) -> list[dict[str, object]]:
-    """Four sizes of a system: 40 epochs of 100 device-seconds at the first size."""
-    return [
-        {
-            "round": "1.0",
-            "division": "closed",
-            "submitter": submitter,
-            "benchmark": "resnet",
-            "hardware": "chip",
-            "gpus_per_node": 8,
-            "framework": "f",
-            "system": f"{nodes}xbox" if nodes > 1 else "box",
-            "gpus": 8 * nodes,
-            "global_batch": batch,
-            "train_only_median_s": 40 * 100 * growth / (8 * nodes),
-            "ttt_median_s": 40 * 100 * growth / (8 * nodes),
-            "stop_epoch_median": 40,
-            "throughput_median": "",
-        }
-        | cells
-        for nodes, batch, growth in zip(NODES, BATCHES, system().step, strict=True)
-    ]
-
-
-def test_what_a_step_costs_is_paid_more_often_by_smaller_batches() -> None:
-    # From 64 samples per device on one node to 32 on two: what a step costs counts twice per sample.
-    terms = growth_terms(system())
-    assert terms[0] == pytest.approx([0, 0, 0])
-    assert terms[1] == pytest.approx([0, 1, 1])
-
-
-def test_batches_beyond_the_known_ones_are_uncertain() -> None:
-    # Known are 64 and 32 samples per device: 16 and 8 lie half an octave and more outside.
-    found = mlperf.beyond(system())
-    assert found[:2] == pytest.approx([0, 0])
-    assert found[2:] == pytest.approx(1.645 * 0.2 * np.log([2, 4]) ** 0.5, rel=1e-3)
-
-
 def test_known_coefficients_give_the_growth() -> None:
-    low, middle, high = grow_linearly(system(), np.array(TRUTH), np.zeros((3, 3)))
-    assert middle == pytest.approx(system().step)
+    gpus = 8.0 * np.array((1, 2, 8, 32))
+    box = Series(name="box", gpus=gpus, per_node=8.0, step=np.ones(len(gpus)))
+    assert growth_terms(box)[1] == pytest.approx([0, 1])
+    low, middle, high = grow_linearly(box, np.array([0.04, 0.02]), np.zeros((2, 2)))
+    assert middle == pytest.approx(1 + 0.02 * np.array([0, 1, 3, 5]))
     assert (low < middle).all()
     assert (middle < high).all()
-
-
-def test_systems_of_one_kind_predict_their_larger_submissions(tmp_path: Path) -> None:
-    write(tmp_path / "mlperf_scaling.csv", [row for name in "abcdef" for row in rows(name)])
-    found, skipped, _ = judged(tmp_path, "mlperf")
-    every, resnet = found
-    assert (every.num_fitted, every.num_predicted) == (6, 12)
-    assert resnet.name.startswith("device-seconds per sample, resnet, two smallest counts")
-    ours, linear, *_ = every.errors
-    # One pair of counts does not tell three coefficients apart; their prior is near the truth.
-    assert ours.mape < 0.1
-    assert linear.mape > 0.4
-    assert ours.coverage == 1.0
-    assert skipped == [
-        "mlperf_scaling: time to train of resnet: samples or reference points are missing"
-    ]
-
-
-def test_larger_batches_need_the_samples_of_the_reference_points(tmp_path: Path) -> None:
-    write(tmp_path / "mlperf_scaling.csv", rows("a"))
-    points: list[dict[str, object]] = [
-        {
-            "benchmark": "resnet",
-            "round": "training_1.0.0",
-            "global_batch": batch,
-            "mean": 40 * (1 + batch / 2048),
-            "olympic_mean": "",
-        }
-        for batch in (256, 512, 1024, 2048, 4096)
-    ]
-    write(tmp_path / "convergence.csv", points)
-    found, *_ = judged(tmp_path, "mlperf")
-    whole = next(one for one in found if one.name.startswith("time to train"))
-    steps = next(one for one in found if one.name.startswith("device-seconds"))
-    # The submissions stop after 40 epochs whatever their batch: with 1,024 and 2,048 samples instead
-    # of 512 the reference needs 1.2 and 1.6 times as many.
-    ratio = (1 + whole.errors[0].bias) / (1 + steps.errors[0].bias)
-    assert ratio == pytest.approx(1.4, abs=0.08)
-
-
-def test_submissions_that_tell_no_samples_are_named(tmp_path: Path) -> None:
-    silent = rows("a", stop_epoch_median=1, benchmark="bert")
-    write(tmp_path / "mlperf_scaling.csv", [*rows("b"), *silent, *rows("c", gpus="")])
-    counted = judged(tmp_path, "mlperf")[2]
-    assert (counted.num_judged, counted.left_out) == (
-        4,
-        {"no devices or no time": 4, "systems that tell neither samples nor a rate": 4},
-    )
-
-
-@pytest.mark.parametrize(
-    "name", ["2xR750xa", "R750xa", "dgx_n8_ngc", "dgx_ngc", "HLS-N32-PT", "HLS-PT"]
-)
-def test_counts_are_no_part_of_a_systems_name(name: str) -> None:
-    assert mlperf._COUNTS.sub("", name) in {"R750xa", "dgx_ngc", "HLS-PT"}
