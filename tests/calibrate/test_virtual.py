@@ -5,6 +5,7 @@ import os
 import statistics
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from perfmodel.documents import installed_version
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import CampaignDocument, ValidationDocument
 from perfmodel.errors import InvalidDocument, UsageError
+from perfmodel.tracing.fork import Fork
 from perfmodel.units import MIB
 from tests.benchmarks.virtual import (
     calibrated,
@@ -24,7 +26,7 @@ from tests.benchmarks.virtual import (
     judged_steps,
     random_truth,
 )
-from tests.benchmarks.virtual_record import HELD_OUT, RECORDED, loaded
+from tests.benchmarks.virtual_record import HELD_OUT, RECORDED, record
 from tests.benchmarks.virtual_report import is_named
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -129,12 +131,12 @@ def test_a_truth_that_is_none_is_refused(tmp_path: Path) -> None:
         Truth.read(file)
 
 
-#: What every process of a campaign imports first: a quarter of the layers, half of the rounds.
+#: What every process of a campaign imports first: a few of the layers, half of the rounds.
 LIGHT = """
 from dataclasses import replace
 from calibrate import experiment
 layers = experiment.planned_layers
-experiment.planned_layers = lambda **how: layers(**how)[::4]
+experiment.planned_layers = lambda **how: layers(**how)[::12]
 quick = replace(experiment.BUDGETS["quick"], num_rounds=2, other_rounds=1)
 experiment.BUDGETS["quick"] = quick
 """
@@ -194,12 +196,8 @@ def test_judged_batches_lie_between_those_of_a_calibration() -> None:
 @pytest.mark.long
 def test_two_ranks_are_predicted_from_recorded_steps(tmp_path: Path) -> None:
     """As ``tests.benchmarks.virtual``, with one truth and a light model."""
-    command = ("tests.benchmarks.virtual_record", str(tmp_path), "mlp")
-    done = subprocess.run(
-        [sys.executable, "-m", *command], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    models = {"mlp": loaded(tmp_path, "mlp")}
+    with Fork(partial(record, "mlp")) as alone:  # its process group is that of a whole process
+        models = {"mlp": alone.result()}
     truth = random_truth(2, models.values())
     machine = calibrated(truth, models, 2, tmp_path)
     rows = list(judged_steps(truth, models, machine))
