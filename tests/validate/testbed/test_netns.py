@@ -163,7 +163,7 @@ def test_a_rank_that_fails_is_named_and_the_server_goes_on(cluster: Cluster) -> 
     assert train(cluster, training("after", plan.flat(2, 1000))).step_s
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_whatever_ends_it_nothing_is_left(number: signal.Signals, tmp_path: Path) -> None:
     command = (sys.executable, "-m", "perfmodel", "validate", "testbed", "--out", str(tmp_path))
     with subprocess.Popen(
