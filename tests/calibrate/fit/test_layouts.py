@@ -83,12 +83,16 @@ def by_family(costs: Sequence[LayoutCost]) -> dict[tuple[str, int], LayoutCost]:
     return {(cost.family, cost.world_size): cost for cost in costs}
 
 
+@cache
+def known_and_found(sharing: float) -> tuple[dict[tuple[str, int], LayoutCost], ...]:
+    truth = with_costs(machine(sharing), CALL_S, BYTE_S)
+    return by_family(truth.layouts), by_family(fit_layouts(machine(sharing), observations(truth)))
+
+
 @pytest.mark.parametrize("sharing", [1.0, 1.5])
 def test_costs_that_made_the_steps_come_back(sharing: float) -> None:
     """The prior draws them towards none by a few percent at most where steps tell."""
-    truth = with_costs(machine(sharing), CALL_S, BYTE_S)
-    found = by_family(fit_layouts(machine(sharing), observations(truth)))
-    known = by_family(truth.layouts)
+    known, found = known_and_found(sharing)
     assert found.keys() == known.keys()
     for name, cost in found.items():
         if name[0] in ("fsdp", "tensor"):
@@ -97,9 +101,7 @@ def test_costs_that_made_the_steps_come_back(sharing: float) -> None:
 
 
 def test_ranks_that_share_processors_pay_as_much_more_as_their_compute() -> None:
-    truth = with_costs(machine(1.5), CALL_S, BYTE_S)
-    found = by_family(fit_layouts(machine(1.5), observations(truth)))
-    known = by_family(truth.layouts)
+    known, found = known_and_found(1.5)
     for family in ("fsdp", "zero", "tensor"):
         slowed = known[family, 4].call_s / known[family, 2].call_s
         assert found[family, 4].call_s == pytest.approx(slowed * found[family, 2].call_s)
