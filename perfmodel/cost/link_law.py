@@ -73,9 +73,9 @@ _PROTOCOLS_ERROR: Final = 0.7
 class Path(NamedTuple):
     """What an algorithm makes of a collective: hops that follow one another, and arrays sent over a link."""
 
-    steps: float
-    sent: float
-    ranks: int
+    steps: float | Samples
+    sent: float | Samples
+    ranks: float | Samples
 
 
 def paths(collective: str, ranks: int, nodes: int, library: str) -> list[Path]:
@@ -98,6 +98,20 @@ def paths(collective: str, ranks: int, nodes: int, library: str) -> list[Path]:
     if Algorithm.HALVING_DOUBLING in found.algorithms:
         chosen.append(Path(2 * math.ceil(math.log2(ranks)), sent, ranks))
     return chosen
+
+
+def _beside(every: Sequence[Sequence[Path]], counts: Sequence[int]) -> list[Path]:
+    """The ways of several groups as arrays, a row for each of their points; who has fewer repeats the last."""
+    most = max(map(len, every))
+    return [
+        Path(
+            *(
+                np.repeat(np.array(column, np.float64), counts)[:, np.newaxis]
+                for column in zip(*(ways[min(k, len(ways) - 1)] for ways in every), strict=True)
+            )
+        )
+        for k in range(most)
+    ]
 
 
 def _is_chain(collective: str, library: str) -> bool:
@@ -164,13 +178,11 @@ class LinkLaw(Law):
             for group in groups
             if group.collective == collective or {group.collective, collective} <= _ON_RINGS
         ]
-        measured = [
-            (
-                paths(group.collective, group.world_size, group.num_nodes, library),
-                np.array([point.at for point in group.points]),
-            )
-            for group in used
-        ]
+        sizes = np.array([[point.at] for group in used for point in group.points])
+        ways = _beside(
+            [paths(group.collective, group.world_size, group.num_nodes, library) for group in used],
+            [len(group.points) for group in used],
+        )
         logs = np.log([[point.time_s] for group in used for point in group.points])
         weights = np.array(
             [
@@ -182,8 +194,7 @@ class LinkLaw(Law):
 
         def residuals(p: Samples) -> Samples:
             law = cls(logs=p, protocols=protocols)
-            found = [law.time_s(sizes[:, np.newaxis], ways) for ways, sizes in measured]
-            data: Samples = weights * (np.log(np.concatenate(found)) - logs) / _POINT_ERROR
+            data: Samples = weights * (np.log(law.time_s(sizes, ways)) - logs) / _POINT_ERROR
             return np.concatenate([data, (p - centre[:, np.newaxis]) / spread])
 
         # The largest array is all bytes: a start from which the rest is found.
@@ -209,7 +220,7 @@ class LinkLaw(Law):
             + own_s
             + way.steps * hop_s * (protocol.latency / shortest)
             + way.sent * sent_s / protocol.rate
-            + later_s * size_bytes / (size_bytes + half_size * math.sqrt(way.ranks))
+            + later_s * size_bytes / (size_bytes + half_size * np.sqrt(way.ranks))
             for way in ways
             for protocol in self.protocols
         ]

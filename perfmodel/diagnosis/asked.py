@@ -86,6 +86,7 @@ def diagnosed(case: Case) -> Diagnosed:
     rng = np.random.default_rng(_SEED)
     expected = _by_machine(typed) if case.machine else _by_sheet(case, config)
     trained = expected.trained
+    said = None if case.machine else case.precision
     case = replace(case, precision=expected.precision)
     notes += more + own
     runs = [run_of(each, case) for each in logged]
@@ -116,7 +117,7 @@ def diagnosed(case: Case) -> Diagnosed:
     if contradiction and found.fits:
         found = replace(found, next_name=SIZE.name, next_command=SIZE.command, information=None)
     tokens = f"{trained.tokens:,.0f} tokens" if trained.tokens else None
-    taken = [case.precision, case.strategy, _batch(case), tokens]
+    taken = [said, case.strategy, _batch(case), tokens]
     return Diagnosed(
         found=found,
         model=_titled(trained, expected.device, [text for text in taken if text]),

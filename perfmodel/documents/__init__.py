@@ -188,7 +188,7 @@ def command_line(argv: Sequence[str], *, folder: Path | None = None) -> tuple[st
     start = f"{(folder or Path.cwd()).as_posix().rstrip('/')}/"
     program, *arguments = [argument.removeprefix(start) for argument in argv] or [""]
     path = Path(program)
-    if path.is_absolute():
+    if path.is_absolute() or path.name == "__main__.py":
         # python -m passes the path of __main__.py
         program = path.parent.name if path.name == "__main__.py" else path.name
     return (program, *arguments) if argv else ()

@@ -210,7 +210,10 @@ def find_device(text: str, catalogue: Catalogue, *, flag: str = "--device") -> D
     near = difflib.get_close_matches(plain(text), identifiers, n=3, cutoff=0.6)
     meant = ", ".join(dict.fromkeys(identifiers[name] for name in near))
     hint = f"did you mean {meant}? Otherwise see" if near else "see"
-    raise UsageError(f"{flag}: must be in the catalogue, got {text!r}; {hint} perfmodel devices")
+    raise UsageError(
+        f"{flag}: must be in the catalogue, got {text!r}; {hint} perfmodel devices, or measure one that you "
+        "have: perfmodel calibrate"
+    )
 
 
 def host_link(sheet: DataSheet, catalogue: Catalogue) -> LinkSheet | None:

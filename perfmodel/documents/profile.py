@@ -69,7 +69,10 @@ def machine_file(text: str, *, flag: str, folder: Path = Path()) -> Path:
 
     hint = did_you_mean(text, shipped) or f"; they are {', '.join(shipped)}"
     if (sheet := sheet_named(text, shipped_catalogue())) is not None:
-        hint = f"{hint.rstrip('?')}; perfmodel diagnose --device {sheet.id} goes by its data sheet alone"
+        hint = (
+            f"{hint.rstrip('?')}; what its data sheet alone lets expect: perfmodel diagnose MODEL "
+            f"--device {sheet.id} --micro-batch N --precision bf16 --observed '1 GPU'"
+        )
     raise UsageError(f"{flag}: must be a file or a name of perfmodel machines, got {text!r}{hint}")
 
 

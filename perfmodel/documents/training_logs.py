@@ -373,9 +373,33 @@ def _format_of(path: Path, lines: Sequence[str]) -> str:
     if not held:
         raise InvalidDocument(
             f"{path}: log holds no step of {', '.join(FORMATS)}; name its lines with --log-format, such as "
-            "'regex:took (?P<ms>[0-9.]+) ms'"
+            f"{_likely_pattern(lines)}"
         )
     return held[0]
+
+
+#: Units by the group of a pattern, the longer ones first, and lines in which they are sought.
+_GUESSED: Final = {
+    "ms": r"ms(?:ec)?(?:/\w+)?",
+    "it_per_s": r"(?:it|iters?|steps?|batch(?:es)?)/s(?:ec)?",
+    "tokens_per_s": r"tok(?:en)?s?/s(?:ec)?",
+    "samples_per_s": r"(?:samples?|images?|imgs?)/s(?:ec)?",
+    "s": r"s(?:ec(?:onds?)?)?(?:/\w+)?",
+}
+_MOST_SOUGHT: Final = 2000
+
+
+def _likely_pattern(lines: Sequence[str]) -> str:
+    """A pattern for the number with a unit that most lines hold; an example where none does."""
+    found: Counter[tuple[str, str]] = Counter()
+    for line in lines[:_MOST_SOUGHT]:
+        for group, unit in _GUESSED.items():
+            match = re.search(rf"(?<![\w.:])[\d.]*\d(\s?{unit})(?![\w/])", line[:_MOST_PATTERN])
+            found.update([(group, match[1])] if match else [])
+    [((group, text), count)] = found.most_common(1) or [(("", ""), 0)]
+    if count < _LEAST_LINES:
+        return "'regex:took (?P<ms>[0-9.]+) ms'"
+    return f"'regex:(?P<{group}>[0-9.]+){text}', which fits {count} of them"
 
 
 def _read(

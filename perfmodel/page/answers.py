@@ -53,6 +53,8 @@ from perfmodel.workload.transformer import NamedTransformer
 CURVE_UP_TO: Final = 1024
 _LAYOUT_CURVE_UP_TO: Final = 16_384
 _CLUSTER: Final = "cluster"
+#: Changes of links alone.
+_LINKS: Final = (_CLUSTER, "network.")
 #: Fields of ``--set`` that stand in the question by themselves, or would open files.
 _ELSEWHERE: Final = frozenset({"workload", "devices", "batch", _CLUSTER})
 #: Micro-steps, buckets and passes are simulated one by one: beyond these they take seconds.
@@ -100,7 +102,9 @@ class Answers:
         machine, workload = self._offered(asked)
         with self._one_at_a_time:
             subject = _subject(asked)
-            single, found = (self._step(subject, each) for each in self._layouts(asked, subject))
+            alone, layout = self._layouts(asked, subject)
+            found = self._step(subject, layout)
+            single = found if layout == alone else self._step(_without_links(subject), alone)
             if machine.kind == "calibrated":
                 shown = self._of_calibrated(asked, found, single, machine, workload)
             else:
@@ -316,6 +320,12 @@ def _subject(asked: PageQuestion) -> _Subject:
             raise UsageError(f"changes: {name} must be asked by its own field, got a change")
     cluster = {} if asked.cluster is None else {_CLUSTER: asked.cluster}
     return _Subject(asked.profile, asked.workload, tuple(sorted((asked.changes | cluster).items())))
+
+
+def _without_links(subject: _Subject) -> _Subject:
+    """The subject as one device sees it: no change of the links between devices changes its step."""
+    kept = tuple((name, value) for name, value in subject.changes if not name.startswith(_LINKS))
+    return subject._replace(changes=kept)
 
 
 def _with_batch(layout: Layout, batch: int | None) -> Layout:

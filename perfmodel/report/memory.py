@@ -15,7 +15,7 @@ from perfmodel.workload import Phase
 
 def memory_table(report: MemoryReport) -> Table:
     """One row per part, at the highest moment of the step."""
-    moment, needed_bytes = report.found.moment, report.found.needed_bytes
+    needed_bytes = report.found.needed_bytes
     parts = [(name, size) for name, size in report.found.parts.items() if size]
     return table(
         f"{report.name}, micro-batch {report.layout.micro_batch}, "
@@ -26,15 +26,14 @@ def memory_table(report: MemoryReport) -> Table:
             "Memory": "1:bytes",
             "Share": lambda part: "" if part[0] == "all" else f"{part[1] / needed_bytes:.1%}",
         },
-        caption=f"Highest in {moment.phase.value}, {moment.module or 'outside modules'}, "
-        f"{moment.operator}.",
     )
 
 
 def memory_lines(report: MemoryReport, *, verbose: bool = False) -> list[str]:
-    """Verdict, largest batch, evidence, caveats; all that changes assume if ``verbose``."""
-    largest = report.largest_batch
+    """The highest moment, verdict, largest batch, evidence, caveats; all that changes assume if ``verbose``."""
+    largest, moment = report.largest_batch, report.found.moment
     return [
+        f"highest in {moment.phase.value}, {moment.module or 'outside modules'}, {moment.operator}",
         (
             f"{verdict(report.fit_probability).value}: {format_bytes(report.found.needed_bytes)} "
             f"+- {format_bytes(report.found.spread_bytes)} of {format_bytes(report.capacity_bytes)}, "

@@ -173,7 +173,10 @@ def _factory_source(text: str) -> ModelSource:
     """
     file, _, name = text.rpartition(":")
     if not file or not name:
-        raise UsageError(f"MODEL: must be FILE.py:FACTORY, got {text!r}")
+        raise UsageError(
+            f"{text}: must be FILE.py:FACTORY, such as {file or name or 'train.py'}:build, the name of a function "
+            "in it that returns the model"
+        )
     factory = _imported(Path(file), name, text=text)
     made: tuple[Any, Callable[..., Tensor] | None] = torch.empty(0), None
     has_example = has_targets = False

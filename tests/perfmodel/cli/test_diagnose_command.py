@@ -37,6 +37,20 @@ def first(found: dict[str, Any]) -> str:
     return name
 
 
+def test_a_global_batch_alone_is_told_as_it_is_read(diagnose: Diagnose) -> None:
+    asked = (*LLAMA, "--strategy", "fsdp", "--global-batch", 64, "--observed", "8 GPUs 1 node 2 s")
+    [note] = diagnose(*asked)["notes"]
+    assert "global batch 64 is read as one micro-batch of each replica" in note
+    assert "8 on 8" in note
+    assert not diagnose(*asked, "--micro-batch", 4)["notes"]
+    assert not diagnose(*asked, "--accumulation", 2)["notes"]
+
+
+def test_the_precision_is_shown_as_typed(diagnose: Diagnose) -> None:
+    asked = ("llama2-7b", "--device", "h100-sxm", "--precision", "fp16", "--micro-batch", 1)
+    assert ", fp16, " in diagnose(*asked, "--observed", "1 GPU 2 s")["model"]
+
+
 def test_odds_are_shares_and_one_measurement_is_next(diagnose: Diagnose) -> None:
     found = diagnose(
         *LLAMA, "--strategy", "fsdp", "--micro-batch", 4, "--observed", "8 GPUs 1 node 3 s"

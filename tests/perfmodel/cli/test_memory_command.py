@@ -41,6 +41,11 @@ def test_a_step_that_fits(run: Run, traced: Path) -> None:
     assert found["peak"]["phase"] == "backward"
 
 
+def test_a_machine_by_name_has_the_memory_of_its_data_sheet(run: Run) -> None:
+    result = run("memory", "--workload", "lenet", "--machine", "dgx-a100", "--json")
+    assert json.loads(result.stdout)["capacity_bytes"] == 80 * 1024 * MIB
+
+
 def test_the_table_says_verdict_and_remedies(run: Run, traced: Path) -> None:
     result = run("memory", "--workload", traced, "--device-memory", "500MiB", "--micro-batch", 8)
     assert result.exit_code == 0

@@ -187,7 +187,7 @@ def test_only_a_newline_ends_a_line(tmp_path: Path, separator: str) -> None:
         ("/home/me/perfmodel/.venv/bin/perfmodel", ".venv/bin/perfmodel"),
         ("/home/me/elsewhere/perfmodel/__main__.py", "perfmodel"),
         ("/usr/bin/perfmodel", "perfmodel"),
-        ("perfmodel/__main__.py", "perfmodel/__main__.py"),
+        ("perfmodel/__main__.py", "perfmodel"),
     ],
 )
 def test_a_recorded_command_does_not_say_where_its_program_lies(called: str, name: str) -> None:

@@ -1,5 +1,6 @@
 """Speeds as people write them, and logs of trainers."""
 
+import re
 import signal
 from pathlib import Path
 
@@ -210,6 +211,25 @@ def test_a_pasted_log_of_three_lines_is_enough(
     found, notes = read(tmp_path, text, name)
     assert found.value == pytest.approx(seconds)
     assert "first line left out" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "pattern"),
+    [
+        ("[10:02] iter 7 | {} sec/iter | lr 1e-3", "'regex:(?P<s>[0-9.]+) sec/iter'"),
+        ("step 7 took {}ms", "'regex:(?P<ms>[0-9.]+)ms'"),
+        ("7: {} img/s, 3.1 loss", "'regex:(?P<samples_per_s>[0-9.]+) img/s'"),
+    ],
+)
+def test_lines_of_no_trainer_are_told_with_a_pattern_that_reads_them(
+    tmp_path: Path, line: str, pattern: str
+) -> None:
+    path = tmp_path / "run.log"
+    path.write_text("\n".join(line.format(0.21 + i / 1000) for i in range(20)))
+    with pytest.raises(InvalidDocument, match=re.escape(f"such as {pattern}, which fits 20")):
+        read_log(path)
+    logged, _ = read_log(path, name=pattern.strip("'"))
+    assert logged.value is not None
 
 
 def test_a_second_epoch_is_the_same_run(tmp_path: Path) -> None:
