@@ -224,11 +224,10 @@ def slowest_pace(
     *,
     rank_spread: float,
     num_ranks: int,
-    probability: float,
     num_draws: int,
     rng: np.random.Generator,
 ) -> FloatArray:
-    """Pace of the slowest of so many ranks over the typical one at a quantile of the steps, shape ``(num_draws,)``.
+    """Pace of the slowest of so many ranks over the typical one in the median step, shape ``(num_draws,)``.
 
     The first draw is that of the measured ratios; the others resample them.
 
@@ -240,4 +239,4 @@ def slowest_pace(
     rows = np.tile(step_ratios, (num_draws, 1))
     if count > 1:
         rows[1:] = rng.choice(step_ratios, (num_draws, count))[1:]
-    return persistent * slowest_of_ranks(rows, world_size=num_ranks, probability=probability)
+    return persistent * slowest_of_ranks(rows, world_size=num_ranks)

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from perfmodel.workload.transformer import NamedTransformer
 
 NUM_DRAWS: Final = 400
-#: Percentiles of the steps of a run beside the typical one.
-TAILS: Final = (95, 99)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,8 +50,6 @@ class Question:
     devices: int | None = None
     """Devices there are; None: as many as the layout uses."""
     devices_per_node: int = DEVICES_PER_NODE
-    tails: tuple[int, ...] = TAILS
-    """Percentiles of the steps of a run that are wanted."""
     num_draws: int = NUM_DRAWS
     num_repetitions: int = 1
     """Over how many runs the step is a mean; one for the next training."""
@@ -225,8 +221,6 @@ class Answer:
     """Step minus the same step with communication that costs nothing. [s]"""
     straggler_s: Seconds
     """Part of the nominal step that ranks as fast as the typical one would not take. [s]"""
-    tail_s: Mapping[int, Samples]
-    """Percentiles over the steps of a run. [s]"""
     evidence: Mapping[str, Evidence]
     """Term of the model to where it comes from."""
     bottleneck_link: str | None = None

@@ -284,7 +284,6 @@ def point(answer: Answer, *, baseline: Answer) -> PredictedPoint:
         breakdown_s=answer.breakdown_s,
         straggler_s=answer.straggler_s,
         evidence=dict(answer.evidence),
-        tail_s={f"p{percent}": interval(tail_s) for percent, tail_s in answer.tail_s.items()},
         bottleneck_link=answer.bottleneck_link,
     )
 

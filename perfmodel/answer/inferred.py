@@ -113,7 +113,6 @@ def inferred_answer(question: Question) -> Answer:
         step_s=model.step_draws(jobs, num_draws=question.num_draws, normal_s=normal_s)[0],
         exposed_comm_s=parts.tensor_s + parts.pipeline_s + parts.data_s,
         straggler_s=0.0,
-        tail_s={},
         evidence={"step": Evidence.INFERRED},
     )
 

@@ -106,24 +106,12 @@ def layout_costs(question: Question) -> Costs:
 
 def measured_answer(question: Question) -> Answer:
     """What a layout takes on a calibrated machine."""
-    machine, workload, layout = _parts(question)
-    costs = layout_costs(question)
-    program, terms, median_s, durations_s = costs
+    machine, _, _ = _parts(question)
+    program, terms, median_s, durations_s = layout_costs(question)
     trace = _steady_trace(program, terms, durations_s[:, :1])
     model = cost_model(machine, question.cluster, durations_s.shape[1])
-    alike = layout.beside
-    late = [
-        slowed(
-            program,
-            median_s,
-            np.maximum(model.slowest(workload, alike, probability=percent / 100), terms.slowest),
-        )
-        for percent in question.tails
-    ]
-    cases_s = [durations_s, _without(program, durations_s, *_EXCHANGES), median_s, *late]
-    step_s, silent_s, even_s, *tails_s = all_step_times(
-        program, [(terms, case_s) for case_s in cases_s]
-    )
+    cases_s = [durations_s, _without(program, durations_s, *_EXCHANGES), median_s]
+    step_s, silent_s, even_s = all_step_times(program, [(terms, case_s) for case_s in cases_s])
     factors = _uncertainty(question, model)
     crowded = crowding(question, trace)
     draws_s = step_s * crowded * factors
@@ -135,10 +123,6 @@ def measured_answer(question: Question) -> Answer:
         step_s=draws_s,
         exposed_comm_s=np.maximum(0.0, step_s * crowded - silent_s),
         straggler_s=max(0.0, trace.step_s - float(even_s[0])),
-        tail_s={
-            percent: tail_s * crowded * factors
-            for percent, tail_s in zip(question.tails, tails_s, strict=True)
-        },
         evidence=dict(terms.evidence),
         bottleneck_link=_bottleneck(question, program, model),
     )

@@ -396,10 +396,8 @@ class CostModel:
         """Standard normal numbers of their own for a name; draw 0 is 0."""
         return deviates(self._rng(name), self.num_draws)
 
-    def slowest(
-        self, workload: MeasuredWorkload, layout: Layout, *, probability: float = 0.5
-    ) -> Samples:
-        """Slowest rank over the typical rank, at a quantile of the steps: ranks differ for good, too.
+    def slowest(self, workload: MeasuredWorkload, layout: Layout) -> Samples:
+        """Slowest rank over the typical rank in a typical step: ranks differ for good, too.
 
         Between calibrated batches the logarithm is linear in that of the batch. Where a smaller batch was so
         noisy that its step was longer, the step stays as long until the larger batch makes up for it.
@@ -407,15 +405,14 @@ class CostModel:
         together = layout.synchronisation is Synchronisation.DDP and layout.world_size > 1
         num_ranks = layout.world_size if together else 1
         known = 1.0 if self._cluster is None else self._cluster.slowest_device(num_ranks)
-        if not together and probability == 0.5:
+        if not together:
             return np.full(self.num_draws, known)
 
         def slowest_of(count: int, ratios: Sequence[float]) -> Samples:
             return slowest_pace(
                 np.array(ratios),
-                rank_spread=workload.rank_spread if together else 0.0,
+                rank_spread=workload.rank_spread,
                 num_ranks=count,
-                probability=probability,
                 num_draws=self.num_draws,
                 rng=self._rng(f"noise {workload.workload.name} {layout.micro_batch}"),
             )

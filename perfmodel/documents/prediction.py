@@ -89,8 +89,6 @@ class PredictedPoint(Record):
     """Part of the step spent waiting for the slowest rank. [s]"""
     evidence: dict[str, Evidence]
     """Term of the model to where it comes from."""
-    tail_s: dict[str, Interval] = Field(default_factory=dict)
-    """``p95`` and ``p99`` over the steps of a run, by the measured noise of ranks. [s]"""
     bottleneck_link: str | None = None
     """With a cluster: which tier costs most of the largest all-reduce, and why."""
     layout: str = ""
@@ -143,7 +141,7 @@ class ScalingAdvice(Record):
 class PredictionDocument(Shown, Document):
     """Steps of a workload on numbers of devices, or under one layout."""
 
-    schema_version: int = 4
+    schema_version: int = 5
     title: ClassVar[str] = "prediction"
     made_by: ClassVar[str] = "perfmodel predict --output"
 
@@ -204,7 +202,7 @@ class ScenarioOutcome(Record):
 class WhatIfDocument(Shown, Document):
     """Scenarios, the first of which the others are compared with."""
 
-    schema_version: int = 3
+    schema_version: int = 4
     title: ClassVar[str] = "what-if"
     made_by: ClassVar[str] = "perfmodel whatif --output"
 

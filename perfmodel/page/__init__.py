@@ -106,9 +106,9 @@ class OfferedMachine:
         return None
 
     def scenario(self, workload: OfferedWorkload) -> Scenario:
-        """A workload on the machine as it is, without the tails, which no page shows."""
+        """A workload on the machine as it is."""
         question = Question(
-            machine=self.machine, workload=workload.entry, validation=self.validation, tails=()
+            machine=self.machine, workload=workload.entry, validation=self.validation
         )
         scales = Forecast(world_sizes=(1,), scaling="weak") if self.kind == "calibrated" else None
         return Scenario(question=question, request=scales)

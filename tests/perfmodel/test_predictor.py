@@ -87,18 +87,6 @@ def test_stragglers_are_reported_as_part_of_the_step() -> None:
     assert point.step_s.nominal == pytest.approx(0.255892704 + point.straggler_s)
 
 
-def test_the_tail_of_a_run_grows_with_the_ranks() -> None:
-    """One rank: p95 of ratios 0.9 to 1.4; more ranks: the slowest of them; without noise no tail."""
-    noise = tuple(0.9 + 0.5 * i / 99 for i in range(100))
-    found = points(Machine(noise=noise), 1, 2, 64)
-    tails_s = [(p.step_s.nominal, p.tail_s["p95"].nominal, p.tail_s["p99"].nominal) for p in found]
-    assert all(list(tail_s) == sorted(tail_s) for tail_s in tails_s)
-    assert tails_s[0][1] == pytest.approx(0.2472 * 1.375, rel=0.01)
-    assert [tail_s[1] for tail_s in tails_s] == sorted(tail_s[1] for tail_s in tails_s)
-    (quiet,) = points(Machine(), 2)
-    assert quiet.tail_s["p99"].nominal == quiet.step_s.nominal
-
-
 def test_a_step_lasts_as_long_as_the_loader() -> None:
     """16 samples at 10 per second: 1.6 s."""
     predictor = Asking(profile(Machine()))

@@ -36,8 +36,6 @@ def _point(name: str, path: str) -> Names:
         f"{name}parts_s": f"{path}breakdown_s",
         f"{name}straggler_s": f"{path}straggler_s",
         f"{name}evidence": f"{path}evidence",
-        f"{name}step_s.of_95_percent_of_steps": f"{path}tail_s/p95/nominal",
-        f"{name}step_s.of_99_percent_of_steps": f"{path}tail_s/p99/nominal",
     }
 
 

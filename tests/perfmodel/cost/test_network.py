@@ -263,7 +263,7 @@ def test_what_ifs_lengthen_the_step() -> None:
 
 
 def test_a_device_known_to_be_slow_has_noise_of_its_own() -> None:
-    """Alone it is 1.5 times as slow at every quantile; among 16 the others never make it faster."""
+    """Alone it is 1.5 times as slow; among 16 the others never make it faster."""
     document = profile(Machine(noise=(0.9, 0.95, 1.0, 1.1, 1.3), rank_spread=0.02))
     workload = document.workloads[1]
     slow = cluster(slow_devices=(SlowDevice(device=0, factor=1.5),))
@@ -273,12 +273,10 @@ def test_a_device_known_to_be_slow_has_noise_of_its_own() -> None:
     plain, known = (
         CostModel(document, num_draws=10, seed=0, cluster=of) for of in (cluster(), slow)
     )
-    for probability in (0.5, 0.95, 0.99):
-        alone = plain.slowest(workload, one.layout, probability=probability)
-        slowed = known.slowest(workload, one.layout, probability=probability)
-        np.testing.assert_allclose(slowed, 1.5 * alone)
-        group = known.slowest(workload, SETTING.layout, probability=probability)
-        assert (group >= slowed * (1 - 1e-9)).all()
+    alone = plain.slowest(workload, one.layout)
+    slowed = known.slowest(workload, one.layout)
+    np.testing.assert_allclose(slowed, 1.5 * alone)
+    assert (known.slowest(workload, SETTING.layout) >= slowed * (1 - 1e-9)).all()
 
 
 def test_more_devices_than_the_cluster_has_are_not_feasible() -> None:
