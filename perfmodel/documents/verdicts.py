@@ -343,9 +343,6 @@ class PredictedStep(Record):
     name: str
     step_s: Interval
     """Median step of a run. [s]"""
-    p95_s: Interval
-    """Step that 95 % of the steps do not exceed. [s]"""
-    p99_s: Interval
     limit: str
     """The busiest resource."""
     uses: dict[str, NonNegativeFloat]
@@ -367,10 +364,6 @@ class JudgedStep(Record):
     """Standard deviation over mean of the steps."""
     own_cpu_share: NonNegativeFloat
     """What the ranks needed of the machine that plays them."""
-    measured_p95_s: PositiveFloat
-    signed_error_p95: float
-    replayed_error: float | None
-    """Error when the simulation is fed the very noise of the run; ``None`` without noise."""
     limit: str
     """The busiest resource, as measured."""
     uses: dict[str, NonNegativeFloat]
@@ -399,7 +392,7 @@ class TestbedDocument(Verdict):
 
     # pytest must not take it for a test.
     __test__: ClassVar[bool] = False
-    schema_version: int = 2
+    schema_version: int = 3
     title: ClassVar[str] = "testbed verdict"
     made_by: ClassVar[str] = "perfmodel validate testbed"
 

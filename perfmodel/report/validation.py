@@ -295,11 +295,6 @@ def network_tables(document: NetworkVerdict) -> tuple[Table, Table]:
     return series_table(title, document.series), by_size
 
 
-def _error(entry: JudgedStep) -> str:
-    error, replayed = percent(entry.signed_error, signed=True), entry.replayed_error
-    return error if replayed is None else f"{error}\n({percent(replayed, signed=True)})"
-
-
 def _host_share(entry: JudgedStep) -> str:
     return percent(entry.own_cpu_share) + "!" * entry.is_host_limited
 
@@ -341,7 +336,7 @@ def testbed_tables(document: TestbedDocument) -> tuple[Table, Table]:
             "<Setting": "name",
             "Predicted": "predicted.step_s",
             "Measured": "measured_s",
-            "Error": _error,
+            "Error": "signed_error:+%",
             "CV": "variation:%",
             "Host\nCPU": _host_share,
             "<In\n90 %": "is_covered:held",
@@ -349,9 +344,8 @@ def testbed_tables(document: TestbedDocument) -> tuple[Table, Table]:
         },
         caption="Step: median of the run. Error: predicted over measured minus 1. CV: standard deviation over "
         "mean of the steps. Host CPU: what the ranks needed of the machine that plays them. From 60 % on "
-        "it, and not links or devices, is the limit "
-        "(marked !). Error in brackets: the simulation is fed the very noise of the run. Limited "
-        "by: the busiest resource, measured; predicted below it where that was another by 5 % and more.",
+        "it, and not links or devices, is the limit (marked !). Limited by: the busiest resource, measured; "
+        "predicted below it where that was another by 5 % and more.",
     )
     columns = {**_OF_FAMILIES, "Limit named": "limits_named:%"}
     return settings, table("Errors by family", (*document.families, *document.groups), columns)

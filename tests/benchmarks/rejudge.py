@@ -83,7 +83,7 @@ def _runs(record: Path, name: str) -> list[Run]:
 def _testbed(record: Path) -> None:
     calibration = ddp.calibrate(_runs(record, "calibration.jsonl"), seed=1)
     steps = [
-        ddp.judge_step(ddp.predict(run.setting, calibration, seed=1), run, calibration)
+        ddp.judge_step(ddp.predict(run.setting, calibration, seed=1), run)
         for run in _runs(record, "runs.jsonl")
         if isinstance(run, TrainingRun)
     ]

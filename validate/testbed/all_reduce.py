@@ -4,7 +4,7 @@ What gloo's ring consists of is the product's (``cost.collectives``): ``count`` 
 ``size / n``, of which all ranks together handle ``n`` at a time. The testbed adds shaped links and a machine
 that needs CPU time for every node; the larger of the two decides, softly:
 
-    wire = launch + count (p2p + crossings / free rate (overhead * message + announced))  -  burst
+    wire = launch + count (p2p + crossings / rate (overhead * message + announced))  -  burst
     host = (n launch_cpu + count n (2 message_cpu + message * byte_cpu)) / cores
     time = (wire^8 + host^8)^(1/8)
 """
@@ -112,7 +112,7 @@ class ShapedRing:
     def burst_s(self, fabric: Fabric) -> Samples:
         """Time that the full burst of the busiest link saves. [s]"""
         link, s_per_byte = _busiest(fabric)
-        result: Samples = self.burst_bytes / free_rates(fabric)[link] * (s_per_byte > 0)
+        result: Samples = self.burst_bytes / link_rates(fabric)[link] * (s_per_byte > 0)
         return result
 
     def cpu_s(self, size_bytes: Bytes, num_ranks: int) -> Samples:
@@ -212,30 +212,11 @@ def ring_crossings(fabric: Fabric) -> dict[str, int]:
     return found
 
 
-def steady_bytes_per_s(fabric: Fabric) -> dict[str, BytesPerSecond]:
-    """Steady traffic on each link. [B/s]"""
-    found = dict.fromkeys(link_rates(fabric), 0.0)
-    for stream in fabric.background:
-        for link in path(fabric, stream.from_node, stream.to_node):
-            found[link] += stream.bytes_per_s
-    return found
-
-
-def free_rates(fabric: Fabric) -> dict[str, BytesPerSecond]:
-    """What steady traffic leaves of each link. [B/s]"""
-    taken = steady_bytes_per_s(fabric)
-    free = {link: rate - taken[link] for link, rate in link_rates(fabric).items()}
-    for link, rate in free.items():
-        if rate <= 0:
-            raise ValueError(f"background must leave something of the {link}")
-    return free
-
-
 def _busiest(fabric: Fabric) -> tuple[str, float]:
     """Link that the ring loads most, and its seconds per byte of an edge. [s/B]"""
-    crossings, free = ring_crossings(fabric), free_rates(fabric)
-    link = max(free, key=lambda name: crossings[name] / free[name])
-    return link, crossings[link] / free[link]
+    crossings, rates = ring_crossings(fabric), link_rates(fabric)
+    link = max(rates, key=lambda name: crossings[name] / rates[name])
+    return link, crossings[link] / rates[link]
 
 
 def ring_bytes(size_bytes: float, fabric: Fabric) -> dict[str, float]:

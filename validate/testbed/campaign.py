@@ -32,7 +32,6 @@ from perfmodel.errors import (
     UsageError,
     why,
 )
-from perfmodel.statistics import FloatArray
 from perfmodel.units import Seconds
 from validate.testbed.links import BUSY, STEAL
 from validate.testbed.records import (
@@ -40,7 +39,6 @@ from validate.testbed.records import (
     CollectiveSetting,
     HostUse,
     Job,
-    Noise,
     Run,
     TrainingRun,
     TrainingSetting,
@@ -70,8 +68,6 @@ _LIMIT_S: Final = 120.0
 STEAL_LIMIT: Final = 0.02
 #: So often at most. The hypervisor's counter alone decides: no duration and no prediction is looked at.
 _MOST_ATTEMPTS: Final = 3
-#: Tail index of slow steps: the variance is barely finite.
-_PARETO_SHAPE: Final = 2.5
 
 Setting: TypeAlias = TrainingSetting | CollectiveSetting
 
@@ -172,38 +168,17 @@ class Server:
         return reply
 
 
-def draw_factors(noise: Noise, *, num_ranks: int, num_steps: int) -> FloatArray:
-    """Pace of each device in each step, shape ``(num_ranks, num_steps)``; the seed decides."""
-    rng = np.random.default_rng([noise.seed, num_ranks])
-    factors = np.ones((num_ranks, num_steps))
-    if noise.kind == "lognormal":
-        factors *= np.exp(noise.spread * rng.standard_normal(factors.shape))
-    elif noise.kind == "pareto":
-        is_slow = rng.random(factors.shape) < noise.slow_share
-        # Lomax with scale 1 has mean 1 / (shape - 1).
-        excess = noise.spread * (_PARETO_SHAPE - 1) * rng.pareto(_PARETO_SHAPE, factors.shape)
-        factors += is_slow * excess
-    factors *= np.exp(noise.rank_spread * rng.standard_normal((num_ranks, 1)))
-    for rank, factor in noise.slow_ranks:
-        factors[rank] *= factor
-    return factors
-
-
 def play(cluster: Cluster, setting: Setting) -> Run:
     """Run one setting; up to three times where other guests of the host disturb it: the quietest run is kept."""
-    factors: tuple[tuple[float, ...], ...] = ()
-    if isinstance(setting, TrainingSetting):
-        size = {"num_ranks": setting.fabric.num_ranks, "num_steps": setting.num_steps}
-        factors = tuple(map(tuple, draw_factors(setting.noise, **size).tolist()))
     runs: list[Run] = []
     while not runs or (len(runs) < _MOST_ATTEMPTS and runs[-1].host.steal_share > STEAL_LIMIT):
-        reply = cluster.play(Job(setting=setting, factors=factors, limit_s=_LIMIT_S))
-        runs.append(_run(setting, reply, factors))
+        reply = cluster.play(Job(setting=setting, limit_s=_LIMIT_S))
+        runs.append(_run(setting, reply))
     kept = min(runs, key=lambda run: run.host.steal_share)
     return kept.model_copy(update={"attempts": len(runs)})
 
 
-def _run(setting: Setting, reply: dict[str, Any], factors: tuple[tuple[float, ...], ...]) -> Run:
+def _run(setting: Setting, reply: dict[str, Any]) -> Run:
     """What the ranks tell; their clocks are one clock, and rank 0 reads the counters."""
     ranks = reply["ranks"]
     before, after = ranks[0]["before"], ranks[0]["after"]
@@ -239,7 +214,6 @@ def _run(setting: Setting, reply: dict[str, Any], factors: tuple[tuple[float, ..
     late_s = np.concatenate([rank["late_s"] for rank in ranks])
     return TrainingRun(
         **common,
-        factors=factors,
         compute_s=tuple(tuple(rank["compute_s"]) for rank in ranks),
         bucket_bytes=tuple(ranks[0]["bucket_bytes"]),
         late_mean_s=float(late_s.mean()),

@@ -24,7 +24,6 @@ from perfmodel.documents.verdicts import (
     TestbedDocument,
 )
 from perfmodel.engine.algebra import end_times
-from perfmodel.engine.simulate import simulate
 from perfmodel.errors import MeasurementFailed, refuse_unknown
 from perfmodel.layout import Layout, Synchronisation
 from perfmodel.statistics import FloatArray, Interval
@@ -38,7 +37,6 @@ from validate.testbed.all_reduce import (
     link_rates,
     message_bytes_of,
     ring_bytes,
-    steady_bytes_per_s,
 )
 from validate.testbed.campaign import (
     CALIBRATION,
@@ -48,10 +46,8 @@ from validate.testbed.campaign import (
     predict_once,
     refuse_earlier_runs,
 )
-from validate.testbed.noise import RankNoise, slowest_durations
 from validate.testbed.records import (
     CollectiveRun,
-    Noise,
     Run,
     TrainingRun,
     TrainingSetting,
@@ -85,8 +81,6 @@ class Calibration:
     """CPU time of one rank per layer and micro-step. [s]"""
     byte_cpu_s: float
     """CPU time of one rank per byte of gradient, beside the all-reduce. [s/B]"""
-    noises: dict[str, RankNoise]
-    """By ``noise_key``."""
     residual: float = 0.0
     """Standard deviation of the logarithm of measured over predicted steps of two ranks."""
 
@@ -104,17 +98,10 @@ def calibrate(runs: Sequence[Run], *, seed: int = 0) -> Calibration:
     collectives = [run for run in runs if isinstance(run, CollectiveRun)]
     trainings = [run for run in runs if isinstance(run, TrainingRun)]
     rush = [run for run in trainings if run.setting.family == plan.RUSH]
-    noisy = [run for run in trainings if is_noisy(run.setting.noise)]
-    plain = [run for run in trainings if run not in rush and run not in noisy]
+    plain = [run for run in trainings if run not in rush]
     if not rush or not collectives or not plain:
         raise MeasurementFailed(
             "testbed: calibration must hold all-reduces and training runs; continue with --resume"
-        )
-    paces: dict[str, list[FloatArray]] = {}
-    for run in noisy:
-        nominal_s = run.setting.model.compute_s * run.setting.accumulation
-        paces.setdefault(noise_key(run.setting.noise), []).append(
-            np.array(run.compute_s) / nominal_s
         )
     # CPU time per step, layer pass and byte of gradient where devices need no time and nothing is reduced.
     rows = np.array([(1, _passes(r.setting), r.setting.model.gradient_bytes) for r in rush])
@@ -134,7 +121,6 @@ def calibrate(runs: Sequence[Run], *, seed: int = 0) -> Calibration:
         step_cpu_s=step_cpu_s,
         layer_cpu_s=layer_cpu_s,
         byte_cpu_s=byte_cpu_s,
-        noises={key: RankNoise.fit(each) for key, each in paces.items()},
     )
     errors = [
         np.log(TrainingCosts(run.setting, found).step_s()[0] / np.median(run.step_s))
@@ -145,16 +131,6 @@ def calibrate(runs: Sequence[Run], *, seed: int = 0) -> Calibration:
 
 def _passes(setting: TrainingSetting) -> int:
     return len(setting.model.layers) * setting.accumulation
-
-
-def noise_key(noise: Noise) -> str:
-    """Which noises are the same, whatever their seed and known slow ranks."""
-    return f"{noise.kind} {noise.spread:g} {noise.slow_share:g} {noise.rank_spread:g}"
-
-
-def is_noisy(noise: Noise) -> bool:
-    """Whether the pace varies at random."""
-    return noise.kind != "none" or noise.rank_spread > 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,11 +155,6 @@ class TrainingCosts:
     def all_reduces(self) -> dict[int, Operation]:
         """Collectives of the step by position, in order."""
         return {i: self.program.operations[i] for i in self.program.on_stream(Stream.COMM)}
-
-    @property
-    def slow_factor(self) -> float:
-        """Pace of the slowest rank that is known to be slow."""
-        return max((factor for _, factor in self.setting.noise.slow_ranks), default=1.0)
 
     @cached_property
     def durations_s(self) -> FloatArray:
@@ -229,7 +200,9 @@ class TrainingCosts:
         leaves the machine time.
         """
         ring, fabric = self.calibration.ring, self.setting.fabric
-        ends_s = end_times(self.program, at_pace(self.program, durations_s, self.slow_factor))
+        ends_s = end_times(
+            self.program, at_pace(self.program, durations_s, self.setting.slow_factor)
+        )
         full_s = ring.burst_s(fabric)
         burst_s, free_s, idle = full_s, np.zeros_like(full_s), np.ones_like(full_s)
         found = {}
@@ -261,30 +234,8 @@ class TrainingCosts:
 
     def step_s(self) -> FloatArray:
         """One step without noise, shape ``(num_draws,)``. [s]"""
-        paced_s = at_pace(self.program, self.durations_s, self.slow_factor)
+        paced_s = at_pace(self.program, self.durations_s, self.setting.slow_factor)
         return np.asarray(end_times(self.program, paced_s).max(axis=0))
-
-    def simulated_s(self, paces: FloatArray) -> Seconds:
-        """One step of all ranks, each at its pace, at the fitted parameters. [s]"""
-        of_ranks = at_pace(self.program, self.durations_s[:, :1], paces)
-        table_s = np.broadcast_to(of_ranks, (len(of_ranks), len(paces)))
-        return simulate(self.program, table_s.T).step_s
-
-    def noisy_s(self, rng: np.random.Generator) -> FloatArray:
-        """Every step of a run in every draw, shape ``(num_draws, num_steps)``. [s]"""
-        setting, noise = self.setting, self.calibration.noises[noise_key(self.setting.noise)]
-        runs = []
-        for durations_s in self.durations_s.T:
-            paces = noise.resampled(rng).draw(
-                num_ranks=setting.fabric.num_ranks, num_steps=setting.num_steps, rng=rng
-            )
-            for rank, factor in setting.noise.slow_ranks:
-                paces[rank] *= factor
-            of_ranks = at_pace(self.program, durations_s[:, np.newaxis, np.newaxis], paces)
-            table_s = np.broadcast_to(of_ranks, (len(of_ranks), *paces.shape))
-            slowest_s = slowest_durations(self.program, table_s)
-            runs.append(end_times(self.program, slowest_s).max(axis=0))
-        return np.array(runs)
 
 
 def at_pace(program: StepProgram, durations_s: FloatArray, pace: FloatArray | float) -> FloatArray:
@@ -295,24 +246,14 @@ def at_pace(program: StepProgram, durations_s: FloatArray, pace: FloatArray | fl
 
 
 def predict(setting: TrainingSetting, calibration: Calibration, *, seed: int = 0) -> PredictedStep:
-    """Predict one setting: median, tail, interval, and the busiest resource."""
+    """Predict one setting: median, interval, and the busiest resource."""
     costs = TrainingCosts(setting, calibration)
-    rng = np.random.default_rng([seed, setting.fabric.num_ranks, setting.noise.seed])
+    rng = np.random.default_rng([seed, setting.fabric.num_ranks, 0])
     cpu_s = costs.cpu_s()
-    slowest = costs.slow_factor
-    if is_noisy(setting.noise):
-        steps_s = costs.noisy_s(rng)
-        paces = calibration.noises[noise_key(setting.noise)].draw(
-            num_ranks=setting.fabric.num_ranks, num_steps=200, rng=np.random.default_rng(0)
-        )
-        slowest = max(slowest, float(paces.max(axis=0).mean()))
-    else:
-        steps_s = costs.step_s()[:, np.newaxis]
     host_s = cpu_s / (calibration.num_cores * _REALTIME_SHARE)
-    steps_s = np.maximum(steps_s, host_s[:, np.newaxis])
-    medians_s = np.median(steps_s, axis=1)
     # Draws lie around the fitted parameters; the step at these is the prediction.
-    nominal_s = float(np.median(medians_s) if is_noisy(setting.noise) else medians_s[0])
+    steps_s = np.maximum(costs.step_s(), host_s)
+    nominal_s = float(steps_s[0])
     share = min(1.0, float(cpu_s[0]) / (calibration.num_cores * nominal_s))
     doublings = max(0.0, np.log2(max(2, setting.fabric.num_ranks) / 2))
     spread = np.hypot(
@@ -321,28 +262,19 @@ def predict(setting: TrainingSetting, calibration: Calibration, *, seed: int = 0
     )
     uncertainty = np.exp(spread * rng.standard_normal(calibration.num_draws))
     payload = ring_bytes(setting.model.gradient_bytes, setting.fabric)
-    steady = steady_bytes_per_s(setting.fabric)
     overhead = float(calibration.ring.overhead[0])
     busy = uses(
         setting,
-        device=(_compute_s(setting) * slowest + setting.model.optimizer_s) / nominal_s,
+        device=(_compute_s(setting) * setting.slow_factor + setting.model.optimizer_s) / nominal_s,
         host=share,
-        sent={link: overhead * size / nominal_s + steady[link] for link, size in payload.items()},
+        sent={link: overhead * size / nominal_s for link, size in payload.items()},
     )
     return PredictedStep(
         name=setting.name,
-        step_s=Interval.of(medians_s * uncertainty, nominal=nominal_s),
-        p95_s=Interval.of(np.quantile(steps_s, 0.95, axis=1) * uncertainty),
-        p99_s=Interval.of(np.quantile(steps_s, 0.99, axis=1) * uncertainty),
+        step_s=Interval.of(steps_s * uncertainty, nominal=nominal_s),
         limit=limit(busy),
         uses=busy,
     )
-
-
-def replayed(setting: TrainingSetting, calibration: Calibration, factors: FloatArray) -> FloatArray:
-    """Steps of a run whose paces are known, shape ``(num_steps,)``. [s]"""
-    costs = TrainingCosts(setting, calibration)
-    return np.array([costs.simulated_s(paces) for paces in factors.T])
 
 
 def limit(uses: Mapping[str, float]) -> str:
@@ -357,8 +289,7 @@ def _compute_s(setting: TrainingSetting) -> Seconds:
 def observed_uses(run: TrainingRun) -> dict[str, float]:
     """Busy share of each resource as the counters saw it."""
     setting, num_steps = run.setting, len(run.step_s)
-    busy_s = _compute_s(setting) * float(np.max(run.factors, axis=0).sum())
-    busy_s += setting.model.optimizer_s * num_steps
+    busy_s = num_steps * (_compute_s(setting) * setting.slow_factor + setting.model.optimizer_s)
     return uses(
         setting,
         device=busy_s / float(np.sum(run.step_s)),
@@ -374,7 +305,7 @@ def uses(
 
     ``sent``: all traffic on each link. [B/s]
     """
-    slow = max(setting.noise.slow_ranks, key=lambda entry: entry[1], default=None)
+    slow = max(setting.slow_ranks, key=lambda entry: entry[1], default=None)
     found = {f"device of rank {slow[0]}" if slow else "devices": device, HOST: host}
     rates = link_rates(setting.fabric)
     for kind in ("node", "rack"):
@@ -424,7 +355,7 @@ def validate_testbed(
         )
         campaign.run(judged, request.folder / RUNS)
     steps = [
-        judge_step(predicted[run.setting.name], run, calibration)
+        judge_step(predicted[run.setting.name], run)
         for run in read_runs(request.folder / RUNS)
         if isinstance(run, TrainingRun)
     ]
@@ -443,29 +374,20 @@ def validate_testbed(
     return document
 
 
-def judge_step(predicted: PredictedStep, run: TrainingRun, calibration: Calibration) -> JudgedStep:
+def judge_step(predicted: PredictedStep, run: TrainingRun) -> JudgedStep:
     """Compare one setting."""
     setting, host = run.setting, run.host
     measured_s = float(np.median(run.step_s))
-    measured_p95_s = float(np.quantile(run.step_s, 0.95))
-    factors = np.array(run.factors)
     uses = observed_uses(run)
     payload = sum(ring_bytes(setting.model.gradient_bytes, setting.fabric).values())
-    streams_s = sum(stream.bytes_per_s for stream in setting.fabric.background)
-    sent = sum(run.link_bytes.values()) - streams_s * host.window_s
-    replayed_error = None
-    if is_noisy(setting.noise):
-        replayed_error = float(np.median(replayed(setting, calibration, factors))) / measured_s - 1
+    sent = sum(run.link_bytes.values())
     return JudgedStep(
         name=setting.name,
         family=setting.family,
         world_size=setting.fabric.num_ranks,
         predicted=predicted,
         measured_s=measured_s,
-        measured_p95_s=measured_p95_s,
         signed_error=predicted.step_s.signed_error(measured_s),
-        signed_error_p95=predicted.p95_s.signed_error(measured_p95_s),
-        replayed_error=replayed_error,
         is_covered=predicted.step_s.holds(measured_s),
         limit=limit(uses),
         uses=uses,

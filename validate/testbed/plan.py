@@ -13,8 +13,6 @@ from validate.testbed.records import (
     EmulatedLayer,
     EmulatedModel,
     Fabric,
-    Noise,
-    Traffic,
     TrainingSetting,
 )
 
@@ -26,7 +24,6 @@ _SHORTEST_PASS_S: Final = 2e-4
 UNSHAPED_MBIT: Final = 10_000.0
 #: Family of the runs that tell what steps cost the machine.
 RUSH: Final = "rush"
-_EQUAL: Final = Noise()
 
 Shape: TypeAlias = tuple[int, float]
 """A layer: elements of its parameters, and its weight in the compute of the model."""
@@ -170,7 +167,7 @@ def training(  # noqa: PLR0913 - one argument per column of the tables below
     *,
     mbit: float = 200,
     accumulation: int = 1,
-    noise: Noise = _EQUAL,
+    slow_ranks: tuple[tuple[int, float], ...] = (),
     num_steps: int = 7,
 ) -> TrainingSetting:
     """A training setting; its name lacks a number that makes it unique.
@@ -189,7 +186,7 @@ def training(  # noqa: PLR0913 - one argument per column of the tables below
         fabric=fabric,
         accumulation=accumulation,
         bucket_cap_mb=cap_mb,
-        noise=noise,
+        slow_ranks=slow_ranks,
         num_steps=num_steps,
     )
 
@@ -199,13 +196,6 @@ def _numbered(settings: Iterable[TrainingSetting]) -> tuple[TrainingSetting, ...
         setting.model_copy(update={"name": f"{setting.family} {number}: {setting.name}"})
         for number, setting in enumerate(settings)
     )
-
-
-NOISES: Final = (
-    *(Noise(kind="lognormal", spread=spread) for spread in (0.1, 0.2)),
-    Noise(kind="pareto", spread=0.15),
-    Noise(kind="lognormal", spread=0.03, rank_spread=0.06),
-)
 
 
 def collectives() -> tuple[CollectiveSetting, ...]:
@@ -259,7 +249,7 @@ def machine_costs(moment: int) -> tuple[CollectiveSetting | TrainingSetting, ...
 
 
 def trainings() -> tuple[TrainingSetting, ...]:
-    """Training runs of one and two ranks, quiet and noisy."""
+    """Training runs of one and two ranks."""
     # Shape, ranks, rate, compute over communication, bucket cap.
     rows: tuple[tuple[str, int, float, float, float | None], ...] = (
         ("lenet", 1, 200, 3, None),
@@ -272,24 +262,10 @@ def trainings() -> tuple[TrainingSetting, ...]:
         ("squeezenet", 2, 200, 3, 1.0),
         ("embedding", 2, 200, 0.5, None),
     )
-    settings = [
+    return _numbered(
         training("calibration", shape, flat(num_ranks, mbit), ratio, cap, mbit=mbit)
         for shape, num_ranks, mbit, ratio, cap in rows
-    ]
-    # What stays with a rank shows in many ranks, what changes in many steps.
-    settings += [
-        training(
-            "calibration",
-            "lenet",
-            flat(2, 1000),
-            2,
-            noise=noise.model_copy(update={"seed": 1000 + repeat}),
-            num_steps=60 if noise.rank_spread else 300,
-        )
-        for noise in NOISES
-        for repeat in range(5 if noise.rank_spread else 1)
-    ]
-    return _numbered(settings)
+    )
 
 
 def calibration() -> tuple[CollectiveSetting | TrainingSetting, ...]:
@@ -331,7 +307,7 @@ def plain() -> tuple[TrainingSetting, ...]:
 
 
 def hard() -> tuple[TrainingSetting, ...]:
-    """Unequal links and devices, noise, other traffic, and rates that the machine cannot feed."""
+    """Unequal links and devices, and rates that the machine cannot feed."""
     return _numbered(_hard())
 
 
@@ -359,30 +335,8 @@ def _hard() -> Iterator[TrainingSetting]:
     slow_ranks = ((4, 1.5, 1.3), (8, 1.5, 2), (16, 1.3, 1.5), (4, 1.5, 0.3), (8, 2.0, 0.3))
     for number, (n, factor, ratio) in enumerate((*slow_ranks, (16, 1.5, 0.4))):
         shape = ("perceptron", "squeezenet", "transformer")[number % 3]
-        noise, cap = Noise(slow_ranks=((n // 3, factor),)), (None, 2.0)[number % 2]
-        yield training("slow rank", shape, flat(n, 200), ratio, cap, noise=noise)
-    noisy = [
-        (noise, *row) for noise in NOISES for row in ((4, 3.0), (8, 0.5), (16, 0.5), (16, 3.0))
-    ]
-    for number, (noise, n, ratio) in enumerate(noisy, start=1):
-        name = {"pareto": "heavy tails", "lognormal": "lognormal"}[noise.kind]
-        mbit = 100 if ratio < 1 else 50
-        yield training(
-            "persistent" if noise.rank_spread else name,
-            ("resnet20", "lenet")[ratio > 1],
-            flat(n, mbit),
-            ratio,
-            0.5,
-            mbit=mbit,
-            noise=noise.model_copy(update={"seed": number}),
-            num_steps=32,
-        )
-    streams = ((4, 100, 0.4), (8, 100, 0.4), (16, 80, 0.4), (4, 50, 4), (8, 120, 0.6), (16, 60, 4))
-    for number, (n, mbit, ratio) in enumerate(streams):
-        stream = Traffic(from_node=1, to_node=n - 1, bytes_per_s=mbit * MBIT)
-        fabric = flat(n, 200).model_copy(update={"background": (stream,)})
-        shape = ("squeezenet", "perceptron", "resnet20")[number % 3]
-        yield training("background", shape, fabric, ratio, 2.0)
+        cap, slow = (None, 2.0)[number % 2], ((n // 3, factor),)
+        yield training("slow rank", shape, flat(n, 200), ratio, cap, slow_ranks=slow)
     host_limited: tuple[tuple[int, float, str, float | None], ...] = (
         (8, 10_000, "transformer", None),
         (8, 2_000, "perceptron", None),

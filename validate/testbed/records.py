@@ -15,16 +15,6 @@ from pydantic import (
 
 from perfmodel.documents import Record, read_lines
 from perfmodel.files import append_line, trim_unfinished_line
-from perfmodel.statistics import Share
-
-
-class Traffic(Record):
-    """A steady stream that shares links with the collectives."""
-
-    from_node: NonNegativeInt
-    to_node: NonNegativeInt
-    bytes_per_s: PositiveFloat
-    """On the wire, headers included. [B/s]"""
 
 
 class Fabric(Record):
@@ -38,7 +28,6 @@ class Fabric(Record):
     """Empty: all nodes hang on one switch."""
     rack_bytes_per_s: tuple[PositiveFloat, ...] = ()
     """Rate at which each rack may send to the others. [B/s]"""
-    background: tuple[Traffic, ...] = ()
 
     @property
     def num_ranks(self) -> int:
@@ -57,11 +46,9 @@ class Fabric(Record):
                 f"rack_of_node must have one entry per node ({num_nodes}), "
                 f"got {len(self.rack_of_node)}"
             )
-        streams = [node for s in self.background for node in (s.from_node, s.to_node)]
         for name, of, found, count in (
             ("node_of_rank", "nodes", self.node_of_rank, num_nodes),
             ("rack_of_node", "racks", self.rack_of_node, num_racks),
-            ("background", "nodes", streams, num_nodes),
         ):
             if max(found, default=-1) >= count:
                 raise ValueError(f"{name} must name {of} 0..{count - 1}, got {max(found)}")
@@ -95,21 +82,6 @@ class EmulatedModel(Record):
         return sum(layer.forward_s + layer.backward_s for layer in self.layers)
 
 
-class Noise(Record):
-    """How the pace of the emulated devices varies: a factor on every duration of a step."""
-
-    kind: Literal["none", "lognormal", "pareto"] = "none"
-    spread: NonNegativeFloat = 0.0
-    """Lognormal: standard deviation of the logarithm. Pareto: mean excess of the slow steps."""
-    slow_share: Share = 0.1
-    """Pareto: share of steps that are slow at all."""
-    rank_spread: NonNegativeFloat = 0.0
-    """Standard deviation of the logarithm of factors that stay with a rank."""
-    slow_ranks: tuple[tuple[NonNegativeInt, PositiveFloat], ...] = ()
-    """Known slow devices: rank and factor."""
-    seed: int = 0
-
-
 class TrainingSetting(Record):
     """One DistributedDataParallel run on emulated devices."""
 
@@ -121,8 +93,14 @@ class TrainingSetting(Record):
     fabric: Fabric
     accumulation: PositiveInt = 1
     bucket_cap_mb: PositiveFloat | None = None
-    noise: Noise = Noise()
+    slow_ranks: tuple[tuple[NonNegativeInt, PositiveFloat], ...] = ()
+    """Devices that are slower: rank, and the factor on its forward and backward."""
     num_steps: PositiveInt = 10
+
+    @property
+    def slow_factor(self) -> float:
+        """Pace of the slowest rank; 1.2 is 20 % slower."""
+        return max((factor for _, factor in self.slow_ranks), default=1.0)
 
 
 CollectiveKind = Literal[
@@ -161,8 +139,6 @@ class Job(Record):
     """What the process that plays the cluster is asked for."""
 
     setting: Annotated[TrainingSetting | CollectiveSetting, Field(discriminator="kind")]
-    factors: tuple[tuple[PositiveFloat, ...], ...] = ()
-    """Shape ``(num_ranks, num_steps)``: pace of each device; empty for collectives."""
     limit_s: PositiveFloat
 
 
@@ -207,8 +183,6 @@ class TrainingRun(_Run):
     """From the end of one step of the last rank to the end of the next. [s]"""
     link_bytes: dict[str, NonNegativeInt]
     """Sent during the timed steps over each shaped link. [B]"""
-    factors: tuple[tuple[PositiveFloat, ...], ...]
-    """Shape ``(num_ranks, num_steps)``: pace of each device in each step; 1.2 is 20 % slower."""
     compute_s: tuple[tuple[PositiveFloat, ...], ...]
     """Shape ``(num_ranks, num_steps)``: from the start of a step to the end of its backward. [s]"""
     bucket_bytes: tuple[PositiveInt, ...]

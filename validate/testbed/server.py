@@ -12,7 +12,6 @@ import json
 import math
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -29,9 +28,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.locks import work_folder
 from perfmodel.errors import MeasurementFailed
-from perfmodel.units import BytesPerSecond, Seconds
+from perfmodel.units import Seconds
 from validate.testbed import links
-from validate.testbed.records import CollectiveSetting, EmulatedLayer, Fabric, Job, TrainingSetting
+from validate.testbed.records import CollectiveSetting, EmulatedLayer, Job, TrainingSetting
 
 #: The first step has other buckets, the second rebuilds them, the third settles.
 WARM_UP_STEPS = 3
@@ -126,23 +125,23 @@ def mark(place: Place) -> dict[str, Any]:
     return {"counters": counters, "cpu_s": time.process_time(), "at_s": time.perf_counter()}
 
 
-def train(place: Place, setting: TrainingSetting, factors: list[float]) -> dict[str, Any]:
-    """Run the steps of one setting, each at its pace of this device; return clocks and counters."""
+def train(place: Place, setting: TrainingSetting) -> dict[str, Any]:
+    """Run the steps of one setting at the pace of this device; return clocks and counters."""
     clock = DeviceClock()
     layers = [Layer(spec, clock) for spec in setting.model.layers]
     module = torch.nn.Sequential(*layers)
     ddp = DistributedDataParallel(module, bucket_cap_mb=setting.bucket_cap_mb)
     x = torch.zeros(1, requires_grad=True)
-    paces = [1.0] * WARM_UP_STEPS + factors
+    pace = dict(setting.slow_ranks).get(place.rank, 1.0)
     ends_s: list[Seconds] = []
     compute_s: list[Seconds] = []
     before: dict[str, Any] = {}
     dist.barrier()
-    for step, pace in enumerate(paces):
+    for step in range(WARM_UP_STEPS + setting.num_steps):
         if step == WARM_UP_STEPS:
             before = mark(place)
             clock.late_s.clear()
-        clock.pace = pace
+        clock.pace = 1.0 if step < WARM_UP_STEPS else pace
         clock.synchronize()
         start_s = clock.end_s
         for micro_step in range(setting.accumulation):
@@ -241,15 +240,6 @@ def _act(place: Place, collective: str, size_bytes: int) -> Callable[[], object]
 #: A modest real-time priority: before every ordinary process, after the kernel's own threads.
 _PRIORITY: Final = 10
 _POLL_S: Final = 0.02
-#: Of background traffic: fits one frame; Ethernet, IP and UDP headers, which the shaper counts too.
-_PAYLOAD_BYTES: Final = 8900
-_HEADER_BYTES: Final = 14 + 20 + 8
-_PORT: Final = 9999
-_PERIOD_S: Final = 0.002
-#: ``SO_SNDBUFFORCE``, which Python does not name: beyond the system's limit. With less than the queue of a
-#: shaper the stream would yield to TCP, and not be steady.
-_SEND_BUFFER_FORCE: Final = 32
-_SEND_BUFFER_BYTES: Final = 8_388_608
 
 
 def main() -> None:
@@ -289,7 +279,6 @@ def serve(job: Job) -> dict[str, Any]:
         with work_folder("perfmodel-testbed-") as name:
             folder = Path(name)
             started_utc = time.time()
-            _start_traffic(setting.fabric, children)
             if keep_awake:
                 for _ in os.sched_getaffinity(0):
                     children.fork(_idle)
@@ -322,10 +311,11 @@ def _play(job: Job, number: int, folder: Path, counters: links.CounterReader) ->
             counters=counters.read,
         )
         join(place)
-        if isinstance(setting, CollectiveSetting):
-            result = collect(place, setting)
-        else:
-            result = train(place, setting, list(job.factors[own]))
+        result = (
+            collect(place, setting)
+            if isinstance(setting, CollectiveSetting)
+            else train(place, setting)
+        )
     except BaseException:
         (folder / f"{number}.error").write_text(traceback.format_exc(), encoding="utf-8")
         raise
@@ -337,41 +327,6 @@ def _idle() -> None:
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     while True:
         pass
-
-
-def _start_traffic(fabric: Fabric, children: "Children") -> None:
-    """Steady streams of datagrams that share links with the collectives."""
-    for node in {stream.to_node for stream in fabric.background}:
-        children.fork(functools.partial(_swallow, node))
-    for stream in fabric.background:
-        address = links.node_address(stream.to_node)
-        children.fork(functools.partial(_send, stream.from_node, address, stream.bytes_per_s))
-
-
-def _send(node: int, address: str, rate: BytesPerSecond) -> None:
-    """Send for ever at a rate, headers included."""
-    links.enter(links.node_name(node))
-    payload = bytes(_PAYLOAD_BYTES)
-    interval_s = (_PAYLOAD_BYTES + _HEADER_BYTES) / rate
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-        sender.setsockopt(socket.SOL_SOCKET, _SEND_BUFFER_FORCE, _SEND_BUFFER_BYTES)
-        started_s = time.perf_counter()
-        num_sent = 0
-        while True:
-            due = int((time.perf_counter() - started_s) / interval_s) + 1
-            for _ in range(due - num_sent):
-                sender.sendto(payload, (address, _PORT))
-            num_sent = due
-            time.sleep(max(_PERIOD_S, interval_s))
-
-
-def _swallow(node: int) -> None:
-    """Receive and forget for ever."""
-    links.enter(links.node_name(node))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
-        receiver.bind(("", _PORT))
-        while True:
-            receiver.recv(2 * _PAYLOAD_BYTES)
 
 
 @dataclass(slots=True)

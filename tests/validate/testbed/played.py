@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from perfmodel.engine.simulate import simulate
 from perfmodel.errors import MeasurementFailed
 from validate.testbed import campaign
-from validate.testbed.all_reduce import ShapedRing, link_rates, ring_bytes, steady_bytes_per_s
+from validate.testbed.all_reduce import ShapedRing, link_rates, ring_bytes
 from validate.testbed.campaign import Cluster
-from validate.testbed.ddp import Calibration, TrainingCosts
+from validate.testbed.ddp import Calibration, TrainingCosts, at_pace
 from validate.testbed.links import BUSY, STEAL
 from validate.testbed.records import CollectiveSetting, Job, TrainingSetting
 
@@ -52,7 +53,6 @@ def known() -> Calibration:
         step_cpu_s=1e-3,
         layer_cpu_s=2e-4,
         byte_cpu_s=4e-10,
-        noises={},
         residual=0.002,
         num_cores=NUM_CORES,
         num_draws=1,
@@ -74,7 +74,7 @@ class PlayedCluster:
             copies = job.setting.fabric.num_ranks * job.setting.copies
             return _reply([_collective_rank(job.setting)] * copies)
         assert isinstance(job.setting, TrainingSetting)
-        return _reply(_training_ranks(job.setting, np.array(job.factors)))
+        return _reply(_training_ranks(job.setting))
 
 
 def _reply(ranks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -108,32 +108,39 @@ def _collective_rank(setting: CollectiveSetting) -> dict[str, Any]:
     return {"before": before, "after": after, "sizes": sizes}
 
 
-def _training_ranks(
-    setting: TrainingSetting, factors: np.ndarray[Any, np.dtype[np.float64]]
-) -> list[dict[str, Any]]:
+def simulated_s(costs: TrainingCosts) -> float:
+    """One step of all ranks, each at its pace, by the product's simulation."""
+    setting = costs.setting
+    paces = np.ones(setting.fabric.num_ranks)
+    for rank, factor in setting.slow_ranks:
+        paces[rank] = factor
+    of_ranks = at_pace(costs.program, costs.durations_s[:, :1], paces)
+    table_s = np.broadcast_to(of_ranks, (len(of_ranks), len(paces)))
+    return simulate(costs.program, table_s.T).step_s
+
+
+def _training_ranks(setting: TrainingSetting) -> list[dict[str, Any]]:
     costs = TrainingCosts(setting, known())
     cpu_step_s = float(costs.cpu_s()[0])
-    steps_s = [max(costs.simulated_s(paces), cpu_step_s / NUM_CORES / 0.95) for paces in factors.T]
-    ends_s = [0.0, *np.cumsum(steps_s).tolist()]
+    step_s = max(simulated_s(costs), cpu_step_s / NUM_CORES / 0.95)
+    num_steps = setting.num_steps
+    ends_s = [step_s * step for step in range(num_steps + 1)]
     payload = ring_bytes(setting.model.gradient_bytes, setting.fabric)
     num_messages = 2 * (setting.fabric.num_ranks - 1) * len(costs.all_reduces)
     message_bytes = num_messages * float(known_ring().message_bytes[0])
-    steady = steady_bytes_per_s(setting.fabric)
-    sent = {
-        link: (1.01 * size + message_bytes) * len(steps_s) + steady[link] * ends_s[-1]
-        for link, size in payload.items()
-    }
-    cpu_s = cpu_step_s * len(steps_s) / setting.fabric.num_ranks
+    sent = {link: (1.01 * size + message_bytes) * num_steps for link, size in payload.items()}
+    cpu_s = cpu_step_s * num_steps / setting.fabric.num_ranks
     before, after = moments(ends_s[-1], cpu_s, sent)
     nominal_s = setting.model.compute_s * setting.accumulation
+    slow = dict(setting.slow_ranks)
     return [
         {
             "before": before,
             "after": after,
             "ends_s": ends_s,
             "late_s": [1e-5],
-            "compute_s": (nominal_s * row).tolist(),
+            "compute_s": [nominal_s * slow.get(rank, 1.0)] * num_steps,
             "bucket_bytes": [o.size_bytes for o in costs.all_reduces.values()] or [1],
         }
-        for row in factors
+        for rank in range(setting.fabric.num_ranks)
     ]

@@ -9,14 +9,13 @@ from tests.validate.testbed.played import PlayedCluster, known_ring
 from validate.testbed import plan
 from validate.testbed.all_reduce import (
     ShapedRing,
-    free_rates,
     message_bytes_of,
     path,
     ring_bytes,
     ring_crossings,
 )
 from validate.testbed.campaign import play
-from validate.testbed.records import CollectiveRun, Fabric, Traffic, TrainingRun
+from validate.testbed.records import CollectiveRun, Fabric, TrainingRun
 
 MBIT = 125_000.0
 
@@ -52,17 +51,6 @@ def test_racks_are_crossed_where_neighbours_live_in_different_ones() -> None:
     assert path(fabric, 1, 2) == ("uplink of node 1", "uplink of rack 0")
     # Edges carry 2 * 3 / 4 of 1000 bytes.
     assert ring_bytes(1000, fabric)["uplink of rack 1"] == pytest.approx(1500)
-
-
-def test_steady_traffic_leaves_the_rest() -> None:
-    stream = Traffic(from_node=0, to_node=1, bytes_per_s=4e5)
-    fabric = Fabric(node_of_rank=(0, 1), node_bytes_per_s=(1e6, 1e6), background=(stream,))
-    assert free_rates(fabric) == {"uplink of node 0": 6e5, "uplink of node 1": 1e6}
-    greedy = fabric.model_copy(
-        update={"background": (stream.model_copy(update={"bytes_per_s": 1e6}),)}
-    )
-    with pytest.raises(ValueError, match="leave something of the uplink of node 0"):
-        free_rates(greedy)
 
 
 def test_the_time_of_a_large_all_reduce_by_hand() -> None:
@@ -161,10 +149,3 @@ def test_what_comes_with_every_message_is_read_off_the_counters() -> None:
     played = [play(cluster, setting) for setting in pairs]
     runs = [run for run in played if isinstance(run, TrainingRun)]
     assert message_bytes_of(runs) == pytest.approx(500.0, rel=0.01)
-
-
-def test_steady_traffic_lets_the_burst_grow_and_makes_it_worth_more() -> None:
-    stream = Traffic(from_node=0, to_node=1, bytes_per_s=75 * MBIT)
-    shared = flat(4, 100).model_copy(update={"background": (stream,)})
-    ring = known_ring()
-    assert float(ring.burst_s(shared)[0]) == pytest.approx(4 * float(ring.burst_s(flat(4, 100))[0]))

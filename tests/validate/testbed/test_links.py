@@ -57,10 +57,6 @@ def test_counters_are_read_from_the_kernels_table() -> None:
         ({"rack_of_node": (0,)}, "one entry per node"),
         ({"rack_of_node": (0, 2)}, "racks 0..1"),
         ({"node_bytes_per_s": (0.0, 1.0)}, "greater than 0"),
-        (
-            {"background": ({"from_node": 0, "to_node": 9, "bytes_per_s": 1.0},)},
-            "nodes 0..1",
-        ),
     ],
 )
 def test_fabrics_that_do_not_add_up_are_refused(change: dict[str, object], words: str) -> None:

@@ -29,7 +29,6 @@ from validate.testbed.records import (
     CollectiveSetting,
     Fabric,
     Job,
-    Noise,
     TrainingRun,
     TrainingSetting,
 )
@@ -136,7 +135,7 @@ def test_ddp_buckets_bytes_and_time_are_those_of_the_model(cluster: Cluster) -> 
 
 
 def test_a_slow_device_makes_everybody_slow(cluster: Cluster) -> None:
-    setting = training("slow", plan.flat(2, 1000), noise=Noise(slow_ranks=((1, 2.0),)))
+    setting = training("slow", plan.flat(2, 1000), slow_ranks=((1, 2.0),))
     run = train(cluster, setting)
     assert np.median(run.step_s) > 2 * setting.model.compute_s
     assert np.median(run.compute_s[1]) == pytest.approx(2 * setting.model.compute_s, rel=0.05)
@@ -156,10 +155,11 @@ def test_an_uplink_that_two_racks_share_is_the_limit(cluster: Cluster) -> None:
 
 
 def test_a_rank_that_fails_is_named_and_the_server_goes_on(cluster: Cluster) -> None:
-    broken = training("broken", plan.flat(2, 1000), bucket_cap_mb=0.5)
-    job = Job(setting=broken, factors=((1.0,) * 6,), limit_s=20.0)
-    with pytest.raises(MeasurementFailed, match="rank 1 failed: IndexError"):
-        cluster.play(job)
+    # Four petabytes of a gradient.
+    layer = {"num_elements": 10**15, "forward_s": 1e-3, "backward_s": 1e-3}
+    broken = training("broken", plan.flat(2, 1000), model={"name": "huge", "layers": (layer,)})
+    with pytest.raises(MeasurementFailed, match=r"rank \d failed: RuntimeError"):
+        cluster.play(Job(setting=broken, limit_s=20.0))
     assert train(cluster, training("after", plan.flat(2, 1000))).step_s
 
 

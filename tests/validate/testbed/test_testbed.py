@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from calibrate.campaign import write_plan
@@ -25,10 +24,10 @@ from tests.turns import machine_is_held
 from tests.validate.testbed.played import PlayedCluster, serve
 from validate.testbed import campaign as player
 from validate.testbed import ddp, plan
-from validate.testbed.campaign import CampaignRequest, draw_factors
-from validate.testbed.ddp import limit, noise_key, uses
+from validate.testbed.campaign import CampaignRequest
+from validate.testbed.ddp import limit, uses
 from validate.testbed.links import STEAL
-from validate.testbed.records import Job, Noise, TrainingRun, read_runs
+from validate.testbed.records import Job, TrainingRun, read_runs
 
 
 def few(patch: pytest.MonkeyPatch) -> PlayedCluster:
@@ -72,11 +71,7 @@ def test_a_cluster_that_obeys_the_model_is_predicted_almost_exactly(finished: Pa
     plain = next(group for group in document.groups if group.name == "plain")
     assert plain.summary.worst_absolute < 1e-3
     assert plain.limits_named == 1.0
-    noiseless = [step for step in document.settings if step.replayed_error is None]
-    assert max(abs(step.signed_error) for step in noiseless) < 5e-3
-    replays = [step.replayed_error for step in document.settings if step.replayed_error is not None]
-    assert replays
-    assert max(abs(error) for error in replays) < 5e-3
+    assert max(abs(step.signed_error) for step in document.settings) < 5e-3
 
 
 def test_tables_name_every_setting_and_mark_what_was_missed(finished: Path) -> None:
@@ -160,13 +155,9 @@ def test_calibration_never_sees_more_than_two_ranks() -> None:
 
 def test_there_are_enough_settings_and_all_have_names_of_their_own() -> None:
     assert len(plan.plain()) >= 40
-    assert len(plan.hard()) >= 40
+    assert len(plan.hard()) >= 20
     names = [s.name for s in (*plan.calibration(), *plan.plain(), *plan.hard())]
     assert len(names) == len(set(names))
-    calibrated = {noise_key(setting.noise) for setting in plan.trainings()}
-    assert {noise_key(setting.noise) for setting in plan.hard()} <= calibrated | {
-        noise_key(Noise())
-    }
 
 
 def test_the_product_sees_layers_in_the_order_of_their_gradients() -> None:
@@ -179,21 +170,6 @@ def test_the_product_sees_layers_in_the_order_of_their_gradients() -> None:
         RunSetting(workload="lenet", world_size=4, micro_batch=1, bucket_cap_mb=0.1).layout,
     )
     assert [b.size_bytes for b in buckets] == [4 * (850 + 10_164 + 48_120), 4 * (2_416 + 156)]
-
-
-def test_noise_is_drawn_by_its_seed_alone() -> None:
-    noise = Noise(kind="lognormal", spread=0.2, seed=3, slow_ranks=((1, 2.0),))
-    first = draw_factors(noise, num_ranks=4, num_steps=500)
-    assert (first == draw_factors(noise, num_ranks=4, num_steps=500)).all()
-    assert np.std(np.log(first[0])) == pytest.approx(0.2, rel=0.1)
-    assert np.median(first[1]) == pytest.approx(2.0, rel=0.05)
-
-
-def test_heavy_tails_slow_some_steps_by_their_mean_excess() -> None:
-    noise = Noise(kind="pareto", spread=0.15, slow_share=0.1)
-    factors = draw_factors(noise, num_ranks=4, num_steps=50_000)
-    assert np.mean(factors > 1) == pytest.approx(0.1, rel=0.05)
-    assert np.mean(factors[factors > 1] - 1) == pytest.approx(0.15, rel=0.1)
 
 
 def test_a_link_is_named_when_it_stands_out() -> None:
