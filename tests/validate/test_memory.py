@@ -1,5 +1,6 @@
 """The judge of memory: sums, gates, and a run that fails."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,9 +68,13 @@ def test_nobody_else_measures_meanwhile(tmp_path: Path, monkeypatch: pytest.Monk
     assert not machine_is_held()
 
 
-def test_a_failed_run_says_which_and_why(tmp_path: Path) -> None:
-    with pytest.raises(PerfModelError, match=r"no-such-model batch 2 sgd: the run failed"):
-        measure(tmp_path, Setting("no-such-model", 2, "sgd"), device_kind="cpu")
+def test_a_failed_run_says_which_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho Traceback >&2; echo 'no such model' >&2; exit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(PerfModelError, match=r"lenet batch 2 sgd: the run failed: no such model$"):
+        measure(tmp_path, Setting("lenet", 2, "sgd"), device_kind="cpu")
 
 
 def test_a_virtual_gpu_is_judged_by_its_allocator(tmp_path: Path) -> None:

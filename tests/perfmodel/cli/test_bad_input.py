@@ -27,15 +27,6 @@ def predict(run: Run, stored: Path) -> Run:
 # The command line in a process of its own.
 
 
-def test_a_wrong_device_count_from_the_shell(stored: Path) -> None:
-    asked = ("predict", "--profile", str(stored), "--devices", "-4")
-    done = subprocess.run(
-        (sys.executable, "-m", "perfmodel", *asked), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == EXIT_USAGE
-    assert done.stderr.startswith("perfmodel: --devices: must be >= 1, got -4")
-
-
 def test_a_reader_that_leaves_early_gets_no_traceback(stored: Path) -> None:
     """``perfmodel predict | head -1``."""
     command = f"{sys.executable} -m perfmodel predict --profile {stored} --workload light | head -1"
