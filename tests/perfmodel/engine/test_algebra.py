@@ -8,31 +8,7 @@ from numpy.typing import ArrayLike
 
 from perfmodel.engine import algebra as max_plus
 from perfmodel.engine.algebra import end_times, end_times_with_interference, step_times
-from perfmodel.step import Cause, Operation, StepProgram, Stream
-
-
-def operation(stream: Stream, *after: int) -> Operation:
-    return Operation(name="some", stream=stream, cause=Cause.BACKWARD, after=after)
-
-
-TWO_BUCKETS = StepProgram(
-    (
-        operation(Stream.COMPUTE),
-        operation(Stream.COMPUTE),
-        operation(Stream.COMM, 1),
-        operation(Stream.COMPUTE),
-        operation(Stream.COMM, 3),
-        operation(Stream.COMPUTE, 2, 4),
-    )
-)
-#: A (compute), then B (compute) beside C (collective, after A).
-OVERLAP = StepProgram(
-    (
-        operation(Stream.COMPUTE),
-        operation(Stream.COMPUTE),
-        operation(Stream.COMM, 0),
-    )
-)
+from tests.perfmodel.engine.programs import OVERLAP, TWO_BUCKETS
 
 
 def test_a_batch_of_any_shape_is_evaluated_draw_by_draw() -> None:
@@ -83,7 +59,7 @@ def test_what_overlaps_is_slow_as_long_as_it_overlaps() -> None:
 @pytest.mark.parametrize("bad_s", [-1.0, math.nan, math.inf])
 def test_a_bad_duration_is_named(bad_s: float) -> None:
     durations_s = [[1.0, 1.0], [1.0, bad_s], [1.0, 1.0]]
-    with pytest.raises(ValueError, match=f"of some must be finite and >= 0, got {bad_s} in draw 1"):
+    with pytest.raises(ValueError, match=f"of B must be finite and >= 0, got {bad_s} in draw 1"):
         end_times_with_interference(OVERLAP, durations_s, compute_speed=1, comm_speed=1)
 
 

@@ -7,31 +7,9 @@ import numpy as np
 import pytest
 
 from perfmodel.engine.simulate import simulate
-from perfmodel.step import Cause, Interference, Operation, StepProgram, Stream
+from perfmodel.step import Interference, StepProgram, Stream
+from tests.perfmodel.engine.programs import OVERLAP, TWO_BUCKETS, operation
 
-
-def operation(name: str, stream: Stream, *after: int) -> Operation:
-    return Operation(name=name, stream=stream, cause=Cause.BACKWARD, after=after)
-
-
-TWO_BUCKETS = StepProgram(
-    (
-        operation("forward", Stream.COMPUTE),
-        operation("backward[0]", Stream.COMPUTE),
-        operation("all_reduce[0]", Stream.COMM, 1),
-        operation("backward[1]", Stream.COMPUTE),
-        operation("all_reduce[1]", Stream.COMM, 3),
-        operation("optimizer", Stream.COMPUTE, 2, 4),
-    )
-)
-#: A (compute), then B (compute) beside C (collective, after A).
-OVERLAP = StepProgram(
-    (
-        operation("A", Stream.COMPUTE),
-        operation("B", Stream.COMPUTE),
-        operation("C", Stream.COMM, 0),
-    )
-)
 SLOWED = Interference(compute_speed=0.5, comm_speed=0.8)
 
 
