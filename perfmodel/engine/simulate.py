@@ -3,7 +3,7 @@
 Every stream is a process of SimPy; the end of an operation is an event that others await.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -44,13 +44,9 @@ def simulate(
         Stream.COMPUTE: interference.compute_speed,
         Stream.COMM: interference.comm_speed,
     }
-
-    def speed(kind: Stream, under_way: Mapping[Stream, int]) -> float:
-        return contended[kind] if len(under_way) > 1 else 1.0
-
     env = Environment()
     # The devices of one stage share nothing with those of another.
-    devices: defaultdict[int, SharedWork] = defaultdict(lambda: SharedWork(env, speed))
+    devices: defaultdict[int, SharedWork] = defaultdict(lambda: SharedWork(env, contended))
 
     def execute(position: int, ranks: Sequence[int]) -> _Process:
         stage, stream = program.operations[position].lane
@@ -101,14 +97,12 @@ def _start(
 
 
 class SharedWork:
-    """Work whose speed depends on what else is under way: fluid, so that half the speed takes twice as long."""
+    """Work that is slower beside work of another kind: fluid, so that half the speed takes twice as long."""
 
-    def __init__(
-        self, env: Environment, speed: Callable[[Stream, Mapping[Stream, int]], float]
-    ) -> None:
+    def __init__(self, env: Environment, contended: Mapping[Stream, float]) -> None:
         self._env = env
-        self._speed = speed
-        """Fraction of the speed alone, of a kind of work beside so much of each kind."""
+        self._contended = contended
+        """Fraction of the speed alone, of each kind of work beside others."""
         self._kinds: dict[Event, Stream] = {}
         self._left_s: dict[Event, Seconds] = {}
         """Of each work under way, by the event of its end, what is left of its time alone. [s]"""
@@ -125,8 +119,8 @@ class SharedWork:
         return end
 
     def _speeds(self) -> dict[Stream, float]:
-        under_way = Counter(self._kinds.values())
-        return {kind: self._speed(kind, under_way) for kind in under_way}
+        under_way = set(self._kinds.values())
+        return {kind: self._contended[kind] if len(under_way) > 1 else 1.0 for kind in under_way}
 
     def _advance(self) -> None:
         """Take what has been done since the last change from what is left."""
