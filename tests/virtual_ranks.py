@@ -112,15 +112,20 @@ class Recording:
         reference, module = REFERENCES[setting.workload], self._module(setting)
         optimizer = reference.make_optimizer(module.parameters())
         inputs, labels = reference.draw_batch(setting.micro_batch).pair
+        last = setting.accumulation - 1
         for _ in range(_UNRECORDED + 1):
             self.gpu.taken()
             self.gpu.memory.reset_peak()
             optimizer.zero_grad()
-            x, y = inputs.to(NAME, non_blocking=True), labels.to(NAME, non_blocking=True)
-            with self.gpu.autocast(reference.precision):
-                outputs = module(x)
-                loss = reference.loss(outputs, y)
-            loss.backward()
+            for number in range(setting.accumulation):
+                x, y = inputs.to(NAME, non_blocking=True), labels.to(NAME, non_blocking=True)
+                with ExitStack() as stack:
+                    if isinstance(module, DistributedDataParallel) and number < last:
+                        stack.enter_context(module.no_sync())
+                    with self.gpu.autocast(reference.precision):
+                        outputs = module(x)
+                        loss = reference.loss(outputs, y)
+                    loss.backward()
             optimizer.step()
         return self.gpu.taken(), self.gpu.memory.peak_bytes - before_bytes
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -31,15 +31,16 @@ from perfmodel.answer import Question
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import cost_model, stage_memory
 from perfmodel.cost.network import Group
+from perfmodel.documents.hardware import DataSheet, shipped_catalogue
 from perfmodel.documents.observation import EnvironmentObservation, WorkloadObservation
 from perfmodel.explanation import bottleneck
-from perfmodel.layout import RunSetting, Synchronisation
+from perfmodel.layout import RunSetting
 from perfmodel.machine import Cluster, Tier
 from perfmodel.machine.measured import MeasuredMachine, TracedWorkload
 from perfmodel.tracing.reference import GPU_MODELS
-from perfmodel.units import KIB
+from perfmodel.units import KIB, Seconds
 from perfmodel.workload import Parameter
-from tests.benchmarks.virtual_record import HELD_OUT, RECORDED, Recorded, loaded
+from tests.benchmarks.virtual_record import ALONE, RECORDED, Recorded, loaded
 from tests.benchmarks.virtual_report import (
     OF_CLUSTER,
     PAGE,
@@ -65,97 +66,145 @@ _MOST_OF_HEAVY: Final = 2
 #: All-reduces that are compared: from 1 KiB to 1 GiB, measured sizes and those between.
 _SIZES: Final = tuple(KIB * 2**power for power in range(21))
 _FREE: Final = 1e30
+#: Launches that hosts of GPUs take. [s]
+_LAUNCHES_S: Final = (3e-6, 3e-5)
+#: Memory of accelerators of 2016 to 2026. [B/s]
+_MEMORY: Final = (3e11, 8e12)
+#: Of a data sheet that tells enough; bf16 where it is known.
+_ENOUGH: Final = frozenset({"fp32", "fp16"})
+#: Ratios, in log, that are as wanted.
+_NEAR: Final = 0.01
 
 
 def random_truth(seed: int, models: Iterable[Recorded] = ()) -> Truth:
-    """A GPU behind a host, whose steps of some models take 0.2 to 5 times what the host takes to issue them."""
+    """A GPU like one of the catalogue, whose steps of some models take 0.2 to 5 times what the host takes.
+
+    Rates are shares of a data sheet; a launch takes 3 to 30 us. Data sheets are tried in random order until such a
+    host gives the ratio that was drawn; where none does, the nearest is taken.
+    """
     draw = random.Random(seed)  # noqa: S311 - a machine, not a secret
 
     def between(low: float, high: float) -> float:
         return math.exp(draw.uniform(math.log(low), math.log(high)))
 
-    flop_per_s = between(4e12, 8e13)
     hop = draw.uniform(0.4, 0.7)
-    truth = Truth(
-        name=f"seed {seed}",
-        host=Host(
-            launch_s=between(3e-6, 3e-5),
-            view_s=between(3e-7, 1.5e-6),
-            backward=draw.uniform(0.6, 1.0),
-        ),
-        device=Device(
-            flop_per_s={"fp32": flop_per_s, "bf16": flop_per_s * between(2.0, 10.0)},
-            bytes_per_s=flop_per_s * between(0.03, 0.12),
-            kernel_s=between(1e-6, 4e-6),
-            half_flop=between(5e7, 5e8),
-            half_bytes=between(5e5, 5e6),
-            convolution=draw.uniform(0.4, 0.9),
-            speed=tuple(draw.uniform(0.98, 1.0) for _ in range(_MOST_RANKS)),
-        ),
-        network=Network(
-            devices_per_node=draw.choice((8, 16)),
-            launch_s=between(8e-6, 3e-5),
-            inner_hop_s=between(1e-6, 1e-5),
-            inner_bytes_per_s=between(5e9, 4e11),
-            outer_hop_s=between(5e-6, 2e-5),
-            outer_bytes_per_s=between(3e9, 5e10),
-            tree_share=draw.uniform(0.5, 0.9),
-            protocols={
-                "LL": Protocol(
-                    start_s=0.0, hop=hop * draw.uniform(0.3, 0.5), rate=draw.uniform(0.25, 0.5)
-                ),
-                "LL128": Protocol(
-                    start_s=between(5e-7, 2e-6), hop=hop, rate=draw.uniform(0.88, 0.94)
-                ),
-                "Simple": Protocol(start_s=between(1e-6, 4e-6), hop=1.0, rate=1.0),
-            },
-            memory_passes=draw.uniform(2.0, 4.0),
-            skew_s=between(2e-7, 2e-6),
-            compute_slowdown=draw.uniform(1.0, 1.15),
-        ),
-        noise=Noise(kernel=0.03, window=0.01, run=0.005, occasion=0.005),
-        devices=_MOST_RANKS,
-        seed=seed,
+    flop_share, byte_share = draw.uniform(0.6, 0.95), draw.uniform(0.7, 0.95)
+    half_flop_s, half_bytes_s = between(2e-6, 1e-5), between(5e-7, 3e-6)
+    kernel_s, convolution = between(1e-6, 4e-6), draw.uniform(0.4, 0.9)
+    speed = tuple(draw.uniform(0.98, 1.0) for _ in range(_MOST_RANKS))
+    host = Host(
+        launch_s=between(*_LAUNCHES_S),
+        view_s=between(3e-7, 1.5e-6),
+        backward=draw.uniform(0.6, 1.0),
     )
+    network = Network(
+        devices_per_node=draw.choice((8, 16)),
+        launch_s=between(8e-6, 3e-5),
+        inner_hop_s=between(1e-6, 1e-5),
+        inner_bytes_per_s=between(5e9, 4e11),
+        outer_hop_s=between(5e-6, 2e-5),
+        outer_bytes_per_s=between(3e9, 5e10),
+        tree_share=draw.uniform(0.5, 0.9),
+        protocols={
+            "LL": Protocol(
+                start_s=0.0, hop=hop * draw.uniform(0.3, 0.5), rate=draw.uniform(0.25, 0.5)
+            ),
+            "LL128": Protocol(start_s=between(5e-7, 2e-6), hop=hop, rate=draw.uniform(0.88, 0.94)),
+            "Simple": Protocol(start_s=between(1e-6, 4e-6), hop=1.0, rate=1.0),
+        },
+        memory_passes=draw.uniform(2.0, 4.0),
+        skew_s=between(2e-7, 2e-6),
+        compute_slowdown=draw.uniform(1.0, 1.15),
+    )
+
+    def device_of(sheet: DataSheet) -> Device:
+        assert sheet.bandwidth is not None
+        fp32 = flop_share * sheet.peaks["fp32"].flop_per_s
+        half = sheet.peaks.get("bf16") or sheet.peaks["fp16"]
+        bytes_per_s = min(max(_MEMORY[0], byte_share * sheet.bandwidth.bytes_per_s), _MEMORY[1])
+        return Device(
+            flop_per_s={"fp32": fp32, "bf16": flop_share * half.flop_per_s},
+            bytes_per_s=bytes_per_s,
+            kernel_s=kernel_s,
+            half_flop=half_flop_s * fp32,
+            half_bytes=half_bytes_s * bytes_per_s,
+            convolution=convolution,
+            speed=speed,
+        )
+
     wanted = between(0.2, 5.0)
-    steps = [items for model in models for items in model.plain["none", None]]
+    sheets = [s for s in shipped_catalogue().devices if s.bandwidth and s.peaks.keys() >= _ENOUGH]
+    draw.shuffle(sheets)
+    truths = [
+        Truth(
+            name=f"seed {seed}",
+            host=host,
+            device=device_of(sheet),
+            network=network,
+            noise=Noise(kernel=0.03, window=0.01, run=0.005, occasion=0.005),
+            devices=_MOST_RANKS,
+            seed=seed,
+        )
+        for sheet in sheets
+    ]
+    steps = [items for model in models for items in model.plain[ALONE]]
     if not steps:
-        return truth
-    # More or less of the device's speed until the mean over the models is as wanted.
-    low, high = math.log(1e-2), math.log(1e2)
+        return truths[0]
+    hosted = [(truth, *_host_for(wanted, truth, steps)) for truth in truths]
+    truth, launch_s, _ = next(
+        (each for each in hosted if each[2] < _NEAR), min(hosted, key=lambda each: each[2])
+    )
+    return replace(truth, host=replace(host, launch_s=launch_s))
+
+
+def _host_for(wanted: float, truth: Truth, steps: Sequence[Items]) -> tuple[Seconds, float]:
+    """The launch that brings device over host nearest to a mean over steps, and how far it is off, in log. [s, 1]"""
+    demands = [Demand.of(truth, items) for items in steps]
+
+    def log_ratio(launch_s: Seconds) -> float:
+        return statistics.fmean(math.log(each.device_over_host(launch_s)) for each in demands)
+
+    low, high = map(math.log, _LAUNCHES_S)
     for _ in range(40):
         middle = (low + high) / 2
-        tried = _faster(truth, math.exp(middle))
-        ratio = statistics.geometric_mean(device_share(tried, items) for items in steps)
-        low, high = (middle, high) if ratio > wanted else (low, middle)
-    return _faster(truth, math.exp(low))
+        is_too_slow = log_ratio(math.exp(middle)) < math.log(wanted)
+        low, high = (low, middle) if is_too_slow else (middle, high)
+    launch_s = math.exp(low)
+    return launch_s, abs(log_ratio(launch_s) - math.log(wanted))
 
 
-def _faster(truth: Truth, factor: float) -> Truth:
-    device = truth.device
-    rates = {name: factor * rate for name, rate in device.flop_per_s.items()}
-    faster = replace(device, flop_per_s=rates, bytes_per_s=factor * device.bytes_per_s)
-    return replace(truth, device=faster)
+class Demand(NamedTuple):
+    """What a step asks of device and host."""
 
+    device_s: Seconds
+    launches: float
+    """Each as long as one of the forward pass."""
+    rest_s: Seconds
+    """Of the host, beyond launches."""
 
-def device_share(truth: Truth, items: Items) -> float:
-    """Time of the kernels of a step over that of their launches."""
-    device_s = host_s = 0.0
-    for item in items:
-        if isinstance(item, Mark):
-            continue
-        if item.kind == "view":
-            host_s += truth.host.view_s
-        if item.kind == "kernel":
-            device_s += truth.kernel_s(
-                flop=item.flop,
-                moved_bytes=item.size_bytes,
-                dtype=item.dtype,
-                convolution=item.is_convolution,
-            )
-            host_s += truth.host.launch_s * (truth.host.backward if item.in_backward else 1.0)
-            host_s += truth.host.tensor_s * item.listed
-    return device_s / host_s
+    @classmethod
+    def of(cls, truth: Truth, items: Items) -> "Demand":
+        """Of a recorded step."""
+        device_s = launches = rest_s = 0.0
+        for item in items:
+            if isinstance(item, Mark):
+                continue
+            if item.kind == "view":
+                rest_s += truth.host.view_s
+            if item.kind == "kernel":
+                device_s += truth.kernel_s(
+                    flop=item.flop,
+                    moved_bytes=item.size_bytes,
+                    dtype=item.dtype,
+                    convolution=item.is_convolution,
+                )
+                launches += truth.host.backward if item.in_backward else 1.0
+                rest_s += truth.host.tensor_s * item.listed
+        return cls(device_s, launches, rest_s)
+
+    def device_over_host(self, launch_s: Seconds) -> float:
+        """Time of the kernels over that of the host's calls."""
+        return self.device_s / (self.launches * launch_s + self.rest_s)
 
 
 def calibrated(
@@ -262,62 +311,63 @@ def judged_steps(
     most, node = machine.max_world_size, truth.network.devices_per_node
     doubled = (2, most, min(_MOST_RANKS, 2 * most)) if most > 1 else ()
     for name, model in models.items():
-        for (how, cap_mb), batch in itertools.product(model.plain, HELD_OUT[name]):
-            for world_size in (1,) if how == "none" else sorted({*doubled, *devices}):
-                if devices and world_size == 1:
-                    continue
-                setting = RunSetting(
-                    workload=name,
-                    world_size=world_size,
-                    micro_batch=batch,
-                    synchronisation=Synchronisation(how),
-                    bucket_cap_mb=cap_mb,
-                )
-                items = model.plain_items(name, setting)
-                calibrated_one = machine.workload(name)
-                assert calibrated_one is not None
-                workload = TracedWorkload.of(calibrated_one, model.traced.step, model.traced.memory)
-                crosses = world_size > node or devices
-                question = Question(
-                    machine=machine,
-                    workload=workload,
-                    layout=setting.layout,
-                    cluster=cluster_of(truth, -(-world_size // node)) if crosses else None,
-                )
-                step = answer(question).step
-                named = bottleneck(question) if not devices else None
-                # Of many ranks fewer steps are enough: noise of their kernels is averaged.
-                steps, warm_ups = (4, 3) if world_size > _MOST_RANKS else (8, 4)
-                step_s = plain_loop_s(
-                    truth,
-                    setting.label,
-                    items,
-                    world_size=world_size,
-                    occasion="judge",
-                    steps=steps,
-                    warm_ups=warm_ups,
-                )
-                row = {
-                    "of": of or ("calibrated ranks" if world_size <= most else "more ranks"),
-                    "seed": truth.seed,
-                    "setting": setting.label,
-                    "ranks": world_size,
-                    "calibrated": most,
-                    "nodes": -(-world_size // node),
-                    "step_s": step_s,
-                    "nominal": step.nominal,
-                    "p5": step.p5,
-                    "p95": step.p95,
-                }
-                if named is not None:
-                    gains = true_gains(truth, setting.label, items, world_size=world_size)
-                    row |= {"named": named.value, "gains": gains}
-                yield row
+        calibrated_one = machine.workload(name)
+        assert calibrated_one is not None
+        workload = TracedWorkload.of(calibrated_one, model.traced.step, model.traced.memory)
+        # Clusters are judged by steps of one micro-batch: many ranks take long.
+        settings = (
+            kind.at(name, batch, world_size=world_size)
+            for kind in model.plain
+            if not devices or (kind.is_parallel and kind.accumulation == 1)
+            for batch in kind.judged_batches(name)
+            for world_size in (sorted({*doubled, *devices}) if kind.is_parallel else (1,))
+        )
+        for setting in settings:
+            world_size = setting.world_size
+            crosses = world_size > node or devices
+            question = Question(
+                machine=machine,
+                workload=workload,
+                layout=setting.layout,
+                cluster=cluster_of(truth, -(-world_size // node)) if crosses else None,
+            )
+            step = answer(question).step
+            named = bottleneck(question) if not devices else None
+            items = model.plain_items(name, setting)
+            # Of many ranks fewer steps are enough: noise of their kernels is averaged.
+            steps, warm_ups = (4, 3) if world_size > _MOST_RANKS else (8, 4)
+            step_s = plain_loop_s(
+                truth,
+                setting.label,
+                items,
+                world_size=world_size,
+                occasion="judge",
+                steps=steps // setting.accumulation,
+                warm_ups=warm_ups // setting.accumulation,
+            )
+            row = {
+                "of": of or ("calibrated ranks" if world_size <= most else "more ranks"),
+                "seed": truth.seed,
+                "setting": setting.label,
+                "ranks": world_size,
+                "accumulation": setting.accumulation,
+                "calibrated": most,
+                "nodes": -(-world_size // node),
+                "step_s": step_s,
+                "nominal": step.nominal,
+                "p5": step.p5,
+                "p95": step.p95,
+            }
+            if named is not None:
+                gains = true_gains(truth, setting, items)
+                row |= {"named": named.value, "gains": gains}
+            yield row
 
 
-def true_gains(truth: Truth, name: str, items: Items, *, world_size: int) -> dict[str, float]:
+def true_gains(truth: Truth, setting: RunSetting, items: Items) -> dict[str, float]:
     """Part of a step without noise that goes if one term costs nothing."""
-    slowest = (min(truth.device.speed[:world_size]),)
+    slowest = (min(truth.device.speed[: setting.world_size]),)
+    steps = max(1, 3 // setting.accumulation)
     quiet = replace(truth, noise=Noise(), device=replace(truth.device, speed=slowest))
     device, network = quiet.device, quiet.network
     passes = network.memory_passes * _FREE / device.bytes_per_s
@@ -350,12 +400,12 @@ def true_gains(truth: Truth, name: str, items: Items, *, world_size: int) -> dic
     steps_s = {
         term: plain_loop_s(
             each,
-            name,
+            setting.label,
             items,
-            world_size=world_size,
+            world_size=setting.world_size,
             occasion="free",
-            steps=3,
-            warm_ups=3,
+            steps=steps,
+            warm_ups=steps,
             are_alike=True,
         )
         for term, each in free.items()
@@ -391,18 +441,12 @@ def judged_memory(name: str, model: Recorded, machine: MeasuredMachine) -> Itera
     known = machine.workload(name)
     assert known is not None
     workload = TracedWorkload.of(known, model.traced.step, model.traced.memory)
-    for (how, cap_mb), batch, peak_bytes in (
-        (key, *each)
-        for key, peaks in model.peak_bytes.items()
+    for kind, batch, peak_bytes in (
+        (kind, *each)
+        for kind, peaks in model.peak_bytes.items()
         for each in zip(RECORDED[name], peaks, strict=True)
     ):
-        setting = RunSetting(
-            workload=name,
-            world_size=1 if how == "none" else 2,
-            micro_batch=batch,
-            synchronisation=Synchronisation(how),
-            bucket_cap_mb=cap_mb,
-        )
+        setting = kind.at(name, batch)
         [stage] = stage_memory(Question(machine=machine, workload=workload, layout=setting.layout))
         yield {"setting": setting.label, "error": stage.tensor_bytes / peak_bytes - 1}
 
@@ -422,9 +466,9 @@ def run(folder: Path, seed: int) -> None:
     machine = calibrated(truth, models, ranks, folder)
     one = machine if ranks == 1 else calibrated(truth, {chosen[0]: models[chosen[0]]}, 1, folder)
     shares = [
-        device_share(truth, items)
+        Demand.of(truth, items).device_over_host(truth.host.launch_s)
         for model in models.values()
-        for items in model.plain["none", None]
+        for items in model.plain[ALONE]
     ]
     found = {
         "seed": seed,

@@ -5,10 +5,10 @@
 
 import pickle
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch.distributed as dist
 
@@ -41,16 +41,59 @@ HELD_OUT: Final = {
     "mlp": (256, 2048),
     "transformer": (24, 192),
 }
-_DDP_CAPS_MB: Final = (None, 4.0)
+#: Micro-batches of a step, beside one.
+ACCUMULATED: Final = (2, 4)
+
+
+class Kind(NamedTuple):
+    """What tells recorded steps of a model apart, beside their micro-batch."""
+
+    synchronisation: Synchronisation
+    bucket_cap_mb: float | None = None
+    accumulation: int = 1
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether several ranks run it."""
+        return self.synchronisation is not Synchronisation.NONE
+
+    @classmethod
+    def of(cls, setting: RunSetting) -> "Kind":
+        """The kind of a setting."""
+        return cls(setting.synchronisation, setting.bucket_cap_mb, setting.accumulation)
+
+    def at(self, model: str, micro_batch: int, *, world_size: int = 2) -> RunSetting:
+        """A setting of this kind; ``world_size`` counts where several ranks run it."""
+        return RunSetting(
+            workload=model,
+            world_size=world_size if self.is_parallel else 1,
+            micro_batch=micro_batch,
+            accumulation=self.accumulation,
+            synchronisation=self.synchronisation,
+            bucket_cap_mb=self.bucket_cap_mb,
+        )
+
+    def judged_batches(self, model: str) -> tuple[int, ...]:
+        """Micro-batches of the plain loop; of several in a step the smaller one, where adding gradients weighs most."""
+        return HELD_OUT[model] if self.accumulation == 1 else HELD_OUT[model][:1]
+
+
+ALONE: Final = Kind(Synchronisation.NONE)
 CALIBRATED_KINDS: Final = (
-    (Synchronisation.NONE, None),
-    (Synchronisation.NO_SYNC, None),
-    *((Synchronisation.DDP, cap_mb) for cap_mb in _DDP_CAPS_MB),
+    ALONE,
+    Kind(Synchronisation.NO_SYNC),
+    Kind(Synchronisation.DDP),
+    Kind(Synchronisation.DDP, 4.0),
 )
 PLAIN_KINDS: Final = (
-    (Synchronisation.NONE, None),
-    (Synchronisation.DDP, None),
-    (Synchronisation.DDP, 10.0),
+    ALONE,
+    Kind(Synchronisation.DDP),
+    Kind(Synchronisation.DDP, 10.0),
+    *(
+        Kind(how, accumulation=count)
+        for count in ACCUMULATED
+        for how in (Synchronisation.NONE, Synchronisation.DDP)
+    ),
 )
 #: Samples of the pass that shows when gradients are ready.
 READY_SAMPLES: Final = 4
@@ -61,11 +104,11 @@ class Recorded:
     """Steps of one model, and what is known of it."""
 
     traced: "TracedModel"
-    calibrated: dict[tuple[str, float | None], tuple[Items, ...]]
-    """By synchronisation and bucket cap, at the recorded micro-batches."""
-    plain: dict[tuple[str, float | None], tuple[Items, ...]]
+    calibrated: dict[Kind, tuple[Items, ...]]
+    """At the recorded micro-batches."""
+    plain: dict[Kind, tuple[Items, ...]]
     """The same of a loop as users write it."""
-    peak_bytes: dict[tuple[str, float | None], tuple[Bytes, ...]]
+    peak_bytes: dict[Kind, tuple[Bytes, ...]]
     """That such a step holds at most."""
     backward: Items
     names: tuple[str, ...]
@@ -73,13 +116,11 @@ class Recorded:
 
     def items(self, name: str, setting: RunSetting) -> Items:
         """A step of a calibration."""
-        key = setting.synchronisation.value, setting.bucket_cap_mb
-        return at_batch(setting.micro_batch, RECORDED[name], self.calibrated[key])
+        return at_batch(setting.micro_batch, RECORDED[name], self.calibrated[Kind.of(setting)])
 
     def plain_items(self, name: str, setting: RunSetting) -> Items:
         """A step of the plain loop."""
-        key = setting.synchronisation.value, setting.bucket_cap_mb
-        return at_batch(setting.micro_batch, RECORDED[name], self.plain[key])
+        return at_batch(setting.micro_batch, RECORDED[name], self.plain[Kind.of(setting)])
 
 
 def at_batch(batch: int, known: Sequence[int], recorded: Sequence[Items]) -> Items:
@@ -106,39 +147,23 @@ def record(model: str) -> Recorded:
     traced = _traced(model)
     recording = Recording()
 
-    def settings(kinds: Iterable[tuple[Synchronisation, float | None]]) -> Iterator[Settings]:
-        for how, cap_mb in kinds:
-            world_size = 1 if how is Synchronisation.NONE else 2
-            yield (
-                (how.value, cap_mb),
-                [
-                    RunSetting(
-                        workload=model,
-                        world_size=world_size,
-                        micro_batch=batch,
-                        synchronisation=how,
-                        bucket_cap_mb=cap_mb,
-                    )
-                    for batch in RECORDED[model]
-                ],
-            )
-
     calibrated = {
-        key: tuple(map(recording.of_calibration, each)) for key, each in settings(CALIBRATED_KINDS)
+        kind: tuple(recording.of_calibration(kind.at(model, batch)) for batch in RECORDED[model])
+        for kind in CALIBRATED_KINDS
     }
-    plain = {key: [*map(recording.of_plain_loop, each)] for key, each in settings(PLAIN_KINDS)}
+    plain = {
+        kind: [recording.of_plain_loop(kind.at(model, batch)) for batch in RECORDED[model]]
+        for kind in PLAIN_KINDS
+    }
     backward, names = recording.of_ready_gradients(model, READY_SAMPLES)
     return Recorded(
         traced=traced,
         calibrated=calibrated,
-        plain={key: tuple(items for items, _ in found) for key, found in plain.items()},
-        peak_bytes={key: tuple(peak for _, peak in found) for key, found in plain.items()},
+        plain={kind: tuple(items for items, _ in found) for kind, found in plain.items()},
+        peak_bytes={kind: tuple(peak for _, peak in found) for kind, found in plain.items()},
         backward=backward,
         names=names,
     )
-
-
-Settings = tuple[tuple[str, float | None], list[RunSetting]]
 
 
 def _traced(model: str) -> "TracedModel":

@@ -102,15 +102,19 @@ def figures(record: Row) -> Iterator[Figure]:
     steps: list[Row] = record["steps"]
     parts: list[tuple[str, list[Row], Gate]] = [
         (
-            "steps, up to the calibrated ranks",
-            [row for row in steps if row["of"] == "calibrated ranks"],
+            f"{steps_of}, {words}",
+            [
+                row
+                for row in steps
+                if row["of"] == name and (row.get("accumulation", 1) > 1) is is_accumulated
+            ],
             _STEPS,
-        ),
-        (
-            "steps, twice the calibrated ranks",
-            [row for row in steps if row["of"] == "more ranks"],
-            _STEPS,
-        ),
+        )
+        for steps_of, is_accumulated in (("steps", False), ("steps of 2 and 4 micro-batches", True))
+        for words, name in (
+            ("up to the calibrated ranks", "calibrated ranks"),
+            ("twice the calibrated ranks", "more ranks"),
+        )
     ]
     parts += [
         (
