@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from unittest.mock import patch
 
 import torch.distributed as dist
@@ -45,6 +45,35 @@ class Mark:
 
 MARK = Mark()
 Items = tuple[Work | Mark, ...]
+
+
+class Kind(NamedTuple):
+    """What tells recorded steps of a model apart, beside their micro-batch."""
+
+    synchronisation: Synchronisation
+    bucket_cap_mb: float | None = None
+    accumulation: int = 1
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether several ranks run it."""
+        return self.synchronisation is not Synchronisation.NONE
+
+    @classmethod
+    def of(cls, setting: RunSetting) -> "Kind":
+        """The kind of a setting."""
+        return cls(setting.synchronisation, setting.bucket_cap_mb, setting.accumulation)
+
+    def at(self, model: str, micro_batch: int, *, world_size: int = 2) -> RunSetting:
+        """A setting of this kind; ``world_size`` counts where several ranks run it."""
+        return RunSetting(
+            workload=model,
+            world_size=world_size if self.is_parallel else 1,
+            micro_batch=micro_batch,
+            accumulation=self.accumulation,
+            synchronisation=self.synchronisation,
+            bucket_cap_mb=self.bucket_cap_mb,
+        )
 
 
 class _Recorder(VirtualGpu):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from perfmodel.cost import CollectiveTime, CurveDraws, Samples, Terms, deviates
+from perfmodel.cost.accumulation import accumulation_calls, accumulation_s
 from perfmodel.cost.collectives import library_of
 from perfmodel.cost.network import KINDS, Network, groups
 from perfmodel.errors import CalibrationUnavailable
@@ -178,29 +179,6 @@ def layout_cost(machine: MeasuredMachine, family: str, layout: Layout) -> Layout
     return LayoutCost(family=family, world_size=world_size, **between)
 
 
-def adding_s(machine: MeasuredMachine, sizes_bytes: Sequence[Bytes]) -> Seconds:
-    """Time of the device to add gradients to those of an earlier micro-batch, one by one. [s]
-
-    Two reads and a write of every byte, on the line through the kernels over memory that were timed; at the
-    bandwidth of the data sheet where none was.
-    """
-    moved = 3.0 * np.array(sizes_bytes, np.float64)
-    timed = sorted(
-        (rate.bytes_per_s * rate.time_s, rate.time_s)
-        for rate in machine.rates
-        if rate.probe == "memory"
-    )
-    if machine.rescaling is not None:
-        return float(moved.sum() / machine.rescaling.target.bytes_per_s)
-    if len(timed) > 1:
-        sizes, times_s = np.array(timed).T
-        start_s = times_s[0] - sizes[0] * (times_s[1] - times_s[0]) / (sizes[1] - sizes[0])
-        found_s = np.interp(moved, [0.0, *sizes], [max(0.0, start_s), *times_s])
-        return float(np.sum(found_s * np.maximum(1.0, moved / sizes[-1])))
-    costs = machine.device_costs
-    return 0.0 if costs is None else float(moved.sum() / costs.bytes_per_s)
-
-
 def step_program(
     machine: MeasuredMachine, workload: MeasuredWorkload, layout: Layout
 ) -> StepProgram:
@@ -210,7 +188,10 @@ def step_program(
     # Operators and their division double the start of a prediction that needs neither.
     from perfmodel.cost.shares import divided_program  # noqa: PLC0415
 
-    return divided_program(machine, workload, layout)
+    phases = phases_at(workload, layout.beside.world_size)
+    backward = CurveDraws.sample(phases.backward, num_draws=1, rng=np.random.default_rng(SEED))
+    backward_s = float(backward.read(layout.micro_batch)[0])
+    return divided_program(machine, workload, layout, backward_s=backward_s)
 
 
 class CostModel:
@@ -266,20 +247,19 @@ class CostModel:
             for cause, name in _ISSUES
             if getattr(phases, name)
         }
-        if layout.is_ddp and layout.accumulation > 1:
-            # Gradients are added to those of earlier micro-batches. Spread over all of them; units of other
-            # layouts hold it in their shares.
-            sizes_bytes = [each.size_bytes for each in workload.workload.parameters]
-            part = 1 - 1 / layout.accumulation
-            compute_s[Cause.BACKWARD] = compute_s[Cause.BACKWARD] + part * adding_s(
-                self.profile, sizes_bytes
+        gradients_bytes = [each.size_bytes for each in workload.workload.parameters]
+        if layout.is_ddp:
+            # Units of other layouts hold it in their shares.
+            compute_s[Cause.BACKWARD] = compute_s[Cause.BACKWARD] + accumulation_s(
+                self.profile, layout, gradients_bytes
             )
-            if Cause.BACKWARD in issue_s:
-                host, passes_s = self.profile.host, issue_s[Cause.FORWARD] + issue_s[Cause.BACKWARD]
-                call_s = passes_s / max(1, workload.workload.num_operators)
-                if host is not None:
-                    call_s = np.full(self.num_draws, host.backward_s)
-                issue_s[Cause.BACKWARD] = issue_s[Cause.BACKWARD] + part * len(sizes_bytes) * call_s
+        if Cause.BACKWARD in issue_s and layout.accumulation > 1:
+            host, passes_s = self.profile.host, issue_s[Cause.FORWARD] + issue_s[Cause.BACKWARD]
+            call_s = passes_s / max(1, workload.workload.num_operators)
+            if host is not None:
+                call_s = np.full(self.num_draws, host.backward_s)
+            calls = accumulation_calls(layout) * len(gradients_bytes)
+            issue_s[Cause.BACKWARD] = issue_s[Cause.BACKWARD] + calls * call_s
         added = {
             CARRIERS[family]: cost
             for family in families(layout)

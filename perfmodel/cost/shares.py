@@ -1,8 +1,10 @@
 """A traced step under any layout: its program, and the work of its units by the curves of its operators."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from perfmodel.cost.accumulation import accumulation_s
 from perfmodel.cost.collectives import library_of
 from perfmodel.cost.operators import OperatorDurations
 from perfmodel.errors import CalibrationUnavailable, NotFeasible
@@ -20,8 +22,8 @@ from perfmodel.step.division import (
     units,
 )
 from perfmodel.step.stages import WaitingSends
-from perfmodel.units import Seconds
-from perfmodel.workload import Operator, Phase, TensorSpec
+from perfmodel.units import Bytes, Seconds
+from perfmodel.workload import ELEMENT_BYTES, Operator, Phase
 from perfmodel.workload.memory import StepMemory
 from perfmodel.workload.step import SymbolicStep
 
@@ -31,9 +33,12 @@ _KERNEL_QUEUE_BYTES: Final = 200_000
 
 
 def divided_program(
-    machine: MeasuredMachine, workload: MeasuredWorkload, layout: Layout
+    machine: MeasuredMachine, workload: MeasuredWorkload, layout: Layout, *, backward_s: Seconds
 ) -> StepProgram:
-    """The step of a layout that is more than data parallelism, by ``cost.machine.step_program``."""
+    """The step of a layout that is more than data parallelism, by ``cost.machine.step_program``.
+
+    ``backward_s``: What a backward pass of one rank was measured to take.
+    """
     if machine.operators is None:
         remedy = "the profile holds none; calibrate again"
         if machine.device_costs is not None:
@@ -52,12 +57,16 @@ def divided_program(
     passes = replace(layout, zero=0) if layout.zero == 1 else layout
     # Curves tell how work is divided; what was measured as a whole is multiplied by the shares.
     durations = OperatorDurations(machine.operators, use_measured=False)
+
+    def accumulated(sizes_bytes: Sequence[Bytes]) -> float:
+        return accumulation_s(machine, passes, sizes_bytes) / (backward_s or 1.0)
+
     divisions = divide(
         workload.trace,
         workload.memory,
         workload.workload.parameters,
         passes,
-        unit_shares(workload.trace, workload.memory, passes, durations),
+        unit_shares(workload.trace, workload.memory, passes, durations, accumulated),
     )
     largest = max(division.activation_bytes for division in divisions)
     queued = _KERNEL_QUEUE_BYTES / max(largest, 1) if machine.num_nodes > 1 else 0.0
@@ -72,7 +81,11 @@ def divided_program(
 
 
 def unit_shares(
-    trace: SymbolicStep, memory: StepMemory | None, layout: Layout, durations: OperatorDurations
+    trace: SymbolicStep,
+    memory: StepMemory | None,
+    layout: Layout,
+    durations: OperatorDurations,
+    accumulated: Callable[[Sequence[Bytes]], float],
 ) -> UnitShares:
     """Time of every unit on one rank over that of the whole step on a rank that shares nothing.
 
@@ -80,6 +93,8 @@ def unit_shares(
     divided:
 
         share(unit) = time(unit / tp) / sum of time(unit) over all units
+
+    ``accumulated``: Part of a whole backward pass, in each micro-batch, that adds up gradients of such sizes.
     """
     step = trace.at(micro_batch=layout.micro_batch)
     every = units(trace, memory)
@@ -103,22 +118,11 @@ def unit_shares(
         )
         return durations.optimizer_work_s(replace(step, parameters=held))
 
-    def accumulate_s(unit: Unit) -> Seconds:
-        """What a step adds to its gradients beyond the first micro-batch. [s]
-
-        Each parameter's gradient is read, added to what is there, and written; the first one is kept as
-        it is. Schedules of pipelines then divide the sum by the number of micro-batches.
-        """
-        if layout.accumulation == 1:
-            return 0.0
-        calls: list[tuple[Operator, int]] = []
-        for parameter in (step.parameters[i] for i in unit.parameters):
-            size = max(1, -(-num_elements(parameter, layout.tp) // shards))
-            spec = TensorSpec(shape=(size,), dtype=parameter.dtype)
-            add = Operator.of("aten.add_.Tensor", (spec, spec), (), "[]", mutated=(0,))
-            divide = Operator.of("aten.div_.Scalar", (spec,), (), "[]", mutated=(0,))
-            calls += [(add, layout.accumulation - 1), (divide, int(layout.pp > 1))]
-        return durations.phase(calls, Phase.BACKWARD).time_s
+    def gradients_bytes(unit: Unit) -> list[Bytes]:
+        return [
+            max(1, -(-num_elements(p, layout.tp) // shards)) * ELEMENT_BYTES[p.dtype]
+            for p in (step.parameters[i] for i in unit.parameters)
+        ]
 
     forward_s, backward_s = (
         sum(pass_s(unit, phase, 1) for unit in every) or 1.0
@@ -131,14 +135,12 @@ def unit_shares(
             own_s + (again_s if unit.block is not None else 0.0)
             for own_s, again_s, unit in zip(backward, forward, every, strict=True)
         ]
-    # Spread over the micro-batches of the step.
-    backward = [
-        own_s + accumulate_s(unit) / layout.accumulation
-        for own_s, unit in zip(backward, every, strict=True)
-    ]
     whole_s = sum(update_s(unit, 1, 1) for unit in every) or 1.0
     return UnitShares(
         forward=tuple(own_s / forward_s for own_s in forward),
-        backward=tuple(own_s / backward_s for own_s in backward),
+        backward=tuple(
+            own_s / backward_s + accumulated(gradients_bytes(unit))
+            for own_s, unit in zip(backward, every, strict=True)
+        ),
         optimizer=tuple(update_s(unit, layout.tp, shards) / whole_s for unit in every),
     )

@@ -40,7 +40,7 @@ from perfmodel.machine.measured import MeasuredMachine, TracedWorkload
 from perfmodel.tracing.reference import GPU_MODELS
 from perfmodel.units import KIB, Seconds
 from perfmodel.workload import Parameter
-from tests.benchmarks.virtual_record import ALONE, RECORDED, Recorded, loaded
+from tests.benchmarks.virtual_record import ALONE, RECORDED, Recorded, judged_batches, loaded
 from tests.benchmarks.virtual_report import (
     OF_CLUSTER,
     PAGE,
@@ -319,7 +319,7 @@ def judged_steps(
             kind.at(name, batch, world_size=world_size)
             for kind in model.plain
             if not devices or (kind.is_parallel and kind.accumulation == 1)
-            for batch in kind.judged_batches(name)
+            for batch in judged_batches(name, kind)
             for world_size in (sorted({*doubled, *devices}) if kind.is_parallel else (1,))
         )
         for setting in settings:

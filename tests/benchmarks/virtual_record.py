@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import torch.distributed as dist
 
@@ -16,7 +16,7 @@ from calibrate.devices import traced_as
 from calibrate.virtual.gpu import Work
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.units import Bytes
-from tests.virtual_ranks import Items, Mark, Recording
+from tests.virtual_ranks import Items, Kind, Mark, Recording
 
 if TYPE_CHECKING:
     from perfmodel.tracing.trace import TracedModel
@@ -43,41 +43,6 @@ HELD_OUT: Final = {
 }
 #: Micro-batches of a step, beside one.
 ACCUMULATED: Final = (2, 4)
-
-
-class Kind(NamedTuple):
-    """What tells recorded steps of a model apart, beside their micro-batch."""
-
-    synchronisation: Synchronisation
-    bucket_cap_mb: float | None = None
-    accumulation: int = 1
-
-    @property
-    def is_parallel(self) -> bool:
-        """Whether several ranks run it."""
-        return self.synchronisation is not Synchronisation.NONE
-
-    @classmethod
-    def of(cls, setting: RunSetting) -> "Kind":
-        """The kind of a setting."""
-        return cls(setting.synchronisation, setting.bucket_cap_mb, setting.accumulation)
-
-    def at(self, model: str, micro_batch: int, *, world_size: int = 2) -> RunSetting:
-        """A setting of this kind; ``world_size`` counts where several ranks run it."""
-        return RunSetting(
-            workload=model,
-            world_size=world_size if self.is_parallel else 1,
-            micro_batch=micro_batch,
-            accumulation=self.accumulation,
-            synchronisation=self.synchronisation,
-            bucket_cap_mb=self.bucket_cap_mb,
-        )
-
-    def judged_batches(self, model: str) -> tuple[int, ...]:
-        """Micro-batches of the plain loop; of several in a step the smaller one, where adding gradients weighs most."""
-        return HELD_OUT[model] if self.accumulation == 1 else HELD_OUT[model][:1]
-
-
 ALONE: Final = Kind(Synchronisation.NONE)
 CALIBRATED_KINDS: Final = (
     ALONE,
@@ -97,6 +62,11 @@ PLAIN_KINDS: Final = (
 )
 #: Samples of the pass that shows when gradients are ready.
 READY_SAMPLES: Final = 4
+
+
+def judged_batches(model: str, kind: Kind) -> tuple[int, ...]:
+    """Micro-batches of the plain loop; of several in a step the smaller one, where adding gradients weighs most."""
+    return HELD_OUT[model] if kind.accumulation == 1 else HELD_OUT[model][:1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

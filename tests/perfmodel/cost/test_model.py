@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from perfmodel.cost import Terms
-from perfmodel.cost.machine import CostModel, adding_s, model_form, step_program
+from perfmodel.cost.accumulation import accumulation_calls, accumulation_s
+from perfmodel.cost.machine import CostModel, model_form, step_program
 from perfmodel.layout import RunSetting, Synchronisation, parse_layout
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import (
@@ -73,12 +74,17 @@ def test_gradients_are_added_to_those_of_earlier_micro_batches() -> None:
     workload = document.workload("heavy")
     assert workload is not None
     sizes = [each.size_bytes for each in workload.workload.parameters]
-    more_s = adding_s(document, sizes)
-    assert more_s == pytest.approx(1e-3 * len(sizes) + 3e-9 * sum(sizes))
     once, thrice = (terms(document, accumulation=count) for count in (1, 3))
     found_s = thrice.compute_s[Cause.BACKWARD] - once.compute_s[Cause.BACKWARD]
-    assert found_s[0] == pytest.approx(2 / 3 * more_s)
-    assert adding_s(replace(document, rates=()), sizes) == 0.0
+    added_s = 1e-3 * len(sizes) + 3e-9 * sum(sizes)
+    assert found_s[0] == pytest.approx(2 / 3 * added_s)
+    three = parse_layout("accumulation=3")
+    assert accumulation_s(replace(document, rates=()), three, sizes) == 0.0
+    # The schedule of a pipeline divides the sum, two bytes per byte.
+    divided_s = 1e-3 * len(sizes) + 2e-9 * sum(sizes)
+    found = accumulation_s(document, replace(three, pp=2), sizes)
+    assert found == pytest.approx((2 * added_s + divided_s) / 3)
+    assert accumulation_calls(replace(three, pp=2)) == 1.0
 
 
 def test_the_host_issues_an_addition_for_every_gradient() -> None:

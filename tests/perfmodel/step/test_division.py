@@ -1,5 +1,6 @@
 """Units, stages and tensor-parallel shares of a traced step: sums, bytes and FLOP by hand."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -19,9 +20,9 @@ from perfmodel.step.division import (
     units,
 )
 from perfmodel.step.stages import StageDivision
-from perfmodel.workload import Phase, TensorSpec
+from perfmodel.workload import Phase
 from tests.perfmodel.llama import HIDDEN, LAYERS, document, traced
-from tests.perfmodel.operators import costs_of_the_made_up_machine, operator
+from tests.perfmodel.operators import costs_of_the_made_up_machine
 
 SEQUENCE = 64
 BATCH = 8
@@ -33,7 +34,10 @@ def durations() -> OperatorDurations:
 
 
 def division(
-    text: str, durations: OperatorDurations, model: str = "llama"
+    text: str,
+    durations: OperatorDurations,
+    model: str = "llama",
+    accumulated: Callable[[Sequence[int]], float] = lambda _: 0.0,
 ) -> tuple[StageDivision, ...]:
     layout = parse_layout(f"{text} micro_batch={BATCH}")
     trace, memory = traced(model)
@@ -42,7 +46,7 @@ def division(
         memory,
         document(model).workload.parameters,
         layout,
-        unit_shares(trace, memory, layout, durations),
+        unit_shares(trace, memory, layout, durations, accumulated),
     )
 
 
@@ -81,29 +85,22 @@ def test_shares_of_a_step_add_to_one(text: str, model: str, durations: OperatorD
         assert sum(stage.optimizer for stage in stages) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("text", "divisions"), [("dp=1", 0), ("pp=2", 1)])
-def test_gradients_of_later_micro_batches_are_added(
-    text: str, divisions: int, durations: OperatorDurations
+@pytest.mark.parametrize(
+    ("text", "part"), [("dp=1", 1), ("pp=2", 1), ("dp=4 zero=3", 1 / 4), ("tp=2", 1 / 2)]
+)
+def test_a_unit_adds_up_the_gradients_that_its_rank_holds(
+    text: str, part: float, durations: OperatorDurations
 ) -> None:
-    """m - 1 additions to every gradient; a pipeline's schedule divides the sum once."""
+    """Matrices are divided by tensor parallelism, all by sharding: vectors of a few elements are little."""
 
-    def added(micro_batches: int) -> float:
-        stages = division(f"{text} accumulation={micro_batches}", durations)
-        return micro_batches * (sum(p.share for s in stages for p in s.backward) - 1)
+    def share(accumulated: Callable[[Sequence[int]], float]) -> float:
+        stages = division(text, durations, accumulated=accumulated)
+        return sum(piece.share for stage in stages for piece in stage.backward)
 
     trace, _ = traced()
-    calls = []
-    for parameter in trace.parameters:
-        held = TensorSpec(shape=(parameter.num_elements,), dtype=parameter.dtype)
-        add = operator("aten.add_.Tensor", (held, held), (), mutated=(0,))
-        divide = operator("aten.div_.Scalar", (held,), (), mutated=(0,))
-        calls.append((durations.phase([(add, 1)], Phase.BACKWARD).time_s, divide))
-    add_s = sum(time_s for time_s, _ in calls)
-    divide_s = durations.phase([(entry, 1) for _, entry in calls], Phase.BACKWARD).time_s
-    assert added(1) == pytest.approx(0, abs=1e-9)
-    assert added(4) - added(2) == pytest.approx(2 * (added(3) - added(2)))
-    ratio = added(2) / (added(3) - added(2))
-    assert ratio == pytest.approx(1 + divisions * divide_s / add_s)
+    whole_bytes = 4 * sum(parameter.num_elements for parameter in trace.parameters)
+    added = share(lambda sizes: sum(sizes) / whole_bytes) - share(lambda _: 0.0)
+    assert added == pytest.approx(part, rel=0.01)
 
 
 def test_an_update_of_a_part_takes_its_share_of_tensors_and_bytes(
