@@ -5,9 +5,11 @@ from typing import Final
 
 import numpy as np
 
+from perfmodel.cost import Samples
 from perfmodel.layout import Layout
-from perfmodel.machine.measured import MeasuredMachine
+from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, TracedWorkload
 from perfmodel.units import Bytes, Seconds
+from perfmodel.workload import Phase
 
 #: Bytes that move for each byte of a gradient: an addition reads two and writes one, a division reads and writes.
 _ADDED: Final = 3.0
@@ -39,7 +41,28 @@ def accumulation_calls(layout: Layout) -> float:
     return 0.0 if count == 1 else (count - 1 + (layout.pp > 1)) / count
 
 
-def _streamed_s(machine: MeasuredMachine, moved_bytes: np.ndarray) -> Seconds:
+def call_s(
+    machine: MeasuredMachine,
+    workload: MeasuredWorkload,
+    micro_batch: int,
+    passes_s: tuple[Samples, Samples],
+) -> Samples | float:
+    """Time of the host to issue an operator of the backward pass: as fitted, or a mean. [s]
+
+    ``passes_s``: Of the host to issue both passes without DDP. What starts no kernel costs little beside the rest.
+    """
+    if machine.host is not None:
+        return machine.host.backward_s
+    forward_s, backward_s = passes_s
+    if not isinstance(workload, TracedWorkload):
+        return (forward_s + backward_s) / max(1, workload.workload.num_operators)
+    from perfmodel.cost.traced import issued  # noqa: PLC0415 - slow, and seldom needed
+
+    kernels, _ = issued(workload.trace.at(micro_batch=micro_batch), Phase.BACKWARD)
+    return backward_s / max(1, kernels)
+
+
+def _streamed_s(machine: MeasuredMachine, moved_bytes: Samples) -> Seconds:
     """Time of kernels that move so many bytes, one after another. [s]
 
     On the line through the kernels over memory that were timed; at the bandwidth of the data sheet where none was.

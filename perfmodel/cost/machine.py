@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from perfmodel.cost import CollectiveTime, CurveDraws, Samples, Terms, deviates
-from perfmodel.cost.accumulation import accumulation_calls, accumulation_s
+from perfmodel.cost.accumulation import accumulation_calls, accumulation_s, call_s
 from perfmodel.cost.collectives import library_of
 from perfmodel.cost.network import KINDS, Network, groups
 from perfmodel.errors import CalibrationUnavailable
@@ -242,24 +242,12 @@ class CostModel:
             cause: self._read(workload, phases, name, layout.micro_batch) * self._device * shared
             for cause, name in _PHASES
         }
-        issue_s = {
-            cause: self._read(workload, phases, name, layout.micro_batch) * shared
-            for cause, name in _ISSUES
-            if getattr(phases, name)
-        }
         gradients_bytes = [each.size_bytes for each in workload.workload.parameters]
         if layout.is_ddp:
             # Units of other layouts hold it in their shares.
             compute_s[Cause.BACKWARD] = compute_s[Cause.BACKWARD] + accumulation_s(
                 self.profile, layout, gradients_bytes
             )
-        if Cause.BACKWARD in issue_s and layout.accumulation > 1:
-            host, passes_s = self.profile.host, issue_s[Cause.FORWARD] + issue_s[Cause.BACKWARD]
-            call_s = passes_s / max(1, workload.workload.num_operators)
-            if host is not None:
-                call_s = np.full(self.num_draws, host.backward_s)
-            calls = accumulation_calls(layout) * len(gradients_bytes)
-            issue_s[Cause.BACKWARD] = issue_s[Cause.BACKWARD] + calls * call_s
         added = {
             CARRIERS[family]: cost
             for family in families(layout)
@@ -279,7 +267,7 @@ class CostModel:
         used = (Cause.ALL_REDUCE, Cause.BROADCAST) if layout.is_ddp else KINDS
         return Terms(
             compute_s=compute_s,
-            issue_s=issue_s,
+            issue_s=self._issue_s(workload, layout, phases),
             bucket_s=bucket_s,
             bucket_s_per_byte=bucket_s_per_byte,
             exchange_s={
@@ -291,6 +279,38 @@ class CostModel:
             comm_speed=self._ddp["comm_speed"] if ranks > 1 else alone,
             evidence=self._evidence(workload, phases, layout, program),
         )
+
+    def _issue_s(
+        self, workload: MeasuredWorkload, layout: Layout, phases: PhaseCurves
+    ) -> dict[Cause, Samples]:
+        """Time of the host to issue each phase, in the mean of the micro-batches; empty where it issues nothing. [s]
+
+        DDP's hooks and buckets cost it once in a step, a gradient that is added a call of the backward pass:
+
+            T = alone + (under DDP - alone) / m + calls
+        """
+        names = [(cause, name) for cause, name in _ISSUES if getattr(phases, name)]
+        shared = self._shared(workload)
+
+        def read(curves: PhaseCurves, name: str) -> Samples:
+            return self._read(workload, curves, name, layout.micro_batch) * shared
+
+        found = {cause: read(phases, name) for cause, name in names}
+        if layout.accumulation == 1 or Cause.BACKWARD not in found:
+            return found
+        alone = {cause: read(phases_at(workload, 1), name) for cause, name in names}
+        if layout.zero < 2:
+            for cause in (Cause.FORWARD, Cause.BACKWARD):
+                more_s = (found[cause] - alone[cause]) / layout.accumulation
+                found[cause] = alone[cause] + more_s
+        calls = accumulation_calls(layout) * len(workload.workload.parameters)
+        found[Cause.BACKWARD] = found[Cause.BACKWARD] + calls * call_s(
+            self.profile,
+            workload,
+            layout.micro_batch,
+            (alone[Cause.FORWARD], alone[Cause.BACKWARD]),
+        )
+        return found
 
     def _exchange(
         self, workload: MeasuredWorkload, layout: Layout, cause: Cause, added: LayoutCost | None

@@ -196,6 +196,10 @@ class TracedMemory:
         whole = self.gradient_bytes
         sizes = [parameter_bytes(self.trace, unit.parameters, layout.tp) for unit in held]
         part = sum(sizes) / whole
+        # Which gradient a moment has made is not recorded: at most this one.
+        largest = max(
+            parameter_bytes(self.trace, (i,), layout.tp) for unit in held for i in unit.parameters
+        )
         shards = layout.shards if layout.zero else 1
         gathered = max(sizes) if layout.zero == 3 else 0
         blocks = sum(block.saved.at(batch) for block in self.memory.blocks)
@@ -209,8 +213,10 @@ class TracedMemory:
                 parts[Part.PARAMETERS] * part / (shards if layout.zero == 3 else 1)
                 + gathered * min(1 + layout.prefetch, len(held))
             )
-            # Gradients of micro-batches before are there all the time.
-            grown = whole if layout.accumulation > 1 else parts[Part.GRADIENTS]
+            grown = parts[Part.GRADIENTS]
+            if layout.accumulation > 1:
+                # Gradients of micro-batches before are there all the time, beside the one that comes to them.
+                grown = whole + (0 if gathered else min(grown, largest))
             parts[Part.GRADIENTS] = round(
                 grown * part / (shards if layout.zero >= 2 else 1)
                 + (gathered if moment.phase is Phase.BACKWARD else 0)
