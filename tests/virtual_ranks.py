@@ -7,6 +7,8 @@ leave in a box. What a step asks of host and device does not depend on the truth
 import gc
 import math
 import threading
+import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,6 +16,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 from unittest.mock import patch
 
+import numpy as np
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -26,6 +29,7 @@ from calibrate.task import ComputeTask
 from calibrate.virtual import Truth
 from calibrate.virtual.carrier import NAME, Carrier
 from calibrate.virtual.gpu import VirtualGpu, Work
+from perfmodel.cost import Samples
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.tracing.reference import REFERENCES
 from perfmodel.units import Bytes, Seconds
@@ -34,6 +38,10 @@ T = TypeVar("T")
 
 #: Probes that need no tensors.
 REPLAYED_PROBES: Final = ("matmul", "convolution", "memory")
+#: Arrays are slower than as many ranks one by one.
+_FEW: Final = 4
+#: Rows of noise that are drawn at once.
+_DRAWN: Final = 256
 #: DDP forms its final buckets after its first step.
 _UNRECORDED = 2
 
@@ -338,6 +346,141 @@ def replaying(items: Callable[[RunSetting], Items]) -> Iterator[None]:
         yield
 
 
+class Fleet:
+    """Ranks that all do the same, as arrays: in the mean what as many ``VirtualGpu`` do, in a part of the time."""
+
+    def __init__(self, truth: Truth, num_ranks: int, *, name: str, occasion: str) -> None:
+        self._one = VirtualGpu(truth, occasion=occasion)
+        self._one.begin(name)
+        self.truth, self.factor = truth, self._one.factor
+        speeds = truth.device.speed
+        self._speed = np.array([speeds[min(i, len(speeds) - 1)] for i in range(num_ranks)])
+        self._host_s, self._compute_s = np.zeros(num_ranks), np.zeros(num_ranks)
+        self._comm_s: Seconds = 0.0
+        self._queued: deque[Samples | Seconds] = deque(maxlen=truth.host.queue)
+        self._collectives: deque[tuple[Seconds, Seconds]] = deque()
+        seed = zlib.crc32(repr((truth.seed, occasion, name, "fleet")).encode())
+        self._rng = np.random.default_rng(seed)
+        self._window, self._window_factor = np.full(num_ranks, -1), np.ones(num_ranks)
+        self._noise: list[Samples] = []
+
+    @property
+    def host_s(self) -> Seconds:
+        """When the last host has issued all. [s]"""
+        return float(self._host_s.max())
+
+    def execute(self, work: Work, world_size: int) -> None:
+        """Issue some work on every rank."""
+        truth, host = self.truth, self.truth.host
+        match work.kind:
+            case "view":
+                self._host_s += host.view_s * self.factor
+            case "kernel":
+                self._issue(*self._one.cost_of(work))
+            case "copy":
+                self._issue(truth.copy_s(work.size_bytes, pinned=work.is_pinned), host.launch_s)
+            case "collective":
+                cost_s = truth.collective_s(work.collective, work.size_bytes, world_size)
+                self._collect(cost_s)
+            case "wait":
+                np.maximum(self._compute_s, self._comm_s, out=self._compute_s)
+            case "synchronise":
+                self.synchronise()
+
+    def synchronise(self) -> None:
+        """Hosts wait for their devices."""
+        self._host_s = np.maximum(np.maximum(self._host_s, self._compute_s), self._comm_s)
+
+    def _enter(self, host_s: Seconds) -> None:
+        """A launch waits for the end of the one that is a queue's length before it."""
+        self._host_s += host_s * self.factor
+        if len(self._queued) == self._queued.maxlen:
+            np.maximum(self._host_s, self._queued[0], out=self._host_s)
+
+    def _issue(self, cost_s: Seconds, host_s: Seconds) -> None:
+        self._enter(host_s)
+        start_s = np.maximum(self._host_s, self._compute_s)
+        duration_s = cost_s * self._noise_at(start_s) / self._speed
+        self._compute_s = start_s + self._beside_collectives(start_s, duration_s)
+        self._queued.append(self._compute_s.copy())
+
+    def _collect(self, cost_s: Seconds) -> None:
+        """A collective begins when the last rank is there."""
+        self._enter(self.truth.host.launch_s)
+        late_s = np.abs(self._rng.standard_normal(len(self._speed))) * self.truth.network.skew_s
+        ready_s = np.maximum(np.maximum(self._host_s, self._compute_s), self._comm_s) + late_s
+        start_s = float(ready_s.max())
+        self._comm_s = start_s + cost_s * self.factor
+        self._collectives.append((start_s, self._comm_s))
+        self._queued.append(self._comm_s)
+
+    def _noise_at(self, now_s: Samples) -> Samples:
+        noise = self.truth.noise
+        window = (now_s / noise.window_s).astype(int)
+        changed = window != self._window
+        if changed.any():
+            drawn = np.exp(noise.window * self._rng.standard_normal(len(window)))
+            self._window_factor = np.where(changed, drawn, self._window_factor)
+            self._window = window
+        if not self._noise:
+            drawn = self._rng.standard_normal((_DRAWN, len(window)))
+            self._noise = list(np.exp(noise.kernel * drawn))
+        return self.factor * self._window_factor * self._noise.pop()
+
+    def _beside_collectives(self, start_s: Samples, duration_s: Samples) -> Samples:
+        """Duration of a kernel that is slower while a collective runs. [s]"""
+        slowdown = self.truth.network.compute_slowdown
+        first_s = start_s.min()
+        while self._collectives and self._collectives[0][1] <= first_s:
+            self._collectives.popleft()
+        if not self._collectives:
+            return duration_s
+        now_s, left_s = start_s.copy(), duration_s.copy()
+        is_running = np.ones(len(now_s), bool)
+        for begin_s, end_s in self._collectives:
+            alone_s = np.maximum(0.0, begin_s - now_s)
+            is_running &= left_s > alone_s
+            if not is_running.any():
+                break
+            now_s = np.where(is_running, now_s + alone_s, now_s)
+            left_s = np.where(is_running, left_s - alone_s, left_s)
+            beside_s = np.minimum(np.maximum(0.0, end_s - now_s), left_s * slowdown)
+            now_s = np.where(is_running, now_s + beside_s, now_s)
+            left_s = np.where(is_running, left_s - beside_s / slowdown, left_s)
+        return now_s + left_s - start_s
+
+
+class _Few:
+    """The same of few ranks, one by one."""
+
+    def __init__(self, truth: Truth, num_ranks: int, *, name: str, occasion: str) -> None:
+        self._gpus = [VirtualGpu(truth, rank=rank, occasion=occasion) for rank in range(num_ranks)]
+        self.truth = truth
+        for gpu in self._gpus:
+            gpu.begin(name)
+
+    @property
+    def host_s(self) -> Seconds:
+        """When the last host has issued all. [s]"""
+        return max(gpu.host_s for gpu in self._gpus)
+
+    def execute(self, work: Work, world_size: int) -> None:
+        """Issue some work on every rank."""
+        if work.kind == "collective" and world_size > 1:
+            cost_s = self.truth.collective_s(work.collective, work.size_bytes, world_size)
+            start_s = max(gpu.ready_for_collective(world_size) for gpu in self._gpus)
+            for gpu in self._gpus:
+                gpu.carry_out(start_s, cost_s)
+        else:
+            for gpu in self._gpus:
+                gpu.execute(work)
+
+    def synchronise(self) -> None:
+        """Hosts wait for their devices."""
+        for gpu in self._gpus:
+            gpu.synchronise()
+
+
 def plain_loop_s(  # noqa: PLR0913 - what a loop is
     truth: Truth,
     name: str,
@@ -356,26 +499,16 @@ def plain_loop_s(  # noqa: PLR0913 - what a loop is
     ``warm_ups``: Steps before the loops, and of the short one.
     ``are_alike``: Whether all ranks do as the first one does, which then stands for all.
     """
-    ranks = range(1 if are_alike else world_size)
-    gpus = [VirtualGpu(truth, rank=rank, occasion=occasion) for rank in ranks]
+    count = 1 if are_alike else world_size
+    ranks = (Fleet if count > _FEW else _Few)(truth, count, name=name, occasion=occasion)
     works = [item for item in items if not isinstance(item, Mark)]
-    for gpu in gpus:
-        gpu.begin(name)
 
     def loop_s(count: int) -> Seconds:
-        begin_s = max(gpu.host_s for gpu in gpus)
+        begin_s = ranks.host_s
         for work in works * count:
-            if work.kind == "collective" and world_size > 1:
-                cost_s = truth.collective_s(work.collective, work.size_bytes, world_size)
-                start_s = max(gpu.ready_for_collective(world_size) for gpu in gpus)
-                for gpu in gpus:
-                    gpu.carry_out(start_s, cost_s)
-            else:
-                for gpu in gpus:
-                    gpu.execute(work)
-        for gpu in gpus:
-            gpu.synchronise()
-        return max(gpu.host_s for gpu in gpus) - begin_s
+            ranks.execute(work, world_size)
+        ranks.synchronise()
+        return ranks.host_s - begin_s
 
     loop_s(warm_ups)
     short_s = loop_s(warm_ups)

@@ -118,8 +118,9 @@ class VirtualGpu(Device):
         def drawn(*parts: object) -> random.Random:
             return random.Random(zlib.crc32(repr((seed, *parts)).encode()))  # noqa: S311 - noise
 
+        # Common to all ranks.
         common = drawn(self._occasion).gauss(0, noise.occasion)
-        self._factor = math.exp(common + drawn(self._occasion, name).gauss(0, noise.run))
+        self.factor = math.exp(common + drawn(self._occasion, name).gauss(0, noise.run))
         self._random = drawn(self._occasion, name, self._rank)
         self._window, self._window_factor = -1, 1.0
 
@@ -128,9 +129,9 @@ class VirtualGpu(Device):
         truth, host = self.truth, self.truth.host
         match work.kind:
             case "view":
-                self.host_s += host.view_s * self._factor
+                self.host_s += host.view_s * self.factor
             case "kernel":
-                cost_s, host_s = self._known.get(work) or self._cost_of(work)
+                cost_s, host_s = self.cost_of(work)
                 self.issue(cost_s, host_s=host_s)
             case "copy":
                 cost_s = truth.copy_s(work.size_bytes, pinned=work.is_pinned)
@@ -144,8 +145,11 @@ class VirtualGpu(Device):
                 self.synchronise()
         return 0.0
 
-    def _cost_of(self, work: Work) -> tuple[Seconds, Seconds]:
+    def cost_of(self, work: Work) -> tuple[Seconds, Seconds]:
         """Times of a kernel and of its launch without noise; steps repeat their kernels. [s]"""
+        known = self._known.get(work)
+        if known is not None:
+            return known
         host = self.truth.host
         cost_s = self.truth.kernel_s(
             flop=work.flop,
@@ -181,7 +185,7 @@ class VirtualGpu(Device):
 
     def carry_out(self, start_s: Seconds, cost_s: Seconds) -> Seconds:
         """Run a collective that all ranks have come to; return its end. [s]"""
-        end_s = start_s + cost_s * self._factor
+        end_s = start_s + cost_s * self.factor
         self.done_s[COMM] = end_s
         self._collectives.append((start_s, end_s))
         self._queued.append(end_s)
@@ -239,7 +243,7 @@ class VirtualGpu(Device):
 
     def _enter(self, host_s: Seconds) -> None:
         """Spend time of the host on a launch, and wait for a place in the queue."""
-        self.host_s += host_s * self._factor
+        self.host_s += host_s * self.factor
         while self._queued and self._queued[0] <= self.host_s:
             self._queued.popleft()
         if len(self._queued) >= self.truth.host.queue:
@@ -252,7 +256,7 @@ class VirtualGpu(Device):
             self._window = window
             self._window_factor = self._random.lognormvariate(0, noise.window)
         kernel = math.exp(self._random.gauss(0, noise.kernel)) if noise.kernel else 1.0
-        return self._factor * self._window_factor * kernel
+        return self.factor * self._window_factor * kernel
 
     def _beside_collectives(self, start_s: Seconds, duration_s: Seconds) -> Seconds:
         """Duration of a kernel that is slower while a collective runs. [s]"""

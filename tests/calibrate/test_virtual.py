@@ -5,6 +5,7 @@ import os
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,13 +13,15 @@ import pytest
 
 from calibrate.experiment import BUDGETS, Experiment
 from calibrate.virtual import SHIPPED, Device, Host, Network, Truth
-from calibrate.virtual.gpu import Memory, VirtualEvent, VirtualGpu
+from calibrate.virtual.gpu import Memory, VirtualEvent, VirtualGpu, Work
 from perfmodel.documents import installed_version
+from perfmodel.documents.hardware import shipped_catalogue
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import CampaignDocument, ValidationDocument
 from perfmodel.errors import InvalidDocument, UsageError
 from perfmodel.tracing.fork import Fork
 from perfmodel.units import MIB
+from tests import virtual_ranks
 from tests.benchmarks.virtual import (
     calibrated,
     judged_law,
@@ -28,6 +31,7 @@ from tests.benchmarks.virtual import (
 )
 from tests.benchmarks.virtual_record import HELD_OUT, RECORDED, record
 from tests.benchmarks.virtual_report import is_named
+from tests.virtual_ranks import plain_loop_s
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TRUTH = Truth(
@@ -180,6 +184,44 @@ def test_a_campaign_calibrates_judges_and_packs(tmp_path: Path) -> None:
     assert json.loads((folder / "smoke.json").read_text())["ranks"][0]["step_s"] > 0
     home = output("validate", "--from", str(folder / "campaign.tar.gz"))
     assert home in there
+
+
+@pytest.mark.parametrize("queue", [4, 1024])
+def test_many_ranks_as_arrays_do_what_each_would_do_alone(
+    queue: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels of two sizes, views and copies before and behind collectives, which slow them down; a full queue."""
+    truth = Truth(
+        name="eight",
+        host=replace(TRUTH.host, queue=queue),
+        device=replace(TRUTH.device, speed=(1.0, 0.9, 0.95, 1.1, 1.0)),
+        network=Network(compute_slowdown=1.3, launch_s=2e-4),
+    )
+    kernels = [Work(kind="kernel", flop=flop, in_backward=flop > 1e9) for flop in (1e8, 3e9)] * 6
+    reduced = Work(kind="collective", collective="all_reduce", size_bytes=2**22)
+    others = Work(kind="view"), Work(kind="copy", size_bytes=2**20)
+    items = (*others, *kernels, reduced, *kernels, reduced, *kernels, Work(kind="wait"), *kernels)
+    found = []
+    for few in (1, 8):
+        monkeypatch.setattr(virtual_ranks, "_FEW", few)
+        found.append(plain_loop_s(truth, "step", items, world_size=8, occasion="judge"))
+    assert found[0] == pytest.approx(found[1], rel=1e-9)
+
+
+def test_drawn_gpus_are_like_those_of_the_catalogue() -> None:
+    """Memory of 0.3 to 8 TB/s, at most what data sheets say of products, and no more FLOP per byte than they tell."""
+    sheets = [s for s in shipped_catalogue().devices if s.bandwidth and "fp32" in s.peaks]
+    most = max(
+        peak.flop_per_s / sheet.bandwidth.bytes_per_s
+        for sheet in sheets
+        if sheet.bandwidth
+        for peak in sheet.peaks.values()
+    )
+    for seed in range(100):
+        device = random_truth(seed).device
+        assert 3e11 <= device.bytes_per_s <= 8e12
+        assert 3e12 < device.flop_per_s["fp32"] < device.flop_per_s["bf16"] < 3e15
+        assert device.flop_per_s["bf16"] / device.bytes_per_s < 1.5 * most
 
 
 def test_judged_batches_lie_between_those_of_a_calibration() -> None:
