@@ -198,7 +198,12 @@ class TracedMemory:
         part = sum(sizes) / whole
         # Which gradient a moment has made is not recorded: at most this one.
         largest = max(
-            parameter_bytes(self.trace, (i,), layout.tp) for unit in held for i in unit.parameters
+            (
+                parameter_bytes(self.trace, (i,), layout.tp)
+                for each in held
+                for i in each.parameters
+            ),
+            default=0,
         )
         shards = layout.shards if layout.zero else 1
         gathered = max(sizes) if layout.zero == 3 else 0
