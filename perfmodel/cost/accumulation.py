@@ -9,11 +9,13 @@ from perfmodel.cost import Samples
 from perfmodel.layout import Layout
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, TracedWorkload
 from perfmodel.units import Bytes, Seconds
-from perfmodel.workload import Phase
+from perfmodel.workload import ELEMENT_BYTES, Operator, Phase, TensorSpec
 
-#: Bytes that move for each byte of a gradient: an addition reads two and writes one, a division reads and writes.
-_ADDED: Final = 3.0
-_DIVIDED: Final = 2.0
+#: Operators, and bytes that move for each byte of a gradient: an addition reads two and writes one.
+_ADD: Final = ("aten.add_.Tensor", 2, 3.0)
+_DIVIDE: Final = ("aten.div_.Scalar", 1, 2.0)
+#: Only bytes count.
+_DTYPE: Final = "float32"
 
 
 def accumulation_s(
@@ -21,17 +23,16 @@ def accumulation_s(
 ) -> Seconds:
     """Time of the device to add up gradients of such sizes, in the mean of the micro-batches of a step. [s]
 
-        T = sum over gradients of ((m - 1) stream(3 size) + [pp > 1] stream(2 size)) / m
+        T = sum over gradients of ((m - 1) add(size) + [pp > 1] divide(size)) / m
 
     The schedule of a pipeline divides each sum by the number of micro-batches.
     """
     count = layout.accumulation
     if count == 1:
         return 0.0
-    sizes = np.array(sizes_bytes, np.float64)
-    total_s = (count - 1) * _streamed_s(machine, _ADDED * sizes)
+    total_s = (count - 1) * _kernels_s(machine, _ADD, sizes_bytes)
     if layout.pp > 1:
-        total_s += _streamed_s(machine, _DIVIDED * sizes)
+        total_s += _kernels_s(machine, _DIVIDE, sizes_bytes)
     return total_s / count
 
 
@@ -60,6 +61,26 @@ def call_s(
 
     kernels, _ = issued(workload.trace.at(micro_batch=micro_batch), Phase.BACKWARD)
     return backward_s / max(1, kernels)
+
+
+def _kernels_s(
+    machine: MeasuredMachine, kind: tuple[str, int, float], sizes_bytes: Sequence[Bytes]
+) -> Seconds:
+    """Time of an operator on gradients of such sizes, one after another. [s]
+
+    By the curves of operators; where none was timed, by the kernels over memory.
+    """
+    name, num_inputs, passes = kind
+    if machine.operators is None:
+        return _streamed_s(machine, passes * np.array(sizes_bytes, np.float64))
+    from perfmodel.cost.operators import OperatorDurations  # noqa: PLC0415 - slow
+
+    calls = []
+    for size_bytes in sizes_bytes:
+        held = TensorSpec(shape=(-(-size_bytes // ELEMENT_BYTES[_DTYPE]),), dtype=_DTYPE)
+        calls.append((Operator.of(name, (held,) * num_inputs, (), "[]", mutated=(0,)), 1))
+    durations = OperatorDurations(machine.operators, use_measured=False)
+    return durations.phase(calls, Phase.BACKWARD).time_s
 
 
 def _streamed_s(machine: MeasuredMachine, moved_bytes: Samples) -> Seconds:

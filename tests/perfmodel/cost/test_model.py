@@ -9,6 +9,7 @@ import pytest
 from perfmodel.cost import Terms
 from perfmodel.cost.accumulation import accumulation_calls, accumulation_s
 from perfmodel.cost.machine import CostModel, model_form, step_program
+from perfmodel.cost.operators import OperatorDurations
 from perfmodel.layout import RunSetting, Synchronisation, parse_layout
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import (
@@ -20,6 +21,8 @@ from perfmodel.machine.measured import (
     PhaseCurves,
 )
 from perfmodel.step import Cause, Operation, StepProgram, Stream
+from perfmodel.workload import Phase, TensorSpec
+from tests.perfmodel.operators import costs_of_the_made_up_machine, operator
 from tests.perfmodel.profiles import Machine, profile
 
 
@@ -85,6 +88,47 @@ def test_gradients_are_added_to_those_of_earlier_micro_batches() -> None:
     found = accumulation_s(document, replace(three, pp=2), sizes)
     assert found == pytest.approx((2 * added_s + divided_s) / 3)
     assert accumulation_calls(replace(three, pp=2)) == 1.0
+
+
+def test_curves_of_operators_tell_what_adding_gradients_takes() -> None:
+    """One addition of two in a step of two micro-batches, and in a pipeline one division."""
+    machine = replace(profile(Machine()), operators=costs_of_the_made_up_machine())
+    durations = OperatorDurations(machine.operators, use_measured=False)
+    held = [TensorSpec(shape=(count,), dtype="float32") for count in (1000, 2_000_000)]
+    adds = [(operator("aten.add_.Tensor", (h, h), (), mutated=(0,)), 1) for h in held]
+    divides = [(operator("aten.div_.Scalar", (h,), (), mutated=(0,)), 1) for h in held]
+    add_s, divide_s = (durations.phase(c, Phase.BACKWARD).time_s for c in (adds, divides))
+    two = parse_layout("accumulation=2")
+    assert accumulation_s(machine, two, [4000, 8_000_000]) == pytest.approx(add_s / 2)
+    found_s = accumulation_s(machine, replace(two, pp=2), [4000, 8_000_000])
+    assert found_s == pytest.approx((add_s + divide_s) / 2)
+
+
+def test_ddp_costs_the_host_once_in_a_step_of_several_micro_batches() -> None:
+    """Hooks and buckets took 3 ms on top of 5 ms; four micro-batches, of which one reduces."""
+    document = profile(Machine())
+    workload = document.workload("heavy")
+    assert workload is not None
+
+    def at(time_s: float) -> tuple[CurvePoint, ...]:
+        return tuple(CurvePoint(at=at, time_s=time_s, relative_error=0.0) for at in (8.0, 32.0))
+
+    phases = tuple(
+        replace(
+            each,
+            dispatch_forward=at(5e-3),
+            dispatch_backward=at(5e-3 if each.world_size == 1 else 8e-3),
+            dispatch_optimizer=at(1e-3),
+        )
+        for each in workload.phases
+    )
+    document = replace(document, workloads=(replace(workload, phases=phases),))
+    once, often = (terms(document, accumulation=count) for count in (1, 4))
+    assert once.issue_s[Cause.BACKWARD][0] == pytest.approx(8e-3)
+    call_s = 0.01 / workload.workload.num_operators
+    added_s = 3 / 4 * len(workload.workload.parameters) * call_s
+    assert often.issue_s[Cause.BACKWARD][0] == pytest.approx(5e-3 + 3e-3 / 4 + added_s)
+    assert often.issue_s[Cause.FORWARD][0] == pytest.approx(5e-3)
 
 
 def test_the_host_issues_an_addition_for_every_gradient() -> None:
