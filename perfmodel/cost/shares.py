@@ -42,7 +42,10 @@ def divided_program(
     if machine.operators is None:
         remedy = "the profile holds none; calibrate again"
         if machine.device_costs is not None:
-            remedy = f"{machine.device_name} by name has none; give dp=N, a transformer by name, or --profile"
+            remedy = (
+                f"{machine.device_name} by name has none; give dp=N, a transformer by name (--model llama2-7b), "
+                "or --profile"
+            )
         raise CalibrationUnavailable(f"--layout: {str(layout)!r} needs operators, but {remedy}")
     if not isinstance(workload, TracedWorkload):
         raise NotFeasible(
