@@ -14,7 +14,7 @@ from perfmodel.tracing.step import RecordedStep, build_model, record_step, witho
 from perfmodel.tracing.trace import trace_model
 from perfmodel.workload.step import StepMethod
 from tests.perfmodel.tracing.configs import CONFIGS
-from tests.perfmodel.tracing.method import ADAMW_FUSED, ADAMW_LOOP, SGD, SGD_LOOP
+from tests.perfmodel.tracing.method import ADAMW_FUSED, SGD, SGD_LOOP
 from tests.perfmodel.tracing.test_huggingface import source_of
 
 #: Widths that are quickly traced, under the names of all families.
@@ -53,7 +53,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ("name", "method"),
     [
         ("llama-3-8b", replace(ADAMW_FUSED, precision="bf16")),
-        ("gpt2", ADAMW_LOOP),
+        ("gpt2", SGD_LOOP),
         ("vit-base-patch16-224", replace(SGD, checkpointing="per-block")),
     ],
 )
