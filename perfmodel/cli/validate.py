@@ -381,6 +381,6 @@ def check(
 
     facts, code = check_file(file)
     lines = [f"{name}: {value}" for name, value in facts.items()]
-    show_answer({"exit_code": code, **facts}, lines=lines, as_json=as_json)
+    show_answer({"exit_code": code, "file": facts}, lines=lines, as_json=as_json)
     if code:
         raise typer.Exit(code)

@@ -35,8 +35,9 @@ def test_json_is_one_object_and_files_are_told_beside_it(run: Run, tmp_path: Pat
     assert WorkloadDocument.of_text(result.stdout) == WorkloadDocument.read(written)
     assert result.stderr == f"workload: {written}\n"
     checked = json.loads(run("check", written, "--json").stdout)
-    assert checked["kind"] == WorkloadDocument.title
-    assert (checked["valid"], checked["exit_code"]) == ("yes", EXIT_OK)
+    assert (checked["schema_version"], checked["exit_code"]) == (1, EXIT_OK)
+    assert checked["file"]["kind"] == WorkloadDocument.title
+    assert checked["file"]["valid"] == "yes"
 
 
 def test_a_refused_argument_is_named_by_its_flag() -> None:
