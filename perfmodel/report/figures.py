@@ -21,7 +21,7 @@ from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import CurvePoint, MeasuredMachine, PhaseCurves
-from perfmodel.report import duration_unit, percent, short_label
+from perfmodel.report import duration_unit, percent
 from perfmodel.report.prediction import causes_of
 from perfmodel.statistics import Interval
 from perfmodel.step import Cause
@@ -249,39 +249,6 @@ def parity_figure(validation: ValidationDocument) -> Figure:
 def _intervals(values: Iterable[Interval]) -> np.ndarray:
     """Rows p5, nominal and p95."""
     return np.array([(value.p5, value.nominal, value.p95) for value in values]).reshape(-1, 3).T
-
-
-def error_figure(validation: ValidationDocument) -> Figure:
-    """Signed error of each held-out setting; bars: predicted p5-p95."""
-    entries = sorted(validation.settings, key=lambda entry: short_label(entry.setting))
-    figure = new_figure(width_in=7.2, height_in=1.8 + 0.24 * len(entries))
-    axes = figure.add_subplot()
-    axes.axvspan(-100 * BAND_FRACTION, 100 * BAND_FRACTION, color=GREY, alpha=0.2, linewidth=0)
-    axes.axvline(0, color=GREY, linewidth=1)
-    rows = np.arange(len(entries))
-    errors = 100 * np.array([entry.signed_error for entry in entries])
-    measured = np.array([entry.measured_s for entry in entries])
-    low, _, high = 100 * (_intervals(entry.predicted_s for entry in entries) / measured - 1)
-    axes.errorbar(
-        errors,
-        rows,
-        xerr=[np.maximum(errors - low, 0), np.maximum(high - errors, 0)],
-        linestyle="none",
-        marker="o",
-        color=COLOURS[0],
-        elinewidth=1,
-    )
-    labels = [plain(short_label(entry.setting)) for entry in entries]
-    axes.set_yticks(rows, labels, fontsize="small")
-    axes.set_ylim(len(entries) - 0.4, -0.6)
-    finish(
-        axes,
-        title="Devices x micro-batch x accumulation, bucket cap; grey: +-6 %",
-        x="Predicted over measured, minus 1 [%]; negative: predicted too fast",
-        y="Setting",
-    )
-    legend_below(figure)
-    return figure
 
 
 CAUSE_COLOURS = (*COLOURS, GREY, "#F0E442", "#8C564B")

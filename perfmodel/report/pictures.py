@@ -13,7 +13,6 @@ from perfmodel.report.figures import (
     breakdown_figure,
     collective_figure,
     compute_figure,
-    error_figure,
     figure_bytes,
     inline_svg,
     parity_figure,
@@ -102,11 +101,5 @@ def judged_pictures(validation: ValidationDocument) -> list[Picture]:
             "Predicted and measured",
             "Each point is a fresh run that calibration had not seen; on the line, "
             "prediction and run agree; the grey band is 6 % to either side.",
-        ),
-        Picture(
-            "errors",
-            error_figure(validation),
-            "Error of each setting",
-            "A bar that crosses zero: the interval held the measured time.",
         ),
     ]

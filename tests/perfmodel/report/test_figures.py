@@ -40,7 +40,7 @@ def line(axes: Axes, label: str) -> list[tuple[float, float]]:
 
 def test_axes_are_labelled_with_units() -> None:
     found = pictures()
-    assert {"speedup", "breakdown-lenet", "parity", "errors", "collectives", "compute"} <= {*found}
+    assert {"speedup", "breakdown-lenet", "parity", "collectives", "compute"} <= {*found}
     for figure in found.values():
         for axes in figure.axes:
             assert "[" in axes.get_xlabel()
