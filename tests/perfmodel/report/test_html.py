@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from perfmodel.report import pictures
 from perfmodel.report.html import report_html
 from tests.perfmodel.report.samples import (
     PROVENANCE,
@@ -133,6 +134,13 @@ def test_hostile_names_are_escaped_everywhere() -> None:
     assert "<script>alert(1)</script>" in "".join(reader.words)
 
 
+@pytest.fixture
+def _without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes seconds, and tells nothing of the words."""
+    monkeypatch.setattr(pictures, "figure_bytes", lambda *_, **__: b"<svg ></svg>")
+
+
+@pytest.mark.usefixtures("_without_pictures")
 def test_without_validation_the_page_says_that_nobody_checked() -> None:
     page, _ = report_html(plain_profile(), predictions=[], judged=None)
     assert "NOT VALIDATED" in page
@@ -151,6 +159,7 @@ def top(**changes: Any) -> tuple[str, list[str]]:
     return ": ".join(found), re.findall("<li>(.*?)</li>", box)
 
 
+@pytest.mark.usefixtures("_without_pictures")
 def test_results_of_another_profile_are_marked() -> None:
     assert top()[1] == list(plain_prediction().caveats)
     found, warnings = top(document=plain_profile(device_name="another"))
