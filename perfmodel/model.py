@@ -34,14 +34,14 @@ def operator_s(
 
 # Collectives
 class Tier(NamedTuple):
-    """``n`` members of one tier of the network; each sends B = ``bytes_per_s`` after ``hop_s``.
+    """``n`` members of one tier of the network; each sends B = ``bytes_per_s`` after ``p2p_s``.
 
     A launch takes ``start_s``; a rank handles its own array at ``own_bytes_per_s``; that of large arrays takes
     ``later_start_s`` more, half of it at ``half_bytes`` times the root of n.
     """
 
     n: int
-    hop_s: float
+    p2p_s: float
     bytes_per_s: float
     start_s: float = 0.0
     own_bytes_per_s: float = math.inf
@@ -52,7 +52,7 @@ class Tier(NamedTuple):
 def collective_s(algorithm: str, size_bytes: float, tier: Tier) -> float:
     """Time of a collective of S bytes (the whole array) among n members. [s]
 
-    T = start + messages x hop + arrays x S / B + S / own + later start x S / (S + half sqrt(n))
+    T = start + messages x p2p + arrays x S / B + S / own + later start x S / (S + half sqrt(n))
 
         algorithm                        messages     arrays
         send_recv                        1            1
@@ -66,8 +66,8 @@ def collective_s(algorithm: str, size_bytes: float, tier: Tier) -> float:
           nvls (the switch adds)         1            1 + 1 / n                        [5]
 
     log2 is rounded up; halving takes the n = 2^r below. 0.37 = 0.92 x 0.4 is the lowest share of the
-    ring's rate that NCCL grants a tree. For NVLS ``hop_s`` is the latency of the switch, 25 us. A ring
-    over several tiers has their mean hop and lowest B. A library takes the fastest that it has.
+    ring's rate that NCCL grants a tree. For NVLS ``p2p_s`` is the latency of the switch, 25 us. A ring
+    over several tiers has their mean P2P latency and lowest B. A library takes the fastest that it has.
     Bus bandwidth is f S / T with f = ``arrays`` of the ring, 1 for send_recv and broadcast [6].
 
     References: [1] Thakur et al. 2005; [2] Patarasuk and Yuan 2009; [3] Sanders et al. 2009;
@@ -90,7 +90,7 @@ def collective_s(algorithm: str, size_bytes: float, tier: Tier) -> float:
     own_s = size_bytes / tier.own_bytes_per_s
     later_s = tier.later_start_s * size_bytes / (size_bytes + tier.half_bytes * math.sqrt(n))
     start_s = tier.start_s + later_s
-    return start_s + messages * tier.hop_s + arrays * size_bytes / tier.bytes_per_s + own_s
+    return start_s + messages * tier.p2p_s + arrays * size_bytes / tier.bytes_per_s + own_s
 
 
 def hierarchical_all_reduce_s(size_bytes: float, inside: Tier, across: Tier) -> float:
@@ -213,18 +213,18 @@ def tensor_parallel_s(layers: int, activation_bytes: float, tier: Tier, passes: 
 
 
 def pipeline_s(
-    stages: int, micro_batches: int, forward_s: float, backward_s: float, *, hop_s: float = 0.0,
+    stages: int, micro_batches: int, forward_s: float, backward_s: float, *, p2p_s: float = 0.0,
     interleave: int = 1,
 ) -> float:  # fmt: skip
     """Time of all passes through a pipeline, from the times of its fullest stage per micro-batch. [s]
 
-    T = (m + (p - 1) / v) (f + b) + 2 (p - 1) hop        [Huang et al. 2018; Narayanan et al. 2021]
+    T = (m + (p - 1) / v) (f + b) + 2 (p - 1) p2p        [Huang et al. 2018; Narayanan et al. 2021]
 
-    GPipe: exact if stages are even and hop <= f, b. 1F1B and interleaved (v chunks per stage): exact
-    without hops, else a lower bound. Uneven stages take no longer than this, without hops.
+    GPipe: exact if stages are even and p2p <= f, b. 1F1B and interleaved (v chunks per stage): exact
+    without sends, else a lower bound. Uneven stages take no longer than this, without sends.
     """
     fill = (stages - 1) / interleave
-    return (micro_batches + fill) * (forward_s + backward_s) + 2 * (stages - 1) * hop_s
+    return (micro_batches + fill) * (forward_s + backward_s) + 2 * (stages - 1) * p2p_s
 
 
 # Memory

@@ -174,21 +174,21 @@ def pipelines(draw: st.DrawFn) -> Layout:
 
 
 @given(layout=pipelines(), forward=positive, backward=positive, share=st.floats(0, 1))
-def test_pipeline_is_exact_without_hops_and_a_bound_with_them(
+def test_pipeline_is_exact_without_sends_and_a_bound_with_them(
     layout: Layout, forward: float, backward: float, share: float
 ) -> None:
     p, m, v = layout.pp, layout.accumulation, layout.interleave
     times = {Cause.FORWARD: forward, Cause.BACKWARD: backward}
     step_s = model.pipeline_s(p, m, forward, backward, interleave=v)
     assert layout_step_s(layout, times) == pytest.approx(step_s, rel=EXACT)
-    hop = share * min(forward, backward)
-    with_hops_s = layout_step_s(layout, {**times, Cause.P2P: hop})
-    bound_s = model.pipeline_s(p, m, forward, backward, hop_s=hop, interleave=v)
+    p2p = share * min(forward, backward)
+    with_sends_s = layout_step_s(layout, {**times, Cause.P2P: p2p})
+    bound_s = model.pipeline_s(p, m, forward, backward, p2p_s=p2p, interleave=v)
     if layout.schedule is Schedule.GPIPE:
-        assert with_hops_s == pytest.approx(bound_s, rel=EXACT)
-    assert with_hops_s >= bound_s * (1 - EXACT)
+        assert with_sends_s == pytest.approx(bound_s, rel=EXACT)
+    assert with_sends_s >= bound_s * (1 - EXACT)
     if v == 1:
-        assert with_hops_s <= model.pipeline_s(p, m, forward + hop, backward + hop) * (1 + EXACT)
+        assert with_sends_s <= model.pipeline_s(p, m, forward + p2p, backward + p2p) * (1 + EXACT)
         uneven = replace(layout, stage_layers=(24 - (p - 1), *[1] * (p - 1)))
         assert layout_step_s(uneven, times) <= step_s * (1 + EXACT)
 
@@ -197,7 +197,7 @@ def level(tier: Tier, **others: Any) -> LevelCost:
     return LevelCost(
         tier="links",
         members=tier.n,
-        latency_s=np.array([tier.hop_s]),
+        latency_s=np.array([tier.p2p_s]),
         transfer_s=lambda size: np.atleast_1d(size / tier.bytes_per_s),
         **{"crossings": tier.n - 1, **others},
     )
@@ -206,9 +206,9 @@ def level(tier: Tier, **others: Any) -> LevelCost:
 @given(tier=tiers, size=st.floats(1, 1e10))
 def test_collectives_of_one_tier(tier: Tier, size: float) -> None:
     """A library takes the fastest algorithm that it has."""
-    switched = tier._replace(hop_s=25e-6)
+    switched = tier._replace(p2p_s=25e-6)
     switch = SwitchedSum(
-        latency_s=np.array([switched.hop_s]),
+        latency_s=np.array([switched.p2p_s]),
         transfer_s=lambda whole: np.atleast_1d(whole * (1 + 1 / tier.n) / tier.bytes_per_s),
     )
     ring_s = model.collective_s("ring", size, tier)
@@ -222,7 +222,7 @@ def test_collectives_of_one_tier(tier: Tier, size: float) -> None:
         found_s = all_reduce_s([level(tier, **more)], size, library=library)[0]
         assert min(ring_s, other_s) == pytest.approx(found_s)
     for name in ("all_gather", "reduce_scatter", "all_to_all", "send_recv"):
-        message_s = tier.hop_s + message_bytes(name, size, tier.n) / tier.bytes_per_s
+        message_s = tier.p2p_s + message_bytes(name, size, tier.n) / tier.bytes_per_s
         found_s = num_messages(name, tier.n) * message_s
         assert model.collective_s(name, size, tier) == pytest.approx(found_s)
     for library, algorithm in (("gloo", "broadcast"), ("nccl", "chain")):
@@ -243,13 +243,13 @@ def test_collectives_of_links_that_were_measured(
 ) -> None:
     """The law that is fitted to NCCL and MPI: a launch, own bytes, and the later start of large arrays."""
     tier = tier._replace(
-        hop_s=max(tier.hop_s, 1e-9),
+        p2p_s=max(tier.p2p_s, 1e-9),
         start_s=start_s,
         own_bytes_per_s=own * tier.bytes_per_s,
         later_start_s=later[0],
         half_bytes=later[1],
     )
-    constants = (start_s, tier.hop_s, tier.bytes_per_s, tier.own_bytes_per_s, *later)
+    constants = (start_s, tier.p2p_s, tier.bytes_per_s, tier.own_bytes_per_s, *later)
     law = LinkLaw(logs=np.log(constants)[:, np.newaxis])
 
     def found_s(collective: str, library: str) -> float:

@@ -97,7 +97,7 @@ class Library:
 
 
 #: gloo has rings alone (allreduce.cc, no algorithm named), and torch's reduce-scatter is an all-reduce of
-#: which each rank keeps a part. NCCL takes the algorithm with the least predicted time; hops of its simple
+#: which each rank keeps a part. NCCL takes the algorithm with the least predicted time; latencies of its simple
 #: protocol take 3.4 us (NVLink) to 14 us (network), of which flags in every 16 B (LL) leave 0.6 and 2.7 us at
 #: 0.26 (tree) to 0.5 (ring) of the rate, flags in every 128 B 1.9 and 4 us at 120/128. Up to two nodes a graph
 #: has the bandwidth that it has inside a node. A broadcast has its rings alone (src/graph/tuning.cc,
@@ -174,7 +174,7 @@ class Work(NamedTuple):
     """What one of gloo's equal messages stands for."""
 
     rounds: float
-    """Hops that follow one another."""
+    """P2P latencies that follow one another."""
     loads: float
     """Messages that the busiest link carries one after another."""
     handled: float
@@ -414,20 +414,22 @@ def _times(
         case Algorithm.RING:
             num_ranks = sum(level.crossings for level in levels) + 1
             sent = [(num_messages("all_reduce", num_ranks), size_bytes / num_ranks)] * len(levels)
-            hops = [2 * level.crossings for level in levels]
+            counts = [2 * level.crossings for level in levels]
         case Algorithm.TREE:
             chained = [level.inside_node or (bool(outer) and level is inner) for level in levels]
             sent = [
                 (2 if chain else passes, size_bytes / level.tree_share)
                 for level, chain in zip(levels, chained, strict=True)
             ]
-            hops = [
+            counts = [
                 2 * (level.members - 1 if chain else level.doublings)
                 for level, chain in zip(levels, chained, strict=True)
             ]
         case Algorithm.HIERARCHICAL:
-            hops = [num_messages("all_reduce", level.members) for level in levels]
-            sent = [(hop, size_bytes / v.members) for hop, v in zip(hops, levels, strict=True)]
+            counts = [num_messages("all_reduce", level.members) for level in levels]
+            sent = [
+                (times, size_bytes / v.members) for times, v in zip(counts, levels, strict=True)
+            ]
         case Algorithm.HALVING_DOUBLING:
             return [
                 (2 * level.doublings * level.latency_s, _halved_s(level, size_bytes))
@@ -443,8 +445,8 @@ def _times(
                 ),
             ]
     return [
-        (hop * level.latency_s, count * level.transfer_s(of_one))
-        for level, hop, (count, of_one) in zip(levels, hops, sent, strict=True)
+        (times * level.latency_s, count * level.transfer_s(of_one))
+        for level, times, (count, of_one) in zip(levels, counts, sent, strict=True)
     ]
 
 

@@ -1,12 +1,12 @@
 """Collectives of ranks that have links of their own (NCCL, MPI): their time over the array and the group.
 
-A collective costs its launch once, a hop for every message that waits for another one, and bytes twice: what
+A collective costs its launch once, a P2P latency for every message that waits for another one, and bytes twice: what
 crosses a link, which grows with the group, and the rank's own array, which does not. Large arrays go by
-other protocols. Their starts are longer in any group, or their hops, by parts that the library's source tells:
+other protocols. Their starts are longer in any group, or their latencies, by parts that the library's source tells:
 
-    time(n, size) = start + steps(n) hop + size (sent(n) / link rate + 1 / own rate)
+    time(n, size) = start + steps(n) p2p + size (sent(n) / link rate + 1 / own rate)
                     + later start * size / (size + half size sqrt(n))
-    time(n, size) = start + min(steps(n) hop latency part + size sent(n) / (link rate * rate part)) + size / own rate
+    time(n, size) = start + min(steps(n) p2p latency part + size sent(n) / (link rate * rate part)) + size / own rate
 
 The second is taken where it tells the largest group clearly better from the smaller ones.
 ``steps`` and ``sent`` are those of the fastest algorithm: a ring has ``2 (n - 1)`` and ``2 (n - 1) / n`` in an
@@ -41,7 +41,7 @@ from perfmodel.cost.collectives import (
 from perfmodel.cost.group_cost import GroupCost, Law, joined
 from perfmodel.machine.measured import MeasuredCollective
 
-#: Beliefs inside a node and between nodes, as medians and standard deviations of the logarithm: start [s], hop
+#: Beliefs inside a node and between nodes, as medians and standard deviations of the logarithm: start [s], P2P latency
 #: [s], link rate [B/s], own rate [B/s], later start [s], half size [B]. Those inside a node but the link rate
 #: are of 20 published series of 2 to 8 GPUs (A100, H100, B200: 5 to 10 us, 0.8 to 1.4 us, 0.6 to 1.4 TB/s: some
 #: passes over the memory, 8 to 50 us), the rest are priors.
@@ -54,7 +54,7 @@ NUM_PARAMETERS: Final = 6
 #: Error of a point, in log, against which parameters are read.
 _POINT_ERROR: Final = 0.1
 #: Weight of a point of another collective on the same rings, where one group was measured. It alone tells neither
-#: a start from hops nor a link from the rank's own memory. Of 0, 1/4, 1/2 and 1, a quarter tells published
+#: a start from latencies nor a link from the rank's own memory. Of 0, 1/4, 1/2 and 1, a quarter tells published
 #: all-reduces of 4 and 8 GPUs best from all-reduces, all-gathers and reduce-scatters of 2.
 _OTHERS_WEIGHT: Final = 0.25
 _ON_RINGS: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"})
@@ -71,7 +71,7 @@ _PROTOCOLS_ERROR: Final = 0.7
 
 
 class Path(NamedTuple):
-    """What an algorithm makes of a collective: hops that follow one another, and arrays sent over a link."""
+    """What an algorithm makes of a collective: messages that follow one another, and arrays sent over a link."""
 
     steps: float | Samples
     sent: float | Samples
@@ -209,7 +209,7 @@ class LinkLaw(Law):
 
         ``rate``: Part of the links' rate that is left.
         """
-        start_s, hop_s, link_rate, own_rate, later_s, half_size = np.exp(self.logs)
+        start_s, p2p_s, link_rate, own_rate, later_s, half_size = np.exp(self.logs)
         own_s = size_bytes / own_rate
         sent_s = size_bytes / (link_rate * rate)
         if len(self.protocols) > 1:
@@ -218,7 +218,7 @@ class LinkLaw(Law):
         times_s = [
             start_s
             + own_s
-            + way.steps * hop_s * (protocol.latency / shortest)
+            + way.steps * p2p_s * (protocol.latency / shortest)
             + way.sent * sent_s / protocol.rate
             + later_s * size_bytes / (size_bytes + half_size * np.sqrt(way.ranks))
             for way in ways
@@ -227,7 +227,7 @@ class LinkLaw(Law):
         return np.asarray(np.minimum.reduce(times_s))
 
     @property
-    def start_and_hop_s(self) -> tuple[Samples, Samples]:
+    def start_and_p2p_s(self) -> tuple[Samples, Samples]:
         """Once for a collective, and to the next rank by the fastest protocol, shape ``(num_draws,)``. [s]"""
         return np.exp(self.logs[0]), np.exp(self.logs[1])
 
@@ -353,10 +353,10 @@ class LinkCost(GroupCost):
     def message(
         self, members: int, *, nodes: int | None, rate: float
     ) -> tuple[Samples, Samples, Transfer]:
-        """Start and hop are the law's; the rest of a ring is transfer. [s]"""
-        start_s, hop_s = self.law.start_and_hop_s
+        """Start and P2P latency are the law's; the rest of a ring is transfer. [s]"""
+        start_s, p2p_s = self.law.start_and_p2p_s
         (ring, *_) = paths(self.collective, members, self._spanned(members, nodes), self.library)
-        hops_s = start_s + ring.steps * hop_s
+        latencies_s = start_s + ring.steps * p2p_s
         # An array goes along a chain once.
         chained = _is_chain(self.collective, self.library)
         count = 1 if chained else num_messages(self.collective, members)
@@ -364,9 +364,9 @@ class LinkCost(GroupCost):
         def transfer_s(size_bytes: float | Samples) -> Samples:
             whole = np.asarray(size_bytes) * count / ring.sent
             whole_s = self.group_s(whole, members, nodes=nodes, rate=rate)
-            return np.asarray((whole_s - hops_s) / count)
+            return np.asarray((whole_s - latencies_s) / count)
 
-        return start_s, hop_s, transfer_s
+        return start_s, p2p_s, transfer_s
 
     def _spanned(self, ranks: int, nodes: int | None) -> int:
         if nodes is not None:

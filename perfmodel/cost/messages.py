@@ -24,7 +24,7 @@ from perfmodel.cost.group_cost import GroupCost, Law, joined
 from perfmodel.machine.measured import CurvePoint, MeasuredCollective
 from perfmodel.statistics import soft_maximum
 
-#: Beliefs, as medians, each within a factor of exp(3): a hop and a byte of a link, handling a message
+#: Beliefs, as medians, each within a factor of exp(3): a P2P latency and a byte of a link, handling a message
 #: and a byte of it; and how much sharper than a sum the larger of the two wins. [s, s/B, s, s/B, 1]
 _BELIEFS: Final = (40e-6, 1e-9, 1e-6, 1e-11, 7.0)
 NUM_PARAMETERS: Final = len(_BELIEFS)
@@ -38,7 +38,7 @@ _TILT: Final = 1e-6
 class MessageLaw(Law):
     """Message time of a library whose ranks move the bytes themselves.
 
-    link = rounds * hop + loads * s_per_byte * size
+    link = rounds * p2p + loads * s_per_byte * size
     host = handled * (handling + handling_per_byte * size)
     time = (link^k + host^k)^(1/k),  k = 1 + sharpness
     """
