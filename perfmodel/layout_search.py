@@ -24,7 +24,7 @@ from perfmodel.documents.prediction import ParallelismPlanDocument, RankedLayout
 from perfmodel.errors import NotFeasible
 from perfmodel.layout.candidates import COLUMNS, LayoutColumns, feasible_layouts
 from perfmodel.machine import Evidence
-from perfmodel.statistics import DEVIATE_90, Interval, normal_cdf
+from perfmodel.statistics import DEVIATE_90, normal_cdf
 from perfmodel.units import format_bytes, format_duration
 
 
@@ -207,11 +207,7 @@ def _ranked(
         RankedLayout(
             rank=1 if ties[index] else index + 1,
             layout=str(search.layouts.layout(int(where))),
-            step_s=Interval(
-                p5=float(found.lower_s[index]),
-                nominal=float(found.number_s[index]),
-                p95=float(found.upper_s[index]),
-            ),
+            step_s=found.of(index),
             tokens_per_s=float(work / found.number_s[index]),
             mfu=float(work_per_peak_s(model, jobs) / found.number_s[index]),
             needed_bytes=float(needed_bytes[where]),

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -105,11 +105,7 @@ def inferred_answer(question: Question) -> Answer:
         question=question,
         program=trace.program,
         trace=trace,
-        step=Interval(
-            p5=float(found.lower_s[0]),
-            nominal=float(found.number_s[0]),
-            p95=float(found.upper_s[0]),
-        ),
+        step=found.of(0),
         step_s=model.step_draws(jobs, num_draws=question.num_draws, normal_s=normal_s)[0],
         exposed_comm_s=parts.tensor_s + parts.pipeline_s + parts.data_s,
         straggler_s=0.0,
@@ -123,9 +119,7 @@ def inferred_ratio(question: Question, baseline: Layout) -> tuple[float, float]:
     Errors of both that are alike cancel. What scatters between the runs of others, and their stalls, is no part.
     """
     both = [question, question.at(baseline)]
-    each = [question_jobs(one) for one in both]
-    names = [field.name for field in fields(Jobs)]
-    jobs = Jobs(**{name: np.concatenate([getattr(one, name) for one in each]) for name in names})
+    jobs = Jobs.joined([question_jobs(one) for one in both])
     model = _opened(question)
     logs = np.log(model.closed_form_s(jobs))
     variance = float(

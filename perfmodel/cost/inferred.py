@@ -30,7 +30,7 @@ from perfmodel.machine import (
     Tier,
 )
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.statistics import FloatArray, normal_cdf
+from perfmodel.statistics import FloatArray, Interval, normal_cdf
 
 LOWER, UPPER = 0.05, 0.95
 _BISECTIONS: Final = 40
@@ -51,6 +51,14 @@ class StepInterval:
     """5 % of outcomes should be below."""
     upper_s: Column
     """5 % of outcomes should be above."""
+
+    def of(self, job: int) -> Interval:
+        """The interval of one job around the number to name. [s]"""
+        return Interval(
+            p5=float(self.lower_s[job]),
+            nominal=float(self.number_s[job]),
+            p95=float(self.upper_s[job]),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

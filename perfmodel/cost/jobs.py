@@ -91,6 +91,14 @@ class Jobs:
             **{field.name: getattr(self, field.name)[index] for field in fields(self)}
         )
 
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """The jobs of some parts, one after another."""
+        names = [field.name for field in fields(cls)]
+        return cls(
+            **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+        )
+
     @property
     def tokens(self) -> Column:
         """Tokens per forward pass of one rank."""

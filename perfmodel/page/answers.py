@@ -394,11 +394,7 @@ def _curve_of_replicas(asked: Answer) -> tuple[CurvePoint, ...]:
     return tuple(
         CurvePoint(
             devices=entry.world_size,
-            value=Interval(
-                p5=work / float(found.upper_s[i]),
-                nominal=work / float(found.number_s[i]),
-                p95=work / float(found.lower_s[i]),
-            ),
+            value=work / found.of(i),
             ideal=first * entry.world_size,
         )
         for i, (entry, work) in enumerate(zip(layouts, tokens, strict=True))

@@ -4,7 +4,6 @@ A changed machine goes through the same model as a measured one, with the same r
 predictions differ by the change alone.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -17,7 +16,7 @@ from perfmodel.answer.inferred import question_jobs
 from perfmodel.answer.measured import interval, measured_caveats
 from perfmodel.cost import Samples
 from perfmodel.cost.inferred import open_inferred
-from perfmodel.cost.jobs import Jobs, jobs_from_columns
+from perfmodel.cost.jobs import Jobs
 from perfmodel.documents import Provenance
 from perfmodel.documents.prediction import Contrast, PredictedPoint, ScenarioOutcome, WhatIfDocument
 from perfmodel.explanation import explain
@@ -227,13 +226,7 @@ def _layout_contrast(
     assert isinstance(machine, InferredMachine), machine
     assert first.large_model is not None
     assert other.large_model is not None
-    pair = [question_jobs(was.question), question_jobs(asked.question)]
-    both = jobs_from_columns(
-        {
-            field.name: np.concatenate([getattr(jobs, field.name) for jobs in pair])
-            for field in dataclasses.fields(Jobs)
-        }
-    )
+    both = Jobs.joined([question_jobs(was.question), question_jobs(asked.question)])
     ratio = other.large_model.tokens_per_s.nominal / first.large_model.tokens_per_s.nominal
     spread = float(spread_against_first(open_inferred(machine), both)[1])
     far = float(np.exp(DEVIATE_90 * spread))
