@@ -93,6 +93,7 @@ def test_gradients_are_added_to_those_of_earlier_micro_batches() -> None:
 def test_curves_of_operators_tell_what_adding_gradients_takes() -> None:
     """One addition of two in a step of two micro-batches, and in a pipeline one division."""
     machine = replace(profile(Machine()), operators=costs_of_the_made_up_machine())
+    assert machine.operators is not None
     durations = OperatorDurations(machine.operators, use_measured=False)
     held = [TensorSpec(shape=(count,), dtype="float32") for count in (1000, 2_000_000)]
     adds = [(operator("aten.add_.Tensor", (h, h), (), mutated=(0,)), 1) for h in held]

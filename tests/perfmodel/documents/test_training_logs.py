@@ -151,7 +151,8 @@ def test_a_bar_that_turns_from_seconds_to_rates_is_one_log(tmp_path: Path) -> No
         for n in range(1, 30)
     ]
     found, _ = read(tmp_path, "\n".join(lines), "lightning")
-    assert (found.value, found.unit) == (pytest.approx(0.5), Unit.MICRO_STEP)
+    assert found.value == pytest.approx(0.5)
+    assert found.unit is Unit.MICRO_STEP
 
 
 def test_colours_and_thousands(tmp_path: Path) -> None:

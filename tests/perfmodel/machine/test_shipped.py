@@ -64,7 +64,8 @@ def test_nodes_that_ship_are_joined_by_the_adapters_of_their_data_sheet(
     question = Question(machine=machine, workload=workload, layout=Layout(dp=16, micro_batch=64))
     assert question.cluster is not None
     between = question.cluster.tiers[1]
-    assert (between.links, between.link_bytes_per_s) == (8, pytest.approx(rate_bytes_per_s))
+    assert between.links == 8
+    assert between.link_bytes_per_s == pytest.approx(rate_bytes_per_s)
     assert answer(question).evidence["communication"] is Evidence.ASSUMED
     ring = replace(machine, cluster=None)
     inside, alone = (

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from tests.perfmodel.profiles import Machine, profile
 
 MACHINE = profile(Machine(relative_error=0.1))
 CLUSTER = "2 100GB/s, 8 10GB/s"
-JOB = {"layout": "dp=16 micro_batch=16", "cluster": CLUSTER}
+JOB: Final[dict[str, Any]] = {"layout": "dp=16 micro_batch=16", "cluster": CLUSTER}
 
 
 def of_kind(terms: AcceptanceTerms, kind: ClauseKind) -> Clause:

@@ -152,7 +152,8 @@ def test_without_validation_the_page_says_that_nobody_checked() -> None:
 
 def top(**changes: Any) -> tuple[str, list[str]]:
     """Class and verdict of the box on top, then its warnings."""
-    asked = {"predictions": [plain_prediction()], "judged": plain_validation()} | changes
+    asked: dict[str, Any] = {"predictions": [plain_prediction()], "judged": plain_validation()}
+    asked |= changes
     page, _ = report_html(asked.pop("document", plain_profile()), **asked)
     [found] = re.findall(r'class="box (\w+)" id="verdict">\n<p class="verdict">(.*?)</p>', page)
     [box] = re.findall(r'<ul class="warnings">(.*?)</ul>', page, flags=re.DOTALL)
