@@ -422,7 +422,7 @@ def machine_of(costs: DeviceCosts, device: DataSheet) -> MeasuredMachine:
     """A machine of one device with these costs; links between devices are those of a cluster file."""
     copies_s = _BUCKET_PASSES / costs.bytes_per_s
     gradient_s = _GRADIENT_KERNELS * costs.constants.get("launch_s", _KERNEL_S)
-    values = (gradient_s, copies_s, 1.0, _BESIDE[0], 1.0)
+    values = (gradient_s, copies_s, 0.0, _BESIDE[0], 1.0)
     return MeasuredMachine(
         device_name=device.id,
         device_kind="cuda",

@@ -1,7 +1,7 @@
 """What DDP adds to a step: fitted to steps with synchronisation, given compute and collectives.
 
-Bucket costs come from one rank under DDP against the bare module (no communication at all); the
-scale of the all-reduce and the two interference speeds from several ranks.
+Bucket costs come from one rank under DDP against the bare module (no communication at all); how much
+later an all-reduce starts than alone, and the two interference speeds, from several ranks.
 """
 
 import math
@@ -17,6 +17,7 @@ from calibrate.layout_fit import KNOWN_BELOW
 from calibrate.summary import Repetition, typical
 from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.measured import measured_steps_s, step_times
+from perfmodel.cost.collectives import library_of
 from perfmodel.cost.machine import PIPELINE, CostModel, contention, families
 from perfmodel.cost.traced import issued
 from perfmodel.documents.observation import (
@@ -110,14 +111,14 @@ def fit_host(
 
 
 NUM_DRAWS = 200
-#: Of the all-reduce scale, the compute speed and the communication speed.
-_BOUNDS = ((0.5, 4.0), (0.2, 1.0), (0.2, 1.0))
-#: Weak priors: the all-reduce in a step resembles the one alone (in log), and the two speeds those
-#: of matrix products beside an all-reduce, or 0.7 where that was not measured.
-_PRIOR_SCALE_WIDTH = 0.5
+#: Of the start of an all-reduce [s], the compute speed and the communication speed.
+_BOUNDS = ((0.0, 20e-3), (0.2, 1.0), (0.2, 1.0))
+#: Weak priors. An all-reduce in a step starts as one alone: on processors it waits for a turn of the scheduler, on
+#: a GPU for a queue. [s] The two speeds are those of matrix products beside an all-reduce, or 0.7 where that was
+#: not measured.
+_PRIOR_START_S: Final = {True: 2e-3, False: 10e-6}
 _PRIOR_SPEED = 0.7
 _PRIOR_SPEED_WIDTH = 0.3
-_PRIOR_WIDTHS = (_PRIOR_SCALE_WIDTH, _PRIOR_SPEED_WIDTH, _PRIOR_SPEED_WIDTH)
 #: Error of the model, in log, that all settings may share and that cannot be weighed; on a GPU less, where settings
 #: that were left out of the fit show less.
 _MODEL_ERROR = 0.05
@@ -183,7 +184,7 @@ def _bucket_solution(table: FloatArray) -> FloatArray:
 def fit_ddp(
     profile: MeasuredMachine, *, buckets: FloatArray, rng: np.random.Generator
 ) -> tuple[DdpCosts, tuple[float, ...]]:
-    """Fit the all-reduce scale and interference to the synchronised steps of a profile without ``ddp``.
+    """Fit the all-reduce's start and interference to the synchronised steps of a profile without ``ddp``.
 
     The costs with draws, and the log error of each synchronised setting with that setting left out of the
     fit (by its leverage). ``buckets`` are those of ``fit_bucket_costs``.
@@ -194,7 +195,7 @@ def fit_ddp(
         if step.world_size > 1 and step.synchronisation == Synchronisation.DDP.value
     ]
     if len(steps) < _MINIMUM_SETTINGS:
-        rows = np.hstack([buckets, np.ones((len(buckets), 3))]).tolist()
+        rows = np.hstack([buckets, np.tile((0.0, 1.0, 1.0), (len(buckets), 1))]).tolist()
         is_known = bool(np.any(buckets[1:]))
         undetermined = DdpCosts(
             values=tuple(rows[0]),
@@ -209,14 +210,18 @@ def fit_ddp(
     theta_draws = np.clip(
         rng.multivariate_normal(best, covariance, NUM_DRAWS), *np.transpose(_BOUNDS)
     )
-    spreads = np.sqrt(np.diag(covariance)) / (best[0], 1.0, 1.0)
-    told = spreads < KNOWN_BELOW * np.array(_PRIOR_WIDTHS)
+    told = np.sqrt(np.diag(covariance)) < KNOWN_BELOW * _prior_widths(profile)
     costs = DdpCosts(
         values=tuple(np.concatenate([buckets[0], best]).tolist()),
         draws=tuple(map(tuple, np.hstack([buckets[1:], theta_draws]).tolist())),
         determined=(*(bool(np.any(buckets[1:])),) * 2, *map(bool, told)),
     )
     return costs, tuple(errors.tolist())
+
+
+def _prior_widths(profile: MeasuredMachine) -> FloatArray:
+    start_s = _PRIOR_START_S[library_of(profile.backend).by_processors]
+    return np.array((start_s, _PRIOR_SPEED_WIDTH, _PRIOR_SPEED_WIDTH))
 
 
 def prior_speeds(profile: MeasuredMachine) -> tuple[float, float]:
@@ -240,26 +245,24 @@ def _least_squares(
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Fit log step times, robustly, with weak priors; leave each setting out by its leverage.
 
-    All-reduce scale, compute speed and communication speed; their covariance; errors when left out.
+    Start of an all-reduce, compute speed and communication speed; their covariance; errors when left out.
     ``model_error``: In log, beside that of each measurement.
     """
     predicted = _predictor_of(profile, steps, bucket)
     step_s = np.array([step.step_s for step in steps])
     weights = 1 / np.hypot([step.relative_error for step in steps], model_error)
-    speeds = prior_speeds(profile)
+    priors, widths = np.array([0.0, *prior_speeds(profile)]), _prior_widths(profile)
 
     def residuals(theta: FloatArray) -> FloatArray:
-        priors = (
-            np.log(theta[0]) / _PRIOR_SCALE_WIDTH,
-            (theta[1] - speeds[0]) / _PRIOR_SPEED_WIDTH,
-            (theta[2] - speeds[1]) / _PRIOR_SPEED_WIDTH,
+        return np.concatenate(
+            [np.log(predicted(theta) / step_s) * weights, (theta - priors) / widths]
         )
-        return np.concatenate([np.log(predicted(theta) / step_s) * weights, priors])
 
     solution = least_squares(
         residuals,
-        (1.0, *np.clip(speeds, 0.25, 0.95)),
+        (widths[0] / 2, *np.clip(priors[1:], 0.25, 0.95)),
         bounds=tuple(np.transpose(_BOUNDS)),
+        x_scale=widths,
         loss="soft_l1",
         diff_step=np.full(3, 1e-3),
     )

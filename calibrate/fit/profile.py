@@ -11,7 +11,7 @@ from scipy.optimize import isotonic_regression
 
 from calibrate.fit.ddp import fit_bucket_costs, fit_ddp, fit_host, fit_layouts, left_out_errors
 from calibrate.fit.operators import fit_operators
-from calibrate.fit.steps import fit_workload, single_steps, with_device_streams
+from calibrate.fit.steps import fit_workload, rank_spread, single_steps, with_device_streams
 from calibrate.summary import by_setting, estimate, repeatability, repetition
 from perfmodel.documents import Provenance, file_sha256
 from perfmodel.documents.observation import (
@@ -49,7 +49,7 @@ _T = TypeVar("_T")
 #: Hours apart a GPU's clocks differ less than a shared processor. A prior: no campaign on a GPU tells.
 _OCCASION_OF_GPUS = 0.01
 _NOTHING_YET = DdpCosts(
-    values=(0.0,) * 2 + (1.0,) * 3, draws=((0.0,) * 2 + (1.0,) * 3,), determined=(False,) * 5
+    values=(0.0,) * 3 + (1.0,) * 2, draws=((0.0,) * 3 + (1.0,) * 2,), determined=(False,) * 5
 )
 
 
@@ -104,12 +104,12 @@ def _draft(observations: Sequence[Observation], environment: dict[str, Any]) -> 
     """Everything but DDP's own costs, which are fitted on top of it."""
     steps = _of(observations, StepObservation)
     repetitions = [repetition(observation) for observation in steps]
-    workloads = []
+    spread, workloads = rank_spread(repetitions), []
     for traced in _of(observations, WorkloadObservation):
         name = traced.workload.name
         mine = [entry for entry in repetitions if entry.setting.workload == name]
         if mine:
-            fitted = fit_workload(traced.workload, mine)
+            fitted = fit_workload(traced.workload, mine, spread=spread)
             raw = [entry for entry in steps if entry.setting.workload == name]
             workloads.append(with_device_streams(fitted, raw))
     is_asynchronous = any(entry.device_streams for entry in steps)

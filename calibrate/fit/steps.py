@@ -1,7 +1,8 @@
 """Compute curves, noise and single steps of each workload from its repetitions."""
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,8 +31,10 @@ _CURVATURE = 0.04
 _NUM_RATIOS = 64
 
 
-def fit_workload(workload: Workload, repetitions: Sequence[Repetition]) -> MeasuredWorkload:
-    """Curves and noise of one workload."""
+def fit_workload(
+    workload: Workload, repetitions: Sequence[Repetition], *, spread: float
+) -> MeasuredWorkload:
+    """Curves and noise of one workload. ``spread`` is that of the machine's ranks."""
     # Compute alone: one rank without DDP, several that do not synchronise.
     groups = {
         setting: group
@@ -50,7 +53,7 @@ def fit_workload(workload: Workload, repetitions: Sequence[Repetition]) -> Measu
             for world_size in world_sizes
         ),
         noise=_noise(groups, max(world_sizes)),
-        rank_spread=_rank_spread(groups),
+        rank_spread=spread,
     )
 
 
@@ -198,22 +201,24 @@ def _noise(
     return tuple(noise)
 
 
-def _rank_spread(groups: Mapping[RunSetting, Sequence[Repetition]]) -> float:
-    """Spread of ranks that persists over repetitions: the part that is not step noise.
+def rank_spread(repetitions: Iterable[Repetition]) -> float:
+    """Spread of ranks that stays through a run, in log: a property of the machine, whatever the model.
 
-    Each rank's mean log offset over all no_sync repetitions; with few repetitions the offsets also hold
-    noise, whose share is subtracted.
+    Ranks that exchange gradients wait for the slowest of a run, which need not be that of the next run. Noise
+    of steps is drawn step by step, and left out:
+
+        spread^2 = variance of the ranks' typical steps in a run - variance of a step / steps
     """
-    offsets = [
-        np.log(repetition.rank_steps_s) - np.mean(np.log(repetition.rank_steps_s))
-        for setting, repetitions in groups.items()
-        if setting.world_size > 1
-        for repetition in repetitions
+    alone = [
+        each
+        for each in repetitions
+        if each.setting.world_size > 1 and each.setting.synchronisation is Synchronisation.NO_SYNC
     ]
-    if not offsets:
+    if not alone:
         return 0.0
-    largest = max(len(entry) for entry in offsets)
-    table = np.array([entry for entry in offsets if len(entry) == largest])
-    variance = float(table.mean(axis=0).var(ddof=1))
-    noise = float(table.var(axis=0, ddof=1).mean()) / len(table) if len(table) > 1 else variance
-    return float(np.sqrt(max(0.0, variance - noise)))
+    squares = [
+        np.log(each.rank_steps_s).var(ddof=1)
+        - np.log(each.ratios).var() * len(each.rank_steps_s) / len(each.ratios)
+        for each in alone
+    ]
+    return math.sqrt(max(0.0, float(np.mean(squares))))

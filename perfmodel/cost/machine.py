@@ -317,11 +317,11 @@ class CostModel:
     ) -> CollectiveTime:
         """Time of a kind of exchange over its size.
 
-            T = factor * collective(size, group) + call_s + byte_s * size
+            T = start_s + collective(size, group) + call_s + byte_s * size
 
-        ``factor`` is what DDP's all-reduces cost in a step over alone, for all that runs beside compute. A
-        library that works on the processors shares them as compute does: a collective of g of the n ranks of
-        a stage was measured with g ranks at work, and runs with n.
+        ``start_s`` is what an exchange that runs beside compute waits for, and does not when alone: a
+        processor, or a queue. A library that works on the processors shares them as compute does: a collective
+        of g of the n ranks of a stage was measured with g ranks at work, and runs with n.
         """
         by_processors = library_of(self.profile.backend).by_processors
         group, ranks = groups(layout)[cause], layout.beside.world_size
@@ -331,10 +331,10 @@ class CostModel:
         in_step = cause is Cause.ALL_REDUCE or (
             not by_processors and cause in (Cause.ALL_GATHER, Cause.REDUCE_SCATTER)
         )
-        scale = self._ddp["all_reduce_scale"] if in_step else 1.0
+        start_s = self._ddp["all_reduce_start_s"] if in_step and group.size > 1 else 0.0
 
         def time_s(size_bytes: Bytes | Samples) -> Samples:
-            alone_s = self.network.time_s(KINDS[cause], size_bytes, group) * scale * slowed
+            alone_s = start_s + self.network.time_s(KINDS[cause], size_bytes, group) * slowed
             return alone_s if added is None else alone_s + added.call_s + added.byte_s * size_bytes
 
         return time_s

@@ -184,7 +184,7 @@ class OverlapProfile:
 _DDP_COSTS: Final = (
     "bucket_s",
     "bucket_s_per_byte",
-    "all_reduce_scale",
+    "all_reduce_start_s",
     "compute_speed",
     "comm_speed",
 )

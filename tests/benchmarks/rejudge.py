@@ -41,7 +41,7 @@ PARTS: Final[Mapping[str, Mapping[str, object]]] = {
     "nothing": {},
     "smoothed phase curves": {"calibrate.fit.steps.smoothed": tuple},
     "overlap probe": {"calibrate.fit.ddp.prior_speeds": _constant((0.7, 0.7))},
-    "spread of ranks": {"calibrate.fit.steps._rank_spread": _constant(0.0)},
+    "spread of ranks": {"calibrate.fit.profile.rank_spread": _constant(0.0)},
     "monotone collectives": {
         "calibrate.fit.profile.isotonic_regression": lambda logs, **_: SimpleNamespace(x=logs)
     },

@@ -93,6 +93,7 @@ class Machine:
     """Compute times of two ranks on the node over those of one alone."""
     bucket_s: float = 0.0
     bucket_s_per_byte: float = 0.0
+    all_reduce_start_s: float = 0.0
     compute_speed: float = 1.0
     comm_speed: float = 1.0
     noise: tuple[float, ...] = ()
@@ -116,7 +117,7 @@ def profile(machine: Machine) -> MeasuredMachine:
     ddp = (
         machine.bucket_s * scale,
         machine.bucket_s_per_byte * scale,
-        1.0,
+        machine.all_reduce_start_s * scale,
         machine.compute_speed,
         machine.comm_speed,
     )

@@ -35,7 +35,7 @@ WRAPPED = observed(Synchronisation.DDP, streams(host_s=1.5e-3, dense_s=4.1e-3))
 
 def test_what_ddp_costs_the_host_belongs_to_several_ranks() -> None:
     repetitions = [repetition(entry) for entry in (BARE, WRAPPED)]
-    found = with_device_streams(fit_workload(LIGHT, repetitions), [BARE, WRAPPED])
+    found = with_device_streams(fit_workload(LIGHT, repetitions, spread=0.0), [BARE, WRAPPED])
     alone, together = found.phases
     assert (alone.world_size, together.world_size) == (1, 2)
     assert alone.dispatch_backward[0].time_s == pytest.approx(2e-3)
@@ -48,7 +48,7 @@ def test_buckets_cost_the_device_what_it_takes_longer_without_gaps() -> None:
     """The host takes 2 ms longer under DDP, the device 0.4 ms."""
     groups = by_setting([repetition(entry) for entry in (BARE, WRAPPED)])
     repetitions = [repetition(entry) for entry in (BARE, WRAPPED)]
-    known = {"light": fit_workload(LIGHT, repetitions)}
+    known = {"light": fit_workload(LIGHT, repetitions, spread=0.0)}
     costs = fit_bucket_costs(groups, known, [], rng=np.random.default_rng(0))
     total_s = len(LIGHT.parameters) * costs[0, 0] + costs[0, 1] * LIGHT.gradient_bytes
     assert total_s == pytest.approx(4e-4)

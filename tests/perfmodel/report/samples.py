@@ -52,8 +52,8 @@ def plain_profile(
             OverlapProfile(world_size=2, size_bytes=2**22, compute_speed=0.61, comm_speed=0.47),
         ),
         ddp=DdpCosts(
-            values=(1.2e-4, 3.4e-10, 1.13, 0.87, 0.66),
-            draws=tuple((1e-4 + 1e-6 * k, 3e-10, 1.1, 0.85, 0.6) for k in range(40)),
+            values=(1.2e-4, 3.4e-10, 1.3e-3, 0.87, 0.66),
+            draws=tuple((1e-4 + 1e-6 * k, 3e-10, 1.1e-3, 0.85, 0.6) for k in range(40)),
             determined=(True, True, True, True, False),
         ),
         rates=(
