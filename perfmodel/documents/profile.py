@@ -79,7 +79,7 @@ def machine_file(text: str, *, flag: str, folder: Path = Path()) -> Path:
 class ProfileDocument(MachineDocument):
     """What ``perfmodel calibrate`` found."""
 
-    schema_version: int = 4
+    schema_version: int = 5
     title: ClassVar[str] = "profile"
     made_by: ClassVar[str] = "perfmodel calibrate"
     remade_by: ClassVar[str] = "perfmodel fit FOLDER"
