@@ -41,6 +41,7 @@ PARTS: Final[Mapping[str, Mapping[str, object]]] = {
     "nothing": {},
     "smoothed phase curves": {"calibrate.fit.steps.smoothed": tuple},
     "overlap probe": {"calibrate.fit.ddp.prior_speeds": _constant((0.7, 0.7))},
+    "start of an all-reduce": {"calibrate.fit.ddp._PRIOR_START_S": {True: 1e-9, False: 1e-9}},
     "spread of ranks": {"calibrate.fit.profile.rank_spread": _constant(0.0)},
     "monotone collectives": {
         "calibrate.fit.profile.isotonic_regression": lambda logs, **_: SimpleNamespace(x=logs)
