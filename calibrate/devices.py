@@ -1,8 +1,10 @@
 """The device of a rank, by its kind; a virtual one costs what a truth file says."""
 
 import importlib
+from collections.abc import Iterable
 
 from calibrate.device import Cpu, Cuda, Device
+from calibrate.task import LayoutTask, ModelTask, ReplayTask, StepTask, Task
 
 
 def open_device(
@@ -23,13 +25,21 @@ def open_device(
     return gpu
 
 
-def prepare(kind: str) -> None:
+def prepare(kind: str, tasks: Iterable[Task]) -> None:
     """Import what each task would import again, in seconds, before copies of this process carry them out."""
-    if kind != "cuda":  # its tasks share one process
-        # The first optimizer asks for the compiler, and so does the first fake tensor.
-        importlib.import_module("torch._dynamo")
-    if kind == "virtual":
-        importlib.import_module("calibrate.virtual.carrier")
+    if kind == "cuda":  # its tasks share one process
+        return
+    # The first optimizer asks for the compiler, and so does the first fake tensor.
+    names = {"torch._dynamo"} | ({"calibrate.virtual.carrier"} if kind == "virtual" else set())
+    for task in tasks:
+        if isinstance(task, LayoutTask):  # needs torch 2.6
+            names.add("calibrate.probes.strategies")
+        elif isinstance(task, ModelTask) or (isinstance(task, StepTask) and task.random_model):
+            names.add("calibrate.random_models")
+        elif isinstance(task, ReplayTask) and task.document:
+            names.add("torchvision")  # most models of users ask for it
+    for name in sorted(names):
+        importlib.import_module(name)
 
 
 def traced_as(kind: str) -> str:

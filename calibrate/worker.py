@@ -69,7 +69,7 @@ def main() -> None:
         name = f"environment-{time.time_ns()}"
         environment = EnvironmentObservation(task=name, round=0, facts=facts)
         append_line(output, environment.model_dump_json())
-    prepare(order.device_kind)
+    prepare(order.device_kind, order.tasks)
     carry_out, clear = _alone(ranks) if order.device_kind == "cpu" else _together(order)
     for task in order.tasks:
         start = processor_time()

@@ -177,7 +177,7 @@ def main() -> None:
             facts = with_truth(facts, order.truth)
         seen = EnvironmentObservation(task=f"environment-{time.time_ns()}", round=0, facts=facts)
         append_line(output, seen.model_dump_json())
-    prepare(order.device_kind)
+    prepare(order.device_kind, order.tasks)
     for task in order.tasks:
         assert isinstance(task, StepTask), task
         start, started_utc = processor_time(), time.time()
