@@ -1,12 +1,12 @@
 """A virtual GPU, whose truth is known, end to end; ``tests.benchmarks.virtual`` is the long version."""
 
 import json
+import multiprocessing
 import os
 import statistics
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,6 @@ from perfmodel.documents.hardware import shipped_catalogue
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import CampaignDocument, ValidationDocument
 from perfmodel.errors import InvalidDocument, UsageError
-from perfmodel.tracing.fork import Fork
 from perfmodel.units import MIB
 from tests import virtual_ranks
 from tests.benchmarks.virtual import (
@@ -238,8 +237,9 @@ def test_judged_batches_lie_between_those_of_a_calibration() -> None:
 @pytest.mark.long
 def test_two_ranks_are_predicted_from_recorded_steps(tmp_path: Path) -> None:
     """As ``tests.benchmarks.virtual``, with one truth and a light model."""
-    with Fork(partial(record, "mlp")) as alone:  # its process group is that of a whole process
-        models = {"mlp": alone.result()}
+    # Its process group is that of a whole process, and what trained before cannot be copied.
+    with multiprocessing.get_context("spawn").Pool(1) as alone:
+        models = {"mlp": alone.apply(record, ("mlp",))}
     truth = random_truth(2, models.values())
     machine = calibrated(truth, models, 2, tmp_path)
     rows = list(judged_steps(truth, models, machine))
