@@ -106,8 +106,8 @@ _SIZES: Final = tuple(KIB * 4**power for power in range(10))
 
 BUDGETS: Final = {
     "quick": Budget(
-        num_rounds=6,
-        other_rounds=3,
+        num_rounds=5,
+        other_rounds=2,
         has_layouts=False,
         repetition_s=0.2,
         min_steps=3,
