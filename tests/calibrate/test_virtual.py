@@ -1,7 +1,6 @@
 """A virtual GPU, whose truth is known, end to end; ``tests.benchmarks.virtual`` is the long version."""
 
 import json
-import multiprocessing
 import os
 import statistics
 import subprocess
@@ -28,7 +27,7 @@ from tests.benchmarks.virtual import (
     judged_steps,
     random_truth,
 )
-from tests.benchmarks.virtual_record import HELD_OUT, RECORDED, record
+from tests.benchmarks.virtual_record import HELD_OUT, RECORDED, loaded
 from tests.benchmarks.virtual_report import is_named
 from tests.virtual_ranks import plain_loop_s
 
@@ -237,9 +236,10 @@ def test_judged_batches_lie_between_those_of_a_calibration() -> None:
 @pytest.mark.long
 def test_two_ranks_are_predicted_from_recorded_steps(tmp_path: Path) -> None:
     """As ``tests.benchmarks.virtual``, with one truth and a light model."""
-    # Its process group is that of a whole process, and what trained before cannot be copied.
-    with multiprocessing.get_context("spawn").Pool(1) as alone:
-        models = {"mlp": alone.apply(record, ("mlp",))}
+    # Its process group is that of a whole process, and a process that has trained cannot be copied.
+    command = (sys.executable, "-m", "tests.benchmarks.virtual_record", str(tmp_path), "mlp")
+    subprocess.run(command, check=True)
+    models = {"mlp": loaded(tmp_path, "mlp")}
     truth = random_truth(2, models.values())
     machine = calibrated(truth, models, 2, tmp_path)
     rows = list(judged_steps(truth, models, machine))
