@@ -25,7 +25,6 @@ WITH_RANKS: Final = frozenset(
     {
         "tests/calibrate/test_environment.py",
         "tests/calibrate/test_real_calibration.py",
-        "tests/calibrate/test_real_tasks.py",
         "tests/perfmodel/plan/test_bought_job.py",
         "tests/validate/testbed/test_netns.py",
     }

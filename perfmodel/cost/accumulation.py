@@ -93,8 +93,6 @@ def _streamed_s(machine: MeasuredMachine, moved_bytes: Samples) -> Seconds:
         for rate in machine.rates
         if rate.probe == "memory"
     )
-    if machine.rescaling is not None:
-        return float(moved_bytes.sum() / machine.rescaling.target.bytes_per_s)
     if len(timed) > 1:
         sizes, times_s = np.array(timed).T
         start_s = times_s[0] - sizes[0] * (times_s[1] - times_s[0]) / (sizes[1] - sizes[0])

@@ -1,9 +1,10 @@
 """Would a test notice a wrong formula? ``python -m tests.benchmarks.mutation MODULE ... [--sample K --seed S]``.
 
 One node of a module's syntax tree is changed at a time; the tests that run its line, the fastest first, must
-fail. A mutant lives in a forked process alone: no file changes. Survivors that ``mutation.toml`` judges
-equivalent, each with its reason, count apart. Libraries: mutmut leaves properties and constants of modules
-alone and cannot sample; cosmic-ray rewrites files and starts Python anew for every mutant.
+fail. A mutant lives in a forked process alone: no file changes. Survivors that ``mutation.toml`` judges count apart:
+those that behave as the original does, each with its reason, and numbers of priors, which the frozen predictions
+hold. Libraries: mutmut leaves properties and constants of modules alone and cannot sample; cosmic-ray rewrites files
+and starts Python anew for every mutant.
 """
 
 import ast
@@ -62,6 +63,7 @@ _OPERATORS: Final = {
 }
 #: Loaded once, before the forks.
 _LOADED: Final = {"numpy", "scipy", "pydantic", "pydantic_core", "simpy", "rich", "httpx", "jinja2"}
+_OUTCOMES: Final = ("killed", "timeout", "equivalent", "prior", "survived")
 _NAMES: Final = (("min", "max"), ("minimum", "maximum"), ("ceil", "floor"), ("any", "all"))
 _OTHER: Final = {**dict(_NAMES), **{b: a for a, b in _NAMES}}
 #: Parts of a node that are no behaviour.
@@ -69,13 +71,14 @@ _UNREAD: Final = {"annotation", "returns", "decorator_list"}
 
 
 class Mutant(NamedTuple):
-    """One change: the line it is on, and the first and last line of its statement."""
+    """One change: the line it is on, the first and last line of its statement, and the constant or function around."""
 
     module: str
     line: int
     lines: tuple[int, int]
     change: str
     where: str
+    around: str
     code: CodeType
 
 
@@ -164,8 +167,24 @@ def mutants(module: str, sample: int, seed: int) -> list[Mutant]:
             code = compile(ast.fix_missing_locations(tree), path_of(module), "exec")
             line = getattr(old, "lineno", lines[0])
             change = f"{ast.unparse(old)} -> {ast.unparse(new)}"
-            found.append(Mutant(module, line, lines, change, source[line - 1].strip(), code))
+            where, around = source[line - 1].strip(), _around(tree, line)
+            found.append(Mutant(module, line, lines, change, where, around, code))
     return sorted(found, key=lambda mutant: mutant.line)
+
+
+def _around(tree: ast.Module, line: int) -> str:
+    """Name of the constant, function or class of a module that a line belongs to."""
+    for node in tree.body:
+        if node.lineno <= line <= (node.end_lineno or 0):
+            match node:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name))
+                    | ast.Assign(targets=[ast.Name(id=name)])
+                ):
+                    return name
+                case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                    return name
+    return ""
 
 
 class _Instead(SourceFileLoader):
@@ -289,14 +308,16 @@ def outcome(mutant: Mutant, tests: dict[str, Any], folder: Path) -> str:
 
 
 def path_of(module: str) -> Path:
-    """Where it lies."""
-    return ROOT / f"{module.replace('.', '/')}.py"
+    """Where it lies; of a package its own file."""
+    plain = ROOT / f"{module.replace('.', '/')}.py"
+    return plain if plain.exists() else plain.with_suffix("") / "__init__.py"
 
 
 def modules_of(name: str) -> list[str]:
-    """A module, or those of a package."""
-    folder = path_of(name).with_suffix("")
-    return [f"{name}.{path.stem}" for path in sorted(folder.glob("[!_]*.py"))] or [name]
+    """A module, or a package and its modules."""
+    path = path_of(name)
+    inside = path.parent.glob("[!_]*.py") if path.name == "__init__.py" else ()
+    return [name, *(f"{name}.{each.stem}" for each in sorted(inside))]
 
 
 def tests_of(module: str) -> list[str]:
@@ -309,7 +330,7 @@ def main(modules: list[str], sample: int = 40, seed: int = 0) -> None:
     """Print survivors as they are found, then a table."""
     names = [each for name in modules for each in modules_of(name)]
     judged = {(e["module"], e["where"], e["change"]) for e in _TABLE["equivalent"]}
-    rows = []
+    rows, every = [], Counter[str]()
     with tempfile.TemporaryDirectory() as place:
         tests = watched(names, Path(place))
         for module in names:
@@ -319,17 +340,22 @@ def main(modules: list[str], sample: int = 40, seed: int = 0) -> None:
                 if found == "survived":
                     if (module, mutant.where, mutant.change) in judged:
                         found = "equivalent"
-                    else:
-                        typer.echo(f"{module}:{mutant.line}: {mutant.where} | {mutant.change}")
+                    elif mutant.around in _TABLE["priors"].get(module, ()):
+                        found = "prior"
+                if found != "killed":
+                    typer.echo(f"{found} {module}:{mutant.line}: {mutant.where} | {mutant.change}")
                 counts[found] += 1
-            total = counts.total()
-            told = total - counts["survived"] - counts["equivalent"]
-            score = told / max(1, total - counts["equivalent"])
-            parts = (counts[key] for key in ("killed", "timeout", "equivalent", "survived"))
+            if not counts:
+                continue
+            told, total = counts["killed"] + counts["timeout"], counts.total()
+            score = told / max(1, told + counts["survived"])
+            parts = (counts[key] for key in _OUTCOMES)
+            every += counts
             rows.append(f"| `{module}` | {total} | {' | '.join(map(str, parts))} | {score:.0%} |")
             typer.echo(rows[-1])
-    typer.echo(f"\n| seed {seed} | mutants | killed | timeout | equivalent | survived | score |")
-    typer.echo("\n".join(["|---|---|---|---|---|---|---|", *rows]))
+    typer.echo(f"\n| seed {seed} | mutants | {' | '.join(_OUTCOMES)} | score |")
+    typer.echo("\n".join(["|---" * (3 + len(_OUTCOMES)) + "|", *rows]))
+    typer.echo(", ".join(f"{key} {every[key]}" for key in _OUTCOMES) + f", of {every.total()}")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from calibrate.campaign import OBSERVATIONS, Campaign
-from calibrate.environment import Placement, describe_environment
+from calibrate.campaign import OBSERVATIONS
 from calibrate.processes import usable_cores
 from calibrate.task import StepTask, Task, TraceTask
 from perfmodel.documents.observation import (
@@ -20,28 +19,12 @@ from perfmodel.documents.observation import (
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.step.stages import gradient_buckets
 from perfmodel.workload import Workload
-from tests.calibrate.played import ALONE
 
 NEEDS_TWO_RANKS = [
     pytest.mark.real,
     pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
     pytest.mark.skipif(usable_cores() < 2, reason="two ranks need two usable cores"),
 ]
-
-
-def campaign_of(folder: Path, *tasks: Task) -> Campaign:
-    """One round on two ranks of this machine."""
-    return Campaign(
-        folder=folder,
-        plan={},
-        rounds=(tasks,),
-        placement=Placement(
-            device_kind="cpu",
-            topology=ALONE,
-            conditions={"OMP_NUM_THREADS": "1"},
-            fingerprint=describe_environment(observe_s=0.0)["host"]["fingerprint"],
-        ),
-    )
 
 
 def steps_of(*settings: RunSetting) -> tuple[Task, ...]:

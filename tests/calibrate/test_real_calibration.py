@@ -1,4 +1,4 @@
-"""Real ranks under torchrun: a calibration from end to end, and what interrupts one."""
+"""Real ranks under torchrun: a calibration of which a rank is killed and that is resumed, and what interrupts one."""
 
 import contextlib
 import json
@@ -7,28 +7,38 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from calibrate import experiment
 from calibrate.calibrate import PROFILE, CalibrationRequest, calibrate, refit
 from calibrate.campaign import OBSERVATIONS, Progress
-from calibrate.experiment import BUDGETS, Budget, Experiment
+from calibrate.experiment import BUCKET_CAPS_MB, BUDGETS, Budget, Experiment
 from calibrate.launch import TorchrunLauncher
 from calibrate.layers import planned_layers
+from calibrate.task import StepTask, Task
 from calibrate.topology import LaunchFlags
 from perfmodel.answer.answer import Forecast, table
-from perfmodel.documents.observation import StepObservation
+from perfmodel.convergence import noise_scale
+from perfmodel.documents.observation import Observation, ReplayObservation, StepObservation
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.layout import Layout
+from perfmodel.errors import MeasurementFailed
+from perfmodel.layout import Layout, RunSetting, Synchronisation
 from perfmodel.machine.measured import MeasuredMachine
+from perfmodel.plan.batch import read_gradient_norms
+from perfmodel.step.stages import gradient_buckets
 from tests.calibrate.real_ranks import (
     NEEDS_TWO_RANKS,
     assert_buckets_are_those_of_ddp,
     observations_in,
+    rank_process,
+    steps_of,
     tasks_in,
+    traced,
     workers,
 )
 from tests.perfmodel.asking import Asking
@@ -49,28 +59,95 @@ TINY = Budget(
     num_models=1,
 )
 DEADLINE_S = 180.0
+#: Models of several buckets, on one rank.
+WITH_BUCKETS: Final = ("resnet18", "mlp", "transformer")
+CAPPED: Final = tuple(
+    RunSetting(workload=model, world_size=1, micro_batch=1, bucket_cap_mb=cap_mb)
+    for model in WITH_BUCKETS
+    for cap_mb in BUCKET_CAPS_MB
+)
+BARE: Final = tuple(
+    RunSetting(workload=model, world_size=1, micro_batch=1, synchronisation=Synchronisation.NONE)
+    for model in WITH_BUCKETS
+)
 
 
-@pytest.fixture
-def request_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CalibrationRequest:
-    """A calibration of one small model, a few layers and the lightest stack: it takes seconds."""
-    monkeypatch.setitem(BUDGETS, "tiny", TINY)
-    monkeypatch.setattr(experiment, "planned_layers", lambda **how: planned_layers(**how)[::6])
-    monkeypatch.setattr(experiment, "_STACKS", experiment._STACKS[:1])
-    monkeypatch.setattr(experiment, "_WRAPPED", experiment._WRAPPED[:1] + experiment._WRAPPED[-1:])
-    return CalibrationRequest(
-        folder=tmp_path / "calibration",
+def _lenet(name: str, world_size: int) -> Task:
+    """A second of steps in which every rank is at work."""
+    how = Synchronisation.NO_SYNC if world_size > 1 else Synchronisation.NONE
+    setting = RunSetting(
+        workload="lenet", world_size=world_size, micro_batch=2, synchronisation=how
+    )
+    return StepTask(name=name, round=0, setting=setting, target_s=1.0)
+
+
+class _WithBuckets(Experiment):
+    """The tasks of a calibration between two that a rank is killed in, and steps of models with buckets."""
+
+    def rounds(self) -> tuple[tuple[Task, ...], ...]:
+        [own] = super().rounds()
+        first = (_lenet("two", 2), _lenet("again", 2), _lenet("one", 1))
+        return ((*first, *own, *steps_of(*CAPPED, *BARE)),)
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A calibration whose second rank was killed, and that was resumed."""
+
+    folder: Path
+    profile: ProfileDocument
+    names: list[str]
+    """Of all tasks."""
+    said: str
+    kept: list[str]
+    """Tasks on disk when it had ended."""
+    seen: list[int]
+    """Tasks done, as told after it was resumed."""
+
+    @property
+    def observations(self) -> list[Observation]:
+        return observations_in(self.folder)
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumed]:
+    """Two starts of the ranks serve all: importing torch takes longer than the tasks."""
+    request = CalibrationRequest(
+        folder=tmp_path_factory.mktemp("real") / "calibration",
         budget="tiny",
         device="cpu",
         models=("lenet",),
         flags=LaunchFlags(nproc_per_node=2),
     )
+    seen: list[int] = []
 
+    def kill(progress: Progress) -> None:
+        # torchrun may take the lower rank, which it ends itself, for the first
+        if progress.done == 1 and not progress.is_waiting:
+            rank_process(request.folder, 1).kill()
 
-def run(
-    request: CalibrationRequest, on_progress: Callable[[Progress], None] = lambda _progress: None
-) -> ProfileDocument:
-    return calibrate(request, TorchrunLauncher(), on_progress=on_progress)
+    def see(progress: Progress) -> None:
+        if not progress.is_waiting:
+            seen.append(progress.done)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(BUDGETS, "tiny", TINY)
+        patch.setattr(experiment, "planned_layers", lambda **how: planned_layers(**how)[::6])
+        patch.setattr(experiment, "_STACKS", experiment._STACKS[:1])
+        wrapped = experiment._WRAPPED[:1] + experiment._WRAPPED[-1:]
+        patch.setattr(experiment, "_WRAPPED", wrapped)
+        patch.setattr("calibrate.calibrate.Experiment", _WithBuckets)
+        planned = _WithBuckets(
+            device_kind="cpu", world_sizes=(1, 2), models=("lenet",), budget=TINY, seed=0
+        )
+        names = [task.name for tasks in planned.rounds() for task in tasks]
+        with pytest.raises(MeasurementFailed) as caught:
+            calibrate(request, TorchrunLauncher(), on_progress=kill)
+        assert workers(request.folder) == []
+        kept = tasks_in(observations_in(request.folder))
+        again = replace(request, resume=True)
+        profile = calibrate(again, TorchrunLauncher(), on_progress=see)
+        yield Resumed(request.folder, profile, names, str(caught.value), kept, seen)
 
 
 def assert_steps_are_complete(entry: StepObservation) -> None:
@@ -84,27 +161,18 @@ def assert_steps_are_complete(entry: StepObservation) -> None:
         assert [sum(parts) for parts in zip(*parts_s, strict=True)] == pytest.approx(rank.step_s)
 
 
-def test_a_calibration_measures_every_rank_and_predicts_itself(
-    request_: CalibrationRequest,
-) -> None:
-    seen: list[Progress] = []
-    profile = run(request_, seen.append)
-    observations = observations_in(request_.folder)
-    planned = Experiment(
-        device_kind="cpu", world_sizes=(1, 2), models=("lenet",), budget=TINY, seed=0
-    )
-    names = [task.name for tasks in planned.rounds() for task in tasks]
-    assert tasks_in(observations) == names
-    assert [progress.done for progress in seen] == list(range(1, len(names) + 1))
-    for entry in observations:
+def test_a_calibration_measures_every_rank_and_predicts_itself(resumed: Resumed) -> None:
+    assert tasks_in(resumed.observations) == resumed.names
+    assert resumed.seen == list(range(len(resumed.kept) + 1, len(resumed.names) + 1))
+    for entry in resumed.observations:
         if isinstance(entry, StepObservation):
             assert_steps_are_complete(entry)
-    assert assert_buckets_are_those_of_ddp(observations) == 3
-    assert ProfileDocument.read(request_.folder / PROFILE).model_dump() == profile.model_dump()
-    assert_prediction_is_plausible(profile.machine)
-    again = refit(request_.folder)
-    assert again.digest == profile.digest
-    assert workers(request_.folder) == []
+    written = ProfileDocument.read(resumed.folder / PROFILE)
+    assert written.model_dump() == resumed.profile.model_dump()
+    assert_prediction_is_plausible(resumed.profile.machine)
+    again = refit(resumed.folder)
+    assert again.digest == resumed.profile.digest
+    assert workers(resumed.folder) == []
 
 
 def assert_prediction_is_plausible(profile: MeasuredMachine) -> None:
@@ -121,10 +189,56 @@ def assert_prediction_is_plausible(profile: MeasuredMachine) -> None:
     measured_s = {
         (step.world_size, step.synchronisation): step.step_s
         for step in profile.steps
-        if step.micro_batch == 64 and step.bucket_cap_mb is None
+        if step.workload == "lenet" and step.micro_batch == 64 and step.bucket_cap_mb is None
     }
     assert 1 / 3 < one.step_s.nominal / measured_s[1, "none"] < 3
     assert 1 / 3 < two.step_s.nominal / measured_s[2, "ddp"] < 3
+
+
+def test_a_killed_rank_is_named_and_the_rest_can_be_resumed(resumed: Resumed) -> None:
+    assert "rank 1 must exit with 0, got SIGKILL" in resumed.said
+    assert "--resume" in resumed.said
+    assert "\n" not in resumed.said
+    assert "two" in resumed.kept
+    assert "one" not in resumed.kept
+    assert tasks_in(resumed.observations)[: len(resumed.kept)] == resumed.kept
+
+
+def test_predicted_buckets_are_those_that_ddp_forms(resumed: Resumed) -> None:
+    """From its second step on DDP reduces gradients in the order in which they became ready."""
+    assert assert_buckets_are_those_of_ddp(resumed.observations) == 3 + len(CAPPED)
+    models = traced(resumed.observations)
+    for name in WITH_BUCKETS:
+        default, capped = (
+            len(gradient_buckets(models[name], setting.layout))
+            for setting in CAPPED
+            if setting.workload == name
+        )
+        assert 1 < default <= capped
+
+
+def test_a_step_is_traced_and_replayed(resumed: Resumed) -> None:
+    replays = [e for e in resumed.observations if isinstance(e, ReplayObservation)]
+    own = [replay for replay in replays if replay.workload == "lenet"]
+    assert own
+    for replay in own:
+        assert len(replay.forward_s) == len(replay.backward_s) >= 3
+        assert replay.failed == ()
+    assert any(replay.traced is not None for replay in own)
+
+
+def test_the_example_for_own_trainings_writes_what_the_command_reads(tmp_path: Path) -> None:
+    script = ROOT / "docs" / "log_gradient_norms.py"
+    launch = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
+    command = (sys.executable, *launch, "--nproc-per-node", "2", str(script))
+    ended = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    steps = read_gradient_norms(tmp_path / "norms.csv")
+    assert len(steps) == 100
+    # a distance of 1 along each of 20 axes shrinks while the noise of the targets stays
+    first, last = (noise_scale(part) for part in (steps[:20], steps[-20:]))
+    assert first is not None
+    assert last is None or last.batch > first.batch
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -290,6 +290,13 @@ COMMANDS: Final = (
     "fit {tmp}",
     "serve --profile {stored} --export page.html",
     "validate published --data {tmp}",
+    "validate --from {plan}",
+    "machines dgx-a100",
+    "predict --machine dgx-a100 --workload torchvision:resnet50 --devices 1,8",
+    "memory --machine dgx-a100 --workload {traced}",
+    "batch --gradient-norms {norms}",
+    "diagnose llama2-7b --device h100-sxm --precision bf16 --micro-batch 1 --observed '8 GPUs 3 s'",
+    "diagnose llama2-7b --device h100-sxm --precision bf16 --micro-batch 1 --devices 1 --log {log}",
 )
 _WRITES: Final = ("--output", "--out", "--plot", "--export", "--csv", "--trace")
 
@@ -302,10 +309,16 @@ def written_files(folder: Path) -> dict[str, str]:
         name: str(folder / name) for name in ("stored", "inferred", "traced", "plan", "budget")
     }
     (folder / "tmp").mkdir()
-    (folder / "measured").write_bytes(_MEASURED.read_bytes())
+    written = {
+        "measured": _MEASURED.read_bytes(),
+        "norms": _NORMS.encode(),
+        "log": _TRAINING_LOG.encode(),
+    }
+    for name, content in written.items():
+        (folder / name).write_bytes(content)
+        names[name] = str(folder / name)
     return {
         **names,
-        "measured": str(folder / "measured"),
         "tmp": str(folder / "tmp"),
         "nccl": str(_INPUTS / "nccl.txt"),
     }

@@ -1,5 +1,7 @@
 """What a step adds to its operators is recovered; what cannot be known is assumed."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,12 +11,14 @@ from calibrate.fit.operators import (
     KernelCosts,
     Timing,
     convolved_alike,
+    fit_curves,
     fit_family,
     fit_operators,
     unit_costs,
 )
 from perfmodel.cost.operators import work_s
-from perfmodel.documents.observation import OperatorsObservation
+from perfmodel.documents.observation import OperatorsObservation, OptimizerPoint
+from perfmodel.machine.measured import ComputeRate
 from tests.perfmodel.operators import observation
 
 NUM_STEPS = 12
@@ -101,3 +105,116 @@ def test_the_error_of_curves_is_that_of_models_left_out(scatter: float) -> None:
     found = fit_operators([observation(99), *models], workloads=(), rates=())
     assert found is not None
     assert found.curve_log_error == pytest.approx(max(scatter, 0.02), rel=0.5)
+
+
+def timing(time_s: float, *units: float) -> Timing:
+    """A call, FLOP, and bytes of up to four kinds."""
+    return Timing(
+        features=(0.0,),
+        time_s=time_s,
+        flop=units[1],
+        moved_bytes=sum(units[2:]),
+        units=units,
+    )
+
+
+def test_what_kernels_are_expected_to_take_is_the_best_of_all() -> None:
+    """The shortest start, the best rates of each precision, and bytes of families that surely move all of theirs."""
+    found = KernelCosts.seen(
+        {
+            "matmul": [timing(1.0, 1, 30.0, 4.0), timing(2.0, 1, 100.0, 4.0)],
+            "matmul in 16 bit": [timing(1.0, 1, 400.0, 4.0)],
+            "reduction": [timing(1e-3, 1, 0.0, 1e6)],
+            "pointwise": [timing(0.5, 1, 0.0, 40.0)],
+            "copy": [timing(1.0, 1, 0.0, 90.0)],
+            "view": [timing(1e-9, 1, 0.0, 0.0)],
+            "optimizer adamw fused": [timing(1e-6, 1, 0.0, 9e9)],
+        }
+    )
+    assert found is not None
+    assert (found.start_s, found.flop_per_s, found.half_flop_per_s) == (1e-3, 50.0, 400.0)
+    assert found.bytes_per_s == 90.0
+    assert KernelCosts.seen({"view": [timing(1e-9, 1, 0.0, 0.0)]}) is None
+    # Without products in 16 bit those of 32 stand for them, without any of either a guess.
+    single = KernelCosts.seen({"matmul": [timing(1.0, 1, 30.0, 4.0)]})
+    assert single is not None
+    assert (single.half_flop_per_s, single.bytes_per_s) == (30.0, 1e9)
+
+
+def test_expected_times_of_a_unit_of_work() -> None:
+    """A start, FLOP at the rate of the precision, bytes; an update over lists a hundredth of a start per tensor."""
+    kernels = KernelCosts(start_s=2e-6, flop_per_s=1e12, half_flop_per_s=8e12, bytes_per_s=1e11)
+    matrix = [timing(1.0, 1, 30.0, 4.0)]
+    assert kernels.unit_s("matmul", matrix) == pytest.approx(
+        (2e-6, 1e-12, 1e-11, 1e-11, 1e-11, 1e-13)
+    )
+    assert kernels.unit_s("matmul in 16 bit", matrix)[1] == pytest.approx(1 / 8e12)
+    assert kernels.unit_s("view", [timing(1e-9, 1, 0.0, 0.0)]) == ()
+    update = Timing(features=(0.0,), time_s=1.0, flop=0.0, moved_bytes=2800.0, units=(1.0, 400.0))
+    assert kernels.unit_s("optimizer adamw fused", [update]) == pytest.approx((2e-8, 7e-11))
+    assert kernels.unit_s("optimizer adamw loop", [update]) == ()
+
+
+def test_what_is_expected_fills_in_where_timings_tell_nothing() -> None:
+    """Bytes alone were timed: their cost is theirs, a start is what was expected of it."""
+    timings = [timing(size * 1e-9, 0.0, 0.0, size) for size in (1e6, 1e7, 1e8)]
+    found = unit_costs(timings, (5e-6, 1e-12))
+    assert found == pytest.approx((5e-6, 1e-12, 1e-9), rel=1e-6)
+    assert unit_costs(timings)[:2] == (0.0, 0.0)
+    # Timings that contradict it weigh by their number: a fifth of a timing each.
+    both = [timing(1e-5, 1.0, 0.0, 0.0)] * 50
+    assert unit_costs(both, (5e-6,))[0] == pytest.approx(1e-5, rel=0.01)
+
+
+def test_the_peaks_are_the_best_that_was_seen_by_operators_or_probes() -> None:
+    entry = observation(3, noise=0.0)
+    plain = fit_operators([entry], workloads=(), rates=())
+    assert plain is not None
+    flop = max(one.operator.flop / one.times_s[0] for one in entry.operators)
+    moved = max(
+        (one.operator.read_bytes + one.operator.written_bytes) / one.times_s[0]
+        for one in entry.operators
+        if one.operator.flop == 0
+    )
+    assert plain.peak_flop_per_s == pytest.approx(flop)
+    assert plain.peak_bytes_per_s == pytest.approx(moved)
+    rate = ComputeRate(
+        probe="matmul", dtype="fp32", shape=(1,), time_s=1.0, flop_per_s=1e15, bytes_per_s=1e14
+    )
+    found = fit_operators([entry], workloads=(), rates=(rate,))
+    assert found is not None
+    assert (found.peak_flop_per_s, found.peak_bytes_per_s) == (1e15, 1e14)
+    # Nothing tells how far sums are off: a tenth is assumed.
+    assert (plain.replay_log_error, plain.curve_log_error) == (0.1, 0.1)
+
+
+def test_an_update_is_timed_by_the_tensor() -> None:
+    """AdamW over four tensors of 400 bytes in 8 us: 2 us each, seven passes."""
+    point = OptimizerPoint(
+        optimizer="adamw",
+        implementation="fused",
+        num_tensors=4,
+        tensor_bytes=400,
+        times_s=(4e-6, 16e-6),
+    )
+    entry = OperatorsObservation(task="one", round=0, operators=(), optimizers=(point,))
+    [found] = fit_curves([entry])
+    assert found.name == "optimizer adamw fused"
+    assert found.least_s == pytest.approx(2e-6)
+    assert found.bytes_per_s == pytest.approx(7 * 400 / 2e-6)
+    assert found.features == ((math.log(400), math.log(1600)),)
+
+
+def test_a_family_keeps_no_more_points_than_tell_something() -> None:
+    """Those with most sizes count; chosen ones are of the family, and the same every time."""
+    points = [
+        Timing(features=(float(i), 0.0), time_s=1.0 + i, flop=0.0, moved_bytes=1.0, units=(1.0,))
+        for i in range(30)
+    ]
+    odd = Timing(features=(0.0,), time_s=1e-9, flop=0.0, moved_bytes=1.0, units=(1.0,))
+    found = fit_family("pointwise", [odd, *points], most_points=12)
+    assert len(found.features) == len(set(found.features)) == 12
+    assert list(found.features) == sorted(found.features)
+    assert found.least_s == 1.0 + found.features[0][0]
+    assert fit_family("pointwise", [odd, *points], most_points=12) == found
+    assert len(fit_family("pointwise", points).features) == 30

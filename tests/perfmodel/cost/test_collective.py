@@ -224,3 +224,28 @@ def test_half_of_the_bandwidth_doubles_what_a_message_takes_beyond_its_start() -
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=30))
 def test_pooling_is_isotonic_regression(values: list[float]) -> None:
     assert _rising(values) == pytest.approx(isotonic_regression(values).x.tolist(), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("own_nodes", "asked_nodes", "ratio", "spread"),
+    [
+        # Measured there, at that group: nothing is added.
+        (1, 1, 1.0, 0.0),
+        (2, 2, 1.0, 0.0),
+        # Twice as slow between nodes as inside, or half as slow the other way round, by a factor of e^0.5.
+        (1, 2, 2.0, 0.5),
+        (2, 1, 0.5, 0.5),
+    ],
+)
+def test_links_elsewhere_are_assumed_by_a_factor(
+    own_nodes: int, asked_nodes: int, ratio: float, spread: float
+) -> None:
+    cost = sampled(measured(8, num_nodes=own_nodes), num_draws=4000)
+    size = SIZES[3]
+    found_s = cost.time_s(size, world_size=8, num_nodes=asked_nodes)
+    assert found_s[0] == pytest.approx(ratio * ring_s(size, 8))
+    assert np.log(found_s).std() == pytest.approx(spread, rel=0.05, abs=1e-9)
+    # Two doublings on, 5 % each inside a node and 15 % between.
+    more = 2 * (0.15 if asked_nodes > 1 else 0.05)
+    larger_s = cost.time_s(size, world_size=32, num_nodes=4 * asked_nodes if asked_nodes > 1 else 1)
+    assert np.log(larger_s).std() == pytest.approx(np.hypot(spread, more), rel=0.05)

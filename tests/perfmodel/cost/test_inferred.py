@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 
 from calibrate.layout_fit import infer
-from perfmodel.cost.inferred import InferredModel, on_links, open_inferred
+from perfmodel.cost.inferred import InferredModel, on_links, open_inferred, with_nodes_of
 from perfmodel.cost.jobs import Jobs
+from perfmodel.cost.layout_time import step_time_s
 from perfmodel.cost.parameters import SHEETS, stall_time_s, step_time_priors
-from perfmodel.errors import CalibrationUnavailable
-from perfmodel.machine import UNCERTAINTY_OF_FILE, Cluster, Tier
+from perfmodel.errors import CalibrationUnavailable, UsageError
+from perfmodel.machine import UNCERTAINTY_OF_FILE, Cluster, SlowDevice, Tier
+from perfmodel.statistics import DEVIATE_90, normal_cdf
 from tests.perfmodel.cost.large_samples import measured, some_jobs
+from tests.perfmodel.profiles import Machine, profile
 
 STALL_S = 0.5
 
@@ -99,3 +102,109 @@ def test_a_device_is_one_of_a_data_sheet(model: InferredModel) -> None:
     assert open_inferred(replace(model.machine, device_name="A100")).sheet is SHEETS["A100"]
     with pytest.raises(CalibrationUnavailable, match="profile: device"):
         open_inferred(replace(model.machine, device_name="none"))
+
+
+def test_without_stalls_an_interval_is_what_parameters_and_formula_leave(
+    model: InferredModel, jobs: Jobs
+) -> None:
+    """1.64 standard deviations to either side of the closed form with its deviation, both sources together."""
+    quiet, known = model.predict(jobs, stalls=False), model.uncertainty(jobs)
+    shift, variance = model.discrepancy.at(jobs)
+    factor = model.uncertainty_factor(jobs)
+    assert quiet.number_s == pytest.approx(step_time_s(jobs, model.nominal) * np.exp(shift))
+    assert quiet.mean_s == pytest.approx(quiet.number_s)
+    fitted = np.log(model.closed_form_s(jobs)).var(axis=0)
+    spread = np.sqrt(variance + fitted) * factor
+    assert np.log(quiet.upper_s / quiet.number_s) == pytest.approx(DEVIATE_90 * spread, rel=1e-6)
+    assert np.log(quiet.number_s / quiet.lower_s) == pytest.approx(DEVIATE_90 * spread, rel=1e-6)
+    assert np.hypot(known.fitted, known.formula) == pytest.approx(spread)
+    assert known.formula == pytest.approx(np.sqrt(variance) * factor)
+    assert model.parts(jobs).total_s == pytest.approx(step_time_s(jobs, model.nominal))
+    # Steps of a program stand in for the closed form.
+    twice = model.predict(jobs, normal_s=2 * step_time_s(jobs, model.nominal), stalls=False)
+    assert twice.number_s == pytest.approx(2 * quiet.number_s)
+    one = model.predict(jobs).of(3)
+    found = model.predict(jobs)
+    assert (one.p5, one.nominal, one.p95) == (
+        found.lower_s[3],
+        found.number_s[3],
+        found.upper_s[3],
+    )
+
+
+def test_the_number_to_name_errs_least_in_relative_terms(model: InferredModel, jobs: Jobs) -> None:
+    """Each state weighs by its odds over its time: half of that weight lies below the number."""
+    quiet, found = model.predict(jobs, stalls=False), model.predict(jobs)
+    known = model.uncertainty(jobs)
+    chance, ratio = known.stall_probability, known.degraded_ratio
+    assert found.mean_s == pytest.approx(quiet.number_s * ratio**chance)
+    late = chance / ratio / (chance / ratio + 1 - chance)
+    spread = np.hypot(known.fitted, known.formula)
+    deviate = np.log(found.number_s / quiet.number_s) / spread
+    below = (1 - late) * normal_cdf(deviate) + late * normal_cdf(deviate - np.log(ratio) / spread)
+    assert below == pytest.approx(0.5, abs=1e-6)
+    stall_s = stall_time_s(jobs, model.machine.degraded.stall_s)  # type: ignore[union-attr]
+    normal_s = step_time_s(jobs, model.nominal)
+    assert ratio == pytest.approx((normal_s + stall_s) / normal_s)
+
+
+def test_a_factor_may_narrow_where_runs_are_and_only_widen_far_away(
+    model: InferredModel, jobs: Jobs
+) -> None:
+    far = replace(jobs, hidden=jobs.hidden * 2.0**30)
+    for widening, at_runs, elsewhere in ((0.5, 0.5, 1.0), (1.5, 1.5, 1.5)):
+        changed = InferredModel(machine=replace(model.machine, interval_widening=widening))
+        assert changed.uncertainty_factor(jobs) == pytest.approx(at_runs)
+        assert changed.uncertainty_factor(far) == pytest.approx(elsewhere)
+    between = replace(jobs, sequence=jobs.sequence * 2)
+    changed = InferredModel(machine=replace(model.machine, interval_widening=0.5))
+    unknown = changed.discrepancy.unknown_share(between)
+    expected = np.sqrt(0.25 * (1 - unknown) + unknown)
+    assert changed.uncertainty_factor(between) == pytest.approx(expected)
+
+
+def test_a_machine_of_one_node_is_joined_like_another(model: InferredModel) -> None:
+    """Four devices, each with the rate between nodes that runs show; inside the bus rate of what was measured."""
+    own = profile(Machine(world_size=4))
+    four = tuple(replace(each, world_size=4) for each in own.collectives)
+    machine = replace(
+        own,
+        collectives=(*own.collectives, *four),
+        undetermined=("the network between nodes is unknown", "growth is structural"),
+    )
+    found = with_nodes_of(machine, model.machine, name="dgx")
+    fitted = {known.name: known for known in model.machine.fitted_parameters}
+    rate, slower = fitted["node_bytes_per_s"], fitted["straggler_share"]
+    assert found.cluster is not None
+    node, fabric = found.cluster.tiers
+    largest = four[0].points[-1]
+    assert (node.count, node.latency_s, node.links) == (4, 0.0, 1)
+    assert node.link_bytes_per_s == pytest.approx(2 * 3 / 4 * largest.at / largest.time_s)
+    assert (fabric.count, fabric.links) == (16_384 // 4, 4)
+    assert (fabric.link_bytes_per_s, fabric.log_error) == (rate.value, rate.log_sigma)
+    assert fabric.latency_s == 14e-6
+    assert found.cluster.straggler_share == slower.value
+    assert found.cluster.straggler_log_error == slower.log_sigma
+    assert found.undetermined == ("growth is structural",)
+    # Where no group of a whole node was measured, links inside are no slower than those between.
+    bare = with_nodes_of(own, model.machine, name="dgx").cluster
+    assert bare is not None
+    assert bare.tiers[0].link_bytes_per_s == pytest.approx(2 * 3 / 4 * rate.value)
+    for refused in (replace(machine, num_nodes=2), replace(machine, ranks_per_node=1)):
+        with pytest.raises(UsageError, match="--nodes-like: must come with a machine of one node"):
+            with_nodes_of(refused, model.machine, name="dgx")
+
+
+def test_clusters_that_say_nothing_of_such_a_job_are_refused(model: InferredModel) -> None:
+    node = Tier(name="node", of="device", count=8, link_bytes_per_s=4e11, latency_s=1e-6)
+    fabric = Tier(name="rack", of="node", count=2, link_bytes_per_s=2e10, latency_s=5e-6)
+    whole = Cluster(name="two", tiers=(node, fabric))
+    slow = replace(whole, slow_devices=(SlowDevice(device=0, factor=2.0),))
+    for cluster, devices, said in (
+        (Cluster(name="one", tiers=(node,)), 8, "must have a tier called node and one between"),
+        (whole, 17, "must be of at most 16 devices"),
+        (slow, 16, "must have no slow devices"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            on_links(model.machine, cluster, num_devices=devices)
+    assert on_links(model.machine, whole, num_devices=16).degraded is None

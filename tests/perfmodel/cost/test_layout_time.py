@@ -1,11 +1,17 @@
-"""Laws of the closed-form step time."""
+"""Laws of the closed-form step time, and its parts by hand."""
+
+from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.layout_time import step_time_s
+from perfmodel.cost.jobs import Jobs, jobs_from
+from perfmodel.cost.layout_time import step_parts, step_time_s
 from perfmodel.cost.parameters import SHEETS, medians, step_time_priors
+from perfmodel.layout import parse_layout
+from perfmodel.workload.transformer import Transformer, gpt
 from tests.perfmodel.cost.large_samples import some_jobs
 
 FITTED = medians(step_time_priors(SHEETS["A100"]))
@@ -18,3 +24,344 @@ def test_a_faster_machine_is_never_slower(name: str, factor: float) -> None:
     faster = name.endswith("per_s") or name == "overlap"
     better = FITTED | {name: FITTED[name] * (factor if faster else 1 / factor)}
     assert np.all(step_time_s(jobs, better) <= step_time_s(jobs, FITTED) * (1 + 1e-9))
+
+
+#: Of a layer 4 x 64^2 + 2 x 64 x 256 parameters, of the tied table 1000 x 64.
+SMALL = gpt(layers=4, hidden=64, heads=4, vocabulary=1000)
+#: Sixteen heads, which sixteen ranks can share.
+SIXTEEN = replace(SMALL, heads=16, kv_heads=16)
+LAYER, TABLE = 4 * 64**2 + 2 * 64 * 256, 64_000
+SEQUENCE = 32
+#: Nothing takes time; each test says what does.
+FREE = dict.fromkeys(FITTED, 0.0) | {
+    **{name: 1e40 for name in FITTED if name.endswith("per_s")},
+    "backward_ratio": 2.0,
+    "overlap": 1.0,
+}
+
+
+def parts_of(text: str, model: Transformer = SMALL, **costs: float) -> dict[str, float]:
+    """Parts of a step by name, where only what is said takes time. [s]"""
+    jobs = jobs_of(text, model)
+    found = step_parts(jobs, FREE | costs)
+    assert step_time_s(jobs, FREE | costs) == pytest.approx(found.total_s)
+    return {
+        name: float(getattr(found, f"{name}_s")[0])
+        for name in ("compute", "tensor", "pipeline", "data", "other", "total")
+    }
+
+
+def jobs_of(text: str, model: Transformer = SMALL) -> Jobs:
+    return jobs_from([(model, parse_layout(text))], sequence=SEQUENCE, devices_per_node=8)
+
+
+#: FLOP of a layer's products for one sequence.
+PRODUCTS = 2 * SEQUENCE * LAYER
+
+
+@pytest.mark.parametrize(
+    ("text", "passes"),
+    [
+        ("dp=1", 3),  # forward, and backward twice as long
+        ("accumulation=5", 15),
+        ("micro_batch=5", 15),
+        ("recompute=full", 4),
+        ("recompute=selective", 3),
+        ("tp=4", 3 / 4),
+        ("cp=2", 3 / 2),
+    ],
+)
+def test_products_take_two_flop_per_parameter_token_and_pass(text: str, passes: float) -> None:
+    found = parts_of(text, matmul_flop_per_s=1e9)
+    assert found["total"] == found["compute"] == pytest.approx(4 * passes * PRODUCTS / 1e9)
+
+
+def test_products_saturate_in_tokens_and_in_the_width_of_a_part() -> None:
+    """As many tokens as half speed needs take twice as long; a quarter of that width five times."""
+    wide = parts_of("tp=4", matmul_flop_per_s=1e9, half_width=64.0)["total"]
+    assert wide == pytest.approx(5 * 3 * PRODUCTS / 1e9)
+    few = parts_of("dp=1", matmul_flop_per_s=1e9, half_tokens=32.0)["total"]
+    assert few == pytest.approx(2 * 12 * PRODUCTS / 1e9)
+
+
+def test_attention_takes_four_flop_per_pair_and_channel() -> None:
+    """Fused at a cost of its own, whatever fills the device; written out as fast as products."""
+    pairs = 4 * SEQUENCE**2 * 64
+    fused = [
+        parts_of(text, matmul_flop_per_s=1e9, attention_cost=3.0)["total"]
+        - parts_of(text, matmul_flop_per_s=1e9)["total"]
+        for text in ("dp=1", "tp=2", "recompute=selective", "recompute=full")
+    ]
+    assert fused == pytest.approx([4 * p * 3 * pairs / 1e9 for p in (3, 3 / 2, 4, 4)])
+    written = replace(SMALL, fused_attention=False)
+    found = parts_of("dp=1", written, matmul_flop_per_s=1e9, attention_cost=3.0, half_tokens=32.0)
+    assert found["total"] == pytest.approx(4 * 3 * 2 * (PRODUCTS + pairs) / 1e9)
+
+
+@pytest.mark.parametrize(("ratio", "products", "attention"), [(2.0, 0.5, 1.0), (0.25, 4.0, 4.0)])
+def test_eight_bit_speeds_up_products_alone(
+    ratio: float, products: float, attention: float
+) -> None:
+    """And the head, which stays in 16 bit, no more than attention."""
+    jobs = replace(jobs_of("dp=1"), matmul_ratio=np.array([ratio]))
+    costs = FREE | {"matmul_flop_per_s": 1e9, "attention_cost": 1.0, "head_cost": 1.0}
+    head = 2 * SEQUENCE * TABLE
+    flop = 4 * (products * PRODUCTS + attention * 4 * SEQUENCE**2 * 64) + attention * head
+    assert step_time_s(jobs, costs)[0] == pytest.approx(3 * flop / 1e9)
+
+
+#: Elements that pass the memory in one forward pass of a layer: 10 per token and channel, and, divided, 3 inner and
+#: 6 outer ones; scores six times for every head.
+SHARED, SPLIT, SCORES = 10 * 64 * SEQUENCE, (3 * 256 + 6 * 64) * SEQUENCE, 6 * 4 * SEQUENCE**2
+#: Once in a micro-batch: the embedding nine times, the logits in 32 bit three times 8 bytes.
+EMBEDDING, LOGITS = 9 * 64 * SEQUENCE, 24 * 1000 * SEQUENCE
+
+
+@pytest.mark.parametrize(
+    ("text", "moved"),
+    [
+        ("dp=1", 2 * (12 * (SHARED + SPLIT) + EMBEDDING) + LOGITS),
+        ("precision=fp32", 4 * (12 * (SHARED + SPLIT) + EMBEDDING) + LOGITS),
+        ("accumulation=3", 3 * (2 * (12 * (SHARED + SPLIT) + EMBEDDING) + LOGITS)),
+        ("tp=2", 2 * (12 * (SHARED + SPLIT / 2) + EMBEDDING) + LOGITS / 2),
+        ("tp=2 sequence_parallel=yes", 2 * (6 * (SHARED + SPLIT) + EMBEDDING) + LOGITS / 2),
+    ],
+)
+def test_what_is_no_product_passes_the_memory(text: str, moved: float) -> None:
+    found = parts_of(text, memory_bytes_per_s=1e9)
+    assert found["compute"] == pytest.approx(moved / 1e9)
+
+
+def test_written_scores_pass_the_memory_six_times() -> None:
+    written = replace(SMALL, fused_attention=False)
+    more = [
+        parts_of("tp=2", model, memory_bytes_per_s=1e9)["compute"] for model in (SMALL, written)
+    ]
+    assert more[1] - more[0] == pytest.approx(2 * 12 * SCORES / 2 / 1e9)
+
+
+def test_experts_pass_as_many_tokens_as_the_busiest_gets() -> None:
+    """Of 8 experts two are active, of the busiest rank 1.5 times as many; what is not an expert's stays."""
+    mixed = replace(SMALL, experts=8, experts_per_token=2)
+    inner, attention = 2 * 64 * 256, 4 * 64**2
+    found = parts_of("dp=4 ep=4 imbalance=1.5", mixed, matmul_flop_per_s=1e9)["compute"]
+    assert found == pytest.approx(12 * 2 * SEQUENCE * (attention + 3 * inner) / 1e9)
+    # Every expert has the tokens of four ranks, two of eight: as many as a dense part.
+    slow = parts_of("dp=4 ep=4 imbalance=1.5", mixed, matmul_flop_per_s=1e9, half_tokens=32.0)
+    assert slow["compute"] == pytest.approx(2 * found)
+    moved = parts_of("dp=4 ep=4 imbalance=1.5", mixed, memory_bytes_per_s=1e9)["compute"]
+    split = SPLIT + 2 * 3 * 256 * SEQUENCE
+    assert moved == pytest.approx((2 * (12 * (SHARED + split) + EMBEDDING) + LOGITS) / 1e9)
+
+
+def test_the_head_is_a_product_of_both_passes() -> None:
+    found = parts_of("tp=2", matmul_flop_per_s=1e9, head_cost=1.5)["compute"]
+    layers = parts_of("tp=2", matmul_flop_per_s=1e9)["compute"]
+    assert found - layers == pytest.approx(1.5 * 3 * 2 * SEQUENCE * TABLE / 2 / 1e9)
+
+
+@pytest.mark.parametrize(("zero", "shards"), [(0, 1), (1, 4), (3, 4)])
+def test_an_update_passes_over_what_a_rank_holds(zero: int, shards: int) -> None:
+    costs = {"memory_bytes_per_s": 1e9, "optimizer_bytes": 30.0}
+    found = parts_of(f"dp=4 zero={zero}", **costs)["other"]
+    assert found == pytest.approx(30 * (4 * LAYER + TABLE) / shards / 1e9)
+    mixed = replace(SMALL, experts=8, experts_per_token=2)
+    divided = parts_of(f"dp=4 ep=2 zero={zero}", mixed, **costs)["other"]
+    experts, common = 4 * 4 * 2 * 64 * 256, 4 * 4 * 64**2 + TABLE
+    assert divided == pytest.approx(30 * (common / shards + experts / (2 if zero else 1)) / 1e9)
+
+
+def test_fixed_times_are_those_of_micro_batches_and_of_a_step() -> None:
+    found = parts_of("accumulation=6", micro_step_s=0.1, step_s=2.0)
+    assert (found["compute"], found["other"]) == pytest.approx((0.6, 2.0))
+    # The three other stages of a pipeline take theirs before the first micro-batch is through.
+    piped = parts_of("pp=4 accumulation=6", micro_step_s=0.1, step_s=2.0)
+    assert (piped["compute"], piped["pipeline"]) == pytest.approx((0.6, 0.3))
+
+
+@pytest.mark.parametrize(("text", "factor"), [("dp=8", 1.0), ("dp=64", 1.3), ("dp=2", 1.0)])
+def test_every_doubling_of_the_nodes_is_slower(text: str, factor: float) -> None:
+    found = parts_of(text, step_s=2.0, micro_step_s=1.0, straggler_share=0.1)
+    assert found["total"] == pytest.approx(3.0 * factor)
+
+
+#: Two collectives in each pass of a layer, ring all-reduces of a sequence in 16 bit.
+ARRAY = 2 * SEQUENCE * 64
+
+
+@pytest.mark.parametrize(
+    ("text", "passes"), [("tp=4", 2), ("tp=4 recompute=full", 3), ("tp=4 accumulation=3", 6)]
+)
+def test_tensor_parallel_collectives_are_rings_of_every_pass(text: str, passes: int) -> None:
+    """4 ranks: two doublings of latency, 6 quarters of the array."""
+    found = parts_of(text, tensor_bytes_per_s=1e6, tensor_latency_s=1e-3)
+    each = 2e-3 + 6 / 4 * ARRAY / 1e6
+    assert found["tensor"] == found["total"] == pytest.approx(4 * 2 * passes * each)
+
+
+def test_across_nodes_collectives_take_what_the_adapters_carry() -> None:
+    """16 ranks on two nodes of 8: no faster than inside, however many adapters."""
+    for node, rate in ((1e5, 8e5), (1e9, 1e6)):
+        found = parts_of("tp=16", SIXTEEN, tensor_bytes_per_s=1e6, node_bytes_per_s=node)
+        assert found["tensor"] == pytest.approx(4 * 2 * 2 * 30 / 16 * ARRAY / rate)
+
+
+def test_a_ring_of_keys_and_values_hides_behind_attention_or_not() -> None:
+    """3 sends of both, 8 tokens of 2 bytes; four ranks inside a node, sixteen beyond it."""
+    found = parts_of("cp=4", p2p_latency_s=1e-3, tensor_bytes_per_s=1e6)["tensor"]
+    ring = 3 * (1e-3 + 2 * 8 * 2 * 64 / 1e6)
+    assert found == pytest.approx(4 * 2 * ring)
+    assert parts_of("cp=4 recompute=full", p2p_latency_s=1e-3)["tensor"] == pytest.approx(
+        4 * 3 * 3e-3
+    )
+    far = parts_of("cp=16", node_bytes_per_s=1e6)["tensor"]
+    assert far == pytest.approx(4 * 2 * 15 * 2 * 2 * 2 * 64 / 1e6)
+    grouped = parts_of("cp=4", replace(SMALL, kv_heads=1), tensor_bytes_per_s=1e6)["tensor"]
+    assert grouped == pytest.approx(4 * 2 * 3 * 2 * 8 * 2 * 16 / 1e6)
+    divided = parts_of("cp=4 tp=2", tensor_bytes_per_s=1e6, tensor_latency_s=0.0)["tensor"]
+    assert divided == pytest.approx(4 * 2 * (3 * 2 * 8 * 64 / 1e6 + 2 * 2 * 8 * 64 / 1e6))
+    slow = parts_of("cp=4", p2p_latency_s=1e-3, matmul_flop_per_s=1e3, attention_cost=1.0)["tensor"]
+    assert slow < 1e-6
+
+
+def test_a_host_that_is_late_hides_collectives_and_needs_longer_beside_others() -> None:
+    """1 ms a layer, forward; half as much more with tensor parallelism; more for each rank beyond the node."""
+    host = {"layer_host_s": 1e-3, "tensor_host_share": 0.5, "tensor_node_s": 1e-4}
+    assert parts_of("dp=1", **host)["compute"] == pytest.approx(12e-3)
+    late = parts_of("tp=2", **host, tensor_latency_s=1e-6)
+    assert late["compute"] == pytest.approx(18e-3)
+    assert late["tensor"] < 1e-9
+    far = parts_of("tp=16", SIXTEEN, **host)["compute"]
+    assert far == pytest.approx(12 * (1.5e-3 + 8e-4))
+    crowded = parts_of("tp=4 pp=4 accumulation=1", **host, crowded_s=1e-3)["compute"]
+    assert crowded == pytest.approx(3 * (1.5e-3 + 4e-3))
+    assert parts_of("tp=4 pp=2", **host, crowded_s=1e-3)["compute"] == pytest.approx(6 * 1.5e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "sends"),
+    [
+        (
+            "pp=2 accumulation=6",
+            2 + 5,
+        ),  # there and back once, and its only neighbour for each later one
+        ("pp=4 accumulation=6", 2 * 3 + 5 * 2),
+        ("pp=4 accumulation=8 schedule=gpipe", 2 * 3 + 7 * 2),
+        ("pp=2 accumulation=6 interleave=2", 2 * 3),  # another chunk is worked on meanwhile
+    ],
+)
+def test_stages_wait_for_sends(text: str, sends: int) -> None:
+    found = parts_of(text, p2p_latency_s=1e-3)
+    assert found["pipeline"] == found["total"] == pytest.approx(sends * 1e-3)
+
+
+def test_a_send_is_a_micro_batch_of_activations() -> None:
+    """In a pipeline across nodes at the rate between them; sequence parallelism divides it."""
+    one = parts_of("pp=2 dp=8", node_bytes_per_s=1e6, data_bytes_per_s=1e40)["pipeline"]
+    assert one == pytest.approx(2 * ARRAY / 1e6)
+    near = parts_of("pp=2", tensor_bytes_per_s=1e6)["pipeline"]
+    assert near == pytest.approx(2 * ARRAY / 1e6)
+    parallel = parts_of("pp=2 tp=4 dp=2 sequence_parallel=yes", node_bytes_per_s=1e6)["pipeline"]
+    assert parallel == pytest.approx(2 * ARRAY / 4 / 1e6)
+
+
+def test_a_pipeline_with_a_slow_head_goes_at_its_pace() -> None:
+    """The last stage of four takes a layer and the head; the others fill the pipeline."""
+    costs = {"matmul_flop_per_s": 1e9, "head_cost": 1.0}
+    found = parts_of("pp=4 accumulation=5", **costs)
+    layer, head = 3 * PRODUCTS / 1e9, 3 * 2 * SEQUENCE * TABLE / 1e9
+    assert found["compute"] == pytest.approx(5 * (layer + head))
+    assert found["pipeline"] == pytest.approx(3 * layer)
+    # Three layers take longer than one and this head: the head is passed once, while the pipeline fills.
+    early = parts_of("pp=2 accumulation=5 stage_layers=3,1", **costs | {"head_cost": 0.1})
+    assert early["compute"] == pytest.approx(5 * 3 * layer)
+    assert early["pipeline"] == pytest.approx(layer + 0.1 * head)
+
+
+def test_gpipe_loses_where_one_stage_is_slowest_forward_and_another_backward() -> None:
+    """Two layers against one and a head of two forward passes, backward as long as forward.
+
+    Forward the two layers are slower (2 against 1 + 2 / 3), backward the head is (2 against 1 + 4 / 3), in a whole
+    micro-batch both take 4: four later micro-batches lose a third of a pass each.
+    """
+    forward = PRODUCTS / 1e9
+    costs = {
+        "matmul_flop_per_s": 1e9,
+        "head_cost": PRODUCTS / (2 * SEQUENCE * TABLE),
+        "backward_ratio": 1.0,
+    }
+    usual, gpipe = (
+        parts_of(
+            f"pp=2 accumulation=5 stage_layers=2,1 schedule={schedule}",
+            replace(SMALL, layers=3),
+            **costs,
+        )["total"]
+        for schedule in ("1f1b", "gpipe")
+    )
+    assert gpipe - usual == pytest.approx(4 * forward / 3)
+
+
+#: Bytes of all gradients in 16 bit.
+GRADIENTS = 2 * (4 * LAYER + TABLE)
+
+
+@pytest.mark.parametrize("text", ["dp=8", "dp=8 accumulation=5"])
+def test_gradients_go_round_once_in_a_step(text: str) -> None:
+    """8 ranks: 14 eighths of them and three doublings of latency; at an overlap of 1 nothing is hidden."""
+    costs = {"data_bytes_per_s": 1e6, "tensor_latency_s": 1e-3, "matmul_flop_per_s": 1e9}
+    expected = 14 / 8 * GRADIENTS / 1e6 + 3e-3
+    assert parts_of(text, **costs)["data"] == pytest.approx(expected)
+    after = parts_of(f"{text} overlap=no", **costs | {"overlap": 50.0})
+    assert after["data"] == pytest.approx(expected)
+    # Hidden perfectly, what is longer than the last backward pass is left.
+    hidden = parts_of(text, **costs | {"overlap": 50.0})["data"]
+    assert hidden == pytest.approx(expected - 4 * 2 * PRODUCTS / 1e9, rel=1e-3)
+
+
+def test_gradients_that_slow_compute_down_cost_more_than_one_after_the_other() -> None:
+    """Two equal ones under an exponent of a half take four times one; no exponent below counts."""
+    costs = {"data_bytes_per_s": 14 / 8 * GRADIENTS, "matmul_flop_per_s": 4 * 2 * PRODUCTS}
+    for overlap in (0.5, 0.1):
+        assert parts_of("dp=8", **costs, overlap=overlap)["data"] == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "collectives"),
+    [
+        ("dp=4 zero=3", 3),  # gathered forward and backward, scattered
+        ("dp=4 zero=3 prefetch=0", 3),
+        ("dp=4 zero=3 accumulation=5", 15),
+    ],
+)
+def test_sharded_parameters_travel_three_times(text: str, collectives: int) -> None:
+    """Of 4 ranks three quarters of a layer each time, two doublings of latency; nothing to hide behind."""
+    found = parts_of(text, data_bytes_per_s=1e6, tensor_latency_s=1e-3)
+    each = 3 / 4 * 2 * LAYER / 1e6 + 2e-3
+    assert found["data"] == found["total"] == pytest.approx(4 * collectives * each)
+
+
+def test_shards_that_are_prefetched_hide_behind_the_pass_before() -> None:
+    """Perfect overlap: forward the longer of compute and gather, backward of compute and both exchanges."""
+    costs = {"matmul_flop_per_s": 1e9, "overlap": 50.0}
+    forward, backward = PRODUCTS / 1e9, 2 * PRODUCTS / 1e9
+    gather = 1.2 * forward
+    costs["data_bytes_per_s"] = 3 / 4 * 2 * LAYER / gather
+    early = parts_of("dp=4 zero=3", **costs)["data"]
+    assert early == pytest.approx(4 * (gather - forward + 2 * gather - backward), rel=1e-3)
+    late = parts_of("dp=4 zero=3 prefetch=0", **costs)["data"]
+    assert late == pytest.approx(4 * (gather + gather), rel=1e-3)
+
+
+def test_groups_of_shards_also_sum_their_gradients() -> None:
+    """Two groups of four on a node: a ring of two over a quarter of a layer, one more doubling."""
+    found = parts_of("dp=8 zero=3 shard=4", data_bytes_per_s=1e6, tensor_latency_s=1e-3)["data"]
+    each = 3 / 4 * 2 * LAYER / 1e6 + 2e-3
+    between = 2 * 1 / 2 * 2 * LAYER / 4 / 1e6 + 1e-3
+    assert found == pytest.approx(4 * (3 * each + between))
+
+
+def test_experts_exchange_tokens_in_both_passes() -> None:
+    """There and back, forward and backward; a quarter of the tokens of two experts each stays."""
+    mixed = replace(SMALL, experts=8, experts_per_token=2)
+    found = parts_of("dp=4 ep=4", mixed, tensor_bytes_per_s=1e6, tensor_latency_s=1e-3)["tensor"]
+    assert found == pytest.approx(4 * 2 * 2 * (2e-3 + 3 / 4 * 2 * ARRAY / 1e6))

@@ -1,5 +1,7 @@
 """Whether a step fits, and what a rank of a layout holds."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +17,8 @@ from perfmodel.cost.memory import (
     verdict,
 )
 from perfmodel.layout import Layout, parse_layout
-from perfmodel.machine import Overhead
-from perfmodel.step.division import parameter_bytes
+from perfmodel.machine import OVERHEADS, Overhead
+from perfmodel.step.division import parameter_bytes, units
 from perfmodel.workload.memory import Part
 from tests.perfmodel.llama import LAYERS, document, traced
 from tests.perfmodel.workload.memory_samples import step_memory, traced_memory
@@ -138,3 +140,73 @@ def test_early_stages_keep_the_activations_of_all_micro_batches_in_flight() -> N
     assert kept[1] == pytest.approx(1.5 * kept[2], rel=1e-6)
     again = ranks("pp=4 accumulation=8 recompute=full")
     assert all(a.needed_bytes <= b.needed_bytes for a, b in zip(again[:3], stages[:3], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("probability", "said"),
+    [
+        (0.95, Verdict.FITS),
+        (0.949, Verdict.CLOSE),
+        (0.051, Verdict.CLOSE),
+        (0.049, Verdict.DOES_NOT_FIT),
+    ],
+)
+def test_nineteen_in_twenty_fit(probability: float, said: Verdict) -> None:
+    assert verdict(probability) is said
+
+
+def test_the_uncertainty_is_that_of_the_context_and_of_what_is_held() -> None:
+    """3 MiB of the context, a hundredth of 300 MiB that the allocator holds: 3 sqrt(2)."""
+    unsure = replace(PLAIN, context_spread_bytes=3 * MIB, log_spread=0.01)
+    [found] = traced_memory(unsure, MIB).ranks(Layout(micro_batch=8))
+    assert found.spread_bytes == pytest.approx(3 * math.sqrt(2) * MIB)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_seen"),
+    [
+        ("dp=4", True),
+        ("dp=4 zero=1", False),
+        ("tp=2", False),
+        ("pp=2 accumulation=2", False),
+        ("recompute=full", False),
+    ],
+)
+def test_what_no_trace_saw_is_five_percent_less_certain(text: str, *, is_seen: bool) -> None:
+    overhead = replace(PLAIN, log_spread=0.12)
+    found = traced_memory(overhead, MIB).overhead_under(parse_layout(text))
+    assert found.log_spread == pytest.approx(0.12 if is_seen else 0.13)
+    assert found.reserved_ratio == 1.5
+
+
+def test_on_a_gpu_the_slack_of_the_step_counts_where_it_is_the_larger() -> None:
+    memory = step_memory()
+    for ratio, expected in ((1.5, 1.5), (1.0, OVERHEADS["cuda"].reserved_ratio)):
+        step = replace(memory, reserved_ratio=ratio)
+        assert overhead_of(step, "cuda").reserved_ratio == expected
+        assert overhead_of(step, "cpu") is OVERHEADS["cpu"]
+
+
+def test_gpipe_keeps_every_micro_batch_and_sharding_two_gradients() -> None:
+    """1F1B keeps as many as there are stages from here on, or all of fewer."""
+    kept = {
+        text: part(ranks(f"pp=4 {text}")[1], Part.ACTIVATIONS)
+        for text in ("accumulation=8", "accumulation=2", "accumulation=6 schedule=gpipe")
+    }
+    one = kept["accumulation=2"] / 2
+    assert kept["accumulation=8"] == pytest.approx(3 * one, rel=1e-6)
+    assert kept["accumulation=6 schedule=gpipe"] == pytest.approx(6 * one, rel=1e-6)
+
+
+def test_gradients_that_are_sharded_hold_one_unit_whole_while_it_is_reduced() -> None:
+    """Eight ranks: an eighth of all, and of fully sharded ones the largest of the units that come back."""
+    trace, memory = traced()
+    whole = parameter_bytes(trace, range(len(trace.parameters)), 1)
+    largest = max(parameter_bytes(trace, unit.parameters, 1) for unit in units(trace, memory))
+    [second] = ranks("dp=8 zero=2 accumulation=2")
+    [third] = ranks("dp=8 zero=3 accumulation=2")
+    assert part(third, Part.GRADIENTS) == pytest.approx(whole / 8 + largest, abs=1)
+    assert whole / 8 <= part(second, Part.GRADIENTS) <= whole / 4
+    [ahead] = ranks("dp=8 zero=3 accumulation=2 prefetch=0")
+    assert part(third, Part.PARAMETERS) - part(ahead, Part.PARAMETERS) == largest
+    assert part(ahead, Part.PARAMETERS) == pytest.approx(whole / 8 + largest, abs=1)

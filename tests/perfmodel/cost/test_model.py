@@ -22,6 +22,7 @@ from perfmodel.machine.measured import (
 )
 from perfmodel.step import Cause, Operation, StepProgram, Stream
 from perfmodel.workload import Phase, TensorSpec
+from tests.perfmodel.cost.test_step_law import COSTS
 from tests.perfmodel.operators import costs_of_the_made_up_machine, operator
 from tests.perfmodel.profiles import Machine, profile
 
@@ -240,3 +241,38 @@ def test_evidence_weakens_beyond_the_calibration() -> None:
     assert inside["communication"] is Evidence.INTERPOLATED
     beyond = terms(document, world_size=4, micro_batch=128).evidence
     assert set(beyond.values()) == {Evidence.EXTRAPOLATED}
+
+
+def test_gradients_beyond_and_below_the_kernels_that_were_timed() -> None:
+    """A line through the two smallest, never below nothing; beyond the largest at its rate."""
+    rates = [
+        ComputeRate(
+            probe=probe,
+            dtype="fp32",
+            shape=(1,),
+            time_s=time_s,
+            flop_per_s=0.0,
+            bytes_per_s=moved / time_s,
+        )
+        for probe, moved, time_s in (
+            ("memory", 1e6, 2e-3),
+            ("memory", 2e6, 3e-3),
+            ("memory", 4e6, 9e-3),
+            ("matmul", 3e6, 1.0),
+        )
+    ]
+    machine = replace(profile(Machine()), rates=tuple(reversed(rates)))
+    two = parse_layout("accumulation=2")
+    for size, time_s in ((0, 1e-3), (3e6, 6e-3), (8e6, 18e-3)):
+        # One addition of three bytes per byte in two micro-batches.
+        assert accumulation_s(machine, two, [int(size / 3)]) == pytest.approx(time_s / 2, rel=1e-5)
+    steep = replace(machine, rates=(replace(rates[0], time_s=1e-4, bytes_per_s=1e10), rates[1]))
+    assert accumulation_s(steep, two, [0]) == 0.0
+    # One kernel tells no line; a device that was fitted to steps has its data sheet.
+    assert accumulation_s(replace(machine, rates=(rates[0],)), two, [10**6]) == 0.0
+    fitted = replace(machine, rates=(), device_costs=COSTS)
+    assert accumulation_s(fitted, two, [10**6, 10**6]) == pytest.approx(6e6 / 1e12 / 2)
+    assert accumulation_s(machine, parse_layout("accumulation=1"), [10**6]) == 0.0
+    assert accumulation_calls(parse_layout("accumulation=1")) == 0.0
+    assert accumulation_calls(parse_layout("accumulation=4")) == 3 / 4
+    assert accumulation_calls(parse_layout("accumulation=4 pp=2")) == 1.0

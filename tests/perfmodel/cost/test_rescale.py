@@ -1,6 +1,7 @@
 """Scaling to a device that is not present: laws, and sums by hand."""
 
 import functools
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,16 +11,23 @@ from hypothesis import strategies as st
 
 from perfmodel.cost.memory import CONTEXT, TracedMemory, overhead_of
 from perfmodel.cost.operators import OperatorDurations
+from perfmodel.cost.parameters import SHEETS
 from perfmodel.cost.rescaling import (
     BETWEEN_GPUS_LOG_ERROR,
+    BETWEEN_KINDS_LOG_ERROR,
     CONVOLUTION_FP32,
     _measured_rates,
+    catalogued,
+    device_sheet,
+    precision_ratio,
     rescaled_profile,
     rescaled_s,
+    rescaled_stream_s,
 )
+from perfmodel.cost.rescaling import bound_s as bound_of
 from perfmodel.documents.hardware import DataSheet, find_device, shipped_catalogue
-from perfmodel.errors import CalibrationUnavailable, UsageError
-from perfmodel.layout import Layout
+from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
+from perfmodel.layout import Layout, Precision
 from perfmodel.machine.measured import (
     ComputeRate,
     DeviceRates,
@@ -278,3 +286,164 @@ def test_a_gpu_without_a_data_sheet_is_as_fast_in_fp32_as_its_steps_computed_in_
     assert found.flop_per_s[CONVOLUTION_FP32] == 8e12
     off = replace(machine, environment={"gpu_flags": {"cudnn_tf32": False}})
     assert _measured_rates(off, None).flop_per_s[CONVOLUTION_FP32] == 1e12
+
+
+def test_an_optimizer_starts_once_per_tensor_and_streams_the_rest() -> None:
+    """Seven tensors of 3 us; twice the bandwidth, whatever the arithmetic."""
+    found = rescaled_stream_s(1e-3, rescaling(rates(9.0, 2.0)), num_tensors=7)
+    assert found == pytest.approx(21e-6 + (1e-3 - 21e-6) / 2)
+    free = replace(rescaling(rates(9.0, 2.0)), start_s=None)
+    assert rescaled_stream_s(1e-3, free, num_tensors=7) == pytest.approx(0.5e-3)
+    # No start is longer than the whole.
+    assert rescaled_stream_s(1e-5, rescaling(rates(9.0, 2.0)), num_tensors=7) == 1e-5
+
+
+def test_a_start_that_nobody_knows_is_the_shortest_call_of_the_family() -> None:
+    """On a device that works behind its host; what moves nothing takes what it took."""
+    called, target = addition(10**6), replace(rescaling(rates(1.0, 4.0)), start_s=None)
+    found = rescaled_s(2e-3, called, target, shortest_s=4e-4)
+    assert found == pytest.approx(4e-4 + (2e-3 - 4e-4) / 4)
+    view = replace(called, read_bytes=0, written_bytes=0)
+    assert rescaled_s(2e-3, view, target, shortest_s=4e-4) == 2e-3
+
+
+def test_convolutions_in_single_precision_have_a_rate_of_their_own() -> None:
+    """Half as many FLOP/s as products; another type has its rate, whatever stands before it in the call."""
+    device = DeviceRates(
+        name="C",
+        flop_per_s={"fp32": 4e9, CONVOLUTION_FP32: 2e9, "bf16": 8e9, "fp64": 1e9},
+        bytes_per_s=1e30,
+    )
+    specs = (
+        TensorSpec(shape=(2, 4, 8, 8), dtype="float32"),
+        TensorSpec(shape=(4, 4, 1, 1), dtype="float32"),
+    )
+    image = operator(
+        "aten.convolution.default", specs, specs[:1], None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1
+    )
+    product = matmul(10, 10, 10)
+    assert bound_of(image, device) == pytest.approx(image.flop / 2e9)
+    assert bound_of(product, device) == pytest.approx(product.flop / 4e9)
+    assert bound_of(half(product), device) == pytest.approx(product.flop / 8e9)
+    indices = TensorSpec(shape=(3,), dtype="int64")
+    double = tuple(replace(each, dtype="float64") for each in product.inputs)
+    mixed = replace(product, inputs=(indices, *double))
+    assert bound_of(mixed, device) == pytest.approx(product.flop / 1e9)
+    assert bound_of(replace(product, inputs=(indices,)), device) == pytest.approx(
+        product.flop / 4e9
+    )
+
+
+def test_copies_of_gradients_follow_the_memory_and_the_rest_of_ddp_stays() -> None:
+    machine = replace(
+        profile(Machine(bucket_s=1e-5, bucket_s_per_byte=1e-10, all_reduce_start_s=2e-3)),
+        operators=timed(),
+    )
+    found = rescaled_profile(machine, sheet("faster"), shipped_catalogue())
+    ratio = timed().peak_bytes_per_s / 1e12
+    expected = [
+        value * (ratio if name == "bucket_s_per_byte" else 1.0)
+        for name, value in zip(machine.ddp.names, machine.ddp.values, strict=True)
+    ]
+    assert found.ddp.values == pytest.approx(expected)
+    assert found.ddp.draws == (pytest.approx(expected),)
+    assert (found.steps, found.rates) == ((), ())
+    assert found.digest != machine.digest
+    # Of a processor to a GPU: another kind, whose host would hide what is added here.
+    assert found.rescaling is not None
+    assert found.rescaling.log_error == BETWEEN_KINDS_LOG_ERROR == pytest.approx(math.log(2))
+    assert found.rescaling.start_s == machine.dispatch_s
+    assert any("runs synchronously" in note for note in found.rescaling.notes)
+    behind = replace(profile(Machine(asynchronous=True)), operators=timed())
+    scaled = rescaled_profile(behind, sheet("faster"), shipped_catalogue())
+    assert scaled.rescaling is not None
+    assert scaled.rescaling.start_s is None
+    assert not any("runs synchronously" in note for note in scaled.rescaling.notes)
+
+
+def test_the_largest_array_tells_the_bandwidth() -> None:
+    """Smaller ones may stay in a cache, however fast."""
+    small, large = (
+        ComputeRate(
+            probe="memory", dtype="fp32", shape=shape, time_s=1.0, flop_per_s=0.0, bytes_per_s=rate
+        )
+        for shape, rate in (((10, 10), 9e12), ((10, 1000), 2e12))
+    )
+    machine = replace(calibrated(), rates=(large, small))
+    assert _measured_rates(machine, None).bytes_per_s == 2e12
+    # On a processor its fastest operator counts, where it is faster than the kernels that were timed.
+    slow = replace(small, probe="matmul", flop_per_s=1.0)
+    assert _measured_rates(replace(machine, rates=(slow,)), None).flop_per_s["fp32"] == (
+        timed().peak_flop_per_s
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"backend": "gloo"},
+        {"num_nodes": 2},
+        {"ranks_per_node": 1},
+        {"device_name": "nobody's"},
+        {"device_name": "NVIDIA A100-PCIE-40GB"},  # whose bridge joins pairs
+    ],
+)
+def test_links_that_are_not_known_on_both_sides_scale_nothing(changes: dict[str, Any]) -> None:
+    catalogue = shipped_catalogue()
+    machine = replace(calibrated("NVIDIA A100-SXM4-80GB", backend="nccl"), **changes)
+    found = rescaled_profile(machine, find_device("h100-sxm", catalogue), catalogue)
+    assert found.collectives == machine.collectives
+
+
+SIXTEEN_BIT: list[DataSheet] = [
+    each
+    for each in shipped_catalogue().devices
+    if each.bandwidth is not None and {"bf16", "fp16"} & set(each.peaks)
+]
+
+
+@pytest.mark.parametrize("found", SIXTEEN_BIT, ids=lambda found: found.id)
+def test_a_device_of_the_catalogue_centres_priors_at_its_data_sheet(found: DataSheet) -> None:
+    """Its 16-bit peak and its memory; four fifths of its links; between nodes what its kind usually has."""
+    known = device_sheet(found.id)
+    peak = found.peaks.get("bf16") or found.peaks["fp16"]
+    assert known.matmul_flop_per_s == peak.flop_per_s
+    assert found.bandwidth is not None
+    assert known.memory_bytes_per_s == found.bandwidth.bytes_per_s
+    if found.link is not None:
+        assert known.link_bytes_per_s == pytest.approx(0.8 * found.link.bytes_per_s)
+    elif found.pcie is not None:
+        # 32 GB/s of generation 4, double of each later one.
+        assert known.link_bytes_per_s == pytest.approx(
+            0.8 * 2e9 * 2**found.pcie.generation, rel=0.05
+        )
+    fast = found.link is not None and found.link.bytes_per_s >= 400e9
+    meshed = found.link is not None and not found.link_joins_pairs
+    assert known.node_bytes_per_s == (12.5e9 if not meshed else 50e9 if fast else 25e9)
+
+
+def test_short_names_have_data_sheets_of_their_own() -> None:
+    assert device_sheet("A100") is SHEETS["A100"]
+    assert catalogued("H100").id == "h100-sxm5"
+    lacking = next(s for s in shipped_catalogue().devices if not {"bf16", "fp16"} & set(s.peaks))
+    with pytest.raises(UsageError, match=r"--device: must have a 16-bit peak.*" + lacking.id):
+        device_sheet(lacking.id)
+
+
+@pytest.mark.parametrize(
+    ("precision", "ratio"),
+    [
+        (Precision.BF16, 1.0),
+        (Precision.FP8, 2.0),
+        (Precision.TF32, 0.5),
+        (Precision.FP32, 67 / 989),
+    ],
+)
+def test_precisions_of_a_data_sheet_are_ratios_to_sixteen_bit(
+    precision: Precision, ratio: float
+) -> None:
+    assert precision_ratio(precision, "H100", where="here") == pytest.approx(ratio, rel=0.01)
+    with pytest.raises(
+        NotFeasible, match=r"here: precision must be one of .*bf16.* on V100, got fp8"
+    ):
+        precision_ratio(Precision.FP8, "V100", where="here")

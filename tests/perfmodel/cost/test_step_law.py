@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from calibrate.step_fit import first_priors
-from perfmodel.cost.step_curves import workload_by_law
+from perfmodel.cost.step_curves import UNSEEN_MODE_ERROR, for_version, workload_by_law
 from perfmodel.cost.step_law import (
     CONSTANTS,
     PRODUCTS,
@@ -20,12 +20,14 @@ from perfmodel.cost.step_law import (
     step_seconds,
     step_work,
 )
+from perfmodel.errors import UsageError
 from perfmodel.machine.measured import DeviceCosts, LeftOutError
 from perfmodel.statistics import heavy_tailed_quantiles
-from perfmodel.workload import Call, Operator, Phase
+from perfmodel.workload import Call, Operator, Phase, TensorSpec
 from perfmodel.workload.step import Segment, TracedStep
 from tests.perfmodel.operators import addition, matmul, operator, spec
-from tests.perfmodel.traces import WORKLOAD, traced
+from tests.perfmodel.profiles import Machine, profile
+from tests.perfmodel.traces import WIDTH, WORKLOAD, traced
 
 SHEET = Sheet({"fp32": 1e13, "half": 5e13}, 1e12)
 #: Every factor is one, nothing needs filling: what is left can be added up by hand.
@@ -36,6 +38,27 @@ PLAIN = dict.fromkeys(CONSTANTS, 1.0) | {
     "half channels": 1e-9,
     "sharpness": 30.0,
 }
+
+#: The same, with a host that device and law hide in part.
+COSTS = DeviceCosts(
+    flop_per_s=dict(SHEET.flop_per_s),
+    bytes_per_s=SHEET.bytes_per_s,
+    constants=PLAIN | {"host_s": 3e-5, "sharpness": 1.0},
+    undetermined=(),
+    left_out=(
+        LeftOutError(
+            precision="fp32",
+            memory_format="contiguous",
+            num_rows=1,
+            num_families=1,
+            mape=0.1,
+            log_error=0.1,
+        ),
+    ),
+    num_rows=1,
+    num_models=1,
+    source="by hand",
+)
 
 
 def step_of(*calls: tuple[Operator, Phase]) -> TracedStep:
@@ -143,25 +166,7 @@ def test_device_and_host_hide_each_other_in_part(host_s: float) -> None:
 @pytest.mark.parametrize("host_s", [1e-7, 3e-4])
 def test_curves_add_up_to_the_law_at_every_batch(host_s: float) -> None:
     """Where the host takes longer, small batches must not lengthen the phases of large ones."""
-    costs = DeviceCosts(
-        flop_per_s=dict(SHEET.flop_per_s),
-        bytes_per_s=SHEET.bytes_per_s,
-        constants=PLAIN | {"host_s": host_s, "sharpness": 1.0},
-        undetermined=(),
-        left_out=(
-            LeftOutError(
-                precision="fp32",
-                memory_format="contiguous",
-                num_rows=1,
-                num_families=1,
-                mape=0.1,
-                log_error=0.1,
-            ),
-        ),
-        num_rows=1,
-        num_models=1,
-        source="by hand",
-    )
+    costs = replace(COSTS, constants=COSTS.constants | {"host_s": host_s})
     [phases] = workload_by_law(costs, WORKLOAD, traced()).phases
     curves = [getattr(phases, phase) for phase in ("forward", "backward", "optimizer")]
     for points in zip(*curves, strict=True):
@@ -173,7 +178,7 @@ def test_curves_add_up_to_the_law_at_every_batch(host_s: float) -> None:
 
 def test_slopes_are_differences() -> None:
     steps = [
-        step_of((convolution(1, 48), Phase.FORWARD), (convolution_backward(1, 48), Phase.BACKWARD)),
+        step_of((convolution(1, 44), Phase.FORWARD), (convolution_backward(1, 44), Phase.BACKWARD)),
         step_of((matmul(300, 70, 300), Phase.FORWARD), (addition(10**5), Phase.BACKWARD)),
     ]
     works = [
@@ -184,19 +189,328 @@ def test_slopes_are_differences() -> None:
     logs = log_constants({}, first_priors())
     found = step_seconds(batch, logs, SHEET, with_slope=True)
     assert found.slope is not None
-    touched = np.flatnonzero(np.abs(found.slope).max(axis=0) > 0)
-    assert {"peak half", "odd channels", "launch_s", "sharpness", "host update"} <= {
-        CONSTANTS[index] for index in touched if CONSTANTS[index] != "odd channels"
-    } | {"odd channels"}
-    for index in touched:
+    touched = {CONSTANTS[index] for index in np.flatnonzero(np.abs(found.slope).max(axis=0))}
+    assert {"peak half", "odd channels", "launch_s", "sharpness", "host update"} <= touched
+    for index, name in enumerate(CONSTANTS):
         moved = logs.copy()
         moved[index] += 1e-5
         other = step_seconds(batch, moved, SHEET)
         difference = (np.log(other.step_s) - np.log(found.step_s)) / 1e-5
-        assert difference == pytest.approx(found.slope[:, index], abs=1e-4), CONSTANTS[index]
+        assert difference == pytest.approx(found.slope[:, index], abs=1e-4), name
 
 
 def test_quantiles_have_heavy_tails() -> None:
     places = np.array([0.001, 0.05, 0.3, 0.5, 0.9, 0.95, 0.999])
     assert heavy_tailed_quantiles(places) == pytest.approx(stats.t.ppf(places, 4), abs=1e-9)
     assert math.isclose(heavy_tailed_quantiles(np.array([0.95]))[0], 2.132, abs_tol=1e-3)
+
+
+def by_hand(products_s: float, bytes_s: float) -> float:
+    """Both limits joined by the cube, as the page of the law says. [s]"""
+    return (products_s**3 + bytes_s**3) ** (1 / 3)
+
+
+def test_every_constant_has_its_place_in_the_law() -> None:
+    """One convolution of 20 channels in 16 bit, channels last; all constants away from one."""
+    constants = PLAIN | {
+        "peak half": 0.8,
+        "memory": 0.7,
+        "launch_s": 3e-6,
+        "half results": 1e4,
+        "half channels": 30.0,
+        "odd channels": 0.6,
+        "half conv forward rate": 0.5,
+        "half conv forward rate channels last": 1.3,
+        "half conv forward memory": 0.9,
+        "half conv forward memory channels last": 1.1,
+        "host_s": 1e-5,
+        "sharpness": 2.0,
+    }
+    work = step_work(
+        step_of((convolution(1, 20), Phase.FORWARD)),
+        is_pure_half=True,
+        memory_format="channels_last",
+        has_optimizer=False,
+    )
+    results, elements = 4 * 20 * 64, 2 * 4 * 20 * 64 + 20 * 20 * 9
+    flop = 2 * results * 20 * 9
+    rate = 5e13 * 0.8 * 0.5 * 1.3 * 0.6 * results / (results + 1e4) * 20 / (20 + 30)
+    device_s = by_hand(flop / rate, 2 * elements / (1e12 * 0.7 * 0.9 * 1.1)) + 3e-6
+    assert seconds(work, constants=constants) == pytest.approx(
+        (device_s**3 + 1e-5**3) ** (1 / 3), rel=1e-9
+    )
+
+
+def test_the_host_launches_views_in_part_and_an_update_by_its_lists() -> None:
+    """One kernel forward, a view backward; a loop updates its one tensor, lists take 100 of them at once."""
+    view = operator("aten.view.default", (spec(8),), (spec(8),), view=True)
+    step = step_of((addition(10), Phase.FORWARD), (view, Phase.BACKWARD))
+    lists = replace(step, method=replace(step.method, optimizer_implementation="foreach"))
+    constants = PLAIN | {"host_s": 1e-3, "host backward": 2.0, "host update": 5.0}
+    logs = log_constants(constants, first_priors())
+    batch = StepBatch.of([step_work(step), step_work(lists)])
+    found = step_seconds(batch, logs, SHEET).host_s
+    assert found == pytest.approx(
+        np.array([[1e-3, 2e-3 * 0.3, 5e-3], [1e-3, 2e-3 * 0.3, 5e-3 * 1.01]])
+    )
+    assert families(step_work(step)) == ["pointwise", "optimizer"]
+
+
+def test_an_update_passes_over_what_is_trained() -> None:
+    """SGD with momentum goes over its elements five times, AdamW and what is unknown seven times."""
+    step = step_of((addition(10), Phase.FORWARD))
+    for optimizer, passes in (("sgd", 5), ("adamw", 7), ("lion", 7)):
+        other = replace(step, method=replace(step.method, optimizer=optimizer))
+        for is_half in (False, True):
+            work = step_work(other, is_pure_half=is_half)
+            assert work.moved_bytes[-1] == passes * WIDTH**2 * (2 if is_half else 4)
+            assert (work.phase[-1], work.operator[-1], work.count[-1]) == (2, -1, 1)
+    frozen = replace(step, parameters=(replace(step.parameters[0], ready_after=None),))
+    assert step_work(frozen).moved_bytes[-1] == 0
+    assert step_work(frozen).launches[2] == 0
+
+
+def test_calls_of_a_phase_add_up() -> None:
+    """Three of one operator forward; times of a phase are those of its kernels together."""
+    step = step_of((addition(10**6), Phase.FORWARD), (matmul(64, 64, 64), Phase.BACKWARD))
+    thrice = replace(step, segments=(replace(step.segments[0], count=3),))
+    works = [step_work(each, has_optimizer=False) for each in (step, thrice)]
+    found = step_seconds(StepBatch.of(works), log_constants(PLAIN, first_priors()), SHEET)
+    assert found.device_s[0] == pytest.approx([12e6 / 1e12 + 2e-6, found.kernel_s[1], 0.0])
+    assert found.device_s[1] == pytest.approx(3 * found.device_s[0])
+    assert works[1].launches == pytest.approx([3, 3, 0])
+
+
+def test_depthwise_convolutions_run_beside_the_tensor_cores() -> None:
+    """At the rate of single precision whatever the type; no channel fills a tile or misses a multiple."""
+    called = convolution(20, 20)
+    work = step_work(step_of((called, Phase.FORWARD)), is_pure_half=True, has_optimizer=False)
+    free = {"launch_s": 1e-15, "half depthwise forward memory": 1e6}
+    constants = PLAIN | free | {"half channels": 100.0, "odd channels": 0.1}
+    assert seconds(work, constants=constants) == pytest.approx(called.flop / 1e13, rel=1e-3)
+
+
+def backward(groups: int, channels: int, mask: list[bool], *, side: int = 8) -> Operator:
+    image, weight = spec(4, channels, side, side), spec(64, channels // groups, 3, 3)
+    gradient = spec(4, 64, side, side)
+    return operator(
+        *("aten.convolution_backward.default", (gradient, image, weight), (image, weight)),
+        *([0], [1, 1], [1, 1], [1, 1], False, [0, 0], groups, mask),
+    )
+
+
+def test_gradients_of_weights_sum_over_samples_and_pixels_those_of_inputs_over_filters() -> None:
+    """4 x 1024 terms behind each weight are eight parts of 512; 32 filters x 9 terms behind each pixel are one."""
+    work = step_work(
+        step_of((backward(2, 32, [True, True, False], side=32), Phase.BACKWARD)),
+        has_optimizer=False,
+    )
+    assert families(work) == ["group 32 inputs", "group 32 weights"]
+    assert work.filling == pytest.approx([4 * 32 * 1024, 64 * 16 * 9 * 4 * 1024 / 512])
+    assert work.channels.tolist() == [16, 16]
+
+
+def test_a_bias_is_summed_over_the_gradient_and_an_image_needs_none() -> None:
+    bias = step_work(
+        step_of((backward(1, 32, [False, True, True]), Phase.BACKWARD)), has_optimizer=False
+    )
+    assert families(bias) == ["conv weights", "reduction"]
+    assert bias.moved_bytes[1] == 4 * 64 * 64 * 4
+    first = step_of((backward(1, 3, [True, True, False]), Phase.BACKWARD))
+    assert families(step_work(first, has_optimizer=False)) == ["stem weights", "stem weights"]
+    grey = step_of((backward(1, 4, [False, True, False]), Phase.BACKWARD))
+    assert families(step_work(grey, has_optimizer=False)) == ["stem weights"]
+    five = step_of((backward(1, 5, [False, True, False]), Phase.BACKWARD))
+    assert families(step_work(five, has_optimizer=False)) == ["conv weights"]
+
+
+def test_a_transposed_convolution_is_the_gradient_of_the_other_way_round() -> None:
+    """32 channels of 8 x 8 become 16 of 16 x 16 through filters of 2 x 2."""
+    image, weight, result = spec(4, 32, 8, 8), spec(32, 16, 2, 2), spec(4, 16, 16, 16)
+    rest = ([2, 2], [0, 0], [1, 1], True, [0, 0], 1)
+    forward = operator("aten.convolution.default", (image, weight), (result,), None, *rest)
+    back = operator(
+        *("aten.convolution_backward.default", (result, image, weight), (image, weight)),
+        *([0], *rest, [True, True, False]),
+    )
+    work = step_work(step_of((forward, Phase.FORWARD), (back, Phase.BACKWARD)), has_optimizer=False)
+    assert families(work) == ["conv inputs", "conv forward", "conv weights"]
+    assert work.flop == pytest.approx([forward.flop] * 3)
+    assert work.flop[1:].sum() == pytest.approx(back.flop)
+    assert work.filling[:2] == pytest.approx([4 * 16 * 256, 4 * 32 * 64])
+
+
+#: Name, inputs and result of a product; results, the sum behind each, the narrowest side; batched or not.
+PRODUCTS_BY_HAND = [
+    ("aten.mm.default", ((24, 1024), (1024, 40)), (24, 40), 24 * 40, 1024, 24, "mm"),
+    ("aten.addmm.default", ((40,), (24, 16), (16, 40)), (24, 40), 24 * 40, 16, 16, "mm"),
+    ("aten.bmm.default", ((6, 24, 64), (6, 64, 40)), (6, 24, 40), 6 * 24 * 40, 64, 24, "bmm"),
+    ("aten.baddbmm.default", ((1,), (6, 24, 64), (6, 64, 40)), (6, 24, 40), 5760, 64, 24, "bmm"),
+    ("aten.linear.default", ((2, 3, 64), (40, 64)), (2, 3, 40), 6 * 40, 64, 16, "mm"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "result", "results", "depth", "narrow", "family"), PRODUCTS_BY_HAND
+)
+def test_sizes_of_products(  # noqa: PLR0913 - a column each
+    *,
+    name: str,
+    inputs: tuple[tuple[int, ...], ...],
+    result: tuple[int, ...],
+    results: int,
+    depth: int,
+    narrow: int,
+    family: str,
+) -> None:
+    called = operator(name, tuple(spec(*shape) for shape in inputs), (spec(*result),))
+    for phase, end in ((Phase.FORWARD, "forward"), (Phase.BACKWARD, "backward")):
+        work = step_work(step_of((called, phase)), has_optimizer=False)
+        assert families(work) == [f"{family} {end}"]
+        assert work.filling == pytest.approx([results * max(1, depth / 512)])
+        assert work.channels.tolist() == [narrow]
+        assert work.flop.tolist() == [called.flop]
+        assert work.moved_bytes.tolist() == [called.read_bytes + called.written_bytes]
+
+
+@pytest.mark.parametrize(("rows", "odd"), [(32, 0.0), (33, 1.0)])
+def test_tensor_cores_need_multiples_of_eight(rows: int, odd: float) -> None:
+    step = step_of((matmul(rows, 64, 64), Phase.FORWARD))
+    assert step_work(step, is_pure_half=True, has_optimizer=False).is_odd.tolist() == [odd]
+    assert step_work(step, has_optimizer=False).is_odd.tolist() == [0.0]
+
+
+@pytest.mark.parametrize(("channels", "odd"), [(32, 0.0), (36, 1.0)])
+def test_convolutions_of_other_channels_are_padded(channels: int, odd: float) -> None:
+    step = step_of((convolution(1, channels), Phase.FORWARD))
+    assert step_work(step, is_pure_half=True, has_optimizer=False).is_odd.tolist() == [odd]
+
+
+def test_attention_fills_the_device_with_its_queries() -> None:
+    """2 samples, 4 heads, 16 queries of 24 numbers, 48 keys; the backward pass has a gradient before them."""
+    query, key = spec(2, 4, 16, 24), spec(2, 4, 48, 24)
+    name = "aten._scaled_dot_product_flash_attention_for_cpu"
+    forward = operator(f"{name}.default", (query, key, key), (query,))
+    back = operator(f"{name}_backward.default", (key, query, key, key), (query, key, key))
+    step = step_of((forward, Phase.FORWARD), (back, Phase.BACKWARD))
+    work = step_work(step, has_optimizer=False)
+    assert families(work) == ["attention forward", "attention backward"]
+    assert work.filling.tolist() == [2 * 4 * 16 * 24] * 2
+    assert work.channels.tolist() == [24, 24]
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("native_batch_norm", "batch norm forward"),
+        ("native_layer_norm_backward", "layer norm backward"),
+        ("_fused_rms_norm", "layer norm forward"),
+        ("native_group_norm", "group norm forward"),
+        ("_softmax", "softmax forward"),
+        ("_log_softmax_backward_data", "softmax backward"),
+        ("max_pool2d_with_indices", "pool forward"),
+        ("avg_pool2d_backward", "pool backward"),
+        ("upsample_nearest2d", "resize forward"),
+        ("grid_sampler_2d_backward", "resize backward"),
+        ("native_dropout", "dropout"),
+        ("native_dropout_backward", "dropout"),
+        ("cat", "join"),
+        ("_to_copy", "cast"),
+        ("var_mean", "reduction"),
+        ("sum", "reduction"),
+        ("embedding", "scatter"),
+        ("embedding_dense_backward", "scatter"),
+        ("nll_loss_forward", "scatter"),
+        ("gelu", "function"),
+        ("relu_", "pointwise"),
+        ("clone", "copy"),
+        ("zeros_like", "fill"),
+        ("fft_fft", "other"),
+    ],
+)
+def test_families_of_what_moves_bytes_alone(name: str, family: str) -> None:
+    called = operator(f"aten.{name}.default", (spec(8, 8),), (spec(8, 8),))
+    work = step_work(step_of((called, Phase.FORWARD)), has_optimizer=False)
+    assert families(work) == [family]
+    assert work.flop.tolist() == [0.0]
+
+
+def test_sixteen_bit_halves_what_was_single_precision_alone() -> None:
+    """Of 128 bytes 64 are of indices, which keep theirs."""
+    indices = TensorSpec(shape=(8,), dtype="int64")
+    called = operator("aten.where.self", (spec(8), indices), (spec(8),))
+    step = step_of((called, Phase.FORWARD))
+    assert step_work(step, has_optimizer=False).moved_bytes.tolist() == [128.0]
+    halved = step_work(step, is_pure_half=True, has_optimizer=False)
+    assert halved.moved_bytes.tolist() == [96.0]
+
+
+@pytest.mark.parametrize(("channels", "found"), [(8, "channels_last"), (1, "contiguous")])
+def test_images_tell_how_they_lie(channels: int, found: str) -> None:
+    """The stride of one channel is 1 either way."""
+    called = convolution(1, 8)
+    image = replace(spec(4, channels, 8, 8), stride=(64 * channels, 1, 8 * channels, channels))
+    lying = replace(called, inputs=(image, called.inputs[1]))
+    step = step_of((lying, Phase.FORWARD), (addition(4), Phase.FORWARD))
+    assert step_work(step).memory_format == found
+    assert step_work(step, memory_format="contiguous").memory_format == "contiguous"
+    assert step_work(step_of((called, Phase.FORWARD))).memory_format == "contiguous"
+
+
+def test_autocast_computes_in_half_precision() -> None:
+    step = step_of((addition(4), Phase.FORWARD))
+    cast = replace(step, method=replace(step.method, precision="bf16"))
+    assert (step_work(step).precision, step_work(cast).precision) == ("fp32", "half")
+
+
+def test_a_model_that_no_row_resembles_is_less_certain_and_devices_scatter_by_a_percent() -> None:
+    costs = replace(COSTS, left_out=(replace(COSTS.left_out[0], precision="half"),))
+    known, unseen = (workload_by_law(each, WORKLOAD, traced()) for each in (COSTS, costs))
+    assert (known.shared_log_error, unseen.shared_log_error) == (0.1, UNSEEN_MODE_ERROR)
+    logs = np.log(known.noise[0].ratios)
+    assert logs.mean() == pytest.approx(0.0, abs=1e-12)
+    assert logs.std() == pytest.approx(0.01, rel=0.05)
+    [phases] = known.phases
+    assert {point.time_s for point in phases.input} == {0.0}
+    assert {point.relative_error for point in phases.backward} == {0.0}
+
+
+def test_the_host_of_every_phase_is_what_the_law_says_of_it() -> None:
+    [phases] = workload_by_law(COSTS, WORKLOAD, traced()).phases
+    work = step_work(traced().at(micro_batch=4))
+    logs = log_constants(COSTS.constants, first_priors())
+    found = step_seconds(StepBatch.of([work]), logs, SHEET)
+    at = [point.at for point in phases.forward].index(4)
+    for place, phase in enumerate(("forward", "backward", "optimizer")):
+        assert getattr(phases, f"dispatch_{phase}")[at].time_s == pytest.approx(
+            found.host_s[0, place]
+        )
+
+
+def test_a_gradient_is_ready_when_the_kernels_before_it_are_done() -> None:
+    """Of the two products of the backward pass the first makes the gradient."""
+    step = traced().at(micro_batch=32)
+    work = step_work(step)
+    logs = log_constants(COSTS.constants, first_priors())
+    kernel_s = step_seconds(StepBatch.of([work]), logs, SHEET).kernel_s
+    after = dict(zip(work.operator[work.phase == 1], kernel_s[work.phase == 1], strict=True))
+    [parameter] = workload_by_law(COSTS, WORKLOAD, traced()).workload.parameters
+    assert parameter.ready_fraction == pytest.approx(after[1] / (after[0] + after[1]), rel=1e-6)
+
+
+def test_another_version_widens_by_what_versions_were_seen_to_change() -> None:
+    """0.1 of left-out models and 0.24 between versions are 0.26; nothing is known: a quarter; the same: nothing."""
+    machine = replace(
+        profile(Machine()),
+        device_costs=replace(COSTS, versions={"torch": "2.4.1+cu121"}, version_drift=0.24),
+    )
+    assert for_version(machine, "2.4.0") is machine
+    for found, error in (
+        (for_version(machine, "2.5.1"), 0.26),
+        (for_version(replace(machine, device_costs=COSTS), "2.4.0"), math.hypot(0.1, 0.25)),
+    ):
+        assert found.device_costs is not None
+        assert found.device_costs.left_out[0].log_error == pytest.approx(error)
+        assert len(found.undetermined) == len(machine.undetermined) + 1
+    with pytest.raises(UsageError, match="--torch: must come with a machine inferred from steps"):
+        for_version(profile(Machine()), "2.4.0")

@@ -8,11 +8,21 @@ import pytest
 from calibrate.fit.operators import fit_operators
 from perfmodel.answer.measured import interval, measured_caveats
 from perfmodel.cost.operators import OperatorDurations
-from perfmodel.cost.traced import INPUT_COPIES, issued, slowdown, traced_profile, with_ready_times
+from perfmodel.cost.traced import (
+    INPUT_COPIES,
+    input_copy_s,
+    issued,
+    issued_s,
+    ready_when_done,
+    slowdown,
+    traced_profile,
+    with_ready_times,
+)
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import (
     ComputeRate,
+    HostCosts,
     MeasuredMachine,
     MeasuredOperator,
     MeasuredStep,
@@ -221,3 +231,145 @@ def test_what_moves_nothing_starts_no_kernel() -> None:
         Phase.BACKWARD: (2, 1),
         Phase.OPTIMIZER: (0, 0),
     }
+
+
+def test_how_ranks_slow_each_other_is_read_along_the_sizes_of_models(
+    machine: MeasuredMachine,
+) -> None:
+    """Two models of three equal points each: a line drawn towards none as a width of 5 % per e-fold says."""
+    sizes = {w.workload.name: w.workload.gradient_bytes for w in machine.workloads}
+    light, heavy = sorted(sizes, key=sizes.__getitem__)
+    shared = with_sharing(machine, {light: 1.1, heavy: 1.4})
+    first, second = math.log(sizes[light]), math.log(sizes[heavy])
+    middle, away = (first + second) / 2, (second - first) / 2
+    rise = (math.log(1.4) - math.log(1.1)) / 2
+    spread = rise  # of two values, the half of their distance
+    weight = 2 * away**2 + (spread / 0.05) ** 2
+    slope = 2 * away * rise / weight
+    centre = (math.log(1.4) + math.log(1.1)) / 2
+    for size in (sizes[light], 10**9):
+        found = slowdown(shared, Phase.BACKWARD, 2, size)
+        distance = math.log(size) - middle
+        assert found.factor == pytest.approx(math.exp(centre + slope * distance))
+        rest = rise - slope * away
+        error = math.hypot(max(0.02, rest), distance * spread / math.sqrt(weight))
+        assert found.log_error == pytest.approx(error)
+    # Ranks never speed each other up, and one rank is alone.
+    faster = with_sharing(machine, {light: 0.8, heavy: 0.8})
+    assert slowdown(faster, Phase.BACKWARD, 2, 10**6).factor == 1.0
+    for world_size in (1, 3):
+        alone = slowdown(shared, Phase.BACKWARD, world_size, 10**6)
+        assert (alone.factor, alone.log_error) == (1.0, 0.0)
+
+
+def test_measured_batches_bring_the_curve_to_them(durations: OperatorCosts) -> None:
+    """Twice as slow as the curves at 8: so at 16, 5 % less certain per e-fold."""
+    machine = replace(profile(Machine()), operators=durations)
+    [curves] = traced_profile(machine, durations, WORKLOAD, traced(), use_measured=False).phases[:1]
+    at_eight = next(point for point in curves.forward if point.at == 8)
+    known = measured(durations, 8, 2 * at_eight.time_s)
+    found = traced_profile(replace(machine, operators=known), known, WORKLOAD, traced())
+    assert (found.measured_batches, found.untimed) == ((8,), ())
+    assert found.evidence is Evidence.INTERPOLATED
+    replayed = OperatorDurations(known, own=parameters_signature(traced()))
+    own = replayed.step(traced().at(micro_batch=8))[Phase.FORWARD].relative_error
+    for before, after in zip(curves.forward, found.phases[0].forward, strict=True):
+        assert after.time_s == pytest.approx(2 * before.time_s)
+        away = 0.05 * abs(math.log(before.at / 8))
+        assert after.relative_error == pytest.approx(math.hypot(own, away))
+
+
+def test_noise_is_borrowed_from_the_model_whose_steps_are_as_long(
+    durations: OperatorCosts,
+) -> None:
+    """A light and a heavy one; without noise of any there is none."""
+    machine = replace(profile(Machine(noise=(0.9, 1.0, 1.2), rank_spread=0.1)), operators=durations)
+    light, heavy = machine.workloads
+    marked = replace(machine, workloads=(replace(light, rank_spread=0.3), heavy))
+    quick = traced_profile(marked, durations, WORKLOAD, traced())
+    assert quick.rank_spread == 0.3
+    assert quick.noise == light.noise
+    slow = measured(durations, 16, heavy.phases[0].backward[-1].time_s)
+    late = traced_profile(marked, slow, WORKLOAD, traced())
+    assert late.rank_spread == 0.1
+    still = replace(marked, workloads=tuple(replace(w, noise=()) for w in marked.workloads))
+    assert traced_profile(still, durations, WORKLOAD, traced()).noise == ()
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_the_host_issues_every_operator_of_a_phase(
+    durations: OperatorCosts, *, is_known: bool
+) -> None:
+    """One product and two copies forward, two products backward; 7 us each, or as steps told."""
+    host = HostCosts(
+        forward_s=1e-5,
+        backward_s=2e-5,
+        view_s=1e-6,
+        optimizer_s=1e-4,
+        tensor_s=1e-6,
+        relative_error=0.07,
+    )
+    machine = replace(
+        profile(Machine(asynchronous=True, dispatch_s=7e-6)), host=host if is_known else None
+    )
+    phases = traced_profile(machine, durations, WORKLOAD, traced()).phases[0]
+    issued_of = (phases.dispatch_forward[0], phases.dispatch_backward[0])
+    expected = (3e-5, 4e-5) if is_known else (7e-6, 14e-6)
+    assert [point.time_s for point in issued_of] == pytest.approx(expected)
+    assert {point.relative_error for point in issued_of} == {0.07 if is_known else 0.3}
+    # Light models keep a GPU busy with large batches alone.
+    assert phases.forward[-1].at == 65_536
+    synchronous = traced_profile(profile(Machine()), durations, WORKLOAD, traced()).phases[0]
+    assert synchronous.forward[-1].at == 512
+    assert synchronous.dispatch_forward == ()
+
+
+def test_issuing_costs_kernels_and_what_is_none_by_phase() -> None:
+    host = HostCosts(
+        forward_s=1.0,
+        backward_s=10.0,
+        view_s=0.1,
+        optimizer_s=100.0,
+        tensor_s=0.01,
+        relative_error=0.0,
+    )
+    found = [issued_s(host, (3, 5), phase) for phase in Phase]
+    assert dict(zip(Phase, found, strict=True)) == pytest.approx(
+        {Phase.FORWARD: 3.5, Phase.BACKWARD: 30.5, Phase.OPTIMIZER: 300.05}
+    )
+
+
+def test_copies_of_the_batch_start_once_each_and_go_at_the_rate_of_the_largest() -> None:
+    """Between 1 ms at 1 MB and 101 ms at 1 GB: 0.1 ns a byte, nearly; of one copy its own rate."""
+    small, large = copy_of(1e6, 1e-3), copy_of(1e9, 101e-3)
+    byte_s = 0.1 / (1e9 - 1e6)
+    assert input_copy_s((large, small), 10**8) == pytest.approx(INPUT_COPIES * 1e-3 + 1e8 * byte_s)
+    assert input_copy_s((large,), 10**8) == pytest.approx(10.1e-3)
+    assert input_copy_s((small, copy_of(1e9, 5e-4)), 10**8) == pytest.approx(INPUT_COPIES * 1e-3)
+    assert input_copy_s((large, small), 0) == input_copy_s((), 10**8) == 0.0
+    other = replace(large, probe="memory")
+    assert input_copy_s((other,), 10**8) == 0.0
+
+
+def test_an_update_of_lists_costs_each_tensor_of_them() -> None:
+    step = traced().at(micro_batch=2)
+    lists = replace(step.operators[0], name="aten._foreach_add_.List")
+    fused = replace(lists, name="aten._fused_adamw_.default")
+    loose = replace(step.operators[0], name="aten.add_.Tensor")
+    operators = (lists, fused, loose)
+    calls = tuple(Call(operator=at, phase=Phase.OPTIMIZER, module="") for at in range(3))
+    step = replace(step, operators=operators, segments=(Segment(count=2, calls=calls),))
+    assert issued(step, Phase.OPTIMIZER) == (6, 2 * 2 * len(lists.inputs))
+
+
+def test_gradients_are_ready_where_the_pass_has_got_to() -> None:
+    """Of three calls of 1, 2 and 1 s the first two are done before the last; without one it is ready at the end."""
+    step = traced().at(micro_batch=2)
+    calls = tuple(Call(operator=at, phase=Phase.BACKWARD, module="") for at in (0, 1, 0))
+    step = replace(step, segments=(Segment(count=1, calls=calls),))
+    for after, ready in ((0, 0.0), (1, 0.25), (2, 0.75), (3, 1.0), (None, 1.0)):
+        other = replace(step, parameters=(replace(step.parameters[0], ready_after=after),))
+        [parameter] = ready_when_done(WORKLOAD, other, {0: 1.0, 1: 2.0}).parameters
+        assert parameter.ready_fraction == pytest.approx(ready)
+    [parameter] = ready_when_done(WORKLOAD, step, {}).parameters
+    assert parameter.ready_fraction == 0.0

@@ -1,0 +1,173 @@
+"""What a profile is made of beside its fits: rates, collectives, names, and what is not known."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calibrate.fit.profile import (
+    _device_name,
+    _draft,
+    _rate,
+    _undetermined,
+    collective_profiles,
+)
+from perfmodel.documents.observation import (
+    CollectiveObservation,
+    ComputeObservation,
+    Observation,
+    OverlapObservation,
+    WorkloadObservation,
+)
+from perfmodel.layout import RunSetting, Synchronisation
+from tests.calibrate.fit.synthetic import environment
+from tests.perfmodel.profiles import LIGHT
+from tests.played_worker import step_observation
+
+
+def exchange(
+    size_bytes: int, *ranks_s: tuple[float, ...], world_size: int = 2, name: str = "all_reduce"
+) -> CollectiveObservation:
+    return CollectiveObservation(
+        task="one",
+        round=0,
+        collective=name,
+        world_size=world_size,
+        size_bytes=size_bytes,
+        durations_s=ranks_s,
+    )
+
+
+def test_a_collective_takes_the_slowest_rank_or_behind_a_queue_the_mean_of_the_fastest() -> None:
+    """Three repetitions of two ranks: slowest 3, 5 and 4 ms; means 3 and 10 / 3 ms."""
+    observed = [exchange(64, (3e-3, 5e-3, 1e-3), (2e-3, 4e-3, 4e-3))]
+    for back_to_back, time_s in ((False, 4e-3), (True, 3e-3)):
+        [found] = collective_profiles(observed, back_to_back=back_to_back)
+        assert found.points[0].time_s == pytest.approx(time_s)
+        assert (found.collective, found.world_size, found.points[0].at) == ("all_reduce", 2, 64)
+
+
+def test_collectives_are_kept_apart_by_kind_and_group() -> None:
+    """Rounds of one size are means in log: 1 and 4 ms are 2 ms."""
+    observed = [
+        exchange(64, (1e-3,)),
+        exchange(64, (4e-3,)),
+        exchange(16, (1e-4,)),
+        exchange(64, (7e-3,), world_size=4),
+        exchange(64, (5e-3,), name="broadcast"),
+    ]
+    found = collective_profiles(observed, back_to_back=False)
+    kinds = [(each.collective, each.world_size, len(each.points)) for each in found]
+    assert kinds == [("all_reduce", 2, 2), ("all_reduce", 4, 1), ("broadcast", 2, 1)]
+    assert [point.at for point in found[0].points] == [16, 64]
+    assert found[0].points[1].time_s == pytest.approx(2e-3)
+
+
+def test_of_sizes_out_of_order_the_surer_one_decides() -> None:
+    """3 ms seen a hundred times, 2 ms once at the larger size: both near 3 ms."""
+    observed = [exchange(64, (3e-3,)) for _ in range(100)] + [exchange(128, (2e-3,))]
+    [found] = collective_profiles(observed, back_to_back=False)
+    first, second = found.points
+    assert first.time_s == second.time_s
+    weights = np.array([first.relative_error, second.relative_error]) ** -2.0
+    expected = math.exp(float(np.average(np.log([3e-3, 2e-3]), weights=weights)))
+    assert first.time_s == pytest.approx(expected)
+    assert first.time_s > 2.9e-3
+
+
+def test_rates_are_work_over_the_middle_time() -> None:
+    observed = ComputeObservation(
+        task="matmul",
+        round=0,
+        probe="matmul",
+        dtype="fp32",
+        shape=(4, 4),
+        flop=100.0,
+        moved_bytes=60.0,
+        durations_s=(1.0, 9.0, 2.0),
+    )
+    found = _rate(observed)
+    assert (found.time_s, found.flop_per_s, found.bytes_per_s) == (2.0, 50.0, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind", "name"),
+    [
+        ({"gpus": [{"name": "A"}, {"name": "B"}]}, "cuda", "A"),
+        ({"gpus": []}, "cuda", "unknown CUDA device"),
+        ({}, "cuda", "unknown CUDA device"),
+        ({"virtual": {"name": "V"}}, "virtual", "V"),
+        ({"cpu": {"model": "Zen"}}, "cpu", "one core of Zen"),
+        ({"cpu": {"model": ""}}, "cpu", "one core of an unknown CPU"),
+        ({}, "cpu", "one core of an unknown CPU"),
+    ],
+)
+def test_a_device_is_called_as_its_driver_does(facts: dict[str, Any], kind: str, name: str) -> None:
+    assert _device_name(facts, kind) == name
+
+
+def setting(world_size: int, synchronisation: Synchronisation) -> RunSetting:
+    return RunSetting(
+        workload="light", world_size=world_size, micro_batch=4, synchronisation=synchronisation
+    )
+
+
+def observations(world_size: int) -> list[Observation]:
+    """One rank alone, as many as there are without synchronisation, in three rounds."""
+    settings = [setting(1, Synchronisation.NONE)]
+    if world_size > 1:
+        settings.append(setting(world_size, Synchronisation.NO_SYNC))
+    steps = [step_observation(each, repetition=index) for each in settings for index in range(3)]
+    return [WorkloadObservation(task="light", round=0, workload=LIGHT), *steps]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "exchanges", "num_nodes", "unknown"),
+    [
+        (1, True, 1, ["no second rank", "only one node"]),
+        (2, True, 1, ["only two ranks", "only one node"]),
+        (2, False, 1, ["no second rank", "only one node"]),
+        (4, True, 1, ["only one node"]),
+        (4, True, 2, []),
+    ],
+)
+def test_what_cannot_be_known_is_said(
+    *, world_size: int, exchanges: bool, num_nodes: int, unknown: list[str]
+) -> None:
+    observed = observations(world_size)
+    if exchanges and world_size > 1:
+        observed.append(exchange(64, (1e-3,) * world_size, world_size=world_size))
+    facts = dict(environment("one").facts)
+    draft = _draft(observed, facts)
+    found = _undetermined(draft, num_nodes=num_nodes)
+    assert len(found) == len(unknown)
+    for said, begins in zip(found, unknown, strict=True):
+        assert said.startswith(begins)
+    assert (draft.num_rounds, draft.ranks_per_node, draft.max_world_size) == (
+        3,
+        world_size,
+        world_size,
+    )
+    assert (draft.backend, draft.device_kind) == ("gloo", "cpu")
+
+
+def test_overlap_is_kept_apart_by_group_and_size() -> None:
+    """A speed beside the other is time alone over time together, the middle of a run, the mean of runs."""
+    observed = [
+        OverlapObservation(
+            task="overlap",
+            round=0,
+            world_size=world_size,
+            size_bytes=1024,
+            compute_alone_s=(1.0, 1.0, 50.0),
+            compute_together_s=(slower, slower, 50.0),
+            comm_alone_s=(2.0,),
+            comm_together_s=(4.0,),
+        )
+        for world_size, slower in ((2, 1.25), (4, 2.0), (2, 5.0))
+    ]
+    draft = _draft([*observations(4), *observed], dict(environment("one").facts))
+    assert [each.world_size for each in draft.overlaps] == [2, 4]
+    assert [each.compute_speed for each in draft.overlaps] == pytest.approx([0.4, 0.5])
+    assert [each.comm_speed for each in draft.overlaps] == pytest.approx([0.5, 0.5])

@@ -1,0 +1,226 @@
+"""What draws of a cost model carry: errors of a device, of a law, of layouts, of ranks; and what lies between runs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from perfmodel.cost.machine import (
+    CostModel,
+    contention,
+    families,
+    form_factors,
+    layout_cost,
+    noise_weights,
+    phases_at,
+    step_program,
+)
+from perfmodel.layout import Layout, parse_layout
+from perfmodel.machine import Cluster, Evidence, Tier
+from perfmodel.machine.measured import (
+    PHASE_CURVES,
+    CurvePoint,
+    DeviceRates,
+    LayoutCost,
+    MeasuredMachine,
+    MeasuredWorkload,
+    PhaseCurves,
+    Rescaling,
+    StepNoise,
+)
+from perfmodel.statistics import FloatArray
+from perfmodel.step import Cause
+from tests.perfmodel.operators import costs_of_the_made_up_machine
+from tests.perfmodel.profiles import Machine, profile
+
+DRAWS = 4000
+
+
+def heavy(machine: MeasuredMachine) -> MeasuredWorkload:
+    found = machine.workload("heavy")
+    assert found is not None
+    return found
+
+
+def forward_s(machine: MeasuredMachine, workload: MeasuredWorkload) -> FloatArray:
+    layout = Layout(micro_batch=16)
+    costs = CostModel(machine, num_draws=DRAWS, seed=0)
+    terms = costs.terms(workload, layout, step_program(machine, workload, layout))
+    return np.asarray(terms.compute_s[Cause.FORWARD])
+
+
+def test_a_device_that_is_not_present_errs_in_all_its_times_at_once() -> None:
+    rates = DeviceRates(name="x", flop_per_s={"fp32": 1e12}, bytes_per_s=1e11)
+    rescaling = Rescaling(
+        source=rates,
+        target=rates,
+        start_s=0.0,
+        log_error=0.25,
+        notes=(),
+        notes_on_groups=(),
+        device_kind="cuda",
+    )
+    plain = profile(Machine())
+    operators = replace(costs_of_the_made_up_machine(), rescaling=rescaling)
+    machine = replace(plain, operators=operators)
+    found = forward_s(machine, heavy(plain))
+    assert found[0] == pytest.approx(0.081)
+    assert np.log(found).std() == pytest.approx(0.25, rel=0.05)
+    layout = Layout(micro_batch=16)
+    costs = CostModel(machine, num_draws=2, seed=0)
+    terms = costs.terms(heavy(plain), layout, step_program(machine, heavy(plain), layout))
+    assert set(terms.evidence.values()) == {Evidence.ASSUMED}
+
+
+def test_a_law_that_was_fitted_to_others_is_wrong_by_so_much_in_one_of_ten() -> None:
+    """In either direction, with the tails of Student's distribution."""
+    machine = profile(Machine())
+    found = forward_s(machine, replace(heavy(machine), shared_log_error=0.3))
+    logs = np.log(found / found[0])
+    assert logs[0] == 0
+    assert np.quantile(logs, 0.95) == pytest.approx(0.3, rel=0.02)
+    assert np.quantile(logs, 0.05) == pytest.approx(-0.3, rel=0.02)
+    assert np.mean(logs) == pytest.approx(0.0, abs=0.01)
+    assert np.abs(logs).max() > 3 * 0.3
+    assert not np.all(np.diff(logs[1:]) >= 0)
+    assert np.ptp(forward_s(machine, heavy(machine))) == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "weights"),
+    [
+        (2, [((0.9, 1.1), 1.0)]),
+        (4, [((0.9, 1.1), 1.0)]),
+        (16, [((0.9, 1.1), 0.5), ((0.5, 1.5), 0.5)]),
+        (32, [((0.9, 1.1), 0.25), ((0.5, 1.5), 0.75)]),
+        (64, [((0.5, 1.5), 1.0)]),
+        (100, [((0.5, 1.5), 1.0)]),
+    ],
+)
+def test_noise_between_batches_is_mixed_by_their_logarithm(
+    micro_batch: int, weights: list[tuple[tuple[float, ...], float]]
+) -> None:
+    noise = (
+        StepNoise(micro_batch=64, ratios=(0.5, 1.5)),
+        StepNoise(micro_batch=4, ratios=(0.9, 1.1)),
+    )
+    found = noise_weights(replace(heavy(profile(Machine())), noise=noise), micro_batch)
+    assert [ratios for ratios, _ in found] == [ratios for ratios, _ in weights]
+    assert [share for _, share in found] == pytest.approx([share for _, share in weights])
+
+
+def test_without_noise_no_rank_is_slower_than_another() -> None:
+    assert noise_weights(heavy(profile(Machine())), 16) == [((), 1.0)]
+
+
+def costs(*world_sizes: int) -> tuple[LayoutCost, ...]:
+    return tuple(
+        LayoutCost(
+            family="fsdp", world_size=n, call_s=1e-3 * n, byte_s=1e-10 * n, log_error=0.1 * n
+        )
+        for n in world_sizes
+    )
+
+
+@pytest.mark.parametrize(("text", "n"), [("fsdp=2", 2), ("fsdp=3", 3), ("fsdp=16", 4)])
+def test_what_a_library_adds_lies_between_the_ranks_that_ran_it(text: str, n: int) -> None:
+    machine = replace(profile(Machine()), layouts=costs(2, 4))
+    found = layout_cost(machine, "fsdp", parse_layout(text))
+    assert found is not None
+    assert (found.call_s, found.byte_s, found.log_error) == pytest.approx(
+        (1e-3 * n, 1e-10 * n, 0.1 * n)
+    )
+    assert layout_cost(machine, "tensor", parse_layout(text)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("dp=8", ()),
+        ("fsdp=8", ("fsdp",)),
+        ("dp=8 zero=2", ("fsdp",)),
+        ("dp=8 zero=1", ("zero",)),
+        ("tp=2 pp=2 accumulation=2", ("tensor", "pipeline")),
+    ],
+)
+def test_what_a_layout_is_beyond_data_parallelism(text: str, names: tuple[str, ...]) -> None:
+    assert families(parse_layout(text)) == names
+
+
+def test_layouts_err_as_they_were_judged_or_as_is_believed() -> None:
+    """20 % of fully sharded ranks that were run, 5 % of tensor parallelism that was not: together 20.6 %."""
+    machine = replace(profile(Machine()), layouts=costs(2))
+    model = CostModel(machine, num_draws=DRAWS, seed=0)
+    for text, error in (("dp=2", 0.0), ("fsdp=2", 0.2), ("fsdp=2 tp=2", np.hypot(0.2, 0.05))):
+        found = np.log(form_factors(model, parse_layout(text)))
+        assert found[0] == 0
+        assert found.std() == pytest.approx(error, rel=0.05, abs=1e-12)
+
+
+def slowed(curves: PhaseCurves, world_size: int, factor: float) -> PhaseCurves:
+    changed = {
+        name: tuple(replace(p, time_s=factor * p.time_s) for p in getattr(curves, name))
+        for name in PHASE_CURVES
+    }
+    return PhaseCurves(world_size=world_size, **changed)
+
+
+def test_ranks_beside_each_other_take_longer_as_both_passes_did() -> None:
+    """Two 1.5 and four 3 times as long: three 2.25 times; beyond all as the most."""
+    machine = profile(Machine())
+    alone = heavy(machine).phases[0]
+    workload = replace(heavy(machine), phases=(slowed(alone, 4, 3.0), alone, slowed(alone, 2, 1.5)))
+    for ranks, than, factor in ((4, 2, 2.0), (3, 1, 2.25), (64, 1, 3.0), (1, 1, 1.0)):
+        assert contention(workload, 16, ranks, than=than) == pytest.approx(factor)
+    assert [point.at for point in phases_at(workload, 3).backward] == [4, 16, 64]
+
+
+def test_dips_of_curves_are_noise() -> None:
+    """Backward by itself; forward, update and input together, so that a dip of one that another fills stays."""
+
+    def curve(*times_s: float) -> tuple[CurvePoint, ...]:
+        return tuple(
+            CurvePoint(at=at, time_s=t, relative_error=0.0)
+            for at, t in zip((1, 2, 4), times_s, strict=True)
+        )
+
+    phases = PhaseCurves(
+        world_size=1,
+        input=curve(1.0, 1.0, 1.0),
+        forward=curve(5.0, 3.0, 6.0),
+        backward=curve(4.0, 3.0, 9.0),
+        optimizer=curve(2.0, 3.0, 2.0),
+    )
+    workload = replace(heavy(profile(Machine())), phases=(phases,))
+    found = phases_at(workload, 1)
+    assert [point.time_s for point in found.backward] == [4.0, 4.0, 9.0]
+    assert [point.time_s for point in found.forward] == [5.0, 4.0, 6.0]
+    assert found.optimizer == phases.optimizer
+    rising = replace(
+        phases, forward=curve(1, 2, 3), backward=curve(1, 2, 3), optimizer=curve(0, 0, 0)
+    )
+    assert phases_at(replace(workload, phases=(rising,)), 1) is rising
+
+
+def test_every_doubling_of_nodes_is_slower_where_runs_of_others_show_it() -> None:
+    """Two devices a node: eight are four nodes, two doublings of a tenth."""
+    cluster = Cluster(
+        name="like others",
+        tiers=(
+            Tier(name="node", of="device", count=2, link_bytes_per_s=1e9, latency_s=1e-6),
+            Tier(name="fabric", of="node", count=64, link_bytes_per_s=1e9, latency_s=1e-6),
+        ),
+        straggler_share=0.1,
+        straggler_log_error=0.5,
+    )
+    machine = profile(Machine())
+    model = CostModel(machine, num_draws=DRAWS, seed=0, cluster=cluster)
+    for ranks, doublings in ((1, 0), (2, 0), (8, 2), (7, 2)):
+        found = model.slowest(heavy(machine), Layout(dp=ranks, micro_batch=16))
+        assert found[0] == pytest.approx(1 + 0.1 * doublings)
+        if doublings:
+            assert np.log((found - 1) / 0.2).std() == pytest.approx(0.5, rel=0.05)
+    alone = CostModel(machine, num_draws=2, seed=0).slowest(
+        heavy(machine), Layout(dp=8, micro_batch=16)
+    )
+    assert alone.tolist() == [1.0, 1.0]

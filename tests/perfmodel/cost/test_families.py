@@ -1,0 +1,209 @@
+"""What places an operator among others of its family: sizes by hand; the curve through them at its ends."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfmodel.cost.families import (
+    GaussianProcess,
+    covariance,
+    family,
+    features,
+    is_half,
+    is_of_optimizer,
+    optimizer_family,
+    optimizer_features,
+    optimizer_work,
+    ways_to_convolve,
+    wider_family,
+    work,
+)
+from perfmodel.workload import Operator, TensorSpec
+from tests.perfmodel.operators import addition, matmul, operator, spec
+
+
+def logs(*sizes: float) -> list[float]:
+    return [math.log(size) for size in sizes]
+
+
+def convolution(
+    image: tuple[int, ...] = (2, 8, 20, 10),
+    weight: tuple[int, ...] = (12, 4, 3, 5),
+    result: tuple[int, ...] = (2, 12, 10, 5),
+    groups: int = 2,
+    stride: int = 2,
+    dilation: int = 1,
+) -> Operator:
+    return operator(
+        *("aten.convolution.default", (spec(*image), spec(*weight)), (spec(*result),)),
+        *(None, [stride] * 2, [1, 2], [dilation] * 2, False, [0, 0], groups),
+    )
+
+
+def backward(called: Operator, mask: list[bool]) -> Operator:
+    image, weight, result = called.inputs[0], called.inputs[1], called.outputs[0]
+    return operator(
+        *("aten.convolution_backward.default", (result, image, weight), (image, weight)),
+        *([0], [2, 2], [1, 2], [1, 1], False, [0, 0], 2, mask),
+    )
+
+
+def test_a_convolution_is_placed_by_eight_sizes() -> None:
+    """Samples, pixels, channels and filters of a group, groups, kernel, pixels in over out, whether inputs count."""
+    sizes = logs(2, 50, 4, 6, 2, 15, 200 / 50)
+    assert features(convolution()) == pytest.approx([*sizes, 1.0])
+    for asked, value in ((True, 1.0), (False, 0.0)):
+        found = features(backward(convolution(), [asked, True, False]))
+        assert found == pytest.approx([*sizes, value])
+
+
+def test_a_product_is_placed_by_its_sides_and_how_factors_lie() -> None:
+    """Batches, rows, sum and columns; a transposed factor has its innermost stride elsewhere."""
+    first, second = spec(3, 4, 5, 6), spec(3, 4, 6, 7)
+    product = operator("aten.bmm.default", (first, second), (spec(3, 4, 5, 7),))
+    assert features(product) == pytest.approx([*logs(12, 5, 6, 7), 0.0, 0.0])
+    turned = replace(second, stride=(168, 42, 1, 6))
+    lying = replace(product, inputs=(first, turned))
+    assert features(lying) == pytest.approx([*logs(12, 5, 6, 7), 0.0, 1.0])
+    assert features(replace(product, inputs=(turned, second)))[-2:] == (1.0, 0.0)
+    straight = replace(second, stride=(168, 42, 7, 1))
+    assert features(replace(product, inputs=(first, straight)))[-1] == 0.0
+    plain = operator("aten.addmm.default", (spec(7), spec(5, 6), spec(6, 7)), (spec(5, 7),))
+    assert features(plain) == pytest.approx([*logs(1, 5, 6, 7), 0.0, 0.0])
+
+
+def test_attention_is_placed_by_heads_queries_keys_and_width() -> None:
+    query, key = spec(2, 3, 16, 24), spec(2, 3, 48, 24)
+    name = "aten._scaled_dot_product_flash_attention"
+    forward = operator(f"{name}.default", (query, key, key), (query,))
+    back = operator(f"{name}_backward.default", (key, query, key, key), (query,))
+    for called in (forward, back):
+        assert features(called) == pytest.approx(logs(6, 16, 48, 24))
+
+
+def test_norms_and_pools_are_placed_by_elements_channels_and_pixels() -> None:
+    image, channels = spec(2, 6, 5, 4), spec(6)
+    batch = operator("aten.native_batch_norm.default", (image, channels, channels), (image,))
+    assert features(batch) == pytest.approx(logs(240, 6, 20))
+    layer = operator("aten.native_layer_norm.default", (spec(9, 11), spec(11)), (spec(9, 11),))
+    assert features(layer) == pytest.approx(logs(99, 11))
+    bare = operator("aten.native_layer_norm.default", (spec(9, 11),), (spec(9, 11),))
+    assert features(bare) == pytest.approx(logs(99, 1))
+    pool = operator("aten.avg_pool2d.default", (spec(2, 6, 8, 4),), (spec(2, 6, 4, 2),))
+    assert features(pool) == pytest.approx(logs(384, 96, 4))
+
+
+def test_the_rest_is_placed_by_bytes_widths_jumps_and_whether_shapes_differ() -> None:
+    plain = operator("aten.add.Tensor", (spec(10, 7), spec(10, 7)), (spec(10, 7),))
+    half = [0.5 * each for each in logs(7, 7)]
+    assert features(plain) == pytest.approx([*logs(560, 280), *half, 0.0, 0.0])
+    jumping = replace(spec(10, 7), stride=(1, 10))
+    wide = operator("aten.sum.default", (jumping, spec(7)), (spec(3),))
+    found = [*logs(280 + 28, 12), *(0.5 * each for each in logs(7, 3)), 1.0, 1.0]
+    assert features(wide) == pytest.approx(found)
+    # Numbers of the host have no shape, and results of nothing no width.
+    scalar = operator("aten.add.Tensor", (spec(10, 7), spec()), (spec(),))
+    assert features(scalar)[3:] == pytest.approx([0.0, 0.0, 0.0])
+
+
+def test_work_is_a_call_its_flop_and_bytes_of_four_kinds() -> None:
+    """A further sample reads the weight of a convolution again; of the rest the largest input comes first."""
+    called = convolution()
+    image, weight, result = 4 * 3200, 4 * 720, 4 * 1200
+    assert work(called) == (1.0, called.flop, image, weight, result, weight)
+    product = matmul(3, 5, 7)
+    assert work(product) == (1.0, 210.0, 60.0, 140.0, 84, 0.0)
+    linear = operator("aten.linear.default", (spec(3, 5), spec(7, 5), spec(7)), (spec(3, 7),))
+    assert work(linear) == (1.0, 210.0, 60.0, 140.0, 84, 0.0)
+    unlike = operator("aten.add.Tensor", (spec(10), spec(40)), (spec(40),))
+    assert work(unlike) == (1.0, 0.0, 160.0, 40.0, 160, 0.0)
+    # An embedding reads less than its table.
+    table = operator("aten.embedding.default", (spec(1000, 8), spec(2)), (spec(2, 8),))
+    assert work(table) == (1.0, 0.0, 64.0 + 8.0, 0.0, 64, 0.0)
+    assert optimizer_work(400) == (1.0, 400.0)
+    assert optimizer_features(400, 4000) == pytest.approx(tuple(logs(400, 4000)))
+    assert optimizer_features(0, 0) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "way"),
+    [
+        # More than one sample, and a kernel beyond 1 x 1: blocks.
+        ({}, "dense"),
+        # One small image and a kernel of at most 3 x 3: patches, unless the image or the kernel is large.
+        ({"image": (1, 8, 20, 10), "result": (1, 12, 20, 10)}, "patches"),
+        ({"image": (1, 128, 20, 10), "weight": (12, 128, 3, 5)}, "dense"),
+        ({"image": (1, 8, 20, 10), "weight": (12, 8, 4, 4)}, "dense"),
+        # 1 x 1 on few samples: patches; on sixteen, with a stride or dilated: blocks.
+        ({"weight": (12, 8, 1, 1), "stride": 1}, "patches"),
+        ({"weight": (12, 8, 1, 1), "stride": 2}, "dense"),
+        ({"weight": (12, 8, 1, 1), "stride": 1, "dilation": 2}, "dense"),
+        ({"image": (16, 8, 20, 10), "weight": (12, 8, 1, 1), "stride": 1}, "dense"),
+        ({"image": (15, 8, 20, 10), "weight": (12, 8, 1, 1), "stride": 1}, "patches"),
+        # An image of 20,480 numbers is small, one row more is not.
+        ({"image": (1, 8, 64, 40), "result": (1, 12, 64, 40)}, "patches"),
+        ({"image": (1, 8, 65, 40), "result": (1, 12, 65, 40)}, "dense"),
+    ],
+)
+def test_a_cpu_convolves_in_blocks_or_over_patches(changes: dict[str, Any], way: str) -> None:
+    """By the rule of ``ConvParams::use_mkldnn``."""
+    called = convolution(groups=1, **({"weight": (12, 8, 3, 5)} | changes))
+    assert family(called) == f"convolution {way}"
+    ways = ("convolution dense", "convolution patches")
+    assert ways_to_convolve(family(called)) == ways
+    assert wider_family(family(called)) == (None if way == "dense" else "convolution dense")
+
+
+def test_families_are_looked_up_where_others_like_them_were_timed() -> None:
+    called = addition(8)
+    halved = tuple(TensorSpec(shape=each.shape, dtype="bfloat16") for each in called.inputs)
+    assert family(replace(called, inputs=halved)) == "pointwise in 16 bit"
+    # The first input decides.
+    assert family(replace(called, inputs=(called.inputs[0], halved[0]))) == "pointwise"
+    assert (is_half("pointwise in 16 bit"), is_half("pointwise")) == (True, False)
+    assert wider_family("pointwise in 16 bit") == "pointwise"
+    assert wider_family("function gelu") == "function"
+    assert wider_family("convolution depthwise channels last") == "convolution depthwise"
+    assert wider_family("pointwise") is None
+    assert ways_to_convolve("convolution grouped") == ()
+    assert family(replace(called, view=True)) == "view"
+    kind = optimizer_family("adamw", "fused")
+    assert (is_of_optimizer(kind), is_of_optimizer("pointwise")) == (True, False)
+
+
+def test_a_curve_falls_off_as_matern_says() -> None:
+    """(1 + r) exp(-r), r = sqrt(3) times the distance in lengths of each feature."""
+    first, second = np.array([[0.0, 0.0]]), np.array([[0.0, 0.0], [2.0, 0.0], [2.0, 6.0]])
+    found = covariance(first, second, np.array([2.0, 4.0]), 0.5)
+    near, far = math.sqrt(3), math.sqrt(3) * math.sqrt(1 + 1.5**2)
+    assert found[0] == pytest.approx(
+        [0.25, 0.25 * (1 + near) * math.exp(-near), 0.25 * (1 + far) * math.exp(-far)]
+    )
+
+
+def test_a_curve_is_the_mean_given_its_points() -> None:
+    """Of two points far apart, each seen with noise: the middle of both far away, between it and the point there."""
+    curve = GaussianProcess(
+        inputs=np.array([[0.0], [1e4]]),
+        targets=np.array([1.0, 3.0]),
+        lengths=np.array([1.0]),
+        spread=0.6,
+        noise=0.3,
+    )
+    means, errors = curve.predict(np.array([[0.0], [5e3], [1e4], [1.0]]))
+    share = 0.6**2 / (0.6**2 + 0.3**2)
+    near = (1 + math.sqrt(3)) * math.exp(-math.sqrt(3))
+    assert means == pytest.approx([2 - share, 2, 2 + share, 2 - share * near])
+    variances = [0.36 * (1 - share * k**2) for k in (1.0, 0.0, 1.0, near)]
+    assert errors**2 == pytest.approx(variances)
+    # Points that agree are believed together: a mean is drawn to where more of them are.
+    crowded = replace(
+        curve, inputs=np.array([[0.0], [0.0], [1e4]]), targets=np.array([1.0, 1.0, 4.0])
+    )
+    pair = 2 / (2 * 0.36 + 0.09)
+    alone = 1 / (0.36 + 0.09)
+    mean = (pair * 1.0 + alone * 4.0) / (pair + alone)
+    assert crowded.predict(np.array([[5e3]]))[0] == pytest.approx([mean])
