@@ -40,7 +40,7 @@ FREE = dict.fromkeys(FITTED, 0.0) | {
 }
 
 
-def parts_of(text: str, model: Transformer = SMALL, **costs: float) -> dict[str, float]:
+def parts_of(text: str, model: Transformer = SMALL, /, **costs: float) -> dict[str, float]:
     """Parts of a step by name, where only what is said takes time. [s]"""
     jobs = jobs_of(text, model)
     found = step_parts(jobs, FREE | costs)

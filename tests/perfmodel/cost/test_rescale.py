@@ -346,7 +346,8 @@ def test_copies_of_gradients_follow_the_memory_and_the_rest_of_ddp_stays() -> No
         for name, value in zip(machine.ddp.names, machine.ddp.values, strict=True)
     ]
     assert found.ddp.values == pytest.approx(expected)
-    assert found.ddp.draws == (pytest.approx(expected),)
+    [draw] = found.ddp.draws
+    assert draw == pytest.approx(expected)
     assert (found.steps, found.rates) == ((), ())
     assert found.digest != machine.digest
     # Of a processor to a GPU: another kind, whose host would hide what is added here.

@@ -207,7 +207,7 @@ def test_quantiles_have_heavy_tails() -> None:
 
 def by_hand(products_s: float, bytes_s: float) -> float:
     """Both limits joined by the cube, as the page of the law says. [s]"""
-    return (products_s**3 + bytes_s**3) ** (1 / 3)
+    return float((products_s**3 + bytes_s**3) ** (1 / 3))
 
 
 def test_every_constant_has_its_place_in_the_law() -> None:
