@@ -7,6 +7,8 @@ from typing import Final
 from perfmodel.cost.accumulation import accumulation_s
 from perfmodel.cost.collectives import library_of
 from perfmodel.cost.operators import OperatorDurations
+from perfmodel.cost.step_curves import LawDurations
+from perfmodel.cost.step_law import mode_of
 from perfmodel.errors import CalibrationUnavailable, NotFeasible
 from perfmodel.layout import Layout, Recompute
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, TracedWorkload
@@ -39,14 +41,10 @@ def divided_program(
 
     ``backward_s``: What a backward pass of one rank was measured to take.
     """
-    if machine.operators is None:
-        remedy = "the profile holds none; calibrate again"
-        if machine.device_costs is not None:
-            remedy = (
-                f"{machine.device_name} by name has none; give dp=N, a transformer by name (--model llama2-7b), "
-                "or --profile"
-            )
-        raise CalibrationUnavailable(f"--layout: {str(layout)!r} needs operators, but {remedy}")
+    if machine.operators is None and machine.device_costs is None:
+        raise CalibrationUnavailable(
+            f"--layout: {str(layout)!r} needs operators, but the profile holds none; calibrate again"
+        )
     if not isinstance(workload, TracedWorkload):
         raise NotFeasible(
             f"--layout: --workload must be a file of perfmodel trace for anything but dp=N, got "
@@ -58,8 +56,8 @@ def divided_program(
         layout = replace(layout, prefetch=0)
     # ZeroRedundancyOptimizer stands behind DistributedDataParallel, with its buckets.
     passes = replace(layout, zero=0) if layout.zero == 1 else layout
-    # Curves tell how work is divided; what was measured as a whole is multiplied by the shares.
-    durations = OperatorDurations(machine.operators, use_measured=False)
+    # These tell how work is divided; what is known of the whole is multiplied by the shares.
+    durations = _durations(machine, workload.trace, layout.micro_batch)
 
     def accumulated(sizes_bytes: Sequence[Bytes]) -> float:
         return accumulation_s(machine, passes, sizes_bytes) / (backward_s or 1.0)
@@ -83,11 +81,26 @@ def divided_program(
     )
 
 
+def _durations(
+    machine: MeasuredMachine, trace: SymbolicStep, micro_batch: int
+) -> OperatorDurations | LawDurations:
+    """Durations of parts of a step: by curves of operators, or by the law where whole steps are all that is known."""
+    if machine.operators is not None:
+        return OperatorDurations(machine.operators, use_measured=False)
+    assert machine.device_costs is not None
+    _, memory_format = mode_of(trace)
+    return LawDurations(
+        costs=machine.device_costs,
+        step=trace.at(micro_batch=micro_batch),
+        memory_format=memory_format,
+    )
+
+
 def unit_shares(
     trace: SymbolicStep,
     memory: StepMemory | None,
     layout: Layout,
-    durations: OperatorDurations,
+    durations: OperatorDurations | LawDurations,
     accumulated: Callable[[Sequence[Bytes]], float],
 ) -> UnitShares:
     """Time of every unit on one rank over that of the whole step on a rank that shares nothing.

@@ -1,8 +1,8 @@
 """Phase curves of a traced workload on a device whose costs were fitted to whole steps of other models."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import NormalDist
@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from perfmodel.cost.operators import PhaseDuration
 from perfmodel.cost.step_law import (
     ConstantPrior,
     Sheet,
@@ -30,12 +31,14 @@ from perfmodel.machine.measured import (
     DeviceCosts,
     MeasuredMachine,
     MeasuredWorkload,
+    MemoryFormat,
     PhaseCurves,
     StepNoise,
 )
 from perfmodel.statistics import FloatArray
-from perfmodel.workload import Phase, Workload
-from perfmodel.workload.step import SymbolicStep, TracedStep
+from perfmodel.units import Seconds
+from perfmodel.workload import Call, Operator, Phase, Workload
+from perfmodel.workload.step import Segment, SymbolicStep, TracedStep
 
 _SHIPPED_PRIORS: Final = Path(__file__).with_name("device_priors.toml")
 #: Absolute error, in log, that one model in ten exceeds where no row has the precision and memory format.
@@ -121,6 +124,41 @@ def _with_ready_times(
         if phase == 1:
             time_s[int(operator)] = time_s.get(int(operator), 0.0) + float(seconds)
     return ready_when_done(workload, step, time_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LawDurations:
+    """Parts of a step by the law, as ``OperatorDurations`` reads them off curves: how a layout divides it."""
+
+    costs: DeviceCosts
+    step: TracedStep
+    """The whole, whose precision holds."""
+    memory_format: MemoryFormat
+
+    def phase(self, calls: Sequence[tuple[Operator, int]], phase: Phase) -> PhaseDuration:
+        """Time of the device for calls of one phase, with how often each runs."""
+        segments = tuple(
+            Segment(count=count, calls=(Call(operator=place, phase=phase, module=""),))
+            for place, (_, count) in enumerate(calls)
+        )
+        operators = tuple(operator for operator, _ in calls)
+        part = replace(self.step, operators=operators, segments=segments)
+        time_s = self._device_s(part, has_optimizer=False)
+        return PhaseDuration(
+            time_s=time_s, relative_error=0.0, evidence=Evidence.INFERRED, untimed=()
+        )
+
+    def optimizer_work_s(self, step: TracedStep) -> Seconds:
+        """Time of the device to update the parameters of a step. [s]"""
+        return self._device_s(replace(step, segments=()), has_optimizer=True)
+
+    def _device_s(self, part: TracedStep, *, has_optimizer: bool) -> Seconds:
+        work = step_work(part, memory_format=self.memory_format, has_optimizer=has_optimizer)
+        if not len(work.count):
+            return 0.0
+        logs = log_constants(self.costs.constants, shipped_priors())
+        sheet = Sheet(self.costs.flop_per_s, self.costs.bytes_per_s)
+        return float(step_seconds(StepBatch.of([work]), logs, sheet).device_s.sum())
 
 
 def for_version(machine: MeasuredMachine, torch: str) -> MeasuredMachine:

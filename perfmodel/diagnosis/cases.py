@@ -10,7 +10,7 @@ from perfmodel.diagnosis.odds import Observation
 from perfmodel.diagnosis.trained import Run, Trained
 from perfmodel.documents.training_logs import Logged, Unit
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import UsageError
+from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.layout import Layout, accumulation_for, parse_layout
 from perfmodel.machine import Cluster
 from perfmodel.machine.measured import MeasuredMachine
@@ -88,7 +88,10 @@ def run_of(logged: Logged, case: Case) -> Run:
         devices = logged.nodes * per_node
     assert devices is not None, "the command asks for devices"
     assert per_node is not None or devices == 1, "the command asks for nodes"
-    return Run(layout=_layout(logged, case, devices), devices_per_node=per_node or 1)
+    try:
+        return Run(layout=_layout(logged, case, devices), devices_per_node=per_node or 1)
+    except NotFeasible as error:
+        raise UsageError(f"{where}: {error}; see --global-batch and --micro-batch") from error
 
 
 def _layout(logged: Logged, case: Case, devices: int) -> Layout:

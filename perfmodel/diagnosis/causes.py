@@ -152,6 +152,13 @@ def _several(context: Context) -> bool:
     return any(run.devices > 1 for run in context.runs)
 
 
+def _compared(context: Context) -> float:
+    """Runs of other numbers of nodes are seldom on the same ones; those of one node may be."""
+    if len({run.nodes for run in context.runs}) > 1:
+        return 0.04
+    return 0.01 * (len(context.runs) > 1)
+
+
 def _loading(context: Context) -> float:
     """Images wait for decoding; tokens are read ready."""
     return 0.1 if context.trained.tokens is None else 0.03
@@ -241,7 +248,7 @@ CAUSES: Final = (
     ),
     Cause(
         name="other hardware in some runs",
-        prior=lambda c: 0.04 * (len({run.nodes for run in c.runs}) > 1),
+        prior=_compared,
         draw=_elsewhere,
         means="the runs that are compared ran on different devices",
         may_be_faster=True,

@@ -10,7 +10,7 @@ import math
 import re
 import signal
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -221,18 +221,27 @@ class _Format(NamedTuple):
 
 
 _FLOAT: Final = r"(?P<value>[\d,]*\.?\d+(?:e[+-]?\d+)?)"
-_EPOCH: Final = r"(?:.*?epoch (?P<epoch>\d+))?"
+_EPOCH: Final = r".*?epoch (?P<epoch>\d+)"
 _STEP: Final = r".*?step:\s*(?P<step>[\d,]+)"
 _BAR: Final = r"\b(?P<step>\d+)/(?P<total>\d+) \[[\d:]+<[\d:?]+,\s*"
 #: A bar turns from s/it to it/s at one a second: both are read.
-_BARS: Final = _Format(rf"{_BAR}{_FLOAT}\s*(?P<rate>s/it|it/s)", Unit.STEP, before=_EPOCH)
+_RATE: Final = rf"{_FLOAT}\s*(?P<rate>s/it|it/s)"
 #: By trainer, the likeliest first: the first that a log holds is read.
 FORMATS: Final = {
-    # Its bar counts batches, not optimizer steps.
-    "lightning": (_BARS._replace(unit=Unit.MICRO_STEP),),
+    # Its bar counts batches, not optimizer steps; those of validations name no epoch.
+    # Of a loader without a length it has no end; Rich draws another.
+    "lightning": tuple(
+        _Format(rf"{bar}{_RATE}", Unit.MICRO_STEP, before=_EPOCH)
+        for bar in (
+            _BAR,
+            r"\b\d+it \[[\d:]+,\s*",
+            r"\b(?P<step>\d+)/(?P<total>\d+) [\d:]+ \S [-\d:]+ ",
+        )
+    ),
     "hf": (
-        _BARS,
+        _Format(rf"{_BAR}{_RATE}", Unit.STEP, before=rf"(?:{_EPOCH})?"),
         _Format(rf"'train_steps_per_second': '?{_FLOAT}", Unit.STEPS),
+        _Format(rf"\btrain_steps_per_second\s+= +{_FLOAT}", Unit.STEPS),
     ),
     "megatron": (
         _Format(
@@ -356,15 +365,14 @@ def read_log(path: Path, *, name: str | None = None) -> tuple[Logged, tuple[str,
 
 
 def _format_of(path: Path, lines: Sequence[str]) -> str:
-    """The trainer whose lines a log holds; bars without epochs are none of Lightning's."""
+    """The trainer whose lines a log holds; bars with epochs are Lightning's."""
     held = [
         name
         for name, forms in FORMATS.items()
         if any(groups and groups["value"] for form in forms for groups in map(form.groups, lines))
     ]
-    if "lightning" in held:
-        has_epochs = any(groups and groups["epoch"] for groups in map(_BARS.groups, lines))
-        held.remove("hf" if has_epochs else "lightning")
+    if {"lightning", "hf"} <= set(held):
+        held.remove("hf")
     if len(held) > 1:
         raise InvalidDocument(
             f"{path}: log must be of one trainer, but holds lines of {' and '.join(held)}; name one with "
@@ -378,35 +386,49 @@ def _format_of(path: Path, lines: Sequence[str]) -> str:
     return held[0]
 
 
-#: Units by the group of a pattern, the longer ones first, and lines in which they are sought.
-_GUESSED: Final = {
-    "ms": r"ms(?:ec)?(?:/\w+)?",
-    "it_per_s": r"(?:it|iters?|steps?|batch(?:es)?)/s(?:ec)?",
-    "tokens_per_s": r"tok(?:en)?s?/s(?:ec)?",
-    "samples_per_s": r"(?:samples?|images?|imgs?)/s(?:ec)?",
-    "s": r"s(?:ec(?:onds?)?)?(?:/\w+)?",
-}
+_PER_SECOND: Final = r"_?per_?s(?:ec(?:ond)?)?"
+#: What stands before and after a number, by the group of a pattern: keys of fairseq, DeepSpeed, NeMo and others,
+#: then units, the longer ones first.
+_GUESSED: Final = (
+    ("it_per_s", rf"(?:ups|(?:it|iters?|steps?|updates?){_PER_SECOND})", ""),
+    ("tokens_per_s_per_gpu", rf"tok(?:en)?s?{_PER_SECOND}_per_(?:gpu|device)", ""),
+    ("tokens_per_s", rf"(?:wps|tok(?:en)?s?{_PER_SECOND})", ""),
+    ("samples_per_s", rf"(?:curr)?(?:samples?|images?|imgs?){_PER_SECOND}", ""),
+    ("ms", r"(?:step|iter|iteration|batch)?_?time_?\(?ms\)?", ""),
+    ("s", r"(?:(?:train_)?step_timing in s|(?:step_|iter_|batch_)?time(?:_s)?)", ""),
+    ("ms", "", r"\s?ms(?:ec)?(?:/\w+)?"),
+    ("it_per_s", "", r"\s?(?:it|iters?|steps?|batch(?:es)?)/s(?:ec)?"),
+    ("tokens_per_s", "", r"\s?tok(?:en)?s?/s(?:ec)?"),
+    ("samples_per_s", "", r"\s?(?:samples?|images?|imgs?)/s(?:ec)?"),
+    ("s", "", r"\s?s(?:ec(?:onds?)?)?(?:/\w+)?"),
+)
 _MOST_SOUGHT: Final = 2000
 
 
 def _likely_pattern(lines: Sequence[str]) -> str:
-    """A pattern for the number with a unit that most lines hold; an example where none does."""
-    found: Counter[tuple[str, str]] = Counter()
+    """A pattern for the number with a key or a unit that most lines hold; an example where none does."""
+    found: Counter[tuple[str, str, str]] = Counter()
     for line in lines[:_MOST_SOUGHT]:
-        for group, unit in _GUESSED.items():
-            match = re.search(rf"(?<![\w.:])[\d.]*\d(\s?{unit})(?![\w/])", line[:_MOST_PATTERN])
-            found.update([(group, match[1])] if match else [])
-    [((group, text), count)] = found.most_common(1) or [(("", ""), 0)]
+        for group, key, unit in _GUESSED:
+            before = rf"(?<!\w){key}[\"']?\s*[:=]\s*[\"']?" if key else r"(?<![\w.:])"
+            after = rf"({unit})(?![\w/])" if unit else r"()(?![\w./:-])"
+            number = rf"({before})[\d.]*\d{after}"
+            match = re.search(number, line[:_MOST_PATTERN], re.IGNORECASE)
+            found.update([(group, match[1], match[2])] if match else [])
+    [((group, before, after), count)] = found.most_common(1) or [(("", "", ""), 0)]
     if count < _LEAST_LINES:
-        return "'regex:took (?P<ms>[0-9.]+) ms'"
-    return f"'regex:(?P<{group}>[0-9.]+){text}', which fits {count} of them"
+        return "'regex:took (?P<ms>[0-9.]+) ms'; no line has a time or a speed in a known unit"
+    # Apostrophes would end the shell's word.
+    before = re.sub(r"[()]", r"\\\g<0>", before).replace("'", ".")
+    return f"'regex:{before}(?P<{group}>[0-9.]+){after}', which fits {count} of them"
 
 
 def _read(
     path: Path, lines: Sequence[str], name: str, formats: Sequence[_Format]
 ) -> tuple[Logged, tuple[str, ...]]:
     for form in formats:
-        rows = list(_rows(path, lines, form))
+        found = _lines_of(path, lines, form)
+        rows = list(_rows(path, found))
         if rows:
             break
     else:
@@ -433,7 +455,7 @@ def _read(
         told = f"{len(paused)} slow {'line' if len(paused) == 1 else 'lines'}"
         notes += (f"{path}: {told} left out as pauses (evaluation, checkpoint)",)
     kept = [value for value in values if value not in paused]
-    notes += _of_others(path, lines, form) + _changing(path, kept, form)
+    notes += _of_others(path, found) + _changing(path, kept, form)
     logged = Logged(
         text=f"{path.name}: {'its summary' if is_summary else f'median of {_lines(len(kept))}'}",
         value=median(kept) * form.scale,
@@ -469,15 +491,24 @@ def _told(path: Path, lines: Sequence[str]) -> dict[str, Any]:
     return found | ({"layout": layout} if layout else {})
 
 
-def _of_others(path: Path, lines: Sequence[str], form: _Format) -> tuple[str, ...]:
-    """A note on bars of other lengths than the commonest, which are left out."""
-    found = [groups for groups in map(form.groups, lines) if groups and groups["value"]]
-    lengths = Counter(groups.get("total") for groups in found).most_common()
-    others = [f"{count} of {total} steps" for total, count in lengths[1:]]
+class _Line(NamedTuple):
+    """One number of a log."""
+
+    number: int
+    step: int | None
+    value: float
+    total: str | None
+    """Steps of its bar."""
+
+
+def _of_others(path: Path, found: Sequence[_Line]) -> tuple[str, ...]:
+    """A note on bars of other lengths than that which trains."""
+    counts = Counter(line.total for line in found)
+    del counts[_training_bar(found)]
+    others = [f"{count} of {total} steps" for total, count in counts.most_common(_MOST_TOLD)]
     if not others:
         return ()
-    told = ", ".join(others[:_MOST_TOLD])
-    return (f"{path}: bars left out as evaluation or another run: {told}",)
+    return (f"{path}: bars left out as evaluation or another run: {', '.join(others)}",)
 
 
 def _changing(path: Path, values: Sequence[float], form: _Format) -> tuple[str, ...]:
@@ -507,30 +538,52 @@ def _warm_up(rows: Sequence[tuple[int | None, float]]) -> int:
     return _WARM_UP if len(rows) >= 2 * _WARM_UP else 1
 
 
-def _rows(path: Path, lines: Sequence[str], form: _Format) -> Iterator[tuple[int | None, float]]:
-    """Step and value of every line, steps ascending; of bars those of the commonest length, which train."""
-    matches = [(number, form.groups(line)) for number, line in enumerate(lines, start=1)]
-    found = [(number, groups) for number, groups in matches if groups and groups["value"]]
-    lengths = Counter(groups.get("total") for _, groups in found)
-    most = lengths.most_common(1)[0][0] if lengths else None
-    before = -1
-    for number, groups in found:
-        if groups.get("total") != most:
+def _lines_of(path: Path, lines: Sequence[str], form: _Format) -> list[_Line]:
+    """Every number of a format."""
+    found = []
+    for number, line in enumerate(lines, start=1):
+        groups = form.groups(line)
+        if groups is None or not groups["value"]:
             continue
-        text, epoch = groups.get("step"), groups.get("epoch")
+        text, epoch, total = (groups.get(name) for name in ("step", "epoch", "total"))
         try:
             step = (
                 None
                 if text is None
-                else whole(text.replace(",", "")) + whole(epoch or "0") * whole(most or "0")
+                else whole(text.replace(",", "")) + whole(epoch or "0") * whole(total or "0")
             )
-            value = decimal((groups["value"] or "").replace(",", ""))
+            value = decimal(groups["value"].replace(",", ""))
             if groups.get("rate") == "it/s" and value:
                 value = 1 / value
         except ValueError as error:
             raise InvalidDocument(f"{path}: line {number}: {error}") from None
         if value == math.inf:
             raise InvalidDocument(f"{path}: line {number}: must be finite, got {groups['value']}")
+        found.append(_Line(number, step, value, total))
+    return found
+
+
+def _training_bar(found: Sequence[_Line]) -> str | None:
+    """Steps of the bar that trains: of those that never start again, as evaluations do, the longest in time."""
+    spent_s: defaultdict[str | None, float] = defaultdict(float)
+    last: dict[str | None, int] = {}
+    again = set()
+    for line in found:
+        spent_s[line.total] += line.value
+        step = line.step or 0
+        if step < last.get(line.total, 0):
+            again.add(line.total)
+        last[line.total] = step
+    return max(spent_s, key=lambda total: (total not in again, spent_s[total]), default=None)
+
+
+def _rows(path: Path, found: Sequence[_Line]) -> Iterator[tuple[int | None, float]]:
+    """Step and value of every line, steps ascending; of bars those of the one that trains."""
+    trains = _training_bar(found)
+    before = -1
+    for number, step, value, total in found:
+        if total != trains:
+            continue
         if step is not None and step < before:
             raise InvalidDocument(
                 f"{path}: log must be of one run, but line {number} goes from step {before} back to "

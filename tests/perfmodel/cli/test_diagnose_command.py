@@ -46,6 +46,20 @@ def test_a_global_batch_alone_is_told_as_it_is_read(diagnose: Diagnose) -> None:
     assert not diagnose(*asked, "--accumulation", 2)["notes"]
 
 
+def test_a_batch_that_cannot_be_split_names_the_run(run: Run) -> None:
+    asked = (*LLAMA, "--strategy", "fsdp", "--global-batch", 128, "--micro-batch", 4)
+    line = complaint(run("diagnose", *asked, "--observed", "8 nodes of 8: 2 s"), 2)
+    assert "--observed '8 nodes of 8: 2 s': global batch must be a multiple of" in line
+
+
+def test_the_run_of_fewer_devices_may_be_the_slow_one(diagnose: Diagnose) -> None:
+    found = diagnose(
+        *LLAMA, "--strategy", "ddp", "--lora", "--micro-batch", 4,
+        "--observed", "1 node of 4: 2 s", "--observed", "1 node of 8: 0.6 s",
+    )  # fmt: skip
+    assert first(found) == "other hardware in some runs"
+
+
 def test_the_precision_is_shown_as_typed(diagnose: Diagnose) -> None:
     asked = ("llama2-7b", "--device", "h100-sxm", "--precision", "fp16", "--micro-batch", 1)
     assert ", fp16, " in diagnose(*asked, "--observed", "1 GPU 2 s")["model"]

@@ -7,9 +7,12 @@ import pytest
 import perfmodel as pm
 from perfmodel.documents.page import PageQuestion
 from perfmodel.documents.plan import PlanDocument
+from perfmodel.documents.prediction import PredictedPoint, PredictionDocument
+from perfmodel.machine import Evidence
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.page import export, read_session, unmeasured_machines
 from perfmodel.page.answers import Answers
+from perfmodel.step import Cause
 from tests.examples import ROOT
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.plan.plans import PLAN, TODAY
@@ -123,3 +126,24 @@ def test_a_layout_that_no_device_holds_is_the_first_caveat(run: Run) -> None:
     assert first.startswith("caveat: does not fit: a rank needs ")
     assert first.endswith(" of 80 GiB")
     assert "does not fit" not in run(*asked, "fsdp=64").stdout
+
+
+def test_layouts_of_a_traced_model_on_a_machine_by_name(run: Run) -> None:
+    """Sharding divides the update among eight, two stages halve the passes."""
+    asked = ("predict", "--machine", "dgx-a100", "--workload", "torchvision:resnet50", "--json")
+
+    def predicted(layout: str) -> PredictedPoint:
+        printed = run(*asked, "--layout", f"{layout} micro_batch=64").stdout
+        [point] = PredictionDocument.of_text(printed).points
+        return point
+
+    ddp, sharded, staged = map(predicted, ("dp=8", "fsdp=8", "dp=4 pp=2"))
+    spent_s = ddp.breakdown_s[Cause.OPTIMIZER]
+    assert (
+        spent_s / 8 < sharded.breakdown_s[Cause.OPTIMIZER] < spent_s / 6
+    )  # a launch is not divided
+    for passes in (Cause.FORWARD, Cause.BACKWARD):
+        assert sharded.breakdown_s[passes] == pytest.approx(ddp.breakdown_s[passes], rel=0.02)
+    assert staged.step_s.nominal < ddp.step_s.nominal
+    assert staged.samples_per_s.nominal < 0.6 * ddp.samples_per_s.nominal
+    assert sharded.evidence["work of the layout's library"] is Evidence.ASSUMED

@@ -177,6 +177,51 @@ def test_bars_of_other_lengths_are_told(tmp_path: Path) -> None:
     assert "evaluation or another run: 20 of 100 steps, 9 of 13 steps" in notes[-1]
 
 
+@pytest.mark.parametrize("evaluations", [1, 3])
+def test_evaluations_with_more_bars_than_the_training_are_left_out(
+    tmp_path: Path, evaluations: int
+) -> None:
+    """Of HF Trainer: each evaluation starts again, and one at the end is over soon."""
+    evaluated = [(625, 625, 0.1)] * evaluations
+    found, notes = read(tmp_path, bars((60, 60, 2.5), *evaluated), "hf")
+    assert found.value == 2.5
+    assert f"evaluation or another run: {625 * evaluations} of 625 steps" in notes[-1]
+
+
+def test_long_validations_of_lightning_are_left_out(tmp_path: Path) -> None:
+    epochs = (
+        [f"Epoch {e}:  1%|x| {n}/20 [00:25<03:45,  2.50s/it, v_num=0]" for n in range(1, 21)]
+        + [f"Validation DataLoader 0: 1%|x| {n}/90 [00:2<0:5, 9.5it/s]" for n in range(1, 91)]
+        for e in (0, 1)
+    )
+    path = tmp_path / "log"
+    path.write_text("\r".join(line for lines in epochs for line in lines))
+    found, _ = read_log(path)
+    assert (found.value, found.unit) == (2.5, Unit.MICRO_STEP)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Epoch {e}: : {n}it [00:25,  1.25it/s, v_num=0]",
+        "Epoch {e}/9  ━━━━━╸━━━ {n}/20 0:00:25 • 0:00:34 1.25it/s v_num: 0.000",
+    ],
+)
+def test_other_bars_of_lightning(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "log"
+    path.write_text("\r".join(line.format(e=e, n=n) for e in (0, 1) for n in range(1, 21)))
+    found, _ = read_log(path)
+    assert (found.value, found.unit) == (0.8, Unit.MICRO_STEP)
+
+
+@pytest.mark.parametrize(
+    "line", ["{'train_steps_per_second': 0.4}", "  train_steps_per_second   =        0.4"]
+)
+def test_a_summary_of_hf_is_enough(tmp_path: Path, line: str) -> None:
+    found, _ = read(tmp_path, line, "hf")
+    assert (found.value, found.unit, found.text) == (0.4, Unit.STEPS, "log: its summary")
+
+
 def test_a_log_whose_speed_changes_is_told(tmp_path: Path) -> None:
     fast, slow = (of(*((n, ms if n < 20 else 1e3) for n in range(1, 60))) for ms in (1.1e3, 2e3))
     _, notes = read(tmp_path, slow, "megatron")
@@ -220,6 +265,20 @@ def test_a_pasted_log_of_three_lines_is_enough(
         ("[10:02] iter 7 | {} sec/iter | lr 1e-3", "'regex:(?P<s>[0-9.]+) sec/iter'"),
         ("step 7 took {}ms", "'regex:(?P<ms>[0-9.]+)ms'"),
         ("7: {} img/s, 3.1 loss", "'regex:(?P<samples_per_s>[0-9.]+) img/s'"),
+        (
+            '2026-11-26 | INFO | train_inner | {{"loss": "9.1", "wps": "31234", "ups": "{}", "wall": "90"}}',
+            "'regex:ups\": \"(?P<it_per_s>[0-9.]+)'",
+        ),
+        (
+            "[timer.py:260:stop] epoch=0/micro_step=10, CurrSamplesPerSec={}, MemAllocated=3.2GB",
+            "'regex:CurrSamplesPerSec=(?P<samples_per_s>[0-9.]+)'",
+        ),
+        (
+            "global_step: 7 | train_step_timing in s: {}",
+            "'regex:train_step_timing in s: (?P<s>[0-9.]+)'",
+        ),
+        ("eta: 3:20:13 time: {} data_time: 0.0086", "'regex:time: (?P<s>[0-9.]+)'"),
+        ("Train: 0 Time: {}s, 820.51/s LR: 1e-3", "'regex:(?P<s>[0-9.]+)s'"),
     ],
 )
 def test_lines_of_no_trainer_are_told_with_a_pattern_that_reads_them(

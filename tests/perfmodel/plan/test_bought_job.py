@@ -16,8 +16,8 @@ from perfmodel.documents.acceptance import AcceptanceTerms, Clause, ClauseKind, 
 from perfmodel.errors import (
     EXIT_OK,
     EXIT_OUT_OF_TOLERANCE,
-    CalibrationUnavailable,
     InvalidDocument,
+    NotFeasible,
     UsageError,
 )
 from perfmodel.plan.acceptance import LOSS, power
@@ -139,9 +139,11 @@ def test_ranks_of_other_experts_promise_what_they_share() -> None:
     assert of_kind(terms, ClauseKind.BUSBW).size_bytes == pytest.approx(2 * attention, rel=0.01)
 
 
-def test_a_layout_that_a_machine_by_name_does_not_know_says_what_it_knows() -> None:
-    with pytest.raises(CalibrationUnavailable, match="by name has none; give dp=N"):
-        pm.acceptance_terms("dgx-h100", "torchvision:resnet50", layout="dp=8 zero=1")
+def test_layouts_of_a_traced_model_are_promised_on_a_machine_by_name() -> None:
+    terms = pm.acceptance_terms("dgx-h100", "torchvision:resnet50", layout="dp=8 zero=1")
+    assert terms.clause[0].kind is ClauseKind.STEP
+    with pytest.raises(NotFeasible, match="must be 1 for a model without blocks of matrices"):
+        pm.acceptance_terms("dgx-h100", "torchvision:resnet50", layout="dp=4 tp=2")
 
 
 _LOOP = """
