@@ -71,7 +71,7 @@ _PATCHES: Final = "patches"
 #: Of images whose channels lie side by side; without groups that makes little difference.
 _CHANNELS_LAST: Final = " channels last"
 #: Factors in 16 bit are other kernels.
-_IN_HALF: Final = " in 16 bit"
+IN_HALF: Final = " in 16 bit"
 _HALVES: Final = ("bfloat16", "float16")
 #: Limits of PyTorch's rule between them.
 _MANY_SAMPLES: Final = 16
@@ -91,12 +91,12 @@ def family(operator: Operator) -> str:
     else:
         found = _GROUPS.get(base, base)
     is_half = any(spec.dtype in _HALVES for spec in operator.inputs[:1])
-    return f"{found}{_IN_HALF}" if is_half else found
+    return f"{found}{IN_HALF}" if is_half else found
 
 
 def is_half(name: str) -> bool:
     """Whether the factors of a family have 16 bit."""
-    return name.endswith(_IN_HALF)
+    return name.endswith(IN_HALF)
 
 
 def ways_to_convolve(name: str) -> tuple[str, ...]:
@@ -113,8 +113,8 @@ def is_of_optimizer(name: str) -> bool:
 
 def wider_family(name: str) -> str | None:
     """Where a family without timings of its own is looked up: functions cost about the same."""
-    if name.endswith(_IN_HALF):
-        return name.removesuffix(_IN_HALF)
+    if name.endswith(IN_HALF):
+        return name.removesuffix(IN_HALF)
     if name.startswith("function "):
         return "function"
     if name.endswith(_CHANNELS_LAST):

@@ -24,6 +24,7 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
+from perfmodel.cost.families import IN_HALF
 from perfmodel.cost.families import family as timed_family
 from perfmodel.machine.measured import MemoryFormat, Precision
 from perfmodel.statistics import FloatArray, IntArray
@@ -394,7 +395,7 @@ def _stream(operator: Operator, base: str) -> str:
             return f"{name} {'backward' if 'backward' in base else 'forward'}"
     if base in _BY_BASE:
         return _BY_BASE[base]
-    known = timed_family(operator)
+    known = timed_family(operator).removesuffix(IN_HALF)
     if known.startswith("function "):
         return "function"
     return known if known in _SAME_NAME else "other"

@@ -141,6 +141,24 @@ def test_families_of_convolutions(groups: int, channels: int, kernel: int, famil
     assert work.flop == pytest.approx(called.flop)
 
 
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("add.Tensor", "pointwise"),
+        ("clone.default", "copy"),
+        ("sum.default", "reduction"),
+        ("fill_.Scalar", "fill"),
+        ("silu.default", "function"),
+    ],
+)
+def test_an_operator_is_of_one_family_in_both_precisions(name: str, family: str) -> None:
+    for dtype in ("float32", "float16"):
+        tensor = replace(spec(64), dtype=dtype)
+        called = operator(f"aten.{name}", (tensor,), (tensor,))
+        work = step_work(step_of((called, Phase.FORWARD)), has_optimizer=False)
+        assert families(work) == [family]
+
+
 def test_a_backward_convolution_is_two_kernels_of_its_flop_together() -> None:
     called = convolution_backward(2, 64)
     work = step_work(step_of((called, Phase.BACKWARD)), has_optimizer=False)
