@@ -69,7 +69,8 @@ class Question:
                     f"got {theirs[:12]}; run perfmodel validate there"
                 )
         devices = None if cluster is None else cluster.devices_per_node
-        if cluster is not None and devices is not None and machine.ranks_per_node > devices:
+        is_own = machine.device_costs is None  # half a node of others' runs is a node as well
+        if cluster and devices and is_own and machine.ranks_per_node > devices:
             raise UsageError(
                 f"--cluster: nodes of {cluster.name} must have at least the {machine.ranks_per_node} "
                 f"ranks per node of the profile, got {devices}; correct the counts up to tier node"

@@ -392,6 +392,6 @@ def _law_caveats(costs: DeviceCosts, workload: MeasuredWorkload) -> tuple[str, .
     if error is None:
         modes = ", ".join(f"{precision} {form}" for precision, form in known)
         return (
-            f"{said}, none in this precision and memory format (only {modes}): within {within:.0%} assumed",
+            f"within {within:.0%} assumed: {said}, none in this precision and memory format (only {modes})",
         )
     return (f"{said}: 90 % of new ones within {within:.0%}; {costs.source}",)

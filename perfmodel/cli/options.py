@@ -306,7 +306,7 @@ Workload: TypeAlias = Annotated[
     str,
     typer.Option(
         help="Calibrated workload by name, a workload file (JSON), or a model: FILE.py:FACTORY, "
-        "torchvision:NAME, timm:NAME."
+        "torchvision:NAME, timm:NAME, a Hugging Face config.json."
     ),
 ]
 Device: TypeAlias = Annotated[

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Final, Self, TypeAlias
 
 from perfmodel import checks
@@ -77,6 +78,11 @@ class Workload:
 def is_model(workload: str) -> bool:
     """Whether a workload is neither a name in the profile nor a file, but a model to be traced."""
     return ".py:" in workload or workload.startswith(("torchvision:", "timm:"))
+
+
+def is_traced_anew(workload: str) -> bool:
+    """Whether a workload is to be traced: a model, or the configuration of one at Hugging Face."""
+    return is_model(workload) or PurePath(workload).name == "config.json"
 
 
 # One operator of a traced training step: what runs, on which tensors, and what it computes and moves.

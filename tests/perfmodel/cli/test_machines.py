@@ -147,3 +147,17 @@ def test_layouts_of_a_traced_model_on_a_machine_by_name(run: Run) -> None:
     assert staged.step_s.nominal < ddp.step_s.nominal
     assert staged.samples_per_s.nominal < 0.6 * ddp.samples_per_s.nominal
     assert sharded.evidence["work of the layout's library"] is Evidence.ASSUMED
+
+
+def test_a_config_is_a_model_and_half_a_node_is_a_node(run: Run, tmp_path: Path) -> None:
+    """Links between nodes of four are those that gradients wait for."""
+    config = tmp_path / "config.json"
+    config.write_text(
+        '{"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size": 99}'
+    )
+    asked = ("predict", "--machine", "dgx-a100", "--workload", config, "--json", "--layout", "dp=8")
+    near, far = (
+        PredictionDocument.of_text(run(*asked, "--cluster", links).stdout).points[0]
+        for links in ("4 nvlink3, 2 ib-ndr", "4 nvlink3, 2 eth-25")
+    )
+    assert near.exposed_comm_s.nominal < far.exposed_comm_s.nominal
