@@ -107,7 +107,7 @@ _HEADERS: Final = {
 
 
 class Guard:
-    """Answers 403 to pages of other sites in the browser of this machine."""
+    """Answers 403 to pages of other sites in the browser of this machine, and 503 while the page ends."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -121,7 +121,11 @@ class Guard:
             if headers.get(b"origin", own) != own or (is_cross and scope["method"] != "GET"):
                 await _refusal(403, "another site may not ask")(scope, receive, send)
                 return
-        await self._app(scope, receive, send)
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            # Of a question that was half asked; uvicorn would print where.
+            await _refusal(503, "the page was ended")(scope, receive, send)
 
 
 async def body(request: Request) -> bytes | Response:

@@ -4,6 +4,7 @@ import http.client
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -267,6 +268,30 @@ def test_a_request_that_does_not_end_is_ended(
     monkeypatch.setattr(server, "REQUEST_TIMEOUT_S", 0.01)
     with socket.create_connection(address, timeout=30) as slow, suppress(ConnectionResetError):
         assert slow.recv(1) == b""
+
+
+def test_a_question_that_is_half_asked_when_the_page_ends_leaves_no_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = uvicorn.Config(
+        application(answers()),
+        http=PunctualProtocol,
+        lifespan="off",
+        log_config=None,
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    with listening(0) as on:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [on]})
+        thread.start()
+        with socket.create_connection(on.getsockname(), timeout=30) as slow:
+            slow.sendall(BEGUN)
+            while not server.server_state.tasks:
+                time.sleep(0.01)
+            server.should_exit = True
+            thread.join(30)
+            assert slow.recv(100).startswith(b"HTTP/1.1 503")
+    assert [record for record in caplog.records if record.exc_info] == []
 
 
 def test_it_listens_on_this_machine_alone() -> None:
