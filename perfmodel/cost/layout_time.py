@@ -298,7 +298,8 @@ def _scatter_s(jobs: Jobs, fitted: FittedParameters) -> Column:
     total = all_gather_s(jobs, fitted, jobs.common_parameters, group=jobs.shards)
     if (jobs.ep > 1).any():
         group = jobs.replicas / jobs.ep
-        total = total + all_gather_s(jobs, fitted, jobs.divided_parameters, group=group)
+        experts = all_gather_s(jobs, fitted, jobs.divided_parameters, group=group)
+        total = total + np.where(jobs.ep > 1, experts, 0.0)
     return total
 
 

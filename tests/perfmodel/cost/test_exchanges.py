@@ -7,11 +7,14 @@ import pytest
 
 from perfmodel.cost.exchanges import (
     all_to_all_s,
+    context_s,
     data_s,
     outputs_s,
     p2p_s,
     replicas_reduce_s,
     replicate_s,
+    tensor_collective_s,
+    threads_s,
 )
 from perfmodel.cost.jobs import Jobs, jobs_from
 from perfmodel.cost.layout_memory import (
@@ -204,3 +207,21 @@ def test_uneven_stages_wait_for_the_fullest() -> None:
     each = step_parts(jobs_of("dp=1"), free).compute_s[0] / 4
     assert step_parts(jobs, free).total_s[0] == pytest.approx((5 * 2 + 4) * each, rel=1e-6)
     assert rank_parts(jobs, 1)["parameters"][0] == 2 * 2 * LAYER
+
+
+def test_nothing_is_exchanged_with_nobody() -> None:
+    """One device, beside one that has partners in every group."""
+    alone, experts = jobs_of("dp=1"), jobs_of("dp=8 ep=8")
+    for cost in (tensor_collective_s, all_to_all_s, context_s, p2p_s, data_s, replicas_reduce_s):
+        assert cost(alone, FITTED).tolist() == [0.0]
+    mixed = Jobs.joined([replace(alone, experts=experts.experts), experts])
+    assert all_to_all_s(mixed, FITTED)[0] == 0.0
+    assert all_to_all_s(mixed, FITTED)[1] > 0.0
+    for cost in (replicate_s, outputs_s, threads_s):
+        assert cost(alone, FITTED).tolist() == [0.0]
+        assert cost(jobs_of("dp=1 one_process=yes"), FITTED).tolist() == [0.0]
+        assert cost(jobs_of("dp=2 one_process=yes"), FITTED)[0] > 0.0
+        assert cost(jobs_of("dp=2"), FITTED).tolist() == [0.0]
+    # Sharded parameters have exchanges of their own.
+    assert data_s(jobs_of("dp=8 zero=3"), FITTED).tolist() == [0.0]
+    assert data_s(jobs_of("dp=8 zero=2"), FITTED)[0] > 0.0

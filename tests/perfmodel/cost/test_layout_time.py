@@ -1,6 +1,7 @@
 """Laws of the closed-form step time, and its parts by hand."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Final
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost.jobs import Jobs, jobs_from
-from perfmodel.cost.layout_time import step_parts, step_time_s
+from perfmodel.cost.layout_memory import ASSUMED_MEMORY, rank_parts
+from perfmodel.cost.layout_time import StepParts, step_parts, step_time_s
 from perfmodel.cost.parameters import SHEETS, medians, step_time_priors
 from perfmodel.layout import parse_layout
 from perfmodel.workload.transformer import Transformer, gpt
@@ -365,3 +367,27 @@ def test_experts_exchange_tokens_in_both_passes() -> None:
     mixed = replace(SMALL, experts=8, experts_per_token=2)
     found = parts_of("dp=4 ep=4", mixed, tensor_bytes_per_s=1e6, tensor_latency_s=1e-3)["tensor"]
     assert found == pytest.approx(4 * 2 * 2 * (2e-3 + 3 / 4 * 2 * ARRAY / 1e6))
+
+
+#: One of every kind of job, with what only it has.
+KINDS: Final = (
+    *("dp=1", "dp=8", "dp=8 overlap=no", "dp=4 one_process=yes", "dp=4 zero=3", "dp=8 ep=8"),
+    *("dp=8 zero=3 shard=4", "dp=4 zero=3 prefetch=0", "tp=2 sequence_parallel=yes", "cp=2"),
+    *("pp=2 accumulation=4 schedule=gpipe", "pp=3 accumulation=4 stage_layers=1,2,1"),
+    *("pp=2 accumulation=4 interleave=2", "dp=16 pp=2", "precision=fp32", "recompute=full"),
+)
+
+
+def test_many_jobs_at_once_take_and_hold_what_each_does_alone() -> None:
+    mixed = replace(SMALL, experts=8, experts_per_token=2)
+    alone = [jobs_of(text, mixed if "ep=" in text else SMALL) for text in KINDS]
+    together = Jobs.joined(alone)
+    steps, peaks = step_parts(together, FITTED), ASSUMED_MEMORY.fullest_bytes(together)
+    for place, (text, jobs) in enumerate(zip(KINDS, alone, strict=True)):
+        own = step_parts(jobs, FITTED)
+        for field in fields(StepParts):
+            found = getattr(steps, field.name)[place]
+            assert found == pytest.approx(getattr(own, field.name)[0]), (text, field.name)
+        assert peaks[place] == pytest.approx(ASSUMED_MEMORY.fullest_bytes(jobs)[0]), text
+        held = {name: size[place] for name, size in rank_parts(together).items()}
+        assert held == pytest.approx({name: size[0] for name, size in rank_parts(jobs).items()})

@@ -139,3 +139,22 @@ def test_the_law_rises_with_the_size_even_where_nothing_moves() -> None:
     found = flat.message_s(sizes, work("all_reduce", 4))[:, 0]
     assert all(a < b for a, b in itertools.pairwise(found))
     assert found[-1] == pytest.approx(found[0], rel=1e-4)
+
+
+#: Of 8 ranks: arrays that pass the busiest link, and messages that wait for one another.
+@pytest.mark.parametrize(
+    ("collective", "arrays", "rounds"),
+    [
+        ("all_reduce", 14 / 8, 14),
+        ("all_gather", 7 / 8, 7),
+        ("reduce_scatter", 14 / 8, 14),  # gloo reduces all, and keeps a part
+        ("all_to_all", 7 / 8, 1),  # all leave at once
+        ("broadcast", 6, 3),
+        ("send_recv", 1, 1),
+    ],
+)
+def test_what_passes_a_link_and_what_waits(collective: str, arrays: float, rounds: int) -> None:
+    wire = law(1e-12, 1e-3, 1e-12, 1e-15, 50.0)
+    assert whole_s(wire, collective, 1000, 8) == pytest.approx(arrays, rel=1e-4)
+    far = law(1e-3, 1e-18, 1e-12, 1e-18, 50.0)
+    assert whole_s(far, collective, 1000, 8) == pytest.approx(rounds * 1e-3, rel=1e-4)

@@ -18,10 +18,13 @@ from perfmodel.machine.measured import (
     CurvePoint,
     HostCosts,
     MeasuredMachine,
+    MeasuredOperator,
+    MeasuredStep,
     PhaseCurves,
 )
 from perfmodel.step import Cause, Operation, StepProgram, Stream
 from perfmodel.workload import Phase, TensorSpec
+from perfmodel.workload.step import signature
 from tests.perfmodel.cost.test_step_law import COSTS
 from tests.perfmodel.operators import costs_of_the_made_up_machine, operator
 from tests.perfmodel.profiles import Machine, profile
@@ -95,11 +98,27 @@ def test_curves_of_operators_tell_what_adding_gradients_takes() -> None:
     """One addition of two in a step of two micro-batches, and in a pipeline one division."""
     machine = replace(profile(Machine()), operators=costs_of_the_made_up_machine())
     assert machine.operators is not None
+    # What another step took in place tells nothing of these.
     durations = OperatorDurations(machine.operators, use_measured=False)
     held = [TensorSpec(shape=(count,), dtype="float32") for count in (1000, 2_000_000)]
     adds = [(operator("aten.add_.Tensor", (h, h), (), mutated=(0,)), 1) for h in held]
     divides = [(operator("aten.div_.Scalar", (h,), (), mutated=(0,)), 1) for h in held]
     add_s, divide_s = (durations.phase(c, Phase.BACKWARD).time_s for c in (adds, divides))
+    in_place = tuple(
+        MeasuredOperator(
+            signature=signature(replace(called, arguments="[]")), phase="backward", time_s=9.0
+        )
+        for called, _ in (*adds, *divides)
+    )
+    step = MeasuredStep(
+        workload="another",
+        micro_batch=1,
+        parameters="",
+        operators=in_place,
+        optimizer_s=1.0,
+        relative_error=0.0,
+    )
+    machine = replace(machine, operators=replace(machine.operators, measured=(step,)))
     two = parse_layout("accumulation=2")
     assert accumulation_s(machine, two, [4000, 8_000_000]) == pytest.approx(add_s / 2)
     found_s = accumulation_s(machine, replace(two, pp=2), [4000, 8_000_000])
