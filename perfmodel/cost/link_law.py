@@ -373,7 +373,7 @@ class LinkCost(GroupCost):
             return min(nodes, ranks)
         groups = zip(self.ranks, self.nodes, strict=True)
         measured, of_these = min(groups, key=lambda g: (g[0] < ranks, abs(g[0] - ranks)))
-        return of_these if ranks <= measured else max(1, math.ceil(ranks * of_these / measured))
+        return of_these if ranks <= measured else math.ceil(ranks * of_these / measured)
 
     def _curve(self, ranks: int, nodes: int) -> tuple[CurveDraws, Samples]:
         """Times over what the law says, and the sizes at which they are known."""

@@ -30,6 +30,7 @@ from perfmodel.machine.measured import (
 )
 from perfmodel.statistics import FloatArray
 from perfmodel.step import Cause
+from tests.perfmodel.cost.test_step_law import COSTS
 from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile
 
@@ -224,3 +225,28 @@ def test_every_doubling_of_nodes_is_slower_where_runs_of_others_show_it() -> Non
         heavy(machine), Layout(dp=8, micro_batch=16)
     )
     assert alone.tolist() == [1.0, 1.0]
+
+
+def test_how_well_it_is_known_that_ranks_differ() -> None:
+    """Measured, beyond what was measured, by runs of others, or by nobody where steps of one device were published."""
+    machine = profile(Machine())
+    others = Cluster(
+        name="like others",
+        tiers=(
+            Tier(name="node", of="device", count=2, link_bytes_per_s=1e9, latency_s=1e-6),
+            Tier(name="fabric", of="node", count=8, link_bytes_per_s=1e9, latency_s=1e-6),
+        ),
+        evidence=Evidence.INFERRED,
+    )
+
+    def evidence(found: MeasuredMachine, ranks: int, cluster: Cluster | None = None) -> Evidence:
+        layout = Layout(dp=ranks, micro_batch=16)
+        model = CostModel(found, num_draws=2, seed=0, cluster=cluster)
+        program = step_program(found, heavy(found), layout)
+        return model.terms(heavy(found), layout, program).evidence["stragglers"]
+
+    assert evidence(machine, 2) is Evidence.MEASURED
+    assert evidence(machine, 4) is Evidence.EXTRAPOLATED
+    assert evidence(machine, 2, others) is Evidence.MEASURED
+    assert evidence(machine, 4, others) is Evidence.INFERRED
+    assert evidence(replace(machine, device_costs=COSTS), 2) is Evidence.ASSUMED

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.cost.collectives import LIBRARIES, SIMPLE
-from perfmodel.cost.link_law import LinkCost, paths
+from perfmodel.cost.link_law import Factor, LinkCost, paths
 from perfmodel.machine.measured import CurvePoint, MeasuredCollective
 
 START_S: Final = 7e-6
@@ -263,3 +263,22 @@ def test_one_size_is_enough() -> None:
 
 
 _PAIR: Final = {name: cost_of(group(2), library=name) for name in ("nccl", "mpi")}
+
+
+def test_a_factor_lies_on_lines_between_its_sizes_and_stays_beyond_them() -> None:
+    """Over the logarithm of the size; of one size it is the same everywhere."""
+    at = np.array([1.0, 1e3, 1e4, 1e5, 1e9])
+    pair = Factor(np.array([1e3, 1e5]), np.array([[0.2, 0.1], [0.6, 0.3]]))
+    assert pair.at(at) == pytest.approx(
+        np.array([[0.2, 0.1], [0.2, 0.1], [0.4, 0.2], [0.6, 0.3], [0.6, 0.3]])
+    )
+    one = Factor(np.array([1e3]), np.array([[0.2, 0.1]]))
+    assert one.at(at) == pytest.approx(np.tile([0.2, 0.1], (5, 1)))
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(2, 1), (8, 1), (9, 2), (16, 2), (24, 3), (64, 8)])
+def test_ranks_fill_nodes_as_those_that_were_measured(ranks: int, nodes: int) -> None:
+    """Eight on a node; where it is said, as many nodes as there are ranks at most."""
+    cost = cost_of(group(2), group(8))
+    assert cost._spanned(ranks, None) == nodes
+    assert cost._spanned(ranks, 4) == min(4, ranks)

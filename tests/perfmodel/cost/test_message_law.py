@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from perfmodel.cost import Samples
 from perfmodel.cost.collectives import message_bytes, num_messages, work
-from perfmodel.cost.messages import NUM_PARAMETERS, MessageLaw
-from perfmodel.machine.measured import CurvePoint
+from perfmodel.cost.messages import NUM_PARAMETERS, MessageCost, MessageLaw
+from perfmodel.machine.measured import CurvePoint, MeasuredCollective
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 SIZES = tuple(4.0**power for power in range(5, 13))
@@ -158,3 +158,28 @@ def test_what_passes_a_link_and_what_waits(collective: str, arrays: float, round
     assert whole_s(wire, collective, 1000, 8) == pytest.approx(arrays, rel=1e-4)
     far = law(1e-3, 1e-18, 1e-12, 1e-18, 50.0)
     assert whole_s(far, collective, 1000, 8) == pytest.approx(rounds * 1e-3, rel=1e-4)
+
+
+def test_between_two_groups_what_either_of_them_was_timed_at_counts() -> None:
+    """Two ranks at 1 and 4 KB, eight at 1, 2 and 16: at four ranks messages of all these sizes."""
+
+    def group(ranks: int, *sizes: float) -> MeasuredCollective:
+        points = tuple(
+            CurvePoint(
+                at=size * ranks, time_s=1e-3 * num_messages("all_reduce", ranks), relative_error=0.0
+            )
+            for size in sizes
+        )
+        return MeasuredCollective(
+            collective="all_reduce", world_size=ranks, num_nodes=1, points=points
+        )
+
+    cost = MessageCost.sample(
+        [group(2, 1e3, 4e3), group(8, 1e3, 2e3, 16e3)],
+        library="gloo",
+        num_draws=1,
+        rng=np.random.default_rng(0),
+    )
+    sizes, times_s, _ = cost._times(4)
+    assert sizes.tolist() == [1e3, 2e3, 4e3, 16e3]
+    assert times_s[0] == pytest.approx(1e-3, rel=0.5)

@@ -356,3 +356,14 @@ def test_a_kind_that_was_measured_comes_out_as_it_was() -> None:
         point.time_s
     )
     assert found.evidence([int(point.at)], Group(2), kind="all_gather") is Evidence.INTERPOLATED
+
+
+def test_a_group_of_one_tells_nothing_of_links() -> None:
+    """Some logs hold it; it moves no byte."""
+    document = profile(Machine())
+    lone = [dataclasses.replace(c, world_size=1) for c in document.collectives]
+    both = replace(document, collectives=(*lone, *document.collectives))
+    found = CostModel(both, num_draws=1, seed=0).network
+    for kind in ("all_reduce", "broadcast"):
+        alone_s = network(Machine()).time_s(kind, 4 * MIB, Group(4))
+        assert found.time_s(kind, 4 * MIB, Group(4)) == pytest.approx(alone_s)
