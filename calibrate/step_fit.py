@@ -239,7 +239,7 @@ def first_priors() -> dict[str, ConstantPrior]:
         "sharpness": ConstantPrior(1.5, 0.5),
     }
     rates = {"conv": 0.6, "conv 1x1": 0.5, "mm": 0.6, "bmm": 0.3, "attention": 0.4, "group": 0.3}
-    rates |= {"group 32": 0.15, "group 8": 0.05, "stem": 0.2}
+    rates |= {"group 32": 0.15, "group 8": 0.05, "group untuned": 0.04, "stem": 0.2}
     rates |= {"depthwise": 0.3, "depthwise 7x7": 0.3}
     found = dict(shared)
     for precision in PRECISIONS:

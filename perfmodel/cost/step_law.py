@@ -49,6 +49,7 @@ PRODUCTS: Final = (
             "group 8",
             "group 32",
             "group",
+            "group untuned",
             "depthwise",
             "depthwise 7x7",
         )
@@ -96,6 +97,9 @@ _VIEW: Final = 0.3
 #: Images have at most this many channels: the first layer, which cannot fill tiles.
 _IMAGE_CHANNELS: Final = 4
 _LARGE_KERNEL: Final = 7
+#: Channels of a group, as many in as out, for which cuDNN has fast kernels in 16 bit where channels lie side by
+#: side; all others are several times slower (published steps of an RTX 3090).
+_TUNED_CHANNELS: Final = (4, 8, 16, 32)
 
 
 class ConstantPrior(NamedTuple):
@@ -168,6 +172,10 @@ def step_work(
     ``has_optimizer``: Whether the step updates parameters; some benchmarks leave that out.
     """
     is_half = is_pure_half or step.method.precision != "fp32"
+
+    def is_half_last(operator: Operator) -> bool:
+        return is_half and (memory_format == "channels_last" or _is_channels_last(operator))
+
     rows: list[tuple[int, int, float, _Work]] = []
     launches = np.zeros(len(_PHASES))
     is_last = False
@@ -175,7 +183,9 @@ def step_work(
         if phase is Phase.OPTIMIZER:
             continue
         operator = step.operators[position]
-        found = _kernels(operator, phase, is_pure_half=is_pure_half)
+        found = _kernels(
+            operator, phase, is_pure_half=is_pure_half, is_half_last=is_half_last(operator)
+        )
         launches[_PHASES.index(phase)] += count * (1.0 if found else _VIEW)
         is_last = is_last or _is_channels_last(operator)
         rows += [(position, _PHASES.index(phase), float(count), each) for each in found]
@@ -215,19 +225,26 @@ def _update(step: TracedStep, *, halved: bool) -> tuple[_Work, float]:
     return _Work(family="optimizer", moved_bytes=float(passes * size_bytes)), launches
 
 
-def _kernels(operator: Operator, phase: Phase, *, is_pure_half: bool) -> list[_Work]:
-    """What an operator launches; nothing if it only looks at memory in another way."""
+def _kernels(
+    operator: Operator, phase: Phase, *, is_pure_half: bool, is_half_last: bool
+) -> list[_Work]:
+    """What an operator launches; nothing if it only looks at memory in another way.
+
+    ``is_half_last``: Whether it convolves in 16 bit, channels side by side.
+    """
     moved = float(operator.read_bytes + operator.written_bytes)
     if operator.view or moved == 0:
         return []
     halving = _halving(operator) if is_pure_half else 1.0
     base = base_name(operator.name).removesuffix("_")
     if base == "convolution":
-        return [_convolution(operator, "forward", halving)]
+        return [_convolution(operator, "forward", halving, is_half_last=is_half_last)]
     if base == "convolution_backward":
         mask = parsed(operator.arguments)[0][10]
         wanted = [each for each, is_asked in zip(_PASSES[1:], mask, strict=False) if is_asked]
-        found = [_convolution(operator, each, halving) for each in wanted]
+        found = [
+            _convolution(operator, each, halving, is_half_last=is_half_last) for each in wanted
+        ]
         if len(mask) > 2 and mask[2]:
             gradient = operator.inputs[0].size_bytes * halving
             found.append(_Work(family="reduction", moved_bytes=gradient))
@@ -247,9 +264,10 @@ def _halving(operator: Operator) -> float:
 
 def _is_channels_last(operator: Operator) -> bool:
     """Whether a convolution reads an image whose channels lie side by side."""
-    if base_name(operator.name) != "convolution":
+    position = {"convolution": 0, "convolution_backward": 1}.get(base_name(operator.name))
+    if position is None:
         return False
-    image = operator.inputs[0]
+    image = operator.inputs[position]
     return (
         image.stride is not None and len(image.shape) == 4 and image.stride[1] == 1 < image.shape[1]
     )
@@ -269,7 +287,7 @@ class _Filters(NamedTuple):
     pixels_out: int
 
 
-def _convolution(operator: Operator, wanted: str, halving: float) -> _Work:
+def _convolution(operator: Operator, wanted: str, halving: float, *, is_half_last: bool) -> _Work:
     """Forward pass, gradient of inputs or gradient of weights of one convolution."""
     is_backward = "backward" in operator.name
     positional = parsed(operator.arguments)[0]
@@ -298,7 +316,7 @@ def _convolution(operator: Operator, wanted: str, halving: float) -> _Work:
         "inputs": (per_channel * sizes.inputs * sizes.pixels_in, sizes.outputs * sizes.kernel),
         "weights": (math.prod(weight.shape), sizes.samples * sizes.pixels_out),
     }[wanted]
-    kind = _convolution_kind(sizes, image)
+    kind = _convolution_kind(sizes, image, is_half_last=is_half_last)
     narrow = min(sizes.inputs, sizes.outputs)
     is_depthwise = kind.startswith("depthwise")
     return _Work(
@@ -314,13 +332,16 @@ def _convolution(operator: Operator, wanted: str, halving: float) -> _Work:
     )
 
 
-def _convolution_kind(sizes: _Filters, image: TensorSpec) -> str:
+def _convolution_kind(sizes: _Filters, image: TensorSpec, *, is_half_last: bool) -> str:
     if sizes.groups == 1:
         if image.shape[1] <= _IMAGE_CHANNELS:
             return "stem"
         return "conv 1x1" if sizes.kernel == 1 else "conv"
     if sizes.inputs == 1:
         return "depthwise 7x7" if sizes.kernel >= _LARGE_KERNEL**2 else "depthwise"
+    is_tuned = sizes.inputs == sizes.outputs and sizes.inputs in _TUNED_CHANNELS
+    if is_half_last and not is_tuned:
+        return "group untuned"
     for most in (8, 32):
         if sizes.inputs <= most:
             return f"group {most}"

@@ -159,6 +159,21 @@ def test_an_operator_is_of_one_family_in_both_precisions(name: str, family: str)
         assert families(work) == [family]
 
 
+@pytest.mark.parametrize(
+    ("groups", "family"), [(16, "group 8"), (4, "group 32"), (2, "group 32"), (1, "conv")]
+)
+def test_channels_side_by_side_have_fast_groups_of_some_sizes(groups: int, family: str) -> None:
+    """Of 4, 16 or 32 channels; of 6 there is none."""
+    step = step_of((convolution(groups, 64), Phase.FORWARD))
+    six = step_of((convolution(groups, 6 * groups), Phase.FORWARD))
+    for last, other in (("contiguous", "group 8"), ("channels_last", "group untuned")):
+        found = step_work(step, is_pure_half=True, memory_format=last, has_optimizer=False)
+        assert families(found) == [f"{family} forward"]
+        if groups > 1:
+            found = step_work(six, is_pure_half=True, memory_format=last, has_optimizer=False)
+            assert families(found) == [f"{other} forward"]
+
+
 def test_a_backward_convolution_is_two_kernels_of_its_flop_together() -> None:
     called = convolution_backward(2, 64)
     work = step_work(step_of((called, Phase.BACKWARD)), has_optimizer=False)
