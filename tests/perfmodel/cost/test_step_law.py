@@ -21,7 +21,7 @@ from perfmodel.cost.step_law import (
     step_work,
 )
 from perfmodel.errors import UsageError
-from perfmodel.machine.measured import DeviceCosts, LeftOutError
+from perfmodel.machine.measured import DeviceCosts, LeftOutError, MemoryFormat
 from perfmodel.statistics import heavy_tailed_quantiles
 from perfmodel.workload import Call, Operator, Phase, TensorSpec
 from perfmodel.workload.step import Segment, TracedStep
@@ -166,7 +166,8 @@ def test_channels_side_by_side_have_fast_groups_of_some_sizes(groups: int, famil
     """Of 4, 16 or 32 channels; of 6 there is none."""
     step = step_of((convolution(groups, 64), Phase.FORWARD))
     six = step_of((convolution(groups, 6 * groups), Phase.FORWARD))
-    for last, other in (("contiguous", "group 8"), ("channels_last", "group untuned")):
+    others: dict[MemoryFormat, str] = {"contiguous": "group 8", "channels_last": "group untuned"}
+    for last, other in others.items():
         found = step_work(step, is_pure_half=True, memory_format=last, has_optimizer=False)
         assert families(found) == [f"{family} forward"]
         if groups > 1:
