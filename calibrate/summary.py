@@ -23,6 +23,8 @@ _SMALLEST_S = 1e-9
 #: Fewer rounds do not tell how much they differ; this is assumed instead.
 _MINIMUM_ROUNDS = 3
 _ASSUMED_ROUND = 0.03
+#: Occasions differ by so much at least, in log: what two calibrations of a quiet GPU differ by.
+_LEAST_OCCASION = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,11 @@ def repeatability(repetitions: Sequence[Repetition]) -> Repeatability:
 
         run^2   = mean square of what remains after the means of settings and of rounds
         round^2 = variance of the rounds' means - run^2 / settings per round, not below 0
+
+    No campaign sees two occasions. What other work takes from a shared host varies alike over seconds and
+    over hours (1/f noise: as much in each decade of time), so that
+
+        occasion^2 = mean square of run, at least 1 %
     """
     by_round: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for setting, group in by_setting(repetitions).items():
@@ -136,7 +143,11 @@ def repeatability(repetitions: Sequence[Repetition]) -> Repeatability:
     num_settings = max(1, sum(map(len, by_round.values())) // max(1, len(means)))
     left = (1 - 1 / max(2, len(means))) * (1 - 1 / max(2, num_settings))
     run = {n: math.sqrt(float(np.mean(found)) / left) for n, found in sorted(squares.items())}
+    mean_square = float(np.mean([value**2 for value in run.values()])) if run else 0.0
     if len(means) < _MINIMUM_ROUNDS:
-        return Repeatability(run=run, round=_ASSUMED_ROUND)
-    noise = float(np.mean([value**2 for value in run.values()])) / num_settings
-    return Repeatability(run=run, round=math.sqrt(max(0.0, float(np.var(means, ddof=1)) - noise)))
+        between_rounds = _ASSUMED_ROUND
+    else:
+        noise = mean_square / num_settings
+        between_rounds = math.sqrt(max(0.0, float(np.var(means, ddof=1)) - noise))
+    occasion = max(_LEAST_OCCASION, math.sqrt(mean_square))
+    return Repeatability(run=run, round=between_rounds, occasion=occasion)

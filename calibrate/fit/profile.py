@@ -46,8 +46,6 @@ from perfmodel.machine.measured import (
 
 _T = TypeVar("_T")
 
-#: Hours apart a GPU's clocks differ less than a shared processor. A prior: no campaign on a GPU tells.
-_OCCASION_OF_GPUS = 0.01
 _NOTHING_YET = DdpCosts(
     values=(0.0,) * 3 + (1.0,) * 2, draws=((0.0,) * 3 + (1.0,) * 2,), determined=(False,) * 5
 )
@@ -120,9 +118,6 @@ def _draft(observations: Sequence[Observation], environment: dict[str, Any]) -> 
     collectives = collective_profiles(
         _of(observations, CollectiveObservation), back_to_back=is_asynchronous
     )
-    again = repeatability(repetitions)
-    if is_asynchronous:
-        again = replace(again, occasion=_OCCASION_OF_GPUS)
     world_size = max(entry.setting.world_size for entry in steps)
     return MeasuredMachine(
         device_kind=device_kind,
@@ -140,7 +135,7 @@ def _draft(observations: Sequence[Observation], environment: dict[str, Any]) -> 
         residual=Residual(single_log_errors=(), ddp_log_errors=()),
         rates=rates,
         dispatch_s=next((rate.time_s for rate in rates if rate.probe == "dispatch"), 0.0),
-        repeatability=again,
+        repeatability=repeatability(repetitions),
         steps=single_steps(by_setting(repetitions)),
         undetermined=(),
         steal=steal_share(observations),

@@ -355,8 +355,8 @@ class Repeatability:
     """Of one run of a setting, by the number of ranks at work."""
     round: RelativeError
     """Of a round of fresh processes."""
-    occasion: RelativeError = 0.04
-    """No single calibration tells: a prior, from campaigns hours apart."""
+    occasion: RelativeError
+    """Of an occasion: inferred from runs, since one calibration sees one occasion."""
 
     def run_of(self, world_size: int) -> float:
         """Of a run with so many ranks, or with the most below that; 0 if unknown."""

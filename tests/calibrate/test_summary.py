@@ -84,8 +84,17 @@ def test_how_far_runs_and_rounds_differ_is_recovered(run: float, common: float) 
 
 
 def test_two_rounds_do_not_tell_how_much_rounds_differ() -> None:
-    truth = Repeatability(run={1: 0.05}, round=0.5)
+    truth = Repeatability(run={1: 0.05}, round=0.5, occasion=0.0)
     assert repeatability(drawn(truth, 2, 20, seed=1)).round == 0.03
+
+
+def test_occasions_differ_as_much_as_runs_do_and_on_a_quiet_machine_by_a_percent() -> None:
+    noisy, quiet = (
+        repeatability(drawn(Repeatability(run={1: run}, round=0.0, occasion=0.0), 6, 200, seed=1))
+        for run in (0.12, 0.001)
+    )
+    assert noisy.occasion == pytest.approx(0.12, rel=0.05)
+    assert quiet.occasion == 0.01
 
 
 def test_new_runs_lie_where_they_should() -> None:
