@@ -75,7 +75,7 @@ def drawn(truth: Repeatability, num_rounds: int, num_settings: int, seed: int) -
 @pytest.mark.parametrize(("run", "common"), [(0.02, 0.1), (0.1, 0.02), (0.15, 0.15)])
 def test_how_far_runs_and_rounds_differ_is_recovered(run: float, common: float) -> None:
     """Means over 30 seeds of 6 rounds and 20 settings each; two ranks differ twice as much."""
-    truth = Repeatability(run={1: run, 2: 2 * run}, round=common)
+    truth = Repeatability(run={1: run, 2: 2 * run}, round=common, occasion=0.0)
     found = [repeatability(drawn(truth, 6, 20, seed)) for seed in range(30)]
     for world_size, expected in truth.run.items():
         assert np.mean([f.run[world_size] for f in found]) == pytest.approx(expected, rel=0.1)

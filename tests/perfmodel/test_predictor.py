@@ -193,7 +193,7 @@ def test_a_workload_that_was_never_run_has_no_calibrated_range_to_leave() -> Non
 def test_predictions_repeat_that_runs_of_the_calibration_scattered(
     scatter: float, count: int
 ) -> None:
-    restless = Repeatability(run={1: 0.02, 2: scatter}, round=0.01)
+    restless = Repeatability(run={1: 0.02, 2: scatter}, round=0.01, occasion=0.01)
     machine = replace(profile(Machine()), repeatability=restless)
     said = caveats_of(machine, 2)
     words = "runs of one setting differed by 17 %"

@@ -44,7 +44,7 @@ def plain_profile(
         device_name=device_name,
         num_rounds=6,
         environment={"cpu": {"model": "EPYC", "cores": 16}, "gpus": [], "warning": None},
-        repeatability=Repeatability(run={1: 0.05, 2: 0.08}, round=0.02),
+        repeatability=Repeatability(run={1: 0.05, 2: 0.08}, round=0.02, occasion=0.04),
         workloads=tuple(
             replace(heavy, workload=replace(heavy.workload, name=name)) for name in workloads
         ),
