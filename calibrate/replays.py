@@ -157,10 +157,7 @@ class Source:
 
     spec: TensorSpec
     operator: int
-    """The first operator that reads it, and
-    ..."""
-    position: int
-    """... as which of its inputs."""
+    """The first operator that reads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +226,7 @@ class _Linker:
             if tensor not in taken:
                 return tensor
         tensor = self.new()
-        self.sources[tensor] = Source(spec=spec, operator=operator, position=position)
+        self.sources[tensor] = Source(spec=spec, operator=operator)
         return tensor
 
 

@@ -7,10 +7,12 @@ nothing: both are wrong inside a step. In the order of the step it finds what th
 import json
 import math
 import tempfile
+import timeit
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,8 @@ _SCALE = 0.05
 #: Operators that leave their backward pass a workspace only where gradients are wanted; without it that
 #: pass reads memory that is not there.
 _KEEPS_FOR_BACKWARD = ("aten.mkldnn_rnn_layer.default",)
+#: What hands on the values of its first input.
+_COPIES = frozenset({"clone", "_to_copy"})
 
 
 def resolved(name: str) -> Callable[..., Any]:
@@ -51,13 +55,26 @@ def resolved(name: str) -> Callable[..., Any]:
     return found
 
 
+def bound_by_python(name: str) -> Callable[..., Any] | None:
+    """The function that modules call for an operator, if there is one.
+
+    ``torch.ops`` reads a schema in every call: twice the time of a small operator.
+    """
+    namespace, operator, _ = name.split(".")
+    holders = (torch._C._VariableFunctions, torch._C._nn, Tensor)  # noqa: SLF001
+    found = (getattr(holder, operator, None) for holder in holders)
+    return next(filter(None, found), None) if namespace == "aten" else None
+
+
 class ReplayedOperator:
     """An operator with its arguments read; only the tensors are missing."""
 
     def __init__(self, operator: Operator, device: torch.device) -> None:
         self.operator = operator
+        self._function: Callable[..., Any] | None
         try:
-            self._function: Callable[..., Any] | None = resolved(operator.name)
+            self._general = resolved(operator.name)
+            self._function = bound_by_python(operator.name) or self._general
         except AttributeError:  # traced with another torch, or an operator of the model's own
             self._function = None
         positional, keyword = json.loads(operator.arguments)
@@ -79,7 +96,17 @@ class ReplayedOperator:
                     return function(*positional, **keyword)
 
             return differentiable
-        return lambda: function(*positional, **keyword)
+        if function is self._general:
+            return lambda: function(*positional, **keyword)
+
+        def called() -> Any:
+            try:
+                return function(*positional, **keyword)
+            except TypeError:  # other arguments than those of the schema: now and ever after
+                self._function = self._general
+                return self._general(*positional, **keyword)
+
+        return called
 
     def _value(self, value: Any, tensors: Sequence[Tensor]) -> Any:
         if isinstance(value, list):
@@ -147,21 +174,39 @@ def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 def index_limit(operator: Operator, position: int) -> int:
     """Exclusive upper bound of the integers that an input may hold."""
-    base = operator.name.split(".")[1]
+    base = base_name(operator.name)
     shapes = [spec.shape for spec in operator.inputs]
+    limit = 1
     match base:
-        case "embedding":
-            return shapes[0][0]
+        case "embedding" | "_embedding_bag" if position == 1:
+            limit = shapes[0][0]
         case "embedding_dense_backward":
-            return int(json.loads(operator.arguments)[0][2])
+            limit = int(json.loads(operator.arguments)[0][2])
+        case "_embedding_bag_backward" | "_embedding_bag_dense_backward" if position == 1:
+            limit = operator.outputs[0].shape[0]
         case "nll_loss_forward" | "nll_loss2d_forward":
-            return shapes[0][-1] if len(shapes[0]) <= 2 else shapes[0][1]
+            limit = shapes[0][-1] if len(shapes[0]) <= 2 else shapes[0][1]
         case "nll_loss_backward" | "nll_loss2d_backward":
-            return shapes[1][-1] if len(shapes[1]) <= 2 else shapes[1][1]
+            limit = shapes[1][-1] if len(shapes[1]) <= 2 else shapes[1][1]
         case "index" | "index_select" | "gather" if position > 0:
-            return min(shapes[0])
-        case _:
-            return 1
+            limit = min(shapes[0])
+    return limit
+
+
+def index_limits(flow: Dataflow, step: TracedStep) -> dict[int, int]:
+    """Exclusive upper bounds of the integers in tensors that calls look up by, or by views or copies of them."""
+    origin: dict[int, int] = {}
+    limits: dict[int, int] = {}
+    for call in flow.calls:
+        operator = step.operators[call.operator]
+        read = [origin.get(number, number) for number in call.inputs]
+        for position, number in enumerate(read):
+            limit = index_limit(operator, position)
+            if limit > 1:
+                limits[number] = min(limit, limits.get(number, limit))
+        if read and (operator.view or base_name(operator.name) in _COPIES):
+            origin.update(dict.fromkeys(call.outputs, read[0]))
+    return limits
 
 
 #: So many calls are issued behind one idle kernel of such a length, on devices that have a queue.
@@ -172,7 +217,9 @@ _MAXIMUM_PASSES = 30
 #: A gradient as training has them.
 _ORDINARY = 1e-3
 #: What makes the gradient of a table that was looked up by indices.
-_LOOKED_UP = "embedding_dense_backward"
+_LOOKED_UP = frozenset(
+    {"embedding_dense_backward", "_embedding_bag_backward", "_embedding_bag_dense_backward"}
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -199,6 +246,32 @@ def without_denormals() -> Iterator[None]:
         torch.set_flush_denormal(False)
 
 
+_LAYERS = 20
+_ATTEMPTS = 15
+
+
+def module_call_s() -> Seconds:
+    """Time of a processor to call a module, beside its operators: Python, and the graph of autograd. [s]
+
+    Of linear layers and ReLUs of a few numbers, the fastest of some passes, less their operators alone.
+    """
+    pairs = [nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(_LAYERS)]
+    layers = nn.Sequential(*(layer for pair in pairs for layer in pair))
+    inputs, weight, bias = torch.ones(2, 8), torch.ones(8, 8), torch.ones(8)
+
+    def operators() -> None:
+        with torch.no_grad():
+            for _ in range(_LAYERS):
+                torch.relu(torch.addmm(bias, inputs, weight))
+
+    def fastest_s(act: Callable[[], Any]) -> Seconds:
+        return min(timeit.repeat(act, number=1, repeat=_ATTEMPTS))
+
+    with torch.enable_grad():
+        whole_s = fastest_s(lambda: layers(inputs))
+    return max(0.0, whole_s - fastest_s(operators)) / (2 * _LAYERS)
+
+
 class Passes:
     """Forward and backward pass of a step, call by call."""
 
@@ -207,15 +280,20 @@ class Passes:
         self.failed: set[int] = set()
         """Operators that cannot be repeated from their record."""
         self._session = session
+        forward = [call.module for call in step.calls() if call.phase is Phase.FORWARD]
+        self._entered = [
+            at
+            for at, (before, module) in enumerate(pairwise(["", *forward]))
+            if module not in ("", before)
+        ]
+        """First call of each module."""
+        self._module_s = 0.0 if session.asynchronous or not self._entered else module_call_s()
         self._operators = [
             ReplayedOperator(operator, session.device) for operator in step.operators
         ]
+        limits = index_limits(self.flow, step)
         self.lasting = {
-            number: made_up(
-                source.spec,
-                session.device,
-                below=index_limit(step.operators[source.operator], source.position),
-            )
+            number: made_up(source.spec, session.device, below=limits.get(number, 1))
             for number, source in self.flow.sources.items()
         }
         """Tensors that no call makes."""
@@ -249,10 +327,13 @@ class Passes:
         return tensors
 
     def durations_s(self, clock: Clock) -> list[Seconds]:
-        """Of each call, and of whatever was marked in pairs after them. [s]"""
+        """Of each call, with that of its module, and of whatever was marked in pairs after them. [s]"""
         instants_s = clock.seconds()
         pairs = zip(instants_s[::2], instants_s[1::2], strict=True)
-        return [end - start for start, end in pairs]
+        found_s = [end - start for start, end in pairs]
+        for at in self._entered:
+            found_s[at] += self._module_s
+        return found_s
 
     def by_operator(self, clock: Clock) -> dict[tuple[int, Phase], list[Seconds]]:
         """Duration of every call, by operator and phase. [s]"""
@@ -271,12 +352,17 @@ class Passes:
             except ValueError:
                 self.failed.add(operator)
         result: Any = None
-        clock.mark()
+        # A view costs a step next to nothing; from here it would cost a call.
+        is_timed = not replayed.operator.view
+        if is_timed:
+            clock.mark()
         if act is not None:
             try:
                 result = act()
             except (RuntimeError, IndexError, TypeError, ValueError):
                 self.failed.add(operator)
+        if not is_timed:
+            clock.mark()
         clock.mark()
         if operator not in self.failed:
             try:
@@ -381,7 +467,7 @@ def _rows(flow: Dataflow, step: TracedStep) -> dict[int, int]:
     rows: dict[int, int] = {}
     for call in flow.calls:
         operator = step.operators[call.operator]
-        if base_name(operator.name) == _LOOKED_UP:
+        if base_name(operator.name) in _LOOKED_UP:
             rows[call.outputs[0]] = call.inputs[1]
         elif operator.view and call.inputs[0] in rows:
             rows[call.outputs[0]] = rows[call.inputs[0]]

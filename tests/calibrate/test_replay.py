@@ -1,8 +1,10 @@
 """A traced step repeated without its model: every call once per pass, and the sums that follow."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,13 @@ from torch import nn
 from calibrate.device import Cpu
 from calibrate.fit.profile import failed_replays
 from calibrate.probes import Session
-from calibrate.probes.replay import Replay
+from calibrate.probes.replay import (
+    Passes,
+    Replay,
+    ReplayedOperator,
+    bound_by_python,
+    module_call_s,
+)
 from calibrate.ranks import one_line_of
 from calibrate.replays import first_failure_in, measured_steps, replays_in
 from perfmodel.documents.observation import FailedObservation, ReplayObservation, TimedOperator
@@ -79,6 +87,77 @@ def test_a_fused_operator_that_leaves_results_undefined_is_repeated() -> None:
     session = Session(rank=0, world_size=1, measured=Cpu(), control={}, data={})
     times = Replay(session, step).times
     assert times.failed == set()
+
+
+def test_tables_are_looked_up_all_over_whatever_view_of_the_indices_is_used() -> None:
+    """An ``EmbeddingBag`` reads a flat view of its indices; rows of zeros would stay in the cache."""
+    rows = 1000
+    source = ModelSource(
+        name="bag",
+        build=lambda: nn.Sequential(nn.EmbeddingBag(rows, 4), nn.Linear(4, 10)),
+        draw_batch=lambda samples: Batch(
+            positional=(torch.randint(0, rows, (samples, 20)),),
+            keyword={},
+            targets=torch.zeros(samples, dtype=torch.int64),
+        ),
+        loss=classification_loss,
+    )
+    step = trace_model(source, SGD_LOOP, micro_batch=2).step.at(micro_batch=8)
+    session = Session(rank=0, world_size=1, measured=Cpu(), control={}, data={})
+    passes = Passes(session, step, [torch.zeros(p.shape) for p in step.parameters])
+    [indices] = (t for t in passes.lasting.values() if t.shape == (8, 20))
+    assert len(set(indices.flatten().tolist())) > 100
+    assert indices.max() < rows
+
+
+def test_views_are_free_and_the_first_operator_of_a_module_pays_its_call(
+    lenet: TracedStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that moves by 1 s in every operator, where the call of a module takes 0.25 s."""
+    spent = [0.0]
+    original = ReplayedOperator.bound
+
+    def bound(self: ReplayedOperator, tensors: Sequence[torch.Tensor]) -> Callable[[], Any]:
+        act = original(self, tensors)
+
+        def slow() -> Any:
+            spent[0] += 1.0
+            return act()
+
+        return slow
+
+    monkeypatch.setattr(ReplayedOperator, "bound", bound)
+    monkeypatch.setattr(Cpu, "now", lambda _: spent[0])
+    monkeypatch.setattr("calibrate.probes.replay.module_call_s", lambda: 0.25)
+    session = Session(rank=0, world_size=1, measured=Cpu(), control={}, data={})
+    passes = Passes(session, lenet, [torch.zeros(p.shape) for p in lenet.parameters])
+    clock = passes.new_clock()
+    with torch.no_grad():
+        passes.run(clock)
+    calls = [call for call in lenet.calls() if call.phase is not Phase.OPTIMIZER]
+    views = [lenet.operators[call.operator].view for call in calls]
+    durations_s = passes.durations_s(clock)
+    assert any(views)
+    assert not all(views)
+    backward_s = [
+        (view, duration_s)
+        for call, view, duration_s in zip(calls, views, durations_s, strict=True)
+        if call.phase is Phase.BACKWARD
+    ]
+    assert set(backward_s) == {(True, 0.0), (False, 1.0)}
+    modules = {call.module for call in calls if call.module}
+    forward_s = sum(durations_s[: len(calls) - len(backward_s)])
+    kernels = views[: len(calls) - len(backward_s)].count(False)
+    assert forward_s == kernels + 0.25 * len(modules)
+
+
+def test_the_call_of_a_module_costs_more_than_its_operators() -> None:
+    assert 0.0 < module_call_s() < 1e-2
+
+
+def test_operators_are_called_as_modules_call_them() -> None:
+    assert bound_by_python("aten.add.Tensor") is not None
+    assert bound_by_python("aten.tanh_backward.default") is None
 
 
 def test_an_operator_that_this_torch_does_not_know_is_left_out(lenet: TracedStep) -> None:
