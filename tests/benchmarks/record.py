@@ -1,8 +1,8 @@
 """Keep finished runs as records; write the table of ``docs/accuracy.md`` and the picture of the README from them.
 
 ``python -m tests.benchmarks.record [--runs runs]`` copies a calibration and what was judged by it into
-``docs/records/``, where the verdicts of the campaign before go to ``before/``, and rewrites the table
-between its markers: both campaigns, the worse first. ``tests/test_readme.py`` holds the pages against
+``docs/records/``, where the verdicts of the campaign before go to ``others/``, and rewrites the table
+between its markers: all campaigns, the worst first. ``tests/test_readme.py`` holds the pages against
 the records.
 """
 
@@ -25,7 +25,7 @@ from perfmodel.report.figures import figure_bytes, speedup_figure
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 RECORDS: Final = ROOT / "docs" / "records"
-BEFORE: Final = RECORDS / "before"
+OTHERS: Final = RECORDS / "others"
 ACCURACY: Final = ROOT / "docs" / "accuracy.md"
 PICTURE: Final = ROOT / "docs" / "speedup.svg"
 _DEVICES: Final = tuple(2**power for power in range(11))
@@ -60,8 +60,9 @@ def keep(runs: Path) -> None:
             continue
         folder.mkdir(parents=True, exist_ok=True)
         for name in _VERDICTS.get(stage, ()):
-            BEFORE.mkdir(exist_ok=True)
-            (folder / name).replace(BEFORE / name)
+            OTHERS.mkdir(exist_ok=True)
+            made = _read(f"{stage}/{name}")["provenance"]["created_utc"][:10]
+            (folder / name).replace(OTHERS / f"{Path(name).stem}-{made}.json")
         for name in names:
             compact = json.dumps(json.loads((source / name).read_bytes()), separators=(",", ":"))
             (folder / name).write_text(f"{compact}\n", encoding="utf-8")
@@ -118,17 +119,21 @@ def _rows() -> Iterator[str]:
 
 
 def _worse_first(file: str, part: str, judge: str, *, gate: str | None) -> Iterator[str]:
-    """Rows of the latest campaign and of the one before it, by MAPE; ``part``: the summary of the verdict."""
+    """Rows of all campaigns, by MAPE; ``part``: the summary of the verdict."""
     command = "validate" if file.startswith("validation") else "validate models"
     found = []
-    for path in (RECORDS / file, BEFORE / Path(file).name):
-        if path.exists():
-            document = _read(path)
-            summary = document[part] | {"scatter": _scatter(path, part)}
-            row = _row(document, judge, summary, command, gate=gate)
-            found.append((summary["mape"], row))
+    for path in campaigns(file):
+        document = _read(path)
+        summary = document[part] | {"scatter": _scatter(path, part)}
+        row = _row(document, judge, summary, command, gate=gate)
+        found.append((summary["mape"], row))
     for _, text in sorted(found, reverse=True):
         yield text
+
+
+def campaigns(file: str) -> list[Path]:
+    """Verdicts of all campaigns of a judge, named by the file of the recorded one."""
+    return [RECORDS / file, *OTHERS.glob(f"{Path(file).stem}-*.json")]
 
 
 def _scatter(path: Path, part: str) -> float | None:
