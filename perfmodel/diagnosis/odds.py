@@ -77,7 +77,8 @@ class Fit:
     odds: float
     """Probability, all causes together 1."""
     size: float | None
-    """Of the change, median over draws that fit; of slow links the rate that is left. [B/s]"""
+    """Of the change, median over draws that fit; of slow links the rate that is left, [B/s] by a data sheet,
+    else over that of the machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,11 +262,13 @@ def _next(
 ) -> tuple[str | None, str | None, float]:
     """The measurement with the largest expected information for its time, and that over what is open."""
     open_nats = -sum(share * math.log(share) for share in shares if share > 0)
-    run, best, worth, told = context.runs[-1], None, -math.inf, 0.0
+    # The order in which runs were typed is no matter.
+    runs = sorted(context.runs, key=lambda run: run.devices)
+    run, best, worth, told = runs[-1], None, -math.inf, 0.0
     for each in MEASUREMENTS:
-        if not each.applies(context.runs):
+        if not each.applies(runs):
             continue
-        found = _information(context, weighed, shares, each)
+        found = _information(context._replace(runs=runs), weighed, shares, each)
         if found - _PER_MINUTE * each.minutes > worth:
             best, worth, told = each, found - _PER_MINUTE * each.minutes, found
     if best is None or open_nats <= 0:

@@ -147,10 +147,10 @@ def _word(judged: Judged) -> str:
 
 def _cause(fit: Fit, told: Diagnosed) -> str:
     size = ""
-    if fit.size is not None and fit.cause in (
-        "slow network between nodes",
-        "slow links inside the node",
-    ):
+    is_link = fit.cause in ("slow network between nodes", "slow links inside the node")
+    if fit.size is not None and is_link and told.is_calibrated:
+        size = f" ({1 / fit.size:.2g} x)"
+    elif fit.size is not None and is_link:
         between = fit.cause == "slow network between nodes"
         rate = fit.size * (told.per_node if between else 1)
         whose = "a node" if between else "a device"

@@ -389,7 +389,8 @@ def _changes(first: ScenarioOutcome, scenario: ScenarioOutcome) -> Iterator[str]
     if abs(longer_s.nominal) < _SMALLEST_RATIO * first.point.step_s.nominal:
         largest_s = max(abs(longer_s.p5), abs(longer_s.p95))
         difference, sign = f"unchanged [at most {format_duration(largest_s)}", "either way]"
-    pairing = "" if contrast.is_paired else "; another machine, not paired"
+    other = "another machine, " if first.machine_digest != scenario.machine_digest else ""
+    pairing = "" if contrast.is_paired else f"; {other}not paired"
     faster = f"more samples/s with {percent(contrast.probability_faster)}"
     yield f"  step {difference} {sign}; {faster}{pairing}"
     before_s, after_s = first.point.breakdown_s, scenario.point.breakdown_s

@@ -60,6 +60,17 @@ def test_the_run_of_fewer_devices_may_be_the_slow_one(diagnose: Diagnose) -> Non
     assert first(found) == "other hardware in some runs"
 
 
+def test_the_next_measurement_is_of_the_largest_run(diagnose: Diagnose) -> None:
+    """In whatever order runs are typed."""
+    asked = (
+        "gpt2-xl", "--device", "rtx-3090", "--strategy", "ddp", "--micro-batch", 2, "--precision", "bf16",
+        "--observed",
+    )  # fmt: skip
+    found = diagnose(*asked, "1 node of 3: 9 s; 1 GPU: 1.2 s")["next"]
+    assert "-g 3" in found["command"]
+    assert found["name"] == diagnose(*asked, "1 GPU: 1.2 s; 1 node of 3: 9 s")["next"]["name"]
+
+
 def test_the_precision_is_shown_as_typed(diagnose: Diagnose) -> None:
     asked = ("llama2-7b", "--device", "h100-sxm", "--precision", "fp16", "--micro-batch", 1)
     assert ", fp16, " in diagnose(*asked, "--observed", "1 GPU 2 s")["model"]
@@ -285,6 +296,8 @@ def test_a_calibrated_machine_is_expected_to_do_what_it_was_measured_to_do(
     assert judged["expected_s"]["p95"] == pytest.approx(predicted["p95"], rel=0.02)
     assert found["verdict"] == "normal"
     assert "data sheet" not in run("diagnose", *asked, "1 node of 2: 3 s").stdout
+    in_words = run("diagnose", *asked, f"1 node of 2: {4 * step_s:.6f} s; 1 GPU: 0.25 s").words
+    assert re.search(r"slow links inside the node \([0-9.]+ x\)", in_words), "no rate is known"
     slow = diagnose(*asked, f"1 node of 2: {4 * step_s:.6f} s", "--observed", "1 GPU: 0.25 s")
     assert slow["verdict"] == "NOT NORMAL"
     assert odds(slow)["slow links inside the node"] > 100 * odds(slow)["loader"]
