@@ -50,7 +50,7 @@ goodput: best-interval cause checkpoint-interval-s checkpoint-s deadline-days de
     maintenance-every-days maintenance-hours mtbf-device-hours mtbf-stops replacement-hours replicas restart-s
     seed spares work-days verbose
 machines: NAME json
-memory: machine device device-kind device-memory devices gradient-as-bucket-view host-link host-memory json
+memory: machine device device-kind device-memory devices gradient-as-bucket-view json
     micro-batch optimizer precision profile sequence-length verbose workload unsealed
 network:
 network check: LOG bucket-cap-mb cluster collective device json machine nic-bandwidth nics profile workload unsealed

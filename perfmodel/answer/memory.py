@@ -11,7 +11,7 @@ from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import layout_costs
 from perfmodel.cost.memory import DeviceMemory, TracedMemory, Verdict, overhead_of, verdict
 from perfmodel.cost.operators import OperatorDurations
-from perfmodel.cost.techniques import Basis, HostLink, Question, StepTimes, Technique, techniques
+from perfmodel.cost.techniques import Basis, Question, StepTimes, Technique, techniques
 from perfmodel.cost.traced import mixed_ratio
 from perfmodel.documents import Shown
 from perfmodel.documents.hardware import DataSheet, find_device, sheet_named, shipped_catalogue
@@ -25,11 +25,6 @@ from perfmodel.units import Bytes, Seconds, format_bytes
 from perfmodel.workload import Phase
 from perfmodel.workload.memory import StepMemory
 
-#: 16 lanes of PCIe 4: 31.5 GB/s each way by data sheet, of which 80 % are assumed; and two channels' worth
-#: of host memory per device.
-DEFAULT_LINK = HostLink(
-    to_device_bytes_per_s=25e9, to_host_bytes_per_s=25e9, host_memory_bytes_per_s=40e9
-)
 _BASES = {
     Evidence.MEASURED: Basis.MEASURED,
     Evidence.INTERPOLATED: Basis.MEASURED,
@@ -122,7 +117,6 @@ def report_of(  # noqa: PLR0913 - one parameter per part of the question
     bucket_view: bool = False,
     device_kind: str | None = None,
     sheet: DataSheet | None = None,
-    link: HostLink = DEFAULT_LINK,
 ) -> MemoryReport:
     """Everything that is known of the memory of a traced step; times in seconds need a machine."""
     recorded = document.memory
@@ -144,7 +138,6 @@ def report_of(  # noqa: PLR0913 - one parameter per part of the question
         traced=traced,
         layout=Layout(dp=devices, micro_batch=batch),
         times=_relative_times(document) if machine is None else _times(document, machine, batch),
-        link=link,
         shares=_shares(document, batch),
         in_seconds=machine is not None,
         is_mixed=document.trace.method.precision != "fp32",

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -13,13 +13,11 @@ from perfmodel.checks import within
 from perfmodel.cli import options as opt
 from perfmodel.cli import show, show_answer, working
 from perfmodel.errors import NotFeasible, UsageError
-from perfmodel.units import Bytes, BytesPerSecond
+from perfmodel.units import Bytes
 from perfmodel.workload.step import DEFAULT, IMPLEMENTATIONS, OPTIMIZERS
 
 if TYPE_CHECKING:
     from perfmodel.answer.memory import MemoryReport
-    from perfmodel.cost.techniques import HostLink
-    from perfmodel.documents.hardware import DataSheet
     from perfmodel.documents.workload import WorkloadDocument
 
 _TRACED = typer.Option(
@@ -34,11 +32,6 @@ _CAPACITY = opt.size(
 _BUCKET_VIEW = typer.Option(
     "--gradient-as-bucket-view", help="DDP's gradients live in its buckets."
 )
-_LINK = opt.bandwidth(
-    "--host-link", "Host to device, each way; default: PCIe of --device, or PCIe 4 less 20 %."
-)
-_HOST_MEMORY = opt.bandwidth("--host-memory", "Host memory bandwidth of one device's share.")
-_DEFAULT_HOST_MEMORY: Final = 40e9
 _OPTIMIZER = opt.choice("--optimizer", tuple(OPTIMIZERS), "sgd (with momentum) or adamw.")
 _PRECISION = opt.choice(
     "--precision", ("fp32", "bf16", "fp16"), "fp32, or autocast to bf16 or fp16."
@@ -56,8 +49,6 @@ def memory(
     devices: opt.Devices = 1,
     bucket_view: Annotated[bool, _BUCKET_VIEW] = False,
     device_kind: opt.DeviceKind = None,
-    host_link: Annotated[BytesPerSecond | None, _LINK] = None,
-    host_memory: Annotated[BytesPerSecond, _HOST_MEMORY] = _DEFAULT_HOST_MEMORY,
     optimizer: Annotated[str, _OPTIMIZER] = "sgd",
     precision: Annotated[str, _PRECISION] = "fp32",
     sequence_length: opt.SequenceLength = None,
@@ -107,7 +98,6 @@ def _report(context: typer.Context) -> "MemoryReport":
         bucket_view=given["bucket_view"],
         device_kind=given["device_kind"],
         sheet=sheet,
-        link=_link(sheet, given),
     )
 
 
@@ -150,22 +140,6 @@ def _capacity_words(report: "MemoryReport", context: typer.Context) -> str:
     flag = "--device-memory" if context.params["device_memory"] is not None else "--device"
     name = context.params["device"] if flag == "--device" else None
     return f"{flag}: {name or format_bytes(report.capacity_bytes)}"
-
-
-def _link(sheet: "DataSheet | None", given: dict[str, Any]) -> "HostLink":
-    from perfmodel.answer.memory import DEFAULT_LINK
-    from perfmodel.cost.techniques import HostLink
-    from perfmodel.documents.hardware import host_link_bytes_per_s, shipped_catalogue
-
-    rate = given["host_link"]
-    if rate is None and sheet is not None:
-        rate = host_link_bytes_per_s(sheet, shipped_catalogue())
-    rate = rate or DEFAULT_LINK.to_device_bytes_per_s
-    return HostLink(
-        to_device_bytes_per_s=rate,
-        to_host_bytes_per_s=rate,
-        host_memory_bytes_per_s=given["host_memory"],
-    )
 
 
 _NAME = typer.Argument(help="Device by identifier, or as its driver reports it; default: all.")

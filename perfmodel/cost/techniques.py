@@ -4,13 +4,11 @@ import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from perfmodel import checks
 from perfmodel.cost.memory import FITS_ABOVE, DeviceMemory, Parts, TracedMemory
 from perfmodel.layout import Layout, Recompute
-from perfmodel.units import Bytes, BytesPerSecond, Seconds
+from perfmodel.units import Bytes, Seconds
 from perfmodel.workload import Phase
 from perfmodel.workload.memory import Block, Moment, Part
-from perfmodel.workload.step import ADAMW
 
 
 class Basis(enum.StrEnum):
@@ -45,56 +43,6 @@ class StepTimes:
         return self.forward_s + self.backward_s + self.optimizer_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostLink:
-    """Between device and host memory, and host memory itself."""
-
-    to_device_bytes_per_s: BytesPerSecond
-    to_host_bytes_per_s: BytesPerSecond
-    host_memory_bytes_per_s: BytesPerSecond
-    basis: Basis = Basis.ASSUMED
-
-    def __post_init__(self) -> None:
-        for name in ("to_device_bytes_per_s", "to_host_bytes_per_s", "host_memory_bytes_per_s"):
-            checks.positive(name, getattr(self, name))
-
-
-def offload_s(parameter_bytes: Bytes, link: HostLink) -> Seconds:
-    """Gradients to the host, the update there, parameters back, one after the other. [s]"""
-    return (
-        parameter_bytes / link.to_host_bytes_per_s
-        + ADAMW.passes * parameter_bytes / link.host_memory_bytes_per_s
-        + parameter_bytes / link.to_device_bytes_per_s
-    )
-
-
-def streaming_s(
-    blocks: Sequence[Block], shares: Mapping[str, float], times: StepTimes, link: HostLink
-) -> Seconds:
-    """A step whose blocks come from host memory while their neighbours compute. [s]
-
-    Per block a pass takes the longer of its compute and its transfers; the two directions of the
-    link work at once; the host updates a block while others are computed backward, and is waited for.
-    """
-    forward_s = backward_s = 0.0
-    for block in blocks:
-        share = shares.get(block.path, 0.0)
-        arrive_s = block.parameter_bytes / link.to_device_bytes_per_s
-        leave_s = block.parameter_bytes / link.to_host_bytes_per_s
-        forward_s += max(share * times.forward_s, arrive_s)
-        backward_s += max(share * times.backward_s, arrive_s, leave_s)
-    outside = max(0.0, 1.0 - sum(shares.get(block.path, 0.0) for block in blocks))
-    streamed = sum(block.parameter_bytes for block in blocks)
-    update_s = ADAMW.passes * streamed / link.host_memory_bytes_per_s
-    first_s = blocks[0].parameter_bytes / link.to_device_bytes_per_s if blocks else 0.0
-    return (
-        first_s
-        + forward_s
-        + max(backward_s, update_s)
-        + outside * (times.forward_s + times.backward_s)
-    )
-
-
 #: Entries of a moment's parts that a technique changes.
 Change = Callable[[Moment, Parts], Parts]
 
@@ -120,7 +68,6 @@ class Question:
     layout: Layout
     """Data parallelism alone."""
     times: StepTimes
-    link: HostLink
     shares: Mapping[str, float]
     """Of each block in the forward and backward time."""
     in_seconds: bool
@@ -197,9 +144,6 @@ def techniques(question: Question, capacity_bytes: Bytes) -> list[Technique]:
         )
     if question.layout.dp > 1:
         rows += _sharded(question)
-    rows.append(_offload(question))
-    if blocks:
-        rows.append(_streaming(question))
     return rows
 
 
@@ -314,39 +258,3 @@ def _sharded(question: Question) -> list[Technique]:
         ),
     ]
 
-
-def _offload(question: Question) -> Technique:
-    times = question.times
-    moved_s = offload_s(question.traced.gradient_bytes, question.link)
-    step_s = times.forward_s + times.backward_s + moved_s
-    return question.technique(
-        "optimizer offloaded to the host",
-        lambda moment, parts: {Part.OPTIMIZER: 0, **_in_place(moment, parts)},
-        step_s=step_s if question.in_seconds else None,
-        time_basis=question.link.basis,
-        note="gradients to the host, update by its cores, parameters back; nothing overlaps",
-    )
-
-
-def _streaming(question: Question) -> Technique:
-    blocks = question.blocks
-    streamed = sum(block.parameter_bytes for block in blocks)
-    largest = max(block.parameter_bytes for block in blocks)
-
-    def change(_moment: Moment, parts: Parts) -> Parts:
-        whole = max(parts[Part.PARAMETERS], 1)
-        stays = max(0, whole - streamed)
-        return {
-            Part.OPTIMIZER: parts[Part.OPTIMIZER] * stays // whole,
-            Part.GRADIENTS: min(parts[Part.GRADIENTS], stays + 2 * largest),
-            Part.PARAMETERS: stays + min(streamed, 2 * largest),
-        }
-
-    streamed_s = streaming_s(blocks, question.shares, question.times, question.link)
-    return question.technique(
-        "layers streamed from host memory",
-        change,
-        step_s=streamed_s if question.in_seconds else None,
-        time_basis=question.link.basis,
-        note="double-buffered: two blocks on the device at a time, update on the host",
-    )

@@ -216,18 +216,11 @@ def find_device(text: str, catalogue: Catalogue, *, flag: str = "--device") -> D
     )
 
 
-def host_link(sheet: DataSheet, catalogue: Catalogue) -> LinkSheet | None:
-    """The link to the host, if the catalogue knows it."""
-    if sheet.pcie is None:
-        return None
-    wanted = f"pcie{sheet.pcie.generation}-x16"
-    return next((link for link in catalogue.links if link.id == wanted), None)
-
-
 def host_link_bytes_per_s(sheet: DataSheet, catalogue: Catalogue) -> float | None:
     """What copies between host and device are assumed to reach, one direction. [B/s]"""
-    link = host_link(sheet, catalogue)
-    return None if link is None else link.rate.bytes_per_s * LINK_SHARE
+    wanted = None if sheet.pcie is None else f"pcie{sheet.pcie.generation}-x16"
+    rates = (link.rate.bytes_per_s for link in catalogue.links if link.id == wanted)
+    return next((LINK_SHARE * rate for rate in rates), None)
 
 
 def _names(sheet: DataSheet) -> set[str]:

@@ -6,12 +6,9 @@ import pytest
 
 from perfmodel.cost.techniques import (
     Basis,
-    HostLink,
     Question,
     StepTimes,
     Technique,
-    offload_s,
-    streaming_s,
     techniques,
 )
 from perfmodel.layout import Layout, Recompute
@@ -22,9 +19,6 @@ from tests.perfmodel.workload.memory_samples import step_memory, traced_memory
 
 BARE = Overhead(
     context_bytes=0, context_spread_bytes=1, reserved_ratio=1.0, log_spread=0.0, evidence="a test"
-)
-LINK = HostLink(
-    to_device_bytes_per_s=10, to_host_bytes_per_s=5, host_memory_bytes_per_s=70, basis=Basis.ASSUMED
 )
 TIMES = StepTimes(forward_s=4.0, backward_s=8.0, optimizer_s=1.0, basis=Basis.MEASURED)
 SHARES = {"layers.0": 0.25, "layers.1": 0.25}
@@ -43,7 +37,6 @@ def rows(
         traced=traced_memory(BARE, memory=memory),
         layout=Layout(dp=devices, micro_batch=micro_batch),
         times=times,
-        link=LINK,
         shares=SHARES,
         in_seconds=in_seconds,
     )
@@ -102,23 +95,6 @@ def test_techniques_keep_what_the_hand_says(name: str, devices: int, tensor_byte
 
 def test_checkpointing_computes_its_blocks_again() -> None:
     assert rows()["activation checkpointing per block"].step_s == pytest.approx(13 + 0.5 * 4)
-
-
-def test_an_offloaded_optimizer_costs_both_ways_and_the_update() -> None:
-    """20 B: 4 s to the host at 5 B/s, 7 passes of 20 B at 70 B/s = 2 s, 2 s back at 10 B/s."""
-    assert offload_s(20, LINK) == pytest.approx(8)
-    row = rows()["optimizer offloaded to the host"]
-    assert row.step_s == pytest.approx(4 + 8 + 8)
-    assert row.memory.tensor_bytes == 180
-
-
-def test_streaming_takes_the_longer_of_compute_and_transfer() -> None:
-    """Blocks of 10 B: 1 s in, 2 s out.
-
-    First block 1 s; forward 2 x max(1, 1); backward 2 x max(2, 1, 2); half of 12 s outside the blocks;
-    the update of 20 B takes 2 s beside it.
-    """
-    assert streaming_s(step_memory().blocks, SHARES, TIMES, LINK) == pytest.approx(1 + 2 + 4 + 6)
 
 
 def test_a_fused_optimizer_replaces_its_phase_where_curves_tell() -> None:
