@@ -46,8 +46,8 @@ doctor: json
 explain: accumulation batch bucket-cap-mb cluster device devices json layout loader-samples-per-s
     machine measured nodes-like profile scaling validation verbose workload unsealed
 fit: FOLDER json
-goodput: best-interval cause checkpoint-interval-s checkpoint-s deadline-days detection-s devices json
-    maintenance-every-days maintenance-hours mtbf-device-hours mtbf-stops replacement-hours replicas restart-s
+goodput: cause checkpoint-interval-s checkpoint-s deadline-days detection-s devices json
+    mtbf-device-hours mtbf-stops replacement-hours replicas restart-s
     seed spares work-days verbose
 machines: NAME json
 memory: machine device device-kind device-memory devices gradient-as-bucket-view json

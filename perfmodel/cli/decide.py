@@ -37,11 +37,8 @@ _RESTART = opt.non_negative("--restart-s", "Start, read the checkpoint, warm up.
 _STOPS = opt.count("--mtbf-stops", "Stops that the mean times were estimated from.")
 _SPARES = typer.Option(help="Idle nodes at the start; default: a replacement is always at hand.")
 _REPLACEMENT = opt.non_negative("--replacement-hours", "Until a failed node is back as a spare.")
-_MAINTENANCE = opt.positive("--maintenance-every-days", "Period of planned stops, by the calendar.")
-_STOP = opt.non_negative("--maintenance-hours", "Length of a planned stop.")
 _DETECTION = opt.non_negative("--detection-s", "From a failure to the end of the job.")
 _DEADLINE = opt.positive("--deadline-days", "Print the chance to make it.")
-_BEST = typer.Option("--best-interval", help="Search the best interval by simulation too.")
 
 
 def goodput(
@@ -57,10 +54,7 @@ def goodput(
     restart_s: Annotated[Seconds, _RESTART] = 0,
     spares: Annotated[int | None, _SPARES] = None,
     replacement_hours: Annotated[float, _REPLACEMENT] = 0,
-    maintenance_every_days: Annotated[float | None, _MAINTENANCE] = None,
-    maintenance_hours: Annotated[float, _STOP] = 0,
     deadline_days: Annotated[float | None, _DEADLINE] = None,
-    best_interval: Annotated[bool, _BEST] = False,
     replicas: Annotated[int, typer.Option(help="Simulated courses.")] = 200,
     seed: opt.Seed = 0,
     verbose: opt.Verbose = False,
@@ -69,8 +63,6 @@ def goodput(
     """Simulate weeks of a job that fails: when it ends, and how often to write checkpoints."""
     checks.within("--replicas:", replicas, 2, MOST_REPLICAS)
     checks.non_negative("--spares:", spares or 0)
-    if maintenance_hours and maintenance_every_days is None:
-        raise UsageError("--maintenance-hours: means nothing without --maintenance-every-days")
     if replacement_hours and spares is None:
         raise UsageError("--replacement-hours: means nothing without --spares; give both")
     from perfmodel.engine.job import Job
@@ -94,8 +86,6 @@ def goodput(
         restart_s=restart_s,
         spares=spares,
         replacement_s=replacement_hours * HOUR_S,
-        maintenance_every_s=_days_s(maintenance_every_days),
-        maintenance_s=maintenance_hours * HOUR_S,
     )
     if checkpoint_interval_s is None:
         job = replace(job, checkpoint_interval_s=best_interval_or_work_s(job))
@@ -104,17 +94,12 @@ def goodput(
         replicas=replicas,
         seed=seed,
         mtbf_stops=mtbf_stops,
-        deadline_s=_days_s(deadline_days),
-        is_search=best_interval,
+        deadline_s=None if deadline_days is None else deadline_days * DAY_S,
     )
     with working("goodput"):
         document = use_case(request, argv=sys.argv)
     lines = goodput_lines(document, verbose=verbose)
     show_answer(document, goodput_table(document), lines, as_json=as_json)
-
-
-def _days_s(days: float | None) -> Seconds | None:
-    return None if days is None else days * DAY_S
 
 
 def _causes(

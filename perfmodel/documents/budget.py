@@ -328,15 +328,6 @@ class CostDocument(Shown, Document):
 
 
 # The course of a job over weeks: when it ends, where its time goes, how often to write checkpoints.
-class TriedInterval(Record):
-    """A checkpoint interval and what became of the job with it."""
-
-    interval_s: PositiveFloat
-    elapsed_mean_s: PositiveFloat
-    is_as_good_as_best: bool
-    """Not told apart from the best one: within two standard errors of their paired difference."""
-
-
 class CheckpointIntervals(Record):
     """Work between two checkpoints, by everybody who has a formula. [s]"""
 
@@ -344,19 +335,12 @@ class CheckpointIntervals(Record):
     daly_s: PositiveFloat
     exact_s: PositiveFloat
     """Minimum of Daly's complete model, exactly."""
-    simulated: tuple[TriedInterval, ...]
-    """In ascending order; empty if no search was asked for."""
-
-    @property
-    def simulated_best(self) -> TriedInterval | None:
-        """The one with the earliest mean end."""
-        return min(self.simulated, key=lambda tried: tried.elapsed_mean_s, default=None)
 
 
 class GoodputDocument(Shown, Document):
     """Answer of simulated courses of a job."""
 
-    schema_version: int = 2
+    schema_version: int = 3
     title: ClassVar[str] = "goodput"
     made_by: ClassVar[str] = "perfmodel goodput"
 
@@ -376,7 +360,6 @@ class GoodputDocument(Shown, Document):
     unplanned_stops: Interval
     stops_mean: dict[str, float]
     """By cause."""
-    planned_stops_mean: float
     spent_mean_s: dict[str, float]
     """By activity; sums to the mean elapsed time. [s]"""
     closed_form_elapsed_s: PositiveFloat | None

@@ -62,10 +62,6 @@ class Job:
     """Idle nodes at the start; None: a replacement is always at hand."""
     replacement_s: Seconds = 0.0
     """From detection until a failed node, or a new one in its place, is back as a spare. [s]"""
-    maintenance_every_s: Seconds | None = None
-    """Period of planned stops by the calendar; the job writes a checkpoint before each. [s]"""
-    maintenance_s: Seconds = 0.0
-    """How long a planned stop lasts, before the restart. [s]"""
 
     def __post_init__(self) -> None:
         at_least("devices", self.devices, 1)
@@ -73,17 +69,8 @@ class Job:
         positive("checkpoint_interval_s", self.checkpoint_interval_s)
         for name in ("checkpoint_write_s", "detection_s", "restart_s", "replacement_s"):
             non_negative(name, getattr(self, name))
-        non_negative("maintenance_s", self.maintenance_s)
         if self.spares is not None:
             at_least("spares", self.spares, 0)
-        if self.maintenance_every_s is not None:
-            positive("maintenance_every_s", self.maintenance_every_s)
-            stop_s = self.planned_stop_s
-            if not stop_s < self.maintenance_every_s:
-                raise ValueError(
-                    "maintenance_s + restart_s + checkpoint_write_s must be < maintenance_every_s, got "
-                    f"{stop_s} and {self.maintenance_every_s}"
-                )
         names = [cause.name for cause in self.causes]
         if len(set(names)) < len(names):
             raise ValueError(f"causes must have different names, got {names}")
@@ -93,11 +80,6 @@ class Job:
         """Mean time between failures of the whole job, infinite without causes. [s]"""
         rate_per_s = self.devices * math.fsum(1 / cause.mtbf_device_s for cause in self.causes)
         return 1 / rate_per_s if rate_per_s > 0 else math.inf
-
-    @property
-    def planned_stop_s(self) -> Seconds:
-        """Training that one planned stop costs: the checkpoint before it, the stop, the restart. [s]"""
-        return self.checkpoint_write_s + self.maintenance_s + self.restart_s
 
     @property
     def recovery_s(self) -> Seconds:
@@ -183,8 +165,6 @@ def expected_stops(job: Job) -> float:
 
 
 def _certain_wait_s(job: Job) -> Seconds:
-    if job.maintenance_every_s is not None:
-        raise ValueError("the closed form does not hold for jobs with maintenance")
     takers = sum(cause.takes_node for cause in job.causes)
     if job.spares is None or takers == 0 or job.replacement_s == 0:
         return 0.0

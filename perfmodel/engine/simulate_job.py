@@ -1,4 +1,4 @@
-"""Weeks of a training job in simulated time, many courses side by side: checkpoints, failures, spares, maintenance."""
+"""Weeks of a training job in simulated time, many courses side by side: checkpoints, failures, spares."""
 
 import enum
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,6 @@ class Activity(enum.StrEnum):
     WAITING = "waiting"
     """No spare node."""
     RESTART = "restart"
-    MAINTENANCE = "maintenance"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,7 +45,6 @@ class Courses:
     """Sums to ``elapsed_s``. [s]"""
     stops: Mapping[str, IntArray]
     """Failures by cause; those that strike while the job recovers count too."""
-    planned_stops: IntArray
 
     @property
     def effective_fraction(self) -> FloatArray:
@@ -64,8 +62,8 @@ def simulate_job(
 ) -> Courses:
     """Simulate one course of a job for each random generator.
 
-    Failures come at random (exponential), at any time but while the job waits for a node or is under
-    maintenance: what stands idle does not fail. A failure costs what was done since the last
+    Failures come at random (exponential), at any time but while the job waits for a node: what
+    stands idle does not fail. A failure costs what was done since the last
     complete checkpoint; then detection, a node from the spares if the cause takes one, and restart
     follow, and a failure in between starts them over. Failed nodes are replaced side by side.
     Between two stops nothing is random, so that the checkpoints between them are counted, not
@@ -84,7 +82,6 @@ def simulate_job(
         elapsed_s=state.now_s,
         spent_s=state.spent_s,
         stops={cause.name: row for cause, row in zip(job.causes, state.stops, strict=True)},
-        planned_stops=state.planned_stops,
     )
 
 
@@ -129,7 +126,6 @@ class _State:
         self.now_s = np.zeros(count)
         self.spent_s = {activity: np.zeros(count) for activity in Activity}
         self.stops = np.zeros((len(job.causes), count), dtype=np.int64)
-        self.planned_stops = np.zeros(count, dtype=np.int64)
         self._job, self._luck = job, luck
         self._mtbf_s = job.mtbf_s / rate_factors
         rates = np.array([1 / cause.mtbf_device_s for cause in job.causes])
@@ -139,7 +135,6 @@ class _State:
         self._cause = np.zeros(count, dtype=np.int64)
         """Of the last failure."""
         self._saved_s = np.zeros(count)
-        self._planned_at_s = np.full(count, job.maintenance_every_s or np.inf)
         self._missing = np.zeros(count, dtype=np.int64)
         """Nodes that failed and whose failure is not detected yet."""
         self._replaced = np.zeros(count, dtype=np.int64)
@@ -149,14 +144,11 @@ class _State:
 
     def run(self) -> None:
         """Bring all courses to their ends."""
-        if self._job.spares is None and self._job.maintenance_every_s is None:
+        if self._job.spares is None:
             self._run_from_failure_to_failure()
             return
         while (courses := np.flatnonzero(self._left_s(slice(None)))).size:
-            is_due = self.now_s[courses] >= self._planned_at_s[courses]
-            struck = np.concatenate(
-                [self._maintain(courses[is_due]), self._train(courses[~is_due])]
-            )
+            struck = self._train(courses)
             while struck.size:
                 struck = self._recover(struck)
 
@@ -220,52 +212,21 @@ class _State:
         return np.where(left_s > _ROUNDING * self._job.checkpoint_interval_s, left_s, 0.0)
 
     def _train(self, courses: IntArray) -> IntArray:
-        """Train to the end or the next planned stop; courses that fail before."""
+        """Train to the end; courses that fail before."""
         interval_s, write_s = self._job.checkpoint_interval_s, self._job.checkpoint_write_s
-        duration_s, work_s = self._next_stretch(courses)
+        left_s = self._left_s(courses)
+        duration_s = left_s + np.ceil(left_s / interval_s - _ROUNDING) * write_s
         start_s = self.now_s[courses]
         is_struck = self._expose(courses, duration_s)
         lasted_s = self.now_s[courses] - start_s
         complete = np.floor(lasted_s / (interval_s + write_s))
-        kept_s = np.where(is_struck, complete * interval_s, work_s)
+        kept_s = np.where(is_struck, complete * interval_s, left_s)
         lost_s = np.where(is_struck, lasted_s - complete * (interval_s + write_s), 0.0)
         self._saved_s[courses] += kept_s
         self.spent_s[Activity.WORK][courses] += kept_s
         self.spent_s[Activity.LOST][courses] += lost_s
         self.spent_s[Activity.CHECKPOINT][courses] += lasted_s - kept_s - lost_s
         return courses[is_struck]
-
-    def _next_stretch(self, courses: IntArray) -> tuple[FloatArray, FloatArray]:
-        """How long courses would go on if nothing failed, and the work that is then saved. [s]"""
-        interval_s, write_s = self._job.checkpoint_interval_s, self._job.checkpoint_write_s
-        left_s = self._left_s(courses)
-        whole_s = left_s + np.ceil(left_s / interval_s - _ROUNDING) * write_s
-        if self._job.maintenance_every_s is None:
-            return whole_s, left_s
-        planned_s = self._planned_at_s[courses] - self.now_s[courses]
-        complete, rest_s = np.divmod(planned_s, interval_s + write_s)
-        # The checkpoint before a planned stop is written at once, or is being written already.
-        last_s = np.minimum(rest_s, interval_s)
-        ends_before = planned_s + write_s >= whole_s
-        stopped_s = complete * (interval_s + write_s) + last_s + write_s
-        return (
-            np.where(ends_before, whole_s, stopped_s),
-            np.where(ends_before, left_s, complete * interval_s + last_s),
-        )
-
-    def _maintain(self, courses: IntArray) -> IntArray:
-        """Stop as planned and start again; courses that fail before they train."""
-        every_s = self._job.maintenance_every_s
-        if every_s is None or not courses.size:
-            return courses
-        self.planned_stops[courses] += 1
-        self.now_s[courses] += self._job.maintenance_s
-        self.spent_s[Activity.MAINTENANCE][courses] += self._job.maintenance_s
-        now_s = self.now_s[courses]
-        periods = np.floor(now_s / every_s) + 1
-        # Rounded down, the quotient may name the stop that has just ended.
-        self._planned_at_s[courses] = every_s * (periods + (every_s * periods <= now_s))
-        return courses[self._expose_in(Activity.RESTART, courses, self._job.restart_s)]
 
     def _recover(self, courses: IntArray) -> IntArray:
         """From a failure to the next step; courses that fail again before."""

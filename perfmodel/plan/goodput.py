@@ -9,7 +9,7 @@ import numpy as np
 
 from perfmodel.checks import at_least, positive
 from perfmodel.documents import command_line
-from perfmodel.documents.budget import CheckpointIntervals, GoodputDocument, TriedInterval
+from perfmodel.documents.budget import CheckpointIntervals, GoodputDocument
 from perfmodel.engine.job import (
     Job,
     best_interval_s,
@@ -27,8 +27,6 @@ from perfmodel.units import Seconds, format_duration
 LOWEST_EFFECTIVE_FRACTION: Final = 0.01
 #: Nor is one that stops more often than this.
 MOST_STOPS: Final = 1e6
-#: Intervals that a search tries, over the best one by the formula.
-SEARCH_FACTORS: Final = tuple(2.0 ** (step / 2) for step in range(-4, 5))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +40,6 @@ class Request:
     mtbf_stops: int | None = None
     """From how many stops the rates were estimated: each course then draws its own rates."""
     deadline_s: Seconds | None = None
-    notes: tuple[str, ...] = ()
-    """What else a reader must know of the job's figures."""
-    is_search: bool = False
-    """Whether to look for the best checkpoint interval by simulation too."""
 
     def __post_init__(self) -> None:
         at_least("replicas", self.replicas, 2)
@@ -79,11 +73,10 @@ def goodput(request: Request, *, argv: Sequence[str]) -> GoodputDocument:
         effective_fraction=Interval.of(courses.effective_fraction),
         unplanned_stops=Interval.of(courses.unplanned_stops.astype(float)),
         stops_mean={name: float(row.mean()) for name, row in courses.stops.items()},
-        planned_stops_mean=float(courses.planned_stops.mean()),
         spent_mean_s={a.value: float(courses.spent_s[a].mean()) for a in Activity},
         closed_form_elapsed_s=closed_s,
         closed_form_note=note,
-        intervals=_intervals(request),
+        intervals=_intervals(job),
         deadline_s=deadline_s,
         deadline_probability=(
             None if deadline_s is None else float((elapsed_s <= deadline_s).mean())
@@ -126,13 +119,8 @@ def _outlook(job: Job, rate_factor: float) -> tuple[float, float]:
     causes = tuple(
         replace(cause, mtbf_device_s=cause.mtbf_device_s / rate_factor) for cause in job.causes
     )
-    simple = replace(job, causes=causes, spares=None, maintenance_every_s=None)
-    elapsed_s, stops = expected_elapsed_s(simple), expected_stops(simple)
-    every_s = job.maintenance_every_s
-    if every_s is None:
-        return job.work_s / elapsed_s, stops
-    stretch = every_s / (every_s - job.planned_stop_s)
-    return job.work_s / (elapsed_s * stretch), stops * stretch + elapsed_s * stretch / every_s
+    simple = replace(job, causes=causes, spares=None)
+    return job.work_s / expected_elapsed_s(simple), expected_stops(simple)
 
 
 def _rate_factors(request: Request) -> FloatArray:
@@ -144,40 +132,14 @@ def _rate_factors(request: Request) -> FloatArray:
     return rng.gamma(request.mtbf_stops + 0.5, size=request.replicas) / request.mtbf_stops
 
 
-def _intervals(request: Request) -> CheckpointIntervals | None:
-    job = request.job
+def _intervals(job: Job) -> CheckpointIntervals | None:
     write_s, mtbf_s = job.checkpoint_write_s, job.mtbf_s
     if math.isinf(mtbf_s) or write_s == 0:
         return None
-    exact_s = best_interval_s(write_s=write_s, mtbf_s=mtbf_s)
     return CheckpointIntervals(
         young_s=young_interval_s(write_s=write_s, mtbf_s=mtbf_s),
         daly_s=daly_interval_s(write_s=write_s, mtbf_s=mtbf_s),
-        exact_s=exact_s,
-        simulated=_search(request, around_s=exact_s) if request.is_search else (),
-    )
-
-
-def _search(request: Request, *, around_s: Seconds) -> tuple[TriedInterval, ...]:
-    """Mean ends at intervals around one; as good as the best within two standard errors."""
-    worst_factor = float(_rate_factors(request).max())
-    ends_s: dict[Seconds, FloatArray] = {}
-    for interval_s in sorted({min(around_s * each, request.job.work_s) for each in SEARCH_FACTORS}):
-        job = replace(request.job, checkpoint_interval_s=interval_s)
-        if _outlook(job, worst_factor)[0] >= LOWEST_EFFECTIVE_FRACTION:
-            ends_s[interval_s] = _courses(replace(request, job=job)).elapsed_s
-    if not ends_s:
-        return ()
-    best_s = min(ends_s.values(), key=lambda ends: float(ends.mean()))
-    return tuple(
-        TriedInterval(
-            interval_s=interval_s,
-            elapsed_mean_s=float(found_s.mean()),
-            is_as_good_as_best=bool(
-                (found_s - best_s).mean() <= 2 * _standard_error(found_s - best_s)
-            ),
-        )
-        for interval_s, found_s in ends_s.items()
+        exact_s=best_interval_s(write_s=write_s, mtbf_s=mtbf_s),
     )
 
 

@@ -248,13 +248,11 @@ def goodput_lines(document: GoodputDocument, *, verbose: bool = False) -> list[s
         ),
         f"Unplanned stops: {one_line(interval(document.unplanned_stops))}, {mtbf}{by_cause}",
     ]
-    if document.planned_stops_mean:
-        lines.append(f"Planned stops: {number(document.planned_stops_mean)}")
     lines.append(
         f"Checkpoints: every {format_duration(job.checkpoint_interval_s)} of work, "
         f"{format_duration(job.checkpoint_write_s)} each"
     )
-    lines += _interval_lines(job, document.intervals)
+    lines.append(_interval_line(job, document.intervals))
     closed_s, simulated_s = document.closed_form_elapsed_s, document.elapsed_mean_s
     if closed_s is None:
         lines.append(f"Second opinion: none, {document.closed_form_note}")
@@ -272,25 +270,15 @@ def goodput_lines(document: GoodputDocument, *, verbose: bool = False) -> list[s
     return lines + caveat_lines(document.caveats, verbose=verbose)
 
 
-def _interval_lines(job: Job, intervals: CheckpointIntervals | None) -> list[str]:
+def _interval_line(job: Job, intervals: CheckpointIntervals | None) -> str:
     if math.isinf(job.mtbf_s):
-        return ["Best interval: none, as nothing ever fails"]
+        return "Best interval: none, as nothing ever fails"
     if intervals is None:
-        return ["Best interval: the shorter the better, as a checkpoint costs nothing"]
-    lines = [
-        (
-            f"Best interval: {format_duration(intervals.exact_s)} by the exact formula, "
-            f"{format_duration(intervals.daly_s)} Daly, {format_duration(intervals.young_s)} Young"
-        )
-    ]
-    best = intervals.simulated_best
-    if best is not None:
-        good = [tried.interval_s for tried in intervals.simulated if tried.is_as_good_as_best]
-        lines.append(
-            f"Best interval by simulation: {format_duration(best.interval_s)}; not told apart from it: "
-            f"{format_duration(min(good))} to {format_duration(max(good))}"
-        )
-    return lines
+        return "Best interval: the shorter the better, as a checkpoint costs nothing"
+    return (
+        f"Best interval: {format_duration(intervals.exact_s)} by the exact formula, "
+        f"{format_duration(intervals.daly_s)} Daly, {format_duration(intervals.young_s)} Young"
+    )
 
 
 # The answer to a plan as a page for the person who signs.

@@ -31,7 +31,6 @@ def jobs(draw: st.DrawFn, *, is_failing: bool = True) -> Job:
         ),
         FailureCause(name="hard", mtbf_device_s=draw(st.floats(2000.0, 1e5)), takes_node=True),
     )
-    is_maintained = draw(st.booleans())
     return Job(
         devices=draw(st.integers(1, 2)),
         work_s=interval_s * draw(st.floats(0.1, 50.0)),
@@ -42,8 +41,6 @@ def jobs(draw: st.DrawFn, *, is_failing: bool = True) -> Job:
         restart_s=draw(seconds),
         spares=draw(st.one_of(st.none(), st.integers(0, 3))),
         replacement_s=draw(seconds),
-        maintenance_every_s=draw(st.floats(310.0, 1000.0)) if is_maintained else None,
-        maintenance_s=draw(seconds),
     )
 
 
@@ -64,22 +61,11 @@ def test_every_second_goes_to_one_activity_and_all_work_gets_done(job: Job, seed
     assert 0 < run.effective_fraction <= 1 + 1e-9
 
 
-def test_a_planned_stop_that_takes_no_time_ends() -> None:
-    """``floor(7 T / T)`` is 6 for this period: the same stop must not come again."""
-    job = Job(
-        devices=1,
-        work_s=10_000,
-        checkpoint_interval_s=100,
-        maintenance_every_s=756.1150809059341,
-    )
-    assert course(job, 0).planned_stops.tolist() == [13]
-
-
 @given(job=jobs(is_failing=False), seed=seeds)
 def test_without_failures_the_share_of_work_is_interval_over_interval_and_write(
     job: Job, seed: int
 ) -> None:
-    whole = replace(job, work_s=20 * job.checkpoint_interval_s, maintenance_every_s=None)
+    whole = replace(job, work_s=20 * job.checkpoint_interval_s)
     run = course(whole, seed)
     cycle_s = job.checkpoint_interval_s + job.checkpoint_write_s
     assert run.effective_fraction == pytest.approx(job.checkpoint_interval_s / cycle_s)
@@ -97,7 +83,7 @@ def test_what_is_lost_at_one_stop_is_less_than_one_cycle(
 
 @given(job=jobs(), factor=st.floats(1.0, 3.0))
 def test_more_failures_are_never_better_on_average(job: Job, factor: float) -> None:
-    simple = replace(job, spares=None, maintenance_every_s=None)
+    simple = replace(job, spares=None)
     worse = replace(
         simple,
         causes=tuple(

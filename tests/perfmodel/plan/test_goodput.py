@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.engine.job import FailureCause, Job, best_interval_s
+from perfmodel.engine.job import FailureCause, Job
 from perfmodel.errors import NotFeasible
 from perfmodel.plan.goodput import Request, goodput
 
@@ -57,28 +57,8 @@ def test_the_uncertainty_of_the_rate_widens_the_answer() -> None:
     assert unsure.p95 - unsure.p5 > 2 * (sure.p95 - sure.p5)
 
 
-def test_the_best_interval_by_simulation_is_that_of_the_formula() -> None:
-    job = replace(BLOOM, work_s=400 * DAY_S, checkpoint_write_s=600.0)
-    exact_s = best_interval_s(write_s=600.0, mtbf_s=7 * DAY_S)
-    document = goodput(Request(job=job, replicas=80, is_search=True), argv=[])
-    assert document.intervals is not None
-    assert document.intervals.exact_s == exact_s
-    best = document.intervals.simulated_best
-    assert best is not None
-    assert exact_s / 1.5 < best.interval_s < exact_s * 1.5
-    good = [tried.interval_s for tried in document.intervals.simulated if tried.is_as_good_as_best]
-    assert min(good) <= exact_s <= max(good)
-    worst = max(document.intervals.simulated, key=lambda tried: tried.elapsed_mean_s)
-    assert not worst.is_as_good_as_best
-
-
 def test_a_hopeless_job_is_refused_before_it_is_simulated() -> None:
     with pytest.raises(NotFeasible, match="at least 1% of the time must be training that is kept"):
         goodput(Request(job=replace(LLAMA_3, devices=10**9)), argv=[])
     with pytest.raises(NotFeasible, match="save more often, recover faster"):
         goodput(Request(job=replace(LLAMA_3, work_s=1e11)), argv=[])
-    stopped = replace(
-        LLAMA_3, causes=(), maintenance_every_s=3600, maintenance_s=3600 - LLAMA_3.restart_s - 15
-    )
-    with pytest.raises(NotFeasible, match="at least 1% of the time"):
-        goodput(Request(job=stopped), argv=[])
