@@ -73,7 +73,7 @@ validate network: json budget mbit minutes out resume seed
 validate published: FILE data json sources
 validate strategies: json budget out profile resume seed
 validate testbed: json budget minutes out resume seed
-whatif: machine against batch cluster device device-memory devices devices-per-node fields json layout model
+whatif: machine batch cluster device device-memory devices devices-per-node fields json layout model
     nodes-like output profile scaling sequence-length set validation verbose workload unsealed
 """
 

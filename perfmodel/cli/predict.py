@@ -45,9 +45,6 @@ _SET = typer.Option(
     help="FIELD=VALUE, such as network.bandwidth=400Gb/s or devices=64. Several make one scenario; "
     "FIELD=A,B makes one for each value. With --layout: its keys, such as tp=4,8, and model.",
 )
-_AGAINST = typer.Option(
-    help="Scenarios saved with --output, of this or another machine; repeatable."
-)
 
 #: Parameters that only layouts have.
 _ONLY_WITH_LAYOUT: Final = (
@@ -414,7 +411,6 @@ def whatif(
     validation: opt.Validation = None,
     cluster: opt.ClusterFile = None,
     nodes_like: opt.NodesLike = None,
-    against: Annotated[list[Path] | None, _AGAINST] = None,
     output: opt.Output = None,
     fields: Annotated[bool, typer.Option("--fields", help="List what can be set.")] = False,
     as_json: opt.Json = False,
@@ -434,11 +430,9 @@ def whatif(
         named = [dict(zip(("field", "example", "meaning"), row, strict=True)) for row in rows]
         show_answer({"fields": named}, lines=fields_lines(rows), as_json=as_json)
         return
-    excluded = {**_ONLY_WITHOUT_LAYOUT, "devices": "leave it out", "against": "leave it out"}
-    _refuse_beside_layout(context, excluded)
-    from perfmodel.documents.prediction import WhatIfDocument
+    _refuse_beside_layout(context, {**_ONLY_WITHOUT_LAYOUT, "devices": "leave it out"})
     from perfmodel.report.prediction import whatif_lines, whatif_table
-    from perfmodel.scenarios import Scenario, compare_scenarios, with_saved
+    from perfmodel.scenarios import Scenario, compare_scenarios
     from perfmodel.scenarios.fields import scenarios_of
 
     request = _forecast(context)
@@ -449,11 +443,8 @@ def whatif(
     )
     with working("whatif"):
         document = compare_scenarios(scenarios_of(base, settings or ()), argv=sys.argv)
-    if output is not None:
-        document.write(output)
-    saved = [(path.stem, WhatIfDocument.read(path)) for path in against or ()]
-    shown = with_saved(document, saved) if saved else document
-    show_answer(shown, whatif_table(shown), whatif_lines(shown, verbose=verbose), as_json=as_json)
+    lines = whatif_lines(document, verbose=verbose)
+    show_answer(document, whatif_table(document), lines, as_json=as_json, output=output)
 
 
 _INFERRED = opt.machine(

@@ -174,8 +174,6 @@ class Contrast(Record):
     """Step minus that of the first scenario, whatever their batches. [s]"""
     probability_faster: Share
     """Share of the draws with more samples per second."""
-    is_paired: bool
-    """Whether both sides share their draws: errors of the same machine then cancel."""
 
 
 class ScenarioOutcome(Record):
@@ -184,14 +182,10 @@ class ScenarioOutcome(Record):
     name: str
     changes: dict[str, str]
     """Field to value, as typed; empty for the question as it was asked."""
-    machine_digest: str
-    """Of the profile before the changes: scenarios of the same machine share their draws."""
     device_name: str
     workload: str
     scaling: Literal["weak", "strong"]
     point: PredictedPoint
-    step_draws_s: tuple[PositiveFloat, ...]
-    """The nominal step first. [s]"""
     lost_s: dict[str, float] = Field(default_factory=dict)
     """Cause to the time that its removal alone would save, per step of this scenario. [s]"""
     remarks: tuple[str, ...] = ()
@@ -202,7 +196,7 @@ class ScenarioOutcome(Record):
 class WhatIfDocument(Shown, Document):
     """Scenarios, the first of which the others are compared with."""
 
-    schema_version: int = 4
+    schema_version: int = 5
     title: ClassVar[str] = "what-if"
     made_by: ClassVar[str] = "perfmodel whatif --output"
 

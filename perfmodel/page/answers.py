@@ -269,7 +269,7 @@ class Answers:
             # The batch may need the changed accumulation, several devices the cluster.
             return None
         batches = found.layout.global_batch / layout.global_batch
-        return contrast_of_draws(before_s, found.step_s, batches=batches, is_paired=True)
+        return contrast_of_draws(before_s, found.step_s, batches=batches)
 
     def _curve_of_scaling(
         self, asked: PageQuestion, subject: _Subject, found: Answer

@@ -389,10 +389,8 @@ def _changes(first: ScenarioOutcome, scenario: ScenarioOutcome) -> Iterator[str]
     if abs(longer_s.nominal) < _SMALLEST_RATIO * first.point.step_s.nominal:
         largest_s = max(abs(longer_s.p5), abs(longer_s.p95))
         difference, sign = f"unchanged [at most {format_duration(largest_s)}", "either way]"
-    other = "another machine, " if first.machine_digest != scenario.machine_digest else ""
-    pairing = "" if contrast.is_paired else f"; {other}not paired"
     faster = f"more samples/s with {percent(contrast.probability_faster)}"
-    yield f"  step {difference} {sign}; {faster}{pairing}"
+    yield f"  step {difference} {sign}; {faster}"
     before_s, after_s = first.point.breakdown_s, scenario.point.breakdown_s
     for line in _moved(before_s, after_s, first, share=share):
         yield f"  on the critical path, {line}{same}"

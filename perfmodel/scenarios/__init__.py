@@ -24,7 +24,7 @@ from perfmodel.layout import Scaling
 from perfmodel.layout_search import spread_against_first
 from perfmodel.machine import Evidence, InferredMachine
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.statistics import DEVIATE_90, FASTER, Interval, normal_cdf, unpaired
+from perfmodel.statistics import DEVIATE_90, FASTER, Interval, normal_cdf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,50 +87,32 @@ def compare_scenarios(scenarios: Sequence[Scenario], *, argv: Sequence[str]) -> 
     everything that was not changed. Layouts of large models come from the same fitted parameters and neighbouring
     deviations. So a difference is less uncertain than its two sides.
     """
-    first = scenarios[0]
-    machine = first.question.machine
-    origin, is_inferred = machine.origin, isinstance(machine, InferredMachine)
-    outcomes: list[ScenarioOutcome] = []
-    texts: dict[str, None] = {}
-    for scenario in scenarios:
-        # Changes of one machine share its draws, whatever they make of it.
-        outcome, said = _layout(scenario) if is_inferred else _step(scenario, machine.digest)
-        if is_inferred and outcomes:
-            between = _layout_contrast(first, scenario, outcomes[0].point, outcome.point)
-            outcome = outcome.model_copy(update={"contrast": between})
-        outcomes.append(outcome)
-        texts |= dict.fromkeys(said)
+    origin = scenarios[0].question.machine.origin
+    is_inferred = isinstance(scenarios[0].question.machine, InferredMachine)
+    predicted = [(_layout if is_inferred else _step)(scenario) for scenario in scenarios]
+    first, first_s, _ = predicted[0]
+    outcomes, texts = [first], dict.fromkeys(said for *_, caveats in predicted for said in caveats)
+    for scenario, (outcome, step_s, _) in zip(scenarios[1:], predicted[1:], strict=True):
+        batches = outcome.point.setting.global_batch / first.point.setting.global_batch
+        contrast = (
+            _layout_contrast(scenarios[0], scenario, first.point, outcome.point)
+            if is_inferred
+            else contrast_of_draws(first_s, step_s, batches=batches)
+        )
+        outcomes.append(outcome.model_copy(update={"contrast": contrast}))
     if any(scenario.assumed for scenario in scenarios):
         texts[UNMEASURED] = None
     return WhatIfDocument(
         provenance=Provenance.of_answer(
             argv, host_fingerprint=origin.fingerprint, seed=origin.seed if is_inferred else 0
         ),
-        scenarios=tuple(outcomes) if is_inferred else _contrasted(outcomes),
+        scenarios=tuple(outcomes),
         caveats=tuple(texts),
     )
 
 
-def with_saved(
-    document: WhatIfDocument, saved: Sequence[tuple[str, WhatIfDocument]]
-) -> WhatIfDocument:
-    """Add the scenarios of saved documents, by name of the file, compared with the first one here."""
-    added = [
-        outcome.model_copy(update={"name": f"{name}: {outcome.name}"})
-        for name, other in saved
-        for outcome in other.scenarios
-    ]
-    texts = dict.fromkeys([*document.caveats, *(c for _, other in saved for c in other.caveats)])
-    return document.model_copy(
-        update={
-            "scenarios": _contrasted([*document.scenarios, *added]),
-            "caveats": tuple(texts),
-        }
-    )
-
-
-def _step(scenario: Scenario, digest: str) -> tuple[ScenarioOutcome, Sequence[str]]:
-    """What the scenario would do on a calibrated machine, and its caveats."""
+def _step(scenario: Scenario) -> tuple[ScenarioOutcome, Samples, Sequence[str]]:
+    """What the scenario would do on a calibrated machine, the draws of its step, and its caveats."""
     alone, asked = scenario.questions()
     baseline = answer(alone)
     found = baseline if asked.layout == alone.layout else answer(asked)
@@ -138,17 +120,16 @@ def _step(scenario: Scenario, digest: str) -> tuple[ScenarioOutcome, Sequence[st
     outcome = ScenarioOutcome(
         name=scenario.name,
         changes=dict(scenario.changes),
-        machine_digest=digest,
         device_name=scenario.machine.device_name,
         workload=asked.workload_name,
         scaling=scenario.scaling,
         point=with_assumed(point(found, baseline=baseline), scenario),
-        step_draws_s=tuple(found.step_s.tolist()),
         lost_s={loss.cause.value: loss.lost_s for loss in explanation.losses},
         remarks=scenario.remarks,
         contrast=None,
     )
-    return outcome, (*measured_caveats(asked, {found.layout: found.evidence}), *scenario.remarks)
+    caveats = measured_caveats(asked, {found.layout: found.evidence})
+    return outcome, found.step_s, (*caveats, *scenario.remarks)
 
 
 def with_assumed(point: PredictedPoint, scenario: Scenario) -> PredictedPoint:
@@ -160,59 +141,31 @@ def with_assumed(point: PredictedPoint, scenario: Scenario) -> PredictedPoint:
     return point.model_copy(update={"evidence": terms})
 
 
-def _contrasted(outcomes: Sequence[ScenarioOutcome]) -> tuple[ScenarioOutcome, ...]:
-    first = outcomes[0]
-    return (
-        first.model_copy(update={"contrast": None}),
-        *(o.model_copy(update={"contrast": contrast(first, o)}) for o in outcomes[1:]),
-    )
-
-
-def contrast(first: ScenarioOutcome, other: ScenarioOutcome) -> Contrast:
-    """Compare two scenarios draw by draw.
-
-    Draws of different machines are first brought out of step; see ``unpaired``.
-    """
-    is_paired = first.machine_digest == other.machine_digest and len(first.step_draws_s) == len(
-        other.step_draws_s
-    )
-    before_s, after_s = np.array(first.step_draws_s), np.array(other.step_draws_s)
-    if not is_paired:
-        before_s, after_s = unpaired(before_s, after_s, seed=other.machine_digest)
-    batches = other.point.setting.global_batch / first.point.setting.global_batch
-    return contrast_of_draws(before_s, after_s, batches=batches, is_paired=is_paired)
-
-
-def contrast_of_draws(
-    before_s: Samples, after_s: Samples, *, batches: float, is_paired: bool
-) -> Contrast:
-    """Compare the draws of two steps; ``batches``: global batch of the second over that of the first."""
+def contrast_of_draws(before_s: Samples, after_s: Samples, *, batches: float) -> Contrast:
+    """Compare two steps draw by draw; ``batches``: global batch of the second over that of the first."""
     ratio = batches * before_s / after_s
     draws = ratio[1:] if len(ratio) > 1 else ratio
     return Contrast(
         throughput_ratio=interval(ratio),
         step_difference_s=interval(after_s - before_s),
         probability_faster=float((draws > FASTER).mean()),
-        is_paired=is_paired,
     )
 
 
-def _layout(scenario: Scenario) -> tuple[ScenarioOutcome, Sequence[str]]:
-    """What the layout of a large model would do, and its caveats."""
+def _layout(scenario: Scenario) -> tuple[ScenarioOutcome, Samples, Sequence[str]]:
+    """What the layout of a large model would do, the draws of its step, and its caveats."""
     document, found = layout_table(scenario.question, argv=())
     [point] = document.points
     outcome = ScenarioOutcome(
         name=scenario.name,
         changes=dict(scenario.changes),
-        machine_digest=document.profile_digest,
         device_name=document.device_name,
         workload=document.workload,
         scaling=document.scaling,
         point=point,
-        step_draws_s=tuple(found.step_s.tolist()),
         contrast=None,
     )
-    return outcome, document.caveats
+    return outcome, found.step_s, document.caveats
 
 
 def _layout_contrast(
@@ -237,5 +190,4 @@ def _layout_contrast(
             p5=other_s / far - step_s, nominal=other_s - step_s, p95=other_s * far - step_s
         ),
         probability_faster=float(normal_cdf(np.log(ratio) / spread) if spread else ratio > FASTER),
-        is_paired=True,
     )

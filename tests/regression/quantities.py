@@ -128,7 +128,6 @@ QUANTITIES: Final[Mapping[str, Names]] = {
         **_point("last.", "scenarios/-1/point/"),
         "scenarios": "scenarios/#",
         "steps.*.step_s": "scenarios/*/point/step_s",
-        "draws_s.sum": "scenarios/-1/step_draws_s/+",
         "lost_s": "scenarios/-1/lost_s",
         "throughput_ratio": "scenarios/-1/contrast/throughput_ratio",
         "step_difference_s": "scenarios/-1/contrast/step_difference_s",

@@ -55,7 +55,6 @@ def test_keys_of_the_layout_are_set_in_a_what_if(run: Run, files: tuple[Path, Pa
     was, now = WhatIfDocument.of_text(shown.stdout).scenarios
     assert now.point.setting.world_size == 4
     assert now.contrast is not None
-    assert now.contrast.is_paired
     alone = pm.predict(*files, layout="fsdp=4 micro_batch=2").points[0].step_s
     assert now.point.step_s.nominal < alone.nominal
     assert was.lost_s["tensor"] > 0

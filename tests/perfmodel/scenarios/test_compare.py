@@ -1,11 +1,10 @@
-"""Scenarios side by side: paired draws, saved documents."""
+"""Scenarios side by side: paired draws."""
 
 import numpy as np
-import pytest
 
 import perfmodel as pm
 from perfmodel.machine import Evidence
-from perfmodel.scenarios import contrast_of_draws, with_saved
+from perfmodel.scenarios import contrast_of_draws
 from perfmodel.statistics import unpaired
 from tests.perfmodel.profiles import Machine, profile
 
@@ -15,7 +14,6 @@ NOISY = profile(Machine(noise=(0.9, 1.0, 1.1, 1.2), residual=0.05, relative_erro
 def test_the_same_scenario_differs_by_nothing() -> None:
     _, same = pm.whatif(NOISY, "heavy", {"devices": "8"}, devices=8).scenarios
     assert same.contrast is not None
-    assert same.contrast.is_paired
     assert same.contrast.throughput_ratio.p5 == same.contrast.throughput_ratio.p95 == 1
     assert same.contrast.step_difference_s.p95 == 0
     assert same.contrast.probability_faster == 0
@@ -41,34 +39,6 @@ def test_changed_causes_come_from_explain() -> None:
     assert before.lost_s == {loss.cause.value: loss.lost_s for loss in explained.losses}
 
 
-def test_saved_scenarios_of_the_same_machine_stay_paired() -> None:
-    saved = pm.whatif(NOISY, "heavy", {"device.speed": "2x"}, devices=1)
-    now = pm.whatif(NOISY, "heavy", devices=1)
-    joined = with_saved(now, [("saved", saved)])
-    assert [s.name for s in joined.scenarios] == [
-        "as it is",
-        "saved: as it is",
-        "saved: device.speed=2x",
-    ]
-    contrast = joined.scenarios[2].contrast
-    assert contrast == saved.scenarios[1].contrast
-
-
-def test_another_machine_is_not_paired() -> None:
-    """The same random numbers stand for errors that have nothing to do with each other."""
-    other = profile(
-        Machine(noise=(0.9, 1.0, 1.1, 1.2), residual=0.05, relative_error=0.05, time_scale=0.5)
-    )
-    joined = with_saved(
-        pm.whatif(NOISY, "heavy", devices=1), [("other", pm.whatif(other, "heavy", devices=1))]
-    )
-    contrast = joined.scenarios[1].contrast
-    assert contrast is not None
-    assert not contrast.is_paired
-    assert contrast.throughput_ratio.nominal == pytest.approx(2)
-    assert contrast.throughput_ratio.p95 / contrast.throughput_ratio.p5 > 1.1
-
-
 def test_unpaired_draws_keep_their_nominal_and_lose_their_order() -> None:
     draws = np.random.default_rng(1).standard_normal(5000)
     first, other = unpaired(draws, draws[:4000], seed="x")
@@ -82,5 +52,5 @@ def test_rounding_makes_nothing_faster() -> None:
     """The last bit of a sum differs from processor to processor."""
     before_s = np.array([0.1, 0.1, 0.1, 0.1, 0.1])
     after_s = before_s * np.array([1.0, 1 - 2e-16, 1 + 2e-16, 0.99, 1.01])
-    found = contrast_of_draws(before_s, after_s, batches=1.0, is_paired=True)
+    found = contrast_of_draws(before_s, after_s, batches=1.0)
     assert found.probability_faster == 0.25
