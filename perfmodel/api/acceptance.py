@@ -13,7 +13,6 @@ from perfmodel.api.answers import AnyCluster, AnyMachine, AnyPath, opened, quest
 from perfmodel.cost.inferred import with_nodes_of
 from perfmodel.documents import Provenance
 from perfmodel.documents.acceptance import AcceptanceDocument, AcceptanceTerms, RankRun, read_run
-from perfmodel.documents.budget import GoodputDocument
 from perfmodel.documents.clusters import open_cluster
 from perfmodel.documents.importers import read_nccl_paste
 from perfmodel.documents.observation import Observation
@@ -49,7 +48,6 @@ def acceptance_terms(  # noqa: PLR0913 - one parameter per part of the question
     observed: Sequence[str] = (),
     logs: Sequence[AnyPath] = (),
     confidence: float = 0.95,
-    goodput: GoodputDocument | None = None,
 ) -> AcceptanceTerms:
     """Clauses that a machine like this one keeps, all together with this confidence.
 
@@ -66,8 +64,6 @@ def acceptance_terms(  # noqa: PLR0913 - one parameter per part of the question
         Runs of the job on a part of such a machine, ``"8 GPUs 1 node 0.46 s"``: what makes a clause strong.
     logs
         Of nccl-tests on a part of such a machine.
-    goodput
-        From ``perfmodel goodput --json``: its share of useful time becomes a clause.
 
     Raises
     ------
@@ -82,7 +78,7 @@ def acceptance_terms(  # noqa: PLR0913 - one parameter per part of the question
             )
         names = [workloads] if isinstance(workloads, str) else workloads
         names = names or [entry.workload.name for entry in found.workloads]
-        return terms_of(found, names, confidence=confidence, goodput=goodput)
+        return terms_of(found, names, confidence=confidence)
     named = workloads if isinstance(workloads, str | WorkloadDocument) else tuple(workloads or ())
     if isinstance(named, tuple) and len(named) != 1:
         raise UsageError(f"--workload: must be one model beside --layout, got {len(named)}")
@@ -92,7 +88,7 @@ def acceptance_terms(  # noqa: PLR0913 - one parameter per part of the question
             runs=tuple(map(_observed_run, observed)), collectives=_collectives(logs)
         ),
     )
-    return job_terms(job, confidence=confidence, goodput=goodput)
+    return job_terms(job, confidence=confidence)
 
 
 def judge(  # noqa: PLR0913 - one parameter per kind of measurement
@@ -104,7 +100,6 @@ def judge(  # noqa: PLR0913 - one parameter per kind of measurement
     runs: Sequence[AnyPath] = (),
     parts: Sequence[str] = (),
     logs: Sequence[AnyPath] = (),
-    goodput: GoodputDocument | None = None,
     argv: Sequence[str] = ("perfmodel.judge",),
 ) -> AcceptanceDocument:
     """Judge every clause with the uncertainty of what was measured of the delivered machine.
@@ -121,8 +116,6 @@ def judge(  # noqa: PLR0913 - one parameter per kind of measurement
         The job on equal parts, ``"node 3, 8 GPUs: 0.52 s"``: what finds the slow one where ranks wait for each other.
     logs
         Of nccl-tests.
-    goodput
-        Of the same job at the rates of failures that the machine showed.
     """
     found = terms if isinstance(terms, AcceptanceTerms) else AcceptanceTerms.read(Path(terms))
     parts_s = _parts(parts)
@@ -136,7 +129,6 @@ def judge(  # noqa: PLR0913 - one parameter per kind of measurement
         parts_s=parts_s,
         parts_devices=_devices_of(parts_s),
         collectives=_collectives(logs),
-        goodput=goodput,
     )
     return judged(found, delivery, argv=argv)
 
