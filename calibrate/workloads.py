@@ -2,19 +2,17 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
 from calibrate.environment import placement_of
 from calibrate.launch import Launcher
-from calibrate.locks import LOCK_TIMEOUT_S
 from calibrate.replays import first_failure_in, replays_in, with_replays
-from calibrate.task import ReplayTask, Task
+from calibrate.task import ReplayTask
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import CalibrationUnavailable, MeasurementFailed
+from perfmodel.errors import MeasurementFailed
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.workload.step import SymbolicStep, parameters_signature, signature
 
@@ -25,67 +23,52 @@ _NUM_ROUNDS: Final = 8
 _TARGET_S: Final = 1.2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadRequest:
-    """What the user asked for."""
-
-    folder: Path
-    """Of the calibration that is added to."""
-    document: Path
-    micro_batches: tuple[int, ...] = ()
-    """Where the step is replayed; by default where it was traced."""
-    resume: bool = False
-    waits: bool = True
-    """For the machine, where another measurement has it."""
-    by_content: bool = False
-    """Whether the folder of its measurements is named by what is measured, and not by the workload alone."""
-
-
 def measure_workload(
-    request: WorkloadRequest,
+    file: Path,
     launcher: Launcher,
     *,
+    micro_batch: int,
+    folder: Path,
     profile: MeasuredMachine,
     on_progress: Callable[[Progress], None],
 ) -> MeasuredMachine:
-    """Replay a traced step on one device and return the profile with its operators.
+    """Replay a traced step at a micro-batch on one device and return the profile with its operators.
+
+    ``folder``: Of the calibration. The machine is not waited for, and a failure not repeated: who asks wants an answer.
 
     Raises
     ------
     CalibrationUnavailable
-        If the profile describes another machine or has no costs of operators.
+        If the profile describes another machine.
     """
-    document = WorkloadDocument.read(request.document)
-    here = placement_of(profile, num_ranks=1, where=str(request.folder))
-    if profile.operators is None:
-        raise CalibrationUnavailable(
-            f"{request.folder}: must hold a profile with costs of operators, got none; "
-            "run perfmodel calibrate without --workload first"
-        )
-    micro_batches = request.micro_batches or (document.trace.traced_micro_batches[0],)
+    document = WorkloadDocument.read(file)
+    here = placement_of(profile, num_ranks=1, where=str(folder))
     name = document.workload.name
     # Each task is a new process; one launch saves the seconds that starting ranks takes.
     tasks = tuple(
-        _task(request, name, micro_batch, index)
+        ReplayTask(
+            name=f"{index}: replay {name} micro_batch={micro_batch}",
+            round=index,
+            workload=name,
+            micro_batch=micro_batch,
+            document=str(file.resolve()),
+            target_s=_TARGET_S,
+        )
         for index in range(_NUM_ROUNDS)
-        for micro_batch in micro_batches
     )
-    plan = {"stage": "workload", "workload": name, "micro_batches": micro_batches}
-    label = _file_name(name)
-    if request.by_content:
-        label = f"{label}-{_content(document.trace, micro_batches)}"
+    plan = {"stage": "workload", "workload": name, "micro_batches": (micro_batch,)}
+    label = re.sub(r"[^A-Za-z0-9._-]+", "_", name)
     observations = measure(
         Campaign(
-            folder=request.folder / WORKLOADS / label,
+            folder=folder / WORKLOADS / f"{label}-{_content(document.trace, micro_batch)}",
             plan=plan,
             rounds=(tasks,),
             placement=here,
-            lock_timeout_s=LOCK_TIMEOUT_S if request.waits else 0.0,
-            # Who only asks for a prediction does not wait for the same failure each time.
-            tries_again=not request.by_content,
+            lock_timeout_s=0.0,
+            tries_again=False,
         ),
         launcher,
-        resume=request.resume,
+        resume=True,
         on_progress=on_progress,
     )
     replays = replays_in(observations)
@@ -94,27 +77,11 @@ def measure_workload(
     return with_replays(profile, replays)
 
 
-def _content(trace: SymbolicStep, micro_batches: Sequence[int]) -> str:
-    """The operators of a step at some micro-batches, as 12 hexadecimal digits."""
-    steps = [trace.at(micro_batch=batch) for batch in micro_batches]
-    operators = sorted({signature(operator) for step in steps for operator in step.operators})
-    text = " ".join([parameters_signature(trace), *map(str, micro_batches), *operators])
+def _content(trace: SymbolicStep, micro_batch: int) -> str:
+    """The operators of a step at a micro-batch, as 12 hexadecimal digits."""
+    operators = sorted(set(map(signature, trace.at(micro_batch=micro_batch).operators)))
+    text = " ".join([parameters_signature(trace), str(micro_batch), *operators])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _task(request: WorkloadRequest, name: str, micro_batch: int, index: int) -> Task:
-    return ReplayTask(
-        name=f"{index}: replay {name} micro_batch={micro_batch}",
-        round=index,
-        workload=name,
-        micro_batch=micro_batch,
-        document=str(request.document.resolve()),
-        target_s=_TARGET_S,
-    )
-
-
-def _file_name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)
 
 
 def with_stored_workloads(profile: MeasuredMachine, folder: Path) -> MeasuredMachine:

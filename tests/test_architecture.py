@@ -34,8 +34,8 @@ acceptance write: cluster confidence json layout log machine nodes-like observed
     unsealed
 batch: machine batches devices gradient-norms json micro-batch points profile samples-per-s samples-per-unit
     verbose workload unsealed
-calibrate: batches budget campaign columns device device-kind from-runs from-steps json master-addr
-    master-port minutes models nnodes node-rank nproc out resume seed truth workload
+calibrate: budget campaign columns device device-kind from-runs from-steps json master-addr
+    master-port minutes models nnodes node-rank nproc out resume seed truth
 check: FILE json
 cost: BUDGET_FILE json prices today
 devices: NAME json links

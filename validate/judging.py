@@ -100,7 +100,7 @@ class TracedModel(NamedTuple):
 def replay_rounds(
     models: Sequence[TracedModel], *, seed: int, num_rounds: int, target_s: Seconds
 ) -> tuple[tuple[ReplayTask, ...], ...]:
-    """Operators of every model in place, as ``calibrate --workload`` times them, once in every round."""
+    """Operators of every model in place, as ``predict`` times them, once in every round."""
     return tuple(
         tuple(
             ReplayTask(

@@ -1,7 +1,7 @@
 """Use case: real FSDP2, ZeRO, tensor parallelism and pipelines on this machine, judged.
 
 Stacks of layers that no calibration has seen are drawn and traced. Their operators are timed on one rank, as
-``calibrate --workload`` does. The profile predicts their layouts; then they are trained in plain loops.
+``predict`` does. The profile predicts their layouts; then they are trained in plain loops.
 """
 
 import random

@@ -45,7 +45,7 @@ def time_in_place(
     ``calibration`` is its folder, ``batch_of`` says at which micro-batch. Nothing is measured, and nothing said, on
     another machine: curves answer there.
     """
-    from calibrate.workloads import with_stored_workloads
+    from calibrate.workloads import measure_workload, with_stored_workloads
     from perfmodel.answer import open_workload
     from perfmodel.documents.workload import WorkloadDocument
 
@@ -60,25 +60,21 @@ def time_in_place(
 
     if any(find_spec(name) is None for name in ("torch", "psutil")):
         return
-    from calibrate import workloads
     from calibrate.environment import describe_environment
     from calibrate.launch import TorchrunLauncher
 
     here = describe_environment(observe_s=0.0)["host"]["fingerprint"]
     if here != machine.origin.fingerprint:
         return
-    asked = workloads.WorkloadRequest(
-        folder=calibration,
-        document=file,
-        micro_batches=(micro_batch,),
-        resume=True,
-        by_content=True,
-        waits=False,
-    )
     try:
         with measurement("timing in place") as on_progress:
-            workloads.measure_workload(
-                asked, TorchrunLauncher(), profile=machine, on_progress=on_progress
+            measure_workload(
+                file,
+                TorchrunLauncher(),
+                micro_batch=micro_batch,
+                folder=calibration,
+                profile=machine,
+                on_progress=on_progress,
             )
     except PerfModelError as error:
         typer.echo(f"not timed in place, curves answer: {error}", err=True)

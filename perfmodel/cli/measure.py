@@ -1,7 +1,6 @@
 """Commands that measure: doctor, calibrate, fit, network. They import torch-side code lazily."""
 
 import sys
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -14,7 +13,6 @@ from perfmodel.errors import MeasurementFailed, UsageError
 from perfmodel.units import MINUTE_S, Seconds, format_duration
 
 if TYPE_CHECKING:
-    from calibrate.workloads import WorkloadRequest
     from perfmodel.documents.profile import ProfileDocument
 
 #: How long the doctor keeps all cores busy; the kernel counts in hundredths of a second. [s]
@@ -22,10 +20,6 @@ _LOAD_S: Final = 1.0
 #: A borrowed machine is often lent for ten minutes. [s]
 _CAMPAIGN_S: Final[Seconds] = 9 * MINUTE_S
 
-_FILE = typer.Option(
-    help="A traced workload (from perfmodel trace): measure its operators only, on one device, "
-    "and add them to the profile in the folder."
-)
 _BUDGET = typer.Option(help="quick, standard or thorough: about 3, 14 or 40 minutes.")
 _MODELS = typer.Option(
     help="Reference models to run, separated by commas; default: those that suit the device."
@@ -47,9 +41,6 @@ _CAMPAIGN = typer.Option(
     "runs, an archive to take home. Repeat the command to go on."
 )
 _MINUTES = opt.minutes("With --campaign: how long it may take; default: 9.")
-_BATCHES = opt.counts(
-    "--batches", "With --workload: micro-batches to measure; default: where it was traced."
-)
 
 
 def doctor(*, as_json: opt.Json = False) -> None:
@@ -69,31 +60,23 @@ def doctor(*, as_json: opt.Json = False) -> None:
     show_answer(written, lines=lines, as_json=as_json)
 
 
-#: What a whole calibration alone decides: parts that are added later take it from the profile.
 _NODES = ("nnodes", "node_rank", "master_addr", "master_port")
-_AS_CALIBRATED = dict.fromkeys(
-    ("budget", "device_kind", "truth", "nproc", "models", *_NODES),
-    "leave it out, the profile in the folder decides",
+_MEASURED = dict.fromkeys(
+    ("budget", "device_kind", "truth", "nproc", "models", *_NODES, "resume"),
+    "leave it out, nothing is measured",
 )
 _ORDER = {"seed": "leave it out, the order of measurements is fixed"}
-_BATCHES_OF = {"batches": "leave it out, it belongs to --workload"}
 #: Parts of a calibration, with what each would ignore.
 _PARTS = {
-    "workload": _AS_CALIBRATED | _ORDER,
-    "from_runs": dict.fromkeys((*_AS_CALIBRATED, "resume"), "leave it out, nothing is measured")
-    | _BATCHES_OF,
-    "from_steps": dict.fromkeys((*_AS_CALIBRATED, "resume"), "leave it out, nothing is measured")
-    | _ORDER
-    | _BATCHES_OF
-    | {"columns": "leave it out, headings are fixed"},
+    "from_runs": _MEASURED,
+    "from_steps": _MEASURED | _ORDER | {"columns": "leave it out, headings are fixed"},
     "campaign": {
         "out": "leave it out, --campaign names the folder",
         "budget": "leave it out, a campaign is quick",
         "resume": "leave it out, the same command goes on where it ended",
         **dict.fromkeys(_NODES, "leave it out, a campaign runs on one node"),
     }
-    | _ORDER
-    | _BATCHES_OF,
+    | _ORDER,
 }
 _OF_RUNS = ("columns", "device")
 _TABLES = ("--from-runs", "--from-steps")
@@ -110,8 +93,6 @@ def calibrate(
     models: Annotated[str | None, _MODELS] = None,
     campaign: Annotated[Path | None, _CAMPAIGN] = None,
     minutes: Annotated[Seconds | None, _MINUTES] = None,
-    workload: Annotated[Path | None, _FILE] = None,
-    batches: Annotated[Sequence[int] | None, _BATCHES] = None,
     resume: opt.Resume = False,
     seed: opt.Seed = 0,
     nnodes: opt.NumNodes = None,
@@ -126,8 +107,6 @@ def calibrate(
 ) -> None:
     """Measure this machine by real training and write its profile."""
     _refuse_ignored(context)
-    if batches is not None and workload is None:
-        raise UsageError("--batches: must come with --workload, got it alone")
     opt.refuse_unlike_truth(device_kind, truth)
     if minutes is not None and campaign is None:
         raise UsageError("--minutes: must come with --campaign, got it alone")
@@ -143,16 +122,9 @@ def calibrate(
         _infer_steps(from_steps, device=device, out=out, as_json=as_json)
         return
     from calibrate import calibrate as whole
-    from calibrate import workloads
     from calibrate.launch import TorchrunLauncher
     from calibrate.topology import LaunchFlags
 
-    if workload is not None:
-        part = workloads.WorkloadRequest(
-            folder=out, document=workload, micro_batches=tuple(batches or ()), resume=resume
-        )
-        _add_to_profile(part, as_json=as_json)
-        return
     request = whole.CalibrationRequest(
         folder=out,
         budget=budget,
@@ -242,23 +214,6 @@ def _refuse_ignored(context: typer.Context) -> None:
         raise UsageError(
             "--from-steps: must come with --device, got it alone; see perfmodel devices"
         )
-
-
-def _add_to_profile(request: "WorkloadRequest", *, as_json: bool) -> None:
-    """Measure the operators of a workload, and write the profile in the folder with them."""
-    from calibrate.launch import TorchrunLauncher
-    from calibrate.workloads import measure_workload
-    from perfmodel.documents.profile import ProfileDocument
-
-    path = request.folder / opt.DEFAULT_PROFILE.name
-    document = ProfileDocument.read(path)
-    with measurement("calibrate") as on_progress:
-        machine = measure_workload(
-            request, TorchrunLauncher(), profile=document.machine, on_progress=on_progress
-        )
-    document = document.with_machine(machine)
-    document.write(path)
-    _show_profile(document, path, as_json=as_json)
 
 
 def _infer(
