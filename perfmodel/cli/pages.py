@@ -1,4 +1,4 @@
-"""Pages: serve, the what-if page on this machine alone or as one file; report, one HTML file."""
+"""Pages: serve, the what-if page on this machine alone; report, one HTML file."""
 
 import sys
 from pathlib import Path
@@ -30,13 +30,6 @@ _CLUSTERS = typer.Option(
 )
 _BUDGET_FILE = typer.Option(help="As for perfmodel cost: its prices can be chosen.")
 _PORT = typer.Option(help="Port on 127.0.0.1; 0 takes any that is free.")
-_EXPORT = typer.Option(
-    help="Write the page as one file and end: devices, batch and bandwidth move among answers "
-    "that are computed now."
-)
-_ASK = typer.Option(
-    help="With --export: what is chosen, as the page keeps it behind # in its address."
-)
 
 
 def serve(
@@ -47,18 +40,12 @@ def serve(
     validation: opt.Validation = None,
     budget_file: Annotated[Path | None, _BUDGET_FILE] = None,
     port: Annotated[int, _PORT] = DEFAULT_PORT,
-    export: Annotated[Path | None, _EXPORT] = None,
-    ask: Annotated[str | None, _ASK] = None,
 ) -> None:
     """Open a page on this machine: move devices, batch, bandwidth, layout; see what happens."""
     if not 0 <= port <= _HIGHEST_PORT:
         raise UsageError(f"--port: must be from 0 to {_HIGHEST_PORT}, got {port}")
-    if ask is not None and export is None:
-        raise UsageError("--ask: must come with --export, got it alone")
-    from perfmodel.files import write_atomically
     from perfmodel.page import read_session, unmeasured_machines
     from perfmodel.page.answers import Answers
-    from perfmodel.page.export import export_html, question_of, start
 
     if not profile and not opt.DEFAULT_PROFILE.exists():
         profile = unmeasured_machines()
@@ -70,19 +57,11 @@ def serve(
         budget=budget_file,
         clusters=cluster or [],
     )
-    answers = Answers(session)
-    if export is None:
-        _serve(answers, port)
-        return
-    question = start(answers.catalogue) if ask is None else question_of(ask)
-    with working("export"):
-        write_atomically(export, export_html(answers, question))
-    typer.echo(f"page: {export}")
+    _serve(Answers(session), port)
 
 
 def _serve(answers: "Answers", port: int) -> None:
-    from perfmodel.page.export import start
-    from perfmodel.page.server import HOST, listening
+    from perfmodel.page.server import HOST, listening, start
     from perfmodel.page.server import serve as run
 
     on = listening(port)

@@ -1,15 +1,17 @@
 """The page over HTTP, for this machine alone.
 
-Four addresses, none of which names a file: the page, an answer, its detail, an export. Whatever a question
-holds is checked by its schema before anything is computed.
+Three addresses, none of which names a file: the page, an answer, its detail. Whatever a question holds is
+checked by its schema before anything is computed.
 """
 
 import asyncio
-import contextlib
+import base64
+import hashlib
 import json
 import socket
-import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
 from typing import Any, Final
 
 import anyio
@@ -26,10 +28,60 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from perfmodel.documents import Record, first_problem
-from perfmodel.documents.page import PageQuestion
+from perfmodel.documents.page import Catalogue, PageQuestion
 from perfmodel.errors import PerfModelError
 from perfmodel.page.answers import Answers
-from perfmodel.page.export import export_html, page, start
+
+SCRIPTS: Final = (
+    "format.js", "draw.js", "curve.js", "timeline.js", "panels.js", "controls.js", "main.js"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A document and the policy that its server sends with it."""
+
+    html: str
+    policy: str
+
+
+def page(data: str) -> Page:
+    """The page around JSON of a catalogue; it may reach its server alone."""
+    style, parts = _text("page.css"), "".join(map(_text, SCRIPTS))
+    script = f'(() => {{\n"use strict";\n{parts}}})();\n'
+    policy = "; ".join(
+        (
+            "default-src 'none'",
+            f"style-src {_source(style)}",
+            f"script-src {_source(script)}",
+            "img-src data:",
+            "connect-src 'self'",
+            "base-uri 'none'",
+            "form-action 'none'",
+        )
+    )
+    html = _text("page.html")
+    # in this order: data may hold anything, and nothing is searched for after it
+    for mark, text in (
+        ("@POLICY@", policy),
+        ("@STYLE@", style),
+        ("@SCRIPT@", script),
+        ("@DATA@", data.replace("<", "\\u003c")),
+    ):
+        before, _, after = html.partition(mark)
+        html = f"{before}{text}{after}"
+    return Page(html=html, policy=f"{policy}; frame-ancestors 'none'")
+
+
+def _text(name: str) -> str:
+    return (resources.files("perfmodel.page") / "static" / name).read_text(encoding="utf-8")
+
+
+def _source(text: str) -> str:
+    """What a policy calls this very text."""
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
+
 
 #: From the connection, or from the last answer, to the end of a request. [s]
 REQUEST_TIMEOUT_S: Final = 5.0
@@ -152,7 +204,7 @@ async def body(request: Request) -> bytes | Response:
 def application(answers: Answers, *, most_in_flight: int = MOST_IN_FLIGHT) -> Starlette:
     """The page as an ASGI application; more requests at a time than ``most_in_flight`` get a 429."""
     data = json.dumps({"catalogue": answers.catalogue.model_dump(mode="json")}, allow_nan=False)
-    document = page(data, is_served=True)
+    document = page(data)
     threads = CapacityLimiter(most_in_flight)
 
     def answering(reply: Callable[[PageQuestion], Response]) -> Callable[[Request], Any]:
@@ -161,14 +213,9 @@ def application(answers: Answers, *, most_in_flight: int = MOST_IN_FLIGHT) -> St
 
         return endpoint
 
-    def export(asked: PageQuestion) -> Response:
-        name = {"Content-Disposition": 'attachment; filename="perfmodel-what-if.html"'}
-        return HTMLResponse(export_html(answers, asked), headers={**_HEADERS, **name})
-
     replies = {
         "/answer": lambda asked: _json(answers.answer(asked)),
         "/detail": lambda asked: _json(answers.detail(asked)),
-        "/export": export,
     }
 
     async def show(request: Request) -> Response:  # noqa: ARG001 - starlette's signature
@@ -205,16 +252,27 @@ def listening(port: int) -> socket.socket:
     return found
 
 
-def answer_first(answers: Answers) -> None:
-    """Answer what the page asks when it opens: the answers are kept, and curves are fitted."""
-    question = start(answers.catalogue)
-    with contextlib.suppress(PerfModelError, ValueError):
-        answers.answer(question)
-        answers.detail(question)
+def start(catalogue: Catalogue) -> PageQuestion:
+    """Eight devices of the first machine and workload, or one where nothing is known of links."""
+    profile = catalogue.profiles[0]
+    entry = profile.workloads[0]
+    devices, cluster, batch = 8, None, 64
+    if profile.kind == "calibrated":
+        batch = entry.batches[len(entry.batches) // 2]
+        if profile.bandwidth_bytes_per_s is None:
+            cluster = catalogue.clusters[0] if catalogue.clusters else None
+            devices = min(8, cluster.devices) if cluster else 1
+    return PageQuestion(
+        profile=profile.name,
+        workload=entry.name,
+        layout=f"dp={devices}" if profile.kind == "calibrated" else f"dp={devices} zero=3",
+        batch=batch,
+        cluster=cluster.name if cluster else None,
+    )
 
 
 def serve(answers: Answers, on: socket.socket) -> None:
-    """Answer until interrupted; the first answer is made while nobody has asked yet."""
+    """Answer until interrupted."""
     config = uvicorn.Config(
         application(answers),
         http=PunctualProtocol,
@@ -230,7 +288,6 @@ def serve(answers: Answers, on: socket.socket) -> None:
         timeout_keep_alive=5,
         timeout_graceful_shutdown=1,
     )
-    threading.Thread(target=answer_first, args=(answers,), daemon=True).start()
     uvicorn.Server(config).run(sockets=[on])
 
 

@@ -288,7 +288,6 @@ COMMANDS: Final = (
     "plan options {plan}",
     "plan parallelism --profile {inferred} --model gpt2-xl --devices 8 --global-batch 64",
     "fit {tmp}",
-    "serve --profile {stored} --export page.html",
     "validate published --data {tmp}",
     "validate --from {plan}",
     "machines dgx-a100",

@@ -88,7 +88,6 @@ UNSEALED: Final = (
     ("stored", "whatif --workload light --set network.bandwidth=2x --profile"),
     ("stored", "batch --workload light --profile"),
     ("stored", "acceptance write --output written --profile"),
-    ("stored", "serve --export written.html --profile"),
     ("measured", "predict --workload resnet18 --devices 1,8 --profile"),
     ("measured", "predict --no-measure --devices 1,2 --workload {traced} --profile"),
     ("inferred", "predict --model gpt2-xl --layout dp=8 --profile"),
@@ -158,7 +157,7 @@ def questions(draw: st.DrawFn) -> tuple[str, bytes]:
     if draw(st.integers(0, 5)) == 0:
         at = draw(st.integers(0, len(body)))
         body = body[:at] + draw(st.sampled_from(_BROKEN)) + body[at:]
-    return draw(st.sampled_from(("/answer", "/answer", "/export"))), body
+    return draw(st.sampled_from(("/answer", "/detail"))), body
 
 
 def page_check(garbage: Callable[[str], list[str]]) -> Callable[[tuple[str, bytes]], list[str]]:

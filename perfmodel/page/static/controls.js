@@ -114,8 +114,7 @@ function showMachine(state) {
   options(byId("workload"), profile.workloads.map(({ name }) => [name, name]), workload.name);
   byId("workload-word").textContent = isLayout ? "Model" : "Workload";
   byId("work-word").textContent = isLayout ? "Tokens to train" : "Samples to train";
-  const where = data.grid ? "computed beforehand" : "predicted on this machine, offline";
-  byId("about").textContent = `${workload.name} on ${profile.device}, ${where}`;
+  byId("about").textContent = `${workload.name} on ${profile.device}, predicted on this machine, offline`;
   const byScaling = state.scaling === "strong" ? "Batch of all devices" : "Batch of each device";
   byId("batch-word").textContent = isLayout ? "Global batch (sequences)" : byScaling;
   byId("work-unit").setAttribute("aria-label", isLayout ? "of tokens" : "of samples");
@@ -126,8 +125,8 @@ function showMachine(state) {
   if (isLayout) showLayout(state, workload);
   else showStep(state, profile, workload);
   const most = isLayout ? 16384 : mostDevices(state, profile);
-  setLadder("devices", data.grid?.devices ?? powers(1, most, !isLayout && state.scaling === "weak"), state.devices);
-  setLadder("batch", data.grid?.batches ?? batchLadder(state, workload, isLayout), state.batch);
+  setLadder("devices", powers(1, most, !isLayout && state.scaling === "weak"), state.devices);
+  setLadder("batch", batchLadder(state, workload, isLayout), state.batch);
 }
 
 // Where devices stand: in a cluster that was chosen, or among nodes that the machine knows.
@@ -148,7 +147,6 @@ function showMoney(state, question = {}) {
   byId("capacity-hint").textContent = !given && capacity ? "By the data sheet." : "";
   byId("offer").value = "";
   byId("money-hint").textContent = "";
-  byId("export-hint").textContent = "";
   byId("price").value = spending?.per_device_hour ?? "";
   byId("currency").value = spending?.currency ?? "USD";
   const work = spending?.work ?? (profileOf(state).kind === "inferred" ? 1e12 : 1e6);
@@ -173,9 +171,7 @@ function batchLadder(state, workload, isLayout) {
 function showStep(state, profile, workload) {
   const known = profile.bandwidth_bytes_per_s;
   for (const id of Object.keys(FACTORS)) {
-    const isStored = id === "bandwidth" && data.grid?.bandwidths.length > 1;
-    const times = isStored ? data.grid.bandwidths.map((text) => (text ? Number(text.slice(0, -1)) : 1)) : FACTORS[id];
-    setLadder(id, times.toSorted((a, b) => a - b), state.factors[id]);
+    setLadder(id, FACTORS[id], state.factors[id]);
     byId(id).disabled = id !== "speed" && !known;
   }
   byId("link-hint").textContent = known ? "" : "One device was measured: nothing is known of its network. Choose another machine, serve with --cluster '8 pcie4-x16', or calibrate with --nproc 2.";

@@ -11,9 +11,8 @@ function first() {
   return asked ? stateOf(asked) : fresh();
 }
 
-// Of a file, or of the address; of a machine or model that is not offered, nothing holds.
+// Of the address; of a machine or model that is not offered, nothing holds.
 function firstQuestion() {
-  if (data.question) return data.question;
   try {
     const asked = JSON.parse(decodeURIComponent(location.hash.slice(1)));
     return asked.layout && isOf(asked, { profile: profileOf(asked).name, workload: workloadOf(asked).name }) ? asked : null;
@@ -53,11 +52,11 @@ async function ask() {
   const started = performance.now();
   try {
     const question = questionOf(state, moneyAsked());
-    if (!data.grid) history.replaceState(null, "", `#${encodeURIComponent(JSON.stringify(question))}`);
-    const answer = data.grid ? stored() : await fetched("answer", question);
+    history.replaceState(null, "", `#${encodeURIComponent(JSON.stringify(question))}`);
+    const answer = await fetched("answer", question);
     if (isOf(question, state)) show(answer, started);
     // The curve takes longer: it waits until nothing newer is asked.
-    if (!data.grid && !isWaiting) detail(await fetched("detail", question), question);
+    if (!isWaiting) detail(await fetched("detail", question), question);
   } catch (error) {
     complain(error.message);
   } finally {
@@ -75,16 +74,6 @@ async function ask() {
 // Whether a question is about this machine and this workload.
 function isOf(question, { profile, workload }) {
   return question.profile === profile && question.workload === workload;
-}
-
-function stored() {
-  const times = state.factors.bandwidth;
-  const moved = times === 1 ? "" : factor(times);
-  const bandwidth = data.grid.bandwidths.length > 1 ? moved : data.grid.bandwidths[0];
-  const found = data.answers[`${state.devices}|${state.batch}|${bandwidth}`];
-  if (!found) throw new Error("This file holds no answer for that; move devices, batch or bandwidth by their sliders.");
-  if (found.error) throw new Error(found.error);
-  return { ...found, curve: data.curves[found.curve_at], diagnosis: null };
 }
 
 async function fetched(address, question) {
@@ -107,12 +96,11 @@ async function post(address, question) {
 function show(answer, started) {
   latest = { curve: latest?.curve, diagnosis: latest?.diagnosis, ...answer };
   complain("");
-  document.body.classList.toggle("waiting", !data.grid);
+  document.body.classList.add("waiting");
   drawAnswer();
-  if (data.grid) drawDetail();
   const spent = performance.now() - started;
   document.body.dataset.updateMs = spent.toFixed(1);
-  byId("footer").textContent = `perfmodel ${data.catalogue.version}; ${data.grid ? "stored answer" : "answered"} and drawn in ${Math.max(1, Math.round(spent))} ms`;
+  byId("footer").textContent = `perfmodel ${data.catalogue.version}; answered and drawn in ${Math.max(1, Math.round(spent))} ms`;
 }
 
 function detail(found, question) {
@@ -178,11 +166,10 @@ function listenChoices() {
   for (const id of ["weak", "strong"]) byId(id).addEventListener("change", () => { restart({ ...fresh(state.profile, state.workload, id), devices: state.devices, cluster: state.cluster, factors: state.factors, plain: state.plain, others: state.others }); });
   byId("profile").addEventListener("change", () => { restart(fresh(byId("profile").value)); });
   byId("workload").addEventListener("change", () => { restart({ ...fresh(state.profile, byId("workload").value, state.scaling), devices: state.devices, cluster: state.cluster, factors: state.factors }); });
-  byId("reset").addEventListener("click", () => { restart(data.question ? stateOf(data.question) : fresh(state.profile, state.workload), data.question ?? {}); });
+  byId("reset").addEventListener("click", () => { restart(fresh(state.profile, state.workload), {}); });
   for (const id of ["capacity", "price", "work", "currency", "work-unit", "logged", "logged-unit"]) byId(id).addEventListener("input", update);
   byId("offer").addEventListener("change", takeOffer);
   for (const id of ["curve-measure", "curve-axes"]) byId(id).addEventListener("change", () => { if (latest?.curve) drawDetail(); });
-  byId("export").addEventListener("click", () => { void save(); });
   byId("controls").addEventListener("submit", (event) => { event.preventDefault(); });
 }
 
@@ -202,33 +189,7 @@ function restart(changed, question = null) {
   showMachine(state);
   if (question || state.profile !== before) showMoney(state, question ?? {});
   else if (isOther) byId("logged").value = "";
-  if (data.grid) freeze();
   update();
-}
-
-async function save() {
-  const button = byId("export");
-  button.disabled = true;
-  byId("export-hint").textContent = "Computing every combination of devices, batch and bandwidth ...";
-  try {
-    const response = await post("export", questionOf(state, moneyAsked()));
-    if (!response.ok) throw new Error((await response.json()).error);
-    const link = html("a", { href: URL.createObjectURL(await response.blob()), download: "perfmodel-what-if.html" });
-    link.click();
-    byId("export-hint").textContent = "Saved: devices, batch and bandwidth can be moved in the file, all else is fixed.";
-  } catch (error) {
-    byId("export-hint").textContent = error.message;
-  } finally {
-    button.disabled = false;
-  }
-}
-
-// In a file there is nobody to ask: what it holds can be moved, the rest shows what was chosen.
-function freeze() {
-  const free = new Set(["devices", "batch", "reset", ...(data.grid.bandwidths.length > 1 ? ["bandwidth"] : [])]);
-  document.querySelectorAll("form input, form select, form button").forEach((part) => { part.disabled = !free.has(part.id); });
-  byId("export").hidden = true;
-  byId("export-hint").textContent = `One file with ${Object.keys(data.answers).length} answers: devices, batch and bandwidth can be moved; for the rest, perfmodel serve.`;
 }
 
 function begin() {
@@ -237,7 +198,6 @@ function begin() {
   options(byId("offer"), [["", "choose"], ...prices.map(({ name }, i) => [String(i), name])], "");
   showMachine(state);
   showMoney(state, firstQuestion() ?? {});
-  if (data.grid) freeze();
   listenSliders();
   listenChoices();
   let width = innerWidth;

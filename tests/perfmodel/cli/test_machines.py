@@ -5,13 +5,15 @@ from pathlib import Path
 import pytest
 
 import perfmodel as pm
+from perfmodel.cli import pages
 from perfmodel.documents.page import PageQuestion
 from perfmodel.documents.plan import PlanDocument
 from perfmodel.documents.prediction import PredictedPoint, PredictionDocument
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.page import export, read_session, unmeasured_machines
+from perfmodel.page import read_session, unmeasured_machines
 from perfmodel.page.answers import Answers
+from perfmodel.page.server import start
 from perfmodel.step import Cause
 from tests.examples import ROOT
 from tests.perfmodel.cli.command import Run, complaint
@@ -53,17 +55,13 @@ def test_serve_starts_before_anything_is_measured(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     pm.trace("lenet", device_kind="as-cuda").write(tmp_path / "lenet.json")
-    asked: list[tuple[Answers, PageQuestion]] = []
-
-    def kept(answers: Answers, question: PageQuestion) -> str:
-        asked.append((answers, question))
-        return "page"
-
-    monkeypatch.setattr(export, "export_html", kept)
-    told = run("serve", "--workload", "lenet.json", "--export", "page.html")
+    served: list[Answers] = []
+    monkeypatch.setattr(pages, "_serve", lambda answers, _port: served.append(answers))
+    told = run("serve", "--workload", "lenet.json")
     assert told.exit_code == 0, told
     assert "machines inferred from steps of others" in told.stderr
-    [(answers, question)] = asked
+    [answers] = served
+    question = start(answers.catalogue)
     assert (question.profile, question.layout) == ("dgx-a100", "dp=8")
     assert answers.answer(question).evidence["compute"] == "inferred"
 

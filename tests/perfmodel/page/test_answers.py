@@ -22,7 +22,7 @@ from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.models import SHIPPED_TRACES
 from perfmodel.page import read_session, typed, unmeasured_machines
 from perfmodel.page.answers import Answers
-from perfmodel.page.export import export_html, start
+from perfmodel.page.server import start
 from tests.benchmarks.shipped_traces import MACHINES
 from tests.benchmarks.shipped_traces import traced as retraced
 from tests.perfmodel.cli.command import Run
@@ -248,12 +248,6 @@ def test_no_file_can_be_named(served: Answers, changes: dict[str, object], messa
         served.answer(asked_of(served, **changes))
 
 
-def test_a_file_to_send_keeps_the_cluster(served: Answers) -> None:
-    text = export_html(served, asked_of(served, cluster="ethernet", batch=None))
-    assert '"cluster":"ethernet"' in text
-    assert str(Path.cwd()) not in text
-
-
 @pytest.fixture(scope="module")
 def shipped() -> Answers:
     """The page as it starts where nothing was measured."""
@@ -265,7 +259,7 @@ def test_it_starts_without_torch_and_knows_the_memory_of_its_devices() -> None:
     script = (
         "import sys; sys.modules['torch'] = None; from perfmodel import page as m;"
         "from perfmodel.page import answers as a;"
-        "from perfmodel.page.export import start;"
+        "from perfmodel.page.server import start;"
         "s = a.Answers(m.read_session(m.unmeasured_machines(), [], validation=None, budget=None));"
         "print(s.answer(start(s.catalogue)).setting, s.catalogue.profiles[0].memory_bytes / 2**30)"
     )

@@ -160,7 +160,6 @@ def test_everything_is_reached_and_moved_by_keyboard(page: Any) -> None:
         "link",
         "cluster",
         "price",
-        "export",
     } <= reached
 
 
@@ -310,31 +309,6 @@ def test_the_address_keeps_what_was_chosen(page: Any, browser: Any) -> None:
     assert (other.input_value("#capacity"), other.input_value("#price")) == ("12", "2.5")
     assert shown(other, "step") == shown(page, "step")
     other.close()
-
-
-def test_a_saved_file_answers_without_a_server(page: Any, browser: Any, tmp_path: Path) -> None:
-    with page.expect_download(timeout=120_000) as download:
-        page.click("#export")
-    path = tmp_path / "shared.html"
-    download.value.save_as(path)
-    before = shown(page, "speedup")
-    context = browser.new_context(offline=True)
-    other = context.new_page()
-    asked: list[str] = []
-    other.on("request", lambda request: asked.append(request.url))
-    other.goto(path.as_uri())
-    settled(other)
-    assert shown(other, "speedup") == before
-    other.focus("#devices")
-    other.keyboard.press("ArrowRight")
-    settled(other)
-    assert other.input_value("#devices-number") == "16"
-    page.fill("#devices-number", "16")
-    settled(page)
-    assert shown(other, "speedup") == shown(page, "speedup")
-    assert other.locator("#precision").is_disabled()
-    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
-    context.close()
 
 
 def test_numbers_are_written_as_the_command_line_writes_them(browser: Any) -> None:

@@ -2,21 +2,35 @@
 
 import http.client
 import json
+import re
 import socket
 import threading
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
 from starlette.testclient import TestClient
 
+import perfmodel.page
 from perfmodel.documents.page import PageQuestion
 from perfmodel.errors import PerfModelError
 from perfmodel.page import server
-from perfmodel.page.server import HOST, MOST_BODY_BYTES, PunctualProtocol, application, listening
+from perfmodel.page.server import (
+    HOST,
+    MOST_BODY_BYTES,
+    SCRIPTS,
+    PunctualProtocol,
+    application,
+    listening,
+    page,
+)
+from tests.examples import ROOT
 from tests.perfmodel.page.sessions import answers
 
 QUESTION: dict[str, Any] = {
@@ -303,10 +317,27 @@ def test_it_listens_on_this_machine_alone() -> None:
             listening(port)
 
 
-def test_an_export_is_a_file_that_holds_the_question(client: TestClient) -> None:
-    response = client.post("/export", json=QUESTION | {"workload": "light"})
-    assert response.status_code == 200
-    assert response.headers["content-disposition"].startswith("attachment")
-    assert "connect-src 'none'" in response.text
-    refused = client.post("/export", json=QUESTION | {"scaling": "strong", "layout": "dp=3"})
-    assert refused.status_code == 422
+
+def test_hostile_names_stay_text() -> None:
+    name = "</script><script>alert(1)</script>@STYLE@"
+    html = page(json.dumps({"name": name})).html
+    assert "</script><script>alert" not in html
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    assert found is not None
+    assert json.loads(found[1])["name"] == name
+
+
+def test_a_wheel_holds_every_file_of_the_page() -> None:
+    folder = Path(perfmodel.page.__file__).parent / "static"
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"page.html", "page.css", *SCRIPTS}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = project["tool"]["setuptools"]["package-data"]["perfmodel"]
+    missed = [
+        name
+        for name in names
+        if not any(fnmatch(f"page/static/{name}", pattern) for pattern in patterns)
+    ]
+    assert missed == []
+    needs = {re.split(r"[<>=]", need)[0] for need in project["project"]["dependencies"]}
+    assert {"anyio", "starlette", "uvicorn"} <= needs
