@@ -194,9 +194,8 @@ _RATES: Final = (_TOKENS, _TOKENS_EACH, _SAMPLES)
 _WORDS: Final = ("model", "recompute", "precision")
 #: What few runs have: experts, FSDP's options.
 _SELDOM: Final = (
-    *("experts", "experts_per_token", "ep", "imbalance"),
+    *("experts", "experts_per_token", "ep"),
     *("shard", "prefetch", "pipeline_inside"),
-    "overlapped",
 )
 #: What describes a run, with its step time.
 _NEEDED: Final = (*(each.name for each in fields(Jobs) if each.name not in USUAL), STEP)
@@ -213,10 +212,10 @@ DEFAULTS: Final[dict[str, float]] = {
 _FLAGS: Final = (
     *("recompute_full", "recompute_attention", "gpipe", "sequence_parallel"),
     *("gated", "tied", "fused_attention"),
-    *("pipeline_inside", "overlapped"),
+    "pipeline_inside",
 )
 _MAY_BE_0: Final = (*_FLAGS, "zero", "shard", "prefetch")
-_DECIMAL: Final = (STEP, *_RATES, "imbalance", PEAK)
+_DECIMAL: Final = (STEP, *_RATES, PEAK)
 #: No run has more of anything; products of such numbers stay finite.
 _MOST: Final = 1e18
 _YES_NO: Final = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}

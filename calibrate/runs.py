@@ -214,7 +214,7 @@ def _require_layout(where: str, row: Mapping[str, float]) -> None:
     """Refuse runs that no program could have made."""
     chosen: dict[str, Any] = {name: int(row[name]) for name in _LAYOUT if name in row}
     try:
-        layout = Layout(**chosen, imbalance=row.get("imbalance", 1.0))
+        layout = Layout(**chosen)
     except ValueError as error:
         raise InvalidDocument(f"{where}: {error}") from error
     limits = Limits(

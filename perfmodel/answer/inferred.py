@@ -291,8 +291,6 @@ def _beyond_runs(model: InferredModel, jobs: Jobs) -> list[str]:
     ):
         if getattr(jobs, name)[0] > getattr(runs, name).max():
             caveats.append(f"no run used {meaning}: its effect is untested")
-    if jobs.overlapped[0] < runs.overlapped.min():
-        caveats.append("no run used overlap=no: its effect is untested")
     return caveats
 
 
@@ -307,8 +305,8 @@ def _option_caveats(layout: Layout, jobs: Jobs, held: Sequence[int]) -> tuple[st
         )
     if layout.recompute is Recompute.SELECTIVE and jobs.fused_attention[0] > 0:
         said.append("recompute=selective repeats fused attention: time, but no memory saved")
-    if layout.ep > 1 and layout.imbalance == 1:
-        said.append("experts are evenly loaded; imbalance=1.2 lets the busiest decide")
+    if layout.ep > 1:
+        said.append("experts are evenly loaded")
     return tuple(said)
 
 

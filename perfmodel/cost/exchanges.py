@@ -27,7 +27,7 @@ def tensor_collective_s(jobs: Jobs, fitted: FittedParameters) -> Column:
 
 
 def all_to_all_s(jobs: Jobs, fitted: FittedParameters) -> Column:
-    """Tokens to the ranks of their experts, or back; the busiest rank decides. [s]
+    """Tokens to the ranks of their experts, or back. [s]
 
     What stays in the node and what leaves it travel beside each other.
     """
@@ -35,7 +35,7 @@ def all_to_all_s(jobs: Jobs, fitted: FittedParameters) -> Column:
         return np.zeros(len(jobs))
     ep = jobs.ep
     members = _members(jobs, ep, every=1.0)
-    size = jobs.element_bytes * jobs.tokens * jobs.hidden * jobs.experts_per_token * jobs.imbalance
+    size = jobs.element_bytes * jobs.tokens * jobs.hidden * jobs.experts_per_token
     size = size / np.where(jobs.sequence_parallel > 0, jobs.tp, 1.0)
     inside = size * (members - 1) / ep / fitted["tensor_bytes_per_s"]
     outside = size * (ep - members) / ep / fitted["node_bytes_per_s"]

@@ -24,8 +24,8 @@ SINGLE_BYTES: Final = 4.0
 #: Columns that a job need not say, and what they are then. Layers of a stage: 0 means an even split.
 USUAL: Final[Mapping[str, float]] = MappingProxyType(
     {
-        **dict.fromkeys(("experts", "experts_per_token", "ep", "imbalance"), 1.0),
-        **dict.fromkeys(("overlapped", "prefetch", "matmul_ratio"), 1.0),
+        **dict.fromkeys(("experts", "experts_per_token", "ep"), 1.0),
+        **dict.fromkeys(("prefetch", "matmul_ratio"), 1.0),
         **dict.fromkeys(("shard", "one_process"), 0.0),
         **dict.fromkeys(("pipeline_inside", "first_layers", "most_layers", "last_layers"), 0.0),
         "element_bytes": HALF_BYTES,
@@ -64,11 +64,8 @@ class Jobs:
     experts: Column
     experts_per_token: Column
     ep: Column
-    imbalance: Column
     shard: Column
     prefetch: Column
-    overlapped: Column
-    """Gradients leave during the last backward pass, not after it."""
     element_bytes: Column
     """Of activations, weights in use and messages. [B]"""
     matmul_ratio: Column
@@ -222,15 +219,14 @@ def model_columns(model: Transformer) -> dict[str, float]:
 def _layout_columns(layout: Layout, layers: int) -> dict[str, float]:
     same = (
         *("dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "accumulation", "interleave"),
-        *("sequence_parallel", "imbalance", "shard", "prefetch", "one_process"),
+        *("sequence_parallel", "shard", "prefetch", "one_process"),
     )
-    stages = layout.stages(layers) if layout.stage_layers or layers % layout.pp else (0,)
+    stages = layout.stages(layers) if layers % layout.pp else (0,)
     return {
         **{name: float(getattr(layout, name)) for name in same},
         "recompute_full": layout.recompute is Recompute.FULL,
         "recompute_attention": layout.recompute is Recompute.SELECTIVE,
         "gpipe": layout.schedule is Schedule.GPIPE,
-        "overlapped": layout.overlap,
         "pipeline_inside": layout.order is Order.PIPELINE_INSIDE,
         "element_bytes": SINGLE_BYTES
         if layout.precision in {Precision.TF32, Precision.FP32}

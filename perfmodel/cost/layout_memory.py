@@ -244,8 +244,8 @@ def _layer_bytes(jobs: Jobs, states: StateBytes) -> tuple[Column, Column]:
 
 
 def _expert_kept_elements(jobs: Jobs) -> Column:
-    """What the busiest rank keeps of the tokens of its experts beyond one dense part: inner parts, sorted tokens."""
-    routed = jobs.tokens * jobs.experts_per_token * jobs.imbalance
+    """What a rank keeps of the tokens of its experts beyond one dense part: inner parts, sorted tokens."""
+    routed = jobs.tokens * jobs.experts_per_token
     more = (routed - jobs.tokens) * (2 + 2 * jobs.gated) * jobs.feed_forward
     return np.where(jobs.experts > 1, more + 2 * routed * jobs.hidden, 0.0)
 

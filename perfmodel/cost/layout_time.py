@@ -178,7 +178,7 @@ def _speed(jobs: Jobs, fitted: FittedParameters, tokens: Column, ratio: Column) 
 
 
 def _products_s(jobs: Jobs, fitted: FittedParameters) -> Column:
-    """Matrix products of one layer, forward; the busiest experts decide. [s]"""
+    """Matrix products of one layer, forward. [s]"""
     tokens = jobs.tokens
     speed = _speed(jobs, fitted, tokens, jobs.matmul_ratio)
     dense = layer_matmul_flop(tokens, jobs.layer_parameters) / jobs.tp / speed
@@ -187,7 +187,7 @@ def _products_s(jobs: Jobs, fitted: FittedParameters) -> Column:
         return np.asarray(dense)
     each = tokens * jobs.experts_per_token * jobs.ep / jobs.experts
     shared = layer_matmul_flop(tokens, jobs.attention_parameters) / speed
-    routed = tokens * jobs.experts_per_token * jobs.imbalance
+    routed = tokens * jobs.experts_per_token
     mixed = layer_matmul_flop(routed, jobs.expert_parameters)
     mixed = mixed / _speed(jobs, fitted, each, jobs.matmul_ratio)
     return np.where(is_mixed, (shared + mixed) / jobs.tp, dense)
@@ -196,7 +196,7 @@ def _products_s(jobs: Jobs, fitted: FittedParameters) -> Column:
 def _traffic_bytes(jobs: Jobs) -> Column:
     """Memory traffic of one layer, forward, beside its matrix products. [B]"""
     tokens, tp = jobs.tokens, jobs.tp
-    more = jobs.experts_per_token * jobs.imbalance - 1
+    more = jobs.experts_per_token - 1
     split = split_bytes(tokens, jobs.hidden, jobs.feed_forward, jobs.gated)
     inner = split - split_bytes(tokens, jobs.hidden, 0.0, jobs.gated)
     traffic = (
@@ -314,9 +314,7 @@ def _exposed_s(jobs: Jobs, fitted: FittedParameters, *, hiding_s: Column) -> Col
     hiding = np.maximum(hiding_s, 1e-9)
     # Exponents below 1 cost more than one after the other: gradients can slow the backward pass down.
     overlap = np.maximum(np.asarray(fitted["overlap"]), 0.5)
-    exposed = soft_maximum(hiding, total, overlap) - hiding
-    # What runs lost beyond the exchange itself does not go away with the overlap.
-    return np.where(jobs.overlapped > 0, exposed, np.maximum(exposed, total))
+    return soft_maximum(hiding, total, overlap) - hiding
 
 
 def _optimizer_s(jobs: Jobs, fitted: FittedParameters) -> Column:
@@ -356,8 +354,8 @@ def unit_times(layout: Layout, jobs: Jobs, fitted: FittedParameters) -> dict[Cau
         contention = contention * layout.accumulation
     else:
         hiding = _hiding_s(jobs, layer)
-        perfect = np.where(jobs.overlapped > 0, np.maximum(data - hiding, 0.0), data)
-        contention = _exposed_s(jobs, fitted, hiding_s=hiding) - perfect
+        exposed = _exposed_s(jobs, fitted, hiding_s=hiding)
+        contention = exposed - np.maximum(data - hiding, 0.0)
     times = {
         Cause.EMBEDDING: _embedding_s(jobs, fitted),
         Cause.FORWARD: forward + dispatch,

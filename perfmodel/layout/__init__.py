@@ -101,20 +101,14 @@ class Layout:
     """Stages per device (virtual pipeline)."""
     sequence_parallel: bool = False
     """Norms and dropouts are divided over tp as well."""
-    imbalance: float = 1.0
-    """Tokens of the rank with the busiest experts over the mean."""
     shard: int = 0
     """Ranks among which zero=3 shards, replicated across such groups (HSDP); 0: all."""
     prefetch: int = 1
     """Sharded layers that are gathered ahead of the one in use; 0: each waits for its own."""
-    overlap: bool = True
-    """Gradients leave during the last backward pass; else after it, parameters before the first pass."""
     precision: Precision = Precision.BF16
     order: Order = Order.DATA_INSIDE
     one_process: bool = False
     """torch's DataParallel: threads of one process behind one interpreter lock."""
-    stage_layers: tuple[int, ...] = ()
-    """Layers of each pipeline stage; empty: as even as possible, fewer at the ends."""
     bucket_cap_mb: float | None = None
     """MiB, as DistributedDataParallel takes it; None: PyTorch's default (1 MiB, then 25 MiB)."""
     wrapper: Synchronisation | None = None
@@ -126,7 +120,6 @@ class Layout:
             checks.at_least(name, getattr(self, name), least)
         checks.within("dp x tp x pp x cp", self.world_size, 1, MOST_DEVICES)
         checks.within("dp x micro_batch x accumulation", self.global_batch, 1, MOST_BATCH)
-        checks.finite("imbalance", self.imbalance)
         if self.bucket_cap_mb is not None:
             checks.positive("bucket_cap", self.bucket_cap_mb)
         usual = Synchronisation.DDP if self.dp * self.cp > 1 else Synchronisation.NONE
@@ -150,8 +143,6 @@ class Layout:
 
         What is left of an even split goes to the middle: the embedding and the head are at the ends.
         """
-        if self.stage_layers:
-            return self.stage_layers
         each, left = divmod(layers, self.pp)
         order = (*range(1, self.pp - 1), 0)
         more = set(order[:left])
@@ -223,12 +214,10 @@ def _contradictions(layout: Layout) -> Iterator[str]:
     """Rules that the layout breaks and that no model and no cluster is needed for."""
     yield from _pipeline_contradictions(layout)
     yield from _sharding_contradictions(layout)
-    yield from _expert_contradictions(layout)
     yield from _thread_contradictions(layout)
 
 
 def _pipeline_contradictions(layout: Layout) -> Iterator[str]:
-    stages = layout.stage_layers
     if layout.interleave > 1 and layout.pp == 1:
         yield f"interleave must be 1 without a pipeline, got {layout.interleave}"
     if layout.interleave > 1 and layout.schedule is not Schedule.ONE_F_ONE_B:
@@ -238,12 +227,6 @@ def _pipeline_contradictions(layout: Layout) -> Iterator[str]:
             "zero must be 0 or 1 in a pipeline (gradients stay until the last micro-batch), "
             f"got {layout.zero}"
         )
-    if stages and len(stages) != layout.pp:
-        yield f"stage_layers must name the layers of {layout.pp} stages (pp), got {len(stages)}"
-    if any(each < 1 for each in stages):
-        yield f"stage_layers must be >= 1, got {_text(stages)}"
-    if stages and layout.interleave > 1:
-        yield f"stage_layers excludes interleave > 1, got {layout.interleave}"
 
 
 def _sharding_contradictions(layout: Layout) -> Iterator[str]:
@@ -255,27 +238,13 @@ def _sharding_contradictions(layout: Layout) -> Iterator[str]:
     if shard > 0 and zero != 3:
         yield f"shard must come with zero=3, got {zero}"
     if shard > 0 and replicas % shard != 0:
-        yield f"shard must divide the {_REPLICAS.format(replicas)}, got {shard}"
+        yield f"shard must divide the {replicas} replicas (dp x cp), got {shard}"
     if shard > 0 and layout.ep > 1:
         yield f"shard excludes expert parallelism, got ep = {layout.ep}"
     if layout.prefetch != 1 and zero != 3:
         yield f"prefetch must come with zero=3, got zero = {zero}"
-    if not layout.overlap and (zero == 3 or replicas == 1):
-        yield f"overlap=no must come with zero < 3 and dp x cp > 1, got {zero} and {replicas}"
-
-
-_REPLICAS: Final = "{} replicas (dp x cp)"
-
-
-def _expert_contradictions(layout: Layout) -> Iterator[str]:
-    if layout.replicas % layout.ep != 0:
-        yield f"ep must divide the {_REPLICAS.format(layout.replicas)}, got {layout.ep}"
-    if layout.imbalance < 1:
-        yield f"imbalance must be >= 1, got {layout.imbalance:g}"
-    if 1 < layout.ep < layout.imbalance:
-        yield f"imbalance must be at most ep = {layout.ep}, got {layout.imbalance:g}"
-    if layout.imbalance > 1 and layout.ep == 1:
-        yield f"imbalance must be 1 without expert parallelism (ep), got {layout.imbalance:g}"
+    if replicas % layout.ep != 0:
+        yield f"ep must divide the {replicas} replicas (dp x cp), got {layout.ep}"
 
 
 def _thread_contradictions(layout: Layout) -> Iterator[str]:
@@ -288,8 +257,6 @@ def _thread_contradictions(layout: Layout) -> Iterator[str]:
         yield (f"{threads} tp, pp, cp and ep above 1, got {', '.join(map(str, some))} and {last}")
     if layout.zero != 0:
         yield f"{threads} sharding, got zero = {layout.zero}"
-    if not layout.overlap:
-        yield f"{threads} overlap=no"
 
 
 #: Fields whose word in the grammar is another one.
@@ -413,8 +380,6 @@ def _value(key: str, text: str, *, like: Any) -> Any:
         if text not in {"yes", "no"}:
             raise ValueError(f"{key} must be yes or no, got {text!r}")
         return text == "yes"
-    if isinstance(like, tuple):
-        return tuple(_value(key, each, like=1) for each in text.split(","))
     if isinstance(like, enum.StrEnum):
         known = [each.value for each in type(like)]
         if text not in known:
@@ -427,8 +392,6 @@ def _value(key: str, text: str, *, like: Any) -> Any:
 
 
 def _text(value: object) -> str:
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
     if isinstance(value, float):
         return f"{value:g}"
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)

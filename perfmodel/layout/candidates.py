@@ -137,8 +137,6 @@ def _refused_by_model(layout: Layout, limits: Limits) -> Iterator[str]:
         yield f"pp x interleave must be at most the {layers} layers, got {chunks}"
     if layout.interleave > 1 and layers % chunks != 0:
         yield f"pp x interleave must divide the {layers} layers, got {chunks}"
-    if layout.stage_layers and sum(layout.stage_layers) != layers:
-        yield f"stage_layers must add up to the {layers} layers, got {sum(layout.stage_layers)}"
     if sequence is not None and layout.cp > 1 and sequence % (2 * layout.cp) != 0:
         yield f"2 x cp must divide the {sequence} tokens of a sequence, got cp = {layout.cp}"
     if experts == 1 and layout.ep != 1:

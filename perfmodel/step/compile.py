@@ -44,8 +44,7 @@ def compile_layout(layout: Layout, *, layers: int) -> StepProgram:
     and 2) the updated parameters are gathered beside the first forward pass. Fully sharded parameters
     (ZeRO-3, FSDP) are gathered layer by layer, ``prefetch`` ahead of the compute, in both passes; HSDP
     sums the shards of gradients between groups. One process (DataParallel) sends out its parameters before
-    every forward pass, gathers logits and sums gradients, and waits for all of it. Without
-    overlap what replicas exchange stands in the way of compute, after all passes and before the first.
+    every forward pass, gathers logits and sums gradients, and waits for all of it.
 
     Parameters
     ----------
@@ -188,8 +187,6 @@ class _Builder:
     """Whether parameters are gathered for every pass."""
     head_forward: float = field(init=False)
     """Share of the head that comes before all backward passes; all of it where they follow at once."""
-    is_serial: bool = field(init=False)
-    """Whether nothing is computed while replicas exchange."""
     has_threads: bool = field(init=False)
     """One process with several devices."""
 
@@ -200,13 +197,7 @@ class _Builder:
         self.is_sharded = layout.zero == 3 and self.is_replicated
         parted = self.is_shape and layout.schedule is Schedule.GPIPE and layout.pp > 1
         self.head_forward = HEAD_FORWARD if parted else 1.0
-        self.is_serial = self.is_replicated and not layout.overlap
         self.has_threads = layout.one_process and layout.dp > 1
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether replicas exchange beside compute."""
-        return self.is_replicated and not self.is_serial
 
     def prepare(self, stage: int, work: Work) -> bool:
         """Fetch what is offered to the stage's next work; say whether all it waits for is there."""
@@ -251,16 +242,11 @@ class _Builder:
                 )
                 for size_bytes in self.buffer_bytes
             ]
-        if self.is_serial and self.layout.zero:
-            self._put(stage, first, Cause.ALL_GATHER, size_bytes=self._held_bytes(stage))
 
     def finish(self, stage: int) -> None:
         """Append the optimizer of a stage, and what comes before and after it."""
         layout = self.layout
         last = Work(Pass.BACKWARD, layout.accumulation - 1)
-        if self.is_serial:
-            summed = Cause.REDUCE_SCATTER if layout.zero else Cause.ALL_REDUCE
-            self._put(stage, last, summed, size_bytes=self._held_bytes(stage))
         waits = tuple(self.exchanged.get(stage, ()))
         if self.is_shape and (self.is_replicated or self.is_sharded):
             waits = (self._put(stage, last, Cause.CONTENTION, after=waits),)
@@ -286,9 +272,6 @@ class _Builder:
                 size_bytes=max(shards[first : first + _IN_FLIGHT]),
             )
 
-    def _held_bytes(self, stage: int) -> Bytes:
-        return sum(piece.size_bytes for piece in self.divisions[stage].backward)
-
     def _forward(self, stage: int, work: Work, after: tuple[int, ...]) -> None:
         layout = self.layout
         if self.has_threads:
@@ -300,7 +283,7 @@ class _Builder:
         if stage == 0 and work.chunk == 0:
             self._put(stage, work, Cause.EMBEDDING if self.is_shape else Cause.INPUT, after=after)
         gathers = self.is_sharded or (
-            self.overlaps and layout.zero in (1, 2) and work.micro_batch == 0
+            self.is_replicated and layout.zero in (1, 2) and work.micro_batch == 0
         )
         pieces = self.divisions[stage].forward
         for number, piece in enumerate(pieces if gathers else (together(pieces),)):
@@ -324,7 +307,7 @@ class _Builder:
         last = work.micro_batch == layout.accumulation - 1
         buckets = layout.zero == 0 and last and self.has_buckets
         synchronised = self.is_shape or layout.zero > 0 or self.has_buckets
-        exchanges = self.is_sharded or (self.overlaps and last and synchronised)
+        exchanges = self.is_sharded or (self.is_replicated and last and synchronised)
         pieces = self.divisions[stage].backward
         if not (buckets or exchanges):
             pieces = (together(pieces),)

@@ -341,10 +341,6 @@ def _refuse_untraced(trace: SymbolicStep, layout: Layout, *, num_blocks: int) ->
             f"pp must be at most the {num_blocks} blocks of layers, got {layout.pp}",
         ),
         (
-            bool(layout.stage_layers) and sum(layout.stage_layers) != num_blocks,
-            f"stage_layers must add up to the {num_blocks} blocks, got {sum(layout.stage_layers)}",
-        ),
-        (
             layout.tp > 1 and (convolves or not num_blocks),
             f"tp must be 1 for a model without blocks of matrices, got {layout.tp}",
         ),

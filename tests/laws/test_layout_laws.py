@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.exchanges import data_s
 from perfmodel.cost.jobs import Column, Jobs, jobs_from
 from perfmodel.cost.layout_memory import (
     in_flight,
@@ -73,34 +72,11 @@ def options(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
         chosen["shard"] = draw(st.sampled_from([0, 1, 2])) if layout.dp > 1 else 0
     if layout.dp > 1 and not chosen.get("shard"):
         chosen["ep"] = draw(st.sampled_from([1, 2, 8]))
-    chosen |= draw(placements(layout))
-    if layout.pp > 1 and layout.interleave == 1:
-        chosen["stage_layers"] = draw(st.sampled_from([(), _uneven(layout.pp)]))
-    if layout.dp % chosen.get("ep", 1):
-        chosen["ep"] = 1
-    if chosen.get("ep", 1) > 1:
-        chosen["imbalance"] = draw(st.sampled_from([1.0, 1.5]))
-    return chosen
-
-
-@st.composite
-def placements(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
-    """Where ranks stand, and whether gradients hide, where that means something."""
-    chosen: dict[str, Any] = {}
     if layout.pp > 1:
         chosen["order"] = draw(st.sampled_from(Order))
-    if layout.dp > 1 and layout.zero < 3:
-        chosen["overlap"] = draw(st.booleans())
+    if layout.dp % chosen.get("ep", 1):
+        chosen["ep"] = 1
     return chosen
-
-
-def _uneven(stages: int) -> tuple[int, ...]:
-    """Fewer layers at the ends."""
-    ends = max(MODEL.layers // stages - 1, 1)
-    middle, left = divmod(MODEL.layers - 2 * ends, max(stages - 2, 1))
-    if stages == 2:
-        return (MODEL.layers // 2 + 1, MODEL.layers // 2 - 1)
-    return (ends, *(middle + (index < left) for index in range(stages - 2)), ends)
 
 
 @st.composite
@@ -115,8 +91,13 @@ def threaded(draw: st.DrawFn) -> Layout:
 
 
 def model_of(layout: Layout) -> Transformer:
-    """The sample model, with experts where they are divided."""
-    return replace(MODEL, experts=8, experts_per_token=2) if layout.ep > 1 else MODEL
+    """The sample model, with experts where they are divided, and with a layer more for some pipelines."""
+    model = replace(MODEL, layers=MODEL.layers + is_uneven(layout))
+    return replace(model, experts=8, experts_per_token=2) if layout.ep > 1 else model
+
+
+def is_uneven(layout: Layout) -> bool:
+    return layout.pp > 1 and layout.interleave == 1 and layout.micro_batch > 1
 
 
 def jobs_of(layout: Layout) -> Jobs:
@@ -179,7 +160,7 @@ def test_a_stage_does_everything_once_and_keeps_what_the_formula_says(
 @given(layout=layouts())
 @settings(max_examples=30)
 def test_simulation_and_algebra_agree_on_layouts(layout: Layout) -> None:
-    program = compile_layout(layout, layers=MODEL.layers)
+    program = compile_layout(layout, layers=model_of(layout).layers)
     durations_s = layout_durations(program, unit_times(layout, jobs_of(layout), truth()))
     trace = simulate(program, durations_s[np.newaxis])
     np.testing.assert_allclose(trace.end_s[0], end_times(program, durations_s), rtol=1e-9)
@@ -195,11 +176,11 @@ def test_simulation_and_closed_form_are_close(layout: Layout) -> None:
     forgets the tail of the last bucket. Of 1,400 layouts drawn like this the farthest was 10.3 % off, of those
     without such a trait 4.2 %.
     """
-    program = compile_layout(layout, layers=MODEL.layers)
+    program = compile_layout(layout, layers=model_of(layout).layers)
     jobs = jobs_of(layout)
     durations_s = layout_durations(program, unit_times(layout, jobs, truth()))
     formula_s = float(step_parts(jobs, truth()).total_s[0])
-    loose = layout.interleave > 1 or bool(layout.stage_layers) or layout.ep > 1
+    loose = layout.interleave > 1 or is_uneven(layout) or layout.ep > 1
     loose = loose or (layout.tp > 1 and layout.dp > 1)
     assert end_times(program, durations_s).max() == pytest.approx(
         formula_s, rel=0.12 if loose else 0.06
@@ -228,23 +209,6 @@ def test_replicas_alone_take_what_data_parallelism_takes(
     last = max(backward_s + exchange_s / BUCKETS, backward_s / BUCKETS + exchange_s)
     expected = accumulation * forward_s + (accumulation - 1) * backward_s + last
     assert step_s == pytest.approx(expected, rel=1e-9)
-
-
-@given(layout=pipelines(), zero=st.sampled_from([0, 1]))
-def test_without_overlap_replicas_cost_all_that_they_exchange(layout: Layout, zero: int) -> None:
-    """In the simulation and in closed form: what is exchanged is added, and nothing else changes."""
-    layout = replace(layout, dp=2, zero=zero)
-    exchanges = (Cause.ALL_REDUCE, Cause.REDUCE_SCATTER, Cause.ALL_GATHER, Cause.CONTENTION)
-    free = dict.fromkeys(Cause, 0.0) | {Cause.FORWARD: 1.0, Cause.BACKWARD: 2.0}
-    paid = free | dict.fromkeys(exchanges[1:3] if zero else exchanges[:1], 3.0)
-    steps = []
-    for one, times in ((layout, free), (replace(layout, overlap=False), paid)):
-        program = compile_layout(one, layers=LAYERS)
-        steps.append(end_times(program, layout_durations(program, _arrays(times))).max())
-    assert steps[1] == pytest.approx(steps[0] + (6.0 if zero else 3.0))
-    jobs = jobs_of(replace(Layout(dp=2, zero=zero), overlap=False))
-    exposed = step_parts(jobs, truth()).data_s
-    assert exposed == pytest.approx(data_s(jobs, truth()), rel=1e-6)
 
 
 @given(layout=layouts(), zero=st.sampled_from([1, 2, 3]))

@@ -80,7 +80,7 @@ def test_the_table_says_evidence_and_caveats(run: Run, inferred: Path) -> None:
 def test_experts_are_predicted_and_drawn(run: Run, inferred: Path, tmp_path: Path) -> None:
     result = run(
         *("predict", "--profile", inferred, "--model", "mixtral-8x7b", "--batch", "64"),
-        *("--layout", "dp=16 tp=2 pp=3 ep=8 zero=1 imbalance=1.2"),
+        *("--layout", "dp=16 tp=2 pp=3 ep=8 zero=1"),
         *("--trace", tmp_path / "step.json", "--verbose"),
     )
     assert result.exit_code == 0, result

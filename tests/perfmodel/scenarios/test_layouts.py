@@ -63,7 +63,7 @@ def test_every_layout_is_that_of_predict_and_devices_and_batch_stay() -> None:
     ("settings", "layout"),
     [
         (("zero=3", "shard=8"), "dp=64 zero=3 accumulation=16 shard=8"),
-        (("overlap=no", "tp=2"), "dp=32 tp=2 zero=1 accumulation=32 overlap=no"),
+        (("recompute=full", "tp=2"), "dp=32 tp=2 zero=1 accumulation=32 recompute=full"),
         (("model=mixtral-8x7b", "ep=8"), "dp=64 ep=8 zero=1 accumulation=16"),
     ],
 )
