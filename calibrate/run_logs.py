@@ -193,10 +193,7 @@ _RATES: Final = (_TOKENS, _TOKENS_EACH, _SAMPLES)
 #: Words that stand for numbers.
 _WORDS: Final = ("model", "recompute", "precision")
 #: What few runs have: experts, FSDP's options.
-_SELDOM: Final = (
-    *("experts", "experts_per_token", "ep"),
-    *("shard", "prefetch", "pipeline_inside"),
-)
+_SELDOM: Final = ("experts", "experts_per_token", "ep", "shard", "prefetch")
 #: What describes a run, with its step time.
 _NEEDED: Final = (*(each.name for each in fields(Jobs) if each.name not in USUAL), STEP)
 _NUMBERS: Final = (*_NEEDED, "global_batch", "devices", *_RATES, *_SELDOM, PEAK)
@@ -212,7 +209,6 @@ DEFAULTS: Final[dict[str, float]] = {
 _FLAGS: Final = (
     *("recompute_full", "recompute_attention", "gpipe", "sequence_parallel"),
     *("gated", "tied", "fused_attention"),
-    "pipeline_inside",
 )
 _MAY_BE_0: Final = (*_FLAGS, "zero", "shard", "prefetch")
 _DECIMAL: Final = (STEP, *_RATES, PEAK)

@@ -286,7 +286,6 @@ def _beyond_runs(model: InferredModel, jobs: Jobs) -> list[str]:
         ("experts", "experts"),
         ("ep", "expert parallelism"),
         ("shard", "shards inside groups (HSDP)"),
-        ("pipeline_inside", "stages side by side on a node (order)"),
         ("one_process", "one process for several devices"),
     ):
         if getattr(jobs, name)[0] > getattr(runs, name).max():

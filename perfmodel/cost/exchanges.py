@@ -57,12 +57,7 @@ def p2p_s(jobs: Jobs, fitted: FittedParameters) -> Column:
     """One point-to-point send of activations to the next stage. [s]"""
     size = jobs.element_bytes * jobs.tokens * jobs.hidden
     size = size / np.where(jobs.sequence_parallel > 0, jobs.tp, 1.0)
-    # Where stages stand side by side, one that begins a node sets the pace.
-    leaves = np.where(
-        jobs.pipeline_inside > 0,
-        jobs.tp * jobs.cp * jobs.pp > jobs.devices_per_node,
-        jobs.tp * jobs.cp * jobs.dp >= jobs.devices_per_node,
-    )
+    leaves = jobs.tp * jobs.cp * jobs.dp >= jobs.devices_per_node
     speed = np.where(leaves, fitted["node_bytes_per_s"], fitted["tensor_bytes_per_s"])
     return np.where(jobs.pp > 1, fitted["p2p_latency_s"] + size / speed, 0.0)
 
@@ -152,12 +147,5 @@ def _moved_s(
 
 
 def _members(jobs: Jobs, group: Column, *, every: Column | float) -> Column:
-    """Members of a group of replicas on one node, every so many replicas one.
-
-    Side by side they are ``tp`` devices apart. With stages between them ``tp`` x ``pp``, but for those that
-    share a sequence.
-    """
-    node = jobs.devices_per_node / jobs.tp / every
-    near = np.minimum(np.floor(node), np.ceil(jobs.cp / every))
-    apart = np.maximum(near, np.floor(node / jobs.pp))
-    return np.clip(np.where(jobs.pipeline_inside > 0, apart, np.floor(node)), 1, group)
+    """Members of a group of replicas on one node, every so many replicas one; they stand side by side."""
+    return np.clip(np.floor(jobs.devices_per_node / jobs.tp / every), 1, group)

@@ -8,7 +8,7 @@ from typing import Final, Self, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from perfmodel.layout import Layout, Order, Precision, Recompute, Schedule
+from perfmodel.layout import Layout, Precision, Recompute, Schedule
 from perfmodel.workload.transformer import (
     HALF_BYTES,
     Transformer,
@@ -27,7 +27,7 @@ USUAL: Final[Mapping[str, float]] = MappingProxyType(
         **dict.fromkeys(("experts", "experts_per_token", "ep"), 1.0),
         **dict.fromkeys(("prefetch", "matmul_ratio"), 1.0),
         **dict.fromkeys(("shard", "one_process"), 0.0),
-        **dict.fromkeys(("pipeline_inside", "first_layers", "most_layers", "last_layers"), 0.0),
+        **dict.fromkeys(("first_layers", "most_layers", "last_layers"), 0.0),
         "element_bytes": HALF_BYTES,
     }
 )
@@ -70,8 +70,6 @@ class Jobs:
     """Of activations, weights in use and messages. [B]"""
     matmul_ratio: Column
     """Peak of matrix products over that of the runs' 16 bit."""
-    pipeline_inside: Column
-    """Stages stand side by side on a node and replicas far from each other, not the other way round."""
     one_process: Column
     first_layers: Column
     most_layers: Column
@@ -227,7 +225,6 @@ def _layout_columns(layout: Layout, layers: int) -> dict[str, float]:
         "recompute_full": layout.recompute is Recompute.FULL,
         "recompute_attention": layout.recompute is Recompute.SELECTIVE,
         "gpipe": layout.schedule is Schedule.GPIPE,
-        "pipeline_inside": layout.order is Order.PIPELINE_INSIDE,
         "element_bytes": SINGLE_BYTES
         if layout.precision in {Precision.TF32, Precision.FP32}
         else HALF_BYTES,

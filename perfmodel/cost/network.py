@@ -26,7 +26,7 @@ from perfmodel.cost.collectives import (
 )
 from perfmodel.cost.group_cost import GroupCost
 from perfmodel.errors import UsageError
-from perfmodel.layout import Layout, Order
+from perfmodel.layout import Layout
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import (
     CollectiveProfile,
@@ -147,12 +147,10 @@ KINDS: Final = {
 def groups(layout: Layout) -> dict[Cause, Group]:
     """Ranks of every exchange: how many, and how far apart in the numbering of all."""
     inner = layout.tp * layout.cp
-    is_data_inside = layout.order is Order.DATA_INSIDE
-    data = Group(layout.replicas, inner * (1 if is_data_inside else layout.pp))
     return {
-        **dict.fromkeys(KINDS, data),
+        **dict.fromkeys(KINDS, Group(layout.replicas, inner)),
         Cause.TENSOR: Group(layout.tp),
-        Cause.P2P: Group(min(layout.pp, 2), inner * (layout.dp if is_data_inside else 1)),
+        Cause.P2P: Group(min(layout.pp, 2), inner * layout.dp),
     }
 
 

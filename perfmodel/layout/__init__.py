@@ -66,15 +66,6 @@ class Precision(enum.StrEnum):
     FP32 = "fp32"
 
 
-class Order(enum.StrEnum):
-    """How ranks are numbered over the nodes, from neighbours to the farthest, in Megatron-LM's words."""
-
-    DATA_INSIDE = "tp-cp-dp-pp"
-    """Replicas stand side by side; stages are far from each other."""
-    PIPELINE_INSIDE = "tp-cp-pp-dp"
-    """Stages stand side by side; replicas are far from each other."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """One way to spread training over ``world_size`` devices."""
@@ -106,7 +97,6 @@ class Layout:
     prefetch: int = 1
     """Sharded layers that are gathered ahead of the one in use; 0: each waits for its own."""
     precision: Precision = Precision.BF16
-    order: Order = Order.DATA_INSIDE
     one_process: bool = False
     """torch's DataParallel: threads of one process behind one interpreter lock."""
     bucket_cap_mb: float | None = None
@@ -321,8 +311,6 @@ def _require_meaning(layout: Layout, words: Mapping[str, str]) -> None:
         raise ValueError("sequence_parallel=yes must come with tp > 1, got tp = 1")
     if "schedule" in words and layout.pp == 1:
         raise ValueError(f"schedule must come with pp > 1, got {layout.schedule} with pp = 1")
-    if "order" in words and layout.pp == 1:
-        raise ValueError(f"order must come with pp > 1, got {layout.order} with pp = 1")
 
 
 def scaled_layouts(

@@ -17,7 +17,7 @@ from perfmodel.cost.layout_memory import (
 from perfmodel.cost.layout_time import layout_durations, step_parts, unit_times
 from perfmodel.engine.algebra import end_times
 from perfmodel.engine.simulate import simulate
-from perfmodel.layout import Layout, Order, Precision, Schedule
+from perfmodel.layout import Layout, Precision, Schedule
 from perfmodel.step import Cause
 from perfmodel.step.compile import BUCKETS, compile_layout
 from perfmodel.step.stages import Pass, Work, stage_order
@@ -72,8 +72,6 @@ def options(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
         chosen["shard"] = draw(st.sampled_from([0, 1, 2])) if layout.dp > 1 else 0
     if layout.dp > 1 and not chosen.get("shard"):
         chosen["ep"] = draw(st.sampled_from([1, 2, 8]))
-    if layout.pp > 1:
-        chosen["order"] = draw(st.sampled_from(Order))
     if layout.dp % chosen.get("ep", 1):
         chosen["ep"] = 1
     return chosen

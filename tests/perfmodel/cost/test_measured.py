@@ -161,9 +161,6 @@ def test_ranks_of_every_exchange_by_their_order() -> None:
     assert found[Cause.TENSOR] == Group(2, 1)
     assert found[Cause.ALL_REDUCE] == Group(4, 2)
     assert found[Cause.P2P] == Group(2, 8)
-    outside = groups(parse_layout("dp=4 tp=2 pp=2 accumulation=2 order=tp-cp-pp-dp"))
-    assert outside[Cause.ALL_REDUCE] == Group(4, 4)
-    assert outside[Cause.P2P] == Group(2, 2)
 
 
 def test_who_exchanges_at_the_same_time() -> None:

@@ -36,8 +36,6 @@ def test_text_becomes_a_layout_and_text_again() -> None:
         ("dp=4 one_process=yes zero=1", "excludes sharding"),
         ("dp=8 sequence_parallel=yes", "must come with tp > 1"),
         ("dp=8 schedule=gpipe", "must come with pp > 1"),
-        ("dp=8 order=tp-cp-pp-dp", "order must come with pp > 1"),
-        ("pp=2 order=pp-tp", "order must be one of tp-cp-dp-pp, tp-cp-pp-dp"),
         ("one_process=maybe", "one_process must be yes or no"),
         ("precision=fp4", "precision must be one of bf16, fp8, tf32, fp32"),
         ("bucket_cap=much", "must be a number"),
@@ -86,7 +84,7 @@ def test_every_option_survives_its_text() -> None:
         "dp=16 zero=3 shard=8 prefetch=2 precision=fp8",
         "dp=16 ep=8",
         "dp=4 precision=tf32 one_process=yes",
-        "pp=3 accumulation=6 order=tp-cp-pp-dp",
+        "pp=3 accumulation=6 schedule=gpipe",
     )
     for text in texts:
         assert str(parse_layout(text)) == text
