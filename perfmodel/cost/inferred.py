@@ -266,11 +266,6 @@ def on_links(machine: InferredMachine, cluster: Cluster, *, num_devices: int) ->
             f"--layout: must be of at most {cluster.num_devices} devices, all that {cluster.name} has, got "
             f"{num_devices}; ask for fewer or enlarge the cluster file"
         )
-    if cluster.slow_devices:
-        raise UsageError(
-            f"--cluster: {cluster.name} must have no slow devices, which a machine inferred from runs cannot "
-            "tell; remove them, or calibrate"
-        )
     nodes = -(-num_devices // inside)
     if nodes == 1:
         return machine

@@ -403,10 +403,8 @@ class CostModel:
         noisy that its step was longer, the step stays as long until the larger batch makes up for it.
         """
         together = layout.synchronisation is Synchronisation.DDP and layout.world_size > 1
-        num_ranks = layout.world_size if together else 1
-        known = 1.0 if self._cluster is None else self._cluster.slowest_device(num_ranks)
         if not together:
-            return np.full(self.num_draws, known)
+            return np.ones(self.num_draws)
 
         def slowest_of(count: int, ratios: Sequence[float]) -> Samples:
             return slowest_pace(
@@ -417,19 +415,16 @@ class CostModel:
                 rng=self._rng(f"noise {workload.workload.name} {layout.micro_batch}"),
             )
 
-        by_nodes = self._slower_by_nodes(num_ranks)
+        by_nodes = self._slower_by_nodes(layout.world_size)
         weights = noise_weights(workload, layout.micro_batch)
-        factors = _weighted([(share, slowest_of(num_ranks, one)) for one, share in weights])
+        factors = _weighted(
+            [(share, slowest_of(layout.world_size, one)) for one, share in weights]
+        )
         for smaller in workload.noise:
             if smaller.micro_batch < layout.micro_batch:
                 grown = self._growth(workload, layout, since=smaller.micro_batch)
-                factors = np.maximum(factors, slowest_of(num_ranks, smaller.ratios) / grown)
-        factors = factors * by_nodes
-        if known == 1.0:
-            return factors
-        # A device that is known to be slow has noise of its own.
-        own = _weighted([(share, slowest_of(1, one)) for one, share in weights])
-        return np.maximum(factors, known * own)
+                factors = np.maximum(factors, slowest_of(layout.world_size, smaller.ratios) / grown)
+        return factors * by_nodes
 
     def _slower_by_nodes(self, num_ranks: int) -> Samples | float:
         """How much longer a step takes by its number of nodes, where runs of others show it.

@@ -258,7 +258,6 @@ class Network:
                 size_bytes,
                 group.size,
                 nodes=1 if inside else self._nodes(group.size),
-                rate=math.prod(level.slow_factor for level in used or ()),
             )
         else:
             levels = self._costs(known, used)
@@ -332,7 +331,6 @@ class Network:
                 level.tier,
                 level.members,
                 crossings=level.crossings,
-                rate=level.slow_factor,
                 inside_node=is_inside,
             )
             if not level.in_switch_reduction:

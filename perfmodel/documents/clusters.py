@@ -1,25 +1,16 @@
-"""Clusters: a file of tiers, overrides and traffic, or tiers in words such as ``"8 nvlink3, 8 eth-100 x4"``."""
+"""Clusters: a file of tiers, or tiers in words such as ``"8 nvlink3, 8 eth-100 x4"``."""
 
 import re
 from os import PathLike
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from perfmodel.documents import Record, Text, checked, read_toml
 from perfmodel.documents.hardware import BANDWIDTH, LINK_SHARE, shipped_catalogue, written
 from perfmodel.errors import InvalidDocument, UsageError, did_you_mean
-from perfmodel.machine import (
-    DEVICE,
-    NODE,
-    Cluster,
-    SlowDevice,
-    SlowLink,
-    Tier,
-    Traffic,
-    chained,
-)
+from perfmodel.machine import DEVICE, NODE, Cluster, Tier, chained
 from perfmodel.statistics import NonNegative, Share
 from perfmodel.units import parse_bandwidth, parse_duration
 
@@ -38,31 +29,6 @@ class TierEntry(Record):
     source: Text
 
 
-class Override(Record):
-    """A what-if: one slow device, or the slow links of one member of a tier."""
-
-    device: Annotated[int, Field(ge=0)] | None = None
-    """Counted from 0; it takes ``factor`` (>= 1) times as long to compute."""
-    tier: Text | None = None
-    member: Annotated[int, Field(ge=0)] | None = None
-    """Counted over the cluster; its links carry ``factor`` (<= 1) of their rate."""
-    factor: PositiveFloat
-
-    @model_validator(mode="after")
-    def _names_one(self) -> Self:
-        given = (self.device is not None, self.tier is not None, self.member is not None)
-        if given not in ((True, False, False), (False, True, True)):
-            raise ValueError("an override must name a device, or a tier and a member")
-        return self
-
-
-class TrafficEntry(Record):
-    """What else a tier carries: a steady stream on the links of every member."""
-
-    tier: Text
-    bandwidth: Annotated[float, BANDWIDTH]
-
-
 class ClusterFile(Record):
     """A cluster as it is written."""
 
@@ -71,27 +37,11 @@ class ClusterFile(Record):
     devices: PositiveInt
     """Of all tiers together: a check of their counts."""
     tier: Annotated[tuple[TierEntry, ...], Field(min_length=1)]
-    override: tuple[Override, ...] = ()
-    traffic: tuple[TrafficEntry, ...] = ()
 
     def cluster(self) -> Cluster:
         """The cluster it describes; ``ValueError`` if it does not add up."""
         tiers = chained(Tier(**entry.model_dump()) for entry in self.tier)
-        found = Cluster(
-            name=self.name,
-            tiers=tiers,
-            slow_links=tuple(
-                SlowLink(tier=o.tier, member=o.member, factor=o.factor)
-                for o in self.override
-                if o.tier is not None and o.member is not None
-            ),
-            slow_devices=tuple(
-                SlowDevice(device=o.device, factor=o.factor)
-                for o in self.override
-                if o.device is not None
-            ),
-            traffic=tuple(Traffic(tier=t.tier, bytes_per_s=t.bandwidth) for t in self.traffic),
-        )
+        found = Cluster(name=self.name, tiers=tiers)
         if found.num_devices != self.devices:
             counts = " x ".join(str(tier.count) for tier in tiers)
             raise ValueError(

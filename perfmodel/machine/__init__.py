@@ -223,52 +223,6 @@ class Tier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlowLink:
-    """The links of one member of a tier carry only a part of their rate."""
-
-    tier: str
-    member: int
-    """Counted over the whole cluster, from 0."""
-    factor: float
-
-    def __post_init__(self) -> None:
-        """Refuse factors that are no part."""
-        checks.fraction("factor", self.factor)
-        checks.at_least("member", self.member, 0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowDevice:
-    """One device computes more slowly than the rest."""
-
-    device: int
-    factor: float
-    """Its time over that of the others."""
-
-    def __post_init__(self) -> None:
-        """Refuse factors below 1."""
-        checks.positive("factor", self.factor)
-        checks.at_least("device", self.device, 0)
-        if self.factor < 1:
-            raise checks.WrongArgument(
-                "factor", f"of a slow device must be >= 1, got {self.factor}"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """What else the links of a tier carry."""
-
-    tier: str
-    bytes_per_s: BytesPerSecond
-    """Steady, on the links of every member. [B/s]"""
-
-    def __post_init__(self) -> None:
-        """Refuse negative traffic."""
-        checks.non_negative("bandwidth", self.bytes_per_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
     """One tier as a group of devices uses it."""
 
@@ -283,21 +237,16 @@ class Level:
     """What the slowest member that takes part can send, through all tiers inside as well. [B/s]"""
     latency_s: Seconds
     """Of one message between members, through all tiers inside as well. [s]"""
-    slow_factor: float
-    """Part of the tier's rate that slow links and other traffic leave."""
     in_switch_reduction: float = 0.0
     """As the tier's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Tiers from the inside out, and what is not as it should be."""
+    """Tiers from the inside out."""
 
     name: str
     tiers: tuple[Tier, ...]
-    slow_links: tuple[SlowLink, ...] = ()
-    slow_devices: tuple[SlowDevice, ...] = ()
-    traffic: tuple[Traffic, ...] = ()
     evidence: Evidence = Evidence.ASSUMED
     """Where links come from that nobody measured here."""
     straggler_share: float = 0.0
@@ -308,18 +257,6 @@ class Cluster:
         """Refuse what does not add up."""
         _refuse_broken_chain(self.tiers)
         _refuse_switches_outside(self.tiers)
-        names = [tier.name for tier in self.tiers]
-        used = [link.tier for link in self.slow_links] + [entry.tier for entry in self.traffic]
-        for name in used:
-            if name not in names:
-                raise ValueError(f"tier must be one of {', '.join(names)}, got {name!r}")
-        for link in self.slow_links:
-            _within(f"member of {link.tier}", link.member, self.num_members(link.tier))
-        for device in self.slow_devices:
-            _within("device", device.device, self.num_devices)
-        for tier in self.tiers:
-            if self._left(tier, self.num_devices) <= 0:
-                raise ValueError(f"traffic must leave something of the links of {tier.name}")
 
     @property
     def num_devices(self) -> int:
@@ -338,11 +275,6 @@ class Cluster:
         inside = self.tiers[: self.first_between_nodes]
         return math.prod(tier.count for tier in inside) if inside else None
 
-    def num_members(self, tier: str) -> int:
-        """Members that a tier joins in the whole cluster."""
-        inside = [t.name for t in self.tiers].index(tier)
-        return math.prod(t.count for t in self.tiers[inside:])
-
     def levels(self, num_devices: int, *, stride: int = 1) -> tuple[Level, ...]:
         """Tiers in use by devices that fill the cluster node by node.
 
@@ -356,9 +288,8 @@ class Cluster:
         inside, held, units = 1, 1, num_devices  # devices of a member, those of the group, members
         for place, tier in enumerate(self.tiers):
             latency_s += tier.latency_s
-            left = self._left(tier, span)
             # A member sends no faster than all that is inside it.
-            reach = min(tier.bytes_per_s * left / min(stride, inside), reach)
+            reach = min(tier.bytes_per_s / min(stride, inside), reach)
             inside *= tier.count
             holds = min(-(-inside // stride), num_devices)
             members, groups = min(units, -(-holds // held)), -(-num_devices // holds)
@@ -370,25 +301,11 @@ class Cluster:
                     crossings=units - groups,
                     bytes_per_s=reach,
                     latency_s=latency_s,
-                    slow_factor=left,
                     in_switch_reduction=tier.in_switch_reduction,
                 )
                 found.append(level)
             held, units, reach = holds, groups, reach * members
         return tuple(found)
-
-    def slowest_device(self, num_devices: int) -> float:
-        """Time of the slowest known device of a group over that of the others."""
-        factors = (slow.factor for slow in self.slow_devices if slow.device < num_devices)
-        return max(factors, default=1.0)
-
-    def _left(self, tier: Tier, num_devices: int) -> float:
-        """Part of the rate that slow links in use and steady traffic leave."""
-        size = math.prod(t.count for t in self.tiers[: self.tiers.index(tier)])
-        in_use = -(-num_devices // size)
-        slow = (s.factor for s in self.slow_links if s.tier == tier.name and s.member < in_use)
-        taken = sum(entry.bytes_per_s for entry in self.traffic if entry.tier == tier.name)
-        return min(slow, default=1.0) - taken / tier.bytes_per_s
 
 
 def chained(tiers: Iterable[Tier]) -> tuple[Tier, ...]:
@@ -435,8 +352,3 @@ def _refuse_switches_outside(tiers: tuple[Tier, ...]) -> None:
                 f"tier {tier.name}: in_switch_reduction must be given for the innermost tier alone, "
                 f"got {tier.in_switch_reduction}"
             )
-
-
-def _within(what: str, number: int, count: int) -> None:
-    if not number < count:
-        raise ValueError(f"{what} must be below {count}, got {number}")

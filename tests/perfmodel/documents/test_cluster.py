@@ -84,24 +84,3 @@ def test_files_that_do_not_add_up_are_refused(
 ) -> None:
     with pytest.raises(InvalidDocument, match=message):
         read(tmp_path, GOOD.replace(old, new, 1))
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ("[[override]]\nfactor = 0.5", "must name a device, or a tier and a member"),
-        ('[[override]]\ntier = "x"\nmember = 0\nfactor = 0.5', "tier must be one of node, fabric"),
-        ('[[override]]\ntier = "fabric"\nmember = 2\nfactor = 0.5', "must be below 2, got 2"),
-        ('[[override]]\ntier = "fabric"\nmember = 1\nfactor = 2.0', "factor must be > 0 and <= 1"),
-        ("[[override]]\ndevice = 3\nfactor = 0.5", "must be >= 1, got 0.5"),
-        ('[[traffic]]\ntier = "fabric"', "traffic.0.bandwidth: Field required"),
-        (
-            '[[traffic]]\ntier = "fabric"\nbandwdth = "1GB/s"',
-            r"traffic\.0\.bandwdth: unknown key, got 1GB/s; did you mean bandwidth\?",
-        ),
-        ('[[traffic]]\ntier = "fabric"\nbandwidth = "100Gb/s"', "must leave something"),
-    ],
-)
-def test_what_ifs_that_make_no_sense_are_refused(more: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidDocument, match=message):
-        read(tmp_path, GOOD + more)

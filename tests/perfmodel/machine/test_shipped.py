@@ -12,7 +12,7 @@ from perfmodel.cost.network import Group, for_nccl
 from perfmodel.documents.profile import InferredDocument, ProfileDocument, shipped_machines
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout import Layout, parse_layout
-from perfmodel.machine import Cluster, Evidence, SlowDevice, SlowLink, Tier
+from perfmodel.machine import Cluster, Evidence, Tier
 from perfmodel.models import read_model
 from tests.perfmodel.traces import WORKLOAD, traced
 
@@ -127,17 +127,6 @@ def test_what_large_models_cannot_take_of_a_file_is_refused() -> None:
     small = replace(NODES, tiers=(NODES.tiers[0], replace(NODES.tiers[1], count=4)))
     with pytest.raises(UsageError, match=r"at most 32 devices, .* got 64"):
         answer(large("dgx-a100", small))
-    slow = replace(NODES, slow_devices=(SlowDevice(device=3, factor=1.5),))
-    with pytest.raises(UsageError, match="no slow devices"):
-        answer(large("dgx-a100", slow))
-
-
-def test_a_slow_adapter_slows_large_models_too() -> None:
-    slow = replace(NODES, slow_links=(SlowLink(tier="fabric", member=5, factor=0.25),))
-    assert (
-        answer(large("dgx-a100", slow)).step.nominal
-        > 2 * answer(large("dgx-a100", NODES)).step.nominal
-    )
 
 
 def test_a_machine_whose_runs_nobody_knows_is_refused() -> None:
