@@ -29,8 +29,8 @@ LONGEST_FUNCTION_LINES = 80
 COMMAND_LINE = """
 perfmodel: install-completion show-completion version
 acceptance:
-acceptance judge: CLAUSES json log observations observed part profile run
-acceptance write: cluster confidence json layout log machine nodes-like observed output profile workload
+acceptance judge: CLAUSES goodput json log observations observed part profile run
+acceptance write: cluster confidence goodput json layout log machine nodes-like observed output profile workload
     unsealed
 batch: machine batches devices gradient-norms json micro-batch points profile samples-per-s samples-per-unit
     verbose workload unsealed

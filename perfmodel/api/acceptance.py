@@ -13,6 +13,7 @@ from perfmodel.api.answers import AnyCluster, AnyMachine, AnyPath, opened, quest
 from perfmodel.cost.inferred import with_nodes_of
 from perfmodel.documents import Provenance
 from perfmodel.documents.acceptance import AcceptanceDocument, AcceptanceTerms, RankRun, read_run
+from perfmodel.documents.budget import GoodputDocument
 from perfmodel.documents.clusters import open_cluster
 from perfmodel.documents.importers import read_nccl_paste
 from perfmodel.documents.observation import Observation
@@ -48,6 +49,7 @@ def acceptance_terms(  # noqa: PLR0913 - one parameter per part of the question
     observed: Sequence[str] = (),
     logs: Sequence[AnyPath] = (),
     confidence: float = 0.95,
+    goodput: GoodputDocument | None = None,
 ) -> AcceptanceTerms:
     """Clauses that a machine like this one keeps, all together with this confidence.
 
@@ -64,6 +66,8 @@ def acceptance_terms(  # noqa: PLR0913 - one parameter per part of the question
         Runs of the job on a part of such a machine, ``"8 GPUs 1 node 0.46 s"``: what makes a clause strong.
     logs
         Of nccl-tests on a part of such a machine.
+    goodput
+        From ``perfmodel goodput --json``: its share of useful time becomes a clause.
 
     Raises
     ------
@@ -78,7 +82,7 @@ def acceptance_terms(  # noqa: PLR0913 - one parameter per part of the question
             )
         names = [workloads] if isinstance(workloads, str) else workloads
         names = names or [entry.workload.name for entry in found.workloads]
-        return terms_of(found, names, confidence=confidence)
+        return terms_of(found, names, confidence=confidence, goodput=goodput)
     named = workloads if isinstance(workloads, str | WorkloadDocument) else tuple(workloads or ())
     if isinstance(named, tuple) and len(named) != 1:
         raise UsageError(f"--workload: must be one model beside --layout, got {len(named)}")
@@ -88,7 +92,7 @@ def acceptance_terms(  # noqa: PLR0913 - one parameter per part of the question
             runs=tuple(map(_observed_run, observed)), collectives=_collectives(logs)
         ),
     )
-    return job_terms(job, confidence=confidence)
+    return job_terms(job, confidence=confidence, goodput=goodput)
 
 
 def judge(  # noqa: PLR0913 - one parameter per kind of measurement
@@ -100,6 +104,7 @@ def judge(  # noqa: PLR0913 - one parameter per kind of measurement
     runs: Sequence[AnyPath] = (),
     parts: Sequence[str] = (),
     logs: Sequence[AnyPath] = (),
+    goodput: GoodputDocument | None = None,
     argv: Sequence[str] = ("perfmodel.judge",),
 ) -> AcceptanceDocument:
     """Judge every clause with the uncertainty of what was measured of the delivered machine.
@@ -116,6 +121,8 @@ def judge(  # noqa: PLR0913 - one parameter per kind of measurement
         The job on equal parts, ``"node 3, 8 GPUs: 0.52 s"``: what finds the slow one where ranks wait for each other.
     logs
         Of nccl-tests.
+    goodput
+        Of the same job at the rates of failures that the machine showed.
     """
     found = terms if isinstance(terms, AcceptanceTerms) else AcceptanceTerms.read(Path(terms))
     parts_s = _parts(parts)
@@ -129,6 +136,7 @@ def judge(  # noqa: PLR0913 - one parameter per kind of measurement
         parts_s=parts_s,
         parts_devices=_devices_of(parts_s),
         collectives=_collectives(logs),
+        goodput=goodput,
     )
     return judged(found, delivery, argv=argv)
 

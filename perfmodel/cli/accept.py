@@ -38,6 +38,7 @@ _PARTS = typer.Option(
 _OBSERVATIONS = typer.Option(
     help="Raw times of the delivered machine, which name a slow rank; default: beside the profile."
 )
+_GOODPUT = typer.Option(help="From perfmodel goodput --json: adds a clause on useful time.")
 
 
 def acceptance_write(
@@ -51,6 +52,7 @@ def acceptance_write(
     observed: Annotated[list[str] | None, _OBSERVED] = None,
     log: Annotated[list[Path] | None, _LOGS] = None,
     confidence: Annotated[float, _CONFIDENCE] = 0.95,
+    goodput: Annotated[Path | None, _GOODPUT] = None,
     output: Annotated[Path, typer.Option(help="File of clauses to write (TOML).")] = (
         DEFAULT_CLAUSES
     ),
@@ -61,6 +63,7 @@ def acceptance_write(
         only = dict.fromkeys(("cluster", "nodes_like", "observed", "log"), "give --layout")
         opt.refuse_typed(context, only, beside="clauses of a calibration")
     from perfmodel.api import acceptance_terms, with_nodes_of
+    from perfmodel.documents.budget import GoodputDocument
     from perfmodel.files import write_atomically
     from perfmodel.report.batch import terms_lines, terms_table
 
@@ -74,6 +77,7 @@ def acceptance_write(
             observed=observed or (),
             logs=log or (),
             confidence=confidence,
+            goodput=None if goodput is None else GoodputDocument.read(goodput),
         )
     write_atomically(output, terms.toml())
     table, lines = terms_table(terms), terms_lines(terms)
@@ -89,11 +93,13 @@ def acceptance_judge(
     run: Annotated[list[Path] | None, _RUNS] = None,
     part: Annotated[list[str] | None, _PARTS] = None,
     log: Annotated[list[Path] | None, _LOGS] = None,
+    goodput: Annotated[Path | None, _GOODPUT] = None,
     as_json: opt.Json = False,
 ) -> None:
     """Judge a delivered machine by the clauses of a contract."""
     from perfmodel.api import judge
     from perfmodel.documents.acceptance import AcceptanceTerms, Verdict
+    from perfmodel.documents.budget import GoodputDocument
     from perfmodel.documents.profile import ProfileDocument
     from perfmodel.report.batch import judgement_lines, judgement_table
 
@@ -107,6 +113,7 @@ def acceptance_judge(
         runs=run or (),
         parts=part or (),
         logs=log or (),
+        goodput=None if goodput is None else GoodputDocument.read(goodput),
         argv=sys.argv,
     )
     show_answer(document, judgement_table(document), judgement_lines(document), as_json=as_json)

@@ -24,6 +24,8 @@ class ClauseKind(enum.StrEnum):
     LATENCY = "latency"
     SPREAD = "spread"
     STEP = "step"
+    GOODPUT = "goodput"
+    """Training that is kept over all time, from ``perfmodel goodput``."""
 
 
 #: Unit of each kind of clause, and whether more is better.
@@ -33,6 +35,7 @@ UNITS: Final = {
     ClauseKind.LATENCY: ("s", False),
     ClauseKind.SPREAD: ("ratio", False),
     ClauseKind.STEP: ("s", False),
+    ClauseKind.GOODPUT: ("share", True),
 }
 
 
@@ -75,6 +78,7 @@ class Clause(Record):
             ClauseKind.BUSBW: ("collective", "world_size", "size_bytes"),
             ClauseKind.LATENCY: ("collective", "world_size", "size_bytes"),
             ClauseKind.SPREAD: (),
+            ClauseKind.GOODPUT: (),
             ClauseKind.STEP: ("workload", "world_size", "layout"),
         }[self.kind]
         missing = [name for name in needed if getattr(self, name) is None]

@@ -30,6 +30,7 @@ from perfmodel.documents.acceptance import (
     JudgedClause,
     Verdict,
 )
+from perfmodel.documents.budget import GoodputDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.plan.delivered import (
@@ -45,6 +46,7 @@ from perfmodel.plan.promises import (
     CALIBRATE,
     BoughtJob,
     Promise,
+    goodput_promises,
     job_promises,
     machine_promises,
 )
@@ -59,29 +61,33 @@ def acceptance_terms(
     workloads: Sequence[str],
     *,
     confidence: float,
+    goodput: GoodputDocument | None = None,
 ) -> AcceptanceTerms:
     """Clauses that a machine like the one of the profile keeps.
 
     ``workloads``: calibrated ones whose step is a clause, on all ranks that were measured together.
     ``confidence``: of all clauses together, between 0.5 and 1, see the head of this module.
+    ``goodput``: of the job that the machine is for; its share of useful time becomes a clause.
     """
     return _terms(
-        [*machine_promises(profile, workloads)],
+        [*machine_promises(profile, workloads), *goodput_promises(goodput)],
         confidence=confidence,
         device_name=profile.device_name,
         digest=profile.digest,
     )
 
 
-def job_terms(job: BoughtJob, *, confidence: float) -> AcceptanceTerms:
+def job_terms(
+    job: BoughtJob, *, confidence: float, goodput: GoodputDocument | None = None
+) -> AcceptanceTerms:
     """Clauses that a machine keeps which does a job as predicted: its step, its collectives, its slowest rank.
 
-    ``confidence``: as of ``acceptance_terms``.
+    ``confidence``, ``goodput``: as of ``acceptance_terms``.
     """
     question = job.question
     where = "" if question.cluster is None else f" in {question.cluster.name}"
     return _terms(
-        [*job_promises(job)],
+        [*job_promises(job), *goodput_promises(goodput)],
         confidence=confidence,
         device_name=f"{question.machine.device_name}{where}",
         digest=question.machine.digest,

@@ -8,7 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median, stdev
+from statistics import NormalDist, fmean, median, stdev
 from typing import Final, Literal, Self, TypeVar
 
 import numpy as np
@@ -18,6 +18,7 @@ from perfmodel.answer.answer import answer
 from perfmodel.cost import CurveDraws
 from perfmodel.cost.collectives import bus_factor
 from perfmodel.documents.acceptance import Clause, ClauseKind, RankRun
+from perfmodel.documents.budget import GoodputDocument
 from perfmodel.documents.observation import Observation, StepObservation
 from perfmodel.layout import Layout, Synchronisation, parse_layout
 from perfmodel.machine.measured import CollectiveProfile, MeasuredCollective, MeasuredMachine
@@ -74,6 +75,8 @@ class Delivery:
     """The job on equal parts of the machine by name, such as each node alone. [s]"""
     parts_devices: int | None = None
     """Devices of all these parts together; None: nobody said."""
+    goodput: GoodputDocument | None = None
+    """Of a job on that machine, at its rates of failures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +188,18 @@ def _spread(delivery: Delivery, clause: Clause) -> Quantity | None:
     return Quantity(value=math.exp(spread * deviate), log_error=error * deviate, source="measured")
 
 
+def _goodput(delivery: Delivery, _clause: Clause) -> Quantity | None:
+    """Half of the 90 % interval is 1.645 standard errors, which hold the uncertainty of the failure rates."""
+    if delivery.goodput is None:
+        return None
+    share = delivery.goodput.effective_fraction
+    return Quantity(
+        value=share.nominal,
+        log_error=math.log(share.p95 / share.p5) / (2 * NormalDist().inv_cdf(0.95)),
+        source="predicted",
+    )
+
+
 def all_reduces(machine: MeasuredMachine) -> list[CollectiveProfile]:
     """All-reduces of a profile, by group."""
     return [entry for entry in machine.collectives if entry.collective == "all_reduce"]
@@ -223,6 +238,7 @@ _QUANTITIES: Final[Mapping[ClauseKind, Callable[[Delivery, Clause], Quantity | N
     ClauseKind.LATENCY: _collective,
     ClauseKind.SPREAD: _spread,
     ClauseKind.STEP: _step,
+    ClauseKind.GOODPUT: _goodput,
 }
 
 

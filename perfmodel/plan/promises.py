@@ -14,6 +14,7 @@ from perfmodel.answer.measured import cost_model
 from perfmodel.cost import Samples
 from perfmodel.cost.network import KINDS, Group, groups
 from perfmodel.documents.acceptance import UNITS, Clause, ClauseKind
+from perfmodel.documents.budget import GoodputDocument
 from perfmodel.errors import UsageError
 from perfmodel.layout import Layout, scaled_layouts
 from perfmodel.machine.measured import (
@@ -86,6 +87,20 @@ def machine_promises(profile: MeasuredMachine, workloads: Sequence[str]) -> Iter
     for clause in _machine_clauses(profile, workloads):
         if found := quantity(Delivery(machine=profile), clause):
             yield Promise(clause=clause, found=found, delivered_error=found.log_error)
+
+
+def goodput_promises(goodput: GoodputDocument | None) -> Iterator[Promise]:
+    """The share of useful time of a job, if that is asked."""
+    if goodput is not None:
+        name = f"effective training time on {goodput.job.devices} devices"
+        clause = _clause(ClauseKind.GOODPUT, name)
+        if found := quantity(Delivery(goodput=goodput), clause):
+            remedy = (
+                "estimate its rates of failure from more stops (perfmodel goodput --mtbf-stops)"
+            )
+            yield Promise(
+                clause=clause, found=found, delivered_error=found.log_error, remedy=remedy
+            )
 
 
 def job_promises(job: BoughtJob) -> Iterator[Promise]:

@@ -116,7 +116,7 @@ def terms_lines(terms: AcceptanceTerms) -> list[str]:
     return lines
 
 
-#: What a contract should speak of.
+#: What a contract should speak of; a goodput is asked for apart.
 _PROMISES: Final = {
     ClauseKind.GEMM: "matrix products",
     ClauseKind.BUSBW: "collectives",
@@ -178,6 +178,7 @@ def judgement_lines(document: AcceptanceDocument) -> list[str]:
 
 _UNITS: Final[dict[str, Callable[[float], str]]] = {
     "s": format_duration,
+    "share": percent,
     "ratio": lambda value: f"{number(value)} x",
 }
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from perfmodel.documents.acceptance import AcceptanceTerms, Clause, ClauseKind, Verdict
+from perfmodel.documents.budget import GoodputDocument
 from perfmodel.documents.observation import RankSteps, StepObservation
+from perfmodel.engine.job import FailureCause, Job
 from perfmodel.errors import CalibrationUnavailable, InvalidDocument, UsageError
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import ComputeRate, MeasuredMachine, Repeatability
@@ -23,6 +25,7 @@ from perfmodel.plan.acceptance import (
     strong_error,
 )
 from perfmodel.plan.delivered import Delivery, Quantity, quantity, rank_ratios
+from perfmodel.plan.goodput import Request, goodput
 from tests.perfmodel.profiles import Machine, profile
 
 
@@ -236,3 +239,36 @@ def test_several_ranks_without_a_collective_are_not_measured_and_said() -> None:
     assert "no group crossed nodes" in across
 
 
+def test_useful_time_is_a_clause_and_is_judged_from_the_stops_that_were_seen() -> None:
+    def job(mtbf_hours: float) -> GoodputDocument:
+        cause = FailureCause(name="any", mtbf_device_s=3600 * mtbf_hours)
+        asked = Job(
+            devices=512,
+            work_s=30 * 86400.0,
+            checkpoint_interval_s=900.0,
+            checkpoint_write_s=20.0,
+            causes=(cause,),
+            detection_s=60.0,
+            restart_s=300.0,
+        )
+        return goodput(Request(job=asked, replicas=60, mtbf_stops=100), argv=())
+
+    good = job(2000)
+    terms = acceptance_terms(machine(), [], confidence=0.95, goodput=good)
+    found = clause(terms, ClauseKind.GOODPUT)
+    assert found.reference == good.effective_fraction.nominal
+    assert found.at_least is not None
+    assert 0 < found.at_least < found.reference < 1
+    judged = {
+        name: next(
+            e.verdict
+            for e in judge(terms, Delivery(machine=machine(), goodput=delivered)).judged
+            if e.clause.kind is ClauseKind.GOODPUT
+        )
+        for name, delivered in (("same", good), ("often", job(300)), ("unknown", None))
+    }
+    assert judged == {
+        "same": Verdict.PASSED,
+        "often": Verdict.FAILED,
+        "unknown": Verdict.NOT_MEASURED,
+    }
