@@ -259,7 +259,7 @@ def validate_published(
 ) -> None:
     """Fit the small end of published series, predict the large end, beside plain models."""
     from perfmodel.report.validation import published_lines, series_table
-    from validate.published.published import judge_published
+    from validate.published import judge_published
 
     if file is not None and not as_json:
         raise UsageError(f"FILE: must follow --json, got {str(file)!r}")

@@ -29,7 +29,7 @@ from perfmodel.report import (
     validation,
     verdict,
 )
-from perfmodel.report.pictures import (
+from perfmodel.report.figures import (
     Picture,
     judged_pictures,
     measured_pictures,

@@ -25,9 +25,8 @@ from perfmodel.report import (
     percent,
     table,
 )
-from perfmodel.report.figures import front_figure, tornado_figure
+from perfmodel.report.figures import Picture, front_figure, tornado_figure
 from perfmodel.report.html import LinkedNumbers, template
-from perfmodel.report.pictures import Picture
 from perfmodel.units import format_bytes, format_duration
 
 _ROWS_SHOWN = 5

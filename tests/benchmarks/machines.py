@@ -49,7 +49,7 @@ from perfmodel.machine.measured import CollectiveProfile, CurvePoint, MeasuredMa
 from perfmodel.workload.step import TracedStep
 from validate.published import devices
 from validate.published.harness import read_rows
-from validate.published.published import SOURCES
+from validate.published import SOURCES
 
 _ROOT: Final = Path(__file__).parents[2] / "perfmodel"
 _CARDS: Final = "single_device_steps"

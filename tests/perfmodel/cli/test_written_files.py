@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from calibrate.layout_fit import infer
-from perfmodel.report import figures, pictures
+from perfmodel.report import figures
 from tests.faults import NEVER, Faults, injected
 from tests.fuzz.attack import run_line, written_files
 
@@ -79,9 +79,7 @@ def test_every_call_of_a_writer_may_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    drawn = once(figures.figure_bytes)
-    for module in (figures, pictures):
-        monkeypatch.setattr(module, "figure_bytes", drawn)
+    monkeypatch.setattr(figures, "figure_bytes", once(figures.figure_bytes))
     monkeypatch.setattr("calibrate.runs.infer", once(infer))
     if command.startswith("trace"):
         pytest.importorskip("torch")  # which starts a program when it is loaded

@@ -15,9 +15,11 @@ from perfmodel.report.figures import (
     collective_figure,
     figure_bytes,
     front_figure,
+    judged_pictures,
+    measured_pictures,
+    predicted_pictures,
     speedup_figure,
 )
-from perfmodel.report.pictures import judged_pictures, measured_pictures, predicted_pictures
 from tests.perfmodel.plan.plans import TODAY, written
 from tests.perfmodel.report.samples import plain_prediction, plain_profile, plain_validation
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perfmodel.report import pictures
+from perfmodel.report import figures
 from perfmodel.report.html import report_html
 from tests.perfmodel.report.samples import (
     PROVENANCE,
@@ -137,7 +137,7 @@ def test_hostile_names_are_escaped_everywhere() -> None:
 @pytest.fixture
 def _without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes seconds, and tells nothing of the words."""
-    monkeypatch.setattr(pictures, "figure_bytes", lambda *_, **__: b"<svg ></svg>")
+    monkeypatch.setattr(figures, "figure_bytes", lambda *_, **__: b"<svg ></svg>")
 
 
 @pytest.mark.usefixtures("_without_pictures")

@@ -8,7 +8,7 @@ from typing import Any
 
 from perfmodel.documents.verdicts import PublishedRows, PublishedSeries
 from validate.published.harness import Table
-from validate.published.published import SOURCES
+from validate.published import SOURCES
 
 Verdict = tuple[list[PublishedSeries], list[str], PublishedRows]
 

@@ -12,7 +12,7 @@ from perfmodel.statistics import expected_largest_deviate
 from tests.validate.published.judged import judged, write
 from validate.published import harness
 from validate.published.collectives import Point, log_scatter, scatter
-from validate.published.published import judge_published
+from validate.published import judge_published
 
 LATENCY_S = 1e-5
 S_PER_BYTE = 1e-10
