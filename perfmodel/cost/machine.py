@@ -417,9 +417,7 @@ class CostModel:
 
         by_nodes = self._slower_by_nodes(layout.world_size)
         weights = noise_weights(workload, layout.micro_batch)
-        factors = _weighted(
-            [(share, slowest_of(layout.world_size, one)) for one, share in weights]
-        )
+        factors = _weighted([(share, slowest_of(layout.world_size, one)) for one, share in weights])
         for smaller in workload.noise:
             if smaller.micro_batch < layout.micro_batch:
                 grown = self._growth(workload, layout, since=smaller.micro_batch)

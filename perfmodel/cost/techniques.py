@@ -257,4 +257,3 @@ def _sharded(question: Question) -> list[Technique]:
             note="1.5 times the bytes of DDP on the wire [Rajbhandari et al. 2020], not counted here",
         ),
     ]
-

@@ -47,9 +47,8 @@ from perfmodel.files import read_table, write_atomically
 from perfmodel.machine import Cluster
 from perfmodel.machine.measured import CollectiveProfile, CurvePoint, MeasuredMachine, MemoryFormat
 from perfmodel.workload.step import TracedStep
-from validate.published import devices
+from validate.published import SOURCES, devices
 from validate.published.harness import read_rows
-from validate.published import SOURCES
 
 _ROOT: Final = Path(__file__).parents[2] / "perfmodel"
 _CARDS: Final = "single_device_steps"

@@ -73,9 +73,7 @@ def test_an_answer_from_an_edited_file_says_so(run: Run, edited: Path, tmp_path:
         PredictionDocument.read(answer)
 
 
-def test_pages_and_tables_say_so(
-    run: Run, edited: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pages_and_tables_say_so(run: Run, edited: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     note = f"unsealed: {edited} was edited, or never sealed"
     said: list[str] = []
 

@@ -317,7 +317,6 @@ def test_it_listens_on_this_machine_alone() -> None:
             listening(port)
 
 
-
 def test_hostile_names_stay_text() -> None:
     name = "</script><script>alert(1)</script>@STYLE@"
     html = page(json.dumps({"name": name})).html

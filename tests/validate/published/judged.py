@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.documents.verdicts import PublishedRows, PublishedSeries
-from validate.published.harness import Table
 from validate.published import SOURCES
+from validate.published.harness import Table
 
 Verdict = tuple[list[PublishedSeries], list[str], PublishedRows]
 

@@ -10,9 +10,8 @@ from perfmodel.errors import InvalidDocument, UsageError
 from perfmodel.report.validation import published_lines
 from perfmodel.statistics import expected_largest_deviate
 from tests.validate.published.judged import judged, write
-from validate.published import harness
+from validate.published import harness, judge_published
 from validate.published.collectives import Point, log_scatter, scatter
-from validate.published import judge_published
 
 LATENCY_S = 1e-5
 S_PER_BYTE = 1e-10
