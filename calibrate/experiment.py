@@ -47,6 +47,8 @@ def _planned_probes(device_kind: str) -> Iterator[_Probe]:
         yield from (("convolution", dtype, (samples, width, 28, 28)) for width in channels)
     yield from (("memory", "fp32", (size * 2**18,)) for size in mebibytes)
     if not is_cpu:
+        # As large as gradients of small layers: what adding them takes.
+        yield from (("memory", "fp32", (2**power,)) for power in (8, 13, 16))
         # Models differ too little in their shares of views to tell what one costs.
         yield "view", "fp32", (1,)
         # What a copy of a batch takes to start, and its rate.

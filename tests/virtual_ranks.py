@@ -37,7 +37,7 @@ from perfmodel.units import Bytes, Seconds
 T = TypeVar("T")
 
 #: Probes that need no tensors.
-REPLAYED_PROBES: Final = ("matmul", "convolution", "memory")
+REPLAYED_PROBES: Final = ("matmul", "convolution", "memory", "view", "dispatch")
 #: Arrays are slower than as many ranks one by one.
 _FEW: Final = 4
 #: Rows of noise that are drawn at once.
@@ -309,7 +309,10 @@ def replaying(items: Callable[[RunSetting], Items]) -> Iterator[None]:
         return [lambda: begun(session, collective, size_bytes, world_size)]
 
     def kernel(session: TeamSession, task: ComputeTask) -> TimedKernel:
-        """Products, convolutions and passes over the memory; other probes tell nothing about steps here."""
+        """Products, convolutions, passes over the memory, operators alone; others tell nothing about steps here."""
+        if task.probe in ("view", "dispatch"):
+            issued = Work(kind="view" if task.probe == "view" else "kernel", size_bytes=8)
+            return TimedKernel(act=partial(session.gpu.execute, issued))
         element_bytes = 2 if task.dtype.endswith("16") else 4
         if task.probe == "matmul":
             rows, inner, columns = task.shape

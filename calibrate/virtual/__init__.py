@@ -72,7 +72,7 @@ class Protocol:
     __pydantic_config__ = _STRICT
     start_s: Seconds
     """Beyond the launch."""
-    hop: float
+    latency: float
     """Factor on the latency of a link."""
     rate: float
     """Part of the rate of a link."""
@@ -81,9 +81,9 @@ class Protocol:
 #: Flags of 8 B in every 16, flags of 8 B in every 128, and whole pieces with a barrier each: as NCCL's tuner has
 #: them over NVLink (src/graph/tuning.cc, 2026-06-11), the simple one taken for 1.
 _PROTOCOLS: Final = {
-    "LL": Protocol(start_s=0.0, hop=0.18, rate=0.4),
-    "LL128": Protocol(start_s=1e-6, hop=0.56, rate=0.92),
-    "Simple": Protocol(start_s=2e-6, hop=1.0, rate=1.0),
+    "LL": Protocol(start_s=0.0, latency=0.18, rate=0.4),
+    "LL128": Protocol(start_s=1e-6, latency=0.56, rate=0.92),
+    "Simple": Protocol(start_s=2e-6, latency=1.0, rate=1.0),
 }
 
 
@@ -94,13 +94,17 @@ class Network:
     __pydantic_config__ = _STRICT
     devices_per_node: int = 8
     launch_s: Seconds = 1.2e-5
-    inner_hop_s: Seconds = 2e-6
+    inner_latency_s: Seconds = 2e-6
     inner_bytes_per_s: float = 2e11
-    outer_hop_s: Seconds = 8e-6
+    outer_latency_s: Seconds = 8e-6
     outer_bytes_per_s: float = 2.5e10
     """Of each device, for what leaves its node."""
     tree_share: float = 0.7
     """Rate of a tree over that of a ring."""
+    switch_share: float = 0.0
+    """Rate at which a switch adds what the devices of a node send, over that of their links; 0: none adds."""
+    switch_latency_s: Seconds = 2.5e-5
+    """Until it has handed back the first piece (NCCL's tuner, NVLS over NVLink)."""
     protocols: dict[str, Protocol] = field(default_factory=lambda: dict(_PROTOCOLS))
     memory_passes: float = 3.0
     """Bytes of the device's memory that are read or written per byte of the array; links wait for a part of them."""
@@ -188,7 +192,7 @@ class Truth:
         device, network = self.device, self.network
         rates = (device.bytes_per_s, device.copy_bytes_per_s, device.pageable, device.convolution)
         links = (network.inner_bytes_per_s, network.outer_bytes_per_s, network.tree_share)
-        ways = [part for each in network.protocols.values() for part in (each.hop, each.rate)]
+        ways = [part for each in network.protocols.values() for part in (each.latency, each.rate)]
         for rate in (*device.flop_per_s.values(), *rates, *links, *ways, *device.speed):
             checks.positive("rates and speeds", rate)
         checks.positive("noise.window_s", self.noise.window_s)
@@ -224,34 +228,46 @@ class Truth:
         net = self.network
         inner = min(world_size, net.devices_per_node)
         nodes = -(-world_size // net.devices_per_node)
-        return net.launch_s + min(
+        ways_s = [
             self._exchange_s(kind, size_bytes, inner, nodes, protocol)
             for protocol in net.protocols.values()
-        )
+        ]
+        if kind == "all_reduce" and nodes == 1 and net.switch_share:
+            # Each sends the whole array, and the sum of its part.
+            sent_s = size_bytes * (1 + 1 / inner) / (net.switch_share * net.inner_bytes_per_s)
+            ways_s.append(net.switch_latency_s + self._moved_s(sent_s, size_bytes))
+        return net.launch_s + min(ways_s)
 
     def _exchange_s(
         self, kind: str, size_bytes: Bytes, inner: int, nodes: int, protocol: Protocol
     ) -> Seconds:
         """By the better one of a ring and a tree, once it runs. [s]"""
         net = self.network
-        inner_hop_s, outer_hop_s = net.inner_hop_s * protocol.hop, net.outer_hop_s * protocol.hop
+        inner_latency_s, outer_latency_s = (
+            net.inner_latency_s * protocol.latency,
+            net.outer_latency_s * protocol.latency,
+        )
         inner_rate, outer_rate = (
             rate * protocol.rate for rate in (net.inner_bytes_per_s, net.outer_bytes_per_s)
         )
         if kind == "send_recv":
-            rate, hop_s = (outer_rate, outer_hop_s) if nodes > 1 else (inner_rate, inner_hop_s)
-            return protocol.start_s + hop_s + self._moved_s(size_bytes / rate, size_bytes)
+            rate, latency_s = (
+                (outer_rate, outer_latency_s) if nodes > 1 else (inner_rate, inner_latency_s)
+            )
+            return protocol.start_s + latency_s + self._moved_s(size_bytes / rate, size_bytes)
         rounds = 2.0 if kind == "all_reduce" else 1.0
         slowest = inner_rate if nodes == 1 else min(inner_rate, outer_rate * inner)
         # A broadcast goes along a chain, whose links all carry the whole array.
         share = 1.0 if kind == "broadcast" else (inner * nodes - 1) / (inner * nodes)
-        hops_s = rounds * ((inner - 1) * nodes * inner_hop_s + (nodes - 1) * outer_hop_s)
+        latencies_s = rounds * (
+            (inner - 1) * nodes * inner_latency_s + (nodes - 1) * outer_latency_s
+        )
         moved_s = self._moved_s(rounds * share * size_bytes / slowest, size_bytes)
-        ring_s = protocol.start_s + hops_s + moved_s
+        ring_s = protocol.start_s + latencies_s + moved_s
         if nodes == 1 or kind != "all_reduce":
             return ring_s
         # Chains inside the nodes, above them a double binary tree; only its start is shorter.
-        depth_s = (inner - 1) * inner_hop_s + math.ceil(math.log2(nodes)) * outer_hop_s
+        depth_s = (inner - 1) * inner_latency_s + math.ceil(math.log2(nodes)) * outer_latency_s
         tree_s = rounds * (depth_s + size_bytes / (net.tree_share * slowest))
         return min(ring_s, protocol.start_s + tree_s)
 

@@ -1,7 +1,7 @@
 """Gradients of later micro-batches are added to those of the first: a kernel for each, and a call of the host."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -16,12 +16,23 @@ _ADD: Final = ("aten.add_.Tensor", 2, 3.0)
 _DIVIDE: Final = ("aten.div_.Scalar", 1, 2.0)
 #: Only bytes count.
 _DTYPE: Final = "float32"
+#: Uncertainty, in log, of kernels that were read off others over memory, and of a call of the host where none
+#: was fitted: priors.
+_KERNEL_ERROR: Final = 0.1
+_CALL_ERROR: Final = 0.3
+#: Time of the host for a view over that of an operator with a kernel, where no view was timed: a prior.
+_VIEW: Final = 0.3
 
 
-def accumulation_s(
-    machine: MeasuredMachine, layout: Layout, sizes_bytes: Sequence[Bytes]
-) -> Seconds:
-    """Time of the device to add up gradients of such sizes, in the mean of the micro-batches of a step. [s]
+class Added(NamedTuple):
+    """What adding up gradients takes, in the mean of the micro-batches of a step."""
+
+    time_s: Seconds
+    log_error: float
+
+
+def additions(machine: MeasuredMachine, layout: Layout, sizes_bytes: Sequence[Bytes]) -> Added:
+    """Time of the device for gradients of such sizes.
 
         T = sum over gradients of ((m - 1) add(size) + [pp > 1] divide(size)) / m
 
@@ -29,50 +40,80 @@ def accumulation_s(
     """
     count = layout.accumulation
     if count == 1:
-        return 0.0
-    total_s = (count - 1) * _kernels_s(machine, _ADD, sizes_bytes)
+        return Added(0.0, 0.0)
+    adding = _kernels(machine, _ADD, sizes_bytes)
+    total_s = (count - 1) * adding.time_s
     if layout.pp > 1:
-        total_s += _kernels_s(machine, _DIVIDE, sizes_bytes)
-    return total_s / count
+        total_s += _kernels(machine, _DIVIDE, sizes_bytes).time_s
+    return Added(total_s / count, adding.log_error)
 
 
-def accumulation_calls(layout: Layout) -> float:
-    """Calls of the host for each gradient, in the mean of the micro-batches of a step."""
+def calls_of_additions(
+    machine: MeasuredMachine,
+    workload: MeasuredWorkload,
+    layout: Layout,
+    passes_s: tuple[Samples, Samples],
+) -> tuple[Samples | float, float]:
+    """Time of the host for all gradients, in the mean of the micro-batches of a step, and its error in log. [s]
+
+        T = gradients * ((m - 1) (call - view) + [pp > 1] call) / m
+
+    The first gradient is taken as it is, through a view, and none is added to it.
+
+    ``passes_s``: Of the host to issue both passes without DDP.
+    """
     count = layout.accumulation
-    return 0.0 if count == 1 else (count - 1 + (layout.pp > 1)) / count
+    call_s, view_s = _call_and_view_s(machine, workload, layout.micro_batch, passes_s)
+    added_s = (count - 1) * np.maximum(call_s - view_s, 0.0) + (layout.pp > 1) * call_s
+    error = _CALL_ERROR if machine.host is None else machine.host.relative_error
+    if machine.host is None and _timed_view_s(machine) is not None:
+        error = _KERNEL_ERROR
+    return len(workload.workload.parameters) * added_s / count, error
 
 
-def call_s(
+def _call_and_view_s(
     machine: MeasuredMachine,
     workload: MeasuredWorkload,
     micro_batch: int,
     passes_s: tuple[Samples, Samples],
-) -> Samples | float:
-    """Time of the host to issue an operator of the backward pass: as fitted, or a mean. [s]
+) -> tuple[Samples | float, Samples | float]:
+    """Time of the host for an operator with a kernel in the backward pass, and for a view. [s]
 
-    ``passes_s``: Of the host to issue both passes without DDP. What starts no kernel costs little beside the rest.
+    As fitted, or the backward pass is all calls and views of its trace; else the mean of both passes.
     """
-    if machine.host is not None:
-        return machine.host.backward_s
+    host = machine.host
+    if host is not None:
+        return host.backward_s, host.view_s
     forward_s, backward_s = passes_s
     if not isinstance(workload, TracedWorkload):
-        return (forward_s + backward_s) / max(1, workload.workload.num_operators)
+        return (forward_s + backward_s) / max(1, workload.workload.num_operators), 0.0
     from perfmodel.cost.traced import issued  # noqa: PLC0415 - slow, and seldom needed
 
-    kernels, _ = issued(workload.trace.at(micro_batch=micro_batch), Phase.BACKWARD)
-    return backward_s / max(1, kernels)
+    kernels, views = issued(workload.trace.at(micro_batch=micro_batch), Phase.BACKWARD)
+    equal_s = backward_s / max(1.0, kernels + _VIEW * views)
+    timed_s = _timed_view_s(machine)
+    if timed_s is None:
+        return equal_s, _VIEW * equal_s
+    # Views take a part of the pass at most.
+    view_s = np.minimum(timed_s, backward_s / max(1, kernels + views))
+    return (backward_s - views * view_s) / max(1, kernels), view_s
 
 
-def _kernels_s(
+def _timed_view_s(machine: MeasuredMachine) -> Seconds | None:
+    return next((rate.time_s for rate in machine.rates if rate.probe == "view"), None)
+
+
+def _kernels(
     machine: MeasuredMachine, kind: tuple[str, int, float], sizes_bytes: Sequence[Bytes]
-) -> Seconds:
-    """Time of an operator on gradients of such sizes, one after another. [s]
+) -> Added:
+    """An operator on gradients of such sizes, one after another.
 
     By the curves of operators; where none was timed, by the kernels over memory.
     """
     name, num_inputs, passes = kind
     if machine.operators is None:
-        return _streamed_s(machine, passes * np.array(sizes_bytes, np.float64))
+        moved_bytes = passes * np.array(sizes_bytes, np.float64)
+        return Added(_streamed_s(machine, moved_bytes), _KERNEL_ERROR)
     from perfmodel.cost.operators import OperatorDurations  # noqa: PLC0415 - slow
 
     calls = []
@@ -80,7 +121,8 @@ def _kernels_s(
         held = TensorSpec(shape=(-(-size_bytes // ELEMENT_BYTES[_DTYPE]),), dtype=_DTYPE)
         calls.append((Operator.of(name, (held,) * num_inputs, (), "[]", mutated=(0,)), 1))
     durations = OperatorDurations(machine.operators, use_measured=False)
-    return durations.phase(calls, Phase.BACKWARD).time_s
+    found = durations.phase(calls, Phase.BACKWARD)
+    return Added(found.time_s, found.relative_error)
 
 
 def _streamed_s(machine: MeasuredMachine, moved_bytes: Samples) -> Seconds:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from perfmodel.cost import CollectiveTime, CurveDraws, Samples, Terms, deviates
-from perfmodel.cost.accumulation import accumulation_calls, accumulation_s, call_s
+from perfmodel.cost.accumulation import additions, calls_of_additions
 from perfmodel.cost.collectives import library_of
 from perfmodel.cost.network import KINDS, Network, groups
 from perfmodel.errors import CalibrationUnavailable
@@ -245,9 +245,9 @@ class CostModel:
         gradients_bytes = [each.size_bytes for each in workload.workload.parameters]
         if layout.is_ddp:
             # Units of other layouts hold it in their shares.
-            compute_s[Cause.BACKWARD] = compute_s[Cause.BACKWARD] + accumulation_s(
-                self.profile, layout, gradients_bytes
-            )
+            summing_s, log_error = additions(self.profile, layout, gradients_bytes)
+            added_s = summing_s * np.exp(log_error * self.deviates("additions"))
+            compute_s[Cause.BACKWARD] = compute_s[Cause.BACKWARD] + added_s
         added = {
             CARRIERS[family]: cost
             for family in families(layout)
@@ -285,7 +285,8 @@ class CostModel:
     ) -> dict[Cause, Samples]:
         """Time of the host to issue each phase, in the mean of the micro-batches; empty where it issues nothing. [s]
 
-        DDP's hooks and buckets cost it once in a step, a gradient that is added a call of the backward pass:
+        DDP's hooks and buckets cost it once in a step, as with its default buckets; each more is an operator more.
+        A gradient that is added is a call in place of a view:
 
             T = alone + (under DDP - alone) / m + calls
         """
@@ -296,20 +297,24 @@ class CostModel:
             return self._read(workload, curves, name, layout.micro_batch) * shared
 
         found = {cause: read(phases, name) for cause, name in names}
-        if layout.accumulation == 1 or Cause.BACKWARD not in found:
+        if Cause.BACKWARD not in found:
             return found
         alone = {cause: read(phases_at(workload, 1), name) for cause, name in names}
+        if layout.bucket_cap_mb is not None and layout.is_ddp and layout.dp > 1:
+            usual = replace(layout, bucket_cap_mb=None)
+            counts = [len(gradient_buckets(workload.workload, each)) for each in (layout, usual)]
+            launched_s = found[Cause.BACKWARD] + (counts[0] - counts[1]) * self.profile.dispatch_s
+            found[Cause.BACKWARD] = np.maximum(alone[Cause.BACKWARD], launched_s)
+        if layout.accumulation == 1:
+            return found
         if layout.zero < 2:
             for cause in (Cause.FORWARD, Cause.BACKWARD):
                 more_s = (found[cause] - alone[cause]) / layout.accumulation
                 found[cause] = alone[cause] + more_s
-        calls = accumulation_calls(layout) * len(workload.workload.parameters)
-        found[Cause.BACKWARD] = found[Cause.BACKWARD] + calls * call_s(
-            self.profile,
-            workload,
-            layout.micro_batch,
-            (alone[Cause.FORWARD], alone[Cause.BACKWARD]),
-        )
+        passes_s = alone[Cause.FORWARD], alone[Cause.BACKWARD]
+        calls_s, log_error = calls_of_additions(self.profile, workload, layout, passes_s)
+        factors = np.exp(log_error * self.deviates("calls of additions"))
+        found[Cause.BACKWARD] = found[Cause.BACKWARD] + calls_s * factors
         return found
 
     def _exchange(
@@ -566,6 +571,11 @@ def model_form(
     rng = np.random.default_rng([SEED, zlib.crc32(asked.label.encode())])
     signs = rng.choice([-1, 1], num_draws)
     logs = rng.choice(pool, num_draws) * signs
+    single = profile.residual.single_log_errors
+    if layout.world_size > 1 and layout.accumulation > 1 and single:
+        # What DDP adds, and with it how far that is off, comes once in a step.
+        alone = rng.choice(np.array(single), num_draws) * rng.choice([-1, 1], num_draws)
+        logs = alone + (logs - alone) / layout.accumulation
     # Residuals of calibrated workloads hold the noise of means over as many runs as rounds.
     run_of_one = profile.repeatability.run_of(layout.world_size)
     known = run_of_one / math.sqrt(profile.num_rounds) if is_calibrated else 0.0

@@ -15,6 +15,7 @@ their shape alone have the same parts in closed form: ``cost.layout_memory``.
 
 import dataclasses
 import enum
+import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from perfmodel.layout import Layout, Recompute, Schedule
 from perfmodel.machine import OVERHEADS, Overhead
 from perfmodel.step.division import Unit, parameter_bytes, stage_units, units
 from perfmodel.units import Bytes
-from perfmodel.workload import Phase
+from perfmodel.workload import ELEMENT_BYTES, Phase
 from perfmodel.workload.memory import Moment, Part, StepMemory
 from perfmodel.workload.step import SymbolicStep
 
@@ -182,6 +183,20 @@ class TracedMemory:
             for stage, held in enumerate(found)
         )
 
+    def _arriving_bytes(self, made_bytes: Bytes) -> Bytes:
+        """Gradients of the last module that has made its own, when so many bytes are made: those not yet added.
+
+        Which one a moment belongs to is not recorded: all of the module's at most. [B]
+        """
+        done_bytes = size_bytes = 0
+        made = (each for each in self.trace.parameters if each.ready_after is not None)
+        for _, group in itertools.groupby(made, key=lambda each: each.name.rpartition(".")[0]):
+            if done_bytes >= made_bytes:
+                break
+            size_bytes = sum(each.num_elements * ELEMENT_BYTES[each.dtype] for each in group)
+            done_bytes += size_bytes
+        return min(size_bytes, made_bytes)
+
     def _moments(
         self,
         layout: Layout,
@@ -196,15 +211,6 @@ class TracedMemory:
         whole = self.gradient_bytes
         sizes = [parameter_bytes(self.trace, unit.parameters, layout.tp) for unit in held]
         part = sum(sizes) / whole
-        # Which gradient a moment has made is not recorded: at most this one.
-        largest = max(
-            (
-                parameter_bytes(self.trace, (i,), layout.tp)
-                for each in held
-                for i in each.parameters
-            ),
-            default=0,
-        )
         shards = layout.shards if layout.zero else 1
         gathered = max(sizes) if layout.zero == 3 else 0
         blocks = sum(block.saved.at(batch) for block in self.memory.blocks)
@@ -220,8 +226,9 @@ class TracedMemory:
             )
             grown = parts[Part.GRADIENTS]
             if layout.accumulation > 1:
-                # Gradients of micro-batches before are there all the time, beside the one that comes to them.
-                grown = whole + (0 if gathered else min(grown, largest))
+                # Gradients of micro-batches before are there all the time, beside those that come to them.
+                is_adding = moment.phase is Phase.BACKWARD and not gathered
+                grown = whole + (self._arriving_bytes(grown) if is_adding else 0)
             parts[Part.GRADIENTS] = round(
                 grown * part / (shards if layout.zero >= 2 else 1)
                 + (gathered if moment.phase is Phase.BACKWARD else 0)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from perfmodel.cost.accumulation import accumulation_s
+from perfmodel.cost.accumulation import additions
 from perfmodel.cost.collectives import library_of
 from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.step_curves import LawDurations
@@ -60,7 +60,7 @@ def divided_program(
     durations = _durations(machine, workload.trace, layout.micro_batch)
 
     def accumulated(sizes_bytes: Sequence[Bytes]) -> float:
-        return accumulation_s(machine, passes, sizes_bytes) / (backward_s or 1.0)
+        return additions(machine, passes, sizes_bytes).time_s / (backward_s or 1.0)
 
     divisions = divide(
         workload.trace,

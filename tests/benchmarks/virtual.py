@@ -87,7 +87,7 @@ def random_truth(seed: int, models: Iterable[Recorded] = ()) -> Truth:
     def between(low: float, high: float) -> float:
         return math.exp(draw.uniform(math.log(low), math.log(high)))
 
-    hop = draw.uniform(0.4, 0.7)
+    latency = draw.uniform(0.4, 0.7)
     flop_share, byte_share = draw.uniform(0.6, 0.95), draw.uniform(0.7, 0.95)
     half_flop_s, half_bytes_s = between(2e-6, 1e-5), between(5e-7, 3e-6)
     kernel_s, convolution = between(1e-6, 4e-6), draw.uniform(0.4, 0.9)
@@ -100,17 +100,19 @@ def random_truth(seed: int, models: Iterable[Recorded] = ()) -> Truth:
     network = Network(
         devices_per_node=draw.choice((8, 16)),
         launch_s=between(8e-6, 3e-5),
-        inner_hop_s=between(1e-6, 1e-5),
+        inner_latency_s=between(1e-6, 1e-5),
         inner_bytes_per_s=between(5e9, 4e11),
-        outer_hop_s=between(5e-6, 2e-5),
+        outer_latency_s=between(5e-6, 2e-5),
         outer_bytes_per_s=between(3e9, 5e10),
         tree_share=draw.uniform(0.5, 0.9),
         protocols={
             "LL": Protocol(
-                start_s=0.0, hop=hop * draw.uniform(0.3, 0.5), rate=draw.uniform(0.25, 0.5)
+                start_s=0.0, latency=latency * draw.uniform(0.3, 0.5), rate=draw.uniform(0.25, 0.5)
             ),
-            "LL128": Protocol(start_s=between(5e-7, 2e-6), hop=hop, rate=draw.uniform(0.88, 0.94)),
-            "Simple": Protocol(start_s=between(1e-6, 4e-6), hop=1.0, rate=1.0),
+            "LL128": Protocol(
+                start_s=between(5e-7, 2e-6), latency=latency, rate=draw.uniform(0.88, 0.94)
+            ),
+            "Simple": Protocol(start_s=between(1e-6, 4e-6), latency=1.0, rate=1.0),
         },
         memory_passes=draw.uniform(2.0, 4.0),
         skew_s=between(2e-7, 2e-6),
@@ -285,7 +287,7 @@ def cluster_of(truth: Truth, num_nodes: int) -> Cluster:
                 of="device",
                 count=net.devices_per_node,
                 link_bytes_per_s=net.inner_bytes_per_s,
-                latency_s=net.inner_hop_s,
+                latency_s=net.inner_latency_s,
             ),
             Tier(
                 name="fabric",
@@ -293,7 +295,7 @@ def cluster_of(truth: Truth, num_nodes: int) -> Cluster:
                 count=num_nodes,
                 links=net.devices_per_node,
                 link_bytes_per_s=net.outer_bytes_per_s,
-                latency_s=max(0.0, net.outer_hop_s - net.inner_hop_s),
+                latency_s=max(0.0, net.outer_latency_s - net.inner_latency_s),
             ),
         ),
     )
@@ -386,11 +388,11 @@ def true_gains(truth: Truth, setting: RunSetting, items: Items) -> dict[str, flo
             network=replace(
                 network,
                 launch_s=0.0,
-                inner_hop_s=0.0,
-                outer_hop_s=0.0,
+                inner_latency_s=0.0,
+                outer_latency_s=0.0,
                 inner_bytes_per_s=_FREE,
                 outer_bytes_per_s=_FREE,
-                protocols={"free": Protocol(start_s=0.0, hop=1.0, rate=1.0)},
+                protocols={"free": Protocol(start_s=0.0, latency=1.0, rate=1.0)},
                 memory_passes=0.0,
                 skew_s=0.0,
                 compute_slowdown=1.0,

@@ -245,7 +245,7 @@ def test_two_ranks_are_predicted_from_recorded_steps(tmp_path: Path) -> None:
     rows = list(judged_steps(truth, models, machine))
     assert {row["ranks"] for row in rows} == {1, 2, 4}
     for row in rows:
-        # One group does not tell launches from hops, nor links from memory: of larger ones beliefs tell.
+        # One group does not tell launches from latencies, nor links from memory: of larger ones beliefs tell.
         known = row["ranks"] <= row["calibrated"]
         assert row["nominal"] == pytest.approx(row["step_s"], rel=0.08 if known else 0.15), row
         assert is_named(row), row

@@ -79,7 +79,7 @@ def test_a_ring_between_nodes_waits_for_the_link_of_the_file() -> None:
 def test_nccl_takes_trees_over_nodes_whose_switches_add(*, measured: bool) -> None:
     """16 MiB on 2 nodes of 4, 0.2 GB/s between them: one half up and the other down, and 2 * 1 ms.
 
-    What was measured inside a node holds what its switches do, with its launch and 6 hops.
+    What was measured inside a node holds what its switches do, with its launch and 6 messages.
     """
     adding = dataclasses.replace(NODE, in_switch_reduction=0.8)
     inside = adding if measured else dataclasses.replace(adding, name="rack")
