@@ -13,9 +13,9 @@ The second is taken where it tells the largest group clearly better from the sma
 all-reduce. So a larger group reaches a higher bus bandwidth, as published tables of 2, 4 and 8 GPUs show. They
 also show that protocols change at larger arrays in larger groups: between the same array and the same share.
 
-What protocols add, by size, is carried from the measured groups to others as a factor on the law. A larger group
-inside a node goes by measured rings too: messages of one size go by one protocol, whatever the group. Each of the
-two counts by what it is known to miss.
+What protocols add, by size, is carried from the measured groups to others as a factor on the law. An all-reduce of
+a larger group inside a node goes by the measured rings, too: messages of one size go by one protocol, whatever the
+group. Each of the two counts by what it is known to miss.
 """
 
 import itertools

@@ -81,6 +81,22 @@ def test_a_collective_starts_with_the_last_rank_and_slows_compute_down() -> None
     assert gpu.host_s == pytest.approx(2e-3)
 
 
+def test_a_switch_adds_what_devices_of_a_node_send() -> None:
+    """2 MB to 8 devices at 0.8 of 100 GB/s, 9/8 of it each, after 25 us; a ring takes 14/8 at 100 GB/s."""
+    links = {"inner_bytes_per_s": 1e11, "inner_latency_s": 1e-5, "launch_s": 1e-5}
+    truth = Truth(
+        name="switch",
+        host=TRUTH.host,
+        device=TRUTH.device,
+        network=Network(**links, switch_share=0.8, memory_passes=0.0),
+    )
+    switched_s = 1e-5 + 2.5e-5 + 2e6 * 9 / 8 / 0.8e11
+    assert truth.collective_s("all_reduce", 2_000_000, 8) == pytest.approx(switched_s)
+    assert truth.collective_s("all_gather", 2_000_000, 8) > switched_s
+    ring = replace(truth, network=replace(truth.network, switch_share=0.0))
+    assert ring.collective_s("all_reduce", 2_000_000, 8) > switched_s
+
+
 def test_memory_is_held_in_blocks_and_ends() -> None:
     memory = Memory(limit_bytes=4 * MIB)
     first = memory.hold(1000)

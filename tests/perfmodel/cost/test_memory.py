@@ -61,6 +61,26 @@ def test_gradients_of_earlier_micro_batches_stay() -> None:
     assert memory(accumulation=2).tensor_bytes == memory().tensor_bytes + 20 * MIB
 
 
+def test_beside_the_sum_are_gradients_of_the_module_that_made_its_own_last() -> None:
+    """None before the first; then those of one module, never the largest of all by itself."""
+    trace, memory = traced("resnet18")
+    found = TracedMemory(trace=trace, memory=memory, overhead=overhead_of(memory, "cpu"))
+    first, second, third = (4 * each.num_elements for each in trace.parameters[:3])
+    # The classifier has a weight and a bias, the normalisation before it its own two.
+    assert [name.rpartition(".")[0] for name in (p.name for p in trace.parameters[:3])] == [
+        "13",
+        "13",
+        "10.bn2",
+    ]
+    for made_bytes, arriving_bytes in (
+        (0, 0),
+        (first, first),
+        (first + second, first + second),
+        (first + second + third, 2 * third),
+    ):
+        assert found._arriving_bytes(made_bytes) == arriving_bytes
+
+
 def test_half_of_the_uncertainty_is_too_close_to_call() -> None:
     found = memory()
     assert found.fit_probability(310 * MIB) == pytest.approx(0.5)

@@ -11,7 +11,7 @@ from perfmodel.cost.accumulation import additions, calls_of_additions
 from perfmodel.cost.machine import CostModel, model_form, step_program
 from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.traced import issued
-from perfmodel.layout import RunSetting, Synchronisation, parse_layout
+from perfmodel.layout import Layout, RunSetting, Synchronisation, parse_layout
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import (
     PHASE_CURVES,
@@ -25,6 +25,7 @@ from perfmodel.machine.measured import (
     TracedWorkload,
 )
 from perfmodel.step import Cause, Operation, StepProgram, Stream
+from perfmodel.step.stages import gradient_buckets
 from perfmodel.workload import Phase, TensorSpec
 from perfmodel.workload.step import signature
 from tests.perfmodel.cost.test_step_law import COSTS
@@ -40,6 +41,7 @@ def terms(
     micro_batch: int = 16,
     loader_samples_per_s: float | None = None,
     accumulation: int = 1,
+    bucket_cap_mb: float | None = None,
 ) -> Terms:
     workload = document.workload("heavy")
     assert workload is not None
@@ -50,6 +52,7 @@ def terms(
         micro_batch=micro_batch,
         accumulation=accumulation,
         synchronisation=synchronisation,
+        bucket_cap_mb=bucket_cap_mb,
     )
     costs = CostModel(document, num_draws=200, seed=0)
     program = step_program(document, workload, setting.layout)
@@ -184,6 +187,36 @@ def test_the_host_issues_an_addition_for_every_gradient() -> None:
         once, twice = (terms(found, accumulation=count) for count in (1, 2))
         more_s = twice.issue_s[Cause.BACKWARD] - once.issue_s[Cause.BACKWARD]
         assert more_s[0] == pytest.approx(num_gradients * call_s / 2)
+
+
+def test_more_buckets_are_more_work_of_the_host() -> None:
+    """One operator for each beyond the default ones."""
+    document = profile(Machine())
+    workload = document.workload("heavy")
+    assert workload is not None
+    issued_s = {1: 5e-3, 2: 8e-3}
+    phases = tuple(
+        replace(
+            each,
+            **dict.fromkeys(
+                ("dispatch_forward", "dispatch_backward", "dispatch_optimizer"),
+                tuple(
+                    CurvePoint(at=at, time_s=issued_s[each.world_size], relative_error=0.0)
+                    for at in (8.0, 32.0)
+                ),
+            ),
+        )
+        for each in workload.phases
+    )
+    changed = replace(document, workloads=(replace(workload, phases=phases),))
+    usual, small = (
+        len(gradient_buckets(workload.workload, Layout(dp=2, bucket_cap_mb=cap_mb)))
+        for cap_mb in (None, 0.01)
+    )
+    assert small > usual
+    found = terms(replace(changed, dispatch_s=1e-5), bucket_cap_mb=0.01).issue_s
+    assert found[Cause.BACKWARD][0] == pytest.approx(8e-3 + (small - usual) * 1e-5)
+    assert found[Cause.FORWARD][0] == pytest.approx(8e-3)
 
 
 def test_an_addition_takes_the_place_of_a_view() -> None:
