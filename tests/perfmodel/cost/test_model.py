@@ -367,14 +367,13 @@ def test_gradients_beyond_and_below_the_kernels_that_were_timed() -> None:
     two = parse_layout("accumulation=2")
     for size, time_s in ((0, 1e-3), (3e6, 6e-3), (8e6, 18e-3)):
         # One addition of three bytes per byte in two micro-batches.
-        assert accumulation_s(machine, two, [int(size / 3)]) == pytest.approx(time_s / 2, rel=1e-5)
+        assert additions(machine, two, [int(size / 3)]).time_s == pytest.approx(
+            time_s / 2, rel=1e-5
+        )
     steep = replace(machine, rates=(replace(rates[0], time_s=1e-4, bytes_per_s=1e10), rates[1]))
-    assert accumulation_s(steep, two, [0]) == 0.0
+    assert additions(steep, two, [0]).time_s == 0.0
     # One kernel tells no line; a device that was fitted to steps has its data sheet.
-    assert accumulation_s(replace(machine, rates=(rates[0],)), two, [10**6]) == 0.0
+    assert additions(replace(machine, rates=(rates[0],)), two, [10**6]).time_s == 0.0
     fitted = replace(machine, rates=(), device_costs=COSTS)
-    assert accumulation_s(fitted, two, [10**6, 10**6]) == pytest.approx(6e6 / 1e12 / 2)
-    assert accumulation_s(machine, parse_layout("accumulation=1"), [10**6]) == 0.0
-    assert accumulation_calls(parse_layout("accumulation=1")) == 0.0
-    assert accumulation_calls(parse_layout("accumulation=4")) == 3 / 4
-    assert accumulation_calls(parse_layout("accumulation=4 pp=2")) == 1.0
+    assert additions(fitted, two, [10**6, 10**6]).time_s == pytest.approx(6e6 / 1e12 / 2)
+    assert additions(machine, parse_layout("accumulation=1"), [10**6]).time_s == 0.0
