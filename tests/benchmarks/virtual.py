@@ -13,7 +13,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -87,7 +87,7 @@ def random_truth(seed: int, models: Iterable[Recorded] = ()) -> Truth:
     def between(low: float, high: float) -> float:
         return math.exp(draw.uniform(math.log(low), math.log(high)))
 
-    latency = draw.uniform(0.4, 0.7)
+    p2p = draw.uniform(0.4, 0.7)
     flop_share, byte_share = draw.uniform(0.6, 0.95), draw.uniform(0.7, 0.95)
     half_flop_s, half_bytes_s = between(2e-6, 1e-5), between(5e-7, 3e-6)
     kernel_s, convolution = between(1e-6, 4e-6), draw.uniform(0.4, 0.9)
@@ -105,15 +105,7 @@ def random_truth(seed: int, models: Iterable[Recorded] = ()) -> Truth:
         outer_latency_s=between(5e-6, 2e-5),
         outer_bytes_per_s=between(3e9, 5e10),
         tree_share=draw.uniform(0.5, 0.9),
-        protocols={
-            "LL": Protocol(
-                start_s=0.0, latency=latency * draw.uniform(0.3, 0.5), rate=draw.uniform(0.25, 0.5)
-            ),
-            "LL128": Protocol(
-                start_s=between(5e-7, 2e-6), latency=latency, rate=draw.uniform(0.88, 0.94)
-            ),
-            "Simple": Protocol(start_s=between(1e-6, 4e-6), latency=1.0, rate=1.0),
-        },
+        protocols=_random_protocols(draw, p2p, between),
         memory_passes=draw.uniform(2.0, 4.0),
         skew_s=between(2e-7, 2e-6),
         compute_slowdown=draw.uniform(1.0, 1.15),
@@ -157,6 +149,19 @@ def random_truth(seed: int, models: Iterable[Recorded] = ()) -> Truth:
         (each for each in hosted if each[2] < _NEAR), min(hosted, key=lambda each: each[2])
     )
     return replace(truth, host=replace(host, launch_s=launch_s))
+
+
+def _random_protocols(
+    draw: random.Random, p2p: float, between: Callable[[float, float], float]
+) -> dict[str, Protocol]:
+    """Protocols like NCCL's; ``p2p``: latency of the second one over that of the simple one."""
+    return {
+        "LL": Protocol(
+            start_s=0.0, latency=p2p * draw.uniform(0.3, 0.5), rate=draw.uniform(0.25, 0.5)
+        ),
+        "LL128": Protocol(start_s=between(5e-7, 2e-6), latency=p2p, rate=draw.uniform(0.88, 0.94)),
+        "Simple": Protocol(start_s=between(1e-6, 4e-6), latency=1.0, rate=1.0),
+    }
 
 
 def _host_for(wanted: float, truth: Truth, steps: Sequence[Items]) -> tuple[Seconds, float]:
