@@ -316,7 +316,10 @@ def bars_figure(lengths: Mapping[str, float], *, title: str, x: str) -> Figure:
     axes = figure.subplots()
     axes.barh([plain(name) for name in lengths], list(lengths.values()), color=COLOURS[0])
     axes.invert_yaxis()
-    finish(axes, title=title, x=x, y="")
+    finish(axes, title="", x=x, y="")
+    figure.suptitle(
+        plain(title), fontsize="medium", wrap=True
+    )  # names may leave little room beside them
     return figure
 
 

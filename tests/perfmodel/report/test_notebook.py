@@ -99,7 +99,11 @@ def test_every_answer_has_rows_and_a_picture(compared: WhatIfDocument) -> None:
         (pm.goodput(job, replicas=10), "activity"),
     ):
         names = list(found.to_frame()[column])[:24]
-        assert [label.get_text() for label in found.plot().axes[0].get_yticklabels()] == names
+        figure = found.plot()
+        assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == names
+        figure.canvas.draw()
+        [title] = figure.texts
+        assert title.get_window_extent().width <= figure.bbox.width, found
         assert len(repr(found)) < 80
         assert "\n" in str(found)
     assert sum(diagnosed.to_frame()["odds"]) == pytest.approx(1)
