@@ -375,7 +375,9 @@ def refuse_impossible(
     """
     before = fit_device((), sheet, priors)
     ratios = np.log([row.step_s for row in rows]) - np.log(predicted_s(rows, before, sheet))
-    middle = float(np.median(ratios))
+    # Of two rows in the middle the one that the device expects: it need not answer for the other.
+    sides = (np.quantile(ratios, 0.5, method="lower"), np.quantile(ratios, 0.5, method="higher"))
+    middle = float(min(sides, key=abs))
     if abs(middle) > math.log(_WRONG_UNIT):
         row, off, which = rows[0], middle, "steps of this table are"
         if np.abs(ratios).min() <= math.log(_WRONG_UNIT):
