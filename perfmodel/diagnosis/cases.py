@@ -150,8 +150,14 @@ def observation_of(
         notes = (
             f"{logged.text!r} is read as of all {run.devices} devices; write 'per GPU' if not",
         )
-    if unit is Unit.MICRO_STEP and run.layout.accumulation > 1:
-        notes = (f"{logged.text!r} counts batches: {run.layout.accumulation} are a step",)
+    if unit is Unit.MICRO_STEP:
+        count = run.layout.accumulation
+        told = (
+            f"{count} are a step"
+            if count > 1
+            else "one is read as a step; --accumulation says more"
+        )
+        notes = (f"{logged.text!r} counts batches: {told}",)
     if unit is Unit.WORDS:
         notes += (f"a word is read as {TOKENS_PER_WORD} tokens",)
     if unit is Unit.MFU and math.isinf(peak_flop_per_s):

@@ -228,6 +228,18 @@ def test_what_hf_prints_of_its_batch_is_read(run: Run, diagnose: Diagnose, tmp_p
     assert f"--micro-batch: must be the 8 of {log}, got 4" in refused
 
 
+def test_batches_that_lightning_counts_are_told_as_they_are_read(
+    diagnose: Diagnose, tmp_path: Path
+) -> None:
+    log = tmp_path / "run.log"
+    log.write_text("\r".join(f"Epoch 0: 1%|x| {n}/90 [00:2<0:5, 2.0s/it]" for n in range(1, 20)))
+    asked = (*LLAMA, "--micro-batch", 1, "--log", log, "--devices", 1)
+    assert any("one is read as a step; --accumulation" in n for n in diagnose(*asked)["notes"])
+    found = diagnose(*asked, "--accumulation", 4)
+    assert any("counts batches: 4 are a step" in note for note in found["notes"])
+    assert found["observations"][0]["step_s"] == pytest.approx(8)
+
+
 def test_a_device_may_stand_in_the_observation(diagnose: Diagnose) -> None:
     typed = ("llama3-8b", "--micro-batch", 1, "--precision", "bf16", "--strategy", "fsdp")
     rest = diagnose(*typed, "--observed", "1,000 tokens/s per GPU on 8x8 H200-SXM")
