@@ -46,7 +46,7 @@ from perfmodel.machine.measured import (
     Residual,
 )
 from perfmodel.units import Seconds, decimal, whole
-from perfmodel.workload.step import StepMethod, TracedStep
+from perfmodel.workload.step import OPTIMIZERS, StepMethod, TracedStep
 
 _REQUIRED: Final = ("model", "batch", "precision", "step_time_s")
 _OPTIONAL: Final = ("image", "sequence", "memory_format", "optimizer", "torch", "family", "source")
@@ -60,7 +60,7 @@ _PRECISIONS: Final[Mapping[str, tuple[str, bool]]] = {
     "bf16": ("fp32", True),
 }
 _FORMATS: Final[tuple[MemoryFormat, ...]] = ("contiguous", "channels_last")
-_OPTIMIZERS: Final = ("sgd", "adamw", "none")
+_OPTIMIZERS: Final = (*OPTIMIZERS, "none")
 #: Two times of one setting further apart contradict each other.
 _CONTRADICTION: Final = 1.5
 #: Clocks run this much above those behind the peaks of data sheets.
