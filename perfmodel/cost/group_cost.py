@@ -101,17 +101,15 @@ class GroupCost(ABC):
         ranks: int,
         *,
         nodes: int | None = None,
-        rate: float = 1.0,
     ) -> Samples:
         """Time of a collective, shape ``(num_draws,)``; of many sizes ``(num_sizes, 1)``, one row each. [s]
 
         ``nodes``: That the group spans, if known.
-        ``rate``: Part of the bandwidth that is left.
         """
 
     @abstractmethod
     def message(
-        self, members: int, *, nodes: int | None, rate: float
+        self, members: int, *, nodes: int | None
     ) -> tuple[Samples | float, Samples, Transfer]:
         """Start of a collective, latency of one of its messages, and transfer over the message's bytes. [s]"""
 
@@ -121,12 +119,11 @@ class GroupCost(ABC):
         members: int,
         *,
         crossings: int,
-        rate: float = 1.0,
         inside_node: bool = False,
     ) -> LevelCost:
-        """A tier whose collectives were measured; ``rate`` is the part of its bandwidth that is left."""
+        """A tier whose collectives were measured."""
         nodes = 1 if inside_node else None
-        start_s, latency_s, transfer_s = self.message(members, nodes=nodes, rate=rate)
+        start_s, latency_s, transfer_s = self.message(members, nodes=nodes)
         return LevelCost(
             tier=tier,
             members=members,

@@ -215,14 +215,11 @@ class LinkLaw(Law):
         start[2] = math.log(2 * size / time_s)
         return replace(cls.fitted(residuals, [start], drawn), protocols=protocols)
 
-    def time_s(self, size_bytes: Samples, ways: Iterable[Path], *, rate: float = 1.0) -> Samples:
-        """By the fastest of several ways, shape ``(num_sizes, num_draws)`` for sizes ``(num_sizes, 1)``. [s]
-
-        ``rate``: Part of the links' rate that is left.
-        """
+    def time_s(self, size_bytes: Samples, ways: Iterable[Path]) -> Samples:
+        """By the fastest of several ways, shape ``(num_sizes, num_draws)`` for sizes ``(num_sizes, 1)``. [s]"""
         start_s, p2p_s, link_rate, own_rate, later_s, half_size = np.exp(self.logs)
         own_s = size_bytes / own_rate
-        sent_s = size_bytes / (link_rate * rate)
+        sent_s = size_bytes / link_rate
         if len(self.protocols) > 1:
             later_s = np.zeros(1)
         shortest = min(protocol.latency for protocol in self.protocols)
@@ -398,7 +395,6 @@ class LinkCost(GroupCost):
         ranks: int,
         *,
         nodes: int | None = None,
-        rate: float = 1.0,
     ) -> Samples:
         """By the law and the group's factor on it. [s]
 
@@ -411,15 +407,9 @@ class LinkCost(GroupCost):
         curve, known = self._curve(ranks, spanned)
         at = self.law.nominal().time_s(column, ways)[:, 0]
         rows_s = curve.read_many(at) * self.away_from_sizes(column[:, 0], known)
-        if rate != 1.0:
-            rows_s = (
-                rows_s * self.law.time_s(column, ways, rate=rate) / self.law.time_s(column, ways)
-            )
         return rows_s if sizes.ndim else rows_s[0]
 
-    def message(
-        self, members: int, *, nodes: int | None, rate: float
-    ) -> tuple[Samples, Samples, Transfer]:
+    def message(self, members: int, *, nodes: int | None) -> tuple[Samples, Samples, Transfer]:
         """Start and P2P latency are the law's; the rest of a ring is transfer. [s]"""
         start_s, p2p_s = self.law.start_and_p2p_s
         (ring, *_) = paths(self.collective, members, self._spanned(members, nodes), self.library)
@@ -430,7 +420,7 @@ class LinkCost(GroupCost):
 
         def transfer_s(size_bytes: float | Samples) -> Samples:
             whole = np.asarray(size_bytes) * count / ring.sent
-            whole_s = self.group_s(whole, members, nodes=nodes, rate=rate)
+            whole_s = self.group_s(whole, members, nodes=nodes)
             return np.asarray((whole_s - latencies_s) / count)
 
         return start_s, p2p_s, transfer_s

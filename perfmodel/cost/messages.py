@@ -149,16 +149,12 @@ class MessageCost(GroupCost):
         members: int,
         *,
         nodes: int | None,  # noqa: ARG002 - messages are the same within a node and between
-        rate: float,
     ) -> tuple[float, Samples, Transfer]:
         """Latency is the time of the smallest message that was measured; what is more is transfer. [s]"""
         latency_s: Samples = self.read(np.array([self.sizes_bytes[0]]), members)[0]
 
         def transfer_s(size_bytes: float | Samples) -> Samples:
-            # Below the smallest message measured this is negative, so that small ones cost less than
-            # it: no transfer, which another rate would change.
-            extra_s = self.read(np.atleast_2d(size_bytes)[:, 0], members) - latency_s
-            rows: Samples = np.where(extra_s > 0, extra_s / rate, extra_s)
+            rows: Samples = self.read(np.atleast_2d(size_bytes)[:, 0], members) - latency_s
             return rows if isinstance(size_bytes, np.ndarray) else rows[0]
 
         return 0.0, latency_s, transfer_s
@@ -169,10 +165,9 @@ class MessageCost(GroupCost):
         ranks: int,
         *,
         nodes: int | None = None,
-        rate: float = 1.0,
     ) -> Samples:
         """T = messages * (latency + transfer(size of one)). [s]"""
-        _, latency_s, transfer_s = self.message(ranks, nodes=nodes, rate=rate)
+        _, latency_s, transfer_s = self.message(ranks, nodes=nodes)
         spanned = min(nodes or 1, ranks)
         share = message_bytes(self.collective, 1.0, ranks, spanned, self.library)
         count = num_messages(self.collective, ranks)

@@ -188,12 +188,9 @@ def test_a_group_that_was_measured_twice_counts_twice() -> None:
 @given(
     size=st.floats(1, 1e9),
     ranks=st.integers(2, 4096),
-    rates=st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)),
     collective=st.sampled_from(["all_reduce", "broadcast"]),
 )
-def test_less_bandwidth_is_never_faster(
-    size: float, ranks: int, rates: tuple[float, float], collective: str
-) -> None:
+def test_the_smallest_messages_take_time(size: float, ranks: int, collective: str) -> None:
     """Measured from 64 KiB on: most messages of large groups are smaller than any measured one."""
     points = tuple(point for point in measured(2).points if point.at >= 2**16)
     messages = MessageCost.sample(
@@ -202,23 +199,7 @@ def test_less_bandwidth_is_never_faster(
         num_draws=1,
         rng=np.random.default_rng(0),
     )
-    slow_s, fast_s = (float(messages.group_s(size, ranks, rate=rate)[0]) for rate in sorted(rates))
-    assert slow_s >= fast_s * (1 - 1e-9)
-    assert fast_s > 0
-
-
-def test_half_of_the_bandwidth_doubles_what_a_message_takes_beyond_its_start() -> None:
-    messages = MessageCost.sample(
-        [measured(2)],
-        library="gloo",
-        num_draws=1,
-        rng=np.random.default_rng(0),
-    )
-    # Of two ranks each sends half of the array; the smallest message measured is the start.
-    least_s = messages.group_s(SIZES[0], 2)[0]
-    whole_s, slow_s = (messages.group_s(SIZES[5], 2, rate=rate)[0] for rate in (1.0, 0.5))
-    assert whole_s == pytest.approx(ring_s(SIZES[5], 2), rel=1e-6)
-    assert slow_s - least_s == pytest.approx(2 * (whole_s - least_s), rel=1e-3)
+    assert messages.group_s(size, ranks)[0] > 0
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=30))
