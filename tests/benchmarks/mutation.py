@@ -79,6 +79,8 @@ class Mutant(NamedTuple):
     change: str
     where: str
     around: str
+    is_cached: bool
+    """Whether it is in a function that only the first test runs."""
     code: CodeType
 
 
@@ -160,6 +162,12 @@ def mutants(module: str, sample: int, seed: int) -> list[Mutant]:
     text = path_of(module).read_text(encoding="utf-8")
     tree, source = ast.parse(text), text.splitlines()
     count = sum(1 for _ in _changes(tree, (0, 0)))
+    cached = [
+        range(node.lineno, (node.end_lineno or 0) + 1)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and "cache" in "".join(map(ast.unparse, node.decorator_list))
+    ]
     chosen = set(random.Random(f"{seed} {module}").sample(range(count), min(sample, count)))  # noqa: S311
     found = []
     for at, (old, new, lines) in enumerate(_changes(tree, (0, 0))):
@@ -168,7 +176,8 @@ def mutants(module: str, sample: int, seed: int) -> list[Mutant]:
             line = getattr(old, "lineno", lines[0])
             change = f"{ast.unparse(old)} -> {ast.unparse(new)}"
             where, around = source[line - 1].strip(), _around(tree, line)
-            found.append(Mutant(module, line, lines, change, where, around, code))
+            is_cached = any(line in lines_of_one for lines_of_one in cached)
+            found.append(Mutant(module, line, lines, change, where, around, is_cached, code))
     return sorted(found, key=lambda mutant: mutant.line)
 
 
@@ -284,7 +293,11 @@ def outcome(mutant: Mutant, tests: dict[str, Any], folder: Path) -> str:
     """Killed, timeout or survived."""
     first, last = mutant.lines
     reached = [
-        (seconds, name, any(first <= line <= last for line in lines[mutant.module]))
+        (
+            seconds,
+            name,
+            mutant.is_cached or any(first <= line <= last for line in lines[mutant.module]),
+        )
         for name, (seconds, lines) in tests.items()
         if mutant.module in lines
     ]

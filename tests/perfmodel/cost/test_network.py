@@ -338,3 +338,17 @@ def test_a_group_of_one_tells_nothing_of_links() -> None:
     for kind in ("all_reduce", "broadcast"):
         alone_s = network(Machine()).time_s(kind, 4 * MIB, Group(4))
         assert found.time_s(kind, 4 * MIB, Group(4)) == pytest.approx(alone_s)
+
+
+def test_links_between_machines_of_one_device_are_no_links_inside_a_node() -> None:
+    """Two machines were measured: sixteen on the same switch are spread over nodes, where trees are no chains."""
+    document = replace(profile(Machine()), backend="nccl", num_nodes=2, ranks_per_node=1)
+    found = CostModel(
+        document, num_draws=1, seed=0, cluster=Cluster(name="rack", tiers=(RACK,))
+    ).network
+    assert found.measured_tier == 0
+    spread_s, inside_s = (
+        found.messages["all_reduce"].group_s(64, 16, nodes=nodes) for nodes in (None, 1)
+    )
+    assert spread_s < inside_s
+    assert found.time_s("all_reduce", 64, Group(16)) == pytest.approx(spread_s)

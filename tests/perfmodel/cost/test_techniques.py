@@ -107,3 +107,47 @@ def test_a_fused_optimizer_replaces_its_phase_where_curves_tell() -> None:
     assert row.memory.tensor_bytes == 60
     assert named["CUDA graphs"].step_s == pytest.approx(9.0)
     assert "CUDA graphs" not in rows()
+
+
+def test_every_row_of_one_device_by_hand() -> None:
+    """40 of states and 160 of activations; 4 s forward, 8 s backward, 1 s of updates."""
+    named = rows(times=dataclasses.replace(TIMES, mixed_s=5.0, mixed_basis=Basis.MEASURED))
+    whole = named["activation checkpointing of the whole model"]
+    assert (whole.memory.tensor_bytes, whole.step_s) == (200, pytest.approx(13 + 4))
+    assert named["gradient accumulation 2"].step_s == pytest.approx(13)
+    # Half of the activations, and of 20 of weights a copy of half the size.
+    mixed = named["mixed precision bf16 (autocast)"]
+    assert mixed.memory.tensor_bytes == 40 + 80 + 10
+    assert (mixed.step_s, mixed.time_basis) == (5.0, Basis.MEASURED)
+    # Both blocks on the device, whose states are on the host.
+    streamed = named["layers streamed from host memory"]
+    assert streamed.memory.tensor_bytes == 20 + 160
+    assert streamed.step_s == pytest.approx(13)
+    bare = rows(in_seconds=False)
+    assert bare["layers streamed from host memory"].step_s is None
+    assert bare["optimizer offloaded to the host"].step_s is None
+    assert bare["mixed precision bf16 (autocast)"].step_s is None
+
+
+def test_of_three_blocks_two_are_on_the_device_at_a_time() -> None:
+    """Of 30 in blocks and 20 of parameters in all: what is not there stays on the host, gradients alike."""
+    memory = dataclasses.replace(three_blocks(), moments=step_memory().moments[:1])
+    row = rows(memory=memory, micro_batch=1)["layers streamed from host memory"]
+    # 20 of the two largest, as much of gradients, no states, 40 of temporaries.
+    assert row.memory.tensor_bytes == 20 + 20 + 0 + 40
+
+
+def test_a_micro_batch_of_one_is_not_divided_and_autocast_is_not_offered_twice() -> None:
+    assert "gradient accumulation 2" not in rows(micro_batch=1)
+    question = Question(
+        traced=traced_memory(BARE),
+        layout=Layout(micro_batch=8),
+        times=TIMES,
+        link=LINK,
+        shares=SHARES,
+        in_seconds=True,
+        is_mixed=True,
+    )
+    names = [row.name for row in techniques(question, 1000)]
+    assert not any("mixed precision" in name for name in names)
+    assert names[0] == "as it is"
