@@ -1,12 +1,13 @@
 """Fit of what libraries of layouts add: costs that made the observations come back."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
 import pytest
 
-from calibrate.fit.ddp import fit_layouts
+from calibrate.fit.ddp import _run_variance, fit_layouts
 from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.measured import measured_steps_s
 from perfmodel.cost.machine import contention
@@ -134,3 +135,18 @@ def test_repetitions_that_scatter_are_no_error_of_the_model() -> None:
     ]
     for cost in fit_layouts(machine(), scattered):
         assert cost.log_error < 0.02
+
+
+def test_repetitions_scatter_around_the_mean_of_their_setting() -> None:
+    """Two that differ by 0.2 in log, and one alone, which tells nothing: 0.02 of variance."""
+    [one] = [
+        each
+        for each in observations(machine())
+        if each.layout == LAYOUTS[0].format(n=2) + " micro_batch=4"
+    ]
+    again = one.model_copy(
+        update={"step_s": tuple(tuple(s * math.exp(0.2) for s in rank) for rank in one.step_s)}
+    )
+    assert _run_variance([[one, again], [one]]) == pytest.approx(0.02)
+    assert _run_variance([[one, again], [again, one]]) == pytest.approx(0.02)
+    assert _run_variance([[one]]) == 0.0
