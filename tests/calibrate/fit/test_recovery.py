@@ -12,7 +12,7 @@ import pytest
 from calibrate.fit.ddp import prior_speeds
 from calibrate.fit.profile import fit_profile
 from perfmodel.documents.observation import CollectiveObservation, OverlapObservation
-from perfmodel.errors import IncomparableRuns, MeasurementFailed
+from perfmodel.errors import IncomparableRuns, InvalidDocument, MeasurementFailed
 from perfmodel.layout import RunSetting
 from perfmodel.machine.measured import MeasuredMachine
 from tests.calibrate.fit.synthetic import NOISE, RUN, Calibration, environment, write_lines
@@ -239,3 +239,18 @@ def test_a_setting_that_is_left_out_is_missed_by_more() -> None:
     assert (ratios >= 1 - 1e-6).all()
     assert (ratios <= 1 / 0.3 + 1e-6).all()
     assert 1 < np.mean(1 - 1 / ratios) * len(ratios) < 3
+
+
+def test_a_task_that_was_recorded_twice_is_refused(tmp_path: Path) -> None:
+    """Two campaigns filled one folder: what they measured cannot be told apart."""
+    lines = few()
+    with pytest.raises(InvalidDocument, match="twice"):
+        fit_lines(tmp_path / "o.jsonl", "\n".join([*lines, lines[-1]]) + "\n")
+
+
+def test_ranks_of_several_nodes_are_shared_out_among_them(tmp_path: Path) -> None:
+    calibration = Calibration(machine=MACHINE, seed=0, num_rounds=1, num_steps=3)
+    path = write_lines(tmp_path / "observations.jsonl", calibration.observations())
+    found = fit_profile(path, provenance=PROVENANCE, num_nodes=2).machine
+    assert (found.num_nodes, found.ranks_per_node, found.max_world_size) == (2, 1, 2)
+    assert not any("only one node" in line for line in found.undetermined)
