@@ -11,7 +11,7 @@ from perfmodel.cost.jobs import Jobs
 from perfmodel.cost.layout_time import step_time_s
 from perfmodel.cost.parameters import SHEETS, stall_time_s, step_time_priors
 from perfmodel.errors import CalibrationUnavailable, UsageError
-from perfmodel.machine import UNCERTAINTY_OF_FILE, Cluster, SlowDevice, Tier
+from perfmodel.machine import UNCERTAINTY_OF_FILE, Cluster, Tier
 from perfmodel.statistics import DEVIATE_90, normal_cdf
 from tests.perfmodel.cost.large_samples import measured, some_jobs
 from tests.perfmodel.profiles import Machine, profile
@@ -199,11 +199,9 @@ def test_clusters_that_say_nothing_of_such_a_job_are_refused(model: InferredMode
     node = Tier(name="node", of="device", count=8, link_bytes_per_s=4e11, latency_s=1e-6)
     fabric = Tier(name="rack", of="node", count=2, link_bytes_per_s=2e10, latency_s=5e-6)
     whole = Cluster(name="two", tiers=(node, fabric))
-    slow = replace(whole, slow_devices=(SlowDevice(device=0, factor=2.0),))
     for cluster, devices, said in (
         (Cluster(name="one", tiers=(node,)), 8, "must have a tier called node and one between"),
         (whole, 17, "must be of at most 16 devices"),
-        (slow, 16, "must have no slow devices"),
     ):
         with pytest.raises(UsageError, match=said):
             on_links(model.machine, cluster, num_devices=devices)
