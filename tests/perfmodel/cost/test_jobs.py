@@ -74,13 +74,6 @@ def test_shards_are_replicas_unless_their_number_is_said() -> None:
     assert jobs_of("dp=8 zero=3 shard=2").shards[0] == 2
 
 
-def test_uneven_stages_hold_what_the_layout_says() -> None:
-    jobs = jobs_of("pp=3 accumulation=3 stage_layers=1,3,2")
-    assert (jobs.middle_layers[0], jobs.end_layers[0], jobs.layers_per_stage[0]) == (3, 2, 3)
-    late = jobs_of("pp=3 accumulation=3 stage_layers=1,1,4")
-    assert (late.middle_layers[0], late.end_layers[0], late.layers_per_stage[0]) == (1, 4, 4)
-
-
 @pytest.mark.parametrize(
     ("text", "column", "value"),
     [
@@ -90,10 +83,6 @@ def test_uneven_stages_hold_what_the_layout_says() -> None:
         ("recompute=full", "recompute_attention", 0),
         ("pp=2 accumulation=2 schedule=gpipe", "gpipe", 1),
         ("pp=2 accumulation=2", "gpipe", 0),
-        ("dp=2 overlap=no", "overlapped", 0),
-        ("dp=2", "overlapped", 1),
-        ("pp=2 accumulation=2 order=tp-cp-pp-dp", "pipeline_inside", 1),
-        ("pp=2 accumulation=2", "pipeline_inside", 0),
         ("precision=tf32", "element_bytes", 4),
         ("precision=fp32", "element_bytes", 4),
         ("precision=bf16", "element_bytes", 2),
