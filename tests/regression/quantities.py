@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 Value: TypeAlias = float | str | bool | None
-#: Name of a quantity, path of its value. ``*``: every item; ``#``: their number;
+#: Name of a quantity, path of its value. ``*``: every item; ``#``: their number; ``+``: their sum;
 #: behind a key ``?``: it may be left out.
 Names: TypeAlias = Mapping[str, str]
 
@@ -260,6 +260,9 @@ def _walk(
             yield from _walk(each, rest, (*keys, str(key)))
     elif part == "#":
         yield keys, len(value)
+    elif part == "+":
+        total = sum(v or 0 for _, v in _walk(value, ["*", *rest], ()))
+        yield keys, total
     elif isinstance(value, list):
         yield from _walk(value[int(part)], rest, keys)
     else:
