@@ -184,11 +184,11 @@ def test_written_scores_stay_unless_attention_is_computed_again() -> None:
 
 
 def test_the_busiest_rank_keeps_the_tokens_of_its_experts() -> None:
-    """Twice 1.5 times its own: inner tensors of those beyond one dense part, and all of them sorted twice."""
+    """Twice its own: inner tensors of those beyond one dense part, and all of them sorted twice."""
     mixed = replace(LLAMA, experts=8, experts_per_token=2)
     plain = parts("dp=4")["activations"]
-    found = parts("dp=4 ep=4 imbalance=1.5", model=mixed)["activations"]
-    more = 2 * 4 * 200 * TOKENS + 2 * 3 * 64 * TOKENS
+    found = parts("dp=4 ep=4", model=mixed)["activations"]
+    more = 4 * 200 * TOKENS + 2 * 2 * 64 * TOKENS
     assert found - plain == pytest.approx(2 * 6 * more)
 
 
@@ -209,10 +209,10 @@ def test_one_device_has_its_gradients_or_its_activations() -> None:
 
 
 def test_stages_hold_their_layers_and_what_is_in_flight() -> None:
-    """Three stages of 1, 3 and 2 layers: three, two and one of the micro-batches; tables at both ends."""
-    text = "pp=3 accumulation=5 stage_layers=1,3,2"
-    for stage, (layers, flying) in enumerate(((1, 3), (3, 2), (2, 1))):
-        found = parts(text, stage)
+    """Three stages of 1, 2 and 1 layers: three, two and one of the micro-batches; tables at both ends."""
+    four = replace(LLAMA, layers=4)
+    for stage, (layers, flying) in enumerate(((1, 3), (2, 2), (1, 1))):
+        found = parts("pp=3 accumulation=5", stage, four)
         held = layers * PARAMETERS + (TABLE if stage != 1 else 0)
         assert found["parameters"] == 2 * held
         assert found["optimizer"] == 12 * held
@@ -242,18 +242,19 @@ def test_micro_batches_in_flight(text: str, stage: int, flying: float) -> None:
 
 
 def test_the_fullest_rank_is_the_first_the_last_or_a_fuller_one_between() -> None:
-    def fullest(text: str) -> tuple[float, list[float]]:
-        layout = parse_layout(f"micro_batch=2 {text}")
-        jobs = jobs_of(layout, model=LLAMA, sequence=32)
+    def fullest(**shape: int) -> tuple[float, list[float]]:
+        layout = parse_layout("micro_batch=2 pp=3 accumulation=5")
+        jobs = jobs_of(layout, model=replace(LLAMA, **shape), sequence=32)
         ranks = [float(ASSUMED_MEMORY.rank_bytes(jobs, s)[0]) for s in range(layout.pp)]
         return float(ASSUMED_MEMORY.fullest_bytes(jobs)[0]), ranks
 
-    for text, place in (
-        ("pp=3 accumulation=5 stage_layers=4,1,1", 0),
-        ("pp=3 accumulation=5 stage_layers=1,4,1", 1),
-        ("pp=3 accumulation=5 stage_layers=1,1,4", 2),
+    # Even stages; two layers between one at either end; a vocabulary whose logits outweigh all.
+    for shape, place in (
+        ({"layers": 6, "vocabulary": 10}, 0),
+        ({"layers": 4, "vocabulary": 10}, 1),
+        ({"layers": 3, "vocabulary": 10_000}, 2),
     ):
-        found, ranks = fullest(text)
+        found, ranks = fullest(**shape)
         assert found == max(ranks) == ranks[place]
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -195,18 +196,14 @@ def test_more_buckets_are_more_work_of_the_host() -> None:
     workload = document.workload("heavy")
     assert workload is not None
     issued_s = {1: 5e-3, 2: 8e-3}
+
+    def issued_in(time_s: float) -> dict[str, Any]:
+        points = tuple(CurvePoint(at=at, time_s=time_s, relative_error=0.0) for at in (8.0, 32.0))
+        names = ("dispatch_forward", "dispatch_backward", "dispatch_optimizer")
+        return dict.fromkeys(names, points)
+
     phases = tuple(
-        replace(
-            each,
-            **dict.fromkeys(
-                ("dispatch_forward", "dispatch_backward", "dispatch_optimizer"),
-                tuple(
-                    CurvePoint(at=at, time_s=issued_s[each.world_size], relative_error=0.0)
-                    for at in (8.0, 32.0)
-                ),
-            ),
-        )
-        for each in workload.phases
+        replace(each, **issued_in(issued_s[each.world_size])) for each in workload.phases
     )
     changed = replace(document, workloads=(replace(workload, phases=phases),))
     usual, small = (
