@@ -242,19 +242,19 @@ def test_micro_batches_in_flight(text: str, stage: int, flying: float) -> None:
 
 
 def test_the_fullest_rank_is_the_first_the_last_or_a_fuller_one_between() -> None:
-    def fullest(**shape: int) -> tuple[float, list[float]]:
+    def fullest(model: Transformer) -> tuple[float, list[float]]:
         layout = parse_layout("micro_batch=2 pp=3 accumulation=5")
-        jobs = jobs_of(layout, model=replace(LLAMA, **shape), sequence=32)
+        jobs = jobs_of(layout, model=model, sequence=32)
         ranks = [float(ASSUMED_MEMORY.rank_bytes(jobs, s)[0]) for s in range(layout.pp)]
         return float(ASSUMED_MEMORY.fullest_bytes(jobs)[0]), ranks
 
     # Even stages; two layers between one at either end; a vocabulary whose logits outweigh all.
-    for shape, place in (
-        ({"layers": 6, "vocabulary": 10}, 0),
-        ({"layers": 4, "vocabulary": 10}, 1),
-        ({"layers": 3, "vocabulary": 10_000}, 2),
+    for model, place in (
+        (replace(LLAMA, layers=6, vocabulary=10), 0),
+        (replace(LLAMA, layers=4, vocabulary=10), 1),
+        (replace(LLAMA, layers=3, vocabulary=10_000), 2),
     ):
-        found, ranks = fullest(**shape)
+        found, ranks = fullest(model)
         assert found == max(ranks) == ranks[place]
 
 
