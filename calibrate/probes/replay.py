@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ class ReplayedOperator:
 
             def differentiable() -> Any:
                 with torch.enable_grad():
-                    return function(*positional, **keyword)
+                    return self._general(*positional, **keyword)
 
             return differentiable
         if function is self._general:
@@ -272,6 +272,12 @@ def module_call_s() -> Seconds:
     return max(0.0, whole_s - fastest_s(operators)) / (2 * _LAYERS)
 
 
+def entered(before: Sequence[str], path: Sequence[str]) -> int:
+    """Modules on a path that the call before it was not in."""
+    common = takewhile(lambda pair: pair[0] == pair[1], zip(before, path, strict=False))
+    return len(path) - sum(1 for _ in common)
+
+
 class Passes:
     """Forward and backward pass of a step, call by call."""
 
@@ -281,13 +287,10 @@ class Passes:
         """Operators that cannot be repeated from their record."""
         self._session = session
         forward = [call.module for call in step.calls() if call.phase is Phase.FORWARD]
-        self._entered = [
-            at
-            for at, (before, module) in enumerate(pairwise(["", *forward]))
-            if module not in ("", before)
-        ]
-        """First call of each module."""
-        self._module_s = 0.0 if session.asynchronous or not self._entered else module_call_s()
+        paths = [module.split(".") if module else [] for module in forward]
+        self._modules = [entered(*pair) for pair in pairwise([[], *paths])]
+        """Modules that Python calls before each operator of the forward pass."""
+        self._module_s = 0.0 if session.asynchronous or not any(self._modules) else module_call_s()
         self._operators = [
             ReplayedOperator(operator, session.device) for operator in step.operators
         ]
@@ -331,8 +334,8 @@ class Passes:
         instants_s = clock.seconds()
         pairs = zip(instants_s[::2], instants_s[1::2], strict=True)
         found_s = [end - start for start, end in pairs]
-        for at in self._entered:
-            found_s[at] += self._module_s
+        for at, num_modules in enumerate(self._modules):
+            found_s[at] += num_modules * self._module_s
         return found_s
 
     def by_operator(self, clock: Clock) -> dict[tuple[int, Phase], list[Seconds]]:

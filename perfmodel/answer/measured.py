@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -259,7 +260,8 @@ def _uncertainty(question: Question, model: CostModel) -> Samples:
         machine,
         {} if question.validation is None else question.validation.signed_errors,
         workload,
-        layout.beside,
+        # DDP alone exchanges once in a step, however many micro-batches it has.
+        layout if layout.is_ddp else replace(layout.beside, accumulation=1),
         num_draws=num_draws,
         run_error=again.run_of(layout.world_size) / math.sqrt(question.num_repetitions),
     )

@@ -29,7 +29,7 @@ from perfmodel.models import read_workload as traced_workload
 from perfmodel.scenarios import Scenario, compare_scenarios
 from perfmodel.scenarios.fields import changed
 from perfmodel.units import Bytes
-from perfmodel.workload import is_traced_anew
+from perfmodel.workload import names_model
 from perfmodel.workload.step import USUAL_METHOD
 
 if TYPE_CHECKING:
@@ -447,7 +447,7 @@ def question_of(machine: AnyMachine, workload: AnyWorkload, **more: Any) -> Ques
         kind = type(workload).__name__
         raise UsageError(f"workload: must be traced, got a {kind}; pm.trace(model, batch) does")
     found = opened(machine)
-    if isinstance(workload, str) and (is_traced_anew(workload) or _needs_trace(found, workload)):
+    if isinstance(workload, str) and (names_model(workload) or _needs_trace(found, workload)):
         workload = document_for(found, workload)
     return open_question(found, workload, **more)
 

@@ -15,7 +15,7 @@ from perfmodel.cli import show_answer, working
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.machine import DEVICES_PER_NODE
 from perfmodel.units import GIB, Bytes, Seconds, format_duration
-from perfmodel.workload import is_traced_anew
+from perfmodel.workload import names_model
 
 if TYPE_CHECKING:
     from perfmodel.answer import Question
@@ -147,7 +147,7 @@ def predict(
     from perfmodel.report.prediction import csv_text, prediction_lines, prediction_table
 
     request = _forecast(context)
-    if workload.endswith(".json") or is_traced_anew(workload):
+    if workload.endswith(".json") or names_model(workload):
         _time_workload(context, lambda found: request.layouts(found)[0].micro_batch)
     question = _question(context)
     with working("predict"):
@@ -176,7 +176,7 @@ def _trace_model(context: typer.Context) -> None:
     """Put the file of its trace in the place of a model."""
     given = context.params
     # A machine that was never measured knows no names: every one is a model to be traced.
-    if is_traced_anew(given["workload"]) or (
+    if names_model(given["workload"]) or (
         not given["workload"].endswith(".json") and _profiled(context).device_costs is not None
     ):
         from perfmodel.cli.in_place import traced_file

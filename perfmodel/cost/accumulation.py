@@ -20,6 +20,8 @@ _DTYPE: Final = "float32"
 #: was fitted: priors.
 _KERNEL_ERROR: Final = 0.1
 _CALL_ERROR: Final = 0.3
+#: The same where views were timed, and the rest of a traced pass is calls.
+_CALL_ERROR_BESIDE_VIEWS: Final = 0.1
 #: Time of the host for a view over that of an operator with a kernel, where no view was timed: a prior.
 _VIEW: Final = 0.3
 
@@ -66,8 +68,9 @@ def calls_of_additions(
     call_s, view_s = _call_and_view_s(machine, workload, layout.micro_batch, passes_s)
     added_s = (count - 1) * np.maximum(call_s - view_s, 0.0) + (layout.pp > 1) * call_s
     error = _CALL_ERROR if machine.host is None else machine.host.relative_error
-    if machine.host is None and _timed_view_s(machine) is not None:
-        error = _KERNEL_ERROR
+    is_traced = isinstance(workload, TracedWorkload)
+    if machine.host is None and is_traced and _timed_view_s(machine) is not None:
+        error = _CALL_ERROR_BESIDE_VIEWS
     return len(workload.workload.parameters) * added_s / count, error
 
 

@@ -464,7 +464,7 @@ class LinkCost(GroupCost):
         grown = self._by_messages(ranks, nodes) if ranks > nearest else None
         if grown is None:
             return carried
-        # Both err on their own: each counts by what it is known to miss.
+        # Each counts by what it is taken to miss: the carried one its prior, the other its left-out rings.
         by_messages, missed = grown
         believed = (distance * _UNCERTAINTY_PER_DOUBLING) ** 2
         share = (believed / (believed + missed**2))[:, np.newaxis]

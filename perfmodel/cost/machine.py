@@ -554,27 +554,27 @@ def model_form(
     takes in the mean of many comes on top, in log.
     """
     asked = RunSetting.of(workload.workload.name, layout)
-    errors = list(
-        profile.residual.single_log_errors
-        if layout.world_size == 1
-        else profile.residual.ddp_log_errors
-    )
-    # Earlier fresh runs of the same kind, without those of this very layout.
-    errors += [
-        float(np.log1p(signed_error))
-        for setting, signed_error in earlier.items()
-        if (setting.world_size == 1) == (layout.world_size == 1) and setting != asked
-    ]
+
+    def missed(*, is_alone: bool) -> Samples:
+        residual = profile.residual
+        errors = residual.single_log_errors if is_alone else residual.ddp_log_errors
+        # Earlier fresh runs of the same kind, without those of this very layout.
+        fresh = [
+            float(np.log1p(signed_error))
+            for setting, signed_error in earlier.items()
+            if (setting.world_size == 1) is is_alone and setting != asked
+        ]
+        return np.array([*errors, *fresh] or [_UNKNOWN_ERROR])
+
     is_calibrated = profile.workload(workload.workload.name) is not None
-    pool = np.array(errors or [_UNKNOWN_ERROR])
+    pool = missed(is_alone=layout.world_size == 1)
     # Seeded by the layout, so that the order of questions is no matter.
     rng = np.random.default_rng([SEED, zlib.crc32(asked.label.encode())])
     signs = rng.choice([-1, 1], num_draws)
     logs = rng.choice(pool, num_draws) * signs
-    single = profile.residual.single_log_errors
-    if layout.world_size > 1 and layout.accumulation > 1 and single:
+    if layout.world_size > 1 and layout.accumulation > 1:
         # What DDP adds, and with it how far that is off, comes once in a step.
-        alone = rng.choice(np.array(single), num_draws) * rng.choice([-1, 1], num_draws)
+        alone = rng.choice(missed(is_alone=True), num_draws) * rng.choice([-1, 1], num_draws)
         logs = alone + (logs - alone) / layout.accumulation
     # Residuals of calibrated workloads hold the noise of means over as many runs as rounds.
     run_of_one = profile.repeatability.run_of(layout.world_size)

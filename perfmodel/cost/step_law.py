@@ -174,7 +174,8 @@ def step_work(
     is_half = is_pure_half or step.method.precision != "fp32"
 
     def is_half_last(operator: Operator) -> bool:
-        return is_half and (memory_format == "channels_last" or _is_channels_last(operator))
+        is_last = _is_channels_last(operator)
+        return is_half and (is_last if memory_format is None else memory_format == "channels_last")
 
     rows: list[tuple[int, int, float, _Work]] = []
     launches = np.zeros(len(_PHASES))

@@ -9,6 +9,7 @@ import enum
 import math
 import re
 import signal
+import statistics
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -411,7 +412,7 @@ def _likely_pattern(lines: Sequence[str]) -> str:
     for line in lines[:_MOST_SOUGHT]:
         for group, key, unit in _GUESSED:
             before = rf"(?<!\w){key}[\"']?\s*[:=]\s*[\"']?" if key else r"(?<![\w.:])"
-            after = rf"({unit})(?![\w/])" if unit else r"()(?![\w./:-])"
+            after = rf"({unit})(?![\w/])" if unit else r"()(?![\w./:-])(?!\s(?:ms|us|min)\b)"
             number = rf"({before})[\d.]*\d{after}"
             match = re.search(number, line[:_MOST_PATTERN], re.IGNORECASE)
             found.update([(group, match[1], match[2])] if match else [])
@@ -564,17 +565,13 @@ def _lines_of(path: Path, lines: Sequence[str], form: _Format) -> list[_Line]:
 
 
 def _training_bar(found: Sequence[_Line]) -> str | None:
-    """Steps of the bar that trains: of those that never start again, as evaluations do, the longest in time."""
-    spent_s: defaultdict[str | None, float] = defaultdict(float)
-    last: dict[str | None, int] = {}
-    again = set()
+    """Steps of the bar that trains: its steps take longer than those of any evaluation, however many lines show it."""
+    values: defaultdict[str | None, list[float]] = defaultdict(list)
+    steps: defaultdict[str | None, int] = defaultdict(int)
     for line in found:
-        spent_s[line.total] += line.value
-        step = line.step or 0
-        if step < last.get(line.total, 0):
-            again.add(line.total)
-        last[line.total] = step
-    return max(spent_s, key=lambda total: (total not in again, spent_s[total]), default=None)
+        values[line.total].append(line.value)
+        steps[line.total] = max(steps[line.total], line.step or len(values[line.total]))
+    return max(values, key=lambda bar: steps[bar] * statistics.median(values[bar]), default=None)
 
 
 def _rows(path: Path, found: Sequence[_Line]) -> Iterator[tuple[int | None, float]]:

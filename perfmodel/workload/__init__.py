@@ -80,7 +80,7 @@ def is_model(workload: str) -> bool:
     return ".py:" in workload or workload.startswith(("torchvision:", "timm:"))
 
 
-def is_traced_anew(workload: str) -> bool:
+def names_model(workload: str) -> bool:
     """Whether a workload is to be traced: a model, or the configuration of one at Hugging Face."""
     return is_model(workload) or PurePath(workload).name == "config.json"
 

@@ -83,12 +83,18 @@ def test_a_collective_starts_with_the_last_rank_and_slows_compute_down() -> None
 
 def test_a_switch_adds_what_devices_of_a_node_send() -> None:
     """2 MB to 8 devices at 0.8 of 100 GB/s, 9/8 of it each, after 25 us; a ring takes 14/8 at 100 GB/s."""
-    links = {"inner_bytes_per_s": 1e11, "inner_latency_s": 1e-5, "launch_s": 1e-5}
+    network = Network(
+        inner_bytes_per_s=1e11,
+        inner_latency_s=1e-5,
+        launch_s=1e-5,
+        switch_share=0.8,
+        memory_passes=0.0,
+    )
     truth = Truth(
         name="switch",
         host=TRUTH.host,
         device=TRUTH.device,
-        network=Network(**links, switch_share=0.8, memory_passes=0.0),
+        network=network,
     )
     switched_s = 1e-5 + 2.5e-5 + 2e6 * 9 / 8 / 0.8e11
     assert truth.collective_s("all_reduce", 2_000_000, 8) == pytest.approx(switched_s)
