@@ -4,7 +4,7 @@ One node of a module's syntax tree is changed at a time; the tests that run its 
 fail. A mutant lives in a forked process alone: no file changes. Survivors that ``mutation.toml`` judges count apart:
 those that behave as the original does, each with its reason, and numbers of priors, which the frozen predictions
 hold. Libraries: mutmut leaves properties and constants of modules alone and cannot sample; cosmic-ray rewrites files
-and starts Python anew for every mutant.
+and starts a new Python for every mutant.
 """
 
 import ast
