@@ -246,7 +246,8 @@ def without_denormals() -> Iterator[None]:
         torch.set_flush_denormal(False)
 
 
-_LAYERS = 20
+#: Pairs of layers whose calls are timed together, and how often.
+_PAIRS = 20
 _ATTEMPTS = 15
 
 
@@ -255,13 +256,12 @@ def module_call_s() -> Seconds:
 
     Of linear layers and ReLUs of a few numbers, the fastest of some passes, less their operators alone.
     """
-    pairs = [nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(_LAYERS)]
-    layers = nn.Sequential(*(layer for pair in pairs for layer in pair))
+    layers = nn.Sequential(*(nn.Linear(8, 8), nn.ReLU()) * _PAIRS)
     inputs, weight, bias = torch.ones(2, 8), torch.ones(8, 8), torch.ones(8)
 
     def operators() -> None:
         with torch.no_grad():
-            for _ in range(_LAYERS):
+            for _ in range(_PAIRS):
                 torch.relu(torch.addmm(bias, inputs, weight))
 
     def fastest_s(act: Callable[[], Any]) -> Seconds:
@@ -269,7 +269,7 @@ def module_call_s() -> Seconds:
 
     with torch.enable_grad():
         whole_s = fastest_s(lambda: layers(inputs))
-    return max(0.0, whole_s - fastest_s(operators)) / (2 * _LAYERS)
+    return max(0.0, whole_s - fastest_s(operators)) / (2 * _PAIRS)
 
 
 def entered(before: Sequence[str], path: Sequence[str]) -> int:

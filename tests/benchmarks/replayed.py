@@ -1,4 +1,4 @@
-"""Models drawn at random, replayed operator by operator, in turn with their own training loop in one process.
+"""Models drawn at random, replayed operator by operator, alternating with their own training loop in one process.
 
 ``python -m tests.benchmarks.replayed SEED INDEX...`` prints what the replay takes over the loop, without the loop's
 batches. On a quiet machine: whatever runs beside it disturbs both.
