@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
@@ -136,8 +136,19 @@ def new_group(ranks: Iterable[int], backend: str) -> dist.ProcessGroup:
     return cast(dist.ProcessGroup, dist.new_group(ranks=list(ranks), backend=backend))
 
 
+#: The second of two passes is enough where it takes longer: runs differ by more than passes do. [s]
+LONG_S: Final = 0.1
+#: Repeats of what alone takes longer than all of them should.
+_FEWEST: Final = 2
+
+
 def repeats_within(
     target_s: Seconds, samples_s: Sequence[Seconds], *, minimum: int, maximum: int
 ) -> int:
-    """How many repeats fill ``target_s``, judged by the fastest sample so far."""
-    return max(minimum, min(maximum, int(target_s / max(min(samples_s), 1e-6))))
+    """How many repeats fill ``target_s``, judged by the fastest sample so far.
+
+    At least ``minimum``, but two where one takes longer than ``target_s``.
+    """
+    fastest_s = max(min(samples_s), 1e-6)
+    fewest = minimum if fastest_s < target_s else min(minimum, _FEWEST)
+    return max(fewest, min(maximum, int(target_s / fastest_s)))

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.device import Device
 from calibrate.layers import Layer
-from calibrate.probes import Session, repeats_within
+from calibrate.probes import LONG_S, Session, repeats_within
 from calibrate.task import CollectiveTask, ComputeTask, OverlapTask
 from perfmodel.documents.observation import (
     DDP_PROBE,
@@ -455,7 +455,8 @@ def measure_optimizer(session: Session, layer: Layer, evictor: Evictor) -> Optim
         (time_s,) = session.time_repeats(lambda: _step(optimizer), repeats=1)
         return time_s
 
-    times_s = [timed_step() for _ in range(_WARM_UPS + _REPEATS)][_WARM_UPS:]
+    *_, last_s = (timed_step() for _ in range(_WARM_UPS))
+    times_s = [last_s] if last_s > LONG_S else [timed_step() for _ in range(_REPEATS)]
     return OptimizerPoint(
         optimizer=name,
         implementation=implementation,

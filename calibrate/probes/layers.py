@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from calibrate.fit.operators import fit_curves
 from calibrate.layers import Layer, Places, is_optimizer, most_telling, places
-from calibrate.probes import Session
+from calibrate.probes import LONG_S, Session
 from calibrate.probes.compute import Evictor, measure_optimizer
 from calibrate.probes.replay import Passes, made_up, without_denormals
 from calibrate.task import LayersTask
@@ -456,7 +456,9 @@ def _measured(
 
     times: dict[tuple[int, Phase], list[Seconds]] = defaultdict(list)
     with without_denormals():
-        for durations_s in [timed_pass() for _ in range(_WARM_UPS + _PASSES)][_WARM_UPS:]:
+        *_, last_s = (timed_pass() for _ in range(_WARM_UPS))
+        is_long = sum(last_s) > LONG_S
+        for durations_s in [last_s] if is_long else [timed_pass() for _ in range(_PASSES)]:
             for call, duration_s in zip(passes.flow.calls, durations_s, strict=True):
                 times[call.operator, call.phase].append(duration_s)
     return [

@@ -401,7 +401,7 @@ class Replay:
         self.times = ReplayTimes(failed=self._passes.failed)
 
     def for_about(self, target_s: Seconds) -> None:
-        """Repeat the step for so long, at least three times."""
+        """Repeat the step for so long, at least three times; twice if one takes longer."""
         num_passes = repeats_within(
             target_s,
             [self.first_s],

@@ -1,10 +1,13 @@
 """Single layers in a row: each reads what was just made, keeps what backward needs, and is timed."""
 
+import math
+
+import pytest
 import torch
 
 from calibrate.device import Cpu
 from calibrate.layers import Layer
-from calibrate.probes import Session
+from calibrate.probes import Session, compute, layers, repeats_within
 from calibrate.probes.compute import Evictor, measure_optimizer
 from calibrate.probes.layers import (
     chain_operators,
@@ -43,7 +46,12 @@ def test_a_layer_reads_what_was_just_made_and_backward_what_forward_kept() -> No
     assert sorted(read["threshold_backward"]) == ["ones_like", "relu"]
 
 
-def test_every_operator_is_timed_but_the_copies_that_stand_in_for_a_predecessor() -> None:
+@pytest.mark.parametrize(("long_s", "num_times"), [(0.0, 3), (math.inf, 6)])
+def test_every_operator_is_timed_but_the_copies_that_stand_in_for_a_predecessor(
+    monkeypatch: pytest.MonkeyPatch, long_s: float, num_times: int
+) -> None:
+    """Three times in each pass: one pass of a row that takes long, two of others."""
+    monkeypatch.setattr(layers, "LONG_S", long_s)
     measured = chain_operators(session(), LAYERS, Evictor(Cpu()))
     expected = {
         (operator.name, phase)
@@ -52,16 +60,31 @@ def test_every_operator_is_timed_but_the_copies_that_stand_in_for_a_predecessor(
         if not operator.view
     }
     assert {(entry.operator.name, entry.phase) for entry in measured} == expected
-    assert all(len(entry.times_s) % 6 == 0 and min(entry.times_s) > 0 for entry in measured)
+    assert min(len(entry.times_s) for entry in measured) == num_times
+    assert all(min(entry.times_s) > 0 for entry in measured)
 
 
-def test_every_implementation_of_an_optimizer_is_timed() -> None:
+@pytest.mark.parametrize(("long_s", "num_times"), [(0.0, 1), (math.inf, 4)])
+def test_every_implementation_of_an_optimizer_is_timed(
+    monkeypatch: pytest.MonkeyPatch, long_s: float, num_times: int
+) -> None:
+    monkeypatch.setattr(compute, "LONG_S", long_s)
     for implementation in ("loop", "foreach", "fused"):
         layer = Layer(kind=f"adamw {implementation}", sizes=(3, 64))
         point = measure_optimizer(session(), layer, Evictor(Cpu()))
         assert (point.optimizer, point.implementation) == ("adamw", implementation)
         assert (point.num_tensors, point.tensor_bytes) == (3, 256)
-        assert len(point.times_s) == 4
+        assert len(point.times_s) == num_times
+
+
+@pytest.mark.parametrize(
+    ("target_s", "expected"), [(1.0, 10), (0.5, 6), (0.09, 2), (9.0, 40)], ids=str
+)
+def test_repeats_fill_the_target_and_what_exceeds_it_alone_is_done_twice(
+    target_s: float, expected: int
+) -> None:
+    """Of 0.1 s each, at least 6 and at most 40."""
+    assert repeats_within(target_s, [0.1, 0.4], minimum=6, maximum=40) == expected
 
 
 def test_groups_hold_as_many_layers_as_fit() -> None:
