@@ -41,7 +41,7 @@ _ROOT_CAUSE: Final = "Root Cause (first observed failure)"
 _RANK: Final = re.compile(r"^\s*rank\s*:\s*(\d+)")
 _EXIT_CODE: Final = re.compile(r"^\s*exitcode\s*:\s*(-?\d+)")
 _EXCEPTION: Final = re.compile(
-    r"^\s*(?:\[\w+\]:)?\s*([A-Za-z_][\w.]*(?:Error|Exception|Exit|Failed|Interrupt)\b.*)$"
+    r"^\s*(?:\[\w+\]:\s*)?([A-Za-z_][\w.]*(?:Error|Exception|Exit|Failed|Interrupt)\b.*)$"
 )
 # torchrun's own report of the crash, not its cause.
 _ENDED: Final = re.compile(r"SignalException: Process \d+ got signal: (\d+)")

@@ -51,7 +51,10 @@ def read_run_rows(path: Path) -> list[FoundRun]:
     ``InvalidDocument`` if a file cannot be read, or says too little.
     """
     if path.is_dir():
-        return [run for file in sorted(path.iterdir()) for run in read_run_rows(file)]
+        files = sorted(path.iterdir())
+        if linked := next((file for file in files if file.is_symlink() and file.is_dir()), None):
+            raise InvalidDocument(f"{linked}: must be no link to a folder, which may hold itself")
+        return [run for file in files for run in read_run_rows(file)]
     with reading(path, "runs"):
         if ".jsonl" in path.suffixes:
             return list(_records(path, read_lines(path)))

@@ -45,7 +45,7 @@ from perfmodel.machine.measured import (
     Repeatability,
     Residual,
 )
-from perfmodel.units import Seconds, decimal, whole
+from perfmodel.units import MOST_DIGITS, Seconds, decimal, whole
 from perfmodel.workload.step import OPTIMIZERS, StepMethod, TracedStep
 
 _REQUIRED: Final = ("model", "batch", "precision", "step_time_s")
@@ -106,8 +106,14 @@ class Setting:
     @property
     def is_fused(self) -> bool:
         """Whether that version of torch has fused attention and optimizers over lists."""
-        release = self.torch.split(".")[0]
-        return not release.isdigit() or int(release) >= _FUSED_FROM
+        release = _numbers(self.torch.split(".")[0])
+        return not release or release[0] >= _FUSED_FROM
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Parts of a version that are numbers."""
+    parts = version.split(".")
+    return tuple(int(part) for part in parts if part.isdecimal() and len(part) <= MOST_DIGITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,7 +366,7 @@ def by_version(rows: Sequence[TableRow]) -> tuple[list[TableRow], list[TableRow]
     """Rows of the newest version of torch, and those of older ones."""
 
     def version(row: TableRow) -> tuple[int, ...]:
-        return tuple(int(part) for part in row.setting.torch.split(".") if part.isdigit())
+        return _numbers(row.setting.torch)
 
     newest = max(map(version, rows))
     return [r for r in rows if version(r) == newest], [r for r in rows if version(r) != newest]

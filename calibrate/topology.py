@@ -183,6 +183,7 @@ def _told_by_torchrun(environ: Mapping[str, str]) -> _Told:
     num_nodes = max(1, _integer(environ, ("WORLD_SIZE",), default=ranks) // ranks)
     # The outer torchrun listens on its own port; the ranks that measure meet on the next one.
     port = _integer(environ, ("MASTER_PORT",), default=0)
+    _check_between("MASTER_PORT", port, low=0, high=_LARGEST_PORT)
     free = port - 1 if port == _LARGEST_PORT else port + 1
     return _Told(
         num_nodes=num_nodes,
@@ -244,8 +245,9 @@ def expand_node_list(text: str, where: str = "node list") -> tuple[str, ...]:
         "pass --nnodes, --node-rank and --master-addr"
     )
     names: list[str] = []
-    # Commas inside brackets do not part names.
-    for item in re.split(r",(?![^\[\]]*\])", text.strip()):
+    # Commas inside brackets do not part names; no variable holds a NUL.
+    inside = re.sub(r"\[[^\[\]]*\]", lambda found: found[0].replace(",", "\0"), text.strip())
+    for item in inside.split(","):
         pieces = re.split(r"\[([^\[\]]*)\]", item)
         if not item or any(bracket in piece for piece in pieces[::2] for bracket in "[]"):
             raise malformed
@@ -261,12 +263,12 @@ def expand_node_list(text: str, where: str = "node list") -> tuple[str, ...]:
 def _range(text: str, malformed: UsageError) -> list[str]:
     """Numbers of ``08-10,20``, as wide as they are written."""
     members: list[str] = []
-    for item in text.split(","):
-        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", item)
+    for item in text.split("\0"):
+        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", item)
         if match is None:
             raise malformed
         low, high = match[1], match[2] or match[1]
-        if not 0 <= int(high) - int(low) < _MAX_NODES:
+        if not 0 <= int(high) - int(low) < _MAX_NODES - len(members):
             raise malformed
         members += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
     return members
@@ -276,13 +278,14 @@ def expand_task_counts(text: str, where: str = "tasks per node") -> tuple[int, .
     """Expand compressed counts: ``2(x3),1`` is 2, 2, 2, 1."""
     counts: list[int] = []
     for item in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,6})(?:\(x(\d{1,6})\))?\s*", item)
-        if match is None:
+        match = re.fullmatch(r"\s*([0-9]{1,6})(?:\(x([0-9]{1,6})\))?\s*", item)
+        nodes = int(match[2] or 1) if match else 0
+        if match is None or len(counts) + nodes > _MAX_NODES:
             raise UsageError(
                 f"calibrate: {where} must look like '2(x3),1', got {text!r}; "
                 "pass --nnodes and --nproc"
             )
-        counts += [int(match[1])] * int(match[2] or 1)
+        counts += [int(match[1])] * nodes
     return tuple(counts)
 
 
@@ -294,8 +297,8 @@ def _integer(environ: Mapping[str, str], names: tuple[str, ...], *, default: int
     name, text = _first(environ, names)
     if not text:
         return default
-    if not text.isdecimal():
-        raise UsageError(f"calibrate: {name} must be a whole number, got {text!r}; unset it")
+    if not re.fullmatch("[0-9]{1,18}", text):
+        raise UsageError(f"calibrate: {name} must be a whole number, got {text!r:.40}; unset it")
     return int(text)
 
 

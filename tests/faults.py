@@ -28,7 +28,7 @@ class Faults:
         """One call; it fails if it is its turn."""
         self.calls.append(f"{call} {where}".strip())
         if len(self.calls) == self._fails_at:
-            code = errno.EAGAIN if call == "spawn" else errno.EIO
+            code = errno.EAGAIN if call in ("spawn", "fork") else errno.EIO
             raise OSError(code, os.strerror(code))
 
     def is_ours(self, path: object) -> bool:
@@ -67,9 +67,9 @@ class CountedFile:
 
 @contextlib.contextmanager
 def injected(faults: Faults) -> Iterator[None]:
-    """Every open, read, write, fsync and rename below the folder goes through the counter."""
+    """Every open, read, write, fsync and rename below the folder, every spawn and fork, goes through the counter."""
     real_open, real_fdopen, real_fsync, real_replace = io.open, os.fdopen, os.fsync, os.replace
-    real_os_open, real_popen = os.open, subprocess.Popen
+    real_os_open, real_popen, real_fork = os.open, subprocess.Popen, os.fork
 
     def open_(file: Any, *arguments: Any, **options: Any) -> Any:
         if not faults.is_ours(file):
@@ -94,11 +94,16 @@ def injected(faults: Faults) -> Iterator[None]:
         faults.count("spawn")
         return real_popen(*arguments, **options)
 
+    def fork() -> int:
+        faults.count("fork")
+        return real_fork()
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(io, "open", open_)
         patch.setattr(os, "open", os_open)
         patch.setattr(os, "fdopen", lambda *a, **k: CountedFile(real_fdopen(*a, **k), faults))
         patch.setattr(os, "fsync", fsync)
         patch.setattr(subprocess, "Popen", spawn)
+        patch.setattr(os, "fork", fork)
         patch.setattr(os, "replace", replace)
         yield

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from calibrate.campaign import OBSERVATIONS
 from calibrate.environment import Placement, described, place
@@ -56,6 +56,8 @@ _PACKED: Final = (
     *("*/models-*.json", "*/in-place/plan.json", "*/in-place/observations.jsonl"),
 )
 _MOST_MEMBERS: Final = 200
+#: Of a long name or a time, which stand before their member.
+_MOST_EXTENSION_BYTES: Final[Bytes] = 4096
 _MOST_PARTS: Final = 4
 
 
@@ -86,6 +88,18 @@ def _packed(folder: Path, files: Sequence[Path]) -> bytes:
     return content.getvalue()
 
 
+class _Header(tarfile.TarInfo):
+    """A header of an archive; extensions are short, since Python before 3.11.10 takes time with the square of one."""
+
+    @classmethod
+    def frombuf(cls, *arguments: Any) -> Self:
+        """As ``tarfile`` reads it."""
+        found = super().frombuf(*arguments)
+        if not found.isreg() and found.size > _MOST_EXTENSION_BYTES:
+            raise Unreadable("a header must be short, got a longer one")
+        return found
+
+
 def unpack(path: Path, into: Path) -> CampaignDocument:
     """Write the members of an archive into an empty folder; return what the campaign says of itself.
 
@@ -96,7 +110,8 @@ def unpack(path: Path, into: Path) -> CampaignDocument:
     """
     try:
         content = read_bytes(path, most=MOST_LOG_BYTES)
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+        stream = io.BytesIO(content)
+        with tarfile.open(fileobj=stream, mode="r:", tarinfo=_Header) as archive:
             for number, member in enumerate(archive):
                 _refuse_strange(member, number)
                 file = archive.extractfile(member)

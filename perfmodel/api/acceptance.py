@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from perfmodel.tracing.loop import LoopClock
 
 #: Devices of a part, in its name.
-_COUNT: Final = re.compile(r"\b([1-9]\d{0,6})\s*(?:gpus?|devices?|ranks?)\b", re.IGNORECASE)
+_COUNT: Final = re.compile(r"\b([1-9][0-9]{0,6})\s*(?:gpus?|devices?|ranks?)\b", re.IGNORECASE)
 
 
 def acceptance_terms(  # noqa: PLR0913 - one parameter per part of the question

@@ -203,7 +203,7 @@ def _shown(title: str) -> Iterator[Callable[["Counted"], None]]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),  # of folders, ranks
         console=Console(stderr=True),
     ) as bar:
         row = bar.add_task("starting workers", total=None)

@@ -67,7 +67,7 @@ NVLINK_S: Final = 3.4e-6
 PCIE_S: Final = 5.7e-6
 NETWORK_S: Final = 14e-6
 #: Members, the link of each, and how many of them: ``8 eth-100 x4``.
-_TIER: Final = re.compile(r"(?P<count>\d{1,7}) +(?P<link>[^\s,]+)(?: +x(?P<links>\d{1,3}))?")
+_TIER: Final = re.compile(r"(?P<count>[0-9]{1,7}) +(?P<link>[^\s,]+)(?: +x(?P<links>[0-9]{1,3}))?")
 _MOST_TIERS: Final = 3
 #: First letters of a link's name tell what it crosses.
 _LATENCY_S: Final = {"nvlink": NVLINK_S, "xgmi": NVLINK_S, "pcie": PCIE_S}

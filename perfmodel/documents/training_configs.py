@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Final
 
 from perfmodel.errors import InvalidDocument, UsageError, reading
-from perfmodel.files import parse_toml, read_text
+from perfmodel.files import Unreadable, parse_toml, read_text
 from perfmodel.units import MIB, whole
 
-_LINE: Final = re.compile(r"^(?P<indent> *)(?P<key>[\w.-]+):(?:\s+(?P<value>.*?))?\s*$")
+_LINE: Final = re.compile(r"^(?P<indent> *)(?P<key>[\w.-]+):(?:\s+(?P<value>.*))?$")
 _COMMENT: Final = re.compile(r"(?:^|\s)#.*$")
 _INTERPOLATED: Final = re.compile(r"^\$\{(?:variables\.)?([\w.]+)\}$")
 #: Blocks that hold settings of the block around them.
 _WRAPPERS: Final = ("init_args", "config", "config_overrides", "parameters")
 _QUOTES: Final = " '\""
+#: Mappings inside mappings in one line: each level is read once more.
+_MOST_NESTED: Final = 16
 _TRUE: Final = ("true", "yes", "on")
 _SIZE: Final = re.compile(
     r"(?a)(?<![\w.])(?:(\d{1,4})x)?(\d{1,9}(?:\.\d{1,9})?)\s?([bm])(?![a-z])", re.IGNORECASE
@@ -111,7 +113,7 @@ def _yaml(path: Path, text: str) -> dict[str, str]:
     seen = set()
     parents: list[tuple[int, str]] = []
     for raw in text.splitlines():
-        match = _LINE.match(_COMMENT.sub("", raw))
+        match = _LINE.match(_COMMENT.sub("", raw).rstrip())
         if match is None:
             continue
         indent = len(match["indent"])
@@ -131,19 +133,22 @@ def _yaml(path: Path, text: str) -> dict[str, str]:
     return found
 
 
-def _scalars(key: str, value: str) -> dict[str, str]:
+def _scalars(key: str, value: str, depth: int = 0) -> dict[str, str]:
     """A value by its path, or those of a mapping in one line, such as ``{d_model: 8, attn: {rope: true}}``."""
+    if depth > _MOST_NESTED:
+        raise Unreadable(f"mappings in one line must be at most {_MOST_NESTED} deep")
     if not (value.startswith("{") and value.endswith("}")):
         whole_key = ".".join(part for part in key.split(".") if part not in _WRAPPERS)
         return {whole_key: value.strip("'\"")}
     found: dict[str, str] = {}
-    depth, begin = 0, 1
+    level, begin = 0, 1
     for at, mark in enumerate(value):
-        depth += (mark in "{[") - (mark in "}]")
-        if (mark == "," and depth == 1) or depth == 0:
+        level += (mark in "{[") - (mark in "}]")
+        if (mark == "," and level == 1) or level == 0:
             name, _, inner = value[begin:at].partition(":")
             if inner.strip():
-                found |= _scalars(f"{key}.{name.strip(_QUOTES)}", inner.strip())
+                path = f"{key}.{name.strip(_QUOTES)}"
+                found |= _scalars(path, inner.strip(), depth + 1)
             begin = at + 1
     return found
 

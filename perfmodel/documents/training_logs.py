@@ -221,7 +221,8 @@ class _Format(NamedTuple):
         return None if not (found and before) else before.groupdict() | found.groupdict()
 
 
-_FLOAT: Final = r"(?P<value>[\d,]*\.?\d+(?:e[+-]?\d+)?)"
+#: One way to read each text: a choice of where digits part takes time with the square of their number.
+_FLOAT: Final = r"(?P<value>(?:[\d,]*\.\d+|[\d,]*\d)(?:e[+-]?\d+)?)"
 _EPOCH: Final = r".*?epoch (?P<epoch>\d+)"
 _STEP: Final = r".*?step:\s*(?P<step>[\d,]+)"
 _BAR: Final = r"\b(?P<step>\d+)/(?P<total>\d+) \[[\d:]+<[\d:?]+,\s*"
@@ -330,7 +331,7 @@ _HEADS: Final = tuple(
         ("micro_batch", r"^ *micro_batch_size \.+ (\d+)"),
         ("accumulation", r"\bGradient Accumulation steps = ([\d,]+)"),
         ("accumulation", r"\bgradient accumulation steps:? (\d+)"),
-        ("global_batch", r"\bTotal train batch size \(.*\) = ([\d,]+)"),
+        ("global_batch", r"\bTotal train batch size \([^()]*\) = ([\d,]+)"),
         ("global_batch", r"\bglobal batch size:? *(\d+)"),
         ("global_batch", r"^ *global_batch_size \.+ (\d+)"),
         ("sequence", r"\bsequence length:? (\d+)"),
@@ -476,7 +477,10 @@ def _told(path: Path, lines: Sequence[str]) -> dict[str, Any]:
     for line in lines:
         for name, pattern in _HEADS:
             match = pattern.search(line)
-            value = int(match[1].replace(",", "")) if match else 0
+            try:
+                value = whole(match[1].replace(",", "")) if match else 0
+            except ValueError as error:
+                raise InvalidDocument(f"{path}: {name.replace('_', ' ')} {error}") from None
             if value and found.setdefault(name, value) != value:
                 raise InvalidDocument(
                     f"{path}: log must be of one run, but has two of {name.replace('_', ' ')}: {found[name]} "

@@ -195,7 +195,7 @@ def shifted(module: str, *, prefix: str, by: int) -> str:
     if by == 0 or not module.startswith(prefix):
         return module
     index, dot, rest = module[len(prefix) :].partition(".")
-    return f"{prefix}{int(index) + by}{dot}{rest}" if index.isdigit() else module
+    return f"{prefix}{int(index) + by}{dot}{rest}" if index.isdecimal() else module
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 Whatever fails, the message is one line, nothing measured is lost, and ``resume`` measures the rest once.
 """
 
+import os
 import shutil
 from pathlib import Path
 
@@ -20,8 +21,9 @@ from perfmodel.documents.observation import (
     refuse_repeated,
     tasks_done,
 )
-from perfmodel.errors import EXIT_FAILURE, PerfModelError
+from perfmodel.errors import EXIT_FAILURE, MeasurementFailed, PerfModelError
 from perfmodel.files import append_line
+from perfmodel.tracing.fork import Fork
 from tests.calibrate.played import played_campaign
 from tests.fakes import FakeLauncher
 from tests.faults import NEVER, Faults, injected
@@ -42,9 +44,20 @@ def play(call: Launch) -> None:
         append_line(output, seen.model_dump_json())
 
 
-def run(folder: Path, faults: Faults, *, resume: bool) -> None:
+def copied() -> None:
+    """A copy of this process, as a rank makes one for each task; without one it ends, as its launcher says."""
+    try:
+        with Fork(os.getpid) as copy:
+            copy.result()
+    except BlockingIOError as error:
+        raise MeasurementFailed(f"rank 0 must exit with 0, got {error.strerror}") from error
+
+
+def run(folder: Path, faults: Faults, *, resume: bool, forks: bool = False) -> None:
     def start(call: Launch) -> None:
         ProcessTree().start(["true"], environ={}).communicate()
+        if forks:
+            copied()
         play(call)
 
     with injected(faults):
@@ -68,14 +81,14 @@ def recorded(folder: Path) -> list[str]:
 
 def all_calls(folder: Path) -> list[str]:
     faults = Faults(NEVER, folder)
-    run(folder, faults, resume=False)
+    run(folder, faults, resume=False, forks=True)
     assert recorded(folder) == list(TASKS)
     return faults.calls
 
 
 def test_the_shim_sees_every_kind_of_call(tmp_path: Path) -> None:
     kinds = {call.split()[0] for call in all_calls(tmp_path / "run")}
-    assert kinds == {"open", "read", "write", "fsync", "rename", "spawn"}
+    assert kinds == {"open", "read", "write", "fsync", "rename", "spawn", "fork"}
 
 
 def test_every_call_may_fail_once(tmp_path: Path) -> None:
@@ -84,9 +97,11 @@ def test_every_call_may_fail_once(tmp_path: Path) -> None:
         folder = tmp_path / str(at)
         faults = Faults(at, folder)
         with pytest.raises(PerfModelError) as caught:
-            run(folder, faults, resume=False)
+            run(folder, faults, resume=False, forks=True)
         assert "\n" not in str(caught.value), call
-        assert str(caught.value).startswith((str(folder), "true: cannot be started")), call
+        assert str(caught.value).startswith(
+            (str(folder), "true: cannot be started", "rank 0 must exit with 0")
+        ), call
         assert caught.value.exit_code == EXIT_FAILURE
         kept = recorded(folder)
         # nothing that was on disk before the fault is gone, and nothing is half there

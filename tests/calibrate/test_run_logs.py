@@ -157,3 +157,11 @@ def test_broken_files_are_refused_with_their_place(
     path.write_text(text)
     with pytest.raises(InvalidDocument, match=said):
         read_run_rows(path)
+
+
+def test_a_folder_that_holds_itself_is_refused(tmp_path: Path) -> None:
+    """Two links would be 2^40 folders before the system says no."""
+    for name in ("a", "b"):
+        (tmp_path / name).symlink_to(tmp_path)
+    with pytest.raises(InvalidDocument, match="a: must be no link to a folder"):
+        read_run_rows(tmp_path)

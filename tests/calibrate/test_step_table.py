@@ -217,3 +217,12 @@ def test_an_unknown_device_is_refused(tmp_path: Path) -> None:
 )
 def test_families_by_name(model: str, family: str) -> None:
     assert family_of(model) == family
+
+
+@pytest.mark.parametrize(
+    ("torch", "is_fused"),
+    [("1.13", False), ("2.0", True), ("nightly", True), ("\u00b2", True), ("9" * 5000, True)],
+    ids=lambda value: str(value)[:9],
+)
+def test_what_fuses_operators_by_version(torch: str, *, is_fused: bool) -> None:
+    assert replace(setting("light_3", 4), torch=torch).is_fused is is_fused

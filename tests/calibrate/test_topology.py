@@ -162,9 +162,19 @@ def test_uneven_slurm_tasks_need_a_flag() -> None:
     assert resolve_topology(environ, flags=flags, num_local_devices=8).ranks_per_node == 2
 
 
-def test_an_unreadable_torchrun_variable_is_named() -> None:
-    with pytest.raises(UsageError, match="LOCAL_WORLD_SIZE must be a whole number, got 'two'"):
-        resolve_topology({**TORCHRUN, "LOCAL_WORLD_SIZE": "two"}, num_local_devices=8)
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("LOCAL_WORLD_SIZE", "two", "must be a whole number, got 'two'; unset it"),
+        ("LOCAL_WORLD_SIZE", "\u0662", "must be a whole number, got '\u0662'"),
+        ("WORLD_SIZE", "9" * 5000, "must be a whole number, got '9{30,40}; unset it"),
+        ("MASTER_PORT", "99999", "must be between 0 and 65535, got 99999"),
+    ],
+    ids=str,
+)
+def test_an_unreadable_torchrun_variable_is_named(name: str, text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} {words}"):
+        resolve_topology({**TORCHRUN, name: text}, num_local_devices=8)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +214,11 @@ def test_node_lists_expand(text: str, names: tuple[str, ...]) -> None:
         "",
         "a,,b",
         "n[0-9999][0-9999][0-9999]",
+        f"n[{','.join(['0-99999'] * 9000)}]",
+        "n," * 50_000,
+        "n[\u0661-\u0663]",
     ],
+    ids=lambda text: text[:30],
 )
 def test_a_broken_node_list_is_a_clear_error(text: str) -> None:
     with pytest.raises(UsageError, match=r"node list must look like .*; pass --nnodes"):
@@ -219,7 +233,11 @@ def test_task_counts_expand(text: str, counts: tuple[int, ...]) -> None:
     assert expand_task_counts(text) == counts
 
 
-@pytest.mark.parametrize("text", ["", "x3", "2(x", "-1", "2x3"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "x3", "2(x", "-1", "2x3", "\u0662(x3)", ",".join(["1(x999999)"] * 9000)],
+    ids=lambda text: text[:30],
+)
 def test_broken_task_counts_are_a_clear_error(text: str) -> None:
     with pytest.raises(UsageError, match=r"tasks per node must look like '2\(x3\),1'"):
         expand_task_counts(text)

@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,29 @@ def edited(file: str, place: str, value: str) -> Any:
         inside = inside[key]  # type: ignore[index]
     inside[last] = json.loads(value)  # type: ignore[index]
     return found
+
+
+#: Texts that a pattern could divide in many ways, with a part that is repeated for half a megabyte, by reader.
+LONG = (
+    ("training config", "a: x@y", " "),
+    ("training config", "a: @}", "{a: "),
+    ("training log", "step: 1 mfu: @x", "1"),
+    ("training log", "step: 1 mfu: @x", "1,"),
+    (
+        "training log",
+        "step: 9 tps: 1\nstep: 10 tps: 1\nstep: 11 tps: 1\n@",
+        "Total train batch size (",
+    ),
+    ("nccl-tests", "# Rank 0@", " on a"),
+)
+
+
+@pytest.mark.parametrize(("name", "text", "part"), LONG)
+def test_long_lines_are_read_in_time(folder: Path, name: str, text: str, part: str) -> None:
+    content = text.replace("@", part * (500_000 // len(part))).encode()
+    start_s = time.process_time()
+    assert read_hostile(name, content, folder) == []
+    assert time.process_time() - start_s < 5
 
 
 @pytest.mark.long

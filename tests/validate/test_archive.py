@@ -71,6 +71,16 @@ def test_strange_members_are_refused(tmp_path: Path, name: str, link: str, says:
     assert not any(tmp_path.rglob("p*.*"))
 
 
+def test_a_long_header_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "long.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        member = tarfile.TarInfo("plan.json")
+        member.type, member.size = tarfile.XHDTYPE, 10**6
+        archive.addfile(member, io.BytesIO(b"1" * 10**6))
+    with pytest.raises(InvalidDocument, match="a header must be short"):
+        unpack(path, tmp_path / "home")
+
+
 def test_a_member_that_comes_twice_is_refused(tmp_path: Path) -> None:
     path = packed(tmp_path / "odd.tar.gz", (CAMPAIGN, b"{}"), (CAMPAIGN, b"{}"))
     (tmp_path / "home").mkdir()

@@ -54,6 +54,7 @@ def test_words_without_a_meaning_are_refused(words: str, said: str) -> None:
         open_cluster(words)
 
 
-def test_anything_else_is_a_file_that_is_missing() -> None:
+@pytest.mark.parametrize("words", ["8 nvlink3 8 eth-100", "\u0668 nvlink3"])
+def test_anything_else_is_a_file_that_is_missing(words: str) -> None:
     with pytest.raises(InvalidDocument, match="cluster file cannot be read"):
-        open_cluster("8 nvlink3 8 eth-100")
+        open_cluster(words)
