@@ -44,7 +44,7 @@ diagnose: MODEL accumulation cluster device devices devices-per-node global-batc
 diff: NEW OLD json unsealed
 doctor: json
 explain: accumulation batch bucket-cap-mb cluster device devices json layout loader-samples-per-s
-    machine measured nodes-like profile scaling validation verbose workload unsealed
+    machine nodes-like profile scaling validation verbose workload unsealed
 fit: FOLDER json
 goodput: cause checkpoint-interval-s checkpoint-s deadline-days detection-s devices json
     mtbf-device-hours mtbf-stops replacement-hours replicas restart-s
@@ -69,10 +69,10 @@ validate: json budget from master-addr master-port nnodes node-rank out profile 
     validation
 validate memory: json batches device-kind models out truth
 validate models: json budget out profile resume seed soon
-validate network: json budget mbit minutes out resume seed
-validate published: FILE data json sources
+validate network: json budget mbit out resume seed
+validate published: json data output sources
 validate strategies: json budget out profile resume seed
-validate testbed: json budget minutes out resume seed
+validate testbed: json budget out resume seed
 whatif: machine batch cluster device device-memory devices devices-per-node fields json layout model
     nodes-like output profile scaling sequence-length set validation verbose workload unsealed
 """

@@ -1,7 +1,6 @@
 """Question -> Answer, and tables of answers: the one way to a prediction."""
 
 import dataclasses
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -28,7 +27,7 @@ from perfmodel.documents.prediction import (
 from perfmodel.layout import Layout, Scaling, scaled_layouts
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, TracedWorkload
 from perfmodel.statistics import Interval
-from perfmodel.units import Bytes, Seconds, format_bytes
+from perfmodel.units import Bytes, format_bytes
 
 
 def answer(question: Question) -> Answer:
@@ -324,37 +323,3 @@ def _key(layout: Layout) -> tuple[int, int, str, float | None]:
         layout.bucket_cap_mb,
     )
 
-
-class Verdict(enum.StrEnum):
-    """Where a measured step lies against the 90 % interval of the prediction."""
-
-    NORMAL = "normal"
-    SLOWER = "slower than normal"
-    FASTER = "faster than normal"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """A measured step among the predicted ones."""
-
-    measured_s: Seconds
-    predicted_s: Interval
-    share_slower: float
-    """Share of the predicted outcomes that take longer than the measured step."""
-
-    @property
-    def verdict(self) -> Verdict:
-        """In one word, or three."""
-        if self.measured_s > self.predicted_s.p95:
-            return Verdict.SLOWER
-        return Verdict.FASTER if self.measured_s < self.predicted_s.p5 else Verdict.NORMAL
-
-
-def standing(question: Question, *, measured_s: Seconds) -> Standing:
-    """Put a measured step among the draws of its prediction; raises as ``answer`` does."""
-    [draws_s] = steps_s([question])
-    return Standing(
-        measured_s=measured_s,
-        predicted_s=interval(draws_s),
-        share_slower=float((draws_s[1:] > measured_s).mean()),
-    )

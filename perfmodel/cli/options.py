@@ -22,7 +22,6 @@ from perfmodel.units import (
     decimal,
     parse_bandwidth,
     parse_bytes,
-    parse_duration,
     whole,
 )
 
@@ -152,8 +151,6 @@ def _day(text: str) -> dt.date:
 size = partial(parsed, _above_zero(parse_bytes), "SIZE")
 #: Such as 25GB/s. [B/s]
 bandwidth = partial(parsed, _above_zero(parse_bandwidth), "RATE")
-#: Such as 480ms. [s]
-duration = partial(parsed, _above_zero(parse_duration), "TIME")
 #: A whole number from 1 on, or several, separated by commas.
 count = partial(parsed, _whole, "N")
 counts = partial(parsed, _counts, "N,N,...")
@@ -433,10 +430,6 @@ Resume: TypeAlias = Annotated[
     bool, typer.Option("--resume", help="Continue, or judge again, what is in the folder.")
 ]
 Seed: TypeAlias = Annotated[int, seed("Seed of the order of runs.")]
-Limit: TypeAlias = Annotated[
-    Seconds | None,
-    minutes("Stop after so long; continue with --resume."),
-]
 NumNodes: TypeAlias = Annotated[
     int | None, typer.Option("--nnodes", help="Nodes; start the command on each.")
 ]

@@ -14,7 +14,7 @@ from perfmodel.cli import options as opt
 from perfmodel.cli import show_answer, working
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.machine import DEVICES_PER_NODE
-from perfmodel.units import GIB, Bytes, Seconds, format_duration
+from perfmodel.units import GIB, Bytes, format_duration
 from perfmodel.workload import names_model
 
 if TYPE_CHECKING:
@@ -35,11 +35,6 @@ _NO_MEASURE = typer.Option(
 )
 _PLOT = opt.picture("--plot", (".svg", ".png"), "Write a plot, .svg or .png.")
 _TRACE = typer.Option(help="Write the step at the largest count as a Chrome trace.")
-_MEASURED = opt.duration(
-    "--measured",
-    "What a step of yours takes, such as 480ms: is that normal? Median or trimmed mean of a run, "
-    "from the end of one optimizer step to the end of the next.",
-)
 _SET = typer.Option(
     "--set",
     help="FIELD=VALUE, such as network.bandwidth=400Gb/s or devices=64. Several make one scenario; "
@@ -374,7 +369,6 @@ def explain(
     cluster: opt.ClusterFile = None,
     nodes_like: opt.NodesLike = None,
     validation: opt.Validation = None,
-    measured: Annotated[Seconds | None, _MEASURED] = None,
     layout: opt.LayoutText = None,
     verbose: opt.Verbose = False,
     as_json: opt.Json = False,
@@ -383,19 +377,16 @@ def explain(
     if layout is not None:
         excluded = {**_ONLY_OF_TABLES, "devices": "the layout says how many"}
         opt.refuse_typed(context, excluded, beside="--layout")
-    from perfmodel.answer.answer import standing
     from perfmodel.explanation import explain as use_case
-    from perfmodel.report.explanation import explanation_lines, standing_line
+    from perfmodel.report.explanation import explanation_lines
 
     question = _question(context)
     if layout is None:
         question = _forecast(context).at_largest(question)
     with working("explain"):
         explanation = use_case(question, scaling=scaling)
-    place = None if measured is None else standing(question, measured_s=measured)
-    lines = [] if place is None else [standing_line(place)]
-    lines += explanation_lines(explanation, verbose=verbose)
-    show_answer({"explanation": explanation, "standing": place}, lines=lines, as_json=as_json)
+    lines = explanation_lines(explanation, verbose=verbose)
+    show_answer({"explanation": explanation}, lines=lines, as_json=as_json)
 
 
 def whatif(

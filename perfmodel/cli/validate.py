@@ -17,7 +17,7 @@ from perfmodel.cli import (
     working,
 )
 from perfmodel.cli import options as opt
-from perfmodel.errors import OutOfTolerance, UsageError
+from perfmodel.errors import OutOfTolerance
 
 if TYPE_CHECKING:
     from perfmodel.documents.verdicts import ValidationDocument, Verdict
@@ -32,9 +32,7 @@ _SEED_OF_MODELS = opt.seed("Which models are drawn; default: others every time."
 _BUDGET_STRATEGIES = typer.Option(help="quick or standard: about 4 or 14 minutes.")
 _NEW_SEED = opt.seed("Which stacks are drawn; default: a new one, or that of the folder.")
 _BUDGET_TESTBED = typer.Option(help="quick or standard: about 5 or 25 minutes.")
-_BUDGET_NETWORK = typer.Option(
-    help="quick or standard: about 3 or 6 minutes; blind: predictions on disk before runs."
-)
+_BUDGET_NETWORK = typer.Option(help="quick or standard: 1 or 3 rounds.")
 _MODELS = typer.Option(help="Models, separated by commas; default: fourteen, LeNet to ResNet-152.")
 _BATCHES = opt.counts("--batches", "Micro-batches, separated by commas.")
 _DATA = typer.Option(help="Folder with the published tables (CSV).")
@@ -42,8 +40,7 @@ _SOURCES = typer.Option(
     help="Tables to judge by, separated by commas; also nccl_times, and single_device_steps and machines, "
     "whose models are traced (10 minutes)."
 )
-_JSON_FILE = typer.Option("--json", help="Print the document; --json FILE writes it.")
-_MBIT = opt.positive("--mbit", "Rate of the links of a blind campaign. [Mbit/s]")
+_MBIT = opt.positive("--mbit", "Rate of the links. [Mbit/s]")
 _ARCHIVE = typer.Option(
     "--from", help="Judge what perfmodel calibrate --campaign packed elsewhere; measures nothing."
 )
@@ -254,21 +251,18 @@ def validate_published(
     *,
     data: Annotated[Path, _DATA],
     sources: Annotated[str, _SOURCES] = PUBLISHED,
-    as_json: Annotated[bool, _JSON_FILE] = False,
-    file: Annotated[Path | None, typer.Argument(help="Where --json writes.")] = None,
+    output: opt.Output = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Fit the small end of published series, predict the large end, beside plain models."""
     from perfmodel.report.validation import published_lines, series_table
     from validate.published import judge_published
 
-    if file is not None and not as_json:
-        raise UsageError(f"FILE: must follow --json, got {str(file)!r}")
     with working("validate published"):
         document = judge_published(data, opt.names(sources))
     title = "Fitted on the small end of each series, judged at the large end"
     table = series_table(title, document.series)
-    shown = as_json and file is None
-    show_answer(document, table, published_lines(document), as_json=shown, output=file)
+    show_answer(document, table, published_lines(document), as_json=as_json, output=output)
 
 
 def validate_strategies(
@@ -316,7 +310,6 @@ def validate_testbed(
     out: opt.Folder = Path("runs/testbed"),
     resume: opt.Resume = False,
     seed: opt.Seed = 1,
-    minutes: opt.Limit = None,
     as_json: opt.Json = False,
 ) -> None:
     """Run DDP at 4, 8 and 16 ranks over shaped links and print the model's own error."""
@@ -324,7 +317,7 @@ def validate_testbed(
     from validate.testbed import ddp as use_case
     from validate.testbed.campaign import CampaignRequest
 
-    request = CampaignRequest(folder=out, budget=budget, seed=seed, resume=resume, limit_s=minutes)
+    request = CampaignRequest(folder=out, budget=budget, seed=seed, resume=resume)
     with measurement("testbed") as on_progress:
         document = use_case.validate_testbed(request, on_progress=on_progress)
     tables = testbed_tables(document)
@@ -338,15 +331,14 @@ def validate_network(
     out: opt.Folder = Path("runs/network-verdict"),
     resume: opt.Resume = False,
     seed: opt.Seed = 1,
-    minutes: opt.Limit = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Measure collectives of 2 to 16 ranks on shaped links and on loopback; fit some, judge by the rest."""
+    """Measure collectives of 2 to 16 ranks on shaped links; fit some, judge by the rest."""
     from perfmodel.report.validation import network_tables
     from validate.testbed import network as use_case
 
     request = use_case.NetworkRequest(
-        folder=out, budget=budget, mbit=mbit, seed=seed, resume=resume, limit_s=minutes
+        folder=out, budget=budget, mbit=mbit, seed=seed, resume=resume
     )
     with measurement("network") as on_progress:
         document = use_case.validate_network(request, on_progress=on_progress)

@@ -13,6 +13,7 @@ import numpy as np
 from perfmodel.answer import open_question
 from perfmodel.answer.inferred import Training, layout_jobs
 from perfmodel.cost.jobs import Jobs
+from perfmodel.cost.memory import Verdict, verdict
 from perfmodel.cost.parameters import DeviceSheet, FittedParameters
 from perfmodel.cost.rescaling import device_sheet
 from perfmodel.diagnosis.cases import Case, observation_of, run_of, unsaid
@@ -35,7 +36,7 @@ from perfmodel.documents.training_logs import Logged, read_log, read_observed
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError
 from perfmodel.models import document_for, is_model_config, read_model, read_workload
-from perfmodel.units import BytesPerSecond, format_rate
+from perfmodel.units import BytesPerSecond, format_bytes, format_rate
 from perfmodel.workload import is_model
 from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer, gpt
 
@@ -59,6 +60,8 @@ class Diagnosed(Shown):
     notes: tuple[str, ...]
     contradicts: bool = False
     """Whether the size in the name is not that of the configuration."""
+    fits: bool = True
+    """Whether no run is known to need more memory than a device has."""
     is_calibrated: bool = False
     enough: BytesPerSecond | None = None
     """Between nodes, of one device, for 90 % of the speed of one node. [B/s]"""
@@ -103,6 +106,7 @@ def diagnosed(case: Case) -> Diagnosed:
     largest = max(runs, key=lambda run: run.nodes)
     terms, more, enough = _terms(case, expected, largest, rng)
     contradiction = _contradiction(case.name or config.name, trained)
+    too_large = _too_large(trained, runs, expected.capacity_bytes)
     found = use_case(
         trained,
         observations,
@@ -123,8 +127,9 @@ def diagnosed(case: Case) -> Diagnosed:
         model=_titled(trained, expected.device, [text for text in taken if text]),
         logged=tuple(logged),
         trained=trained,
-        notes=(*contradiction, *notes, *more),
+        notes=(*contradiction, *too_large, *notes, *more),
         contradicts=bool(contradiction),
+        fits=not too_large,
         is_calibrated=expected.sheet is None,
         enough=enough,
         per_node=min(largest.devices, largest.devices_per_node),
@@ -460,6 +465,25 @@ def _contradiction(name: str, trained: Trained) -> tuple[str, ...]:
     note = (
         f"WRONG MODEL SIZE: the name {(name or trained.name)!r} says {claimed / 1e9:.3g} G parameters, "
         f"the configuration has {trained.parameters / 1e9:.3g} G, which is what is expected here"
+    )
+    return (note,)
+
+
+def _too_large(trained: Trained, runs: Sequence[Run], capacity_bytes: float) -> tuple[str, ...]:
+    """A line on the runs that no such device holds, if there are any."""
+    if not isinstance(trained, LargeModel):
+        return ()
+    fits = {run: trained.fit(run, capacity_bytes) for run in runs}
+    needed = {
+        f"{format_bytes(found[0])} by {str(run.layout) or 'one device'}"
+        for run, found in fits.items()
+        if found is not None and verdict(found[1]) is Verdict.DOES_NOT_FIT
+    }
+    if not needed:
+        return ()
+    note = (
+        f"DOES NOT FIT: a device has {format_bytes(capacity_bytes)}, needed are {', '.join(sorted(needed))}; "
+        "the step expected is that of a larger device, what ran was smaller, sharded or offloaded"
     )
     return (note,)
 

@@ -13,7 +13,7 @@ from perfmodel.answer import Question
 from perfmodel.answer.measured import layout_costs, measured_answer, measured_caveats, step_times
 from perfmodel.cost.collectives import ring_share
 from perfmodel.cost.jobs import Jobs
-from perfmodel.cost.layout_memory import TENSORS, rank_parts
+from perfmodel.cost.layout_memory import ASSUMED_MEMORY, TENSORS, rank_parts
 from perfmodel.cost.layout_time import DEVICE_OR_HOST, step_parts
 from perfmodel.cost.parameters import FittedParameters
 from perfmodel.layout import Layout
@@ -116,6 +116,18 @@ class LargeModel:
             return {}
         parts = rank_parts(self.jobs(run))
         return {name: float(size[0]) for name, size in parts.items() if name in TENSORS}
+
+    def fit(self, run: Run, capacity_bytes: float) -> tuple[float, float] | None:
+        """What the fullest rank needs with context and slack [B], and the odds that a device holds it.
+
+        None where weights are frozen.
+        """
+        if self.frozen:
+            return None
+        jobs = self.jobs(run)
+        needed = ASSUMED_MEMORY.fullest_bytes(jobs)
+        odds = ASSUMED_MEMORY.fit_probability(jobs, needed, capacity_bytes)
+        return float(needed[0]), float(odds[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

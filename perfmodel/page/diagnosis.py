@@ -1,12 +1,11 @@
 """A logged speed beside the prediction on the page: normal or not, and which causes fit."""
 
+import enum
 import shlex
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
 from perfmodel.answer import Answer
-from perfmodel.answer.answer import Standing, Verdict
 from perfmodel.diagnosis.asked import diagnosed
 from perfmodel.diagnosis.cases import Case
 from perfmodel.diagnosis.odds import NORMAL
@@ -20,12 +19,28 @@ from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import PerfModelError, UsageError
 from perfmodel.machine import DEVICES_PER_NODE
 from perfmodel.page import OfferedMachine, OfferedWorkload
+from perfmodel.statistics import Interval
 from perfmodel.units import Seconds
 from perfmodel.workload.transformer import NamedTransformer
 
 _MOST_CAUSES: Final = 4
 _LIKELY: Final = 0.05
 _LARGE_PRECISION: Final = "bf16"
+
+
+class Verdict(enum.StrEnum):
+    """Where a logged step lies against the 90 % interval of the prediction."""
+
+    NORMAL = "normal"
+    SLOWER = "slower than normal"
+    FASTER = "faster than normal"
+
+    @classmethod
+    def of(cls, logged_s: Seconds, predicted_s: Interval) -> "Verdict":
+        """In one word, or three."""
+        if logged_s > predicted_s.p95:
+            return cls.SLOWER
+        return cls.FASTER if logged_s < predicted_s.p5 else cls.NORMAL
 
 
 def judged(
@@ -38,15 +53,11 @@ def judged(
     if asked.logged is None:
         return None
     logged_s = _step_s(asked.logged, workload, found)
-    standing = Standing(
-        measured_s=logged_s,
-        predicted_s=found.step,
-        share_slower=float((found.step_s[1:] > logged_s).mean()),
-    )
+    verdict = Verdict.of(logged_s, found.step)
     case, typed = _case(machine, workload, found, logged_s)
     causes: tuple[LikelyCause, ...] = ()
     next_name = ""
-    if case is not None and standing.verdict is not Verdict.NORMAL:
+    if case is not None and verdict is not Verdict.NORMAL:
         with suppress(PerfModelError):  # the command says what a data sheet lacks
             odds = diagnosed(case).found
             likely = [fit for fit in odds.fits if fit.odds >= _LIKELY and fit.cause != NORMAL]
@@ -57,8 +68,8 @@ def judged(
             next_name = odds.next_name or ""
     return PageDiagnosis(
         logged_s=logged_s,
-        verdict=standing.verdict.value,
-        share_slower=standing.share_slower,
+        verdict=verdict.value,
+        share_slower=float((found.step_s[1:] > logged_s).mean()),
         causes=causes,
         next_name=next_name,
         command=shlex.join(["perfmodel", *typed]),
@@ -82,44 +93,29 @@ def _case(
     """What ``diagnose`` is asked, None without a data sheet; and the command that says more."""
     layout, entry, sheet = found.layout, workload.entry, machine.sheet
     time = f"{f'{1e3 * logged_s:.6f}'.rstrip('0').rstrip('.')} ms"
-    if sheet is None or (workload.trace is None and not isinstance(entry, NamedTransformer)):
-        asked = {
-            "--profile": machine.typed,
-            "--workload": workload.typed,
-            "--devices": layout.world_size,
-            "--batch": layout.micro_batch,
-            "--accumulation": layout.accumulation,
-            "--measured": time,
-        }
-        return None, ["explain", *_options(asked)]
     model: str | WorkloadDocument = workload.typed
-    words = f"{layout.world_size} GPUs, {time}"
-    precision = _LARGE_PRECISION
+    words, precision = f"{layout.world_size} GPUs, {time}", None
     if isinstance(entry, NamedTransformer):
-        words = f"{layout.world_size} GPUs, {layout}: {time}"
+        words, precision = f"{layout.world_size} GPUs, {layout}: {time}", _LARGE_PRECISION
     elif workload.trace is not None and workload.document is not None:
         model, precision = workload.document, workload.trace.method.precision
+    by_sheet = sheet is not None and precision is not None
     case = Case(
         model=model,
-        device=sheet.id,
+        device=sheet.id if sheet and by_sheet else None,
         observed=(words,),
         devices_per_node=min(layout.world_size, DEVICES_PER_NODE),
         micro_batch=layout.micro_batch,
         accumulation=layout.accumulation,
-        precision=precision,
+        precision=precision if by_sheet else None,
         strategy="ddp" if layout.zero == 0 else None,
     )
+    names = ("devices_per_node", "micro_batch", "accumulation", "precision", "strategy")
     typed = {
+        "--profile": None if by_sheet else machine.typed,
         "--device": case.device,
         "--observed": words,
-        "--devices-per-node": case.devices_per_node,
-        "--micro-batch": case.micro_batch,
-        "--accumulation": case.accumulation,
-        "--precision": precision,
-        "--strategy": case.strategy,
+        **{f"--{name.replace('_', '-')}": getattr(case, name) for name in names},
     }
-    return case, ["diagnose", workload.typed, *_options(typed)]
-
-
-def _options(typed: Mapping[str, object]) -> list[str]:
-    return [text for name, value in typed.items() if value for text in (name, str(value))]
+    options = [text for name, value in typed.items() if value for text in (name, str(value))]
+    return case if by_sheet else None, ["diagnose", workload.typed, *options]

@@ -8,14 +8,14 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import NormalDist, fmean, median, stdev
+from statistics import NormalDist, fmean, median, median_low, stdev
 from typing import Final, Literal, Self, TypeVar
 
 import numpy as np
 
 from perfmodel.answer import Question
 from perfmodel.answer.answer import answer
-from perfmodel.cost import CurveDraws
+from perfmodel.cost import CurveDraws, Samples
 from perfmodel.cost.collectives import bus_factor
 from perfmodel.documents.acceptance import Clause, ClauseKind, RankRun
 from perfmodel.documents.budget import GoodputDocument
@@ -32,6 +32,8 @@ NUM_DRAWS: Final = 400
 _SMALLEST_SPREAD: Final = 0.005
 #: A rank is named if its steps are longer than those of the median rank by more than this.
 _SLOW_RATIO: Final = 1.02
+
+Source = Literal["measured", "interpolated", "predicted"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,14 @@ class Quantity:
 
     value: float
     log_error: float
-    source: Literal["measured", "interpolated", "predicted"]
+    source: Source
+
+
+def drawn(draws: Samples, source: Source = "predicted") -> Quantity:
+    """A quantity by its draws, the first nominal."""
+    return Quantity(
+        value=float(draws[0]), log_error=float(np.log(draws[1:]).std()), source=source
+    )
 
 
 def quantity(delivery: Delivery, clause: Clause) -> Quantity | None:
@@ -129,12 +138,8 @@ def _collective(delivery: Delivery, clause: Clause) -> Quantity | None:
     for entry in () if machine is None else machine.collectives:
         if is_about(entry, clause):
             curve = read_curve(entry)
-            draws_s = curve.read(size_bytes)
-            return Quantity(
-                value=float(draws_s[0]),
-                log_error=float(np.log(draws_s[1:]).std()),
-                source="measured" if size_bytes in curve.at else "interpolated",
-            )
+            source: Source = "measured" if size_bytes in curve.at else "interpolated"
+            return drawn(curve.read(size_bytes), source)
     return None
 
 
@@ -167,7 +172,8 @@ def as_busbw(found: Quantity, clause: Clause) -> Quantity:
 def _spread(delivery: Delivery, clause: Clause) -> Quantity | None:
     """Slowest of all ranks, or parts, over the median one; by the profile, of the workload that shows it most.
 
-    The standard deviation of n ranks is itself uncertain by ``1 / sqrt(2 (n - 1))``.
+    The standard deviation of n ranks is itself uncertain by ``1 / sqrt(2 (n - 1))``. Of an even number the faster of
+    the middle two is the median: of two nodes the slower one is compared with the other, not with their mean.
     """
     shown = [
         run.own_s
@@ -177,7 +183,7 @@ def _spread(delivery: Delivery, clause: Clause) -> Quantity | None:
     shown = shown or [delivery.parts_s] * bool(delivery.parts_s)
     if shown:
         return mean_of_runs(
-            [max(own_s.values()) / median(own_s.values()) for own_s in shown], clause
+            [max(own_s.values()) / median_low(own_s.values()) for own_s in shown], clause
         )
     machine = delivery.machine
     if machine is None or machine.max_world_size == 1 or not machine.workloads:
@@ -226,10 +232,7 @@ def _step(delivery: Delivery, clause: Clause) -> Quantity | None:
             return Quantity(value=step.step_s, log_error=error, source="measured")
     if layout.synchronisation is Synchronisation.DDP and not all_reduces(machine):
         return None
-    draws_s = answer(Question(machine=machine, workload=workload, layout=layout)).step_s
-    return Quantity(
-        value=float(draws_s[0]), log_error=float(np.log(draws_s[1:]).std()), source="predicted"
-    )
+    return drawn(answer(Question(machine=machine, workload=workload, layout=layout)).step_s)
 
 
 _QUANTITIES: Final[Mapping[ClauseKind, Callable[[Delivery, Clause], Quantity | None]]] = {
@@ -328,7 +331,7 @@ def _over_median(repetitions: Sequence[Mapping[_Name, Seconds]]) -> dict[_Name, 
     """
     found: defaultdict[_Name, list[float]] = defaultdict(list)
     for own_s in repetitions:
-        middle_s = median(own_s.values())
+        middle_s = median_low(own_s.values())
         for name, time_s in own_s.items():
             found[name].append(time_s / middle_s)
     return {name: median(ratios) for name, ratios in sorted(found.items())}

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
-
 from perfmodel.answer import Question
 from perfmodel.answer.answer import answer, step_ratio
 from perfmodel.answer.measured import cost_model
@@ -29,6 +27,7 @@ from perfmodel.plan.delivered import (
     Quantity,
     all_reduces,
     as_busbw,
+    drawn,
     mean_of_runs,
     quantity,
     read_curve,
@@ -128,7 +127,7 @@ def _step(job: BoughtJob) -> Promise:
         raise UsageError(f"--observed: runs must be of one number of devices, got {sorted(counts)}")
     measured = mean_of_runs([run.step_s for run in job.reference.runs], clause)
     if measured is None:
-        found = _drawn(answer(question).step_s)
+        found = drawn(answer(question).step_s)
     else:
         found = _scaled(measured, *step_ratio(question, _on_a_part(layout, *counts)))
 
@@ -169,7 +168,7 @@ def _collectives(job: BoughtJob) -> Iterator[Promise]:
         times_s = partial(network.time_s, kind, size_bytes)
         found, on = _of_logs(job.reference.collectives, clause)
         found = (
-            _scaled(found, *_ratio(times_s, ranks, on)) if found else _drawn(times_s(Group(ranks)))
+            _scaled(found, *_ratio(times_s, ranks, on)) if found else drawn(times_s(Group(ranks)))
         )
         parts = tuple(n for n in _parts(question) if on < n <= ranks)
         told = f"give {RUNS} nccl-tests logs of {{devices}} such devices (--log)"
@@ -185,7 +184,7 @@ def _collectives(job: BoughtJob) -> Iterator[Promise]:
 
 def _ratio(times_s: Callable[[Group], Samples], ranks: int, part: int) -> tuple[float, float]:
     """A collective of so many ranks over that of a part of them, and its standard error in log."""
-    found = _drawn(times_s(Group(ranks)) / times_s(Group(part)))
+    found = drawn(times_s(Group(ranks)) / times_s(Group(part)))
     return found.value, found.log_error
 
 
@@ -277,11 +276,6 @@ def _spread(question: Question) -> Promise:
         delivered_error=error,
         remedy="calibrate such a machine with all its ranks (--profile)",
     )
-
-
-def _drawn(draws: Samples) -> Quantity:
-    error = float(np.log(draws[1:]).std())
-    return Quantity(value=float(draws[0]), log_error=error, source="predicted")
 
 
 def _scaled(measured: Quantity, ratio: float, log_error: float) -> Quantity:

@@ -45,8 +45,10 @@ def diagnosis_table(told: Diagnosed) -> Table:
 
 
 def verdict(told: Diagnosed) -> str:
-    """In one line: normal, not normal, or between the two; first that another model runs than is named."""
+    """In one line: normal, not normal, or between the two; first what makes it of another run."""
     words = judgement(told.found)
+    if not told.fits:
+        words = f"DOES NOT FIT in memory; on a larger device: {words}"
     if told.contradicts:
         return f"verdict: WRONG MODEL SIZE; of the size that is configured: {words}"
     return f"verdict: {words}"
@@ -93,6 +95,7 @@ def diagnosis_json(told: Diagnosed) -> dict[str, object]:
     return {
         "model": told.model,
         "verdict": verdict(told).removeprefix("verdict: "),
+        "fits": told.fits,
         "observations": [
             {
                 "text": each.observation.text,

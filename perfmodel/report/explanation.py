@@ -1,14 +1,11 @@
-"""An explanation, and where a measured step stands, as lines."""
+"""An explanation as lines."""
 
 from typing import Final
 
-from perfmodel.answer.answer import Standing, Verdict
 from perfmodel.explanation import Change, Explanation, Loss
 from perfmodel.report import (
     caveat_lines,
-    duration_interval,
     number,
-    one_line,
     percent,
     short_label,
 )
@@ -42,24 +39,6 @@ def explanation_lines(explanation: Explanation, *, verbose: bool = True) -> list
         f"add up. Gains are per global batch of the setting, {against} over the same baseline."
     )
     return [*lines, *caveat_lines(explanation.caveats, verbose=verbose)]
-
-
-def standing_line(found: Standing) -> str:
-    """Whether a measured step is normal, in one line."""
-    predicted = one_line(duration_interval(found.predicted_s))
-    line = (
-        f"measured {format_duration(found.measured_s)}: {found.verdict}; predicted {predicted}, "
-        f"{percent(found.share_slower)} of outcomes take longer"
-    )
-    more_s = found.measured_s - found.predicted_s.nominal
-    if found.verdict is Verdict.SLOWER:
-        return (
-            f"{line}; {format_duration(more_s)} are more than the causes below cost when calibrated: "
-            "confirm them on the job; perfmodel doctor says what disturbs a machine"
-        )
-    if found.verdict is Verdict.FASTER:
-        return f"{line}; is it the same batch of each device, precision and definition of a step?"
-    return line
 
 
 def _is_alone(explanation: Explanation) -> bool:

@@ -97,8 +97,12 @@ def _testbed(record: Path) -> None:
 
 
 def _network(record: Path) -> None:
-    runs = [run for run in _runs(record, "blind/runs.jsonl") if isinstance(run, CollectiveRun)]
-    for judged in network.judge(network.points(runs), blind=True):
+    runs = [run for run in _runs(record, "runs.jsonl") if isinstance(run, CollectiveRun)]
+    found = network.points(runs)
+    known = {name: network.splits(every)[0] for name, every in found.items()}
+    rows = network.predict(known, (run.setting for run in runs if ": judged" in run.setting.name))
+    predicted = {(row["collective"], row["ranks"], row["size_bytes"]): row for row in rows}
+    for judged in network.judge(found, predicted):
         say(judged.series.name, [error for _, error in judged.errors])
 
 

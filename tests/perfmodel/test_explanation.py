@@ -5,10 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from perfmodel.answer.answer import Standing, Verdict, standing
 from perfmodel.explanation import ChangeKind, Explanation, LossCause, explain
 from perfmodel.layout import Scaling, scaled_layouts
-from perfmodel.report.explanation import explanation_lines, standing_line
+from perfmodel.report.explanation import explanation_lines
 from perfmodel.units import MIB
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.profiles import Machine, profile
@@ -206,41 +205,6 @@ def test_one_device_gains_samples_per_second_and_no_speedup() -> None:
     tried = [line for line in lines if line.startswith("   micro-batch 32")]
     assert tried == ["   micro-batch 32 (global batch 16 -> 32): step -3.60 ms, samples/s +1.5 %"]
     assert not [line for line in lines[1:] if "speed-up" in line]
-
-
-def measured(factor: float) -> Standing:
-    """A step of so many times the nominal prediction on two ranks."""
-    predictor = Asking(profile(Machine(rank_spread=0.05)))
-    workload = predictor.workload("heavy")
-    (setting,) = scaled_layouts([2], scaling="weak", batch=16)
-    draws_s = predictor.step(workload, setting).step_s
-    result = standing(
-        predictor.question(workload, setting),
-        measured_s=factor * float(draws_s[0]),
-    )
-    assert result.predicted_s.nominal == pytest.approx(float(draws_s[0]))
-    share = np.mean(draws_s[1:] > result.measured_s)
-    assert result.share_slower == pytest.approx(float(share), abs=0.01)
-    return result
-
-
-def test_the_verdict_is_that_of_the_interval() -> None:
-    assert [measured(factor).verdict for factor in (0.5, 1.0, 2.0)] == [
-        Verdict.FASTER,
-        Verdict.NORMAL,
-        Verdict.SLOWER,
-    ]
-    assert (measured(0.5).share_slower, measured(2.0).share_slower) == (1.0, 0.0)
-    assert 0.2 < measured(1.0).share_slower < 0.8
-
-
-def test_a_slow_step_says_how_much_nothing_explains() -> None:
-    slow = measured(2.0)
-    assert standing_line(slow).startswith("measured ")
-    assert "slower than normal; predicted" in standing_line(slow)
-    assert "0.0 % of outcomes take longer; " in standing_line(slow)
-    assert "are more than the causes below cost" in standing_line(slow)
-    assert "is it the same batch" in standing_line(measured(0.5))
 
 
 def test_where_only_rounding_differs_nothing_is_lost() -> None:

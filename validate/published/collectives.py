@@ -15,7 +15,7 @@ from perfmodel.cost.network import CollectiveCost
 from perfmodel.documents.verdicts import PublishedSeries
 from perfmodel.machine.measured import CurvePoint, MeasuredCollective
 from perfmodel.statistics import FloatArray
-from validate.published.harness import Part, Row, Table, alpha_beta_ring, number, numbers, verdict
+from validate.published.harness import Part, Row, Table, number, numbers, verdict
 
 #: Single published timings are medians of many iterations on a quiet machine, at best.
 _ERROR: Final = 0.02
@@ -42,11 +42,7 @@ class Point(NamedTuple):
     ranks: int
     nodes: int
     time_s: float
-    in_place_s: float | None = None
-    """The same collective into its own memory, timed right after. [s]"""
     relative_error: float = _ERROR
-    rounds_s: tuple[float, ...] = ()
-    """Medians of the rounds that it is the median of, where they are known. [s]"""
 
 
 Read: TypeAlias = Callable[[Row], tuple[Sequence[System], Point] | str]
@@ -109,7 +105,6 @@ def _judged(
             if of_band:
                 op = _NAMES.get(name[-1], name[-1])
                 part = predicted(op, known, of_band, library="nccl", errors=errors)
-                part.predicted.update(scatter(of_band))
                 yield judge_part(table.source, words + band, part, known, of_band)
     table.leave_out(few, sum(judged.isdisjoint(names) for names in of_rows))
 
@@ -120,11 +115,9 @@ def _timing(row: Row) -> tuple[Sequence[System], Point] | str:
     if found is None or found[2] <= 1:
         return "no size, time or group of ranks"
     size, time_us, ranks = found
-    in_place_us = number(row, "inplace_time_us")
-    in_place_s = in_place_us * 1e-6 if in_place_us else None
     nodes = _num_domains(row, int(ranks))
     system = row["source"], _COUNTS.sub("", row["hardware"]).strip(), row["op"]
-    return [system], Point(size, int(ranks), nodes, time_us * 1e-6, in_place_s)
+    return [system], Point(size, int(ranks), nodes, time_us * 1e-6)
 
 
 def _log_line(row: Row) -> tuple[Sequence[System], Point] | str:
@@ -196,32 +189,29 @@ def _split(points: list[Point]) -> tuple[list[Point], list[Point]]:
 def predicted(
     op: str, known: Sequence[Point], unknown: Sequence[Point], *, library: str, errors: FloatArray
 ) -> Part:
-    """Our law and a textbook ring at unknown points, whose relative ``errors`` widen the intervals."""
+    """Our law and a plain rule at unknown points, whose relative ``errors`` widen the intervals."""
     draws_s = draws_of(op, known, [p[:3] for p in unknown], library=library)
     noise = np.random.default_rng(1).standard_normal(draws_s.shape)
     low, high = np.quantile(draws_s * np.exp(errors[:, np.newaxis] * noise), [0.05, 0.95], axis=1)
-    fit, at = (np.array([p[:4] for p in points]) for points in (known, unknown))
-    plain = alpha_beta_ring((fit[:, 0], fit[:, 1], fit[:, 3]), at[:, 0], at[:, 1], op)
     return Part(
-        measured=at[:, 3],
+        measured=np.array([point.time_s for point in unknown]),
         predicted={
             "perfmodel": draws_s[:, 0],
-            "bus bandwidth carried on": _carried(op, known, unknown),
-            "alpha-beta ring": plain,
+            "bus bandwidth carried on": carried(op, known, unknown),
         },
         interval=(low, high),
     )
 
 
-def _carried(op: str, known: Sequence[Point], unknown: Sequence[Point]) -> FloatArray:
+def carried(op: str, known: Sequence[Point], unknown: Sequence[Point]) -> FloatArray:
     """As the largest group that was measured, at its bus bandwidth. [s]"""
     largest = max(known, key=lambda point: (point.ranks, point.nodes))
     same = sorted(p for p in known if (p.ranks, p.nodes) == (largest.ranks, largest.nodes))
     sizes, times_s = np.log([p.size_bytes for p in same]), np.log([p.time_s for p in same])
     at = np.array([point.size_bytes for point in unknown])
     ratio = [bus_factor(op, p.ranks) / bus_factor(op, largest.ranks) for p in unknown]
-    carried_s: FloatArray = np.exp(np.interp(np.log(at), sizes, times_s)) * np.array(ratio)
-    return carried_s
+    time_s: FloatArray = np.exp(np.interp(np.log(at), sizes, times_s)) * np.array(ratio)
+    return time_s
 
 
 def judge_part(
@@ -245,7 +235,7 @@ def draws_of(
 
 @lru_cache(maxsize=64)
 def _fitted(op: str, known: tuple[Point, ...], library: str) -> CollectiveCost:
-    """Predictions and verdict of a blind campaign, and all its splits, rest on the same points."""
+    """All predictions of a campaign rest on the same points."""
     groups = [
         MeasuredCollective(
             collective=op,
@@ -275,18 +265,3 @@ def log_scatter(points: Sequence[Point]) -> float:
         logs = np.log([point.time_s for point in ordered if point[1:3] == group])
         away.append(logs - isotonic_regression(logs).x)
     return float(np.sqrt(np.mean(np.concatenate(away) ** 2)))
-
-
-def scatter(points: Sequence[Point]) -> dict[str, FloatArray]:
-    """The same collective timed in place, and the other repeats of each point: no model does better. [s]"""
-    found = {}
-    in_place = [point.in_place_s for point in points if point.in_place_s]
-    if len(in_place) == len(points):
-        found["timed in place"] = np.array(in_place)
-    others = [
-        [other.time_s for other in points if other is not point and other[:3] == point[:3]]
-        for point in points
-    ]
-    if all(others):
-        found["the other repeats"] = np.array([np.exp(np.mean(np.log(s))) for s in others])
-    return found

@@ -1,4 +1,4 @@
-"""The harness of all published tables: rows in and out, scores beside plain models, the models themselves."""
+"""The harness of all published tables: rows in and out, scores beside plain rules, the rules themselves."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from scipy.optimize import least_squares
-
 from perfmodel.documents.verdicts import PublishedErrors, PublishedRows, PublishedSeries
 from perfmodel.errors import InvalidDocument, reading
 from perfmodel.files import read_table
@@ -17,7 +15,6 @@ from perfmodel.units import decimal
 from validate.judging import summarise
 
 Row: TypeAlias = dict[str, str]
-Three: TypeAlias = tuple[FloatArray, FloatArray, FloatArray]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -144,32 +141,6 @@ def verdict(
     )
 
 
-def repeatability(
-    source: str, name: str, groups: Sequence[FloatArray], *, alike: str, fitted: str, predicted: str
-) -> PublishedSeries:
-    """Scatter of runs that should be the same: the median of its group's others predicts each."""
-    others = [np.median(np.delete(group, one)) for group in groups for one in range(len(group))]
-    part = Part(measured=np.concatenate(groups), predicted={alike: np.array(others)})
-    return verdict(source, name, [part], fitted=fitted, predicted=predicted, num_fitted=len(groups))
-
-
-def alpha_beta_ring(known: Three, size: FloatArray, ranks: FloatArray, op: str) -> FloatArray:
-    """Textbook ring, least squares on logarithms of known sizes, ranks and times. [s]
-
-    T = passes (n - 1) (alpha + size / n * beta)
-    """
-    passes = 2.0 if op == "all_reduce" else 1.0
-
-    def ring_s(p: FloatArray, s: FloatArray, n: FloatArray) -> FloatArray:
-        time_s: FloatArray = passes * (n - 1) * (np.exp(p[0]) + s / n * np.exp(p[1]))
-        return time_s
-
-    def residuals(p: FloatArray) -> FloatArray:
-        return np.log(ring_s(p, known[0], known[1]) / known[2])
-
-    return ring_s(least_squares(residuals, np.log([1e-5, 1e-10])).x, size, ranks)
-
-
 def linear_scaling(
     batch: FloatArray, gpus: FloatArray, step_s: FloatArray, at: FloatArray
 ) -> FloatArray:
@@ -194,52 +165,3 @@ def carried_on(
     steps_s: FloatArray = np.exp(np.interp(np.log(at), np.log(batches), longest))
     return steps_s
 
-
-def usl(
-    batch: FloatArray, gpus: FloatArray, step_s: FloatArray, at: tuple[FloatArray, FloatArray]
-) -> FloatArray:
-    """Universal scalability law at other batches and device counts. [s]
-
-    step = linear (1 + s (n - 1) + k n (n - 1))    [Gunther 2007, chapter 4]
-    """
-
-    def slower(p: FloatArray, n: FloatArray) -> FloatArray:
-        factor: FloatArray = np.log1p(np.exp(p[0]) * (n - 1) + np.exp(p[1]) * n * (n - 1))
-        return factor
-
-    ratio = np.log(step_s / linear_scaling(batch, gpus, step_s, batch))
-
-    def residuals(p: FloatArray) -> FloatArray:
-        return slower(p, gpus) - ratio
-
-    p = least_squares(residuals, np.log([0.1, 1e-3])).x
-    return linear_scaling(batch, gpus, step_s, at[0]) * np.exp(slower(p, at[1]))
-
-
-def adaptdl(features: Three, step_s: FloatArray, at: Three) -> FloatArray:
-    """AdaptDL's seven parameters [Qiao et al. 2021, section 3.2], fitted to batch, nodes, devices. [s]
-
-    step = (compute^g + sync^g)^(1/g);  compute = a + b batch;  sync = c + d (devices - 2), in a node or not
-    """
-
-    def log_step(p: FloatArray, x: Three) -> FloatArray:
-        batch, nodes, gpus = x
-        a_c, b_c, a_r, b_r, a_n, b_n = np.exp(p[:6])
-        gamma = 1 + 9 / (1 + np.exp(-p[6]))
-        more = np.maximum(gpus - 2, 1e-8)
-        sync = np.where(nodes > 1, a_n + b_n * more, a_r + b_r * more)
-        sync = np.where(gpus > 1, sync, 1e-12)
-        logs: FloatArray = (
-            np.logaddexp(gamma * np.log(a_c + b_c * batch), gamma * np.log(sync)) / gamma
-        )
-        return logs
-
-    scale = np.log(np.median(step_s))
-    start = np.array([scale - 1, scale - 5, scale - 2, scale - 4, scale - 1, scale - 3, -1.0])
-
-    def residuals(p: FloatArray) -> FloatArray:
-        # Parameters that the data cannot tell stay where they are.
-        return np.concatenate([log_step(p, features) - np.log(step_s), 1e-3 * (p - start)])
-
-    found = least_squares(residuals, start, bounds=(-30, 10)).x
-    return np.exp(log_step(found, at))

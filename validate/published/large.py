@@ -1,13 +1,13 @@
 """Large models: infer steps and memory from some published runs, predict the others."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata, spearmanr
+from scipy.stats import spearmanr
 
 from calibrate.layout_fit import MINIMUM_RUNS, infer, infer_memory
 from perfmodel.cost.inferred import InferredModel
@@ -15,15 +15,13 @@ from perfmodel.cost.jobs import Jobs
 from perfmodel.cost.parameters import SHEETS, step_time_priors
 from perfmodel.documents.verdicts import CARRIED, PublishedSeries
 from perfmodel.layout_search import NEAR_FASTEST, to_test
-from perfmodel.statistics import BoolArray, FloatArray
-from validate.published.harness import Part, Table, read_rows, repeatability, usl, verdict
+from validate.published.harness import Part, Table, verdict
 from validate.published.runs import (
     Runs,
     foundry_runs,
     memory_runs,
     mlperf_runs,
     playbook_runs,
-    starves_a_stage,
     vtrain_runs,
 )
 
@@ -48,7 +46,6 @@ _MEMORY_DRAWS: Final = 3
 _FEWEST_PEAKS: Final = 20
 #: Of the plain baseline: 16-bit weights, 32-bit gradients, Adam; nothing else, nothing sharded.
 _BYTES_PER_PARAMETER: Final = 18.0
-_IF_QUIET: Final = "perfmodel, if nothing stalls"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +159,6 @@ def judge_playbook(table: Table) -> Iterator[PublishedSeries]:
     }
     for name, chosen in names.items():
         yield _series("playbook", name, chosen)
-    yield from filter(None, [judge_twins(runs)])
     yield from _sizes("playbook", runs, "hidden", device="H100", sigma=_PLAYBOOK_SIGMA)
 
 
@@ -191,43 +187,6 @@ def _told(judged: list[_Judged]) -> str:
         f"{np.median(three):.1%} ({np.mean(three):.1%}); {_CANDIDATES} to test first hold one within "
         f"{NEAR_FASTEST:.0%} of the fastest in {np.mean(tested):.0%} of groups, {np.mean(said):.0%} said"
     )
-
-
-def judge_twins(runs: Runs) -> PublishedSeries | None:
-    """How far runs of nearly one layout are apart: the same but for ZeRO 0 or 1, or in nothing.
-
-    What one of them measured predicts the other. No law of layouts alone comes much nearer.
-    """
-    first, second = twins(runs.jobs)
-    if len(first) < _FEWEST:
-        return None
-    part = Part(
-        measured=runs.step_s[np.concatenate([first, second])],
-        predicted={"its measured twin": runs.step_s[np.concatenate([second, first])]},
-    )
-    return verdict(
-        "playbook",
-        f"scatter: {len(first)} pairs of runs of one layout but for ZeRO 0 or 1",
-        [part],
-        fitted="one run of a pair",
-        predicted="the other",
-        num_fitted=len(first),
-    )
-
-
-def twins(jobs: Jobs) -> tuple[Index, Index]:
-    """Positions of the runs of pairs that agree in everything but how the optimizer is sharded."""
-    group = _groups(jobs, [field.name for field in fields(Jobs) if field.name != "zero"])
-    order = np.argsort(group, kind="stable")
-    same = group[order[:-1]] == group[order[1:]]
-    return order[:-1][same], order[1:][same]
-
-
-def _groups(jobs: Jobs, names: list[str]) -> Index:
-    """The same number for jobs that agree in these columns."""
-    rows = np.stack([getattr(jobs, name) for name in names], axis=1)
-    _, group = np.unique(rows, axis=0, return_inverse=True)
-    return np.asarray(group)
 
 
 def _random_split(total: int, count: int, seed: int) -> tuple[Index, Index]:
@@ -267,14 +226,10 @@ def _sizes(
 
 
 def _series(source: str, name: str, judged: list[_Judged]) -> PublishedSeries:
-    parts = [_part(one) for one in judged]
-    if all((p.predicted["perfmodel"] == p.predicted[_IF_QUIET]).all() for p in parts):
-        for part in parts:
-            del part.predicted[_IF_QUIET]
     return verdict(
         source,
         name,
-        parts,
+        [_part(one) for one in judged],
         fitted="runs of the calibration",
         predicted="all other runs",
         num_fitted=len(judged[0].known),
@@ -282,18 +237,12 @@ def _series(source: str, name: str, judged: list[_Judged]) -> PublishedSeries:
 
 
 def _part(judged: _Judged) -> Part:
-    """Ours, one efficiency for every device, that of the nearest known run, and the scalability law."""
+    """Ours, beside the efficiency of the run with the nearest work, and of the largest like it."""
     known, unknown = judged.known, judged.unknown
     # FLOP per device and step, and FLOP per second of known devices.
     work, known_work = (np.asarray(r.jobs.model_flop / r.jobs.devices) for r in (unknown, known))
     speed = known_work / known.step_s
     nearest = np.argmin(np.abs(np.subtract.outer(np.log(work), np.log(known_work))), axis=1)
-    slow = usl(
-        np.ones(len(known)),
-        known.jobs.devices,
-        known.step_s / known_work,
-        (np.ones(len(unknown)), unknown.jobs.devices),
-    )
     ours = judged.model.predict(unknown.jobs, stalls=judged.stalls)
     carried = np.array(
         [speed[_largest_alike(known.jobs, unknown.jobs, i)] for i in range(len(unknown))]
@@ -302,11 +251,8 @@ def _part(judged: _Judged) -> Part:
         measured=unknown.step_s,
         predicted={
             "perfmodel": ours.number_s,
-            "one efficiency per device": work / float(np.median(speed)),
             "linear scaling": work / speed[nearest],
             CARRIED: work / carried,
-            "USL": slow * work,
-            _IF_QUIET: judged.model.predict(unknown.jobs, stalls=False).number_s,
         },
         interval=(ours.lower_s, ours.upper_s),
         beyond=unknown.jobs.devices > known.jobs.devices.max(),
@@ -338,16 +284,12 @@ def _largest_alike(known: Jobs, unknown: Jobs, index: int) -> int:
 
 
 def judge_memory(table: Table) -> Iterator[PublishedSeries]:
-    """Half of the playbook's peaks predicts the other half, and ranks what failed above what ran."""
+    """Half of the playbook's peaks predicts the other half."""
     runs = memory_runs(table)
     if len(runs) < _FEWEST_PEAKS:
         _leave_out(table, runs)
         return
-    path, failed = table.path.with_name("throughput.csv"), None
-    if path.is_file():
-        others = Table(source=table.source, path=path, rows=read_rows(path, columns=("source",)))
-        failed = playbook_runs(others, failed=True).jobs
-    parts, areas = [], []
+    parts = []
     half = len(runs) // 2
     for seed in range(_MEMORY_DRAWS):
         first, second = _random_split(len(runs), half, seed)
@@ -362,65 +304,13 @@ def judge_memory(table: Table) -> Iterator[PublishedSeries]:
                 interval=(peak * np.exp(-width), peak * np.exp(width)),
             )
         )
-        if failed is not None:
-            # Jobs fail by their fullest rank, or by a stage left without work.
-            ran, scores = (
-                np.where(starves_a_stage(jobs), np.inf, model.fullest_bytes(jobs))
-                for jobs in (unknown.jobs, failed)
-            )
-            certain = ~smaller_than_one_that_ran(failed, runs.jobs)
-            areas.append((area_under_curve(ran, scores), area_under_curve(ran, scores[certain])))
-    told = ""
-    if areas:
-        every, some = np.mean(areas, axis=0)
-        told = f"; failed rows: AUC {every:.3f}, {some:.3f} without those smaller than one that ran"
     yield verdict(
         "memory",
-        f"playbook, random half, {_MEMORY_DRAWS} draws together{told}",
+        f"playbook, random half, {_MEMORY_DRAWS} draws together",
         parts,
         fitted="half of the rows",
         predicted="the other half",
         num_fitted=half,
     )
-    groups = same_tensors(runs.jobs)
-    if len(groups) >= _FEWEST_PEAKS:
-        yield repeatability(
-            "memory",
-            f"scatter: {len(groups)} groups of runs that hold the same tensors",
-            [runs.memory_bytes[group] for group in groups],
-            alike="runs of the same tensors",
-            fitted="the other runs of a group",
-            predicted="each run",
-        )
 
 
-def same_tensors(jobs: Jobs) -> list[Index]:
-    """Positions of runs whose ranks hold the same tensors, where there are several.
-
-    Nothing is sharded over replicas, and enough micro-batches fill the pipeline and sum gradients.
-    """
-    full = (jobs.zero == 0) & (jobs.accumulation >= np.maximum(jobs.pp, 2))
-    found = np.flatnonzero(full)
-    group = _groups(jobs, ["layers", "hidden", "tp", "pp", "micro_batch"])[found]
-    members = [found[group == one] for one in np.unique(group)]
-    return [each for each in members if len(each) > 1]
-
-
-def area_under_curve(fit: FloatArray, failed: FloatArray) -> float:
-    """Probability that a failed row scores above one that ran (Mann-Whitney)."""
-    ranks = rankdata(np.concatenate([fit, failed]))[len(fit) :]
-    count = len(failed)
-    return float((ranks.sum() - count * (count + 1) / 2) / (len(fit) * count))
-
-
-def smaller_than_one_that_ran(failed: Jobs, ran: Jobs) -> BoolArray:
-    """Failures that memory cannot explain: the same stages with as much or more of everything ran."""
-    here, there = failed.take(np.arange(len(failed))[:, None]), ran
-    result = there.micro_batch >= here.micro_batch
-    for name in ("hidden", "tp", "pp"):
-        result &= getattr(here, name) == getattr(there, name)
-    # Without sharding the replicas do not matter; with it more replicas hold less each.
-    result &= (there.zero == 0) | ((here.zero >= there.zero) & (here.dp >= there.dp))
-    in_flight = [np.minimum(jobs.accumulation, here.pp) for jobs in (there, here)]
-    result &= in_flight[0] >= in_flight[1]
-    return np.asarray(result.any(axis=1))

@@ -12,7 +12,6 @@ from calibrate.runs import wrong_unit
 from perfmodel.cost.jobs import Column, Jobs, jobs_from_rows, model_columns
 from perfmodel.cost.rescaling import precision_ratio
 from perfmodel.layout import Precision
-from perfmodel.statistics import BoolArray
 from perfmodel.units import GIB
 from perfmodel.workload.transformer import TRANSFORMERS
 from validate.published.harness import Row, Table, number, read_rows
@@ -41,8 +40,6 @@ _LLAMA: Final = {
 _MLPERF: Final = {"gpt3": TRANSFORMERS["gpt3-175b"]}
 #: Of the interactive plot of Hugging Face's playbook, in the names of sources.
 _PLAYBOOK: Final = "ultra-scale playbook, "
-#: Pieces of the model behind the output head, each of which a stage can hold: cast and loss.
-_BEHIND_HEAD: Final = 2
 #: Sequences per step of every playbook run, by its text.
 _PLAYBOOK_BATCH: Final = 256
 #: What a job has unless its table says otherwise.
@@ -121,16 +118,15 @@ def foundry_runs(table: Table, rows: Sequence[Row]) -> Runs:
     return read_runs(table, rows, job, name="llm-foundry")
 
 
-def playbook_runs(table: Table, *, failed: bool = False) -> Runs:
-    """Runs of the playbook's interactive plot; or those that failed."""
-    kind = "failed" if failed else "measured"
+def playbook_runs(table: Table) -> Runs:
+    """Runs of the playbook's interactive plot."""
     rows = table.keep(
         {
             "other sources": lambda row: _PLAYBOOK in row["source"],
-            f"runs that are not {kind}": lambda row: row["kind"] == kind,
+            "runs that are not measured": lambda row: row["kind"] == "measured",
         }
     )
-    return read_runs(table, rows, _playbook_job, name="playbook", timed=not failed)
+    return read_runs(table, rows, _playbook_job, name="playbook")
 
 
 def memory_runs(table: Table) -> Runs:
@@ -294,10 +290,3 @@ def balanced_stages(layers: int, stages: float, *, head: float) -> Job:
         # 0 would mean an even split.
         "last_layers": max(float(layers - before), 1e-9),
     }
-
-
-def starves_a_stage(jobs: Jobs) -> BoolArray:
-    """Whether that balance leaves stages with nothing: behind the head come only a cast and the loss."""
-    head = jobs.vocabulary * jobs.hidden / jobs.layer_parameters
-    with_head = np.ceil(jobs.layers / ((jobs.layers + head) / jobs.pp)).astype(np.int64) - 1
-    return (jobs.pp > 1) & (jobs.pp - 1 - with_head > _BEHIND_HEAD)

@@ -301,20 +301,15 @@ def judge_grown(
 def _judge_split(
     source: str, name: str, split: Split, grown: Mapping[Series, Growth]
 ) -> PublishedSeries:
-    """Verdict on series of one kind, beside linear scaling and contention alone."""
+    """Verdict on series of one kind, beside linear scaling and efficiency carried on."""
     parts = []
     later = slice(split.known, None)
     for one, (low, middle, high) in grown.items():
         base = one.step[0]
-        # Contention alone: one point does not decide coherency as well.
-        times = one.gpus / one.gpus[0]
-        seen = split.known > 1
-        lost = float(one.step[1] / base - 1) / float(times[1] - 1) if seen else 0.0
         predicted = {
             "perfmodel": base * middle,
             "linear scaling": np.full(len(one.step), base),
             CARRIED: np.full(len(one.step), one.step[split.known - 1]),
-            "USL": base * np.asarray(1 + max(lost, 0.0) * (times - 1)),
         }
         parts.append(
             Part(

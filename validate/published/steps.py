@@ -12,11 +12,9 @@ from perfmodel.statistics import FloatArray, expected_largest_deviate
 from validate.published.harness import (
     Part,
     Table,
-    adaptdl,
     carried_on,
     linear_scaling,
     numbers,
-    usl,
     verdict,
 )
 
@@ -59,15 +57,12 @@ def judge_placements(table: Table) -> Iterator[PublishedSeries]:
             continue
         ours, low, high = predict_steps(known, unknown)
         plain = (known.batch, known.gpus, known.step_s)
-        fit, at = ((each.batch, each.nodes, each.gpus) for each in (known, unknown))
         part = Part(
             measured=unknown.step_s,
             predicted={
                 "perfmodel": ours,
                 "linear scaling": linear_scaling(*plain, unknown.batch),
                 CARRIED: carried_on(*plain, unknown.batch),
-                "USL": usl(*plain, (unknown.batch, unknown.gpus)),
-                "AdaptDL": adaptdl(fit, known.step_s, at),
             },
             interval=(low, high),
             beyond=unknown.gpus > known.gpus.max(),

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from calibrate.locks import folder_to_itself, machine_to_itself
 from calibrate.processes import usable_cores
 from perfmodel.documents.verdicts import PredictedStep
 from perfmodel.errors import (
-    Interrupted,
     InvalidDocument,
     MeasurementFailed,
     NotFeasible,
@@ -242,18 +240,13 @@ class CampaignRequest:
     budget: str = "standard"
     seed: int = 1
     resume: bool = False
-    limit_s: Seconds | None = None
-    """Stop, to be continued, when this much time has passed. [s]"""
 
 
 @dataclass(slots=True, kw_only=True)
 class Campaign:
     """Runs settings that are not on disk yet."""
 
-    command: str
-    """What the user called, for the message that says its time is up."""
     cluster: Cluster
-    deadline_s: Seconds
     total: int
     on_progress: Callable[[Progress], None]
     done: int = 0
@@ -263,11 +256,6 @@ class Campaign:
         finished = {run.setting.name for run in read_runs(output)}
         for setting in settings:
             if setting.name not in finished:
-                if time.monotonic() > self.deadline_s:
-                    raise Interrupted(
-                        f"{self.command}: time is up after {self.done} of {self.total} settings; "
-                        "continue with --resume"
-                    )
                 append_run(output, play(self.cluster, setting))
             self.done += 1
             self.on_progress(Progress(done=self.done, total=self.total, task=setting.name))
@@ -287,9 +275,7 @@ def open_campaign(
         running_server() as cluster,
     ):
         yield Campaign(
-            command=command,
             cluster=cluster,
-            deadline_s=time.monotonic() + (request.limit_s or float("inf")),
             total=total,
             on_progress=on_progress,
         )

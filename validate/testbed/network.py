@@ -1,14 +1,13 @@
-"""Use case: measure collectives of 2 to 16 ranks here, fit some, predict the others, judge.
+"""Use case: measure collectives of 2 to 16 ranks on shaped links; fit some, predict the others, judge.
 
-On shaped links the network decides, on the loopback the cores that all ranks share. Of a blind campaign,
-on shaped links alone, gates and predictions are on disk before the first collective that they judge.
-A complete campaign can be judged again without measuring.
+Known is every second size in some groups. Gates and predictions are on disk before the first collective that they
+judge. A complete campaign can be judged again without measuring.
 """
 
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import fmean
@@ -20,36 +19,27 @@ from calibrate.campaign import PLAN, Progress, read_plan, write_plan
 from calibrate.environment import describe_environment, provenance
 from perfmodel.documents.verdicts import ErrorsBySize, Gate, NetworkVerdict, PublishedSeries
 from perfmodel.errors import UsageError, refuse_unknown
-from perfmodel.statistics import MEDIAN_OVER_MEAN, FloatArray
-from perfmodel.units import KIB, MBIT, MIB
+from perfmodel.statistics import DEVIATE_90, MEDIAN_OVER_MEAN
+from perfmodel.units import KIB, MIB
 from validate.judging import gate, passed, summarise
-from validate.published.collectives import Point, draws_of, judge_part, predicted
+from validate.published.collectives import Point, carried, draws_of, judge_part
+from validate.published.harness import Part
 from validate.testbed.campaign import RUNS, CampaignRequest, open_campaign, refuse_earlier_runs
 from validate.testbed.links import BURST_BYTES
-from validate.testbed.plan import UNSHAPED_MBIT, flat
-from validate.testbed.records import (
-    CollectiveKind,
-    CollectiveRun,
-    CollectiveSetting,
-    Fabric,
-    read_runs,
-)
+from validate.testbed.plan import flat
+from validate.testbed.records import CollectiveKind, CollectiveRun, CollectiveSetting, read_runs
 
 VERDICT: Final = "network.json"
-#: Kinds of links: every rank behind one of its own, or all ranks in one namespace.
-LINKS: Final = "links"
-LOOPBACK: Final = "loopback"
-#: Low enough for the machine to feed 16 of them, large messages at least. [Mbit/s]
+#: Low enough for the machine to feed 16 links, large messages at least. [Mbit/s]
 LINK_MBIT: Final = 200.0
-_LARGEST_BYTES: Final = {LINKS: 4 * MIB, LOOPBACK: 64 * MIB}
-#: Group sizes to fit on, to predict, and, in between, to hold out. The last is left out once.
+#: A factor of two apart.
+SIZES_BYTES: Final = tuple(KIB * 2**k for k in range((4 * MIB // KIB).bit_length()))
+#: Group sizes to fit on, to predict, and, in between, to hold out.
 FITTED: Final = (2, 4, 8)
 LEFT_OUT: Final = 16
 BETWEEN: Final = 6
-GROUPS: Final = (*FITTED, LEFT_OUT, BETWEEN)
-BLIND: Final = "blind"
 #: Budget -> rounds over all settings.
-BUDGETS: Final = {"quick": 1, "standard": 2, BLIND: 3}
+BUDGETS: Final = {"quick": 1, "standard": 3}
 #: Spent on one size of one collective in one group and round. [s]
 _TARGET_S: Final = 0.05
 _MOST_REPEATS: Final = 30
@@ -59,7 +49,7 @@ _WARM_UP_BYTES: Final = 4 * BURST_BYTES
 
 #: What a gate may find, as fractions of the time.
 LIMITS: Final = {"inside": 0.05, "beyond": 0.08}
-_WORDS: Final = {"inside": "inside the range", "beyond": "16 ranks from 2, 4, 8"}
+_WORDS: Final = {"inside": "links: inside the range", "beyond": "links: 16 ranks from 2, 4, 8"}
 #: Small arrays show the processors, large ones the links. [B]
 _SIZES: Final = (
     ("up to 16 KiB", 0.0, 16.0 * KIB),
@@ -70,11 +60,11 @@ _SIZES: Final = (
 _MEAN_OVER_DEVIATION: Final = math.sqrt(2 / math.pi)
 #: Of a point that was measured in one round, when nothing tells how rounds differ.
 _ERROR_OF_ONE_ROUND: Final = 0.05
-#: Predictions that differ by less, relatively, are of the same law.
-_SAME_LAW: Final = 1e-3
 
-Points: TypeAlias = dict[tuple[str, str], list[Point]]
-"""By links and collective."""
+Points: TypeAlias = dict[str, list[Point]]
+"""By collective."""
+Key: TypeAlias = tuple[str, int, float]
+"""Collective, ranks and size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +72,7 @@ class NetworkRequest(CampaignRequest):
     """What the user asked for."""
 
     mbit: float = LINK_MBIT
-    """Rate of the links of a blind campaign. [Mbit/s]"""
+    """Rate of the links. [Mbit/s]"""
 
 
 def validate_network(
@@ -90,35 +80,32 @@ def validate_network(
 ) -> NetworkVerdict:
     """Measure what is missing, then judge what is on disk."""
     refuse_unknown("--budget", request.budget, BUDGETS)
-    if request.budget != BLIND and request.mbit != LINK_MBIT:
-        raise UsageError(
-            f"--mbit: must be given with --budget blind, got --budget {request.budget}; the others "
-            f"measure at {LINK_MBIT:g} Mbit/s"
-        )
     refuse_earlier_runs(request, RUNS)
+    asked = {"budget": request.budget, "mbit": request.mbit, "seed": request.seed}
     path = request.folder / PLAN
-    earlier = read_plan(request.folder) if path.exists() else {}
-    for option, value in (("budget", request.budget), ("mbit", request.mbit)):
-        if earlier and earlier.get(option) != value:
+    earlier = read_plan(request.folder) if path.exists() else asked
+    for option in ("budget", "mbit"):
+        if earlier.get(option) != asked[option]:
             raise UsageError(
-                f"--{option}: must be as in {path}, got {value}; or choose another folder"
+                f"--{option}: must be as in {path}, got {asked[option]}; or choose another folder"
             )
     parts = settings(request.budget, seed=request.seed, mbit=request.mbit)
-    total = sum(len(part) for part in parts)
+    names = [setting.name for part in parts for setting in part]
     output = request.folder / RUNS
-    finished = {run.setting.name for run in read_runs(output)}
-    if not finished.issuperset(setting.name for part in parts for setting in part):
+    if not {run.setting.name for run in read_runs(output)}.issuperset(names):
         with open_campaign(
-            request, command="validate network", total=total, on_progress=on_progress
+            request, command="validate network", total=len(names), on_progress=on_progress
         ) as campaign:
             campaign.run(parts[0], output)
-            for part in parts[1:]:
-                _write_predictions(request, part)
-                campaign.run(part, output)
-    blind = request.budget == BLIND
-    if blind:
-        _refuse_another_law(request, *parts)
-    judged = judge(points(_runs(request)), blind=blind)
+            if not path.exists():
+                rows = predict(points(_runs(request)), parts[1])
+                write_plan(request.folder, {**asked, "gates": LIMITS, "predicted": rows})
+            campaign.run(parts[1], output)
+    predicted = {
+        (row["collective"], row["ranks"], row["size_bytes"]): row
+        for row in read_plan(request.folder)["predicted"]
+    }
+    judged = judge(points(_runs(request)), predicted)
     found = gates(judged)
     document = NetworkVerdict(
         provenance=provenance(describe_environment(), seed=request.seed),
@@ -131,83 +118,63 @@ def validate_network(
     return document
 
 
-def sizes_bytes(links: str) -> tuple[int, ...]:
-    """Sizes from 1 KiB on, a factor of two apart."""
-    return tuple(KIB * 2**k for k in range((_LARGEST_BYTES[links] // KIB).bit_length()))
-
-
 def settings(
     budget: str, *, seed: int, mbit: float = LINK_MBIT
-) -> tuple[tuple[CollectiveSetting, ...], ...]:
-    """Parts that follow one another; of a blind campaign the first is known, the second predicted.
+) -> tuple[tuple[CollectiveSetting, ...], tuple[CollectiveSetting, ...]]:
+    """What is known, and what is predicted from it.
 
     All rounds of a part one after another, each in an order of its own, so that drift is no property
     of a group.
     """
-    parts = []
-    for kind in ("known", "judged") if budget == BLIND else ("",):
-        part: list[CollectiveSetting] = []
+
+    def part(kind: str) -> Iterator[CollectiveSetting]:
         for number in range(BUDGETS[budget]):
             order = list(_round(number, kind, mbit))
             random.Random(f"{seed}-{number}").shuffle(order)  # noqa: S311 - an order, no secret
-            part += order
-        parts.append(tuple(part))
-    return tuple(parts)
+            yield from order
+
+    return tuple(part("known")), tuple(part("judged"))
 
 
 def _round(number: int, kind: str, mbit: float) -> Iterator[CollectiveSetting]:
-    """Every collective on both kinds of links; or of a blind campaign what is known, or judged.
-
-    Known is every second size in the groups to fit on; judged are the others, and all in other groups.
-    """
-    for links, collective in product(
-        (LINKS,) if kind else (LINKS, LOOPBACK), get_args(CollectiveKind)
-    ):
-        on_links, every = links == LINKS, sizes_bytes(links)
-        groups = FITTED if kind == "known" else GROUPS
+    """Known is every second size in the groups to fit on; judged are the others, and all in other groups."""
+    for collective in get_args(CollectiveKind):
+        groups = FITTED if kind == "known" else (*FITTED, LEFT_OUT, BETWEEN)
         for n in (2,) if collective == "send_recv" else groups:
-            sizes = every[1::2] if kind == "judged" and n in FITTED else every
+            fitted, others = SIZES_BYTES[::2], SIZES_BYTES[1::2]
+            judged = others if n in FITTED else SIZES_BYTES
             yield CollectiveSetting(
-                name=f"{number}: {f'{kind} {mbit:g}Mbit/s' if kind else links} {collective} n={n}",
-                family=links,
+                name=f"{number}: {kind} {mbit:g}Mbit/s {collective} n={n}",
+                family="links",
                 collective=collective,
-                fabric=flat(n, mbit)
-                if on_links
-                else Fabric(node_of_rank=(0,) * n, node_bytes_per_s=(UNSHAPED_MBIT * MBIT,)),
-                sizes_bytes=every[::2] if kind == "known" else sizes,
+                fabric=flat(n, mbit),
+                sizes_bytes=fitted if kind == "known" else judged,
                 repeats=_MOST_REPEATS,
                 target_s=_TARGET_S,
                 pause_s=0.0,
-                warm_up_bytes=_WARM_UP_BYTES if on_links else 0,
-                is_realtime=on_links,
+                warm_up_bytes=_WARM_UP_BYTES,
             )
 
 
 class Split(NamedTuple):
-    """Which points are fitted, and which of the others are predicted."""
+    """What is predicted from the known points."""
 
     name: str
     limit: str
     """Gate that it counts for: inside what is fitted, or beyond."""
-    known: list[Point]
     unknown: list[Point]
 
 
-def splits(points: Sequence[Point], *, blind: bool = False) -> tuple[Split, ...]:
-    """Sizes between others, a group between others, and the largest group.
-
-    A blind campaign predicts all three from every second size in the groups to fit on.
-    """
-    fitted = set(sorted({p.size_bytes for p in points})[::2])
-    inside = [p for p in points if p.ranks in (FITTED if blind else (*FITTED, LEFT_OUT))]
-    second = [p for p in inside if p.size_bytes in fitted]
-    between = [p for p in inside if p.size_bytes not in fitted]
-    of = {n: [p for p in points if p.ranks == n] for n in (BETWEEN, LEFT_OUT)}
-    smaller = second if blind else [p for p in points if p.ranks in FITTED]
-    return (
-        Split("every second size", "inside", second, between),
-        Split("a group between", "inside", second if blind else inside, of[BETWEEN]),
-        Split("the largest group", "beyond", smaller, of[LEFT_OUT]),
+def splits(every: Sequence[Point]) -> tuple[list[Point], tuple[Split, ...]]:
+    """The known points; and sizes between theirs, a group between theirs, and the largest group."""
+    of = {n: [p for p in every if p.ranks == n] for n in (BETWEEN, LEFT_OUT)}
+    inside = [p for p in every if p.ranks in FITTED]
+    known = [p for p in inside if p.size_bytes in SIZES_BYTES[::2]]
+    others = [p for p in inside if p.size_bytes not in SIZES_BYTES[::2]]
+    return known, (
+        Split("every second size", "inside", others),
+        Split("a group between", "inside", of[BETWEEN]),
+        Split("the largest group", "beyond", of[LEFT_OUT]),
     )
 
 
@@ -217,72 +184,75 @@ def point(num_ranks: int, size_bytes: float, rounds_s: Sequence[float]) -> Point
     if len(rounds_s) > 1:
         spread = float(np.std(np.log(rounds_s), ddof=1))
         error = MEDIAN_OVER_MEAN * spread / float(np.sqrt(len(rounds_s)))
-    time_s = float(np.median(rounds_s))
-    return Point(size_bytes, num_ranks, 1, time_s, relative_error=error, rounds_s=tuple(rounds_s))
+    return Point(size_bytes, num_ranks, 1, float(np.median(rounds_s)), relative_error=error)
 
 
 def points(runs: Iterable[CollectiveRun]) -> Points:
-    """All rounds of the same collective, links, group and size together."""
-    rounds: dict[tuple[str, str], dict[tuple[int, int], list[float]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+    """All rounds of the same collective, group and size together."""
+    rounds: dict[str, dict[tuple[int, int], list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         setting = run.setting
-        of_one = rounds[setting.family, setting.collective]
         for size, durations_s in zip(setting.sizes_bytes, run.durations_s, strict=True):
-            of_one[setting.fabric.num_ranks, size].append(float(np.median(durations_s)))
+            of_one = rounds[setting.collective][setting.fabric.num_ranks, size]
+            of_one.append(float(np.median(durations_s)))
     return {
-        key: [point(n, size, found_s) for (n, size), found_s in sorted(of_one.items())]
-        for key, of_one in rounds.items()
+        collective: [point(n, size, found_s) for (n, size), found_s in sorted(of_one.items())]
+        for collective, of_one in rounds.items()
     }
 
 
 class Judged(NamedTuple):
     """One split of one collective."""
 
-    links: str
     limit: str
     series: PublishedSeries
     errors: list[tuple[Point, float]]
     """Predicted points, each with its signed error."""
 
 
-def judge(found: Points, *, blind: bool = False) -> list[Judged]:
-    """Every split that has something to fit and something to predict."""
+def judge(found: Points, predicted: Mapping[Key, Mapping[str, float]]) -> list[Judged]:
+    """Every split that has something to fit and something to predict, beside what was written before."""
     judged = []
-    for (links, collective), every in found.items():
-        for name, limit, known, unknown in splits(every, blind=blind):
+    for collective, every in found.items():
+        known, others = splits(every)
+        for name, limit, unknown in others:
             if known and unknown:
-                noise = np.array([p.relative_error for p in unknown])
-                part = predicted(collective, known, unknown, library="gloo", errors=noise)
-                part.predicted.update(_others(known, unknown))
+                part = _part(collective, known, unknown, predicted)
                 signed = part.predicted["perfmodel"] / part.measured - 1
-                series = judge_part(links, f"{links}: {collective}: {name}", part, known, unknown)
-                pairs = list(zip(unknown, signed.tolist(), strict=True))
-                judged.append(Judged(links, limit, series, pairs))
+                series = judge_part(
+                    "links", f"links: {collective}: {name}", part, known, unknown
+                )
+                judged.append(
+                    Judged(limit, series, list(zip(unknown, signed.tolist(), strict=True)))
+                )
     return judged
 
 
-def _others(known: Sequence[Point], unknown: Sequence[Point]) -> dict[str, FloatArray]:
-    """A line between neighbours of the same group, straight in logarithms; and rounds by rounds."""
-    found = {}
-    if {p.ranks for p in unknown} <= {p.ranks for p in known}:
-        on_line = []
-        for at in unknown:
-            line = sorted((p.size_bytes, p.time_s) for p in known if p.ranks == at.ranks)
-            on_line.append(np.interp(np.log(at.size_bytes), *np.log(np.array(line)).T))
-        found["line between measured sizes"] = np.exp(on_line)
-    if all(len(p.rounds_s) > 1 for p in unknown):
-        # Measured twice: what no model can do better. Errors of halves are those of a median, twice.
-        halves = [
-            np.median(p.rounds_s[::2]) / np.median(p.rounds_s[1::2]) * p.time_s for p in unknown
-        ]
-        found["half of the rounds, by the others"] = np.array(halves)
-    return found
+def _part(
+    collective: str,
+    known: Sequence[Point],
+    unknown: Sequence[Point],
+    predicted: Mapping[Key, Mapping[str, float]],
+) -> Part:
+    """What was predicted of some points; the scatter of their rounds widens the intervals."""
+    rows = [predicted[collective, p.ranks, p.size_bytes] for p in unknown]
+    time_s, p5_s, p95_s = (
+        np.array([row[name] for row in rows]) for name in ("time_s", "p5_s", "p95_s")
+    )
+    noise = DEVIATE_90 * np.array([p.relative_error for p in unknown])
+    below, above = (np.hypot(np.log(end_s / time_s), noise) for end_s in (p5_s, p95_s))
+    return Part(
+        measured=np.array([p.time_s for p in unknown]),
+        predicted={
+            "perfmodel": time_s,
+            "bus bandwidth carried on": carried(collective, known, unknown),
+        },
+        interval=(time_s * np.exp(-below), time_s * np.exp(above)),
+    )
 
 
 def gates(judged: Sequence[Judged]) -> tuple[Gate, ...]:
-    """All collectives of the same links together."""
+    """All collectives together."""
     return tuple(
         gate(f"{name}, MAPE", summarise([e for _, e in found]).mape, at_most=LIMITS[limit])
         for name, limit, found in _together(judged)
@@ -302,13 +272,12 @@ def by_size(judged: Sequence[Judged]) -> tuple[ErrorsBySize, ...]:
 
 
 def _together(judged: Sequence[Judged]) -> list[tuple[str, str, list[tuple[Point, float]]]]:
-    """Name, limit, and predicted points with their errors, of all collectives over the same links."""
-    found: dict[tuple[str, str], list[tuple[Point, float]]] = defaultdict(list)
-    for links, limit in product(dict.fromkeys(entry.links for entry in judged), _WORDS):
-        for entry in judged:
-            if (entry.links, entry.limit) == (links, limit):
-                found[links, limit] += entry.errors
-    return [(f"{links}: {_WORDS[limit]}", limit, e) for (links, limit), e in found.items()]
+    """Name, limit, and predicted points with their errors, of all collectives."""
+    return [
+        (words, limit, errors)
+        for limit, words in _WORDS.items()
+        if (errors := [pair for entry in judged if entry.limit == limit for pair in entry.errors])
+    ]
 
 
 def predict(known: Points, settings: Iterable[CollectiveSetting]) -> list[dict[str, Any]]:
@@ -317,59 +286,13 @@ def predict(known: Points, settings: Iterable[CollectiveSetting]) -> list[dict[s
     for setting in {(s.collective, s.fabric.num_ranks): s for s in settings}.values():
         n, collective = setting.fabric.num_ranks, setting.collective
         at = [(size, n, 1) for size in setting.sizes_bytes]
-        draws_s = draws_of(collective, known[setting.family, collective], at, library="gloo")
-        low_s, high_s = np.quantile(draws_s, [0.05, 0.95], axis=1)
-        rows += [
-            {
-                "collective": collective,
-                "ranks": n,
-                "size_bytes": size,
-                "time_s": time_s,
-                "p5_s": p5_s,
-                "p95_s": p95_s,
-            }
-            for size, time_s, p5_s, p95_s in zip(
-                setting.sizes_bytes,
-                draws_s[:, 0].tolist(),
-                low_s.tolist(),
-                high_s.tolist(),
-                strict=True,
-            )
-        ]
+        draws_s = draws_of(collective, known[collective], at, library="gloo")
+        ends_s = np.quantile(draws_s, [0.05, 0.95], axis=1)
+        for size, *times_s in zip(setting.sizes_bytes, draws_s[:, 0], *ends_s, strict=True):
+            found = dict(zip(("time_s", "p5_s", "p95_s"), map(float, times_s), strict=True))
+            rows.append({"collective": collective, "ranks": n, "size_bytes": size, **found})
     return rows
 
 
 def _runs(request: NetworkRequest) -> list[CollectiveRun]:
     return [run for run in read_runs(request.folder / RUNS) if isinstance(run, CollectiveRun)]
-
-
-def _write_predictions(request: NetworkRequest, part: Sequence[CollectiveSetting]) -> None:
-    """Write gates and predictions, unless an earlier start has."""
-    if not (request.folder / PLAN).exists():
-        asked = {"budget": request.budget, "mbit": request.mbit, "seed": request.seed}
-        found = {"gates": LIMITS, "predicted": predict(points(_runs(request)), part)}
-        write_plan(request.folder, {**asked, **found})
-
-
-def _refuse_another_law(
-    request: NetworkRequest,
-    known: Sequence[CollectiveSetting],
-    judged: Sequence[CollectiveSetting],
-) -> None:
-    """A blind verdict is one on the predictions that were on disk, and not on a law written since."""
-    names = {setting.name for setting in known}
-    fitted = [run for run in _runs(request) if run.setting.name in names]
-    then, today = (
-        {(row["collective"], row["ranks"], row["size_bytes"]): row["time_s"] for row in rows}
-        for rows in (
-            read_plan(request.folder).get("predicted", ()),
-            predict(points(fitted), judged),
-        )
-    )
-    if today.keys() != then.keys() or any(
-        abs(time_s / then[key] - 1) > _SAME_LAW for key, time_s in today.items()
-    ):
-        raise UsageError(
-            f"--resume: predictions of a blind campaign must be those in {request.folder / PLAN}, but "
-            "this version predicts others; judge it with the version that wrote them"
-        )

@@ -128,9 +128,6 @@ class CollectiveSetting(Record):
     """Of each size, unrecorded, before it is timed: what shaped links let through at once is used up."""
     keep_awake: bool = False
     """Let idle work fill the cores: a core that has dozed off wakes late, a busy one does not."""
-    is_realtime: bool = True
-    """Run before everything else, where that is allowed. Where ranks fill the cores this starves the
-    kernel's threads that move their packets."""
     copies: PositiveInt = 1
     """Groups that do the same at the same time on the same nodes: many saturate the machine."""
 

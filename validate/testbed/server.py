@@ -302,8 +302,6 @@ def _play(job: Job, number: int, folder: Path, counters: links.CounterReader) ->
     group, own = divmod(number, setting.fabric.num_ranks)
     try:
         links.enter(links.node_name(setting.fabric.node_of_rank[own]))
-        if isinstance(setting, CollectiveSetting) and not setting.is_realtime:
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         place = Place(
             rank=own,
             world_size=setting.fabric.num_ranks,

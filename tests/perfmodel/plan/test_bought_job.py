@@ -197,7 +197,7 @@ def test_the_job_on_every_node_alone_finds_the_slow_one(run: Run, tmp_path: Path
     assert "too weak: step of torchvision:resnet50" in wrote.stdout
     parts = [("--part", f"node {i}: {52 if i == 2 else 41 + i / 10} ms") for i in range(4)]
     judged = run("acceptance", "judge", clauses, *(word for part in parts for word in part))
-    assert "node 2 takes 1.26 times as long as the median one" in judged.words
+    assert "node 2 takes 1.27 times as long as the median one" in judged.words
     assert "whether the 4 parts are all of the 64 devices: say how many" in judged.words
 
 
@@ -215,6 +215,14 @@ def test_parts_that_leave_devices_out_accept_nothing() -> None:
     left_out = ("the other 8 of 16 devices: the parts have 8",)
     assert spread(*alike[:4]) == (Verdict.NOT_MEASURED, left_out)
     assert spread(*alike[:3], "node 3, 2 GPUs: 2 s") == (Verdict.FAILED, left_out)
+
+
+def test_of_two_parts_the_slower_is_compared_with_the_faster() -> None:
+    terms = pm.acceptance_terms(MACHINE, "heavy", **JOB)
+    found = pm.judge(terms, parts=["rack 0, 8 GPUs: 1 s", "rack 1, 8 GPUs: 1.2 s"])
+    spread = next(e for e in found.judged if e.clause.kind is ClauseKind.SPREAD)
+    assert spread.delivered == pytest.approx(1.2)
+    assert spread.suspects[0].startswith("rack 1, 8 GPUs takes 1.20 times as long")
 
 
 def test_what_passes_a_weak_clause_is_told(run: Run, tmp_path: Path) -> None:

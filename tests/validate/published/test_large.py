@@ -6,30 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfmodel.cost.jobs import Jobs, jobs_from, jobs_from_columns
-from perfmodel.layout import Layout
-from perfmodel.workload.transformer import Transformer
+from perfmodel.cost.jobs import jobs_from_columns
 from tests.perfmodel.cost.large_samples import measured, some_jobs
 from tests.validate.published.judged import judged, opened, write
-from validate.published.large import (
-    _sizes,
-    area_under_curve,
-    same_tensors,
-    smaller_than_one_that_ran,
-    twins,
-)
-from validate.published.runs import Runs, balanced_stages, mlperf_runs, starves_a_stage
+from validate.published.large import _sizes
+from validate.published.runs import Runs, balanced_stages, mlperf_runs
 
-MODEL = Transformer(
-    layers=16,
-    hidden=2048,
-    heads=32,
-    kv_heads=32,
-    feed_forward=8192,
-    gated=True,
-    vocabulary=131_072,
-    tied=True,
-)
 #: Layers, and the output head in layers: Llama-like 1B and 8B with 131,072 words.
 SHAPES = ((16, 4.0), (32, 131_072 * 4096 / (4 * 4096**2 + 3 * 4096 * 14336)))
 
@@ -61,35 +43,8 @@ def test_stages_hold_what_filling_them_in_turn_gives(shape: tuple[int, float], s
     assert found["last_layers"] == pytest.approx(counts[with_head], abs=1e-6)
 
 
-@pytest.mark.parametrize("stages", [2, 4, 8, 16])
-def test_a_stage_starves_if_pieces_run_out(stages: int) -> None:
-    jobs = jobs_from([(MODEL, Layout(pp=stages))], sequence=4096, devices_per_node=8)
-    assert bool(starves_a_stage(jobs)[0]) == any(not x for x in filled(16, stages, 4.0))
-
-
 def test_without_a_pipeline_nothing_is_said() -> None:
     assert balanced_stages(16, 1, head=4.0) == {}
-
-
-def test_only_runs_that_hold_the_same_tensors_are_compared() -> None:
-    """Replicas do not matter without sharding; too few micro-batches, and sharding, do."""
-    layouts = [
-        Layout(dp=8, accumulation=4),
-        Layout(dp=4, accumulation=2),
-        Layout(dp=8, accumulation=1),
-        Layout(dp=8, accumulation=4, zero=1),
-        Layout(dp=4, pp=4, accumulation=4),
-        Layout(dp=4, pp=4, accumulation=2),
-    ]
-    jobs = jobs_from([(MODEL, one) for one in layouts], sequence=4096, devices_per_node=8)
-    assert [group.tolist() for group in same_tensors(jobs)] == [[0, 1]]
-
-
-def test_twins_differ_in_the_sharding_of_the_optimizer_alone() -> None:
-    layouts = [Layout(dp=8), Layout(dp=4, tp=2), Layout(dp=8, zero=1), Layout(dp=8, micro_batch=2)]
-    jobs = jobs_from([(MODEL, one) for one in layouts], sequence=4096, devices_per_node=8)
-    first, second = twins(jobs)
-    assert [set(pair) for pair in zip(first, second, strict=True)] == [{0, 2}]
 
 
 def mlperf_folder(folder: Path, *counts: int) -> Path:
@@ -158,24 +113,3 @@ def test_widths_are_left_out_in_turn() -> None:
     assert series.num_predicted == len(runs)
     assert series.name.startswith("2 values of hidden")
     assert series.errors[0].mape < 0.1
-
-
-def test_area_under_curve_by_hand() -> None:
-    # Of four pairs three are in order.
-    assert area_under_curve(np.array([1.0, 3.0]), np.array([2.0, 4.0])) == 0.75
-
-
-def test_a_failure_smaller_than_a_run_is_not_memory() -> None:
-    def jobs(*layouts: Layout) -> Jobs:
-        return jobs_from([(MODEL, x) for x in layouts], sequence=1024, devices_per_node=8)
-
-    ran = jobs(Layout(tp=2, dp=4, zero=1, micro_batch=4, accumulation=2))
-    failed = jobs(
-        Layout(tp=2, dp=8, zero=1, micro_batch=2, accumulation=2),
-        Layout(tp=2, dp=2, zero=1, micro_batch=2, accumulation=2),
-        Layout(tp=2, dp=8, zero=1, micro_batch=8, accumulation=2),
-        Layout(tp=1, dp=8, zero=1, micro_batch=2, accumulation=2),
-        Layout(tp=2, dp=8, zero=0, micro_batch=2, accumulation=2),
-    )
-    found = smaller_than_one_that_ran(failed, ran)
-    assert found.tolist() == [True, False, False, False, False]

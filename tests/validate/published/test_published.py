@@ -11,7 +11,7 @@ from perfmodel.report.validation import published_lines
 from perfmodel.statistics import expected_largest_deviate
 from tests.validate.published.judged import judged, write
 from validate.published import harness, judge_published
-from validate.published.collectives import Point, log_scatter, scatter
+from validate.published.collectives import Point, log_scatter
 
 LATENCY_S = 1e-5
 S_PER_BYTE = 1e-10
@@ -62,13 +62,12 @@ def test_counts_in_names_do_not_split_a_system(tmp_path: Path) -> None:
     assert "s: box: all_reduce" in names
 
 
-def test_a_textbook_ring_is_recovered_by_both(tmp_path: Path) -> None:
+def test_a_textbook_ring_is_recovered(tmp_path: Path) -> None:
     rows = [row | {"hardware": "box"} for row in ring_rows()]
     write(tmp_path / "collectives.csv", rows)
     (series,), _, _ = judged(tmp_path, "collectives")
-    ours, _, plain = series.errors
+    ours, _ = series.errors
     assert (series.fitted, series.predicted) == ("ranks 2, 4", "ranks 8")
-    assert plain.mape == pytest.approx(0.0, abs=1e-6)
     assert ours.mape < 0.05
 
 
@@ -90,7 +89,7 @@ def test_groups_of_eight_follow_from_those_of_two_and_four(tmp_path: Path) -> No
     assert [one.name.split(": ")[-1] for one in series] == bands * 2
     assert [", two nodes:" in one.name for one in series] == [False] * 3 + [True] * 3
     for one in series[:3]:
-        ours, carried, _ = one.errors
+        ours, carried = one.errors
         assert ours.mape < 0.03
         assert carried.method == "bus bandwidth carried on"
     assert "fewer than three groups" in skipped[0]
@@ -106,11 +105,11 @@ def test_steps_of_more_nodes_follow_from_two(tmp_path: Path) -> None:
     (series,), _, rows = judged(tmp_path, "steptime_placements")
     by_method = {entry.method: entry.mape for entry in series.errors}
     assert by_method["perfmodel"] < 0.05
-    assert set(by_method) == {"perfmodel", "linear scaling", CARRIED, "USL", "AdaptDL"}
+    assert set(by_method) == {"perfmodel", "linear scaling", CARRIED}
     # 9, 12 and 16 devices, where 8 were fitted.
     assert (series.num_predicted, series.num_beyond) == (24, 8)
     assert (rows.num_judged, rows.left_out) == (48, {})
-    assert by_method["perfmodel"] < min(by_method["linear scaling"], by_method["USL"])
+    assert by_method["perfmodel"] < by_method["linear scaling"]
 
 
 def test_all_devices_wait_for_the_slowest_of_them(tmp_path: Path) -> None:
@@ -199,12 +198,3 @@ def test_a_pair_that_falls_by_a_factor_lies_half_of_it_on_either_side() -> None:
         for size, time_s in ((1.0, 1.0), (2.0, 8.0), (4.0, 2.0), (8.0, 16.0))
     ]
     assert log_scatter(rows) == pytest.approx(np.log(2) / np.sqrt(2))
-
-
-def test_repeats_and_timings_in_place_say_what_no_model_can_beat() -> None:
-    """Three repeats of 1, 4 and 16 s: the others' geometric means are 8, 4 and 2."""
-    rows = [Point(1.0, 8, 1, time_s, in_place_s=2 * time_s) for time_s in (1.0, 4.0, 16.0)]
-    found = scatter(rows)
-    assert found["the other repeats"] == pytest.approx([8.0, 4.0, 2.0])
-    assert found["timed in place"] == pytest.approx([2.0, 8.0, 32.0])
-    assert scatter([Point(1.0, 8, 1, 1.0)]) == {}

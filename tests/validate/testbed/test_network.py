@@ -2,8 +2,8 @@
 
 import fcntl
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from calibrate.locks import lock_path
 from perfmodel.cost.collectives import message_bytes, num_messages, work
 from perfmodel.cost.messages import MessageLaw
 from perfmodel.documents.verdicts import NetworkVerdict
-from perfmodel.errors import Interrupted, NotFeasible, UsageError
+from perfmodel.errors import NotFeasible, UsageError
 from tests.validate.testbed.played import serve
 from validate.testbed import campaign, network
 from validate.testbed.links import BUSY, STEAL
@@ -72,8 +72,6 @@ def test_collectives_that_obey_the_law_are_predicted_and_judged_again_without_a_
     cluster: LawfulCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Waiting for another measurement says nothing about the pace; a campaign continues."""
-    with pytest.raises(Interrupted, match="validate network: time is up after 0 of"):
-        run(tmp_path, limit_s=1e-9)
     told: list[Progress] = []
 
     def on_progress(progress: Progress) -> None:
@@ -87,13 +85,11 @@ def test_collectives_that_obey_the_law_are_predicted_and_judged_again_without_a_
     assert told[0].task.startswith("waiting for another measurement")
     assert [progress.is_waiting for progress in told] == [True] + [False] * len(cluster.played)
     assert document.passed
-    assert len(document.gates) == 4
+    assert len(document.gates) == 2
     for series in document.series:
-        ours, carried, plain, *line = series.errors
+        ours, carried = series.errors
         assert carried.method == "bus bandwidth carried on"
-        assert ours.mape < 0.03, series.name
-        assert ours.mape < plain.mape, series.name
-        assert bool(line) == ("every second size" in series.name)
+        assert ours.mape < min(0.1, carried.mape), series.name
     assert NetworkVerdict.read(tmp_path / "network.json") == document
     num_played = len(cluster.played)
     assert num_played == len(set(cluster.played))
@@ -109,21 +105,17 @@ def test_collectives_that_obey_the_law_are_predicted_and_judged_again_without_a_
 
 
 def test_nothing_is_judged_that_was_fitted() -> None:
-    """Six sizes: three fitted, three between; 6 and 16 ranks are predicted whole."""
-    sizes = network.sizes_bytes(network.LINKS)[:6]
-    points = [network.point(n, size, (1.0,)) for n in network.GROUPS for size in sizes]
-    found = {
-        split.name: (
-            {(p.ranks, p.size_bytes) for p in split.known},
-            {(p.ranks, p.size_bytes) for p in split.unknown},
-        )
-        for split in network.splits(points)
+    """Every second size of 2, 4 and 8 ranks is fitted; 6 and 16 ranks are predicted whole."""
+    ranks, sizes = (2, 4, 6, 8, 16), network.SIZES_BYTES
+    points = [network.point(n, size, (1.0,)) for n in ranks for size in sizes]
+    known, found = network.splits(points)
+    fitted = {(p.ranks, p.size_bytes) for p in known}
+    assert fitted == set(product((2, 4, 8), sizes[::2]))
+    assert {split.name: {(p.ranks, p.size_bytes) for p in split.unknown} for split in found} == {
+        "every second size": set(product((2, 4, 8), sizes[1::2])),
+        "a group between": set(product((6,), sizes)),
+        "the largest group": set(product((16,), sizes)),
     }
-    assert all(not fitted & predicted for fitted, predicted in found.values())
-    assert {n for n, _ in found["the largest group"][0]} == {2, 4, 8}
-    assert {n for n, _ in found["the largest group"][1]} == {16}
-    assert {n for n, _ in found["a group between"][1]} == {6}
-    assert {size for _, size in found["every second size"][1]} == set(sizes[1::2])
 
 
 def test_rounds_are_medians_and_their_spread_is_the_error() -> None:
@@ -139,7 +131,9 @@ def test_errors_are_split_by_the_size_of_the_arrays() -> None:
     known = [network.point(2, size, (1.0, 1.0)) for size in (1024, 2**20)]
     rounds = {1024: (1.0, 2.0), 16_384: (1.0, 1.0), 2**20: (1.0, 1.0)}
     unknown = [network.point(6, size, rounds_s) for size, rounds_s in rounds.items()]
-    (judged,) = network.judge({("links", "all_reduce"): [*known, *unknown]}, blind=True)
+    expected = dict.fromkeys(("time_s", "p5_s", "p95_s"), 1.0)
+    predicted = {("all_reduce", 6, size): expected for size in rounds}
+    (judged,) = network.judge({"all_reduce": [*known, *unknown]}, predicted)
     small, large = network.by_size([judged])
     assert small.name == "links: inside the range, up to 16 KiB"
     assert (small.errors.num_settings, large.errors.num_settings) == (2, 1)
@@ -150,7 +144,7 @@ def test_errors_are_split_by_the_size_of_the_arrays() -> None:
 
 
 def test_what_makes_no_sense_is_refused(cluster: LawfulCluster, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="quick, standard, blind, got 'thorough'"):
+    with pytest.raises(UsageError, match="quick, standard, got 'thorough'"):
         network.validate_network(
             network.NetworkRequest(folder=tmp_path, budget="thorough"), on_progress=lambda _: None
         )
@@ -160,17 +154,19 @@ def test_what_makes_no_sense_is_refused(cluster: LawfulCluster, tmp_path: Path) 
     assert not cluster.played
 
 
-def test_a_blind_campaign_predicts_before_it_measures(
+def test_a_campaign_predicts_before_it_measures(
     cluster: LawfulCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(network.BUDGETS, network.BLIND, 1)
-    known, judged = network.settings(network.BLIND, seed=1, mbit=100)
-    with pytest.raises(Interrupted):
-        run(tmp_path, network.BLIND, mbit=100.0, limit_s=1e-9)
+    known, judged = network.settings("quick", seed=1, mbit=100)
+
+    def stop(folder: Path, content: dict[str, Any]) -> None:
+        write_plan(folder, content)
+        raise StopIteration
+
     # Known settings alone: the predictions are there, and no run that they judge.
-    monkeypatch.setattr(network, "_write_predictions", _stop_after(network._write_predictions))
+    monkeypatch.setattr(network, "write_plan", stop)
     with pytest.raises(StopIteration):
-        run(tmp_path, network.BLIND, mbit=100.0, resume=True)
+        run(tmp_path, mbit=100.0)
     assert set(cluster.played) == {setting.name for setting in known}
     content = json.loads((tmp_path / "plan.json").read_text())
     assert content["gates"] == network.LIMITS
@@ -180,37 +176,24 @@ def test_a_blind_campaign_predicts_before_it_measures(
         assert row["time_s"] == pytest.approx(truth_s, rel=0.2), row
 
 
-def _stop_after(act: Callable[..., None]) -> Callable[..., None]:
-    def stop(*arguments: object) -> None:
-        act(*arguments)
-        raise StopIteration
-
-    return stop
-
-
-def test_a_blind_campaign_is_judged_by_what_was_not_fitted(
-    cluster: LawfulCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_campaign_is_judged_by_what_was_predicted_and_not_fitted(
+    cluster: LawfulCluster, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(network.BUDGETS, network.BLIND, 1)
-    document = run(tmp_path, network.BLIND, mbit=100.0)
-    assert document.passed
-    assert len(document.gates) == 2
+    document = run(tmp_path, mbit=100.0)
     assert len(cluster.played) == len(set(cluster.played))
-    known, judged = network.settings(network.BLIND, seed=1, mbit=100)
-    assert not {s.name for s in known} & {s.name for s in judged}
+    known, judged = network.settings("quick", seed=1, mbit=100)
     points = {(s.collective, s.fabric.num_ranks, size) for s in known for size in s.sizes_bytes}
     others = {(s.collective, s.fabric.num_ranks, size) for s in judged for size in s.sizes_bytes}
     assert not points & others
     assert sum(series.num_predicted for series in document.series) == len(others)
     with pytest.raises(UsageError, match=r"--mbit: must be as in .*plan.json, got 50"):
-        run(tmp_path, network.BLIND, mbit=50.0, resume=True)
-    with pytest.raises(UsageError, match="--budget blind"):
-        run(tmp_path / "other", mbit=100.0)
-    with pytest.raises(UsageError, match=r"--budget: must be as in .*plan.json, got quick"):
-        run(tmp_path, resume=True)
-    assert run(tmp_path, network.BLIND, mbit=100.0, resume=True).series == document.series
+        run(tmp_path, mbit=50.0, resume=True)
+    with pytest.raises(UsageError, match=r"--budget: must be as in .*plan.json, got standard"):
+        run(tmp_path, "standard", mbit=100.0, resume=True)
+    assert run(tmp_path, mbit=100.0, resume=True).series == document.series
     content = json.loads((tmp_path / "plan.json").read_text())
-    content["predicted"][0]["time_s"] *= 1.01
+    for row in content["predicted"]:
+        row["time_s"] *= 2
     write_plan(tmp_path, content)
-    with pytest.raises(UsageError, match="judge it with the version that wrote them"):
-        run(tmp_path, network.BLIND, mbit=100.0, resume=True)
+    again = run(tmp_path, mbit=100.0, resume=True)
+    assert all(series.errors[0].mape > 0.8 for series in again.series)
