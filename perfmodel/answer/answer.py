@@ -26,7 +26,6 @@ from perfmodel.documents.prediction import (
 )
 from perfmodel.layout import Layout, Scaling, scaled_layouts
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, TracedWorkload
-from perfmodel.statistics import Interval
 from perfmodel.units import Bytes, format_bytes
 
 
@@ -322,4 +321,3 @@ def _key(layout: Layout) -> tuple[int, int, str, float | None]:
         layout.synchronisation.value,
         layout.bucket_cap_mb,
     )
-

@@ -18,7 +18,6 @@ from perfmodel.errors import CalibrationUnavailable, UsageError, did_you_mean
 from perfmodel.units import (
     MINUTE_S,
     Bytes,
-    Seconds,
     decimal,
     parse_bandwidth,
     parse_bytes,

@@ -35,6 +35,7 @@ from perfmodel.documents.training_configs import TrainingConfig, read_config, si
 from perfmodel.documents.training_logs import Logged, read_log, read_observed
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError
+from perfmodel.layout import Recompute
 from perfmodel.models import document_for, is_model_config, read_model, read_workload
 from perfmodel.units import BytesPerSecond, format_bytes, format_rate
 from perfmodel.workload import is_model
@@ -61,7 +62,7 @@ class Diagnosed(Shown):
     contradicts: bool = False
     """Whether the size in the name is not that of the configuration."""
     fits: bool = True
-    """Whether no run is known to need more memory than a device has."""
+    """Whether no run is known to need more memory than a device has, even with activations recomputed."""
     is_calibrated: bool = False
     enough: BytesPerSecond | None = None
     """Between nodes, of one device, for 90 % of the speed of one node. [B/s]"""
@@ -106,7 +107,7 @@ def diagnosed(case: Case) -> Diagnosed:
     largest = max(runs, key=lambda run: run.nodes)
     terms, more, enough = _terms(case, expected, largest, rng)
     contradiction = _contradiction(case.name or config.name, trained)
-    too_large = _too_large(trained, runs, expected.capacity_bytes)
+    memory, is_too_large = _too_large(trained, runs, expected.capacity_bytes)
     found = use_case(
         trained,
         observations,
@@ -127,9 +128,9 @@ def diagnosed(case: Case) -> Diagnosed:
         model=_titled(trained, expected.device, [text for text in taken if text]),
         logged=tuple(logged),
         trained=trained,
-        notes=(*contradiction, *too_large, *notes, *more),
+        notes=(*contradiction, *memory, *notes, *more),
         contradicts=bool(contradiction),
-        fits=not too_large,
+        fits=not is_too_large,
         is_calibrated=expected.sheet is None,
         enough=enough,
         per_node=min(largest.devices, largest.devices_per_node),
@@ -469,23 +470,36 @@ def _contradiction(name: str, trained: Trained) -> tuple[str, ...]:
     return (note,)
 
 
-def _too_large(trained: Trained, runs: Sequence[Run], capacity_bytes: float) -> tuple[str, ...]:
-    """A line on the runs that no such device holds, if there are any."""
+def _too_large(
+    trained: Trained, runs: Sequence[Run], capacity_bytes: float
+) -> tuple[tuple[str, ...], bool]:
+    """Lines on runs that need more memory than a device has, and whether some do however they are run."""
     if not isinstance(trained, LargeModel):
-        return ()
-    fits = {run: trained.fit(run, capacity_bytes) for run in runs}
-    needed = {
-        f"{format_bytes(found[0])} by {str(run.layout) or 'one device'}"
-        for run, found in fits.items()
-        if found is not None and verdict(found[1]) is Verdict.DOES_NOT_FIT
-    }
-    if not needed:
-        return ()
-    note = (
-        f"DOES NOT FIT: a device has {format_bytes(capacity_bytes)}, needed are {', '.join(sorted(needed))}; "
-        "the step expected is that of a larger device, what ran was smaller, sharded or offloaded"
-    )
-    return (note,)
+        return (), False
+
+    def beyond(recompute: Recompute | None) -> dict[Run, str]:
+        found = {}
+        for run in runs:
+            layout = replace(run.layout, recompute=recompute or run.layout.recompute)
+            fit = trained.fit(replace(run, layout=layout), capacity_bytes)
+            if fit is not None and verdict(fit[1]) is Verdict.DOES_NOT_FIT:
+                found[run] = f"{format_bytes(fit[0])} by {str(run.layout) or 'one device'}"
+        return found
+
+    least = beyond(Recompute.FULL)
+    rest = {text for run, text in beyond(None).items() if run not in least}
+    has, notes = f"a device has {format_bytes(capacity_bytes)}, needed are", []
+    if least:
+        notes.append(
+            f"DOES NOT FIT, even with recompute=full: {has} {', '.join(sorted(set(least.values())))}; the "
+            "step expected is that of a larger device, what ran was smaller, sharded or offloaded"
+        )
+    if rest:
+        notes.append(
+            f"fits, if at all, only with recompute=full: {has} {', '.join(sorted(rest))} without it; add it "
+            "to --observed if it ran so"
+        )
+    return tuple(notes), bool(least)
 
 
 def _peak(sheet: DataSheet, precision: str) -> float:

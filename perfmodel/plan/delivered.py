@@ -92,9 +92,7 @@ class Quantity:
 
 def drawn(draws: Samples, source: Source = "predicted") -> Quantity:
     """A quantity by its draws, the first nominal."""
-    return Quantity(
-        value=float(draws[0]), log_error=float(np.log(draws[1:]).std()), source=source
-    )
+    return Quantity(value=float(draws[0]), log_error=float(np.log(draws[1:]).std()), source=source)
 
 
 def quantity(delivery: Delivery, clause: Clause) -> Quantity | None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 from perfmodel.explanation import ChangeKind, Explanation, LossCause, explain

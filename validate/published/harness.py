@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+
 from perfmodel.documents.verdicts import PublishedErrors, PublishedRows, PublishedSeries
 from perfmodel.errors import InvalidDocument, reading
 from perfmodel.files import read_table
@@ -164,4 +165,3 @@ def carried_on(
     ]
     steps_s: FloatArray = np.exp(np.interp(np.log(at), np.log(batches), longest))
     return steps_s
-

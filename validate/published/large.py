@@ -312,5 +312,3 @@ def judge_memory(table: Table) -> Iterator[PublishedSeries]:
         predicted="the other half",
         num_fitted=half,
     )
-
-

@@ -219,9 +219,7 @@ def judge(found: Points, predicted: Mapping[Key, Mapping[str, float]]) -> list[J
             if known and unknown:
                 part = _part(collective, known, unknown, predicted)
                 signed = part.predicted["perfmodel"] / part.measured - 1
-                series = judge_part(
-                    "links", f"links: {collective}: {name}", part, known, unknown
-                )
+                series = judge_part("links", f"links: {collective}: {name}", part, known, unknown)
                 judged.append(
                     Judged(limit, series, list(zip(unknown, signed.tolist(), strict=True)))
                 )
