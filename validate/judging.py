@@ -20,7 +20,14 @@ from calibrate.summary import Estimate, estimate, repetition
 from calibrate.task import ReplayTask, StepTask, Task
 from perfmodel.documents import file_sha256
 from perfmodel.documents.observation import LoopObservation, Observation, StepObservation
-from perfmodel.documents.verdicts import STEP_MAPE, ErrorSummary, Gate
+from perfmodel.documents.verdicts import (
+    STEP_MAPE,
+    ComparedStrategy,
+    ErrorSummary,
+    Gate,
+    JudgedFamily,
+    JudgedStep,
+)
 from perfmodel.errors import UsageError
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, SingleStep
@@ -40,6 +47,7 @@ _SEEDS: Final = 1_000_000
 PLAIN_LOOP: Final = "validate.plain_loop"
 
 Entry = TypeVar("Entry")
+Row = TypeVar("Row", ComparedStrategy, JudgedStep)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,6 +301,21 @@ def summarise(signed_errors: Sequence[float] | FloatArray) -> ErrorSummary:
 def summarise_any(signed_errors: Sequence[float]) -> ErrorSummary | None:
     """Sum up errors; None without any."""
     return summarise(signed_errors) if signed_errors else None
+
+
+def families(rows: Sequence[Row], family_of: Callable[[Row], str]) -> tuple[JudgedFamily, ...]:
+    """Errors by family, in their order, and of all together as the last."""
+    found: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[family_of(row)].append(row)
+    return tuple(
+        JudgedFamily(
+            name=name,
+            summary=summarise([row.signed_error for row in of_one]),
+            coverage=fraction(row.is_covered for row in of_one),
+        )
+        for name, of_one in (found | {"all": list(rows)}).items()
+    )
 
 
 def fraction(flags: Iterable[bool]) -> float:

@@ -26,7 +26,7 @@ from perfmodel.documents.observation import (
     read_observations,
     steal_share,
 )
-from perfmodel.documents.verdicts import ComparedStrategy, StrategiesDocument, StrategyFamily
+from perfmodel.documents.verdicts import ComparedStrategy, StrategiesDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, refuse_unknown
 from perfmodel.files import write_atomically
@@ -40,15 +40,13 @@ from validate.judging import (
     Tolerances,
     TracedModel,
     compared,
-    fraction,
+    families,
     judged,
     replay_rounds,
     shuffled,
-    summarise,
 )
 
 VERDICT: Final = "strategies.json"
-_ALL: Final = "all"
 TOLERANCES: Final = Tolerances(step_mape=0.08, step_worst=0.25)
 Optimizer = Literal["sgd", "adamw"]
 #: What each family is run as; n is the number of ranks.
@@ -311,16 +309,8 @@ def judge_strategies(
         for one in drawn
         for label in [one.setting.label]
     ]
-    families = [
-        StrategyFamily(
-            name=name,
-            summary=summarise([row.signed_error for row in of_one]),
-            coverage=fraction(row.is_covered for row in of_one),
-        )
-        for name in (*dict.fromkeys(row.family for row in rows), _ALL)
-        if (of_one := [row for row in rows if name in (row.family, _ALL)])
-    ]
-    whole = families[-1]
+    groups = families(rows, lambda row: row.family)
+    whole = groups[-1]
     gates = TOLERANCES.judge(summary=whole.summary, coverage=whole.coverage)
     return StrategiesDocument(
         **judged(request, observations, gates),
@@ -328,6 +318,6 @@ def judge_strategies(
         steal=steal_share(entries),
         settings=tuple(rows),
         summary=whole.summary,
-        families=tuple(families),
+        families=groups,
         coverage=whole.coverage,
     )

@@ -265,7 +265,7 @@ class ComparedStrategy(Compared):
     family: str
 
 
-class StrategyFamily(Record):
+class JudgedFamily(Record):
     """Settings that are summed up together."""
 
     name: str
@@ -281,7 +281,7 @@ class StrategiesDocument(ProfileVerdict):
     made_by: ClassVar[str] = "perfmodel validate strategies"
 
     settings: Annotated[tuple[ComparedStrategy, ...], Field(min_length=1)]
-    families: tuple[StrategyFamily, ...]
+    families: tuple[JudgedFamily, ...]
     """Every family, and all together as the last."""
     steal: Share
     """Processor time that a hypervisor gave to others meanwhile, of what was wanted."""
@@ -332,30 +332,13 @@ class CampaignDocument(Document):
         return self.model_copy(update={"stages": (*others, run)})
 
 
-#: A resource is told from the next one where it is busier by this factor: what the same work costs the
-#: machine differs by as much, and more, from hour to hour.
-STANDS_OUT: Final = 1.05
-
-
-class PredictedStep(Record):
-    """What was predicted before a DDP setting ran."""
-
-    name: str
-    step_s: Interval
-    """Median step of a run. [s]"""
-    limit: str
-    """The busiest resource."""
-    uses: dict[str, NonNegativeFloat]
-    """Busy share of each resource."""
-
-
 class JudgedStep(Record):
     """One DDP setting, predicted beside measured."""
 
     name: str
-    family: str
     world_size: PositiveInt
-    predicted: PredictedStep
+    predicted_s: Interval
+    """Median step of a run. [s]"""
     measured_s: PositiveFloat
     """Median step. [s]"""
     signed_error: float
@@ -364,27 +347,6 @@ class JudgedStep(Record):
     """Standard deviation over mean of the steps."""
     own_cpu_share: NonNegativeFloat
     """What the ranks needed of the machine that plays them."""
-    limit: str
-    """The busiest resource, as measured."""
-    uses: dict[str, NonNegativeFloat]
-    is_host_limited: bool
-    """Whether the machine under the testbed, not its links or devices, was the limit."""
-    foreign_cpu_share: NonNegativeFloat
-    wire_ratio: NonNegativeFloat
-    """Bytes sent over those that a ring must send."""
-
-    @property
-    def is_limit_named(self) -> bool:
-        """Whether the resource predicted was the busiest, or too close to it to be told from it."""
-        found = self.uses.get(self.predicted.limit, 0.0)
-        return found * STANDS_OUT >= max(self.uses.values())
-
-
-class JudgedFamily(StrategyFamily):
-    """DDP settings that are judged together."""
-
-    limits_named: Share
-    """Share of settings whose limiting resource was named correctly."""
 
 
 class TestbedDocument(Verdict):
@@ -392,13 +354,12 @@ class TestbedDocument(Verdict):
 
     # pytest must not take it for a test.
     __test__: ClassVar[bool] = False
-    schema_version: int = 3
+    schema_version: int = 4
     title: ClassVar[str] = "testbed verdict"
     made_by: ClassVar[str] = "perfmodel validate testbed"
 
     law: dict[str, float]
     """Parameters that were calibrated with one and two ranks."""
     settings: Annotated[tuple[JudgedStep, ...], Field(min_length=1)]
-    groups: tuple[JudgedFamily, ...]
-    """Plain and hard settings, each as a whole."""
     families: tuple[JudgedFamily, ...]
+    """By number of ranks, and all together as the last."""

@@ -7,7 +7,6 @@ from perfmodel.documents.verdicts import (
     CARRIED,
     Compared,
     ErrorSummary,
-    JudgedStep,
     ModelsValidationDocument,
     NetworkVerdict,
     PublishedDocument,
@@ -295,14 +294,6 @@ def network_tables(document: NetworkVerdict) -> tuple[Table, Table]:
     return series_table(title, document.series), by_size
 
 
-def _host_share(entry: JudgedStep) -> str:
-    return percent(entry.own_cpu_share) + "!" * entry.is_host_limited
-
-
-def _limit(entry: JudgedStep) -> str:
-    return entry.limit if entry.is_limit_named else f"{entry.limit}\nNOT {entry.predicted.limit}"
-
-
 _OF_FAMILIES: Final[Mapping[str, str]] = {
     "<Family": "name",
     **_errors("summary", "Settings", "Bias", "MAPE", "Worst"),
@@ -328,24 +319,20 @@ def strategies_tables(document: StrategiesDocument) -> tuple[Table, Table]:
 
 
 def testbed_tables(document: TestbedDocument) -> tuple[Table, Table]:
-    """Each setting over shaped links, and errors by family, the two judged groups last."""
+    """Each setting over shaped links, and errors by number of ranks, all together as the last."""
     settings = table(
         "Real DDP over shaped links, emulated devices: predicted from runs of 1 and 2 ranks",
-        sorted(document.settings, key=lambda step: (step.family, step.name)),
+        sorted(document.settings, key=lambda step: (step.world_size, step.name)),
         {
             "<Setting": "name",
-            "Predicted": "predicted.step_s",
+            "Predicted": "predicted_s",
             "Measured": "measured_s",
             "Error": "signed_error:+%",
             "CV": "variation:%",
-            "Host\nCPU": _host_share,
+            "Host\nCPU": "own_cpu_share:%",
             "<In\n90 %": "is_covered:held",
-            "<Limited by": _limit,
         },
         caption="Step: median of the run. Error: predicted over measured minus 1. CV: standard deviation over "
-        "mean of the steps. Host CPU: what the ranks needed of the machine that plays them. From 60 % on "
-        "it, and not links or devices, is the limit (marked !). Limited by: the busiest resource, measured; "
-        "predicted below it where that was another by 5 % and more.",
+        "mean of the steps. Host CPU: what the ranks needed of the machine that plays them.",
     )
-    columns = {**_OF_FAMILIES, "Limit named": "limits_named:%"}
-    return settings, table("Errors by family", (*document.families, *document.groups), columns)
+    return settings, table("Errors by number of ranks", document.families, _OF_FAMILIES)

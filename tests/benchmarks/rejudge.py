@@ -88,12 +88,10 @@ def _testbed(record: Path) -> None:
         for run in _runs(record, "runs.jsonl")
         if isinstance(run, TrainingRun)
     ]
-    for name in dict.fromkeys(step.family for step in steps):
-        own = [step for step in steps if step.family == name]
-        say(name, [s.signed_error for s in own], [s.is_covered for s in own])
-    hard = [step for step in steps if step.family != ddp.PLAIN]
-    say("all hard", [s.signed_error for s in hard], [s.is_covered for s in hard])
-    say("limit named of hard", [float(not s.is_limit_named) for s in hard])
+    for n in sorted({step.world_size for step in steps}):
+        own = [step for step in steps if step.world_size == n]
+        say(f"{n} ranks", [s.signed_error for s in own], [s.is_covered for s in own])
+    say("all", [s.signed_error for s in steps], [s.is_covered for s in steps])
 
 
 def _network(record: Path) -> None:

@@ -4,7 +4,7 @@ What gloo's ring consists of is the product's (``cost.collectives``): ``count`` 
 ``size / n``, of which all ranks together handle ``n`` at a time. The testbed adds shaped links and a machine
 that needs CPU time for every node; the larger of the two decides, softly:
 
-    wire = launch + count (p2p + crossings / rate (overhead * message + announced))  -  burst
+    wire = launch + count (p2p + (overhead * message + announced) / rate)  -  burst
     host = (n launch_cpu + count n (2 message_cpu + message * byte_cpu)) / cores
     time = (wire^8 + host^8)^(1/8)
 """
@@ -19,7 +19,7 @@ import numpy as np
 from perfmodel.cost import Samples
 from perfmodel.cost.collectives import message_bytes, num_messages, ring_share, work
 from perfmodel.statistics import soft_maximum
-from perfmodel.units import Bytes, BytesPerSecond
+from perfmodel.units import Bytes
 from validate.testbed.records import CollectiveRun, Fabric, TrainingRun
 
 _PAIR: Final = 2
@@ -98,21 +98,18 @@ class ShapedRing:
         return result
 
     def wire_s(self, size_bytes: Bytes, fabric: Fabric) -> Samples:
-        """Time that the busiest link needs for one all-reduce, without burst. [s]"""
+        """Time that each link needs for one all-reduce, without burst. [s]"""
         n = fabric.num_ranks
         apart_bytes = _ACKNOWLEDGED_PARTS * _ACKNOWLEDGEMENT_BYTES if n > _PAIR else 0
         payload_bytes = message_bytes("all_reduce", size_bytes, n)
         sent_bytes = payload_bytes * self.overhead + self.message_bytes + apart_bytes
-        _, s_per_byte = _busiest(fabric)
-        result: Samples = (
-            self.latency_s(n) + num_messages("all_reduce", n) * sent_bytes * s_per_byte
-        )
+        count = num_messages("all_reduce", n)
+        result: Samples = self.latency_s(n) + count * sent_bytes / fabric.bytes_per_s
         return result
 
     def burst_s(self, fabric: Fabric) -> Samples:
-        """Time that the full burst of the busiest link saves. [s]"""
-        link, s_per_byte = _busiest(fabric)
-        result: Samples = self.burst_bytes / link_rates(fabric)[link] * (s_per_byte > 0)
+        """Time that the full burst of a link saves. [s]"""
+        result: Samples = self.burst_bytes / fabric.bytes_per_s
         return result
 
     def cpu_s(self, size_bytes: Bytes, num_ranks: int) -> Samples:
@@ -170,7 +167,7 @@ def _estimate(
     # message - burst. Relative errors are alike, so that rows are divided by the size.
     rows, values = [], []
     for setting, size, time_s, *_ in idle:
-        rate = setting.fabric.node_bytes_per_s[0]
+        rate = setting.fabric.bytes_per_s
         if size / rate > _WIRE_ONLY_S:
             rows.append((1.0, -1.0 / size))
             values.append(((time_s - launch_s - warm_s) * rate - 2 * announced_bytes) / size)
@@ -186,43 +183,9 @@ def _estimate(
     ]
 
 
-def link_rates(fabric: Fabric) -> dict[str, BytesPerSecond]:
-    """Every shaped link and its rate. [B/s]"""
-    nodes = {f"uplink of node {i}": rate for i, rate in enumerate(fabric.node_bytes_per_s)}
-    racks = {f"uplink of rack {i}": rate for i, rate in enumerate(fabric.rack_bytes_per_s)}
-    return nodes | racks
-
-
-def path(fabric: Fabric, from_node: int, to_node: int) -> tuple[str, ...]:
-    """Shaped links between two nodes."""
-    if from_node == to_node:
-        return ()
-    source, target = fabric.rack(from_node), fabric.rack(to_node)
-    own = (f"uplink of node {from_node}",)
-    return own if source == target else (*own, f"uplink of rack {source}")
-
-
-def ring_crossings(fabric: Fabric) -> dict[str, int]:
-    """How many edges of the ring cross each link."""
-    found = dict.fromkeys(link_rates(fabric), 0)
-    nodes = fabric.node_of_rank
-    for source, target in zip(nodes, (*nodes[1:], nodes[0]), strict=True):
-        for link in path(fabric, source, target):
-            found[link] += 1
-    return found
-
-
-def _busiest(fabric: Fabric) -> tuple[str, float]:
-    """Link that the ring loads most, and its seconds per byte of an edge. [s/B]"""
-    crossings, rates = ring_crossings(fabric), link_rates(fabric)
-    link = max(rates, key=lambda name: crossings[name] / rates[name])
-    return link, crossings[link] / rates[link]
-
-
-def ring_bytes(size_bytes: float, fabric: Fabric) -> dict[str, float]:
+def ring_bytes(size_bytes: float, num_ranks: int) -> float:
     """Payload that one all-reduce sends over each link. [B]"""
-    edge_bytes = size_bytes * float(ring_share(fabric.num_ranks, passes=2))
-    return {link: count * edge_bytes for link, count in ring_crossings(fabric).items()}
+    return size_bytes * float(ring_share(num_ranks, passes=2))
 
 
 def message_bytes_of(runs: Sequence[TrainingRun]) -> float:
@@ -234,7 +197,7 @@ def message_bytes_of(runs: Sequence[TrainingRun]) -> float:
     rows, sent = [], []
     for run in runs:
         n, num_steps = run.setting.fabric.num_ranks, len(run.step_s)
-        payload = sum(ring_bytes(run.setting.model.gradient_bytes, run.setting.fabric).values())
+        payload = n * ring_bytes(run.setting.model.gradient_bytes, n)
         messages = num_messages("all_reduce", n) * n * len(run.bucket_bytes)
         rows.append((payload * num_steps, messages * num_steps))
         sent.append(sum(run.link_bytes.values()))

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -22,7 +22,6 @@ import numpy as np
 from calibrate.campaign import PLAN, Progress, read_plan, write_plan
 from calibrate.locks import folder_to_itself, machine_to_itself
 from calibrate.processes import usable_cores
-from perfmodel.documents.verdicts import PredictedStep
 from perfmodel.errors import (
     InvalidDocument,
     MeasurementFailed,
@@ -30,6 +29,7 @@ from perfmodel.errors import (
     UsageError,
     why,
 )
+from perfmodel.statistics import Interval
 from perfmodel.units import Seconds
 from validate.testbed.links import BUSY, STEAL
 from validate.testbed.records import (
@@ -212,7 +212,6 @@ def _run(setting: Setting, reply: dict[str, Any]) -> Run:
     late_s = np.concatenate([rank["late_s"] for rank in ranks])
     return TrainingRun(
         **common,
-        compute_s=tuple(tuple(rank["compute_s"]) for rank in ranks),
         bucket_bytes=tuple(ranks[0]["bucket_bytes"]),
         late_mean_s=float(late_s.mean()),
         late_p99_s=float(np.quantile(late_s, 0.99)),
@@ -294,12 +293,12 @@ def refuse_earlier_runs(request: CampaignRequest, first: str) -> None:
 def predict_once(
     folder: Path,
     settings: Sequence[TrainingSetting],
-    predict: Callable[[TrainingSetting], PredictedStep],
+    predict: Callable[[TrainingSetting], Interval],
     *,
     options: Mapping[str, object],
     terms: Mapping[str, object],
-) -> dict[str, PredictedStep]:
-    """Predictions by name: those of an earlier start, or new ones, written before the first run.
+) -> dict[str, Interval]:
+    """Predicted steps by name: those of an earlier start, or new ones, written before the first run. [s]
 
     ``options``: what the user chose that decides on the settings, by the names of the flags.
     ``terms``: what stands beside the predictions, such as gates and the law that they follow.
@@ -307,16 +306,15 @@ def predict_once(
     path = folder / PLAN
     if not path.exists():
         predicted = {setting.name: predict(setting) for setting in settings}
-        rows = [entry.model_dump() for entry in predicted.values()]
-        write_plan(folder, {**options, **terms, "predicted": rows})
+        rows = {name: asdict(step_s) for name, step_s in predicted.items()}
+        write_plan(folder, {**options, **terms, "predicted_s": rows})
         return predicted
     raw = read_plan(folder)
     try:
-        entries = [PredictedStep.model_validate(entry) for entry in raw["predicted"]]
+        predicted = {name: Interval(**row) for name, row in raw["predicted_s"].items()}
         earlier = ", ".join(f"{option} {raw[option]}" for option in options)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidDocument(f"{path}: plan cannot be read: {why(error)}") from error
-    predicted = {entry.name: entry for entry in entries}
     if set(predicted) != {setting.name for setting in settings}:
         flags = " and ".join(f"--{option}" for option in options)
         raise UsageError(

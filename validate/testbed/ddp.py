@@ -5,7 +5,7 @@ The step is the product's program. Compute takes what the emulated model says, a
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -16,11 +16,9 @@ from scipy.optimize import nnls
 from calibrate.campaign import Progress
 from calibrate.environment import describe_environment, provenance
 from perfmodel.documents.verdicts import (
-    STANDS_OUT,
     Gate,
     JudgedFamily,
     JudgedStep,
-    PredictedStep,
     TestbedDocument,
 )
 from perfmodel.engine.algebra import end_times
@@ -29,15 +27,9 @@ from perfmodel.layout import Layout, Synchronisation
 from perfmodel.statistics import FloatArray, Interval
 from perfmodel.step import Cause, Operation, StepProgram, Stream
 from perfmodel.step.compile import compile_step
-from perfmodel.units import Seconds
-from validate.judging import coverage_gate, fraction, gate, passed, step_gates, summarise
+from validate.judging import coverage_gate, families, gate, passed, step_gates
 from validate.testbed import plan
-from validate.testbed.all_reduce import (
-    ShapedRing,
-    link_rates,
-    message_bytes_of,
-    ring_bytes,
-)
+from validate.testbed.all_reduce import ShapedRing, message_bytes_of
 from validate.testbed.campaign import (
     CALIBRATION,
     RUNS,
@@ -64,8 +56,6 @@ _HOST_UNCERTAINTY: Final = 0.1
 _REALTIME_SHARE: Final = 0.95
 #: Uncertainty that everything else leaves at least: a prior.
 _LEAST_UNCERTAINTY: Final = 0.002
-#: Name of the machine that plays all ranks, among the resources.
-HOST: Final = "host CPU"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -158,7 +148,7 @@ class TrainingCosts:
 
     @cached_property
     def durations_s(self) -> FloatArray:
-        """Time of each operation at nominal pace, shape ``(num_operations, num_draws)``. [s]
+        """Time of each operation, shape ``(num_operations, num_draws)``. [s]
 
         What an all-reduce saves follows from when it starts, hence from durations without any saving.
         """
@@ -200,9 +190,7 @@ class TrainingCosts:
         leaves the machine time.
         """
         ring, fabric = self.calibration.ring, self.setting.fabric
-        ends_s = end_times(
-            self.program, at_pace(self.program, durations_s, self.setting.slow_factor)
-        )
+        ends_s = end_times(self.program, durations_s)
         full_s = ring.burst_s(fabric)
         burst_s, free_s, idle = full_s, np.zeros_like(full_s), np.ones_like(full_s)
         found = {}
@@ -234,19 +222,11 @@ class TrainingCosts:
 
     def step_s(self) -> FloatArray:
         """One step without noise, shape ``(num_draws,)``. [s]"""
-        paced_s = at_pace(self.program, self.durations_s, self.setting.slow_factor)
-        return np.asarray(end_times(self.program, paced_s).max(axis=0))
+        return np.asarray(end_times(self.program, self.durations_s).max(axis=0))
 
 
-def at_pace(program: StepProgram, durations_s: FloatArray, pace: FloatArray | float) -> FloatArray:
-    """Stretch forward and backward; collectives and the end of the step know no pace."""
-    is_paced = np.array([o.cause in (Cause.FORWARD, Cause.BACKWARD) for o in program.operations])
-    shape = (-1,) + (1,) * (durations_s.ndim - 1)
-    return np.where(is_paced.reshape(shape), durations_s * pace, durations_s)
-
-
-def predict(setting: TrainingSetting, calibration: Calibration, *, seed: int = 0) -> PredictedStep:
-    """Predict one setting: median, interval, and the busiest resource."""
+def predict(setting: TrainingSetting, calibration: Calibration, *, seed: int = 0) -> Interval:
+    """Median step of one setting. [s]"""
     costs = TrainingCosts(setting, calibration)
     rng = np.random.default_rng([seed, setting.fabric.num_ranks, 0])
     cpu_s = costs.cpu_s()
@@ -261,76 +241,19 @@ def predict(setting: TrainingSetting, calibration: Calibration, *, seed: int = 0
         _HOST_UNCERTAINTY * share**2,
     )
     uncertainty = np.exp(spread * rng.standard_normal(calibration.num_draws))
-    payload = ring_bytes(setting.model.gradient_bytes, setting.fabric)
-    overhead = float(calibration.ring.overhead[0])
-    busy = uses(
-        setting,
-        device=(_compute_s(setting) * setting.slow_factor + setting.model.optimizer_s) / nominal_s,
-        host=share,
-        sent={link: overhead * size / nominal_s for link, size in payload.items()},
-    )
-    return PredictedStep(
-        name=setting.name,
-        step_s=Interval.of(steps_s * uncertainty, nominal=nominal_s),
-        limit=limit(busy),
-        uses=busy,
-    )
-
-
-def limit(uses: Mapping[str, float]) -> str:
-    """The busiest resource: devices, links, or the machine that plays them all."""
-    return max(uses, key=lambda name: uses[name])
-
-
-def _compute_s(setting: TrainingSetting) -> Seconds:
-    return setting.model.compute_s * setting.accumulation
-
-
-def observed_uses(run: TrainingRun) -> dict[str, float]:
-    """Busy share of each resource as the counters saw it."""
-    setting, num_steps = run.setting, len(run.step_s)
-    busy_s = num_steps * (_compute_s(setting) * setting.slow_factor + setting.model.optimizer_s)
-    return uses(
-        setting,
-        device=busy_s / float(np.sum(run.step_s)),
-        host=run.host.own_share,
-        sent={link: size / run.host.window_s for link, size in run.link_bytes.items()},
-    )
-
-
-def uses(
-    setting: TrainingSetting, *, device: float, host: float, sent: Mapping[str, float]
-) -> dict[str, float]:
-    """Busy share of each resource, of each kind of link that of the busiest; named on its own if it stands out.
-
-    ``sent``: all traffic on each link. [B/s]
-    """
-    slow = max(setting.slow_ranks, key=lambda entry: entry[1], default=None)
-    found = {f"device of rank {slow[0]}" if slow else "devices": device, HOST: host}
-    rates = link_rates(setting.fabric)
-    for kind in ("node", "rack"):
-        ordered = sorted(
-            ((size / rates[link], link) for link, size in sent.items() if f" {kind} " in link),
-            reverse=True,
-        )
-        if ordered:
-            use, link = ordered[0]
-            stands_out = len(ordered) > 1 and use > STANDS_OUT * ordered[1][0]
-            found[link if stands_out else f"{kind} uplinks"] = use
-    return found
+    return Interval.of(steps_s * uncertainty, nominal=nominal_s)
 
 
 VERDICT: Final = "testbed.json"
 BUDGETS: Final = ("quick", "standard")
-PLAIN: Final = "plain"
-HARD: Final = "hard"
 #: Gates, as fractions; written to disk before the first run that they judge.
-LIMITS: Final[dict[str, dict[str, float]]] = {
-    PLAIN: {"mape": 0.01, "worst": 0.04, "bias": 0.005, "covered_from": 0.85, "covered_to": 0.97},
-    HARD: {"mape": 0.04, "worst": 0.12, "limits_named": 1.0},
+LIMITS: Final = {
+    "mape": 0.01,
+    "worst": 0.04,
+    "bias": 0.005,
+    "covered_from": 0.85,
+    "covered_to": 0.97,
 }
-#: From this share of the cores on, the machine and not the network or the devices is the limit.
-_HOST_LIMIT: Final = 0.6
 
 
 def validate_testbed(
@@ -359,14 +282,12 @@ def validate_testbed(
         for run in read_runs(request.folder / RUNS)
         if isinstance(run, TrainingRun)
     ]
-    groups = _families(steps, lambda step: PLAIN if step.family == PLAIN else HARD)
-    judgement = gates(groups)
+    judgement = gates(steps)
     document = TestbedDocument(
         provenance=provenance(describe_environment(), seed=request.seed),
         law=calibration.law(),
         settings=tuple(steps),
-        groups=groups,
-        families=_families(steps, lambda step: step.family),
+        families=by_ranks(steps),
         gates=judgement,
         passed=passed(judgement),
     )
@@ -374,61 +295,33 @@ def validate_testbed(
     return document
 
 
-def judge_step(predicted: PredictedStep, run: TrainingRun) -> JudgedStep:
+def judge_step(predicted_s: Interval, run: TrainingRun) -> JudgedStep:
     """Compare one setting."""
-    setting, host = run.setting, run.host
     measured_s = float(np.median(run.step_s))
-    uses = observed_uses(run)
-    payload = sum(ring_bytes(setting.model.gradient_bytes, setting.fabric).values())
-    sent = sum(run.link_bytes.values())
     return JudgedStep(
-        name=setting.name,
-        family=setting.family,
-        world_size=setting.fabric.num_ranks,
-        predicted=predicted,
+        name=run.setting.name,
+        world_size=run.setting.fabric.num_ranks,
+        predicted_s=predicted_s,
         measured_s=measured_s,
-        signed_error=predicted.step_s.signed_error(measured_s),
-        is_covered=predicted.step_s.holds(measured_s),
-        limit=limit(uses),
-        uses=uses,
-        is_host_limited=uses[HOST] > _HOST_LIMIT,
+        signed_error=predicted_s.signed_error(measured_s),
+        is_covered=predicted_s.holds(measured_s),
         variation=float(np.std(run.step_s) / np.mean(run.step_s)),
-        own_cpu_share=host.own_share,
-        foreign_cpu_share=host.foreign_cpu_s / (host.window_s * host.num_cores),
-        wire_ratio=sent / (payload * len(run.step_s)) if payload else 0.0,
+        own_cpu_share=run.host.own_share,
     )
 
 
-def _families(
-    steps: Sequence[JudgedStep], family_of: Callable[[JudgedStep], str]
-) -> tuple[JudgedFamily, ...]:
-    """Settings that are judged together; the plain ones first, where there are any."""
-    names = dict.fromkeys(map(family_of, sorted(steps, key=lambda step: step.family != PLAIN)))
-    found = []
-    for name in names:
-        own = [step for step in steps if family_of(step) == name]
-        found.append(
-            JudgedFamily(
-                name=name,
-                summary=summarise([step.signed_error for step in own]),
-                coverage=fraction(step.is_covered for step in own),
-                limits_named=fraction(step.is_limit_named for step in own),
-            )
-        )
-    return tuple(found)
+def by_ranks(steps: Sequence[JudgedStep]) -> tuple[JudgedFamily, ...]:
+    """Errors by number of ranks, and of all together as the last."""
+    ordered = sorted(steps, key=lambda step: step.world_size)
+    return families(ordered, lambda step: f"{step.world_size} ranks")
 
 
-def gates(groups: Iterable[JudgedFamily]) -> tuple[Gate, ...]:
-    """Compare plain and hard settings with what was promised."""
-    verdict: list[Gate] = []
-    for group in groups:
-        limits, of, bias = LIMITS[group.name], f"{group.name}: ", abs(group.summary.bias)
-        verdict += step_gates(group.summary, mape=limits["mape"], worst=limits["worst"], of=of)
-        if group.name == PLAIN:
-            low, high = limits["covered_from"], limits["covered_to"]
-            verdict.append(gate(f"{of}bias", bias, at_most=limits["bias"]))
-            verdict.append(coverage_gate(group.coverage, at_least=low, at_most=high, of=of))
-        else:
-            least, named = limits["limits_named"], group.limits_named
-            verdict.append(gate(f"{of}limiting resource named", named, at_least=least))
-    return tuple(verdict)
+def gates(steps: Sequence[JudgedStep]) -> tuple[Gate, ...]:
+    """Compare all settings with what was promised."""
+    whole, limits = by_ranks(steps)[-1], LIMITS
+    low, high = limits["covered_from"], limits["covered_to"]
+    return (
+        *step_gates(whole.summary, mape=limits["mape"], worst=limits["worst"]),
+        gate("bias", abs(whole.summary.bias), at_most=limits["bias"]),
+        coverage_gate(whole.coverage, at_least=low, at_most=high),
+    )

@@ -18,10 +18,9 @@ from calibrate.environment import processor_time
 from perfmodel.errors import MeasurementFailed
 from validate.testbed.records import Fabric
 
-CORE: Final = "core"
+SWITCH: Final = "switch"
 #: Names of the kernel's interfaces inside the namespaces.
 NODE_DEVICE: Final = "eth0"
-_RACK_DEVICE: Final = "trunk"
 #: Jumbo frames: headers cost 0.7 % instead of 4.6 %.
 MTU_BYTES: Final = 9000
 #: Below 64 KiB the shaper splits segmented packets in software, which costs twenty times the CPU time.
@@ -52,26 +51,22 @@ def node_address(node: int) -> str:
     return f"10.99.0.{node + 1}"
 
 
-def links(fabric: Fabric) -> dict[str, tuple[str, str]]:
-    """Every shaped link: its namespace and its device there."""
-    nodes, racks = len(fabric.node_bytes_per_s), len(fabric.rack_bytes_per_s)
-    return {f"uplink of node {n}": (node_name(n), NODE_DEVICE) for n in range(nodes)} | {
-        f"uplink of rack {rack}": (f"rack{rack}", _RACK_DEVICE) for rack in range(racks)
-    }
+def links(fabric: Fabric) -> dict[str, str]:
+    """Every shaped link, and the namespace that sends over it."""
+    return {f"uplink of node {node}": node_name(node) for node in range(fabric.num_ranks)}
 
 
 def ip_batches(fabric: Fabric) -> dict[str, list[str]]:
-    """Commands of ``ip -batch`` for each namespace, switches first; a rack's namespace is its switch."""
-    racks = len(fabric.rack_bytes_per_s)
-    switches = [*([CORE] if racks else []), *(f"rack{rack}" for rack in range(max(1, racks)))]
+    """Commands of ``ip -batch`` for each namespace, the switch first."""
     bridge = [f"link add name br0 mtu {MTU_BYTES} type bridge", "link set br0 up"]
-    batches = {name: ["link set lo up", *bridge] for name in switches}
-    for rack in range(racks):
-        batches[CORE] += _plug(f"rack{rack}", into=f"rack{rack}", device=_RACK_DEVICE)
-        batches[f"rack{rack}"] += [f"link set {_RACK_DEVICE} master br0 up"]
-    for node in range(len(fabric.node_bytes_per_s)):
+    batches = {SWITCH: ["link set lo up", *bridge]}
+    for node in range(fabric.num_ranks):
         name = node_name(node)
-        batches[f"rack{fabric.rack(node)}"] += _plug(name, into=name, device=NODE_DEVICE)
+        peer = f"peer name {NODE_DEVICE} mtu {MTU_BYTES} netns {name}"
+        batches[SWITCH] += [
+            f"link add name {name} mtu {MTU_BYTES} type veth {peer}",
+            f"link set {name} master br0 up",
+        ]
         batches[name] = [
             "link set lo up",
             f"addr add {node_address(node)}/24 dev {NODE_DEVICE}",
@@ -80,23 +75,10 @@ def ip_batches(fabric: Fabric) -> dict[str, list[str]]:
     return batches
 
 
-def _plug(port: str, *, into: str, device: str) -> list[str]:
-    """A cable from a port of this switch to a device in another namespace."""
-    peer = f"peer name {device} mtu {MTU_BYTES} netns {into}"
-    return [
-        f"link add name {port} mtu {MTU_BYTES} type veth {peer}",
-        f"link set {port} master br0 up",
-    ]
-
-
-def shapers(fabric: Fabric) -> dict[str, list[str]]:
-    """Arguments of ``tc`` for each namespace with a shaped link."""
-    rates = [*fabric.node_bytes_per_s, *fabric.rack_bytes_per_s]
-    found = {}
-    for (namespace, device), rate in zip(links(fabric).values(), rates, strict=True):
-        rule = f"rate {round(rate * 8)}bit burst {BURST_BYTES} limit {_QUEUE_BYTES}"
-        found[namespace] = f"qdisc add dev {device} root tbf {rule}".split()
-    return found
+def shaper(fabric: Fabric) -> list[str]:
+    """Arguments of ``tc`` in the namespace of each node."""
+    rule = f"rate {round(fabric.bytes_per_s * 8)}bit burst {BURST_BYTES} limit {_QUEUE_BYTES}"
+    return f"qdisc add dev {NODE_DEVICE} root tbf {rule}".split()
 
 
 def build(fabric: Fabric) -> None:
@@ -105,10 +87,9 @@ def build(fabric: Fabric) -> None:
     _run(["ip", "-batch", "-"], [f"netns add {name}" for name in batches])
     for name, lines in batches.items():
         _run(["ip", "-n", name, "-batch", "-"], lines)
-    for name, arguments in shapers(fabric).items():
-        _run(["tc", "-n", name, *arguments], [])
-    for node in range(len(fabric.node_bytes_per_s)):
-        with inside(node_name(node)):
+    for name in links(fabric).values():
+        _run(["tc", "-n", name, *shaper(fabric)], [])
+        with inside(name):
             for setting, value in _SYSCTLS.items():
                 path = Path("/proc/sys/net/ipv4") / setting
                 path.write_text(value, encoding="ascii")
@@ -167,37 +148,37 @@ class CounterReader:
     can be read from anywhere, without entering that namespace again.
     """
 
-    files: dict[str, tuple[int, str]]
-    """For each link an open file, and the name of its device there."""
+    files: dict[str, int]
+    """An open file for each link."""
 
     @classmethod
     def open(cls, fabric: Fabric) -> "CounterReader":
         """Open the counters of all links."""
         files = {}
-        for link, (namespace, device) in links(fabric).items():
+        for link, namespace in links(fabric).items():
             with inside(namespace):
-                files[link] = (os.open("/proc/thread-self/net/dev", os.O_RDONLY), device)
+                files[link] = os.open("/proc/thread-self/net/dev", os.O_RDONLY)
         return cls(files)
 
     def read(self) -> dict[str, float]:
         """Bytes sent by each link, and busy and steal seconds of the machine."""
         found: dict[str, float] = {
-            link: sent_bytes(os.pread(file, _LARGEST_TEXT_BYTES, 0).decode(), device)
-            for link, (file, device) in self.files.items()
+            link: sent_bytes(os.pread(file, _LARGEST_TEXT_BYTES, 0).decode())
+            for link, file in self.files.items()
         }
         now = processor_time()
         return found | {BUSY: now.busy_s, STEAL: now.steal_s}
 
     def close(self) -> None:
         """Close the files."""
-        for file, _ in self.files.values():
+        for file in self.files.values():
             os.close(file)
 
 
-def sent_bytes(text: str, device: str) -> int:
-    """Bytes sent by a device, from the text of ``/proc/net/dev``."""
+def sent_bytes(text: str) -> int:
+    """Bytes that a node has sent, from the text of its ``/proc/net/dev``."""
     for line in text.splitlines():
         name, _, counters = line.partition(":")
-        if name.strip() == device:
+        if name.strip() == NODE_DEVICE:
             return int(counters.split()[8])
-    raise MeasurementFailed(f"testbed: no device {device!r} in {json.dumps(text[:200])}")
+    raise MeasurementFailed(f"testbed: no device {NODE_DEVICE!r} in {json.dumps(text[:200])}")

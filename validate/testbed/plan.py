@@ -1,13 +1,13 @@
 """What the testbed runs: emulated models on shaped links; one and two ranks calibrate, 4 to 16 judge."""
 
-import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Final, TypeAlias
 
 import numpy as np
 
 from perfmodel.units import MBIT, MIB, Seconds
 from perfmodel.workload import Parameter, Workload
+from validate.judging import shuffled
 from validate.testbed.records import (
     CollectiveSetting,
     EmulatedLayer,
@@ -141,34 +141,17 @@ def as_workload(model: EmulatedModel) -> Workload:
 
 def flat(num_ranks: int, mbit: float) -> Fabric:
     """One rank per node, all on one switch."""
-    return Fabric(node_of_rank=tuple(range(num_ranks)), node_bytes_per_s=(mbit * MBIT,) * num_ranks)
+    return Fabric(num_ranks=num_ranks, bytes_per_s=mbit * MBIT)
 
 
-def _shared(num_nodes: int, per_node: int, mbit: float, *, round_robin: bool = False) -> Fabric:
-    ranks = range(num_nodes * per_node)
-    nodes = tuple(rank % num_nodes if round_robin else rank // per_node for rank in ranks)
-    return Fabric(node_of_rank=nodes, node_bytes_per_s=(mbit * MBIT,) * num_nodes)
-
-
-def _racks(num_racks: int, per_rack: int, uplink_mbit: float, *, mixed: bool) -> Fabric:
-    num_nodes = num_racks * per_rack
-    racks = tuple(node % num_racks if mixed else node // per_rack for node in range(num_nodes))
-    return flat(num_nodes, 200).model_copy(
-        update={"rack_of_node": racks, "rack_bytes_per_s": (uplink_mbit * MBIT,) * num_racks}
-    )
-
-
-def training(  # noqa: PLR0913 - one argument per column of the tables below
+def training(  # noqa: PLR0913, PLR0917 - one argument per column of the tables below
     family: str,
     shape: str,
-    fabric: Fabric,
+    num_ranks: int,
+    mbit: float,
     ratio: float,
-    cap_mb: float | None = None,
-    *,
-    mbit: float = 200,
+    cap_mb: float | None,
     accumulation: int = 1,
-    slow_ranks: tuple[tuple[int, float], ...] = (),
-    num_steps: int = 7,
 ) -> TrainingSetting:
     """A training setting; its name lacks a number that makes it unique.
 
@@ -178,16 +161,15 @@ def training(  # noqa: PLR0913 - one argument per column of the tables below
     cap = "default" if cap_mb is None else f"{cap_mb:g}MiB"
     return TrainingSetting(
         name=(
-            f"{shape} n={fabric.num_ranks} {mbit:g}Mbit/s "
+            f"{shape} n={num_ranks} {mbit:g}Mbit/s "
             f"ratio={ratio:g} accumulation={accumulation} cap={cap}"
         ),
         family=family,
         model=emulated(shape, compute_s=ratio * ring_s / accumulation, optimizer_s=0.002),
-        fabric=fabric,
+        fabric=flat(num_ranks, mbit),
         accumulation=accumulation,
         bucket_cap_mb=cap_mb,
-        slow_ranks=slow_ranks,
-        num_steps=num_steps,
+        num_steps=7,
     )
 
 
@@ -262,10 +244,7 @@ def trainings() -> tuple[TrainingSetting, ...]:
         ("squeezenet", 2, 200, 3, 1.0),
         ("embedding", 2, 200, 0.5, None),
     )
-    return _numbered(
-        training("calibration", shape, flat(num_ranks, mbit), ratio, cap, mbit=mbit)
-        for shape, num_ranks, mbit, ratio, cap in rows
-    )
+    return _numbered(training("calibration", *row) for row in rows)
 
 
 def calibration() -> tuple[CollectiveSetting | TrainingSetting, ...]:
@@ -300,60 +279,13 @@ def plain() -> tuple[TrainingSetting, ...]:
         ("embedding", 100, 0.8, 1.0, 1),
     )
     return _numbered(
-        training("plain", shape, flat(n, mbit), ratio, cap, mbit=mbit, accumulation=accumulation)
+        training("plain", shape, n, mbit, ratio, cap, accumulation)
         for n in (4, 8, 16)
         for shape, mbit, ratio, cap, accumulation in rows
     )
 
 
-def hard() -> tuple[TrainingSetting, ...]:
-    """Unequal links and devices, and rates that the machine cannot feed."""
-    return _numbered(_hard())
-
-
-def _hard() -> Iterator[TrainingSetting]:
-    fabrics = (
-        _shared(4, 2, 200),
-        _shared(2, 4, 200, round_robin=True),
-        _shared(4, 4, 200),
-        _shared(4, 4, 400, round_robin=True),
-        _racks(2, 2, 80, mixed=False),
-        _racks(2, 4, 80, mixed=False),
-        _racks(2, 4, 300, mixed=True),
-        _racks(4, 4, 300, mixed=True),
-    )
-    for number, fabric in enumerate(fabrics):
-        shape, cap = (("squeezenet", None), ("perceptron", 4.0))[number % 2]
-        yield training("two tiers", shape, fabric, (0.4, 0.8, 2.0)[number % 3], cap)
-    slow_links = ((4, 100, 0.5), (8, 60, 0.5), (16, 60, 0.5), (4, 100, 0.7), (8, 150, 0.3))
-    for number, (n, slow_mbit, ratio) in enumerate((*slow_links, (16, 100, 8))):
-        rates = [200 * MBIT] * n
-        rates[n // 2] = slow_mbit * MBIT
-        fabric = Fabric(node_of_rank=tuple(range(n)), node_bytes_per_s=tuple(rates))
-        shape = ("transformer", "squeezenet", "resnet20")[number % 3]
-        yield training("slow link", shape, fabric, ratio, (2.0, None)[number % 2])
-    slow_ranks = ((4, 1.5, 1.3), (8, 1.5, 2), (16, 1.3, 1.5), (4, 1.5, 0.3), (8, 2.0, 0.3))
-    for number, (n, factor, ratio) in enumerate((*slow_ranks, (16, 1.5, 0.4))):
-        shape = ("perceptron", "squeezenet", "transformer")[number % 3]
-        cap, slow = (None, 2.0)[number % 2], ((n // 3, factor),)
-        yield training("slow rank", shape, flat(n, 200), ratio, cap, slow_ranks=slow)
-    host_limited: tuple[tuple[int, float, str, float | None], ...] = (
-        (8, 10_000, "transformer", None),
-        (8, 2_000, "perceptron", None),
-        (16, 2_000, "transformer", 4.0),
-        (16, 1_000, "perceptron", 4.0),
-        (16, 5_000, "squeezenet", None),
-        (16, 1_000, "vgg-like", None),
-    )
-    for n, rate, shape, cap in host_limited:
-        # Steps of 0.1 s: a second in which the kernel holds real-time processes back is many.
-        yield training("host", shape, flat(n, rate), 0.1, cap, mbit=1000, num_steps=25)
-
-
 def judged(budget: str, *, seed: int) -> tuple[TrainingSetting, ...]:
-    """All settings, or for ``quick`` some of each family, in an order of the seed."""
-    # In that order drift is no property of a family.
+    """All settings, or for ``quick`` every sixth, in an order of the seed: drift is no property of a size."""
     step = 1 if budget == "standard" else 6
-    order = [*plain()[::step], *hard()[::step]]
-    random.Random(seed).shuffle(order)  # noqa: S311 - an order, no secret
-    return tuple(order)
+    return tuple(shuffled(plain()[::step], str(seed)))

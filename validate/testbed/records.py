@@ -1,7 +1,7 @@
 """Records of the testbed: what runs on which links, and what was seen."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import (
     Field,
@@ -10,7 +10,6 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     TypeAdapter,
-    model_validator,
 )
 
 from perfmodel.documents import Record, read_lines
@@ -18,41 +17,11 @@ from perfmodel.files import append_line, trim_unfinished_line
 
 
 class Fabric(Record):
-    """Nodes behind shaped uplinks, all on one switch or in racks with shaped uplinks of their own."""
+    """Nodes with one rank each, on one switch."""
 
-    node_of_rank: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)]
-    """Where each rank runs; several ranks of a node share its uplink."""
-    node_bytes_per_s: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
+    num_ranks: PositiveInt
+    bytes_per_s: PositiveFloat
     """Rate at which each node may send. [B/s]"""
-    rack_of_node: tuple[NonNegativeInt, ...] = ()
-    """Empty: all nodes hang on one switch."""
-    rack_bytes_per_s: tuple[PositiveFloat, ...] = ()
-    """Rate at which each rack may send to the others. [B/s]"""
-
-    @property
-    def num_ranks(self) -> int:
-        """Ranks of the group."""
-        return len(self.node_of_rank)
-
-    def rack(self, node: int) -> int:
-        """Rack of a node; 0 for all where there is one switch."""
-        return self.rack_of_node[node] if self.rack_of_node else 0
-
-    @model_validator(mode="after")
-    def _adds_up(self) -> Self:
-        num_nodes, num_racks = len(self.node_bytes_per_s), len(self.rack_bytes_per_s)
-        if self.rack_of_node and len(self.rack_of_node) != num_nodes:
-            raise ValueError(
-                f"rack_of_node must have one entry per node ({num_nodes}), "
-                f"got {len(self.rack_of_node)}"
-            )
-        for name, of, found, count in (
-            ("node_of_rank", "nodes", self.node_of_rank, num_nodes),
-            ("rack_of_node", "racks", self.rack_of_node, num_racks),
-        ):
-            if max(found, default=-1) >= count:
-                raise ValueError(f"{name} must name {of} 0..{count - 1}, got {max(found)}")
-        return self
 
 
 class EmulatedLayer(Record):
@@ -88,19 +57,12 @@ class TrainingSetting(Record):
     kind: Literal["training"] = "training"
     name: str
     family: str
-    """What the setting is there to show, such as "plain" or "slow link"."""
+    """What the setting is there for: to fit steps, their cost to the machine, or to judge."""
     model: EmulatedModel
     fabric: Fabric
     accumulation: PositiveInt = 1
     bucket_cap_mb: PositiveFloat | None = None
-    slow_ranks: tuple[tuple[NonNegativeInt, PositiveFloat], ...] = ()
-    """Devices that are slower: rank, and the factor on its forward and backward."""
     num_steps: PositiveInt = 10
-
-    @property
-    def slow_factor(self) -> float:
-        """Pace of the slowest rank; 1.2 is 20 % slower."""
-        return max((factor for _, factor in self.slow_ranks), default=1.0)
 
 
 CollectiveKind = Literal[
@@ -180,8 +142,6 @@ class TrainingRun(_Run):
     """From the end of one step of the last rank to the end of the next. [s]"""
     link_bytes: dict[str, NonNegativeInt]
     """Sent during the timed steps over each shaped link. [B]"""
-    compute_s: tuple[tuple[PositiveFloat, ...], ...]
-    """Shape ``(num_ranks, num_steps)``: from the start of a step to the end of its backward. [s]"""
     bucket_bytes: tuple[PositiveInt, ...]
     late_mean_s: NonNegativeFloat
     """By how much emulated layers ended after their time. [s]"""

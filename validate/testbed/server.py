@@ -52,7 +52,6 @@ class DeviceClock:
     """
 
     end_s: Seconds = 0.0
-    pace: float = 1.0
     late_s: list[Seconds] = field(default_factory=list)
 
     def synchronize(self) -> None:
@@ -61,7 +60,7 @@ class DeviceClock:
 
     def run(self, duration_s: Seconds) -> None:
         """Return when a piece of work has ended."""
-        self.end_s += duration_s * self.pace
+        self.end_s += duration_s
         while (left_s := self.end_s - time.perf_counter()) > 0:
             time.sleep(left_s)
         self.late_s.append(time.perf_counter() - self.end_s)
@@ -126,29 +125,24 @@ def mark(place: Place) -> dict[str, Any]:
 
 
 def train(place: Place, setting: TrainingSetting) -> dict[str, Any]:
-    """Run the steps of one setting at the pace of this device; return clocks and counters."""
+    """Run the steps of one setting; return clocks and counters."""
     clock = DeviceClock()
     layers = [Layer(spec, clock) for spec in setting.model.layers]
     module = torch.nn.Sequential(*layers)
     ddp = DistributedDataParallel(module, bucket_cap_mb=setting.bucket_cap_mb)
     x = torch.zeros(1, requires_grad=True)
-    pace = dict(setting.slow_ranks).get(place.rank, 1.0)
     ends_s: list[Seconds] = []
-    compute_s: list[Seconds] = []
     before: dict[str, Any] = {}
     dist.barrier()
     for step in range(WARM_UP_STEPS + setting.num_steps):
         if step == WARM_UP_STEPS:
             before = mark(place)
             clock.late_s.clear()
-        clock.pace = 1.0 if step < WARM_UP_STEPS else pace
         clock.synchronize()
-        start_s = clock.end_s
         for micro_step in range(setting.accumulation):
             is_last = micro_step == setting.accumulation - 1
             with contextlib.nullcontext() if is_last else ddp.no_sync():
                 ddp(x).sum().backward()
-        compute_s.append(clock.end_s - start_s)
         clock.synchronize()
         clock.run(setting.model.optimizer_s)
         ddp.zero_grad(set_to_none=True)
@@ -158,7 +152,6 @@ def train(place: Place, setting: TrainingSetting) -> dict[str, Any]:
         "before": before,
         "after": mark(place),
         "ends_s": ends_s[WARM_UP_STEPS - 1 :],
-        "compute_s": compute_s[WARM_UP_STEPS:],
         "late_s": clock.late_s,
         "bucket_bytes": _bucket_bytes(ddp),
     }
@@ -301,7 +294,7 @@ def _play(job: Job, number: int, folder: Path, counters: links.CounterReader) ->
     setting = job.setting
     group, own = divmod(number, setting.fabric.num_ranks)
     try:
-        links.enter(links.node_name(setting.fabric.node_of_rank[own]))
+        links.enter(links.node_name(own))
         place = Place(
             rank=own,
             world_size=setting.fabric.num_ranks,

@@ -11,10 +11,10 @@ import pytest
 from perfmodel.engine.simulate import simulate
 from perfmodel.errors import MeasurementFailed
 from validate.testbed import campaign
-from validate.testbed.all_reduce import ShapedRing, link_rates, ring_bytes
+from validate.testbed.all_reduce import ShapedRing, ring_bytes
 from validate.testbed.campaign import Cluster
-from validate.testbed.ddp import Calibration, TrainingCosts, at_pace
-from validate.testbed.links import BUSY, STEAL
+from validate.testbed.ddp import Calibration, TrainingCosts
+from validate.testbed.links import BUSY, STEAL, links
 from validate.testbed.records import CollectiveSetting, Job, TrainingSetting
 
 NUM_CORES = 2
@@ -92,7 +92,7 @@ def moments(
 
 def _collective_rank(setting: CollectiveSetting) -> dict[str, Any]:
     ring, fabric = known_ring(), setting.fabric
-    before, after = moments(1.0, 0.1, dict.fromkeys(link_rates(fabric), 0.0))
+    before, after = moments(1.0, 0.1, dict.fromkeys(links(fabric), 0.0))
     sizes = []
     for size_bytes in setting.sizes_bytes:
         duration_s = float(
@@ -109,14 +109,9 @@ def _collective_rank(setting: CollectiveSetting) -> dict[str, Any]:
 
 
 def simulated_s(costs: TrainingCosts) -> float:
-    """One step of all ranks, each at its pace, by the product's simulation."""
-    setting = costs.setting
-    paces = np.ones(setting.fabric.num_ranks)
-    for rank, factor in setting.slow_ranks:
-        paces[rank] = factor
-    of_ranks = at_pace(costs.program, costs.durations_s[:, :1], paces)
-    table_s = np.broadcast_to(of_ranks, (len(of_ranks), len(paces)))
-    return simulate(costs.program, table_s.T).step_s
+    """One step of all ranks, by the product's simulation."""
+    num_ranks = costs.setting.fabric.num_ranks
+    return simulate(costs.program, np.tile(costs.durations_s[:, 0], (num_ranks, 1))).step_s
 
 
 def _training_ranks(setting: TrainingSetting) -> list[dict[str, Any]]:
@@ -125,22 +120,18 @@ def _training_ranks(setting: TrainingSetting) -> list[dict[str, Any]]:
     step_s = max(simulated_s(costs), cpu_step_s / NUM_CORES / 0.95)
     num_steps = setting.num_steps
     ends_s = [step_s * step for step in range(num_steps + 1)]
-    payload = ring_bytes(setting.model.gradient_bytes, setting.fabric)
-    num_messages = 2 * (setting.fabric.num_ranks - 1) * len(costs.all_reduces)
+    num_ranks = setting.fabric.num_ranks
+    payload = ring_bytes(setting.model.gradient_bytes, num_ranks)
+    num_messages = 2 * (num_ranks - 1) * len(costs.all_reduces)
     message_bytes = num_messages * float(known_ring().message_bytes[0])
-    sent = {link: (1.01 * size + message_bytes) * num_steps for link, size in payload.items()}
-    cpu_s = cpu_step_s * num_steps / setting.fabric.num_ranks
-    before, after = moments(ends_s[-1], cpu_s, sent)
-    nominal_s = setting.model.compute_s * setting.accumulation
-    slow = dict(setting.slow_ranks)
+    sent = dict.fromkeys(links(setting.fabric), (1.01 * payload + message_bytes) * num_steps)
+    before, after = moments(ends_s[-1], cpu_step_s * num_steps / num_ranks, sent)
     return [
         {
             "before": before,
             "after": after,
             "ends_s": ends_s,
             "late_s": [1e-5],
-            "compute_s": [nominal_s * slow.get(rank, 1.0)] * num_steps,
             "bucket_bytes": [o.size_bytes for o in costs.all_reduces.values()] or [1],
         }
-        for rank in range(setting.fabric.num_ranks)
-    ]
+    ] * num_ranks

@@ -134,26 +134,6 @@ def test_ddp_buckets_bytes_and_time_are_those_of_the_model(cluster: Cluster) -> 
     assert step_s < ring / setting.num_steps / (100 * MBIT) + setting.model.compute_s + 0.03
 
 
-def test_a_slow_device_makes_everybody_slow(cluster: Cluster) -> None:
-    setting = training("slow", plan.flat(2, 1000), slow_ranks=((1, 2.0),))
-    run = train(cluster, setting)
-    assert np.median(run.step_s) > 2 * setting.model.compute_s
-    assert np.median(run.compute_s[1]) == pytest.approx(2 * setting.model.compute_s, rel=0.05)
-
-
-def test_an_uplink_that_two_racks_share_is_the_limit(cluster: Cluster) -> None:
-    fabric = Fabric(
-        node_of_rank=(0, 1, 2, 3),
-        node_bytes_per_s=(400 * MBIT,) * 4,
-        rack_of_node=(0, 1, 0, 1),
-        rack_bytes_per_s=(200 * MBIT,) * 2,
-    )
-    setting = CollectiveSetting(name="racks", fabric=fabric, sizes_bytes=(2 * 2**20,), repeats=3)
-    run = collect(cluster, setting)
-    # Two edges of 3 MiB cross each trunk.
-    assert np.median(run.durations_s[0]) == pytest.approx(6 * 2**20 / 25e6, rel=0.05)
-
-
 def test_a_rank_that_fails_is_named_and_the_server_goes_on(cluster: Cluster) -> None:
     # Four petabytes of a gradient.
     layer = {"num_elements": 10**15, "forward_s": 1e-3, "backward_s": 1e-3}
