@@ -1,4 +1,4 @@
-"""Rows of runs from what trainings leave behind: CSV tables, run records, Kineto traces, MLPerf logs."""
+"""Rows of runs from what trainings leave behind: CSV tables, run records, MLPerf logs."""
 
 import math
 import re
@@ -12,7 +12,7 @@ from perfmodel.cost.jobs import SINGLE_BYTES, USUAL, Jobs, model_columns
 from perfmodel.cost.rescaling import precision_ratio
 from perfmodel.documents.profile import RunColumns
 from perfmodel.errors import InvalidDocument, did_you_mean, reading
-from perfmodel.files import MOST_ROWS, parse_json, read_lines, read_table, read_trace
+from perfmodel.files import MOST_ROWS, parse_json, read_lines, read_table
 from perfmodel.layout import Precision, Recompute
 from perfmodel.machine import DEVICES_PER_NODE
 from perfmodel.units import decimal, parse_bytes, parse_duration
@@ -42,11 +42,10 @@ _MLLOG_COLUMNS: Final = {
 }
 #: What is read of such a log; the rest, millions of lines, is not even parsed.
 _MLLOG_READ: Final = re.compile("|".join(("block_start", "block_stop", *_MLLOG_COLUMNS)))
-_STEP: Final = "ProfilerStep#"
 
 
 def read_run_rows(path: Path) -> list[FoundRun]:
-    """Runs of a file, or of every file of a folder; step times of traces and logs in seconds.
+    """Runs of a file, or of every file of a folder; step times of logs in seconds.
 
     ``InvalidDocument`` if a file cannot be read, or says too little.
     """
@@ -58,8 +57,6 @@ def read_run_rows(path: Path) -> list[FoundRun]:
     with reading(path, "runs"):
         if ".jsonl" in path.suffixes:
             return list(_records(path, read_lines(path)))
-        if ".json" in path.suffixes:
-            return _kineto(path, read_trace(path, key="traceEvents", mark=_STEP))
         if path.suffix in {".log", ".txt", ".out"}:
             return [_mlperf(path, read_lines(path))]
         rows = read_table(path, delimiters=",;\t")
@@ -109,32 +106,6 @@ def _float(where: str, value: Any) -> float:
     if isinstance(value, bool) or not math.isfinite(found):
         raise InvalidDocument(f"{where}: must be a number, got {value!r:.40}")
     return found
-
-
-def _kineto(path: Path, trace: dict[str, Any]) -> list[FoundRun]:
-    """One row: the median step that the profiler marked; only rank 0 of a job counts."""
-    events = trace.get("traceEvents")
-    if not isinstance(events, list):
-        raise InvalidDocument(f"{path}: must be a Kineto trace with traceEvents, got none")
-    spread = trace.get("distributedInfo", {})
-    if not isinstance(spread, dict):
-        raise InvalidDocument(f"{path}: distributedInfo must be an object, got {spread!r:.40}")
-    if _float(f"{path}: distributedInfo.rank", spread.get("rank", 0)) != 0:
-        return []
-    steps_us = [
-        _float(f"{path}: dur of {event['name']}", event.get("dur"))
-        for event in events
-        if isinstance(event, dict)
-        and (event.get("ph"), event.get("cat")) == ("X", "user_annotation")
-        and str(event.get("name", "")).startswith(_STEP)
-    ]
-    if not steps_us:
-        raise InvalidDocument(
-            f"{path}: must hold user annotations {_STEP}N, got none; profile with a schedule"
-        )
-    world_size = _float(f"{path}: distributedInfo.world_size", spread.get("world_size", 1))
-    cells = {"step_time_s": repr(median(steps_us) * 1e-6), "dp": f"{world_size:g}"}
-    return [FoundRun(str(path), cells)]
 
 
 def _mlperf(path: Path, lines: Iterable[str]) -> FoundRun:
@@ -196,7 +167,7 @@ _RATES: Final = (_TOKENS, _TOKENS_EACH, _SAMPLES)
 #: Words that stand for numbers.
 _WORDS: Final = ("model", "recompute", "precision")
 #: What few runs have: experts, FSDP's options.
-_SELDOM: Final = ("experts", "experts_per_token", "ep", "shard", "prefetch")
+_SELDOM: Final = ("experts", "experts_per_token", "ep", "shard")
 #: What describes a run, with its step time.
 _NEEDED: Final = (*(each.name for each in fields(Jobs) if each.name not in USUAL), STEP)
 _NUMBERS: Final = (*_NEEDED, "global_batch", "devices", *_RATES, *_SELDOM, PEAK)
@@ -213,7 +184,7 @@ _FLAGS: Final = (
     *("recompute_full", "recompute_attention", "gpipe", "sequence_parallel"),
     *("gated", "tied", "fused_attention"),
 )
-_MAY_BE_0: Final = (*_FLAGS, "zero", "shard", "prefetch")
+_MAY_BE_0: Final = (*_FLAGS, "zero", "shard")
 _DECIMAL: Final = (STEP, *_RATES, PEAK)
 #: No run has more of anything; products of such numbers stay finite.
 _MOST: Final = 1e18

@@ -139,7 +139,7 @@ class RunTable:
 def calibrate_from_runs(
     table: Path, *, columns: Path | None, device: str, seed: int = 0
 ) -> tuple[InferredDocument, tuple[str, ...]]:
-    """Parameters inferred from runs: a CSV, run records, traces or logs; and what to know of their reading.
+    """Parameters inferred from runs: a CSV, run records or logs; and what to know of their reading.
 
     Raises
     ------
@@ -177,9 +177,9 @@ MOST_RUNS: Final = 1000
 
 
 def read_runs(table: Path, mapping: RunColumns, *, device: str | None = None) -> RunTable:
-    """Jobs and step times of a CSV file, run records, a Kineto trace, an MLPerf log, or a folder of them.
+    """Jobs and step times of a CSV file, run records, an MLPerf log, or a folder of them.
 
-    See ``calibrate_from_runs`` for errors. What traces and logs do not say, the mapping's constants do.
+    See ``calibrate_from_runs`` for errors. What logs do not say, the mapping's constants do.
     """
     found = read_run_rows(table)
     if not found:

@@ -4,12 +4,10 @@ import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from perfmodel import checks
 from perfmodel.errors import UsageError
-
-Source: TypeAlias = Literal["flags", "torchrun", "slurm", "single"]
 
 _NODE_LIST: Final = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 _NUM_NODES: Final = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
@@ -42,8 +40,6 @@ class Topology:
     master_addr: str
     master_port: int | None
     """None on a single node: torchrun then takes a free port by itself."""
-    source: Source
-    """Who decided."""
 
     def __post_init__(self) -> None:
         checks.at_least("num_nodes", self.num_nodes, 1)
@@ -76,7 +72,6 @@ class _Told:
     node_rank: int | None = 0
     master_addr: str | None = _LOOPBACK
     master_port: int | None = None
-    source: Source = "single"
 
 
 def default_ranks(device_kind: str, *, num_devices: int) -> int:
@@ -174,7 +169,6 @@ def resolve_topology(
         node_rank=node_rank or 0,
         master_addr=master_addr or _LOOPBACK,
         master_port=port or (_DEFAULT_PORT if num_nodes > 1 else None),
-        source=told.source if flags == LaunchFlags() else "flags",
     )
 
 
@@ -191,7 +185,6 @@ def _told_by_torchrun(environ: Mapping[str, str]) -> _Told:
         node_rank=_integer(environ, ("GROUP_RANK",), default=0),
         master_addr=environ.get("MASTER_ADDR", _LOOPBACK),
         master_port=free if port and num_nodes > 1 else None,
-        source="torchrun",
     )
 
 
@@ -222,7 +215,6 @@ def _told_by_slurm(environ: Mapping[str, str], *, any_ranks: bool) -> _Told | No
     told = _Told(
         ranks_per_node=ranks,
         node_rank=_integer(environ, ("SLURM_NODEID",), default=0),
-        source="slurm",
     )
     if num_nodes == 1:
         return told

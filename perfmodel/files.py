@@ -24,14 +24,12 @@ from perfmodel.units import HOUR_S, MIB, MOST_DIGITS, Bytes, format_bytes
 
 #: A document; a calibration of one machine has some 100 KiB, the trace of a large model some MiB.
 MOST_BYTES: Final[Bytes] = 64 * MIB
-#: Logs and traces of others, after decompression.
+#: Logs of others, after decompression.
 MOST_LOG_BYTES: Final[Bytes] = 256 * MIB
 #: What a person writes by hand in TOML, whose parser is slow.
 MOST_TOML_BYTES: Final[Bytes] = MIB
 #: Numbers, texts, lists and objects of one document: each takes up to 100 bytes of memory.
 MOST_VALUES: Final = 3_000_000
-#: Of a trace, which are dropped one by one.
-MOST_TRACE_VALUES: Final = 25_000_000
 #: Keys of one object; each that is unknown would be an error of its own.
 MOST_KEYS: Final = 50_000
 MOST_DEPTH: Final = 64
@@ -152,10 +150,10 @@ def parse_json(text: str) -> Any:
     return found
 
 
-def refuse_many(text: str, *, most: int = MOST_VALUES) -> None:
+def refuse_many(text: str) -> None:
     """Refuse JSON that would take the memory; every value stands behind one of these marks."""
-    if sum(map(text.count, ",[{")) > most:
-        raise Unreadable(f"it must have at most {most:,} values, got more")
+    if sum(map(text.count, ",[{")) > MOST_VALUES:
+        raise Unreadable(f"it must have at most {MOST_VALUES:,} values, got more")
 
 
 _TOO_DEEP: Final = f"lists and objects must be at most {MOST_DEPTH} deep, got deeper ones"
@@ -215,69 +213,6 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise Unreadable(_TOO_LONG) from None
     refuse_deep(found)
     return found
-
-
-def read_trace(path: Path, *, key: str, mark: str) -> dict[str, Any]:
-    """A JSON object of which one long list is streamed: only elements whose text holds a mark are kept.
-
-    Raises
-    ------
-    ValueError
-        As ``parse_json``.
-    """
-    text = read_text(path, most=MOST_LOG_BYTES)
-    refuse_many(text, most=MOST_TRACE_VALUES)
-    found: dict[str, Any] = {}
-    try:
-        at = _behind(text, 0, "{")
-        while not text.startswith("}", at):
-            name, at = _DECODER.raw_decode(text, _behind(text, at, "," if found else ""))
-            at = _behind(text, at, ":")
-            if not isinstance(name, str):
-                raise Unreadable(f"keys must be texts, got {name!r:.40}")
-            if name in found:
-                raise Unreadable(f"every key must stand once, got {name!r} twice")
-            if name == key and text.startswith("[", at):
-                found[name], at = _marked(text, at, mark)
-            else:
-                found[name], at = _DECODER.raw_decode(text, at)
-            at = _behind(text, at, "")
-    except RecursionError:
-        raise Unreadable(_TOO_DEEP) from None
-    return found
-
-
-_DECODER: Final = json.JSONDecoder(parse_int=_whole)
-_SPACE: Final = re.compile(r"[ \t\n\r]*")
-
-
-def _behind(text: str, at: int, sign: str) -> int:
-    """Place behind a sign with white space around it."""
-    start = _after_space(text, at)
-    if not text.startswith(sign, start):
-        raise Unreadable(f"it is no JSON object: {sign} is missing at character {start:,}")
-    return _after_space(text, start + len(sign))
-
-
-def _after_space(text: str, at: int) -> int:
-    space = _SPACE.match(text, at)
-    assert space is not None  # it may be empty
-    return space.end()
-
-
-def _marked(text: str, at: int, mark: str) -> tuple[list[Any], int]:
-    """Elements of a list that hold a mark, and the place behind the list."""
-    found: list[Any] = []
-    at = _behind(text, at, "[")
-    while not text.startswith("]", at):
-        start = at
-        value, at = _DECODER.raw_decode(text, at)
-        if text.find(mark, start, at) >= 0:
-            found.append(value)
-        at = _behind(text, at, "")
-        if not text.startswith("]", at):
-            at = _behind(text, at, ",")
-    return found, at + 1
 
 
 #: Of the names of files that are not complete.

@@ -179,21 +179,21 @@ def straggler_factor(n: int, log_spread: float) -> float:
 # Sharding, tensor and pipeline parallelism
 def sharded_step_s(  # noqa: PLR0913 - a step has as many parts
     layers: int, forward_s: float, backward_s: float, gather_s: float, scatter_s: float,
-    optimizer_s: float = 0.0, *, micro_batches: int = 1, prefetch: int = 1,
+    optimizer_s: float = 0.0, *, micro_batches: int = 1,
 ) -> float:  # fmt: skip
     """Time of one step with sharded parameters (FSDP, ZeRO-3), from times per layer. [s]
 
-        gather_k  waits for the network and for the compute of layer k - 1 - prefetch
+        gather_k  waits for the network and for the compute of layer k - 2
         compute_k = max(compute_{k-1}, gather_k) + work_k      forward, then backward
         scatter_k follows compute_k and gather_{k+1}           backward   [Zhao et al. 2023]
 
     HSDP: ``scatter_s`` includes the all-reduce across groups. Overlap slows nothing down here.
     ZeRO-1, 2: ``ddp_step_s`` with reduce-scatters, plus all-gathers that the first forward exposes.
     """
-    ends_s, network_s = [0.0] * (prefetch + 1), 0.0
+    ends_s, network_s = [0.0, 0.0], 0.0
     for _ in range(micro_batches):
         for k in range(2 * layers):
-            network_s = max(network_s, ends_s[-1 - prefetch]) + gather_s
+            network_s = max(network_s, ends_s[-2]) + gather_s
             start_s = max(ends_s[-1], network_s)
             if k > layers:
                 network_s = max(network_s, ends_s[-1]) + scatter_s

@@ -148,24 +148,24 @@ _MINIMUM_FOR_TAIL = 4
 
 
 def slowest_of_ranks(
-    ratios: FloatArray | Sequence[float], *, world_size: int, probability: float = 0.5
+    ratios: FloatArray | Sequence[float], *, world_size: int
 ) -> FloatArray:
-    """Quantile over steps of the slowest of ``world_size`` ranks, over what is typical of one.
+    """Median over steps of the slowest of ``world_size`` ranks, over what is typical of one.
 
     The ranks' steps are independent draws from the measured ratios (step over typical step), so
-    the quantile ``p`` of their maximum is the quantile ``p ** (1 / n)`` of one rank's distribution.
+    the median of their maximum is the quantile ``(1 / 2) ** (1 / n)`` of one rank's distribution.
     Beyond the sample a tail continues it, exponential or heavier
     [David and Nagaraja, "Order Statistics", 3rd ed., 2003, section 2.1].
 
     ``ratios``: measured steps of one rank over the typical one, shape ``(..., num_ratios)``.
 
-    Returns shape ``(...)``; 1 where nothing was measured, and never below 1 in the median or above.
+    Returns shape ``(...)``; 1 where nothing was measured, and never below 1.
     """
     checks.at_least("world_size", world_size, 1)
     values = np.asarray(ratios, dtype=float)
-    if values.shape[-1] == 0 or (world_size == 1 and probability == 0.5):
+    if values.shape[-1] == 0 or world_size == 1:
         return np.ones(values.shape[:-1])
-    return np.maximum(1.0, quantile_with_tail(values, probability ** (1 / world_size)))
+    return np.maximum(1.0, quantile_with_tail(values, 0.5 ** (1 / world_size)))
 
 
 def quantile_with_tail(values: FloatArray | Sequence[float], probability: float) -> FloatArray:

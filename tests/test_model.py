@@ -144,22 +144,21 @@ def layout_step_s(layout: Layout, times: Mapping[Cause, float], layers: int = 24
 
 
 @given(
-    counts=st.tuples(st.integers(1, 6), st.integers(1, 3), st.integers(0, 3)),
+    counts=st.tuples(st.integers(1, 6), st.integers(1, 3)),
     shard=st.sampled_from([0, 2]),
     parts=st.tuples(*[seconds] * 6),
 )
 def test_sharded_step_is_what_the_engine_says(
-    counts: tuple[int, int, int], shard: int, parts: tuple[float, ...]
+    counts: tuple[int, int], shard: int, parts: tuple[float, ...]
 ) -> None:
     """Even layers, no interference; with HSDP too."""
-    layers, micro_batches, prefetch = counts
-    layout = Layout(dp=8, zero=3, prefetch=prefetch, shard=shard, accumulation=micro_batches)
+    layers, micro_batches = counts
+    layout = Layout(dp=8, zero=3, shard=shard, accumulation=micro_batches)
     of_layers = (Cause.FORWARD, Cause.BACKWARD, Cause.ALL_GATHER, Cause.REDUCE_SCATTER)
     times = dict(zip((*of_layers, Cause.ALL_REDUCE), [layers * s for s in parts[:5]], strict=True))
     *each_s, scatter_s, across_s, optimizer_s = parts
     each_s += [scatter_s + (across_s if shard else 0.0), optimizer_s]
-    more: dict[str, Any] = {"micro_batches": micro_batches, "prefetch": prefetch}
-    step_s = model.sharded_step_s(layers, *each_s, **more)
+    step_s = model.sharded_step_s(layers, *each_s, micro_batches=micro_batches)
     found_s = layout_step_s(layout, {**times, Cause.OPTIMIZER: optimizer_s}, layers)
     assert found_s == pytest.approx(step_s, rel=EXACT)
 

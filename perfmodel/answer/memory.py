@@ -1,37 +1,80 @@
 """Use case: does a step fit into a device, the largest batch that does, and what to change first."""
 
-import dataclasses
+import enum
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 from perfmodel import checks
-from perfmodel.answer import Question as StepQuestion
-from perfmodel.answer import timed_workload
+from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.answer import answer
-from perfmodel.answer.measured import layout_costs
-from perfmodel.cost.memory import DeviceMemory, TracedMemory, Verdict, overhead_of, verdict
-from perfmodel.cost.operators import OperatorDurations
-from perfmodel.cost.techniques import Basis, Question, StepTimes, Technique, techniques
-from perfmodel.cost.traced import mixed_ratio
+from perfmodel.cost.memory import (
+    FITS_ABOVE,
+    DeviceMemory,
+    Parts,
+    TracedMemory,
+    Verdict,
+    overhead_of,
+    verdict,
+)
 from perfmodel.documents import Shown
 from perfmodel.documents.hardware import DataSheet, find_device, sheet_named, shipped_catalogue
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import InvalidDocument
-from perfmodel.layout import Layout
+from perfmodel.layout import Layout, Recompute
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.step import Cause
 from perfmodel.units import Bytes, Seconds, format_bytes
 from perfmodel.workload import Phase
-from perfmodel.workload.memory import StepMemory
+from perfmodel.workload.memory import Block, Moment, Part, StepMemory
 
-_BASES = {
+
+class Basis(enum.StrEnum):
+    """What a figure of a technique rests on, from the best to the weakest."""
+
+    MEASURED = "measured"
+    DERIVED = "derived from the trace"
+    SCALED = "scaled"
+    ASSUMED = "assumed"
+
+
+_BASES: Final = {
     Evidence.MEASURED: Basis.MEASURED,
     Evidence.INTERPOLATED: Basis.MEASURED,
     Evidence.EXTRAPOLATED: Basis.SCALED,
     Evidence.INFERRED: Basis.SCALED,
     Evidence.ASSUMED: Basis.ASSUMED,
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Time of the phases of a step. [s]"""
+
+    forward_s: Seconds
+    backward_s: Seconds
+    optimizer_s: Seconds
+    basis: Basis
+
+    @property
+    def step_s(self) -> Seconds:
+        """All phases. [s]"""
+        return self.forward_s + self.backward_s + self.optimizer_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Technique:
+    """One change with its memory and its time."""
+
+    name: str
+    memory: DeviceMemory
+    step_s: Seconds | None
+    """``None`` where it is unknown. [s]"""
+    memory_basis: Basis
+    time_basis: Basis
+    note: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -134,25 +177,24 @@ def report_of(  # noqa: PLR0913 - one parameter per part of the question
         overhead=overhead_of(recorded, kind),
         bucket_view=bucket_view,
     )
-    question = Question(
+    layout = Layout(dp=devices, micro_batch=batch)
+    plain = PlainStep(
         traced=traced,
-        layout=Layout(dp=devices, micro_batch=batch),
+        layout=layout,
         times=_relative_times(document) if machine is None else _times(document, machine, batch),
         shares=_shares(document, batch),
-        in_seconds=machine is not None,
-        is_mixed=document.trace.method.precision != "fp32",
     )
-    [found] = traced.ranks(question.layout)
-    [least] = traced.ranks(dataclasses.replace(question.layout, micro_batch=1))
+    [found] = traced.ranks(layout)
+    [least] = traced.ranks(replace(layout, micro_batch=1))
     return MemoryReport(
         hopeless=verdict(least.fit_probability(capacity_bytes)) is Verdict.DOES_NOT_FIT,
         name=document.workload.name,
-        layout=question.layout,
+        layout=layout,
         capacity_bytes=capacity_bytes,
         found=found,
-        largest_batch=traced.largest_batch(question.layout, capacity_bytes),
-        techniques=tuple(techniques(question, capacity_bytes)),
-        in_seconds=question.in_seconds,
+        largest_batch=traced.largest_batch(layout, capacity_bytes),
+        techniques=tuple(techniques(plain, capacity_bytes)),
+        in_seconds=machine is not None,
         evidence=traced.overhead.evidence,
         caveats=(
             *_caveats(recorded, batch, kind, traced_kind),
@@ -214,62 +256,17 @@ def _times(document: WorkloadDocument, profile: MeasuredMachine, batch: int) -> 
         if same
         else timed_workload(profile, document.workload, trace=document.trace)
     )
-    question = StepQuestion(machine=profile, workload=found, layout=Layout(micro_batch=batch))
-    step, costs = answer(question), layout_costs(question)
+    step = answer(Question(machine=profile, workload=found, layout=Layout(micro_batch=batch)))
     # Of the device, or of the host that issues its work: whichever binds.
     causes: dict[Cause, Seconds] = defaultdict(float)
     for span in step.trace.spans():
         causes[span.operation.issues or span.operation.cause] += span.end_s - span.start_s
-    weakest = _BASES[Evidence.weakest(step.evidence.values())]
-    plain = StepTimes(
+    return StepTimes(
         forward_s=causes[Cause.FORWARD],
         backward_s=causes[Cause.BACKWARD],
         optimizer_s=causes[Cause.OPTIMIZER],
-        basis=weakest,
-        fused_s=_fused_s(document, profile, batch, causes[Cause.OPTIMIZER]),
-        graphed_s=sum(float(time_s[0]) for time_s in costs.terms.compute_s.values())
-        if profile.asynchronous
-        else None,
+        basis=_BASES[Evidence.weakest(step.evidence.values())],
     )
-    scaled = Basis.SCALED if profile.rescaling is None else Basis.DATA_SHEET
-    return dataclasses.replace(
-        plain,
-        mixed_s=_mixed_s(document, profile, batch, plain),
-        mixed_basis=max(weakest, scaled, key=list(Basis).index),
-    )
-
-
-def _mixed_s(
-    document: WorkloadDocument, profile: MeasuredMachine, batch: int, plain: StepTimes
-) -> Seconds | None:
-    """The step under autocast, as products change from one precision to the other. [s]"""
-    if profile.operators is None:
-        return None
-    step = document.trace.at(micro_batch=batch)
-    durations = OperatorDurations(profile.operators, use_measured=False)
-    forward, backward = (
-        mixed_ratio(step, durations, profile, phase) for phase in (Phase.FORWARD, Phase.BACKWARD)
-    )
-    if forward is None or backward is None:
-        return None
-    return forward * plain.forward_s + backward * plain.backward_s + plain.optimizer_s
-
-
-def _fused_s(
-    document: WorkloadDocument, profile: MeasuredMachine, batch: int, optimizer_s: Seconds
-) -> Seconds | None:
-    """The optimizer's phase, changed as the curves change from its implementation to the fused one. [s]"""
-    if profile.operators is None:
-        return None
-    step = document.trace.at(micro_batch=batch)
-    method = dataclasses.replace(step.method, optimizer_implementation="fused")
-    durations = OperatorDurations(profile.operators, use_measured=False)
-    own, fused = (
-        durations.optimizer(each) for each in (step, dataclasses.replace(step, method=method))
-    )
-    if Evidence.ASSUMED in (own.evidence, fused.evidence) or own.time_s <= 0:
-        return None
-    return optimizer_s * fused.time_s / own.time_s
 
 
 def _shares(document: WorkloadDocument, batch: int) -> dict[str, float]:
@@ -288,3 +285,170 @@ def _shares(document: WorkloadDocument, batch: int) -> dict[str, float]:
             if path:
                 done[path] += flop
     return {path: flop / (whole or 1.0) for path, flop in done.items()}
+
+
+#: Entries of a moment's parts that a technique changes.
+Change = Callable[[Moment, Parts], Parts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainStep:
+    """The step as it is, which techniques change."""
+
+    traced: TracedMemory
+    layout: Layout
+    """Data parallelism alone."""
+    times: StepTimes
+    """Seconds, or shares of the step."""
+    shares: Mapping[str, float]
+    """Of each block in the forward and backward time."""
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Blocks of layers that could be computed again."""
+        return self.traced.memory.blocks
+
+    def technique(  # noqa: PLR0913 - one per column of the table
+        self,
+        name: str,
+        change: Change = lambda _moment, _parts: {},
+        *,
+        note: str = "",
+        layout: Layout | None = None,
+        again: Collection[str] = (),
+        step_s: Seconds | None = None,
+        time_basis: Basis = Basis.ASSUMED,
+        memory_basis: Basis = Basis.DERIVED,
+    ) -> Technique:
+        """One row: the highest moment of a layout, after a change, and a time where it is known.
+
+        ``again``: Paths of blocks that are computed again.
+        """
+        layout = layout or self.layout
+        [moments] = self.traced.stages(layout, again=again)
+        changed = [(moment, parts | change(moment, parts)) for moment, parts in moments]
+        return Technique(
+            name=name,
+            memory=DeviceMemory.highest(changed, self.traced.overhead_under(layout)),
+            step_s=step_s,
+            memory_basis=memory_basis,
+            time_basis=time_basis,
+            note=note,
+        )
+
+    def with_again_s(self, blocks: Sequence[Block]) -> Seconds:
+        """The step with the forward passes of some blocks twice. [s]"""
+        again = sum(self.shares.get(block.path, 0.0) for block in blocks)
+        return self.times.step_s + again * self.times.forward_s
+
+
+def techniques(plain: PlainStep, capacity_bytes: Bytes) -> list[Technique]:
+    """Every technique that applies to a device with so much memory, the plain step first."""
+    times, blocks, layout = plain.times, plain.blocks, plain.layout
+    as_it_is = plain.technique("as it is", step_s=times.step_s, time_basis=times.basis)
+    rows = [as_it_is]
+    if layout.micro_batch > 1:
+        # Gradients stay from the first half on.
+        halved = replace(layout, micro_batch=-(-layout.micro_batch // 2), accumulation=2)
+        rows.append(
+            plain.technique(
+                "gradient accumulation 2",
+                layout=halved,
+                step_s=times.step_s,
+                note="same samples per step; small kernels run less efficiently, which is not counted",
+            )
+        )
+    if blocks:
+        rows.append(
+            plain.technique(
+                "activation checkpointing per block",
+                layout=replace(layout, recompute=Recompute.FULL),
+                step_s=plain.with_again_s(blocks),
+                time_basis=times.basis,
+                note="exact figures: perfmodel trace --checkpointing per-block",
+            )
+        )
+    if len(blocks) > 1:
+        fits = as_it_is.memory.fit_probability(capacity_bytes) >= FITS_ABOVE
+        rows.append(_selective_checkpointing(plain, None if fits else capacity_bytes))
+    rows.append(
+        plain.technique(
+            "activation checkpointing of the whole model",
+            step_s=times.step_s + times.forward_s,
+            time_basis=times.basis,
+            note="everything comes back at once when backward starts: the peak stays",
+        )
+    )
+    if plain.traced.trace.method.precision == "fp32":
+        rows.append(_mixed_precision(plain))
+    rows.append(
+        plain.technique(
+            "fused optimizer",
+            _in_place,
+            note="updates in place without temporaries; its time: perfmodel trace "
+            "--optimizer-implementation fused",
+        )
+    )
+    return rows + _sharded(plain) if layout.dp > 1 else rows
+
+
+def _selective_checkpointing(plain: PlainStep, capacity_bytes: Bytes | None) -> Technique:
+    """As few blocks as make the step fit, best saving per time first; half without a capacity."""
+
+    def saved_per_time(block: Block) -> float:
+        batch = plain.layout.micro_batch
+        saved = max(0, block.saved.at(batch)) - max(0, block.input.at(batch))
+        return saved / max(plain.shares.get(block.path, 0.0), 1e-9)
+
+    order = sorted(plain.blocks, key=saved_per_time, reverse=True)
+
+    def first(count: int) -> Technique:
+        return plain.technique(
+            f"activation checkpointing of {count} of {len(order)} blocks",
+            again={block.path for block in order[:count]},
+            step_s=plain.with_again_s(order[:count]),
+            time_basis=plain.times.basis,
+            note="selective: the blocks that save most per time, as few as fit, or half",
+        )
+
+    if capacity_bytes is not None:
+        for row in map(first, range(1, len(order))):
+            if row.memory.fit_probability(capacity_bytes) >= FITS_ABOVE:
+                return row
+    return first(len(order) // 2)
+
+
+def _mixed_precision(plain: PlainStep) -> Technique:
+    return plain.technique(
+        "mixed precision bf16 (autocast)",
+        lambda _, parts: {
+            Part.ACTIVATIONS: parts[Part.ACTIVATIONS] // 2 + parts[Part.PARAMETERS] // 2,
+            Part.TEMPORARIES: parts[Part.TEMPORARIES] // 2,
+        },
+        memory_basis=Basis.ASSUMED,
+        note="halves activations, keeps a bf16 copy of the weights; exact memory, and its time: perfmodel "
+        "trace --precision bf16",
+    )
+
+
+def _in_place(moment: Moment, parts: Parts) -> Parts:
+    is_update = moment.phase is Phase.OPTIMIZER
+    return {Part.TEMPORARIES: 0 if is_update else parts[Part.TEMPORARIES]}
+
+
+def _sharded(plain: PlainStep) -> list[Technique]:
+    """ZeRO-1 and ZeRO-3."""
+    devices = plain.layout.dp
+    return [
+        plain.technique(
+            f"optimizer states sharded over {devices} (ZeRO-1)",
+            layout=replace(plain.layout, zero=1),
+            note="as many bytes on the wire as DDP [Rajbhandari et al. 2020]; communication is not "
+            "counted here",
+        ),
+        plain.technique(
+            f"everything sharded over {devices} (ZeRO-3, FSDP)",
+            layout=replace(plain.layout, zero=3),
+            note="1.5 times the bytes of DDP on the wire [Rajbhandari et al. 2020], not counted here",
+        ),
+    ]

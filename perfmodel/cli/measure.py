@@ -25,8 +25,8 @@ _MODELS = typer.Option(
     help="Reference models to run, separated by commas; default: those that suit the device."
 )
 _FROM_RUNS = typer.Option(
-    help="Measure nothing: infer from step times: CSV, run records (.jsonl), Kineto trace, MLPerf log, or "
-    "a folder of them."
+    help="Measure nothing: infer from step times: CSV, run records (.jsonl), MLPerf log, or a folder "
+    "of them."
 )
 _FROM_STEPS = typer.Option(
     help="Measure nothing: infer the costs of --device from step times of models: CSV with model, batch, precision, "

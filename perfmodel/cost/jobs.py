@@ -24,8 +24,7 @@ SINGLE_BYTES: Final = 4.0
 #: Columns that a job need not say, and what they are then. Layers of a stage: 0 means an even split.
 USUAL: Final[Mapping[str, float]] = MappingProxyType(
     {
-        **dict.fromkeys(("experts", "experts_per_token", "ep"), 1.0),
-        **dict.fromkeys(("prefetch", "matmul_ratio"), 1.0),
+        **dict.fromkeys(("experts", "experts_per_token", "ep", "matmul_ratio"), 1.0),
         **dict.fromkeys(("shard", "one_process"), 0.0),
         **dict.fromkeys(("first_layers", "most_layers", "last_layers"), 0.0),
         "element_bytes": HALF_BYTES,
@@ -65,7 +64,6 @@ class Jobs:
     experts_per_token: Column
     ep: Column
     shard: Column
-    prefetch: Column
     element_bytes: Column
     """Of activations, weights in use and messages. [B]"""
     matmul_ratio: Column
@@ -98,6 +96,21 @@ class Jobs:
     def tokens(self) -> Column:
         """Tokens per forward pass of one rank."""
         return self.micro_batch * self.sequence / self.cp
+
+    @property
+    def activation_bytes(self) -> Column:
+        """Of the tensor between two layers. [B]"""
+        return self.element_bytes * self.tokens * self.hidden
+
+    @property
+    def shared_by(self) -> Column:
+        """Ranks that share norms, residual sums and what stages send each other."""
+        return np.where(self.sequence_parallel > 0, self.tp, 1.0)
+
+    @property
+    def threads(self) -> Column:
+        """Devices of one process."""
+        return np.where(self.one_process > 0, self.dp, 1.0)
 
     @property
     def devices(self) -> Column:
@@ -217,7 +230,7 @@ def model_columns(model: Transformer) -> dict[str, float]:
 def _layout_columns(layout: Layout, layers: int) -> dict[str, float]:
     same = (
         *("dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "accumulation", "interleave"),
-        *("sequence_parallel", "shard", "prefetch", "one_process"),
+        *("sequence_parallel", "shard", "one_process"),
     )
     stages = layout.stages(layers) if layers % layout.pp else (0,)
     return {

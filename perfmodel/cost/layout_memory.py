@@ -175,7 +175,7 @@ def rank_parts(jobs: Jobs, stage: Column | int = 0) -> dict[str, Column]:
     gradients = states.gradient * own[1]
     alone = (replicas == 1) & (jobs.pp == 1) & (jobs.accumulation == 1)
     ends_full = alone & (gradients + working > waiting + logits)
-    gathered = np.minimum(1 + jobs.prefetch, layers) * whole
+    gathered = np.minimum(2, layers) * whole
     tokens_bytes = HALF_BYTES * jobs.tokens * jobs.hidden
     return {
         "parameters": states.parameter * (own[0] + gathered),
@@ -229,8 +229,7 @@ def _layer_bytes(jobs: Jobs, states: StateBytes) -> tuple[Column, Column]:
 
     kept = element * (shared + split / tp [+ scores / tp]), or the input alone with full recomputation
     """
-    shared_by = np.where(jobs.sequence_parallel > 0, jobs.tp, 1.0)
-    shared = shared_kept_elements(jobs.tokens, jobs.hidden) / shared_by
+    shared = shared_kept_elements(jobs.tokens, jobs.hidden) / jobs.shared_by
     kv_share = jobs.kv_heads / jobs.heads
     split = split_kept_elements(jobs.tokens, jobs.hidden, jobs.feed_forward, jobs.gated, kv_share)
     split = split + _expert_kept_elements(jobs)
@@ -239,7 +238,7 @@ def _layer_bytes(jobs: Jobs, states: StateBytes) -> tuple[Column, Column]:
     selective = shared + split / jobs.tp
     every = selective + scores / jobs.tp
     kept = np.where(jobs.recompute_attention > 0, selective, every)
-    kept = np.where(jobs.recompute_full > 0, jobs.tokens * jobs.hidden / shared_by, kept)
+    kept = np.where(jobs.recompute_full > 0, jobs.tokens * jobs.hidden / jobs.shared_by, kept)
     return np.asarray(states.element * every), np.asarray(states.element * kept)
 
 
@@ -252,8 +251,6 @@ def _expert_kept_elements(jobs: Jobs) -> Column:
 
 def _logits_bytes(jobs: Jobs, states: StateBytes) -> Column:
     """Logits with their copies, input and output of the last norm; one process gathers them on one. [B]"""
-    gathered = np.where(jobs.one_process > 0, jobs.dp, 1.0)
     logits = (states.element + LOGIT_COPIES_BYTES) * jobs.tokens * jobs.vocabulary / jobs.tp
-    logits = logits * gathered
-    shared_by = np.where(jobs.sequence_parallel > 0, jobs.tp, 1.0)
-    return np.asarray(logits + 2 * states.element * jobs.tokens * jobs.hidden / shared_by)
+    norm = 2 * states.element * jobs.tokens * jobs.hidden / jobs.shared_by
+    return np.asarray(logits * jobs.threads + norm)

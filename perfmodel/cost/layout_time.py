@@ -11,18 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.exchanges import (
-    all_gather_s,
-    all_to_all_s,
-    context_s,
-    data_s,
-    outputs_s,
-    p2p_s,
-    replicas_reduce_s,
-    replicate_s,
-    tensor_collective_s,
-    threads_s,
-)
+from perfmodel.cost.collectives import ring_share
 from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.parameters import FittedParameters
 from perfmodel.layout import Layout
@@ -42,6 +31,8 @@ DEVICE_OR_HOST: Final = 4.0
 """Exponent of the smooth maximum of device and host time: they hide each other almost fully."""
 SHARDED_OVERLAP: Final = 3.0
 """Gathers of sharded parameters are prefetched, so they hide better than gradients by this factor."""
+LOGIT_BYTES: Final = 4.0
+"""Bytes per gathered logit of one process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,7 +67,15 @@ class _Layer:
 
 
 def step_parts(jobs: Jobs, fitted: FittedParameters) -> StepParts:
-    """Parts of the step time of every job; ``fitted`` is by the names of ``step_time_priors``."""
+    """Parts of the step time of every job; ``fitted`` is by the names of ``step_time_priors``.
+
+        T       = (1 + straggler_share log2(nodes)) (m stage + fill + sends + exposed + optimizer)
+        stage   = L (forward + backward + collectives) + fixed + ends     one micro-batch, slowest stage
+        fill    = work of the other stages / v + 2 (p v - 1) send          p stages, v chunks each
+        exposed = m (waits for shards and threads) + what the last backward pass does not hide of gradients
+
+    Of L layers a micro-batch, m micro-batches, ends the embedding or the head with its loss.
+    """
     layer = _layer(jobs, fitted)
     head = _head_s(jobs, fitted)
     fixed = fitted["micro_step_s"]
@@ -132,22 +131,17 @@ def _waiting_for_sends_s(jobs: Jobs, send: Column, slowest: Column, others: Colu
 
 
 def _waiting_for_shards_s(jobs: Jobs, fitted: FittedParameters, layer: _Layer) -> Column:
-    """What a layer's passes with their collectives wait for sharded parameters and gradients. [s]"""
+    """What a layer's passes with their collectives wait for sharded parameters and gradients. [s]
+
+        forward  = soft_max(forward, gather) - forward          of layers gathered one ahead
+        backward = soft_max(backward, gather + scatter) - backward
+    """
     ahead, back = _passes(jobs, layer)
     scatter = _scatter_s(jobs, fitted)
     leave = scatter + replicas_reduce_s(jobs, fitted)
     exponent = SHARDED_OVERLAP * np.asarray(fitted["overlap"])
-    early = jobs.prefetch > 0
-    forward = np.where(
-        early,
-        soft_maximum(ahead, scatter, exponent) - ahead,
-        scatter,
-    )
-    backward = np.where(
-        early,
-        soft_maximum(back, scatter + leave, exponent) - back,
-        scatter + soft_maximum(back, leave, exponent) - back,
-    )
+    forward = soft_maximum(ahead, scatter, exponent) - ahead
+    backward = soft_maximum(back, scatter + leave, exponent) - back
     return np.where(jobs.zero >= 3, forward + backward, 0.0)
 
 
@@ -200,7 +194,7 @@ def _traffic_bytes(jobs: Jobs) -> Column:
     split = split_bytes(tokens, jobs.hidden, jobs.feed_forward, jobs.gated)
     inner = split - split_bytes(tokens, jobs.hidden, 0.0, jobs.gated)
     traffic = (
-        shared_bytes(tokens, jobs.hidden) / np.where(jobs.sequence_parallel > 0, tp, 1.0)
+        shared_bytes(tokens, jobs.hidden) / jobs.shared_by
         + (split + more * inner) / tp
         + (1 - jobs.fused_attention) * score_bytes(tokens, jobs.sequence, jobs.heads) / tp
     )
@@ -208,6 +202,12 @@ def _traffic_bytes(jobs: Jobs) -> Column:
 
 
 def _layer(jobs: Jobs, fitted: FittedParameters) -> _Layer:
+    """One layer; device and host hide each other, soft_max(a, b) = (a^4 + b^4)^(1 / 4).
+
+        device   = products / speed + attention + traffic / memory bandwidth
+        forward  = soft_max(device, host)
+        backward = backward_ratio forward + what is computed again
+    """
     tokens, tp = jobs.tokens, jobs.tp
     # Attention has no 8-bit products here; those of 32 bit are slower.
     ratio = np.minimum(jobs.matmul_ratio, 1.0)
@@ -222,8 +222,7 @@ def _layer(jobs: Jobs, fitted: FittedParameters) -> _Layer:
     forward = alone
     if (jobs.one_process > 0).any():
         # Threads of one process take turns to issue a forward pass; autograd's are no Python.
-        threads = np.where(jobs.one_process > 0, jobs.dp, 1.0)
-        forward = soft_maximum(device, threads * host, DEVICE_OR_HOST)
+        forward = soft_maximum(device, jobs.threads * host, DEVICE_OR_HOST)
     backward = (
         fitted["backward_ratio"] * alone
         + jobs.recompute_full * forward
@@ -262,14 +261,13 @@ def _head_s(jobs: Jobs, fitted: FittedParameters) -> Column:
     logits = jobs.tokens * jobs.vocabulary / jobs.tp
     product = fitted["head_cost"] * (1 + fitted["backward_ratio"]) * 2 * logits * jobs.hidden
     speed = _speed(jobs, fitted, jobs.tokens, np.minimum(jobs.matmul_ratio, 1.0))
-    gathered = logits * np.where(jobs.one_process > 0, jobs.dp, 1.0)
+    gathered = logits * jobs.threads
     # The loss reads and writes the logits in 32 bit, forward and backward: three passes of 8 bytes.
     return np.asarray(product / speed + 24 * gathered / fitted["memory_bytes_per_s"])
 
 
 def _embedding_s(jobs: Jobs, fitted: FittedParameters) -> Column:
-    traffic = 9 * jobs.element_bytes * jobs.tokens * jobs.hidden
-    return np.asarray(traffic / fitted["memory_bytes_per_s"])
+    return np.asarray(9 * jobs.activation_bytes / fitted["memory_bytes_per_s"])
 
 
 def _passes(jobs: Jobs, layer: _Layer) -> tuple[Column, Column]:
@@ -326,6 +324,146 @@ def _optimizer_s(jobs: Jobs, fitted: FittedParameters) -> Column:
     return np.asarray(traffic / fitted["memory_bytes_per_s"])
 
 
+# Exchanges between ranks. Fitted parameters may be numbers or columns.
+def tensor_collective_s(jobs: Jobs, fitted: FittedParameters) -> Column:
+    """One all-reduce of activations, or the reduce-scatter and all-gather of the same bytes. [s]
+
+    T = latency log2(tp) + 2 (tp - 1) / tp S / rate        the adapters of a node together, where it leaves one
+    """
+    tp = np.maximum(jobs.tp, 1.0)
+    inside = np.asarray(fitted["tensor_bytes_per_s"])
+    outside = np.minimum(np.asarray(fitted["node_bytes_per_s"]) * jobs.devices_per_node, inside)
+    speed = np.where(tp > jobs.devices_per_node, outside, inside)
+    moved = ring_share(tp, passes=2) * jobs.activation_bytes / speed
+    return np.where(tp > 1, fitted["tensor_latency_s"] * np.log2(tp) + moved, 0.0)
+
+
+def all_to_all_s(jobs: Jobs, fitted: FittedParameters) -> Column:
+    """Tokens to the ranks of their experts, or back. [s]
+
+    What stays in the node and what leaves it travel beside each other.
+    """
+    if not (jobs.ep > 1).any():
+        return np.zeros(len(jobs))
+    ep = jobs.ep
+    members = _members(jobs, ep, every=1.0)
+    size = jobs.activation_bytes * jobs.experts_per_token / jobs.shared_by
+    inside = size * (members - 1) / ep / fitted["tensor_bytes_per_s"]
+    outside = size * (ep - members) / ep / fitted["node_bytes_per_s"]
+    moved = np.maximum(inside, outside)
+    return np.where(ep > 1, fitted["tensor_latency_s"] * np.log2(ep) + moved, 0.0)
+
+
+def context_s(jobs: Jobs, fitted: FittedParameters) -> Column:
+    """Ring exchange of keys and values, hidden by attention or not: (cp - 1) (latency + S / rate). [s]"""
+    cp = np.maximum(jobs.cp, 1.0)
+    inside = jobs.tp * cp <= jobs.devices_per_node
+    speed = np.where(inside, fitted["tensor_bytes_per_s"], fitted["node_bytes_per_s"])
+    width = 2 * jobs.hidden * jobs.kv_heads / jobs.heads / jobs.tp
+    each = fitted["p2p_latency_s"] + jobs.element_bytes * jobs.tokens * width / speed
+    return np.asarray((cp - 1) * each)
+
+
+def p2p_s(jobs: Jobs, fitted: FittedParameters) -> Column:
+    """One point-to-point send of activations to the next stage. [s]"""
+    size = jobs.activation_bytes / jobs.shared_by
+    leaves = jobs.tp * jobs.cp * jobs.dp >= jobs.devices_per_node
+    speed = np.where(leaves, fitted["node_bytes_per_s"], fitted["tensor_bytes_per_s"])
+    return np.where(jobs.pp > 1, fitted["p2p_latency_s"] + size / speed, 0.0)
+
+
+def all_gather_s(
+    jobs: Jobs, fitted: FittedParameters, parameters: Column, *, group: Column
+) -> Column:
+    """All-gather of some parameters of one layer among n neighbouring replicas. [s]
+
+    T = latency log2(n) + (n - 1) / n S / rate
+    """
+    moved = _moved_s(jobs, fitted, parameters / jobs.tp, group=group)
+    return moved + _latency_s(fitted, group)
+
+
+def replicas_reduce_s(jobs: Jobs, fitted: FittedParameters) -> Column:
+    """All-reduce of one layer's sharded gradients between groups of shards (HSDP). [s]"""
+    if not (jobs.shard > 0).any():
+        return np.zeros(len(jobs))
+    group = jobs.replicas / jobs.shards
+    size = jobs.common_parameters / jobs.tp / jobs.shards
+    moved = 2 * _moved_s(jobs, fitted, size, group=group, every=jobs.shards)
+    return moved + _latency_s(fitted, group)
+
+
+def data_s(jobs: Jobs, fitted: FittedParameters) -> Column:
+    """Gradient synchronisation of a step, hidden or not; sharded parameters have none of their own. [s]"""
+    group = jobs.replicas
+    size = jobs.common_stage_parameters
+    total = 2 * _moved_s(jobs, fitted, size, group=group)
+    total = total + _latency_s(fitted, group)
+    if (jobs.ep > 1).any():
+        group = jobs.replicas / jobs.ep
+        size = jobs.divided_stage_parameters
+        total = total + 2 * _moved_s(jobs, fitted, size, group=group, every=jobs.ep)
+        total = total + np.where(jobs.ep > 1, _latency_s(fitted, group), 0.0)
+    return np.where((jobs.zero < 3) & (jobs.one_process == 0), total, 0.0)
+
+
+def replicate_s(jobs: Jobs, fitted: FittedParameters) -> Column:
+    """Parameters of one process to all its devices; its gradients come back in the same time. [s]"""
+    size = jobs.element_bytes * jobs.stage_parameters
+    return _threads_s(jobs, fitted, size)
+
+
+def outputs_s(jobs: Jobs, fitted: FittedParameters) -> Column:
+    """Logits of one process from all devices to the one that computes the loss. [s]"""
+    return _threads_s(jobs, fitted, (jobs.dp - 1) * LOGIT_BYTES * jobs.tokens * jobs.vocabulary)
+
+
+def threads_s(jobs: Jobs, fitted: FittedParameters) -> Column:
+    """What one process adds to every micro-batch: parameters out, logits and gradients in. [s]
+
+    Nothing of it is hidden: the module is replicated before its forward pass, outputs are gathered
+    after it, and one node of the graph sums the gradients of all parameters at the end.
+    """
+    if not (jobs.one_process > 0).any():
+        return np.zeros(len(jobs))
+    return 2 * replicate_s(jobs, fitted) + outputs_s(jobs, fitted)
+
+
+def _threads_s(jobs: Jobs, fitted: FittedParameters, size_bytes: Column) -> Column:
+    """Bytes between the first device of a process and the others. [s]"""
+    moved = size_bytes / np.asarray(fitted["data_bytes_per_s"])
+    whole = moved + _latency_s(fitted, jobs.dp)
+    return np.where((jobs.one_process > 0) & (jobs.dp > 1), whole, 0.0)
+
+
+def _latency_s(fitted: FittedParameters, group: Column) -> Column:
+    return np.asarray(fitted["tensor_latency_s"] * np.log2(group))
+
+
+def _moved_s(
+    jobs: Jobs,
+    fitted: FittedParameters,
+    parameters: Column,
+    *,
+    group: Column,
+    every: Column | float = 1.0,
+) -> Column:
+    """Time of one pass of a ring over a group of replicas, of which every so many are members. [s]
+
+    Members of one node share its adapters.
+    """
+    members = _members(jobs, group, every=every)
+    inside = np.asarray(fitted["data_bytes_per_s"])
+    outside = np.minimum(inside, np.asarray(fitted["node_bytes_per_s"]) * members)
+    speed = np.where(group > members, outside, inside)
+    return np.asarray(ring_share(group) * jobs.element_bytes * parameters / speed)
+
+
+def _members(jobs: Jobs, group: Column, *, every: Column | float) -> Column:
+    """Members of a group of replicas on one node, every so many replicas one; they stand side by side."""
+    return np.clip(np.floor(jobs.devices_per_node / jobs.tp / every), 1, group)
+
+
 def unit_times(layout: Layout, jobs: Jobs, fitted: FittedParameters) -> dict[Cause, Column]:
     """Time of each cause for the whole of one stage, per micro-batch or per step. [s]
 
@@ -347,11 +485,10 @@ def unit_times(layout: Layout, jobs: Jobs, fitted: FittedParameters) -> dict[Cau
         reduced, gathered = replicate, outputs_s(jobs, fitted)
     if sharded:
         exponent = SHARDED_OVERLAP * np.asarray(fitted["overlap"])
-        early = np.where(jobs.prefetch > 0, scatter, 0.0)
         ahead, back = _passes(jobs, layer)
-        beside = np.where(early > 0, _contention_s(ahead, scatter, exponent), 0.0)
-        contention = count * (beside + _contention_s(back, early + scatter + between, exponent))
-        contention = contention * layout.accumulation
+        beside = _contention_s(ahead, scatter, exponent)
+        beside = beside + _contention_s(back, 2 * scatter + between, exponent)
+        contention = count * beside * layout.accumulation
     else:
         hiding = _hiding_s(jobs, layer)
         exposed = _exposed_s(jobs, fitted, hiding_s=hiding)

@@ -222,7 +222,7 @@ class TracedMemory:
             parts = {name.value: size for name, size in moment.at(batch).items()}
             parts[Part.PARAMETERS] = round(
                 parts[Part.PARAMETERS] * part / (shards if layout.zero == 3 else 1)
-                + gathered * min(1 + layout.prefetch, len(held))
+                + gathered * min(2, len(held))
             )
             grown = parts[Part.GRADIENTS]
             if layout.accumulation > 1:

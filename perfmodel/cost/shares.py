@@ -51,9 +51,6 @@ def divided_program(
             f"{workload.workload.name} with {str(layout)!r}"
         )
     blocking = library_of(machine.backend).by_processors
-    if blocking and layout.zero == 3:
-        # Without a stream of their own collectives are not gathered ahead: FSDP waits for each.
-        layout = replace(layout, prefetch=0)
     # ZeroRedundancyOptimizer stands behind DistributedDataParallel, with its buckets.
     passes = replace(layout, zero=0) if layout.zero == 1 else layout
     # These tell how work is divided; what is known of the whole is multiplied by the shares.

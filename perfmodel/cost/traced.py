@@ -8,12 +8,10 @@ from typing import Final
 import numpy as np
 
 from perfmodel.cost.operators import OperatorDurations, PhaseDuration
-from perfmodel.cost.rescaling import bound_s
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import (
     ComputeRate,
     CurvePoint,
-    DeviceRates,
     HostCosts,
     MeasuredMachine,
     MeasuredWorkload,
@@ -22,7 +20,7 @@ from perfmodel.machine.measured import (
     StepNoise,
 )
 from perfmodel.units import Bytes, Seconds
-from perfmodel.workload import Operator, Phase, TensorSpec, Workload
+from perfmodel.workload import Phase, Workload
 from perfmodel.workload.step import AffineBytes, SymbolicStep, TracedStep, parameters_signature
 
 #: Micro-batches at which curves are read; between them time is close to linear.
@@ -389,60 +387,3 @@ def _borrowed_noise(
     donor = profile.workloads[min(candidates)[1]]
     return donor.noise, donor.rank_spread
 
-
-def mixed_ratio(
-    step: TracedStep, durations: OperatorDurations, machine: MeasuredMachine, phase: Phase
-) -> float | None:
-    """Time of a phase under autocast over that in fp32; ``None`` where a rate is missing.
-
-    ``machine``: Has rates by precision and shape. A device that is not present has its data sheet.
-    """
-    counts = {at: n for (at, where), n in step.call_counts().items() if where is phase}
-    operators = [step.operators[position] for position in counts]
-    found = durations.durations(operators, phase)
-    rescaling = durations.profile.rescaling
-    before_s = after_s = 0.0
-    for operator, duration, count in zip(operators, found, counts.values(), strict=True):
-        ratio: float | None = 1.0
-        if operator.flop > 0:
-            ratio = (
-                _measured_ratio(operator, machine)
-                if rescaling is None
-                else _sheet_ratio(operator, rescaling.target)
-            )
-        if ratio is None:
-            return None
-        before_s += count * duration.time_s
-        after_s += count * duration.time_s * ratio
-    return after_s / before_s if before_s > 0 else None
-
-
-def _measured_ratio(operator: Operator, machine: MeasuredMachine) -> float | None:
-    """Geometric mean over shapes that were timed in both precisions; fp32 may be computed in TF32."""
-    single = machine.precision_of_fp32(operator.name)
-    probe = "convolution" if "convolution" in operator.name else "matmul"
-    by_shape: dict[tuple[int, ...], dict[str, float]] = {}
-    for rate in machine.rates:
-        if rate.probe == probe and rate.flop_per_s > 0:
-            by_shape.setdefault(tuple(rate.shape), {})[rate.dtype] = rate.flop_per_s
-    logs = [
-        math.log(r[single] / r["bf16"]) for r in by_shape.values() if {single, "bf16"} <= set(r)
-    ]
-    return math.exp(sum(logs) / len(logs)) if logs else None
-
-
-def _sheet_ratio(operator: Operator, rates: DeviceRates) -> float | None:
-    """Of what binds in half precision to what binds in single."""
-    if "bf16" not in rates.flop_per_s:
-        return None
-    halved = replace(
-        operator,
-        inputs=tuple(_halved(spec) for spec in operator.inputs),
-        read_bytes=operator.read_bytes // 2,
-        written_bytes=operator.written_bytes // 2,
-    )
-    return min(1.0, bound_s(halved, rates) / bound_s(operator, rates))
-
-
-def _halved(spec: TensorSpec) -> TensorSpec:
-    return replace(spec, dtype="bfloat16") if spec.dtype == "float32" else spec

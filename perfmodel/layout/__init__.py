@@ -94,8 +94,6 @@ class Layout:
     """Norms and dropouts are divided over tp as well."""
     shard: int = 0
     """Ranks among which zero=3 shards, replicated across such groups (HSDP); 0: all."""
-    prefetch: int = 1
-    """Sharded layers that are gathered ahead of the one in use; 0: each waits for its own."""
     precision: Precision = Precision.BF16
     one_process: bool = False
     """torch's DataParallel: threads of one process behind one interpreter lock."""
@@ -231,8 +229,6 @@ def _sharding_contradictions(layout: Layout) -> Iterator[str]:
         yield f"shard must divide the {replicas} replicas (dp x cp), got {shard}"
     if shard > 0 and layout.ep > 1:
         yield f"shard excludes expert parallelism, got ep = {layout.ep}"
-    if layout.prefetch != 1 and zero != 3:
-        yield f"prefetch must come with zero=3, got zero = {zero}"
     if replicas % layout.ep != 0:
         yield f"ep must divide the {replicas} replicas (dp x cp), got {layout.ep}"
 
@@ -259,7 +255,7 @@ _SHORT: Final = {"ddp": 0, "fsdp": 3}
 KEYS: Final[tuple[str, ...]] = (*_FIELDS, *_SHORT)
 #: Smallest value of what is counted; ``zero`` is one of four.
 _LEAST: Final = {
-    name: 0 if name in ("shard", "prefetch") else 1
+    name: 0 if name == "shard" else 1
     for name, field in _FIELDS.items()
     if type(field.default) is int and name != "zero"
 }

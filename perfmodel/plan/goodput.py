@@ -11,6 +11,9 @@ from perfmodel.checks import at_least, positive
 from perfmodel.documents import command_line
 from perfmodel.documents.budget import CheckpointIntervals, GoodputDocument
 from perfmodel.engine.job import (
+    Activity,
+    Courses,
+    simulate_job,
     Job,
     best_interval_s,
     daly_interval_s,
@@ -18,7 +21,6 @@ from perfmodel.engine.job import (
     expected_stops,
     young_interval_s,
 )
-from perfmodel.engine.simulate_job import Activity, Courses, simulate_job
 from perfmodel.errors import NotFeasible
 from perfmodel.statistics import FloatArray, Interval
 from perfmodel.units import Seconds, format_duration

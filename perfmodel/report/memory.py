@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from typing import Final
 
-from perfmodel.answer.memory import MemoryReport
+from perfmodel.answer.memory import MemoryReport, Technique
 from perfmodel.cost.memory import verdict
-from perfmodel.cost.techniques import Technique
 from perfmodel.documents.hardware import Catalogue, DataSheet, Figure, Pcie, Peak, Power, Rate, Size
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.report import Table, caveat_lines, counted, table

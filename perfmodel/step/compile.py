@@ -42,7 +42,7 @@ def compile_layout(layout: Layout, *, layers: int) -> StepProgram:
     Tensor-parallel collectives are waited for. Point-to-point sends travel beside compute. Gradients are
     exchanged in buckets beside the last backward pass of their layers; with a sharded optimizer (ZeRO-1
     and 2) the updated parameters are gathered beside the first forward pass. Fully sharded parameters
-    (ZeRO-3, FSDP) are gathered layer by layer, ``prefetch`` ahead of the compute, in both passes; HSDP
+    (ZeRO-3, FSDP) are gathered layer by layer, one ahead of the compute, in both passes; HSDP
     sums the shards of gradients between groups. One process (DataParallel) sends out its parameters before
     every forward pass, gathers logits and sums gradients, and waits for all of it.
 
@@ -80,8 +80,9 @@ def compile_divided(
     Parameters
     ----------
     waiting
-        Where the host waits for collectives, as with gloo: it gathers nothing ahead over the end of a pass,
-        and computes nothing until the gradients of a sharded layer are reduced. Stages are not interleaved.
+        Where the host waits for collectives, as with gloo: it gathers no sharded layer ahead, and
+        nothing over the end of a pass. It computes nothing until the gradients of a sharded layer are
+        reduced. Stages are not interleaved.
         None: streams wait for each other, the host runs ahead.
     buffer_bytes
         What replicas of a module broadcast before the first pass. [B]
@@ -370,13 +371,13 @@ class _Builder:
             size_bytes=self.divisions[stage].activation_bytes,
         )
         self.awaited[stage] = [end]
-        if self.is_sharded and self.layout.prefetch == 0:
+        if self.is_sharded and self.waiting:
             self.used[-1] = end
         return end
 
     def _gather(self, stage: int, work: Work, number: int, piece: Piece) -> int:
-        """Parameters of a piece; no earlier than the prefetch allows if sharded, or the host waits."""
-        ahead = 1 if self.waiting and number == 0 else self.layout.prefetch + 1
+        """Parameters of a piece, one piece ahead of compute; none ahead where the host waits for sharded ones."""
+        ahead = 1 if self.waiting and (self.is_sharded or number == 0) else 2
         is_limited = (self.is_sharded or self.waiting is not None) and len(self.used) >= ahead
         return self._put(
             stage,

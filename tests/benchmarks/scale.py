@@ -250,8 +250,7 @@ def passes(size: int) -> Callable[[], object]:
 
 def stops(size: int) -> Callable[[], object]:
     """Failures of a job, in 200 courses."""
-    from perfmodel.engine.job import FailureCause, Job  # noqa: PLC0415
-    from perfmodel.engine.simulate_job import simulate_job  # noqa: PLC0415
+    from perfmodel.engine.job import FailureCause, Job, simulate_job  # noqa: PLC0415
 
     job = Job(
         devices=1,

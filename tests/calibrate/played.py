@@ -21,7 +21,6 @@ ALONE = Topology(
     node_rank=0,
     master_addr="127.0.0.1",
     master_port=None,
-    source="single",
 )
 
 # Plays torchrun: starts one rank in a session of its own, says its pid, then does as told.

@@ -109,7 +109,7 @@ def test_ranks_die_with_a_parent_that_was_killed(
         "from calibrate.launch import Launch, TorchrunLauncher\n"
         "from calibrate.topology import Topology\n"
         "topology = Topology(num_nodes=1, ranks_per_node=1, node_rank=0, master_addr='x',\n"
-        "    master_port=None, source='single')\n"
+        "    master_port=None)\n"
         "TorchrunLauncher(agent=('played_agent',)).run(Launch(arguments=('mortal',), topology=topology,\n"
         "    conditions={}, on_line=lambda line: print(line, flush=True), stall_timeout_s=60))\n"
     )

@@ -1,6 +1,5 @@
-"""Steps from traces and logs, by hand."""
+"""Steps from logs and records, by hand."""
 
-import gzip
 import json
 from pathlib import Path
 
@@ -12,18 +11,6 @@ from perfmodel.documents.profile import RunColumns
 from perfmodel.errors import InvalidDocument
 
 
-def trace(*steps_us: float, rank: int = 0) -> dict[str, object]:
-    steps = [
-        {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{i}", "ts": 0.0, "dur": us}
-        for i, us in enumerate(steps_us)
-    ]
-    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 0.0, "dur": 9e9}
-    return {
-        "distributedInfo": {"rank": rank, "world_size": 16},
-        "traceEvents": [*steps, kernel],
-    }
-
-
 def mllog(*events: tuple[str, float, object, dict[str, float]]) -> str:
     return "\n".join(
         "rank0: :::MLLOG "
@@ -32,24 +19,17 @@ def mllog(*events: tuple[str, float, object, dict[str, float]]) -> str:
     )
 
 
-def test_a_trace_gives_its_median_step_in_seconds(tmp_path: Path) -> None:
-    with gzip.open(tmp_path / "rank0.json.gz", "wt", encoding="utf-8") as file:
-        json.dump(trace(200_000, 250_000, 900_000), file)
-    (tmp_path / "rank1.json").write_text(json.dumps(trace(1.0, rank=1)))
-    ((_, row),) = read_run_rows(tmp_path)
-    assert float(row["step_time_s"]) == pytest.approx(0.25)
-    assert row["dp"] == "16"
-
-
-def test_the_mapping_says_what_a_trace_does_not(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps(trace(2e6)))
+def test_the_mapping_says_what_a_log_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "result.log"
+    begin, end = {"samples_count": 0.0}, {"samples_count": 160.0}
+    blocks = (("block_start", 0, None, begin), ("block_stop", 20_000, None, end))
+    path.write_text(mllog(("global_batch_size", 0, 16, {}), *blocks))
     shape = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 32, "feed_forward": 14336}
-    rest = {"vocabulary": 131_072, "sequence": 4096, "micro_batch": 1, "accumulation": 1}
+    rest = {"vocabulary": 131_072, "sequence": 4096, "micro_batch": 1, "dp": 16}
     runs = read_runs(path, RunColumns.model_validate({"constants": shape | rest}))
-    assert (float(runs.jobs.dp[0]), float(runs.jobs.hidden[0])) == (16.0, 4096.0)
+    assert (float(runs.jobs.accumulation[0]), float(runs.jobs.hidden[0])) == (1.0, 4096.0)
     assert runs.step_s == pytest.approx([2.0])
-    with pytest.raises(InvalidDocument, match=r"trace\.json: column layers is missing"):
+    with pytest.raises(InvalidDocument, match=r"result\.log: column layers is missing"):
         read_runs(path, RunColumns())
 
 
@@ -66,7 +46,7 @@ def test_an_mlperf_log_counts_blocks_and_not_evaluation(tmp_path: Path) -> None:
             ("block_stop", 71_000, None, {"samples_count": 640}),
         )
     )
-    ((_, row),) = read_run_rows(path)
+    ((_, row),) = read_run_rows(tmp_path)
     # 20 s of blocks, 640 samples = 20 steps; the 50 s of evaluation between them do not count.
     assert float(row["step_time_s"]) == pytest.approx(1.0)
     assert (row["tp"], row["global_batch"]) == ("4", "32")
@@ -103,23 +83,6 @@ def test_tables_of_commas_semicolons_and_tabs(tmp_path: Path, between: str) -> N
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("trace.json", json.dumps(trace()), "ProfilerStep#N, got none"),
-        ("trace.json", '{"traceEvents": [1, {"ph": "X"}]}', "must hold user annotations"),
-        (
-            "trace.json",
-            '{"traceEvents": [], "distributedInfo": []}',
-            "distributedInfo must be an object",
-        ),
-        (
-            "trace.json",
-            '{"traceEvents": [], "distributedInfo": {"rank": "a"}}',
-            "rank: must be a number, got 'a'",
-        ),
-        (
-            "trace.json",
-            '{"traceEvents": [{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1"}]}',
-            "dur of ProfilerStep#1: must be a number, got None",
-        ),
         ("runs.jsonl", "[1, 2]\n", r"line 1: must be a JSON object, got '\[1, 2\]'"),
         ("mlperf.log", ":::MLLOG [1]", "line 1: must be an object with a key"),
         ("mlperf.log", ":::MLLOG {", "line 1: must be JSON"),

@@ -42,13 +42,12 @@ TORCHRUN = {
 }
 
 
-Facts = tuple[str, int, int, int, str, int | None]
+Facts = tuple[int, int, int, str, int | None]
 
 
 def resolved(environ: dict[str, str], flags: LaunchFlags | None = None) -> Facts:
     found = resolve_topology(environ, flags=flags, num_local_devices=8)
     return (
-        found.source,
         found.num_nodes,
         found.ranks_per_node,
         found.node_rank,
@@ -63,29 +62,29 @@ HERE = "127.0.0.1"
 @pytest.mark.parametrize(
     ("environ", "flags", "expected"),
     [
-        ({}, None, ("single", 1, 8, 0, HERE, None)),
-        (SLURM, None, ("slurm", 2, 8, 1, "n1", 20_005)),
+        ({}, None, (1, 8, 0, HERE, None)),
+        (SLURM, None, (2, 8, 1, "n1", 20_005)),
         # The step wins over the job; 20000 + 123456 mod 10000 = 23456.
-        (STEP, None, ("slurm", 2, 8, 1, "n07", 23_456)),
-        (SLURM | {"SLURM_TASKS_PER_NODE": "4(x2)"}, None, ("slurm", 2, 4, 1, "n1", 20_005)),
+        (STEP, None, (2, 8, 1, "n07", 23_456)),
+        (SLURM | {"SLURM_TASKS_PER_NODE": "4(x2)"}, None, (2, 4, 1, "n1", 20_005)),
         # One task per node is how our launcher is started.
-        (SLURM | {"SLURM_TASKS_PER_NODE": "1(x2)"}, None, ("slurm", 2, 8, 1, "n1", 20_005)),
+        (SLURM | {"SLURM_TASKS_PER_NODE": "1(x2)"}, None, (2, 8, 1, "n1", 20_005)),
         (
             {"SLURM_PROCID": "0", "SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "4"},
             None,
-            ("slurm", 1, 4, 0, HERE, None),
+            (1, 4, 0, HERE, None),
         ),
-        (SLURM | TORCHRUN, None, ("torchrun", 3, 2, 2, "head", 1235)),
+        (SLURM | TORCHRUN, None, (3, 2, 2, "head", 1235)),
         (
             TORCHRUN | {"WORLD_SIZE": "2", "GROUP_RANK": "0"},
             None,
-            ("torchrun", 1, 2, 0, "head", None),
+            (1, 2, 0, "head", None),
         ),
         *(
             (
                 {k: v for k, v in TORCHRUN.items() if k != name},
                 None,
-                ("single", 1, 8, 0, HERE, None),
+                (1, 8, 0, HERE, None),
             )
             for name in ("RANK", "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         ),
@@ -93,13 +92,13 @@ HERE = "127.0.0.1"
         (
             SLURM,
             LaunchFlags(nproc_per_node=2, master_port=4000),
-            ("flags", 2, 2, 1, "n1", 4000),
+            (2, 2, 1, "n1", 4000),
         ),
-        (SLURM, LaunchFlags(nnodes=1), ("flags", 1, 8, 0, HERE, None)),
+        (SLURM, LaunchFlags(nnodes=1), (1, 8, 0, HERE, None)),
         (
             {},
             LaunchFlags(nnodes=3, node_rank=2, master_addr="head"),
-            ("flags", 3, 8, 2, "head", 29_500),
+            (3, 8, 2, "head", 29_500),
         ),
     ],
 )

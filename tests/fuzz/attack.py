@@ -55,10 +55,6 @@ _MLPERF: Final = "\n".join(
         ("block_stop", "null", 5000, '{"samples_count": 2560}'),
     )
 )
-_TRACE: Final = (
-    '{"distributedInfo": {"rank": 0, "world_size": 8}, "traceEvents": [{"ph": "X", "cat": '
-    '"user_annotation", "name": "ProfilerStep#3", "dur": 120000.5, "args": {"id": [1, {"a": 2}]}}]}'
-)
 _NORMS: Final = "ranks,local_batch,mean_square,square_of_mean\n" + "2,16,5,4\n" * 9
 _PRICES: Final = (
     "name,value,unit,currency,date,region,term,source\na,1.5,once,EUR,2026-01-02,x,none,z\n"
@@ -104,12 +100,6 @@ READERS: Final[dict[str, tuple[str, bytes | str | Path, Read]]] = {
         lambda path: read_runs(path, RunColumns()),
     ),
     "records": ("jsonl", b'{"a": {"tp": 2, "times": [1, 2.5]}, "step_time_s": 1}\n', read_run_rows),
-    "trace": ("json", _TRACE.encode(), read_run_rows),
-    "packed trace": (
-        "json.gz",
-        b"\x1f\x8b\x08\0\0\0\0\0\0\x03\xab\xae\x05\0C\xbf\xa6\xa3\2\0\0\0",
-        read_run_rows,
-    ),
     "mlperf": ("log", _MLPERF.encode(), read_run_rows),
     "config": (
         "json",

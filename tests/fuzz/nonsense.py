@@ -129,7 +129,7 @@ _VALUES: Final = (
 )
 _KEYS: Final = (
     *("dp", "tp", "pp", "cp", "ep", "zero", "fsdp", "ddp", "micro_batch", "accumulation", "x"),
-    *("interleave", "schedule", "recompute", "shard", "prefetch"),
+    *("interleave", "schedule", "recompute", "shard"),
     *("precision", "one_process"),
 )
 _WORDS: Final = (

@@ -9,13 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.engine.job import (
+    Activity,
+    Courses,
+    simulate_job,
     FailureCause,
     Job,
     best_interval_s,
     daly_interval_s,
     expected_elapsed_s,
 )
-from perfmodel.engine.simulate_job import Activity, Courses, simulate_job
 
 seconds = st.one_of(st.just(0.0), st.floats(0.1, 100.0))
 seeds = st.integers(0, 2**32)

@@ -68,7 +68,6 @@ def options(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
     """Any option that the layout allows."""
     chosen: dict[str, Any] = {"precision": draw(st.sampled_from(Precision))}
     if layout.zero == 3:
-        chosen["prefetch"] = draw(st.sampled_from([0, 1, 2]))
         chosen["shard"] = draw(st.sampled_from([0, 1, 2])) if layout.dp > 1 else 0
     if layout.dp > 1 and not chosen.get("shard"):
         chosen["ep"] = draw(st.sampled_from([1, 2, 8]))
@@ -234,7 +233,7 @@ def test_sharding_among_one_changes_nothing(layout: Layout, zero: int) -> None:
 @given(layout=layouts())
 def test_sharding_more_never_takes_more_memory(layout: Layout) -> None:
     stages = range(layout.pp)
-    layout = replace(layout, shard=0, prefetch=1)
+    layout = replace(layout, shard=0)
     levels = (0, 1) if layout.pp > 1 else (0, 1, 2)
     for stage in stages:
         held = [

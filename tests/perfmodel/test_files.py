@@ -38,7 +38,6 @@ from perfmodel.files import (
     parse_toml,
     read_bytes,
     read_table,
-    read_trace,
     write_atomically,
 )
 from perfmodel.step.compile import MOST_ACCUMULATION
@@ -151,29 +150,6 @@ def test_columns_without_a_name_are_no_columns(tmp_path: Path) -> None:
     path.write_text("a,b,,\n1,2,,\n")
     [(_, row)] = read_table(path)
     assert (row["a"], row["b"]) == ("1", "2")
-
-
-def test_a_trace_keeps_what_is_marked_alone(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    path.write_text(' { "a" : 1 , "list" : [ {"n": "x"}, {"n": "y", "m": [1, {}]} ] , "z": [] } ')
-    assert read_trace(path, key="list", mark="y") == {
-        "a": 1,
-        "list": [{"n": "y", "m": [1, {}]}],
-        "z": [],
-    }
-    for text in (
-        "",
-        "{",
-        "[1]",
-        '{"list": [1',
-        '{"a": 1, "a": 2}',
-        "{[1]: 2}",
-        '{"list": [1 2]}',
-        '{"a" 1}',
-    ):
-        path.write_text(text)
-        with pytest.raises(ValueError, match=r"\w"):
-            read_trace(path, key="list", mark="y")
 
 
 @pytest.mark.parametrize("text", ["1_000", "1_59.637", "\u0661\u0662", "\uff11", "0x10", "", "1,5"])

@@ -5,7 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.cost.exchanges import (
+from perfmodel.cost.jobs import Jobs, jobs_from
+from perfmodel.cost.layout_memory import rank_parts
+from perfmodel.cost.layout_time import (
     all_to_all_s,
     context_s,
     data_s,
@@ -13,14 +15,10 @@ from perfmodel.cost.exchanges import (
     p2p_s,
     replicas_reduce_s,
     replicate_s,
+    step_parts,
     tensor_collective_s,
     threads_s,
 )
-from perfmodel.cost.jobs import Jobs, jobs_from
-from perfmodel.cost.layout_memory import (
-    rank_parts,
-)
-from perfmodel.cost.layout_time import step_parts
 from perfmodel.cost.parameters import SHEETS, medians, step_time_priors
 from perfmodel.layout import parse_layout
 from perfmodel.workload.transformer import TRANSFORMERS, gpt

@@ -88,7 +88,6 @@ def test_shards_are_replicas_unless_their_number_is_said() -> None:
         ("precision=bf16", "element_bytes", 2),
         ("precision=fp8", "element_bytes", 2),
         ("tp=2 sequence_parallel=yes", "sequence_parallel", 1),
-        ("dp=2 zero=3 prefetch=2", "prefetch", 2),
         ("dp=2 one_process=yes", "one_process", 1),
         ("pp=2 accumulation=2 interleave=3", "interleave", 3),
     ],

@@ -61,9 +61,9 @@ def test_fully_sharded_parameters_are_whole_for_two_layers() -> None:
     found = rank_parts(jobs_of(Layout(dp=8, zero=3)), 0)
     parameters = 4 * layer + 2048 * 256
     assert found["parameters"][0] == MIXED.parameter * (parameters / 8 + 2 * layer)
-    # A stage of four layers gathers no fifth one ahead.
-    ahead = rank_parts(jobs_of(Layout(dp=8, zero=3, prefetch=1000)), 0)
-    assert ahead["parameters"][0] == MIXED.parameter * (parameters / 8 + 4 * layer)
+    # A model of one layer gathers no second one ahead.
+    only = rank_parts(jobs_of(Layout(dp=8, zero=3), model=replace(SMALL, layers=1)), 0)
+    assert only["parameters"][0] == MIXED.parameter * ((layer + 2048 * 256) / 8 + layer)
 
 
 def test_gpt3_fits_where_it_was_trained() -> None:

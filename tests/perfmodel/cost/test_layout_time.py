@@ -330,7 +330,6 @@ def test_gradients_that_slow_compute_down_cost_more_than_one_after_the_other() -
     ("text", "collectives"),
     [
         ("dp=4 zero=3", 3),  # gathered forward and backward, scattered
-        ("dp=4 zero=3 prefetch=0", 3),
         ("dp=4 zero=3 accumulation=5", 15),
     ],
 )
@@ -349,8 +348,6 @@ def test_shards_that_are_prefetched_hide_behind_the_pass_before() -> None:
     costs["data_bytes_per_s"] = 3 / 4 * 2 * LAYER / gather
     early = parts_of("dp=4 zero=3", **costs)["data"]
     assert early == pytest.approx(4 * (gather - forward + 2 * gather - backward), rel=1e-3)
-    late = parts_of("dp=4 zero=3 prefetch=0", **costs)["data"]
-    assert late == pytest.approx(4 * (gather + gather), rel=1e-3)
 
 
 def test_groups_of_shards_also_sum_their_gradients() -> None:
@@ -371,7 +368,7 @@ def test_experts_exchange_tokens_in_both_passes() -> None:
 #: One of every kind of job, with what only it has.
 KINDS: Final = (
     *("dp=1", "dp=8", "dp=4 one_process=yes", "dp=4 zero=3", "dp=8 ep=8"),
-    *("dp=8 zero=3 shard=4", "dp=4 zero=3 prefetch=0", "tp=2 sequence_parallel=yes", "cp=2"),
+    *("dp=8 zero=3 shard=4", "tp=2 sequence_parallel=yes", "cp=2"),
     *("pp=2 accumulation=4 schedule=gpipe", "pp=3 accumulation=4"),
     *("pp=2 accumulation=4 interleave=2", "dp=16 pp=2", "precision=fp32", "recompute=full"),
 )

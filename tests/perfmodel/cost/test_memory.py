@@ -227,6 +227,4 @@ def test_gradients_that_are_sharded_hold_one_unit_whole_while_it_is_reduced() ->
     [third] = ranks("dp=8 zero=3 accumulation=2")
     assert part(third, Part.GRADIENTS) == pytest.approx(whole / 8 + largest, abs=1)
     assert whole / 8 <= part(second, Part.GRADIENTS) <= whole / 4
-    [ahead] = ranks("dp=8 zero=3 accumulation=2 prefetch=0")
-    assert part(third, Part.PARAMETERS) - part(ahead, Part.PARAMETERS) == largest
-    assert part(ahead, Part.PARAMETERS) == pytest.approx(whole / 8 + largest, abs=1)
+    assert part(third, Part.PARAMETERS) == pytest.approx(whole / 8 + 2 * largest, abs=1)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.engine.job import (
+    simulate_job,
     FailureCause,
     Job,
     best_interval_s,
@@ -19,7 +20,6 @@ from perfmodel.engine.job import (
     expected_stops,
     young_interval_s,
 )
-from perfmodel.engine.simulate_job import simulate_job
 
 HOUR_S = 3600.0
 JOB = Job(

@@ -8,8 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfmodel.engine.job import FailureCause, Job, expected_elapsed_s
-from perfmodel.engine.simulate_job import Activity, Courses, simulate_job
+from perfmodel.engine.job import (
+    Activity,
+    Courses,
+    FailureCause,
+    Job,
+    expected_elapsed_s,
+    simulate_job,
+)
 from perfmodel.statistics import FloatArray, IntArray
 
 #: Failures that a test places itself: one device, a mean of one second.

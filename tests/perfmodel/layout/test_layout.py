@@ -28,7 +28,6 @@ def test_text_becomes_a_layout_and_text_again() -> None:
         ("interleave=2", "without a pipeline"),
         ("dp=8 shard=4", "shard must come with zero=3"),
         ("dp=8 zero=3 shard=3", "shard must divide the 8 replicas"),
-        ("dp=8 zero=1 prefetch=0", "prefetch must come with zero=3"),
         ("dp=4 ep=8", "ep must divide the 4 replicas"),
         ("dp=8_0", "whole number, got '8_0'"),
         ("dp=٣", "whole number"),
@@ -81,7 +80,7 @@ def test_what_an_even_split_leaves_goes_to_the_middle() -> None:
 
 def test_every_option_survives_its_text() -> None:
     texts = (
-        "dp=16 zero=3 shard=8 prefetch=2 precision=fp8",
+        "dp=16 zero=3 shard=8 precision=fp8",
         "dp=16 ep=8",
         "dp=4 precision=tf32 one_process=yes",
         "pp=3 accumulation=6 schedule=gpipe",

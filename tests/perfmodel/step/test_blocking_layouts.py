@@ -41,16 +41,10 @@ def waiting_s(
     return step_s(layout, times, layers=layers, waiting=WaitingSends(queued=queued))
 
 
-def test_without_prefetch_sharded_layers_do_one_thing_after_another() -> None:
+def test_sharded_layers_do_one_thing_after_another() -> None:
     """Gather 2, forward 4, gather 2, backward 8, reduce-scatter 6."""
     times = {"forward": 4.0, "backward": 8.0, "all_gather": 2.0, "reduce_scatter": 6.0}
-    assert waiting_s(Layout(dp=2, zero=3, prefetch=0), times) == pytest.approx(22)
-
-
-def test_prefetched_gathers_hide_but_for_the_first_of_each_pass() -> None:
-    """4 layers: 0.5 + 4 forward, 0.5 + 8 backward, and 6 for reductions that compute waits for."""
-    times = {"forward": 4.0, "backward": 8.0, "all_gather": 2.0, "reduce_scatter": 6.0}
-    assert waiting_s(Layout(dp=2, zero=3), times) == pytest.approx(19)
+    assert waiting_s(Layout(dp=2, zero=3), times) == pytest.approx(22)
 
 
 def test_parameters_kept_whole_are_gathered_once() -> None:
@@ -156,5 +150,4 @@ def test_waiting_never_makes_sharding_faster_nor_longer_than_everything_in_turn(
     assert streams <= waiting * (1 + 1e-9)
     assert waiting <= in_turn * (1 + 1e-9)
     if zero == 3:
-        at_once = dataclasses.replace(layout, prefetch=0)
-        assert waiting_s(at_once, times, layers=layers) == pytest.approx(in_turn)
+        assert waiting == pytest.approx(in_turn)

@@ -4,13 +4,7 @@ import dataclasses
 
 import pytest
 
-from perfmodel.cost.techniques import (
-    Basis,
-    Question,
-    StepTimes,
-    Technique,
-    techniques,
-)
+from perfmodel.answer.memory import Basis, PlainStep, StepTimes, Technique, techniques
 from perfmodel.layout import Layout, Recompute
 from perfmodel.machine import Overhead
 from perfmodel.workload.memory import Block, StepMemory
@@ -28,19 +22,16 @@ def rows(
     micro_batch: int = 8,
     devices: int = 1,
     *,
-    in_seconds: bool = True,
-    times: StepTimes = TIMES,
     memory: StepMemory | None = None,
     capacity_bytes: int = 1000,
 ) -> dict[str, Technique]:
-    question = Question(
+    plain = PlainStep(
         traced=traced_memory(BARE, memory=memory),
         layout=Layout(dp=devices, micro_batch=micro_batch),
-        times=times,
+        times=TIMES,
         shares=SHARES,
-        in_seconds=in_seconds,
     )
-    return {row.name: row for row in techniques(question, capacity_bytes)}
+    return {row.name: row for row in techniques(plain, capacity_bytes)}
 
 
 def test_checkpointing_keeps_inputs_and_one_block() -> None:
@@ -97,21 +88,9 @@ def test_checkpointing_computes_its_blocks_again() -> None:
     assert rows()["activation checkpointing per block"].step_s == pytest.approx(13 + 0.5 * 4)
 
 
-def test_a_fused_optimizer_replaces_its_phase_where_curves_tell() -> None:
-    """4 s forward, 8 s backward, 0.25 s instead of 1 s; 40 of 100 bytes of the phase are temporaries."""
-    assert rows()["fused optimizer"].step_s is None
-    named = rows(micro_batch=1, times=dataclasses.replace(TIMES, fused_s=0.25, graphed_s=9.0))
-    row = named["fused optimizer"]
-    assert row.step_s == pytest.approx(12.25)
-    assert row.time_basis is Basis.MEASURED
-    assert row.memory.tensor_bytes == 60
-    assert named["CUDA graphs"].step_s == pytest.approx(9.0)
-    assert "CUDA graphs" not in rows()
-
-
 def test_every_row_of_one_device_by_hand() -> None:
     """40 of states and 160 of activations; 4 s forward, 8 s backward, 1 s of updates."""
-    named = rows(times=dataclasses.replace(TIMES, mixed_s=5.0, mixed_basis=Basis.MEASURED))
+    named = rows()
     whole = named["activation checkpointing of the whole model"]
     assert whole.memory.tensor_bytes == 200
     assert whole.step_s == pytest.approx(13 + 4)
@@ -119,20 +98,18 @@ def test_every_row_of_one_device_by_hand() -> None:
     # Half of the activations, and of 20 of weights a copy of half the size.
     mixed = named["mixed precision bf16 (autocast)"]
     assert mixed.memory.tensor_bytes == 40 + 80 + 10
-    assert (mixed.step_s, mixed.time_basis) == (5.0, Basis.MEASURED)
-    assert rows(in_seconds=False)["mixed precision bf16 (autocast)"].step_s is None
+    assert mixed.step_s is None
+    # 40 of 100 bytes of the update are temporaries.
+    fused = rows(micro_batch=1)["fused optimizer"]
+    assert (fused.memory.tensor_bytes, fused.step_s) == (60, None)
 
 
 def test_a_micro_batch_of_one_is_not_divided_and_autocast_is_not_offered_twice() -> None:
     assert "gradient accumulation 2" not in rows(micro_batch=1)
-    question = Question(
-        traced=traced_memory(BARE),
-        layout=Layout(micro_batch=8),
-        times=TIMES,
-        shares=SHARES,
-        in_seconds=True,
-        is_mixed=True,
-    )
-    names = [row.name for row in techniques(question, 1000)]
+    traced = traced_memory(BARE)
+    method = dataclasses.replace(traced.trace.method, precision="bf16")
+    traced = dataclasses.replace(traced, trace=dataclasses.replace(traced.trace, method=method))
+    plain = PlainStep(traced=traced, layout=Layout(micro_batch=8), times=TIMES, shares=SHARES)
+    names = [row.name for row in techniques(plain, 1000)]
     assert not any("mixed precision" in name for name in names)
     assert names[0] == "as it is"
