@@ -32,7 +32,7 @@ acceptance:
 acceptance judge: CLAUSES goodput json log observations observed part profile run
 acceptance write: cluster confidence goodput json layout log machine nodes-like observed output profile workload
     unsealed
-batch: machine batches devices gradient-norms json micro-batch points profile samples-per-s samples-per-unit
+batch: machine batches devices json micro-batch points profile samples-per-s samples-per-unit
     verbose workload unsealed
 calibrate: budget campaign columns device device-kind from-runs from-steps json master-addr
     master-port minutes models nnodes node-rank nproc out resume seed truth

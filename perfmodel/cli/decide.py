@@ -16,7 +16,6 @@ from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.units import DAY_S, HOUR_S, Seconds
 
 if TYPE_CHECKING:
-    from perfmodel.convergence import CriticalBatch
     from perfmodel.engine.job import FailureCause
 
 #: More courses take hours and say nothing more.
@@ -205,15 +204,11 @@ def plan_options(
 
 _POINTS = opt.pairs(
     "--points",
-    "BATCH=SAMPLES to the target for at least two batch sizes, such as 1024=58.4,2048=56.5; with "
-    "--gradient-norms one is enough. With --samples-per-unit, epochs or tokens instead of samples.",
+    "BATCH=SAMPLES to the target for at least two batch sizes, such as 1024=58.4,2048=56.5. "
+    "With --samples-per-unit, epochs or tokens instead of samples.",
 )
 _RATES = opt.pairs("--samples-per-s", "BATCH=SAMPLES per second, as predicted or timed.")
 _UNIT = opt.positive("--samples-per-unit", "Samples per unit of --points, such as an epoch.")
-_NORMS = typer.Option(
-    help="CSV of a training under DDP, a row per step: ranks, local_batch, mean_square, square_of_mean "
-    "(squared norms of gradients, before and after they are averaged)."
-)
 _TRAINED = typer.Option(help="With --devices: the workload whose samples per second are predicted.")
 _FURTHER = opt.numbers("--batches", "Further batches, separated by commas.")
 
@@ -224,7 +219,6 @@ def batch(
     batches: Annotated[Sequence[float], _FURTHER] = (),
     samples_per_s: Annotated[Mapping[float, float] | None, _RATES] = None,
     samples_per_unit: Annotated[float, _UNIT] = 1,
-    gradient_norms: Annotated[Path | None, _NORMS] = None,
     workload: Annotated[str | None, _TRAINED] = None,
     profile: opt.Machine = opt.DEFAULT_PROFILE,
     devices: opt.OptionalDeviceCounts = None,
@@ -232,7 +226,7 @@ def batch(
     verbose: opt.Verbose = False,
     as_json: opt.Json = False,
 ) -> None:
-    """From runs of some batch sizes, or gradient noise, the time to the target with others."""
+    """From runs of some batch sizes, the time to the target with others."""
     if (workload is None) is not (devices is None):
         alone, other = ("devices", "workload") if workload is None else ("workload", "devices")
         raise UsageError(f"--{alone}: must come with --{other}, got it alone")
@@ -242,12 +236,10 @@ def batch(
     from perfmodel.plan.batch import Request, batch_outlook
     from perfmodel.report.batch import batch_lines, batch_table
 
-    critical, source = (None, "") if gradient_norms is None else _noise(gradient_norms)
     points = points or {}
-    fewest, words = (2, "two batches") if critical is None else (1, "one batch")
-    if len(points) < fewest:
+    if len(points) < 2:
         told = ",".join(f"{size:g}={units:g}" for size, units in points.items())
-        raise UsageError(f"--points: must name at least {words}, got {told or 'none'}")
+        raise UsageError(f"--points: must name at least two batches, got {told or 'none'}")
     rates = dict(samples_per_s or {})
     if workload is not None and devices is not None:
         rates = _predicted(profile, workload, devices, micro_batch) | rates
@@ -256,8 +248,6 @@ def batch(
             BatchPoint(batch=size, samples=units * samples_per_unit)
             for size, units in points.items()
         ],
-        critical=critical,
-        source=source,
         batches=batches,
         samples_per_s=rates,
     )
@@ -265,26 +255,6 @@ def batch(
         document = batch_outlook(request, argv=sys.argv)
     lines = batch_lines(document, verbose=verbose)
     show_answer(document, batch_table(document), lines, as_json=as_json)
-
-
-def _noise(norms: Path) -> "tuple[CriticalBatch, str]":
-    """What gradient norms say of the critical batch, and in words where that comes from."""
-    from perfmodel.convergence import CriticalBatch, noise_scale
-    from perfmodel.plan.batch import read_gradient_norms
-
-    found = noise_scale(read_gradient_norms(norms))
-    if found is None:
-        raise UsageError(
-            f"--gradient-norms: {norms} must hold steps whose signal is above their noise, got none; "
-            "record more steps, from the first on"
-        )
-    return (
-        CriticalBatch.of_noise_scale(found.batch, relative_error=found.relative_error),
-        (
-            f"noise scale of {norms}: {found.windows[0]:.3g} samples in the first part of the "
-            f"training, {found.windows[-1]:.3g} in the last"
-        ),
-    )
 
 
 def _predicted(

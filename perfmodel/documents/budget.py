@@ -408,7 +408,7 @@ class BatchOutlook(Record):
 class BatchDocument(Document):
     """The law of the batch of one task, and what follows from it."""
 
-    schema_version: int = 2
+    schema_version: int = 3
     title: ClassVar[str] = "batch outlook"
     made_by: ClassVar[str] = "perfmodel batch"
 
@@ -416,8 +416,6 @@ class BatchDocument(Document):
     points: dict[PositiveFloat, PositiveFloat]
     """Batch to samples to the target, as they were given, in samples."""
     reference_batch: PositiveFloat
-    noise_scale: PositiveFloat | None
-    """Gradient noise scale that the critical batch was expected at; None without one. [samples]"""
     critical_batch: Interval
     """Batch that needs twice the samples of a tiny one."""
     outlooks: tuple[BatchOutlook, ...]

@@ -2,23 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final
 
 from perfmodel.checks import positive
-from perfmodel.convergence import (
-    FEWEST_STEPS,
-    BatchPoint,
-    Convergence,
-    CriticalBatch,
-    GradientNorms,
-    fit_convergence,
-)
+from perfmodel.convergence import BatchPoint, Convergence, fit_convergence
 from perfmodel.documents import command_line
 from perfmodel.documents.budget import BatchDocument, BatchOutlook
-from perfmodel.errors import InvalidDocument, reading
-from perfmodel.files import read_table
-from perfmodel.units import decimal, whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +14,7 @@ class Request:
     """What is asked about a task."""
 
     points: Sequence[BatchPoint]
-    """Samples to the target of at least two batches, with a critical batch of one."""
-    critical: CriticalBatch | None = None
-    """What a gradient noise scale says of it."""
-    source: str = ""
-    """Where that, and what was not typed, comes from."""
+    """Samples to the target of at least two batches."""
     batches: Sequence[float] = ()
     """Further batches to look at; those that were run are always shown."""
     samples_per_s: Mapping[float, float] = field(default_factory=dict)
@@ -50,14 +34,13 @@ def batch_outlook(request: Request, *, argv: Sequence[str]) -> BatchDocument:
     Ratios are against the smallest batch that was run. Raises ``ValueError`` with fewer than two points.
     """
     run = {point.batch: point.samples for point in request.points}
-    law = fit_convergence(request.points, critical=request.critical)
+    law = fit_convergence(request.points)
     batches = sorted({*run, *request.batches, *request.samples_per_s})
     outlooks = tuple(_outlook(law, batch, request, run) for batch in batches)
     return BatchDocument(
         command_line=command_line(argv),
         points=run,
         reference_batch=min(run),
-        noise_scale=None if request.critical is None else request.critical.batch,
         critical_batch=law.critical_batch,
         outlooks=outlooks,
         caveats=tuple(_caveats(outlooks, request, largest=max(run))),
@@ -94,11 +77,11 @@ def _learning_rate(law: Convergence, batch: float) -> float:
 
 
 def _caveats(outlooks: Sequence[BatchOutlook], request: Request, *, largest: float) -> list[str]:
-    caveats = [request.source] if request.source else []
+    caveats = []
     beyond = [f"{entry.batch:g}" for entry in outlooks if entry.is_beyond_critical]
     if beyond:
         caveats.append(f"beyond the critical batch, devices add little: {', '.join(beyond)}")
-    if len(request.points) == 2 and request.critical is None:
+    if len(request.points) == 2:
         caveats.append("two batches cannot tell the law; the answer is mostly the prior's")
     unseen = [f"{entry.batch:g}" for entry in outlooks if entry.is_extrapolated]
     if unseen:
@@ -108,36 +91,3 @@ def _caveats(outlooks: Sequence[BatchOutlook], request: Request, *, largest: flo
         "critical batch, by the square root of that for Adam) and warmed up"
     )
     return caveats
-
-
-COLUMNS: Final = ("ranks", "local_batch", "mean_square", "square_of_mean")
-
-
-def read_gradient_norms(path: Path) -> list[GradientNorms]:
-    """Steps in the order of the file; further columns are left alone."""
-    with reading(path, "gradient norms"):
-        rows = read_table(path, columns=COLUMNS)
-    steps = [_step(row, f"{path}: line {line}") for line, row in rows]
-    if len(steps) < FEWEST_STEPS:
-        raise InvalidDocument(
-            f"{path}: must hold at least {FEWEST_STEPS} steps, got {len(steps)}; record more"
-        )
-    kinds = {(step.ranks, step.local_batch) for step in steps}
-    if len(kinds) > 1:
-        raise InvalidDocument(
-            f"{path}: ranks and local_batch must stay the same, got {len(kinds)} pairs of them; "
-            "give each part of the training a file of its own"
-        )
-    return steps
-
-
-def _step(row: Mapping[str, str], where: str) -> GradientNorms:
-    try:
-        return GradientNorms(
-            ranks=whole(row["ranks"]),
-            local_batch=whole(row["local_batch"]),
-            mean_square=decimal(row["mean_square"]),
-            square_of_mean=decimal(row["square_of_mean"]),
-        )
-    except ValueError as error:
-        raise InvalidDocument(f"{where}: {error}") from error

@@ -51,10 +51,8 @@ def batch_lines(document: BatchDocument, *, verbose: bool = False) -> list[str]:
         for entry in document.outlooks
         if entry.batch != document.reference_batch
     )
-    noise = document.noise_scale
     return [
         f"Critical batch (twice the samples of a tiny one): {critical}",
-        *([f"Gradient noise scale: {number(noise)} samples"] if noise else []),
         (
             f"Learning rate of SGD against batch {document.reference_batch:g}: {rates} "
             "(Adam: the square roots)"

@@ -37,7 +37,6 @@ from perfmodel.documents.training_configs import read_config
 from perfmodel.documents.training_logs import read_log
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import PerfModelError
-from perfmodel.plan.batch import read_gradient_norms
 from perfmodel.tracing.huggingface_config import DECODERS, Config, read_shape
 from tests.fuzz.nonsense import UNSEALED, changed, edited, page_check, questions
 from tests.perfmodel.cli.test_refusals import _WRITERS
@@ -55,7 +54,6 @@ _MLPERF: Final = "\n".join(
         ("block_stop", "null", 5000, '{"samples_count": 2560}'),
     )
 )
-_NORMS: Final = "ranks,local_batch,mean_square,square_of_mean\n" + "2,16,5,4\n" * 9
 _PRICES: Final = (
     "name,value,unit,currency,date,region,term,source\na,1.5,once,EUR,2026-01-02,x,none,z\n"
 )
@@ -106,7 +104,6 @@ READERS: Final[dict[str, tuple[str, bytes | str | Path, Read]]] = {
         _INPUTS / "config.json",
         lambda path: read_shape(Config.read(path), families=DECODERS),
     ),
-    "norms": ("csv", _NORMS.encode(), read_gradient_norms),
     "nccl-tests": (
         "txt",
         _INPUTS / "nccl.txt",
@@ -283,7 +280,6 @@ COMMANDS: Final = (
     "machines dgx-a100",
     "predict --machine dgx-a100 --workload torchvision:resnet50 --devices 1,8",
     "memory --machine dgx-a100 --workload {traced}",
-    "batch --gradient-norms {norms}",
     "diagnose llama2-7b --device h100-sxm --precision bf16 --micro-batch 1 --observed '8 GPUs 3 s'",
     "diagnose llama2-7b --device h100-sxm --precision bf16 --micro-batch 1 --devices 1 --log {log}",
 )
@@ -300,7 +296,6 @@ def written_files(folder: Path) -> dict[str, str]:
     (folder / "tmp").mkdir()
     written = {
         "measured": _MEASURED.read_bytes(),
-        "norms": _NORMS.encode(),
         "log": _TRAINING_LOG.encode(),
     }
     for name, content in written.items():

@@ -1,4 +1,4 @@
-"""The law of the batch, and the noise scale of gradients."""
+"""The law of the batch."""
 
 import math
 
@@ -10,11 +10,8 @@ from hypothesis import strategies as st
 from perfmodel.convergence import (
     TUNING_SPREAD,
     BatchPoint,
-    CriticalBatch,
-    GradientNorms,
     fit_convergence,
     log_growth,
-    noise_scale,
 )
 
 BATCHES = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -30,13 +27,6 @@ def test_a_batch_as_large_as_the_critical_one_needs_twice_the_samples() -> None:
     at = np.array([0.0, math.log(3)])
     np.testing.assert_allclose(np.exp(log_growth(at, np.ones(2))), [2, 4])
     assert log_growth(np.array([1000.0]), np.ones(1)) == pytest.approx(1000)
-
-
-def test_a_noise_scale_is_a_critical_batch_with_the_error_of_its_law() -> None:
-    """0.24 of its own and 0.7 of the law: 0.74."""
-    found = CriticalBatch.of_noise_scale(500.0, relative_error=0.24)
-    assert found.batch == 500.0
-    assert found.log_error == pytest.approx(0.74)
 
 
 @pytest.mark.parametrize("exponent", [0.6, 0.8, 1.0, 1.3])
@@ -93,69 +83,3 @@ def test_fewer_than_two_batches_tell_nothing(batches: list[int]) -> None:
     with pytest.raises(ValueError, match="at least two different batches"):
         fit_convergence([BatchPoint(batch=batch, samples=1.0) for batch in batches])
 
-
-def measured(
-    rng: np.random.Generator, *, ranks: int, local_batch: int, noise: float
-) -> GradientNorms:
-    """Gradients of 200 parameters, |G|^2 = 1, trace of the covariance of one sample = noise."""
-    size = 200
-    true = np.full(size, 1 / math.sqrt(size))
-    scatter = math.sqrt(noise / size / local_batch)
-    gradients = true + scatter * rng.standard_normal((ranks, size))
-    return GradientNorms(
-        ranks=ranks,
-        local_batch=local_batch,
-        mean_square=float((gradients**2).sum(axis=1).mean()),
-        square_of_mean=float((gradients.mean(axis=0) ** 2).sum()),
-    )
-
-
-@pytest.mark.parametrize(("ranks", "local_batch"), [(2, 8), (8, 2), (4, 64)])
-def test_a_known_noise_scale_comes_back(ranks: int, local_batch: int) -> None:
-    rng = np.random.default_rng(0)
-    steps = [measured(rng, ranks=ranks, local_batch=local_batch, noise=50.0) for _ in range(400)]
-    found = noise_scale(steps)
-    assert found is not None
-    assert found.batch == pytest.approx(50, rel=0.1)
-    assert abs(found.batch - 50) < 4 * found.relative_error * 50
-
-
-def exact(scale: float, *, num_steps: int) -> list[GradientNorms]:
-    """Steps of 2 ranks with 15 samples, |G|^2 = 1, and exactly so much noise."""
-    # mean square = |G|^2 + tr / local batch, square of the mean = |G|^2 + tr / batch
-    step = GradientNorms(
-        ranks=2, local_batch=15, mean_square=1 + scale / 15, square_of_mean=1 + scale / 30
-    )
-    return [step] * num_steps
-
-
-def test_a_training_whose_noise_grows_by_hand() -> None:
-    """Scales 30, then 90, at batch 30: weights 1/2 and 1/4, (15 + 22.5) / 0.75 = 50.
-
-    Steps at any batch, n (1/2 (1 + 30 / B) + 1/4 (1 + 90 / B)), are those of one scale of 50.
-    """
-    steps = exact(30, num_steps=32) + exact(90, num_steps=32)
-    found = noise_scale(steps)
-    assert found is not None
-    assert found.windows == pytest.approx((30,) * 4 + (90,) * 4)
-    assert found.batch == pytest.approx(50)
-    for batch in (1, 30, 1000):
-        parts = 32 * (0.5 * (1 + 30 / batch) + 0.25 * (1 + 90 / batch))
-        assert parts == pytest.approx(32 * 0.75 * (1 + found.batch / batch))
-
-
-def test_a_part_whose_signal_drowns_takes_as_many_samples_at_any_batch() -> None:
-    """Scale 30 at batch 30 (weight 1/2), then no signal at all (0): 30 (1 / 0.25 - 1) = 90."""
-    drowned = GradientNorms(ranks=2, local_batch=15, mean_square=2.0, square_of_mean=0.9)
-    found = noise_scale(exact(30, num_steps=32) + [drowned] * 32)
-    assert found is not None
-    assert found.batch == pytest.approx(90)
-    assert found.windows[-1] == math.inf
-
-
-def test_a_training_without_enough_steps_or_signal_or_noise_has_no_scale() -> None:
-    noisy = GradientNorms(ranks=2, local_batch=1, mean_square=1.0, square_of_mean=0.4)
-    clean = GradientNorms(ranks=2, local_batch=1, mean_square=1.0, square_of_mean=1.0)
-    assert noise_scale([clean] * 50) is None
-    assert noise_scale(exact(30, num_steps=7)) is None
-    assert noise_scale([noisy] * 50) is None

@@ -306,14 +306,3 @@ def test_devices_are_priced_by_the_profile(run: Run, tmp_path: Path) -> None:
     assert last.target_speedup is not None
     assert last.throughput_speedup > 1.5 * last.target_speedup.nominal
     assert last.time_to_target_s is not None
-
-
-def test_norms_of_a_training_give_its_scale(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "norms.csv"
-    rows = f"2,16,{1 + 96 / 16},{1 + 96 / 32}\n" * 40
-    path.write_text(f"ranks,local_batch,mean_square,square_of_mean\n{rows}")
-    document = document_of(
-        run("batch", "--gradient-norms", path, "--points", "32=10", "--batches", 96, "--json")
-    )
-    assert document.noise_scale == pytest.approx(96)
-    assert document.outlooks[-1].samples_ratio.nominal == pytest.approx(1.5, rel=0.05)
