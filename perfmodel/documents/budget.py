@@ -328,19 +328,10 @@ class CostDocument(Shown, Document):
 
 
 # The course of a job over weeks: when it ends, where its time goes, how often to write checkpoints.
-class CheckpointIntervals(Record):
-    """Work between two checkpoints, by everybody who has a formula. [s]"""
-
-    young_s: PositiveFloat
-    daly_s: PositiveFloat
-    exact_s: PositiveFloat
-    """Minimum of Daly's complete model, exactly."""
-
-
 class GoodputDocument(Shown, Document):
     """Answer of simulated courses of a job."""
 
-    schema_version: int = 3
+    schema_version: int = 4
     title: ClassVar[str] = "goodput"
     made_by: ClassVar[str] = "perfmodel goodput"
 
@@ -365,8 +356,8 @@ class GoodputDocument(Shown, Document):
     closed_form_elapsed_s: PositiveFloat | None
     """Daly's complete model; None where it does not hold. [s]"""
     closed_form_note: str
-    intervals: CheckpointIntervals | None
-    """None if nothing ever fails, or a checkpoint costs nothing."""
+    best_interval_s: PositiveFloat | None
+    """Work between two checkpoints that ends soonest; None if nothing ever fails, or a checkpoint costs nothing. [s]"""
     deadline_s: PositiveFloat | None
     deadline_probability: float | None
     """Share of the courses that end in time."""

@@ -89,23 +89,6 @@ class Job:
         return self.detection_s + self.restart_s
 
 
-def young_interval_s(*, write_s: Seconds, mtbf_s: Seconds) -> Seconds:
-    """First-order best interval ``sqrt(2 write mtbf)``, for ``write_s`` far below ``mtbf_s`` [1]_. [s]"""
-    _check(write_s, mtbf_s)
-    return math.sqrt(2 * write_s * mtbf_s)
-
-
-def daly_interval_s(*, write_s: Seconds, mtbf_s: Seconds) -> Seconds:
-    """Higher-order best interval; ``mtbf_s`` where a write takes twice that or longer [2, eq. 37]_. [s]"""
-    _check(write_s, mtbf_s)
-    if math.isinf(mtbf_s):
-        return math.inf if write_s > 0 else 0.0
-    if write_s >= 2 * mtbf_s:
-        return mtbf_s
-    root = math.sqrt(write_s / (2 * mtbf_s))
-    return math.sqrt(2 * write_s * mtbf_s) * (1 + root / 3 + root**2 / 9) - write_s
-
-
 def best_interval_s(*, write_s: Seconds, mtbf_s: Seconds) -> Seconds:
     """Interval that makes ``expected_elapsed_s`` least, exactly. [s]"""
     _check(write_s, mtbf_s)
@@ -127,7 +110,7 @@ def best_intervals_s(*, write_s: Seconds, mtbf_s: FloatArray) -> FloatArray:
         slope = -np.expm1(-u)
         u = np.maximum(0.0, u - np.divide(u - slope - d, slope, out=np.zeros_like(u), where=u > 0))
     best = -np.expm1(-u)
-    # So near to zero half of the digits are lost; Young's is better there.
+    # So near to zero half of the digits are lost; the first order, sqrt(2 write mtbf) [1]_, is better there.
     return np.where(best > 1e-5, mtbf_s * best, np.sqrt(2 * write_s * mtbf_s))
 
 

@@ -9,17 +9,15 @@ import numpy as np
 
 from perfmodel.checks import at_least, positive
 from perfmodel.documents import command_line
-from perfmodel.documents.budget import CheckpointIntervals, GoodputDocument
+from perfmodel.documents.budget import GoodputDocument
 from perfmodel.engine.job import (
     Activity,
     Courses,
     simulate_job,
     Job,
     best_interval_s,
-    daly_interval_s,
     expected_elapsed_s,
     expected_stops,
-    young_interval_s,
 )
 from perfmodel.errors import NotFeasible
 from perfmodel.statistics import FloatArray, Interval
@@ -78,7 +76,7 @@ def goodput(request: Request, *, argv: Sequence[str]) -> GoodputDocument:
         spent_mean_s={a.value: float(courses.spent_s[a].mean()) for a in Activity},
         closed_form_elapsed_s=closed_s,
         closed_form_note=note,
-        intervals=_intervals(job),
+        best_interval_s=_best_interval_s(job),
         deadline_s=deadline_s,
         deadline_probability=(
             None if deadline_s is None else float((elapsed_s <= deadline_s).mean())
@@ -134,15 +132,11 @@ def _rate_factors(request: Request) -> FloatArray:
     return rng.gamma(request.mtbf_stops + 0.5, size=request.replicas) / request.mtbf_stops
 
 
-def _intervals(job: Job) -> CheckpointIntervals | None:
+def _best_interval_s(job: Job) -> Seconds | None:
     write_s, mtbf_s = job.checkpoint_write_s, job.mtbf_s
     if math.isinf(mtbf_s) or write_s == 0:
         return None
-    return CheckpointIntervals(
-        young_s=young_interval_s(write_s=write_s, mtbf_s=mtbf_s),
-        daly_s=daly_interval_s(write_s=write_s, mtbf_s=mtbf_s),
-        exact_s=best_interval_s(write_s=write_s, mtbf_s=mtbf_s),
-    )
+    return best_interval_s(write_s=write_s, mtbf_s=mtbf_s)
 
 
 def _standard_error(values: FloatArray) -> float:

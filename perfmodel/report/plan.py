@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from perfmodel.documents.budget import (
-    CheckpointIntervals,
     CostDocument,
     CostOption,
     GoodputDocument,
@@ -27,7 +26,7 @@ from perfmodel.report import (
 )
 from perfmodel.report.figures import Picture, front_figure, tornado_figure
 from perfmodel.report.html import LinkedNumbers, template
-from perfmodel.units import format_bytes, format_duration
+from perfmodel.units import Seconds, format_bytes, format_duration
 
 _ROWS_SHOWN = 5
 
@@ -251,7 +250,7 @@ def goodput_lines(document: GoodputDocument, *, verbose: bool = False) -> list[s
         f"Checkpoints: every {format_duration(job.checkpoint_interval_s)} of work, "
         f"{format_duration(job.checkpoint_write_s)} each"
     )
-    lines.append(_interval_line(job, document.intervals))
+    lines.append(_interval_line(job, document.best_interval_s))
     closed_s, simulated_s = document.closed_form_elapsed_s, document.elapsed_mean_s
     if closed_s is None:
         lines.append(f"Second opinion: none, {document.closed_form_note}")
@@ -269,15 +268,12 @@ def goodput_lines(document: GoodputDocument, *, verbose: bool = False) -> list[s
     return lines + caveat_lines(document.caveats, verbose=verbose)
 
 
-def _interval_line(job: Job, intervals: CheckpointIntervals | None) -> str:
+def _interval_line(job: Job, best_s: Seconds | None) -> str:
     if math.isinf(job.mtbf_s):
         return "Best interval: none, as nothing ever fails"
-    if intervals is None:
+    if best_s is None:
         return "Best interval: the shorter the better, as a checkpoint costs nothing"
-    return (
-        f"Best interval: {format_duration(intervals.exact_s)} by the exact formula, "
-        f"{format_duration(intervals.daly_s)} Daly, {format_duration(intervals.young_s)} Young"
-    )
+    return f"Best interval: {format_duration(best_s)}"
 
 
 # The answer to a plan as a page for the person who signs.

@@ -15,7 +15,6 @@ from perfmodel.engine.job import (
     FailureCause,
     Job,
     best_interval_s,
-    daly_interval_s,
     expected_elapsed_s,
 )
 
@@ -107,4 +106,3 @@ def test_no_interval_beats_the_exact_one(write_s: float, mtbf_s: float) -> None:
     least = log_cost(best_s)
     for other_s in (0.5 * best_s, 0.9 * best_s, 1.1 * best_s, 2 * best_s):
         assert log_cost(other_s) >= least
-    assert log_cost(daly_interval_s(write_s=write_s, mtbf_s=mtbf_s)) >= least - 1e-9

@@ -227,7 +227,7 @@ def test_json_is_a_document_with_the_same_job(run: Run) -> None:
     assert [cause.takes_node for cause in document.job.causes] == [True, False]
     assert document.job.mtbf_s == pytest.approx(3600 / (8 / 100 + 8 / 50))
     assert document.job.replacement_s == 5 * 3600
-    assert document.intervals is not None
+    assert document.best_interval_s is not None
 
 
 def test_a_job_that_never_fails_takes_its_work_and_one_checkpoint(run: Run) -> None:

@@ -1,7 +1,6 @@
 """Closed forms of jobs that fail: best intervals, mean and spread of the end."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -14,11 +13,9 @@ from perfmodel.engine.job import (
     FailureCause,
     Job,
     best_interval_s,
-    daly_interval_s,
     elapsed_moments,
     expected_elapsed_s,
     expected_stops,
-    young_interval_s,
 )
 
 HOUR_S = 3600.0
@@ -40,21 +37,14 @@ LONG_JOB = Job(
 )
 
 
-def test_youngs_interval_by_hand() -> None:
-    """A write of 5 minutes, a stop per day: sqrt(2 * 300 * 86,400) = 7,200 s."""
-    assert young_interval_s(write_s=300, mtbf_s=86_400) == pytest.approx(7200)
+def test_who_never_fails_need_not_write() -> None:
+    assert best_interval_s(write_s=1.0, mtbf_s=math.inf) == math.inf
+    assert best_interval_s(write_s=0.0, mtbf_s=math.inf) == 0.0
 
 
-def test_dalys_interval_by_hand() -> None:
-    """write / (2 mtbf) = 0.01: 0.2 mtbf (1 + 0.1 / 3 + 0.01 / 9) - 0.02 mtbf = 0.186889 mtbf."""
-    assert daly_interval_s(write_s=20, mtbf_s=1000) == pytest.approx(186.889, abs=1e-3)
-    assert daly_interval_s(write_s=2000, mtbf_s=1000) == 1000
-
-
-@pytest.mark.parametrize("interval_s", [daly_interval_s, best_interval_s])
-def test_who_never_fails_need_not_write(interval_s: Callable[..., float]) -> None:
-    assert interval_s(write_s=1.0, mtbf_s=math.inf) == math.inf
-    assert interval_s(write_s=0.0, mtbf_s=math.inf) == 0.0
+def test_the_best_interval_of_short_writes_by_hand() -> None:
+    """To first order sqrt(2 * 0.003 * 86,400) = 22.77 s."""
+    assert best_interval_s(write_s=0.003, mtbf_s=86_400) == pytest.approx(22.768, rel=3e-4)
 
 
 def test_the_mean_end_by_hand() -> None:
