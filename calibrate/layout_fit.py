@@ -81,6 +81,9 @@ def infer(
 ) -> InferredMachine:
     """Machine behind measured step times of shape ``(num_jobs,)`` in seconds.
 
+        least of  sum over runs of 4 log(1 + r_i^2 / 4) + sum over parameters of z_k^2
+        r_i = (log T_i(p) - log t_i) / sigma,  log p_k = log prior_k + width_k z_k
+
     ``priors`` are those of ``step_time_priors``; ``sigma`` is the expected scatter around the formula
     in log. Raises ``NotFeasible`` if there are too few runs, or a step time is not positive.
     """

@@ -19,7 +19,7 @@ from perfmodel.workload.transformer import (
 Column: TypeAlias = NDArray[np.float64]
 
 SINGLE_BYTES: Final = 4.0
-"""Bytes of an activation in 32 bit."""
+"""Bytes of a number in 32 bit: of an activation, a gradient, a state of the optimizer."""
 
 #: Columns that a job need not say, and what they are then. Layers of a stage: 0 means an even split.
 USUAL: Final[Mapping[str, float]] = MappingProxyType(

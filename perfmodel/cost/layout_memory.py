@@ -5,13 +5,13 @@ formula knows (context, allocator, late frees) is assumed, or fitted to the peak
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.jobs import Column, Jobs
+from perfmodel.cost.jobs import SINGLE_BYTES, Column, Jobs
 from perfmodel.cost.parameters import Discrepancy, condition
 from perfmodel.machine import OVERHEADS, InferredMachine
 from perfmodel.statistics import DEVIATE_90, normal_cdf
@@ -23,24 +23,6 @@ from perfmodel.workload.transformer import (
     split_kept_elements,
 )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateBytes:
-    """Bytes per parameter, and per element of an activation; numbers or columns."""
-
-    parameter: Column | float
-    gradient: Column | float
-    optimizer: Column | float
-    element: Column | float
-
-
-#: 16-bit weights and activations, 32-bit gradients, Adam's two moments and master weights in 32 bit
-#: (ZeRO, arXiv 1910.02054, with gradients accumulated in 32 bit as Megatron-LM does).
-MIXED: Final = StateBytes(
-    parameter=2.0, gradient=4.0, optimizer=4.0 * (1 + ADAMW.states), element=2.0
-)
-#: Everything in 32 bit, Adam's two moments.
-SINGLE: Final = StateBytes(parameter=4.0, gradient=4.0, optimizer=4.0 * ADAMW.states, element=4.0)
 
 LOGIT_COPIES_BYTES: Final = 12.0
 """Beside the logits their log-softmax, its gradient and their own in 32 bit, as eager torch has. [B]"""
@@ -135,21 +117,14 @@ def fitted_memory(machine: InferredMachine, runs: Jobs) -> LayoutMemory:
     )
 
 
-def states_of(jobs: Jobs) -> StateBytes:
-    """Bytes per parameter by the precision of the jobs."""
-    single = jobs.element_bytes > MIXED.element
-    if not single.any():
-        return MIXED
-    return StateBytes(
-        **{
-            field.name: np.where(single, getattr(SINGLE, field.name), getattr(MIXED, field.name))
-            for field in fields(StateBytes)
-        }
-    )
-
-
 def rank_parts(jobs: Jobs, stage: Column | int = 0) -> dict[str, Column]:
     """Parts of a rank of a pipeline stage, counted from 0, at its highest moment; the context is 1 B. [B]
+
+        parameters = element P                        element: 2 B in 16 bit, else 4 B
+        gradients  = 4 P
+        optimizer  = 4 P (2 moments + master weights, where weights have 16 bit)      each P over its shards
+
+    Gradients are accumulated, and Adam keeps its states, in 32 bit (ZeRO, arXiv 1910.02054; Megatron-LM).
 
     Between the ends every stage counts as the fullest of them.
 
@@ -157,7 +132,6 @@ def rank_parts(jobs: Jobs, stage: Column | int = 0) -> dict[str, Column]:
     device with one micro-batch they grow while activations shrink, and the higher end counts.
     Beside what the formula counts, runs print whole tensors: per micro-batch in flight, around the head.
     """
-    states = states_of(jobs)
     first, last = np.asarray(stage) == 0, np.asarray(stage) == jobs.pp - 1
     start = np.where(jobs.first_layers > 0, jobs.first_layers, jobs.layers / jobs.pp)
     layers = np.where(last, jobs.end_layers, np.where(first, start, jobs.middle_layers))
@@ -165,22 +139,23 @@ def rank_parts(jobs: Jobs, stage: Column | int = 0) -> dict[str, Column]:
     replicas = jobs.replicas
     sharded = (jobs.zero >= 3) & (replicas > 1)
     whole = np.where(sharded, (jobs.common_parameters + jobs.divided_parameters) / jobs.tp, 0.0)
-    working, kept = _layer_bytes(jobs, states)
+    working, kept = _layer_bytes(jobs)
     waiting = in_flight(jobs, stage) * layers * kept
     # A layer is computed again after the loss: its activations and the logits never meet.
     again = jobs.recompute_full * working
-    logits = np.where(last, _logits_bytes(jobs, states), 0.0)
+    logits = np.where(last, _logits_bytes(jobs), 0.0)
     waiting = waiting + np.where(again > logits, again, 0.0)
     logits = np.where(again > logits, 0.0, logits)
-    gradients = states.gradient * own[1]
+    gradients = SINGLE_BYTES * own[1]
     alone = (replicas == 1) & (jobs.pp == 1) & (jobs.accumulation == 1)
     ends_full = alone & (gradients + working > waiting + logits)
     gathered = np.minimum(2, layers) * whole
+    has_master = jobs.element_bytes <= HALF_BYTES
     tokens_bytes = HALF_BYTES * jobs.tokens * jobs.hidden
     return {
-        "parameters": states.parameter * (own[0] + gathered),
-        "gradients": np.where(alone & ~ends_full, 0.0, gradients + states.gradient * whole),
-        "optimizer": states.optimizer * own[2],
+        "parameters": jobs.element_bytes * (own[0] + gathered),
+        "gradients": np.where(alone & ~ends_full, 0.0, gradients + SINGLE_BYTES * whole),
+        "optimizer": SINGLE_BYTES * (ADAMW.states + has_master) * own[2],
         "activations": np.where(ends_full, working, waiting),
         "logits": np.where(ends_full, 0.0, logits),
         "undivided": np.where(jobs.pp == 1, 0.0, in_flight(jobs, stage) * tokens_bytes),
@@ -224,7 +199,7 @@ def _own_parameters(
     ]
 
 
-def _layer_bytes(jobs: Jobs, states: StateBytes) -> tuple[Column, Column]:
+def _layer_bytes(jobs: Jobs) -> tuple[Column, Column]:
     """Activations of one layer and micro-batch: all, and those that wait for the backward pass. [B]
 
     kept = element * (shared + split / tp [+ scores / tp]), or the input alone with full recomputation
@@ -239,7 +214,7 @@ def _layer_bytes(jobs: Jobs, states: StateBytes) -> tuple[Column, Column]:
     every = selective + scores / jobs.tp
     kept = np.where(jobs.recompute_attention > 0, selective, every)
     kept = np.where(jobs.recompute_full > 0, jobs.tokens * jobs.hidden / jobs.shared_by, kept)
-    return np.asarray(states.element * every), np.asarray(states.element * kept)
+    return np.asarray(jobs.element_bytes * every), np.asarray(jobs.element_bytes * kept)
 
 
 def _expert_kept_elements(jobs: Jobs) -> Column:
@@ -249,8 +224,7 @@ def _expert_kept_elements(jobs: Jobs) -> Column:
     return np.where(jobs.experts > 1, more + 2 * routed * jobs.hidden, 0.0)
 
 
-def _logits_bytes(jobs: Jobs, states: StateBytes) -> Column:
+def _logits_bytes(jobs: Jobs) -> Column:
     """Logits with their copies, input and output of the last norm; one process gathers them on one. [B]"""
-    logits = (states.element + LOGIT_COPIES_BYTES) * jobs.tokens * jobs.vocabulary / jobs.tp
-    norm = 2 * states.element * jobs.tokens * jobs.hidden / jobs.shared_by
-    return np.asarray(logits * jobs.threads + norm)
+    logits = (jobs.element_bytes + LOGIT_COPIES_BYTES) * jobs.tokens * jobs.vocabulary / jobs.tp
+    return np.asarray(logits * jobs.threads + 2 * jobs.activation_bytes / jobs.shared_by)

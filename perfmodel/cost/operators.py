@@ -92,7 +92,14 @@ def work_s(units: Sequence[float], unit_s: Sequence[Seconds], *, least_s: Second
 
 @dataclass(slots=True)
 class OperatorDurations:
-    """Durations of any operator on one machine."""
+    """Durations of any operator on one machine.
+
+        T = as it was timed in place
+        T = max(floor, max(least, sum of units * unit_s) * ratio)      of a family with a curve of ratios
+        T = least + 2 floor                                            of an operator nobody timed
+
+    ``units`` are kinds of work: the call, FLOP, bytes of each factor; ``floor`` is the roofline at the peaks.
+    """
 
     profile: OperatorCosts
     use_measured: bool = True
@@ -257,7 +264,10 @@ class OperatorDurations:
         *,
         names: list[str],
     ) -> PhaseDuration:
-        """Members of a family err together, families on their own."""
+        """Members of a family err together, families on their own.
+
+        error^2 = sum over families of (sum of n T e)^2 / T^2 + model error^2
+        """
         by_family: dict[str, Seconds] = defaultdict(float)
         by_evidence: dict[Evidence, Seconds] = defaultdict(float)
         total_s = 0.0

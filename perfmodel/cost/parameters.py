@@ -112,7 +112,11 @@ def medians(priors: Mapping[str, Prior]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Discrepancy:
-    """Deviations known at the runs, and how they carry over to other jobs."""
+    """Deviations known at the runs, and how they carry over to other jobs: a Gaussian process.
+
+        mean(job)     = k(job, runs) K^-1 deviations,         K = k(runs, runs) + diag(noise^2 / trust)
+        variance(job) = k(job, job) + noise^2 - k(job, runs) K^-1 k(runs, job)
+    """
 
     runs: Jobs
     deviations: Column
@@ -178,7 +182,10 @@ def same_shape(first: Jobs, second: Jobs) -> FloatArray:
 
 
 def covariance(first: Jobs, second: Jobs, spreads: DeviationSpreads) -> FloatArray:
-    """Covariance of deviations, noise left out."""
+    """Covariance of deviations, noise left out.
+
+    k = shape^2 [same work on one layer] + layout^2 exp(-distance^2 / (2 length^2))
+    """
     near = np.exp(-layout_distance_squared(first, second) / (2 * spreads.length**2))
     return spreads.shape**2 * same_shape(first, second) + spreads.layout**2 * near
 

@@ -181,7 +181,10 @@ def _rising(
 def _points(
     by_curves: Mapping[int, PhaseDuration], found: Mapping[int, PhaseDuration]
 ) -> tuple[CurvePoint, ...]:
-    """Measured where there is a measurement; elsewhere the curves, brought to the nearest one."""
+    """Measured where there is a measurement; elsewhere the curves, brought to the nearest one.
+
+    T(batch) = curve(batch) measured(nearest) / curve(nearest)
+    """
     points = []
     for batch, duration in sorted(by_curves.items()):
         at = found.get(batch)

@@ -11,7 +11,6 @@ import pytest
 from perfmodel.cost.jobs import Jobs, jobs_from
 from perfmodel.cost.layout_memory import (
     ASSUMED_MEMORY,
-    MIXED,
     LayoutMemory,
     rank_parts,
     tensor_bytes,
@@ -60,10 +59,10 @@ def test_fully_sharded_parameters_are_whole_for_two_layers() -> None:
     layer = 12 * 256**2
     found = rank_parts(jobs_of(Layout(dp=8, zero=3)), 0)
     parameters = 4 * layer + 2048 * 256
-    assert found["parameters"][0] == MIXED.parameter * (parameters / 8 + 2 * layer)
+    assert found["parameters"][0] == 2 * (parameters / 8 + 2 * layer)
     # A model of one layer gathers no second one ahead.
     only = rank_parts(jobs_of(Layout(dp=8, zero=3), model=replace(SMALL, layers=1)), 0)
-    assert only["parameters"][0] == MIXED.parameter * ((layer + 2048 * 256) / 8 + layer)
+    assert only["parameters"][0] == 2 * ((layer + 2048 * 256) / 8 + layer)
 
 
 def test_gpt3_fits_where_it_was_trained() -> None:
