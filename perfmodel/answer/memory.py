@@ -1,6 +1,5 @@
 """Use case: does a step fit into a device, the largest batch that does, and what to change first."""
 
-import enum
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,24 +30,6 @@ from perfmodel.workload import Phase
 from perfmodel.workload.memory import Block, Moment, Part, StepMemory
 
 
-class Basis(enum.StrEnum):
-    """What a figure of a technique rests on, from the best to the weakest."""
-
-    MEASURED = "measured"
-    DERIVED = "derived from the trace"
-    SCALED = "scaled"
-    ASSUMED = "assumed"
-
-
-_BASES: Final = {
-    Evidence.MEASURED: Basis.MEASURED,
-    Evidence.INTERPOLATED: Basis.MEASURED,
-    Evidence.EXTRAPOLATED: Basis.SCALED,
-    Evidence.INFERRED: Basis.SCALED,
-    Evidence.ASSUMED: Basis.ASSUMED,
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
     """Time of the phases of a step. [s]"""
@@ -56,7 +37,7 @@ class StepTimes:
     forward_s: Seconds
     backward_s: Seconds
     optimizer_s: Seconds
-    basis: Basis
+    evidence: Evidence
 
     @property
     def step_s(self) -> Seconds:
@@ -72,8 +53,8 @@ class Technique:
     memory: DeviceMemory
     step_s: Seconds | None
     """``None`` where it is unknown. [s]"""
-    memory_basis: Basis
-    time_basis: Basis
+    memory_evidence: str
+    time_evidence: Evidence
     note: str
 
 
@@ -115,8 +96,8 @@ class MemoryReport(Shown):
             "fit_probability": row.memory.fit_probability(self.capacity_bytes),
             "time_ratio": self.time_ratio(row),
             "step_s": row.step_s if self.in_seconds else None,
-            "memory_evidence": row.memory_basis.value,
-            "time_evidence": row.time_basis.value,
+            "memory_evidence": row.memory_evidence,
+            "time_evidence": row.time_evidence.value,
             "note": row.note,
         }
 
@@ -240,7 +221,7 @@ def _relative_times(document: WorkloadDocument) -> StepTimes:
         forward_s=forward / whole,
         backward_s=backward / whole,
         optimizer_s=0.0,
-        basis=Basis.ASSUMED,
+        evidence=Evidence.ASSUMED,
     )
 
 
@@ -265,7 +246,7 @@ def _times(document: WorkloadDocument, profile: MeasuredMachine, batch: int) -> 
         forward_s=causes[Cause.FORWARD],
         backward_s=causes[Cause.BACKWARD],
         optimizer_s=causes[Cause.OPTIMIZER],
-        basis=_BASES[Evidence.weakest(step.evidence.values())],
+        evidence=Evidence.weakest(step.evidence.values()),
     )
 
 
@@ -317,8 +298,8 @@ class PlainStep:
         layout: Layout | None = None,
         again: Collection[str] = (),
         step_s: Seconds | None = None,
-        time_basis: Basis = Basis.ASSUMED,
-        memory_basis: Basis = Basis.DERIVED,
+        time_evidence: Evidence = Evidence.ASSUMED,
+        memory_evidence: str = "derived from the trace",
     ) -> Technique:
         """One row: the highest moment of a layout, after a change, and a time where it is known.
 
@@ -331,8 +312,8 @@ class PlainStep:
             name=name,
             memory=DeviceMemory.highest(changed, self.traced.overhead_under(layout)),
             step_s=step_s,
-            memory_basis=memory_basis,
-            time_basis=time_basis,
+            memory_evidence=memory_evidence,
+            time_evidence=time_evidence,
             note=note,
         )
 
@@ -345,7 +326,7 @@ class PlainStep:
 def techniques(plain: PlainStep, capacity_bytes: Bytes) -> list[Technique]:
     """Every technique that applies to a device with so much memory, the plain step first."""
     times, blocks, layout = plain.times, plain.blocks, plain.layout
-    as_it_is = plain.technique("as it is", step_s=times.step_s, time_basis=times.basis)
+    as_it_is = plain.technique("as it is", step_s=times.step_s, time_evidence=times.evidence)
     rows = [as_it_is]
     if layout.micro_batch > 1:
         # Gradients stay from the first half on.
@@ -364,7 +345,7 @@ def techniques(plain: PlainStep, capacity_bytes: Bytes) -> list[Technique]:
                 "activation checkpointing per block",
                 layout=replace(layout, recompute=Recompute.FULL),
                 step_s=plain.with_again_s(blocks),
-                time_basis=times.basis,
+                time_evidence=times.evidence,
                 note="exact figures: perfmodel trace --checkpointing per-block",
             )
         )
@@ -375,7 +356,7 @@ def techniques(plain: PlainStep, capacity_bytes: Bytes) -> list[Technique]:
         plain.technique(
             "activation checkpointing of the whole model",
             step_s=times.step_s + times.forward_s,
-            time_basis=times.basis,
+            time_evidence=times.evidence,
             note="everything comes back at once when backward starts: the peak stays",
         )
     )
@@ -407,7 +388,7 @@ def _selective_checkpointing(plain: PlainStep, capacity_bytes: Bytes | None) -> 
             f"activation checkpointing of {count} of {len(order)} blocks",
             again={block.path for block in order[:count]},
             step_s=plain.with_again_s(order[:count]),
-            time_basis=plain.times.basis,
+            time_evidence=plain.times.evidence,
             note="selective: the blocks that save most per time, as few as fit, or half",
         )
 
@@ -425,7 +406,7 @@ def _mixed_precision(plain: PlainStep) -> Technique:
             Part.ACTIVATIONS: parts[Part.ACTIVATIONS] // 2 + parts[Part.PARAMETERS] // 2,
             Part.TEMPORARIES: parts[Part.TEMPORARIES] // 2,
         },
-        memory_basis=Basis.ASSUMED,
+        memory_evidence="assumed",
         note="halves activations, keeps a bf16 copy of the weights; exact memory, and its time: perfmodel "
         "trace --precision bf16",
     )

@@ -48,7 +48,7 @@ def memory_lines(report: MemoryReport, *, verbose: bool = False) -> list[str]:
 def _notes(report: MemoryReport) -> list[str]:
     """What each change assumes, and what its figures rest on."""
     return [
-        f"{row.name}: memory {row.memory_basis.value}, time {row.time_basis.value}; {row.note}"
+        f"{row.name}: memory {row.memory_evidence}, time {row.time_evidence.value}; {row.note}"
         for row in report.techniques
         if row.note
     ]

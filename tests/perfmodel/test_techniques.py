@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from perfmodel.answer.memory import Basis, PlainStep, StepTimes, Technique, techniques
+from perfmodel.answer.memory import PlainStep, StepTimes, Technique, techniques
 from perfmodel.layout import Layout, Recompute
-from perfmodel.machine import Overhead
+from perfmodel.machine import Evidence, Overhead
 from perfmodel.workload.memory import Block, StepMemory
 from perfmodel.workload.step import AffineBytes
 from tests.perfmodel.workload.memory_samples import step_memory, traced_memory
@@ -14,7 +14,7 @@ from tests.perfmodel.workload.memory_samples import step_memory, traced_memory
 BARE = Overhead(
     context_bytes=0, context_spread_bytes=1, reserved_ratio=1.0, log_spread=0.0, evidence="a test"
 )
-TIMES = StepTimes(forward_s=4.0, backward_s=8.0, optimizer_s=1.0, basis=Basis.MEASURED)
+TIMES = StepTimes(forward_s=4.0, backward_s=8.0, optimizer_s=1.0, evidence=Evidence.MEASURED)
 SHARES = {"layers.0": 0.25, "layers.1": 0.25}
 
 
