@@ -147,9 +147,7 @@ _HEAVIEST_SHAPE = 0.4
 _MINIMUM_FOR_TAIL = 4
 
 
-def slowest_of_ranks(
-    ratios: FloatArray | Sequence[float], *, world_size: int
-) -> FloatArray:
+def slowest_of_ranks(ratios: FloatArray | Sequence[float], *, world_size: int) -> FloatArray:
     """Median over steps of the slowest of ``world_size`` ranks, over what is typical of one.
 
     The ranks' steps are independent draws from the measured ratios (step over typical step), so

@@ -23,7 +23,6 @@ from perfmodel.workload.transformer import (
     split_kept_elements,
 )
 
-
 LOGIT_COPIES_BYTES: Final = 12.0
 """Beside the logits their log-softmax, its gradient and their own in 32 bit, as eager torch has. [B]"""
 

@@ -133,8 +133,8 @@ def _waiting_for_sends_s(jobs: Jobs, send: Column, slowest: Column, others: Colu
 def _waiting_for_shards_s(jobs: Jobs, fitted: FittedParameters, layer: _Layer) -> Column:
     """What a layer's passes with their collectives wait for sharded parameters and gradients. [s]
 
-        forward  = soft_max(forward, gather) - forward          of layers gathered one ahead
-        backward = soft_max(backward, gather + scatter) - backward
+    forward  = soft_max(forward, gather) - forward          of layers gathered one ahead
+    backward = soft_max(backward, gather + scatter) - backward
     """
     ahead, back = _passes(jobs, layer)
     scatter = _scatter_s(jobs, fitted)
@@ -204,9 +204,9 @@ def _traffic_bytes(jobs: Jobs) -> Column:
 def _layer(jobs: Jobs, fitted: FittedParameters) -> _Layer:
     """One layer; device and host hide each other, soft_max(a, b) = (a^4 + b^4)^(1 / 4).
 
-        device   = products / speed + attention + traffic / memory bandwidth
-        forward  = soft_max(device, host)
-        backward = backward_ratio forward + what is computed again
+    device   = products / speed + attention + traffic / memory bandwidth
+    forward  = soft_max(device, host)
+    backward = backward_ratio forward + what is computed again
     """
     tokens, tp = jobs.tokens, jobs.tp
     # Attention has no 8-bit products here; those of 32 bit are slower.

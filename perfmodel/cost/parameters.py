@@ -114,8 +114,8 @@ def medians(priors: Mapping[str, Prior]) -> dict[str, float]:
 class Discrepancy:
     """Deviations known at the runs, and how they carry over to other jobs: a Gaussian process.
 
-        mean(job)     = k(job, runs) K^-1 deviations,         K = k(runs, runs) + diag(noise^2 / trust)
-        variance(job) = k(job, job) + noise^2 - k(job, runs) K^-1 k(runs, job)
+    mean(job)     = k(job, runs) K^-1 deviations,         K = k(runs, runs) + diag(noise^2 / trust)
+    variance(job) = k(job, job) + noise^2 - k(job, runs) K^-1 k(runs, job)
     """
 
     runs: Jobs

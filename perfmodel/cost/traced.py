@@ -389,4 +389,3 @@ def _borrowed_noise(
         return (), 0.0
     donor = profile.workloads[min(candidates)[1]]
     return donor.noise, donor.rank_spread
-

@@ -13,11 +13,11 @@ from perfmodel.documents.budget import GoodputDocument
 from perfmodel.engine.job import (
     Activity,
     Courses,
-    simulate_job,
     Job,
     best_interval_s,
     expected_elapsed_s,
     expected_stops,
+    simulate_job,
 )
 from perfmodel.errors import NotFeasible
 from perfmodel.statistics import FloatArray, Interval

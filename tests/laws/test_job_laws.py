@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from perfmodel.engine.job import (
     Activity,
     Courses,
-    simulate_job,
     FailureCause,
     Job,
     best_interval_s,
     expected_elapsed_s,
+    simulate_job,
 )
 
 seconds = st.one_of(st.just(0.0), st.floats(0.1, 100.0))

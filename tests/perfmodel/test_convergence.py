@@ -82,4 +82,3 @@ def test_a_larger_batch_never_needs_fewer_samples_nor_more_steps_than_in_proport
 def test_fewer_than_two_batches_tell_nothing(batches: list[int]) -> None:
     with pytest.raises(ValueError, match="at least two different batches"):
         fit_convergence([BatchPoint(batch=batch, samples=1.0) for batch in batches])
-

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.engine.job import (
-    simulate_job,
     FailureCause,
     Job,
     best_interval_s,
     elapsed_moments,
     expected_elapsed_s,
     expected_stops,
+    simulate_job,
 )
 
 HOUR_S = 3600.0
