@@ -211,7 +211,7 @@ FAILING = (*JOB, "--mtbf-device-hours", 2400, "--checkpoint-s", 60)
 def test_the_table_says_where_the_time_goes(run: Run) -> None:
     result = run("goodput", *FAILING, "--restart-s", 600, "--deadline-days", 99)
     assert result.exit_code == EXIT_OK
-    for words in ("restart", "Effective training time", "exact formula", "Done within 99 d: 100 %"):
+    for words in ("restart", "Effective training time", "Best interval", "Done within 99 d: 100 %"):
         assert words in result.stdout
     assert "the mean time between failures is taken as exact" in result.stdout
 
