@@ -112,7 +112,6 @@ QUANTITIES: Final[Mapping[str, Names]] = {
         "deadline_probability": "deadline_probability",
     },
     "batch": {
-        "noise_scale": "noise_scale",
         "critical_batch": "critical_batch",
         "batches.*.batch": "outlooks/*/batch",
         "batches.*.samples": "outlooks/*/samples",
