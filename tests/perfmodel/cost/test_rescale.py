@@ -288,6 +288,27 @@ def test_a_gpu_without_a_data_sheet_is_as_fast_in_fp32_as_its_steps_computed_in_
     assert _measured_rates(off, None).flop_per_s[CONVOLUTION_FP32] == 1e12
 
 
+@pytest.mark.parametrize(
+    ("environment", "convolution", "product"),
+    [
+        ({}, "fp32", "fp32"),
+        ({"gpu_flags": {"cudnn_tf32": True}}, "tf32", "fp32"),
+        ({"gpu_flags": {"matmul_tf32": True}}, "fp32", "tf32"),
+        (
+            {"gpu_flags": {"cudnn_tf32": True}, "variables": {"NVIDIA_TF32_OVERRIDE": "0"}},
+            "fp32",
+            "fp32",
+        ),
+    ],
+)
+def test_torch_has_a_switch_of_tf32_for_each_kind_of_product(
+    environment: dict[str, Any], convolution: str, product: str
+) -> None:
+    machine = calibrated(environment=environment)
+    assert machine.precision_of_fp32("aten.convolution.default") == convolution
+    assert machine.precision_of_fp32("aten.mm.default") == product
+
+
 def test_an_optimizer_starts_once_per_tensor_and_streams_the_rest() -> None:
     """Seven tensors of 3 us; twice the bandwidth, whatever the arithmetic."""
     found = rescaled_stream_s(1e-3, rescaling(rates(9.0, 2.0)), num_tensors=7)
