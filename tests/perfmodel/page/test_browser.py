@@ -270,7 +270,7 @@ def test_a_logged_speed_is_judged(page: Any) -> None:
     page.select_option("#logged-unit", "s")
     settled(page)
     assert page.text_content("#verdict").startswith("Slower than normal: a step of 30.0 s")
-    assert "perfmodel explain" in page.text_content("#diagnosis-command")
+    assert "perfmodel diagnose lenet --profile" in page.text_content("#diagnosis-command")
     page.fill("#logged", "")
     settled(page)
     assert page.locator("#diagnosis").is_hidden()
