@@ -124,6 +124,10 @@ def unpack(path: Path, into: Path) -> CampaignDocument:
         raise InvalidDocument(f"{path}: must hold every member once, got one twice") from error
     except (OSError, ValueError) as error:
         raise InvalidDocument(f"{path}: campaign cannot be read: {why(error)}") from error
+    except RecursionError as error:
+        raise InvalidDocument(
+            f"{path}: must have one header a member, got many in a row"
+        ) from error
     except (tarfile.TarError, EOFError) as error:
         raise InvalidDocument(
             f"{path}: must be a whole archive of perfmodel calibrate --campaign, got {error}; copy it again"

@@ -51,6 +51,7 @@ def _refuse_repeated(command: Any, context: Any, arguments: Sequence[str]) -> No
     values, _, order = command.make_parser(context).parse_args(args=[*arguments])
     _refuse_loose_numbers(context, order, arguments)
     _refuse_empty_paths(order, values)
+    _refuse_own_source(order, values)
     for parameter in order:
         is_single = not (
             getattr(parameter, "multiple", True) or getattr(parameter, "is_flag", True)
@@ -83,9 +84,36 @@ def _refuse_empty_paths(order: Sequence[Any], values: Mapping[str, Any]) -> None
     for parameter in order:
         given = values.get(parameter.name)
         if _is_path(parameter) and "" in (given if isinstance(given, list | tuple) else [given]):
-            name = parameter.opts[0]
-            flag = name if name.startswith("-") else name.upper()
+            flag = _flag(parameter)
             raise UsageError(f"{flag}: must name a file or folder, got nothing; . is this one")
+
+
+def _flag(parameter: Any) -> str:
+    """An option as it is typed, an argument as the help names it."""
+    name: str = parameter.opts[0]
+    return name if name.startswith("-") else name.upper()
+
+
+#: Options that name a file to write.
+_WRITTEN: Final = ("output", "plot", "trace", "export", "report")
+
+
+def _refuse_own_source(order: Sequence[Any], values: Mapping[str, Any]) -> None:
+    """Refuse to write an answer over a file that it is made from: a calibration takes a quarter of an hour."""
+    files = {each: Path(str(values.get(each.name))) for each in order if _is_file(values, each)}
+    for target in (each for each in files if each.name in _WRITTEN):
+        for source in files.keys() - {target}:
+            if files[target].samefile(files[source]):
+                raise UsageError(
+                    f"{_flag(target)}: must be another file than {_flag(source)}, got {str(files[target])!r} for "
+                    "both; the answer would replace what it is made from"
+                )
+
+
+def _is_file(values: Mapping[str, Any], parameter: Any) -> bool:
+    with suppress(OSError):  # such as a name that is too long
+        return Path(str(values.get(parameter.name))).is_file()
+    return False
 
 
 def _is_path(parameter: Any) -> bool:

@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any, Final, NamedTuple, NoReturn
 
 from perfmodel.errors import InvalidDocument, UsageError, reading, refuse_unknown
-from perfmodel.files import read_text
+from perfmodel.files import Unreadable, read_text
 from perfmodel.units import decimal, whole
 
 #: The first steps still compile, fill caches and warm up.
@@ -34,6 +34,8 @@ _CHANGED: Final = 1.5
 _MOST_PATTERN: Final = 500
 #: Of a pattern of one's own for a whole log. [s]
 _PATIENCE_S: Final = 5.0
+#: Each is held against the patterns of every trainer, 50 us.
+_MOST_LINES: Final = 200_000
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -212,13 +214,14 @@ class _Format(NamedTuple):
     before: str = ""
     flags: re.RegexFlag = re.IGNORECASE
 
-    def groups(self, line: str) -> dict[str, str | None] | None:
-        """The groups of both patterns; None if a line holds no value."""
-        found = re.compile(self.pattern, self.flags).search(line)
-        before = (
-            re.compile(self.before, self.flags).match(line, 0, found.start()) if found else None
-        )
-        return None if not (found and before) else before.groupdict() | found.groupdict()
+    def search(self, lines: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+        """Lines with a value: the number of each, and the groups of both patterns."""
+        value, before = (re.compile(text, self.flags) for text in (self.pattern, self.before))
+        for number, line in enumerate(lines, start=1):
+            found = value.search(line) if line else None
+            start = before.match(line, 0, found.start()) if found else None
+            if found and start and found["value"]:
+                yield number, start.groupdict() | found.groupdict()
 
 
 #: One way to read each text: a choice of where digits part takes time with the square of their number.
@@ -345,6 +348,10 @@ _HEADS: Final = tuple(
 )
 
 
+#: One of them stands in every line that a head matches.
+_HEAD_WORDS: Final = ("batch", "accumulation", "seq", "world", "parallel")
+
+
 def read_log(path: Path, *, name: str | None = None) -> tuple[Logged, tuple[str, ...]]:
     """The median speed of the settled steps of a log, and what was left out.
 
@@ -357,7 +364,10 @@ def read_log(path: Path, *, name: str | None = None) -> tuple[Logged, tuple[str,
     """
     formats = None if name is None else _formats(name)
     with reading(path, "log"):
-        lines = _COLOURS.sub("", read_text(path)).replace("\r", "\n").splitlines()
+        text = _COLOURS.sub("", read_text(path))
+        if sum(map(text.count, "\n\r")) - text.count("\r\n") > _MOST_LINES:
+            raise Unreadable(f"it must have at most {_MOST_LINES:,} lines, got more; keep one run")
+        lines = text.splitlines()
     known = name or _format_of(path, lines)
     with _patience(known):
         logged, notes = _read(path, lines, known, formats or FORMATS[known])
@@ -371,7 +381,7 @@ def _format_of(path: Path, lines: Sequence[str]) -> str:
     held = [
         name
         for name, forms in FORMATS.items()
-        if any(groups and groups["value"] for form in forms for groups in map(form.groups, lines))
+        if any(next(form.search(lines), None) for form in forms)
     ]
     if {"lightning", "hf"} <= set(held):
         held.remove("hf")
@@ -475,7 +485,8 @@ def _told(path: Path, lines: Sequence[str]) -> dict[str, Any]:
     """Batch, sequence, devices and layout as a log tells them, each the same all along."""
     found: dict[str, int] = {}
     for line in lines:
-        for name, pattern in _HEADS:
+        low = line.casefold()
+        for name, pattern in _HEADS if any(word in low for word in _HEAD_WORDS) else ():
             match = pattern.search(line)
             try:
                 value = whole(match[1].replace(",", "")) if match else 0
@@ -546,10 +557,7 @@ def _warm_up(rows: Sequence[tuple[int | None, float]]) -> int:
 def _lines_of(path: Path, lines: Sequence[str], form: _Format) -> list[_Line]:
     """Every number of a format."""
     found = []
-    for number, line in enumerate(lines, start=1):
-        groups = form.groups(line)
-        if groups is None or not groups["value"]:
-            continue
+    for number, groups in form.search(lines):
         text, epoch, total = (groups.get(name) for name in ("step", "epoch", "total"))
         try:
             step = (

@@ -79,6 +79,8 @@ LONG = (
         "Total train batch size (",
     ),
     ("nccl-tests", "# Rank 0@", " on a"),
+    ("training log", "@", "\n"),
+    ("training log", "@", "step: 1 tps: 1\n"),
 )
 
 

@@ -71,13 +71,20 @@ def test_strange_members_are_refused(tmp_path: Path, name: str, link: str, says:
     assert not any(tmp_path.rglob("p*.*"))
 
 
-def test_a_long_header_is_refused_unread(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "times", "says"),
+    [(b"1" * 10**6, 1, "a header must be short"), (b"12 path=abc\n", 3000, "one header a member")],
+)
+def test_headers_that_take_long_are_refused(
+    tmp_path: Path, content: bytes, times: int, says: str
+) -> None:
     path = tmp_path / "long.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
         member = tarfile.TarInfo("plan.json")
-        member.type, member.size = tarfile.XHDTYPE, 10**6
-        archive.addfile(member, io.BytesIO(b"1" * 10**6))
-    with pytest.raises(InvalidDocument, match="a header must be short"):
+        member.type, member.size = tarfile.XHDTYPE, len(content)
+        for _ in range(times):
+            archive.addfile(member, io.BytesIO(content))
+    with pytest.raises(InvalidDocument, match=says):
         unpack(path, tmp_path / "home")
 
 
