@@ -18,6 +18,7 @@ from typer.main import get_command
 
 from perfmodel.cli.app import app
 from tests.conftest import WITH_RANKS
+from tests.existing import existing
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("calibrate", "perfmodel", "validate")
@@ -239,8 +240,7 @@ def test_the_changelog_starts_with_this_version(pyproject: dict[str, Any]) -> No
 
 def test_every_make_target_explains_itself() -> None:
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
-    phony = re.search(r"^\.PHONY:(.*)$", text, flags=re.MULTILINE)
-    assert phony is not None
+    phony = existing(re.search(r"^\.PHONY:(.*)$", text, flags=re.MULTILINE))
     explained = re.findall(r"^([a-z-]+):.*## \S", text, flags=re.MULTILINE)
     assert set(explained) == set(phony.group(1).split())
 

@@ -37,6 +37,7 @@ from perfmodel.step.compile import compile_layout, compile_step
 from perfmodel.units import MIB
 from perfmodel.workload import Parameter, Workload
 from perfmodel.workload.transformer import gpt
+from tests.laws.strategies import pipelines
 
 EXACT = 1e-9
 seconds = st.just(0.0) | st.floats(1e-6, 1.0) | st.sampled_from([0.1, 0.2, 0.5])
@@ -161,14 +162,6 @@ def test_sharded_step_is_what_the_engine_says(
     step_s = model.sharded_step_s(layers, *each_s, micro_batches=micro_batches)
     found_s = layout_step_s(layout, {**times, Cause.OPTIMIZER: optimizer_s}, layers)
     assert found_s == pytest.approx(step_s, rel=EXACT)
-
-
-@st.composite
-def pipelines(draw: st.DrawFn) -> Layout:
-    stages, rounds, v = [draw(st.sampled_from(some)) for some in ((2, 3, 4), (1, 2, 3), (1, 2))]
-    m = stages * rounds if v > 1 else draw(st.integers(1, 9))
-    schedule = Schedule.ONE_F_ONE_B if v > 1 else draw(st.sampled_from(list(Schedule)[:2]))
-    return Layout(pp=stages, interleave=v, accumulation=m, schedule=schedule)
 
 
 @given(layout=pipelines(), forward=positive, backward=positive, share=st.floats(0, 1))

@@ -24,6 +24,7 @@ from calibrate.environment import (
 from calibrate.launch import worker_environ
 from tests.calibrate.played import ALONE
 from tests.calibrate.samples import GIB, plain_environment, plain_gpu
+from tests.existing import existing
 from tests.perfmodel.profiles import Machine, profile
 
 TORCH = {
@@ -159,8 +160,7 @@ def test_the_commit_of_a_checkout_is_told_with_its_changes(tmp_path: Path) -> No
     (tmp_path / "file").write_text("1")
     subprocess.run([*git, "add", "file"], check=True)
     subprocess.run([*git, "commit", "-q", "--no-verify", "-m", "one"], check=True)
-    commit = git_commit(tmp_path)
-    assert commit is not None
+    commit = existing(git_commit(tmp_path))
     assert len(commit) == 40
     (tmp_path / "file").write_text("2")
     assert git_commit(tmp_path) == f"{commit}-dirty"

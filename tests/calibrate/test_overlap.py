@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 
 from calibrate.experiment import BUDGETS, Experiment
-from calibrate.fit.profile import collective_profiles
 from calibrate.probes import compute
 from calibrate.task import CollectiveTask, OverlapTask
 from calibrate.virtual import Truth
 from calibrate.virtual.gpu import Work
-from perfmodel.documents.observation import CollectiveObservation
 from perfmodel.units import KIB, MIB
 from tests.virtual_ranks import Team, TeamSession
 
@@ -102,18 +100,3 @@ def test_a_collective_is_the_mean_of_many_back_to_back(monkeypatch: pytest.Monke
     for times_s in found[0].durations_s:
         assert list(times_s) == [pytest.approx(true_s, rel=0.1)]
     assert min(num_begun) >= 12
-
-
-def test_ranks_that_wait_do_not_count() -> None:
-    """The fastest rank's mean where calls queue up; the slowest rank's time where each begins with a barrier."""
-    observation = CollectiveObservation(
-        task="a",
-        round=0,
-        collective="all_reduce",
-        world_size=2,
-        size_bytes=KIB,
-        durations_s=((1.0, 3.0, 5.0), (2.0, 4.0, 9.0)),
-    )
-    for back_to_back, expected_s in ((True, 3.0), (False, 4.0)):
-        [profile] = collective_profiles([observation], back_to_back=back_to_back)
-        assert profile.points[0].time_s == pytest.approx(expected_s)

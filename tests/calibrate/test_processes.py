@@ -14,6 +14,7 @@ from calibrate.launch import TorchrunLauncher
 from calibrate.processes import terminate_as_interrupt
 from perfmodel.errors import Interrupted, MeasurementFailed
 from tests.calibrate.played import Ranks, played_launcher, run_ranks, runs
+from tests.existing import existing
 
 
 @pytest.fixture
@@ -119,8 +120,7 @@ def test_ranks_die_with_a_parent_that_was_killed(
         [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environ
     )
     with parent:
-        assert parent.stdout is not None
-        pids = list(map(int, parent.stdout.readline().split()[1:]))
+        pids = list(map(int, existing(parent.stdout).readline().split()[1:]))
         parent.kill()
     assert len(pids) == 2
     assert _all_end(pids, within_s=5)

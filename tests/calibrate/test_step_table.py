@@ -21,6 +21,7 @@ from perfmodel.layout import Layout
 from perfmodel.machine import Evidence
 from perfmodel.workload.step import SymbolicStep, TracedStep
 from tests.calibrate.samples import table_of
+from tests.existing import existing
 from tests.perfmodel.traces import WORKLOAD, traced
 
 DEVICE = "rtx-3090"
@@ -88,8 +89,7 @@ def test_steps_of_unseen_sizes_are_recovered(tmp_path: Path) -> None:
     document, _ = calibrate_from_steps(table, device=DEVICE, trace=trace_named)
     document.write(tmp_path / "device.json")
     machine = ProfileDocument.read(tmp_path / "device.json").machine
-    costs = machine.device_costs
-    assert costs is not None
+    costs = existing(machine.device_costs)
     assert costs.versions == {"torch": "2.4"}
     [error] = costs.left_out
     assert (error.num_rows, error.num_families) == (12, 4)
@@ -109,13 +109,11 @@ def test_another_version_widens_and_says_so(tmp_path: Path) -> None:
     ]
     table = table_of(tmp_path / "steps.csv", *rows, *older)
     document, notes = calibrate_from_steps(table, device=DEVICE, trace=trace_named)
-    costs = document.machine.device_costs
-    assert costs is not None
+    costs = existing(document.machine.device_costs)
     assert costs.version_drift == pytest.approx(math.log(1.2), rel=0.01)
     assert any("older versions" in note for note in notes)
     other = for_version(document.machine, "2.9")
-    assert other.device_costs is not None
-    assert other.device_costs.left_out[0].log_error > costs.left_out[0].log_error
+    assert existing(other.device_costs).left_out[0].log_error > costs.left_out[0].log_error
     assert "2.4" in other.undetermined[-1]
     assert for_version(document.machine, "2.4.1") is document.machine
 
@@ -194,8 +192,7 @@ def test_a_row_written_twice_counts_once_and_is_said(tmp_path: Path) -> None:
 def test_few_rows_keep_the_prior_and_a_wide_interval(tmp_path: Path) -> None:
     table = table_of(tmp_path / "steps.csv", *some_rows()[:2])
     document, notes = calibrate_from_steps(table, device=DEVICE, trace=trace_named)
-    costs = document.machine.device_costs
-    assert costs is not None
+    costs = existing(document.machine.device_costs)
     assert costs.left_out[0].log_error > 0.3
     assert any("as other devices say" in note for note in notes)
 

@@ -21,6 +21,7 @@ from calibrate.locks import (
     work_folder,
 )
 from perfmodel.errors import MeasurementFailed, UsageError
+from tests.existing import existing
 from tests.turns import machine_is_held
 
 HOLD = """
@@ -42,8 +43,7 @@ def holder(path: Path) -> Iterator["subprocess.Popen[str]"]:
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
+        assert existing(process.stdout).readline() == "held\n"
         yield process
 
 
@@ -68,8 +68,7 @@ def test_the_second_waits_until_the_first_has_ended_and_names_it(tmp_path: Path)
         def on_wait(words: str) -> None:
             seen.append(words)
             assert first.poll() is None
-            assert first.stdin is not None
-            first.stdin.close()
+            existing(first.stdin).close()
 
         with machine_to_itself(on_wait, path=path, poll_s=0.01):
             assert first.wait() == 0
@@ -182,8 +181,7 @@ def test_nobody_holds_the_machine_for_ever(tmp_path: Path) -> None:
             pass
         assert f"held by process {first.pid} since 20" in str(caught.value)
         assert LOCK_VARIABLE in str(caught.value)
-        assert first.stdin is not None
-        first.stdin.close()
+        existing(first.stdin).close()
 
 
 def test_two_campaigns_do_not_fill_one_folder(tmp_path: Path) -> None:

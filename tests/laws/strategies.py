@@ -3,6 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
+from perfmodel.layout import Layout, Schedule
 from perfmodel.statistics import FloatArray
 from perfmodel.step import Cause, Interference, Operation, StepProgram, Stream
 
@@ -42,3 +43,20 @@ def durations(draw: st.DrawFn, program: StepProgram, *, num_ranks: int = 1) -> F
         else:
             columns.append(draw(st.lists(seconds, min_size=num_ranks, max_size=num_ranks)))
     return np.array(columns).T
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> Layout:
+    """Any schedule, also with fewer micro-batches than stages, and in multiples where it must be."""
+    stages = draw(st.sampled_from([2, 3, 4, 8]))
+    schedule = draw(st.sampled_from(Schedule))
+    interleaves = schedule is Schedule.ONE_F_ONE_B
+    interleave = draw(st.sampled_from([1, 2, 3])) if interleaves else 1
+    rounds = draw(st.integers(1 if interleave > 1 else 0, 4))
+    rest = draw(st.integers(0 if rounds else 1, stages - 1)) if interleave == 1 else 0
+    return Layout(
+        pp=stages,
+        interleave=interleave,
+        schedule=schedule,
+        accumulation=rounds * stages + rest,
+    )

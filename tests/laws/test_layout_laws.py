@@ -17,32 +17,16 @@ from perfmodel.cost.layout_memory import (
 from perfmodel.cost.layout_time import layout_durations, step_parts, unit_times
 from perfmodel.engine.algebra import end_times
 from perfmodel.engine.simulate import simulate
-from perfmodel.layout import Layout, Precision, Schedule
+from perfmodel.layout import Layout, Precision
 from perfmodel.step import Cause
 from perfmodel.step.compile import BUCKETS, compile_layout
 from perfmodel.step.stages import Pass, Work, stage_order
 from perfmodel.workload.transformer import Transformer
+from tests.laws.strategies import pipelines
 from tests.perfmodel.cost.large_samples import MODEL, truth
 
 seconds = st.floats(1e-3, 10.0)
 LAYERS = 48
-
-
-@st.composite
-def pipelines(draw: st.DrawFn) -> Layout:
-    """Any schedule, also with fewer micro-batches than stages, and in multiples where it must be."""
-    stages = draw(st.sampled_from([2, 3, 4, 8]))
-    schedule = draw(st.sampled_from(Schedule))
-    interleaves = schedule is Schedule.ONE_F_ONE_B
-    interleave = draw(st.sampled_from([1, 2, 3])) if interleaves else 1
-    rounds = draw(st.integers(1 if interleave > 1 else 0, 4))
-    rest = draw(st.integers(0 if rounds else 1, stages - 1)) if interleave == 1 else 0
-    return Layout(
-        pp=stages,
-        interleave=interleave,
-        schedule=schedule,
-        accumulation=rounds * stages + rest,
-    )
 
 
 @st.composite
@@ -114,17 +98,6 @@ def _arrays(times: Mapping[Cause, float]) -> dict[Cause, Column]:
 
 
 @given(layout=pipelines(), forward_s=seconds, backward_s=seconds)
-def test_an_even_pipeline_takes_what_its_formula_says(
-    layout: Layout, forward_s: float, backward_s: float
-) -> None:
-    """GPipe and 1F1B (m + p - 1)(f + b), v stages per device m (f + b) + (p - 1)(f + b) / v."""
-    others = layout.pp - 1
-    idle_s = others * (forward_s + backward_s) / layout.interleave
-    expected = layout.accumulation * (forward_s + backward_s) + idle_s
-    assert ideal_step_s(layout, forward_s, backward_s) == pytest.approx(expected, rel=1e-9)
-
-
-@given(layout=pipelines(), forward_s=seconds, backward_s=seconds)
 def test_more_micro_batches_never_raise_the_share_of_the_bubble(
     layout: Layout, forward_s: float, backward_s: float
 ) -> None:
@@ -152,15 +125,6 @@ def test_a_stage_does_everything_once_and_keeps_what_the_formula_says(
     changes = {Pass.FORWARD: 1, Pass.BACKWARD: -1}
     kept = np.cumsum([changes[work.kind] for work in order]).max() / layout.interleave
     assert in_flight(jobs_of(layout), stage)[0] == pytest.approx(kept)
-
-
-@given(layout=layouts())
-@settings(max_examples=30)
-def test_simulation_and_algebra_agree_on_layouts(layout: Layout) -> None:
-    program = compile_layout(layout, layers=model_of(layout).layers)
-    durations_s = layout_durations(program, unit_times(layout, jobs_of(layout), truth()))
-    trace = simulate(program, durations_s[np.newaxis])
-    np.testing.assert_allclose(trace.end_s[0], end_times(program, durations_s), rtol=1e-9)
 
 
 @given(layout=st.one_of(layouts(), threaded()))

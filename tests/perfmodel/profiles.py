@@ -1,13 +1,15 @@
 """Profiles of machines whose every parameter is known."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from perfmodel.documents import Provenance
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.machine.measured import (
+    PHASE_CURVES,
     CollectiveProfile,
+    ComputeRate,
     CurvePoint,
     DdpCosts,
     MeasuredMachine,
@@ -234,3 +236,31 @@ def _collective(
 def message_time(machine: Machine, size_bytes: float) -> float:
     """Time of one message between two ranks. [s]"""
     return machine.latency_s + size_bytes * machine.s_per_byte
+
+
+def slowed(curves: PhaseCurves, world_size: int, factor: float) -> PhaseCurves:
+    """What so many ranks take beside each other."""
+    changed = {
+        name: tuple(replace(point, time_s=factor * point.time_s) for point in getattr(curves, name))
+        for name in PHASE_CURVES
+    }
+    return PhaseCurves(world_size=world_size, **changed)
+
+
+def compute_rate(
+    probe: str,
+    *,
+    dtype: str = "fp32",
+    shape: tuple[int, ...] = (1,),
+    time_s: float = 1.0,
+    flop_per_s: float = 0.0,
+    bytes_per_s: float = 0.0,
+) -> ComputeRate:
+    return ComputeRate(
+        probe=probe,
+        dtype=dtype,
+        shape=shape,
+        time_s=time_s,
+        flop_per_s=flop_per_s,
+        bytes_per_s=bytes_per_s,
+    )

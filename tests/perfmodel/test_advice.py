@@ -9,6 +9,7 @@ from perfmodel.answer.answer import Forecast, table
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.layout import Layout, Scaling
 from perfmodel.report.prediction import advice_lines
+from tests.existing import existing
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.profiles import Machine, profile
 
@@ -29,9 +30,7 @@ def test_one_device_needs_no_advice() -> None:
 
 def test_the_knee_is_where_every_later_doubling_gains_little() -> None:
     document = advised(Machine(), 1, 2, 4, 8, 16, 32, 64, scaling="strong", workload="light")
-    assert document.scaling_advice is not None
-    knee = document.scaling_advice.knee_devices
-    assert knee is not None
+    knee = existing(existing(document.scaling_advice).knee_devices)
     rates = {p.setting.world_size: p.samples_per_s.nominal for p in document.points}
     gains = {n: rates[2 * n] / rates[n] for n in rates if 2 * n in rates}
     assert all(gain < KNEE_GAIN for n, gain in gains.items() if n >= knee)
@@ -41,20 +40,17 @@ def test_the_knee_is_where_every_later_doubling_gains_little() -> None:
 def test_the_needed_bandwidth_reaches_the_target() -> None:
     """A machine whose messages move as much faster has that efficiency."""
     thin = Machine(s_per_byte=3e-8)
-    advice = advised(thin, 2, 8).scaling_advice
-    assert advice is not None
+    advice = existing(advised(thin, 2, 8).scaling_advice)
     assert advice.limit == "all_reduce"
     assert advice.bandwidth_factor is not None
     assert advice.bandwidth_factor > 1
     faster = dataclasses.replace(thin, s_per_byte=3e-8 / advice.bandwidth_factor)
-    efficiency = advised(faster, 2, 8).points[-1].scaling_efficiency
-    assert efficiency is not None
+    efficiency = existing(advised(faster, 2, 8).points[-1].scaling_efficiency)
     assert efficiency.nominal == pytest.approx(TARGET_EFFICIENCY, abs=0.01)
 
 
 def test_lines_of_80_columns_say_it() -> None:
-    advice = advised(Machine(), 2, 8).scaling_advice
-    assert advice is not None
+    advice = existing(advised(Machine(), 2, 8).scaling_advice)
     lines = advice_lines(advice)
     assert [line.partition(":")[0] for line in lines[:3]] == ["scaling", "limit", "network"]
     assert max(map(len, lines)) <= 80
@@ -65,19 +61,15 @@ def test_lines_of_80_columns_say_it() -> None:
 
 def test_half_the_doublings_leave_half_the_interval() -> None:
     """Nothing is in question but how collectives grow: 5 % per doubling beyond the measured two."""
-    advice = advised(Machine(s_per_byte=1e-7), 2, 128).scaling_advice
-    assert advice is not None
+    advice = existing(advised(Machine(s_per_byte=1e-7), 2, 128).scaling_advice)
     assert advice.measure_devices == (16,)
     assert advice.interval_ratio == pytest.approx(3 / 6, abs=0.02)
-    assert advice.least_ratio is not None
-    assert advice.least_ratio < 0.2
+    assert existing(advice.least_ratio) < 0.2
     assert "measure next: 16 devices: interval 5" in advice_lines(advice)[3]
 
 
 def test_no_count_narrows_what_runs_scatter() -> None:
-    advice = advised(Machine(residual=0.5), 2, 128).scaling_advice
-    assert advice is not None
+    advice = existing(advised(Machine(residual=0.5), 2, 128).scaling_advice)
     assert advice.measure_devices == ()
-    assert advice.least_ratio is not None
-    assert advice.least_ratio > 0.85
+    assert existing(advice.least_ratio) > 0.85
     assert "no count narrows the interval" in advice_lines(advice)[3]

@@ -17,6 +17,7 @@ from perfmodel.machine.measured import MeasuredMachine, Repeatability
 from perfmodel.statistics import Interval
 from perfmodel.step import Cause, Stream, with_waiting_host
 from perfmodel.step.compile import compile_step
+from tests.existing import existing
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import HEAVY, Machine, profile
@@ -72,10 +73,8 @@ def test_one_bucket_is_reduced_behind_the_backward_pass() -> None:
     """
     (point,) = points(Machine(), 2, bucket_cap_mb=100)
     assert point.step_s.nominal == pytest.approx(0.255892704)
-    assert point.speedup is not None
-    assert point.scaling_efficiency is not None
-    assert point.speedup.nominal == pytest.approx(1.93206, abs=1e-5)
-    assert point.scaling_efficiency.nominal == pytest.approx(0.96603, abs=1e-5)
+    assert existing(point.speedup).nominal == pytest.approx(1.93206, abs=1e-5)
+    assert existing(point.scaling_efficiency).nominal == pytest.approx(0.96603, abs=1e-5)
     assert point.exposed_comm_s.nominal == pytest.approx(0.008692704)
     assert point.breakdown_s[Cause.ALL_REDUCE] == pytest.approx(0.008588608)
 
@@ -118,10 +117,8 @@ def test_the_textbook_pair_small_batches_scale_the_heavy_model_alone() -> None:
     """
     (light,) = points(Machine(), 2, workload="light", scaling="strong", batch=8)
     (heavy,) = points(Machine(), 2, workload="heavy", scaling="strong", batch=8)
-    assert light.speedup is not None
-    assert heavy.speedup is not None
-    assert light.speedup.nominal == pytest.approx(0.892, abs=1e-3)
-    assert heavy.speedup.nominal == pytest.approx(1.6995, abs=1e-3)
+    assert existing(light.speedup).nominal == pytest.approx(0.892, abs=1e-3)
+    assert existing(heavy.speedup).nominal == pytest.approx(1.6995, abs=1e-3)
 
 
 def test_uncertainty_of_the_parameters_and_of_the_form_widens_the_interval() -> None:

@@ -27,6 +27,7 @@ from perfmodel.errors import (
 from perfmodel.layout import RunSetting
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.report.validation import summary_lines
+from tests.existing import existing
 from tests.fakes import FakeLauncher
 from tests.perfmodel.profiles import Machine, profile
 from tests.played_worker import PlayedWorker, append
@@ -238,12 +239,10 @@ def test_four_workloads_are_enough_to_judge_both_ends_of_the_coverage(
     coverage = next(gate for gate in document.gates if gate.name.startswith("coverage"))
     # Accuracy is promised inside the calibrated range; eight settings lie beyond it.
     assert document.summary.num_settings == 32
-    assert document.summary_extrapolated is not None
-    assert document.summary_extrapolated.num_settings == 8
+    assert existing(document.summary_extrapolated).num_settings == 8
     assert len(document.settings) == 40
     assert document.speedup_summary is not None
-    assert document.speedup_summary_extrapolated is not None
-    assert document.speedup_summary_extrapolated.num_settings == 4
+    assert existing(document.speedup_summary_extrapolated).num_settings == 4
     assert document.speedup_summary.num_settings == len(document.speedups) - 4
     speedup = next(gate for gate in document.gates if gate.name == "speed-up MAPE")
     assert speedup.value == document.speedup_summary.mape

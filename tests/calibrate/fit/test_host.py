@@ -11,6 +11,7 @@ from perfmodel.documents.observation import DeviceStreams, ReplayObservation, St
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import HostCosts
 from perfmodel.workload import Phase
+from tests.existing import existing
 from tests.perfmodel.llama import document
 from tests.played_worker import step_observation
 
@@ -49,8 +50,7 @@ def step(
     model: str, factor: float = 1.0, how: Synchronisation = Synchronisation.NONE
 ) -> StepObservation:
     """A step whose every phase takes the host as long as its operators cost, times a factor."""
-    trace = replay(model).traced
-    assert trace is not None
+    trace = existing(replay(model).traced)
     whole = trace.at(micro_batch=BATCH)
     host_s = {
         phase: factor * issued_s(COSTS, issued(whole, phase), phase)
@@ -75,8 +75,7 @@ def test_costs_that_made_the_times_come_back() -> None:
 
     Nine operators of an optimizer are too few beside hundreds of tensors to be told.
     """
-    found = fit_host([step(m) for m in MODELS], REPLAYS, dispatch_s=16e-6, view_s=4e-6)
-    assert found is not None
+    found = existing(fit_host([step(m) for m in MODELS], REPLAYS, dispatch_s=16e-6, view_s=4e-6))
     expected = {"forward_s": 16e-6, "backward_s": 16e-6, "view_s": 4e-6, "tensor_s": 1.6e-6}
     for name, expected_s in expected.items():
         true_s = getattr(COSTS, name)
@@ -100,8 +99,7 @@ def test_a_view_that_was_not_timed_is_expected_at_a_third() -> None:
 def test_times_that_no_costs_explain_are_an_error() -> None:
     """Of one model twice, once 1.5 times as slow: the least squares lie between, errors are about ln 1.5 / 2."""
     steps = [step("llama"), step("llama", 1.5)]
-    found = fit_host(steps, REPLAYS, dispatch_s=8e-6, view_s=2e-6)
-    assert found is not None
+    found = existing(fit_host(steps, REPLAYS, dispatch_s=8e-6, view_s=2e-6))
     assert found.relative_error == pytest.approx(np.log(1.5) / 2, rel=0.15)
     assert COSTS.forward_s < found.forward_s < 1.5 * COSTS.forward_s
 

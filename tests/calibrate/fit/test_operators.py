@@ -19,6 +19,7 @@ from calibrate.fit.operators import (
 from perfmodel.cost.operators import work_s
 from perfmodel.documents.observation import OperatorsObservation, OptimizerPoint
 from perfmodel.machine.measured import ComputeRate
+from tests.existing import existing
 from tests.perfmodel.operators import observation
 
 NUM_STEPS = 12
@@ -63,8 +64,7 @@ def kernel(size_bytes: float, *, flop: float = 0.0) -> Timing:
 def test_a_family_with_one_point_on_a_gpu_starts_as_fast_as_any_kernel() -> None:
     """One dropout of 1 ms must not make a small one as slow: that made a perceptron 3.6 times too slow."""
     points = {"pointwise": [kernel(1e3), kernel(1e9)], "native_dropout": [kernel(1e9)]}
-    kernels = KernelCosts.seen(points)
-    assert kernels is not None
+    kernels = existing(KernelCosts.seen(points))
     assert kernels.start_s == pytest.approx(2e-6, rel=0.01)
     alone, informed = (
         fit_family("native_dropout", points["native_dropout"], kernels=each)
@@ -102,8 +102,7 @@ def test_the_error_of_curves_is_that_of_models_left_out(scatter: float) -> None:
     """What all operators of a model share is no property of any curve."""
     rng = np.random.default_rng(5)
     models = [drawn(seed, factor=float(np.exp(rng.normal(0, scatter)))) for seed in range(12)]
-    found = fit_operators([observation(99), *models], workloads=(), rates=())
-    assert found is not None
+    found = existing(fit_operators([observation(99), *models], workloads=(), rates=()))
     assert found.curve_log_error == pytest.approx(max(scatter, 0.02), rel=0.5)
 
 
@@ -136,8 +135,7 @@ def test_what_kernels_are_expected_to_take_is_the_best_of_all() -> None:
     assert found.bytes_per_s == 90.0
     assert KernelCosts.seen({"view": [timing(1e-9, 1, 0.0, 0.0)]}) is None
     # Without products in 16 bit those of 32 stand for them, without any of either a guess.
-    single = KernelCosts.seen({"matmul": [timing(1.0, 1, 30.0, 4.0)]})
-    assert single is not None
+    single = existing(KernelCosts.seen({"matmul": [timing(1.0, 1, 30.0, 4.0)]}))
     assert (single.half_flop_per_s, single.bytes_per_s) == (30.0, 1e9)
 
 
@@ -168,8 +166,7 @@ def test_what_is_expected_fills_in_where_timings_tell_nothing() -> None:
 
 def test_the_peaks_are_the_best_that_was_seen_by_operators_or_probes() -> None:
     entry = observation(3, noise=0.0)
-    plain = fit_operators([entry], workloads=(), rates=())
-    assert plain is not None
+    plain = existing(fit_operators([entry], workloads=(), rates=()))
     flop = max(one.operator.flop / one.times_s[0] for one in entry.operators)
     moved = max(
         (one.operator.read_bytes + one.operator.written_bytes) / one.times_s[0]
@@ -181,8 +178,7 @@ def test_the_peaks_are_the_best_that_was_seen_by_operators_or_probes() -> None:
     rate = ComputeRate(
         probe="matmul", dtype="fp32", shape=(1,), time_s=1.0, flop_per_s=1e15, bytes_per_s=1e14
     )
-    found = fit_operators([entry], workloads=(), rates=(rate,))
-    assert found is not None
+    found = existing(fit_operators([entry], workloads=(), rates=(rate,)))
     assert (found.peak_flop_per_s, found.peak_bytes_per_s) == (1e15, 1e14)
     # Nothing tells how far sums are off: a tenth is assumed.
     assert (plain.replay_log_error, plain.curve_log_error) == (0.1, 0.1)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibrate.fit.steps import fit_workload, single_steps, smoothed
-from calibrate.summary import Repetition, by_setting, estimate, repeatability
+from calibrate.summary import Repetition, by_setting, estimate
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import CurvePoint
 from tests.perfmodel.profiles import LIGHT
@@ -116,44 +116,3 @@ def test_single_steps_are_means_of_their_runs() -> None:
     assert [step.bucket_cap_mb for step in steps] == [None, 4.0]
     assert {step.synchronisation for step in steps} == {"none"}
     assert steps[0].relative_error == estimate([0.1, 0.4]).relative_error
-
-
-@pytest.mark.parametrize(
-    ("values_s", "error"),
-    [
-        # Of one run 10 % are assumed; two that agree are believed to scatter by 2 %.
-        ((0.1,), 0.1),
-        ((0.1, 0.1), math.sqrt(0.02**2 / 2) / math.sqrt(2)),
-        ((0.1,) * 4, 0.02 / 2 / 2),
-        # Runs that scatter say so themselves.
-        ((0.1, 0.1 * math.exp(0.2)), 0.2 / math.sqrt(2) / math.sqrt(2)),
-    ],
-)
-def test_errors_of_a_typical_time(values_s: tuple[float, ...], error: float) -> None:
-    found = estimate(values_s)
-    assert found.relative_error == pytest.approx(error)
-    assert found.num_repetitions == len(values_s)
-    assert found.value_s == pytest.approx(math.exp(np.mean(np.log(values_s))))
-
-
-def test_rounds_and_runs_are_told_apart() -> None:
-    """Forty settings in nine rounds: 5 % of a round, which all of them share, and 2 % of a run."""
-    rng = np.random.default_rng(3)
-    rounds = 0.05 * rng.standard_normal(9)
-    rounds *= 0.05 / rounds.std(ddof=1)
-    found = repeatability(
-        [
-            run(
-                replace(ALONE, micro_batch=batch),
-                batch * math.exp(rounds[index] + 0.02 * rng.standard_normal()),
-                index,
-            )
-            for batch in range(1, 41)
-            for index in range(9)
-        ]
-    )
-    assert found.round == pytest.approx(0.05, rel=0.08)
-    assert found.run_of(1) == pytest.approx(0.02, rel=0.1)
-    assert found.run_of(64) == found.run_of(1)
-    # Two rounds do not tell how much rounds differ.
-    assert repeatability([run(index=0), run(index=1, step_s=0.2)]).round == 0.03

@@ -27,6 +27,7 @@ from perfmodel.layout import RunSetting
 from perfmodel.machine import Evidence
 from perfmodel.workload import Phase
 from perfmodel.workload.step import parameters_signature, signature
+from tests.existing import existing
 from tests.fakes import FakeLauncher
 from tests.perfmodel.cli.command import Run
 from tests.perfmodel.operators import costs_of_the_made_up_machine
@@ -45,8 +46,7 @@ CALL_S = 0.001
 
 def replay(task: ReplayTask) -> Observation:
     """Every call takes a millisecond."""
-    assert task.document is not None
-    trace = WorkloadDocument.read(Path(task.document)).trace
+    trace = WorkloadDocument.read(Path(existing(task.document))).trace
     step = trace.at(micro_batch=task.micro_batch)
     counts = {key: n for key, n in step.call_counts().items() if key[1] is not Phase.OPTIMIZER}
     sums = {phase: sum(n for (_, at), n in counts.items() if at is phase) for phase in Phase}

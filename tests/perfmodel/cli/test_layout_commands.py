@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.documents.prediction import ParallelismPlanDocument, PredictionDocument
+from tests.existing import existing
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.cost.large_samples import document
 
@@ -47,8 +48,7 @@ def test_a_layout_is_predicted_from_a_configuration(
     document = PredictionDocument.of_text(result.stdout)
     assert document == PredictionDocument.read(tmp_path / "answer.json")
     [answer] = document.points
-    large = answer.large_model
-    assert large is not None
+    large = existing(answer.large_model)
     assert large.trained.devices == 8
     assert "accumulation=8" in answer.layout
     assert large.tokens_per_s.nominal == pytest.approx(32 * 4096 / answer.step_s.nominal)

@@ -8,6 +8,7 @@ import pytest
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import EXIT_OK, EXIT_USAGE
 from perfmodel.workload import Phase
+from tests.existing import existing
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, as_file, profile
@@ -120,8 +121,7 @@ def test_a_model_becomes_a_file_that_serves_every_batch(run: Run, tmp_path: Path
     assert result.exit_code == EXIT_OK, result
     assert f"workload: {path}" in result.stdout
     document = WorkloadDocument.read(path)
-    assert document.trace is not None
-    one, many = (document.trace.at(micro_batch=n) for n in (1, 300))
+    one, many = (existing(document.trace).at(micro_batch=n) for n in (1, 300))
     assert many.flop(Phase.FORWARD) == 300 * one.flop(Phase.FORWARD)
     assert document.workload.forward_flop == one.flop(Phase.FORWARD)
 
@@ -139,8 +139,7 @@ def test_kernels_as_a_gpu_chooses_them_need_none(run: Run, factories: Path, tmp_
     result = run("trace", f"{factories}:good", *typed)
     assert result.exit_code == EXIT_OK, result
     document = WorkloadDocument.read(path)
-    assert document.trace is not None
-    assert document.trace.method.optimizer_implementation == "foreach"
+    assert existing(document.trace).method.optimizer_implementation == "foreach"
 
 
 @pytest.mark.parametrize("factory", ["good", "with_loss"])
@@ -162,8 +161,7 @@ def test_a_traced_file_does_not_tell_where_it_was_traced(
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "out.json"
     run("trace", f"{factories}:good", "--output", path)
-    found = WorkloadDocument.read(path).provenance
-    assert found is not None
+    found = existing(WorkloadDocument.read(path).provenance)
     assert found.command_line == ("perfmodel", "trace", "mine.py:good", "--output", "out.json")
 
 
@@ -215,8 +213,7 @@ def test_a_tied_weight_counts_once_and_autocast_computes_in_its_type(
         assert result.exit_code == EXIT_OK, result
         document = WorkloadDocument.read(path)
         assert document.workload.num_parameters == 80
-        assert document.trace is not None
-        products = [o for o in document.trace.at(micro_batch=8).operators if o.flop]
+        products = [o for o in existing(document.trace).at(micro_batch=8).operators if o.flop]
         assert {spec.dtype for o in products for spec in o.inputs} == {dtype}
         assert ("gradient scaler" in result.stdout) == (precision == "fp16")
 

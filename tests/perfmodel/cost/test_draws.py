@@ -18,7 +18,6 @@ from perfmodel.cost.machine import (
 from perfmodel.layout import Layout, parse_layout
 from perfmodel.machine import Cluster, Evidence, Tier
 from perfmodel.machine.measured import (
-    PHASE_CURVES,
     CurvePoint,
     DeviceRates,
     LayoutCost,
@@ -30,17 +29,16 @@ from perfmodel.machine.measured import (
 )
 from perfmodel.statistics import FloatArray
 from perfmodel.step import Cause
+from tests.existing import existing
 from tests.perfmodel.cost.test_step_law import COSTS
 from tests.perfmodel.operators import costs_of_the_made_up_machine
-from tests.perfmodel.profiles import Machine, profile
+from tests.perfmodel.profiles import Machine, profile, slowed
 
 DRAWS = 4000
 
 
 def heavy(machine: MeasuredMachine) -> MeasuredWorkload:
-    found = machine.workload("heavy")
-    assert found is not None
-    return found
+    return existing(machine.workload("heavy"))
 
 
 def forward_s(machine: MeasuredMachine, workload: MeasuredWorkload) -> FloatArray:
@@ -126,8 +124,7 @@ def costs(*world_sizes: int) -> tuple[LayoutCost, ...]:
 @pytest.mark.parametrize(("text", "n"), [("fsdp=2", 2), ("fsdp=3", 3), ("fsdp=16", 4)])
 def test_what_a_library_adds_lies_between_the_ranks_that_ran_it(text: str, n: int) -> None:
     machine = replace(profile(Machine()), layouts=costs(2, 4))
-    found = layout_cost(machine, "fsdp", parse_layout(text))
-    assert found is not None
+    found = existing(layout_cost(machine, "fsdp", parse_layout(text)))
     assert (found.call_s, found.byte_s, found.log_error) == pytest.approx(
         (1e-3 * n, 1e-10 * n, 0.1 * n)
     )
@@ -156,14 +153,6 @@ def test_layouts_err_as_they_were_judged_or_as_is_believed() -> None:
         found = np.log(form_factors(model, parse_layout(text)))
         assert found[0] == 0
         assert found.std() == pytest.approx(error, rel=0.05, abs=1e-12)
-
-
-def slowed(curves: PhaseCurves, world_size: int, factor: float) -> PhaseCurves:
-    changed = {
-        name: tuple(replace(p, time_s=factor * p.time_s) for p in getattr(curves, name))
-        for name in PHASE_CURVES
-    }
-    return PhaseCurves(world_size=world_size, **changed)
 
 
 def test_ranks_beside_each_other_take_longer_as_both_passes_did() -> None:

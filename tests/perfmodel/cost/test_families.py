@@ -114,6 +114,8 @@ def test_work_is_a_call_its_flop_and_bytes_of_four_kinds() -> None:
     called = convolution()
     image, weight, result = 4 * 3200, 4 * 720, 4 * 1200
     assert work(called) == (1.0, called.flop, image, weight, result, weight)
+    assert work(convolution(image=(1, 8, 20, 10)))[-1] == 0
+    assert work(convolution(image=(8, 8, 20, 10)))[-1] == 7 * weight
     product = matmul(3, 5, 7)
     assert work(product) == (1.0, 210.0, 60.0, 140.0, 84, 0.0)
     linear = operator("aten.linear.default", (spec(3, 5), spec(7, 5), spec(7)), (spec(3, 7),))
@@ -157,6 +159,25 @@ def test_a_cpu_convolves_in_blocks_or_over_patches(changes: dict[str, Any], way:
     assert wider_family(family(called)) == (None if way == "dense" else "convolution dense")
 
 
+@pytest.mark.parametrize(("groups", "kind"), [(1, "dense"), (8, "depthwise"), (2, "grouped")])
+def test_convolutions_are_told_apart_by_their_groups(groups: int, kind: str) -> None:
+    called = convolution((2, 8, 14, 14), (8, 8 // groups, 3, 3), groups=groups)
+    assert family(called) == f"convolution {kind}"
+    image = replace(called.inputs[0], stride=(8 * 14 * 14, 1, 14 * 8, 8))
+    last = replace(called, inputs=(image, called.inputs[1]))
+    suffix = " channels last" if kind == "depthwise" else ""
+    assert family(last) == f"convolution {kind}{suffix}"
+
+
+def test_kernels_of_one_operator_are_told_apart_but_not_where_they_write() -> None:
+    exact = operator("aten.gelu.default", (spec(4),), (spec(4),))
+    fast = replace(exact, arguments='[[{"tensor": 0}], {"approximate": "tanh"}]')
+    assert (family(exact), family(fast)) == ("function gelu", "function gelu tanh")
+    in_place = operator("aten.add_.Tensor", (spec(4), spec(4)), ())
+    assert family(in_place) == family(addition(4)) == "pointwise"
+    assert len(features(in_place)) == len(features(addition(4)))
+
+
 def test_families_are_looked_up_where_others_like_them_were_timed() -> None:
     called = addition(8)
     halved = tuple(TensorSpec(shape=each.shape, dtype="bfloat16") for each in called.inputs)
@@ -168,6 +189,7 @@ def test_families_are_looked_up_where_others_like_them_were_timed() -> None:
     assert wider_family("function gelu") == "function"
     assert wider_family("convolution depthwise channels last") == "convolution depthwise"
     assert wider_family("pointwise") is None
+    assert wider_family("convolution_backward patches") == "convolution_backward dense"
     assert ways_to_convolve("convolution grouped") == ()
     assert family(replace(called, view=True)) == "view"
     kind = optimizer_family("adamw", "fused")

@@ -13,6 +13,7 @@ from perfmodel.cost.parameters import SHEETS, stall_time_s, step_time_priors
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.machine import UNCERTAINTY_OF_FILE, Cluster, Tier
 from perfmodel.statistics import DEVIATE_90, normal_cdf
+from tests.existing import existing
 from tests.perfmodel.cost.large_samples import measured, some_jobs
 from tests.perfmodel.profiles import Machine, profile
 
@@ -49,9 +50,8 @@ def test_draws_have_the_quantiles_of_the_prediction(model: InferredModel, jobs: 
 
 def test_a_step_looks_like_the_state_that_it_is_near(model: InferredModel, jobs: Jobs) -> None:
     far = jobs.take(jobs.several_nodes)
-    assert model.machine.degraded is not None
     normal_s = model.predict(far, stalls=False).number_s
-    late_s = normal_s + stall_time_s(far, model.machine.degraded.stall_s)
+    late_s = normal_s + stall_time_s(far, existing(model.machine.degraded).stall_s)
     assert not model.looks_disturbed(far, normal_s).any()
     assert model.looks_disturbed(far, late_s).all()
 
@@ -187,8 +187,7 @@ def test_a_machine_of_one_node_is_joined_like_another(model: InferredModel) -> N
     assert found.cluster.straggler_log_error == slower.log_sigma
     assert found.undetermined == ("growth is structural",)
     # Where no group of a whole node was measured, links inside are no slower than those between.
-    bare = with_nodes_of(own, model.machine, name="dgx").cluster
-    assert bare is not None
+    bare = existing(with_nodes_of(own, model.machine, name="dgx").cluster)
     assert bare.tiers[0].link_bytes_per_s == pytest.approx(2 * 3 / 4 * rate.value)
     for refused in (replace(machine, num_nodes=2), replace(machine, ranks_per_node=1)):
         with pytest.raises(UsageError, match="--nodes-like: must come with a machine of one node"):

@@ -20,6 +20,7 @@ from perfmodel.layout import Layout, Precision, Recompute, parse_layout
 from perfmodel.machine import DeviationSpreads
 from perfmodel.workload.step import StepMethod
 from perfmodel.workload.transformer import TRANSFORMERS, Transformer, gpt
+from tests.existing import existing
 
 SMALL = gpt(layers=4, hidden=256, heads=4, vocabulary=2048)
 
@@ -109,10 +110,9 @@ def test_a_traced_step_says_the_same(
         device_kind="cpu",
     )
     traced = trace_model(source, method, micro_batch=micro_batch)
-    assert traced.memory is not None
     layout = Layout(micro_batch=micro_batch, recompute=recompute, precision=Precision.FP32)
     closed = tensor_bytes(jobs_of(layout))[0]
-    assert closed == pytest.approx(traced.memory.peak_bytes(micro_batch), rel=off)
+    assert closed == pytest.approx(existing(traced.memory).peak_bytes(micro_batch), rel=off)
 
 
 #: Two heads of keys and values for four of queries, three matrices in the feed-forward part, a table and a head.

@@ -14,18 +14,17 @@ from perfmodel.errors import CalibrationUnavailable, NotFeasible
 from perfmodel.layout import Layout, parse_layout
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import (
-    PHASE_CURVES,
     LayoutCost,
     MeasuredMachine,
     MeasuredWorkload,
-    PhaseCurves,
 )
 from perfmodel.step import Cause
 from perfmodel.units import GIB
+from tests.existing import existing
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.llama import document
 from tests.perfmodel.operators import costs_of_the_made_up_machine
-from tests.perfmodel.profiles import Machine, profile
+from tests.perfmodel.profiles import Machine, profile, slowed
 
 BATCH = 8
 
@@ -114,15 +113,14 @@ def test_a_send_within_a_node_is_paid_once(machine: MeasuredMachine, stages: int
 def test_groups_that_share_processors_slow_each_others_collectives() -> None:
     """Two groups of two ranks at once, where n ranks at work take n times as long as one."""
     shared = profile(Machine(world_size=4))
-    phases = [
+    workloads = tuple(
         dataclasses.replace(
-            entry,
-            phases=tuple(_slowed(curves, float(curves.world_size)) for curves in entry.phases),
+            entry, phases=tuple(slowed(c, c.world_size, float(c.world_size)) for c in entry.phases)
         )
         for entry in shared.workloads
-    ]
+    )
     machine = dataclasses.replace(
-        shared, workloads=tuple(phases), operators=costs_of_the_made_up_machine()
+        shared, workloads=workloads, operators=costs_of_the_made_up_machine()
     )
     predictor = Asking(machine)
 
@@ -135,17 +133,6 @@ def test_groups_that_share_processors_slow_each_others_collectives() -> None:
 
     alone_s = tensor_s(f"tp=2 micro_batch={BATCH}")
     assert tensor_s(f"dp=2 tp=2 micro_batch={BATCH}") == pytest.approx(2 * alone_s, rel=0.05)
-
-
-def _slowed(curves: PhaseCurves, factor: float) -> PhaseCurves:
-    slower = {
-        name: tuple(
-            dataclasses.replace(point, time_s=point.time_s * factor)
-            for point in getattr(curves, name)
-        )
-        for name in PHASE_CURVES
-    }
-    return PhaseCurves(world_size=curves.world_size, **slower)
 
 
 @pytest.mark.parametrize(
@@ -191,6 +178,5 @@ def test_a_layout_in_python_with_memory_and_probability(machine: MeasuredMachine
     assert point.layout == "dp=4 zero=3 micro_batch=8"
     assert len(point.memory) == 1
     assert point.memory[0].needed_bytes == sum(point.memory[0].parts_bytes.values())
-    assert point.fit_probability is not None
-    assert 0 < point.fit_probability <= 1
+    assert 0 < existing(point.fit_probability) <= 1
     assert point.step_s.p5 < point.step_s.nominal < point.step_s.p95

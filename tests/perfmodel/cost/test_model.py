@@ -15,7 +15,6 @@ from perfmodel.cost.traced import issued
 from perfmodel.layout import Layout, RunSetting, Synchronisation, parse_layout
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import (
-    PHASE_CURVES,
     ComputeRate,
     CurvePoint,
     HostCosts,
@@ -29,10 +28,11 @@ from perfmodel.step import Cause, Operation, StepProgram, Stream
 from perfmodel.step.stages import gradient_buckets
 from perfmodel.workload import Phase, TensorSpec
 from perfmodel.workload.step import signature
+from tests.existing import existing
 from tests.perfmodel.cost.test_step_law import COSTS
 from tests.perfmodel.llama import traced
 from tests.perfmodel.operators import costs_of_the_made_up_machine, operator
-from tests.perfmodel.profiles import Machine, profile
+from tests.perfmodel.profiles import Machine, compute_rate, profile, slowed
 
 
 def terms(
@@ -44,8 +44,7 @@ def terms(
     accumulation: int = 1,
     bucket_cap_mb: float | None = None,
 ) -> Terms:
-    workload = document.workload("heavy")
-    assert workload is not None
+    workload = existing(document.workload("heavy"))
     synchronisation = Synchronisation.DDP if world_size > 1 else Synchronisation.NONE
     setting = RunSetting(
         workload="heavy",
@@ -74,19 +73,16 @@ def test_compute_is_read_from_the_curves_of_the_world_size() -> None:
 def test_gradients_are_added_to_those_of_earlier_micro_batches() -> None:
     """Twice in three micro-batches: 1 ms to start, and three bytes per byte at 1 ns, as kernels over memory took."""
     rates = tuple(
-        ComputeRate(
-            probe="memory",
-            dtype="fp32",
+        compute_rate(
+            "memory",
             shape=(int(moved) // 8,),
             time_s=1e-3 + moved * 1e-9,
-            flop_per_s=0.0,
             bytes_per_s=moved / (1e-3 + moved * 1e-9),
         )
         for moved in (8e6, 8e9)
     )
     document = replace(profile(Machine()), rates=rates)
-    workload = document.workload("heavy")
-    assert workload is not None
+    workload = existing(document.workload("heavy"))
     sizes = [each.size_bytes for each in workload.workload.parameters]
     once, thrice = (terms(document, accumulation=count) for count in (1, 3))
     found_s = thrice.compute_s[Cause.BACKWARD] - once.compute_s[Cause.BACKWARD]
@@ -132,45 +128,38 @@ def test_curves_of_operators_tell_what_adding_gradients_takes() -> None:
     assert found.time_s == pytest.approx((add_s + divide_s) / 2)
 
 
+HEAVY = existing(profile(Machine()).workload("heavy"))
+GRADIENTS = len(HEAVY.workload.parameters)
+
+
+def issuing(shared_s: float) -> MeasuredMachine:
+    """Where the host of one rank issues every phase in 5 ms."""
+
+    def phases_of(each: PhaseCurves) -> PhaseCurves:
+        time_s = 5e-3 if each.world_size == 1 else shared_s
+        points = tuple(CurvePoint(at=at, time_s=time_s, relative_error=0.0) for at in (8.0, 32.0))
+        names = ("dispatch_forward", "dispatch_backward", "dispatch_optimizer")
+        issued: dict[str, Any] = dict.fromkeys(names, points)
+        return replace(each, **issued)
+
+    phases = tuple(map(phases_of, HEAVY.phases))
+    return replace(profile(Machine()), workloads=(replace(HEAVY, phases=phases),))
+
+
 def test_ddp_costs_the_host_once_in_a_step_of_several_micro_batches() -> None:
     """Hooks and buckets took 3 ms on top of 5 ms; four micro-batches, of which one reduces."""
-    document = profile(Machine())
-    workload = document.workload("heavy")
-    assert workload is not None
-
-    def at(time_s: float) -> tuple[CurvePoint, ...]:
-        return tuple(CurvePoint(at=at, time_s=time_s, relative_error=0.0) for at in (8.0, 32.0))
-
-    phases = tuple(
-        replace(
-            each,
-            dispatch_forward=at(5e-3),
-            dispatch_backward=at(5e-3 if each.world_size == 1 else 8e-3),
-            dispatch_optimizer=at(1e-3),
-        )
-        for each in workload.phases
-    )
-    document = replace(document, workloads=(replace(workload, phases=phases),))
+    document = issuing(shared_s=8e-3)
     once, often = (terms(document, accumulation=count) for count in (1, 4))
     assert once.issue_s[Cause.BACKWARD][0] == pytest.approx(8e-3)
-    call_s = 0.01 / workload.workload.num_operators
-    added_s = 3 / 4 * len(workload.workload.parameters) * call_s
+    call_s = 0.01 / HEAVY.workload.num_operators
+    added_s = 3 / 4 * GRADIENTS * call_s
     assert often.issue_s[Cause.BACKWARD][0] == pytest.approx(5e-3 + 3e-3 / 4 + added_s)
-    assert often.issue_s[Cause.FORWARD][0] == pytest.approx(5e-3)
+    assert often.issue_s[Cause.FORWARD][0] == pytest.approx(5e-3 + 3e-3 / 4)
 
 
 def test_the_host_issues_an_addition_for_every_gradient() -> None:
     """At what a call of autograd costs more than a view: as fitted, or in the mean of both passes."""
-    document = profile(Machine())
-    workload = document.workload("heavy")
-    assert workload is not None
-    issued = tuple(CurvePoint(at=at, time_s=5e-3, relative_error=0.0) for at in (8.0, 16.0, 32.0))
-    phases = tuple(
-        replace(each, dispatch_forward=issued, dispatch_backward=issued, dispatch_optimizer=issued)
-        for each in workload.phases
-    )
-    others = tuple(each for each in document.workloads if each is not workload)
-    document = replace(document, workloads=(*others, replace(workload, phases=phases)))
+    document = issuing(shared_s=5e-3)
     host = HostCosts(
         forward_s=1e-6,
         backward_s=2e-6,
@@ -179,39 +168,21 @@ def test_the_host_issues_an_addition_for_every_gradient() -> None:
         tensor_s=0.0,
         relative_error=0.1,
     )
-    num_gradients, num_operators = (
-        len(workload.workload.parameters),
-        workload.workload.num_operators,
-    )
-    for known, call_s in ((None, 0.01 / num_operators), (host, 1.5e-6)):
+    for known, call_s in ((None, 0.01 / HEAVY.workload.num_operators), (host, 1.5e-6)):
         found = replace(document, host=known)
         once, twice = (terms(found, accumulation=count) for count in (1, 2))
         more_s = twice.issue_s[Cause.BACKWARD] - once.issue_s[Cause.BACKWARD]
-        assert more_s[0] == pytest.approx(num_gradients * call_s / 2)
+        assert more_s[0] == pytest.approx(GRADIENTS * call_s / 2)
 
 
 def test_more_buckets_are_more_work_of_the_host() -> None:
     """One operator for each beyond the default ones."""
-    document = profile(Machine())
-    workload = document.workload("heavy")
-    assert workload is not None
-    issued_s = {1: 5e-3, 2: 8e-3}
-
-    def issued_in(time_s: float) -> dict[str, Any]:
-        points = tuple(CurvePoint(at=at, time_s=time_s, relative_error=0.0) for at in (8.0, 32.0))
-        names = ("dispatch_forward", "dispatch_backward", "dispatch_optimizer")
-        return dict.fromkeys(names, points)
-
-    phases = tuple(
-        replace(each, **issued_in(issued_s[each.world_size])) for each in workload.phases
-    )
-    changed = replace(document, workloads=(replace(workload, phases=phases),))
     usual, small = (
-        len(gradient_buckets(workload.workload, Layout(dp=2, bucket_cap_mb=cap_mb)))
+        len(gradient_buckets(HEAVY.workload, Layout(dp=2, bucket_cap_mb=cap_mb)))
         for cap_mb in (None, 0.01)
     )
     assert small > usual
-    found = terms(replace(changed, dispatch_s=1e-5), bucket_cap_mb=0.01).issue_s
+    found = terms(replace(issuing(shared_s=8e-3), dispatch_s=1e-5), bucket_cap_mb=0.01).issue_s
     assert found[Cause.BACKWARD][0] == pytest.approx(8e-3 + (small - usual) * 1e-5)
     assert found[Cause.FORWARD][0] == pytest.approx(8e-3)
 
@@ -219,8 +190,7 @@ def test_more_buckets_are_more_work_of_the_host() -> None:
 def test_an_addition_takes_the_place_of_a_view() -> None:
     """10 ms for all calls and views of a backward pass, a view 1 us as timed; a division replaces nothing."""
     document = profile(Machine())
-    heavy = document.workload("heavy")
-    assert heavy is not None
+    heavy = existing(document.workload("heavy"))
     trace, memory = traced("resnet18")
     workload = TracedWorkload.of(heavy, trace, memory)
     view = ComputeRate(
@@ -247,14 +217,7 @@ def test_an_addition_takes_the_place_of_a_view() -> None:
 def test_what_additions_take_is_uncertain() -> None:
     """By 10 % where kernels over memory tell it; of a single micro-batch nothing is added."""
     rates = tuple(
-        ComputeRate(
-            probe="memory",
-            dtype="fp32",
-            shape=(int(moved) // 8,),
-            time_s=moved * 1e-6,
-            flop_per_s=0.0,
-            bytes_per_s=1e6,
-        )
+        compute_rate("memory", shape=(int(moved) // 8,), time_s=moved * 1e-6, bytes_per_s=1e6)
         for moved in (8e6, 8e9)
     )
     document = replace(profile(Machine()), rates=rates)
@@ -266,18 +229,11 @@ def test_what_additions_take_is_uncertain() -> None:
 def test_between_measured_numbers_of_ranks_the_nearest_two_tell() -> None:
     """Three ranks, half-way between two and four that take twice as long; eight say nothing of them."""
     document = profile(Machine(world_size=8))
-    workload = document.workload("heavy")
-    assert workload is not None
+    workload = existing(document.workload("heavy"))
     alone = workload.phases[0]
 
-    def slower(factor: float, world_size: int) -> PhaseCurves:
-        curves = {
-            name: tuple(replace(p, time_s=factor * p.time_s) for p in getattr(alone, name))
-            for name in PHASE_CURVES
-        }
-        return replace(alone, world_size=world_size, **curves)
-
-    phases = (alone, slower(1.0, 2), slower(2.0, 4), slower(9.0, 8))
+    slower = (slowed(alone, n, factor) for n, factor in ((2, 1.0), (4, 2.0), (8, 9.0)))
+    phases = (alone, *slower)
     others = tuple(each for each in document.workloads if each is not workload)
     changed = replace(document, workloads=(*others, replace(workload, phases=phases)))
     found = terms(changed, world_size=3, micro_batch=8).compute_s[Cause.FORWARD]
@@ -308,8 +264,7 @@ def test_runs_scatter_beyond_the_noise_that_residuals_hold() -> None:
     """Residuals of nothing: 13 % of a run, of which a calibration of one round holds 5 %, leave 12 %."""
     document = profile(Machine())
     document = replace(document, repeatability=replace(document.repeatability, run={1: 0.05}))
-    workload = document.workload("heavy")
-    assert workload is not None
+    workload = existing(document.workload("heavy"))
     layout = parse_layout("dp=2 micro_batch=8")
     factors = model_form(document, {}, workload, layout, num_draws=20_000, run_error=0.13)
     assert factors[0] == 1.0
@@ -319,8 +274,7 @@ def test_runs_scatter_beyond_the_noise_that_residuals_hold() -> None:
 def test_settings_share_their_uncertainty() -> None:
     """One rank and two read curves that were drawn once: asking again gives the same draws."""
     document = profile(Machine(relative_error=0.1))
-    workload = document.workload("heavy")
-    assert workload is not None
+    workload = existing(document.workload("heavy"))
     costs = CostModel(document, num_draws=50, seed=0)
     setting = RunSetting(workload="heavy", world_size=2, micro_batch=16)
     more = dataclasses.replace(setting, accumulation=4)
@@ -345,14 +299,7 @@ def test_evidence_weakens_beyond_the_calibration() -> None:
 def test_gradients_beyond_and_below_the_kernels_that_were_timed() -> None:
     """A line through the two smallest, never below nothing; beyond the largest at its rate."""
     rates = [
-        ComputeRate(
-            probe=probe,
-            dtype="fp32",
-            shape=(1,),
-            time_s=time_s,
-            flop_per_s=0.0,
-            bytes_per_s=moved / time_s,
-        )
+        compute_rate(probe, time_s=time_s, bytes_per_s=moved / time_s)
         for probe, moved, time_s in (
             ("memory", 1e6, 2e-3),
             ("memory", 2e6, 3e-3),

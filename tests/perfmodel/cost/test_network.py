@@ -15,6 +15,7 @@ from perfmodel.layout import RunSetting
 from perfmodel.machine import Cluster, Evidence, Tier
 from perfmodel.machine.measured import CurvePoint, MeasuredCollective
 from perfmodel.units import MIB
+from tests.existing import existing
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.profiles import Machine, message_time, profile
 
@@ -85,8 +86,7 @@ def test_nccl_takes_trees_over_nodes_whose_switches_add(*, measured: bool) -> No
     inside = adding if measured else dataclasses.replace(adding, name="rack")
     of = Cluster(name="adding", tiers=(inside, FABRIC if measured else AROUND_RACKS))
     machine = replace(profile(Machine()), backend="nccl")
-    found = CostModel(machine, num_draws=1, seed=0, cluster=of).network
-    assert found is not None
+    found = existing(CostModel(machine, num_draws=1, seed=0, cluster=of).network)
     first_s = SWITCH_LATENCY_S
     if measured:
         law = found.messages["all_reduce"].level("node", 4, crossings=3, inside_node=True)
@@ -231,8 +231,7 @@ def test_trees_inside_a_node_are_chains(num_nodes: int) -> None:
         profile(Machine()), backend="nccl", num_nodes=num_nodes, ranks_per_node=2 // num_nodes
     )
     of = Cluster(name="one", tiers=(dataclasses.replace(NODE, count=8),))
-    found = CostModel(document, num_draws=1, seed=0, cluster=of).network
-    assert found is not None
+    found = existing(CostModel(document, num_draws=1, seed=0, cluster=of).network)
     filed_s = 8e-6 + 14 * (1e-4 - 12e-6 + 2**13 * 1e-9 / 0.9375)
     inside_s = found.messages["all_reduce"].group_s(2**16, 8, nodes=1) if num_nodes == 1 else None
     ring_s = filed_s if inside_s is None else float(inside_s[0])

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost.families import family, features, wider_family, work
 from perfmodel.cost.operators import UNKNOWN_LOG_ERROR, OperatorDurations, roofline_s
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import MeasuredOperator, MeasuredStep, OperatorCosts
@@ -98,55 +97,3 @@ def test_what_was_measured_in_place_comes_first_unless_curves_are_asked_for() ->
     assert other.time_s == pytest.approx(true_time_s(called), rel=0.2)
     backward = OperatorDurations(profile).durations([called], Phase.BACKWARD)[0]
     assert backward.evidence is not Evidence.MEASURED
-
-
-def test_operators_in_place_belong_to_the_family_of_the_others() -> None:
-    one = operator("aten.add.Tensor", (spec(4), spec(4)), (spec(4),))
-    other = operator("aten.add_.Tensor", (spec(4), spec(4)), ())
-    assert family(one) == family(other) == "pointwise"
-    assert len(features(one)) == len(features(other))
-
-
-def convolution(
-    samples: int, channels: int, filters: int, pixels: int, kernel: int, groups: int
-) -> Operator:
-    return operator(
-        "aten.convolution.default",
-        (
-            spec(samples, channels, pixels, pixels),
-            spec(filters, channels // groups, kernel, kernel),
-        ),
-        (spec(samples, filters, pixels, pixels),),
-        *(None, [1, 1], [kernel // 2] * 2, [1, 1], False, [0, 0], groups),
-    )
-
-
-@pytest.mark.parametrize(("groups", "kind"), [(1, "dense"), (8, "depthwise"), (2, "grouped")])
-def test_convolutions_are_told_apart_by_their_groups(groups: int, kind: str) -> None:
-    called = convolution(2, 8, 8, 14, 3, groups)
-    assert family(called) == f"convolution {kind}"
-    assert len(features(called)) == 8
-    image_bytes, weight_bytes = 4 * 2 * 8 * 14**2, 4 * 64 // groups * 9
-    assert work(called)[1:5] == (called.flop, image_bytes, weight_bytes, image_bytes)
-
-
-@pytest.mark.parametrize(("samples", "again"), [(1, 0), (2, 1), (8, 7)])
-def test_every_further_sample_reads_the_weight_of_a_convolution_again(
-    samples: int, again: int
-) -> None:
-    called = convolution(samples, 512, 2048, 2, 1, 1)
-    assert family(called) == "convolution patches"
-    assert work(called)[-1] == again * 4 * 2048 * 512
-
-
-def test_kernels_of_one_operator_are_told_apart() -> None:
-    called = convolution(2, 8, 8, 14, 3, 8)
-    image = replace(called.inputs[0], stride=(8 * 14 * 14, 1, 14 * 8, 8))
-    last = replace(called, inputs=(image, called.inputs[1]))
-    assert family(last) == "convolution depthwise channels last"
-    assert wider_family(family(last)) == family(called) == "convolution depthwise"
-    assert wider_family("convolution_backward patches") == "convolution_backward dense"
-    assert wider_family("convolution dense") is None
-    exact = operator("aten.gelu.default", (spec(4),), (spec(4),))
-    fast = replace(exact, arguments='[[{"tensor": 0}], {"approximate": "tanh"}]')
-    assert (family(exact), family(fast)) == ("function gelu", "function gelu tanh")

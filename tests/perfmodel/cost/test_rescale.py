@@ -36,6 +36,7 @@ from perfmodel.machine.measured import (
     Rescaling,
 )
 from perfmodel.workload import Operator, Phase, TensorSpec
+from tests.existing import existing
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.cli.test_memory_command import document as remembered
 from tests.perfmodel.operators import (
@@ -46,7 +47,7 @@ from tests.perfmodel.operators import (
     matmul,
     operator,
 )
-from tests.perfmodel.profiles import Machine, profile
+from tests.perfmodel.profiles import Machine, compute_rate, profile
 
 START_S = 3e-6
 A = DeviceRates(name="A", flop_per_s={"fp32": FLOP_PER_S}, bytes_per_s=BYTES_PER_S)
@@ -176,21 +177,15 @@ def calibrated(device_name: str = "synthetic", **changes: Any) -> MeasuredMachin
 def test_the_best_measured_rate_of_a_type_is_its_peak() -> None:
     """Two products in bf16: the faster counts, whichever comes last."""
     slow, fast = (
-        ComputeRate(
-            probe="matmul",
-            dtype="bf16",
-            shape=(64, 64),
-            time_s=1e-6,
-            flop_per_s=rate,
-            bytes_per_s=1e9,
+        compute_rate(
+            "matmul", dtype="bf16", shape=(64, 64), time_s=1e-6, flop_per_s=rate, bytes_per_s=1e9
         )
         for rate in (1e12, 3e12)
     )
     found = rescaled_profile(
         replace(calibrated(), rates=(fast, slow)), sheet("faster"), shipped_catalogue()
     )
-    assert found.rescaling is not None
-    assert found.rescaling.source.flop_per_s["bf16"] == 3e12
+    assert existing(found.rescaling).source.flop_per_s["bf16"] == 3e12
 
 
 def test_measured_peaks_stand_for_the_data_sheet_of_a_device_without_one() -> None:
@@ -270,13 +265,8 @@ def test_a_gpu_without_a_data_sheet_is_as_fast_in_fp32_as_its_steps_computed_in_
         operators=replace(costs_of_the_made_up_machine(), peak_flop_per_s=1.6e13),
         environment={"gpu_flags": {"matmul_tf32": False, "cudnn_tf32": True}},
         rates=tuple(
-            ComputeRate(
-                probe="matmul",
-                dtype=dtype,
-                shape=(64, 64, 64),
-                time_s=1.0,
-                flop_per_s=rate,
-                bytes_per_s=1.0,
+            compute_rate(
+                "matmul", dtype=dtype, shape=(64, 64, 64), flop_per_s=rate, bytes_per_s=1.0
             )
             for dtype, rate in rows.items()
         ),
@@ -430,8 +420,7 @@ def test_a_device_of_the_catalogue_centres_priors_at_its_data_sheet(found: DataS
     known = device_sheet(found.id)
     peak = found.peaks.get("bf16") or found.peaks["fp16"]
     assert known.matmul_flop_per_s == peak.flop_per_s
-    assert found.bandwidth is not None
-    assert known.memory_bytes_per_s == found.bandwidth.bytes_per_s
+    assert known.memory_bytes_per_s == existing(found.bandwidth).bytes_per_s
     if found.link is not None:
         assert known.link_bytes_per_s == pytest.approx(0.8 * found.link.bytes_per_s)
     elif found.pcie is not None:

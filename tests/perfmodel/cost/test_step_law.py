@@ -1,6 +1,7 @@
 """The law of steps: sums by hand, families by their shapes, slopes by differences."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,6 +26,7 @@ from perfmodel.machine.measured import DeviceCosts, LeftOutError, MemoryFormat
 from perfmodel.statistics import heavy_tailed_quantiles
 from perfmodel.workload import Call, Operator, Phase, TensorSpec
 from perfmodel.workload.step import Segment, TracedStep
+from tests.existing import existing
 from tests.perfmodel.operators import addition, matmul, operator, spec
 from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.traces import WIDTH, WORKLOAD, traced
@@ -89,14 +91,6 @@ def convolution(groups: int, channels: int, *, kernel: int = 3, side: int = 8) -
     )
 
 
-def convolution_backward(groups: int, channels: int) -> Operator:
-    image, weight = spec(4, channels, 8, 8), spec(channels, channels // groups, 3, 3)
-    return operator(
-        *("aten.convolution_backward.default", (image, image, weight), (image, weight)),
-        *([0], [1, 1], [1, 1], [1, 1], False, [0, 0], groups, [True, True, False]),
-    )
-
-
 def families(work: StepWork) -> list[str]:
     return [(*PRODUCTS, *STREAMS)[index] for index in work.family]
 
@@ -142,24 +136,6 @@ def test_families_of_convolutions(groups: int, channels: int, kernel: int, famil
 
 
 @pytest.mark.parametrize(
-    ("name", "family"),
-    [
-        ("add.Tensor", "pointwise"),
-        ("clone.default", "copy"),
-        ("sum.default", "reduction"),
-        ("fill_.Scalar", "fill"),
-        ("silu.default", "function"),
-    ],
-)
-def test_an_operator_is_of_one_family_in_both_precisions(name: str, family: str) -> None:
-    for dtype in ("float32", "float16"):
-        tensor = replace(spec(64), dtype=dtype)
-        called = operator(f"aten.{name}", (tensor,), (tensor,))
-        work = step_work(step_of((called, Phase.FORWARD)), has_optimizer=False)
-        assert families(work) == [family]
-
-
-@pytest.mark.parametrize(
     ("groups", "family"), [(16, "group 8"), (4, "group 32"), (2, "group 32"), (1, "conv")]
 )
 def test_channels_side_by_side_have_fast_groups_of_some_sizes(groups: int, family: str) -> None:
@@ -173,19 +149,6 @@ def test_channels_side_by_side_have_fast_groups_of_some_sizes(groups: int, famil
         if groups > 1:
             found = step_work(six, is_pure_half=True, memory_format=last, has_optimizer=False)
             assert families(found) == [f"{other} forward"]
-
-
-def test_a_backward_convolution_is_two_kernels_of_its_flop_together() -> None:
-    called = convolution_backward(2, 64)
-    work = step_work(step_of((called, Phase.BACKWARD)), has_optimizer=False)
-    assert families(work) == ["group 32 inputs", "group 32 weights"]
-    assert work.flop.sum() == pytest.approx(called.flop)
-
-
-def test_long_sums_fill_the_device() -> None:
-    tiny = operator("aten.mm.default", (spec(16, 10**6), spec(10**6, 16)), (spec(16, 16),))
-    work = step_work(step_of((tiny, Phase.BACKWARD)), has_optimizer=False)
-    assert work.filling == pytest.approx(16 * 16 * 10**6 / 512)
 
 
 @pytest.mark.parametrize("host_s", [1e-7, 3e-5, 1e-3])
@@ -212,7 +175,7 @@ def test_curves_add_up_to_the_law_at_every_batch(host_s: float) -> None:
 
 def test_slopes_are_differences() -> None:
     steps = [
-        step_of((convolution(1, 44), Phase.FORWARD), (convolution_backward(1, 44), Phase.BACKWARD)),
+        step_of((convolution(1, 44), Phase.FORWARD), (backward(1, 44), Phase.BACKWARD)),
         step_of((matmul(300, 70, 300), Phase.FORWARD), (addition(10**5), Phase.BACKWARD)),
     ]
     works = [
@@ -324,22 +287,23 @@ def test_depthwise_convolutions_run_beside_the_tensor_cores() -> None:
     assert seconds(work, constants=constants) == pytest.approx(called.flop / 1e13, rel=1e-3)
 
 
-def backward(groups: int, channels: int, mask: list[bool], *, side: int = 8) -> Operator:
+def backward(
+    groups: int, channels: int, mask: Sequence[bool] = (True, True, False), *, side: int = 8
+) -> Operator:
     image, weight = spec(4, channels, side, side), spec(64, channels // groups, 3, 3)
     gradient = spec(4, 64, side, side)
     return operator(
         *("aten.convolution_backward.default", (gradient, image, weight), (image, weight)),
-        *([0], [1, 1], [1, 1], [1, 1], False, [0, 0], groups, mask),
+        *([0], [1, 1], [1, 1], [1, 1], False, [0, 0], groups, list(mask)),
     )
 
 
 def test_gradients_of_weights_sum_over_samples_and_pixels_those_of_inputs_over_filters() -> None:
     """4 x 1024 terms behind each weight are eight parts of 512; 32 filters x 9 terms behind each pixel are one."""
-    work = step_work(
-        step_of((backward(2, 32, [True, True, False], side=32), Phase.BACKWARD)),
-        has_optimizer=False,
-    )
+    called = backward(2, 32, side=32)
+    work = step_work(step_of((called, Phase.BACKWARD)), has_optimizer=False)
     assert families(work) == ["group 32 inputs", "group 32 weights"]
+    assert work.flop.sum() == pytest.approx(called.flop)
     assert work.filling == pytest.approx([4 * 32 * 1024, 64 * 16 * 9 * 4 * 1024 / 512])
     assert work.channels.tolist() == [16, 16]
 
@@ -350,7 +314,7 @@ def test_a_bias_is_summed_over_the_gradient_and_an_image_needs_none() -> None:
     )
     assert families(bias) == ["conv weights", "reduction"]
     assert bias.moved_bytes[1] == 4 * 64 * 64 * 4
-    first = step_of((backward(1, 3, [True, True, False]), Phase.BACKWARD))
+    first = step_of((backward(1, 3), Phase.BACKWARD))
     assert families(step_work(first, has_optimizer=False)) == ["stem weights", "stem weights"]
     grey = step_of((backward(1, 4, [False, True, False]), Phase.BACKWARD))
     assert families(step_work(grey, has_optimizer=False)) == ["stem weights"]
@@ -436,6 +400,9 @@ def test_attention_fills_the_device_with_its_queries() -> None:
 @pytest.mark.parametrize(
     ("name", "family"),
     [
+        ("add", "pointwise"),
+        ("fill_", "fill"),
+        ("silu", "function"),
         ("native_batch_norm", "batch norm forward"),
         ("native_layer_norm_backward", "layer norm backward"),
         ("_fused_rms_norm", "layer norm forward"),
@@ -463,10 +430,12 @@ def test_attention_fills_the_device_with_its_queries() -> None:
     ],
 )
 def test_families_of_what_moves_bytes_alone(name: str, family: str) -> None:
-    called = operator(f"aten.{name}.default", (spec(8, 8),), (spec(8, 8),))
-    work = step_work(step_of((called, Phase.FORWARD)), has_optimizer=False)
-    assert families(work) == [family]
-    assert work.flop.tolist() == [0.0]
+    for dtype in ("float32", "float16"):
+        tensor = replace(spec(8, 8), dtype=dtype)
+        called = operator(f"aten.{name}.default", (tensor,), (tensor,))
+        work = step_work(step_of((called, Phase.FORWARD)), has_optimizer=False)
+        assert families(work) == [family]
+        assert work.flop.tolist() == [0.0]
 
 
 def test_sixteen_bit_halves_what_was_single_precision_alone() -> None:
@@ -543,8 +512,7 @@ def test_another_version_widens_by_what_versions_were_seen_to_change() -> None:
         (for_version(machine, "2.5.1"), 0.26),
         (for_version(replace(machine, device_costs=COSTS), "2.4.0"), math.hypot(0.1, 0.25)),
     ):
-        assert found.device_costs is not None
-        assert found.device_costs.left_out[0].log_error == pytest.approx(error)
+        assert existing(found.device_costs).left_out[0].log_error == pytest.approx(error)
         assert len(found.undetermined) == len(machine.undetermined) + 1
     with pytest.raises(UsageError, match="--torch: must come with a machine inferred from steps"):
         for_version(profile(Machine()), "2.4.0")

@@ -26,15 +26,14 @@ from perfmodel.machine.measured import (
     MeasuredMachine,
     MeasuredOperator,
     MeasuredStep,
-    MeasuredWorkload,
     OperatorCosts,
-    PhaseCurves,
 )
 from perfmodel.workload import Call, Phase
 from perfmodel.workload.step import AffineBytes, Segment, parameters_signature, signature
+from tests.existing import existing
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.operators import costs_of_the_made_up_machine, observation
-from tests.perfmodel.profiles import Machine, profile
+from tests.perfmodel.profiles import Machine, compute_rate, profile, slowed
 from tests.perfmodel.traces import WORKLOAD, traced
 
 
@@ -109,32 +108,13 @@ def with_sharing(machine: MeasuredMachine, slopes: dict[str, float]) -> Measured
     return replace(
         machine,
         workloads=tuple(
-            replace(entry, phases=(entry.phases[0], _slowed(entry, slopes)))
+            replace(
+                entry,
+                phases=(entry.phases[0], slowed(entry.phases[0], 2, slopes[entry.workload.name])),
+            )
             for entry in machine.workloads
         ),
     )
-
-
-def _slowed(entry: MeasuredWorkload, slopes: dict[str, float]) -> PhaseCurves:
-    factor = slopes[entry.workload.name]
-    points = tuple(replace(p, time_s=p.time_s * factor) for p in entry.phases[0].backward)
-    return replace(entry.phases[1], backward=points)
-
-
-def test_heavier_models_are_slowed_as_the_reference_models_rise(machine: MeasuredMachine) -> None:
-    sizes = {w.workload.name: w.workload.gradient_bytes for w in machine.workloads}
-    light, heavy = sorted(sizes, key=sizes.__getitem__)
-    shared = with_sharing(machine, {light: 1.0, heavy: 1.2})
-    factors = [
-        slowdown(shared, Phase.BACKWARD, 2, size)
-        for size in (sizes[light], sizes[heavy], 100 * sizes[heavy])
-    ]
-    at_light, at_heavy, beyond = (found.factor for found in factors)
-    # Drawn towards none: between flat and the line through both.
-    assert 1.0 <= at_light < at_heavy < 1.2 < beyond
-    assert factors[0].log_error < factors[2].log_error
-    level = with_sharing(machine, {light: 1.1, heavy: 1.1})
-    assert slowdown(level, Phase.BACKWARD, 2, 10**12).factor == pytest.approx(1.1)
 
 
 def test_one_more_repetition_widens_what_is_said_of_a_traced_step(machine: MeasuredMachine) -> None:
@@ -177,8 +157,7 @@ def test_a_phase_is_the_sum_of_its_calls_and_tells_when_gradients_are_ready(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_more_samples_never_take_less_time(machine: MeasuredMachine, seed: int) -> None:
-    noisy = fit_operators([observation(seed, noise=0.5)], workloads=(), rates=())
-    assert noisy is not None
+    noisy = existing(fit_operators([observation(seed, noise=0.5)], workloads=(), rates=()))
     workload = traced_profile(machine, noisy, WORKLOAD, traced())
     for phase in Phase:
         times_s = [point.time_s for point in getattr(workload.phases[0], phase.value)]
@@ -203,14 +182,7 @@ def test_the_batch_is_copied_to_a_device_that_works_behind_its_host(
 
 
 def copy_of(size_bytes: float, time_s: float) -> ComputeRate:
-    return ComputeRate(
-        probe="host_to_device",
-        dtype="fp32",
-        shape=(1,),
-        time_s=time_s,
-        flop_per_s=0.0,
-        bytes_per_s=size_bytes / time_s,
-    )
+    return compute_rate("host_to_device", time_s=time_s, bytes_per_s=size_bytes / time_s)
 
 
 def test_what_moves_nothing_starts_no_kernel() -> None:
@@ -254,6 +226,8 @@ def test_how_ranks_slow_each_other_is_read_along_the_sizes_of_models(
         rest = rise - slope * away
         error = math.hypot(max(0.02, rest), distance * spread / math.sqrt(weight))
         assert found.log_error == pytest.approx(error)
+    level = with_sharing(machine, {light: 1.1, heavy: 1.1})
+    assert slowdown(level, Phase.BACKWARD, 2, 10**12).factor == pytest.approx(1.1)
     # Ranks never speed each other up, and one rank is alone.
     faster = with_sharing(machine, {light: 0.8, heavy: 0.8})
     assert slowdown(faster, Phase.BACKWARD, 2, 10**6).factor == 1.0

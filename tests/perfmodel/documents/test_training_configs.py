@@ -6,6 +6,7 @@ import pytest
 
 from perfmodel.documents.training_configs import TrainingConfig, read_config, size_in_name
 from perfmodel.errors import InvalidDocument, UsageError
+from tests.existing import existing
 
 FOUNDRY = """
 variables:
@@ -109,8 +110,7 @@ deepspeed: examples/deepspeed/ds_z3_config.json
 
 
 def shape_of(found: TrainingConfig) -> tuple[int, ...]:
-    assert found.shape is not None
-    return tuple(found.shape[key] for key in ("hidden", "layers", "heads"))
+    return tuple(existing(found.shape)[key] for key in ("hidden", "layers", "heads"))
 
 
 def test_nested_and_inline_blocks(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout import Layout, parse_layout
 from perfmodel.machine import Cluster, Evidence, Tier
 from perfmodel.models import read_model
+from tests.existing import existing
 from tests.perfmodel.traces import WORKLOAD, traced
 
 NODES = Cluster(
@@ -62,8 +63,7 @@ def test_nodes_that_ship_are_joined_by_the_adapters_of_their_data_sheet(
     machine = ProfileDocument.read(shipped_machines()[name]).machine
     workload = timed_workload(machine, WORKLOAD, trace=traced())
     question = Question(machine=machine, workload=workload, layout=Layout(dp=16, micro_batch=64))
-    assert question.cluster is not None
-    between = question.cluster.tiers[1]
+    between = existing(question.cluster).tiers[1]
     assert between.links == 8
     assert between.link_bytes_per_s == pytest.approx(rate_bytes_per_s)
     assert answer(question).evidence["communication"] is Evidence.ASSUMED
@@ -73,8 +73,7 @@ def test_nodes_that_ship_are_joined_by_the_adapters_of_their_data_sheet(
         for one in (machine, ring)
     )
     assert inside.step_s.tolist() == alone.step_s.tolist()
-    network = CostModel(machine, num_draws=20, seed=0, cluster=machine.cluster).network
-    assert network is not None
+    network = existing(CostModel(machine, num_draws=20, seed=0, cluster=machine.cluster).network)
     sent_s = 2 * 15 / 16 * 2**33 / (8 * rate_bytes_per_s)
     [spent_s, *_] = network.time_s("all_reduce", 2**33, Group(16))
     assert spent_s == pytest.approx(sent_s, rel=0.1)

@@ -25,6 +25,7 @@ from perfmodel.page.answers import Answers
 from perfmodel.page.server import start
 from tests.benchmarks.shipped_traces import MACHINES
 from tests.benchmarks.shipped_traces import traced as retraced
+from tests.existing import existing
 from tests.perfmodel.cli.command import Run
 from tests.perfmodel.cli.test_memory_command import document as traced
 from tests.perfmodel.cost.large_samples import document
@@ -282,8 +283,7 @@ def test_beyond_one_node_the_page_and_the_command_assume_the_same_links(
 ) -> None:
     question = start(shipped.catalogue).model_copy(update={"layout": "dp=16"})
     found = shipped.answer(question)
-    nodes = shipped.catalogue.profiles[0].nodes
-    assert nodes is not None
+    nodes = existing(shipped.catalogue.profiles[0].nodes)
     assert nodes.name == "200 Gb/s InfiniBand per GPU"
     assert any(nodes.name in caveat for caveat in found.caveats)
     words = ("--machine", "dgx-a100", "--workload", "torchvision:resnet50", "--batch", "32")
@@ -299,8 +299,7 @@ def test_a_logged_speed_is_judged_as_diagnose_does(shipped: Answers, run: Run) -
     def judged(value: float, unit: str) -> PageDiagnosis:
         logged = {"value": value, "unit": unit}
         found = shipped.detail(type(asked).model_validate(asked.model_dump() | {"logged": logged}))
-        assert found.diagnosis is not None
-        return found.diagnosis
+        return existing(found.diagnosis)
 
     normal = judged(8 * 32 / predicted.nominal, "samples/s")
     assert normal.logged_s == pytest.approx(predicted.nominal)
@@ -329,8 +328,7 @@ def test_a_logged_speed_of_a_large_model_is_judged_too(shipped: Answers) -> None
         batch=64,
         logged=LoggedSpeed(value=1000, unit="tokens/s"),
     )
-    found = shipped.detail(question).diagnosis
-    assert found is not None
+    found = existing(shipped.detail(question).diagnosis)
     assert found.logged_s == pytest.approx(64 * 4096 / 1000)
     assert found.verdict == "slower than normal"
     assert found.causes
@@ -338,7 +336,6 @@ def test_a_logged_speed_of_a_large_model_is_judged_too(shipped: Answers) -> None
 
 def test_without_a_data_sheet_explain_says_more(served: Answers, run: Run) -> None:
     logged = {"value": 1e4, "unit": "ms"}
-    found = served.detail(asked_of(served, layout="dp=2", logged=logged)).diagnosis
-    assert found is not None
+    found = existing(served.detail(asked_of(served, layout="dp=2", logged=logged)).diagnosis)
     assert (found.verdict, found.causes) == ("slower than normal", ())
     assert "10 s" in run(*shlex.split(found.command)[1:]).stdout

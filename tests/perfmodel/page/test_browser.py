@@ -19,6 +19,7 @@ from perfmodel.documents.prediction import ScenarioOutcome, WhatIfDocument
 from perfmodel.report import count_interval, duration_interval, interval
 from perfmodel.statistics import Interval
 from tests.accessibility import VIEWS, chromium, is_readable, needs_browser
+from tests.existing import existing
 from tests.perfmodel.cost.large_samples import document
 
 ROOT: Final = Path(__file__).resolve().parents[3]
@@ -43,8 +44,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True
     ) as server:
         assert server.stdout is not None
-        found = re.match(r"(http://127\.0\.0\.1:\d+/)", server.stdout.readline())
-        assert found is not None
+        found = existing(re.match(r"(http://127\.0\.0\.1:\d+/)", server.stdout.readline()))
         yield found[1]
         server.terminate()
 

@@ -14,7 +14,7 @@ from perfmodel.documents.observation import RankSteps, StepObservation
 from perfmodel.engine.job import FailureCause, Job
 from perfmodel.errors import CalibrationUnavailable, InvalidDocument, UsageError
 from perfmodel.layout import RunSetting, Synchronisation
-from perfmodel.machine.measured import ComputeRate, MeasuredMachine, Repeatability
+from perfmodel.machine.measured import MeasuredMachine, Repeatability
 from perfmodel.plan.acceptance import (
     LOSS,
     STRONG,
@@ -26,18 +26,12 @@ from perfmodel.plan.acceptance import (
 )
 from perfmodel.plan.delivered import Delivery, Quantity, quantity, rank_ratios
 from perfmodel.plan.goodput import Request, goodput
-from tests.perfmodel.profiles import Machine, profile
+from tests.existing import existing
+from tests.perfmodel.profiles import Machine, compute_rate, profile
 
 
 def machine(*, gemm: float = 1e12, **changes: float) -> MeasuredMachine:
-    rate = ComputeRate(
-        probe="matmul",
-        dtype="fp32",
-        shape=(64, 64, 64),
-        time_s=1e-3,
-        flop_per_s=gemm,
-        bytes_per_s=1e9,
-    )
+    rate = compute_rate("matmul", shape=(64, 64, 64), time_s=1e-3, flop_per_s=gemm, bytes_per_s=1e9)
     document = profile(Machine(relative_error=0.02, **changes))  # type: ignore[arg-type]
     return replace(
         document, rates=(rate,), repeatability=Repeatability(run={1: 0.05}, round=0.0, occasion=0.0)
@@ -147,11 +141,9 @@ def test_probabilities_are_normal_in_log() -> None:
 def test_a_step_is_taken_from_a_run_where_there_is_one() -> None:
     terms = acceptance_terms(machine(), ["heavy"], confidence=0.95)
     single, both = (entry for entry in terms.clause if entry.kind is ClauseKind.STEP)
-    found = quantity(Delivery(machine=machine()), single)
-    assert found is not None
+    found = existing(quantity(Delivery(machine=machine()), single))
     assert (found.value, found.source) == (0.25, "measured")
-    predicted = quantity(Delivery(machine=machine()), both)
-    assert predicted is not None
+    predicted = existing(quantity(Delivery(machine=machine()), both))
     assert predicted.source == "predicted"
 
 
@@ -257,8 +249,7 @@ def test_useful_time_is_a_clause_and_is_judged_from_the_stops_that_were_seen() -
     terms = acceptance_terms(machine(), [], confidence=0.95, goodput=good)
     found = clause(terms, ClauseKind.GOODPUT)
     assert found.reference == good.effective_fraction.nominal
-    assert found.at_least is not None
-    assert 0 < found.at_least < found.reference < 1
+    assert 0 < existing(found.at_least) < found.reference < 1
     judged = {
         name: next(
             e.verdict

@@ -19,6 +19,7 @@ from perfmodel.plan.goodput import Request, goodput
 from perfmodel.plan.machines import Sources
 from perfmodel.plan.options import plan_options
 from perfmodel.plan.steps import MOST_KNOTS, MeasuredSteps
+from tests.existing import existing
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.plan.plans import PLAN, TODAY, plan_of, written
 from tests.perfmodel.profiles import PROVENANCE, Machine, as_file, profile
@@ -58,8 +59,7 @@ def simulated_end_s(plan: PlanFile, predictor: Asking, batch: int, count: int) -
 
 
 def job(plan: PlanFile, work_s: float, count: int) -> Job:
-    failures = plan.failures
-    assert failures is not None
+    failures = existing(plan.failures)
     mtbf_s = failures.mtbf_device_hours * HOUR_S
     best_s = best_interval_s(write_s=failures.checkpoint_s, mtbf_s=mtbf_s / count)
     return Job(
@@ -169,8 +169,7 @@ def test_prices_and_sizes_at_which_the_answer_changes(tmp_path: Path) -> None:
     again = pm.plan_options(written(tmp_path, text), today=TODAY)
     assert again.ranked[0].cost.nominal == pytest.approx(winner, rel=1e-9)
     slow = next(entry for entry in document.options if entry.row.option == "slow")
-    fewest = slow.smallest_devices
-    assert fewest is not None
+    fewest = existing(slow.smallest_devices)
     assert fewest > 1
     for count, enough in ((fewest, True), (fewest - 1, False)):
         text = PLAN.replace("{ first = 1, last = 16 }", f"[{count}]").replace("budget = 5000\n", "")

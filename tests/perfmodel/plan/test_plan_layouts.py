@@ -20,6 +20,7 @@ from perfmodel.plan.machines import (
 from perfmodel.plan.options import plan_options
 from perfmodel.plan.steps import InferredSteps
 from perfmodel.workload.transformer import NamedTransformer
+from tests.existing import existing
 from tests.perfmodel.cost.large_samples import MODEL, document
 from tests.perfmodel.plan.plans import REST, TODAY
 
@@ -86,8 +87,7 @@ def test_a_free_layout_is_the_first_of_the_search_and_a_fixed_one_is_kept(tmp_pa
         assert row.needed_bytes == pytest.approx(searched.needed_bytes)
         assert row.evidence == "inferred"
         fixed = rows["fixed", count]
-        assert fixed.layout is not None
-        layout = parse_layout(fixed.layout)
+        layout = parse_layout(existing(fixed.layout))
         assert (layout.tp, layout.pp, layout.micro_batch) == (2, 1, 2)
         assert (layout.dp, layout.global_batch) == (count // 2, 64)
         assert row.step_s.nominal <= fixed.step_s.nominal * (1 + 1e-9)

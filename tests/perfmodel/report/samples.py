@@ -18,10 +18,10 @@ from perfmodel.documents.verdicts import (
 )
 from perfmodel.layout import RunSetting
 from perfmodel.machine import Evidence
-from perfmodel.machine.measured import ComputeRate, DdpCosts, OverlapProfile, Repeatability
+from perfmodel.machine.measured import DdpCosts, OverlapProfile, Repeatability
 from perfmodel.statistics import Interval
 from perfmodel.step import Cause, Operation, StepProgram, Stream, Trace
-from tests.perfmodel.profiles import Machine, as_file, profile
+from tests.perfmodel.profiles import Machine, as_file, compute_rate, profile
 
 PROVENANCE: Final = Provenance(
     created_utc="2026-01-02T03:04:05+00:00",
@@ -57,8 +57,8 @@ def plain_profile(
             determined=(True, True, True, True, False),
         ),
         rates=(
-            ComputeRate(
-                probe="matmul",
+            compute_rate(
+                "matmul",
                 dtype="float32",
                 shape=(1024, 1024, 1024),
                 time_s=0.0215,

@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 import perfmodel as pm
-from perfmodel.cost.collectives import bus_factor
 from perfmodel.report.figures import (
     breakdown_figure,
     collective_figure,
@@ -68,16 +67,6 @@ def test_speedup_shows_every_prediction_and_every_real_run() -> None:
     assert line(efficiency, "resnet18, measured") == [(1, 100.0), (2, 95.5)]
     assert len(speedup.collections) == 2
     assert speedup.get_xscale() == "log"
-
-
-def test_busbw_by_hand() -> None:
-    """2(n-1)/n of 4 ranks is 1.5, (n-1)/n is 0.75; a broadcast sends everything once."""
-    assert bus_factor("all_reduce", 4) == 1.5
-    assert bus_factor("all_reduce", 2) == 1.0
-    assert bus_factor("all_gather", 4) == 0.75
-    assert bus_factor("reduce_scatter", 4) == 0.75
-    assert bus_factor("broadcast", 4) == 1.0
-    assert bus_factor("send_recv", 2) == 1.0
 
 
 def test_collectives_show_bus_bandwidth() -> None:

@@ -21,6 +21,7 @@ from perfmodel.report.profile import profile_table
 from perfmodel.report.validation import steps_table, summary_lines
 from perfmodel.statistics import Interval
 from perfmodel.units import format_duration
+from tests.existing import existing
 from tests.perfmodel.report.samples import plain_prediction, plain_profile, plain_validation
 
 
@@ -79,14 +80,13 @@ def test_every_number_of_a_prediction_is_shown() -> None:
     text = shown(prediction_table(prediction))
     for point in prediction.points:
         assert point.speedup is not None
-        assert point.scaling_efficiency is not None
         cells = (
             f"{point.setting.global_batch}",
             *duration_interval(point.step_s).split("\n"),
             *count_interval(point.samples_per_s).split("\n"),
             number(point.speedup.nominal),
             f"[{number(point.speedup.p5)}-",
-            percent(point.scaling_efficiency.nominal),
+            percent(existing(point.scaling_efficiency).nominal),
             format_duration(point.exposed_comm_s.nominal),
         )
         assert [cell for cell in cells if cell not in text] == []
@@ -156,8 +156,7 @@ def test_csv_round_trips_to_the_last_digit() -> None:
 def test_runs_that_differ_among_themselves_are_called_too_noisy() -> None:
     document = plain_validation()
     gate = document.gates[0].model_copy(update={"name": STEP_MAPE, "at_most": 0.06})
-    floor = document.noise_floor
-    assert floor is not None
+    floor = existing(document.noise_floor)
     changes = {"gates": (gate,), "noise_floor": floor.model_copy(update={"mape": 0.05})}
     noisy = document.model_copy(update={**changes, "passed": False})
     assert summary_lines(noisy)[0] == (
@@ -188,8 +187,7 @@ def test_scatter_alone_is_what_a_faultless_prediction_would_show() -> None:
 
     assert scatter_alone(()) is None
     assert scatter_alone([alone]) == pytest.approx(np.abs(draws[0]).mean(), rel=0.01)
-    found = scattered.speedup_scatter
-    assert found is not None
+    found = existing(scattered.speedup_scatter)
     assert found == pytest.approx(np.abs(draws[0] - draws[1]).mean(), rel=0.01)
     assert validation.speedup_scatter is None  # no step of one rank
     words = f"makes speed-ups {percent(found)} off"

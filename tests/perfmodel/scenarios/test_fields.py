@@ -14,13 +14,13 @@ from perfmodel.explanation import ChangeKind, explain
 from perfmodel.machine import Cluster, Tier
 from perfmodel.scenarios import Scenario
 from perfmodel.scenarios.fields import FIELDS, changed, link_of, scenarios_of
+from tests.existing import existing
 from tests.perfmodel.profiles import Machine, profile
 
 
 def scenario(machine: Machine, workload: str = "heavy", **request: object) -> Scenario:
     document = profile(machine)
-    entry = document.workload(workload)
-    assert entry is not None
+    entry = existing(document.workload(workload))
     asked = {"world_sizes": (8,), "scaling": "weak", "batch": 16, **request}
     return Scenario(
         question=Question(machine=document, workload=entry, num_draws=2),

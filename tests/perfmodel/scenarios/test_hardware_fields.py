@@ -11,6 +11,7 @@ from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import PerfModelError
 from perfmodel.machine import Evidence
 from perfmodel.scenarios.fields import link_of, scenarios_of, usable_links
+from tests.existing import existing
 from tests.perfmodel.cost.test_rescale import calibrated
 from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.scenarios.test_fields import scenario
@@ -91,8 +92,7 @@ def test_a_device_that_is_not_present_is_that_of_predict() -> None:
     assert there.point.step_s.nominal < here.point.step_s.nominal
     assert there.point.evidence["compute"] is Evidence.ASSUMED
     assert "H100" in there.device_name
-    contrast = there.contrast
-    assert contrast is not None
+    contrast = existing(there.contrast)
     assert contrast.throughput_ratio.p95 > 1.5 * contrast.throughput_ratio.p5
 
 

@@ -14,6 +14,7 @@ from perfmodel.models import read_model
 from perfmodel.report.prediction import whatif_lines, whatif_table
 from perfmodel.scenarios import Scenario, compare_scenarios
 from perfmodel.scenarios.fields import scenarios_of
+from tests.existing import existing
 from tests.perfmodel.cli.command import Run
 
 PROFILE = Path(__file__).parents[3] / "perfmodel/documents/machines/runs/dgx-h100.json"
@@ -33,8 +34,7 @@ def base(model: str = "llama2-7b", text: str = TEXT) -> Scenario:
 
 
 def large(scenario: ScenarioOutcome) -> LargeModelStep:
-    assert scenario.point.large_model is not None
-    return scenario.point.large_model
+    return existing(scenario.point.large_model)
 
 
 def compared(*settings: str) -> WhatIfDocument:
@@ -53,8 +53,7 @@ def test_every_layout_is_that_of_predict_and_devices_and_batch_stay() -> None:
     assert {large(entry).trained.global_batch for entry in found} == {1024}
     direct = answer(base().question.at(parse_layout(found[1].point.layout)))
     assert found[1].point.step_s == direct.step
-    contrast = found[1].contrast
-    assert contrast is not None
+    contrast = existing(found[1].contrast)
     tokens = [large(entry).tokens_per_s.nominal for entry in found]
     assert contrast.throughput_ratio.nominal == pytest.approx(tokens[1] / tokens[0])
 

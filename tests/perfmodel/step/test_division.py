@@ -209,10 +209,3 @@ def test_what_a_trace_does_not_tell_about_is_refused_in_one_line(
     with pytest.raises(NotFeasible, match=f"--layout: .*{message}") as raised:
         division(text, durations)
     assert "\n" not in str(raised.value)
-
-
-def test_convolutions_are_not_divided(durations: OperatorDurations) -> None:
-    with pytest.raises(
-        NotFeasible, match="--layout: tp must be 1 for a model without blocks of mat"
-    ):
-        division("tp=2", durations, "resnet18")

@@ -12,6 +12,7 @@ import pytest
 
 from perfmodel.errors import UntraceableModel
 from perfmodel.tracing.fork import Fork
+from tests.existing import existing
 
 
 def test_the_copy_answers_and_changes_nothing_here() -> None:
@@ -61,7 +62,6 @@ def test_a_copy_that_hangs_is_not_waited_for_and_ended() -> None:
     with Fork(functools.partial(time.sleep, 60)) as copy:
         with pytest.raises(TimeoutError, match=r"must answer within 0\.01 s"):
             copy.result(within_s=0.01)
-        child = copy._child.pid
-    assert child is not None
+        child = existing(copy._child.pid)
     with pytest.raises(ChildProcessError):
         os.waitpid(child, os.WNOHANG)
