@@ -132,7 +132,7 @@ def test_errors_are_split_by_the_size_of_the_arrays() -> None:
     rounds = {1024: (1.0, 2.0), 16_384: (1.0, 1.0), 2**20: (1.0, 1.0)}
     unknown = [network.point(6, size, rounds_s) for size, rounds_s in rounds.items()]
     expected = dict.fromkeys(("time_s", "p5_s", "p95_s"), 1.0)
-    predicted = {("all_reduce", 6, size): expected for size in rounds}
+    predicted = {("all_reduce", 6, float(size)): expected for size in rounds}
     (judged,) = network.judge({"all_reduce": [*known, *unknown]}, predicted)
     small, large = network.by_size([judged])
     assert small.name == "links: inside the range, up to 16 KiB"
