@@ -43,13 +43,14 @@ def calibrate(
     refuse_unknown("--budget", request.budget, BUDGETS)
     environment = described(request.truth)
     here = place(environment, request.device, request.flags)
-    topology = here.topology
+    topology, virtual = here.topology, environment.get("virtual", {})
     experiment = Experiment(
         device_kind=here.device_kind,
         world_sizes=doubling_sizes(topology.world_size),
         models=default_models(here.device_kind) if request.models is None else request.models,
         budget=BUDGETS[request.budget],
         seed=request.seed,
+        ranks_per_node=virtual.get("devices_per_node", topology.ranks_per_node),
     )
     rounds = experiment.rounds()
     if here.device_kind == "virtual":

@@ -14,6 +14,7 @@ from calibrate.gpus import refuse_used, sampled
 from calibrate.launch import Launch, Launcher
 from calibrate.locks import LOCK_TIMEOUT_S, folder_to_itself, machine_to_itself
 from calibrate.task import StepTask, Task, WorkOrder, failure_of
+from calibrate.virtual import Truth
 from perfmodel.documents import seals
 from perfmodel.documents.observation import (
     EnvironmentObservation,
@@ -108,6 +109,9 @@ def measure(
         if is_first_node and here.device_kind != "virtual":
             held.enter_context(machine_to_itself(ranks.wait, timeout_s=campaign.lock_timeout_s))
         refuse_used(here.gpus)
+        slowed = None if here.truth is None else Truth.read(here.truth).throttling
+        if slowed is not None:
+            append_line(output, slowed.model_dump_json())
         for index, tasks in enumerate(campaign.rounds):
             while pending := ranks.pending(tasks):
                 launch = Launch(

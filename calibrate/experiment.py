@@ -163,6 +163,7 @@ _MICRO_BATCHES: Final[dict[str, dict[str, tuple[int, ...]]]] = {
         "resnet50-fp32": (32, 128, 64, 96),
         "gpt2": (4, 32, 8, 16),
         "lenet": (64, 4096, 512, 1024),
+        "resnet50-tuned": (32, 256, 64, 128),
         "resnet18": (16, 512, 64, 256),
         "mlp": (64, 4096, 512, 1024),
         "transformer": (8, 512, 64, 256),
@@ -199,6 +200,8 @@ class Experiment:
     models: tuple[str, ...]
     budget: Budget = field(default_factory=lambda: BUDGETS["standard"])
     seed: int = 0
+    ranks_per_node: int | None = None
+    """None: all ranks are on one node."""
 
     def __post_init__(self) -> None:
         """Refuse models that the kind of device does not run, none at all, and one twice."""
@@ -382,19 +385,29 @@ class Experiment:
         # DDP needs two kinds of them, other layouts the rest.
         is_full = index % 2 == 0 and self.budget.has_layouts
         names = _COLLECTIVES if is_full else _COLLECTIVES[:2]
-        for world_size in self.world_sizes:
-            for collective in names if world_size > 1 else ():
-                if collective == "send_recv" and world_size != 2:
+        for world_size, stride in self._groups():
+            for collective in names:
+                if collective == "send_recv" and (world_size, stride) != (2, 1):
                     continue
+                of = "" if stride == 1 else f" one of {stride}"
                 for size_bytes in self._sizes(collective):
                     yield CollectiveTask(
-                        name=f"{index}: {collective} n={world_size} {size_bytes}",
+                        name=f"{index}: {collective} n={world_size}{of} {size_bytes}",
                         round=index,
                         collective=collective,
                         world_size=world_size,
                         size_bytes=size_bytes,
+                        stride=stride,
                         target_s=self.budget.repetition_s / 3,
                     )
+
+    def _groups(self) -> list[tuple[int, int]]:
+        """How many ranks, and how far apart: the first ones, and one on each of several nodes."""
+        found = [(n, 1) for n in self.world_sizes]
+        each = self.ranks_per_node or 1
+        if each > 1:
+            found += [(n, each) for n in doubling_sizes(-(-self.world_sizes[-1] // each))]
+        return [(n, stride) for n, stride in found if n > 1]
 
     def _layouts(self, index: int) -> Iterable[Task]:
         """Small stacks under every family of layouts: what their own code costs."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from calibrate.processes import answer_of
-from perfmodel.documents.observation import POWER_LIMIT, GpuObservation
+from perfmodel.documents.observation import HEAT, POWER_LIMIT, GpuObservation
 from perfmodel.errors import MeasurementFailed, UsageError
 from perfmodel.files import append_line
 from perfmodel.units import GIB, MIB, Seconds, format_bytes
@@ -361,8 +361,8 @@ _AT_WORK: Final = 50.0
 _SLOWED: Final = {
     0x04: POWER_LIMIT,
     0x08: "its hardware",
-    0x20: "heat",
-    0x40: "heat",
+    0x20: HEAT,
+    0x40: HEAT,
     0x80: "the power supply",
 }
 _XID: Final = re.compile(r"NVRM: Xid \((?:PCI:)?([\w:.]+)\): (\d+)(.*)")

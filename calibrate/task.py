@@ -70,6 +70,8 @@ class CollectiveTask(_Task):
     collective: str
     world_size: int
     size_bytes: int
+    stride: int = 1
+    """How far its ranks are apart in the numbering of all: those of a node for one rank on each."""
     target_s: float
 
 
@@ -125,11 +127,13 @@ Task = Annotated[
 
 
 def num_ranks(task: Task) -> int:
-    """How many ranks take part in a task."""
+    """How many ranks a task takes, those between its own among them."""
     match task:
         case StepTask():
             return task.setting.world_size
-        case CollectiveTask() | OverlapTask() | LayoutTask():
+        case CollectiveTask():
+            return (task.world_size - 1) * task.stride + 1
+        case OverlapTask() | LayoutTask():
             return task.world_size
         case _:
             return 1

@@ -91,9 +91,9 @@ class _Recorder(VirtualGpu):
         super().__init__(Truth.read("balanced"))
         self.items: list[Work | Mark] = []
 
-    def execute(self, work: Work) -> Seconds:
+    def execute(self, work: Work, *, num_nodes: int | None = None) -> Seconds:
         self.items.append(work)
-        return super().execute(work)
+        return super().execute(work, num_nodes=num_nodes)
 
     def mark(self) -> None:
         self.items.append(MARK)
@@ -116,11 +116,12 @@ class Recording:
         self.carrier = Carrier.open(self.gpu)
 
     def _module(self, setting: RunSetting) -> nn.Module:
+        reference = REFERENCES[setting.workload]
         with self.gpu.torch_device:
-            module = REFERENCES[setting.workload].build()
+            module = reference.build()
         if setting.synchronisation is Synchronisation.NONE:
             return module
-        return DistributedDataParallel(module, bucket_cap_mb=setting.bucket_cap_mb)
+        return reference.wrapped(module, bucket_cap_mb=setting.bucket_cap_mb)
 
     def of_calibration(self, setting: RunSetting) -> Items:
         """A step as the worker trains it, its marks among it."""

@@ -58,11 +58,14 @@ class Training:
         self.loss: Callable[[Any, Tensor], Tensor]
         inputs: tuple[Tensor, ...]
         make_optimizer: Callable[[Any], torch.optim.Optimizer]
+        wrapped: Callable[..., nn.Module]
         if task.random_model is None:
             reference = REFERENCES[setting.workload]
             module, batch = reference.build(), reference.draw_batch(samples)
             (inputs, targets), self.loss = (batch.positional, batch.pair[1]), reference.loss
             make_optimizer, self.precision = reference.make_optimizer, reference.precision
+            wrapped = reference.wrapped
+            torch.backends.cudnn.benchmark = reference.cudnn_benchmark
         else:
             from calibrate.random_models import draw  # noqa: PLC0415 - torchvision takes seconds
 
@@ -71,11 +74,11 @@ class Training:
             inputs = tuple(entry.draw(samples) for entry in model.sketch.inputs)
             targets = model.sketch.targets.draw(samples)
             make_optimizer, self.precision = model.make_optimizer, model.precision
+            wrapped = DistributedDataParallel
         self.module: nn.Module = module.to(device.torch_device)
         self.is_wrapped = setting.synchronisation is not Synchronisation.NONE
         if self.is_wrapped:
-            cap_mb = setting.bucket_cap_mb
-            self.module = DistributedDataParallel(self.module, bucket_cap_mb=cap_mb)
+            self.module = wrapped(self.module, bucket_cap_mb=setting.bucket_cap_mb)
         self.optimizer: torch.optim.Optimizer = make_optimizer(self.module.parameters())
         self.tensors = (*inputs, targets)
         self.device, self.now = device, device.now

@@ -115,8 +115,12 @@ def _draft(observations: Sequence[Observation], environment: dict[str, Any]) -> 
     if "virtual" in environment:
         device_kind = "virtual"
     rates = tuple(map(_rate, _probes(observations, of_ddp=False)))
-    collectives = collective_profiles(
-        _of(observations, CollectiveObservation), back_to_back=is_asynchronous
+    collectives, between_nodes = (
+        collective_profiles(
+            [e for e in _of(observations, CollectiveObservation) if (e.stride > 1) is is_spread],
+            back_to_back=is_asynchronous,
+        )
+        for is_spread in (False, True)
     )
     world_size = max(entry.setting.world_size for entry in steps)
     return MeasuredMachine(
@@ -130,6 +134,7 @@ def _draft(observations: Sequence[Observation], environment: dict[str, Any]) -> 
         environment=environment,
         workloads=tuple(workloads),
         collectives=collectives,
+        between_nodes=between_nodes,
         overlaps=_overlaps(_of(observations, OverlapObservation)),
         ddp=_NOTHING_YET,
         residual=Residual(single_log_errors=(), ddp_log_errors=()),

@@ -3,7 +3,7 @@
 import gc
 import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -35,6 +35,8 @@ class Session:
     """Models and optimizers that were built, by whatever distinguishes them."""
     observations: Path | None = None
     """Finished tasks; which layers are timed next depends on them."""
+    spread: dict[tuple[int, ...], "Session"] = field(default_factory=dict)
+    """Views of groups whose ranks are not the first ones, by these."""
 
     @classmethod
     def open(cls, measured: Device, *, group_sizes: Collection[int]) -> "Session":
@@ -54,6 +56,29 @@ class Session:
             control=control,
             data=data,
         )
+
+    def among(self, world_size: int, stride: int) -> "Session | None":
+        """The view of a rank in a group whose ranks are so far apart; None on those between them.
+
+        Only its members form the group.
+        """
+        if stride == 1:
+            return self
+        ranks = tuple(range(0, world_size * stride, stride))
+        if self.rank not in ranks:
+            return None
+        if ranks not in self.spread:
+            control = new_group(ranks, "gloo", alone=True)
+            is_one = self.backend == "gloo"
+            data = control if is_one else new_group(ranks, self.backend, alone=True)
+            self.spread[ranks] = replace(
+                self,
+                rank=ranks.index(self.rank),
+                world_size=world_size,
+                control={world_size: control},
+                data={world_size: data},
+            )
+        return self.spread[ranks]
 
     @property
     def asynchronous(self) -> bool:
@@ -131,9 +156,10 @@ class Session:
         return durations_s
 
 
-def new_group(ranks: Iterable[int], backend: str) -> dist.ProcessGroup:
-    """A group of some ranks; every rank must call it."""
-    return cast(dist.ProcessGroup, dist.new_group(ranks=list(ranks), backend=backend))
+def new_group(ranks: Iterable[int], backend: str, *, alone: bool = False) -> dist.ProcessGroup:
+    """A group of some ranks; every rank must call it, or its members ``alone``."""
+    group = dist.new_group(ranks=list(ranks), backend=backend, use_local_synchronization=alone)
+    return cast(dist.ProcessGroup, group)
 
 
 #: The second of two passes is enough where it takes longer: runs differ by more than passes do. [s]

@@ -195,19 +195,23 @@ _MINIMUM_BACK_TO_BACK: Final = 20
 
 
 def measure_collective(session: Session, task: CollectiveTask) -> CollectiveObservation:
-    """Time repeats of one collective over the first ranks; behind a queue their mean alone.
+    """Time repeats of one collective over some ranks; behind a queue their mean alone.
 
     Its size is that of the whole array, as nccl-tests counts it: for all-gather the result, for
     reduce-scatter the input.
     """
-    mine = _collective_s(session, task)
+    group = session.among(task.world_size, task.stride)
+    gathered: list[list[Seconds]] = []
+    if group is not None:
+        gathered = group.gather(_collective_s(group, task), world_size=task.world_size)
     return CollectiveObservation(
         task=task.name,
         round=task.round,
         collective=task.collective,
         world_size=task.world_size,
         size_bytes=task.size_bytes,
-        durations_s=tuple(map(tuple, session.gather(mine, world_size=task.world_size))),
+        stride=task.stride,
+        durations_s=tuple(map(tuple, gathered)),
     )
 
 

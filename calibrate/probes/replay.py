@@ -521,6 +521,7 @@ def _replayed_step(session: Session, task: ReplayTask) -> tuple[TracedModel | No
     """
     if task.document is None:
         reference = REFERENCES[task.workload]
+        torch.backends.cudnn.benchmark = reference.cudnn_benchmark
         method = reference.method(session.device.type)
         with session.measured.without():
             traced = trace_model(reference, method, micro_batch=2)

@@ -226,6 +226,7 @@ def _trainer(session: Session, setting: RunSetting) -> Trainer:
     if key not in session.models:
         session.models[key] = _build(session, setting, wrapped=wrapped, cap_mb=cap_mb)
     trainer: Trainer = session.models[key]
+    torch.backends.cudnn.benchmark = REFERENCES[setting.workload].cudnn_benchmark
     return trainer
 
 
@@ -237,7 +238,12 @@ def _build(
     with session.device:  # made there, tied weights stay tied on every kind of device
         module = reference.build()
     if wrapped:
-        module = _wrapped(session, setting, module, cap_mb=cap_mb)
+        module = reference.wrapped(
+            module,
+            device_ids=[session.device.index] if session.device.type == "cuda" else None,
+            process_group=session.data[setting.world_size],
+            bucket_cap_mb=cap_mb,
+        )
     pin = session.asynchronous
     num_samples = max(_POOL_SAMPLES, setting.micro_batch) if pin else _POOL_SAMPLES
     inputs, labels = reference.draw_batch(num_samples).pair
@@ -249,15 +255,4 @@ def _build(
         labels=session.measured.pinned(labels),
         device=session.measured,
         is_pinned=pin,
-    )
-
-
-def _wrapped(
-    session: Session, setting: RunSetting, module: nn.Module, *, cap_mb: float | None
-) -> nn.Module:
-    return DistributedDataParallel(
-        module,
-        device_ids=[session.device.index] if session.device.type == "cuda" else None,
-        process_group=session.data[setting.world_size],
-        bucket_cap_mb=cap_mb,
     )

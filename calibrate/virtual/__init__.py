@@ -6,6 +6,7 @@ Nothing here has the form that ``calibrate.fit`` assumes, or what is fitted woul
 import hashlib
 import json
 import math
+import time
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
@@ -14,10 +15,13 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from perfmodel import checks
 from perfmodel.documents import read_toml
+from perfmodel.documents.observation import HEAT, GpuObservation
 from perfmodel.errors import InvalidDocument, UsageError, why
 from perfmodel.units import GIB, Bytes, Seconds
 
 _STRICT: Final = ConfigDict(extra="forbid")
+#: Of the clocks of a virtual device in one launch.
+_SAMPLES: Final = 100
 #: Files that are shipped, by name.
 SHIPPED: Final = Path(__file__).parent / "truths"
 
@@ -63,6 +67,10 @@ class Device:
     """Rate of a copy from pageable memory over one from pinned memory."""
     speed: tuple[float, ...] = (1.0,)
     """Of each rank; the last one stands for all that follow."""
+    throttled: float = 1.0
+    """Speed while heat lowers its clocks."""
+    throttled_share: float = 0.0
+    """Of the time in which it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +107,8 @@ class Network:
     outer_latency_s: Seconds = 8e-6
     outer_bytes_per_s: float = 2.5e10
     """Of each device, for what leaves its node."""
-    tree_share: float = 0.7
-    """Rate of a tree over that of a ring."""
+    tree_share: float = 0.4
+    """Rate of a tree over that of a ring; of published buckets 0.2 to 0.5."""
     switch_share: float = 0.0
     """Rate at which a switch adds what the devices of a node send, over that of their links; 0: none adds."""
     switch_latency_s: Seconds = 2.5e-5
@@ -190,7 +198,10 @@ class Truth:
                 if isinstance(value, float | int):
                     checks.non_negative(entry.name, value)
         device, network = self.device, self.network
-        rates = (device.bytes_per_s, device.copy_bytes_per_s, device.pageable, device.convolution)
+        rates = (
+            *(device.bytes_per_s, device.copy_bytes_per_s),
+            *(device.pageable, device.convolution, device.throttled),
+        )
         links = (network.inner_bytes_per_s, network.outer_bytes_per_s, network.tree_share)
         ways = [part for each in network.protocols.values() for part in (each.latency, each.rate)]
         for rate in (*device.flop_per_s.values(), *rates, *links, *ways, *device.speed):
@@ -202,6 +213,26 @@ class Truth:
         checks.at_least("device.speed", len(device.speed), 1)
         checks.at_least("device.flop_per_s.fp32", device.flop_per_s.get("fp32", 0.0), 1)
         checks.at_least("devices", self.devices, 1)
+        if device.throttled_share > 1:
+            raise checks.WrongArgument(
+                "device.throttled_share", f"must be <= 1, got {device.throttled_share}"
+            )
+
+    @property
+    def throttling(self) -> GpuObservation | None:
+        """What samples of its clocks show; None where nothing lowers them."""
+        if not self.device.throttled_share:
+            return None
+        return GpuObservation(
+            task=f"gpus-{time.time_ns()}",
+            round=0,
+            num_busy=_SAMPLES,
+            clock_hz=None,
+            most_power_w=None,
+            most_heat_c=None,
+            slowed={HEAT: self.device.throttled_share},
+            xid=(),
+        )
 
     def kernel_s(
         self, *, flop: float, moved_bytes: float, dtype: str, convolution: bool
@@ -221,13 +252,19 @@ class Truth:
         rate = self.device.copy_bytes_per_s * (1.0 if pinned else self.device.pageable)
         return self.device.copy_s + size_bytes / rate
 
-    def collective_s(self, kind: str, size_bytes: Bytes, world_size: int) -> Seconds:
-        """One collective from the moment at which all ranks are there; ``size_bytes``: of the whole array. [s]"""
+    def collective_s(
+        self, kind: str, size_bytes: Bytes, world_size: int, *, num_nodes: int | None = None
+    ) -> Seconds:
+        """One collective from the moment at which all ranks are there. [s]
+
+        ``size_bytes``: Of the whole array.
+        ``num_nodes``: With as many ranks on each; None: they fill one node after another.
+        """
         if world_size == 1:
             return self.device.kernel_s + 2 * size_bytes / self.device.bytes_per_s
         net = self.network
-        inner = min(world_size, net.devices_per_node)
-        nodes = -(-world_size // net.devices_per_node)
+        nodes = num_nodes or -(-world_size // net.devices_per_node)
+        inner = world_size // num_nodes if num_nodes else min(world_size, net.devices_per_node)
         ways_s = [
             self._exchange_s(kind, size_bytes, inner, nodes, protocol)
             for protocol in net.protocols.values()

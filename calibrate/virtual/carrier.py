@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed import distributed_c10d
 from torch.nn.parallel import distributed
 from torch.optim.optimizer import _foreach_supported_types
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -255,7 +256,14 @@ class Carrier(TorchDispatchMode):
             return float(box)
 
         self.gpu.latest = latest
-        return self.gpu.execute(work)
+        return self.gpu.execute(work, num_nodes=None if group is None else self._nodes(group))
+
+    def _nodes(self, group: dist.ProcessGroup) -> int | None:
+        """That the ranks of a group stand on, if each is on one of its own."""
+        known = vars(distributed_c10d)["_resolve_process_group"](group.group_name)
+        each = self.gpu.truth.network.devices_per_node
+        nodes = {rank // each for rank in dist.get_process_group_ranks(known)}
+        return len(nodes) if 1 < len(nodes) == group.size() else None
 
     def _copied(self, args: Sequence[Any], kwargs: Any) -> Tensor | None:
         """``copy_`` between host and device; None if both are on one side."""

@@ -124,8 +124,11 @@ class VirtualGpu(Device):
         self._random = drawn(self._occasion, name, self._rank)
         self._window, self._window_factor = -1, 1.0
 
-    def execute(self, work: Work) -> Seconds:
-        """Issue some work; return the end of a collective. [s]"""
+    def execute(self, work: Work, *, num_nodes: int | None = None) -> Seconds:
+        """Issue some work; return the end of a collective. [s]
+
+        ``num_nodes``: That a group spans; None: its ranks fill one node after another.
+        """
         truth, host = self.truth, self.truth.host
         match work.kind:
             case "view":
@@ -137,7 +140,9 @@ class VirtualGpu(Device):
                 cost_s = truth.copy_s(work.size_bytes, pinned=work.is_pinned)
                 self.issue(cost_s, host_s=host.launch_s)
             case "collective":
-                cost_s = truth.collective_s(work.collective, work.size_bytes, work.group_size)
+                cost_s = truth.collective_s(
+                    work.collective, work.size_bytes, work.group_size, num_nodes=num_nodes
+                )
                 return self.issue_collective(cost_s, group_size=work.group_size)
             case "wait":
                 self.wait_for(self.done_s[COMM])
@@ -255,6 +260,9 @@ class VirtualGpu(Device):
         if window != self._window:
             self._window = window
             self._window_factor = self._random.lognormvariate(0, noise.window)
+            share = self.truth.device.throttled_share
+            if share and self._random.random() < share:
+                self._window_factor /= self.truth.device.throttled
         kernel = math.exp(self._random.gauss(0, noise.kernel)) if noise.kernel else 1.0
         return self.factor * self._window_factor * kernel
 

@@ -164,6 +164,8 @@ class Network:
 
     messages: Mapping[str, GroupCost]
     """By kind of collective, all-reduces among them; empty if the cluster file alone tells of links."""
+    between_nodes: Mapping[str, GroupCost] = field(default_factory=dict)
+    """The same of one device on each of several nodes; empty where the cluster file alone tells of their links."""
     library: str
     """What carries out collectives."""
     uncertainty: Samples
@@ -179,7 +181,7 @@ class Network:
     """Factors on what the file says, shape ``(num_tiers, num_draws)``; draw 0 is 1."""
     tree_share: Samples | float = TREE_EFFICIENCY
     """Rate of a tree over that of a ring through links of the file, shape ``(num_draws,)``."""
-    _borrowed: dict[str, GroupCost] = field(default_factory=dict)
+    _borrowed: dict[tuple[str, bool], GroupCost] = field(default_factory=dict)
 
     @classmethod
     def sample(
@@ -197,25 +199,31 @@ class Network:
         ``rng``: Randomness of its own by name, so that the order of questions is no matter.
         """
         measured_tier, measured = _measured(profile, cluster)
-        told = [
-            MeasuredCollective(
-                collective=g.collective, world_size=g.world_size, num_nodes=1, points=g.points
-            )
-            for g in measured
-            if g.world_size > 1
-        ]
-        by_kind = {kind: [group for group in told if group.collective == kind] for kind in _KINDS}
 
-        def sampled(kind: str) -> GroupCost:
-            return _sampled(
-                by_kind[kind],
-                library=profile.backend,
-                num_draws=num_draws,
-                rng=rng(kind),
-                others=[group for group in told if group.collective != kind],
-            )
+        def by_kind(
+            measured: Iterable[CollectiveProfile], where: str = ""
+        ) -> dict[str, Callable[[], GroupCost]]:
+            told = [
+                MeasuredCollective(
+                    collective=g.collective, world_size=g.world_size, num_nodes=1, points=g.points
+                )
+                for g in measured
+                if g.world_size > 1
+            ]
 
-        found = {kind: functools.partial(sampled, kind) for kind in _KINDS if by_kind[kind]}
+            def sampled(kind: str) -> GroupCost:
+                return _sampled(
+                    [group for group in told if group.collective == kind],
+                    library=profile.backend,
+                    num_draws=num_draws,
+                    rng=rng(where + kind),
+                    others=[group for group in told if group.collective != kind],
+                )
+
+            known = {group.collective for group in told}
+            return {kind: functools.partial(sampled, kind) for kind in _KINDS if kind in known}
+
+        found = by_kind(measured)
         if ALL_REDUCE not in found:
             if cluster is None or profile.max_world_size > 1:
                 return None
@@ -224,6 +232,7 @@ class Network:
         errors = np.array([[tier.log_error] for tier in cluster.tiers] if cluster else [[0.0]])
         return cls(
             messages=_Messages(found),
+            between_nodes=_Messages(by_kind(profile.between_nodes, "between nodes, ")),
             library=profile.backend,
             uncertainty=deviates(rng("groups"), num_draws),
             kind_uncertainty=np.exp(_UNCERTAINTY_OF_KIND * deviates(rng("kinds"), num_draws)),
@@ -260,7 +269,7 @@ class Network:
                 nodes=1 if inside else self._nodes(group.size),
             )
         else:
-            levels = self._costs(known, used)
+            levels = self._costs(kind, used)
             if kind == ALL_REDUCE:
                 alone_s = all_reduce_s(levels, size_bytes, library=self.library)
             elif kind == "broadcast":
@@ -284,7 +293,8 @@ class Network:
     ) -> Evidence:
         """How well the data support a group size and the messages of all its collectives."""
         used = self._levels(group)
-        if self.cluster and {level.place for level in used or ()} - {self.measured_tier}:
+        told = {level.place for level in used or () if not self._is_between(level)}
+        if self.cluster and told - {self.measured_tier}:
             return self.cluster.evidence
         known = self.messages.get(kind)
         if known is None:
@@ -295,13 +305,26 @@ class Network:
         is_known = inside and group.size <= known.ranks[-1]
         return Evidence.INTERPOLATED if is_known else Evidence.EXTRAPOLATED
 
-    def _known(self, kind: str) -> tuple[GroupCost | None, Samples | float]:
-        """Messages of a kind, those of an all-reduce if it was not measured, and their uncertainty."""
-        if kind in self.messages or not self.messages:
-            return self.messages.get(kind), 1.0
-        if kind not in self._borrowed:
-            self._borrowed[kind] = self.messages[ALL_REDUCE].of_kind(kind)
-        return self._borrowed[kind], self.kind_uncertainty
+    def _known(
+        self, kind: str, *, between: bool = False
+    ) -> tuple[GroupCost | None, Samples | float]:
+        """Messages of a kind, those of an all-reduce if it was not measured, and their uncertainty.
+
+        ``between``: Those between nodes.
+        """
+        messages = self.between_nodes if between else self.messages
+        if kind in messages or not messages:
+            return messages.get(kind), 1.0
+        if (kind, between) not in self._borrowed:
+            self._borrowed[kind, between] = messages[ALL_REDUCE].of_kind(kind)
+        return self._borrowed[kind, between], self.kind_uncertainty
+
+    def _is_between(self, level: "Level") -> bool:
+        """Whether a tier joins nodes, and one device of each was measured."""
+        is_first = self.cluster is not None and level.place == self.cluster.first_between_nodes
+        return (
+            is_first and ALL_REDUCE in self.between_nodes and self._inside_node(self.measured_tier)
+        )
 
     def _levels(self, group: Group) -> "tuple[Level, ...] | None":
         """Tiers that a group crosses; None without a cluster."""
@@ -311,21 +334,33 @@ class Network:
 
     def _all_reduce_levels(self, group: Group) -> list[LevelCost]:
         used = self._levels(group) if group.size > 1 else None
-        known = self.messages.get(ALL_REDUCE)
-        return self._costs(known, used or ())
+        return self._costs(ALL_REDUCE, used or ())
 
-    def _costs(self, known: GroupCost | None, used: "Iterable[Level]") -> list[LevelCost]:
+    def _costs(self, kind: str, used: "Iterable[Level]") -> list[LevelCost]:
         """Of the tiers that a group crosses; where no collective was measured the library tells its start."""
-        costs = [self._cost(known, level) for level in used]
+        costs = [self._cost(kind, level) for level in used]
         if costs and not any(cost.is_measured for cost in costs):
             uncertainty = np.exp(START_LOG_ERROR * self.uncertainty)
             start_s = library_of(self.library).start_s * uncertainty
             costs[0] = replace(costs[0], start_s=start_s)
         return costs
 
-    def _cost(self, known: GroupCost | None, level: "Level") -> LevelCost:
+    def _cost(self, kind: str, level: "Level") -> LevelCost:
         is_inside = self._inside_node(level.place)
+        if self._is_between(level):
+            assert self.cluster is not None, "it has the level"
+            across, _ = self._known(kind, between=True)
+            assert across is not None, level
+            one = across.level(level.tier, level.members, crossings=level.crossings)
+            # One device of a node drives one of its links.
+            links = self.cluster.tiers[level.place].links
+            return replace(
+                one,
+                transfer_s=lambda size_bytes: one.transfer_s(size_bytes / links),
+                tree_share=self.tree_share,
+            )
         if level.place == self.measured_tier:
+            known, _ = self._known(kind)
             assert known is not None, level
             measured = known.level(
                 level.tier,

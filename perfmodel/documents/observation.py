@@ -132,6 +132,8 @@ class CollectiveObservation(Taken):
     collective: str
     world_size: int
     size_bytes: int
+    stride: PositiveInt = 1
+    """How far its ranks are apart in the numbering of all."""
     durations_s: tuple[Durations, ...]
     """Shape ``(world_size, repeats)``. [s]"""
 
@@ -338,6 +340,7 @@ _OF_A_FAILURE: Final = (FailedObservation, ProcessorObservation)
 _OFTEN: Final = 0.05
 #: Of a GPU that trains; whoever trains there later has it, too.
 POWER_LIMIT: Final = "its power limit"
+HEAT: Final = "heat"
 
 
 def gpu_faults(observations: Iterable[Observation]) -> tuple[str, ...]:

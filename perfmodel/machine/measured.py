@@ -414,6 +414,8 @@ class MeasuredMachine(Machine):
     repeatability: Repeatability
     workloads: tuple[MeasuredWorkload, ...]
     collectives: tuple[CollectiveProfile, ...]
+    between_nodes: tuple[CollectiveProfile, ...] = ()
+    """Of one rank on each of several nodes."""
     overlaps: tuple[OverlapProfile, ...] = ()
     ddp: DdpCosts
     residual: Residual

@@ -51,6 +51,7 @@ DEFINITIONS: Final[dict[str, str]] = {
     "Bias is its mean with sign, MAPE the mean of its size, worst its largest size.",
     "Noise floor": "The error of simply repeating a calibrated setting: what even a perfect model "
     "could not predict.",
+    "algbw": "Bytes of the whole array over time.",
     "busbw": "Bytes over time, times 2(n-1)/n for all_reduce and (n-1)/n for all_gather and "
     "reduce_scatter among n devices: comparable with the speed of a link.",
     "Evidence: measured": "This very setting ran on this machine.",

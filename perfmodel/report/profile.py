@@ -150,8 +150,9 @@ def _measured(profile: MeasuredMachine) -> Iterator[tuple[str, str]]:
             entry.workload.name,
             f"{entry.workload.num_parameters:,} parameters, {size} of gradients",
         )
-    for name, ranks, small, latency, large, time, busbw in collectives_table(profile).rows:
-        yield f"{name}, {ranks}", f"{small} in {latency}; {large} in {time} (busbw {busbw})"
+    for name, ranks, small, latency, large, time, algbw, busbw in collectives_table(profile).rows:
+        rates = f"algbw {algbw}, busbw {busbw}"
+        yield f"{name}, {ranks}", f"{small} in {latency}; {large} in {time} ({rates})"
     for ranks, size, compute, comm in overlaps_table(profile).rows:
         both = f"compute at {compute}, all-reduce of {size} at {comm} of their speeds alone"
         yield f"at once, {ranks} ranks", both
@@ -238,24 +239,24 @@ def rates_table(profile: MeasuredMachine) -> Table:
 def collectives_table(profile: MeasuredMachine) -> Table:
     """Collectives at their smallest and largest size."""
 
-    def busbw(entry: CollectiveProfile) -> str:
+    def rate(entry: CollectiveProfile, factor: float = 1.0) -> str:
         last = entry.points[-1]
-        if last.time_s <= 0:
-            return "-"
-        factor = bus_factor(entry.collective, entry.world_size)
-        return format_rate(factor * last.at / last.time_s, "B")
+        return format_rate(factor * last.at / last.time_s, "B") if last.time_s > 0 else "-"
 
     return table(
         "Collectives alone",
-        profile.collectives,
+        [*profile.collectives, *profile.between_nodes],
         {
-            "<Collective": "collective",
+            "<Collective": lambda entry: (
+                entry.collective + (" between nodes" if entry in profile.between_nodes else "")
+            ),
             "Devices": "world_size",
             "Smallest": lambda entry: format_bytes(entry.points[0].at),
             "Its time": lambda entry: format_duration(entry.points[0].time_s),
             "Largest": lambda entry: format_bytes(entry.points[-1].at),
             "Time": lambda entry: format_duration(entry.points[-1].time_s),
-            "busbw": busbw,
+            "algbw": rate,
+            "busbw": lambda entry: rate(entry, bus_factor(entry.collective, entry.world_size)),
         },
     )
 

@@ -4,10 +4,11 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from perfmodel.tracing.source import (
     ModelSource,
@@ -31,6 +32,15 @@ class ReferenceModel(ModelSource):
     optimizer: str = "sgd"
     implementation: str = DEFAULT
     """Of the optimizer."""
+    cudnn_benchmark: bool = False
+    """Whether cuDNN tries its algorithms and keeps the fastest."""
+    ddp_options: tuple[str, ...] = ()
+    """Switches of DistributedDataParallel that are on."""
+
+    def wrapped(self, module: nn.Module, **how: Any) -> DistributedDataParallel:
+        """The module under DDP, with the switches of the recipe."""
+        options: dict[str, Any] = dict.fromkeys(self.ddp_options, True)
+        return DistributedDataParallel(module, **options, **how)
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """As a user writes it."""
@@ -195,18 +205,25 @@ MODELS: Final = {
         ("transformer", Transformer, "64 tokens", tokens(1000, 64), 1000),
     )
 }
+_RESNET50: Final = ReferenceModel(
+    name="resnet50",
+    build=_resnet50_channels_last,
+    sample="3x224x224 image",
+    draw_batch=labelled(_channels_last_images, 1000),
+    loss=classification_loss,
+    precision="bf16",
+    optimizer="adamw",
+    implementation="foreach",
+)
 #: Models that keep a GPU busy, each with the precision and the optimizer of its usual recipe. They are calibrated
 #: by these names; ``find_source`` takes them for those of torchvision.
 GPU_MODELS: Final = {
-    "resnet50": ReferenceModel(
-        name="resnet50",
-        build=_resnet50_channels_last,
-        sample="3x224x224 image",
-        draw_batch=labelled(_channels_last_images, 1000),
-        loss=classification_loss,
-        precision="bf16",
-        optimizer="adamw",
-        implementation="foreach",
+    "resnet50": _RESNET50,
+    "resnet50-tuned": replace(
+        _RESNET50,
+        name="resnet50-tuned",
+        cudnn_benchmark=True,
+        ddp_options=("gradient_as_bucket_view", "static_graph"),
     ),
     "resnet50-fp32": ReferenceModel(
         name="resnet50-fp32",

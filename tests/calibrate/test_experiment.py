@@ -12,7 +12,7 @@ from calibrate.experiment import (
     default_models,
     doubling_sizes,
 )
-from calibrate.task import CollectiveTask, LayoutTask, OverlapTask, StepTask, Task
+from calibrate.task import CollectiveTask, LayoutTask, OverlapTask, StepTask, Task, num_ranks
 from perfmodel.errors import UsageError
 
 MODELS = default_models("cpu")
@@ -73,11 +73,12 @@ def test_a_seed_fixes_the_order_and_another_one_changes_it() -> None:
 
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("device_kind", ["cpu", "cuda"])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+@pytest.mark.parametrize(("world_size", "each"), [(1, None), (2, None), (3, 2), (8, 4)])
 def test_no_two_tasks_of_a_campaign_share_a_name(
-    budget: str, device_kind: DeviceKind, world_size: int
+    budget: str, device_kind: DeviceKind, world_size: int, each: int | None
 ) -> None:
     experiment = Experiment(
+        ranks_per_node=each,
         device_kind=device_kind,
         models=default_models(device_kind),
         world_sizes=doubling_sizes(world_size),
@@ -97,6 +98,24 @@ def test_gpus_are_measured_at_the_size_that_contracts_promise() -> None:
             largest[kind, name] = max(t.size_bytes for t in tasks if t.collective == name)
     assert largest["cuda", "all_reduce"] == 2**30
     assert largest["cuda", "broadcast"] == largest["cpu", "all_reduce"] == 2**28
+
+
+def test_one_rank_of_each_node_is_measured_beside_full_nodes() -> None:
+    """Four nodes of four: of two and of four nodes the first ranks."""
+    experiment = Experiment(
+        device_kind="cuda",
+        models=default_models("cuda"),
+        world_sizes=doubling_sizes(16),
+        ranks_per_node=4,
+    )
+    tasks = itertools.chain.from_iterable(experiment.rounds())
+    groups: dict[tuple[int, int], set[str]] = {}
+    for task in tasks:
+        if isinstance(task, CollectiveTask):
+            groups.setdefault((task.world_size, task.stride), set()).add(task.collective)
+            assert num_ranks(task) <= 13 or task.stride == 1
+    assert set(groups) == {(2, 1), (4, 1), (8, 1), (16, 1), (2, 4), (4, 4)}
+    assert groups[2, 4] == groups[4, 4] == groups[4, 1]
 
 
 def test_one_rank_has_nobody_to_talk_to() -> None:

@@ -11,10 +11,18 @@ from pathlib import Path
 import pytest
 
 from calibrate.experiment import BUDGETS, Experiment
+from calibrate.launch import Launch, TorchrunLauncher
+from calibrate.task import CollectiveTask, WorkOrder
+from calibrate.topology import LaunchFlags, resolve_topology
 from calibrate.virtual import SHIPPED, Device, Host, Network, Truth
 from calibrate.virtual.gpu import Memory, VirtualEvent, VirtualGpu, Work
 from perfmodel.documents import installed_version
 from perfmodel.documents.hardware import shipped_catalogue
+from perfmodel.documents.observation import (
+    CollectiveObservation,
+    gpu_faults,
+    read_observations,
+)
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import CampaignDocument, ValidationDocument
 from perfmodel.errors import InvalidDocument, UsageError
@@ -103,6 +111,26 @@ def test_a_switch_adds_what_devices_of_a_node_send() -> None:
     assert ring.collective_s("all_reduce", 2_000_000, 8) > switched_s
 
 
+def test_a_group_of_one_rank_on_each_node_has_the_links_between_them() -> None:
+    """Eight ranks of two nodes: the first of each reduce over one card; two of one node inside it."""
+    truth = Truth.read("two-nodes")
+    apart_s = truth.collective_s("all_reduce", 2**28, 2, num_nodes=2)
+    assert apart_s == pytest.approx(2**28 / truth.network.outer_bytes_per_s, rel=0.05)
+    assert truth.collective_s("all_reduce", 2**28, 2) < apart_s / 4
+
+
+def test_heat_slows_kernels_down_and_is_told() -> None:
+    hot = replace(TRUTH, device=replace(TRUTH.device, throttled=0.5, throttled_share=1.0))
+    gpu = VirtualGpu(hot)
+    issued(gpu, 3e-5)
+    gpu.synchronise()
+    assert gpu.host_s == pytest.approx(1e-5 + 6e-5)
+    assert TRUTH.throttling is None
+    assert hot.throttling is not None
+    [words] = gpu_faults([hot.throttling])
+    assert words.startswith("GPU clocks were lowered by heat in 100 % of the samples")
+
+
 def test_memory_is_held_in_blocks_and_ends() -> None:
     memory = Memory(limit_bytes=4 * MIB)
     first = memory.hold(1000)
@@ -132,6 +160,7 @@ def test_shipped_truths_can_be_read() -> None:
         ("launch_s = 1e-5\nqueue = 0", "", "host.queue"),
         ("launch_s = 1e-5", "speed = []", "device.speed"),
         ("launch_s = 1e-5", "copy_bytes_per_s = 0", "rates and speeds"),
+        ("launch_s = 1e-5", "throttled_share = 1.5", "throttled_share must be <= 1"),
     ],
 )
 def test_values_that_no_device_can_have_are_refused(
@@ -277,3 +306,48 @@ def test_two_ranks_are_predicted_from_recorded_steps(tmp_path: Path) -> None:
     assert statistics.fmean(map(abs, known_law)) < 0.03
     for row in judged_memory("mlp", models["mlp"], machine):
         assert row["error"] == pytest.approx(0.0, abs=0.01), row
+
+
+@pytest.mark.real
+def test_ranks_of_several_nodes_reduce_over_the_links_between_them(tmp_path: Path) -> None:
+    """Three ranks on nodes of two: the first two are on one, the first and the third are not."""
+    truth = replace(
+        TRUTH, network=Network(devices_per_node=2, inner_bytes_per_s=1e11, outer_bytes_per_s=1e9)
+    )
+    file, output = tmp_path / "made-up.toml", tmp_path / "observations.jsonl"
+    file.write_text(
+        "devices = 4\n"
+        "[host]\nlaunch_s = 1e-5\nevent_s = 0.0\nqueue = 4\n"
+        "[device]\nflop_per_s = { fp32 = 1e13 }\nbytes_per_s = 1e12\n"
+        "[network]\ndevices_per_node = 2\ninner_bytes_per_s = 1e11\nouter_bytes_per_s = 1e9\n"
+    )
+    size_bytes = 16 * MIB
+    tasks = tuple(
+        CollectiveTask(
+            name=f"{collective} {stride}",
+            round=0,
+            collective=collective,
+            world_size=2,
+            size_bytes=size_bytes,
+            stride=stride,
+            target_s=0.0,
+        )
+        for collective in ("all_reduce", "all_gather")
+        for stride in (1, 2)
+    )
+    order = tmp_path / "order.json"
+    WorkOrder(device_kind="virtual", truth=str(file), output=str(output), tasks=tasks).write(order)
+    topology = resolve_topology({}, flags=LaunchFlags(nproc_per_node=3), num_local_devices=3)
+    TorchrunLauncher().run(
+        Launch(arguments=(str(order),), topology=topology, conditions={}, stall_timeout_s=120.0)
+    )
+    found = {
+        (entry.collective, entry.stride): entry.durations_s
+        for entry in read_observations(output)
+        if isinstance(entry, CollectiveObservation)
+    }
+    for (collective, stride), durations_s in found.items():
+        true_s = truth.collective_s(collective, size_bytes, 2, num_nodes=stride)
+        assert len(durations_s) == 2
+        assert min(map(min, durations_s)) == pytest.approx(true_s, rel=1e-3), (collective, stride)
+    assert len(found) == len(tasks)
