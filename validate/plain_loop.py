@@ -82,6 +82,8 @@ class Training:
         self.optimizer: torch.optim.Optimizer = make_optimizer(self.module.parameters())
         self.tensors = (*inputs, targets)
         self.device, self.now = device, device.now
+        self.has_begun = False
+        """A static graph is learned in a pass that synchronises."""
         self.batches = self._shuffled()
 
     def _shuffled(self) -> Iterator[list[Tensor]]:
@@ -117,13 +119,14 @@ class Training:
             self.optimizer.zero_grad()
             for micro in range(accumulation):
                 *inputs, targets = next(self.batches)
-                waits = self.is_wrapped and micro < accumulation - 1
+                waits = self.is_wrapped and self.has_begun and micro < accumulation - 1
                 with self.module.no_sync() if waits else nullcontext():  # type: ignore[operator]
                     with self.device.autocast(self.precision):
                         loss = self.loss(self.module(*inputs), targets)
                     shared = loss / accumulation if accumulation > 1 else loss
                     shared.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
+            self.has_begun = True
         last = loss.item()  # a GPU has done all steps by then
         return self.now() - started_s, last
 

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -247,7 +247,7 @@ def _build(
     pin = session.asynchronous
     num_samples = max(_POOL_SAMPLES, setting.micro_batch) if pin else _POOL_SAMPLES
     inputs, labels = reference.draw_batch(num_samples).pair
-    return Trainer(
+    trainer = Trainer(
         reference=reference,
         module=module,
         optimizer=reference.make_optimizer(module.parameters()),
@@ -256,3 +256,7 @@ def _build(
         device=session.measured,
         is_pinned=pin,
     )
+    if wrapped and reference.ddp_options:
+        first = replace(setting, synchronisation=Synchronisation.DDP)
+        trainer.step(0, setting=first, clock=session.measured.host_clock())
+    return trainer

@@ -38,7 +38,10 @@ class ReferenceModel(ModelSource):
     """Switches of DistributedDataParallel that are on."""
 
     def wrapped(self, module: nn.Module, **how: Any) -> DistributedDataParallel:
-        """The module under DDP, with the switches of the recipe."""
+        """The module under DDP, with the switches of the recipe.
+
+        Its first backward pass must synchronise gradients if the graph is static.
+        """
         options: dict[str, Any] = dict.fromkeys(self.ddp_options, True)
         return DistributedDataParallel(module, **options, **how)
 

@@ -27,7 +27,11 @@ from tests.played_worker import step_observation
 
 
 def exchange(
-    size_bytes: int, *ranks_s: tuple[float, ...], world_size: int = 2, name: str = "all_reduce"
+    size_bytes: int,
+    *ranks_s: tuple[float, ...],
+    world_size: int = 2,
+    name: str = "all_reduce",
+    stride: int = 1,
 ) -> CollectiveObservation:
     return CollectiveObservation(
         task="one",
@@ -35,6 +39,7 @@ def exchange(
         collective=name,
         world_size=world_size,
         size_bytes=size_bytes,
+        stride=stride,
         durations_s=ranks_s,
     )
 
@@ -138,6 +143,7 @@ def test_what_cannot_be_known_is_said(
     observed = observations(world_size)
     if exchanges and world_size > 1:
         observed.append(exchange(64, (1e-3,) * world_size, world_size=world_size))
+        observed.append(exchange(64, (5e-3,) * 2, stride=world_size))
     facts = dict(environment("one").facts)
     draft = _draft(observed, facts)
     found = _undetermined(draft, num_nodes=num_nodes)
@@ -150,6 +156,9 @@ def test_what_cannot_be_known_is_said(
         world_size,
     )
     assert (draft.backend, draft.device_kind) == ("gloo", "cpu")
+    for groups, time_s in ((draft.collectives, 1e-3), (draft.between_nodes, 5e-3)):
+        times_s = [point.time_s for group in groups for point in group.points]
+        assert times_s == ([pytest.approx(time_s)] if exchanges and world_size > 1 else [])
 
 
 def test_overlap_is_kept_apart_by_group_and_size() -> None:

@@ -13,7 +13,7 @@ from perfmodel.cost.network import NOT_MEASURED, Group, Network
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.layout import RunSetting
 from perfmodel.machine import Cluster, Evidence, Tier
-from perfmodel.machine.measured import CurvePoint, MeasuredCollective
+from perfmodel.machine.measured import CollectiveProfile, CurvePoint, MeasuredCollective
 from perfmodel.units import MIB
 from tests.existing import existing
 from tests.perfmodel.asking import Asking
@@ -74,6 +74,32 @@ def test_a_ring_between_nodes_waits_for_the_link_of_the_file() -> None:
     assert found.bottleneck(16 * MIB, Group(16)) == "fabric (bandwidth, ring of 4)"
     assert found.evidence([16 * MIB], Group(16)) is Evidence.ASSUMED
     assert found.evidence([MIB], Group(2)) is Evidence.INTERPOLATED
+
+
+def test_links_between_nodes_are_those_that_one_device_of_each_measured() -> None:
+    """As above, but 6 messages of 2 ms, and 30 MiB over two links of 0.1 GB/s each."""
+    groups = tuple(
+        CollectiveProfile(
+            collective="all_reduce",
+            world_size=n,
+            points=tuple(
+                CurvePoint(
+                    at=size, time_s=2 * (n - 1) * (2e-3 + size / n / 1e8), relative_error=0.01
+                )
+                for size in (n * 128, n * MIB, n * 64 * MIB)
+            ),
+        )
+        for n in (2, 4)
+    )
+    of = Cluster(name="small", tiers=(NODE, replace(FABRIC, links=2)))
+    machine = replace(profile(Machine()), between_nodes=groups)
+    found = CostModel(machine, num_draws=1, seed=0, cluster=of).network
+    assert found is not None
+    whole_s = 24 * 1e-4 + 6 * 2e-3 + 30 * MIB / 2e8
+    assert float(found.time_s("all_reduce", 16 * MIB, Group(16))[0]) == pytest.approx(
+        whole_s, rel=1e-3
+    )
+    assert found.evidence([16 * MIB], Group(16)) is Evidence.EXTRAPOLATED
 
 
 @pytest.mark.parametrize("measured", [True, False])

@@ -127,6 +127,7 @@ def test_profile_shows_what_was_measured_and_what_was_not_determined() -> None:
         "5.0 % on 1 rank",
         "2,097,152",
         "120 us",
+        "algbw",
         "1.3 ms",
         "NO: assumed",
     ):

@@ -1,0 +1,45 @@
+"""Recipes of the reference models."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from calibrate.probes import training
+from perfmodel.layout import RunSetting
+from perfmodel.tracing.reference import REFERENCES
+
+
+def test_a_recipe_wraps_its_model_with_the_switches_of_ddp() -> None:
+    """Steps with and without synchronisation take turns; a static graph is learned in one with it."""
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        for name, is_on in (("resnet50", False), ("resnet50-tuned", True)):
+            module = REFERENCES[name].wrapped(nn.Linear(2, 2))
+            assert (module.gradient_as_bucket_view, module.static_graph) == (is_on, is_on)
+            for is_local in (False, True, False, True, True):
+                with module.no_sync() if is_local else nullcontext():
+                    module(torch.ones(1, 2)).sum().backward()
+                gradient = module.module.weight.grad
+                assert gradient is not None
+                assert gradient.tolist() == [[1.0, 1.0]] * 2
+                module.zero_grad()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_cudnn_chooses_its_algorithms_as_the_recipe_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    monkeypatch.setattr(training, "_build", lambda *_, **__: None)
+    session: Any = SimpleNamespace(models={}, asynchronous=True)
+    for name, is_on in (("resnet50-tuned", True), ("resnet50", False)):
+        training._trainer(session, RunSetting(workload=name, world_size=2, micro_batch=1))
+        assert torch.backends.cudnn.benchmark is is_on
