@@ -149,8 +149,11 @@ class Carrier(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
+        # No memory of the host can be pinned for a device that is none; who asks wants it to be.
+        kwargs = {key: value for key, value in (kwargs or {}).items() if key != "pin_memory"}
         name = str(func)
+        if name == "aten.is_pinned.default":
+            return True
         if name == "prim.device.default":
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
@@ -328,7 +331,6 @@ def _attention(  # noqa: PLR0913 - the same
 #: Operators that are no kernels.
 _SPECIAL: Final[dict[str, Callable[[Carrier, Sequence[Any], Any], Any]]] = {
     "aten._local_scalar_dense.default": Carrier._read,
-    "aten.is_pinned.default": lambda *_: True,
     "aten._to_copy.default": Carrier._moved,
     "aten.copy_.default": Carrier._copied,
 }

@@ -308,7 +308,7 @@ def test_two_ranks_are_predicted_from_recorded_steps(tmp_path: Path) -> None:
         assert row["error"] == pytest.approx(0.0, abs=0.01), row
 
 
-@pytest.mark.real
+@pytest.mark.long
 def test_ranks_of_several_nodes_reduce_over_the_links_between_them(tmp_path: Path) -> None:
     """Three ranks on nodes of two: the first two are on one, the first and the third are not."""
     truth = replace(
