@@ -63,7 +63,7 @@ predict: machine torch nccl accumulation batch bucket-cap-mb cluster csv device 
     json layout loader-samples-per-s model no-measure nodes-like output plot profile samples scaling sequence-length
     sync-every-step trace validation verbose workload unsealed
 report: json devices out profile validation workloads unsealed
-serve: machine budget-file cluster port profile validation workload unsealed
+serve: machine cluster port profile validation workload unsealed
 trace: MODEL json checkpointing device-kind image-size micro-batch optimizer optimizer-implementation
     output precision sequence-length
 validate: json budget from master-addr master-port nnodes node-rank out profile resume seed soon

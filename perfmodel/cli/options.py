@@ -312,9 +312,6 @@ Device: TypeAlias = Annotated[
 DeviceKind: TypeAlias = Annotated[
     str | None, choice("--device-kind", ("cpu", "cuda"), "cpu or cuda; default: as traced.")
 ]
-RealDevice: TypeAlias = Annotated[
-    str, choice("--device-kind", ("auto", "cpu", "cuda"), "auto, cpu or cuda: what is measured.")
-]
 WhichDevice: TypeAlias = Annotated[
     str,
     choice(

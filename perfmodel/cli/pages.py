@@ -28,7 +28,6 @@ _WORKLOADS = typer.Option(
 _CLUSTERS = typer.Option(
     "--cluster", help="Cluster file, whose links can then be chosen; repeatable."
 )
-_BUDGET_FILE = typer.Option(help="As for perfmodel cost: its prices can be chosen.")
 _PORT = typer.Option(help="Port on 127.0.0.1; 0 takes any that is free.")
 
 
@@ -38,7 +37,6 @@ def serve(
     workload: Annotated[list[str] | None, _WORKLOADS] = None,
     cluster: Annotated[list[Path] | None, _CLUSTERS] = None,
     validation: opt.Validation = None,
-    budget_file: Annotated[Path | None, _BUDGET_FILE] = None,
     port: Annotated[int, _PORT] = DEFAULT_PORT,
 ) -> None:
     """Open a page on this machine: move devices, batch, bandwidth, layout; see what happens."""
@@ -54,7 +52,6 @@ def serve(
         profile or [opt.DEFAULT_PROFILE],
         workload or [],
         validation=validation,
-        budget=budget_file,
         clusters=cluster or [],
     )
     _serve(Answers(session), port)

@@ -232,15 +232,6 @@ class CatalogueDevice(Record):
     memory_bytes: PositiveInt
 
 
-class PriceOffer(Record):
-    """A price per useful device-hour from a budget file."""
-
-    name: str
-    per_device_hour: NonNegativeFloat
-    currency: str
-    source: str
-
-
 class Catalogue(Record):
     """What can be chosen on a page."""
 
@@ -249,5 +240,3 @@ class Catalogue(Record):
     clusters: tuple[CatalogueCluster, ...] = ()
     links: tuple[CatalogueLink, ...] = ()
     devices: tuple[CatalogueDevice, ...] = ()
-    prices: tuple[PriceOffer, ...] = ()
-    price_warnings: tuple[str, ...] = ()

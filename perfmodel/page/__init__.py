@@ -11,8 +11,6 @@ from perfmodel.answer import Question, open_workload
 from perfmodel.answer.answer import Forecast
 from perfmodel.cost.inferred import open_inferred
 from perfmodel.cost.rescaling import catalogued
-from perfmodel.documents import today_utc
-from perfmodel.documents.budget import read_budget
 from perfmodel.documents.clusters import open_cluster
 from perfmodel.documents.hardware import LINK_SHARE, DataSheet, shipped_catalogue
 from perfmodel.documents.page import (
@@ -23,7 +21,6 @@ from perfmodel.documents.page import (
     CatalogueLink,
     CatalogueProfile,
     CatalogueTier,
-    PriceOffer,
 )
 from perfmodel.documents.profile import (
     InferredDocument,
@@ -38,7 +35,6 @@ from perfmodel.files import read_json
 from perfmodel.machine import Cluster, InferredMachine, Machine
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.models import document_for
-from perfmodel.plan.cost import compare_costs
 from perfmodel.scenarios import Scenario
 from perfmodel.scenarios.fields import changed, link_of, usable_links
 from perfmodel.workload.step import SymbolicStep
@@ -120,8 +116,6 @@ class Session:
 
     machines: Mapping[str, OfferedMachine]
     """By the name on the page; at least one."""
-    prices: tuple[PriceOffer, ...] = ()
-    price_warnings: tuple[str, ...] = ()
 
 
 def chosen(kind: str, name: str, offered: Mapping[str, _Offer]) -> _Offer:
@@ -159,7 +153,6 @@ def read_session(
     workloads: Sequence[str],
     *,
     validation: Path | None,
-    budget: Path | None,
     clusters: Sequence[Path] = (),
 ) -> Session:
     """All that a page can be asked, read once.
@@ -210,8 +203,7 @@ def read_session(
         raise UsageError(
             f"--validation: must come from the machine of a profile, got {validation} of another one"
         )
-    prices, warnings = ((), ()) if budget is None else _prices(budget)
-    return Session(machines=machines, prices=prices, price_warnings=warnings)
+    return Session(machines=machines)
 
 
 class _Traces:
@@ -256,22 +248,6 @@ def _workloads(
     return found
 
 
-def _prices(budget: Path) -> tuple[tuple[PriceOffer, ...], tuple[str, ...]]:
-    """Cost of a useful device-hour in every way of paying, as perfmodel cost says."""
-    today = today_utc()
-    document = compare_costs(read_budget(budget, today=today), today=today, argv=())
-    offers = tuple(
-        PriceOffer(
-            name=option.cost.name,
-            per_device_hour=option.per_useful_device_hour,
-            currency=document.budget.currency,
-            source=typed(budget),
-        )
-        for option in document.options
-    )
-    return offers, document.warnings
-
-
 def catalogue(session: Session) -> Catalogue:
     """What can be chosen on the page, and why the rest cannot."""
     clusters = {
@@ -290,8 +266,6 @@ def catalogue(session: Session) -> Catalogue:
             for sheet in shipped_catalogue().devices
             if sheet.bandwidth is not None
         ),
-        prices=session.prices,
-        price_warnings=session.price_warnings,
     )
 
 

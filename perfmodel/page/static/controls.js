@@ -145,8 +145,6 @@ function showMoney(state, question = {}) {
   const capacity = given ?? memoryOf(state);
   byId("capacity").value = capacity ? Number((capacity / 2 ** 30).toPrecision(6)) : "";
   byId("capacity-hint").textContent = !given && capacity ? "By the data sheet." : "";
-  byId("offer").value = "";
-  byId("money-hint").textContent = "";
   byId("price").value = spending?.per_device_hour ?? "";
   byId("currency").value = spending?.currency ?? "USD";
   const work = spending?.work ?? (profileOf(state).kind === "inferred" ? 1e12 : 1e6);

@@ -168,18 +168,8 @@ function listenChoices() {
   byId("workload").addEventListener("change", () => { restart({ ...fresh(state.profile, byId("workload").value, state.scaling), devices: state.devices, cluster: state.cluster, factors: state.factors }); });
   byId("reset").addEventListener("click", () => { restart(fresh(state.profile, state.workload), {}); });
   for (const id of ["capacity", "price", "work", "currency", "work-unit", "logged", "logged-unit"]) byId(id).addEventListener("input", update);
-  byId("offer").addEventListener("change", takeOffer);
   for (const id of ["curve-measure", "curve-axes"]) byId(id).addEventListener("change", () => { if (latest?.curve) drawDetail(); });
   byId("controls").addEventListener("submit", (event) => { event.preventDefault(); });
-}
-
-function takeOffer() {
-  const offer = data.catalogue.prices[Number(byId("offer").value)];
-  if (!offer) return;
-  byId("price").value = Number(offer.per_device_hour.toPrecision(6));
-  byId("currency").value = offer.currency;
-  byId("money-hint").textContent = [`Per useful device-hour, from ${offer.source}.`, ...data.catalogue.price_warnings].join(" ");
-  update();
 }
 
 function restart(changed, question = null) {
@@ -193,9 +183,6 @@ function restart(changed, question = null) {
 }
 
 function begin() {
-  const { prices } = data.catalogue;
-  byId("offer-row").hidden = prices.length === 0;
-  options(byId("offer"), [["", "choose"], ...prices.map(({ name }, i) => [String(i), name])], "");
   showMachine(state);
   showMoney(state, firstQuestion() ?? {});
   listenSliders();

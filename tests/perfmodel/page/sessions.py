@@ -2,7 +2,6 @@
 
 import functools
 
-from perfmodel.documents.page import PriceOffer
 from perfmodel.page import OfferedMachine, OfferedWorkload, Session
 from perfmodel.page.answers import Answers
 from perfmodel.workload.transformer import TRANSFORMERS
@@ -15,7 +14,6 @@ NOISY = profile(Machine(noise=(0.9, 1.0, 1.1, 1.2), residual=0.05, relative_erro
 @functools.cache
 def answers() -> Answers:
     """Of a calibrated machine."""
-    offer = PriceOffer(name="rent", per_device_hour=3.0, currency="EUR", source="budget.toml")
     names = {entry.workload.name: entry for entry in NOISY.workloads}
     here = OfferedMachine(
         name="here",
@@ -23,7 +21,7 @@ def answers() -> Answers:
         machine=NOISY,
         workloads={name: OfferedWorkload(entry=entry, typed=name) for name, entry in names.items()},
     )
-    return Answers(Session(machines={"here": here}, prices=(offer,)))
+    return Answers(Session(machines={"here": here}))
 
 
 @functools.cache

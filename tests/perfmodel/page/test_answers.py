@@ -116,7 +116,7 @@ def test_memory_is_that_of_the_memory_command(run: Run, tmp_path: Path) -> None:
     profile, workload = tmp_path / "profile.json", tmp_path / "light.json"
     as_file(NOISY).write(profile)
     traced().write(workload)
-    session = read_session([profile], [str(workload)], validation=None, budget=None)
+    session = read_session([profile], [str(workload)], validation=None)
     [name] = session.machines
     changes = {"profile": name, "workload": "light", "layout": "dp=2", "batch": 8}
     answer = Answers(session).answer(asked(**changes, capacity_bytes=2**30))
@@ -175,7 +175,6 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
         [Path("runs/profile.json")],
         ["runs/traced.json"],
         validation=None,
-        budget=None,
         clusters=[Path("ethernet.toml")],
     )
     return Answers(session)
@@ -252,7 +251,7 @@ def test_no_file_can_be_named(served: Answers, changes: dict[str, object], messa
 @pytest.fixture(scope="module")
 def shipped() -> Answers:
     """The page as it starts where nothing was measured."""
-    return Answers(read_session(unmeasured_machines(), [], validation=None, budget=None))
+    return Answers(read_session(unmeasured_machines(), [], validation=None))
 
 
 def test_it_starts_without_torch_and_knows_the_memory_of_its_devices() -> None:
@@ -261,7 +260,7 @@ def test_it_starts_without_torch_and_knows_the_memory_of_its_devices() -> None:
         "import sys; sys.modules['torch'] = None; from perfmodel import page as m;"
         "from perfmodel.page import answers as a;"
         "from perfmodel.page.server import start;"
-        "s = a.Answers(m.read_session(m.unmeasured_machines(), [], validation=None, budget=None));"
+        "s = a.Answers(m.read_session(m.unmeasured_machines(), [], validation=None));"
         "print(s.answer(start(s.catalogue)).setting, s.catalogue.profiles[0].memory_bytes / 2**30)"
     )
     told = subprocess.run(
