@@ -2,16 +2,18 @@
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from perfmodel.documents import Provenance
 from perfmodel.documents.profile import ProfileDocument
+from perfmodel.layout import RunSetting
 from perfmodel.machine.measured import (
     PHASE_CURVES,
     CollectiveProfile,
     ComputeRate,
     CurvePoint,
     DdpCosts,
+    HostCosts,
     MeasuredMachine,
     MeasuredWorkload,
     PhaseCurves,
@@ -264,3 +266,13 @@ def compute_rate(
         flop_per_s=flop_per_s,
         bytes_per_s=bytes_per_s,
     )
+
+
+def setting_of(workload: str, world_size: int, micro_batch: int, **others: Any) -> RunSetting:
+    return RunSetting(workload=workload, world_size=world_size, micro_batch=micro_batch, **others)
+
+
+def host_costs(**seconds: float) -> HostCosts:
+    """What is not said costs nothing."""
+    names = ("forward_s", "backward_s", "view_s", "optimizer_s", "tensor_s", "relative_error")
+    return HostCosts(**(dict.fromkeys(names, 0.0) | seconds))

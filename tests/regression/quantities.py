@@ -314,9 +314,7 @@ def _page(profile: str, question: dict[str, Any], **more: Any) -> Any:
 
     workloads = [*more.get("workloads", ())]
     clusters = [Path(path) for path in more.get("clusters", ())]
-    session = read_session(
-        [Path(profile)], workloads, validation=None, budget=None, clusters=clusters
-    )
+    session = read_session([Path(profile)], workloads, validation=None, clusters=clusters)
     [name] = session.machines
     answers, asked = Answers(session), PageQuestion.model_validate({"profile": name, **question})
     return {**_plain(answers.detail(asked)), **_plain(answers.answer(asked))}

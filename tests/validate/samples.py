@@ -8,7 +8,7 @@ from perfmodel.documents.verdicts import ErrorSummary
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, SingleStep
 from perfmodel.statistics import Interval
-from tests.perfmodel.profiles import MICRO_BATCHES, Machine, profile
+from tests.perfmodel.profiles import MICRO_BATCHES, Machine, profile, setting_of
 
 WORKLOADS: Final = ("light", "heavy", "third", "fourth")
 
@@ -53,12 +53,7 @@ def calibrated_step(
 
 
 def single(micro_batch: int = 8, *, workload: str = "light") -> RunSetting:
-    return RunSetting(
-        workload=workload,
-        world_size=1,
-        micro_batch=micro_batch,
-        synchronisation=Synchronisation.NONE,
-    )
+    return setting_of(workload, 1, micro_batch, synchronisation=Synchronisation.NONE)
 
 
 def exactly(value: float) -> Interval:

@@ -30,6 +30,7 @@ from tests.perfmodel.profiles import (
     Machine,
     message_time,
     profile,
+    setting_of,
 )
 
 NOISE: Final = 0.02
@@ -67,12 +68,7 @@ class Calibration:
 
     def _settings(self, workload: Workload) -> Iterator[RunSetting]:
         for micro_batch in MICRO_BATCHES:
-            single = RunSetting(
-                workload=workload.name,
-                world_size=1,
-                micro_batch=micro_batch,
-                synchronisation=Synchronisation.NONE,
-            )
+            single = setting_of(workload.name, 1, micro_batch, synchronisation=Synchronisation.NONE)
             yield single
             for world_size in range(2, self.num_ranks + 1):
                 for cap in (None, 4.0):

@@ -9,15 +9,15 @@ from calibrate.fit.ddp import fit_host
 from perfmodel.cost.traced import issued, issued_s
 from perfmodel.documents.observation import DeviceStreams, ReplayObservation, StepObservation
 from perfmodel.layout import RunSetting, Synchronisation
-from perfmodel.machine.measured import HostCosts
 from perfmodel.workload import Phase
 from tests.existing import existing
 from tests.perfmodel.llama import document
+from tests.perfmodel.profiles import host_costs
 from tests.played_worker import step_observation
 
 BATCH = 4
 MODELS = ("llama", "resnet18")
-COSTS = HostCosts(
+COSTS = host_costs(
     forward_s=8e-6,
     backward_s=12e-6,
     view_s=2e-6,

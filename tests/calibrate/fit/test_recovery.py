@@ -18,7 +18,7 @@ from perfmodel.machine.measured import MeasuredMachine, OverlapProfile
 from tests.calibrate.fit.synthetic import NOISE, RUN, Calibration, environment, write_lines
 from tests.existing import existing
 from tests.perfmodel.asking import Asking
-from tests.perfmodel.profiles import MICRO_BATCHES, PHASES, PROVENANCE, Machine, profile
+from tests.perfmodel.profiles import MICRO_BATCHES, PHASES, PROVENANCE, Machine, profile, setting_of
 
 #: 8 MiB take 84 ms, which is more than some backward passes and less than others.
 MACHINE: Final = Machine(
@@ -183,11 +183,8 @@ def test_a_setting_that_is_left_out_is_missed_by_more() -> None:
     missed = []
     for step in machine.steps:
         if step.world_size == 2 and step.synchronisation == "ddp":
-            setting = RunSetting(
-                workload=step.workload,
-                world_size=2,
-                micro_batch=step.micro_batch,
-                bucket_cap_mb=step.bucket_cap_mb,
+            setting = setting_of(
+                step.workload, 2, step.micro_batch, bucket_cap_mb=step.bucket_cap_mb
             )
             found = predictor.step(predictor.workload(step.workload), setting.layout)
             missed.append(math.log(float(found.step_s[0]) / step.step_s))

@@ -119,14 +119,6 @@ def test_faster_than_the_device_computes_is_never_normal(diagnose: Diagnose) -> 
     assert odds(diagnose(*asked, "1 node of 8: 0.7 s"))["normal"] > 0.3
 
 
-def test_memory_that_sharding_does_not_divide(run: Run) -> None:
-    result = run(
-        "diagnose", *LLAMA, "--strategy", "zero3", "--micro-batch", 8, *FAST,
-        "--observed", "4 nodes of 8: 70 GiB reserved",
-    )  # fmt: skip
-    assert "sharding divides them" in result.stdout
-
-
 def test_a_traced_model_and_a_log(diagnose: Diagnose, tmp_path: Path) -> None:
     model, log = tmp_path / "workload.json", tmp_path / "run.log"
     workload().write(model)

@@ -68,7 +68,7 @@ def test_serve_starts_before_anything_is_measured(
 
 def test_a_model_is_traced_once_for_machines_of_one_precision() -> None:
     machines = unmeasured_machines()
-    session = read_session(machines, ["lenet"], validation=None, budget=None, clusters=[CLUSTER])
+    session = read_session(machines, ["lenet"], validation=None, clusters=[CLUSTER])
     offered = [each for each in session.machines.values() if each.kind == "calibrated"]
     traces = {id(each.workloads["lenet"].document) for each in offered}
     costs = [

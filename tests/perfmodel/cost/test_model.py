@@ -17,7 +17,6 @@ from perfmodel.machine import Evidence
 from perfmodel.machine.measured import (
     ComputeRate,
     CurvePoint,
-    HostCosts,
     MeasuredMachine,
     MeasuredOperator,
     MeasuredStep,
@@ -32,7 +31,7 @@ from tests.existing import existing
 from tests.perfmodel.cost.test_step_law import COSTS
 from tests.perfmodel.llama import traced
 from tests.perfmodel.operators import costs_of_the_made_up_machine, operator
-from tests.perfmodel.profiles import Machine, compute_rate, profile, slowed
+from tests.perfmodel.profiles import Machine, compute_rate, host_costs, profile, setting_of, slowed
 
 
 def terms(
@@ -46,10 +45,10 @@ def terms(
 ) -> Terms:
     workload = existing(document.workload("heavy"))
     synchronisation = Synchronisation.DDP if world_size > 1 else Synchronisation.NONE
-    setting = RunSetting(
-        workload="heavy",
-        world_size=world_size,
-        micro_batch=micro_batch,
+    setting = setting_of(
+        "heavy",
+        world_size,
+        micro_batch,
         accumulation=accumulation,
         synchronisation=synchronisation,
         bucket_cap_mb=bucket_cap_mb,
@@ -160,14 +159,7 @@ def test_ddp_costs_the_host_once_in_a_step_of_several_micro_batches() -> None:
 def test_the_host_issues_an_addition_for_every_gradient() -> None:
     """At what a call of autograd costs more than a view: as fitted, or in the mean of both passes."""
     document = issuing(shared_s=5e-3)
-    host = HostCosts(
-        forward_s=1e-6,
-        backward_s=2e-6,
-        view_s=5e-7,
-        optimizer_s=0.0,
-        tensor_s=0.0,
-        relative_error=0.1,
-    )
+    host = host_costs(forward_s=1e-6, backward_s=2e-6, view_s=5e-7, relative_error=0.1)
     for known, call_s in ((None, 0.01 / HEAVY.workload.num_operators), (host, 1.5e-6)):
         found = replace(document, host=known)
         once, twice = (terms(found, accumulation=count) for count in (1, 2))

@@ -22,7 +22,6 @@ from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import (
     ComputeRate,
-    HostCosts,
     MeasuredMachine,
     MeasuredOperator,
     MeasuredStep,
@@ -33,7 +32,7 @@ from perfmodel.workload.step import AffineBytes, Segment, parameters_signature, 
 from tests.existing import existing
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.operators import costs_of_the_made_up_machine, observation
-from tests.perfmodel.profiles import Machine, compute_rate, profile, slowed
+from tests.perfmodel.profiles import Machine, compute_rate, host_costs, profile, setting_of, slowed
 from tests.perfmodel.traces import WORKLOAD, traced
 
 
@@ -48,12 +47,7 @@ def machine(durations: OperatorCosts) -> MeasuredMachine:
 
 
 def single(micro_batch: int) -> RunSetting:
-    return RunSetting(
-        workload="linear",
-        world_size=1,
-        micro_batch=micro_batch,
-        synchronisation=Synchronisation.NONE,
-    )
+    return setting_of("linear", 1, micro_batch, synchronisation=Synchronisation.NONE)
 
 
 def measured(durations: OperatorCosts, micro_batch: int, time_s: float) -> OperatorCosts:
@@ -275,7 +269,7 @@ def test_the_host_issues_every_operator_of_a_phase(
     durations: OperatorCosts, *, is_known: bool
 ) -> None:
     """One product and two copies forward, two products backward; 7 us each, or as steps told."""
-    host = HostCosts(
+    host = host_costs(
         forward_s=1e-5,
         backward_s=2e-5,
         view_s=1e-6,
@@ -299,14 +293,7 @@ def test_the_host_issues_every_operator_of_a_phase(
 
 
 def test_issuing_costs_kernels_and_what_is_none_by_phase() -> None:
-    host = HostCosts(
-        forward_s=1.0,
-        backward_s=10.0,
-        view_s=0.1,
-        optimizer_s=100.0,
-        tensor_s=0.01,
-        relative_error=0.0,
-    )
+    host = host_costs(forward_s=1.0, backward_s=10.0, view_s=0.1, optimizer_s=100.0, tensor_s=0.01)
     found = [issued_s(host, (3, 5), phase) for phase in Phase]
     assert dict(zip(Phase, found, strict=True)) == pytest.approx(
         {Phase.FORWARD: 3.5, Phase.BACKWARD: 30.5, Phase.OPTIMIZER: 300.05}

@@ -13,7 +13,7 @@ from perfmodel.documents.budget import GoodputDocument
 from perfmodel.documents.observation import RankSteps, StepObservation
 from perfmodel.engine.job import FailureCause, Job
 from perfmodel.errors import CalibrationUnavailable, InvalidDocument, UsageError
-from perfmodel.layout import RunSetting, Synchronisation
+from perfmodel.layout import Synchronisation
 from perfmodel.machine.measured import MeasuredMachine, Repeatability
 from perfmodel.plan.acceptance import (
     LOSS,
@@ -27,7 +27,7 @@ from perfmodel.plan.acceptance import (
 from perfmodel.plan.delivered import Delivery, Quantity, quantity, rank_ratios
 from perfmodel.plan.goodput import Request, goodput
 from tests.existing import existing
-from tests.perfmodel.profiles import Machine, compute_rate, profile
+from tests.perfmodel.profiles import Machine, compute_rate, profile, setting_of
 
 
 def machine(*, gemm: float = 1e12, **changes: float) -> MeasuredMachine:
@@ -152,12 +152,7 @@ def repetition(*step_s: float) -> StepObservation:
         task="t",
         round=0,
         started_utc=0.0,
-        setting=RunSetting(
-            workload="heavy",
-            world_size=len(step_s),
-            micro_batch=4,
-            synchronisation=Synchronisation.NO_SYNC,
-        ),
+        setting=setting_of("heavy", len(step_s), 4, synchronisation=Synchronisation.NO_SYNC),
         ranks=tuple(
             RankSteps(
                 rank=rank,

@@ -21,7 +21,7 @@ from perfmodel.machine import Evidence
 from perfmodel.machine.measured import DdpCosts, OverlapProfile, Repeatability
 from perfmodel.statistics import Interval
 from perfmodel.step import Cause, Operation, StepProgram, Stream, Trace
-from tests.perfmodel.profiles import Machine, as_file, compute_rate, profile
+from tests.perfmodel.profiles import Machine, as_file, compute_rate, profile, setting_of
 
 PROVENANCE: Final = Provenance(
     created_utc="2026-01-02T03:04:05+00:00",
@@ -152,13 +152,7 @@ def plain_settings(names: tuple[str, ...]) -> tuple[ComparedSetting, ...]:
     entries = []
     for name in names:
         for accumulation, cap, ratio in ((1, None, 1.01), (2, 5.0, 0.913)):
-            setting = RunSetting(
-                workload=name,
-                world_size=2,
-                micro_batch=24,
-                accumulation=accumulation,
-                bucket_cap_mb=cap,
-            )
+            setting = setting_of(name, 2, 24, accumulation=accumulation, bucket_cap_mb=cap)
             measured_s = (0.0072 if name == "lenet" else 0.104) * accumulation
             entries.append(compared(setting, predicted_s=measured_s * ratio, measured_s=measured_s))
     return tuple(entries)
