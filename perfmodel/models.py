@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -125,7 +125,8 @@ def traced_document(  # noqa: PLR0913 - one parameter per option
             find_source(model, size), method, micro_batch=micro_batch, beside=True, casts=casts
         )
 
-    with without_collection():
+    # What a user's code prints is no part of the answer.
+    with without_collection(), redirect_stdout(sys.stderr):
         if ".py" not in model:
             with suppress(UntraceableModel, ImportError), without_compiler():
                 return document_of(trace(), argv=argv)

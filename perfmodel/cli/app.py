@@ -392,7 +392,9 @@ def main() -> None:
         code = _explain_usage(error)
     except KeyboardInterrupt:
         code = _complain("interrupted", code=EXIT_INTERRUPTED)
-    except Exception as error:  # noqa: BLE001 - the last handler
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the last handler
         code = _last_words(error)
     sys.exit(code)
 
@@ -408,7 +410,7 @@ _EXTRAS: Final = {
 }
 
 
-def _last_words(error: Exception) -> int:
+def _last_words(error: BaseException) -> int:
     """One line and an exit code for what no command expects."""
     code = EXIT_FAILURE
     if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get(error.name or "")):

@@ -279,7 +279,7 @@ def serve(answers: Answers, on: socket.socket) -> None:
         loop="asyncio",
         ws="none",
         lifespan="off",
-        log_level="warning",
+        log_level="error",
         access_log=False,
         server_header=False,
         proxy_headers=False,

@@ -253,7 +253,9 @@ def _imported(file: Path, name: str, *, text: str) -> Callable[[], Any]:
     sys.path.insert(0, str(file.parent.resolve()))
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise UntraceableModel(
             f"{file}: importing raised {type(error).__name__}: {error}; mend the file"
         ) from error

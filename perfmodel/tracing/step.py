@@ -158,9 +158,9 @@ def built(source: ModelSource) -> nn.Module:
                 with unset_fake_temporarily(), torch.device("cpu"):
                     module = source.build()
                 module = hollow(module)
-    except PerfModelError:
+    except (PerfModelError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise UntraceableModel(
             f"{source.name}: building the model raised {_described(error)}; "
             "it must build without data, files and devices"
@@ -242,9 +242,9 @@ def record_step(
         live.follow_blocks(model.module, until, forward=lambda: recorder.phase is Phase.FORWARD)
         try:
             saved_bytes = _run(model, batch, recorder)
-        except PerfModelError:
+        except (PerfModelError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             advice = (
                 "; ".join(getattr(error, "__notes__", ()))
                 or f"check that the model accepts {micro_batch} samples of {sample}"

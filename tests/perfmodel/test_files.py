@@ -282,14 +282,36 @@ def test_an_output_that_takes_nothing(stored: Path, end: str, says: str) -> None
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("code", ["import sys; sys.exit(0)", "def make():\n raise SystemExit(0)"])
-def test_a_factory_that_exits_fails_its_trace(run: Run, tmp_path: Path, code: str) -> None:
+@pytest.mark.parametrize(
+    ("code", "raised"),
+    [
+        ("import sys; sys.exit(0)", "SystemExit"),
+        ("def make():\n raise SystemExit(0)", "SystemExit"),
+        ("def make():\n raise GeneratorExit", "GeneratorExit"),
+        ("class Stop(BaseException): pass\nraise Stop", "Stop"),
+    ],
+)
+def test_a_factory_that_exits_fails_its_trace(
+    run: Run, tmp_path: Path, code: str, raised: str
+) -> None:
     pytest.importorskip("torch")
     file = tmp_path / "factory.py"
     file.write_text(code)
     line = complaint(run("trace", f"{file}:make", "--output", tmp_path / "w.json"), EXIT_USAGE)
-    assert "SystemExit" in line
+    assert f"raised {raised}" in line
     assert not (tmp_path / "w.json").exists()
+
+
+def test_what_a_factory_prints_is_no_part_of_the_answer(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    file = tmp_path / "factory.py"
+    file.write_text(
+        "import torch\nprint('imported')\ndef make():\n print('called')\n"
+        " return torch.nn.Linear(3, 2), torch.empty(4, 3)\n"
+    )
+    done = run("trace", f"{file}:make", "--output", tmp_path / "w.json", "--json")
+    assert json.loads(done.stdout)["workload"]["name"] == "factory:make"
+    assert "imported\ncalled\n" in done.stderr
 
 
 def test_a_pipe_is_written_through_and_stays_a_pipe(tmp_path: Path) -> None:
