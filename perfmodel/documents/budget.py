@@ -344,8 +344,6 @@ class GoodputDocument(Shown, Document):
     elapsed_s: Interval
     """From the start of the job to its end, by the calendar. [s]"""
     elapsed_mean_s: PositiveFloat
-    elapsed_mean_error_s: float
-    """Standard error of the mean, from the finite number of courses. [s]"""
     effective_fraction: Interval
     """Training that was kept, over all time."""
     unplanned_stops: Interval
@@ -353,9 +351,6 @@ class GoodputDocument(Shown, Document):
     """By cause."""
     spent_mean_s: dict[str, float]
     """By activity; sums to the mean elapsed time. [s]"""
-    closed_form_elapsed_s: PositiveFloat | None
-    """Daly's complete model; None where it does not hold. [s]"""
-    closed_form_note: str
     best_interval_s: PositiveFloat | None
     """Work between two checkpoints that ends soonest; None if nothing ever fails, or a checkpoint costs nothing. [s]"""
     deadline_s: PositiveFloat | None

@@ -115,15 +115,13 @@ def best_intervals_s(*, write_s: Seconds, mtbf_s: FloatArray) -> FloatArray:
 
 
 def expected_elapsed_s(job: Job) -> Seconds:
-    """Mean time to the end of a job; infinite beyond what a float can say. [s]
+    """Mean time to the end of a job that never waits for a node; infinite beyond what a float can say. [s]
 
     A segment of work and its checkpoint, ``L`` together, is struck ``exp(L / M) - 1`` times on
     average. Each stop costs the time until it, detection ``D`` and restart ``R``, which may be
-    struck too, and the wait ``P`` for a node, which is not:
-    ``(exp(L / M) - 1) (M exp((D + R) / M) + P exp(R / M))``, which is ``1 + P / M exp(-D / M)`` times the mean of
-    ``elapsed_moments``.
+    struck too: ``(exp(L / M) - 1) M exp((D + R) / M)`` in all.
     """
-    wait_s, mtbf_s = _certain_wait_s(job), job.mtbf_s
+    mtbf_s = job.mtbf_s
     interval_s = min(job.checkpoint_interval_s, job.work_s)
     if math.isinf(mtbf_s):
         segments = math.ceil(job.work_s / interval_s - 1e-9)
@@ -135,27 +133,7 @@ def expected_elapsed_s(job: Job) -> Seconds:
         mtbf_s=mtbf_s,
         recovery_s=job.recovery_s,
     )
-    elapsed_s = float(mean_s) * (1 + wait_s / mtbf_s * math.exp(-job.detection_s / mtbf_s))
-    return elapsed_s if math.isfinite(elapsed_s) else math.inf
-
-
-def expected_stops(job: Job) -> float:
-    """Mean number of failures until the end: exposed time over ``mtbf_s`` (Wald).
-
-    For jobs that never wait for a node. The same limits as ``expected_elapsed_s``.
-    """
-    if _certain_wait_s(job) > 0:
-        raise ValueError("the closed form of stops holds for jobs that never wait for a node")
-    return 0.0 if math.isinf(job.mtbf_s) else expected_elapsed_s(job) / job.mtbf_s
-
-
-def _certain_wait_s(job: Job) -> Seconds:
-    takers = sum(cause.takes_node for cause in job.causes)
-    if job.spares is None or takers == 0 or job.replacement_s == 0:
-        return 0.0
-    if job.spares > 0 or takers < len(job.causes):
-        raise ValueError("the closed form holds for no spares, or for always enough of them")
-    return job.replacement_s
+    return float(mean_s) if math.isfinite(mean_s) else math.inf
 
 
 def _check(write_s: Seconds, mtbf_s: Seconds) -> None:

@@ -16,7 +16,6 @@ from perfmodel.engine.job import (
     Job,
     best_interval_s,
     expected_elapsed_s,
-    expected_stops,
     simulate_job,
 )
 from perfmodel.errors import NotFeasible
@@ -56,11 +55,6 @@ def goodput(request: Request, *, argv: Sequence[str]) -> GoodputDocument:
     _refuse_hopeless(job, rate_factor=float(_rate_factors(request).max()))
     courses = _courses(request)
     elapsed_s = courses.elapsed_s
-    note = "Daly's complete model, at the estimated rate of failures"
-    try:
-        closed_s = expected_elapsed_s(job)
-    except ValueError as limit:
-        closed_s, note = None, str(limit)
     return GoodputDocument(
         command_line=command_line(argv),
         seed=request.seed,
@@ -69,13 +63,10 @@ def goodput(request: Request, *, argv: Sequence[str]) -> GoodputDocument:
         mtbf_stops=request.mtbf_stops,
         elapsed_s=Interval.of(elapsed_s),
         elapsed_mean_s=float(elapsed_s.mean()),
-        elapsed_mean_error_s=_standard_error(elapsed_s),
         effective_fraction=Interval.of(courses.effective_fraction),
         unplanned_stops=Interval.of(courses.unplanned_stops.astype(float)),
         stops_mean={name: float(row.mean()) for name, row in courses.stops.items()},
         spent_mean_s={a.value: float(courses.spent_s[a].mean()) for a in Activity},
-        closed_form_elapsed_s=closed_s,
-        closed_form_note=note,
         best_interval_s=_best_interval_s(job),
         deadline_s=deadline_s,
         deadline_probability=(
@@ -115,12 +106,12 @@ def _refuse_hopeless(job: Job, *, rate_factor: float = 1.0) -> None:
 
 
 def _outlook(job: Job, rate_factor: float) -> tuple[float, float]:
-    """Share of the time that is kept, and stops, by the closed form without spares."""
+    """Share of the time that is kept, and stops, in the mean of the closed form: no wait for nodes."""
     causes = tuple(
         replace(cause, mtbf_device_s=cause.mtbf_device_s / rate_factor) for cause in job.causes
     )
-    simple = replace(job, causes=causes, spares=None)
-    return job.work_s / expected_elapsed_s(simple), expected_stops(simple)
+    elapsed_s = expected_elapsed_s(replace(job, causes=causes))
+    return job.work_s / elapsed_s, elapsed_s * rate_factor / job.mtbf_s
 
 
 def _rate_factors(request: Request) -> FloatArray:
@@ -137,10 +128,6 @@ def _best_interval_s(job: Job) -> Seconds | None:
     if math.isinf(mtbf_s) or write_s == 0:
         return None
     return best_interval_s(write_s=write_s, mtbf_s=mtbf_s)
-
-
-def _standard_error(values: FloatArray) -> float:
-    return float(values.std(ddof=1) / math.sqrt(len(values)))
 
 
 def _caveats(request: Request) -> list[str]:

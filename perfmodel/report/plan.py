@@ -251,15 +251,6 @@ def goodput_lines(document: GoodputDocument, *, verbose: bool = False) -> list[s
         f"{format_duration(job.checkpoint_write_s)} each"
     )
     lines.append(_interval_line(job, document.best_interval_s))
-    closed_s, simulated_s = document.closed_form_elapsed_s, document.elapsed_mean_s
-    if closed_s is None:
-        lines.append(f"Second opinion: none, {document.closed_form_note}")
-    else:
-        lines.append(
-            f"Second opinion ({document.closed_form_note}): {format_duration(closed_s)} on average, "
-            f"the simulation {percent(simulated_s / closed_s - 1, signed=True)} "
-            f"(standard error {percent(document.elapsed_mean_error_s / simulated_s)})"
-        )
     if document.deadline_s is not None and document.deadline_probability is not None:
         lines.append(
             f"Done within {format_duration(document.deadline_s)}: "

@@ -105,7 +105,6 @@ QUANTITIES: Final[Mapping[str, Names]] = {
         "stops": "unplanned_stops",
         "stops_mean": "stops_mean",
         "spent_mean_s": "spent_mean_s",
-        "closed_form_s": "closed_form_elapsed_s",
         "interval_s.used": "job/checkpoint_interval_s",
         "interval_s.exact": "best_interval_s",
         "checkpoint_s": "job/checkpoint_write_s",

@@ -14,7 +14,6 @@ from perfmodel.engine.job import (
     best_interval_s,
     elapsed_moments,
     expected_elapsed_s,
-    expected_stops,
     simulate_job,
 )
 
@@ -50,7 +49,6 @@ def test_the_best_interval_of_short_writes_by_hand() -> None:
 def test_the_mean_end_by_hand() -> None:
     """Ten segments of 110 s, a mean of 1,000 s: 10 * 1000 (exp(0.11) - 1) = 1162.78 s."""
     assert expected_elapsed_s(JOB) == pytest.approx(1162.78, abs=0.01)
-    assert expected_stops(JOB) == pytest.approx(1.16278, abs=1e-5)
     slow = replace(JOB, detection_s=40.0, restart_s=60.0)
     assert expected_elapsed_s(slow) == pytest.approx(1162.78 * math.exp(0.1), abs=0.02)
 
@@ -61,12 +59,6 @@ def test_a_last_segment_may_be_short() -> None:
     assert expected_elapsed_s(short) == pytest.approx(1000 * math.expm1(0.06))
     two = replace(JOB, work_s=150.0)
     assert expected_elapsed_s(two) == pytest.approx(1000 * (math.expm1(0.06) + math.expm1(0.11)))
-
-
-def test_beyond_the_formula_there_is_no_answer() -> None:
-    taking = FailureCause(name="any", mtbf_device_s=1000.0, takes_node=True)
-    with pytest.raises(ValueError, match="the closed form"):
-        expected_elapsed_s(replace(JOB, causes=(taking,), spares=2, replacement_s=10.0))
 
 
 def moments(job: Job) -> tuple[float, float]:
