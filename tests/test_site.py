@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
@@ -20,6 +21,14 @@ _FETCHED: Final = re.compile(
 _LINK: Final = re.compile(r'<a[^>]*?\shref="?([^"\s>#]+)')
 #: Two thirds of every page, and the same on all of them: judged on the first.
 _FRAME: Final = (".md-header", ".md-sidebar", ".md-footer")
+#: What is a page's own, in the frame of the page that is open; the theme's script then treats it as after loading.
+_SHOWN: Final = """async html => {
+    const other = new DOMParser().parseFromString(html, "text/html");
+    for (const own of [".md-content", "[data-md-component=skip]"])
+        document.querySelector(own).replaceWith(document.adoptNode(other.querySelector(own)));
+    window.document$.next(document);
+    await new Promise(done => setTimeout(() => requestAnimationFrame(done), 50));
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +82,16 @@ def test_every_page_is_readable_and_asks_no_network(site: Path) -> None:
             page = context.new_page()
             asked: list[str] = []
             page.on("request", lambda request, asked=asked: asked.append(request.url))
-            for number, path in enumerate(pages[start :: len(VIEWS)]):
+            first, *others = pages[start :: len(VIEWS)]
+            page.goto(first.as_uri())
+            is_readable(page, width=width)
+            for path in others:
+                page.evaluate(_SHOWN, path.read_text(encoding="utf-8"))
+                with suppress(AssertionError):
+                    is_readable(page, width=width, without=_FRAME)
+                    continue
+                # Loaded anew, it is as users see it.
                 page.goto(path.as_uri())
-                is_readable(page, width=width, without=_FRAME if number else ())
+                is_readable(page, width=width, without=_FRAME)
             assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
             context.close()
