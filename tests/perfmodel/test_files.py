@@ -282,6 +282,16 @@ def test_an_output_that_takes_nothing(stored: Path, end: str, says: str) -> None
     assert done.stderr.count("\n") == 1
 
 
+def test_an_interrupt_while_modules_are_imported_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    done = subprocess.run(
+        [sys.executable, "-m", "perfmodel", "--version"],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "perfmodel: interrupted\n")
+
+
 @pytest.mark.parametrize(
     ("code", "raised"),
     [
