@@ -246,21 +246,10 @@ def to_test(
 def against_first(
     model: InferredModel, jobs: Jobs, found: StepInterval
 ) -> tuple[Column, NDArray[np.bool_]]:
-    """Probability of every job to be slower than the first, and whether the two tie.
-
-    Both are predicted from the same fitted parameters and neighbouring deviations, so that most of their uncertainty
-    is shared: the uncertainty of the ratio is what counts.
-    """
-    deviation = np.maximum(spread_against_first(model, jobs), 1e-9)
+    """Probability of every job to be slower than the first, and whether the two tie."""
+    deviation = np.maximum(model.ratio_uncertainty(jobs), 1e-9)
     distance = np.log(found.mean_s / found.mean_s[0]) / deviation
     return normal_cdf(distance), np.abs(distance) <= DEVIATE_90
-
-
-def spread_against_first(model: InferredModel, jobs: Jobs) -> Column:
-    """Standard deviation of the logarithm of every step over the first, in normal runs."""
-    logs = np.log(model.closed_form_s(jobs))
-    variance = (logs - logs[:, :1]).var(axis=0) + model.discrepancy.difference_variance(jobs, 0)
-    return np.asarray(np.sqrt(np.maximum(variance, 0)) * model.uncertainty_factor(jobs))
 
 
 def _loss(parts: StepParts, index: int) -> tuple[str, float]:

@@ -1,6 +1,5 @@
 """Answers about machines that were inferred from runs: closed form, deviations, memory, caveats."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -114,20 +113,11 @@ def inferred_answer(question: Question) -> Answer:
 
 
 def inferred_ratio(question: Question, baseline: Layout) -> tuple[float, float]:
-    """The step over that of another layout, and its standard error in log.
-
-    Errors of both that are alike cancel. What scatters between the runs of others, and their stalls, is no part.
-    """
-    both = [question, question.at(baseline)]
+    """The step over that of another layout, and its standard error in log."""
+    both = [question.at(baseline), question]
     jobs = Jobs.joined([question_jobs(one) for one in both])
-    model = _opened(question)
-    logs = np.log(model.closed_form_s(jobs))
-    variance = float(
-        (logs[:, 0] - logs[:, 1]).var() + model.discrepancy.difference_variance(jobs, 1)[0]
-    )
-    of_large, of_small = (inferred_answer(one).step.nominal for one in both)
-    error = math.sqrt(variance) * float(model.uncertainty_factor(jobs).max())
-    return of_large / of_small, error
+    of_small, of_large = (inferred_answer(one).step.nominal for one in both)
+    return of_large / of_small, float(_opened(question).ratio_uncertainty(jobs)[1])
 
 
 def layout_document(answer: Answer, *, argv: Sequence[str]) -> PredictionDocument:

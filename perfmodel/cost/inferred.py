@@ -208,6 +208,16 @@ class InferredModel:
         far = max(near, 1.0)
         return np.asarray(np.sqrt(near**2 * (1 - unknown) + far**2 * unknown))
 
+    def ratio_uncertainty(self, jobs: Jobs) -> Column:
+        """Standard deviation of the logarithm of every step over the first, in normal runs.
+
+        Both come from the same draws of the parameters and neighbouring deviations: errors that are alike cancel.
+        ``sqrt(Var(log t - log t_0) + Var(d - d_0)) w``, ``w`` that of the layout of which the runs say less.
+        """
+        logs, factor = np.log(self.closed_form_s(jobs)), self.uncertainty_factor(jobs)
+        variance = (logs - logs[:, :1]).var(axis=0) + self.discrepancy.difference_variance(jobs)
+        return np.asarray(np.sqrt(variance) * np.maximum(factor, factor[0]))
+
     def parameter_variance(self, jobs: Jobs) -> Column:
         """Variance of the logarithm over the draws of the fitted parameters."""
         return np.asarray(np.log(self.closed_form_s(jobs)).var(axis=0))

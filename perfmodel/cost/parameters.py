@@ -147,16 +147,15 @@ class Discrepancy:
         nearest = layout_distance_squared(jobs, self.runs).min(axis=1)
         return np.asarray(1 - np.exp(-nearest / (2 * self.spreads.length**2)))
 
-    def difference_variance(self, jobs: Jobs, reference: int) -> Column:
-        """Variance of every job's deviation minus that of one of them, noise of a run left out."""
+    def difference_variance(self, jobs: Jobs) -> Column:
+        """Variance of every job's deviation minus that of the first, noise of a run left out."""
         cross = covariance(jobs, self.runs, self.spreads)
         own = self.spreads.shape**2 + self.spreads.layout**2
         explained = np.einsum("ij,ij->i", cross @ self.inverse, cross)
         alone = np.maximum(own - explained, 0.0)
-        one = jobs.take(np.array([reference]))
-        both = covariance(jobs, one, self.spreads)[:, 0]
-        both = both - cross @ (self.inverse @ cross[reference])
-        return np.asarray(np.maximum(alone + alone[reference] - 2 * both, 0.0))
+        both = covariance(jobs, jobs.take(np.array([0])), self.spreads)[:, 0]
+        both = both - cross @ (self.inverse @ cross[0])
+        return np.asarray(np.maximum(alone + alone[0] - 2 * both, 0.0))
 
 
 def layout_distance_squared(first: Jobs, second: Jobs) -> FloatArray:

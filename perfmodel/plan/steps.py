@@ -24,7 +24,7 @@ from perfmodel.cost.memory import FITS_ABOVE
 from perfmodel.documents.plan import ScalingStatement
 from perfmodel.errors import NotFeasible
 from perfmodel.layout import MOST_BATCH, Layout, Scaling, accumulation_for, scaled_layouts
-from perfmodel.layout_search import Request, search_layouts, spread_against_first
+from perfmodel.layout_search import Request, search_layouts
 from perfmodel.machine import Cluster, Evidence
 from perfmodel.plan.tornado import Assumption, Ends, draws_ends
 from perfmodel.statistics import DEVIATE_90, FloatArray, IntArray, Interval
@@ -427,7 +427,7 @@ class InferredSteps(Steps):
             sequence=self._model.sequence,
             devices_per_node=self._per_node,
         )
-        spread = float(spread_against_first(self._chosen[count].machine, jobs)[1])
+        spread = float(self._chosen[count].machine.ratio_uncertainty(jobs)[1])
         nominal = float(self._draws_s(slow)[0] / self._draws[count][0])
         ratio: Samples = nominal * np.exp(np.array([-DEVIATE_90, 0.0, DEVIATE_90]) * spread)
         return ratio

@@ -21,7 +21,6 @@ from perfmodel.documents import Provenance
 from perfmodel.documents.prediction import Contrast, PredictedPoint, ScenarioOutcome, WhatIfDocument
 from perfmodel.explanation import explain
 from perfmodel.layout import Scaling
-from perfmodel.layout_search import spread_against_first
 from perfmodel.machine import Evidence, InferredMachine
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import DEVIATE_90, FASTER, Interval, normal_cdf
@@ -181,7 +180,7 @@ def _layout_contrast(
     assert other.large_model is not None
     both = Jobs.joined([question_jobs(was.question), question_jobs(asked.question)])
     ratio = other.large_model.tokens_per_s.nominal / first.large_model.tokens_per_s.nominal
-    spread = float(spread_against_first(open_inferred(machine), both)[1])
+    spread = float(open_inferred(machine).ratio_uncertainty(both)[1])
     far = float(np.exp(DEVIATE_90 * spread))
     step_s, other_s = first.step_s.nominal, other.step_s.nominal
     return Contrast(

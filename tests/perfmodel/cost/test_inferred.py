@@ -163,6 +163,18 @@ def test_a_factor_may_narrow_where_runs_are_and_only_widen_far_away(
     assert changed.uncertainty_factor(between) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("widening", [0.6, 1.5])
+def test_one_layout_over_another_is_as_uncertain_as_the_other_over_the_one(
+    model: InferredModel, jobs: Jobs, widening: float
+) -> None:
+    found = InferredModel(machine=replace(model.machine, interval_widening=widening))
+    ahead = found.ratio_uncertainty(jobs)
+    for other in (1, len(jobs) - 1):
+        back = found.ratio_uncertainty(jobs.take(np.array([other, 0])))
+        assert 0 < back[1] == pytest.approx(ahead[other])
+    assert ahead[0] == pytest.approx(0.0, abs=1e-7)
+
+
 def test_a_machine_of_one_node_is_joined_like_another(model: InferredModel) -> None:
     """Four devices, each with the rate between nodes that runs show; inside the bus rate of what was measured."""
     own = profile(Machine(world_size=4))

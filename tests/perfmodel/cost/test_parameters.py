@@ -127,7 +127,7 @@ def test_one_run_tells_of_itself_of_its_like_and_nothing_of_the_rest() -> None:
     assert joint[0, 1] == joint[1, 0] == pytest.approx(alike - own * alike * weight)
     assert found.unknown_share(jobs) == pytest.approx([0.0, 1 - math.exp(-1 / 4.5), 1.0])
     # Of a difference noise of a run is no part: what both share goes, what is far stays.
-    apart = found.difference_variance(jobs, 0)
+    apart = found.difference_variance(jobs)
     alone = [own - k**2 * weight for k in (own, alike, 0.0)]
     expected = [0.0, alone[0] + alone[1] - 2 * joint[0, 1], alone[0] + own]
     assert apart == pytest.approx(expected, abs=1e-12)
