@@ -8,7 +8,7 @@ import pytest
 import perfmodel
 from perfmodel.answer import Answer
 from perfmodel.answer.measured import layout_costs
-from perfmodel.cost.machine import PIPELINE, ranks_beside
+from perfmodel.cost.machine import PIPELINE, CostModel, ranks_beside
 from perfmodel.cost.network import Group, groups
 from perfmodel.errors import CalibrationUnavailable, NotFeasible
 from perfmodel.layout import Layout, parse_layout
@@ -52,6 +52,15 @@ def test_ddp_is_the_same_question_in_both_grammars(machine: MeasuredMachine, dp:
     predictor = Asking(machine)
     plain = predictor.step(workload(predictor), Layout(dp=dp, micro_batch=BATCH))
     assert found == pytest.approx(float(plain.step_s[0]), rel=1e-9)
+
+
+def test_other_costs_of_ddp_are_drawn_again(machine: MeasuredMachine) -> None:
+    values = tuple(3 * value for value in machine.ddp.values)
+    ddp = dataclasses.replace(machine.ddp, values=values, draws=(values,))
+    found = CostModel(machine, num_draws=1, seed=0).with_ddp(ddp)
+    fresh = CostModel(dataclasses.replace(machine, ddp=ddp), num_draws=1, seed=0)
+    assert found._ddp == fresh._ddp
+    assert found._ddp["bucket_s"] == pytest.approx(3e-5)
 
 
 @pytest.mark.parametrize("tp", [2, 4])
