@@ -9,11 +9,13 @@ from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.answer import answer
 from perfmodel.cost.machine import CostModel
 from perfmodel.cost.network import Group, for_nccl
+from perfmodel.cost.step_curves import LawDurations
 from perfmodel.documents.profile import InferredDocument, ProfileDocument, shipped_machines
+from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout import Layout, parse_layout
 from perfmodel.machine import Cluster, Evidence, Tier
-from perfmodel.models import read_model
+from perfmodel.models import SHIPPED_TRACES, read_model
 from tests.existing import existing
 from tests.perfmodel.traces import WORKLOAD, traced
 
@@ -133,3 +135,14 @@ def test_a_machine_whose_runs_nobody_knows_is_refused() -> None:
         CalibrationUnavailable, match=r"are known \(dgx-a100, dgx-h100\), got titan-xp"
     ):
         InferredDocument.named("titan-xp")
+
+
+def test_a_part_of_the_parameters_is_updated_in_less_time() -> None:
+    """As FSDP divides them; their kernels take time in proportion, beside what each starts with."""
+    machine = ProfileDocument.read(shipped_machines()["rtx-3090"]).machine
+    path = SHIPPED_TRACES / "torchvision-resnet50-fp32.json.gz"
+    step = WorkloadDocument.read(path).trace.at(micro_batch=8)
+    law = LawDurations(costs=existing(machine.device_costs), step=step, memory_format="contiguous")
+    half = replace(step, parameters=step.parameters[::2])
+    assert 0 < law.optimizer_work_s(half) < law.optimizer_work_s(step)
+    assert law.optimizer_work_s(replace(half, segments=())) == law.optimizer_work_s(half)
