@@ -15,8 +15,8 @@ from scipy import linalg
 
 from calibrate.layout_fit import heavy_tailed
 from perfmodel.cost.step_law import (
+    ARITHMETICS,
     CONSTANTS,
-    PRECISIONS,
     PRODUCTS,
     STREAMS,
     ConstantPrior,
@@ -92,9 +92,9 @@ def fit_device(
     width = np.array([priors[name].log_sigma for name in CONSTANTS])
     if not rows:
         return DeviceFit(logs=centre, log_sigma=width, determined=frozenset(), touched=frozenset())
-    batch = StepBatch.of([row.work for row in rows])
+    batch = StepBatch.of([row.work for row in rows], sheet)
     log_step = np.log([row.step_s for row in rows])
-    slope = step_seconds(batch, centre, sheet, with_slope=True).slope
+    slope = step_seconds(batch, centre, with_slope=True).slope
     assert slope is not None
     active = np.flatnonzero(np.abs(slope).max(axis=0) > 0)
 
@@ -104,11 +104,11 @@ def fit_device(
         return logs
 
     def residuals(z: FloatArray) -> FloatArray:
-        step_s = step_seconds(batch, at(z), sheet).step_s
+        step_s = step_seconds(batch, at(z)).step_s
         return np.concatenate([heavy_tailed((np.log(step_s) - log_step) / _LOG_SIGMA), z])
 
     def jacobian(z: FloatArray) -> FloatArray:
-        found = step_seconds(batch, at(z), sheet, with_slope=True)
+        found = step_seconds(batch, at(z), with_slope=True)
         assert found.slope is not None
         off = (np.log(found.step_s) - log_step) / _LOG_SIGMA
         pull = _heavy_tailed_slope(off) / _LOG_SIGMA
@@ -172,7 +172,7 @@ def _heavy_tailed_slope(z: FloatArray) -> FloatArray:
 
 def predicted_s(rows: Sequence[StepRow], fit: DeviceFit, sheet: Sheet) -> FloatArray:
     """Steps of rows by fitted constants. [s]"""
-    return step_seconds(StepBatch.of([row.work for row in rows]), fit.logs, sheet).step_s
+    return step_seconds(StepBatch.of([row.work for row in rows], sheet), fit.logs).step_s
 
 
 def left_out_logs(
@@ -242,12 +242,12 @@ def first_priors() -> dict[str, ConstantPrior]:
     rates |= {"group 32": 0.15, "group 8": 0.05, "group untuned": 0.04, "stem": 0.2}
     rates |= {"depthwise": 0.3, "depthwise 7x7": 0.3}
     found = dict(shared)
-    for precision in PRECISIONS:
+    for arithmetic in ARITHMETICS:
         for product in PRODUCTS:
             rate = rates[product.rpartition(" ")[0]]
-            found[f"{precision} {product} rate"] = ConstantPrior(rate, 0.7)
+            found[f"{arithmetic} {product} rate"] = ConstantPrior(rate, 0.7)
         for name in (*PRODUCTS, *STREAMS):
-            found[f"{precision} {name} memory"] = ConstantPrior(0.8, 0.5)
+            found[f"{arithmetic} {name} memory"] = ConstantPrior(0.8, 0.5)
     # What is left are factors of images whose channels lie side by side.
     return {name: found.get(name, ConstantPrior(1.0, 0.3)) for name in CONSTANTS}
 
@@ -291,11 +291,11 @@ def prior_over(fits: Sequence[DeviceFit]) -> dict[str, ConstantPrior]:
 
 
 def _between(name: str) -> float:
-    return _BETWEEN_DEVICES if name.startswith(PRECISIONS) else _OF_A_DEVICE
+    return _BETWEEN_DEVICES if name.startswith(ARITHMETICS) else _OF_A_DEVICE
 
 
 def _in_other_precision(name: str) -> str | None:
-    for one, other in (PRECISIONS, PRECISIONS[::-1]):
+    for one, other in (("fp32", "half"), ("half", "fp32"), ("vector half", "fp32")):
         if name.startswith(f"{one} "):
             return f"{other}{name.removeprefix(one)}"
     return None

@@ -72,7 +72,7 @@ def workload_by_law(
     works = tuple(step_work(step) for step in steps)
     logs = log_constants(costs.constants, shipped_priors())
     sheet = Sheet(costs.flop_per_s, costs.bytes_per_s)
-    found = step_seconds(StepBatch.of(works), logs, sheet)
+    found = step_seconds(StepBatch.of(works, sheet), logs)
     joined = joined_s(found.device_s, found.host_s, logs)
     share = joined / joined.sum(axis=1, keepdims=True)
     device_s = share * np.maximum.accumulate(found.step_s)[:, np.newaxis]
@@ -158,7 +158,7 @@ class LawDurations:
             return 0.0
         logs = log_constants(self.costs.constants, shipped_priors())
         sheet = Sheet(self.costs.flop_per_s, self.costs.bytes_per_s)
-        return float(step_seconds(StepBatch.of([work]), logs, sheet).device_s.sum())
+        return float(step_seconds(StepBatch.of([work], sheet), logs).device_s.sum())
 
 
 def for_version(machine: MeasuredMachine, torch: str) -> MeasuredMachine:

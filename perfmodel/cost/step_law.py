@@ -12,8 +12,8 @@ work to fill the device. The host launches operators meanwhile:
     step   = (device^q + host^q)^(1/q),  q = 1 + sharpness
 
 P and W are the data sheet's peaks times a constant of the device. p_f and w_f belong to families, and apart to
-forward pass, gradient of inputs and gradient of weights. The cube joins two limits smoothly, as q joins device
-and host: near balance each hides only part of the other.
+forward pass, gradient of inputs and gradient of weights, to fp32, and to 16 bit with and without tensor cores.
+The cube joins two limits smoothly, as q joins device and host: near balance each hides only part of the other.
 """
 
 import math
@@ -72,10 +72,11 @@ _SHARED: Final = (
     *("peak fp32", "peak half", "memory", "launch_s", "half results", "half channels"),
     *("odd channels", "host_s", "host backward", "host update", "sharpness"),
 )
-PRECISIONS: Final[tuple[Precision, ...]] = ("fp32", "half")
+#: Arithmetic of kernels: fp32, 16 bit on tensor cores, 16 bit on a device that has none.
+ARITHMETICS: Final = ("fp32", "half", "vector half")
 _FAMILY_CONSTANTS: Final = tuple(
-    f"{precision} {name}"
-    for precision in PRECISIONS
+    f"{arithmetic} {name}"
+    for arithmetic in ARITHMETICS
     for name in (
         *(f"{product} rate" for product in PRODUCTS),
         *(f"{each} memory" for each in (*PRODUCTS, *STREAMS)),
@@ -97,8 +98,9 @@ _VIEW: Final = 0.3
 #: Images have at most this many channels: the first layer, which cannot fill tiles.
 _IMAGE_CHANNELS: Final = 4
 _LARGE_KERNEL: Final = 7
-#: Channels of a group, as many in as out, for which cuDNN has fast kernels in 16 bit where channels lie side by
-#: side; all others are several times slower (published steps of an RTX 3090).
+#: cuDNN has fast kernels in 16 bit for groups of so many channels, as many in as out, and so many groups at a time,
+#: where channels lie side by side; all others are several times slower (published steps of an RTX 3090).
+_TUNED_GROUPS: Final = 32
 _TUNED_CHANNELS: Final = (4, 8, 16, 32)
 
 
@@ -340,7 +342,8 @@ def _convolution_kind(sizes: _Filters, image: TensorSpec, *, is_half_last: bool)
         return "conv 1x1" if sizes.kernel == 1 else "conv"
     if sizes.inputs == 1:
         return "depthwise 7x7" if sizes.kernel >= _LARGE_KERNEL**2 else "depthwise"
-    is_tuned = sizes.inputs == sizes.outputs and sizes.inputs in _TUNED_CHANNELS
+    is_square = sizes.inputs == sizes.outputs
+    is_tuned = is_square and sizes.inputs in _TUNED_CHANNELS and not sizes.groups % _TUNED_GROUPS
     if is_half_last and not is_tuned:
         return "group untuned"
     for most in (8, 32):
@@ -423,9 +426,21 @@ def _stream(operator: Operator, base: str) -> str:
     return known if known in _SAME_NAME else "other"
 
 
+class Sheet(NamedTuple):
+    """What a data sheet says."""
+
+    flop_per_s: Mapping[Precision, float]
+    bytes_per_s: float
+
+    @property
+    def has_tensor_cores(self) -> bool:
+        """Whether products in 16 bit have units of their own."""
+        return self.flop_per_s["half"] > self.flop_per_s["fp32"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepBatch:
-    """The work of many steps, row after row, as one array per column."""
+    """The work of many steps on one device, row after row, as one array per column."""
 
     row: IntArray
     num_rows: int
@@ -435,11 +450,11 @@ class StepBatch:
     memory: IntArray
     is_last: FloatArray
     peak: IntArray
-    sheet_peak: IntArray
-    """Position in ``PRECISIONS`` of the data sheet's rate."""
     count: FloatArray
-    flop: FloatArray
-    moved_bytes: FloatArray
+    products_s: FloatArray
+    """At the peak of the data sheet."""
+    stream_s: FloatArray
+    """At the bandwidth of the data sheet."""
     filling: FloatArray
     channels: FloatArray
     is_odd: FloatArray
@@ -447,7 +462,7 @@ class StepBatch:
     """Shape ``(num_rows, 3)``."""
 
     @classmethod
-    def of(cls, works: Sequence[StepWork]) -> "StepBatch":
+    def of(cls, works: Sequence[StepWork], sheet: Sheet) -> "StepBatch":
         """Steps in a row."""
         sizes = [len(work.count) for work in works]
 
@@ -458,35 +473,31 @@ class StepBatch:
             return np.repeat(np.array(values), sizes)
 
         family = every("family").astype(np.int64)
-        half = spread([PRECISIONS.index(work.precision) for work in works]).astype(np.int64)
-        rate = np.array([[POSITION[f"{p} {name} rate"] for name in PRODUCTS] for p in PRECISIONS])
+        in_half = ARITHMETICS.index("half" if sheet.has_tensor_cores else "vector half")
+        indices = [0 if work.precision == "fp32" else in_half for work in works]
+        arithmetic = spread(indices).astype(np.int64)
+        rate = np.array([[POSITION[f"{a} {name} rate"] for name in PRODUCTS] for a in ARITHMETICS])
         both = (*PRODUCTS, *STREAMS)
-        memory = np.array([[POSITION[f"{p} {name} memory"] for name in both] for p in PRECISIONS])
-        peaks = np.array([POSITION[f"peak {p}"] for p in PRECISIONS])
+        memory = np.array([[POSITION[f"{a} {name} memory"] for name in both] for a in ARITHMETICS])
+        peaks = np.array([POSITION[f"peak {p}"] for p in ("fp32", "half", "fp32")])
+        single, half = sheet.flop_per_s["fp32"], sheet.flop_per_s["half"]
+        is_single = (arithmetic == 0) | (every("by_vectors") > 0)
         return cls(
             row=spread(list(range(len(works)))).astype(np.int64),
             num_rows=len(works),
             phase=every("phase").astype(np.int64),
-            rate=rate[half, np.minimum(family, len(PRODUCTS) - 1)],
-            memory=memory[half, family],
+            rate=rate[arithmetic, np.minimum(family, len(PRODUCTS) - 1)],
+            memory=memory[arithmetic, family],
             is_last=spread([float(work.memory_format == "channels_last") for work in works]),
-            peak=peaks[half],
-            sheet_peak=np.where(every("by_vectors") > 0, 0, half),
+            peak=peaks[arithmetic],
             count=every("count"),
-            flop=every("flop"),
-            moved_bytes=every("moved_bytes"),
+            products_s=every("flop") / np.where(is_single, single, half),
+            stream_s=every("moved_bytes") / sheet.bytes_per_s,
             filling=every("filling"),
             channels=every("channels"),
-            is_odd=every("is_odd"),
+            is_odd=every("is_odd") * sheet.has_tensor_cores,
             launches=np.stack([work.launches for work in works]),
         )
-
-
-class Sheet(NamedTuple):
-    """What a data sheet says."""
-
-    flop_per_s: Mapping[Precision, float]
-    bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -504,9 +515,7 @@ class StepSeconds:
     """Derivative of log step by the logarithm of each constant, shape ``(num_rows, num_constants)``."""
 
 
-def step_seconds(
-    batch: StepBatch, logs: FloatArray, sheet: Sheet, *, with_slope: bool = False
-) -> StepSeconds:
+def step_seconds(batch: StepBatch, logs: FloatArray, *, with_slope: bool = False) -> StepSeconds:
     """Steps at the logarithms of all ``CONSTANTS``, in their order."""
 
     def of(
@@ -519,9 +528,8 @@ def step_seconds(
     log_rate = logs[batch.rate] + batch.is_last * logs[batch.rate + _TO_LAST]
     log_rate = log_rate + logs[batch.peak] + batch.is_odd * of("odd channels")
     log_bytes = of("memory") + logs[batch.memory] + batch.is_last * logs[batch.memory + _TO_LAST]
-    peaks = np.array([sheet.flop_per_s[p] for p in PRECISIONS])[batch.sheet_peak]
-    products = _cube(batch.flop / (peaks * np.exp(log_rate) * fill * tile))
-    stream = _cube(batch.moved_bytes / (sheet.bytes_per_s * np.exp(log_bytes)))
+    products = _cube(batch.products_s / (np.exp(log_rate) * fill * tile))
+    stream = _cube(batch.stream_s / np.exp(log_bytes))
     joined = np.maximum(products + stream, 1e-300)
     core_s = np.cbrt(joined)
     launch_s = math.exp(of("launch_s"))

@@ -4,12 +4,13 @@ import copy
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -18,6 +19,7 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from perfmodel.errors import PerfModelError, UntraceableModel
@@ -27,7 +29,7 @@ from perfmodel.tracing.liveness import LiveStorages, apply_checkpointing
 from perfmodel.tracing.recorder import ModulePaths, Recorder
 from perfmodel.tracing.source import Batch, ModelSource, make_optimizer
 from perfmodel.units import Bytes
-from perfmodel.workload import Call, Operator, Phase
+from perfmodel.workload import Call, Operator, Phase, base_name
 from perfmodel.workload.memory import Part
 from perfmodel.workload.step import StepMethod
 
@@ -204,10 +206,30 @@ def _is_compiled(part: nn.Module) -> bool:
     )
 
 
-def _without_initialisation() -> AbstractContextManager[None]:
+class _Unwritten(TorchDispatchMode):
+    """Operators that write values alone do nothing to tensors on "meta": their rules for shapes are slow."""
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        if base_name(str(func)) in _WRITERS and args[0].device.type == "meta":
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+_WRITERS: Final = frozenset(
+    {"normal_", "uniform_", "erfinv_", "clamp_", "mul_", "add_", "fill_", "zero_", "copy_"}
+)
+
+
+@contextmanager
+def _without_initialisation() -> Iterator[None]:
     """Values do not matter, and some initialisers look at the values that they drew."""
     own = [name for name in vars(nn.init) if name.endswith("_") and not name.startswith("_")]
-    return _replaced(nn.init, **dict.fromkeys(own, lambda tensor, *_args, **_keywords: tensor))
+    unwritten = dict.fromkeys(own, lambda tensor, *_args, **_keywords: tensor)
+    with _replaced(nn.init, **unwritten), _Unwritten():
+        yield
 
 
 def record_step(

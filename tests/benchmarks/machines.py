@@ -16,9 +16,11 @@ of which no device holds 128 samples, and pre-training with 512 tokens, which wo
 import argparse
 import hashlib
 import json
+import os
 import pickle
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -71,8 +73,8 @@ class Traces:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
-    def __call__(self, setting: Setting) -> TracedStep:
-        """The step of a setting."""
+    def keep(self, setting: Setting) -> Path:
+        """The file of a setting's step, or of why it cannot be traced."""
         key = hashlib.sha256(repr(setting.traced).encode()).hexdigest()[:16]
         path = self._folder / f"{key}.pickle"
         if not path.exists():
@@ -81,7 +83,17 @@ class Traces:
             except (UntraceableModel, UsageError) as error:
                 found = str(error)
             path.write_bytes(pickle.dumps(found))
-        kept = pickle.loads(path.read_bytes())  # noqa: S301 - written above
+        return path
+
+    def keep_all(self, settings: Sequence[Setting]) -> None:
+        """Trace what is not kept, on all processors."""
+        distinct = {setting.traced: setting for setting in settings}
+        with ProcessPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(self.keep, distinct.values(), chunksize=4))
+
+    def __call__(self, setting: Setting) -> TracedStep:
+        """The step of a setting."""
+        kept = pickle.loads(self.keep(setting).read_bytes())  # noqa: S301 - written above
         if isinstance(kept, str):
             raise UntraceableModel(kept)
         assert isinstance(kept, TracedStep)
@@ -301,9 +313,11 @@ def make_cards(folder: Path, traces: Traces) -> None:
     """Write the machines of single cards, and the prior of the next device; no device is its own prior."""
     table = SOURCES[_CARDS].open(_CARDS, folder)
     tables = devices.public_rows(table)
+    newest = {name: by_version(of_one)[0] for name, of_one in tables.items()}
+    traces.keep_all([row.setting for of_one in newest.values() for row in of_one])
     rows: dict[str, list[StepRow]] = {}
-    for name, of_one in tables.items():
-        rows[name], notes = traced_rows(by_version(of_one)[0], traces)
+    for name, of_one in newest.items():
+        rows[name], notes = traced_rows(of_one, traces)
         typer.echo(f"{name}: {len(rows[name])} rows, {len(notes)} not traced", err=True)
     fits = devices.fits_of(rows, devices.sheets_of(list(rows)))
     priors = prior_over(list(fits.values()))

@@ -49,7 +49,7 @@ def true_s(setting: Setting) -> float:
     step = trace_named(setting)
     logs = log_constants({**TRUTH}, shipped_priors())
     sheet = sheet_of(find_device(DEVICE, shipped_catalogue()))
-    return float(step_seconds(StepBatch.of([step_work(step)]), logs, sheet).step_s[0])
+    return float(step_seconds(StepBatch.of([step_work(step)], sheet), logs).step_s[0])
 
 
 def setting(model: str, batch: int, precision: str = "fp32") -> Setting:
@@ -167,7 +167,7 @@ def test_one_of_two_rows_that_is_a_thousand_times_too_long_is_named(tmp_path: Pa
         step = trace_named(setting(str(row["model"]), int(str(row["batch"]))))
         logs = log_constants({}, shipped_priors())
         sheet = sheet_of(find_device(DEVICE, shipped_catalogue()))
-        expected = step_seconds(StepBatch.of([step_work(step)]), logs, sheet).step_s
+        expected = step_seconds(StepBatch.of([step_work(step)], sheet), logs).step_s
         row["step_time_s"] = float(expected[0])
     second["step_time_s"] = 1e3 * float(str(second["step_time_s"]))
     table = table_of(tmp_path / "steps.csv", first, second)

@@ -97,7 +97,7 @@ def families(work: StepWork) -> list[str]:
 
 def seconds(*works: StepWork, constants: dict[str, float] | None = None) -> float:
     logs = log_constants(constants or PLAIN, first_priors())
-    return float(step_seconds(StepBatch.of(works), logs, SHEET).step_s.sum())
+    return float(step_seconds(StepBatch.of(works, SHEET), logs).step_s.sum())
 
 
 def test_a_product_is_its_arithmetic_or_its_bytes_and_a_launch() -> None:
@@ -136,26 +136,49 @@ def test_families_of_convolutions(groups: int, channels: int, kernel: int, famil
 
 
 @pytest.mark.parametrize(
-    ("groups", "family"), [(16, "group 8"), (4, "group 32"), (2, "group 32"), (1, "conv")]
+    ("groups", "channels", "family"),
+    [
+        (32, 4, "group 8"),
+        (64, 32, "group 32"),
+        (32, 6, "group untuned"),
+        (16, 4, "group untuned"),
+        (48, 16, "group untuned"),
+        (1, 64, "conv"),
+    ],
 )
-def test_channels_side_by_side_have_fast_groups_of_some_sizes(groups: int, family: str) -> None:
-    """Of 4, 16 or 32 channels; of 6 there is none."""
-    step = step_of((convolution(groups, 64), Phase.FORWARD))
-    six = step_of((convolution(groups, 6 * groups), Phase.FORWARD))
-    others: dict[MemoryFormat, str] = {"contiguous": "group 8", "channels_last": "group untuned"}
-    for last, other in others.items():
-        found = step_work(step, is_pure_half=True, memory_format=last, has_optimizer=False)
-        assert families(found) == [f"{family} forward"]
-        if groups > 1:
-            found = step_work(six, is_pure_half=True, memory_format=last, has_optimizer=False)
-            assert families(found) == [f"{other} forward"]
+def test_channels_side_by_side_have_fast_groups_of_some_sizes(
+    groups: int, channels: int, family: str
+) -> None:
+    """Of 4, 8, 16 or 32 channels, 32 groups at a time."""
+    step = step_of((convolution(groups, groups * channels), Phase.FORWARD))
+    last = step_work(step, is_pure_half=True, memory_format="channels_last", has_optimizer=False)
+    assert families(last) == [f"{family} forward"]
+    modes: tuple[tuple[bool, MemoryFormat], ...] = ((False, "channels_last"), (True, "contiguous"))
+    for is_half, memory_format in modes:
+        other = step_work(
+            step, is_pure_half=is_half, memory_format=memory_format, has_optimizer=False
+        )
+        assert "untuned" not in families(other)[0]
+
+
+def test_16_bit_without_tensor_cores_has_constants_of_its_own() -> None:
+    work = step_work(step_of((matmul(512, 512, 512), Phase.FORWARD)), is_pure_half=True)
+    without = Sheet({"fp32": 1e13, "half": 1e13}, 1e12)
+    logs = log_constants(PLAIN | {"vector half mm forward rate": 0.25}, first_priors())
+    fast_s, slow_s = (
+        float(step_seconds(StepBatch.of([work], sheet), logs).kernel_s[0] - 2e-6)
+        for sheet in (SHEET, without)
+    )
+    flop, moved = 2 * 512**3, 3 * 512**2 * 2
+    assert fast_s == pytest.approx(((flop / 5e13) ** 3 + (moved / 1e12) ** 3) ** (1 / 3), rel=1e-3)
+    assert slow_s == pytest.approx(4 * flop / 1e13, rel=1e-3)
 
 
 @pytest.mark.parametrize("host_s", [1e-7, 3e-5, 1e-3])
 def test_device_and_host_hide_each_other_in_part(host_s: float) -> None:
     work = step_work(step_of((matmul(2048, 2048, 2048), Phase.FORWARD)))
     constants = PLAIN | {"host_s": host_s, "sharpness": 1.0}
-    found = step_seconds(StepBatch.of([work]), log_constants(constants, first_priors()), SHEET)
+    found = step_seconds(StepBatch.of([work], SHEET), log_constants(constants, first_priors()))
     sides_s = found.device_s.sum(), found.host_s.sum()
     assert max(sides_s) <= found.step_s[0] <= sum(sides_s)
 
@@ -182,16 +205,16 @@ def test_slopes_are_differences() -> None:
         step_work(steps[0], is_pure_half=True, memory_format="channels_last"),
         step_work(steps[1]),
     ]
-    batch = StepBatch.of(works)
+    batch = StepBatch.of(works, SHEET)
     logs = log_constants({}, first_priors())
-    found = step_seconds(batch, logs, SHEET, with_slope=True)
+    found = step_seconds(batch, logs, with_slope=True)
     assert found.slope is not None
     touched = {CONSTANTS[index] for index in np.flatnonzero(np.abs(found.slope).max(axis=0))}
     assert {"peak half", "odd channels", "launch_s", "sharpness", "host update"} <= touched
     for index, name in enumerate(CONSTANTS):
         moved = logs.copy()
         moved[index] += 1e-5
-        other = step_seconds(batch, moved, SHEET)
+        other = step_seconds(batch, moved)
         difference = (np.log(other.step_s) - np.log(found.step_s)) / 1e-5
         assert difference == pytest.approx(found.slope[:, index], abs=1e-4), name
 
@@ -245,8 +268,8 @@ def test_the_host_launches_views_in_part_and_an_update_by_its_lists() -> None:
     lists = replace(step, method=replace(step.method, optimizer_implementation="foreach"))
     constants = PLAIN | {"host_s": 1e-3, "host backward": 2.0, "host update": 5.0}
     logs = log_constants(constants, first_priors())
-    batch = StepBatch.of([step_work(step), step_work(lists)])
-    found = step_seconds(batch, logs, SHEET).host_s
+    batch = StepBatch.of([step_work(step), step_work(lists)], SHEET)
+    found = step_seconds(batch, logs).host_s
     assert found == pytest.approx(
         np.array([[1e-3, 2e-3 * 0.3, 5e-3], [1e-3, 2e-3 * 0.3, 5e-3 * 1.01]])
     )
@@ -272,7 +295,7 @@ def test_calls_of_a_phase_add_up() -> None:
     step = step_of((addition(10**6), Phase.FORWARD), (matmul(64, 64, 64), Phase.BACKWARD))
     thrice = replace(step, segments=(replace(step.segments[0], count=3),))
     works = [step_work(each, has_optimizer=False) for each in (step, thrice)]
-    found = step_seconds(StepBatch.of(works), log_constants(PLAIN, first_priors()), SHEET)
+    found = step_seconds(StepBatch.of(works, SHEET), log_constants(PLAIN, first_priors()))
     assert found.device_s[0] == pytest.approx([12e6 / 1e12 + 2e-6, found.kernel_s[1], 0.0])
     assert found.device_s[1] == pytest.approx(3 * found.device_s[0])
     assert works[1].launches == pytest.approx([3, 3, 0])
@@ -482,7 +505,7 @@ def test_the_host_of_every_phase_is_what_the_law_says_of_it() -> None:
     [phases] = workload_by_law(COSTS, WORKLOAD, traced()).phases
     work = step_work(traced().at(micro_batch=4))
     logs = log_constants(COSTS.constants, first_priors())
-    found = step_seconds(StepBatch.of([work]), logs, SHEET)
+    found = step_seconds(StepBatch.of([work], SHEET), logs)
     at = [point.at for point in phases.forward].index(4)
     for place, phase in enumerate(("forward", "backward", "optimizer")):
         assert getattr(phases, f"dispatch_{phase}")[at].time_s == pytest.approx(
@@ -495,7 +518,7 @@ def test_a_gradient_is_ready_when_the_kernels_before_it_are_done() -> None:
     step = traced().at(micro_batch=32)
     work = step_work(step)
     logs = log_constants(COSTS.constants, first_priors())
-    kernel_s = step_seconds(StepBatch.of([work]), logs, SHEET).kernel_s
+    kernel_s = step_seconds(StepBatch.of([work], SHEET), logs).kernel_s
     after = dict(zip(work.operator[work.phase == 1], kernel_s[work.phase == 1], strict=True))
     [parameter] = workload_by_law(COSTS, WORKLOAD, traced()).workload.parameters
     assert parameter.ready_fraction == pytest.approx(after[1] / (after[0] + after[1]), rel=1e-6)
