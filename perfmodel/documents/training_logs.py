@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from perfmodel.errors import InvalidDocument, UsageError, reading, refuse_unknown
 from perfmodel.files import Unreadable, read_text
-from perfmodel.units import decimal, whole
+from perfmodel.units import MIB, Bytes, decimal, whole
 
 #: The first steps still compile, fill caches and warm up.
 _WARM_UP: Final = 3
@@ -36,6 +36,7 @@ _MOST_PATTERN: Final = 500
 _PATIENCE_S: Final = 5.0
 #: Each is held against the patterns of every trainer, 50 us.
 _MOST_LINES: Final = 200_000
+_MOST_BYTES: Final[Bytes] = 32 * MIB
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -364,7 +365,7 @@ def read_log(path: Path, *, name: str | None = None) -> tuple[Logged, tuple[str,
     """
     formats = None if name is None else _formats(name)
     with reading(path, "log"):
-        text = _COLOURS.sub("", read_text(path))
+        text = _COLOURS.sub("", read_text(path, most=_MOST_BYTES))
         if sum(map(text.count, "\n\r")) - text.count("\r\n") > _MOST_LINES:
             raise Unreadable(f"it must have at most {_MOST_LINES:,} lines, got more; keep one run")
         lines = text.splitlines()
