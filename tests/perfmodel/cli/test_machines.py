@@ -137,7 +137,7 @@ def test_layouts_of_a_traced_model_on_a_machine_by_name(run: Run) -> None:
 
     ddp, sharded, staged = map(predicted, ("dp=8", "fsdp=8", "dp=4 pp=2"))
     spent_s = ddp.breakdown_s[Cause.OPTIMIZER]
-    # Launches are not divided.
+    # Launches, at least one of every unit, are not divided.
     assert spent_s / 8 < sharded.breakdown_s[Cause.OPTIMIZER] < spent_s / 3
     for passes in (Cause.FORWARD, Cause.BACKWARD):
         assert sharded.breakdown_s[passes] == pytest.approx(ddp.breakdown_s[passes], rel=0.02)
