@@ -194,17 +194,6 @@ def test_mfu_is_expected_as_mfu(run: Run) -> None:
     assert expected[0] / 100 * 989.4 == pytest.approx(expected[1], rel=0.02)
 
 
-def test_the_implied_rate_is_that_of_a_sum_by_hand(diagnose: Diagnose) -> None:
-    """LoRA of 7 G weights under ZeRO-3: both passes gather the other half of 13.5 GB, in 53 s: 2 Gb/s."""
-    found = diagnose(
-        "llama2-7b", "--device", "rtx-4090", "--strategy", "zero3", "--micro-batch", 1,
-        "--sequence-length", 2048, "--precision", "bf16", "--lora",
-        "--observed", "1 GPU: 3 s/it", "--observed", "1 node of 2: 56 s/it",
-    )  # fmt: skip
-    assert first(found) == "slow links inside the node"
-    assert found["causes"][0]["size"] == pytest.approx(6.74e9 * 2 / 53, rel=0.3)
-
-
 def test_a_calibrated_machine_is_expected_to_do_what_it_was_measured_to_do(
     run: Run, diagnose: Diagnose, stored: Path
 ) -> None:

@@ -1,0 +1,96 @@
+"""Answers to the fifteen public questions of ``docs/is-this-normal.md``, written by hand.
+
+``python -m tests.examples`` writes the output on that page again; it does not write these rows.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+
+from tests.examples import ROOT
+from tests.perfmodel.cli.command import Run
+from tests.perfmodel.cli.test_diagnose_command import odds
+
+Found = dict[str, Any]
+Case = tuple[str, str, str, str, Callable[[Found], bool]]
+
+
+def runs(found: Found, key: str) -> list[Any]:
+    return [run[key] for run in found["observations"]]
+
+
+# fmt: off
+NETWORK, LINKS = "slow network between nodes", "slow links inside the node"
+BETWEEN, INSIDE = "all-reduces alone, between nodes", "all-reduces alone, inside a node"
+#: Case (and command); the verdict begins so, the first cause too; what to measure next; the fact that matters.
+CASES: Final[list[Case]] = [
+    ("1", "WRONG MODEL SIZE; of the size that is configured: NOT NORMAL", "", "parameters of the model that runs",
+     lambda f: "says 7 G parameters, the configuration has 0.12" in f["notes"][0]),
+    ("2", "NOT NORMAL", NETWORK, "one device, the same batch of each device",
+     lambda f: odds(f)["normal"] < 0.02 and odds(f)[NETWORK] > 0.1),
+    ("3", "NOT NORMAL", "wrong units", "", lambda f: odds(f)["wrong units"] > 0.9 and odds(f)[LINKS] < 0.05),
+    ("4", "NOT NORMAL", "other hardware in some runs", "devices, clocks and power limits while",
+     lambda f: odds(f)["normal"] < 0.01 and "132 % of the dense peak" in f["notes"][0]),
+    # The second has twice the batch and takes less than twice the time.
+    ("5", "normal", "normal", "", lambda f: runs(f, "is_normal") == [True, True]
+     and 2 * f["observations"][0]["expected_s"]["nominal"] > f["observations"][1]["expected_s"]["nominal"]),
+    ("6", "BORDERLINE", "normal", BETWEEN, lambda f: odds(f)[NETWORK] > 0.1),
+    # 1.56 G parameters x 18 bytes are 28 GB without activations, a device has 24 GiB.
+    ("7", "DOES NOT FIT in memory; on a larger device: ", NETWORK, BETWEEN,
+     lambda f: not f["fits"] and odds(f)["loader"] < 0.05 and runs(f, "is_normal") == [True, False]
+     and "even with recompute=full: a device has 24 GiB, needed are" in f["notes"][0]),
+    # Three times 26 GB, half of it from the other node, in 7.7 s: 0.6 GB/s of each of 8 devices at least.
+    ("8", "nothing was timed", "", "",
+     lambda f: f["causes"] == [] and 0.6e9 < f["enough_bytes_per_s_of_a_device"] < 3e9),
+    ("9", "NOT NORMAL", NETWORK, "retries of the allocator over 20 steps",
+     lambda f: odds(f)[NETWORK] + odds(f)["memory thrash"] > 0.5 and odds(f)["normal"] < 0.1),
+    # Both passes gather the other half of 13.5 GB, in 53 s.
+    ("10", "NOT NORMAL", LINKS, INSIDE, lambda f: f["causes"][0]["size"] == pytest.approx(6.74e9 * 2 / 53, rel=0.3)),
+    ("11", "NOT NORMAL", LINKS, INSIDE, lambda f: odds(f)["normal"] < 0.05 and odds(f)["host-bound"] < 0.05),
+    ("12", "normal", "", "", lambda f: f["checks"][0]["causes"] == []),
+    ("12 again", "slow", "NVLink is not used", "", lambda f: len(f["checks"][0]["causes"]) == 1),
+    ("13", "slow", "about 2 of 8 adapters", "", lambda f: f["checks"][0]["nodes"] == 2),
+    ("14", "NOT NORMAL", "straggler", "every rank up to its first all-reduce",
+     lambda f: runs(f, "is_normal") == [True, False] and odds(f)["loader shared by a node"] < 0.05),
+    # Sharding divides the 12 bytes of Adam's states, not 32 inputs of layers of 8 x 4,096 x 4,096 x 2 bytes.
+    ("15", "nothing was timed", "", "", lambda f: all(
+        memory["optimizer"] == pytest.approx(12 * 6.74e9 / devices, rel=0.01)
+        and memory["activations"] == pytest.approx(32 * 8 * 4096 * 4096 * 2)
+        for memory, devices in zip(runs(f, "memory_bytes"), (8, 32), strict=True))),
+]
+# fmt: on
+
+
+def commands() -> dict[str, str]:
+    """The page's commands by case, as somebody types them."""
+    page = (ROOT / "docs" / "is-this-normal.md").read_text(encoding="utf-8")
+    found = re.findall(r"^\*\*(\d+)\. .*?^```shell\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    lines = [
+        (case, at, line) for case, block in found for at, line in enumerate(block.splitlines())
+    ]
+    return {case + " again" * at: line for case, at, line in lines}
+
+
+def test_every_case_of_the_page_stands_in_the_table() -> None:
+    assert set(commands()) == {case for case, *_ in CASES}
+    assert {case.split()[0] for case in commands()} == {str(n) for n in range(1, 16)}
+
+
+@pytest.mark.parametrize("row", CASES, ids=[row[0] for row in CASES])
+def test_the_answer_to_a_public_question(
+    run: Run, monkeypatch: pytest.MonkeyPatch, row: Case
+) -> None:
+    case, verdict, first, measure, holds = row
+    monkeypatch.chdir(ROOT)
+    result = run(*shlex.split(commands()[case], comments=True)[1:], "--json")
+    assert result.exit_code == (4 if verdict == "slow" else 0), result
+    found: Found = json.loads(result.stdout)
+    causes = [*odds(found)] if "causes" in found else found["checks"][0]["causes"]
+    assert found["verdict"].startswith(verdict)
+    assert [*causes, ""][0].startswith(first)
+    assert not measure or found["next"]["name"].startswith(measure)
+    assert holds(found), found
