@@ -112,9 +112,10 @@ def open_question(
 
         validation = ValidationDocument.read(Path(validation))
     if isinstance(cluster, str | PathLike):
+        from perfmodel.cost.network import tier_between_nodes  # noqa: PLC0415
         from perfmodel.documents.clusters import open_cluster  # noqa: PLC0415
 
-        cluster = open_cluster(cluster)
+        cluster = open_cluster(cluster, measured=tier_between_nodes(machine))
     return Question(
         machine=machine,
         workload=open_workload(machine, workload, where=where),

@@ -1,7 +1,7 @@
 """Answers about machines that were calibrated: programs, their costs in every draw, their caveats."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -345,15 +345,12 @@ def measured_caveats(
     if not measured.issuperset(name for layout in found for name in families(layout)):
         said.append("FSDP, TP and PP: 5 % of error assumed for each; see validate strategies")
     if largest > machine.max_world_size:
-        links = "equal links in one ring" if cluster is None else "links as in the cluster file"
-        if machine.cluster is not None and cluster is machine.cluster:
-            runs = f", from {cluster.tiers[-1].source}"
-            links = cluster.name + (runs if cluster.evidence is Evidence.INFERRED else "")
+        links = _assumed_links(machine, cluster)
         ranks = machine.max_world_size
         known = f"{ranks} ranks" if ranks > 1 else "one rank"
         said.append(f"{largest} devices assume {links}; {known} measured")
     if cluster is not None and machine.num_nodes > 1 and machine.ranks_per_node > 1:
-        said.append("collectives crossed two tiers at once: node links are the cluster file's")
+        said += _note_on_crossing(machine, cluster)
     outside = {
         layout.micro_batch
         for layout, evidence in found.items()
@@ -363,6 +360,26 @@ def measured_caveats(
         listed = ", ".join(map(str, sorted(outside)))
         said.append(f"micro-batches outside the calibrated range: {listed}")
     return tuple(said)
+
+
+def _assumed_links(machine: MeasuredMachine, cluster: "Cluster | None") -> str:
+    """Links that more devices than were measured are taken to have."""
+    if cluster is None:
+        return "equal links in one ring"
+    if cluster is machine.cluster:
+        runs = f", from {cluster.tiers[-1].source}"
+        return cluster.name + (runs if cluster.evidence is Evidence.INFERRED else "")
+    if any(tier.as_measured for tier in cluster.tiers):
+        return "links between nodes as measured"
+    return "links as in the cluster file"
+
+
+def _note_on_crossing(machine: MeasuredMachine, cluster: "Cluster") -> Iterator[str]:
+    """What prices links between nodes, where collectives that crossed them were measured."""
+    if any(tier.as_measured for tier in cluster.tiers):
+        return
+    said = "collectives crossed two tiers at once: node links are the cluster file's"
+    yield said + ("; 'measured' names those measured" if machine.between_nodes else "")
 
 
 def _origin_caveats(profile: MeasuredMachine, workload: MeasuredWorkload) -> tuple[str, ...]:

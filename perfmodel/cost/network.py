@@ -21,13 +21,14 @@ from perfmodel.cost.collectives import (
     broadcast_s,
     half_s,
     library_of,
+    message_bytes,
     num_messages,
     switched_bytes,
 )
 from perfmodel.cost.group_cost import GroupCost
 from perfmodel.errors import UsageError
 from perfmodel.layout import Layout
-from perfmodel.machine import Evidence
+from perfmodel.machine import NODE, Evidence, Machine, Tier
 from perfmodel.machine.measured import (
     CollectiveProfile,
     CurvePoint,
@@ -35,7 +36,7 @@ from perfmodel.machine.measured import (
     MeasuredMachine,
 )
 from perfmodel.step import Cause
-from perfmodel.units import Bytes
+from perfmodel.units import Bytes, BytesPerSecond, Seconds
 
 if TYPE_CHECKING:
     from perfmodel.machine import Cluster, Level
@@ -93,17 +94,59 @@ def for_nccl(machine: MeasuredMachine, nccl: str) -> MeasuredMachine:
     def widened(point: CurvePoint) -> CurvePoint:
         return replace(point, relative_error=math.hypot(point.relative_error, _VERSION_DRIFT))
 
+    def drifted(group: CollectiveProfile) -> CollectiveProfile:
+        return replace(group, points=tuple(map(widened, group.points)))
+
     said = (
         f"collectives were of NCCL {known or 'unknown'}: {nccl} widens their times by "
         f"{math.expm1(_VERSION_DRIFT):.0%} (measured between versions)"
     )
-    return replace(
-        machine,
-        collectives=tuple(
-            replace(group, points=tuple(map(widened, group.points)))
-            for group in machine.collectives
-        ),
-        undetermined=(*machine.undetermined, said),
+    return replace(machine.with_links(drifted), undetermined=(*machine.undetermined, said))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What messages between two ranks of the all-reduce ring say about the network."""
+
+    latency_s: Seconds
+    """Shortest message. [s]"""
+    bytes_per_s: BytesPerSecond
+    """Rate of the largest message beyond that; equals the busbw of a large all-reduce. [B/s]"""
+
+
+def ring_link(groups: Iterable[CollectiveProfile]) -> Link | None:
+    """Latency and bandwidth of the ring of these groups; None if they hold no all-reduce."""
+    messages = sorted(
+        (
+            message_bytes(ALL_REDUCE, p.at, group.world_size),
+            p.time_s / num_messages(ALL_REDUCE, group.world_size),
+        )
+        for group in groups
+        if group.collective == ALL_REDUCE and group.world_size > 1
+        for p in group.points
+    )
+    if not messages:
+        return None
+    latency_s = min(time_s for _, time_s in messages)
+    size, time_s = messages[-1]
+    return Link(latency_s=latency_s, bytes_per_s=size / max(time_s - latency_s, 1e-12))
+
+
+def tier_between_nodes(machine: Machine) -> Tier | None:
+    """Links between nodes as one rank of each measured them; None if that was not done."""
+    if not isinstance(machine, MeasuredMachine):
+        return None
+    link = ring_link(machine.between_nodes)
+    if link is None:
+        return None
+    return Tier(
+        name="fabric",
+        of=NODE,
+        count=machine.num_nodes,
+        link_bytes_per_s=link.bytes_per_s,
+        latency_s=link.latency_s,
+        source="measured between nodes",
+        as_measured=True,
     )
 
 
@@ -158,14 +201,15 @@ def groups(layout: Layout) -> dict[Cause, Group]:
 class Network:
     """Which links collectives cross, each with draws of what a message costs on them.
 
-    The tier that was measured takes its messages from the profile; others take latency and rate
-    from the cluster file, with wide uncertainty.
+    The tier that was measured takes its messages from the profile, and so do links between nodes that
+    the cluster file says are as measured; others take latency and rate from the file, with wide
+    uncertainty.
     """
 
     messages: Mapping[str, GroupCost]
     """By kind of collective, all-reduces among them; empty if the cluster file alone tells of links."""
     between_nodes: Mapping[str, GroupCost] = field(default_factory=dict)
-    """The same of one device on each of several nodes; empty where the cluster file alone tells of their links."""
+    """The same of one device on each of several nodes, for a tier that the cluster file says is as measured."""
     library: str
     """What carries out collectives."""
     uncertainty: Samples
@@ -292,12 +336,14 @@ class Network:
         self, sizes_bytes: Iterable[Bytes], group: Group, *, kind: str = ALL_REDUCE
     ) -> Evidence:
         """How well the data support a group size and the messages of all its collectives."""
-        used = self._levels(group)
-        told = {level.place for level in used or () if not self._is_between(level)}
+        used = self._levels(group) or ()
+        between = [level for level in used if self._is_between(level)]
+        told = {level.place for level in used if level not in between}
         if self.cluster and told - {self.measured_tier}:
             return self.cluster.evidence
-        known = self.messages.get(kind)
-        if known is None:
+        known = (self.between_nodes if between else self.messages).get(kind)
+        is_shared = any(level.bytes_per_s < self._tier(level).link_bytes_per_s for level in between)
+        if known is None or is_shared or (between and told):
             return Evidence.EXTRAPOLATED
         smallest, largest = known.sizes_bytes
         parts = group.size if kind not in {"broadcast", "send_recv"} else 1
@@ -320,11 +366,12 @@ class Network:
         return self._borrowed[kind, between], self.kind_uncertainty
 
     def _is_between(self, level: "Level") -> bool:
-        """Whether a tier joins nodes, and one device of each was measured."""
-        is_first = self.cluster is not None and level.place == self.cluster.first_between_nodes
-        return (
-            is_first and ALL_REDUCE in self.between_nodes and self._inside_node(self.measured_tier)
-        )
+        """Whether a tier joins nodes as they were when one device of each was measured."""
+        return self._tier(level).as_measured and ALL_REDUCE in self.between_nodes
+
+    def _tier(self, level: "Level") -> Tier:
+        assert self.cluster is not None, "it has the level"
+        return self.cluster.tiers[level.place]
 
     def _levels(self, group: Group) -> "tuple[Level, ...] | None":
         """Tiers that a group crosses; None without a cluster."""
@@ -348,12 +395,11 @@ class Network:
     def _cost(self, kind: str, level: "Level") -> LevelCost:
         is_inside = self._inside_node(level.place)
         if self._is_between(level):
-            assert self.cluster is not None, "it has the level"
             across, _ = self._known(kind, between=True)
             assert across is not None, level
             one = across.level(level.tier, level.members, crossings=level.crossings)
-            # One device of a node drives one of its links.
-            links = self.cluster.tiers[level.place].links
+            # One device of a node drives one of its links; groups that communicate at once share it.
+            links = level.bytes_per_s / self._tier(level).link_bytes_per_s
             return replace(
                 one,
                 transfer_s=lambda size_bytes: one.transfer_s(size_bytes / links),

@@ -169,11 +169,10 @@ def rescaled_profile(
     # Another machine: its draws are not those of the calibrated one.
     digest = hashlib.sha256(f"{profile.digest} {target.model_dump_json()}".encode()).hexdigest()
     return replace(
-        profile,
+        profile.with_links(lambda entry: _collective(entry, link_ratio or 1.0)),
         device_name=f"{target.name} (scaled from {profile.device_name})",
         origin=replace(profile.origin, digest=digest),
         operators=replace(operators, rescaling=rescaling),
-        collectives=tuple(_collective(c, link_ratio or 1.0) for c in profile.collectives),
         ddp=_ddp(profile.ddp, before.bytes_per_s / after.bytes_per_s),
         steps=(),
         rates=(),

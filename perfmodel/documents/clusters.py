@@ -69,16 +69,22 @@ NETWORK_S: Final = 14e-6
 #: Members, the link of each, and how many of them: ``8 eth-100 x4``.
 _TIER: Final = re.compile(r"(?P<count>[0-9]{1,7}) +(?P<link>[^\s,]+)(?: +x(?P<links>[0-9]{1,3}))?")
 _MOST_TIERS: Final = 3
+#: Stands for the links between nodes that were measured.
+MEASURED: Final = "measured"
 #: First letters of a link's name tell what it crosses.
 _LATENCY_S: Final = {"nvlink": NVLINK_S, "xgmi": NVLINK_S, "pcie": PCIE_S}
 
 
-def open_cluster(named: str | PathLike[str], *, folder: Path = Path()) -> Cluster:
+def open_cluster(
+    named: str | PathLike[str], *, folder: Path = Path(), measured: Tier | None = None
+) -> Cluster:
     """The cluster of a file, or of tiers in words, from the inside out.
 
     A link is one of ``perfmodel devices --links``, at the share of its data sheet that collectives reach, or
     a rate, taken as it is. Latencies are those of NCCL's tuner for that kind of link. Names of files start at
     ``folder``.
+
+    ``measured``: Links between nodes of the calibrated machine, which ``measured`` names: ``"4 nvlink3, 8 measured"``.
 
     Raises
     ------
@@ -97,9 +103,15 @@ def open_cluster(named: str | PathLike[str], *, folder: Path = Path()) -> Cluste
         )
     tiers: list[Tier] = []
     for match, name in zip(matches, (NODE, "fabric", "spine"), strict=False):
-        rate, source = _rate(match["link"])
         reached_s = sum(tier.latency_s for tier in tiers)
         kinds = (s for kind, s in _LATENCY_S.items() if match["link"].startswith(kind))
+        latency_s = next(kinds, NETWORK_S)
+        is_measured = match["link"] == MEASURED
+        if is_measured:
+            link = _measured(measured, is_between_nodes=len(tiers) == 1)
+            rate, latency_s, source = link.link_bytes_per_s, link.latency_s, link.source
+        else:
+            rate, source = _rate(match["link"])
         tiers.append(
             Tier(
                 name=name,
@@ -107,11 +119,26 @@ def open_cluster(named: str | PathLike[str], *, folder: Path = Path()) -> Cluste
                 count=_at_least_one(match["count"], words),
                 links=_at_least_one(match["links"] or "1", words),
                 link_bytes_per_s=rate,
-                latency_s=max(0.0, next(kinds, NETWORK_S) - reached_s),
+                latency_s=max(0.0, latency_s - reached_s),
                 source=source,
+                as_measured=is_measured,
             )
         )
     return Cluster(name=", ".join(words), tiers=tuple(tiers))
+
+
+def _measured(known: Tier | None, *, is_between_nodes: bool) -> Tier:
+    if not is_between_nodes:
+        raise UsageError(
+            f"--cluster: {MEASURED!r} must be the second tier, the links between nodes, as in "
+            "'4 nvlink3, 8 measured'; name a link or a rate for the others"
+        )
+    if known is None:
+        raise UsageError(
+            f"--cluster: {MEASURED!r} must come with a profile of several nodes, in which one rank of each "
+            "was measured; name a link or a rate"
+        )
+    return known
 
 
 def _at_least_one(text: str, words: list[str]) -> int:

@@ -201,6 +201,8 @@ class Tier:
     source: str = ""
     log_error: float = UNCERTAINTY_OF_FILE
     """Standard deviation of the logarithm of rate and latency."""
+    as_measured: bool = False
+    """Whether messages take what they took between nodes on the calibrated machine, whose rate this is."""
 
     def __post_init__(self) -> None:
         """Refuse tiers that cannot be built."""

@@ -1,7 +1,8 @@
 """Costs of a machine as measured: curves of phases, operators, collectives, and what DDP adds."""
 
 import math
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from annotated_types import Ge, MinLen
@@ -438,6 +439,16 @@ class MeasuredMachine(Machine):
     """What the data could not determine, in words."""
     steal: Share = 0.0
     """Processor time that a hypervisor gave to others meanwhile, of what was wanted."""
+
+    def with_links(
+        self, edited: Callable[[CollectiveProfile], CollectiveProfile]
+    ) -> "MeasuredMachine":
+        """The machine with all its collectives edited, inside nodes and between."""
+        return replace(
+            self,
+            collectives=tuple(map(edited, self.collectives)),
+            between_nodes=tuple(map(edited, self.between_nodes)),
+        )
 
     @property
     def max_world_size(self) -> int:

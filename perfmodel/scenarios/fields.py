@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from perfmodel.answer import open_workload, timed_workload
-from perfmodel.cost.collectives import message_bytes, num_messages
+from perfmodel.cost.network import Link, ring_link, tier_between_nodes
 from perfmodel.cost.rescaling import rescaled_profile
 from perfmodel.documents.clusters import open_cluster
 from perfmodel.documents.hardware import LINK_SHARE, LinkSheet, find_device, shipped_catalogue
@@ -39,8 +39,6 @@ from perfmodel.scenarios import Scenario
 from perfmodel.statistics import DEVIATE_90
 from perfmodel.units import (
     MIB,
-    BytesPerSecond,
-    Seconds,
     format_rate,
     parse_bandwidth,
     parse_bytes,
@@ -198,33 +196,15 @@ def set_device(scenario: Scenario, value: str) -> Scenario:
     return scenario.asking(machine=machine, workload=workload, assumed="compute")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """What messages between two ranks of the all-reduce ring say about the network."""
-
-    latency_s: Seconds
-    """Shortest message. [s]"""
-    bytes_per_s: BytesPerSecond
-    """Rate of the largest message beyond that; equals the busbw of a large all-reduce. [B/s]"""
-
-
 def link_of(machine: MeasuredMachine) -> Link:
     """Latency and bandwidth of the measured ring; ``CalibrationUnavailable`` if one rank was measured alone."""
-    kind = "all_reduce"
-    messages = sorted(
-        (message_bytes(kind, p.at, e.world_size), p.time_s / num_messages(kind, e.world_size))
-        for e in machine.collectives
-        if e.collective == kind and e.world_size > 1
-        for p in e.points
-    )
-    if not messages:
+    link = ring_link(machine.collectives)
+    if link is None:
         raise CalibrationUnavailable(
             "--set network: needs a measured all-reduce, but the profile holds one rank; calibrate "
             "with --nproc 2 or more"
         )
-    latency_s = min(time_s for _, time_s in messages)
-    size, time_s = messages[-1]
-    return Link(latency_s=latency_s, bytes_per_s=size / max(time_s - latency_s, 1e-12))
+    return link
 
 
 def _with_link(scenario: Scenario, now: Link, *, remark: str = "") -> Scenario:
@@ -246,8 +226,7 @@ def _with_link(scenario: Scenario, now: Link, *, remark: str = "") -> Scenario:
         )
         return replace(entry, points=points)
 
-    machine = scenario.machine
-    machine = replace(machine, collectives=tuple(map(mended, machine.collectives)))
+    machine = scenario.machine.with_links(mended)
     return scenario.asking(machine=machine, assumed="communication", remark=remark)
 
 
@@ -301,14 +280,14 @@ def set_gradients(scenario: Scenario, value: str) -> Scenario:
     share = _GRADIENT_BITS[value] / _GRADIENT_BITS["fp32"]
     if share == 1:
         return scenario
-    collectives = tuple(
-        replace(entry, points=tuple(replace(p, at=p.at / share) for p in entry.points))
-        if entry.collective == "all_reduce"
-        else entry
-        for entry in scenario.machine.collectives
-    )
+
+    def shortened(entry: CollectiveProfile) -> CollectiveProfile:
+        if entry.collective != "all_reduce":
+            return entry
+        return replace(entry, points=tuple(replace(p, at=p.at / share) for p in entry.points))
+
     return scenario.asking(
-        machine=replace(scenario.machine, collectives=collectives),
+        machine=scenario.machine.with_links(shortened),
         assumed="communication",
         remark=f"gradients sent as {value}: converting them is assumed free",
     )
@@ -363,7 +342,10 @@ def set_rank_noise(scenario: Scenario, value: str) -> Scenario:
 
 def set_cluster(scenario: Scenario, value: str) -> Scenario:
     """Put the devices into the cluster of a file, or into none."""
-    return scenario.asking(cluster=None if value == "none" else open_cluster(value))
+    if value == "none":
+        return scenario.asking(cluster=None)
+    measured = tier_between_nodes(scenario.question.machine)
+    return scenario.asking(cluster=open_cluster(value, measured=measured))
 
 
 def tier_value(name: str, attribute: str, parse: Callable[[str], float]) -> Apply:
@@ -378,7 +360,7 @@ def tier_value(name: str, attribute: str, parse: Callable[[str], float]) -> Appl
         wanted = tier_name if colon else cluster.tiers[-1].name
         refuse_unknown(f"--set cluster.{name}: tier", wanted, tiers)
         source = f"set by hand; else {tiers[wanted].source}"
-        edits: dict[str, Any] = {attribute: parse(text), "source": source}
+        edits: dict[str, Any] = {attribute: parse(text), "source": source, "as_measured": False}
         tiers[wanted] = replace(tiers[wanted], **edits)
         return scenario.asking(cluster=replace(cluster, tiers=tuple(tiers.values())))
 

@@ -9,6 +9,8 @@ from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.answer import answer, measured_points
 from perfmodel.answer.answer import point as predicted_point
 from perfmodel.answer.measured import measured_caveats
+from perfmodel.cost.network import tier_between_nodes
+from perfmodel.documents.clusters import open_cluster
 from perfmodel.documents.prediction import PredictedPoint
 from perfmodel.engine.algebra import end_times
 from perfmodel.errors import CalibrationUnavailable, NotFeasible
@@ -163,8 +165,11 @@ def test_calibration_runs_stand_beside_the_prediction() -> None:
     assert (point.world_size, point.step_s, point.speedup) == (1, 0.25, 1.0)
 
 
-def caveats_of(machine: MeasuredMachine, devices: int, batch: int = 16) -> tuple[str, ...]:
-    asking = Asking(machine)
+def caveats_of(
+    machine: MeasuredMachine, devices: int, batch: int = 16, *, links: str | None = None
+) -> tuple[str, ...]:
+    named = links and open_cluster(links, measured=tier_between_nodes(machine))
+    asking = Asking(machine, cluster=named or None)
     answer = asking.step(asking.workload("heavy"), Layout(dp=devices, micro_batch=batch))
     return measured_caveats(answer.question, {answer.layout: answer.evidence})
 
@@ -174,6 +179,17 @@ def test_what_was_not_measured_is_said() -> None:
     assert any("8 devices assume equal links" in line for line in found)
     assert any("outside the calibrated range: 100" in line for line in found)
     assert caveats_of(profile(Machine()), 2) == ()
+
+
+def test_which_links_between_nodes_count_is_said() -> None:
+    machine = profile(Machine())
+    machine = replace(machine, between_nodes=machine.collectives, num_nodes=2)
+    named = caveats_of(machine, 16, links="2 10GB/s, 8 1GB/s")
+    assert any("16 devices assume links as in the cluster file" in line for line in named)
+    assert any("node links are the cluster file's; 'measured' names" in line for line in named)
+    found = caveats_of(machine, 16, links="2 10GB/s, 8 measured")
+    assert any("16 devices assume links between nodes as measured" in line for line in found)
+    assert not any("cluster file" in line for line in found)
 
 
 def test_a_workload_that_was_never_run_has_no_calibrated_range_to_leave() -> None:

@@ -9,11 +9,17 @@ import pytest
 from perfmodel.cost.collectives import SWITCH_LATENCY_S
 from perfmodel.cost.link_law import LinkCost
 from perfmodel.cost.machine import CostModel
-from perfmodel.cost.network import NOT_MEASURED, Group, Network
+from perfmodel.cost.network import NOT_MEASURED, Group, Network, for_nccl, tier_between_nodes
+from perfmodel.documents.clusters import open_cluster
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.layout import RunSetting
 from perfmodel.machine import Cluster, Evidence, Tier
-from perfmodel.machine.measured import CollectiveProfile, CurvePoint, MeasuredCollective
+from perfmodel.machine.measured import (
+    CollectiveProfile,
+    CurvePoint,
+    MeasuredCollective,
+    MeasuredMachine,
+)
 from perfmodel.units import MIB
 from tests.existing import existing
 from tests.perfmodel.asking import Asking
@@ -76,8 +82,8 @@ def test_a_ring_between_nodes_waits_for_the_link_of_the_file() -> None:
     assert found.evidence([MIB], Group(2)) is Evidence.INTERPOLATED
 
 
-def test_links_between_nodes_are_those_that_one_device_of_each_measured() -> None:
-    """As above, but 6 messages of 2 ms, and 30 MiB over two links of 0.1 GB/s each."""
+def on_nodes() -> MeasuredMachine:
+    """Between nodes a message takes 2 ms and its bytes at 0.1 GB/s."""
     groups = tuple(
         CollectiveProfile(
             collective="all_reduce",
@@ -91,15 +97,52 @@ def test_links_between_nodes_are_those_that_one_device_of_each_measured() -> Non
         )
         for n in (2, 4)
     )
-    of = Cluster(name="small", tiers=(NODE, replace(FABRIC, links=2)))
-    machine = replace(profile(Machine()), between_nodes=groups)
-    found = CostModel(machine, num_draws=1, seed=0, cluster=of).network
-    assert found is not None
+    return replace(profile(Machine()), between_nodes=groups, num_nodes=4)
+
+
+def joined(words: str, machine: MeasuredMachine) -> Network:
+    of = open_cluster(words, measured=tier_between_nodes(machine))
+    return existing(CostModel(machine, num_draws=1, seed=0, cluster=of).network)
+
+
+def test_links_between_nodes_are_measured_where_the_file_says_so() -> None:
+    """As above, but 6 messages of 2 ms, and 30 MiB over two links of 0.1 GB/s each."""
+    found = joined("4 1GB/s, 4 measured x2", on_nodes())
     whole_s = 24 * 1e-4 + 6 * 2e-3 + 30 * MIB / 2e8
     assert float(found.time_s("all_reduce", 16 * MIB, Group(16))[0]) == pytest.approx(
         whole_s, rel=1e-3
     )
     assert found.evidence([16 * MIB], Group(16)) is Evidence.EXTRAPOLATED
+
+
+def test_links_that_a_file_names_count_though_others_were_measured() -> None:
+    slow, fast = (joined(f"4 1GB/s, 4 {rate}", on_nodes()) for rate in ("0.1GB/s", "10GB/s"))
+    slow_s, fast_s = (
+        float(each.time_s("all_reduce", 64 * MIB, Group(4, 4))[0]) for each in (slow, fast)
+    )
+    assert slow_s > 5 * fast_s
+    assert fast.evidence([4 * MIB], Group(4, 4)) is Evidence.ASSUMED
+
+
+def test_evidence_of_measured_links_is_that_of_groups_and_sizes_between_nodes() -> None:
+    """Groups of 2 and 4 nodes were measured; four groups at once only where each has a link."""
+    machine = on_nodes()
+    apart = joined("4 1GB/s, 8 measured x4", machine)
+    assert apart.evidence([4 * MIB], Group(4, 4)) is Evidence.INTERPOLATED
+    assert apart.evidence([4 * MIB], Group(8, 4)) is Evidence.EXTRAPOLATED
+    assert apart.evidence([4 * 65 * MIB], Group(4, 4)) is Evidence.EXTRAPOLATED
+    shared = joined("4 1GB/s, 8 measured", machine)
+    assert shared.evidence([4 * MIB], Group(4, 4)) is Evidence.EXTRAPOLATED
+    apart_s, shared_s = (
+        float(each.time_s("all_reduce", 4 * MIB, Group(4, 4))[0]) for each in (apart, shared)
+    )
+    assert shared_s - apart_s == pytest.approx(6 * 3 * MIB / 1e8, rel=1e-3)
+
+
+def test_another_nccl_widens_links_between_nodes_as_well() -> None:
+    other = for_nccl(replace(on_nodes(), backend="nccl"), "2.19.3")
+    for group in (*other.collectives, *other.between_nodes):
+        assert all(point.relative_error >= 0.08 for point in group.points)
 
 
 @pytest.mark.parametrize("measured", [True, False])

@@ -47,6 +47,8 @@ def test_a_file_is_a_file_even_if_its_name_could_be_words(
         ("0 nvlink3", "counts must be at least 1"),
         ("8 nvlink3 x0", "counts must be at least 1"),
         ("2 pcie4-x16, 2 eth-25, 2 eth-25, 2 eth-25", "at most 3 tiers, got 4"),
+        ("8 nvlink3, 8 measured", "'measured' must come with a profile of several nodes"),
+        ("8 measured", "'measured' must be the second tier"),
     ],
 )
 def test_words_without_a_meaning_are_refused(words: str, said: str) -> None:

@@ -65,6 +65,30 @@ def test_a_network_that_is_set_is_as_one_that_was_measured(
         )
 
 
+@pytest.mark.parametrize(
+    "edits", [{"network.bandwidth": "4x", "network.latency": "0.5x"}, {"gradients": "bf16"}]
+)
+def test_links_between_nodes_change_with_those_inside(edits: dict[str, str]) -> None:
+    was = scenario(Machine())
+    machine = dataclasses.replace(was.machine, between_nodes=was.machine.collectives)
+    now = changed(was.asking(machine=machine), edits).machine
+    assert now.collectives != was.machine.collectives
+    assert now.between_nodes == now.collectives
+
+
+def test_a_tier_as_measured_counts_until_it_is_changed() -> None:
+    was = scenario(Machine())
+    machine = dataclasses.replace(was.machine, between_nodes=was.machine.collectives, num_nodes=4)
+    words = {"cluster": "2 10GB/s, 4 measured"}
+    joined = changed(was.asking(machine=machine), words)
+    tier = existing(joined.question.cluster).tiers[-1]
+    assert tier.as_measured
+    assert tier.link_bytes_per_s == pytest.approx(1e9, rel=1e-3)
+    faster = changed(joined, {"cluster.bandwidth": "100GB/s"})
+    assert not existing(faster.question.cluster).tiers[-1].as_measured
+    assert step_s(faster) < step_s(joined)
+
+
 def test_factors_are_of_what_was_measured() -> None:
     was = scenario(Machine())
     doubled = link_of(changed(was, {"network.bandwidth": "2x"}).machine)
