@@ -179,5 +179,9 @@ class WorkOrder(Document):
 
     @property
     def world_sizes(self) -> frozenset[int]:
-        """How many ranks take part in its tasks."""
-        return frozenset(num_ranks(task) for task in self.tasks)
+        """Groups of the first ranks that its tasks need; ranks that stand apart form their own."""
+        return frozenset(
+            num_ranks(task)
+            for task in self.tasks
+            if not isinstance(task, CollectiveTask) or task.stride == 1
+        )

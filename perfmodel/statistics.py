@@ -209,12 +209,20 @@ def _excess(excesses: FloatArray, efolds: float) -> FloatArray:
 
 
 def expected_largest_deviate(world_size: int) -> float:
-    """Expected largest of ``world_size`` standard normal deviates, by Blom's approximation of 1958."""
-    if world_size == 1:
-        return 0.0
-    probability = (world_size - 0.375) / (world_size + 0.25)
+    """Expected largest of ``world_size`` standard normal deviates."""
+    return _expected_deviate(world_size, world_size)
 
-    return NormalDist().inv_cdf(probability)
+
+def expected_largest_over_median(count: int) -> float:
+    """Expected largest of so many standard normal deviates, less the lower of the middle two (``median_low``)."""
+    return expected_largest_deviate(count) - _expected_deviate((count + 1) // 2, count)
+
+
+def _expected_deviate(place: int, count: int) -> float:
+    """Expected deviate at a place, 1 the smallest, of so many normal ones, by Blom's approximation of 1958."""
+    if 2 * place == count + 1:
+        return 0.0
+    return NormalDist().inv_cdf((place - 0.375) / (count + 0.25))
 
 
 def slowest_pace(

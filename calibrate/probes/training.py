@@ -257,6 +257,6 @@ def _build(
         is_pinned=pin,
     )
     if wrapped and reference.ddp_options:
-        first = replace(setting, synchronisation=Synchronisation.DDP)
+        first = replace(setting, synchronisation=Synchronisation.DDP, accumulation=1)
         trainer.step(0, setting=first, clock=session.measured.host_clock())
     return trainer

@@ -22,7 +22,7 @@ from perfmodel.documents.budget import GoodputDocument
 from perfmodel.documents.observation import Observation, StepObservation
 from perfmodel.layout import Layout, Synchronisation, parse_layout
 from perfmodel.machine.measured import CollectiveProfile, MeasuredCollective, MeasuredMachine
-from perfmodel.statistics import expected_largest_deviate
+from perfmodel.statistics import expected_largest_over_median
 from perfmodel.units import Seconds, format_bytes, format_rate
 
 #: Runs of the job that a delivery is judged by.
@@ -187,7 +187,7 @@ def _spread(delivery: Delivery, clause: Clause) -> Quantity | None:
     if machine is None or machine.max_world_size == 1 or not machine.workloads:
         return None
     spread = max(workload.rank_spread for workload in machine.workloads)
-    deviate = expected_largest_deviate(machine.max_world_size)
+    deviate = expected_largest_over_median(machine.max_world_size)
     error = max(spread, _SMALLEST_SPREAD) / math.sqrt(2 * (machine.max_world_size - 1))
     return Quantity(value=math.exp(spread * deviate), log_error=error * deviate, source="measured")
 

@@ -32,7 +32,7 @@ from perfmodel.plan.delivered import (
     quantity,
     read_curve,
 )
-from perfmodel.statistics import expected_largest_deviate
+from perfmodel.statistics import expected_largest_over_median
 from perfmodel.step import Cause
 from perfmodel.step.stages import gradient_buckets
 from perfmodel.units import GIB, KIB, Bytes, format_bytes
@@ -259,7 +259,7 @@ def _spread(question: Question) -> Promise:
     """Slowest rank over the median rank, as devices of one kind differ."""
     ranks, workload = question.layout.world_size, question.workload
     measured = workload.rank_spread if isinstance(workload, MeasuredWorkload) else 0.0
-    away = (measured or _RANK_SPREAD) * expected_largest_deviate(ranks)
+    away = (measured or _RANK_SPREAD) * expected_largest_over_median(ranks)
     error = _error_of_runs(question)
     clause = _clause(
         ClauseKind.SPREAD,

@@ -1,5 +1,7 @@
 """Whatever happens to a campaign, finished tasks stay finished and nothing is mixed."""
 
+import errno
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from calibrate.campaign import (
     read_plan,
 )
 from calibrate.launch import Launch
-from calibrate.locks import folder_to_itself
+from calibrate.locks import FOLDER_LOCK, folder_to_itself
 from calibrate.task import WorkOrder, failure_of
 from perfmodel.documents.observation import (
     FailedObservation,
@@ -181,6 +183,21 @@ def test_observations_that_cannot_be_opened_are_told_in_one_line(campaign: Campa
     with pytest.raises(PerfModelError, match=r"observations\.jsonl: .*Is a directory") as caught:
         run(campaign, PlayedWorker(), resume=True)
     assert "\n" not in str(caught.value)
+
+
+def test_a_full_disk_is_told_in_one_line_before_anything_starts(
+    campaign: Campaign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    worker = PlayedWorker()
+    with pytest.raises(PerfModelError, match="No space left on device") as caught:
+        run(campaign, worker)
+    assert "\n" not in str(caught.value)
+    assert worker.finished == []
+    assert list(campaign.folder.iterdir()) == [campaign.folder / FOLDER_LOCK]
 
 
 def test_what_memory_does_not_hold_is_data(campaign: Campaign) -> None:

@@ -12,7 +12,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from calibrate import ranks as module
 from calibrate.ranks import Ranks, join
-from calibrate.task import CollectiveTask, ReplayTask, StepTask, Task
+from calibrate.task import CollectiveTask, ReplayTask, StepTask, Task, WorkOrder, num_ranks
 from calibrate.worker import _carried_out
 from perfmodel.documents.observation import FailedObservation, read_observations
 from perfmodel.layout import RunSetting, Synchronisation
@@ -41,6 +41,14 @@ def carried_out(
     ranks = Ranks(rank=0, world_size=2, store=HashStore())
     text = _carried_out(fails, clear, task, ranks, folder / "observations.jsonl")
     return FailedObservation.model_validate_json(text)
+
+
+def test_ranks_that_stand_apart_need_no_group_of_all_between_them() -> None:
+    """Two ranks, one on each of two nodes of 8: nine take part, and no probe uses a group of nine."""
+    apart = REDUCE.model_copy(update={"stride": 8})
+    assert num_ranks(apart) == 9
+    order = WorkOrder(device_kind="cuda", output="", tasks=(STEP, REDUCE, apart))
+    assert order.world_sizes == {1, 2}
 
 
 def test_a_first_step_that_memory_does_not_hold_ends_no_launch(tmp_path: Path) -> None:

@@ -127,6 +127,15 @@ def test_a_stage_does_everything_once_and_keeps_what_the_formula_says(
     assert in_flight(jobs_of(layout), stage)[0] == pytest.approx(kept)
 
 
+@given(layout=layouts())
+@settings(max_examples=30)
+def test_simulation_and_algebra_agree_on_layouts(layout: Layout) -> None:
+    program = compile_layout(layout, layers=model_of(layout).layers)
+    durations_s = layout_durations(program, unit_times(layout, jobs_of(layout), truth()))
+    trace = simulate(program, durations_s[np.newaxis])
+    np.testing.assert_allclose(trace.end_s[0], end_times(program, durations_s), rtol=1e-9)
+
+
 @given(layout=st.one_of(layouts(), threaded()))
 @settings(max_examples=120)
 def test_simulation_and_closed_form_are_close(layout: Layout) -> None:

@@ -333,7 +333,7 @@ def test_a_logged_speed_of_a_large_model_is_judged_too(shipped: Answers) -> None
     assert found.causes
 
 
-def test_without_a_data_sheet_explain_says_more(served: Answers, run: Run) -> None:
+def test_without_a_data_sheet_diagnose_says_more(served: Answers, run: Run) -> None:
     logged = {"value": 1e4, "unit": "ms"}
     found = existing(served.detail(asked_of(served, layout="dp=2", logged=logged)).diagnosis)
     assert (found.verdict, found.causes) == ("slower than normal", ())

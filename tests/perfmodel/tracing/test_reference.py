@@ -1,6 +1,7 @@
 """Recipes of the reference models."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from calibrate.probes import training
+from calibrate.device import Cpu
+from calibrate.probes import Session, training
 from perfmodel.layout import RunSetting
 from perfmodel.tracing.reference import REFERENCES
 
@@ -32,6 +34,25 @@ def test_a_recipe_wraps_its_model_with_the_switches_of_ddp() -> None:
                 assert gradient is not None
                 assert gradient.tolist() == [[1.0, 1.0]] * 2
                 module.zero_grad()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_static_graph_is_learned_in_a_synchronised_pass_of_an_accumulating_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first setting of a model may accumulate: its own step would begin without synchronisation."""
+    small = replace(
+        REFERENCES["lenet"], name="small", ddp_options=REFERENCES["resnet50-tuned"].ddp_options
+    )
+    monkeypatch.setitem(REFERENCES, "small", small)
+    setting = RunSetting(workload="small", world_size=1, micro_batch=1, accumulation=2)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        session = Session.open(Cpu(), group_sizes=())
+        trainer = training._trainer(session, setting)
+        trainer.step(1, setting=setting, clock=session.measured.host_clock())
     finally:
         dist.destroy_process_group()
 
