@@ -12,7 +12,7 @@ from perfmodel.cost.jobs import SINGLE_BYTES, USUAL, Jobs, model_columns
 from perfmodel.cost.rescaling import precision_ratio
 from perfmodel.documents.profile import RunColumns
 from perfmodel.errors import InvalidDocument, did_you_mean, reading
-from perfmodel.files import MOST_ROWS, parse_json, read_lines, read_table
+from perfmodel.files import MOST_ROWS, Unreadable, parse_json, read_lines, read_table
 from perfmodel.layout import Precision, Recompute
 from perfmodel.machine import DEVICES_PER_NODE
 from perfmodel.units import decimal, parse_bytes, parse_duration
@@ -57,6 +57,12 @@ def read_run_rows(path: Path) -> list[FoundRun]:
     with reading(path, "runs"):
         if ".jsonl" in path.suffixes:
             return list(_records(path, read_lines(path)))
+        packed = path.with_suffix("") if path.suffix == ".gz" else path
+        if packed.suffix == ".json":
+            raise Unreadable(
+                "it must be a table (CSV), run records (.jsonl) or a log of MLPerf (.log, .txt, .out), got JSON, "
+                "such as a trace of Kineto"
+            )
         if path.suffix in {".log", ".txt", ".out"}:
             return [_mlperf(path, read_lines(path))]
         rows = read_table(path, delimiters=",;\t")

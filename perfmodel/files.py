@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from perfmodel.errors import PerfModelError, why
 from perfmodel.units import HOUR_S, MIB, MOST_DIGITS, Bytes, format_bytes
@@ -26,6 +26,11 @@ from perfmodel.units import HOUR_S, MIB, MOST_DIGITS, Bytes, format_bytes
 MOST_BYTES: Final[Bytes] = 64 * MIB
 #: Logs of others, after decompression.
 MOST_LOG_BYTES: Final[Bytes] = 256 * MIB
+#: Of a longer log of a training the last part is read, and the beginning, where trainers print their arguments.
+_MOST_LAST_BYTES: Final[Bytes] = 32 * MIB
+_MOST_LAST_LINES: Final = 200_000
+_BEGINNING: Final[Bytes] = MIB
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 #: What a person writes by hand in TOML, whose parser is slow.
 MOST_TOML_BYTES: Final[Bytes] = MIB
 #: Numbers, texts, lists and objects of one document: each takes up to 100 bytes of memory.
@@ -89,6 +94,40 @@ def read_lines(path: Path) -> Iterator[str]:
     """Lines of a log, with their ends."""
     content = io.BytesIO(read_bytes(path, most=MOST_LOG_BYTES))
     return io.TextIOWrapper(content, encoding="utf-8-sig", newline="")
+
+
+class LastLines(NamedTuple):
+    """What is read of a log of any length."""
+
+    lines: Sequence[str]
+    """All, or the last."""
+    skipped: int
+    """Lines before them."""
+    beginning: Sequence[str]
+    """Where lines are skipped, the first of all: they may hold arguments."""
+
+
+def read_last_lines(path: Path) -> LastLines:
+    """All lines of a log, or the last of a long one; of ends of lines, only those of terminals count.
+
+    Colours of terminals are left out.
+    """
+    content = read_bytes(path, most=MOST_LOG_BYTES)
+    content = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    start = 0
+    if len(content) > _MOST_LAST_BYTES:
+        start = content.find(b"\n", len(content) - _MOST_LAST_BYTES) + 1
+        if not start:
+            raise Unreadable(
+                f"lines must have at most {format_bytes(_MOST_LAST_BYTES)}, got a longer one"
+            )
+    text = _COLOURS.sub("", content[start:].decode("utf-8-sig"))
+    lines = text.removesuffix("\n").rsplit("\n", _MOST_LAST_LINES)
+    skipped = content.count(b"\n", 0, start)
+    if len(lines) > _MOST_LAST_LINES:
+        skipped += lines.pop(0).count("\n") + 1
+    beginning = content[:_BEGINNING].decode("utf-8-sig", "replace") if skipped else ""
+    return LastLines(lines, skipped, _COLOURS.sub("", beginning).split("\n"))
 
 
 def read_table(

@@ -51,7 +51,7 @@ def _refuse_repeated(command: Any, context: Any, arguments: Sequence[str]) -> No
     values, _, order = command.make_parser(context).parse_args(args=[*arguments])
     _refuse_loose_numbers(context, order, arguments)
     _refuse_empty_paths(order, values)
-    _refuse_own_source(order, values)
+    _refuse_own_source(command.params, values)
     for parameter in order:
         is_single = not (
             getattr(parameter, "multiple", True) or getattr(parameter, "is_flag", True)
@@ -98,21 +98,30 @@ def _flag(parameter: Any) -> str:
 _WRITTEN: Final = ("output", "plot", "trace", "export", "report")
 
 
-def _refuse_own_source(order: Sequence[Any], values: Mapping[str, Any]) -> None:
+def _refuse_own_source(parameters: Sequence[Any], values: Mapping[str, Any]) -> None:
     """Refuse to write an answer over a file that it is made from: a calibration takes a quarter of an hour."""
-    files = {each: Path(str(values.get(each.name))) for each in order if _is_file(values, each)}
-    for target in (each for each in files if each.name in _WRITTEN):
-        for source in files.keys() - {target}:
-            if files[target].samefile(files[source]):
+    files = [(each, file) for each in parameters for file in _files(each, values)]
+    for target, written in files:
+        for source, read in files if target.name in _WRITTEN else ():
+            if source is not target and written.samefile(read):
                 raise UsageError(
-                    f"{_flag(target)}: must be another file than {_flag(source)}, got {str(files[target])!r} for "
+                    f"{_flag(target)}: must be another file than {_flag(source)}, got {str(written)!r} for "
                     "both; the answer would replace what it is made from"
                 )
 
 
-def _is_file(values: Mapping[str, Any], parameter: Any) -> bool:
+def _files(parameter: Any, values: Mapping[str, Any]) -> list[Path]:
+    """Files that an option names, as given or by its default; of ``FILE.py:FACTORY`` the file."""
+    given = values.get(parameter.name)
+    given = parameter.default if given is None else given
+    texts = [str(each) for each in (given if isinstance(given, list | tuple) else [given])]
+    found = (Path(part) for text in texts for part in {text, text.rpartition(":")[0]})
+    return [file for file in found if given is not None and _is_file(file)]
+
+
+def _is_file(path: Path) -> bool:
     with suppress(OSError):  # such as a name that is too long
-        return Path(str(values.get(parameter.name))).is_file()
+        return path.is_file()
     return False
 
 

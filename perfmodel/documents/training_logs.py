@@ -20,8 +20,8 @@ from statistics import median
 from typing import Any, Final, NamedTuple, NoReturn
 
 from perfmodel.errors import InvalidDocument, UsageError, reading, refuse_unknown
-from perfmodel.files import Unreadable, read_text
-from perfmodel.units import MIB, Bytes, decimal, whole
+from perfmodel.files import LastLines, read_last_lines
+from perfmodel.units import decimal, whole
 
 #: The first steps still compile, fill caches and warm up.
 _WARM_UP: Final = 3
@@ -34,10 +34,6 @@ _CHANGED: Final = 1.5
 _MOST_PATTERN: Final = 500
 #: Of a pattern of one's own for a whole log. [s]
 _PATIENCE_S: Final = 5.0
-#: Each is held against the patterns of every trainer, 50 us.
-_MOST_LINES: Final = 200_000
-_MOST_BYTES: Final[Bytes] = 32 * MIB
-_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Unit(enum.StrEnum):
@@ -213,13 +209,17 @@ class _Format(NamedTuple):
     scale: float = 1.0
     per_device: bool | None = None
     before: str = ""
-    flags: re.RegexFlag = re.IGNORECASE
+    word: str = ""
+    """Stands in every such line; found in a tenth of the pattern's time."""
+    is_folded: bool = True
+    """Whether lines are read in small letters."""
 
-    def search(self, lines: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    def search(self, log: LastLines) -> Iterator[tuple[int, dict[str, str]]]:
         """Lines with a value: the number of each, and the groups of both patterns."""
-        value, before = (re.compile(text, self.flags) for text in (self.pattern, self.before))
-        for number, line in enumerate(lines, start=1):
-            found = value.search(line) if line else None
+        value, before = re.compile(self.pattern), re.compile(self.before)
+        for number, text in enumerate(log.lines, start=log.skipped + 1):
+            line = text.casefold() if self.is_folded else text
+            found = value.search(line) if line and self.word in line else None
             start = before.match(line, 0, found.start()) if found else None
             if found and start and found["value"]:
                 yield number, start.groupdict() | found.groupdict()
@@ -237,7 +237,7 @@ FORMATS: Final = {
     # Its bar counts batches, not optimizer steps; those of validations name no epoch.
     # Of a loader without a length it has no end; Rich draws another.
     "lightning": tuple(
-        _Format(rf"{bar}{_RATE}", Unit.MICRO_STEP, before=_EPOCH)
+        _Format(rf"{bar}{_RATE}", Unit.MICRO_STEP, before=_EPOCH, word="epoch")
         for bar in (
             _BAR,
             r"\b\d+it \[[\d:]+,\s*",
@@ -245,9 +245,13 @@ FORMATS: Final = {
         )
     ),
     "hf": (
-        _Format(rf"{_BAR}{_RATE}", Unit.STEP, before=rf"(?:{_EPOCH})?"),
-        _Format(rf"'train_steps_per_second': '?{_FLOAT}", Unit.STEPS),
-        _Format(rf"\btrain_steps_per_second\s+= +{_FLOAT}", Unit.STEPS),
+        _Format(rf"{_BAR}{_RATE}", Unit.STEP, before=rf"(?:{_EPOCH})?", word="<"),
+        _Format(
+            rf"'train_steps_per_second': '?{_FLOAT}", Unit.STEPS, word="train_steps_per_second"
+        ),
+        _Format(
+            rf"\btrain_steps_per_second\s+= +{_FLOAT}", Unit.STEPS, word="train_steps_per_second"
+        ),
     ),
     "megatron": (
         _Format(
@@ -255,16 +259,22 @@ FORMATS: Final = {
             Unit.STEP,
             1e-3,
             before=r".*?iteration\s+(?P<step>\d+)/",
+            word="elapsed time per iteration",
         ),
     ),
     "torchtitan": (
-        _Format(rf"\b(?:tps|wps): {_FLOAT}", Unit.TOKENS, per_device=True, before=_STEP),
-        _Format(rf"\bmfu: {_FLOAT}%", Unit.MFU, 0.01, before=_STEP),
+        _Format(
+            rf"\b(?:tps|wps): {_FLOAT}", Unit.TOKENS, per_device=True, before=_STEP, word="ps: "
+        ),
+        _Format(rf"\bmfu: {_FLOAT}%", Unit.MFU, 0.01, before=_STEP, word="mfu: "),
     ),
-    "llm-foundry": (
-        _Format(rf"throughput/device/tokens_per_sec: {_FLOAT}", Unit.TOKENS, per_device=True),
-        _Format(rf"throughput/batches_per_sec: {_FLOAT}", Unit.STEPS),
-        _Format(rf"throughput/samples_per_sec: {_FLOAT}", Unit.SAMPLES, per_device=False),
+    "llm-foundry": tuple(
+        _Format(rf"{key}: {_FLOAT}", unit, per_device=per_device, word=key)
+        for key, unit, per_device in (
+            ("throughput/device/tokens_per_sec", Unit.TOKENS, True),
+            ("throughput/batches_per_sec", Unit.STEPS, None),
+            ("throughput/samples_per_sec", Unit.SAMPLES, False),
+        )
     ),
 }
 #: Groups that a pattern of one's own may name.
@@ -298,7 +308,7 @@ def _formats(name: str) -> Sequence[_Format]:
         )
     unit, scale, per_device = GROUPS[named[0]]
     valued = pattern.replace(f"?P<{named[0]}>", "?P<value>")
-    return (_Format(valued, unit, scale, per_device, flags=re.NOFLAG),)
+    return (_Format(valued, unit, scale, per_device, is_folded=False),)
 
 
 @contextmanager
@@ -327,30 +337,34 @@ def _patience(name: str) -> Iterator[None]:
 
 
 #: What the heads of logs say of a run: of HF Trainer, torchtitan, and the arguments that Megatron-LM prints.
+#: Each with text that stands in every such line, all in small letters.
 _HEADS: Final = tuple(
-    (name, re.compile(pattern, re.IGNORECASE))
-    for name, pattern in (
-        ("micro_batch", r"\bInstantaneous batch size per device = ([\d,]+)"),
-        ("micro_batch", r"\blocal batch size:? (\d+)"),
-        ("micro_batch", r"^ *micro_batch_size \.+ (\d+)"),
-        ("accumulation", r"\bGradient Accumulation steps = ([\d,]+)"),
-        ("accumulation", r"\bgradient accumulation steps:? (\d+)"),
-        ("global_batch", r"\bTotal train batch size \([^()]*\) = ([\d,]+)"),
-        ("global_batch", r"\bglobal batch size:? *(\d+)"),
-        ("global_batch", r"^ *global_batch_size \.+ (\d+)"),
-        ("sequence", r"\bsequence length:? (\d+)"),
-        ("sequence", r"^ *seq_length \.+ (\d+)"),
-        ("devices", r"^ *world_size \.+ (\d+)"),
-        ("devices", r"\busing world size: (\d+)"),
-        ("tp", r"\btensor[-_]model[-_]parallel[-_ ]size(?: \.+|:) (\d+)"),
-        ("pp", r"\bpipeline[-_]model[-_]parallel[-_ ]size(?: \.+|:) (\d+)"),
-        ("cp", r"\bcontext[-_]parallel[-_ ]size(?: \.+|:) (\d+)"),
+    (name, word, re.compile(pattern))
+    for name, word, pattern in (
+        (
+            "micro_batch",
+            "batch size per device",
+            r"\binstantaneous batch size per device = ([\d,]+)",
+        ),
+        ("micro_batch", "local batch size", r"\blocal batch size:? (\d+)"),
+        ("micro_batch", "micro_batch_size", r"^ *micro_batch_size \.+ (\d+)"),
+        (
+            "accumulation",
+            "gradient accumulation steps",
+            r"\bgradient accumulation steps(?: =|:)? ([\d,]+)",
+        ),
+        ("global_batch", "total train batch", r"\btotal train batch size \([^()]*\) = ([\d,]+)"),
+        ("global_batch", "global batch size", r"\bglobal batch size:? *(\d+)"),
+        ("global_batch", "global_batch_size", r"^ *global_batch_size \.+ (\d+)"),
+        ("sequence", "sequence length", r"\bsequence length:? (\d+)"),
+        ("sequence", "seq_length", r"^ *seq_length \.+ (\d+)"),
+        ("devices", "world_size", r"^ *world_size \.+ (\d+)"),
+        ("devices", "using world size", r"\busing world size: (\d+)"),
+        ("tp", "parallel", r"\btensor[-_]model[-_]parallel[-_ ]size(?: \.+|:) (\d+)"),
+        ("pp", "parallel", r"\bpipeline[-_]model[-_]parallel[-_ ]size(?: \.+|:) (\d+)"),
+        ("cp", "parallel", r"\bcontext[-_]parallel[-_ ]size(?: \.+|:) (\d+)"),
     )
 )
-
-
-#: One of them stands in every line that a head matches.
-_HEAD_WORDS: Final = ("batch", "accumulation", "seq", "world", "parallel")
 
 
 def read_log(path: Path, *, name: str | None = None) -> tuple[Logged, tuple[str, ...]]:
@@ -365,24 +379,26 @@ def read_log(path: Path, *, name: str | None = None) -> tuple[Logged, tuple[str,
     """
     formats = None if name is None else _formats(name)
     with reading(path, "log"):
-        text = _COLOURS.sub("", read_text(path, most=_MOST_BYTES))
-        if sum(map(text.count, "\n\r")) - text.count("\r\n") > _MOST_LINES:
-            raise Unreadable(f"it must have at most {_MOST_LINES:,} lines, got more; keep one run")
-        lines = text.splitlines()
-    known = name or _format_of(path, lines)
+        log = read_last_lines(path)
+    known = name or _format_of(path, log)
     with _patience(known):
-        logged, notes = _read(path, lines, known, formats or FORMATS[known])
+        logged, notes = _read(path, log, known, formats or FORMATS[known])
+    if log.skipped:
+        notes = (
+            f"{path}: of a long log the last {_lines(len(log.lines))} are read, {log.skipped} are left out",
+            *notes,
+        )
     if name is None:
         notes = (f"{path}: read as a log of {known}; --log-format names another", *notes)
     return logged, notes
 
 
-def _format_of(path: Path, lines: Sequence[str]) -> str:
+def _format_of(path: Path, log: LastLines) -> str:
     """The trainer whose lines a log holds; bars with epochs are Lightning's."""
     held = [
         name
         for name, forms in FORMATS.items()
-        if any(next(form.search(lines), None) for form in forms)
+        if any(next(form.search(log), None) for form in forms)
     ]
     if {"lightning", "hf"} <= set(held):
         held.remove("hf")
@@ -394,7 +410,7 @@ def _format_of(path: Path, lines: Sequence[str]) -> str:
     if not held:
         raise InvalidDocument(
             f"{path}: log holds no step of {', '.join(FORMATS)}; name its lines with --log-format, such as "
-            f"{_likely_pattern(lines)}"
+            f"{_likely_pattern(log.lines)}"
         )
     return held[0]
 
@@ -437,10 +453,10 @@ def _likely_pattern(lines: Sequence[str]) -> str:
 
 
 def _read(
-    path: Path, lines: Sequence[str], name: str, formats: Sequence[_Format]
+    path: Path, log: LastLines, name: str, formats: Sequence[_Format]
 ) -> tuple[Logged, tuple[str, ...]]:
     for form in formats:
-        found = _lines_of(path, lines, form)
+        found = _lines_of(path, log, form)
         rows = list(_rows(path, found))
         if rows:
             break
@@ -467,7 +483,8 @@ def _read(
     if paused:
         told = f"{len(paused)} slow {'line' if len(paused) == 1 else 'lines'}"
         notes += (f"{path}: {told} left out as pauses (evaluation, checkpoint)",)
-    kept = [value for value in values if value not in paused]
+    slow = frozenset(paused)
+    kept = [value for value in values if value not in slow]
     notes += _of_others(path, found) + _changing(path, kept, form)
     logged = Logged(
         text=f"{path.name}: {'its summary' if is_summary else f'median of {_lines(len(kept))}'}",
@@ -475,7 +492,7 @@ def _read(
         unit=form.unit,
         per_device=form.per_device,
     )
-    return replace(logged, **_told(path, lines)), notes
+    return replace(logged, **_told(path, (*log.beginning, *log.lines))), notes
 
 
 def _lines(count: int) -> str:
@@ -487,8 +504,8 @@ def _told(path: Path, lines: Sequence[str]) -> dict[str, Any]:
     found: dict[str, int] = {}
     for line in lines:
         low = line.casefold()
-        for name, pattern in _HEADS if any(word in low for word in _HEAD_WORDS) else ():
-            match = pattern.search(line)
+        for name, word, pattern in _HEADS:
+            match = pattern.search(low) if word in low else None
             try:
                 value = whole(match[1].replace(",", "")) if match else 0
             except ValueError as error:
@@ -555,10 +572,10 @@ def _warm_up(rows: Sequence[tuple[int | None, float]]) -> int:
     return _WARM_UP if len(rows) >= 2 * _WARM_UP else 1
 
 
-def _lines_of(path: Path, lines: Sequence[str], form: _Format) -> list[_Line]:
+def _lines_of(path: Path, log: LastLines, form: _Format) -> list[_Line]:
     """Every number of a format."""
     found = []
-    for number, groups in form.search(lines):
+    for number, groups in form.search(log):
         text, epoch, total = (groups.get(name) for name in ("step", "epoch", "total"))
         try:
             step = (

@@ -67,6 +67,14 @@ def test_run_records_are_lines_of_json(tmp_path: Path) -> None:
     assert second.where.endswith("runs.jsonl: line 3")
 
 
+@pytest.mark.parametrize("name", ["t.json", "t.pt.trace.json", "t.json.gz"])
+def test_a_trace_in_json_is_no_table(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text('{"traceEvents": []}')
+    with pytest.raises(InvalidDocument, match=r"must be a table .* got JSON, such as a trace"):
+        read_run_rows(path)
+
+
 @pytest.mark.parametrize("between", [",", ";", "\t"])
 def test_tables_of_commas_semicolons_and_tabs(tmp_path: Path, between: str) -> None:
     path = tmp_path / "runs.csv"

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,14 @@ from perfmodel.answer.answer import answer
 from perfmodel.cost.step_curves import for_version, shipped_priors
 from perfmodel.cost.step_law import StepBatch, log_constants, step_seconds, step_work
 from perfmodel.documents.hardware import find_device, shipped_catalogue
-from perfmodel.documents.profile import ProfileDocument
-from perfmodel.errors import IncomparableRuns, InvalidDocument, PerfModelError, UsageError
+from perfmodel.documents.profile import ProfileDocument, shipped_machines
+from perfmodel.errors import (
+    CalibrationUnavailable,
+    IncomparableRuns,
+    InvalidDocument,
+    PerfModelError,
+    UsageError,
+)
 from perfmodel.layout import Layout
 from perfmodel.machine import Evidence
 from perfmodel.workload.step import SymbolicStep, TracedStep
@@ -82,6 +89,22 @@ def some_rows() -> list[dict[str, object]]:
         }
         for model, batch in chosen
     ]
+
+
+@pytest.mark.parametrize(("device", "is_refused"), [("gtx-1080ti", True), ("rtx-3090", False)])
+def test_an_older_fit_of_a_device_without_tensor_cores_is_refused(
+    tmp_path: Path, device: str, *, is_refused: bool
+) -> None:
+    """Its constants of 16 bit had the name of tensor cores; the priors would be taken in their place."""
+    document = ProfileDocument.read(shipped_machines()[device])
+    costs = existing(document.machine.device_costs)
+    older = {name.removeprefix("vector "): value for name, value in costs.constants.items()}
+    machine = replace(document.machine, device_costs=replace(costs, constants=older))
+    path = tmp_path / "older.json"
+    document.model_copy(update={"machine": machine}).write(path)
+    says = "tensor cores; perfmodel calibrate --from-steps makes it new"
+    with pytest.raises(CalibrationUnavailable, match=says) if is_refused else nullcontext():
+        ProfileDocument.read(path)
 
 
 def test_steps_of_unseen_sizes_are_recovered(tmp_path: Path) -> None:

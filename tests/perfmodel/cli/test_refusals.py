@@ -51,6 +51,39 @@ _WRITERS: Final[dict[str, Callable[[Path], object]]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("source", "flags", "command"),
+    [
+        (
+            "runs/calibration/profile.json",
+            "--output: must be another file than --profile",
+            "predict --workload lenet",
+        ),
+        (
+            "runs/calibration/profile.json",
+            "--output: must be another file than --profile",
+            "whatif --workload lenet --set link.gbps=100",
+        ),
+        (
+            "n.log",
+            "--output: must be another file than --log",
+            "acceptance write --profile p.json --layout dp=8 --log other.log --log n.log",
+        ),
+        ("mytrain.py", "--output: must be another file than MODEL", "trace mytrain.py:make"),
+    ],
+)
+def test_no_answer_replaces_a_file_that_it_is_made_from(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, flags: str, command: str
+) -> None:
+    """Neither a default, nor one of several, nor one that holds a factory."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / source
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("what was measured")
+    assert flags in complaint(run(*shlex.split(command), "--output", path), 2)
+    assert path.read_text() == "what was measured"
+
+
 @pytest.mark.parametrize("row", ROWS)
 def test_a_mistake_is_one_line(run: Run, tmp_path: Path, row: str) -> None:
     code, words, command = (part.strip() for part in row.split(" | ", 2))

@@ -2,10 +2,12 @@
 
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from perfmodel import files
 from perfmodel.documents import training_logs
 from perfmodel.documents.training_logs import Logged, Unit, read_log, read_observed
 from perfmodel.errors import InvalidDocument, UsageError
@@ -153,6 +155,55 @@ def test_a_bar_that_turns_from_seconds_to_rates_is_one_log(tmp_path: Path) -> No
     found, _ = read(tmp_path, "\n".join(lines), "lightning")
     assert found.value == pytest.approx(0.5)
     assert found.unit is Unit.MICRO_STEP
+
+
+def test_of_a_long_log_the_last_part_is_read_and_the_beginning_tells_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many lines, and too many bytes."""
+    text = MEGATRON + of(*((n, 9e3 if n < 900 else 2e3) for n in range(1, 1001)))
+    for limit, most in (("_MOST_LAST_LINES", 50), ("_MOST_LAST_BYTES", 4000)):
+        with monkeypatch.context() as changed:
+            changed.setattr(files, limit, most)
+            found, notes = read(tmp_path, text, "megatron")
+        assert (found.value, found.devices, found.layout) == (2.0, 16, "tp=4")
+        count = int(re.search(r"the last (\d+) lines are read, (\d+) are", notes[0])[1])  # type: ignore[index]
+        assert f"the last {count} lines are read, {1005 - count} are left out" in notes[0]
+        assert count == (50 if most == 50 else pytest.approx(4000 / 66, abs=3))
+
+
+def test_a_line_of_a_long_log_is_named_by_its_place_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_MOST_LAST_LINES", 20)
+    text = of(*((n, 1e3) for n in (*range(1, 100), 7)))
+    with pytest.raises(InvalidDocument, match="line 100 goes from step 99 back to 7"):
+        read(tmp_path, text, "megatron")
+
+
+@pytest.mark.parametrize("mark", ["\f", "\x85", "\u2028"])
+def test_only_ends_of_lines_of_terminals_end_a_line(tmp_path: Path, mark: str) -> None:
+    text = of(*((n, 1e3) for n in range(1, 11))).replace("| elapsed", f"{mark}| elapsed")
+    assert read(tmp_path, text, "megatron")[0].value == 1.0
+
+
+@pytest.mark.parametrize("slow", [0, 5])
+def test_the_longest_log_is_read_in_seconds(tmp_path: Path, slow: int) -> None:
+    """190,000 lines as Megatron-LM prints them took 27 s; many pauses, the square of their number."""
+    line = (
+        " [2026-11-26 10:00:00] iteration {n:8d}/  500000 | consumed samples: 99999 | elapsed time per "
+        "iteration (ms): {ms} | global batch size:  1024 | lm loss: 2.1E+00 |"
+    )
+    path = tmp_path / "log"
+    path.write_text(
+        "\n".join(
+            line.format(n=n, ms=n + (9e6 if slow and n % slow == 0 else 1e6))
+            for n in range(1, 190_001)
+        )
+    )
+    start_s = time.process_time()
+    assert read_log(path)[0].global_batch == 1024
+    assert time.process_time() - start_s < 10
 
 
 def test_colours_and_thousands(tmp_path: Path) -> None:
