@@ -27,6 +27,7 @@ MOST_BYTES: Final[Bytes] = 64 * MIB
 #: Logs of others, after decompression.
 MOST_LOG_BYTES: Final[Bytes] = 256 * MIB
 #: Of a longer log of a training the last part is read, and the beginning, where trainers print their arguments.
+#: A line takes some 30 us.
 _MOST_LAST_BYTES: Final[Bytes] = 32 * MIB
 _MOST_LAST_LINES: Final = 200_000
 _BEGINNING: Final[Bytes] = MIB
