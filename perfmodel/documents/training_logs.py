@@ -351,7 +351,7 @@ _HEADS: Final = tuple(
         (
             "accumulation",
             "gradient accumulation steps",
-            r"\bgradient accumulation steps(?: =|:)? ([\d,]+)",
+            r"\bgradient accumulation steps(?: =|:)? (\d[\d,]*)",
         ),
         ("global_batch", "total train batch", r"\btotal train batch size \([^()]*\) = ([\d,]+)"),
         ("global_batch", "global batch size", r"\bglobal batch size:? *(\d+)"),
