@@ -164,17 +164,10 @@ def new_group(ranks: Iterable[int], backend: str, *, alone: bool = False) -> dis
 
 #: The second of two passes is enough where it takes longer: runs differ by more than passes do. [s]
 LONG_S: Final = 0.1
-#: Repeats of what alone takes longer than all of them should.
-_FEWEST: Final = 2
 
 
 def repeats_within(
     target_s: Seconds, samples_s: Sequence[Seconds], *, minimum: int, maximum: int
 ) -> int:
-    """How many repeats fill ``target_s``, judged by the fastest sample so far.
-
-    At least ``minimum``, but two where one takes longer than ``target_s``.
-    """
-    fastest_s = max(min(samples_s), 1e-6)
-    fewest = minimum if fastest_s < target_s else min(minimum, _FEWEST)
-    return max(fewest, min(maximum, int(target_s / fastest_s)))
+    """How many repeats fill ``target_s``, judged by the fastest sample so far."""
+    return max(minimum, min(maximum, int(target_s / max(min(samples_s), 1e-6))))

@@ -231,7 +231,7 @@ def _collective_s(session: Session, task: CollectiveTask) -> list[Seconds]:
         repeats_within(
             task.target_s,
             warm_s[1:],
-            minimum=min(_MINIMUM_BACK_TO_BACK, most) if session.asynchronous else 5,
+            minimum=min(_MINIMUM_BACK_TO_BACK, most) if session.asynchronous else 3,
             maximum=most,
         ),
         world_size=world_size,

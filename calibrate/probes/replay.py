@@ -212,7 +212,7 @@ def index_limits(flow: Dataflow, step: TracedStep) -> dict[int, int]:
 #: So many calls are issued behind one idle kernel of such a length, on devices that have a queue.
 _HELD_CALLS = 64
 _HOLD_S: Seconds = 0.01
-_MINIMUM_PASSES = 3
+_MINIMUM_PASSES = 2
 _MAXIMUM_PASSES = 30
 #: A gradient as training has them.
 _ORDINARY = 1e-3
@@ -401,7 +401,7 @@ class Replay:
         self.times = ReplayTimes(failed=self._passes.failed)
 
     def for_about(self, target_s: Seconds) -> None:
-        """Repeat the step for so long, at least three times; twice if one takes longer."""
+        """Repeat the step for so long, twice at least."""
         num_passes = repeats_within(
             target_s,
             [self.first_s],

@@ -7,7 +7,7 @@ import torch
 
 from calibrate.device import Cpu
 from calibrate.layers import Layer
-from calibrate.probes import Session, compute, layers, repeats_within
+from calibrate.probes import Session, compute, layers
 from calibrate.probes.compute import Evictor, measure_optimizer
 from calibrate.probes.layers import (
     chain_operators,
@@ -75,16 +75,6 @@ def test_every_implementation_of_an_optimizer_is_timed(
         assert (point.optimizer, point.implementation) == ("adamw", implementation)
         assert (point.num_tensors, point.tensor_bytes) == (3, 256)
         assert len(point.times_s) == num_times
-
-
-@pytest.mark.parametrize(
-    ("target_s", "expected"), [(1.0, 10), (0.5, 6), (0.09, 2), (9.0, 40)], ids=str
-)
-def test_repeats_fill_the_target_and_what_exceeds_it_alone_is_done_twice(
-    target_s: float, expected: int
-) -> None:
-    """Of 0.1 s each, at least 6 and at most 40."""
-    assert repeats_within(target_s, [0.1, 0.4], minimum=6, maximum=40) == expected
 
 
 def test_groups_hold_as_many_layers_as_fit() -> None:

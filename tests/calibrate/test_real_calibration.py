@@ -220,7 +220,7 @@ def test_a_step_is_traced_and_replayed(resumed: Resumed) -> None:
     own = [replay for replay in replays if replay.workload == "lenet"]
     assert own
     for replay in own:
-        assert len(replay.forward_s) == len(replay.backward_s) >= 3
+        assert len(replay.forward_s) == len(replay.backward_s) >= 2
         assert replay.failed == ()
     assert any(replay.traced is not None for replay in own)
 
