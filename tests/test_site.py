@@ -90,7 +90,7 @@ def test_every_page_is_readable_and_asks_no_network(site: Path) -> None:
                 with suppress(AssertionError):
                     is_readable(page, width=width, without=_FRAME)
                     continue
-                # Loaded anew, it is as users see it.
+                # Loaded again, it is as users see it.
                 page.goto(path.as_uri())
                 is_readable(page, width=width, without=_FRAME)
             assert [url for url in asked if not url.startswith(("file:", "data:"))] == []

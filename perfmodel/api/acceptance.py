@@ -17,8 +17,8 @@ from perfmodel.documents.budget import GoodputDocument
 from perfmodel.documents.clusters import open_cluster
 from perfmodel.documents.importers import read_nccl_paste
 from perfmodel.documents.observation import Observation
+from perfmodel.documents.observed import Unit, read_observed
 from perfmodel.documents.profile import InferredDocument, shipped_runs
-from perfmodel.documents.training_logs import Unit, read_observed
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError
 from perfmodel.layout import Layout, parse_layout

@@ -8,7 +8,7 @@ from typing import Final
 
 from perfmodel.diagnosis.odds import Observation
 from perfmodel.diagnosis.trained import Run, Trained
-from perfmodel.documents.training_logs import Logged, Unit
+from perfmodel.documents.observed import Logged, Unit
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.layout import Layout, accumulation_for, parse_layout

@@ -1,11 +1,10 @@
-"""Logged speeds of a training: what a person types, and logs of common trainers.
+"""Speeds of a training, read from logs of common trainers.
 
-Lines of logs as the trainers of late 2026 write them: Lightning and HF Trainer show tqdm bars, of batches and of
+Lines as the trainers of late 2026 write them: Lightning and HF Trainer show tqdm bars, of batches and of
 optimizer steps, HF prints ``train_steps_per_second`` at the end; Megatron-LM "elapsed time per iteration (ms)";
 torchtitan "tps:", which is of one device; llm-foundry "throughput/device/tokens_per_sec".
 """
 
-import enum
 import math
 import re
 import signal
@@ -14,11 +13,12 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple, NoReturn
 
+from perfmodel.documents.observed import MOST_CHARACTERS, Logged, Unit
 from perfmodel.errors import InvalidDocument, UsageError, reading, refuse_unknown
 from perfmodel.files import LastLines, read_last_lines
 from perfmodel.units import decimal, whole
@@ -31,171 +31,8 @@ _MOST_TOLD: Final = 3
 _PAUSE: Final = 3.0
 #: First and last third of a log that differ by more are not of one setting.
 _CHANGED: Final = 1.5
-_MOST_PATTERN: Final = 500
 #: Of a pattern of one's own for a whole log. [s]
 _PATIENCE_S: Final = 5.0
-
-
-class Unit(enum.StrEnum):
-    """What a logged number counts."""
-
-    STEP = "s per step"
-    MICRO_STEP = "s per micro-step"
-    STEPS = "steps/s"
-    TOKENS = "tokens/s"
-    SAMPLES = "samples/s"
-    WORDS = "words/s"
-    MFU = "MFU"
-    FLOP = "FLOP/s of a device"
-    MEMORY = "bytes of a device"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Logged:
-    """One number of one setting; None is what the text does not say."""
-
-    text: str
-    value: float | None = None
-    """In SI units; a share for MFU."""
-    unit: Unit | None = None
-    per_device: bool | None = None
-    devices: int | None = None
-    nodes: int | None = None
-    per_node: int | None = None
-    layout: str = ""
-    """Words such as ``tp=2 pp=4``."""
-    device: str = ""
-    """Name of the accelerator, such as ``rtx 3090``."""
-    micro_batch: int | None = None
-    accumulation: int | None = None
-    global_batch: int | None = None
-    sequence: int | None = None
-    """Tokens of one sample."""
-
-
-_PER_S: Final = r"\s*(?:/|per)\s*s(?:ec|econd)?"
-#: Longer ones first.
-_UNITS: Final = tuple(
-    (re.compile(rf"(?:{pattern})(?![\w/])", re.IGNORECASE), unit, scale)
-    for pattern, unit, scale in (
-        (rf"tok(?:en)?s?{_PER_S}|tps", Unit.TOKENS, 1.0),
-        (rf"ktok(?:en)?s?{_PER_S}", Unit.TOKENS, 1e3),
-        (rf"(?:samples?|images?|imgs?|sequences?|seqs?){_PER_S}", Unit.SAMPLES, 1.0),
-        (rf"words?{_PER_S}|wps", Unit.WORDS, 1.0),
-        (rf"(?:it|iters?|iterations?|steps?|batch(?:es)?){_PER_S}", Unit.STEPS, 1.0),
-        (r"%\s*mfu|mfu\s*%", Unit.MFU, 0.01),
-        (r"mfu", Unit.MFU, 1.0),
-        (r"tflops?(?:/s)?", Unit.FLOP, 1e12),
-        (r"pflops?(?:/s)?", Unit.FLOP, 1e15),
-        (r"gib", Unit.MEMORY, 2.0**30),
-        (r"gb", Unit.MEMORY, 1e9),
-        (
-            r"(?:ms|msec|milliseconds?)(?:\s*(?:/|per)\s*(?:it|iter\w*|step|batch))?",
-            Unit.STEP,
-            1e-3,
-        ),
-        (r"(?:s|sec|seconds?)(?:\s*(?:/|per)\s*(?:it|iter\w*|step|batch))?", Unit.STEP, 1.0),
-        (r"(?:min|minutes?)(?:\s*(?:/|per)\s*(?:it|iter\w*|step|batch))?", Unit.STEP, 60.0),
-    )
-)
-#: Commas part thousands: 2,5 is not 25.
-_NUMBER: Final = r"(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)\s*(k(?![a-z]))?\s*"
-_WORDS: Final = {"one": "1", "two": "2", "three": "3", "four": "4", "eight": "8"}
-_LAYOUT: Final = re.compile(r"\b[a-z_]+=[\w.,-]+")
-_SETTINGS: Final = (
-    re.compile(r"\b(?P<nodes>\d[\d,]*)\s*nodes?\s*(?:of|x|with)\s*(?P<per_node>\d+)\b"),
-    re.compile(r"\b(?P<nodes>\d[\d,]*)\s*x\s*(?P<per_node>\d+)\b"),
-    re.compile(r"\b(?P<nodes>\d[\d,]*)\s*nodes?\b"),
-)
-_DEVICES: Final = re.compile(r"\b(?P<devices>\d[\d,]*)\s*(?:gpus?|devices?|cards?|ranks?)\b")
-_ACCELERATOR: Final = re.compile(
-    r"(?:\b(?P<devices>\d[\d,]*)\s*x?\s*)?(?<![a-z])"
-    r"(?P<device>(?:(?:nvidia|geforce|tesla|amd|instinct)\s+)*(?:(?:rtx|gtx)\s?|mi|gb|gh|[abhlvt])\d{1,4}"
-    r"(?:\s?ti|x)?(?:-[a-z0-9-]+)?)s?\b"
-)
-_EACH: Final = re.compile(r"(?:per|/|each)\s*(?:gpu|device|card|rank)\b|\beach\b")
-_ALL: Final = re.compile(r"\b(?:total|all|together|overall)\b")
-_FILLERS: Final = (
-    *("on", "in", "a", "an", "at", "with", "and", "of", "the", "is", "took", "takes"),
-    *("reserved", "memory", "gpus"),
-)
-
-
-def read_observed(text: str) -> Logged:
-    """A typed observation such as ``2 nodes of 4: 8.7 s``; ``UsageError`` for what is not understood."""
-    if len(text) > _MOST_PATTERN:
-        raise UsageError(
-            f"--observed: must have at most {_MOST_PATTERN} characters, got {len(text):,}"
-        )
-    left = re.sub(r"\bmfu[\s:=]*([\d.]+)\s*(%?)", r"\1 \2 mfu", text.casefold())
-    for word, digit in _WORDS.items():
-        left = re.sub(rf"\b{word}\b", digit, left)
-    layout = " ".join(_LAYOUT.findall(left))
-    left = _LAYOUT.sub(" ", left)
-    found: dict[str, int] = {}
-    for pattern in _SETTINGS:
-        if match := pattern.search(left):
-            found |= {name: _whole(value) for name, value in match.groupdict().items()}
-            left = left[: match.start()] + " " + left[match.end() :]
-            break
-    per_device = True if _EACH.search(left) else False if _ALL.search(left) else None
-    left = _ALL.sub(" ", _EACH.sub(" ", left))
-    if match := _DEVICES.search(left):
-        found["devices"] = _whole(match["devices"])
-        left = left[: match.start()] + " " + left[match.end() :]
-    named = ""
-    if match := _ACCELERATOR.search(left):
-        named = match["device"]
-        if match["devices"] and "devices" not in found:
-            found["devices"] = _whole(match["devices"])
-        left = left[: match.start()] + " " + left[match.end() :]
-    value, unit, left = _quantity(text, left)
-    strange = [w for w in re.findall(r"[^\s:,;.]+", left) if w not in _FILLERS]
-    if strange:
-        raise UsageError(
-            f"--observed: {text!r} holds {' '.join(strange)!r}, which is not understood; such as '8 GPUs "
-            "1 node 2.5 s' or '64 GPUs: 1,000 tokens/s per GPU'"
-        )
-    return Logged(
-        text=text,
-        value=value,
-        unit=unit,
-        per_device=per_device,
-        layout=layout,
-        device=named,
-        **found,
-    )
-
-
-def _whole(text: str) -> int:
-    try:
-        found = whole(text.replace(",", ""))
-    except ValueError as error:
-        raise UsageError(f"--observed: counts {error}") from None
-    if not 0 < found <= 2**20:
-        raise UsageError(f"--observed: counts must be 1 to {2**20:,}, got {text}")
-    return found
-
-
-def _quantity(text: str, left: str) -> tuple[float | None, Unit | None, str]:
-    """The number with a unit, and the text without it."""
-    for pattern, unit, scale in _UNITS:
-        for match in re.finditer(rf"{_NUMBER}(?={pattern.pattern})", left, re.IGNORECASE):
-            end = pattern.match(left, match.end())
-            assert end is not None
-            try:
-                value = decimal(match[1].replace(",", "")) * scale * (1e3 if match[2] else 1.0)
-            except ValueError as error:
-                raise UsageError(f"--observed: {error} in {text!r}") from None
-            if unit is Unit.MFU and scale == 1 and value > 1:
-                value /= 100  # "MFU 13.5"; above 100 % it is written with its sign
-            if not 0 < value < math.inf:
-                raise UsageError(f"--observed: must be finite and > 0, got {match[1]} in {text!r}")
-            return value, unit, left[: match.start()] + " " + left[end.end() :]
-    if re.search(r"\d", left) or not re.search(r"gpu|device|card|node|rank|\dx\d", text.casefold()):
-        known = "s, ms, it/s, tokens/s, samples/s, words/s, MFU, TFLOP/s, GiB"
-        raise UsageError(f"--observed: {text!r} must hold one number with a unit of {known}")
-    return None, None, left
 
 
 class _Format(NamedTuple):
@@ -294,8 +131,8 @@ def _formats(name: str) -> Sequence[_Format]:
     if kind != "regex" or not colon:
         refuse_unknown("--log-format", name, (*FORMATS, "regex:PATTERN"))
         return FORMATS[name]
-    if len(pattern) > _MOST_PATTERN:
-        raise UsageError(f"--log-format: pattern must be at most {_MOST_PATTERN} characters")
+    if len(pattern) > MOST_CHARACTERS:
+        raise UsageError(f"--log-format: pattern must be at most {MOST_CHARACTERS} characters")
     try:
         compiled = re.compile(pattern)
     except re.error as error:
@@ -442,7 +279,7 @@ def _likely_pattern(lines: Sequence[str]) -> str:
             before = rf"(?<!\w){key}[\"']?\s*[:=]\s*[\"']?" if key else r"(?<![\w.:])"
             after = rf"({unit})(?![\w/])" if unit else r"()(?![\w./:-])(?!\s(?:ms|us|min)\b)"
             number = rf"({before})[\d.]*\d{after}"
-            match = re.search(number, line[:_MOST_PATTERN], re.IGNORECASE)
+            match = re.search(number, line[:MOST_CHARACTERS], re.IGNORECASE)
             found.update([(group, match[1], match[2])] if match else [])
     [((group, before, after), count)] = found.most_common(1) or [(("", "", ""), 0)]
     if count < _LEAST_LINES:

@@ -6,7 +6,7 @@ from typing import Final
 from perfmodel.diagnosis.asked import Diagnosed
 from perfmodel.diagnosis.cases import logged_as
 from perfmodel.diagnosis.odds import NORMAL, Diagnosis, Fit, Judged
-from perfmodel.documents.training_logs import Logged, Unit
+from perfmodel.documents.observed import Logged, Unit
 from perfmodel.network_check import Band, NetworkCheck, Verdict, worst
 from perfmodel.report import Table, counted, duration_interval, percent, table
 from perfmodel.units import format_bytes, format_duration, format_rate

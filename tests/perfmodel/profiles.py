@@ -241,7 +241,7 @@ def message_time(machine: Machine, size_bytes: float) -> float:
 
 
 def slowed(curves: PhaseCurves, world_size: int, factor: float) -> PhaseCurves:
-    """What so many ranks take beside each other."""
+    """Curves of ``world_size`` ranks that compute at once: each phase ``factor`` times as long."""
     changed = {
         name: tuple(replace(point, time_s=factor * point.time_s) for point in getattr(curves, name))
         for name in PHASE_CURVES

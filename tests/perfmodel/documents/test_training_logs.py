@@ -9,7 +9,8 @@ import pytest
 
 from perfmodel import files
 from perfmodel.documents import training_logs
-from perfmodel.documents.training_logs import Logged, Unit, read_log, read_observed
+from perfmodel.documents.observed import Logged, Unit, read_observed
+from perfmodel.documents.training_logs import read_log
 from perfmodel.errors import InvalidDocument, UsageError
 
 

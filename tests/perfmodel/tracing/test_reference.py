@@ -52,7 +52,10 @@ def test_a_static_graph_is_learned_in_a_synchronised_pass_of_an_accumulating_ste
     try:
         session = Session.open(Cpu(), group_sizes=())
         trainer = training._trainer(session, setting)
+        before = [p.detach().clone() for p in trainer.module.parameters()]
         trainer.step(1, setting=setting, clock=session.measured.host_clock())
+        after = list(trainer.module.parameters())
+        assert not any(torch.equal(*pair) for pair in zip(before, after, strict=True))
     finally:
         dist.destroy_process_group()
 
