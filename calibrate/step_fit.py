@@ -17,14 +17,12 @@ from calibrate.layout_fit import heavy_tailed
 from perfmodel.cost.step_law import (
     ARITHMETICS,
     CONSTANTS,
-    PRODUCTS,
-    STREAMS,
     ConstantPrior,
     Sheet,
     StepBatch,
-    StepWork,
     step_seconds,
 )
+from perfmodel.cost.step_work import PRODUCTS, STREAMS, StepWork
 from perfmodel.machine.measured import LeftOutError
 from perfmodel.statistics import FloatArray
 

@@ -24,7 +24,8 @@ from calibrate.step_fit import (
 )
 from perfmodel.cost.rescaling import CONVOLUTION_FP32, device_rates
 from perfmodel.cost.step_curves import shipped_priors
-from perfmodel.cost.step_law import ConstantPrior, Sheet, step_work
+from perfmodel.cost.step_law import ConstantPrior, Sheet
+from perfmodel.cost.step_work import step_work
 from perfmodel.documents import Provenance, file_sha256
 from perfmodel.documents.hardware import DataSheet, find_device, shipped_catalogue
 from perfmodel.documents.profile import ProfileDocument

@@ -404,7 +404,7 @@ def _law_caveats(costs: DeviceCosts, workload: MeasuredWorkload) -> tuple[str, .
     within = math.expm1(workload.shared_log_error)
     known = {(e.precision, e.memory_format): e for e in costs.left_out}
     assert isinstance(workload, TracedWorkload), workload
-    from perfmodel.cost.step_law import mode_of  # noqa: PLC0415
+    from perfmodel.cost.step_work import mode_of  # noqa: PLC0415
 
     error = known.get(mode_of(workload.trace))
     said = f"inferred from {costs.num_rows} steps of {costs.num_models} models"

@@ -8,7 +8,7 @@ from perfmodel.cost.accumulation import additions
 from perfmodel.cost.collectives import library_of
 from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.step_curves import LawDurations
-from perfmodel.cost.step_law import mode_of
+from perfmodel.cost.step_work import mode_of
 from perfmodel.errors import CalibrationUnavailable, NotFeasible
 from perfmodel.layout import Layout, Recompute
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, TracedWorkload

@@ -16,12 +16,11 @@ from perfmodel.cost.step_law import (
     Sheet,
     StepBatch,
     StepSeconds,
-    StepWork,
     joined_s,
     log_constants,
     step_seconds,
-    step_work,
 )
+from perfmodel.cost.step_work import StepWork, step_work
 from perfmodel.cost.traced import GRID, ready_when_done
 from perfmodel.documents import read_toml
 from perfmodel.errors import UsageError

@@ -14,7 +14,8 @@ from calibrate.step_table import Setting, calibrate_from_steps, read_steps, shee
 from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.answer import answer
 from perfmodel.cost.step_curves import for_version, shipped_priors
-from perfmodel.cost.step_law import StepBatch, log_constants, step_seconds, step_work
+from perfmodel.cost.step_law import StepBatch, log_constants, step_seconds
+from perfmodel.cost.step_work import step_work
 from perfmodel.documents.hardware import find_device, shipped_catalogue
 from perfmodel.documents.profile import ProfileDocument, shipped_machines
 from perfmodel.errors import (

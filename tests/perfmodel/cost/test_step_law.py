@@ -10,17 +10,8 @@ from scipy import stats
 
 from calibrate.step_fit import first_priors
 from perfmodel.cost.step_curves import UNSEEN_MODE_ERROR, for_version, workload_by_law
-from perfmodel.cost.step_law import (
-    CONSTANTS,
-    PRODUCTS,
-    STREAMS,
-    Sheet,
-    StepBatch,
-    StepWork,
-    log_constants,
-    step_seconds,
-    step_work,
-)
+from perfmodel.cost.step_law import CONSTANTS, Sheet, StepBatch, log_constants, step_seconds
+from perfmodel.cost.step_work import PRODUCTS, STREAMS, StepWork, step_work
 from perfmodel.errors import UsageError
 from perfmodel.machine.measured import DeviceCosts, LeftOutError, MemoryFormat
 from perfmodel.statistics import heavy_tailed_quantiles
