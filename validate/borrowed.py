@@ -317,12 +317,13 @@ def _runs(
     """Stages one after another; what one leaves of its time is for those after it."""
     end_s = time.monotonic() + request.limit_s
     for number, stage in enumerate(pending):
-        left = sum(each.share for each in pending[number:])
+        shares = sum(each.share for each in pending[number:])
         # Without a calibration there is nothing to judge: it may take all that is left.
-        share = 1.0 if stage.name == CALIBRATION else stage.share / left
-        limit_s = (end_s - time.monotonic()) * share
-        if limit_s < min(_LEAST_S, request.limit_s / 10):
+        share = 1.0 if stage.name == CALIBRATION else stage.share / shares
+        left_s, least_s = end_s - time.monotonic(), min(_LEAST_S, request.limit_s / 10)
+        if left_s < least_s:
             return
+        limit_s = max(least_s, left_s * share)
         on_line(f"{stage.name}: at most {format_duration(limit_s)}")
         run = _run(stage, request.folder / f"{stage.name}.txt", limit_s=limit_s)
         on_line(f"{stage.name}: {_ended(run)}")
