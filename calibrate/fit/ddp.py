@@ -14,7 +14,7 @@ import numpy as np
 from scipy.optimize import least_squares, nnls
 
 from calibrate.layout_fit import KNOWN_BELOW
-from calibrate.summary import Repetition, typical
+from calibrate.summary import Repetition, streams_s, typical
 from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.measured import measured_steps_s, step_times
 from perfmodel.cost.collectives import library_of
@@ -81,9 +81,9 @@ def fit_host(
     traced = {entry.workload: entry.traced for entry in replays if entry.traced is not None}
     names, rows, times_s = list(_EXPECTED), [], []
     for entry in steps:
-        streams, trace = entry.device_streams, traced.get(entry.setting.workload)
+        found_s, trace = streams_s(entry), traced.get(entry.setting.workload)
         if (
-            streams is None
+            not found_s
             or trace is None
             or entry.setting.synchronisation is not Synchronisation.NONE
         ):
@@ -94,7 +94,7 @@ def fit_host(
             row = np.zeros(len(names))
             row[[names.index(column) for column in columns]] = kernels, others
             rows.append(row)
-            times_s.append(typical(getattr(streams, f"dispatch_{phase.value}_s")))
+            times_s.append(found_s[f"dispatch_{phase.value}"])
     if not rows:
         return None
     design, measured_s = np.array(rows), np.array(times_s)

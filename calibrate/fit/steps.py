@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from calibrate.summary import Repetition, by_setting, estimate, typical
-from perfmodel.documents.observation import PHASES, DeviceStreams, StepObservation
+from calibrate.summary import DISPATCH, Repetition, by_setting, estimate, streams_s, typical
+from perfmodel.documents.observation import PHASES, StepObservation
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import (
     PHASE_CURVES,
@@ -69,21 +69,20 @@ def with_device_streams(
     )
     if not bare:
         return profile
-    alone: dict[str, Any] = {}
-    for name in PHASE_CURVES:
-        field = _stream(name)
-        if all(getattr(entry, field) for entries in bare.values() for entry in entries):
-            alone[name] = tuple(
-                estimate([typical(getattr(entry, field)) for entry in entries]).at(batch)
-                for batch, entries in sorted(bare.items())
-            )
+    alone: dict[str, Any] = {
+        name: tuple(
+            estimate([entry[name] for entry in entries]).at(batch)
+            for batch, entries in sorted(bare.items())
+        )
+        for name in PHASE_CURVES
+        if all(name in entry for entries in bare.values() for entry in entries)
+    }
     together = dict(alone)
-    for name in alone if wrapped else ():
-        if name.startswith("dispatch"):
-            extra_s = _difference(bare, wrapped, _stream(name))
-            together[name] = tuple(
-                replace(point, time_s=point.time_s + extra_s) for point in alone[name]
-            )
+    for name in DISPATCH if wrapped else ():
+        extra_s = _difference(bare, wrapped, name)
+        together[name] = tuple(
+            replace(point, time_s=point.time_s + extra_s) for point in alone[name]
+        )
     first, *others = profile.phases
     # Without a second rank its curves are those of the first one.
     others = others or [replace(first, world_size=2)]
@@ -93,8 +92,8 @@ def with_device_streams(
     )
 
 
-_Streams = dict[int, list[DeviceStreams]]
-"""Of one rank, by micro-batch."""
+_Streams = dict[int, list[dict[str, Seconds]]]
+"""Typical times of one rank, by micro-batch."""
 
 
 def _streams(observations: Sequence[StepObservation], how: Synchronisation) -> _Streams:
@@ -103,19 +102,15 @@ def _streams(observations: Sequence[StepObservation], how: Synchronisation) -> _
     for entry in observations:
         setting = entry.setting
         if entry.device_streams is not None and setting.synchronisation is how:
-            found[setting.micro_batch].append(entry.device_streams)
+            found[setting.micro_batch].append(streams_s(entry))
     return found
 
 
-def _stream(name: str) -> str:
-    return f"{name if name.startswith('dispatch') else f'dense_{name}'}_s"
-
-
-def _difference(bare: _Streams, wrapped: _Streams, field: str) -> Seconds:
+def _difference(bare: _Streams, wrapped: _Streams, name: str) -> Seconds:
     """What DDP adds to a time of the host, which no batch changes; not below 0. [s]"""
     added_s = [
-        typical([typical(getattr(entry, field)) for entry in entries])
-        - typical([typical(getattr(entry, field)) for entry in bare[batch]])
+        typical([entry[name] for entry in entries])
+        - typical([entry[name] for entry in bare[batch]])
         for batch, entries in wrapped.items()
         if batch in bare
     ]

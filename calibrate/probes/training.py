@@ -146,23 +146,26 @@ def _bucket_bytes(session: Session, setting: RunSetting) -> tuple[int, ...]:
 def _device_streams(session: Session, setting: RunSetting) -> DeviceStreams:
     """Take host and device time of a step apart (asynchronous devices only).
 
-    The dense times come from steps that are queued behind a long idle kernel: when the device
-    reaches them, the host has already issued everything.
+    The host first, after steps of its own: a processor that has waited for long is slow for milliseconds. The dense
+    times come from steps that are queued behind a long idle kernel: when the device reaches them, the host has
+    already issued everything.
     """
     trainer = _trainer(session, setting)
     dispatch: dict[str, list[Seconds]] = {phase: [] for phase in PHASES}
     dense: dict[str, list[Seconds]] = {phase: [] for phase in PHASES}
-    for index in range(_DEVICE_STREAM_STEPS):
+    for index in range(1 + _DEVICE_STREAM_STEPS):
         session.synchronise()
         host = session.measured.host_clock()
         host.mark()
         trainer.step(index, setting=setting, clock=host)
+        if index > 0:
+            _collect(dispatch, host.seconds(), setting)
+    for index in range(_DEVICE_STREAM_STEPS):
         session.synchronise()
         session.measured.hold()
         device = session.measured.clock()
         device.mark()
         trainer.step(index, setting=setting, clock=device)
-        _collect(dispatch, host.seconds(), setting)
         _collect(dense, device.seconds(), setting)
     return DeviceStreams(
         # To issue the copy of the batch is work of the host, too.

@@ -44,6 +44,17 @@ def test_what_ddp_costs_the_host_belongs_to_several_ranks() -> None:
     assert alone.backward == together.backward
 
 
+def test_a_host_issues_a_steady_step_in_no_more_time_than_it_takes() -> None:
+    """After a pause each phase took twice as long: 20 ms for a step of 10 ms."""
+    slow = observed(Synchronisation.NONE, streams(host_s=5e-3, dense_s=1e-3))
+    [alone, _] = with_device_streams(
+        fit_workload(LIGHT, [repetition(slow)], spread=0.0), [slow]
+    ).phases
+    issued_s = [alone.dispatch_forward, alone.dispatch_backward, alone.dispatch_optimizer]
+    assert [point.time_s for [point] in issued_s] == pytest.approx([2.5e-3, 5e-3, 2.5e-3])
+    assert alone.forward[0].time_s == pytest.approx(1e-3)
+
+
 def test_buckets_cost_the_device_what_it_takes_longer_without_gaps() -> None:
     """The host takes 2 ms longer under DDP, the device 0.4 ms."""
     groups = by_setting([repetition(entry) for entry in (BARE, WRAPPED)])
