@@ -8,7 +8,7 @@ from typing import Final
 
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure, read_plan
 from calibrate.environment import described, place, provenance
-from calibrate.experiment import BUDGETS, Experiment, default_models, doubling_sizes
+from calibrate.experiment import BUDGETS, Budget, Experiment, default_models, doubling_sizes
 from calibrate.fit.profile import fit_profile, recorded_environment
 from calibrate.launch import Launcher
 from calibrate.topology import LaunchFlags
@@ -48,7 +48,7 @@ def calibrate(
         device_kind=here.device_kind,
         world_sizes=doubling_sizes(topology.world_size),
         models=default_models(here.device_kind) if request.models is None else request.models,
-        budget=BUDGETS[request.budget],
+        budget=Budget.of(request.budget, here.device_kind),
         seed=request.seed,
         ranks_per_node=virtual.get("devices_per_node", topology.ranks_per_node),
     )

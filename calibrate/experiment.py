@@ -103,7 +103,16 @@ class Budget:
     num_models: int
     """Models drawn at random whose operators are timed inside their steps."""
 
+    @classmethod
+    def of(cls, name: str, device_kind: str) -> "Budget":
+        """Of a name on a kind of device; processes on a GPU differ less, and a borrowed one has little time."""
+        budget = BUDGETS[name]
+        is_short = device_kind == "cuda" and name == "quick"
+        return replace(budget, num_rounds=_ROUNDS_OF_GPU) if is_short else budget
 
+
+#: Of a quick calibration; five take a minute longer, to start processes.
+_ROUNDS_OF_GPU: Final = 3
 _SIZES: Final = tuple(KIB * 4**power for power in range(10))
 
 BUDGETS: Final = {

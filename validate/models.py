@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal, get_args
 
@@ -33,6 +34,7 @@ from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import Interval
+from perfmodel.tracing.fork import Fork
 from perfmodel.units import Seconds
 from validate.judging import (
     IN_PLACE,
@@ -79,9 +81,9 @@ class ModelsBudget:
 
     @classmethod
     def of(cls, name: str, device_kind: str) -> "ModelsBudget":
-        """Of a budget on a kind of device; a virtual one scatters little and is slow to emulate."""
+        """Of a budget on a kind of device; GPUs scatter little, and a borrowed one has little time."""
         budget = BUDGETS[name]
-        if device_kind != "virtual":
+        if device_kind == "cpu":
             return budget
         return replace(budget, num_repetitions=2, replay_rounds=1)
 
@@ -234,7 +236,11 @@ def trace_models(
         path = folder / "traces" / f"{index}.json"
         words = f"tracing {model.name}"
         on_progress(Progress(done=index, total=count, task=words, is_waiting=True))
-        reason = None if path.exists() else _trace(model, folder, path, kind)
+        reason = None
+        if not path.exists():
+            # Tensors of a GPU without content open it, and this process would be another user of it.
+            with Fork(partial(_trace, model, folder, path, kind)) as copy:
+                reason = copy.result()
         found.append(DrawnModel(model=model, document=path, reason=reason))
     return found
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from calibrate.device import Clock, Device
+from calibrate.device import HOLD_S, Clock, Device
 from calibrate.probes import Session, repeats_within
 from calibrate.task import StepTask
 from perfmodel.documents.observation import PHASES, DeviceStreams, RankSteps, StepObservation
@@ -23,7 +23,9 @@ _POOL_SAMPLES = 512
 _MAXIMUM_STEPS = 200
 #: Steps until a host that runs ahead of its device has filled the queue between them.
 _LEAD_IN = 5
-_DEVICE_STREAM_STEPS = 5
+_DENSE_STEPS = 5
+#: Steps of which the host's part is timed: runs of a host differ more than so many of its steps do.
+_MOST_ISSUED = 40
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,7 +91,13 @@ def measure_steps(session: Session, task: StepTask) -> StepObservation:
     streams = None
     # One rank under DDP tells what hooks and buckets cost the host, and what they cost the device.
     if session.asynchronous and setting.world_size == 1:
-        streams = _device_streams(session, setting)
+        num_steps = repeats_within(
+            task.target_s / 2,
+            mine.step_s,
+            minimum=_DENSE_STEPS,
+            maximum=min(_MOST_ISSUED, session.measured.most_repeats // 2),
+        )
+        streams = _device_streams(session, setting, num_steps=num_steps)
     buckets = _bucket_bytes(session, setting)
     return StepObservation(
         task=task.name,
@@ -143,26 +151,27 @@ def _bucket_bytes(session: Session, setting: RunSetting) -> tuple[int, ...]:
     return tuple(int(size) for size in str(sizes).split(",") if size.strip())
 
 
-def _device_streams(session: Session, setting: RunSetting) -> DeviceStreams:
+def _device_streams(session: Session, setting: RunSetting, *, num_steps: int) -> DeviceStreams:
     """Take host and device time of a step apart (asynchronous devices only).
 
-    The host first, after steps of its own: a processor that has waited for long is slow for milliseconds. The dense
-    times come from steps that are queued behind a long idle kernel: when the device reaches them, the host has
-    already issued everything.
+    Dispatch times come from steps one after another: a host that has waited long finds its caches cold, and took
+    1.7 times as long on an H200. Dense times come from steps behind a long idle kernel: when the device reaches
+    them, the host has issued everything.
     """
     trainer = _trainer(session, setting)
     dispatch: dict[str, list[Seconds]] = {phase: [] for phase in PHASES}
     dense: dict[str, list[Seconds]] = {phase: [] for phase in PHASES}
-    for index in range(1 + _DEVICE_STREAM_STEPS):
+    for index in range(num_steps + 1):
         session.synchronise()
         host = session.measured.host_clock()
         host.mark()
         trainer.step(index, setting=setting, clock=host)
+        issued_s = host.seconds()[-1]
         if index > 0:
             _collect(dispatch, host.seconds(), setting)
-    for index in range(_DEVICE_STREAM_STEPS):
+    for index in range(_DENSE_STEPS):
         session.synchronise()
-        session.measured.hold()
+        session.measured.hold(max(HOLD_S, 2 * issued_s))
         device = session.measured.clock()
         device.mark()
         trainer.step(index, setting=setting, clock=device)
