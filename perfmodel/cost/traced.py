@@ -191,17 +191,17 @@ def _points(
         if at is not None:
             points.append(_point(batch, at.time_s, at.relative_error))
         elif found:
-            nearest = _nearest(found, batch)
-            ratio = found[nearest].time_s / max(by_curves[nearest].time_s, 1e-12)
-            uncertainty = _UNCERTAINTY_PER_EFOLD * abs(math.log(nearest / batch))
-            error = math.hypot(found[nearest].relative_error, uncertainty)
+            known = nearest(found, batch)
+            ratio = found[known].time_s / max(by_curves[known].time_s, 1e-12)
+            uncertainty = _UNCERTAINTY_PER_EFOLD * abs(math.log(known / batch))
+            error = math.hypot(found[known].relative_error, uncertainty)
             points.append(_point(batch, duration.time_s * ratio, error))
         else:
             points.append(_point(batch, duration.time_s, duration.relative_error))
     return tuple(points)
 
 
-def _nearest(batches: Iterable[int], batch: int) -> int:
+def nearest(batches: Iterable[int], batch: int) -> int:
     """On a logarithmic scale."""
     return min(batches, key=lambda known: abs(math.log(known / batch)))
 
