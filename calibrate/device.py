@@ -3,6 +3,8 @@
 Nothing outside these asks for the time, waits for a device, or knows CUDA.
 """
 
+import os
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -14,7 +16,8 @@ from torch import Tensor
 
 from perfmodel.documents.observation import PeakMemory
 from perfmodel.tracing.cuda_casts import HALVES
-from perfmodel.units import Bytes, Seconds
+from perfmodel.units import KIB, Bytes, Seconds
+from perfmodel.workload.memory import blas_workspace_bytes
 
 #: Long enough for the host to issue a whole step of most models. [s]
 HOLD_S: Final = 0.05
@@ -114,6 +117,11 @@ class Device(ABC):
         """Of the last cache, where the device tells; else 0. [B]"""
         return 0
 
+    @property
+    def workspace_bytes(self) -> Bytes:
+        """Kept for each thread that multiplies matrices. [B]"""
+        return 0
+
 
 class Cpu(Device):
     """The processor: what is called is done when the call returns."""
@@ -185,13 +193,22 @@ class Cuda(Device):
         torch.cuda.reset_peak_memory_stats(self.torch_device)
 
     def release(self) -> None:
-        """Of the caching allocator."""
+        """Of the caching allocator, with the workspaces of cuBLAS that lie in it."""
+        torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - as torch does before it captures graphs
         torch.cuda.empty_cache()
 
     @property
     def cache_bytes(self) -> Bytes:
         """The second cache."""
         return int(torch.cuda.get_device_properties(self.torch_device).L2_cache_size)
+
+    @property
+    def workspace_bytes(self) -> Bytes:
+        """Of cuBLAS; ``CUBLAS_WORKSPACE_CONFIG`` is a list of sizes in KiB and their counts."""
+        if blocks := re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")):
+            return sum(int(size) * int(count) * KIB for size, count in blocks)
+        major, minor = torch.cuda.get_device_capability(self.torch_device)
+        return blas_workspace_bytes(f"sm_{major}{minor}")
 
 
 class _CudaEvent:

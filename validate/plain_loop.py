@@ -122,7 +122,8 @@ class Training:
                 waits = self.is_wrapped and self.has_begun and micro < accumulation - 1
                 with self.module.no_sync() if waits else nullcontext():  # type: ignore[operator]
                     with self.device.autocast(self.precision):
-                        loss = self.loss(self.module(*inputs), targets)
+                        outputs = self.module(*inputs)
+                        loss = self.loss(outputs, targets)
                     shared = loss / accumulation if accumulation > 1 else loss
                     shared.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()

@@ -122,9 +122,10 @@ class Session:
         """Wait until the device has nothing left to do."""
         self.measured.synchronise()
 
-    def clear(self) -> None:
-        """Give back the memory of a task that failed; raises if the device is of no use any more."""
-        self.models.clear()
+    def clear(self, *, keep: Any = None) -> None:
+        """Give back the memory of earlier tasks, but for one model; raises if the device is of no use any more."""
+        for key in self.models.keys() - {keep}:
+            del self.models[key]
         gc.collect()
         self.measured.release()
         self.synchronise()

@@ -66,7 +66,9 @@ class Trainer:
             clock.mark()
             with self._synchronisation(setting, is_last=is_last):
                 with self.device.autocast(self.reference.precision):
-                    loss = self.reference.loss(self.module(inputs), labels)
+                    # Held until the next one, as in scripts.
+                    outputs = self.module(inputs)
+                    loss = self.reference.loss(outputs, labels)
                 clock.mark()
                 loss.backward()  # type: ignore[no-untyped-call]
             clock.mark()
@@ -87,7 +89,8 @@ def measure_steps(session: Session, task: StepTask) -> StepObservation:
     """Time steps of one setting; all of its ranks must call it."""
     setting = task.setting
     started_utc = time.time()
-    mine = _rank_steps(session, task)
+    trainer = _trainer(session, setting)
+    mine = _rank_steps(session, trainer, task)
     streams = None
     # One rank under DDP tells what hooks and buckets cost the host, and what they cost the device.
     if session.asynchronous and setting.world_size == 1:
@@ -97,8 +100,8 @@ def measure_steps(session: Session, task: StepTask) -> StepObservation:
             minimum=_DENSE_STEPS,
             maximum=min(_MOST_ISSUED, session.measured.most_repeats // 2),
         )
-        streams = _device_streams(session, setting, num_steps=num_steps)
-    buckets = _bucket_bytes(session, setting)
+        streams = _device_streams(session, trainer, setting, num_steps=num_steps)
+    buckets = _bucket_bytes(trainer.module)
     return StepObservation(
         task=task.name,
         round=task.round,
@@ -110,10 +113,9 @@ def measure_steps(session: Session, task: StepTask) -> StepObservation:
     )
 
 
-def _rank_steps(session: Session, task: StepTask) -> RankSteps:
+def _rank_steps(session: Session, trainer: Trainer, task: StepTask) -> RankSteps:
     """Steps of this rank."""
     setting = task.setting
-    trainer = _trainer(session, setting)
     # DDP forms its final buckets after its first step, which a model does once per process.
     warm_s = _run(session, trainer, setting, num_steps=2 if trainer.is_warm else 3)
     trainer.is_warm = True
@@ -141,9 +143,8 @@ def _rank_steps(session: Session, task: StepTask) -> RankSteps:
     )
 
 
-def _bucket_bytes(session: Session, setting: RunSetting) -> tuple[int, ...]:
+def _bucket_bytes(module: nn.Module) -> tuple[int, ...]:
     """Buckets that DDP really formed, in the order in which it reduces them. [B]"""
-    module = _trainer(session, setting).module
     if not isinstance(module, DistributedDataParallel):
         return ()
     logged = module._get_ddp_logging_data()  # noqa: SLF001 - the only place where DDP tells
@@ -151,14 +152,15 @@ def _bucket_bytes(session: Session, setting: RunSetting) -> tuple[int, ...]:
     return tuple(int(size) for size in str(sizes).split(",") if size.strip())
 
 
-def _device_streams(session: Session, setting: RunSetting, *, num_steps: int) -> DeviceStreams:
+def _device_streams(
+    session: Session, trainer: Trainer, setting: RunSetting, *, num_steps: int
+) -> DeviceStreams:
     """Take host and device time of a step apart (asynchronous devices only).
 
     Dispatch times come from steps one after another: a host that has waited long finds its caches cold, and took
     1.7 times as long on an H200. Dense times come from steps behind a long idle kernel: when the device reaches
     them, the host has issued everything.
     """
-    trainer = _trainer(session, setting)
     dispatch: dict[str, list[Seconds]] = {phase: [] for phase in PHASES}
     dense: dict[str, list[Seconds]] = {phase: [] for phase in PHASES}
     for index in range(num_steps + 1):
@@ -225,6 +227,7 @@ def _collect(
 
 
 def _trainer(session: Session, setting: RunSetting) -> Trainer:
+    """The model of a setting; on a GPU it is the only one, so that the peak of memory is that of its own steps."""
     wrapped = setting.synchronisation is not Synchronisation.NONE
     # no_sync steps share the wrapper of the default bucket size.
     cap_mb = setting.bucket_cap_mb if setting.synchronisation is Synchronisation.DDP else None
@@ -235,6 +238,10 @@ def _trainer(session: Session, setting: RunSetting) -> Trainer:
         cap_mb,
         setting.micro_batch if session.asynchronous else 0,
     )
+    if session.asynchronous:
+        # A wrapped model is built by all of its ranks together: rank 0 has seen all tasks, the others some.
+        is_kept = session.agree(key in session.models, world_size=setting.world_size)
+        session.clear(keep=key if is_kept else None)
     if key not in session.models:
         session.models[key] = _build(session, setting, wrapped=wrapped, cap_mb=cap_mb)
     trainer: Trainer = session.models[key]

@@ -47,7 +47,8 @@ from perfmodel.units import Bytes
 # they would double the start of a prediction.
 if TYPE_CHECKING:
     from perfmodel.cost.memory import DeviceMemory
-    from perfmodel.machine import Cluster
+    from perfmodel.machine import Cluster, Overhead
+    from perfmodel.workload.memory import StepMemory
 
 #: Streams of what ranks send each other.
 _EXCHANGES: Final = (Stream.COMM, Stream.TENSOR, Stream.SEND_FORWARD, Stream.SEND_BACKWARD)
@@ -150,14 +151,26 @@ def measured_steps_s(questions: Sequence[Question]) -> list[Samples]:
     return found
 
 
+def overhead_on(memory: "StepMemory", machine: MeasuredMachine) -> "Overhead":
+    """What a process takes beyond tensors on the devices of a machine."""
+    from perfmodel.cost.memory import overhead_of  # noqa: PLC0415
+    from perfmodel.documents.hardware import sheet_named, shipped_catalogue  # noqa: PLC0415
+
+    sheet = sheet_named(machine.device_name, shipped_catalogue())
+    # The truth of a virtual device knows no workspaces.
+    unknown = None if machine.device_kind == "virtual" else ""
+    architecture = unknown if sheet is None else sheet.architecture
+    return overhead_of(memory, machine.memory_kind, architecture)
+
+
 def stage_memory(question: Question) -> "tuple[DeviceMemory, ...]":
     """What a rank of every pipeline stage holds; empty if the workload's memory was not recorded."""
     machine, workload, layout = _parts(question)
     if not isinstance(workload, TracedWorkload) or workload.memory is None:
         return ()
-    from perfmodel.cost.memory import TracedMemory, overhead_of  # noqa: PLC0415
+    from perfmodel.cost.memory import TracedMemory  # noqa: PLC0415
 
-    overhead = overhead_of(workload.memory, machine.memory_kind)
+    overhead = overhead_on(workload.memory, machine)
     traced = TracedMemory(trace=workload.trace, memory=workload.memory, overhead=overhead)
     return traced.ranks(layout)
 

@@ -154,7 +154,7 @@ def report_of(  # noqa: PLR0913 - one parameter per part of the question
     traced = TracedMemory(
         trace=document.trace,
         memory=recorded,
-        overhead=overhead_of(recorded, kind),
+        overhead=overhead_of(recorded, kind, "" if sheet is None else sheet.architecture),
         bucket_view=bucket_view,
     )
     layout = Layout(dp=devices, micro_batch=batch)

@@ -8,6 +8,7 @@ devices is ``Layout(dp=n)``:
     optimizer   = traced * held / shards (zero >= 1)
     activations = in flight * (kept by the stage's blocks) / tp + the rest
     buckets     = gradients, where DistributedDataParallel reduces them (zero <= 1)
+    workspaces  = that of cuBLAS * threads that multiply matrices (on CUDA)
 
 ``held`` is the stage's part of the parameters, divided by ``tp`` where they are matrices. Models that are known by
 their shape alone have the same parts in closed form: ``cost.layout_memory``.
@@ -28,10 +29,17 @@ from perfmodel.machine import OVERHEADS, Overhead
 from perfmodel.step.division import Unit, parameter_bytes, stage_units, units
 from perfmodel.units import Bytes
 from perfmodel.workload import ELEMENT_BYTES, Phase
-from perfmodel.workload.memory import Moment, Part, StepMemory
+from perfmodel.workload.memory import (
+    Moment,
+    Part,
+    StepMemory,
+    blas_workspace_bytes,
+    num_blas_threads,
+)
 from perfmodel.workload.step import SymbolicStep
 
 BUCKETS: Final = "DDP buckets"
+WORKSPACES: Final = "cuBLAS workspaces"
 CONTEXT: Final = "framework context"
 SLACK: Final = "allocator slack"
 
@@ -63,8 +71,11 @@ def verdict(probability: float) -> Verdict:
     return Verdict.CLOSE if probability > 1 - FITS_ABOVE else Verdict.DOES_NOT_FIT
 
 
-def overhead_of(memory: StepMemory, device_kind: str) -> Overhead:
-    """Overhead of a kind of device; on CUDA the slack is the one of this step, if it is the larger."""
+def overhead_of(memory: StepMemory, device_kind: str, architecture: str | None = "") -> Overhead:
+    """Overhead of a kind of device; on CUDA the slack is the one of this step, if it is the larger.
+
+    ``architecture``: Of the GPU; None if its products need no workspace.
+    """
     if device_kind not in OVERHEADS:
         raise checks.WrongArgument(
             "device_kind", f"must be {' or '.join(OVERHEADS)}, got {device_kind!r}"
@@ -73,7 +84,8 @@ def overhead_of(memory: StepMemory, device_kind: str) -> Overhead:
     if device_kind != "cuda":
         return overhead
     ratio = max(overhead.reserved_ratio, memory.reserved_ratio)
-    return dataclasses.replace(overhead, reserved_ratio=ratio)
+    workspace_bytes = 0 if architecture is None else blas_workspace_bytes(architecture)
+    return dataclasses.replace(overhead, reserved_ratio=ratio, workspace_bytes=workspace_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +140,15 @@ class TracedMemory:
     def gradient_bytes(self) -> Bytes:
         """Bytes of all gradients. [B]"""
         return parameter_bytes(self.trace, range(len(self.trace.parameters)), 1)
+
+    @property
+    def workspace_bytes(self) -> Bytes:
+        """Workspaces of cuBLAS of all threads that multiply matrices. [B]"""
+        if not self.overhead.workspace_bytes:
+            return 0
+        names = [operator.name for operator in self.trace.operators]
+        calls = itertools.chain.from_iterable(segment.calls for segment in self.trace.segments)
+        return self.overhead.workspace_bytes * num_blas_threads(names, calls)
 
     def ranks(self, layout: Layout) -> tuple[DeviceMemory, ...]:
         """What one rank of every pipeline stage holds at its highest moment."""
@@ -217,6 +238,7 @@ class TracedMemory:
         of_stage = [unit.block.saved.at(batch) for unit in held if unit.block is not None]
         kept = _Kept.of(held, layout, again, in_flight=_in_flight(layout, stage))
         buckets = sum(sizes) if layout.zero <= 1 and layout.replicas > 1 else 0
+        workspaces = {WORKSPACES: size} if (size := self.workspace_bytes) else {}
         found = []
         for moment in self.memory.moments:
             parts = {name.value: size for name, size in moment.at(batch).items()}
@@ -242,7 +264,7 @@ class TracedMemory:
             is_inside = any(unit.path and moment.module.startswith(unit.path) for unit in held)
             if not is_inside and not is_last:
                 parts[Part.TEMPORARIES] = min(parts[Part.TEMPORARIES], max(of_stage, default=0))
-            parts[BUCKETS] = buckets
+            parts |= {BUCKETS: buckets} | workspaces
             found.append((moment, parts))
         return found
 

@@ -44,6 +44,8 @@ class Overhead:
     log_spread: float
     """Standard deviation of the logarithm of that ratio and of the tensors' bytes together."""
     evidence: str
+    workspace_bytes: Bytes = 0
+    """Kept for each thread that multiplies matrices. [B]"""
 
 
 #: CPU: errors of the sweep stay below 1.5 % (validate.memory); the process before any tensor is assumed.

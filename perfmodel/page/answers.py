@@ -13,12 +13,12 @@ from typing import Final, NamedTuple
 from perfmodel.answer import Answer, Question
 from perfmodel.answer.answer import answer, point, speedups, steps_s
 from perfmodel.answer.inferred import layout_document
-from perfmodel.answer.measured import interval, measured_caveats
+from perfmodel.answer.measured import interval, measured_caveats, overhead_on
 from perfmodel.cost import Samples
 from perfmodel.cost.inferred import open_inferred
 from perfmodel.cost.jobs import jobs_from
 from perfmodel.cost.layout_time import step_time_s
-from perfmodel.cost.memory import TracedMemory, overhead_of, verdict
+from perfmodel.cost.memory import TracedMemory, verdict
 from perfmodel.documents.page import (
     CurvePoint,
     MemoryAnswer,
@@ -40,6 +40,7 @@ from perfmodel.layout import (
     scaled_layouts,
 )
 from perfmodel.machine import DEVICES_PER_NODE, Evidence, InferredMachine
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.page import OfferedMachine, OfferedWorkload, Session, catalogue, chosen
 from perfmodel.page.diagnosis import judged
 from perfmodel.scenarios import UNMEASURED, Scenario, contrast_of_draws, with_assumed
@@ -183,7 +184,7 @@ class Answers:
         """A calibrated machine after the changes, and what they change."""
         subject, layout = _subject(asked), found.layout
         scenario = self._scenario(subject)
-        memory, no_memory = _traced_memory(workload, asked, layout, scenario.machine.memory_kind)
+        memory, no_memory = _traced_memory(workload, asked, layout, scenario.machine)
         typed = ["--workload", workload.typed, "--devices", str(layout.world_size)]
         typed += ["--scaling", asked.scaling]
         typed += [] if asked.batch is None else ["--batch", str(asked.batch)]
@@ -428,7 +429,7 @@ def _memory(
 
 
 def _traced_memory(
-    workload: OfferedWorkload, asked: PageQuestion, layout: Layout, device_kind: str
+    workload: OfferedWorkload, asked: PageQuestion, layout: Layout, machine: MeasuredMachine
 ) -> tuple[MemoryAnswer | None, str]:
     """Memory of one device, or why it is not known."""
     file, capacity_bytes = workload.document, asked.capacity_bytes
@@ -439,7 +440,7 @@ def _traced_memory(
         )
     if capacity_bytes is None:
         return None, _NO_CAPACITY
-    overhead = overhead_of(file.memory, device_kind)
+    overhead = overhead_on(file.memory, machine)
     traced = TracedMemory(trace=file.trace, memory=file.memory, overhead=overhead)
     [found] = traced.ranks(layout)
     parts = {name: float(size) for name, size in found.parts.items()}

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
 from perfmodel.answer import Question, open_question
+from perfmodel.answer.measured import overhead_on
 from perfmodel.cost.inferred import InferredModel, open_inferred
-from perfmodel.cost.memory import TracedMemory, overhead_of
+from perfmodel.cost.memory import TracedMemory
 from perfmodel.cost.rescaling import rescaled_profile
 from perfmodel.documents.clusters import open_cluster
 from perfmodel.documents.hardware import find_device, shipped_catalogue
@@ -126,7 +127,7 @@ def _fit(
         )
     machine = sources.profiles[option.name]
     assert isinstance(machine, MeasuredMachine)
-    overhead = overhead_of(document.memory, machine.memory_kind)
+    overhead = overhead_on(document.memory, machine)
     traced = TracedMemory(trace=document.trace, memory=document.memory, overhead=overhead)
 
     def fit(layout: Layout) -> FitInMemory:

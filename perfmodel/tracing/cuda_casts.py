@@ -23,7 +23,7 @@ _SINGLE: Final = frozenset(
         *("exp", "expm1", "log", "log10", "log2", "log1p", "pow", "__pow__", "__rpow__"),
         *("reciprocal", "rsqrt", "softplus", "acos", "asin", "cosh", "sinh", "tan", "erfinv"),
         *("logsumexp", "cdist", "dist", "cosine_similarity"),
-        *("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
+        *("nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
         *("kl_div", "binary_cross_entropy_with_logits", "cosine_embedding_loss"),
     }
 )
@@ -60,9 +60,31 @@ class AsOnCuda(TorchFunctionMode):
             args, keywords = _cast((args, keywords), half, torch.float32)
         elif half is not None and name in _SINGLE_RESULT and _first_dtype(args) == half:
             keywords["dtype"] = keywords.get("dtype") or torch.float32
+        if half is not None and func is functional.cross_entropy:
+            return _cross_entropy(*args, **keywords)
         if func is functional.scaled_dot_product_attention and not self._fused_attention:
             return _attention(*args, **keywords)
         return func(*args, **keywords)
+
+
+def _cross_entropy(
+    scores: Tensor,
+    targets: Tensor,
+    weight: Tensor | None = None,
+    *args: Any,
+    label_smoothing: float = 0.0,
+    **keywords: Any,
+) -> Tensor:
+    """Logarithms of the type of the scores, whose loss is fp32: CUDA's autocast sees the two parts alone.
+
+    ``cross_entropy_loss`` asks ``log_softmax`` for the type that it was given.
+    """
+    if label_smoothing or args or targets.dtype == scores.dtype:
+        return functional.cross_entropy(
+            scores, targets, weight, *args, label_smoothing=label_smoothing, **keywords
+        )
+    logarithms = functional.log_softmax(scores, min(1, scores.dim() - 1))
+    return functional.nll_loss(logarithms.float(), targets, weight, **keywords)
 
 
 def _cast(value: Any, before: torch.dtype, after: torch.dtype) -> Any:

@@ -243,10 +243,14 @@ _NO_DATA = (
 
 
 class Recorder(TorchDispatchMode):
-    """Records operators while it is entered, and follows which storages are alive."""
+    """Records operators while it is entered, and follows which storages are alive.
 
-    def __init__(self, paths: ModulePaths) -> None:
+    ``has_workspaces``: Whether kernels of the CPU will run, which take memory for themselves.
+    """
+
+    def __init__(self, paths: ModulePaths, *, has_workspaces: bool = True) -> None:
         super().__init__()
+        self._has_workspaces = has_workspaces
         self.phase = Phase.FORWARD
         self.num_phase_calls = 0
         """Calls of the present phase so far."""
@@ -295,7 +299,7 @@ class Recorder(TorchDispatchMode):
         )
         aliases = _aliases(func)
         mutated = _mutated(aliases, args, keywords, seen)
-        self.live.begin(workspace_bytes(func, args))
+        self.live.begin(workspace_bytes(func, args) if self._has_workspaces else 0)
         self.running = True
         same = self.operator, tuple(inputs), arguments
         if same in self._results:

@@ -242,7 +242,7 @@ def record_step(
     """
     model.optimizer.zero_grad(set_to_none=True)
     paths = ModulePaths(model.module)
-    recorder = Recorder(paths)
+    recorder = Recorder(paths, has_workspaces=model.casts is None)
     live = recorder.live
     ready: dict[str, int] = {}
 

@@ -2,12 +2,13 @@
 
 import bisect
 import enum
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from perfmodel import checks
-from perfmodel.units import MIB, Bytes
-from perfmodel.workload import Phase
+from perfmodel.units import KIB, MIB, Bytes
+from perfmodel.workload import Call, Phase, base_name
 from perfmodel.workload.step import AffineBytes
 
 
@@ -134,6 +135,36 @@ def _never_highest(hull: list[int], lines: list[AffineBytes], new: int) -> bool:
         last.per_sample_bytes - before.per_sample_bytes
     )
     return enter >= leave
+
+
+#: Workspace that PyTorch's handle of cuBLAS or hipBLAS keeps, by a part of the architecture's name; the first
+#: that fits (aten/src/ATen/cuda/CublasHandlePool.cpp). [B]
+_BLAS_WORKSPACES: Final = {
+    "sm_90": 32 * MIB,
+    "sm_10": 32 * MIB,
+    "gfx94": 128 * MIB,
+    "gfx95": 128 * MIB,
+    "gfx": 32 * MIB,
+    "": 8320 * KIB,
+}
+_BLAS: Final = frozenset(
+    {"mm", "bmm", "addmm", "baddbmm", "_addmm_activation", "linear", "mv", "addmv", "dot"}
+)
+
+
+def blas_workspace_bytes(architecture: str) -> Bytes:
+    """What each thread that multiplies matrices keeps on a GPU such as "Hopper sm_90". [B]"""
+    return next(size for part, size in _BLAS_WORKSPACES.items() if part in architecture)
+
+
+def num_blas_threads(names: Sequence[str], calls: Iterable[Call]) -> int:
+    """Threads with a handle of cuBLAS: the script's in the forward pass, autograd's in the backward pass.
+
+    ``names``: Of the operators that the calls refer to.
+    """
+    products = {i for i, name in enumerate(names) if base_name(name) in _BLAS}
+    phases = {call.phase for call in calls if call.operator in products}
+    return len(phases - {Phase.OPTIMIZER})
 
 
 # CUDA's caching allocator (c10/cuda/CUDACachingAllocator.cpp).

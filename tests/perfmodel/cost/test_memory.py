@@ -10,6 +10,7 @@ from perfmodel.cost.memory import (
     BUCKETS,
     CONTEXT,
     SLACK,
+    WORKSPACES,
     DeviceMemory,
     TracedMemory,
     Verdict,
@@ -46,6 +47,21 @@ def test_context_and_slack_are_added() -> None:
     assert found.tensor_bytes == 200 * MIB
     assert (found.parts[SLACK], found.parts[CONTEXT]) == (100 * MIB, 10 * MIB)
     assert found.needed_bytes == 310 * MIB
+
+
+def test_products_of_both_passes_keep_their_workspaces_on_a_gpu() -> None:
+    trace, memory = traced("llama")
+    layout = Layout(micro_batch=4)
+    found = {
+        architecture: TracedMemory(
+            trace=trace, memory=memory, overhead=overhead_of(memory, "cuda", architecture)
+        ).ranks(layout)[0]
+        for architecture in ("Hopper sm_90", None)
+    }
+    with_them, without = found["Hopper sm_90"], found[None]
+    assert with_them.parts[WORKSPACES] == 64 * MIB
+    assert WORKSPACES not in without.parts
+    assert with_them.tensor_bytes == without.tensor_bytes + 64 * MIB
 
 
 def test_ddp_adds_its_buckets_unless_gradients_are_views_of_them() -> None:

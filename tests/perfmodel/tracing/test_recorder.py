@@ -40,6 +40,25 @@ def test_a_step_is_the_same_as_by_torch_s_rules_alone(model: str) -> None:
         assert quick == traced()
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_of_half_precision_scores_is_computed_as_cuda_s_autocast_does(
+    smoothing: float,
+) -> None:
+    """``cross_entropy_loss`` has no rule there: logarithms stay bf16, and ``nll_loss`` reads them in fp32."""
+    has_rule = torch._C._dispatch_has_kernel_for_dispatch_key
+    assert not has_rule("aten::cross_entropy_loss", "AutocastCUDA")
+    assert has_rule("aten::nll_loss", "AutocastCUDA")
+    scores, targets = torch.randn(4, 8, dtype=torch.bfloat16), torch.tensor([0, 1, -100, 3])
+    exact = torch.nn.functional.cross_entropy(scores.double(), targets, label_smoothing=smoothing)
+    with torch.profiler.profile() as profiler, AsOnCuda("bf16"):
+        loss = torch.nn.CrossEntropyLoss(label_smoothing=smoothing)(scores, targets)
+    assert float(loss) == pytest.approx(float(exact), rel=0.02)
+    if not smoothing:
+        assert loss.dtype == torch.float32
+        casts = [event.name for event in profiler.events() if event.name == "aten::_to_copy"]
+        assert len(casts) == 1
+
+
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("wanted", [[True, True, True], [False, True, False]])
 @pytest.mark.parametrize("is_training", [True, False])

@@ -60,10 +60,33 @@ def test_a_static_graph_is_learned_in_a_synchronised_pass_of_an_accumulating_ste
         dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_gpu_holds_one_model_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, *, asynchronous: bool
+) -> None:
+    """The peak of a step is its own; a rank that has kept a model builds it again with rank 0, which has not."""
+    monkeypatch.setattr(training, "_build", lambda *_, **__: object())
+    session = Session(rank=1, world_size=2, measured=Cpu(), control={}, data={})
+    monkeypatch.setattr(Cpu, "asynchronous", asynchronous)
+    kept_by_rank_0 = iter((False, True, False, False))
+    monkeypatch.setattr(Session, "agree", lambda *_, **__: next(kept_by_rank_0))
+    small, large = (
+        RunSetting(workload="resnet50", world_size=2, micro_batch=size) for size in (1, 2)
+    )
+    first = training._trainer(session, small)
+    assert training._trainer(session, small) is first
+    again = training._trainer(session, small)
+    assert (again is first) is not asynchronous
+    training._trainer(session, large)
+    assert len(session.models) == 1
+
+
 def test_cudnn_chooses_its_algorithms_as_the_recipe_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     monkeypatch.setattr(training, "_build", lambda *_, **__: None)
-    session: Any = SimpleNamespace(models={}, asynchronous=True)
+    session: Any = SimpleNamespace(
+        models={}, asynchronous=True, agree=lambda value, **_: value, clear=lambda **_: None
+    )
     for name, is_on in (("resnet50-tuned", True), ("resnet50", False)):
         training._trainer(session, RunSetting(workload=name, world_size=2, micro_batch=1))
         assert torch.backends.cudnn.benchmark is is_on

@@ -4,10 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.units import MIB
+from perfmodel.documents.hardware import find_device, shipped_catalogue
+from perfmodel.units import KIB, MIB
+from perfmodel.workload import Call, Phase
 from perfmodel.workload.memory import (
     CachingAllocator,
+    blas_workspace_bytes,
     block_bytes,
+    num_blas_threads,
     segment_bytes,
     upper_envelope,
 )
@@ -49,6 +53,39 @@ def test_the_peak_moves_with_the_batch() -> None:
 def test_a_line_below_zero_counts_as_nothing() -> None:
     sizes = moment("x", activations=(-10, 4)).at(2)
     assert min(sizes.values()) == 0
+
+
+@pytest.mark.parametrize(
+    ("device", "size_bytes"),
+    [
+        ("a100-sxm-80gb", 8320 * KIB),
+        ("rtx-5090", 8320 * KIB),
+        ("h200-sxm", 32 * MIB),
+        ("b200", 32 * MIB),
+        ("b300", 32 * MIB),
+        ("mi250x", 32 * MIB),
+        ("mi300x", 128 * MIB),
+    ],
+)
+def test_matrix_products_keep_a_workspace_by_architecture(device: str, size_bytes: int) -> None:
+    sheet = find_device(device, shipped_catalogue())
+    assert blas_workspace_bytes(sheet.architecture) == size_bytes
+
+
+def test_threads_that_multiply_matrices_are_those_of_the_passes() -> None:
+    names = [
+        "aten.relu.default",
+        "aten.addmm.default",
+        "aten.convolution.default",
+        "aten.mm.default",
+    ]
+
+    def threads(*calls: tuple[int, Phase]) -> int:
+        return num_blas_threads(names, (Call(operator=o, phase=p, module="") for o, p in calls))
+
+    assert threads((0, Phase.FORWARD), (2, Phase.FORWARD), (2, Phase.BACKWARD)) == 0
+    assert threads((1, Phase.FORWARD), (1, Phase.FORWARD), (3, Phase.OPTIMIZER)) == 1
+    assert threads((1, Phase.FORWARD), (3, Phase.BACKWARD)) == 2
 
 
 @pytest.mark.parametrize(
