@@ -60,7 +60,7 @@ class AsOnCuda(TorchFunctionMode):
             args, keywords = _cast((args, keywords), half, torch.float32)
         elif half is not None and name in _SINGLE_RESULT and _first_dtype(args) == half:
             keywords["dtype"] = keywords.get("dtype") or torch.float32
-        if half is not None and func is functional.cross_entropy:
+        if half is not None and func is functional.cross_entropy and len(args) <= 3:
             return _cross_entropy(*args, **keywords)
         if func is functional.scaled_dot_product_attention and not self._fused_attention:
             return _attention(*args, **keywords)
@@ -68,23 +68,20 @@ class AsOnCuda(TorchFunctionMode):
 
 
 def _cross_entropy(
-    scores: Tensor,
-    targets: Tensor,
+    input: Tensor,  # noqa: A002 - the names of torch
+    target: Tensor,
     weight: Tensor | None = None,
-    *args: Any,
-    label_smoothing: float = 0.0,
     **keywords: Any,
 ) -> Tensor:
     """Logarithms of the type of the scores, whose loss is fp32: CUDA's autocast sees the two parts alone.
 
     ``cross_entropy_loss`` asks ``log_softmax`` for the type that it was given.
     """
-    if label_smoothing or args or targets.dtype == scores.dtype:
-        return functional.cross_entropy(
-            scores, targets, weight, *args, label_smoothing=label_smoothing, **keywords
-        )
-    logarithms = functional.log_softmax(scores, min(1, scores.dim() - 1))
-    return functional.nll_loss(logarithms.float(), targets, weight, **keywords)
+    if keywords.get("label_smoothing") or target.is_floating_point():
+        return functional.cross_entropy(input, target, weight, **keywords)
+    keywords.pop("label_smoothing", None)
+    logarithms = functional.log_softmax(input, min(1, input.dim() - 1))
+    return functional.nll_loss(logarithms.float(), target, weight, **keywords)
 
 
 def _cast(value: Any, before: torch.dtype, after: torch.dtype) -> Any:
