@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from calibrate.environment import DeviceKind
-from calibrate.layers import Layer, planned_layers
+from calibrate.layers import planned_layers
 from calibrate.task import (
     CollectiveTask,
     ComputeTask,
@@ -61,10 +61,6 @@ def _planned_probes(device_kind: str) -> Iterator[_Probe]:
 
 #: An interrupted task is lost: as many layers as take about two seconds.
 _LAYERS_PER_TASK: Final = 20
-#: The share of layers that is drawn without looking at what is known already.
-_DRAWN: Final = 0.6
-#: From how many each of the other layers is chosen.
-_CHOICES: Final = 3
 
 
 def doubling_sizes(world_size: int) -> tuple[int, ...]:
@@ -314,29 +310,20 @@ class Experiment:
         return (*self._traces(), *self._compute()) if index == 0 else ()
 
     def _layers(self, index: int) -> Iterable[Task]:
-        """The round's part of the single layers: first a draw of all kinds, then what tells most."""
-        share = self.budget.layer_share
+        """The round's part of the single layers."""
         drawn = planned_layers(
-            share=share * _DRAWN,
+            share=self.budget.layer_share,
             optimizer_share=self.budget.optimizer_share,
             seed=self.seed,
             device_kind=self.device_kind,
         )
-        offered = planned_layers(
-            share=share * (1 - _DRAWN) * _CHOICES,
-            optimizer_share=0,
-            seed=f"{self.seed}-choices",
-            device_kind=self.device_kind,
-        )
-        first = _parts(drawn, _LAYERS_PER_TASK)
-        choices = _parts(offered, _LAYERS_PER_TASK * _CHOICES)
-        chosen = [(p, len(p) // _CHOICES) for p in choices if len(p) >= _CHOICES]
-        parts = [*((p, len(p)) for p in first), *chosen]
+        parts = [
+            drawn[start : start + _LAYERS_PER_TASK]
+            for start in range(0, len(drawn), _LAYERS_PER_TASK)
+        ]
         low, high = (len(parts) * at // self.budget.other_rounds for at in (index, index + 1))
-        for number, (layers, num_timed) in enumerate(parts[low:high], start=low):
-            yield LayersTask(
-                name=f"{index}: layers {number}", round=index, layers=layers, num_timed=num_timed
-            )
+        for number, layers in enumerate(parts[low:high], start=low):
+            yield LayersTask(name=f"{index}: layers {number}", round=index, layers=layers)
 
     def _models(self, index: int) -> Iterable[Task]:
         """The round's part of the drawn models. Their seeds are below 0: no judge draws them."""
@@ -473,10 +460,6 @@ def _divides_models() -> bool:
     """Whether the installed torch runs FSDP2 and pipelines on every kind of device, as it does since 2.6."""
     numbers = (installed_version("torch") or "").split(".")[:2]
     return len(numbers) < 2 or tuple(map(int, numbers)) >= (2, 6)
-
-
-def _parts(layers: Sequence[Layer], size: int) -> list[tuple[Layer, ...]]:
-    return [tuple(layers[start : start + size]) for start in range(0, len(layers), size)]
 
 
 def _interleave(steps: Sequence[Task], others: Sequence[Task]) -> tuple[Task, ...]:

@@ -2,25 +2,11 @@
 
 import math
 import random
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-import numpy as np
-
-from perfmodel.cost.families import (
-    TYPICAL_LENGTH,
-    TYPICAL_NOISE,
-    TYPICAL_SPREAD,
-    covariance,
-    family,
-    features,
-)
-from perfmodel.machine.measured import OperatorFamily
-from perfmodel.statistics import FloatArray
-from perfmodel.workload import Operator
 from perfmodel.workload.step import OPTIMIZERS
 
 
@@ -320,81 +306,3 @@ def _per_sample(kind: str, sizes: Sequence[int]) -> tuple[float, float]:
         case _:
             elements = sizes[0]
     return elements, flop
-
-
-Places = tuple[tuple[str, tuple[float, ...]], ...]
-"""Family and features of every operator of a layer."""
-
-
-def places(operators: Sequence[Operator]) -> Places:
-    """Where the operators of a layer stand on their curves; views move nothing and are left out."""
-    found = ((family(entry), features(entry)) for entry in operators if not entry.view)
-    return tuple(dict.fromkeys(found))
-
-
-@dataclass(slots=True)
-class _Belief:
-    """Uncertainty about the candidates' operators of one family."""
-
-    uncertainty: FloatArray
-    """Covariance of their log times."""
-    noise: float
-    owners: list[int]
-    """Candidate of each operator."""
-
-    def gains(self, num_candidates: int) -> FloatArray:
-        """By candidate, the variance that timing its operators takes from all. [log^2]"""
-        own = np.diag(self.uncertainty) + self.noise**2
-        taken: FloatArray = np.zeros(num_candidates)
-        np.add.at(taken, self.owners, np.sum(self.uncertainty**2, axis=0) / own)
-        return taken
-
-    def learn(self, candidate: int) -> None:
-        """What remains once a candidate is timed."""
-        for at, owner in enumerate(self.owners):
-            if owner == candidate:
-                column = self.uncertainty[:, at].copy()
-                self.uncertainty -= np.outer(column, column) / (column[at] + self.noise**2)
-
-
-def most_telling(
-    candidates: Sequence[Places], known: Mapping[str, OperatorFamily], *, count: int
-) -> tuple[int, ...]:
-    """Positions of the ``count`` candidates to time, in the order of choice.
-
-    Parameters
-    ----------
-    known
-        Curves so far; of a family without one, nothing is known.
-    """
-    members: dict[str, list[tuple[int, tuple[float, ...]]]] = defaultdict(list)
-    for index, candidate in enumerate(candidates):
-        for name, point in candidate:
-            members[name].append((index, point))
-    beliefs = [_belief(group, known.get(name)) for name, group in sorted(members.items())]
-    chosen: list[int] = []
-    for _ in range(min(count, len(candidates))):
-        gains = sum((b.gains(len(candidates)) for b in beliefs), np.zeros(len(candidates)))
-        gains[chosen] = -np.inf
-        chosen.append(int(np.argmax(gains)))
-        for belief in beliefs:
-            belief.learn(chosen[-1])
-    return tuple(chosen)
-
-
-def _belief(
-    group: Sequence[tuple[int, tuple[float, ...]]], entry: OperatorFamily | None
-) -> _Belief:
-    owners = [index for index, _ in group]
-    points = np.array([point for _, point in group])
-    if entry is None or len(entry.lengths) != points.shape[1]:
-        lengths = np.full(points.shape[1], TYPICAL_LENGTH)
-        uncertainty = covariance(points, points, lengths, TYPICAL_SPREAD)
-        return _Belief(uncertainty=uncertainty, noise=TYPICAL_NOISE, owners=owners)
-    lengths, timed = np.array(entry.lengths), np.array(entry.features)
-    own = covariance(timed, timed, lengths, entry.spread)
-    own += (entry.noise**2 + 1e-9) * np.eye(len(timed))
-    cross = covariance(points, timed, lengths, entry.spread)
-    explained = cross @ np.linalg.solve(own, cross.T)
-    uncertainty = covariance(points, points, lengths, entry.spread) - explained
-    return _Belief(uncertainty=uncertainty, noise=max(entry.noise, 1e-3), owners=owners)

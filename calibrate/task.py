@@ -38,8 +38,6 @@ class LayersTask(_Task):
 
     kind: Literal["layers"] = "layers"
     layers: tuple[Layer, ...]
-    num_timed: int
-    """How many of them; if fewer than all, those that tell most after what was timed before."""
 
 
 class ModelTask(_Task):

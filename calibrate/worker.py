@@ -89,7 +89,7 @@ def main() -> None:
 
 
 #: JSON of what a rank finds in a task; it is complete on rank 0 only.
-_CarryOut = Callable[[Task, Path], str]
+_CarryOut = Callable[[Task], str]
 
 
 def _carried_out(
@@ -101,7 +101,7 @@ def _carried_out(
     then new processes go on.
     """
     try:
-        return carry_out(task, output)
+        return carry_out(task)
     except Exception as error:
         is_large = ran_out_of_memory(error)
         if is_large and num_ranks(task) > 1:
@@ -120,11 +120,11 @@ def _carried_out(
 def _alone(ranks: Ranks) -> tuple[_CarryOut, Callable[[], None]]:
     """Each task in new processes; nothing is left of one that fails."""
 
-    def observe(task: Task, output: Path) -> str:
+    def observe(task: Task) -> str:
         join(task.name, rank=ranks.rank, world_size=num_ranks(task))
-        return _observed(Session.open(Cpu(), group_sizes=(num_ranks(task),)), task, output)
+        return _observed(Session.open(Cpu(), group_sizes=(num_ranks(task),)), task)
 
-    return lambda task, output: ranks.carry_out(lambda: observe(task, output)), lambda: None
+    return lambda task: ranks.carry_out(lambda: observe(task)), lambda: None
 
 
 def _together(order: WorkOrder) -> tuple[_CarryOut, Callable[[], None]]:
@@ -143,11 +143,10 @@ def _together(order: WorkOrder) -> tuple[_CarryOut, Callable[[], None]]:
         from calibrate.probes.strategies import form_groups  # noqa: PLC0415 - needs torch 2.6
 
         form_groups(session, layouts)
-    return lambda task, output: _observed(session, task, output), session.clear
+    return lambda task: _observed(session, task), session.clear
 
 
-def _observed(session: Session, task: Task, output: Path) -> str:
-    session.observations = output
+def _observed(session: Session, task: Task) -> str:
     session.measured.begin(task.name)
     found = _PROBES[type(task)](session, task)
     return found.model_dump_json() if session.rank == 0 else ""

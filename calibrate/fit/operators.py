@@ -50,8 +50,6 @@ from perfmodel.workload.step import OPTIMIZERS
 _PRIOR_WIDTH: Final = 0.7
 #: More points of a family cost time and tell little.
 _MOST_POINTS: Final = 240
-#: As many show how rough a curve is.
-_FEW_POINTS: Final = 60
 #: Until the costs of the work stand still.
 _REWEIGHTINGS: Final = 7
 #: Families that surely move every byte that their shapes promise.
@@ -283,10 +281,10 @@ def fit_operators(
 def fit_curves(
     layers: Sequence[OperatorsObservation],
     *,
-    most_points: int = _FEW_POINTS,
+    most_points: int = _MOST_POINTS,
     kernels: KernelCosts | None = None,
 ) -> tuple[OperatorFamily, ...]:
-    """Curves of all families in a hurry: good enough to see where they are uncertain."""
+    """Curves of all families."""
     timings = _timings(layers) if kernels is None else convolved_alike(_timings(layers))
     return tuple(
         fit_family(name, group, most_points=most_points, kernels=kernels)

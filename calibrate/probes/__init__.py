@@ -4,7 +4,6 @@ import gc
 import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
@@ -33,8 +32,6 @@ class Session:
     """Other groups of the device's backend, by their ranks."""
     models: dict[Any, Any] = field(default_factory=dict)
     """Models and optimizers that were built, by whatever distinguishes them."""
-    observations: Path | None = None
-    """Finished tasks; which layers are timed next depends on them."""
     spread: dict[tuple[int, ...], "Session"] = field(default_factory=dict)
     """Views of groups whose ranks are not the first ones, by these."""
 

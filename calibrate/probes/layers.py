@@ -13,20 +13,17 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from calibrate.fit.operators import fit_curves
-from calibrate.layers import Layer, Places, is_optimizer, most_telling, places
+from calibrate.layers import Layer, is_optimizer
 from calibrate.probes import LONG_S, Session
 from calibrate.probes.compute import Evictor, measure_optimizer
 from calibrate.probes.replay import Passes, made_up, without_denormals
 from calibrate.task import LayersTask
-from perfmodel.cost.families import optimizer_family, optimizer_features
 from perfmodel.documents.observation import IsolatedOperator, OperatorsObservation
 from perfmodel.tracing.cuda_casts import AsOnCuda
 from perfmodel.tracing.recorder import ModulePaths, Recorder
@@ -383,9 +380,9 @@ def _copy(spec: TensorSpec) -> Operator:
 
 def measure_layers(session: Session, task: LayersTask) -> OperatorsObservation:
     """Time the operators of a task's layers, those of a chain and optimizers."""
-    evictor, layers = Evictor(session.measured), chosen_layers(session, task)
-    chain = [layer for layer in layers if not is_optimizer(layer)]
-    optimizers = [layer for layer in layers if is_optimizer(layer)]
+    evictor = Evictor(session.measured)
+    chain = [layer for layer in task.layers if not is_optimizer(layer)]
+    optimizers = [layer for layer in task.layers if is_optimizer(layer)]
     return OperatorsObservation(
         task=task.name,
         round=task.round,
@@ -470,42 +467,3 @@ def _measured(
         for key, all_s in times.items()
         if key in chain.timed and key[0] not in passes.failed
     ]
-
-
-_FLOAT_BYTES = 4
-#: Characters of a line within which its kind is named.
-_HEAD: Final = 400
-
-
-def chosen_layers(session: Session, task: LayersTask) -> Sequence[Layer]:
-    """What to time; the same whenever the same tasks are on disk before it."""
-    if task.num_timed >= len(task.layers):
-        return task.layers
-    curves = fit_curves(timed_before(session.observations))
-    known = {entry.name: entry for entry in curves}
-    with session.measured.without():
-        candidates = [_places(layer, session.device) for layer in task.layers]
-    chosen = most_telling(candidates, known, count=task.num_timed)
-    return [task.layers[position] for position in chosen]
-
-
-def timed_before(path: Path | None) -> list[OperatorsObservation]:
-    """Layers in a file of observations; nothing else of it is read, since this happens often."""
-    if path is None or not path.exists():
-        return []
-    mark = f'"kind":"{OperatorsObservation.model_fields["kind"].default}"'
-    with path.open(encoding="utf-8") as file:
-        return [
-            OperatorsObservation.model_validate_json(line, strict=True)
-            for line in file
-            if mark in line[:_HEAD] and line.endswith("\n")
-        ]
-
-
-def _places(layer: Layer, device: torch.device) -> Places:
-    if is_optimizer(layer):
-        name, implementation = layer.kind.split()
-        size_bytes = _FLOAT_BYTES * layer.sizes[1]
-        point = optimizer_features(size_bytes, size_bytes * layer.sizes[0])
-        return ((optimizer_family(name, implementation), point),)
-    return places([operator for operator, _ in layer_operators(layer, device)])

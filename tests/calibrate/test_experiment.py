@@ -12,7 +12,16 @@ from calibrate.experiment import (
     default_models,
     doubling_sizes,
 )
-from calibrate.task import CollectiveTask, LayoutTask, OverlapTask, StepTask, Task, num_ranks
+from calibrate.layers import planned_layers
+from calibrate.task import (
+    CollectiveTask,
+    LayersTask,
+    LayoutTask,
+    OverlapTask,
+    StepTask,
+    Task,
+    num_ranks,
+)
 from perfmodel.errors import UsageError
 
 MODELS = default_models("cpu")
@@ -86,6 +95,14 @@ def test_no_two_tasks_of_a_campaign_share_a_name(
     )
     names = Counter(task.name for tasks in experiment.rounds() for task in tasks)
     assert names.most_common(1)[0][1] == 1
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_layers_of_every_kind_are_timed_once_each_over_all_rounds(budget: str) -> None:
+    tasks = [t for tasks in an_experiment(budget=budget).rounds() for t in tasks]
+    layers = [layer for t in tasks if isinstance(t, LayersTask) for layer in t.layers]
+    assert {layer.kind for layer in layers} == {layer.kind for layer in planned_layers()}
+    assert len(layers) == len(set(layers))
 
 
 def test_gpus_are_measured_at_the_size_that_contracts_promise() -> None:

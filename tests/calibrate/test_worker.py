@@ -35,7 +35,7 @@ STICKY = RuntimeError("CUDA error: an illegal memory access was encountered")
 def carried_out(
     task: Task, error: Exception, folder: Path, *, clear: Callable[[], None] = lambda: None
 ) -> FailedObservation:
-    def fails(_task: Task, _output: Path) -> str:
+    def fails(_task: Task) -> str:
         raise error
 
     ranks = Ranks(rank=0, world_size=2, store=HashStore())
@@ -65,7 +65,7 @@ def test_memory_of_one_rank_alone_is_told_once(task: Task, tmp_path: Path) -> No
     """Other ranks wait for it in a collective: new processes go on without the task."""
     store, output = HashStore(), tmp_path / "observations.jsonl"
 
-    def fails(_task: Task, _output: Path) -> str:
+    def fails(_task: Task) -> str:
         raise FULL
 
     for rank in (1, 0):
