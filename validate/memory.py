@@ -184,9 +184,13 @@ def measure(
 
 
 def settings(models: Sequence[str], batches: Sequence[int], device_kind: str) -> Iterator[Setting]:
-    """Models x batches x optimizers; on a GPU x precisions."""
-    precisions = ("fp32",) if device_kind == "cpu" else ("fp32", "bf16")
-    return itertools.starmap(Setting, itertools.product(models, batches, OPTIMIZERS, precisions))
+    """Models x batches x optimizers; on a GPU x precisions, all models first where time may end."""
+    if device_kind == "cpu":
+        return itertools.starmap(Setting, itertools.product(models, batches, OPTIMIZERS))
+    rest = itertools.product(OPTIMIZERS, ("fp32", "bf16"), batches, models)
+    return (
+        Setting(model, batch, optimizer, precision) for optimizer, precision, batch, model in rest
+    )
 
 
 def _written(folder: Path, name: str, config: dict[str, Any]) -> Path:
