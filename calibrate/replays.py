@@ -167,8 +167,8 @@ class Dataflow:
     calls: tuple[LinkedCall, ...]
     released: tuple[tuple[int, ...], ...]
     """By call, the tensors that nobody needs after it."""
-    parameters: tuple[int, ...]
-    """In the order of the step's parameters."""
+    parameters: dict[int, TensorSpec]
+    """In the order of the step's parameters, laid out as the forward pass reads them."""
     sources: dict[int, Source]
     gradients: tuple[int, ...]
     """What the backward pass makes or sums up, and nobody reads after: it stays until the step's end."""
@@ -180,9 +180,11 @@ class _Linker:
     num_tensors: int = 0
     made: defaultdict[TensorSpec, list[int]] = field(default_factory=lambda: defaultdict(list))
     """Tensors that calls have made and that may be read, the latest last."""
-    parameters: defaultdict[TensorSpec, deque[int]] = field(
+    parameters: dict[int, TensorSpec] = field(default_factory=dict)
+    waiting: defaultdict[tuple[tuple[int, ...], str], deque[int]] = field(
         default_factory=lambda: defaultdict(deque)
     )
+    """Parameters by shape and type, the next one to be read first."""
     sources: dict[int, Source] = field(default_factory=dict)
 
     def new(self) -> int:
@@ -217,10 +219,10 @@ class _Linker:
         for tensor in reversed(self.made[spec]):
             if tensor not in taken:
                 return tensor
-        waiting = self.parameters[spec]
-        if waiting:
-            # Forward meets the parameters in order, backward in the opposite one.
-            at = 0 if phase is Phase.FORWARD else -1
+        waiting = self.waiting[spec.shape, spec.dtype]
+        # Forward meets the parameters in order, backward in the opposite one.
+        at = 0 if phase is Phase.FORWARD else -1
+        if waiting and self._is_laid_out(waiting[at], spec, phase):
             tensor = waiting[at]
             waiting.rotate(-1 if phase is Phase.FORWARD else 1)
             if tensor not in taken:
@@ -229,14 +231,21 @@ class _Linker:
         self.sources[tensor] = Source(spec=spec, operator=operator)
         return tensor
 
+    def _is_laid_out(self, parameter: int, spec: TensorSpec, phase: Phase) -> bool:
+        """Whether a parameter has the strides of an input; the forward pass tells those of each."""
+        is_expanded = 0 in (spec.stride or ())
+        if parameter not in self.parameters and phase is Phase.FORWARD and not is_expanded:
+            self.parameters[parameter] = spec
+        return spec == self.parameters.get(parameter, replace(spec, stride=None))
+
 
 def linked(step: TracedStep) -> Dataflow:
     """Guess the data flow of the forward and backward pass of a step."""
     linker = _Linker(step=step)
-    parameters = [linker.new() for _ in step.parameters]
-    for tensor, parameter in reversed(list(zip(parameters, step.parameters, strict=True))):
+    contiguous = {linker.new(): TensorSpec(shape=p.shape, dtype=p.dtype) for p in step.parameters}
+    for tensor, spec in reversed(contiguous.items()):
         # Gradients become ready in the opposite order of use.
-        linker.parameters[TensorSpec(shape=parameter.shape, dtype=parameter.dtype)].append(tensor)
+        linker.waiting[spec.shape, spec.dtype].append(tensor)
     calls = tuple(
         linker.link(call.operator, call.phase)
         for call in step.calls()
@@ -255,7 +264,7 @@ def linked(step: TracedStep) -> Dataflow:
     return Dataflow(
         calls=calls,
         released=tuple(tuple(group) for group in released),
-        parameters=tuple(parameters),
+        parameters={**contiguous, **linker.parameters},
         sources=linker.sources,
         gradients=tuple(gradients),
     )

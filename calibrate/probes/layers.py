@@ -433,11 +433,7 @@ def _measured(
     session: Session, layers: Sequence[RecordedLayer], evictor: Evictor, *, repeats: int
 ) -> list[IsolatedOperator]:
     chain = chained([layer for layer in layers for _ in range(repeats)])
-    parameters = [
-        made_up(TensorSpec(shape=p.shape, dtype=p.dtype), session.device)
-        for p in chain.step.parameters
-    ]
-    passes = Passes(session, chain.step, parameters)
+    passes = Passes(session, chain.step)
     for number, source in passes.flow.sources.items():
         if source.operator in chain.handed:
             # What layers hand on is of the size of 1, and some functions take longer then than near 0.

@@ -281,7 +281,7 @@ def entered(before: Sequence[str], path: Sequence[str]) -> int:
 class Passes:
     """Forward and backward pass of a step, call by call."""
 
-    def __init__(self, session: Session, step: TracedStep, parameters: Sequence[Tensor]) -> None:
+    def __init__(self, session: Session, step: TracedStep) -> None:
         self.flow: Dataflow = linked(step)
         self.failed: set[int] = set()
         """Operators that cannot be repeated from their record."""
@@ -300,7 +300,10 @@ class Passes:
             for number, source in self.flow.sources.items()
         }
         """Tensors that no call makes."""
-        self.lasting.update(zip(self.flow.parameters, parameters, strict=True))
+        parameters = self.flow.parameters.items()
+        self.parameters = {number: made_up(spec, session.device) for number, spec in parameters}
+        """In the order of the step's parameters."""
+        self.lasting.update(self.parameters)
 
     def new_clock(self) -> Clock:
         """A clock of the device for one pass."""
@@ -382,10 +385,8 @@ class Replay:
         """Make the buffers and repeat the step once."""
         self._session = session
         self._step = step
-        self._parameters = [
-            nn.Parameter(made_up(TensorSpec(shape=p.shape, dtype=p.dtype), session.device))
-            for p in step.parameters
-        ]
+        self._passes = Passes(session, step)
+        self._parameters = [nn.Parameter(values) for values in self._passes.parameters.values()]
         self._optimizer = make_optimizer(
             self._parameters,
             name=step.method.optimizer,
@@ -393,7 +394,6 @@ class Replay:
         )
         for group in self._optimizer.param_groups:
             group["lr"] = 0.0
-        self._passes = Passes(session, step, [parameter.data for parameter in self._parameters])
         self._rows = _rows(self._passes.flow, step)
         """Gradients of tables, and the indices of the rows that they were looked up by."""
         with without_denormals():
@@ -445,6 +445,9 @@ class Replay:
                 parameter.grad = torch.full_like(parameter, _ORDINARY)
                 continue
             gradient = tensors[fitting[0]]
+            if gradient.stride() != parameter.stride():
+                # Autograd lays a gradient out as its parameter: optimizers over lists need both alike.
+                gradient = torch.empty_like(parameter)
             # Indices that the step makes itself are positions, which name every row, and are gone by now.
             rows = tensors.get(self._rows.get(fitting.pop(0), -1))
             if rows is None:

@@ -107,10 +107,44 @@ def test_tables_are_looked_up_all_over_whatever_view_of_the_indices_is_used() ->
     )
     step = trace_model(source, SGD_LOOP, micro_batch=2).step.at(micro_batch=8)
     session = Session(rank=0, world_size=1, measured=Cpu(), control={}, data={})
-    passes = Passes(session, step, [torch.zeros(p.shape) for p in step.parameters])
+    passes = Passes(session, step)
     [indices] = (t for t in passes.lasting.values() if t.shape == (8, 20))
     assert len(set(indices.flatten().tolist())) > 100
     assert indices.max() < rows
+
+
+def test_parameters_gradients_and_states_are_laid_out_as_those_of_the_model() -> None:
+    """Two kernels of one shape, channels last, between others: AdamW over lists wants all alike."""
+    last = torch.channels_last
+
+    def build() -> nn.Module:
+        kernels = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(2)))
+        for kernel in kernels:
+            kernel.weight.data = kernel.weight.data.contiguous(memory_format=last)
+        return nn.Sequential(kernels, nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(36, 4))
+
+    source = ModelSource(
+        name="last",
+        build=build,
+        draw_batch=lambda samples: Batch(
+            positional=(torch.randn(samples, 4, 5, 5).contiguous(memory_format=last),),
+            keyword={},
+            targets=torch.zeros(samples, dtype=torch.int64),
+        ),
+        loss=classification_loss,
+    )
+    method = replace(SGD_LOOP, optimizer="adamw", optimizer_implementation="foreach")
+    step = trace_model(source, method, micro_batch=2).step.at(micro_batch=2)
+    replay = Replay(Session(rank=0, world_size=1, measured=Cpu(), control={}, data={}), step)
+    laid_out = [parameter.is_contiguous(memory_format=last) for parameter in replay._parameters]
+    named = dict(zip((p.name for p in step.parameters), laid_out, strict=True))
+    assert [named[f"{name}.weight"] for name in ("0.0", "0.1", "1")] == [True, True, False]
+    with torch.no_grad():
+        replay._take_gradients(replay._passes.run(replay._passes.new_clock()))
+    for parameter in replay._parameters:
+        state = replay._optimizer.state[parameter]
+        for other in (existing(parameter.grad), state["exp_avg"], state["exp_avg_sq"]):
+            assert other.stride() == parameter.stride()
 
 
 def test_views_are_free_and_the_first_operator_of_a_module_pays_its_call(
@@ -133,7 +167,7 @@ def test_views_are_free_and_the_first_operator_of_a_module_pays_its_call(
     monkeypatch.setattr(Cpu, "now", lambda _: spent[0])
     monkeypatch.setattr("calibrate.probes.replay.module_call_s", lambda: 0.25)
     session = Session(rank=0, world_size=1, measured=Cpu(), control={}, data={})
-    passes = Passes(session, lenet, [torch.zeros(p.shape) for p in lenet.parameters])
+    passes = Passes(session, lenet)
     clock = passes.new_clock()
     with torch.no_grad():
         passes.run(clock)
