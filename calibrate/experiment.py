@@ -20,7 +20,7 @@ from calibrate.task import (
     TraceTask,
 )
 from perfmodel.documents import installed_version
-from perfmodel.documents.observation import DDP_PROBE, StackSpec
+from perfmodel.documents.observation import DDP_PROBE, QUEUE_PROBE, StackSpec
 from perfmodel.errors import UsageError
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.units import GIB, KIB, MIB, Seconds
@@ -49,6 +49,8 @@ def _planned_probes(device_kind: str) -> Iterator[_Probe]:
     if not is_cpu:
         # As large as gradients of small layers: what adding them takes.
         yield from (("memory", "fp32", (2**power,)) for power in (8, 13, 16))
+        # One kernel between two events takes longer than its share of a row of them.
+        yield from ((QUEUE_PROBE, "fp32", (count,)) for count in (1, 17))
         # Models differ too little in their shares of views to tell what one costs.
         yield "view", "fp32", (1,)
         # What a copy of a batch takes to start, and its rate.

@@ -259,10 +259,11 @@ _GRID: Final[dict[str, tuple[int, Callable[[random.Random], tuple[int, ...]]]]] 
 }
 
 
-#: Elements of the largest tensor of a layer on a GPU: smaller ones are shorter than their launch ...
-_GPU_ELEMENTS: Final = 1e6, 1e9
+#: Elements of the largest tensor of a layer on a GPU: smaller ones are shorter than their launch, larger ones no
+#: longer per element ...
+_GPU_ELEMENTS: Final = 1e6, 3e8
 #: ... and work of its products. [FLOP]
-_GPU_FLOP: Final = 1e9, 1e13
+_GPU_FLOP: Final = 1e9, 1e12
 #: Share of layers that stay small: they tell what the shortest kernels take.
 _AS_DRAWN: Final = 0.15
 #: How many times as long the sequences are.

@@ -2,20 +2,30 @@
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
 from calibrate.summary import typical
 from perfmodel.documents.observation import (
+    DDP_PROBE,
+    HOST_PROBES,
     PHASES,
+    QUEUE_PROBE,
+    ComputeObservation,
+    IsolatedOperator,
+    OperatorsObservation,
+    OptimizerPoint,
     ReplayObservation,
+    Taken,
+    TimedOperator,
     failures,
     read_observations,
 )
-from perfmodel.machine.measured import MeasuredMachine, MeasuredOperator, MeasuredStep
+from perfmodel.machine.measured import ComputeRate, MeasuredMachine, MeasuredOperator, MeasuredStep
 from perfmodel.units import Seconds
 from perfmodel.workload import Operator, Phase, TensorSpec
 from perfmodel.workload.step import TracedStep
@@ -27,6 +37,61 @@ _SMALLEST_ERROR = 0.01
 
 #: Of a step on one device, without its input.
 _PHASES = PHASES[1:]
+
+_Taken = TypeVar("_Taken", bound=Taken)
+_Timed = TypeVar("_Timed", TimedOperator, IsolatedOperator, OptimizerPoint)
+#: Of a timed call that is left at least: calls that start no kernel take nothing else than events do.
+_LEAST_SHARE = 1e-3
+#: These are not timed by events, or tell what those take.
+_WITHOUT_EVENTS = (*HOST_PROBES, DDP_PROBE, QUEUE_PROBE)
+
+
+def event_s(rates: Iterable[ComputeRate]) -> Seconds:
+    """What two events around a call add to its time; 0 where it was not measured. [s]
+
+    time of n kernels between two events = event_s + n * kernel_s
+    """
+    times_s = {rate.shape[0]: rate.time_s for rate in rates if rate.probe == QUEUE_PROBE}
+    if len(times_s) < 2:
+        return 0.0
+    (few, few_s), *_, (many, many_s) = sorted(times_s.items())
+    return max(0.0, (many * few_s - few * many_s) / (many - few))
+
+
+def without_events(entry: _Taken, event_s: Seconds) -> _Taken:
+    """The observation with so much less for every call between two events, if it has such. [s]"""
+    if not event_s:
+        return entry
+
+    def less(times_s: Sequence[Seconds]) -> tuple[Seconds, ...]:
+        return tuple(max(time_s - event_s, _LEAST_SHARE * time_s) for time_s in times_s)
+
+    def timed(calls: Sequence[_Timed]) -> tuple[_Timed, ...]:
+        return tuple(c.model_copy(update={"times_s": less(c.times_s)}) for c in calls)
+
+    found: dict[str, Any] = {}
+    match entry:
+        case ComputeObservation() if entry.probe not in _WITHOUT_EVENTS:
+            found["durations_s"] = less(entry.durations_s)
+        case OperatorsObservation():
+            found["operators"] = timed(entry.operators)
+            found["optimizers"] = timed(entry.optimizers)
+        case ReplayObservation():
+            found["operators"] = timed(entry.operators)
+            found["optimizer_s"] = less(entry.optimizer_s)
+            for phase in (Phase.FORWARD, Phase.BACKWARD):
+                before_s, after_s = (
+                    _sum_s(x, phase) for x in (entry.operators, found["operators"])
+                )
+                share = after_s / before_s if before_s else 1.0
+                name = f"{phase.value}_s"
+                found[name] = tuple(share * time_s for time_s in getattr(entry, name))
+    return entry.model_copy(update=found)
+
+
+def _sum_s(operators: Sequence[TimedOperator], phase: Phase) -> Seconds:
+    return sum(o.num_calls * typical(o.times_s) for o in operators if o.phase is phase)
+
 
 #: Workload, micro-batch and signature of the parameters.
 StepKey = tuple[str, int, str]
@@ -130,7 +195,8 @@ def first_failure_in(observations: Path) -> str:
 def with_replays(profile: MeasuredMachine, replays: Sequence[ReplayObservation]) -> MeasuredMachine:
     """The profile with replayed steps beside those that it has; a new one replaces its old self."""
     assert profile.operators is not None, "profiles without operators are refused before measuring"
-    added = measured_steps(replays)
+    each_s = event_s(profile.rates)
+    added = measured_steps([without_events(entry, each_s) for entry in replays])
     new = {(step.workload, step.micro_batch, step.parameters) for step in added}
     kept = [
         step

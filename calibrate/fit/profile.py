@@ -12,6 +12,7 @@ from scipy.optimize import isotonic_regression
 from calibrate.fit.ddp import fit_bucket_costs, fit_ddp, fit_host, fit_layouts, left_out_errors
 from calibrate.fit.operators import fit_operators
 from calibrate.fit.steps import fit_workload, rank_spread, single_steps, with_device_streams
+from calibrate.replays import event_s, without_events
 from calibrate.summary import by_setting, estimate, repeatability, repetition
 from perfmodel.documents import Provenance, file_sha256
 from perfmodel.documents.observation import (
@@ -60,6 +61,8 @@ def fit_profile(
     """
     observations = read_observations(observations_path)
     refuse_repeated(observations_path, observations)
+    each_s = event_s(map(_rate, _of(observations, ComputeObservation)))
+    observations = [without_events(entry, each_s) for entry in observations]
     environment = recorded_environment(observations)
     steps = _of(observations, StepObservation)
     traced = _of(observations, WorkloadObservation)

@@ -17,6 +17,8 @@ from calibrate.probes import LONG_S, Session, repeats_within
 from calibrate.task import CollectiveTask, ComputeTask, OverlapTask
 from perfmodel.documents.observation import (
     DDP_PROBE,
+    HOST_PROBES,
+    QUEUE_PROBE,
     CollectiveObservation,
     ComputeObservation,
     OptimizerPoint,
@@ -33,6 +35,8 @@ _DTYPES: Final = {
 }
 _CALLS_PER_DISPATCH_SAMPLE: Final = 1000
 _SAMPLES_OF_STACK: Final = 8
+#: Elements of a kernel that takes no longer than its start.
+_SHORT_KERNEL: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +58,7 @@ def measure_compute(session: Session, task: ComputeTask) -> ComputeObservation:
     for switch in switches:
         switch.allow_tf32 = task.dtype == "tf32"
     try:
-        # An operator that has nothing to do is host work alone.
-        is_host = task.probe in ("dispatch", "view")
-        timed = session.host_times if is_host else session.time_repeats
+        timed = session.host_times if task.probe in HOST_PROBES else session.time_repeats
         warm_s = timed(kernel.act, repeats=4)
         repeats = repeats_within(
             task.target_s, warm_s[1:], minimum=6, maximum=min(200, session.measured.most_repeats)
@@ -110,6 +112,18 @@ def _convolution(session: Session, task: ComputeTask) -> TimedKernel:
 def _memory(session: Session, task: ComputeTask) -> TimedKernel:
     values = torch.zeros(task.shape, device=session.device)
     return TimedKernel(act=lambda: values.add_(1), moved_bytes=8.0 * values.numel())
+
+
+def _queue(session: Session, task: ComputeTask) -> TimedKernel:
+    """Some of the shortest kernels in a row: between two events, since only the last is waited for."""
+    values = torch.zeros(_SHORT_KERNEL, device=session.device)
+    (count,) = task.shape
+
+    def act() -> None:
+        for _ in range(count):
+            values.add_(1)
+
+    return TimedKernel(act=act)
 
 
 def _copy(session: Session, task: ComputeTask) -> TimedKernel:
@@ -178,6 +192,7 @@ _KERNELS: Final[dict[str, Callable[[Session, ComputeTask], TimedKernel]]] = {
     "matmul": _matmul,
     "convolution": _convolution,
     "memory": _memory,
+    QUEUE_PROBE: _queue,
     "host_to_device": _copy,
     "device_to_host": _copy,
     "dispatch": _dispatch,

@@ -22,13 +22,13 @@ from torch.nn import functional
 from calibrate.layers import Layer, is_optimizer
 from calibrate.probes import LONG_S, Session
 from calibrate.probes.compute import Evictor, measure_optimizer
-from calibrate.probes.replay import Passes, made_up, without_denormals
+from calibrate.probes.replay import Passes, without_denormals
 from calibrate.task import LayersTask
 from perfmodel.documents.observation import IsolatedOperator, OperatorsObservation
 from perfmodel.tracing.cuda_casts import AsOnCuda
 from perfmodel.tracing.recorder import ModulePaths, Recorder
 from perfmodel.tracing.step import without_content
-from perfmodel.units import MIB, Bytes, Seconds
+from perfmodel.units import GIB, MIB, Bytes, Seconds
 from perfmodel.workload import Call, Operator, Phase, TensorSpec
 from perfmodel.workload.step import Segment, StepMethod, TracedParameter, TracedStep
 
@@ -275,6 +275,8 @@ _REPEATS_OF_LARGE: Final = 2
 #: What a pass makes at most. The C library gives what lies above 64 MiB at the end of the heap back as
 #: soon as it is free, and every page of it costs a fault when it is used again.
 _CHAIN_BYTES: Final = 48 * MIB
+#: A GPU keeps what it has, and is held for every few calls: in rows of single layers for longer than they take.
+_GPU_CHAIN_BYTES: Final = GIB
 #: Read and written between layers: weights of other layers go through the second cache, and push out
 #: what the interpreter and light operators have there.
 _BETWEEN: Final = TensorSpec(shape=(2**20,), dtype="bool")
@@ -397,7 +399,7 @@ def chain_operators(
     """Time every operator of some layers inside steps that consist of them."""
     with session.measured.without():
         recorded = [recorded_layer(layer, session.device) for layer in layers]
-    most_bytes = _CHAIN_BYTES // _REPEATS
+    most_bytes = (_GPU_CHAIN_BYTES if session.asynchronous else _CHAIN_BYTES) // _REPEATS
     return [
         timed
         for group in grouped(recorded, most_bytes=most_bytes)

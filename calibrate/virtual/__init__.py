@@ -54,6 +54,8 @@ class Device:
     bytes_per_s: float
     kernel_s: Seconds = 2e-6
     """The shortest kernel."""
+    event_s: Seconds = 0.0
+    """What a queue takes to note an event."""
     half_flop: float = 2e8
     """FLOP of a product at which it reaches half its rate."""
     half_bytes: float = 2e6

@@ -294,6 +294,7 @@ class VirtualEvent:
         gpu = self._gpu
         gpu.host_s += gpu.truth.host.event_s
         self._at_s = max(gpu.host_s, gpu.done_s[gpu.current])
+        gpu.wait_for(self._at_s + gpu.truth.device.event_s)
 
     def seconds_since(self, earlier: "VirtualEvent") -> Seconds:
         """Time from an earlier event. [s]"""

@@ -140,6 +140,10 @@ class CollectiveObservation(Taken):
 
 #: A stack of square layers, bare and under DDP by turns; ``shape``: gradients, width.
 DDP_PROBE: Final = "ddp"
+#: Probes that the host's clock times: they have nothing to do, or start no kernel.
+HOST_PROBES: Final = ("dispatch", "view")
+#: So many short kernels between two events as its shape says.
+QUEUE_PROBE: Final = "queue"
 
 
 class ComputeObservation(Taken):

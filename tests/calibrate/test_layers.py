@@ -150,7 +150,7 @@ def test_the_way_to_convolve_is_the_one_that_pytorch_takes(
 
 
 def test_layers_of_a_gpu_keep_it_busy_in_both_precisions() -> None:
-    """The grid of a processor is shorter than a launch; the largest tensor here has 1e6 to 1e9 elements."""
+    """The grid of a processor is shorter than a launch; the largest tensor here has 1e6 to 3e8 elements."""
     layers = [e for e in planned_layers(share=0.01, device_kind="cuda") if not is_optimizer(e)]
     assert {layer.precision for layer in layers} == {"fp32", "bf16"}
     largest = []
@@ -158,11 +158,11 @@ def test_layers_of_a_gpu_keep_it_busy_in_both_precisions() -> None:
         recorded = [operator for operator, _ in layer_operators(layer, CPU)]
         specs = [spec for entry in recorded for spec in (*entry.inputs, *entry.outputs)]
         largest.append(max(spec.num_elements for spec in specs))
-        assert max(operator.flop for operator in recorded) <= 3e13, layer
+        assert max(operator.flop for operator in recorded) <= 3e12, layer
         is_half = any(spec.dtype == "bfloat16" for spec in specs)
         assert layer.precision == "bf16" or not is_half, layer
     # Some stay as short as kernels can be.
-    assert max(largest) <= 4e9
+    assert max(largest) <= 1.2e9
     assert 0.6 < sum(size >= 5e5 for size in largest) / len(largest) < 1.0
 
 

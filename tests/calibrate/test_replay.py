@@ -23,9 +23,21 @@ from calibrate.probes.replay import (
     module_call_s,
 )
 from calibrate.ranks import one_line_of
-from calibrate.replays import first_failure_in, measured_steps, replays_in
-from perfmodel.documents.observation import FailedObservation, ReplayObservation, TimedOperator
+from calibrate.replays import (
+    event_s,
+    first_failure_in,
+    measured_steps,
+    replays_in,
+    without_events,
+)
+from perfmodel.documents.observation import (
+    QUEUE_PROBE,
+    FailedObservation,
+    ReplayObservation,
+    TimedOperator,
+)
 from perfmodel.layout import RunSetting
+from perfmodel.machine.measured import ComputeRate
 from perfmodel.tracing.source import Batch, ModelSource, classification_loss
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.trace import trace_model
@@ -286,6 +298,38 @@ def test_times_of_operators_add_up_to_the_typical_sum() -> None:
     times_s = {operator.signature: operator.time_s for operator in step.operators}
     assert 2 * times_s["a"] + times_s["b"] == pytest.approx(7 * 0.02)
     assert times_s["a"] == pytest.approx(3 * times_s["b"])
+
+
+def queued(count: int, time_s: float) -> ComputeRate:
+    return ComputeRate(
+        probe=QUEUE_PROBE,
+        dtype="fp32",
+        shape=(count,),
+        time_s=time_s,
+        flop_per_s=0.0,
+        bytes_per_s=0.0,
+    )
+
+
+def test_events_take_what_a_row_of_kernels_does_not() -> None:
+    """1.5 us beside kernels of 2 us: 3.5 us of one, 35.5 us of 17; without the probe nothing is known."""
+    rates = [queued(17, 35.5e-6), queued(1, 3.5e-6)]
+    assert event_s(rates) == pytest.approx(1.5e-6)
+    assert event_s(rates[:1]) == event_s([]) == 0.0
+
+
+def test_what_events_take_is_taken_off_every_call() -> None:
+    """Of three calls of 60, 60 and 20 us 5 us each; what takes less keeps a thousandth."""
+    without = without_events(replayed(20e-6), 5e-6)
+    assert [o.times_s for o in without.operators] == [
+        (pytest.approx(55e-6),),
+        (pytest.approx(15e-6),),
+    ]
+    assert without.forward_s == (pytest.approx(125e-6),)
+    assert without.optimizer_s == (pytest.approx(0.5 - 5e-6, rel=1e-9),)
+    (first, second) = without_events(replayed(2e-6), 5e-6).operators
+    assert (first.times_s, second.times_s) == ((pytest.approx(1e-6),), (pytest.approx(2e-9),))
+    assert without_events(replayed(20e-6), 0.0) == replayed(20e-6)
 
 
 def test_how_far_a_replay_is_off_is_pooled_over_steps() -> None:

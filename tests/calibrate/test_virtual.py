@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from calibrate.experiment import BUDGETS, Experiment
+from calibrate.fit.profile import _rate
 from calibrate.launch import Launch, TorchrunLauncher
+from calibrate.replays import event_s, replayed_s, without_events
+from calibrate.summary import typical
 from calibrate.task import CollectiveTask, WorkOrder
 from calibrate.topology import LaunchFlags, resolve_topology
 from calibrate.virtual import SHIPPED, Device, Host, Network, Truth
@@ -20,6 +23,9 @@ from perfmodel.documents import installed_version
 from perfmodel.documents.hardware import shipped_catalogue
 from perfmodel.documents.observation import (
     CollectiveObservation,
+    ComputeObservation,
+    ReplayObservation,
+    StepObservation,
     gpu_faults,
     read_observations,
 )
@@ -27,6 +33,7 @@ from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import CampaignDocument, ValidationDocument
 from perfmodel.errors import InvalidDocument, UsageError
 from perfmodel.units import MIB
+from perfmodel.workload import Phase
 from tests import virtual_ranks
 from tests.benchmarks.virtual import (
     calibrated,
@@ -37,6 +44,7 @@ from tests.benchmarks.virtual import (
 )
 from tests.benchmarks.virtual_record import HELD_OUT, RECORDED, loaded
 from tests.benchmarks.virtual_report import is_named
+from tests.existing import existing
 from tests.virtual_ranks import plain_loop_s
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -235,6 +243,30 @@ def test_a_campaign_calibrates_judges_and_packs(tmp_path: Path) -> None:
     assert json.loads((folder / "smoke.json").read_text())["ranks"][0]["step_s"] > 0
     home = output("validate", "--from", str(folder / "campaign.tar.gz"))
     assert home in there
+
+
+@pytest.mark.long
+def test_operators_add_up_to_their_step_without_the_time_that_events_take(tmp_path: Path) -> None:
+    """Events of 1.5 us around each of some 13 and 20 short kernels, and of some 9 and 31 views."""
+    truth, output = tmp_path / "with-events.toml", tmp_path / "observations.jsonl"
+    truth.write_text(
+        "[host]\nlaunch_s = 3e-6\n"
+        "[device]\nflop_per_s = { fp32 = 1.9e13 }\nbytes_per_s = 1.5e12\nevent_s = 1.5e-6\n"
+    )
+    command = (sys.executable, "-m", "tests.calibrate.virtual_replay", str(truth), str(output))
+    subprocess.run(command, check=True)
+    *queues, replay, steps = read_observations(output)
+    each_s = event_s(_rate(entry) for entry in queues if isinstance(entry, ComputeObservation))
+    assert each_s == pytest.approx(1.5e-6, abs=2e-10)
+    assert isinstance(replay, ReplayObservation)
+    assert isinstance(steps, StepObservation)
+    without = without_events(replay, each_s)
+    streams = existing(steps.device_streams)
+    for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER):
+        step_s = typical(getattr(streams, f"dense_{phase.value}_s")) - each_s
+        assert replayed_s([without], phase.value) == pytest.approx(step_s, rel=0.005)
+        if phase is not Phase.OPTIMIZER:
+            assert replayed_s([replay], phase.value) > 1.1 * step_s
 
 
 @pytest.mark.parametrize("queue", [4, 1024])

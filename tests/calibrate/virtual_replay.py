@@ -1,0 +1,55 @@
+"""Run by a test: a step of LeNet on a virtual GPU, whole and operator by operator, and the probe of events.
+
+A process that has opened a virtual GPU keeps it for good.
+"""
+
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+
+from calibrate.probes import Session
+from calibrate.probes.compute import measure_compute
+from calibrate.probes.replay import measure_replay
+from calibrate.probes.training import measure_steps
+from calibrate.task import ComputeTask, ReplayTask, StepTask
+from calibrate.virtual import Truth
+from calibrate.virtual.carrier import Carrier
+from calibrate.virtual.gpu import VirtualGpu
+from perfmodel.documents.observation import QUEUE_PROBE
+from perfmodel.layout import RunSetting, Synchronisation
+
+LENET = RunSetting(
+    workload="lenet", world_size=1, micro_batch=64, synchronisation=Synchronisation.NONE
+)
+
+
+def main(truth: Path, output: Path) -> None:
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    gpu = VirtualGpu(Truth.read(truth))
+    Carrier.open(gpu)
+    session = Session.open(gpu, group_sizes=(1,))
+    queues = [
+        ComputeTask(
+            name=f"{count} kernels",
+            round=0,
+            probe=QUEUE_PROBE,
+            dtype="fp32",
+            shape=(count,),
+            target_s=0.01,
+        )
+        for count in (1, 17)
+    ]
+    replay = ReplayTask(name="replay", round=0, workload="lenet", micro_batch=64, target_s=0.01)
+    steps = StepTask(name="steps", round=0, setting=LENET, target_s=0.01, min_steps=2)
+    found = (
+        *(measure_compute(session, queue) for queue in queues),
+        measure_replay(session, replay),
+        measure_steps(session, steps),
+    )
+    output.write_text("".join(f"{entry.model_dump_json()}\n" for entry in found))
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
