@@ -18,6 +18,8 @@ class Layer:
     sizes: tuple[int, ...]
     precision: str = "fp32"
     """Or that of autocast around it."""
+    is_channels_last: bool = False
+    """Memory format of its images and of its kernels."""
 
 
 #: One in so many optimizers steps over tensors that no heap keeps.
@@ -266,15 +268,35 @@ _GPU_ELEMENTS: Final = 1e6, 3e8
 _GPU_FLOP: Final = 1e9, 1e12
 #: Share of layers that stay small: they tell what the shortest kernels take.
 _AS_DRAWN: Final = 0.15
+#: Kinds whose kernels differ between memory formats, and the share of them whose channels lie side by side.
+_OF_IMAGES: Final = frozenset(
+    {
+        *("convolution", "projection", "depthwise", "grouped", "batch_norm"),
+        *("max_pool", "average_pool", "global_pool", "adaptive_pool"),
+    }
+)
+_CHANNELS_LAST: Final = 0.4
+#: Share of products of odd width, as vocabularies have it: matrix units want multiples of 8.
+_UNALIGNED: Final = 0.2
+#: How many times as many classes a loss has: vocabularies.
+_GPU_CLASSES: Final = 1, 4, 16
 #: How many times as long the sequences are.
 _GPU_LENGTHS: Final = 1, 2, 4, 8
 
 
 def _for_gpu(layer: Layer, draw: random.Random, precision: str) -> Layer:
     """The layer with as many samples, rows or indices as keep a GPU busy."""
-    if is_optimizer(layer) or draw.random() < _AS_DRAWN:
-        return replace(layer, precision=precision)
+    if is_optimizer(layer):
+        return layer
+    is_last = layer.kind in _OF_IMAGES and draw.random() < _CHANNELS_LAST
+    layer = replace(layer, precision=precision, is_channels_last=is_last)
+    if draw.random() < _AS_DRAWN:
+        return layer
     sizes = layer.sizes
+    if layer.kind == "linear" and draw.random() < _UNALIGNED:
+        sizes = (*sizes[:-1], sizes[-1] - 1)
+    if layer.kind == "loss":
+        sizes = (sizes[0], sizes[1] * draw.choice(_GPU_CLASSES))
     if layer.kind == "attention":
         sizes = (*sizes[:2], sizes[2] * draw.choice(_GPU_LENGTHS), *sizes[3:])
     elements, flop = _per_sample(layer.kind, sizes[1:])
@@ -282,7 +304,7 @@ def _for_gpu(layer: Layer, draw: random.Random, precision: str) -> Layer:
     number = _between(draw, low, high) / elements
     if flop > 0:
         number = min(max(number, _GPU_FLOP[0] / flop), _GPU_FLOP[1] / flop, high / elements)
-    return Layer(kind=layer.kind, sizes=(max(1, round(number)), *sizes[1:]), precision=precision)
+    return replace(layer, sizes=(max(1, round(number)), *sizes[1:]))
 
 
 def _per_sample(kind: str, sizes: Sequence[int]) -> tuple[float, float]:

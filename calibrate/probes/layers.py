@@ -63,6 +63,14 @@ def recorded_layer(layer: Layer, device: torch.device) -> RecordedLayer:
     """Trace a layer's forward and backward pass; nothing is computed."""
     with without_content(device.type):
         built = _BUILDERS[layer.kind](layer)
+        if layer.precision != "fp32":
+            # As the layers before it hand them on under autocast.
+            halves = (t.bfloat16() if t.is_floating_point() else t for t in built.inputs)
+            built = replace(built, inputs=tuple(halves))
+        if layer.is_channels_last:
+            built = replace(built, inputs=tuple(map(_channels_side_by_side, built.inputs)))
+            for parameter in built.module.parameters():
+                parameter.data = _channels_side_by_side(parameter.data)
         for tensor in built.inputs:
             # The images of a data set need no gradient.
             is_first = layer.kind == "convolution" and layer.sizes[1] <= _RGB
@@ -86,8 +94,16 @@ def layer_operators(layer: Layer, device: torch.device) -> list[tuple[Operator, 
     return list(dict.fromkeys(recorded_layer(layer, device).calls))
 
 
+def _channels_side_by_side(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
+
 def _spec(tensor: Tensor) -> TensorSpec:
-    return TensorSpec(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+    return TensorSpec(
+        shape=tuple(tensor.shape),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        stride=None if tensor.is_contiguous() else tuple(tensor.stride()),
+    )
 
 
 def _module(module: nn.Module, *shape: int) -> BuiltLayer:

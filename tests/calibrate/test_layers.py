@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibrate.layers import Layer, is_optimizer, planned_layers
-from calibrate.probes.layers import layer_operators
+from calibrate.probes.layers import layer_operators, recorded_layer
 from calibrate.probes.replay import ReplayedOperator, index_limit, made_up, returned_tensors
 from perfmodel.cost.families import family, features
 from perfmodel.tracing.recorder import ModulePaths, Recorder
 from perfmodel.tracing.step import without_content
 from perfmodel.units import MIB
 from perfmodel.workload import Operator, TensorSpec
+from tests.existing import existing
 
 CPU = torch.device("cpu")
 #: The smallest sizes, and the kinds that take them.
@@ -164,6 +165,17 @@ def test_layers_of_a_gpu_keep_it_busy_in_both_precisions() -> None:
     # Some stay as short as kernels can be.
     assert max(largest) <= 1.2e9
     assert 0.6 < sum(size >= 5e5 for size in largest) / len(largest) < 1.0
+
+
+def test_layers_of_a_gpu_have_both_memory_formats_and_products_of_odd_width() -> None:
+    layers = planned_layers(device_kind="cuda")
+    last = [layer for layer in layers if layer.is_channels_last]
+    assert {"convolution", "batch_norm", "max_pool"} <= {layer.kind for layer in last}
+    chosen = next(e for e in last if e.kind == "batch_norm" and e.precision == "bf16")
+    [image] = recorded_layer(chosen, CPU).inputs
+    assert (image.dtype, existing(image.stride)[1]) == ("bfloat16", 1)
+    odd = [layer.sizes[-1] % 2 for layer in layers if layer.kind == "linear"]
+    assert 0 < sum(odd) < len(odd) / 2
 
 
 def test_the_seeds_of_flash_attention_are_no_obstacle() -> None:
