@@ -103,10 +103,12 @@ class DeviceMemory:
         """The moment with most tensors, with what the framework and the allocator take."""
         moment, parts = max(moments, key=lambda found: sum(found[1].values()))
         tensors = sum(parts.values())
-        held = tensors * overhead.reserved_ratio
+        # Workspaces fill segments of their own.
+        slack = (overhead.reserved_ratio - 1) * (tensors - parts.get(WORKSPACES, 0))
+        held = tensors + slack
         return cls(
             moment=moment,
-            parts={**parts, CONTEXT: overhead.context_bytes, SLACK: round(held - tensors)},
+            parts={**parts, CONTEXT: overhead.context_bytes, SLACK: round(slack)},
             spread_bytes=math.hypot(overhead.context_spread_bytes, held * overhead.log_spread),
         )
 

@@ -62,6 +62,7 @@ def test_products_of_both_passes_keep_their_workspaces_on_a_gpu() -> None:
     assert with_them.parts[WORKSPACES] == 64 * MIB
     assert WORKSPACES not in without.parts
     assert with_them.tensor_bytes == without.tensor_bytes + 64 * MIB
+    assert with_them.parts[SLACK] == without.parts[SLACK]
 
 
 def test_ddp_adds_its_buckets_unless_gradients_are_views_of_them() -> None:
