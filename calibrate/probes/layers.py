@@ -64,9 +64,11 @@ def recorded_layer(layer: Layer, device: torch.device) -> RecordedLayer:
     with without_content(device.type):
         built = _BUILDERS[layer.kind](layer)
         if layer.precision != "fp32":
-            # As the layers before it hand them on under autocast.
-            halves = (t.bfloat16() if t.is_floating_point() else t for t in built.inputs)
-            built = replace(built, inputs=tuple(halves))
+            # As layers hand them on under autocast; what residuals are added to stays in fp32.
+            stream = built.inputs[:1] if layer.kind == "residual" else ()
+            others = built.inputs[len(stream) :]
+            halves = (t.bfloat16() if t.is_floating_point() else t for t in others)
+            built = replace(built, inputs=(*stream, *halves))
         if layer.is_channels_last:
             built = replace(built, inputs=tuple(map(_channels_side_by_side, built.inputs)))
             for parameter in built.module.parameters():
