@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -336,6 +336,13 @@ class HoldoutBudget:
     """Of every setting, each in processes of its own, one after all settings have run once."""
     repetition_s: Seconds
     min_steps: int
+
+    @classmethod
+    def of(cls, name: str, device_kind: str) -> "HoldoutBudget":
+        """Of a name on a kind of device; a borrowed GPU scatters little and has little time."""
+        budget = BUDGETS[name]
+        is_short = device_kind == "cuda" and name == "quick"
+        return replace(budget, num_repetitions=2) if is_short else budget
 
 
 BUDGETS: Final = {

@@ -50,6 +50,7 @@ from perfmodel.statistics import Interval
 from perfmodel.units import Seconds
 from validate.judging import (
     BUDGETS,
+    HoldoutBudget,
     ProfileRequest,
     Tolerances,
     calibrated_setting,
@@ -97,8 +98,8 @@ def validate(
         If the profile describes another machine.
     """
     refuse_unknown("--budget", request.budget, BUDGETS)
-    budget = BUDGETS[request.budget]
     profile = request.profile
+    budget = HoldoutBudget.of(request.budget, profile.device_kind)
     here = place(
         described(profile.truth),
         profile.device_kind,
@@ -307,7 +308,9 @@ def _tolerances(request: ValidationRequest, num_settings: int) -> Tolerances:
         return Tolerances()
     return Tolerances.of_quick(
         request.profile,
-        num_repetitions=BUDGETS["quick"].num_repetitions,
+        num_repetitions=HoldoutBudget.of(
+            request.budget, request.profile.device_kind
+        ).num_repetitions,
         num_settings=num_settings,
     )
 
@@ -404,7 +407,7 @@ def judge_recorded(profile: MeasuredMachine, folder: Path) -> ValidationDocument
         raise InvalidDocument(
             f"{where}: must be of the profile beside it, got a validation of another one; fetch both again"
         )
-    budget = BUDGETS[plan.budget]
+    budget = HoldoutBudget.of(plan.budget, profile.device_kind)
     settings = {
         setting.label: setting
         for setting in holdout_settings(

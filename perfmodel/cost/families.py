@@ -48,6 +48,8 @@ _FILLS: Final = frozenset(
 _SCATTERS: Final = frozenset(
     {"slice_backward", "select_backward", "index_put", "_index_put_impl", "scatter_add"}
 )
+#: Losses that read one score a row.
+_LOOKS_UP: Final = ("nll_loss_forward", "nll_loss_backward")
 _REDUCTIONS: Final = frozenset({"sum", "mean", "amax", "amin", "var", "std", "norm"})
 _MATMULS: Final = frozenset({"mm", "addmm", "linear", "_addmm_activation"})
 _BATCHED: Final = frozenset({"bmm", "baddbmm"})
@@ -68,10 +70,13 @@ _OPTIMIZER: Final = "optimizer "
 #: Two ways to convolve without groups.
 _DENSE: Final = "dense"
 _PATCHES: Final = "patches"
-#: Of images whose channels lie side by side; without groups that makes little difference.
+#: Of images whose channels lie side by side.
 _CHANNELS_LAST: Final = " channels last"
-#: Factors in 16 bit are other kernels.
+#: Factors in 16 bit are other kernels ...
 IN_HALF: Final = " in 16 bit"
+#: ... and take several times as long where a row does not begin at a multiple of 16 bytes, as with 50,257 tokens.
+_UNALIGNED: Final = " unaligned"
+_ALIGNMENT_BYTES: Final = 16
 _HALVES: Final = ("bfloat16", "float16")
 #: Limits of PyTorch's rule between them.
 _MANY_SAMPLES: Final = 16
@@ -90,8 +95,13 @@ def family(operator: Operator) -> str:
         found = f"{base} {_grouping(operator)}"
     else:
         found = _GROUPS.get(base, base)
-    is_half = any(spec.dtype in _HALVES for spec in operator.inputs[:1])
-    return f"{found}{IN_HALF}" if is_half else found
+        if "pool" in base or "batch_norm" in base:
+            found += _format(operator.inputs[0])
+    if not any(spec.dtype in _HALVES for spec in operator.inputs[:1]):
+        return found
+    if found in ("matmul", "batched matmul") and not _is_aligned(operator):
+        found += _UNALIGNED
+    return f"{found}{IN_HALF}"
 
 
 def is_half(name: str) -> bool:
@@ -113,12 +123,13 @@ def is_of_optimizer(name: str) -> bool:
 
 def wider_family(name: str) -> str | None:
     """Where a family without timings of its own is looked up: functions cost about the same."""
+    for detail in (_UNALIGNED, _CHANNELS_LAST):
+        if detail in name:
+            return name.replace(detail, "")
     if name.endswith(IN_HALF):
         return name.removesuffix(IN_HALF)
     if name.startswith("function "):
         return "function"
-    if name.endswith(_CHANNELS_LAST):
-        return name.removesuffix(_CHANNELS_LAST)
     return name.replace(_PATCHES, _DENSE) if name.endswith(_PATCHES) else None
 
 
@@ -143,6 +154,10 @@ def work(operator: Operator) -> tuple[float, ...]:
         again = (shapes[0][0] - 1) * parts[1]
     elif kind in ("matmul", "batched"):
         parts = [float(spec.size_bytes) for spec in _factors(operator)] + [operator.written_bytes]
+    elif kind in _LOOKS_UP:
+        # One score a row, wherever it lies.
+        rows = sum(float(spec.size_bytes) for spec in operator.inputs if len(spec.shape) == 1)
+        parts = [rows, rows, operator.written_bytes]
     else:
         largest = max((spec.size_bytes for spec in operator.inputs), default=0)
         first = min(float(largest), operator.read_bytes)
@@ -170,14 +185,17 @@ def _log(value: float) -> float:
 
 
 def _grouping(operator: Operator) -> str:
-    weight = operator.inputs[_weight_position(operator)].shape
-    groups = _groups(operator)
-    if groups == 1:
-        return _DENSE if _in_blocks(operator) else _PATCHES
-    if weight[1] > 1:
-        return "grouped"
-    stride = operator.inputs[_weight_position(operator) - 1].stride
-    return "depthwise" if stride is None or stride[1] != 1 else f"depthwise{_CHANNELS_LAST}"
+    at = _weight_position(operator)
+    weight, last = operator.inputs[at].shape, _format(operator.inputs[at - 1])
+    if _groups(operator) == 1:
+        return f"{_DENSE if _in_blocks(operator) else _PATCHES}{last}"
+    return f"{'grouped' if weight[1] > 1 else 'depthwise'}{last}"
+
+
+def _format(image: TensorSpec) -> str:
+    """How channels lie in memory: nothing of the usual way."""
+    stride = image.stride
+    return "" if stride is None or len(stride) < 2 or stride[1] != 1 else _CHANNELS_LAST
 
 
 def _in_blocks(operator: Operator) -> bool:
@@ -256,6 +274,14 @@ def _factors(operator: Operator) -> tuple[TensorSpec, TensorSpec]:
     return first, second
 
 
+def _is_aligned(operator: Operator) -> bool:
+    """Whether rows of both factors and of the result begin at multiples of 16 bytes."""
+    first, second = _factors(operator)
+    specs = (first, second, *operator.outputs[:1])
+    rows = (spec.shape[-1] if spec.stride is None else max(spec.stride[-2:]) for spec in specs)
+    return all(row * 2 % _ALIGNMENT_BYTES == 0 for row in rows)
+
+
 def _transposed(spec: TensorSpec) -> bool:
     return spec.stride is not None and spec.stride[-1] != 1
 
@@ -319,6 +345,8 @@ _FEATURES: Final[dict[str, Callable[[Operator], tuple[float, ...]]]] = {
     "_scaled_dot_product_flash_attention_backward": _attention,
     "_scaled_dot_product_efficient_attention": _attention,
     "_scaled_dot_product_efficient_attention_backward": _attention,
+    "_scaled_dot_product_cudnn_attention": _attention,
+    "_scaled_dot_product_cudnn_attention_backward": _attention,
     "native_batch_norm": _batch_norm,
     "native_batch_norm_backward": _batch_norm,
     "_native_batch_norm_legit": _batch_norm,

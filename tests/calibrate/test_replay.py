@@ -131,8 +131,8 @@ def test_parameters_gradients_and_states_are_laid_out_as_those_of_the_model() ->
 
     def build() -> nn.Module:
         kernels = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(2)))
-        for kernel in kernels:
-            kernel.weight.data = kernel.weight.data.contiguous(memory_format=last)
+        for weight in (p for p in kernels.parameters() if p.dim() == 4):
+            weight.data = weight.data.contiguous(memory_format=last)
         return nn.Sequential(kernels, nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(36, 4))
 
     source = ModelSource(
@@ -321,14 +321,11 @@ def test_events_take_what_a_row_of_kernels_does_not() -> None:
 def test_what_events_take_is_taken_off_every_call() -> None:
     """Of three calls of 60, 60 and 20 us 5 us each; what takes less keeps a thousandth."""
     without = without_events(replayed(20e-6), 5e-6)
-    assert [o.times_s for o in without.operators] == [
-        (pytest.approx(55e-6),),
-        (pytest.approx(15e-6),),
-    ]
-    assert without.forward_s == (pytest.approx(125e-6),)
-    assert without.optimizer_s == (pytest.approx(0.5 - 5e-6, rel=1e-9),)
-    (first, second) = without_events(replayed(2e-6), 5e-6).operators
-    assert (first.times_s, second.times_s) == ((pytest.approx(1e-6),), (pytest.approx(2e-9),))
+    assert [o.times_s[0] for o in without.operators] == pytest.approx([55e-6, 15e-6])
+    assert without.forward_s == pytest.approx((125e-6,))
+    assert without.optimizer_s == pytest.approx((0.5 - 5e-6,), rel=1e-9)
+    shorter = without_events(replayed(2e-6), 5e-6).operators
+    assert [o.times_s[0] for o in shorter] == pytest.approx([1e-6, 2e-9])
     assert without_events(replayed(20e-6), 0.0) == replayed(20e-6)
 
 

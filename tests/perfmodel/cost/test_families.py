@@ -165,8 +165,46 @@ def test_convolutions_are_told_apart_by_their_groups(groups: int, kind: str) -> 
     assert family(called) == f"convolution {kind}"
     image = replace(called.inputs[0], stride=(8 * 14 * 14, 1, 14 * 8, 8))
     last = replace(called, inputs=(image, called.inputs[1]))
-    suffix = " channels last" if kind == "depthwise" else ""
-    assert family(last) == f"convolution {kind}{suffix}"
+    assert family(last) == f"convolution {kind} channels last"
+    assert (
+        wider_family(f"convolution {kind} channels last in 16 bit")
+        == f"convolution {kind} in 16 bit"
+    )
+
+
+@pytest.mark.parametrize(
+    ("inner", "columns", "transposed", "is_aligned"),
+    [
+        (768, 50304, False, True),
+        (768, 50257, False, False),
+        (50257, 768, False, False),
+        (768, 50257, True, False),
+    ],
+)
+def test_halves_are_told_apart_by_where_their_rows_begin(
+    inner: int, columns: int, *, transposed: bool, is_aligned: bool
+) -> None:
+    """A row of 50,257 numbers of 2 bytes is no multiple of 16 bytes."""
+
+    def half(rows: int, width: int, stride: tuple[int, int] | None = None) -> TensorSpec:
+        return TensorSpec(shape=(rows, width), dtype="bfloat16", stride=stride)
+
+    second = half(inner, columns, (1, inner) if transposed else None)
+    called = operator("aten.mm.default", (half(32, inner), second), (half(32, columns),))
+    assert family(called) == f"matmul{'' if is_aligned else ' unaligned'} in 16 bit"
+    assert wider_family("matmul unaligned in 16 bit") == "matmul in 16 bit"
+    assert family(matmul(32, inner, columns)) == "matmul"
+
+
+def test_a_loss_looks_one_score_a_row_up() -> None:
+    """Of 64 rows of 50,000 scores the forward pass reads 64, the backward pass writes all."""
+    scores, targets = spec(64, 50_000), TensorSpec(shape=(64,), dtype="int64")
+    forward = operator("aten.nll_loss_forward.default", (scores, targets), (spec(), spec()))
+    assert work(forward)[2:5] == (512.0, 512.0, 8.0)
+    backward = operator(
+        "aten.nll_loss_backward.default", (spec(), scores, targets, spec()), (scores,)
+    )
+    assert work(backward)[2:5] == (512.0, 512.0, 4.0 * 64 * 50_000)
 
 
 def test_kernels_of_one_operator_are_told_apart_but_not_where_they_write() -> None:
