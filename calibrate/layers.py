@@ -281,7 +281,7 @@ _UNALIGNED: Final = 0.2
 #: How many times as many classes a loss has: vocabularies.
 _GPU_CLASSES: Final = 1, 4, 16
 #: How many times as long the sequences are.
-_GPU_LENGTHS: Final = 1, 2, 4, 8
+_GPU_LENGTHS: Final = 1, 4, 8, 16
 
 
 def _for_gpu(layer: Layer, draw: random.Random, precision: str) -> Layer:
@@ -295,6 +295,8 @@ def _for_gpu(layer: Layer, draw: random.Random, precision: str) -> Layer:
     sizes = layer.sizes
     if layer.kind == "linear" and draw.random() < _UNALIGNED:
         sizes = (*sizes[:-1], sizes[-1] - 1)
+    if layer.kind == "product" and draw.random() >= _UNALIGNED:
+        sizes = (sizes[0], 8 * math.ceil(sizes[1] / 8), sizes[2])
     if layer.kind == "loss":
         sizes = (sizes[0], sizes[1] * draw.choice(_GPU_CLASSES))
     if layer.kind == "attention":

@@ -82,7 +82,9 @@ def recorded_layer(layer: Layer, device: torch.device) -> RecordedLayer:
             with AsOnCuda(layer.precision) if layer.precision != "fp32" else nullcontext():
                 result = built.act(*built.inputs)
             recorder.phase = Phase.BACKWARD
-            result.backward(torch.ones_like(result))  # type: ignore[no-untyped-call]
+            # Products of equal numbers take a GPU less power, and less time.
+            made = torch.ones_like if device.type == "cpu" else torch.randn_like
+            result.backward(made(result))  # type: ignore[no-untyped-call]
     return RecordedLayer(
         layer=layer,
         inputs=tuple(_spec(t) for t in built.inputs if t.is_floating_point()),
