@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -272,12 +271,6 @@ def module_call_s() -> Seconds:
     return max(0.0, whole_s - fastest_s(operators)) / (2 * _PAIRS)
 
 
-def entered(before: Sequence[str], path: Sequence[str]) -> int:
-    """Modules on a path that the call before it was not in."""
-    common = takewhile(lambda pair: pair[0] == pair[1], zip(before, path, strict=False))
-    return len(path) - sum(1 for _ in common)
-
-
 class Passes:
     """Forward and backward pass of a step, call by call."""
 
@@ -286,10 +279,7 @@ class Passes:
         self.failed: set[int] = set()
         """Operators that cannot be repeated from their record."""
         self._session = session
-        forward = [call.module for call in step.calls() if call.phase is Phase.FORWARD]
-        paths = [module.split(".") if module else [] for module in forward]
-        self._modules = [entered(*pair) for pair in pairwise([[], *paths])]
-        """Modules that Python calls before each operator of the forward pass."""
+        self._modules = step.modules_entered()
         self._module_s = 0.0 if session.asynchronous or not any(self._modules) else module_call_s()
         self._operators = [
             ReplayedOperator(operator, session.device) for operator in step.operators

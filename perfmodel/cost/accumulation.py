@@ -92,7 +92,8 @@ def _call_and_view_s(
         return (forward_s + backward_s) / max(1, workload.workload.num_operators), 0.0
     from perfmodel.cost.traced import issued  # noqa: PLC0415 - slow, and seldom needed
 
-    kernels, views = issued(workload.trace.at(micro_batch=micro_batch), Phase.BACKWARD)
+    counts = issued(workload.trace.at(micro_batch=micro_batch), Phase.BACKWARD)
+    kernels, views = counts["backward_s"], counts["view_s"]
     equal_s = backward_s / max(1.0, kernels + _VIEW * views)
     timed_s = _timed_view_s(machine)
     if timed_s is None:

@@ -267,7 +267,7 @@ def _dispatch(
         issue_s = (
             profile.dispatch_s * step.num_calls(phase)
             if host is None
-            else issued_s(host, issued(step, phase), phase)
+            else issued_s(host, issued(step, phase))
         )
         found[f"dispatch_{phase.value}"] = tuple(
             _point(int(point.at), issue_s, error) for point in points[phase]
@@ -294,36 +294,36 @@ def input_copy_s(rates: Sequence[ComputeRate], size_bytes: Bytes) -> Seconds:
     return INPUT_COPIES * least_s + size_bytes * byte_s
 
 
-def issued(step: TracedStep, phase: Phase) -> tuple[int, int]:
-    """Operators of a phase with a kernel, and those without; of the optimizer, operators and tensors of their lists.
+def issued(step: TracedStep, phase: Phase) -> dict[str, int]:
+    """What the host issues in a phase, by the name of its cost in ``HostCosts``.
 
-    What moves nothing starts no kernel: views, memory without content, marks of the profiler, numbers that the host
-    reads. Copies of the batch are issued before the forward pass.
+    What moves nothing starts no kernel and counts as a view: views, memory without content, marks of the profiler,
+    numbers that the host reads. Copies of the batch are issued before the forward pass. The optimizer issues
+    operators over lists of tensors.
     """
-    kernels, others = INPUT_COPIES if phase is Phase.FORWARD else 0, 0
+    kernels, others, tensors = INPUT_COPIES if phase is Phase.FORWARD else 0, 0, 0
     for (position, at), count in step.call_counts().items():
         operator = step.operators[position]
         if at is not phase:
             continue
         has_kernel = operator.read_bytes + operator.written_bytes > 0
         kernels += count if has_kernel else 0
-        if phase is not Phase.OPTIMIZER:
-            others += 0 if has_kernel else count
-        elif "_foreach_" in operator.name or "_fused_" in operator.name:
-            others += count * len(operator.inputs)
-    return kernels, others
-
-
-def issued_s(host: HostCosts, counts: tuple[int, int], phase: Phase) -> Seconds:
-    """T = kernels x cost of the phase + others x cost of a view, or of a tensor. [s]"""
-    kernels, others = counts
+        others += 0 if has_kernel else count
+        if "_foreach_" in operator.name or "_fused_" in operator.name:
+            tensors += count * len(operator.inputs)
+    found = {f"{phase.value}_s": kernels, "phase_s": 1}
     match phase:
         case Phase.FORWARD:
-            return kernels * host.forward_s + others * host.view_s
+            return found | {"view_s": others, "module_s": sum(step.modules_entered())}
         case Phase.BACKWARD:
-            return kernels * host.backward_s + others * host.view_s
+            return found | {"view_s": others}
         case Phase.OPTIMIZER:
-            return kernels * host.optimizer_s + others * host.tensor_s
+            return found | {"tensor_s": tensors}
+
+
+def issued_s(host: HostCosts, counts: Mapping[str, int]) -> Seconds:
+    """T = sum of counts x costs. [s]"""
+    return float(sum(count * getattr(host, name) for name, count in counts.items()))
 
 
 def slowdown(

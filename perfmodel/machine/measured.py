@@ -395,6 +395,10 @@ class HostCosts:
     ..."""
     tensor_s: NonNegative
     """... per tensor of its lists."""
+    module_s: NonNegative = 0.0
+    """Per module that the forward pass calls: its Python."""
+    phase_s: NonNegative = 0.0
+    """Per phase: what it costs beside its operators."""
     relative_error: RelativeError
     """Of the host's time of a phase, in log: that of steps that it was fitted to."""
 

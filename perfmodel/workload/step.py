@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import pairwise, takewhile
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
@@ -250,6 +251,18 @@ class _Step:
                 key = call.operator, call.phase
                 counts[key] = counts.get(key, 0) + segment.count
         return counts
+
+    def modules_entered(self) -> list[int]:
+        """Modules that Python calls before each operator of the forward pass, since the operator before it."""
+        forward = [call.module for call in self.calls() if call.phase is Phase.FORWARD]
+        paths = [module.split(".") if module else [] for module in forward]
+        return [len(path) - _shared(before, path) for before, path in pairwise([[], *paths])]
+
+
+def _shared(before: Sequence[str], path: Sequence[str]) -> int:
+    """Modules on both of two paths."""
+    common = takewhile(lambda pair: pair[0] == pair[1], zip(before, path, strict=False))
+    return sum(1 for _ in common)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
