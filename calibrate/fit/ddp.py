@@ -14,7 +14,7 @@ import numpy as np
 from scipy.optimize import least_squares, nnls
 
 from calibrate.layout_fit import KNOWN_BELOW
-from calibrate.summary import Repetition, streams_s, typical
+from calibrate.summary import Repetition, typical
 from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.measured import measured_steps_s, step_times
 from perfmodel.cost.collectives import library_of
@@ -25,7 +25,6 @@ from perfmodel.documents.observation import (
     ComputeObservation,
     LayoutObservation,
     ReplayObservation,
-    StepObservation,
 )
 from perfmodel.layout import Layout, RunSetting, Synchronisation, parse_layout
 from perfmodel.machine.measured import (
@@ -53,56 +52,64 @@ _EXPECTED: Final = {
     "view_s": 0.3,
     "optimizer_s": 1.0,
     "tensor_s": 0.1,
-    "module_s": 1.0,
-    "phase_s": 5.0,
+    "module_s": 3.0,
+    "phase_s": 20.0,
 }
 #: How little the expectation counts beside one measured phase.
-_WEIGHT: Final = 0.03
+_WEIGHT: Final = 0.01
 _SMALLEST_ERROR: Final = 0.02
 
 
 def fit_host(
-    steps: Sequence[StepObservation],
+    workloads: Sequence[MeasuredWorkload],
     replays: Sequence[ReplayObservation],
     *,
     dispatch_s: Seconds,
     view_s: Seconds | None = None,
 ) -> HostCosts | None:
-    """Costs that explain the host's times of steps without DDP; None where none was taken apart.
+    """Costs that explain the host's times of steps of one rank; None where none was taken apart.
 
     Least squares of relative errors with costs that are not negative. Models that were traced count; with few
-    of them, or such that have alike shares of views, the expected costs fill in.
+    of them, or such that have alike shares of views, the expected costs fill in. The error is that of steps of
+    each model, with its steps left out of the fit.
 
     ``dispatch_s``, ``view_s``: Of an operator that does nothing, and of a view, timed alone.
     """
     traced = {entry.workload: entry.traced for entry in replays if entry.traced is not None}
-    names, rows, times_s = list(_EXPECTED), [], []
-    for entry in steps:
-        found_s, trace = streams_s(entry), traced.get(entry.setting.workload)
-        if (
-            not found_s
-            or trace is None
-            or entry.setting.synchronisation is not Synchronisation.NONE
-        ):
+    names, models, rows, times_s = list(_EXPECTED), [], [], []
+    for workload in workloads:
+        model, phases = workload.workload.name, workload.phases[0]
+        if model not in traced:
             continue
-        step = trace.at(micro_batch=entry.setting.micro_batch)
-        for phase in Phase:
-            counts = issued(step, phase)
-            rows.append([counts.get(name, 0) for name in names])
-            times_s.append(found_s[f"dispatch_{phase.value}"])
+        for points in zip(*(getattr(phases, f"dispatch_{phase}") for phase in Phase), strict=True):
+            step = traced[model].at(micro_batch=int(points[0].at))
+            counts = [issued(step, phase) for phase in Phase]
+            models.append(model)
+            rows.append([[each.get(name, 0) for name in names] for each in counts])
+            times_s.append([point.time_s for point in points])
     if not rows:
         return None
-    design, measured_s = np.array(rows), np.array(times_s)
+    design, measured_s = np.array(rows, np.float64), np.array(times_s)
     expected_s = max(dispatch_s, 1e-7) * np.array([*_EXPECTED.values()])
     if view_s is not None:
         expected_s[names.index("view_s")] = view_s
-    prior = _WEIGHT * math.sqrt(len(rows)) * np.diag(1 / expected_s)
-    whole = np.vstack([design / measured_s[:, None], prior])
-    costs, _ = nnls(whole * expected_s, np.r_[np.ones(len(rows)), np.diag(prior) * expected_s])
-    costs = costs * expected_s
-    errors = np.log(np.maximum(design @ costs, 1e-9) / measured_s)
-    error = max(_SMALLEST_ERROR, float(np.sqrt(np.mean(errors**2))))
+    missed = []
+    for model in dict.fromkeys(models):
+        out = np.array(models) == model
+        costs = _costs(design[~out], measured_s[~out], expected_s)
+        missed += np.log((design[out] @ costs).sum(axis=1) / measured_s[out].sum(axis=1)).tolist()
+    error = max(_SMALLEST_ERROR, float(np.sqrt(np.mean(np.square(missed)))))
+    costs = _costs(design, measured_s, expected_s)
     return HostCosts(**dict(zip(names, map(float, costs), strict=True)), relative_error=error)
+
+
+def _costs(design: FloatArray, measured_s: FloatArray, expected_s: FloatArray) -> FloatArray:
+    """Costs, not negative, of what each phase of each step issues; those expected where no step tells. [s]"""
+    relative = (design / measured_s[..., None]).reshape(-1, len(expected_s)) * expected_s
+    weight = _WEIGHT * math.sqrt(max(1, len(relative)))
+    whole = np.vstack([relative, weight * np.eye(len(expected_s))])
+    ratios, _ = nnls(whole, np.r_[np.ones(len(relative)), np.full(len(expected_s), weight)])
+    return np.asarray(ratios * expected_s)
 
 
 NUM_DRAWS = 200

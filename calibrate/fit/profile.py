@@ -88,7 +88,7 @@ def fit_profile(
     replays = _of(observations, ReplayObservation)
     view_s = next((rate.time_s for rate in draft.rates if rate.probe == "view"), None)
     host = (
-        fit_host(steps, replays, dispatch_s=draft.dispatch_s, view_s=view_s)
+        fit_host(draft.workloads, replays, dispatch_s=draft.dispatch_s, view_s=view_s)
         if draft.asynchronous
         else None
     )

@@ -46,15 +46,20 @@ class CurveDraws:
 
     @classmethod
     def sample(
-        cls, points: Sequence[CurvePoint], *, num_draws: int, rng: np.random.Generator
+        cls,
+        points: Sequence[CurvePoint],
+        *,
+        num_draws: int,
+        rng: np.random.Generator,
+        together: bool = False,
     ) -> "CurveDraws":
-        """Draw curves whose points vary independently by their errors; draw 0 does not vary."""
+        """Draw curves whose points vary by their errors, each on its own or together; draw 0 does not vary."""
         ordered = sorted(points, key=lambda point: point.at)
         errors = np.array([[point.relative_error] for point in ordered])
         medians_s = np.array([[point.time_s] for point in ordered])
         return cls(
             np.array([point.at for point in ordered]),
-            medians_s * np.exp(errors * deviates(rng, len(ordered), num_draws)),
+            medians_s * np.exp(errors * deviates(rng, 1 if together else len(ordered), num_draws)),
             deviates(rng, num_draws),
         )
 

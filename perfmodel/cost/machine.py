@@ -381,8 +381,13 @@ class CostModel:
         points: tuple[CurvePoint, ...] = getattr(phases, name)
         # The same workload may have other times: by its trace, or after a what-if.
         if (key, points) not in self._curves:
+            # One host issues all phases, at all micro-batches: it is fast or slow in all of them.
+            is_host = name.startswith("dispatch")
             self._curves[key, points] = CurveDraws.sample(
-                points, num_draws=self.num_draws, rng=self._rng(repr(key))
+                points,
+                num_draws=self.num_draws,
+                rng=self._rng(f"host {workload.workload.name}" if is_host else repr(key)),
+                together=is_host,
             )
         return self._curves[key, points].read(micro_batch)
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from calibrate.probes.replay import (
     Replay,
     ReplayedOperator,
     bound_by_python,
-    entered,
     module_call_s,
 )
 from calibrate.ranks import one_line_of
@@ -198,11 +196,6 @@ def test_views_are_free_and_the_first_operator_of_a_module_pays_its_call(
     forward_s = sum(durations_s[: len(calls) - len(backward_s)])
     kernels = views[: len(calls) - len(backward_s)].count(False)
     assert forward_s == kernels + 0.25 * len(modules)
-
-
-def test_a_container_is_entered_once_and_not_by_coming_back() -> None:
-    paths = [[], ["a"], ["a", "b"], ["a", "b"], ["a"], ["a", "c", "d"], ["e"]]
-    assert [entered(*pair) for pair in pairwise(paths)] == [1, 1, 0, 0, 2, 1]
 
 
 def test_the_call_of_a_module_costs_more_than_its_operators() -> None:

@@ -274,5 +274,4 @@ def setting_of(workload: str, world_size: int, micro_batch: int, **others: Any) 
 
 def host_costs(**seconds: float) -> HostCosts:
     """What is not said costs nothing."""
-    names = ("forward_s", "backward_s", "view_s", "optimizer_s", "tensor_s", "relative_error")
-    return HostCosts(**(dict.fromkeys(names, 0.0) | seconds))
+    return HostCosts(**(dict.fromkeys(HostCosts.__dataclass_fields__, 0.0) | seconds))

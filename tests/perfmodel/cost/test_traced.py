@@ -184,7 +184,7 @@ def test_what_moves_nothing_starts_no_kernel() -> None:
     step = traced()
     moves_nothing = replace(step.operators[0], name="aten._unsafe_view.default", inputs=(0,))
     calls = step.segments[0].calls
-    more = tuple(Call(operator=2, phase=phase, module="") for phase in Phase)
+    more = tuple(Call(operator=2, phase=phase, module="block.norm") for phase in Phase)
     step = replace(
         step,
         operators=(*step.operators, moves_nothing),
@@ -193,9 +193,14 @@ def test_what_moves_nothing_starts_no_kernel() -> None:
     at = step.at(micro_batch=2)
     counts = {phase: issued(at, phase) for phase in Phase}
     assert counts == {
-        Phase.FORWARD: (1 + INPUT_COPIES, 1),
-        Phase.BACKWARD: (2, 1),
-        Phase.OPTIMIZER: (0, 0),
+        Phase.FORWARD: {
+            "forward_s": 1 + INPUT_COPIES,
+            "view_s": 1,
+            "module_s": 2,
+            "phase_s": 1,
+        },
+        Phase.BACKWARD: {"backward_s": 2, "view_s": 1, "phase_s": 1},
+        Phase.OPTIMIZER: {"optimizer_s": 0, "tensor_s": 0, "phase_s": 1},
     }
 
 
@@ -292,12 +297,10 @@ def test_the_host_issues_every_operator_of_a_phase(
     assert synchronous.dispatch_forward == ()
 
 
-def test_issuing_costs_kernels_and_what_is_none_by_phase() -> None:
-    host = host_costs(forward_s=1.0, backward_s=10.0, view_s=0.1, optimizer_s=100.0, tensor_s=0.01)
-    found = [issued_s(host, (3, 5), phase) for phase in Phase]
-    assert dict(zip(Phase, found, strict=True)) == pytest.approx(
-        {Phase.FORWARD: 3.5, Phase.BACKWARD: 30.5, Phase.OPTIMIZER: 300.05}
-    )
+def test_issuing_takes_each_count_times_its_cost() -> None:
+    host = host_costs(forward_s=1.0, view_s=0.1, module_s=0.01, phase_s=7.0)
+    counts = {"forward_s": 3, "view_s": 5, "module_s": 2, "phase_s": 1}
+    assert issued_s(host, counts) == pytest.approx(10.52)
 
 
 def test_copies_of_the_batch_start_once_each_and_go_at_the_rate_of_the_largest() -> None:
@@ -320,7 +323,8 @@ def test_an_update_of_lists_costs_each_tensor_of_them() -> None:
     operators = (lists, fused, loose)
     calls = tuple(Call(operator=at, phase=Phase.OPTIMIZER, module="") for at in range(3))
     step = replace(step, operators=operators, segments=(Segment(count=2, calls=calls),))
-    assert issued(step, Phase.OPTIMIZER) == (6, 2 * 2 * len(lists.inputs))
+    found = issued(step, Phase.OPTIMIZER)
+    assert (found["optimizer_s"], found["tensor_s"]) == (6, 2 * 2 * len(lists.inputs))
 
 
 def test_gradients_are_ready_where_the_pass_has_got_to() -> None:

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from perfmodel.workload import Call, Phase
 from perfmodel.workload.step import (
     Segment,
+    StepMethod,
+    TracedStep,
     arguments_at,
     compressed,
     merged_arguments,
@@ -80,3 +82,27 @@ def test_the_backward_pass_counts_its_layers_down() -> None:
     down = [call(op, f"layers.{i}") for i in (2, 1, 0) for op in (7, 8)]
     (segment,) = compressed(down)
     assert (segment.count, segment.prefix, segment.step) == (3, "layers.", -1)
+
+
+def test_a_container_is_entered_once_and_not_by_coming_back() -> None:
+    forward = ["a", "a.b", "a.b", "a", "a.c.d", "", "e"]
+    calls = [call(0, module) for module in forward] + [call(0, "f", Phase.BACKWARD)]
+    method = StepMethod(
+        optimizer="sgd",
+        optimizer_implementation="loop",
+        precision="fp32",
+        checkpointing="none",
+        device_kind="cpu",
+    )
+    step = TracedStep(
+        sample="",
+        method=method,
+        segments=compressed(calls),
+        parameters=(),
+        buffer_bytes=0,
+        frozen_bytes=0,
+        micro_batch=2,
+        operators=(),
+        saved_bytes=0,
+    )
+    assert step.modules_entered() == [1, 1, 0, 0, 2, 0, 1]
