@@ -56,9 +56,7 @@ def _planned_probes(device_kind: str) -> Iterator[_Probe]:
         # What a copy of a batch takes to start, and its rate.
         yield "host_to_device", "fp32", (2**10,)
         yield "host_to_device", "fp32", (64 * 2**18,)
-        yield "device_to_host", "fp32", (64 * 2**18,)
     yield "dispatch", "fp32", (1,)
-    yield "optimizer", "fp32", (64, 2**16)
 
 
 #: An interrupted task is lost: as many layers as take about two seconds.

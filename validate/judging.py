@@ -97,7 +97,7 @@ def shuffled(entries: Sequence[Entry], seed: str) -> list[Entry]:
     return random.Random(seed).sample(entries, len(entries))  # noqa: S311 - an order, no secret
 
 
-class TracedModel(NamedTuple):
+class JudgedModel(NamedTuple):
     """What is timed in place: a model with the file of its trace, at a micro-batch."""
 
     name: str
@@ -106,7 +106,7 @@ class TracedModel(NamedTuple):
 
 
 def replay_rounds(
-    models: Sequence[TracedModel], *, seed: int, num_rounds: int, target_s: Seconds
+    models: Sequence[JudgedModel], *, seed: int, num_rounds: int, target_s: Seconds
 ) -> tuple[tuple[ReplayTask, ...], ...]:
     """Operators of every model in place, as ``predict`` times them, once in every round."""
     return tuple(

@@ -38,9 +38,9 @@ from perfmodel.tracing.fork import Fork
 from perfmodel.units import Seconds
 from validate.judging import (
     IN_PLACE,
+    JudgedModel,
     ProfileRequest,
     Tolerances,
-    TracedModel,
     campaign_seed,
     compared,
     fraction,
@@ -179,7 +179,7 @@ def validate_models(
             folder=folder,
             plan=plan,
             rounds=replay_rounds(
-                [TracedModel(e.model.name, e.model.micro_batch, e.document) for e in traced],
+                [JudgedModel(e.model.name, e.model.micro_batch, e.document) for e in traced],
                 seed=seed,
                 num_rounds=budget.replay_rounds,
                 target_s=budget.replay_s,

@@ -36,9 +36,9 @@ from perfmodel.statistics import Interval
 from perfmodel.units import Seconds
 from validate.judging import (
     IN_PLACE,
+    JudgedModel,
     ProfileRequest,
     Tolerances,
-    TracedModel,
     compared,
     families,
     judged,
@@ -221,7 +221,7 @@ def _draw(
     )
 
 
-def trace_stacks(request: StrategiesRequest, drawn: Sequence[Strategy]) -> list[TracedModel]:
+def trace_stacks(request: StrategiesRequest, drawn: Sequence[Strategy]) -> list[JudgedModel]:
     """Every stack with the file of its trace, which is written if it is missing."""
     for one in drawn:
         if not _document(request.folder, one).exists():
@@ -234,7 +234,7 @@ def trace_stacks(request: StrategiesRequest, drawn: Sequence[Strategy]) -> list[
             )
             request.trace(f"{path}:stack", one.optimizer).write(_document(request.folder, one))
     return [
-        TracedModel(
+        JudgedModel(
             one.workload, parse_layout(one.layout).micro_batch, _document(request.folder, one)
         )
         for one in drawn

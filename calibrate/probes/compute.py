@@ -127,13 +127,9 @@ def _queue(session: Session, task: ComputeTask) -> TimedKernel:
 
 
 def _copy(session: Session, task: ComputeTask) -> TimedKernel:
-    """Between pinned memory of the host and the device, in the direction that the probe names."""
-    source, target = (
-        session.measured.pinned(torch.zeros(task.shape)),
-        torch.zeros(task.shape, device=session.device),
-    )
-    if task.probe == "device_to_host":
-        source, target = target, source
+    """From pinned memory of the host to the device."""
+    source = session.measured.pinned(torch.zeros(task.shape))
+    target = torch.zeros(task.shape, device=session.device)
     return TimedKernel(
         act=lambda: target.copy_(source, non_blocking=True), moved_bytes=4.0 * source.numel()
     )
@@ -155,18 +151,6 @@ def _dispatch(session: Session, task: ComputeTask) -> TimedKernel:
             issue()
 
     return TimedKernel(act=act, calls=calls)
-
-
-def _optimizer(session: Session, task: ComputeTask) -> TimedKernel:
-    """SGD with momentum over a list of equal parameters: reads 3 and writes 2 values of each."""
-    num_tensors, num_elements = task.shape
-    parameters = [
-        nn.Parameter(torch.zeros(num_elements, device=session.device)) for _ in range(num_tensors)
-    ]
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer = torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
-    return TimedKernel(act=optimizer.step, moved_bytes=20.0 * num_tensors * num_elements)
 
 
 def _ddp(session: Session, task: ComputeTask) -> TimedKernel:
@@ -194,10 +178,8 @@ _KERNELS: Final[dict[str, Callable[[Session, ComputeTask], TimedKernel]]] = {
     "memory": _memory,
     QUEUE_PROBE: _queue,
     "host_to_device": _copy,
-    "device_to_host": _copy,
     "dispatch": _dispatch,
     "view": _dispatch,
-    "optimizer": _optimizer,
     DDP_PROBE: _ddp,
 }
 

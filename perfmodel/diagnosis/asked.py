@@ -20,7 +20,7 @@ from perfmodel.diagnosis.cases import Case, observation_of, run_of, unsaid
 from perfmodel.diagnosis.causes import SIZE
 from perfmodel.diagnosis.odds import Diagnosis, Observation, draw_terms, enough_network
 from perfmodel.diagnosis.odds import diagnose as use_case
-from perfmodel.diagnosis.trained import CalibratedModel, LargeModel, Run, TracedModel, Trained
+from perfmodel.diagnosis.trained import CalibratedModel, LargeModel, RooflineModel, Run, Trained
 from perfmodel.documents import Shown
 from perfmodel.documents.clusters import PCIE_BYTES_PER_S
 from perfmodel.documents.hardware import (
@@ -95,7 +95,7 @@ def diagnosed(case: Case) -> Diagnosed:
     case = replace(case, precision=expected.precision)
     notes += more + own
     runs = [run_of(each, case) for each in logged]
-    if isinstance(trained, TracedModel):
+    if isinstance(trained, RooflineModel):
         _refuse_divided(runs)
     notes += _without_accumulation(case, runs)
     observations: list[Observation] = []
@@ -394,7 +394,7 @@ def _traced(model: str | WorkloadDocument) -> WorkloadDocument | None:
 def _trained(case: Case, config: TrainingConfig, sheet: DataSheet, precision: str) -> Trained:
     document = _traced(case.model)
     if document is not None:
-        return TracedModel(
+        return RooflineModel(
             workload=document.workload,
             trace=document.trace,
             rate_ratio=_peak(sheet, precision) / _peak(sheet, "bf16"),

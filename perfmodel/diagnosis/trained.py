@@ -158,7 +158,7 @@ class _OfWorkload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TracedModel(_OfWorkload):
+class RooflineModel(_OfWorkload):
     """A traced model under data parallelism: a roofline of its operators, launches, one ring of gradients.
 
     compute = sum over operators of max(FLOP / rate, bytes / memory) / 0.7

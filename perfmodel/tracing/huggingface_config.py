@@ -9,25 +9,23 @@ from perfmodel.files import read_json
 
 LLAMA_FAMILY: Final = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
 """Norms without mean, rotary positions, a gated feed-forward part."""
-DECODERS: Final = (*LLAMA_FAMILY, "gpt2", "gpt_neox", "opt")
+DECODERS: Final = (*LLAMA_FAMILY, "gpt2")
 _ABSENT: Final = object()
 #: Keys that mean the same, by family and version of transformers.
 _ALIASES: Final[dict[str, tuple[str, ...]]] = {
     "hidden_size": ("hidden_size", "n_embd"),
     "num_hidden_layers": ("num_hidden_layers", "n_layer"),
     "num_attention_heads": ("num_attention_heads", "n_head"),
-    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim"),
+    "intermediate_size": ("intermediate_size", "n_inner"),
     "max_position_embeddings": ("max_position_embeddings", "n_positions", "n_ctx"),
     "hidden_act": ("hidden_act", "activation_function"),
-    "hidden_dropout": ("hidden_dropout_prob", "hidden_dropout", "resid_pdrop", "dropout"),
+    "hidden_dropout": ("hidden_dropout_prob", "hidden_dropout", "resid_pdrop"),
     "attention_dropout": ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop"),
     "num_experts": ("num_local_experts", "num_experts"),
 }
 #: Defaults of transformers' own configuration classes, where a file leaves a key out.
-_ACTIVATIONS: Final = {"gpt2": "gelu_new", "opt": "relu"} | dict.fromkeys(
-    ("gpt_neox", "bert", "vit"), "gelu"
-)
-_DROPOUTS: Final = {"gpt2": 0.1, "opt": 0.1, "bert": 0.1}
+_ACTIVATIONS: Final = {"gpt2": "gelu_new", "bert": "gelu", "vit": "gelu"}
+_DROPOUTS: Final = {"gpt2": 0.1, "bert": 0.1}
 
 
 class Config:
@@ -114,8 +112,6 @@ class TransformerShape:
     attention_dropout: float
     tied: bool
     attention_bias: bool
-    rotary_fraction: float
-    """Share of each head that is rotated."""
     num_experts: int
     experts_per_token: int
     window: int | None
@@ -161,20 +157,11 @@ def read_shape(config: Config, *, families: tuple[str, ...]) -> TransformerShape
         num_positions=0 if family == "vit" else config.count("max_position_embeddings"),
         activation=str(config.get("hidden_act", _ACTIVATIONS.get(family, "silu"))),
         hidden_dropout=0.0 if llama else config.share("hidden_dropout", dropout),
-        attention_dropout=config.share("attention_dropout", 0.0 if family == "opt" else dropout),
-        tied=config.flag("tie_word_embeddings", default=family in {"gpt2", "opt", "bert"}),
-        attention_bias=config.flag("attention_bias", default=family in {"qwen2", "gpt_neox"}),
-        rotary_fraction=_rotary_fraction(config) if family == "gpt_neox" else 1.0,
+        attention_dropout=config.share("attention_dropout", dropout),
+        tied=config.flag("tie_word_embeddings", default=family in {"gpt2", "bert"}),
+        attention_bias=config.flag("attention_bias", default=family == "qwen2"),
         num_experts=config.count("num_experts", 8 if family == "mixtral" else 0, least=0),
         experts_per_token=config.count("num_experts_per_tok", 2),
         window=config.count("sliding_window") if limited else None,
         raw=config,
     )
-
-
-def _rotary_fraction(config: Config) -> float:
-    """GPT-NeoX rotates a part; version 5 moved the key into ``rope_parameters``."""
-    nested = config.get("rope_parameters", {})
-    if isinstance(nested, dict) and "partial_rotary_factor" in nested:
-        return float(nested["partial_rotary_factor"])
-    return config.share("partial_rotary_factor", config.share("rotary_pct", 0.25))

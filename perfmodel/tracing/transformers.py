@@ -64,9 +64,8 @@ class RMSNorm(nn.Module):
 class TransposedLinear(nn.Module):
     """A linear layer whose weight is stored ``(in, out)``, as in GPT-2."""
 
-    def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
+    def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        assert bias, "GPT-2 has no product without a bias"
         self.weight = nn.Parameter(torch.empty(inputs, outputs))
         self.bias = nn.Parameter(torch.empty(outputs))
         nn.init.normal_(self.weight, std=0.02)
@@ -96,15 +95,12 @@ class Rotary(nn.Module):
 
 
 def _rotated(inputs: Tensor, turn: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Heads rotated by their position; what lies beyond the rotated width stays."""
+    """Heads rotated by their position."""
     if turn is None:
         return inputs
     cosines, sines = turn
-    width = cosines.shape[-1]
-    turned, rest = inputs[..., :width], inputs[..., width:]
-    first, second = turned.chunk(2, dim=-1)
-    rotated = turned * cosines + torch.cat((-second, first), dim=-1) * sines
-    return torch.cat((rotated, rest), dim=-1) if rest.shape[-1] else rotated
+    first, second = inputs.chunk(2, dim=-1)
+    return inputs * cosines + torch.cat((-second, first), dim=-1) * sines
 
 
 def _spread(tensor: Tensor, groups: int) -> Tensor:
@@ -124,21 +120,22 @@ class Attention(nn.Module):
         width, family = shape.width, shape.family
         queries = shape.num_heads * shape.head_width
         keys = shape.num_key_value_heads * shape.head_width
-        self.fused = family in {"gpt2", "gpt_neox"}
+        self.fused = family == "gpt2"
+        out: nn.Module
         if self.fused:
-            make = TransposedLinear if family == "gpt2" else nn.Linear
-            out_bias = family == "gpt2" or shape.attention_bias
-            self.query_key_value = make(width, 3 * width, bias=out_bias)
+            self.query_key_value = TransposedLinear(width, 3 * width)
+            out = TransposedLinear(queries, width)
         else:
-            make, out_bias = nn.Linear, not shape.is_llama
+            out_bias = not shape.is_llama
             bias = family != "vit" or shape.raw.flag("qkv_bias", default=True)
             if shape.is_llama:
                 bias, out_bias = shape.attention_bias, shape.attention_bias and family != "qwen2"
             self.q_proj = nn.Linear(width, queries, bias=bias)
             self.k_proj = nn.Linear(width, keys, bias=bias)
             self.v_proj = nn.Linear(width, keys, bias=bias)
+            out = nn.Linear(queries, width, bias=out_bias)
         self.out_name = "dense" if self.fused else "o_proj" if shape.is_llama else "out_proj"
-        self.add_module(self.out_name, make(queries, width, bias=out_bias))
+        self.add_module(self.out_name, out)
         normalised = family == "qwen3"
         self.q_norm = RMSNorm(shape.head_width) if normalised else nn.Identity()
         self.k_norm = RMSNorm(shape.head_width) if normalised else nn.Identity()
@@ -246,10 +243,7 @@ class Layer(nn.Module):
         for at in (1, 0, 3, 2) if shape.family in ENCODERS else range(4):
             self.add_module(names[at], self.parts[at])
         self.dropout = _dropout(shape)
-        self.norm_first = shape.family != "bert" and _norm_first(shape)
-        self.side_by_side = shape.family == "gpt_neox" and shape.raw.flag(
-            "use_parallel_residual", default=True
-        )
+        self.norm_first = shape.family != "bert"
 
     def forward(self, hidden: Tensor, turn: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """``(samples, tokens, width)`` of the same."""
@@ -257,7 +251,7 @@ class Layer(nn.Module):
         outputs: Tensor
         if self.norm_first:
             mixed = hidden + self.dropout(attention(attention_norm(hidden), turn))
-            outputs = mixed + self.dropout(mlp(mlp_norm(hidden if self.side_by_side else mixed)))
+            outputs = mixed + self.dropout(mlp(mlp_norm(mixed)))
         else:
             hidden = attention_norm(hidden + self.dropout(attention(hidden, turn)))
             outputs = mlp_norm(hidden + self.dropout(mlp(hidden)))
@@ -266,10 +260,6 @@ class Layer(nn.Module):
 
 def _dropout(shape: TransformerShape) -> nn.Module:
     return nn.Dropout(shape.hidden_dropout) if shape.hidden_dropout else nn.Identity()
-
-
-def _norm_first(shape: TransformerShape) -> bool:
-    return shape.raw.flag("do_layer_norm_before", default=True)
 
 
 def _layers(shape: TransformerShape) -> nn.ModuleList:
@@ -281,32 +271,20 @@ class CausalLanguageModel(nn.Module):
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
-        width = embedding_width = shape.width
-        if shape.family == "opt":
-            embedding_width = shape.raw.count("word_embed_proj_dim", width)
-        self.embed_tokens = nn.Embedding(shape.vocabulary, embedding_width)
-        # OPT keeps two rows that no token uses.
-        spare = {"gpt2": 0, "opt": 2}.get(shape.family)
-        self.positions = None if spare is None else nn.Embedding(shape.num_positions + spare, width)
-        narrow = embedding_width != width
-        self.project_in = nn.Linear(embedding_width, width, bias=False) if narrow else nn.Identity()
-        self.project_out = (
-            nn.Linear(width, embedding_width, bias=False) if narrow else nn.Identity()
-        )
+        width = shape.width
+        self.embed_tokens = nn.Embedding(shape.vocabulary, width)
+        self.positions = None if shape.is_llama else nn.Embedding(shape.num_positions, width)
         self.dropout = _dropout(shape)
-        rotated = shape.is_llama or shape.family == "gpt_neox"
-        self.rotary = Rotary(int(shape.head_width * shape.rotary_fraction)) if rotated else None
+        self.rotary = Rotary(shape.head_width) if shape.is_llama else None
         self.layers = _layers(shape)
-        self.norm: nn.Module = RMSNorm(width) if shape.is_llama else nn.LayerNorm(width)
-        if shape.family == "opt" and not _norm_first(shape):
-            self.norm = nn.Identity()
-        self.lm_head = nn.Linear(embedding_width, shape.vocabulary, bias=False)
+        self.norm = RMSNorm(width) if shape.is_llama else nn.LayerNorm(width)
+        self.lm_head = nn.Linear(width, shape.vocabulary, bias=False)
         if shape.tied:
             self.lm_head.weight = self.embed_tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Scores ``(samples, tokens, vocabulary)`` of token ids ``(samples, tokens)``."""
-        hidden = self.project_in(self.embed_tokens(tokens))
+        hidden = self.embed_tokens(tokens)
         if self.positions is not None:
             places = torch.arange(tokens.shape[1], device=tokens.device)
             hidden = hidden + self.positions(places[None])
@@ -314,7 +292,7 @@ class CausalLanguageModel(nn.Module):
         turn = None if self.rotary is None else self.rotary(hidden)
         for layer in self.layers:
             hidden = layer(hidden, turn)
-        scores: Tensor = self.lm_head(self.project_out(self.norm(hidden)))
+        scores: Tensor = self.lm_head(self.norm(hidden))
         return scores
 
 

@@ -11,8 +11,8 @@ from perfmodel.machine.measured import Repeatability
 from tests.perfmodel.profiles import Machine, profile
 from tests.validate.samples import errors
 from validate.judging import (
+    JudgedModel,
     Tolerances,
-    TracedModel,
     campaign_seed,
     fewest_covered,
     fraction,
@@ -118,7 +118,7 @@ def test_a_campaign_that_was_interrupted_in_its_first_stage_keeps_its_seed(tmp_p
 
 
 def test_every_round_replays_every_model_once_in_an_order_of_its_own(tmp_path: Path) -> None:
-    models = [TracedModel(f"m{i}", i + 1, tmp_path / f"{i}.json") for i in range(8)]
+    models = [JudgedModel(f"m{i}", i + 1, tmp_path / f"{i}.json") for i in range(8)]
     first, second = replay_rounds(models, seed=3, num_rounds=2, target_s=0.5)
     names = [task.workload for task in first]
     assert sorted(names) == sorted(model.name for model in models)

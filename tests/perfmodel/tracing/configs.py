@@ -20,8 +20,6 @@ def _llama(model_type: str, *sizes: int, kv_heads: int, **others: Any) -> dict[s
     return _config(model_type, *sizes, num_key_value_heads=kv_heads, **others)
 
 
-_OPT: Final = {"activation_function": "relu", "dropout": 0.1}
-
 #: Name: configuration, trainable parameters.
 CONFIGS: Final[dict[str, tuple[dict[str, Any], int]]] = {
     "llama-2-7b": (
@@ -61,17 +59,6 @@ CONFIGS: Final[dict[str, tuple[dict[str, Any], int]]] = {
         _config("vit", 768, 3072, 12, 12, image_size=224, patch_size=16, num_labels=1000)
         | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
         86_567_656,
-    ),
-    "opt-125m": (_config("opt", 768, 3072, 12, 12, 50272, 2048, **_OPT), 125_239_296),
-    "opt-350m": (
-        _config("opt", 1024, 4096, 24, 16, 50272, 2048, **_OPT)
-        | {"word_embed_proj_dim": 512, "do_layer_norm_before": False},
-        331_196_416,
-    ),
-    "pythia-160m": (
-        _config("gpt_neox", 768, 3072, 12, 12, 50304, 2048, rotary_pct=0.25, hidden_act="gelu")
-        | {"use_parallel_residual": True, "tie_word_embeddings": False},
-        162_322_944,
     ),
     "qwen2-7b": (
         _llama("qwen2", 3584, 18944, 28, 28, 152064, 131072, kv_heads=4)

@@ -33,9 +33,7 @@ def test_models_have_the_parameters_that_were_published(tmp_path: Path, name: st
     assert sum(parameter.numel() for parameter in module.parameters()) == published
 
 
-@pytest.mark.parametrize(
-    "name", ["gpt2", "bert-base-uncased", "opt-350m", "pythia-160m", "qwen3-8b"]
-)
+@pytest.mark.parametrize("name", ["gpt2", "bert-base-uncased", "qwen3-8b"])
 def test_every_family_can_be_traced_small(tmp_path: Path, name: str) -> None:
     config, _ = CONFIGS[name]
     layers = "n_layer" if "n_layer" in config else "num_hidden_layers"
