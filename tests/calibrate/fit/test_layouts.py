@@ -151,3 +151,27 @@ def test_repetitions_scatter_around_the_mean_of_their_setting() -> None:
     assert _run_variance([[one, again], [one]]) == pytest.approx(0.02)
     assert _run_variance([[one, again], [again, one]]) == pytest.approx(0.02)
     assert _run_variance([[one]]) == 0.0
+
+
+def test_one_step_is_explained_as_far_as_the_prior_lets_it() -> None:
+    """The excess e of one step m, by hand: with A, B [s] what costs of the prior's size add to it,
+
+    minimum of ((A u + B v - e) / 0.1 m)^2 + u^2 + v^2:   A u + B v = e s / (1 + s), s = (A^2 + B^2) / (0.1 m)^2
+    """
+    text = LAYOUTS[0].format(n=2) + " micro_batch=4"
+
+    def step_s(call_s: float, byte_s: float) -> float:
+        truth = with_costs(machine(), call_s, byte_s)
+        [found] = [entry for entry in observations(truth) if entry.layout == text]
+        return found.median_step_s
+
+    base_s = step_s(0.0, 0.0)
+    call_s, byte_s = 2 * (step_s(1e-3, 0.0) - base_s), step_s(0.0, 1e-9) - base_s
+    long_s = 1.5 * base_s
+    alone, one = [e for e in observations(machine()) if e.layout in ("dp=1 micro_batch=4", text)]
+    slow = one.model_copy(update={"step_s": ((long_s,),) * 2})
+    [cost] = fit_layouts(machine(), [alone, slow])
+    told = (call_s**2 + byte_s**2) / (0.1 * long_s) ** 2
+    assert 0.1 < told < 1000
+    explained_s = call_s * cost.call_s / 2e-3 + byte_s * cost.byte_s / 1e-9
+    assert explained_s == pytest.approx((long_s - base_s) * told / (1 + told), rel=1e-6)

@@ -484,9 +484,11 @@ def test_a_model_that_no_row_resembles_is_less_certain_and_devices_scatter_by_a_
     costs = replace(COSTS, left_out=(replace(COSTS.left_out[0], precision="half"),))
     known, unseen = (workload_by_law(each, WORKLOAD, traced()) for each in (COSTS, costs))
     assert (known.shared_log_error, unseen.shared_log_error) == (0.1, UNSEEN_MODE_ERROR)
-    logs = np.log(known.noise[0].ratios)
-    assert logs.mean() == pytest.approx(0.0, abs=1e-12)
-    assert logs.std() == pytest.approx(0.01, rel=0.05)
+    [noise] = known.noise
+    middles = (np.arange(41) + 0.5) / 41
+    assert noise.micro_batch == 1
+    assert np.log(noise.ratios) == pytest.approx(0.01 * stats.norm.ppf(middles), abs=1e-12)
+    assert known.rank_spread == 0.01
     [phases] = known.phases
     assert {point.time_s for point in phases.input} == {0.0}
     assert {point.relative_error for point in phases.backward} == {0.0}
