@@ -1,12 +1,13 @@
 """Use case: predict models drawn at random, train them in a plain loop, and judge the predictions."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from calibrate.campaign import Campaign, Progress, measure
+from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
 from calibrate.devices import traced_as
 from calibrate.environment import describe_environment, placement_of, provenance
 from calibrate.launch import Launcher
@@ -26,6 +27,7 @@ from perfmodel.documents.verdicts import (
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import (
     CalibrationUnavailable,
+    Interrupted,
     MeasurementFailed,
     PerfModelError,
     refuse_unknown,
@@ -197,17 +199,30 @@ def validate_models(
     }
     predicted = predict(request.profile, settings, timed, budget)
     wait_for_another_occasion(request, on_progress)
-    observations = measure(
-        Campaign(
-            folder=request.folder,
-            plan=_plan(request, seed, predicted),
-            rounds=_rounds(settings, budget, seed),
-            placement=here,
-        ),
-        plain_loop,
-        resume=request.resume,
-        on_progress=on_progress,
+    campaign = Campaign(
+        folder=request.folder,
+        plan=_plan(request, seed, predicted),
+        rounds=_rounds(settings, budget, seed),
+        placement=here,
     )
+    try:
+        observations = measure(campaign, plain_loop, resume=request.resume, on_progress=on_progress)
+    except Interrupted:
+        # What has run is judged, for a device that may not come back; the next call judges all.
+        with suppress(MeasurementFailed):
+            _judge_all(request, drawn, predicted, request.folder / OBSERVATIONS, timed)
+        raise
+    return _judge_all(request, drawn, predicted, observations, timed)
+
+
+def _judge_all(
+    request: ModelsRequest,
+    drawn: Sequence[DrawnModel],
+    predicted: Predicted,
+    observations: Path,
+    timed: Path,
+) -> tuple[ModelsValidationDocument, ...]:
+    """Write a verdict in each mode."""
     documents = tuple(
         judge_models(request, mode, drawn, predicted, observations, timed) for mode in MODES
     )
@@ -357,6 +372,9 @@ def judge_models(
     for records in (entries, read_observations(timed) if mode == "measured" else []):
         for lost in failures(records):
             failed.setdefault(lost.setting.workload, lost.reason)
+    for setting in predicted[mode]:
+        if setting not in found:
+            failed.setdefault(setting.workload, "has not run; continue with --resume")
     summary = summarise([row.signed_error for row in single])
     several = summarise_any([row.signed_error for row in rows if row.setting.world_size > 1])
     coverage = fraction(row.is_covered for row in rows)

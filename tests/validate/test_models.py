@@ -1,17 +1,30 @@
 """Models drawn at random: the same for the same seed, traceable, and judged without silence."""
 
 import functools
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from calibrate.campaign import OBSERVATIONS, Campaign
+from calibrate.launch import TorchrunLauncher
 from calibrate.random_models import FAMILIES, draw
 from perfmodel.documents.observation import FailedObservation, LoopObservation
+from perfmodel.documents.verdicts import ModelsValidationDocument
+from perfmodel.errors import Interrupted
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine import Evidence
 from perfmodel.statistics import Interval
+from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile
-from validate.models import DrawnModel, ModelsRequest, PredictedRun, judge_models
+from validate.models import (
+    DrawnModel,
+    ModelsRequest,
+    PredictedRun,
+    judge_models,
+    validate_models,
+)
 
 
 @functools.cache
@@ -69,6 +82,46 @@ def test_failures_are_counted_and_named(tmp_path: Path) -> None:
         "cannot be traced: operator aten.odd",
     }
     assert not document.passed
+
+
+def test_what_has_run_is_judged_when_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A borrowed device may not come back: one of two models ran, and the verdict says so of both."""
+    first, second = (replace(entry, reason=None) for entry in drawn_models()[:2])
+    run = PredictedRun(
+        step_s=Interval(p5=0.1, nominal=0.12, p95=0.15), evidence=Evidence.MEASURED, untimed=()
+    )
+    settings = {entry.setting(1): run for entry in (first, second)}
+    machine = replace(profile(Machine()), operators=costs_of_the_made_up_machine())
+    request = ModelsRequest(profile=machine, folder=tmp_path, drawn_seed=3, soon=True)
+    here = SimpleNamespace(device_kind="cpu", topology=SimpleNamespace(world_size=1))
+
+    def measure(campaign: Campaign, *_: object, **__: object) -> Path:
+        path = campaign.folder / OBSERVATIONS
+        path.parent.mkdir(exist_ok=True)
+        is_judge = campaign.folder == tmp_path
+        ran = [loop(first.setting(1), 0.1, at) for at in range(2)] if is_judge else []
+        path.write_text("".join(f"{each.model_dump_json()}\n" for each in ran))
+        if is_judge:
+            raise Interrupted("stopped")
+        return path
+
+    for name, value in {
+        "placement_of": lambda _: here,
+        "trace_models": lambda *_: [first, second],
+        "predict": lambda *_: {"measured": settings, "curves": settings},
+        "measure": measure,
+    }.items():
+        monkeypatch.setattr(f"validate.models.{name}", value)
+    launcher = TorchrunLauncher()
+    with pytest.raises(Interrupted):
+        validate_models(request, launcher, launcher, on_progress=lambda _: None)
+    document = ModelsValidationDocument.read(tmp_path / "models-measured.json")
+    assert [row.setting for row in document.models] == [first.setting(1)]
+    assert [(lost.name, lost.reason) for lost in document.failed] == [
+        (second.model.name, "has not run; continue with --resume")
+    ]
 
 
 def test_several_ranks_run_under_ddp() -> None:
