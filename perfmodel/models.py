@@ -143,7 +143,9 @@ def document_for(
     if costs is not None and is_model(model) and shipped.exists():
         return WorkloadDocument.read(shipped)
     refuse_without_torch(f"{flag}: {model}")
-    as_on_cuda = costs is not None
+    # A GPU that was measured elsewhere.
+    is_away = machine.traced_kind == "cuda" and costs is None and not _has_gpu()
+    as_on_cuda = costs is not None or is_away
     method = replace(
         USUAL_METHOD,
         precision=precision,
@@ -161,6 +163,13 @@ def document_for(
         ) from error
     caveats = (*document.trace.caveats, _METHOD.format(precision=_IN_WORDS[precision]))
     return document.model_copy(update={"trace": replace(document.trace, caveats=caveats)})
+
+
+def _has_gpu() -> bool:
+    with without_compiler():
+        from perfmodel.tracing.trace import has_gpu  # noqa: PLC0415 - imports torch
+
+        return has_gpu()
 
 
 def document_of(traced: "TracedModel", *, argv: Sequence[str]) -> WorkloadDocument:

@@ -221,8 +221,9 @@ def stages(request: BorrowedRequest, campaign: CampaignDocument) -> tuple[Stage,
 
 
 _MEMORY: Final = ("--models", "torchvision:resnet18,gpt2-like", "--batches", "4")
-#: One that waits for its host, one that keeps its device busy.
-_MODELS: Final = ("lenet", "resnet18")
+#: Some that keep their device busy, one that waits for its host.
+_MODELS: Final = {"cuda": ("resnet50", "gpt2", "lenet")}
+_SMALL_MODELS: Final = ("lenet", "resnet18")
 
 
 def carry_out(
@@ -267,7 +268,7 @@ def _opened(request: BorrowedRequest, here: Placement) -> CampaignDocument:
         version=installed_version("perfmodel") or "unknown",
         device_kind=here.device_kind,
         truth=here.truth,
-        models=request.models or _MODELS,
+        models=request.models or _MODELS.get(here.device_kind, _SMALL_MODELS),
         num_ranks=here.topology.ranks_per_node,
         skipped=skipped,
     )

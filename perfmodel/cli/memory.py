@@ -173,17 +173,28 @@ def machines(
     as_json: opt.Json = False,
 ) -> None:
     """List the machines that come with perfmodel, used by name: --machine dgx-a100."""
-    from perfmodel.documents.profile import shipped_machines
+    from perfmodel.documents.profile import ProfileDocument, shipped_machines
     from perfmodel.errors import refuse_unknown
-    from perfmodel.report.profile import device_cost_lines, machines_json, machines_table
+    from perfmodel.report.profile import (
+        device_cost_lines,
+        machines_json,
+        machines_table,
+        measured_lines,
+        profile_table,
+    )
 
     shipped = shipped_machines()
     if name is not None:
         refuse_unknown("NAME", name, shipped)
     chosen = shipped if name is None else {name: shipped[name]}
-    found = {each: opt.profiled(path) for each, path in chosen.items()}
-    tables = [machines_table(found)] if name is None else []
-    lines = [] if name is None else device_cost_lines(found[name])
+    documents = {each: ProfileDocument.read(path) for each, path in chosen.items()}
+    found = {each: document.machine for each, document in documents.items()}
+    if name is None:
+        tables, lines = [machines_table(found)], measured_lines(found)
+    elif found[name].device_costs is None:
+        tables, lines = [profile_table(documents[name])], []
+    else:
+        tables, lines = [], device_cost_lines(found[name])
     show_answer(machines_json(found), tables, lines, as_json=as_json)
 
 

@@ -65,7 +65,7 @@ def _precision(precision: str) -> str:
 
 
 def machines_table(machines: Mapping[str, MeasuredMachine]) -> Table:
-    """Machines that come with perfmodel."""
+    """Machines that come with perfmodel, as far as whole steps of others tell of them."""
     rows = [
         (name, each)
         for name, machine in machines.items()
@@ -93,9 +93,28 @@ def _linked(machine: MeasuredMachine) -> int:
     return max((group.world_size for group in machine.collectives), default=0)
 
 
+def measured_lines(machines: Mapping[str, MeasuredMachine]) -> list[str]:
+    """Machines that come with perfmodel and were calibrated."""
+    return [
+        f"measured: {name}, {machine.device_name}, ranks: {machine.max_world_size}; "
+        f"{listed(entry.workload.name for entry in machine.workloads)}"
+        for name, machine in machines.items()
+        if machine.device_costs is None
+    ]
+
+
 def machines_json(machines: Mapping[str, MeasuredMachine]) -> dict[str, object]:
     """The same as JSON."""
     return {
+        "measured": {
+            name: {
+                "device": machine.device_name,
+                "ranks": machine.max_world_size,
+                "workloads": [entry.workload.name for entry in machine.workloads],
+            }
+            for name, machine in machines.items()
+            if machine.device_costs is None
+        },
         "machines": {
             name: {
                 "source": costs.source,

@@ -60,6 +60,11 @@ class TracedModel:
     memory: StepMemory
 
 
+def has_gpu() -> bool:
+    """Whether a trace can be made on a CUDA device."""
+    return torch.cuda.is_available()
+
+
 def trace_model(
     source: ModelSource,
     method: StepMethod,
@@ -75,7 +80,7 @@ def trace_model(
     processes that have used no CUDA device and hold no locks. ``casts``: CUDA's rules of autocast, where
     there is no such device.
     """
-    if method.device_kind == "cuda" and not torch.cuda.is_available():
+    if method.device_kind == "cuda" and not has_gpu():
         raise UsageError(
             "--device-kind: cuda needs a CUDA device, got none (autograd asks the driver); use as-cuda: "
             "the work is the same, kernels of attention and normalisation have other names"
