@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import virtual_report
+from tests.benchmarks import gpu_report, virtual_report
 from tests.benchmarks.record import ACCURACY, RECORDS, ROOT, campaigns, written
 
 
@@ -44,6 +44,13 @@ def test_the_table_of_virtual_gpus_is_that_of_their_record() -> None:
     text = virtual_report.PAGE.read_text(encoding="utf-8")
     assert virtual_report.BEGIN in text
     assert virtual_report.written(text) == text
+
+
+def test_the_table_of_a_real_gpu_is_that_of_its_records() -> None:
+    """``python -m tests.benchmarks.gpu_report`` writes it."""
+    text = gpu_report.PAGE.read_text(encoding="utf-8")
+    assert gpu_report.BEGIN in text
+    assert gpu_report.written(text) == text
 
 
 def test_a_missed_gate_is_named() -> None:

@@ -2,7 +2,7 @@
 
 ``python -m tests.benchmarks.virtual run FOLDER SEED...`` calibrates and judges one truth for each seed, with what
 ``tests.benchmarks.virtual_record`` left in a folder; ``... report FOLDER [DATE]`` prints the verdict, with a date it
-also keeps every judged row and writes the table of ``docs/your-gpu.md``.
+also keeps every judged row and writes the table of ``docs/virtual-gpus.md``.
 """
 
 import functools

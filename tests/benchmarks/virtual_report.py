@@ -1,4 +1,4 @@
-"""The verdict on virtual GPUs: the record of their judged rows, and the table of ``docs/your-gpu.md`` made from it.
+"""The verdict on virtual GPUs: the record of their judged rows, and the table of ``docs/virtual-gpus.md`` made from it.
 
 ``python -m tests.benchmarks.virtual_report`` rewrites the table; ``tests/test_readme.py`` holds the page against
 the record.
@@ -17,7 +17,7 @@ from perfmodel.report import percent
 
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 RECORD: Final = ROOT / "docs" / "records" / "virtual" / "verdict.json"
-PAGE: Final = ROOT / "docs" / "your-gpu.md"
+PAGE: Final = ROOT / "docs" / "virtual-gpus.md"
 BEGIN: Final = "<!-- table: begin (python -m tests.benchmarks.virtual_report) -->"
 END: Final = "<!-- table: end -->"
 #: Devices that a cluster file of one calibrated GPU promises.
