@@ -18,15 +18,16 @@ from perfmodel.cost.families import (
     TYPICAL_NOISE,
     TYPICAL_SPREAD,
     GaussianProcess,
+    all_functions,
+    convolves,
     family,
+    family_on,
     features,
     is_half,
     is_of_optimizer,
     optimizer_family,
     optimizer_features,
     optimizer_work,
-    ways_to_convolve,
-    wider_family,
     work,
 )
 from perfmodel.cost.operators import OperatorDurations, work_s
@@ -58,6 +59,10 @@ _STREAMING: Final = ("pointwise", "copy", "function")
 _EXPECTED_WEIGHT: Final = 0.2
 #: An optimizer over lists updates many tensors at once: of a kernel's start, each pays its share.
 _TENSORS_PER_KERNEL: Final = 100
+#: Of rows that a kernel goes through as many at least take as long as its start.
+_ROWS_PER_START: Final = 1000
+#: FLOP or bytes per second of kinds of kernels that were not timed.
+_UNSEEN_RATE: Final = 1e9
 #: Below the resolution of any clock.
 _SMALLEST_S: Final = 1e-8
 #: Groups of drawn models that are left out of the curves, one after another.
@@ -134,9 +139,8 @@ class KernelCosts:
     """
 
     start_s: Seconds
-    flop_per_s: float
-    half_flop_per_s: float
-    """Of products whose factors have 16 bit."""
+    flop_per_s: Mapping[tuple[bool, bool], float]
+    """Of products by whether they convolve, which TF32 may do, and whether their factors have 16 bit."""
     bytes_per_s: float
 
     @classmethod
@@ -145,18 +149,15 @@ class KernelCosts:
         kernels = [(n, t) for n, group in timings.items() for t in group if is_kernel(n, t)]
         if not kernels:
             return None
-        rates = {
-            in_half: max(
-                (t.flop / t.time_s for n, t in kernels if is_half(n) == in_half), default=0
-            )
-            for in_half in (False, True)
-        }
+        rates: dict[tuple[bool, bool], float] = defaultdict(float)
+        for name, timing in kernels:
+            kind = convolves(name), is_half(name)
+            rates[kind] = max(rates[kind], timing.flop / timing.time_s)
         streams = (t for n, t in kernels if n.startswith(_STREAMING))
         return cls(
             start_s=min(timing.time_s for _, timing in kernels),
-            flop_per_s=rates[False] or 1e9,
-            half_flop_per_s=rates[True] or rates[False] or 1e9,
-            bytes_per_s=max((t.moved_bytes / t.time_s for t in streams), default=0) or 1e9,
+            flop_per_s=rates,
+            bytes_per_s=max((t.moved_bytes / t.time_s for t in streams), default=0) or _UNSEEN_RATE,
         )
 
     def unit_s(self, name: str, members: Sequence[Timing]) -> tuple[Seconds, ...]:
@@ -166,10 +167,11 @@ class KernelCosts:
             return self.start_s / _TENSORS_PER_KERNEL, passes / self.bytes_per_s
         if not all(is_kernel(name, timing) for timing in members):
             return ()
-        flop_per_s = self.half_flop_per_s if is_half(name) else self.flop_per_s
+        flop_per_s = self.flop_per_s[convolves(name), is_half(name)] or _UNSEEN_RATE
         byte_s = 1 / self.bytes_per_s
-        # Caches hold the weights that are read again for every sample.
-        return (self.start_s, 1 / flop_per_s, byte_s, byte_s, byte_s, byte_s / 100)
+        # Caches hold the weights that are read again for every sample; many rows run side by side.
+        again_s = byte_s / 100 if convolves(name) else self.start_s / _ROWS_PER_START
+        return (self.start_s, 1 / flop_per_s, byte_s, byte_s, byte_s, again_s)
 
 
 def is_kernel(name: str, timing: Timing) -> bool:
@@ -255,7 +257,7 @@ def fit_operators(
     replays = of_newest_traces([e for e in observations if isinstance(e, ReplayObservation)])
     if not layers and not replays:
         return None
-    timings = convolved_alike(_timings(layers)) if on_gpu else _timings(layers)
+    timings = _timings(layers, on_gpu=on_gpu)
     kernels = KernelCosts.seen(timings) if on_gpu else None
     flop_per_s = [t.flop / t.time_s for group in timings.values() for t in group]
     bytes_per_s = [t.moved_bytes / t.time_s for name in _STREAMING for t in timings.get(name, ())]
@@ -285,29 +287,15 @@ def fit_curves(
     kernels: KernelCosts | None = None,
 ) -> tuple[OperatorFamily, ...]:
     """Curves of all families."""
-    timings = _timings(layers) if kernels is None else convolved_alike(_timings(layers))
+    timings = _timings(layers, on_gpu=kernels is not None)
     return tuple(
         fit_family(name, group, most_points=most_points, kernels=kernels)
         for name, group in sorted(timings.items())
     )
 
 
-def convolved_alike(timings: Mapping[str, list[Timing]]) -> dict[str, list[Timing]]:
-    """The same with one curve for both ways in which a CPU convolves: a GPU knows no such rule.
-
-    The few convolutions of small batches would be a family of their own, and be 30 times too slow.
-    """
-    ways = {name: ways_to_convolve(name) for name in timings}
-    merged = {
-        way: [timing for each in both for timing in timings.get(each, ())]
-        for both in ways.values()
-        for way in both
-    }
-    return {**timings, **merged}
-
-
-def _timings(layers: Sequence[OperatorsObservation]) -> dict[str, list[Timing]]:
-    """Times by family."""
+def _timings(layers: Sequence[OperatorsObservation], *, on_gpu: bool) -> dict[str, list[Timing]]:
+    """Times by family, as far as the kind of device tells them apart."""
     groups: dict[str, list[Timing]] = defaultdict(list)
     for entry in layers:
         for timed in entry.operators:
@@ -319,10 +307,9 @@ def _timings(layers: Sequence[OperatorsObservation]) -> dict[str, list[Timing]]:
                 moved_bytes=operator.read_bytes + operator.written_bytes,
                 units=work(operator),
             )
-            name = family(operator)
+            name = family_on(family(operator), gpu=on_gpu)
             groups[name].append(timing)
-            # Only functions stand for each other; ways to convolve are told apart.
-            if name.startswith("function ") and (wider := wider_family(name)):
+            if wider := all_functions(name):
                 groups[wider].append(timing)
         for point in entry.optimizers:
             size = point.tensor_bytes

@@ -50,6 +50,13 @@ _SCATTERS: Final = frozenset(
 )
 #: Losses that read one score a row.
 _LOOKS_UP: Final = ("nll_loss_forward", "nll_loss_backward")
+#: Kernels that go row by row, however short the rows are.
+_BY_ROW: Final = frozenset(
+    {
+        *("native_layer_norm", "native_layer_norm_backward", *_LOOKS_UP),
+        *("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"),
+    }
+)
 _REDUCTIONS: Final = frozenset({"sum", "mean", "amax", "amin", "var", "std", "norm"})
 _MATMULS: Final = frozenset({"mm", "addmm", "linear", "_addmm_activation"})
 _BATCHED: Final = frozenset({"bmm", "baddbmm"})
@@ -67,9 +74,11 @@ _GROUPS: Final = {
     for member in members
 }
 _OPTIMIZER: Final = "optimizer "
+_FUNCTION: Final = "function"
 #: Two ways to convolve without groups.
 _DENSE: Final = "dense"
 _PATCHES: Final = "patches"
+_DEPTHWISE: Final = "depthwise"
 #: Of images whose channels lie side by side.
 _CHANNELS_LAST: Final = " channels last"
 #: Factors in 16 bit are other kernels ...
@@ -77,6 +86,8 @@ IN_HALF: Final = " in 16 bit"
 #: ... and take several times as long where a row does not begin at a multiple of 16 bytes, as with 50,257 tokens.
 _UNALIGNED: Final = " unaligned"
 _ALIGNMENT_BYTES: Final = 16
+#: Of tensors of several floating types: their kernels read one element at a time.
+_MIXED: Final = " of mixed types"
 _HALVES: Final = ("bfloat16", "float16")
 #: Limits of PyTorch's rule between them.
 _MANY_SAMPLES: Final = 16
@@ -90,13 +101,15 @@ def family(operator: Operator) -> str:
     if operator.view:
         return "view"
     if base in _FUNCTIONS:
-        found = f"function {base}{_approximation(operator)}"
+        found = f"{_FUNCTION} {base}{_approximation(operator)}"
     elif base in ("convolution", "convolution_backward"):
         found = f"{base} {_grouping(operator)}"
     else:
         found = _GROUPS.get(base, base)
         if "pool" in base or "batch_norm" in base:
             found += _format(operator.inputs[0])
+        if found == "pointwise" and _has_mixed_types(operator):
+            found += _MIXED
     if not any(spec.dtype in _HALVES for spec in operator.inputs[:1]):
         return found
     if found in ("matmul", "batched matmul") and not _is_aligned(operator):
@@ -109,11 +122,25 @@ def is_half(name: str) -> bool:
     return name.endswith(IN_HALF)
 
 
-def ways_to_convolve(name: str) -> tuple[str, ...]:
-    """Of a family of convolutions without groups, the two families that a CPU tells apart; of others none."""
-    if f" {_DENSE}" not in name and f" {_PATCHES}" not in name:
-        return ()
-    return name.replace(_PATCHES, _DENSE), name.replace(_DENSE, _PATCHES)
+def convolves(name: str) -> bool:
+    """Whether a family convolves."""
+    return name.startswith("convolution")
+
+
+def family_on(name: str, *, gpu: bool) -> str:
+    """The family that a kind of device does not tell apart from this one.
+
+    A GPU has one way to convolve. A CPU has no matrix units, and minds the memory format channel by channel alone.
+    """
+    if gpu:
+        return name.replace(_PATCHES, _DENSE)
+    return name if _DEPTHWISE in name else _without_details(name)
+
+
+def _without_details(name: str) -> str:
+    for detail in (_UNALIGNED, _CHANNELS_LAST, _MIXED):
+        name = name.replace(detail, "")
+    return name
 
 
 def is_of_optimizer(name: str) -> bool:
@@ -121,16 +148,21 @@ def is_of_optimizer(name: str) -> bool:
     return name.startswith(_OPTIMIZER)
 
 
-def wider_family(name: str) -> str | None:
-    """Where a family without timings of its own is looked up: functions cost about the same."""
-    for detail in (_UNALIGNED, _CHANNELS_LAST):
-        if detail in name:
-            return name.replace(detail, "")
-    if name.endswith(IN_HALF):
-        return name.removesuffix(IN_HALF)
-    if name.startswith("function "):
-        return "function"
-    return name.replace(_PATCHES, _DENSE) if name.endswith(_PATCHES) else None
+def wider_families(name: str) -> tuple[str, ...]:
+    """Where a family without timings of its own is looked up, the closest first."""
+    bare = name.removesuffix(IN_HALF)
+    half = name.removeprefix(bare)
+    dense = bare.replace(_PATCHES, _DENSE)
+    wide = _FUNCTION if all_functions(bare) else _without_details(dense)
+    found = (bare, f"{dense}{half}", dense, f"{wide}{half}", wide)
+    return tuple(each for each in dict.fromkeys(found) if each != name)
+
+
+def all_functions(name: str) -> str | None:
+    """The family of all functions in the type of one of them, which cost about the same."""
+    if not name.startswith(f"{_FUNCTION} "):
+        return None
+    return f"{_FUNCTION}{IN_HALF}" if is_half(name) else _FUNCTION
 
 
 def features(operator: Operator) -> tuple[float, ...]:
@@ -139,12 +171,12 @@ def features(operator: Operator) -> tuple[float, ...]:
 
 
 def work(operator: Operator) -> tuple[float, ...]:
-    """What takes time in an operator: the call, FLOP, and bytes of four kinds; whatever adds up.
+    """What takes time in an operator: the call, FLOP, bytes of four kinds, or rows; whatever adds up.
 
     The first three are image, weight and result of a convolution, both factors and the result of a
     product, and otherwise the largest input, the other inputs, and what is written. The fourth are
     weights read again, once for every further sample: kernels convolve sample by sample, which small
-    images with many channels do not hide.
+    images with many channels do not hide. Of operators that go row by row the last are the rows.
     """
     kind = family(operator).partition(" ")[0]
     again = 0.0
@@ -162,6 +194,8 @@ def work(operator: Operator) -> tuple[float, ...]:
         largest = max((spec.size_bytes for spec in operator.inputs), default=0)
         first = min(float(largest), operator.read_bytes)
         parts = [first, operator.read_bytes - first, operator.written_bytes]
+    if kind in _BY_ROW:
+        again = _num_rows(operator)
     return (1.0, operator.flop, *parts, again)
 
 
@@ -189,7 +223,7 @@ def _grouping(operator: Operator) -> str:
     weight, last = operator.inputs[at].shape, _format(operator.inputs[at - 1])
     if _groups(operator) == 1:
         return f"{_DENSE if _in_blocks(operator) else _PATCHES}{last}"
-    return f"{'grouped' if weight[1] > 1 else 'depthwise'}{last}"
+    return f"{'grouped' if weight[1] > 1 else _DEPTHWISE}{last}"
 
 
 def _format(image: TensorSpec) -> str:
@@ -282,6 +316,11 @@ def _is_aligned(operator: Operator) -> bool:
     return all(row * 2 % _ALIGNMENT_BYTES == 0 for row in rows)
 
 
+def _has_mixed_types(operator: Operator) -> bool:
+    """Whether tensors of several floating types are read; numbers do not count."""
+    return len({s.dtype for s in operator.inputs if s.shape and "float" in s.dtype}) > 1
+
+
 def _transposed(spec: TensorSpec) -> bool:
     return spec.stride is not None and spec.stride[-1] != 1
 
@@ -306,6 +345,13 @@ def _batch_norm(operator: Operator) -> tuple[float, ...]:
         _log(_scaled_by(operator)),
         _log(math.prod(largest.shape[2:])),
     )
+
+
+def _num_rows(operator: Operator) -> float:
+    """Of the largest tensor."""
+    largest = max(operator.inputs, key=lambda spec: spec.num_elements)
+    width = _scaled_by(operator) if "norm" in operator.name else largest.shape[-1]
+    return largest.num_elements / max(1, width)
 
 
 def _scaled_by(operator: Operator) -> int:

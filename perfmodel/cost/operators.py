@@ -16,7 +16,7 @@ from perfmodel.cost.families import (
     optimizer_family,
     optimizer_features,
     optimizer_work,
-    wider_family,
+    wider_families,
     work,
 )
 from perfmodel.cost.rescaling import rescaled_s, rescaled_stream_s
@@ -191,7 +191,8 @@ class OperatorDurations:
                 self._known[name, phase] = duration
 
     def _from_family(self, kind: str, operators: list[Operator]) -> list[Duration]:
-        entry = self._families.get(kind) or self._families.get(wider_family(kind) or "")
+        known = (self._families.get(name) for name in (kind, *wider_families(kind)))
+        entry = next(filter(None, known), None)
         if entry is None:
             return [self._unknown(kind, operator) for operator in operators]
         points = np.array([features(operator) for operator in operators])

@@ -11,14 +11,14 @@ from perfmodel.cost.families import (
     GaussianProcess,
     covariance,
     family,
+    family_on,
     features,
     is_half,
     is_of_optimizer,
     optimizer_family,
     optimizer_features,
     optimizer_work,
-    ways_to_convolve,
-    wider_family,
+    wider_families,
     work,
 )
 from perfmodel.workload import Operator, TensorSpec
@@ -154,9 +154,9 @@ def test_a_cpu_convolves_in_blocks_or_over_patches(changes: dict[str, Any], way:
     """By the rule of ``ConvParams::use_mkldnn``."""
     called = convolution(groups=1, **({"weight": (12, 8, 3, 5)} | changes))
     assert family(called) == f"convolution {way}"
-    ways = ("convolution dense", "convolution patches")
-    assert ways_to_convolve(family(called)) == ways
-    assert wider_family(family(called)) == (None if way == "dense" else "convolution dense")
+    assert family_on(family(called), gpu=False) == f"convolution {way}"
+    assert family_on(family(called), gpu=True) == "convolution dense"
+    assert wider_families(family(called)) == (() if way == "dense" else ("convolution dense",))
 
 
 @pytest.mark.parametrize(("groups", "kind"), [(1, "dense"), (8, "depthwise"), (2, "grouped")])
@@ -165,11 +165,10 @@ def test_convolutions_are_told_apart_by_their_groups(groups: int, kind: str) -> 
     assert family(called) == f"convolution {kind}"
     image = replace(called.inputs[0], stride=(8 * 14 * 14, 1, 14 * 8, 8))
     last = replace(called, inputs=(image, called.inputs[1]))
-    assert family(last) == f"convolution {kind} channels last"
-    assert (
-        wider_family(f"convolution {kind} channels last in 16 bit")
-        == f"convolution {kind} in 16 bit"
-    )
+    on_gpu = f"convolution {kind} channels last"
+    assert family(last) == family_on(family(last), gpu=True) == on_gpu
+    on_cpu = on_gpu if kind == "depthwise" else f"convolution {kind}"
+    assert family_on(family(last), gpu=False) == on_cpu
 
 
 @pytest.mark.parametrize(
@@ -192,7 +191,8 @@ def test_halves_are_told_apart_by_where_their_rows_begin(
     second = half(inner, columns, (1, inner) if transposed else None)
     called = operator("aten.mm.default", (half(32, inner), second), (half(32, columns),))
     assert family(called) == f"matmul{'' if is_aligned else ' unaligned'} in 16 bit"
-    assert wider_family("matmul unaligned in 16 bit") == "matmul in 16 bit"
+    assert "matmul in 16 bit" in wider_families("matmul unaligned in 16 bit")
+    assert family_on("matmul unaligned in 16 bit", gpu=False) == "matmul in 16 bit"
     assert family(matmul(32, inner, columns)) == "matmul"
 
 
@@ -205,6 +205,15 @@ def test_a_loss_looks_one_score_a_row_up() -> None:
         "aten.nll_loss_backward.default", (spec(), scores, targets, spec()), (scores,)
     )
     assert work(backward)[2:5] == (512.0, 512.0, 4.0 * 64 * 50_000)
+
+
+def test_rows_cost_whatever_their_width() -> None:
+    """Of a normalisation as wide as what scales it, of a loss as many as samples."""
+    image, scale = spec(6, 5, 8), spec(8)
+    norm = operator("aten.native_layer_norm.default", (image, scale, scale), (image,))
+    assert work(norm)[-1] == 30
+    loss = operator("aten.nll_loss_forward.default", (spec(7, 100), spec(7)), (spec(),))
+    assert work(loss)[-1] == 7
 
 
 def test_kernels_of_one_operator_are_told_apart_but_not_where_they_write() -> None:
@@ -221,14 +230,24 @@ def test_families_are_looked_up_where_others_like_them_were_timed() -> None:
     halved = tuple(TensorSpec(shape=each.shape, dtype="bfloat16") for each in called.inputs)
     assert family(replace(called, inputs=halved)) == "pointwise in 16 bit"
     # The first input decides.
-    assert family(replace(called, inputs=(called.inputs[0], halved[0]))) == "pointwise"
+    mixed = replace(called, inputs=(called.inputs[0], halved[0]))
+    assert family(mixed) == "pointwise of mixed types"
+    assert family_on(family(mixed), gpu=False) == "pointwise"
     assert (is_half("pointwise in 16 bit"), is_half("pointwise")) == (True, False)
-    assert wider_family("pointwise in 16 bit") == "pointwise"
-    assert wider_family("function gelu") == "function"
-    assert wider_family("convolution depthwise channels last") == "convolution depthwise"
-    assert wider_family("pointwise") is None
-    assert wider_family("convolution_backward patches") == "convolution_backward dense"
-    assert ways_to_convolve("convolution grouped") == ()
+    assert wider_families("pointwise in 16 bit") == ("pointwise",)
+    assert wider_families("function gelu") == ("function",)
+    assert wider_families("function gelu in 16 bit") == (
+        *("function gelu", "function in 16 bit", "function"),
+    )
+    assert wider_families("convolution depthwise channels last") == ("convolution depthwise",)
+    assert wider_families("pointwise") == ()
+    assert wider_families("convolution_backward patches channels last in 16 bit") == (
+        "convolution_backward patches channels last",
+        "convolution_backward dense channels last in 16 bit",
+        "convolution_backward dense channels last",
+        "convolution_backward dense in 16 bit",
+        "convolution_backward dense",
+    )
     assert family(replace(called, view=True)) == "view"
     kind = optimizer_family("adamw", "fused")
     assert (is_of_optimizer(kind), is_of_optimizer("pointwise")) == (True, False)
