@@ -39,10 +39,11 @@ def planned_layers(
     and in bf16.
     """
     draw = random.Random(seed)  # noqa: S311 - a grid, not a secret
+    weights = {} if device_kind == "cpu" else _GPU_WEIGHTS
     layers = [
         Layer(kind=kind, sizes=_sizes(kind, index, draw))
         for kind in _GRID
-        for index in range(_number(kind, share, optimizer_share))
+        for index in range(_number(kind, share * weights.get(kind, 1.0), optimizer_share))
     ]
     if device_kind != "cpu":
         # A kernel in 16 bit tells nothing about that in 32: every layer in both.
@@ -280,6 +281,15 @@ _CHANNELS_LAST: Final = 0.4
 _UNALIGNED: Final = 0.2
 #: How many times as many classes a loss has: vocabularies.
 _GPU_CLASSES: Final = 1, 4, 16
+#: How many layers more or less than on a CPU: which of its kernels are one there, and whose time rests on more sizes.
+_GPU_WEIGHTS: Final = {
+    "projection": 0.3,
+    **dict.fromkeys(("depthwise", "depthwise_last"), 0.5),
+    **dict.fromkeys(("attention", "layer_norm", "loss"), 2.0),
+    "batch_norm": 4.0,
+}
+#: Widths of heads.
+_GPU_HEADS: Final = 32, 64, 64, 128
 #: How many times as long the sequences are.
 _GPU_LENGTHS: Final = 1, 4, 8, 16
 
@@ -300,7 +310,8 @@ def _for_gpu(layer: Layer, draw: random.Random, precision: str) -> Layer:
     if layer.kind == "loss":
         sizes = (sizes[0], sizes[1] * draw.choice(_GPU_CLASSES))
     if layer.kind == "attention":
-        sizes = (*sizes[:2], sizes[2] * draw.choice(_GPU_LENGTHS), *sizes[3:])
+        length, width = sizes[2] * draw.choice(_GPU_LENGTHS), draw.choice(_GPU_HEADS)
+        sizes = (*sizes[:2], length, width, sizes[4])
     elements, flop = _per_sample(layer.kind, sizes[1:])
     low, high = _GPU_ELEMENTS
     number = _between(draw, low, high) / elements

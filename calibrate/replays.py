@@ -59,15 +59,19 @@ def event_s(rates: Iterable[ComputeRate]) -> Seconds:
 
 
 def without_events(entry: _Taken, event_s: Seconds) -> _Taken:
-    """The observation with so much less for every call between two events, if it has such. [s]"""
-    if not event_s:
-        return entry
+    """The observation with so much less for every call between two events, if it has such. [s]
+
+    Of passes the median counts: in one or the other the device waits for the host.
+    """
 
     def less(times_s: Sequence[Seconds]) -> tuple[Seconds, ...]:
         return tuple(max(time_s - event_s, _LEAST_SHARE * time_s) for time_s in times_s)
 
+    def median(times_s: Sequence[Seconds]) -> tuple[Seconds, ...]:
+        return less([float(np.median(times_s))])
+
     def timed(calls: Sequence[_Timed]) -> tuple[_Timed, ...]:
-        return tuple(c.model_copy(update={"times_s": less(c.times_s)}) for c in calls)
+        return tuple(c.model_copy(update={"times_s": median(c.times_s)}) for c in calls)
 
     found: dict[str, Any] = {}
     match entry:
@@ -78,19 +82,12 @@ def without_events(entry: _Taken, event_s: Seconds) -> _Taken:
             found["optimizers"] = timed(entry.optimizers)
         case ReplayObservation():
             found["operators"] = timed(entry.operators)
-            found["optimizer_s"] = less(entry.optimizer_s)
+            found["optimizer_s"] = median(entry.optimizer_s)
             for phase in (Phase.FORWARD, Phase.BACKWARD):
-                before_s, after_s = (
-                    _sum_s(x, phase) for x in (entry.operators, found["operators"])
-                )
-                share = after_s / before_s if before_s else 1.0
-                name = f"{phase.value}_s"
-                found[name] = tuple(share * time_s for time_s in getattr(entry, name))
+                calls = (o for o in found["operators"] if o.phase is phase)
+                sum_s = sum(call.num_calls * time_s for call in calls for time_s in call.times_s)
+                found[f"{phase.value}_s"] = (sum_s,)
     return entry.model_copy(update=found)
-
-
-def _sum_s(operators: Sequence[TimedOperator], phase: Phase) -> Seconds:
-    return sum(o.num_calls * typical(o.times_s) for o in operators if o.phase is phase)
 
 
 #: Workload, micro-batch and signature of the parameters.
@@ -195,8 +192,9 @@ def first_failure_in(observations: Path) -> str:
 def with_replays(profile: MeasuredMachine, replays: Sequence[ReplayObservation]) -> MeasuredMachine:
     """The profile with replayed steps beside those that it has; a new one replaces its old self."""
     assert profile.operators is not None, "profiles without operators are refused before measuring"
-    each_s = event_s(profile.rates)
-    added = measured_steps([without_events(entry, each_s) for entry in replays])
+    if profile.asynchronous:
+        replays = [without_events(entry, event_s(profile.rates)) for entry in replays]
+    added = measured_steps(replays)
     new = {(step.workload, step.micro_batch, step.parameters) for step in added}
     kept = [
         step

@@ -169,8 +169,12 @@ class KernelCosts:
             return ()
         flop_per_s = self.flop_per_s[convolves(name), is_half(name)] or _UNSEEN_RATE
         byte_s = 1 / self.bytes_per_s
-        # Caches hold the weights that are read again for every sample; many rows run side by side.
-        again_s = byte_s / 100 if convolves(name) else self.start_s / _ROWS_PER_START
+        # Caches hold the weights that are read again for every sample, many rows run side by side, and one of a
+        # hundred processors goes through a channel.
+        if convolves(name):
+            again_s = byte_s / 100
+        else:
+            again_s = 100 * byte_s if "batch_norm" in name else self.start_s / _ROWS_PER_START
         return (self.start_s, 1 / flop_per_s, byte_s, byte_s, byte_s, again_s)
 
 

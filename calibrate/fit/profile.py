@@ -17,6 +17,7 @@ from calibrate.summary import by_setting, estimate, repeatability, repetition
 from perfmodel.documents import Provenance, file_sha256
 from perfmodel.documents.observation import (
     DDP_PROBE,
+    QUEUE_PROBE,
     CollectiveObservation,
     ComputeObservation,
     EnvironmentObservation,
@@ -61,8 +62,9 @@ def fit_profile(
     """
     observations = read_observations(observations_path)
     refuse_repeated(observations_path, observations)
-    each_s = event_s(map(_rate, _of(observations, ComputeObservation)))
-    observations = [without_events(entry, each_s) for entry in observations]
+    if any(entry.device_streams for entry in _of(observations, StepObservation)):
+        each_s = event_s(map(_rate, _of(observations, ComputeObservation)))
+        observations = [without_events(entry, each_s) for entry in observations]
     environment = recorded_environment(observations)
     steps = _of(observations, StepObservation)
     traced = _of(observations, WorkloadObservation)
@@ -255,7 +257,9 @@ def _speed(repetitions: Iterable[tuple[Sequence[float], Sequence[float]]]) -> fl
 
 
 def _rate(entry: ComputeObservation) -> ComputeRate:
-    time_s = float(np.median(entry.durations_s))
+    # A host that falls behind lengthens the later rows.
+    share = 0.25 if entry.probe == QUEUE_PROBE else 0.5
+    time_s = float(np.quantile(entry.durations_s, share))
     return ComputeRate(
         probe=entry.probe,
         dtype=entry.dtype,

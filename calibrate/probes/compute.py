@@ -35,6 +35,8 @@ _DTYPES: Final = {
 }
 _CALLS_PER_DISPATCH_SAMPLE: Final = 1000
 _SAMPLES_OF_STACK: Final = 8
+#: Kernels and events that are queued behind one hold: of more than 1,024 CUDA lets the host wait.
+_MOST_QUEUED: Final = 500
 #: Elements of a kernel that takes no longer than its start.
 _SHORT_KERNEL: Final = 256
 
@@ -47,6 +49,8 @@ class TimedKernel:
     flop: float = 0.0
     moved_bytes: float = 0.0
     calls: int = 1
+    launches: int = 1
+    """Kernels that one call queues."""
 
 
 def measure_compute(session: Session, task: ComputeTask) -> ComputeObservation:
@@ -60,9 +64,8 @@ def measure_compute(session: Session, task: ComputeTask) -> ComputeObservation:
     try:
         timed = session.host_times if task.probe in HOST_PROBES else session.time_repeats
         warm_s = timed(kernel.act, repeats=4)
-        repeats = repeats_within(
-            task.target_s, warm_s[1:], minimum=6, maximum=min(200, session.measured.most_repeats)
-        )
+        most = min(200, session.measured.most_repeats, _MOST_QUEUED // (kernel.launches + 1))
+        repeats = repeats_within(task.target_s, warm_s[1:], minimum=6, maximum=most)
         # Of two that alternate as many each.
         durations_s = timed(kernel.act, repeats=repeats + repeats % 2)
     finally:
@@ -123,7 +126,7 @@ def _queue(session: Session, task: ComputeTask) -> TimedKernel:
         for _ in range(count):
             values.add_(1)
 
-    return TimedKernel(act=act)
+    return TimedKernel(act=act, launches=count)
 
 
 def _copy(session: Session, task: ComputeTask) -> TimedKernel:

@@ -146,7 +146,10 @@ def returned_tensors(operator: Operator, result: Any) -> list[Tensor]:
 
 
 def made_up(spec: TensorSpec, device: torch.device, *, below: int = 1) -> Tensor:
-    """A tensor of a shape, type and layout: small random numbers, or integers from 0 to ``below``."""
+    """A tensor of a shape, type and layout: small random numbers, or integers from 0 to ``below``.
+
+    Integers are distinct where there are enough: what is added up at one place takes its turns.
+    """
     dtype = getattr(torch, spec.dtype)
     stride = spec.stride if spec.stride is not None else _contiguous(spec.shape)
     reach = [(size - 1) * step for size, step in zip(spec.shape, stride, strict=True)]
@@ -158,7 +161,12 @@ def made_up(spec: TensorSpec, device: torch.device, *, below: int = 1) -> Tensor
     elif dtype is torch.bool:
         storage = torch.ones(length, device=device, dtype=dtype)
     else:
-        storage = torch.randint(0, max(1, below), (length,), device=device, dtype=dtype)
+        below = max(1, below)
+        storage = (
+            torch.randint(0, below, (length,), device=device, dtype=dtype)
+            if length > below
+            else torch.randperm(below, device=device)[:length].to(dtype)
+        )
     return storage.as_strided(spec.shape, stride)
 
 
@@ -173,7 +181,7 @@ def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 def index_limit(operator: Operator, position: int) -> int:
     """Exclusive upper bound of the integers that an input may hold."""
-    base = base_name(operator.name)
+    base = base_name(operator.name).rstrip("_")
     shapes = [spec.shape for spec in operator.inputs]
     limit = 1
     match base:
@@ -187,8 +195,14 @@ def index_limit(operator: Operator, position: int) -> int:
             limit = shapes[0][-1] if len(shapes[0]) <= 2 else shapes[0][1]
         case "nll_loss_backward" | "nll_loss2d_backward":
             limit = shapes[1][-1] if len(shapes[1]) <= 2 else shapes[1][1]
-        case "index" | "index_select" | "gather" if position > 0:
-            limit = min(shapes[0])
+        case "index" | "index_put" | "_index_put_impl":
+            # One index for each dimension from the first on, or none.
+            addressed = json.loads(operator.arguments)[0][1]
+            at = (d for d, each in enumerate(addressed) if each == {"tensor": position})
+            limit = next((shapes[0][dimension] for dimension in at), 1)
+        case "index_select" | "index_add" | "gather" | "scatter" | "scatter_add":
+            _, dimension, index, *_ = json.loads(operator.arguments)[0]
+            limit = shapes[0][dimension] if index == {"tensor": position} else 1
     return limit
 
 
@@ -326,7 +340,10 @@ class Passes:
         """Of each call, with that of its module, and of whatever was marked in pairs after them. [s]"""
         instants_s = clock.seconds()
         pairs = zip(instants_s[::2], instants_s[1::2], strict=True)
-        found_s = [end - start for start, end in pairs]
+        marked_s = iter([end - start for start, end in pairs])
+        calls = (self._operators[call.operator].operator for call in self.flow.calls)
+        found_s = [next(marked_s) if self._is_marked(each) else 0.0 for each in calls]
+        found_s += marked_s
         for at, num_modules in enumerate(self._modules):
             found_s[at] += num_modules * self._module_s
         return found_s
@@ -337,6 +354,10 @@ class Passes:
         for call, duration_s in zip(self.flow.calls, self.durations_s(clock), strict=False):
             found[call.operator, call.phase].append(duration_s)
         return found
+
+    def _is_marked(self, operator: Operator) -> bool:
+        """Views take no time of a device with a queue, whose marks do."""
+        return not (operator.view and self._session.asynchronous)
 
     def _timed(self, operator: int, inputs: list[Tensor], clock: Clock) -> list[Tensor]:
         """Results of one call between two marks; empty tensors where it cannot be repeated."""
@@ -357,9 +378,10 @@ class Passes:
                 result = act()
             except (RuntimeError, IndexError, TypeError, ValueError):
                 self.failed.add(operator)
-        if not is_timed:
+        if self._is_marked(replayed.operator):
+            if not is_timed:
+                clock.mark()
             clock.mark()
-        clock.mark()
         if operator not in self.failed:
             try:
                 return returned_tensors(replayed.operator, result)

@@ -10,7 +10,7 @@ import numpy as np
 
 from perfmodel.statistics import FloatArray
 from perfmodel.units import Bytes
-from perfmodel.workload import Operator, TensorSpec, base_name, parsed
+from perfmodel.workload import ELEMENT_BYTES, Operator, TensorSpec, base_name, parsed
 
 #: Vectorised kernels that do the same per element, whatever their name; others keep their own name.
 _POINTWISE: Final = frozenset(
@@ -81,9 +81,9 @@ _PATCHES: Final = "patches"
 _DEPTHWISE: Final = "depthwise"
 #: Of images whose channels lie side by side.
 _CHANNELS_LAST: Final = " channels last"
-#: Factors in 16 bit are other kernels ...
+#: Factors in 16 bit are other kernels.
 IN_HALF: Final = " in 16 bit"
-#: ... and take several times as long where a row does not begin at a multiple of 16 bytes, as with 50,257 tokens.
+#: Products take several times as long where a row does not begin at a multiple of 16 bytes, as with 50,257 tokens.
 _UNALIGNED: Final = " unaligned"
 _ALIGNMENT_BYTES: Final = 16
 #: Of tensors of several floating types: their kernels read one element at a time.
@@ -110,11 +110,10 @@ def family(operator: Operator) -> str:
             found += _format(operator.inputs[0])
         if found == "pointwise" and _has_mixed_types(operator):
             found += _MIXED
-    if not any(spec.dtype in _HALVES for spec in operator.inputs[:1]):
-        return found
     if found in ("matmul", "batched matmul") and not _is_aligned(operator):
         found += _UNALIGNED
-    return f"{found}{IN_HALF}"
+    is_half = any(spec.dtype in _HALVES for spec in operator.inputs[:1])
+    return f"{found}{IN_HALF}" if is_half else found
 
 
 def is_half(name: str) -> bool:
@@ -176,7 +175,8 @@ def work(operator: Operator) -> tuple[float, ...]:
     The first three are image, weight and result of a convolution, both factors and the result of a
     product, and otherwise the largest input, the other inputs, and what is written. The fourth are
     weights read again, once for every further sample: kernels convolve sample by sample, which small
-    images with many channels do not hide. Of operators that go row by row the last are the rows.
+    images with many channels do not hide. Of operators that go row by row the last are the rows, of those
+    that go channel by channel, in as many blocks, the bytes of one.
     """
     kind = family(operator).partition(" ")[0]
     again = 0.0
@@ -196,6 +196,8 @@ def work(operator: Operator) -> tuple[float, ...]:
         parts = [first, operator.read_bytes - first, operator.written_bytes]
     if kind in _BY_ROW:
         again = _num_rows(operator)
+    elif "batch_norm" in kind:
+        again = _largest_input(operator).size_bytes / max(1, _scaled_by(operator))
     return (1.0, operator.flop, *parts, again)
 
 
@@ -313,7 +315,8 @@ def _is_aligned(operator: Operator) -> bool:
     first, second = _factors(operator)
     specs = (first, second, *operator.outputs[:1])
     rows = (spec.shape[-1] if spec.stride is None else max(spec.stride[-2:]) for spec in specs)
-    return all(row * 2 % _ALIGNMENT_BYTES == 0 for row in rows)
+    size_bytes = ELEMENT_BYTES[first.dtype]
+    return all(row * size_bytes % _ALIGNMENT_BYTES == 0 for row in rows)
 
 
 def _has_mixed_types(operator: Operator) -> bool:
@@ -339,7 +342,7 @@ def _normalisation(operator: Operator) -> tuple[float, ...]:
 
 def _batch_norm(operator: Operator) -> tuple[float, ...]:
     """Elements, channels, and pixels: memory is gone through in runs of one channel's pixels."""
-    largest = max(operator.inputs, key=lambda spec: spec.num_elements)
+    largest = _largest_input(operator)
     return (
         _log(largest.num_elements),
         _log(_scaled_by(operator)),
@@ -349,9 +352,13 @@ def _batch_norm(operator: Operator) -> tuple[float, ...]:
 
 def _num_rows(operator: Operator) -> float:
     """Of the largest tensor."""
-    largest = max(operator.inputs, key=lambda spec: spec.num_elements)
+    largest = _largest_input(operator)
     width = _scaled_by(operator) if "norm" in operator.name else largest.shape[-1]
     return largest.num_elements / max(1, width)
+
+
+def _largest_input(operator: Operator) -> TensorSpec:
+    return max(operator.inputs, key=lambda spec: spec.num_elements)
 
 
 def _scaled_by(operator: Operator) -> int:
@@ -370,12 +377,15 @@ def _by_size(operator: Operator) -> tuple[float, ...]:
     shape = (largest.shape if largest is not None else ()) or (1,)
     result = (operator.outputs or operator.inputs or (None,))[0]
     rank = result.shape if result is not None and result.shape else (1,)
+    # All laid out alike, in whatever order, are gone through in the order of memory.
+    others = [s for s in (*operator.inputs, *operator.outputs) if s.shape == shape]
+    in_step = rank == shape and len({s.stride for s in others}) == 1
     return (
         _log(operator.read_bytes),
         _log(operator.written_bytes),
         0.5 * _log(shape[-1]),
         0.5 * _log(rank[-1]),
-        float(any(spec.stride is not None for spec in operator.inputs)),
+        float(any(spec.stride is not None for spec in operator.inputs) and not in_step),
         float(len({s.num_elements for s in operator.inputs if s.shape}) > 1),
     )
 

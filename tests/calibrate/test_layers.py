@@ -1,5 +1,6 @@
 """Grids of single layers, and operators that are repeated from their record."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,7 @@ from perfmodel.tracing.step import without_content
 from perfmodel.units import MIB
 from perfmodel.workload import Operator, TensorSpec
 from tests.existing import existing
+from tests.perfmodel.operators import spec
 
 CPU = torch.device("cpu")
 #: The smallest sizes, and the kinds that take them.
@@ -55,6 +57,32 @@ def test_a_repeated_operator_returns_what_the_original_returned(layer: Layer) ->
         results = repeated(operator)
         assert [tuple(t.shape) for t in results] == [spec.shape for spec in operator.outputs]
         assert [str(t.dtype) for t in results] == [f"torch.{s.dtype}" for s in operator.outputs]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "limits"),
+    [
+        ("index.Tensor", [None, {"tensor": 1}], (1, 7)),
+        ("index_put_.default", [{"tensor": 1}, {"tensor": 2}], (1, 5, 7)),
+        ("index_select.default", 1, (1, 7)),
+        ("scatter_add.default", -1, (1, 9, 1)),
+    ],
+)
+def test_indices_reach_to_the_end_of_the_dimension_that_they_address(
+    name: str, arguments: object, limits: tuple[int, ...]
+) -> None:
+    inputs = (spec(5, 7, 9), *(TensorSpec(shape=(4,), dtype="int64") for _ in limits[1:]))
+    others = [{"tensor": at} for at in range(1, len(limits))]
+    positional = [{"tensor": 0}, arguments, *(others if isinstance(arguments, int) else ())]
+    called = Operator.of(f"aten.{name}", inputs, (), json.dumps([positional, {}]))
+    assert tuple(index_limit(called, at) for at in range(len(limits))) == limits
+
+
+def test_made_up_indices_are_distinct_where_there_are_enough() -> None:
+    few = made_up(TensorSpec(shape=(6, 50), dtype="int64"), CPU, below=300)
+    assert sorted(few.flatten().tolist()) == list(range(300))
+    many = made_up(TensorSpec(shape=(400,), dtype="int64"), CPU, below=300)
+    assert 0 <= int(many.min()) < int(many.max()) < 300
 
 
 def test_every_kind_of_the_grid_is_tried_here() -> None:

@@ -180,7 +180,7 @@ def test_convolutions_are_told_apart_by_their_groups(groups: int, kind: str) -> 
         (768, 50257, True, False),
     ],
 )
-def test_halves_are_told_apart_by_where_their_rows_begin(
+def test_products_are_told_apart_by_where_their_rows_begin(
     inner: int, columns: int, *, transposed: bool, is_aligned: bool
 ) -> None:
     """A row of 50,257 numbers of 2 bytes is no multiple of 16 bytes."""
@@ -190,10 +190,13 @@ def test_halves_are_told_apart_by_where_their_rows_begin(
 
     second = half(inner, columns, (1, inner) if transposed else None)
     called = operator("aten.mm.default", (half(32, inner), second), (half(32, columns),))
-    assert family(called) == f"matmul{'' if is_aligned else ' unaligned'} in 16 bit"
+    mark = "" if is_aligned else " unaligned"
+    assert family(called) == f"matmul{mark} in 16 bit"
     assert "matmul in 16 bit" in wider_families("matmul unaligned in 16 bit")
     assert family_on("matmul unaligned in 16 bit", gpu=False) == "matmul in 16 bit"
-    assert family(matmul(32, inner, columns)) == "matmul"
+    assert family(matmul(32, inner, columns)) == f"matmul{mark}"
+    # Of 4 bytes two numbers less are as good as none.
+    assert family(matmul(32, 772, 772)) == "matmul"
 
 
 def test_a_loss_looks_one_score_a_row_up() -> None:
@@ -207,8 +210,22 @@ def test_a_loss_looks_one_score_a_row_up() -> None:
     assert work(backward)[2:5] == (512.0, 512.0, 4.0 * 64 * 50_000)
 
 
-def test_rows_cost_whatever_their_width() -> None:
-    """Of a normalisation as wide as what scales it, of a loss as many as samples."""
+def test_tensors_in_one_order_of_memory_are_read_without_jumps() -> None:
+    image = replace(spec(2, 8, 4, 4), stride=(128, 1, 32, 8))
+    told = [
+        features(operator("aten.add.Tensor", inputs, (image,)))[4]
+        for inputs in ((image, image), (image, spec(2, 8, 4, 4)))
+    ]
+    copied = features(operator("aten.clone.default", (image,), (spec(2, 8, 4, 4),)))[4]
+    summed = features(operator("aten.sum.dim_IntList", (image,), (spec(2, 8),)))[4]
+    assert (*told, copied, summed) == (0.0, 1.0, 1.0, 1.0)
+
+
+def test_rows_and_channels_cost_whatever_their_width() -> None:
+    """Of a normalisation as wide as what scales it, of a loss as many as samples; of a channel its bytes."""
+    pixels = spec(6, 5, 8, 2)
+    batch = operator("aten.native_batch_norm.default", (pixels, *(spec(5),) * 4), (pixels,))
+    assert work(batch)[-1] == 4 * 6 * 8 * 2
     image, scale = spec(6, 5, 8), spec(8)
     norm = operator("aten.native_layer_norm.default", (image, scale, scale), (image,))
     assert work(norm)[-1] == 30
