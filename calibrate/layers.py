@@ -267,6 +267,13 @@ _GRID: Final[dict[str, tuple[int, Callable[[random.Random], tuple[int, ...]]]]] 
 _GPU_ELEMENTS: Final = 1e6, 3e8
 #: ... and work of its products. [FLOP]
 _GPU_FLOP: Final = 1e9, 1e12
+#: Kinds with more than two sizes that are no images.
+_OF_SEQUENCES: Final = frozenset(
+    {"linear", "large_linear", "product", "attention", "rotate", "embedding"}
+)
+#: Batches of images, and their least sides: a million images of 2 x 2 pixels tell little about any model.
+_GPU_SAMPLES: Final = 8, 4096
+_GPU_SIDES: Final = 4, 112
 #: Share of layers that stay small: they tell what the shortest kernels take.
 _AS_DRAWN: Final = 0.15
 #: Kinds whose kernels differ between memory formats, and the share of them whose channels lie side by side.
@@ -295,7 +302,7 @@ _GPU_LENGTHS: Final = 1, 4, 8, 16
 
 
 def _for_gpu(layer: Layer, draw: random.Random, precision: str) -> Layer:
-    """The layer with as many samples, rows or indices as keep a GPU busy."""
+    """The layer with as many rows or indices, or samples and pixels, as keep a GPU busy."""
     if is_optimizer(layer):
         return layer
     is_last = layer.kind in _OF_IMAGES and draw.random() < _CHANNELS_LAST
@@ -312,12 +319,17 @@ def _for_gpu(layer: Layer, draw: random.Random, precision: str) -> Layer:
     if layer.kind == "attention":
         length, width = sizes[2] * draw.choice(_GPU_LENGTHS), draw.choice(_GPU_HEADS)
         sizes = (*sizes[:2], length, width, sizes[4])
+    is_image = len(sizes) > 2 and layer.kind not in _OF_SEQUENCES
+    if is_image:
+        side = max(sizes[2], _between(draw, *_GPU_SIDES))
+        sizes = (*sizes[:2], side, *sizes[3:])
     elements, flop = _per_sample(layer.kind, sizes[1:])
     low, high = _GPU_ELEMENTS
-    number = _between(draw, low, high) / elements
+    number = _between(draw, *_GPU_SAMPLES) if is_image else _between(draw, low, high) / elements
     if flop > 0:
-        number = min(max(number, _GPU_FLOP[0] / flop), _GPU_FLOP[1] / flop, high / elements)
-    return replace(layer, sizes=(max(1, round(number)), *sizes[1:]))
+        least = 0.0 if is_image else _GPU_FLOP[0] / flop
+        number = min(max(number, least), _GPU_FLOP[1] / flop)
+    return replace(layer, sizes=(max(1, round(min(number, high / elements))), *sizes[1:]))
 
 
 def _per_sample(kind: str, sizes: Sequence[int]) -> tuple[float, float]:
@@ -333,8 +345,7 @@ def _per_sample(kind: str, sizes: Sequence[int]) -> tuple[float, float]:
             flop = 4.0 * heads * length**2 * width if kind == "attention" else 0.0
         case _, (channels, side, out, kernel, stride, groups):
             elements = max(channels, out) * side**2
-            if kind in ("convolution", "projection"):
-                flop = 2.0 * channels * out / groups * (kernel * side / stride) ** 2
+            flop = 2.0 * channels * out / groups * (kernel * side / stride) ** 2
         case "embedding", (_, width):
             elements = width
         case _, (channels, side, *_):
