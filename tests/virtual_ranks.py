@@ -264,6 +264,11 @@ class TeamSession(Session):
     def agree(self, value: Any, *, world_size: int) -> Any:
         return self.gather(value, world_size=world_size)[0]
 
+    def clear(self, *, keep: Any = None) -> None:  # noqa: ARG002 - the session's
+        # Recorded steps hold nothing: a search for garbage would take longer than they do.
+        self.measured.release()
+        self.synchronise()
+
 
 def play(gpu: VirtualGpu, items: Items, *, world_size: int, mark: Callable[[], None]) -> None:
     """Let a GPU execute a recorded step in a group of so many ranks."""

@@ -59,7 +59,7 @@ TINY = Budget(
 )
 DEADLINE_S = 180.0
 #: Models of several buckets, on one rank.
-WITH_BUCKETS: Final = ("resnet18", "mlp", "transformer")
+WITH_BUCKETS: Final = ("resnet18", "mlp")
 CAPPED: Final = tuple(
     RunSetting(workload=model, world_size=1, micro_batch=1, bucket_cap_mb=cap_mb)
     for model in WITH_BUCKETS
@@ -135,6 +135,9 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumed]:
         patch.setattr(experiment, "_STACKS", experiment._STACKS[:1])
         wrapped = experiment._WRAPPED[:1] + experiment._WRAPPED[-1:]
         patch.setattr(experiment, "_WRAPPED", wrapped)
+        patch.setitem(experiment._MICRO_BATCHES["cpu"], "lenet", (64, 128))
+        probes = tuple(experiment._planned_probes("cpu"))[::3]
+        patch.setattr(experiment, "_planned_probes", lambda _kind: probes)
         patch.setattr("calibrate.calibrate.Experiment", _WithBuckets)
         planned = _WithBuckets(
             device_kind="cpu", world_sizes=(1, 2), models=("lenet",), budget=TINY, seed=0

@@ -192,16 +192,16 @@ def test_a_truth_that_is_none_is_refused(tmp_path: Path) -> None:
         Truth.read(file)
 
 
-#: What every process of a campaign imports first: a few of the layers, one round, one run of what is judged.
+#: What every process of a campaign imports first: a few of the layers, one round, one short run of what is judged.
 LIGHT = """
 from dataclasses import replace
 from calibrate import experiment
 from validate import judging
 layers = experiment.planned_layers
 experiment.planned_layers = lambda **how: layers(**how)[::24]
-quick = replace(experiment.BUDGETS["quick"], num_rounds=1, other_rounds=1)
+quick = replace(experiment.BUDGETS["quick"], num_rounds=1, other_rounds=1, repetition_s=0.05)
 experiment.BUDGETS["quick"] = quick
-judging.BUDGETS["quick"] = replace(judging.BUDGETS["quick"], num_repetitions=1)
+judging.BUDGETS["quick"] = replace(judging.BUDGETS["quick"], num_repetitions=1, repetition_s=0.2)
 """
 
 
