@@ -199,10 +199,7 @@ def test_the_longest_log_is_read_in_seconds(tmp_path: Path) -> None:
     )
     path = tmp_path / "log"
     path.write_text(
-        "\n".join(
-            line.format(n=n, ms=n + (9e6 if n % 5 == 0 else 1e6))
-            for n in range(1, 190_001)
-        )
+        "\n".join(line.format(n=n, ms=n + (9e6 if n % 5 == 0 else 1e6)) for n in range(1, 190_001))
     )
     start_s = time.process_time()
     assert read_log(path)[0].global_batch == 1024
