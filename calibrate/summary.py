@@ -19,6 +19,8 @@ from perfmodel.units import Seconds
 _BELIEVED_SPREAD = 0.02
 #: Of a value that was measured once.
 _ASSUMED_SPREAD = 0.1
+#: A step that takes so much longer than its device waits for the host.
+_WAITING = 1.03
 #: Curves of what the host issues.
 DISPATCH: Final = ("dispatch_forward", "dispatch_backward", "dispatch_optimizer")
 #: Below the resolution of any clock; keeps the logarithm finite.
@@ -46,6 +48,8 @@ class Repetition:
     """Every step of every rank over what is typical of that rank."""
     device_s: Seconds
     """Of the device alone where it is asynchronous, else as ``step_s``. [s]"""
+    waits: bool = False
+    """Whether the device waits for its host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +91,14 @@ def repetition(observation: StepObservation) -> Repetition:
     ranks = observation.ranks
     per_phase = {"optimizer": 1} | dict.fromkeys(PHASES[:-1], observation.setting.accumulation)
     step_s, streams = max(typical(rank.step_s) for rank in ranks), observation.device_streams
+    device_s = step_s if streams is None else _dense_s(streams)
+    input_s = typical(streams.dense_input_s) if streams and streams.dense_input_s else 0.0
     return Repetition(
         setting=observation.setting,
         round=observation.round,
         step_s=step_s,
-        device_s=step_s if streams is None else _dense_s(streams),
+        device_s=device_s,
+        waits=step_s > _WAITING * (device_s + input_s),
         phases_s={
             phase: float(np.mean([typical(getattr(rank, f"{phase}_s")) for rank in ranks]))
             / per_phase[phase]
@@ -148,11 +155,16 @@ def repeatability(repetitions: Sequence[Repetition]) -> Repeatability:
     over hours (1/f noise: as much in each decade of time), so that
 
         occasion^2 = mean square of run, at least 0.6 %
+
+    Steps that wait for their host vary as the host does, and tell that alone.
     """
     by_round: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    of_host = []
     for setting, group in by_setting(repetitions).items():
         logs = _logs([entry.step_s for entry in group])
-        if len(group) > 1:
+        if any(entry.waits for entry in group):
+            of_host += [logs.var(ddof=1)] if len(group) > 1 else []
+        elif len(group) > 1:
             for entry, value in zip(group, logs - logs.mean(), strict=True):
                 by_round[entry.round].append((setting.world_size, float(value)))
     squares: dict[int, list[float]] = defaultdict(list)
@@ -172,4 +184,5 @@ def repeatability(repetitions: Sequence[Repetition]) -> Repeatability:
         noise = mean_square / num_settings
         between_rounds = math.sqrt(max(0.0, float(np.var(means, ddof=1)) - noise))
     occasion = max(_LEAST_OCCASION, math.sqrt(mean_square))
-    return Repeatability(run=run, round=between_rounds, occasion=occasion)
+    host = math.sqrt(float(np.mean(of_host))) if of_host else 0.0
+    return Repeatability(run=run, round=between_rounds, occasion=occasion, host=host)

@@ -52,11 +52,11 @@ _EXPECTED: Final = {
     "view_s": 0.3,
     "optimizer_s": 1.0,
     "tensor_s": 0.1,
-    "module_s": 3.0,
-    "phase_s": 20.0,
+    "module_s": 2.0,
+    "phase_s": 10.0,
 }
 #: How little the expectation counts beside one measured phase.
-_WEIGHT: Final = 0.01
+_WEIGHT: Final = 0.03
 _SMALLEST_ERROR: Final = 0.02
 
 

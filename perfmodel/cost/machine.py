@@ -283,7 +283,9 @@ class CostModel:
     def _issue_s(
         self, workload: MeasuredWorkload, layout: Layout, phases: PhaseCurves
     ) -> dict[Cause, Samples]:
-        """Time of the host to issue each phase, in the mean of the micro-batches; empty where it issues nothing. [s]
+        """Time of the host to issue each phase in one more run, where another occasion differs as much as a run.
+
+        In the mean of the micro-batches; empty where it issues nothing. [s]
 
         DDP's hooks and buckets cost it once in a step, as with its default buckets; each more is an operator more.
         A gradient that is added is a call in place of a view:
@@ -291,7 +293,8 @@ class CostModel:
             T = alone + (under DDP - alone) / m + calls
         """
         names = [(cause, name) for cause, name in _ISSUES if getattr(phases, name)]
-        shared = self._shared(workload)
+        again = np.exp(math.sqrt(2) * self.profile.repeatability.host * self.deviates("host"))
+        shared = self._shared(workload) * again
 
         def read(curves: PhaseCurves, name: str) -> Samples:
             return self._read(workload, curves, name, layout.micro_batch) * shared

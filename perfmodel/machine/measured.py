@@ -358,6 +358,8 @@ class Repeatability:
     """Of a round of fresh processes."""
     occasion: RelativeError
     """Of an occasion: inferred from runs, since one calibration sees one occasion."""
+    host: RelativeError = 0.0
+    """Of one run of a host that an asynchronous device waits for."""
 
     def run_of(self, world_size: int) -> float:
         """Of a run with so many ranks, or with the most below that; 0 if unknown."""
@@ -369,7 +371,7 @@ class Repeatability:
 
     def again(self, num_rounds: int, num_repetitions: int) -> float:
         """How far a mean over new runs of a calibrated setting is off that of the calibration, in log."""
-        runs = [*self.run.values()] or [0.0]
+        runs = [*self.run.values(), *((self.host,) if self.host else ())] or [0.0]
         run = math.sqrt(sum(each**2 for each in runs) / len(runs))
         own = run * math.sqrt(1 / num_rounds + 1 / num_repetitions)
         return math.hypot(own, self.common(num_rounds, num_repetitions))

@@ -155,7 +155,8 @@ def _machine(document: ProfileDocument) -> Iterator[tuple[str, str]]:
     yield (
         "Repeatability",
         ", ".join(f"{percent(each)} on {counted(n, 'rank')}" for n, each in again.run.items())
-        + f" (one run), {percent(again.round)} (a round), {percent(again.occasion)} inferred (hours apart)",
+        + f" (one run), {percent(again.round)} (a round), {percent(again.occasion)} inferred (hours apart)"
+        + (f", {percent(again.host)} where the host decides" if again.host else ""),
     )
     yield "Dispatch", f"{format_duration(profile.dispatch_s)} of host time per empty operator"
     yield "Fit, one device", _residual(profile.residual.single_log_errors)

@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -81,6 +82,21 @@ def test_how_far_runs_and_rounds_differ_is_recovered(run: float, common: float) 
         assert np.mean([f.run[world_size] for f in found]) == pytest.approx(expected, rel=0.1)
     mean_square = np.mean([f.round**2 for f in found])
     assert mean_square**0.5 == pytest.approx(common, rel=0.3)
+
+
+def test_steps_that_wait_for_their_host_tell_of_the_host_alone() -> None:
+    """Of three settings one waits; it varies a hundred times as much."""
+    truth = Repeatability(run={1: 0.001}, round=0.0, occasion=0.0)
+    logs = np.random.default_rng(0).normal(0, 0.1, 40)
+    [setting] = {entry.setting for entry in drawn(truth, 2, 1, seed=1)}
+    waiting = [
+        replace(entry, setting=replace(setting, workload="heavy"), step_s=math.exp(log), waits=True)
+        for log, entry in zip(logs, drawn(truth, 40, 1, seed=1), strict=True)
+    ]
+    still = drawn(truth, 40, 2, seed=1)
+    found = repeatability([*still, *waiting])
+    assert found.host == pytest.approx(logs.std(ddof=1))
+    assert replace(found, host=0.0) == repeatability(still)
 
 
 def test_two_rounds_do_not_tell_how_much_rounds_differ() -> None:

@@ -55,6 +55,8 @@ def test_a_host_issues_a_steady_step_in_no_more_time_than_it_takes() -> None:
     issued_s = [alone.dispatch_forward, alone.dispatch_backward, alone.dispatch_optimizer]
     assert [point.time_s for [point] in issued_s] == pytest.approx([2.5e-3, 5e-3, 2.5e-3])
     assert alone.forward[0].time_s == pytest.approx(1e-3)
+    # Its device is busy for 4 of 10 ms, that of BARE for 16.
+    assert [repetition(entry).waits for entry in (slow, BARE)] == [True, False]
 
 
 def test_buckets_cost_the_device_what_it_takes_longer_without_gaps() -> None:

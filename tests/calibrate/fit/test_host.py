@@ -72,21 +72,21 @@ ALL = [issuing(model) for model in MODELS]
 
 
 def test_costs_that_made_the_times_come_back() -> None:
-    """Expected is another machine; it draws them less than a sixth of the way, and steps of models left out by 3 %.
+    """Expected is another machine: no phase is 3 % off, no model that is left out 4 %.
 
-    Nine operators of an optimizer are too few beside hundreds of tensors to be told.
+    Models have alike shares of operators and views, which are told together; the rest apart.
     """
     found = existing(fit_host(ALL, REPLAYS, dispatch_s=16e-6, view_s=4e-6))
-    expected = dict.fromkeys(("forward_s", "backward_s"), 16e-6) | {
-        "view_s": 4e-6,
-        "tensor_s": 1.6e-6,
-        "module_s": 48e-6,
-        "phase_s": 320e-6,
-    }
-    for name, expected_s in expected.items():
+    assert found.relative_error < 0.04
+    for model in MODELS:
+        whole = existing(replay(model).traced).at(micro_batch=BATCH)
+        for phase in Phase:
+            counts = issued(whole, phase)
+            assert issued_s(found, counts) == pytest.approx(issued_s(COSTS, counts), rel=0.03)
+    assert found.backward_s == pytest.approx(COSTS.backward_s, rel=0.1)
+    for name, expected_s in {"tensor_s": 1.6e-6, "module_s": 32e-6, "phase_s": 160e-6}.items():
         true_s = getattr(COSTS, name)
-        assert abs(getattr(found, name) - true_s) < (expected_s - true_s) / 6, name
-    assert found.relative_error < 0.03
+        assert abs(getattr(found, name) - true_s) < 0.15 * (expected_s - true_s), name
 
 
 def test_a_view_that_was_not_timed_is_expected_at_a_third() -> None:

@@ -166,6 +166,17 @@ def test_a_host_that_is_slow_is_slow_in_all_phases_and_at_all_batches() -> None:
     assert np.std(np.log(forward_s)) == pytest.approx(0.2, rel=0.2)
 
 
+def test_a_host_varies_by_run_and_as_much_by_occasion() -> None:
+    document = issuing(shared_s=5e-3)
+    again = replace(document, repeatability=replace(document.repeatability, host=0.1))
+    forward_s, backward_s = (
+        terms(again).issue_s[cause] for cause in (Cause.FORWARD, Cause.BACKWARD)
+    )
+    np.testing.assert_allclose(forward_s, backward_s)
+    assert forward_s[0] == pytest.approx(5e-3)
+    assert np.std(np.log(forward_s)) == pytest.approx(0.1 * 2**0.5, rel=0.2)
+
+
 def test_the_host_issues_an_addition_for_every_gradient() -> None:
     """At what a call of autograd costs more than a view: as fitted, or in the mean of both passes."""
     document = issuing(shared_s=5e-3)
