@@ -19,7 +19,7 @@ from perfmodel.tracing.source import ModelSource, default_implementation
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import TrainedModel, autocast, build_model, record_step, without_content
 from perfmodel.units import Bytes
-from perfmodel.workload.memory import num_blas_threads
+from perfmodel.workload.memory import blas_bytes
 from perfmodel.workload.step import StepMethod
 
 _STEP = "perfmodel step"
@@ -88,10 +88,14 @@ def main(arguments: list[str]) -> None:
     with without_content(torch_kind):
         step = record_step(build_model(source, method), int(batch))
     device = open_device(kind, local_rank=0, truth=truth[0] if truth else None)
-    num_threads = num_blas_threads([operator.name for operator in step.operators], step.calls)
+    predicted_bytes = step.peak_bytes
+    if kind == "cuda":
+        names = [operator.name for operator in step.operators]
+        workspaces = blas_bytes(device.workspace_bytes, names, step.calls)
+        predicted_bytes = step.allocated_bytes + workspaces
     call = step.calls[int(step.in_use.sum(axis=1).argmax())]
     found: dict[str, Any] = {
-        "predicted_bytes": step.peak_bytes + num_threads * device.workspace_bytes,
+        "predicted_bytes": predicted_bytes,
         "phase": call.phase.value,
         "operator": step.operators[call.operator].name,
     }

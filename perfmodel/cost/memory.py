@@ -33,8 +33,8 @@ from perfmodel.workload.memory import (
     Moment,
     Part,
     StepMemory,
+    blas_bytes,
     blas_workspace_bytes,
-    num_blas_threads,
 )
 from perfmodel.workload.step import SymbolicStep
 
@@ -146,11 +146,9 @@ class TracedMemory:
     @property
     def workspace_bytes(self) -> Bytes:
         """Workspaces of cuBLAS of all threads that multiply matrices. [B]"""
-        if not self.overhead.workspace_bytes:
-            return 0
         names = [operator.name for operator in self.trace.operators]
         calls = itertools.chain.from_iterable(segment.calls for segment in self.trace.segments)
-        return self.overhead.workspace_bytes * num_blas_threads(names, calls)
+        return blas_bytes(self.overhead.workspace_bytes, names, calls)
 
     def ranks(self, layout: Layout) -> tuple[DeviceMemory, ...]:
         """What one rank of every pipeline stage holds at its highest moment."""
@@ -158,12 +156,16 @@ class TracedMemory:
         return tuple(DeviceMemory.highest(each, overhead) for each in self.stages(layout))
 
     def overhead_under(self, layout: Layout) -> Overhead:
-        """The overhead; what no trace saw is less certain."""
+        """The overhead, with that of a group of ranks; what no trace saw is less certain."""
+        found = self.overhead
+        if layout.world_size > 1:
+            context = found.context_bytes + found.group_bytes
+            found = dataclasses.replace(found, context_bytes=context)
         is_seen = layout.zero == 0 and layout.tp == layout.pp == 1
         if is_seen and layout.recompute is Recompute.NONE:
-            return self.overhead
-        spread = math.hypot(self.overhead.log_spread, _LAYOUT_LOG_SPREAD)
-        return dataclasses.replace(self.overhead, log_spread=spread)
+            return found
+        spread = math.hypot(found.log_spread, _LAYOUT_LOG_SPREAD)
+        return dataclasses.replace(found, log_spread=spread)
 
     def largest_batch(self, layout: Layout, capacity_bytes: Bytes) -> int:
         """Largest micro-batch that fits with ``FITS_ABOVE``; 0 if not even one sample does."""

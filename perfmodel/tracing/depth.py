@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from perfmodel.tracing.step import RecordedStep
+from perfmodel.units import Bytes
 from perfmodel.workload import Call, Operator, Phase, TensorSpec
 
 #: Layers of the models that are recorded; the whole is recorded unless it has more than all of them together.
@@ -45,9 +46,19 @@ def deepened(steps: Sequence[RecordedStep], depth: int) -> RecordedStep:
         raise IrregularLayersError
     found = _grown(second, third, depth - DEPTHS[-1])
     # Gaps that the caching allocator keeps grow with the layers, in whole blocks: within some percent.
-    gaps = [(step.reserved_ratio - 1) * step.peak_bytes for step in (first, third)]
-    gap_bytes = gaps[1] + (gaps[1] - gaps[0]) * (depth - DEPTHS[-1]) / (DEPTHS[-1] - DEPTHS[0])
-    return replace(found, reserved_ratio=1 + max(0.0, gap_bytes) / found.peak_bytes)
+    more = (depth - DEPTHS[-1]) / (DEPTHS[-1] - DEPTHS[0])
+
+    def with_gap(*sizes: Bytes) -> Bytes:
+        before, after = (
+            size - step.peak_bytes for size, step in zip(sizes, (first, third), strict=True)
+        )
+        return found.peak_bytes + max(0, round(after + (after - before) * more))
+
+    return replace(
+        found,
+        allocated_bytes=with_gap(first.allocated_bytes, third.allocated_bytes),
+        reserved_bytes=with_gap(first.reserved_bytes, third.reserved_bytes),
+    )
 
 
 def _parts(step: RecordedStep) -> tuple[Any, ...]:

@@ -1,5 +1,6 @@
 """Storages that are alive during a step, followed on tensors without content."""
 
+import enum
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -66,6 +67,15 @@ class _Storage:
     block: str | None = None
 
 
+class _Event(enum.IntEnum):
+    """What happens to memory at a call, in this order."""
+
+    RELEASE = 0
+    MAKE = 1
+    TAKE = 2
+    """By a kernel for itself, beside its results."""
+
+
 class LiveStorages:
     """Follows every storage from the operator that makes it until nothing refers to it."""
 
@@ -130,19 +140,48 @@ class LiveStorages:
         in_use[:, _PARTS.index(Part.TEMPORARIES)] += np.array(self.workspaces, dtype=np.int64)
         return in_use
 
-    def reserved_ratio(self) -> float:
-        """Memory that CUDA's caching allocator would hold over memory in use at the peak."""
+    def replayed(self) -> CachingAllocator:
+        """CUDA's caching allocator after two steps.
+
+        Optimizer states are made in the first, wherever there is room. Its gradients go when the second begins;
+        what a script holds goes when its successor is there.
+        """
         allocator = CachingAllocator()
-        # At each call releases come before allocations.
-        events = [(s.dead, 0, i) for i, s in enumerate(self._storages) if s.dead is not None]
-        events += [(s.born, 1, i) for i, s in enumerate(self._storages) if s.size_bytes]
         held: dict[int, AllocatorBlock] = {}
-        for _, begins, index in sorted(events):
-            if begins:
-                held[index] = allocator.allocate(self._storages[index].size_bytes)
-            elif index in held:
+
+        def make(index: int) -> None:
+            before = held.get(index)
+            held[index] = allocator.allocate(self._storages[index].size_bytes)
+            if before is not None:
+                allocator.release(before)
+
+        events = sorted(self._events())
+        owned = [i for i, s in enumerate(self._storages) if s.born < 0 and s.size_bytes]
+        states = {i for i in owned if self._storages[i].part is Part.OPTIMIZER}
+        for made in ([i for i in owned if i not in states], sorted(states)):
+            for index in [i for i in held if self._storages[i].part is Part.GRADIENTS]:
                 allocator.release(held.pop(index))
-        return allocator.reserved_bytes / max(1, allocator.peak_allocated_bytes)
+            for index in made:
+                make(index)
+            for _, kind, number in events:
+                if kind is _Event.TAKE:
+                    allocator.release(allocator.allocate(number))
+                elif kind is _Event.MAKE:
+                    make(number)
+                elif number in held:
+                    allocator.release(held.pop(number))
+        return allocator
+
+    def _events(self) -> Iterator[tuple[int, "_Event", int]]:
+        """Call, event, storage of a step, or bytes that a kernel takes for itself."""
+        for index, stored in enumerate(self._storages):
+            if stored.size_bytes and stored.born >= 0:
+                yield stored.born, _Event.MAKE, index
+            if stored.size_bytes and stored.dead is not None:
+                yield stored.dead, _Event.RELEASE, index
+        for call, size_bytes in enumerate(self.workspaces):
+            if size_bytes:
+                yield call, _Event.TAKE, size_bytes
 
     def follow_blocks(
         self, module: nn.Module, until: ExitStack, *, forward: Callable[[], bool]

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from perfmodel.errors import UntraceableModel
 from perfmodel.tracing.liveness import LiveStorages
-from perfmodel.units import Bytes
+from perfmodel.units import MIB, Bytes
 from perfmodel.workload import ELEMENT_BYTES, Call, Operator, Phase, TensorSpec
 
 
@@ -163,8 +163,51 @@ class ConvolutionBytes:
         return max(0, max(moments) - done - self.weight)
 
 
-def workspace_bytes(func: Any, args: Sequence[Any]) -> Bytes:
-    """What the CPU kernel of an operator takes beyond its results; 0 where nothing is known. [B]"""
+#: Tensor cores read channels, or pixels, in pieces of so many bytes.
+_CHANNEL_BYTES: Final = 16
+#: Sums of a weight's gradient that are kept apart: copies of the weight, and their bytes, at most.
+_PARTIAL_SUMS: Final = 64
+_PARTIAL_SUMS_BYTES: Final = 8 * MIB
+
+
+def cudnn_workspace_bytes(
+    inputs: Tensor,
+    weight: Tensor,
+    outputs: Sequence[int],
+    settings: Sequence[Any],
+    *,
+    backward: bool,
+) -> Bytes:
+    """What cuDNN takes for a convolution on tensor cores: copies with channels last, and partial sums. [B]
+
+    Read off 164 convolutions of ResNets on an H200 (cuDNN 9.19): the algorithm is a heuristic's choice.
+    """
+    stride, _, _, transposed, _, groups = settings
+    if transposed or groups > 1:
+        return 0
+    size, channels = inputs.element_size(), int(inputs.shape[1])
+    padded = -(-channels * size // _CHANNEL_BYTES) * _CHANNEL_BYTES
+    is_last = inputs.is_contiguous(memory_format=torch.channels_last)
+    pixels = int(inputs.shape[2]) * int(inputs.shape[3])
+    is_pointwise = tuple(weight.shape[2:]) == (1, 1) and set(stride) == {1}
+    is_product = is_pointwise and not is_last and pixels * size % _CHANNEL_BYTES == 0
+    copies = 0
+    if not is_last or padded != channels * size:
+        copies += inputs.nbytes // (channels * size) * padded
+    if not is_last:
+        copies += math.prod(outputs) * size + weight.nbytes
+    if is_product:  # of each sample
+        return min(copies, int(inputs.shape[0]) * weight.nbytes) if backward else 0
+    if backward and inputs.dtype == torch.float32:
+        return copies + min(_PARTIAL_SUMS_BYTES, _PARTIAL_SUMS * weight.nbytes)
+    return copies
+
+
+def workspace_bytes(func: Any, args: Sequence[Any], *, on_cuda: bool = False) -> Bytes:
+    """What the kernel of an operator takes beyond its results; 0 where nothing is known. [B]
+
+    ``on_cuda``: Whatever the device of the tensors.
+    """
     if func is _CONVOLUTION:
         inputs, weight, _, *settings = args[:9]
         outputs = _output_shape(inputs, weight, settings)
@@ -173,8 +216,25 @@ def workspace_bytes(func: Any, args: Sequence[Any]) -> Bytes:
         outputs = gradient.shape
     else:
         return 0
-    if inputs.device.type != "cpu" or inputs.dim() != 4:
-        return 0
+    backward = func is _CONVOLUTION_BACKWARD
+    device = "cuda" if on_cuda else inputs.device.type
+    if device == "cuda" and inputs.dim() == 4:
+        return cudnn_workspace_bytes(inputs, weight, outputs, settings, backward=backward)
+    if device == "cpu" and inputs.dim() == 4:
+        for_inputs = bool(args[10][0]) if backward else None
+        return _cpu_workspace_bytes(inputs, weight, outputs, settings, for_inputs=for_inputs)
+    return 0
+
+
+def _cpu_workspace_bytes(
+    inputs: Tensor,
+    weight: Tensor,
+    outputs: Sequence[int],
+    settings: Sequence[Any],
+    *,
+    for_inputs: bool | None,
+) -> Bytes:
+    """``for_inputs``: Whether a backward pass computes their gradient; None in a forward pass."""
     if inputs.is_contiguous(memory_format=torch.channels_last) and not inputs.is_contiguous():
         # The kernel works in place; the weight alone is copied.
         return int(weight.nbytes)
@@ -192,7 +252,7 @@ def workspace_bytes(func: Any, args: Sequence[Any]) -> Bytes:
         blocked_inputs=0 if plain else _blocked(inputs.nbytes, inputs.shape[1]),
         blocked_outputs=_blocked(output_bytes, outputs[1]),
     )
-    return sizes.forward() if func is _CONVOLUTION else sizes.backward(for_inputs=args[10][0])
+    return sizes.forward() if for_inputs is None else sizes.backward(for_inputs=for_inputs)
 
 
 def _blocked(size_bytes: Bytes, channels: int) -> Bytes:
@@ -245,12 +305,12 @@ _NO_DATA = (
 class Recorder(TorchDispatchMode):
     """Records operators while it is entered, and follows which storages are alive.
 
-    ``has_workspaces``: Whether kernels of the CPU will run, which take memory for themselves.
+    ``on_cuda``: Whether CUDA's kernels are meant, whatever the device of the tensors.
     """
 
-    def __init__(self, paths: ModulePaths, *, has_workspaces: bool = True) -> None:
+    def __init__(self, paths: ModulePaths, *, on_cuda: bool = False) -> None:
         super().__init__()
-        self._has_workspaces = has_workspaces
+        self._on_cuda = on_cuda
         self.phase = Phase.FORWARD
         self.num_phase_calls = 0
         """Calls of the present phase so far."""
@@ -299,7 +359,7 @@ class Recorder(TorchDispatchMode):
         )
         aliases = _aliases(func)
         mutated = _mutated(aliases, args, keywords, seen)
-        self.live.begin(workspace_bytes(func, args) if self._has_workspaces else 0)
+        self.live.begin(workspace_bytes(func, args, on_cuda=self._on_cuda))
         self.running = True
         same = self.operator, tuple(inputs), arguments
         if same in self._results:

@@ -54,13 +54,20 @@ class RecordedStep:
     """Shape ``(num_calls, len(Part))``, with what each kernel takes for itself. [B]"""
     blocks: dict[str, tuple[Bytes, Bytes]]
     """Inputs and saved activations of each block. [B]"""
-    reserved_ratio: float
-    """What CUDA's caching allocator would hold over what is in use at the peak."""
+    allocated_bytes: Bytes
+    """Most that CUDA's caching allocator would hand out at once, with what it leaves unsplit."""
+    reserved_bytes: Bytes
+    """What it would hold. [B]"""
 
     @property
     def peak_bytes(self) -> Bytes:
         """Most in use at once. [B]"""
         return int(self.in_use.sum(axis=1).max())
+
+    @property
+    def reserved_ratio(self) -> float:
+        """What CUDA's caching allocator would hold over what is in use at the peak."""
+        return self.reserved_bytes / max(1, self.peak_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +249,7 @@ def record_step(
     """
     model.optimizer.zero_grad(set_to_none=True)
     paths = ModulePaths(model.module)
-    recorder = Recorder(paths, has_workspaces=model.casts is None)
+    recorder = Recorder(paths, on_cuda=model.casts is not None)
     live = recorder.live
     ready: dict[str, int] = {}
 
@@ -277,6 +284,7 @@ def record_step(
             raise UntraceableModel(
                 f"{model.source.name}: {_complaint(recorder, error, advice)}"
             ) from error
+    allocator = live.replayed()
     return RecordedStep(
         micro_batch=micro_batch,
         sample=sample,
@@ -286,7 +294,8 @@ def record_step(
         saved_bytes=saved_bytes,
         in_use=live.by_part(),
         blocks=live.block_bytes(),
-        reserved_ratio=live.reserved_ratio(),
+        allocated_bytes=allocator.peak_allocated_bytes,
+        reserved_bytes=allocator.reserved_bytes,
     )
 
 

@@ -152,19 +152,29 @@ _BLAS: Final = frozenset(
 )
 
 
+#: cuBLASLt multiplies what gets a bias; its workspace is this by default (``CUBLASLT_WORKSPACE_SIZE``). [B]
+_LT_WORKSPACE: Final = MIB
+_BIASED: Final = frozenset({"addmm", "_addmm_activation"})
+
+
 def blas_workspace_bytes(architecture: str) -> Bytes:
     """What each thread that multiplies matrices keeps on a GPU such as "Hopper sm_90". [B]"""
     return next(size for part, size in _BLAS_WORKSPACES.items() if part in architecture)
 
 
-def num_blas_threads(names: Sequence[str], calls: Iterable[Call]) -> int:
-    """Threads with a handle of cuBLAS: the script's in the forward pass, autograd's in the backward pass.
+def blas_bytes(workspace_bytes: Bytes, names: Sequence[str], calls: Iterable[Call]) -> Bytes:
+    """Workspaces of cuBLAS: one for each thread that multiplies, and that of products with a bias. [B]
 
+    The script's thread multiplies in the forward pass, autograd's in the backward pass.
     ``names``: Of the operators that the calls refer to.
     """
-    products = {i for i, name in enumerate(names) if base_name(name) in _BLAS}
-    phases = {call.phase for call in calls if call.operator in products}
-    return len(phases - {Phase.OPTIMIZER})
+    if not workspace_bytes:
+        return 0
+    bases = [base_name(name) for name in names]
+    seen = {(call.phase, bases[call.operator]) for call in calls}
+    threads = {phase for phase, base in seen if base in _BLAS} - {Phase.OPTIMIZER}
+    has_bias = any(base in _BIASED for _, base in seen)
+    return len(threads) * workspace_bytes + (_LT_WORKSPACE if has_bias else 0)
 
 
 # CUDA's caching allocator (c10/cuda/CUDACachingAllocator.cpp).

@@ -60,6 +60,10 @@ def test_products_of_both_passes_keep_their_workspaces_on_a_gpu() -> None:
     }
     with_them, without = found["Hopper sm_90"], found[None]
     assert with_them.parts[WORKSPACES] == 64 * MIB
+    [two] = TracedMemory(
+        trace=trace, memory=memory, overhead=overhead_of(memory, "cuda", "Hopper sm_90")
+    ).ranks(replace(layout, dp=2))
+    assert two.parts[CONTEXT] == with_them.parts[CONTEXT] + OVERHEADS["cuda"].group_bytes
     assert WORKSPACES not in without.parts
     assert with_them.tensor_bytes == without.tensor_bytes + 64 * MIB
     assert with_them.parts[SLACK] == without.parts[SLACK]
@@ -114,8 +118,8 @@ def test_the_largest_batch_fits_and_the_next_does_not(capacity_mib: int, batch: 
     assert found == batch
 
 
-def test_a_gpu_is_said_not_to_be_validated_and_other_kinds_are_refused() -> None:
-    assert "not validated" in overhead_of(step_memory(), "cuda").evidence
+def test_a_gpu_is_said_to_be_checked_on_one_and_other_kinds_are_refused() -> None:
+    assert "checked on one H200" in overhead_of(step_memory(), "cuda").evidence
     with pytest.raises(ValueError, match=r"device_kind must be cpu or cuda, got 'tpu'"):
         overhead_of(step_memory(), "tpu")
 

@@ -11,11 +11,13 @@ from calibrate.peak import allocator_peak_bytes
 from perfmodel.cost.memory import TracedMemory
 from perfmodel.layout import Layout, Recompute
 from perfmodel.machine import OVERHEADS
+from perfmodel.tracing.liveness import LiveStorages
 from perfmodel.tracing.recorder import ConvolutionBytes
 from perfmodel.tracing.source import Batch, ModelSource
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import RecordedStep, build_model, record_step, without_content
 from perfmodel.tracing.trace import joined_memory, trace_model
+from perfmodel.units import MIB
 from perfmodel.workload import Phase
 from perfmodel.workload.memory import Part
 from perfmodel.workload.step import StepMethod
@@ -112,6 +114,24 @@ def test_blocks_and_checkpointing_agree_with_a_checkpointed_trace() -> None:
     traced = TracedMemory(trace=plain.step, memory=plain.memory, overhead=OVERHEADS["cpu"])
     [found] = traced.ranks(Layout(micro_batch=32, recompute=Recompute.FULL))
     assert found.tensor_bytes == pytest.approx(again.peak_bytes, rel=0.1)
+
+
+def test_an_allocator_serves_two_steps() -> None:
+    """States are made where the first has left room: its largest result finds none there in the second."""
+    live = LiveStorages()
+    owned = torch.empty(3 * MIB), torch.empty(6 * MIB)
+    live.follow(owned[0], Part.PARAMETERS)
+    live.follow(owned[1], Part.OPTIMIZER)
+    live.begin(0)
+    result = torch.empty(10 * MIB)
+    live.follow(result)
+    del result
+    live.begin(5 * MIB)
+    allocator = live.replayed()
+    assert live.by_part().sum(axis=1).max() == (12 + 24 + 40) * MIB
+    # The states take 24 of the 40 MiB that the result had.
+    assert allocator.peak_allocated_bytes == (12 + 24 + 40) * MIB
+    assert allocator.reserved_bytes == (12 + 40 + 40) * MIB
 
 
 def test_blocked_layouts_cost_copies() -> None:

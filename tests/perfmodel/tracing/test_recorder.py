@@ -40,6 +40,48 @@ def test_a_step_is_the_same_as_by_torch_s_rules_alone(model: str) -> None:
         assert quick == traced()
 
 
+@pytest.mark.parametrize(
+    ("how", "shape", "stride", "forward_bytes", "backward_bytes"),
+    [
+        # Samples, channels in and out, kernel, side; bytes as an H200 took them.
+        ("fp32", (256, 128, 128, 3, 28), 1, 208.2e6, 214.4e6),
+        ("fp32", (256, 3, 64, 7, 224), 2, 977.3e6, 1033.9e6),
+        ("fp32", (32, 512, 128, 1, 28), 1, 0, 8.39e6),
+        ("fp32", (256, 2048, 512, 1, 7), 1, 128.5e6, 136.8e6),
+        ("bf16", (32, 64, 64, 3, 56), 1, 25.8e6, 27.7e6),
+        ("bf16 last", (256, 3, 64, 7, 224), 2, 205.6e6, 211.8e6),
+        ("bf16 last", (256, 64, 64, 3, 56), 1, 0, 1.9e6),
+    ],
+)
+def test_convolutions_on_tensor_cores_copy_what_is_not_laid_out_for_them(
+    how: str,
+    shape: tuple[int, int, int, int, int],
+    stride: int,
+    forward_bytes: float,
+    backward_bytes: float,
+) -> None:
+    samples, channels, results, kernel, side = shape
+    settings = ([stride] * 2, [kernel // 2] * 2, [1, 1], False, [0, 0], 1)
+    dtype = torch.float32 if how == "fp32" else torch.bfloat16
+    form = torch.channels_last if how.endswith("last") else torch.contiguous_format
+    with torch.device("meta"):
+        inputs, weight, gradient = (
+            torch.empty(size, dtype=dtype).contiguous(memory_format=form)
+            for size in (
+                (samples, channels, side, side),
+                (results, channels, kernel, kernel),
+                (samples, results, side // stride, side // stride),
+            )
+        )
+    aten = torch.ops.aten
+    convolution = aten.convolution.default, (inputs, weight, None, *settings)
+    backward = aten.convolution_backward.default, (gradient, inputs, weight, None, *settings)
+    for (func, args), expected in ((convolution, forward_bytes), (backward, backward_bytes)):
+        found = recorder.workspace_bytes(func, (*args, [True] * 3), on_cuda=True)
+        assert found == pytest.approx(expected, rel=0.06, abs=2e6)
+        assert recorder.workspace_bytes(func, (*args, [True] * 3)) == 0  # a device of no kernels
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_of_half_precision_scores_is_computed_as_cuda_s_autocast_does(
     smoothing: float,

@@ -9,9 +9,9 @@ from perfmodel.units import KIB, MIB
 from perfmodel.workload import Call, Phase
 from perfmodel.workload.memory import (
     CachingAllocator,
+    blas_bytes,
     blas_workspace_bytes,
     block_bytes,
-    num_blas_threads,
     segment_bytes,
     upper_envelope,
 )
@@ -72,7 +72,7 @@ def test_matrix_products_keep_a_workspace_by_architecture(device: str, size_byte
     assert blas_workspace_bytes(sheet.architecture) == size_bytes
 
 
-def test_threads_that_multiply_matrices_are_those_of_the_passes() -> None:
+def test_each_pass_that_multiplies_keeps_a_workspace_and_products_with_a_bias_their_own() -> None:
     names = [
         "aten.relu.default",
         "aten.addmm.default",
@@ -80,12 +80,14 @@ def test_threads_that_multiply_matrices_are_those_of_the_passes() -> None:
         "aten.mm.default",
     ]
 
-    def threads(*calls: tuple[int, Phase]) -> int:
-        return num_blas_threads(names, (Call(operator=o, phase=p, module="") for o, p in calls))
+    def found(*calls: tuple[int, Phase], each: int = 32 * MIB) -> int:
+        made = [Call(operator=operator, phase=phase, module="") for operator, phase in calls]
+        return blas_bytes(each, names, made)
 
-    assert threads((0, Phase.FORWARD), (2, Phase.FORWARD), (2, Phase.BACKWARD)) == 0
-    assert threads((1, Phase.FORWARD), (1, Phase.FORWARD), (3, Phase.OPTIMIZER)) == 1
-    assert threads((1, Phase.FORWARD), (3, Phase.BACKWARD)) == 2
+    assert found((0, Phase.FORWARD), (2, Phase.FORWARD), (2, Phase.BACKWARD)) == 0
+    assert found((3, Phase.FORWARD), (3, Phase.FORWARD), (3, Phase.OPTIMIZER)) == 32 * MIB
+    assert found((1, Phase.FORWARD), (3, Phase.BACKWARD)) == 65 * MIB
+    assert found((1, Phase.FORWARD), (3, Phase.BACKWARD), each=0) == 0
 
 
 @pytest.mark.parametrize(
