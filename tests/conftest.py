@@ -13,9 +13,8 @@ from calibrate.locks import LOCK_VARIABLE, machine_to_itself
 
 #: Set in a worker of pytest-xdist, not in plain pytest.
 _IS_ONE_OF_SEVERAL: Final = "PYTEST_XDIST_WORKER" in os.environ
-if _IS_ONE_OF_SEVERAL:
-    # Workers have a core each; numpy and torch read this when they are imported.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Workers have a core each; numpy and torch read this when they are imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 #: Markers of what takes longest: it comes first, or one worker would still be at it when all others
 #: have finished.

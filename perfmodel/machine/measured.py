@@ -157,18 +157,15 @@ class CollectiveProfile:
     collective: str
     world_size: Count
     points: Curve
-    """Time over the size of the whole array in bytes."""
+    """Time over the size of the whole array in bytes, ascending; it counts as in nccl-tests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredCollective:
-    """One collective in one group, over the size of the whole array."""
+class MeasuredCollective(CollectiveProfile):
+    """The same of a group whose nodes are known."""
 
-    collective: str
     world_size: Annotated[int, Ge(2)]
     num_nodes: Count
-    points: Curve
-    """Time over the size in bytes, ascending; the size counts as in nccl-tests (whole array)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,14 +141,12 @@ def _collective(delivery: Delivery, clause: Clause) -> Quantity | None:
     return None
 
 
-def is_about(entry: CollectiveProfile | MeasuredCollective, clause: Clause) -> bool:
+def is_about(entry: CollectiveProfile, clause: Clause) -> bool:
     """Whether a measured collective is that of a clause."""
     return (entry.collective, entry.world_size) == (clause.collective, clause.world_size)
 
 
-def read_curve(
-    entry: CollectiveProfile | MeasuredCollective, *, num_draws: int = NUM_DRAWS
-) -> CurveDraws:
+def read_curve(entry: CollectiveProfile, *, num_draws: int = NUM_DRAWS) -> CurveDraws:
     """Draws of a measured collective, the same whenever they are wanted."""
     return CurveDraws.sample(entry.points, num_draws=num_draws, rng=np.random.default_rng(0))
 
