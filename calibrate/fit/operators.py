@@ -59,6 +59,8 @@ _STREAMING: Final = ("pointwise", "copy", "function")
 _EXPECTED_WEIGHT: Final = 0.2
 #: An optimizer over lists updates many tensors at once: of a kernel's start, each pays its share.
 _TENSORS_PER_KERNEL: Final = 100
+#: However few tensors there are.
+_KERNELS_PER_UPDATE: Final = 3
 #: Of rows that a kernel goes through as many at least take as long as its start.
 _ROWS_PER_START: Final = 1000
 #: FLOP or bytes per second of kinds of kernels that were not timed.
@@ -164,7 +166,8 @@ class KernelCosts:
         """By kind of work, as ``work`` counts it; nothing of views, and of tensors that are updated one by one."""
         if is_of_optimizer(name) and not name.endswith(" loop"):
             passes = max(timing.moved_bytes / timing.units[1] for timing in members)
-            return self.start_s / _TENSORS_PER_KERNEL, passes / self.bytes_per_s
+            start_s = _KERNELS_PER_UPDATE * self.start_s
+            return self.start_s / _TENSORS_PER_KERNEL, passes / self.bytes_per_s, start_s
         if not all(is_kernel(name, timing) for timing in members):
             return ()
         flop_per_s = self.flop_per_s[convolves(name), is_half(name)] or _UNSEEN_RATE
@@ -323,7 +326,7 @@ def _timings(layers: Sequence[OperatorsObservation], *, on_gpu: bool) -> dict[st
                 time_s=typical(point.times_s) / point.num_tensors,
                 flop=0.0,
                 moved_bytes=OPTIMIZERS[point.optimizer].passes * size,
-                units=optimizer_work(size),
+                units=optimizer_work(size, size * point.num_tensors),
             )
             groups[optimizer_family(point.optimizer, point.implementation)].append(timing)
     return groups

@@ -201,9 +201,9 @@ def work(operator: Operator) -> tuple[float, ...]:
     return (1.0, operator.flop, *parts, again)
 
 
-def optimizer_work(size_bytes: Bytes) -> tuple[float, ...]:
-    """The same of an optimizer's step over one tensor: call and bytes."""
-    return 1.0, float(size_bytes)
+def optimizer_work(size_bytes: Bytes, total_bytes: Bytes) -> tuple[float, ...]:
+    """The same of an optimizer's step over one of several tensors: call, bytes, and its share of the step itself."""
+    return 1.0, float(size_bytes), size_bytes / max(1, total_bytes)
 
 
 def optimizer_family(optimizer: str, implementation: str) -> str:

@@ -333,7 +333,10 @@ class OperatorDurations:
         ]
         if entry is None:
             return sum(traffic * size / self.profile.peak_bytes_per_s for size in sizes)
-        return sum(_expected_s(entry, optimizer_work(size), 0.0, traffic * size) for size in sizes)
+        total = sum(sizes)
+        return sum(
+            _expected_s(entry, optimizer_work(size, total), 0.0, traffic * size) for size in sizes
+        )
 
     def _streamed(self, duration: PhaseDuration, *, num_tensors: int) -> PhaseDuration:
         """An optimizer on the device that is asked for: it streams memory."""
@@ -359,11 +362,12 @@ class OperatorDurations:
                 )
                 for size in sizes
             ]
-        points = np.array([optimizer_features(size, sum(sizes)) for size in sizes])
+        total = sum(sizes)
+        points = np.array([optimizer_features(size, total) for size in sizes])
         return [
             Duration(
                 time_s=reading.ratio
-                * _expected_s(entry, optimizer_work(size), 0.0, traffic * size),
+                * _expected_s(entry, optimizer_work(size, total), 0.0, traffic * size),
                 log_error=reading.log_error,
                 evidence=reading.evidence,
                 family=kind,
