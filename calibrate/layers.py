@@ -292,7 +292,8 @@ _GPU_CLASSES: Final = 1, 4, 16
 _GPU_WEIGHTS: Final = {
     "projection": 0.3,
     **dict.fromkeys(("depthwise", "depthwise_last"), 0.5),
-    **dict.fromkeys(("attention", "layer_norm", "loss"), 2.0),
+    "convolution": 0.8,
+    **dict.fromkeys(("attention", "layer_norm", "linear", "loss"), 2.0),
     "batch_norm": 4.0,
 }
 #: Widths of heads.
