@@ -51,6 +51,12 @@ def test_the_table_of_a_real_gpu_is_that_of_its_records() -> None:
     text = gpu_report.PAGE.read_text(encoding="utf-8")
     assert gpu_report.BEGIN in text
     assert gpu_report.written(text) == text
+    for name in ("steps", "models-measured", "models-curves"):
+        summary = json.loads((gpu_report.RECORDS / f"{name}.json").read_bytes())["summary"]
+        found, median, _ = gpu_report.verdict(name)
+        assert [found.mape, median, abs(found.worst)] == pytest.approx(
+            [summary["mape"], summary["median_absolute"], summary["worst_absolute"]]
+        )
 
 
 def test_a_missed_gate_is_named() -> None:

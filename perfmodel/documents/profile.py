@@ -44,11 +44,17 @@ class MachineDocument(Document):
 
 
 SHIPPED: Final = Path(__file__).with_name("machines")
+CALIBRATED: Final = SHIPPED / "calibrated"
 _RUNS: Final = SHIPPED / "runs"
 
 
 def shipped_machines() -> dict[str, Path]:
-    """Machines that come with perfmodel, by name; ``python -m tests.benchmarks.machines`` makes them."""
+    """Machines that come with perfmodel, by name: inferred from steps of others, or calibrated."""
+    return inferred_machines() | {path.stem: path for path in sorted(CALIBRATED.glob("*.json"))}
+
+
+def inferred_machines() -> dict[str, Path]:
+    """Those of them that steps of others tell of; ``python -m tests.benchmarks.machines`` makes them."""
     return {path.stem: path for path in sorted(SHIPPED.glob("*.json"))}
 
 

@@ -25,6 +25,7 @@ from perfmodel.documents.page import (
 from perfmodel.documents.profile import (
     InferredDocument,
     ProfileDocument,
+    inferred_machines,
     shipped_machines,
     shipped_runs,
 )
@@ -144,7 +145,7 @@ def _unique_name(path: Path, taken: Mapping[str, object]) -> str:
 
 def unmeasured_machines() -> list[Path]:
     """The machines that come with perfmodel, one whose links are known first, those of large models last."""
-    shipped = shipped_machines()
+    shipped = inferred_machines()
     return [shipped.pop(FIRST_MACHINE), *shipped.values(), *shipped_runs().values()]
 
 

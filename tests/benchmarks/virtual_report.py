@@ -81,10 +81,10 @@ def summary(name: str, rows: Sequence[Row], gate: Gate) -> Figure:
     """Of steps and their intervals."""
     errors = [row["nominal"] / row["step_s"] - 1 for row in rows]
     inside = [row["p5"] <= row["step_s"] <= row["p95"] for row in rows]
-    return _figure(name, errors, gate, covered=statistics.fmean(inside))
+    return figure(name, errors, gate, covered=statistics.fmean(inside))
 
 
-def _figure(
+def figure(
     name: str, errors: Sequence[float], gate: Gate, *, covered: float | None = None
 ) -> Figure:
     mape = float(np.mean(np.abs(errors)))
@@ -133,9 +133,9 @@ def figures(record: Row) -> Iterator[Figure]:
             for error in row["errors"]
         ]
         if errors:
-            yield _figure(f"all-reduces of {name}, 1 KiB to 1 GiB", errors, _LAW)
+            yield figure(f"all-reduces of {name}, 1 KiB to 1 GiB", errors, _LAW)
     if record["memory"]:
-        yield _figure("peaks of memory", [row["error"] for row in record["memory"]], _MEMORY)
+        yield figure("peaks of memory", [row["error"] for row in record["memory"]], _MEMORY)
 
 
 def table(record: Row) -> str:

@@ -10,7 +10,12 @@ from perfmodel.answer.answer import answer
 from perfmodel.cost.machine import CostModel
 from perfmodel.cost.network import Group, for_nccl
 from perfmodel.cost.step_curves import LawDurations
-from perfmodel.documents.profile import InferredDocument, ProfileDocument, shipped_machines
+from perfmodel.documents.profile import (
+    InferredDocument,
+    ProfileDocument,
+    inferred_machines,
+    shipped_machines,
+)
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout import Layout, parse_layout
@@ -49,7 +54,7 @@ def test_a_gpu_that_was_calibrated_predicts_itself_and_others_with_links() -> No
     assert many.step.nominal > one.step.nominal
 
 
-@pytest.mark.parametrize("name", sorted(shipped_machines().keys() - {"h200"}))
+@pytest.mark.parametrize("name", inferred_machines())
 def test_one_device_is_inferred_and_in_seconds_that_can_be(name: str) -> None:
     machine = ProfileDocument.read(shipped_machines()[name]).machine
     workload = timed_workload(machine, WORKLOAD, trace=traced())
