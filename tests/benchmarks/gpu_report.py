@@ -40,10 +40,11 @@ def verdict(name: str) -> tuple[Figure, float, str]:
     """Figures of a verdict, the median of its errors without their signs, and how many intervals held."""
     words, key, gate = _JUDGED[name]
     found: list[dict[str, Any]] = json.loads((RECORDS / f"{name}.json").read_bytes())[key]
-    errors = [each.get("signed_error", each.get("relative_error")) for each in found]
+    error = "signed_error" if "signed_error" in found[0] else "relative_error"
+    errors = [float(each[error]) for each in found]
     inside = [each["is_covered"] for each in found if "is_covered" in each]
     held = f"{sum(inside)} of {len(inside)}" if inside else "-"
-    return figure(words, errors, gate), statistics.median(map(abs, errors)), held
+    return figure(words, errors, gate), statistics.median(abs(each) for each in errors), held
 
 
 def rows() -> Iterator[str]:
