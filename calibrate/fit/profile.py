@@ -257,8 +257,8 @@ def _speed(repetitions: Iterable[tuple[Sequence[float], Sequence[float]]]) -> fl
 
 
 def _rate(entry: ComputeObservation) -> ComputeRate:
-    # A host that falls behind lengthens the later rows.
-    share = 0.25 if entry.probe == QUEUE_PROBE else 0.5
+    # A host that falls behind lengthens most rows.
+    share = 0.1 if entry.probe == QUEUE_PROBE else 0.5
     time_s = float(np.quantile(entry.durations_s, share))
     return ComputeRate(
         probe=entry.probe,
@@ -292,4 +292,11 @@ def _undetermined(draft: MeasuredMachine, *, num_nodes: int) -> tuple[str, ...]:
         found.append("only two ranks were measured: growth of collectives is structural")
     if num_nodes == 1:
         found.append("only one node was measured: the network between nodes is unknown")
+    has_probe = any(rate.probe == QUEUE_PROBE for rate in draft.rates)
+    # Virtual events may take nothing.
+    if draft.device_kind == "cuda" and has_probe and event_s(draft.rates) == 0:
+        found.append(
+            "events of this device were not measured: kernels in a row took no less than one between "
+            "two; times of its operators include them"
+        )
     return tuple(found)

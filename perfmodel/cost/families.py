@@ -49,7 +49,9 @@ _SCATTERS: Final = frozenset(
     {"slice_backward", "select_backward", "index_put", "_index_put_impl", "scatter_add"}
 )
 #: Losses that read one score a row.
-_LOOKS_UP: Final = ("nll_loss_forward", "nll_loss_backward")
+_LOOKS_UP: Final = (
+    *("nll_loss_forward", "nll_loss_backward", "nll_loss2d_forward", "nll_loss2d_backward"),
+)
 #: Kernels that go row by row, however short the rows are.
 _BY_ROW: Final = frozenset(
     {
@@ -153,7 +155,9 @@ def wider_families(name: str) -> tuple[str, ...]:
     half = name.removeprefix(bare)
     dense = bare.replace(_PATCHES, _DENSE)
     wide = _FUNCTION if all_functions(bare) else _without_details(dense)
-    found = (bare, f"{dense}{half}", dense, f"{wide}{half}", wide)
+    # Where dense ones with all details were timed, none of patches was: that was a GPU.
+    closest = (bare, dense, _without_details(bare), wide)
+    found = [f"{each}{kind}" for kind in (half, "") for each in closest]
     return tuple(each for each in dict.fromkeys(found) if each != name)
 
 
@@ -188,8 +192,8 @@ def work(operator: Operator) -> tuple[float, ...]:
         parts = [float(spec.size_bytes) for spec in _factors(operator)] + [operator.written_bytes]
     elif kind in _LOOKS_UP:
         # One score a row, wherever it lies.
-        rows = sum(float(spec.size_bytes) for spec in operator.inputs if len(spec.shape) == 1)
-        parts = [rows, rows, operator.written_bytes]
+        targets_bytes = float(_targets(operator).size_bytes)
+        parts = [targets_bytes, targets_bytes, operator.written_bytes]
     else:
         largest = max((spec.size_bytes for spec in operator.inputs), default=0)
         first = min(float(largest), operator.read_bytes)
@@ -197,7 +201,8 @@ def work(operator: Operator) -> tuple[float, ...]:
     if kind in _BY_ROW:
         again = _num_rows(operator)
     elif "batch_norm" in kind:
-        again = _largest_input(operator).size_bytes / max(1, _scaled_by(operator))
+        image = _largest_input(operator)
+        again = image.size_bytes / max(1, _channels(image))
     return (1.0, operator.flop, *parts, again)
 
 
@@ -335,9 +340,8 @@ def _attention(operator: Operator) -> tuple[float, ...]:
 
 
 def _normalisation(operator: Operator) -> tuple[float, ...]:
-    """Elements, and those of the smallest tensor that scales them: the width."""
-    largest = max(spec.num_elements for spec in operator.inputs)
-    return (_log(largest), _log(_scaled_by(operator)))
+    """Elements, and those of one row."""
+    return (_log(_largest_input(operator).num_elements), _log(_normalised_width(operator)))
 
 
 def _batch_norm(operator: Operator) -> tuple[float, ...]:
@@ -345,24 +349,39 @@ def _batch_norm(operator: Operator) -> tuple[float, ...]:
     largest = _largest_input(operator)
     return (
         _log(largest.num_elements),
-        _log(_scaled_by(operator)),
+        _log(_channels(largest)),
         _log(math.prod(largest.shape[2:])),
     )
 
 
 def _num_rows(operator: Operator) -> float:
-    """Of the largest tensor."""
+    """Of the largest tensor; of a loss one a target."""
+    kind = family(operator).partition(" ")[0]
+    if kind in _LOOKS_UP:
+        return _targets(operator).num_elements
     largest = _largest_input(operator)
-    width = _scaled_by(operator) if "norm" in operator.name else largest.shape[-1]
+    width = _normalised_width(operator) if "norm" in kind else math.prod(largest.shape[-1:])
     return largest.num_elements / max(1, width)
+
+
+def _targets(operator: Operator) -> TensorSpec:
+    """What a loss looks up: class by class, where scores are of a floating type."""
+    return next(spec for spec in operator.inputs if "int" in spec.dtype)
+
+
+def _normalised_width(operator: Operator) -> int:
+    """Elements of a row of a layer normalisation, whether or not a weight scales it."""
+    shape: list[int] = parsed(operator.arguments)[0][2 if "backward" in operator.name else 1]
+    return math.prod(shape)
+
+
+def _channels(image: TensorSpec) -> int:
+    """What batch normalisation tells apart, whether or not a weight scales it."""
+    return math.prod(image.shape[1:2])
 
 
 def _largest_input(operator: Operator) -> TensorSpec:
     return max(operator.inputs, key=lambda spec: spec.num_elements)
-
-
-def _scaled_by(operator: Operator) -> int:
-    return max([s.num_elements for s in operator.inputs if len(s.shape) == 1] or [1])
 
 
 def _pool(operator: Operator) -> tuple[float, ...]:

@@ -1,7 +1,8 @@
 """What a profile is made of beside its fits: rates, collectives, names, and what is not known."""
 
 import math
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from calibrate.fit.profile import (
     collective_profiles,
 )
 from perfmodel.documents.observation import (
+    QUEUE_PROBE,
     CollectiveObservation,
     ComputeObservation,
     Observation,
@@ -159,6 +161,34 @@ def test_what_cannot_be_known_is_said(
     for groups, time_s in ((draft.collectives, 1e-3), (draft.between_nodes, 5e-3)):
         times_s = [point.time_s for group in groups for point in group.points]
         assert times_s == ([pytest.approx(time_s)] if exchanges and world_size > 1 else [])
+
+
+@pytest.mark.parametrize(
+    ("row_s", "device_kind", "is_said"),
+    [(35e-6, "cuda", False), (60e-6, "cuda", True), (60e-6, "virtual", False)],
+)
+def test_events_that_a_late_host_hid_are_said(
+    row_s: float, device_kind: Literal["cuda", "virtual"], *, is_said: bool
+) -> None:
+    """One kernel between two events took 3.5 us, the fastest tenth of rows of 17 of them less or more than 17 such."""
+    rows = {1: [3.5e-6] * 20, 17: [*[row_s] * 3, *[170e-6] * 17]}
+    observed = [
+        ComputeObservation(
+            task=f"{count} kernels",
+            round=0,
+            probe=QUEUE_PROBE,
+            dtype="fp32",
+            shape=(count,),
+            flop=0.0,
+            moved_bytes=0.0,
+            durations_s=tuple(times_s),
+        )
+        for count, times_s in rows.items()
+    ]
+    draft = _draft([*observations(1), *observed], dict(environment("one").facts))
+    assert [rate.time_s for rate in draft.rates] == pytest.approx([3.5e-6, row_s])
+    found = _undetermined(replace(draft, device_kind=device_kind), num_nodes=1)
+    assert any(said.startswith("events of this device") for said in found) is is_said
 
 
 def test_overlap_is_kept_apart_by_group_and_size() -> None:

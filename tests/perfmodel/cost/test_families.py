@@ -1,5 +1,6 @@
 """What places an operator among others of its family: sizes by hand; the curve through them at its ends."""
 
+import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,7 @@ from perfmodel.cost.families import (
     wider_families,
     work,
 )
-from perfmodel.workload import Operator, TensorSpec
+from perfmodel.workload import Operator, Specs, TensorSpec
 from tests.perfmodel.operators import addition, matmul, operator, spec
 
 
@@ -48,6 +49,27 @@ def backward(called: Operator, mask: list[bool]) -> Operator:
     return operator(
         *("aten.convolution_backward.default", (result, image, weight), (image, weight)),
         *([0], [2, 2], [1, 2], [1, 1], False, [0, 0], 2, mask),
+    )
+
+
+def layer_norm(*scaled_by: TensorSpec, is_backward: bool = False) -> Operator:
+    """Of 54 rows of 88 numbers in two dimensions."""
+    image, rows = spec(6, 9, 8, 11), spec(6, 9, 1, 1)
+    scales: list[object] = [{"tensor": at + 1 + 3 * is_backward} for at in range(len(scaled_by))]
+    scales += [None] * (2 - len(scaled_by))
+    if not is_backward:
+        positional = [{"tensor": 0}, [8, 11], *scales, 1e-5]
+        inputs, outputs = (image, *scaled_by), (image, rows, rows)
+        return Operator.of(
+            "aten.native_layer_norm.default", inputs, outputs, json.dumps([positional, {}])
+        )
+    tensors = [{"tensor": at} for at in range(4)]
+    positional = [*tensors[:2], [8, 11], *tensors[2:], *scales, [True] * 3]
+    return Operator.of(
+        "aten.native_layer_norm_backward.default",
+        (image, image, rows, rows, *scaled_by),
+        (image, *scaled_by),
+        json.dumps([positional, {}]),
     )
 
 
@@ -88,10 +110,6 @@ def test_norms_and_pools_are_placed_by_elements_channels_and_pixels() -> None:
     image, channels = spec(2, 6, 5, 4), spec(6)
     batch = operator("aten.native_batch_norm.default", (image, channels, channels), (image,))
     assert features(batch) == pytest.approx(logs(240, 6, 20))
-    layer = operator("aten.native_layer_norm.default", (spec(9, 11), spec(11)), (spec(9, 11),))
-    assert features(layer) == pytest.approx(logs(99, 11))
-    bare = operator("aten.native_layer_norm.default", (spec(9, 11),), (spec(9, 11),))
-    assert features(bare) == pytest.approx(logs(99, 1))
     pool = operator("aten.avg_pool2d.default", (spec(2, 6, 8, 4),), (spec(2, 6, 4, 2),))
     assert features(pool) == pytest.approx(logs(384, 96, 4))
 
@@ -158,7 +176,6 @@ def test_a_cpu_convolves_in_blocks_or_over_patches(changes: dict[str, Any], way:
     assert family(called) == f"convolution {way}"
     assert family_on(family(called), gpu=False) == f"convolution {way}"
     assert family_on(family(called), gpu=True) == "convolution dense"
-    assert wider_families(family(called)) == (() if way == "dense" else ("convolution dense",))
 
 
 @pytest.mark.parametrize(("groups", "kind"), [(1, "dense"), (8, "depthwise"), (2, "grouped")])
@@ -194,22 +211,27 @@ def test_products_are_told_apart_by_where_their_rows_begin(
     called = operator("aten.mm.default", (half(32, inner), second), (half(32, columns),))
     mark = "" if is_aligned else " unaligned"
     assert family(called) == f"matmul{mark} in 16 bit"
-    assert "matmul in 16 bit" in wider_families("matmul unaligned in 16 bit")
     assert family_on("matmul unaligned in 16 bit", gpu=False) == "matmul in 16 bit"
     assert family(matmul(32, inner, columns)) == f"matmul{mark}"
     # Of 4 bytes two numbers less are as good as none.
     assert family(matmul(32, 772, 772)) == "matmul"
 
 
-def test_a_loss_looks_one_score_a_row_up() -> None:
+@pytest.mark.parametrize(
+    ("kind", "rows", "classes"),
+    [("nll_loss", (64,), 50_000), ("nll_loss2d", (4, 8, 2), 5), ("nll_loss", (64,), 1)],
+)
+@pytest.mark.parametrize("weights", [0, 1])
+def test_a_loss_looks_one_score_a_row_up(
+    kind: str, rows: tuple[int, ...], classes: int, weights: int
+) -> None:
     """Of 64 rows of 50,000 scores the forward pass reads 64, the backward pass writes all."""
-    scores, targets = spec(64, 50_000), TensorSpec(shape=(64,), dtype="int64")
-    forward = operator("aten.nll_loss_forward.default", (scores, targets), (spec(), spec()))
-    assert work(forward)[2:5] == (512.0, 512.0, 8.0)
-    backward = operator(
-        "aten.nll_loss_backward.default", (spec(), scores, targets, spec()), (scores,)
-    )
-    assert work(backward)[2:5] == (512.0, 512.0, 4.0 * 64 * 50_000)
+    scores, targets = spec(rows[0], classes, *rows[1:]), TensorSpec(shape=rows, dtype="int64")
+    read = (scores, targets, *(spec(classes),) * weights)
+    forward = operator(f"aten.{kind}_forward.default", read, (spec(), spec()))
+    assert work(forward)[2:] == (512.0, 512.0, 8.0, 64)
+    backward = operator(f"aten.{kind}_backward.default", (spec(), *read, spec()), (scores,))
+    assert work(backward)[2:] == (512.0, 512.0, 4.0 * 64 * classes, 64)
 
 
 def test_tensors_in_one_order_of_memory_are_read_without_jumps() -> None:
@@ -223,16 +245,29 @@ def test_tensors_in_one_order_of_memory_are_read_without_jumps() -> None:
     assert (*told, copied, summed) == (0.0, 1.0, 1.0, 1.0)
 
 
-def test_rows_and_channels_cost_whatever_their_width() -> None:
-    """Of a normalisation as wide as what scales it, of a loss as many as samples; of a channel its bytes."""
+@pytest.mark.parametrize("kind", ["native_batch_norm", "native_batch_norm_backward"])
+@pytest.mark.parametrize("scales", [4, 0])
+def test_a_channel_costs_its_bytes(kind: str, scales: int) -> None:
+    """Whether or not weights scale it and statistics are kept."""
     pixels = spec(6, 5, 8, 2)
-    batch = operator("aten.native_batch_norm.default", (pixels, *(spec(5),) * 4), (pixels,))
-    assert work(batch)[-1] == 4 * 6 * 8 * 2
-    image, scale = spec(6, 5, 8), spec(8)
-    norm = operator("aten.native_layer_norm.default", (image, scale, scale), (image,))
-    assert work(norm)[-1] == 30
-    loss = operator("aten.nll_loss_forward.default", (spec(7, 100), spec(7)), (spec(),))
-    assert work(loss)[-1] == 7
+    images = (pixels,) * (2 if "backward" in kind else 1)
+    called = operator(f"aten.{kind}.default", (*images, *(spec(5),) * scales), (pixels,))
+    assert work(called)[-1] == 4 * 6 * 8 * 2
+    assert features(called) == pytest.approx(logs(480, 5, 16))
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+@pytest.mark.parametrize("scaled_by", [(spec(8, 11), spec(8, 11)), (spec(8, 11),), ()])
+def test_a_row_costs_whatever_its_width(scaled_by: Specs, *, is_backward: bool) -> None:
+    """Of a normalisation a row is what it normalises together, scaled or not."""
+    called = layer_norm(*scaled_by, is_backward=is_backward)
+    assert work(called)[-1] == 54
+    assert features(called) == pytest.approx(logs(54 * 88, 88))
+
+
+def test_a_softmax_has_rows_of_its_last_dimension() -> None:
+    for shape, rows in (((4, 5, 7), 20), ((7,), 1), ((), 1)):
+        assert work(operator("aten._softmax.default", (spec(*shape),), (spec(*shape),)))[-1] == rows
 
 
 def test_kernels_of_one_operator_are_told_apart_but_not_where_they_write() -> None:
@@ -256,20 +291,47 @@ def test_families_are_looked_up_where_others_like_them_were_timed() -> None:
     assert wider_families("pointwise in 16 bit") == ("pointwise",)
     assert wider_families("function gelu") == ("function",)
     assert wider_families("function gelu in 16 bit") == (
-        *("function gelu", "function in 16 bit", "function"),
+        *("function in 16 bit", "function gelu", "function"),
     )
     assert wider_families("convolution depthwise channels last") == ("convolution depthwise",)
     assert wider_families("pointwise") == ()
-    assert wider_families("convolution_backward patches channels last in 16 bit") == (
-        "convolution_backward patches channels last",
-        "convolution_backward dense channels last in 16 bit",
-        "convolution_backward dense channels last",
-        "convolution_backward dense in 16 bit",
-        "convolution_backward dense",
+    # Factors in 16 bit are other kernels, more than anything else makes them.
+    assert wider_families("matmul unaligned in 16 bit") == (
+        *("matmul in 16 bit", "matmul unaligned", "matmul"),
     )
+    kinds = ("patches channels last", "dense channels last", "patches", "dense")
+    names = [f"convolution {kind}{half}" for half in (" in 16 bit", "") for kind in kinds]
+    assert list(wider_families(names[0])) == names[1:]
     assert family(replace(called, view=True)) == "view"
     kind = optimizer_family("adamw", "fused")
     assert (is_of_optimizer(kind), is_of_optimizer("pointwise")) == (True, False)
+
+
+#: What the operators of traced steps are called.
+RAW_NAMES = [
+    f"{kind}{detail}{half}"
+    for kind, details in {
+        "convolution dense": ("", " channels last"),
+        "convolution patches": ("", " channels last"),
+        "convolution grouped": ("", " channels last"),
+        "convolution depthwise": ("", " channels last"),
+        "native_batch_norm": ("", " channels last"),
+        "matmul": ("", " unaligned"),
+        "pointwise": ("", " of mixed types"),
+        "function gelu": ("", " tanh"),
+    }.items()
+    for detail in details
+    for half in ("", " in 16 bit")
+]
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("name", RAW_NAMES)
+def test_what_was_fitted_is_found_first(name: str, *, gpu: bool) -> None:
+    """The name under which a kind of device stores it comes before all others that it stores."""
+    stored = {family_on(each, gpu=gpu) for each in RAW_NAMES}
+    found = next(each for each in (name, *wider_families(name)) if each in stored)
+    assert found == family_on(name, gpu=gpu)
 
 
 def test_a_curve_falls_off_as_matern_says() -> None:
