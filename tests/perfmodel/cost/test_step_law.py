@@ -385,6 +385,17 @@ def test_sizes_of_products(  # noqa: PLR0913 - a column each
         assert work.moved_bytes.tolist() == [called.read_bytes + called.written_bytes]
 
 
+def test_a_product_of_one_tensor_is_that_with_itself() -> None:
+    """As a file may have it."""
+    square = operator("aten.mm.default", (spec(24, 24),) * 2, (spec(24, 24),))
+    both, one = (
+        step_work(step_of((each, Phase.FORWARD)), has_optimizer=False)
+        for each in (square, replace(square, inputs=square.inputs[:1]))
+    )
+    assert one.filling.tolist() == both.filling.tolist()
+    assert one.channels.tolist() == both.channels.tolist()
+
+
 @pytest.mark.parametrize(("rows", "odd"), [(32, 0.0), (33, 1.0)])
 def test_tensor_cores_need_multiples_of_eight(rows: int, odd: float) -> None:
     step = step_of((matmul(rows, 64, 64), Phase.FORWARD))
