@@ -101,7 +101,7 @@ class Budget:
 
     @classmethod
     def of(cls, name: str, device_kind: str) -> "Budget":
-        """Of a name on a kind of device; processes on a GPU differ less, and a borrowed one has little time."""
+        """Of a name on a kind of device; a borrowed GPU has little time."""
         budget = BUDGETS[name]
         is_short = device_kind == "cuda" and name == "quick"
         return replace(budget, num_rounds=_ROUNDS_OF_GPU) if is_short else budget

@@ -339,7 +339,7 @@ class HoldoutBudget:
 
     @classmethod
     def of(cls, name: str, device_kind: str) -> "HoldoutBudget":
-        """Of a name on a kind of device; a borrowed GPU scatters little and has little time."""
+        """Of a name on a kind of device; a borrowed GPU has little time."""
         budget = BUDGETS[name]
         is_short = device_kind == "cuda" and name == "quick"
         return replace(budget, num_repetitions=2) if is_short else budget

@@ -83,11 +83,10 @@ class ModelsBudget:
 
     @classmethod
     def of(cls, name: str, device_kind: str) -> "ModelsBudget":
-        """Of a budget on a kind of device; GPUs scatter little, and a borrowed one has little time."""
+        """Of a name on a kind of device; a borrowed GPU has little time, and a virtual one is slow to emulate."""
         budget = BUDGETS[name]
-        if device_kind == "cpu":
-            return budget
-        return replace(budget, num_repetitions=2, replay_rounds=1)
+        is_short = device_kind == "virtual" or (device_kind == "cuda" and name == "quick")
+        return replace(budget, num_repetitions=2, replay_rounds=1) if is_short else budget
 
 
 BUDGETS: Final = {

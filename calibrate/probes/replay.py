@@ -45,6 +45,7 @@ _SCALE = 0.05
 _KEEPS_FOR_BACKWARD = ("aten.mkldnn_rnn_layer.default",)
 #: What hands on the values of its first input.
 _COPIES = frozenset({"clone", "_to_copy"})
+_INDEX_TYPES = frozenset({"int64", "int32"})
 
 
 def resolved(name: str) -> Callable[..., Any]:
@@ -179,44 +180,61 @@ def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def index_limit(operator: Operator, position: int) -> int:
-    """Exclusive upper bound of the integers that an input may hold."""
-    base = base_name(operator.name).rstrip("_")
-    shapes = [spec.shape for spec in operator.inputs]
-    limit = 1
-    match base:
-        case "embedding" | "_embedding_bag" if position == 1:
-            limit = shapes[0][0]
-        case "embedding_dense_backward":
-            limit = int(json.loads(operator.arguments)[0][2])
-        case "_embedding_bag_backward" | "_embedding_bag_dense_backward" if position == 1:
-            limit = operator.outputs[0].shape[0]
-        case "nll_loss_forward" | "nll_loss2d_forward":
-            limit = shapes[0][-1] if len(shapes[0]) <= 2 else shapes[0][1]
-        case "nll_loss_backward" | "nll_loss2d_backward":
-            limit = shapes[1][-1] if len(shapes[1]) <= 2 else shapes[1][1]
-        case "index" | "index_put" | "_index_put_impl":
-            # One index for each dimension from the first on, or none.
-            addressed = json.loads(operator.arguments)[0][1]
-            at = (d for d, each in enumerate(addressed) if each == {"tensor": position})
-            limit = next((shapes[0][dimension] for dimension in at), 1)
-        case "index_select" | "index_add" | "gather" | "scatter" | "scatter_add":
-            _, dimension, index, *_ = json.loads(operator.arguments)[0]
-            limit = shapes[0][dimension] if index == {"tensor": position} else 1
-    return limit
+def index_limits(operator: Operator) -> dict[int, int]:
+    """Exclusive upper bounds of the integers that inputs may hold, by position, of those that it looks up by.
+
+    The names of the schema tell which they are: ``gather`` and ``scatter_reduce_`` are alike there.
+    """
+    if not any(spec.dtype in _INDEX_TYPES for spec in operator.inputs):
+        return {}
+    try:
+        schema = resolved(operator.name)._schema  # type: ignore[attr-defined] # noqa: SLF001
+    except AttributeError:  # traced with another torch, or an operator of the model's own
+        return {}
+    positional, keyword = json.loads(operator.arguments)
+    names = (argument.name for argument in schema.arguments)
+    given = dict(zip(names, positional, strict=False)) | keyword
+    bounds: list[tuple[Any, int]] = []
+    match given:
+        case {"indices": index, "num_weights": int(count)}:
+            bounds = [(index, count)]
+        case {"indices": index, "weight": {"tensor": int(table)}}:
+            bounds = [(index, operator.inputs[table].shape[0])]
+        case {"self": {"tensor": int(source)}}:
+            bounds = _bounds_inside(operator.inputs[source].shape, given)
+    limits: dict[int, int] = {}
+    for index, limit in bounds:
+        match index:
+            case {"tensor": int(position)} if operator.inputs[position].dtype in _INDEX_TYPES:
+                limits[position] = min(limit, limits.get(position, limit))
+    return limits
 
 
-def index_limits(flow: Dataflow, step: TracedStep) -> dict[int, int]:
+def _bounds_inside(shape: Sequence[int], given: dict[str, Any]) -> list[tuple[Any, int]]:
+    """Arguments that address elements of a tensor of this shape, and exclusive upper bounds."""
+    match given:
+        case {"indices": list(each)}:  # one for each dimension from the first on, or none
+            return list(zip(each, shape, strict=False))
+        case {"index": index, "dim": int(dimension)}:
+            return [(index, shape[dimension] if shape else 1)]
+        case {"index": index}:
+            return [(index, math.prod(shape))]
+        case {"target": index} if shape:  # classes come after the samples, if there are several
+            return [(index, shape[:2][-1])]
+    return []
+
+
+def limits_of_sources(flow: Dataflow, step: TracedStep) -> dict[int, int]:
     """Exclusive upper bounds of the integers in tensors that calls look up by, or by views or copies of them."""
+    by_operator = [index_limits(operator) for operator in step.operators]
     origin: dict[int, int] = {}
     limits: dict[int, int] = {}
     for call in flow.calls:
         operator = step.operators[call.operator]
         read = [origin.get(number, number) for number in call.inputs]
-        for position, number in enumerate(read):
-            limit = index_limit(operator, position)
-            if limit > 1:
-                limits[number] = min(limit, limits.get(number, limit))
+        for position, limit in by_operator[call.operator].items():
+            number = read[position]
+            limits[number] = min(limit, limits.get(number, limit))
         if read and (operator.view or base_name(operator.name) in _COPIES):
             origin.update(dict.fromkeys(call.outputs, read[0]))
     return limits
@@ -298,7 +316,7 @@ class Passes:
         self._operators = [
             ReplayedOperator(operator, session.device) for operator in step.operators
         ]
-        limits = index_limits(self.flow, step)
+        limits = limits_of_sources(self.flow, step)
         self.lasting = {
             number: made_up(source.spec, session.device, below=limits.get(number, 1))
             for number, source in self.flow.sources.items()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from calibrate.layers import Layer, is_optimizer, planned_layers
 from calibrate.probes.layers import layer_operators, recorded_layer
-from calibrate.probes.replay import ReplayedOperator, index_limit, made_up, returned_tensors
+from calibrate.probes.replay import ReplayedOperator, index_limits, made_up, returned_tensors
 from perfmodel.cost.families import family, features
 from perfmodel.tracing.recorder import ModulePaths, Recorder
 from perfmodel.tracing.step import without_content
@@ -40,8 +40,9 @@ SMALL = tuple(Layer(kind=kind, sizes=sizes) for sizes, kinds in SIZES.items() fo
 
 
 def repeated(operator: Operator) -> list[torch.Tensor]:
+    limits = index_limits(operator)
     tensors = [
-        made_up(spec, CPU, below=index_limit(operator, position))
+        made_up(spec, CPU, below=limits.get(position, 1))
         for position, spec in enumerate(operator.inputs)
     ]
     with torch.no_grad():
@@ -59,23 +60,52 @@ def test_a_repeated_operator_returns_what_the_original_returned(layer: Layer) ->
         assert [str(t.dtype) for t in results] == [f"torch.{s.dtype}" for s in operator.outputs]
 
 
+SOURCE, *INDEX = ({"tensor": position} for position in range(4))
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "limits"),
     [
-        ("index.Tensor", [None, {"tensor": 1}], (1, 7)),
-        ("index_put_.default", [{"tensor": 1}, {"tensor": 2}], (1, 5, 7)),
-        ("index_select.default", 1, (1, 7)),
-        ("scatter_add.default", -1, (1, 9, 1)),
+        ("index.Tensor", [SOURCE, [None, INDEX[0]]], {1: 7}),
+        ("index.Tensor", [SOURCE, [INDEX[0], None, INDEX[0]]], {1: 5}),
+        ("_unsafe_index.Tensor", [SOURCE, [None, INDEX[0]]], {1: 7}),
+        ("index_put_.default", [SOURCE, [INDEX[0], INDEX[1]], INDEX[2]], {1: 5, 2: 7}),
+        ("_index_put_impl_.default", [SOURCE, [None, None, INDEX[0]], INDEX[1]], {1: 9}),
+        ("_unsafe_index_put.default", [SOURCE, [INDEX[0]], INDEX[1]], {1: 5}),
+        ("_unsafe_masked_index.default", [SOURCE, INDEX[0], [None, INDEX[1]], 0.0], {2: 7}),
+        ("index_select.default", [SOURCE, 1, INDEX[0]], {1: 7}),
+        ("index_add.default", [SOURCE, 1, INDEX[0], INDEX[1]], {1: 7}),
+        ("index_copy.default", [SOURCE, 0, INDEX[0], INDEX[1]], {1: 5}),
+        ("index_fill_.int_Scalar", [SOURCE, 2, INDEX[0], 1.0], {1: 9}),
+        ("index_reduce.default", [SOURCE, 1, INDEX[0], INDEX[1], "mean"], {1: 7}),
+        ("gather.default", [SOURCE, -2, INDEX[0]], {1: 7}),
+        ("scatter.value", [SOURCE, 0, INDEX[0], 1.0], {1: 5}),
+        ("scatter_add.default", [SOURCE, -1, INDEX[0], INDEX[1]], {1: 9}),
+        ("scatter_reduce.two", [SOURCE, 1, INDEX[0], INDEX[1], "amax"], {1: 7}),
+        ("take.default", [SOURCE, INDEX[0]], {1: 5 * 7 * 9}),
+        ("put_.default", [SOURCE, INDEX[0], INDEX[1]], {1: 5 * 7 * 9}),
+        ("embedding.default", [SOURCE, INDEX[0]], {1: 5}),
+        ("_embedding_bag.default", [SOURCE, INDEX[0], INDEX[1]], {1: 5}),
+        ("embedding_dense_backward.default", [SOURCE, INDEX[0], 300, -1, False], {1: 300}),
+        ("nll_loss2d_forward.default", [SOURCE, INDEX[0], None, 1, -100], {1: 7}),
+        ("add.Tensor", [SOURCE, INDEX[0]], {}),
+        ("select.int", [INDEX[0], 0, 2], {}),
+        ("an_operator_of_another_torch.default", [SOURCE, 1, INDEX[0]], {}),
     ],
 )
-def test_indices_reach_to_the_end_of_the_dimension_that_they_address(
-    name: str, arguments: object, limits: tuple[int, ...]
+def test_indices_reach_to_the_end_of_what_they_address(
+    name: str, arguments: list[object], limits: dict[int, int]
 ) -> None:
-    inputs = (spec(5, 7, 9), *(TensorSpec(shape=(4,), dtype="int64") for _ in limits[1:]))
-    others = [{"tensor": at} for at in range(1, len(limits))]
-    positional = [{"tensor": 0}, arguments, *(others if isinstance(arguments, int) else ())]
-    called = Operator.of(f"aten.{name}", inputs, (), json.dumps([positional, {}]))
-    assert tuple(index_limit(called, at) for at in range(len(limits))) == limits
+    inputs = (spec(5, 7, 9), *(TensorSpec(shape=(4,), dtype="int64") for _ in INDEX))
+    called = Operator.of(f"aten.{name}", inputs, (), json.dumps([arguments, {}]))
+    assert index_limits(called) == limits
+
+
+def test_classes_of_scores_without_samples_are_all_there_is() -> None:
+    inputs = (spec(10), TensorSpec(shape=(), dtype="int64"))
+    arguments = json.dumps([[SOURCE, INDEX[0], None, 1, -100], {}])
+    called = Operator.of("aten.nll_loss_forward.default", inputs, (), arguments)
+    assert index_limits(called) == {1: 10}
 
 
 def test_made_up_indices_are_distinct_where_there_are_enough() -> None:

@@ -19,7 +19,9 @@ from perfmodel.statistics import Interval
 from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile
 from validate.models import (
+    BUDGETS,
     DrawnModel,
+    ModelsBudget,
     ModelsRequest,
     PredictedRun,
     judge_models,
@@ -46,6 +48,24 @@ def loop(setting: RunSetting, step_s: float, repetition: int) -> LoopObservation
         step_s=step_s,
         num_steps=9,
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "device_kind", "is_short"),
+    [
+        ("quick", "cpu", False),
+        ("quick", "cuda", True),
+        ("standard", "cuda", False),
+        ("quick", "virtual", True),
+        ("standard", "virtual", True),
+    ],
+)
+def test_a_standard_budget_is_whole_on_a_gpu(
+    name: str, device_kind: str, *, is_short: bool
+) -> None:
+    found = ModelsBudget.of(name, device_kind)
+    assert (found != BUDGETS[name]) == is_short
+    assert ((found.num_repetitions, found.replay_rounds) == (2, 1)) == is_short
 
 
 def test_failures_are_counted_and_named(tmp_path: Path) -> None:

@@ -48,9 +48,9 @@ def test_a_step_is_the_same_as_by_torch_s_rules_alone(model: str) -> None:
         ("fp32", (256, 3, 64, 7, 224), 2, 977.3e6, 1033.9e6),
         ("fp32", (32, 512, 128, 1, 28), 1, 0, 8.39e6),
         ("fp32", (256, 2048, 512, 1, 7), 1, 128.5e6, 136.8e6),
-        ("bf16", (32, 64, 64, 3, 56), 1, 25.8e6, 27.7e6),
+        ("bf16", (32, 512, 512, 3, 7), 1, 7.93e6, 7.93e6),
         ("bf16 last", (256, 3, 64, 7, 224), 2, 205.6e6, 211.8e6),
-        ("bf16 last", (256, 64, 64, 3, 56), 1, 0, 1.9e6),
+        ("bf16 last", (256, 512, 2048, 1, 7), 1, 0, 0),
     ],
 )
 def test_convolutions_on_tensor_cores_copy_what_is_not_laid_out_for_them(
@@ -60,6 +60,7 @@ def test_convolutions_on_tensor_cores_copy_what_is_not_laid_out_for_them(
     forward_bytes: float,
     backward_bytes: float,
 ) -> None:
+    """Of the convolutions that the law was read off, some that it describes: none are held out."""
     samples, channels, results, kernel, side = shape
     settings = ([stride] * 2, [kernel // 2] * 2, [1, 1], False, [0, 0], 1)
     dtype = torch.float32 if how == "fp32" else torch.bfloat16
@@ -78,7 +79,7 @@ def test_convolutions_on_tensor_cores_copy_what_is_not_laid_out_for_them(
     backward = aten.convolution_backward.default, (gradient, inputs, weight, None, *settings)
     for (func, args), expected in ((convolution, forward_bytes), (backward, backward_bytes)):
         found = recorder.workspace_bytes(func, (*args, [True] * 3), on_cuda=True)
-        assert found == pytest.approx(expected, rel=0.06, abs=2e6)
+        assert found == pytest.approx(expected, rel=0.06, abs=2e5)
         assert recorder.workspace_bytes(func, (*args, [True] * 3)) == 0  # a device of no kernels
 
 
