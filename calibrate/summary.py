@@ -120,10 +120,10 @@ def _dense_s(streams: DeviceStreams) -> Seconds:
 def streams_s(observation: StepObservation) -> dict[str, Seconds]:
     """Typical times of host and device in a step, by the name of their curve; empty where the two are one. [s]
 
-        dispatch = dispatch after a pause * min(1, step / sum of dispatch after a pause)
+        dispatch = dispatch of a step apart * min(1, step / sum of dispatch of a step apart)
 
-    A host issues a steady step in no more time than the step takes. After a pause it is slower for milliseconds:
-    1.7 times on an H200's virtual machine.
+    A host issues a steady step in no more time than the step takes. Steps apart are few, and each waits for the
+    device to end the one before; the loop has many more.
     """
     streams = observation.device_streams
     if streams is None:
@@ -156,17 +156,22 @@ def repeatability(repetitions: Sequence[Repetition]) -> Repeatability:
 
         occasion^2 = mean square of run, at least 0.6 %
 
-    Steps that wait for their host vary as the host does, and tell that alone.
+    Steps that wait for their host vary as the host does, and tell that alone. Where all of them wait, nothing tells
+    the device apart: it is taken to vary as much.
     """
+    groups = {setting: g for setting, g in by_setting(repetitions).items() if len(g) > 1}
+    waiting = {setting for setting, g in groups.items() if any(entry.waits for entry in g)}
+    if len(waiting) == len(groups):
+        waiting = set()
     by_round: dict[int, list[tuple[int, float]]] = defaultdict(list)
     of_host = []
-    for setting, group in by_setting(repetitions).items():
+    for setting, group in groups.items():
         logs = _logs([entry.step_s for entry in group])
-        if any(entry.waits for entry in group):
-            of_host += [logs.var(ddof=1)] if len(group) > 1 else []
-        elif len(group) > 1:
-            for entry, value in zip(group, logs - logs.mean(), strict=True):
-                by_round[entry.round].append((setting.world_size, float(value)))
+        if setting in waiting:
+            of_host.append(logs.var(ddof=1))
+            continue
+        for entry, value in zip(group, logs - logs.mean(), strict=True):
+            by_round[entry.round].append((setting.world_size, float(value)))
     squares: dict[int, list[float]] = defaultdict(list)
     means = []
     for deviations in by_round.values():

@@ -10,7 +10,6 @@ import numpy as np
 from scipy.optimize import nnls
 
 from calibrate.summary import DISPATCH, Repetition, by_setting, estimate, streams_s, typical
-from perfmodel.cost.traced import nearest
 from perfmodel.documents.observation import PHASES, StepObservation
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import (
@@ -72,8 +71,7 @@ def with_device_streams(
         return profile
     alone: dict[str, Any] = {
         name: tuple(
-            estimate([entry[name] for entry in _telling(bare, name, batch)]).at(batch)
-            for batch in sorted(bare)
+            estimate([entry[name] for entry in bare[batch]]).at(batch) for batch in sorted(bare)
         )
         for name in PHASE_CURVES
         if all(name in entry for entries in bare.values() for entry in entries)
@@ -105,24 +103,6 @@ def _streams(observations: Sequence[StepObservation], how: Synchronisation) -> _
         if entry.device_streams is not None and setting.synchronisation is how:
             found[setting.micro_batch].append(streams_s(entry))
     return found
-
-
-#: A host that takes so much longer than its device decides the step.
-_HOST_DECIDES = 1.1
-
-
-def _telling(streams: _Streams, name: str, batch: int) -> list[dict[str, Seconds]]:
-    """Runs that tell a time at a micro-batch; of the host, which issues the same for all, those that wait for it."""
-    waiting = {
-        other: entries
-        for other, entries in streams.items()
-        if all(
-            sum(entry[of_host] for of_host in DISPATCH)
-            > _HOST_DECIDES * sum(entry.get(phase, 0.0) for phase in PHASES)
-            for entry in entries
-        )
-    }
-    return streams[nearest(waiting, batch) if waiting and name in DISPATCH else batch]
 
 
 def _difference(bare: _Streams, wrapped: _Streams, name: str) -> Seconds:

@@ -157,9 +157,9 @@ def _device_streams(
 ) -> DeviceStreams:
     """Take host and device time of a step apart (asynchronous devices only).
 
-    Dispatch times come from steps one after another: a host that has waited long finds its caches cold, and took
-    1.7 times as long on an H200. Dense times come from steps behind a long idle kernel: when the device reaches
-    them, the host has issued everything.
+    Dispatch times come from steps that each wait for the device to end the one before, so that no full queue holds
+    the host up; a host that pauses longer finds its caches cold. Dense times come from steps behind a long idle
+    kernel: when the device reaches them, the host has issued everything.
     """
     dispatch: dict[str, list[Seconds]] = {phase: [] for phase in PHASES}
     dense: dict[str, list[Seconds]] = {phase: [] for phase in PHASES}

@@ -399,7 +399,7 @@ class HostCosts:
     phase_s: NonNegative = 0.0
     """Per phase: what it costs beside its operators."""
     relative_error: RelativeError
-    """Of the host's time of a phase, in log: that of steps that it was fitted to."""
+    """Of the host's time of a step, in log: that of models left out of the fit."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

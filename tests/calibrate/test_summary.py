@@ -99,6 +99,15 @@ def test_steps_that_wait_for_their_host_tell_of_the_host_alone() -> None:
     assert replace(found, host=0.0) == repeatability(still)
 
 
+def test_where_all_steps_wait_for_their_host_the_device_varies_as_much() -> None:
+    """A model that keeps the device busy would have no noise at all, since no such step was measured."""
+    runs = drawn(Repeatability(run={1: 0.1}, round=0.0, occasion=0.0), 6, 60, seed=1)
+    found = repeatability([replace(entry, waits=True) for entry in runs])
+    assert found == repeatability(runs)
+    assert found.run_of(1) == pytest.approx(0.1, rel=0.1)
+    assert found.host == 0.0
+
+
 def test_two_rounds_do_not_tell_how_much_rounds_differ() -> None:
     truth = Repeatability(run={1: 0.05}, round=0.5, occasion=0.0)
     assert repeatability(drawn(truth, 2, 20, seed=1)).round == 0.03

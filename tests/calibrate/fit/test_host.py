@@ -1,6 +1,7 @@
 """Known costs of the host come back from the times that it takes to issue whole steps."""
 
 import functools
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -72,21 +73,29 @@ ALL = [issuing(model) for model in MODELS]
 
 
 def test_costs_that_made_the_times_come_back() -> None:
-    """Expected is another machine: no phase is 3 % off, no model that is left out 4 %.
+    """Expected is another machine: no phase is 1.5 % off, no model that is left out 3 %.
 
-    Models have alike shares of operators and views, which are told together; the rest apart.
+    What was expected draws each cost less than 15 % of the way. Models have alike shares of operators and views,
+    which are told together. Nine operators of an optimizer are too few beside hundreds of tensors to be told.
     """
     found = existing(fit_host(ALL, REPLAYS, dispatch_s=16e-6, view_s=4e-6))
-    assert found.relative_error < 0.04
+    assert found.relative_error < 0.03
     for model in MODELS:
         whole = existing(replay(model).traced).at(micro_batch=BATCH)
         for phase in Phase:
             counts = issued(whole, phase)
-            assert issued_s(found, counts) == pytest.approx(issued_s(COSTS, counts), rel=0.03)
+            assert issued_s(found, counts) == pytest.approx(issued_s(COSTS, counts), rel=0.015)
     assert found.backward_s == pytest.approx(COSTS.backward_s, rel=0.1)
-    for name, expected_s in {"tensor_s": 1.6e-6, "module_s": 32e-6, "phase_s": 160e-6}.items():
-        true_s = getattr(COSTS, name)
-        assert abs(getattr(found, name) - true_s) < 0.15 * (expected_s - true_s), name
+    told = {
+        ("forward_s", "view_s"): 20e-6,
+        ("backward_s", "view_s"): 20e-6,
+        ("tensor_s",): 1.6e-6,
+        ("module_s",): 32e-6,
+        ("phase_s",): 160e-6,
+    }
+    for names, expected_s in told.items():
+        found_s, true_s = (sum(getattr(of, name) for name in names) for of in (found, COSTS))
+        assert abs(found_s - true_s) < 0.15 * (expected_s - true_s), names
 
 
 def test_a_view_that_was_not_timed_is_expected_at_a_third() -> None:
@@ -111,12 +120,28 @@ def test_the_error_is_that_of_models_left_out() -> None:
     assert twice.relative_error - alone.relative_error == pytest.approx(np.log(2))
 
 
-def test_of_two_times_of_one_model_the_fit_takes_the_middle() -> None:
+def test_times_that_no_costs_explain_are_an_error() -> None:
+    """Of steps of which half are 1.5 times as slow; those left out are about ln 1.5 / 2 off.
+
+    The least squares of (c - 1) and (c / 1.5 - 1) lie at c = 15 / 13.
+    """
     found, slower = (
-        existing(fit_host([issuing("llama", 1.0, last)], REPLAYS, dispatch_s=8e-6, view_s=2e-6))
+        existing(
+            fit_host(
+                [issuing(model, 1.0, last) for model in MODELS],
+                REPLAYS,
+                dispatch_s=8e-6,
+                view_s=2e-6,
+            )
+        )
         for last in (1.0, 1.5)
     )
-    assert found.forward_s < slower.forward_s < 1.5 * found.forward_s
+    assert slower.relative_error == pytest.approx(np.log(1.5) / 2, rel=0.15)
+    for model, phase in itertools.product(MODELS, Phase):
+        counts = issued(existing(replay(model).traced).at(micro_batch=BATCH), phase)
+        assert issued_s(slower, counts) / issued_s(found, counts) == pytest.approx(
+            15 / 13, rel=0.01
+        )
 
 
 def test_models_not_taken_apart_or_not_traced_tell_nothing() -> None:
