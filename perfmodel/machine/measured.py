@@ -356,7 +356,7 @@ class Repeatability:
     occasion: RelativeError
     """Of an occasion: inferred from runs, since one calibration sees one occasion."""
     host: RelativeError = 0.0
-    """Of one run of a host that an asynchronous device waits for."""
+    """Of one run of a host that an asynchronous device waits for; 0 where all steps wait: ``run`` is its, too."""
 
     def run_of(self, world_size: int) -> float:
         """Of a run with so many ranks, or with the most below that; 0 if unknown."""
