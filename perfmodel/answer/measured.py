@@ -154,13 +154,20 @@ def measured_steps_s(questions: Sequence[Question]) -> list[Samples]:
 def overhead_on(memory: "StepMemory", machine: MeasuredMachine) -> "Overhead":
     """What a process takes beyond tensors on the devices of a machine."""
     from perfmodel.cost.memory import overhead_of  # noqa: PLC0415
+
+    return overhead_of(memory, machine.memory_kind, architecture_of(machine))
+
+
+def architecture_of(machine: MeasuredMachine) -> str | None:
+    """Of the GPUs of a machine, empty if it is unknown; None of virtual ones, whose truth knows no libraries."""
     from perfmodel.documents.hardware import sheet_named, shipped_catalogue  # noqa: PLC0415
 
+    if machine.rescaling is not None:
+        return machine.rescaling.architecture
     sheet = sheet_named(machine.device_name, shipped_catalogue())
-    # The truth of a virtual device knows no workspaces.
-    unknown = None if machine.device_kind == "virtual" else ""
-    architecture = unknown if sheet is None else sheet.architecture
-    return overhead_of(memory, machine.memory_kind, architecture)
+    if sheet is not None:
+        return sheet.architecture
+    return None if machine.device_kind == "virtual" else ""
 
 
 def stage_memory(question: Question) -> "tuple[DeviceMemory, ...]":

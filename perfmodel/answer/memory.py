@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from perfmodel import checks
 from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.answer import answer
+from perfmodel.answer.measured import architecture_of
 from perfmodel.cost.memory import (
     FITS_ABOVE,
     DeviceMemory,
@@ -150,11 +151,13 @@ def report_of(  # noqa: PLR0913 - one parameter per part of the question
     checks.at_least("devices", devices, 1)
     batch = micro_batch or document.trace.own_micro_batch or recorded.traced_micro_batches[0]
     traced_kind = document.trace.method.device_kind
-    kind = device_kind or (traced_kind if sheet is None or sheet.kind != "cuda" else sheet.kind)
+    known_kind = traced_kind if machine is None else machine.memory_kind
+    kind = device_kind or (known_kind if sheet is None or sheet.kind != "cuda" else sheet.kind)
+    unknown = "" if machine is None else architecture_of(machine)
     traced = TracedMemory(
         trace=document.trace,
         memory=recorded,
-        overhead=overhead_of(recorded, kind, "" if sheet is None else sheet.architecture),
+        overhead=overhead_of(recorded, kind, unknown if sheet is None else sheet.architecture),
         bucket_view=bucket_view,
     )
     layout = Layout(dp=devices, micro_batch=batch)

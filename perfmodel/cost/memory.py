@@ -74,7 +74,7 @@ def verdict(probability: float) -> Verdict:
 def overhead_of(memory: StepMemory, device_kind: str, architecture: str | None = "") -> Overhead:
     """Overhead of a kind of device; on CUDA the slack is the one of this step, if it is the larger.
 
-    ``architecture``: Of the GPU; None if its products need no workspace.
+    ``architecture``: Of the GPU; None of one without libraries, whose products and groups take no memory.
     """
     if device_kind not in OVERHEADS:
         raise checks.WrongArgument(
@@ -84,8 +84,10 @@ def overhead_of(memory: StepMemory, device_kind: str, architecture: str | None =
     if device_kind != "cuda":
         return overhead
     ratio = max(overhead.reserved_ratio, memory.reserved_ratio)
-    workspace_bytes = 0 if architecture is None else blas_workspace_bytes(architecture)
-    return dataclasses.replace(overhead, reserved_ratio=ratio, workspace_bytes=workspace_bytes)
+    found = dataclasses.replace(overhead, reserved_ratio=ratio)
+    if architecture is None:
+        return dataclasses.replace(found, group_bytes=0)
+    return dataclasses.replace(found, workspace_bytes=blas_workspace_bytes(architecture))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -165,6 +165,7 @@ def rescaled_profile(
         notes=tuple(notes),
         notes_on_groups=(_note_on_links(profile, source_sheet, target, link_ratio),),
         device_kind="cuda" if target.kind == "cuda" else profile.memory_kind,
+        architecture=target.architecture,
     )
     # Another machine: its draws are not those of the calibrated one.
     digest = hashlib.sha256(f"{profile.digest} {target.model_dump_json()}".encode()).hexdigest()

@@ -52,7 +52,7 @@ class Overhead:
 
 #: CPU: errors of the sweep stay below 1.5 % (validate.memory); the process before any tensor is assumed.
 #: CUDA: context with cuBLAS and cuDNN, 0.3 to 1 GiB on data-centre GPUs. An H200 (torch 2.11, CUDA 13.0) held 767 MiB,
-#: and 560 MiB more with a group of NCCL of one rank.
+#: and 560 MiB more with a group of NCCL of one rank; RCCL on GPUs of AMD is assumed to take as much.
 OVERHEADS: Final[Mapping[str, Overhead]] = {
     "cpu": Overhead(
         context_bytes=300 * MIB,

@@ -322,6 +322,8 @@ class Rescaling:
     """The same of predictions for several devices."""
     device_kind: Literal["cpu", "cuda"]
     """Whose framework and allocator take memory; whatever is timed is as on the calibrated kind."""
+    architecture: str
+    """Of the device that is not present, such as "Hopper sm_90"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,6 +58,7 @@ def test_a_device_that_is_not_present_errs_in_all_its_times_at_once() -> None:
         notes=(),
         notes_on_groups=(),
         device_kind="cuda",
+        architecture="",
     )
     plain = profile(Machine())
     operators = replace(costs_of_the_made_up_machine(), rescaling=rescaling)

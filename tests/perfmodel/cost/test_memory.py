@@ -51,19 +51,17 @@ def test_context_and_slack_are_added() -> None:
 
 def test_products_of_both_passes_keep_their_workspaces_on_a_gpu() -> None:
     trace, memory = traced("llama")
-    layout = Layout(micro_batch=4)
-    found = {
-        architecture: TracedMemory(
-            trace=trace, memory=memory, overhead=overhead_of(memory, "cuda", architecture)
-        ).ranks(layout)[0]
-        for architecture in ("Hopper sm_90", None)
-    }
-    with_them, without = found["Hopper sm_90"], found[None]
+
+    def found(architecture: str | None, ranks: int = 1) -> DeviceMemory:
+        overhead = overhead_of(memory, "cuda", architecture)
+        step = TracedMemory(trace=trace, memory=memory, overhead=overhead)
+        return step.ranks(Layout(micro_batch=4, dp=ranks))[0]
+
+    with_them, without = found("Hopper sm_90"), found(None)
     assert with_them.parts[WORKSPACES] == 64 * MIB
-    [two] = TracedMemory(
-        trace=trace, memory=memory, overhead=overhead_of(memory, "cuda", "Hopper sm_90")
-    ).ranks(replace(layout, dp=2))
-    assert two.parts[CONTEXT] == with_them.parts[CONTEXT] + OVERHEADS["cuda"].group_bytes
+    of_group = OVERHEADS["cuda"].group_bytes
+    assert found("Hopper sm_90", 2).parts[CONTEXT] == with_them.parts[CONTEXT] + of_group
+    assert found(None, 2).parts[CONTEXT] == without.parts[CONTEXT]
     assert WORKSPACES not in without.parts
     assert with_them.tensor_bytes == without.tensor_bytes + 64 * MIB
     assert with_them.parts[SLACK] == without.parts[SLACK]

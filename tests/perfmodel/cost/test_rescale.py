@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfmodel.answer.measured import architecture_of
 from perfmodel.cost.memory import CONTEXT, TracedMemory, overhead_of
 from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.parameters import SHEETS
@@ -69,6 +70,7 @@ def rescaling(target: DeviceRates) -> Rescaling:
         notes=("note",),
         notes_on_groups=("group",),
         device_kind="cpu",
+        architecture="",
     )
 
 
@@ -224,6 +226,10 @@ def test_memory_is_taken_by_the_framework_of_the_device_that_is_asked_about() ->
     )
     assert there.parts[CONTEXT] > here.parts[CONTEXT]
     assert there.moment == here.moment
+    assert (architecture_of(machine), architecture_of(found)) == ("", "Hopper sm_90")
+    virtual = replace(machine, device_kind="virtual")
+    there_from_virtual = rescaled_profile(virtual, find_device("h100-sxm", catalogue), catalogue)
+    assert (architecture_of(virtual), architecture_of(there_from_virtual)) == (None, "Hopper sm_90")
 
 
 def test_links_scale_collectives_where_both_are_known() -> None:
