@@ -16,7 +16,6 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from perfmodel.tracing.step import RecordedStep
-from perfmodel.units import Bytes
 from perfmodel.workload import Call, Operator, Phase, TensorSpec
 
 #: Layers of the models that are recorded; the whole is recorded unless it has more than all of them together.
@@ -47,18 +46,9 @@ def deepened(steps: Sequence[RecordedStep], depth: int) -> RecordedStep:
     found = _grown(second, third, depth - DEPTHS[-1])
     # Gaps that the caching allocator keeps grow with the layers, in whole blocks: within some percent.
     more = (depth - DEPTHS[-1]) / (DEPTHS[-1] - DEPTHS[0])
-
-    def with_gap(*sizes: Bytes) -> Bytes:
-        before, after = (
-            size - step.peak_bytes for size, step in zip(sizes, (first, third), strict=True)
-        )
-        return found.peak_bytes + max(0, round(after + (after - before) * more))
-
-    return replace(
-        found,
-        allocated_bytes=with_gap(first.allocated_bytes, third.allocated_bytes),
-        reserved_bytes=with_gap(first.reserved_bytes, third.reserved_bytes),
-    )
+    before, after = (step.reserved_bytes - step.peak_bytes for step in (first, third))
+    gap_bytes = max(0, round(after + (after - before) * more))
+    return replace(found, reserved_bytes=found.peak_bytes + gap_bytes)
 
 
 def _parts(step: RecordedStep) -> tuple[Any, ...]:

@@ -54,10 +54,8 @@ class RecordedStep:
     """Shape ``(num_calls, len(Part))``, with what each kernel takes for itself. [B]"""
     blocks: dict[str, tuple[Bytes, Bytes]]
     """Inputs and saved activations of each block. [B]"""
-    allocated_bytes: Bytes
-    """Most that CUDA's caching allocator would hand out at once, with what it leaves unsplit."""
     reserved_bytes: Bytes
-    """What it would hold. [B]"""
+    """What CUDA's caching allocator would hold. [B]"""
 
     @property
     def peak_bytes(self) -> Bytes:
@@ -284,7 +282,6 @@ def record_step(
             raise UntraceableModel(
                 f"{model.source.name}: {_complaint(recorder, error, advice)}"
             ) from error
-    allocator = live.replayed()
     return RecordedStep(
         micro_batch=micro_batch,
         sample=sample,
@@ -294,8 +291,7 @@ def record_step(
         saved_bytes=saved_bytes,
         in_use=live.by_part(),
         blocks=live.block_bytes(),
-        allocated_bytes=allocator.peak_allocated_bytes,
-        reserved_bytes=allocator.reserved_bytes,
+        reserved_bytes=live.replayed().reserved_bytes,
     )
 
 

@@ -220,7 +220,6 @@ class CachingAllocator:
     def __init__(self) -> None:
         self.allocated_bytes = 0
         self.reserved_bytes = 0
-        self.peak_allocated_bytes = 0
         self._serial = 0
         # Of small and of large segments, by size and age.
         self._free: dict[bool, list[tuple[Bytes, int, AllocatorBlock]]] = {True: [], False: []}
@@ -247,7 +246,6 @@ class CachingAllocator:
             block.size_bytes = rounded
             self._offer(rest)
         self.allocated_bytes += block.size_bytes
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
         return block
 
     def release(self, block: AllocatorBlock) -> None:

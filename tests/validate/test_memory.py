@@ -1,12 +1,24 @@
 """The judge of memory: sums, gates, and a run that fails."""
 
+import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from calibrate import peak
+from calibrate.device import Cpu
+from perfmodel.cost.memory import WORKSPACES, TracedMemory
 from perfmodel.errors import PerfModelError
+from perfmodel.layout import Layout
+from perfmodel.machine import OVERHEADS
+from perfmodel.tracing.sources import find_source
+from perfmodel.tracing.trace import trace_model
+from perfmodel.units import MIB
 from tests.existing import existing
+from tests.perfmodel.tracing.method import SGD_LOOP
 from tests.turns import machine_is_held
 from validate.judging import passed
 from validate.memory import (
@@ -76,6 +88,22 @@ def test_a_failed_run_says_which_and_why(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "executable", str(program))
     with pytest.raises(PerfModelError, match=r"lenet batch 2 sgd: the run failed: no such model$"):
         measure(tmp_path, Setting("lenet", 2, "sgd"), device_kind="cpu")
+
+
+def test_what_is_judged_is_what_an_answer_says(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device whose products keep workspaces; blocks larger than asked for are slack in both."""
+    monkeypatch.setattr(Cpu, "workspace_bytes", 8 * MIB)
+    monkeypatch.setattr(peak, "allocator_peak_bytes", lambda *_: 1)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    peak.main(["cpu", "transformer", "4", "sgd", "fp32"])
+    traced = trace_model(find_source("transformer"), SGD_LOOP, micro_batch=4)
+    overhead = replace(OVERHEADS["cpu"], workspace_bytes=8 * MIB)
+    memory = TracedMemory(trace=traced.step, memory=traced.memory, overhead=overhead)
+    [found] = memory.ranks(Layout(micro_batch=4))
+    assert found.parts[WORKSPACES] == 17 * MIB  # two threads, and products with a bias
+    assert json.loads(capsys.readouterr().out)["predicted_bytes"] == found.tensor_bytes
 
 
 def test_a_virtual_gpu_is_judged_by_its_allocator(tmp_path: Path) -> None:
