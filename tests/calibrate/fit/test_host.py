@@ -145,7 +145,8 @@ def test_times_that_no_costs_explain_are_an_error() -> None:
 
 
 def test_models_not_taken_apart_or_not_traced_tell_nothing() -> None:
-    phases = (replace(ALL[0].phases[0], **dict.fromkeys(DISPATCH, ())),)
+    nothing: dict[str, Any] = dict.fromkeys(DISPATCH, ())
+    phases = (replace(ALL[0].phases[0], **nothing),)
     synchronous = [replace(ALL[0], phases=phases)]
     untraced = [replay("llama").model_copy(update={"traced": None})]
     for workloads, replays in ((synchronous, REPLAYS), (ALL, []), ([ALL[0]], untraced)):
