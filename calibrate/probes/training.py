@@ -24,7 +24,7 @@ _MAXIMUM_STEPS = 200
 #: Steps until a host that runs ahead of its device has filled the queue between them.
 _LEAD_IN = 5
 _DENSE_STEPS = 5
-#: Steps of which the host's part is timed: runs of a host differ more than so many of its steps do.
+#: Steps of which the host's part is timed: runs of a host differ more than these steps do.
 _MOST_ISSUED = 40
 
 

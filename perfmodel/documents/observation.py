@@ -142,7 +142,7 @@ class CollectiveObservation(Taken):
 DDP_PROBE: Final = "ddp"
 #: Probes that the host's clock times: they have nothing to do, or start no kernel.
 HOST_PROBES: Final = ("dispatch", "view")
-#: So many short kernels between two events as its shape says.
+#: Short kernels between two events, as many as its shape says.
 QUEUE_PROBE: Final = "queue"
 
 

@@ -143,7 +143,7 @@ class LiveStorages:
     def replayed(self) -> CachingAllocator:
         """CUDA's caching allocator after two steps.
 
-        Optimizer states are made in the first, wherever there is room. Its gradients go when the second begins;
+        Optimizer states are made in the first, wherever memory is free. Its gradients go when the second begins;
         what a script holds goes when its successor is there.
         """
         allocator = CachingAllocator()

@@ -163,7 +163,7 @@ class ConvolutionBytes:
         return max(0, max(moments) - done - self.weight)
 
 
-#: Tensor cores read channels, or pixels, in pieces of so many bytes.
+#: Tensor cores read channels, or pixels, in pieces of this size.
 _CHANNEL_BYTES: Final = 16
 #: Sums of a weight's gradient that are kept apart: copies of the weight, and their bytes, at most.
 _PARTIAL_SUMS: Final = 64

@@ -117,7 +117,7 @@ def test_blocks_and_checkpointing_agree_with_a_checkpointed_trace() -> None:
 
 
 def test_an_allocator_serves_two_steps() -> None:
-    """States are made where the first has left room: its largest result finds none there in the second."""
+    """States are made where the first has left memory: its largest result finds none there in the second."""
     live = LiveStorages()
     owned = torch.empty(3 * MIB), torch.empty(6 * MIB)
     live.follow(owned[0], Part.PARAMETERS)
