@@ -264,7 +264,7 @@ class TeamSession(Session):
     def agree(self, value: Any, *, world_size: int) -> Any:
         return self.gather(value, world_size=world_size)[0]
 
-    def clear(self, *, keep: Any = None) -> None:  # noqa: ARG002 - the session's
+    def clear(self, *, keep: Any = None) -> None:  # noqa: ARG002 - as the ranks of a worker have it
         # Recorded steps hold nothing: a search for garbage would take longer than they do.
         self.measured.release()
         self.synchronise()
