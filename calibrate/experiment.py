@@ -103,8 +103,12 @@ class Budget:
     def of(cls, name: str, device_kind: str) -> "Budget":
         """Of a name on a kind of device; a borrowed GPU has little time."""
         budget = BUDGETS[name]
-        is_short = device_kind == "cuda" and name == "quick"
-        return replace(budget, num_rounds=_ROUNDS_OF_GPU) if is_short else budget
+        return replace(budget, num_rounds=_ROUNDS_OF_GPU) if is_short(name, device_kind) else budget
+
+
+def is_short(budget: str, device_kind: str) -> bool:
+    """Whether a budget repeats less on a kind of device than elsewhere: quick on a GPU, which is often borrowed."""
+    return device_kind == "cuda" and budget == "quick"
 
 
 #: Of a quick calibration; five take a minute longer, to start processes.

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from calibrate.campaign import PLAN, Progress, read_plan
-from calibrate.experiment import doubling_sizes
+from calibrate.experiment import doubling_sizes, is_short
 from calibrate.summary import Estimate, estimate, repetition
 from calibrate.task import ReplayTask, StepTask, Task
 from perfmodel.documents import file_sha256
@@ -341,8 +341,7 @@ class HoldoutBudget:
     def of(cls, name: str, device_kind: str) -> "HoldoutBudget":
         """Of a name on a kind of device; a borrowed GPU has little time."""
         budget = BUDGETS[name]
-        is_short = device_kind == "cuda" and name == "quick"
-        return replace(budget, num_repetitions=2) if is_short else budget
+        return replace(budget, num_repetitions=2) if is_short(name, device_kind) else budget
 
 
 BUDGETS: Final = {

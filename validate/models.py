@@ -10,6 +10,7 @@ from typing import Final, Literal, get_args
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
 from calibrate.devices import traced_as
 from calibrate.environment import describe_environment, placement_of, provenance
+from calibrate.experiment import is_short
 from calibrate.launch import Launcher
 from calibrate.random_models import RandomModel, draw
 from calibrate.replays import replays_in, with_replays
@@ -85,8 +86,8 @@ class ModelsBudget:
     def of(cls, name: str, device_kind: str) -> "ModelsBudget":
         """Of a name on a kind of device; a borrowed GPU has little time, and a virtual one is slow to emulate."""
         budget = BUDGETS[name]
-        is_short = device_kind == "virtual" or (device_kind == "cuda" and name == "quick")
-        return replace(budget, num_repetitions=2, replay_rounds=1) if is_short else budget
+        is_reduced = device_kind == "virtual" or is_short(name, device_kind)
+        return replace(budget, num_repetitions=2, replay_rounds=1) if is_reduced else budget
 
 
 BUDGETS: Final = {
