@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -46,14 +47,15 @@ def test_the_table_of_virtual_gpus_is_that_of_their_record() -> None:
     assert virtual_report.written(text) == text
 
 
-def test_the_table_of_a_real_gpu_is_that_of_its_records() -> None:
+def test_the_table_of_real_gpus_is_that_of_their_records() -> None:
     """``python -m tests.benchmarks.gpu_report`` writes it."""
     text = gpu_report.PAGE.read_text(encoding="utf-8")
     assert gpu_report.BEGIN in text
     assert gpu_report.written(text) == text
-    for name in ("steps", "models-measured", "models-curves"):
-        summary = json.loads((gpu_report.RECORDS / f"{name}.json").read_bytes())["summary"]
-        found, median, _ = gpu_report.verdict(name)
+    for gpu, name in product(gpu_report.GPUS, ("steps", "models-measured", "models-curves")):
+        content = (gpu_report.RECORDS / gpu / f"{name}.json").read_bytes()
+        summary = json.loads(content)["summary"]
+        found, median, _ = gpu_report.verdict(gpu, name)
         assert [found.mape, median, abs(found.worst)] == pytest.approx(
             [summary["mape"], summary["median_absolute"], summary["worst_absolute"]]
         )

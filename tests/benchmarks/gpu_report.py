@@ -1,7 +1,7 @@
-"""The verdict on a real GPU: the table of ``docs/h200.md``, from the records of its campaign.
+"""The verdicts on real GPUs: the table of ``docs/real-gpus.md``, from the records of their campaigns.
 
 ``python -m tests.benchmarks.gpu_report`` rewrites the table; ``tests/test_readme.py`` holds the page against the
-records. With ``--machine`` it fits the raw times again, by the laws of today, into the machine that ships as ``h200``.
+records. With ``--machines`` it fits the raw times again, by the laws of today, into the machines that ship.
 """
 
 import json
@@ -10,6 +10,7 @@ import shutil
 import statistics
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -20,8 +21,10 @@ from perfmodel.documents.profile import CALIBRATED, ProfileDocument
 from perfmodel.report import percent
 from tests.benchmarks.virtual_report import END, ROOT, Figure, Gate, figure
 
-PAGE: Final = ROOT / "docs" / "h200.md"
-RECORDS: Final = ROOT / "docs" / "records" / "h200"
+PAGE: Final = ROOT / "docs" / "real-gpus.md"
+RECORDS: Final = ROOT / "docs" / "records"
+#: By folder of the records and name of the machine that ships; the first was judged first.
+GPUS: Final = {"h200": "H200", "h100": "H100"}
 BEGIN: Final = "<!-- table: begin (python -m tests.benchmarks.gpu_report) -->"
 #: By file of a verdict, what it judges and what a real GPU is held to.
 _JUDGED: Final = {
@@ -36,10 +39,11 @@ _JUDGED: Final = {
 }
 
 
-def verdict(name: str) -> tuple[Figure, float, str]:
-    """Figures of a verdict, the median of its errors without their signs, and how many intervals held."""
+def verdict(gpu: str, name: str) -> tuple[Figure, float, str]:
+    """Figures of a GPU's verdict, the median of its errors without their signs, and how many intervals held."""
     words, key, gate = _JUDGED[name]
-    found: list[dict[str, Any]] = json.loads((RECORDS / f"{name}.json").read_bytes())[key]
+    content = (RECORDS / gpu / f"{name}.json").read_bytes()
+    found: list[dict[str, Any]] = json.loads(content)[key]
     error = "signed_error" if "signed_error" in found[0] else "relative_error"
     errors = [float(each[error]) for each in found]
     inside = [each["is_covered"] for each in found if "is_covered" in each]
@@ -48,12 +52,12 @@ def verdict(name: str) -> tuple[Figure, float, str]:
 
 
 def rows() -> Iterator[str]:
-    """One line of the table for each verdict."""
-    for name in _JUDGED:
-        of, median, held = verdict(name)
+    """One line of the table for each verdict on each GPU."""
+    for name, gpu in product(_JUDGED, GPUS):
+        of, median, held = verdict(gpu, name)
         missed = f"**{', '.join(of.missed)}**" if of.missed else "-"
-        cells = (f"{of.rows} {of.name}", *map(percent, (of.mape, median, of.worst)), held, of.gate)
-        yield f"| {' | '.join(map(str, cells))} | {missed} |"
+        cells = (*map(percent, (of.mape, median, of.worst)), held, of.gate)
+        yield f"| {of.rows} {of.name} | {GPUS[gpu]} | {' | '.join(map(str, cells))} | {missed} |"
 
 
 def written(page: str) -> str:
@@ -62,25 +66,26 @@ def written(page: str) -> str:
     _, tail = rest.split(END, 1)
     table = "\n".join(
         (
-            "| judged | MAPE | median | worst | inside | gate | missed |",
-            "|---|---|---|---|---|---|---|",
+            "| judged | GPU | MAPE | median | worst | inside | gate | missed |",
+            "|---|---|---|---|---|---|---|---|",
             *rows(),
         )
     )
     return f"{head}{BEGIN}\n{table}\n{END}{tail}"
 
 
-def fitted() -> ProfileDocument:
-    """The calibration of the records, fitted with the laws of today."""
+def fitted(gpu: str) -> ProfileDocument:
+    """The calibration of a GPU's records, fitted with the laws of today."""
     with TemporaryDirectory() as name:
         folder = Path(name)
-        shutil.copy(RECORDS / PLAN, folder)
-        raw = lzma.decompress((RECORDS / "calibration.jsonl.xz").read_bytes())
+        shutil.copy(RECORDS / gpu / PLAN, folder)
+        raw = lzma.decompress((RECORDS / gpu / "calibration.jsonl.xz").read_bytes())
         (folder / OBSERVATIONS).write_bytes(raw)
         return refit(folder)
 
 
 if __name__ == "__main__":
-    if "--machine" in sys.argv:
-        fitted().write(CALIBRATED / "h200.json")
+    if "--machines" in sys.argv:
+        for each in GPUS:
+            fitted(each).write(CALIBRATED / f"{each}.json")
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
