@@ -31,7 +31,7 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 .DELETE_ON_ERROR:
 # Two measurements at once would measure each other.
 .NOTPARALLEL:
-.PHONY: help quickstart install wheelhouse doctor calibrate validate testbed report reference site test check fuzz bench record clean
+.PHONY: help quickstart install wheelhouse doctor calibrate validate report reference site test check fuzz bench record clean
 
 help: ## list these targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -94,9 +94,6 @@ calibrate: $(INSTALLED) ## measure this machine by real training -> OUT/calibrat
 
 validate: $(INSTALLED) ## judge the predictions by fresh runs; exit code 4 if a gate fails
 	$(RUN) perfmodel validate --profile $(PROFILE) --budget $(VALIDATION_BUDGET) --out $(OUT)/validation --resume
-
-testbed: $(INSTALLED) ## judge the model of many ranks on shaped links; needs root or user namespaces
-	$(RUN) perfmodel validate testbed --out $(OUT)/testbed --resume
 
 report: $(INSTALLED) ## write OUT/report/report.html and its figures
 	$(RUN) perfmodel report --profile $(PROFILE) --out $(OUT)/report \

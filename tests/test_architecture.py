@@ -73,7 +73,6 @@ validate models: json budget out profile resume seed soon
 validate network: json budget mbit out resume seed
 validate published: json data output sources
 validate strategies: json budget out profile resume seed
-validate testbed: json budget out resume seed
 whatif: machine batch cluster device device-memory devices devices-per-node fields json layout model
     nodes-like output profile scaling sequence-length set validation verbose workload unsealed
 """

@@ -26,7 +26,6 @@ from perfmodel.documents.verdicts import (
     ErrorSummary,
     Gate,
     JudgedFamily,
-    JudgedStep,
 )
 from perfmodel.errors import UsageError
 from perfmodel.layout import RunSetting, Synchronisation
@@ -47,7 +46,6 @@ _SEEDS: Final = 1_000_000
 PLAIN_LOOP: Final = "validate.plain_loop"
 
 Entry = TypeVar("Entry")
-Row = TypeVar("Row", ComparedStrategy, JudgedStep)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,11 +301,11 @@ def summarise_any(signed_errors: Sequence[float]) -> ErrorSummary | None:
     return summarise(signed_errors) if signed_errors else None
 
 
-def families(rows: Sequence[Row], family_of: Callable[[Row], str]) -> tuple[JudgedFamily, ...]:
+def families(rows: Sequence[ComparedStrategy]) -> tuple[JudgedFamily, ...]:
     """Errors by family, in their order, and of all together as the last."""
-    found: dict[str, list[Row]] = defaultdict(list)
+    found: dict[str, list[ComparedStrategy]] = defaultdict(list)
     for row in rows:
-        found[family_of(row)].append(row)
+        found[row.family].append(row)
     return tuple(
         JudgedFamily(
             name=name,

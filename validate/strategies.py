@@ -309,7 +309,7 @@ def judge_strategies(
         for one in drawn
         for label in [one.setting.label]
     ]
-    groups = families(rows, lambda row: row.family)
+    groups = families(rows)
     whole = groups[-1]
     gates = TOLERANCES.judge(summary=whole.summary, coverage=whole.coverage)
     return StrategiesDocument(

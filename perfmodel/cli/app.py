@@ -336,7 +336,6 @@ _COMMANDS: Final[Mapping[str, Mapping[str, _Row]]] = {
                 "models": _measure("validate"),
                 "memory": _measure("validate"),
                 "published": _Row("validate"),
-                "testbed": _measure("validate"),
                 "network": _measure("validate"),
                 "strategies": _measure("validate"),
             },

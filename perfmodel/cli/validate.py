@@ -31,7 +31,6 @@ _SOON = typer.Option(
 _SEED_OF_MODELS = opt.seed("Which models are drawn; default: others every time.")
 _BUDGET_STRATEGIES = typer.Option(help="quick or standard: about 4 or 14 minutes.")
 _NEW_SEED = opt.seed("Which stacks are drawn; default: a new one, or that of the folder.")
-_BUDGET_TESTBED = typer.Option(help="quick or standard: about 5 or 25 minutes.")
 _BUDGET_NETWORK = typer.Option(help="quick or standard: 1 or 3 rounds.")
 _MODELS = typer.Option(help="Models, separated by commas; default: fourteen, LeNet to ResNet-152.")
 _BATCHES = opt.counts("--batches", "Micro-batches, separated by commas.")
@@ -302,26 +301,6 @@ def validate_strategies(
         )
     tables = strategies_tables(document)
     _show_verdict("strategies", document, tables, out / use_case.VERDICT, as_json=as_json)
-
-
-def validate_testbed(
-    *,
-    budget: Annotated[str, _BUDGET_TESTBED] = "standard",
-    out: opt.Folder = Path("runs/testbed"),
-    resume: opt.Resume = False,
-    seed: opt.Seed = 1,
-    as_json: opt.Json = False,
-) -> None:
-    """Run DDP at 4, 8 and 16 ranks over shaped links and print the model's own error."""
-    from perfmodel.report.validation import testbed_tables
-    from validate.testbed import ddp as use_case
-    from validate.testbed.campaign import CampaignRequest
-
-    request = CampaignRequest(folder=out, budget=budget, seed=seed, resume=resume)
-    with measurement("testbed") as on_progress:
-        document = use_case.validate_testbed(request, on_progress=on_progress)
-    tables = testbed_tables(document)
-    _show_verdict("testbed", document, tables, out / use_case.VERDICT, as_json=as_json)
 
 
 def validate_network(

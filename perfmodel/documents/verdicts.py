@@ -330,36 +330,3 @@ class CampaignDocument(Document):
         """The campaign after one more run of a stage, which replaces an earlier one."""
         others = tuple(stage for stage in self.stages if stage.name != run.name)
         return self.model_copy(update={"stages": (*others, run)})
-
-
-class JudgedStep(Record):
-    """One DDP setting, predicted beside measured."""
-
-    name: str
-    world_size: PositiveInt
-    predicted_s: Interval
-    """Median step of a run. [s]"""
-    measured_s: PositiveFloat
-    """Median step. [s]"""
-    signed_error: float
-    is_covered: bool
-    variation: NonNegativeFloat
-    """Standard deviation over mean of the steps."""
-    own_cpu_share: NonNegativeFloat
-    """What the ranks needed of the machine that plays them."""
-
-
-class TestbedDocument(Verdict):
-    """The verdict of the testbed."""
-
-    # pytest must not take it for a test.
-    __test__: ClassVar[bool] = False
-    schema_version: int = 4
-    title: ClassVar[str] = "testbed verdict"
-    made_by: ClassVar[str] = "perfmodel validate testbed"
-
-    law: dict[str, float]
-    """Parameters that were calibrated with one and two ranks."""
-    settings: Annotated[tuple[JudgedStep, ...], Field(min_length=1)]
-    families: tuple[JudgedFamily, ...]
-    """By number of ranks, and all together as the last."""

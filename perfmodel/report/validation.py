@@ -12,7 +12,6 @@ from perfmodel.documents.verdicts import (
     PublishedDocument,
     PublishedSeries,
     StrategiesDocument,
-    TestbedDocument,
     ValidationDocument,
     scatter_alone,
 )
@@ -316,23 +315,3 @@ def strategies_tables(document: StrategiesDocument) -> tuple[Table, Table]:
         },
     )
     return settings, table("Errors by family", document.families, _OF_FAMILIES)
-
-
-def testbed_tables(document: TestbedDocument) -> tuple[Table, Table]:
-    """Each setting over shaped links, and errors by number of ranks, all together as the last."""
-    settings = table(
-        "Real DDP over shaped links, emulated devices: predicted from runs of 1 and 2 ranks",
-        sorted(document.settings, key=lambda step: (step.world_size, step.name)),
-        {
-            "<Setting": "name",
-            "Predicted": "predicted_s",
-            "Measured": "measured_s",
-            "Error": "signed_error:+%",
-            "CV": "variation:%",
-            "Host\nCPU": "own_cpu_share:%",
-            "<In\n90 %": "is_covered:held",
-        },
-        caption="Step: median of the run. Error: predicted over measured minus 1. CV: standard deviation over "
-        "mean of the steps. Host CPU: what the ranks needed of the machine that plays them.",
-    )
-    return settings, table("Errors by number of ranks", document.families, _OF_FAMILIES)

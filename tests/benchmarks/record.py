@@ -95,9 +95,6 @@ def _rows() -> Iterator[str]:
         ):
             judge = f"models drawn at random, {words}{ranks}"
             yield from _worse_first(f"models/models-{mode}.json", part, judge, gate=gate)
-    found = _read("testbed/testbed.json")
-    summary = found["families"][-1]["summary"]
-    yield _row(found, "4 to 16 ranks on shaped links", summary, "validate testbed", gate=_STEPS)
     found = _read("strategies/strategies.json")
     judge = "FSDP2, ZeRO, TP, PP over gloo, 2 to 4 ranks"
     yield _row(found, judge, found["summary"], "validate strategies", gate=_STEPS)

@@ -1,8 +1,8 @@
 """Judge recorded runs with the code of today: no proof, but shows what a change, or a part of the fit, is worth.
 
-``python -m tests.benchmarks.rejudge docs/records/testbed``, or ``network``;
-``validation`` fits ``docs/records/calibration`` again first. ``... validation --without PART``, or ``all``, fits it
-without one part at a time. A part pays if it gains 0.5 points of MAPE or 5 points of coverage.
+``python -m tests.benchmarks.rejudge docs/records/network``, or ``validation``, which fits ``docs/records/calibration``
+again first. ``... validation --without PART``, or ``all``, fits it without one part at a time. A part pays if it gains
+0.5 points of MAPE or 5 points of coverage.
 """
 
 import argparse
@@ -26,8 +26,8 @@ from perfmodel.documents.verdicts import ComparedSetting, ValidationDocument
 from perfmodel.machine.measured import MeasuredMachine, Repeatability
 from validate import validate
 from validate.judging import summarise
-from validate.testbed import ddp, network
-from validate.testbed.records import CollectiveRun, Run, TrainingRun, read_runs
+from validate.testbed import network
+from validate.testbed.records import read_runs
 
 CALIBRATION: Final = Path("docs/records/calibration")
 
@@ -76,26 +76,9 @@ def say(name: str, errors: Sequence[float], covered: Sequence[bool] = ()) -> Non
         )
 
 
-def _runs(record: Path, name: str) -> list[Run]:
-    with tempfile.TemporaryDirectory() as folder:
-        return read_runs(unpacked(record / name, Path(folder)))
-
-
-def _testbed(record: Path) -> None:
-    calibration = ddp.calibrate(_runs(record, "calibration.jsonl"), seed=1)
-    steps = [
-        ddp.judge_step(ddp.predict(run.setting, calibration, seed=1), run)
-        for run in _runs(record, "runs.jsonl")
-        if isinstance(run, TrainingRun)
-    ]
-    for n in sorted({step.world_size for step in steps}):
-        own = [step for step in steps if step.world_size == n]
-        say(f"{n} ranks", [s.signed_error for s in own], [s.is_covered for s in own])
-    say("all", [s.signed_error for s in steps], [s.is_covered for s in steps])
-
-
 def _network(record: Path) -> None:
-    runs = [run for run in _runs(record, "runs.jsonl") if isinstance(run, CollectiveRun)]
+    with tempfile.TemporaryDirectory() as folder:
+        runs = read_runs(unpacked(record / "runs.jsonl", Path(folder)))
     found = network.points(runs)
     known = {name: network.splits(every)[0] for name, every in found.items()}
     rows = network.predict(known, (run.setting for run in runs if ": judged" in run.setting.name))
@@ -158,7 +141,6 @@ def _ablation(record: Path, part: str) -> None:
 
 
 JUDGES: Final[dict[str, Callable[[Path], None]]] = {
-    "testbed": _testbed,
     "network": _network,
     "validation": _validation,
 }

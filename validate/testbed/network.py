@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, NamedTuple, TypeAlias, get_args
 
@@ -17,18 +18,19 @@ import numpy as np
 
 from calibrate.campaign import PLAN, Progress, read_plan, write_plan
 from calibrate.environment import describe_environment, provenance
+from calibrate.locks import folder_to_itself, machine_to_itself
 from perfmodel.documents.verdicts import ErrorsBySize, Gate, NetworkVerdict, PublishedSeries
 from perfmodel.errors import UsageError, refuse_unknown
+from perfmodel.files import append_line, trim_unfinished_line
 from perfmodel.statistics import DEVIATE_90, MEDIAN_OVER_MEAN
 from perfmodel.units import KIB, MIB
 from validate.judging import gate, passed, summarise
 from validate.published.collectives import Point, carried, draws_of, judge_part
 from validate.published.harness import Part
-from validate.testbed.campaign import RUNS, CampaignRequest, open_campaign, refuse_earlier_runs
-from validate.testbed.links import BURST_BYTES
-from validate.testbed.plan import flat
+from validate.testbed import cluster
 from validate.testbed.records import CollectiveKind, CollectiveRun, CollectiveSetting, read_runs
 
+RUNS: Final = "runs.jsonl"
 VERDICT: Final = "network.json"
 #: Low enough for the machine to feed 16 links, large messages at least. [Mbit/s]
 LINK_MBIT: Final = 200.0
@@ -40,13 +42,6 @@ LEFT_OUT: Final = 16
 BETWEEN: Final = 6
 #: Budget -> rounds over all settings.
 BUDGETS: Final = {"quick": 1, "standard": 3}
-#: Spent on one size of one collective in one group and round. [s]
-_TARGET_S: Final = 0.05
-_MOST_REPEATS: Final = 30
-#: Several times what idle links let through at once: without a warm-up the median of some sizes is a
-#: time with that burst, of others one without it.
-_WARM_UP_BYTES: Final = 4 * BURST_BYTES
-
 #: What a gate may find, as fractions of the time.
 LIMITS: Final = {"inside": 0.05, "beyond": 0.08}
 _WORDS: Final = {"inside": "links: inside the range", "beyond": "links: 16 ranks from 2, 4, 8"}
@@ -68,9 +63,13 @@ Key: TypeAlias = tuple[str, int, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkRequest(CampaignRequest):
+class NetworkRequest:
     """What the user asked for."""
 
+    folder: Path
+    budget: str = "standard"
+    seed: int = 1
+    resume: bool = False
     mbit: float = LINK_MBIT
     """Rate of the links. [Mbit/s]"""
 
@@ -80,7 +79,12 @@ def validate_network(
 ) -> NetworkVerdict:
     """Measure what is missing, then judge what is on disk."""
     refuse_unknown("--budget", request.budget, BUDGETS)
-    refuse_earlier_runs(request, RUNS)
+    output = request.folder / RUNS
+    if not request.resume and output.exists():
+        raise UsageError(
+            f"--out: must hold no runs yet, got {output}; "
+            "continue with --resume, or choose another folder"
+        )
     asked = {"budget": request.budget, "mbit": request.mbit, "seed": request.seed}
     path = request.folder / PLAN
     earlier = read_plan(request.folder) if path.exists() else asked
@@ -91,21 +95,27 @@ def validate_network(
             )
     parts = settings(request.budget, seed=request.seed, mbit=request.mbit)
     names = [setting.name for part in parts for setting in part]
-    output = request.folder / RUNS
     if not {run.setting.name for run in read_runs(output)}.issuperset(names):
-        with open_campaign(
-            request, command="validate network", total=len(names), on_progress=on_progress
-        ) as campaign:
-            campaign.run(parts[0], output)
+
+        def tell(done: int, task: str, *, is_waiting: bool = False) -> None:
+            on_progress(Progress(done=done, total=len(names), task=task, is_waiting=is_waiting))
+
+        cluster.refuse_without_rights()
+        with (
+            folder_to_itself(request.folder),
+            machine_to_itself(lambda words: tell(0, words, is_waiting=True)),
+            cluster.running_server() as server,
+        ):
+            _run(parts[0], output, server, tell)
             if not path.exists():
-                rows = predict(points(_runs(request)), parts[1])
+                rows = predict(points(read_runs(output)), parts[1])
                 write_plan(request.folder, {**asked, "gates": LIMITS, "predicted": rows})
-            campaign.run(parts[1], output)
+            _run(parts[1], output, server, lambda number, name: tell(len(parts[0]) + number, name))
     predicted = {
         (row["collective"], row["ranks"], row["size_bytes"]): row
         for row in read_plan(request.folder)["predicted"]
     }
-    judged = judge(points(_runs(request)), predicted)
+    judged = judge(points(read_runs(output)), predicted)
     found = gates(judged)
     document = NetworkVerdict(
         provenance=provenance(describe_environment(), seed=request.seed),
@@ -116,6 +126,22 @@ def validate_network(
     )
     document.write(request.folder / VERDICT)
     return document
+
+
+def _run(
+    settings: Sequence[CollectiveSetting],
+    output: Path,
+    server: cluster.Cluster,
+    tell: Callable[[int, str], None],
+) -> None:
+    """Run what is not on disk yet, a line each."""
+    finished = {run.setting.name for run in read_runs(output)}
+    for number, setting in enumerate(settings, start=1):
+        if setting.name not in finished:
+            run = server.play(setting)
+            trim_unfinished_line(output)
+            append_line(output, run.model_dump_json())
+        tell(number, setting.name)
 
 
 def settings(
@@ -145,14 +171,10 @@ def _round(number: int, kind: str, mbit: float) -> Iterator[CollectiveSetting]:
             judged = others if n in FITTED else SIZES_BYTES
             yield CollectiveSetting(
                 name=f"{number}: {kind} {mbit:g}Mbit/s {collective} n={n}",
-                family="links",
                 collective=collective,
-                fabric=flat(n, mbit),
+                num_ranks=n,
+                mbit=mbit,
                 sizes_bytes=fitted if kind == "known" else judged,
-                repeats=_MOST_REPEATS,
-                target_s=_TARGET_S,
-                pause_s=0.0,
-                warm_up_bytes=_WARM_UP_BYTES,
             )
 
 
@@ -193,7 +215,7 @@ def points(runs: Iterable[CollectiveRun]) -> Points:
     for run in runs:
         setting = run.setting
         for size, durations_s in zip(setting.sizes_bytes, run.durations_s, strict=True):
-            of_one = rounds[setting.collective][setting.fabric.num_ranks, size]
+            of_one = rounds[setting.collective][setting.num_ranks, size]
             of_one.append(float(np.median(durations_s)))
     return {
         collective: [point(n, size, found_s) for (n, size), found_s in sorted(of_one.items())]
@@ -281,8 +303,8 @@ def _together(judged: Sequence[Judged]) -> list[tuple[str, str, list[tuple[Point
 def predict(known: Points, settings: Iterable[CollectiveSetting]) -> list[dict[str, Any]]:
     """What settings that nobody has run yet will take, from points that are known."""
     rows: list[dict[str, Any]] = []
-    for setting in {(s.collective, s.fabric.num_ranks): s for s in settings}.values():
-        n, collective = setting.fabric.num_ranks, setting.collective
+    for setting in {(s.collective, s.num_ranks): s for s in settings}.values():
+        n, collective = setting.num_ranks, setting.collective
         at = [(size, n, 1) for size in setting.sizes_bytes]
         draws_s = draws_of(collective, known[collective], at, library="gloo")
         ends_s = np.quantile(draws_s, [0.05, 0.95], axis=1)
@@ -290,7 +312,3 @@ def predict(known: Points, settings: Iterable[CollectiveSetting]) -> list[dict[s
             found = dict(zip(("time_s", "p5_s", "p95_s"), map(float, times_s), strict=True))
             rows.append({"collective": collective, "ranks": n, "size_bytes": size, **found})
     return rows
-
-
-def _runs(request: NetworkRequest) -> list[CollectiveRun]:
-    return [run for run in read_runs(request.folder / RUNS) if isinstance(run, CollectiveRun)]

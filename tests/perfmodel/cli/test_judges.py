@@ -1,4 +1,4 @@
-"""perfmodel validate testbed, network and published: where they cannot run, where they write."""
+"""perfmodel validate network and published: where they cannot run, where they write."""
 
 from pathlib import Path
 
@@ -11,21 +11,20 @@ from tests.validate.published.judged import write
 from tests.validate.published.test_published import ring_rows
 
 
-@pytest.mark.parametrize("command", ["testbed", "network"])
 def test_without_rights_one_line_says_what_is_missing(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(
-        "validate.testbed.campaign.obstacle", lambda: "unshare: Operation not permitted"
+        "validate.testbed.cluster.obstacle", lambda: "unshare: Operation not permitted"
     )
-    line = complaint(run("validate", command, "--out", tmp_path / "testbed"), EXIT_NOT_FEASIBLE)
+    line = complaint(run("validate", "network", "--out", tmp_path / "new"), EXIT_NOT_FEASIBLE)
     assert "Operation not permitted; run as root, or where user namespaces are allowed" in line
-    assert not (tmp_path / "testbed").exists()
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_folder_with_runs_is_not_overwritten(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "calibration.jsonl").write_text("")
-    line = complaint(run("validate", "testbed", "--out", tmp_path), EXIT_USAGE)
+    (tmp_path / "runs.jsonl").write_text("")
+    line = complaint(run("validate", "network", "--out", tmp_path), EXIT_USAGE)
     assert "continue with --resume" in line
 
 

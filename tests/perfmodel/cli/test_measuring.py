@@ -132,7 +132,6 @@ TORCHRUN = {"RANK": "1", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE
 COMMANDS = {
     "calibrate": ("calibrate", "--budget", "nonsense"),
     "validate_network": ("validate", "network", "--budget", "nonsense"),
-    "validate_testbed": ("validate", "testbed", "--budget", "nonsense"),
     "validate_memory": ("validate", "memory", "--models", "nonsense"),
     "validate_models": ("validate", "models", "--profile", "missing.json"),
     "validate": ("validate", "--profile", "missing.json"),

@@ -1,4 +1,4 @@
-"""The testbed for real: namespaces, shaped links, DistributedDataParallel. Under a minute."""
+"""The testbed for real: namespaces, shaped links, gloo. Under a minute."""
 
 import os
 import signal
@@ -14,24 +14,8 @@ import psutil
 import pytest
 
 from perfmodel.errors import MeasurementFailed
-from perfmodel.layout import RunSetting
-from perfmodel.step.stages import gradient_buckets
-from validate.testbed import plan
-from validate.testbed.campaign import (
-    Cluster,
-    obstacle,
-    play,
-    running_server,
-)
-from validate.testbed.links import BURST_BYTES
-from validate.testbed.records import (
-    CollectiveRun,
-    CollectiveSetting,
-    Fabric,
-    Job,
-    TrainingRun,
-    TrainingSetting,
-)
+from validate.testbed.cluster import Cluster, obstacle, running_server
+from validate.testbed.records import CollectiveSetting
 
 MBIT = 125_000.0
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
@@ -48,37 +32,9 @@ def cluster() -> Iterator[Cluster]:
         yield server
 
 
-def collect(cluster: Cluster, setting: CollectiveSetting) -> CollectiveRun:
-    run = play(cluster, setting)
-    assert isinstance(run, CollectiveRun)
-    return run
-
-
-def train(cluster: Cluster, setting: TrainingSetting) -> TrainingRun:
-    run = play(cluster, setting)
-    assert isinstance(run, TrainingRun)
-    return run
-
-
-def training(name: str, fabric: Fabric, **changes: object) -> TrainingSetting:
-    given = {
-        "name": name,
-        "family": "test",
-        "model": plan.emulated("resnet20", compute_s=0.06),
-        "fabric": fabric,
-        "bucket_cap_mb": 0.5,
-        "num_steps": 6,
-    }
-    return TrainingSetting.model_validate(given | changes)
-
-
-def test_a_large_all_reduce_takes_the_time_of_its_ring(cluster: Cluster) -> None:
-    """4 MiB at 200 Mbit/s between two: 168 ms, plus 1 % of headers, less the shaper's burst."""
-    setting = CollectiveSetting(
-        name="ring", fabric=plan.flat(2, 200), sizes_bytes=(4 * 2**20,), repeats=3
-    )
-    run = collect(cluster, setting)
-    assert np.median(run.durations_s[0]) == pytest.approx(0.168, rel=0.05)
+def setting(collective: str, *sizes_bytes: int, **changes: object) -> CollectiveSetting:
+    given = {"name": collective, "collective": collective, "num_ranks": 2, "mbit": 200.0}
+    return CollectiveSetting.model_validate({**given, "sizes_bytes": sizes_bytes, **changes})
 
 
 @pytest.mark.parametrize(
@@ -100,52 +56,27 @@ def test_collectives_send_over_their_links_what_they_are_said_to(
     Large all-gathers and all-to-alls of two ranks take up to twice as long; why is not known. The rest
     of the upper bound is for machines that are busy.
     """
-    setting = CollectiveSetting.model_validate(
-        {
-            "name": collective,
-            "collective": collective,
-            "fabric": plan.flat(2, 200),
-            "sizes_bytes": (1000, 2**20),
-            "target_s": 0.02,
-            "pause_s": 0.0,
-        }
-    )
-    run = collect(cluster, setting)
+    run = cluster.play(setting(collective, 1000, 2**20, target_s=0.02))
     assert [len(durations_s) >= 3 for durations_s in run.durations_s] == [True, True]
     wire_s = passes * 2**20 / (200 * MBIT)
     assert 0.85 * wire_s < np.median(run.durations_s[1]) < 3 * wire_s
 
 
-def test_ddp_buckets_bytes_and_time_are_those_of_the_model(cluster: Cluster) -> None:
-    fabric = plan.flat(4, 100)
-    setting = training("ddp", fabric)
-    run = train(cluster, setting)
-    workload = plan.as_workload(setting.model)
-    buckets = gradient_buckets(
-        workload, RunSetting(workload="w", world_size=4, micro_batch=1, bucket_cap_mb=0.5).layout
-    )
-    assert run.bucket_bytes == tuple(bucket.size_bytes for bucket in buckets)
-    ring = 2 * 3 / 4 * setting.model.gradient_bytes * setting.num_steps
-    for sent in run.link_bytes.values():
-        assert sent == pytest.approx(ring, rel=0.03)
-    # The wire needs 131 ms; a first part of backward is not hidden, so that the step is longer.
-    step_s = float(np.median(run.step_s))
-    assert ring / setting.num_steps / (100 * MBIT) < step_s
-    assert step_s < ring / setting.num_steps / (100 * MBIT) + setting.model.compute_s + 0.03
+def test_a_ring_of_four_moves_three_quarters_of_the_array_twice(cluster: Cluster) -> None:
+    """4 MiB at 200 Mbit/s: 1.5 arrays over each link take 252 ms, plus headers."""
+    run = cluster.play(setting("all_reduce", 4 * 2**20, num_ranks=4))
+    assert np.median(run.durations_s[0]) == pytest.approx(0.252, rel=0.06)
 
 
 def test_a_rank_that_fails_is_named_and_the_server_goes_on(cluster: Cluster) -> None:
-    # Four petabytes of a gradient.
-    layer = {"num_elements": 10**15, "forward_s": 1e-3, "backward_s": 1e-3}
-    broken = training("broken", plan.flat(2, 1000), model={"name": "huge", "layers": (layer,)})
-    with pytest.raises(MeasurementFailed, match=r"rank \d failed: RuntimeError"):
-        cluster.play(Job(setting=broken, limit_s=20.0))
-    assert train(cluster, training("after", plan.flat(2, 1000))).step_s
+    with pytest.raises(MeasurementFailed, match=r"huge: testbed: rank \d failed: RuntimeError"):
+        cluster.play(setting("all_reduce", 10**15, name="huge"))
+    assert cluster.play(setting("all_reduce", 1000)).durations_s
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_whatever_ends_it_nothing_is_left(number: signal.Signals, tmp_path: Path) -> None:
-    command = (sys.executable, "-m", "perfmodel", "validate", "testbed", "--out", str(tmp_path))
+    command = (sys.executable, "-m", "perfmodel", "validate", "network", "--out", str(tmp_path))
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
@@ -168,20 +99,12 @@ def test_whatever_ends_it_nothing_is_left(number: signal.Signals, tmp_path: Path
 
 def test_a_warm_up_uses_the_burst_of_idle_links_up(cluster: Cluster) -> None:
     """16 KiB at 120 Mbit/s take 1.1 ms; the first four fit into what idle links let through at once."""
-    setting = CollectiveSetting.model_validate(
-        {
-            "name": "burst",
-            "collective": "send_recv",
-            "fabric": plan.flat(2, 120),
-            "sizes_bytes": (16_384,),
-            "repeats": 12,
-            "pause_s": 0.0,
-        }
-    )
-    warming = setting.model_copy(update={"warm_up_bytes": 4 * BURST_BYTES})
     # A busy machine that pauses for 5 ms lets links save up again: one of many attempts is spared.
     for _ in range(40):
-        cold, warm = (collect(cluster, each).durations_s[0] for each in (setting, warming))
+        cold, warm = (
+            cluster.play(setting("send_recv", 16_384, mbit=120.0, **changes)).durations_s[0]
+            for changes in ({"warm_up_bytes": 0}, {})
+        )
         steady_s = np.median(warm)
         if min(cold[:3]) < 0.5 * steady_s and np.median(warm[:3]) > 0.7 * steady_s:
             break

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -17,10 +18,8 @@ from perfmodel.cost.messages import MessageLaw
 from perfmodel.documents.verdicts import NetworkVerdict
 from perfmodel.errors import NotFeasible, UsageError
 from tests.benchmarks.rejudge import unpacked
-from tests.validate.testbed.played import serve
-from validate.testbed import campaign, network
-from validate.testbed.links import BUSY, STEAL
-from validate.testbed.records import CollectiveSetting, Job
+from validate.testbed import cluster, links, network
+from validate.testbed.records import CollectiveRun, CollectiveSetting
 
 #: Links of 25 MB/s; a message costs 30 us of CPU time that all ranks share.
 LAW = MessageLaw(logs=np.log([[1e-4], [4e-8], [3e-5], [1e-10], [7.0]]))
@@ -32,23 +31,13 @@ class LawfulCluster:
 
     played: list[str] = field(default_factory=list)
 
-    def play(self, job: Job) -> dict[str, Any]:
-        setting = job.setting
-        assert isinstance(setting, CollectiveSetting)
+    def play(self, setting: CollectiveSetting) -> CollectiveRun:
         self.played.append(setting.name)
-        sizes = []
-        for size in setting.sizes_bytes:
-            duration_s = lawful_s(setting.collective, size, setting.fabric.num_ranks)
-            starts_s = [1.0, 2.0, 3.0]
-            ends_s = [start_s + duration_s for start_s in starts_s]
-            sizes.append({"starts_s": starts_s, "ends_s": ends_s, "cpu_s": 1e-4})
-        before, after = (
-            {"counters": {BUSY: at_s, STEAL: 0.0}, "cpu_s": at_s / 10, "at_s": at_s}
-            for at_s in (0.0, 1.0)
-        )
-        rank = {"before": before, "after": after, "sizes": sizes}
-        ranks = [rank] * setting.fabric.num_ranks
-        return {"started_utc": 0.0, "is_realtime": True, "ranks": ranks}
+        durations_s = [
+            (lawful_s(setting.collective, size, setting.num_ranks),) * 3
+            for size in setting.sizes_bytes
+        ]
+        return CollectiveRun(setting=setting, started_utc=0.0, durations_s=tuple(durations_s))
 
 
 def lawful_s(collective: str, size_bytes: float, ranks: int) -> float:
@@ -58,10 +47,12 @@ def lawful_s(collective: str, size_bytes: float, ranks: int) -> float:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> LawfulCluster:
+def played(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the settings that a lawful cluster has played."""
     lawful = LawfulCluster()
-    serve(lawful, monkeypatch)
-    return lawful
+    monkeypatch.setattr(cluster, "running_server", lambda: nullcontext(lawful))
+    monkeypatch.setattr(cluster, "refuse_without_rights", lambda: None)
+    return lawful.played
 
 
 def run(folder: Path, budget: str = "quick", **changes: object) -> NetworkVerdict:
@@ -70,7 +61,7 @@ def run(folder: Path, budget: str = "quick", **changes: object) -> NetworkVerdic
 
 
 def test_collectives_that_obey_the_law_are_predicted_and_judged_again_without_a_server(
-    cluster: LawfulCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    played: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Waiting for another measurement says nothing about the pace; a campaign continues."""
     told: list[Progress] = []
@@ -84,7 +75,7 @@ def test_collectives_that_obey_the_law_are_predicted_and_judged_again_without_a_
         fcntl.flock(other, fcntl.LOCK_EX)
         document = network.validate_network(request, on_progress=on_progress)
     assert told[0].task.startswith("waiting for another measurement")
-    assert [progress.is_waiting for progress in told] == [True] + [False] * len(cluster.played)
+    assert [progress.is_waiting for progress in told] == [True] + [False] * len(played)
     assert document.passed
     assert len(document.gates) == 2
     for series in document.series:
@@ -92,16 +83,16 @@ def test_collectives_that_obey_the_law_are_predicted_and_judged_again_without_a_
         assert carried.method == "bus bandwidth carried on"
         assert ours.mape < min(0.03, carried.mape), series.name
     assert NetworkVerdict.read(tmp_path / "network.json") == document
-    num_played = len(cluster.played)
-    assert num_played == len(set(cluster.played))
+    num_played = len(played)
+    assert num_played == len(set(played))
 
-    def refuse(command: str) -> None:
-        raise NotFeasible(f"{command}: no namespaces here")
+    def refuse() -> None:
+        raise NotFeasible("no namespaces here")
 
-    monkeypatch.setattr(campaign, "refuse_without_rights", refuse)
+    monkeypatch.setattr(cluster, "refuse_without_rights", refuse)
     assert run(tmp_path, resume=True).series == document.series
-    assert len(cluster.played) == num_played
-    with pytest.raises(NotFeasible, match="validate network: no namespaces"):
+    assert len(played) == num_played
+    with pytest.raises(NotFeasible, match="no namespaces"):
         run(tmp_path / "empty")
 
 
@@ -160,7 +151,7 @@ def test_errors_are_split_by_the_size_of_the_arrays() -> None:
     assert large.noise == 0.0
 
 
-def test_what_makes_no_sense_is_refused(cluster: LawfulCluster, tmp_path: Path) -> None:
+def test_what_makes_no_sense_is_refused(played: list[str], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="quick, standard, got 'thorough'"):
         network.validate_network(
             network.NetworkRequest(folder=tmp_path, budget="thorough"), on_progress=lambda _: None
@@ -168,11 +159,11 @@ def test_what_makes_no_sense_is_refused(cluster: LawfulCluster, tmp_path: Path) 
     (tmp_path / "runs.jsonl").write_text("")
     with pytest.raises(UsageError, match="continue with --resume"):
         run(tmp_path)
-    assert not cluster.played
+    assert not played
 
 
 def test_a_campaign_predicts_before_it_measures(
-    cluster: LawfulCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    played: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known, judged = network.settings("quick", seed=1, mbit=100)
 
@@ -184,7 +175,7 @@ def test_a_campaign_predicts_before_it_measures(
     monkeypatch.setattr(network, "write_plan", stop)
     with pytest.raises(StopIteration):
         run(tmp_path, mbit=100.0)
-    assert set(cluster.played) == {setting.name for setting in known}
+    assert set(played) == {setting.name for setting in known}
     content = json.loads((tmp_path / "plan.json").read_text())
     assert content["gates"] == network.LIMITS
     assert len(content["predicted"]) == sum(len(setting.sizes_bytes) for setting in judged)
@@ -194,13 +185,13 @@ def test_a_campaign_predicts_before_it_measures(
 
 
 def test_a_campaign_is_judged_by_what_was_predicted_and_not_fitted(
-    cluster: LawfulCluster, tmp_path: Path
+    played: list[str], tmp_path: Path
 ) -> None:
     document = run(tmp_path, mbit=100.0)
-    assert len(cluster.played) == len(set(cluster.played))
+    assert len(played) == len(set(played))
     known, judged = network.settings("quick", seed=1, mbit=100)
-    points = {(s.collective, s.fabric.num_ranks, size) for s in known for size in s.sizes_bytes}
-    others = {(s.collective, s.fabric.num_ranks, size) for s in judged for size in s.sizes_bytes}
+    points = {(s.collective, s.num_ranks, size) for s in known for size in s.sizes_bytes}
+    others = {(s.collective, s.num_ranks, size) for s in judged for size in s.sizes_bytes}
     assert not points & others
     assert sum(series.num_predicted for series in document.series) == len(others)
     with pytest.raises(UsageError, match=r"--mbit: must be as in .*plan.json, got 50"):
@@ -214,3 +205,18 @@ def test_a_campaign_is_judged_by_what_was_predicted_and_not_fitted(
     write_plan(tmp_path, content)
     again = run(tmp_path, mbit=100.0, resume=True)
     assert all(series.errors[0].mape > 0.8 for series in again.series)
+
+
+def test_nodes_hang_on_a_switch_and_send_at_their_rate() -> None:
+    assert " ".join(links.shaper(25e6)) == (
+        "qdisc add dev eth0 root tbf rate 200000000bit burst 70000 limit 4194304"
+    )
+    batches = links.ip_batches(2)
+    assert tuple(batches) == ("switch", "node0", "node1")
+    assert any("peer name eth0 mtu 9000 netns node1" in line for line in batches["switch"])
+    assert "addr add 10.99.0.2/24 dev eth0" in batches["node1"]
+
+
+def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert cluster.obstacle() == "no ip, tc, unshare, setpriv, mount"
