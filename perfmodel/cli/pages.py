@@ -85,13 +85,12 @@ def report(
     out: opt.Folder = Path("runs/report"),
     as_json: opt.Json = False,
 ) -> None:
-    """Write one self-contained HTML report, and every plot as SVG and PNG."""
+    """Write one self-contained HTML report, and every plot as SVG."""
     from perfmodel.answer import open_question
     from perfmodel.answer.answer import Forecast, table
     from perfmodel.documents.profile import ProfileDocument
     from perfmodel.documents.verdicts import ValidationDocument
     from perfmodel.files import write_atomically
-    from perfmodel.report.figures import figure_bytes
     from perfmodel.report.html import report_html
 
     document = ProfileDocument.read(profile)
@@ -110,12 +109,8 @@ def report(
         ]
         page, pictures = report_html(document, predictions=predictions, judged=judged)
         write_atomically(out / "report.html", page)
-        figures = [out / "figures" / picture.name for picture in pictures]
+        figures = [out / "figures" / f"{picture.name}.svg" for picture in pictures]
         for path, picture in zip(figures, pictures, strict=True):
-            write_atomically(path.with_suffix(".svg"), picture.svg_file)
-            write_atomically(path.with_suffix(".png"), figure_bytes(picture.figure, format="png"))
-    found = {
-        "figures": [str(path.with_suffix(".svg")) for path in figures],
-        "predictions": predictions,
-    }
+            write_atomically(path, picture.svg_file)
+    found = {"figures": [*map(str, figures)], "predictions": predictions}
     show_answer(found, as_json=as_json, written={"report": out / "report.html"})

@@ -405,24 +405,10 @@ class PlanMachine(Record):
     """None: nobody checked predictions of this machine against fresh runs."""
 
 
-class ScalingStatement(Record):
-    """How the first row grows from fewer devices, under one of the two questions."""
-
-    scaling: Literal["weak", "strong"]
-    batch: PositiveInt
-    """Weak: of each device, in every pass; strong: of all devices together. What stays fixed."""
-    devices: PositiveInt
-    from_devices: PositiveInt
-    speedup: Interval
-    """Samples per second over those of the fewer devices."""
-    efficiency: Interval
-    """Speed-up over the ratio of devices."""
-
-
 class PlanDocument(Shown, Document):
     """The answer to a plan."""
 
-    schema_version: int = 4
+    schema_version: int = 5
     title: ClassVar[str] = "plan"
     made_by: ClassVar[str] = "perfmodel plan options"
 
@@ -443,8 +429,6 @@ class PlanDocument(Shown, Document):
     """One per option: the winner first, or what comes nearest; then by cost, or by what they lack."""
     front: tuple[PlanRow, ...]
     """Feasible, and nothing is both sooner and cheaper; the soonest first."""
-    scaling: tuple[ScalingStatement, ...]
-    """Of the first row, or of the nearest: weak and strong; a question that cannot be put is left out."""
     tornado: tuple[Swing, ...]
     """Of the first row, or of the nearest; the largest swing of the cost first."""
     next_measurement: str

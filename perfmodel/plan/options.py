@@ -133,7 +133,6 @@ class _Planner:
             ranked=tuple(rows[index] for index in named.ranked),
             options=tuple(self._verdict(pool, rows, index, first) for index in named.best),
             front=tuple(rows[index] for index in named.front),
-            scaling=tuple(self._table(winner).scaling(winner.count)),
             tornado=swings,
             next_measurement=next_measurement(swings),
             caveats=(

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from perfmodel.answer import NUM_DRAWS, Answer, Question
-from perfmodel.answer.answer import BEST_OF_DEVICES, answer, point, steps_s
+from perfmodel.answer.answer import answer, steps_s
 from perfmodel.answer.inferred import (
     RARE_STALL,
     Training,
@@ -19,15 +19,14 @@ from perfmodel.answer.inferred import (
 from perfmodel.answer.measured import layout_costs, measured_caveats, step_times
 from perfmodel.cost import Samples, Terms
 from perfmodel.cost.inferred import LINKS_OF_FILE, InferredModel, on_links, open_inferred
-from perfmodel.cost.jobs import Jobs, jobs_from
+from perfmodel.cost.jobs import Jobs
 from perfmodel.cost.memory import FITS_ABOVE
-from perfmodel.documents.plan import ScalingStatement
 from perfmodel.errors import NotFeasible
-from perfmodel.layout import MOST_BATCH, Layout, Scaling, accumulation_for, scaled_layouts
+from perfmodel.layout import Layout, Scaling, accumulation_for, scaled_layouts
 from perfmodel.layout_search import Request, search_layouts
 from perfmodel.machine import Cluster, Evidence
 from perfmodel.plan.tornado import Assumption, Ends, draws_ends
-from perfmodel.statistics import DEVIATE_90, FloatArray, IntArray, Interval
+from perfmodel.statistics import DEVIATE_90, FloatArray, IntArray
 from perfmodel.units import Bytes, format_bytes
 from perfmodel.workload.transformer import NamedTransformer
 
@@ -114,10 +113,6 @@ class Steps(ABC):
     @abstractmethod
     def ends(self, count: int) -> Iterator[Ends]:
         """Assumptions about the step, and by which factors each alone moves it."""
-
-    @abstractmethod
-    def scaling(self, count: int) -> Iterator[ScalingStatement]:
-        """Weak and strong scaling up to a size."""
 
     @abstractmethod
     def caveats(self, count: int) -> list[str]:
@@ -258,41 +253,11 @@ class MeasuredSteps(Steps):
             yield assumption, draws_ends(times(dataclasses.replace(terms, **{**still, **varied})))
         yield Assumption.MODEL, draws_ends(step.step_s / times(terms))
 
-    def scaling(self, count: int) -> Iterator[ScalingStatement]:
-        """Weak and strong scaling from one device, as ``perfmodel predict`` has them."""
-        if count == 1:
-            return
-        step = self.step(count)
-        layout = step.layout
-        kinds: tuple[Scaling, ...] = ("weak", "strong")
-        for kind, batch in zip(kinds, (layout.micro_batch, layout.global_batch), strict=True):
-            if batch <= MOST_BATCH:
-                found = point(step, baseline=self._alone(layout, kind))
-                assert found.speedup is not None
-                assert found.scaling_efficiency is not None
-                yield ScalingStatement(
-                    scaling=kind,
-                    batch=batch,
-                    devices=layout.world_size,
-                    from_devices=1,
-                    speedup=found.speedup,
-                    efficiency=found.scaling_efficiency,
-                )
-
     def caveats(self, count: int) -> list[str]:
         """Those of a prediction of that size."""
         step = self.step(count)
         question = dataclasses.replace(self._question, cluster=None)
         return list(measured_caveats(question, {step.layout: step.evidence}))
-
-    def _alone(self, layout: Layout, scaling: Scaling) -> Answer:
-        [alone] = scaled_layouts(
-            [1],
-            scaling=scaling,
-            batch=layout.micro_batch if scaling == "weak" else layout.global_batch,
-            accumulation=layout.accumulation,
-        )
-        return answer(self._question.at(alone))
 
 
 def _nominal(value: Any) -> Any:
@@ -385,52 +350,11 @@ class InferredSteps(Steps):
             low, high = min(quiet_s, nominal_s), max(late_s, nominal_s)
             yield Assumption.STALLS, (low / nominal_s, high / nominal_s)
 
-    def scaling(self, count: int) -> Iterator[ScalingStatement]:
-        """Weak and strong scaling from the smallest size that fits."""
-        first = int(self.counts[0])
-        if first == count:
-            return
-        together = self._global_batch(count)
-        batches: dict[Scaling, tuple[int, int]] = {"strong": (together, together)}
-        if together % count == 0:
-            batches["weak"] = (together // count, together // count * first)
-        for kind, (batch, few) in sorted(batches.items(), reverse=True):
-            try:
-                base = self._best(first, few)
-            except NotFeasible:
-                continue
-            if base.memory.probability < FITS_ABOVE:
-                continue
-            speedup = (together / few) * self._ratio(base, count)
-            # A layout that more devices allow may be faster on each of them; the number shows it.
-            highest = max(BEST_OF_DEVICES * count / first, float(speedup[1]))
-            speedup = np.minimum(speedup, highest)
-            yield ScalingStatement(
-                scaling=kind,
-                batch=batch,
-                devices=count,
-                from_devices=first,
-                speedup=_interval(speedup),
-                efficiency=_interval(speedup * first / count),
-            )
-
     def caveats(self, count: int) -> list[str]:
         """Those of a prediction of that layout."""
         chosen = self._chosen[count]
         links = () if self._cluster is None else (LINKS_OF_FILE,)
         return [*links, *layout_caveats(chosen.machine, chosen.jobs)]
-
-    def _ratio(self, slow: _Chosen, count: int) -> Samples:
-        """5th percentile, nominal and 95th of one step over another: each layout deviates by itself."""
-        jobs = jobs_from(
-            [(self._model.shape, chosen.layout) for chosen in (slow, self._chosen[count])],
-            sequence=self._model.sequence,
-            devices_per_node=self._per_node,
-        )
-        spread = float(self._chosen[count].machine.ratio_uncertainty(jobs)[1])
-        nominal = float(self._draws_s(slow)[0] / self._draws[count][0])
-        ratio: Samples = nominal * np.exp(np.array([-DEVIATE_90, 0.0, DEVIATE_90]) * spread)
-        return ratio
 
     def _global_batch(self, count: int) -> int:
         return int(self.global_batches(np.array([count]))[0])
@@ -475,11 +399,6 @@ class InferredSteps(Steps):
         fit = held.fit_probability(jobs, needed, self._capacity_bytes)
         memory = FitInMemory(needed_bytes=float(needed[0]), probability=float(fit[0]))
         return _Chosen(machine=machine, layout=layout, jobs=jobs, memory=memory)
-
-
-def _interval(ends: Samples) -> Interval:
-    p5, nominal, p95 = map(float, ends)
-    return Interval(p5=p5, nominal=nominal, p95=p95)
 
 
 def _completed(fixed: Layout, count: int, global_batch: int) -> Layout:

@@ -16,18 +16,15 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator
 
-from perfmodel.cost.collectives import bus_factor
-from perfmodel.documents.observation import PHASES
 from perfmodel.documents.plan import PlanDocument
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.machine import Evidence
-from perfmodel.machine.measured import CurvePoint, MeasuredMachine, PhaseCurves
 from perfmodel.report import duration_unit, percent
 from perfmodel.report.prediction import causes_of
 from perfmodel.statistics import Interval
 from perfmodel.step import Cause
-from perfmodel.units import DAY_S, Seconds, format_bytes, parse_duration
+from perfmodel.units import DAY_S, Seconds, parse_duration
 
 #: Okabe and Ito, "Color Universal Design", 2008, without yellow (too pale on paper).
 COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -130,82 +127,6 @@ def inline_svg(file: bytes, *, title: str) -> str:
     text = _ID.sub(rf"\g<1>{prefix}-", text[text.index("<svg") :])
     safe = re.sub(r"[^\w .-]", "", title)
     return text.replace("<svg ", f'<svg role="img" aria-label="{safe}" ', 1)
-
-
-def collective_figure(profile: MeasuredMachine) -> Figure:
-    """Time and bus bandwidth of each collective over the size of the array."""
-    figure = new_figure(width_in=9.2)
-    panels: tuple[Axes, Axes] = figure.subplots(1, 2)
-    time_axes, busbw_axes = panels
-    names = sorted({entry.collective for entry in profile.collectives})
-    sizes = sorted({entry.world_size for entry in profile.collectives})
-    for entry in profile.collectives:
-        place = names.index(entry.collective)
-        styles: dict[str, Any] = {
-            "color": COLOURS[place % len(COLOURS)],
-            "marker": MARKERS[place % len(MARKERS)],
-            "linestyle": LINES[sizes.index(entry.world_size) % len(LINES)],
-            "label": plain(f"{entry.collective}, {entry.world_size} devices"),
-            "markersize": 4,
-        }
-        at, time_s = _points(entry.points)
-        time_axes.plot(at, time_s * 1e3, **styles)
-        factor = bus_factor(entry.collective, entry.world_size)
-        busbw_axes.plot(at, factor * at / time_s / 1e9, **styles)
-    for axes in panels:
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        log10_ticks(axes.yaxis)
-        axes.xaxis.set_major_formatter(lambda value, _: format_bytes(value).replace(" ", "\n"))
-        note_if_empty(axes, is_empty=not profile.collectives)
-    finish(time_axes, title="Time", x="Size of the whole array [B]", y="Time [ms]")
-    finish(busbw_axes, title="Bus bandwidth", x="Size of the whole array [B]", y="busbw [GB/s]")
-    legend_below(figure)
-    return figure
-
-
-def _points(points: Sequence[CurvePoint]) -> tuple[np.ndarray, np.ndarray]:
-    # a time of zero has no place on a logarithmic axis, and no bandwidth
-    shown = [(point.at, point.time_s) for point in points if point.time_s > 0]
-    at, time_s = np.array(shown).reshape(-1, 2).T
-    return at, time_s
-
-
-def compute_figure(profile: MeasuredMachine) -> Figure:
-    """Time of each phase over the micro-batch, one panel per workload."""
-    num_rows = max(1, -(-len(profile.workloads) // 2))
-    figure = new_figure(width_in=9.2, height_in=0.8 + 3.4 * num_rows)
-    panels: list[Axes] = figure.subplots(num_rows, 2, squeeze=False).ravel().tolist()
-    for axes, entry in zip(panels, profile.workloads, strict=False):
-        for position, phases in enumerate(entry.phases):
-            _phase_lines(axes, phases, line=LINES[position % len(LINES)])
-        log2_ticks(axes, values={round(p.at) for phases in entry.phases for p in phases.forward})
-        axes.set_yscale("log")
-        log10_ticks(axes.yaxis)
-        title = f"{entry.workload.name}: phases, n ranks at work"
-        finish(axes, title=title, x="Micro-batch [samples]", y="Time per micro-step [ms]")
-    for axes in panels[len(profile.workloads) :]:
-        axes.set_axis_off()
-    legend_below(figure)
-    return figure
-
-
-def _phase_lines(axes: Axes, phases: PhaseCurves, *, line: str) -> None:
-    for place, phase in enumerate(PHASES):
-        for name in (phase, f"dispatch_{phase}"):
-            at, time_s = _points(getattr(phases, name, ()))
-            is_host = name != phase
-            if len(at):
-                axes.plot(
-                    at,
-                    time_s * 1e3,
-                    label=f"{name.replace('_', ' ')}, n={phases.world_size}",
-                    marker="x" if is_host else MARKERS[place],
-                    markersize=4,
-                    color=COLOURS[place],
-                    linestyle=line,
-                    linewidth=0.8 if is_host else 1.5,
-                )
 
 
 def parity_figure(validation: ValidationDocument) -> Figure:
@@ -503,25 +424,6 @@ class Picture:
     def svg(self) -> str:
         """Text for the body of a page."""
         return inline_svg(self.svg_file, title=self.title)
-
-
-def measured_pictures(profile: MeasuredMachine) -> list[Picture]:
-    """What calibration measured."""
-    return [
-        Picture(
-            "compute",
-            compute_figure(profile),
-            "Compute time",
-            "Time of each phase of a micro-step as measured; n is the number of ranks at "
-            "work, thin lines are the host issuing work.",
-        ),
-        Picture(
-            "collectives",
-            collective_figure(profile),
-            "Collectives",
-            "Each collective alone on the machine, as measured.",
-        ),
-    ]
 
 
 def predicted_pictures(predictions: Sequence[PredictionDocument]) -> list[Picture]:

@@ -32,7 +32,6 @@ from perfmodel.report import (
 from perfmodel.report.figures import (
     Picture,
     judged_pictures,
-    measured_pictures,
     predicted_pictures,
 )
 from perfmodel.units import format_bytes, format_duration
@@ -171,11 +170,9 @@ def report_html(
 
     Results of another profile are marked as such; without a validation the report says so at the top.
     """
-    machine = document.machine
     drawn = {
         "predicted": predicted_pictures(predictions),
         "wrong": judged_pictures(judged) if judged else [],
-        "measured": measured_pictures(machine),
     }
     page = template("report.html.j2").render(
         _WRITERS,
@@ -183,30 +180,16 @@ def report_html(
         document=document,
         judged=judged,
         pictures=drawn,
-        measured=_filled(document, profile.machine_table) + _filled(machine, *_MEASURED),
         predicted=[(entry.workload, _filled(entry, *_PREDICTED)) for entry in predictions],
         wrong=_filled(judged, *_WRONG) if judged else [],
         sources=list(_sources(document, predictions, judged)),
-        environment=facts(
-            "Environment, as the calibration found it", _flat("", machine.environment), name="Fact"
-        ),
         definitions=DEFINITIONS,
     )
     return page, [picture for pictures in drawn.values() for picture in pictures]
 
 
-_MEASURED: Final = (
-    profile.workloads_table,
-    profile.steps_table,
-    profile.collectives_table,
-    profile.overlaps_table,
-    profile.rates_table,
-    profile.ddp_table,
-)
 _PREDICTED: Final = (
     prediction.prediction_table,
-    prediction.measured_table,
-    prediction.breakdown_table,
     prediction.evidence_table,
 )
 _WRONG: Final = (
@@ -214,7 +197,6 @@ _WRONG: Final = (
     validation.gates_table,
     validation.steps_table,
     validation.speedups_table,
-    validation.repeats_table,
 )
 
 
@@ -229,6 +211,7 @@ def _sources(
     judged: ValidationDocument | None,
 ) -> Iterator[Table]:
     raw = {"SHA-256 of the raw observations": machine.observations_sha256}
+    yield profile.profile_table(machine)
     yield _source("Profile", machine.provenance, {"Digest": machine.digest, **raw})
     for found in predictions:
         digests = {
@@ -258,11 +241,3 @@ def _source(title: str, provenance: Provenance, digests: dict[str, str]) -> Tabl
         "Versions": listed(f"{name} {text}" for name, text in provenance.versions.items()),
     }
     return facts(title, known.items())
-
-
-def _flat(path: str, value: object) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict) and value:
-        for name, entry in value.items():
-            yield from _flat(f"{path}.{name}" if path else str(name), entry)
-    else:
-        yield path, "none" if value in (None, [], {}) else str(value)

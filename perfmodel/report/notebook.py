@@ -1,14 +1,14 @@
 """Answers in a notebook: as on the command line, as HTML, as a data frame, as a picture."""
 
-import dataclasses
 import importlib
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from html import escape
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from pydantic_core import to_jsonable_python
 from rich.console import Console
 
 from perfmodel.answer.memory import MemoryReport
@@ -49,23 +49,6 @@ _COLUMNS: Final = 80
 Row = dict[str, object]
 
 
-def _records(entries: str, **columns: str) -> Callable[[Any], list[Row]]:
-    """A row per record of a field: its columns by where their values stand."""
-    paths = {name: attrgetter(path) for name, path in columns.items()}
-
-    def rows(found: Any) -> list[Row]:
-        return [
-            {name: get(entry) for name, get in paths.items()}
-            for entry in attrgetter(entries)(found)
-        ]
-
-    return rows
-
-
-def _interval(name: str, unit: str = "") -> dict[str, str]:
-    return {f"{name}_{part}{unit}": f"{name}{unit}.{part}" for part in ("p5", "nominal", "p95")}
-
-
 class Bars(NamedTuple):
     """A bar per row: its length and the name beside it are columns."""
 
@@ -80,7 +63,8 @@ class Kind(NamedTuple):
 
     tables: Callable[[Any], Sequence[Table]]
     lines: Callable[[Any], Sequence[str]]
-    rows: Callable[[Any], list[Row]] | None = None
+    records: Callable[[Any], Any] = lambda _: ()
+    """What rows are made of; each nested value becomes a column."""
     bars: Bars | None = None
 
 
@@ -104,23 +88,6 @@ def _diff_tables(found: ProfileDiffDocument) -> Sequence[Table]:
     return [profile.differences_table(found), *moved]
 
 
-def _reported(found: MemoryReport) -> list[Row]:
-    time = "step_s" if found.in_seconds else "step_ratio"
-    where = {"change": "name", "needed_bytes": "memory.needed_bytes", time: "step_s"}
-    return _records("techniques", **where)(found)
-
-
-def _planned(found: PlanDocument) -> list[Row]:
-    names = ("option", "devices", "micro_batch", "layout", "probability")
-    rows = _records(
-        "ranked",
-        **{name: name for name in names},
-        **_interval("cost"),
-        **_interval("elapsed", "_s"),
-    )
-    return [{"choice": f"{row['option']}, {row['devices']}", **row} for row in rows(found)]
-
-
 #: More bars are not read.
 _MOST_BARS: Final = 24
 _KINDS: Final[dict[type, Kind]] = {
@@ -136,51 +103,40 @@ _KINDS: Final[dict[type, Kind]] = {
     Explanation: Kind(
         _tables(),
         partial(explanation.explanation_lines, verbose=False),
-        _records(
-            "losses", cause="cause.value", lost_s="lost_s", change="one_change", gain_s="gain_s"
-        ),
+        attrgetter("losses"),
         Bars("lost_s", "Lost time [ms]", 1e-3, "cause"),
     ),
     MemoryReport: Kind(
         _tables(memory.memory_table, memory.remedies_table),
         memory.memory_lines,
-        _reported,
-        Bars("needed_bytes", "Memory [GiB]", 2.0**30, "change"),
+        lambda found: found.as_json()["techniques"],
+        Bars("needed_bytes", "Memory [GiB]", 2.0**30, "name"),
     ),
     Diagnosed: Kind(
         _tables(diagnosis.diagnosis_table),
         lambda found: [diagnosis.verdict(found), *diagnosis.diagnosis_lines(found)],
-        lambda found: [dataclasses.asdict(fit) for fit in found.found.fits],
+        attrgetter("found.fits"),
         Bars("odds", "Odds [%]", 0.01, "cause"),
     ),
     ParallelismPlanDocument: Kind(
         _tables(prediction.search_table),
         prediction.search_lines,
-        _records(
-            "ranked",
-            **{name: name for name in ("rank", "layout", "tokens_per_s", "mfu")},
-            needed_bytes="needed_bytes",
-            fit_probability="fit_probability",
-            **_interval("step", "_s"),
-        ),
-        Bars("step_nominal_s", "Step [s]", 1.0, "layout"),
+        attrgetter("ranked"),
+        Bars("step_s_nominal", "Step [s]", 1.0, "layout"),
     ),
     PlanDocument: Kind(
         _tables(plan.plan_table),
         plan.plan_lines,
-        _planned,
+        lambda found: [
+            {"choice": f"{row.option}, {row.devices}", **row.model_dump()} for row in found.ranked
+        ],
         Bars("cost_nominal", "Cost", 1.0, "choice"),
     ),
     CostDocument: Kind(
         _tables(plan.cost_table),
         plan.cost_lines,
-        _records(
-            "options",
-            option="cost.name",
-            yearly="yearly",
-            per_useful_device_hour="per_useful_device_hour",
-        ),
-        Bars("per_useful_device_hour", "Cost of a useful device-hour", 1.0, "option"),
+        attrgetter("options"),
+        Bars("per_useful_device_hour", "Cost of a useful device-hour", 1.0, "cost_name"),
     ),
     GoodputDocument: Kind(
         _tables(plan.goodput_table),
@@ -193,45 +149,20 @@ _KINDS: Final[dict[type, Kind]] = {
     AcceptanceTerms: Kind(
         _tables(batch.terms_table),
         batch.terms_lines,
-        _records(
-            "clause",
-            clause="name",
-            kind="kind.value",
-            unit="unit",
-            limit="limit",
-            reference="reference",
-            reference_error="reference_error",
-        ),
-        Bars("reference_error", "Uncertainty [%]", 0.01, "clause"),
+        attrgetter("clause"),
+        Bars("reference_error", "Uncertainty [%]", 0.01, "name"),
     ),
     AcceptanceDocument: Kind(
         _tables(batch.judgement_table),
         batch.judgement_lines,
-        _records(
-            "judged",
-            clause="clause.name",
-            limit="clause.limit",
-            unit="clause.unit",
-            delivered="delivered",
-            probability_kept="probability_kept",
-            verdict="verdict.value",
-        ),
-        Bars("probability_kept", "Kept with [%]", 0.01, "clause"),
+        attrgetter("judged"),
+        Bars("probability_kept", "Kept with [%]", 0.01, "clause_name"),
     ),
     ProfileDiffDocument: Kind(
         _diff_tables,
         profile.diff_lines,
-        _records(
-            "differences",
-            parameter="what",
-            old="old",
-            new="new",
-            unit="unit",
-            z="z",
-            adjusted_p="adjusted_p",
-            is_change="is_change",
-        ),
-        Bars("z", "Difference over its uncertainty", 1.0, "parameter"),
+        attrgetter("differences"),
+        Bars("z", "Difference over its uncertainty", 1.0, "what"),
     ),
     WorkloadDocument: Kind(
         _tables(),
@@ -258,9 +189,16 @@ def html(found: object) -> str:
 
 def rows_of(found: object) -> list[Row]:
     """A record per point, cause, change or layout of an answer, in SI units."""
-    rows = _KINDS[type(found)].rows
-    assert rows is not None, found
-    return rows(found)
+    records = to_jsonable_python(_KINDS[type(found)].records(found))
+    return [dict(_flat(each)) for each in records]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}_")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def frame(found: object) -> Any:

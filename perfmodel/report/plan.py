@@ -11,7 +11,7 @@ from perfmodel.documents.budget import (
     GoodputDocument,
     invented_prices,
 )
-from perfmodel.documents.plan import OptionVerdict, PlanDocument, PlanRow, ScalingStatement
+from perfmodel.documents.plan import OptionVerdict, PlanDocument, PlanRow
 from perfmodel.engine.job import Job
 from perfmodel.report import (
     DEFINITIONS,
@@ -78,14 +78,11 @@ def plan_lines(document: PlanDocument, *, verbose: bool = False) -> list[str]:
     if document.ranked:
         lines.append(_winner_line(document.ranked[0]))
         lines += more_money_lines(document)
-    lines += map(_scaling_line, document.scaling)
-    for name, rows in (("ranked", document.ranked), ("sooner for more money", document.front)):
-        for row in rows[:_ROWS_SHOWN]:
-            lines.append(
-                f"{name}: {_named(document, row)}, batch {row.micro_batch}: "
-                f"{format_duration(row.elapsed_s.nominal)}, {row.cost.nominal:,.0f}, "
-                f"{percent(row.probability)}"
-            )
+    lines += [
+        f"ranked: {_named(document, row)}, batch {row.micro_batch}: "
+        f"{format_duration(row.elapsed_s.nominal)}, {row.cost.nominal:,.0f}, {percent(row.probability)}"
+        for row in document.ranked[:_ROWS_SHOWN]
+    ]
     for swing in document.tornado:
         lines.append(
             f"depends on {swing.assumption}: {swing.low_cost:,.0f} to {swing.high_cost:,.0f} "
@@ -145,15 +142,6 @@ def _winner_line(row: PlanRow) -> str:
         every = format_duration(row.checkpoint_interval_s)
         facts.append(f"a checkpoint every {every}, {row.expected_stops:.1f} stops")
     return f"the first: {'; '.join(facts)}; weakest evidence: {row.evidence}"
-
-
-def _scaling_line(entry: ScalingStatement) -> str:
-    fixed = "of each device" if entry.scaling == "weak" else "of all together"
-    return (
-        f"{entry.scaling} scaling, batch {entry.batch:,} {fixed}: from {entry.from_devices:,} to "
-        f"{entry.devices:,} devices {one_line(interval(entry.speedup))} times as fast, efficiency "
-        f"{percent(entry.efficiency.nominal)}"
-    )
 
 
 def infeasible_line(document: PlanDocument) -> str:
@@ -391,7 +379,6 @@ def _origins(document: PlanDocument) -> Callable[[str], tuple[str, str]]:
 
 _OTHERS: Final = {
     "tornado": "the plan computed again with one assumption at its end",
-    "scaling": "predicted samples per second of both sizes, draw by draw",
 }
 _CANDIDATE: Final = frozenset({"devices", "micro_batch"})
 #: Part of the path of a value of a row to its origin; the first that fits.

@@ -11,13 +11,12 @@ from perfmodel.documents.acceptance import Difference, ProfileDiffDocument
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.machine.measured import (
     CollectiveProfile,
+    DdpCosts,
     LeftOutError,
     MeasuredMachine,
-    MeasuredWorkload,
 )
 from perfmodel.report import (
     Table,
-    bucket_cap,
     caveat_lines,
     counted,
     facts,
@@ -137,11 +136,6 @@ def profile_table(document: ProfileDocument) -> Table:
     return facts("Machine", [*_machine(document), *_measured(document.machine)])
 
 
-def machine_table(document: ProfileDocument) -> Table:
-    """The machine and how steady it was."""
-    return facts("Machine", _machine(document))
-
-
 def _machine(document: ProfileDocument) -> Iterator[tuple[str, str]]:
     profile = document.machine
     runs = "behind the host" if profile.asynchronous else "in step with the host"
@@ -170,16 +164,46 @@ def _measured(profile: MeasuredMachine) -> Iterator[tuple[str, str]]:
             entry.workload.name,
             f"{entry.workload.num_parameters:,} parameters, {size} of gradients",
         )
-    for name, ranks, small, latency, large, time, algbw, busbw in collectives_table(profile).rows:
-        rates = f"algbw {algbw}, busbw {busbw}"
-        yield f"{name}, {ranks}", f"{small} in {latency}; {large} in {time} ({rates})"
-    for ranks, size, compute, comm in overlaps_table(profile).rows:
-        both = f"compute at {compute}, all-reduce of {size} at {comm} of their speeds alone"
-        yield f"at once, {ranks} ranks", both
-    for name, value, spread, is_determined in ddp_table(profile).rows:
-        yield name, f"{value} ({spread}), determined: {is_determined}"
+    for group in (*profile.collectives, *profile.between_nodes):
+        where = " between nodes" if group in profile.between_nodes else ""
+        yield f"{group.collective}{where}, {group.world_size}", _extremes(group)
+    for overlap in profile.overlaps:
+        both = (
+            f"compute at {percent(overlap.compute_speed)}, all-reduce of {format_bytes(overlap.size_bytes)} at "
+            f"{percent(overlap.comm_speed)} of their speeds alone"
+        )
+        yield f"at once, {overlap.world_size} ranks", both
+    yield from _ddp(profile.ddp)
     for sentence in profile.undetermined:
         yield "Not determined", sentence
+
+
+def _extremes(entry: CollectiveProfile) -> str:
+    """A collective at its smallest and its largest size."""
+    first, last = entry.points[0], entry.points[-1]
+    rates = ""
+    if last.time_s > 0:
+        rate = last.at / last.time_s
+        busbw = rate * bus_factor(entry.collective, entry.world_size)
+        rates = f" (algbw {format_rate(rate, 'B')}, busbw {format_rate(busbw, 'B')})"
+    return (
+        f"{format_bytes(first.at)} in {format_duration(first.time_s)}; {format_bytes(last.at)} in "
+        f"{format_duration(last.time_s)}{rates}"
+    )
+
+
+def _ddp(ddp: DdpCosts) -> Iterator[tuple[str, str]]:
+    """What DDP adds to a step, with 90 % of the bootstrap, and whether the data determine it."""
+    draws = np.asarray(ddp.draws).reshape(-1, len(ddp.names))
+    for column, (name, value) in enumerate(zip(ddp.names, ddp.values, strict=True)):
+        spread = "-"
+        if len(draws):
+            low, high = (
+                _ddp_value(name, float(end)) for end in np.quantile(draws[:, column], [0.05, 0.95])
+            )
+            spread = f"{low} to {high}"
+        known = "yes" if ddp.determined[column] else "NO: assumed"
+        yield name, f"{_ddp_value(name, value)} ({spread}), determined: {known}"
 
 
 def _residual(log_errors: tuple[float, ...]) -> str:
@@ -189,136 +213,6 @@ def _residual(log_errors: tuple[float, ...]) -> str:
     return (
         f"off by {percent(float(np.median(sizes)))} (median), {percent(float(sizes.max()))} (worst), "
         f"{len(log_errors)} settings each left out one by one"
-    )
-
-
-def workloads_table(profile: MeasuredMachine) -> Table:
-    """The models that were measured."""
-
-    def flop(entry: MeasuredWorkload) -> str:
-        total = entry.workload.forward_flop + entry.workload.backward_flop
-        return format_rate(total, "FLOP").removesuffix("/s")
-
-    def step_noise(entry: MeasuredWorkload) -> str:
-        spreads = [np.quantile(noise.ratios, [0.05, 0.95]) for noise in entry.noise if noise.ratios]
-        widest = max(spreads, key=lambda pair: float(pair[1] - pair[0]), default=None)
-        return "-" if widest is None else f"{number(widest[0])}-{number(widest[1])}"
-
-    return table(
-        "Workloads measured",
-        profile.workloads,
-        {
-            "<Workload": "workload.name",
-            "<Sample": "workload.sample",
-            "Parameters": "workload.num_parameters:,",
-            "Gradients": "workload.gradient_bytes",
-            "FLOP/sample": flop,
-            "Operators": "workload.num_operators",
-            "Step noise": step_noise,
-            "Ranks": "rank_spread:%",
-        },
-        caption="FLOP: forward and backward. Step noise: p5-p95 of single steps over the typical one, "
-        "widest micro-batch. Ranks: standard deviation between ranks.",
-    )
-
-
-def steps_table(profile: MeasuredMachine) -> Table:
-    """Whole steps as calibration measured them."""
-    return table(
-        "Steps measured",
-        sorted(profile.steps, key=lambda s: (s.workload, s.micro_batch, s.world_size)),
-        {
-            "<Workload": "workload",
-            "Devices": "world_size",
-            "Micro-batch": "micro_batch",
-            "Gradients": "synchronisation",
-            "Bucket cap": lambda step: (
-                bucket_cap(step.bucket_cap_mb) if step.synchronisation == "ddp" else "-"
-            ),
-            "Step": "step_s",
-            "Std. error": lambda step: f"+-{percent(step.relative_error)}",
-        },
-    )
-
-
-def rates_table(profile: MeasuredMachine) -> Table:
-    """Kernels alone."""
-    return table(
-        "Kernels alone",
-        profile.rates,
-        {
-            "<Probe": lambda rate: f"{rate.probe} {rate.dtype}",
-            "<Shape": lambda rate: " x ".join(map(str, rate.shape)),
-            "Time": "time_s",
-            "FLOP/s": "flop_per_s",
-            "B/s": "bytes_per_s",
-        },
-    )
-
-
-def collectives_table(profile: MeasuredMachine) -> Table:
-    """Collectives at their smallest and largest size."""
-
-    def rate(entry: CollectiveProfile, factor: float = 1.0) -> str:
-        last = entry.points[-1]
-        return format_rate(factor * last.at / last.time_s, "B") if last.time_s > 0 else "-"
-
-    return table(
-        "Collectives alone",
-        [*profile.collectives, *profile.between_nodes],
-        {
-            "<Collective": lambda entry: (
-                entry.collective + (" between nodes" if entry in profile.between_nodes else "")
-            ),
-            "Devices": "world_size",
-            "Smallest": lambda entry: format_bytes(entry.points[0].at),
-            "Its time": lambda entry: format_duration(entry.points[0].time_s),
-            "Largest": lambda entry: format_bytes(entry.points[-1].at),
-            "Time": lambda entry: format_duration(entry.points[-1].time_s),
-            "algbw": rate,
-            "busbw": lambda entry: rate(entry, bus_factor(entry.collective, entry.world_size)),
-        },
-    )
-
-
-def overlaps_table(profile: MeasuredMachine) -> Table:
-    """Compute and communication beside each other."""
-    return table(
-        "Compute and an all-reduce at once",
-        profile.overlaps,
-        {
-            "<Devices": "world_size",
-            "All-reduce": "size_bytes",
-            "Compute runs at": "compute_speed:%",
-            "All-reduce runs at": "comm_speed:%",
-        },
-        caption="Each as a share of its speed alone; 100 % and 100 % is free overlap.",
-    )
-
-
-def ddp_table(profile: MeasuredMachine) -> Table:
-    """What DDP adds to a step, and whether the data determine it."""
-    ddp = profile.ddp
-    draws = np.asarray(ddp.draws).reshape(-1, len(ddp.names))
-
-    def spread(column: int) -> str:
-        if not len(draws):
-            return "-"
-        low, high = np.quantile(draws[:, column], [0.05, 0.95])
-        name = ddp.names[column]
-        return f"{_ddp_value(name, float(low))} to {_ddp_value(name, float(high))}"
-
-    return table(
-        "What DDP adds",
-        range(len(ddp.names)),
-        {
-            "<Parameter": lambda column: ddp.names[column],
-            "Value": lambda column: _ddp_value(ddp.names[column], ddp.values[column]),
-            "90 % of bootstrap": spread,
-            "<Determined by the data": lambda column: (
-                "yes" if ddp.determined[column] else "NO: assumed"
-            ),
-        },
     )
 
 

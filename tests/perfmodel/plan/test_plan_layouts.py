@@ -18,7 +18,6 @@ from perfmodel.plan.machines import (
     read_sources,
 )
 from perfmodel.plan.options import plan_options
-from perfmodel.plan.steps import InferredSteps
 from perfmodel.workload.transformer import NamedTransformer
 from tests.existing import existing
 from tests.perfmodel.cost.large_samples import MODEL, document
@@ -148,34 +147,6 @@ def test_a_link_that_nobody_knows_is_named(tmp_path: Path) -> None:
     plan = plan.model_copy(update={"work": plan.work.model_copy(update={"model": "gpt2"})})
     with pytest.raises(UsageError, match=r"option.cluster: .* did you mean eth-100"):
         read_sources(plan, tmp_path / "plan.toml")
-
-
-def test_both_kinds_of_scaling_are_stated_from_the_smallest_size() -> None:
-    def steps(*counts: int, batch: int = 64) -> InferredSteps:
-        return InferredSteps(
-            open_inferred(document().machine),
-            TRAINED,
-            scaling="strong",
-            batch=batch,
-            counts=counts,
-            capacity_bytes=80 * 2**30,
-            devices_per_node=8,
-        )
-
-    table = steps(4, 8, 16)
-    assert not list(table.scaling(4))
-    kinds = {entry.scaling: entry for entry in table.scaling(16)}
-    assert {name: entry.batch for name, entry in kinds.items()} == {"strong": 64, "weak": 4}
-    alone, together = (table.drawn_s(count) for count in (4, 16))
-    assert kinds["strong"].speedup.nominal == pytest.approx(alone[0] / together[0])
-    small = steps(4, batch=16)
-    ratio = 4 * small.drawn_s(4)[0] / together[0]
-    assert kinds["weak"].speedup.nominal == pytest.approx(ratio)
-    for entry in kinds.values():
-        assert (entry.from_devices, entry.devices) == (4, 16)
-        assert entry.efficiency.nominal == pytest.approx(entry.speedup.nominal / 4)
-        # the ratio of two layouts is in uncertainty even where the fitted parameters cancel
-        assert entry.speedup.p5 < entry.speedup.nominal < entry.speedup.p95
 
 
 def test_what_does_not_fit_is_no_candidate_and_says_what_it_needs(tmp_path: Path) -> None:

@@ -11,22 +11,19 @@ from matplotlib.patches import Rectangle
 import perfmodel as pm
 from perfmodel.report.figures import (
     breakdown_figure,
-    collective_figure,
     figure_bytes,
     front_figure,
     judged_pictures,
-    measured_pictures,
     predicted_pictures,
     speedup_figure,
 )
 from tests.perfmodel.plan.plans import TODAY, written
-from tests.perfmodel.report.samples import plain_prediction, plain_profile, plain_validation
+from tests.perfmodel.report.samples import plain_prediction, plain_validation
 
 
 def pictures() -> dict[str, Figure]:
     predictions = [plain_prediction(), plain_prediction(workload="lenet")]
     found = [
-        *measured_pictures(plain_profile().machine),
         *predicted_pictures(predictions),
         *judged_pictures(plain_validation()),
     ]
@@ -41,7 +38,7 @@ def line(axes: Axes, label: str) -> list[tuple[float, float]]:
 
 def test_axes_are_labelled_with_units() -> None:
     found = pictures()
-    assert {"speedup", "breakdown-lenet", "parity", "collectives", "compute"} <= {*found}
+    assert {"speedup", "breakdown-lenet", "parity"} <= {*found}
     for figure in found.values():
         for axes in figure.axes:
             assert "[" in axes.get_xlabel()
@@ -67,14 +64,6 @@ def test_speedup_shows_every_prediction_and_every_real_run() -> None:
     assert line(efficiency, "resnet18, measured") == [(1, 100.0), (2, 95.5)]
     assert len(speedup.collections) == 2
     assert speedup.get_xscale() == "log"
-
-
-def test_collectives_show_bus_bandwidth() -> None:
-    """1 MiB between two: 2 x 0.1 ms + 1 MiB / 1 GB/s = 1.25 ms, so 0.840 GB/s."""
-    time, busbw = collective_figure(plain_profile().machine).axes
-    assert line(time, "all_reduce, 2 devices")[6] == pytest.approx((2**20, 1.248576))
-    assert line(busbw, "all_reduce, 2 devices")[6] == pytest.approx((2**20, 0.839818), rel=1e-5)
-    assert len(line(busbw, "broadcast, 2 devices")) == 10
 
 
 def test_dollars_and_underscores_in_a_name_are_shown() -> None:

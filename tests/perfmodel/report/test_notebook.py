@@ -89,13 +89,13 @@ def test_every_answer_has_rows_and_a_picture(compared: WhatIfDocument) -> None:
         (compared, "scenario"),
         (diagnosed, "cause"),
         (searched, "layout"),
-        (reported, "change"),
+        (reported, "name"),
         (pm.explain(MACHINE, "light", devices=4), "cause"),
-        (pm.compare_profiles(MACHINE, MACHINE), "parameter"),
-        (terms, "clause"),
-        (pm.judge(terms, MACHINE), "clause"),
+        (pm.compare_profiles(MACHINE, MACHINE), "what"),
+        (terms, "name"),
+        (pm.judge(terms, MACHINE), "clause_name"),
         (pm.plan_options(DOCS / "plan.example.toml", today=TODAY), "choice"),
-        (pm.compare_costs(DOCS / "budget.example.toml", today=TODAY), "option"),
+        (pm.compare_costs(DOCS / "budget.example.toml", today=TODAY), "cost_name"),
         (pm.goodput(job, replicas=10), "activity"),
     ):
         names = list(found.to_frame()[column])[:24]
