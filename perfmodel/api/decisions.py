@@ -32,7 +32,6 @@ from perfmodel.units import GIB, Bytes, Seconds
 def plan_options(
     plan: AnyPath,
     *,
-    prices: AnyPath | None = None,
     today: dt.date | None = None,
     argv: Sequence[str] = ("perfmodel.plan_options",),
 ) -> PlanDocument:
@@ -42,8 +41,6 @@ def plan_options(
     ----------
     plan
         In TOML; paths in it are relative to its folder.
-    prices
-        CSV of prices, used by name.
     today
         For the age of prices, and the first day of training if the plan names none; default: today.
 
@@ -58,7 +55,7 @@ def plan_options(
         If the plan breaks a rule, contradicts itself, or its deadline is past.
     """
     path, day = Path(plan), today or today_utc()
-    found = read_plan(path, today=day, prices=None if prices is None else Path(prices))
+    found = read_plan(path, today=day)
     try:
         return ranked_options(*read_sources(found, path), today=day, argv=argv)
     except UsageError as error:
@@ -68,7 +65,6 @@ def plan_options(
 def compare_costs(
     budget: AnyPath,
     *,
-    prices: AnyPath | None = None,
     today: dt.date | None = None,
 ) -> CostDocument:
     """Compare buying with renting: cost of a useful device-hour, and where they cross.
@@ -81,7 +77,7 @@ def compare_costs(
         If the budget breaks a rule, or mixes currencies.
     """
     day = today or today_utc()
-    found = read_budget(Path(budget), today=day, prices=None if prices is None else Path(prices))
+    found = read_budget(Path(budget), today=day)
     return costs_of(found, today=day, argv=("perfmodel.compare_costs",))
 
 

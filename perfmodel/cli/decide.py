@@ -145,7 +145,6 @@ def _cause(text: str) -> "FailureCause":
 def cost(
     budget_file: Annotated[Path, typer.Argument(help="What is bought and rented (TOML).")],
     *,
-    prices: opt.Prices = None,
     today: opt.Today = None,
     as_json: opt.Json = False,
 ) -> None:
@@ -156,7 +155,7 @@ def cost(
     from perfmodel.report.plan import cost_lines, cost_table
 
     on = today or today_utc()
-    budget = read_budget(budget_file, today=on, prices=prices)
+    budget = read_budget(budget_file, today=on)
     document = compare_costs(budget, today=on, argv=sys.argv)
     show_answer(document, cost_table(document), cost_lines(document), as_json=as_json)
 
@@ -172,7 +171,6 @@ _REPORT = typer.Option(help="Write one HTML file for the person who signs, such 
 def plan_options(
     plan: Annotated[Path, typer.Argument(help="Plan in TOML: work, limits, options with prices.")],
     *,
-    prices: opt.Prices = None,
     today: opt.Today = None,
     output: opt.Output = None,
     report: Annotated[Path | None, _REPORT] = None,
@@ -185,7 +183,7 @@ def plan_options(
     from perfmodel.report.plan import infeasible_line, plan_lines, plan_table
 
     with working("plan options"):
-        document = use_case(plan, prices=prices, today=today, argv=sys.argv)
+        document = use_case(plan, today=today, argv=sys.argv)
     if report is not None:
         from perfmodel.files import write_atomically
         from perfmodel.report.plan import decision_html

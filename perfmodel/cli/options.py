@@ -413,7 +413,6 @@ Output: TypeAlias = Annotated[Path | None, typer.Option(help="File to write the 
 Verbose: TypeAlias = Annotated[bool, typer.Option("--verbose", help="Print all caveats, in full.")]
 
 # Money.
-Prices: TypeAlias = Annotated[Path | None, typer.Option(help="CSV of prices, used by name.")]
 Today: TypeAlias = Annotated[
     dt.date | None, parsed(_day, "YYYY-MM-DD", "--today", "Day that the age of prices counts from.")
 ]

@@ -4,7 +4,7 @@ import datetime as dt
 import enum
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -18,10 +18,8 @@ from pydantic import model_validator as validator
 
 from perfmodel.documents import Document, Record, Shown, Text, checked, read_toml
 from perfmodel.engine.job import Job
-from perfmodel.errors import InvalidDocument, reading
-from perfmodel.files import read_table
+from perfmodel.errors import InvalidDocument
 from perfmodel.statistics import Interval, Share
-from perfmodel.units import decimal
 
 #: A price older than this is said to be stale.
 STALE_AFTER_DAYS: Final = 30
@@ -164,13 +162,12 @@ class Budget(Record):
         return found
 
 
-def read_budget(path: Path, *, today: dt.date, prices: Path | None = None) -> Budget:
-    """Read a budget in TOML; a price given as text is a name in the price table.
+def read_budget(path: Path, *, today: dt.date) -> Budget:
+    """Read a budget in TOML.
 
     Raises ``InvalidDocument`` if a file cannot be read or breaks a rule, or a price is from the future.
     """
-    raw = read_priced(path, what="budget", prices=prices)
-    budget = checked(raw, Budget, where=path)
+    budget = checked(read_toml(path, what="budget"), Budget, where=path)
     refuse_future_prices(budget.prices(), path=path, today=today)
     return budget
 
@@ -208,57 +205,6 @@ def stale_prices(prices: Mapping[str, Price], *, today: dt.date) -> list[str]:
         for name, price in prices.items()
         if price.age_days(today) > STALE_AFTER_DAYS
     ]
-
-
-def read_prices(path: Path) -> dict[str, Price]:
-    """A CSV table of prices: ``name`` and the fields of a price as columns.
-
-    Raises ``InvalidDocument`` if the file cannot be read, or a row breaks a rule or repeats a name.
-    """
-    found: dict[str, Price] = {}
-    with reading(path, "prices"):
-        rows = read_table(path)
-    for line, row in rows:
-        where = f"{path}: line {line}"
-        given: dict[str, Any] = dict(row)
-        name = given.pop("name", None)
-        try:
-            given["value"] = decimal(row.get("value", ""))
-        except ValueError as error:
-            raise InvalidDocument(f"{where}: value: {error}") from error
-        price = checked(given, Price, where=where)
-        if not name or name in found:
-            raise InvalidDocument(
-                f"{path}: line {line}: name must be new and not empty, got {name!r}"
-            )
-        found[name] = price
-    return found
-
-
-def read_priced(path: Path, *, what: str, prices: Path | None) -> Any:
-    """A file in TOML in which names of a table of prices stand for prices."""
-    raw = read_toml(path, what=what)
-    return _with_prices(raw, {} if prices is None else read_prices(prices), path)
-
-
-def _with_prices(raw: Any, table: Mapping[str, Price], path: Path) -> Any:
-    """Replace names of prices, under keys that end in ``price``, by the prices themselves."""
-    if isinstance(raw, list):
-        return [_with_prices(entry, table, path) for entry in raw]
-    if not isinstance(raw, dict):
-        return raw
-    replaced = {}
-    for key, value in raw.items():
-        if key.endswith("price") and isinstance(value, str):
-            if value not in table:
-                raise InvalidDocument(
-                    f"{path}: {key}: must be a price, or the name of one in the price table, got "
-                    f"{value!r}; known names: {', '.join(table) or 'none (give --prices)'}"
-                )
-            replaced[key] = table[value].model_dump()
-        else:
-            replaced[key] = _with_prices(value, table, path)
-    return replaced
 
 
 def refuse_mixed_currencies(prices: Mapping[str, Price]) -> None:

@@ -15,15 +15,6 @@ _Value = Annotated[str, Field(min_length=1, max_length=40)]
 _Batch = Annotated[int, Field(ge=1, le=MOST_BATCH)]
 
 
-class Spending(Record):
-    """What a device-hour costs and how much is to be trained."""
-
-    per_device_hour: Annotated[float, Field(ge=0, le=1e6)]
-    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")]
-    work: Annotated[float, Field(gt=0, le=1e18)]
-    """Samples, or tokens of a large model."""
-
-
 class LoggedSpeed(Record):
     """What a training of the same setting logged, of all devices."""
 
@@ -50,7 +41,6 @@ class PageQuestion(Record):
     """Name on the page, never a path; None: as the machine has it."""
     capacity_bytes: Annotated[int, Field(ge=1, le=2**60)] | None = None
     """Memory of one device. [B]"""
-    spending: Spending | None = None
     logged: LoggedSpeed | None = None
 
 
@@ -88,15 +78,6 @@ class MemoryAnswer(Record):
     capacity_bytes: PositiveInt
     fit_probability: Share
     verdict: str
-
-
-class Spent(Record):
-    """Time and money of the work; failures and idle hours come on top."""
-
-    hours: Interval
-    device_hours: Interval
-    cost: Interval
-    currency: str
 
 
 class LikelyCause(Record):
@@ -158,7 +139,6 @@ class PageAnswer(Record):
     memory: MemoryAnswer | None
     no_memory: str
     """Why memory is not known; empty if it is."""
-    spent: Spent | None
     command: str
     """What prints the same numbers on the command line."""
     caveats: tuple[str, ...]

@@ -15,13 +15,12 @@ from pydantic import (
 )
 from pydantic import model_validator as validator
 
-from perfmodel.documents import Document, Record, Shown, Text, checked
+from perfmodel.documents import Document, Record, Shown, Text, checked, read_toml
 from perfmodel.documents.budget import (
     Once,
     PerDeviceHour,
     PerKilowattHour,
     Price,
-    read_priced,
     refuse_future_prices,
     refuse_mixed_currencies,
 )
@@ -290,12 +289,12 @@ def _refuse_foreign_keys(option: Option, *, is_large: bool) -> None:
         )
 
 
-def read_plan(path: Path, *, today: dt.date, prices: Path | None = None) -> PlanFile:
-    """Read a plan in TOML; a price given as text is a name in the price table.
+def read_plan(path: Path, *, today: dt.date) -> PlanFile:
+    """Read a plan in TOML.
 
     Raises ``InvalidDocument`` if a file cannot be read, breaks a rule, or contradicts itself or today.
     """
-    plan = checked(read_priced(path, what="plan", prices=prices), PlanFile, where=path)
+    plan = checked(read_toml(path, what="plan"), PlanFile, where=path)
     refuse_future_prices(plan.prices(), path=path, today=today)
     start = plan.limits.start or today
     if start < today:

@@ -25,8 +25,6 @@ from perfmodel.documents.page import (
     PageAnswer,
     PageDetail,
     PageQuestion,
-    Spending,
-    Spent,
     TimelineLane,
     TimelineSpan,
 )
@@ -45,9 +43,8 @@ from perfmodel.page import OfferedMachine, OfferedWorkload, Session, catalogue, 
 from perfmodel.page.diagnosis import judged
 from perfmodel.scenarios import UNMEASURED, Scenario, contrast_of_draws, with_assumed
 from perfmodel.scenarios.fields import changed
-from perfmodel.statistics import Interval
 from perfmodel.step import Span, Stream, Trace
-from perfmodel.units import HOUR_S, Seconds
+from perfmodel.units import Seconds
 from perfmodel.workload.transformer import NamedTransformer
 
 #: Where the curve of a calibrated machine ends at least, as far as ``perfmodel predict`` goes.
@@ -134,7 +131,6 @@ class Answers:
             timeline=timeline(timeline_trace),
             memory=shown.memory,
             no_memory=shown.no_memory,
-            spent=_spent(asked.spending, throughput, devices=found.layout.world_size),
             command=shlex.join(["perfmodel", *shown.typed]),
             caveats=tuple(dict.fromkeys(shown.caveats)),
         )
@@ -399,20 +395,6 @@ def _curve_of_replicas(asked: Answer) -> tuple[CurvePoint, ...]:
             ideal=first * entry.world_size,
         )
         for i, (entry, work) in enumerate(zip(layouts, tokens, strict=True))
-    )
-
-
-def _spent(spending: Spending | None, throughput: Interval, *, devices: int) -> Spent | None:
-    """Hours, device-hours and money for all the work at a steady rate [1/s]; None without a price."""
-    if spending is None:
-        return None
-    hours = spending.work / throughput / HOUR_S
-    device_hours = hours * devices
-    return Spent(
-        hours=hours,
-        device_hours=device_hours,
-        cost=device_hours * spending.per_device_hour,
-        currency=spending.currency,
     )
 
 

@@ -21,7 +21,7 @@ from calibrate.runs import read_runs
 from calibrate.step_table import read_steps
 from perfmodel.cli.app import app, main
 from perfmodel.documents.acceptance import AcceptanceTerms
-from perfmodel.documents.budget import read_budget, read_prices
+from perfmodel.documents.budget import read_budget
 from perfmodel.documents.clusters import read_cluster
 from perfmodel.documents.importers import read_nccl_paste
 from perfmodel.documents.observation import read_observations
@@ -54,9 +54,6 @@ _MLPERF: Final = "\n".join(
         ("block_stop", "null", 5000, '{"samples_count": 2560}'),
     )
 )
-_PRICES: Final = (
-    "name,value,unit,currency,date,region,term,source\na,1.5,once,EUR,2026-01-02,x,none,z\n"
-)
 _COLUMNS: Final = (
     '[columns]\nstep_time_s = "time"\n[units]\nstep_time_s = "ms"\n[constants]\ntp = 1\n'
 )
@@ -83,7 +80,6 @@ READERS: Final[dict[str, tuple[str, bytes | str | Path, Read]]] = {
     "workload": ("json", "traced", WorkloadDocument.read),
     "plan": ("toml", "plan", lambda path: read_plan(path, today=TODAY)),
     "budget": ("toml", "budget", lambda path: read_budget(path, today=TODAY)),
-    "prices": ("csv", _PRICES.encode(), read_prices),
     "columns": ("toml", _COLUMNS.encode(), read_run_columns),
     "cluster": ("toml", _ROOT / "docs" / "clusters" / "ethernet.toml", read_cluster),
     "clauses": (

@@ -97,7 +97,6 @@ UNSEALED: Final = (
 )
 edited: Final = st.tuples(st.sampled_from(UNSEALED), changes)
 
-_SPENDING: Final = {"per_device_hour": 2.5, "currency": "EUR", "work": 1e12}
 _STEP: Final[dict[str, Any]] = {
     "profile": "here",
     "workload": "light",
@@ -107,7 +106,6 @@ _STEP: Final[dict[str, Any]] = {
     "cluster": None,
     "capacity_bytes": 2**34,
     "changes": {"network.bandwidth": "2x", "network.latency": "10us"},
-    "spending": _SPENDING,
 }
 _LAYOUT: Final[dict[str, Any]] = {
     "profile": "inferred",
@@ -115,7 +113,6 @@ _LAYOUT: Final[dict[str, Any]] = {
     "batch": 64,
     "layout": "dp=8 tp=2 pp=2 zero=1",
     "capacity_bytes": 2**36,
-    "spending": _SPENDING,
 }
 _FIELDS: Final = (
     *("network.bandwidth", "network.latency", "network.algorithm", "device", "memory.bandwidth"),

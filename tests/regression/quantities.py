@@ -201,8 +201,6 @@ QUANTITIES: Final[Mapping[str, Names]] = {
         "memory_bytes": "memory/needed_bytes",
         "fit_probability": "memory/fit_probability",
         "throughput_ratio": "contrast/throughput_ratio",
-        "spent.hours": "spent/hours",
-        "spent.cost": "spent/cost",
     },
     "trace": _TRACED,
     "profile": {

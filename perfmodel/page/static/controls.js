@@ -62,8 +62,8 @@ function fresh(profileName, workloadName, scaling = "weak") {
   return { ...state, devices: cluster ? Math.min(8, cluster.devices) : 1, batch, cluster: cluster?.name ?? "" };
 }
 
-function questionOf(state, money) {
-  const asked = { profile: state.profile, workload: state.workload, batch: state.batch, ...money };
+function questionOf(state, known) {
+  const asked = { profile: state.profile, workload: state.workload, batch: state.batch, ...known };
   if (profileOf(state).kind === "inferred") {
     const { tp, pp, zero, micro, recompute } = state.layout;
     const dp = state.devices / (tp * pp);
@@ -113,11 +113,9 @@ function showMachine(state) {
   options(byId("profile"), data.catalogue.profiles.map(({ name }) => [name, name]), profile.name);
   options(byId("workload"), profile.workloads.map(({ name }) => [name, name]), workload.name);
   byId("workload-word").textContent = isLayout ? "Model" : "Workload";
-  byId("work-word").textContent = isLayout ? "Tokens to train" : "Samples to train";
   byId("about").textContent = `${workload.name} on ${profile.device}, predicted on this machine, offline`;
   const byScaling = state.scaling === "strong" ? "Batch of all devices" : "Batch of each device";
   byId("batch-word").textContent = isLayout ? "Global batch (sequences)" : byScaling;
-  byId("work-unit").setAttribute("aria-label", isLayout ? "of tokens" : "of samples");
   const units = ["ms", "s", isLayout ? "tokens/s" : "samples/s"];
   const unit = byId("logged-unit").value;
   options(byId("logged-unit"), units.map((name) => [name, name]), units.includes(unit) ? unit : "ms");
@@ -140,16 +138,11 @@ function mostDevices(state, profile) {
 }
 
 // What belongs to the machine, or is the user's of this machine, starts anew with another one.
-function showMoney(state, question = {}) {
-  const { capacity_bytes: given, spending, logged } = question;
+function showKnown(state, question = {}) {
+  const { capacity_bytes: given, logged } = question;
   const capacity = given ?? memoryOf(state);
   byId("capacity").value = capacity ? Number((capacity / 2 ** 30).toPrecision(6)) : "";
   byId("capacity-hint").textContent = !given && capacity ? "By the data sheet." : "";
-  byId("price").value = spending?.per_device_hour ?? "";
-  byId("currency").value = spending?.currency ?? "USD";
-  const work = spending?.work ?? (profileOf(state).kind === "inferred" ? 1e12 : 1e6);
-  byId("work-unit").value = ["1e12", "1e9", "1e6"].find((unit) => work >= Number(unit)) ?? "1e6";
-  byId("work").value = work / Number(byId("work-unit").value);
   byId("logged").value = logged?.value ?? "";
   if (logged) byId("logged-unit").value = logged.unit;
 }

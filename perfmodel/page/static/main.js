@@ -21,17 +21,13 @@ function firstQuestion() {
   }
 }
 
-function moneyAsked() {
-  const capacity = Number(byId("capacity").value);
-  const [price, work] = [byId("price").value, Number(byId("work").value) * Number(byId("work-unit").value)];
-  const currency = byId("currency").value.toUpperCase();
-  const logged = Number(byId("logged").value);
-  const asked = {
+// What the user knows of this training, beside what is chosen.
+function knownHere() {
+  const [capacity, logged] = [Number(byId("capacity").value), Number(byId("logged").value)];
+  return {
     ...(capacity > 0 ? { capacity_bytes: Math.round(capacity * 2 ** 30) } : {}),
     ...(logged > 0 ? { logged: { value: logged, unit: byId("logged-unit").value } } : {}),
   };
-  if (price === "" || !(work > 0) || !/^[A-Z]{3}$/.test(currency)) return asked;
-  return { ...asked, spending: { per_device_hour: Number(price), currency, work } };
 }
 
 function complain(text) {
@@ -51,7 +47,7 @@ async function ask() {
   document.body.dataset.asking = "yes";
   const started = performance.now();
   try {
-    const question = questionOf(state, moneyAsked());
+    const question = questionOf(state, knownHere());
     history.replaceState(null, "", `#${encodeURIComponent(JSON.stringify(question))}`);
     const answer = await fetched("answer", question);
     if (isOf(question, state)) show(answer, started);
@@ -127,7 +123,6 @@ function drawAnswer() {
   drawTimeline(latest);
   drawBreakdown(latest);
   drawMemory(latest);
-  drawMoney(latest);
   drawBasis(latest);
 }
 
@@ -157,7 +152,7 @@ function listenChoices() {
   for (const id of Object.keys(PLAIN)) {
     byId(id).addEventListener("change", () => {
       state.plain[id] = byId(id).value;
-      if (id === "device") showMoney(state);
+      if (id === "device") showKnown(state);
       update();
     });
   }
@@ -167,7 +162,7 @@ function listenChoices() {
   byId("profile").addEventListener("change", () => { restart(fresh(byId("profile").value)); });
   byId("workload").addEventListener("change", () => { restart({ ...fresh(state.profile, byId("workload").value, state.scaling), devices: state.devices, cluster: state.cluster, factors: state.factors }); });
   byId("reset").addEventListener("click", () => { restart(fresh(state.profile, state.workload), {}); });
-  for (const id of ["capacity", "price", "work", "currency", "work-unit", "logged", "logged-unit"]) byId(id).addEventListener("input", update);
+  for (const id of ["capacity", "logged", "logged-unit"]) byId(id).addEventListener("input", update);
   for (const id of ["curve-measure", "curve-axes"]) byId(id).addEventListener("change", () => { if (latest?.curve) drawDetail(); });
   byId("controls").addEventListener("submit", (event) => { event.preventDefault(); });
 }
@@ -177,14 +172,14 @@ function restart(changed, question = null) {
   if (isOther) document.body.classList.add("stale"); // until the new machine answers
   state = changed;
   showMachine(state);
-  if (question || state.profile !== before) showMoney(state, question ?? {});
+  if (question || state.profile !== before) showKnown(state, question ?? {});
   else if (isOther) byId("logged").value = "";
   update();
 }
 
 function begin() {
   showMachine(state);
-  showMoney(state, firstQuestion() ?? {});
+  showKnown(state, firstQuestion() ?? {});
   listenSliders();
   listenChoices();
   let width = innerWidth;

@@ -1,4 +1,4 @@
-// Figures, bars, memory, money and what they rest on.
+// Figures, bars, memory and what they rest on.
 
 function figure(id, title, { value, unit = "", range }, note = "") {
   const shown = html("div", { class: "value", id: `${id}-value` }, value);
@@ -84,24 +84,6 @@ function drawDiagnosis({ diagnosis, step_s: predicted }) {
   const next = diagnosis.next_name && ` Measure next: ${diagnosis.next_name}.`;
   byId("causes-note").textContent = diagnosis.causes.length ? `Odds by data sheets.${next} This says more:` : "This says more:";
   byId("diagnosis-command").textContent = diagnosis.command;
-}
-
-function drawMoney(answer) {
-  const [place, spent] = [byId("money"), answer.spent];
-  if (!spent) {
-    place.replaceChildren(html("p", { class: "note" }, "Give a price per device-hour. None is built in."));
-    return;
-  }
-  const line = (name, id, { value, unit, range }) => [name, html("span", { id }, `${grouped(value)} ${unit}`.trim()), range];
-  const seconds = Object.fromEntries(Object.entries(spent.hours).map(([name, hours]) => [name, 3600 * hours]));
-  place.replaceChildren(
-    table(["At a steady rate", "Nominal", "90 % interval"], [
-      line("Cost", "cost", rangedCount(spent.cost, spent.currency)),
-      line("Time", "time", rangedDuration(seconds)),
-      line("Device-hours", "device-hours", rangedCount(spent.device_hours, "")),
-    ]),
-    html("p", { class: "note" }, "Failures, restarts and idle hours come on top (perfmodel plan options)."),
-  );
 }
 
 function drawBasis(answer) {

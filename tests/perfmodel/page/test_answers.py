@@ -14,7 +14,6 @@ from perfmodel.documents.page import (
     LoggedSpeed,
     PageDiagnosis,
     PageQuestion,
-    Spending,
 )
 from perfmodel.documents.prediction import PredictionDocument, WhatIfDocument
 from perfmodel.documents.workload import WorkloadDocument
@@ -74,15 +73,6 @@ def test_the_timeline_covers_the_step_in_order() -> None:
             assert before.end_s <= after.start_s + 1e-12
         ends.append(lane.spans[-1].end_s)
     assert max(ends) == pytest.approx(answer.timeline_step_s)
-
-
-def test_money_is_device_hours_times_price() -> None:
-    """3 EUR an hour on 8 devices at r samples/s: 1e6 samples cost 24 * 1e6 / r / 3600."""
-    spending = Spending(per_device_hour=3, currency="EUR", work=1e6)
-    answer = answers().answer(asked(spending=spending))
-    assert answer.spent is not None
-    assert answer.spent.cost.nominal == pytest.approx(24 * 1e6 / answer.throughput.nominal / 3600)
-    assert answer.spent.cost.p95 == pytest.approx(24 * 1e6 / answer.throughput.p5 / 3600)
 
 
 def test_a_layout_is_answered_as_predict_does(

@@ -159,7 +159,7 @@ def test_everything_is_reached_and_moved_by_keyboard(page: Any) -> None:
         "precision",
         "link",
         "cluster",
-        "price",
+        "capacity",
     } <= reached
 
 
@@ -218,17 +218,6 @@ def test_what_is_not_feasible_is_said_and_mended(page: Any) -> None:
     page.fill("#batch-number", "700")
     page.wait_for_selector("#problem", state="hidden")
     same_as_the_command_line(page)
-
-
-def test_a_price_gives_the_cost(page: Any) -> None:
-    """Price times 8 devices times the hours that a million samples take."""
-    page.fill("#price", "2.5")
-    settled(page)
-    throughput = told(page).point.samples_per_s.nominal
-    text = page.locator("#cost").text_content()
-    number = float(re.sub(r"[^\d.]", "", text))
-    scale = 1000 if " k " in text else 1
-    assert number * scale == pytest.approx(8 * 1e6 / throughput / 3600 * 2.5, rel=0.01, abs=0.005)
 
 
 _CONTROLS: Final = """() => Object.fromEntries(

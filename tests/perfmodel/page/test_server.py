@@ -142,8 +142,7 @@ def test_forms_of_other_sites_cannot_ask(client: TestClient) -> None:
         {"profile": "x" * 10_000},
         {"changes": {"network.bandwidth": "9" * 1000}},
         {"changes": {str(i): "1" for i in range(100)}},
-        {"spending": {"per_device_hour": -1, "currency": "EUR", "work": 1}},
-        {"spending": {"per_device_hour": 1, "currency": "<script>", "work": 1}},
+        {"logged": {"value": 1, "unit": "<script>"}},
         {"capacity_bytes": 0},
     ],
 )

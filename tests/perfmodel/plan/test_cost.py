@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.documents.budget import Budget, CostDocument, YearlyCost, read_budget, read_prices
+from perfmodel.documents.budget import Budget, CostDocument, YearlyCost, read_budget
 from perfmodel.errors import InvalidDocument
 from perfmodel.plan.cost import buying_pays, compare_costs
 from tests.perfmodel.plan.budgets import DEVICE, REST, TODAY, budget_text, written
@@ -95,19 +95,6 @@ def test_a_price_goes_stale_after_thirty_days(budget: Budget) -> None:
     assert stale.warnings[1].startswith("buy.device_price: quoted 31 days ago (2026-11-01)")
 
 
-HEAD = "name,value,unit,currency,date,region,term,source\n"
-
-
-def test_prices_come_from_a_table_by_name(tmp_path: Path) -> None:
-    table = tmp_path / "prices.csv"
-    table.write_text(HEAD + "big,30000,per device,EUR,2026-11-02,Mars,none,quote 7\n", "utf-8")
-    path = written(tmp_path, budget_text(device='"big"'))
-    budget = read_budget(path, today=TODAY, prices=table)
-    assert budget.buy.device_price == read_prices(table)["big"]
-    with pytest.raises(InvalidDocument, match=r"device_price: .* got 'big'; known names: none"):
-        read_budget(path, today=TODAY)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -128,18 +115,3 @@ def test_a_wrong_budget_names_place_rule_and_value(tmp_path: Path, text: str, me
     with pytest.raises(InvalidDocument, match=message) as caught:
         read_budget(written(tmp_path, text), today=TODAY)
     assert "budget.toml" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ("a,-1,once,EUR,2026-11-02,x,y,z\n", "line 2: value: Input should"),
-        ("a,1,once,EUR,2026-11-02,x,y,z,more\n", "line 2: must have as many cells as the heading"),
-        ("a,1,once,EUR,2026-11-02,x,y,z\na,1,once,EUR,2026-11-02,x,y,z\n", "line 3: name must be"),
-    ],
-)
-def test_a_wrong_price_table_names_the_line(tmp_path: Path, rows: str, message: str) -> None:
-    table = tmp_path / "prices.csv"
-    table.write_text(HEAD + rows, "utf-8")
-    with pytest.raises(InvalidDocument, match=message):
-        read_prices(table)
