@@ -54,22 +54,6 @@ class CurvePoint(Record):
     """If nothing were lost."""
 
 
-class TimelineSpan(Record):
-    """Work of one cause on a lane; neighbours too close to be told apart on a screen are one span."""
-
-    cause: str
-    name: str
-    start_s: NonNegativeFloat
-    end_s: NonNegativeFloat
-
-
-class TimelineLane(Record):
-    """One stream of a rank, or of a pipeline stage."""
-
-    name: str
-    spans: tuple[TimelineSpan, ...]
-
-
 class MemoryAnswer(Record):
     """Memory of the fullest device at the highest moment of a step."""
 
@@ -131,11 +115,6 @@ class PageAnswer(Record):
     """Against the same question on the machine as measured; None if nothing was changed."""
     breakdown_s: dict[str, float]
     evidence: dict[str, Evidence]
-    timeline_step_s: PositiveFloat
-    """The simulated step at nominal parameters, as it is drawn. [s]"""
-    timeline_without_s: NonNegativeFloat
-    """What micro-batches that repeat others add to it. [s]"""
-    timeline: tuple[TimelineLane, ...]
     memory: MemoryAnswer | None
     no_memory: str
     """Why memory is not known; empty if it is."""

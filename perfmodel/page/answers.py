@@ -25,8 +25,6 @@ from perfmodel.documents.page import (
     PageAnswer,
     PageDetail,
     PageQuestion,
-    TimelineLane,
-    TimelineSpan,
 )
 from perfmodel.documents.prediction import Contrast, PredictedPoint
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
@@ -43,8 +41,6 @@ from perfmodel.page import OfferedMachine, OfferedWorkload, Session, catalogue, 
 from perfmodel.page.diagnosis import judged
 from perfmodel.scenarios import UNMEASURED, Scenario, contrast_of_draws, with_assumed
 from perfmodel.scenarios.fields import changed
-from perfmodel.step import Span, Stream, Trace
-from perfmodel.units import Seconds
 from perfmodel.workload.transformer import NamedTransformer
 
 #: Where the curve of a calibrated machine ends at least, as far as ``perfmodel predict`` goes.
@@ -112,7 +108,6 @@ class Answers:
         efficiency = point.scaling_efficiency if large is None else large.mfu
         assert efficiency is not None
         parts_s = point.breakdown_s if large is None else large.parts_s.model_dump()
-        timeline_trace = replace(found.trace, skipped_s={})
         return PageAnswer(
             setting=shown.setting,
             step_s=found.step,
@@ -126,9 +121,6 @@ class Answers:
             contrast=shown.contrast,
             breakdown_s={name.removesuffix("_s"): max(0.0, s) for name, s in parts_s.items()},
             evidence=dict(point.evidence),
-            timeline_step_s=timeline_trace.step_s,
-            timeline_without_s=found.trace.step_s - timeline_trace.step_s,
-            timeline=timeline(timeline_trace),
             memory=shown.memory,
             no_memory=shown.no_memory,
             command=shlex.join(["perfmodel", *shown.typed]),
@@ -438,55 +430,3 @@ def _fullest_stage(shown: PredictedPoint) -> MemoryAnswer | None:
     return _memory(
         stage.parts_bytes, stage.needed_bytes, shown.capacity_bytes, shown.fit_probability
     )
-
-
-#: No screen is wider: gaps and spans below one part are merged with their neighbours.
-_PIXELS: Final = 1500
-_MOST_LANES: Final = 24
-_WORDS: Final = {
-    Stream.LOADER: "input",
-    Stream.HOST: "host",
-    Stream.COMPUTE: "compute",
-    Stream.COMM: "communication",
-    Stream.TENSOR: "tensor collectives",
-    Stream.SEND_FORWARD: "send forward",
-    Stream.SEND_BACKWARD: "send backward",
-}
-
-
-def timeline(trace: Trace) -> tuple[TimelineLane, ...]:
-    """At most 24 lanes of the slowest rank, or of the stages: all computing, then all communication."""
-    num_stages = trace.program.num_stages
-    by_lane: dict[tuple[int, Stream], list[Span]] = {lane: [] for lane in trace.program.lanes}
-    for span in trace.spans():
-        if span.rank == 0 and span.end_s > span.start_s:
-            by_lane[span.operation.lane].append(span)
-    streams = list(Stream)
-    if num_stages > 1:
-        streams.sort(key=lambda stream: stream is not Stream.COMPUTE)
-    ranked = sorted(by_lane, key=lambda lane: (streams.index(lane[1]), lane[0]))
-    return tuple(
-        TimelineLane(
-            name=_WORDS[stream] if num_stages == 1 else f"stage {stage}: {_WORDS[stream]}",
-            spans=_merged(spans, trace.step_s / _PIXELS),
-        )
-        for stage, stream in ranked[:_MOST_LANES]
-        if (spans := by_lane[stage, stream])
-    )
-
-
-def _merged(spans: list[Span], gap_s: Seconds) -> tuple[TimelineSpan, ...]:
-    """Neighbours of one cause that no pixel separates are one span; short spans join a neighbour."""
-    found: list[TimelineSpan] = []
-    for span in spans:
-        cause, name = span.operation.cause.value, span.operation.name
-        last = found[-1] if found else None
-        is_tiny = span.end_s - span.start_s < gap_s
-        if last and span.start_s - last.end_s < gap_s and (is_tiny or last.cause == cause):
-            both = f"{last.name.partition(' to ')[0]} to {name}"
-            found[-1] = last.model_copy(update={"end_s": span.end_s, "name": both})
-        else:
-            found.append(
-                TimelineSpan(cause=cause, name=name, start_s=span.start_s, end_s=span.end_s)
-            )
-    return tuple(found)

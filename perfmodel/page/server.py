@@ -33,7 +33,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.page.answers import Answers
 
 SCRIPTS: Final = (
-    "format.js", "draw.js", "curve.js", "timeline.js", "panels.js", "controls.js", "main.js"
+    "format.js", "draw.js", "curve.js", "panels.js", "controls.js", "main.js"
 )  # fmt: skip
 
 

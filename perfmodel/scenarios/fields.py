@@ -102,15 +102,6 @@ def _with_workload(
     return scenario.asking(machine=machine, workload=workload, assumed=assumed, remark=remark)
 
 
-def set_buffers(scenario: Scenario, value: str) -> Scenario:
-    """Broadcast the buffers of rank 0 before each step, or not."""
-    if value not in ("broadcast", "local"):
-        raise ValueError(f"must be broadcast or local, got {value!r}")
-    was = scenario.question.measured
-    kept = was.workload.buffer_bytes if value == "broadcast" else ()
-    return _with_workload(scenario, replace(was, workload=replace(was.workload, buffer_bytes=kept)))
-
-
 #: Part of forward and backward that is matrix products and convolutions, when a precision changes
 #: and no operator was traced: an assumption, the whole range of which is in the interval.
 _MATRIX_SHARES: Final = (0.5, 1.0)
@@ -301,30 +292,24 @@ def _factor(value: str, *, example: str = "2x") -> float:
 
 
 DEVICE_PHASES: Final = ("forward", "backward", "optimizer")
-HOST_PHASES: Final = ("input", "dispatch_forward", "dispatch_backward", "dispatch_optimizer")
 _DEVICE_DDP_COSTS: Final = ("bucket_s", "bucket_s_per_byte")
 
 
-def speed_of(phases: Sequence[str]) -> Apply:
-    """Phases of host or device at another speed; the device also copies gradients into buckets."""
-
-    def apply(scenario: Scenario, value: str) -> Scenario:
-        factor = _factor(value)
-        if not factor > 0:
-            raise ValueError(f"must be > 0, got {factor:g}")
-        if phases is DEVICE_PHASES:
-            ddp = scenario.machine.ddp
-            scale = np.array([1 / factor if n in _DEVICE_DDP_COSTS else 1.0 for n in ddp.names])
-            costs = replace(
-                ddp,
-                values=tuple((np.array(ddp.values) * scale).tolist()),
-                draws=tuple(tuple(row) for row in (np.array(ddp.draws) * scale).tolist()),
-            )
-            scenario = scenario.asking(machine=replace(scenario.machine, ddp=costs))
-        workload = _scaled(scenario.question.measured, phases, 1 / factor)
-        return _with_workload(scenario, workload, assumed="compute")
-
-    return apply
+def set_device_speed(scenario: Scenario, value: str) -> Scenario:
+    """The device at another speed; it also copies gradients into buckets."""
+    factor = _factor(value)
+    if not factor > 0:
+        raise ValueError(f"must be > 0, got {factor:g}")
+    ddp = scenario.machine.ddp
+    scale = np.array([1 / factor if name in _DEVICE_DDP_COSTS else 1.0 for name in ddp.names])
+    costs = replace(
+        ddp,
+        values=tuple((np.array(ddp.values) * scale).tolist()),
+        draws=tuple(tuple(row) for row in (np.array(ddp.draws) * scale).tolist()),
+    )
+    scenario = scenario.asking(machine=replace(scenario.machine, ddp=costs))
+    workload = _scaled(scenario.question.measured, DEVICE_PHASES, 1 / factor)
+    return _with_workload(scenario, workload, assumed="compute")
 
 
 def set_rank_noise(scenario: Scenario, value: str) -> Scenario:
@@ -410,8 +395,6 @@ FIELDS: Final = (
     WhatIfField("accumulation", "4",
         "forward and backward passes per optimizer step", asked("accumulation", parse_count)),
     WhatIfField("bucket_cap", "50MiB", "size of a bucket of gradients, or default", asked("bucket_cap_mb", cap_mb)),
-    WhatIfField("buffers", "local",
-        "broadcast, or local: rank 0's buffers are not sent before each step", set_buffers),
     WhatIfField("precision", "bf16",
         "type of forward and backward: fp32, bf16 or fp16, by the kernels that were timed in both", set_precision),
     WhatIfField("loader.samples_per_s", "2000",
@@ -430,9 +413,7 @@ FIELDS: Final = (
     WhatIfField("gradients", "bf16",
         "type in which gradients are sent: fp32, bf16, fp16 or fp8; converting is assumed free", set_gradients),
     WhatIfField("device.speed", "2x",
-        "factor on the speed of forward, backward, optimizer and copies into buckets", speed_of(DEVICE_PHASES)),
-    WhatIfField("host.speed", "1.5x",
-        "factor on the speed of preparing input and, on GPUs, of issuing operators", speed_of(HOST_PHASES)),
+        "factor on the speed of forward, backward, optimizer and copies into buckets", set_device_speed),
     WhatIfField("ranks.noise", "0x",
         "factor on how much steps and ranks differ, in log; 0x: nobody waits for the slowest", set_rank_noise),
     WhatIfField("cluster", "FILE.toml",

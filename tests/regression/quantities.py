@@ -196,8 +196,6 @@ QUANTITIES: Final[Mapping[str, Names]] = {
         "exposed_comm_s": "exposed_comm_s",
         "parts_s": "breakdown_s",
         "curve.*.value": "curve/*/value",
-        "timeline_step_s": "timeline_step_s",
-        "lanes": "timeline/#",
         "memory_bytes": "memory/needed_bytes",
         "fit_probability": "memory/fit_probability",
         "throughput_ratio": "contrast/throughput_ratio",

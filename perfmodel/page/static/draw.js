@@ -24,7 +24,7 @@ function svg(tag, attributes = {}, ...children) {
 const widths = {};
 
 function measurePlaces() {
-  for (const id of ["curve", "timeline", "breakdown", "memory"]) widths[id] = byId(id).clientWidth;
+  for (const id of ["curve", "breakdown", "memory"]) widths[id] = byId(id).clientWidth;
 }
 
 // A picture as wide as its place, so that its text is never scaled.

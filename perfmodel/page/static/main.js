@@ -120,7 +120,6 @@ function drawDetail() {
 function drawAnswer() {
   measurePlaces();
   drawFigures(latest);
-  drawTimeline(latest);
   drawBreakdown(latest);
   drawMemory(latest);
   drawBasis(latest);
