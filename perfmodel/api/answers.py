@@ -269,16 +269,6 @@ def with_nodes_of(machine: AnyMachine, name: str) -> MeasuredMachine:
     )
 
 
-def read_workload(path: AnyPath) -> WorkloadDocument:
-    """Read a workload file, as ``perfmodel trace`` writes it."""
-    return WorkloadDocument.read(Path(path))
-
-
-def read_validation(path: AnyPath) -> ValidationDocument:
-    """Read a validation, as ``perfmodel validate`` writes it."""
-    return ValidationDocument.read(Path(path))
-
-
 def read_prediction(path: AnyPath) -> PredictionDocument:
     """Read a prediction, as ``perfmodel predict --output`` writes it."""
     return PredictionDocument.read(Path(path))

@@ -8,7 +8,7 @@ import typer
 
 from perfmodel.cli import options as opt
 from perfmodel.cli import show_answer, working
-from perfmodel.errors import OutOfTolerance, UsageError
+from perfmodel.errors import OutOfTolerance
 
 if TYPE_CHECKING:
     from perfmodel.documents.observation import Observation
@@ -34,9 +34,6 @@ _RUNS = typer.Option("--run", help="Folder of pm.write_run, with every rank; rep
 _PARTS = typer.Option(
     "--part",
     help="The job on one of equal parts: 'node 3, 8 GPUs: 0.52 s'; repeatable. Finds the slow one.",
-)
-_OBSERVATIONS = typer.Option(
-    help="Raw times of the delivered machine, which name a slow rank; default: beside the profile."
 )
 _GOODPUT = typer.Option(help="From perfmodel goodput --json: adds a clause on useful time.")
 
@@ -88,7 +85,6 @@ def acceptance_judge(
     clauses: Annotated[Path, typer.Argument(help="Clauses, from perfmodel acceptance write.")],
     *,
     profile: Annotated[Path | None, typer.Option(help="Profile of the delivered machine.")] = None,
-    observations: Annotated[Path | None, _OBSERVATIONS] = None,
     observed: Annotated[list[str] | None, _OBSERVED] = None,
     run: Annotated[list[Path] | None, _RUNS] = None,
     part: Annotated[list[str] | None, _PARTS] = None,
@@ -108,7 +104,7 @@ def acceptance_judge(
     document = judge(
         terms,
         None if delivered is None else delivered.machine,
-        observations=_observations_of(delivered, profile, observations),
+        observations=_observations_of(delivered, profile),
         observed=observed or (),
         runs=run or (),
         parts=part or (),
@@ -127,16 +123,13 @@ def acceptance_judge(
 
 
 def _observations_of(
-    delivered: "ProfileDocument | None", profile: Path | None, path: Path | None
+    delivered: "ProfileDocument | None", profile: Path | None
 ) -> "list[Observation]":
-    """Raw times that a profile was fitted from; others, or edited ones, are refused."""
+    """Raw times beside a profile, which name a slow rank; others than it was fitted from are refused."""
     if delivered is None or profile is None:
-        if path is not None:
-            raise UsageError(f"--observations: must come with --profile, got {path} alone")
         return []
-    beside = profile.with_name("observations.jsonl")
-    source = path or (beside if beside.is_file() else None)
-    if source is None:
+    source = profile.with_name("observations.jsonl")
+    if not source.is_file():
         return []
     from perfmodel.documents import file_sha256
     from perfmodel.documents.observation import read_observations
