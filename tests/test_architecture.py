@@ -30,7 +30,7 @@ LONGEST_FUNCTION_LINES = 80
 COMMAND_LINE = """
 perfmodel: install-completion show-completion version
 acceptance:
-acceptance judge: CLAUSES goodput json log observations observed part profile run
+acceptance judge: CLAUSES goodput json log observed part profile run
 acceptance write: cluster confidence goodput json layout log machine nodes-like observed output profile workload
     unsealed
 batch: machine batches devices json micro-batch points profile samples-per-s samples-per-unit
@@ -38,7 +38,7 @@ batch: machine batches devices json micro-batch points profile samples-per-s sam
 calibrate: budget campaign columns device device-kind from-runs from-steps json master-addr
     master-port minutes models nnodes node-rank nproc out resume seed truth
 check: FILE json
-cost: BUDGET_FILE json prices today
+cost: BUDGET_FILE json today
 devices: NAME json links
 diagnose: MODEL accumulation cluster device devices devices-per-node global-batch json log log-format lora
     machine micro-batch name nic-bandwidth nics observed precision profile sequence-length strategy unsealed
@@ -56,7 +56,7 @@ memory: machine device device-kind device-memory devices gradient-as-bucket-view
 network:
 network check: LOG bucket-cap-mb cluster collective device json machine nic-bandwidth nics profile workload unsealed
 plan:
-plan options: PLAN export json output prices report today verbose unsealed
+plan options: PLAN export json output report today verbose unsealed
 plan parallelism: cluster machine device-memory devices devices-per-node global-batch interleave json model output
     profile sequence-length top verbose unsealed
 predict: machine torch nccl accumulation batch bucket-cap-mb cluster csv device device-memory devices devices-per-node
