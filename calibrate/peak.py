@@ -7,6 +7,7 @@ exists is what is in use.
 
 import json
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,9 +16,16 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from calibrate.device import Device
 from calibrate.devices import open_device, traced_as
 from perfmodel.documents.observation import PeakMemory
-from perfmodel.tracing.source import ModelSource, default_implementation
+from perfmodel.tracing.source import Batch, ModelSource, default_implementation
 from perfmodel.tracing.sources import find_source
-from perfmodel.tracing.step import TrainedModel, autocast, build_model, record_step, without_content
+from perfmodel.tracing.step import (
+    TrainedModel,
+    autocast,
+    build_model,
+    new_model,
+    record_step,
+    without_content,
+)
 from perfmodel.units import Bytes
 from perfmodel.workload.memory import blas_bytes
 from perfmodel.workload.step import StepMethod
@@ -31,9 +39,9 @@ def allocator_peak_bytes(source: ModelSource, method: StepMethod, micro_batch: i
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         model = build_model(source, method)
         batch = source.draw_batch(micro_batch)
-        real_step(model, batch)
+        next(steps(model, batch))
         with record_function(_STEP):
-            real_step(model, batch)
+            next(steps(model, batch))
     assert profiler.profiler is not None
     events = list(profiler.profiler.kineto_results.events())
     step = next(event for event in events if event.name() == _STEP)
@@ -46,14 +54,16 @@ def allocator_peak_bytes(source: ModelSource, method: StepMethod, micro_batch: i
     return peak
 
 
-def real_step(model: TrainedModel, batch: Any) -> None:
-    """Train a step."""
-    model.optimizer.zero_grad(set_to_none=True)
-    with autocast(model.method):
-        outputs = model.module(*batch.positional, **batch.keyword)
-        loss = model.source.loss(outputs, batch.targets)
-    loss.backward()  # type: ignore[no-untyped-call]
-    model.optimizer.step()
+def steps(model: TrainedModel, batch: Batch) -> Iterator[None]:
+    """Train steps without end; as in scripts, outputs and loss live until those of the next step are there."""
+    while True:
+        model.optimizer.zero_grad(set_to_none=True)
+        with autocast(model.method):
+            outputs = model.module(*batch.positional, **batch.keyword)
+            loss = model.source.loss(outputs, batch.targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        model.optimizer.step()
+        yield
 
 
 def measured_peak(
@@ -61,10 +71,10 @@ def measured_peak(
 ) -> PeakMemory:
     """Train two real steps; what was held at most during the second."""
     with device.torch_device:
-        model, batch = build_model(source, method), source.draw_batch(micro_batch)
-        real_step(model, batch)
+        training = steps(new_model(source, method), source.draw_batch(micro_batch))
+        next(training)
         device.reset_peak()
-        real_step(model, batch)
+        next(training)
     device.synchronise()
     memory = device.peak_memory()
     assert memory is not None, method.device_kind
@@ -85,21 +95,24 @@ def main(arguments: list[str]) -> None:
         device_kind=torch_kind,
     )
     source = find_source(name)
-    with without_content(torch_kind):
-        step = record_step(build_model(source, method), int(batch))
     device = open_device(kind, local_rank=0, truth=truth[0] if truth else None)
+    kept_bytes = device.workspace_bytes
+    with device.without(), without_content(torch_kind):
+        step = record_step(build_model(source, method), int(batch), workspace_bytes=kept_bytes)
     names = [operator.name for operator in step.operators]
-    workspaces = blas_bytes(device.workspace_bytes, names, step.calls)
     call = step.calls[int(step.in_use.sum(axis=1).argmax())]
     found: dict[str, Any] = {
-        # As ``DeviceMemory.tensor_bytes`` says; blocks larger than asked for are slack there.
-        "predicted_bytes": step.peak_bytes + workspaces,
+        # As ``DeviceMemory.tensor_bytes`` says; where blocks are larger than asked for, the rest is slack there.
+        "predicted_bytes": step.peak_bytes + blas_bytes(kept_bytes, names, step.calls),
         "phase": call.phase.value,
         "operator": step.operators[call.operator].name,
     }
     if kind == "cpu":
         found["measured_bytes"] = allocator_peak_bytes(source, method, int(batch))
     else:
+        if kind == "cuda":
+            found["predicted_bytes"] = step.allocated_bytes
+            found["predicted_reserved_bytes"] = step.reserved_bytes
         memory = measured_peak(device, source, method, int(batch))
         found |= {
             "measured_bytes": memory.allocated_bytes,

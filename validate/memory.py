@@ -99,6 +99,8 @@ class MemoryRun(Record):
     precision: Text = "fp32"
     reserved_bytes: PositiveInt | None = None
     """By the allocator of a GPU at most; None on a processor."""
+    predicted_reserved_bytes: PositiveInt | None = None
+    """What the allocator was to hold, played through two steps."""
     context_bytes: NonNegativeInt | None = None
     """Held on a GPU besides: its context, and libraries."""
     relative_error: float = math.nan
@@ -265,11 +267,12 @@ def verdict(summary: MemorySummary) -> list[str]:
 
 
 def _line(run: MemoryRun) -> str:
-    beside = (
-        ""
-        if run.reserved_bytes is None or run.context_bytes is None
-        else f" {run.precision}, reserved {run.reserved_bytes:,} B, context {run.context_bytes:,} B"
-    )
+    beside = ""
+    if run.reserved_bytes is not None and run.context_bytes is not None:
+        beside = f" {run.precision}, reserved {run.reserved_bytes:,} B"
+        if run.predicted_reserved_bytes is not None:
+            beside += f" ({run.predicted_reserved_bytes / run.reserved_bytes - 1:+.2%} predicted)"
+        beside += f", context {run.context_bytes:,} B"
     return (
         f"{run.model} batch {run.micro_batch} {run.optimizer}{beside}: predicted {run.predicted_bytes:,} B, "
         f"measured {run.measured_bytes:,} B, {run.relative_error:+.2%} ({run.phase}, {run.operator})"

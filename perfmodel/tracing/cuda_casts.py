@@ -32,6 +32,7 @@ _SINGLE_RESULT: Final = frozenset(
 )
 #: Types of autocast by the name of the precision.
 HALVES: Final = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_HALF_TYPES: Final = (torch.float16, torch.bfloat16)
 
 
 class AsOnCuda(TorchFunctionMode):
@@ -55,10 +56,10 @@ class AsOnCuda(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         half = self._half
         if half is not None and name in _HALF:
-            args, keywords = _cast((args, keywords), torch.float32, half)
+            args, keywords = _cast((args, keywords), half)
         elif half is not None and name in _SINGLE:
-            args, keywords = _cast((args, keywords), half, torch.float32)
-        elif half is not None and name in _SINGLE_RESULT and _first_dtype(args) == half:
+            args, keywords = _cast((args, keywords), torch.float32)
+        elif half is not None and name in _SINGLE_RESULT and _first_dtype(args) in _HALF_TYPES:
             keywords["dtype"] = keywords.get("dtype") or torch.float32
         if half is not None and func is functional.cross_entropy and len(args) <= 3:
             return _cross_entropy(*args, **keywords)
@@ -84,14 +85,14 @@ def _cross_entropy(
     return functional.nll_loss(logarithms.float(), target, weight, **keywords)
 
 
-def _cast(value: Any, before: torch.dtype, after: torch.dtype) -> Any:
-    """A nest of arguments with tensors of one type in another."""
+def _cast(value: Any, after: torch.dtype) -> Any:
+    """A nest of arguments whose tensors of 16 and 32 bit have one type."""
     if isinstance(value, Tensor):
-        return value.to(after) if value.dtype == before else value
+        return value.to(after) if value.dtype in (*_HALF_TYPES, torch.float32) else value
     if type(value) in (list, tuple):
-        return type(value)(_cast(each, before, after) for each in value)
+        return type(value)(_cast(each, after) for each in value)
     if isinstance(value, dict):
-        return {key: _cast(each, before, after) for key, each in value.items()}
+        return {key: _cast(each, after) for key, each in value.items()}
     return value
 
 

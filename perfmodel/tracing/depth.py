@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from perfmodel.tracing.step import RecordedStep
+from perfmodel.units import Bytes
 from perfmodel.workload import Call, Operator, Phase, TensorSpec
 
 #: Layers of the models that are recorded; the whole is recorded unless it has more than all of them together.
@@ -46,9 +47,16 @@ def deepened(steps: Sequence[RecordedStep], depth: int) -> RecordedStep:
     found = _grown(second, third, depth - DEPTHS[-1])
     # Gaps that the caching allocator keeps grow with the layers, in whole blocks: within some percent.
     more = (depth - DEPTHS[-1]) / (DEPTHS[-1] - DEPTHS[0])
-    before, after = (step.reserved_bytes - step.peak_bytes for step in (first, third))
-    gap_bytes = max(0, round(after + (after - before) * more))
-    return replace(found, reserved_bytes=found.peak_bytes + gap_bytes)
+
+    def gap_bytes(before: Bytes, after: Bytes) -> Bytes:
+        before, after = before - first.peak_bytes, after - third.peak_bytes
+        return max(0, round(after + (after - before) * more))
+
+    return replace(
+        found,
+        reserved_bytes=found.peak_bytes + gap_bytes(first.reserved_bytes, third.reserved_bytes),
+        allocated_bytes=found.peak_bytes + gap_bytes(first.allocated_bytes, third.allocated_bytes),
+    )
 
 
 def _parts(step: RecordedStep) -> tuple[Any, ...]:

@@ -1,6 +1,7 @@
 """Storages that are alive during a step, followed on tensors without content."""
 
 import enum
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -71,8 +72,10 @@ class _Event(enum.IntEnum):
     """What happens to memory at a call, in this order."""
 
     RELEASE = 0
-    MAKE = 1
-    TAKE = 2
+    KEEP = 1
+    """By a library, for good."""
+    MAKE = 2
+    TAKE = 3
     """By a kernel for itself, beside its results."""
 
 
@@ -87,6 +90,8 @@ class LiveStorages:
         self._block: str | None = None
         self._inputs_of_blocks: dict[str, list[_Storage]] = {}
         self._is_held = False
+        self._optimizer_from = sys.maxsize
+        """First call of the optimizer; after all of them unless it is known."""
 
     def begin(self, workspace: Bytes) -> None:
         """The next call; whatever it returns that was not known is to be followed."""
@@ -108,6 +113,10 @@ class LiveStorages:
         for stored, _ in self._alive.values():
             if stored.part is None:
                 stored.part = Part.ACTIVATIONS
+
+    def end_of_backward(self) -> None:
+        """What follows is the optimizer's, which makes its states in its first step."""
+        self._optimizer_from = len(self.workspaces)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -140,11 +149,11 @@ class LiveStorages:
         in_use[:, _PARTS.index(Part.TEMPORARIES)] += np.array(self.workspaces, dtype=np.int64)
         return in_use
 
-    def replayed(self) -> CachingAllocator:
-        """CUDA's caching allocator after two steps.
+    def replayed(self, kept: Iterable[tuple[int, Bytes]] = ()) -> CachingAllocator:
+        """CUDA's caching allocator after two steps; its peak is that of the second.
 
-        Optimizer states are made in the first, wherever memory is free. Its gradients go when the second begins;
-        what a script holds goes when its successor is there.
+        The first makes optimizer states, wherever memory is free then. Its gradients go when the second begins;
+        what a script holds goes when its successor is there. ``kept``: Calls that let a library keep memory. [B]
         """
         allocator = CachingAllocator()
         held: dict[int, AllocatorBlock] = {}
@@ -155,22 +164,29 @@ class LiveStorages:
             if before is not None:
                 allocator.release(before)
 
-        events = sorted(self._events())
-        owned = [i for i, s in enumerate(self._storages) if s.born < 0 and s.size_bytes]
-        states = {i for i in owned if self._storages[i].part is Part.OPTIMIZER}
-        for made in ([i for i in owned if i not in states], sorted(states)):
+        events = list(self._events())
+        first = [*((call, _Event.KEEP, size_bytes) for call, size_bytes in kept), *self._owned()]
+        for step in (sorted(first + events), sorted(events)):
             for index in [i for i in held if self._storages[i].part is Part.GRADIENTS]:
                 allocator.release(held.pop(index))
-            for index in made:
-                make(index)
-            for _, kind, number in events:
-                if kind is _Event.TAKE:
+            allocator.peak_bytes = allocator.allocated_bytes
+            for _, kind, number in step:
+                if kind is _Event.KEEP:
+                    allocator.allocate(number)
+                elif kind is _Event.TAKE:
                     allocator.release(allocator.allocate(number))
                 elif kind is _Event.MAKE:
                     make(number)
                 elif number in held:
                     allocator.release(held.pop(number))
         return allocator
+
+    def _owned(self) -> Iterator[tuple[int, "_Event", int]]:
+        """What the first step finds, and what its optimizer makes."""
+        for index, stored in enumerate(self._storages):
+            if stored.size_bytes and stored.born < 0:
+                is_state = stored.part is Part.OPTIMIZER
+                yield self._optimizer_from if is_state else stored.born, _Event.MAKE, index
 
     def _events(self) -> Iterator[tuple[int, "_Event", int]]:
         """Call, event, storage of a step, or bytes that a kernel takes for itself."""

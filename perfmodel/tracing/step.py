@@ -27,10 +27,11 @@ from perfmodel.statistics import IntArray
 from perfmodel.tracing.cuda_casts import HALVES, AsOnCuda
 from perfmodel.tracing.liveness import LiveStorages, apply_checkpointing
 from perfmodel.tracing.recorder import ModulePaths, Recorder
+from perfmodel.tracing.recurrent import AsCudnn, flatten_weights
 from perfmodel.tracing.source import Batch, ModelSource, make_optimizer
 from perfmodel.units import Bytes
 from perfmodel.workload import Call, Operator, Phase, base_name
-from perfmodel.workload.memory import Part
+from perfmodel.workload.memory import Part, blas_workspaces
 from perfmodel.workload.step import StepMethod
 
 _NO_SHAPES = (
@@ -56,6 +57,8 @@ class RecordedStep:
     """Inputs and saved activations of each block. [B]"""
     reserved_bytes: Bytes
     """What CUDA's caching allocator would hold. [B]"""
+    allocated_bytes: Bytes
+    """What it would have handed out at most: whole blocks, up to 1 MiB larger than what was asked for. [B]"""
 
     @property
     def peak_bytes(self) -> Bytes:
@@ -78,6 +81,11 @@ class TrainedModel:
     optimizer: torch.optim.Optimizer
     casts: AsOnCuda | None = None
     """CUDA's own rules of autocast for the forward pass, where there is no such device."""
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether CUDA's kernels are meant, whatever the device of the tensors."""
+        return self.casts is not None or self.method.device_kind == "cuda"
 
 
 @contextmanager
@@ -135,6 +143,18 @@ def build_model(
     source: ModelSource, method: StepMethod, *, casts: AsOnCuda | None = None
 ) -> TrainedModel:
     """Build a model and bring its optimizer past its first step, in which it makes its states."""
+    model = new_model(source, method, casts=casts)
+    for parameter in model.module.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.empty_like(parameter)
+    model.optimizer.step()
+    return model
+
+
+def new_model(
+    source: ModelSource, method: StepMethod, *, casts: AsOnCuda | None = None
+) -> TrainedModel:
+    """Build a model and an optimizer that has no states yet."""
     module = built(source)
     module.train()
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -144,12 +164,12 @@ def build_model(
     optimizer = make_optimizer(
         trained, name=method.optimizer, implementation=method.optimizer_implementation
     )
-    for parameter in trained:
-        parameter.grad = torch.empty_like(parameter)
-    optimizer.step()
-    return TrainedModel(
+    model = TrainedModel(
         source=source, method=method, module=module, optimizer=optimizer, casts=casts
     )
+    if model.on_cuda:
+        flatten_weights(module)
+    return model
 
 
 def built(source: ModelSource) -> nn.Module:
@@ -238,16 +258,21 @@ def _without_initialisation() -> Iterator[None]:
 
 
 def record_step(
-    model: TrainedModel, micro_batch: int, *, ran_at: int | None = None
+    model: TrainedModel,
+    micro_batch: int,
+    *,
+    ran_at: int | None = None,
+    workspace_bytes: Bytes = 0,
 ) -> RecordedStep:
     """Forward, loss, backward and optimizer once, as recorded operators and the memory between them.
 
     Optimizer states are there from the start. ``UntraceableModel`` names module and operator.
     ``ran_at``: A micro-batch at which the same step ran, for what is said if this one does not.
+    ``workspace_bytes``: What cuBLAS keeps for each thread in the caching allocator; 0 leaves it out.
     """
     model.optimizer.zero_grad(set_to_none=True)
     paths = ModulePaths(model.module)
-    recorder = Recorder(paths, on_cuda=model.casts is not None)
+    recorder = Recorder(paths, on_cuda=model.on_cuda)
     live = recorder.live
     ready: dict[str, int] = {}
 
@@ -282,6 +307,8 @@ def record_step(
             raise UntraceableModel(
                 f"{model.source.name}: {_complaint(recorder, error, advice)}"
             ) from error
+    names = [operator.name for operator in recorder.operators]
+    allocator = live.replayed(blas_workspaces(workspace_bytes, names, recorder.calls))
     return RecordedStep(
         micro_batch=micro_batch,
         sample=sample,
@@ -291,14 +318,15 @@ def record_step(
         saved_bytes=saved_bytes,
         in_use=live.by_part(),
         blocks=live.block_bytes(),
-        reserved_bytes=live.replayed().reserved_bytes,
+        reserved_bytes=allocator.reserved_bytes,
+        allocated_bytes=allocator.peak_bytes,
     )
 
 
 def _run(model: TrainedModel, batch: Batch, recorder: Recorder) -> Bytes:
     live = recorder.live
     with recorder:
-        with model.casts or autocast(model.method):
+        with model.casts or autocast(model.method), _layers_of(model):
             outputs = model.module(*batch.positional, **batch.keyword)
             try:
                 loss = model.source.loss(outputs, batch.targets)
@@ -314,9 +342,15 @@ def _run(model: TrainedModel, batch: Batch, recorder: Recorder) -> Bytes:
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = (parameter.grad for parameter in model.module.parameters())
         live.mark((grad for grad in gradients if grad is not None), Part.GRADIENTS)
+        live.end_of_backward()
         recorder.begin(Phase.OPTIMIZER)
         model.optimizer.step()
     return saved_bytes
+
+
+def _layers_of(model: TrainedModel) -> Any:
+    """Recurrent layers as the device has them, as a context."""
+    return AsCudnn(is_half=model.method.precision in HALVES) if model.on_cuda else nullcontext()
 
 
 def _given(outputs: Any, targets: Any) -> str:

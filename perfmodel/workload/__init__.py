@@ -325,6 +325,13 @@ def _recurrent_layer(tokens: Shape, of_input: Shape, of_hidden: Shape) -> int:
     return 2 * math.prod(tokens[:-1]) * (math.prod(of_input) + math.prod(of_hidden))
 
 
+def _recurrent(inputs: list[Shape], _: list[Shape], arguments: str) -> int:
+    """The same of all layers of cuDNN; biases have one dimension."""
+    matrices = (inputs[each["tensor"]] for each in _positional(arguments, 1, default=()))
+    each_token: int = sum(math.prod(shape) for shape in matrices if len(shape) > 1)
+    return 2 * math.prod(inputs[0][:-1]) * each_token
+
+
 def _positional(arguments: str, position: int, *, default: Any) -> Any:
     positional = parsed(arguments)[0]
     return positional[position] if position < len(positional) else default
@@ -357,4 +364,6 @@ _FORMULAS: Final[dict[str, Formula]] = {
     },
     "mkldnn_rnn_layer": lambda inputs, *_: _recurrent_layer(*inputs[:3]),
     "mkldnn_rnn_layer_backward": lambda inputs, *_: 2 * _recurrent_layer(*inputs[:3]),
+    "_cudnn_rnn": _recurrent,
+    "_cudnn_rnn_backward": lambda inputs, _, arguments: 2 * _recurrent(inputs, _, arguments),
 }

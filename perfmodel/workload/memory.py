@@ -162,19 +162,28 @@ def blas_workspace_bytes(architecture: str) -> Bytes:
     return next(size for part, size in _BLAS_WORKSPACES.items() if part in architecture)
 
 
-def blas_bytes(workspace_bytes: Bytes, names: Sequence[str], calls: Iterable[Call]) -> Bytes:
-    """Workspaces of cuBLAS: one for each thread that multiplies, and that of products with a bias. [B]
+def blas_workspaces(
+    workspace_bytes: Bytes, names: Sequence[str], calls: Iterable[Call]
+) -> list[tuple[int, Bytes]]:
+    """Workspaces of cuBLAS and the calls that take them: one a thread, and one for products with a bias. [B]
 
     The script's thread multiplies in the forward pass, autograd's in the backward pass.
     ``names``: Of the operators that the calls refer to.
     """
-    if not workspace_bytes:
-        return 0
     bases = [base_name(name) for name in names]
-    seen = {(call.phase, bases[call.operator]) for call in calls}
-    threads = {phase for phase, base in seen if base in _BLAS} - {Phase.OPTIMIZER}
-    has_bias = any(base in _BIASED for _, base in seen)
-    return len(threads) * workspace_bytes + (_LT_WORKSPACE if has_bias else 0)
+    found: dict[Phase | None, tuple[int, Bytes]] = {}
+    for number, call in enumerate(calls if workspace_bytes else ()):
+        base = bases[call.operator]
+        if base in _BIASED:
+            found.setdefault(None, (number, _LT_WORKSPACE))
+        if base in _BLAS and call.phase is not Phase.OPTIMIZER:
+            found.setdefault(call.phase, (number, workspace_bytes))
+    return list(found.values())
+
+
+def blas_bytes(workspace_bytes: Bytes, names: Sequence[str], calls: Iterable[Call]) -> Bytes:
+    """All of ``blas_workspaces``. [B]"""
+    return sum(size_bytes for _, size_bytes in blas_workspaces(workspace_bytes, names, calls))
 
 
 # CUDA's caching allocator (c10/cuda/CUDACachingAllocator.cpp).
@@ -219,6 +228,8 @@ class CachingAllocator:
 
     def __init__(self) -> None:
         self.allocated_bytes = 0
+        self.peak_bytes = 0
+        """Most that was allocated; whoever begins to watch sets it to what is."""
         self.reserved_bytes = 0
         self._serial = 0
         # Of small and of large segments, by size and age.
@@ -246,6 +257,7 @@ class CachingAllocator:
             block.size_bytes = rounded
             self._offer(rest)
         self.allocated_bytes += block.size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
         return block
 
     def release(self, block: AllocatorBlock) -> None:

@@ -117,7 +117,10 @@ def test_blocks_and_checkpointing_agree_with_a_checkpointed_trace() -> None:
 
 
 def test_an_allocator_serves_two_steps() -> None:
-    """States are made where the first has left memory: its largest result finds none there in the second."""
+    """States are made where the first has left memory: its largest result finds none there in the second.
+
+    A library keeps 32 MiB from the first call on.
+    """
     live = LiveStorages()
     owned = torch.empty(3 * MIB), torch.empty(6 * MIB)
     live.follow(owned[0], Part.PARAMETERS)
@@ -127,10 +130,11 @@ def test_an_allocator_serves_two_steps() -> None:
     live.follow(result)
     del result
     live.begin(5 * MIB)
-    allocator = live.replayed()
+    allocator = live.replayed([(0, 32 * MIB)])
     assert live.by_part().sum(axis=1).max() == (12 + 24 + 40) * MIB
     # The states take 24 of the 40 MiB that the result had.
-    assert allocator.reserved_bytes == (12 + 40 + 40) * MIB
+    assert allocator.reserved_bytes == (12 + 32 + 40 + 40) * MIB
+    assert allocator.peak_bytes == (12 + 24 + 32 + 40) * MIB
 
 
 def test_blocked_layouts_cost_copies() -> None:

@@ -1,0 +1,188 @@
+"""Recurrent layers as cuDNN runs them: all layers and instants are one operator of each pass.
+
+PyTorch asks cuDNN for the layout of the weights before it calls the operator, which tensors without content and
+processors cannot answer (``aten/src/ATen/native/cudnn/RNN.cpp``). Here the same operators are called without asking:
+
+    weights       lie one after another in one buffer
+    fp16 or bf16  inputs, states and a copy of the buffer are fp16 (``aten/src/ATen/cudnn/AutocastRNN.cpp``)
+    reserve       of the forward pass for the backward pass: gates and state of every instant
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from perfmodel.units import MIB, Bytes
+
+_FORWARD: Final = torch.ops.aten._cudnn_rnn.default  # noqa: SLF001
+_BACKWARD: Final = torch.ops.aten._cudnn_rnn_backward.default  # noqa: SLF001
+#: ``cudnnRNNMode_t`` by the function that modules call.
+_MODES: Final = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
+#: Values of one instant that the backward pass reads, in hidden sizes, by mode: gates, then states. Assumed.
+_KEPT_VALUES: Final = (1, 1, 6, 5)
+#: Generators of dropout between layers, kept for good. Assumed.
+_DROPOUT_BYTES: Final[Bytes] = 2 * MIB
+
+
+class _Layers(NamedTuple):
+    """Arguments of the functions that modules call, in their order."""
+
+    inputs: Tensor
+    states: Tensor | Sequence[Tensor]
+    weights: Sequence[Tensor]
+    has_biases: bool
+    num_layers: int
+    dropout: float
+    train: bool
+    bidirectional: bool
+    batch_first: bool
+
+
+class AsCudnn(TorchFunctionMode):
+    """Recurrent layers become operators of cuDNN while it is entered; packed sequences stay what they are.
+
+    ``is_half``: Whether autocast is on: cuDNN then computes in fp16, whatever its type.
+    """
+
+    def __init__(self, *, is_half: bool) -> None:
+        super().__init__()
+        self._is_half = is_half
+        self._dropout: Tensor | None = None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch, or what cuDNN does instead."""
+        del types
+        mode = _MODES.get(getattr(func, "__name__", ""))
+        if mode is None or kwargs or not isinstance(args[2], list | tuple):
+            return func(*args, **(kwargs or {}))
+        output, hidden, cell = self._run(mode, _Layers(*args))
+        return (output, hidden, cell) if cell.numel() else (output, hidden)
+
+    def _run(self, mode: int, of: "_Layers") -> tuple[Tensor, Tensor, Tensor]:
+        hidden, cell = (of.states, None) if isinstance(of.states, Tensor) else of.states
+        hidden_size = int((hidden if cell is None else cell).shape[2])
+        projected = int(hidden.shape[2]) if hidden.shape[2] != hidden_size else 0
+        inputs, dtype = of.inputs, torch.float16 if self._is_half else of.weights[0].dtype
+        with torch.autocast(inputs.device.type, enabled=False):
+            if self._is_half:
+                inputs, hidden = inputs.to(dtype), hidden.to(dtype)
+                cell = None if cell is None else cell.to(dtype)
+            flat, weights = _flat(of.weights, dtype)
+            stride = (4 if of.has_biases else 2) + bool(projected)
+            generators = self._generators(inputs) if of.dropout and of.train else None
+            output, last, last_cell, _, _ = _FORWARD(
+                *(inputs, weights, stride, flat, hidden, cell, mode, hidden_size, projected),
+                *(of.num_layers, of.batch_first, of.dropout, of.train, of.bidirectional),
+                *([], generators),
+            )
+        return output, last, last_cell
+
+    def _generators(self, inputs: Tensor) -> Tensor:
+        """States of the generators of dropout, one tensor for all layers."""
+        if self._dropout is None:
+            self._dropout = inputs.new_empty(_DROPOUT_BYTES, dtype=torch.uint8)
+        return self._dropout
+
+
+def _flat(weights: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Sequence[Tensor]]:
+    """One buffer that holds all weights of a type, and the weights in it; copied unless they lie in one."""
+    sizes = [weight.numel() for weight in weights]
+    first = weights[0]
+    starts = [0, *itertools.accumulate(sizes)]
+    storage = first.untyped_storage()._cdata  # noqa: SLF001 - its address
+    is_flat = all(
+        weight.untyped_storage()._cdata == storage and weight.storage_offset() == start  # noqa: SLF001
+        for weight, start in zip(weights, starts, strict=False)
+    )
+    if is_flat and first.dtype == dtype:
+        with _disable_current_modes():  # cuDNN's layout costs no call
+            return first.detach().as_strided((sum(sizes),), (1,)), weights
+    flat = torch.zeros(sum(sizes), dtype=dtype, device=first.device)
+    copies = [part.detach() for part in _parts(flat, weights)]
+    for part, weight in zip(copies, weights, strict=True):
+        part.copy_(weight)
+    return flat, copies
+
+
+def _parts(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Views of a buffer, one after another, of the shapes of some tensors."""
+    pieces = flat.split([tensor.numel() for tensor in like])
+    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, like, strict=True)]
+
+
+def flatten_weights(module: nn.Module) -> None:
+    """Lay the weights of recurrent layers one after another, as the layers do themselves on a GPU."""
+    for layer in module.modules():
+        held = layer._flat_weights if isinstance(layer, nn.RNNBase) else []  # noqa: SLF001
+        weights = [weight for weight in held if weight is not None]
+        is_own = len({id(weight) for weight in weights}) == len(weights)
+        if is_own and len({weight.dtype for weight in weights}) == 1:
+            first, size = weights[0], sum(weight.numel() for weight in weights)
+            with torch.no_grad():
+                flat = torch.empty(size, dtype=first.dtype, device=first.device)
+                for weight, part in zip(weights, _parts(flat, weights), strict=True):
+                    weight.data = part
+
+
+class _Shape(NamedTuple):
+    """The last arguments that both operators have."""
+
+    mode: int
+    hidden_size: int
+    proj_size: int
+    num_layers: int
+    batch_first: bool
+    dropout: float
+    train: bool
+    bidirectional: bool
+
+
+def _forward(inputs: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    """Results of the forward pass: output, last states, reserve, weights.
+
+    reserve = instants * samples * hidden size * values * layers * directions * element size        [B]
+    """
+    _, _, flat, hidden, cell, *rest = others
+    of = _Shape(*rest[:8])
+    directions = 2 if of.bidirectional else 1
+    samples, instants = inputs.shape[:2] if of.batch_first else inputs.shape[1::-1]
+    output = inputs.new_empty((instants, samples, directions * (of.proj_size or of.hidden_size)))
+    values = instants * samples * of.hidden_size * _KEPT_VALUES[of.mode]
+    reserve_bytes = values * of.num_layers * directions * inputs.element_size() if of.train else 0
+    return (
+        output.transpose(0, 1) if of.batch_first else output,
+        torch.empty_like(hidden),
+        _like(cell, inputs),
+        inputs.new_empty(reserve_bytes, dtype=torch.uint8),
+        flat,
+    )
+
+
+def _backward(inputs: Tensor, *others: Any) -> tuple[Any, ...]:
+    """Gradients of inputs, states and weights; those of the weights lie in one buffer."""
+    weights, _, flat, hidden, cell, _, _, _, _, *rest = others
+    of = _Shape(*rest[:8])
+    shape = inputs.shape
+    gradient = inputs.new_empty((shape[1], shape[0], *shape[2:]) if of.batch_first else shape)
+    return (
+        gradient.transpose(0, 1) if of.batch_first else gradient,
+        torch.empty_like(hidden),
+        _like(cell, inputs),
+        _parts(torch.empty_like(flat), weights),
+    )
+
+
+def _like(cell: Tensor | None, inputs: Tensor) -> Tensor:
+    """A tensor for what only an LSTM has; the others return one without elements."""
+    return inputs.new_empty(0) if cell is None else torch.empty_like(cell)
+
+
+#: Results of operators of cuDNN, for which torch has no rule or an incomplete one.
+RULES: Final = {_FORWARD: _forward, _BACKWARD: _backward}
