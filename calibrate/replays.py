@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from calibrate.summary import typical
+from calibrate.summary import typical, undisturbed
 from perfmodel.documents.observation import (
     DDP_PROBE,
     HOST_PROBES,
@@ -61,17 +61,17 @@ def event_s(rates: Iterable[ComputeRate]) -> Seconds:
 def without_events(entry: _Taken, event_s: Seconds) -> _Taken:
     """The observation with so much less for every call between two events, if it has such. [s]
 
-    Of passes the median counts: in one or the other the device waits for the host.
+    Of passes the lower quartile counts: in one or the other the device waits for the host.
     """
 
     def less(times_s: Sequence[Seconds]) -> tuple[Seconds, ...]:
         return tuple(max(time_s - event_s, _LEAST_SHARE * time_s) for time_s in times_s)
 
-    def median(times_s: Sequence[Seconds]) -> tuple[Seconds, ...]:
-        return less([float(np.median(times_s))])
+    def kept(times_s: Sequence[Seconds]) -> tuple[Seconds, ...]:
+        return less([undisturbed(times_s)])
 
     def timed(calls: Sequence[_Timed]) -> tuple[_Timed, ...]:
-        return tuple(c.model_copy(update={"times_s": median(c.times_s)}) for c in calls)
+        return tuple(c.model_copy(update={"times_s": kept(c.times_s)}) for c in calls)
 
     found: dict[str, Any] = {}
     match entry:
@@ -82,7 +82,7 @@ def without_events(entry: _Taken, event_s: Seconds) -> _Taken:
             found["optimizers"] = timed(entry.optimizers)
         case ReplayObservation():
             found["operators"] = timed(entry.operators)
-            found["optimizer_s"] = median(entry.optimizer_s)
+            found["optimizer_s"] = kept(entry.optimizer_s)
             for phase in (Phase.FORWARD, Phase.BACKWARD):
                 calls = (o for o in found["operators"] if o.phase is phase)
                 sum_s = sum(call.num_calls * time_s for call in calls for time_s in call.times_s)

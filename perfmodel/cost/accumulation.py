@@ -112,10 +112,10 @@ def _kernels(
 ) -> Added:
     """An operator on gradients of such sizes, one after another.
 
-    By the curves of operators; where none was timed, by the kernels over memory.
+    On a GPU by the kernels over memory, as large as gradients are; else by the curves of operators, if there are.
     """
     name, num_inputs, passes = kind
-    if machine.operators is None:
+    if machine.operators is None or machine.asynchronous:
         moved_bytes = passes * np.array(sizes_bytes, np.float64)
         return Added(_streamed_s(machine, moved_bytes), _KERNEL_ERROR)
     from perfmodel.cost.operators import OperatorDurations  # noqa: PLC0415 - slow

@@ -311,12 +311,12 @@ def issued(step: TracedStep, phase: Phase) -> dict[str, int]:
         others += 0 if has_kernel else count
         if "_foreach_" in operator.name or "_fused_" in operator.name:
             tensors += count * len(operator.inputs)
-    found = {f"{phase.value}_s": kernels, "phase_s": 1}
+    found = {f"{phase.value}_s": kernels}
     match phase:
         case Phase.FORWARD:
-            return found | {"view_s": others, "module_s": sum(step.modules_entered())}
+            return found | {"view_s": others, "module_s": sum(step.modules_entered()), "phase_s": 1}
         case Phase.BACKWARD:
-            return found | {"view_s": others}
+            return found | {"view_s": others, "phase_s": 1}
         case Phase.OPTIMIZER:
             return found | {"tensor_s": tensors}
 

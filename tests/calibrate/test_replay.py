@@ -312,8 +312,8 @@ def test_events_take_what_a_row_of_kernels_does_not() -> None:
 
 
 def test_what_events_take_is_taken_off_every_call() -> None:
-    """Of three calls of 60, 60 and 20 us 5 us each, by their medians; what takes less keeps a thousandth."""
-    without = without_events(replayed(20e-6, 19e-6, 1e-3), 5e-6)
+    """Of three calls of 60, 60 and 20 us 5 us each, by the lower quartile; what takes less keeps a thousandth."""
+    without = without_events(replayed(20e-6, 1e-3, 19e-6, 2e-3, 3e-3), 5e-6)
     assert [o.times_s[0] for o in without.operators] == pytest.approx([55e-6, 15e-6])
     assert without.forward_s == pytest.approx((125e-6,))
     assert without.optimizer_s == pytest.approx((0.5 - 5e-6,), rel=1e-9)

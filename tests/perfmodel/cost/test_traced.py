@@ -200,7 +200,7 @@ def test_what_moves_nothing_starts_no_kernel() -> None:
             "phase_s": 1,
         },
         Phase.BACKWARD: {"backward_s": 2, "view_s": 1, "phase_s": 1},
-        Phase.OPTIMIZER: {"optimizer_s": 0, "tensor_s": 0, "phase_s": 1},
+        Phase.OPTIMIZER: {"optimizer_s": 0, "tensor_s": 0},
     }
 
 
