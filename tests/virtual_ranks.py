@@ -30,6 +30,7 @@ from calibrate.virtual import Truth
 from calibrate.virtual.carrier import NAME, Carrier
 from calibrate.virtual.gpu import VirtualGpu, Work
 from perfmodel.cost import Samples
+from perfmodel.documents.observation import QUEUE_PROBE
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.tracing.reference import REFERENCES
 from perfmodel.units import Bytes, Seconds
@@ -37,7 +38,7 @@ from perfmodel.units import Bytes, Seconds
 T = TypeVar("T")
 
 #: Probes that need no tensors.
-REPLAYED_PROBES: Final = ("matmul", "convolution", "memory", "view", "dispatch")
+REPLAYED_PROBES: Final = ("matmul", "convolution", "memory", "view", "dispatch", QUEUE_PROBE)
 #: Arrays are slower than as many ranks one by one.
 _FEW: Final = 4
 #: Rows of noise that are drawn at once.
@@ -316,9 +317,16 @@ def replaying(items: Callable[[RunSetting], Items]) -> Iterator[None]:
 
     def kernel(session: TeamSession, task: ComputeTask) -> TimedKernel:
         """Products, convolutions, passes over the memory, operators alone; others tell nothing about steps here."""
+        added = Work(kind="kernel", operator="aten::add_", size_bytes=8)
         if task.probe in ("view", "dispatch"):
-            issued = Work(kind="view" if task.probe == "view" else "kernel", size_bytes=8)
+            issued = Work(kind="view") if task.probe == "view" else added
             return TimedKernel(act=partial(session.gpu.execute, issued))
+        if task.probe == QUEUE_PROBE:
+            [count] = task.shape
+            row = (added,) * count
+            return TimedKernel(
+                act=lambda: [session.gpu.execute(work) for work in row], launches=count
+            )
         element_bytes = 2 if task.dtype.endswith("16") else 4
         if task.probe == "matmul":
             rows, inner, columns = task.shape
@@ -382,8 +390,8 @@ class Fleet:
         """Issue some work on every rank."""
         truth, host = self.truth, self.truth.host
         match work.kind:
-            case "view":
-                self._host_s += host.view_s * self.factor
+            case "view" | "module" | "phase":
+                self._host_s += self._one.python_s(work)
             case "kernel":
                 self._issue(*self._one.cost_of(work))
             case "copy":
@@ -402,7 +410,7 @@ class Fleet:
 
     def _enter(self, host_s: Seconds) -> None:
         """A launch waits for the end of the one that is a queue's length before it."""
-        self._host_s += host_s * self.factor
+        self._host_s += host_s * self._one.host_factor
         if len(self._queued) == self._queued.maxlen:
             np.maximum(self._host_s, self._queued[0], out=self._host_s)
 

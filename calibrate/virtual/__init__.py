@@ -6,7 +6,9 @@ Nothing here has the form that ``calibrate.fit`` assumes, or what is fitted woul
 import hashlib
 import json
 import math
+import random
 import time
+import zlib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
@@ -36,8 +38,14 @@ class Host:
     view_s: Seconds = 5e-7
     """Per operator that starts none."""
     event_s: Seconds = 2e-7
+    module_s: Seconds = 0.0
+    """Of Python, per module that is called."""
+    phase_s: Seconds = 0.0
+    """Of a backward pass or an optimizer's step, beside its operators."""
     backward: float = 0.8
     """Factor of a launch in the backward pass, which autograd issues without Python."""
+    spread: float = 0.0
+    """Standard deviation in log between launches of different operators."""
     tensor_s: Seconds = 1e-6
     """Of an operator over a list, per tensor."""
     queue: int = 1024
@@ -61,6 +69,8 @@ class Device:
     half_bytes: float = 2e6
     convolution: float = 0.7
     """Rate of a convolution over that of a matrix product."""
+    spread: float = 0.0
+    """Standard deviation in log between the rates of different operators."""
     memory_bytes: Bytes = 80 * GIB
     copy_bytes_per_s: float = 2e10
     """Between host and device, from pinned memory."""
@@ -134,6 +144,8 @@ class Noise:
     """Common to all kernels for some milliseconds."""
     run: float = 0.0
     """Common to a run."""
+    host: float = 0.0
+    """Of the host alone, common to a run."""
     occasion: float = 0.0
     """Common to all runs of a campaign."""
     window_s: Seconds = 5e-3
@@ -237,7 +249,7 @@ class Truth:
         )
 
     def kernel_s(
-        self, *, flop: float, moved_bytes: float, dtype: str, convolution: bool
+        self, *, flop: float, moved_bytes: float, dtype: str, convolution: bool, operator: str = ""
     ) -> Seconds:
         """One kernel: products and traffic beside each other, each at a rate that saturates. [s]"""
         device = self.device
@@ -247,7 +259,21 @@ class Truth:
         compute_s = (flop + device.half_flop) / rate if flop else 0.0
         # Half of the start of a stream of bytes is hidden by the start of the kernel.
         traffic_s = math.sqrt(moved_bytes * (moved_bytes + device.half_bytes)) / device.bytes_per_s
-        return device.kernel_s + float((compute_s**4 + traffic_s**4) ** 0.25)
+        work_s = float((compute_s**4 + traffic_s**4) ** 0.25)
+        return device.kernel_s + work_s * self._of_operator(operator, "device", device.spread)
+
+    def launch_s(self, operator: str, *, in_backward: bool) -> Seconds:
+        """What the host spends on an operator that starts kernels. [s]"""
+        host = self.host
+        whole_s = host.launch_s * (host.backward if in_backward else 1.0)
+        return whole_s * self._of_operator(operator, "host", host.spread)
+
+    def _of_operator(self, operator: str, part: str, spread: float) -> float:
+        """Factor that one operator has on every device of this kind; without a name it is 1."""
+        if not operator or not spread:
+            return 1.0
+        seed = zlib.crc32(repr((self.seed, part, operator)).encode())
+        return math.exp(random.Random(seed).gauss(0, spread))  # noqa: S311 - a machine
 
     def copy_s(self, size_bytes: Bytes, *, pinned: bool) -> Seconds:
         """One copy between host and device. [s]"""

@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed import distributed_c10d
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import distributed
-from torch.optim.optimizer import _foreach_supported_types
+from torch.optim.optimizer import _foreach_supported_types, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -35,6 +36,8 @@ _NO_KERNEL: Final = ("aten::detach", "aten::_unsafe_view", "aten::lift_fresh")
 
 
 _VIEW: Final = Work(kind="view")
+_MODULE: Final = Work(kind="module")
+_PHASE: Final = Work(kind="phase")
 _KINDS: Final = {
     "allreduce_": "all_reduce",
     "allreduce_coalesced_": "all_reduce",
@@ -131,7 +134,7 @@ class Carrier(TorchDispatchMode):
         """Storages by their address."""
         self.works: list[_Work] = []
         """They must outlive the call that makes them: those of one backward pass, or since the last one."""
-        self._backward_pass = -1
+        self._backward_pass = self._last_graph = -1
 
     @classmethod
     def open(cls, gpu: VirtualGpu) -> "Carrier":
@@ -142,6 +145,9 @@ class Carrier(TorchDispatchMode):
         carrier = cls(gpu)
         carrier.__enter__()
         gpu.torch_device = torch.device(NAME, 0)
+        # What Python spends on them is the host's.
+        register_module_forward_pre_hook(lambda *_: carrier._python(_MODULE))
+        register_optimizer_step_pre_hook(lambda *_: carrier._python(_PHASE))
         # What torch still holds must be gone before the interpreter is.
         atexit.register(carrier.works.clear)
         return carrier
@@ -180,6 +186,9 @@ class Carrier(TorchDispatchMode):
         with self.fake:
             out = func(*args, **kwargs)
         kind = _kind_of(func)
+        if (graph := torch._C._current_graph_task_id()) not in (-1, self._last_graph):
+            self._last_graph = graph
+            self.execute(_PHASE)
         if kind.is_free:
             self._hold(leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor))
             self.execute(_VIEW)
@@ -190,6 +199,7 @@ class Carrier(TorchDispatchMode):
         self.execute(
             Work(
                 kind="kernel",
+                operator=func._schema.name,
                 flop=flop,
                 size_bytes=kind.moved_bytes(args, inputs, made),
                 dtype=next((_DTYPES[t.dtype] for t in inputs if t.dtype in _DTYPES), "fp32"),
@@ -199,6 +209,9 @@ class Carrier(TorchDispatchMode):
             )
         )
         return out
+
+    def _python(self, work: Work) -> None:
+        self.execute(work)
 
     def _hold(self, tensors: Iterable[Tensor]) -> None:
         """Take memory for storages that are new, until nothing refers to them."""

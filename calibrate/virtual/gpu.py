@@ -21,6 +21,8 @@ from perfmodel.units import MIB, Bytes, Seconds
 COMPUTE: Final = "compute"
 COMM: Final = "comm"
 SIDE: Final = "side"
+#: Kinds of work that only the host has.
+PYTHON: Final = ("view", "module", "phase")
 #: Time costs nothing here.
 _LONGER_HOLD: Final = 4.0
 
@@ -29,8 +31,10 @@ _LONGER_HOLD: Final = 4.0
 class Work:
     """What an operator asks of host and device, whatever that costs."""
 
-    kind: Literal["kernel", "view", "copy", "collective", "wait", "synchronise"]
+    kind: Literal["kernel", "view", "module", "phase", "copy", "collective", "wait", "synchronise"]
     """"wait": the stream waits for all collectives; "synchronise": the host waits for the device."""
+    operator: str = ""
+    """Name of the operator that starts a kernel."""
     flop: float = 0.0
     size_bytes: Bytes = 0
     """Moved by a kernel or a copy; the whole array of a collective."""
@@ -120,7 +124,9 @@ class VirtualGpu(Device):
 
         # Common to all ranks.
         common = drawn(self._occasion).gauss(0, noise.occasion)
-        self.factor = math.exp(common + drawn(self._occasion, name).gauss(0, noise.run))
+        run = drawn(self._occasion, name)
+        self.factor = math.exp(common + run.gauss(0, noise.run))
+        self.host_factor = self.factor * math.exp(run.gauss(0, noise.host))
         self._random = drawn(self._occasion, name, self._rank)
         self._window, self._window_factor = -1, 1.0
 
@@ -131,8 +137,8 @@ class VirtualGpu(Device):
         """
         truth, host = self.truth, self.truth.host
         match work.kind:
-            case "view":
-                self.host_s += host.view_s * self.factor
+            case "view" | "module" | "phase":
+                self.host_s += self.python_s(work)
             case "kernel":
                 cost_s, host_s = self.cost_of(work)
                 self.issue(cost_s, host_s=host_s)
@@ -150,20 +156,26 @@ class VirtualGpu(Device):
                 self.synchronise()
         return 0.0
 
+    def python_s(self, work: Work) -> Seconds:
+        """What the host spends on work that leaves the device alone. [s]"""
+        host = self.truth.host
+        cost_s = {"view": host.view_s, "module": host.module_s, "phase": host.phase_s}
+        return cost_s[work.kind] * self.host_factor
+
     def cost_of(self, work: Work) -> tuple[Seconds, Seconds]:
         """Times of a kernel and of its launch without noise; steps repeat their kernels. [s]"""
         known = self._known.get(work)
         if known is not None:
             return known
-        host = self.truth.host
         cost_s = self.truth.kernel_s(
             flop=work.flop,
             moved_bytes=work.size_bytes,
             dtype=work.dtype,
             convolution=work.is_convolution,
+            operator=work.operator,
         )
-        launch_s = host.launch_s * (host.backward if work.in_backward else 1.0)
-        self._known[work] = cost_s, launch_s + host.tensor_s * work.listed
+        launch_s = self.truth.launch_s(work.operator, in_backward=work.in_backward)
+        self._known[work] = cost_s, launch_s + self.truth.host.tensor_s * work.listed
         return self._known[work]
 
     def issue(self, cost_s: Seconds, *, host_s: Seconds) -> None:
@@ -248,7 +260,7 @@ class VirtualGpu(Device):
 
     def _enter(self, host_s: Seconds) -> None:
         """Spend time of the host on a launch, and wait for a place in the queue."""
-        self.host_s += host_s * self.factor
+        self.host_s += host_s * self.host_factor
         while self._queued and self._queued[0] <= self.host_s:
             self._queued.popleft()
         if len(self._queued) >= self.truth.host.queue:
