@@ -1,14 +1,13 @@
 """Is this machine fit to be measured? The answer is a value; nothing is printed or changed."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from calibrate.environment import Facts
 from calibrate.gpus import unfit, users
 from calibrate.topology import default_ranks
-from perfmodel.documents import QUIET
 from perfmodel.units import GIB, format_bytes
 
 Severity: TypeAlias = Literal["ok", "warn", "bad"]
@@ -32,14 +31,13 @@ def _ok(what: str) -> Finding:
     return Finding("ok", what)
 
 
-def diagnose(environment: Facts, *, num_ranks: int | None = None) -> tuple[Finding, ...]:
+def diagnose(environment: Facts) -> tuple[Finding, ...]:
     """Judge whether measurements in this environment can be trusted; the gravest finding first.
 
-    ``num_ranks`` will run on this node; by default as many as ``default_ranks`` says.
+    As many ranks will run on this node as ``default_ranks`` says.
     """
     cores = environment["cpu"]["usable_cores"]
-    if num_ranks is None:
-        num_ranks = len(environment["gpus"]) or default_ranks("cpu", num_devices=cores)
+    num_ranks = len(environment["gpus"]) or default_ranks("cpu", num_devices=cores)
     what = f"{cores} usable cores for {num_ranks} ranks"
     ranks = _ok(what)
     if num_ranks > cores:
@@ -65,20 +63,6 @@ def _processor(environment: Facts) -> Iterator[Finding]:
             "ranks wait for cores, and every step waits for the slowest rank",
             "stop other jobs, or ask for the node exclusively",
         )
-    if (load := cpu["load_average_1min"]) is not None and load > cores:
-        yield Finding(
-            "warn",
-            f"load average {load:.1f} on {cores} cores",
-            "more processes want to run than there are cores",
-            "wait until it is below the number of cores",
-        )
-    if governor := cpu["governor"]:
-        yield Finding(
-            "ok" if governor == "performance" else "warn",
-            f"CPU governor {governor}",
-            "the clock follows the load, so short probes run slower than long steps",
-            "sudo cpupower frequency-set -g performance",
-        )
     if (quota := cpu["quota_cores"]) is not None and quota < usable:
         yield Finding(
             "bad",
@@ -86,27 +70,12 @@ def _processor(environment: Facts) -> Iterator[Finding]:
             "the kernel freezes all ranks together for tens of milliseconds",
             f"use at most {max(1, int(quota))} threads, or lift the container's CPU limit",
         )
-    if (threads := cpu["threads_per_core"] or 1) > 1:
-        yield Finding(
-            "warn",
-            f"{threads} hardware threads per core",
-            "ranks that share a core slow each other, so CPU ranks do not scale evenly",
-            f"keep CPU ranks x OMP_NUM_THREADS <= physical cores ({cpu['physical_cores']})",
-        )
     if is_virtual is not None:
         yield Finding(
             "warn" if is_virtual else "ok",
             "virtual machine" if is_virtual else "no hypervisor",
             "the host may give cores to neighbours; steal time looks like a straggler",
             "prefer a dedicated host; otherwise measure longer and at two times of day",
-        )
-    if (steal := cpu["steal"]) is not None:
-        yield Finding(
-            _graded(steal, warn=QUIET, bad=0.20),
-            f"{100 * steal:.0f} % of the processor time goes to other guests of the host when all "
-            "cores work",
-            "steps, collectives and probes stop at any moment for as long as the neighbours want",
-            "wait for a quieter hour, or take a dedicated host",
         )
 
 
@@ -120,14 +89,6 @@ def _memory(environment: Facts) -> Iterator[Finding]:
         "ranks may swap or be killed",
         "end what holds memory, or start fewer ranks",
     )
-    used = memory["swap_used_bytes"]
-    if used is not None and used >= 0.01 * memory["total_bytes"]:
-        yield Finding(
-            "warn",
-            f"{format_bytes(used)} in swap",
-            "a page that comes back from disk stalls a step",
-            "sudo swapoff -a && sudo swapon -a once memory is free",
-        )
 
 
 def _software(environment: Facts) -> Iterator[Finding]:
@@ -147,13 +108,6 @@ def _software(environment: Facts) -> Iterator[Finding]:
             "torchvision is not installed",
             "its reference models (ResNet and others) cannot be measured",
             "install the torchvision that belongs to this torch",
-        )
-    if software["has_gloo"] is False and not environment["gpus"]:
-        yield Finding(
-            "bad",
-            "torch was built without gloo",
-            "CPU ranks have no other way to communicate",
-            "install a torch build with gloo",
         )
 
 
@@ -207,59 +161,27 @@ def _devices(environment: Facts) -> Iterator[Finding]:
         )
 
 
-_HOT_C: Final = 80.0
-#: Of single GPUs: whether one has it, and what is found then of "GPU 0, 3".
-_GPU_FAULTS: Final[tuple[tuple[Callable[[Facts], bool], Severity, str, str, str], ...]] = (
-    (
-        lambda gpu: _below(gpu["pcie_width"], gpu["max_pcie_width"]),
-        "warn",
-        "PCIe link narrower than the device allows on {}",
-        "copies between host and device run at a fraction of their speed",
-        "reseat the card or check slot and riser; measured values stay true for it",
-    ),
-    (
-        lambda gpu: _below(gpu["pcie_generation"], gpu["max_pcie_generation"]),
-        "ok",
-        "PCIe link at a low generation on {}: normal while idle",
-        "",
-        "",
-    ),
-    (
-        lambda gpu: (gpu["temperature_c"] or 0) >= _HOT_C,
-        "warn",
-        f"{{}} at {_HOT_C:.0f} C or more before the measurement",
-        "the clock drops under load, so early probes look faster than training",
-        "let it cool, check fans and airflow",
-    ),
-    (
-        lambda gpu: bool(gpu["uncorrected_ecc_errors"]),
-        "bad",
-        "uncorrected memory errors on {}",
-        "jobs on it will crash, and retired pages slow it",
-        "drain the node and run the vendor's diagnostics (dcgmi diag -r 3)",
-    ),
-    (
-        lambda gpu: gpu["persistence_mode"] == "Disabled",
-        "warn",
-        "persistence mode is off on {}",
-        "start-up takes seconds longer and clocks begin cold",
-        "sudo nvidia-smi -pm 1",
-    ),
-    (
-        lambda gpu: gpu["compute_mode"] == "Prohibited",
-        "bad",
-        "compute mode is Prohibited on {}",
-        "no process may compute there",
-        "sudo nvidia-smi -c DEFAULT",
-    ),
-)
-
-
 def _gpus(environment: Facts) -> Iterator[Finding]:
-    for applies, severity, what, why, advice in _GPU_FAULTS:
-        found = [str(gpu["index"]) for gpu in environment["gpus"] if applies(gpu)]
-        if found:
-            yield Finding(severity, what.format(f"GPU {', '.join(found)}"), why, advice)
+    """Faults of single GPUs."""
+    gpus = environment["gpus"]
+    if found := [g for g in gpus if _below(g["pcie_width"], g["max_pcie_width"])]:
+        yield Finding(
+            "warn",
+            f"PCIe link narrower than the device allows on {_named(found)}",
+            "copies between host and device run at a fraction of their speed",
+            "reseat the card or check slot and riser; measured values stay true for it",
+        )
+    if found := [gpu for gpu in gpus if gpu["uncorrected_ecc_errors"]]:
+        yield Finding(
+            "bad",
+            f"uncorrected memory errors on {_named(found)}",
+            "jobs on it will crash, and retired pages slow it",
+            "drain the node and run the vendor's diagnostics (dcgmi diag -r 3)",
+        )
+
+
+def _named(gpus: list[Facts]) -> str:
+    return f"GPU {', '.join(str(gpu['index']) for gpu in gpus)}"
 
 
 def _below(value: int | None, limit: int | None) -> bool:
@@ -294,12 +216,8 @@ def _facts(environment: Facts) -> Iterator[tuple[str, str]]:
     host, software, cpu = environment["host"], environment["software"], environment["cpu"]
     yield "host", f"{host['name']} [{host['fingerprint'][:12]}], {environment['time_utc']}"
     yield "system", f"{host['os'] or _UNKNOWN}, kernel {host['kernel']}"
-    threads = cpu["threads_per_core"] or 1
-    yield (
-        "CPU",
-        f"{cpu['model'] or _UNKNOWN}, {cpu['usable_cores']} of {cpu['logical_cores'] or _UNKNOWN} "
-        "cores usable" + (f", {threads} threads per core" if threads > 1 else ""),
-    )
+    cores = f"{cpu['usable_cores']} of {cpu['logical_cores'] or _UNKNOWN} cores usable"
+    yield "CPU", f"{cpu['model'] or _UNKNOWN}, {cores}"
     yield "memory", format_bytes(environment["memory"]["total_bytes"])
     models = Counter((gpu["name"] or _UNKNOWN, gpu["memory_bytes"]) for gpu in environment["gpus"])
     for (name, size), count in models.items():
@@ -309,8 +227,11 @@ def _facts(environment: Facts) -> Iterator[tuple[str, str]]:
     words = Counter(paths[a].get(b, "?") for i, a in enumerate(gpus) for b in gpus[i + 1 :])
     if words:
         yield "topology", ", ".join(f"{n} pairs {word}" for word, n in words.most_common())
-    left_out = ("has_gloo", "git_commit")
-    known = [f"{n} {version}" for n, version in software.items() if version and n not in left_out]
+    known = [
+        f"{name} {version}"
+        for name, version in software.items()
+        if version and name != "git_commit"
+    ]
     yield "software", ", ".join(known)
     yield "commit", software["git_commit"] or _UNKNOWN
     if environment["variables"]:

@@ -11,8 +11,6 @@ import platform
 import re
 import socket
 import sys
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,12 +33,11 @@ from calibrate.topology import (
     Topology,
     default_ranks,
     resolve_topology,
-    without_torchrun,
 )
 from perfmodel.documents import Provenance, command_line, installed_version
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.units import GIB, MIB, Seconds
+from perfmodel.units import GIB, Seconds
 
 DeviceKind = Literal["cpu", "cuda", "virtual"]
 #: Plain JSON; a value is None where the machine does not tell.
@@ -65,9 +62,7 @@ _VARIABLES: Final = (
 )
 
 
-def describe_environment(
-    torch: Facts | None = None, *, observe_s: Seconds = 0.3, load_s: Seconds = 0.0
-) -> Facts:
+def describe_environment(torch: Facts | None = None, *, observe_s: Seconds = 0.3) -> Facts:
     """Describe this node now.
 
     Parameters
@@ -76,10 +71,8 @@ def describe_environment(
         What a worker said about torch; without it the versions that are installed are taken.
     observe_s
         How long to watch how busy the cores are. [s]
-    load_s
-        How long to keep them all busy, to see how much of that a hypervisor gives to others. [s]
     """
-    cpu, memory, gpus = cpu_facts(observe_s=observe_s, load_s=load_s), memory_facts(), query_gpus()
+    cpu, memory, gpus = cpu_facts(observe_s=observe_s), memory_facts(), query_gpus()
     known = torch or {}
     by_uuid = {gpu["uuid"]: gpu for gpu in gpus}
     seen = [by_uuid[gpu["uuid"]] for gpu in known.get("gpus", ()) if gpu["uuid"] in by_uuid]
@@ -104,7 +97,6 @@ def describe_environment(
             "cuda_runtime": known.get("cuda_runtime"),
             "cuda_driver": gpus[0]["driver"] if gpus else None,
             "nccl": known.get("nccl"),
-            "has_gloo": known.get("has_gloo"),
             "git_commit": git_commit(),
         },
         # Those that CUDA_VISIBLE_DEVICES shows to torch, where it has been asked.
@@ -142,7 +134,6 @@ def torch_facts() -> Facts:
     ``p2p[i][j]`` is whether GPU i reads the memory of GPU j. ``flags`` say what torch's own switches are.
     """
     torch: Any = importlib.import_module("torch")
-    distributed: Any = importlib.import_module("torch.distributed")
     seen = seen_by_torch()
     devices = range(len(seen["gpus"]))
     nccl = None
@@ -153,7 +144,6 @@ def torch_facts() -> Facts:
         "torch": str(torch.__version__),
         "cuda_runtime": torch.version.cuda,
         "nccl": nccl,
-        "has_gloo": bool(distributed.is_available() and distributed.is_gloo_available()),
         **seen,
         "flags": {
             "matmul_tf32": bool(torch.backends.cuda.matmul.allow_tf32),
@@ -205,53 +195,24 @@ def processor_time() -> ProcessorTime:
     return ProcessorTime(busy_s=sum(busy), steal_s=getattr(times, "steal", 0.0))
 
 
-def _steal_under_load(num_cores: int, load_s: Seconds) -> float:
-    """Share that is steal while so many cores are kept busy: an idle machine has nothing to lose."""
-    start, end_s, block = processor_time(), time.monotonic() + load_s, bytes(MIB)
-
-    def work() -> None:
-        # Hashing lets other threads run.
-        while time.monotonic() < end_s:
-            hashlib.sha256(block)
-
-    threads = [threading.Thread(target=work) for _ in range(num_cores)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    spent = processor_time().since(start)
-    return spent.steal_s / (sum(spent) or 1.0)
-
-
-def cpu_facts(root: Path = Path("/"), *, observe_s: Seconds = 0.3, load_s: Seconds = 0.0) -> Facts:
-    """Describe the processor; takes ``observe_s`` to see how busy it is, and loads it for ``load_s``.
-
-    ``steal`` is the share of wanted time that a hypervisor gives to others while all cores work.
-    """
+def cpu_facts(root: Path = Path("/"), *, observe_s: Seconds = 0.3) -> Facts:
+    """Describe the processor; takes ``observe_s`` to see how busy it is."""
     import psutil  # noqa: PLC0415 - an extra; what measures nothing does without
 
     logical, physical = psutil.cpu_count(), psutil.cpu_count(logical=False)
-    frequency = load = None
+    frequency = None
     with suppress(OSError, NotImplementedError, AttributeError, RuntimeError):
         frequency = psutil.cpu_freq()
-    with suppress(OSError):
-        load = os.getloadavg()[0]
     busy_fraction = psutil.cpu_percent(interval=observe_s) / 100 if observe_s > 0 else None
     return {
         "model": cpu_model(_text(root / "proc/cpuinfo") or "") or platform.processor() or None,
         "usable_cores": usable_cores(),
         "logical_cores": logical,
         "physical_cores": physical,
-        "threads_per_core": logical // physical if logical and physical else None,
         "quota_cores": quota_cores(root),
-        "governor": _text(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         "frequency_hz": frequency.current * _MHZ or None if frequency else None,
         "max_frequency_hz": frequency.max * _MHZ or None if frequency else None,
-        "load_average_1min": load,
         "busy_cores": None if busy_fraction is None else busy_fraction * (logical or 1),
-        "steal": _steal_under_load(usable_cores(), load_s)
-        if load_s > 0 and is_virtual(root)
-        else None,
     }
 
 
@@ -268,19 +229,14 @@ def is_virtual(root: Path = Path("/")) -> bool | None:
 
 
 def memory_facts(root: Path = Path("/")) -> Facts:
-    """Describe memory and swap; ``limit_bytes`` is that of the control group."""
+    """Describe memory; ``limit_bytes`` is that of the control group."""
     import psutil  # noqa: PLC0415 - an extra; what measures nothing does without
 
     memory = psutil.virtual_memory()
-    swap_used_bytes: int | None = None
-    # Some containers hide /proc/vmstat, and psutil then warns or fails.
-    with suppress(OSError, RuntimeError, RuntimeWarning):
-        swap_used_bytes = psutil.swap_memory().used
     return {
         "total_bytes": memory.total,
         "available_bytes": memory.available,
         "limit_bytes": memory_limit_bytes(root),
-        "swap_used_bytes": swap_used_bytes,
     }
 
 
@@ -370,9 +326,8 @@ def recorded_conditions(profile: MeasuredMachine) -> dict[str, str]:
 
 def under(environ: Mapping[str, str], conditions: Mapping[str, str]) -> dict[str, str]:
     """An environment for ranks: these conditions, and the rest of it."""
-    inherited = without_torchrun(environ)
-    governing = _governing(inherited)
-    return {n: v for n, v in inherited.items() if n not in governing} | dict(conditions)
+    governing = _governing(environ)
+    return {n: v for n, v in environ.items() if n not in governing} | dict(conditions)
 
 
 def _governing(environ: Mapping[str, str]) -> dict[str, str]:
@@ -476,7 +431,15 @@ def placement_of(
 
 def described(truth: str | None) -> Facts:
     """The machine at hand; with a virtual device as a truth file says."""
-    environment = describe_environment()
+    return _with_truth(describe_environment(), truth)
+
+
+def described_by_torch(truth: str | None) -> Facts:
+    """The same in a rank, which has torch at hand and no time to watch the cores."""
+    return _with_truth(describe_environment(torch_facts(), observe_s=0.0), truth)
+
+
+def _with_truth(environment: Facts, truth: str | None) -> Facts:
     if truth is None:
         return environment
     from calibrate.virtual import with_truth  # noqa: PLC0415 - few need it

@@ -3,6 +3,7 @@
 import datetime as dt
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,16 @@ from typing import Final, TypeVar
 from torch.distributed import PrefixStore, Store, TCPStore, init_process_group  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
+from calibrate.campaign import BEGIN_PREFIX, DONE_PREFIX
+from calibrate.devices import prepare
+from calibrate.environment import described_by_torch, processor_time
 from calibrate.processes import die_with_parent
-from calibrate.task import Task, failure_of
-from perfmodel.documents.observation import OUT_OF_MEMORY
+from calibrate.task import Task, WorkOrder, failure_of, num_ranks
+from perfmodel.documents.observation import (
+    OUT_OF_MEMORY,
+    EnvironmentObservation,
+    ProcessorObservation,
+)
 from perfmodel.files import append_line
 from perfmodel.tracing.fork import Fork
 
@@ -69,6 +77,41 @@ class Ranks:
         """Wait until all ranks have come to this point."""
         self.store.set(f"{name}/{self.rank}", "")
         self.store.wait([f"{name}/{rank}" for rank in range(self.world_size)], _PATIENCE)
+
+
+#: JSON of what a rank finds in a task; it is complete on rank 0 only.
+CarryOut = Callable[[Task], str]
+
+
+def serve(begin: Callable[[WorkOrder, Ranks], CarryOut]) -> None:
+    """Carry out the work order named on the command line, task by task; all ranks meet after each.
+
+    Rank 0 appends one line per finished task to the output file: finished tasks stay finished.
+    """
+    die_with_parent()
+    order = WorkOrder.read(Path(sys.argv[1]))
+    ranks, output = Ranks.open(), Path(order.output)
+    if ranks.rank == 0:
+        # What initialises CUDA cannot be copied any more.
+        facts = ranks.carry_out(lambda: described_by_torch(order.truth))
+        name = f"environment-{time.time_ns()}"
+        append_line(
+            output, EnvironmentObservation(task=name, round=0, facts=facts).model_dump_json()
+        )
+    prepare(order.device_kind, order.tasks)
+    carry_out = begin(order, ranks)
+    for task in order.tasks:
+        start = processor_time()
+        ranks.announce(BEGIN_PREFIX, task.name)
+        found = carry_out(task) if ranks.rank < num_ranks(task) else ""
+        spent = processor_time().since(start)
+        if ranks.rank == 0:
+            processors = ProcessorObservation(
+                task=task.name, round=task.round, busy_s=spent.busy_s, steal_s=spent.steal_s
+            )
+            append_line(output, f"{found}\n{processors.model_dump_json()}")
+        ranks.announce(DONE_PREFIX, task.name)
+        ranks.meet(task.name)
 
 
 #: What torch and the C library say when memory ends; a copy that the kernel ends says SIGKILL.

@@ -1,6 +1,5 @@
-"""Which ranks run where: told by flags, by torchrun, by Slurm, or this node alone."""
+"""Which ranks run where: told by flags, by Slurm, or this node alone."""
 
-import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,10 +23,6 @@ _MAX_CPU_RANKS: Final = 8
 _LOOPBACK: Final = "127.0.0.1"
 # The variables by which Lightning, too, recognises a process that torchrun started.
 _TORCHRUN: Final = ("RANK", "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-_TORCHRUN_SETS: Final = (
-    *_TORCHRUN,
-    *("WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,30 +77,6 @@ def default_ranks(device_kind: str, *, num_devices: int) -> int:
     return min(num_devices, _MAX_CPU_RANKS) if device_kind == "cpu" else num_devices
 
 
-def supervises(environ: Mapping[str, str]) -> bool:
-    """Whether this process starts and watches the ranks of its node.
-
-    Under torchrun every rank runs the command. The ranks that measure must be fresh processes, so
-    the first one of each node starts them, and the others have nothing to do.
-    """
-    return not _inside_torchrun(environ) or environ["LOCAL_RANK"] == "0"
-
-
-def without_torchrun(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which another torchrun can start ranks of its own."""
-    if not _inside_torchrun(environ):
-        return dict(environ)
-    return {
-        name: value
-        for name, value in environ.items()
-        if name not in _TORCHRUN_SETS and not name.startswith(("TORCHELASTIC_", "ROLE_"))
-    }
-
-
-def _inside_torchrun(environ: Mapping[str, str]) -> bool:
-    return all(name in environ for name in _TORCHRUN)
-
-
 def resolve_topology(
     environ: Mapping[str, str],
     *,
@@ -114,7 +85,7 @@ def resolve_topology(
     default_ranks_per_node: int | None = None,
     allow_oversubscription: bool = False,
 ) -> Topology:
-    """Decide nodes and ranks: each flag wins over torchrun, that over Slurm, that over one node.
+    """Decide nodes and ranks: each flag wins over Slurm, that over one node.
 
     A flag overrides one value; the rest still comes from the environment, unless ``--nnodes``
     contradicts it: then nothing else is taken from there. This describes; it starts nothing.
@@ -131,16 +102,19 @@ def resolve_topology(
     Raises
     ------
     UsageError
-        If flags or variables contradict each other, or there are more ranks than devices.
+        If flags or variables contradict each other, there are more ranks than devices, or torchrun started this.
     """
     flags = flags or LaunchFlags()
     _check_between("--nnodes", flags.nnodes, low=1, high=1_000_000)
     _check_between("--nproc", flags.nproc_per_node, low=1, high=4096)
     _check_between("--master-port", flags.master_port, low=1, high=_LARGEST_PORT)
+    if all(name in environ for name in _TORCHRUN):
+        raise UsageError(
+            "calibrate: must not run under torchrun, whose variables are set; it starts the ranks itself: "
+            "give --nproc, and --nnodes, --node-rank and --master-addr on every node"
+        )
     told = _Told()
-    if _inside_torchrun(environ):
-        told = _told_by_torchrun(environ)
-    elif flags.nnodes != 1:
+    if flags.nnodes != 1:
         told = _told_by_slurm(environ, any_ranks=flags.nproc_per_node is not None) or told
     if flags.nnodes not in (None, told.num_nodes):
         told = _Told() if flags.nnodes == 1 else _Told(node_rank=None, master_addr=None)
@@ -169,22 +143,6 @@ def resolve_topology(
         node_rank=node_rank or 0,
         master_addr=master_addr or _LOOPBACK,
         master_port=port or (_DEFAULT_PORT if num_nodes > 1 else None),
-    )
-
-
-def _told_by_torchrun(environ: Mapping[str, str]) -> _Told:
-    ranks = max(1, _integer(environ, ("LOCAL_WORLD_SIZE",), default=1))
-    num_nodes = max(1, _integer(environ, ("WORLD_SIZE",), default=ranks) // ranks)
-    # The outer torchrun listens on its own port; the ranks that measure meet on the next one.
-    port = _integer(environ, ("MASTER_PORT",), default=0)
-    _check_between("MASTER_PORT", port, low=0, high=_LARGEST_PORT)
-    free = port - 1 if port == _LARGEST_PORT else port + 1
-    return _Told(
-        num_nodes=num_nodes,
-        ranks_per_node=ranks,
-        node_rank=_integer(environ, ("GROUP_RANK",), default=0),
-        master_addr=environ.get("MASTER_ADDR", _LOOPBACK),
-        master_port=free if port and num_nodes > 1 else None,
     )
 
 
@@ -219,51 +177,21 @@ def _told_by_slurm(environ: Mapping[str, str], *, any_ranks: bool) -> _Told | No
     if num_nodes == 1:
         return told
     name, text = _first(environ, _NODE_LIST)
-    nodes = expand_node_list(text, name) if text else ()
-    if len(nodes) != num_nodes:
+    first = first_node(text)
+    if first is None:
         raise UsageError(
-            f"calibrate: {name or _NODE_LIST[0]} must name {num_nodes} nodes, got {text!r}; "
+            f"calibrate: {name or _NODE_LIST[0]} must look like 'gnode[01-03,20]', got {text!r:.80}; "
             "pass --nnodes, --node-rank and --master-addr"
         )
     job = _integer(environ, ("SLURM_JOB_ID", "SLURM_JOBID"), default=0)
     port = _FIRST_PORT + job % _NUM_PORTS
-    return replace(told, num_nodes=num_nodes, master_addr=nodes[0], master_port=port)
+    return replace(told, num_nodes=num_nodes, master_addr=first, master_port=port)
 
 
-def expand_node_list(text: str, where: str = "node list") -> tuple[str, ...]:
-    """Expand a compressed list such as ``gnode[08-10,20],login1``; zero padding is kept."""
-    malformed = UsageError(
-        f"calibrate: {where} must look like 'gnode[01-03,20]', got {text!r}; "
-        "pass --nnodes, --node-rank and --master-addr"
-    )
-    names: list[str] = []
-    # Commas inside brackets do not part names; no variable holds a NUL.
-    inside = re.sub(r"\[[^\[\]]*\]", lambda found: found[0].replace(",", "\0"), text.strip())
-    for item in inside.split(","):
-        pieces = re.split(r"\[([^\[\]]*)\]", item)
-        if not item or any(bracket in piece for piece in pieces[::2] for bracket in "[]"):
-            raise malformed
-        choices = [
-            _range(piece, malformed) if index % 2 else [piece] for index, piece in enumerate(pieces)
-        ]
-        names += map("".join, itertools.islice(itertools.product(*choices), _MAX_NODES + 1))
-        if len(names) > _MAX_NODES:
-            raise malformed
-    return tuple(names)
-
-
-def _range(text: str, malformed: UsageError) -> list[str]:
-    """Numbers of ``08-10,20``, as wide as they are written."""
-    members: list[str] = []
-    for item in text.split("\0"):
-        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", item)
-        if match is None:
-            raise malformed
-        low, high = match[1], match[2] or match[1]
-        if not 0 <= int(high) - int(low) < _MAX_NODES - len(members):
-            raise malformed
-        members += [str(number).zfill(len(low)) for number in range(int(low), int(high) + 1)]
-    return members
+def first_node(text: str) -> str | None:
+    """First of a compressed list such as ``gnode[08-10,20],login1``; None if it is no such list."""
+    found = re.match(r"([\w.-]+|\[[0-9]+[0-9,-]*\])+(?=,|$)", text.strip(), re.ASCII)
+    return found and re.sub(r"\[([0-9]+)[^\]]*\]", r"\1", found[0])
 
 
 def expand_task_counts(text: str, where: str = "tasks per node") -> tuple[int, ...]:

@@ -1,12 +1,9 @@
 """Entry of every rank: ``torchrun ... -m calibrate.worker WORK_ORDER``.
 
 Ranks carry out the tasks of a work order one after another, on a processor each in new processes.
-Rank 0 appends one line per finished task to the output file: finished tasks stay finished.
 """
 
 import os
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -14,10 +11,8 @@ from typing import Any, Final
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from calibrate.campaign import BEGIN_PREFIX, DONE_PREFIX
 from calibrate.device import Cpu
-from calibrate.devices import open_device, prepare
-from calibrate.environment import describe_environment, processor_time, torch_facts
+from calibrate.devices import open_device
 from calibrate.probes import Session
 from calibrate.probes.compute import (
     measure_collective,
@@ -28,8 +23,7 @@ from calibrate.probes.layers import measure_layers
 from calibrate.probes.replay import measure_model, measure_replay
 from calibrate.probes.tracing import measure_workload
 from calibrate.probes.training import measure_steps
-from calibrate.processes import die_with_parent
-from calibrate.ranks import Ranks, join, one_line_of, ran_out_of_memory
+from calibrate.ranks import CarryOut, Ranks, join, one_line_of, ran_out_of_memory, serve
 from calibrate.task import (
     CollectiveTask,
     ComputeTask,
@@ -45,55 +39,18 @@ from calibrate.task import (
     failure_of,
     num_ranks,
 )
-from calibrate.virtual import with_truth
-from perfmodel.documents.observation import (
-    EnvironmentObservation,
-    Observation,
-    ProcessorObservation,
-)
-from perfmodel.files import append_line
+from perfmodel.documents.observation import Observation
 from perfmodel.layout import parse_layout
 
 
-@record
-def main() -> None:
-    """Carry out the work order named on the command line."""
-    die_with_parent()
-    order = WorkOrder.read(Path(sys.argv[1]))
-
-    ranks, output = Ranks.open(), Path(order.output)
-    if ranks.rank == 0:
-        facts = describe_environment(ranks.carry_out(torch_facts), observe_s=0.0)
-        if order.truth is not None:
-            facts = with_truth(facts, order.truth)
-        name = f"environment-{time.time_ns()}"
-        environment = EnvironmentObservation(task=name, round=0, facts=facts)
-        append_line(output, environment.model_dump_json())
-    prepare(order.device_kind, order.tasks)
+def begin(order: WorkOrder, ranks: Ranks) -> CarryOut:
+    """What a rank does with each task of an order."""
     carry_out, clear = _alone(ranks) if order.device_kind == "cpu" else _together(order)
-    for task in order.tasks:
-        start = processor_time()
-        ranks.announce(BEGIN_PREFIX, task.name)
-        found = None
-        if ranks.rank < num_ranks(task):
-            found = _carried_out(carry_out, clear, task, ranks, output)
-        spent = processor_time().since(start)
-        if ranks.rank == 0:
-            assert found is not None, task
-            processors = ProcessorObservation(
-                task=task.name, round=task.round, busy_s=spent.busy_s, steal_s=spent.steal_s
-            )
-            append_line(output, f"{found}\n{processors.model_dump_json()}")
-        ranks.announce(DONE_PREFIX, task.name)
-        ranks.meet(task.name)
-
-
-#: JSON of what a rank finds in a task; it is complete on rank 0 only.
-_CarryOut = Callable[[Task], str]
+    return lambda task: _carried_out(carry_out, clear, task, ranks, Path(order.output))
 
 
 def _carried_out(
-    carry_out: _CarryOut, clear: Callable[[], None], task: Task, ranks: Ranks, output: Path
+    carry_out: CarryOut, clear: Callable[[], None], task: Task, ranks: Ranks, output: Path
 ) -> str:
     """What a rank finds; a step that cannot be replayed, or that memory does not hold, is told.
 
@@ -117,7 +74,7 @@ def _carried_out(
     return failed.model_dump_json()
 
 
-def _alone(ranks: Ranks) -> tuple[_CarryOut, Callable[[], None]]:
+def _alone(ranks: Ranks) -> tuple[CarryOut, Callable[[], None]]:
     """Each task in new processes; nothing is left of one that fails."""
 
     def observe(task: Task) -> str:
@@ -127,7 +84,7 @@ def _alone(ranks: Ranks) -> tuple[_CarryOut, Callable[[], None]]:
     return lambda task: ranks.carry_out(lambda: observe(task)), lambda: None
 
 
-def _together(order: WorkOrder) -> tuple[_CarryOut, Callable[[], None]]:
+def _together(order: WorkOrder) -> tuple[CarryOut, Callable[[], None]]:
     """All tasks in this process, since what drives a GPU cannot be copied; and what clears up after one that fails."""
     dist.init_process_group("gloo")
     session = Session.open(
@@ -169,6 +126,12 @@ _PROBES: Final[dict[type[Any], Callable[[Session, Any], Observation]]] = {
     ModelTask: measure_model,
     LayoutTask: _layout,
 }
+
+
+@record
+def main() -> None:
+    """Carry out the work order named on the command line."""
+    serve(begin)
 
 
 if __name__ == "__main__":

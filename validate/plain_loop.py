@@ -6,7 +6,6 @@ shared with what calibrates, no clock stands between two steps, and nothing is c
 
 import itertools
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -20,22 +19,11 @@ from torch import Tensor, nn
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 
-from calibrate.campaign import BEGIN_PREFIX, DONE_PREFIX
 from calibrate.device import Device
-from calibrate.devices import open_device, prepare
-from calibrate.environment import describe_environment, processor_time, torch_facts
-from calibrate.processes import die_with_parent
-from calibrate.ranks import Ranks, join, one_line_of, ran_out_of_memory
-from calibrate.task import StepTask, WorkOrder, failure_of
-from calibrate.virtual import with_truth
-from perfmodel.documents.observation import (
-    EnvironmentObservation,
-    LoopObservation,
-    Observation,
-    PeakMemory,
-    ProcessorObservation,
-)
-from perfmodel.files import append_line
+from calibrate.devices import open_device
+from calibrate.ranks import CarryOut, Ranks, join, one_line_of, ran_out_of_memory, serve
+from calibrate.task import StepTask, Task, WorkOrder, failure_of
+from perfmodel.documents.observation import LoopObservation, PeakMemory
 from perfmodel.layout import Synchronisation
 from perfmodel.tracing.reference import REFERENCES
 from perfmodel.units import Seconds
@@ -169,52 +157,36 @@ def train(task: StepTask, order: WorkOrder, rank: int) -> tuple[Seconds, int, Pe
     return slowest(total_s) / num_steps, num_steps, device.peak_memory()
 
 
+def begin(order: WorkOrder, ranks: Ranks) -> CarryOut:
+    """What a rank does with each task of an order: a run in a process of its own."""
+
+    def carry_out(task: Task) -> str:
+        assert isinstance(task, StepTask), task
+        started_utc = time.time()
+        try:
+            step_s, num_steps, memory = ranks.carry_out(partial(train, task, order, ranks.rank))
+        except Exception as error:
+            if ran_out_of_memory(error) and task.setting.world_size > 1:
+                ranks.tell_too_large(task, error, Path(order.output))
+                raise
+            return failure_of(task, one_line_of(error)).model_dump_json()
+        return LoopObservation(
+            task=task.name,
+            round=task.round,
+            started_utc=started_utc,
+            setting=task.setting,
+            step_s=step_s,
+            num_steps=num_steps,
+            memory=memory,
+        ).model_dump_json()
+
+    return carry_out
+
+
 @record
 def main() -> None:
-    """Carry out the work order named on the command line, each run in a process of its own."""
-    die_with_parent()
-    order = WorkOrder.read(Path(sys.argv[1]))
-
-    ranks, output = Ranks.open(), Path(order.output)
-    if ranks.rank == 0:
-        # What initialises CUDA cannot be copied any more.
-        torch_says = ranks.carry_out(torch_facts)
-        facts: dict[str, Any] = dict(describe_environment(torch_says, observe_s=0.0))
-        if order.truth is not None:
-            facts = with_truth(facts, order.truth)
-        seen = EnvironmentObservation(task=f"environment-{time.time_ns()}", round=0, facts=facts)
-        append_line(output, seen.model_dump_json())
-    prepare(order.device_kind, order.tasks)
-    for task in order.tasks:
-        assert isinstance(task, StepTask), task
-        start, started_utc = processor_time(), time.time()
-        ranks.announce(BEGIN_PREFIX, task.name)
-        found: Observation
-        if ranks.rank < task.setting.world_size:
-            try:
-                step_s, num_steps, memory = ranks.carry_out(partial(train, task, order, ranks.rank))
-                found = LoopObservation(
-                    task=task.name,
-                    round=task.round,
-                    started_utc=started_utc,
-                    setting=task.setting,
-                    step_s=step_s,
-                    num_steps=num_steps,
-                    memory=memory,
-                )
-            except Exception as error:
-                if ran_out_of_memory(error) and task.setting.world_size > 1:
-                    ranks.tell_too_large(task, error, output)
-                    raise
-                found = failure_of(task, one_line_of(error))
-        if ranks.rank == 0:
-            spent = processor_time().since(start)
-            busy = ProcessorObservation(
-                task=task.name, round=task.round, busy_s=spent.busy_s, steal_s=spent.steal_s
-            )
-            append_line(output, f"{found.model_dump_json()}\n{busy.model_dump_json()}")
-        ranks.announce(DONE_PREFIX, task.name)
-        ranks.meet(task.name)
+    """Carry out the work order named on the command line."""
+    serve(begin)
 
 
 if __name__ == "__main__":

@@ -224,8 +224,6 @@ def _runnable(
         if not measures:
             # Two threads lose more on small matrices than they gain; ranks must train as they always do.
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        elif not _supervises():
-            return
         try:
             is_text = not (options.get("as_json") or options.get("as_csv"))
             with _edits_told(is_text=is_text) if unsealed else nullcontext():
@@ -269,12 +267,6 @@ def _edits_told(*, is_text: bool) -> Iterator[None]:
                 typer.echo(printable(note), err=not is_text)
 
 
-def _supervises() -> bool:
-    from calibrate.topology import supervises
-
-    return supervises(os.environ)
-
-
 class _Row(NamedTuple):
     """A command: its module, and what ``perfmodel --help`` says of it in 80 columns."""
 
@@ -283,7 +275,7 @@ class _Row(NamedTuple):
     answers: bool = False
     """Whether it may be asked to believe edited files; what measures or judges may not."""
     measures: bool = False
-    """Whether it runs once per node: under torchrun every rank would run it."""
+    """Whether it starts ranks, which must train with the threads that they always have."""
     parts: Mapping[str, "_Row"] = {}
     """Its sub-commands, in their order."""
 

@@ -15,8 +15,6 @@ from perfmodel.units import MINUTE_S, Seconds, format_duration
 if TYPE_CHECKING:
     from perfmodel.documents.profile import ProfileDocument
 
-#: How long the doctor keeps all cores busy; the kernel counts in hundredths of a second. [s]
-_LOAD_S: Final = 1.0
 #: A borrowed machine is often lent for ten minutes. [s]
 _CAMPAIGN_S: Final[Seconds] = 9 * MINUTE_S
 
@@ -50,7 +48,7 @@ def doctor(*, as_json: opt.Json = False) -> None:
     from calibrate.gpus import faults_now, problem
 
     torch = torch_facts() if find_spec("torch") else None
-    environment = describe_environment(torch, load_s=_LOAD_S)
+    environment = describe_environment(torch)
     environment["gpu_faults"] = faults_now()
     if torch is not None:
         environment["gpu_problem"] = problem(torch)

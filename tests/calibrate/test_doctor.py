@@ -13,21 +13,11 @@ Change = Callable[[Facts], object]
 FAULTS: list[tuple[Change, Severity, str]] = [
     (lambda e: e["cpu"].update({"busy_cores": 3.0}), "warn", "3.0 of 16 cores busy"),
     (lambda e: e["cpu"].update({"busy_cores": 9.0}), "bad", "9.0 of 16 cores busy"),
-    (
-        lambda e: e["cpu"].update({"load_average_1min": 40.0}),
-        "warn",
-        "load average 40.0 on 16 cores",
-    ),
-    (lambda e: e["cpu"].update({"governor": "powersave"}), "warn", "CPU governor powersave"),
     (lambda e: e["cpu"].update({"quota_cores": 2.5}), "bad", "allows 2.5 of 16 usable cores"),
-    (lambda e: e["cpu"].update({"threads_per_core": 2}), "warn", "2 hardware threads per core"),
     (lambda e: e["cpu"].update({"usable_cores": 2}), "bad", "2 usable cores for 4 ranks"),
     (lambda e: e["host"].update({"is_virtual": True}), "warn", "virtual machine"),
-    (lambda e: e["cpu"].update({"steal": 0.11}), "warn", "11 % of the processor time goes to"),
-    (lambda e: e["cpu"].update({"steal": 0.57}), "bad", "57 % of the processor time goes to"),
     (lambda e: e["memory"].update({"available_bytes": GIB}), "bad", "1 GiB of 64 GiB memory"),
     (lambda e: e["memory"].update({"limit_bytes": GIB}), "bad", "1 GiB of 1 GiB memory"),
-    (lambda e: e["memory"].update({"swap_used_bytes": 3 * GIB}), "warn", "3 GiB in swap"),
     (lambda e: e["software"].update({"torch": None}), "bad", "torch is not installed"),
     (lambda e: e["software"].update({"torchvision": None}), "warn", "torchvision is not installed"),
     (
@@ -43,11 +33,6 @@ FAULTS: list[tuple[Change, Severity, str]] = [
         "narrower than the device allows on GPU 2",
     ),
     (
-        lambda e: e["gpus"][2].update({"pcie_generation": 1}),
-        "ok",
-        "low generation on GPU 2: normal",
-    ),
-    (
         lambda e: e["gpus"][0].update({"mig_mode": "Enabled"}),
         "bad",
         "must be whole, got NVIDIA H100",
@@ -55,10 +40,7 @@ FAULTS: list[tuple[Change, Severity, str]] = [
     (lambda e: e.update({"gpu_problem": "torch: sees none; do it"}), "bad", "torch: sees none"),
     (lambda e: e.update({"gpu_faults": ["Xid 79 on GPU 0"]}), "warn", "Xid 79 on GPU 0"),
     (lambda e: e["gpus"][2].update({"memory_used_bytes": 9 * GIB}), "bad", "GPU 2: 9 GiB held by"),
-    (lambda e: e["gpus"][3].update({"temperature_c": 84.0}), "warn", "GPU 3 at 80 C or more"),
     (lambda e: e["gpus"][3].update({"uncorrected_ecc_errors": 2}), "bad", "errors on GPU 3"),
-    (lambda e: e["gpus"][1].update({"persistence_mode": "Disabled"}), "warn", "is off on GPU 1"),
-    (lambda e: e["gpus"][1].update({"compute_mode": "Prohibited"}), "bad", "Prohibited on GPU 1"),
 ]
 
 
@@ -102,23 +84,11 @@ def test_one_core_and_no_gpu_cannot_determine_communication() -> None:
     assert "cannot be determined" in finding.why
 
 
-def test_cpu_ranks_need_gloo() -> None:
-    environment = plain_environment()
-    environment["software"]["has_gloo"] = False
-    assert "without gloo" in _texts(diagnose(environment), "bad")
-
-
-def test_ranks_that_were_asked_for_are_compared_with_cores() -> None:
-    diagnosis = diagnose(plain_environment(), num_ranks=17)
-    assert _texts(diagnosis, "bad") == "16 usable cores for 17 ranks"
-
-
 def test_an_environment_of_unknowns_is_no_fault() -> None:
     environment = plain_environment(num_gpus=2)
     for part, names in {
-        "cpu": ("logical_cores", "threads_per_core", "governor", "load_average_1min", "busy_cores"),
+        "cpu": ("logical_cores", "busy_cores"),
         "host": ("is_virtual",),
-        "memory": ("swap_used_bytes",),
     }.items():
         environment[part].update(dict.fromkeys(names))
     environment.update({"gpu_processes": None, "p2p": None})
@@ -130,7 +100,8 @@ def test_an_environment_of_unknowns_is_no_fault() -> None:
 
 def test_the_gravest_finding_comes_first() -> None:
     environment = plain_environment()
-    environment["cpu"].update({"governor": "powersave", "quota_cores": 1.0})
+    environment["cpu"]["quota_cores"] = 1.0
+    environment["host"]["is_virtual"] = True
     severities = [finding.severity for finding in diagnose(environment)]
     assert severities == sorted(severities, key=["bad", "warn", "ok"].index)
     assert severities[:2] == ["bad", "warn"]
@@ -153,6 +124,6 @@ def test_the_block_can_be_pasted() -> None:
         "variables NCCL_DEBUG=INFO",
         "warn  virtual machine",
         "      why: the host may give cores to neighbours; steal time looks like a straggler",
-        "Fit to be measured, with wider uncertainty: 0 bad, 1 warn, 8 ok",
+        "Fit to be measured, with wider uncertainty: 0 bad, 1 warn, 7 ok",
     ):
         assert line in block.splitlines()

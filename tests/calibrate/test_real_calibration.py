@@ -275,10 +275,7 @@ def ranks_per_node_in(folder: Path) -> tuple[int, int]:
 def test_two_nodes_measure_one_group_and_an_interrupted_command_says_one_line(
     tmp_path: Path,
 ) -> None:
-    """Both on this machine, one rank each: they meet over loopback.
-
-    The second one's command runs under torchrun twice, and one of the two starts its rank.
-    """
+    """Both on this machine, one rank each: they meet over loopback."""
     folder = tmp_path / "calibration"
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -286,13 +283,8 @@ def test_two_nodes_measure_one_group_and_an_interrupted_command_says_one_line(
     shared = (*QUICK, "--out", str(folder), "--nnodes", "2", "--nproc", "1")
     meeting = ("--master-addr", "127.0.0.1", "--master-port", port)
     first = ["-m", "perfmodel", *shared, *meeting, "--node-rank", "0"]
-    # torchrun takes options behind its script for its own.
-    second = tmp_path / "second.py"
-    words = ["perfmodel", *shared, *meeting, "--node-rank", "1"]
-    told_to_run = f"import sys\nfrom perfmodel.cli.app import main\nsys.argv = {words}\nmain()\n"
-    second.write_text(told_to_run, encoding="utf-8")
-    outer = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    exit_code, told = stopped_early(folder, first, [*outer, str(second)])
+    second = [*first[:-1], "1"]
+    exit_code, told = stopped_early(folder, first, second)
     assert ranks_per_node_in(folder) == (2, 1)
     assert exit_code == 130
     assert told == [

@@ -1,4 +1,4 @@
-"""Commands that measure: once per node under torchrun; what goes wrong is one line and an exit code."""
+"""Commands that measure: what goes wrong is one line and an exit code."""
 
 import ast
 import inspect
@@ -17,9 +17,7 @@ from calibrate.launch import Launch
 from calibrate.processes import usable_cores
 from perfmodel.cli import app, measure, validate
 from perfmodel.errors import (
-    EXIT_CALIBRATION,
     EXIT_INTERRUPTED,
-    EXIT_OK,
     EXIT_OUT_OF_TOLERANCE,
     EXIT_USAGE,
 )
@@ -128,42 +126,6 @@ def test_a_failed_gate_has_an_exit_code_of_its_own(
     assert not json.loads((out / "validation.json").read_text())["passed"]
 
 
-TORCHRUN = {"RANK": "1", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}
-COMMANDS = {
-    "calibrate": ("calibrate", "--budget", "nonsense"),
-    "validate_network": ("validate", "network", "--budget", "nonsense"),
-    "validate_memory": ("validate", "memory", "--models", "nonsense"),
-    "validate_models": ("validate", "models", "--profile", "missing.json"),
-    "validate": ("validate", "--profile", "missing.json"),
-}
-
-
-def as_rank(monkeypatch: pytest.MonkeyPatch, folder: Path, local_rank: int) -> None:
-    monkeypatch.chdir(folder)
-    for name, value in {**TORCHRUN, "LOCAL_RANK": str(local_rank)}.items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.mark.parametrize("arguments", COMMANDS.values())
-def test_the_second_rank_of_a_node_has_nothing_to_do(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: tuple[str, ...]
-) -> None:
-    as_rank(monkeypatch, tmp_path, 1)
-    result = run(*arguments)
-    assert (result.exit_code, result.stdout, result.stderr) == (EXIT_OK, "", "")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("arguments", COMMANDS.values())
-def test_the_first_rank_of_a_node_runs_the_command(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: tuple[str, ...]
-) -> None:
-    as_rank(monkeypatch, tmp_path, 0)
-    wrong = arguments[-1]
-    code = EXIT_CALIBRATION if wrong == "missing.json" else EXIT_USAGE
-    assert wrong in complaint(run(*arguments), code)
-
-
 def test_every_command_that_shows_a_measurement_is_known_to_measure() -> None:
     """A helper measures for the command that calls it."""
     measuring = {
@@ -180,5 +142,3 @@ def test_every_command_that_shows_a_measurement_is_known_to_measure() -> None:
         if its_row.measures
     }
     assert {name for name in measuring if not name.startswith("_")} == known
-    # What strategies refuses is refused when arguments are read.
-    assert set(COMMANDS) == known - {"validate_strategies"}
