@@ -222,11 +222,6 @@ def _facts(environment: Facts) -> Iterator[tuple[str, str]]:
     models = Counter((gpu["name"] or _UNKNOWN, gpu["memory_bytes"]) for gpu in environment["gpus"])
     for (name, size), count in models.items():
         yield "GPU", f"{count} x {name}, {format_bytes(size) if size else _UNKNOWN}"
-    paths = (environment["gpu_topology"] or {"paths": {}})["paths"]
-    gpus = [name for name in paths if name.startswith("GPU")]
-    words = Counter(paths[a].get(b, "?") for i, a in enumerate(gpus) for b in gpus[i + 1 :])
-    if words:
-        yield "topology", ", ".join(f"{n} pairs {word}" for word, n in words.most_common())
     known = [
         f"{name} {version}"
         for name, version in software.items()

@@ -36,15 +36,12 @@ def _planned_probes(device_kind: str) -> Iterator[_Probe]:
         dtypes: tuple[str, ...] = ("fp32", "bf16")
         widths: tuple[int, ...] = (64, 256)
         mebibytes: tuple[int, ...] = (1, 16, 128)
-        samples, channels = 2, (16, 64)
     else:
         dtypes, widths = ("fp32", "tf32", "bf16", "fp16"), (512, 1024, 2048, 4096, 8192)
-        mebibytes, samples, channels = (1, 16, 256, 1024), 64, (64, 128)
+        mebibytes = (1, 16, 256, 1024)
     yield from (("matmul", dtype, (width,) * 3) for dtype in dtypes for width in widths)
     if is_cpu:
         yield "matmul", "fp32", (1024,) * 3
-    for dtype in dtypes:
-        yield from (("convolution", dtype, (samples, width, 28, 28)) for width in channels)
     yield from (("memory", "fp32", (size * 2**18,)) for size in mebibytes)
     if not is_cpu:
         # As large as gradients of small layers: what adding them takes.

@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -102,23 +101,8 @@ def problem(seen: Gpu) -> str:
 
 
 def has_driver(root: Path = Path("/")) -> bool:
-    """Whether the kernel shows a GPU, or ``nvidia-smi`` is there and fails beside one on the bus."""
-    if any((root / "dev").glob("nvidia[0-9]*")):
-        return True
-    if shutil.which("nvidia-smi") is None or nvidia_smi("--query-gpu=index") is not None:
-        return False
-    bus = (root / "sys/bus/pci/devices").glob("*")
-    return any(_text(slot / "vendor") == "0x10de" and _is_display(slot) for slot in bus)
-
-
-def _is_display(slot: Path) -> bool:
-    return _text(slot / "class").startswith("0x03")
-
-
-def _text(path: Path) -> str:
-    with suppress(OSError, UnicodeDecodeError):
-        return path.read_text().strip()
-    return ""
+    """Whether the kernel shows a GPU."""
+    return any((root / "dev").glob("nvidia[0-9]*"))
 
 
 def unusable(listed: Sequence[Gpu], seen: Gpu, visible: str | None) -> str:
@@ -289,30 +273,10 @@ def query_gpu_processes() -> list[Gpu] | None:
     return None if text is None else _rows(text, _GPU_PROCESS)
 
 
-def query_gpu_topology() -> Gpu | None:
-    """Ask how the GPUs are joined; None if that cannot be known."""
+def query_gpu_topology() -> str | None:
+    """Ask how the GPUs are joined, as a table of the worst part of each path; None if that cannot be known."""
     text = nvidia_smi("topo", "-m")
-    return parse_gpu_topology(text) if text else None
-
-
-def parse_gpu_topology(text: str) -> Gpu:
-    """Read the matrix of ``nvidia-smi topo -m``; affinity columns and the legend are left out.
-
-    A word says the worst part of a path: ``NV#`` (# NVLinks), ``PIX`` (one PCIe switch), ``PXB``
-    (several), ``PHB`` (host bridge), ``NODE`` (within a NUMA node), ``SYS`` (between them).
-    """
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    columns: list[str] = []
-    paths: dict[str, dict[str, str]] = {}
-    for line in plain.splitlines():
-        words = line.split()
-        if not columns:
-            columns = [word for word in words if re.fullmatch(r"[A-Za-z]+\d[\w.]*", word)]
-        elif words and words[0] in columns and len(words) > len(columns):
-            paths[words[0]] = dict(zip(columns, words[1:], strict=False))
-        elif not words:
-            break
-    return {"raw": plain, "paths": paths}
+    return re.sub(r"\x1b\[[0-9;]*m", "", text) if text else None
 
 
 def nvidia_smi(*arguments: str) -> str | None:

@@ -95,23 +95,6 @@ def _matmul(session: Session, task: ComputeTask) -> TimedKernel:
     )
 
 
-def _convolution(session: Session, task: ComputeTask) -> TimedKernel:
-    batch, channels, height, width = task.shape
-    dtype = _DTYPES[task.dtype]
-    layer = nn.Conv2d(channels, channels, 3, padding=1, device=session.device, dtype=dtype)
-    inputs = torch.randn(batch, channels, height, width, device=session.device).to(dtype)
-
-    def act() -> object:
-        with torch.no_grad():
-            return layer(inputs)
-
-    return TimedKernel(
-        act=act,
-        flop=2.0 * batch * height * width * channels * channels * 9,
-        moved_bytes=float(2 * inputs.numel() * inputs.element_size()),
-    )
-
-
 def _memory(session: Session, task: ComputeTask) -> TimedKernel:
     values = torch.zeros(task.shape, device=session.device)
     return TimedKernel(act=lambda: values.add_(1), moved_bytes=8.0 * values.numel())
@@ -177,7 +160,6 @@ def _ddp(session: Session, task: ComputeTask) -> TimedKernel:
 
 _KERNELS: Final[dict[str, Callable[[Session, ComputeTask], TimedKernel]]] = {
     "matmul": _matmul,
-    "convolution": _convolution,
     "memory": _memory,
     QUEUE_PROBE: _queue,
     "host_to_device": _copy,

@@ -6,7 +6,6 @@ import pytest
 
 from calibrate.doctor import Finding, Severity, diagnose, render
 from calibrate.environment import Facts
-from calibrate.gpus import parse_gpu_topology
 from tests.calibrate.samples import GIB, plain_environment, plain_gpu
 
 Change = Callable[[Facts], object]
@@ -110,9 +109,6 @@ def test_the_gravest_finding_comes_first() -> None:
 def test_the_block_can_be_pasted() -> None:
     environment = plain_environment(num_gpus=2)
     environment["gpus"][1] = plain_gpu(1)
-    environment["gpu_topology"] = parse_gpu_topology(
-        "\tGPU0\tGPU1\tNIC0\nGPU0\tX\tNV18\tPIX\nGPU1\tNV18\tX\tSYS\nNIC0\tPIX\tSYS\tX\n"
-    )
     environment["variables"] = {"NCCL_DEBUG": "INFO"}
     environment["host"]["is_virtual"] = True
     block = render(diagnose(environment), environment=environment)
@@ -120,7 +116,6 @@ def test_the_block_can_be_pasted() -> None:
         "host      node1 [0123456789ab], 2026-01-02T03:04:05+00:00",
         "CPU       AMD EPYC 9654, 16 of 16 cores usable",
         "GPU       2 x NVIDIA H100 80GB HBM3, 80 GiB",
-        "topology  1 pairs NV18",
         "variables NCCL_DEBUG=INFO",
         "warn  virtual machine",
         "      why: the host may give cores to neighbours; steal time looks like a straggler",
