@@ -49,8 +49,7 @@ class Residual(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """What goes through, and what goes around."""
-        result: Tensor = self.body(values) + self.around(values)
-        return result
+        return self.body(values) + self.around(values)
 
 
 class SqueezeExcite(nn.Module):
@@ -69,8 +68,7 @@ class SqueezeExcite(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """The image scaled."""
-        result: Tensor = image * self.scores(image)
-        return result
+        return image * self.scores(image)
 
 
 class UNet(nn.Module):
@@ -127,10 +125,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """Values over their root mean square."""
-        scaled: Tensor = (
-            values * torch.rsqrt(values.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
-        )
-        return scaled
+        return values * torch.rsqrt(values.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
 
 
 class Attention(nn.Module):
@@ -164,8 +159,7 @@ class Attention(nn.Module):
                 future = torch.ones(length, length, dtype=torch.bool, device=values.device).triu(1)
                 scores = scores.masked_fill(future, -torch.inf)
             mixed = scores.softmax(-1) @ value
-        result: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return result
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 
 
 class Gated(nn.Module):
@@ -181,8 +175,7 @@ class Gated(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """Of the width that they had."""
-        result: Tensor = self.down(self.act(self.gate(values)) * self.up(values))
-        return result
+        return self.down(self.act(self.gate(values)) * self.up(values))
 
 
 class Experts(nn.Module):
@@ -232,8 +225,7 @@ class Block(nn.Module):
         values = values + self.drop(self.mix(self.norms[0](values)))
         if self.cross is not None:
             values = values + self.drop(self.cross(self.norms[1](values), others))
-        result: Tensor = values + self.drop(self.feed(self.norms[-1](values)))
-        return result
+        return values + self.drop(self.feed(self.norms[-1](values)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,8 +280,7 @@ class Tokens(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Embedded tokens."""
-        result: Tensor = self.token(tokens) + self.position
-        return result
+        return self.token(tokens) + self.position
 
 
 class Translator(nn.Module):
@@ -309,8 +300,7 @@ class Translator(nn.Module):
             read = block(read)
         for block in self.decoder:
             written = block(written, read)
-        result: Tensor = self.scores(written)
-        return result
+        return self.scores(written)
 
 
 class Mean(nn.Module):
@@ -331,8 +321,7 @@ class Patches(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Patches by samples and places."""
-        result: Tensor = self.embed(image).flatten(2).transpose(1, 2) + self.position
-        return result
+        return self.embed(image).flatten(2).transpose(1, 2) + self.position
 
 
 class Mixing(nn.Module):
@@ -344,8 +333,7 @@ class Mixing(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """Values mixed over places."""
-        result: Tensor = self.feed(self.norm(values).transpose(1, 2)).transpose(1, 2)
-        return result
+        return self.feed(self.norm(values).transpose(1, 2)).transpose(1, 2)
 
 
 class Recurrent(nn.Module):
@@ -358,8 +346,7 @@ class Recurrent(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         """Scores."""
         hidden, _ = self.cell(self.embed(values))
-        result: Tensor = self.scores(hidden if self.tags else hidden[:, -1])
-        return result
+        return self.scores(hidden if self.tags else hidden[:, -1])
 
 
 def mlp(widths: Sequence[int], act: str, *, norm: bool = False, dropout: float = 0.0) -> nn.Module:
@@ -389,5 +376,4 @@ class Recommender(nn.Module):
         vectors += [bag(categories[:, at]) for at, bag in enumerate(self.bags)]
         stacked = torch.stack(vectors, 1)
         pairs = (stacked @ stacked.transpose(1, 2)).flatten(1)
-        scores: Tensor = self.top(torch.cat((vectors[0], pairs), 1)).squeeze(1)
-        return scores
+        return self.top(torch.cat((vectors[0], pairs), 1)).squeeze(1)

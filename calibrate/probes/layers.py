@@ -161,8 +161,7 @@ def _linear(layer: Layer) -> BuiltLayer:
 def _product(layer: Layer) -> BuiltLayer:
     def act(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         scores = (query @ key.transpose(-2, -1)) * layer.sizes[-1] ** -0.5
-        mixed: Tensor = scores.softmax(dim=-1) @ value
-        return mixed
+        return scores.softmax(dim=-1) @ value
 
     return _function(act, *(layer.sizes,) * 3)
 

@@ -51,7 +51,7 @@ class Attention(nn.Module):
         mixed = self.into(x).view(batch, tokens, -1, 3 * self.head).transpose(1, 2)
         query, key, value = mixed.chunk(3, dim=-1)
         found = nn.functional.scaled_dot_product_attention(query, key, value)
-        return self.out(found.transpose(1, 2).reshape(batch, tokens, -1))  # type: ignore[no-any-return]
+        return self.out(found.transpose(1, 2).reshape(batch, tokens, -1))
 
 
 class Perceptron(nn.Module):
@@ -64,7 +64,7 @@ class Perceptron(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Widen, bend, narrow."""
-        return self.out(nn.functional.gelu(self.into(x)))  # type: ignore[no-any-return]
+        return self.out(nn.functional.gelu(self.into(x)))
 
 
 class Block(nn.Module):
@@ -83,7 +83,7 @@ class Block(nn.Module):
         """One layer."""
         if self.attends:
             x = x + self.attention(self.attention_norm(x))
-        return x + self.perceptron(self.perceptron_norm(x))  # type: ignore[no-any-return]
+        return x + self.perceptron(self.perceptron_norm(x))
 
 
 class Stack(nn.Module):
@@ -98,7 +98,7 @@ class Stack(nn.Module):
         """Scores, shape ``(samples, classes)``."""
         for block in self.blocks:
             x = block(x)
-        return self.head(x.mean(dim=1) if isinstance(self.head, nn.Linear) else x)  # type: ignore[no-any-return]
+        return self.head(x.mean(dim=1) if isinstance(self.head, nn.Linear) else x)
 
 
 def traceable(spec: dict[str, Any]) -> tuple[nn.Module, Tensor]:
