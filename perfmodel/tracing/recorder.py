@@ -198,8 +198,8 @@ def cudnn_workspace_bytes(
         copies += inputs.nbytes // (channels * size) * padded
     if not is_last:
         copies += math.prod(outputs) * size + weight.nbytes
-    if is_product:  # of each sample
-        return min(copies, int(inputs.shape[0]) * weight.nbytes) if backward else 0
+    if is_product:  # a gradient of the weight by each sample, then their sum
+        return int(inputs.shape[0]) * weight.nbytes if backward else 0
     if backward and inputs.dtype == torch.float32:
         return copies + min(_PARTIAL_SUMS_BYTES, _PARTIAL_SUMS * weight.nbytes)
     return copies

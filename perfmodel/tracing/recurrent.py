@@ -5,7 +5,9 @@ processors cannot answer (``aten/src/ATen/native/cudnn/RNN.cpp``). Here the same
 
     weights       lie one after another in one buffer
     fp16 or bf16  inputs, states and a copy of the buffer are fp16 (``aten/src/ATen/cudnn/AutocastRNN.cpp``)
-    reserve       of the forward pass for the backward pass: gates and state of every instant
+    reserve       of the forward pass for the backward pass: gates, states and what enters later layers
+
+Workspaces of both passes are left out: tens of megabytes on an H100.
 """
 
 import itertools
@@ -17,16 +19,17 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from perfmodel.units import MIB, Bytes
+from perfmodel.units import KIB, Bytes
 
 _FORWARD: Final = torch.ops.aten._cudnn_rnn.default  # noqa: SLF001
 _BACKWARD: Final = torch.ops.aten._cudnn_rnn_backward.default  # noqa: SLF001
 #: ``cudnnRNNMode_t`` by the function that modules call.
 _MODES: Final = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
-#: Values of one instant that the backward pass reads, in hidden sizes, by mode: gates, then states. Assumed.
-_KEPT_VALUES: Final = (1, 1, 6, 5)
-#: Generators of dropout between layers, kept for good. Assumed.
-_DROPOUT_BYTES: Final[Bytes] = 2 * MIB
+#: Values of one instant that the backward pass reads, in hidden sizes, by mode.
+_KEPT_VALUES: Final = (1, 1, 5, 6)
+_RESERVE_BYTES: Final[Bytes] = 256
+#: Generators of dropout between layers: 48 KiB for each of an H100's multiprocessors.
+_DROPOUT_BYTES: Final[Bytes] = 132 * 48 * KIB
 
 
 class _Layers(NamedTuple):
@@ -71,10 +74,10 @@ class AsCudnn(TorchFunctionMode):
         projected = int(hidden.shape[2]) if hidden.shape[2] != hidden_size else 0
         inputs, dtype = of.inputs, torch.float16 if self._is_half else of.weights[0].dtype
         with torch.autocast(inputs.device.type, enabled=False):
+            flat, weights = _flat(of.weights, dtype)
             if self._is_half:
                 inputs, hidden = inputs.to(dtype), hidden.to(dtype)
                 cell = None if cell is None else cell.to(dtype)
-            flat, weights = _flat(of.weights, dtype)
             stride = (4 if of.has_biases else 2) + bool(projected)
             generators = self._generators(inputs) if of.dropout and of.train else None
             output, last, last_cell, _, _ = _FORWARD(
@@ -87,7 +90,8 @@ class AsCudnn(TorchFunctionMode):
     def _generators(self, inputs: Tensor) -> Tensor:
         """States of the generators of dropout, one tensor for all layers."""
         if self._dropout is None:
-            self._dropout = inputs.new_empty(_DROPOUT_BYTES, dtype=torch.uint8)
+            with _disable_current_modes():  # made before the step
+                self._dropout = inputs.new_empty(_DROPOUT_BYTES, dtype=torch.uint8)
         return self._dropout
 
 
@@ -147,20 +151,26 @@ class _Shape(NamedTuple):
 def _forward(inputs: Tensor, *others: Any) -> tuple[Tensor, ...]:
     """Results of the forward pass: output, last states, reserve, weights.
 
-    reserve = instants * samples * hidden size * values * layers * directions * element size        [B]
+        reserve = tokens * width * (layers * values + layers - 1) * element size       [B]
+                  + (layers - 1) * directions * tokens * width / 8 + 256               of dropout, a bit each
+
+    ``width`` is the hidden size of all directions. Read off 84 layers on an H100 (cuDNN 9.19), to the byte.
     """
     _, _, flat, hidden, cell, *rest = others
     of = _Shape(*rest[:8])
     directions = 2 if of.bidirectional else 1
     samples, instants = inputs.shape[:2] if of.batch_first else inputs.shape[1::-1]
     output = inputs.new_empty((instants, samples, directions * (of.proj_size or of.hidden_size)))
-    values = instants * samples * of.hidden_size * _KEPT_VALUES[of.mode]
-    reserve_bytes = values * of.num_layers * directions * inputs.element_size() if of.train else 0
+    values, later = instants * samples * directions * of.hidden_size, of.num_layers - 1
+    kept = of.num_layers * _KEPT_VALUES[of.mode] + later
+    reserve_bytes = values * kept * inputs.element_size() + _RESERVE_BYTES
+    if of.dropout:
+        reserve_bytes += later * directions * values // 8
     return (
         output.transpose(0, 1) if of.batch_first else output,
         torch.empty_like(hidden),
         _like(cell, inputs),
-        inputs.new_empty(reserve_bytes, dtype=torch.uint8),
+        inputs.new_empty(reserve_bytes if of.train else 0, dtype=torch.uint8),
         flat,
     )
 

@@ -9,7 +9,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perfmodel.tracing.cuda_casts import AsOnCuda
-from perfmodel.tracing.recurrent import flatten_weights
+from perfmodel.tracing.recorder import ModulePaths, Recorder
+from perfmodel.tracing.recurrent import AsCudnn, flatten_weights
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import RecordedStep, build_model, record_step, without_content
 from perfmodel.tracing.trace import trace_model
@@ -110,3 +111,29 @@ def test_weights_are_laid_out_where_they_are_one_s_own() -> None:
         offsets = [weight.storage_offset() for weight in own.parameters()]
         assert offsets == [0, 64, 128, 144, 160, 224, 288, 304]
         assert {weight.storage_offset() for weight in shared.parameters()} == {0}
+
+
+@pytest.mark.parametrize(
+    ("cell", "options", "precision", "reserve_bytes"),
+    [
+        ("LSTM", "", "fp32", 4_915_456),
+        ("LSTM", "", "bf16", 2_457_856),
+        ("GRU", "", "bf16", 2_949_376),
+        ("RNN", "", "fp32", 983_296),
+        ("LSTM", "num_layers=3, dropout=0.3, bidirectional=True", "fp32", 33_669_376),
+        ("GRU", "num_layers=3, dropout=0.3, bidirectional=True", "bf16", 19_906_816),
+        ("RNN", "num_layers=3, dropout=0.3, bidirectional=True", "fp32", 10_076_416),
+    ],
+)
+def test_what_is_kept_for_the_backward_pass_is_what_an_h100_kept(
+    cell: str, options: str, precision: str, reserve_bytes: int
+) -> None:
+    """24 instants of 64 samples of 96 features, hidden size 160; PyTorch 2.11, cuDNN 9.19."""
+    with FakeTensorMode():
+        layer = getattr(nn, cell)(96, 160, **eval(f"dict({options})"))  # noqa: S307 - our own
+        seen = ModulePaths(layer)
+        with Recorder(seen, on_cuda=True) as recorder, AsCudnn(is_half=precision == "bf16"):
+            layer(torch.randn(24, 64, 96))
+    [forward] = [each for each in recorder.operators if each.name == "aten._cudnn_rnn.default"]
+    [kept] = [spec for spec in forward.outputs if spec.dtype == "uint8"]
+    assert kept.shape == (reserve_bytes,)
