@@ -240,15 +240,6 @@ class PublishedDocument(Document):
     rows: tuple[PublishedRows, ...] = ()
 
 
-class ErrorsBySize(Record):
-    """All collectives over the same links, by the size of their arrays."""
-
-    name: str
-    errors: ErrorSummary
-    noise: NonNegativeFloat
-    """MAPE that a law without errors would show, by the spread of the rounds."""
-
-
 class NetworkVerdict(Verdict):
     """Verdict on every collective, each predicted from a part of what was measured."""
 
@@ -256,7 +247,6 @@ class NetworkVerdict(Verdict):
     made_by: ClassVar[str] = "perfmodel validate network"
 
     series: Annotated[tuple[PublishedSeries, ...], Field(min_length=1)]
-    by_size: tuple[ErrorsBySize, ...] = ()
 
 
 class ComparedStrategy(Compared):

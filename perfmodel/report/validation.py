@@ -261,20 +261,10 @@ def published_lines(document: PublishedDocument) -> list[str]:
     return lines
 
 
-def network_tables(document: NetworkVerdict) -> tuple[Table, Table]:
-    """Errors by collective, part held out and predictor; then by the size of the arrays."""
+def network_tables(document: NetworkVerdict) -> tuple[Table]:
+    """Errors by collective, part held out and predictor."""
     title = "Collectives of this machine: fitted on a part, judged by the rest"
-    by_size = table(
-        "By the size of the arrays; noise is what a law without errors would show",
-        document.by_size,
-        {
-            "<Predicted": "name",
-            "Points": "errors.num_settings",
-            **_errors("errors", "MAPE", "Median", "Bias"),
-            "Noise": "noise:%",
-        },
-    )
-    return series_table(title, document.series), by_size
+    return (series_table(title, document.series),)
 
 
 _OF_FAMILIES: Final[Mapping[str, str]] = {

@@ -84,7 +84,7 @@ def _network(record: Path) -> None:
     rows = network.predict(known, (run.setting for run in runs if ": judged" in run.setting.name))
     predicted = {(row["collective"], row["ranks"], row["size_bytes"]): row for row in rows}
     for judged in network.judge(found, predicted):
-        say(judged.series.name, [error for _, error in judged.errors])
+        say(judged.series.name, judged.errors)
 
 
 @contextlib.contextmanager

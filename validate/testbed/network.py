@@ -4,14 +4,11 @@ Known is every second size in some groups. Gates and predictions are on disk bef
 judge. A complete campaign can be judged again without measuring.
 """
 
-import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Final, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -19,7 +16,7 @@ import numpy as np
 from calibrate.campaign import PLAN, Progress, read_plan, write_plan
 from calibrate.environment import describe_environment, provenance
 from calibrate.locks import folder_to_itself, machine_to_itself
-from perfmodel.documents.verdicts import ErrorsBySize, Gate, NetworkVerdict, PublishedSeries
+from perfmodel.documents.verdicts import Gate, NetworkVerdict, PublishedSeries
 from perfmodel.errors import UsageError, refuse_unknown
 from perfmodel.files import append_line, trim_unfinished_line
 from perfmodel.statistics import DEVIATE_90, MEDIAN_OVER_MEAN
@@ -45,14 +42,6 @@ BUDGETS: Final = {"quick": 1, "standard": 3}
 #: What a gate may find, as fractions of the time.
 LIMITS: Final = {"inside": 0.05, "beyond": 0.08}
 _WORDS: Final = {"inside": "links: inside the range", "beyond": "links: 16 ranks from 2, 4, 8"}
-#: Small arrays show the processors, large ones the links. [B]
-_SIZES: Final = (
-    ("up to 16 KiB", 0.0, 16.0 * KIB),
-    ("between", 16.0 * KIB + 1, 256.0 * KIB - 1),
-    ("256 KiB and more", 256.0 * KIB, math.inf),
-)
-#: Of a normal distribution: mean distance from its middle.
-_MEAN_OVER_DEVIATION: Final = math.sqrt(2 / math.pi)
 #: Of a point that was measured in one round, when nothing tells how rounds differ.
 _ERROR_OF_ONE_ROUND: Final = 0.05
 
@@ -120,7 +109,6 @@ def validate_network(
     document = NetworkVerdict(
         provenance=provenance(describe_environment(), seed=request.seed),
         series=tuple(entry.series for entry in judged),
-        by_size=by_size(judged),
         gates=found,
         passed=passed(found),
     )
@@ -228,8 +216,8 @@ class Judged(NamedTuple):
 
     limit: str
     series: PublishedSeries
-    errors: list[tuple[Point, float]]
-    """Predicted points, each with its signed error."""
+    errors: list[float]
+    """Signed, of the predicted points."""
 
 
 def judge(found: Points, predicted: Mapping[Key, Mapping[str, float]]) -> list[Judged]:
@@ -242,9 +230,7 @@ def judge(found: Points, predicted: Mapping[Key, Mapping[str, float]]) -> list[J
                 part = _part(collective, known, unknown, predicted)
                 signed = part.predicted["perfmodel"] / part.measured - 1
                 series = judge_part("links", f"links: {collective}: {name}", part, known, unknown)
-                judged.append(
-                    Judged(limit, series, list(zip(unknown, signed.tolist(), strict=True)))
-                )
+                judged.append(Judged(limit, series, signed.tolist()))
     return judged
 
 
@@ -273,31 +259,14 @@ def _part(
 
 def gates(judged: Sequence[Judged]) -> tuple[Gate, ...]:
     """All collectives together."""
+    found: dict[str, list[float]] = {limit: [] for limit in LIMITS}
+    for entry in judged:
+        found[entry.limit] += entry.errors
     return tuple(
-        gate(f"{name}, MAPE", summarise([e for _, e in found]).mape, at_most=LIMITS[limit])
-        for name, limit, found in _together(judged)
+        gate(f"{_WORDS[limit]}, MAPE", summarise(errors).mape, at_most=LIMITS[limit])
+        for limit, errors in found.items()
+        if errors
     )
-
-
-def by_size(judged: Sequence[Judged]) -> tuple[ErrorsBySize, ...]:
-    """The same errors for small, middling and large arrays, beside what the rounds themselves scatter."""
-    result = []
-    for (name, _, found), (words, least, most) in product(_together(judged), _SIZES):
-        some = [(p, error) for p, error in found if least <= p.size_bytes <= most]
-        if some:
-            errors = summarise([error for _, error in some])
-            noise = _MEAN_OVER_DEVIATION * fmean(p.relative_error for p, _ in some)
-            result.append(ErrorsBySize(name=f"{name}, {words}", errors=errors, noise=noise))
-    return tuple(result)
-
-
-def _together(judged: Sequence[Judged]) -> list[tuple[str, str, list[tuple[Point, float]]]]:
-    """Name, limit, and predicted points with their errors, of all collectives."""
-    return [
-        (words, limit, errors)
-        for limit, words in _WORDS.items()
-        if (errors := [pair for entry in judged if entry.limit == limit for pair in entry.errors])
-    ]
 
 
 def predict(known: Points, settings: Iterable[CollectiveSetting]) -> list[dict[str, Any]]:

@@ -133,24 +133,6 @@ def test_rounds_are_medians_and_their_spread_is_the_error() -> None:
     assert point.relative_error == pytest.approx(1.2533 * np.log(2) / np.sqrt(3), rel=1e-4)
 
 
-def test_errors_are_split_by_the_size_of_the_arrays() -> None:
-    """Rounds of 1 and 2 s scatter by ln 2 / sqrt 2: their median by 1.2533 / sqrt 2 of that."""
-
-    known = [network.point(2, size, (1.0, 1.0)) for size in (1024, 2**20)]
-    rounds = {1024: (1.0, 2.0), 16_384: (1.0, 1.0), 2**20: (1.0, 1.0)}
-    unknown = [network.point(6, size, rounds_s) for size, rounds_s in rounds.items()]
-    expected = dict.fromkeys(("time_s", "p5_s", "p95_s"), 1.0)
-    predicted = {("all_reduce", 6, float(size)): expected for size in rounds}
-    (judged,) = network.judge({"all_reduce": [*known, *unknown]}, predicted)
-    small, large = network.by_size([judged])
-    assert small.name == "links: inside the range, up to 16 KiB"
-    assert (small.errors.num_settings, large.errors.num_settings) == (2, 1)
-    assert small.noise == pytest.approx(
-        np.sqrt(2 / np.pi) * 1.2533 * np.log(2) / np.sqrt(2) / np.sqrt(2) / 2, rel=1e-4
-    )
-    assert large.noise == 0.0
-
-
 def test_what_makes_no_sense_is_refused(played: list[str], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="quick, standard, got 'thorough'"):
         network.validate_network(
