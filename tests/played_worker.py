@@ -10,6 +10,7 @@ from calibrate.task import StepTask, WorkOrder
 from perfmodel.documents.observation import (
     EnvironmentObservation,
     FailedObservation,
+    LoopObservation,
     Observation,
     RankSteps,
     StepObservation,
@@ -27,14 +28,13 @@ def constant_step(_setting: RunSetting) -> float:
 def step_observation(
     setting: RunSetting,
     *,
-    task: str = "",
     repetition: int = 0,
     step_s: float = 0.01,
 ) -> StepObservation:
     """Every rank takes the same time for each of its steps, a quarter of it for each phase."""
     steps_s, quarter_s = (step_s,) * NUM_STEPS, (step_s / 4,) * NUM_STEPS
     return StepObservation(
-        task=task or f"{repetition}: {setting.label}",
+        task=f"{repetition}: {setting.label}",
         round=repetition,
         started_utc=0.0,
         setting=setting,
@@ -107,11 +107,13 @@ class PlayedWorker:
     def _finish(self, call: Launch, task: StepTask, output: Path) -> None:
         append(
             output,
-            step_observation(
-                task.setting,
+            LoopObservation(
                 task=task.name,
-                repetition=task.round,
+                round=task.round,
+                started_utc=0.0,
+                setting=task.setting,
                 step_s=self.step_s(task.setting),
+                num_steps=NUM_STEPS,
             ),
         )
         self.finished.append(task.name)

@@ -16,10 +16,10 @@ import numpy as np
 
 from calibrate.campaign import PLAN, Progress, read_plan
 from calibrate.experiment import doubling_sizes, is_short
-from calibrate.summary import Estimate, estimate, repetition
+from calibrate.summary import Estimate, estimate
 from calibrate.task import ReplayTask, StepTask, Task
 from perfmodel.documents import file_sha256
-from perfmodel.documents.observation import LoopObservation, Observation, StepObservation
+from perfmodel.documents.observation import LoopObservation, Observation
 from perfmodel.documents.verdicts import (
     STEP_MAPE,
     ComparedStrategy,
@@ -129,8 +129,6 @@ def measured_steps(entries: Iterable[Observation]) -> dict[RunSetting, Estimate]
     for entry in entries:
         if isinstance(entry, LoopObservation):
             found[entry.setting].append(entry.step_s)
-        elif isinstance(entry, StepObservation):  # of records before the plain loop
-            found[entry.setting].append(repetition(entry).step_s)
     return {setting: estimate(values_s) for setting, values_s in found.items()}
 
 

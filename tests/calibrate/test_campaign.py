@@ -23,7 +23,7 @@ from calibrate.locks import FOLDER_LOCK, folder_to_itself
 from calibrate.task import WorkOrder, failure_of
 from perfmodel.documents.observation import (
     FailedObservation,
-    StepObservation,
+    LoopObservation,
     failures,
     read_observations,
     refuse_repeated,
@@ -70,7 +70,7 @@ def crash_after(campaign: Campaign, num_tasks: int, failure: PerfModelError = CR
 
 def measured_tasks(campaign: Campaign) -> list[str]:
     observations = read_observations(campaign.folder / OBSERVATIONS)
-    return [entry.task for entry in observations if isinstance(entry, StepObservation)]
+    return [entry.task for entry in observations if isinstance(entry, LoopObservation)]
 
 
 def test_every_round_runs_in_processes_of_its_own(campaign: Campaign) -> None:
