@@ -339,7 +339,6 @@ def place(
     device: str,
     flags: LaunchFlags,
     *,
-    may_share_cores: bool = False,
     conditions: Mapping[str, str] | None = None,
 ) -> Placement:
     """Which ranks run where, on which kind of device.
@@ -348,9 +347,6 @@ def place(
     ----------
     environment
         This machine, described.
-    may_share_cores
-        Let more ranks run than there are cores: for collectives alone, which then show how the
-        processors limit them.
     conditions
         Those of a calibration; default: chosen here.
 
@@ -376,7 +372,7 @@ def place(
         num_local_devices=num_devices,
         default_ranks_per_node=default_ranks(device_kind, num_devices=num_devices),
         allow_oversubscription=device_kind == "cpu"
-        and (may_share_cores or (flags.nproc_per_node or 0) <= _RANKS_PER_CORE * num_devices),
+        and (flags.nproc_per_node or 0) <= _RANKS_PER_CORE * num_devices,
     )
     own = gpus[: topology.ranks_per_node]
     if problem := unfit(own, query_gpus()) if own else "":

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
+from scipy.special import bdtrik
 
 from calibrate.campaign import PLAN, Progress, read_plan
 from calibrate.experiment import doubling_sizes, is_short
@@ -222,8 +223,14 @@ class Tolerances:
         enough = summary.num_settings >= _ENOUGH_FOR_UPPER_COVERAGE
         high = self.coverage_at_most if enough else None
         gates = [
-            *step_gates(summary, mape=self.step_mape, worst=self.step_worst),
-            coverage_gate(coverage, at_least=self.coverage_at_least, at_most=high),
+            gate(STEP_MAPE, summary.mape, at_most=self.step_mape),
+            gate("worst step-time error", summary.worst_absolute, at_most=self.step_worst),
+            gate(
+                "coverage of 90 % intervals",
+                coverage,
+                at_least=self.coverage_at_least,
+                at_most=high,
+            ),
         ]
         # Gates that rest on the expected noise hold this one with them.
         if noise is not None and self.expected_noise is None:
@@ -236,12 +243,7 @@ class Tolerances:
 
 def fewest_covered(num_settings: int) -> int:
     """Fewest of so many 90 % intervals that hold, but for once in twenty."""
-    chance = 0.0
-    for count in range(num_settings + 1):
-        chance += math.comb(num_settings, count) * 0.9**count * 0.1 ** (num_settings - count)
-        if chance > _UNLUCKY:
-            return count
-    return num_settings
+    return math.ceil(bdtrik(_UNLUCKY, num_settings, 0.9))
 
 
 def gate(
@@ -258,21 +260,6 @@ def gate(
         value=value,
         passed=above and below,
     )
-
-
-def step_gates(summary: ErrorSummary, *, mape: float, worst: float, of: str = "") -> list[Gate]:
-    """Both gates on step times, of a group if it is named."""
-    return [
-        gate(f"{of}{STEP_MAPE}", summary.mape, at_most=mape),
-        gate(f"{of}worst step-time error", summary.worst_absolute, at_most=worst),
-    ]
-
-
-def coverage_gate(
-    coverage: float, *, at_least: float, at_most: float | None = None, of: str = ""
-) -> Gate:
-    """The gate on the share of intervals that held, of a group if it is named."""
-    return gate(f"{of}coverage of 90 % intervals", coverage, at_least=at_least, at_most=at_most)
 
 
 def passed(gates: Sequence[Gate]) -> bool:
