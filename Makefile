@@ -3,6 +3,7 @@
 # BUDGET   quick (minutes), standard or thorough: how long calibrate and validate may measure
 # OUT      folder of results: OUT/calibration, OUT/validation, OUT/report
 # PYTHON   interpreter that the virtual environment is made from, 3.11 or newer
+# WITHOUT  packages that a wheelhouse leaves out, since they are installed there
 # FOR      Python of the machine that a wheelhouse is for, 3.11 or 3.12 (Linux, x86-64)
 
 PYTHON ?= python3
@@ -65,6 +66,7 @@ wheelhouse: $(VENV)/bin/python ## collect perfmodel and its dependencies as whee
 	@$(RUN) pip download --quiet --quiet --only-binary=:all: --implementation cp --python-version $(FOR) \
 		--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
 		--dest $(WHEELHOUSE) $(WHEELHOUSE)/perfmodel-*.whl psutil
+	@rm -f $(foreach name,$(WITHOUT),$(WHEELHOUSE)/$(name)-*.whl)
 	@size=$$(du -s --block-size=1000000 $(WHEELHOUSE) | cut -f1); test $$size -le 64 || \
 		{ echo "make: $(WHEELHOUSE) must have at most 64 MB, got $$size" >&2; exit 1; }; \
 		echo "$(WHEELHOUSE): $$size MB for Python $(FOR). There:"; \

@@ -1,6 +1,7 @@
 """The device of a rank, by its kind; a virtual one costs what a truth file says."""
 
 import importlib
+import os
 from collections.abc import Iterable
 
 from calibrate.device import Cpu, Cuda, Device
@@ -27,8 +28,8 @@ def open_device(
 
 def prepare(kind: str, tasks: Iterable[Task]) -> None:
     """Import what each task would import again, in seconds, before copies of this process carry them out."""
-    if kind == "cuda":  # its tasks share one process
-        return
+    # Asked in another way than NVML's whether there is a GPU, torch would refuse CUDA to those copies.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     # The first optimizer asks for the compiler, and so does the first fake tensor.
     names = {"torch._dynamo"} | ({"calibrate.virtual.carrier"} if kind == "virtual" else set())
     for task in tasks:

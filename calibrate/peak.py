@@ -1,6 +1,7 @@
-"""Predicted peak of a device's memory beside the real one; a process of its own.
+"""Predicted peaks of a device's memory beside the real ones.
 
-``python -m calibrate.peak KIND MODEL BATCH OPTIMIZER PRECISION [TRUTH]`` prints one JSON object. On a processor
+``python -m calibrate.peak KIND SETTINGS [TRUTH]`` prints one JSON object a line; SETTINGS is a JSON list of
+``[model, batch, optimizer, precision]``. On a processor
 every allocation and release is an event of the profiler, with its bytes: their running sum from before the model
 exists is what is in use.
 """
@@ -8,14 +9,16 @@ exists is what is in use.
 import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from calibrate.device import Device
-from calibrate.devices import open_device, traced_as
+from calibrate.devices import open_device, prepare, traced_as
 from perfmodel.documents.observation import PeakMemory
+from perfmodel.tracing.fork import Fork
 from perfmodel.tracing.source import Batch, ModelSource, default_implementation
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import (
@@ -81,9 +84,11 @@ def measured_peak(
     return memory
 
 
-def main(arguments: list[str]) -> None:
-    """Print predicted and measured peak of one setting."""
-    kind, name, batch, optimizer, precision, *truth = arguments
+def peaks(
+    kind: str, name: str, micro_batch: int, how: tuple[str, str], truth: str | None
+) -> dict[str, Any]:
+    """Predicted and measured peak of one setting; ``how``: optimizer and precision."""
+    optimizer, precision = how
     torch_kind = traced_as(kind)
     if kind == "cpu":
         torch.set_num_threads(1)
@@ -95,10 +100,10 @@ def main(arguments: list[str]) -> None:
         device_kind=torch_kind,
     )
     source = find_source(name)
-    device = open_device(kind, local_rank=0, truth=truth[0] if truth else None)
+    device = open_device(kind, local_rank=0, truth=truth)
     kept_bytes = device.workspace_bytes
     with device.without(), without_content(torch_kind):
-        step = record_step(build_model(source, method), int(batch), workspace_bytes=kept_bytes)
+        step = record_step(build_model(source, method), micro_batch, workspace_bytes=kept_bytes)
     names = [operator.name for operator in step.operators]
     call = step.calls[int(step.in_use.sum(axis=1).argmax())]
     found: dict[str, Any] = {
@@ -108,18 +113,34 @@ def main(arguments: list[str]) -> None:
         "operator": step.operators[call.operator].name,
     }
     if kind == "cpu":
-        found["measured_bytes"] = allocator_peak_bytes(source, method, int(batch))
+        found["measured_bytes"] = allocator_peak_bytes(source, method, micro_batch)
     else:
         if kind == "cuda":
             found["predicted_bytes"] = step.allocated_bytes
             found["predicted_reserved_bytes"] = step.reserved_bytes
-        memory = measured_peak(device, source, method, int(batch))
+        memory = measured_peak(device, source, method, micro_batch)
         found |= {
             "measured_bytes": memory.allocated_bytes,
             "reserved_bytes": memory.reserved_bytes,
             "context_bytes": max(0, memory.used_bytes - memory.reserved_bytes),
         }
-    sys.stdout.write(json.dumps(found) + "\n")
+    return found
+
+
+def main(arguments: list[str]) -> None:
+    """Print one line for each setting, from a process of its own: what torch imports takes longer than a step."""
+    kind, settings, *others = arguments
+    truth = others[0] if others else None
+    prepare(kind, ())
+    for name, micro_batch, optimizer, precision in json.loads(settings):
+        act = partial(peaks, kind, name, micro_batch, (optimizer, precision), truth)
+        with Fork(act) as copy:
+            try:
+                found = copy.result()
+            except Exception as error:  # noqa: BLE001 - the caller reads the last line
+                sys.exit(" ".join(str(error).split()) or type(error).__name__)
+        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

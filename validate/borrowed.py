@@ -209,13 +209,14 @@ def stages(request: BorrowedRequest, campaign: CampaignDocument) -> tuple[Stage,
             5.0,
             ("calibrate", *device, *whole, "--budget", "quick", *again[1:], str(calibration)),
         ),
-        Stage("steps", 4.0, ("validate", *judged, *again, str(folder / "steps"))),
-        Stage("models", 5.0, ("validate", "models", *judged, *again, str(folder / "models"))),
+        # The shortest first: what it leaves of its share is for the others.
         Stage(
             "memory",
             1.5,
             ("validate", "memory", *_MEMORY, *device, "--out", str(folder / "memory")),
         ),
+        Stage("steps", 4.0, ("validate", *judged, *again, str(folder / "steps"))),
+        Stage("models", 5.0, ("validate", "models", *judged, *again, str(folder / "models"))),
     )
     return tuple(stage for stage in found if stage.name not in campaign.skipped)
 

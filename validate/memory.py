@@ -8,6 +8,7 @@ import json
 import math
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -160,29 +161,37 @@ class Setting(NamedTuple):
 
 
 def measure(
-    folder: Path, setting: Setting, *, device_kind: str, truth: str | None = None
-) -> MemoryRun:
-    """Run one setting in a fresh process.
+    folder: Path, settings: Sequence[Setting], *, device_kind: str, truth: str | None = None
+) -> Iterator[MemoryRun]:
+    """Run each setting in a fresh process.
 
     Raises
     ------
     PerfModelError
-        If the process fails, with its last line.
+        If a process fails, with its last line.
     """
-    model, micro_batch, optimizer, precision = setting
-    config = _CONFIGS.get(model)
-    name = model if config is None else str(_written(folder, model, config))
+    written = {name: str(_written(folder, name, config)) for name, config in _CONFIGS.items()}
+    rows = [(written.get(setting.model, setting.model), *setting[1:]) for setting in settings]
     cost = () if truth is None else (truth,)
-    of_step = (device_kind, name, str(micro_batch), optimizer, precision, *cost)
-    command = (sys.executable, "-m", "calibrate.peak", *of_step)
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise PerfModelError(f"{model} batch {micro_batch} {optimizer}: the run failed: {last}")
-    found = json.loads(done.stdout.strip().splitlines()[-1])
-    return MemoryRun(
-        model=model, micro_batch=micro_batch, optimizer=optimizer, precision=precision, **found
-    )
+    command = (sys.executable, "-m", "calibrate.peak", device_kind, json.dumps(rows), *cost)
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            for setting in settings:
+                line = process.stdout.readline()
+                if not line:
+                    said.seek(0)
+                    last = (said.read().strip().splitlines() or ["no output"])[-1]
+                    model, batch, optimizer, _ = setting
+                    raise PerfModelError(
+                        f"{model} batch {batch} {optimizer}: the run failed: {last}"
+                    )
+                yield MemoryRun(**setting._asdict(), **json.loads(line))
+        finally:
+            process.kill()
 
 
 def settings(models: Sequence[str], batches: Sequence[int], device_kind: str) -> Iterator[Setting]:
@@ -235,8 +244,9 @@ def validate_memory(
     own = nullcontext() if device_kind == "virtual" else machine_to_itself(on_line)
     with own, work_folder("perfmodel-memory-") as folder:
         refuse_used(gpus)
-        for setting in settings(models, batches, device_kind):
-            runs.append(measure(Path(folder), setting, device_kind=device_kind, truth=truth))
+        asked = [*settings(models, batches, device_kind)]
+        for run in measure(Path(folder), asked, device_kind=device_kind, truth=truth):
+            runs.append(run)
             on_line(_line(runs[-1]))
             _write(out, runs)
     return summarise_runs(runs)

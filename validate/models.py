@@ -1,5 +1,6 @@
 """Use case: predict models drawn at random, train them in a plain loop, and judge the predictions."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -202,7 +203,8 @@ def validate_models(
     campaign = Campaign(
         folder=request.folder,
         plan=_plan(request, seed, predicted),
-        rounds=_rounds(settings, budget, seed),
+        # Each run is a new process; one launch saves the seconds that starting ranks takes.
+        rounds=(tuple(itertools.chain.from_iterable(_rounds(settings, budget, seed))),),
         placement=here,
     )
     try:

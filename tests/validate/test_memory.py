@@ -1,6 +1,5 @@
 """The judge of memory: sums, gates, and a run that fails."""
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +70,9 @@ def test_only_small_models_pass_no_gate_and_say_so() -> None:
 
 
 def test_nobody_else_measures_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("validate.memory.measure", lambda *_, **__: run(100_000_000, 100_000_000))
+    monkeypatch.setattr(
+        "validate.memory.measure", lambda *_, **__: iter([run(100_000_000, 100_000_000)] * 2)
+    )
     held: list[bool] = []
     summary = validate_memory(
         ["lenet"], [2], out=tmp_path / "out.json", on_line=lambda _: held.append(machine_is_held())
@@ -87,30 +88,41 @@ def test_a_failed_run_says_which_and_why(tmp_path: Path, monkeypatch: pytest.Mon
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     with pytest.raises(PerfModelError, match=r"lenet batch 2 sgd: the run failed: no such model$"):
-        measure(tmp_path, Setting("lenet", 2, "sgd"), device_kind="cpu")
+        list(measure(tmp_path, [Setting("lenet", 2, "sgd")], device_kind="cpu"))
 
 
 def test_what_is_judged_is_what_an_answer_says(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On a device whose products keep workspaces; blocks larger than asked for are slack in both."""
     monkeypatch.setattr(Cpu, "workspace_bytes", 8 * MIB)
     monkeypatch.setattr(peak, "allocator_peak_bytes", lambda *_: 1)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    peak.main(["cpu", "transformer", "4", "sgd", "fp32"])
+    judged = peak.peaks("cpu", "transformer", 4, ("sgd", "fp32"), None)
     traced = trace_model(find_source("transformer"), SGD_LOOP, micro_batch=4)
     overhead = replace(OVERHEADS["cpu"], workspace_bytes=8 * MIB)
     memory = TracedMemory(trace=traced.step, memory=traced.memory, overhead=overhead)
     [found] = memory.ranks(Layout(micro_batch=4))
     assert found.parts[WORKSPACES] == 17 * MIB  # two threads, and products with a bias
-    assert json.loads(capsys.readouterr().out)["predicted_bytes"] == found.tensor_bytes
+    assert judged["predicted_bytes"] == found.tensor_bytes
 
 
 def test_a_virtual_gpu_is_judged_by_its_allocator(tmp_path: Path) -> None:
     """Forward in bf16; the trace knows nothing of the device's allocator."""
     setting = Setting("lenet", 512, "sgd", "bf16")
-    found = measure(tmp_path, setting, device_kind="virtual", truth="balanced")
+    [found] = measure(tmp_path, [setting], device_kind="virtual", truth="balanced")
     assert abs(found.relative_error) < 0.01
     assert existing(found.reserved_bytes) >= found.measured_bytes
     assert found.context_bytes == 0
     assert summarise_runs([found]).at_most == (0.01, 0.03)
+
+
+def test_models_that_are_not_there_are_named(tmp_path: Path) -> None:
+    """The first setting has run by then."""
+    asked = [Setting("lenet", 2, "sgd"), Setting("no such model", 2, "sgd")]
+    runs = measure(tmp_path, asked, device_kind="cpu")
+    assert next(runs).model == "lenet"
+    with pytest.raises(
+        PerfModelError, match=r"^no such model batch 2 sgd: the run failed: .*no such model"
+    ):
+        next(runs)
