@@ -47,7 +47,6 @@ from perfmodel.errors import InvalidDocument, MeasurementFailed, UsageError, ref
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import Interval
-from perfmodel.units import Seconds
 from validate.judging import (
     BUDGETS,
     HoldoutBudget,
@@ -217,9 +216,13 @@ def compare_observations(
             f"{observations}: {len(missing or absent)} predicted settings were not run, such as "
             f"{(missing or [one.label for one in absent])[0]}{why}; continue with --resume"
         )
+    calibrated_s = {calibrated_setting(step): step.step_s for step in profile.steps}
     return Comparison(
         settings=tuple(
-            compare_setting(setting, predicted_s, found[setting], profile=profile)
+            ComparedSetting(
+                **compared(setting, predicted_s, found[setting]),
+                is_extrapolated=is_extrapolated(setting, profile),
+            )
             for setting, predicted_s in predicted.steps_s.items()
             if setting in found
         ),
@@ -229,22 +232,18 @@ def compare_observations(
             if setting in found and baseline_of(setting) in found
         },
         repeats=tuple(
-            compare_repeat(setting, step_s, found[setting])
-            for setting, step_s in _calibrated_steps(profile).items()
+            Repeat(
+                setting=setting,
+                calibrated_s=calibrated_s[setting],
+                measured_s=found[setting].value_s,
+                signed_error=calibrated_s[setting] / found[setting].value_s - 1,
+            )
+            for setting in repeated_settings(profile)
             if setting in found
         ),
         steal=steal_share(entries),
         too_large=too_large,
         failed=failed,
-    )
-
-
-def compare_setting(
-    setting: RunSetting, predicted_s: Interval, found: Estimate, *, profile: MeasuredMachine
-) -> ComparedSetting:
-    """One row of the table."""
-    return ComparedSetting(
-        **compared(setting, predicted_s, found), is_extrapolated=is_extrapolated(setting, profile)
     )
 
 
@@ -285,21 +284,6 @@ def compare_speedup(
         measured=speedup,
         signed_error=predicted.signed_error(speedup),
     )
-
-
-def compare_repeat(setting: RunSetting, calibrated_s: Seconds, found: Estimate) -> Repeat:
-    """A calibrated setting, then and now."""
-    return Repeat(
-        setting=setting,
-        calibrated_s=calibrated_s,
-        measured_s=found.value_s,
-        signed_error=calibrated_s / found.value_s - 1,
-    )
-
-
-def _calibrated_steps(profile: MeasuredMachine) -> dict[RunSetting, float]:
-    steps_s = {calibrated_setting(step): step.step_s for step in profile.steps}
-    return {setting: steps_s[setting] for setting in repeated_settings(profile)}
 
 
 def _tolerances(request: ValidationRequest, num_settings: int) -> Tolerances:

@@ -40,9 +40,34 @@ from perfmodel.tracing.source import Batch, ModelSource, classification_loss
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.trace import trace_model
 from perfmodel.workload import Phase
-from perfmodel.workload.step import TracedStep
+from perfmodel.workload.step import StepMethod, TracedStep
 from tests.existing import existing
 from tests.perfmodel.tracing.method import SGD_LOOP
+
+
+def alone() -> Session:
+    return Session(rank=0, world_size=1, measured=Cpu(), control={}, data={})
+
+
+def stepped(
+    build: Callable[[], nn.Module],
+    draw: Callable[[int], torch.Tensor],
+    *,
+    micro_batch: int = 2,
+    method: StepMethod = SGD_LOOP,
+) -> TracedStep:
+    """The step of a classifier of what ``draw`` returns for so many samples."""
+    source = ModelSource(
+        name="classifier",
+        build=build,
+        draw_batch=lambda samples: Batch(
+            positional=(draw(samples),),
+            keyword={},
+            targets=torch.zeros(samples, dtype=torch.int64),
+        ),
+        loss=classification_loss,
+    )
+    return trace_model(source, method, micro_batch=2).step.at(micro_batch=micro_batch)
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +77,7 @@ def lenet() -> TracedStep:
 
 
 def test_every_operator_of_a_step_is_repeated(lenet: TracedStep) -> None:
-    session = Session(rank=0, world_size=1, measured=Cpu(), control={}, data={})
-    replay = Replay(session, lenet)
+    replay = Replay(alone(), lenet)
     replay.for_about(0.0)
     times = replay.times
     expected = {key for key in lenet.call_counts() if key[1] is not Phase.OPTIMIZER}
@@ -86,38 +110,20 @@ class _LastOutput(nn.Module):
 
 
 def test_a_fused_operator_that_leaves_results_undefined_is_repeated() -> None:
-    source = ModelSource(
-        name="lstm",
-        build=_LastOutput,
-        draw_batch=lambda samples: Batch(
-            positional=(torch.randn(samples, 5, 8),),
-            keyword={},
-            targets=torch.zeros(samples, dtype=torch.int64),
-        ),
-        loss=classification_loss,
-    )
-    step = trace_model(source, SGD_LOOP, micro_batch=2).step.at(micro_batch=2)
-    session = Session(rank=0, world_size=1, measured=Cpu(), control={}, data={})
-    times = Replay(session, step).times
+    step = stepped(_LastOutput, lambda samples: torch.randn(samples, 5, 8))
+    times = Replay(alone(), step).times
     assert times.failed == set()
 
 
 def test_tables_are_looked_up_all_over_whatever_view_of_the_indices_is_used() -> None:
     """An ``EmbeddingBag`` reads a flat view of its indices; rows of zeros would stay in the cache."""
     rows = 1000
-    source = ModelSource(
-        name="bag",
-        build=lambda: nn.Sequential(nn.EmbeddingBag(rows, 4), nn.Linear(4, 10)),
-        draw_batch=lambda samples: Batch(
-            positional=(torch.randint(0, rows, (samples, 20)),),
-            keyword={},
-            targets=torch.zeros(samples, dtype=torch.int64),
-        ),
-        loss=classification_loss,
+    step = stepped(
+        lambda: nn.Sequential(nn.EmbeddingBag(rows, 4), nn.Linear(4, 10)),
+        lambda samples: torch.randint(0, rows, (samples, 20)),
+        micro_batch=8,
     )
-    step = trace_model(source, SGD_LOOP, micro_batch=2).step.at(micro_batch=8)
-    session = Session(rank=0, world_size=1, measured=Cpu(), control={}, data={})
-    passes = Passes(session, step)
+    passes = Passes(alone(), step)
     [indices] = (t for t in passes.lasting.values() if t.shape == (8, 20))
     assert len(set(indices.flatten().tolist())) > 100
     assert indices.max() < rows
@@ -133,19 +139,13 @@ def test_parameters_gradients_and_states_are_laid_out_as_those_of_the_model() ->
             weight.data = weight.data.contiguous(memory_format=last)
         return nn.Sequential(kernels, nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(36, 4))
 
-    source = ModelSource(
-        name="last",
-        build=build,
-        draw_batch=lambda samples: Batch(
-            positional=(torch.randn(samples, 4, 5, 5).contiguous(memory_format=last),),
-            keyword={},
-            targets=torch.zeros(samples, dtype=torch.int64),
-        ),
-        loss=classification_loss,
-    )
     method = replace(SGD_LOOP, optimizer="adamw", optimizer_implementation="foreach")
-    step = trace_model(source, method, micro_batch=2).step.at(micro_batch=2)
-    replay = Replay(Session(rank=0, world_size=1, measured=Cpu(), control={}, data={}), step)
+    step = stepped(
+        build,
+        lambda samples: torch.randn(samples, 4, 5, 5).contiguous(memory_format=last),
+        method=method,
+    )
+    replay = Replay(alone(), step)
     laid_out = [parameter.is_contiguous(memory_format=last) for parameter in replay._parameters]
     named = dict(zip((p.name for p in step.parameters), laid_out, strict=True))
     assert [named[f"{name}.weight"] for name in ("0.0", "0.1", "1")] == [True, True, False]
@@ -176,8 +176,7 @@ def test_views_are_free_and_the_first_operator_of_a_module_pays_its_call(
     monkeypatch.setattr(ReplayedOperator, "bound", bound)
     monkeypatch.setattr(Cpu, "now", lambda _: spent[0])
     monkeypatch.setattr("calibrate.probes.replay.module_call_s", lambda: 0.25)
-    session = Session(rank=0, world_size=1, measured=Cpu(), control={}, data={})
-    passes = Passes(session, lenet)
+    passes = Passes(alone(), lenet)
     clock = passes.new_clock()
     with torch.no_grad():
         passes.run(clock)
@@ -210,8 +209,7 @@ def test_operators_are_called_as_modules_call_them() -> None:
 def test_an_operator_that_this_torch_does_not_know_is_left_out(lenet: TracedStep) -> None:
     first, *others = lenet.operators
     odd = replace(lenet, operators=(replace(first, name="nobody.odd.default"), *others))
-    session = Session(rank=0, world_size=1, measured=Cpu(), control={}, data={})
-    assert Replay(session, odd).times.failed == {0}
+    assert Replay(alone(), odd).times.failed == {0}
 
 
 def test_what_a_replay_raises_names_the_operator(
@@ -221,11 +219,10 @@ def test_what_a_replay_raises_names_the_operator(
         raise NotImplementedError("no kernel")
 
     monkeypatch.setattr("calibrate.probes.replay.returned_tensors", refuse)
-    session = Session(rank=0, world_size=1, measured=Cpu(), control={}, data={})
     with pytest.raises(
         RuntimeError, match=r"^aten\.\w+\.\w+ in the forward pass: NotImpl.*no kernel"
     ):
-        Replay(session, lenet)
+        Replay(alone(), lenet)
 
 
 def test_a_failed_replay_is_one_line_and_the_rest_counts(tmp_path: Path) -> None:
@@ -357,7 +354,7 @@ def test_rows_of_a_table_that_no_index_names_have_no_gradient(tmp_path: Path) ->
     file.write_text(LOOKS_UP)
     source = find_source(f"{file}:make")
     step = trace_model(source, SGD_LOOP, micro_batch=2).step.at(micro_batch=2)
-    replay = Replay(Session(rank=0, world_size=1, measured=Cpu(), control={}, data={}), step)
+    replay = Replay(alone(), step)
     with torch.no_grad():
         replay._take_gradients(replay._passes.run(replay._passes.new_clock()))
     for parameter in replay._parameters:

@@ -7,38 +7,32 @@ from perfmodel.layout import RunSetting
 from perfmodel.statistics import Interval
 from tests.perfmodel.profiles import Machine, profile
 from tests.validate.samples import exactly, single
-from validate.validate import (
-    compare_repeat,
-    compare_setting,
-    compare_speedup,
-    is_extrapolated,
-)
+from validate.judging import compared
+from validate.validate import compare_speedup, is_extrapolated
 
 
 def found(value_s: float) -> Estimate:
     return Estimate(value_s=value_s, relative_error=0.01, num_repetitions=3)
 
 
-def test_a_prediction_or_a_repeat_that_is_too_long_has_a_positive_error() -> None:
-    """Predicted 12 ms, measured 10 ms: +20 %; calibrated at 11 ms: +10 %."""
-    row = compare_setting(single(), exactly(0.012), found(0.010), profile=profile(Machine()))
-    assert row.signed_error == pytest.approx(0.2)
-    assert (row.measured_s, row.num_repetitions) == (0.010, 3)
-    assert compare_repeat(single(), 0.011, found(0.010)).signed_error == pytest.approx(0.1)
-
-
 @pytest.mark.parametrize(
-    ("measured_s", "is_covered"),
-    [(0.0089, False), (0.009, True), (0.010, True), (0.013, True), (0.0131, False)],
+    ("measured_s", "error", "is_covered"),
+    [
+        (0.0089, 0.1236, False),
+        (0.009, 1 / 9, True),
+        (0.010, 0.0, True),
+        (0.013, -3 / 13, True),
+        (0.0131, -0.2366, False),
+    ],
 )
-def test_coverage_is_that_of_the_interval(measured_s: float, *, is_covered: bool) -> None:
-    row = compare_setting(
-        single(),
-        Interval(p5=0.009, nominal=0.010, p95=0.013),
-        found(measured_s),
-        profile=profile(Machine()),
-    )
-    assert row.is_covered is is_covered
+def test_a_prediction_that_is_too_long_has_a_positive_error(
+    measured_s: float, error: float, *, is_covered: bool
+) -> None:
+    """Predicted are 10 ms, between 9 and 13."""
+    row = compared(single(), Interval(p5=0.009, nominal=0.010, p95=0.013), found(measured_s))
+    assert row["signed_error"] == pytest.approx(error, abs=1e-4)
+    assert (row["measured_s"], row["num_repetitions"]) == (measured_s, 3)
+    assert row["is_covered"] is is_covered
 
 
 @pytest.mark.parametrize(

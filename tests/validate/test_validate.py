@@ -183,6 +183,8 @@ def test_a_machine_that_is_slower_than_predicted_fails(request_: ValidationReque
     document = run(request_, PlayedWorker(step_s=as_predicted(request_.folder, slower=1.3)))
     assert not document.passed
     assert document.summary.bias == pytest.approx(1 / 1.3 - 1)
+    # They were calibrated at 10 ms.
+    assert [repeat.signed_error for repeat in document.repeats] == pytest.approx([1 / 1.3 - 1] * 2)
     assert {gate.name for gate in document.gates if not gate.passed} == {
         "step-time MAPE",
         "worst step-time error",
