@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -10,7 +10,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize, nnls
 
-from calibrate.replays import measured_steps, of_newest_traces, replayed_s
+from calibrate.replays import StepKey, measured_steps, of_newest_traces, replayed_s, step_key
 from calibrate.summary import typical
 from perfmodel.cost import CurveDraws
 from perfmodel.cost.families import (
@@ -44,8 +44,8 @@ from perfmodel.machine.measured import (
 )
 from perfmodel.statistics import FloatArray
 from perfmodel.units import Seconds
-from perfmodel.workload import Phase
-from perfmodel.workload.step import OPTIMIZERS
+from perfmodel.workload import Operator, Phase
+from perfmodel.workload.step import OPTIMIZERS, signature
 
 #: Of the logarithms of lengths, spread and noise.
 _PRIOR_WIDTH: Final = 0.7
@@ -67,6 +67,8 @@ _ROWS_PER_START: Final = 1000
 _UNSEEN_RATE: Final = 1e9
 #: Below the resolution of any clock.
 _SMALLEST_S: Final = 1e-8
+#: No GPU starts a kernel in less: a shorter time was that of the events around it alone.
+_SHORTEST_KERNEL_S: Final = 1e-7
 #: Groups of drawn models that are left out of the curves, one after another.
 _FOLDS: Final = 4
 #: Sums over reference models are no better known than this, whatever few of them say.
@@ -264,7 +266,7 @@ def fit_operators(
     replays = of_newest_traces([e for e in observations if isinstance(e, ReplayObservation)])
     if not layers and not replays:
         return None
-    timings = _timings(layers, on_gpu=on_gpu)
+    timings = _timings(layers, replays, on_gpu=on_gpu)
     kernels = KernelCosts.seen(timings) if on_gpu else None
     flop_per_s = [t.flop / t.time_s for group in timings.values() for t in group]
     bytes_per_s = [t.moved_bytes / t.time_s for name in _STREAMING for t in timings.get(name, ())]
@@ -279,11 +281,15 @@ def fit_operators(
         replay_log_error=_ASSUMED_ERROR,
         curve_log_error=_ASSUMED_ERROR,
     )
+    unseen = draft
+    if on_gpu and layers:
+        # Reference models judge curves that have not seen them.
+        unseen = replace(draft, families=fit_curves(layers, kernels=kernels))
     return replace(
         draft,
         replay_log_error=_sum_error(draft, replays, workloads, use_measured=True),
         curve_log_error=_left_out_error(draft, layers, kernels)
-        or _sum_error(draft, replays, workloads, use_measured=False),
+        or _sum_error(unseen, replays, workloads, use_measured=False),
     )
 
 
@@ -294,30 +300,40 @@ def fit_curves(
     kernels: KernelCosts | None = None,
 ) -> tuple[OperatorFamily, ...]:
     """Curves of all families."""
-    timings = _timings(layers, on_gpu=kernels is not None)
+    timings = _timings(layers, (), on_gpu=kernels is not None)
     return tuple(
         fit_family(name, group, most_points=most_points, kernels=kernels)
         for name, group in sorted(timings.items())
     )
 
 
-def _timings(layers: Sequence[OperatorsObservation], *, on_gpu: bool) -> dict[str, list[Timing]]:
-    """Times by family, as far as the kind of device tells them apart."""
+def _timings(
+    layers: Sequence[OperatorsObservation],
+    replays: Sequence[ReplayObservation],
+    *,
+    on_gpu: bool,
+) -> dict[str, list[Timing]]:
+    """Times by family, as far as the kind of device tells them apart.
+
+    A kernel of a GPU takes as long among others as alone: there the replays of known steps count, too.
+    """
     groups: dict[str, list[Timing]] = defaultdict(list)
+    calls = [(each.operator, typical(each.times_s)) for layer in layers for each in layer.operators]
+    for operator, time_s in [*calls, *_replayed(replays)] if on_gpu else calls:
+        timing = Timing(
+            features=features(operator),
+            time_s=time_s,
+            flop=operator.flop,
+            moved_bytes=operator.read_bytes + operator.written_bytes,
+            units=work(operator),
+        )
+        name = family_on(family(operator), gpu=on_gpu)
+        if on_gpu and time_s < _SHORTEST_KERNEL_S and is_kernel(name, timing):
+            continue
+        groups[name].append(timing)
+        if wider := all_functions(name):
+            groups[wider].append(timing)
     for entry in layers:
-        for timed in entry.operators:
-            operator = timed.operator
-            timing = Timing(
-                features=features(operator),
-                time_s=typical(timed.times_s),
-                flop=operator.flop,
-                moved_bytes=operator.read_bytes + operator.written_bytes,
-                units=work(operator),
-            )
-            name = family_on(family(operator), gpu=on_gpu)
-            groups[name].append(timing)
-            if wider := all_functions(name):
-                groups[wider].append(timing)
         for point in entry.optimizers:
             size = point.tensor_bytes
             # One tensor's share of a typical step.
@@ -330,6 +346,24 @@ def _timings(layers: Sequence[OperatorsObservation], *, on_gpu: bool) -> dict[st
             )
             groups[optimizer_family(point.optimizer, point.implementation)].append(timing)
     return groups
+
+
+def _replayed(replays: Sequence[ReplayObservation]) -> Iterator[tuple[Operator, Seconds]]:
+    """Operators of replayed steps whose traces are known, each once with its typical time."""
+    traces = {entry.workload: entry.traced for entry in replays if entry.traced is not None}
+    groups: dict[StepKey, list[ReplayObservation]] = defaultdict(list)
+    for entry in replays:
+        if entry.workload in traces:
+            groups[step_key(entry)].append(entry)
+    for (workload, micro_batch, _), group in groups.items():
+        step = traces[workload].at(micro_batch=micro_batch)
+        known = {signature(each): each for each in step.operators}
+        times: dict[tuple[str, Phase], list[Seconds]] = defaultdict(list)
+        for timed in (each for entry in group for each in entry.operators):
+            times[timed.signature, timed.phase].append(typical(timed.times_s))
+        for (name, _), times_s in times.items():
+            if name in known:
+                yield known[name], typical(times_s)
 
 
 def _left_out_error(

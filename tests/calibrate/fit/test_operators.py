@@ -15,11 +15,19 @@ from calibrate.fit.operators import (
     fit_operators,
     unit_costs,
 )
-from perfmodel.cost.operators import work_s
-from perfmodel.documents.observation import OperatorsObservation, OptimizerPoint
+from perfmodel.cost.operators import OperatorDurations, work_s
+from perfmodel.documents.observation import (
+    OperatorsObservation,
+    OptimizerPoint,
+    ReplayObservation,
+    TimedOperator,
+)
 from perfmodel.machine.measured import ComputeRate
+from perfmodel.workload import Phase
+from perfmodel.workload.step import signature
 from tests.existing import existing
-from tests.perfmodel.operators import observation
+from tests.perfmodel.operators import START_S, observation, true_time_s
+from tests.perfmodel.traces import traced
 
 NUM_STEPS = 12
 
@@ -74,6 +82,54 @@ def test_a_family_with_one_point_on_a_gpu_starts_as_fast_as_any_kernel() -> None
     assert small == pytest.approx(kernel(1e6).time_s, rel=0.35)
     large = work_s((1.0, 0.0, 1e9), informed.unit_s, least_s=informed.least_s)
     assert large == pytest.approx(kernel(1e9).time_s, rel=0.01)
+
+
+def test_a_time_shorter_than_any_kernel_tells_nothing_on_a_gpu() -> None:
+    """What is left of a call when its events took as long: two of them made each start of an H100 1.3 ns."""
+    entry = observation()
+    lost = entry.operators[-1].model_copy(update={"times_s": (1.3e-9,)})
+    with_lost = entry.model_copy(update={"operators": (*entry.operators, lost)})
+    whole, without, on_cpu = (
+        existing(fit_operators([each], workloads=(), rates=(), on_gpu=on_gpu))
+        for each, on_gpu in ((with_lost, True), (entry, True), (with_lost, False))
+    )
+    assert whole.families == without.families
+    assert min(family.least_s for family in whole.families) > START_S / 2
+    assert min(family.least_s for family in on_cpu.families) == pytest.approx(1.3e-9)
+
+
+def test_known_steps_inform_the_curves_of_a_gpu() -> None:
+    """A product of a traced step that took ten times what layers say; a CPU's caches make that its own affair."""
+    step = traced().at(micro_batch=4)
+    replay = ReplayObservation(
+        task="",
+        round=0,
+        workload="linear",
+        micro_batch=4,
+        parameters="",
+        num_trained=1,
+        operators=tuple(
+            TimedOperator(
+                signature=signature(each),
+                phase=Phase.FORWARD,
+                num_calls=1,
+                times_s=(10 * true_time_s(each),),
+            )
+            for each in step.operators
+        ),
+        forward_s=(1.0,),
+        backward_s=(1.0,),
+        optimizer_s=(1.0,),
+        failed=(),
+        traced=traced(),
+    )
+    for on_gpu, factor in ((True, 10), (False, 1)):
+        costs = existing(
+            fit_operators([observation(), replay], workloads=(), rates=(), on_gpu=on_gpu)
+        )
+        durations = OperatorDurations(costs, use_measured=False)
+        [found] = durations.durations(step.operators[:1], Phase.FORWARD)
+        assert found.time_s == pytest.approx(factor * true_time_s(step.operators[0]), rel=0.3)
 
 
 def drawn(seed: int, *, factor: float) -> OperatorsObservation:
