@@ -23,6 +23,7 @@ from perfmodel.cost.families import (
     family,
     family_on,
     features,
+    in_channels_last,
     is_half,
     is_of_optimizer,
     optimizer_family,
@@ -63,6 +64,10 @@ _TENSORS_PER_KERNEL: Final = 100
 _KERNELS_PER_UPDATE: Final = 3
 #: Of rows that a kernel goes through as many at least take as long as its start.
 _ROWS_PER_START: Final = 1000
+#: What a block of threads needs for each byte of a channel, by whether it has 16 bit, and a kernel for a row of few
+#: pixels: single batch normalisations of the calibration of an H100. [s]
+_BLOCK_BYTE_S: Final = {False: 1.5e-10, True: 5e-10}
+_PIXEL_ROW_S: Final = 3e-10
 #: FLOP or bytes per second of kinds of kernels that were not timed.
 _UNSEEN_RATE: Final = 1e9
 #: Below the resolution of any clock.
@@ -174,13 +179,18 @@ class KernelCosts:
             return ()
         flop_per_s = self.flop_per_s[convolves(name), is_half(name)] or _UNSEEN_RATE
         byte_s = 1 / self.bytes_per_s
-        # Caches hold the weights that are read again for every sample, many rows run side by side, and one of a
-        # hundred processors goes through a channel.
-        if convolves(name):
-            again_s = byte_s / 100
-        else:
-            again_s = 100 * byte_s if "batch_norm" in name else self.start_s / _ROWS_PER_START
-        return (self.start_s, 1 / flop_per_s, byte_s, byte_s, byte_s, again_s)
+        streams = (self.start_s, 1 / flop_per_s, byte_s, byte_s, byte_s)
+        if "batch_norm" in name:
+            passes = 1 + ("backward" in name)
+            by_channel = passes * _BLOCK_BYTE_S[is_half(name)], _PIXEL_ROW_S / passes
+            # Where channels lie side by side, one of a hundred processors goes through one.
+            return (
+                (*streams, 100 * byte_s)
+                if in_channels_last(name)
+                else (*streams, byte_s, *by_channel)
+            )
+        # Caches hold the weights that are read again for every sample, and many rows run side by side.
+        return (*streams, byte_s / 100 if convolves(name) else self.start_s / _ROWS_PER_START)
 
 
 def is_kernel(name: str, timing: Timing) -> bool:
@@ -325,7 +335,7 @@ def _timings(
             time_s=time_s,
             flop=operator.flop,
             moved_bytes=operator.read_bytes + operator.written_bytes,
-            units=work(operator),
+            units=work(operator, gpu=on_gpu),
         )
         name = family_on(family(operator), gpu=on_gpu)
         if on_gpu and time_s < _SHORTEST_KERNEL_S and is_kernel(name, timing):

@@ -91,6 +91,8 @@ _ALIGNMENT_BYTES: Final = 16
 #: Of tensors of several floating types: their kernels read one element at a time.
 _MIXED: Final = " of mixed types"
 _HALVES: Final = ("bfloat16", "float16")
+_WARP: Final = 32
+_BLOCKS_AT_A_TIME: Final = 300
 #: Limits of PyTorch's rule between them.
 _MANY_SAMPLES: Final = 16
 _SMALL_KERNEL: Final = 3
@@ -121,6 +123,11 @@ def family(operator: Operator) -> str:
 def is_half(name: str) -> bool:
     """Whether the factors of a family have 16 bit."""
     return name.endswith(IN_HALF)
+
+
+def in_channels_last(name: str) -> bool:
+    """Whether channels of a family's images lie side by side."""
+    return _CHANNELS_LAST in name
 
 
 def convolves(name: str) -> bool:
@@ -173,14 +180,14 @@ def features(operator: Operator) -> tuple[float, ...]:
     return _FEATURES.get(family(operator).partition(" ")[0], _by_size)(operator)
 
 
-def work(operator: Operator) -> tuple[float, ...]:
+def work(operator: Operator, *, gpu: bool = True) -> tuple[float, ...]:
     """What takes time in an operator: the call, FLOP, bytes of four kinds, or rows; whatever adds up.
 
     The first three are image, weight and result of a convolution, both factors and the result of a
     product, and otherwise the largest input, the other inputs, and what is written. The fourth are
     weights read again, once for every further sample: kernels convolve sample by sample, which small
-    images with many channels do not hide. Of operators that go row by row the last are the rows, of those
-    that go channel by channel, in as many blocks, the bytes of one.
+    images with many channels do not hide. Of operators that go row by row these are the rows, of those
+    that go channel by channel the bytes of one. ``gpu``: With what only kernels of GPUs do one after another.
     """
     kind = family(operator).partition(" ")[0]
     again = 0.0
@@ -203,7 +210,24 @@ def work(operator: Operator) -> tuple[float, ...]:
     elif "batch_norm" in kind:
         image = _largest_input(operator)
         again = image.size_bytes / max(1, _channels(image))
+        if gpu:
+            return (1.0, operator.flop, *parts, again, *_by_channel(image))
     return (1.0, operator.flop, *parts, again)
+
+
+def _by_channel(image: TensorSpec) -> tuple[float, float]:
+    """Bytes that one block of threads goes through, and rows of pixels; nothing where channels lie side by side.
+
+        bytes = samples * max(pixels, 32) * element * max(1, channels / 300)
+
+    A kernel of PyTorch or cuDNN gives every channel a block, and every row of its pixels a warp of 32 threads. About
+    300 blocks run at a time (H100 and H200).
+    """
+    if _format(image):
+        return 0.0, 0.0
+    rows = float(math.prod(image.shape[:2]))
+    row_bytes = max(_WARP, math.prod(image.shape[2:])) * ELEMENT_BYTES[image.dtype]
+    return rows * row_bytes / max(1, min(_channels(image), _BLOCKS_AT_A_TIME)), rows
 
 
 def optimizer_work(size_bytes: Bytes, total_bytes: Bytes) -> tuple[float, ...]:

@@ -195,7 +195,12 @@ def test_expected_times_of_a_unit_of_work() -> None:
     assert kernels.unit_s("matmul", matrix) == pytest.approx(
         (2e-6, 1e-12, 1e-11, 1e-11, 1e-11, 2e-9)
     )
-    assert kernels.unit_s("native_batch_norm", matrix)[-1] == pytest.approx(1e-9)
+    last, *by_channel = kernels.unit_s("native_batch_norm", matrix)[5:]
+    assert (last, by_channel) == (pytest.approx(1e-11), [1.5e-10, 3e-10])
+    backward = kernels.unit_s("native_batch_norm_backward in 16 bit", matrix)[6:]
+    assert backward == pytest.approx((1e-9, 1.5e-10))
+    side_by_side = kernels.unit_s("native_batch_norm channels last", matrix)
+    assert side_by_side[5:] == pytest.approx((1e-9,))
     convolved = kernels.unit_s("convolution dense", matrix)
     assert (convolved[1], convolved[-1]) == pytest.approx((2.5e-13, 1e-13))
     assert kernels.unit_s("matmul in 16 bit", matrix)[1] == pytest.approx(1 / 8e12)

@@ -252,8 +252,20 @@ def test_a_channel_costs_its_bytes(kind: str, scales: int) -> None:
     pixels = spec(6, 5, 8, 2)
     images = (pixels,) * (2 if "backward" in kind else 1)
     called = operator(f"aten.{kind}.default", (*images, *(spec(5),) * scales), (pixels,))
-    assert work(called)[-1] == 4 * 6 * 8 * 2
+    assert work(called, gpu=False)[5:] == (4 * 6 * 8 * 2,)
+    # On a GPU a warp of 32 threads goes through each of 30 rows of 16 pixels.
+    assert work(called)[5:] == (4 * 6 * 8 * 2, 4 * 6 * 32, 30)
     assert features(called) == pytest.approx(logs(480, 5, 16))
+
+
+def test_channels_beyond_those_at_a_time_wait() -> None:
+    """Of 1,200 channels 300 have a block at a time; side by side, none has one of its own."""
+    pixels = spec(2, 1200, 8, 8)
+    called = operator("aten.native_batch_norm.default", (pixels,), (pixels,))
+    assert work(called)[6:] == (4 * 2 * 64 * 4, 2400)
+    side_by_side = replace(pixels, stride=(8 * 8 * 1200, 1, 8 * 1200, 1200))
+    called = operator("aten.native_batch_norm.default", (side_by_side,), (side_by_side,))
+    assert work(called)[6:] == (0, 0)
 
 
 @pytest.mark.parametrize("is_backward", [False, True])
