@@ -63,9 +63,26 @@ class AsOnCuda(TorchFunctionMode):
             keywords["dtype"] = keywords.get("dtype") or torch.float32
         if half is not None and func is functional.cross_entropy and len(args) <= 3:
             return _cross_entropy(*args, **keywords)
-        if func is functional.scaled_dot_product_attention and not self._fused_attention:
-            return _attention(*args, **keywords)
+        if func is functional.scaled_dot_product_attention:
+            act = _fused_attention if self._fused_attention else _attention
+            return act(*args, **keywords)
         return func(*args, **keywords)
+
+
+def _fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    *others: Any,
+    **keywords: Any,
+) -> Tensor:
+    """Attention in one kernel, which leaves scores out on its way: a processor's kernel knows no dropout."""
+    del dropout_p
+    return functional.scaled_dot_product_attention(
+        query, key, value, attn_mask, 0.0, *others, **keywords
+    )
 
 
 def _cross_entropy(

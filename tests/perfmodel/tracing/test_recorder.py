@@ -127,3 +127,13 @@ def test_real_images_are_normalised() -> None:
     images, weight = torch.randn(8, 2, 3, 3), torch.ones(2)
     found: Tensor = recorder._batch_norm(images, weight, weight, None, None, True, 0.1, 0.0)[0]
     assert float(found.std(unbiased=False)) == pytest.approx(1.0, rel=1e-3)
+
+
+def test_fused_attention_takes_dropout_without_scores() -> None:
+    """A processor's fused kernel knows no dropout: torch would keep the scores of all pairs there."""
+    inputs = torch.randn(2, 4, 8, 16, requires_grad=True)
+    with torch.profiler.profile() as profiler, AsOnCuda("fp32"):
+        torch.nn.functional.scaled_dot_product_attention(inputs, inputs, inputs, None, 0.1, True)
+    called = {event.name for event in profiler.events() or []}
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in called
+    assert not any("softmax" in name for name in called)
