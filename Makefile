@@ -12,7 +12,7 @@ OUT ?= runs
 BUDGET ?= standard
 DEVICES ?= 1,2,4,8,16,32,64,128,256,512,1024
 PYTEST_FLAGS ?=
-# One process of tests for each core; tests/conftest.py says what runs where, the longest first.
+# tests/conftest.py says how many processes there are and what runs where, the longest first.
 PYTEST := pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # pip leaves compiling to the first start (--no-compile): where nothing compiled may be kept, every

@@ -13,7 +13,7 @@ from calibrate.locks import LOCK_VARIABLE, machine_to_itself
 
 #: Set in a worker of pytest-xdist, not in plain pytest.
 _IS_ONE_OF_SEVERAL: Final = "PYTEST_XDIST_WORKER" in os.environ
-# Workers have a core each; numpy and torch read this when they are imported.
+# Workers have about a core each; numpy and torch read this when they are imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 #: Markers of what takes longest: it comes first, or one worker would still be at it when all others
@@ -45,6 +45,12 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     from tests.perfmodel.cli.command import runner  # noqa: PLC0415 - numpy must find its threads set
 
     return runner(monkeypatch, capsys)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than cores: tests that start processes wait for them."""
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
