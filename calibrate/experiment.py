@@ -100,7 +100,9 @@ class Budget:
     def of(cls, name: str, device_kind: str) -> "Budget":
         """Of a name on a kind of device; a borrowed GPU has little time."""
         budget = BUDGETS[name]
-        return replace(budget, num_rounds=_ROUNDS_OF_GPU) if is_short(name, device_kind) else budget
+        if not is_short(name, device_kind):
+            return budget
+        return replace(budget, num_rounds=_ROUNDS_OF_GPU, num_models=_MODELS_OF_GPU)
 
 
 def is_short(budget: str, device_kind: str) -> bool:
@@ -110,6 +112,8 @@ def is_short(budget: str, device_kind: str) -> bool:
 
 #: Of a quick calibration; five take a minute longer, to start processes.
 _ROUNDS_OF_GPU: Final = 3
+#: Three reference models hardly tell what the host takes for others.
+_MODELS_OF_GPU: Final = 6
 _SIZES: Final = tuple(KIB * 4**power for power in range(10))
 
 BUDGETS: Final = {
@@ -327,13 +331,16 @@ class Experiment:
             yield LayersTask(name=f"{index}: layers {number}", round=index, layers=layers)
 
     def _models(self, index: int) -> Iterable[Task]:
-        """The round's part of the drawn models. Their seeds are below 0: no judge draws them."""
+        """The round's part of the drawn models. Their seeds are below 0: no judge draws them.
+
+        From 1: the first one of the default seed is slow to trace.
+        """
         for number in range(index, self.budget.num_models, self.budget.other_rounds):
             yield ModelTask(
                 name=f"{index}: model {number}",
                 round=index,
                 seed=-1 - self.seed,
-                index=number,
+                index=1 + number,
                 target_s=self.budget.repetition_s,
             )
 

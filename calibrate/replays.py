@@ -20,6 +20,7 @@ from perfmodel.documents.observation import (
     OperatorsObservation,
     OptimizerPoint,
     ReplayObservation,
+    StepObservation,
     Taken,
     TimedOperator,
     failures,
@@ -64,8 +65,8 @@ def without_events(entry: _Taken, event_s: Seconds) -> _Taken:
     Of passes the lower quartile counts: in one or the other the device waits for the host.
     """
 
-    def less(times_s: Sequence[Seconds]) -> tuple[Seconds, ...]:
-        return tuple(max(time_s - event_s, _LEAST_SHARE * time_s) for time_s in times_s)
+    def less(times_s: Sequence[Seconds], count: int = 1) -> tuple[Seconds, ...]:
+        return tuple(max(time_s - count * event_s, _LEAST_SHARE * time_s) for time_s in times_s)
 
     def kept(times_s: Sequence[Seconds]) -> tuple[Seconds, ...]:
         return less([undisturbed(times_s)])
@@ -77,6 +78,12 @@ def without_events(entry: _Taken, event_s: Seconds) -> _Taken:
     match entry:
         case ComputeObservation() if entry.probe not in _WITHOUT_EVENTS:
             found["durations_s"] = less(entry.durations_s)
+        case StepObservation() if entry.device_streams is not None:
+            micro, streams = entry.setting.accumulation, entry.device_streams
+            marks = {"input": micro, "forward": micro, "backward": micro, "optimizer": 1}
+            dense = {f"dense_{name}_s": count for name, count in marks.items()}
+            shorter = {n: less(getattr(streams, n), count) for n, count in dense.items()}
+            found["device_streams"] = streams.model_copy(update=shorter)
         case OperatorsObservation():
             found["operators"] = timed(entry.operators)
             found["optimizers"] = timed(entry.optimizers)

@@ -6,7 +6,7 @@ later an all-reduce starts than alone, and the two interference speeds, from sev
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -24,6 +24,7 @@ from perfmodel.documents.observation import (
     PHASES,
     ComputeObservation,
     LayoutObservation,
+    OperatorsObservation,
     ReplayObservation,
 )
 from perfmodel.layout import Layout, RunSetting, Synchronisation, parse_layout
@@ -45,54 +46,54 @@ from perfmodel.units import Seconds
 from perfmodel.workload import Phase
 
 # What the host spends on issuing an operator, from whole steps of the reference models.
-#: Columns of the costs, and what each is expected to be over the cost of an operator that does nothing.
+#: Columns of the costs, and what each is expected to be over the cost of an operator that does nothing, which finds
+#: its caches warm: about what the reference models took beside an H100 and beside an H200.
 _EXPECTED: Final = {
-    "forward_s": 1.0,
-    "backward_s": 1.0,
-    "view_s": 0.3,
-    "optimizer_s": 1.0,
-    "tensor_s": 0.1,
-    "module_s": 2.0,
-    "phase_s": 10.0,
+    "forward_s": 2.5,
+    "backward_s": 4.5,
+    "view_s": 0.4,
+    "optimizer_s": 4.0,
+    "tensor_s": 0.2,
+    "module_s": 3.0,
+    "phase_s": 17.0,
 }
+#: The same of a view over one that was timed alone.
+_VIEW_IN_STEP: Final = 2.0
 #: How little the expectation counts beside one measured phase.
 _WEIGHT: Final = 0.03
 _SMALLEST_ERROR: Final = 0.02
+#: Until the costs stand still.
+_REWEIGHTINGS: Final = 7
 
 
 def fit_host(
     workloads: Sequence[MeasuredWorkload],
     replays: Sequence[ReplayObservation],
+    drawn: Sequence[OperatorsObservation] = (),
     *,
     dispatch_s: Seconds,
     view_s: Seconds | None = None,
 ) -> HostCosts | None:
     """Costs that explain the host's times of steps of one rank; None where none was taken apart.
 
-    Least squares of relative errors with costs that are not negative. Models that were traced count; with few
-    of them, or such that have alike shares of views, the expected costs fill in. The error is that of steps of
-    each model, with its steps left out of the fit.
+    Least squares of logarithms with costs that are not negative. Models that were traced count, and ``drawn``
+    ones; with few of them, or such that have alike shares of views, the expected costs fill in. The error is that
+    of steps of each model, with its steps left out of the fit.
 
     ``dispatch_s``, ``view_s``: Of an operator that does nothing, and of a view, timed alone.
     """
-    traced = {entry.workload: entry.traced for entry in replays if entry.traced is not None}
-    names, models, rows, times_s = list(_EXPECTED), [], [], []
-    for workload in workloads:
-        model, phases = workload.workload.name, workload.phases[0]
-        if model not in traced:
-            continue
-        for points in zip(*(getattr(phases, f"dispatch_{phase}") for phase in Phase), strict=True):
-            step = traced[model].at(micro_batch=int(points[0].at))
-            counts = [issued(step, phase) for phase in Phase]
-            models.append(model)
-            rows.append([[each.get(name, 0) for name in names] for each in counts])
-            times_s.append([point.time_s for point in points])
-    if not rows:
+    names = list(_EXPECTED)
+    entries = [*_reference_steps(workloads, replays), *_drawn_steps(drawn)]
+    if not entries:
         return None
-    design, measured_s = np.array(rows, np.float64), np.array(times_s)
+    models = [entry.model for entry in entries]
+    design = np.array(
+        [[[each.get(name, 0) for name in names] for each in e.issued] for e in entries], np.float64
+    )
+    measured_s = np.array([entry.dispatch_s for entry in entries])
     expected_s = max(dispatch_s, 1e-7) * np.array([*_EXPECTED.values()])
     if view_s is not None:
-        expected_s[names.index("view_s")] = view_s
+        expected_s[names.index("view_s")] = _VIEW_IN_STEP * view_s
     missed = []
     for model in dict.fromkeys(models):
         out = np.array(models) == model
@@ -103,12 +104,51 @@ def fit_host(
     return HostCosts(**dict(zip(names, map(float, costs), strict=True)), relative_error=error)
 
 
+class _Issued(NamedTuple):
+    """What the host issues in each phase of a model's step, and how long it takes. [s]"""
+
+    model: str
+    issued: Sequence[Mapping[str, int]]
+    dispatch_s: Sequence[Seconds]
+
+
+def _reference_steps(
+    workloads: Sequence[MeasuredWorkload], replays: Sequence[ReplayObservation]
+) -> Iterator[_Issued]:
+    """Every micro-batch of the models that were traced."""
+    traced = {entry.workload: entry.traced for entry in replays if entry.traced is not None}
+    for workload in workloads:
+        model, phases = workload.workload.name, workload.phases[0]
+        if model not in traced:
+            continue
+        for points in zip(*(getattr(phases, f"dispatch_{phase}") for phase in Phase), strict=True):
+            step = traced[model].at(micro_batch=int(points[0].at))
+            counts = [issued(step, phase) for phase in Phase]
+            yield _Issued(model, counts, [point.time_s for point in points])
+
+
+def _drawn_steps(drawn: Sequence[OperatorsObservation]) -> Iterator[_Issued]:
+    """By the median of their steps."""
+    for entry in drawn:
+        if entry.model is not None and entry.host is not None:
+            times_s = [float(np.median(entry.host.dispatch_s[phase])) for phase in Phase]
+            yield _Issued(entry.model, [entry.host.issued[phase] for phase in Phase], times_s)
+
+
 def _costs(design: FloatArray, measured_s: FloatArray, expected_s: FloatArray) -> FloatArray:
-    """Costs, not negative, of what each phase of each step issues; those expected where no step tells. [s]"""
-    relative = (design / measured_s[..., None]).reshape(-1, len(expected_s)) * expected_s
-    weight = _WEIGHT * math.sqrt(max(1, len(relative)))
-    whole = np.vstack([relative, weight * np.eye(len(expected_s))])
-    ratios, _ = nnls(whole, np.r_[np.ones(len(relative)), np.full(len(expected_s), weight)])
+    """Costs, not negative, of what each phase of each step issues; those expected where no step tells. [s]
+
+    Squares of ``sum - time`` over ``sum * time``, which are those of logarithms as far as both are close.
+    """
+    counts = design.reshape(-1, len(expected_s)) * expected_s
+    time_s = measured_s.ravel()
+    weight = _WEIGHT * math.sqrt(max(1, len(time_s)))
+    ratios, sum_s = np.ones(len(expected_s)), time_s
+    for _ in range(_REWEIGHTINGS):
+        scale_s = np.sqrt(time_s * sum_s)
+        whole = np.vstack([counts / scale_s[:, None], weight * np.eye(len(expected_s))])
+        ratios, _ = nnls(whole, np.r_[time_s / scale_s, np.full(len(expected_s), weight)])
+        sum_s = np.maximum(counts @ ratios, 0.1 * time_s)
     return np.asarray(ratios * expected_s)
 
 

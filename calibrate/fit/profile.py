@@ -24,6 +24,7 @@ from perfmodel.documents.observation import (
     FailedObservation,
     LayoutObservation,
     Observation,
+    OperatorsObservation,
     OverlapObservation,
     ReplayObservation,
     StepObservation,
@@ -90,7 +91,13 @@ def fit_profile(
     replays = _of(observations, ReplayObservation)
     view_s = next((rate.time_s for rate in draft.rates if rate.probe == "view"), None)
     host = (
-        fit_host(draft.workloads, replays, dispatch_s=draft.dispatch_s, view_s=view_s)
+        fit_host(
+            draft.workloads,
+            replays,
+            _of(observations, OperatorsObservation),
+            dispatch_s=draft.dispatch_s,
+            view_s=view_s,
+        )
         if draft.asynchronous
         else None
     )

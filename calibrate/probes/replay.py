@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from calibrate.device import Clock
 from calibrate.probes import Session, repeats_within
+from calibrate.probes.training import host_steps
 from calibrate.replays import Dataflow, linked
 from calibrate.task import ModelTask, ReplayTask
 from perfmodel.documents import seals
@@ -243,7 +244,8 @@ def limits_of_sources(flow: Dataflow, step: TracedStep) -> dict[int, int]:
 #: So many calls are issued behind one idle kernel of such a length, on devices that have a queue.
 _HELD_CALLS = 64
 _HOLD_S: Seconds = 0.01
-_MINIMUM_PASSES = 2
+#: By whether the device may wait for its host in one of them.
+_MINIMUM_PASSES: Final = {False: 2, True: 3}
 _MAXIMUM_PASSES = 30
 #: A gradient as training has them.
 _ORDINARY = 1e-3
@@ -427,19 +429,23 @@ class Replay:
         self._rows = _rows(self._passes.flow, step)
         """Gradients of tables, and the indices of the rows that they were looked up by."""
         with without_denormals():
-            self.first_s: Seconds = sum(self._once(ReplayTimes()))
+            # It loads kernels.
+            self._once(ReplayTimes())
         self.times = ReplayTimes(failed=self._passes.failed)
 
     def for_about(self, target_s: Seconds) -> None:
-        """Repeat the step for so long, twice at least."""
-        num_passes = repeats_within(
-            target_s,
-            [self.first_s],
-            minimum=_MINIMUM_PASSES,
-            maximum=min(_MAXIMUM_PASSES, self._session.measured.most_repeats // 4),
-        )
+        """Repeat the step for so long."""
+        device = self._session.measured
         with without_denormals():
-            for _ in range(num_passes):
+            begun_s = device.now()
+            self._once(self.times)
+            num_passes = repeats_within(
+                target_s,
+                [device.now() - begun_s],
+                minimum=_MINIMUM_PASSES[device.asynchronous],
+                maximum=min(_MAXIMUM_PASSES, device.most_repeats // 4),
+            )
+            for _ in range(num_passes - 1):
                 self._once(self.times)
 
     @torch.no_grad()
@@ -579,6 +585,10 @@ def measure_model(session: Session, task: ModelTask) -> OperatorsObservation:
     replay = Replay(session, step)
     replay.for_about(task.target_s)
     counts, times = step.call_counts(), replay.times
+    host = None
+    if session.asynchronous:
+        del replay
+        host = host_steps(session, model, step, target_s=task.target_s)
     return OperatorsObservation(
         task=task.name,
         round=task.round,
@@ -594,4 +604,5 @@ def measure_model(session: Session, task: ModelTask) -> OperatorsObservation:
             if key[0] not in times.failed
         ),
         optimizers=(),
+        host=host,
     )

@@ -5,7 +5,7 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,22 @@ from torch.nn.parallel import DistributedDataParallel
 from calibrate.device import HOLD_S, Clock, Device
 from calibrate.probes import Session, repeats_within
 from calibrate.task import StepTask
-from perfmodel.documents.observation import PHASES, DeviceStreams, RankSteps, StepObservation
+from perfmodel.cost.traced import issued
+from perfmodel.documents.observation import (
+    PHASES,
+    DeviceStreams,
+    HostSteps,
+    RankSteps,
+    StepObservation,
+)
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.tracing.reference import REFERENCES, ReferenceModel
 from perfmodel.units import Seconds
+from perfmodel.workload import Phase
+from perfmodel.workload.step import TracedStep
+
+if TYPE_CHECKING:
+    from calibrate.random_models import RandomModel
 
 _POOL_SAMPLES = 512
 _MAXIMUM_STEPS = 200
@@ -26,6 +38,10 @@ _LEAD_IN = 5
 _DENSE_STEPS = 5
 #: Steps of which the host's part is timed: runs of a host differ more than these steps do.
 _MOST_ISSUED = 40
+#: Of a step that the device ends before the host has issued it.
+_FEW_SAMPLES = 4
+#: A device that needs so much longer than its host for some steps is not waiting for it.
+_BEHIND = 0.1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -189,6 +205,52 @@ def _device_streams(
         dense_forward_s=tuple(dense["forward"]),
         dense_backward_s=tuple(dense["backward"]),
         dense_optimizer_s=tuple(dense["optimizer"]),
+    )
+
+
+def host_steps(
+    session: Session, model: "RandomModel", step: TracedStep, *, target_s: Seconds
+) -> HostSteps | None:
+    """Train a drawn model on few samples in a plain loop; time what its host issues.
+
+    ``None`` where the device is so far behind that its queue may have held the host up.
+    """
+    device = session.measured
+    module = model.sketch.build().to(device.torch_device)
+    optimizer = model.make_optimizer(module.parameters())
+    drawn = (*model.sketch.inputs, model.sketch.targets)
+    pool = [device.pinned(entry.draw(_FEW_SAMPLES)) for entry in drawn]
+    durations_s: list[list[Seconds]] = []
+
+    def one_step() -> Seconds:
+        host = device.host_clock()
+        host.mark()
+        *inputs, targets = (each.to(device.torch_device, non_blocking=True) for each in pool)
+        with device.autocast(model.precision):
+            loss = model.sketch.loss(module(*inputs), targets)
+        host.mark()
+        loss.backward()  # type: ignore[no-untyped-call]
+        host.mark()
+        optimizer.step()
+        optimizer.zero_grad()
+        host.mark()
+        durations_s.append([end - start for start, end in itertools.pairwise(host.seconds())])
+        return sum(durations_s[-1])
+
+    warm_s = [one_step() for _ in range(_LEAD_IN)]
+    session.synchronise()
+    begun_s = device.now()
+    most = min(_MAXIMUM_STEPS, device.most_repeats)
+    for _ in range(repeats_within(target_s, warm_s, minimum=_DENSE_STEPS, maximum=most)):
+        one_step()
+    issued_s = device.now() - begun_s
+    session.synchronise()
+    if device.now() - begun_s > (1 + _BEHIND) * issued_s:
+        return None
+    columns = zip(*durations_s[_LEAD_IN:], strict=True)
+    return HostSteps(
+        issued={phase: issued(step, phase) for phase in Phase},
+        dispatch_s=dict(zip(Phase, columns, strict=True)),
     )
 
 

@@ -230,6 +230,15 @@ class OptimizerPoint(Record):
     """As it follows a backward pass."""
 
 
+class HostSteps(Record):
+    """Steps of few samples in a plain loop, in which the device waits for its host."""
+
+    issued: dict[Phase, dict[str, int]]
+    """What the host issues in each phase, by the name of its cost in ``HostCosts``."""
+    dispatch_s: dict[Phase, Durations]
+    """Of every step. [s]"""
+
+
 class OperatorsObservation(Taken):
     """Operators of some single layers, or of a model drawn at random."""
 
@@ -237,6 +246,8 @@ class OperatorsObservation(Taken):
     model: str | None = None
     operators: tuple[IsolatedOperator, ...]
     optimizers: tuple[OptimizerPoint, ...]
+    host: HostSteps | None = None
+    """Of the model, on a device that runs behind its host."""
 
 
 class StackSpec(Record):

@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 from calibrate.probes import Session
 from calibrate.probes.compute import measure_compute
-from calibrate.probes.replay import measure_replay
+from calibrate.probes.replay import measure_model, measure_replay
 from calibrate.probes.training import measure_steps
-from calibrate.task import ComputeTask, ReplayTask, StepTask
+from calibrate.task import ComputeTask, ModelTask, ReplayTask, StepTask
 from calibrate.virtual import Truth
 from calibrate.virtual.carrier import Carrier
 from calibrate.virtual.gpu import VirtualGpu
@@ -43,10 +43,12 @@ def main(truth: Path, output: Path) -> None:
     ]
     replay = ReplayTask(name="replay", round=0, workload="lenet", micro_batch=64, target_s=0.01)
     steps = StepTask(name="steps", round=0, setting=LENET, target_s=0.01, min_steps=2)
+    drawn = ModelTask(name="perceptron", round=0, seed=-2, index=14, target_s=0.01)
     found = (
         *(measure_compute(session, queue) for queue in queues),
         measure_replay(session, replay),
         measure_steps(session, steps),
+        measure_model(session, drawn),
     )
     output.write_text("".join(f"{entry.model_dump_json()}\n" for entry in found))
 

@@ -11,7 +11,11 @@ import pytest
 from calibrate.fit.ddp import fit_host
 from calibrate.summary import DISPATCH
 from perfmodel.cost.traced import issued, issued_s
-from perfmodel.documents.observation import ReplayObservation
+from perfmodel.documents.observation import (
+    HostSteps,
+    OperatorsObservation,
+    ReplayObservation,
+)
 from perfmodel.machine.measured import PHASE_CURVES, CurvePoint, MeasuredWorkload, PhaseCurves
 from perfmodel.workload import Phase
 from tests.existing import existing
@@ -75,11 +79,11 @@ ALL = [issuing(model) for model in MODELS]
 def test_costs_that_made_the_times_come_back() -> None:
     """Expected is another machine: no phase is 1.5 % off, models that are left out 8 %.
 
-    Without the smallest model nothing tells what a pass costs beside its operators: four times as much is expected.
+    Without the smallest model nothing tells what a pass costs beside its operators: twice as much is expected.
     What was expected draws each cost less than 15 % of the way. Models have alike shares of operators and views,
     which are told together. Nine operators of an optimizer are too few beside hundreds of tensors to be told.
     """
-    found = existing(fit_host(ALL, REPLAYS, dispatch_s=16e-6, view_s=4e-6))
+    found = existing(fit_host(ALL, REPLAYS, dispatch_s=6e-6, view_s=2e-6))
     assert found.relative_error < 0.08
     for model in MODELS:
         whole = existing(replay(model).traced).at(micro_batch=BATCH)
@@ -88,33 +92,57 @@ def test_costs_that_made_the_times_come_back() -> None:
             assert issued_s(found, counts) == pytest.approx(issued_s(COSTS, counts), rel=0.015)
     assert found.backward_s == pytest.approx(COSTS.backward_s, rel=0.1)
     told = {
-        ("forward_s", "view_s"): 20e-6,
-        ("backward_s", "view_s"): 20e-6,
-        ("tensor_s",): 1.6e-6,
-        ("module_s",): 32e-6,
-        ("phase_s",): 160e-6,
+        ("forward_s", "view_s"): 19e-6,
+        ("backward_s", "view_s"): 31e-6,
+        ("tensor_s",): 1.2e-6,
+        ("module_s",): 18e-6,
+        ("phase_s",): 102e-6,
     }
     for names, expected_s in told.items():
         found_s, true_s = (sum(getattr(of, name) for name in names) for of in (found, COSTS))
         assert abs(found_s - true_s) < 0.15 * (expected_s - true_s), names
 
 
-def test_a_view_that_was_not_timed_is_expected_at_a_third() -> None:
+def test_a_view_that_was_not_timed_is_expected_at_two_fifths() -> None:
     """One model cannot tell operators from views: what is expected does."""
     steps = [issuing("resnet18")]
     found, same, fast = (
         existing(fit_host(steps, REPLAYS, dispatch_s=10e-6, view_s=view_s))
-        for view_s in (None, 3e-6, 1e-6)
+        for view_s in (None, 2e-6, 0.5e-6)
     )
-    assert found == same
+    assert found.view_s == pytest.approx(same.view_s)
     assert found.view_s > 2 * fast.view_s
     assert found.backward_s < fast.backward_s
+
+
+def test_drawn_models_tell_what_the_references_do_not() -> None:
+    """Known by LeNet and by a drawn model that issues what ResNet-18 does, ResNet-18 is no longer off."""
+    whole = existing(replay("resnet18").traced).at(micro_batch=BATCH)
+    counts = {phase: issued(whole, phase) for phase in Phase}
+    times_s = {
+        phase: (0.9 * t, t, 9 * t) for phase in Phase if (t := issued_s(COSTS, counts[phase]))
+    }
+    drawn = OperatorsObservation(
+        task="model 1",
+        round=0,
+        model="drawn",
+        operators=(),
+        optimizers=(),
+        host=HostSteps(issued=counts, dispatch_s=times_s),
+    )
+    off = []
+    for more in ((), (drawn,), (drawn.model_copy(update={"host": None}),)):
+        found = existing(fit_host([issuing("lenet")], REPLAYS, more, dispatch_s=2e-6, view_s=5e-7))
+        steps_s = [sum(issued_s(costs, counts[p]) for p in Phase) for costs in (found, COSTS)]
+        off.append(abs(np.log(steps_s[0] / steps_s[1])))
+    assert off[0] == off[2] > 0.1
+    assert off[1] < 0.02
 
 
 def test_the_error_is_that_of_models_left_out() -> None:
     """Of a lone model what is expected is that far off: twice the time, ln 2 further."""
     twice, alone = (
-        existing(fit_host([issuing("llama", factor)], REPLAYS, dispatch_s=2e-6, view_s=5e-7))
+        existing(fit_host([issuing("llama", factor)], REPLAYS, dispatch_s=5e-7, view_s=1e-7))
         for factor in (2.0, 1.0)
     )
     assert alone.relative_error > 0.5
@@ -124,15 +152,15 @@ def test_the_error_is_that_of_models_left_out() -> None:
 def test_times_that_no_costs_explain_are_an_error() -> None:
     """Of steps of which half are 1.5 times as slow; those left out are about ln 1.5 / 2 off.
 
-    The least squares of (c - 1) and (c / 1.5 - 1) lie at c = 15 / 13.
+    The least squares of log(c) and log(c / 1.5) lie at the root of 1.5, less 3 % for what is expected.
     """
     found, slower = (
         existing(
             fit_host(
                 [issuing(model, 1.0, last) for model in MODELS],
                 REPLAYS,
-                dispatch_s=8e-6,
-                view_s=2e-6,
+                dispatch_s=3e-6,
+                view_s=1e-6,
             )
         )
         for last in (1.0, 1.5)
@@ -141,7 +169,7 @@ def test_times_that_no_costs_explain_are_an_error() -> None:
     for model, phase in itertools.product(MODELS, Phase):
         counts = issued(existing(replay(model).traced).at(micro_batch=BATCH), phase)
         assert issued_s(slower, counts) / issued_s(found, counts) == pytest.approx(
-            15 / 13, rel=0.01
+            1.5**0.5, rel=0.03
         )
 
 
