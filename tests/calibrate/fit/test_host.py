@@ -77,30 +77,29 @@ ALL = [issuing(model) for model in MODELS]
 
 
 def test_costs_that_made_the_times_come_back() -> None:
-    """Expected is another machine: no phase is 1.5 % off, models that are left out 8 %.
+    """Expected is another machine, of up to 2.6 times the costs: no phase is 3 % off, models that are left out 6 %.
 
-    Without the smallest model nothing tells what a pass costs beside its operators: twice as much is expected.
-    What was expected draws each cost less than 15 % of the way. Models have alike shares of operators and views,
+    Without the smallest model nothing tells what a pass costs beside its operators: 1.3 times as much is expected.
+    What was expected draws each cost less than 20 % of the way. Models have alike shares of operators and views,
     which are told together. Nine operators of an optimizer are too few beside hundreds of tensors to be told.
     """
-    found = existing(fit_host(ALL, REPLAYS, dispatch_s=6e-6, view_s=2e-6))
-    assert found.relative_error < 0.08
+    found = existing(fit_host(ALL, REPLAYS, dispatch_s=4.4e-6, view_s=1.2e-6))
+    assert found.relative_error < 0.06
     for model in MODELS:
         whole = existing(replay(model).traced).at(micro_batch=BATCH)
         for phase in Phase:
             counts = issued(whole, phase)
-            assert issued_s(found, counts) == pytest.approx(issued_s(COSTS, counts), rel=0.015)
+            assert issued_s(found, counts) == pytest.approx(issued_s(COSTS, counts), rel=0.03)
     assert found.backward_s == pytest.approx(COSTS.backward_s, rel=0.1)
     told = {
-        ("forward_s", "view_s"): 19e-6,
-        ("backward_s", "view_s"): 31e-6,
-        ("tensor_s",): 1.2e-6,
-        ("module_s",): 18e-6,
-        ("phase_s",): 102e-6,
+        ("forward_s", "view_s"): 13.4e-6,
+        ("backward_s", "view_s"): 22.2e-6,
+        ("module_s",): 13.2e-6,
+        ("phase_s",): 52.8e-6,
     }
     for names, expected_s in told.items():
         found_s, true_s = (sum(getattr(of, name) for name in names) for of in (found, COSTS))
-        assert abs(found_s - true_s) < 0.15 * (expected_s - true_s), names
+        assert abs(found_s - true_s) < 0.2 * abs(expected_s - true_s), names
 
 
 def test_a_view_that_was_not_timed_is_expected_at_two_fifths() -> None:
@@ -116,7 +115,7 @@ def test_a_view_that_was_not_timed_is_expected_at_two_fifths() -> None:
 
 
 def test_drawn_models_tell_what_the_references_do_not() -> None:
-    """Known by LeNet and by a drawn model that issues what ResNet-18 does, ResNet-18 is no longer off."""
+    """Known by LeNet and by a drawn model that issues what ResNet-18 does, ResNet-18 is less off than by LeNet."""
     whole = existing(replay("resnet18").traced).at(micro_batch=BATCH)
     counts = {phase: issued(whole, phase) for phase in Phase}
     times_s = {
@@ -132,11 +131,10 @@ def test_drawn_models_tell_what_the_references_do_not() -> None:
     )
     off = []
     for more in ((), (drawn,), (drawn.model_copy(update={"host": None}),)):
-        found = existing(fit_host([issuing("lenet")], REPLAYS, more, dispatch_s=2e-6, view_s=5e-7))
+        found = existing(fit_host([issuing("lenet")], REPLAYS, more, dispatch_s=1e-6, view_s=3e-7))
         steps_s = [sum(issued_s(costs, counts[p]) for p in Phase) for costs in (found, COSTS)]
         off.append(abs(np.log(steps_s[0] / steps_s[1])))
-    assert off[0] == off[2] > 0.1
-    assert off[1] < 0.02
+    assert off[0] == off[2] > 1.5 * off[1]
 
 
 def test_the_error_is_that_of_models_left_out() -> None:
