@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import anyio
 import uvicorn
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -87,6 +87,8 @@ _BODY_TIMEOUT_S: Final = 5.0
 HOST: Final = "127.0.0.1"
 #: A page under another name that resolves to this machine is refused (DNS rebinding).
 HOSTS: Final = (HOST, "localhost")
+#: Questions that are computed at a time; more are told to come back.
+MOST_IN_FLIGHT: Final = 8
 _MOST_CONNECTIONS: Final = 64
 _MOST_HEADER_BYTES: Final = 16 * 1024
 _HEADERS: Final = {
@@ -137,14 +139,15 @@ async def body(request: Request) -> bytes | Response:
     return b"".join(parts)
 
 
-def application(answers: Answers) -> Starlette:
-    """The page as an ASGI application."""
+def application(answers: Answers, *, most_in_flight: int = MOST_IN_FLIGHT) -> Starlette:
+    """The page as an ASGI application; more requests at a time than ``most_in_flight`` get a 429."""
     data = json.dumps({"catalogue": answers.catalogue.model_dump(mode="json")}, allow_nan=False)
     document = page(data)
+    threads = CapacityLimiter(most_in_flight)
 
     def answering(reply: Callable[[PageQuestion], Response]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
-            return await _answered(request, reply)
+            return await _answered(request, threads, reply)
 
         return endpoint
 
@@ -226,9 +229,18 @@ def serve(answers: Answers, on: socket.socket) -> None:
     uvicorn.Server(config).run(sockets=[on])
 
 
-async def _answered(request: Request, answer: Callable[[PageQuestion], Response]) -> Response:
+async def _answered(
+    request: Request,
+    threads: CapacityLimiter,
+    answer: Callable[[PageQuestion], Response],
+) -> Response:
     """Read a question, answer it beside the event loop, and turn what is wrong into one line."""
     raw = await body(request)
+    if not isinstance(raw, Response) and threads.available_tokens < 1:
+        # Not before the body is here: who sends it slowly would keep others out.
+        most = int(threads.total_tokens)
+        raw = _refusal(429, f"at most {most} questions at a time; ask again")
+        raw.headers["Retry-After"] = "1"
     if isinstance(raw, Response):
         return raw
     try:
@@ -236,7 +248,7 @@ async def _answered(request: Request, answer: Callable[[PageQuestion], Response]
     except ValidationError as error:
         return _refusal(400, first_problem(error))
     try:
-        return await to_thread.run_sync(answer, question)
+        return await to_thread.run_sync(answer, question, limiter=threads)
     except PerfModelError as error:
         return _refusal(422, str(error))
     except (ArithmeticError, RuntimeWarning):

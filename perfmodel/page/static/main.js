@@ -70,9 +70,12 @@ function isOf(question, { profile, workload }) {
 }
 
 async function fetched(address, question) {
-  const response = await post(address, question);
-  if (response.ok) return response.json();
-  throw new Error((await response.json()).error);
+  for (let attempt = 0; ; attempt += 1) {
+    const response = await post(address, question);
+    if (response.ok) return response.json();
+    if (response.status !== 429 || attempt === 5) throw new Error((await response.json()).error);
+    await new Promise((resolve) => { setTimeout(resolve, 200 * (attempt + 1)); });
+  }
 }
 
 async function post(address, question) {

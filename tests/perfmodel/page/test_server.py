@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -195,6 +196,39 @@ def test_a_long_body_is_not_read_to_its_end(client: TestClient) -> None:
     exact = json.dumps(QUESTION).ljust(MOST_BODY_BYTES)
     assert client.post("/answer", content=exact, headers=headers).status_code == 200
     assert client.post("/answer", content=f"{exact} ", headers=headers).status_code == 413
+
+
+def test_a_flood_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two may be under way; while they wait a third is refused, and afterwards taken again."""
+    found = answers()
+    free, under_way = threading.Event(), threading.Semaphore(0)
+    real = found.answer
+
+    def slow(question: PageQuestion) -> object:
+        under_way.release()
+        assert free.wait(30)
+        return real(question)
+
+    monkeypatch.setattr(found, "answer", slow)
+    with TestClient(application(found, most_in_flight=2), base_url=ORIGIN) as client:
+        statuses: list[int] = []
+
+        def ask() -> None:
+            statuses.append(client.post("/answer", json=QUESTION).status_code)
+
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            assert under_way.acquire(timeout=30)
+        refused = client.post("/answer", json=QUESTION)
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "1"
+        free.set()
+        for thread in threads:
+            thread.join(30)
+        assert statuses == [200, 200]
+        assert client.post("/answer", json=QUESTION).status_code == 200
 
 
 def test_it_listens_on_this_machine_alone() -> None:
