@@ -32,6 +32,7 @@ from perfmodel.errors import (
     printable,
     why,
 )
+from perfmodel.units import decimal, whole
 
 _HELP: Final = """Measure one machine, then predict training on 2 to 16,384 accelerators.
 
@@ -43,6 +44,48 @@ Exit codes: 0 ok, 1 failure, 2 usage, 3 not feasible, 4 out of tolerance,
 #: Any argument that cannot be parsed: typer exports only this one of its kinds, whose base is of
 #: click or of typer itself, by version.
 _UnparsedArguments: Final[type[Exception]] = typer.BadParameter.__mro__[1]
+
+
+def _refuse_repeated(command: Any, context: Any, arguments: Sequence[str]) -> None:
+    """Refuse an option that holds one value and is given several times."""
+    values, _, order = command.make_parser(context).parse_args(args=[*arguments])
+    _refuse_loose_numbers(context, order, arguments)
+    _refuse_empty_paths(order, values)
+    _refuse_own_source(command.params, values)
+    for parameter in order:
+        is_single = not (
+            getattr(parameter, "multiple", True) or getattr(parameter, "is_flag", True)
+        )
+        times = sum(other is parameter for other in order)
+        if is_single and times > 1:
+            flag = parameter.opts[0]
+            values = typed_texts(flag, arguments)
+            raise UsageError(
+                f"{flag}: must be given once, got {' and '.join(values)}; leave out "
+                f"{'one' if times == 2 else 'all but one'}"
+            )
+
+
+def _refuse_loose_numbers(context: Any, order: Sequence[Any], arguments: Sequence[str]) -> None:
+    """Refuse what is no number, or only Python takes for one: ``1_000``, digits of other scripts."""
+    for parameter in order:
+        kind = _kind_of_number(parameter)
+        for text in typed_texts(parameter.opts[0], arguments) if kind else ():
+            try:
+                (whole if kind is int else decimal)(text)
+            except ValueError as error:
+                raise UsageError(
+                    f"{parameter.opts[0]}: {error}; see {context.command_path} --help"
+                ) from None
+
+
+def _refuse_empty_paths(order: Sequence[Any], values: Mapping[str, Any]) -> None:
+    """Refuse a file without a name, which Python takes for the folder where the command runs."""
+    for parameter in order:
+        given = values.get(parameter.name)
+        if _is_path(parameter) and "" in (given if isinstance(given, list | tuple) else [given]):
+            flag = _flag(parameter)
+            raise UsageError(f"{flag}: must name a file or folder, got nothing; . is this one")
 
 
 def _flag(parameter: Any) -> str:
@@ -68,8 +111,9 @@ def _refuse_own_source(parameters: Sequence[Any], values: Mapping[str, Any]) -> 
 
 
 def _files(parameter: Any, values: Mapping[str, Any]) -> list[Path]:
-    """Files that an option names; of ``FILE.py:FACTORY`` the file."""
+    """Files that an option names, as given or by its default; of ``FILE.py:FACTORY`` the file."""
     given = values.get(parameter.name)
+    given = parameter.default if given is None else given
     texts = [str(each) for each in (given if isinstance(given, list | tuple) else [given])]
     found = (Path(part) for text in texts for part in {text, text.rpartition(":")[0]})
     return [file for file in found if given is not None and _is_file(file)]
@@ -79,6 +123,13 @@ def _is_file(path: Path) -> bool:
     with suppress(OSError):  # such as a name that is too long
         return path.is_file()
     return False
+
+
+def _is_path(parameter: Any) -> bool:
+    described = getattr(parameter, "type_descriptor", None)
+    if described is None:  # older typer
+        return getattr(parameter.type, "name", "") == "path"
+    return described.annotation in (Path, list[Path], Sequence[Path])
 
 
 def _leave_reading(command: Any) -> None:
@@ -92,12 +143,22 @@ def _leave_reading(command: Any) -> None:
             checked.readable = False
 
 
+def _kind_of_number(parameter: Any) -> type | None:
+    """The type of an option that typer turns into a number itself; old and new typer tell differently."""
+    described = getattr(parameter, "type_descriptor", None)
+    if described is None:
+        name = getattr(getattr(parameter, "type", None), "name", "")
+        return {"integer": int, "float": float}.get(name)
+    has_parser = getattr(described.parameter_info, "parser", None) is not None
+    return described.annotation if described.annotation in (int, float) and not has_parser else None
+
+
 class _Strict:
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse, but refuse to write over what is read."""
+        """Parse, but refuse what typer would silently override."""
+        _refuse_repeated(self, ctx, args)
         _leave_reading(self)
         parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
-        _refuse_own_source(ctx.command.params, ctx.params)
         return parsed
 
 

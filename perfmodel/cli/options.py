@@ -349,10 +349,9 @@ Scaling: TypeAlias = Annotated[
 ]
 Batch: TypeAlias = Annotated[
     int | None,
-    count(
-        "--batch",
-        "Weak scaling: samples per forward pass of each device; strong scaling, and with "
-        "--layout: per step of all devices. Default: the middle calibrated one, the largest.",
+    typer.Option(
+        help="Weak scaling: samples per forward pass of each device; strong scaling, and with "
+        "--layout: per step of all devices. Default: the middle calibrated one, the largest."
     ),
 ]
 Accumulation: TypeAlias = Annotated[int, count("--accumulation", "Micro-steps per optimizer step.")]

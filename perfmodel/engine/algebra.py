@@ -32,15 +32,29 @@ class Recursion:
     num_rows: int
 
 
+def end_times(program: StepProgram, durations_s: ArrayLike) -> FloatArray:
+    """Ends since the start of the step, on a rank that stands for all, without interference. [s]
+
+    An operation ends its duration after the last of its predecessors, or of the start of the step
+    [Baccelli et al., "Synchronization and Linearity", Wiley 1992, chapter 2].
+
+    ``durations_s`` and the ends have shape ``(num_operations, *batch)``. Durations are not checked: a check
+    costs as much as the evaluation, and NaN comes out as NaN. [s]
+    """
+    table_s, batch = _flattened(program, durations_s)
+    awaited = program.awaited()
+    recursion = Recursion(awaited=awaited, rows=tuple(range(len(awaited))), num_rows=len(awaited))
+    ends_s = np.empty_like(table_s)
+    for first in range(0, table_s.shape[1], CHUNK):
+        part = slice(first, first + CHUNK)
+        _evaluate(recursion, list(table_s[:, part]), list(ends_s[:, part]))
+    return ends_s.reshape(len(awaited), *batch)
+
+
 def step_times(program: StepProgram, durations_s: ArrayLike) -> FloatArray:
     """Duration of the step on a rank that stands for all, without interference, shape ``batch``. [s]
 
-    An operation ends its duration after the last of its predecessors, or of the start of the step
-    [Baccelli et al., "Synchronization and Linearity", Wiley 1992, chapter 2]. An end is forgotten when nothing
-    needs it any more.
-
-    ``durations_s``: Shape ``(num_operations, *batch)``. Not checked: a check costs as much as the
-    evaluation, and NaN comes out as NaN. [s]
+    As ``end_times``, but an end is forgotten when nothing needs it any more.
     """
     table_s, batch = _flattened(program, durations_s)
     recursion, last_rows = _with_shared_rows(program.awaited())
@@ -57,8 +71,8 @@ def step_times(program: StepProgram, durations_s: ArrayLike) -> FloatArray:
 def trace(program: StepProgram, durations_s: FloatArray) -> Trace:
     """Start and end of every operation on a rank that stands for all, without interference. [s]
 
-    At one duration of each, shape ``(num_operations,)``, which are finite and >= 0: in plain numbers, since
-    arrays of one number take ten times as long.
+    As ``end_times`` at one duration of each, shape ``(num_operations,)``, which are finite and >= 0: in
+    plain numbers, since arrays of one number take ten times as long.
     """
     table_s = _checked_durations(program, np.asarray(durations_s)[:, np.newaxis])
     starts_s: list[Seconds] = []

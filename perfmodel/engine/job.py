@@ -197,6 +197,8 @@ def _segment(
 _ROUNDING: Final = 1e-9
 #: Failures whose times and causes a course draws ahead.
 _BLOCK: Final = 256
+#: Courses whose failures are looked at together: tables that stay in the cache.
+_TOGETHER: Final = 512
 
 
 class Activity(enum.StrEnum):
@@ -283,6 +285,11 @@ class _Luck:
         self._used[courses] += 1
         return found[:, 0], found[:, 1]
 
+    def block(self, courses: IntArray) -> tuple[FloatArray, FloatArray]:
+        """As ``following``, of the next failures of each course together, shape ``(num_courses, num_failures)``."""
+        self._draw(courses)
+        return self._drawn[courses, :, 0], self._drawn[courses, :, 1]
+
     def _draw(self, courses: IntArray) -> None:
         for course in courses.tolist():
             generator = self._generators[course]
@@ -317,10 +324,68 @@ class _State:
 
     def run(self) -> None:
         """Bring all courses to their ends."""
+        if self._job.spares is None:
+            self._run_from_failure_to_failure()
+            return
         while (courses := np.flatnonzero(self._left_s(slice(None)))).size:
             struck = self._train(courses)
             while struck.size:
                 struck = self._recover(struck)
+
+    def _run_from_failure_to_failure(self) -> None:
+        """What a job does between two failures does not depend on those before, but for the work that is left."""
+        recovery_s = self._job.detection_s, self._job.restart_s
+        for first in range(0, len(self.now_s), _TOGETHER):
+            courses = np.arange(first, min(first + _TOGETHER, len(self.now_s)))
+            until_s = self._until_failure_s[courses, np.newaxis]
+            courses = courses[self._last(courses, until_s, 0.0, 0.0)]
+            while courses.size:
+                times, shares = self._luck.block(courses)
+                gaps_s = times * self._mtbf_s[courses, np.newaxis]
+                courses = courses[self._last(courses, gaps_s, *recovery_s, shares)]
+        self.now_s = sum(self.spent_s.values(), start=self.now_s)
+
+    def _last(
+        self,
+        courses: IntArray,
+        gaps_s: FloatArray,
+        detection_s: Seconds,
+        restart_s: Seconds,
+        shares: FloatArray | None = None,
+    ) -> BoolArray:
+        """Let times between failures pass, each after a recovery; which courses have not ended.
+
+        ``gaps_s``, ``shares``: shape ``(num_courses, num_gaps)``; ``shares`` pick the causes of the failures
+        before each.
+        """
+        interval_s, write_s = self._job.checkpoint_interval_s, self._job.checkpoint_write_s
+        training_s = np.maximum(gaps_s - detection_s - restart_s, 0.0)
+        left_s = self._left_s(courses)[:, np.newaxis]
+        most_s = left_s + np.ceil(left_s / interval_s) * write_s
+        complete = np.floor(np.minimum(training_s, most_s) / (interval_s + write_s))
+        saved_s = np.cumsum(complete, axis=1) * interval_s
+        left_s = np.maximum(left_s - saved_s + complete * interval_s, 0.0)
+        whole_s = left_s + np.ceil(left_s / interval_s - _ROUNDING) * write_s
+        ends = training_s >= whole_s
+        lasts: BoolArray = np.logical_not(ends.any(axis=1))
+        last = np.where(lasts, gaps_s.shape[1], ends.argmax(axis=1))[:, np.newaxis]
+        number = np.arange(gaps_s.shape[1])
+        is_struck, is_last = number < last, number == last
+        passed_s = np.where(is_struck, gaps_s, detection_s + restart_s + whole_s)
+        for activity, time_s in {
+            Activity.DETECTION: np.minimum(passed_s, detection_s),
+            Activity.RESTART: np.clip(passed_s - detection_s, 0.0, restart_s),
+            Activity.WORK: np.where(is_last, left_s, complete * interval_s),
+            Activity.CHECKPOINT: np.where(is_last, whole_s - left_s, complete * write_s),
+            Activity.LOST: np.where(is_last, 0.0, training_s - complete * (interval_s + write_s)),
+        }.items():
+            self.spent_s[activity][courses] += time_s.sum(axis=1, where=is_struck | is_last)
+        self._saved_s[courses] = self.spent_s[Activity.WORK][courses]
+        if shares is not None:
+            causes = np.searchsorted(self._shares, shares, side="right")
+            for cause, stops in enumerate(self.stops):
+                stops[courses] += ((causes == cause) & (number <= last)).sum(axis=1)
+        return lasts
 
     def _left_s(self, courses: IntArray | slice) -> FloatArray:
         left_s = self._job.work_s - self._saved_s[courses]

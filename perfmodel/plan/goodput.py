@@ -25,7 +25,7 @@ from perfmodel.units import Seconds, format_duration
 #: A job that keeps less than this share of its time is not simulated: it may take for ever.
 LOWEST_EFFECTIVE_FRACTION: Final = 0.01
 #: Nor is one that stops more often than this.
-MOST_STOPS: Final = 5e4
+MOST_STOPS: Final = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
