@@ -6,19 +6,21 @@ that says what the file breaks. The limits keep each reader below 10 s and 1 GiB
 
 import csv
 import errno
+import glob
 import io
 import json
 import os
 import re
 import secrets
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from perfmodel.errors import PerfModelError, why
-from perfmodel.units import MIB, MOST_DIGITS, Bytes, format_bytes
+from perfmodel.units import HOUR_S, MIB, MOST_DIGITS, Bytes, format_bytes
 
 #: A document; a calibration of one machine has some 100 KiB, the trace of a large model some MiB.
 MOST_BYTES: Final[Bytes] = 64 * MIB
@@ -253,6 +255,10 @@ def parse_toml(text: str) -> dict[str, Any]:
     return found
 
 
+#: Of the names of files that are not complete.
+_TOKEN_BYTES: Final = 4
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace a file in one step; links, pipes and devices stay what they are and are written through."""
     content = content.encode() if isinstance(content, str) else content
@@ -260,12 +266,13 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     # a link in a circle leads to itself: writing through it says so
     is_plain = target.is_file() or not (target.exists() or target.is_symlink())
     # beside the target of a link: its readers too never see half a file
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(_TOKEN_BYTES)}")
     try:
         if not is_plain:
             path.write_bytes(content)
             return
         target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(target)
         _write_new(temporary, content, like=target)
         temporary.replace(target)
     except OSError as error:
@@ -275,6 +282,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             f"{path}: cannot be written: {error.strerror or error}; "
             "free space or choose another folder, nothing was overwritten"
         ) from error
+    _sync_folder(target)
 
 
 def _write_new(path: Path, content: bytes, *, like: Path) -> None:
@@ -288,8 +296,36 @@ def _write_new(path: Path, content: bytes, *, like: Path) -> None:
         os.fsync(file.fileno())
 
 
+def _sync_folder(path: Path) -> None:
+    """Put the name of a file on disk: a crash may else undo that it was made or replaced."""
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        # a folder that may be written but not read, or a file system that promises nothing
+        if error.errno not in (errno.EACCES, errno.EINVAL, errno.ENOTSUP):
+            raise PerfModelError(
+                f"{path}: was written, but may be lost if the power fails: {why(error)}"
+            ) from error
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove what writers of a file left beside it when they were killed."""
+    pattern = f".{glob.escape(path.name)}.{'?' * 2 * _TOKEN_BYTES}"
+    for left in path.parent.glob(pattern):
+        with suppress(OSError):
+            found = left.lstat()
+            is_old = time.time() - found.st_mtime > HOUR_S
+            if is_old and found.st_uid == os.getuid() and stat.S_ISREG(found.st_mode):
+                left.unlink()
+
+
 def append_line(path: Path, line: str) -> None:
     """Add one line to a file, made if there is none; it is on disk when this returns."""
+    is_new = not path.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
@@ -300,6 +336,8 @@ def append_line(path: Path, line: str) -> None:
         raise PerfModelError(
             f"{path}: cannot be written: {why(error)}; what stood there is kept"
         ) from error
+    if is_new:
+        _sync_folder(path)
 
 
 def trim_unfinished_line(path: Path) -> None:

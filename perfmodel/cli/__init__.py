@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -101,16 +102,37 @@ def refuse_failed_gates(
         raise OutOfTolerance(f"{command}: out of tolerance: {', '.join(failed)}; see {see}")
 
 
+#: Quicker commands show nothing while they compute. [s]
+_SILENT_S = 1.0
+
+
 @contextmanager
 def working(title: str) -> Iterator[None]:
-    """On a terminal, show what is computed."""
+    """On a terminal, show what is computed and for how long, if it takes more than a second."""
     if not sys.stderr.isatty():
         yield
         return
-    from rich.console import Console
-
-    with Console(stderr=True).status(title):
+    ended = threading.Event()
+    shown = threading.Thread(target=_spin, args=(title, ended), daemon=True)
+    shown.start()
+    try:
         yield
+    finally:
+        ended.set()
+        shown.join()
+
+
+def _spin(title: str, ended: threading.Event) -> None:
+    """A bar without an end; it is gone when the answer comes."""
+    if ended.wait(_SILENT_S):
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn(title), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        bar.add_task(title, total=None)
+        ended.wait()
 
 
 #: Without a terminal one line is printed at most this often.

@@ -15,6 +15,13 @@ _Value = Annotated[str, Field(min_length=1, max_length=40)]
 _Batch = Annotated[int, Field(ge=1, le=MOST_BATCH)]
 
 
+class LoggedSpeed(Record):
+    """What a training of the same setting logged, of all devices."""
+
+    value: Annotated[float, Field(gt=0, le=1e12)]
+    unit: Literal["ms", "s", "samples/s", "tokens/s"]
+
+
 class PageQuestion(Record):
     """A workload under a layout on a machine of the page."""
 
@@ -34,6 +41,7 @@ class PageQuestion(Record):
     """Name on the page, never a path; None: as the machine has it."""
     capacity_bytes: Annotated[int, Field(ge=1, le=2**60)] | None = None
     """Memory of one device. [B]"""
+    logged: LoggedSpeed | None = None
 
 
 class CurvePoint(Record):
@@ -56,10 +64,36 @@ class MemoryAnswer(Record):
     verdict: str
 
 
+class LikelyCause(Record):
+    """Why a logged step is not what was predicted."""
+
+    name: str
+    means: str
+    odds: Share
+
+
+class PageDiagnosis(Record):
+    """A logged speed beside the prediction."""
+
+    logged_s: PositiveFloat
+    """The step that was logged. [s]"""
+    verdict: str
+    """Normal, slower or faster than the predicted interval."""
+    share_slower: Share
+    """Of the predicted outcomes, those that take longer."""
+    causes: tuple[LikelyCause, ...]
+    """By data sheets, likeliest first; none for a normal step, or a device without a data sheet."""
+    next_name: str
+    """What to measure next; may be empty."""
+    command: str
+    """What says more."""
+
+
 class PageDetail(Record):
     """What the page shows a moment after the answer: it takes longer."""
 
     curve: tuple[CurvePoint, ...]
+    diagnosis: PageDiagnosis | None
 
 
 class PageAnswer(Record):

@@ -7,13 +7,16 @@ torchtitan "tps:", which is of one device; llm-foundry "throughput/device/tokens
 
 import math
 import re
+import signal
 import statistics
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 from perfmodel.documents.observed import MOST_CHARACTERS, Logged, Unit
 from perfmodel.errors import InvalidDocument, UsageError, reading, refuse_unknown
@@ -28,6 +31,8 @@ _MOST_TOLD: Final = 3
 _PAUSE: Final = 3.0
 #: First and last third of a log that differ by more are not of one setting.
 _CHANGED: Final = 1.5
+#: Of a pattern of one's own for a whole log. [s]
+_PATIENCE_S: Final = 5.0
 
 
 class _Format(NamedTuple):
@@ -143,6 +148,31 @@ def _formats(name: str) -> Sequence[_Format]:
     return (_Format(valued, unit, scale, per_device, is_folded=False),)
 
 
+@contextmanager
+def _patience(name: str) -> Iterator[None]:
+    """End what a pattern of one's own searches for too long: some try every way to divide a line.
+
+    The main thread alone can be interrupted; others wait.
+    """
+    if name in FORMATS or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> NoReturn:
+        raise UsageError(
+            f"--log-format: pattern must find its lines within {_PATIENCE_S:g} s; leave out a repetition "
+            f"inside a repetition, such as (a+)+, got {name.removeprefix('regex:')!r}"
+        )
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 #: What the heads of logs say of a run: of HF Trainer, torchtitan, and the arguments that Megatron-LM prints.
 #: Each with text that stands in every such line, all in small letters.
 _HEADS: Final = tuple(
@@ -188,7 +218,8 @@ def read_log(path: Path, *, name: str | None = None) -> tuple[Logged, tuple[str,
     with reading(path, "log"):
         log = read_last_lines(path)
     known = name or _format_of(path, log)
-    logged, notes = _read(path, log, known, formats or FORMATS[known])
+    with _patience(known):
+        logged, notes = _read(path, log, known, formats or FORMATS[known])
     if log.skipped:
         notes = (
             f"{path}: of a long log the last {_lines(len(log.lines))} are read, {log.skipped} are left out",

@@ -38,6 +38,7 @@ from perfmodel.layout import (
 from perfmodel.machine import DEVICES_PER_NODE, Evidence, InferredMachine
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.page import OfferedMachine, OfferedWorkload, Session, catalogue, chosen
+from perfmodel.page.diagnosis import judged
 from perfmodel.scenarios import UNMEASURED, Scenario, contrast_of_draws, with_assumed
 from perfmodel.scenarios.fields import changed
 from perfmodel.workload.transformer import NamedTransformer
@@ -127,8 +128,8 @@ class Answers:
         )
 
     def detail(self, asked: PageQuestion) -> PageDetail:
-        """The curve around an answer; raises as ``answer`` does."""
-        machine, _ = self._offered(asked)
+        """The curve around an answer, and a logged speed beside it; raises as ``answer`` does."""
+        machine, workload = self._offered(asked)
         with self._one_at_a_time:
             subject = _subject(asked)
             found = self._step(subject, self._layouts(asked, subject)[-1])
@@ -137,7 +138,7 @@ class Answers:
                 if machine.kind == "calibrated"
                 else _curve_of_replicas(found)
             )
-            return PageDetail(curve=curve)
+            return PageDetail(curve=curve, diagnosis=judged(asked, machine, workload, found))
 
     def _offered(self, asked: PageQuestion) -> tuple[OfferedMachine, OfferedWorkload]:
         machine = chosen("profile", asked.profile, self.session.machines)

@@ -4,6 +4,7 @@ Three addresses, none of which names a file: the page, an answer, its detail. Wh
 checked by its schema before anything is computed.
 """
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -24,6 +25,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from perfmodel.documents import Record, first_problem
 from perfmodel.documents.page import Catalogue, PageQuestion
@@ -81,6 +83,62 @@ def _source(text: str) -> str:
     return f"'sha256-{digest}'"
 
 
+#: From the connection, or from the last answer, to the end of a request. [s]
+REQUEST_TIMEOUT_S: Final = 5.0
+#: Connections that have not sent a request yet; all peers are this machine.
+MOST_WAITING: Final = 32
+
+
+class PunctualProtocol(H11Protocol):
+    """HTTP whose requests arrive in time; of too many connections that wait, the oldest ends."""
+
+    #: The oldest first.
+    waiting: Final[dict["PunctualProtocol", asyncio.TimerHandle]] = {}
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Expect a request."""
+        super().connection_made(transport)
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Expect nothing more."""
+        self._expect_nothing()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Expect the rest of a request, until it is there."""
+        super().data_received(data)
+        is_answering = self.cycle is not None and not (
+            self.cycle.more_body or self.cycle.response_complete
+        )
+        if is_answering:
+            self._expect_nothing()
+        elif self not in self.waiting:
+            self._expect()
+
+    def on_response_complete(self) -> None:
+        """Expect the next request."""
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self._expect()
+
+    def _expect(self) -> None:
+        """Give the peer some time, whatever it drips meanwhile."""
+        self._expect_nothing()
+        self.waiting[self] = self.loop.call_later(REQUEST_TIMEOUT_S, self.end)
+        if len(self.waiting) > MOST_WAITING:
+            next(iter(self.waiting)).end()
+
+    def _expect_nothing(self) -> None:
+        if (timer := self.waiting.pop(self, None)) is not None:
+            timer.cancel()
+
+    def end(self) -> None:
+        """Drop the connection without a word."""
+        self._expect_nothing()
+        self.transport.abort()
+
+
 #: A question takes some hundred bytes.
 MOST_BODY_BYTES: Final = 16 * 1024
 _BODY_TIMEOUT_S: Final = 5.0
@@ -101,7 +159,7 @@ _HEADERS: Final = {
 
 
 class Guard:
-    """Answers 403 to pages of other sites in the browser of this machine."""
+    """Answers 403 to pages of other sites in the browser of this machine, and 503 while the page ends."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -115,7 +173,11 @@ class Guard:
             if headers.get(b"origin", own) != own or (is_cross and scope["method"] != "GET"):
                 await _refusal(403, "another site may not ask")(scope, receive, send)
                 return
-        await self._app(scope, receive, send)
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            # Of a question that was half asked; uvicorn would print where.
+            await _refusal(503, "the page was ended")(scope, receive, send)
 
 
 async def body(request: Request) -> bytes | Response:
@@ -213,7 +275,7 @@ def serve(answers: Answers, on: socket.socket) -> None:
     """Answer until interrupted."""
     config = uvicorn.Config(
         application(answers),
-        http="h11",
+        http=PunctualProtocol,
         loop="asyncio",
         ws="none",
         lifespan="off",

@@ -4,6 +4,7 @@ import errno
 import gzip
 import json
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -32,6 +33,7 @@ from perfmodel.errors import (
 )
 from perfmodel.files import (
     Unreadable,
+    append_line,
     parse_json,
     parse_toml,
     read_bytes,
@@ -385,3 +387,38 @@ def test_files_have_the_rights_that_the_user_wants(tmp_path: Path) -> None:
     (tmp_path / "new").chmod(0o600)
     write_atomically(tmp_path / "new", "other words")
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_name_of_a_file_is_on_disk_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a crash may undo the replacement, or lose a file that was made."""
+    synced: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda it: synced.append(stat.S_ISDIR(os.fstat(it).st_mode)))
+    write_atomically(tmp_path / "profile.json", "words")
+    append_line(tmp_path / "observations.jsonl", "first")
+    append_line(tmp_path / "observations.jsonl", "second")
+    assert synced == [False, True, False, True, False]
+
+
+def test_a_folder_that_cannot_be_synced_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(PerfModelError, match="was written, but may be lost if the power fails"):
+        write_atomically(tmp_path / "file", "words")
+    assert (tmp_path / "file").read_text() == "words"
+
+
+def test_what_a_killed_writer_left_is_removed_when_it_is_old(tmp_path: Path) -> None:
+    names = (".file.0123abcd", ".file.89abcdef", ".file.other.0123abcd")
+    for name in names:
+        (tmp_path / name).write_text("half a fi")
+    os.utime(tmp_path / names[0], (0, 0))
+    os.utime(tmp_path / names[2], (0, 0))
+    write_atomically(tmp_path / "file", "words")
+    assert sorted(each.name for each in tmp_path.iterdir()) == [names[1], names[2], "file"]

@@ -116,6 +116,9 @@ function showMachine(state) {
   byId("about").textContent = `${workload.name} on ${profile.device}, predicted on this machine, offline`;
   const byScaling = state.scaling === "strong" ? "Batch of all devices" : "Batch of each device";
   byId("batch-word").textContent = isLayout ? "Global batch (sequences)" : byScaling;
+  const units = ["ms", "s", isLayout ? "tokens/s" : "samples/s"];
+  const unit = byId("logged-unit").value;
+  options(byId("logged-unit"), units.map((name) => [name, name]), units.includes(unit) ? unit : "ms");
   byId(state.scaling).checked = true;
   if (isLayout) showLayout(state, workload);
   else showStep(state, profile, workload);
@@ -136,10 +139,12 @@ function mostDevices(state, profile) {
 
 // What belongs to the machine, or is the user's of this machine, starts anew with another one.
 function showKnown(state, question = {}) {
-  const given = question.capacity_bytes;
+  const { capacity_bytes: given, logged } = question;
   const capacity = given ?? memoryOf(state);
   byId("capacity").value = capacity ? Number((capacity / 2 ** 30).toPrecision(6)) : "";
   byId("capacity-hint").textContent = !given && capacity ? "By the data sheet." : "";
+  byId("logged").value = logged?.value ?? "";
+  if (logged) byId("logged-unit").value = logged.unit;
 }
 
 function memoryOf(state) {

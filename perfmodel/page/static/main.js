@@ -23,8 +23,11 @@ function firstQuestion() {
 
 // What the user knows of this training, beside what is chosen.
 function knownHere() {
-  const capacity = Number(byId("capacity").value);
-  return capacity > 0 ? { capacity_bytes: Math.round(capacity * 2 ** 30) } : {};
+  const [capacity, logged] = [Number(byId("capacity").value), Number(byId("logged").value)];
+  return {
+    ...(capacity > 0 ? { capacity_bytes: Math.round(capacity * 2 ** 30) } : {}),
+    ...(logged > 0 ? { logged: { value: logged, unit: byId("logged-unit").value } } : {}),
+  };
 }
 
 function complain(text) {
@@ -87,7 +90,7 @@ async function post(address, question) {
 }
 
 function show(answer, started) {
-  latest = { curve: latest?.curve, ...answer };
+  latest = { curve: latest?.curve, diagnosis: latest?.diagnosis, ...answer };
   complain("");
   document.body.classList.add("waiting");
   drawAnswer();
@@ -111,6 +114,7 @@ function draw() {
 function drawDetail() {
   if (!latest.curve) return;
   drawCurve(latest, state.devices, (devices) => { choose("devices", devices); });
+  drawDiagnosis(latest);
 }
 
 function drawAnswer() {
@@ -157,17 +161,18 @@ function listenChoices() {
   byId("profile").addEventListener("change", () => { restart(fresh(byId("profile").value)); });
   byId("workload").addEventListener("change", () => { restart({ ...fresh(state.profile, byId("workload").value, state.scaling), devices: state.devices, cluster: state.cluster, factors: state.factors }); });
   byId("reset").addEventListener("click", () => { restart(fresh(state.profile, state.workload), {}); });
-  byId("capacity").addEventListener("input", update);
+  for (const id of ["capacity", "logged", "logged-unit"]) byId(id).addEventListener("input", update);
   for (const id of ["curve-measure", "curve-axes"]) byId(id).addEventListener("change", () => { if (latest?.curve) drawDetail(); });
   byId("controls").addEventListener("submit", (event) => { event.preventDefault(); });
 }
 
 function restart(changed, question = null) {
-  const before = state.profile;
-  if (!isOf(changed, state)) document.body.classList.add("stale"); // until the new machine answers
+  const [before, isOther] = [state.profile, !isOf(changed, state)];
+  if (isOther) document.body.classList.add("stale"); // until the new machine answers
   state = changed;
   showMachine(state);
   if (question || state.profile !== before) showKnown(state, question ?? {});
+  else if (isOther) byId("logged").value = "";
   update();
 }
 

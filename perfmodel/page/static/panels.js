@@ -71,6 +71,21 @@ function drawMemory(answer) {
   place.prepend(html("p", { class: `verdict ${kind}`, id: "memory-verdict" }, text[0].toUpperCase() + text.slice(1)));
 }
 
+// A logged speed among the predicted ones.
+function drawDiagnosis({ diagnosis, step_s: predicted }) {
+  byId("diagnosis").hidden = !diagnosis;
+  if (!diagnosis) return;
+  const { value, unit, range } = rangedDuration(predicted);
+  const share = Math.round(100 * diagnosis.share_slower);
+  const isNormal = diagnosis.verdict === "normal";
+  byId("verdict").className = `verdict ${isNormal ? "fits" : "misses"}`;
+  byId("verdict").textContent = `${diagnosis.verdict[0].toUpperCase()}${diagnosis.verdict.slice(1)}: a step of ${duration(diagnosis.logged_s)}; predicted ${value} ${unit} ${range}, and ${share} % of these runs take longer.`;
+  byId("causes").replaceChildren(...diagnosis.causes.map(({ name, means, odds }) => html("li", {}, html("b", {}, `${percent(odds)} ${name}`), `: ${means}`)));
+  const next = diagnosis.next_name && ` Measure next: ${diagnosis.next_name}.`;
+  byId("causes-note").textContent = diagnosis.causes.length ? `Odds by data sheets.${next} This says more:` : "This says more:";
+  byId("diagnosis-command").textContent = diagnosis.command;
+}
+
 function drawBasis(answer) {
   const terms = Object.entries(answer.evidence).map(([term, evidence]) => `${words(term)} ${evidence}`);
   byId("evidence").textContent = `Evidence: ${terms.join(", ")}.`;

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -90,16 +91,17 @@ def test_the_bar_measures_its_pace_without_the_wait(monkeypatch: pytest.MonkeyPa
     assert [entry["completed"] for entry in updates] == [None, 5]
 
 
-def test_what_is_computed_is_shown_on_a_terminal_alone(
+def test_long_computations_are_shown_on_a_terminal_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(progress, "_SILENT_S", 0.0)
     with progress.working("plan"):
-        pass
+        time.sleep(0.1)
     assert capsys.readouterr().err == ""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with progress.working("plan"):
-        pass
+        time.sleep(0.5)
     assert "plan" in capsys.readouterr().err
 
 

@@ -1,12 +1,14 @@
 """Speeds as people write them, and logs of trainers."""
 
 import re
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
 from perfmodel import files
+from perfmodel.documents import training_logs
 from perfmodel.documents.observed import Logged, Unit, read_observed
 from perfmodel.documents.training_logs import read_log
 from perfmodel.errors import InvalidDocument, UsageError
@@ -370,3 +372,15 @@ def test_logs_that_say_nothing_are_refused(tmp_path: Path, text: str, problem: s
 def test_formats_that_are_none(tmp_path: Path, name: str, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         read(tmp_path, "", name)
+
+
+def test_a_pattern_that_tries_every_way_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2^60 ways to divide the line; who was to be called at an alarm is so again."""
+    monkeypatch.setattr(training_logs, "_PATIENCE_S", 0.2)
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(UsageError, match=r"within 0.2 s; leave out a repetition .* got '\(a\+\)\+"):
+        read(tmp_path, "a" * 60, "regex:(a+)+ (?P<s>[0-9]+)")
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

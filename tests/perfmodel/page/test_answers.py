@@ -11,6 +11,8 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.documents.page import (
+    LoggedSpeed,
+    PageDiagnosis,
     PageQuestion,
 )
 from perfmodel.documents.prediction import PredictionDocument, WhatIfDocument
@@ -264,3 +266,53 @@ def test_beyond_one_node_the_page_and_the_command_assume_the_same_links(
     words = ("--machine", "dgx-a100", "--workload", "torchvision:resnet50", "--batch", "32")
     told = PredictionDocument.of_text(run("predict", *words, "--devices", "16", "--json").stdout)
     assert (told.cluster, told.points[0].step_s) == (nodes.name, found.step_s)
+
+
+def test_a_logged_speed_is_judged_as_diagnose_does(shipped: Answers, run: Run) -> None:
+    asked = start(shipped.catalogue)
+    predicted = shipped.answer(asked).step_s
+    assert shipped.detail(asked).diagnosis is None
+
+    def judged(value: float, unit: str) -> PageDiagnosis:
+        logged = {"value": value, "unit": unit}
+        found = shipped.detail(type(asked).model_validate(asked.model_dump() | {"logged": logged}))
+        return existing(found.diagnosis)
+
+    normal = judged(8 * 32 / predicted.nominal, "samples/s")
+    assert normal.logged_s == pytest.approx(predicted.nominal)
+    assert (normal.verdict, normal.causes) == ("normal", ())
+    slow = judged(5e3 * predicted.p95, "ms")
+    assert (slow.verdict, slow.share_slower) == ("slower than normal", 0.0)
+    told = json.loads(run(*shlex.split(slow.command)[1:], "--json").stdout)
+    odds = {cause["cause"]: cause["odds"] for cause in told["causes"]}
+    # The command traces as a processor runs the model; the page has the trace of a GPU.
+    assert {cause.name: cause.odds for cause in slow.causes} == {
+        cause.name: pytest.approx(odds[cause.name], abs=0.05) for cause in slow.causes
+    }
+    assert slow.causes[0].odds > 0.2
+    assert slow.next_name
+    with pytest.raises(UsageError, match="must be in ms, s or samples/s"):
+        judged(1.0, "tokens/s")
+
+
+def test_a_logged_speed_of_a_large_model_is_judged_too(shipped: Answers) -> None:
+    [large] = [p for p in shipped.catalogue.profiles if p.name == "dgx-a100 (LLMs)"]
+    assert large.memory_bytes == 80 * 2**30
+    question = PageQuestion(
+        profile=large.name,
+        workload="llama2-7b",
+        layout="dp=16 zero=3",
+        batch=64,
+        logged=LoggedSpeed(value=1000, unit="tokens/s"),
+    )
+    found = existing(shipped.detail(question).diagnosis)
+    assert found.logged_s == pytest.approx(64 * 4096 / 1000)
+    assert found.verdict == "slower than normal"
+    assert found.causes
+
+
+def test_without_a_data_sheet_diagnose_says_more(served: Answers, run: Run) -> None:
+    logged = {"value": 1e4, "unit": "ms"}
+    found = existing(served.detail(asked_of(served, layout="dp=2", logged=logged)).diagnosis)
+    assert (found.verdict, found.causes) == ("slower than normal", ())
+    assert "10 s" in run(*shlex.split(found.command)[1:]).stdout

@@ -253,6 +253,17 @@ def test_no_control_is_left_from_another_machine(page: Any, address: str) -> Non
     assert page.evaluate(_CONTROLS) == opened
 
 
+def test_a_logged_speed_is_judged(page: Any) -> None:
+    page.fill("#logged", "30")
+    page.select_option("#logged-unit", "s")
+    settled(page)
+    assert page.text_content("#verdict").startswith("Slower than normal: a step of 30.0 s")
+    assert "perfmodel diagnose lenet --profile" in page.text_content("#diagnosis-command")
+    page.fill("#logged", "")
+    settled(page)
+    assert page.locator("#diagnosis").is_hidden()
+
+
 def test_a_layout_is_chosen_by_its_parts(page: Any) -> None:
     page.select_option("#profile", "inferred")
     settled(page)
@@ -309,6 +320,7 @@ def test_it_fits_and_can_be_read(browser: Any, address: str, width: int, scheme:
     page = context.new_page()
     page.goto(address)
     settled(page)
+    page.fill("#logged", "2")
     page.select_option("#gradients", "bf16")
     settled(page)
     is_readable(page, width=width)

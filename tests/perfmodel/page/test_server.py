@@ -1,24 +1,31 @@
 """The page over HTTP: what is served, and everything that is refused."""
 
+import http.client
 import json
 import re
+import socket
 import threading
+import time
 import tomllib
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from starlette.testclient import TestClient
 
 import perfmodel.page
 from perfmodel.documents.page import PageQuestion
 from perfmodel.errors import PerfModelError
+from perfmodel.page import server
 from perfmodel.page.server import (
     HOST,
     MOST_BODY_BYTES,
     SCRIPTS,
+    PunctualProtocol,
     application,
     listening,
     page,
@@ -34,6 +41,13 @@ QUESTION: dict[str, Any] = {
     "batch": 16,
 }
 ORIGIN = "http://127.0.0.1:8765"
+
+
+#: A question whose body never comes.
+BEGUN = (
+    b"POST /answer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 100\r\n\r\n{"
+)
 
 
 @pytest.fixture
@@ -128,6 +142,7 @@ def test_forms_of_other_sites_cannot_ask(client: TestClient) -> None:
         {"profile": "x" * 10_000},
         {"changes": {"network.bandwidth": "9" * 1000}},
         {"changes": {str(i): "1" for i in range(100)}},
+        {"logged": {"value": 1, "unit": "<script>"}},
         {"capacity_bytes": 0},
     ],
 )
@@ -229,6 +244,68 @@ def test_a_flood_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
             thread.join(30)
         assert statuses == [200, 200]
         assert client.post("/answer", json=QUESTION).status_code == 200
+
+
+@pytest.fixture
+def address() -> Iterator[tuple[str, int]]:
+    """The page as a user has it, over real connections."""
+    config = uvicorn.Config(
+        application(answers()), http=PunctualProtocol, lifespan="off", limit_concurrency=64
+    )
+    server = uvicorn.Server(config)
+    with listening(0) as on:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [on]})
+        thread.start()
+        yield on.getsockname()
+        server.should_exit = True
+        thread.join(30)
+
+
+@pytest.mark.parametrize("dripped", [b"GET / HTTP/1.1\r\nX-Slow: ", BEGUN])
+def test_connections_that_drip_keep_nobody_out(address: tuple[str, int], dripped: bytes) -> None:
+    """200 of them gave everybody a 503."""
+    with ExitStack() as slow:
+        for _ in range(200):
+            one = slow.enter_context(socket.create_connection(address, timeout=30))
+            with suppress(OSError):  # the oldest are ended meanwhile
+                one.sendall(dripped)
+        asked = http.client.HTTPConnection(*address, timeout=30)
+        headers = {"Content-Type": "application/json"}
+        asked.request("POST", "/answer", json.dumps(QUESTION), headers)
+        assert asked.getresponse().status == 200
+        asked.close()
+
+
+def test_a_request_that_does_not_end_is_ended(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_TIMEOUT_S", 0.01)
+    with socket.create_connection(address, timeout=30) as slow, suppress(ConnectionResetError):
+        assert slow.recv(1) == b""
+
+
+def test_a_question_that_is_half_asked_when_the_page_ends_leaves_no_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = uvicorn.Config(
+        application(answers()),
+        http=PunctualProtocol,
+        lifespan="off",
+        log_config=None,
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    with listening(0) as on:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [on]})
+        thread.start()
+        with socket.create_connection(on.getsockname(), timeout=30) as slow:
+            slow.sendall(BEGUN)
+            while not server.server_state.tasks:
+                time.sleep(0.01)
+            server.should_exit = True
+            thread.join(30)
+            assert slow.recv(100).startswith(b"HTTP/1.1 503")
+    assert [record for record in caplog.records if record.exc_info] == []
 
 
 def test_it_listens_on_this_machine_alone() -> None:
