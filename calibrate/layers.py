@@ -259,6 +259,7 @@ _GRID: Final[dict[str, tuple[int, Callable[[random.Random], tuple[int, ...]]]]] 
     "rotate": (10, _attention),
     "bias": (8, _on_rows),
     **{kind: (count, _tensors) for kind, count in _OPTIMIZERS.items()},
+    "group_norm": (8, _image),
 }
 
 

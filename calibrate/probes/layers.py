@@ -258,6 +258,7 @@ _BUILDERS: Final[dict[str, Callable[[Layer], BuiltLayer]]] = {
     "rotate": _rotate,
     "rms_norm": _rms_norm,
     "batch_norm": _batch_norm,
+    "group_norm": lambda layer: _module(nn.GroupNorm(8, layer.sizes[1]), *_square(layer)),
     "layer_norm": lambda layer: _module(nn.LayerNorm(layer.sizes[1]), *layer.sizes),
     "channel_norm": lambda layer: _module(nn.LayerNorm(layer.sizes[1]), *_pixels(layer)),
     "relu": _elementwise(torch.relu),

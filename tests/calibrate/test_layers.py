@@ -33,7 +33,7 @@ SIZES: dict[tuple[int, ...], tuple[str, ...]] = {
     (6, 16): ("rms_norm", "layer_norm", "gelu", "gelu_tanh", "softmax", "dropout", "bias", "loss"),
     (2, 8, 5): (
         *("batch_norm", "channel_norm", "global_pool", "adaptive_pool", "residual", "scale"),
-        *("concatenate", "permute", "roll"),
+        *("concatenate", "permute", "roll", "group_norm"),
     ),
 }
 SMALL = tuple(Layer(kind=kind, sizes=sizes) for sizes, kinds in SIZES.items() for kind in kinds)
