@@ -17,6 +17,7 @@ from calibrate.layout_fit import heavy_tailed
 from perfmodel.cost.step_law import (
     ARITHMETICS,
     CONSTANTS,
+    POSITION,
     ConstantPrior,
     Sheet,
     StepBatch,
@@ -36,9 +37,13 @@ _MOST_FOLDS: Final = 10
 #: models are worth as much: devices left out of a prior over five (docs/published.md).
 _UNSEEN_DEVICE_ERROR: Final = 0.45
 _WORTH: Final = 4.0
-#: Standard deviations, in log, of constants between devices: of families, and of the device itself.
-_BETWEEN_DEVICES: Final = 0.25
-_OF_A_DEVICE: Final = 0.35
+#: Standard deviations, in log, of constants between devices of one generation, and once more between generations:
+#: of families, of the device itself, and of the hosts of a generation. Decided with each of six devices left out.
+_OF_A_FAMILY: Final = 0.2
+_OF_A_DEVICE: Final = 0.3
+_OF_A_HOST: Final = 0.5
+#: What all devices have in common varies this much more than what is believed before any: rows decide.
+_COMMON: Final = 4.0
 #: The same of a family between fp32 and 16 bit, beyond what the peaks say.
 _BETWEEN_PRECISIONS: Final = 0.3
 #: A constant counts as determined if rows narrowed its prior at least to this share.
@@ -73,6 +78,8 @@ class DeviceFit:
     """Names that rows tell something about."""
     touched: frozenset[str]
     """Names that some row depends on."""
+    generation: str
+    """Of the device, such as ``Hopper sm_90``."""
 
 
 def family_of(model: str) -> str:
@@ -89,7 +96,13 @@ def fit_device(
     centre = np.log([priors[name].median for name in CONSTANTS])
     width = np.array([priors[name].log_sigma for name in CONSTANTS])
     if not rows:
-        return DeviceFit(logs=centre, log_sigma=width, determined=frozenset(), touched=frozenset())
+        return DeviceFit(
+            logs=centre,
+            log_sigma=width,
+            determined=frozenset(),
+            touched=frozenset(),
+            generation=sheet.generation,
+        )
     batch = StepBatch.of([row.work for row in rows], sheet)
     log_step = np.log([row.step_s for row in rows])
     slope = step_seconds(batch, centre, with_slope=True).slope
@@ -120,6 +133,7 @@ def fit_device(
     return DeviceFit(
         logs=at(best),
         log_sigma=log_sigma,
+        generation=sheet.generation,
         determined=frozenset(
             CONSTANTS[position]
             for position, share in zip(active, moved, strict=True)
@@ -250,46 +264,57 @@ def first_priors() -> dict[str, ConstantPrior]:
     return {name: found.get(name, ConstantPrior(1.0, 0.3)) for name in CONSTANTS}
 
 
-def prior_over(fits: Sequence[DeviceFit]) -> dict[str, ConstantPrior]:
-    """What some devices say of the constants of another one.
+def prior_over(fits: Sequence[DeviceFit], generation: str = "") -> dict[str, ConstantPrior]:
+    """What some devices say of the constants of another one, which is of a generation.
 
-    Each device tells a constant with its own variance and that between devices; what none tells is as before any.
+    A constant varies around a common value, in part with the generation and in part with the device:
+
+        log constant = common + of the generation + of the device     [kriging: Cressie 1993]
+
     A family whose rate only one precision shows has it, less surely, in the other.
     """
-    table = {
-        name: [
-            (fit.logs[place], fit.log_sigma[place] ** 2 + _between(name) ** 2)
-            for fit in fits
-            if name in fit.touched
-        ]
-        for place, name in enumerate(CONSTANTS)
-    }
-    for name in CONSTANTS:
-        other = _in_other_precision(name)
-        if other is not None and not table[name]:
-            extra = _BETWEEN_PRECISIONS**2
-            table[name] = [
-                (
-                    fit.logs[CONSTANTS.index(other)],
-                    fit.log_sigma[CONSTANTS.index(other)] ** 2 + _between(name) ** 2 + extra,
-                )
-                for fit in fits
-                if other in fit.touched
-            ]
-    found = first_priors()
-    for name, told in table.items():
-        if not told:
-            continue
-        weights = [1 / variance for _, variance in told]
-        mean = float(np.average([value for value, _ in told], weights=weights))
-        # The mean is uncertain, and the next device is another one.
-        sigma = float(np.sqrt(1 / sum(weights) + _between(name) ** 2))
-        found[name] = ConstantPrior(float(np.exp(mean)), sigma)
-    return found
+    first = first_priors()
+    return {name: _kriged(name, first[name], fits, generation) for name in CONSTANTS}
 
 
-def _between(name: str) -> float:
-    return _BETWEEN_DEVICES if name.startswith(ARITHMETICS) else _OF_A_DEVICE
+def _kriged(
+    name: str, first: ConstantPrior, fits: Sequence[DeviceFit], generation: str
+) -> ConstantPrior:
+    """Median of a constant and how sure it is, from the devices that tell it."""
+    told, extra = _telling(name, fits), 0.0
+    other = _in_other_precision(name)
+    if not told and other in POSITION:
+        name, extra = other, _BETWEEN_PRECISIONS**2
+        told = _telling(name, fits)
+    if not told:
+        return first
+    names = np.array([fit.generation for fit in told])
+    middle, common = np.log(first.median), _COMMON * first.log_sigma**2
+    of_one, of_generation = _variances(name)
+    own = [of_one + extra + fit.log_sigma[POSITION[name]] ** 2 for fit in told]
+    together = common + of_generation * (names[:, np.newaxis] == names) + np.diag(own)
+    towards = common + of_generation * (names == generation)
+    weights = linalg.solve(together, towards, assume_a="pos")
+    off = np.array([fit.logs[POSITION[name]] for fit in told]) - middle
+    variance = common + of_generation + of_one - weights @ towards
+    return ConstantPrior(float(np.exp(middle + weights @ off)), float(np.sqrt(variance)))
+
+
+def _telling(name: str, fits: Sequence[DeviceFit]) -> list[DeviceFit]:
+    """Devices whose rows depend on a constant; on that of a host only if they narrow it.
+
+    Large batches hide the host, so that most devices repeat what was believed of it.
+    """
+    is_host = name.startswith("host")
+    return [fit for fit in fits if name in (fit.determined if is_host else fit.touched)]
+
+
+def _variances(name: str) -> tuple[float, float]:
+    """Of the logarithm between devices of one generation, and between generations."""
+    if name.startswith("host"):
+        return _OF_A_DEVICE**2, _OF_A_HOST**2
+    spread = _OF_A_FAMILY if name.startswith(ARITHMETICS) else _OF_A_DEVICE
+    return spread**2, spread**2
 
 
 def _in_other_precision(name: str) -> str | None:

@@ -42,7 +42,6 @@ from perfmodel.machine.measured import (
     DeviceCosts,
     MeasuredMachine,
     MemoryFormat,
-    Precision,
     Repeatability,
     Residual,
 )
@@ -288,12 +287,14 @@ def traced_rows(
 def sheet_of(device: DataSheet) -> Sheet:
     """Peaks by precision and memory bandwidth; 16 bit is never slower than fp32, whose units it can use."""
     rates = device_rates(device)
-    single = rates.flop_per_s.get(CONVOLUTION_FP32) or rates.flop_per_s.get("fp32")
+    single = rates.flop_per_s.get("fp32")
     if single is None:
         raise UsageError(f"--device: {device.id} must have an fp32 peak in the catalogue, got none")
     half = max(single, *(rates.flop_per_s.get(name, 0.0) for name in ("fp16", "bf16")))
-    peaks: dict[Precision, float] = {"fp32": single, "half": half}
-    return Sheet(peaks, rates.bytes_per_s)
+    peaks = {"fp32": single, "half": half}
+    if tensor := rates.flop_per_s.get(CONVOLUTION_FP32):
+        peaks["tf32"] = tensor
+    return Sheet(peaks, rates.bytes_per_s, device.architecture.partition(" +")[0])
 
 
 def calibrate_from_steps(
@@ -306,7 +307,11 @@ def calibrate_from_steps(
     catalogued = find_device(device, shipped_catalogue())
     rows, notes = read_steps(table)
     machine, more = machine_from_steps(
-        rows, catalogued, priors=shipped_priors(), source=table.name, trace=trace
+        rows,
+        catalogued,
+        priors=shipped_priors(sheet_of(catalogued).generation),
+        source=table.name,
+        trace=trace,
     )
     document = ProfileDocument(
         provenance=Provenance.of_answer(
@@ -359,6 +364,7 @@ def machine_from_steps(
         source=source,
         versions={"torch": newest[0].setting.torch} if newest[0].setting.torch else {},
         version_drift=drift,
+        generation=sheet.generation,
     )
     return machine_of(costs, device), notes
 
@@ -398,6 +404,8 @@ def refuse_impossible(
     for row, ratio in zip(rows, ratios - middle, strict=True):
         share = float((row.work.count * row.work.flop).sum()) / row.step_s
         peak = sheet.flop_per_s[row.work.precision]
+        if row.work.precision == "fp32":
+            peak = max(peak, sheet.flop_per_s.get("tf32", 0.0))
         if share > _BOOST * peak:
             raise InvalidDocument(
                 f"{row.where}: step_time_s: {row.step_s:g} s means {share / peak:.3g} times the peak of "

@@ -138,7 +138,7 @@ def document_for(
 ) -> WorkloadDocument:
     """The trace of a model as the kind of device of a machine runs it, in the precision it is known in."""
     costs = machine.device_costs
-    precision = "fp32" if costs is None or costs.left_out[0].precision == "fp32" else "fp16"
+    precision = "fp32" if costs is None or costs.usual_precision == "fp32" else "fp16"
     shipped = SHIPPED_TRACES / f"{model.replace(':', '-')}-{precision}.json.gz"
     if costs is not None and is_model(model) and shipped.exists():
         return WorkloadDocument.read(shipped)

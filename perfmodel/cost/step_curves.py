@@ -51,10 +51,11 @@ _STEP_SPREAD: Final = 0.01
 
 
 @cache
-def shipped_priors() -> Mapping[str, ConstantPrior]:
-    """What the devices that were fitted so far say of the constants of another one."""
-    table = read_toml(_SHIPPED_PRIORS, what="priors of devices")["constants"]
-    return {name: ConstantPrior(*values) for name, values in table.items()}
+def shipped_priors(generation: str = "") -> Mapping[str, ConstantPrior]:
+    """What the devices that were fitted so far say of the constants of another one of a generation."""
+    tables = read_toml(_SHIPPED_PRIORS, what="priors of devices")
+    constants = tables["constants"] | tables.get(generation, {})
+    return {name: ConstantPrior(*values) for name, values in constants.items()}
 
 
 def workload_by_law(
@@ -69,7 +70,7 @@ def workload_by_law(
     """
     steps = [trace.at(micro_batch=batch) for batch in GRID]
     works = tuple(step_work(step) for step in steps)
-    logs = log_constants(costs.constants, shipped_priors())
+    logs = log_constants(costs.constants, shipped_priors(costs.generation))
     sheet = Sheet(costs.flop_per_s, costs.bytes_per_s)
     found = step_seconds(StepBatch.of(works, sheet), logs)
     joined = joined_s(found.device_s, found.host_s, logs)
@@ -155,7 +156,7 @@ class LawDurations:
         work = step_work(part, memory_format=self.memory_format, has_optimizer=has_optimizer)
         if not len(work.count):
             return 0.0
-        logs = log_constants(self.costs.constants, shipped_priors())
+        logs = log_constants(self.costs.constants, shipped_priors(self.costs.generation))
         sheet = Sheet(self.costs.flop_per_s, self.costs.bytes_per_s)
         return float(step_seconds(StepBatch.of([work], sheet), logs).device_s.sum())
 

@@ -24,7 +24,6 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 
 from perfmodel.cost.step_work import PRODUCTS, STEP_PHASES, STREAMS, StepWork
-from perfmodel.machine.measured import Precision
 from perfmodel.statistics import FloatArray, IntArray
 
 _SHARED: Final = (
@@ -42,6 +41,13 @@ _FAMILY_CONSTANTS: Final = tuple(
     )
 )
 _LAST: Final = " channels last"
+#: By family, whether it is a convolution that tensor cores can do.
+_CONVOLVES: Final = np.array(
+    [
+        name.startswith(("conv", "group ", "stem")) and name in PRODUCTS
+        for name in (*PRODUCTS, *STREAMS)
+    ]
+)
 #: Every constant of the law by name; those of channels-last images are factors on those of others.
 CONSTANTS: Final = (*_SHARED, *_FAMILY_CONSTANTS, *(f"{n}{_LAST}" for n in _FAMILY_CONSTANTS))
 POSITION: Final = {name: index for index, name in enumerate(CONSTANTS)}
@@ -59,8 +65,11 @@ class ConstantPrior(NamedTuple):
 class Sheet(NamedTuple):
     """What a data sheet says."""
 
-    flop_per_s: Mapping[Precision, float]
+    flop_per_s: Mapping[str, float]
+    """By precision; ``tf32``: of convolutions in fp32 on tensor cores, where there are such."""
     bytes_per_s: float
+    generation: str = ""
+    """Of the device, such as ``Hopper sm_90``."""
 
     @property
     def has_tensor_cores(self) -> bool:
@@ -106,22 +115,27 @@ class StepBatch:
         in_half = ARITHMETICS.index("half" if sheet.has_tensor_cores else "vector half")
         indices = [0 if work.precision == "fp32" else in_half for work in works]
         arithmetic = spread(indices).astype(np.int64)
+        # Convolutions in fp32 go to tensor cores where these take TF32, products of matrices do not.
+        tensor = sheet.flop_per_s.get("tf32", 0.0)
+        in_tf32 = (arithmetic == 0) & _CONVOLVES[family] & (tensor > 0)
+        multiplied = np.where(in_tf32, ARITHMETICS.index("half"), arithmetic)
         rate = np.array([[POSITION[f"{a} {name} rate"] for name in PRODUCTS] for a in ARITHMETICS])
         both = (*PRODUCTS, *STREAMS)
         memory = np.array([[POSITION[f"{a} {name} memory"] for name in both] for a in ARITHMETICS])
         peaks = np.array([POSITION[f"peak {p}"] for p in ("fp32", "half", "fp32")])
         single, half = sheet.flop_per_s["fp32"], sheet.flop_per_s["half"]
         is_single = (arithmetic == 0) | (every("by_vectors") > 0)
+        flop_per_s = np.where(in_tf32, tensor, np.where(is_single, single, half))
         return cls(
             row=spread(list(range(len(works)))).astype(np.int64),
             num_rows=len(works),
             phase=every("phase").astype(np.int64),
-            rate=rate[arithmetic, np.minimum(family, len(PRODUCTS) - 1)],
+            rate=rate[multiplied, np.minimum(family, len(PRODUCTS) - 1)],
             memory=memory[arithmetic, family],
             is_last=spread([float(work.memory_format == "channels_last") for work in works]),
-            peak=peaks[arithmetic],
+            peak=peaks[multiplied],
             count=every("count"),
-            products_s=every("flop") / np.where(is_single, single, half),
+            products_s=every("flop") / flop_per_s,
             stream_s=every("moved_bytes") / sheet.bytes_per_s,
             filling=every("filling"),
             channels=every("channels"),

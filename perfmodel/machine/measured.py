@@ -36,8 +36,8 @@ class LeftOutError:
 class DeviceCosts:
     """Constants of the law of steps, fitted to the step times of others."""
 
-    flop_per_s: dict[Precision, Positive]
-    """Peaks of the data sheet, by precision of the factors."""
+    flop_per_s: dict[str, Positive]
+    """Peaks of the data sheet, by precision of the factors; ``tf32``: of convolutions in fp32."""
     bytes_per_s: Positive
     """Memory bandwidth of the data sheet."""
     constants: dict[str, Positive]
@@ -54,6 +54,15 @@ class DeviceCosts:
     """Of the software that was measured, such as torch."""
     version_drift: NonNegative = 0.0
     """Absolute change in log between versions that one model in ten exceeds; 0 if unknown."""
+    generation: str = ""
+    """Of the device: what its rows do not tell is as others of it have it."""
+
+    @property
+    def usual_precision(self) -> Precision:
+        """16 bit where the device has tensor cores and rows show it."""
+        has_tensor_cores = self.flop_per_s["half"] > self.flop_per_s["fp32"]
+        shown = {each.precision for each in self.left_out}
+        return "half" if shown == {"half"} or (has_tensor_cores and "half" in shown) else "fp32"
 
     def error(self, precision: Precision, memory_format: MemoryFormat) -> LeftOutError | None:
         """Errors of left-out families in one mode, if rows show it."""

@@ -223,7 +223,7 @@ class _Traces:
         """Each model as typed, and its trace; none for a machine that was measured."""
         if machine.device_costs is None:
             return []
-        precision = machine.device_costs.left_out[0].precision
+        precision = machine.device_costs.usual_precision
         if precision not in self._made:
             self._made[precision] = [(name, document_for(machine, name)) for name in self._models]
         return self._made[precision]

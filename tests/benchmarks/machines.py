@@ -1,6 +1,6 @@
 """Makes the machines that come with perfmodel, and judges speed-ups of their nodes.
 
-    python -m tests.benchmarks.machines FOLDER              judge: models left out, eight GPUs from one
+    python -m tests.benchmarks.machines FOLDER              judge: models and devices left out, eight GPUs from one
     python -m tests.benchmarks.machines FOLDER --write      make perfmodel/documents/machines and the prior
 
 ``FOLDER`` holds published tables: single_device_steps.csv.gz of single cards, throughput.csv and nccl_times.csv.gz of
@@ -16,10 +16,11 @@ of which no device holds 128 samples, and pre-training with 512 tokens, which wo
 import argparse
 import hashlib
 import json
+import lzma
 import os
 import pickle
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,17 +30,18 @@ import numpy as np
 import typer
 
 import perfmodel as pm
-from calibrate.step_fit import StepRow, prior_over
+from calibrate.random_models import draw
+from calibrate.step_fit import DeviceFit, StepRow, fit_device, predicted_s, prior_over
 from calibrate.step_table import (
     Setting,
     TableRow,
     by_version,
     machine_from_steps,
+    sheet_of,
     trace_setting,
     traced_rows,
 )
-from perfmodel.cost.step_curves import shipped_priors
-from perfmodel.cost.step_law import CONSTANTS
+from perfmodel.cost.step_law import CONSTANTS, ConstantPrior
 from perfmodel.documents import Provenance, file_sha256
 from perfmodel.documents.clusters import open_cluster
 from perfmodel.documents.hardware import find_device, shipped_catalogue
@@ -53,6 +55,7 @@ from validate.published import SOURCES, devices
 from validate.published.harness import read_rows
 
 _ROOT: Final = Path(__file__).parents[2] / "perfmodel"
+_RECORDS: Final = Path(__file__).parents[2] / "docs" / "records"
 _CARDS: Final = "single_device_steps"
 _SOURCES: Final = {
     "huggingface/pytorch-image-models": "huggingface/pytorch-image-models @aa4b5850",
@@ -112,6 +115,8 @@ class Made:
     """Name in the table of collectives: links between the eight GPUs of its node."""
     nodes: tuple[str, str, str] | None = None
     """Links inside and between as many nodes as are predicted, what they are called, and who says so."""
+    records: str | None = None
+    """Of this repository, instead of published steps."""
 
 
 MACHINES: Final = {
@@ -136,6 +141,7 @@ MACHINES: Final = {
             "400 Gb/s InfiniBand per GPU",
             "the user guide of the DGX H100",
         ),
+        records="h100",
     ),
     "dgx-1-v100": Made(device="v100-sxm2-32", hardware=("DGX-1",)),
 }
@@ -149,13 +155,102 @@ _MODELS: Final = {
     "resnext101-32x4d": ("timm:resnext101_32x4d", 224, None, "sgd", "channels_last"),
     "[efficientnet-b0]": ("timm:efficientnet_b0", 224, None, "sgd", "channels_last"),
 }
-_BERT: Final = {"bert-base.json": (768, 12), "bert-large.json": (1024, 24)}
+_BERT: Final = {
+    file: {
+        "model_type": "bert",
+        "architectures": ["BertForSequenceClassification"],
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden // 64,
+        "intermediate_size": 4 * hidden,
+        "vocab_size": 30522,
+        "max_position_embeddings": 512,
+    }
+    for file, hidden, layers in (("bert-base.json", 768, 12), ("bert-large.json", 1024, 24))
+}
+#: Hugging Face configs; the last is the reference model.
+_CONFIGS: Final = _BERT | {
+    "gpt2.json": {
+        "model_type": "gpt2",
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "vocab_size": 50257,
+        "max_position_embeddings": 1024,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    }
+}
 #: Samples of a micro-batch, and tokens, where a source prints none or those of a whole step.
 _UNPRINTED_BATCH: Final = 128
 _UNPRINTED_TOKENS: Final = 8192
 _TOKENS: Final = 128
 _LARGEST_BATCH: Final = 1024
 _PRECISIONS: Final = {"AMP/FP16": "amp fp16", "FP32": "fp32"}
+
+
+#: Real GPUs that campaigns of this repository ran on: folder of the records -> device in the catalogue.
+RECORDED: Final = {"h100": "h100-sxm5", "h200": "h200-sxm"}
+_REFERENCES: Final = {
+    "lenet": ("lenet", None, "fp32", "sgd", "contiguous"),
+    "resnet50": ("torchvision:resnet50", 224, "amp bf16", "adamw", "channels_last"),
+    "gpt2": ("gpt2.json", None, "amp bf16", "adamw", "contiguous"),
+}
+
+
+def recorded_rows(name: str, configs: Path) -> list[TableRow]:
+    """Steps of a real GPU: plain loops, and calibrated steps of settings that no loop ran; means of their runs."""
+    found: dict[Setting, list[float]] = {}
+    looped: set[Setting] = set()
+    for file, kind in (("loops", "loop"), ("calibration", "step")):
+        text = lzma.decompress((_RECORDS / name / f"{file}.jsonl.xz").read_bytes()).decode()
+        for record in map(json.loads, text.splitlines()):
+            run = record.get("setting", {})
+            if (
+                record["kind"] != kind
+                or run["synchronisation"] != "none"
+                or run["accumulation"] > 1
+            ):
+                continue
+            setting = _setting(run["workload"], run["micro_batch"], configs)
+            if kind == "loop":
+                looped.add(setting)
+                found.setdefault(setting, []).append(record["step_s"])
+            elif setting not in looped:
+                mean_s = statistics.fmean(record["ranks"][0]["step_s"])
+                found.setdefault(setting, []).append(mean_s)
+    return [
+        TableRow(
+            where=f"docs/records/{name}: {setting.model}, batch {setting.batch}",
+            setting=setting,
+            family=setting.model,
+            step_s=statistics.fmean(seen),
+        )
+        for setting, seen in found.items()
+    ]
+
+
+def _setting(workload: str, batch: int, configs: Path) -> Setting:
+    """A reference model, or one that was drawn at random."""
+    if workload in _REFERENCES:
+        model, image, precision, optimizer, shape = _REFERENCES[workload]
+        model = str(configs / model) if model in _CONFIGS else model
+    else:
+        seed, index = workload.split(maxsplit=1)[0].split("-")
+        drawn = draw(int(seed), int(index), on_gpu=True)
+        public, image = drawn.sketch.torchvision or ("", None)
+        model = f"torchvision:{public}" if public else drawn.write_file(configs)
+        precision = "fp32" if drawn.precision == "fp32" else f"amp {drawn.precision}"
+        optimizer, shape = drawn.optimizer, "contiguous"
+    return Setting(
+        model=model,
+        batch=batch,
+        image=image,
+        sequence=None,
+        precision=precision,
+        memory_format="channels_last" if shape == "channels_last" else "contiguous",
+        optimizer=optimizer,
+        torch="2.11",
+    )
 
 
 def rows_of(folder: Path, made: Made, configs: Path, *, gpus: int = 1) -> list[TableRow]:
@@ -240,16 +335,15 @@ def collectives_of(folder: Path, device: str) -> tuple[tuple[CollectiveProfile, 
 
 
 def machine(
-    name: str, folder: Path, traces: Traces, configs: Path
+    name: str, folder: Path, traces: Traces, configs: Path, fits: Mapping[str, DeviceFit]
 ) -> tuple[MeasuredMachine, list[str]]:
     """A machine and what to know of it."""
     made = MACHINES[name]
-    rows = rows_of(folder, made, configs)
     found, notes = machine_from_steps(
-        rows,
+        recorded_rows(made.records, configs) if made.records else rows_of(folder, made, configs),
         find_device(made.device, shipped_catalogue()),
-        priors=shipped_priors(),
-        source=f"{_LAMBDA}, {_NVIDIA}",
+        priors=priors_for(made.device, fits),
+        source=f"docs/records/{made.records}" if made.records else f"{_LAMBDA}, {_NVIDIA}",
         trace=traces,
     )
     if made.collectives is None:
@@ -309,36 +403,71 @@ def _likeness(setting: Setting) -> tuple[object, ...]:
     return (*setting.traced, setting.memory_format)
 
 
-def make_cards(folder: Path, traces: Traces) -> None:
-    """Write the machines of single cards, and the prior of the next device; no device is its own prior."""
-    table = SOURCES[_CARDS].open(_CARDS, folder)
-    tables = devices.public_rows(table)
+def rows_of_all(
+    tables: Mapping[str, Sequence[TableRow]], traces: Traces, configs: Path
+) -> dict[str, list[StepRow]]:
+    """Steps of single cards and of recorded GPUs with their work, by device."""
     newest = {name: by_version(of_one)[0] for name, of_one in tables.items()}
+    newest |= {device: recorded_rows(name, configs) for name, device in RECORDED.items()}
     traces.keep_all([row.setting for of_one in newest.values() for row in of_one])
     rows: dict[str, list[StepRow]] = {}
     for name, of_one in newest.items():
         rows[name], notes = traced_rows(of_one, traces)
         typer.echo(f"{name}: {len(rows[name])} rows, {len(notes)} not traced", err=True)
-    fits = devices.fits_of(rows, devices.sheets_of(list(rows)))
-    priors = prior_over(list(fits.values()))
+    return rows
+
+
+def priors_for(device: str, fits: Mapping[str, DeviceFit]) -> dict[str, ConstantPrior]:
+    """What all other devices say of one; no device is its own prior."""
+    sheet = sheet_of(find_device(device, shipped_catalogue()))
+    return prior_over([fit for name, fit in fits.items() if name != device], sheet.generation)
+
+
+def judge_left_out(rows: Mapping[str, Sequence[StepRow]], fits: Mapping[str, DeviceFit]) -> None:
+    """Print how wrong the steps of a device are of which no row is known."""
+    for name, sheet in devices.sheets_of(list(rows)).items():
+        ours = predicted_s(rows[name], fit_device((), sheet, priors_for(name, fits)), sheet)
+        errors = ours / np.array([row.step_s for row in rows[name]]) - 1
+        typer.echo(
+            f"{name} left out, {len(errors)} rows: MAPE {np.abs(errors).mean():.1%}, "
+            f"mean {errors.mean():+.1%}, worst {np.abs(errors).max():.0%}"
+        )
+
+
+def write_priors(fits: Mapping[str, DeviceFit]) -> None:
+    """Write the prior of the next device, of a generation that is known and of any other."""
     lines = [
         "# Prior of the constants of perfmodel/cost/step_law.py on a device without steps: median and standard",
-        "# deviation of the logarithm. Made by python -m tests.benchmarks.machines FOLDER --write.",
-        "[constants]",
+        "# deviation of the logarithm. A generation has what it says otherwise.",
+        "# Made by python -m tests.benchmarks.machines FOLDER --write.",
     ]
-    lines += [f'"{n}" = [{priors[n].median:.5g}, {priors[n].log_sigma:.4g}]' for n in CONSTANTS]
+    said: dict[str, str] = {}
+    for generation in ("", *sorted({fit.generation for fit in fits.values()})):
+        priors = prior_over(list(fits.values()), generation)
+        words = {n: f"[{priors[n].median:.5g}, {priors[n].log_sigma:.4g}]" for n in CONSTANTS}
+        said = said or words
+        lines.append(f'["{generation}"]' if generation else "[constants]")
+        lines += [f'"{n}" = {words[n]}' for n in CONSTANTS if not generation or words[n] != said[n]]
     write_atomically(_ROOT / "cost" / "device_priors.toml", "\n".join(lines) + "\n")
-    sources = {devices.device_of(row): row["source"] for row in read_rows(table.path, columns=())}
+
+
+def make_cards(
+    path: Path,
+    tables: Mapping[str, Sequence[TableRow]],
+    traces: Traces,
+    fits: Mapping[str, DeviceFit],
+) -> None:
+    """Write the machines of single cards."""
+    sources = {devices.device_of(row): row["source"] for row in read_rows(path, columns=())}
     for name, of_one in tables.items():
-        told = prior_over([fit for other, fit in fits.items() if other != name])
         found, notes = machine_from_steps(
             of_one,
             find_device(name, shipped_catalogue()),
-            priors=told,
+            priors=priors_for(name, fits),
             source=_SOURCES[sources[name]],
             trace=traces,
         )
-        _write(name, found, table.path)
+        _write(name, found, path)
         typer.echo("\n  ".join((name, *notes[-2:])))
 
 
@@ -362,26 +491,18 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
     traces = Traces(asked.traces)
-    for file, (hidden, layers) in _BERT.items():
-        (asked.traces / file).write_text(
-            json.dumps(
-                {
-                    "model_type": "bert",
-                    "architectures": ["BertForSequenceClassification"],
-                    "hidden_size": hidden,
-                    "num_hidden_layers": layers,
-                    "num_attention_heads": hidden // 64,
-                    "intermediate_size": 4 * hidden,
-                    "vocab_size": 30522,
-                    "max_position_embeddings": 512,
-                }
-            ),
-            encoding="utf-8",
-        )
+    for file, values in _CONFIGS.items():
+        (asked.traces / file).write_text(json.dumps(values), encoding="utf-8")
+    table = SOURCES[_CARDS].open(_CARDS, asked.folder)
+    tables = devices.public_rows(table)
+    rows = rows_of_all(tables, traces, asked.traces)
+    fits = devices.fits_of(rows, devices.sheets_of(list(rows)))
+    judge_left_out(rows, fits)
     if asked.write:
-        make_cards(asked.folder, traces)
-    for name in MACHINES:
-        found, notes = machine(name, asked.folder, traces, asked.traces)
+        write_priors(fits)
+        make_cards(table.path, tables, traces, fits)
+    for name, made in MACHINES.items():
+        found, notes = machine(name, asked.folder, traces, asked.traces, fits)
         assert found.device_costs is not None
         typer.echo(f"{name}: {found.device_costs.num_rows} rows")
         for error in found.device_costs.left_out:
@@ -389,7 +510,7 @@ def main() -> None:
         typer.echo("    " + "\n    ".join(notes))
         if asked.write:
             _write(name, found, asked.folder / _STEPS)
-        elif MACHINES[name].collectives:
+        elif made.collectives:
             judge_nodes(name, asked.folder, asked.traces)
 
 

@@ -119,15 +119,17 @@ def fits_of(
     before = prior_over(())
     if ANCHOR in rows:
         fits[ANCHOR] = fit_device(rows[ANCHOR], sheets[ANCHOR], before)
-        before = prior_over([fits[ANCHOR]])
-    others = {name: of_one for name, of_one in rows.items() if name != ANCHOR}
-    return fits | {name: fit_device(each, sheets[name], before) for name, each in others.items()}
+    anchor = list(fits.values())
+    for name in rows.keys() - {ANCHOR}:
+        before = prior_over(anchor, sheets[name].generation)
+        fits[name] = fit_device(rows[name], sheets[name], before)
+    return fits
 
 
 def priors_of(name: str, fits: Mapping[str, DeviceFit]) -> dict[str, ConstantPrior]:
     """What is known of a device before its rows: every other device; of the anchor nothing."""
     others = [] if name == ANCHOR else [fit for each, fit in fits.items() if each != name]
-    return prior_over(others)
+    return prior_over(others, fits[name].generation)
 
 
 def judge(table: Table, trace: Trace = trace_setting) -> Iterator[PublishedSeries]:

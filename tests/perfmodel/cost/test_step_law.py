@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from calibrate.step_fit import first_priors
+from calibrate.step_fit import DeviceFit, first_priors, prior_over
 from perfmodel.cost.step_curves import UNSEEN_MODE_ERROR, for_version, workload_by_law
 from perfmodel.cost.step_law import CONSTANTS, Sheet, StepBatch, log_constants, step_seconds
 from perfmodel.cost.step_work import PRODUCTS, STREAMS, StepWork, step_work
@@ -150,6 +150,46 @@ def test_channels_side_by_side_have_fast_groups_of_some_sizes(
             step, is_pure_half=is_half, memory_format=memory_format, has_optimizer=False
         )
         assert "untuned" not in families(other)[0]
+
+
+def test_tensor_cores_convolve_in_tf32_and_leave_products_of_matrices_in_fp32() -> None:
+    """At 8 times the rate of fp32, by the constants of tensor cores; depthwise kernels are no products."""
+    sheet = Sheet({"fp32": 1e13, "half": 1.6e14, "tf32": 8e13}, 1e18)
+    calls = (convolution(1, 64), convolution(64, 64), matmul(512, 512, 512))
+    works = [step_work(step_of((c, Phase.FORWARD)), has_optimizer=False) for c in calls]
+    logs = log_constants(PLAIN | {"half conv forward rate": 0.5}, first_priors())
+    found = step_seconds(StepBatch.of(works, sheet), logs).kernel_s - 2e-6
+    rates = [4e13, 1e13, 1e13]
+    by_hand = [called.flop / rate for called, rate in zip(calls, rates, strict=True)]
+    assert found == pytest.approx(by_hand, rel=1e-6)
+
+
+def fit_of(generation: str, factor: float, *, has_host: bool) -> DeviceFit:
+    """A device whose constants are all off by a factor, and exactly known."""
+    names = frozenset(CONSTANTS)
+    logs = np.log([factor * first_priors()[name].median for name in CONSTANTS])
+    return DeviceFit(
+        logs=logs,
+        log_sigma=np.full(len(CONSTANTS), 1e-6),
+        determined=names if has_host else names - {"host_s"},
+        touched=names,
+        generation=generation,
+    )
+
+
+def test_a_device_is_expected_to_be_most_like_those_of_its_generation() -> None:
+    fits = [fit_of("old", 1.0, has_host=True), fit_of("new", 2.0, has_host=True)]
+    old, new, other = (prior_over(fits, g)["memory"] for g in ("old", "new", "other"))
+    middle = first_priors()["memory"].median
+    assert 1 < old.median / middle < 2**0.5 < new.median / middle < 2
+    assert old.median < other.median < new.median
+    assert new.log_sigma < other.log_sigma
+
+
+def test_a_host_that_no_row_tells_is_no_witness() -> None:
+    silent, telling = fit_of("old", 1.0, has_host=False), fit_of("new", 2.0, has_host=True)
+    assert prior_over([silent, telling])["host_s"] == prior_over([telling])["host_s"]
+    assert prior_over([silent])["host_s"] == first_priors()["host_s"]
 
 
 def test_16_bit_without_tensor_cores_has_constants_of_its_own() -> None:
