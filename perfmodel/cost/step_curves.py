@@ -21,7 +21,7 @@ from perfmodel.cost.step_law import (
     step_seconds,
 )
 from perfmodel.cost.step_work import StepWork, step_work
-from perfmodel.cost.traced import GRID, ready_when_done
+from perfmodel.cost.traced import GRID, LARGE_ON_GPU, ready_when_done
 from perfmodel.documents import read_toml
 from perfmodel.errors import UsageError
 from perfmodel.machine import Evidence
@@ -39,6 +39,8 @@ from perfmodel.units import Seconds
 from perfmodel.workload import Call, Operator, Phase, Workload
 from perfmodel.workload.step import Segment, SymbolicStep, TracedStep
 
+#: Light models keep a GPU busy with large batches alone.
+_BATCHES: Final = (*GRID, *LARGE_ON_GPU)
 _SHIPPED_PRIORS: Final = Path(__file__).with_name("device_priors.toml")
 #: Absolute error, in log, that one model in ten exceeds where no row has the precision and memory format.
 UNSEEN_MODE_ERROR: Final = 0.5
@@ -68,7 +70,7 @@ def workload_by_law(
     Device and host hide each other only in part, in a phase as in the step: phases of the device are as long as
     the whole step, each by what its device and host would take alone. A larger batch never takes less.
     """
-    steps = [trace.at(micro_batch=batch) for batch in GRID]
+    steps = [trace.at(micro_batch=batch) for batch in _BATCHES]
     works = tuple(step_work(step) for step in steps)
     logs = log_constants(costs.constants, shipped_priors(costs.generation))
     sheet = Sheet(costs.flop_per_s, costs.bytes_per_s)
@@ -82,7 +84,7 @@ def workload_by_law(
     error = UNSEEN_MODE_ERROR if known is None else known.log_error
     phases = PhaseCurves(
         world_size=1,
-        input=_curve(np.zeros(len(GRID))),
+        input=_curve(np.zeros(len(_BATCHES))),
         **{name: _curve(device_s[:, place]) for place, name in enumerate(names)},
         **{f"dispatch_{name}": _curve(found.host_s[:, place]) for place, name in enumerate(names)},
     )
@@ -101,7 +103,7 @@ def _curve(time_s: FloatArray) -> tuple[CurvePoint, ...]:
     """Without errors of its own: what is uncertain is common to all phases."""
     return tuple(
         CurvePoint(at=batch, time_s=float(seconds), relative_error=0.0)
-        for batch, seconds in zip(GRID, time_s, strict=True)
+        for batch, seconds in zip(_BATCHES, time_s, strict=True)
     )
 
 

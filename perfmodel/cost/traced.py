@@ -26,7 +26,7 @@ from perfmodel.workload.step import AffineBytes, SymbolicStep, TracedStep, param
 #: Micro-batches at which curves are read; between them time is close to linear.
 GRID: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 #: Those of light models that keep a GPU busy.
-_LARGE_ON_GPU = (1024, 4096, 16_384, 65_536)
+LARGE_ON_GPU: Final = (1024, 4096, 16_384, 65_536)
 #: How much more uncertain a phase is per e-fold of micro-batch away from a measured one: a prior.
 _UNCERTAINTY_PER_EFOLD = 0.05
 #: Uncertainty, in log, of the host's time to issue an operator: a prior.
@@ -66,7 +66,7 @@ def traced_profile(
     exact = OperatorDurations(operators, use_measured=use_measured, own=own)
     batches = _measured_batches(exact, trace, own) if use_measured else ()
     curves = OperatorDurations(operators, use_measured=False)
-    grid = {*GRID, *batches, *(_LARGE_ON_GPU if profile.asynchronous else ())}
+    grid = {*GRID, *batches, *(LARGE_ON_GPU if profile.asynchronous else ())}
     steps = {batch: trace.at(micro_batch=batch) for batch in grid}
     # A family is read once for all micro-batches: that is what takes the time.
     for phase in (Phase.FORWARD, Phase.BACKWARD):
