@@ -41,7 +41,7 @@ _WORTH: Final = 4.0
 #: of families, of the device itself, and of the hosts of a generation. Decided with each of six devices left out.
 _OF_A_FAMILY: Final = 0.2
 _OF_A_DEVICE: Final = 0.3
-_OF_A_HOST: Final = 0.5
+_OF_A_HOST: Final = 1.0
 #: What all devices have in common varies this much more than what is believed before any: rows decide.
 _COMMON: Final = 4.0
 #: The same of a family between fp32 and 16 bit, beyond what the peaks say.
@@ -281,11 +281,11 @@ def _kriged(
     name: str, first: ConstantPrior, fits: Sequence[DeviceFit], generation: str
 ) -> ConstantPrior:
     """Median of a constant and how sure it is, from the devices that tell it."""
-    told, extra = _telling(name, fits), 0.0
+    told, extra = [fit for fit in fits if name in fit.touched], 0.0
     other = _in_other_precision(name)
     if not told and other in POSITION:
         name, extra = other, _BETWEEN_PRECISIONS**2
-        told = _telling(name, fits)
+        told = [fit for fit in fits if name in fit.touched]
     if not told:
         return first
     names = np.array([fit.generation for fit in told])
@@ -298,15 +298,6 @@ def _kriged(
     off = np.array([fit.logs[POSITION[name]] for fit in told]) - middle
     variance = common + of_generation + of_one - weights @ towards
     return ConstantPrior(float(np.exp(middle + weights @ off)), float(np.sqrt(variance)))
-
-
-def _telling(name: str, fits: Sequence[DeviceFit]) -> list[DeviceFit]:
-    """Devices whose rows depend on a constant; on that of a host only if they narrow it.
-
-    Large batches hide the host, so that most devices repeat what was believed of it.
-    """
-    is_host = name.startswith("host")
-    return [fit for fit in fits if name in (fit.determined if is_host else fit.touched)]
 
 
 def _variances(name: str) -> tuple[float, float]:

@@ -39,7 +39,7 @@ def test_a_plan_names_machines_that_ship_and_a_model(run: Run, tmp_path: Path) -
     plan.write_text(plan_text("lenet", "titan-rtx"), encoding="utf-8")
     told = PlanDocument.of_text(run("plan", "options", plan, "--today", TODAY, "--json").stdout)
     assert [(each.profile, each.basis) for each in told.machines] == [("titan-rtx", "inferred")]
-    traced_lenet = pm.trace("lenet", precision="fp32", device_kind="as-cuda")
+    traced_lenet = pm.trace("lenet", precision="fp16", device_kind="as-cuda")
     [row] = (each.row for each in told.options if each.row.option == "on titan-rtx")
     [point] = pm.predict("titan-rtx", traced_lenet, devices=1, batch=row.micro_batch).points
     assert row.step_s.nominal == pytest.approx(point.step_s.nominal, rel=1e-6)
@@ -74,7 +74,7 @@ def test_a_model_is_traced_once_for_machines_of_one_precision() -> None:
     costs = [
         each.machine.device_costs for each in offered if isinstance(each.machine, MeasuredMachine)
     ]
-    precisions = {each.left_out[0].precision for each in costs if each is not None}
+    precisions = {each.usual_precision for each in costs if each is not None}
     assert len(traces) == len(precisions)
     answers = Answers(session)
     asked = PageQuestion(

@@ -164,32 +164,26 @@ def test_tensor_cores_convolve_in_tf32_and_leave_products_of_matrices_in_fp32() 
     assert found == pytest.approx(by_hand, rel=1e-6)
 
 
-def fit_of(generation: str, factor: float, *, has_host: bool) -> DeviceFit:
+def fit_of(generation: str, factor: float) -> DeviceFit:
     """A device whose constants are all off by a factor, and exactly known."""
     names = frozenset(CONSTANTS)
     logs = np.log([factor * first_priors()[name].median for name in CONSTANTS])
     return DeviceFit(
         logs=logs,
         log_sigma=np.full(len(CONSTANTS), 1e-6),
-        determined=names if has_host else names - {"host_s"},
+        determined=names,
         touched=names,
         generation=generation,
     )
 
 
 def test_a_device_is_expected_to_be_most_like_those_of_its_generation() -> None:
-    fits = [fit_of("old", 1.0, has_host=True), fit_of("new", 2.0, has_host=True)]
+    fits = [fit_of("old", 1.0), fit_of("new", 2.0)]
     old, new, other = (prior_over(fits, g)["memory"] for g in ("old", "new", "other"))
     middle = first_priors()["memory"].median
     assert 1 < old.median / middle < 2**0.5 < new.median / middle < 2
     assert old.median < other.median < new.median
     assert new.log_sigma < other.log_sigma
-
-
-def test_a_host_that_no_row_tells_is_no_witness() -> None:
-    silent, telling = fit_of("old", 1.0, has_host=False), fit_of("new", 2.0, has_host=True)
-    assert prior_over([silent, telling])["host_s"] == prior_over([telling])["host_s"]
-    assert prior_over([silent])["host_s"] == first_priors()["host_s"]
 
 
 def test_16_bit_without_tensor_cores_has_constants_of_its_own() -> None:

@@ -244,7 +244,7 @@ def test_it_starts_without_torch_and_knows_the_memory_of_its_devices() -> None:
     told = subprocess.run(
         [sys.executable, "-c", script], check=True, capture_output=True, text=True
     )
-    assert told.stdout.startswith("torchvision:resnet50, devices x micro-batch 8 x 32")
+    assert told.stdout.startswith("torchvision:resnet50, devices x micro-batch 8 x 128")
     assert told.stdout.split()[-1] == "80.0"
 
 
@@ -263,7 +263,7 @@ def test_beyond_one_node_the_page_and_the_command_assume_the_same_links(
     nodes = existing(shipped.catalogue.profiles[0].nodes)
     assert nodes.name == "200 Gb/s InfiniBand per GPU"
     assert any(nodes.name in caveat for caveat in found.caveats)
-    words = ("--machine", "dgx-a100", "--workload", "torchvision:resnet50", "--batch", "32")
+    words = ("--machine", "dgx-a100", "--workload", "torchvision:resnet50", "--batch", "128")
     told = PredictionDocument.of_text(run("predict", *words, "--devices", "16", "--json").stdout)
     assert (told.cluster, told.points[0].step_s) == (nodes.name, found.step_s)
 
