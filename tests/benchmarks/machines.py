@@ -4,7 +4,7 @@
     python -m tests.benchmarks.machines FOLDER --write      make perfmodel/documents/machines and the prior
 
 ``FOLDER`` holds published tables: single_device_steps.csv.gz of single cards, throughput.csv and nccl_times.csv.gz of
-datacentre machines. Tracing 490 steps takes some 8 minutes of one processor; traces are kept in --traces.
+datacentre machines. Tracing 500 steps takes some 8 minutes of one processor, the fits one; traces are kept in --traces.
 ``perfmodel validate published --sources single_device_steps,machines`` judges the cards.
 
 Rows of datacentre machines are of one GPU in 16 bit, and in fp32 where the device has
