@@ -278,7 +278,7 @@ def test_a_logged_speed_is_judged_as_diagnose_does(shipped: Answers, run: Run) -
         found = shipped.detail(type(asked).model_validate(asked.model_dump() | {"logged": logged}))
         return existing(found.diagnosis)
 
-    normal = judged(8 * 32 / predicted.nominal, "samples/s")
+    normal = judged(8 * 128 / predicted.nominal, "samples/s")
     assert normal.logged_s == pytest.approx(predicted.nominal)
     assert (normal.verdict, normal.causes) == ("normal", ())
     slow = judged(5e3 * predicted.p95, "ms")
