@@ -269,7 +269,7 @@ def test_beyond_one_node_the_page_and_the_command_assume_the_same_links(
 
 
 def test_a_logged_speed_is_judged_as_diagnose_does(shipped: Answers, run: Run) -> None:
-    asked = start(shipped.catalogue)
+    asked = start(shipped.catalogue).model_copy(update={"batch": 32})
     predicted = shipped.answer(asked).step_s
     assert shipped.detail(asked).diagnosis is None
 
@@ -278,7 +278,7 @@ def test_a_logged_speed_is_judged_as_diagnose_does(shipped: Answers, run: Run) -
         found = shipped.detail(type(asked).model_validate(asked.model_dump() | {"logged": logged}))
         return existing(found.diagnosis)
 
-    normal = judged(8 * 128 / predicted.nominal, "samples/s")
+    normal = judged(8 * 32 / predicted.nominal, "samples/s")
     assert normal.logged_s == pytest.approx(predicted.nominal)
     assert (normal.verdict, normal.causes) == ("normal", ())
     slow = judged(5e3 * predicted.p95, "ms")
