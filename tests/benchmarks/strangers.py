@@ -172,8 +172,8 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def judged(machine: str, runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Each run, and the step that the machine by name predicts."""
+def judged(machine: str, runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Any, float]]:
+    """Each run, the step that the machine by name predicts, and the peak of tensors. [B]"""
     import perfmodel as pm  # noqa: PLC0415 - a GPU's machine need not have it
 
     names = {name for name, *_ in _HUGGING_FACE}
@@ -187,27 +187,36 @@ def judged(machine: str, runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str,
         else:
             workload = pm.trace(f"timm:{run['model']}", micro_batch=run["batch"], **how)
         answer = pm.predict(machine, workload, devices=1, batch=run["batch"])
-        yield run, answer.points[0].step_s
+        memory = pm.memory(workload, machine=machine, micro_batch=run["batch"])
+        yield run, answer.points[0].step_s, memory.found.tensor_bytes
 
 
 def tell(machine: str, runs: list[dict[str, Any]]) -> None:
-    """Print a line for each model, and the figures of all; a step that takes its host's time apart."""
+    """Print a line for each model, and the figures of all; steps that take their host's time apart."""
     errors: dict[bool, list[float]] = {True: [], False: []}
+    of_memory: list[float] = []
     num_inside = 0
-    for run, predicted in judged(machine, runs):
+    for run, predicted, tensor_bytes in judged(machine, runs):
         step_s = statistics.fmean(run["step_s"])
         error = predicted.nominal / step_s - 1.0
         is_inside = predicted.p5 <= step_s <= predicted.p95
         waits = statistics.median(run["issue_s"]) > 0.85 * step_s
         errors[waits].append(error)
         num_inside += is_inside
+        of_memory.append(tensor_bytes / run["peak_bytes"] - 1.0)
         _say(
             f"{run['model']:26} {run['batch']:4} {run['precision']} {run['optimizer']:5} {step_s * 1e3:7.1f} ms, "
             f"predicted {predicted.nominal * 1e3:7.1f} [{predicted.p5 * 1e3:.1f}-{predicted.p95 * 1e3:.1f}] "
-            f"{error:+7.1%} {'inside' if is_inside else 'OUTSIDE'}{', host-bound' if waits else ''}",
+            f"{error:+7.1%} {'inside' if is_inside else 'OUTSIDE'}, memory {of_memory[-1]:+.1%}"
+            f"{', host-bound' if waits else ''}"
         )
     every = errors[True] + errors[False]
-    for words, of in (("all", every), ("host-bound", errors[True]), ("others", errors[False])):
+    for words, of in (
+        ("steps", every),
+        ("host-bound", errors[True]),
+        ("others", errors[False]),
+        ("memory", of_memory),
+    ):
         if of:
             worst, mape = max(of, key=abs), statistics.fmean(map(abs, of))
             bias = statistics.fmean(of)
