@@ -28,7 +28,7 @@ def open_device(
 
 def prepare(kind: str, tasks: Iterable[Task]) -> None:
     """Import what each task would import again, in seconds, before copies of this process carry them out."""
-    # Asked in another way than NVML's whether there is a GPU, torch would refuse CUDA to those copies.
+    # Whether there is a GPU, torch then asks NVML. It would start CUDA otherwise, which copies cannot use.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     # The first optimizer asks for the compiler, and so does the first fake tensor.
     names = {"torch._dynamo"} | ({"calibrate.virtual.carrier"} if kind == "virtual" else set())

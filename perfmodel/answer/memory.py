@@ -200,7 +200,7 @@ def _caveats(memory: StepMemory, batch: int, kind: str, traced_kind: str) -> lis
             f"trace again with --device-kind {kind}"
         )
     if kind == "cuda":
-        caveats.append("memory on CUDA was checked on one H200 only")
+        caveats.append("memory on CUDA was checked on an H100 and an H200 only")
     return caveats
 
 

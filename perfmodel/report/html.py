@@ -174,12 +174,17 @@ def report_html(
         "predicted": predicted_pictures(predictions),
         "wrong": judged_pictures(judged) if judged else [],
     }
+    machine = document.machine
     page = template("report.html.j2").render(
         _WRITERS,
         head=Head.of(document, predictions=predictions, judged=judged),
         document=document,
         judged=judged,
         pictures=drawn,
+        measured=[
+            *_filled(machine, *_MEASURED),
+            facts("Environment, as the calibration found it", _flat("", machine.environment)),
+        ],
         predicted=[(entry.workload, _filled(entry, *_PREDICTED)) for entry in predictions],
         wrong=_filled(judged, *_WRONG) if judged else [],
         sources=list(_sources(document, predictions, judged)),
@@ -188,8 +193,11 @@ def report_html(
     return page, [picture for pictures in drawn.values() for picture in pictures]
 
 
+_MEASURED: Final = (profile.workloads_table, profile.steps_table, profile.rates_table)
 _PREDICTED: Final = (
     prediction.prediction_table,
+    prediction.measured_table,
+    prediction.breakdown_table,
     prediction.evidence_table,
 )
 _WRONG: Final = (
@@ -197,6 +205,7 @@ _WRONG: Final = (
     validation.gates_table,
     validation.steps_table,
     validation.speedups_table,
+    validation.repeats_table,
 )
 
 
@@ -241,3 +250,11 @@ def _source(title: str, provenance: Provenance, digests: dict[str, str]) -> Tabl
         "Versions": listed(f"{name} {text}" for name, text in provenance.versions.items()),
     }
     return facts(title, known.items())
+
+
+def _flat(path: str, value: object) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        for name, entry in value.items():
+            yield from _flat(f"{path}.{name}" if path else str(name), entry)
+    else:
+        yield path, "none" if value in (None, [], {}) else str(value)

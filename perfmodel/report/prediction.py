@@ -235,6 +235,40 @@ def _large_lines(point: PredictedPoint, large: LargeModelStep) -> list[str]:
     ]
 
 
+def measured_table(prediction: PredictionDocument) -> Table:
+    """Real runs of the same workload."""
+    return table(
+        f"{prediction.workload}: real runs for comparison",
+        prediction.measured,
+        {
+            "Devices": "world_size",
+            "Micro-batch": "micro_batch",
+            "Step, measured": "step_s",
+            "Speed-up, measured": "speedup:number",
+        },
+    )
+
+
+def breakdown_table(prediction: PredictionDocument) -> Table:
+    """Where the time of a step goes, by cause."""
+
+    def spent(cause: Cause) -> Callable[[PredictedPoint], str]:
+        return lambda point: format_duration(point.breakdown_s.get(cause, 0.0))
+
+    return table(
+        f"{prediction.workload}: time on the critical path by cause",
+        prediction.points,
+        {
+            "Devices": "setting.world_size",
+            **{cause.replace("_", " "): spent(cause) for cause in causes_of(prediction)},
+            "Waiting for stragglers": "straggler_s",
+            "Exposed communication": "exposed_comm_s",
+        },
+        caption="The causes of a row sum to its step; the last two columns are parts of it, "
+        "counted another way.",
+    )
+
+
 def causes_of(prediction: PredictionDocument) -> tuple[Cause, ...]:
     """Causes that take time anywhere in a prediction, in the order of a step."""
     found = {

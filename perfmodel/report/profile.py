@@ -17,6 +17,7 @@ from perfmodel.machine.measured import (
 )
 from perfmodel.report import (
     Table,
+    bucket_cap,
     caveat_lines,
     counted,
     facts,
@@ -176,6 +177,57 @@ def _measured(profile: MeasuredMachine) -> Iterator[tuple[str, str]]:
     yield from _ddp(profile.ddp)
     for sentence in profile.undetermined:
         yield "Not determined", sentence
+
+
+def workloads_table(profile: MeasuredMachine) -> Table:
+    """The models that were measured."""
+    return table(
+        "Models measured",
+        profile.workloads,
+        {
+            "<Model": "workload.name",
+            "<Sample": "workload.sample",
+            "Parameters": "workload.num_parameters:,",
+            "Gradients": "workload.gradient_bytes",
+            "Operators": "workload.num_operators",
+            "Ranks": "rank_spread:%",
+        },
+        caption="Ranks: standard deviation between them.",
+    )
+
+
+def steps_table(profile: MeasuredMachine) -> Table:
+    """Whole steps as calibration measured them."""
+    return table(
+        "Steps measured",
+        sorted(profile.steps, key=lambda s: (s.workload, s.micro_batch, s.world_size)),
+        {
+            "<Model": "workload",
+            "Devices": "world_size",
+            "Micro-batch": "micro_batch",
+            "Gradients": "synchronisation",
+            "Bucket cap": lambda step: (
+                bucket_cap(step.bucket_cap_mb) if step.synchronisation == "ddp" else "-"
+            ),
+            "Step": "step_s",
+            "Std. error": "relative_error:%",
+        },
+    )
+
+
+def rates_table(profile: MeasuredMachine) -> Table:
+    """Kernels alone."""
+    return table(
+        "Kernels alone",
+        profile.rates,
+        {
+            "<Probe": lambda rate: f"{rate.probe} {rate.dtype}",
+            "<Shape": lambda rate: " x ".join(map(str, rate.shape)),
+            "Time": "time_s",
+            "FLOP/s": "flop_per_s",
+            "B/s": "bytes_per_s",
+        },
+    )
 
 
 def _extremes(entry: CollectiveProfile) -> str:

@@ -24,6 +24,7 @@ from perfmodel.report import (
     gate_value,
     gradients,
     percent,
+    short_label,
     steal_lines,
     table,
     verdict,
@@ -88,6 +89,21 @@ def speedups_table(validation: ValidationDocument) -> Table:
             "Measured": "measured:number",
             "Error": "signed_error:+%",
         },
+    )
+
+
+def repeats_table(validation: ValidationDocument) -> Table:
+    """Calibrated settings run again: the noise floor."""
+    return table(
+        "Calibrated settings run again",
+        validation.repeats,
+        {
+            "<Setting": lambda entry: short_label(entry.setting),
+            "Calibration": "calibrated_s",
+            "Again": "measured_s",
+            "Difference": "signed_error:+%",
+        },
+        caption="Setting: devices x micro-batch x accumulation, bucket cap.",
     )
 
 

@@ -12,7 +12,7 @@ Workspaces of both passes are left out: 17 to 85 MB on an H100, the more the lay
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -49,13 +49,20 @@ class _Layers(NamedTuple):
 class AsCudnn(TorchFunctionMode):
     """Recurrent layers become operators of cuDNN while it is entered; packed sequences stay what they are.
 
-    ``is_half``: Whether autocast is on: cuDNN then computes in fp16, whatever its type.
+    ``is_half``: Whether autocast is on: cuDNN then computes in fp16, whatever its type. Where the model
+    switches autocast off, it computes in the type of the weights.
     """
 
     def __init__(self, *, is_half: bool) -> None:
         super().__init__()
         self._is_half = is_half
+        self._num_regions = 0
+        """Those around the whole pass."""
         self._dropout: Tensor | None = None
+
+    def __enter__(self) -> Self:
+        self._num_regions = _num_regions()
+        return super().__enter__()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -63,7 +70,8 @@ class AsCudnn(TorchFunctionMode):
         """Call a function of torch, or what cuDNN does instead."""
         del types
         mode = _MODES.get(getattr(func, "__name__", ""))
-        if mode is None or kwargs or not isinstance(args[2], list | tuple):
+        # Packed sequences have their batch sizes second: weights stand where others say whether they have biases.
+        if mode is None or kwargs or not isinstance(args[3], bool):
             return func(*args, **(kwargs or {}))
         output, hidden, cell = self._run(mode, _Layers(*args))
         return (output, hidden, cell) if cell.numel() else (output, hidden)
@@ -72,10 +80,11 @@ class AsCudnn(TorchFunctionMode):
         hidden, cell = (of.states, None) if isinstance(of.states, Tensor) else of.states
         hidden_size = int((hidden if cell is None else cell).shape[2])
         projected = int(hidden.shape[2]) if hidden.shape[2] != hidden_size else 0
-        inputs, dtype = of.inputs, torch.float16 if self._is_half else of.weights[0].dtype
+        is_half = self._is_half and not self._is_off()
+        inputs, dtype = of.inputs, torch.float16 if is_half else of.weights[0].dtype
         with torch.autocast(inputs.device.type, enabled=False):
             flat, weights = _flat(of.weights, dtype)
-            if self._is_half:
+            if is_half:
                 inputs, hidden = inputs.to(dtype), hidden.to(dtype)
                 cell = None if cell is None else cell.to(dtype)
             stride = (4 if of.has_biases else 2) + bool(projected)
@@ -87,12 +96,24 @@ class AsCudnn(TorchFunctionMode):
             )
         return output, last, last_cell
 
+    def _is_off(self) -> bool:
+        """Whether a region of the model has autocast off; without CUDA, torch has it off in all of them."""
+        return _num_regions() > self._num_regions and not any(
+            torch.is_autocast_enabled(kind) for kind in ("cuda", "cpu")
+        )
+
     def _generators(self, inputs: Tensor) -> Tensor:
         """States of the generators of dropout, one tensor for all layers."""
         if self._dropout is None:
             with _disable_current_modes():  # made before the step
                 self._dropout = inputs.new_empty(_DROPOUT_BYTES, dtype=torch.uint8)
         return self._dropout
+
+
+def _num_regions() -> int:
+    """Regions of autocast, on or off, that are entered."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
 
 
 def _flat(weights: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Sequence[Tensor]]:

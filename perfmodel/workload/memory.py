@@ -229,7 +229,7 @@ class CachingAllocator:
     def __init__(self) -> None:
         self.allocated_bytes = 0
         self.peak_bytes = 0
-        """Most that was allocated; whoever begins to watch sets it to what is."""
+        """Most that was allocated since the caller last set it to ``allocated_bytes``."""
         self.reserved_bytes = 0
         self._serial = 0
         # Of small and of large segments, by size and age.

@@ -201,7 +201,7 @@ def _host_for(wanted: float, truth: Truth, steps: Sequence[Items]) -> tuple[floa
 
 
 def _scaled(host: Host, factor: float) -> Host:
-    """A host that takes so many times as long for everything."""
+    """A host that takes ``factor`` times as long for everything."""
     slower = {
         name.name: factor * getattr(host, name.name)
         for name in fields(Host)

@@ -56,7 +56,7 @@ def stepped(
     micro_batch: int = 2,
     method: StepMethod = SGD_LOOP,
 ) -> TracedStep:
-    """The step of a classifier of what ``draw`` returns for so many samples."""
+    """The step of a classifier of what ``draw`` returns for a number of samples."""
     source = ModelSource(
         name="classifier",
         build=build,

@@ -59,10 +59,10 @@ def test_a_host_issues_a_steady_step_in_no_more_time_than_it_takes() -> None:
 
 def test_a_pause_of_the_host_is_no_part_of_a_step() -> None:
     """Two of five steps apart, and three of five behind an idle kernel, took ten times as long."""
-    calm = streams(host_s=1e-3, dense_s=4e-3).model_dump()
-    steps = {name: time_s * 2 + tuple(10 * t for t in time_s * 3) for name, time_s in calm.items()}
+    even = streams(host_s=1e-3, dense_s=4e-3).model_dump()
+    steps = {name: time_s * 2 + tuple(10 * t for t in time_s * 3) for name, time_s in even.items()}
     steps |= {name: steps[name][1:] + steps[name][:1] for name in steps if name.startswith("dense")}
-    steps |= {name: steps[name][:4] + time_s for name, time_s in calm.items() if "dispatch" in name}
+    steps |= {name: steps[name][:4] + time_s for name, time_s in even.items() if "dispatch" in name}
     paused = observed(Synchronisation.NONE, DeviceStreams.model_validate(steps))
     [alone, _], [usual, _] = (
         with_device_streams(fit_workload(LIGHT, [repetition(entry)], spread=0.0), [entry]).phases

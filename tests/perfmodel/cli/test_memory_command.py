@@ -82,7 +82,7 @@ def test_kernels_of_another_kind_are_a_caveat(run: Run, traced: Path) -> None:
         "memory", "--workload", traced, "--device-memory", "80GiB", "--device-kind", "cuda"
     )
     assert "caveat: traced with the kernels of cpu" in result.stdout
-    assert "was checked on one H200 only" in result.stdout
+    assert "was checked on an H100 and an H200 only" in result.stdout
 
 
 def test_changes_in_seconds(run: Run, traced: Path, stored: Path) -> None:

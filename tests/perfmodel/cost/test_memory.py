@@ -116,8 +116,8 @@ def test_the_largest_batch_fits_and_the_next_does_not(capacity_mib: int, batch: 
     assert found == batch
 
 
-def test_a_gpu_is_said_to_be_checked_on_one_and_other_kinds_are_refused() -> None:
-    assert "checked on one H200" in overhead_of(step_memory(), "cuda").evidence
+def test_gpus_that_were_checked_are_named_and_other_kinds_are_refused() -> None:
+    assert "checked on an H100 and an H200" in overhead_of(step_memory(), "cuda").evidence
     with pytest.raises(ValueError, match=r"device_kind must be cpu or cuda, got 'tpu'"):
         overhead_of(step_memory(), "tpu")
 

@@ -17,7 +17,7 @@ from tests.perfmodel.report.samples import (
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 LOADING = ("src", "href", "xlink:href", "data", "action", "srcset")
-SECTIONS = {"verdict", "predicted", "wrong", "sources", "definitions"}
+SECTIONS = {"verdict", "predicted", "wrong", "measured", "sources", "definitions"}
 
 
 class Reader(HTMLParser):
@@ -114,8 +114,8 @@ def test_every_number_and_its_source_is_there(page: str) -> None:
         *(profile.digest, prediction.digest, validation.digest),
         *(profile.observations_sha256, validation.observations_sha256),
         *(PROVENANCE.command_line[2], str(PROVENANCE.git_commit), PROVENANCE.host_fingerprint),
-        *("torch 2.9.0", "6 rounds", "5.0 % on 1 rank", "+2.1 %"),
-        *("-1.4 %", "8.8 %", "131 ms", "1.84", "+1.6 %", "2,097,152"),
+        *("torch 2.9.0", "cpu.model", "6 rounds", "5.0 % on 1 rank", "+2.1 %", "99.9 GFLOP/s"),
+        *("-1.4 %", "8.8 %", "131 ms", "132 ms", "1.84", "+1.6 %", "2,097,152"),
         *("never overlapped", "Weak scaling", "Exposed communication", "Evidence: assumed"),
         *("[121-133]", "[0.95-1.05]"),
     ):

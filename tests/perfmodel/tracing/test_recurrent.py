@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils.rnn import PackedSequence
 
 from perfmodel.tracing.cuda_casts import AsOnCuda
 from perfmodel.tracing.recorder import ModulePaths, Recorder
@@ -137,3 +138,24 @@ def test_what_is_kept_for_the_backward_pass_is_what_an_h100_kept(
     [forward] = [each for each in recorder.operators if each.name == "aten._cudnn_rnn.default"]
     [kept] = [spec for spec in forward.outputs if spec.dtype == "uint8"]
     assert kept.shape == (reserve_bytes,)
+
+
+@pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN"])
+def test_packed_sequences_stay_what_they_are(cell: str) -> None:
+    layer = getattr(nn, cell)(FEATURES, HIDDEN, num_layers=2)
+    packed = PackedSequence(torch.randn(9, FEATURES), torch.tensor([4, 3, 2]))
+    with AsCudnn(is_half=False):
+        output, _ = layer(packed)
+    assert torch.equal(output.data, layer(packed)[0].data)
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_a_layer_for_which_autocast_is_off_keeps_its_type(kind: str) -> None:
+    with FakeTensorMode(), AsOnCuda("bf16"), AsCudnn(is_half=True):
+        layer, inputs = nn.LSTM(FEATURES, HIDDEN), torch.randn(INSTANTS, 4, FEATURES)
+        before = layer(inputs)[0]
+        with torch.autocast(kind, enabled=False):
+            within = layer(inputs)[0]
+        after = layer(inputs)[0]
+    types = [output.dtype for output in (before, within, after)]
+    assert types == [torch.float16, torch.float32, torch.float16]
