@@ -113,6 +113,12 @@ def set_precision(scenario: Scenario, value: str) -> Scenario:
         raise ValueError(f"must be fp32, bf16 or fp16, got {value!r}")
     if scenario.question.measured.evidence is not None:
         raise ValueError("a traced workload has its own precision; trace it with --precision")
+    # On GPUs the reference models train as is usual: half of them in bf16.
+    if scenario.machine.device_kind == "cuda":
+        raise ValueError(
+            "a calibrated workload of a GPU has the precision of its recipe; "
+            "trace the model with --precision"
+        )
     if value == "fp32":
         return scenario
     rates = {

@@ -1,6 +1,6 @@
 """Models of timm and Hugging Face in a plain loop, against a machine by name: what its users will see.
 
-No operator of these models was timed for the machine, and no fit reads these loops.
+None of these models was timed for the machine, and no fit reads these loops.
 
     python -m tests.benchmarks.strangers draw SEED          cases, drawn at random, as JSON
     python -m tests.benchmarks.strangers measure CASES      on a GPU: a line of JSON for each, in a process of its own
@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -73,6 +74,7 @@ def drawn(seed: int) -> Iterator[dict[str, Any]]:
             continue
         families.add(family)
         yield {
+            "seed": seed,
             "model": name,
             "batch": choose.choice(_BATCHES),
             "precision": choose.choice(("fp32", "bf16")),
@@ -165,7 +167,8 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
         issue_s.append(time.perf_counter() - began_s)
         torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated()
-    return {**case, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__} | {
+    return {**case, "gpu": torch.cuda.get_device_name()} | {
+        "versions": {name: version(name) for name in ("torch", "timm", "transformers")},
         "step_s": step_s,
         "issue_s": issue_s,
         "peak_bytes": peak,
@@ -177,10 +180,13 @@ def judged(machine: str, runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str,
     import perfmodel as pm  # noqa: PLC0415 - a GPU's machine need not have it
 
     names = {name for name, *_ in _HUGGING_FACE}
-    if find_spec("transformers") is None:
-        sys.stderr.write("transformers is not installed: its models are left out\n")
-        runs = [run for run in runs if run["model"] not in names]
     for run in runs:
+        if "step_s" not in run:
+            _say(f"{run['model']:26} failed: {run['error']}")
+            continue
+        if run["model"] in names and find_spec("transformers") is None:
+            _say(f"{run['model']:26} left out: transformers is not installed")
+            continue
         how = {key: run[key] for key in ("optimizer", "precision")} | {"device_kind": "as-cuda"}
         if run["model"] in names:
             workload = pm.trace(*of_hugging_face(run["model"], run["batch"]), **how)
@@ -223,7 +229,7 @@ def tell(machine: str, runs: list[dict[str, Any]]) -> None:
             _say(
                 f"{words}: {len(of)} models, MAPE {mape:.1%}, bias {bias:+.1%}, worst {worst:+.1%}"
             )
-    _say(f"inside: {num_inside} of {len(every)}")
+    _say(f"inside: {num_inside} of {len(every)} judged; {len(runs) - len(every)} were not")
 
 
 def _in_a_process(case: dict[str, Any]) -> None:
@@ -235,7 +241,9 @@ def _in_a_process(case: dict[str, Any]) -> None:
         except Exception as error:  # noqa: BLE001 - whatever a stranger's model raises
             _say(json.dumps({**case, "error": repr(error)[-300:]}))
         os._exit(0)
-    os.waitpid(child, 0)
+    _, status = os.waitpid(child, 0)
+    if status:
+        _say(json.dumps({**case, "error": f"the process ended with status {status}"}))
 
 
 if __name__ == "__main__":

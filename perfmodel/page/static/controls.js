@@ -168,9 +168,9 @@ function showStep(state, profile, workload) {
   byId("link-hint").textContent = known ? "" : "One device was measured: nothing is known of its network. Choose another machine, serve with --cluster '8 pcie4-x16', or calibrate with --nproc 2.";
   showHardware(state, profile, workload);
   const refused = Object.entries(workload.refused);
-  const traced = workload.precision && `${workload.precision}, as traced`;
-  options(byId("precision"), ["fp32", "bf16", "fp16"].filter((name) => name === "fp32" || name !== workload.precision).map((name) => [name, (name === "fp32" && traced) || name, name in workload.refused]), state.plain.precision);
-  byId("precision-hint").textContent = traced ? "Another precision: trace the model in it (perfmodel trace --precision)." : refused.length ? `${refused.map(([name]) => name).join(", ")}: ${refused[0][1]}` : "";
+  const traced = workload.precision ? `${workload.precision}, as traced` : "as measured";
+  options(byId("precision"), ["fp32", "bf16", "fp16"].filter((name) => name === "fp32" || name !== workload.precision).map((name) => [name, name === "fp32" ? traced : name, name in workload.refused]), state.plain.precision);
+  byId("precision-hint").textContent = workload.precision ? "Another precision: trace the model in it (perfmodel trace --precision)." : refused.length ? `${refused.map(([name]) => name).join(", ")}: ${refused[0][1]}` : "";
   for (const id of Object.keys(PLAIN)) byId(id).value = state.plain[id];
 }
 

@@ -141,6 +141,13 @@ def test_the_question_is_changed_too() -> None:
     assert step_s(now) == pytest.approx(8 / 100)
 
 
+def test_precision_of_a_calibrated_workload_of_a_gpu_is_its_recipe() -> None:
+    was = scenario(Machine())
+    asked = was.asking(machine=dataclasses.replace(was.machine, device_kind="cuda"))
+    with pytest.raises(UsageError, match="trace the model with --precision"):
+        changed(asked, {"precision": "bf16"})
+
+
 def test_precision_needs_kernels_in_both_types() -> None:
     with pytest.raises(CalibrationUnavailable, match="fp32 and in bf16"):
         changed(scenario(Machine()), {"precision": "bf16"})
