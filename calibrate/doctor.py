@@ -109,6 +109,13 @@ def _software(environment: Facts) -> Iterator[Finding]:
             "its reference models (ResNet and others) cannot be measured",
             "install the torchvision that belongs to this torch",
         )
+    if software["has_gloo"] is False and not environment["gpus"]:
+        yield Finding(
+            "bad",
+            "torch was built without gloo",
+            "CPU ranks have no other way to communicate",
+            "install a torch build with gloo",
+        )
 
 
 def _devices(environment: Facts) -> Iterator[Finding]:
@@ -178,6 +185,13 @@ def _gpus(environment: Facts) -> Iterator[Finding]:
             "jobs on it will crash, and retired pages slow it",
             "drain the node and run the vendor's diagnostics (dcgmi diag -r 3)",
         )
+    if found := [gpu for gpu in gpus if gpu["compute_mode"] == "Prohibited"]:
+        yield Finding(
+            "bad",
+            f"compute mode is Prohibited on {_named(found)}",
+            "no process may compute there",
+            "sudo nvidia-smi -c DEFAULT",
+        )
 
 
 def _named(gpus: list[Facts]) -> str:
@@ -225,7 +239,7 @@ def _facts(environment: Facts) -> Iterator[tuple[str, str]]:
     known = [
         f"{name} {version}"
         for name, version in software.items()
-        if version and name != "git_commit"
+        if version and name not in ("has_gloo", "git_commit")
     ]
     yield "software", ", ".join(known)
     yield "commit", software["git_commit"] or _UNKNOWN

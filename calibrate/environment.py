@@ -97,6 +97,7 @@ def describe_environment(torch: Facts | None = None, *, observe_s: Seconds = 0.3
             "cuda_runtime": known.get("cuda_runtime"),
             "cuda_driver": gpus[0]["driver"] if gpus else None,
             "nccl": known.get("nccl"),
+            "has_gloo": known.get("has_gloo"),
             "git_commit": git_commit(),
         },
         # Those that CUDA_VISIBLE_DEVICES shows to torch, where it has been asked.
@@ -134,6 +135,7 @@ def torch_facts() -> Facts:
     ``p2p[i][j]`` is whether GPU i reads the memory of GPU j. ``flags`` say what torch's own switches are.
     """
     torch: Any = importlib.import_module("torch")
+    distributed: Any = importlib.import_module("torch.distributed")
     seen = seen_by_torch()
     devices = range(len(seen["gpus"]))
     nccl = None
@@ -144,6 +146,7 @@ def torch_facts() -> Facts:
         "torch": str(torch.__version__),
         "cuda_runtime": torch.version.cuda,
         "nccl": nccl,
+        "has_gloo": bool(distributed.is_available() and distributed.is_gloo_available()),
         **seen,
         "flags": {
             "matmul_tf32": bool(torch.backends.cuda.matmul.allow_tf32),

@@ -331,16 +331,13 @@ class Experiment:
             yield LayersTask(name=f"{index}: layers {number}", round=index, layers=layers)
 
     def _models(self, index: int) -> Iterable[Task]:
-        """The round's part of the drawn models. Their seeds are below 0: no judge draws them.
-
-        From 1: the first one of the default seed is slow to trace.
-        """
+        """The round's part of the drawn models. Their seeds are below 0: no judge draws them."""
         for number in range(index, self.budget.num_models, self.budget.other_rounds):
             yield ModelTask(
                 name=f"{index}: model {number}",
                 round=index,
                 seed=-1 - self.seed,
-                index=1 + number,
+                index=number,
                 target_s=self.budget.repetition_s,
             )
 

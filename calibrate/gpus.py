@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -101,8 +102,23 @@ def problem(seen: Gpu) -> str:
 
 
 def has_driver(root: Path = Path("/")) -> bool:
-    """Whether the kernel shows a GPU."""
-    return any((root / "dev").glob("nvidia[0-9]*"))
+    """Whether the kernel shows a GPU, or ``nvidia-smi`` is there and fails beside one on the bus."""
+    if any((root / "dev").glob("nvidia[0-9]*")):
+        return True
+    if shutil.which("nvidia-smi") is None or nvidia_smi("--query-gpu=index") is not None:
+        return False
+    bus = (root / "sys/bus/pci/devices").glob("*")
+    return any(_text(slot / "vendor") == "0x10de" and _is_display(slot) for slot in bus)
+
+
+def _is_display(slot: Path) -> bool:
+    return _text(slot / "class").startswith("0x03")
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError, UnicodeDecodeError):
+        return path.read_text().strip()
+    return ""
 
 
 def unusable(listed: Sequence[Gpu], seen: Gpu, visible: str | None) -> str:
@@ -243,6 +259,7 @@ _GPU: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "power_limit_w": ("power.limit", _number),
     "clock_hz": ("clocks.sm", _megahertz),
     "max_clock_hz": ("clocks.max.sm", _megahertz),
+    "compute_mode": ("compute_mode", _word),
     "mig_mode": ("mig.mode.current", _word),
     "uncorrected_ecc_errors": ("ecc.errors.uncorrected.volatile.total", _whole),
     "driver": ("driver_version", _word),

@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from calibrate.device import Device
 from calibrate.devices import open_device, prepare, traced_as
+from calibrate.processes import die_with_parent
 from perfmodel.documents.observation import PeakMemory
 from perfmodel.tracing.fork import Fork
 from perfmodel.tracing.source import Batch, ModelSource, default_implementation
@@ -127,13 +128,18 @@ def peaks(
     return found
 
 
+def _mortal_peaks(*asked: Any) -> dict[str, Any]:
+    die_with_parent()
+    return peaks(*asked)
+
+
 def main(arguments: list[str]) -> None:
     """Print one line for each setting, from a process of its own: what torch imports takes longer than a step."""
     kind, settings, *others = arguments
     truth = others[0] if others else None
     prepare(kind, ())
     for name, micro_batch, optimizer, precision in json.loads(settings):
-        act = partial(peaks, kind, name, micro_batch, (optimizer, precision), truth)
+        act = partial(_mortal_peaks, kind, name, micro_batch, (optimizer, precision), truth)
         with Fork(act) as copy:
             try:
                 found = copy.result()

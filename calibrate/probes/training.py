@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -40,8 +41,8 @@ _DENSE_STEPS = 5
 _MOST_ISSUED = 40
 #: Of a step that the device ends before the host has issued it.
 _FEW_SAMPLES = 4
-#: A device that needs so much longer than its host for some steps is not waiting for it.
-_BEHIND = 0.1
+#: A queue holds about 1,024 launches, and some operators launch two kernels.
+_MOST_WAITING = 500
 
 
 @dataclass(slots=True, kw_only=True)
@@ -211,16 +212,24 @@ def _device_streams(
 def host_steps(
     session: Session, model: "RandomModel", step: TracedStep, *, target_s: Seconds
 ) -> HostSteps | None:
-    """Train a drawn model on few samples in a plain loop; time what its host issues.
+    """Train a drawn model on few samples, each step on an idle device; time what its host issues.
 
-    ``None`` where the device is so far behind that its queue may have held the host up.
+    A full queue holds the host up. While the device is busy, of the K kernels of a step this many wait when the
+    host has issued the last one:
+
+        K x (end of the step - last issue) / (end of the step - first issue)
+
+    ``None`` where that is too near to what a queue holds.
     """
     device = session.measured
     module = model.sketch.build().to(device.torch_device)
     optimizer = model.make_optimizer(module.parameters())
     drawn = (*model.sketch.inputs, model.sketch.targets)
     pool = [device.pinned(entry.draw(_FEW_SAMPLES)) for entry in drawn]
+    counts = {phase: issued(step, phase) for phase in Phase}
+    num_kernels = sum(found[f"{phase.value}_s"] for phase, found in counts.items())
     durations_s: list[list[Seconds]] = []
+    waiting: list[float] = []
 
     def one_step() -> Seconds:
         host = device.host_clock()
@@ -234,22 +243,23 @@ def host_steps(
         optimizer.step()
         optimizer.zero_grad()
         host.mark()
-        durations_s.append([end - start for start, end in itertools.pairwise(host.seconds())])
-        return sum(durations_s[-1])
+        session.synchronise()
+        host.mark()
+        *instants_s, end_s = host.seconds()
+        durations_s.append([end - start for start, end in itertools.pairwise(instants_s)])
+        waiting.append(num_kernels * (1 - instants_s[-1] / end_s))
+        return end_s
 
-    warm_s = [one_step() for _ in range(_LEAD_IN)]
     session.synchronise()
-    begun_s = device.now()
+    warm_s = [one_step() for _ in range(_LEAD_IN)]
     most = min(_MAXIMUM_STEPS, device.most_repeats)
     for _ in range(repeats_within(target_s, warm_s, minimum=_DENSE_STEPS, maximum=most)):
         one_step()
-    issued_s = device.now() - begun_s
-    session.synchronise()
-    if device.now() - begun_s > (1 + _BEHIND) * issued_s:
+    if statistics.median(waiting[_LEAD_IN:]) > _MOST_WAITING:
         return None
     columns = zip(*durations_s[_LEAD_IN:], strict=True)
     return HostSteps(
-        issued={phase: issued(step, phase) for phase in Phase},
+        issued=counts,
         dispatch_s=dict(zip(Phase, columns, strict=True)),
     )
 

@@ -40,6 +40,7 @@ FAULTS: list[tuple[Change, Severity, str]] = [
     (lambda e: e.update({"gpu_faults": ["Xid 79 on GPU 0"]}), "warn", "Xid 79 on GPU 0"),
     (lambda e: e["gpus"][2].update({"memory_used_bytes": 9 * GIB}), "bad", "GPU 2: 9 GiB held by"),
     (lambda e: e["gpus"][3].update({"uncorrected_ecc_errors": 2}), "bad", "errors on GPU 3"),
+    (lambda e: e["gpus"][1].update({"compute_mode": "Prohibited"}), "bad", "Prohibited on GPU 1"),
 ]
 
 
@@ -81,6 +82,12 @@ def test_one_core_and_no_gpu_cannot_determine_communication() -> None:
     finding = diagnose(environment)[0]
     assert finding.what == "only one CPU core"
     assert "cannot be determined" in finding.why
+
+
+def test_cpu_ranks_need_gloo() -> None:
+    environment = plain_environment()
+    environment["software"]["has_gloo"] = False
+    assert "without gloo" in _texts(diagnose(environment), "bad")
 
 
 def test_an_environment_of_unknowns_is_no_fault() -> None:

@@ -31,6 +31,7 @@ TORCH = {
     "torch": "2.9.0+cu128",
     "cuda_runtime": "12.8",
     "nccl": "2.27.5",
+    "has_gloo": True,
     "gpus": [],
     "words": "",
     "flags": None,
@@ -173,6 +174,7 @@ def test_torch_tells_its_facts() -> None:
     )
     facts = json.loads(done.stdout)
     assert set(facts) == set(TORCH)
+    assert facts["has_gloo"] is True
 
 
 # Ranks are judged under the conditions that they were calibrated under.

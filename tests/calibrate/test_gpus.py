@@ -17,22 +17,22 @@ from tests.calibrate.samples import GIB, plain_gpu
 
 UUIDS = [f"GPU-5f2b1c3d-0a1b-2c3d-4e5f-{index:012d}" for index in range(8)]
 H100 = "\n".join(
-    f"{index}, NVIDIA H100 80GB HBM3, {uuid}, 16, 16, 81559, 4, 700.00, 1980, 1980, Disabled, 0, 550.54.15"
+    f"{index}, NVIDIA H100 80GB HBM3, {uuid}, 16, 16, 81559, 4, 700.00, 1980, 1980, Default, Disabled, 0, 550.54.15"
     for index, uuid in enumerate(UUIDS)
 )
 PCIE_BOX = (
     "0, NVIDIA GeForce RTX 4090, GPU-aaaaaaaa-0000-0000-0000-000000000000, "
-    "8, 16, 24564, 512, 450.00, 210, 3105, [N/A], [N/A], 560.35.03\n"
+    "8, 16, 24564, 512, 450.00, 210, 3105, Default, [N/A], [N/A], 560.35.03\n"
     "1, NVIDIA RTX A6000, GPU-bbbbbbbb-0000-0000-0000-000000000000, "
-    "16, 16, 49140, 3, 300.00, 1800, 2100, [N/A], 2, 560.35.03\n"
+    "16, 16, 49140, 3, 300.00, 1800, 2100, Prohibited, [N/A], 2, 560.35.03\n"
 )
 MIG = (
     "0, NVIDIA A100-SXM4-40GB, GPU-cccccccc-0000-0000-0000-000000000000, "
-    "16, 16, 40960, 0, 400.00, 1410, 1410, Enabled, 0, 535.161.08\n"
+    "16, 16, 40960, 0, 400.00, 1410, 1410, Default, Enabled, 0, 535.161.08\n"
 )
 HIDDEN = (
     "0, Tesla K80, GPU-dddddddd-0000-0000-0000-000000000000, "
-    "[Unknown Error], [N/A], 11441, [N/A], [Not Supported], [N/A], 875, [N/A], [Not Supported], 470.82.01\n"
+    "[Unknown Error], [N/A], 11441, [N/A], [Not Supported], [N/A], 875, Default, [N/A], [Not Supported], 470.82.01\n"
 )
 
 
@@ -75,6 +75,7 @@ def test_eight_h100_are_read_with_si_units(tmp_path: Path, monkeypatch: pytest.M
             {
                 "pcie_width": 8,
                 "max_pcie_width": 16,
+                "compute_mode": "Default",
                 "mig_mode": None,
                 "uncorrected_ecc_errors": None,
             },
@@ -266,8 +267,18 @@ def test_without_a_sign_of_a_gpu_torch_is_not_asked(
     assert place(HERE, "auto", LaunchFlags(nproc_per_node=1)).device_kind == "cpu"
 
 
-def test_a_driver_shows_without_its_tool(tmp_path: Path) -> None:
-    """A container without nvidia-smi."""
+def test_a_driver_shows_without_its_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container without nvidia-smi, a driver that does not answer, and a processor's node with the tool."""
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    assert not gpus.has_driver(tmp_path)
+    _play(tmp_path, monkeypatch, "echo 'failed because it could not communicate'; exit 9")
+    assert not gpus.has_driver(tmp_path)
+    slot = tmp_path / "sys/bus/pci/devices/0000:19:00.0"
+    slot.mkdir(parents=True)
+    (slot / "vendor").write_text("0x10de\n")
+    (slot / "class").write_text("0x030200\n")
+    assert gpus.has_driver(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
     assert not gpus.has_driver(tmp_path)
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "nvidia0").touch()

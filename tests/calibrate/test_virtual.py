@@ -7,13 +7,19 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from calibrate.experiment import BUDGETS, Experiment
 from calibrate.fit.profile import _rate
 from calibrate.launch import Launch, TorchrunLauncher
+from calibrate.probes import Session, training
+from calibrate.probes.training import host_steps
+from calibrate.random_models import Inputs, Sketch, draw
 from calibrate.replays import event_s, replayed_s, without_events
 from calibrate.summary import typical
 from calibrate.task import CollectiveTask, WorkOrder
@@ -94,6 +100,47 @@ def test_a_full_queue_stops_the_host() -> None:
     gpu = VirtualGpu(TRUTH)
     issued(gpu, *[1e-3] * 5)
     assert gpu.host_s == pytest.approx(1e-5 + 1e-3)
+
+
+class Issuing(nn.Module):
+    """Starts so many equal kernels in its forward pass, at 10 us each of the host."""
+
+    def __init__(self, gpu: VirtualGpu, num_kernels: int, kernel_s: float) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(1))
+        self.gpu, self.costs_s = gpu, [kernel_s] * num_kernels
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        issued(self.gpu, *self.costs_s)
+        return self.gain * inputs
+
+
+@pytest.mark.parametrize(
+    ("num_kernels", "behind"), [(500, 1.15), (500, 2.0), (900, 2.0), (3000, 0.5), (3000, 2.0)]
+)
+def test_a_full_queue_is_no_time_of_the_host(
+    num_kernels: int, behind: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that takes so much of its host's time; 3,000 kernels of twice that fill the queue."""
+    gpu = VirtualGpu(replace(TRUTH, host=replace(TRUTH.host, queue=1024)))
+    one = Inputs(shape=(1,))
+    sketch = Sketch(
+        build=lambda: Issuing(gpu, num_kernels, behind * 1e-5),
+        inputs=(one,),
+        targets=one,
+        loss=nn.functional.mse_loss,
+    )
+    model = replace(draw(0, 0), sketch=sketch, optimizer="sgd", flags="default", precision="fp32")
+    counts = {Phase.FORWARD: num_kernels, Phase.BACKWARD: 0, Phase.OPTIMIZER: 0}
+    monkeypatch.setattr(training, "issued", lambda _, phase: {f"{phase.value}_s": counts[phase]})
+    session = Session(rank=0, world_size=1, measured=gpu, control={}, data={})
+    step: Any = None  # its counts are those above
+    found = host_steps(session, model, step, target_s=0.1)
+    if (num_kernels, behind) == (3000, 2.0):
+        assert found is None
+    else:
+        forward_s = existing(found).dispatch_s[Phase.FORWARD]
+        assert forward_s == pytest.approx([num_kernels * 1e-5] * len(forward_s))
 
 
 def test_a_collective_starts_with_the_last_rank_and_slows_compute_down() -> None:

@@ -1,6 +1,12 @@
 """The judge of memory: sums, gates, and a run that fails."""
 
+import json
+import os
+import signal
+import subprocess
 import sys
+import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +22,7 @@ from perfmodel.machine import OVERHEADS
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.trace import trace_model
 from perfmodel.units import MIB
+from tests.calibrate.played import runs
 from tests.existing import existing
 from tests.perfmodel.tracing.method import SGD_LOOP
 from tests.turns import machine_is_held
@@ -89,6 +96,34 @@ def test_a_failed_run_says_which_and_why(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "executable", str(program))
     with pytest.raises(PerfModelError, match=r"lenet batch 2 sgd: the run failed: no such model$"):
         list(measure(tmp_path, [Setting("lenet", 2, "sgd")], device_kind="cpu"))
+
+
+HANGING = """
+import os, sys, time
+from calibrate import peak
+
+def hang(name):
+    print(os.getpid(), flush=True)
+    time.sleep(100)
+
+peak.find_source = hang
+peak.main(sys.argv[1:])
+"""
+
+
+def test_a_run_ends_with_the_process_that_asked_for_it() -> None:
+    command = (sys.executable, "-c", HANGING, "cpu", json.dumps([["lenet", 2, "sgd", "fp32"]]))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as asking:
+        pid = int(existing(asking.stdout).readline())
+        asking.kill()
+    try:
+        deadline_s = time.monotonic() + 10
+        while runs(pid) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        assert not runs(pid)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_what_is_judged_is_what_an_answer_says(
