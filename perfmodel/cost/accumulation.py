@@ -1,5 +1,6 @@
 """Gradients of later micro-batches are added to those of the first: a kernel for each, and a call of the host."""
 
+import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -16,12 +17,10 @@ _ADD: Final = ("aten.add_.Tensor", 2, 3.0)
 _DIVIDE: Final = ("aten.div_.Scalar", 1, 2.0)
 #: Only bytes count.
 _DTYPE: Final = "float32"
-#: Uncertainty, in log, of kernels that were read off others over memory, and of a call of the host where none
-#: was fitted: priors.
+#: Uncertainty, in log, of kernels that were read off others over memory, and of a call of one operator beside the
+#: mean of many: priors.
 _KERNEL_ERROR: Final = 0.1
 _CALL_ERROR: Final = 0.3
-#: The same where views were timed, and the rest of a traced pass is calls.
-_CALL_ERROR_BESIDE_VIEWS: Final = 0.1
 #: Time of the host for a view over that of an operator with a kernel, where no view was timed: a prior.
 _VIEW: Final = 0.3
 
@@ -67,10 +66,8 @@ def calls_of_additions(
     count = layout.accumulation
     call_s, view_s = _call_and_view_s(machine, workload, layout.micro_batch, passes_s)
     added_s = (count - 1) * np.maximum(call_s - view_s, 0.0) + (layout.pp > 1) * call_s
-    error = _CALL_ERROR if machine.host is None else machine.host.relative_error
-    is_traced = isinstance(workload, TracedWorkload)
-    if machine.host is None and is_traced and _timed_view_s(machine) is not None:
-        error = _CALL_ERROR_BESIDE_VIEWS
+    mean_error = 0.0 if machine.host is None else machine.host.relative_error
+    error = math.hypot(_CALL_ERROR, mean_error)
     return len(workload.workload.parameters) * added_s / count, error
 
 

@@ -13,7 +13,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ import numpy as np
 from calibrate import worker
 from calibrate.environment import describe_environment, provenance
 from calibrate.experiment import BUDGETS, Experiment
+from calibrate.fit.ddp import fit_host
 from calibrate.fit.profile import fit_profile
 from calibrate.task import CollectiveTask, ComputeTask, OverlapTask, StepTask, Task, num_ranks
 from calibrate.virtual import Device, Host, Network, Noise, Protocol, Truth
@@ -32,15 +33,22 @@ from perfmodel.answer import Question
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import cost_model, stage_memory
 from perfmodel.cost.network import Group
+from perfmodel.cost.traced import issued
 from perfmodel.documents.hardware import DataSheet, shipped_catalogue
-from perfmodel.documents.observation import EnvironmentObservation, WorkloadObservation
+from perfmodel.documents.observation import (
+    EnvironmentObservation,
+    HostSteps,
+    OperatorsObservation,
+    StepObservation,
+    WorkloadObservation,
+)
 from perfmodel.explanation import bottleneck
 from perfmodel.layout import RunSetting
 from perfmodel.machine import Cluster, Tier
 from perfmodel.machine.measured import MeasuredMachine, TracedWorkload
 from perfmodel.tracing.reference import GPU_MODELS
 from perfmodel.units import KIB
-from perfmodel.workload import Parameter
+from perfmodel.workload import Parameter, Phase
 from tests.benchmarks.virtual_record import ALONE, RECORDED, Recorded, judged_batches, loaded
 from tests.benchmarks.virtual_report import (
     OF_CLUSTER,
@@ -226,9 +234,16 @@ def device_over_host(truth: Truth, items: Items) -> float:
 
 
 def calibrated(
-    truth: Truth, models: dict[str, Recorded], ranks: int, folder: Path
+    truth: Truth,
+    models: dict[str, Recorded],
+    ranks: int,
+    folder: Path,
+    of_host: Mapping[str, Recorded] | None = None,
 ) -> MeasuredMachine:
-    """The profile of a calibration with two batches of each model and all sizes of collectives."""
+    """The profile of a calibration with two batches of each model and all sizes of collectives.
+
+    ``of_host``: Models that tell the law of the host, as drawn ones do on a real GPU.
+    """
     team = Team(truth=truth, size=ranks, occasion="calibrate")
     sessions = [TeamSession(team, rank) for rank in range(ranks)]
     world_sizes = tuple(2**power for power in range(ranks.bit_length()))
@@ -248,9 +263,12 @@ def calibrated(
         kind: worker._PROBES[kind] for kind in (StepTask, CollectiveTask, OverlapTask, ComputeTask)
     }
 
+    of_host = of_host or {}
+    drawn, known_models = [], {**of_host, **models}
+
     @functools.cache
     def items(setting: RunSetting) -> Items:
-        return models[setting.workload].items(setting.workload, setting)
+        return known_models[setting.workload].items(setting.workload, setting)
 
     with replaying(items):
         for task in itertools.chain.from_iterable(experiment.rounds()):
@@ -258,8 +276,33 @@ def calibrated(
             if type(task) in probes and is_replayed:
                 found = team.run(num_ranks(task), partial(_observed, sessions, task, probes))
                 lines.append(found[0])
+        for name, model in of_host.items():
+            setting = ALONE.at(name, RECORDED[name][0])
+            task = StepTask(name=name, round=0, setting=setting, target_s=0.0)
+            [line] = team.run(1, partial(_observed, sessions, task, probes))
+            drawn.append(_issued(model, StepObservation.model_validate_json(line)))
     path.write_text("\n".join(lines) + "\n")
-    return fit_profile(path, provenance=provenance(facts, seed=0)).machine
+    machine = fit_profile(path, provenance=provenance(facts, seed=0)).machine
+    view_s = next((rate.time_s for rate in machine.rates if rate.probe == "view"), None)
+    host = fit_host((), (), drawn, dispatch_s=machine.dispatch_s, view_s=view_s)
+    return replace(machine, host=host)
+
+
+def _issued(model: Recorded, steps: StepObservation) -> OperatorsObservation:
+    """What the host takes to issue steps, as of a drawn model."""
+    streams, name = steps.device_streams, steps.setting.workload
+    step = model.traced.step.at(micro_batch=steps.setting.micro_batch)
+    return OperatorsObservation(
+        task=f"model {name}",
+        round=0,
+        model=name,
+        operators=(),
+        optimizers=(),
+        host=HostSteps(
+            issued={phase: issued(step, phase) for phase in Phase},
+            dispatch_s={phase: getattr(streams, f"dispatch_{phase}_s") for phase in Phase},
+        ),
+    )
 
 
 def _budget() -> Any:
@@ -476,16 +519,18 @@ def run(folder: Path, seed: int) -> None:
     """Calibrate and judge one truth."""
     started_s = time.monotonic()
     draw = random.Random(f"models {seed}")  # noqa: S311
-    known = sorted(file.stem for file in folder.glob("*.pickle"))
+    recorded = {path.stem: loaded(folder, path.stem) for path in sorted(folder.glob("*.pickle"))}
+    known = [*recorded]
     ranks = draw.choice((1, 2, 4, 8))
     # Many ranks take long: one light model is enough there.
     if ranks > _MOST_OF_HEAVY:
         known = [name for name in known if name not in GPU_MODELS] or known
     chosen = sorted(draw.sample(known, min(2 if ranks <= _MOST_OF_HEAVY else 1, len(known))))
-    models = {name: loaded(folder, name) for name in chosen}
+    models = {name: recorded[name] for name in chosen}
     truth = random_truth(seed, models.values())
-    machine = calibrated(truth, models, ranks, folder)
-    one = machine if ranks == 1 else calibrated(truth, {chosen[0]: models[chosen[0]]}, 1, folder)
+    machine = calibrated(truth, models, ranks, folder, recorded)
+    first = {chosen[0]: models[chosen[0]]}
+    one = machine if ranks == 1 else calibrated(truth, first, 1, folder, recorded)
     shares = [
         device_over_host(truth, items) for model in models.values() for items in model.plain[ALONE]
     ]
@@ -500,11 +545,7 @@ def run(folder: Path, seed: int) -> None:
         "memory": [
             row for name, model in models.items() for row in judged_memory(name, model, machine)
         ],
-        "cluster": list(
-            judged_steps(
-                truth, {chosen[0]: models[chosen[0]]}, one, devices=OF_CLUSTER, of="cluster file"
-            )
-        ),
+        "cluster": list(judged_steps(truth, first, one, devices=OF_CLUSTER, of="cluster file")),
         "seconds": time.monotonic() - started_s,
     }
     (folder / f"rows-{seed}.json").write_text(json.dumps(found))

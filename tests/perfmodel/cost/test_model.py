@@ -1,6 +1,7 @@
 """Terms of a setting from a profile whose parameters are known."""
 
 import dataclasses
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -178,14 +179,21 @@ def test_a_host_varies_by_run_and_as_much_by_occasion() -> None:
 
 
 def test_the_host_issues_an_addition_for_every_gradient() -> None:
-    """At what a call of autograd costs more than a view: as fitted, or in the mean of both passes."""
+    """At what a call of autograd costs more than a view: as fitted, or in the mean of both passes.
+
+    A single operator differs from the mean by 30 %, beside what the mean is off by.
+    """
     document = issuing(shared_s=5e-3)
     host = host_costs(forward_s=1e-6, backward_s=2e-6, view_s=5e-7, relative_error=0.1)
-    for known, call_s in ((None, 0.01 / HEAVY.workload.num_operators), (host, 1.5e-6)):
+    for known, call_s, log_error in (
+        (None, 0.01 / HEAVY.workload.num_operators, 0.3),
+        (host, 1.5e-6, math.hypot(0.3, 0.1)),
+    ):
         found = replace(document, host=known)
         once, twice = (terms(found, accumulation=count) for count in (1, 2))
         more_s = twice.issue_s[Cause.BACKWARD] - once.issue_s[Cause.BACKWARD]
         assert more_s[0] == pytest.approx(GRADIENTS * call_s / 2)
+        assert np.log(more_s / more_s[0]).std() == pytest.approx(log_error, rel=0.2)
 
 
 def test_more_buckets_are_more_work_of_the_host() -> None:
@@ -225,7 +233,7 @@ def test_an_addition_takes_the_place_of_a_view() -> None:
         layout = parse_layout(f"{text} micro_batch=8")
         found_s, log_error = calls_of_additions(machine, workload, layout, passes_s)
         assert found_s == pytest.approx(num_gradients * each_s)
-        assert log_error == (0.1 if rates else 0.3)
+        assert log_error == 0.3
 
 
 def test_what_additions_take_is_uncertain() -> None:
