@@ -2,12 +2,13 @@
 
 import functools
 import itertools
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from calibrate.fit import ddp
 from calibrate.fit.ddp import fit_host
 from calibrate.summary import DISPATCH
 from perfmodel.cost.traced import issued, issued_s
@@ -16,7 +17,13 @@ from perfmodel.documents.observation import (
     OperatorsObservation,
     ReplayObservation,
 )
-from perfmodel.machine.measured import PHASE_CURVES, CurvePoint, MeasuredWorkload, PhaseCurves
+from perfmodel.machine.measured import (
+    PHASE_CURVES,
+    CurvePoint,
+    HostCosts,
+    MeasuredWorkload,
+    PhaseCurves,
+)
 from perfmodel.workload import Phase
 from tests.existing import existing
 from tests.perfmodel.llama import document
@@ -76,30 +83,49 @@ REPLAYS = [replay(model) for model in MODELS]
 ALL = [issuing(model) for model in MODELS]
 
 
-def test_costs_that_made_the_times_come_back() -> None:
-    """Expected is another machine, of up to 2.6 times the costs: no phase is 3 % off, models that are left out 6 %.
+@pytest.fixture
+def without_expectation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is expected counts a thousandth beside a phase that was measured: times decide."""
+    monkeypatch.setattr(ddp, "_WEIGHT", 1e-3)
 
-    Without the smallest model nothing tells what a pass costs beside its operators: 1.3 times as much is expected.
-    What was expected draws each cost less than 20 % of the way. Models have alike shares of operators and views,
-    which are told together. Nine operators of an optimizer are too few beside hundreds of tensors to be told.
+
+@pytest.mark.usefixtures("without_expectation")
+def test_exact_times_alone_tell_each_cost() -> None:
+    found = existing(fit_host(ALL, REPLAYS, dispatch_s=4.4e-6, view_s=1.2e-6))
+    for name in (field.name for field in fields(COSTS) if field.name.endswith("_s")):
+        assert getattr(found, name) == pytest.approx(getattr(COSTS, name), rel=2e-3), name
+    assert off_by_phase(found) == pytest.approx([0.0] * 9, abs=1e-4)
+
+
+def test_what_is_expected_draws_each_cost_a_little() -> None:
+    """Expected is another machine, of 0.9 to 2.6 times the costs.
+
+    What was expected draws each cost less than 15 % of the way, the optimizer's tensors less than 20 %. Models have
+    alike shares of operators and views, which are told together. No phase is 2.5 % off, models that are left out 5.5 %.
     """
     found = existing(fit_host(ALL, REPLAYS, dispatch_s=4.4e-6, view_s=1.2e-6))
-    assert found.relative_error < 0.06
-    for model in MODELS:
-        whole = existing(replay(model).traced).at(micro_batch=BATCH)
-        for phase in Phase:
-            counts = issued(whole, phase)
-            assert issued_s(found, counts) == pytest.approx(issued_s(COSTS, counts), rel=0.03)
-    assert found.backward_s == pytest.approx(COSTS.backward_s, rel=0.1)
+    assert found.relative_error < 0.055
+    assert off_by_phase(found) == pytest.approx([0.0] * 9, abs=0.025)
     told = {
-        ("forward_s", "view_s"): 13.4e-6,
-        ("backward_s", "view_s"): 22.2e-6,
-        ("module_s",): 13.2e-6,
-        ("phase_s",): 52.8e-6,
+        ("forward_s", "view_s"): (13.4e-6, 0.15),
+        ("backward_s", "view_s"): (22.2e-6, 0.01),
+        ("optimizer_s",): (13.2e-6, 0.1),
+        ("tensor_s",): (0.88e-6, 0.2),
+        ("module_s",): (13.2e-6, 0.15),
+        ("phase_s",): (52.8e-6, 0.1),
     }
-    for names, expected_s in told.items():
+    for names, (expected_s, share) in told.items():
         found_s, true_s = (sum(getattr(of, name) for name in names) for of in (found, COSTS))
-        assert abs(found_s - true_s) < 0.2 * abs(expected_s - true_s), names
+        assert abs(found_s - true_s) < share * abs(expected_s - true_s), names
+
+
+def off_by_phase(found: HostCosts) -> list[float]:
+    """Relative errors of every phase of every model."""
+    counts = [
+        issued(existing(replay(model).traced).at(micro_batch=BATCH), phase)
+        for model, phase in itertools.product(MODELS, Phase)
+    ]
+    return [issued_s(found, each) / issued_s(COSTS, each) - 1 for each in counts]
 
 
 def test_a_view_that_was_not_timed_is_expected_at_two_fifths() -> None:
@@ -115,7 +141,7 @@ def test_a_view_that_was_not_timed_is_expected_at_two_fifths() -> None:
 
 
 def test_drawn_models_tell_what_the_references_do_not() -> None:
-    """Known by LeNet and by a drawn model that issues what ResNet-18 does, ResNet-18 is less off than by LeNet."""
+    """By LeNet alone ResNet-18 is 11 % off; by a drawn model, too, that issues what it does, 0.6 %."""
     whole = existing(replay("resnet18").traced).at(micro_batch=BATCH)
     counts = {phase: issued(whole, phase) for phase in Phase}
     times_s = {
@@ -131,10 +157,13 @@ def test_drawn_models_tell_what_the_references_do_not() -> None:
     )
     off = []
     for more in ((), (drawn,), (drawn.model_copy(update={"host": None}),)):
-        found = existing(fit_host([issuing("lenet")], REPLAYS, more, dispatch_s=1e-6, view_s=3e-7))
+        found = existing(
+            fit_host([issuing("lenet")], REPLAYS, more, dispatch_s=4.4e-6, view_s=1.2e-6)
+        )
         steps_s = [sum(issued_s(costs, counts[p]) for p in Phase) for costs in (found, COSTS)]
         off.append(abs(np.log(steps_s[0] / steps_s[1])))
-    assert off[0] == off[2] > 1.5 * off[1]
+    assert off[0] == off[2] > 0.1
+    assert off[1] < 0.006
 
 
 def test_the_error_is_that_of_models_left_out() -> None:
@@ -147,10 +176,11 @@ def test_the_error_is_that_of_models_left_out() -> None:
     assert twice.relative_error - alone.relative_error == pytest.approx(np.log(2))
 
 
+@pytest.mark.usefixtures("without_expectation")
 def test_times_that_no_costs_explain_are_an_error() -> None:
     """Of steps of which half are 1.5 times as slow; those left out are about ln 1.5 / 2 off.
 
-    The least squares of log(c) and log(c / 1.5) lie at the root of 1.5, less 3 % for what is expected.
+    Squares of c - t over c * t lie at the harmonic mean of 1 and 1.5, those of logarithms 2 % above.
     """
     found, slower = (
         existing(
@@ -163,12 +193,9 @@ def test_times_that_no_costs_explain_are_an_error() -> None:
         )
         for last in (1.0, 1.5)
     )
-    assert slower.relative_error == pytest.approx(np.log(1.5) / 2, rel=0.15)
-    for model, phase in itertools.product(MODELS, Phase):
-        counts = issued(existing(replay(model).traced).at(micro_batch=BATCH), phase)
-        assert issued_s(slower, counts) / issued_s(found, counts) == pytest.approx(
-            1.5**0.5, rel=0.03
-        )
+    assert slower.relative_error == pytest.approx(np.log(1.5) / 2, rel=0.01)
+    assert off_by_phase(found) == pytest.approx([0.0] * 9, abs=1e-4)
+    assert off_by_phase(slower) == pytest.approx([0.2] * 9, abs=1e-4)
 
 
 def test_models_not_taken_apart_or_not_traced_tell_nothing() -> None:
