@@ -85,7 +85,7 @@ def machines_table(machines: Mapping[str, MeasuredMachine]) -> Table:
         "Errors of model families that the fit had not seen; perfmodel machines NAME tells more. Links: "
         "of a node, from published NCCL times; -: from a cluster file."
     )
-    return table("Machines inferred from published steps", rows, columns, caption=caption)
+    return table("Machines inferred from whole steps", rows, columns, caption=caption)
 
 
 def _linked(machine: MeasuredMachine) -> int:
@@ -118,7 +118,7 @@ def machines_json(machines: Mapping[str, MeasuredMachine]) -> dict[str, object]:
         "machines": {
             name: {
                 "source": costs.source,
-                "evidence": "inferred from published runs",
+                "evidence": "inferred from whole steps",
                 "rows": costs.num_rows,
                 "models": costs.num_models,
                 "versions": dict(costs.versions),

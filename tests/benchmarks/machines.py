@@ -42,7 +42,7 @@ from calibrate.step_table import (
     traced_rows,
 )
 from perfmodel.cost.step_law import CONSTANTS, ConstantPrior
-from perfmodel.documents import Provenance, file_sha256
+from perfmodel.documents import Provenance
 from perfmodel.documents.clusters import open_cluster
 from perfmodel.documents.hardware import find_device, shipped_catalogue
 from perfmodel.documents.profile import ProfileDocument
@@ -190,6 +190,8 @@ _PRECISIONS: Final = {"AMP/FP16": "amp fp16", "FP32": "fp32"}
 
 #: Real GPUs that campaigns of this repository ran on: folder of the records -> device in the catalogue.
 RECORDED: Final = {"h100": "h100-sxm5", "h200": "h200-sxm"}
+#: Files of the records and what counts in them.
+_FILES: Final = {"loops": "loop", "calibration": "step"}
 _REFERENCES: Final = {
     "lenet": ("lenet", None, "fp32", "sgd", "contiguous"),
     "resnet50": ("torchvision:resnet50", 224, "amp bf16", "adamw", "channels_last"),
@@ -201,7 +203,7 @@ def recorded_rows(name: str, configs: Path) -> list[TableRow]:
     """Steps of a real GPU: plain loops, and calibrated steps of settings that no loop ran; means of their runs."""
     found: dict[Setting, list[float]] = {}
     looped: set[Setting] = set()
-    for file, kind in (("loops", "loop"), ("calibration", "step")):
+    for file, kind in _FILES.items():
         text = lzma.decompress((_RECORDS / name / f"{file}.jsonl.xz").read_bytes()).decode()
         for record in map(json.loads, text.splitlines()):
             run = record.get("setting", {})
@@ -335,14 +337,14 @@ def collectives_of(folder: Path, device: str) -> tuple[tuple[CollectiveProfile, 
 
 
 def machine(
-    name: str, folder: Path, traces: Traces, configs: Path, fits: Mapping[str, DeviceFit]
+    name: str, folder: Path, traces: Traces, configs: Path, priors: Mapping[str, ConstantPrior]
 ) -> tuple[MeasuredMachine, list[str]]:
     """A machine and what to know of it."""
     made = MACHINES[name]
     found, notes = machine_from_steps(
         recorded_rows(made.records, configs) if made.records else rows_of(folder, made, configs),
         find_device(made.device, shipped_catalogue()),
-        priors=priors_for(made.device, fits),
+        priors=priors,
         source=f"docs/records/{made.records}" if made.records else f"{_LAMBDA}, {_NVIDIA}",
         trace=traces,
     )
@@ -417,16 +419,23 @@ def rows_of_all(
     return rows
 
 
-def priors_for(device: str, fits: Mapping[str, DeviceFit]) -> dict[str, ConstantPrior]:
-    """What all other devices say of one; no device is its own prior."""
+def priors_for(
+    device: str, rows: Mapping[str, Sequence[StepRow]], fits: Mapping[str, DeviceFit]
+) -> dict[str, ConstantPrior]:
+    """What all other devices say of one; where they had it as their prior, they are fitted without it."""
     sheet = sheet_of(find_device(device, shipped_catalogue()))
-    return prior_over([fit for name, fit in fits.items() if name != device], sheet.generation)
+    others = {name: fit for name, fit in fits.items() if name != device}
+    if device == devices.ANCHOR:
+        others = devices.fits_of(
+            {name: rows[name] for name in others}, devices.sheets_of([*others])
+        )
+    return prior_over([*others.values()], sheet.generation)
 
 
 def judge_left_out(rows: Mapping[str, Sequence[StepRow]], fits: Mapping[str, DeviceFit]) -> None:
     """Print how wrong the steps of a device are of which no row is known."""
     for name, sheet in devices.sheets_of(list(rows)).items():
-        ours = predicted_s(rows[name], fit_device((), sheet, priors_for(name, fits)), sheet)
+        ours = predicted_s(rows[name], fit_device((), sheet, priors_for(name, rows, fits)), sheet)
         errors = ours / np.array([row.step_s for row in rows[name]]) - 1
         typer.echo(
             f"{name} left out, {len(errors)} rows: MAPE {np.abs(errors).mean():.1%}, "
@@ -455,7 +464,7 @@ def make_cards(
     path: Path,
     tables: Mapping[str, Sequence[TableRow]],
     traces: Traces,
-    fits: Mapping[str, DeviceFit],
+    priors: Mapping[str, Mapping[str, ConstantPrior]],
 ) -> None:
     """Write the machines of single cards."""
     sources = {devices.device_of(row): row["source"] for row in read_rows(path, columns=())}
@@ -463,21 +472,33 @@ def make_cards(
         found, notes = machine_from_steps(
             of_one,
             find_device(name, shipped_catalogue()),
-            priors=priors_for(name, fits),
+            priors=priors[name],
             source=_SOURCES[sources[name]],
             trace=traces,
         )
-        _write(name, found, path)
+        _write(name, found, [path])
         typer.echo("\n  ".join((name, *notes[-2:])))
 
 
-def _write(name: str, found: MeasuredMachine, table: Path) -> None:
+def tables_of(made: Made, folder: Path) -> list[Path]:
+    """Files that hold the steps of a machine."""
+    if made.records is None:
+        return [folder / _STEPS]
+    return [_RECORDS / made.records / f"{file}.jsonl.xz" for file in _FILES]
+
+
+def sha256_of(tables: Sequence[Path]) -> str:
+    """SHA-256 of files one after another, as ``cat FILES | sha256sum`` says it."""
+    return hashlib.sha256(b"".join(table.read_bytes() for table in tables)).hexdigest()
+
+
+def _write(name: str, found: MeasuredMachine, tables: Sequence[Path]) -> None:
     document = ProfileDocument(
         provenance=Provenance.of_answer(
             ["python", "-m", "tests.benchmarks.machines"],
             host_fingerprint="none: steps of others depend on no host",
         ),
-        observations_sha256=file_sha256(table),
+        observations_sha256=sha256_of(tables),
         machine=found,
     )
     document.write(_ROOT / "documents" / "machines" / f"{name}.json")
@@ -500,16 +521,18 @@ def main() -> None:
     judge_left_out(rows, fits)
     if asked.write:
         write_priors(fits)
-        make_cards(table.path, tables, traces, fits)
+        priors = {name: priors_for(name, rows, fits) for name in tables}
+        make_cards(table.path, tables, traces, priors)
     for name, made in MACHINES.items():
-        found, notes = machine(name, asked.folder, traces, asked.traces, fits)
+        known = priors_for(made.device, rows, fits)
+        found, notes = machine(name, asked.folder, traces, asked.traces, known)
         assert found.device_costs is not None
         typer.echo(f"{name}: {found.device_costs.num_rows} rows")
         for error in found.device_costs.left_out:
             typer.echo(f"    {error}")
         typer.echo("    " + "\n    ".join(notes))
         if asked.write:
-            _write(name, found, asked.folder / _STEPS)
+            _write(name, found, tables_of(made, asked.folder))
         elif made.collectives:
             judge_nodes(name, asked.folder, asked.traces)
 

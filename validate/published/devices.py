@@ -120,9 +120,10 @@ def fits_of(
     if ANCHOR in rows:
         fits[ANCHOR] = fit_device(rows[ANCHOR], sheets[ANCHOR], before)
     anchor = list(fits.values())
-    for name in rows.keys() - {ANCHOR}:
-        before = prior_over(anchor, sheets[name].generation)
-        fits[name] = fit_device(rows[name], sheets[name], before)
+    for name, of_one in rows.items():
+        if name != ANCHOR:
+            before = prior_over(anchor, sheets[name].generation)
+            fits[name] = fit_device(of_one, sheets[name], before)
     return fits
 
 

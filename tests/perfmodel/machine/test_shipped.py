@@ -21,6 +21,8 @@ from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout import Layout, parse_layout
 from perfmodel.machine import Cluster, Evidence, Tier
 from perfmodel.models import SHIPPED_TRACES, read_model
+from tests.benchmarks.machines import MACHINES, sha256_of, tables_of
+from tests.examples import ROOT
 from tests.existing import existing
 from tests.perfmodel.traces import WORKLOAD, traced
 
@@ -61,6 +63,14 @@ def test_one_device_is_inferred_and_in_seconds_that_can_be(name: str) -> None:
     found = answer(Question(machine=machine, workload=workload, layout=Layout(micro_batch=64)))
     assert found.evidence["compute"] is Evidence.INFERRED
     assert 1e-6 < found.step.p5 < found.step.nominal < found.step.p95 < 1.0
+
+
+def test_a_machine_from_records_names_them_by_their_digest() -> None:
+    document = ProfileDocument.read(inferred_machines()["dgx-h100"])
+    tables = tables_of(MACHINES["dgx-h100"], ROOT)
+    assert existing(document.machine.device_costs).source == "docs/records/h100"
+    assert {str(table.parent.relative_to(ROOT)) for table in tables} == {"docs/records/h100"}
+    assert document.observations_sha256 == sha256_of(tables)
 
 
 @pytest.mark.parametrize("name", ["dgx-a100", "dgx-h100"])

@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 
 import perfmodel as pm
-from calibrate.step_table import Setting
+from calibrate.step_fit import StepRow
+from calibrate.step_table import Setting, TableRow, traced_rows
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError
 from perfmodel.models import SHIPPED_TRACES
 from perfmodel.workload.step import TracedStep
-from tests.calibrate.test_step_table import FAMILIES, trace_named, true_s
+from tests.benchmarks.machines import priors_for
+from tests.calibrate.test_step_table import FAMILIES, setting, trace_named, true_s
 from tests.validate.published.judged import judged, opened, write
 from validate.published import devices
 
@@ -105,3 +107,31 @@ def test_few_models_of_another_device_predict_its_others_as_long_as_there_are_ot
     assert [one.name.split()[2] for one in few] == ["0", "1", "2"]
     # One choice of nothing; four choices that leave two models, then one, at two batches each.
     assert [one.num_predicted for one in few] == [6, 16, 8]
+
+
+def test_devices_are_fitted_in_the_order_of_their_rows() -> None:
+    """Sums over devices, and so last digits of machines that ship, depend on it."""
+    names = ["titan-xp", "rtx-2080ti", "h200-sxm", devices.ANCHOR, "gtx-1080ti", "titan-rtx", "a10"]
+    fits = devices.fits_of(dict.fromkeys(names, ()), devices.sheets_of(names))
+    assert list(fits) == [devices.ANCHOR, *(name for name in names if name != devices.ANCHOR)]
+
+
+def test_no_device_is_in_its_own_prior_not_even_by_way_of_the_others() -> None:
+    known = traced_steps(devices.ANCHOR, slower=1.0), traced_steps(devices.ANCHOR, slower=3.0)
+    priors = []
+    for of_anchor in known:
+        rows = {devices.ANCHOR: of_anchor, "titan-rtx": traced_steps("titan-rtx", slower=2.0)}
+        fits = devices.fits_of(rows, devices.sheets_of(list(rows)))
+        priors.append(priors_for(devices.ANCHOR, rows, fits))
+    one, other = priors
+    assert one == other
+
+
+def traced_steps(name: str, *, slower: float) -> list[StepRow]:
+    """Rows of a device that takes some times as long as the true one."""
+    settings = [setting(f"{family}_10", batch) for family in FAMILIES for batch in (8, 4096)]
+    rows = [
+        TableRow(where=name, setting=each, family=each.model, step_s=slower * true_s(each))
+        for each in settings
+    ]
+    return traced_rows(rows, trace)[0]
