@@ -38,7 +38,8 @@ _MOST_FOLDS: Final = 10
 _UNSEEN_DEVICE_ERROR: Final = 0.45
 _WORTH: Final = 4.0
 #: Standard deviations, in log, of constants between devices of one generation, and once more between generations:
-#: of families, of the device itself, and of the hosts of a generation. Decided with each of six devices left out.
+#: of families, of the device itself, and of the hosts of a generation. Chosen on the errors of devices left out one
+#: by one: these errors are seen, no judge of the choice.
 _OF_A_FAMILY: Final = 0.2
 _OF_A_DEVICE: Final = 0.3
 _OF_A_HOST: Final = 1.0
