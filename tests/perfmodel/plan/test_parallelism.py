@@ -164,7 +164,6 @@ def test_draws_of_runs_agree_with_the_intervals_of_each(machine: InferredModel) 
         drawn = machine.joint_logs(jobs, num_draws=20_000)[:, 0]
         said = machine.predict(jobs)
         # Few draws of the parameters lie far out: quantiles differ with the processor, the spread does not.
-        print(drawn.std(), drawn.mean(), np.log(said.number_s[0]))
         spread = (np.log(said.upper_s[0]) - np.log(said.lower_s[0])) / (2 * DEVIATE_90)
         assert drawn.std() == pytest.approx(spread, rel=0.03)
         assert drawn.mean() == pytest.approx(np.log(said.number_s[0]), abs=spread)
