@@ -1,7 +1,7 @@
 """A traced step repeated operator by operator, in its order and with its allocations.
 
-An operator that is repeated on its own finds its data in the cache, and one on evicted data finds
-nothing: both are wrong inside a step. In the order of the step it finds what the step leaves it.
+Alone an operator finds its data in the cache, on evicted data nothing: both are wrong inside a step.
+In the order of the step it finds what the step leaves it.
 """
 
 import json
@@ -250,9 +250,11 @@ _MAXIMUM_PASSES = 30
 #: A gradient as training has them.
 _ORDINARY = 1e-3
 #: What makes the gradient of a table that was looked up by indices.
-_LOOKED_UP = frozenset(
-    {"embedding_dense_backward", "_embedding_bag_backward", "_embedding_bag_dense_backward"}
-)
+_LOOKED_UP = {
+    "embedding_dense_backward",
+    "_embedding_bag_backward",
+    "_embedding_bag_dense_backward",
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -429,22 +431,19 @@ class Replay:
         self._rows = _rows(self._passes.flow, step)
         """Gradients of tables, and the indices of the rows that they were looked up by."""
         with without_denormals():
-            # It loads kernels.
-            self._once(ReplayTimes())
+            self._once(ReplayTimes())  # it loads kernels
         self.times = ReplayTimes(failed=self._passes.failed)
 
     def for_about(self, target_s: Seconds) -> None:
-        """Repeat the step for so long."""
+        """Repeat the step for about this time."""
         device = self._session.measured
+        least = _MINIMUM_PASSES[device.asynchronous]
         with without_denormals():
             begun_s = device.now()
             self._once(self.times)
-            num_passes = repeats_within(
-                target_s,
-                [device.now() - begun_s],
-                minimum=_MINIMUM_PASSES[device.asynchronous],
-                maximum=min(_MAXIMUM_PASSES, device.most_repeats // 4),
-            )
+            passed_s = device.now() - begun_s
+            most = min(_MAXIMUM_PASSES, device.most_repeats // 4)
+            num_passes = repeats_within(target_s, [passed_s], minimum=least, maximum=most)
             for _ in range(num_passes - 1):
                 self._once(self.times)
 
@@ -522,8 +521,8 @@ def measure_replay(session: Session, task: ReplayTask) -> ReplayObservation:
     replay = Replay(session, step)
     replay.for_about(task.target_s)
     times, counts = replay.times, step.call_counts()
-    # The same in every round: once is enough on disk.
-    kept = traced if task.round == 0 else None
+    if task.round > 0:
+        traced = None  # the same in every round: once is enough on disk
     return ReplayObservation(
         task=task.name,
         round=task.round,
@@ -545,19 +544,13 @@ def measure_replay(session: Session, task: ReplayTask) -> ReplayObservation:
         backward_s=tuple(times.phases_s[Phase.BACKWARD]),
         optimizer_s=tuple(times.phases_s[Phase.OPTIMIZER]),
         failed=tuple(sorted({step.operators[position].name for position in times.failed})),
-        traced=None if kept is None else kept.step,
-        model=None if kept is None else replace(kept.workload, name=task.workload),
+        traced=traced and traced.step,
+        model=traced and replace(traced.workload, name=task.workload),
     )
 
 
 def _replayed_step(session: Session, task: ReplayTask) -> tuple[TracedModel | None, TracedStep]:
-    """The step of a task at its micro-batch, and its trace if it was made here.
-
-    Raises
-    ------
-    InvalidDocument
-        If the file of the workload holds no trace.
-    """
+    """The step of a task at its micro-batch, and its trace if it was made here."""
     if task.document is None:
         reference = REFERENCES[task.workload]
         torch.backends.cudnn.benchmark = reference.cudnn_benchmark
@@ -585,23 +578,22 @@ def measure_model(session: Session, task: ModelTask) -> OperatorsObservation:
     replay = Replay(session, step)
     replay.for_about(task.target_s)
     counts, times = step.call_counts(), replay.times
-    host = None
-    if session.asynchronous:
-        del replay
-        host = host_steps(session, model, step, target_s=task.target_s)
+    del replay
+    is_behind = session.asynchronous
+    host = host_steps(session, model, step, target_s=task.target_s) if is_behind else None
     return OperatorsObservation(
         task=task.name,
         round=task.round,
         model=model.name,
         operators=tuple(
             IsolatedOperator(
-                operator=step.operators[key[0]],
-                phase=key[1],
+                operator=step.operators[operator],
+                phase=phase,
                 times_s=tuple(times_s[-_KEPT_PASSES:]),
-                num_calls=counts[key],
+                num_calls=counts[operator, phase],
             )
-            for key, times_s in times.calls_s.items()
-            if key[0] not in times.failed
+            for (operator, phase), times_s in times.calls_s.items()
+            if operator not in times.failed
         ),
         optimizers=(),
         host=host,

@@ -103,7 +103,7 @@ def test_a_full_queue_stops_the_host() -> None:
 
 
 class Issuing(nn.Module):
-    """Starts so many equal kernels in its forward pass, at 10 us each of the host."""
+    """Starts equal kernels in its forward pass, at 10 us each of the host."""
 
     def __init__(self, gpu: VirtualGpu, num_kernels: int, kernel_s: float) -> None:
         super().__init__()
