@@ -42,6 +42,7 @@ _HUGGING_FACE: Final = (
     ("vit", 64, "bf16"),
     ("distilbert", 4, "fp32"),
 )
+_NAMES: Final = {name for name, *_ in _HUGGING_FACE}
 
 
 def _say(line: str) -> None:
@@ -119,7 +120,7 @@ def of_hugging_face(name: str, batch: int) -> tuple[nn.Module, dict[str, torch.T
 
 def _loss_of(case: dict[str, Any]) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
     """The model on the GPU, and a forward pass."""
-    if case["model"] in {name for name, *_ in _HUGGING_FACE}:
+    if case["model"] in _NAMES:
         module, batch = of_hugging_face(case["model"], case["batch"])
         model = module.cuda()
         inputs = {key: value.cuda() for key, value in batch.items()}
@@ -179,16 +180,15 @@ def judged(machine: str, runs: list[dict[str, Any]]) -> Iterator[tuple[dict[str,
     """Each run, the step that the machine by name predicts, and the peak of tensors. [B]"""
     import perfmodel as pm  # noqa: PLC0415 - a GPU's machine need not have it
 
-    names = {name for name, *_ in _HUGGING_FACE}
     for run in runs:
         if "step_s" not in run:
             _say(f"{run['model']:26} failed: {run['error']}")
             continue
-        if run["model"] in names and find_spec("transformers") is None:
+        if run["model"] in _NAMES and find_spec("transformers") is None:
             _say(f"{run['model']:26} left out: transformers is not installed")
             continue
         how = {key: run[key] for key in ("optimizer", "precision")} | {"device_kind": "as-cuda"}
-        if run["model"] in names:
+        if run["model"] in _NAMES:
             workload = pm.trace(*of_hugging_face(run["model"], run["batch"]), **how)
         else:
             workload = pm.trace(f"timm:{run['model']}", micro_batch=run["batch"], **how)
