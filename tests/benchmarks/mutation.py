@@ -1,7 +1,8 @@
 """Would a test notice a wrong formula? ``python -m tests.benchmarks.mutation MODULE ... [--sample K --seed S]``.
 
 One node of a module's syntax tree is changed at a time; the tests that run its line, the fastest first, must
-fail. A mutant lives in a forked process alone: no file changes. Survivors that ``mutation.toml`` judges count apart:
+fail. A mutant lives in a forked process alone: no file changes. A function that has changed is put into a fork
+where all tests are collected; anything else is imported afresh. Survivors that ``mutation.toml`` judges count apart:
 those that behave as the original does, each with its reason, and numbers of priors, which the frozen predictions
 hold. Libraries: mutmut leaves properties and constants of modules alone and cannot sample; cosmic-ray rewrites files
 and starts a new Python for every mutant.
@@ -10,6 +11,7 @@ and starts a new Python for every mutant.
 import ast
 import contextlib
 import copy
+import gc
 import importlib
 import importlib.util
 import json
@@ -25,9 +27,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, Final, NamedTuple
 
+import psutil
 import pytest
 import typer
 from hypothesis import Phase, settings
@@ -38,8 +41,10 @@ _PYTEST: Final = (
     *("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"),
     *("-W", "ignore:Module already imported"),
 )
-#: Seconds that the tests of one mutant take without it at most, and may take with it.
+#: Seconds of the processor that the tests of one mutant take without it at most, and may take with it.
 _MOST_S, _LIMIT_S = 40.0, 60.0
+#: Exit status of a fork whose functions cannot take a mutant's code.
+_CANNOT: Final = 71
 _OPERATORS: Final = {
     ast.Lt: (ast.LtE, ast.GtE),
     ast.LtE: (ast.Lt, ast.Gt),
@@ -81,6 +86,8 @@ class Mutant(NamedTuple):
     around: str
     is_cached: bool
     """Whether it is in a function that only the first test runs."""
+    function: bool
+    """Whether it is in the body of one."""
     code: CodeType
 
 
@@ -168,16 +175,24 @@ def mutants(module: str, sample: int, seed: int) -> list[Mutant]:
         if isinstance(node, ast.FunctionDef)
         and "cache" in "".join(map(ast.unparse, node.decorator_list))
     ]
-    chosen = set(random.Random(f"{seed} {module}").sample(range(count), min(sample, count)))  # noqa: S311
+    bodies = [
+        range(node.body[0].lineno, (node.end_lineno or 0) + 1)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+    ]
+    drawn = set(random.Random(f"{seed} {module}").sample(range(count), min(sample, count)))  # noqa: S311
     found = []
     for at, (old, new, lines) in enumerate(_changes(tree, (0, 0))):
-        if at in chosen:
+        if at in drawn:
             code = compile(ast.fix_missing_locations(tree), path_of(module), "exec")
             line = getattr(old, "lineno", lines[0])
             change = f"{ast.unparse(old)} -> {ast.unparse(new)}"
             where, around = source[line - 1].strip(), _around(tree, line)
             is_cached = any(line in lines_of_one for lines_of_one in cached)
-            found.append(Mutant(module, line, lines, change, where, around, is_cached, code))
+            in_body = any(lines[0] in body for body in bodies)
+            found.append(
+                Mutant(module, line, lines, change, where, around, is_cached, in_body, code)
+            )
     return sorted(found, key=lambda mutant: mutant.line)
 
 
@@ -215,14 +230,35 @@ class _Instead(SourceFileLoader):
 class _Watch:
     """A plugin that records which test runs which lines, and how long it takes; tests do not shrink examples."""
 
-    def __init__(self, modules: list[str]) -> None:
+    def __init__(
+        self, modules: list[str], then: Callable[[list[pytest.Item]], None] | None = None
+    ) -> None:
         self.modules = {str(path_of(module)): module for module in modules}
+        self.then = then
         self.tests: dict[str, Any] = {}
+        self.failed = False
 
     def pytest_collection(self) -> None:
         phases = (Phase.explicit, Phase.generate)
         settings.register_profile("once", settings.get_profile("repeatable"), phases=phases)
         settings.load_profile("once")
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        if self.then is None:
+            return None
+        self.then(session.items)
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.failed |= report.failed
+
+    def run(self, items: list[pytest.Item]) -> int:
+        """Exit status of these tests in this process, until one fails."""
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if self.failed:
+                return 1
+        return 0
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -235,17 +271,17 @@ class _Watch:
             touched.setdefault(module, set()).add(frame.f_lineno)
             return trace
 
-        started = time.monotonic()
+        started = time.process_time()
         if self.modules:
             sys.settrace(trace)
         yield
         sys.settrace(None)
         lines = {module: sorted(found) for module, found in touched.items()}
-        self.tests[item.nodeid] = (time.monotonic() - started, lines)
+        self.tests[item.nodeid] = (time.process_time() - started, lines)
 
 
 def forked(work: Callable[[], int], limit_s: float) -> int | None:
-    """Exit status of a function in a process of its own, or None if it takes longer."""
+    """Exit status of a function in a process of its own, or None after that processor time, or ten times as long."""
     if not (process := os.fork()):
         os.setsid()
         nothing = os.open(os.devnull, os.O_WRONLY)
@@ -258,8 +294,8 @@ def forked(work: Callable[[], int], limit_s: float) -> int | None:
             traceback.print_exc()
         sys.stdout.flush()
         os._exit(status)
-    end = time.monotonic() + limit_s
-    while time.monotonic() < end:
+    end = time.monotonic() + 10 * limit_s
+    while time.monotonic() < end and sum(psutil.Process(process).cpu_times()[:4]) < limit_s:
         done, status = os.waitpid(process, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
@@ -269,28 +305,47 @@ def forked(work: Callable[[], int], limit_s: float) -> int | None:
     return None
 
 
-def watched(modules: list[str], folder: Path) -> dict[str, Any]:
-    """Every test of the modules: seconds and lines. Loads here what is not the project's."""
+def judged(mutants_of: list[Mutant], modules: list[str], folder: Path) -> list[str]:
+    """Killed, timeout or survived, of each; loads here what is not the project's."""
     tests = sorted({test for module in modules for test in tests_of(module)})
+    answer = folder / "answer.json"
+    arguments = [*_PYTEST, f"--basetemp={folder}/tests"]
 
-    def work() -> int:
-        watch = _Watch(modules)
-        status = pytest.main([*_PYTEST, f"--basetemp={folder}/tests", *tests], [watch])
+    def inside(items: list[pytest.Item]) -> None:
+        seen = folder / "seen.json"
+
+        def watch() -> int:
+            watching = _Watch(modules)
+            items[0].config.pluginmanager.register(watching)
+            status = watching.run(items)
+            seen.write_text(json.dumps(watching.tests))
+            return status
+
+        if forked(watch, 3600):
+            return
+        found = json.loads(seen.read_text())
         known = [name for name in sys.modules if name.partition(".")[0] in _LOADED]
-        (folder / "watched.json").write_text(json.dumps([watch.tests, known]))
-        return int(status)
+        outcomes = [
+            _in_place(mutant, chosen(mutant, found), items) if mutant.function else None
+            for mutant in mutants_of
+        ]
+        answer.write_text(json.dumps([outcomes, found, known]))
 
-    if forked(work, 3600) != 0:
+    forked(lambda: int(pytest.main([*arguments, *tests], [_Watch([], inside)])), 36_000)
+    if not answer.exists():
         raise SystemExit("these tests fail without a mutant: " + " ".join(tests))
-    found, known = json.loads((folder / "watched.json").read_text())
+    outcomes, found, known = json.loads(answer.read_text())
     for name in known:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    return dict(found)
+    return [
+        outcome or _imported(mutant, chosen(mutant, found), arguments)
+        for mutant, outcome in zip(mutants_of, outcomes, strict=True)
+    ]
 
 
-def outcome(mutant: Mutant, tests: dict[str, Any], folder: Path) -> str:
-    """Killed, timeout or survived."""
+def chosen(mutant: Mutant, tests: dict[str, Any]) -> list[str]:
+    """Tests that run the statement of a mutant, the fastest first, as many as there is time for."""
     first, last = mutant.lines
     reached = [
         (
@@ -303,20 +358,65 @@ def outcome(mutant: Mutant, tests: dict[str, Any], folder: Path) -> str:
     ]
     # Constants of a module are read when it is imported, by no test: any that runs the module.
     is_run = any(inside for *_, inside in reached)
-    chosen: list[str] = []
+    found: list[str] = []
     total_s = 0.0
     for seconds, name, inside in sorted(reached):
-        if (inside or not is_run) and (total_s + seconds < _MOST_S or not chosen):
+        if (inside or not is_run) and (total_s + seconds < _MOST_S or not found):
             total_s += seconds
-            chosen.append(name)
-    if not chosen:
-        return "survived"
+            found.append(name)
+    return found
+
+
+def _in_place(mutant: Mutant, names: list[str], items: list[pytest.Item]) -> str | None:
+    """What the tests say of a function with other code; None where it cannot take it."""
+    by_name = {item.nodeid: item for item in items}
+
+    def work() -> int:
+        new = _codes(mutant.code)
+        taken = 0
+        for each in gc.get_objects():
+            if isinstance(each, FunctionType) and each.__code__.co_filename == new[""].co_filename:
+                other = new.get(_key(each.__code__))
+                if other is not None and other != each.__code__:
+                    each.__code__ = other
+                    taken += 1
+        if not taken:
+            return _CANNOT
+        watch = _Watch([])
+        items[0].config.pluginmanager.register(watch)
+        return watch.run([by_name[name] for name in names])
+
+    return _said(forked(work, _LIMIT_S)) if names else "survived"
+
+
+def _codes(code: CodeType) -> dict[str, CodeType]:
+    """Code of a module, and of everything in it, by place."""
+    found = {"": code}
+    waiting = [code]
+    while waiting:
+        inner = [each for each in waiting.pop().co_consts if isinstance(each, CodeType)]
+        found |= {_key(each): each for each in inner}
+        waiting += inner
+    return found
+
+
+def _key(code: CodeType) -> str:
+    return f"{code.co_qualname}:{code.co_firstlineno}"
+
+
+def _imported(mutant: Mutant, names: list[str], arguments: list[str]) -> str:
+    """What the tests say where the module is imported with the change."""
 
     def work() -> int:
         sys.meta_path.insert(0, _Instead(mutant))
-        return int(pytest.main([*_PYTEST, f"--basetemp={folder}/tests", *chosen], [_Watch([])]))
+        return int(pytest.main([*arguments, *names], [_Watch([])]))
 
-    status = forked(work, _LIMIT_S)
+    return (_said(forked(work, _LIMIT_S)) or "killed") if names else "survived"
+
+
+def _said(status: int | None) -> str | None:
+    if status == _CANNOT:
+        return None
     return "timeout" if status is None else "killed" if status else "survived"
 
 
@@ -340,35 +440,30 @@ def tests_of(module: str) -> list[str]:
 
 
 def main(modules: list[str], sample: int = 40, seed: int = 0) -> None:
-    """Print survivors as they are found, then a table."""
+    """Print survivors, then a table."""
     names = [each for name in modules for each in modules_of(name)]
-    judged = {(e["module"], e["where"], e["change"]) for e in _TABLE["equivalent"]}
-    rows, every = [], Counter[str]()
+    known = {(e["module"], e["where"], e["change"]) for e in _TABLE["equivalent"]}
+    every = [mutant for module in names for mutant in mutants(module, sample, seed)]
+    counts: dict[str, Counter[str]] = {mutant.module: Counter() for mutant in every}
     with tempfile.TemporaryDirectory() as place:
-        tests = watched(names, Path(place))
-        for module in names:
-            counts: Counter[str] = Counter()
-            for mutant in mutants(module, sample, seed):
-                found = outcome(mutant, tests, Path(place))
-                if found == "survived":
-                    if (module, mutant.where, mutant.change) in judged:
-                        found = "equivalent"
-                    elif mutant.around in _TABLE["priors"].get(module, ()):
-                        found = "prior"
-                if found != "killed":
-                    typer.echo(f"{found} {module}:{mutant.line}: {mutant.where} | {mutant.change}")
-                counts[found] += 1
-            if not counts:
-                continue
-            told, total = counts["killed"] + counts["timeout"], counts.total()
-            score = told / max(1, told + counts["survived"])
-            parts = (counts[key] for key in _OUTCOMES)
-            every += counts
-            rows.append(f"| `{module}` | {total} | {' | '.join(map(str, parts))} | {score:.0%} |")
-            typer.echo(rows[-1])
+        outcomes = judged(every, names, Path(place))
+    for mutant, outcome in zip(every, outcomes, strict=True):
+        found = outcome
+        if found == "survived" and (mutant.module, mutant.where, mutant.change) in known:
+            found = "equivalent"
+        elif found == "survived" and mutant.around in _TABLE["priors"].get(mutant.module, ()):
+            found = "prior"
+        if found != "killed":
+            typer.echo(f"{found} {mutant.module}:{mutant.line}: {mutant.where} | {mutant.change}")
+        counts[mutant.module][found] += 1
     typer.echo(f"\n| seed {seed} | mutants | {' | '.join(_OUTCOMES)} | score |")
-    typer.echo("\n".join(["|---" * (3 + len(_OUTCOMES)) + "|", *rows]))
-    typer.echo(", ".join(f"{key} {every[key]}" for key in _OUTCOMES) + f", of {every.total()}")
+    typer.echo("|---" * (3 + len(_OUTCOMES)) + "|")
+    counts["all"] = sum(counts.values(), Counter())
+    for module, of in counts.items():
+        told = of["killed"] + of["timeout"]
+        score = told / max(1, told + of["survived"])
+        cells = " | ".join(str(of[key]) for key in _OUTCOMES)
+        typer.echo(f"| `{module}` | {of.total()} | {cells} | {score:.0%} |")
 
 
 if __name__ == "__main__":
