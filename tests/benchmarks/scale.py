@@ -11,6 +11,7 @@ import json
 import math
 import os
 import resource
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -55,54 +56,39 @@ class Cost:
     peak_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """A command, and what it should take at most."""
-
-    words: Sequence[str]
-    cpu_s: float
-    peak_bytes: int | None = None
-
-
-def targets(folder: Path) -> dict[str, Target]:
-    """Commands with the targets of their time and memory."""
-    deep, large, plan = (folder / name for name in ("deep.json", "large.json", "plan.toml"))
-    deep.write_text(json.dumps(_llama(layers=128, hidden=8192)), encoding="utf-8")
-    large.write_text(json.dumps(_llama(layers=126, hidden=16384)), encoding="utf-8")
-    plan.write_text(large_plan(PROFILE.resolve(), sizes=50_000), encoding="utf-8")
-    measured = ("--profile", str(PROFILE), "--workload", "resnet18")
-    layouts = ("--profile", str(H100))
-    gpt3 = ("--model", "gpt3-175b", "--layout", "dp=16 tp=8 pp=8 accumulation=96")
-    pipeline = "pp=64 tp=8 accumulation=2048"
-    job = ("--devices", "16384", "--work-days", "500", "--mtbf-device-hours", "50000")
-    saved = ("--checkpoint-s", "60", "--restart-s", "600")
-    search = ("--model", "llama3-70b", "--devices", "512", "--global-batch", "1024")
-    return {
-        "predict": Target(words=("predict", *measured, "--devices", "1,8,64"), cpu_s=0.35),
-        "whatif": Target(
-            words=("whatif", *measured, "--devices", "8", "--set", "devices=64"), cpu_s=0.35
-        ),
-        "explain": Target(words=("explain", *measured, "--devices", "8"), cpu_s=0.35),
-        "plan parallelism": Target(
-            words=("plan", "parallelism", *layouts, *search, "--device-memory", "80GiB"),
-            cpu_s=0.35,
-        ),
-        "predict --layout, GPT-3 on 1,024": Target(
-            words=("predict", *layouts, *gpt3), cpu_s=0.35, peak_bytes=75 * _MIB
-        ),
-        "predict --layout, 64 stages x 2,048 micro-batches": Target(
-            words=("predict", *layouts, "--model", str(deep), "--layout", pipeline),
-            cpu_s=1.0,
-            peak_bytes=200 * _MIB,
-        ),
-        "plan options, 1,000,000 candidates": Target(
-            words=("plan", "options", str(plan), "--json"), cpu_s=3.0
-        ),
-        "goodput, 16,384 devices, 500 days": Target(words=("goodput", *job, *saved), cpu_s=1.0),
-        "trace of 405 G parameters": Target(
-            words=("trace", str(large), "--output", str(folder / "traced.json")), cpu_s=5.0
-        ),
-    }
+_MEASURED: Final = f"--profile {PROFILE} --workload resnet18"
+#: A command, the processor time that it should take at most [s], and the memory [MiB].
+TARGETS: Final[dict[str, tuple[str, float, int | None]]] = {
+    "predict": (f"predict {_MEASURED} --devices 1,8,64", 0.35, None),
+    "whatif": (f"whatif {_MEASURED} --devices 8 --set devices=64", 0.35, None),
+    "explain": (f"explain {_MEASURED} --devices 8", 0.35, None),
+    "plan parallelism": (
+        f"plan parallelism --profile {H100} --model llama3-70b --devices 512 --global-batch 1024 --device-memory 80GiB",
+        0.35,
+        None,
+    ),
+    "predict --layout, GPT-3 on 1,024": (
+        f"predict --profile {H100} --model gpt3-175b --layout 'dp=16 tp=8 pp=8 accumulation=96'",
+        0.35,
+        75,
+    ),
+    "predict --layout, 64 stages x 2,048 micro-batches": (
+        f"predict --profile {H100} --model {{tmp}}/deep.json --layout 'pp=64 tp=8 accumulation=2048'",
+        1.0,
+        200,
+    ),
+    "plan options, 1,000,000 candidates": ("plan options {tmp}/plan.toml --json", 3.0, None),
+    "goodput, 16,384 devices, 500 days": (
+        "goodput --devices 16384 --work-days 500 --mtbf-device-hours 50000 --checkpoint-s 60 --restart-s 600",
+        1.0,
+        None,
+    ),
+    "trace of 405 G parameters": (
+        "trace {tmp}/large.json --output {tmp}/traced.json",
+        5.0,
+        None,
+    ),
+}
 
 
 def _llama(*, layers: int, hidden: int) -> dict[str, Any]:
@@ -159,33 +145,23 @@ source = "made up"
 
 def ddp_step(num_buckets: int) -> StepProgram:
     """Input, dispatch, forward, one backward segment and all-reduce per bucket, optimizer."""
-    operations = [
-        Operation(name="batch", stream=Stream.LOADER, cause=Cause.INPUT),
-        Operation(name="dispatch[0]", stream=Stream.HOST, cause=Cause.DISPATCH, after=(0,)),
-        Operation(name="forward", stream=Stream.COMPUTE, cause=Cause.FORWARD, after=(1,)),
-        Operation(name="dispatch[1]", stream=Stream.HOST, cause=Cause.DISPATCH),
-    ]
-    for bucket in range(num_buckets):
-        operations += [
-            Operation(name=f"backward[{bucket}]", stream=Stream.COMPUTE, cause=Cause.BACKWARD),
-            Operation(
-                name=f"all_reduce[{bucket}]",
-                stream=Stream.COMM,
-                cause=Cause.ALL_REDUCE,
-                after=(len(operations),),
-            ),
-        ]
-    collectives = tuple(i for i, operation in enumerate(operations) if operation.is_collective)
-    operations += [
-        Operation(name="dispatch[2]", stream=Stream.HOST, cause=Cause.DISPATCH),
-        Operation(
-            name="optimizer",
-            stream=Stream.COMPUTE,
-            cause=Cause.OPTIMIZER,
-            after=(*collectives, len(operations)),
-        ),
-    ]
-    return StepProgram(tuple(operations))
+    found: list[Operation] = []
+
+    def add(stream: Stream, cause: Cause, *after: int) -> None:
+        name = f"{cause.value}[{len(found)}]"
+        found.append(Operation(name=name, stream=stream, cause=cause, after=after))
+
+    add(Stream.LOADER, Cause.INPUT)
+    add(Stream.HOST, Cause.DISPATCH, 0)
+    add(Stream.COMPUTE, Cause.FORWARD, 1)
+    add(Stream.HOST, Cause.DISPATCH)
+    for _ in range(num_buckets):
+        add(Stream.COMPUTE, Cause.BACKWARD)
+        add(Stream.COMM, Cause.ALL_REDUCE, len(found) - 1)
+    collectives = [at for at, operation in enumerate(found) if operation.is_collective]
+    add(Stream.HOST, Cause.DISPATCH)
+    add(Stream.COMPUTE, Cause.OPTIMIZER, *collectives, len(found) - 1)
+    return StepProgram(tuple(found))
 
 
 def ranks(size: int) -> Callable[[], object]:
@@ -274,49 +250,35 @@ _GROWTH: Final[Mapping[Callable[[int], Callable[[], object]], tuple[int, ...]]] 
 }
 
 
-def files(folder: Path) -> dict[str, tuple[Sequence[str], Callable[[int], str]]]:
-    """Commands that read ``FILE``, and content of about so many bytes."""
+def files(folder: Path) -> dict[str, tuple[str, Callable[[int], str]]]:
+    """Commands that read ``{file}``, and its content of about so many bytes."""
     runs = Path("docs/runs/h100.csv").read_text(encoding="utf-8").splitlines()
     nccl = Path("tests/regression/inputs/nccl.txt").read_text(encoding="utf-8").splitlines()
     config = json.dumps(_llama(layers=80, hidden=8192))
     profile = PROFILE.read_text(encoding="utf-8")
-    shape = ("--model", "{file}.json", "--layout", "dp=8 tp=8")
+    shape = f"predict --profile {H100} --model {{file}}.json --layout 'dp=8 tp=8'"
     return {
         "profile, white space": (
-            ("predict", "--profile", "{file}.json", "--workload", "resnet18"),
+            "predict --profile {file}.json --workload resnet18",
             lambda size: profile + " " * (size - len(profile)),
         ),
-        "profile, numbers": (
-            ("check", "{file}.json"),
-            lambda size: "[" + "0," * (size // 2) + "0]",
-        ),
+        "profile, numbers": ("check {file}.json", lambda size: "[" + "0," * (size // 2) + "0]"),
         "profile, objects": (
-            ("check", "{file}.json"),
+            "check {file}.json",
             lambda size: "[" + '{"a": 1.5},' * (size // 11) + "0]",
         ),
-        "profile, one text": (("check", "{file}.json"), lambda size: json.dumps({"a": "x" * size})),
-        "model configuration": (
-            ("predict", "--profile", str(H100), *shape),
-            lambda size: config + " " * (size - len(config)),
-        ),
+        "profile, one text": ("check {file}.json", lambda size: json.dumps({"a": "x" * size})),
+        "model configuration": (shape, lambda size: config + " " * (size - len(config))),
         "runs of others, CSV": (
-            (
-                "calibrate",
-                "--from-runs",
-                "{file}.csv",
-                "--device",
-                "H100",
-                "--out",
-                str(folder / "out"),
-            ),
+            f"calibrate --from-runs {{file}}.csv --device H100 --out {folder}/out",
             lambda size: _repeated(runs, size),
         ),
         "log of nccl-tests": (
-            ("network", "check", "{file}.txt", "--device", "h100-sxm5"),
+            "network check {file}.txt --device h100-sxm5",
             lambda size: _repeated(nccl, size),
         ),
         "cluster or plan, TOML": (
-            ("plan", "options", "{file}.toml"),
+            "plan options {file}.toml",
             lambda size: "[[option]]\nname = 'a'\n" * (size // 22),
         ),
     }
@@ -376,16 +338,19 @@ def command_rows(folder: Path) -> list[str]:
         f"| `import numpy`, for comparison | {numpy.cpu_s:.2f} s | - | 1 "
         f"| {numpy.peak_bytes // _MIB} MiB | - |"
     )
-    for name, target in targets(folder).items():
-        cost = fastest(("-m", "perfmodel", *target.words))
-        keeps = cost.cpu_s <= target.cpu_s and (
-            target.peak_bytes is None or cost.peak_bytes <= target.peak_bytes
-        )
-        most = "" if target.peak_bytes is None else f"/{target.peak_bytes // _MIB}"
+    for name, layers, hidden in (("deep", 128, 8192), ("large", 126, 16384)):
+        text = json.dumps(_llama(layers=layers, hidden=hidden))
+        (folder / f"{name}.json").write_text(text, encoding="utf-8")
+    plan = large_plan(PROFILE.resolve(), sizes=50_000)
+    (folder / "plan.toml").write_text(plan, encoding="utf-8")
+    for name, (line, target_s, most_mib) in TARGETS.items():
+        cost = fastest(("-m", "perfmodel", *shlex.split(line.format(tmp=folder))))
+        mib = cost.peak_bytes // _MIB
+        keeps = cost.cpu_s <= target_s and cost.peak_bytes <= (most_mib or math.inf) * _MIB
         rows.append(
-            f"| {name} | {cost.cpu_s:.2f} s | {target.cpu_s:g} s "
-            f"| {cost.cpu_s / numpy.cpu_s:.1f}/{target.cpu_s / _NUMPY_S:.1f} "
-            f"| {cost.peak_bytes // _MIB}{most} MiB | {'kept' if keeps else '**missed**'} |"
+            f"| {name} | {cost.cpu_s:.2f} s | {target_s:g} s "
+            f"| {cost.cpu_s / numpy.cpu_s:.1f}/{target_s / _NUMPY_S:.1f} "
+            f"| {mib}{'' if most_mib is None else f'/{most_mib}'} MiB | {'kept' if keeps else '**missed**'} |"
         )
         _tell(rows[-1])
     return rows
@@ -418,11 +383,11 @@ def file_rows(folder: Path) -> list[str]:
     """One row of a table per kind of file, at 1, 10 and 100 MB."""
     rows = ["| file | 1 MB | 10 MB | 100 MB | |", "|---|---|---|---|---|"]
     path = folder / "large"
-    for name, (words, content) in files(folder).items():
+    for name, (line, content) in files(folder).items():
         cells, keeps = [], True
+        named = shlex.split(line.format(file=path))
+        [name_of_file] = [word for word in named if word.startswith(str(path))]
         for size in (10**6, 10**7, 10**8):
-            named = [word.format(file=path) for word in words]
-            [name_of_file] = [word for word in named if word.startswith(str(path))]
             Path(name_of_file).write_text(content(size), encoding="utf-8")
             cost = measured(("-m", "perfmodel", *named))
             Path(name_of_file).unlink()
@@ -448,37 +413,26 @@ def page() -> str:
 
     here = describe_environment()
     day = dt.datetime.now(dt.UTC).date()
-    return "\n".join(
-        [
-            "# How fast it is",
-            "",
-            (
-                f"Written by `python -m tests.benchmarks.scale` on {day}; {here['cpu']['model']}, "
-                f"{here['cpu']['logical_cores']} cores, Python {here['software']['python']}."
-            ),
-            "",
-            (
-                f"Commands from start to end, processor time of the fastest of {_REPEATS} runs (of one beyond "
-                f"{_SLOW_S:g} s). Targets: where `import numpy` takes {_NUMPY_S:g} s. numpy: times that import, "
-                "took/allowed."
-            ),
-            "",
-            *commands,
-            "",
-            ("Growth inside one process, as a power of the size. Kept: no faster than n log n."),
-            "",
-            *growth,
-            "",
-            "Large files. Every command ends within 10 s and 1 GiB, or refuses the file.",
-            "",
-            *large,
-            "",
-            *page_rows(),
-            "",
-            MUTATION.read_text(encoding="utf-8").partition("\n")[0],
-            "",
-        ]
-    )
+    paragraphs = [
+        "# How fast it is",
+        (
+            f"Written by `python -m tests.benchmarks.scale` on {day}; {here['cpu']['model']}, "
+            f"{here['cpu']['logical_cores']} cores, Python {here['software']['python']}."
+        ),
+        (
+            f"Commands from start to end, processor time of the fastest of {_REPEATS} runs (of one beyond "
+            f"{_SLOW_S:g} s). Targets: where `import numpy` takes {_NUMPY_S:g} s. numpy: times that import, "
+            "took/allowed."
+        ),
+        "\n".join(commands),
+        "Growth inside one process, as a power of the size. Kept: no faster than n log n.",
+        "\n".join(growth),
+        "Large files. Every command ends within 10 s and 1 GiB, or refuses the file.",
+        "\n".join(large),
+        "\n".join(page_rows()),
+        MUTATION.read_text(encoding="utf-8").partition("\n")[0],
+    ]
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from perfmodel.documents.budget import BatchDocument, GoodputDocument
 from perfmodel.documents.plan import PlanDocument
-from perfmodel.documents.prediction import WhatIfDocument
 from perfmodel.errors import (
     EXIT_CALIBRATION,
     EXIT_NOT_FEASIBLE,
@@ -26,24 +25,6 @@ from tests.existing import existing
 from tests.perfmodel.cli.command import Result, Run, complaint
 from tests.perfmodel.plan.plans import PLAN, written
 from tests.perfmodel.profiles import Machine, as_file, profile
-
-
-def test_before_and_after_stand_side_by_side(run: Run, stored: Path, tmp_path: Path) -> None:
-    saved = tmp_path / "fast.json"
-    asked = ("--profile", stored, "--workload", "heavy", "--devices", "8")
-    result = run(
-        "whatif", *asked, "--set", "network.bandwidth=2x,4x", "--output", saved, "--verbose"
-    )
-    assert result.exit_code == EXIT_OK
-    for words in (
-        "as it is",
-        "network.bandwidth=4x",
-        "lost to all reduce:",
-        "stays as measured is assumed",
-    ):
-        assert words in result.words
-    assert max(map(len, result.stdout.splitlines()[:12])) <= 80
-    assert len(WhatIfDocument.read(saved).scenarios) == 3
 
 
 def test_a_slower_machine_is_told_apart(run: Run, stored: Path, tmp_path: Path) -> None:
@@ -92,25 +73,6 @@ def test_a_machine_passes_its_own_clauses_and_a_slow_one_fails(run: Run, tmp_pat
     line = complaint(failed, EXIT_OUT_OF_TOLERANCE)
     assert line.startswith("perfmodel: acceptance: failed: all-reduce busbw at 7 MiB, 2 ranks")
     assert "link: busbw of the largest all-reduce by group" in failed.words
-
-
-def test_a_plan_is_ranked(run: Run, tmp_path: Path) -> None:
-    path = written(tmp_path)
-    output = tmp_path / "answer.json"
-    result = run("plan", "options", path, "--today", "2026-11-21", "--output", output)
-    assert result.exit_code == EXIT_OK
-    for words in (
-        "taken",
-        "dearer",
-        "breaks even at",
-        "depends on",
-        "next measurement:",
-        "caveat:",
-    ):
-        assert words in result.stdout
-    as_json = run("plan", "options", path, "--today", "2026-11-21", "--json")
-    document = PlanDocument.of_text(as_json.stdout)
-    assert document.ranked == PlanDocument.read(output).ranked
 
 
 LARGE = ("plan", "options", ROOT / "docs" / "plan.7b.toml", "--today", "2026-11-21")

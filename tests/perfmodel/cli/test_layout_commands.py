@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.documents.prediction import ParallelismPlanDocument, PredictionDocument
+from perfmodel.documents.prediction import PredictionDocument
 from tests.existing import existing
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.cost.large_samples import document
@@ -75,29 +75,6 @@ def test_the_table_says_evidence_and_caveats(run: Run, inferred: Path) -> None:
     assert "caveat: no run used zero=3" in result.stdout
     assert "caveat: 4096 devices: no run had more than 8" in result.stdout
     assert "doublings away: the formula alone answers; distance of" in result.words
-
-
-def test_experts_are_predicted_and_drawn(run: Run, inferred: Path, tmp_path: Path) -> None:
-    result = run(
-        *("predict", "--profile", inferred, "--model", "mixtral-8x7b", "--batch", "64"),
-        *("--layout", "dp=16 tp=2 pp=3 ep=8 zero=1"),
-        *("--trace", tmp_path / "step.json", "--verbose"),
-    )
-    assert result.exit_code == 0, result
-    assert "batch: 64 sequences of 4,096 tokens a step" in result.stdout
-    assert "caveat: uneven stages: 11, 11, 10 layers" in result.stdout
-    assert "stage 2" in (tmp_path / "step.json").read_text()
-
-
-def test_a_cluster_is_searched(run: Run, inferred: Path, config: Path, tmp_path: Path) -> None:
-    flags = ("plan", "parallelism", "--profile", inferred, "--model", config)
-    size = ("--devices", "16", "--global-batch", "64", "--top", "3")
-    result = run(*flags, *size, "--output", tmp_path / "plan.json")
-    assert result.exit_code == 0, result
-    plan = ParallelismPlanDocument.read(tmp_path / "plan.json")
-    assert len(plan.ranked) == 3
-    assert f"{plan.num_feasible} layouts are possible" in result.stdout
-    assert json.loads(run(*flags, *size, "--json").stdout)["ranked"][0]["rank"] == 1
 
 
 @pytest.mark.parametrize(

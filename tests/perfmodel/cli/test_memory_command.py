@@ -85,22 +85,6 @@ def test_kernels_of_another_kind_are_a_caveat(run: Run, traced: Path) -> None:
     assert "was checked on an H100 and an H200 only" in result.stdout
 
 
-def test_changes_in_seconds(run: Run, traced: Path, stored: Path) -> None:
-    result = run(
-        "memory",
-        "--workload",
-        traced,
-        "--device-memory",
-        "1GiB",
-        "--profile",
-        stored,
-        "--json",
-    )
-    assert result.exit_code == 0
-    named = {row["name"]: row for row in json.loads(result.stdout)["techniques"]}
-    assert named["as it is"]["step_s"] > 0
-
-
 def test_a_model_is_traced_for_the_question(run: Run) -> None:
     """A convolution, a normalisation, a linear layer: 4.1 M parameters in fp32, with AdamW twice as much again."""
     model = f"{ROOT / 'docs' / 'cases' / 'net.py'}:model"

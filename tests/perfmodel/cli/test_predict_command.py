@@ -33,21 +33,6 @@ def document(text: str) -> PredictionDocument:
     return PredictionDocument.of_text(text)
 
 
-def test_the_table_has_a_row_for_each_count(
-    predict: Predict, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    text = predict("--devices", "8,2,8")
-    first_cells = [line.split()[0] for line in text.splitlines() if line.strip()]
-    assert [cell for cell in first_cells if cell in {"1", "2", "8"}] == ["2", "8"]
-
-
-def test_the_written_document_is_the_printed_one(predict: Predict, tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "prediction.json"
-    printed = document(predict("--devices", "1,2", "--json", "--output", path))
-    assert PredictionDocument.read(path) == printed
-
-
 def test_what_was_written_is_said_beside_csv(run: Run, stored: Path, tmp_path: Path) -> None:
     paths = {name: tmp_path / f"{name}.json" for name in ("prediction", "trace")}
     files = ("--output", paths["prediction"], "--trace", paths["trace"])

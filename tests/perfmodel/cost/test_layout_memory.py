@@ -43,6 +43,7 @@ def test_activations_by_hand() -> None:
     layout = Layout(micro_batch=2, pp=4, dp=2, accumulation=8)
     kept = rank_parts(jobs_of(layout), 1)["activations"][0]
     assert kept == 3 * 1 * (2 * 128) * 256 * 16 * 2  # 3 micro-batches in flight, 1 layer each
+    assert rank_parts(jobs_of(layout))["activations"][0] == 4 / 3 * kept  # unless named, the first
     whole = replace(layout, recompute=Recompute.FULL)
     again = rank_parts(jobs_of(whole), 1)["activations"][0]
     assert again == 3 * (2 * 128) * 256 * 2 + (2 * 128) * 256 * 16 * 2

@@ -1,6 +1,7 @@
 """Layouts of a traced model on a calibrated machine: laws that hold for any prices."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import perfmodel
 from perfmodel.answer import Answer
 from perfmodel.answer.measured import layout_costs
+from perfmodel.cost import shares
 from perfmodel.cost.machine import PIPELINE, CostModel, ranks_beside
 from perfmodel.cost.network import Group, groups
 from perfmodel.errors import CalibrationUnavailable, NotFeasible
@@ -18,11 +20,13 @@ from perfmodel.machine.measured import (
     MeasuredMachine,
     MeasuredWorkload,
 )
-from perfmodel.step import Cause
+from perfmodel.step import Cause, StepProgram
+from perfmodel.step.compile import compile_divided
+from perfmodel.step.stages import WaitingSends
 from perfmodel.units import GIB
 from tests.existing import existing
 from tests.perfmodel.asking import Asking
-from tests.perfmodel.llama import document
+from tests.perfmodel.llama import HIDDEN, document
 from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile, slowed
 
@@ -52,6 +56,25 @@ def test_ddp_is_the_same_question_in_both_grammars(machine: MeasuredMachine, dp:
     predictor = Asking(machine)
     plain = predictor.step(workload(predictor), Layout(dp=dp, micro_batch=BATCH))
     assert found == pytest.approx(float(plain.step_s[0]), rel=1e-9)
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_a_kernel_holds_a_part_of_the_largest_message_between_nodes(
+    machine: MeasuredMachine, monkeypatch: pytest.MonkeyPatch, num_nodes: int
+) -> None:
+    """200,000 bytes of BATCH x 64 tokens x HIDDEN numbers; indices enter the first stage. Within a node: nothing."""
+    held = []
+
+    def compiled(*arguments: Any, waiting: WaitingSends, **options: Any) -> StepProgram:
+        held.append(waiting.queued)
+        return compile_divided(*arguments, waiting=waiting, **options)
+
+    monkeypatch.setattr(shares, "compile_divided", compiled)
+    joined = dataclasses.replace(machine, num_nodes=num_nodes)
+    layout = parse_layout(f"pp=2 micro_batch={BATCH}")
+    shares.divided_program(joined, workload(Asking(machine)), layout, backward_s=1.0)
+    message_bytes = BATCH * 64 * HIDDEN * 4
+    assert held == [pytest.approx((num_nodes - 1) * 200_000 / message_bytes)]
 
 
 def test_other_costs_of_ddp_are_drawn_again(machine: MeasuredMachine) -> None:

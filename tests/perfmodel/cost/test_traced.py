@@ -265,6 +265,13 @@ def test_noise_is_borrowed_from_the_model_whose_steps_are_as_long(
     slow = measured(durations, 16, heavy.phases[0].backward[-1].time_s)
     late = traced_profile(marked, slow, WORKLOAD, traced())
     assert late.rank_spread == 0.1
+    # The longest steps of a model count: 1.5 times as long at every batch is nearer than alike in the middle.
+    middle_s = heavy.phases[0].backward[1].time_s
+    level = tuple(replace(point, time_s=1.5 * middle_s) for point in light.phases[0].backward)
+    flat = replace(light, phases=(replace(light.phases[0], backward=level),), rank_spread=0.3)
+    alike = measured(durations, 16, middle_s / 2)
+    machine = replace(machine, workloads=(flat, heavy))
+    assert traced_profile(machine, alike, WORKLOAD, traced()).rank_spread == 0.3
     still = replace(marked, workloads=tuple(replace(w, noise=()) for w in marked.workloads))
     assert traced_profile(still, durations, WORKLOAD, traced()).noise == ()
 
