@@ -2,7 +2,7 @@
 
 ``python -m tests.benchmarks.record [--runs runs]`` copies a calibration and what was judged by it into
 ``docs/records/``, where the verdicts of the campaign before go to ``others/``, and rewrites the table
-between its markers: all campaigns, the worst first. ``tests/test_readme.py`` holds the pages against
+between its markers: of each judge the worst campaign and the latest. ``tests/test_readme.py`` holds the pages against
 the records.
 """
 
@@ -113,16 +113,16 @@ def _rows() -> Iterator[str]:
 
 
 def _worse_first(file: str, part: str, judge: str, *, gate: str | None) -> Iterator[str]:
-    """Rows of all campaigns, by MAPE; ``part``: the summary of the verdict."""
+    """Rows of the worst campaign by MAPE and of the latest; ``part``: the summary of the verdict."""
     command = "validate" if file.startswith("validation") else "validate models"
     found = []
     for path in campaigns(file):
         document = _read(path)
         summary = document[part] | {"scatter": _scatter(path, part)}
         row = _row(document, judge, summary, command, gate=gate)
-        found.append((summary["mape"], row))
-    for _, text in sorted(found, reverse=True):
-        yield text
+        found.append((summary["mape"], document["provenance"]["created_utc"], row))
+    worst, latest = max(found), max(found, key=lambda campaign: campaign[1])
+    yield from (row for *_, row in dict.fromkeys((worst, latest)))
 
 
 def campaigns(file: str) -> list[Path]:
