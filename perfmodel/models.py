@@ -1,5 +1,6 @@
 """Models by what a user names: a name, a Hugging Face config, a workload file, or code that is traced."""
 
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
@@ -18,11 +19,18 @@ from perfmodel.tracing.huggingface_config import DECODERS, LLAMA_FAMILY, Config,
 from perfmodel.tracing.imports import without_collection, without_compiler
 from perfmodel.workload import is_model
 from perfmodel.workload.step import USUAL_METHOD, StepMethod
-from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer, Transformer
+from perfmodel.workload.transformer import (
+    TRANSFORMERS,
+    NamedTransformer,
+    Transformer,
+    llama_of_size,
+)
 
 if TYPE_CHECKING:
     from perfmodel.tracing.trace import TracedModel
 
+#: Parameters of a dense model, such as 7b or 350m.
+_SIZE: Final = re.compile(r"(?a)(\d{1,4}(?:\.\d{1,3})?)([bm])", re.IGNORECASE)
 #: Longest sequence of a model that nobody named one for.
 _LONGEST_DEFAULT: Final = 8192
 #: Samples of a pass of which only parameters are wanted.
@@ -52,9 +60,23 @@ def read_model(text: str, *, sequence: int | None) -> NamedTransformer:
     path = Path(text)
     if path.suffix == ".json" or path.is_dir():
         return _from_config(path / "config.json" if path.is_dir() else path, sequence)
+    if size := _SIZE.fullmatch(text):
+        return _of_size(text, float(size[1]) * (1e9 if size[2] in "bB" else 1e6), sequence)
     refuse_unknown("--model", text, TRANSFORMERS)
     known = TRANSFORMERS[text]
     return NamedTransformer(name=text, shape=known.shape, sequence=sequence or known.sequence)
+
+
+def _of_size(text: str, parameters: float, sequence: int | None) -> NamedTransformer:
+    """A model of which nobody tells more; the name says what is taken for it."""
+    if sequence is None:
+        raise UsageError(f"--sequence-length: must be given for a size alone, {text}")
+    try:
+        shape = llama_of_size(parameters)
+    except ValueError as error:
+        raise UsageError(f"--model: {text}: {error}") from error
+    name = f"{text} as Llama, {shape.layers} layers of {shape.hidden:,}"
+    return NamedTransformer(name=name, shape=shape, sequence=sequence)
 
 
 def _from_config(path: Path, sequence: int | None) -> NamedTransformer:

@@ -146,7 +146,7 @@ def _links(
 
 
 _MODEL = typer.Argument(
-    help="What is trained: a name such as llama2-7b, a Hugging Face config.json, FILE.py:FACTORY, "
+    help="What is trained: a name such as llama2-7b, a size (7b), a Hugging Face config.json, FILE.py:FACTORY, "
     "torchvision:NAME, timm:NAME, a workload file, or the YAML or TOML of a trainer."
 )
 _OBSERVED = typer.Option(

@@ -274,7 +274,7 @@ def trace(
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", document.workload.name)
     path = output or DEFAULT_FOLDER / f"{name}.json"
     document.write(path)
-    lines = trace_lines(document, micro_batch=micro_batch)
+    lines = trace_lines(document, micro_batch=micro_batch, as_on_cuda=device_kind == "as-cuda")
     show_answer(document, lines=lines, as_json=as_json, written={"workload": path})
 
 

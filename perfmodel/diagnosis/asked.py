@@ -16,9 +16,15 @@ from perfmodel.cost.jobs import Jobs
 from perfmodel.cost.memory import Verdict, verdict
 from perfmodel.cost.parameters import DeviceSheet, FittedParameters
 from perfmodel.cost.rescaling import device_sheet
-from perfmodel.diagnosis.cases import Case, observation_of, run_of, unsaid
-from perfmodel.diagnosis.causes import SIZE
-from perfmodel.diagnosis.odds import Diagnosis, Observation, draw_terms, enough_network
+from perfmodel.diagnosis.cases import LEVELS, Case, observation_of, run_of, unsaid
+from perfmodel.diagnosis.causes import ALLOCATED, BETWEEN, CLOCK, SIZE, Measurement
+from perfmodel.diagnosis.odds import (
+    Diagnosis,
+    Observation,
+    draw_terms,
+    enough_network,
+    usual_network,
+)
 from perfmodel.diagnosis.odds import diagnose as use_case
 from perfmodel.diagnosis.trained import CalibratedModel, LargeModel, RooflineModel, Run, Trained
 from perfmodel.documents import Shown
@@ -31,7 +37,7 @@ from perfmodel.documents.hardware import (
     sheet_named,
     shipped_catalogue,
 )
-from perfmodel.documents.observed import Logged, read_observed
+from perfmodel.documents.observed import Logged, Unit, read_observed
 from perfmodel.documents.training_configs import TrainingConfig, read_config, size_in_name
 from perfmodel.documents.training_logs import read_log
 from perfmodel.documents.workload import WorkloadDocument
@@ -106,13 +112,14 @@ def diagnosed(case: Case) -> Diagnosed:
         observations.append(observation)
         notes += more
     largest = max(runs, key=lambda run: run.nodes)
-    terms, more, enough = _terms(case, expected, largest, rng)
+    terms, usual, more, enough = _terms(case, expected, largest, rng)
     contradiction = _contradiction(case.name or config.name, trained)
     memory, is_too_large = _too_large(trained, runs, expected.capacity_bytes)
     found = use_case(
         trained,
         observations,
         terms,
+        usual=usual,
         device=None if expected.sheet is None else expected.device,
         capacity_bytes=expected.capacity_bytes,
         own_links=expected.own_links,
@@ -121,7 +128,11 @@ def diagnosed(case: Case) -> Diagnosed:
     if isinstance(trained, CalibratedModel):
         more = trained.caveats[:_MOST_CAVEATS]
     if contradiction and found.fits:
-        found = replace(found, next_name=SIZE.name, next_command=SIZE.command, information=None)
+        found = _to_measure(found, SIZE, largest, expected)
+    elif not found.fits:
+        in_memory = any(each.unit is Unit.MEMORY for each in logged)
+        untimed = BETWEEN if usual is not terms else CLOCK
+        found = _to_measure(found, ALLOCATED if in_memory else untimed, largest, expected)
     tokens = f"{trained.tokens:,.0f} tokens" if trained.tokens else None
     taken = [said, case.strategy, _batch(case), tokens]
     return Diagnosed(
@@ -153,6 +164,14 @@ class _Expected(NamedTuple):
     own_links: bool
     sheet: DataSheet | None
     """None on a calibrated machine."""
+
+
+def _to_measure(
+    found: Diagnosis, measurement: Measurement, run: Run, expected: _Expected
+) -> Diagnosis:
+    """With a measurement that comes before all odds."""
+    command = measurement.typed(run, None if expected.sheet is None else expected.device)
+    return replace(found, next_name=measurement.name, next_command=command, information=None)
 
 
 def _by_machine(case: Case) -> _Expected:
@@ -218,23 +237,26 @@ def _by_sheet(case: Case, config: TrainingConfig) -> _Expected:
 
 def _terms(
     case: Case, expected: _Expected, largest: Run, rng: np.random.Generator
-) -> tuple[FittedParameters, tuple[str, ...], BytesPerSecond | None]:
-    """Draws of what a step is made of, what must be said of them, and the network that is enough."""
+) -> tuple[FittedParameters, FittedParameters, tuple[str, ...], BytesPerSecond | None]:
+    """Draws of what a step is made of, also with the usual network, notes, and the network that is enough."""
     trained = expected.trained
     if expected.sheet is None:
         assert isinstance(trained, CalibratedModel)
-        return trained.terms(largest.layout), (), None
+        terms = trained.terms(largest.layout)
+        return terms, terms, (), None
     sheet, known = _sheet(case, expected.sheet, largest)
+    known = known or largest.nodes == 1
     crosses = largest.nodes > 1 and largest.layout.dp == largest.devices
     enough = enough_network(trained, largest, sheet) if crosses else None
     notes: tuple[str, ...] = ()
-    if largest.nodes > 1 and not known:
+    if not known:
         open_network = (
             "the network between nodes was not given: its rate is open within a factor of 10; "
             "give --nic-bandwidth and --nics"
         )
         notes = (open_network,)
-    return draw_terms(sheet, rng, known_network=known), notes, enough
+    terms = draw_terms(sheet, rng, known_network=known)
+    return terms, terms if known else usual_network(sheet, terms), notes, enough
 
 
 #: Options that a trainer's file may answer.
@@ -291,6 +313,11 @@ def _told_by_log(case: Case, logged: Sequence[Logged]) -> tuple[Case, tuple[str,
             taken[field] = said
     if case.global_batch is not None:
         taken.pop("accumulation", None)
+    level = re.search(r"zero=(\d)", read.layout)
+    if level and case.strategy and LEVELS[case.strategy] != int(level[1]):
+        raise UsageError(
+            f"--strategy: must be the {level[0]} of {case.log}, got {case.strategy}; leave it out"
+        )
     words = [f"{name.replace('_', '-')} {value}" for name, value in taken.items()]
     words += [f"{read.devices} devices"] if read.devices else []
     words += [read.layout] if read.layout else []
@@ -447,7 +474,9 @@ def _of_trainer(path: Path, config: TrainingConfig, sequence: int | None) -> Nam
         wide = replace(made, feed_forward=shape["feed_forward"])
         return NamedTransformer(name=path.stem, shape=wide, sequence=sequence)
     wanted = "".join(filter(str.isalnum, (config.model or "").rpartition("/")[2].casefold()))
-    for name, known in TRANSFORMERS.items():
+    # Meta's own names; 3.1 has the shapes of 3.
+    wanted = wanted.removeprefix("meta").replace("llama31", "llama3", 1)
+    for name, known in sorted(TRANSFORMERS.items(), key=lambda each: -len(each[0])):
         if wanted.startswith("".join(filter(str.isalnum, name))):
             return NamedTransformer(
                 name=name, shape=known.shape, sequence=sequence or known.sequence

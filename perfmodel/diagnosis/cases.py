@@ -1,6 +1,7 @@
 """What a user holds, and what was logged as observations of runs: nothing that was not said is assumed."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,8 @@ TOKENS_PER_WORD: Final = 1.33
 #: fewer FLOP than are counted, and so does causal attention, which counts in longer sequences.
 _MOST_REACHED: Final = 0.8
 _MOST_TOKENS: Final = 16_384
-_ZERO: Final = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3}
+#: Of ZeRO, by strategy.
+LEVELS: Final = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3}
 #: Rates from here on need no digits behind the point.
 _WHOLE: Final = 100
 
@@ -65,8 +67,10 @@ def unsaid(logged: Logged, case: Case) -> list[str]:
         needs.append("--devices (or '8 GPUs' in --observed)")
     if devices != 1 and not per_node and not (logged.nodes and devices):
         needs.append("--devices-per-node (or '1 node')")
-    if devices != 1 and not logged.layout and case.strategy is None:
-        needs.append(f"--strategy ({', '.join(_ZERO)})")
+    shared = math.prod(map(int, re.findall(r"\b[tpc]p=(\d+)", logged.layout)))
+    is_said = case.strategy or re.search(r"\b(?:dp|ddp|fsdp|zero)=", logged.layout)
+    if devices != shared and not is_said:
+        needs.append(f"--strategy ({', '.join(LEVELS)})")
     return needs
 
 
@@ -107,9 +111,9 @@ def _layout(logged: Logged, case: Case, devices: int) -> Layout:
         if words["dp"] != "1" and "zero" not in words:
             if case.strategy is None:
                 raise UsageError(
-                    f"--strategy: must be one of {', '.join(_ZERO)} for {devices} devices, got none"
+                    f"--strategy: must be one of {', '.join(LEVELS)} for {devices} devices, got none"
                 )
-            words["zero"] = str(_ZERO[case.strategy])
+            words["zero"] = str(LEVELS[case.strategy])
     words = ({} if case.precision is None else {"precision": case.precision}) | words
     layout = parse_layout(" ".join(f"{key}={value}" for key, value in words.items()))
     if layout.world_size != devices:

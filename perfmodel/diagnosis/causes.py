@@ -80,6 +80,13 @@ class Context(NamedTuple):
     """Whether devices of a node have links of their own (NVLink), which fail less often than PCIe: on consumer
     cards the driver switches peer-to-peer off."""
 
+    is_open: bool
+    """Whether runs cross nodes by a network that nobody named."""
+
+    def needed_bytes(self, run: Run) -> float:
+        """Tensors of a rank; 0 if unknown. [B]"""
+        return sum(self.trained.memory_bytes(run).values())
+
 
 Draw = Callable[[np.random.Generator, Context], Changes]
 
@@ -165,20 +172,22 @@ def _loading(context: Context) -> float:
 
 
 def _crowded(context: Context) -> bool:
-    needed = [sum(context.trained.memory_bytes(run).values()) for run in context.runs]
-    return max(needed) > _CROWDED * context.capacity_bytes
+    return max(map(context.needed_bytes, context.runs)) > _CROWDED * context.capacity_bytes
 
 
+#: Of what is normal, the share of open networks below half the usual rate (0.28): they count as slow.
+_OPEN_NETWORK: Final = 0.13
+SLOW_NETWORK: Final = "slow network between nodes"
 CAUSES: Final = (
     Cause(
         name="normal",
-        prior=lambda _: 0.45,
+        prior=lambda c: 0.45 - _OPEN_NETWORK * c.is_open,
         draw=lambda _rng, _context: Changes(),
         means="nothing is wrong: this is what such a machine does",
     ),
     Cause(
-        name="slow network between nodes",
-        prior=lambda c: 0.12 * any(run.nodes > 1 for run in c.runs),
+        name=SLOW_NETWORK,
+        prior=lambda c: (0.12 + _OPEN_NETWORK * c.is_open) * any(run.nodes > 1 for run in c.runs),
         draw=lambda rng, _: Changes(between=_factor(rng, 6.0, 1.2)),
         means="TCP instead of RDMA, one adapter of several, no GPUDirect",
         shown="between",
@@ -264,9 +273,15 @@ class Measurement:
     command: str
     minutes: float
     outcome: Callable[[Trained, Run, FittedParameters, Changes], FloatArray]
-    applies: Callable[[Sequence[Run]], bool] = lambda _: True
+    applies: Callable[[Context], bool] = lambda _: True
     calibrated: str = ""
     """Command on a machine that was calibrated, if it is another."""
+
+    def typed(self, run: Run, device: str | None) -> str:
+        """The command for a run on a device of a data sheet; None: on a calibrated machine."""
+        command = self.command if device is not None else self.calibrated or self.command
+        per_node = min(run.devices, run.devices_per_node)
+        return command.format(per_node=per_node, devices=run.devices, device=device)
 
 
 def at_devices(run: Run, devices: int) -> Run:
@@ -276,8 +291,14 @@ def at_devices(run: Run, devices: int) -> Run:
     return replace(run, layout=fewer)
 
 
-def _only_data(run: Run) -> bool:
-    return run.layout.dp == run.devices
+def _fewer_run(context: Context, devices: int) -> bool:
+    """Whether fewer devices than any logged run had can run the same batch each: memory holds its states."""
+    run = context.runs[-1]
+    if run.layout.dp != run.devices or any(each.devices <= devices for each in context.runs):
+        return False
+    # Where a logged run is above it, the estimate is too high.
+    most = max(context.capacity_bytes, *map(context.needed_bytes, context.runs))
+    return context.needed_bytes(at_devices(run, devices)) <= most
 
 
 def _log_step(run_of: Callable[[Run], Run]) -> Callable[..., FloatArray]:
@@ -322,23 +343,43 @@ SIZE: Final = Measurement(
     minutes=1,
     outcome=_log_of("size"),
 )
+BETWEEN: Final = Measurement(
+    name="all-reduces alone, between nodes",
+    command="mpirun -np {devices} -N {per_node} all_reduce_perf -b 8 -e 1G -f 2 > log; "
+    "perfmodel network check log --device {device} --nic-bandwidth RATE --nics N",
+    minutes=5,
+    outcome=_log_of("between"),
+    calibrated=_COLLECTIVES,
+    applies=lambda context: any(run.nodes > 1 for run in context.runs),
+)
+CLOCK: Final = Measurement(
+    name="a step by the clock",
+    command="torch.cuda.synchronize(); time.perf_counter()  # around 20 optimizer steps",
+    minutes=3,
+    outcome=_log_of("unit"),
+)
+#: Where memory was logged and no step.
+ALLOCATED: Final = Measurement(
+    name="what tensors need of the reserved memory, on a device of each run",
+    command="torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()  # after 20 steps",
+    minutes=3,
+    outcome=_log_of("size"),
+)
 MEASUREMENTS: Final = (
     Measurement(
         name="one device, the same batch of each device",
         command="torchrun --nproc-per-node 1 train.py ...  # time 20 steps after 5 of warm-up",
         minutes=5,
         outcome=_log_step(lambda run: at_devices(run, 1)),
-        applies=lambda runs: _only_data(runs[-1]) and all(run.devices > 1 for run in runs),
+        applies=lambda context: _fewer_run(context, 1),
     ),
     Measurement(
         name="one node, the same batch of each device",
         command="torchrun --nproc-per-node {per_node} train.py ...  # time 20 steps after 5",
         minutes=5,
         outcome=_log_step(lambda run: at_devices(run, run.devices_per_node)),
-        applies=lambda runs: (
-            _only_data(runs[-1])
-            and all(run.nodes > 1 for run in runs)
-            and runs[-1].devices_per_node > 1
+        applies=lambda context: (
+            (devices := context.runs[-1].devices_per_node) > 1 and _fewer_run(context, devices)
         ),
     ),
     Measurement(
@@ -354,17 +395,11 @@ MEASUREMENTS: Final = (
         minutes=3,
         outcome=_log_of("inside"),
         calibrated=_COLLECTIVES,
-        applies=lambda runs: any(min(run.devices, run.devices_per_node) > 1 for run in runs),
+        applies=lambda context: any(
+            min(run.devices, run.devices_per_node) > 1 for run in context.runs
+        ),
     ),
-    Measurement(
-        name="all-reduces alone, between nodes",
-        command="mpirun -np {devices} -N {per_node} all_reduce_perf -b 8 -e 1G -f 2 > log; "
-        "perfmodel network check log --device {device} --nic-bandwidth RATE --nics N",
-        minutes=5,
-        outcome=_log_of("between"),
-        calibrated=_COLLECTIVES,
-        applies=lambda runs: any(run.nodes > 1 for run in runs),
-    ),
+    BETWEEN,
     SIZE,
     Measurement(
         name="devices, clocks and power limits while it trains, on every node",
@@ -372,12 +407,7 @@ MEASUREMENTS: Final = (
         minutes=1,
         outcome=_log_of("hardware"),
     ),
-    Measurement(
-        name="a step by the clock",
-        command="torch.cuda.synchronize(); time.perf_counter()  # around 20 optimizer steps",
-        minutes=3,
-        outcome=_log_of("unit"),
-    ),
+    CLOCK,
     Measurement(
         name="retries of the allocator over 20 steps",
         command="torch.cuda.memory_stats()['num_alloc_retries']  # at begin and end",
@@ -389,7 +419,7 @@ MEASUREMENTS: Final = (
         command="time forward inside model.no_sync() on each rank  # the slowest over the median",
         minutes=5,
         outcome=_log_of("straggler"),
-        applies=lambda runs: any(run.devices > 1 for run in runs),
+        applies=_several,
     ),
     Measurement(
         name="the profile of 3 steps on one rank: share of time with a kernel running",

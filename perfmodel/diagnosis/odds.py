@@ -8,13 +8,16 @@ Draws of the terms (priors of the data sheet) and of the change predict every lo
 The next measurement is the one whose outcome, over the same draws, tells most about the cause:
 
     information  =  H(cause) - sum over outcomes  P(outcome) H(cause | outcome)         [nats]
+
+Where one cause has nine tenths, the measurement confirms it: causes are then that one, and all others together.
 """
 
 import dataclasses
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -22,6 +25,7 @@ from perfmodel.cost.parameters import DeviceSheet, FittedParameters, medians, st
 from perfmodel.diagnosis.causes import (
     CAUSES,
     MEASUREMENTS,
+    SLOW_NETWORK,
     Cause,
     Changes,
     Context,
@@ -49,6 +53,8 @@ _BIN: Final = 0.25
 _PER_MINUTE: Final = 0.005
 #: What was believed before the numbers, in the choice of what to measure next.
 _DOUBT: Final = 0.1
+#: Odds from which on the likeliest cause is to be confirmed, its rivals no longer told apart.
+_CONFIRMED: Final = 0.9
 NORMAL: Final = "normal"
 UNKNOWN: Final = "something else"
 _UNKNOWN_PRIOR: Final = 0.02
@@ -88,6 +94,8 @@ class Judged:
     observation: Observation
     expected_s: Interval
     """90 % of normal steps. [s]"""
+    over_first: Interval | None = None
+    """The same over the step of the first that was timed: what both share cancels; None of that one."""
 
     @property
     def is_normal(self) -> bool | None:
@@ -114,6 +122,7 @@ def diagnose(  # noqa: PLR0913 - one parameter per part of the question
     observations: Sequence[Observation],
     terms: FittedParameters,
     *,
+    usual: FittedParameters,
     device: str | None,
     capacity_bytes: float,
     own_links: bool,
@@ -121,46 +130,57 @@ def diagnose(  # noqa: PLR0913 - one parameter per part of the question
 ) -> Diagnosis:
     """Judge logged numbers by draws of the terms of a step: of a data sheet, or of a calibrated machine.
 
+    ``usual``: The terms beside another cause than a slow network, see ``usual_network``; ``terms`` itself where
+    the network is known.
     ``device``: Of the data sheet; None on a calibrated machine, whose commands are others.
     """
     runs = [each.run for each in observations]
-    context = Context(trained, runs, terms, capacity_bytes, own_links)
-    normal = Changes()
+    context = Context(trained, runs, terms, capacity_bytes, own_links, usual is not terms)
+    logged = [(i, each) for i, each in enumerate(observations) if each.step_s is not None]
+    normal_s = [step_s(trained, run, terms, Changes()) for run in runs]
     judged = tuple(
         Judged(
             observation=each,
-            expected_s=Interval.of(step_s(trained, each.run, terms, normal)),
+            expected_s=Interval.of(normal_s[i]),
+            over_first=_of_runs(normal_s[i] / normal_s[logged[0][0]])
+            if i in dict(logged[1:])
+            else None,
         )
-        for each in observations
+        for i, each in enumerate(observations)
     )
-    logged = [(i, each) for i, each in enumerate(observations) if each.step_s is not None]
     if not logged:
         return Diagnosis(judged=judged, fits=(), next_name=None, next_command=None, information=0)
+    is_possible = all(each.is_possible for each in observations)
     weighed = []
     for cause in CAUSES:
-        possible = cause.may_be_faster or all(each.is_possible for each in observations)
-        if (prior := min(cause.prior(context), 1.0 if possible else _IMPOSSIBLE)) > 0:
-            changed = cause.draw(rng, context)
+        possible = 1.0 if cause.may_be_faster or is_possible else _IMPOSSIBLE
+        if (prior := min(cause.prior(context), possible)) > 0:
+            changed, own = cause.draw(rng, context), context
             if cause.name != NORMAL:
                 changed = with_second_cause(changed, rng)
-            logs = _log_likelihood(context, logged, changed)
-            weighed.append((cause, prior, changed, logs))
+            if cause.name not in (NORMAL, SLOW_NETWORK):
+                own = context._replace(terms=usual)
+            logs = _log_likelihood(own, logged, changed)
+            weighed.append(_Weighed(cause, prior, own.terms, changed, logs))
     unknown = _UNKNOWN_PRIOR * math.exp(_log_unknown(judged, logged))
-    evidence = [prior * float(np.exp(logs).mean()) for _, prior, _, logs in weighed]
+    evidence = [each.prior * float(np.exp(each.logs).mean()) for each in weighed]
     total = sum(evidence) + unknown
     fits = [
-        Fit(cause=c.name, means=c.means, odds=e / total, size=_size(c, context, changed, logs))
-        for (c, _, changed, logs), e in zip(weighed, evidence, strict=True)
+        Fit(cause=each.cause.name, means=each.cause.means, odds=e / total, size=_size(each))
+        for each, e in zip(weighed, evidence, strict=True)
     ]
     fits.append(Fit(cause=UNKNOWN, means="none of these", odds=unknown / total, size=None))
     # With a little of what was believed before, so that the likeliest cause is confirmed, not its rivals alone.
-    before = sum(prior for _, prior, _, _ in weighed)
+    before = sum(each.prior for each in weighed)
     shares = [
-        (1 - _DOUBT) * e / total + _DOUBT * prior / before
-        for (_, prior, _, _), e in zip(weighed, evidence, strict=True)
+        (1 - _DOUBT) * e / total + _DOUBT * each.prior / before
+        for each, e in zip(weighed, evidence, strict=True)
     ]
     shares = [share / sum(shares) for share in shares]
-    name, command, information = _next(context, weighed, shares, device)
+    told_apart = list(range(len(weighed)))
+    if max(evidence) >= _CONFIRMED * total:
+        told_apart = [int(e == max(evidence)) for e in evidence]
+    name, command, information = _next(context, weighed, shares, told_apart, device)
     return Diagnosis(
         judged=judged,
         fits=tuple(sorted(fits, key=lambda fit: -fit.odds)),
@@ -168,6 +188,16 @@ def diagnose(  # noqa: PLR0913 - one parameter per part of the question
         next_command=command,
         information=information,
     )
+
+
+def _of_runs(ratios: FloatArray) -> Interval:
+    """A ratio of two steps, as two runs show it."""
+    found = Interval.of(ratios)
+    scatter = 1.645 * math.sqrt(2) * _OBSERVED_ERROR
+    below = math.hypot(math.log(found.nominal / found.p5), scatter)
+    above = math.hypot(math.log(found.p95 / found.nominal), scatter)
+    nominal = found.nominal
+    return Interval(nominal * math.exp(-below), nominal, nominal * math.exp(above))
 
 
 #: Between these a network is sought that is fast enough. [B/s]
@@ -211,8 +241,31 @@ def draw_terms(
     return found
 
 
+def usual_network(sheet: DeviceSheet, terms: FittedParameters) -> dict[str, FloatArray]:
+    """Draws of ``draw_terms`` with an open network as near the usual as a known one; shape ``(num_draws,)``.
+
+    Beside other causes it is: else a slow network would count for each of them, and none would be told.
+    """
+    prior = step_time_priors(sheet)["node_bytes_per_s"]
+    rate = np.asarray(terms["node_bytes_per_s"])
+    nearer = prior.median * (rate / prior.median) ** (prior.log_sigma / _UNKNOWN_NETWORK)
+    return {
+        **{name: np.asarray(values) for name, values in terms.items()},
+        "node_bytes_per_s": nearer,
+    }
+
+
 _Logged = Sequence[tuple[int, Observation]]
-_Weighed = Sequence[tuple[Cause, float, Changes, FloatArray]]
+
+
+class _Weighed(NamedTuple):
+    """A cause that can be, and how well each draw of it meets all logged numbers."""
+
+    cause: Cause
+    prior: float
+    terms: FittedParameters
+    changed: Changes
+    logs: FloatArray
 
 
 def _log_likelihood(context: Context, logged: _Logged, changed: Changes) -> FloatArray:
@@ -244,13 +297,14 @@ def _log_unknown(judged: Sequence[Judged], logged: _Logged) -> float:
 _RATES: Final = {"between": "node_bytes_per_s", "inside": "data_bytes_per_s"}
 
 
-def _size(cause: Cause, context: Context, changed: Changes, logs: FloatArray) -> float | None:
+def _size(weighed: _Weighed) -> float | None:
     """Median of the change over the draws, each weighed by how well it fits."""
-    if not cause.shown:
+    logs, shown = weighed.logs, weighed.cause.shown
+    if not shown:
         return None
-    values = np.broadcast_to(np.asarray(getattr(changed, cause.shown)), logs.shape)
-    if cause.shown in _RATES:
-        values = np.asarray(context.terms[_RATES[cause.shown]]) / values
+    values = np.broadcast_to(np.asarray(getattr(weighed.changed, shown)), logs.shape)
+    if shown in _RATES:
+        values = np.asarray(weighed.terms[_RATES[shown]]) / values
     order = np.argsort(values)
     weights = np.exp(logs - logs.max())[order]
     place = int(np.searchsorted(np.cumsum(weights), weights.sum() / 2))
@@ -258,48 +312,57 @@ def _size(cause: Cause, context: Context, changed: Changes, logs: FloatArray) ->
 
 
 def _next(
-    context: Context, weighed: _Weighed, shares: Sequence[float], device: str | None
+    context: Context,
+    weighed: Sequence[_Weighed],
+    shares: Sequence[float],
+    told_apart: Sequence[int],
+    device: str | None,
 ) -> tuple[str | None, str | None, float]:
-    """The measurement with the largest expected information for its time, and that over what is open."""
-    open_nats = -sum(share * math.log(share) for share in shares if share > 0)
+    """The measurement with the largest expected information for its time, and that over what is open.
+
+    ``told_apart``: Causes of one number count as one.
+    """
+    together = np.bincount(told_apart, weights=shares)
+    open_nats = -sum(share * math.log(share) for share in together if share > 0)
     # The order in which runs were typed is no matter.
     runs = sorted(context.runs, key=lambda run: run.devices)
     run, best, worth, told = runs[-1], None, -math.inf, 0.0
     for each in MEASUREMENTS:
-        if not each.applies(runs):
+        if not each.applies(context._replace(runs=runs)):
             continue
-        found = _information(context._replace(runs=runs), weighed, shares, each)
+        found = _information(context.trained, run, weighed, shares, told_apart, each)
         if found - _PER_MINUTE * each.minutes > worth:
             best, worth, told = each, found - _PER_MINUTE * each.minutes, found
     if best is None or open_nats <= 0:
         return None, None, 0.0
-    command = best.command if device is not None else best.calibrated or best.command
-    command = command.format(
-        per_node=min(run.devices, run.devices_per_node), devices=run.devices, device=device
-    )
-    return best.name, command, min(1.0, told / open_nats)
+    return best.name, best.typed(run, device), min(1.0, told / open_nats)
 
 
 def _information(
-    context: Context, weighed: _Weighed, shares: Sequence[float], measurement: Measurement
+    trained: Trained,
+    run: Run,
+    weighed: Sequence[_Weighed],
+    shares: Sequence[float],
+    told_apart: Sequence[int],
+    measurement: Measurement,
 ) -> float:
     """Entropy of the causes less what is left of it, on average, after the outcome. [nats]"""
-    run = context.runs[-1]
-    tables: list[dict[int, float]] = []
-    for (_, _, changed, logs), share in zip(weighed, shares, strict=True):
-        weights = np.exp(logs - logs.max())
-        outcome = measurement.outcome(context.trained, run, context.terms, changed)
+    masses: dict[tuple[int, int], float] = defaultdict(float)
+    for each, share, number in zip(weighed, shares, told_apart, strict=True):
+        weights = np.exp(each.logs - each.logs.max())
+        outcome = measurement.outcome(trained, run, each.terms, each.changed)
         bins = np.round(np.broadcast_to(outcome, weights.shape) / _BIN).astype(int)
         places, inverse = np.unique(bins, return_inverse=True)
         sums = np.bincount(inverse, weights=weights) * share / weights.sum()
-        tables.append(dict(zip(places.tolist(), sums.tolist(), strict=True)))
-    whole: dict[int, float] = {}
-    for table in tables:
-        for place, mass in table.items():
-            whole[place] = whole.get(place, 0.0) + mass
+        for place, mass in zip(places.tolist(), sums.tolist(), strict=True):
+            masses[number, place] += mass
+    of_cause: dict[int, float] = defaultdict(float)
+    of_outcome: dict[int, float] = defaultdict(float)
+    for (number, place), mass in masses.items():
+        of_cause[number] += mass
+        of_outcome[place] += mass
     return sum(
-        mass * math.log(mass / whole[place] / share)
-        for table, share in zip(tables, shares, strict=True)
-        for place, mass in table.items()
-        if mass > 0 and share > 0
+        mass * math.log(mass / of_outcome[place] / of_cause[number])
+        for (number, place), mass in masses.items()
+        if mass > 0
     )

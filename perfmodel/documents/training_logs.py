@@ -173,8 +173,10 @@ def _patience(name: str) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-#: What the heads of logs say of a run: of HF Trainer, torchtitan, and the arguments that Megatron-LM prints.
-#: Each with text that stands in every such line, all in small letters.
+#: Levels of ZeRO in words.
+_LEVELS: Final = {"fsdp": "3", "true": "1"}
+#: What the heads of logs say of a run: of HF Trainer, Lightning, torchtitan, and the arguments that Megatron-LM
+#: prints. Each with text that stands in every such line, all in small letters.
 _HEADS: Final = tuple(
     (name, word, re.compile(pattern))
     for name, word, pattern in (
@@ -197,6 +199,13 @@ _HEADS: Final = tuple(
         ("sequence", "seq_length", r"^ *seq_length \.+ (\d+)"),
         ("devices", "world_size", r"^ *world_size \.+ (\d+)"),
         ("devices", "using world size", r"\busing world size: (\d+)"),
+        (
+            "devices",
+            "starting with",
+            r"\bdistributed processes registered. starting with (\d+) proc",
+        ),
+        ("zero", "applied fsdp", r"\bapplied (fsdp) to the model"),
+        ("zero", "use_distributed_optimizer", r"^ *use_distributed_optimizer \.+ (true)"),
         ("tp", "parallel", r"\btensor[-_]model[-_]parallel[-_ ]size(?: \.+|:) (\d+)"),
         ("pp", "parallel", r"\bpipeline[-_]model[-_]parallel[-_ ]size(?: \.+|:) (\d+)"),
         ("cp", "parallel", r"\bcontext[-_]parallel[-_ ]size(?: \.+|:) (\d+)"),
@@ -344,7 +353,7 @@ def _told(path: Path, lines: Sequence[str]) -> dict[str, Any]:
         for name, word, pattern in _HEADS:
             match = pattern.search(low) if word in low else None
             try:
-                value = whole(match[1].replace(",", "")) if match else 0
+                value = whole(_LEVELS.get(match[1], match[1]).replace(",", "")) if match else 0
             except ValueError as error:
                 raise InvalidDocument(f"{path}: {name.replace('_', ' ')} {error}") from None
             if value and found.setdefault(name, value) != value:
@@ -352,11 +361,12 @@ def _told(path: Path, lines: Sequence[str]) -> dict[str, Any]:
                     f"{path}: log must be of one run, but has two of {name.replace('_', ' ')}: {found[name]} "
                     f"and {value}; keep one run"
                 )
-    shared = {key: found.pop(key) for key in ("tp", "pp", "cp") if key in found}
-    layout = " ".join(f"{key}={size}" for key, size in shared.items() if size > 1)
+    words = {key: found.pop(key) for key in ("tp", "pp", "cp", "zero") if key in found}
+    shared = {key: size for key, size in words.items() if size > 1 and key != "zero"}
+    layout = " ".join(f"{key}={size}" for key, size in words.items() if key in {*shared, "zero"})
     if {"micro_batch", "accumulation", "global_batch"} <= found.keys():
         each = found["micro_batch"] * found["accumulation"]
-        if found["global_batch"] % each == 0 and not layout:
+        if found["global_batch"] % each == 0 and not shared:
             found.setdefault("devices", found["global_batch"] // each)
         del found["global_batch"]
     return found | ({"layout": layout} if layout else {})

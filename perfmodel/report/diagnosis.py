@@ -5,8 +5,10 @@ from typing import Final
 
 from perfmodel.diagnosis.asked import Diagnosed
 from perfmodel.diagnosis.cases import logged_as
+from perfmodel.diagnosis.causes import SLOW_NETWORK
 from perfmodel.diagnosis.odds import NORMAL, Diagnosis, Fit, Judged
 from perfmodel.documents.observed import Logged, Unit
+from perfmodel.layout import Recompute
 from perfmodel.network_check import Band, NetworkCheck, Verdict, worst
 from perfmodel.report import Table, counted, duration_interval, percent, table
 from perfmodel.units import format_bytes, format_duration, format_rate
@@ -18,6 +20,7 @@ _LIKELY: Final = 0.05
 _UNLIKELY: Final = 0.01
 _MOST_CAUSES: Final = 4
 _MOST_EXCLUDED: Final = 5
+_MOST_COMPARED: Final = 3
 #: Probability of a normal run from which on it is called normal, and below which it is not.
 _DECIDED: Final = 0.5
 _ABNORMAL: Final = 0.1
@@ -71,10 +74,14 @@ def diagnosis_lines(told: Diagnosed) -> list[str]:
     found = told.found
     lines = [f"note: {note}" for note in told.notes]
     lines += _memory_lines(told)
+    lines += _compared(told)[:_MOST_COMPARED]
     if told.crosses_nodes:
         lines.append(_enough(told))
     likely = [fit for fit in found.fits if fit.odds >= _LIKELY][:_MOST_CAUSES]
     lines += [f"{percent(fit.odds):>7}  {_cause(fit, told)}" for fit in likely]
+    left = 1 - sum(fit.odds for fit in likely)
+    if likely and left >= _LIKELY:
+        lines.append(f"{percent(left):>7}  all others together")
     excluded = [fit.cause for fit in found.fits if fit.odds < _UNLIKELY][:_MOST_EXCLUDED]
     if excluded:
         lines.append(f"does not fit (below 1 %): {', '.join(excluded)}")
@@ -104,6 +111,7 @@ def diagnosis_json(told: Diagnosed) -> dict[str, object]:
                 "layout": str(each.observation.run.layout),
                 "step_s": each.observation.step_s,
                 "expected_s": each.expected_s,
+                "over_first": each.over_first,
                 "is_normal": each.is_normal,
                 "memory_bytes": dict(told.trained.memory_bytes(each.observation.run)),
             }
@@ -150,11 +158,11 @@ def _word(judged: Judged) -> str:
 
 def _cause(fit: Fit, told: Diagnosed) -> str:
     size = ""
-    is_link = fit.cause in ("slow network between nodes", "slow links inside the node")
+    is_link = fit.cause in (SLOW_NETWORK, "slow links inside the node")
     if fit.size is not None and is_link and told.is_calibrated:
         size = f" ({1 / fit.size:.2g} x)"
     elif fit.size is not None and is_link:
-        between = fit.cause == "slow network between nodes"
+        between = fit.cause == SLOW_NETWORK
         rate = fit.size * (told.per_node if between else 1)
         whose = "a node" if between else "a device"
         size = f" (implied: {format_rate(8 * rate, 'b')} {whose})"
@@ -170,6 +178,20 @@ def _enough(told: Diagnosed) -> str:
     return f"network: {rate} a node keep 90 % of the speed of one node"
 
 
+def _compared(told: Diagnosed) -> list[str]:
+    """Each step over the first that was timed: what both share cancels."""
+    steps = [
+        (each.observation, each.observation.step_s, each.over_first) for each in told.found.judged
+    ]
+    first_s = next((step_s for _, step_s, _ in steps if step_s is not None), None)
+    return [
+        f"compared: '{observation.text}' takes {step_s / first_s:.3g} x as long as the first, expected "
+        f"{expected.nominal:.3g} x [{expected.p5:.2g}-{expected.p95:.2g}]"
+        for observation, step_s, expected in steps
+        if step_s is not None and first_s is not None and expected is not None
+    ]
+
+
 def _memory_lines(told: Diagnosed) -> list[str]:
     """What is divided by the number of devices, and what is not, where memory was logged."""
     lines = []
@@ -179,10 +201,12 @@ def _memory_lines(told: Diagnosed) -> list[str]:
             continue
         states = sum(parts[name] for name in ("parameters", "gradients", "optimizer"))
         rest = parts["activations"] + parts["logits"]
+        recomputed = each.observation.run.layout.recompute is Recompute.FULL
+        less = "a smaller micro-batch" + " or recomputing" * (not recomputed)
         lines.append(
             f"memory on {counted(each.observation.run.devices, 'device')}: states {format_bytes(states)} "
-            f"(sharding divides them), activations {format_bytes(rest)} (only a smaller micro-batch or "
-            f"recomputing does); logged {format_bytes(logged.value)}, the rest is cache and buffers"
+            f"(sharding divides them), activations {format_bytes(rest)} (only {less} does); "
+            f"logged {format_bytes(logged.value)}, the rest is cache and buffers"
         )
     return lines
 

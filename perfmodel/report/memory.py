@@ -79,7 +79,9 @@ def _time(report: MemoryReport, row: Technique) -> str:
     return f"{format_duration(row.step_s)} ({times})" if report.in_seconds and row.step_s else times
 
 
-def trace_lines(document: WorkloadDocument, *, micro_batch: int) -> list[str]:
+def trace_lines(
+    document: WorkloadDocument, *, micro_batch: int, as_on_cuda: bool = False
+) -> list[str]:
     """What was traced: size, work and memory of a step at a micro-batch, and caveats."""
     step = document.trace.at(micro_batch=micro_batch)
     workload, method = document.workload, step.method
@@ -101,7 +103,7 @@ def trace_lines(document: WorkloadDocument, *, micro_batch: int) -> list[str]:
         (
             f"{workload.name}: {workload.sample}, {method.precision}, {method.optimizer} "
             f"({method.optimizer_implementation}), checkpointing {method.checkpointing}, "
-            f"kernels of {method.device_kind}"
+            f"kernels {'as on CUDA' if as_on_cuda else f'of {method.device_kind}'}"
         ),
         (
             f"parameters: {workload.num_parameters:,} trained in {len(step.parameters)} tensors, "

@@ -98,6 +98,39 @@ def gpt(
     )
 
 
+#: Width of a head, width over layers, and vocabulary of Llama 2.
+_HEAD, _WIDTH_OF_LAYER, _VOCABULARY = 128, 128, 32_000
+_MOST_HEADS: Final = 512
+_SMALLEST, _LARGEST = 3e7, 3e12
+
+
+def llama_of_size(parameters: float) -> Transformer:
+    """A Llama-like shape of about that many parameters, 30 M to 3 T; ``ValueError`` beyond.
+
+    parameters = layers 12 hidden^2 + 2 vocabulary hidden,       layers near hidden / 128
+    """
+    if not _SMALLEST <= parameters <= _LARGEST:
+        raise ValueError(f"size must be 30 M to 3 T parameters, got {parameters:.3g}")
+
+    def layers_of(hidden: int) -> float:
+        return (parameters - 2 * _VOCABULARY * hidden) / (12 * hidden**2)
+
+    def is_apart(hidden: int) -> float:
+        return abs(layers_of(hidden) - hidden / _WIDTH_OF_LAYER) / hidden
+
+    hidden = min(range(_HEAD, _HEAD * _MOST_HEADS, _HEAD), key=is_apart)
+    return Transformer(
+        layers=round(layers_of(hidden)),
+        hidden=hidden,
+        heads=hidden // _HEAD,
+        kv_heads=hidden // _HEAD,
+        feed_forward=round(8 * hidden / 3),
+        gated=True,
+        vocabulary=_VOCABULARY,
+        tied=False,
+    )
+
+
 def attention_parameters(hidden: Number, kv_share: Number) -> Number:
     """Parameters of queries, keys, values and projection of one layer."""
     return 2 * hidden**2 * (1 + kv_share)
@@ -195,6 +228,8 @@ _NAMED: Final = tuple(
     # (arXiv 2005.14165), vocabulary padded to 51,200 as in Narayanan 2021 (arXiv 2104.04473).
     for name, layers, hidden, heads, vocabulary, sequence in (
         ("gpt2", 12, 768, 12, 50_257, 1024),
+        ("gpt2-medium", 24, 1024, 16, 50_257, 1024),
+        ("gpt2-large", 36, 1280, 20, 50_257, 1024),
         ("gpt2-xl", 48, 1600, 25, 50_257, 1024),
         ("gpt3-6.7b", 32, 4096, 32, 51_200, 2048),
         ("gpt3-13b", 40, 5120, 40, 51_200, 2048),

@@ -34,10 +34,12 @@ def diagnosed(jobs: Jobs, step_s: float, device: str) -> Diagnosis:
         name="published", parameters=1.0, tokens=float(jobs.sequence[0]), jobs=lambda _: jobs
     )
     rng = np.random.default_rng(0)
+    terms = draw_terms(device_sheet(device), rng, known_network=True)
     return diagnose(
         trained,
         [Observation(text="", run=run, step_s=step_s)],
-        draw_terms(device_sheet(device), rng, known_network=True),
+        terms,
+        usual=terms,
         device=device,
         capacity_bytes=float("inf"),
         own_links=True,

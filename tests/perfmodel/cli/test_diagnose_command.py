@@ -106,6 +106,24 @@ def test_what_two_devices_alone_lose_is_the_link(diagnose: Diagnose) -> None:
     assert odds(found)["host-bound"] < 0.05
 
 
+def test_what_no_device_holds_is_told_first(diagnose: Diagnose) -> None:
+    """1.56 G parameters x 18 bytes are 28 GB without activations, a device has 24 GiB."""
+    found = diagnose(
+        "gpt2-xl", "--device", "a10", "--strategy", "ddp", "--micro-batch", 10, "--precision", "bf16",
+        "--observed", "1 node of 2: 2.5 s",
+    )  # fmt: skip
+    assert found["verdict"].startswith("DOES NOT FIT in memory; on a larger device: ")
+    assert not found["fits"]
+    assert "even with recompute=full: a device has 24 GiB, needed are" in found["notes"][0]
+
+
+def test_what_is_measured_next_fits_in_memory(diagnose: Diagnose) -> None:
+    """16 bytes of each of 6.74 G parameters are more than one device has."""
+    asked = (*LLAMA, "--strategy", "fsdp", "--micro-batch", 4, *FAST)
+    found = diagnose(*asked, "--observed", "8 nodes of 8: 8.2 s")["next"]["name"]
+    assert found == "one node, the same batch of each device"
+
+
 def test_faster_than_the_device_computes_is_never_normal(diagnose: Diagnose) -> None:
     """8,192 tokens x (6 N without the input embedding + 12 layers hidden tokens) in 0.52 s on 989 TFLOP/s."""
     asked = (
@@ -160,6 +178,31 @@ def test_what_hf_prints_of_its_batch_is_read(run: Run, diagnose: Diagnose, tmp_p
     assert f"read from {log}: micro-batch 8, accumulation 4, 8 devices" in found["notes"]
     refused = complaint(run("diagnose", *given, "--micro-batch", 4), 2)
     assert f"--micro-batch: must be the 8 of {log}, got 4" in refused
+
+
+def test_a_log_that_says_how_it_shards_is_asked_for_nothing_more(
+    run: Run, diagnose: Diagnose, tmp_path: Path
+) -> None:
+    log = tmp_path / "titan.log"
+    log.write_text(
+        "Applied FSDP to the model\nlocal batch size 2, global batch size 16, gradient accumulation steps 1\n"
+        + "\n".join(f"step: {n:2}  loss: 8  tps: 9,000" for n in range(1, 12))
+    )
+    asked = (*LLAMA, "--log", log, "--devices-per-node", 8)
+    assert diagnose(*asked)["observations"][0]["layout"] == "dp=8 zero=3 micro_batch=2"
+    refused = complaint(run("diagnose", *asked, "--strategy", "ddp"), 2)
+    assert f"--strategy: must be the zero=3 of {log}, got ddp; leave it out" in refused
+
+
+def test_a_log_of_several_replicas_asks_how_they_share(run: Run, tmp_path: Path) -> None:
+    log = tmp_path / "megatron.log"
+    step = "iteration {0}/ 90 | elapsed time per iteration (ms): 900.0 | global batch size: 16 |"
+    head = "using world size: 16, tensor-model-parallel size: 4\n"
+    log.write_text(head + "\n".join(step.format(n) for n in range(1, 12)))
+    asked = ("llama2-7b", "--precision", "bf16", "--micro-batch", 1, "--log", log)
+    line = complaint(run("diagnose", *asked), 2)
+    for option in ("--device (", "--devices-per-node", "--strategy"):
+        assert option in line
 
 
 def test_batches_that_lightning_counts_are_told_as_they_are_read(
@@ -226,6 +269,44 @@ def test_more_than_the_peak_is_not_normal(diagnose: Diagnose) -> None:
     fast = odds(found)
     for slows in ("normal", "host-bound", "loader", "straggler", "slow links inside the node"):
         assert fast[slows] < 1e-3, "nothing that lengthens a step explains one that is too short"
+
+
+@pytest.mark.parametrize("size", ["125m", "1.5b", "7B", "405b"])
+def test_a_size_alone_is_a_model_that_is_named(diagnose: Diagnose, size: str) -> None:
+    asked = ("--device", "h100-sxm", "--precision", "bf16", "--micro-batch", 1, "--observed")
+    told = diagnose(size, *asked, "1 GPU 3 s", "--sequence-length", 2048)
+    [found] = told["observations"]
+    parameters = found["memory_bytes"]["optimizer"] / 12
+    assert parameters == pytest.approx(
+        float(size[:-1]) * {"m": 1e6, "b": 1e9}[size[-1].lower()], rel=0.02
+    )
+    assert f"{size} as Llama, " in told["model"]
+
+
+def test_a_size_needs_a_sequence_and_has_bounds(run: Run) -> None:
+    asked = ("--device", "h100-sxm", "--precision", "bf16", "--micro-batch", 1, "--observed")
+    line = complaint(run("diagnose", "7b", *asked, "1 GPU 3 s"), 2)
+    assert "--sequence-length: must be given for a size alone, 7b" in line
+    line = complaint(run("diagnose", "0b", *asked, "1 GPU 3 s", "--sequence-length", 8), 2)
+    assert "MODEL: 0b: size must be 30 M to 3 T parameters" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("openai-community/gpt2-large", 774),
+        ("gpt2", 124),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", 8030),
+    ],
+)
+def test_a_trainer_names_a_model_of_one_size(
+    diagnose: Diagnose, tmp_path: Path, name: str, millions: float
+) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(f"model_name_or_path: {name}\nper_device_train_batch_size: 2\nbf16: true\n")
+    told = diagnose(path, "--device", "h100-sxm", "--observed", "1 GPU 3 s")["model"]
+    [size, prefix] = re.findall(r"\((\S+) ([MG]) parameters", told)[0]
+    assert float(size) * {"M": 1, "G": 1000}[prefix] == pytest.approx(millions, rel=0.01)
 
 
 def test_a_shape_that_cannot_be_names_its_file(run: Run, tmp_path: Path) -> None:

@@ -30,24 +30,25 @@ BETWEEN, INSIDE = "all-reduces alone, between nodes", "all-reduces alone, inside
 CASES: Final[list[Case]] = [
     ("1", "WRONG MODEL SIZE; of the size that is configured: NOT NORMAL", "", "parameters of the model that runs",
      lambda f: "says 7 G parameters, the configuration has 0.12" in f["notes"][0]),
-    ("2", "NOT NORMAL", NETWORK, "one device, the same batch of each device",
+    # 16 bytes of each of 6.74 G parameters are more than a device has: one node holds them.
+    ("2", "NOT NORMAL", NETWORK, "one node, the same batch of each device",
      lambda f: odds(f)["normal"] < 0.02 and odds(f)[NETWORK] > 0.1),
-    ("3", "NOT NORMAL", "wrong units", "", lambda f: odds(f)["wrong units"] > 0.9 and odds(f)[LINKS] < 0.05),
+    ("3", "NOT NORMAL", "wrong units", "a step by the clock",
+     lambda f: odds(f)["wrong units"] > 0.9 and odds(f)[LINKS] < 0.05),
     ("4", "NOT NORMAL", "other hardware in some runs", "devices, clocks and power limits while",
      lambda f: odds(f)["normal"] < 0.01 and "132 % of the dense peak" in f["notes"][0]),
     # The second has twice the batch and takes less than twice the time.
     ("5", "normal", "normal", "", lambda f: runs(f, "is_normal") == [True, True]
      and 2 * f["observations"][0]["expected_s"]["nominal"] > f["observations"][1]["expected_s"]["nominal"]),
     ("6", "BORDERLINE", "normal", BETWEEN, lambda f: odds(f)[NETWORK] > 0.1),
-    # 1.56 G parameters x 18 bytes are 28 GB without activations, a device has 24 GiB.
-    ("7", "DOES NOT FIT in memory; on a larger device: ", NETWORK, BETWEEN,
-     lambda f: not f["fits"] and odds(f)["loader"] < 0.05 and runs(f, "is_normal") == [True, False]
-     and "even with recompute=full: a device has 24 GiB, needed are" in f["notes"][0]),
+    ("7", "NOT NORMAL", NETWORK, BETWEEN, lambda f: odds(f)[NETWORK] > 0.5 and odds(f)["loader"] < 0.05
+     and runs(f, "is_normal") == [True, False] and runs(f, "over_first")[1]["p95"] < 8.7 / 2.5),
     # Three times 26 GB, half of it from the other node, in 7.7 s: 0.6 GB/s of each of 8 devices at least.
-    ("8", "nothing was timed", "", "",
+    ("8", "nothing was timed", "", BETWEEN,
      lambda f: f["causes"] == [] and 0.6e9 < f["enough_bytes_per_s_of_a_device"] < 3e9),
-    ("9", "NOT NORMAL", NETWORK, "retries of the allocator over 20 steps",
-     lambda f: odds(f)[NETWORK] + odds(f)["memory thrash"] > 0.5 and odds(f)["normal"] < 0.1),
+    # Beside other causes the open network is the usual one, which no run here had.
+    ("9", "NOT NORMAL", NETWORK, BETWEEN,
+     lambda f: odds(f)[NETWORK] > 0.7 and odds(f)["normal"] < 0.1 and odds(f)["memory thrash"] < 0.05),
     # Both passes gather the other half of 13.5 GB, in 53 s.
     ("10", "NOT NORMAL", LINKS, INSIDE, lambda f: f["causes"][0]["size"] == pytest.approx(6.74e9 * 2 / 53, rel=0.3)),
     ("11", "NOT NORMAL", LINKS, INSIDE, lambda f: odds(f)["normal"] < 0.05 and odds(f)["host-bound"] < 0.05),
@@ -57,7 +58,7 @@ CASES: Final[list[Case]] = [
     ("14", "NOT NORMAL", "straggler", "every rank up to its first all-reduce",
      lambda f: runs(f, "is_normal") == [True, False] and odds(f)["loader shared by a node"] < 0.05),
     # Sharding divides the 12 bytes of Adam's states, not 32 inputs of layers of 8 x 4,096 x 4,096 x 2 bytes.
-    ("15", "nothing was timed", "", "", lambda f: all(
+    ("15", "nothing was timed", "", "what tensors need of the reserved memory", lambda f: all(
         memory["optimizer"] == pytest.approx(12 * 6.74e9 / devices, rel=0.01)
         and memory["activations"] == pytest.approx(32 * 8 * 4096 * 4096 * 2)
         for memory, devices in zip(runs(f, "memory_bytes"), (8, 32), strict=True))),

@@ -138,6 +138,7 @@ def test_kernels_as_a_gpu_chooses_them_need_none(run: Run, factories: Path, tmp_
     typed = ("--optimizer", "adamw", "--device-kind", "as-cuda", "--output", path)
     result = run("trace", f"{factories}:good", *typed)
     assert result.exit_code == EXIT_OK, result
+    assert "kernels as on CUDA" in result.words
     document = WorkloadDocument.read(path)
     assert existing(document.trace).method.optimizer_implementation == "foreach"
 

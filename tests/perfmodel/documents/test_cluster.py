@@ -37,6 +37,11 @@ def read(tmp_path: Path, text: str) -> None:
     read_cluster(path)
 
 
+def test_the_file_of_the_page_is_read(tmp_path: Path) -> None:
+    page = (EXAMPLES[0].parents[1] / "several-nodes.md").read_text(encoding="utf-8")
+    read(tmp_path, page.split("```toml\n")[1].split("```")[0])
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_examples_are_read_and_name_their_sources(path: Path) -> None:
     assert all(tier.source for tier in read_cluster(path).tiers)

@@ -138,6 +138,17 @@ TITAN = (
         ),
         ("megatron", "| global batch size:  1024 |", {"global_batch": 1024, "micro_batch": None}),
         ("torchtitan", TITAN, {"micro_batch": 2, "global_batch": 16, "sequence": 8192}),
+        ("torchtitan", "root - INFO - Applied FSDP to the model", {"layout": "zero=3"}),
+        (
+            "megatron",
+            "  use_distributed_optimizer ....... True\n  tensor_model_parallel_size ...... 1",
+            {"layout": "zero=1"},
+        ),
+        (
+            "lightning",
+            "All distributed processes registered. Starting with 4 processes",
+            {"devices": 4},
+        ),
     ],
 )
 def test_heads_of_logs_tell_batch_and_devices(
