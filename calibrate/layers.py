@@ -22,7 +22,7 @@ class Layer:
     """Memory format of its images and of its kernels."""
 
 
-#: One in so many optimizers steps over tensors that no heap keeps.
+#: One optimizer in this many steps over tensors that no heap keeps.
 _LARGE_TENSORS_EVERY: Final = 8
 
 

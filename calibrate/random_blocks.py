@@ -179,7 +179,7 @@ class Gated(nn.Module):
 
 
 class Experts(nn.Module):
-    """A few feed-forwards; each takes as many tokens as it has room for (expert choice, Zhou et al. 2022)."""
+    """A few feed-forwards; each takes the same number of tokens (expert choice, Zhou et al. 2022)."""
 
     def __init__(self, width: int, inner: int, experts: int, act: str) -> None:
         super().__init__()
@@ -192,10 +192,10 @@ class Experts(nn.Module):
         """Every expert's share of the tokens, weighted and added up."""
         tokens = values.reshape(-1, values.shape[-1])
         shares = self.router(tokens).softmax(-1)
-        room = 2 * tokens.shape[0] // len(self.experts)
+        taken = 2 * tokens.shape[0] // len(self.experts)
         result = torch.zeros_like(tokens)
         for number, expert in enumerate(self.experts):
-            weight, rows = shares[:, number].topk(min(room, tokens.shape[0]))
+            weight, rows = shares[:, number].topk(min(taken, tokens.shape[0]))
             result = result.index_add(0, rows, expert(tokens[rows]) * weight[:, None])
         return result.view_as(values)
 

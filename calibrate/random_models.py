@@ -73,12 +73,14 @@ class Inputs:
 
     shape: tuple[int, ...]
     below: int | None = None
+    is_share: bool = False
+    """Whether the floats lie between 0 and 1: a loss that expects shares has no minimum with others."""
 
     def draw(self, samples: int) -> Tensor:
-        """So many samples."""
-        if self.below is None:
-            return torch.randn(samples, *self.shape)
-        return torch.randint(0, self.below, (samples, *self.shape))
+        """A batch of samples."""
+        if self.below is not None:
+            return torch.randint(0, self.below, (samples, *self.shape))
+        return (torch.rand if self.is_share else torch.randn)(samples, *self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -468,7 +470,7 @@ def _recommender(chance: Draw) -> Sketch:
     return Sketch(
         build=partial(Recommender, rows, width, bottom, top),
         inputs=(Inputs(shape=(features,)), Inputs(shape=(tables, bag), below=fewest)),
-        targets=Inputs(shape=()),
+        targets=Inputs(shape=(), is_share=True),
         loss=functional.binary_cross_entropy_with_logits,
     )
 

@@ -5,7 +5,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from perfmodel.documents.observation import (
 )
 from perfmodel.machine.measured import ComputeRate, MeasuredMachine, MeasuredOperator, MeasuredStep
 from perfmodel.units import Seconds
-from perfmodel.workload import Operator, Phase, TensorSpec
+from perfmodel.workload import Operator, Phase, TensorSpec, base_name
 from perfmodel.workload.step import TracedStep
 
 #: Below the resolution of any clock.
@@ -60,7 +60,7 @@ def event_s(rates: Iterable[ComputeRate]) -> Seconds:
 
 
 def without_events(entry: _Taken, event_s: Seconds) -> _Taken:
-    """The observation with so much less for every call between two events, if it has such. [s]
+    """The observation with this much less for every call between two events, if it has such. [s]
 
     Of passes the lower quartile counts: in one or the other the device waits for the host.
     """
@@ -245,6 +245,14 @@ class Dataflow:
     """What the backward pass makes or sums up, and nobody reads after: it stays until the step's end."""
 
 
+#: Changes what a tensor looks like from here on.
+_RESHAPE_IN_PLACE: Final = frozenset(
+    {"transpose_", "t_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "resize_"}
+)
+_BAG: Final = "_embedding_bag"
+_BAG_GRADIENTS: Final = frozenset({"_embedding_bag_backward", "_embedding_bag_dense_backward"})
+
+
 @dataclass(slots=True, kw_only=True)
 class _Linker:
     step: TracedStep
@@ -257,16 +265,22 @@ class _Linker:
     )
     """Parameters by shape and type, the next one to be read first."""
     sources: dict[int, Source] = field(default_factory=dict)
+    bags: list[LinkedCall] = field(default_factory=list)
+    """Lookups of bags, the latest last."""
 
     def new(self) -> int:
         self.num_tensors += 1
         return self.num_tensors - 1
 
     def link(self, operator: int, phase: Phase) -> LinkedCall:
-        called = self.step.operators[operator]
+        called, name = self.step.operators[operator], base_name(self.step.operators[operator].name)
+        kept = self._of_bag(called) if name in _BAG_GRADIENTS else {}
         inputs: list[int] = []
         for position in range(len(called.inputs)):
-            inputs.append(self._found(called, operator, position, phase, inputs))
+            tensor = kept.get(position)
+            if tensor is None:
+                tensor = self._found(called, operator, position, phase, inputs)
+            inputs.append(tensor)
         # Who asks for a shape alone is not done with a tensor.
         asks_only = called.read_bytes == 0 and not called.view
         if phase is Phase.BACKWARD and not asks_only:
@@ -279,9 +293,39 @@ class _Linker:
         for spec in called.outputs:
             outputs.append(self.new())
             self.made[spec].append(outputs[-1])
-        return LinkedCall(
+        linked = LinkedCall(
             operator=operator, phase=phase, inputs=tuple(inputs), outputs=tuple(outputs)
         )
+        if name in _RESHAPE_IN_PLACE:
+            self._hide(inputs, called.inputs)
+        elif name == _BAG:
+            # Others would take positions of bags for classes or rows of a table.
+            self._hide(inputs[1:], called.inputs[1:])
+            self._hide(outputs[1:], called.outputs[1:])
+            self.bags.append(linked)
+        return linked
+
+    def _hide(self, tensors: Sequence[int], specs: Sequence[TensorSpec]) -> None:
+        """Let no other call read some tensors."""
+        for tensor, spec in zip(tensors, specs, strict=True):
+            if tensor in self.made[spec]:
+                self.made[spec].remove(tensor)
+
+    def _of_bag(self, gradient: Operator) -> dict[int, int]:
+        """Integers that the gradient of a table shares with the lookup, by position; after it nobody has them.
+
+        Of indices and positions of bags many have one shape; one for the other reads beyond the end of memory.
+        """
+        table = gradient.outputs[0]
+        for linked in reversed(self.bags):
+            lookup = self.step.operators[linked.operator]
+            if lookup.inputs[:1] == (table,) and lookup.inputs[1] == gradient.inputs[1]:
+                self.bags.remove(linked)
+                kept = [*linked.inputs[1:3], *linked.outputs[1:4]]
+                if len(gradient.inputs) < 1 + len(kept):
+                    del kept[1]  # without where bags begin
+                return dict(enumerate(kept, start=1))
+        return {}
 
     def _found(
         self, called: Operator, operator: int, position: int, phase: Phase, taken: Sequence[int]

@@ -96,6 +96,18 @@ def shuffled(entries: Sequence[Entry], seed: str) -> list[Entry]:
     return random.Random(seed).sample(entries, len(entries))  # noqa: S311 - an order, no secret
 
 
+def launches(
+    repetitions: Sequence[Sequence[Task]], request: ProfileRequest
+) -> Sequence[Sequence[Task]]:
+    """Tasks of each start of the ranks: every run is a copy of a rank, and copies of one lie alike in memory.
+
+    Each repetition has new ranks; of the quick budget all have the same, to save the seconds that starting takes.
+    """
+    if request.budget == "quick":
+        return (tuple(itertools.chain.from_iterable(repetitions)),)
+    return repetitions
+
+
 class JudgedModel(NamedTuple):
     """What is timed in place: a model with the file of its trace, at a micro-batch."""
 
@@ -242,7 +254,7 @@ class Tolerances:
 
 
 def fewest_covered(num_settings: int) -> int:
-    """Fewest of so many 90 % intervals that hold, but for once in twenty."""
+    """Fewest 90 % intervals that hold, but for once in twenty."""
     return math.ceil(bdtrik(_UNLUCKY, num_settings, 0.9))
 
 

@@ -1,6 +1,5 @@
 """Use case: predict models drawn at random, train them in a plain loop, and judge the predictions."""
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -50,6 +49,7 @@ from validate.judging import (
     fraction,
     gate,
     judged,
+    launches,
     measured_steps,
     replay_rounds,
     shuffled,
@@ -129,7 +129,7 @@ class DrawnModel:
     reason: str | None = None
 
     def setting(self, world_size: int) -> RunSetting:
-        """On so many ranks."""
+        """On a number of ranks."""
         return RunSetting(
             workload=self.model.name,
             world_size=world_size,
@@ -203,8 +203,7 @@ def validate_models(
     campaign = Campaign(
         folder=request.folder,
         plan=_plan(request, seed, predicted),
-        # Each run is a new process; one launch saves the seconds that starting ranks takes.
-        rounds=(tuple(itertools.chain.from_iterable(_rounds(settings, budget, seed))),),
+        rounds=launches(_rounds(settings, budget, seed), request),
         placement=here,
     )
     try:

@@ -100,7 +100,7 @@ class Training:
                     yield [tensor[rows] for tensor in self.tensors]
 
     def seconds(self, num_steps: int) -> tuple[Seconds, float]:
-        """How long so many steps take, and the last loss. [s]"""
+        """How long a number of steps takes, and the last loss. [s]"""
         accumulation = self.setting.accumulation
         started_s = self.now()
         for _ in range(num_steps):

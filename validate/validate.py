@@ -3,7 +3,6 @@
 Never fits: the profile is what it is. Predictions and gates are on disk before the first run.
 """
 
-import itertools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -57,6 +56,7 @@ from validate.judging import (
     fraction,
     holdout_settings,
     judged,
+    launches,
     measured_steps,
     repeated_settings,
     rounds,
@@ -114,23 +114,12 @@ def validate(
     )
     tolerances = _tolerances(request, len(settings))
     wait_for_another_occasion(request, on_progress)
+    runs = rounds(settings, repeated=repeated_settings(profile), budget=budget, seed=request.seed)
     observations = measure(
         Campaign(
             folder=request.folder,
             plan=_plan(request, predicted, tolerances),
-            # Each run is a new process; one launch saves the seconds that starting ranks takes.
-            rounds=(
-                tuple(
-                    itertools.chain.from_iterable(
-                        rounds(
-                            settings,
-                            repeated=repeated_settings(profile),
-                            budget=budget,
-                            seed=request.seed,
-                        )
-                    )
-                ),
-            ),
+            rounds=launches(runs, request),
             placement=here,
         ),
         launcher,
@@ -153,7 +142,7 @@ def predict(
     earlier: ValidationDocument | None = None,
     num_repetitions: int = 1,
 ) -> Predicted:
-    """Predict every setting as the mean of so many runs, and the speed-up of those with several ranks."""
+    """Predict every setting as the mean of its runs, and the speed-up of those with several ranks."""
     steps = {
         setting: answer(
             Question(

@@ -372,7 +372,7 @@ _TRIAL: Final = (1e-3, 1e-9)
 _PRIOR: Final = (2e-3, 1e-9)
 #: Uncertainty of one measured step, in log, against which the priors are weighed.
 _STEP_ERROR: Final = 0.1
-#: A family's own scatter counts as much as so many values of the scatter of all.
+#: A family's own scatter counts as much as this many values of the scatter of all.
 _POOLED: Final = 2.0
 
 
@@ -509,7 +509,7 @@ def _run_variance(groups: Iterable[Sequence[LayoutObservation]]) -> float:
 
 
 def _scaled(workload: MeasuredWorkload, ratio: float) -> MeasuredWorkload:
-    """The workload with all its compute so many times as long."""
+    """The workload with all its compute longer by a factor."""
 
     def scaled(curves: PhaseCurves) -> PhaseCurves:
         changed: dict[str, Any] = {

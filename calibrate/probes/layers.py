@@ -437,7 +437,7 @@ def _made_bytes(layer: RecordedLayer) -> Bytes:
 
 
 def grouped(layers: Sequence[RecordedLayer], *, most_bytes: Bytes) -> list[list[RecordedLayer]]:
-    """Layers in groups that make at most so much in a pass, or that consist of one alone."""
+    """Layers in groups that make at most this much in a pass, or that consist of one alone."""
     groups: list[list[RecordedLayer]] = []
     total = 0
     for layer in layers:

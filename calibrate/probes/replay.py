@@ -241,7 +241,7 @@ def limits_of_sources(flow: Dataflow, step: TracedStep) -> dict[int, int]:
     return limits
 
 
-#: So many calls are issued behind one idle kernel of such a length, on devices that have a queue.
+#: Calls that are issued behind one idle kernel of this length, on devices that have a queue.
 _HELD_CALLS = 64
 _HOLD_S: Seconds = 0.01
 #: By whether the device may wait for its host in one of them.

@@ -133,8 +133,9 @@ def measure_steps(session: Session, task: StepTask) -> StepObservation:
 def _rank_steps(session: Session, trainer: Trainer, task: StepTask) -> RankSteps:
     """Steps of this rank."""
     setting = task.setting
-    # DDP forms its final buckets after its first step, which a model does once per process.
-    warm_s = _run(session, trainer, setting, num_steps=2 if trainer.is_warm else 3)
+    # DDP forms its final buckets after its first step; a second is as long as later ones. A GPU learns for longer.
+    is_new = session.asynchronous and not trainer.is_warm
+    warm_s = _run(session, trainer, setting, num_steps=3 if is_new else 2)
     trainer.is_warm = True
     session.measured.reset_peak()
     num_steps = session.agree(

@@ -1,7 +1,7 @@
 """The guess which tensor flows where, on steps small enough to follow by hand."""
 
 from calibrate.replays import linked
-from perfmodel.workload import Call, Operator, Phase
+from perfmodel.workload import Call, Operator, Phase, TensorSpec
 from perfmodel.workload.step import Segment, TracedParameter, TracedStep
 from tests.perfmodel.operators import operator, spec
 from tests.perfmodel.tracing.method import SGD_LOOP
@@ -11,6 +11,10 @@ PRODUCT = operator("aten.mm.default", (IMAGE, WEIGHT), (HIDDEN,))
 RELU = operator("aten.relu.default", (HIDDEN,), (HIDDEN,))
 THRESHOLD = operator("aten.threshold_backward.default", (HIDDEN, HIDDEN), (HIDDEN,), 0)
 GRADIENT = operator("aten.mm.default", (spec(3, 2), HIDDEN), (WEIGHT,))
+
+
+def integers(count: int) -> TensorSpec:
+    return TensorSpec(shape=(count,), dtype="int64")
 
 
 def step(*calls: tuple[Operator, Phase]) -> TracedStep:
@@ -70,3 +74,41 @@ def test_a_gradient_that_is_summed_up_in_place_is_left() -> None:
     )
     assert flow.gradients == flow.calls[-1].inputs[:1]
     assert flow.gradients[0] not in {tensor for each in flow.released for tensor in each}
+
+
+def test_the_gradient_of_a_bag_has_the_integers_of_its_lookup() -> None:
+    """Targets, bags and their sizes are as many as samples, indices as many as positions: none stands for another."""
+    table, bags, many, few = spec(9, 3), spec(2, 3), integers(6), integers(2)
+    begin = operator("aten.arange.start_step", (), (few,))
+    lookup = operator("aten._embedding_bag.default", (table, many, few), (bags, many, few, few))
+    loss = operator("aten.nll_loss_forward.default", (bags, few), (spec(),))
+    gradient = operator(
+        "aten._embedding_bag_backward.default", (bags, many, few, many, few, few), (table,)
+    )
+    dense = operator(
+        "aten._embedding_bag_dense_backward.default", (bags, many, many, few, few), (table,)
+    )
+    flow = linked(
+        step(
+            (begin, Phase.FORWARD),
+            (lookup, Phase.FORWARD),
+            (lookup, Phase.FORWARD),
+            (loss, Phase.FORWARD),
+            (gradient, Phase.BACKWARD),
+            (dense, Phase.BACKWARD),
+        )
+    )
+    begun, first, second, judged, last, other = flow.calls
+    assert first.inputs[2] == begun.outputs[0]
+    assert judged.inputs[1] in flow.sources
+    assert judged.inputs[1] not in {*first.inputs, *second.inputs}
+    assert last.inputs[1:] == (*second.inputs[1:], *second.outputs[1:])
+    assert other.inputs[1:] == (first.inputs[1], *first.outputs[1:])
+
+
+def test_what_was_transposed_in_place_is_no_longer_what_it_was() -> None:
+    turn = operator("aten.transpose_.default", (HIDDEN,), ())
+    flow = linked(step((PRODUCT, Phase.FORWARD), (turn, Phase.FORWARD), (RELU, Phase.FORWARD)))
+    product, turned, relu = flow.calls
+    assert turned.inputs == product.outputs
+    assert relu.inputs[0] in flow.sources

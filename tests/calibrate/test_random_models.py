@@ -25,6 +25,14 @@ def test_a_drawn_model_trains_and_a_second_draw_is_the_same(index: int) -> None:
     assert bool(loss.isfinite())
 
 
+def test_a_recommender_learns_shares() -> None:
+    """Its loss falls without end where a target is below 0 or above 1, until it is no number."""
+    [model] = (m for m in (draw(3, i) for i in range(NUM_FAMILIES)) if m.family == "recommender")
+    targets = model.sketch.targets.draw(500)
+    assert 0 <= float(targets.min()) < 0.1
+    assert 0.9 < float(targets.max()) <= 1
+
+
 def test_families_take_turns_and_each_has_a_batch_that_keeps_a_gpu_busy() -> None:
     """Drawing would not end if one had none; a bag of words needs tens of thousands of samples."""
     drawn = [draw(4, index, on_gpu=True) for index in range(NUM_FAMILIES)]

@@ -12,10 +12,12 @@ from tests.perfmodel.profiles import Machine, profile
 from tests.validate.samples import errors
 from validate.judging import (
     JudgedModel,
+    ProfileRequest,
     Tolerances,
     campaign_seed,
     fewest_covered,
     fraction,
+    launches,
     passed,
     replay_rounds,
     summarise,
@@ -100,6 +102,18 @@ def test_gates_of_the_quick_budget_rest_on_the_noise_of_the_machine() -> None:
         "step-time MAPE",
         COVERAGE,
     ]
+
+
+@pytest.mark.parametrize(("budget", "starts"), [("quick", 1), ("standard", 2)])
+def test_ranks_start_again_for_every_repetition_but_of_the_quick_budget(
+    tmp_path: Path, budget: str, starts: int
+) -> None:
+    request = ProfileRequest(profile=profile(Machine()), folder=tmp_path, budget=budget)
+    models = [JudgedModel(f"m{i}", 1, tmp_path / f"{i}.json") for i in range(3)]
+    planned = replay_rounds(models, seed=3, num_rounds=2, target_s=0.5)
+    started = launches(planned, request)
+    assert len(started) == starts
+    assert [task for tasks in started for task in tasks] == [*planned[0], *planned[1]]
 
 
 @pytest.mark.parametrize(("settings", "fewest"), [(8, 6), (1, 0), (100, 85)])
