@@ -7,9 +7,10 @@ line; nothing is left out without a word.
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from calibrate.step_fit import (
 from perfmodel.cost.rescaling import CONVOLUTION_FP32, device_rates
 from perfmodel.cost.step_curves import shipped_priors
 from perfmodel.cost.step_law import ConstantPrior, Sheet
-from perfmodel.cost.step_work import step_work
+from perfmodel.cost.step_work import StepWork, step_work
 from perfmodel.documents import Provenance, file_sha256
 from perfmodel.documents.hardware import DataSheet, find_device, shipped_catalogue
 from perfmodel.documents.profile import ProfileDocument
@@ -244,44 +245,85 @@ def trace_setting(setting: Setting) -> TracedStep:
     return replace(step, method=method)
 
 
-def traced_rows(
-    rows: Sequence[TableRow], trace: Trace = trace_setting
-) -> tuple[list[StepRow], list[str]]:
-    """Rows with their work, and those whose model cannot be traced, with the reason.
+class TracedTable(NamedTuple):
+    """Rows of a table with their work."""
 
-    ``UsageError`` if nobody knows a model.
+    steps: list[StepRow]
+    notes: list[str]
+    """Of rows whose model cannot be traced, with the reason."""
+
+
+def traced_tables(
+    tables: Mapping[str, Sequence[TableRow]],
+    trace: Trace = trace_setting,
+    *,
+    refuses_unknown: bool = False,
+) -> dict[str, TracedTable]:
+    """Tables by name with the work of their rows; a setting of several rows is traced once.
+
+    Every trace has a copy of this process to itself: one that crashes is a note.
+    ``refuses_unknown``: ``UsageError`` if nobody knows a model, which is a note otherwise.
     """
-    traces: dict[object, TracedStep | str] = {}
-    found, notes = [], []
-    for row in rows:
-        key = row.setting.traced
-        if key not in traces:
-            try:
-                traces[key] = trace(row.setting)
-            except UntraceableModel as error:
-                traces[key] = str(error)
-            except UsageError as error:
-                raise UsageError(f"{row.where}: {error}") from error
-        step = traces[key]
-        if isinstance(step, str):
-            notes.append(f"{row.where}: not used, {row.setting.model} cannot be traced: {step}")
-            continue
-        work = step_work(
-            step,
-            is_pure_half=_PRECISIONS[row.setting.precision][1],
-            memory_format=row.setting.memory_format,
-            has_optimizer=row.setting.optimizer != "none",
+    from perfmodel.tracing.fork import CrashedError, apart  # noqa: PLC0415 - imports torch
+
+    same: dict[object, list[TableRow]] = {}
+    for rows in tables.values():
+        for row in rows:
+            same.setdefault(row.setting.traced, []).append(row)
+
+    def works(of_one: Sequence[TableRow]) -> list[StepWork]:
+        step = trace(of_one[0].setting)
+        return [_work_of(row.setting, step) for row in of_one]
+
+    if trace is trace_setting:
+        import_models()
+    found: dict[int, StepWork] = {}
+    reasons: dict[int, str] = {}
+    for of_one, told in apart(works, same.values()):
+        if isinstance(told, list):
+            found |= {id(row): work for row, work in zip(of_one, told, strict=True)}
+        elif not isinstance(told, UsageError | CrashedError):
+            raise told
+        elif refuses_unknown and not isinstance(told, UntraceableModel | CrashedError):
+            raise UsageError(f"{of_one[0].where}: {told}") from told
+        else:
+            reasons |= dict.fromkeys(map(id, of_one), str(told))
+    return {
+        name: TracedTable(
+            [_with_work(row, found[id(row)]) for row in rows if id(row) in found],
+            [
+                f"{row.where}: not used, {row.setting.model} cannot be traced: {reasons[id(row)]}"
+                for row in rows
+                if id(row) in reasons
+            ],
         )
-        found.append(
-            StepRow(
-                where=row.where,
-                model=row.setting.model,
-                family=row.family,
-                work=work,
-                step_s=row.step_s,
-            )
-        )
-    return found, notes
+        for name, rows in tables.items()
+    }
+
+
+def _with_work(row: TableRow, work: StepWork) -> StepRow:
+    return StepRow(
+        where=row.where, model=row.setting.model, family=row.family, work=work, step_s=row.step_s
+    )
+
+
+def import_models() -> None:
+    """Import what traces need, before there are copies of this process that would each do so."""
+    import perfmodel.tracing.cuda_casts  # noqa: PLC0415 - imports torch
+    import perfmodel.tracing.sources  # noqa: PLC0415
+    import perfmodel.tracing.trace  # noqa: F401, PLC0415
+
+    with suppress(ImportError):
+        import timm  # noqa: F401, PLC0415 - not a dependency
+
+
+def _work_of(setting: Setting, step: TracedStep) -> StepWork:
+    return step_work(
+        step,
+        is_pure_half=_PRECISIONS[setting.precision][1],
+        memory_format=setting.memory_format,
+        has_optimizer=setting.optimizer != "none",
+    )
 
 
 def sheet_of(device: DataSheet) -> Sheet:
@@ -306,12 +348,14 @@ def calibrate_from_steps(
     """
     catalogued = find_device(device, shipped_catalogue())
     rows, notes = read_steps(table)
+    newest, older = by_version(rows)
     machine, more = machine_from_steps(
-        rows,
+        traced_tables({"": newest}, trace, refuses_unknown=True)[""],
         catalogued,
         priors=shipped_priors(sheet_of(catalogued).generation),
         source=table.name,
-        trace=trace,
+        newest=newest,
+        older=older,
     )
     document = ProfileDocument(
         provenance=Provenance.of_answer(
@@ -324,17 +368,17 @@ def calibrate_from_steps(
 
 
 def machine_from_steps(
-    rows: Sequence[TableRow],
+    traced: TracedTable,
     device: DataSheet,
     *,
     priors: Mapping[str, ConstantPrior],
     source: str,
-    trace: Trace = trace_setting,
+    newest: Sequence[TableRow],
+    older: Sequence[TableRow] = (),
 ) -> tuple[MeasuredMachine, list[str]]:
-    """The machine behind rows of one device; older versions of torch only tell how far versions differ."""
+    """The machine behind the newest rows of one device; older versions of torch only tell how far versions differ."""
     sheet = sheet_of(device)
-    newest, older = by_version(rows)
-    used, notes = traced_rows(newest, trace)
+    used, notes = traced.steps, [*traced.notes]
     if not used:
         raise InvalidDocument(
             f"{source}: must hold a model that can be traced, got none: {notes[0]}"

@@ -1,11 +1,14 @@
 """A function in a copy of this process."""
 
 import multiprocessing
+import os
 import pickle
 import signal
 import traceback
 import warnings
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Generic, Self, TypeVar
 
@@ -13,7 +16,12 @@ import torch
 
 from perfmodel.units import Seconds
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+class CrashedError(RuntimeError):
+    """A copy of this process ended without an answer."""
 
 
 class Fork(Generic[Result]):
@@ -40,7 +48,7 @@ class Fork(Generic[Result]):
     def result(self, *, within_s: Seconds | None = None) -> Result:
         """What the function returned; whatever it raised is raised here.
 
-        ``TimeoutError`` if it has not answered within so long from now [s], ``RuntimeError`` if it ended
+        ``TimeoutError`` if it has not answered within so long from now [s], ``CrashedError`` if it ended
         without an answer.
         """
         if not self._answer.poll(within_s):
@@ -50,7 +58,7 @@ class Fork(Generic[Result]):
         try:
             content = self._answer.recv_bytes()
         except EOFError:
-            raise RuntimeError(
+            raise CrashedError(
                 f"a copy of this process must answer before it ends, got {self._ending()}"
             ) from None
         found, error = pickle.loads(content)  # noqa: S301 - written by this very program
@@ -66,6 +74,38 @@ class Fork(Generic[Result]):
             return f"exit code {code}"
         name = signal.Signals(-code).name
         return f"{name} (out of memory?)" if name == "SIGKILL" else name
+
+
+def apart(
+    act: Callable[[Item], Result], items: Iterable[Item]
+) -> Generator[tuple[Item, Result | Exception], None, None]:
+    """Every item with what the function returns or raises for it, in their order.
+
+    Each has a copy of this process to itself, as many at a time as there are processors: a crash costs
+    one item, whose error is ``CrashedError``. This process must not have used autograd.
+    """
+    running: deque[tuple[Item, Fork[Result]]] = deque()
+
+    def oldest() -> tuple[Item, Result | Exception]:
+        item, copy = running[0]
+        try:
+            with copy:
+                return item, copy.result()
+        except Exception as error:  # noqa: BLE001 - the caller decides
+            return item, error
+        finally:
+            running.popleft()
+
+    try:
+        for item in items:
+            running.append((item, Fork(partial(act, item))))
+            if len(running) == os.cpu_count():
+                yield oldest()
+        while running:
+            yield oldest()
+    finally:
+        for _, copy in running:
+            copy.__exit__()
 
 
 def _live(act: Callable[[], Result], answering: Connection) -> None:

@@ -4,7 +4,7 @@
     python -m tests.benchmarks.machines FOLDER --write      make perfmodel/documents/machines and the prior
 
 ``FOLDER`` holds published tables: single_device_steps.csv.gz of single cards, throughput.csv and nccl_times.csv.gz of
-datacentre machines. Tracing 500 steps takes some 8 minutes of one processor, the fits one; traces are kept in --traces.
+datacentre machines. Tracing 500 steps takes some 8 minutes of one processor, the fits one.
 ``perfmodel validate published --sources single_device_steps,machines`` judges the cards.
 
 Rows of datacentre machines are of one GPU in 16 bit, and in fp32 where the device has
@@ -17,14 +17,12 @@ import argparse
 import hashlib
 import json
 import lzma
-import os
-import pickle
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from tempfile import TemporaryDirectory
+from typing import Final, NamedTuple
 
 import numpy as np
 import typer
@@ -35,24 +33,22 @@ from calibrate.step_fit import DeviceFit, StepRow, fit_device, predicted_s, prio
 from calibrate.step_table import (
     Setting,
     TableRow,
+    TracedTable,
     by_version,
     machine_from_steps,
     sheet_of,
-    trace_setting,
-    traced_rows,
+    traced_tables,
 )
 from perfmodel.cost.step_law import CONSTANTS, ConstantPrior
 from perfmodel.documents import Provenance
 from perfmodel.documents.clusters import open_cluster
 from perfmodel.documents.hardware import find_device, shipped_catalogue
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.errors import UntraceableModel, UsageError
 from perfmodel.files import read_table, write_atomically
 from perfmodel.machine import Cluster
 from perfmodel.machine.measured import CollectiveProfile, CurvePoint, MeasuredMachine, MemoryFormat
-from perfmodel.workload.step import TracedStep
 from validate.published import SOURCES, devices
-from validate.published.harness import read_rows
+from validate.published.harness import Table, read_rows
 
 _ROOT: Final = Path(__file__).parents[2] / "perfmodel"
 _RECORDS: Final = Path(__file__).parents[2] / "docs" / "records"
@@ -67,40 +63,6 @@ _LAMBDA: Final = "lambdal/deeplearning-benchmark"
 _NVIDIA: Final = "NVIDIA/DeepLearningExamples"
 _KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter")
 _ERROR: Final = 0.02
-
-
-class Traces:
-    """Traced steps, kept in a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def keep(self, setting: Setting) -> Path:
-        """The file of a setting's step, or of why it cannot be traced."""
-        key = hashlib.sha256(repr(setting.traced).encode()).hexdigest()[:16]
-        path = self._folder / f"{key}.pickle"
-        if not path.exists():
-            try:
-                found: TracedStep | str = trace_setting(setting)
-            except (UntraceableModel, UsageError) as error:
-                found = str(error)
-            path.write_bytes(pickle.dumps(found))
-        return path
-
-    def keep_all(self, settings: Sequence[Setting]) -> None:
-        """Trace what is not kept, on all processors."""
-        distinct = {setting.traced: setting for setting in settings}
-        with ProcessPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(self.keep, distinct.values(), chunksize=4))
-
-    def __call__(self, setting: Setting) -> TracedStep:
-        """The step of a setting."""
-        kept = pickle.loads(self.keep(setting).read_bytes())  # noqa: S301 - written above
-        if isinstance(kept, str):
-            raise UntraceableModel(kept)
-        assert isinstance(kept, TracedStep)
-        return kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,17 +298,26 @@ def collectives_of(folder: Path, device: str) -> tuple[tuple[CollectiveProfile, 
     return tuple(profiles), newest
 
 
+class Rows(NamedTuple):
+    """Rows of one device."""
+
+    traced: TracedTable
+    newest: list[TableRow]
+    older: list[TableRow]
+    """Of earlier versions of PyTorch."""
+
+
 def machine(
-    name: str, folder: Path, traces: Traces, configs: Path, priors: Mapping[str, ConstantPrior]
+    name: str, folder: Path, rows: Rows, priors: Mapping[str, ConstantPrior]
 ) -> tuple[MeasuredMachine, list[str]]:
     """A machine and what to know of it."""
     made = MACHINES[name]
     found, notes = machine_from_steps(
-        recorded_rows(made.records, configs) if made.records else rows_of(folder, made, configs),
+        rows.traced,
         find_device(made.device, shipped_catalogue()),
         priors=priors,
         source=f"docs/records/{made.records}" if made.records else f"{_LAMBDA}, {_NVIDIA}",
-        trace=traces,
+        newest=rows.newest,
     )
     if made.collectives is None:
         return found, notes
@@ -405,18 +376,18 @@ def _likeness(setting: Setting) -> tuple[object, ...]:
     return (*setting.traced, setting.memory_format)
 
 
-def rows_of_all(
-    tables: Mapping[str, Sequence[TableRow]], traces: Traces, configs: Path
-) -> dict[str, list[StepRow]]:
-    """Steps of single cards and of recorded GPUs with their work, by device."""
-    newest = {name: by_version(of_one)[0] for name, of_one in tables.items()}
-    newest |= {device: recorded_rows(name, configs) for name, device in RECORDED.items()}
-    traces.keep_all([row.setting for of_one in newest.values() for row in of_one])
-    rows: dict[str, list[StepRow]] = {}
-    for name, of_one in newest.items():
-        rows[name], notes = traced_rows(of_one, traces)
-        typer.echo(f"{name}: {len(rows[name])} rows, {len(notes)} not traced", err=True)
-    return rows
+def rows_of_all(cards: Table, folder: Path, configs: Path) -> dict[str, Rows]:
+    """Rows of single cards and of recorded GPUs by device, of other machines by name."""
+    tables = devices.public_rows(cards)
+    tables |= {device: recorded_rows(name, configs) for name, device in RECORDED.items()}
+    tables |= {
+        name: rows_of(folder, made, configs) for name, made in MACHINES.items() if not made.records
+    }
+    by_age = {name: by_version(of_one) for name, of_one in tables.items()}
+    traced = traced_tables({name: newest for name, (newest, _) in by_age.items()})
+    for name, (steps, notes) in traced.items():
+        typer.echo(f"{name}: {len(steps)} rows, {len(notes)} not traced", err=True)
+    return {name: Rows(traced[name], *of_one) for name, of_one in by_age.items()}
 
 
 def priors_for(
@@ -462,19 +433,20 @@ def write_priors(fits: Mapping[str, DeviceFit]) -> None:
 
 def make_cards(
     path: Path,
-    tables: Mapping[str, Sequence[TableRow]],
-    traces: Traces,
-    priors: Mapping[str, Mapping[str, ConstantPrior]],
+    rows: Mapping[str, Rows],
+    steps: Mapping[str, Sequence[StepRow]],
+    fits: Mapping[str, DeviceFit],
 ) -> None:
     """Write the machines of single cards."""
     sources = {devices.device_of(row): row["source"] for row in read_rows(path, columns=())}
-    for name, of_one in tables.items():
+    for name, source in sources.items():
         found, notes = machine_from_steps(
-            of_one,
+            rows[name].traced,
             find_device(name, shipped_catalogue()),
-            priors=priors[name],
-            source=_SOURCES[sources[name]],
-            trace=traces,
+            priors=priors_for(name, steps, fits),
+            source=_SOURCES[source],
+            newest=rows[name].newest,
+            older=rows[name].older,
         )
         _write(name, found, [path])
         typer.echo("\n  ".join((name, *notes[-2:])))
@@ -508,33 +480,35 @@ def main() -> None:
     """Judge, or write what ships."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--traces", type=Path, default=Path("runs/machine-traces"))
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
-    traces = Traces(asked.traces)
-    for file, values in _CONFIGS.items():
-        (asked.traces / file).write_text(json.dumps(values), encoding="utf-8")
-    table = SOURCES[_CARDS].open(_CARDS, asked.folder)
-    tables = devices.public_rows(table)
-    rows = rows_of_all(tables, traces, asked.traces)
-    fits = devices.fits_of(rows, devices.sheets_of(list(rows)))
-    judge_left_out(rows, fits)
-    if asked.write:
+    with TemporaryDirectory() as configs:
+        for file, values in _CONFIGS.items():
+            (Path(configs) / file).write_text(json.dumps(values), encoding="utf-8")
+        _make(asked.folder, Path(configs), writes=asked.write)
+
+
+def _make(folder: Path, configs: Path, *, writes: bool) -> None:
+    table = SOURCES[_CARDS].open(_CARDS, folder)
+    rows = rows_of_all(table, folder, configs)
+    steps = {name: of_one.traced.steps for name, of_one in rows.items() if name not in MACHINES}
+    fits = devices.fits_of(steps, devices.sheets_of(list(steps)))
+    judge_left_out(steps, fits)
+    if writes:
         write_priors(fits)
-        priors = {name: priors_for(name, rows, fits) for name in tables}
-        make_cards(table.path, tables, traces, priors)
+        make_cards(table.path, rows, steps, fits)
     for name, made in MACHINES.items():
-        known = priors_for(made.device, rows, fits)
-        found, notes = machine(name, asked.folder, traces, asked.traces, known)
+        of_one = rows[made.device if made.records else name]
+        found, notes = machine(name, folder, of_one, priors_for(made.device, steps, fits))
         assert found.device_costs is not None
         typer.echo(f"{name}: {found.device_costs.num_rows} rows")
         for error in found.device_costs.left_out:
             typer.echo(f"    {error}")
         typer.echo("    " + "\n    ".join(notes))
-        if asked.write:
-            _write(name, found, tables_of(made, asked.folder))
+        if writes:
+            _write(name, found, tables_of(made, folder))
         elif made.collectives:
-            judge_nodes(name, asked.folder, asked.traces)
+            judge_nodes(name, folder, configs)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ the table, the splits and the plain rule beside them. Models are traced, which t
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -24,9 +25,10 @@ from calibrate.step_table import (
     TableRow,
     Trace,
     by_version,
+    import_models,
     sheet_of,
     trace_setting,
-    traced_rows,
+    traced_tables,
 )
 from perfmodel.answer import Question, open_workload
 from perfmodel.answer.answer import answer
@@ -35,12 +37,11 @@ from perfmodel.documents.hardware import find_device, shipped_catalogue
 from perfmodel.documents.profile import ProfileDocument, shipped_machines
 from perfmodel.documents.verdicts import PublishedSeries
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import UntraceableModel, UsageError
+from perfmodel.errors import UsageError
 from perfmodel.layout import Layout
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.models import document_for
-from perfmodel.statistics import FloatArray
-from perfmodel.workload.step import TracedStep
+from perfmodel.statistics import FloatArray, Interval
 from validate.published.harness import Part, Row, Table, number, numbers, verdict
 
 COLUMNS: Final = (
@@ -135,19 +136,14 @@ def priors_of(name: str, fits: Mapping[str, DeviceFit]) -> dict[str, ConstantPri
 
 def judge(table: Table, trace: Trace = trace_setting) -> Iterator[PublishedSeries]:
     """Verdict by device, precision and memory format."""
-
-    def traced(setting: Setting) -> TracedStep:
-        try:
-            return trace(setting)
-        except UsageError as error:
-            raise UntraceableModel(str(error)) from error
-
-    rows: dict[str, list[StepRow]] = {}
+    newest = {}
     for name, of_one in public_rows(table).items():
-        newest, older = by_version(of_one)
-        rows[name], notes = traced_rows(newest, traced)
+        newest[name], older = by_version(of_one)
         table.leave_out("older versions of PyTorch on the same device", len(older))
-        table.leave_out("models that cannot be traced", len(notes))
+    traced = traced_tables(newest, trace)
+    for note in (note for of_one in traced.values() for note in of_one.notes):
+        table.leave_out("models that cannot be traced", 1, note)
+    rows = {name: of_one.steps for name, of_one in traced.items()}
     sheets = sheets_of(list(rows))
     fits = fits_of(rows, sheets)
     for name, steps in rows.items():
@@ -251,41 +247,70 @@ def _flop(row: StepRow) -> float:
     return float((row.work.count * row.work.flop).sum())
 
 
+class _Said(NamedTuple):
+    """What a machine by name says of a row."""
+
+    step: Interval
+    flop: float
+
+
 def judge_shipped(
     table: Table, document_of: Callable[[MeasuredMachine, str], WorkloadDocument] = document_for
 ) -> Iterator[PublishedSeries]:
     """What ``predict --machine NAME`` says of every row in the precision that it traces models in."""
-    documents: dict[tuple[str, str], WorkloadDocument | None] = {}
+    from perfmodel.tracing.fork import CrashedError, apart  # noqa: PLC0415 - imports torch
+
+    if document_of is document_for:
+        import_models()
     for name, rows in public_rows(table).items():
         machine = ProfileDocument.read(shipped_machines()[name]).machine
         newest, older = by_version(rows)
         table.leave_out("older versions of PyTorch on the same device", len(older))
-        found = []
+        same: dict[str, list[TableRow]] = {}
         for row in newest:
-            setting = row.setting
-            key = name, setting.model
-            if key not in documents:
-                documents[key] = _traced(machine, setting.model, document_of)
-            document = documents[key]
-            if document is None:
-                table.leave_out("models that cannot be traced", 1)
-            elif not _is_traced_so(setting, document):
-                table.leave_out("another precision, memory format or size than predict traces", 1)
+            same.setdefault(row.setting.model, []).append(row)
+        found: list[tuple[TableRow, _Said]] = []
+        for of_one, told in apart(partial(_said, machine, document_of), same.values()):
+            if isinstance(told, UsageError | CrashedError):
+                note = f"{of_one[0].where}: {of_one[0].setting.model} cannot be traced: {told}"
+                table.leave_out("models that cannot be traced", len(of_one), note)
+            elif isinstance(told, Exception):
+                raise told
             else:
-                found.append((row, document))
+                said = [(row, each) for row, each in zip(of_one, told, strict=True) if each]
+                found += said
+                other = len(of_one) - len(said)
+                table.leave_out(
+                    "another precision, memory format or size than predict traces", other
+                )
         if found:
             yield _shipped(table.source, name, machine, found)
 
 
-def _traced(
+def _said(
     machine: MeasuredMachine,
-    model: str,
     document_of: Callable[[MeasuredMachine, str], WorkloadDocument],
-) -> WorkloadDocument | None:
-    try:
-        return document_of(machine, model)
-    except (UntraceableModel, UsageError):
-        return None
+    rows: Sequence[TableRow],
+) -> list[_Said | None]:
+    """Steps of rows of one model; None where its trace does not stand for the row."""
+    document = document_of(machine, rows[0].setting.model)
+    workload = open_workload(machine, document)
+    sample_flop = document.workload.forward_flop + document.workload.backward_flop
+    return [
+        _Said(
+            answer(
+                Question(
+                    machine=machine,
+                    workload=workload,
+                    layout=Layout(micro_batch=row.setting.batch),
+                )
+            ).step,
+            row.setting.batch * sample_flop,
+        )
+        if _is_traced_so(row.setting, document)
+        else None
+        for row in rows
+    ]
 
 
 def _is_traced_so(setting: Setting, document: WorkloadDocument) -> bool:
@@ -300,37 +325,21 @@ def _is_traced_so(setting: Setting, document: WorkloadDocument) -> bool:
 
 
 def _shipped(
-    source: str,
-    name: str,
-    machine: MeasuredMachine,
-    rows: Sequence[tuple[TableRow, WorkloadDocument]],
+    source: str, name: str, machine: MeasuredMachine, rows: Sequence[tuple[TableRow, _Said]]
 ) -> PublishedSeries:
     """Beside one rate of arithmetic for the device, the median over all rows."""
     step_s = np.array([row.step_s for row, _ in rows])
-    flop = np.array(
-        [
-            row.setting.batch * (each.workload.forward_flop + each.workload.backward_flop)
-            for row, each in rows
-        ]
+    flop = np.array([said.flop for _, said in rows])
+    low, nominal, high = (
+        np.array([getattr(said.step, end) for _, said in rows]) for end in ("p5", "nominal", "p95")
     )
-    workloads = {id(each): open_workload(machine, each) for _, each in rows}
-    steps = [
-        answer(
-            Question(
-                machine=machine,
-                workload=workloads[id(each)],
-                layout=Layout(micro_batch=row.setting.batch),
-            )
-        ).step
-        for row, each in rows
-    ]
     part = Part(
         measured=step_s,
         predicted={
-            "perfmodel": np.array([step.nominal for step in steps]),
+            "perfmodel": nominal,
             "one rate of arithmetic": flop / float(np.median(flop / step_s)),
         },
-        interval=(np.array([step.p5 for step in steps]), np.array([step.p95 for step in steps])),
+        interval=(low, high),
     )
     return verdict(
         source,

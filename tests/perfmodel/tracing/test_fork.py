@@ -1,6 +1,7 @@
 """A function in a copy of this process."""
 
 import functools
+import multiprocessing
 import os
 import signal
 import sys
@@ -11,7 +12,7 @@ from typing import NoReturn
 import pytest
 
 from perfmodel.errors import UntraceableModel
-from perfmodel.tracing.fork import Fork
+from perfmodel.tracing.fork import CrashedError, Fork, apart
 from tests.existing import existing
 
 
@@ -54,7 +55,7 @@ def test_what_the_copy_raises_is_raised_here(error: Exception) -> None:
     ],
 )
 def test_how_a_copy_ended_without_an_answer_is_told(end: Callable[[], object], told: str) -> None:
-    with Fork(end) as copy, pytest.raises(RuntimeError, match=rf"before it ends, got .*{told}"):
+    with Fork(end) as copy, pytest.raises(CrashedError, match=rf"before it ends, got .*{told}"):
         copy.result()
 
 
@@ -65,3 +66,28 @@ def test_a_copy_that_hangs_is_not_waited_for_and_ended() -> None:
         child = existing(copy._child.pid)
     with pytest.raises(ChildProcessError):
         os.waitpid(child, os.WNOHANG)
+
+
+def test_a_crash_costs_one_item_and_all_keep_their_order() -> None:
+    def act(item: int) -> int:
+        if item == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if item == 3:
+            raise UntraceableModel("no way")
+        time.sleep(0.1 / (1 + item))
+        return item * item
+
+    found = dict(apart(act, range(5)))
+    assert list(found) == [0, 1, 2, 3, 4]
+    assert [found[item] for item in (0, 1, 4)] == [0, 1, 16]
+    assert isinstance(found[2], CrashedError)
+    assert "SIGTERM" in str(found[2])
+    assert isinstance(found[3], UntraceableModel)
+
+
+def test_whoever_stops_early_leaves_no_copy_behind() -> None:
+    before = multiprocessing.active_children()
+    rest = apart(time.sleep, [0.0, 60.0, 60.0])
+    next(rest)
+    rest.close()
+    assert multiprocessing.active_children() == before

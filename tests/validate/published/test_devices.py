@@ -1,19 +1,22 @@
 """Steps of one GPU: families that were left out of a device whose costs are known."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 import perfmodel as pm
 from calibrate.step_fit import StepRow
-from calibrate.step_table import Setting, TableRow, traced_rows
+from calibrate.step_table import Setting, TableRow, traced_tables
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError
-from perfmodel.models import SHIPPED_TRACES
+from perfmodel.machine.measured import MeasuredMachine
+from perfmodel.models import SHIPPED_TRACES, document_for
 from perfmodel.workload.step import TracedStep
 from tests.benchmarks.machines import priors_for
 from tests.calibrate.test_step_table import FAMILIES, setting, trace_named, true_s
-from tests.validate.published.judged import judged, opened, write
+from tests.validate.published.judged import opened, write
 from validate.published import devices
 
 USUAL = {
@@ -30,13 +33,15 @@ USUAL = {
 def trace(setting: Setting) -> TracedStep:
     if setting.model == "timm:nobody_1":
         raise UsageError("model: must be known, got 'timm:nobody_1'")
+    if setting.model == "timm:crash_1":
+        os.kill(os.getpid(), signal.SIGTERM)
     return trace_named(setting)
 
 
 def row(model: str, batch: int, **other: str) -> dict[str, str]:
     """As long as the true device takes."""
     cells = USUAL | {"model": model, "batch_per_gpu": str(batch), "step_ms": "1"} | other
-    if model != "nobody_1" and cells["gpus"] == "1":
+    if model not in ("nobody_1", "crash_1") and cells["gpus"] == "1":
         cells["step_ms"] = repr(1e3 * true_s(devices.setting_of(cells)))
     return cells
 
@@ -50,6 +55,7 @@ def test_families_left_out_are_predicted_from_the_others(tmp_path: Path) -> None
     ]
     out = [
         row("nobody_1", 8),
+        row("crash_1", 8),
         row("alpha_10", 8, gpus="2"),
         row("alpha_10", 8, framework="PyTorch 1.10"),
         row("alpha_10", 8, device="Voodoo 2", gpus="2"),
@@ -66,8 +72,13 @@ def test_families_left_out_are_predicted_from_the_others(tmp_path: Path) -> None
     assert plain.mape > 0.3
     counted = table.counted()
     assert counted.num_judged == 16
+    assert counted.left_out.pop("models that cannot be traced") == 2
     assert set(counted.left_out.values()) == {1}
-    assert len(counted.left_out) == 4
+    assert len(counted.left_out) == 3
+    unknown, crashed = table.skipped
+    assert "timm:nobody_1 cannot be traced: model: must be known" in unknown
+    assert "timm:crash_1 cannot be traced: " in crashed
+    assert "SIGTERM" in crashed
 
 
 def test_a_machine_that_ships_is_judged_by_what_the_command_says(tmp_path: Path) -> None:
@@ -79,15 +90,29 @@ def test_a_machine_that_ships_is_judged_by_what_the_command_says(tmp_path: Path)
         for slower in (1.0, 1.1, 9.0)
     ]
     others = [rows[0] | {"memory_format": "channels_last"}, rows[0] | {"image": "256"}]
-    write(tmp_path / "single_device_steps.csv.gz", [*rows, *others])
-    ((series,), _, counted) = judged(tmp_path, "machines")
+    crash = rows[0] | {"model": "crash"}
+    write(tmp_path / "single_device_steps.csv.gz", [*rows, *others, crash])
+
+    def document_of(machine: MeasuredMachine, model: str) -> WorkloadDocument:
+        if model == "torchvision:crash":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return document_for(machine, model)
+
+    table = opened(tmp_path, "machines")
+    [series] = devices.judge_shipped(table, document_of)
+    counted = table.counted()
     assert series.name == "predict --machine rtx-3090"
     ours, plain = series.errors
     assert ours.bias == pytest.approx((1 / 1.1 + 1 / 9 - 2) / 3, abs=1e-6)
     assert ours.coverage == pytest.approx(2 / 3)
     assert plain.method == "one rate of arithmetic"
     assert counted.num_judged == 3
-    assert counted.left_out == {"another precision, memory format or size than predict traces": 2}
+    assert counted.left_out == {
+        "another precision, memory format or size than predict traces": 2,
+        "models that cannot be traced": 1,
+    }
+    [crashed] = table.skipped
+    assert "torchvision:crash cannot be traced: " in crashed
 
 
 def test_few_models_of_another_device_predict_its_others_as_long_as_there_are_others(
@@ -134,4 +159,4 @@ def traced_steps(name: str, *, slower: float) -> list[StepRow]:
         TableRow(where=name, setting=each, family=each.model, step_s=slower * true_s(each))
         for each in settings
     ]
-    return traced_rows(rows, trace)[0]
+    return traced_tables({"": rows}, trace)[""].steps
