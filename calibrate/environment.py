@@ -43,7 +43,6 @@ DeviceKind = Literal["cpu", "cuda", "virtual"]
 #: Plain JSON; a value is None where the machine does not tell.
 Facts: TypeAlias = dict[str, Any]
 
-_MHZ: Final = 1e6
 _CHECKOUT: Final = Path(__file__).resolve().parent.parent
 # A whole environment holds passwords; only these can change what is measured.
 _VARIABLES: Final = (
@@ -202,19 +201,13 @@ def cpu_facts(root: Path = Path("/"), *, observe_s: Seconds = 0.3) -> Facts:
     """Describe the processor; takes ``observe_s`` to see how busy it is."""
     import psutil  # noqa: PLC0415 - an extra; what measures nothing does without
 
-    logical, physical = psutil.cpu_count(), psutil.cpu_count(logical=False)
-    frequency = None
-    with suppress(OSError, NotImplementedError, AttributeError, RuntimeError):
-        frequency = psutil.cpu_freq()
+    logical = psutil.cpu_count()
     busy_fraction = psutil.cpu_percent(interval=observe_s) / 100 if observe_s > 0 else None
     return {
         "model": cpu_model(_text(root / "proc/cpuinfo") or "") or platform.processor() or None,
         "usable_cores": usable_cores(),
         "logical_cores": logical,
-        "physical_cores": physical,
         "quota_cores": quota_cores(root),
-        "frequency_hz": frequency.current * _MHZ or None if frequency else None,
-        "max_frequency_hz": frequency.max * _MHZ or None if frequency else None,
         "busy_cores": None if busy_fraction is None else busy_fraction * (logical or 1),
     }
 
@@ -364,16 +357,17 @@ def place(
         )
     if device not in ("auto", "cpu", "cuda", "virtual"):
         raise UsageError(f"--device-kind: must be auto, cpu, cuda or virtual, got {device!r}")
-    if device == "virtual":
-        return _virtual(environment, flags, conditions)
-    gpus = () if device == "cpu" else usable_gpus(device)
-    device_kind: DeviceKind = "cuda" if gpus else "cpu"
-    num_devices = len(gpus) if device_kind == "cuda" else usable_cores()
+    virtual = environment["virtual"] if device == "virtual" else None
+    gpus = usable_gpus(device) if device in ("auto", "cuda") else ()
+    device_kind: DeviceKind = "virtual" if virtual else "cuda" if gpus else "cpu"
+    num_devices = virtual["devices"] if virtual else len(gpus) or usable_cores()
     topology = resolve_topology(
         os.environ,
         flags=flags,
         num_local_devices=num_devices,
-        default_ranks_per_node=default_ranks(device_kind, num_devices=num_devices),
+        default_ranks_per_node=1
+        if virtual
+        else default_ranks(device_kind, num_devices=num_devices),
         allow_oversubscription=device_kind == "cpu"
         and (flags.nproc_per_node or 0) <= _RANKS_PER_CORE * num_devices,
     )
@@ -381,33 +375,16 @@ def place(
     if problem := unfit(own, query_gpus()) if own else "":
         raise UsageError(problem)
     if conditions is None:
-        conditions = chosen_conditions(os.environ, topology=topology)
+        # Nothing is computed on a virtual device.
+        one = {_THREADS: "1"}
+        conditions = one if virtual else chosen_conditions(os.environ, topology=topology)
     return Placement(
         topology=topology,
         device_kind=device_kind,
         conditions=conditions,
         fingerprint=environment["host"]["fingerprint"],
+        truth=virtual and virtual["truth"],
         gpus=tuple(gpu["uuid"] for gpu in own if gpu["uuid"] is not None),
-    )
-
-
-def _virtual(
-    environment: Facts, flags: LaunchFlags, conditions: Mapping[str, str] | None
-) -> Placement:
-    """Ranks of a virtual device: one thread each, since nothing is computed."""
-    virtual = environment["virtual"]
-    topology = resolve_topology(
-        os.environ,
-        flags=flags,
-        num_local_devices=virtual["devices"],
-        default_ranks_per_node=1,
-    )
-    return Placement(
-        topology=topology,
-        device_kind="virtual",
-        conditions={_THREADS: "1"} if conditions is None else conditions,
-        fingerprint=environment["host"]["fingerprint"],
-        truth=virtual["truth"],
     )
 
 

@@ -15,7 +15,7 @@ from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UntraceableModel, UsageError, refuse_unknown
 from perfmodel.files import read_json
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.tracing.huggingface_config import DECODERS, LLAMA_FAMILY, Config, read_shape
+from perfmodel.tracing.huggingface_config import DECODERS, read_shape
 from perfmodel.tracing.imports import without_collection, without_compiler
 from perfmodel.workload import is_model
 from perfmodel.workload.step import USUAL_METHOD, StepMethod
@@ -80,8 +80,7 @@ def _of_size(text: str, parameters: float, sequence: int | None) -> NamedTransfo
 
 
 def _from_config(path: Path, sequence: int | None) -> NamedTransformer:
-    config = Config.read(path)
-    shape = read_shape(config, families=DECODERS)
+    shape = read_shape(path, families=DECODERS)
     if shape.head_width * shape.num_heads != shape.width:
         raise UsageError(
             f"{path}: head_dim x num_attention_heads must be hidden_size = {shape.width} for --layout, "
@@ -92,14 +91,14 @@ def _from_config(path: Path, sequence: int | None) -> NamedTransformer:
             f"--sequence-length: must be <= {shape.num_positions} for {path}, got {sequence}"
         )
     return NamedTransformer(
-        name=str(config.get("_name_or_path", "") or path.resolve().parent.name or path.stem),
+        name=shape.name or path.resolve().parent.name or path.stem,
         shape=Transformer(
             layers=shape.num_layers,
             hidden=shape.width,
             heads=shape.num_heads,
             kv_heads=shape.num_key_value_heads,
             feed_forward=shape.inner_width,
-            gated=shape.family in LLAMA_FAMILY,
+            gated=shape.is_llama,
             vocabulary=shape.vocabulary,
             tied=shape.tied,
             experts=max(shape.num_experts, 1),

@@ -112,26 +112,25 @@ def _extended(one: Sequence[_Item], other: Sequence[_Item], more: int) -> list[_
     if [key for key, _ in block] != [key for key, _ in before]:
         raise IrregularLayersError
 
-    def deeper(shallow: _Item, deep: _Item, value: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(v + more * (b - a) for a, b, v in zip(shallow[1], deep[1], value, strict=True))
-
-    found = [(b[0], deeper(a, b, b[1])) for a, b in zip(one[:at], other, strict=False)]
-    grown = [
-        (b[0], deeper(a, c, b[1]))
-        for a, c, b in zip(one[at - period : at], before, block, strict=True)
+    found = [
+        (key, _moved(v, more, v, a)) for (_, a), (key, v) in zip(one[:at], other, strict=False)
     ]
     for layer in range(more + 1):
         found += [
-            (
-                key,
-                tuple(v + layer * (b - a) for v, b, a in zip(value, now[1], last[1], strict=True)),
+            (key, _moved(_moved(now, more, last, a), layer, now, last))
+            for (_, a), (_, last), (key, now) in zip(
+                one[at - period : at], before, block, strict=True
             )
-            for (key, value), now, last in zip(grown, block, before, strict=True)
         ]
-    found += [
-        (b[0], deeper(a, b, b[1])) for a, b in zip(one[at:], other[at + period :], strict=True)
-    ]
-    return found
+    rest = zip(one[at:], other[at + period :], strict=True)
+    return [*found, *((key, _moved(v, more, v, a)) for (_, a), (key, v) in rest)]
+
+
+def _moved(
+    value: tuple[int, ...], times: int, after: tuple[int, ...], before: tuple[int, ...]
+) -> tuple[int, ...]:
+    """A value that changes so many times by a difference."""
+    return tuple(v + times * (b - a) for v, b, a in zip(value, after, before, strict=True))
 
 
 def _called(step: RecordedStep, phase: Phase) -> list[_Item]:

@@ -29,7 +29,7 @@ class Fork(Generic[Result]):
 
     def __init__(self, act: Callable[[], Result]) -> None:
         context = multiprocessing.get_context("fork")
-        self._answer, answering = context.Pipe(duplex=False)
+        self.answer, answering = context.Pipe(duplex=False)
         self._child = context.Process(target=_live, args=(act, answering))
         with answering, warnings.catch_warnings():
             # Idle threads of others stay behind; nothing in the copy asks for them.
@@ -41,7 +41,7 @@ class Fork(Generic[Result]):
 
     def __exit__(self, *_: object) -> None:
         """End the copy and forget it."""
-        self._answer.close()
+        self.answer.close()
         self._child.kill()
         self._child.join()
 
@@ -51,12 +51,12 @@ class Fork(Generic[Result]):
         ``TimeoutError`` if it has not answered within so long from now [s], ``CrashedError`` if it ended
         without an answer.
         """
-        if not self._answer.poll(within_s):
+        if not self.answer.poll(within_s):
             raise TimeoutError(
                 f"a copy of this process must answer within {within_s:g} s, got nothing"
             )
         try:
-            content = self._answer.recv_bytes()
+            content = self.answer.recv_bytes()
         except EOFError:
             raise CrashedError(
                 f"a copy of this process must answer before it ends, got {self._ending()}"

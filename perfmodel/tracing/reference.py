@@ -165,7 +165,7 @@ _GPT2_VOCABULARY: Final = 50_257
 
 def gpt2() -> nn.Module:
     """A decoder of the size of GPT-2 small (124 million parameters), without dropout."""
-    from perfmodel.tracing.huggingface_config import Config, read_shape  # noqa: PLC0415 - few need it
+    from perfmodel.tracing.huggingface_config import shape_of  # noqa: PLC0415 - few need it
     from perfmodel.tracing.transformers import CausalLanguageModel  # noqa: PLC0415
 
     values = {
@@ -177,7 +177,7 @@ def gpt2() -> nn.Module:
         "max_position_embeddings": _GPT2_TOKENS,
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
     }
-    return CausalLanguageModel(read_shape(Config(Path("gpt2"), values), families=("gpt2",)))
+    return CausalLanguageModel(shape_of(values, path=Path("gpt2")))
 
 
 def _resnet50_channels_last() -> nn.Module:

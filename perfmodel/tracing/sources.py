@@ -1,7 +1,6 @@
 """Models by what a user types: a name, ``file.py:factory``, or a Hugging Face ``config.json``."""
 
 import contextlib
-import difflib
 import functools
 import importlib.util
 import inspect
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torchvision import models
 
-from perfmodel.errors import UntraceableModel, UsageError
+from perfmodel.errors import UntraceableModel, UsageError, did_you_mean
 from perfmodel.tracing.reference import MODELS
 from perfmodel.tracing.source import (
     OWN_SIZE,
@@ -53,11 +52,9 @@ def find_source(
     name, _, heads = text.removeprefix("torchvision:").partition(":")
     if name not in _classification_names() or heads not in {"", _NO_HEADS}:
         known = {*others, *MODELS, *_classification_names()}
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        meant = f"; did you mean {', '.join(near)}?" if near else ""
         raise UsageError(
             f"{option}: must be a reference model, a classification model of torchvision, timm:NAME, "
-            f"FILE.py:FACTORY or a Hugging Face config.json, got {text!r}{meant}"
+            f"FILE.py:FACTORY or a Hugging Face config.json, got {text!r}{did_you_mean(name, known)}"
         )
     size.refuse_except("image_size", text=text)
     return _torchvision_source(name, size.image_size, auxiliary=heads != _NO_HEADS)
@@ -131,8 +128,7 @@ def _timm_source(name: str, image_size: int | None, *, option: str) -> ModelSour
     except ImportError:
         raise UsageError(f"{option}: timm:{name} needs timm, got none; pip install timm") from None
     if not timm.is_model(name):
-        near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
-        meant = f"; did you mean {', '.join(near)}?" if near else ""
+        meant = did_you_mean(name, timm.list_models())
         raise UsageError(f"{option}: must be a model of timm, got {name!r}{meant}")
     # Names of before are those of today's models; figures were published under them.
     name = timm.models.get_deprecated_models().get(name) or name

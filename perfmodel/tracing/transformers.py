@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from perfmodel.errors import UsageError
-from perfmodel.tracing.huggingface_config import DECODERS, Config, TransformerShape, read_shape
+from perfmodel.tracing.huggingface_config import DECODERS, TransformerShape, read_shape, wrong
 from perfmodel.tracing.source import (
     ModelSource,
     SampleSize,
@@ -127,7 +127,7 @@ class Attention(nn.Module):
             out = TransposedLinear(queries, width)
         else:
             out_bias = not shape.is_llama
-            bias = family != "vit" or shape.raw.flag("qkv_bias", default=True)
+            bias = family != "vit" or shape.qkv_bias
             if shape.is_llama:
                 bias, out_bias = shape.attention_bias, shape.attention_bias and family != "qwen2"
             self.q_proj = nn.Linear(width, queries, bias=bias)
@@ -178,10 +178,9 @@ class MLP(nn.Module):
         width, inner = shape.width, shape.inner_width
         self.gated = shape.is_llama
         if self.gated:
-            bias = shape.raw.flag("mlp_bias", default=False)
-            self.gate_proj = nn.Linear(width, inner, bias=bias)
-            self.up_proj = nn.Linear(width, inner, bias=bias)
-            self.down_proj = nn.Linear(inner, width, bias=bias)
+            self.gate_proj = nn.Linear(width, inner, bias=shape.mlp_bias)
+            self.up_proj = nn.Linear(width, inner, bias=shape.mlp_bias)
+            self.down_proj = nn.Linear(inner, width, bias=shape.mlp_bias)
         else:
             make = TransposedLinear if shape.family == "gpt2" else nn.Linear
             self.up, self.down = make(width, inner), make(inner, width)
@@ -304,14 +303,14 @@ class Bert(nn.Module):
         width, kind = shape.width, shape.architecture
         self.word_embeddings = nn.Embedding(shape.vocabulary, width)
         self.position_embeddings = nn.Embedding(shape.num_positions, width)
-        self.token_type_embeddings = nn.Embedding(shape.raw.count("type_vocab_size", 2), width)
+        self.token_type_embeddings = nn.Embedding(shape.token_types, width)
         self.embedding_norm = nn.LayerNorm(width)
         self.dropout = _dropout(shape)
         self.layers = _layers(shape)
         self.pooler = None if kind == "BertForMaskedLM" else nn.Linear(width, width)
         labels = {"BertForPreTraining": 2}.get(kind)
         if kind == "BertForSequenceClassification":
-            labels = num_labels(shape, default=2)
+            labels = shape.num_labels
         self.classifier = nn.Identity() if labels is None else nn.Linear(width, labels)
         self.classified = labels is not None
         masked = kind in {"BertForMaskedLM", "BertForPreTraining"}
@@ -354,9 +353,8 @@ class VisionTransformer(nn.Module):
 
     def __init__(self, shape: TransformerShape, *, image_size: int) -> None:
         super().__init__()
-        width, patch = shape.width, shape.raw.count("patch_size", 16)
-        channels = shape.raw.count("num_channels", 3)
-        self.patches = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
+        width, patch = shape.width, shape.patch_size
+        self.patches = nn.Conv2d(shape.num_channels, width, kernel_size=patch, stride=patch)
         num_patches = (image_size // patch) ** 2
         self.class_token = nn.Parameter(torch.empty(1, 1, width))
         self.positions = nn.Parameter(torch.empty(1, num_patches + 1, width))
@@ -365,7 +363,7 @@ class VisionTransformer(nn.Module):
         self.dropout = _dropout(shape)
         self.layers = _layers(shape)
         self.norm = nn.LayerNorm(width)
-        self.classifier = nn.Linear(width, num_labels(shape, default=1000))
+        self.classifier = nn.Linear(width, shape.num_labels)
 
     def forward(self, images: Tensor) -> Tensor:
         """Scores ``(samples, labels)`` of images ``(samples, channels, pixels, pixels)``."""
@@ -378,14 +376,6 @@ class VisionTransformer(nn.Module):
         return scores
 
 
-def num_labels(shape: TransformerShape, *, default: int) -> int:
-    """Classes that a file names, or counts."""
-    named = shape.raw.get("id2label", None)
-    if isinstance(named, dict) and named:
-        return len(named)
-    return shape.raw.count("num_labels", default)
-
-
 _LONGEST_DEFAULT: Final = 2048
 #: Standard deviation with which embedding tables begin (``initializer_range``). With torch's 1 a tied
 #: head is so sure of itself that every gradient is exactly 0, which no training has.
@@ -394,14 +384,13 @@ _TABLE_SPREAD: Final = 0.02
 
 def huggingface_source(path: Path, size: SampleSize) -> ModelSource:
     """The model that a configuration describes, with the loss that it is usually trained with."""
-    config = Config.read(path)
-    shape = read_shape(config, families=(*DECODERS, *ENCODERS))
+    shape = read_shape(path, families=(*DECODERS, *ENCODERS))
     if shape.activation not in ACTIVATIONS:
-        raise config.wrong("hidden_act", f"one of {', '.join(ACTIVATIONS)}", shape.activation)
-    name = str(config.get("_name_or_path", "") or path.parent.name or path.stem)
+        raise wrong(path, "hidden_act", f"one of {', '.join(ACTIVATIONS)}", shape.activation)
+    name = shape.name or path.parent.name or path.stem
     if shape.family == "vit":
         size.refuse_except("image_size", text=str(path))
-        pixels = size.image_size or config.count("image_size", 224)
+        pixels = size.image_size or shape.image_size
         return _of_any_depth(lambda shape: _image_source(name, shape, pixels), shape)
     size.refuse_except("sequence_length", text=str(path))
     num_tokens = size.sequence_length or min(shape.num_positions, _LONGEST_DEFAULT)
@@ -424,7 +413,7 @@ def _of_any_depth(
     return replace(
         source(shape),
         depth=shape.num_layers,
-        with_depth=lambda num_layers: source(replace(shape, num_layers=num_layers)),
+        with_depth=lambda depth: source(shape.model_copy(update={"num_layers": depth})),
     )
 
 
@@ -460,16 +449,16 @@ def _text_source(name: str, shape: TransformerShape, num_tokens: int) -> ModelSo
 
 
 def _image_source(name: str, shape: TransformerShape, pixels: int) -> ModelSource:
-    channels = shape.raw.count("num_channels", 3)
-    patch = shape.raw.count("patch_size", 16)
-    if pixels % patch:
-        raise UsageError(f"--image-size: must be divisible by the patches of {patch}, got {pixels}")
-    labels = num_labels(shape, default=1000)
+    channels = shape.num_channels
+    if pixels % shape.patch_size:
+        raise UsageError(
+            f"--image-size: must be divisible by the patches of {shape.patch_size}, got {pixels}"
+        )
     return ModelSource(
         name=name,
         sample=f"{channels}x{pixels}x{pixels} image",
         build=lambda: VisionTransformer(shape, image_size=pixels),
-        draw_batch=labelled(images(channels, pixels, pixels), labels),
+        draw_batch=labelled(images(channels, pixels, pixels), shape.num_labels),
         loss=classification_loss,
     )
 

@@ -26,10 +26,7 @@ def plain_environment(num_gpus: int = 0) -> Facts:
             "model": "AMD EPYC 9654",
             "usable_cores": 16,
             "logical_cores": 16,
-            "physical_cores": 16,
             "quota_cores": None,
-            "frequency_hz": 2.4e9,
-            "max_frequency_hz": 3.7e9,
             "busy_cores": 0.2,
         },
         "memory": {

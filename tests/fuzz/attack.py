@@ -37,7 +37,7 @@ from perfmodel.documents.training_configs import read_config
 from perfmodel.documents.training_logs import read_log
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import PerfModelError
-from perfmodel.tracing.huggingface_config import DECODERS, Config, read_shape
+from perfmodel.tracing.huggingface_config import DECODERS, read_shape
 from tests.fuzz.nonsense import UNSEALED, changed, edited, page_check, questions
 from tests.perfmodel.cli.test_refusals import _WRITERS
 from tests.perfmodel.plan.plans import TODAY
@@ -98,7 +98,7 @@ READERS: Final[dict[str, tuple[str, bytes | str | Path, Read]]] = {
     "config": (
         "json",
         _INPUTS / "config.json",
-        lambda path: read_shape(Config.read(path), families=DECODERS),
+        lambda path: read_shape(path, families=DECODERS),
     ),
     "nccl-tests": (
         "txt",

@@ -10,13 +10,11 @@ import functools
 import json
 import math
 import os
-import signal
 import sys
 import time
-import traceback
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from multiprocessing import connection
+from typing import Any, Final, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -24,6 +22,7 @@ from torch._C._distributed_c10d import FileStore
 
 from calibrate.locks import work_folder
 from perfmodel.errors import MeasurementFailed
+from perfmodel.tracing.fork import Fork
 from perfmodel.units import Seconds
 from validate.testbed import links
 from validate.testbed.records import CollectiveSetting
@@ -37,13 +36,16 @@ _MOST_REPEATS: Final = 30
 _WARM_UP_LIMIT_S: Final = 0.3
 #: A modest real-time priority: before every ordinary process, after the kernel's own threads.
 _PRIORITY: Final = 10
-_POLL_S: Final = 0.02
 #: Ranks may take this long, whatever they do.
 _LIMIT_S: Final = 120.0
 
 
-def collect(rank: int, setting: CollectiveSetting) -> list[list[tuple[Seconds, Seconds]]]:
-    """Time collectives one at a time: start and end of every repeat, for every size. [s]"""
+#: Start and end of every repeat, for every size. [s]
+Found: TypeAlias = list[list[tuple[Seconds, Seconds]]]
+
+
+def collect(rank: int, setting: CollectiveSetting) -> Found:
+    """Time collectives one at a time."""
     found = []
     for size_bytes in setting.sizes_bytes:
         act = _act(rank, setting, size_bytes)
@@ -122,19 +124,15 @@ def serve(setting: CollectiveSetting) -> dict[str, Any]:
     """Wire the links, run all ranks to their end, take everything down; fields of the run."""
     links.remove()
     links.build(setting)
-    alive: set[int] = set()
     try:
-        with work_folder("perfmodel-testbed-") as name:
-            folder, started_utc = Path(name), time.time()
-            for rank in range(setting.num_ranks):
-                alive.add(_fork(functools.partial(_play, rank, setting, folder)))
-            _wait(alive, folder)
-            files = [folder / f"{rank}.json" for rank in range(setting.num_ranks)]
-            of_ranks = [json.loads(file.read_text("utf-8")) for file in files]
+        with work_folder("perfmodel-testbed-") as folder, contextlib.ExitStack() as until:
+            started_utc = time.time()
+            plays = (
+                functools.partial(_play, rank, setting, f"{folder}/store")
+                for rank in range(setting.num_ranks)
+            )
+            of_ranks = _answers([until.enter_context(Fork(play)) for play in plays])
     finally:
-        for child in alive:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
         links.remove()
     # From the last start to the last end: earlier ranks only wait.
     durations_s = [
@@ -147,58 +145,36 @@ def serve(setting: CollectiveSetting) -> dict[str, Any]:
     return {"started_utc": started_utc, "durations_s": durations_s}
 
 
-def _fork(life: Callable[[], None]) -> int:
-    """Start a child, which exits without the interpreter's farewell: it waits for threads of gloo."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            life()
-            status = 0
-        finally:
-            os._exit(status)
-    return child
+def _play(rank: int, setting: CollectiveSetting, store: str) -> Found:
+    """The life of one rank."""
+    links.enter_node(rank)
+    torch.set_num_threads(1)
+    files = FileStore(store, setting.num_ranks)
+    dist.init_process_group("gloo", store=files, rank=rank, world_size=setting.num_ranks)
+    return collect(rank, setting)
 
 
-def _play(rank: int, setting: CollectiveSetting, folder: Path) -> None:
-    """The life of one rank, from fork to exit."""
-    try:
-        links.enter_node(rank)
-        torch.set_num_threads(1)
-        store = FileStore(str(folder / "store"), setting.num_ranks)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=setting.num_ranks)
-        found = collect(rank, setting)
-    except BaseException:
-        (folder / f"{rank}.error").write_text(traceback.format_exc(), encoding="utf-8")
-        raise
-    (folder / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+def _answers(ranks: Sequence[Fork[Found]]) -> list[Found]:
+    """What every rank found.
 
-
-def _wait(alive: set[int], folder: Path) -> None:
-    """Return when all ranks have ended well."""
-    deadline_s = time.monotonic() + _LIMIT_S
-    while alive:
-        child, status = os.waitpid(-1, os.WNOHANG)
-        if child:
-            alive.discard(child)
-            if status:
-                raise MeasurementFailed(f"testbed: {_first_error(folder)}")
-        elif time.monotonic() > deadline_s:
-            raise MeasurementFailed(f"testbed: {len(alive)} ranks did not end in {_LIMIT_S:.0f} s")
-        else:
-            time.sleep(_POLL_S)
-
-
-def _first_error(folder: Path) -> str:
-    """Words of the rank that failed first, whichever was noticed first.
-
-    A rank writes them before its connections break, which then fails the others.
+    ``MeasurementFailed`` names the rank that failed first: its end breaks the connections of the others.
     """
-    written = sorted(folder.glob("*.error"), key=lambda path: path.stat().st_mtime_ns)
-    if not written:
-        return "a rank failed: it left no word"
-    lines = written[0].read_text(encoding="utf-8").strip().splitlines() or ["it left no word"]
-    return f"rank {written[0].stem} failed: {lines[-1][:300]}"
+    waiting = {copy.answer: rank for rank, copy in enumerate(ranks)}
+    found: dict[int, Found] = {}
+    deadline_s = time.monotonic() + _LIMIT_S
+    while waiting:
+        ready = connection.wait(list(waiting), max(0.0, deadline_s - time.monotonic()))
+        if not ready:
+            raise MeasurementFailed(
+                f"testbed: {len(waiting)} ranks did not end in {_LIMIT_S:.0f} s"
+            )
+        for rank in [waiting.pop(answer) for answer in ready]:  # type: ignore[call-overload]
+            try:
+                found[rank] = ranks[rank].result()
+            except Exception as error:
+                words = " ".join(f"{type(error).__name__}: {error}".split())
+                raise MeasurementFailed(f"testbed: rank {rank} failed: {words[:300]}") from error
+    return [found[rank] for rank in range(len(ranks))]
 
 
 if __name__ == "__main__":
