@@ -3,7 +3,6 @@
 Torch is not imported here: a worker, which has it anyway, calls ``torch_facts`` and sends them.
 """
 
-import datetime as dt
 import hashlib
 import importlib
 import os
@@ -34,6 +33,7 @@ from calibrate.topology import (
     default_ranks,
     resolve_topology,
 )
+from calibrate.virtual import with_truth
 from perfmodel.documents import Provenance, command_line, installed_version
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.machine.measured import MeasuredMachine
@@ -405,22 +405,15 @@ def placement_of(
     )
 
 
-def described(truth: str | None) -> Facts:
+def described(truth: str | None, torch: Facts | None = None, *, observe_s: Seconds = 0.3) -> Facts:
     """The machine at hand; with a virtual device as a truth file says."""
-    return _with_truth(describe_environment(), truth)
+    found = describe_environment(torch, observe_s=observe_s)
+    return found if truth is None else with_truth(found, truth)
 
 
 def described_by_torch(truth: str | None) -> Facts:
     """The same in a rank, which has torch at hand and no time to watch the cores."""
-    return _with_truth(describe_environment(torch_facts(), observe_s=0.0), truth)
-
-
-def _with_truth(environment: Facts, truth: str | None) -> Facts:
-    if truth is None:
-        return environment
-    from calibrate.virtual import with_truth  # noqa: PLC0415 - few need it
-
-    return with_truth(environment, truth)
+    return described(truth, torch_facts(), observe_s=0.0)
 
 
 def refuse_other_machine(
@@ -438,12 +431,10 @@ def refuse_other_machine(
 def provenance(environment: Facts, *, seed: int) -> Provenance:
     """Who made a document, here and now."""
     software = environment["software"]
+    found = Provenance.of_answer(
+        sys.argv, host_fingerprint=environment["host"]["fingerprint"], seed=seed
+    )
     versions = {name: str(value) for name, value in software.items() if value is not None}
-    return Provenance(
-        created_utc=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        command_line=command_line(sys.argv),
-        git_commit=software["git_commit"],
-        seed=seed,
-        versions={**versions, "perfmodel": installed_version("perfmodel") or "unknown"},
-        host_fingerprint=environment["host"]["fingerprint"],
+    return found.model_copy(
+        update={"git_commit": software["git_commit"], "versions": versions | found.versions}
     )

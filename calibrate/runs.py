@@ -60,57 +60,6 @@ def wrong_unit(jobs: Jobs, step_s: Column) -> dict[int, str]:
     return found
 
 
-def wrong_memory_unit(jobs: Jobs, peak_bytes: Column) -> dict[int, str]:
-    """Rows (from 0) whose printed peak cannot be in bytes, and why; rows without one are fine."""
-    share = peak_bytes / tensor_bytes(jobs)
-
-    odd = (share > OUT_OF_PROPORTION) | (share < 1 / OUT_OF_PROPORTION)
-    return {
-        i: f"a peak of {format_bytes(peak_bytes[i])} is {share[i]:.2g} times what the tensors of rank 0 "
-        f"take; the column looks 1000x too {'large' if share[i] > 1 else 'small'} (give its unit)"
-        for i in np.flatnonzero(odd).tolist()
-    }
-
-
-def slow_for_device(jobs: Jobs, step_s: Column, peak_flop_per_s: float) -> str | None:
-    """Why all step times together cannot be in seconds on a device with this peak, if so."""
-    share = float(np.median(_speed(jobs, step_s))) / peak_flop_per_s
-    if share >= LEAST_SHARE_OF_PEAK:
-        return None
-    return (
-        f"half of the step times mean less than {share:.2g} of the device's peak; the column looks 1000x "
-        "too large (seconds are not milliseconds: give its unit), or sequences 1000x too short"
-    )
-
-
-def fast_for_device(jobs: Jobs, step_s: Column, peak_flop_per_s: float) -> dict[int, str]:
-    """Rows (from 0) that are faster than a device with this 16-bit peak can be, and by how much."""
-    share = _speed(jobs, step_s) / (peak_flop_per_s * jobs.matmul_ratio)
-    return {
-        int(i): f"step time {step_s[i]:.4g} s means {share[i]:.3g} times the peak"
-        for i in np.flatnonzero(share > 1)
-    }
-
-
-def far_behind(jobs: Jobs, step_s: Column) -> dict[int, str]:
-    """Rows (from 0) that are far slower than the others for their work, and by how much."""
-    speed = _speed(jobs, step_s)
-    behind = float(np.median(speed)) / speed
-    return {
-        row: f"step time {step_s[row]:g} s is {behind[row]:,.0f} times that of the other runs for its work"
-        for row in np.flatnonzero(behind > FAR_BEHIND).tolist()
-    }
-
-
-def contradictions(jobs: Jobs, step_s: Column) -> list[tuple[int, int]]:
-    """Pairs of rows (from 0) that are the same job with step times too far apart."""
-    suspect = np.abs(np.subtract.outer(np.log(step_s), np.log(step_s))) > np.log(CONTRADICTION)
-    for field in fields(Jobs):
-        column = getattr(jobs, field.name)
-        suspect &= np.equal.outer(column, column)
-    return [(int(i), int(j)) for i, j in np.argwhere(np.triu(suspect, 1))]
-
-
 #: Columns of a run that a layout has under the same name.
 _LAYOUT: Final = (
     *("dp", "tp", "pp", "cp", "ep", "zero", "shard"),
@@ -193,9 +142,11 @@ def read_runs(table: Path, mapping: RunColumns, *, device: str | None = None) ->
     for run, row in zip(found, values, strict=True):
         _require_layout(run.where, row)
     jobs, step_s = jobs_from_rows(values), np.array([row[STEP] for row in values])
+    behind = np.median(_speed(jobs, step_s)) / _speed(jobs, step_s)
     odd = [
-        f"{found[row].where}: {problem}; another unit, or a stall?"
-        for row, problem in far_behind(jobs, step_s).items()
+        f"{found[row].where}: step time {step_s[row]:g} s is {behind[row]:,.0f} times that of the other runs for its "
+        "work; another unit, or a stall?"
+        for row in np.flatnonzero(behind > FAR_BEHIND).tolist()
     ]
     runs = RunTable(
         jobs=jobs,
@@ -230,30 +181,47 @@ def _require_layout(where: str, row: Mapping[str, float]) -> None:
 
 
 def _require_possible(table: Path, runs: RunTable, sheet: DeviceSheet) -> None:
-    """Refuse times that this device cannot have."""
-    peak = sheet.matmul_flop_per_s
-    slow = slow_for_device(runs.jobs, runs.step_s, peak)
-    if slow is not None:
-        raise InvalidDocument(f"{table}: column {runs.step_column}: {slow}")
-    for row, problem in fast_for_device(runs.jobs, runs.step_s, peak).items():
+    """Refuse times that this device cannot have; none is faster than its 16-bit peak."""
+    speed = _speed(runs.jobs, runs.step_s)
+    share = float(np.median(speed)) / sheet.matmul_flop_per_s
+    if share < LEAST_SHARE_OF_PEAK:
         raise InvalidDocument(
-            f"{runs.places[row]}, column {runs.step_column}: {problem} of {sheet.name}; say the "
-            "device (--device), the precision, or the unit"
+            f"{table}: column {runs.step_column}: half of the step times mean less than {share:.2g} of the device's "
+            "peak; the column looks 1000x too large (seconds are not milliseconds: give its unit), or sequences "
+            "1000x too short"
+        )
+    shares = speed / (sheet.matmul_flop_per_s * runs.jobs.matmul_ratio)
+    for row in np.flatnonzero(shares > 1).tolist():
+        raise InvalidDocument(
+            f"{runs.places[row]}, column {runs.step_column}: step time {runs.step_s[row]:.4g} s means "
+            f"{shares[row]:.3g} times the peak of {sheet.name}; say the device (--device), the precision, or the unit"
         )
 
 
 def _require_consistent(runs: RunTable) -> None:
-    wrong = wrong_unit(runs.jobs, runs.step_s)
+    """Refuse columns in a wrong unit, and two runs of one job that contradict each other."""
+    jobs, step_s, peak_bytes = runs.jobs, runs.step_s, runs.peak_bytes
+    wrong = wrong_unit(jobs, step_s)
     for row, problem in wrong.items():
         raise InvalidDocument(
             f"{runs.places[row]}, column {runs.step_column}: {problem}; so are {len(wrong)} of "
-            f"{len(runs.jobs)} runs"
+            f"{len(jobs)} runs"
         )
-    for row, problem in wrong_memory_unit(runs.jobs, runs.peak_bytes).items():
-        raise InvalidDocument(f"{runs.places[row]}, column {runs.peak_column}: {problem}")
-    for first, second in contradictions(runs.jobs, runs.step_s):
-        file = f"{runs.places[first].rpartition(': line ')[0]}: "
+    share = peak_bytes / tensor_bytes(jobs)
+    odd = (share > OUT_OF_PROPORTION) | (share < 1 / OUT_OF_PROPORTION)
+    for row in np.flatnonzero(odd).tolist():
+        raise InvalidDocument(
+            f"{runs.places[row]}, column {runs.peak_column}: a peak of {format_bytes(peak_bytes[row])} is "
+            f"{share[row]:.2g} times what the tensors of rank 0 take; the column looks 1000x too "
+            f"{'large' if share[row] > 1 else 'small'} (give its unit)"
+        )
+    suspect = np.abs(np.subtract.outer(np.log(step_s), np.log(step_s))) > np.log(CONTRADICTION)
+    for field in fields(Jobs):
+        column = getattr(jobs, field.name)
+        suspect &= np.equal.outer(column, column)
+    for one, other in np.argwhere(np.triu(suspect, 1)).tolist():
+        file = f"{runs.places[one].rpartition(': line ')[0]}: "
         raise IncomparableRuns(
-            f"{runs.places[first]} and {runs.places[second].removeprefix(file)} are the same job "
-            f"but take {runs.step_s[first]:g} s and {runs.step_s[second]:g} s; remove the wrong one"
+            f"{runs.places[one]} and {runs.places[other].removeprefix(file)} are the same job "
+            f"but take {step_s[one]:g} s and {step_s[other]:g} s; remove the wrong one"
         )

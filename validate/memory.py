@@ -52,38 +52,15 @@ MODELS: Final = (
 )
 
 
-def _config(family: str, *, layers: int, width: int, tokens: int, **others: Any) -> dict[str, Any]:
-    return {
-        "model_type": family,
-        "hidden_size": width,
-        "num_attention_heads": 8,
-        "num_hidden_layers": layers,
-        "max_position_embeddings": tokens,
-        **others,
-    }
-
-
+_LIKE: Final = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 6}
+_TEXTS: Final = {"max_position_embeddings": 128, "vocab_size": 8192}
 #: Hugging Face configurations of models that have no name elsewhere.
-_CONFIGS: Final = {
-    "gpt2-like": _config("gpt2", layers=6, width=512, tokens=128, vocab_size=16384),
-    "bert-like": _config(
-        "bert",
-        layers=6,
-        width=512,
-        tokens=128,
-        architectures=["BertForMaskedLM"],
-        intermediate_size=2048,
-        vocab_size=8192,
-    ),
-    "llama-like": _config(
-        "llama",
-        layers=6,
-        width=512,
-        tokens=256,
-        intermediate_size=1376,
-        num_key_value_heads=4,
-        vocab_size=8192,
-    ),
+_CONFIGS: Final[dict[str, dict[str, Any]]] = {
+    "gpt2-like": {"model_type": "gpt2", **_LIKE, **_TEXTS, "vocab_size": 16384},
+    "bert-like": {"model_type": "bert", **_LIKE, **_TEXTS, "intermediate_size": 2048}
+    | {"architectures": ["BertForMaskedLM"]},
+    "llama-like": {"model_type": "llama", **_LIKE, **_TEXTS, "max_position_embeddings": 256}
+    | {"intermediate_size": 1376, "num_key_value_heads": 4},
 }
 
 

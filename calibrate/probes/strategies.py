@@ -27,7 +27,7 @@ from perfmodel.layout import Layout, Schedule, parse_layout
 from perfmodel.tracing.source import Batch, ModelSource, classification_loss, make_optimizer
 from perfmodel.tracing.trace import trace_model
 from perfmodel.units import Seconds
-from perfmodel.workload.step import DEFAULT, StepMethod
+from perfmodel.workload.step import DEFAULT, OPTIMIZERS, StepMethod
 
 _CLASSES = 16
 _WARM_UP = 3
@@ -221,28 +221,28 @@ def _step(session: Session, task: LayoutTask, layout: Layout, groups: dict[str, 
         make.zero_grad()
 
     if pp > 1:
-        run = _pipeline(trained, layout, groups["pp"], device)
+        part = PipelineStage(trained, stage, pp, device, group=groups["pp"])
+        kind = ScheduleGPipe if layout.schedule is Schedule.GPIPE else Schedule1F1B
+        schedule = kind(part, layout.accumulation, loss_fn=nn.functional.cross_entropy)
 
         def step() -> None:
-            run(x if stage == 0 else None, labels if stage == pp - 1 else None)
+            schedule.step(*(() if stage else (x,)), target=labels if stage == pp - 1 else None)
             update()
 
         return step
 
     def train() -> None:
         for number in range(layout.accumulation):
-            with _local(trained, is_last=number == layout.accumulation - 1):
+            # DDP reduces the gradients of the last micro-batch only; FSDP those of all.
+            is_last = number == layout.accumulation - 1
+            local: Any = contextlib.nullcontext()
+            if isinstance(trained, DistributedDataParallel) and not is_last:
+                local = trained.no_sync()
+            with local:
                 nn.functional.cross_entropy(trained(x), labels).backward()  # type: ignore[no-untyped-call]
         update()
 
     return train
-
-
-def _local(module: nn.Module, *, is_last: bool) -> contextlib.AbstractContextManager[Any]:
-    """DDP reduces the gradients of the last micro-batch only; FSDP those of all."""
-    if isinstance(module, DistributedDataParallel) and not is_last:
-        return module.no_sync()
-    return contextlib.nullcontext()
 
 
 def _spread(
@@ -288,11 +288,11 @@ def _optimizer(
 ) -> torch.optim.Optimizer:
     """An optimizer; with ZeRO-1 each rank updates its part of the parameters for all."""
     if layout.zero == 1:
-        kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[task.optimizer]
-        options: dict[str, Any] = {"momentum": 0.9} if task.optimizer == "sgd" else {}
+        row = OPTIMIZERS[task.optimizer]
+        options: dict[str, Any] = dict(row.arguments)
         return ZeroRedundancyOptimizer(
             module.parameters(),
-            optimizer_class=kind,
+            optimizer_class=getattr(torch.optim, row.torch_name),
             process_group=groups["dp"],
             parameters_as_bucket_view=True,
             lr=1e-3,
@@ -305,16 +305,3 @@ def _optimizer(
         by_mesh.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
     lists: list[Any] = [{"params": held} for held in by_mesh.values()]
     return make_optimizer(lists, name=task.optimizer, implementation="foreach")
-
-
-def _pipeline(
-    module: nn.Module, layout: Layout, group: Any, device: torch.device
-) -> Callable[[Tensor | None, Tensor | None], object]:
-    stage = PipelineStage(module, dist.get_rank(group), layout.pp, device, group=group)
-    kind = ScheduleGPipe if layout.schedule is Schedule.GPIPE else Schedule1F1B
-    schedule = kind(stage, layout.accumulation, loss_fn=nn.functional.cross_entropy)
-
-    def run(x: Tensor | None, labels: Tensor | None) -> object:
-        return schedule.step(*(() if x is None else (x,)), target=labels)
-
-    return run

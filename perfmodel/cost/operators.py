@@ -22,7 +22,7 @@ from perfmodel.cost.families import (
 from perfmodel.cost.rescaling import rescaled_s, rescaled_stream_s
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import OperatorCosts, OperatorFamily
-from perfmodel.units import Flop, Seconds
+from perfmodel.units import Bytes, Seconds
 from perfmodel.workload import ELEMENT_BYTES, Operator, Phase
 from perfmodel.workload.step import (
     ADAMW,
@@ -75,14 +75,6 @@ class PhaseDuration:
     """The weakest that a tenth of the time rests on."""
     untimed: tuple[str, ...]
     """Names of operators without any timing to compare with."""
-
-
-def roofline_s(
-    flop: Flop, moved_bytes: float, *, flop_per_s: float, bytes_per_s: float, least_s: Seconds
-) -> Seconds:
-    """Time at the given rates, after a start of ``least_s``. [s]"""
-    compute_s = flop / flop_per_s if flop_per_s > 0 else 0.0
-    return least_s + max(compute_s, moved_bytes / bytes_per_s)
 
 
 def work_s(units: Sequence[float], unit_s: Sequence[Seconds], *, least_s: Seconds) -> Seconds:
@@ -223,8 +215,7 @@ class OperatorDurations:
         ]
 
     def _from_curve(self, operator: Operator, entry: OperatorFamily, reading: _Reading) -> Duration:
-        moved_bytes = operator.read_bytes + operator.written_bytes
-        expected_s = _expected_s(entry, work(operator), operator.flop, moved_bytes)
+        expected_s = work_s(work(operator), entry.unit_s, least_s=entry.least_s)
         time_s = max(self._floor_s(operator), expected_s * reading.ratio)
         return Duration(
             time_s=time_s,
@@ -322,21 +313,12 @@ class OperatorDurations:
         For ratios of one update to a part of it: the curve's deviations at two sizes differ by chance.
         """
         method = step.method
-        entry = self._families.get(
-            optimizer_family(method.optimizer, method.optimizer_implementation)
-        )
-        traffic = OPTIMIZERS.get(method.optimizer, ADAMW).passes
-        sizes = [
-            math.prod(p.shape) * ELEMENT_BYTES[p.dtype]
-            for p in step.parameters
-            if p.ready_after is not None
-        ]
+        kind = optimizer_family(method.optimizer, method.optimizer_implementation)
+        entry = self._families.get(kind)
+        sizes = _sizes_bytes(p for p in step.parameters if p.ready_after is not None)
         if entry is None:
-            return sum(traffic * size / self.profile.peak_bytes_per_s for size in sizes)
-        total = sum(sizes)
-        return sum(
-            _expected_s(entry, optimizer_work(size, total), 0.0, traffic * size) for size in sizes
-        )
+            return sum(_traffic_bytes(method.optimizer, sizes)) / self.profile.peak_bytes_per_s
+        return sum(_updates_s(entry, sizes))
 
     def _streamed(self, duration: PhaseDuration, *, num_tensors: int) -> PhaseDuration:
         """An optimizer on the device that is asked for: it streams memory."""
@@ -349,46 +331,47 @@ class OperatorDurations:
     def _optimizer_durations(
         self, kind: str, optimizer: str, trained: list[TracedParameter]
     ) -> list[Duration]:
-        traffic = OPTIMIZERS.get(optimizer, ADAMW).passes
-        sizes = [math.prod(p.shape) * ELEMENT_BYTES[p.dtype] for p in trained]
+        sizes = _sizes_bytes(trained)
         entry = self._families.get(kind)
         if entry is None:
             return [
                 Duration(
-                    time_s=traffic * size / self.profile.peak_bytes_per_s * _UNKNOWN_RATIO,
+                    time_s=moved_bytes / self.profile.peak_bytes_per_s * _UNKNOWN_RATIO,
                     log_error=UNKNOWN_LOG_ERROR,
                     evidence=Evidence.ASSUMED,
                     family=kind,
                 )
-                for size in sizes
+                for moved_bytes in _traffic_bytes(optimizer, sizes)
             ]
-        total = sum(sizes)
-        points = np.array([optimizer_features(size, total) for size in sizes])
+        points = np.array([optimizer_features(size, sum(sizes)) for size in sizes])
+        readings = self._readings(entry, points)
         return [
             Duration(
-                time_s=reading.ratio
-                * _expected_s(entry, optimizer_work(size, total), 0.0, traffic * size),
+                time_s=reading.ratio * expected_s,
                 log_error=reading.log_error,
                 evidence=reading.evidence,
                 family=kind,
             )
-            for size, reading in zip(sizes, self._readings(entry, points), strict=True)
+            for expected_s, reading in zip(_updates_s(entry, sizes), readings, strict=True)
         ]
 
 
-def _expected_s(
-    entry: OperatorFamily, units: Sequence[float], flop: Flop, moved_bytes: float
-) -> Seconds:
-    """What the curve of a family is relative to. [s]"""
-    if entry.unit_s:
-        return work_s(units, entry.unit_s, least_s=entry.least_s)
-    return roofline_s(
-        flop,
-        moved_bytes,
-        flop_per_s=entry.flop_per_s,
-        bytes_per_s=entry.bytes_per_s,
-        least_s=entry.least_s,
-    )
+def _sizes_bytes(parameters: Iterable[TracedParameter]) -> list[Bytes]:
+    return [each.num_elements * ELEMENT_BYTES[each.dtype] for each in parameters]
+
+
+def _traffic_bytes(optimizer: str, sizes_bytes: Sequence[Bytes]) -> list[Bytes]:
+    """What the update of each parameter reads and writes. [B]"""
+    return [OPTIMIZERS.get(optimizer, ADAMW).passes * size for size in sizes_bytes]
+
+
+def _updates_s(entry: OperatorFamily, sizes_bytes: Sequence[Bytes]) -> list[Seconds]:
+    """What the curve of an optimizer is relative to, of each parameter. [s]"""
+    total = sum(sizes_bytes)
+    return [
+        work_s(optimizer_work(size, total), entry.unit_s, least_s=entry.least_s)
+        for size in sizes_bytes
+    ]
 
 
 @functools.lru_cache(maxsize=256)

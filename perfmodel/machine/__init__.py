@@ -264,8 +264,17 @@ class Cluster:
 
     def __post_init__(self) -> None:
         """Refuse what does not add up."""
-        _refuse_broken_chain(self.tiers)
-        _refuse_switches_outside(self.tiers)
+        if not self.tiers:
+            raise ValueError("a cluster must have at least one tier, got none")
+        if chained(self.tiers) != self.tiers:
+            names = [tier.name for tier in self.tiers]
+            raise ValueError(f"tiers must be in order from the inside out, got {names}")
+        for tier in self.tiers[1:]:
+            if tier.in_switch_reduction:
+                raise ValueError(
+                    f"tier {tier.name}: in_switch_reduction must be given for the innermost tier alone, "
+                    f"got {tier.in_switch_reduction}"
+                )
 
     @property
     def num_devices(self) -> int:
@@ -343,21 +352,3 @@ def chained(tiers: Iterable[Tier]) -> tuple[Tier, ...]:
             )
         found.append(left.pop(joining[0].name))
     return tuple(found)
-
-
-def _refuse_broken_chain(tiers: tuple[Tier, ...]) -> None:
-    if not tiers:
-        raise ValueError("a cluster must have at least one tier, got none")
-    if chained(tiers) != tiers:
-        raise ValueError(
-            f"tiers must be in order from the inside out, got {[t.name for t in tiers]}"
-        )
-
-
-def _refuse_switches_outside(tiers: tuple[Tier, ...]) -> None:
-    for tier in tiers[1:]:
-        if tier.in_switch_reduction:
-            raise ValueError(
-                f"tier {tier.name}: in_switch_reduction must be given for the innermost tier alone, "
-                f"got {tier.in_switch_reduction}"
-            )

@@ -272,8 +272,8 @@ class OperatorFamily:
     bytes_per_s: Positive
     least_s: Positive
     """Fastest member: the cost of a call that has nothing to do. [s]"""
-    unit_s: tuple[NonNegative, ...] = ()
-    """Time per unit of each kind of work; if empty, ratios are to the roofline. [s]"""
+    unit_s: Annotated[tuple[NonNegative, ...], MinLen(1)]
+    """Time per unit of each kind of work. [s]"""
     features: tuple[tuple[float, ...], ...]
     log_ratios: tuple[float, ...]
     """Logarithm of time over that sum, one per row of ``features``."""

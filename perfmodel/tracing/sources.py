@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torchvision import models
 
 from perfmodel.errors import UntraceableModel, UsageError, did_you_mean
 from perfmodel.tracing.reference import MODELS
@@ -71,11 +70,15 @@ _VIT_LAYERS: Final = {"vit_b": 12, "vit_l": 24, "vit_h": 32}
 
 @functools.cache
 def _classification_names() -> tuple[str, ...]:
+    from torchvision import models  # noqa: PLC0415 - takes seconds, which files of users need not wait for
+
     return tuple(models.list_models(module=models))
 
 
 def _torchvision_source(name: str, image_size: int | None, *, auxiliary: bool) -> ModelSource:
     """A classification model for images of a size; ``None`` for the size that it is made for."""
+    from torchvision import models  # noqa: PLC0415 - known by name, it is imported already
+
     pixels = image_size or _OWN_SIZE.get(name, 224)
     share = _AUXILIARY_SHARE.get(name, 0.0)
     options: dict[str, Any] = {}

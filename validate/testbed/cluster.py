@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from perfmodel.errors import MeasurementFailed, NotFeasible
 from perfmodel.units import Seconds
@@ -32,13 +32,6 @@ _TRIAL: Final = (
     "tc -n trial qdisc add dev trial0 root tbf rate 8mbit burst 70000 limit 100000 && "
     "ip netns add other && ip netns del other && ip netns del trial"
 )
-
-
-class Cluster(Protocol):
-    """Plays settings."""
-
-    def play(self, setting: CollectiveSetting) -> CollectiveRun:
-        """Run one setting."""
 
 
 def _isolation() -> tuple[str, ...]:
@@ -75,33 +68,10 @@ def refuse_without_rights() -> None:
         raise NotFeasible(_REFUSAL.format(found=found))
 
 
-@contextmanager
-def running_server() -> Iterator[Cluster]:
-    """A server that has imported torch; whatever happens, nothing of it is left afterwards."""
-    serve = f"{_PRIVATE_RUN} exec {sys.executable} -m validate.testbed.server"
-    with (
-        tempfile.TemporaryFile("w+", encoding="utf-8") as complaints,
-        subprocess.Popen(
-            (*_isolation(), "sh", "-c", serve),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=complaints,
-            text=True,
-            bufsize=1,
-            # Ctrl-C is for this process; the server ends because this one takes it down.
-            start_new_session=True,
-        ) as process,
-    ):
-        server = _Server(process, complaints)
-        try:
-            server.hear(limit_s=_START_LIMIT_S)
-            yield server
-        finally:
-            process.kill()
-
-
 @dataclass(frozen=True, slots=True)
-class _Server:
+class Cluster:
+    """Plays settings."""
+
     process: subprocess.Popen[str]
     complaints: Any
 
@@ -126,3 +96,28 @@ class _Server:
             raise MeasurementFailed(f"testbed: the server fell silent: {lines[-1][:300]}")
         reply: dict[str, Any] = json.loads(line)
         return reply
+
+
+@contextmanager
+def running_server() -> Iterator[Cluster]:
+    """A server that has imported torch; whatever happens, nothing of it is left afterwards."""
+    serve = f"{_PRIVATE_RUN} exec {sys.executable} -m validate.testbed.server"
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as complaints,
+        subprocess.Popen(
+            (*_isolation(), "sh", "-c", serve),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
+            bufsize=1,
+            # Ctrl-C is for this process; the server ends because this one takes it down.
+            start_new_session=True,
+        ) as process,
+    ):
+        cluster = Cluster(process, complaints)
+        try:
+            cluster.hear(limit_s=_START_LIMIT_S)
+            yield cluster
+        finally:
+            process.kill()

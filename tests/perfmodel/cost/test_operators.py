@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost.operators import UNKNOWN_LOG_ERROR, OperatorDurations, roofline_s
+from perfmodel.cost.operators import UNKNOWN_LOG_ERROR, OperatorDurations
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import MeasuredOperator, MeasuredStep, OperatorCosts
 from perfmodel.workload import Operator, Phase
@@ -53,13 +53,6 @@ def test_nothing_is_faster_than_the_peaks(called: Operator) -> None:
     assert called.flop / time_s <= machine().peak_flop_per_s * (1 + 1e-9)
     moved = called.read_bytes + called.written_bytes
     assert moved / time_s <= machine().peak_bytes_per_s * (1 + 1e-9)
-
-
-def test_the_slower_of_arithmetic_and_memory_decides() -> None:
-    """10 FLOP at 5/s and 6 B at 2 B/s, after 1 s; without a peak, or without arithmetic, memory alone."""
-    assert roofline_s(10, 6, flop_per_s=2, bytes_per_s=2, least_s=1) == 6
-    assert roofline_s(10, 6, flop_per_s=5, bytes_per_s=2, least_s=1) == 4
-    assert roofline_s(10, 1, flop_per_s=0, bytes_per_s=2, least_s=1) == 1.5
 
 
 def test_uncertainty_grows_away_from_the_measured_sizes() -> None:
