@@ -1,6 +1,5 @@
 """Use case: fitted parameters of large-model steps from a table of runs that somebody made."""
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -114,7 +113,7 @@ def calibrate_from_runs(
         machine = replace(machine, memory=peaks_of(memory, printed))
     document = InferredDocument(
         provenance=Provenance.of_answer(
-            sys.argv, host_fingerprint="none: runs of others depend on no host", seed=seed
+            host_fingerprint="none: runs of others depend on no host", seed=seed
         ),
         machine=machine,
     )

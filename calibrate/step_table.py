@@ -5,7 +5,6 @@ line; nothing is left out without a word.
 """
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -358,9 +357,7 @@ def calibrate_from_steps(
         older=older,
     )
     document = ProfileDocument(
-        provenance=Provenance.of_answer(
-            sys.argv, host_fingerprint="none: steps of others depend on no host"
-        ),
+        provenance=Provenance.of_answer(host_fingerprint="none: steps of others depend on no host"),
         observations_sha256=file_sha256(table),
         machine=machine,
     )

@@ -1,6 +1,5 @@
 """Use case: all layouts of a model on a cluster, ranked by inferred step time, ties said."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -127,9 +126,7 @@ class Request:
     """What else must be known of the machine."""
 
 
-def plan_parallelism(
-    model: InferredModel, request: Request, *, argv: Sequence[str]
-) -> ParallelismPlanDocument:
+def plan_parallelism(model: InferredModel, request: Request) -> ParallelismPlanDocument:
     """Feasible layouts that fit, fastest first, with what each loses to the first."""
     search = search_layouts(model, request)
     fit = search.fit
@@ -144,7 +141,7 @@ def plan_parallelism(
     tested, chances = to_test(model, jobs)
     close = np.flatnonzero((fit < FITS_ABOVE) & (fit > 1 - FITS_ABOVE))
     return ParallelismPlanDocument(
-        provenance=layout_provenance(model, argv),
+        provenance=layout_provenance(model),
         profile_digest=model.machine.digest,
         device_name=model.machine.device_name,
         evidence=Evidence.INFERRED,

@@ -2,7 +2,6 @@
 
 import re
 import sys
-from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -114,17 +113,16 @@ def read_workload(text: str) -> WorkloadDocument:
         return WorkloadDocument.read(Path(text))
 
     refuse_without_torch(f"--workload: {text}")
-    return traced_document(text, USUAL_METHOD, micro_batch=_FEWEST_SAMPLES, argv=sys.argv)
+    return traced_document(text, USUAL_METHOD, micro_batch=_FEWEST_SAMPLES)
 
 
-def traced_document(  # noqa: PLR0913 - one parameter per option
+def traced_document(
     model: str,
     method: StepMethod,
     *,
     micro_batch: int,
     image_size: int | None = None,
     sequence_length: int | None = None,
-    argv: Sequence[str],
     as_on_cuda: bool = False,
 ) -> WorkloadDocument:
     """The workload file of a model; ``UsageError`` if there is no such model or it cannot be traced.
@@ -150,8 +148,8 @@ def traced_document(  # noqa: PLR0913 - one parameter per option
     with without_collection(), redirect_stdout(sys.stderr):
         if ".py" not in model:
             with suppress(UntraceableModel, ImportError), without_compiler():
-                return document_of(trace(), argv=argv)
-        return document_of(trace(), argv=argv)
+                return document_of(trace())
+        return document_of(trace())
 
 
 def document_for(
@@ -174,7 +172,7 @@ def document_for(
     )
     try:
         document = traced_document(
-            model, method, micro_batch=_TRACED_SAMPLES, argv=sys.argv, as_on_cuda=as_on_cuda
+            model, method, micro_batch=_TRACED_SAMPLES, as_on_cuda=as_on_cuda
         )
     except UsageError as error:
         if model not in TRANSFORMERS:
@@ -193,11 +191,10 @@ def _has_gpu() -> bool:
         return has_gpu()
 
 
-def document_of(traced: "TracedModel", *, argv: Sequence[str]) -> WorkloadDocument:
+def document_of(traced: "TracedModel") -> WorkloadDocument:
     """The workload file of a traced model."""
     return WorkloadDocument(
         provenance=Provenance.of_answer(
-            argv,
             host_fingerprint="none: a trace depends on no host",
             packages=("perfmodel", "torch", "torchvision"),
         ),

@@ -3,7 +3,6 @@
 Never fits: the profile is what it is. Predictions and gates are on disk before the first run.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -397,9 +396,7 @@ def judge_recorded(profile: MeasuredMachine, folder: Path) -> ValidationDocument
     )
     observations = folder / OBSERVATIONS
     request = ValidationRequest(profile=profile, folder=folder, budget=plan.budget, seed=plan.seed)
-    made = Provenance.of_answer(
-        sys.argv, host_fingerprint=profile.origin.fingerprint, seed=plan.seed
-    )
+    made = Provenance.of_answer(host_fingerprint=profile.origin.fingerprint, seed=plan.seed)
     comparison = compare_observations(profile, predicted, observations)
     return _document(request, comparison, observations, plan.gates, made)
 

@@ -106,27 +106,25 @@ class Forecast:
         )
 
 
-def table(
-    question: Question, request: Forecast, *, argv: Sequence[str]
-) -> tuple[PredictionDocument, Answer]:
+def table(question: Question, request: Forecast) -> tuple[PredictionDocument, Answer]:
     """Data parallelism on every count of devices, and the answer at the largest, for its timeline."""
     assert isinstance(question.workload, MeasuredWorkload), question.workload
     asked = request.at_largest(question)
     layouts = request.layouts(question.workload)
     answers = [answer(asked.at(layout)) for layout in layouts]
     wanted = [each for each in answers if each.layout.world_size in request.world_sizes]
-    document = prediction(wanted, baseline=answers[0], scaling=request.scaling, argv=argv)
+    document = prediction(wanted, baseline=answers[0], scaling=request.scaling)
     return document, answers[-1]
 
 
-def layout_table(question: Question, *, argv: Sequence[str]) -> tuple[PredictionDocument, Answer]:
+def layout_table(question: Question) -> tuple[PredictionDocument, Answer]:
     """One layout; on a calibrated machine its speed-up is over one device with the same micro-batch."""
     layout = question.layout
     found = answer(question)
     if not isinstance(question.machine, MeasuredMachine):
         from perfmodel.answer.inferred import layout_document  # noqa: PLC0415 - as above
 
-        document = layout_document(found, argv=argv)
+        document = layout_document(found)
         needed_bytes = max(stage.needed_bytes for stage in document.points[0].memory)
         most_bytes = question.capacity_bytes or _most_memory_bytes(question)
         if most_bytes is not None and needed_bytes > most_bytes:
@@ -138,7 +136,7 @@ def layout_table(question: Question, *, argv: Sequence[str]) -> tuple[Prediction
         return document, found
     alone = layout.alone
     baseline = found if layout == alone else answer(question.at(alone))
-    document = prediction([found], baseline=baseline, scaling="weak", argv=argv)
+    document = prediction([found], baseline=baseline, scaling="weak")
     stages, capacity_bytes = stage_memory(question), question.capacity_bytes
     fits = None
     if stages and capacity_bytes is not None:
@@ -162,7 +160,7 @@ def layout_table(question: Question, *, argv: Sequence[str]) -> tuple[Prediction
 
 
 def prediction(
-    answers: Sequence[Answer], *, baseline: Answer, scaling: Scaling, argv: Sequence[str]
+    answers: Sequence[Answer], *, baseline: Answer, scaling: Scaling
 ) -> PredictionDocument:
     """Answers about one workload on one calibrated machine as a document."""
     question = baseline.question
@@ -170,7 +168,7 @@ def prediction(
     traced = question.workload
     assert isinstance(machine, MeasuredMachine), machine
     return PredictionDocument(
-        provenance=Provenance.of_answer(argv, host_fingerprint=machine.origin.fingerprint),
+        provenance=Provenance.of_answer(host_fingerprint=machine.origin.fingerprint),
         profile_digest=machine.digest,
         validation_digest=None if validation is None else validation.digest,
         device_name=machine.device_name,

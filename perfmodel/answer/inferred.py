@@ -120,7 +120,7 @@ def inferred_ratio(question: Question, baseline: Layout) -> tuple[float, float]:
     return of_large / of_small, float(_opened(question).ratio_uncertainty(jobs)[1])
 
 
-def layout_document(answer: Answer, *, argv: Sequence[str]) -> PredictionDocument:
+def layout_document(answer: Answer) -> PredictionDocument:
     """Step, throughput, utilisation and memory of an answer, with what must be known beside it."""
     question, layout = answer.question, answer.layout
     model, training, jobs = _opened(question), training_of(question), question_jobs(question)
@@ -150,7 +150,7 @@ def layout_document(answer: Answer, *, argv: Sequence[str]) -> PredictionDocumen
         ),
     )
     return PredictionDocument(
-        provenance=layout_provenance(model, argv),
+        provenance=layout_provenance(model),
         profile_digest=model.machine.digest,
         device_name=model.machine.device_name,
         workload=question.workload_name,
@@ -322,10 +322,10 @@ def parts_record(parts: StepParts, index: int) -> StepPartsRecord:
     return StepPartsRecord(**{name: float(getattr(parts, name)[index]) for name in _PARTS})
 
 
-def layout_provenance(model: InferredModel, argv: Sequence[str]) -> Provenance:
+def layout_provenance(model: InferredModel) -> Provenance:
     """Who made an answer, from whose runs."""
     origin = model.machine.origin
-    return Provenance.of_answer(argv, host_fingerprint=origin.fingerprint, seed=origin.seed)
+    return Provenance.of_answer(host_fingerprint=origin.fingerprint, seed=origin.seed)
 
 
 def _stages(

@@ -17,15 +17,11 @@ from perfmodel.api.answers import (
     whatif,
     with_nodes_of,
 )
-from perfmodel.api.decisions import (
-    compare_costs,
-    goodput,
-    plan_options,
-    predict_large_model,
-    search,
-)
+from perfmodel.api.decisions import plan_options, predict_large_model, search
 from perfmodel.documents.seals import unsealed
 from perfmodel.engine.job import FailureCause, Job
+from perfmodel.plan.cost import compare_costs
+from perfmodel.plan.goodput import goodput
 from perfmodel.plan.profile_diff import compare_profiles
 
 __all__ = (

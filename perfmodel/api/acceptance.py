@@ -105,7 +105,6 @@ def judge(  # noqa: PLR0913 - one parameter per kind of measurement
     parts: Sequence[str] = (),
     logs: Sequence[AnyPath] = (),
     goodput: GoodputDocument | None = None,
-    argv: Sequence[str] = ("perfmodel.judge",),
 ) -> AcceptanceDocument:
     """Judge every clause with the uncertainty of what was measured of the delivered machine.
 
@@ -138,16 +137,14 @@ def judge(  # noqa: PLR0913 - one parameter per kind of measurement
         collectives=_collectives(logs),
         goodput=goodput,
     )
-    return judged(found, delivery, argv=argv)
+    return judged(found, delivery)
 
 
 def write_run(run: "LoopClock", folder: AnyPath) -> Path:
     """Write what a rank recorded into a folder that all ranks share, for ``judge``; returns the file."""
     path = Path(folder) / f"rank-{run.rank:05}.json"
     RankRun(
-        provenance=Provenance.of_answer(
-            ("perfmodel.write_run",), host_fingerprint=platform.node() or "unknown"
-        ),
+        provenance=Provenance.of_answer(host_fingerprint=platform.node() or "unknown"),
         rank=run.rank,
         world_size=run.world_size,
         ranks_per_node=run.ranks_per_node,

@@ -93,13 +93,13 @@ def trace(  # noqa: PLR0913 - one parameter per part of a step
     UsageError, UntraceableModel
         If the model or the batch makes no sense, with the module and operator that refused it.
     """
-    argv, as_on_cuda = ("perfmodel.trace",), device_kind == "as-cuda"
+    as_on_cuda = device_kind == "as-cuda"
     kind = "cpu" if as_on_cuda else device_kind
     method = replace(
         USUAL_METHOD, precision=precision, checkpointing=checkpointing, device_kind=kind
     )
     if hasattr(model, "traced"):
-        return document_of(model.traced(), argv=argv)
+        return document_of(model.traced())
     if not isinstance(model, str):
         from perfmodel.tracing.loop import trace_live  # noqa: PLC0415 - imports torch
 
@@ -113,7 +113,7 @@ def trace(  # noqa: PLR0913 - one parameter per part of a step
             micro_batch=micro_batch,
             as_on_cuda=as_on_cuda,
         )
-        return document_of(traced, argv=argv)
+        return document_of(traced)
     refuse_without_torch(f"model: {model}")
     return traced_document(
         model,
@@ -121,7 +121,6 @@ def trace(  # noqa: PLR0913 - one parameter per part of a step
         micro_batch=micro_batch or _SAMPLES,
         image_size=image_size,
         sequence_length=sequence_length,
-        argv=argv,
         as_on_cuda=as_on_cuda,
     )
 
@@ -175,7 +174,7 @@ def memory(
     capacity_bytes
         Memory of one device; default: that of ``device``. [B]
     machine
-        For times in seconds; default: multiples of the step as it is.
+        Whose devices are meant, calibrated or by name.
     micro_batch
         Samples of a forward pass; default: as traced.
     devices
@@ -332,7 +331,6 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
         If the workload is unknown, a global batch cannot be split evenly or a cluster is too small, or
         the profile holds too little for the question.
     """
-    argv = ("perfmodel.predict",)
     question = question_of(machine, workload, validation=validation, cluster=cluster)
     if layout is not None:
         asked = replace(
@@ -342,7 +340,7 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
             loader_samples_per_s=loader_samples_per_s,
             sync_every_step=sync_every_step,
         )
-        return layout_table(asked, argv=argv)[0]
+        return layout_table(asked)[0]
     request = Forecast(
         world_sizes=_counts(devices),
         scaling=scaling,
@@ -352,7 +350,7 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
         loader_samples_per_s=loader_samples_per_s,
         sync_every_step=sync_every_step,
     )
-    return with_advice(table(question, request, argv=argv)[0], question, request)
+    return with_advice(table(question, request)[0], question, request)
 
 
 def explain(  # noqa: PLR0913 - the same
@@ -412,9 +410,7 @@ def whatif(  # noqa: PLR0913 - the same
         question=question_of(machine, workload, validation=validation, cluster=cluster),
         request=Forecast(world_sizes=(devices,), scaling=scaling, batch=batch),
     )
-    return compare_scenarios(
-        [base, *(changed(base, changes) for changes in scenarios)], argv=("perfmodel.whatif",)
-    )
+    return compare_scenarios([base, *(changed(base, changes) for changes in scenarios)])
 
 
 def _counts(devices: Any) -> tuple[int, ...]:

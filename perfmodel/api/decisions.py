@@ -1,7 +1,6 @@
-"""Questions about money, machines and weeks: plans, costs, searches, goodput."""
+"""Questions about machines: plans, searches, layouts of large models."""
 
 import datetime as dt
-from collections.abc import Sequence
 from pathlib import Path
 
 from perfmodel.answer import Question
@@ -10,30 +9,24 @@ from perfmodel.answer.inferred import Training
 from perfmodel.api.answers import AnyPath
 from perfmodel.cost.inferred import open_inferred
 from perfmodel.documents import today_utc
-from perfmodel.documents.budget import CostDocument, GoodputDocument, read_budget
 from perfmodel.documents.plan import PlanDocument, read_plan
 from perfmodel.documents.prediction import ParallelismPlanDocument, PredictionDocument
 from perfmodel.documents.profile import InferredDocument
-from perfmodel.engine.job import Job
 from perfmodel.errors import UsageError
 from perfmodel.layout import parse_layout
 from perfmodel.layout_search import Request as SearchRequest
 from perfmodel.layout_search import plan_parallelism as ranked_layouts
 from perfmodel.machine import DEVICES_PER_NODE, InferredMachine
 from perfmodel.models import read_model
-from perfmodel.plan.cost import compare_costs as costs_of
-from perfmodel.plan.goodput import Request
-from perfmodel.plan.goodput import goodput as simulated_weeks
 from perfmodel.plan.machines import read_sources
 from perfmodel.plan.options import plan_options as ranked_options
-from perfmodel.units import GIB, Bytes, Seconds
+from perfmodel.units import GIB, Bytes
 
 
 def plan_options(
     plan: AnyPath,
     *,
     today: dt.date | None = None,
-    argv: Sequence[str] = ("perfmodel.plan_options",),
 ) -> PlanDocument:
     """Rank the options of a plan file by cost, with the chance to meet its deadline.
 
@@ -57,58 +50,9 @@ def plan_options(
     path, day = Path(plan), today or today_utc()
     found = read_plan(path, today=day)
     try:
-        return ranked_options(*read_sources(found, path), today=day, argv=argv)
+        return ranked_options(*read_sources(found, path), today=day)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
-
-
-def compare_costs(
-    budget: AnyPath,
-    *,
-    today: dt.date | None = None,
-) -> CostDocument:
-    """Compare buying with renting: cost of a useful device-hour, and where they cross.
-
-    Parameters are those of ``plan_options``; the budget is in TOML.
-
-    Raises
-    ------
-    InvalidDocument
-        If the budget breaks a rule, or mixes currencies.
-    """
-    day = today or today_utc()
-    found = read_budget(Path(budget), today=day)
-    return costs_of(found, today=day, argv=("perfmodel.compare_costs",))
-
-
-def goodput(
-    job: Job,
-    *,
-    replicas: int = 200,
-    seed: int = 0,
-    mtbf_stops: int | None = None,
-    deadline_s: Seconds | None = None,
-) -> GoodputDocument:
-    """Simulate weeks of a job that fails: when it ends, and how often to write checkpoints.
-
-    Parameters
-    ----------
-    replicas
-        Simulated courses.
-    mtbf_stops
-        From how many stops the rates of failure were estimated: widens the answer.
-    deadline_s
-        Whose chance is wanted, from the start. [s]
-
-    Raises
-    ------
-    NotFeasible
-        If the job would hardly get on.
-    """
-    request = Request(
-        job=job, replicas=replicas, seed=seed, mtbf_stops=mtbf_stops, deadline_s=deadline_s
-    )
-    return simulated_weeks(request, argv=("perfmodel.goodput",))
 
 
 def _inferred(machine: InferredMachine | AnyPath) -> InferredMachine:
@@ -150,7 +94,7 @@ def search(  # noqa: PLR0913 - one parameter per part of the question
         global_batch=global_batch,
     )
     request = SearchRequest(training=training, capacity_bytes=capacity_bytes, top=top)
-    return ranked_layouts(open_inferred(_inferred(machine)), request, argv=("perfmodel.search",))
+    return ranked_layouts(open_inferred(_inferred(machine)), request)
 
 
 def predict_large_model(
@@ -185,4 +129,4 @@ def predict_large_model(
         devices_per_node=devices_per_node,
         capacity_bytes=capacity_bytes,
     )
-    return layout_table(question, argv=("perfmodel.predict_large_model",))[0]
+    return layout_table(question)[0]

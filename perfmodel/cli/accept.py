@@ -1,6 +1,5 @@
 """Commands that accept a machine: clauses for a contract, and the judgement of a delivery."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -110,7 +109,6 @@ def acceptance_judge(
         parts=part or (),
         logs=log or (),
         goodput=None if goodput is None else GoodputDocument.read(goodput),
-        argv=sys.argv,
     )
     show_answer(document, judgement_table(document), judgement_lines(document), as_json=as_json)
     broken = [

@@ -1,7 +1,6 @@
 """Commands that end in a decision: goodput, cost, plan options, batch; they start fast."""
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +64,7 @@ def goodput(
     if replacement_hours and spares is None:
         raise UsageError("--replacement-hours: means nothing without --spares; give both")
     from perfmodel.engine.job import Job
-    from perfmodel.plan.goodput import Request, best_interval_or_work_s
+    from perfmodel.plan.goodput import best_interval_or_work_s
     from perfmodel.plan.goodput import goodput as use_case
     from perfmodel.report.plan import goodput_lines, goodput_table
 
@@ -88,15 +87,14 @@ def goodput(
     )
     if checkpoint_interval_s is None:
         job = replace(job, checkpoint_interval_s=best_interval_or_work_s(job))
-    request = Request(
-        job=job,
-        replicas=replicas,
-        seed=seed,
-        mtbf_stops=mtbf_stops,
-        deadline_s=None if deadline_days is None else deadline_days * DAY_S,
-    )
     with working("goodput"):
-        document = use_case(request, argv=sys.argv)
+        document = use_case(
+            job,
+            replicas=replicas,
+            seed=seed,
+            mtbf_stops=mtbf_stops,
+            deadline_s=None if deadline_days is None else deadline_days * DAY_S,
+        )
     lines = goodput_lines(document, verbose=verbose)
     show_answer(document, goodput_table(document), lines, as_json=as_json)
 
@@ -149,14 +147,10 @@ def cost(
     as_json: opt.Json = False,
 ) -> None:
     """Compare buying with renting: cost of a useful device-hour, and where they cross."""
-    from perfmodel.documents import today_utc
-    from perfmodel.documents.budget import read_budget
     from perfmodel.plan.cost import compare_costs
     from perfmodel.report.plan import cost_lines, cost_table
 
-    on = today or today_utc()
-    budget = read_budget(budget_file, today=on)
-    document = compare_costs(budget, today=on, argv=sys.argv)
+    document = compare_costs(budget_file, today=today)
     show_answer(document, cost_table(document), cost_lines(document), as_json=as_json)
 
 
@@ -183,7 +177,7 @@ def plan_options(
     from perfmodel.report.plan import infeasible_line, plan_lines, plan_table
 
     with working("plan options"):
-        document = use_case(plan, today=today, argv=sys.argv)
+        document = use_case(plan, today=today)
     if report is not None:
         from perfmodel.files import write_atomically
         from perfmodel.report.plan import decision_html
@@ -231,7 +225,7 @@ def batch(
     if devices is None and micro_batch is not None:
         raise UsageError("--micro-batch: must come with --devices, got it alone")
     from perfmodel.convergence import BatchPoint
-    from perfmodel.plan.batch import Request, batch_outlook
+    from perfmodel.plan.batch import batch_outlook
     from perfmodel.report.batch import batch_lines, batch_table
 
     points = points or {}
@@ -241,16 +235,11 @@ def batch(
     rates = dict(samples_per_s or {})
     if workload is not None and devices is not None:
         rates = _predicted(profile, workload, devices, micro_batch) | rates
-    request = Request(
-        points=[
-            BatchPoint(batch=size, samples=units * samples_per_unit)
-            for size, units in points.items()
-        ],
-        batches=batches,
-        samples_per_s=rates,
-    )
+    known = [
+        BatchPoint(batch=size, samples=units * samples_per_unit) for size, units in points.items()
+    ]
     with working("batch"):
-        document = batch_outlook(request, argv=sys.argv)
+        document = batch_outlook(known, batches=batches, samples_per_s=rates)
     lines = batch_lines(document, verbose=verbose)
     show_answer(document, batch_table(document), lines, as_json=as_json)
 
@@ -264,7 +253,7 @@ def _predicted(
 
     request = Forecast(world_sizes=tuple(devices), scaling="weak", batch=micro_batch)
     question = open_question(opt.profiled(path), workload)
-    document, _ = table(question, request, argv=sys.argv)
+    document, _ = table(question, request)
     return {
         float(point.setting.global_batch): point.samples_per_s.nominal for point in document.points
     }

@@ -1,7 +1,6 @@
 """Commands about one step on one device: trace it, does it fit, what would make it fit; data sheets."""
 
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -55,10 +54,7 @@ def memory(
     verbose: opt.Verbose = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Say whether a step fits into a device, the largest batch that does, and what to change first.
-
-    A calibrated machine tells what each change costs in seconds.
-    """
+    """Say whether a step fits into a device, the largest batch that does, and what to change first."""
     # What follows imports numpy and pydantic: too slow for --help.
     from perfmodel.report.memory import memory_lines, memory_table, remedies_table
 
@@ -129,7 +125,6 @@ def _document(context: typer.Context, *, as_on_cuda: bool) -> "WorkloadDocument"
             method,
             micro_batch=samples,
             sequence_length=given["sequence_length"],
-            argv=sys.argv,
             as_on_cuda=as_on_cuda,
         )
 
@@ -268,7 +263,6 @@ def trace(
             micro_batch=micro_batch,
             image_size=image_size,
             sequence_length=sequence_length,
-            argv=sys.argv,
             as_on_cuda=device_kind == "as-cuda",
         )
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", document.workload.name)

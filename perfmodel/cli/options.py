@@ -284,7 +284,7 @@ Machine: TypeAlias = Annotated[
     Path, machine("Profile, from perfmodel calibrate, or a name of perfmodel machines.")
 ]
 OptionalMachine: TypeAlias = Annotated[
-    Path | None, machine("Profile, or a name of perfmodel machines, for times in seconds.")
+    Path | None, machine("Profile, or a name of perfmodel machines, whose devices are meant.")
 ]
 TorchVersion: TypeAlias = Annotated[
     str | None,

@@ -1,6 +1,5 @@
 """Pages: serve, the what-if page on this machine alone; report, one HTML file."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -103,7 +102,6 @@ def report(
             table(
                 open_question(machine, name, validation=judged, where="--workloads"),
                 request,
-                argv=sys.argv,
             )[0]
             for name in chosen
         ]

@@ -146,7 +146,7 @@ def predict(
         _time_workload(context, lambda found: request.layouts(found)[0].micro_batch)
     question = _question(context)
     with working("predict"):
-        document, largest = table(question, request, argv=sys.argv)
+        document, largest = table(question, request)
         document = with_advice(document, question, request)
     document = document.model_copy(update={"samples": samples})
     if as_csv:
@@ -212,7 +212,7 @@ def _predict_layout(context: typer.Context) -> None:
             _time_workload(context, lambda _: layout.micro_batch)
     question = _question(context)
     with working("predict"):
-        document, found = layout_table(question, argv=sys.argv)
+        document, found = layout_table(question)
     lines = layout_lines(document, verbose=given["verbose"])
     output = given["output"]
     show_answer(document, shown_table(document), lines, as_json=given["as_json"], output=output)
@@ -433,7 +433,7 @@ def whatif(
         sequence_length=sequence_length,
     )
     with working("whatif"):
-        document = compare_scenarios(scenarios_of(base, settings or ()), argv=sys.argv)
+        document = compare_scenarios(scenarios_of(base, settings or ()))
     lines = whatif_lines(document, verbose=verbose)
     show_answer(document, whatif_table(document), lines, as_json=as_json, output=output)
 
@@ -493,6 +493,6 @@ def plan_parallelism(
     if links is not None:
         machine = on_links(machine, links, num_devices=devices)
     with working("plan parallelism"):
-        document = use_case(open_inferred(machine), request, argv=sys.argv)
+        document = use_case(open_inferred(machine), request)
     lines = search_lines(document, verbose=verbose)
     show_answer(document, search_table(document), lines, as_json=as_json, output=output)

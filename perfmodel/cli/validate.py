@@ -1,6 +1,5 @@
 """Commands that check: validate judges by fresh runs, diff compares profiles."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -285,7 +284,7 @@ def validate_strategies(
 
     def trace(model: str, optimizer: str) -> "WorkloadDocument":
         method = replace(USUAL_METHOD, optimizer=optimizer, device_kind=machine.traced_kind)
-        return traced_document(model, method, micro_batch=8, argv=sys.argv)
+        return traced_document(model, method, micro_batch=8)
 
     request = use_case.StrategiesRequest(
         profile=machine,
@@ -336,7 +335,7 @@ def diff(
     from perfmodel.report.profile import diff_lines, differences_table, moved_table
 
     with working("diff"):
-        document = compare_profiles(read_profile(old), read_profile(new), argv=sys.argv)
+        document = compare_profiles(read_profile(old), read_profile(new))
     moved = [moved_table(document)] if document.predictions else []
     tables = (differences_table(document), *moved)
     show_answer(document, tables, diff_lines(document), as_json=as_json)

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib
 import json
+import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -70,7 +71,6 @@ class Provenance(Record):
     @classmethod
     def of_answer(
         cls,
-        argv: Sequence[str],
         *,
         host_fingerprint: str,
         seed: int = 0,
@@ -79,7 +79,7 @@ class Provenance(Record):
         """Of what is computed now and measures nothing; the fingerprint is of the machine it is about."""
         return cls(
             created_utc=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-            command_line=command_line(argv),
+            command_line=asked_by(),
             git_commit=None,
             seed=seed,
             versions={name: installed_version(name) or "unknown" for name in packages},
@@ -181,6 +181,12 @@ def installed_version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+def asked_by() -> tuple[str, ...]:
+    """The command that runs; of other programs, such as a notebook, their name alone."""
+    found = command_line(sys.argv)
+    return found if found[:1] == ("perfmodel",) else found[:1]
 
 
 def command_line(argv: Sequence[str], *, folder: Path | None = None) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from perfmodel.answer import Question, open_workload
 from perfmodel.answer.answer import Forecast
@@ -13,15 +13,6 @@ from perfmodel.cost.inferred import open_inferred
 from perfmodel.cost.rescaling import catalogued
 from perfmodel.documents.clusters import open_cluster
 from perfmodel.documents.hardware import LINK_SHARE, DataSheet, shipped_catalogue
-from perfmodel.documents.page import (
-    Catalogue,
-    CatalogueCluster,
-    CatalogueDevice,
-    CatalogueEntry,
-    CatalogueLink,
-    CatalogueProfile,
-    CatalogueTier,
-)
 from perfmodel.documents.profile import (
     InferredDocument,
     ProfileDocument,
@@ -249,35 +240,36 @@ def _workloads(
     return found
 
 
-def catalogue(session: Session) -> Catalogue:
-    """What can be chosen on the page, and why the rest cannot."""
+def catalogue(session: Session) -> dict[str, Any]:
+    """What can be chosen on the page, and why the rest cannot; JSON, rates in B/s, memory in bytes."""
     clusters = {
         n: c.cluster for each in session.machines.values() for n, c in each.clusters.items()
     }
-    return Catalogue(
-        version=version("perfmodel"),
-        profiles=tuple(map(_profile, session.machines.values())),
-        clusters=tuple(_cluster(name, cluster) for name, cluster in clusters.items()),
-        links=tuple(
-            CatalogueLink(id=link.id, bytes_per_s=LINK_SHARE * link.rate.bytes_per_s)
+    return {
+        "version": version("perfmodel"),
+        "profiles": [*map(_profile, session.machines.values())],
+        "clusters": [_cluster(name, cluster) for name, cluster in clusters.items()],
+        # What a large all-reduce is assumed to reach.
+        "links": [
+            {"id": link.id, "bytes_per_s": LINK_SHARE * link.rate.bytes_per_s}
             for link in usable_links()
-        ),
-        devices=tuple(
-            CatalogueDevice(id=sheet.id, name=sheet.name, memory_bytes=sheet.memory.size_bytes)
+        ],
+        "devices": [
+            {"id": sheet.id, "name": sheet.name, "memory_bytes": sheet.memory.size_bytes}
             for sheet in shipped_catalogue().devices
             if sheet.bandwidth is not None
-        ),
-    )
+        ],
+    }
 
 
-def _cluster(name: str, cluster: Cluster) -> CatalogueCluster:
-    tiers = tuple(
-        CatalogueTier(name=tier.name, bytes_per_s=tier.link_bytes_per_s) for tier in cluster.tiers
-    )
-    return CatalogueCluster(name=name, devices=cluster.num_devices, tiers=tiers)
+def _cluster(name: str, cluster: Cluster) -> dict[str, Any]:
+    """Tiers from the inside out, with the rate of one link of each."""
+    tiers = [{"name": tier.name, "bytes_per_s": tier.link_bytes_per_s} for tier in cluster.tiers]
+    return {"name": name, "devices": cluster.num_devices, "tiers": tiers}
 
 
-def _profile(offered: OfferedMachine) -> CatalogueProfile:
+def _profile(offered: OfferedMachine) -> dict[str, Any]:
+    """A machine: its ring, the most devices that ran together, its node among others, its workloads."""
     machine = offered.machine
     link, most, nodes = None, None, None
     if isinstance(machine, MeasuredMachine):
@@ -287,42 +279,41 @@ def _profile(offered: OfferedMachine) -> CatalogueProfile:
         most = int(open_inferred(machine).discrepancy.runs.devices.max())
     with contextlib.suppress(CalibrationUnavailable):  # one rank has no links
         link = link_of(machine) if isinstance(machine, MeasuredMachine) else None
-    return CatalogueProfile(
-        name=offered.name,
-        kind=offered.kind,
-        device=machine.device_name,
-        bandwidth_bytes_per_s=None if link is None else link.bytes_per_s,
-        latency_s=None if link is None else link.latency_s,
-        measured_devices=most,
-        nodes=nodes,
-        memory_bytes=None if offered.sheet is None else offered.sheet.memory.size_bytes,
-        workloads=tuple(_entry(offered, name, each) for name, each in offered.workloads.items()),
-    )
+    return {
+        "name": offered.name,
+        "kind": offered.kind,
+        "device": machine.device_name,
+        "bandwidth_bytes_per_s": link and link.bytes_per_s,
+        "latency_s": link and link.latency_s,
+        "measured_devices": most,
+        "nodes": nodes,
+        "memory_bytes": offered.sheet and offered.sheet.memory.size_bytes,
+        "workloads": [_entry(offered, name, each) for name, each in offered.workloads.items()],
+    }
 
 
-def _entry(offered: OfferedMachine, name: str, workload: OfferedWorkload) -> CatalogueEntry:
+def _entry(offered: OfferedMachine, name: str, workload: OfferedWorkload) -> dict[str, Any]:
+    """A workload: its batches, why precisions or devices cannot be chosen; of a transformer what stages divide."""
     machine, entry = offered.machine, workload.entry
+    found: dict[str, Any] = {"name": name, "batches": [], "refused": {}, "no_devices": ""}
+    found |= {"precision": "", "layers": None, "heads": None}
     if isinstance(entry, NamedTransformer):
-        return CatalogueEntry(name=name, layers=entry.shape.layers, heads=entry.shape.heads)
-    refused = {}
+        return found | {"layers": entry.shape.layers, "heads": entry.shape.heads}
     for precision in PRECISIONS:
         try:
             changed(offered.scenario(workload), {"precision": precision})
         except PerfModelError as error:
-            refused[precision] = str(error).removeprefix("--set precision: ")
-    no_devices = ""
+            found["refused"][precision] = str(error).removeprefix("--set precision: ")
     if isinstance(machine, MeasuredMachine) and machine.device_costs is not None:
-        no_devices = "choose another machine above"
+        found["no_devices"] = "choose another machine above"
     elif isinstance(machine, MeasuredMachine) and machine.operators is None:
-        no_devices = "this profile has no costs of operators: calibrate again with this version"
+        found["no_devices"] = (
+            "this profile has no costs of operators: calibrate again with this version"
+        )
     elif workload.trace is None:
-        no_devices = (
+        found["no_devices"] = (
             "whole steps of another device cannot be scaled: perfmodel trace, then --workload FILE"
         )
-    return CatalogueEntry(
-        name=name,
-        batches=tuple(sorted(int(point.at) for point in entry.phases[0].forward)),
-        refused=refused,
-        no_devices=no_devices,
-        precision="" if workload.trace is None else workload.trace.method.precision,
-    )
+    if workload.trace is not None:
+        found["precision"] = workload.trace.method.precision
+    return found | {"batches": sorted(int(point.at) for point in entry.phases[0].forward)}

@@ -6,9 +6,9 @@ Numbers come from the functions of ``perfmodel whatif`` and ``perfmodel predict 
 import functools
 import shlex
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from perfmodel.answer import Answer, Question
 from perfmodel.answer.answer import answer, point, speedups, steps_s
@@ -19,13 +19,7 @@ from perfmodel.cost.inferred import open_inferred
 from perfmodel.cost.jobs import jobs_from
 from perfmodel.cost.layout_time import step_time_s
 from perfmodel.cost.memory import TracedMemory, verdict
-from perfmodel.documents.page import (
-    CurvePoint,
-    MemoryAnswer,
-    PageAnswer,
-    PageDetail,
-    PageQuestion,
-)
+from perfmodel.documents.page import PageQuestion
 from perfmodel.documents.prediction import Contrast, PredictedPoint
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.layout import (
@@ -76,7 +70,7 @@ class _Shown(NamedTuple):
     """The command that prints the same numbers."""
     caveats: Sequence[str]
     contrast: Contrast | None = None
-    memory: MemoryAnswer | None = None
+    memory: dict[str, Any] | None = None
     no_memory: str = ""
 
 
@@ -91,7 +85,7 @@ class Answers:
         self._step = functools.lru_cache(maxsize=128)(self._step_of)
         self._draws = functools.lru_cache(maxsize=32)(self._draws_of)
 
-    def answer(self, asked: PageQuestion) -> PageAnswer:
+    def answer(self, asked: PageQuestion) -> dict[str, Any]:
         """The prediction that is asked for; ``PerfModelError`` or ``ValueError`` where the user can mend it."""
         machine, workload = self._offered(asked)
         with self._one_at_a_time:
@@ -108,26 +102,26 @@ class Answers:
         efficiency = point.scaling_efficiency if large is None else large.mfu
         assert efficiency is not None
         parts_s = point.breakdown_s if large is None else large.parts_s.model_dump()
-        return PageAnswer(
-            setting=shown.setting,
-            step_s=found.step,
-            throughput=throughput,
-            throughput_unit="samples/s" if large is None else "tokens/s",
-            speedup=point.speedup,
-            efficiency=efficiency,
-            efficiency_name="scaling efficiency" if large is None else "MFU",
-            exposed_comm_s=point.exposed_comm_s if large is None else None,
-            straggler_s=point.straggler_s if large is None else None,
-            contrast=shown.contrast,
-            breakdown_s={name.removesuffix("_s"): max(0.0, s) for name, s in parts_s.items()},
-            evidence=dict(point.evidence),
-            memory=shown.memory,
-            no_memory=shown.no_memory,
-            command=shlex.join(["perfmodel", *shown.typed]),
-            caveats=tuple(dict.fromkeys(shown.caveats)),
-        )
+        return {
+            "setting": shown.setting,
+            "step_s": found.step,
+            "throughput": throughput,
+            "throughput_unit": "samples/s" if large is None else "tokens/s",
+            "speedup": point.speedup,
+            "efficiency": efficiency,
+            "efficiency_name": "scaling efficiency" if large is None else "MFU",
+            "exposed_comm_s": point.exposed_comm_s if large is None else None,
+            "straggler_s": point.straggler_s if large is None else None,
+            "contrast": shown.contrast,
+            "breakdown_s": {name.removesuffix("_s"): max(0.0, s) for name, s in parts_s.items()},
+            "evidence": dict(point.evidence),
+            "memory": shown.memory,
+            "no_memory": shown.no_memory,
+            "command": shlex.join(["perfmodel", *shown.typed]),
+            "caveats": [*dict.fromkeys(shown.caveats)],
+        }
 
-    def detail(self, asked: PageQuestion) -> PageDetail:
+    def detail(self, asked: PageQuestion) -> dict[str, Any]:
         """The curve around an answer, and a logged speed beside it; raises as ``answer`` does."""
         machine, workload = self._offered(asked)
         with self._one_at_a_time:
@@ -138,7 +132,7 @@ class Answers:
                 if machine.kind == "calibrated"
                 else _curve_of_replicas(found)
             )
-            return PageDetail(curve=curve, diagnosis=judged(asked, machine, workload, found))
+            return {"curve": curve, "diagnosis": judged(asked, machine, workload, found)}
 
     def _offered(self, asked: PageQuestion) -> tuple[OfferedMachine, OfferedWorkload]:
         machine = chosen("profile", asked.profile, self.session.machines)
@@ -262,7 +256,7 @@ class Answers:
 
     def _curve_of_scaling(
         self, asked: PageQuestion, subject: _Subject, found: Answer
-    ) -> tuple[CurvePoint, ...]:
+    ) -> list[dict[str, Any]]:
         """Speed-ups of powers of two and of the count asked for, where the batch can be split."""
         scenario, layout = self._scenario(subject), found.layout
         cluster = scenario.question.cluster
@@ -285,10 +279,10 @@ class Answers:
         draws_s = dict(zip(layouts, self._draws(subject, layouts), strict=True))
         draws_s[layout] = found.step_s
         single = layouts[0]
-        return tuple(
-            CurvePoint(
-                devices=each.world_size,
-                value=interval(
+        return [
+            {
+                "devices": each.world_size,
+                "value": interval(
                     speedups(
                         self._question(subject, each),
                         draws_s[each],
@@ -296,10 +290,10 @@ class Answers:
                         before_s=draws_s[single],
                     )
                 ),
-                ideal=each.world_size,
-            )
+                "ideal": each.world_size,
+            }
             for each in sorted(draws_s, key=lambda layout: layout.world_size)
-        )
+        ]
 
 
 def _subject(asked: PageQuestion) -> _Subject:
@@ -342,7 +336,7 @@ def _of_inferred(
     layout, model, capacity_bytes = found.layout, workload.entry, asked.capacity_bytes
     assert isinstance(model, NamedTransformer)
     question = replace(found.question, capacity_bytes=capacity_bytes)
-    document = layout_document(replace(found, question=question), argv=("perfmodel.page",))
+    document = layout_document(replace(found, question=question))
     [shown] = document.points
     typed = ["--model", workload.typed, "--layout", str(layout) or "dp=1"]
     typed += [] if capacity_bytes is None else ["--device-memory", f"{capacity_bytes}B"]
@@ -357,7 +351,7 @@ def _of_inferred(
     )
 
 
-def _curve_of_replicas(asked: Answer) -> tuple[CurvePoint, ...]:
+def _curve_of_replicas(asked: Answer) -> list[dict[str, Any]]:
     """More replicas of the same layout, each with the same batch.
 
     The closed form gives the shape of the curve; the program of the layout asked for, its level.
@@ -380,31 +374,35 @@ def _curve_of_replicas(asked: Answer) -> tuple[CurvePoint, ...]:
     found = inferred.predict(jobs, normal_s=level * formula_s)
     tokens = [entry.global_batch * model.sequence for entry in layouts]
     first = tokens[0] / float(found.number_s[0]) / layouts[0].world_size
-    return tuple(
-        CurvePoint(
-            devices=entry.world_size,
-            value=work / found.of(i),
-            ideal=first * entry.world_size,
-        )
+    return [
+        {
+            "devices": entry.world_size,
+            "value": work / found.of(i),
+            "ideal": first * entry.world_size,
+        }
         for i, (entry, work) in enumerate(zip(layouts, tokens, strict=True))
-    )
+    ]
 
 
 def _memory(
-    parts_bytes: dict[str, float], needed_bytes: float, capacity_bytes: int, fit_probability: float
-) -> MemoryAnswer:
-    return MemoryAnswer(
-        parts_bytes=parts_bytes,
-        needed_bytes=needed_bytes,
-        capacity_bytes=capacity_bytes,
-        fit_probability=fit_probability,
-        verdict=verdict(fit_probability).value,
-    )
+    parts_bytes: Mapping[str, float],
+    needed_bytes: float,
+    capacity_bytes: int,
+    fit_probability: float,
+) -> dict[str, Any]:
+    """Memory of the fullest device at the highest moment of a step."""
+    return {
+        "parts_bytes": dict(parts_bytes),
+        "needed_bytes": needed_bytes,
+        "capacity_bytes": capacity_bytes,
+        "fit_probability": fit_probability,
+        "verdict": verdict(fit_probability).value,
+    }
 
 
 def _traced_memory(
     workload: OfferedWorkload, asked: PageQuestion, layout: Layout, machine: MeasuredMachine
-) -> tuple[MemoryAnswer | None, str]:
+) -> tuple[dict[str, Any] | None, str]:
     """Memory of one device, or why it is not known."""
     file, capacity_bytes = workload.document, asked.capacity_bytes
     if file is None or file.memory is None:
@@ -417,12 +415,11 @@ def _traced_memory(
     overhead = overhead_on(file.memory, machine)
     traced = TracedMemory(trace=file.trace, memory=file.memory, overhead=overhead)
     [found] = traced.ranks(layout)
-    parts = {name: float(size) for name, size in found.parts.items()}
     fits = found.fit_probability(capacity_bytes)
-    return _memory(parts, found.needed_bytes, capacity_bytes, fits), ""
+    return _memory(found.parts, found.needed_bytes, capacity_bytes, fits), ""
 
 
-def _fullest_stage(shown: PredictedPoint) -> MemoryAnswer | None:
+def _fullest_stage(shown: PredictedPoint) -> dict[str, Any] | None:
     """Memory of one rank of the fullest stage, where the memory of a device was given."""
     if shown.capacity_bytes is None or shown.fit_probability is None:
         return None

@@ -3,18 +3,13 @@
 import enum
 import shlex
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from perfmodel.answer import Answer
 from perfmodel.diagnosis.asked import diagnosed
 from perfmodel.diagnosis.cases import Case
 from perfmodel.diagnosis.odds import NORMAL
-from perfmodel.documents.page import (
-    LikelyCause,
-    LoggedSpeed,
-    PageDiagnosis,
-    PageQuestion,
-)
+from perfmodel.documents.page import LoggedSpeed, PageQuestion
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import PerfModelError, UsageError
 from perfmodel.machine import DEVICES_PER_NODE
@@ -48,32 +43,33 @@ def judged(
     machine: OfferedMachine,
     workload: OfferedWorkload,
     found: Answer,
-) -> PageDiagnosis | None:
+) -> dict[str, Any] | None:
     """Where a logged step lies among the predicted ones; causes by ``perfmodel diagnose`` if it is outside."""
     if asked.logged is None:
         return None
     logged_s = _step_s(asked.logged, workload, found)
     verdict = Verdict.of(logged_s, found.step)
     case, typed = _case(machine, workload, found, logged_s)
-    causes: tuple[LikelyCause, ...] = ()
+    causes: list[dict[str, Any]] = []
     next_name = ""
     if case is not None and verdict is not Verdict.NORMAL:
         with suppress(PerfModelError):  # the command says what a data sheet lacks
             odds = diagnosed(case).found
             likely = [fit for fit in odds.fits if fit.odds >= _LIKELY and fit.cause != NORMAL]
-            causes = tuple(
-                LikelyCause(name=fit.cause, means=fit.means, odds=fit.odds)
+            causes = [
+                {"name": fit.cause, "means": fit.means, "odds": fit.odds}
                 for fit in likely[:_MOST_CAUSES]
-            )
+            ]
             next_name = odds.next_name or ""
-    return PageDiagnosis(
-        logged_s=logged_s,
-        verdict=verdict.value,
-        share_slower=float((found.step_s[1:] > logged_s).mean()),
-        causes=causes,
-        next_name=next_name,
-        command=shlex.join(["perfmodel", *typed]),
-    )
+    return {
+        "logged_s": logged_s,
+        "verdict": verdict.value,
+        # Of the predicted outcomes.
+        "share_slower": float((found.step_s[1:] > logged_s).mean()),
+        "causes": causes,
+        "next_name": next_name,
+        "command": shlex.join(["perfmodel", *typed]),
+    }
 
 
 def _step_s(logged: LoggedSpeed, workload: OfferedWorkload, found: Answer) -> Seconds:

@@ -18,6 +18,7 @@ import anyio
 import uvicorn
 from anyio import CapacityLimiter, to_thread
 from pydantic import ValidationError
+from pydantic_core import to_jsonable_python
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -27,8 +28,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from perfmodel.documents import Record, first_problem
-from perfmodel.documents.page import Catalogue, PageQuestion
+from perfmodel.documents import first_problem
+from perfmodel.documents.page import PageQuestion
 from perfmodel.errors import PerfModelError
 from perfmodel.page.answers import Answers
 
@@ -203,7 +204,7 @@ async def body(request: Request) -> bytes | Response:
 
 def application(answers: Answers, *, most_in_flight: int = MOST_IN_FLIGHT) -> Starlette:
     """The page as an ASGI application; more requests at a time than ``most_in_flight`` get a 429."""
-    data = json.dumps({"catalogue": answers.catalogue.model_dump(mode="json")}, allow_nan=False)
+    data = json.dumps({"catalogue": answers.catalogue}, allow_nan=False)
     document = page(data)
     threads = CapacityLimiter(most_in_flight)
 
@@ -252,22 +253,23 @@ def listening(port: int) -> socket.socket:
     return found
 
 
-def start(catalogue: Catalogue) -> PageQuestion:
+def start(catalogue: dict[str, Any]) -> PageQuestion:
     """Eight devices of the first machine and workload, or one where nothing is known of links."""
-    profile = catalogue.profiles[0]
-    entry = profile.workloads[0]
-    devices, cluster, batch = 8, None, 64
-    if profile.kind == "calibrated":
-        batch = entry.batches[len(entry.batches) // 2]
-        if profile.bandwidth_bytes_per_s is None:
-            cluster = catalogue.clusters[0] if catalogue.clusters else None
-            devices = min(8, cluster.devices) if cluster else 1
+    profile, *_ = catalogue["profiles"]
+    entry, *_ = profile["workloads"]
+    devices, cluster, batch, layout = 8, None, 64, "dp=8 zero=3"
+    if profile["kind"] == "calibrated":
+        batch = entry["batches"][len(entry["batches"]) // 2]
+        if profile["bandwidth_bytes_per_s"] is None:
+            cluster = next(iter(catalogue["clusters"]), None)
+            devices = min(8, cluster["devices"]) if cluster else 1
+        layout = f"dp={devices}"
     return PageQuestion(
-        profile=profile.name,
-        workload=entry.name,
-        layout=f"dp={devices}" if profile.kind == "calibrated" else f"dp={devices} zero=3",
+        profile=profile["name"],
+        workload=entry["name"],
+        layout=layout,
         batch=batch,
-        cluster=cluster.name if cluster else None,
+        cluster=cluster and cluster["name"],
     )
 
 
@@ -319,8 +321,10 @@ async def _answered(
         return _refusal(422, f"cannot be computed: {error}")
 
 
-def _json(found: Record) -> Response:
-    return Response(found.model_dump_json(), media_type="application/json", headers=_HEADERS)
+def _json(found: dict[str, Any]) -> Response:
+    # What is no number is refused, as a number that cannot be computed.
+    text = json.dumps(to_jsonable_python(found), allow_nan=False)
+    return Response(text, media_type="application/json", headers=_HEADERS)
 
 
 def _refusal(status: int, reason: str) -> Response:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Final
 
-from perfmodel.documents import command_line
+from perfmodel.documents import asked_by
 from perfmodel.documents.acceptance import (
     AcceptanceDocument,
     AcceptanceTerms,
@@ -115,9 +115,7 @@ def _terms(
     )
 
 
-def judge(
-    terms: AcceptanceTerms, delivery: Delivery, *, argv: Sequence[str] = ("perfmodel.judge",)
-) -> AcceptanceDocument:
+def judge(terms: AcceptanceTerms, delivery: Delivery) -> AcceptanceDocument:
     """Judge every clause with the uncertainty of what was measured of the delivered machine.
 
     A run of the job says nothing of its model: ``UsageError`` if it is about no step, or about several.
@@ -151,7 +149,7 @@ def judge(
         )
     machine = delivery.machine
     return AcceptanceDocument(
-        command_line=command_line(argv),
+        command_line=asked_by(),
         terms=terms,
         delivered_digest=None if machine is None else machine.digest,
         delivered_name=terms.device_name if machine is None else machine.device_name,

@@ -1,60 +1,55 @@
 """Use case: runs of some batch sizes to a target -> what other batch sizes would take."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from perfmodel.checks import positive
 from perfmodel.convergence import BatchPoint, Convergence, fit_convergence
-from perfmodel.documents import command_line
+from perfmodel.documents import asked_by
 from perfmodel.documents.budget import BatchDocument, BatchOutlook
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What is asked about a task."""
+def batch_outlook(
+    points: Sequence[BatchPoint],
+    *,
+    batches: Sequence[float] = (),
+    samples_per_s: Mapping[float, float] = MappingProxyType({}),
+) -> BatchDocument:
+    """Fit the law of the batch and apply it; ratios are against the smallest batch that was run.
 
-    points: Sequence[BatchPoint]
-    """Samples to the target of at least two batches."""
-    batches: Sequence[float] = ()
-    """Further batches to look at; those that were run are always shown."""
-    samples_per_s: Mapping[float, float] = field(default_factory=dict)
-    """Batch to samples per second, measured or predicted."""
-
-    def __post_init__(self) -> None:
-        for batch in self.batches:
-            positive("batch", batch)
-        for batch, rate in self.samples_per_s.items():
-            positive("batch", batch)
-            positive(f"samples_per_s of batch {batch:g}", rate)
-
-
-def batch_outlook(request: Request, *, argv: Sequence[str]) -> BatchDocument:
-    """Fit the law of the batch and apply it.
-
-    Ratios are against the smallest batch that was run. Raises ``ValueError`` with fewer than two points.
+    ``points``: Samples to the target of at least two batches; ``ValueError`` with fewer.
+    ``batches``: Further ones to look at; those that were run are always shown.
+    ``samples_per_s``: By batch, measured or predicted.
     """
-    run = {point.batch: point.samples for point in request.points}
-    law = fit_convergence(request.points)
-    batches = sorted({*run, *request.batches, *request.samples_per_s})
-    outlooks = tuple(_outlook(law, batch, request, run) for batch in batches)
+    for batch in batches:
+        positive("batch", batch)
+    for batch, rate in samples_per_s.items():
+        positive("batch", batch)
+        positive(f"samples_per_s of batch {batch:g}", rate)
+    run = {point.batch: point.samples for point in points}
+    law = fit_convergence(points)
+    outlooks = tuple(
+        _outlook(law, batch, samples_per_s, run)
+        for batch in sorted({*run, *batches, *samples_per_s})
+    )
     return BatchDocument(
-        command_line=command_line(argv),
+        command_line=asked_by(),
         points=run,
         reference_batch=min(run),
         critical_batch=law.critical_batch,
         outlooks=outlooks,
-        caveats=tuple(_caveats(outlooks, request, largest=max(run))),
+        caveats=tuple(_caveats(outlooks, run)),
     )
 
 
 def _outlook(
-    law: Convergence, batch: float, request: Request, run: Mapping[float, float]
+    law: Convergence, batch: float, rates: Mapping[float, float], run: Mapping[float, float]
 ) -> BatchOutlook:
     reference = min(run)
     samples = law.samples(batch)
     ratio = law.samples_ratio(batch, reference=reference)
-    rate = request.samples_per_s.get(batch)
-    reference_rate = request.samples_per_s.get(reference)
+    rate = rates.get(batch)
+    reference_rate = rates.get(reference)
     faster = rate / reference_rate if rate and reference_rate else None
     return BatchOutlook(
         batch=batch,
@@ -76,16 +71,16 @@ def _learning_rate(law: Convergence, batch: float) -> float:
     return 1 / (1 + law.critical_batch.nominal / batch)
 
 
-def _caveats(outlooks: Sequence[BatchOutlook], request: Request, *, largest: float) -> list[str]:
+def _caveats(outlooks: Sequence[BatchOutlook], run: Mapping[float, float]) -> list[str]:
     caveats = []
     beyond = [f"{entry.batch:g}" for entry in outlooks if entry.is_beyond_critical]
     if beyond:
         caveats.append(f"beyond the critical batch, devices add little: {', '.join(beyond)}")
-    if len(request.points) == 2:
+    if len(run) == 2:
         caveats.append("two batches cannot tell the law; the answer is mostly the prior's")
     unseen = [f"{entry.batch:g}" for entry in outlooks if entry.is_extrapolated]
     if unseen:
-        caveats.append(f"beyond the largest batch that was run ({largest:g}): {', '.join(unseen)}")
+        caveats.append(f"beyond the largest batch that was run ({max(run):g}): {', '.join(unseen)}")
     caveats.append(
         "every batch is assumed to be tuned: learning rate scaled (nearly linearly for SGD below the "
         "critical batch, by the square root of that for Adam) and warmed up"

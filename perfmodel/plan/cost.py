@@ -5,10 +5,11 @@ way of paying is a line ``fixed + per_utilisation u``; two lines cross where the
 """
 
 import datetime as dt
-from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Final
 
-from perfmodel.documents import command_line
+from perfmodel.documents import asked_by, today_utc
 from perfmodel.documents.budget import (
     Budget,
     CostDocument,
@@ -19,6 +20,7 @@ from perfmodel.documents.budget import (
     Worthwhile,
     YearlyCost,
     invented_prices,
+    read_budget,
     stale_prices,
 )
 from perfmodel.units import KILOWATT_W
@@ -26,8 +28,26 @@ from perfmodel.units import KILOWATT_W
 HOURS_PER_YEAR: Final = 8760.0
 
 
-def compare_costs(budget: Budget, *, today: dt.date, argv: Sequence[str]) -> CostDocument:
-    """Compare owning with every rental for the same useful device-hours."""
+def compare_costs(
+    budget: Budget | str | PathLike[str], *, today: dt.date | None = None
+) -> CostDocument:
+    """Compare buying with renting: cost of a useful device-hour, and where they cross.
+
+    Parameters
+    ----------
+    budget
+        In TOML.
+    today
+        For the age of prices; default: today.
+
+    Raises
+    ------
+    InvalidDocument
+        If the budget breaks a rule, or mixes currencies.
+    """
+    today = today or today_utc()
+    if not isinstance(budget, Budget):
+        budget = read_budget(Path(budget), today=today)
     items = purchase_items(budget.buy)
     buy = purchase_cost(items)
     options = [_option(buy, None, budget)]
@@ -35,7 +55,7 @@ def compare_costs(budget: Budget, *, today: dt.date, argv: Sequence[str]) -> Cos
         rent = rental_cost(rental, budget)
         options.append(_option(rent, buying_pays(buy, rent), budget))
     return CostDocument(
-        command_line=command_line(argv),
+        command_line=asked_by(),
         today=today,
         budget=budget,
         items=items,

@@ -1,18 +1,16 @@
 """Use case: many courses of one job -> when it ends, where the time goes, how often to save."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from perfmodel.checks import at_least, positive
-from perfmodel.documents import command_line
+from perfmodel.documents import asked_by
 from perfmodel.documents.budget import GoodputDocument
 from perfmodel.engine.job import (
     Activity,
-    Courses,
     Job,
     best_interval_s,
     expected_elapsed_s,
@@ -28,39 +26,48 @@ LOWEST_EFFECTIVE_FRACTION: Final = 0.01
 MOST_STOPS: Final = 1e6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What is asked about a job."""
+def goodput(
+    job: Job,
+    *,
+    replicas: int = 200,
+    seed: int = 0,
+    mtbf_stops: int | None = None,
+    deadline_s: Seconds | None = None,
+) -> GoodputDocument:
+    """Simulate weeks of a job that fails: when it ends, and how often to write checkpoints.
 
-    job: Job
-    replicas: int = 200
-    """Simulated courses; quantiles of fewer than about 100 are rough."""
-    seed: int = 0
-    mtbf_stops: int | None = None
-    """From how many stops the rates were estimated: each course then draws its own rates."""
-    deadline_s: Seconds | None = None
+    Parameters
+    ----------
+    replicas
+        Simulated courses; quantiles of fewer than about 100 are rough.
+    mtbf_stops
+        From how many stops the rates of failure were estimated: each course then draws its own rates.
+    deadline_s
+        Whose chance is wanted, from the start. [s]
 
-    def __post_init__(self) -> None:
-        at_least("replicas", self.replicas, 2)
-        at_least("seed", self.seed, 0)
-        if self.mtbf_stops is not None:
-            at_least("mtbf_stops", self.mtbf_stops, 1)
-        if self.deadline_s is not None:
-            positive("deadline_s", self.deadline_s)
-
-
-def goodput(request: Request, *, argv: Sequence[str]) -> GoodputDocument:
-    """Simulate many courses of a job; refused if less than 1 % of the time would be training kept."""
-    job, deadline_s = request.job, request.deadline_s
-    _refuse_hopeless(job, rate_factor=float(_rate_factors(request).max()))
-    courses = _courses(request)
+    Raises
+    ------
+    NotFeasible
+        If less than 1 % of the time would be training that is kept.
+    """
+    at_least("replicas", replicas, 2)
+    at_least("seed", seed, 0)
+    if mtbf_stops is not None:
+        at_least("mtbf_stops", mtbf_stops, 1)
+    if deadline_s is not None:
+        positive("deadline_s", deadline_s)
+    factors = _rate_factors(replicas, seed, mtbf_stops)
+    _refuse_hopeless(job, rate_factor=float(factors.max()))
+    # Courses with luck of their own, the same for the same seed.
+    generators = [np.random.default_rng([seed, k]) for k in range(replicas)]
+    courses = simulate_job(job, generators=generators, rate_factors=factors)
     elapsed_s = courses.elapsed_s
     return GoodputDocument(
-        command_line=command_line(argv),
-        seed=request.seed,
-        replicas=request.replicas,
+        command_line=asked_by(),
+        seed=seed,
+        replicas=replicas,
         job=job,
-        mtbf_stops=request.mtbf_stops,
+        mtbf_stops=mtbf_stops,
         elapsed_s=Interval.of(elapsed_s),
         elapsed_mean_s=float(elapsed_s.mean()),
         effective_fraction=Interval.of(courses.effective_fraction),
@@ -72,14 +79,8 @@ def goodput(request: Request, *, argv: Sequence[str]) -> GoodputDocument:
         deadline_probability=(
             None if deadline_s is None else float((elapsed_s <= deadline_s).mean())
         ),
-        caveats=tuple(_caveats(request)),
+        caveats=tuple(_caveats(job, mtbf_stops)),
     )
-
-
-def _courses(request: Request) -> Courses:
-    """Courses with luck of their own, the same for the same seed."""
-    generators = [np.random.default_rng([request.seed, k]) for k in range(request.replicas)]
-    return simulate_job(request.job, generators=generators, rate_factors=_rate_factors(request))
 
 
 def best_interval_or_work_s(job: Job) -> Seconds:
@@ -114,13 +115,13 @@ def _outlook(job: Job, rate_factor: float) -> tuple[float, float]:
     return job.work_s / elapsed_s, elapsed_s * rate_factor / job.mtbf_s
 
 
-def _rate_factors(request: Request) -> FloatArray:
+def _rate_factors(replicas: int, seed: int, mtbf_stops: int | None) -> FloatArray:
     """Rates over their estimate: Gamma, as k stops of a Poisson process leave them (Jeffreys)."""
-    if request.mtbf_stops is None:
-        return np.ones(request.replicas)
+    if mtbf_stops is None:
+        return np.ones(replicas)
     # a stream of its own: one replica more changes no other
-    rng = np.random.default_rng([request.seed, 0, 1])
-    return rng.gamma(request.mtbf_stops + 0.5, size=request.replicas) / request.mtbf_stops
+    rng = np.random.default_rng([seed, 0, 1])
+    return rng.gamma(mtbf_stops + 0.5, size=replicas) / mtbf_stops
 
 
 def _best_interval_s(job: Job) -> Seconds | None:
@@ -130,10 +131,10 @@ def _best_interval_s(job: Job) -> Seconds | None:
     return best_interval_s(write_s=write_s, mtbf_s=mtbf_s)
 
 
-def _caveats(request: Request) -> list[str]:
-    if not request.job.causes:
+def _caveats(job: Job, mtbf_stops: int | None) -> list[str]:
+    if not job.causes:
         return ["no failure is drawn, as asked; no job of many devices is so lucky for weeks"]
     caveats = ["failures are drawn as independent and exponential; real ones cluster"]
-    if request.mtbf_stops is None:
+    if mtbf_stops is None:
         caveats.append("the mean time between failures is taken as exact; give --mtbf-stops")
     return caveats

@@ -6,13 +6,13 @@ probability asked for are ranked by nominal cost, then time, then devices.
 
 import datetime as dt
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
 
 from perfmodel.answer.measured import interval
-from perfmodel.documents import age_notes, command_line, seals
+from perfmodel.documents import age_notes, asked_by, seals
 from perfmodel.documents.budget import invented_prices, stale_prices
 from perfmodel.documents.plan import (
     Option,
@@ -46,11 +46,9 @@ from perfmodel.units import DAY_S, HOUR_S, Seconds, format_duration
 _MOST_ROUNDS: Final = 8
 
 
-def plan_options(
-    plan: PlanFile, sources: Sources, *, today: dt.date, argv: Sequence[str]
-) -> PlanDocument:
+def plan_options(plan: PlanFile, sources: Sources, *, today: dt.date) -> PlanDocument:
     """Rank the options of a plan; ``today`` is the first day of training, if the plan says none."""
-    return _Planner(plan, sources, today=today).answer(argv=argv)
+    return _Planner(plan, sources, today=today).answer()
 
 
 class _Planner:
@@ -73,7 +71,7 @@ class _Planner:
             self._places.setdefault(id(table), []).append(place)
         self._known: dict[int, Candidates] = {}
 
-    def answer(self, *, argv: Sequence[str]) -> PlanDocument:
+    def answer(self) -> PlanDocument:
         """Rank all candidates; see the head of this module."""
         pool = self._evaluated()
         named = name_candidates(pool, self.plan)
@@ -88,7 +86,7 @@ class _Planner:
                 self._known.pop(id(table), None)
             pool = self._evaluated()
             named = name_candidates(pool, self.plan)
-        return self._document(pool, named, argv)
+        return self._document(pool, named)
 
     def _evaluated(self) -> Candidates:
         for key, places in self._places.items():
@@ -112,7 +110,7 @@ class _Planner:
             failure_factor=knobs.failures,
         )
 
-    def _document(self, pool: Candidates, named: Named, argv: Sequence[str]) -> PlanDocument:
+    def _document(self, pool: Candidates, named: Named) -> PlanDocument:
         shown = {*named.ranked, *named.best, *named.front}
         rows = {index: self._row(pool[index]) for index in shown}
         plan, first = self.plan, named.best[0]
@@ -121,7 +119,7 @@ class _Planner:
         tables = {id(table): table for table in self._tables.values()}.values()
         machines = machine_records(plan, self._sources)
         return PlanDocument(
-            command_line=command_line(argv),
+            command_line=asked_by(),
             today=self.today,
             start=self.start,
             plan=plan,

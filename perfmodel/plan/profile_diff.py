@@ -12,7 +12,7 @@ import numpy as np
 from perfmodel.answer import Question
 from perfmodel.answer.answer import steps_s
 from perfmodel.answer.measured import interval
-from perfmodel.documents import command_line
+from perfmodel.documents import asked_by
 from perfmodel.documents.acceptance import Difference, MovedPrediction, ProfileDiffDocument
 from perfmodel.errors import IncomparableRuns
 from perfmodel.layout import RunSetting, scaled_layouts
@@ -117,7 +117,6 @@ def compare_profiles(
     old: MeasuredMachine,
     new: MeasuredMachine,
     *,
-    argv: Sequence[str] = ("perfmodel.compare_profiles",),
     false_discovery_rate: float = FALSE_DISCOVERY_RATE,
 ) -> ProfileDiffDocument:
     """Compare every parameter that both hold.
@@ -135,7 +134,7 @@ def compare_profiles(
         raise IncomparableRuns("diff: the profiles must hold a common parameter, got none")
     freedom = max(2, old.num_rounds + new.num_rounds - 2)
     return ProfileDiffDocument(
-        command_line=command_line(argv),
+        command_line=asked_by(),
         old_digest=old.digest,
         new_digest=new.digest,
         false_discovery_rate=false_discovery_rate,

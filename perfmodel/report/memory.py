@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Final
 
-from perfmodel.answer.memory import MemoryReport, Technique
+from perfmodel.answer.memory import MemoryReport
 from perfmodel.cost.memory import verdict
 from perfmodel.documents.hardware import Catalogue, DataSheet, Figure, Pcie, Peak, Power, Rate, Size
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.report import Table, caveat_lines, counted, table
-from perfmodel.units import PREFIXES, format_bytes, format_duration, format_flop, format_rate
+from perfmodel.units import PREFIXES, format_bytes, format_flop, format_rate
 from perfmodel.workload import Phase
 
 
@@ -40,22 +40,13 @@ def memory_lines(report: MemoryReport, *, verbose: bool = False) -> list[str]:
         ),
         f"largest micro-batch that fits for sure: {largest or 'none'}",
         f"evidence: {report.evidence}",
-        *(_notes(report) if verbose else ()),
+        *(f"{row.name}: {row.note}" for row in report.techniques if verbose and row.note),
         *caveat_lines(report.caveats, verbose=verbose),
     ]
 
 
-def _notes(report: MemoryReport) -> list[str]:
-    """What each change assumes, and what its figures rest on."""
-    return [
-        f"{row.name}: memory {row.memory_evidence}, time {row.time_evidence.value}; {row.note}"
-        for row in report.techniques
-        if row.note
-    ]
-
-
 def remedies_table(report: MemoryReport) -> Table:
-    """What to change first: the largest saving on top, with its cost in time."""
+    """What to change first: the largest saving on top, with its cost in time by FLOP."""
     plain_bytes = report.techniques[0].memory.needed_bytes
     found = sorted(report.techniques[1:], key=lambda row: row.memory.needed_bytes)
     return table(
@@ -65,18 +56,10 @@ def remedies_table(report: MemoryReport) -> Table:
             "<Change": "name",
             "Memory": "memory.needed_bytes",
             "Saves": lambda row: format_bytes(plain_bytes - row.memory.needed_bytes),
-            "Time": lambda row: _time(report, row),
+            "Time": lambda row: f"x {row.time_ratio:.2f}" if row.time_ratio else "not known",
             "<Fits": lambda row: verdict(row.memory.fit_probability(report.capacity_bytes)).value,
         },
     )
-
-
-def _time(report: MemoryReport, row: Technique) -> str:
-    ratio = report.time_ratio(row)
-    if ratio is None:
-        return "not known"
-    times = f"x {ratio:.2f}"
-    return f"{format_duration(row.step_s)} ({times})" if report.in_seconds and row.step_s else times
 
 
 def trace_lines(

@@ -79,7 +79,7 @@ class Scenario:
 UNMEASURED: Final = "values of --set count as exact; that the rest stays as measured is assumed"
 
 
-def compare_scenarios(scenarios: Sequence[Scenario], *, argv: Sequence[str]) -> WhatIfDocument:
+def compare_scenarios(scenarios: Sequence[Scenario]) -> WhatIfDocument:
     """Predict every scenario; the first is what the others are compared with.
 
     On a calibrated machine all draws are seeded by the name of the parameter, so that scenarios share the errors of
@@ -103,7 +103,7 @@ def compare_scenarios(scenarios: Sequence[Scenario], *, argv: Sequence[str]) -> 
         texts[UNMEASURED] = None
     return WhatIfDocument(
         provenance=Provenance.of_answer(
-            argv, host_fingerprint=origin.fingerprint, seed=origin.seed if is_inferred else 0
+            host_fingerprint=origin.fingerprint, seed=origin.seed if is_inferred else 0
         ),
         scenarios=tuple(outcomes),
         caveats=tuple(texts),
@@ -153,7 +153,7 @@ def contrast_of_draws(before_s: Samples, after_s: Samples, *, batches: float) ->
 
 def _layout(scenario: Scenario) -> tuple[ScenarioOutcome, Samples, Sequence[str]]:
     """What the layout of a large model would do, the draws of its step, and its caveats."""
-    document, found = layout_table(scenario.question, argv=())
+    document, found = layout_table(scenario.question)
     [point] = document.points
     outcome = ScenarioOutcome(
         name=scenario.name,

@@ -183,7 +183,6 @@ def assert_prediction_is_plausible(profile: MeasuredMachine) -> None:
     document, _ = table(
         predictor.question(predictor.workload("lenet"), Layout()),
         Forecast(world_sizes=(1, 2), scaling="weak", batch=64),
-        argv=(),
     )
     one, two = document.points
     assert existing(one.speedup).nominal == pytest.approx(1.0)

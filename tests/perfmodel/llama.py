@@ -45,7 +45,6 @@ def document(model: str = "llama") -> WorkloadDocument:
             method,
             micro_batch=4,
             sequence_length=64 if is_llama else None,
-            argv=["perfmodel"],
         )
 
 

@@ -20,7 +20,7 @@ def advised(
     asking = Asking(profile(machine))
     question = asking.question(asking.workload(workload), Layout())
     request = Forecast(world_sizes=counts, scaling=scaling, batch=64 if scaling == "strong" else 16)
-    document, _ = table(question, request, argv=())
+    document, _ = table(question, request)
     return with_advice(document, question, request)
 
 

@@ -153,7 +153,6 @@ QUANTITIES: Final[Mapping[str, Names]] = {
         "largest_micro_batch": "largest_micro_batch",
         "techniques.*.memory_bytes": "techniques/*/needed_bytes",
         "techniques.*.time_ratio": "techniques/*/time_ratio",
-        "techniques.*.step_s": "techniques/*/step_s",
     },
     "devices": {
         "devices": "devices/#",
@@ -284,6 +283,8 @@ def _plain(value: Any) -> Any:
         return value.model_dump(mode="json")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return value

@@ -1,6 +1,5 @@
 """Judge laws by measurements that others published, one table after another."""
 
-import sys
 from pathlib import Path
 from typing import Final
 
@@ -90,9 +89,7 @@ def judge_published(folder: Path, sources: tuple[str, ...]) -> PublishedDocument
             f"{folder}: must hold series to judge, got none: {'; '.join(skipped) or 'no table'}"
         )
     return PublishedDocument(
-        provenance=Provenance.of_answer(
-            sys.argv, host_fingerprint="none: published runs depend on no host"
-        ),
+        provenance=Provenance.of_answer(host_fingerprint="none: published runs depend on no host"),
         data_sha256=digests,
         series=tuple(series),
         skipped=tuple(skipped),

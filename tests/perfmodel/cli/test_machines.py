@@ -63,7 +63,7 @@ def test_serve_starts_before_anything_is_measured(
     [answers] = served
     question = start(answers.catalogue)
     assert (question.profile, question.layout) == ("dgx-a100", "dp=8")
-    assert answers.answer(question).evidence["compute"] == "inferred"
+    assert answers.answer(question)["evidence"]["compute"] == "inferred"
 
 
 def test_a_model_is_traced_once_for_machines_of_one_precision() -> None:
@@ -84,8 +84,8 @@ def test_a_model_is_traced_once_for_machines_of_one_precision() -> None:
         answers.answer(asked.model_copy(update={"profile": name}))
         for name in ("titan-rtx", "rtx-3090")
     )
-    assert here.step_s != there.step_s
-    assert "--profile titan-rtx --workload lenet" in here.command
+    assert here["step_s"] != there["step_s"]
+    assert "--profile titan-rtx --workload lenet" in here["command"]
 
 
 def test_what_memory_does_not_hold_is_the_first_caveat(run: Run) -> None:

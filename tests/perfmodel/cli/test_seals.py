@@ -78,7 +78,7 @@ def test_pages_and_tables_say_so(run: Run, edited: Path, monkeypatch: pytest.Mon
     said: list[str] = []
 
     def serve(answers: Answers, _port: int) -> None:
-        said.extend(answers.answer(start(answers.catalogue)).caveats)
+        said.extend(answers.answer(start(answers.catalogue))["caveats"])
 
     monkeypatch.setattr(pages, "_serve", serve)
     run("serve", "--profile", edited, "--unsealed")

@@ -6,15 +6,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import perfmodel as pm
-from perfmodel.documents.page import (
-    LoggedSpeed,
-    PageDiagnosis,
-    PageQuestion,
-)
+from perfmodel.documents.page import LoggedSpeed, PageQuestion
 from perfmodel.documents.prediction import PredictionDocument, WhatIfDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import NotFeasible, UsageError
@@ -47,19 +44,19 @@ def test_an_answer_is_that_of_whatif() -> None:
     changes = {"network.bandwidth": "0.25x", "gradients": "bf16"}
     [before, after] = pm.whatif(NOISY, "heavy", changes, devices=8, batch=16).scenarios
     answer = answers().answer(asked(changes=changes))
-    assert answer.step_s == after.point.step_s
-    assert answer.speedup == after.point.speedup
-    assert answer.throughput == after.point.samples_per_s
-    assert answer.exposed_comm_s == after.point.exposed_comm_s
-    assert answer.breakdown_s == {c.value: s for c, s in after.point.breakdown_s.items()}
-    assert answer.evidence == after.point.evidence
-    assert answer.contrast == after.contrast
-    assert answer.step_s != before.point.step_s
+    assert answer["step_s"] == after.point.step_s
+    assert answer["speedup"] == after.point.speedup
+    assert answer["throughput"] == after.point.samples_per_s
+    assert answer["exposed_comm_s"] == after.point.exposed_comm_s
+    assert answer["breakdown_s"] == {c.value: s for c, s in after.point.breakdown_s.items()}
+    assert answer["evidence"] == after.point.evidence
+    assert answer["contrast"] == after.contrast
+    assert answer["step_s"] != before.point.step_s
 
 
 def test_strong_scaling_leaves_out_what_cannot_be_split() -> None:
     detail = answers().detail(asked(layout="dp=2", batch=8, scaling="strong"))
-    assert [point.devices for point in detail.curve] == [1, 2, 4, 8]
+    assert [point["devices"] for point in detail["curve"]] == [1, 2, 4, 8]
     with pytest.raises(NotFeasible, match="multiple of devices"):
         answers().answer(asked(layout="dp=3", batch=8, scaling="strong"))
 
@@ -77,17 +74,19 @@ def test_a_layout_is_answered_as_predict_does(
         capacity_bytes=80 * 2**30,
     )
     answer = layout_answers().answer(question)
-    result = run(*shlex.split(answer.command)[1:], "--json")
+    result = run(*shlex.split(answer["command"])[1:], "--json")
     [told] = PredictionDocument.of_text(result.stdout).points
     assert told.large_model is not None
-    assert (answer.step_s, answer.throughput) == (told.step_s, told.large_model.tokens_per_s)
-    assert answer.efficiency == told.large_model.mfu
-    assert answer.memory is not None
-    assert answer.memory.fit_probability == told.fit_probability
-    assert sum(answer.memory.parts_bytes.values()) == pytest.approx(answer.memory.needed_bytes)
-    curve = layout_answers().detail(question).curve
-    [here] = [point for point in curve if point.devices == 40]
-    assert here.value.nominal == pytest.approx(answer.throughput.nominal)
+    assert (answer["step_s"], answer["throughput"]) == (told.step_s, told.large_model.tokens_per_s)
+    assert answer["efficiency"] == told.large_model.mfu
+    assert answer["memory"] is not None
+    assert answer["memory"]["fit_probability"] == told.fit_probability
+    assert sum(answer["memory"]["parts_bytes"].values()) == pytest.approx(
+        answer["memory"]["needed_bytes"]
+    )
+    curve = layout_answers().detail(question)["curve"]
+    [here] = [point for point in curve if point["devices"] == 40]
+    assert here["value"].nominal == pytest.approx(answer["throughput"].nominal)
 
 
 def test_memory_is_that_of_the_memory_command(run: Run, tmp_path: Path) -> None:
@@ -100,11 +99,11 @@ def test_memory_is_that_of_the_memory_command(run: Run, tmp_path: Path) -> None:
     answer = Answers(session).answer(asked(**changes, capacity_bytes=2**30))
     words = ("--workload", workload, "--device-memory", "1GiB", "--micro-batch", 8, "--devices", 2)
     told = json.loads(run("memory", *words, "--json").stdout)
-    assert answer.memory is not None
-    assert answer.memory.needed_bytes == told["needed_bytes"]
-    assert answer.memory.verdict == told["verdict"] == "fits"
-    assert answer.memory.fit_probability == told["fit_probability"]
-    assert sum(answer.memory.parts_bytes.values()) == answer.memory.needed_bytes
+    assert answer["memory"] is not None
+    assert answer["memory"]["needed_bytes"] == told["needed_bytes"]
+    assert answer["memory"]["verdict"] == told["verdict"] == "fits"
+    assert answer["memory"]["fit_probability"] == told["fit_probability"]
+    assert sum(answer["memory"]["parts_bytes"].values()) == answer["memory"]["needed_bytes"]
 
 
 @pytest.mark.parametrize(
@@ -159,8 +158,8 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
 
 
 def asked_of(answers: Answers, **changes: object) -> PageQuestion:
-    [profile] = answers.catalogue.profiles
-    return asked(**{"profile": profile.name, "layout": "dp=32"} | changes)
+    [profile] = answers.catalogue["profiles"]
+    return asked(**{"profile": profile["name"], "layout": "dp=32"} | changes)
 
 
 def test_a_cluster_is_that_of_predict_and_ends_the_curve(served: Answers) -> None:
@@ -168,12 +167,12 @@ def test_a_cluster_is_that_of_predict_and_ends_the_curve(served: Answers) -> Non
     machine = pm.read_profile("runs/profile.json")
     counts = (1, 2, 4, 8, 16, 32)
     document = pm.predict(machine, "heavy", devices=counts, batch=16, cluster=ETHERNET)
-    assert answer.step_s == document.points[-1].step_s
-    curve = served.detail(asked_of(served, cluster="ethernet")).curve
-    assert [point.devices for point in curve] == list(counts)
-    assert [point.value for point in curve] == [p.speedup for p in document.points]
-    assert answer.contrast is not None
-    assert any("cluster file" in caveat for caveat in answer.caveats)
+    assert answer["step_s"] == document.points[-1].step_s
+    curve = served.detail(asked_of(served, cluster="ethernet"))["curve"]
+    assert [point["devices"] for point in curve] == list(counts)
+    assert [point["value"] for point in curve] == [p.speedup for p in document.points]
+    assert answer["contrast"] is not None
+    assert any("cluster file" in caveat for caveat in answer["caveats"])
     with pytest.raises(NotFeasible, match="at most 32"):
         served.answer(asked_of(served, cluster="ethernet", layout="dp=64"))
 
@@ -181,35 +180,35 @@ def test_a_cluster_is_that_of_predict_and_ends_the_curve(served: Answers) -> Non
 def test_the_command_names_the_file_and_prints_the_same(served: Answers, run: Run) -> None:
     changes = {"cluster.bandwidth": "400Gb/s", "network.link": "eth-100", "gradients": "bf16"}
     answer = served.answer(asked_of(served, cluster="ethernet", changes=changes))
-    program, *words = shlex.split(answer.command)
+    program, *words = shlex.split(answer["command"])
     assert program == "perfmodel"
     assert "cluster=ethernet.toml" in words
     result = run(*words, "--json")
     told = WhatIfDocument.of_text(result.stdout).scenarios[-1]
-    assert told.point.step_s == answer.step_s
-    assert told.contrast == answer.contrast
+    assert told.point.step_s == answer["step_s"]
+    assert told.contrast == answer["contrast"]
 
 
 def test_a_device_that_is_not_present_can_be_chosen_for_what_was_traced(served: Answers) -> None:
     changes = {"device": "h100-sxm5"}
     here = served.answer(asked_of(served, workload=WORKLOAD.name, layout="dp=1"))
     there = served.answer(asked_of(served, workload=WORKLOAD.name, layout="dp=1", changes=changes))
-    assert there.step_s.nominal < here.step_s.nominal
-    assert there.evidence["compute"] == "assumed"
-    entries = {entry.name: entry for entry in served.catalogue.profiles[0].workloads}
-    assert entries[WORKLOAD.name].no_devices == ""
-    assert "perfmodel trace" in entries["heavy"].no_devices
+    assert there["step_s"].nominal < here["step_s"].nominal
+    assert there["evidence"]["compute"] == "assumed"
+    entries = {e["name"]: e["no_devices"] for e in served.catalogue["profiles"][0]["workloads"]}
+    assert entries[WORKLOAD.name] == ""
+    assert "perfmodel trace" in entries["heavy"]
     with pytest.raises(UsageError, match="whole steps of another device cannot be scaled"):
         served.answer(asked_of(served, changes=changes))
 
 
 def test_the_catalogue_of_the_page_holds_what_can_be_chosen(served: Answers) -> None:
     found = served.catalogue
-    [cluster] = found.clusters
-    assert (cluster.name, cluster.devices) == ("ethernet", 32)
-    assert [tier.name for tier in cluster.tiers] == ["rack", "uplink"]
-    assert {"nvlink4", "pcie5-x16", "eth-800"} <= {link.id for link in found.links}
-    assert "h100-sxm5" in {device.id for device in found.devices}
+    [cluster] = found["clusters"]
+    assert (cluster["name"], cluster["devices"]) == ("ethernet", 32)
+    assert [tier["name"] for tier in cluster["tiers"]] == ["rack", "uplink"]
+    assert {"nvlink4", "pcie5-x16", "eth-800"} <= {link["id"] for link in found["links"]}
+    assert "h100-sxm5" in {device["id"] for device in found["devices"]}
 
 
 @pytest.mark.parametrize(
@@ -239,7 +238,8 @@ def test_it_starts_without_torch_and_knows_the_memory_of_its_devices() -> None:
         "from perfmodel.page import answers as a;"
         "from perfmodel.page.server import start;"
         "s = a.Answers(m.read_session(m.unmeasured_machines(), [], validation=None));"
-        "print(s.answer(start(s.catalogue)).setting, s.catalogue.profiles[0].memory_bytes / 2**30)"
+        "print(s.answer(start(s.catalogue))['setting']);"
+        "print(s.catalogue['profiles'][0]['memory_bytes'] / 2**30)"
     )
     told = subprocess.run(
         [sys.executable, "-c", script], check=True, capture_output=True, text=True
@@ -260,59 +260,59 @@ def test_beyond_one_node_the_page_and_the_command_assume_the_same_links(
 ) -> None:
     question = start(shipped.catalogue).model_copy(update={"layout": "dp=16"})
     found = shipped.answer(question)
-    nodes = existing(shipped.catalogue.profiles[0].nodes)
-    assert nodes.name == "200 Gb/s InfiniBand per GPU"
-    assert any(nodes.name in caveat for caveat in found.caveats)
+    nodes = shipped.catalogue["profiles"][0]["nodes"]["name"]
+    assert nodes == "200 Gb/s InfiniBand per GPU"
+    assert any(nodes in caveat for caveat in found["caveats"])
     words = ("--machine", "dgx-a100", "--workload", "torchvision:resnet50", "--batch", "128")
     told = PredictionDocument.of_text(run("predict", *words, "--devices", "16", "--json").stdout)
-    assert (told.cluster, told.points[0].step_s) == (nodes.name, found.step_s)
+    assert (told.cluster, told.points[0].step_s) == (nodes, found["step_s"])
 
 
 def test_a_logged_speed_is_judged_as_diagnose_does(shipped: Answers, run: Run) -> None:
     asked = start(shipped.catalogue).model_copy(update={"batch": 32})
-    predicted = shipped.answer(asked).step_s
-    assert shipped.detail(asked).diagnosis is None
+    predicted = shipped.answer(asked)["step_s"]
+    assert shipped.detail(asked)["diagnosis"] is None
 
-    def judged(value: float, unit: str) -> PageDiagnosis:
+    def judged(value: float, unit: str) -> dict[str, Any]:
         logged = {"value": value, "unit": unit}
         found = shipped.detail(type(asked).model_validate(asked.model_dump() | {"logged": logged}))
-        return existing(found.diagnosis)
+        return existing(found["diagnosis"])
 
     normal = judged(8 * 32 / predicted.nominal, "samples/s")
-    assert normal.logged_s == pytest.approx(predicted.nominal)
-    assert (normal.verdict, normal.causes) == ("normal", ())
+    assert normal["logged_s"] == pytest.approx(predicted.nominal)
+    assert (normal["verdict"], normal["causes"]) == ("normal", [])
     slow = judged(5e3 * predicted.p95, "ms")
-    assert (slow.verdict, slow.share_slower) == ("slower than normal", 0.0)
-    told = json.loads(run(*shlex.split(slow.command)[1:], "--json").stdout)
+    assert (slow["verdict"], slow["share_slower"]) == ("slower than normal", 0.0)
+    told = json.loads(run(*shlex.split(slow["command"])[1:], "--json").stdout)
     odds = {cause["cause"]: cause["odds"] for cause in told["causes"]}
     # The command traces as a processor runs the model; the page has the trace of a GPU.
-    assert {cause.name: cause.odds for cause in slow.causes} == {
-        cause.name: pytest.approx(odds[cause.name], abs=0.05) for cause in slow.causes
+    assert {cause["name"]: cause["odds"] for cause in slow["causes"]} == {
+        cause["name"]: pytest.approx(odds[cause["name"]], abs=0.05) for cause in slow["causes"]
     }
-    assert slow.causes[0].odds > 0.2
-    assert slow.next_name
+    assert slow["causes"][0]["odds"] > 0.2
+    assert slow["next_name"]
     with pytest.raises(UsageError, match="must be in ms, s or samples/s"):
         judged(1.0, "tokens/s")
 
 
 def test_a_logged_speed_of_a_large_model_is_judged_too(shipped: Answers) -> None:
-    [large] = [p for p in shipped.catalogue.profiles if p.name == "dgx-a100 (LLMs)"]
-    assert large.memory_bytes == 80 * 2**30
+    [large] = [p for p in shipped.catalogue["profiles"] if p["name"] == "dgx-a100 (LLMs)"]
+    assert large["memory_bytes"] == 80 * 2**30
     question = PageQuestion(
-        profile=large.name,
+        profile=large["name"],
         workload="llama2-7b",
         layout="dp=16 zero=3",
         batch=64,
         logged=LoggedSpeed(value=1000, unit="tokens/s"),
     )
-    found = existing(shipped.detail(question).diagnosis)
-    assert found.logged_s == pytest.approx(64 * 4096 / 1000)
-    assert found.verdict == "slower than normal"
-    assert found.causes
+    found = existing(shipped.detail(question)["diagnosis"])
+    assert found["logged_s"] == pytest.approx(64 * 4096 / 1000)
+    assert found["verdict"] == "slower than normal"
+    assert found["causes"]
 
 
 def test_without_a_data_sheet_diagnose_says_more(served: Answers, run: Run) -> None:
     logged = {"value": 1e4, "unit": "ms"}
-    found = existing(served.detail(asked_of(served, layout="dp=2", logged=logged)).diagnosis)
-    assert (found.verdict, found.causes) == ("slower than normal", ())
-    assert "10 s" in run(*shlex.split(found.command)[1:]).stdout
+    found = existing(served.detail(asked_of(served, layout="dp=2", logged=logged))["diagnosis"])
+    assert (found["verdict"], found["causes"]) == ("slower than normal", [])
+    assert "10 s" in run(*shlex.split(found["command"])[1:]).stdout

@@ -25,7 +25,7 @@ from perfmodel.plan.acceptance import (
     strong_error,
 )
 from perfmodel.plan.delivered import Delivery, Quantity, quantity, rank_ratios
-from perfmodel.plan.goodput import Request, goodput
+from perfmodel.plan.goodput import goodput
 from tests.existing import existing
 from tests.perfmodel.profiles import Machine, compute_rate, profile, setting_of
 
@@ -238,7 +238,7 @@ def test_useful_time_is_a_clause_and_is_judged_from_the_stops_that_were_seen() -
             detection_s=60.0,
             restart_s=300.0,
         )
-        return goodput(Request(job=asked, replicas=60, mtbf_stops=100), argv=())
+        return goodput(asked, replicas=60, mtbf_stops=100)
 
     good = job(2000)
     terms = acceptance_terms(machine(), [], confidence=0.95, goodput=good)

@@ -20,7 +20,7 @@ def budget(tmp_path: Path) -> Budget:
 
 @pytest.fixture
 def answer(budget: Budget) -> CostDocument:
-    return compare_costs(budget, today=TODAY, argv=["perfmodel", "cost"])
+    return compare_costs(budget, today=TODAY)
 
 
 def test_what_owning_costs(answer: CostDocument) -> None:
@@ -87,10 +87,10 @@ def test_buying_pays_exactly_where_it_costs_no_more(
 
 def test_a_price_goes_stale_after_thirty_days(budget: Budget) -> None:
     """Quoted on the 1st of November: 30 days old on the 1st of December."""
-    fresh = compare_costs(budget, today=dt.date(2026, 12, 1), argv=[])
+    fresh = compare_costs(budget, today=dt.date(2026, 12, 1))
     [invented] = fresh.warnings
     assert invented.startswith("PRICES ARE INVENTED (8 of 8)")
-    stale = compare_costs(budget, today=dt.date(2026, 12, 2), argv=[])
+    stale = compare_costs(budget, today=dt.date(2026, 12, 2))
     assert len(stale.warnings) == 9
     assert stale.warnings[1].startswith("buy.device_price: quoted 31 days ago (2026-11-01)")
 

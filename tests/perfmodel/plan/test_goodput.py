@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel.engine.job import FailureCause, Job, expected_elapsed_s
 from perfmodel.errors import NotFeasible
-from perfmodel.plan.goodput import Request, goodput
+from perfmodel.plan.goodput import goodput
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
@@ -34,7 +34,7 @@ BLOOM = Job(
 
 
 def test_llama_3_stops_as_often_as_published_and_trains_nine_tenths_of_the_time() -> None:
-    document = goodput(Request(job=LLAMA_3, replicas=60, mtbf_stops=419), argv=["perfmodel"])
+    document = goodput(LLAMA_3, replicas=60, mtbf_stops=419)
     assert document.elapsed_s.nominal / DAY_S == pytest.approx(54, rel=0.01)
     assert document.unplanned_stops.nominal == pytest.approx(419, rel=0.02)
     assert document.unplanned_stops.p5 < 419 < document.unplanned_stops.p95
@@ -43,7 +43,7 @@ def test_llama_3_stops_as_often_as_published_and_trains_nine_tenths_of_the_time(
 
 
 def test_bloom_saves_at_almost_no_cost_and_loses_half_an_interval_per_failure() -> None:
-    document = goodput(Request(job=BLOOM, replicas=100), argv=["perfmodel"])
+    document = goodput(BLOOM, replicas=100)
     stops = document.stops_mean["gpu"]
     assert stops == pytest.approx(document.elapsed_mean_s / (7 * DAY_S), rel=0.1)
     assert document.spent_mean_s["lost"] / stops == pytest.approx(1.5 * HOUR_S, rel=0.1)
@@ -52,13 +52,13 @@ def test_bloom_saves_at_almost_no_cost_and_loses_half_an_interval_per_failure() 
 
 
 def test_the_uncertainty_of_the_rate_widens_the_answer() -> None:
-    sure = goodput(Request(job=LLAMA_3, replicas=60), argv=[]).elapsed_s
-    unsure = goodput(Request(job=LLAMA_3, replicas=60, mtbf_stops=5), argv=[]).elapsed_s
+    sure = goodput(LLAMA_3, replicas=60).elapsed_s
+    unsure = goodput(LLAMA_3, replicas=60, mtbf_stops=5).elapsed_s
     assert unsure.p95 - unsure.p5 > 2 * (sure.p95 - sure.p5)
 
 
 def test_a_hopeless_job_is_refused_before_it_is_simulated() -> None:
     with pytest.raises(NotFeasible, match="at least 1% of the time must be training that is kept"):
-        goodput(Request(job=replace(LLAMA_3, devices=10**9)), argv=[])
+        goodput(replace(LLAMA_3, devices=10**9))
     with pytest.raises(NotFeasible, match="save more often, recover faster"):
-        goodput(Request(job=replace(LLAMA_3, work_s=1e11)), argv=[])
+        goodput(replace(LLAMA_3, work_s=1e11))

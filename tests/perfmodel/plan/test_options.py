@@ -15,7 +15,7 @@ from perfmodel.engine.job import FailureCause, Job, best_interval_s, expected_el
 from perfmodel.errors import InvalidDocument, NotFeasible, UsageError
 from perfmodel.layout import Layout, scaled_layouts
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.plan.goodput import Request, goodput
+from perfmodel.plan.goodput import goodput
 from perfmodel.plan.machines import Sources
 from perfmodel.plan.options import plan_options
 from perfmodel.plan.steps import MOST_KNOTS, MeasuredSteps
@@ -85,7 +85,7 @@ def test_the_ranking_is_that_of_brute_force_over_the_simulator(tmp_path: Path) -
     text = PLAN.replace("budget = 5000\n", "").replace("power_kw = 20", "")
     plan = plan_of(tmp_path, text.replace("2026-12-21", "2030-01-01"))
     profiles = {name: pm.read_profile(tmp_path / f"{name}.json") for name in ("slow", "fast")}
-    document = plan_options(plan, Sources(profiles=profiles), today=TODAY, argv=())
+    document = plan_options(plan, Sources(profiles=profiles), today=TODAY)
     assert document.num_candidates == 38
     assert document.num_feasible == 38
     feasible = brute_force(plan, profiles)
@@ -118,17 +118,12 @@ def test_the_chance_is_that_of_simulated_weeks(tmp_path: Path) -> None:
     """Without uncertainty about the step only failures are left, and they are simulated event by event."""
     plan = plan_of(tmp_path)
     sure = profile(Machine())
-    document = plan_options(
-        plan, Sources(profiles={"slow": sure, "fast": sure}), today=TODAY, argv=()
-    )
+    document = plan_options(plan, Sources(profiles={"slow": sure, "fast": sure}), today=TODAY)
     row = document.ranked[0]
     simulated = goodput(
-        Request(
-            job=job(plan, float(np.ceil(8e8 / row.global_batch)) * row.step_s.nominal, row.devices),
-            replicas=400,
-            deadline_s=30 * 86400.0,
-        ),
-        argv=(),
+        job(plan, float(np.ceil(8e8 / row.global_batch)) * row.step_s.nominal, row.devices),
+        replicas=400,
+        deadline_s=30 * 86400.0,
     )
     assert simulated.deadline_probability == pytest.approx(row.deadline_probability, abs=0.05)
     assert simulated.elapsed_mean_s == pytest.approx(row.elapsed_s.nominal, rel=0.01)

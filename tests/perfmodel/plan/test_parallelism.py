@@ -40,7 +40,7 @@ def asked(machine: InferredModel, layout: str) -> PredictionDocument:
         layout=parse_layout(layout),
         capacity_bytes=80 * GIB,
     )
-    return layout_document(answer(question), argv=())
+    return layout_document(answer(question))
 
 
 def training(*, devices: int = 8, global_batch: int = 16) -> Training:
@@ -95,7 +95,7 @@ def test_every_layout_of_a_small_space_is_found_once() -> None:
 def test_the_best_of_a_search_is_the_best_of_single_predictions(machine: InferredModel) -> None:
     few = training(devices=4, global_batch=8)
     request = Request(training=few, capacity_bytes=16 * GIB, top=5)
-    plan = plan_parallelism(machine, request, argv=())
+    plan = plan_parallelism(machine, request)
     found = feasible_layouts(request.training.limits, global_batch=8)
     assert plan.num_feasible == len(found)
     times = {}
@@ -115,7 +115,7 @@ def test_the_best_of_a_search_is_the_best_of_single_predictions(machine: Inferre
 
 def test_losers_say_in_which_term_and_ties_share_the_first_rank(machine: InferredModel) -> None:
     request = Request(training=training(), capacity_bytes=40 * GIB, top=200)
-    plan = plan_parallelism(machine, request, argv=())
+    plan = plan_parallelism(machine, request)
     first = plan.ranked[0]
     assert (first.rank, first.ties, first.loses_in) == (1, True, "")
     losers = [entry for entry in plan.ranked if not entry.ties]
@@ -142,9 +142,7 @@ def test_printed_peaks_reach_predictions_and_searches(machine: InferredModel) ->
     assert stage.needed_bytes == pytest.approx(tensors + GIB, rel=0.15)
     assert found.points[0].fit_probability == pytest.approx(1.0, abs=0.01)
     assert any("fitted to the peaks of" in caveat for caveat in found.caveats)
-    plan = plan_parallelism(
-        printed, Request(training=training(), capacity_bytes=80 * GIB, top=500), argv=()
-    )
+    plan = plan_parallelism(printed, Request(training=training(), capacity_bytes=80 * GIB, top=500))
     needed = {entry.layout: entry.needed_bytes for entry in plan.ranked}
     assert needed[str(layout)] == pytest.approx(stage.needed_bytes, rel=1e-6)
 
@@ -188,8 +186,8 @@ def test_the_size_of_the_pieces_does_not_matter(
     machine: InferredModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = Request(training=training(), capacity_bytes=80 * GIB, top=50)
-    whole = plan_parallelism(machine, request, argv=())
+    whole = plan_parallelism(machine, request)
     assert whole.num_feasible > 14
     monkeypatch.setattr(layout_search, "_PIECE", 7)
-    in_pieces = plan_parallelism(machine, request, argv=())
+    in_pieces = plan_parallelism(machine, request)
     assert in_pieces == whole.model_copy(update={"provenance": in_pieces.provenance})

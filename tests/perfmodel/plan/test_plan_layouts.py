@@ -64,7 +64,7 @@ def answer(folder: Path, text: str = TEXT) -> PlanDocument:
     sources = Sources(
         profiles={option.name: document().machine for option in plan.option}, model=TRAINED
     )
-    return plan_options(plan, sources, today=TODAY, argv=())
+    return plan_options(plan, sources, today=TODAY)
 
 
 def test_a_free_layout_is_the_first_of_the_search_and_a_fixed_one_is_kept(tmp_path: Path) -> None:
@@ -76,7 +76,6 @@ def test_a_free_layout_is_the_first_of_the_search_and_a_fixed_one_is_kept(tmp_pa
         searched = plan_parallelism(
             open_inferred(document().machine),
             Request(training=training, capacity_bytes=80 * 2**30, top=1),
-            argv=(),
         ).ranked[0]
         row = rows["free", count]
         assert row.layout == searched.layout
@@ -126,7 +125,7 @@ price = {{ value = 2.0, unit = "per device-hour", {REST} }}
     path = tmp_path / "plan.toml"
     path.write_text(NETWORKS + cheap + dear, encoding="utf-8")
     plan, sources = read_sources(read_plan(path, today=TODAY), path)
-    found = plan_options(plan, sources, today=TODAY, argv=())
+    found = plan_options(plan, sources, today=TODAY)
     rows = {(row.option, row.devices): row for row in found.ranked}
     assert {count for _, count in rows} == {8, 16}  # the cluster has no more
     assert rows["cheap", 8].step_s == rows["dear", 8].step_s  # one node: no link between nodes

@@ -38,7 +38,7 @@ def large(scenario: ScenarioOutcome) -> LargeModelStep:
 
 
 def compared(*settings: str) -> WhatIfDocument:
-    return compare_scenarios(scenarios_of(base(), settings), argv=())
+    return compare_scenarios(scenarios_of(base(), settings))
 
 
 def test_every_layout_is_that_of_predict_and_devices_and_batch_stay() -> None:
@@ -83,7 +83,7 @@ def test_what_is_set_is_not_made_to_follow() -> None:
 def test_experts_are_shared_by_the_replicas_that_follow() -> None:
     """ep has to divide dp, which is 64 / tp and nowhere typed."""
     start = base("mixtral-8x7b", "dp=64 ep=8 zero=1 accumulation=16")
-    found = compare_scenarios(scenarios_of(start, ("ep=4", "tp=1,2")), argv=()).scenarios
+    found = compare_scenarios(scenarios_of(start, ("ep=4", "tp=1,2"))).scenarios
     assert [entry.point.layout for entry in found[1:]] == [
         "dp=64 ep=4 zero=1 accumulation=16",
         "dp=32 tp=2 ep=4 zero=1 accumulation=32",

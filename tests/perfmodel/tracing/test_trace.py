@@ -129,7 +129,7 @@ def noted(model, micro_batch, **others):
     return record_step(model, micro_batch, **others)
 
 trace.record_step = noted
-beside = traced_document("lenet", SGD, micro_batch=4, argv=["x"])
+beside = traced_document("lenet", SGD, micro_batch=4)
 found = {"traced here": list(here), "compiled": "torch._dynamo.symbolic_convert" in sys.modules}
 import torch
 found["whole"] = callable(torch._dynamo.optimize) and not torch._dynamo.is_compiling()
