@@ -19,7 +19,6 @@ from perfmodel.units import Seconds, format_duration
 
 if TYPE_CHECKING:
     from calibrate.campaign import Progress as Counted
-    from perfmodel.documents import Document
     from perfmodel.documents.verdicts import Gate
     from perfmodel.report import Table
 
@@ -57,11 +56,13 @@ def show_verdict(line: str, *, is_good: bool) -> None:
 
 
 def show_answer(
-    found: "Document | Mapping[str, object]",
-    tables: "Table | Sequence[Table]" = (),
-    lines: Iterable[str] = (),
+    found: object,
+    shown: object = None,
     *,
+    tables: "Sequence[Table]" = (),
+    lines: Iterable[str] = (),
     as_json: bool,
+    verbose: bool | None = None,
     output: Path | None = None,
     written: "Mapping[str, Path | str]" = MappingProxyType({}),
 ) -> None:
@@ -69,20 +70,29 @@ def show_answer(
 
     A document is printed as its file holds it, anything else with a ``schema_version``. Files that were
     ``written`` are named by kind; beside JSON on standard error, so that output stays one object.
+    ``shown``: What tables and sentences are made of; None: the answer itself. ``tables``, ``lines``: instead of it.
     ``output``: where a document is to be written, too.
     """
+    from perfmodel.documents import Document
+
     if output is not None:
-        assert not isinstance(found, Mapping)
+        assert isinstance(found, Document)
         found.write(output)
     if as_json:
         typer.echo(json_text(found))
     else:
-        show(*(tables if isinstance(tables, Sequence) else (tables,)))
+        subject = found if shown is None else shown
+        if not (tables or lines or isinstance(subject, Mapping)):
+            from perfmodel.report import answers
+
+            more = {} if verbose is None else {"verbose": verbose}
+            tables, lines = answers.shown(subject, **more)
+        show(*tables)
         show_lines(lines)
     show_lines([f"{kind}: {path}" for kind, path in written.items()], err=as_json)
 
 
-def json_text(found: "Document | Mapping[str, object]") -> str:
+def json_text(found: object) -> str:
     """An answer for programs; SI units, and the edited files that it was made from."""
     from pydantic_core import to_json
 
@@ -90,6 +100,7 @@ def json_text(found: "Document | Mapping[str, object]") -> str:
 
     if isinstance(found, Document):
         return found.text()
+    assert isinstance(found, Mapping)
     return to_json({"schema_version": 1, **found, **seals.made_from()}, indent=1).decode()
 
 

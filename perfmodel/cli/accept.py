@@ -61,7 +61,6 @@ def acceptance_write(
     from perfmodel.api import acceptance_terms, with_nodes_of
     from perfmodel.documents.budget import GoodputDocument
     from perfmodel.files import write_atomically
-    from perfmodel.report.batch import terms_lines, terms_table
 
     machine = profile if nodes_like is None else with_nodes_of(profile, nodes_like)
     with working("acceptance"):
@@ -76,8 +75,7 @@ def acceptance_write(
             goodput=None if goodput is None else GoodputDocument.read(goodput),
         )
     write_atomically(output, terms.toml())
-    table, lines = terms_table(terms), terms_lines(terms)
-    show_answer(terms, table, lines, as_json=as_json, written={"written": output})
+    show_answer(terms, as_json=as_json, written={"written": output})
 
 
 def acceptance_judge(
@@ -96,7 +94,6 @@ def acceptance_judge(
     from perfmodel.documents.acceptance import AcceptanceTerms, Verdict
     from perfmodel.documents.budget import GoodputDocument
     from perfmodel.documents.profile import ProfileDocument
-    from perfmodel.report.batch import judgement_lines, judgement_table
 
     terms = AcceptanceTerms.read(clauses)
     delivered = None if profile is None else ProfileDocument.read(profile)
@@ -110,7 +107,7 @@ def acceptance_judge(
         logs=log or (),
         goodput=None if goodput is None else GoodputDocument.read(goodput),
     )
-    show_answer(document, judgement_table(document), judgement_lines(document), as_json=as_json)
+    show_answer(document, as_json=as_json)
     broken = [
         f"{verdict}: {'; '.join(names)}"
         for verdict in (Verdict.FAILED, Verdict.NOT_MEASURED)

@@ -66,7 +66,6 @@ def goodput(
     from perfmodel.engine.job import Job
     from perfmodel.plan.goodput import best_interval_or_work_s
     from perfmodel.plan.goodput import goodput as use_case
-    from perfmodel.report.plan import goodput_lines, goodput_table
 
     causes = _causes(cause or (), mtbf_device_hours, takes_node=spares is not None)
     if causes and not checkpoint_s and checkpoint_interval_s is None:
@@ -95,8 +94,7 @@ def goodput(
             mtbf_stops=mtbf_stops,
             deadline_s=None if deadline_days is None else deadline_days * DAY_S,
         )
-    lines = goodput_lines(document, verbose=verbose)
-    show_answer(document, goodput_table(document), lines, as_json=as_json)
+    show_answer(document, as_json=as_json, verbose=verbose)
 
 
 def _causes(
@@ -148,10 +146,8 @@ def cost(
 ) -> None:
     """Compare buying with renting: cost of a useful device-hour, and where they cross."""
     from perfmodel.plan.cost import compare_costs
-    from perfmodel.report.plan import cost_lines, cost_table
 
-    document = compare_costs(budget_file, today=today)
-    show_answer(document, cost_table(document), cost_lines(document), as_json=as_json)
+    show_answer(compare_costs(budget_file, today=today), as_json=as_json)
 
 
 _EXPORT = opt.picture(
@@ -174,13 +170,13 @@ def plan_options(
 ) -> None:
     """Rank the options of a plan by cost, with the chance to meet its deadline."""
     from perfmodel.api import plan_options as use_case
-    from perfmodel.report.plan import infeasible_line, plan_lines, plan_table
+    from perfmodel.report.plan import infeasible_line
 
     with working("plan options"):
         document = use_case(plan, today=today)
     if report is not None:
         from perfmodel.files import write_atomically
-        from perfmodel.report.plan import decision_html
+        from perfmodel.report.decision import decision_html
 
         write_atomically(report, decision_html(document))
     if export is not None and document.ranked:
@@ -188,8 +184,7 @@ def plan_options(
         from perfmodel.report.skypilot import skypilot_text
 
         write_atomically(export, skypilot_text(document, export))
-    lines = plan_lines(document, verbose=verbose)
-    show_answer(document, plan_table(document), lines, as_json=as_json, output=output)
+    show_answer(document, as_json=as_json, verbose=verbose, output=output)
     if not document.ranked:
         raise NotFeasible(infeasible_line(document))
 
@@ -226,7 +221,6 @@ def batch(
         raise UsageError("--micro-batch: must come with --devices, got it alone")
     from perfmodel.convergence import BatchPoint
     from perfmodel.plan.batch import batch_outlook
-    from perfmodel.report.batch import batch_lines, batch_table
 
     points = points or {}
     if len(points) < 2:
@@ -240,8 +234,7 @@ def batch(
     ]
     with working("batch"):
         document = batch_outlook(known, batches=batches, samples_per_s=rates)
-    lines = batch_lines(document, verbose=verbose)
-    show_answer(document, batch_table(document), lines, as_json=as_json)
+    show_answer(document, as_json=as_json, verbose=verbose)
 
 
 def _predicted(

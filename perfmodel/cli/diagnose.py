@@ -203,7 +203,7 @@ def diagnose(
     """Say whether logged step times are normal, which causes fit, and what to measure next."""
     from perfmodel.diagnosis.asked import diagnosed
     from perfmodel.diagnosis.cases import Case
-    from perfmodel.report.diagnosis import diagnosis_json, diagnosis_lines, diagnosis_table, verdict
+    from perfmodel.report.diagnosis import diagnosis_json, diagnosis_lines, diagnosis_table
 
     own = {"machine", "cluster"}
     case = Case(**{f.name: context.params[f.name] for f in fields(Case) if f.name not in own})
@@ -222,6 +222,6 @@ def diagnose(
         show_answer(diagnosis_json(found), as_json=True)
         return
     show(diagnosis_table(found))
-    said = verdict(found)
+    said, *lines = diagnosis_lines(found)
     show_verdict(said, is_good="NOT" not in said and "WRONG" not in said)
-    show_lines(diagnosis_lines(found))
+    show_lines(lines)

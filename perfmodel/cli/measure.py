@@ -3,7 +3,7 @@
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -11,9 +11,6 @@ from perfmodel.cli import measurement, show_answer, show_lines, working
 from perfmodel.cli import options as opt
 from perfmodel.errors import MeasurementFailed, UsageError
 from perfmodel.units import MINUTE_S, Seconds, format_duration
-
-if TYPE_CHECKING:
-    from perfmodel.documents.profile import ProfileDocument
 
 #: A borrowed machine is often lent for ten minutes. [s]
 _CAMPAIGN_S: Final[Seconds] = 9 * MINUTE_S
@@ -141,7 +138,7 @@ def calibrate(
     )
     with measurement("calibrate") as on_progress:
         profile = whole.calibrate(request, TorchrunLauncher(), on_progress=on_progress)
-    _show_profile(profile, out / whole.PROFILE, as_json=as_json)
+    show_answer(profile, as_json=as_json, written={"profile": out / whole.PROFILE})
 
 
 def _borrow(
@@ -181,12 +178,6 @@ def _borrow(
             f"--campaign: stages must be done within {format_duration(request.limit_s)}, got no end of "
             f"{', '.join(unfinished)}; see {request.folder}/*.txt and repeat the command to go on"
         )
-
-
-def _show_profile(profile: "ProfileDocument", path: Path, *, as_json: bool) -> None:
-    from perfmodel.report.profile import profile_table
-
-    show_answer(profile, profile_table(profile), as_json=as_json, written={"profile": path})
 
 
 def _refuse_ignored(context: typer.Context) -> None:
@@ -257,4 +248,4 @@ def fit(
 
     with working("fit"):
         document = use_case.refit(folder)
-    _show_profile(document, folder / use_case.PROFILE, as_json=as_json)
+    show_answer(document, as_json=as_json, written={"profile": folder / use_case.PROFILE})

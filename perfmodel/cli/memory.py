@@ -10,7 +10,7 @@ import typer
 
 from perfmodel.checks import within
 from perfmodel.cli import options as opt
-from perfmodel.cli import show, show_answer, working
+from perfmodel.cli import show_answer, working
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.units import Bytes
 from perfmodel.workload.step import DEFAULT, IMPLEMENTATIONS, OPTIMIZERS
@@ -55,14 +55,8 @@ def memory(
     as_json: opt.Json = False,
 ) -> None:
     """Say whether a step fits into a device, the largest batch that does, and what to change first."""
-    # What follows imports numpy and pydantic: too slow for --help.
-    from perfmodel.report.memory import memory_lines, memory_table, remedies_table
-
     report = _report(context)
-    lines = memory_lines(report, verbose=verbose)
-    show_answer(report.as_json(), memory_table(report), lines, as_json=as_json)
-    if not as_json:
-        show(remedies_table(report))
+    show_answer(report.as_json(), report, as_json=as_json, verbose=verbose)
     if report.hopeless:
         raise NotFeasible(
             f"{_capacity_words(report, context)}: not even one sample of {report.name} "
@@ -159,7 +153,8 @@ def devices(
         table = sheets.devices_table(catalogue)
     else:
         table, lines = sheets.sheet_table(sheet, catalogue), sheets.sheet_lines(sheet, catalogue)
-    show_answer(sheets.devices_json(catalogue, sheet), table, lines, as_json=as_json)
+    found = sheets.devices_json(catalogue, sheet)
+    show_answer(found, tables=[table], lines=lines, as_json=as_json)
 
 
 def machines(
@@ -190,7 +185,7 @@ def machines(
         tables, lines = [profile_table(documents[name])], []
     else:
         tables, lines = [], device_cost_lines(found[name])
-    show_answer(machines_json(found), tables, lines, as_json=as_json)
+    show_answer(machines_json(found), tables=tables, lines=lines, as_json=as_json)
 
 
 #: Far beyond any device; sizes of tensors must fit into 64 bits.
@@ -268,7 +263,7 @@ def trace(
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", document.workload.name)
     path = output or DEFAULT_FOLDER / f"{name}.json"
     document.write(path)
-    lines = trace_lines(document, micro_batch=micro_batch, as_on_cuda=device_kind == "as-cuda")
+    lines = trace_lines(document, as_on_cuda=device_kind == "as-cuda")
     show_answer(document, lines=lines, as_json=as_json, written={"workload": path})
 
 

@@ -139,7 +139,6 @@ def predict(
     _trace_model(context)
     from perfmodel.advice import with_advice
     from perfmodel.answer.answer import table
-    from perfmodel.report.prediction import csv_text, prediction_lines, prediction_table
 
     request = _forecast(context)
     if workload.endswith(".json") or names_model(workload):
@@ -150,12 +149,13 @@ def predict(
         document = with_advice(document, question, request)
     document = document.model_copy(update={"samples": samples})
     if as_csv:
+        from perfmodel.report.prediction import csv_text
+
         typer.echo(csv_text(document), nl=False)
         if output is not None:
             document.write(output)
     else:
-        lines = prediction_lines(document, verbose=verbose)
-        show_answer(document, prediction_table(document), lines, as_json=as_json, output=output)
+        show_answer(document, as_json=as_json, verbose=verbose, output=output)
     _tell(context, "prediction", output)
     if plot is not None:
         from perfmodel.files import write_atomically
@@ -202,8 +202,6 @@ def _predict_layout(context: typer.Context) -> None:
     if given["as_csv"] or given["plot"] is not None:
         raise UsageError("--layout: excludes --csv and --plot; take --json, --output or --trace")
     from perfmodel.answer.answer import layout_table
-    from perfmodel.report.prediction import layout_lines
-    from perfmodel.report.prediction import layout_table as shown_table
 
     if opt.typed(context, "workload") and not opt.typed(context, "model"):
         layout = _asked_layout(context)
@@ -213,9 +211,8 @@ def _predict_layout(context: typer.Context) -> None:
     question = _question(context)
     with working("predict"):
         document, found = layout_table(question)
-    lines = layout_lines(document, verbose=given["verbose"])
     output = given["output"]
-    show_answer(document, shown_table(document), lines, as_json=given["as_json"], output=output)
+    show_answer(document, as_json=given["as_json"], verbose=given["verbose"], output=output)
     _tell(context, "prediction", output)
     name = found.setting.label
     if document.points[0].large_model:
@@ -378,15 +375,13 @@ def explain(
         excluded = {**_ONLY_OF_TABLES, "devices": "the layout says how many"}
         opt.refuse_typed(context, excluded, beside="--layout")
     from perfmodel.explanation import explain as use_case
-    from perfmodel.report.explanation import explanation_lines
 
     question = _question(context)
     if layout is None:
         question = _forecast(context).at_largest(question)
     with working("explain"):
         explanation = use_case(question, scaling=scaling)
-    lines = explanation_lines(explanation, verbose=verbose)
-    show_answer({"explanation": explanation}, lines=lines, as_json=as_json)
+    show_answer({"explanation": explanation}, explanation, as_json=as_json, verbose=verbose)
 
 
 def whatif(
@@ -422,7 +417,6 @@ def whatif(
         show_answer({"fields": named}, lines=fields_lines(rows), as_json=as_json)
         return
     _refuse_beside_layout(context, {**_ONLY_WITHOUT_LAYOUT, "devices": "leave it out"})
-    from perfmodel.report.prediction import whatif_lines, whatif_table
     from perfmodel.scenarios import Scenario, compare_scenarios
     from perfmodel.scenarios.fields import scenarios_of
 
@@ -434,8 +428,7 @@ def whatif(
     )
     with working("whatif"):
         document = compare_scenarios(scenarios_of(base, settings or ()))
-    lines = whatif_lines(document, verbose=verbose)
-    show_answer(document, whatif_table(document), lines, as_json=as_json, output=output)
+    show_answer(document, as_json=as_json, verbose=verbose, output=output)
 
 
 _INFERRED = opt.machine(
@@ -472,7 +465,6 @@ def plan_parallelism(
     from perfmodel.layout_search import Request
     from perfmodel.layout_search import plan_parallelism as use_case
     from perfmodel.models import read_model
-    from perfmodel.report.prediction import search_lines, search_table
 
     links = _links(context)
     inside = devices_per_node if links is None else links.devices_per_node
@@ -494,5 +486,4 @@ def plan_parallelism(
         machine = on_links(machine, links, num_devices=devices)
     with working("plan parallelism"):
         document = use_case(open_inferred(machine), request)
-    lines = search_lines(document, verbose=verbose)
-    show_answer(document, search_table(document), lines, as_json=as_json, output=output)
+    show_answer(document, as_json=as_json, verbose=verbose, output=output)

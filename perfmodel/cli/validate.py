@@ -10,7 +10,6 @@ import typer
 from perfmodel.cli import (
     measurement,
     refuse_failed_gates,
-    show,
     show_answer,
     show_lines,
     working,
@@ -21,7 +20,6 @@ from perfmodel.errors import OutOfTolerance
 if TYPE_CHECKING:
     from perfmodel.documents.verdicts import ValidationDocument, Verdict
     from perfmodel.documents.workload import WorkloadDocument
-    from perfmodel.report import Table
 
 _BUDGET = typer.Option(help="quick or standard.")
 _SOON = typer.Option(
@@ -82,7 +80,6 @@ def validate(
     from calibrate.launch import TorchrunLauncher
     from calibrate.topology import LaunchFlags
     from perfmodel.documents.verdicts import ValidationDocument
-    from perfmodel.report.validation import steps_table, summary_lines
     from validate import validate as use_case
     from validate.judging import PLAIN_LOOP
 
@@ -101,10 +98,7 @@ def validate(
     with measurement("validate") as on_progress:
         launcher = TorchrunLauncher(worker_module=PLAIN_LOOP)
         document = use_case.validate(request, launcher, on_progress=on_progress)
-    path, lines = out / use_case.VALIDATION, summary_lines(document)
-    show_answer(
-        document, steps_table(document), lines, as_json=as_json, written={"validation": path}
-    )
+    show_answer(document, as_json=as_json, written={"validation": out / use_case.VALIDATION})
     _refuse_failed_steps(document)
 
 
@@ -123,21 +117,14 @@ def _refuse_failed_steps(document: "ValidationDocument") -> None:
     )
 
 
-def _show_verdict(
-    what: str, document: "Verdict", tables: "Sequence[Table]", path: Path, *, as_json: bool
-) -> None:
-    from perfmodel.report import gate_lines
-
-    lines = gate_lines(document.gates)
-    show_answer(document, tables, lines, as_json=as_json, written={what: path})
+def _show_verdict(what: str, document: "Verdict", path: Path, *, as_json: bool) -> None:
+    show_answer(document, as_json=as_json, written={what: path})
     refuse_failed_gates(f"validate {what}", document.gates)
 
 
 def show_archive(path: Path, *, fails: bool = True, as_json: bool = False) -> None:
     """Print the verdict of a campaign's archive, and end as the judges do unless more is to be said."""
     from calibrate.locks import work_folder
-    from perfmodel.report.profile import profile_table
-    from perfmodel.report.validation import models_lines, models_table, steps_table, summary_lines
     from validate.borrowed import judge, unpack
     from validate.memory import verdict
 
@@ -150,14 +137,8 @@ def show_archive(path: Path, *, fails: bool = True, as_json: bool = False) -> No
             {field.name: getattr(found, field.name) for field in fields(found)}, as_json=True
         )
     else:
-        if found.profile is not None:
-            show(profile_table(found.profile))
-        if found.steps is not None:
-            show(steps_table(found.steps))
-            show_lines(summary_lines(found.steps))
-        for document in found.models:
-            show(models_table(document))
-            show_lines(models_lines(document))
+        for document in filter(None, (found.profile, found.steps, *found.models)):
+            show_answer(document, as_json=False)
         if found.memory is not None:
             show_lines(verdict(found.memory))
         show_lines(found.notes)
@@ -181,7 +162,6 @@ def validate_models(
 ) -> None:
     """Run models drawn at random and print the error of what their traces predict."""
     from calibrate.launch import TorchrunLauncher
-    from perfmodel.report.validation import models_lines, models_table
     from validate import models as use_case
     from validate.judging import PLAIN_LOOP
 
@@ -200,15 +180,11 @@ def validate_models(
             TorchrunLauncher(worker_module=PLAIN_LOOP),
             on_progress=on_progress,
         )
-    lines = [
-        line
-        for document in documents
-        for line in (
-            *models_lines(document),
-            f"validation: {out / use_case.file_name(document.mode)}",
-        )
-    ]
-    show_answer({"validations": documents}, [*map(models_table, documents)], lines, as_json=as_json)
+    if as_json:
+        show_answer({"validations": documents}, as_json=True)
+    for document in () if as_json else documents:
+        path = out / use_case.file_name(document.mode)
+        show_answer(document, as_json=False, written={"validation": path})
     gates = [gate for document in documents for gate in document.gates]
     refuse_failed_gates("validate models", gates)
 
@@ -253,14 +229,11 @@ def validate_published(
     as_json: opt.Json = False,
 ) -> None:
     """Fit the small end of published series, predict the large end, beside plain models."""
-    from perfmodel.report.validation import published_lines, series_table
     from validate.published import judge_published
 
     with working("validate published"):
         document = judge_published(data, opt.names(sources))
-    title = "Fitted on the small end of each series, judged at the large end"
-    table = series_table(title, document.series)
-    show_answer(document, table, published_lines(document), as_json=as_json, output=output)
+    show_answer(document, as_json=as_json, output=output)
 
 
 def validate_strategies(
@@ -275,7 +248,6 @@ def validate_strategies(
     """Train stacks of layers with FSDP2, ZeRO, TP and PP and print the error of what the profile predicts."""
     from calibrate.launch import TorchrunLauncher
     from perfmodel.models import traced_document
-    from perfmodel.report.validation import strategies_tables
     from perfmodel.workload.step import USUAL_METHOD
     from validate import strategies as use_case
     from validate.judging import campaign_seed
@@ -298,8 +270,7 @@ def validate_strategies(
         document = use_case.validate_strategies(
             request, TorchrunLauncher(), on_progress=on_progress
         )
-    tables = strategies_tables(document)
-    _show_verdict("strategies", document, tables, out / use_case.VERDICT, as_json=as_json)
+    _show_verdict("strategies", document, out / use_case.VERDICT, as_json=as_json)
 
 
 def validate_network(
@@ -312,7 +283,6 @@ def validate_network(
     as_json: opt.Json = False,
 ) -> None:
     """Measure collectives of 2 to 16 ranks on shaped links; fit some, judge by the rest."""
-    from perfmodel.report.validation import network_tables
     from validate.testbed import network as use_case
 
     request = use_case.NetworkRequest(
@@ -320,8 +290,7 @@ def validate_network(
     )
     with measurement("network") as on_progress:
         document = use_case.validate_network(request, on_progress=on_progress)
-    tables = network_tables(document)
-    _show_verdict("network", document, tables, out / use_case.VERDICT, as_json=as_json)
+    _show_verdict("network", document, out / use_case.VERDICT, as_json=as_json)
 
 
 def diff(
@@ -332,13 +301,10 @@ def diff(
 ) -> None:
     """Compare two profiles: what changed beyond noise, and which predictions move."""
     from perfmodel.api import compare_profiles, read_profile
-    from perfmodel.report.profile import diff_lines, differences_table, moved_table
 
     with working("diff"):
         document = compare_profiles(read_profile(old), read_profile(new))
-    moved = [moved_table(document)] if document.predictions else []
-    tables = (differences_table(document), *moved)
-    show_answer(document, tables, diff_lines(document), as_json=as_json)
+    show_answer(document, as_json=as_json)
 
 
 def check(

@@ -360,13 +360,13 @@ class Printed:
     """Prints as on the command line; a notebook shows the tables."""
 
     def __str__(self) -> str:
-        return str(_notebook().text(self))
+        return str(_answers().text(self))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: print it, or see its fields>"
 
     def _repr_html_(self) -> str:
-        return str(_notebook().html(self))
+        return str(_answers().html(self))
 
 
 class Shown(Printed):
@@ -374,12 +374,12 @@ class Shown(Printed):
 
     def to_frame(self) -> Any:
         """A ``pandas.DataFrame`` with a row per point, cause, change or layout; SI units; needs pandas."""
-        return _notebook().frame(self)
+        return _answers().frame(self)
 
     def plot(self) -> Any:
         """A ``matplotlib`` figure: speed-up and efficiency over devices, or a bar per row."""
-        return _notebook().figure(self)
+        return _answers().figure(self)
 
 
-def _notebook() -> Any:
-    return importlib.import_module("perfmodel.report.notebook")
+def _answers() -> Any:
+    return importlib.import_module("perfmodel.report.answers")

@@ -70,9 +70,9 @@ def judgement(found: Diagnosis) -> str:
 
 
 def diagnosis_lines(told: Diagnosed) -> list[str]:
-    """Causes with odds, those that do not fit, one measurement, and what was read into the numbers."""
+    """Verdict, what was read into the numbers, causes with odds, those that do not fit, one measurement."""
     found = told.found
-    lines = [f"note: {note}" for note in told.notes]
+    lines = [verdict(told), *(f"note: {note}" for note in told.notes)]
     lines += _memory_lines(told)
     lines += _compared(told)[:_MOST_COMPARED]
     if told.crosses_nodes:

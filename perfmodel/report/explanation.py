@@ -15,7 +15,7 @@ from perfmodel.units import Seconds, format_duration
 _SMALLEST_SHARE: Final = 1e-6
 
 
-def explanation_lines(explanation: Explanation, *, verbose: bool = True) -> list[str]:
+def explanation_lines(explanation: Explanation, *, verbose: bool = False) -> list[str]:
     """Ranked causes with their share of the lost time, and one change to try for each.
 
     One device loses nothing to others: its gains are told in samples per second, not as a speed-up.

@@ -62,10 +62,9 @@ def remedies_table(report: MemoryReport) -> Table:
     )
 
 
-def trace_lines(
-    document: WorkloadDocument, *, micro_batch: int, as_on_cuda: bool = False
-) -> list[str]:
-    """What was traced: size, work and memory of a step at a micro-batch, and caveats."""
+def trace_lines(document: WorkloadDocument, *, as_on_cuda: bool = False) -> list[str]:
+    """What was traced: size, work and memory of a step at the first micro-batch, and caveats."""
+    micro_batch, _ = document.trace.traced_micro_batches
     step = document.trace.at(micro_batch=micro_batch)
     workload, method = document.workload, step.method
     phases = [

@@ -59,7 +59,10 @@ _PARTS: Final = {
 
 
 def prediction_table(prediction: PredictionDocument) -> Table:
-    """What each number of devices would do; readable on 80 columns."""
+    """What each number of devices, or one layout, would do; readable on 80 columns."""
+    for point in prediction.points:
+        if point.large_model is not None:
+            return _parts_table(prediction, point, point.large_model)
     settings = [point.setting for point in prediction.points]
     buckets = sorted({gradients(setting) for setting in settings if setting.world_size > 1})
     *fewer, most = sorted({setting.accumulation for setting in settings})
@@ -98,14 +101,21 @@ def prediction_table(prediction: PredictionDocument) -> Table:
     )
 
 
-def prediction_lines(prediction: PredictionDocument, *, verbose: bool) -> list[str]:
-    """Real runs, the links that all-reduces wait for, caveats."""
+def prediction_lines(prediction: PredictionDocument, *, verbose: bool = False) -> list[str]:
+    """A layout in words, real runs, the links that all-reduces wait for, caveats."""
     runs = [
         f"{point.world_size} x {point.micro_batch}: {format_duration(point.step_s)}"
         + ("" if point.speedup is None else f", speed-up {number(point.speedup)}")
         for point in prediction.measured
     ]
-    lines = [f"measured (devices x micro-batch): {'; '.join(runs)}"] if runs else []
+    lines = [
+        line
+        for point in prediction.points
+        if point.layout
+        for line in _layout_lines(point, verbose=verbose)
+    ]
+    if runs:
+        lines.append(f"measured (devices x micro-batch): {'; '.join(runs)}")
     shown = None
     for point in prediction.points:
         if point.bottleneck_link not in (None, shown):
@@ -158,16 +168,14 @@ def _next_lines(advice: ScalingAdvice) -> list[str]:
     return [told if ratio <= _HALF else f"{told}; {scatter}"]
 
 
-def layout_table(document: PredictionDocument) -> Table:
-    """One layout: its step, of a large model by parts."""
-    [point] = document.points
-    large = point.large_model
-    if large is None:
-        return prediction_table(document)
-    trained, parts = large.trained, large.parts_s
+def _parts_table(
+    document: PredictionDocument, point: PredictedPoint, large: LargeModelStep
+) -> Table:
+    """The step of a large model by parts."""
+    trained = large.trained
     return table(
         f"{trained.name} on {trained.devices} x {document.device_name}: {point.layout}",
-        [(name, getattr(parts, key)) for key, name in _PARTS.items()],
+        [(name, getattr(large.parts_s, key)) for key, name in _PARTS.items()],
         {
             "<part of the step": "0",
             "time": "1:s",
@@ -196,23 +204,16 @@ def _memory_lines(point: PredictedPoint, *, verbose: bool) -> list[str]:
     return lines
 
 
-def layout_lines(document: PredictionDocument, *, verbose: bool) -> list[str]:
-    """One layout in words: evidence, whether it fits into a device, caveats."""
-    [point] = document.points
+def _layout_lines(point: PredictedPoint, *, verbose: bool) -> list[str]:
+    """One layout in words: evidence, whether it fits into a device."""
     memory = _memory_lines(point, verbose=verbose)
     if point.large_model is not None:
-        lines = [*_large_lines(point, point.large_model), *memory]
-        return [*lines, *caveat_lines(document.caveats, verbose=verbose)]
+        return [*_large_lines(point, point.large_model), *memory]
     by_evidence: dict[str, list[str]] = {}
     for term, evidence in point.evidence.items():
         by_evidence.setdefault(evidence, []).append(term)
     lines = [f"{evidence}: {', '.join(terms)}" for evidence, terms in by_evidence.items()]
-    return [
-        f"layout: {point.layout}",
-        *lines,
-        *memory,
-        *prediction_lines(document, verbose=verbose),
-    ]
+    return [f"layout: {point.layout}", *lines, *memory]
 
 
 def _large_lines(point: PredictedPoint, large: LargeModelStep) -> list[str]:
@@ -337,7 +338,7 @@ def _scenario_line(change: str) -> str:
     return f"{name}=\n{value}"
 
 
-def whatif_lines(document: WhatIfDocument, *, verbose: bool) -> list[str]:
+def whatif_lines(document: WhatIfDocument, *, verbose: bool = False) -> list[str]:
     """What each scenario runs, which parts of the step changed, and caveats."""
     first = document.scenarios[0]
     lines = []

@@ -1,6 +1,6 @@
 """Verdicts of all judges as tables and lines: predicted beside measured, errors, gates."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 from perfmodel.documents.verdicts import (
@@ -13,6 +13,7 @@ from perfmodel.documents.verdicts import (
     PublishedSeries,
     StrategiesDocument,
     ValidationDocument,
+    Verdict,
     scatter_alone,
 )
 from perfmodel.report import (
@@ -277,22 +278,26 @@ def published_lines(document: PublishedDocument) -> list[str]:
     return lines
 
 
-def network_tables(document: NetworkVerdict) -> tuple[Table]:
+def published_table(document: PublishedDocument) -> Table:
+    """Errors by published series and predictor."""
+    title = "Fitted on the small end of each series, judged at the large end"
+    return series_table(title, document.series)
+
+
+def network_table(document: NetworkVerdict) -> Table:
     """Errors by collective, part held out and predictor."""
     title = "Collectives of this machine: fitted on a part, judged by the rest"
-    return (series_table(title, document.series),)
+    return series_table(title, document.series)
 
 
-_OF_FAMILIES: Final[Mapping[str, str]] = {
-    "<Family": "name",
-    **_errors("summary", "Settings", "Bias", "MAPE", "Worst"),
-    "In 90 %": "coverage:%",
-}
+def verdict_lines(document: Verdict) -> list[str]:
+    """Each gate on a line."""
+    return gate_lines(document.gates)
 
 
-def strategies_tables(document: StrategiesDocument) -> tuple[Table, Table]:
-    """Each stack under its layout, and errors by family."""
-    settings = table(
+def strategies_table(document: StrategiesDocument) -> Table:
+    """Each stack under its layout."""
+    return table(
         "Stacks of layers under real layouts: predicted from the profile alone",
         sorted(document.settings, key=lambda row: (row.family, row.setting.label)),
         {
@@ -304,4 +309,16 @@ def strategies_tables(document: StrategiesDocument) -> tuple[Table, Table]:
             "<In\n90 %": "is_covered:held",
         },
     )
-    return settings, table("Errors by family", document.families, _OF_FAMILIES)
+
+
+def families_table(document: StrategiesDocument) -> Table:
+    """Errors by family."""
+    return table(
+        "Errors by family",
+        document.families,
+        {
+            "<Family": "name",
+            **_errors("summary", "Settings", "Bias", "MAPE", "Worst"),
+            "In 90 %": "coverage:%",
+        },
+    )
