@@ -115,10 +115,7 @@ def did_you_mean(text: str, known: Iterable[str]) -> str:
 def refuse_unknown(where: str, name: str, known: Collection[str]) -> None:
     """Refuse a name that is none of those known.
 
-    Raises
-    ------
-    UsageError
-        With all of them, and the nearest.
+    Raises ``UsageError`` with all of them, and the nearest.
     """
     if name not in known:
         raise UsageError(

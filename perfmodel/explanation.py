@@ -524,16 +524,10 @@ def explain(question: Question, *, scaling: Scaling = "weak") -> Explanation:
 
     On one device the same causes say what the step costs.
 
-    Parameters
-    ----------
-    scaling
-        Which baseline: one device with the micro-batch of a rank (weak), or with that of all replicas
-        together (strong).
+    ``scaling``: Which baseline: one device with the micro-batch of a rank (weak), or with that of all replicas
+    together (strong).
 
-    Raises
-    ------
-    CalibrationUnavailable
-        If several ranks are asked for and none were measured together.
+    Raises ``CalibrationUnavailable`` if several ranks are asked for and none were measured together.
     """
     asked = Nominal.of(dataclasses.replace(question, num_draws=1, validation=None))
     layout = question.layout

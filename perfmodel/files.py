@@ -53,12 +53,8 @@ class Unreadable(ValueError):
 def read_bytes(path: Path, *, most: Bytes = MOST_BYTES) -> bytes:
     """Content of a regular file; ``.gz`` is unpacked.
 
-    Raises
-    ------
-    OSError
-        If there is none, or it may not be read.
-    Unreadable
-        If it is a pipe or a device, whose end nobody knows, is too large, or a damaged archive.
+    Raises ``OSError`` if there is none, or it may not be read; ``Unreadable`` if it is a pipe or a device,
+    whose end nobody knows, is too large, or a damaged archive.
     """
     mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
@@ -176,10 +172,7 @@ def read_json(path: Path) -> Any:
 def parse_json(text: str) -> Any:
     """JSON whose keys are unique, of limited size and depth.
 
-    Raises
-    ------
-    ValueError
-        Saying where it is none, or which limit it breaks.
+    Raises ``ValueError`` saying where it is none, or which limit it breaks.
     """
     refuse_many(text)
     try:

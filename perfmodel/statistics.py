@@ -122,12 +122,8 @@ def unpaired(first: FloatArray, other: FloatArray, *, seed: str) -> tuple[FloatA
     pairs the errors of one machine with themselves; the errors of two machines have nothing to do
     with each other.
 
-    Parameters
-    ----------
-    first, other
-        Shape ``(num_draws,)``, the nominal one at 0; their lengths may differ.
-    seed
-        Any text; the same order for the same text.
+    ``first``, ``other``: Shape ``(num_draws,)``, the nominal one at 0; their lengths may differ.
+    ``seed``: Any text; the same order for the same text.
     """
     count = min(len(first), len(other))
     rng = np.random.default_rng(zlib.crc32(seed.encode()))

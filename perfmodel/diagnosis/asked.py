@@ -80,10 +80,8 @@ class Diagnosed(Shown):
 def diagnosed(case: Case) -> Diagnosed:
     """The diagnosis of a case, and what must be told beside it.
 
-    Raises
-    ------
-    UsageError
-        If something is missing or contradicts itself; options are named as on the command line.
+    Raises ``UsageError`` if something is missing or contradicts itself; options are named as on the command
+    line.
     """
     typed, config = case, TrainingConfig(name=case.name or "")
     if _is_trainer(case.model):

@@ -167,10 +167,7 @@ class RankRun(Document):
 def read_run(folder: Path) -> tuple[RankRun, ...]:
     """Every rank of one run, in order.
 
-    Raises
-    ------
-    InvalidDocument
-        If ranks are missing, or are of several runs.
+    Raises ``InvalidDocument`` if ranks are missing, or are of several runs.
     """
     ranks = sorted(map(RankRun.read, folder.glob("rank-*.json")), key=lambda each: each.rank)
     sizes = {each.world_size for each in ranks}

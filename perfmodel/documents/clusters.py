@@ -86,12 +86,7 @@ def open_cluster(
 
     ``measured``: Links between nodes of the calibrated machine, which ``measured`` names: ``"4 nvlink3, 8 measured"``.
 
-    Raises
-    ------
-    InvalidDocument
-        The file breaks a rule.
-    UsageError
-        A link is not known.
+    Raises ``InvalidDocument`` if the file breaks a rule; ``UsageError`` if a link is not known.
     """
     path, words = folder / named, [part.strip() for part in str(named).split(",")]
     matches = [match for match in map(_TIER.fullmatch, words) if match]

@@ -66,10 +66,7 @@ def read_nccl_paste(
 ) -> tuple[tuple[MeasuredCollective, ...], tuple[str, ...]]:
     """Every test of a paste in its order, and notes on those that end before their summary.
 
-    Raises
-    ------
-    InvalidDocument
-        If a test failed, its units are others, or it has no row.
+    Raises ``InvalidDocument`` if a test failed, its units are others, or it has no row.
     """
     texts = _texts(path)
     found = tuple(_from_log(path, text, collective) for text in texts)

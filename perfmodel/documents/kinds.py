@@ -45,10 +45,7 @@ def kind_of(raw: dict[str, Any], *, is_toml: bool) -> type[Document] | None:
 def check_file(path: Path) -> tuple[dict[str, str], int]:
     """What a file is, fact by fact, and the exit code that it deserves.
 
-    Raises
-    ------
-    InvalidDocument
-        If it cannot be read, or is none of our documents.
+    Raises ``InvalidDocument`` if it cannot be read, or is none of our documents.
     """
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         observations = read_observations(path)

@@ -378,10 +378,7 @@ def gpu_faults(observations: Iterable[Observation]) -> tuple[str, ...]:
 def refuse_repeated(path: Path, observations: Iterable[Observation]) -> None:
     """Refuse a file that holds a task twice: two campaigns wrote it, and its repetitions are not independent.
 
-    Raises
-    ------
-    InvalidDocument
-        With the task.
+    Raises ``InvalidDocument`` with the task.
     """
     entries = list(observations)
     # What failed may be tried again, and each try tells what processors did.

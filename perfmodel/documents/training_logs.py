@@ -218,10 +218,7 @@ def read_log(path: Path, *, name: str | None = None) -> tuple[Logged, tuple[str,
 
     ``name``: Of ``FORMATS``, or a pattern; None: the one trainer whose lines the log holds.
 
-    Raises
-    ------
-    InvalidDocument
-        If there are no steps, warm-up alone, several runs, or lines of several trainers.
+    Raises ``InvalidDocument`` if there are no steps, warm-up alone, several runs, or lines of several trainers.
     """
     formats = None if name is None else _formats(name)
     with reading(path, "log"):

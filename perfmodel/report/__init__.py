@@ -390,12 +390,9 @@ def table(
 ) -> Table:
     """One row per item.
 
-    Parameters
-    ----------
-    columns
-        What is shown of an item, by heading; ``<`` before a heading marks a column of text. A text such
-        as ``"setting.world_size"`` or ``"errors.bias:+%"`` is a path of attributes, keys and positions
-        and the form of its value, which is otherwise that of the unit in its name. ``None`` is a dash.
+    ``columns``: What is shown of an item, by heading; ``<`` before a heading marks a column of text. A text
+    such as ``"setting.world_size"`` or ``"errors.bias:+%"`` is a path of attributes, keys and positions and the
+    form of its value, which is otherwise that of the unit in its name. ``None`` is a dash.
     """
     return Table(
         title=title,

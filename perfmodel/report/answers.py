@@ -196,10 +196,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, ob
 def frame(found: object) -> Any:
     """A ``pandas.DataFrame`` of the rows.
 
-    Raises
-    ------
-    UsageError
-        Without pandas.
+    Raises ``UsageError`` without pandas.
     """
     try:
         pandas = importlib.import_module("pandas")  # not a dependency
@@ -211,10 +208,7 @@ def frame(found: object) -> Any:
 def figure(found: object) -> "Figure":
     """Speed-up and efficiency over devices; of answers that rank, a bar per row.
 
-    Raises
-    ------
-    UsageError
-        Without matplotlib.
+    Raises ``UsageError`` without matplotlib.
     """
     try:
         from perfmodel.report.figures import bars_figure, speedup_figure  # noqa: PLC0415 - matplotlib is an extra

@@ -443,10 +443,8 @@ _BY_NAME: Final = {entry.name: entry for entry in FIELDS}
 def scenarios_of(base: Scenario, settings: Sequence[str]) -> tuple[Scenario, ...]:
     """The scenario as it is, then one per combination of the values of ``FIELD=VALUE[,VALUE...]``.
 
-    Raises
-    ------
-    UsageError
-        If a field is unknown or given twice, a value makes no sense, or there are too many combinations.
+    Raises ``UsageError`` if a field is unknown or given twice, a value makes no sense, or there are too many
+    combinations.
     """
     given: dict[str, list[str]] = {}
     for setting in settings:
@@ -472,10 +470,8 @@ def scenarios_of(base: Scenario, settings: Sequence[str]) -> tuple[Scenario, ...
 def changed(base: Scenario, values: Mapping[str, str]) -> Scenario:
     """Apply changes by field name.
 
-    Raises
-    ------
-    UsageError
-        If a field is unknown or a value makes no sense; the fields with similar names are listed.
+    Raises ``UsageError`` if a field is unknown or a value makes no sense; the fields with similar names are
+    listed.
     """
     if isinstance(base.question.machine, InferredMachine):
         return replace(_changed_large_model(base, values), changes={**base.changes, **values})

@@ -46,12 +46,8 @@ def compile_layout(layout: Layout, *, layers: int) -> StepProgram:
     sums the shards of gradients between groups. One process (DataParallel) sends out its parameters before
     every forward pass, gathers logits and sums gradients, and waits for all of it.
 
-    Parameters
-    ----------
-    layout
-        A layout that the model allows.
-    layers
-        Layers of the whole model.
+    ``layout``: A layout that the model allows.
+    ``layers``: Layers of the whole model.
     """
     builder = _Builder(
         layout=layout,
@@ -77,19 +73,13 @@ def compile_divided(
     pieces. On asynchronous devices each piece of compute is first issued by the host. The input of the next
     step is prepared beside this one, so that a step lasts at least as long as the loader.
 
-    Parameters
-    ----------
-    waiting
-        Where the host waits for collectives, as with gloo: it gathers no sharded layer ahead, and
-        nothing over the end of a pass. It computes nothing until the gradients of a sharded layer are
-        reduced. Stages are not interleaved.
-        None: streams wait for each other, the host runs ahead.
-    buffer_bytes
-        What replicas of a module broadcast before the first pass. [B]
-    num_shards
-        Replicas that each update a part of the parameters for all, as ZeroRedundancyOptimizer divides them;
-        0: each updates all. Their owners then broadcast them, two at a time, and the step ends when all
-        have arrived.
+    ``waiting``: Where the host waits for collectives, as with gloo: it gathers no sharded layer ahead, and
+    nothing over the end of a pass. It computes nothing until the gradients of a sharded layer are reduced.
+    Stages are not interleaved. None: streams wait for each other, the host runs ahead.
+    ``buffer_bytes``: What replicas of a module broadcast before the first pass. [B]
+    ``num_shards``: Replicas that each update a part of the parameters for all, as ZeroRedundancyOptimizer
+    divides them; 0: each updates all. Their owners then broadcast them, two at a time, and the step ends when
+    all have arrived.
     """
     builder = _Builder(
         layout=layout,

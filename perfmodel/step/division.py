@@ -249,17 +249,10 @@ def divide(
 ) -> tuple[StageDivision, ...]:
     """Every stage of a traced step under a layout.
 
-    Parameters
-    ----------
-    parameters
-        Those of the workload, in the order of the trace, with when their gradients are ready.
-    shares
-        Work of the units under this layout.
+    ``parameters``: Those of the workload, in the order of the trace, with when their gradients are ready.
+    ``shares``: Work of the units under this layout.
 
-    Raises
-    ------
-    NotFeasible
-        If the layout asks for what a trace does not tell about.
+    Raises ``NotFeasible`` if the layout asks for what a trace does not tell about.
     """
     every = units(trace, memory)
     ready = [parameter.ready_fraction for parameter in parameters]
@@ -298,10 +291,8 @@ def stage_units(
 ) -> tuple[tuple[int, ...], ...]:
     """Positions of the units of every stage; what is before and after the blocks joins the ends.
 
-    Raises
-    ------
-    NotFeasible
-        If there are not enough blocks, or the layout asks for what a trace does not tell about.
+    Raises ``NotFeasible`` if there are not enough blocks, or the layout asks for what a trace does not tell
+    about.
     """
     every = units(trace, memory)
     blocks = [i for i, unit in enumerate(every) if unit.block is not None]
@@ -403,10 +394,7 @@ def divided(operator: Operator, constant: Sequence[Sequence[bool]], tp: int) -> 
     a weight. Attention is divided by heads. Of other operators any dimension that can be: their work
     depends on the number of elements.
 
-    Parameters
-    ----------
-    constant
-        Of every input, which dimensions do not grow with the micro-batch.
+    ``constant``: Of every input, which dimensions do not grow with the micro-batch.
     """
     if tp == 1 or operator.view:
         return operator

@@ -135,12 +135,8 @@ def assign_buckets(
     A bucket closes after the tensor that reaches its limit, so it may exceed the limit; the last
     limit repeats. From its second step on, DDP forms its buckets this way in gradient-ready order.
 
-    Parameters
-    ----------
-    sizes_bytes
-        Size of each gradient in the order in which backward produces them. [B]
-    limits_bytes
-        Limit of the first, second, ... bucket; see ``Layout.bucket_limits_bytes``. [B]
+    ``sizes_bytes``: Size of each gradient in the order in which backward produces them. [B]
+    ``limits_bytes``: Limit of the first, second, ... bucket; see ``Layout.bucket_limits_bytes``. [B]
 
     Returns
     -------
