@@ -42,14 +42,7 @@ _SET = typer.Option(
 )
 
 #: Parameters that only layouts have.
-_ONLY_WITH_LAYOUT: Final = (
-    *(
-        "model",
-        "sequence_length",
-        "devices_per_node",
-        "device_memory",
-    ),
-)
+_ONLY_WITH_LAYOUT: Final = ("model", "sequence_length", "devices_per_node", "device_memory")
 #: Parameters that layouts do not have, and what to do instead.
 _ONLY_WITHOUT_LAYOUT: Final = {
     "workload": "--model says what is trained",

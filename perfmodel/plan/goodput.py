@@ -85,8 +85,7 @@ def goodput(
 
 def best_interval_or_work_s(job: Job) -> Seconds:
     """Best checkpoint interval by the formula, or the whole job where saving never pays. [s]"""
-    best_s = best_interval_s(write_s=job.checkpoint_write_s, mtbf_s=job.mtbf_s)
-    return min(best_s, job.work_s) if best_s > 0 else job.work_s
+    return min(_best_interval_s(job) or math.inf, job.work_s)
 
 
 def _refuse_hopeless(job: Job, *, rate_factor: float = 1.0) -> None:
