@@ -465,11 +465,10 @@ def sha256_of(tables: Sequence[Path]) -> str:
 
 
 def _write(name: str, found: MeasuredMachine, tables: Sequence[Path]) -> None:
+    made = Provenance.of_answer(host_fingerprint="none: steps of others depend on no host")
+    command = ("python", "-m", "tests.benchmarks.machines")
     document = ProfileDocument(
-        provenance=Provenance.of_answer(
-            ["python", "-m", "tests.benchmarks.machines"],
-            host_fingerprint="none: steps of others depend on no host",
-        ),
+        provenance=made.model_copy(update={"command_line": command}),
         observations_sha256=sha256_of(tables),
         machine=found,
     )
