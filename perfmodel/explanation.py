@@ -10,12 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from perfmodel.answer import Question
-from perfmodel.answer.measured import (
-    Costs,
-    layout_costs,
-    measured_caveats,
-    step_times,
-)
+from perfmodel.answer.measured import Costs, layout_costs, measured_caveats, step_times
 from perfmodel.cost import Samples, Terms
 from perfmodel.documents import Shown
 from perfmodel.layout import Layout, RunSetting, Scaling, Synchronisation

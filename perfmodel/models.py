@@ -166,9 +166,7 @@ def document_for(
     is_away = machine.traced_kind == "cuda" and costs is None and not _has_gpu()
     as_on_cuda = costs is not None or is_away
     method = replace(
-        USUAL_METHOD,
-        precision=precision,
-        device_kind="cpu" if as_on_cuda else machine.traced_kind,
+        USUAL_METHOD, precision=precision, device_kind="cpu" if as_on_cuda else machine.traced_kind
     )
     try:
         document = traced_document(

@@ -145,11 +145,7 @@ def open_workload(
         if isinstance(name, str | PathLike):
             return timed_workload(machine, fspath(name))
         return timed_workload(
-            machine,
-            name.workload,
-            trace=name.trace,
-            memory=name.memory,
-            use_measured=use_measured,
+            machine, name.workload, trace=name.trace, memory=name.memory, use_measured=use_measured
         )
     except UsageError as error:
         raise UsageError(f"{where}{str(error).removeprefix('--workload')}") from error

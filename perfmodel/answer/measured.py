@@ -33,14 +33,7 @@ from perfmodel.machine.measured import (
     TracedWorkload,
 )
 from perfmodel.statistics import Interval
-from perfmodel.step import (
-    Cause,
-    Interference,
-    StepProgram,
-    Stream,
-    Trace,
-    with_waiting_host,
-)
+from perfmodel.step import Cause, Interference, StepProgram, Stream, Trace, with_waiting_host
 from perfmodel.units import Bytes
 
 # Only some questions need memory, contention or a batch law. They are imported where they are used: together
@@ -210,10 +203,7 @@ def steady_sides(program: StepProgram, durations_s: Samples) -> list[Samples]:
     """Durations of what may bind the steady step: of the device and of the host, or of both together."""
     if program.host_waits or not program.on_stream(Stream.HOST):
         return [durations_s]
-    return [
-        _without(program, durations_s, Stream.HOST),
-        _without(program, durations_s, *_ISSUED),
-    ]
+    return [_without(program, durations_s, Stream.HOST), _without(program, durations_s, *_ISSUED)]
 
 
 def _steady_trace(program: StepProgram, terms: Terms, nominal_s: Samples) -> Trace:

@@ -132,10 +132,7 @@ def report_of(  # noqa: PLR0913 - one parameter per part of the question
         largest_batch=traced.largest_batch(layout, capacity_bytes),
         techniques=tuple(techniques(traced, layout, document.workload)),
         evidence=traced.overhead.evidence,
-        caveats=(
-            *_caveats(recorded, batch, kind, traced_kind),
-            *_device_caveats(sheet, machine),
-        ),
+        caveats=(*_caveats(recorded, batch, kind, traced_kind), *_device_caveats(sheet, machine)),
     )
 
 

@@ -23,11 +23,7 @@ from perfmodel.plan.options import plan_options as ranked_options
 from perfmodel.units import GIB, Bytes
 
 
-def plan_options(
-    plan: AnyPath,
-    *,
-    today: dt.date | None = None,
-) -> PlanDocument:
+def plan_options(plan: AnyPath, *, today: dt.date | None = None) -> PlanDocument:
     """Rank the options of a plan file by cost, with the chance to meet its deadline.
 
     Parameters

@@ -290,11 +290,7 @@ _COMMANDS: Final[Mapping[str, Mapping[str, _Row]]] = {
         "fit": _Row("measure", "The profile again, from stored measurements."),
         "trace": _Row("memory", "A model as a workload file, without data or GPU."),
         "network": _Row(
-            "",
-            "Whether the collectives of a log are normal.",
-            parts={
-                "check": _answer("diagnose"),
-            },
+            "", "Whether the collectives of a log are normal.", parts={"check": _answer("diagnose")}
         ),
     },
     "Predict": {

@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, Typ
 import typer
 
 from perfmodel.errors import CalibrationUnavailable, UsageError, did_you_mean
-from perfmodel.units import (
-    MINUTE_S,
-    Bytes,
-    decimal,
-    parse_bandwidth,
-    parse_bytes,
-    whole,
-)
+from perfmodel.units import MINUTE_S, Bytes, decimal, parse_bandwidth, parse_bytes, whole
 
 if TYPE_CHECKING:
     from perfmodel.answer import Question
@@ -306,8 +299,7 @@ Workload: TypeAlias = Annotated[
     ),
 ]
 Device: TypeAlias = Annotated[
-    str | None,
-    typer.Option(help="Device by its data sheet, such as h100-sxm (perfmodel devices)."),
+    str | None, typer.Option(help="Device by its data sheet, such as h100-sxm (perfmodel devices).")
 ]
 DeviceKind: TypeAlias = Annotated[
     str | None, choice("--device-kind", ("cpu", "cuda"), "cpu or cuda; default: as traced.")

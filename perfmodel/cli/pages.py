@@ -99,10 +99,7 @@ def report(
     request = Forecast(world_sizes=tuple(devices), scaling="weak")
     with working("report"):
         predictions = [
-            table(
-                open_question(machine, name, validation=judged, where="--workloads"),
-                request,
-            )[0]
+            table(open_question(machine, name, validation=judged, where="--workloads"), request)[0]
             for name in chosen
         ]
         page, pictures = report_html(document, predictions=predictions, judged=judged)

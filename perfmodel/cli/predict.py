@@ -274,10 +274,7 @@ def _question(context: typer.Context) -> "Question":
         )
     _trace_model(context)
     machine = opt.converted(
-        _profiled(context),
-        device=given["device"],
-        torch=given.get("torch"),
-        nccl=given.get("nccl"),
+        _profiled(context), device=given["device"], torch=given.get("torch"), nccl=given.get("nccl")
     )
     if given["cluster"] is not None:
         opt.refuse_typed(

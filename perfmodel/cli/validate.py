@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from perfmodel.cli import (
-    measurement,
-    refuse_failed_gates,
-    show_answer,
-    show_lines,
-    working,
-)
+from perfmodel.cli import measurement, refuse_failed_gates, show_answer, show_lines, working
 from perfmodel.cli import options as opt
 from perfmodel.errors import OutOfTolerance
 

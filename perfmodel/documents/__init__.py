@@ -33,11 +33,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 #: Built when first used: most commands need few of all documents.
 STRICT = ConfigDict(
-    frozen=True,
-    extra="forbid",
-    allow_inf_nan=False,
-    ser_json_inf_nan="constants",
-    defer_build=True,
+    frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants", defer_build=True
 )
 #: Pydantic's names of errors.
 _UNKNOWN_KEYS: Final = ("extra_forbidden", "unexpected_keyword_argument")
@@ -70,11 +66,7 @@ class Provenance(Record):
 
     @classmethod
     def of_answer(
-        cls,
-        *,
-        host_fingerprint: str,
-        seed: int = 0,
-        packages: Sequence[str] = ("perfmodel",),
+        cls, *, host_fingerprint: str, seed: int = 0, packages: Sequence[str] = ("perfmodel",)
     ) -> Self:
         """Of what is computed now and measures nothing; the fingerprint is of the machine it is about."""
         return cls(

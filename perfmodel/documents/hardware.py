@@ -11,13 +11,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_v
 
 from perfmodel.documents import Record, checked, read_toml
 from perfmodel.errors import UsageError
-from perfmodel.units import (
-    Bytes,
-    parse_bandwidth,
-    parse_bytes,
-    parse_flop_rate,
-    parse_power,
-)
+from perfmodel.units import Bytes, parse_bandwidth, parse_bytes, parse_flop_rate, parse_power
 
 
 def written(parse: Callable[[str], float], example: str) -> BeforeValidator:

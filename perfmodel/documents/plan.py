@@ -5,14 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import (
-    Discriminator,
-    Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    Tag,
-)
+from pydantic import Discriminator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, Tag
 from pydantic import model_validator as validator
 
 from perfmodel.documents import Document, Record, Shown, Text, checked, read_toml

@@ -2,13 +2,7 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-)
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from perfmodel.documents import Document, Provenance, Record, Shown
 from perfmodel.layout import RunSetting

@@ -169,9 +169,7 @@ def _flattened(program: StepProgram, durations_s: ArrayLike) -> tuple[FloatArray
     return table_s.reshape(num_operations, int(np.prod(batch))), batch
 
 
-def _with_shared_rows(
-    awaited: Sequence[tuple[int, ...]],
-) -> tuple[Recursion, list[int]]:
+def _with_shared_rows(awaited: Sequence[tuple[int, ...]]) -> tuple[Recursion, list[int]]:
     """Let ends share rows unless needed together; also say which rows nothing follows."""
     last_use = {i: position for position, before in enumerate(awaited) for i in before}
     rows: list[int] = []
@@ -303,11 +301,7 @@ class Draws:
 
 
 def end_times_with_interference(
-    program: StepProgram,
-    durations_s: ArrayLike,
-    *,
-    compute_speed: ArrayLike,
-    comm_speed: ArrayLike,
+    program: StepProgram, durations_s: ArrayLike, *, compute_speed: ArrayLike, comm_speed: ArrayLike
 ) -> FloatArray:
     """Ends since the start of the step, on a rank that stands for all, when overlap is not free. [s]
 

@@ -40,10 +40,7 @@ def simulate(
     table_s = _checked(program, durations_s)
     start_s, end_s = np.zeros_like(table_s), np.zeros_like(table_s)
     alone_s = table_s.tolist()
-    contended = {
-        Stream.COMPUTE: interference.compute_speed,
-        Stream.COMM: interference.comm_speed,
-    }
+    contended = {Stream.COMPUTE: interference.compute_speed, Stream.COMM: interference.comm_speed}
     env = Environment()
     # The devices of one stage share nothing with those of another.
     devices: defaultdict[int, SharedWork] = defaultdict(lambda: SharedWork(env, contended))

@@ -22,13 +22,7 @@ from perfmodel.cost.memory import TracedMemory, verdict
 from perfmodel.documents.page import PageQuestion
 from perfmodel.documents.prediction import Contrast, PredictedPoint
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
-from perfmodel.layout import (
-    MOST_DEVICES,
-    Layout,
-    accumulation_for,
-    parse_layout,
-    scaled_layouts,
-)
+from perfmodel.layout import MOST_DEVICES, Layout, accumulation_for, parse_layout, scaled_layouts
 from perfmodel.machine import DEVICES_PER_NODE, Evidence, InferredMachine
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.page import OfferedMachine, OfferedWorkload, Session, catalogue, chosen

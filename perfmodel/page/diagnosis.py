@@ -39,10 +39,7 @@ class Verdict(enum.StrEnum):
 
 
 def judged(
-    asked: PageQuestion,
-    machine: OfferedMachine,
-    workload: OfferedWorkload,
-    found: Answer,
+    asked: PageQuestion, machine: OfferedMachine, workload: OfferedWorkload, found: Answer
 ) -> dict[str, Any] | None:
     """Where a logged step lies among the predicted ones; causes by ``perfmodel diagnose`` if it is outside."""
     if asked.logged is None:

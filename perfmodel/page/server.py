@@ -294,9 +294,7 @@ def serve(answers: Answers, on: socket.socket) -> None:
 
 
 async def _answered(
-    request: Request,
-    threads: CapacityLimiter,
-    answer: Callable[[PageQuestion], Response],
+    request: Request, threads: CapacityLimiter, answer: Callable[[PageQuestion], Response]
 ) -> Response:
     """Read a question, answer it beside the event loop, and turn what is wrong into one line."""
     raw = await body(request)

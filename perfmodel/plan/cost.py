@@ -60,10 +60,7 @@ def compare_costs(
         budget=budget,
         items=items,
         options=tuple(sorted(options, key=lambda option: option.yearly)),
-        warnings=(
-            *invented_prices(budget.prices()),
-            *stale_prices(budget.prices(), today=today),
-        ),
+        warnings=(*invented_prices(budget.prices()), *stale_prices(budget.prices(), today=today)),
     )
 
 
@@ -125,8 +122,5 @@ def _option(cost: YearlyCost, pays: Worthwhile | None, budget: Budget) -> CostOp
     yearly = cost.at(budget.utilisation)
     useful_hours = budget.buy.devices * HOURS_PER_YEAR * budget.utilisation
     return CostOption(
-        cost=cost,
-        yearly=yearly,
-        per_useful_device_hour=yearly / useful_hours,
-        buying_pays=pays,
+        cost=cost, yearly=yearly, per_useful_device_hour=yearly / useful_hours, buying_pays=pays
     )

@@ -9,13 +9,7 @@ import numpy as np
 from perfmodel.checks import at_least, positive
 from perfmodel.documents import asked_by
 from perfmodel.documents.budget import GoodputDocument
-from perfmodel.engine.job import (
-    Activity,
-    Job,
-    best_interval_s,
-    expected_elapsed_s,
-    simulate_job,
-)
+from perfmodel.engine.job import Activity, Job, best_interval_s, expected_elapsed_s, simulate_job
 from perfmodel.errors import NotFeasible
 from perfmodel.statistics import FloatArray, Interval
 from perfmodel.units import Seconds, format_duration

@@ -79,11 +79,7 @@ def _opened(plan: PlanFile, sources: Sources, option: Option) -> Question | Infe
 
 
 def _table(
-    plan: PlanFile,
-    sources: Sources,
-    option: Option,
-    machine: Question | InferredModel,
-    batch: int,
+    plan: PlanFile, sources: Sources, option: Option, machine: Question | InferredModel, batch: int
 ) -> Steps:
     """Steps of an option at a batch."""
     work, capacity_bytes = plan.work, option.capacity_bytes

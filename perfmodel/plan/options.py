@@ -14,14 +14,7 @@ import numpy as np
 from perfmodel.answer.measured import interval
 from perfmodel.documents import age_notes, asked_by, seals
 from perfmodel.documents.budget import invented_prices, stale_prices
-from perfmodel.documents.plan import (
-    Option,
-    OptionVerdict,
-    PlanDocument,
-    PlanFile,
-    PlanRow,
-    Swing,
-)
+from perfmodel.documents.plan import Option, OptionVerdict, PlanDocument, PlanFile, PlanRow, Swing
 from perfmodel.errors import NotFeasible
 from perfmodel.plan.machines import Sources, machine_records, open_tables
 from perfmodel.plan.outcome import (
@@ -102,12 +95,7 @@ class _Planner:
         option = self.plan.option[candidate.option]
         table, counts = self._table(candidate), np.array([candidate.count])
         return outcome(
-            self.plan,
-            option,
-            table,
-            counts,
-            step_factor=knobs.step,
-            failure_factor=knobs.failures,
+            self.plan, option, table, counts, step_factor=knobs.step, failure_factor=knobs.failures
         )
 
     def _document(self, pool: Candidates, named: Named) -> PlanDocument:

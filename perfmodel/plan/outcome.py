@@ -183,11 +183,7 @@ class _Spread:
 
 
 def evaluate(
-    plan: PlanFile,
-    places: Sequence[tuple[int, int]],
-    table: Steps,
-    *,
-    available_s: Seconds,
+    plan: PlanFile, places: Sequence[tuple[int, int]], table: Steps, *, available_s: Seconds
 ) -> Candidates:
     """All counts of a table, for every (option, batch) that shares it.
 

@@ -36,11 +36,7 @@ from perfmodel.statistics import expected_largest_over_median
 from perfmodel.step import Cause
 from perfmodel.step.stages import gradient_buckets
 from perfmodel.units import GIB, KIB, Bytes, format_bytes
-from perfmodel.workload.transformer import (
-    HALF_BYTES,
-    NamedTransformer,
-    feed_forward_parameters,
-)
+from perfmodel.workload.transformer import HALF_BYTES, NamedTransformer, feed_forward_parameters
 
 #: How runs of one job on one quiet GPU cluster scatter, and how far devices of one kind are apart, both in log:
 #: assumed where nothing was measured. The latter may be off by half.

@@ -10,12 +10,7 @@ import numpy as np
 
 from perfmodel.answer import NUM_DRAWS, Answer, Question
 from perfmodel.answer.answer import answer, steps_s
-from perfmodel.answer.inferred import (
-    RARE_STALL,
-    Training,
-    layout_caveats,
-    layout_jobs,
-)
+from perfmodel.answer.inferred import RARE_STALL, Training, layout_caveats, layout_jobs
 from perfmodel.answer.measured import layout_costs, measured_caveats, step_times
 from perfmodel.cost import Samples, Terms
 from perfmodel.cost.inferred import LINKS_OF_FILE, InferredModel, on_links, open_inferred

@@ -13,15 +13,7 @@ from perfmodel.documents.acceptance import (
 from perfmodel.documents.budget import BatchDocument
 from perfmodel.plan.acceptance import LOSS, power
 from perfmodel.plan.promises import LARGE_BYTES
-from perfmodel.report import (
-    Table,
-    caveat_lines,
-    count_interval,
-    number,
-    one_line,
-    percent,
-    table,
-)
+from perfmodel.report import Table, caveat_lines, count_interval, number, one_line, percent, table
 from perfmodel.units import format_bytes, format_duration, format_rate
 
 

@@ -132,9 +132,7 @@ def _origins(document: PlanDocument) -> Callable[[str], tuple[str, str]]:
     return origin
 
 
-_OTHERS: Final = {
-    "tornado": "the plan computed again with one assumption at its end",
-}
+_OTHERS: Final = {"tornado": "the plan computed again with one assumption at its end"}
 _CANDIDATE: Final = frozenset({"devices", "micro_batch"})
 #: Part of the path of a value of a row to its origin; the first that fits.
 _ROW_ORIGINS: Final = {

@@ -3,12 +3,7 @@
 from typing import Final
 
 from perfmodel.explanation import Change, Explanation, Loss
-from perfmodel.report import (
-    caveat_lines,
-    number,
-    percent,
-    short_label,
-)
+from perfmodel.report import caveat_lines, number, percent, short_label
 from perfmodel.units import Seconds, format_duration
 
 #: Less than this share of a step is rounding.

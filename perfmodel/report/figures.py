@@ -467,5 +467,5 @@ def judged_pictures(validation: ValidationDocument) -> list[Picture]:
             "Predicted and measured",
             "Each point is a fresh run that calibration had not seen; on the line, "
             "prediction and run agree; the grey band is 6 % to either side.",
-        ),
+        )
     ]

@@ -29,11 +29,7 @@ from perfmodel.report import (
     validation,
     verdict,
 )
-from perfmodel.report.figures import (
-    Picture,
-    judged_pictures,
-    predicted_pictures,
-)
+from perfmodel.report.figures import Picture, judged_pictures, predicted_pictures
 from perfmodel.units import format_bytes, format_duration
 
 _Shown = TypeVar("_Shown")

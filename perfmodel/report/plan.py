@@ -3,11 +3,7 @@
 import math
 from typing import Final
 
-from perfmodel.documents.budget import (
-    CostDocument,
-    CostOption,
-    GoodputDocument,
-)
+from perfmodel.documents.budget import CostDocument, CostOption, GoodputDocument
 from perfmodel.documents.plan import OptionVerdict, PlanDocument, PlanRow
 from perfmodel.engine.job import Job
 from perfmodel.report import (
@@ -201,11 +197,7 @@ def goodput_table(document: GoodputDocument) -> Table:
     return table(
         "Time by activity",
         [*document.spent_mean_s.items(), ("all", total_s)],
-        {
-            "<Activity": "0",
-            "Time": "1:s",
-            "Share": lambda spent: percent(spent[1] / total_s),
-        },
+        {"<Activity": "0", "Time": "1:s", "Share": lambda spent: percent(spent[1] / total_s)},
         caption=f"Mean of {document.replicas} courses.",
     )
 

@@ -9,12 +9,7 @@ import numpy as np
 from perfmodel.cost.collectives import bus_factor
 from perfmodel.documents.acceptance import Difference, ProfileDiffDocument
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.machine.measured import (
-    CollectiveProfile,
-    DdpCosts,
-    LeftOutError,
-    MeasuredMachine,
-)
+from perfmodel.machine.measured import CollectiveProfile, DdpCosts, LeftOutError, MeasuredMachine
 from perfmodel.report import (
     Table,
     bucket_cap,

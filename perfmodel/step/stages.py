@@ -331,12 +331,7 @@ class WaitingSends:
     @staticmethod
     def _put(parcel: Parcel, share: float, after: tuple[int, ...], put: Put) -> int:
         return put(
-            parcel.stage,
-            parcel.work,
-            Cause.P2P,
-            stream=parcel.stream,
-            share=share,
-            after=after,
+            parcel.stage, parcel.work, Cause.P2P, stream=parcel.stream, share=share, after=after
         )
 
     def _turns(self, stage: int, work: Work) -> bool:
