@@ -13,7 +13,7 @@ from perfmodel.errors import InvalidDocument
 from perfmodel.layout import Layout, Recompute
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.units import Bytes, format_bytes
-from perfmodel.workload import Workload
+from perfmodel.workload import Phase, Workload
 from perfmodel.workload.memory import StepMemory
 
 
@@ -178,8 +178,8 @@ def techniques(traced: TracedMemory, layout: Layout, workload: Workload) -> Iter
             (
                 "activation checkpointing per block",
                 replace(layout, recompute=Recompute.FULL),
-                1 + workload.forward_flop / (flop or 1.0),
-                "every forward pass twice; exact memory: perfmodel trace --checkpointing per-block",
+                1 + _share_of_blocks(traced, layout) * workload.forward_flop / (flop or 1.0),
+                "forward passes of blocks twice; exact memory: perfmodel trace --checkpointing per-block",
             )
         )
     if layout.dp > 1:
@@ -193,3 +193,16 @@ def techniques(traced: TracedMemory, layout: Layout, workload: Workload) -> Iter
     for name, changed, time_ratio, note in rows:
         [memory] = traced.ranks(changed)
         yield Technique(name=name, memory=memory, time_ratio=time_ratio, note=note)
+
+
+def _share_of_blocks(traced: TracedMemory, layout: Layout) -> float:
+    """Of the FLOP of a forward pass, those inside blocks of layers."""
+    step = traced.trace.at(micro_batch=layout.micro_batch)
+    blocks = tuple(f"{block.path}." for block in traced.memory.blocks)
+    inside = whole = 0.0
+    for call in step.calls():
+        if call.phase is Phase.FORWARD:
+            flop = step.operators[call.operator].flop
+            whole += flop
+            inside += flop * f"{call.module}.".startswith(blocks)
+    return inside / (whole or 1.0)

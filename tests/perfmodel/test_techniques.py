@@ -7,7 +7,8 @@ import pytest
 from perfmodel.answer.memory import Technique, techniques
 from perfmodel.layout import Layout, Recompute
 from perfmodel.machine import Overhead
-from perfmodel.workload import Parameter, Workload
+from perfmodel.workload import Call, Parameter, Phase, Workload
+from perfmodel.workload.step import Segment, SymbolicOperator, SymbolicTensor
 from tests.perfmodel.workload.memory_samples import traced_memory
 
 BARE = Overhead(
@@ -53,15 +54,27 @@ def test_techniques_keep_what_the_hand_says(name: str, devices: int, tensor_byte
 
 
 def test_time_is_told_by_flop_and_not_where_communication_decides() -> None:
-    """1 FLOP forward for 2 backward; halves are not offered of one sample."""
+    """1 FLOP forward for 2 backward, two thirds of them in blocks; halves are not offered of one sample."""
+    traced = traced_memory(BARE)
+    product = SymbolicOperator(
+        name="aten.mm.default", inputs=(0, 0), outputs=(0,), arguments="[[],{}]"
+    )
+    calls = tuple(
+        Call(operator=0, phase=Phase.FORWARD, module=path)
+        for path in ("layers.0", "layers.1.attention", "head")
+    )
+    trace = replace(
+        traced.trace,
+        tensors=(SymbolicTensor(shape=(1, 1), dtype="float32"),),
+        operators=(product,),
+        segments=(Segment(count=1, calls=calls),),
+    )
     workload = replace(WORKLOAD, forward_flop=5.0, backward_flop=10.0)
-    ratios = {
-        row.name: row.time_ratio
-        for row in techniques(traced_memory(BARE), Layout(dp=4, micro_batch=1), workload)
-    }
+    found = techniques(replace(traced, trace=trace), Layout(dp=4, micro_batch=1), workload)
+    ratios = {row.name: row.time_ratio for row in found}
     assert ratios == {
         "as it is": 1,
-        "activation checkpointing per block": pytest.approx(4 / 3),
+        "activation checkpointing per block": pytest.approx(1 + 2 / 3 / 3),
         "optimizer states sharded over 4 (ZeRO-1)": None,
         "everything sharded over 4 (ZeRO-3, FSDP)": None,
     }
