@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -165,21 +165,46 @@ def repeatability(repetitions: Sequence[Repetition]) -> Repeatability:
         occasion^2 = mean square of run, at least 0.6 %
 
     Steps that wait for their host vary as the host does, and tell that alone. Where all of them wait, nothing tells
-    the device apart: it is taken to vary as much.
+    the device apart: it is taken to vary as much. A host varies over hours as from round to round, or as from run
+    to run where nothing tells these apart. Steps of several ranks tell neither where a rank alone waits.
     """
     groups = {setting: g for setting, g in by_setting(repetitions).items() if len(g) > 1}
     waiting = {setting for setting, g in groups.items() if any(entry.waits for entry in g)}
-    if len(waiting) == len(groups):
-        waiting = set()
+    behind = {(setting.workload, setting.micro_batch) for setting in waiting}
+    steady = [g for s, g in groups.items() if (s.workload, s.micro_batch) not in behind]
+    if not steady:
+        waiting, steady = set(), [*groups.values()]
+    device = _variation(steady)
+    rounds = _ASSUMED_ROUND if device.round is None else device.round
+    mean_square = float(np.mean([value**2 for value in device.run.values()])) if device.run else 0.0
+    occasion = max(_LEAST_OCCASION, math.sqrt(mean_square))
+    if not waiting:
+        return Repeatability(run=device.run, round=rounds, occasion=occasion)
+    of_host = [groups[setting] for setting in waiting]
+    squares = [_logs([entry.step_s for entry in group]).var(ddof=1) for group in of_host]
+    return Repeatability(
+        run=device.run,
+        round=rounds,
+        occasion=occasion,
+        host=math.sqrt(float(np.mean(squares))),
+        host_occasion=_variation(of_host).round if len(of_host) > 1 else None,
+    )
+
+
+class _Variation(NamedTuple):
+    run: dict[int, float]
+    """By the number of ranks."""
+    round: float | None
+    """None: too few to tell."""
+
+
+def _variation(groups: Iterable[Sequence[Repetition]]) -> _Variation:
+    """How far runs and rounds differ, by moments."""
     by_round: dict[int, list[tuple[int, float]]] = defaultdict(list)
-    of_host = []
-    for setting, group in groups.items():
+    for group in groups:
         logs = _logs([entry.step_s for entry in group])
-        if setting in waiting:
-            of_host.append(logs.var(ddof=1))
-            continue
         for entry, value in zip(group, logs - logs.mean(), strict=True):
-            by_round[entry.round].append((setting.world_size, float(value)))
+            by_round[entry.round].append((entry.setting.world_size, float(value)))
     squares: dict[int, list[float]] = defaultdict(list)
     means = []
     for deviations in by_round.values():
@@ -190,12 +215,7 @@ def repeatability(repetitions: Sequence[Repetition]) -> Repeatability:
     num_settings = max(1, sum(map(len, by_round.values())) // max(1, len(means)))
     left = (1 - 1 / max(2, len(means))) * (1 - 1 / max(2, num_settings))
     run = {n: math.sqrt(float(np.mean(found)) / left) for n, found in sorted(squares.items())}
-    mean_square = float(np.mean([value**2 for value in run.values()])) if run else 0.0
     if len(means) < _MINIMUM_ROUNDS:
-        between_rounds = _ASSUMED_ROUND
-    else:
-        noise = mean_square / num_settings
-        between_rounds = math.sqrt(max(0.0, float(np.var(means, ddof=1)) - noise))
-    occasion = max(_LEAST_OCCASION, math.sqrt(mean_square))
-    host = math.sqrt(float(np.mean(of_host))) if of_host else 0.0
-    return Repeatability(run=run, round=between_rounds, occasion=occasion, host=host)
+        return _Variation(run, None)
+    noise = float(np.mean([value**2 for value in run.values()])) / num_settings
+    return _Variation(run, math.sqrt(max(0.0, float(np.var(means, ddof=1)) - noise)))

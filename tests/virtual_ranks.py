@@ -339,6 +339,7 @@ def replaying(items: Callable[[RunSetting], Items]) -> Iterator[None]:
                 flop, moved = 2.0 * 9 * elements * task.shape[1], 2 * element_bytes * elements
         work = Work(
             kind="kernel",
+            operator=added.operator if task.probe == "memory" else "",
             flop=flop,
             size_bytes=moved,
             dtype=task.dtype,

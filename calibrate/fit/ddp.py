@@ -62,6 +62,8 @@ _VIEW_IN_STEP: Final = 2.0
 #: How little the expectation counts beside one measured phase.
 _WEIGHT: Final = 0.05
 _SMALLEST_ERROR: Final = 0.02
+#: How far models are taken to differ, in log, in what the host takes to add a gradient.
+_ADDITION_ERROR: Final = 0.1
 #: Until the costs stand still.
 _REWEIGHTINGS: Final = 7
 
@@ -101,7 +103,33 @@ def fit_host(
         missed += np.log((design[out] @ costs).sum(axis=1) / measured_s[out].sum(axis=1)).tolist()
     error = max(_SMALLEST_ERROR, float(np.sqrt(np.mean(np.square(missed)))))
     costs = _costs(design, measured_s, expected_s)
-    return HostCosts(**dict(zip(names, map(float, costs), strict=True)), relative_error=error)
+    added = _addition(drawn)
+    return HostCosts(
+        **dict(zip(names, map(float, costs), strict=True)),
+        relative_error=error,
+        addition_s=added[0] if added else None,
+        addition_log_error=added[1] if added else 0.0,
+    )
+
+
+def _addition(drawn: Sequence[OperatorsObservation]) -> tuple[Seconds, float] | None:
+    """Time to add a gradient beyond the view of one that is kept, and how far that of another model is off it, in log.
+
+    The median over models; with the weight of one model, they differ by what is assumed.
+    """
+    each_s = np.array(
+        [
+            np.median(np.subtract(host.adding_s, host.dispatch_s[Phase.BACKWARD]))
+            / host.num_gradients
+            for host in (entry.host for entry in drawn)
+            if host is not None and host.num_gradients
+        ]
+    )
+    typical_s = float(np.median(each_s)) if len(each_s) else 0.0
+    if typical_s <= 0:
+        return None
+    squares = np.square(each_s / typical_s - 1)
+    return typical_s, math.sqrt((_ADDITION_ERROR**2 + float(squares.sum())) / len(each_s))
 
 
 class _Issued(NamedTuple):
@@ -138,14 +166,17 @@ def _drawn_steps(drawn: Sequence[OperatorsObservation]) -> Iterator[_Issued]:
 def _costs(design: FloatArray, measured_s: FloatArray, expected_s: FloatArray) -> FloatArray:
     """Costs, not negative, of what each phase of each step issues; those expected where no step tells. [s]
 
-    Squares of ``sum - time`` over ``sum * time``, which are those of logarithms as far as both are close.
+    Squares of ``sum - time`` over ``sum * L``, with L the logarithmic mean of both, (sum - time) / log(sum / time),
+    are least where those of logarithms are.
     """
     counts = design.reshape(-1, len(expected_s)) * expected_s
     time_s = measured_s.ravel()
     weight = _WEIGHT * math.sqrt(max(1, len(time_s)))
     ratios, sum_s = np.ones(len(expected_s)), time_s
     for _ in range(_REWEIGHTINGS):
-        scale_s = np.sqrt(time_s * sum_s)
+        logs = np.log(sum_s / time_s)
+        mean_s = time_s * np.where(logs == 0, 1.0, np.expm1(logs) / np.where(logs == 0, 1.0, logs))
+        scale_s = np.sqrt(sum_s * mean_s)
         whole = np.vstack([counts / scale_s[:, None], weight * np.eye(len(expected_s))])
         ratios, _ = nnls(whole, np.r_[time_s / scale_s, np.full(len(expected_s), weight)])
         sum_s = np.maximum(counts @ ratios, 0.1 * time_s)

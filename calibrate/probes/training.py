@@ -4,9 +4,9 @@ import contextlib
 import itertools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from perfmodel.workload.step import TracedStep
 if TYPE_CHECKING:
     from calibrate.random_models import RandomModel
 
+_T = TypeVar("_T")
 _POOL_SAMPLES = 512
 _MAXIMUM_STEPS = 200
 #: Steps until a host that runs ahead of its device has filled the queue between them.
@@ -213,55 +214,88 @@ def _device_streams(
 def host_steps(
     session: Session, model: "RandomModel", step: TracedStep, *, target_s: Seconds
 ) -> HostSteps | None:
-    """Train a drawn model on few samples, each step on an idle device; time what its host issues.
+    """Train a drawn model on few samples; time what its host issues."""
+    device = session.measured
+    module = model.sketch.build().to(device.torch_device)
+    optimizer = model.make_optimizer(module.parameters())
+    drawn = (*model.sketch.inputs, model.sketch.targets)
+    pool = [device.pinned(entry.draw(_FEW_SAMPLES)) for entry in drawn]
 
-    A full queue holds the host up. While the device is busy, of the K kernels of a step this many wait when the
-    host has issued the last one:
+    def forward() -> Tensor:
+        *inputs, targets = (each.to(device.torch_device, non_blocking=True) for each in pool)
+        with device.autocast(model.precision):
+            return model.sketch.loss(module(*inputs), targets)
+
+    def update(_: Tensor) -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return issued_steps(
+        session,
+        forward,
+        lambda loss: loss.backward(),  # type: ignore[no-untyped-call]
+        update,
+        issued={phase: issued(step, phase) for phase in Phase},
+        num_gradients=sum(parameter.requires_grad for parameter in module.parameters()),
+        target_s=target_s,
+    )
+
+
+def issued_steps(  # noqa: PLR0913 - what a step is
+    session: Session,
+    forward: Callable[[], _T],
+    backward: Callable[[_T], object],
+    update: Callable[[_T], object],
+    *,
+    issued: dict[Phase, dict[str, int]],
+    num_gradients: int,
+    target_s: Seconds,
+) -> HostSteps | None:
+    """Steps of two micro-batches, each on an idle device; the second one adds to the gradients of the first.
+
+    A full queue holds the host up. While the device is busy, of the K kernels of one micro-batch and the update this
+    many wait when the host has issued the last one:
 
         K x (end of the step - last issue) / (end of the step - first issue)
 
     ``None`` where that is too near to what a queue holds.
     """
     device = session.measured
-    module = model.sketch.build().to(device.torch_device)
-    optimizer = model.make_optimizer(module.parameters())
-    drawn = (*model.sketch.inputs, model.sketch.targets)
-    pool = [device.pinned(entry.draw(_FEW_SAMPLES)) for entry in drawn]
-    counts = {phase: issued(step, phase) for phase in Phase}
-    num_kernels = sum(found[f"{phase.value}_s"] for phase, found in counts.items())
+    num_kernels = sum(found[f"{phase.value}_s"] for phase, found in issued.items())
     durations_s: list[list[Seconds]] = []
     waiting: list[float] = []
 
     def one_step() -> Seconds:
         host = device.host_clock()
-        host.mark()
-        *inputs, targets = (each.to(device.torch_device, non_blocking=True) for each in pool)
-        with device.autocast(model.precision):
-            loss = model.sketch.loss(module(*inputs), targets)
-        host.mark()
-        loss.backward()  # type: ignore[no-untyped-call]
-        host.mark()
-        optimizer.step()
-        optimizer.zero_grad()
+        for _ in range(2):
+            session.synchronise()
+            host.mark()
+            loss = forward()
+            host.mark()
+            backward(loss)
+            host.mark()
+        update(loss)
         host.mark()
         session.synchronise()
         host.mark()
         *instants_s, end_s = host.seconds()
-        durations_s.append([end - start for start, end in itertools.pairwise(instants_s)])
-        waiting.append(num_kernels * (1 - instants_s[-1] / end_s))
+        apart_s = [end - start for start, end in itertools.pairwise(instants_s)]
+        durations_s.append([*apart_s[:2], apart_s[-1], apart_s[-2]])
+        waiting.append(num_kernels * (end_s - instants_s[-1]) / (end_s - instants_s[3]))
         return end_s
 
-    session.synchronise()
     warm_s = [one_step() for _ in range(_LEAD_IN)]
     most = min(_MAXIMUM_STEPS, device.most_repeats)
     for _ in range(repeats_within(target_s, warm_s, minimum=_DENSE_STEPS, maximum=most)):
         one_step()
     if statistics.median(waiting[_LEAD_IN:]) > _MOST_WAITING:
         return None
-    columns = zip(*durations_s[_LEAD_IN:], strict=True)
+    *columns, adding_s = zip(*durations_s[_LEAD_IN:], strict=True)
     return HostSteps(
-        issued=counts,
+        issued=issued,
         dispatch_s=dict(zip(Phase, columns, strict=True)),
+        adding_s=adding_s,
+        num_gradients=num_gradients,
     )
 
 

@@ -21,7 +21,7 @@ _DTYPE: Final = "float32"
 #: mean of many: priors.
 _KERNEL_ERROR: Final = 0.1
 _CALL_ERROR: Final = 0.3
-#: Time of the host for a view over that of an operator with a kernel, where no view was timed: a prior.
+#: Time of the host for a view over that of an operator with a kernel, where no law of the host tells: a prior.
 _VIEW: Final = 0.3
 
 
@@ -57,7 +57,7 @@ def calls_of_additions(
 ) -> tuple[Samples | float, float]:
     """Time of the host for all gradients, in the mean of the micro-batches of a step, and its error in log. [s]
 
-        T = gradients * ((m - 1) (call - view) + [pp > 1] call) / m
+        T = gradients * ((m - 1) added + [pp > 1] call) / m,  added = call - view where no addition was timed
 
     The first gradient is taken as it is, through a view, and none is added to it.
 
@@ -65,10 +65,12 @@ def calls_of_additions(
     """
     count = layout.accumulation
     call_s, view_s = _call_and_view_s(machine, workload, layout.micro_batch, passes_s)
-    added_s = (count - 1) * np.maximum(call_s - view_s, 0.0) + (layout.pp > 1) * call_s
-    mean_error = 0.0 if machine.host is None else machine.host.relative_error
-    error = math.hypot(_CALL_ERROR, mean_error)
-    return len(workload.workload.parameters) * added_s / count, error
+    host, added_s = machine.host, np.maximum(call_s - view_s, 0.0)
+    error = math.hypot(_CALL_ERROR, 0.0 if host is None else host.relative_error)
+    if host is not None and host.addition_s is not None:
+        added_s, error = host.addition_s, host.addition_log_error
+    each_s = (count - 1) * added_s + (layout.pp > 1) * call_s
+    return len(workload.workload.parameters) * each_s / count, error
 
 
 def _call_and_view_s(
@@ -92,16 +94,7 @@ def _call_and_view_s(
     counts = issued(workload.trace.at(micro_batch=micro_batch), Phase.BACKWARD)
     kernels, views = counts["backward_s"], counts["view_s"]
     equal_s = backward_s / max(1.0, kernels + _VIEW * views)
-    timed_s = _timed_view_s(machine)
-    if timed_s is None:
-        return equal_s, _VIEW * equal_s
-    # Views take a part of the pass at most.
-    view_s = np.minimum(timed_s, backward_s / max(1, kernels + views))
-    return (backward_s - views * view_s) / max(1, kernels), view_s
-
-
-def _timed_view_s(machine: MeasuredMachine) -> Seconds | None:
-    return next((rate.time_s for rate in machine.rates if rate.probe == "view"), None)
+    return equal_s, _VIEW * equal_s
 
 
 def _kernels(

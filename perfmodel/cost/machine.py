@@ -283,7 +283,7 @@ class CostModel:
     def _issue_s(
         self, workload: MeasuredWorkload, layout: Layout, phases: PhaseCurves
     ) -> dict[Cause, Samples]:
-        """Time of the host to issue each phase in one more run, where another occasion differs as much as a run.
+        """Time of the host to issue each phase in one more run, on another occasion.
 
         In the mean of the micro-batches; empty where it issues nothing. [s]
 
@@ -293,32 +293,30 @@ class CostModel:
             T = alone + (under DDP - alone) / m + calls
         """
         names = [(cause, name) for cause, name in _ISSUES if getattr(phases, name)]
-        again = np.exp(math.sqrt(2) * self.profile.repeatability.host * self.deviates("host"))
-        shared = self._shared(workload) * again
 
-        def read(curves: PhaseCurves, name: str) -> Samples:
-            return self._read(workload, curves, name, layout.micro_batch) * shared
+        def read(curves: PhaseCurves) -> dict[Cause, Samples]:
+            return {c: self._read(workload, curves, name, layout.micro_batch) for c, name in names}
 
-        found = {cause: read(phases, name) for cause, name in names}
+        found = read(phases)
         if Cause.BACKWARD not in found:
             return found
-        alone = {cause: read(phases_at(workload, 1), name) for cause, name in names}
+        alone = read(phases_at(workload, 1))
         if layout.bucket_cap_mb is not None and layout.is_ddp and layout.dp > 1:
             usual = replace(layout, bucket_cap_mb=None)
             counts = [len(gradient_buckets(workload.workload, each)) for each in (layout, usual)]
             launched_s = found[Cause.BACKWARD] + (counts[0] - counts[1]) * self.profile.dispatch_s
             found[Cause.BACKWARD] = np.maximum(alone[Cause.BACKWARD], launched_s)
-        if layout.accumulation == 1:
-            return found
-        if layout.zero < 2:
-            for cause in (Cause.FORWARD, Cause.BACKWARD):
+        if layout.accumulation > 1:
+            for cause in (Cause.FORWARD, Cause.BACKWARD) if layout.zero < 2 else ():
                 more_s = (found[cause] - alone[cause]) / layout.accumulation
                 found[cause] = alone[cause] + more_s
-        passes_s = alone[Cause.FORWARD], alone[Cause.BACKWARD]
-        calls_s, log_error = calls_of_additions(self.profile, workload, layout, passes_s)
-        factors = np.exp(log_error * self.deviates("calls of additions"))
-        found[Cause.BACKWARD] = found[Cause.BACKWARD] + calls_s * factors
-        return found
+            passes_s = alone[Cause.FORWARD], alone[Cause.BACKWARD]
+            calls_s, log_error = calls_of_additions(self.profile, workload, layout, passes_s)
+            factors = np.exp(log_error * self.deviates("calls of additions"))
+            found[Cause.BACKWARD] = found[Cause.BACKWARD] + calls_s * factors
+        again = np.exp(self.profile.repeatability.host_again * self.deviates("host"))
+        again = again * self._shared(workload)
+        return {cause: issue_s * again for cause, issue_s in found.items()}
 
     def _exchange(
         self, workload: MeasuredWorkload, layout: Layout, cause: Cause, added: LayoutCost | None

@@ -237,6 +237,10 @@ class HostSteps(Record):
     """What the host issues in each phase, by the name of its cost in ``HostCosts``."""
     dispatch_s: dict[Phase, Durations]
     """Of every step. [s]"""
+    adding_s: Durations = ()
+    """Of its second backward pass, which adds to the gradients of the first. [s]"""
+    num_gradients: NonNegativeInt = 0
+    """That it adds up."""
 
 
 class OperatorsObservation(Taken):

@@ -368,10 +368,19 @@ class Repeatability:
     """Of an occasion: inferred from runs, since one calibration sees one occasion."""
     host: RelativeError = 0.0
     """Of one run of a host that an asynchronous device waits for; 0 where all steps wait: ``run`` is its, too."""
+    host_occasion: RelativeError | None = None
+    """The same of an occasion, as a round of it; ``None``: nothing tells the two apart, it is as much as a run."""
 
     def run_of(self, world_size: int) -> float:
         """Of a run with so many ranks, or with the most below that; 0 if unknown."""
         return self.run.get(max((n for n in self.run if n <= world_size), default=0), 0.0)
+
+    @property
+    def host_again(self) -> float:
+        """How far one more run of a host, on another occasion, is off the mean of many."""
+        return math.hypot(
+            self.host, self.host if self.host_occasion is None else self.host_occasion
+        )
 
     def known_round(self, num_rounds: int) -> float:
         """Error of a mean over so many rounds."""
@@ -411,6 +420,10 @@ class HostCosts:
     """Per phase: what it costs beside its operators."""
     relative_error: RelativeError
     """Of the host's time of a step, in log: that of models left out of the fit."""
+    addition_s: NonNegative | None = None
+    """Per gradient that is added to an earlier one, beyond the view of one that is kept; absent if not timed."""
+    addition_log_error: RelativeError = 0.0
+    """Of that, for another model."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -26,6 +26,7 @@ from calibrate.environment import describe_environment, provenance
 from calibrate.experiment import BUDGETS, Experiment
 from calibrate.fit.ddp import fit_host
 from calibrate.fit.profile import fit_profile
+from calibrate.probes.training import issued_steps
 from calibrate.task import CollectiveTask, ComputeTask, OverlapTask, StepTask, Task, num_ranks
 from calibrate.virtual import Device, Host, Network, Noise, Protocol, Truth
 from calibrate.virtual.gpu import PYTHON, VirtualGpu
@@ -37,9 +38,7 @@ from perfmodel.cost.traced import issued
 from perfmodel.documents.hardware import DataSheet, shipped_catalogue
 from perfmodel.documents.observation import (
     EnvironmentObservation,
-    HostSteps,
     OperatorsObservation,
-    StepObservation,
     WorkloadObservation,
 )
 from perfmodel.explanation import bottleneck
@@ -49,7 +48,7 @@ from perfmodel.machine.measured import MeasuredMachine, TracedWorkload
 from perfmodel.tracing.reference import GPU_MODELS
 from perfmodel.units import KIB
 from perfmodel.workload import Parameter, Phase
-from tests.benchmarks.virtual_record import ALONE, RECORDED, Recorded, judged_batches, loaded
+from tests.benchmarks.virtual_record import ALONE, RECORDED, TWICE, Recorded, judged_batches, loaded
 from tests.benchmarks.virtual_report import (
     OF_CLUSTER,
     PAGE,
@@ -75,6 +74,8 @@ _MOST_OF_HEAVY: Final = 2
 #: All-reduces that are compared: from 1 KiB to 1 GiB, measured sizes and those between.
 _SIZES: Final = tuple(KIB * 2**power for power in range(21))
 _FREE: Final = 1e30
+#: Of a model that tells of its host.
+_FEW_SAMPLES: Final = 4
 #: Launches that hosts of GPUs take. [s]
 _LAUNCHES_S: Final = (3e-6, 3e-5)
 #: Memory of accelerators of 2016 to 2026. [B/s]
@@ -263,12 +264,9 @@ def calibrated(
         kind: worker._PROBES[kind] for kind in (StepTask, CollectiveTask, OverlapTask, ComputeTask)
     }
 
-    of_host = of_host or {}
-    drawn, known_models = [], {**of_host, **models}
-
     @functools.cache
     def items(setting: RunSetting) -> Items:
-        return known_models[setting.workload].items(setting.workload, setting)
+        return models[setting.workload].items(setting.workload, setting)
 
     with replaying(items):
         for task in itertools.chain.from_iterable(experiment.rounds()):
@@ -276,11 +274,7 @@ def calibrated(
             if type(task) in probes and is_replayed:
                 found = team.run(num_ranks(task), partial(_observed, sessions, task, probes))
                 lines.append(found[0])
-        for name, model in of_host.items():
-            setting = ALONE.at(name, RECORDED[name][0])
-            task = StepTask(name=name, round=0, setting=setting, target_s=0.0)
-            [line] = team.run(1, partial(_observed, sessions, task, probes))
-            drawn.append(_issued(model, StepObservation.model_validate_json(line)))
+        drawn = [_issued(sessions[0], name, model) for name, model in (of_host or {}).items()]
     path.write_text("\n".join(lines) + "\n")
     machine = fit_profile(path, provenance=provenance(facts, seed=0)).machine
     view_s = next((rate.time_s for rate in machine.rates if rate.probe == "view"), None)
@@ -288,20 +282,25 @@ def calibrated(
     return replace(machine, host=host)
 
 
-def _issued(model: Recorded, steps: StepObservation) -> OperatorsObservation:
-    """What the host takes to issue steps, as of a drawn model."""
-    streams, name = steps.device_streams, steps.setting.workload
-    step = model.traced.step.at(micro_batch=steps.setting.micro_batch)
+def _issued(session: TeamSession, name: str, model: Recorded) -> OperatorsObservation:
+    """What the host takes to issue steps of few samples, as of a drawn model."""
+    session.measured.begin(f"model {name}")
+    items = model.items(name, TWICE.at(name, _FEW_SAMPLES))
+    marks = [place for place, item in enumerate(items) if isinstance(item, Mark)]
+    # Of the marks of a trainer, those behind copies of a batch stand inside of what is issued.
+    ends = [place for number, place in enumerate(marks) if number not in (0, 3)]
+    parts = itertools.cycle([items[i:j] for i, j in itertools.pairwise([0, *ends])])
+
+    def act(*_: object) -> None:
+        play(session.gpu, next(parts), world_size=1, mark=lambda: None)
+
+    step = model.traced.step.at(micro_batch=_FEW_SAMPLES)
+    counts = {phase: issued(step, phase) for phase in Phase}
+    host = issued_steps(
+        session, act, act, act, issued=counts, num_gradients=len(model.names), target_s=0.0
+    )
     return OperatorsObservation(
-        task=f"model {name}",
-        round=0,
-        model=name,
-        operators=(),
-        optimizers=(),
-        host=HostSteps(
-            issued={phase: issued(step, phase) for phase in Phase},
-            dispatch_s={phase: getattr(streams, f"dispatch_{phase}_s") for phase in Phase},
-        ),
+        task=f"model {name}", round=0, model=name, operators=(), optimizers=(), host=host
     )
 
 

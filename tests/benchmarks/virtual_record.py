@@ -50,6 +50,8 @@ CALIBRATED_KINDS: Final = (
     Kind(Synchronisation.DDP),
     Kind(Synchronisation.DDP, 4.0),
 )
+#: Two micro-batches of few samples: what drawn models tell of a host.
+TWICE: Final = Kind(Synchronisation.NONE, accumulation=2)
 PLAIN_KINDS: Final = (
     ALONE,
     Kind(Synchronisation.DDP),
@@ -119,7 +121,7 @@ def record(model: str) -> Recorded:
 
     calibrated = {
         kind: tuple(recording.of_calibration(kind.at(model, batch)) for batch in RECORDED[model])
-        for kind in CALIBRATED_KINDS
+        for kind in (*CALIBRATED_KINDS, TWICE)
     }
     plain = {
         kind: [recording.of_plain_loop(kind.at(model, batch)) for batch in RECORDED[model]]

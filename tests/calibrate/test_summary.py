@@ -12,6 +12,7 @@ from calibrate.summary import Repetition, estimate, repeatability, repetition
 from perfmodel.documents.observation import RankSteps, StepObservation
 from perfmodel.layout import RunSetting
 from perfmodel.machine.measured import Repeatability
+from tests.existing import existing
 from tests.played_worker import step_observation
 
 PAIR = RunSetting(workload="light", world_size=2, micro_batch=4, accumulation=2)
@@ -94,9 +95,36 @@ def test_steps_that_wait_for_their_host_tell_of_the_host_alone() -> None:
         for log, entry in zip(logs, drawn(truth, 40, 1, seed=1), strict=True)
     ]
     still = drawn(truth, 40, 2, seed=1)
-    found = repeatability([*still, *waiting])
+    many = [
+        replace(
+            entry,
+            setting=replace(entry.setting, world_size=2),
+            step_s=2 * entry.step_s,
+            waits=False,
+        )
+        for entry in waiting
+    ]
+    found = repeatability([*still, *waiting, *many])
     assert found.host == pytest.approx(logs.std(ddof=1))
+    assert found.host_occasion is None
     assert replace(found, host=0.0) == repeatability(still)
+
+
+@pytest.mark.parametrize("common", [0.0, 0.1])
+def test_a_host_differs_between_occasions_as_between_rounds(common: float) -> None:
+    """Means over 30 seeds of 6 rounds of 20 settings whose runs differ by 10 %, beside two that do not wait."""
+    truth = Repeatability(run={1: 0.1}, round=common, occasion=0.0)
+    still = drawn(Repeatability(run={1: 0.001}, round=0.0, occasion=0.0), 6, 2, seed=1)
+    squares = []
+    for seed in range(30):
+        waiting = [
+            replace(entry, setting=replace(entry.setting, workload="heavy"), waits=True)
+            for entry in drawn(truth, 6, 20, seed)
+        ]
+        found = repeatability([*still, *waiting])
+        assert found.host_again == math.hypot(found.host, existing(found.host_occasion))
+        squares.append(found.host_again**2)
+    assert np.mean(squares) == pytest.approx(0.01 + 2 * common**2, rel=0.25)
 
 
 def test_where_all_steps_wait_for_their_host_the_device_varies_as_much() -> None:

@@ -273,5 +273,6 @@ def setting_of(workload: str, world_size: int, micro_batch: int, **others: Any) 
 
 
 def host_costs(**seconds: float) -> HostCosts:
-    """What is not said costs nothing."""
-    return HostCosts(**(dict.fromkeys(HostCosts.__dataclass_fields__, 0.0) | seconds))
+    """What is not said costs nothing; no addition was timed."""
+    costs = dict.fromkeys(HostCosts.__dataclass_fields__, 0.0) | seconds
+    return replace(HostCosts(**costs), addition_s=seconds.get("addition_s"))
