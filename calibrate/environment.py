@@ -431,9 +431,7 @@ def refuse_other_machine(
 def provenance(environment: Facts, *, seed: int) -> Provenance:
     """Who made a document, here and now."""
     software = environment["software"]
-    found = Provenance.of_answer(
-        sys.argv, host_fingerprint=environment["host"]["fingerprint"], seed=seed
-    )
+    found = Provenance.of_answer(host_fingerprint=environment["host"]["fingerprint"], seed=seed)
     versions = {name: str(value) for name, value in software.items() if value is not None}
     return found.model_copy(
         update={"git_commit": software["git_commit"], "versions": versions | found.versions}
