@@ -43,8 +43,8 @@ _PYTEST: Final = (
 )
 #: Seconds of the processor that the tests of one mutant take without it at most, and may take with it.
 _MOST_S, _LIMIT_S = 40.0, 60.0
-#: Exit status of a fork whose functions cannot take a mutant's code.
-_CANNOT: Final = 71
+#: Exit status of a fork that raises, and of one whose functions cannot take a mutant's code.
+_RAISED, _CANNOT = 70, 71
 _OPERATORS: Final = {
     ast.Lt: (ast.LtE, ast.GtE),
     ast.LtE: (ast.Lt, ast.Gt),
@@ -287,7 +287,7 @@ def forked(work: Callable[[], int], limit_s: float) -> int | None:
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 1)
         os.dup2(nothing, 2)
-        status = 70
+        status = _RAISED
         try:
             status = work()
         except BaseException:  # noqa: BLE001 - a fork must not go on as its parent
@@ -375,11 +375,13 @@ def _in_place(mutant: Mutant, names: list[str], items: list[pytest.Item]) -> str
         new = _codes(mutant.code)
         taken = 0
         for each in gc.get_objects():
-            if isinstance(each, FunctionType) and each.__code__.co_filename == new[""].co_filename:
-                other = new.get(_key(each.__code__))
-                if other is not None and other != each.__code__:
-                    each.__code__ = other
-                    taken += 1
+            # Others may raise when they are asked for their class.
+            if type(each) is not FunctionType or each.__code__.co_filename != new[""].co_filename:
+                continue
+            other = new.get(_key(each.__code__))
+            if other is not None and other != each.__code__:
+                each.__code__ = other
+                taken += 1
         if not taken:
             return _CANNOT
         watch = _Watch([])
@@ -415,7 +417,7 @@ def _imported(mutant: Mutant, names: list[str], arguments: list[str]) -> str:
 
 
 def _said(status: int | None) -> str | None:
-    if status == _CANNOT:
+    if status in {_RAISED, _CANNOT}:
         return None
     return "timeout" if status is None else "killed" if status else "survived"
 
