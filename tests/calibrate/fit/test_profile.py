@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from calibrate.fit.ddp import left_out_errors
 from calibrate.fit.profile import (
     _device_name,
     _draft,
@@ -15,6 +16,7 @@ from calibrate.fit.profile import (
     collective_profiles,
 )
 from perfmodel.documents.observation import (
+    PHASES,
     QUEUE_PROBE,
     CollectiveObservation,
     ComputeObservation,
@@ -24,7 +26,7 @@ from perfmodel.documents.observation import (
 )
 from perfmodel.layout import RunSetting, Synchronisation
 from tests.calibrate.fit.synthetic import environment
-from tests.perfmodel.profiles import LIGHT
+from tests.perfmodel.profiles import LIGHT, Machine, profile
 from tests.played_worker import step_observation
 
 
@@ -210,3 +212,20 @@ def test_overlap_is_kept_apart_by_group_and_size() -> None:
     assert [each.world_size for each in draft.overlaps] == [2, 4]
     assert [each.compute_speed for each in draft.overlaps] == pytest.approx([0.4, 0.5])
     assert [each.comm_speed for each in draft.overlaps] == pytest.approx([0.5, 0.5])
+
+
+def test_a_batch_that_is_left_out_is_read_from_its_neighbours() -> None:
+    """Of 4, 16 and 64 the middle one: met where times lie on a line, missed by half where it takes twice as long."""
+    machine = profile(Machine())
+    light, heavy = machine.workloads
+    alone, *others = heavy.phases
+    bent: dict[str, Any] = {
+        name: tuple(
+            replace(point, time_s=point.time_s * (2 if point.at == 16 else 1))
+            for point in getattr(alone, name)
+        )
+        for name in PHASES
+    }
+    slow = replace(heavy, phases=(replace(alone, **bent), *others))
+    found = left_out_errors(replace(machine, workloads=(light, slow)))
+    assert found == pytest.approx((0.0, -math.log(2)), abs=1e-12)

@@ -225,6 +225,29 @@ def test_the_launch_is_counted_once_in_a_tier() -> None:
     assert float(np.asarray(whole_s)[0]) == pytest.approx(all_reduce_s(2**26, 4), rel=1e-6)
 
 
+def test_a_broadcast_of_a_tier_goes_along_its_chain_once() -> None:
+    """Three messages of 4 KiB behind one launch; with the launch and the messages of the law, transfer is the rest."""
+    chains = [
+        MeasuredCollective(
+            collective="broadcast",
+            world_size=ranks,
+            num_nodes=1,
+            points=tuple(
+                CurvePoint(at=size, time_s=chain_s(size, ranks), relative_error=0.0)
+                for size in SIZES
+            ),
+        )
+        for ranks in (2, 4)
+    ]
+    level = cost_of(*chains).level("nvlink", 4, crossings=3, inside_node=True)
+    whole_s = level.start_s + 3 * level.latency_s + level.transfer_s(4096)
+    assert float(np.asarray(whole_s)[0]) == pytest.approx(chain_s(4096, 4), rel=1e-6)
+
+
+def chain_s(size_bytes: float, ranks: int) -> float:
+    return 2 * START_S + (ranks - 1) * P2P_S + size_bytes / LINK
+
+
 def test_groups_that_disagree_make_larger_ones_uncertain() -> None:
     """Two groups of one law against two, the larger of which is half as slow again."""
     spreads = [

@@ -1,12 +1,15 @@
 """Durations of operators: recovered from timings, bounded by physics, never zero."""
 
 import functools
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfmodel.cost.families import features
 from perfmodel.cost.operators import UNKNOWN_LOG_ERROR, OperatorDurations
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import MeasuredOperator, MeasuredStep, OperatorCosts
@@ -63,6 +66,14 @@ def test_uncertainty_grows_away_from_the_measured_sizes() -> None:
     )
     assert near.log_error < far.log_error < farther.log_error
     assert farther.evidence is Evidence.EXTRAPOLATED
+
+
+def test_durations_add_up_to_the_mean_of_what_scatters() -> None:
+    """Around a curve that is e^0.3 everywhere timings scatter by 0.4: their mean is e^(0.3 + 0.4^2 / 2)."""
+    [curve] = [family for family in machine().families if family.name == "pointwise"]
+    level = replace(curve, log_ratios=(0.3,) * len(curve.log_ratios), noise=0.4)
+    [reading] = OperatorDurations(machine())._readings(level, np.array([features(addition(10**6))]))
+    assert reading.ratio == pytest.approx(math.exp(0.3 + 0.4**2 / 2))
 
 
 def test_an_operator_without_any_timing_is_bounded_by_physics_and_in_uncertainty() -> None:

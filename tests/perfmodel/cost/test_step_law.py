@@ -232,6 +232,7 @@ def test_slopes_are_differences() -> None:
     ]
     batch = StepBatch.of(works, SHEET)
     logs = log_constants({}, first_priors())
+    assert step_seconds(batch, logs).slope is None
     found = step_seconds(batch, logs, with_slope=True)
     assert found.slope is not None
     touched = {CONSTANTS[index] for index in np.flatnonzero(np.abs(found.slope).max(axis=0))}

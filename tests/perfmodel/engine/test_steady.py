@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from perfmodel.engine import algebra
 from perfmodel.layout import Layout, Schedule
 from perfmodel.statistics import FloatArray
-from perfmodel.step import Cause, StepProgram, Trace, time_by_cause
+from perfmodel.step import Cause, Operation, StepProgram, Stream, Trace, time_by_cause
 from perfmodel.step.compile import compile_layout
 
 #: Of any work that it has none, some, or as much as others have.
@@ -72,3 +72,21 @@ def test_what_has_no_beat_is_evaluated_in_full() -> None:
     counted, whole = traces(layout, {Cause.FORWARD: 1.0, Cause.BACKWARD: 2.0})
     assert not counted.skipped_s
     assert np.array_equal(counted.end_s, whole.end_s)
+
+
+@pytest.mark.parametrize(("late", "keeps"), [(6, True), (7, False), (12, False), (13, True)])
+def test_a_beat_holds_for_as_many_periods_as_streams_are_ahead_and_two_more(
+    late: int, *, keeps: bool
+) -> None:
+    """18 passes of two stages: what ends from the 6th to the 12th must end one second after what is before it."""
+
+    def passes(count: int) -> Trace:
+        one = Operation(name="pass", stream=Stream.COMPUTE, cause=Cause.FORWARD)
+        ends_s = np.arange(count) + 0.5 * (np.arange(count) >= late)
+        return Trace(
+            program=StepProgram((one,) * count),
+            start_s=ends_s[np.newaxis],
+            end_s=ends_s[np.newaxis],
+        )
+
+    assert algebra._keeps_beat(passes(18), passes(19), stages=2) is keeps
