@@ -277,6 +277,30 @@ def test_a_bucket_costs_its_gradients_and_its_bytes() -> None:
     assert known.durations(program)[0, 0] == pytest.approx(10e-3)
 
 
+def test_all_reduces_of_a_step_wait_for_their_start() -> None:
+    """2 ms each on two ranks; the broadcast of buffers does not, and one rank has nobody to wait for."""
+
+    def found(start_s: float, world_size: int) -> dict[Cause, set[float]]:
+        document = profile(Machine(all_reduce_start_s=start_s))
+        layout = Layout(dp=world_size, micro_batch=16, wrapper=Synchronisation.DDP)
+        program = step_program(document, HEAVY, layout)
+        costs = CostModel(document, num_draws=1, seed=0)
+        rows_s = costs.terms(HEAVY, layout, program).durations(program)[:, 0]
+        return {
+            cause: {
+                round(float(time_s), 9)
+                for operation, time_s in zip(program.operations, rows_s, strict=True)
+                if operation.cause is cause
+            }
+            for cause in (Cause.ALL_REDUCE, Cause.BROADCAST)
+        }
+
+    free, late = found(0.0, 2), found(2e-3, 2)
+    assert late[Cause.ALL_REDUCE] == {round(time_s + 2e-3, 9) for time_s in free[Cause.ALL_REDUCE]}
+    assert late[Cause.BROADCAST] == free[Cause.BROADCAST]
+    assert found(2e-3, 1) == found(0.0, 1)
+
+
 def test_runs_scatter_beyond_the_noise_that_residuals_hold() -> None:
     """Residuals of nothing: 13 % of a run, of which a calibration of one round holds 5 %, leave 12 %."""
     document = profile(Machine())
