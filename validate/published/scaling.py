@@ -2,8 +2,12 @@
 
 A step counts as device-seconds per sample, so that weak scaling reads as a step that grows with the
 devices. One and two devices predict the others, or one alone; where a source begins with more, its two
-smallest counts, or its smallest. Of ResNet-50 on one cluster, measured anew with every version of PyTorch, one
+smallest counts, or its smallest. Of ResNet-50 on one cluster, measured again with every version of PyTorch, one
 device and a node of four predict two nodes.
+
+The step of the most devices that are known is carried on; the law tells how it grows from there. Its priors are
+what other models lost on the same machine, else in the same source, else anywhere: where these lost nothing,
+efficiency is carried on.
 """
 
 import re
@@ -52,6 +56,8 @@ _OTHER_SYSTEM: Final = 1.0
 #: Uncertainty of the exponent with which the loss grows with the devices of a node. At its end is a host
 #: that serves its devices one after another, instead of a ring whose work per device hardly grows.
 _GROWTH: Final = 0.45
+#: What two devices of a node lose where nobody measured one alone, and its uncertainty.
+INSIDE: Final = (0.04, 0.05)
 #: Loss per doubling of the nodes, unless enough series tell, and its uncertainty: nothing measured inside
 #: a node tells of the network between them.
 BETWEEN_NODES: Final = (0.01, 0.05)
@@ -72,12 +78,19 @@ _KINDS: Final = {
 class Series:
     """Runs of one model on one system that differ in nothing but the number of devices."""
 
-    name: str
+    model: str
+    machine: str
+    source: str = ""
     gpus: FloatArray
     """Ascending."""
     per_node: float
     step: FloatArray
     """Device-seconds per sample, any constant unit."""
+
+    @property
+    def name(self) -> str:
+        """Model and machine."""
+        return f"{self.model} on {self.machine}"
 
     @property
     def doublings(self) -> FloatArray:
@@ -103,19 +116,20 @@ ONE_COUNT: Final = Split("smallest count alone", "the smallest count", 1)
 def judge(table: Table) -> Iterator[PublishedSeries]:
     """Verdict per source and kind of calibration."""
     sources = read_series(table)
-    everything = loss_prior([one for found in sources.values() for one in found])
+    everything = [one for found in sources.values() for one in found]
     for source, series in sources.items():
-        prior = loss_prior(series, everything)
-        slope = slope_prior([one for one in series if _by_devices(one) is TWO_COUNTS])
-        grown = {
-            one: predict_growth(one, prior)
-            if _by_devices(one) in (_BOTH, _ALONE)
-            else predict_from_several(one, prior, slope)
-            for one in series
-        }
+        grown = {one: _grown(one, everything) for one in series}
         yield from judge_grown(table.source, source, grown, _by_devices)
     if not sources:
         table.skipped.append("scaling: no series with few devices and more")
+
+
+def _grown(one: Series, others: Sequence[Series]) -> Growth:
+    losses = nearest(one, others, inside_loss)
+    if _by_devices(one) in (_BOTH, _ALONE):
+        return predict_growth(one, loss_prior(losses))
+    slope = spread_prior(nearest(one, others, between_loss), BETWEEN_NODES)
+    return predict_from_several(one, spread_prior(losses, INSIDE), slope)
 
 
 def _by_devices(one: Series) -> Split:
@@ -156,7 +170,9 @@ def read_series(table: Table) -> dict[str, list[Series]]:
             table.leave_out("no other count of devices beside it, or two at most", num_rows)
             continue
         one = Series(
-            name=f"{key[1]} on {key[2]}",
+            source=key[0],
+            model=key[1],
+            machine=key[2],
             gpus=counts,
             per_node=nodes[key],
             step=np.array([float(np.median(steps[count])) for count in counts]),
@@ -250,7 +266,8 @@ def _group(key: Sequence[str], by_count: Mapping[float, Sequence[float]]) -> _Gr
     gpus = np.array(sorted(by_count))
     middle = np.array([float(np.median(by_count[count])) for count in gpus])
     series = Series(
-        name=f"{benchmark}, {version} on {cluster}",
+        model=f"{benchmark}, {version}",
+        machine=cluster,
         gpus=gpus,
         per_node=_PER_NODE,
         step=gpus / middle,
@@ -268,21 +285,13 @@ def _group(key: Sequence[str], by_count: Mapping[float, Sequence[float]]) -> _Gr
 def _growth(one: _Group, same: Iterable[_Group], *, knows_others: bool) -> Growth:
     """From the counts within a node, with the cost of a second one as other versions have it."""
     if not knows_others:
-        return predict_from_several(one.series, LOSS_PRIOR, BETWEEN_NODES)
+        return predict_from_several(one.series, INSIDE, BETWEEN_NODES)
     others = [group for group in same if group.version != one.version]
-    pairs = [_last_two(group.series) for group in others]
+    slopes = nearest(one.series, [group.series for group in others], between_loss)
     scatter = [value for group in others for value in group.scatter]
     noise = float(np.sqrt(np.mean(np.square(scatter)))) if scatter else NOISE
-    return predict_from_several(one.series, LOSS_PRIOR, slope_prior(pairs), noise=noise)
-
-
-def _last_two(series: Series) -> Series:
-    return Series(
-        name=series.name,
-        gpus=series.gpus[-2:],
-        per_node=series.per_node,
-        step=series.step[-2:],
-    )
+    slope = spread_prior(slopes, BETWEEN_NODES)
+    return predict_from_several(one.series, INSIDE, slope, noise=noise)
 
 
 def judge_grown(
@@ -305,11 +314,13 @@ def _judge_split(
     parts = []
     later = slice(split.known, None)
     for one, (low, middle, high) in grown.items():
-        base = one.step[0]
+        carried = one.step[split.known - 1]
+        # What was measured comes out as it was; the law tells the growth from there.
+        base = carried / middle[split.known - 1]
         predicted = {
             "perfmodel": base * middle,
-            "linear scaling": np.full(len(one.step), base),
-            CARRIED: np.full(len(one.step), one.step[split.known - 1]),
+            "linear scaling": np.full(len(one.step), one.step[0]),
+            CARRIED: np.full(len(one.step), carried),
         }
         parts.append(
             Part(
@@ -337,28 +348,58 @@ def _judge_split(
     )
 
 
-def loss_prior(
-    series: Sequence[Series], otherwise: tuple[float, float] = LOSS_PRIOR
-) -> tuple[float, float]:
-    """Log median and spread of what two devices lose, over series that measured it, if enough did."""
-    losses = [_seen(one) for one in series if {1.0, 2.0} <= set(one.gpus)]
-    if len(losses) < _FEWEST:
-        return otherwise
+def nearest(
+    one: Series, others: Iterable[Series], told: Callable[[Series], float | None]
+) -> list[float]:
+    """What other models told on the same machine, else in the same source, else anywhere; empty if too few did."""
+    found = [
+        (other, value)
+        for other in others
+        if _family(other) != _family(one) and (value := told(other)) is not None
+    ]
+    for alike in (lambda each: (each.source, each.machine), lambda each: each.source, lambda _: ""):
+        values = [value for other, value in found if alike(other) == alike(one)]
+        if len(values) >= _FEWEST:
+            return values
+    return []
+
+
+def _family(one: Series) -> str:
+    """Sizes of one model, in brackets, are no other model."""
+    return one.model.partition(" [")[0]
+
+
+def inside_loss(one: Series) -> float | None:
+    """What two devices of a node lose, by the ring of the fewest and the most of its devices."""
+    last = int(np.sum(one.gpus <= one.per_node)) - 1
+    if last < 1:
+        return None
+    grown = one.step[last] / one.step[0] - 1
+    return float(grown / growth_terms(one)[last, 0])
+
+
+def between_loss(one: Series) -> float | None:
+    """What a doubling of the nodes costs, in units of the first step."""
+    first = max(int(np.sum(one.gpus <= one.per_node)) - 1, 0)
+    more = one.doublings[-1] - one.doublings[first]
+    return float((one.step[-1] - one.step[first]) / one.step[0] / more) if more else None
+
+
+def loss_prior(losses: Sequence[float]) -> tuple[float, float]:
+    """Log median and spread of what two devices lose."""
+    if not losses:
+        return LOSS_PRIOR
     logs = np.log(np.maximum(losses, NOISE / 2))
     return float(np.median(logs)), max(_spread(logs), 0.3)
 
 
-def slope_prior(series: Sequence[Series]) -> tuple[float, float]:
-    """Median and spread of what a doubling of the nodes costs between the two smallest counts."""
-    slopes = [
-        float(one.step[1] / one.step[0] - 1) / float(doublings)
-        for one in series
-        for doublings in np.diff(one.doublings[:2])
-        if doublings > 0
-    ]
-    if len(slopes) < _FEWEST:
-        return BETWEEN_NODES
-    return float(np.median(slopes)), max(_spread(np.array(slopes)), _LEAST_UNCERTAINTY)
+def spread_prior(values: Sequence[float], otherwise: tuple[float, float]) -> tuple[float, float]:
+    """Median and heavy-tailed spread of a loss, none of it a gain; what is usual where nobody told it."""
+    if not values:
+        return otherwise
+    low, middle, high = np.quantile(values, [0.05, 0.5, 0.95])
+    spread = max(_spread(np.array(values)), float(high - low) / (2 * DEVIATE_90))
+    return max(float(middle), 0.0), max(spread, _LEAST_UNCERTAINTY)
 
 
 def predict_growth(series: Series, prior: tuple[float, float] = LOSS_PRIOR) -> Growth:
@@ -391,22 +432,19 @@ def predict_growth(series: Series, prior: tuple[float, float] = LOSS_PRIOR) -> G
 
 
 def predict_from_several(
-    series: Series, prior: tuple[float, float], slope: tuple[float, float], *, noise: float = NOISE
+    series: Series, inside: tuple[float, float], slope: tuple[float, float], *, noise: float = NOISE
 ) -> Growth:
     """Growth from several devices, or from the two smallest counts of them.
 
     The second count moves what a ring inside the node loses and what a doubling of the nodes costs, as
-    far as their priors allow. ``noise``: scatter of one number. Where nobody measured between nodes, exchanges
-    that lose much inside one may lose as much again at every doubling.
+    far as their priors allow: medians and spreads of both. ``noise``: scatter of one number. Where nobody
+    measured between nodes, exchanges that lose much inside one may lose as much again at every doubling.
     """
-    lost = float(np.exp(prior[0]))
-    is_seen = split_of(series) is TWO_COUNTS
-    if slope == BETWEEN_NODES and is_seen and not series.doublings[1]:
-        inside = float(series.step[1] / series.step[0]) - 1
-        slope = slope[0], float(np.hypot(slope[1], max(inside, 0.0)))
-    spread = prior[1] if is_seen else float(np.hypot(prior[1], _OTHER_SYSTEM))
-    mean = np.array([lost, slope[0]])
-    covariance = np.diag([spread * lost, slope[1]]) ** 2
+    if slope == BETWEEN_NODES and split_of(series) is TWO_COUNTS and not series.doublings[1]:
+        seen = float(series.step[1] / series.step[0]) - 1
+        slope = slope[0], float(np.hypot(slope[1], max(seen, 0.0)))
+    mean, spread = np.array([inside, slope]).T
+    covariance = np.diag(np.maximum(spread, [NOISE, 0.0])) ** 2
     told = conditioned(series, mean, covariance, noise=noise)
     return grow_linearly(series, *told, noise=noise)
 

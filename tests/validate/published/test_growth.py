@@ -11,9 +11,12 @@ from validate.published import scaling
 from validate.published.scaling import Series, grow_linearly, growth_terms
 
 
-def series(*steps: float, gpus: tuple[int, ...]) -> Series:
+def series(
+    *steps: float, gpus: tuple[int, ...], model: str = "a model", machine: str = "a box"
+) -> Series:
     return Series(
-        name="a model",
+        model=model,
+        machine=machine,
         gpus=np.array(gpus, dtype=float),
         per_node=8.0,
         step=np.array(steps, dtype=float),
@@ -38,20 +41,53 @@ def test_one_device_alone_keeps_the_prior_and_is_wide() -> None:
 
 def test_the_prior_is_the_median_loss_of_all_series() -> None:
     losses = (0.02, 0.03, 0.05, 0.08, 0.2)
-    found = scaling.loss_prior([series(1.0, 1 + x, gpus=(1, 2)) for x in losses])
+    found = scaling.loss_prior(losses)
     assert found[0] == pytest.approx(np.log(0.05))
-    few = scaling.loss_prior([series(1.0, 2.0, gpus=(1, 2))])
-    assert few == scaling.LOSS_PRIOR
+    assert scaling.loss_prior([]) == scaling.LOSS_PRIOR
+
+
+def test_other_models_on_the_same_machine_tell_what_is_lost() -> None:
+    """5 % on this machine, 20 % on others; sizes of the same model tell nothing, nor do few series."""
+    here = [series(1.0, 1.05, gpus=(1, 2), model=f"m{i}") for i in range(5)]
+    there = [series(1.0, 1.2, gpus=(1, 2), model=f"m{i}", machine="other") for i in range(9)]
+    own = [series(1.0, 3.0, gpus=(1, 2), model=f"a model [{i}]") for i in range(9)]
+    one = series(1.0, 9.0, gpus=(1, 8))
+    known = scaling.nearest(one, [*here, *there, *own], scaling.inside_loss)
+    assert known == pytest.approx([0.05] * 5)
+    # Four on this machine are too few: both machines are of one source.
+    more = scaling.nearest(one, [*here[1:], *there], scaling.inside_loss)
+    assert sorted(more) == pytest.approx([0.05] * 4 + [0.2] * 9)
+    assert scaling.nearest(one, [*here[1:], *own], scaling.inside_loss) == []
+
+
+def test_the_spread_of_losses_has_heavy_tails_and_no_median_gains() -> None:
+    """Quartiles of -1 and +1 %, tails of 33 %: a tenth lies beyond, so that 0.33 is 1.645 spreads away."""
+    losses = [-0.33, *[-0.01] * 8, 0.0, 0.0, *[0.01] * 8, 0.33]
+    middle, spread = scaling.spread_prior(losses, scaling.INSIDE)
+    assert middle == pytest.approx(0.0)
+    assert spread == pytest.approx(float(np.quantile(losses, 0.95)) / 1.645, rel=1e-3)
+    assert scaling.spread_prior([-0.1] * 5, scaling.INSIDE) == pytest.approx((0.0, 0.005))
+    assert scaling.spread_prior([], scaling.INSIDE) == scaling.INSIDE
+
+
+def test_losses_inside_and_between_nodes() -> None:
+    """Ring of 8: 2 x 7/8; 16 and 64 devices are one and three doublings of a node of 8."""
+    one = series(1.0, 1.35, 1.65, gpus=(1, 8, 64))
+    assert scaling.inside_loss(one) == pytest.approx(0.35 / (2 * 7 / 8))
+    assert scaling.between_loss(one) == pytest.approx(0.1)
+    assert scaling.inside_loss(series(1.0, 1.2, gpus=(8, 16))) is None
+    assert scaling.between_loss(series(2.0, 2.2, gpus=(8, 16))) == pytest.approx(0.1)
+    assert scaling.between_loss(series(1.0, 1.2, gpus=(1, 8))) is None
 
 
 def test_from_one_node_on_a_doubling_costs_what_the_second_count_shows() -> None:
     one = series(1.0, 1.06, 9.0, gpus=(8, 16, 64))
-    low, middle, high = scaling.predict_from_several(one, (np.log(0.04), 0.7), (0.0, 10.0))
+    low, middle, high = scaling.predict_from_several(one, scaling.INSIDE, (0.0, 10.0))
     # The prior is vague: 6 % for one doubling of the nodes are 18 % for three.
     assert middle == pytest.approx([1.0, 1.06, 1.18], rel=1e-3)
     assert low[2] < middle[2] < high[2]
     alone = scaling.predict_from_several(
-        series(1.0, 9.0, gpus=(8, 16)), (np.log(0.04), 0.7), (0.02, 0.01)
+        series(1.0, 9.0, gpus=(8, 16)), scaling.INSIDE, (0.02, 0.01)
     )
     assert alone[1][1] == pytest.approx(1.02)
 
@@ -118,7 +154,7 @@ def test_shards_among_all_devices_and_in_groups_are_two_series(tmp_path: Path) -
 
 def test_known_coefficients_give_the_growth() -> None:
     gpus = 8.0 * np.array((1, 2, 8, 32))
-    box = Series(name="box", gpus=gpus, per_node=8.0, step=np.ones(len(gpus)))
+    box = Series(model="m", machine="box", gpus=gpus, per_node=8.0, step=np.ones(len(gpus)))
     assert growth_terms(box)[1] == pytest.approx([0, 1])
     low, middle, high = grow_linearly(box, np.array([0.04, 0.02]), np.zeros((2, 2)))
     assert middle == pytest.approx(1 + 0.02 * np.array([0, 1, 3, 5]))

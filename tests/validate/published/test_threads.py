@@ -1,0 +1,113 @@
+"""Steps of nn.DataParallel from those of one GPU: families and cards left out."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calibrate.step_table import Setting
+from perfmodel.documents.verdicts import CARRIED
+from perfmodel.workload.step import Segment, TracedStep
+from tests.calibrate.test_step_table import trace_named
+from tests.validate.published.judged import opened, write
+from validate.published.threads import PRIOR, Steps, fitted, judge_threads, threaded_s
+
+MODULES = {"alpha_10": 20, "beta_10": 200, "gamma_10": 600}
+
+
+def steps_of(*rows: tuple[float, float, float, float]) -> Steps:
+    alone_s, devices, modules, parameter_bytes = np.array(rows, dtype=float).T
+    names = np.full(len(rows), "one")
+    return Steps(
+        alone_s=alone_s,
+        devices=devices,
+        modules=modules,
+        parameter_bytes=parameter_bytes,
+        step_s=alone_s,
+        card=names,
+        family=names,
+        disturbed=np.full(len(rows), False),
+    )
+
+
+def test_the_slower_of_device_and_lock_then_copies_and_bytes() -> None:
+    """Ten modules on four devices: 40 ms of calls, 20 ms of copies, 10 ms for a megabyte."""
+    steps = steps_of((1e-3, 4, 10, 1e6), (4.0, 4, 10, 1e6))
+    assert threaded_s(steps, np.log([1e-3, 2e-3, 1e-8])) == pytest.approx([0.07, 4.03], rel=1e-4)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_constants_of_a_host_come_back_beside_disturbed_runs(factor: float) -> None:
+    rng = np.random.default_rng(0)
+    ends = ((0.02, 0.2), (2.0, 4.0), (20.0, 600.0), (1e6, 5e8))
+    columns = [rng.uniform(low, high, 60) for low, high in ends]
+    steps = steps_of(*zip(*columns, strict=True))
+    truth = PRIOR + np.log(factor)
+    times_s = threaded_s(steps, truth) * np.exp(0.005 * rng.standard_normal(60))
+    disturbed = np.arange(60) % 3 == 0
+    steps = steps._replace(step_s=np.where(disturbed, 9.0, times_s), disturbed=disturbed)
+    found = fitted(steps, np.full(60, True))
+    assert np.exp(found - truth) == pytest.approx(np.ones(3), rel=0.1)
+
+
+def trace(setting: Setting) -> TracedStep:
+    """One operator in each of so many modules."""
+    name = setting.model.partition(":")[2]
+    step = trace_named(replace(setting, model=name))
+    (call, *_) = step.segments[0].calls
+    calls = tuple(replace(call, module=f"layer{i}") for i in range(MODULES[name]))
+    return replace(step, segments=(Segment(calls=calls, count=1),))
+
+
+def rows(device: str, slower: float) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = []
+    for alone_ms, (model, modules) in zip((20.0, 30.0, 90.0), MODULES.items(), strict=True):
+        for gpus in (1, 2, 4):
+            step_ms = alone_ms
+            if gpus > 1:
+                host = PRIOR + np.log([slower, slower, 1.0])
+                one = steps_of((alone_ms / 1e3, gpus, modules, 0.0))
+                step_ms = 1e3 * float(threaded_s(one, host)[0])
+            cells: dict[str, object] = {
+                "source": "s",
+                "device": device,
+                "wrapper": "nn.DataParallel" if gpus > 1 else "",
+                "library": "torchvision",
+                "framework": "PyTorch",
+                "precision": "fp32",
+                "memory_format": "contiguous",
+                "batch_per_gpu": "12",
+                "image": "224",
+            }
+            spread: dict[str, object] = {"p5_ms": step_ms, "p95_ms": 1.1 * step_ms}
+            found.append(cells | spread | {"model": model, "gpus": str(gpus), "step_ms": step_ms})
+    return found
+
+
+def test_models_and_cards_left_out_are_predicted_from_one_gpu(tmp_path: Path) -> None:
+    table = [*rows("a", 1.0), *rows("b", 1.5)]
+    disturbed = table[-1] | {"gpus": "3", "p95_ms": 9e9, "step_ms": 5e3}
+    alone_unknown = table[-1] | {"device": "c"}
+    write(tmp_path / "single_device_steps.csv.gz", [*table, disturbed, alone_unknown])
+    opened_table = opened(tmp_path, "data_parallel")
+    verdicts = {one.name.partition(", ")[2]: one for one in judge_threads(opened_table, trace)}
+    assert [one.num_predicted for one in verdicts.values()] == [13, 12, 13, 12]
+    own = verdicts["2 cards, undisturbed runs; other models known"]
+    other = verdicts["2 cards, undisturbed runs; other cards alone known"]
+    errors = {one.method: one.mape for one in own.errors}
+    # The host of the other card is half as fast again; own models tell.
+    assert errors["perfmodel"] < 0.1 < other.errors[0].mape < 0.4
+    assert errors["perfmodel"] < min(errors["one ratio for each number of GPUs"], errors[CARRIED])
+    assert own.num_beyond == own.num_predicted
+    assert opened_table.counted().left_out == {
+        "not timed on one GPU": 1,
+        "one GPU, or another way to use several": 6,
+    }
+
+
+def test_nothing_on_several_gpus_is_said(tmp_path: Path) -> None:
+    write(tmp_path / "single_device_steps.csv.gz", rows("a", 1.0)[:1])
+    table = opened(tmp_path, "data_parallel")
+    assert list(judge_threads(table, trace)) == []
+    assert table.skipped == ["data_parallel: no model on one GPU and on several"]
