@@ -44,7 +44,7 @@ _PARTS: Final = ("compute_s", "tensor_s", "pipeline_s", "data_s", "other_s")
 _RELEVANT: Final = {
     "tp": ("tensor_latency_s", "tensor_bytes_per_s"),
     "pp": ("p2p_latency_s",),
-    "dp": ("data_bytes_per_s", "overlap"),
+    "dp": ("data_bytes_per_s", "overlap", "overlap_sharded"),
 }
 
 
@@ -224,6 +224,7 @@ def layout_caveats(model: InferredModel, jobs: Jobs) -> list[str]:
         *_beyond_runs(model, jobs),
     ]
     open_names = {p.name for p in model.machine.fitted_parameters if not p.determined}
+    open_names.discard("overlap" if jobs.zero[0] in {1, 2} else "overlap_sharded")
     unknown = [
         name
         for key, names in _RELEVANT.items()

@@ -33,6 +33,9 @@ from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import FloatArray, Interval, normal_cdf
 
 LOWER, UPPER = 0.05, 0.95
+#: Uncertainty, in log, per doubling of the width between a job and the nearest run. Of ten published widths left
+#: out in turn, two lie a doubling apart.
+_OTHER_WIDTH: Final = 0.1
 _BISECTIONS: Final = 40
 _JITTER: Final = 1e-9
 """Variance that keeps equal layouts apart."""
@@ -181,11 +184,14 @@ class InferredModel:
         logs = np.log(self.closed_form_s(jobs))
         mean, spread = self.discrepancy.joint(jobs)
         root = np.linalg.cholesky(spread + _JITTER * np.eye(len(jobs)))
-        fitted = (logs - logs[0])[rng.integers(0, len(logs), num_draws)]
+        # Around the fit, as intervals are: few draws of parameters have a mean of their own.
+        fitted = (logs - logs.mean(axis=0))[rng.integers(0, len(logs), num_draws)]
         away = fitted + rng.standard_normal((num_draws, len(jobs))) @ root.T
         centre, disturbed, chance, _ = self._states(jobs)
         stalled = rng.random((num_draws, len(jobs))) < chance
         late = np.where(stalled, disturbed - centre, 0.0)
+        # Another width than that of the runs: all jobs are off alike.
+        away = away + rng.standard_normal((num_draws, 1)) * self._width_uncertainty(jobs)
         return np.asarray(logs[0] + mean + away * self.uncertainty_factor(jobs) + late)
 
     def uncertainty(self, jobs: Jobs) -> StepUncertainty:
@@ -234,12 +240,16 @@ class InferredModel:
         normal, late, _, _ = self._states(jobs)
         return np.abs(late - np.log(step_s)) < np.abs(normal - np.log(step_s))
 
+    def _width_uncertainty(self, jobs: Jobs) -> Column:
+        return _OTHER_WIDTH * self.discrepancy.widths_away(jobs)
+
     def _states(
         self, jobs: Jobs, normal_s: Column | None = None
     ) -> tuple[Column, Column, Column, Column]:
         """Logarithms of the normal and of the degraded step, odds of the latter, variance of both."""
         normal_s = step_time_s(jobs, self.nominal) if normal_s is None else normal_s
         shift, variance = self.discrepancy.at(jobs)
+        variance = variance + self._width_uncertainty(jobs) ** 2
         normal = np.log(normal_s) + shift
         degraded = self.machine.degraded
         if degraded is None:

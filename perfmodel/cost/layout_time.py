@@ -307,12 +307,17 @@ def _hiding_s(jobs: Jobs, layer: _Layer) -> Column:
 
 
 def _exposed_s(jobs: Jobs, fitted: FittedParameters, *, hiding_s: Column) -> Column:
-    """Gradient synchronisation that the last backward pass does not hide. [s]"""
+    """Gradient synchronisation that the last backward pass does not hide. [s]
+
+    exposed = soft_max(backward, exchange) - backward     the exponent is one for whole optimizers, one for sharded
+
+    A sharded optimizer gathers what it updated when no pass is left to hide it.
+    """
     total = data_s(jobs, fitted)
     hiding = np.maximum(hiding_s, 1e-9)
     # Exponents below 1 cost more than one after the other: gradients can slow the backward pass down.
-    overlap = np.maximum(np.asarray(fitted["overlap"]), 0.5)
-    return soft_maximum(hiding, total, overlap) - hiding
+    overlap = np.where(jobs.zero > 0, fitted["overlap_sharded"], fitted["overlap"])
+    return soft_maximum(hiding, total, np.maximum(overlap, 0.5)) - hiding
 
 
 def _optimizer_s(jobs: Jobs, fitted: FittedParameters) -> Column:

@@ -101,6 +101,7 @@ def step_time_priors(sheet: DeviceSheet) -> dict[str, Prior]:
         ("p2p_latency_s", 100e-6, 1.0, "one point-to-point send between pipeline stages"),
         ("data_bytes_per_s", 0.7 * link, 0.5, "bus bandwidth of gradients inside a node"),
         ("overlap", 1.5, 0.5, "hiding of gradients: 1 none, large perfect"),
+        ("overlap_sharded", 1.5, 0.5, "the same with a sharded optimizer (ZeRO-1, 2)"),
         ("straggler_share", 0.01, 1.0, "slower per doubling of the nodes"),
     )  # fmt: skip
 
@@ -146,6 +147,11 @@ class Discrepancy:
         """How little the runs say of jobs: 0 at the layout of a run, 1 where all are far."""
         nearest = layout_distance_squared(jobs, self.runs).min(axis=1)
         return np.asarray(1 - np.exp(-nearest / (2 * self.spreads.length**2)))
+
+    def widths_away(self, jobs: Jobs) -> Column:
+        """Doublings between the width of jobs and that of the nearest run."""
+        away = np.subtract.outer(np.log2(jobs.hidden), np.log2(np.unique(self.runs.hidden)))
+        return np.asarray(np.abs(away).min(axis=1))
 
     def difference_variance(self, jobs: Jobs) -> Column:
         """Variance of every job's deviation minus that of the first, noise of a run left out."""

@@ -79,19 +79,19 @@ LARGE = ("plan", "options", ROOT / "docs" / "plan.7b.toml", "--today", "2026-11-
 
 
 def test_what_was_chosen_is_a_task_for_skypilot(run: Run, tmp_path: Path) -> None:
-    """64 devices in nodes of 8; the file says that its prices are invented, and so does every answer."""
+    """128 devices in nodes of 8; the file says that its prices are invented, and so does every answer."""
     result = run(*LARGE, "--export", tmp_path / "task.yaml")
     assert result.exit_code == EXIT_OK
     assert "warning: PRICES ARE INVENTED (2 of 2)" in result.stdout
     assert re.search(
-        r"a little more money: by the hour \(128 x H100\) costs 4\.8 % more", result.stdout
+        r"a little more money: reserved, ZeRO-3 \(256 x H100\) costs 3\.0 % more", result.stdout
     )
     assert "llama2-7b: 1,000,000,000,000 tokens from" in result.stdout
     assert result.stdout.count("caveat: ") == 3
     run(*LARGE, "--report", tmp_path / "decision.html")
     assert "<dt>Layout</dt>" in (tmp_path / "decision.html").read_text(encoding="utf-8")
     task = (tmp_path / "task.yaml").read_text(encoding="utf-8")
-    assert 'num_nodes: 8\nresources:\n  accelerators: "H100:8"\nrun: |\n' in task
+    assert 'num_nodes: 16\nresources:\n  accelerators: "H100:8"\nrun: |\n' in task
     assert "torchrun --nnodes" in task
 
 
@@ -103,11 +103,16 @@ def test_a_program_tells_skypilot_the_predicted_time(
     sky.Resources = lambda accelerators: accelerators
     monkeypatch.setitem(sys.modules, "sky", sky)
     answer = run(*LARGE, "--export", tmp_path / "task.py", "--json")
-    row = PlanDocument.of_text(answer.stdout).ranked[0]
+    document = PlanDocument.of_text(answer.stdout)
+    as_many = [
+        row.elapsed_s.nominal
+        for row in document.ranked
+        if row.devices == document.ranked[0].devices
+    ]
     names: dict[str, Any] = {"__name__": "task"}
     exec((tmp_path / "task.py").read_text(encoding="utf-8"), names)  # noqa: S102
     resources = SimpleNamespace(accelerators={"H100": 8})
-    assert names["time_estimator"](resources) == round(row.elapsed_s.nominal)
+    assert names["time_estimator"](resources) == round(min(as_many))
     sky.Task = lambda **given: SimpleNamespace(
         **given, set_resources=made.append, set_time_estimator=made.append
     )

@@ -60,13 +60,11 @@ def test_without_a_disturbed_run_nothing_stalls(model: InferredModel, jobs: Jobs
     quiet = InferredModel(machine=replace(model.machine, degraded=None))
     assert not quiet.stall_probability(jobs).any()
     assert quiet.predict(jobs).upper_s == pytest.approx(model.predict(jobs, stalls=False).upper_s)
-    # Joint draws lie around the fit, as far away as the parameters' draws are on average.
+    # Joint draws lie around the fit, whatever the mean of the parameters' draws.
     logs = np.log(quiet.closed_form_s(jobs))
-    away = (logs - logs[0]).mean(axis=0) * quiet.uncertainty_factor(jobs)
+    assert np.abs((logs - logs[0]).mean(axis=0)).max() > 0.01
     found = quiet.joint_logs(jobs, num_draws=20_000).mean(axis=0)
-    centre = logs[0] + quiet.discrepancy.at(jobs)[0]
-    assert found == pytest.approx(centre + away, abs=0.003)
-    assert np.abs(found - centre).max() > 0.006
+    assert found == pytest.approx(logs[0] + quiet.discrepancy.at(jobs)[0], abs=0.003)
 
 
 def test_links_of_a_file_stand_in_for_those_between_nodes(model: InferredModel) -> None:
@@ -161,6 +159,16 @@ def test_a_factor_may_narrow_where_runs_are_and_only_widen_far_away(
     unknown = changed.discrepancy.unknown_share(between)
     expected = np.sqrt(0.25 * (1 - unknown) + unknown)
     assert changed.uncertainty_factor(between) == pytest.approx(expected)
+
+
+def test_another_width_widens_by_its_distance(model: InferredModel, jobs: Jobs) -> None:
+    """Two doublings from the nearest width add 20 % to what else is uncertain; the width of the runs adds nothing."""
+    far = replace(jobs, hidden=4 * jobs.hidden, feed_forward=4 * jobs.feed_forward)
+    for each, more in ((jobs, 0.0), (far, 0.2)):
+        _, variance = model.discrepancy.at(each)
+        factor = model.uncertainty_factor(each)
+        expected = factor * np.sqrt(variance + more**2)
+        assert model.uncertainty(each).formula == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("widening", [0.6, 1.5])

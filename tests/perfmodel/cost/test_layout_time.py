@@ -23,7 +23,7 @@ FITTED = medians(step_time_priors(SHEETS["A100"]))
 @given(st.sampled_from(sorted(FITTED)), st.floats(1.05, 3.0))
 def test_a_faster_machine_is_never_slower(name: str, factor: float) -> None:
     jobs = some_jobs(most=64)
-    faster = name.endswith("per_s") or name == "overlap"
+    faster = name.endswith("per_s") or name.startswith("overlap")
     better = FITTED | {name: FITTED[name] * (factor if faster else 1 / factor)}
     assert np.all(step_time_s(jobs, better) <= step_time_s(jobs, FITTED) * (1 + 1e-9))
 
@@ -39,6 +39,7 @@ FREE = dict.fromkeys(FITTED, 0.0) | {
     **{name: 1e40 for name in FITTED if name.endswith("per_s")},
     "backward_ratio": 2.0,
     "overlap": 1.0,
+    "overlap_sharded": 1.0,
 }
 
 
@@ -308,14 +309,22 @@ def test_gpipe_loses_where_one_stage_is_slowest_forward_and_another_backward() -
 GRADIENTS = 2 * (4 * LAYER + TABLE)
 
 
-@pytest.mark.parametrize("text", ["dp=8", "dp=8 accumulation=5"])
-def test_gradients_go_round_once_in_a_step(text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "overlap"),
+    [
+        ("dp=8", "overlap"),
+        ("dp=8 accumulation=5", "overlap"),
+        ("dp=8 zero=1", "overlap_sharded"),
+        ("dp=8 zero=2", "overlap_sharded"),
+    ],
+)
+def test_gradients_go_round_once_in_a_step(text: str, overlap: str) -> None:
     """8 ranks: 14 eighths of them and three doublings of latency; at an overlap of 1 nothing is hidden."""
     costs = {"data_bytes_per_s": 1e6, "tensor_latency_s": 1e-3, "matmul_flop_per_s": 1e9}
     expected = 14 / 8 * GRADIENTS / 1e6 + 3e-3
     assert parts_of(text, **costs)["data"] == pytest.approx(expected)
     # Hidden perfectly, what is longer than the last backward pass is left.
-    hidden = parts_of(text, **costs | {"overlap": 50.0})["data"]
+    hidden = parts_of(text, **costs | {overlap: 50.0})["data"]
     assert hidden == pytest.approx(expected - 4 * 2 * PRODUCTS / 1e9, rel=1e-3)
 
 

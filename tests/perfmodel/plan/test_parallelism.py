@@ -147,12 +147,15 @@ def test_printed_peaks_reach_predictions_and_searches(machine: InferredModel) ->
     assert needed[str(layout)] == pytest.approx(stage.needed_bytes, rel=1e-6)
 
 
-def test_parameters_that_the_runs_left_open_are_named(machine: InferredModel) -> None:
-    jobs = layout_jobs(training(), parse_layout("dp=4 tp=2 accumulation=4"))
+@pytest.mark.parametrize("zero", [0, 1])
+def test_parameters_that_the_runs_left_open_are_named(machine: InferredModel, zero: int) -> None:
+    jobs = layout_jobs(training(), parse_layout(f"dp=4 tp=2 accumulation=4 zero={zero}"))
     left = {p.name for p in machine.machine.fitted_parameters if not p.determined}
     [said] = [each for each in layout_caveats(machine, jobs) if each.startswith("not determined")]
-    for name in ("tensor_latency_s", "tensor_bytes_per_s", "data_bytes_per_s", "overlap"):
-        assert (name in said) is (name in left)
+    own, other = ("overlap", "overlap_sharded")[:: -1 if zero else 1]
+    for name in ("tensor_latency_s", "tensor_bytes_per_s", "data_bytes_per_s", own):
+        assert (name in said.split(": ")[1].split(", ")) is (name in left)
+    assert other not in said.split(": ")[1].split(", ")
 
 
 def test_draws_of_runs_agree_with_the_intervals_of_each(machine: InferredModel) -> None:
@@ -164,7 +167,7 @@ def test_draws_of_runs_agree_with_the_intervals_of_each(machine: InferredModel) 
         # Few draws of the parameters lie far out: quantiles differ with the processor, the spread does not.
         spread = (np.log(said.upper_s[0]) - np.log(said.lower_s[0])) / (2 * DEVIATE_90)
         assert drawn.std() == pytest.approx(spread, rel=0.03)
-        assert drawn.mean() == pytest.approx(np.log(said.number_s[0]), abs=spread)
+        assert drawn.mean() == pytest.approx(np.log(said.number_s[0]), abs=0.1 * spread)
 
 
 def test_layouts_to_test_first_are_worth_what_is_said(machine: InferredModel) -> None:
