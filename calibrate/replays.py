@@ -250,7 +250,7 @@ _RESHAPE_IN_PLACE: Final = frozenset(
     {"transpose_", "t_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "resize_"}
 )
 _BAG: Final = "_embedding_bag"
-_BAG_GRADIENTS: Final = frozenset({"_embedding_bag_backward", "_embedding_bag_dense_backward"})
+BAG_GRADIENTS: Final = frozenset({"_embedding_bag_backward", "_embedding_bag_dense_backward"})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -274,7 +274,7 @@ class _Linker:
 
     def link(self, operator: int, phase: Phase) -> LinkedCall:
         called, name = self.step.operators[operator], base_name(self.step.operators[operator].name)
-        kept = self._of_bag(called) if name in _BAG_GRADIENTS else {}
+        kept = self._of_bag(called) if name in BAG_GRADIENTS else {}
         inputs: list[int] = []
         for position in range(len(called.inputs)):
             tensor = kept.get(position)

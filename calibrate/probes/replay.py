@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from calibrate.device import Clock
 from calibrate.probes import Session, repeats_within
 from calibrate.probes.training import host_steps
-from calibrate.replays import Dataflow, linked
+from calibrate.replays import BAG_GRADIENTS, Dataflow, linked
 from calibrate.task import ModelTask, ReplayTask
 from perfmodel.documents import seals
 from perfmodel.documents.observation import (
@@ -131,11 +131,12 @@ class ReplayedOperator:
 def returned_tensors(operator: Operator, result: Any) -> list[Tensor]:
     """Tensors of a result in the order of ``operator.outputs``; none of an operator in place.
 
-    Fused operators leave results undefined that nobody asked for (gradients of the states of an LSTM).
-    The rules of shapes name them all the same: these are made up.
+    Made up are those that fused operators leave undefined, but rules of shapes name (gradients of an LSTM's states).
     """
     flat = tree_leaves(list(result) if isinstance(result, tuple | list) else [result])
     found = [value for value in flat if value is None or isinstance(value, Tensor)]
+    if len(found) > len(operator.outputs):  # the first images have no gradient, nor a place for it
+        found = [value for value in found if value is not None]
     device = next((value.device for value in found if value is not None), torch.device("cpu"))
     if operator.outputs and len(found) < len(operator.outputs):
         raise ValueError(
@@ -250,11 +251,7 @@ _MAXIMUM_PASSES = 30
 #: A gradient as training has them.
 _ORDINARY = 1e-3
 #: What makes the gradient of a table that was looked up by indices.
-_LOOKED_UP = {
-    "embedding_dense_backward",
-    "_embedding_bag_backward",
-    "_embedding_bag_dense_backward",
-}
+_LOOKED_UP = BAG_GRADIENTS | {"embedding_dense_backward"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -362,7 +359,7 @@ class Passes:
         """Of each call, with that of its module, and of whatever was marked in pairs after them. [s]"""
         instants_s = clock.seconds()
         pairs = zip(instants_s[::2], instants_s[1::2], strict=True)
-        marked_s = iter([end - start for start, end in pairs])
+        marked_s = (end - start for start, end in pairs)
         calls = (self._operators[call.operator].operator for call in self.flow.calls)
         found_s = [next(marked_s) if self._is_marked(each) else 0.0 for each in calls]
         found_s += marked_s

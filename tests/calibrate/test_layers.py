@@ -23,6 +23,7 @@ CPU = torch.device("cpu")
 #: The smallest sizes, and the kinds that take them.
 SIZES: dict[tuple[int, ...], tuple[str, ...]] = {
     (2, 8, 9, 16, 3, 2, 1): ("convolution",),
+    (2, 3, 9, 16, 3, 2, 1): ("convolution",),
     (2, 8, 9, 8, 3, 1, 8): ("depthwise", "depthwise_last"),
     (2, 8, 5, 16, 1, 1, 1): ("projection",),
     (4, 8, 16): ("linear",),
