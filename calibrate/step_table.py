@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from calibrate.processes import usable_cores
 from calibrate.step_fit import (
     StepRow,
     constants_of,
@@ -278,7 +279,7 @@ def traced_tables(
         import_models()
     found: dict[int, StepWork] = {}
     reasons: dict[int, str] = {}
-    for of_one, told in apart(works, same.values()):
+    for of_one, told in apart(works, same.values(), at_once=usable_cores()):
         if isinstance(told, list):
             found |= {id(row): work for row, work in zip(of_one, told, strict=True)}
         elif not isinstance(told, UsageError | CrashedError):

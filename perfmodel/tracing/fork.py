@@ -1,7 +1,6 @@
 """A function in a copy of this process."""
 
 import multiprocessing
-import os
 import pickle
 import signal
 import traceback
@@ -77,11 +76,11 @@ class Fork(Generic[Result]):
 
 
 def apart(
-    act: Callable[[Item], Result], items: Iterable[Item]
+    act: Callable[[Item], Result], items: Iterable[Item], *, at_once: int
 ) -> Generator[tuple[Item, Result | Exception], None, None]:
     """Every item with what the function returns or raises for it, in their order.
 
-    Each has a copy of this process to itself, as many at a time as there are processors: a crash costs
+    Each has a copy of this process to itself, ``at_once`` of them at a time: a crash costs
     one item, whose error is ``CrashedError``. This process must not have used autograd.
     """
     running: deque[tuple[Item, Fork[Result]]] = deque()
@@ -99,7 +98,7 @@ def apart(
     try:
         for item in items:
             running.append((item, Fork(partial(act, item))))
-            if len(running) == os.cpu_count():
+            if len(running) >= at_once:
                 yield oldest()
         while running:
             yield oldest()

@@ -5,6 +5,7 @@ import pytest
 from calibrate.topology import (
     LaunchFlags,
     default_ranks,
+    expand_task_counts,
     first_node,
     resolve_topology,
 )
@@ -52,7 +53,14 @@ HERE = "127.0.0.1"
         (SLURM, None, (2, 8, 1, "n1", 20_005)),
         # The step wins over the job; 20000 + 123456 mod 10000 = 23456.
         (STEP, None, (2, 8, 1, "n07", 23_456)),
-        ({"SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}, None, (1, 8, 0, HERE, None)),
+        (SLURM | {"SLURM_TASKS_PER_NODE": "4(x2)"}, None, (2, 4, 1, "n1", 20_005)),
+        # One task per node is how our launcher is started.
+        (SLURM | {"SLURM_TASKS_PER_NODE": "1(x2)"}, None, (2, 8, 1, "n1", 20_005)),
+        (
+            {"SLURM_PROCID": "0", "SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "4"},
+            None,
+            (1, 4, 0, HERE, None),
+        ),
         # A flag wins; the rest stays, unless the number of nodes contradicts it.
         (
             SLURM,
@@ -113,6 +121,14 @@ def test_contradictory_flags_are_refused(flags: LaunchFlags, words: str) -> None
         resolve_topology({}, flags=flags, num_local_devices=8)
 
 
+def test_uneven_slurm_tasks_need_a_flag() -> None:
+    environ = {**SLURM, "SLURM_TASKS_PER_NODE": "4,2"}
+    with pytest.raises(UsageError, match=r"same on every node, got \(4, 2\)"):
+        resolve_topology(environ, num_local_devices=8)
+    flags = LaunchFlags(nproc_per_node=2)
+    assert resolve_topology(environ, flags=flags, num_local_devices=8).ranks_per_node == 2
+
+
 @pytest.mark.parametrize(
     ("kind", "num_devices", "ranks"),
     [("cuda", 16, 16), ("cpu", 64, 8), ("cpu", 2, 2), ("cpu", 1, 1)],
@@ -140,13 +156,27 @@ def test_the_first_node_of_a_list_is_the_master(text: str, name: str | None) -> 
 
 
 @pytest.mark.parametrize(
+    ("text", "counts"),
+    [("2(x3),1", (2, 2, 2, 1)), ("8", (8,)), ("1(x4)", (1, 1, 1, 1)), ("4, 2", (4, 2))],
+)
+def test_task_counts_expand(text: str, counts: tuple[int, ...]) -> None:
+    assert expand_task_counts(text) == counts
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x3", "2(x", "-1", "2x3", "\u0662(x3)", ",".join(["1(x999999)"] * 9000)],
+    ids=lambda text: text[:30],
+)
+def test_broken_task_counts_are_a_clear_error(text: str) -> None:
+    with pytest.raises(UsageError, match=r"tasks per node must look like '2\(x3\),1'"):
+        expand_task_counts(text)
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
-        (
-            {"SLURM_STEP_TASKS_PER_NODE": "8(x2)"},
-            "must be 1, got '8.x2.'; .*srun --ntasks-per-node=1",
-        ),
-        ({"SLURM_STEP_TASKS_PER_NODE": "1,2"}, "must be 1, got '1,2'"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8(x2)"}, "must be 1, got 8; .*srun --ntasks-per-node=1"),
         ({"SLURM_LOCALID": "3"}, "must be 1"),
         ({"SLURM_STEP_NODELIST": "n[07"}, "SLURM_STEP_NODELIST must look like .* got 'n\\[07'"),
         ({"SLURM_NODEID": "one"}, "SLURM_NODEID must be a whole number, got 'one'"),

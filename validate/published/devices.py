@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from calibrate.processes import usable_cores
 from calibrate.step_fit import (
     DeviceFit,
     StepRow,
@@ -270,7 +271,9 @@ def judge_shipped(
         for row in newest:
             same.setdefault(row.setting.model, []).append(row)
         found: list[tuple[TableRow, _Said]] = []
-        for of_one, told in apart(partial(_said, machine, document_of), same.values()):
+        for of_one, told in apart(
+            partial(_said, machine, document_of), same.values(), at_once=usable_cores()
+        ):
             if isinstance(told, UsageError | CrashedError):
                 note = f"{of_one[0].where}: {of_one[0].setting.model} cannot be traced: {told}"
                 table.leave_out("models that cannot be traced", len(of_one), note)

@@ -77,7 +77,7 @@ def test_a_crash_costs_one_item_and_all_keep_their_order() -> None:
         time.sleep(0.1 / (1 + item))
         return item * item
 
-    found = dict(apart(act, range(5)))
+    found = dict(apart(act, range(5), at_once=2))
     assert list(found) == [0, 1, 2, 3, 4]
     assert [found[item] for item in (0, 1, 4)] == [0, 1, 16]
     assert isinstance(found[2], CrashedError)
@@ -87,7 +87,7 @@ def test_a_crash_costs_one_item_and_all_keep_their_order() -> None:
 
 def test_whoever_stops_early_leaves_no_copy_behind() -> None:
     before = multiprocessing.active_children()
-    rest = apart(time.sleep, [0.0, 60.0, 60.0])
+    rest = apart(time.sleep, [0.0, 60.0, 60.0], at_once=2)
     next(rest)
     rest.close()
     assert multiprocessing.active_children() == before
