@@ -12,7 +12,6 @@ from perfmodel.answer.inferred import (
     layout_provenance,
     parts_record,
     trained_record,
-    work_per_peak_s,
 )
 from perfmodel.cost.inferred import InferredModel, StepInterval
 from perfmodel.cost.jobs import Column, Jobs, jobs_from_columns, model_columns
@@ -206,7 +205,7 @@ def _ranked(
             layout=str(search.layouts.layout(int(where))),
             step_s=found.of(index),
             tokens_per_s=float(work / found.number_s[index]),
-            mfu=float(work_per_peak_s(model, jobs) / found.number_s[index]),
+            mfu=float(model.peak_s(jobs)[index] / found.number_s[index]),
             needed_bytes=float(needed_bytes[where]),
             fit_probability=float(fit[where]),
             slower_probability=float(slower[index]),

@@ -42,7 +42,7 @@ _REST: Final = "framework and allocator"
 _PARTS: Final = ("compute_s", "tensor_s", "pipeline_s", "data_s", "other_s")
 #: What a job needs of the fitted parameters, if the runs did not determine them.
 _RELEVANT: Final = {
-    "tp": ("tensor_latency_s", "tensor_bytes_per_s"),
+    "tp": ("tensor_latency_s", "tensor_bytes_per_s", "crowded_s"),
     "pp": ("p2p_latency_s",),
     "dp": ("data_bytes_per_s", "overlap", "overlap_sharded"),
 }
@@ -143,7 +143,7 @@ def layout_document(answer: Answer) -> PredictionDocument:
         large_model=LargeModelStep(
             trained=trained_record(training),
             tokens_per_s=training.global_batch * training.model.sequence / answer.step,
-            mfu=work_per_peak_s(model, jobs) / answer.step,
+            mfu=float(model.peak_s(jobs)[0]) / answer.step,
             parts_s=parts_record(parts, 0),
             simulated_step_s=answer.trace.step_s,
             formula_step_s=float(parts.total_s[0]),
@@ -225,6 +225,8 @@ def layout_caveats(model: InferredModel, jobs: Jobs) -> list[str]:
     ]
     open_names = {p.name for p in model.machine.fitted_parameters if not p.determined}
     open_names.discard("overlap" if jobs.zero[0] in {1, 2} else "overlap_sharded")
+    if jobs.pp[0] == 1 or not jobs.several_nodes[0]:
+        open_names.discard("crowded_s")
     unknown = [
         name
         for key, names in _RELEVANT.items()
@@ -298,12 +300,6 @@ def _option_caveats(layout: Layout, jobs: Jobs, held: Sequence[int]) -> tuple[st
     if layout.ep > 1:
         said.append("experts are evenly loaded")
     return tuple(said)
-
-
-def work_per_peak_s(model: InferredModel, jobs: Jobs) -> float:
-    """How long the model FLOP of a step take at the dense peak of all devices. [s]"""
-    peak = model.sheet.matmul_flop_per_s * jobs.devices[0]
-    return float(jobs.model_flop[0] / peak)
 
 
 def trained_record(training: Training) -> TrainedModel:

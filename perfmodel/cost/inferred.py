@@ -136,6 +136,10 @@ class InferredModel:
         """Normal steps in every draw of the parameters, shape ``(num_draws, num_jobs)``. [s]"""
         return step_time_s(jobs, self.draws)
 
+    def peak_s(self, jobs: Jobs) -> Column:
+        """How long the model FLOP of steps take at the dense peak of all devices. [s]"""
+        return np.asarray(jobs.model_flop / (self.sheet.matmul_flop_per_s * jobs.devices))
+
     def predict(
         self, jobs: Jobs, *, normal_s: Column | None = None, stalls: bool = True
     ) -> StepInterval:
@@ -149,6 +153,7 @@ class InferredModel:
         lower_s, upper_s = (
             np.exp(_quantile(share, centre, disturbed, chance, spread)) for share in (LOWER, UPPER)
         )
+        lower_s = np.maximum(lower_s, self._shortest_s(jobs, centre))
         # |f / y - 1| weighs an outcome y by 1 / y: the median, each state weighted by one over its time.
         weight = chance * np.exp(np.maximum(centre - disturbed, -50.0))
         late = weight / np.maximum(weight + 1 - chance, 1e-12)
@@ -171,9 +176,15 @@ class InferredModel:
         normal, uniform = rng.standard_normal(num_draws), rng.random(num_draws)
         degraded = uniform < chance[:, None]
         logs = np.where(degraded, disturbed[:, None], centre[:, None]) + spread[:, None] * normal
-        draws_s: Column = np.exp(logs)
+        draws_s: Column = np.maximum(np.exp(logs), self._shortest_s(jobs, centre)[:, None])
         draws_s[:, 0] = self.predict(jobs, normal_s=normal_s).number_s
         return draws_s
+
+    def _shortest_s(self, jobs: Jobs, centre: Column) -> Column:
+        """What no step falls below: the peak, unless the runs themselves were faster. [s]"""
+        if not self.machine.device_name:
+            return np.zeros(len(jobs))
+        return np.minimum(self.peak_s(jobs), np.exp(centre))
 
     def joint_logs(self, jobs: Jobs, *, num_draws: int) -> FloatArray:
         """Log steps of one run of each job, shape ``(num_draws, num_jobs)``.

@@ -161,6 +161,21 @@ def test_a_factor_may_narrow_where_runs_are_and_only_widen_far_away(
     assert changed.uncertainty_factor(between) == pytest.approx(expected)
 
 
+def test_no_step_is_shorter_than_its_flop_at_the_peak(model: InferredModel, jobs: Jobs) -> None:
+    """Unless the runs themselves were faster, as in FP8: then no step is shorter than expected."""
+    machine = replace(model.machine, interval_widening=100.0, device_name="A100")
+    unsure = InferredModel(machine=machine)
+    peak_s = jobs.model_flop / (312e12 * jobs.devices)
+    for share in (0.1, 4.0):
+        normal_s = peak_s / share
+        expected_s = unsure.predict(jobs, stalls=False, normal_s=normal_s).number_s
+        shortest_s = np.minimum(peak_s, expected_s)
+        assert (peak_s < expected_s).all() == (share < 1)
+        assert unsure.predict(jobs, normal_s=normal_s).lower_s == pytest.approx(shortest_s)
+        drawn_s = unsure.step_draws(jobs, num_draws=1_000, normal_s=normal_s)
+        assert drawn_s.min(axis=1) == pytest.approx(shortest_s)
+
+
 def test_another_width_widens_by_its_distance(model: InferredModel, jobs: Jobs) -> None:
     """Two doublings from the nearest width add 20 % to what else is uncertain; the width of the runs adds nothing."""
     far = replace(jobs, hidden=4 * jobs.hidden, feed_forward=4 * jobs.feed_forward)
