@@ -107,13 +107,18 @@ def _from_config(path: Path, sequence: int | None) -> NamedTransformer:
     )
 
 
-def read_workload(text: str) -> WorkloadDocument:
+def is_workload_file(text: str) -> bool:
+    """Whether a name is that of a workload file, and of no model."""
+    return text.endswith(".json") and not is_model_config(Path(text))
+
+
+def read_workload(text: str, method: StepMethod = USUAL_METHOD) -> WorkloadDocument:
     """A workload file, or a model that is traced without weights, data or GPU."""
-    if text.endswith(".json") and not is_model_config(Path(text)):
+    if is_workload_file(text):
         return WorkloadDocument.read(Path(text))
 
     refuse_without_torch(f"--workload: {text}")
-    return traced_document(text, USUAL_METHOD, micro_batch=_FEWEST_SAMPLES)
+    return traced_document(text, method, micro_batch=_FEWEST_SAMPLES)
 
 
 def traced_document(

@@ -1,7 +1,8 @@
 """Use case: does a step fit into a device, the largest batch that does, and what to change first."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 from perfmodel import checks
 from perfmodel.answer.measured import architecture_of
@@ -9,22 +10,27 @@ from perfmodel.cost.memory import DeviceMemory, TracedMemory, Verdict, overhead_
 from perfmodel.documents import Shown
 from perfmodel.documents.hardware import DataSheet, find_device, sheet_named, shipped_catalogue
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import InvalidDocument
+from perfmodel.errors import InvalidDocument, UsageError
 from perfmodel.layout import Layout, Recompute
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.units import Bytes, format_bytes
 from perfmodel.workload import Phase, Workload
 from perfmodel.workload.memory import StepMemory
+from perfmodel.workload.step import FUSED, StepMethod
+
+_TRACED_SO: Final = (
+    "memory of a trace with it; perfmodel trace writes that file, predict --workload tells its time"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Technique:
-    """A layout of the same step that needs less memory."""
+    """A layout of the same step, or a trace with another method, that may need less memory."""
 
     name: str
     memory: DeviceMemory
     time_ratio: float | None
-    """Step over the step as it is, by FLOP; None where communication decides."""
+    """Step over the step as it is, by FLOP; None where communication or kernels decide."""
     note: str
 
 
@@ -42,6 +48,8 @@ class MemoryReport(Shown):
     """Whether not even one sample has a chance."""
     techniques: tuple[Technique, ...]
     """The first is the step as it is."""
+    untried: tuple[str, ...]
+    """Options of a trace that may save memory, where the model could not be traced with them."""
     evidence: str
     caveats: tuple[str, ...]
 
@@ -64,6 +72,7 @@ class MemoryReport(Shown):
     def as_json(self) -> dict[str, object]:
         """Plain values for other programs; sizes in bytes."""
         return {
+            "schema_version": 2,
             "workload": self.name,
             "micro_batch": self.layout.micro_batch,
             "devices": self.layout.dp,
@@ -80,6 +89,7 @@ class MemoryReport(Shown):
             "verdict": verdict(self.fit_probability).value,
             "largest_micro_batch": self.largest_batch,
             "techniques": [self._row(row) for row in self.techniques],
+            "untried": list(self.untried),
             "caveats": list(self.caveats),
         }
 
@@ -101,8 +111,12 @@ def report_of(  # noqa: PLR0913 - one parameter per part of the question
     bucket_view: bool = False,
     device_kind: str | None = None,
     sheet: DataSheet | None = None,
+    trace_again: Callable[[StepMethod], WorkloadDocument] | None = None,
 ) -> MemoryReport:
-    """Everything that is known of the memory of a traced step."""
+    """Everything that is known of the memory of a traced step.
+
+    ``trace_again``: Traces the model with another method; None where only its file is known.
+    """
     recorded = document.memory
     if recorded is None:
         raise InvalidDocument(
@@ -114,15 +128,26 @@ def report_of(  # noqa: PLR0913 - one parameter per part of the question
     known_kind = traced_kind if machine is None else machine.memory_kind
     kind = device_kind or (known_kind if sheet is None or sheet.kind != "cuda" else sheet.kind)
     unknown = "" if machine is None else architecture_of(machine)
-    traced = TracedMemory(
-        trace=document.trace,
-        memory=recorded,
-        overhead=overhead_of(recorded, kind, unknown if sheet is None else sheet.architecture),
-        bucket_view=bucket_view,
-    )
+    architecture = unknown if sheet is None else sheet.architecture
+
+    def traced_memory(found: WorkloadDocument, memory: StepMemory) -> TracedMemory:
+        overhead = overhead_of(memory, kind, architecture)
+        return TracedMemory(
+            trace=found.trace, memory=memory, overhead=overhead, bucket_view=bucket_view
+        )
+
+    traced = traced_memory(document, recorded)
     layout = Layout(dp=devices, micro_batch=batch)
     [found] = traced.ranks(layout)
     [least] = traced.ranks(replace(layout, micro_batch=1))
+    rows, untried = list(techniques(traced, layout, document.workload)), []
+    for flag, method in _other_methods(document.trace.method, found).items():
+        other = None if trace_again is None else _traced_with(method, trace_again)
+        if other is None or other.memory is None:
+            untried.append(flag)
+            continue
+        [memory] = traced_memory(other, other.memory).ranks(layout)
+        rows.append(Technique(name=flag, memory=memory, time_ratio=None, note=_TRACED_SO))
     return MemoryReport(
         hopeless=verdict(least.fit_probability(capacity_bytes)) is Verdict.DOES_NOT_FIT,
         name=document.workload.name,
@@ -130,10 +155,34 @@ def report_of(  # noqa: PLR0913 - one parameter per part of the question
         capacity_bytes=capacity_bytes,
         found=found,
         largest_batch=traced.largest_batch(layout, capacity_bytes),
-        techniques=tuple(techniques(traced, layout, document.workload)),
+        techniques=tuple(rows),
+        untried=tuple(untried),
         evidence=traced.overhead.evidence,
         caveats=(*_caveats(recorded, batch, kind, traced_kind), *_device_caveats(sheet, machine)),
     )
+
+
+def _other_methods(method: StepMethod, found: DeviceMemory) -> dict[str, StepMethod]:
+    """Methods that may need less than what was found, by their option of ``perfmodel trace``."""
+    others = {}
+    if method.precision == "fp32":
+        others["--precision bf16"] = replace(method, precision="bf16")
+    # A fused update has no temporaries; it changes no moment of another phase.
+    if method.optimizer_implementation != FUSED and found.moment.phase is Phase.OPTIMIZER:
+        others[f"--optimizer-implementation {FUSED}"] = replace(
+            method, optimizer_implementation=FUSED
+        )
+    return others
+
+
+def _traced_with(
+    method: StepMethod, trace_again: Callable[[StepMethod], WorkloadDocument]
+) -> WorkloadDocument | None:
+    """The trace with another method; None where the model refuses it."""
+    try:
+        return trace_again(method)
+    except UsageError:
+        return None
 
 
 def _caveats(memory: StepMemory, batch: int, kind: str, traced_kind: str) -> list[str]:

@@ -4,6 +4,7 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -24,7 +25,13 @@ from perfmodel.explanation import explain as explain_question
 from perfmodel.layout import Scaling, parse_layout
 from perfmodel.machine import Cluster
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.models import document_for, document_of, refuse_without_torch, traced_document
+from perfmodel.models import (
+    document_for,
+    document_of,
+    is_workload_file,
+    refuse_without_torch,
+    traced_document,
+)
 from perfmodel.models import read_workload as traced_workload
 from perfmodel.scenarios import Scenario, compare_scenarios
 from perfmodel.scenarios.fields import changed
@@ -191,15 +198,19 @@ def memory(
         if sheet is None:
             raise UsageError("device: must be given where capacity_bytes is not, such as h100-sxm")
         capacity_bytes = sheet.memory.size_bytes
+    trace_again = None
+    if not isinstance(workload, WorkloadDocument):
+        text = os.fspath(workload)
+        trace_again = None if is_workload_file(text) else partial(traced_workload, text)
+        workload = traced_workload(text)
     return report_of(
-        workload
-        if isinstance(workload, WorkloadDocument)
-        else traced_workload(os.fspath(workload)),
+        workload,
         capacity_bytes,
         machine=found,
         micro_batch=micro_batch,
         devices=devices,
         sheet=sheet,
+        trace_again=trace_again,
     )
 
 

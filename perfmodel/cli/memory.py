@@ -1,7 +1,7 @@
 """Commands about one step on one device: trace it, does it fit, what would make it fit; data sheets."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -18,6 +18,7 @@ from perfmodel.workload.step import DEFAULT, IMPLEMENTATIONS, OPTIMIZERS
 if TYPE_CHECKING:
     from perfmodel.answer.memory import MemoryReport
     from perfmodel.documents.workload import WorkloadDocument
+    from perfmodel.workload.step import StepMethod
 
 _TRACED = typer.Option(
     help="Workload file, or a model to trace now: resnet50, torchvision:NAME, timm:NAME, FILE.py:FACTORY, a "
@@ -79,8 +80,11 @@ def _report(context: typer.Context) -> "MemoryReport":
                 f"--device-memory: must be given, such as 80GiB; or name a --device{named}"
             )
         capacity_bytes = sheet.memory.size_bytes
+    document, trace_again = _document(
+        context, as_on_cuda=sheet is not None and sheet.kind == "cuda"
+    )
     return report_of(
-        _document(context, as_on_cuda=sheet is not None and sheet.kind == "cuda"),
+        document,
         capacity_bytes,
         machine=None if machine is None else opt.converted(machine, device=device),
         micro_batch=given["micro_batch"],
@@ -88,11 +92,14 @@ def _report(context: typer.Context) -> "MemoryReport":
         bucket_view=given["bucket_view"],
         device_kind=given["device_kind"],
         sheet=sheet,
+        trace_again=trace_again,
     )
 
 
-def _document(context: typer.Context, *, as_on_cuda: bool) -> "WorkloadDocument":
-    """A workload file, or the trace of a model; on a device by its data sheet as a GPU runs it."""
+def _document(
+    context: typer.Context, *, as_on_cuda: bool
+) -> "tuple[WorkloadDocument, Callable[[StepMethod], WorkloadDocument] | None]":
+    """A workload file; or the trace of a model, and what traces it again; on a GPU's data sheet as a GPU runs it."""
     from perfmodel.documents.workload import WorkloadDocument
     from perfmodel.models import is_model_config, refuse_without_torch, traced_document
     from perfmodel.workload.step import USUAL_METHOD
@@ -104,7 +111,7 @@ def _document(context: typer.Context, *, as_on_cuda: bool) -> "WorkloadDocument"
     if is_stored and not is_model_config(path):
         own = dict.fromkeys(("optimizer", "precision", "sequence_length"), "the file has its own")
         opt.refuse_typed(context, own, beside="a workload file")
-        return WorkloadDocument.read(path)
+        return WorkloadDocument.read(path), None
     refuse_without_torch(f"--workload: {workload}")
     method = replace(USUAL_METHOD, optimizer=optimizer, precision=precision)
     samples = given["micro_batch"] or _SAMPLES_TRACED
@@ -113,14 +120,18 @@ def _document(context: typer.Context, *, as_on_cuda: bool) -> "WorkloadDocument"
         "--micro-batch take others",
         err=True,
     )
-    with working("trace"):
-        return traced_document(
-            workload,
-            method,
-            micro_batch=samples,
-            sequence_length=given["sequence_length"],
-            as_on_cuda=as_on_cuda,
-        )
+
+    def traced(method: "StepMethod") -> WorkloadDocument:
+        with working("trace"):
+            return traced_document(
+                workload,
+                method,
+                micro_batch=samples,
+                sequence_length=given["sequence_length"],
+                as_on_cuda=as_on_cuda,
+            )
+
+    return traced(method), traced
 
 
 def _capacity_words(report: "MemoryReport", context: typer.Context) -> str:

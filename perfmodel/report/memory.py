@@ -39,6 +39,7 @@ def memory_lines(report: MemoryReport, *, verbose: bool = False) -> list[str]:
             f"fits with probability {report.fit_probability:.1%}"
         ),
         f"largest micro-batch that fits for sure: {largest or 'none'}",
+        *(f"not tried, may need less: perfmodel trace {flag}" for flag in report.untried),
         f"evidence: {report.evidence}",
         *(f"{row.name}: {row.note}" for row in report.techniques if verbose and row.note),
         *caveat_lines(report.caveats, verbose=verbose),

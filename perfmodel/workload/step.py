@@ -46,6 +46,8 @@ IMPLEMENTATIONS: Final = tuple(
 )
 #: In place of one of them: whatever torch chooses on the device for a loop that asks for nothing.
 DEFAULT: Final = "default"
+#: Updates in one kernel, without temporaries.
+FUSED: Final = "fused"
 #: What it chooses on a GPU.
 CUDA_DEFAULT: Final = "foreach"
 

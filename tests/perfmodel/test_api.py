@@ -84,7 +84,9 @@ def test_errors_are_those_of_the_command_line(tmp_path: Path) -> None:
 
 
 def test_memory_takes_a_model_by_its_short_name() -> None:
-    assert pm.memory("lenet", capacity_bytes=2**30).name == "lenet"
+    found = pm.memory("lenet", capacity_bytes=2**30)
+    assert (found.name, found.untried) == ("lenet", ())
+    assert "--precision bf16" in {row.name for row in found.techniques}
 
 
 def test_other_nodes_are_joined_like_those_of_a_shipped_machine(tmp_path: Path, run: Run) -> None:

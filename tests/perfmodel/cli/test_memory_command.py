@@ -10,9 +10,11 @@ from perfmodel.answer.measured import overhead_on
 from perfmodel.answer.memory import report_of
 from perfmodel.cost.memory import TracedMemory
 from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import UsageError
 from perfmodel.layout import Layout
 from perfmodel.machine import OVERHEADS
 from perfmodel.units import MIB
+from perfmodel.workload.step import StepMethod
 from tests.examples import ROOT
 from tests.perfmodel.cli.command import Run
 from tests.perfmodel.profiles import Machine, profile
@@ -41,6 +43,7 @@ def test_a_step_that_fits(run: Run, traced: Path) -> None:
     )
     assert result.exit_code == 0
     found = json.loads(result.stdout)
+    assert found["schema_version"] == 2
     assert found["needed_bytes"] == 504 * MIB
     assert found["verdict"] == "fits"
     assert found["largest_micro_batch"] > 8
@@ -69,6 +72,7 @@ def test_the_table_says_verdict_and_remedies(run: Run, traced: Path) -> None:
     assert result.exit_code == 0
     assert "too close to call: 504 MiB" in result.stdout
     assert "What to change first" in result.stdout
+    assert "not tried, may need less: perfmodel trace --precision bf16" in result.stdout
 
 
 def test_a_batch_far_from_the_trace_is_a_caveat(run: Run, traced: Path) -> None:
@@ -96,3 +100,41 @@ def test_a_model_is_traced_for_the_question(run: Run) -> None:
     parameters = 4 * (64 * 27 + 64 + 128 + 4096 * 1000 + 1000)
     assert parts["parameters"] == pytest.approx(parameters, rel=0.01)
     assert parts["optimizer states"] == pytest.approx(2 * parameters, rel=0.01)
+
+
+def test_a_model_by_name_is_traced_with_other_precisions_and_optimizers_too(
+    run: Run, tmp_path: Path
+) -> None:
+    """Rows of traces with another method; what they need is what the traces by themselves need."""
+    step = (
+        f"{ROOT / 'docs' / 'cases' / 'net.py'}:model",
+        "--micro-batch",
+        2,
+        "--optimizer",
+        "adamw",
+    )
+    asked = ("--device-memory", "4GiB", "--json")
+    found = json.loads(run("memory", "--workload", *step, *asked).stdout)
+    rows = {row["name"]: row for row in found["techniques"]}
+    assert found["untried"] == []
+    for option in ("--precision bf16", "--optimizer-implementation fused"):
+        path = tmp_path / "other.json"
+        run("trace", *step, "--output", path, *option.split())
+        other = run("memory", "--workload", path, "--micro-batch", 2, *asked)
+        assert rows[option]["needed_bytes"] == json.loads(other.stdout)["needed_bytes"]
+        assert rows[option]["time_ratio"] is None
+    # At least the temporaries of the update, as large as the parameters.
+    saved_bytes = rows["--optimizer-implementation fused"]["saved_bytes"]
+    assert saved_bytes >= found["parts_bytes"]["parameters"]
+
+
+def test_a_model_that_refuses_another_precision_has_an_option_untried() -> None:
+    """In bf16 already, and highest in backward: nothing else to try."""
+
+    def refused(method: StepMethod) -> WorkloadDocument:
+        raise UsageError(f"no kernel in {method.precision}")
+
+    known = document()
+    assert report_of(known, 1 << 30, trace_again=refused).untried == ("--precision bf16",)
+    halved = replace(known.trace, method=replace(known.trace.method, precision="bf16"))
+    assert not report_of(known.model_copy(update={"trace": halved}), 1 << 30).untried
