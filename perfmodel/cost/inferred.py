@@ -33,8 +33,8 @@ from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import FloatArray, Interval, normal_cdf
 
 LOWER, UPPER = 0.05, 0.95
-#: Uncertainty, in log, per doubling of the width between a job and the nearest run. Of ten published widths left
-#: out in turn, two lie a doubling apart.
+#: Uncertainty, in log, per doubling of the width between a job and the nearest run. Of ten published widths,
+#: each left out alone, two lie a doubling apart.
 _OTHER_WIDTH: Final = 0.1
 _BISECTIONS: Final = 40
 _JITTER: Final = 1e-9

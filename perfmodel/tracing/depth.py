@@ -129,7 +129,7 @@ def _extended(one: Sequence[_Item], other: Sequence[_Item], more: int) -> list[_
 def _moved(
     value: tuple[int, ...], times: int, after: tuple[int, ...], before: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """A value that changes so many times by a difference."""
+    """A value that changes by a difference, ``times`` over."""
     return tuple(v + times * (b - a) for v, b, a in zip(value, after, before, strict=True))
 
 

@@ -47,7 +47,7 @@ class Fork(Generic[Result]):
     def result(self, *, within_s: Seconds | None = None) -> Result:
         """What the function returned; whatever it raised is raised here.
 
-        ``TimeoutError`` if it has not answered within so long from now [s], ``CrashedError`` if it ended
+        ``TimeoutError`` if it has not answered within a limit from now [s], ``CrashedError`` if it ended
         without an answer.
         """
         if not self.answer.poll(within_s):

@@ -251,7 +251,7 @@ _GROWTH: Final[Mapping[Callable[[int], Callable[[], object]], tuple[int, ...]]] 
 
 
 def files(folder: Path) -> dict[str, tuple[str, Callable[[int], str]]]:
-    """Commands that read ``{file}``, and its content of about so many bytes."""
+    """Commands that read ``{file}``, and its content by its size, about. [B]"""
     runs = Path("docs/runs/h100.csv").read_text(encoding="utf-8").splitlines()
     nccl = Path("tests/regression/inputs/nccl.txt").read_text(encoding="utf-8").splitlines()
     config = json.dumps(_llama(layers=80, hidden=8192))

@@ -5,7 +5,8 @@ One process leads all devices by threads, behind one interpreter lock. Of m modu
     T(n) = soft_max(T(1), n m module_s) + m replicate_s + S byte_s          n > 1
 
 as one thread calls modules at a time, every step copies the model along a chain of devices, and gradients come
-back. Families of models are left out on every card, and whole cards. Models are traced (half a minute).
+back. Families of models are left out on every card, and whole cards. Models are traced (half a minute). No
+command predicts by this law.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,17 +17,24 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from calibrate.layout_fit import heavy_tailed
+from calibrate.processes import usable_cores
 from calibrate.step_fit import family_of
-from calibrate.step_table import Trace, trace_setting
+from calibrate.step_table import Trace, import_models, trace_setting
 from perfmodel.cost.layout_time import DEVICE_OR_HOST
 from perfmodel.documents.verdicts import CARRIED, PublishedSeries
+from perfmodel.errors import UsageError
 from perfmodel.statistics import BoolArray, FloatArray, soft_maximum
-from perfmodel.workload.step import TracedStep
+from validate.published import devices
 from validate.published.devices import setting_of
 from validate.published.harness import Part, Row, Table, number, numbers, verdict
 
-COLUMNS: Final = ("device", "wrapper", "model", "precision", "gpus", "step_ms", "p5_ms", "p95_ms")
-#: Its own steps show that a run was disturbed: 95 % of them are done by so many times the time of 5 %.
+COLUMNS: Final = (*devices.COLUMNS, "source", "wrapper", "p5_ms", "p95_ms")
+#: What a run on several GPUs and one on a single GPU have in common.
+_ALIKE: Final = (
+    *("source", "device", "library", "model", "framework", "precision", "memory_format"),
+    *("image", "batch_per_gpu"),
+)
+#: Its own steps show that a run was disturbed: over those done by 5 % of them, the time by which 95 % are done.
 _DISTURBED: Final = 1.5
 #: Logarithms of module_s [s], replicate_s [s] and byte_s [s/B] before any step was seen: Python calls a module in
 #: some 0.1 ms, PCIe 3.0 moves 12 GB/s both ways. Their spread then, and from one host to another.
@@ -111,7 +119,7 @@ def judge_threads(table: Table, trace: Trace = trace_setting) -> Iterator[Publis
                 parts,
                 fitted=f"1 GPU; {words}",
                 predicted="2, 3 and 4 GPUs",
-                num_fitted=len(ours_s),
+                num_fitted=int((~found.disturbed).sum()),
             )
 
 
@@ -124,7 +132,7 @@ def _part(found: Steps, ours_s: FloatArray, left: BoolArray, others: BoolArray) 
     return Part(
         measured=step_s[left],
         predicted={
-            "perfmodel": ours_s[left],
+            "law of threads": ours_s[left],
             "one ratio for each number of GPUs": alone_s[left] * np.array(ratios),
             CARRIED: alone_s[left],
         },
@@ -135,42 +143,77 @@ def _part(found: Steps, ours_s: FloatArray, left: BoolArray, others: BoolArray) 
 
 def _read(table: Table, trace: Trace) -> Steps | None:
     """Rows on several GPUs whose model was also timed on one."""
-    alone = {_alike(row): number(row, "step_ms") for row in table.rows if row["gpus"] == "1"}
+    alone_ms = {
+        _alike(row): step_ms
+        for row in table.rows
+        if row["gpus"] == "1" and (step_ms := number(row, "step_ms")) is not None
+    }
     rules = {
         "one GPU, or another way to use several": lambda row: row["wrapper"] == "nn.DataParallel",
-        "no step, or no spread of it": lambda row: (
-            numbers(row, "step_ms", "p5_ms", "p95_ms") is not None
+        "no step, no spread of it, no batch or no image size": lambda row: (
+            numbers(row, "step_ms", "p5_ms", "p95_ms", "batch_per_gpu", "image") is not None
         ),
-        "not timed on one GPU": lambda row: _alike(row) in alone,
+        "not timed on one GPU": lambda row: _alike(row) in alone_ms,
     }
-    rows = table.keep(rules)
-    traces: dict[str, TracedStep] = {}
-    for row in rows:
-        if row["model"] not in traces:
-            traces[row["model"]] = trace(setting_of(row))
+    kept = table.keep(rules)
+    sizes = _sizes(table, kept, trace)
+    rows = [row for row in kept if setting_of(row).model in sizes]
     if not rows:
         return None
 
     def column(value: Callable[[Row], float]) -> FloatArray:
         return np.array([value(row) for row in rows])
 
+    def size(row: Row) -> _Size:
+        return sizes[setting_of(row).model]
+
     return Steps(
-        alone_s=column(lambda row: (alone[_alike(row)] or 0.0) / 1e3),
+        alone_s=column(lambda row: alone_ms[_alike(row)] / 1e3),
         devices=column(lambda row: float(row["gpus"])),
-        modules=column(lambda row: sum(traces[row["model"]].modules_entered())),
-        parameter_bytes=column(lambda row: _parameter_bytes(row, traces[row["model"]])),
-        step_s=column(lambda row: (number(row, "step_ms") or 0.0) / 1e3),
+        modules=column(lambda row: size(row).modules),
+        # Models in 16 bit as a whole, or in 32 bit.
+        parameter_bytes=column(
+            lambda row: size(row).parameters * (2 if row["precision"] == "fp16" else 4)
+        ),
+        step_s=column(lambda row: float(row["step_ms"]) / 1e3),
         card=np.array([row["device"] for row in rows]),
         family=np.array([family_of(setting_of(row).model) for row in rows]),
         disturbed=column(lambda row: float(row["p95_ms"]) / float(row["p5_ms"])) > _DISTURBED,
     )
 
 
-def _parameter_bytes(row: Row, trace: TracedStep) -> float:
-    """Models in 16 bit as a whole, or in 32 bit. [B]"""
-    each = 2 if row["precision"] == "fp16" else 4
-    return float(each * sum(one.num_elements for one in trace.parameters))
+class _Size(NamedTuple):
+    """Calls of modules in a forward pass of a model, and elements of its parameters."""
+
+    modules: int
+    parameters: int
+
+
+def _sizes(table: Table, rows: list[Row], trace: Trace) -> dict[str, _Size]:
+    """Sizes by model, each traced in a copy of this process; rows of one that cannot be traced are left out."""
+    from perfmodel.tracing.fork import CrashedError, apart  # noqa: PLC0415 - imports torch
+
+    if trace is trace_setting:
+        import_models()
+    same: dict[str, list[Row]] = {}
+    for row in rows:
+        same.setdefault(setting_of(row).model, []).append(row)
+
+    def size(model: str) -> _Size:
+        step = trace(setting_of(same[model][0]))
+        return _Size(sum(step.modules_entered()), sum(one.num_elements for one in step.parameters))
+
+    found: dict[str, _Size] = {}
+    for model, told in apart(size, same, at_once=usable_cores()):
+        if isinstance(told, UsageError | CrashedError):
+            note = f"{table.path.name}: {model} cannot be traced: {told}"
+            table.leave_out("models that cannot be traced", len(same[model]), note)
+        elif isinstance(told, Exception):
+            raise told
+        else:
+            found[model] = told
+    return found
 
 
 def _alike(row: Row) -> tuple[str, ...]:
-    return tuple(row[name] for name in ("source", "device", "precision", "model"))
+    return tuple(row[name] for name in _ALIKE)
