@@ -6,7 +6,7 @@ the table, the splits and the plain rule beside them. Models are traced, which t
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -45,6 +45,8 @@ from perfmodel.models import document_for
 from perfmodel.statistics import FloatArray, Interval
 from validate.published.harness import Part, Row, Table, number, numbers, verdict
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 COLUMNS: Final = (
     *("device", "library", "model", "framework", "precision", "memory_format"),
     *("image", "batch_per_gpu", "gpus", "step_ms"),
@@ -259,8 +261,6 @@ def judge_shipped(
     table: Table, document_of: Callable[[MeasuredMachine, str], WorkloadDocument] = document_for
 ) -> Iterator[PublishedSeries]:
     """What ``predict --machine NAME`` says of every row in the precision that it traces models in."""
-    from perfmodel.tracing.fork import CrashedError, apart  # noqa: PLC0415 - imports torch
-
     if document_of is document_for:
         import_models()
     for name, rows in public_rows(table).items():
@@ -271,23 +271,36 @@ def judge_shipped(
         for row in newest:
             same.setdefault(row.setting.model, []).append(row)
         found: list[tuple[TableRow, _Said]] = []
-        for of_one, told in apart(
-            partial(_said, machine, document_of), same.values(), at_once=usable_cores()
-        ):
-            if isinstance(told, UsageError | CrashedError):
-                note = f"{of_one[0].where}: {of_one[0].setting.model} cannot be traced: {told}"
-                table.leave_out("models that cannot be traced", len(of_one), note)
-            elif isinstance(told, Exception):
-                raise told
-            else:
-                said = [(row, each) for row, each in zip(of_one, told, strict=True) if each]
-                found += said
-                other = len(of_one) - len(said)
-                table.leave_out(
-                    "another precision, memory format or size than predict traces", other
-                )
+        act = partial(_said, machine, document_of)
+        for of_one, told in told_by_model(table, newest[0].where, same, act):
+            said = [(row, each) for row, each in zip(of_one, told, strict=True) if each]
+            found += said
+            other = len(of_one) - len(said)
+            table.leave_out("another precision, memory format or size than predict traces", other)
         if found:
             yield _shipped(table.source, name, machine, found)
+
+
+def told_by_model(
+    table: Table,
+    where: str,
+    rows: Mapping[str, list[Item]],
+    act: Callable[[list[Item]], Result],
+) -> Iterator[tuple[list[Item], Result]]:
+    """What copies of this process tell of each model's rows; those of one that cannot be traced are left out."""
+    from perfmodel.tracing.fork import CrashedError, apart  # noqa: PLC0415 - imports torch
+
+    told: Result | Exception
+    for (model, of_one), told in apart(
+        lambda item: act(item[1]), rows.items(), at_once=usable_cores()
+    ):
+        if isinstance(told, UsageError | CrashedError):
+            note = f"{where}: {model} cannot be traced: {told}"
+            table.leave_out("models that cannot be traced", len(of_one), note)
+        elif isinstance(told, Exception):
+            raise told
+        else:
+            yield of_one, told
 
 
 def _said(
