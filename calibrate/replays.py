@@ -250,7 +250,14 @@ _RESHAPE_IN_PLACE: Final = frozenset(
     {"transpose_", "t_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "resize_"}
 )
 _BAG: Final = "_embedding_bag"
-BAG_GRADIENTS: Final = frozenset({"_embedding_bag_backward", "_embedding_bag_dense_backward"})
+#: Gradients of a lookup of bags: where they read its integers, which are its indices, where bags begin, and
+#: three of its results.
+_BAG_GRADIENTS: Final[dict[str, dict[int, int]]] = {
+    "_embedding_bag_backward": {1: 0, 2: 1, 3: 2, 4: 3, 5: 4},
+    "_embedding_bag_dense_backward": {1: 0, 2: 2, 3: 3, 4: 4},
+    "_embedding_bag_per_sample_weights_backward": {2: 0, 3: 1, 4: 2},
+}
+_OF_WEIGHTS: Final = "_embedding_bag_per_sample_weights_backward"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -265,8 +272,8 @@ class _Linker:
     )
     """Parameters by shape and type, the next one to be read first."""
     sources: dict[int, Source] = field(default_factory=dict)
-    bags: list[LinkedCall] = field(default_factory=list)
-    """Lookups of bags, the latest last."""
+    bags: tuple[list[LinkedCall], list[LinkedCall]] = field(default_factory=lambda: ([], []))
+    """Lookups of bags without gradient of their table, or of their weights; the latest last."""
 
     def new(self) -> int:
         self.num_tensors += 1
@@ -274,7 +281,7 @@ class _Linker:
 
     def link(self, operator: int, phase: Phase) -> LinkedCall:
         called, name = self.step.operators[operator], base_name(self.step.operators[operator].name)
-        kept = self._of_bag(called) if name in BAG_GRADIENTS else {}
+        kept = self._of_bag(called, name)
         inputs: list[int] = []
         for position in range(len(called.inputs)):
             tensor = kept.get(position)
@@ -300,9 +307,10 @@ class _Linker:
             self._hide(inputs, called.inputs)
         elif name == _BAG:
             # Others would take positions of bags for classes or rows of a table.
-            self._hide(inputs[1:], called.inputs[1:])
+            self._hide(inputs[1:3], called.inputs[1:3])
             self._hide(outputs[1:], called.outputs[1:])
-            self.bags.append(linked)
+            self.bags[0].append(linked)
+            self.bags[1].append(linked)
         return linked
 
     def _hide(self, tensors: Sequence[int], specs: Sequence[TensorSpec]) -> None:
@@ -311,20 +319,22 @@ class _Linker:
             if tensor in self.made[spec]:
                 self.made[spec].remove(tensor)
 
-    def _of_bag(self, gradient: Operator) -> dict[int, int]:
-        """Integers that the gradient of a table shares with the lookup, by position; after it nobody has them.
+    def _of_bag(self, gradient: Operator, name: str) -> dict[int, int]:
+        """Integers that a gradient of a bag shares with the lookup, by position; after it none like it has them.
 
         Of indices and positions of bags many have one shape; one for the other reads beyond the end of memory.
         """
-        table = gradient.outputs[0]
-        for linked in reversed(self.bags):
-            lookup = self.step.operators[linked.operator]
-            if lookup.inputs[:1] == (table,) and lookup.inputs[1] == gradient.inputs[1]:
-                self.bags.remove(linked)
-                kept = [*linked.inputs[1:3], *linked.outputs[1:4]]
-                if len(gradient.inputs) < 1 + len(kept):
-                    del kept[1]  # without where bags begin
-                return dict(enumerate(kept, start=1))
+        if name not in _BAG_GRADIENTS:
+            return {}
+        read, of_weights = _BAG_GRADIENTS[name], name == _OF_WEIGHTS
+        table = gradient.inputs[1] if of_weights else gradient.outputs[0]
+        indices = gradient.inputs[next(iter(read))]
+        bags = self.bags[of_weights]
+        for linked in reversed(bags):
+            if self.step.operators[linked.operator].inputs[:2] == (table, indices):
+                bags.remove(linked)
+                kept = (*linked.inputs[1:3], *linked.outputs[1:4])
+                return {position: kept[at] for position, at in read.items()}
         return {}
 
     def _found(

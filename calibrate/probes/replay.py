@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from calibrate.device import Clock
 from calibrate.probes import Session, repeats_within
 from calibrate.probes.training import host_steps
-from calibrate.replays import BAG_GRADIENTS, Dataflow, linked
+from calibrate.replays import Dataflow, linked
 from calibrate.task import ModelTask, ReplayTask
 from perfmodel.documents import seals
 from perfmodel.documents.observation import (
@@ -251,7 +251,9 @@ _MAXIMUM_PASSES = 30
 #: A gradient as training has them.
 _ORDINARY = 1e-3
 #: What makes the gradient of a table that was looked up by indices.
-_LOOKED_UP = BAG_GRADIENTS | {"embedding_dense_backward"}
+_LOOKED_UP = frozenset(
+    {"_embedding_bag_backward", "_embedding_bag_dense_backward", "embedding_dense_backward"}
+)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -298,15 +298,13 @@ class CostModel:
             return {c: self._read(workload, curves, name, layout.micro_batch) for c, name in names}
 
         found = read(phases)
-        if Cause.BACKWARD not in found:
-            return found
-        alone = read(phases_at(workload, 1))
-        if layout.bucket_cap_mb is not None and layout.is_ddp and layout.dp > 1:
+        alone = read(phases_at(workload, 1)) if Cause.BACKWARD in found else {}
+        if alone and layout.bucket_cap_mb is not None and layout.is_ddp and layout.dp > 1:
             usual = replace(layout, bucket_cap_mb=None)
             counts = [len(gradient_buckets(workload.workload, each)) for each in (layout, usual)]
             launched_s = found[Cause.BACKWARD] + (counts[0] - counts[1]) * self.profile.dispatch_s
             found[Cause.BACKWARD] = np.maximum(alone[Cause.BACKWARD], launched_s)
-        if layout.accumulation > 1:
+        if alone and layout.accumulation > 1:
             for cause in (Cause.FORWARD, Cause.BACKWARD) if layout.zero < 2 else ():
                 more_s = (found[cause] - alone[cause]) / layout.accumulation
                 found[cause] = alone[cause] + more_s

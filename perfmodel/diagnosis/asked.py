@@ -41,7 +41,7 @@ from perfmodel.documents.observed import Logged, Unit, read_observed
 from perfmodel.documents.training_configs import TrainingConfig, read_config, size_in_name
 from perfmodel.documents.training_logs import read_log
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import UsageError
+from perfmodel.errors import UsageError, refuse_unknown
 from perfmodel.layout import Recompute
 from perfmodel.models import document_for, is_model_config, read_model, read_workload
 from perfmodel.units import BytesPerSecond, format_bytes, format_rate
@@ -375,7 +375,9 @@ def _refuse_missing(case: Case, logged: Sequence[Logged]) -> None:
 
 
 def _refuse_alone(case: Case) -> None:
-    """Options that come in pairs."""
+    """Options that come in pairs, and a strategy that nobody knows."""
+    if case.strategy is not None:
+        refuse_unknown("--strategy", case.strategy, LEVELS)
     if case.log is None and case.log_format is not None:
         raise UsageError("--log-format: must come with --log, got it alone")
     if case.cluster is not None and case.machine is None:

@@ -28,6 +28,16 @@ _DEFAULTS: Final[dict[str, dict[str, Any]]] = {
     "qwen2": {"attention_bias": True},
 }
 _TIED: Final = ("gpt2", "bert")
+#: Fields that only these families have; what files of others say there is of no account.
+_OWN: Final[dict[str, tuple[str, ...]]] = {
+    "architecture": (),
+    "vocabulary": (*DECODERS, "bert"),
+    "num_positions": (*DECODERS, "bert"),
+    "mlp_bias": LLAMA_FAMILY,
+    "token_types": ("bert",),
+    "num_labels": ("bert", "vit"),
+    **dict.fromkeys(("image_size", "patch_size", "num_channels", "qkv_bias"), ("vit",)),
+}
 
 
 def _keys(*names: str, **others: Any) -> Any:
@@ -101,10 +111,13 @@ def shape_of(
     values: dict[str, Any], *, path: Path, families: tuple[str, ...] = DECODERS
 ) -> TransformerShape:
     """The shape that the content of a file describes; ``null`` counts as absent."""
-    said = {key: value for key, value in values.items() if value is not None}
-    family = said.get("model_type")
+    family = values.get("model_type")
+    if family is None:
+        raise _missing(path, "family")
     if family not in families:
         raise wrong(path, "model_type", f"one of {', '.join(families)}", family)
+    foreign = {key for name, own in _OWN.items() if family not in own for key in _keys_of(name)}
+    said = {key: values[key] for key in values.keys() - foreign if values[key] is not None}
     heads: Any = said.get("num_attention_heads", said.get("n_head"))
     width: Any = said.get("hidden_size", said.get("n_embd"))
     divides = type(width) is type(heads) is int and heads > 0
@@ -133,8 +146,8 @@ def _settle(said: dict[str, Any]) -> None:
     """What files write in another way, as fields."""
     if said["model_type"] in LLAMA_FAMILY:
         said["hidden_dropout_prob"] = 0.0
-    # Qwen writes a window that is switched off.
-    if said.get("use_sliding_window") is False:
+    # Qwen writes a window that is switched off; elsewhere 0 stands for none.
+    if said.get("use_sliding_window") is False or not said.get("sliding_window"):
         said.pop("sliding_window", None)
     if isinstance(named := said.get("id2label"), dict) and named:
         said["num_labels"] = len(named)
@@ -142,15 +155,31 @@ def _settle(said: dict[str, Any]) -> None:
         said["architecture"] = str(known[0])
 
 
+#: By the type of a field.
+_RULES: Final[dict[Any, str]] = {
+    str: "a text",
+    bool: "true or false",
+    float: "in [0, 1]",
+    NonNegativeInt: "a whole number >= 0",
+    **dict.fromkeys((PositiveInt, PositiveInt | None), "a whole number >= 1"),
+}
+
+
 def _complaint(path: Path, error: ValidationError) -> UntraceableModel:
     """The first rule that a file breaks, by its key."""
     problem = error.errors(include_url=False)[0]
     key = str(problem["loc"][0])
+    name = next(name for name in TransformerShape.model_fields if key in _keys_of(name))
     if problem["type"] != "missing":
-        return wrong(path, key, problem["msg"].removeprefix("Input should be "), problem["input"])
-    several = next(keys for keys in map(_keys_of, TransformerShape.model_fields) if key in keys)
+        return wrong(path, key, _RULES[TransformerShape.__annotations__[name]], problem["input"])
+    return _missing(path, name)
+
+
+def _missing(path: Path, name: str) -> UntraceableModel:
+    """The complaint about a field that a file does not hold."""
+    keys = " or ".join(_keys_of(name))
     return UntraceableModel(
-        f"{path}: must have {' or '.join(several)}, got none; a config.json of Hugging Face has it"
+        f"{path}: must have {keys}, got none; a config.json of Hugging Face has it"
     )
 
 

@@ -106,6 +106,39 @@ def test_the_gradient_of_a_bag_has_the_integers_of_its_lookup() -> None:
     assert other.inputs[1:] == (first.inputs[1], *first.outputs[1:])
 
 
+def test_both_gradients_of_a_weighted_bag_have_the_integers_of_their_own_lookup() -> None:
+    """Weights are results as others: what made them has them back."""
+    table, bags, many, few = spec(9, 3), spec(2, 3), integers(6), integers(2)
+    weights = spec(6)
+    softmax = operator("aten._softmax.default", (weights,), (weights,))
+    lookup = operator(
+        "aten._embedding_bag.default", (table, many, few, weights), (bags, many, few, few)
+    )
+    of_weights = operator(
+        "aten._embedding_bag_per_sample_weights_backward.default",
+        (bags, table, many, few, many),
+        (weights,),
+    )
+    of_table = operator(
+        "aten._embedding_bag_dense_backward.default",
+        (bags, many, many, few, few, weights),
+        (table,),
+    )
+    back = operator("aten._softmax_backward_data.default", (weights, weights), (weights,))
+    forward, backward = (softmax, lookup), (of_weights, of_table, back)
+    flow = linked(
+        step(
+            *((called, Phase.FORWARD) for called in 2 * forward),
+            *((called, Phase.BACKWARD) for called in 2 * backward),
+        )
+    )
+    made, looked_up = flow.calls[:4:2], flow.calls[1:4:2]
+    for at, bag in ((4, looked_up[1]), (7, looked_up[0])):
+        assert flow.calls[at].inputs[2:] == (*bag.inputs[1:3], bag.outputs[1])
+        assert flow.calls[at + 1].inputs[1:5] == (bag.inputs[1], *bag.outputs[1:4])
+    assert made[1].outputs[0] in flow.calls[6].inputs
+
+
 def test_what_was_transposed_in_place_is_no_longer_what_it_was() -> None:
     turn = operator("aten.transpose_.default", (HIDDEN,), ())
     flow = linked(step((PRODUCT, Phase.FORWARD), (turn, Phase.FORWARD), (RELU, Phase.FORWARD)))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,18 @@ def test_errors_are_those_of_the_command_line(tmp_path: Path) -> None:
         pm.predict(MACHINE, object())  # type: ignore[arg-type]
 
 
+def test_a_strategy_that_nobody_knows_is_refused() -> None:
+    said: dict[str, Any] = {
+        "device": "h100-sxm",
+        "precision": "bf16",
+        "micro_batch": 1,
+        "devices_per_node": 8,
+    }
+    for observed in ("8 GPUs: 3 s", "8 GPUs dp=8 zero=1: 3 s", "1 GPU 3 s"):
+        with pytest.raises(UsageError, match=r"^--strategy: must be one of ddp, .*, got 'fsdp1'"):
+            pm.diagnose("llama2-7b", **said, strategy="fsdp1", observed=[observed])
+
+
 def test_memory_takes_a_model_by_its_short_name() -> None:
     found = pm.memory("lenet", capacity_bytes=2**30)
     assert (found.name, found.untried) == ("lenet", ())
@@ -108,6 +121,9 @@ def test_other_nodes_are_joined_like_those_of_a_shipped_machine(tmp_path: Path, 
     as_file(joined).write(path)
     assert pm.read_profile(path).cluster == joined.cluster
     asked = ("predict", "--profile", path, "--workload", "light", "--batch", "16")
+    cluster = ROOT / "docs/clusters/ethernet.toml"
+    explained = run("explain", *asked[1:], "--devices", "32", "--cluster", cluster, "--verbose")
+    assert "assume links as in" in explained.words
     told = run(*asked, "--devices", "2,64", "--nodes-like", "dgx-h100", "--json")
     assert PredictionDocument.of_text(told.stdout).points == (within, beyond)
 

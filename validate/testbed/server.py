@@ -12,7 +12,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Any, Final, TypeAlias
 
@@ -22,7 +23,7 @@ from torch._C._distributed_c10d import FileStore
 
 from calibrate.locks import work_folder
 from perfmodel.errors import MeasurementFailed
-from perfmodel.tracing.fork import Fork
+from perfmodel.tracing.fork import CrashedError, Fork
 from perfmodel.units import Seconds
 from validate.testbed import links
 from validate.testbed.records import CollectiveSetting
@@ -125,13 +126,12 @@ def serve(setting: CollectiveSetting) -> dict[str, Any]:
     links.remove()
     links.build(setting)
     try:
-        with work_folder("perfmodel-testbed-") as folder, contextlib.ExitStack() as until:
+        with work_folder("perfmodel-testbed-") as folder:
             started_utc = time.time()
-            plays = (
+            of_ranks = together(
                 functools.partial(_play, rank, setting, f"{folder}/store")
                 for rank in range(setting.num_ranks)
             )
-            of_ranks = _answers([until.enter_context(Fork(play)) for play in plays])
     finally:
         links.remove()
     # From the last start to the last end: earlier ranks only wait.
@@ -154,27 +154,63 @@ def _play(rank: int, setting: CollectiveSetting, store: str) -> Found:
     return collect(rank, setting)
 
 
-def _answers(ranks: Sequence[Fork[Found]]) -> list[Found]:
-    """What every rank found.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Failure:
+    """What ended a rank, and when."""
+
+    at_s: Seconds
+    words: str
+
+    @classmethod
+    def of(cls, error: Exception, *, at_s: Seconds) -> "_Failure":
+        """With the first words of an error in one line."""
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        return cls(at_s=at_s, words=words[:300])
+
+
+def _told(play: Callable[[], Found]) -> Found | _Failure:
+    """What a rank finds, or why it failed, by the clock that all ranks share."""
+    try:
+        return play()
+    except Exception as error:  # noqa: BLE001 - the server raises that of the first rank that failed
+        return _Failure.of(error, at_s=time.monotonic())
+
+
+def together(plays: Iterable[Callable[[], Found]]) -> list[Found]:
+    """Play all ranks at the same time; what each found.
 
     ``MeasurementFailed`` names the rank that failed first: its end breaks the connections of the others.
     """
-    waiting = {copy.answer: rank for rank, copy in enumerate(ranks)}
-    found: dict[int, Found] = {}
-    deadline_s = time.monotonic() + _LIMIT_S
-    while waiting:
-        ready = connection.wait(list(waiting), max(0.0, deadline_s - time.monotonic()))
-        if not ready:
-            raise MeasurementFailed(
-                f"testbed: {len(waiting)} ranks did not end in {_LIMIT_S:.0f} s"
-            )
-        for rank in [waiting.pop(answer) for answer in ready]:  # type: ignore[call-overload]
-            try:
-                found[rank] = ranks[rank].result()
-            except Exception as error:
-                words = " ".join(f"{type(error).__name__}: {error}".split())
-                raise MeasurementFailed(f"testbed: rank {rank} failed: {words[:300]}") from error
-    return [found[rank] for rank in range(len(ranks))]
+    with contextlib.ExitStack() as until:
+        ranks = [until.enter_context(Fork(functools.partial(_told, play))) for play in plays]
+        waiting = {copy.answer: rank for rank, copy in enumerate(ranks)}
+        found: dict[int, Found] = {}
+        deadline_s = time.monotonic() + _LIMIT_S
+        while waiting:
+            ready = connection.wait(list(waiting), max(0.0, deadline_s - time.monotonic()))
+            if not ready:
+                raise MeasurementFailed(
+                    f"testbed: {len(waiting)} ranks did not end in {_LIMIT_S:.0f} s"
+                )
+            failed: dict[int, _Failure] = {}
+            for rank in [waiting.pop(answer) for answer in ready]:  # type: ignore[call-overload]
+                answer = _answer(ranks[rank])
+                if isinstance(answer, _Failure):
+                    failed[rank] = answer
+                else:
+                    found[rank] = answer
+            if failed:
+                first = min(failed, key=lambda rank: failed[rank].at_s)
+                raise MeasurementFailed(f"testbed: rank {first} failed: {failed[first].words}")
+        return [found[rank] for rank in range(len(ranks))]
+
+
+def _answer(rank: Fork[Found | _Failure]) -> Found | _Failure:
+    """What a rank told; one that was ended from outside failed before all that tell."""
+    try:
+        return rank.result()
+    except CrashedError as error:
+        return _Failure.of(error, at_s=-math.inf)
 
 
 if __name__ == "__main__":

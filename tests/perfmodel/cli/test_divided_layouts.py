@@ -58,6 +58,8 @@ def test_keys_of_the_layout_are_set_in_a_what_if(run: Run, files: tuple[Path, Pa
     alone = pm.predict(*files, layout="fsdp=4 micro_batch=2").points[0].step_s
     assert now.point.step_s.nominal < alone.nominal
     assert was.lost_s["tensor"] > 0
+    printed = run("whatif", *given, "--set", "network.bandwidth=2x", "--verbose").words
+    assert "stays as measured is assumed" in printed
 
 
 def test_explain_names_what_sharding_costs(run: Run, files: tuple[Path, Path]) -> None:

@@ -75,6 +75,11 @@ def test_the_table_says_evidence_and_caveats(run: Run, inferred: Path) -> None:
     assert "caveat: no run used zero=3" in result.stdout
     assert "caveat: 4096 devices: no run had more than 8" in result.stdout
     assert "doublings away: the formula alone answers; distance of" in result.words
+    result = run(
+        *("predict", "--profile", inferred, "--model", "mixtral-8x7b", "--batch", "64"),
+        *("--layout", "dp=16 tp=2 pp=3 ep=8 zero=1", "--verbose"),
+    )
+    assert "caveat: uneven stages: 11, 11, 10 layers" in result.words
 
 
 @pytest.mark.parametrize(

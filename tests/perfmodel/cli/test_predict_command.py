@@ -54,8 +54,12 @@ def test_the_order_of_counts_does_not_matter(predict: Predict) -> None:
     assert first.points == second.points
 
 
-def test_one_device_is_the_baseline_even_if_nobody_asks_for_it(predict: Predict) -> None:
-    with_it = document(predict("--devices", "1,2", "--json"))
+def test_one_device_is_the_baseline_even_if_nobody_asks_for_it(
+    predict: Predict, tmp_path: Path
+) -> None:
+    path = tmp_path / "deep" / "prediction.json"
+    with_it = document(predict("--devices", "1,2", "--json", "--output", path))
+    assert PredictionDocument.read(path) == with_it
     without = document(predict("--devices", "2", "--json"))
     assert without.points == with_it.points[1:]
 

@@ -175,6 +175,13 @@ def test_a_host_varies_by_run_and_as_much_by_occasion() -> None:
     np.testing.assert_allclose(forward_s, backward_s)
     assert forward_s[0] == pytest.approx(5e-3)
     assert np.std(np.log(forward_s)) == pytest.approx(0.1 * 2**0.5, rel=0.2)
+    [workload] = again.workloads
+    phases = tuple(replace(each, dispatch_backward=()) for each in workload.phases)
+    without = replace(again, workloads=(replace(workload, phases=phases),))
+    for count in (1, 4):
+        issued = terms(without, accumulation=count).issue_s
+        assert Cause.BACKWARD not in issued
+        np.testing.assert_allclose(issued[Cause.FORWARD], forward_s)
 
 
 def test_the_host_issues_an_addition_for_every_gradient() -> None:

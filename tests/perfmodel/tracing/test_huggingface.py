@@ -91,19 +91,37 @@ def test_experts_share_the_tokens_evenly_and_say_so(tmp_path: Path) -> None:
             "hidden_size: must be divisible by the 4 attention heads, got 33",
         ),
         (TINY | {"num_key_value_heads": 3}, "num_key_value_heads: must be a divisor of the 4"),
-        (TINY | {"num_hidden_layers": 0}, "num_hidden_layers: must be greater than 0, got 0"),
-        (TINY | {"vocab_size": "many"}, "vocab_size: must be a valid integer, got 'many'"),
+        (TINY | {"num_hidden_layers": 0}, "num_hidden_layers: must be a whole number >= 1, got 0"),
+        (TINY | {"vocab_size": "many"}, "vocab_size: must be a whole number >= 1, got 'many'"),
         (TINY | {"hidden_act": "tanhh"}, "hidden_act: must be one of"),
-        (
-            TINY | {"attention_dropout": 2},
-            "attention_dropout: must be less than or equal to 1, got 2",
-        ),
+        (TINY | {"attention_dropout": 2}, "attention_dropout: must be in [0, 1], got 2"),
+        (TINY | {"attention_bias": 1}, "attention_bias: must be true or false, got 1"),
+        (TINY | {"sliding_window": -1}, "sliding_window: must be a whole number >= 1, got -1"),
+        (TINY | {"num_experts": -1}, "num_experts: must be a whole number >= 0, got -1"),
     ],
 )
 def test_a_broken_configuration_names_key_and_value(tmp_path: Path, config: Any, says: str) -> None:
     with pytest.raises(UntraceableModel, match=r"config\.json") as caught:
         source_of(tmp_path, config)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "unused",
+    [
+        {"sliding_window": 0},
+        {"image_size": [224, 224], "patch_size": "14"},
+        {"type_vocab_size": 0, "num_labels": 1.0, "architecture": 1, "qkv_bias": "yes"},
+    ],
+)
+def test_what_a_family_does_not_use_may_be_anything(tmp_path: Path, unused: dict[str, Any]) -> None:
+    plain, other = (
+        trace_model(
+            source_of(tmp_path, TINY | {"model_type": "mistral"} | more), SGD, micro_batch=2
+        )
+        for more in ({}, unused)
+    )
+    assert plain == other
 
 
 def test_more_tokens_than_positions_are_refused(tmp_path: Path) -> None:
