@@ -42,9 +42,10 @@ _REST: Final = "framework and allocator"
 _PARTS: Final = ("compute_s", "tensor_s", "pipeline_s", "data_s", "other_s")
 #: What a job needs of the fitted parameters, if the runs did not determine them.
 _RELEVANT: Final = {
-    "tp": ("tensor_latency_s", "tensor_bytes_per_s", "crowded_s"),
+    "tp": ("tensor_latency_s", "tensor_bytes_per_s", "tensor_node_s", "crowded_s"),
     "pp": ("p2p_latency_s",),
     "dp": ("data_bytes_per_s", "overlap", "overlap_sharded"),
+    "devices": ("node_bytes_per_s",),
 }
 
 
@@ -225,8 +226,12 @@ def layout_caveats(model: InferredModel, jobs: Jobs) -> list[str]:
     ]
     open_names = {p.name for p in model.machine.fitted_parameters if not p.determined}
     open_names.discard("overlap" if jobs.zero[0] in {1, 2} else "overlap_sharded")
-    if jobs.pp[0] == 1 or not jobs.several_nodes[0]:
+    if not jobs.several_nodes[0]:
+        open_names -= {"crowded_s", "node_bytes_per_s"}
+    if jobs.pp[0] == 1:
         open_names.discard("crowded_s")
+    if jobs.tp[0] <= jobs.devices_per_node[0]:
+        open_names.discard("tensor_node_s")
     unknown = [
         name
         for key, names in _RELEVANT.items()

@@ -137,7 +137,7 @@ class InferredModel:
         return step_time_s(jobs, self.draws)
 
     def peak_s(self, jobs: Jobs) -> Column:
-        """How long the model FLOP of steps take at the dense peak of all devices. [s]"""
+        """How long the model FLOP of steps take at the dense 16-bit peak of all devices. [s]"""
         return np.asarray(jobs.model_flop / (self.sheet.matmul_flop_per_s * jobs.devices))
 
     def predict(
@@ -181,29 +181,31 @@ class InferredModel:
         return draws_s
 
     def _shortest_s(self, jobs: Jobs, centre: Column) -> Column:
-        """What no step falls below: the peak, unless the runs themselves were faster. [s]"""
+        """What no step falls below: the peak in its precision, unless the runs themselves were faster. [s]"""
         if not self.machine.device_name:
             return np.zeros(len(jobs))
-        return np.minimum(self.peak_s(jobs), np.exp(centre))
+        return np.minimum(self.peak_s(jobs) / jobs.matmul_ratio, np.exp(centre))
 
     def joint_logs(self, jobs: Jobs, *, num_draws: int) -> FloatArray:
         """Log steps of one run of each job, shape ``(num_draws, num_jobs)``.
 
-        Jobs share the fitted parameters, and deviations as far as they are alike; each may be disturbed.
+        Jobs share the fitted parameters, and deviations as far as they are alike; each may be disturbed. Draws of
+        parameters that the runs left open lie askew: their median stands at the fit, as that of intervals does.
         """
         rng = np.random.default_rng(0)
         logs = np.log(self.closed_form_s(jobs))
         mean, spread = self.discrepancy.joint(jobs)
         root = np.linalg.cholesky(spread + _JITTER * np.eye(len(jobs)))
-        # Around the fit, as intervals are: few draws of parameters have a mean of their own.
-        fitted = (logs - logs.mean(axis=0))[rng.integers(0, len(logs), num_draws)]
+        fitted = (logs - np.median(logs, axis=0))[rng.integers(0, len(logs), num_draws)]
         away = fitted + rng.standard_normal((num_draws, len(jobs))) @ root.T
         centre, disturbed, chance, _ = self._states(jobs)
         stalled = rng.random((num_draws, len(jobs))) < chance
         late = np.where(stalled, disturbed - centre, 0.0)
         # Another width than that of the runs: all jobs are off alike.
         away = away + rng.standard_normal((num_draws, 1)) * self._width_uncertainty(jobs)
-        return np.asarray(logs[0] + mean + away * self.uncertainty_factor(jobs) + late)
+        steps = logs[0] + mean + away * self.uncertainty_factor(jobs) + late
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.maximum(steps, np.log(self._shortest_s(jobs, centre))))
 
     def uncertainty(self, jobs: Jobs) -> StepUncertainty:
         """What the intervals of some jobs consist of."""
