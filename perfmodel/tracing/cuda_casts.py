@@ -69,20 +69,37 @@ class AsOnCuda(TorchFunctionMode):
         return func(*args, **keywords)
 
 
-def _fused_attention(
+def _fused_attention(  # noqa: PLR0913 - the signature of torch
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
-    *others: Any,
-    **keywords: Any,
+    is_causal: bool = False,  # noqa: FBT001, FBT002 - the signature of torch
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
 ) -> Tensor:
-    """Attention in one kernel, which leaves scores out on its way: a processor's kernel knows no dropout."""
+    """Attention in one kernel, which leaves scores out on its way: a processor's kernel knows no dropout.
+
+    torch takes the kernel for tensors of a processor; those on "meta" it sends to products of matrices.
+    """
     del dropout_p
+    if query.device.type == "meta" and _is_for_one_kernel(query, key, value, attn_mask):
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - no other name
+        found = kernel(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)
+        mixed: Tensor = found[0]
+        return mixed
     return functional.scaled_dot_product_attention(
-        query, key, value, attn_mask, 0.0, *others, **keywords
+        query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
     )
+
+
+def _is_for_one_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    """Whether torch's kernel for a processor takes these: heads of one width, no mask that learns."""
+    widths = {each.shape[-1] for each in (query, key, value)}
+    learns = mask is not None and mask.requires_grad
+    return query.dim() == 4 and len(widths) == 1 and not learns
 
 
 def _cross_entropy(

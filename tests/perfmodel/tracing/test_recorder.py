@@ -1,5 +1,7 @@
 """Short cuts of the recorder against torch's own rules for shapes."""
 
+from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -11,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from perfmodel.tracing import recorder
 from perfmodel.tracing.cuda_casts import AsOnCuda
 from perfmodel.tracing.sources import find_source
-from perfmodel.tracing.trace import trace_once
-from perfmodel.workload.step import StepMethod
+from perfmodel.tracing.trace import trace_model, trace_once
+from perfmodel.workload.step import StepMethod, TracedStep
 
 METHOD = StepMethod(
     optimizer="sgd",
@@ -139,3 +141,36 @@ def test_fused_attention_takes_dropout_without_scores() -> None:
     called = {event.name for event in profiler.events() or []}
     assert "aten::_scaled_dot_product_flash_attention_for_cpu" in called
     assert not any("softmax" in name for name in called)
+
+
+def test_steps_of_a_table_attend_in_one_kernel_as_predicted_steps_do() -> None:
+    """On "meta" torch would multiply matrices: steps would be fitted to other work than is predicted."""
+    source, casts = find_source("timm:vit_tiny_patch16_224"), AsOnCuda("fp16")
+    once = trace_once(source, METHOD, micro_batch=4, casts=casts)
+    predicted = trace_model(source, METHOD, micro_batch=4, casts=casts).step.at(micro_batch=4)
+    assert any("flash_attention" in operator.name for operator in once.operators)
+
+    def called(step: TracedStep) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for (operator, _), count in step.call_counts().items():
+            found[step.operators[operator].name] += count
+        return found
+
+    assert called(once) == called(predicted)
+
+
+@pytest.mark.parametrize(("width", "learns"), [(8, False), (8, True), (4, False)])
+def test_attention_on_meta_is_one_kernel_where_torch_has_one(width: int, *, learns: bool) -> None:
+    """Not for values of another width than keys, nor for a mask that learns: as fake tensors of a processor."""
+
+    def is_one_kernel(mode: Any, device: str) -> bool:
+        with mode, torch.profiler.profile() as profiler, AsOnCuda("fp32"):
+            query = torch.empty(2, 3, 6, 8, device=device, requires_grad=True)
+            value = torch.empty(2, 3, 6, width, device=device)
+            mask = torch.empty(6, 6, device=device, requires_grad=learns)
+            torch.nn.functional.scaled_dot_product_attention(query, query, value, mask)
+        return any("flash" in event.name for event in profiler.events() or [])
+
+    expected = width == 8 and not learns
+    assert is_one_kernel(nullcontext(), "meta") == expected
+    assert is_one_kernel(FakeTensorMode(), "cpu") == expected
