@@ -41,8 +41,6 @@ _METHOD: Final = (
 _IN_WORDS: Final = {"fp32": "fp32", "fp16": "fp16 autocast"}
 #: Traces as GPUs run them that need no torch; ``python -m tests.benchmarks.shipped_traces`` makes them.
 SHIPPED_TRACES: Final = Path(documents.__file__).with_name("traces")
-#: Samples of one pass where the operators of a model are found; the file serves every batch.
-_TRACED_SAMPLES: Final = 8
 
 
 def is_model_config(path: Path) -> bool:
@@ -125,13 +123,14 @@ def traced_document(
     model: str,
     method: StepMethod,
     *,
-    micro_batch: int,
+    micro_batch: int | None = None,
     image_size: int | None = None,
     sequence_length: int | None = None,
     as_on_cuda: bool = False,
 ) -> WorkloadDocument:
     """The workload file of a model; ``UsageError`` if there is no such model or it cannot be traced.
 
+    ``micro_batch``: default: the batch that comes with the model, else 8 samples.
     The compiler stays out where that works; the code of a factory may ask for it.
     ``as_on_cuda``: By CUDA's rules of autocast and its optimizers, though tensors are on the processor.
     """
@@ -174,9 +173,7 @@ def document_for(
         USUAL_METHOD, precision=precision, device_kind="cpu" if as_on_cuda else machine.traced_kind
     )
     try:
-        document = traced_document(
-            model, method, micro_batch=_TRACED_SAMPLES, as_on_cuda=as_on_cuda
-        )
+        document = traced_document(model, method, as_on_cuda=as_on_cuda)
     except UsageError as error:
         if model not in TRANSFORMERS:
             raise

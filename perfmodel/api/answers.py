@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from perfmodel.advice import with_advice
 from perfmodel.answer import Question, open_question
@@ -42,8 +42,6 @@ from perfmodel.workload.step import USUAL_METHOD
 if TYPE_CHECKING:
     from perfmodel.tracing.loop import LoopClock
 
-#: Of a model that is named, unless somebody says.
-_SAMPLES: Final = 8
 AnyPath: TypeAlias = str | os.PathLike[str]
 #: A document, or the file that holds it.
 AnyMachine: TypeAlias = MeasuredMachine | AnyPath
@@ -91,7 +89,8 @@ def trace(  # noqa: PLR0913 - one parameter per part of a step
         Whose kernels: ``"cpu"``, ``"cuda"``, or, where there is no GPU, ``"as-cuda"``: what a GPU would run, for
         the machines of ``perfmodel machines``.
     micro_batch
-        Samples of a forward pass; the answer serves others too. Default: those of ``inputs``, or 8.
+        Samples of a forward pass; the answer serves others too. Default: the batch that comes
+        with the model, or 8.
     image_size, sequence_length
         Of a named model.
 
@@ -125,7 +124,7 @@ def trace(  # noqa: PLR0913 - one parameter per part of a step
     return traced_document(
         model,
         replace(method, optimizer=optimizer),
-        micro_batch=micro_batch or _SAMPLES,
+        micro_batch=micro_batch,
         image_size=image_size,
         sequence_length=sequence_length,
         as_on_cuda=as_on_cuda,

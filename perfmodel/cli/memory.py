@@ -24,8 +24,6 @@ _TRACED = typer.Option(
     help="Workload file, or a model to trace now: resnet50, torchvision:NAME, timm:NAME, FILE.py:FACTORY, a "
     "Hugging Face config.json."
 )
-#: Samples of a pass of a model that is traced for a question, unless somebody says.
-_SAMPLES_TRACED: Final = 8
 _CAPACITY = opt.size(
     "--device-memory", "Memory of one device; default: that of --device, or of the machine's."
 )
@@ -114,24 +112,26 @@ def _document(
         return WorkloadDocument.read(path), None
     refuse_without_torch(f"--workload: {workload}")
     method = replace(USUAL_METHOD, optimizer=optimizer, precision=precision)
-    samples = given["micro_batch"] or _SAMPLES_TRACED
-    typer.echo(
-        f"traced with {optimizer} in {precision} at micro-batch {samples}; --optimizer, --precision and "
-        "--micro-batch take others",
-        err=True,
-    )
 
     def traced(method: "StepMethod") -> WorkloadDocument:
         with working("trace"):
             return traced_document(
                 workload,
                 method,
-                micro_batch=samples,
+                micro_batch=given["micro_batch"],
                 sequence_length=given["sequence_length"],
                 as_on_cuda=as_on_cuda,
             )
 
-    return traced(method), traced
+    document = traced(method)
+    trace = document.trace
+    samples = given["micro_batch"] or trace.own_micro_batch or trace.traced_micro_batches[0]
+    typer.echo(
+        f"traced with {optimizer} in {precision} at micro-batch {samples}; --optimizer, --precision and "
+        "--micro-batch take others",
+        err=True,
+    )
+    return document, traced
 
 
 def _capacity_words(report: "MemoryReport", context: typer.Context) -> str:
@@ -207,7 +207,10 @@ _MODEL = typer.Argument(
     help="lenet, resnet18, mlp or transformer (reference models); a classification model of torchvision "
     "(torchvision:resnet18 where the name is taken); timm:NAME; FILE.py:FACTORY; a Hugging Face config.json."
 )
-_SAMPLES = typer.Option(help="Samples of one forward pass; the file serves other batches too.")
+_SAMPLES = typer.Option(
+    help="Samples of one forward pass; default: the batch that comes with the model, else 8. The file "
+    "serves other batches too."
+)
 _PIXELS = typer.Option(help="Pixels along each side.")
 _TOKENS = typer.Option(help="Tokens of one sample.")
 _IMPLEMENTATION = opt.choice(
@@ -228,7 +231,7 @@ _KERNELS = opt.choice(
 def trace(
     model: Annotated[str, _MODEL],
     *,
-    micro_batch: Annotated[int, _SAMPLES] = 8,
+    micro_batch: Annotated[int | None, _SAMPLES] = None,
     image_size: Annotated[int | None, _PIXELS] = None,
     sequence_length: Annotated[int | None, _TOKENS] = None,
     optimizer: Annotated[str, _OPTIMIZER] = "sgd",

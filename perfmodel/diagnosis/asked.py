@@ -434,7 +434,8 @@ def _trained(case: Case, config: TrainingConfig, sheet: DataSheet, precision: st
         try:
             named = read_model(text, sequence=sequence)
         except UsageError as error:
-            raise UsageError(re.sub("^--model", "MODEL", str(error))) from error
+            others = "; or torchvision:NAME, timm:NAME, FILE.py:FACTORY, a config.json or a trainer's YAML"
+            raise UsageError(re.sub("^--model", "MODEL", str(error)) + others) from error
     frozen = case.lora or config.frozen
 
     @functools.cache

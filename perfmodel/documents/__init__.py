@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -355,7 +356,12 @@ class Printed:
         return str(_answers().text(self))
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: print it, or see its fields>"
+        return (
+            textwrap.shorten(
+                f"<{type(self).__name__}: {_answers().title(self)}", 78, placeholder=" ..."
+            )
+            + ">"
+        )
 
     def _repr_html_(self) -> str:
         return str(_answers().html(self))

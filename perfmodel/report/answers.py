@@ -170,6 +170,12 @@ def text(found: object) -> str:
     return written.getvalue() + "\n".join(wrapped(line, _COLUMNS) for line in lines)
 
 
+def title(found: object) -> str:
+    """Of the first table, or the first sentence where there is none."""
+    tables, lines = shown(found)
+    return tables[0].title if tables else lines[0]
+
+
 def html(found: object) -> str:
     """Tables and sentences as HTML."""
     tables, lines = shown(found)
@@ -223,6 +229,4 @@ def figure(found: object) -> "Figure":
     length, axis, unit, name = bars
     rows = rows_of(found)[:_MOST_BARS]
     lengths = {str(row[name]): float(str(row[length] or 0)) / unit for row in rows}
-    tables, lines = shown(found)
-    title = tables[0].title if tables else lines[0]
-    return bars_figure(lengths, title=title, x=axis)
+    return bars_figure(lengths, title=title(found), x=axis)

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from perfmodel.errors import UsageError
 from perfmodel.tracing.cuda_casts import AsOnCuda
-from perfmodel.tracing.source import Batch, ModelSource
-from perfmodel.tracing.sources import resized, scalar_loss
+from perfmodel.tracing.source import ModelSource
+from perfmodel.tracing.sources import batch_rows, resized_batch, scalar_loss
 from perfmodel.tracing.step import hollow
 from perfmodel.tracing.trace import TracedModel, trace_model
 from perfmodel.units import Seconds
@@ -53,7 +53,7 @@ def trace_live(  # noqa: PLR0913 - one parameter per part of a step
     return trace_model(
         live_source(model, inputs, targets, loss=loss, caveats=(*own_caveats, *caveats)),
         replace(method, optimizer=name, optimizer_implementation=implementation),
-        micro_batch=micro_batch or batch_rows(inputs),
+        micro_batch=micro_batch,
         casts=AsOnCuda(method.precision) if as_on_cuda else None,
     )
 
@@ -82,26 +82,6 @@ def live_source(
     """
     module = unwrapped(model)
     text = type(module).__name__
-    rows = batch_rows(inputs)
-
-    def of_size(samples: int) -> Callable[[Any], Any]:
-        def one(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor):
-                return leaf
-            found = resized(leaf, samples, text=text) if leaf.dim() and len(leaf) == rows else leaf
-            return found.to(torch.get_default_device())
-
-        return one
-
-    def draw_batch(samples: int) -> Batch:
-        batch = tree_map(of_size(samples), inputs)
-        keyword = batch if isinstance(batch, dict) else {}
-        items = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
-        return Batch(
-            positional=() if keyword else items,
-            keyword=keyword,
-            targets=None if targets is None else of_size(samples)(targets),
-        )
 
     def scalar(outputs: Any, drawn: Tensor | None) -> Tensor:
         own = partial(_swapped, loss, drawn) if loss is not None and drawn is not None else loss
@@ -110,7 +90,7 @@ def live_source(
     return ModelSource(
         name=text,
         build=lambda: hollow(module),
-        draw_batch=draw_batch,
+        draw_batch=partial(resized_batch, inputs, targets),
         loss=scalar,
         caveats=caveats,
         own_samples=lambda: batch_rows(inputs),
@@ -119,22 +99,6 @@ def live_source(
 
 def _swapped(loss: Callable[..., Tensor], targets: Tensor, outputs: Any) -> Tensor:
     return loss(outputs, targets)
-
-
-def batch_rows(inputs: Any) -> int:
-    """Samples of a batch.
-
-    Raises
-    ------
-    UsageError
-        If nothing in it is a tensor of samples.
-    """
-    for leaf in tree_leaves(inputs):
-        if isinstance(leaf, Tensor) and leaf.dim():
-            return len(leaf)
-    raise UsageError(
-        f"inputs: must hold a tensor whose first dimension is the batch, got {inputs!r:.80}"
-    )
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -341,7 +305,8 @@ class LoopClock:
         seen, loss = self.first, self._loss
         if seen is None:
             raise UsageError(
-                "record: the model must be called inside the block, got no forward pass"
+                "record: the model must be called inside the block, got no forward pass; give the part that the "
+                "loop calls, such as module.net of Lightning"
             )
         caveats: tuple[str, ...] = ()
         if loss is None and not seen.has_own_loss:

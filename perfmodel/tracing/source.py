@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import _default_to_fused_or_foreach
+from torch.utils._pytree import MappingKey, tree_leaves_with_path
 
 from perfmodel.errors import UsageError
 from perfmodel.workload.step import OPTIMIZERS
@@ -23,18 +24,21 @@ class Batch:
     positional: tuple[Any, ...]
     keyword: dict[str, Any]
     targets: Tensor | None = None
+    origin: str = ""
+    """Where the shapes are from, if the user gave none."""
 
     @property
     def sample(self) -> str:
-        """One sample of the inputs by its shapes, such as "16x8 float32"."""
-        named = [*((None, value) for value in self.positional), *self.keyword.items()]
-        return ", ".join(
-            (f"{name}: " if name else "")
+        """One sample of the inputs by its shapes, such as "16x8 float32"; nested ones by their keys."""
+        leaves = tree_leaves_with_path((self.positional, self.keyword))
+        shapes = (
+            "".join(f"{key.key}: " for key in path if isinstance(key, MappingKey))
             + ("x".join(str(size) for size in value.shape[1:]) or "1")
             + f" {str(value.dtype).removeprefix('torch.')}"
-            for name, value in named
+            for path, value in leaves
             if isinstance(value, Tensor)
         )
+        return ", ".join(shapes) + (f" ({self.origin})" if self.origin else "")
 
     @property
     def pair(self) -> tuple[Tensor, Tensor]:

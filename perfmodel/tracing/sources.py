@@ -6,13 +6,14 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from perfmodel.errors import UntraceableModel, UsageError, did_you_mean
 from perfmodel.tracing.reference import MODELS
@@ -177,57 +178,59 @@ def _factory_source(text: str) -> ModelSource:
             "in it that returns the model"
         )
     factory = _imported(Path(file), name, text=text)
-    made: tuple[Any, Callable[..., Tensor] | None] = torch.empty(0), None
-    has_example = has_targets = False
+    made: tuple[Any, Tensor | None, Callable[..., Tensor] | None] = (), None, None
+    origin = ""
 
     def build() -> nn.Module:
-        nonlocal made, has_example, has_targets
+        nonlocal made, origin
         try:
             inspect.signature(factory).bind()
         except TypeError as error:
             raise UntraceableModel(
                 f"{text}: must be a function without arguments, got one that is {error}; give it a default"
             ) from None
-        returned = factory()
-        parts = returned if isinstance(returned, tuple) else (returned,)
-        module, example, loss = (*parts, None, None)[:3]
-        if len(parts) > 3 or not isinstance(module, nn.Module):
-            raise UntraceableModel(
-                f"{text}: must return a module, (module, example) or (module, example, loss), got "
-                f"{type(module).__name__}"
-            )
-        if loss is not None and not callable(loss):
-            raise UntraceableModel(f"{text}: loss must be callable, got {type(loss).__name__}")
-        made = torch.empty(_IMAGE) if example is None else example, loss
-        has_example = example is not None
-        has_targets = isinstance(example, tuple | list) and _ends_in_targets(module, example)
+        module, example, loss = _parts(factory(), text=text)
+        if example is None:
+            example, origin = torch.empty(_IMAGE), f"assumed: {name} returns no batch"
+        if isinstance(example, tuple | list) and _ends_in_targets(module, example):
+            made = tuple(example[:-1]), example[-1], loss
+        else:
+            made = example, None, loss
         return module
 
     def draw_batch(samples: int) -> Batch:
-        example = made[0]
-        named = example if isinstance(example, dict) else {}
-        items = example if isinstance(example, tuple | list) else (example,)
-        items = () if isinstance(example, dict) else items
-        given = tuple(resized(value, samples, text=text) for value in items)
-        return Batch(
-            positional=given[:-1] if has_targets else given,
-            keyword={key: resized(value, samples, text=text) for key, value in named.items()},
-            targets=given[-1] if has_targets else torch.zeros(samples, dtype=torch.int64),
-        )
+        inputs, targets, _ = made
+        batch = resized_batch(inputs, targets, samples, text=text)
+        implied = torch.zeros(samples, dtype=torch.int64) if targets is None else batch.targets
+        return replace(batch, targets=implied, origin=origin)
 
-    def loss_of(outputs: Any, targets: Tensor | None) -> Tensor:
-        loss = made[1]
-        if loss is not None and has_targets:
-            return scalar_loss(lambda found: loss(found, targets), outputs, targets, text=text)
-        return scalar_loss(loss, outputs, targets, text=text)
+    def loss_of(outputs: Any, drawn: Tensor | None) -> Tensor:
+        _, targets, loss = made
+        if loss is not None and targets is not None:
+            return scalar_loss(lambda found: loss(found, drawn), outputs, drawn, text=text)
+        return scalar_loss(loss, outputs, drawn, text=text)
 
     return ModelSource(
         name=f"{Path(file).stem}:{name}",
         build=build,
         draw_batch=draw_batch,
         loss=loss_of,
-        own_samples=lambda: samples_of(made[0]) if has_example else None,
+        own_samples=lambda: batch_rows(made[0], text=text) if not origin else None,
     )
+
+
+def _parts(returned: Any, *, text: str) -> tuple[nn.Module, Any, Callable[..., Tensor] | None]:
+    """Module, example and loss of what a factory returned; None for what it leaves out."""
+    parts = returned if isinstance(returned, tuple) else (returned,)
+    module, example, loss = (*parts, None, None)[:3]
+    if len(parts) > 3 or not isinstance(module, nn.Module):
+        raise UntraceableModel(
+            f"{text}: must return a module, (module, example) or (module, example, loss), got "
+            f"{type(module).__name__}"
+        )
+    if loss is not None and not callable(loss):
+        raise UntraceableModel(f"{text}: loss must be callable, got {type(loss).__name__}")
+    return module, example, loss
 
 
 def _ends_in_targets(module: nn.Module, example: Sequence[Any]) -> bool:
@@ -267,22 +270,50 @@ def _imported(file: Path, name: str, *, text: str) -> Callable[[], Any]:
     return factory  # type: ignore[no-any-return]
 
 
-def samples_of(example: Any) -> int | None:
-    """Samples of the first tensor of an example; None without one."""
-    values = example.values() if isinstance(example, dict) else example
-    items = (example,) if isinstance(example, Tensor) else values
-    tensors = (each for each in items if isinstance(each, Tensor) and each.dim())
-    return next((len(each) for each in tensors), None)
+def batch_rows(inputs: Any, *, text: str = "inputs") -> int:
+    """Samples of a batch.
+
+    Raises
+    ------
+    UsageError
+        If nothing in it is a tensor of samples.
+    """
+    for leaf in tree_leaves(_plain(inputs)):
+        if isinstance(leaf, Tensor) and leaf.dim():
+            return len(leaf)
+    raise UsageError(
+        f"{text}: must hold a tensor whose first dimension is the batch, got {inputs!r:.80}"
+    )
 
 
-def resized(value: Any, samples: int, *, text: str) -> Any:
-    """An example with so many samples; what is no tensor stays as it is."""
-    if not isinstance(value, Tensor):
-        return value
-    if value.dim() == 0:
-        raise UntraceableModel(
-            f"{text}: an example must have samples as first dimension, got a scalar"
-        )
+def resized_batch(inputs: Any, targets: Any, samples: int, *, text: str = "inputs") -> Batch:
+    """A batch with so many samples, from one that a loop passes: a tensor, a tuple of arguments or keywords.
+
+    Tensors with as many rows as the first one hold samples, however deep they lie; others, such as masks,
+    stay as they are.
+    """
+    rows = batch_rows(inputs, text=text)
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        found = _resized(leaf, samples) if leaf.dim() and len(leaf) == rows else leaf
+        return found.to(torch.get_default_device())
+
+    batch = tree_map(one, _plain(inputs))
+    keyword = batch if isinstance(batch, dict) else {}
+    items = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+    return Batch(
+        positional=() if keyword else items, keyword=keyword, targets=tree_map(one, targets)
+    )
+
+
+def _plain(inputs: Any) -> Any:
+    """A batch as torch's trees know it: what tokenizers return is a mapping, but no ``dict``."""
+    return dict(inputs) if isinstance(inputs, Mapping) else inputs
+
+
+def _resized(value: Tensor, samples: int) -> Tensor:
     # The example over and over: real runs need its values, such as tokens of the vocabulary.
     repeats = math.ceil(samples / max(1, len(value)))
     tiled = value.detach().repeat(repeats, *(1 for _ in value.shape[1:]))[:samples].contiguous()
@@ -298,13 +329,20 @@ def scalar_loss(
     if loss is not None or isinstance(own, Tensor):
         if isinstance(found, Tensor) and found.numel() == 1:
             return found
-        raise UntraceableModel(f"{text}: loss must be a tensor of one element, got {found!r:.80}")
+        raise UntraceableModel(
+            f"{text}: loss must be a tensor of one element, got {_described(found)}"
+        )
     if isinstance(outputs, Tensor) and outputs.dim() == 0:
         return outputs
     if isinstance(outputs, Tensor) and outputs.dim() == 2 and targets is not None:
         return nn.functional.cross_entropy(outputs, targets)
-    shown = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
     raise UntraceableModel(
         f"{text}: without a loss the model must return a scalar, .loss or scores (samples, classes), "
-        f"got {shown}; give a loss, from a factory as (module, example, loss)"
+        f"got {_described(outputs)}; give a loss, from a factory as (module, example, loss)"
     )
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return type(value).__name__

@@ -48,6 +48,8 @@ from perfmodel.workload.step import (
 #: How long a copy of this process may still trace when this one has finished, at least: what another
 #: thread had locked when it was copied would stay locked there for ever.
 _LEAST_PATIENCE_S: Final = 10.0
+#: Of a micro-batch, where neither the user nor the model says.
+_SAMPLES: Final = 8
 _RETRACE = "the step cannot be scaled to other micro-batches; trace it with --micro-batch at each"
 
 
@@ -69,13 +71,14 @@ def trace_model(
     source: ModelSource,
     method: StepMethod,
     *,
-    micro_batch: int,
+    micro_batch: int | None = None,
     beside: bool = False,
     casts: AsOnCuda | None = None,
 ) -> TracedModel:
     """Trace one optimizer step at a micro-batch and at twice as many samples.
 
-    Batches of one are never traced: normalisation refuses them, and their layouts are ambiguous.
+    The first is the batch that comes with the model, unless it is told or that is a single sample. Batches of
+    one are never traced: normalisation refuses them, and their layouts are ambiguous.
     ``beside`` traces the second batch at the same time in a copy of this process, where that works: for
     processes that have used no CUDA device and hold no locks. ``casts``: CUDA's rules of autocast, where
     there is no such device.
@@ -85,17 +88,19 @@ def trace_model(
             "--device-kind: cuda needs a CUDA device, got none (autograd asks the driver); use as-cuda: "
             "the work is the same, kernels of attention and normalisation have other names"
         )
-    least = max(2, micro_batch)
     if method.optimizer_implementation == DEFAULT:
         chosen = CUDA_DEFAULT if casts else default_implementation(method.device_kind)
         method = replace(method, optimizer_implementation=chosen)
     beside = beside and method.device_kind == "cpu"
     with without_content(method.device_kind), without_collection():
         try:
+            least = max(2, micro_batch or _SAMPLES)
             steps = _recorded(_shallow(source, method, casts), source, least, beside=beside)
             module = built(source)
         except IrregularLayersError:
             model = build_model(source, method, casts=casts)
+            own = source.own_samples() or 1
+            least = max(2, micro_batch or (own if own > 1 else _SAMPLES))
             steps, module = _recorded([model], source, least, beside=beside), model.module
     step = _joined_step(source, method, module, *steps)
     return TracedModel(

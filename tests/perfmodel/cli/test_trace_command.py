@@ -47,6 +47,14 @@ def asking(size): return nn.Linear(size, 3), torch.zeros(1, size)
 def short():
     targets = torch.zeros(4, dtype=torch.long)
     return nn.Linear(4, 3), torch.zeros(4, 4), lambda scores: nn.functional.cross_entropy(scores, targets)
+def bare(): return nn.Linear(4, 3)
+def vector(): return *good(), lambda scores: scores
+class Attending(nn.Linear):
+    def forward(self, batch, mask):
+        return super().forward(mask @ batch["text"]["rows"]).mean(1)
+def nested():
+    batch = {"text": {"rows": torch.zeros(32, 6, 4)}, "ages": torch.zeros(32)}
+    return Attending(4, 3), (batch, torch.zeros(6, 6), torch.zeros(32, dtype=torch.long))
 def number(): return 7
 def empty(): return nn.ReLU(), torch.zeros(1, 4)
 def compiled(): return torch.compile(nn.Linear(4, 3)), torch.zeros(1, 4)
@@ -155,6 +163,16 @@ def test_a_factory_of_the_users_own(
     assert document.workload.forward_flop == 2 * 4 * 3
 
 
+@pytest.mark.parametrize(("more", "samples"), [((), 32), (("--micro-batch", 5), 5)])
+def test_nested_inputs_beside_a_mask_are_traced_at_their_own_batch(
+    run: Run, factories: Path, tmp_path: Path, more: tuple[object, ...], samples: int
+) -> None:
+    result = run("trace", f"{factories}:nested", *more, "--output", tmp_path / "out.json")
+    assert result.exit_code == EXIT_OK, result
+    assert "mine:nested: text: rows: 6x4 float32, ages: 1 float32, 6 float32" in result.words
+    assert f"one step of {samples} samples" in result.words
+
+
 def test_a_traced_file_does_not_tell_where_it_was_traced(
     run: Run, factories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,7 +201,9 @@ def test_parameters_without_gradient_are_told(run: Run, factories: Path, tmp_pat
             "asking",
             "must be a function without arguments, got one that is missing a required argument: 'size'",
         ),
-        ("short", "the loss got outputs (8, 3) and targets (8,); let targets be part of the batch"),
+        ("short", "runs with 4 samples, not with 8: perfmodel traces both; let targets be part of"),
+        ("bare", "accepts 8 samples of 3x224x224 float32 (assumed: bare returns no batch)"),
+        ("vector", "loss must be a tensor of one element, got a tensor of shape (8, 3)"),
         ("number", "must return a module, (module, example) or (module, example, loss), got int"),
         ("empty", "must have trainable parameters"),
         ("compiled", "torch.compile is not supported"),

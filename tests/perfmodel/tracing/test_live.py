@@ -1,5 +1,6 @@
 """Modules and loops that exist, as the user's own code holds them."""
 
+from collections import UserDict
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,8 @@ def test_tensors_without_samples_keep_their_size() -> None:
             return scores
 
     inputs, labels = batch()
-    masked = {"rows": inputs, "mask": torch.zeros(8, 8)}
+    # Tokenizers return such a mapping, which is no dict.
+    masked = UserDict({"rows": inputs, "mask": torch.zeros(8, 8)})
     found = pm.trace(Masked(), masked, labels, loss=cross_entropy, micro_batch=32)
     assert found.trace.at(micro_batch=64).micro_batch == 64
 
