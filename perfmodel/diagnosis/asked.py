@@ -434,8 +434,11 @@ def _trained(case: Case, config: TrainingConfig, sheet: DataSheet, precision: st
         try:
             named = read_model(text, sequence=sequence)
         except UsageError as error:
-            others = "; or torchvision:NAME, timm:NAME, FILE.py:FACTORY, a config.json or a trainer's YAML"
-            raise UsageError(re.sub("^--model", "MODEL", str(error)) + others) from error
+            others = (
+                "torchvision:NAME, timm:NAME, FILE.py:FACTORY, a config.json or a trainer's YAML"
+            )
+            names = re.sub("^--model: must be", f"MODEL: must be {others}, or", str(error))
+            raise UsageError(re.sub("^--model", "MODEL", names)) from error
     frozen = case.lora or config.frozen
 
     @functools.cache

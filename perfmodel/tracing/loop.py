@@ -177,6 +177,11 @@ class LoopClock:
         num_steps: int = 10,
         warmup: int = 3,
     ) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UsageError(
+                f"record: needs the optimizer of the loop, got {type(optimizer).__name__}; the Trainer of "
+                "Hugging Face takes one by optimizers="
+            )
         self._module, self._optimizer, self._loss = unwrapped(model), optimizer, loss
         self._targets: Tensor | None = None
         self._num_steps, self._warmup = num_steps, warmup

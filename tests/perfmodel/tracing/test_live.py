@@ -108,6 +108,8 @@ def test_bad_input_says_what_to_give() -> None:
         pm.trace(network(), inputs, optimizer=torch.optim.Adagrad(network().parameters()))
     with pytest.raises(UsageError, match="optimizer: must be one of sgd, adamw"):
         pm.trace(network(), inputs, optimizer="lion")
+    with pytest.raises(UsageError, match="record: needs the optimizer of the loop, got NoneType"):
+        pm.record(network(), None)
     with pytest.raises(UsageError, match="inputs: must hold a tensor"):
         pm.trace(network())
     with pytest.raises(UntraceableModel, match="accepts 4 samples of 5 float32"):
