@@ -175,7 +175,7 @@ class RooflineModel(_OfWorkload):
 
     def step_s(self, run: Run, terms: FittedParameters) -> FloatArray:
         """See the class."""
-        t = {name: np.asarray(values) for name, values in terms.items()}
+        t = {name: np.atleast_1d(values) for name, values in terms.items()}
         n, layout, size = run.devices, run.layout, self.workload.gradient_bytes
         compute_s = self._compute_s(run, t)
         operators = self.workload.num_operators * layout.accumulation

@@ -362,3 +362,20 @@ def test_the_batch_that_comes_with_a_model_is_taken_and_told(run: Run) -> None:
     told = ("--precision", "bf16", "--observed", "1 GPU 12 ms")
     assert "note: micro-batch 16: the batch that came with the model" in run(*asked, *told).words
     assert "came with" not in run(*asked, *told, "--micro-batch", 8).words
+
+
+def test_a_traced_model_between_nodes_has_a_network_that_is_enough(run: Run) -> None:
+    typed = (
+        "--device",
+        "rtx-4090",
+        "--precision",
+        "bf16",
+        "--micro-batch",
+        32,
+        "--strategy",
+        "ddp",
+    )
+    network = ("--nics", 1, "--nic-bandwidth", "25Gb/s", "--observed", "12 GPUs 3 nodes 0.4 s")
+    found = run("diagnose", "torchvision:resnet18", *typed, *network)
+    assert found.exit_code == 0, found
+    assert "a node keep 90 % of the speed of one node" in found.words
