@@ -37,7 +37,7 @@ from perfmodel.scenarios import Scenario, compare_scenarios
 from perfmodel.scenarios.fields import changed
 from perfmodel.units import Bytes
 from perfmodel.workload import names_model
-from perfmodel.workload.step import USUAL_METHOD
+from perfmodel.workload.step import CHECKPOINTING, DEVICE_KINDS, PRECISIONS, USUAL_METHOD
 
 if TYPE_CHECKING:
     from perfmodel.tracing.loop import LoopClock
@@ -99,6 +99,9 @@ def trace(  # noqa: PLR0913 - one parameter per part of a step
     UsageError, UntraceableModel
         If the model or the batch makes no sense, with the module and operator that refused it.
     """
+    refuse_unknown("precision", precision, PRECISIONS)
+    refuse_unknown("checkpointing", checkpointing, CHECKPOINTING)
+    refuse_unknown("device_kind", device_kind, DEVICE_KINDS)
     as_on_cuda = device_kind == "as-cuda"
     kind = "cpu" if as_on_cuda else device_kind
     method = replace(

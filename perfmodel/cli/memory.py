@@ -13,7 +13,14 @@ from perfmodel.cli import options as opt
 from perfmodel.cli import show_answer, working
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.units import Bytes
-from perfmodel.workload.step import DEFAULT, IMPLEMENTATIONS, OPTIMIZERS
+from perfmodel.workload.step import (
+    CHECKPOINTING,
+    DEFAULT,
+    DEVICE_KINDS,
+    IMPLEMENTATIONS,
+    OPTIMIZERS,
+    PRECISIONS,
+)
 
 if TYPE_CHECKING:
     from perfmodel.answer.memory import MemoryReport
@@ -31,9 +38,7 @@ _BUCKET_VIEW = typer.Option(
     "--gradient-as-bucket-view", help="DDP's gradients live in its buckets."
 )
 _OPTIMIZER = opt.choice("--optimizer", tuple(OPTIMIZERS), "sgd (with momentum) or adamw.")
-_PRECISION = opt.choice(
-    "--precision", ("fp32", "bf16", "fp16"), "fp32, or autocast to bf16 or fp16."
-)
+_PRECISION = opt.choice("--precision", PRECISIONS, "fp32, or autocast to bf16 or fp16.")
 
 
 def memory(
@@ -219,11 +224,11 @@ _IMPLEMENTATION = opt.choice(
     "loop, foreach or fused; default: what torch chooses on --device-kind (cpu: loop, cuda: foreach).",
 )
 _CHECKPOINTING = opt.choice(
-    "--checkpointing", ("none", "full", "per-block"), "Which activations are computed again."
+    "--checkpointing", CHECKPOINTING, "Which activations are computed again."
 )
 _KERNELS = opt.choice(
     "--device-kind",
-    ("cpu", "cuda", "as-cuda"),
+    DEVICE_KINDS,
     "Whose kernels: cpu or cuda; as-cuda, where there is no GPU: what a GPU would run, for --machine.",
 )
 

@@ -162,6 +162,10 @@ class StepMethod:
         return f"{precision}, {self.optimizer} ({self.optimizer_implementation})"
 
 
+#: What may be asked of a trace.
+PRECISIONS: Final = ("fp32", "bf16", "fp16")
+CHECKPOINTING: Final = ("none", "full", "per-block")
+DEVICE_KINDS: Final = ("cpu", "cuda", "as-cuda")
 #: Of a user who chooses nothing.
 USUAL_METHOD: Final = StepMethod(
     optimizer="sgd",

@@ -108,6 +108,10 @@ def test_bad_input_says_what_to_give() -> None:
         pm.trace(network(), inputs, optimizer=torch.optim.Adagrad(network().parameters()))
     with pytest.raises(UsageError, match="optimizer: must be one of sgd, adamw"):
         pm.trace(network(), inputs, optimizer="lion")
+    with pytest.raises(UsageError, match="precision: must be one of fp32, bf16, fp16, got 'fp8'"):
+        pm.trace(network(), inputs, precision="fp8")
+    with pytest.raises(UsageError, match="device_kind: must be one of cpu, cuda, as-cuda"):
+        pm.trace(network(), inputs, device_kind="tpu")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="record: needs the optimizer of the loop, got NoneType"):
         pm.record(network(), None)
     with pytest.raises(UsageError, match="inputs: must hold a tensor"):
