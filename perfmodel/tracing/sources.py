@@ -287,7 +287,7 @@ def batch_rows(inputs: Any, *, text: str = "inputs") -> int:
 
 
 def resized_batch(inputs: Any, targets: Any, samples: int, *, text: str = "inputs") -> Batch:
-    """A batch with so many samples, from one that a loop passes: a tensor, a tuple of arguments or keywords.
+    """A batch of ``samples`` samples, made from one that a loop passes: a tensor, a tuple of arguments or keywords.
 
     Tensors with as many rows as the first one hold samples, however deep they lie; others, such as masks,
     stay as they are.
