@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from scipy.optimize import least_squares, nnls
+from scipy.special import exprel
 
 from calibrate.layout_fit import KNOWN_BELOW
 from calibrate.summary import Repetition, typical
@@ -174,9 +175,7 @@ def _costs(design: FloatArray, measured_s: FloatArray, expected_s: FloatArray) -
     weight = _WEIGHT * math.sqrt(max(1, len(time_s)))
     ratios, sum_s = np.ones(len(expected_s)), time_s
     for _ in range(_REWEIGHTINGS):
-        logs = np.log(sum_s / time_s)
-        mean_s = time_s * np.where(logs == 0, 1.0, np.expm1(logs) / np.where(logs == 0, 1.0, logs))
-        scale_s = np.sqrt(sum_s * mean_s)
+        scale_s = np.sqrt(sum_s * time_s * exprel(np.log(sum_s / time_s)))
         whole = np.vstack([counts / scale_s[:, None], weight * np.eye(len(expected_s))])
         ratios, _ = nnls(whole, np.r_[time_s / scale_s, np.full(len(expected_s), weight)])
         sum_s = np.maximum(counts @ ratios, 0.1 * time_s)

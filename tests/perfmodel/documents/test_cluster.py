@@ -6,6 +6,7 @@ import pytest
 
 from perfmodel.documents.clusters import read_cluster
 from perfmodel.errors import InvalidDocument
+from perfmodel.machine import Cluster
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "docs" / "clusters").glob("*.toml"))
 GOOD = """
@@ -31,15 +32,18 @@ source = "test"
 """
 
 
-def read(tmp_path: Path, text: str) -> None:
+def read(tmp_path: Path, text: str) -> Cluster:
     path = tmp_path / "cluster.toml"
     path.write_text(text, encoding="utf-8")
-    read_cluster(path)
+    return read_cluster(path)
 
 
 def test_the_file_of_the_page_is_read(tmp_path: Path) -> None:
     page = (EXAMPLES[0].parents[1] / "several-nodes.md").read_text(encoding="utf-8")
-    read(tmp_path, page.split("```toml\n")[1].split("```")[0])
+    found = read(tmp_path, page.split("```toml\n")[1].split("```")[0])
+    inner, outer = found.tiers
+    assert (inner.count, inner.link_bytes_per_s, inner.latency_s) == (4, 20e9, 6e-6)
+    assert (outer.count, outer.link_bytes_per_s, outer.latency_s) == (2, 23e9 / 8, 14e-6)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
