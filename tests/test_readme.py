@@ -4,6 +4,7 @@ import json
 import re
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,22 +23,31 @@ def test_the_table_of_accuracy_is_that_of_the_records() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "name", "part"),
+    ("file", "part", "has_coverage"),
     [
-        ("validation", "validation", "summary"),
-        ("validation", "validation", "speedup_summary"),
-        ("models", "models-measured", "summary"),
-        ("models", "models-curves", "summary"),
+        ("validation/validation.json", "summary", True),
+        ("validation/validation.json", "speedup_summary", False),
+        ("models/models-measured.json", "summary", True),
+        ("models/models-curves.json", "summary", True),
+        ("strategies/strategies.json", "summary", True),
     ],
 )
-def test_the_readme_quotes_all_campaigns_the_worst_first(stage: str, name: str, part: str) -> None:
-    files = campaigns(f"{stage}/{name}.json")
-    found = sorted(
-        (json.loads(file.read_bytes())[part] for file in files), key=lambda of: -of["mape"]
-    )
-    typical = ", ".join(f"{100 * of['mape']:.1f}" for of in found)
-    worst = ", ".join(f"{100 * of['worst_absolute']:.3g}" for of in found)
-    assert f"| {typical} % | {worst} % |" in page("README.md").replace("*", "")
+def test_the_readme_quotes_the_worst_campaign_and_the_latest(
+    file: str, part: str, *, has_coverage: bool
+) -> None:
+    found = [json.loads(path.read_bytes()) for path in campaigns(file)]
+    worst = max(found, key=lambda of: of[part]["mape"])
+    latest = max(found, key=lambda of: of["provenance"]["created_utc"])
+
+    def cell(of: Any) -> str:
+        errors = f"{100 * of[part]['mape']:.1f} %, {100 * of[part]['worst_absolute']:.1f} %"
+        covered = [
+            gate["value"] for gate in of["gates"] if has_coverage and "coverage" in gate["name"]
+        ]
+        return ", ".join([errors, *(f"{100 * value:.0f} %" for value in covered)])
+
+    last = "the same" if latest is worst else cell(latest)
+    assert f"| {cell(worst)} | {last} |" in page("README.md")
 
 
 def test_the_table_of_virtual_gpus_is_that_of_their_record() -> None:

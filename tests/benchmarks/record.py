@@ -95,9 +95,8 @@ def _rows() -> Iterator[str]:
         ):
             judge = f"models drawn at random, {words}{ranks}"
             yield from _worse_first(f"models/models-{mode}.json", part, judge, gate=gate)
-    found = _read("strategies/strategies.json")
     judge = "FSDP2, ZeRO, TP, PP over gloo, 2 to 4 ranks"
-    yield _row(found, judge, found["summary"], "validate strategies", gate=_STEPS)
+    yield from _worse_first("strategies/strategies.json", "summary", judge, gate=_STEPS)
     found = _read("network/network.json")
     for gate in found["gates"]:
         judge = f"collectives, {gate['name'].removesuffix(', MAPE')}"
@@ -114,7 +113,7 @@ def _rows() -> Iterator[str]:
 
 def _worse_first(file: str, part: str, judge: str, *, gate: str | None) -> Iterator[str]:
     """Rows of the worst campaign by MAPE and of the latest; ``part``: the summary of the verdict."""
-    command = "validate" if file.startswith("validation") else "validate models"
+    command = f"validate {file.partition('/')[0]}".removesuffix(" validation")
     found = []
     for path in campaigns(file):
         document = _read(path)
@@ -132,6 +131,8 @@ def campaigns(file: str) -> list[Path]:
 
 def _scatter(path: Path, part: str) -> float | None:
     """MAPE that the runs behind a summary would show if predictions had no error."""
+    if path.name.startswith("strategies"):
+        return None
     if path.name.startswith("models"):
         models = ModelsValidationDocument.read(path).models
         return scatter_alone(
