@@ -235,6 +235,9 @@ def test_the_changelog_starts_with_this_version(pyproject: dict[str, Any]) -> No
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     released = re.findall(r"^## (\d+\.\d+\.\d+) - \d{4}-\d{2}-\d{2}$", text, flags=re.MULTILINE)
     assert released[0] == pyproject["project"]["version"]
+    unreleased = [line for line in text.partition("\n## 0.")[0].splitlines()[4:] if line]
+    assert len(unreleased) <= 60
+    assert max(map(len, unreleased)) <= 200
 
 
 def test_every_make_target_explains_itself() -> None:
