@@ -20,10 +20,7 @@ from perfmodel.cost.collectives import (
     num_messages,
 )
 from perfmodel.cost.jobs import jobs_from
-from perfmodel.cost.layout_memory import (
-    in_flight,
-    rank_parts,
-)
+from perfmodel.cost.layout_memory import in_flight, rank_parts
 from perfmodel.cost.layout_time import layout_durations
 from perfmodel.cost.link_law import LinkLaw, paths
 from perfmodel.engine.algebra import end_times, end_times_with_interference
@@ -81,16 +78,16 @@ def durations(program: StepProgram, times: Mapping[Cause, float]) -> np.ndarray:
     return np.array(works) * [times.get(entry.cause, 0.0) for entry in program.operations]
 
 
-def page_step_s(case: Case, pace: float = 1.0, **others: Any) -> float:
+def page_step_s(case: Case, **others: Any) -> float:
     workload, layout, times = case
     gradients = [parameter.size_bytes for parameter in workload.parameters]
     cap = None if layout.bucket_cap_mb is None else int(layout.bucket_cap_mb * MIB)
     buckets = model.ddp_buckets(gradients, cap)
     return model.ddp_step_s(
-        *[pace * times[cause] for cause in (Cause.FORWARD, Cause.BACKWARD, Cause.OPTIMIZER)],
+        *[times[cause] for cause in (Cause.FORWARD, Cause.BACKWARD, Cause.OPTIMIZER)],
         ready=[workload.parameters[bucket[-1]].ready_fraction for bucket in buckets],
         all_reduce_s=[times[Cause.ALL_REDUCE] * sum(gradients[i] for i in b) for b in buckets],
-        hook_s=[pace * times[Cause.BUCKET] * len(b) for b in buckets],
+        hook_s=[times[Cause.BUCKET] * len(b) for b in buckets],
         micro_batches=layout.accumulation,
         **others,
     )
@@ -124,14 +121,6 @@ def test_host_that_runs_ahead_binds_only_if_it_is_slower(case: Case) -> None:
     assert max(sides_s) == pytest.approx(step_s, rel=EXACT, abs=1e-12)
     assert ends_s.max() - alone_s == pytest.approx(step_s, rel=EXACT, abs=1e-12)
     assert alone_s >= step_s * (1 - EXACT)
-
-
-@given(case=ddp_cases(), paces=st.lists(st.floats(1, 3), min_size=4, max_size=4))
-def test_all_ranks_wait_for_the_slowest(case: Case, paces: list[float]) -> None:
-    program = compile_step(case[0], case[1], asynchronous=False)
-    own = [[1.0 if o.is_collective else pace for o in program.operations] for pace in paces]
-    found_s = simulate(program, np.array(own) * durations(program, case[2])).step_s
-    assert found_s == pytest.approx(page_step_s(case, max(paces)), rel=EXACT)
 
 
 def layout_step_s(layout: Layout, times: Mapping[Cause, float], layers: int = 24) -> float:
@@ -281,12 +270,8 @@ def test_stragglers_and_failures(write: float, mtbf: float, restart: float, n: i
     assert math.log(model.straggler_factor(n, 1.0)) == pytest.approx(expected_largest_deviate(n))
     interval = model.checkpoint_interval_s(write, mtbf / n)
     fails = (FailureCause(name="any", mtbf_device_s=mtbf),)
-    times_s: dict[str, Any] = {
-        "checkpoint_interval_s": interval,
-        "checkpoint_write_s": write,
-        "restart_s": restart,
-    }
-    job = Job(devices=n, work_s=5 * interval, causes=fails, **times_s)
+    times_s: dict[str, Any] = {"checkpoint_interval_s": interval, "checkpoint_write_s": write}
+    job = Job(devices=n, work_s=5 * interval, causes=fails, restart_s=restart, **times_s)
     share = model.goodput(interval, write, mtbf / n, restart)
     assert share == pytest.approx(job.work_s / expected_elapsed_s(job))
 

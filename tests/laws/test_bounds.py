@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
@@ -11,9 +10,10 @@ from hypothesis import strategies as st
 from perfmodel.answer.answer import speedups
 from perfmodel.layout import Layout, Scaling, scaled_layouts
 from perfmodel.machine.measured import MeasuredMachine, PhaseCurves, StepNoise
+from tests.existing import existing
 from tests.laws.test_prediction_laws import TOLERANCE, machines, names, num_devices, scalings
 from tests.perfmodel.asking import Asking
-from tests.perfmodel.profiles import MICRO_BATCHES, Machine, profile
+from tests.perfmodel.profiles import MICRO_BATCHES, Machine, profile, stretched
 
 #: As runs scatter.
 HIGHEST = 1.1 * TOLERANCE
@@ -34,14 +34,9 @@ def restless(
     """A machine whose curves dip, and whose steps scatter otherwise at every batch."""
 
     def dipped(phases: PhaseCurves) -> PhaseCurves:
-        edits: dict[str, Any] = {
-            name: tuple(
-                dataclasses.replace(point, time_s=point.time_s * factor)
-                for point, factor in zip(getattr(phases, name), dips, strict=True)
-            )
-            for name in ("forward", "backward")
-        }
-        return dataclasses.replace(phases, **edits)
+        return stretched(
+            phases, lambda name: dips if name in ("forward", "backward") else itertools.repeat(1.0)
+        )
 
     found = profile(machine)
     noise = tuple(
@@ -84,15 +79,12 @@ def test_no_interval_of_a_speed_up_is_above_what_the_devices_give(
     entry = asking.workload(workload)
     before, after = (asking.step(entry, layout) for layout in (alone, together))
     point = asking.point(after, baseline=before)
-    assert point.speedup is not None
-    assert point.scaling_efficiency is not None
+    speedup, efficiency = existing(point.speedup), existing(point.scaling_efficiency)
     part = asking.step(entry, Layout(micro_batch=together.micro_batch))
     per_sample = before.step.nominal / batch / (part.step.nominal / together.micro_batch)
     most = HIGHEST * n * max(1.0, per_sample if kind == "strong" else 1.0)
-    assert point.speedup.p95 <= max(most, point.speedup.nominal * TOLERANCE)
-    assert point.scaling_efficiency.p95 <= max(
-        most / n, point.scaling_efficiency.nominal * TOLERANCE
-    )
+    assert speedup.p95 <= max(most, speedup.nominal * TOLERANCE)
+    assert efficiency.p95 <= max(most / n, efficiency.nominal * TOLERANCE)
 
 
 def test_draws_above_the_bound_are_at_it() -> None:

@@ -12,20 +12,14 @@ from perfmodel.models import traced_document
 from perfmodel.workload.memory import StepMemory
 from perfmodel.workload.step import USUAL_METHOD, SymbolicStep
 from tests.existing import existing
+from tests.perfmodel.tracing.configs import llama_config
 
 HIDDEN: Final = 128
 LAYERS: Final = 4
-_CONFIG: Final = {
+_CONFIG: Final = llama_config(HIDDEN, 384, LAYERS, 4, 1000, 64) | {
     "_name_or_path": "llama",
-    "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
-    "hidden_size": HIDDEN,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
     "num_key_value_heads": 4,
-    "intermediate_size": 384,
-    "vocab_size": 1000,
-    "max_position_embeddings": 64,
     "hidden_act": "silu",
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
@@ -39,13 +33,8 @@ def document(model: str = "llama") -> WorkloadDocument:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "llama.json"
         path.write_text(json.dumps(_CONFIG))
-        is_llama = model == "llama"
-        return traced_document(
-            str(path) if is_llama else model,
-            method,
-            micro_batch=4,
-            sequence_length=64 if is_llama else None,
-        )
+        text, length = (str(path), 64) if model == "llama" else (model, None)
+        return traced_document(text, method, micro_batch=4, sequence_length=length)
 
 
 def traced(model: str = "llama") -> tuple[SymbolicStep, StepMemory]:

@@ -2,12 +2,13 @@
 
 import json
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
 from calibrate.fit.operators import fit_operators
 from perfmodel.documents.observation import IsolatedOperator, OperatorsObservation
-from perfmodel.machine.measured import OperatorCosts
+from perfmodel.machine.measured import MeasuredOperator, MeasuredStep, OperatorCosts
 from perfmodel.workload import Operator, Phase, TensorSpec
 from tests.existing import existing
 
@@ -42,6 +43,27 @@ def matmul(rows: int, inner: int, columns: int) -> Operator:
 
 def addition(size: int) -> Operator:
     return operator("aten.add.Tensor", (spec(size), spec(size)), (spec(size),))
+
+
+def measured_step(
+    names: Iterable[tuple[str, str]],
+    time_s: float,
+    *,
+    micro_batch: int = 1,
+    parameters: str = "",
+    optimizer_s: float = 1.0,
+) -> MeasuredStep:
+    """A step of operators, by signature and phase, that took so long each. [s]"""
+    return MeasuredStep(
+        workload="any",
+        micro_batch=micro_batch,
+        parameters=parameters,
+        operators=tuple(
+            MeasuredOperator(signature=name, phase=phase, time_s=time_s) for name, phase in names
+        ),
+        optimizer_s=optimizer_s,
+        relative_error=0.01,
+    )
 
 
 def true_time_s(called: Operator) -> float:

@@ -1,7 +1,9 @@
 """Profiles of machines whose every parameter is known."""
 
 import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any, Final
 
 from perfmodel.documents import Provenance
@@ -14,6 +16,7 @@ from perfmodel.machine.measured import (
     CurvePoint,
     DdpCosts,
     HostCosts,
+    MeasuredCollective,
     MeasuredMachine,
     MeasuredWorkload,
     PhaseCurves,
@@ -162,11 +165,7 @@ def profile(machine: Machine) -> MeasuredMachine:
 def as_file(
     machine: MeasuredMachine, *, provenance: Provenance = PROVENANCE, sha256: str = ""
 ) -> ProfileDocument:
-    return ProfileDocument(
-        provenance=provenance,
-        observations_sha256=sha256,
-        machine=machine,
-    )
+    return ProfileDocument(provenance=provenance, observations_sha256=sha256, machine=machine)
 
 
 def _workload(workload: Workload, machine: Machine) -> MeasuredWorkload:
@@ -240,32 +239,49 @@ def message_time(machine: Machine, size_bytes: float) -> float:
     return machine.latency_s + size_bytes * machine.s_per_byte
 
 
-def slowed(curves: PhaseCurves, world_size: int, factor: float) -> PhaseCurves:
-    """Curves of ``world_size`` ranks that compute at once: each phase ``factor`` times as long."""
-    changed = {
-        name: tuple(replace(point, time_s=factor * point.time_s) for point in getattr(curves, name))
+def timed_group(
+    ranks: int,
+    time_s: Callable[[float], float],
+    sizes: Iterable[float],
+    *,
+    collective: str = "all_reduce",
+    nodes: int = 1,
+    error: float = 0.0,
+) -> MeasuredCollective:
+    """A collective whose arrays of these sizes [B] take so long in a group of ranks."""
+    points = (CurvePoint(at=size, time_s=time_s(size), relative_error=error) for size in sizes)
+    return MeasuredCollective(
+        collective=collective, world_size=ranks, num_nodes=nodes, points=tuple(points)
+    )
+
+
+def stretched(curves: PhaseCurves, factors: Callable[[str], Iterable[float]]) -> PhaseCurves:
+    """Each point of a curve takes the next of that curve's factors times as long."""
+    changed: dict[str, Any] = {
+        name: tuple(
+            replace(point, time_s=factor * point.time_s)
+            for point, factor in zip(getattr(curves, name), factors(name), strict=False)
+        )
         for name in PHASE_CURVES
     }
-    return PhaseCurves(world_size=world_size, **changed)
+    return replace(curves, **changed)
 
 
-def compute_rate(
-    probe: str,
-    *,
-    dtype: str = "fp32",
-    shape: tuple[int, ...] = (1,),
-    time_s: float = 1.0,
-    flop_per_s: float = 0.0,
-    bytes_per_s: float = 0.0,
-) -> ComputeRate:
-    return ComputeRate(
-        probe=probe,
-        dtype=dtype,
-        shape=shape,
-        time_s=time_s,
-        flop_per_s=flop_per_s,
-        bytes_per_s=bytes_per_s,
-    )
+def slowed(curves: PhaseCurves, world_size: int, factor: float) -> PhaseCurves:
+    """Curves of ``world_size`` ranks that compute at once: each phase ``factor`` times as long."""
+    return replace(stretched(curves, lambda _: repeat(factor)), world_size=world_size)
+
+
+def compute_rate(probe: str, **known: Any) -> ComputeRate:
+    """In fp32, of one number in a second, and of no rate unless it is said."""
+    usual: dict[str, Any] = {
+        "dtype": "fp32",
+        "shape": (1,),
+        "time_s": 1.0,
+        "flop_per_s": 0.0,
+        "bytes_per_s": 0.0,
+    }
+    return ComputeRate(probe=probe, **usual | known)
 
 
 def setting_of(workload: str, world_size: int, micro_batch: int, **others: Any) -> RunSetting:

@@ -14,10 +14,10 @@ import perfmodel as pm
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.machine import Evidence
+from tests.examples import ROOT
 from tests.perfmodel.cli.command import Run
 from tests.perfmodel.profiles import LIGHT, Machine, as_file, profile
 
-ROOT = Path(__file__).parents[2]
 MACHINE = profile(Machine(noise=(0.9, 1.0, 1.1), residual=0.03))
 
 
@@ -41,10 +41,7 @@ def test_importing_is_light() -> None:
 def test_predict_says_what_the_command_line_says(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     as_file(MACHINE).write(path)
-    printed = run(
-        *("predict", "--profile", path, "--workload", "light"),
-        *("--devices", "1,2,16", "--batch", "16", "--json"),
-    )
+    printed = run(f"predict --profile {path} --workload light --devices 1,2,16 --batch 16 --json")
     theirs = PredictionDocument.of_text(printed.stdout)
     ours = pm.predict(path, "light", devices=(1, 2, 16), batch=16)
     assert ours.points == theirs.points
@@ -85,15 +82,12 @@ def test_errors_are_those_of_the_command_line(tmp_path: Path) -> None:
 
 
 def test_a_strategy_that_nobody_knows_is_refused() -> None:
-    said: dict[str, Any] = {
-        "device": "h100-sxm",
-        "precision": "bf16",
-        "micro_batch": 1,
-        "devices_per_node": 8,
-    }
+    said: dict[str, Any] = {"device": "h100-sxm", "precision": "bf16", "micro_batch": 1}
     for observed in ("8 GPUs: 3 s", "8 GPUs dp=8 zero=1: 3 s", "1 GPU 3 s"):
         with pytest.raises(UsageError, match=r"^--strategy: must be one of ddp, .*, got 'fsdp1'"):
-            pm.diagnose("llama2-7b", **said, strategy="fsdp1", observed=[observed])
+            pm.diagnose(
+                "llama2-7b", **said, devices_per_node=8, strategy="fsdp1", observed=[observed]
+            )
 
 
 def test_memory_takes_a_model_by_its_short_name() -> None:
@@ -120,11 +114,11 @@ def test_other_nodes_are_joined_like_those_of_a_shipped_machine(tmp_path: Path, 
     path = tmp_path / "profile.json"
     as_file(joined).write(path)
     assert pm.read_profile(path).cluster == joined.cluster
-    asked = ("predict", "--profile", path, "--workload", "light", "--batch", "16")
+    asked = f"--profile {path} --workload light --batch 16"
     cluster = ROOT / "docs/clusters/ethernet.toml"
-    explained = run("explain", *asked[1:], "--devices", "32", "--cluster", cluster, "--verbose")
+    explained = run(f"explain {asked} --devices 32 --cluster {cluster} --verbose")
     assert "assume links as in" in explained.words
-    told = run(*asked, "--devices", "2,64", "--nodes-like", "dgx-h100", "--json")
+    told = run(f"predict {asked} --devices 2,64 --nodes-like dgx-h100 --json")
     assert PredictionDocument.of_text(told.stdout).points == (within, beyond)
 
 

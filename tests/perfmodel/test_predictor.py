@@ -36,10 +36,7 @@ def points(
 ) -> list[PredictedPoint]:
     predictor = Asking(profile(machine))
     settings = scaled_layouts(
-        (1, *world_sizes),
-        scaling=scaling,
-        batch=batch,
-        bucket_cap_mb=bucket_cap_mb,
+        (1, *world_sizes), scaling=scaling, batch=batch, bucket_cap_mb=bucket_cap_mb
     )
     steps = [predictor.step(predictor.workload(workload), setting) for setting in settings]
     found = [predicted_point(step, baseline=steps[0]) for step in steps]
@@ -91,8 +88,8 @@ def test_stragglers_are_reported_as_part_of_the_step() -> None:
 def test_a_step_lasts_as_long_as_the_loader() -> None:
     """16 samples at 10 per second: 1.6 s."""
     predictor = Asking(profile(Machine()))
-    (setting,) = scaled_layouts([1], scaling="weak", batch=16)
-    step = predictor.step(predictor.workload("heavy"), setting, loader_samples_per_s=10)
+    layout = Layout(micro_batch=16)
+    step = predictor.step(predictor.workload("heavy"), layout, loader_samples_per_s=10)
     assert step.step_s[0] == pytest.approx(1.6)
 
 
@@ -131,23 +128,16 @@ def test_uncertainty_of_the_parameters_and_of_the_form_widens_the_interval() -> 
     assert sharp.step_s.p5 == sharp.step_s.p95
     assert formed.step_s.p95 == pytest.approx(0.2472 * np.exp(0.1))
     assert formed.step_s.p5 == pytest.approx(0.2472 * np.exp(-0.1))
-    assert (
-        noisy.step_s.p5
-        < 0.95 * noisy.step_s.nominal
-        < 1.05 * noisy.step_s.nominal
-        < noisy.step_s.p95
-    )
+    assert noisy.step_s.p5 < 0.95 * noisy.step_s.nominal
+    assert noisy.step_s.p95 > 1.05 * noisy.step_s.nominal
 
 
-def test_several_devices_need_a_measured_interconnect() -> None:
+def test_several_devices_need_links_and_a_batch_that_divides() -> None:
     with pytest.raises(CalibrationUnavailable, match="2 devices need links between them"):
         points(Machine(world_size=1), 2)
-
-
-@pytest.mark.parametrize(("batch", "accumulation"), [(16, 1), (3, 2)])
-def test_a_global_batch_that_does_not_divide_is_not_feasible(batch: int, accumulation: int) -> None:
-    with pytest.raises(NotFeasible, match=f"got {batch}"):
-        scaled_layouts([3], scaling="strong", batch=batch, accumulation=accumulation)
+    for batch, accumulation in ((16, 1), (3, 2)):
+        with pytest.raises(NotFeasible, match=f"got {batch}"):
+            scaled_layouts([3], scaling="strong", batch=batch, accumulation=accumulation)
 
 
 def test_weak_scaling_fixes_the_micro_batch_and_strong_the_global_batch() -> None:

@@ -1,5 +1,6 @@
 """The command line in this process: same arguments, same exit code, same lines."""
 
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +30,9 @@ Run: TypeAlias = Callable[..., Result]
 
 def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     def run(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["perfmodel", *map(str, arguments)])
+        """One argument alone is the whole line."""
+        words = shlex.split(str(arguments[0])) if len(arguments) == 1 else map(str, arguments)
+        monkeypatch.setattr(sys, "argv", ["perfmodel", *words])
         with pytest.raises(SystemExit) as caught:
             main()
         captured = capsys.readouterr()

@@ -22,7 +22,7 @@ from perfmodel.errors import (
 )
 from tests.examples import ROOT
 from tests.existing import existing
-from tests.perfmodel.cli.command import Result, Run, complaint
+from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.plan.plans import PLAN, written
 from tests.perfmodel.profiles import Machine, as_file, profile
 
@@ -37,7 +37,6 @@ def test_a_slower_machine_is_told_apart(run: Run, stored: Path, tmp_path: Path) 
     assert "heavy, 2 x 16" in result.stdout
     same = run("diff", stored, stored)
     assert "none of" in same.stdout
-    complaint(run("diff", stored, tmp_path / "none.json"), EXIT_CALIBRATION)
 
 
 def test_a_machine_passes_its_own_clauses_and_a_slow_one_fails(run: Run, tmp_path: Path) -> None:
@@ -103,12 +102,8 @@ def test_a_program_tells_skypilot_the_predicted_time(
     sky.Resources = lambda accelerators: accelerators
     monkeypatch.setitem(sys.modules, "sky", sky)
     answer = run(*LARGE, "--export", tmp_path / "task.py", "--json")
-    document = PlanDocument.of_text(answer.stdout)
-    as_many = [
-        row.elapsed_s.nominal
-        for row in document.ranked
-        if row.devices == document.ranked[0].devices
-    ]
+    ranked = PlanDocument.of_text(answer.stdout).ranked
+    as_many = [row.elapsed_s.nominal for row in ranked if row.devices == ranked[0].devices]
     names: dict[str, Any] = {"__name__": "task"}
     exec((tmp_path / "task.py").read_text(encoding="utf-8"), names)  # noqa: S102
     resources = SimpleNamespace(accelerators={"H100": 8})
@@ -147,17 +142,12 @@ def test_bad_plans_are_one_line(run: Run, tmp_path: Path) -> None:
     assert "gone.json" in line
 
 
-ASKED = ("--devices", 100, "--work-days", 10)
-JOB = (*ASKED, "--replicas", 5)
+JOB = "goodput --devices 100 --work-days 10 --replicas 5"
 
 
 def test_json_is_a_document_with_the_same_job(run: Run) -> None:
-    result = run(
-        "goodput",
-        *("--devices", 8, "--work-days", 2, "--replicas", 3, "--cause", "gpu=100,replace"),
-        *("--cause", "net=50", "--spares", 1, "--replacement-hours", 5, "--checkpoint-s", 30),
-        "--json",
-    )
+    asked = "goodput --devices 8 --work-days 2 --replicas 3 --cause gpu=100,replace --cause net=50"
+    result = run(f"{asked} --spares 1 --replacement-hours 5 --checkpoint-s 30 --json")
     document = GoodputDocument.of_text(result.stdout)
     assert [cause.takes_node for cause in document.job.causes] == [True, False]
     assert document.job.mtbf_s == pytest.approx(3600 / (8 / 100 + 8 / 50))
@@ -166,19 +156,18 @@ def test_json_is_a_document_with_the_same_job(run: Run) -> None:
 
 
 def test_a_job_that_never_fails_takes_its_work_and_one_checkpoint(run: Run) -> None:
-    arguments = (*JOB, "--mtbf-device-hours", "inf", "--checkpoint-s", 3600)
-    document = GoodputDocument.of_text(run("goodput", *arguments, "--json").stdout)
+    asked = f"{JOB} --mtbf-device-hours inf --checkpoint-s 3600"
+    document = GoodputDocument.of_text(run(f"{asked} --json").stdout)
     assert document.elapsed_s.p5 == document.elapsed_s.p95 == 10 * 86400 + 3600
     assert document.unplanned_stops.p95 == 0
-    told = run("goodput", *arguments).stdout
+    told = run(asked).stdout
     assert "Best interval: none, as nothing ever fails" in told
     assert "no failure is drawn, as asked" in told
     assert "clusters" not in told
 
 
 def test_free_checkpoints_have_no_best_interval(run: Run) -> None:
-    arguments = ("--mtbf-device-hours", 2400, "--checkpoint-interval-s", 600)
-    told = run("goodput", *JOB, *arguments)
+    told = run(f"{JOB} --mtbf-device-hours 2400 --checkpoint-interval-s 600")
     assert told.exit_code == EXIT_OK
     assert "Best interval: the shorter the better, as a checkpoint costs nothing" in told.stdout
     (row,) = [line for line in told.stdout.splitlines() if line.startswith("checkpoint ")]
@@ -191,11 +180,8 @@ POINTS = "250=125,500=150,1000=200,2000=300"
 
 def test_json_holds_the_speed_up_that_counts(run: Run) -> None:
     """From 250 to 2,000: 7 times the samples/s, 300 / 125 = 2.4 times the samples: 2.9 times."""
-    result = run(
-        *("batch", "--points", POINTS, "--samples-per-s", "250=100,2000=700", "--json"),
-        *("--samples-per-unit", 1000),
-    )
-    document = BatchDocument.of_text(result.stdout)
+    speeds = "--samples-per-s 250=100,2000=700 --samples-per-unit 1000"
+    document = BatchDocument.of_text(run(f"batch --points {POINTS} {speeds} --json").stdout)
     largest = document.outlooks[-1]
     assert largest.batch == 2000
     assert largest.throughput_speedup == pytest.approx(7)
@@ -218,21 +204,11 @@ def test_two_points_are_said_to_tell_little(run: Run) -> None:
     assert "mostly the prior's" in run("batch", "--points", "64=10,128=11").stdout
 
 
-def document_of(result: Result) -> BatchDocument:
-    assert result.exit_code == EXIT_OK, result
-    return BatchDocument.of_text(result.stdout)
-
-
-def test_devices_are_priced_by_the_profile(run: Run, tmp_path: Path) -> None:
+def test_devices_are_priced_by_the_profile(run: Run, stored: Path) -> None:
     """Samples per second are those of predict; the speed-up that counts is smaller."""
-    path = tmp_path / "profile.json"
-    as_file(profile(Machine())).write(path)
-    document = document_of(
-        run(
-            *("batch", "--workload", "light", "--profile", path, "--devices", "2,8"),
-            *("--points", "32=1000,128=1700", "--micro-batch", 16, "--json"),
-        )
-    )
+    devices = f"--workload light --profile {stored} --devices 2,8 --micro-batch 16"
+    result = run(f"batch {devices} --points 32=1000,128=1700 --json")
+    document = BatchDocument.of_text(result.stdout)
     assert [entry.batch for entry in document.outlooks] == [32, 128]
     last = document.outlooks[-1]
     assert existing(last.throughput_speedup) > 1.5 * existing(last.target_speedup).nominal

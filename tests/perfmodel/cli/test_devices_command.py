@@ -20,11 +20,7 @@ from tests.perfmodel.traces import WORKLOAD, traced
 def files(tmp_path: Path) -> tuple[Path, Path]:
     machine, workload = tmp_path / "profile.json", tmp_path / "linear.json"
     as_file(replace(profile(Machine()), operators=costs_of_the_made_up_machine())).write(machine)
-    WorkloadDocument(
-        provenance=PROVENANCE,
-        workload=WORKLOAD,
-        trace=traced(),
-    ).write(workload)
+    WorkloadDocument(provenance=PROVENANCE, workload=WORKLOAD, trace=traced()).write(workload)
     return machine, workload
 
 

@@ -40,12 +40,9 @@ def test_a_layout_is_one_point_with_its_batch_and_evidence(
     api = pm.predict(*files, layout=TEXT)
     assert api.points[0].step_s == point.step_s
     shown = run("predict", *given, "--device-memory", "80GiB").stdout
-    for words in (
-        "memory of a rank: ",
-        "layout: dp=4 tp=2",
-        "fits into 80 GiB with probability 100%",
-    ):
-        assert words in shown
+    assert "memory of a rank: " in shown
+    assert "layout: dp=4 tp=2" in shown
+    assert "fits into 80 GiB with probability 100%" in shown
     assert max(map(len, shown.splitlines()[:30])) <= 80
 
 

@@ -1,5 +1,6 @@
 """Machines that nobody here measured, by name: in plans, on the page, in the search of layouts."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -23,29 +24,26 @@ CLUSTER = ROOT / "docs" / "clusters" / "pcie-box.toml"
 NET = ROOT / "docs" / "cases" / "net.py"
 
 
-def plan_text(workload: str, *machines: str) -> str:
-    """The plan of the other tests with one device of each of these machines."""
-    head, option, *_ = PLAN.split("[[option]]")
+def plan_of(machine: str) -> str:
+    """The plan of the other tests for LeNet on one device of a machine."""
+    head, option, *_ = PLAN.replace('"heavy"', '"lenet"').split("[[option]]")
     option = option.replace("{ first = 1, last = 16 }", "[1]").replace("[4, 16]", "[16]")
-    options = (
-        option.replace("slow.json", name).replace('name = "slow"', f'name = "on {name}"')
-        for name in machines
-    )
-    return "[[option]]".join([head.replace('"heavy"', f'"{workload}"'), *options])
+    return f"{head}[[option]]{option.replace('slow.json', machine)}"
 
 
 def test_a_plan_names_machines_that_ship_and_a_model(run: Run, tmp_path: Path) -> None:
     plan = tmp_path / "plan.toml"
-    plan.write_text(plan_text("lenet", "titan-rtx"), encoding="utf-8")
-    told = PlanDocument.of_text(run("plan", "options", plan, "--today", TODAY, "--json").stdout)
+    plan.write_text(plan_of("titan-rtx"), encoding="utf-8")
+    asked = f"plan options {plan} --today {TODAY}"
+    told = PlanDocument.of_text(run(f"{asked} --json").stdout)
     assert [(each.profile, each.basis) for each in told.machines] == [("titan-rtx", "inferred")]
     traced_lenet = pm.trace("lenet", precision="fp16", device_kind="as-cuda")
-    [row] = (each.row for each in told.options if each.row.option == "on titan-rtx")
+    [row] = (each.row for each in told.options)
     [point] = pm.predict("titan-rtx", traced_lenet, devices=1, batch=row.micro_batch).points
     assert row.step_s.nominal == pytest.approx(point.step_s.nominal, rel=1e-6)
 
-    plan.write_text(plan_text("lenet", "titan-rtz"), encoding="utf-8")
-    refused = complaint(run("plan", "options", plan, "--today", TODAY), 2)
+    plan.write_text(plan_of("titan-rtz"), encoding="utf-8")
+    refused = complaint(run(asked), 2)
     assert "option.profile: must be a file or a name of perfmodel machines" in refused
     assert "titan-rtx?" in refused
 
@@ -90,29 +88,20 @@ def test_a_model_is_traced_once_for_machines_of_one_precision() -> None:
 
 def test_what_memory_does_not_hold_is_the_first_caveat(run: Run) -> None:
     """A machine by name has the memory of its data sheet: 11 GiB."""
-    words = (
-        "predict",
-        "--machine",
-        "rtx-2080ti",
-        "--workload",
-        "lenet",
-        "--devices",
-        "1",
-        "--batch",
-    )
-    assert "not fit" not in run(*words, "64").stdout
-    printed = run(*words, "1000000").stdout
+    asked = "predict --machine rtx-2080ti --workload lenet --devices 1 --batch"
+    assert "not fit" not in run(f"{asked} 64").stdout
+    printed = run(f"{asked} 1000000").stdout
     first = next(line for line in printed.splitlines() if line.startswith("caveat"))
     assert "1000000 per device do not fit" in first
     assert "of 11 GiB" in first
 
 
 def test_the_batch_that_comes_with_a_model_is_predicted(run: Run) -> None:
-    asked = ("predict", "--machine", "titan-rtx", "--workload", f"{NET}:model", "--devices", 1)
-    own = run(*asked)
+    asked = f"predict --machine titan-rtx --workload {NET}:model --devices 1"
+    own = run(asked)
     assert "16 each" in own.stdout
     assert "the model's own batch" in own.words
-    typed = run(*asked, "--batch", 64)
+    typed = run(f"{asked} --batch 64")
     assert "64 each" in typed.stdout
     assert "own batch" not in typed.words
 
@@ -148,13 +137,12 @@ def test_layouts_of_a_traced_model_on_a_machine_by_name(run: Run) -> None:
 
 def test_a_config_is_a_model_and_half_a_node_is_a_node(run: Run, tmp_path: Path) -> None:
     """Links between nodes of four are those that gradients wait for."""
-    config = tmp_path / "config.json"
-    config.write_text(
-        '{"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size": 99}'
-    )
-    asked = ("predict", "--machine", "dgx-a100", "--workload", config, "--json", "--layout", "dp=8")
+    config, sizes = tmp_path / "config.json", {"n_embd": 64, "n_layer": 2, "n_head": 2}
+    sizes |= {"n_positions": 32, "vocab_size": 99}
+    config.write_text(json.dumps({"model_type": "gpt2"} | sizes))
+    asked = f"predict --machine dgx-a100 --workload {config} --json --layout dp=8 --cluster"
     near, far = (
-        PredictionDocument.of_text(run(*asked, "--cluster", links).stdout).points[0]
-        for links in ("4 nvlink3, 2 ib-ndr", "4 nvlink3, 2 eth-25")
+        PredictionDocument.of_text(run(f"{asked} '4 nvlink3, 2 {link}'").stdout).points[0]
+        for link in ("ib-ndr", "eth-25")
     )
     assert near.exposed_comm_s.nominal < far.exposed_comm_s.nominal

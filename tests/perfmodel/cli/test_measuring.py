@@ -16,11 +16,7 @@ from calibrate.gpus import query_gpus
 from calibrate.launch import Launch
 from calibrate.processes import usable_cores
 from perfmodel.cli import app, measure, validate
-from perfmodel.errors import (
-    EXIT_INTERRUPTED,
-    EXIT_OUT_OF_TOLERANCE,
-    EXIT_USAGE,
-)
+from perfmodel.errors import EXIT_INTERRUPTED, EXIT_OUT_OF_TOLERANCE, EXIT_USAGE
 from tests.fakes import FakeLauncher
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.profiles import PROVENANCE, Machine, as_file, profile

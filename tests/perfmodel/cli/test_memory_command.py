@@ -20,6 +20,8 @@ from tests.perfmodel.cli.command import Run
 from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.workload.memory_samples import step_memory, step_trace
 
+NET = f"{ROOT / 'docs' / 'cases' / 'net.py'}:model"
+
 
 def document(*, with_memory: bool = True) -> WorkloadDocument:
     return WorkloadDocument(
@@ -38,9 +40,7 @@ def traced(tmp_path: Path) -> Path:
 
 def test_a_step_that_fits(run: Run, traced: Path) -> None:
     """8 samples: 200 MiB of tensors, 2 % slack, 300 MiB of context."""
-    result = run(
-        "memory", "--workload", traced, "--device-memory", "1GiB", "--micro-batch", 8, "--json"
-    )
+    result = run(f"memory --workload {traced} --device-memory 1GiB --micro-batch 8 --json")
     assert result.exit_code == 0
     found = json.loads(result.stdout)
     assert found["schema_version"] == 2
@@ -75,25 +75,20 @@ def test_the_table_says_verdict_and_remedies(run: Run, traced: Path) -> None:
     assert "not tried, may need less: perfmodel trace --precision bf16" in result.stdout
 
 
-def test_a_batch_far_from_the_trace_is_a_caveat(run: Run, traced: Path) -> None:
-    result = run("memory", "--workload", traced, "--device-memory", "80GiB", "--micro-batch", 999)
-    assert result.exit_code == 0
-    assert "caveat: micro-batch 999 is far from the traced 4 and 8" in result.stdout
-
-
-def test_kernels_of_another_kind_are_a_caveat(run: Run, traced: Path) -> None:
-    result = run(
-        "memory", "--workload", traced, "--device-memory", "80GiB", "--device-kind", "cuda"
-    )
-    assert "caveat: traced with the kernels of cpu" in result.stdout
-    assert "was checked on an H100 and an H200 only" in result.stdout
+def test_another_batch_and_kernels_than_those_of_the_trace_are_caveats(
+    run: Run, traced: Path
+) -> None:
+    asked = f"memory --workload {traced} --device-memory 80GiB --micro-batch 999"
+    told = run(f"{asked} --device-kind cuda").stdout
+    assert "caveat: micro-batch 999 is far from the traced 4 and 8" in told
+    assert "caveat: traced with the kernels of cpu" in told
+    assert "was checked on an H100 and an H200 only" in told
 
 
 def test_a_model_is_traced_for_the_question(run: Run) -> None:
     """A convolution, a normalisation, a linear layer: 4.1 M parameters in fp32, with AdamW twice as much again."""
-    model = f"{ROOT / 'docs' / 'cases' / 'net.py'}:model"
-    asked = ("memory", "--workload", model, "--device", "a100-sxm4-80", "--optimizer", "adamw")
-    result = run(*asked, "--micro-batch", 4, "--json")
+    asked = f"memory --workload {NET} --device a100-sxm4-80 --optimizer adamw --micro-batch 4"
+    result = run(f"{asked} --json")
     assert result.exit_code == 0, result
     assert "traced with adamw in fp32 at micro-batch 4" in result.stderr
     parts = json.loads(result.stdout)["parts_bytes"]
@@ -106,21 +101,14 @@ def test_a_model_by_name_is_traced_with_other_precisions_and_optimizers_too(
     run: Run, tmp_path: Path
 ) -> None:
     """Rows of traces with another method; what they need is what the traces by themselves need."""
-    step = (
-        f"{ROOT / 'docs' / 'cases' / 'net.py'}:model",
-        "--micro-batch",
-        2,
-        "--optimizer",
-        "adamw",
-    )
-    asked = ("--device-memory", "4GiB", "--json")
-    found = json.loads(run("memory", "--workload", *step, *asked).stdout)
+    step, asked = f"{NET} --micro-batch 2 --optimizer adamw", "--device-memory 4GiB --json"
+    found = json.loads(run(f"memory --workload {step} {asked}").stdout)
     rows = {row["name"]: row for row in found["techniques"]}
     assert found["untried"] == []
     for option in ("--precision bf16", "--optimizer-implementation fused"):
         path = tmp_path / "other.json"
-        run("trace", *step, "--output", path, *option.split())
-        other = run("memory", "--workload", path, "--micro-batch", 2, *asked)
+        run(f"trace {step} --output {path} {option}")
+        other = run(f"memory --workload {path} --micro-batch 2 {asked}")
         assert rows[option]["needed_bytes"] == json.loads(other.stdout)["needed_bytes"]
         assert rows[option]["time_ratio"] is None
     # At least the temporaries of the update, as large as the parameters.

@@ -81,15 +81,6 @@ class Selecting(nn.Linear):
         scores = super().forward(x)
         return scores[scores > 0].sum()
 
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(10, 8)
-        self.head = nn.Linear(8, 10, bias=False)
-        self.head.weight = self.table.weight
-    def forward(self, x):
-        return self.head(self.table(x)).relu_().mean(1)
-
 class Decorated(nn.Linear):
     @torch.compile
     def forward(self, x):
@@ -107,7 +98,6 @@ def copied():
     layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     return encoder, torch.zeros(1, 5, 8), lambda out: out.square().mean()
-def tied(): return Tied(), torch.zeros(1, 5, dtype=torch.long)
 def decorated(): return Decorated(4, 3), torch.zeros(1, 4)
 def wide(): return nn.Linear(4, 3), torch.zeros(1, 2, 4)
 def fixed():
@@ -123,28 +113,25 @@ def factories(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_model_becomes_a_file_that_serves_every_batch(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "lenet.json"
-    result = run("trace", "lenet", "--micro-batch", 4, "--output", path)
+def test_a_model_becomes_a_file_that_serves_every_batch(
+    run: Run, factories: Path, tmp_path: Path
+) -> None:
+    """``nn.TransformerEncoder`` copies its layer, and warns of nothing."""
+    path = tmp_path / "out.json"
+    result = run(f"trace {factories}:copied --micro-batch 4 --output {path}")
     assert result.exit_code == EXIT_OK, result
     assert f"workload: {path}" in result.stdout
+    assert "UserWarning" not in result.stderr
     document = WorkloadDocument.read(path)
     one, many = (existing(document.trace).at(micro_batch=n) for n in (1, 300))
     assert many.flop(Phase.FORWARD) == 300 * one.flop(Phase.FORWARD)
     assert document.workload.forward_flop == one.flop(Phase.FORWARD)
 
 
-def test_copies_of_layers_warn_of_nothing(run: Run, factories: Path, tmp_path: Path) -> None:
-    """``nn.TransformerEncoder`` copies its layer."""
-    result = run("trace", f"{factories}:copied", "--output", tmp_path / "out.json")
-    assert result.exit_code == EXIT_OK, result
-    assert "UserWarning" not in result.stderr
-
-
 def test_kernels_as_a_gpu_chooses_them_need_none(run: Run, factories: Path, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
-    typed = ("--optimizer", "adamw", "--device-kind", "as-cuda", "--output", path)
-    result = run("trace", f"{factories}:good", *typed)
+    typed = f"--optimizer adamw --device-kind as-cuda --output {path}"
+    result = run(f"trace {factories}:good {typed}")
     assert result.exit_code == EXIT_OK, result
     assert "kernels as on CUDA" in result.words
     document = WorkloadDocument.read(path)
@@ -197,24 +184,19 @@ def test_parameters_without_gradient_are_told(run: Run, factories: Path, tmp_pat
         ("fickle", "trace it with --micro-batch at each"),
         ("narrow", "module '0'"),
         ("raising", "building the model raised RuntimeError: no licence"),
-        (
-            "asking",
-            "must be a function without arguments, got one that is missing a required argument: 'size'",
-        ),
+        ("asking", "must be a function without arguments, got one that is missing a required"),
         ("short", "runs with 4 samples, not with 8: perfmodel traces both; let targets be part of"),
         ("bare", "accepts 8 samples of 3x224x224 float32 (assumed: bare returns no batch)"),
         ("vector", "loss must be a tensor of one element, got a tensor of shape (8, 3)"),
         ("number", "must return a module, (module, example) or (module, example, loss), got int"),
         ("empty", "must have trainable parameters"),
-        ("compiled", "torch.compile is not supported"),
-        ("own_compile", "torch.compile is not supported"),
-        ("decorated", "torch.compile is not supported"),
+        *(
+            (name, "torch.compile is not supported")
+            for name in ("compiled", "own_compile", "decorated")
+        ),
         ("selecting", "module '0', operator aten.index.Tensor: asks for a value"),
         ("without_rule", "module '0', operator perfmodel_tests.opaque.default: nothing tells"),
-        (
-            "fixed",
-            "runs with 8 samples, not with 16: perfmodel traces both; let targets be part of the batch",
-        ),
+        ("fixed", "runs with 8 samples, not with 16: perfmodel traces both; let targets be part"),
         ("wide", "from a factory as (module, example, loss)"),
         ("missing", "must define missing"),
     ],
@@ -225,16 +207,13 @@ def test_a_model_that_cannot_be_traced_says_where_and_why(
     assert says in complaint(run("trace", f"{factories}:{factory}"), EXIT_USAGE)
 
 
-def test_a_tied_weight_counts_once_and_autocast_computes_in_its_type(
-    run: Run, factories: Path, tmp_path: Path
-) -> None:
+def test_autocast_computes_in_its_type(run: Run, factories: Path, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     for precision, dtype in (("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")):
-        result = run("trace", f"{factories}:tied", "--precision", precision, "--output", path)
-        assert result.exit_code == EXIT_OK, result
-        document = WorkloadDocument.read(path)
-        assert document.workload.num_parameters == 80
-        products = [o for o in existing(document.trace).at(micro_batch=8).operators if o.flop]
+        result = run(f"trace {factories}:good --precision {precision} --output {path}")
+        products = [
+            o for o in WorkloadDocument.read(path).trace.at(micro_batch=8).operators if o.flop
+        ]
         assert {spec.dtype for o in products for spec in o.inputs} == {dtype}
         assert ("gradient scaler" in result.stdout) == (precision == "fp16")
 
@@ -243,14 +222,14 @@ def test_an_unknown_operator_is_traced_and_priced_with_uncertainty(
     run: Run, factories: Path, tmp_path: Path
 ) -> None:
     path, machine = tmp_path / "out.json", tmp_path / "profile.json"
-    assert run("trace", f"{factories}:with_rule", "--output", path).exit_code == EXIT_OK
+    assert run(f"trace {factories}:with_rule --output {path}").exit_code == EXIT_OK
     document = replace(profile(Machine()), operators=costs_of_the_made_up_machine())
     as_file(document).write(machine)
-    asked = ("--profile", machine, "--workload", path, "--devices", 1, "--batch", 8, "--verbose")
-    for device in ((), ("--device", "h100-sxm")):
-        result = run("predict", *asked, *device)
+    asked = f"predict --profile {machine} --workload {path} --devices 1 --batch 8 --verbose"
+    for device in ("", "--device h100-sxm"):
+        result = run(f"{asked} {device}")
         assert result.exit_code == EXIT_OK, result
-        said = " ".join(result.stdout.split())
+        said = result.words
         assert "never timed, taken at the machine's peak: " in said
         assert "perfmodel_tests.strange.default" in said
         assert ("nothing was run on NVIDIA H100 SXM5" in said) == bool(device)

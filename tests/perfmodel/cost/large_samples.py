@@ -8,10 +8,10 @@ from calibrate.layout_fit import infer
 from perfmodel.cost.jobs import Column, Jobs, jobs_from
 from perfmodel.cost.layout_time import step_time_s
 from perfmodel.cost.parameters import SHEETS, medians, step_time_priors
-from perfmodel.documents import Provenance
 from perfmodel.documents.profile import InferredDocument
 from perfmodel.layout import Layout
 from perfmodel.workload.transformer import gpt
+from tests.perfmodel.profiles import PROVENANCE
 
 MODEL = gpt(layers=24, hidden=2048, heads=16, vocabulary=51_200)
 
@@ -33,11 +33,8 @@ def some_jobs(*, most: int = 8) -> Jobs:
 def truth() -> dict[str, float]:
     """FittedParameters away from their priors."""
     values = medians(step_time_priors(SHEETS["A100"]))
-    return values | {
-        "matmul_flop_per_s": 160e12,
-        "layer_host_s": 800e-6,
-        "tensor_bytes_per_s": 120e9,
-    }
+    away = {"matmul_flop_per_s": 160e12, "layer_host_s": 800e-6, "tensor_bytes_per_s": 120e9}
+    return values | away
 
 
 def measured(jobs: Jobs, *, seed: int = 0, noise: float = 0.01) -> Column:
@@ -52,13 +49,6 @@ def document() -> InferredDocument:
     jobs = some_jobs().take(np.arange(0, len(some_jobs()), 3))
     step_s = measured(jobs)
     return InferredDocument(
-        provenance=Provenance(
-            created_utc="2026-11-21T08:00:00+00:00",
-            command_line=(),
-            git_commit=None,
-            seed=0,
-            versions={},
-            host_fingerprint="none",
-        ),
+        provenance=PROVENANCE,
         machine=infer(jobs, step_s, step_time_priors(SHEETS["A100"]), device_name="A100"),
     )

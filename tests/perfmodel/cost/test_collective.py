@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,35 +15,18 @@ from perfmodel.cost.group_cost import _rising
 from perfmodel.cost.messages import MessageCost
 from perfmodel.cost.network import CollectiveCost
 from perfmodel.errors import UsageError
-from perfmodel.machine.measured import CurvePoint, MeasuredCollective
+from perfmodel.machine.measured import MeasuredCollective
+from tests.perfmodel.profiles import timed_group
 
 LATENCY_S = 1e-4
 S_PER_BYTE = 1e-9
 SIZES = tuple(4**power for power in range(5, 13))
 
 
-def measured(
-    world_size: int,
-    *,
-    power: float = 0.0,
-    error: float = 0.0,
-    collective: str = "all_reduce",
-    num_nodes: int = 1,
-) -> MeasuredCollective:
+def measured(world_size: int, *, power: float = 0.0, **others: Any) -> MeasuredCollective:
     """A ring whose 2 (n - 1) messages take 0.1 ms plus 1 ns per byte, times (n / 2) ** power."""
-    return MeasuredCollective(
-        collective=collective,
-        world_size=world_size,
-        num_nodes=num_nodes,
-        points=tuple(
-            CurvePoint(
-                at=size,
-                time_s=ring_s(size, world_size) * (world_size / 2) ** power,
-                relative_error=error,
-            )
-            for size in SIZES
-        ),
-    )
+    slower = (world_size / 2) ** power
+    return timed_group(world_size, lambda size: slower * ring_s(size, world_size), SIZES, **others)
 
 
 def sampled(
@@ -94,6 +78,7 @@ def test_reduce_scatter_and_all_gather_move_the_bytes_of_an_all_reduce(ranks: in
 def test_a_ring_of_any_size_follows_from_two_ranks(size_bytes: int, world_size: int) -> None:
     found_s = float(sampled(measured(2)).time_s(size_bytes, world_size=world_size)[0])
     assert found_s == pytest.approx(ring_s(size_bytes, world_size))
+    assert sampled(measured(2)).time_s(size_bytes, world_size=1)[0] == 0.0
 
 
 @pytest.mark.parametrize(("power", "error"), [(0.0, 0.001), (1.0, 0.001), (0.9, 0.07)])
@@ -119,9 +104,7 @@ def test_what_was_measured_comes_out_as_it_was() -> None:
 
 def test_one_size_leaves_the_latency_of_a_message_to_belief() -> None:
     """1 GiB, all bandwidth: a ring of 32 sends hardly more than one of 16."""
-    whole = replace(
-        measured(16, num_nodes=2), points=(CurvePoint(at=2.0**30, time_s=0.03, relative_error=0.0),)
-    )
+    whole = timed_group(16, lambda _: 0.03, [2.0**30], nodes=2)
     four_s = float(sampled(whole).time_s(2**30, world_size=32, num_nodes=4)[0])
     latency_s = 40e-6
     expected_s = 62 * latency_s + 1.9375 / 1.875 * (0.03 - 30 * latency_s)
@@ -135,13 +118,11 @@ def test_nodes_that_nobody_measured_are_assumed_slower_and_uncertain() -> None:
     assert np.log(between_s).std() > 0.4
 
 
-def test_one_rank_communicates_nothing() -> None:
-    assert sampled(measured(2)).time_s(4000, world_size=1)[0] == 0.0
-
-
-def test_groups_of_different_collectives_are_refused() -> None:
+def test_groups_of_different_collectives_or_nodes_are_refused() -> None:
     with pytest.raises(ValueError, match="must be of one collective"):
         sampled(measured(2), measured(2, collective="broadcast"))
+    with pytest.raises(UsageError, match="16 ranks must all span as many nodes, got 2 and 4"):
+        sampled(measured(16, nodes=2), measured(16, nodes=4))
 
 
 def test_larger_messages_are_never_faster_even_if_groups_disagree() -> None:
@@ -169,11 +150,6 @@ def test_uncertainty_grows_beyond_the_largest_group() -> None:
     assert spreads[0] < 0.02
     # Three doublings, and a message half-way, in log, between two measured sizes.
     assert spreads[2] == pytest.approx(np.hypot(0.15, 0.08 * np.sqrt(np.log(2))), rel=0.05)
-
-
-def test_groups_of_as_many_ranks_over_other_nodes_are_refused() -> None:
-    with pytest.raises(UsageError, match="16 ranks must all span as many nodes, got 2 and 4"):
-        sampled(measured(16, num_nodes=2), measured(16, num_nodes=4))
 
 
 def test_a_group_that_was_measured_twice_counts_twice() -> None:
@@ -221,7 +197,7 @@ def test_pooling_is_isotonic_regression(values: list[float]) -> None:
 def test_links_elsewhere_are_assumed_by_a_factor(
     own_nodes: int, asked_nodes: int, ratio: float, spread: float
 ) -> None:
-    cost = sampled(measured(8, num_nodes=own_nodes), num_draws=4000)
+    cost = sampled(measured(8, nodes=own_nodes), num_draws=4000)
     size = SIZES[3]
     found_s = cost.time_s(size, world_size=8, num_nodes=asked_nodes)
     assert found_s[0] == pytest.approx(ratio * ring_s(size, 8))

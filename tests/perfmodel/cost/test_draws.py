@@ -19,22 +19,28 @@ from perfmodel.layout import Layout, parse_layout
 from perfmodel.machine import Cluster, Evidence, Tier
 from perfmodel.machine.measured import (
     CurvePoint,
-    DeviceRates,
     LayoutCost,
     MeasuredMachine,
     MeasuredWorkload,
     PhaseCurves,
-    Rescaling,
     StepNoise,
 )
 from perfmodel.statistics import FloatArray
 from perfmodel.step import Cause
 from tests.existing import existing
+from tests.perfmodel.cost.test_rescale import A, rescaling
 from tests.perfmodel.cost.test_step_law import COSTS
 from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile, slowed
 
 DRAWS = 4000
+PAIRS = Cluster(
+    name="like others",
+    tiers=(
+        Tier(name="node", of="device", count=2, link_bytes_per_s=1e9, latency_s=1e-6),
+        Tier(name="fabric", of="node", count=64, link_bytes_per_s=1e9, latency_s=1e-6),
+    ),
+)
 
 
 def heavy(machine: MeasuredMachine) -> MeasuredWorkload:
@@ -49,19 +55,9 @@ def forward_s(machine: MeasuredMachine, workload: MeasuredWorkload) -> FloatArra
 
 
 def test_a_device_that_is_not_present_errs_in_all_its_times_at_once() -> None:
-    rates = DeviceRates(name="x", flop_per_s={"fp32": 1e12}, bytes_per_s=1e11)
-    rescaling = Rescaling(
-        source=rates,
-        target=rates,
-        start_s=0.0,
-        log_error=0.25,
-        notes=(),
-        notes_on_groups=(),
-        device_kind="cuda",
-        architecture="",
-    )
     plain = profile(Machine())
-    operators = replace(costs_of_the_made_up_machine(), rescaling=rescaling)
+    changed = replace(rescaling(A), log_error=0.25)
+    operators = replace(costs_of_the_made_up_machine(), rescaling=changed)
     machine = replace(plain, operators=operators)
     found = forward_s(machine, heavy(plain))
     assert found[0] == pytest.approx(0.081)
@@ -195,15 +191,7 @@ def test_dips_of_curves_are_noise() -> None:
 
 def test_every_doubling_of_nodes_is_slower_where_runs_of_others_show_it() -> None:
     """Two devices a node: eight are four nodes, two doublings of a tenth."""
-    cluster = Cluster(
-        name="like others",
-        tiers=(
-            Tier(name="node", of="device", count=2, link_bytes_per_s=1e9, latency_s=1e-6),
-            Tier(name="fabric", of="node", count=64, link_bytes_per_s=1e9, latency_s=1e-6),
-        ),
-        straggler_share=0.1,
-        straggler_log_error=0.5,
-    )
+    cluster = replace(PAIRS, straggler_share=0.1, straggler_log_error=0.5)
     machine = profile(Machine())
     model = CostModel(machine, num_draws=DRAWS, seed=0, cluster=cluster)
     for ranks, doublings in ((1, 0), (2, 0), (8, 2), (7, 2)):
@@ -211,23 +199,14 @@ def test_every_doubling_of_nodes_is_slower_where_runs_of_others_show_it() -> Non
         assert found[0] == pytest.approx(1 + 0.1 * doublings)
         if doublings:
             assert np.log((found - 1) / 0.2).std() == pytest.approx(0.5, rel=0.05)
-    alone = CostModel(machine, num_draws=2, seed=0).slowest(
-        heavy(machine), Layout(dp=8, micro_batch=16)
-    )
-    assert alone.tolist() == [1.0, 1.0]
+    alone = CostModel(machine, num_draws=2, seed=0)
+    assert alone.slowest(heavy(machine), Layout(dp=8, micro_batch=16)).tolist() == [1.0, 1.0]
 
 
 def test_how_well_it_is_known_that_ranks_differ() -> None:
     """Measured, beyond what was measured, by runs of others, or by nobody where steps of one device were published."""
     machine = profile(Machine())
-    others = Cluster(
-        name="like others",
-        tiers=(
-            Tier(name="node", of="device", count=2, link_bytes_per_s=1e9, latency_s=1e-6),
-            Tier(name="fabric", of="node", count=8, link_bytes_per_s=1e9, latency_s=1e-6),
-        ),
-        evidence=Evidence.INFERRED,
-    )
+    others = replace(PAIRS, evidence=Evidence.INFERRED)
 
     def evidence(found: MeasuredMachine, ranks: int, cluster: Cluster | None = None) -> Evidence:
         layout = Layout(dp=ranks, micro_batch=16)

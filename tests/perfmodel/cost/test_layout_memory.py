@@ -4,23 +4,20 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from perfmodel.cost.jobs import Jobs, jobs_from
-from perfmodel.cost.layout_memory import (
-    ASSUMED_MEMORY,
-    LayoutMemory,
-    rank_parts,
-    tensor_bytes,
-)
+from perfmodel.cost.layout_memory import ASSUMED_MEMORY, LayoutMemory, rank_parts, tensor_bytes
 from perfmodel.cost.parameters import condition
 from perfmodel.layout import Layout, Precision, Recompute, parse_layout
 from perfmodel.machine import DeviationSpreads
-from perfmodel.workload.step import StepMethod
 from perfmodel.workload.transformer import TRANSFORMERS, Transformer, gpt
 from tests.existing import existing
+from tests.perfmodel.cost.test_jobs import MODEL as LLAMA
+from tests.perfmodel.tracing.method import ADAMW_FUSED
 
 SMALL = gpt(layers=4, hidden=256, heads=4, vocabulary=2048)
 
@@ -47,14 +44,6 @@ def test_activations_by_hand() -> None:
     whole = replace(layout, recompute=Recompute.FULL)
     again = rank_parts(jobs_of(whole), 1)["activations"][0]
     assert again == 3 * (2 * 128) * 256 * 2 + (2 * 128) * 256 * 16 * 2
-
-
-def test_tensor_parallelism_divides_what_it_can() -> None:
-    plain = rank_parts(jobs_of(Layout(dp=2)), 0)["activations"][0]
-    split = rank_parts(jobs_of(Layout(dp=2, tp=4)), 0)["activations"][0]
-    sequence = replace(Layout(dp=2, tp=4), sequence_parallel=True)
-    assert split == plain * (4 + 12 / 4) / 16
-    assert rank_parts(jobs_of(sequence), 0)["activations"][0] == plain / 4
 
 
 def test_fully_sharded_parameters_are_whole_for_two_layers() -> None:
@@ -89,44 +78,19 @@ def test_a_traced_step_says_the_same(
     from perfmodel.tracing.trace import trace_model  # noqa: PLC0415
     from perfmodel.tracing.transformers import huggingface_source  # noqa: PLC0415 - torch
 
-    config = {
-        "model_type": "gpt2",
-        "n_embd": 256,
-        "n_layer": 4,
-        "n_head": 4,
-        "vocab_size": 2048,
-        "n_positions": 128,
-        "resid_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-        "activation_function": "gelu",
-    }
+    config: dict[str, Any] = {"model_type": "gpt2", "n_embd": 256, "n_layer": 4, "n_head": 4}
+    config |= {"vocab_size": 2048, "n_positions": 128, "activation_function": "gelu"}
+    config |= {"resid_pdrop": 0.0, "attn_pdrop": 0.0}
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
     source = huggingface_source(path, SampleSize(sequence_length=128))
-    method = StepMethod(
-        optimizer="adamw",
-        optimizer_implementation="fused",
-        precision="fp32",
-        checkpointing=checkpointing,
-        device_kind="cpu",
-    )
+    method = replace(ADAMW_FUSED, checkpointing=checkpointing)
     traced = trace_model(source, method, micro_batch=micro_batch)
     layout = Layout(micro_batch=micro_batch, recompute=recompute, precision=Precision.FP32)
     closed = tensor_bytes(jobs_of(layout))[0]
     assert closed == pytest.approx(existing(traced.memory).peak_bytes(micro_batch), rel=off)
 
 
-#: Two heads of keys and values for four of queries, three matrices in the feed-forward part, a table and a head.
-LLAMA = Transformer(
-    layers=6,
-    hidden=64,
-    heads=4,
-    kv_heads=2,
-    feed_forward=200,
-    gated=True,
-    vocabulary=1000,
-    tied=False,
-)
 #: Of a layer: four inputs of a width; queries, output, keys and values, and four inner tensors, which tp divides.
 WHOLE, DIVIDED = 4 * 64, 3 * 64 + 4 * 200
 PARAMETERS = 3 * 64**2 + 3 * 64 * 200

@@ -34,6 +34,7 @@ SMALL = gpt(layers=4, hidden=64, heads=4, vocabulary=1000)
 SIXTEEN = replace(SMALL, heads=16, kv_heads=16)
 LAYER, TABLE = 4 * 64**2 + 2 * 64 * 256, 64_000
 SEQUENCE = 32
+SEQUENCES = "tp=2 sequence_parallel=yes"
 #: Nothing takes time; each test says what does.
 FREE = dict.fromkeys(FITTED, 0.0) | {
     **{name: 1e40 for name in FITTED if name.endswith("per_s")},
@@ -60,31 +61,124 @@ def jobs_of(text: str, model: Transformer = SMALL) -> Jobs:
 
 #: FLOP of a layer's products for one sequence.
 PRODUCTS = 2 * SEQUENCE * LAYER
+#: Elements that pass the memory in one forward pass of a layer: 10 per token and channel, and, divided, 3 inner and
+#: 6 outer ones; scores six times for every head.
+SHARED, SPLIT, SCORES = 10 * 64 * SEQUENCE, (3 * 256 + 6 * 64) * SEQUENCE, 6 * 4 * SEQUENCE**2
+#: Once in a micro-batch: the embedding nine times, the logits in 32 bit three times 8 bytes.
+EMBEDDING, LOGITS = 9 * 64 * SEQUENCE, 24 * 1000 * SEQUENCE
+#: Two collectives in each pass of a layer, ring all-reduces of a sequence in 16 bit.
+ARRAY = 2 * SEQUENCE * 64
+#: Bytes of all gradients in 16 bit.
+GRADIENTS = 2 * (4 * LAYER + TABLE)
+MIXED = replace(SMALL, experts=8, experts_per_token=2)
+FLOP = {"matmul_flop_per_s": 1e9}
+MEMORY = {"memory_bytes_per_s": 1e9}
+LINKS, BETWEEN = {"tensor_bytes_per_s": 1e6}, {"node_bytes_per_s": 1e6}
+TENSOR, DATA = (
+    LINKS | {"tensor_latency_s": 1e-3},
+    {"data_bytes_per_s": 1e6, "tensor_latency_s": 1e-3},
+)
+SEND = {"p2p_latency_s": 1e-3}
+#: 1 ms a layer, forward; half as much more with tensor parallelism; more for each rank beyond the node.
+HOST = {"layer_host_s": 1e-3, "tensor_host_share": 0.5, "tensor_node_s": 1e-4}
+LATE, CROWDED = HOST | {"tensor_latency_s": 1e-6}, HOST | {"crowded_s": 1e-3}
+FIXED = {"micro_step_s": 0.1, "step_s": 2.0}
+NODES = FIXED | {"straggler_share": 0.1}
+#: The exchange of gradients takes as long as the backward pass.
+EQUAL = {"data_bytes_per_s": 14 / 8 * GRADIENTS, "matmul_flop_per_s": 8 * PRODUCTS}
+#: Two doublings of latency and six quarters of the array; three quarters of a layer; keys and values of 8 tokens.
+RING, SHARD, PAIRS = (
+    2e-3 + 6 / 4 * ARRAY / 1e6,
+    2e-3 + 3 / 4 * 2 * LAYER / 1e6,
+    2 * 8 * 2 * 64 / 1e6,
+)
+ENDS = 2 * EMBEDDING + LOGITS
 
 
 @pytest.mark.parametrize(
-    ("text", "passes"),
+    ("text", "costs", "part", "expected"),
     [
-        ("dp=1", 3),  # forward, and backward twice as long
-        ("accumulation=5", 15),
-        ("micro_batch=5", 15),
-        ("recompute=full", 4),
-        ("recompute=selective", 3),
-        ("tp=4", 3 / 4),
-        ("cp=2", 3 / 2),
+        # Products take two FLOP per parameter, token and pass: forward, and backward twice as long.
+        ("dp=1", FLOP, "compute", 4 * 3 * PRODUCTS / 1e9),
+        ("accumulation=5", FLOP, "compute", 4 * 15 * PRODUCTS / 1e9),
+        ("micro_batch=5", FLOP, "total", 4 * 15 * PRODUCTS / 1e9),
+        ("recompute=full", FLOP, "compute", 4 * 4 * PRODUCTS / 1e9),
+        ("recompute=selective", FLOP, "compute", 4 * 3 * PRODUCTS / 1e9),
+        ("tp=4", FLOP, "compute", 4 * 3 / 4 * PRODUCTS / 1e9),
+        ("cp=2", FLOP, "compute", 4 * 3 / 2 * PRODUCTS / 1e9),
+        # As many tokens as half speed needs take twice as long; a quarter of that width five times.
+        ("tp=4", FLOP | {"half_width": 64.0}, "total", 5 * 3 * PRODUCTS / 1e9),
+        ("dp=1", FLOP | {"half_tokens": 32.0}, "total", 2 * 12 * PRODUCTS / 1e9),
+        # What is no product passes the memory.
+        ("dp=1", MEMORY, "compute", (24 * (SHARED + SPLIT) + ENDS) / 1e9),
+        ("precision=fp32", MEMORY, "compute", (48 * (SHARED + SPLIT) + 2 * ENDS - LOGITS) / 1e9),
+        ("accumulation=3", MEMORY, "compute", 3 * (24 * (SHARED + SPLIT) + ENDS) / 1e9),
+        ("tp=2", MEMORY, "compute", (24 * (SHARED + SPLIT / 2) + ENDS - LOGITS / 2) / 1e9),
+        (SEQUENCES, MEMORY, "compute", (12 * (SHARED + SPLIT) + ENDS - LOGITS / 2) / 1e9),
+        # Fixed times are those of micro-batches and of a step; other stages take theirs before the first is through.
+        ("accumulation=6", FIXED, "compute", 0.6),
+        ("accumulation=6", FIXED, "other", 2.0),
+        ("pp=4 accumulation=6", FIXED, "compute", 0.6),
+        ("pp=4 accumulation=6", FIXED, "pipeline", 0.3),
+        # Every doubling of the nodes is slower.
+        ("dp=8", NODES, "total", 2.1),
+        ("dp=64", NODES, "total", 2.1 * 1.3),
+        ("dp=2", NODES, "total", 2.1),
+        # Tensor-parallel collectives are rings of every pass.
+        ("tp=4", TENSOR, "tensor", 4 * 2 * 2 * RING),
+        ("tp=4", TENSOR, "total", 4 * 2 * 2 * RING),
+        ("tp=4 recompute=full", TENSOR, "tensor", 4 * 2 * 3 * RING),
+        ("tp=4 accumulation=3", TENSOR, "tensor", 4 * 2 * 6 * RING),
+        # 16 ranks on two nodes of 8: what the adapters carry, but no faster than inside, however many.
+        ("tp=16", LINKS | {"node_bytes_per_s": 1e5}, "tensor", 30 * ARRAY / 8e5),
+        ("tp=16", LINKS | {"node_bytes_per_s": 1e9}, "tensor", 30 * ARRAY / 1e6),
+        # A ring of keys and values in 3 sends: of four ranks, or of sixteen beyond a node with a quarter of the tokens.
+        ("cp=4", SEND | LINKS, "tensor", 4 * 2 * 3 * (1e-3 + PAIRS)),
+        ("cp=4 recompute=full", SEND, "tensor", 4 * 3 * 3e-3),
+        ("cp=16", BETWEEN, "tensor", 4 * 2 * 15 * PAIRS / 4),
+        ("cp=4 tp=2", LINKS, "tensor", 4 * 2 * (3 * PAIRS / 2 + 2 * 2 * 8 * 64 / 1e6)),
+        ("cp=4", SEND | {"matmul_flop_per_s": 1e3, "attention_cost": 1.0}, "tensor", 0.0),
+        # A host that is late hides collectives, and needs longer beside other ranks.
+        ("dp=1", HOST, "compute", 12e-3),
+        ("tp=2", LATE, "compute", 18e-3),
+        ("tp=2", LATE, "tensor", 0.0),
+        ("tp=16", HOST, "compute", 12 * (1.5e-3 + 8e-4)),
+        ("tp=4 pp=4 accumulation=1", CROWDED, "compute", 3 * (1.5e-3 + 4e-3)),
+        ("tp=4 pp=2", CROWDED, "compute", 6 * 1.5e-3),
+        # Stages wait for sends: there and back once, and neighbours for each later one, unless on another chunk.
+        ("pp=2 accumulation=6", SEND, "pipeline", (2 + 5) * 1e-3),
+        ("pp=2 accumulation=6", SEND, "total", (2 + 5) * 1e-3),
+        ("pp=4 accumulation=6", SEND, "pipeline", (2 * 3 + 5 * 2) * 1e-3),
+        ("pp=4 accumulation=8 schedule=gpipe", SEND, "pipeline", (2 * 3 + 7 * 2) * 1e-3),
+        ("pp=2 accumulation=6 interleave=2", SEND, "pipeline", 2 * 3 * 1e-3),
+        # A send is a micro-batch of activations, across nodes at their rate; sequence parallelism divides it.
+        ("pp=2 dp=8", BETWEEN | {"data_bytes_per_s": 1e40}, "pipeline", 2 * ARRAY / 1e6),
+        ("pp=2", LINKS, "pipeline", 2 * ARRAY / 1e6),
+        ("pp=2 tp=4 dp=2 sequence_parallel=yes", BETWEEN, "pipeline", 2 * ARRAY / 4 / 1e6),
+        # Two equal sides under an exponent of a half take four times one; no exponent below counts.
+        ("dp=8", EQUAL | {"overlap": 0.5}, "data", 3.0),
+        ("dp=8", EQUAL | {"overlap": 0.1}, "data", 3.0),
+        # Sharded parameters are gathered forward and backward, and scattered; nothing to hide behind.
+        ("dp=4 zero=3", DATA, "data", 4 * 3 * SHARD),
+        ("dp=4 zero=3", DATA, "total", 4 * 3 * SHARD),
+        ("dp=4 zero=3 accumulation=5", DATA, "data", 4 * 15 * SHARD),
+        # Two groups of four on a node: also a ring of two over a quarter of a layer, one more doubling.
+        ("dp=8 zero=3 shard=4", DATA, "data", 4 * (3 * SHARD + 2 * LAYER / 4 / 1e6 + 1e-3)),
+        # Experts: there and back in both passes; a quarter of the tokens of two experts each stays.
+        ("dp=4 ep=4", TENSOR, "tensor", 4 * 2 * 2 * (2e-3 + 3 / 4 * 2 * ARRAY / 1e6)),
     ],
 )
-def test_products_take_two_flop_per_parameter_token_and_pass(text: str, passes: float) -> None:
-    found = parts_of(text, matmul_flop_per_s=1e9)
-    assert found["total"] == found["compute"] == pytest.approx(4 * passes * PRODUCTS / 1e9)
+def test_parts_of_a_step_by_hand(
+    text: str, costs: dict[str, float], part: str, expected: float
+) -> None:
+    model = MIXED if "ep=" in text else SIXTEEN if "tp=16" in text else SMALL
+    found = parts_of(text, model, **costs)[part]
+    assert found == pytest.approx(expected, abs=1e-9 if expected == 0.0 else None)
 
 
-def test_products_saturate_in_tokens_and_in_the_width_of_a_part() -> None:
-    """As many tokens as half speed needs take twice as long; a quarter of that width five times."""
-    wide = parts_of("tp=4", matmul_flop_per_s=1e9, half_width=64.0)["total"]
-    assert wide == pytest.approx(5 * 3 * PRODUCTS / 1e9)
-    few = parts_of("dp=1", matmul_flop_per_s=1e9, half_tokens=32.0)["total"]
-    assert few == pytest.approx(2 * 12 * PRODUCTS / 1e9)
+def test_fewer_heads_of_keys_and_values_make_a_shorter_ring() -> None:
+    found = parts_of("cp=4", replace(SMALL, kv_heads=1), **LINKS)["tensor"]
+    assert found == pytest.approx(4 * 2 * 3 * PAIRS / 4)
 
 
 def test_attention_takes_four_flop_per_pair_and_channel() -> None:
@@ -113,28 +207,6 @@ def test_eight_bit_speeds_up_products_alone(
     assert step_time_s(jobs, costs)[0] == pytest.approx(3 * flop / 1e9)
 
 
-#: Elements that pass the memory in one forward pass of a layer: 10 per token and channel, and, divided, 3 inner and
-#: 6 outer ones; scores six times for every head.
-SHARED, SPLIT, SCORES = 10 * 64 * SEQUENCE, (3 * 256 + 6 * 64) * SEQUENCE, 6 * 4 * SEQUENCE**2
-#: Once in a micro-batch: the embedding nine times, the logits in 32 bit three times 8 bytes.
-EMBEDDING, LOGITS = 9 * 64 * SEQUENCE, 24 * 1000 * SEQUENCE
-
-
-@pytest.mark.parametrize(
-    ("text", "moved"),
-    [
-        ("dp=1", 2 * (12 * (SHARED + SPLIT) + EMBEDDING) + LOGITS),
-        ("precision=fp32", 4 * (12 * (SHARED + SPLIT) + EMBEDDING) + LOGITS),
-        ("accumulation=3", 3 * (2 * (12 * (SHARED + SPLIT) + EMBEDDING) + LOGITS)),
-        ("tp=2", 2 * (12 * (SHARED + SPLIT / 2) + EMBEDDING) + LOGITS / 2),
-        ("tp=2 sequence_parallel=yes", 2 * (6 * (SHARED + SPLIT) + EMBEDDING) + LOGITS / 2),
-    ],
-)
-def test_what_is_no_product_passes_the_memory(text: str, moved: float) -> None:
-    found = parts_of(text, memory_bytes_per_s=1e9)
-    assert found["compute"] == pytest.approx(moved / 1e9)
-
-
 def test_written_scores_pass_the_memory_six_times() -> None:
     written = replace(SMALL, fused_attention=False)
     more = [
@@ -145,14 +217,13 @@ def test_written_scores_pass_the_memory_six_times() -> None:
 
 def test_experts_pass_as_many_tokens_as_the_busiest_gets() -> None:
     """Of 8 experts two are active; what is not an expert's stays."""
-    mixed = replace(SMALL, experts=8, experts_per_token=2)
     inner, attention = 2 * 64 * 256, 4 * 64**2
-    found = parts_of("dp=4 ep=4", mixed, matmul_flop_per_s=1e9)["compute"]
+    found = parts_of("dp=4 ep=4", MIXED, matmul_flop_per_s=1e9)["compute"]
     assert found == pytest.approx(12 * 2 * SEQUENCE * (attention + 2 * inner) / 1e9)
     # Every expert has the tokens of four ranks, two of eight: as many as a dense part.
-    slow = parts_of("dp=4 ep=4", mixed, matmul_flop_per_s=1e9, half_tokens=32.0)
+    slow = parts_of("dp=4 ep=4", MIXED, matmul_flop_per_s=1e9, half_tokens=32.0)
     assert slow["compute"] == pytest.approx(2 * found)
-    moved = parts_of("dp=4 ep=4", mixed, memory_bytes_per_s=1e9)["compute"]
+    moved = parts_of("dp=4 ep=4", MIXED, memory_bytes_per_s=1e9)["compute"]
     split = SPLIT + 3 * 256 * SEQUENCE
     assert moved == pytest.approx((2 * (12 * (SHARED + split) + EMBEDDING) + LOGITS) / 1e9)
 
@@ -168,104 +239,9 @@ def test_an_update_passes_over_what_a_rank_holds(zero: int, shards: int) -> None
     costs = {"memory_bytes_per_s": 1e9, "optimizer_bytes": 30.0}
     found = parts_of(f"dp=4 zero={zero}", **costs)["other"]
     assert found == pytest.approx(30 * (4 * LAYER + TABLE) / shards / 1e9)
-    mixed = replace(SMALL, experts=8, experts_per_token=2)
-    divided = parts_of(f"dp=4 ep=2 zero={zero}", mixed, **costs)["other"]
+    divided = parts_of(f"dp=4 ep=2 zero={zero}", MIXED, **costs)["other"]
     experts, common = 4 * 4 * 2 * 64 * 256, 4 * 4 * 64**2 + TABLE
     assert divided == pytest.approx(30 * (common / shards + experts / (2 if zero else 1)) / 1e9)
-
-
-def test_fixed_times_are_those_of_micro_batches_and_of_a_step() -> None:
-    found = parts_of("accumulation=6", micro_step_s=0.1, step_s=2.0)
-    assert (found["compute"], found["other"]) == pytest.approx((0.6, 2.0))
-    # The three other stages of a pipeline take theirs before the first micro-batch is through.
-    piped = parts_of("pp=4 accumulation=6", micro_step_s=0.1, step_s=2.0)
-    assert (piped["compute"], piped["pipeline"]) == pytest.approx((0.6, 0.3))
-
-
-@pytest.mark.parametrize(("text", "factor"), [("dp=8", 1.0), ("dp=64", 1.3), ("dp=2", 1.0)])
-def test_every_doubling_of_the_nodes_is_slower(text: str, factor: float) -> None:
-    found = parts_of(text, step_s=2.0, micro_step_s=1.0, straggler_share=0.1)
-    assert found["total"] == pytest.approx(3.0 * factor)
-
-
-#: Two collectives in each pass of a layer, ring all-reduces of a sequence in 16 bit.
-ARRAY = 2 * SEQUENCE * 64
-
-
-@pytest.mark.parametrize(
-    ("text", "passes"), [("tp=4", 2), ("tp=4 recompute=full", 3), ("tp=4 accumulation=3", 6)]
-)
-def test_tensor_parallel_collectives_are_rings_of_every_pass(text: str, passes: int) -> None:
-    """4 ranks: two doublings of latency, 6 quarters of the array."""
-    found = parts_of(text, tensor_bytes_per_s=1e6, tensor_latency_s=1e-3)
-    each = 2e-3 + 6 / 4 * ARRAY / 1e6
-    assert found["tensor"] == found["total"] == pytest.approx(4 * 2 * passes * each)
-
-
-def test_across_nodes_collectives_take_what_the_adapters_carry() -> None:
-    """16 ranks on two nodes of 8: no faster than inside, however many adapters."""
-    for node, rate in ((1e5, 8e5), (1e9, 1e6)):
-        found = parts_of("tp=16", SIXTEEN, tensor_bytes_per_s=1e6, node_bytes_per_s=node)
-        assert found["tensor"] == pytest.approx(4 * 2 * 2 * 30 / 16 * ARRAY / rate)
-
-
-def test_a_ring_of_keys_and_values_hides_behind_attention_or_not() -> None:
-    """3 sends of both, 8 tokens of 2 bytes; four ranks inside a node, sixteen beyond it."""
-    found = parts_of("cp=4", p2p_latency_s=1e-3, tensor_bytes_per_s=1e6)["tensor"]
-    ring = 3 * (1e-3 + 2 * 8 * 2 * 64 / 1e6)
-    assert found == pytest.approx(4 * 2 * ring)
-    assert parts_of("cp=4 recompute=full", p2p_latency_s=1e-3)["tensor"] == pytest.approx(
-        4 * 3 * 3e-3
-    )
-    far = parts_of("cp=16", node_bytes_per_s=1e6)["tensor"]
-    assert far == pytest.approx(4 * 2 * 15 * 2 * 2 * 2 * 64 / 1e6)
-    grouped = parts_of("cp=4", replace(SMALL, kv_heads=1), tensor_bytes_per_s=1e6)["tensor"]
-    assert grouped == pytest.approx(4 * 2 * 3 * 2 * 8 * 2 * 16 / 1e6)
-    divided = parts_of("cp=4 tp=2", tensor_bytes_per_s=1e6, tensor_latency_s=0.0)["tensor"]
-    assert divided == pytest.approx(4 * 2 * (3 * 2 * 8 * 64 / 1e6 + 2 * 2 * 8 * 64 / 1e6))
-    slow = parts_of("cp=4", p2p_latency_s=1e-3, matmul_flop_per_s=1e3, attention_cost=1.0)["tensor"]
-    assert slow < 1e-6
-
-
-def test_a_host_that_is_late_hides_collectives_and_needs_longer_beside_others() -> None:
-    """1 ms a layer, forward; half as much more with tensor parallelism; more for each rank beyond the node."""
-    host = {"layer_host_s": 1e-3, "tensor_host_share": 0.5, "tensor_node_s": 1e-4}
-    assert parts_of("dp=1", **host)["compute"] == pytest.approx(12e-3)
-    late = parts_of("tp=2", **host, tensor_latency_s=1e-6)
-    assert late["compute"] == pytest.approx(18e-3)
-    assert late["tensor"] < 1e-9
-    far = parts_of("tp=16", SIXTEEN, **host)["compute"]
-    assert far == pytest.approx(12 * (1.5e-3 + 8e-4))
-    crowded = parts_of("tp=4 pp=4 accumulation=1", **host, crowded_s=1e-3)["compute"]
-    assert crowded == pytest.approx(3 * (1.5e-3 + 4e-3))
-    assert parts_of("tp=4 pp=2", **host, crowded_s=1e-3)["compute"] == pytest.approx(6 * 1.5e-3)
-
-
-@pytest.mark.parametrize(
-    ("text", "sends"),
-    [
-        (
-            "pp=2 accumulation=6",
-            2 + 5,
-        ),  # there and back once, and its only neighbour for each later one
-        ("pp=4 accumulation=6", 2 * 3 + 5 * 2),
-        ("pp=4 accumulation=8 schedule=gpipe", 2 * 3 + 7 * 2),
-        ("pp=2 accumulation=6 interleave=2", 2 * 3),  # another chunk is worked on meanwhile
-    ],
-)
-def test_stages_wait_for_sends(text: str, sends: int) -> None:
-    found = parts_of(text, p2p_latency_s=1e-3)
-    assert found["pipeline"] == found["total"] == pytest.approx(sends * 1e-3)
-
-
-def test_a_send_is_a_micro_batch_of_activations() -> None:
-    """In a pipeline across nodes at the rate between them; sequence parallelism divides it."""
-    one = parts_of("pp=2 dp=8", node_bytes_per_s=1e6, data_bytes_per_s=1e40)["pipeline"]
-    assert one == pytest.approx(2 * ARRAY / 1e6)
-    near = parts_of("pp=2", tensor_bytes_per_s=1e6)["pipeline"]
-    assert near == pytest.approx(2 * ARRAY / 1e6)
-    parallel = parts_of("pp=2 tp=4 dp=2 sequence_parallel=yes", node_bytes_per_s=1e6)["pipeline"]
-    assert parallel == pytest.approx(2 * ARRAY / 4 / 1e6)
 
 
 def test_a_pipeline_with_a_slow_head_goes_at_its_pace() -> None:
@@ -305,10 +281,6 @@ def test_gpipe_loses_where_one_stage_is_slowest_forward_and_another_backward() -
     assert gpipe - usual == pytest.approx(4 * forward / 3)
 
 
-#: Bytes of all gradients in 16 bit.
-GRADIENTS = 2 * (4 * LAYER + TABLE)
-
-
 @pytest.mark.parametrize(
     ("text", "overlap"),
     [
@@ -328,27 +300,6 @@ def test_gradients_go_round_once_in_a_step(text: str, overlap: str) -> None:
     assert hidden == pytest.approx(expected - 4 * 2 * PRODUCTS / 1e9, rel=1e-3)
 
 
-def test_gradients_that_slow_compute_down_cost_more_than_one_after_the_other() -> None:
-    """Two equal ones under an exponent of a half take four times one; no exponent below counts."""
-    costs = {"data_bytes_per_s": 14 / 8 * GRADIENTS, "matmul_flop_per_s": 4 * 2 * PRODUCTS}
-    for overlap in (0.5, 0.1):
-        assert parts_of("dp=8", **costs, overlap=overlap)["data"] == pytest.approx(3.0)
-
-
-@pytest.mark.parametrize(
-    ("text", "collectives"),
-    [
-        ("dp=4 zero=3", 3),  # gathered forward and backward, scattered
-        ("dp=4 zero=3 accumulation=5", 15),
-    ],
-)
-def test_sharded_parameters_travel_three_times(text: str, collectives: int) -> None:
-    """Of 4 ranks three quarters of a layer each time, two doublings of latency; nothing to hide behind."""
-    found = parts_of(text, data_bytes_per_s=1e6, tensor_latency_s=1e-3)
-    each = 3 / 4 * 2 * LAYER / 1e6 + 2e-3
-    assert found["data"] == found["total"] == pytest.approx(4 * collectives * each)
-
-
 def test_shards_that_are_prefetched_hide_behind_the_pass_before() -> None:
     """Perfect overlap: forward the longer of compute and gather, backward of compute and both exchanges."""
     costs = {"matmul_flop_per_s": 1e9, "overlap": 50.0}
@@ -357,21 +308,6 @@ def test_shards_that_are_prefetched_hide_behind_the_pass_before() -> None:
     costs["data_bytes_per_s"] = 3 / 4 * 2 * LAYER / gather
     early = parts_of("dp=4 zero=3", **costs)["data"]
     assert early == pytest.approx(4 * (gather - forward + 2 * gather - backward), rel=1e-3)
-
-
-def test_groups_of_shards_also_sum_their_gradients() -> None:
-    """Two groups of four on a node: a ring of two over a quarter of a layer, one more doubling."""
-    found = parts_of("dp=8 zero=3 shard=4", data_bytes_per_s=1e6, tensor_latency_s=1e-3)["data"]
-    each = 3 / 4 * 2 * LAYER / 1e6 + 2e-3
-    between = 2 * 1 / 2 * 2 * LAYER / 4 / 1e6 + 1e-3
-    assert found == pytest.approx(4 * (3 * each + between))
-
-
-def test_experts_exchange_tokens_in_both_passes() -> None:
-    """There and back, forward and backward; a quarter of the tokens of two experts each stays."""
-    mixed = replace(SMALL, experts=8, experts_per_token=2)
-    found = parts_of("dp=4 ep=4", mixed, tensor_bytes_per_s=1e6, tensor_latency_s=1e-3)["tensor"]
-    assert found == pytest.approx(4 * 2 * 2 * (2e-3 + 3 / 4 * 2 * ARRAY / 1e6))
 
 
 #: One of every kind of job, with what only it has.
@@ -384,8 +320,7 @@ KINDS: Final = (
 
 
 def test_many_jobs_at_once_take_and_hold_what_each_does_alone() -> None:
-    mixed = replace(SMALL, experts=8, experts_per_token=2)
-    alone = [jobs_of(text, mixed if "ep=" in text else SMALL) for text in KINDS]
+    alone = [jobs_of(text, MIXED if "ep=" in text else SMALL) for text in KINDS]
     together = Jobs.joined(alone)
     steps, peaks = step_parts(together, FITTED), ASSUMED_MEMORY.fullest_bytes(together)
     for place, (text, jobs) in enumerate(zip(KINDS, alone, strict=True)):

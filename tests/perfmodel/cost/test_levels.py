@@ -59,16 +59,76 @@ def tier(name: str, of: str, count: int, rate: float, latency_s: float) -> Tier:
     return Tier(name=name, of=of, count=count, link_bytes_per_s=rate, latency_s=latency_s)
 
 
-#: Two nodes of four: 1 MB/s and 1 ms inside; a node sends 0.5 MB/s, 3 ms more between nodes.
-TWO_NODES = Cluster(
-    name="two nodes",
-    tiers=(tier("node", "device", 4, 1e6, MS), tier("fabric", "node", 2, 5e5, 3 * MS)),
+def nodes(inside: int, count: int, rate: float = 5e5, latency_s: float = 3 * MS) -> Cluster:
+    """Nodes of so many devices: 1 MB/s and 1 ms inside, a rate and more latency between."""
+    inner, outer = (
+        tier("node", "device", inside, 1e6, MS),
+        tier("fabric", "node", count, rate, latency_s),
+    )
+    return Cluster(name="nodes", tiers=(inner, outer) if count > 1 else (inner,))
+
+
+def with_switches(cluster: Cluster, reached: float) -> Cluster:
+    inner, *outer = cluster.tiers
+    adding = dataclasses.replace(inner, in_switch_reduction=reached)
+    return dataclasses.replace(cluster, tiers=(adding, *outer))
+
+
+TWO_NODES, SIX, CHAIN, NODE = nodes(4, 2), nodes(3, 2), nodes(2, 64, 1e6, MS), nodes(8, 1)
+SLOW = Cluster(name="slow", tiers=(tier("room", "device", 8, 1.0, MS),))
+ADDED = SWITCH_LATENCY_S
+
+
+@pytest.mark.parametrize(
+    ("cluster", "devices", "size", "library", "expected_s"),
+    [
+        # A ring waits for the slowest tier: 12 messages of latency 1 ms, 2 of 4 ms, 14 of 1 kB at 0.5 MB/s.
+        (TWO_NODES, 8, 8000, "gloo", 48 * MS),
+        # A hierarchy: inside 4 messages of 2 kB, 4 * (1 + 2); between 2 of 3 kB, 2 * (4 + 6).
+        (SIX, 6, 6000, "unknown", 32 * MS),
+        # NCCL has none: its ring has 8 messages of latency 1 ms, 2 of 4 ms, and 10 of 1 kB at 0.5 MB/s.
+        (SIX, 6, 6000, "nccl", 36 * MS),
+        # A tree wins by latency: 2 * (1 * 1 + 6 * 2); the ring's are 380 ms.
+        (CHAIN, 128, 1, "nccl", 2 * (1 + 6 * 2) * MS),
+        # A switch that adds: 9 kB at 0.9 of the rate are 10 ms; the ring takes 14 * (1 + 1) ms.
+        (NODE, 8, 8000, "nccl", 28 * MS),
+        (with_switches(NODE, 0.9), 8, 8000, "nccl", 10 * MS + ADDED),
+        (with_switches(NODE, 0.9), 8, 8000, "gloo", 28 * MS),
+        # Trees over nodes whose switches add: inside 10 kB in 10 ms; between two nodes 8 kB once in 16 ms,
+        # and 2 * 4 ms of latency; between four nodes twice.
+        (with_switches(TWO_NODES, 1.0), 8, 8000, "nccl", 24 * MS + ADDED),
+        (with_switches(nodes(4, 4), 1.0), 16, 8000, "nccl", 48 * MS + ADDED),
+        # Halving and doubling: 6 messages, 2 * (4 + 2 + 1) s; a ring has 14 and as many bytes. Of 6 ranks two
+        # send all to a partner first, and get all back: 2 * (8 + 4 + 2) s; a ring has less to send.
+        (SLOW, 8, 8, "unknown", 14.0 + 6 * MS),
+        (SLOW, 8, 8, "gloo", 14.0 + 14 * MS),
+        (SLOW, 6, 8e-9, "unknown", 6 * MS + 28e-9),
+        (SLOW, 6, 8, "unknown", 10 * (8 / 6 + MS)),
+    ],
 )
+def test_all_reduces_by_hand(
+    cluster: Cluster, devices: int, size: float, library: str, expected_s: float
+) -> None:
+    within = 1e-3 if cluster is CHAIN else 1e-6  # a byte takes time too
+    assert time(cluster, devices, size, library) == pytest.approx(expected_s, rel=within)
 
 
-def test_a_ring_waits_for_the_slowest_tier_in_every_message() -> None:
-    """8 ranks, 8 kB: 12 messages of latency 1 ms, 2 of 4 ms, and 14 of 1 kB at 0.5 MB/s: 48 ms."""
-    assert time(TWO_NODES, 8, 8000, "gloo") == pytest.approx(48 * MS)
+def test_what_binds_is_named() -> None:
+    for cluster, size, library, found in (
+        (SIX, 6000, "unknown", "fabric (bandwidth, hierarchical of 2)"),
+        (with_switches(TWO_NODES, 1.0), 8000, "nccl", "fabric (bandwidth, NVLS tree of 2)"),
+    ):
+        assert bottleneck(priced(cluster, cluster.num_devices), size, library=library) == found
+
+
+def test_broadcasts_by_hand() -> None:
+    """1 kB doubles in every tier: 2 rounds of 1 + 1 ms inside, 1 of 4 + 2 ms between.
+
+    NCCL's goes along a chain: 6 sends of 1 ms inside, 1 of 4 ms between, and 2 ms over the slower tier once.
+    """
+    for library, expected_s in (("gloo", 10 * MS), ("nccl", 12 * MS)):
+        [found_s] = broadcast_s(priced(TWO_NODES, 8), 1000, library=library)
+        assert found_s == pytest.approx(expected_s)
 
 
 def test_an_all_gather_is_half_of_a_ring_and_starts_once() -> None:
@@ -77,22 +137,6 @@ def test_an_all_gather_is_half_of_a_ring_and_starts_once() -> None:
     assert half_s(levels, 8000, library="gloo") == pytest.approx(24 * MS)
     slow = [dataclasses.replace(level, start_s=np.array([5 * MS])) for level in levels]
     assert half_s(slow, 8000, library="gloo") == pytest.approx(34 * MS)
-
-
-SIX = Cluster(
-    name="six", tiers=(tier("node", "device", 3, 1e6, MS), tier("fabric", "node", 2, 5e5, 3 * MS))
-)
-
-
-def test_a_hierarchy_sends_less_between_nodes() -> None:
-    """Inside: 4 messages of 2 kB, 4 * (1 + 2); between: 2 of 3 kB, 2 * (4 + 6); 32 ms in all.
-
-    NCCL has none: its ring has 8 messages of latency 1 ms, 2 of 4 ms, and 10 of 1 kB at 0.5 MB/s.
-    """
-    assert time(SIX, 6, 6000, "unknown") == pytest.approx(32 * MS)
-    found = bottleneck(priced(SIX, 6), 6000, library="unknown")
-    assert found == "fabric (bandwidth, hierarchical of 2)"
-    assert time(SIX, 6, 6000, "nccl") == pytest.approx(36 * MS)
 
 
 def test_nccl_takes_small_arrays_by_its_low_latency_protocol() -> None:
@@ -122,46 +166,6 @@ def test_nccl_takes_small_arrays_by_its_low_latency_protocol() -> None:
     assert ring_s("nccl", 4, latency_s=np.array([1e-2])) == pytest.approx(6 * (1e-2 - 12e-6))
 
 
-def test_a_tree_wins_by_latency() -> None:
-    """1 B: 2 * (1 * 1 + 6 * 2) = 26 ms; the ring's latencies are 380 ms."""
-    chain = Cluster(
-        name="chain",
-        tiers=(tier("node", "device", 2, 1e6, MS), tier("fabric", "node", 64, 1e6, MS)),
-    )
-    assert time(chain, 128, 1, "nccl") == pytest.approx(2 * (1 + 6 * 2) * MS, rel=1e-3)
-
-
-def with_switches(cluster: Cluster, reached: float) -> Cluster:
-    inner, *outer = cluster.tiers
-    adding = dataclasses.replace(inner, in_switch_reduction=reached)
-    return dataclasses.replace(cluster, tiers=(adding, *outer))
-
-
-def test_a_switch_that_adds_saves_latency_and_almost_half_of_the_bytes() -> None:
-    """8 ranks, 8 kB at 1 MB/s: 9 kB at 0.9 of the rate are 10 ms; the ring takes 14 * (1 + 1) ms."""
-    node = Cluster(name="node", tiers=(tier("node", "device", 8, 1e6, MS),))
-    assert time(node, 8, 8000, "nccl") == pytest.approx(28 * MS)
-    switched_s = time(with_switches(node, 0.9), 8, 8000, "nccl")
-    assert switched_s == pytest.approx(10 * MS + SWITCH_LATENCY_S)
-    assert time(with_switches(node, 0.9), 8, 8000, "gloo") == pytest.approx(28 * MS)
-
-
-def test_trees_over_nodes_whose_switches_add() -> None:
-    """Inside 10 kB in 10 ms; between two nodes 8 kB once in 16 ms, and 2 * 4 ms of latency.
-
-    Between four nodes it is twice: 32 ms, and 2 * 2 * 4 ms.
-    """
-    adding = with_switches(TWO_NODES, 1.0)
-    assert time(adding, 8, 8000, "nccl") == pytest.approx(24 * MS + SWITCH_LATENCY_S)
-    assert (
-        bottleneck(priced(adding, 8), 8000, library="nccl") == "fabric (bandwidth, NVLS tree of 2)"
-    )
-    fabric = dataclasses.replace(adding.tiers[1], count=4)
-    four = dataclasses.replace(adding, tiers=(adding.tiers[0], fabric))
-    tree_s = 48 * MS + SWITCH_LATENCY_S
-    assert time(four, 16, 8000, "nccl") == pytest.approx(tree_s)
-
-
 @pytest.mark.parametrize(
     ("ring_rate", "reached", "measured", "within"),
     [(367.6e9, 0.85, 482e9, 0.02), (682e9, 0.74, 838e9, 0.07)],
@@ -181,44 +185,12 @@ def test_switches_as_others_measured_them(
     assert 1.0 <= gain < 1.05
 
 
-def test_halving_and_doubling_needs_fewer_messages() -> None:
-    """8 B on 8 ranks at 1 B/s and 1 ms: 6 messages, 2 * (4 + 2 + 1) s; a ring has 14 and as many bytes.
-
-    Of 6 ranks two send all to a partner first, and get all back: 6 messages, 2 * (8 + 4 + 2) s; a ring has
-    10, and less to send.
-    """
-    flat = Cluster(name="flat", tiers=(tier("room", "device", 8, 1.0, MS),))
-    assert time(flat, 8, 8, "unknown") == pytest.approx(14.0 + 6 * MS)
-    assert time(flat, 8, 8, "gloo") == pytest.approx(14.0 + 14 * MS)
-    assert time(flat, 6, 8e-9, "unknown") == pytest.approx(6 * MS + 28e-9)
-    assert time(flat, 6, 8, "unknown") == pytest.approx(10 * (8 / 6 + MS))
-
-
-def test_a_broadcast_doubles_in_every_tier() -> None:
-    """1 kB: 2 rounds of 1 + 1 ms inside, 1 of 4 + 2 ms between."""
-    found_s = broadcast_s(priced(TWO_NODES, 8), 1000, library="gloo")
-    assert float(found_s[0]) == pytest.approx(10 * MS)
-
-
-def test_nccl_broadcasts_along_a_chain_of_all_ranks() -> None:
-    """1 kB: 6 sends of 1 ms inside, 1 of 4 ms between, and 2 ms over the slower tier once."""
-    found_s = broadcast_s(priced(TWO_NODES, 8), 1000, library="nccl")
-    assert float(found_s[0]) == pytest.approx(12 * MS)
-
-
 @st.composite
 def clusters(draw: st.DrawFn) -> Cluster:
     tiers, inner = [], "device"
     for name in ("node", "pod", "data_centre")[: draw(st.integers(1, 3))]:
-        tiers.append(
-            tier(
-                name,
-                inner,
-                draw(st.integers(1, 9)),
-                draw(st.floats(1e5, 1e12)),
-                draw(st.floats(0, 1e-2)),
-            )
-        )
+        rate, latency_s = draw(st.floats(1e5, 1e12)), draw(st.floats(0, 1e-2))
+        tiers.append(tier(name, inner, draw(st.integers(1, 9)), rate, latency_s))
         inner = name
     return Cluster(name="any", tiers=tuple(tiers))
 

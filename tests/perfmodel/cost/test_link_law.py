@@ -4,7 +4,8 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from perfmodel.cost.collectives import LIBRARIES, SIMPLE
 from perfmodel.cost.link_law import Factor, LinkCost, paths
-from perfmodel.machine.measured import CurvePoint, MeasuredCollective
+from perfmodel.machine.measured import MeasuredCollective
+from tests.perfmodel.profiles import timed_group
 
 START_S: Final = 7e-6
 P2P_S: Final = 1.3e-6
@@ -36,22 +38,9 @@ def later_s(size_bytes: float, ranks: int) -> float:
 
 
 def group(
-    ranks: int,
-    *,
-    nodes: int = 1,
-    slower: float = 1.0,
-    sizes: Sequence[float] = SIZES,
-    error: float = 0.0,
+    ranks: int, *, slower: float = 1.0, sizes: Sequence[float] = SIZES, **others: Any
 ) -> MeasuredCollective:
-    return MeasuredCollective(
-        collective="all_reduce",
-        world_size=ranks,
-        num_nodes=nodes,
-        points=tuple(
-            CurvePoint(at=size, time_s=slower * all_reduce_s(size, ranks), relative_error=error)
-            for size in sizes
-        ),
-    )
+    return timed_group(ranks, lambda size: slower * all_reduce_s(size, ranks), sizes, **others)
 
 
 def cost_of(*groups: MeasuredCollective, library: str = "nccl", num_draws: int = 1) -> LinkCost:
@@ -77,16 +66,9 @@ def test_a_larger_group_sends_more_messages_of_the_same_cost(size_bytes: int) ->
         each_s = min(1e-6 + message / 2e10, 9e-6 + message / 2e11)
         return 12e-6 + 2 * (ranks - 1) * each_s
 
-    def measured(ranks: int) -> MeasuredCollective:
-        points = [
-            CurvePoint(at=size, time_s=true_s(size, ranks), relative_error=0.0) for size in SIZES
-        ]
-        return replace(group(ranks), points=tuple(points))
-
-    cost = cost_of(measured(2), measured(4), measured(8))
-    assert float(cost.group_s(size_bytes, 16, nodes=1)[0]) == pytest.approx(
-        true_s(size_bytes, 16), rel=0.05
-    )
+    cost = cost_of(*(timed_group(n, partial(true_s, ranks=n), SIZES) for n in (2, 4, 8)))
+    found_s = float(cost.group_s(size_bytes, 16, nodes=1)[0])
+    assert found_s == pytest.approx(true_s(size_bytes, 16), rel=0.05)
 
 
 def by_protocol_s(size_bytes: float, ranks: int) -> float:
@@ -102,18 +84,12 @@ def test_the_largest_group_decides_between_protocols_and_a_later_start() -> None
     """Both truths are told from groups of 2 and 4; of one group a later start is assumed."""
     sizes = (2**12, 2**18, 2**22, 2**28)
 
-    def protocol_group(ranks: int) -> MeasuredCollective:
-        points = [
-            CurvePoint(at=size, time_s=by_protocol_s(size, ranks), relative_error=0.0)
-            for size in SIZES
-        ]
-        return replace(group(ranks), points=tuple(points))
-
-    cost = cost_of(protocol_group(2), protocol_group(4))
+    two, four = (timed_group(n, partial(by_protocol_s, ranks=n), SIZES) for n in (2, 4))
+    cost = cost_of(two, four)
     assert cost.law.protocols == LIBRARIES["nccl"].protocols
     found_s = [float(cost.group_s(size, 8, nodes=1)[0]) for size in sizes]
     assert found_s == pytest.approx([by_protocol_s(size, 8) for size in sizes], rel=0.03)
-    for others in ((group(2), group(4)), (protocol_group(4),)):
+    for others in ((group(2), group(4)), (four,)):
         assert cost_of(*others).law.protocols == (SIMPLE,)
 
 
@@ -152,16 +128,11 @@ def test_other_collectives_tell_a_single_group_from_links_and_latencies() -> Non
 
     def measured(collective: str, ranks: int) -> MeasuredCollective:
         (ring,) = paths(collective, ranks, 1, "nccl")
-        points = tuple(
-            CurvePoint(
-                at=size,
-                time_s=2e-5 + ring.steps * 4e-6 + size * ring.sent / 4e11,
-                relative_error=0.0,
-            )
-            for size in SIZES
-        )
-        return MeasuredCollective(
-            collective=collective, world_size=ranks, num_nodes=1, points=points
+        return timed_group(
+            ranks,
+            lambda size: float(2e-5 + ring.steps * 4e-6 + size * ring.sent / 4e11),
+            SIZES,
+            collective=collective,
         )
 
     def error(*others: str, size: int) -> float:
@@ -227,18 +198,9 @@ def test_the_launch_is_counted_once_in_a_tier() -> None:
 
 def test_a_broadcast_of_a_tier_goes_along_its_chain_once() -> None:
     """Three messages of 4 KiB behind one launch; with the launch and the messages of the law, transfer is the rest."""
-    chains = [
-        MeasuredCollective(
-            collective="broadcast",
-            world_size=ranks,
-            num_nodes=1,
-            points=tuple(
-                CurvePoint(at=size, time_s=chain_s(size, ranks), relative_error=0.0)
-                for size in SIZES
-            ),
-        )
-        for ranks in (2, 4)
-    ]
+    chains = (
+        timed_group(n, partial(chain_s, ranks=n), SIZES, collective="broadcast") for n in (2, 4)
+    )
     level = cost_of(*chains).level("nvlink", 4, crossings=3, inside_node=True)
     whole_s = level.start_s + 3 * level.latency_s + level.transfer_s(4096)
     assert float(np.asarray(whole_s)[0]) == pytest.approx(chain_s(4096, 4), rel=1e-6)

@@ -15,11 +15,7 @@ from perfmodel.cost.network import Group, groups
 from perfmodel.errors import CalibrationUnavailable, NotFeasible
 from perfmodel.layout import Layout, parse_layout
 from perfmodel.machine import Evidence
-from perfmodel.machine.measured import (
-    LayoutCost,
-    MeasuredMachine,
-    MeasuredWorkload,
-)
+from perfmodel.machine.measured import LayoutCost, MeasuredMachine, MeasuredWorkload
 from perfmodel.step import Cause, StepProgram
 from perfmodel.step.compile import compile_divided
 from perfmodel.step.stages import WaitingSends
@@ -167,14 +163,6 @@ def test_groups_that_share_processors_slow_each_others_collectives() -> None:
     assert tensor_s(f"dp=2 tp=2 micro_batch={BATCH}") == pytest.approx(2 * alone_s, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["dp=4 zero=3", "dp=2 pp=2 accumulation=2", "pp=4 accumulation=4", "dp=2 recompute=full"],
-)
-def test_convolutions_take_sharding_and_stages(machine: MeasuredMachine, text: str) -> None:
-    assert step_s(machine, text, "resnet18") > 0
-
-
 def test_ranks_of_every_exchange_by_their_order() -> None:
     found = groups(parse_layout("dp=4 tp=2 pp=2 accumulation=2"))
     assert found[Cause.TENSOR] == Group(2, 1)
@@ -189,14 +177,12 @@ def test_who_exchanges_at_the_same_time() -> None:
     assert ranks_beside(PIPELINE, layout) == 2
 
 
-def test_what_was_not_traced_has_data_parallelism_alone(machine: MeasuredMachine) -> None:
+def test_without_a_trace_or_operators_nothing_is_divided(machine: MeasuredMachine) -> None:
+    """The workload is at fault, or the profile."""
     predictor = Asking(machine)
     with pytest.raises(NotFeasible, match="--layout: --workload must be a file of perfmodel trace"):
         predictor.step(predictor.workload("heavy"), parse_layout("dp=2 zero=3 micro_batch=16"))
 
-
-def test_without_operators_nothing_is_divided(machine: MeasuredMachine) -> None:
-    """The profile is at fault, and not the workload, which was traced."""
     predictor = Asking(dataclasses.replace(machine, operators=None))
     with pytest.raises(CalibrationUnavailable, match="the profile holds none; calibrate again"):
         predictor.step(workload(predictor), parse_layout(f"dp=2 zero=3 micro_batch={BATCH}"))

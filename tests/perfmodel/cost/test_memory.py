@@ -86,16 +86,12 @@ def test_beside_the_sum_are_gradients_of_the_module_that_made_its_own_last() -> 
     found = TracedMemory(trace=trace, memory=memory, overhead=overhead_of(memory, "cpu"))
     first, second, third = (4 * each.num_elements for each in trace.parameters[:3])
     # The classifier has a weight and a bias, the normalisation before it its own two.
-    assert [name.rpartition(".")[0] for name in (p.name for p in trace.parameters[:3])] == [
-        "13",
-        "13",
-        "10.bn2",
-    ]
+    modules = [parameter.name.rpartition(".")[0] for parameter in trace.parameters[:3]]
+    assert modules == ["13", "13", "10.bn2"]
+    both = first + second
     for made_bytes, arriving_bytes in (
-        (0, 0),
-        (first, first),
-        (first + second, first + second),
-        (first + second + third, 2 * third),
+        *((0, 0), (first, first), (both, both)),
+        (both + third, 2 * third),
     ):
         assert found._arriving_bytes(made_bytes) == arriving_bytes
 
@@ -162,9 +158,7 @@ def test_sharding_divides_states_and_gathers_two_units() -> None:
 
 def test_tensor_parallelism_divides_matrices_and_what_blocks_keep() -> None:
     trace, _ = traced()
-    (one,), (two,), (all_divided,) = (
-        ranks(text) for text in ("dp=1", "tp=2", "tp=2 sequence_parallel=yes")
-    )
+    (one,), (two,), (all_divided,) = map(ranks, ("dp=1", "tp=2", "tp=2 sequence_parallel=yes"))
     half = parameter_bytes(trace, range(len(trace.parameters)), 2)
     assert part(two, Part.PARAMETERS) == pytest.approx(half, abs=1)
     assert part(one, Part.ACTIVATIONS) / 2 < part(two, Part.ACTIVATIONS)
@@ -181,17 +175,9 @@ def test_early_stages_keep_the_activations_of_all_micro_batches_in_flight() -> N
     assert all(a.needed_bytes <= b.needed_bytes for a, b in zip(again[:3], stages[:3], strict=True))
 
 
-@pytest.mark.parametrize(
-    ("probability", "said"),
-    [
-        (0.95, Verdict.FITS),
-        (0.949, Verdict.CLOSE),
-        (0.051, Verdict.CLOSE),
-        (0.049, Verdict.DOES_NOT_FIT),
-    ],
-)
-def test_nineteen_in_twenty_fit(probability: float, said: Verdict) -> None:
-    assert verdict(probability) is said
+def test_nineteen_in_twenty_fit() -> None:
+    said = [verdict(probability) for probability in (0.95, 0.949, 0.051, 0.049)]
+    assert said == [Verdict.FITS, Verdict.CLOSE, Verdict.CLOSE, Verdict.DOES_NOT_FIT]
 
 
 def test_the_uncertainty_is_that_of_the_context_and_of_what_is_held() -> None:
@@ -202,19 +188,12 @@ def test_the_uncertainty_is_that_of_the_context_and_of_what_is_held() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "is_seen"),
-    [
-        ("dp=4", True),
-        ("dp=4 zero=1", False),
-        ("tp=2", False),
-        ("pp=2 accumulation=2", False),
-        ("recompute=full", False),
-    ],
+    "text", ["dp=4", "dp=4 zero=1", "tp=2", "pp=2 accumulation=2", "recompute=full"]
 )
-def test_what_no_trace_saw_is_five_percent_less_certain(text: str, *, is_seen: bool) -> None:
+def test_what_no_trace_saw_is_five_percent_less_certain(text: str) -> None:
     overhead = replace(PLAIN, log_spread=0.12)
     found = traced_memory(overhead, MIB).overhead_under(parse_layout(text))
-    assert found.log_spread == pytest.approx(0.12 if is_seen else 0.13)
+    assert found.log_spread == pytest.approx(0.12 if text == "dp=4" else 0.13)
     assert found.reserved_ratio == 1.5
 
 

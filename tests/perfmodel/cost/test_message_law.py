@@ -10,12 +10,16 @@ from hypothesis import strategies as st
 from perfmodel.cost import Samples
 from perfmodel.cost.collectives import message_bytes, num_messages, work
 from perfmodel.cost.messages import NUM_PARAMETERS, MessageCost, MessageLaw
-from perfmodel.machine.measured import CurvePoint, MeasuredCollective
+from perfmodel.machine.measured import CurvePoint
+from tests.perfmodel.profiles import timed_group
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 SIZES = tuple(4.0**power for power in range(5, 13))
 #: Hop, byte of a link, handling a message, a byte of it, sharpness.
 KNOWN = (1e-4, 4e-8, 3e-5, 1e-10, 7.0)
+
+
+ENDS = ((1e-6, 1e-2), (1e-11, 1e-6), (1e-7, 1e-3), (1e-12, 1e-8), (0.1, 20))
 
 
 def law(*parameters: float) -> MessageLaw:
@@ -64,23 +68,13 @@ def test_messages_that_processors_handle(collective: str, handled: int) -> None:
 @settings(max_examples=200)
 @given(
     collective=st.sampled_from(COLLECTIVES),
-    parameters=st.tuples(
-        st.floats(1e-6, 1e-2),
-        st.floats(1e-11, 1e-6),
-        st.floats(1e-7, 1e-3),
-        st.floats(1e-12, 1e-8),
-        st.floats(0.1, 20),
-    ),
+    parameters=st.tuples(*(st.floats(*ends) for ends in ENDS)),
     size=st.floats(1, 1e9),
     ranks=st.integers(2, 64),
     place=st.integers(0, 3),
 )
 def test_more_ranks_more_bytes_and_slower_parts_never_help(
-    collective: str,
-    parameters: tuple[float, ...],
-    size: float,
-    ranks: int,
-    place: int,
+    collective: str, parameters: tuple[float, ...], size: float, ranks: int, place: int
 ) -> None:
     base_s = whole_s(law(*parameters), collective, size, ranks)
     assert whole_s(law(*parameters), collective, size * 2, ranks) >= base_s * (1 - 1e-9)
@@ -94,15 +88,14 @@ def measured(
     ranks: int, collective: str, rng: np.random.Generator, error: float
 ) -> list[CurvePoint]:
     count = num_messages(collective, ranks)
+    noise = np.exp(error * rng.standard_normal(len(SIZES)))
     return [
         CurvePoint(
             at=message_bytes(collective, size, ranks),
-            time_s=whole_s(law(*KNOWN), collective, size, ranks)
-            / count
-            * float(np.exp(error * rng.standard_normal())),
+            time_s=whole_s(law(*KNOWN), collective, size, ranks) / count * float(factor),
             relative_error=error,
         )
-        for size in SIZES
+        for size, factor in zip(SIZES, noise, strict=True)
     ]
 
 
@@ -163,23 +156,11 @@ def test_what_passes_a_link_and_what_waits(collective: str, arrays: float, round
 def test_between_two_groups_what_either_of_them_was_timed_at_counts() -> None:
     """Two ranks at 1 and 4 KB, eight at 1, 2 and 16: at four ranks messages of all these sizes."""
 
-    def group(ranks: int, *sizes: float) -> MeasuredCollective:
-        points = tuple(
-            CurvePoint(
-                at=size * ranks, time_s=1e-3 * num_messages("all_reduce", ranks), relative_error=0.0
-            )
-            for size in sizes
-        )
-        return MeasuredCollective(
-            collective="all_reduce", world_size=ranks, num_nodes=1, points=points
-        )
-
-    cost = MessageCost.sample(
-        [group(2, 1e3, 4e3), group(8, 1e3, 2e3, 16e3)],
-        library="gloo",
-        num_draws=1,
-        rng=np.random.default_rng(0),
-    )
+    groups = [
+        timed_group(2, lambda _: 2e-3, [2e3, 8e3]),
+        timed_group(8, lambda _: 14e-3, [8e3, 16e3, 128e3]),
+    ]
+    cost = MessageCost.sample(groups, library="gloo", num_draws=1, rng=np.random.default_rng(0))
     sizes, times_s, _ = cost._times(4)
     assert sizes.tolist() == [1e3, 2e3, 4e3, 16e3]
     assert times_s[0] == pytest.approx(1e-3, rel=0.5)

@@ -1,6 +1,5 @@
 """Terms of a setting from a profile whose parameters are known."""
 
-import dataclasses
 import math
 from dataclasses import replace
 from typing import Any
@@ -13,16 +12,9 @@ from perfmodel.cost.accumulation import additions, calls_of_additions
 from perfmodel.cost.machine import CostModel, model_form, step_program
 from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.traced import issued
-from perfmodel.layout import Layout, RunSetting, Synchronisation, parse_layout
+from perfmodel.layout import Layout, Synchronisation, parse_layout
 from perfmodel.machine import Evidence
-from perfmodel.machine.measured import (
-    CurvePoint,
-    MeasuredMachine,
-    MeasuredOperator,
-    MeasuredStep,
-    PhaseCurves,
-    TracedWorkload,
-)
+from perfmodel.machine.measured import CurvePoint, MeasuredMachine, PhaseCurves, TracedWorkload
 from perfmodel.step import Cause, Operation, StepProgram, Stream
 from perfmodel.step.stages import gradient_buckets
 from perfmodel.workload import Phase, TensorSpec
@@ -30,8 +22,8 @@ from perfmodel.workload.step import signature
 from tests.existing import existing
 from tests.perfmodel.cost.test_step_law import COSTS
 from tests.perfmodel.llama import traced
-from tests.perfmodel.operators import costs_of_the_made_up_machine, operator
-from tests.perfmodel.profiles import Machine, compute_rate, host_costs, profile, setting_of, slowed
+from tests.perfmodel.operators import costs_of_the_made_up_machine, measured_step, operator
+from tests.perfmodel.profiles import Machine, compute_rate, host_costs, profile, slowed
 
 
 def terms(
@@ -39,23 +31,12 @@ def terms(
     *,
     world_size: int = 2,
     micro_batch: int = 16,
-    loader_samples_per_s: float | None = None,
-    accumulation: int = 1,
-    bucket_cap_mb: float | None = None,
+    **others: Any,
 ) -> Terms:
     workload = existing(document.workload("heavy"))
-    synchronisation = Synchronisation.DDP if world_size > 1 else Synchronisation.NONE
-    setting = setting_of(
-        "heavy",
-        world_size,
-        micro_batch,
-        accumulation=accumulation,
-        synchronisation=synchronisation,
-        bucket_cap_mb=bucket_cap_mb,
-    )
+    layout = Layout(dp=world_size, micro_batch=micro_batch, **others)
     costs = CostModel(document, num_draws=200, seed=0)
-    program = step_program(document, workload, setting.layout)
-    return costs.terms(workload, setting.layout, program, loader_samples_per_s=loader_samples_per_s)
+    return costs.terms(workload, layout, step_program(document, workload, layout))
 
 
 def test_compute_is_read_from_the_curves_of_the_world_size() -> None:
@@ -64,23 +45,19 @@ def test_compute_is_read_from_the_curves_of_the_world_size() -> None:
     alone, shared = terms(document, world_size=1, micro_batch=8), terms(document, micro_batch=8)
     assert alone.compute_s[Cause.FORWARD][0] == pytest.approx(0.041)
     assert shared.compute_s[Cause.FORWARD][0] == pytest.approx(0.0615)
-    assert terms(document, world_size=64, micro_batch=8).compute_s[Cause.FORWARD][0] == (
-        pytest.approx(0.0615)
-    )
+    many = terms(document, world_size=64, micro_batch=8)
+    assert many.compute_s[Cause.FORWARD][0] == pytest.approx(0.0615)
+
+
+def timed_over(*rows: tuple[float, float]) -> MeasuredMachine:
+    """A machine whose kernels moved so many bytes over the memory in so many seconds."""
+    rates = (compute_rate("memory", time_s=time_s, bytes_per_s=b / time_s) for b, time_s in rows)
+    return replace(profile(Machine()), rates=tuple(rates))
 
 
 def test_gradients_are_added_to_those_of_earlier_micro_batches() -> None:
     """Twice in three micro-batches: 1 ms to start, and three bytes per byte at 1 ns, as kernels over memory took."""
-    rates = tuple(
-        compute_rate(
-            "memory",
-            shape=(int(moved) // 8,),
-            time_s=1e-3 + moved * 1e-9,
-            bytes_per_s=moved / (1e-3 + moved * 1e-9),
-        )
-        for moved in (8e6, 8e9)
-    )
-    document = replace(profile(Machine()), rates=rates)
+    document = timed_over((8e6, 9e-3), (8e9, 8.001))
     workload = existing(document.workload("heavy"))
     sizes = [each.size_bytes for each in workload.workload.parameters]
     once, thrice = (terms(document, accumulation=count) for count in (1, 3))
@@ -105,21 +82,9 @@ def test_curves_of_operators_tell_what_adding_gradients_takes() -> None:
     adds = [(operator("aten.add_.Tensor", (h, h), (), mutated=(0,)), 1) for h in held]
     divides = [(operator("aten.div_.Scalar", (h,), (), mutated=(0,)), 1) for h in held]
     add_s, divide_s = (durations.phase(c, Phase.BACKWARD).time_s for c in (adds, divides))
-    in_place = tuple(
-        MeasuredOperator(
-            signature=signature(replace(called, arguments="[]")), phase="backward", time_s=9.0
-        )
-        for called, _ in (*adds, *divides)
-    )
-    step = MeasuredStep(
-        workload="another",
-        micro_batch=1,
-        parameters="",
-        operators=in_place,
-        optimizer_s=1.0,
-        relative_error=0.0,
-    )
-    machine = replace(machine, operators=replace(machine.operators, measured=(step,)))
+    in_place = [(signature(replace(c, arguments="[]")), "backward") for c, _ in (*adds, *divides)]
+    another = measured_step(in_place, 9.0)
+    machine = replace(machine, operators=replace(machine.operators, measured=(another,)))
     two = parse_layout("accumulation=2")
     found = additions(machine, two, [4000, 8_000_000])
     assert found.time_s == pytest.approx(add_s / 2)
@@ -240,11 +205,7 @@ def test_an_addition_takes_the_place_of_a_view() -> None:
 
 def test_what_additions_take_is_uncertain() -> None:
     """By 10 % where kernels over memory tell it; of a single micro-batch nothing is added."""
-    rates = tuple(
-        compute_rate("memory", shape=(int(moved) // 8,), time_s=moved * 1e-6, bytes_per_s=1e6)
-        for moved in (8e6, 8e9)
-    )
-    document = replace(profile(Machine()), rates=rates)
+    document = timed_over((8e6, 8.0), (8e9, 8e3))
     once, twice = (terms(document, accumulation=count) for count in (1, 2))
     added_s = twice.compute_s[Cause.BACKWARD] - once.compute_s[Cause.BACKWARD]
     assert np.log(added_s / added_s[0]).std() == pytest.approx(0.1, rel=0.2)
@@ -266,19 +227,10 @@ def test_between_measured_numbers_of_ranks_the_nearest_two_tell() -> None:
 
 def test_a_bucket_costs_its_gradients_and_its_bytes() -> None:
     """Three gradients at 1 ms, and 2 MB at 1 ns a byte; twice that on the slowest rank."""
-    known = replace(
-        terms(profile(Machine())),
-        bucket_s=np.array([1e-3]),
-        bucket_s_per_byte=np.array([1e-9]),
-        slowest=np.array([2.0]),
-    )
-    bucket = Operation(
-        name="bucket",
-        stream=Stream.COMPUTE,
-        cause=Cause.BUCKET,
-        share=3.0,
-        size_bytes=2_000_000,
-    )
+    costs = {"bucket_s": 1e-3, "bucket_s_per_byte": 1e-9, "slowest": 2.0}
+    changes: dict[str, Any] = {name: np.array([cost]) for name, cost in costs.items()}
+    known = replace(terms(profile(Machine())), **changes)
+    bucket = Operation("bucket", Stream.COMPUTE, Cause.BUCKET, share=3.0, size_bytes=2_000_000)
     program = StepProgram((bucket,))
     assert known.median_durations(program)[0, 0] == pytest.approx(5e-3)
     assert known.durations(program)[0, 0] == pytest.approx(10e-3)
@@ -324,11 +276,9 @@ def test_settings_share_their_uncertainty() -> None:
     document = profile(Machine(relative_error=0.1))
     workload = existing(document.workload("heavy"))
     costs = CostModel(document, num_draws=50, seed=0)
-    setting = RunSetting(workload="heavy", world_size=2, micro_batch=16)
-    more = dataclasses.replace(setting, accumulation=4)
     first, again = (
         costs.terms(workload, layout, step_program(document, workload, layout))
-        for layout in (setting.layout, more.layout)
+        for layout in (Layout(dp=2, micro_batch=16), Layout(dp=2, micro_batch=16, accumulation=4))
     )
     assert np.array_equal(first.compute_s[Cause.FORWARD], again.compute_s[Cause.FORWARD])
     assert len(set(first.compute_s[Cause.FORWARD])) == 50
@@ -346,22 +296,15 @@ def test_evidence_weakens_beyond_the_calibration() -> None:
 
 def test_gradients_beyond_and_below_the_kernels_that_were_timed() -> None:
     """A line through the two smallest, never below nothing; beyond the largest at its rate."""
-    rates = [
-        compute_rate(probe, time_s=time_s, bytes_per_s=moved / time_s)
-        for probe, moved, time_s in (
-            ("memory", 1e6, 2e-3),
-            ("memory", 2e6, 3e-3),
-            ("memory", 4e6, 9e-3),
-            ("matmul", 3e6, 1.0),
-        )
-    ]
-    machine = replace(profile(Machine()), rates=tuple(reversed(rates)))
+    machine = timed_over((4e6, 9e-3), (2e6, 3e-3), (1e6, 2e-3))
+    rates = machine.rates[::-1]
+    product = compute_rate("matmul", time_s=1.0, bytes_per_s=3e6)
+    machine = replace(machine, rates=(product, *machine.rates))
     two = parse_layout("accumulation=2")
     for size, time_s in ((0, 1e-3), (3e6, 6e-3), (8e6, 18e-3)):
         # One addition of three bytes per byte in two micro-batches.
-        assert additions(machine, two, [int(size / 3)]).time_s == pytest.approx(
-            time_s / 2, rel=1e-5
-        )
+        found_s = additions(machine, two, [int(size / 3)]).time_s
+        assert found_s == pytest.approx(time_s / 2, rel=1e-5)
     steep = replace(machine, rates=(replace(rates[0], time_s=1e-4, bytes_per_s=1e10), rates[1]))
     assert additions(steep, two, [0]).time_s == 0.0
     # One kernel tells no line; a device that was fitted to steps has its data sheet.

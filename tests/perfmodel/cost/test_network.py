@@ -1,6 +1,5 @@
 """Collectives of a profile, alone and on a cluster around it."""
 
-import dataclasses
 from dataclasses import replace
 
 import numpy as np
@@ -12,23 +11,18 @@ from perfmodel.cost.machine import CostModel
 from perfmodel.cost.network import NOT_MEASURED, Group, Network, for_nccl, tier_between_nodes
 from perfmodel.documents.clusters import open_cluster
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
-from perfmodel.layout import RunSetting
+from perfmodel.layout import Layout
 from perfmodel.machine import Cluster, Evidence, Tier
-from perfmodel.machine.measured import (
-    CollectiveProfile,
-    CurvePoint,
-    MeasuredCollective,
-    MeasuredMachine,
-)
+from perfmodel.machine.measured import CollectiveProfile, CurvePoint, MeasuredMachine
 from perfmodel.units import MIB
 from tests.existing import existing
 from tests.perfmodel.asking import Asking
-from tests.perfmodel.profiles import Machine, message_time, profile
+from tests.perfmodel.profiles import Machine, message_time, profile, timed_group
 
 NODE = Tier(name="node", of="device", count=4, link_bytes_per_s=1e9, latency_s=1e-4)
 FABRIC = Tier(name="fabric", of="node", count=4, link_bytes_per_s=2e8, latency_s=9e-4)
-AROUND_RACKS = dataclasses.replace(FABRIC, of="rack")
-SETTING = RunSetting(workload="heavy", world_size=16, micro_batch=16, bucket_cap_mb=100)
+RACK = Tier(name="rack", of="device", count=16, link_bytes_per_s=1e8, latency_s=1e-3)
+SIXTEEN = Layout(dp=16, micro_batch=16, bucket_cap_mb=100)
 
 
 def cluster() -> Cluster:
@@ -39,20 +33,22 @@ def network(machine: Machine, of: Cluster | None = None, *, num_draws: int = 1) 
     return CostModel(profile(machine), num_draws=num_draws, seed=0, cluster=of).network
 
 
-def step_s(
-    of: Cluster | None, setting: RunSetting = SETTING, machine: Machine | None = None
-) -> float:
+def seconds(of: Network, size_bytes: int, *group: int, kind: str = "all_reduce") -> float:
+    """Of a collective in a group of so many ranks, so many apart. [s]"""
+    return float(of.time_s(kind, size_bytes, Group(*group))[0])
+
+
+def step_s(of: Cluster | None, layout: Layout = SIXTEEN, machine: Machine | None = None) -> float:
     predictor = Asking(profile(machine or Machine()), cluster=of)
-    return float(predictor.step(predictor.workload("heavy"), setting.layout).step_s[0])
+    return float(predictor.step(predictor.workload("heavy"), layout).step_s[0])
 
 
 def test_the_measured_tier_takes_its_messages_from_the_profile() -> None:
     """Inside the node the file says nothing: 4 ranks send 6 messages of a quarter."""
     machine = Machine()
-    alone_s = network(machine).time_s("all_reduce", 4 * MIB, Group(4))
-    inside_s = network(machine, cluster()).time_s("all_reduce", 4 * MIB, Group(4))
-    assert float(inside_s[0]) == pytest.approx(float(alone_s[0]))
-    assert float(inside_s[0]) == pytest.approx(6 * message_time(machine, MIB))
+    for of in (None, cluster()):
+        found_s = seconds(network(machine, of), 4 * MIB, 4)
+        assert found_s == pytest.approx(6 * message_time(machine, MIB))
 
 
 def test_one_measured_rank_takes_all_links_from_the_file() -> None:
@@ -64,7 +60,7 @@ def test_one_measured_rank_takes_all_links_from_the_file() -> None:
     assert np.log(inside_s).std() == pytest.approx(0.3, rel=0.1)
     assert found.evidence([MIB], Group(4)) is Evidence.ASSUMED
     predictor = Asking(profile(one), cluster=cluster())
-    step = predictor.step(predictor.workload("heavy"), SETTING.layout)
+    step = predictor.step(predictor.workload("heavy"), SIXTEEN)
     assert step.step_s[0] == pytest.approx(step_s(cluster()), rel=0.02)
     assert step.evidence["communication"] is Evidence.ASSUMED
 
@@ -74,9 +70,7 @@ def test_a_ring_between_nodes_waits_for_the_link_of_the_file() -> None:
     found = network(Machine(), cluster())
     whole_s = 24 * 1e-4 + 6 * 1e-3 + 30 * MIB / 2e8
     # The smallest message of the profile, 128 B, counts as latency.
-    assert float(found.time_s("all_reduce", 16 * MIB, Group(16))[0]) == pytest.approx(
-        whole_s, rel=1e-3
-    )
+    assert seconds(found, 16 * MIB, 16) == pytest.approx(whole_s, rel=1e-3)
     assert found.bottleneck(16 * MIB, Group(16)) == "fabric (bandwidth, ring of 4)"
     assert found.evidence([16 * MIB], Group(16)) is Evidence.ASSUMED
     assert found.evidence([MIB], Group(2)) is Evidence.INTERPOLATED
@@ -109,18 +103,13 @@ def test_links_between_nodes_are_measured_where_the_file_says_so() -> None:
     """As above, but 6 messages of 2 ms, and 30 MiB over two links of 0.1 GB/s each."""
     found = joined("4 1GB/s, 4 measured x2", on_nodes())
     whole_s = 24 * 1e-4 + 6 * 2e-3 + 30 * MIB / 2e8
-    assert float(found.time_s("all_reduce", 16 * MIB, Group(16))[0]) == pytest.approx(
-        whole_s, rel=1e-3
-    )
+    assert seconds(found, 16 * MIB, 16) == pytest.approx(whole_s, rel=1e-3)
     assert found.evidence([16 * MIB], Group(16)) is Evidence.EXTRAPOLATED
 
 
 def test_links_that_a_file_names_count_though_others_were_measured() -> None:
     slow, fast = (joined(f"4 1GB/s, 4 {rate}", on_nodes()) for rate in ("0.1GB/s", "10GB/s"))
-    slow_s, fast_s = (
-        float(each.time_s("all_reduce", 64 * MIB, Group(4, 4))[0]) for each in (slow, fast)
-    )
-    assert slow_s > 5 * fast_s
+    assert seconds(slow, 64 * MIB, 4, 4) > 5 * seconds(fast, 64 * MIB, 4, 4)
     assert fast.evidence([4 * MIB], Group(4, 4)) is Evidence.ASSUMED
 
 
@@ -133,10 +122,8 @@ def test_evidence_of_measured_links_is_that_of_groups_and_sizes_between_nodes() 
     assert apart.evidence([4 * 65 * MIB], Group(4, 4)) is Evidence.EXTRAPOLATED
     shared = joined("4 1GB/s, 8 measured", machine)
     assert shared.evidence([4 * MIB], Group(4, 4)) is Evidence.EXTRAPOLATED
-    apart_s, shared_s = (
-        float(each.time_s("all_reduce", 4 * MIB, Group(4, 4))[0]) for each in (apart, shared)
-    )
-    assert shared_s - apart_s == pytest.approx(6 * 3 * MIB / 1e8, rel=1e-3)
+    more_s = seconds(shared, 4 * MIB, 4, 4) - seconds(apart, 4 * MIB, 4, 4)
+    assert more_s == pytest.approx(6 * 3 * MIB / 1e8, rel=1e-3)
 
 
 def test_another_nccl_widens_links_between_nodes_as_well() -> None:
@@ -151,9 +138,10 @@ def test_nccl_takes_trees_over_nodes_whose_switches_add(*, measured: bool) -> No
 
     What was measured inside a node holds what its switches do, with its launch and 6 messages.
     """
-    adding = dataclasses.replace(NODE, in_switch_reduction=0.8)
-    inside = adding if measured else dataclasses.replace(adding, name="rack")
-    of = Cluster(name="adding", tiers=(inside, FABRIC if measured else AROUND_RACKS))
+    adding = replace(NODE, in_switch_reduction=0.8)
+    name = "node" if measured else "rack"
+    tiers = (replace(adding, name=name), replace(FABRIC, of=name))
+    of = Cluster(name="adding", tiers=tiers)
     machine = replace(profile(Machine()), backend="nccl")
     found = existing(CostModel(machine, num_draws=1, seed=0, cluster=of).network)
     first_s = SWITCH_LATENCY_S
@@ -161,9 +149,7 @@ def test_nccl_takes_trees_over_nodes_whose_switches_add(*, measured: bool) -> No
         law = found.messages["all_reduce"].level("node", 4, crossings=3, inside_node=True)
         first_s = float(np.asarray(law.start_s + 6 * law.latency_s)[0])
     whole_s = first_s + 2 * 1e-3 + 16 * MIB / 2e8
-    assert float(found.time_s("all_reduce", 16 * MIB, Group(8))[0]) == pytest.approx(
-        whole_s, rel=1e-3
-    )
+    assert seconds(found, 16 * MIB, 8) == pytest.approx(whole_s, rel=1e-3)
     assert found.bottleneck(16 * MIB, Group(8)) == "fabric (bandwidth, NVLS tree of 2)"
 
 
@@ -173,37 +159,20 @@ def test_eight_nodes_of_h200_from_one_and_the_data_sheet_of_their_adapters() -> 
     .. [1] MLPerf Training v5.0, Google, h200_nemo and h200_n8_nemo, logs of all_reduce_perf.
     """
     size, measured_s = 1_731_821_448, np.array([14196e-6, 10655e-6, 10352e-6])
-    inside = MeasuredCollective(
-        collective="all_reduce",
-        world_size=8,
-        num_nodes=1,
-        points=(CurvePoint(at=size, time_s=6491.2e-6, relative_error=0.02),),
-    )
-    node = Tier(
-        name="node",
-        of="device",
-        count=8,
-        link_bytes_per_s=368e9,
-        latency_s=3.4e-6,
-        in_switch_reduction=0.85,
-    )
-    fabric = Tier(
-        name="fabric", of="node", count=8, links=8, link_bytes_per_s=40e9, latency_s=10.6e-6
-    )
+    inside = timed_group(8, lambda _: 6491.2e-6, [size], error=0.02)
+    node = replace(NODE, count=8, link_bytes_per_s=368e9, latency_s=3.4e-6)
+    node = replace(node, in_switch_reduction=0.85)
+    fabric = replace(FABRIC, count=8, links=8, link_bytes_per_s=40e9, latency_s=10.6e-6)
+    law = LinkCost.sample([inside], library="nccl", num_draws=1, rng=np.random.default_rng(0))
     found = Network(
-        messages={
-            "all_reduce": LinkCost.sample(
-                [inside], library="nccl", num_draws=1, rng=np.random.default_rng(0)
-            )
-        },
+        messages={"all_reduce": law},
         library="nccl",
         uncertainty=np.zeros(1),
         kind_uncertainty=np.ones(1),
         cluster=Cluster(name="h200", tiers=(node, fabric)),
         tier_uncertainties=np.ones((2, 1)),
     )
-    predicted_s = float(found.time_s("all_reduce", size, Group(64))[0])
-    assert float(np.abs(predicted_s / measured_s - 1).mean()) < 0.195
+    assert float(np.abs(seconds(found, size, 64) / measured_s - 1).mean()) < 0.195
     assert found.bottleneck(size, Group(64)) == "fabric (bandwidth, NVLS tree of 8)"
 
 
@@ -246,15 +215,9 @@ def test_links_that_only_a_file_tells_are_more_uncertain() -> None:
 
 
 def test_ranks_on_one_machine_say_nothing_about_machines_with_one_device() -> None:
-    rack = Tier(name="rack", of="device", count=16, link_bytes_per_s=1e8, latency_s=1e-3)
-    found = network(Machine(), Cluster(name="rack", tiers=(rack,)))
-    assert float(found.time_s("all_reduce", 2 * MIB, Group(2))[0]) == pytest.approx(
-        2 * (1e-3 + MIB / 1e8)
-    )
+    found = network(Machine(), Cluster(name="rack", tiers=(RACK,)))
+    assert seconds(found, 2 * MIB, 2) == pytest.approx(2 * (1e-3 + MIB / 1e8))
     assert found.evidence([MIB], Group(2)) is Evidence.ASSUMED
-
-
-RACK = Tier(name="rack", of="device", count=16, link_bytes_per_s=1e8, latency_s=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -281,16 +244,13 @@ def test_measured_links_stand_only_for_their_like(
 def test_groups_that_fit_into_no_tier_are_no_calibration() -> None:
     """Measured on 4 ranks, a socket of 2."""
     whole = profile(Machine(world_size=4))
-    four = [dataclasses.replace(c, world_size=4) for c in whole.collectives]
-    socket = Tier(name="socket", of="device", count=2, link_bytes_per_s=1e9, latency_s=1e-6)
-    node = Tier(name="node", of="socket", count=2, link_bytes_per_s=1e9, latency_s=1e-6)
+    four = [replace(c, world_size=4) for c in whole.collectives]
+    tiers = (replace(NODE, name="socket", count=2), replace(NODE, of="socket", count=2))
     predictor = Asking(
-        replace(whole, collectives=tuple(four)),
-        cluster=Cluster(name="sockets", tiers=(socket, node)),
+        replace(whole, collectives=tuple(four)), cluster=Cluster(name="sockets", tiers=tiers)
     )
-    setting = RunSetting(workload="heavy", world_size=4, micro_batch=16)
     with pytest.raises(CalibrationUnavailable, match="all-reduce measured inside one tier of sock"):
-        predictor.step(predictor.workload("heavy"), setting.layout)
+        predictor.step(predictor.workload("heavy"), Layout(dp=4, micro_batch=16))
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
@@ -299,12 +259,12 @@ def test_trees_inside_a_node_are_chains(num_nodes: int) -> None:
     document = replace(
         profile(Machine()), backend="nccl", num_nodes=num_nodes, ranks_per_node=2 // num_nodes
     )
-    of = Cluster(name="one", tiers=(dataclasses.replace(NODE, count=8),))
+    of = Cluster(name="one", tiers=(replace(NODE, count=8),))
     found = existing(CostModel(document, num_draws=1, seed=0, cluster=of).network)
     filed_s = 8e-6 + 14 * (1e-4 - 12e-6 + 2**13 * 1e-9 / 0.9375)
     inside_s = found.messages["all_reduce"].group_s(2**16, 8, nodes=1) if num_nodes == 1 else None
     ring_s = filed_s if inside_s is None else float(inside_s[0])
-    assert float(found.time_s("all_reduce", 2**16, Group(8))[0]) == pytest.approx(ring_s, rel=1e-3)
+    assert seconds(found, 2**16, 8) == pytest.approx(ring_s, rel=1e-3)
 
 
 @pytest.mark.parametrize("of", [None, cluster()])
@@ -318,15 +278,11 @@ def test_broadcasts_are_as_uncertain_beyond_the_largest_group_as_all_reduces(
         assert spread == pytest.approx(0.05 * np.log2(world_size / 2), rel=0.1)
 
 
-def test_more_devices_than_the_cluster_has_are_not_feasible() -> None:
+def test_more_devices_than_the_cluster_or_its_node_has_are_refused() -> None:
     with pytest.raises(NotFeasible, match="at most 16, all that small has, got 17"):
-        step_s(cluster(), RunSetting(workload="heavy", world_size=17, micro_batch=16))
-
-
-def test_a_node_smaller_than_the_measured_one_does_not_add_up() -> None:
-    pair = Cluster(name="pair", tiers=(NODE, FABRIC))
+        step_s(cluster(), Layout(dp=17, micro_batch=16))
     with pytest.raises(UsageError, match="at least the 5 ranks per node of the profile, got 4"):
-        step_s(pair, machine=Machine(world_size=5))
+        step_s(cluster(), machine=Machine(world_size=5))
 
 
 #: 4 nodes of 4: 1 GB/s and 0.1 ms inside, 0.2 GB/s and 0.9 ms more between.
@@ -355,43 +311,38 @@ def test_groups_apart_share_the_links_of_what_they_stand_in(
 def test_an_all_gather_is_half_of_an_all_reduce(of: Cluster | None, size: int) -> None:
     """No such kind was measured: its messages are those of an all-reduce, and gloo scatters by one."""
     found = network(Machine(), of)
-    group, array = Group(size), 16 * MIB
-    whole_s, gather_s, scatter_s = (
-        float(found.time_s(kind, array, group)[0])
-        for kind in ("all_reduce", "all_gather", "reduce_scatter")
-    )
-    assert gather_s == pytest.approx(whole_s / 2)
-    assert scatter_s == pytest.approx(whole_s)
-    assert found.evidence([array], group, kind="all_gather") is not Evidence.INTERPOLATED
+    array = 16 * MIB
+    whole_s = seconds(found, array, size)
+    assert seconds(found, array, size, kind="all_gather") == pytest.approx(whole_s / 2)
+    assert seconds(found, array, size, kind="reduce_scatter") == pytest.approx(whole_s)
+    assert found.evidence([array], Group(size), kind="all_gather") is not Evidence.INTERPOLATED
 
 
 def test_a_message_between_stages_is_one_message_of_the_whole() -> None:
     machine = Machine()
-    assert float(network(machine).time_s("send_recv", MIB, Group(2))[0]) == pytest.approx(
-        message_time(machine, MIB)
-    )
-    between_s = network(machine, cluster()).time_s("send_recv", MIB, Group(2, 4))
-    assert float(between_s[0]) == pytest.approx(1e-3 + 4 * MIB / 2e8)
+    alone_s = seconds(network(machine), MIB, 2, kind="send_recv")
+    assert alone_s == pytest.approx(message_time(machine, MIB))
+    between_s = seconds(network(machine, cluster()), MIB, 2, 4, kind="send_recv")
+    assert between_s == pytest.approx(1e-3 + 4 * MIB / 2e8)
 
 
 def test_a_kind_that_was_measured_comes_out_as_it_was() -> None:
     document = profile(Machine())
     whole = document.collectives[0]
-    slow = tuple(dataclasses.replace(p, time_s=3 * p.time_s) for p in whole.points)
-    gather = dataclasses.replace(whole, collective="all_gather", points=slow)
+    slow = tuple(replace(p, time_s=3 * p.time_s) for p in whole.points)
+    gather = replace(whole, collective="all_gather", points=slow)
     collectives = (*document.collectives, gather)
     found = CostModel(replace(document, collectives=collectives), num_draws=1, seed=0).network
     point = slow[-2]
-    assert float(found.time_s("all_gather", int(point.at), Group(2))[0]) == pytest.approx(
-        point.time_s
-    )
+    found_s = seconds(found, int(point.at), 2, kind="all_gather")
+    assert found_s == pytest.approx(point.time_s)
     assert found.evidence([int(point.at)], Group(2), kind="all_gather") is Evidence.INTERPOLATED
 
 
 def test_a_group_of_one_tells_nothing_of_links() -> None:
     """Some logs hold it; it moves no byte."""
     document = profile(Machine())
-    lone = [dataclasses.replace(c, world_size=1) for c in document.collectives]
+    lone = [replace(c, world_size=1) for c in document.collectives]
     both = replace(document, collectives=(*lone, *document.collectives))
     found = CostModel(both, num_draws=1, seed=0).network
     for kind in ("all_reduce", "broadcast"):
@@ -402,9 +353,8 @@ def test_a_group_of_one_tells_nothing_of_links() -> None:
 def test_links_between_machines_of_one_device_are_no_links_inside_a_node() -> None:
     """Two machines were measured: sixteen on the same switch are spread over nodes, where trees are no chains."""
     document = replace(profile(Machine()), backend="nccl", num_nodes=2, ranks_per_node=1)
-    found = CostModel(
-        document, num_draws=1, seed=0, cluster=Cluster(name="rack", tiers=(RACK,))
-    ).network
+    rack = Cluster(name="rack", tiers=(RACK,))
+    found = CostModel(document, num_draws=1, seed=0, cluster=rack).network
     assert found.measured_tier == 0
     spread_s, inside_s = (
         found.messages["all_reduce"].group_s(64, 16, nodes=nodes) for nodes in (None, 1)

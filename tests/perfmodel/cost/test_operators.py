@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from perfmodel.cost.families import features
 from perfmodel.cost.operators import UNKNOWN_LOG_ERROR, OperatorDurations
 from perfmodel.machine import Evidence
-from perfmodel.machine.measured import MeasuredOperator, MeasuredStep, OperatorCosts
+from perfmodel.machine.measured import OperatorCosts
 from perfmodel.workload import Operator, Phase
 from perfmodel.workload.step import signature
 from tests.perfmodel.operators import (
     addition,
     costs_of_the_made_up_machine,
     matmul,
+    measured_step,
     operator,
     spec,
     true_time_s,
@@ -86,14 +87,7 @@ def test_an_operator_without_any_timing_is_bounded_by_physics_and_in_uncertainty
 
 def test_what_was_measured_in_place_comes_first_unless_curves_are_asked_for() -> None:
     called = addition(12_345)
-    step = MeasuredStep(
-        workload="mine",
-        micro_batch=2,
-        parameters="none",
-        operators=(MeasuredOperator(signature=signature(called), phase="forward", time_s=0.5),),
-        optimizer_s=0.1,
-        relative_error=0.01,
-    )
+    step = measured_step([(signature(called), "forward")], 0.5)
     profile = replace(machine(), measured=(step,))
     found = OperatorDurations(profile).durations([called], Phase.FORWARD)[0]
     assert (found.time_s, found.evidence) == (0.5, Evidence.MEASURED)

@@ -9,7 +9,6 @@ import pytest
 from perfmodel.cost.jobs import Jobs, jobs_from
 from perfmodel.cost.parameters import (
     SHEETS,
-    DeviceSheet,
     condition,
     covariance,
     medians,
@@ -66,13 +65,7 @@ def test_data_sheets_are_positive_and_grow_with_the_generation() -> None:
     # 100, 200, 400 and 400 Gb/s between nodes.
     assert [s.node_bytes_per_s * 8 / 1e9 for s in ordered] == [100, 200, 400, 400]
     with pytest.raises(ValueError, match="link_bytes_per_s"):
-        DeviceSheet(
-            name="x",
-            matmul_flop_per_s=1.0,
-            memory_bytes_per_s=1.0,
-            link_bytes_per_s=0.0,
-            node_bytes_per_s=1.0,
-        )
+        replace(SHEETS["A100"], link_bytes_per_s=0.0)
 
 
 #: What changes against dp=4 micro_batch=2 accumulation=4: squared distance in doublings, and whether the work of a
@@ -164,9 +157,8 @@ def test_odds_of_a_stall_are_logistic_and_none_inside_a_node() -> None:
     assert stall_probability(weights, jobs) == pytest.approx([1 / (1 + math.exp(-1.5)), 0.0])
     # Everything that speaks for a stall: the sum of features, each in its own unit.
     score = float(stall_features(jobs)[0].sum())
-    assert stall_probability(np.ones(len(weights)), jobs)[0] == pytest.approx(
-        1 / (1 + math.exp(-score))
-    )
+    found = stall_probability(np.ones(len(weights)), jobs)[0]
+    assert found == pytest.approx(1 / (1 + math.exp(-score)))
 
 
 def test_what_odds_are_read_from_is_centred_on_a_usual_job() -> None:

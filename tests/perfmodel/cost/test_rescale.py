@@ -29,13 +29,7 @@ from perfmodel.cost.rescaling import bound_s as bound_of
 from perfmodel.documents.hardware import DataSheet, find_device, shipped_catalogue
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.layout import Layout, Precision
-from perfmodel.machine.measured import (
-    ComputeRate,
-    DeviceRates,
-    MeasuredMachine,
-    OperatorCosts,
-    Rescaling,
-)
+from perfmodel.machine.measured import DeviceRates, MeasuredMachine, OperatorCosts, Rescaling
 from perfmodel.workload import Operator, Phase, TensorSpec
 from tests.existing import existing
 from tests.perfmodel.asking import Asking
@@ -47,6 +41,7 @@ from tests.perfmodel.operators import (
     costs_of_the_made_up_machine,
     matmul,
     operator,
+    spec,
 )
 from tests.perfmodel.profiles import Machine, compute_rate, profile
 
@@ -102,9 +97,8 @@ def test_what_binds_is_scaled_and_the_start_stays() -> None:
     assert bound_s(stream, A) == 12e6 / BYTES_PER_S == 1.2e-3
     assert scaled_s(2e-3, stream, rates(10, 2)) == pytest.approx(START_S + (2e-3 - START_S) / 2)
     # Twelve megabytes now bind the product: 1.2 ms instead of 20 ms / 100.
-    assert scaled_s(0.025, product, rates(100, 1)) == pytest.approx(
-        START_S + (0.025 - START_S) * 1.2e-3 / 0.02
-    )
+    bound = START_S + (0.025 - START_S) * 1.2e-3 / 0.02
+    assert scaled_s(0.025, product, rates(100, 1)) == pytest.approx(bound)
 
 
 @given(called=operators, slow=slowness)
@@ -146,20 +140,24 @@ def test_a_type_that_the_data_sheet_lacks_is_refused() -> None:
         scaled_s(1.0, half(matmul(8, 8, 8)), A)
 
 
-def sheet(name: str, **changes: object) -> DataSheet:
-    memory, bandwidth, peak = (
-        {"value": value, "source": "s"} for value in ("1GiB", "1TB/s", "10TFLOP/s")
-    )
-    figures: dict[str, object] = dict.fromkeys(("id", "name"), name) | {
-        "vendor": "NVIDIA",
-        "kind": "cuda",
-        "architecture": "",
-        "form": "",
-        "memory": memory,
-        "bandwidth": bandwidth,
-        "peaks": {"fp32": peak},
+CATALOGUE = shipped_catalogue()
+H100 = find_device("h100-sxm", CATALOGUE)
+_NAMES = {"id": "faster", "name": "faster", "vendor": "NVIDIA", "kind": "cuda"}
+_MEMORY, _BANDWIDTH, _PEAK = (
+    {"value": value, "source": "s"} for value in ("1GiB", "1TB/s", "10TFLOP/s")
+)
+FASTER = DataSheet.model_validate(
+    {
+        **_NAMES | {"architecture": "", "form": ""},
+        "memory": _MEMORY,
+        "bandwidth": _BANDWIDTH,
+        "peaks": {"fp32": _PEAK},
     }
-    return DataSheet.model_validate(figures | changes)
+)
+
+
+def onto(machine: MeasuredMachine, target: DataSheet = FASTER) -> MeasuredMachine:
+    return rescaled_profile(machine, target, CATALOGUE)
 
 
 @functools.cache
@@ -178,20 +176,13 @@ def calibrated(device_name: str = "synthetic", **changes: Any) -> MeasuredMachin
 
 def test_the_best_measured_rate_of_a_type_is_its_peak() -> None:
     """Two products in bf16: the faster counts, whichever comes last."""
-    slow, fast = (
-        compute_rate(
-            "matmul", dtype="bf16", shape=(64, 64), time_s=1e-6, flop_per_s=rate, bytes_per_s=1e9
-        )
-        for rate in (1e12, 3e12)
-    )
-    found = rescaled_profile(
-        replace(calibrated(), rates=(fast, slow)), sheet("faster"), shipped_catalogue()
-    )
+    rows = (compute_rate("matmul", dtype="bf16", flop_per_s=rate) for rate in (3e12, 1e12))
+    found = onto(replace(calibrated(), rates=tuple(rows)))
     assert existing(found.rescaling).source.flop_per_s["bf16"] == 3e12
 
 
 def test_measured_peaks_stand_for_the_data_sheet_of_a_device_without_one() -> None:
-    found = rescaled_profile(calibrated(), sheet("faster"), shipped_catalogue())
+    found = onto(calibrated())
     assert found.rescaling is not None
     assert found.rescaling.source.flop_per_s["fp32"] == timed().peak_flop_per_s
     assert found.rescaling.source.bytes_per_s == timed().peak_bytes_per_s
@@ -210,36 +201,33 @@ def test_measured_peaks_stand_for_the_data_sheet_of_a_device_without_one() -> No
 
 def test_memory_is_taken_by_the_framework_of_the_device_that_is_asked_about() -> None:
     """Whatever is timed stays of the kind that was calibrated; a step fits into the other device."""
-    machine, catalogue = calibrated(), shipped_catalogue()
-    found = rescaled_profile(machine, find_device("h100-sxm", catalogue), catalogue)
+    machine = calibrated()
+    found = onto(machine, H100)
     assert (machine.device_kind, machine.memory_kind) == ("cpu", "cpu")
     assert (found.device_kind, found.memory_kind) == ("cpu", "cuda")
     known = remembered()
     assert known.memory is not None
+    overheads = (overhead_of(known.memory, each.memory_kind) for each in (machine, found))
     here, there = (
-        TracedMemory(
-            trace=known.trace,
-            memory=known.memory,
-            overhead=overhead_of(known.memory, m.memory_kind),
-        ).ranks(Layout(micro_batch=8))[0]
-        for m in (machine, found)
+        TracedMemory(trace=known.trace, memory=known.memory, overhead=overhead).ranks(
+            Layout(micro_batch=8)
+        )[0]
+        for overhead in overheads
     )
     assert there.parts[CONTEXT] > here.parts[CONTEXT]
     assert there.moment == here.moment
     assert (architecture_of(machine), architecture_of(found)) == ("", "Hopper sm_90")
     virtual = replace(machine, device_kind="virtual")
-    there_from_virtual = rescaled_profile(virtual, find_device("h100-sxm", catalogue), catalogue)
-    assert (architecture_of(virtual), architecture_of(there_from_virtual)) == (None, "Hopper sm_90")
+    assert architecture_of(virtual) is None
+    assert architecture_of(onto(virtual, H100)) == "Hopper sm_90"
 
 
 def test_links_scale_collectives_where_both_are_known() -> None:
-    catalogue = shipped_catalogue()
     machine = calibrated("NVIDIA A100-SXM4-80GB", backend="nccl")
-    found = rescaled_profile(machine, find_device("h100-sxm", catalogue), catalogue)
-    for before, after in zip(
-        machine.collectives[0].points, found.collectives[0].points, strict=True
-    ):
-        start_s = machine.collectives[0].points[0].time_s
+    found = onto(machine, H100)
+    known = machine.collectives[0].points
+    start_s = known[0].time_s
+    for before, after in zip(known, found.collectives[0].points, strict=True):
         assert after.time_s == pytest.approx(start_s + (before.time_s - start_s) / 1.5)
     assert found.rescaling is not None
     assert found.rescaling.log_error == BETWEEN_GPUS_LOG_ERROR
@@ -247,20 +235,16 @@ def test_links_scale_collectives_where_both_are_known() -> None:
     # Convolutions of NVIDIA run in tf32 by default.
     assert found.rescaling.source.flop_per_s["convolution fp32"] == 156e12
     assert found.rescaling.target.flop_per_s["fp32"] == 67e12
-    same = find_device("a100-sxm4-80", catalogue)
-    assert rescaled_profile(machine, same, catalogue) is machine
+    assert onto(machine, find_device("a100-sxm4-80", CATALOGUE)) is machine
 
 
 def test_what_cannot_be_scaled_is_refused() -> None:
-    catalogue = shipped_catalogue()
-    without = replace(calibrated(), operators=None)
     with pytest.raises(CalibrationUnavailable, match="must hold costs of operators"):
-        rescaled_profile(without, sheet("faster"), catalogue)
+        onto(replace(calibrated(), operators=None))
     with pytest.raises(UsageError, match="must give a memory bandwidth"):
-        rescaled_profile(calibrated(), sheet("faster", bandwidth=None), catalogue)
-    found = Asking(rescaled_profile(calibrated(), sheet("faster"), catalogue))
+        onto(calibrated(), FASTER.model_copy(update={"bandwidth": None}))
     with pytest.raises(UsageError, match="perfmodel trace heavy"):
-        found.workload("heavy")
+        Asking(onto(calibrated())).workload("heavy")
 
 
 def test_a_gpu_without_a_data_sheet_is_as_fast_in_fp32_as_its_steps_computed_in_it() -> None:
@@ -270,12 +254,7 @@ def test_a_gpu_without_a_data_sheet_is_as_fast_in_fp32_as_its_steps_computed_in_
         profile(Machine(asynchronous=True)),
         operators=replace(costs_of_the_made_up_machine(), peak_flop_per_s=1.6e13),
         environment={"gpu_flags": {"matmul_tf32": False, "cudnn_tf32": True}},
-        rates=tuple(
-            compute_rate(
-                "matmul", dtype=dtype, shape=(64, 64, 64), flop_per_s=rate, bytes_per_s=1.0
-            )
-            for dtype, rate in rows.items()
-        ),
+        rates=tuple(compute_rate("matmul", dtype=d, flop_per_s=rate) for d, rate in rows.items()),
     )
     found = _measured_rates(machine, None)
     assert found.flop_per_s["fp32"] == 1e12
@@ -331,10 +310,7 @@ def test_convolutions_in_single_precision_have_a_rate_of_their_own() -> None:
         flop_per_s={"fp32": 4e9, CONVOLUTION_FP32: 2e9, "bf16": 8e9, "fp64": 1e9},
         bytes_per_s=1e30,
     )
-    specs = (
-        TensorSpec(shape=(2, 4, 8, 8), dtype="float32"),
-        TensorSpec(shape=(4, 4, 1, 1), dtype="float32"),
-    )
+    specs = spec(2, 4, 8, 8), spec(4, 4, 1, 1)
     image = operator(
         "aten.convolution.default", specs, specs[:1], None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1
     )
@@ -346,9 +322,8 @@ def test_convolutions_in_single_precision_have_a_rate_of_their_own() -> None:
     double = tuple(replace(each, dtype="float64") for each in product.inputs)
     mixed = replace(product, inputs=(indices, *double))
     assert bound_of(mixed, device) == pytest.approx(product.flop / 1e9)
-    assert bound_of(replace(product, inputs=(indices,)), device) == pytest.approx(
-        product.flop / 4e9
-    )
+    alone = replace(product, inputs=(indices,))
+    assert bound_of(alone, device) == pytest.approx(product.flop / 4e9)
 
 
 def test_copies_of_gradients_follow_the_memory_and_the_rest_of_ddp_stays() -> None:
@@ -356,7 +331,7 @@ def test_copies_of_gradients_follow_the_memory_and_the_rest_of_ddp_stays() -> No
         profile(Machine(bucket_s=1e-5, bucket_s_per_byte=1e-10, all_reduce_start_s=2e-3)),
         operators=timed(),
     )
-    found = rescaled_profile(machine, sheet("faster"), shipped_catalogue())
+    found = onto(machine)
     ratio = timed().peak_bytes_per_s / 1e12
     expected = [
         value * (ratio if name == "bucket_s_per_byte" else 1.0)
@@ -373,7 +348,7 @@ def test_copies_of_gradients_follow_the_memory_and_the_rest_of_ddp_stays() -> No
     assert found.rescaling.start_s == machine.dispatch_s
     assert any("runs synchronously" in note for note in found.rescaling.notes)
     behind = replace(profile(Machine(asynchronous=True)), operators=timed())
-    scaled = rescaled_profile(behind, sheet("faster"), shipped_catalogue())
+    scaled = onto(behind)
     assert scaled.rescaling is not None
     assert scaled.rescaling.start_s is None
     assert not any("runs synchronously" in note for note in scaled.rescaling.notes)
@@ -382,18 +357,14 @@ def test_copies_of_gradients_follow_the_memory_and_the_rest_of_ddp_stays() -> No
 def test_the_largest_array_tells_the_bandwidth() -> None:
     """Smaller ones may stay in a cache, however fast."""
     small, large = (
-        ComputeRate(
-            probe="memory", dtype="fp32", shape=shape, time_s=1.0, flop_per_s=0.0, bytes_per_s=rate
-        )
+        compute_rate("memory", shape=shape, bytes_per_s=rate)
         for shape, rate in (((10, 10), 9e12), ((10, 1000), 2e12))
     )
     machine = replace(calibrated(), rates=(large, small))
     assert _measured_rates(machine, None).bytes_per_s == 2e12
     # On a processor its fastest operator counts, where it is faster than the kernels that were timed.
-    slow = replace(small, probe="matmul", flop_per_s=1.0)
-    assert _measured_rates(replace(machine, rates=(slow,)), None).flop_per_s["fp32"] == (
-        timed().peak_flop_per_s
-    )
+    slow = replace(machine, rates=(replace(small, probe="matmul", flop_per_s=1.0),))
+    assert _measured_rates(slow, None).flop_per_s["fp32"] == timed().peak_flop_per_s
 
 
 @pytest.mark.parametrize(
@@ -407,15 +378,13 @@ def test_the_largest_array_tells_the_bandwidth() -> None:
     ],
 )
 def test_links_that_are_not_known_on_both_sides_scale_nothing(changes: dict[str, Any]) -> None:
-    catalogue = shipped_catalogue()
     machine = replace(calibrated("NVIDIA A100-SXM4-80GB", backend="nccl"), **changes)
-    found = rescaled_profile(machine, find_device("h100-sxm", catalogue), catalogue)
-    assert found.collectives == machine.collectives
+    assert onto(machine, H100).collectives == machine.collectives
 
 
 SIXTEEN_BIT: list[DataSheet] = [
     each
-    for each in shipped_catalogue().devices
+    for each in CATALOGUE.devices
     if each.bandwidth is not None and {"bf16", "fp16"} & set(each.peaks)
 ]
 
@@ -431,9 +400,8 @@ def test_a_device_of_the_catalogue_centres_priors_at_its_data_sheet(found: DataS
         assert known.link_bytes_per_s == pytest.approx(0.8 * found.link.bytes_per_s)
     elif found.pcie is not None:
         # 32 GB/s of generation 4, double of each later one.
-        assert known.link_bytes_per_s == pytest.approx(
-            0.8 * 2e9 * 2**found.pcie.generation, rel=0.05
-        )
+        expected = 0.8 * 2e9 * 2**found.pcie.generation
+        assert known.link_bytes_per_s == pytest.approx(expected, rel=0.05)
     fast = found.link is not None and found.link.bytes_per_s >= 400e9
     meshed = found.link is not None and not found.link_joins_pairs
     assert known.node_bytes_per_s == (12.5e9 if not meshed else 50e9 if fast else 25e9)
@@ -442,25 +410,16 @@ def test_a_device_of_the_catalogue_centres_priors_at_its_data_sheet(found: DataS
 def test_short_names_have_data_sheets_of_their_own() -> None:
     assert device_sheet("A100") is SHEETS["A100"]
     assert catalogued("H100").id == "h100-sxm5"
-    lacking = next(s for s in shipped_catalogue().devices if not {"bf16", "fp16"} & set(s.peaks))
+    lacking = next(s for s in CATALOGUE.devices if not {"bf16", "fp16"} & set(s.peaks))
     with pytest.raises(UsageError, match=r"--device: must have a 16-bit peak.*" + lacking.id):
         device_sheet(lacking.id)
 
 
-@pytest.mark.parametrize(
-    ("precision", "ratio"),
-    [
-        (Precision.BF16, 1.0),
-        (Precision.FP8, 2.0),
-        (Precision.TF32, 0.5),
+def test_precisions_of_a_data_sheet_are_ratios_to_sixteen_bit() -> None:
+    for precision, ratio in (
+        *((Precision.BF16, 1.0), (Precision.FP8, 2.0), (Precision.TF32, 0.5)),
         (Precision.FP32, 67 / 989),
-    ],
-)
-def test_precisions_of_a_data_sheet_are_ratios_to_sixteen_bit(
-    precision: Precision, ratio: float
-) -> None:
-    assert precision_ratio(precision, "H100", where="here") == pytest.approx(ratio, rel=0.01)
-    with pytest.raises(
-        NotFeasible, match=r"here: precision must be one of .*bf16.* on V100, got fp8"
     ):
+        assert precision_ratio(precision, "H100", where="here") == pytest.approx(ratio, rel=0.01)
+    with pytest.raises(NotFeasible, match=r"here: precision .* bf16.* on V100, got fp8"):
         precision_ratio(Precision.FP8, "V100", where="here")

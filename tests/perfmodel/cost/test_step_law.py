@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from perfmodel.cost.step_curves import UNSEEN_MODE_ERROR, for_version, workload_
 from perfmodel.cost.step_law import CONSTANTS, Sheet, StepBatch, log_constants, step_seconds
 from perfmodel.cost.step_work import PRODUCTS, STREAMS, StepWork, step_work
 from perfmodel.errors import UsageError
-from perfmodel.machine.measured import DeviceCosts, LeftOutError, MemoryFormat
+from perfmodel.machine.measured import DeviceCosts, LeftOutError
 from perfmodel.statistics import heavy_tailed_quantiles
 from perfmodel.workload import Call, Operator, Phase, TensorSpec
 from perfmodel.workload.step import Segment, TracedStep
@@ -55,31 +56,30 @@ COSTS = DeviceCosts(
 
 
 def step_of(*calls: tuple[Operator, Phase]) -> TracedStep:
-    return replace(
-        traced().at(micro_batch=2),
-        operators=tuple(each for each, _ in calls),
-        segments=(
-            Segment(
-                count=1,
-                calls=tuple(
-                    Call(operator=index, phase=phase, module="")
-                    for index, (_, phase) in enumerate(calls)
-                ),
-            ),
-        ),
-    )
+    made = tuple(Call(operator=i, phase=phase, module="") for i, (_, phase) in enumerate(calls))
+    operators = tuple(each for each, _ in calls)
+    segments = (Segment(count=1, calls=made),)
+    return replace(traced().at(micro_batch=2), operators=operators, segments=segments)
 
 
 def convolution(groups: int, channels: int, *, kernel: int = 3, side: int = 8) -> Operator:
-    image, weight = (
-        spec(4, channels, side, side),
-        spec(channels, channels // groups, kernel, kernel),
-    )
+    image = spec(4, channels, side, side)
+    weight = spec(channels, channels // groups, kernel, kernel)
     pad = [kernel // 2] * 2
     return operator(
         *("aten.convolution.default", (image, weight), (image,)),
         *(None, [1, 1], pad, [1, 1], False, [0, 0], groups),
     )
+
+
+def work_of(called: Operator, phase: Phase = Phase.FORWARD, **modes: Any) -> StepWork:
+    """Of one call, without an update."""
+    return step_work(step_of((called, phase)), has_optimizer=False, **modes)
+
+
+def by_hand(products_s: float, bytes_s: float) -> float:
+    """Both limits joined by the cube, as the page of the law says. [s]"""
+    return float((products_s**3 + bytes_s**3) ** (1 / 3))
 
 
 def families(work: StepWork) -> list[str]:
@@ -92,10 +92,8 @@ def seconds(*works: StepWork, constants: dict[str, float] | None = None) -> floa
 
 
 def test_a_product_is_its_arithmetic_or_its_bytes_and_a_launch() -> None:
-    work = step_work(step_of((matmul(512, 512, 512), Phase.FORWARD)), has_optimizer=False)
-    products_s, bytes_s = 2 * 512**3 / 1e13, 3 * 512**2 * 4 / 1e12
-    by_hand = (products_s**3 + bytes_s**3) ** (1 / 3) + 2e-6
-    assert seconds(work) == pytest.approx(by_hand, rel=1e-3)
+    expected_s = by_hand(2 * 512**3 / 1e13, 3 * 512**2 * 4 / 1e12) + 2e-6
+    assert seconds(work_of(matmul(512, 512, 512))) == pytest.approx(expected_s, rel=1e-3)
 
 
 def test_an_optimizer_streams_its_parameters_and_half_precision_halves_bytes() -> None:
@@ -121,7 +119,7 @@ def test_an_optimizer_streams_its_parameters_and_half_precision_halves_bytes() -
 )
 def test_families_of_convolutions(groups: int, channels: int, kernel: int, family: str) -> None:
     called = convolution(groups, channels, kernel=kernel)
-    work = step_work(step_of((called, Phase.FORWARD)), has_optimizer=False)
+    work = work_of(called)
     assert families(work) == [f"{family} forward"]
     assert work.flop == pytest.approx(called.flop)
 
@@ -141,14 +139,11 @@ def test_channels_side_by_side_have_fast_groups_of_some_sizes(
     groups: int, channels: int, family: str
 ) -> None:
     """Of 4, 8, 16 or 32 channels, 32 groups at a time."""
-    step = step_of((convolution(groups, groups * channels), Phase.FORWARD))
-    last = step_work(step, is_pure_half=True, memory_format="channels_last", has_optimizer=False)
+    called = convolution(groups, groups * channels)
+    last = work_of(called, is_pure_half=True, memory_format="channels_last")
     assert families(last) == [f"{family} forward"]
-    modes: tuple[tuple[bool, MemoryFormat], ...] = ((False, "channels_last"), (True, "contiguous"))
-    for is_half, memory_format in modes:
-        other = step_work(
-            step, is_pure_half=is_half, memory_format=memory_format, has_optimizer=False
-        )
+    for is_half, memory_format in ((False, "channels_last"), (True, "contiguous")):
+        other = work_of(called, is_pure_half=is_half, memory_format=memory_format)
         assert "untuned" not in families(other)[0]
 
 
@@ -156,12 +151,12 @@ def test_tensor_cores_convolve_in_tf32_and_leave_products_of_matrices_in_fp32() 
     """At 8 times the rate of fp32, by the constants of tensor cores; depthwise kernels are no products."""
     sheet = Sheet({"fp32": 1e13, "half": 1.6e14, "tf32": 8e13}, 1e18)
     calls = (convolution(1, 64), convolution(64, 64), matmul(512, 512, 512))
-    works = [step_work(step_of((c, Phase.FORWARD)), has_optimizer=False) for c in calls]
+    works = [work_of(called) for called in calls]
     logs = log_constants(PLAIN | {"half conv forward rate": 0.5}, first_priors())
     found = step_seconds(StepBatch.of(works, sheet), logs).kernel_s - 2e-6
     rates = [4e13, 1e13, 1e13]
-    by_hand = [called.flop / rate for called, rate in zip(calls, rates, strict=True)]
-    assert found == pytest.approx(by_hand, rel=1e-6)
+    expected_s = [called.flop / rate for called, rate in zip(calls, rates, strict=True)]
+    assert found == pytest.approx(expected_s, rel=1e-6)
 
 
 def fit_of(generation: str, factor: float) -> DeviceFit:
@@ -195,7 +190,7 @@ def test_16_bit_without_tensor_cores_has_constants_of_its_own() -> None:
         for sheet in (SHEET, without)
     )
     flop, moved = 2 * 512**3, 3 * 512**2 * 2
-    assert fast_s == pytest.approx(((flop / 5e13) ** 3 + (moved / 1e12) ** 3) ** (1 / 3), rel=1e-3)
+    assert fast_s == pytest.approx(by_hand(flop / 5e13, moved / 1e12), rel=1e-3)
     assert slow_s == pytest.approx(4 * flop / 1e13, rel=1e-3)
 
 
@@ -215,9 +210,8 @@ def test_curves_add_up_to_the_law_at_every_batch(host_s: float) -> None:
     [phases] = workload_by_law(costs, WORKLOAD, traced()).phases
     curves = [getattr(phases, phase) for phase in ("forward", "backward", "optimizer")]
     for points in zip(*curves, strict=True):
-        step_s = seconds(
-            step_work(traced().at(micro_batch=points[0].at)), constants=costs.constants
-        )
+        work = step_work(traced().at(micro_batch=points[0].at))
+        step_s = seconds(work, constants=costs.constants)
         assert sum(point.time_s for point in points) == pytest.approx(step_s)
 
 
@@ -251,11 +245,6 @@ def test_quantiles_have_heavy_tails() -> None:
     assert math.isclose(heavy_tailed_quantiles(np.array([0.95]))[0], 2.132, abs_tol=1e-3)
 
 
-def by_hand(products_s: float, bytes_s: float) -> float:
-    """Both limits joined by the cube, as the page of the law says. [s]"""
-    return float((products_s**3 + bytes_s**3) ** (1 / 3))
-
-
 def test_every_constant_has_its_place_in_the_law() -> None:
     """One convolution of 20 channels in 16 bit, channels last; all constants away from one."""
     constants = PLAIN | {
@@ -272,19 +261,12 @@ def test_every_constant_has_its_place_in_the_law() -> None:
         "host_s": 1e-5,
         "sharpness": 2.0,
     }
-    work = step_work(
-        step_of((convolution(1, 20), Phase.FORWARD)),
-        is_pure_half=True,
-        memory_format="channels_last",
-        has_optimizer=False,
-    )
+    work = work_of(convolution(1, 20), is_pure_half=True, memory_format="channels_last")
     results, elements = 4 * 20 * 64, 2 * 4 * 20 * 64 + 20 * 20 * 9
     flop = 2 * results * 20 * 9
     rate = 5e13 * 0.8 * 0.5 * 1.3 * 0.6 * results / (results + 1e4) * 20 / (20 + 30)
     device_s = by_hand(flop / rate, 2 * elements / (1e12 * 0.7 * 0.9 * 1.1)) + 3e-6
-    assert seconds(work, constants=constants) == pytest.approx(
-        (device_s**3 + 1e-5**3) ** (1 / 3), rel=1e-9
-    )
+    assert seconds(work, constants=constants) == pytest.approx(by_hand(device_s, 1e-5), rel=1e-9)
 
 
 def test_the_host_launches_views_in_part_and_an_update_by_its_lists() -> None:
@@ -330,7 +312,7 @@ def test_calls_of_a_phase_add_up() -> None:
 def test_depthwise_convolutions_run_beside_the_tensor_cores() -> None:
     """At the rate of single precision whatever the type; no channel fills a tile or misses a multiple."""
     called = convolution(20, 20)
-    work = step_work(step_of((called, Phase.FORWARD)), is_pure_half=True, has_optimizer=False)
+    work = work_of(called, is_pure_half=True)
     free = {"launch_s": 1e-15, "half depthwise forward memory": 1e6}
     constants = PLAIN | free | {"half channels": 100.0, "odd channels": 0.1}
     assert seconds(work, constants=constants) == pytest.approx(called.flop / 1e13, rel=1e-3)
@@ -350,7 +332,7 @@ def backward(
 def test_gradients_of_weights_sum_over_samples_and_pixels_those_of_inputs_over_filters() -> None:
     """4 x 1024 terms behind each weight are eight parts of 512; 32 filters x 9 terms behind each pixel are one."""
     called = backward(2, 32, side=32)
-    work = step_work(step_of((called, Phase.BACKWARD)), has_optimizer=False)
+    work = work_of(called, Phase.BACKWARD)
     assert families(work) == ["group 32 inputs", "group 32 weights"]
     assert work.flop.sum() == pytest.approx(called.flop)
     assert work.filling == pytest.approx([4 * 32 * 1024, 64 * 16 * 9 * 4 * 1024 / 512])
@@ -358,17 +340,15 @@ def test_gradients_of_weights_sum_over_samples_and_pixels_those_of_inputs_over_f
 
 
 def test_a_bias_is_summed_over_the_gradient_and_an_image_needs_none() -> None:
-    bias = step_work(
-        step_of((backward(1, 32, [False, True, True]), Phase.BACKWARD)), has_optimizer=False
-    )
+    bias = work_of(backward(1, 32, [False, True, True]), Phase.BACKWARD)
     assert families(bias) == ["conv weights", "reduction"]
     assert bias.moved_bytes[1] == 4 * 64 * 64 * 4
-    first = step_of((backward(1, 3), Phase.BACKWARD))
-    assert families(step_work(first, has_optimizer=False)) == ["stem weights", "stem weights"]
-    grey = step_of((backward(1, 4, [False, True, False]), Phase.BACKWARD))
-    assert families(step_work(grey, has_optimizer=False)) == ["stem weights"]
-    five = step_of((backward(1, 5, [False, True, False]), Phase.BACKWARD))
-    assert families(step_work(five, has_optimizer=False)) == ["conv weights"]
+    for channels, mask, found in (
+        (3, [True, True, False], ["stem weights", "stem weights"]),
+        (4, [False, True, False], ["stem weights"]),
+        (5, [False, True, False], ["conv weights"]),
+    ):
+        assert families(work_of(backward(1, channels, mask), Phase.BACKWARD)) == found
 
 
 def test_a_transposed_convolution_is_the_gradient_of_the_other_way_round() -> None:
@@ -412,7 +392,7 @@ def test_sizes_of_products(  # noqa: PLR0913 - a column each
 ) -> None:
     called = operator(name, tuple(spec(*shape) for shape in inputs), (spec(*result),))
     for phase, end in ((Phase.FORWARD, "forward"), (Phase.BACKWARD, "backward")):
-        work = step_work(step_of((called, phase)), has_optimizer=False)
+        work = work_of(called, phase)
         assert families(work) == [f"{family} {end}"]
         assert work.filling == pytest.approx([results * max(1, depth / 512)])
         assert work.channels.tolist() == [narrow]
@@ -423,25 +403,24 @@ def test_sizes_of_products(  # noqa: PLR0913 - a column each
 def test_a_product_of_one_tensor_is_that_with_itself() -> None:
     """As a file may have it."""
     square = operator("aten.mm.default", (spec(24, 24),) * 2, (spec(24, 24),))
-    both, one = (
-        step_work(step_of((each, Phase.FORWARD)), has_optimizer=False)
-        for each in (square, replace(square, inputs=square.inputs[:1]))
-    )
+    both, one = work_of(square), work_of(replace(square, inputs=square.inputs[:1]))
     assert one.filling.tolist() == both.filling.tolist()
     assert one.channels.tolist() == both.channels.tolist()
 
 
-@pytest.mark.parametrize(("rows", "odd"), [(32, 0.0), (33, 1.0)])
-def test_tensor_cores_need_multiples_of_eight(rows: int, odd: float) -> None:
-    step = step_of((matmul(rows, 64, 64), Phase.FORWARD))
-    assert step_work(step, is_pure_half=True, has_optimizer=False).is_odd.tolist() == [odd]
-    assert step_work(step, has_optimizer=False).is_odd.tolist() == [0.0]
-
-
-@pytest.mark.parametrize(("channels", "odd"), [(32, 0.0), (36, 1.0)])
-def test_convolutions_of_other_channels_are_padded(channels: int, odd: float) -> None:
-    step = step_of((convolution(1, channels), Phase.FORWARD))
-    assert step_work(step, is_pure_half=True, has_optimizer=False).is_odd.tolist() == [odd]
+@pytest.mark.parametrize(
+    ("called", "odd"),
+    [
+        (matmul(32, 64, 64), 0.0),
+        (matmul(33, 64, 64), 1.0),
+        (convolution(1, 32), 0.0),
+        (convolution(1, 36), 1.0),
+    ],
+    ids=range(4),
+)
+def test_tensor_cores_need_multiples_of_eight(called: Operator, odd: float) -> None:
+    assert work_of(called, is_pure_half=True).is_odd.tolist() == [odd]
+    assert work_of(called).is_odd.tolist() == [0.0]
 
 
 def test_attention_fills_the_device_with_its_queries() -> None:
@@ -493,7 +472,7 @@ def test_families_of_what_moves_bytes_alone(name: str, family: str) -> None:
     for dtype in ("float32", "float16"):
         tensor = replace(spec(8, 8), dtype=dtype)
         called = operator(f"aten.{name}.default", (tensor,), (tensor,))
-        work = step_work(step_of((called, Phase.FORWARD)), has_optimizer=False)
+        work = work_of(called)
         assert families(work) == [family]
         assert work.flop.tolist() == [0.0]
 
@@ -502,10 +481,8 @@ def test_sixteen_bit_halves_what_was_single_precision_alone() -> None:
     """Of 128 bytes 64 are of indices, which keep theirs."""
     indices = TensorSpec(shape=(8,), dtype="int64")
     called = operator("aten.where.self", (spec(8), indices), (spec(8),))
-    step = step_of((called, Phase.FORWARD))
-    assert step_work(step, has_optimizer=False).moved_bytes.tolist() == [128.0]
-    halved = step_work(step, is_pure_half=True, has_optimizer=False)
-    assert halved.moved_bytes.tolist() == [96.0]
+    assert work_of(called).moved_bytes.tolist() == [128.0]
+    assert work_of(called, is_pure_half=True).moved_bytes.tolist() == [96.0]
 
 
 @pytest.mark.parametrize(("channels", "found"), [(8, "channels_last"), (1, "contiguous")])
@@ -546,10 +523,9 @@ def test_the_host_of_every_phase_is_what_the_law_says_of_it() -> None:
     logs = log_constants(COSTS.constants, first_priors())
     found = step_seconds(StepBatch.of([work], SHEET), logs)
     at = [point.at for point in phases.forward].index(4)
-    for place, phase in enumerate(("forward", "backward", "optimizer")):
-        assert getattr(phases, f"dispatch_{phase}")[at].time_s == pytest.approx(
-            found.host_s[0, place]
-        )
+    for phase, host_s in zip(Phase, found.host_s[0], strict=True):
+        issued = getattr(phases, f"dispatch_{phase.value}")[at]
+        assert issued.time_s == pytest.approx(host_s)
 
 
 def test_a_gradient_is_ready_when_the_kernels_before_it_are_done() -> None:

@@ -18,22 +18,18 @@ from perfmodel.cost.traced import (
     traced_profile,
     with_ready_times,
 )
-from perfmodel.layout import RunSetting, Synchronisation
+from perfmodel.layout import Layout
 from perfmodel.machine import Evidence
-from perfmodel.machine.measured import (
-    ComputeRate,
-    MeasuredMachine,
-    MeasuredOperator,
-    MeasuredStep,
-    OperatorCosts,
-)
+from perfmodel.machine.measured import ComputeRate, MeasuredMachine, OperatorCosts
 from perfmodel.workload import Call, Phase
 from perfmodel.workload.step import AffineBytes, Segment, parameters_signature, signature
 from tests.existing import existing
 from tests.perfmodel.asking import Asking
-from tests.perfmodel.operators import costs_of_the_made_up_machine, observation
-from tests.perfmodel.profiles import Machine, compute_rate, host_costs, profile, setting_of, slowed
+from tests.perfmodel.operators import costs_of_the_made_up_machine, measured_step, observation
+from tests.perfmodel.profiles import Machine, compute_rate, host_costs, profile, slowed
 from tests.perfmodel.traces import WORKLOAD, traced
+
+EIGHT = Layout(micro_batch=8)
 
 
 @pytest.fixture(scope="module")
@@ -46,23 +42,16 @@ def machine(durations: OperatorCosts) -> MeasuredMachine:
     return replace(profile(Machine()), operators=durations)
 
 
-def single(micro_batch: int) -> RunSetting:
-    return setting_of("linear", 1, micro_batch, synchronisation=Synchronisation.NONE)
-
-
 def measured(durations: OperatorCosts, micro_batch: int, time_s: float) -> OperatorCosts:
     """Every operator of the step measured to take so long."""
     step = traced().at(micro_batch=micro_batch)
     names = [(signature(step.operators[at]), phase.value) for at, phase in step.call_counts()]
-    found = MeasuredStep(
-        workload="linear",
+    found = measured_step(
+        names,
+        time_s,
         micro_batch=micro_batch,
         parameters=parameters_signature(step),
-        operators=tuple(
-            MeasuredOperator(signature=name, phase=phase, time_s=time_s) for name, phase in names
-        ),
         optimizer_s=5 * time_s,
-        relative_error=0.01,
     )
     return replace(durations, measured=(found,))
 
@@ -74,15 +63,15 @@ def test_measured_operators_decide_at_their_batch_and_scale_the_others(
     predictor = Asking(known)
     workload = predictor.workload(WORKLOAD, traced())
     assert workload.measured_batches == (8,)
-    at_eight = predictor.step(workload, single(8).layout)
+    at_eight = predictor.step(workload, EIGHT)
     # One call forward, two backward, the optimizer five times as long.
     assert at_eight.step_s[0] == pytest.approx(0.1 + 0.2 + 0.5)
     assert at_eight.evidence["compute"] is Evidence.MEASURED
-    at_sixteen = predictor.step(workload, single(16).layout)
+    at_sixteen = predictor.step(workload, Layout(micro_batch=16))
     assert at_sixteen.evidence["compute"] is Evidence.INTERPOLATED
     assert at_sixteen.step_s[0] > at_eight.step_s[0]
     curves = Asking(known, use_measured=False)
-    alone = curves.step(curves.workload(WORKLOAD, traced()), single(8).layout)
+    alone = curves.step(curves.workload(WORKLOAD, traced()), EIGHT)
     assert alone.step_s[0] < 0.1
 
 
@@ -116,9 +105,7 @@ def test_one_more_repetition_widens_what_is_said_of_a_traced_step(machine: Measu
     widths = []
     for known in (machine, restless):
         predictor = Asking(known)
-        found = interval(
-            predictor.step(predictor.workload(WORKLOAD, traced()), single(8).layout).step_s
-        )
+        found = interval(predictor.step(predictor.workload(WORKLOAD, traced()), EIGHT).step_s)
         widths.append(math.log(found.p95 / found.p5))
     # 3.29 standard deviations lie between the two ends.
     assert math.hypot(widths[0], 3.29 * 0.2) == pytest.approx(widths[1], rel=0.15)
@@ -128,7 +115,7 @@ def test_an_operator_that_nothing_tells_about_is_named(machine: MeasuredMachine)
     predictor = Asking(machine)
     workload = predictor.workload(WORKLOAD, traced(mystery=True))
     assert "aten.mystery.default" in workload.untimed
-    step = predictor.step(workload, single(8).layout)
+    step = predictor.step(workload, EIGHT)
     text = " ".join(measured_caveats(step.question, {step.layout: step.evidence}))
     assert "aten.mystery.default" in text
     assert workload.phases[0].forward[0].relative_error > 0.3
@@ -192,13 +179,9 @@ def test_what_moves_nothing_starts_no_kernel() -> None:
     )
     at = step.at(micro_batch=2)
     counts = {phase: issued(at, phase) for phase in Phase}
+    forward = {"forward_s": 1 + INPUT_COPIES, "view_s": 1, "module_s": 2, "phase_s": 1}
     assert counts == {
-        Phase.FORWARD: {
-            "forward_s": 1 + INPUT_COPIES,
-            "view_s": 1,
-            "module_s": 2,
-            "phase_s": 1,
-        },
+        Phase.FORWARD: forward,
         Phase.BACKWARD: {"backward_s": 2, "view_s": 1, "phase_s": 1},
         Phase.OPTIMIZER: {"optimizer_s": 0, "tensor_s": 0},
     }
@@ -281,14 +264,8 @@ def test_the_host_issues_every_operator_of_a_phase(
     durations: OperatorCosts, *, is_known: bool
 ) -> None:
     """One product and two copies forward, two products backward; 7 us each, or as steps told."""
-    host = host_costs(
-        forward_s=1e-5,
-        backward_s=2e-5,
-        view_s=1e-6,
-        optimizer_s=1e-4,
-        tensor_s=1e-6,
-        relative_error=0.07,
-    )
+    forms = {"forward_s": 1e-5, "backward_s": 2e-5, "view_s": 1e-6, "optimizer_s": 1e-4}
+    host = host_costs(**forms, tensor_s=1e-6, relative_error=0.07)
     machine = replace(
         profile(Machine(asynchronous=True, dispatch_s=7e-6)), host=host if is_known else None
     )

@@ -40,6 +40,7 @@ def read(tmp_path: Path, text: str) -> Cluster:
 
 def test_the_file_of_the_page_is_read(tmp_path: Path) -> None:
     page = (EXAMPLES[0].parents[1] / "several-nodes.md").read_text(encoding="utf-8")
+    assert len(EXAMPLES) >= 5
     found = read(tmp_path, page.split("```toml\n")[1].split("```")[0])
     inner, outer = found.tiers
     assert (inner.count, inner.link_bytes_per_s, inner.latency_s) == (4, 20e9, 6e-6)
@@ -51,19 +52,11 @@ def test_the_examples_are_read_and_name_their_sources(path: Path) -> None:
     assert all(tier.source for tier in read_cluster(path).tiers)
 
 
-def test_there_are_examples() -> None:
-    assert len(EXAMPLES) >= 5
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("devices = 16", "devices = 24", r"product of all counts \(8 x 2 = 16\), got 24"),
-        (
-            'of = "node"',
-            'of = "rack"',
-            "tier fabric: of must be device or another tier, got 'rack'",
-        ),
+        ('of = "node"', 'of = "rack"', "fabric: of must be device or another tier, got 'rack'"),
         ('of = "device"', 'of = "fabric"', "a cycle of node, fabric"),
         ('of = "node"', 'of = "device"', "only one tier may join each device, got node, fabric"),
         ('"100GB/s"', '"0GB/s"', "tier.0.bandwidth: .*greater than 0"),
@@ -73,15 +66,11 @@ def test_there_are_examples() -> None:
         (
             "count = 2",
             "count = 2\nin_switch_reduction = 0.9",
-            "tier fabric: in_switch_reduction must be given for the innermost tier alone, got 0.9",
+            "for the innermost tier alone, got 0.9",
         ),
         ("count = 8", "count = 0", "tier.0.count: .*greater than 0"),
         ("count = 8", "count = 8\nspeed = 3", "tier.0.speed: unknown key"),
-        (
-            "bandwidth =",
-            "bandwdth =",
-            r"tier\.0\.bandwdth: unknown key, got 100GB/s; did you mean bandwidth\?",
-        ),
+        ("bandwidth =", "bandwdth =", r"unknown key, got 100GB/s; did you mean bandwidth\?"),
         ('source = "test"', "", "tier.0.source: Field required"),
         ("schema_version = 1", "schema_version = 2", "schema_version: Input should be 1"),
         ("name =", "name ", "cluster file cannot be read"),

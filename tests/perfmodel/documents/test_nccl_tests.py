@@ -40,17 +40,23 @@ def test_a_text_log(tmp_path: Path) -> None:
     assert [point.time_s for point in found.points] == pytest.approx([20e-6, 50e-6])
 
 
+SIDE = {"time": 50.0, "alg_bw": 20.97, "nwrong": "0"}
+
+
 def document() -> dict[str, object]:
-    side = {"time": 50.0, "alg_bw": 20.97, "bus_bw": 20.97, "nwrong": "0"}
     return {
         "version": "2.19.6",
         "args": ["./build/all_reduce_perf"],
         "env": ["TOKEN=secret"],
         "config": {"validation": "true"},
         "devices": [{"rank": rank, "hostname": "node0"} for rank in range(4)],
-        "results": [{"size": 2**20, "experiment_name": "", "out_of_place": side}],
+        "results": [{"size": 2**20, "experiment_name": "", "out_of_place": SIDE}],
         "average_bus_bandwidth": {"bandwidth": "nan", "okay": "true"},
     }
+
+
+def of_sides(size: object = 2**20, **sides: object) -> str:
+    return json.dumps(document() | {"results": [{"size": size, **sides}]})
 
 
 def test_json_and_its_environment_is_dropped(tmp_path: Path) -> None:
@@ -66,6 +72,10 @@ def test_json_and_its_environment_is_dropped(tmp_path: Path) -> None:
         (TEXT.replace("(us)", "(ms)"), "must be in"),
         (TEXT.replace("50.00   20.97", "50.00   19.53"), "units must be"),
         (TEXT.replace("#  Rank  1", "#  other"), "at least 2 ranks"),
+        (
+            TEXT.partition("# Out of")[0] + "node0: Test NCCL failure common.cu:10\n",
+            "without an error, got 'node0: Test NCCL failure",
+        ),
         (TEXT.replace("20.97       0", "20.97       7"), "1048576 B must be right .* got 7 wrong"),
         (TEXT.replace(": 0 OK", ": 7 FAILED"), "must end with .* got FAILED"),
         (
@@ -77,35 +87,16 @@ def test_json_and_its_environment_is_dropped(tmp_path: Path) -> None:
         (TEXT.replace("Rank  1", "Rank  0"), "2 lines for ranks 0 to 0"),
         (TEXT.replace("Rank  1 Group  0", "Rank  1 Group  1"), "of one group, got 2"),
         (json.dumps(document())[:200], "truncated or malformed"),
+        (of_sides(out_of_place={"time": 0.05, "alg_bw": 20.97}), "units must be"),  # ms
+        (of_sides(out_of_place={"time": 50.0, "alg_bw": 19.53}), "units must be"),  # GiB/s
+        (of_sides(out_of_place=SIDE | {"time": "nan"}), "must be > 0 us, got nan"),
+        (of_sides(out_of_place={"alg_bw": 20.97}), "truncated or malformed"),
+        (of_sides(out_of_place=SIDE | {"nwrong": "3.000000"}), "got 3.000000 wrong elements"),
     ],
 )
 def test_bad_logs_are_refused(tmp_path: Path, text: str, problem: str) -> None:
     with pytest.raises(InvalidDocument, match=problem):
         read_one(log(tmp_path, text), collective="all_reduce")
-
-
-SIDE = {"time": 50.0, "alg_bw": 20.97, "nwrong": "0"}
-
-
-def of_sides(size: object = 2**20, **sides: object) -> str:
-    return json.dumps(document() | {"results": [{"size": size, **sides}]})
-
-
-@pytest.mark.parametrize(
-    ("side", "problem"),
-    [
-        ({"time": 0.05, "alg_bw": 20.97}, "units must be"),  # ms
-        ({"time": 50.0, "alg_bw": 19.53}, "units must be"),  # GiB/s
-        ({"time": "nan", "alg_bw": "20.97"}, "must be > 0 us, got nan"),
-        ({"alg_bw": 20.97}, "truncated or malformed"),
-        (SIDE | {"nwrong": "3.000000"}, "got 3.000000 wrong elements"),
-    ],
-)
-def test_json_in_other_units_or_without_times_is_refused(
-    tmp_path: Path, side: dict[str, object], problem: str
-) -> None:
-    with pytest.raises(InvalidDocument, match=problem):
-        read_one(log(tmp_path, of_sides(out_of_place=side)))
 
 
 @pytest.mark.parametrize(
@@ -201,12 +192,6 @@ def test_a_paste_of_several_tests(tmp_path: Path) -> None:
     assert [each.collective for each in found] == ["all_gather", "all_reduce", "all_reduce"]
     assert [len(each.points) for each in found] == [2, 2, 1]  # the last row is cut
     assert [note.rpartition(" is ")[2] for note in notes] == ["1 MiB", "1 KiB"]
-
-
-def test_a_test_that_broke_off_is_refused(tmp_path: Path) -> None:
-    path = log(tmp_path, TEXT.partition("# Out of")[0] + "node0: Test NCCL failure common.cu:10\n")
-    with pytest.raises(InvalidDocument, match="without an error, got 'node0: Test NCCL failure"):
-        read_nccl_paste(path)
 
 
 def test_columns_that_allow_several_collectives_need_a_name(tmp_path: Path) -> None:

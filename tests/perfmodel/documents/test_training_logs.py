@@ -59,7 +59,7 @@ def test_what_is_not_understood_is_refused(text: str, problem: str) -> None:
         read_observed(text)
 
 
-def read(folder: Path, text: str, name: str) -> tuple[Logged, tuple[str, ...]]:
+def read(folder: Path, text: str, name: str | None = None) -> tuple[Logged, tuple[str, ...]]:
     path = folder / "log"
     path.write_text(text)
     return read_log(path, name=name)
@@ -75,10 +75,14 @@ LINES = {
 }
 
 
+def ten(*names: str) -> str:
+    """As many lines of each trainer."""
+    return "\n".join(LINES[name].format(n=n) for name in names for n in range(1, 11))
+
+
 @pytest.mark.parametrize("name", LINES)
 def test_logs_of_trainers(tmp_path: Path, name: str) -> None:
-    text = "\n".join(LINES[name].format(n=n) for n in range(1, 11))
-    found, notes = read(tmp_path, text, name)
+    found, notes = read(tmp_path, ten(name), name)
     assert found.value == pytest.approx(7500 if found.unit is Unit.TOKENS else 2.5)
     assert found.per_device is (True if found.unit is Unit.TOKENS else None)
     assert "first 3 lines left out as warm-up" in notes[0]
@@ -86,13 +90,11 @@ def test_logs_of_trainers(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in LINES if not name.startswith("regex")])
 def test_trainers_are_recognised_by_their_lines(tmp_path: Path, name: str) -> None:
-    text = "\n".join(LINES[name].format(n=n) for n in range(1, 11))
-    path = tmp_path / "log"
     checked = "\nValidation DataLoader 0: 50%|x| 1/2 [00:01<00:01, 30.1it/s]"
-    path.write_text(text + checked * (name == "lightning"))
-    found, notes = read_log(path)
+    text = ten(name) + checked * (name == "lightning")
+    found, notes = read(tmp_path, text)
     assert f"read as a log of {name};" in notes[0]
-    assert found.value == read_log(path, name=name)[0].value
+    assert found.value == read(tmp_path, text, name)[0].value
 
 
 @pytest.mark.parametrize(
@@ -105,10 +107,8 @@ def test_trainers_are_recognised_by_their_lines(tmp_path: Path, name: str) -> No
 def test_lines_of_two_trainers_or_none_are_refused(
     tmp_path: Path, names: tuple[str, ...], problem: str
 ) -> None:
-    path = tmp_path / "log"
-    path.write_text("\n".join(LINES[name].format(n=n) for name in names for n in range(1, 11)))
     with pytest.raises(InvalidDocument, match=problem):
-        read_log(path)
+        read(tmp_path, ten(*names))
 
 
 MEGATRON = """
@@ -125,17 +125,8 @@ TITAN = (
 @pytest.mark.parametrize(
     ("name", "head", "told"),
     [
-        (
-            "megatron",
-            MEGATRON,
-            {
-                "micro_batch": 2,
-                "global_batch": 128,
-                "devices": 16,
-                "layout": "tp=4",
-                "sequence": 4096,
-            },
-        ),
+        ("megatron", MEGATRON, {"micro_batch": 2, "global_batch": 128, "devices": 16}),
+        ("megatron", MEGATRON, {"layout": "tp=4", "sequence": 4096}),
         ("megatron", "| global batch size:  1024 |", {"global_batch": 1024, "micro_batch": None}),
         ("torchtitan", TITAN, {"micro_batch": 2, "global_batch": 16, "sequence": 8192}),
         ("torchtitan", "root - INFO - Applied FSDP to the model", {"layout": "zero=3"}),
@@ -146,7 +137,7 @@ TITAN = (
         ),
         (
             "lightning",
-            "All distributed processes registered. Starting with 4 processes",
+            "distributed processes registered. Starting with 4 processes",
             {"devices": 4},
         ),
     ],
@@ -154,8 +145,7 @@ TITAN = (
 def test_heads_of_logs_tell_batch_and_devices(
     tmp_path: Path, name: str, head: str, told: dict[str, object]
 ) -> None:
-    lines = "\n".join(LINES[name].format(n=n) for n in range(1, 11))
-    found, _ = read(tmp_path, f"{head}\n{lines}", name)
+    found, _ = read(tmp_path, f"{head}\n{ten(name)}", name)
     assert {key: getattr(found, key) for key in told} == told
 
 
@@ -208,12 +198,10 @@ def test_the_longest_log_is_read_in_seconds(tmp_path: Path) -> None:
         " [2026-11-26 10:00:00] iteration {n:8d}/  500000 | consumed samples: 99999 | elapsed time per "
         "iteration (ms): {ms} | global batch size:  1024 | lm loss: 2.1E+00 |"
     )
-    path = tmp_path / "log"
-    path.write_text(
-        "\n".join(line.format(n=n, ms=n + (9e6 if n % 5 == 0 else 1e6)) for n in range(1, 190_001))
-    )
+    times_ms = ((n, n + (9e6 if n % 5 == 0 else 1e6)) for n in range(1, 190_001))
+    text = "\n".join(line.format(n=n, ms=ms) for n, ms in times_ms)
     start_s = time.process_time()
-    assert read_log(path)[0].global_batch == 1024
+    assert read(tmp_path, text)[0].global_batch == 1024
     assert time.process_time() - start_s < 10
 
 
@@ -256,9 +244,7 @@ def test_long_validations_of_lightning_are_left_out(tmp_path: Path) -> None:
         + [f"Validation DataLoader 0: 1%|x| {n}/90 [00:2<0:5, 9.5it/s]" for n in range(1, 91)]
         for e in (0, 1)
     )
-    path = tmp_path / "log"
-    path.write_text("\r".join(line for lines in epochs for line in lines))
-    found, _ = read_log(path)
+    found, _ = read(tmp_path, "\r".join(line for lines in epochs for line in lines))
     assert (found.value, found.unit) == (2.5, Unit.MICRO_STEP)
 
 
@@ -270,9 +256,9 @@ def test_long_validations_of_lightning_are_left_out(tmp_path: Path) -> None:
     ],
 )
 def test_other_bars_of_lightning(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "log"
-    path.write_text("\r".join(line.format(e=e, n=n) for e in (0, 1) for n in range(1, 21)))
-    found, _ = read_log(path)
+    found, _ = read(
+        tmp_path, "\r".join(line.format(e=e, n=n) for e in (0, 1) for n in range(1, 21))
+    )
     assert (found.value, found.unit) == (0.8, Unit.MICRO_STEP)
 
 
@@ -346,12 +332,10 @@ def test_a_pasted_log_of_three_lines_is_enough(
 def test_lines_of_no_trainer_are_told_with_a_pattern_that_reads_them(
     tmp_path: Path, line: str, pattern: str
 ) -> None:
-    path = tmp_path / "run.log"
-    path.write_text("\n".join(line.format(0.21 + i / 1000) for i in range(20)))
+    text = "\n".join(line.format(0.21 + i / 1000) for i in range(20))
     with pytest.raises(InvalidDocument, match=re.escape(f"such as {pattern}, which fits 20")):
-        read_log(path)
-    logged, _ = read_log(path, name=pattern.strip("'"))
-    assert logged.value is not None
+        read(tmp_path, text)
+    assert read(tmp_path, text, pattern.strip("'"))[0].value is not None
 
 
 def test_a_second_epoch_is_the_same_run(tmp_path: Path) -> None:
@@ -372,17 +356,14 @@ def test_logs_that_say_nothing_are_refused(tmp_path: Path, text: str, problem: s
         read(tmp_path, text, "megatron")
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
+def test_formats_that_are_none(tmp_path: Path) -> None:
+    for name, problem in (
         ("lightening", "did you mean lightning"),
         ("regex:(", "is broken"),
         ("regex:([0-9]+)", "must name one group"),
-    ],
-)
-def test_formats_that_are_none(tmp_path: Path, name: str, problem: str) -> None:
-    with pytest.raises(UsageError, match=problem):
-        read(tmp_path, "", name)
+    ):
+        with pytest.raises(UsageError, match=problem):
+            read(tmp_path, "", name)
 
 
 def test_a_pattern_that_tries_every_way_is_ended(

@@ -36,25 +36,21 @@ LONG_JOB = Job(
 )
 
 
-def test_who_never_fails_need_not_write() -> None:
+def test_best_intervals_by_hand() -> None:
+    """To first order sqrt(2 * 0.003 * 86,400) = 22.77 s; who never fails need not write."""
     assert best_interval_s(write_s=1.0, mtbf_s=math.inf) == math.inf
     assert best_interval_s(write_s=0.0, mtbf_s=math.inf) == 0.0
-
-
-def test_the_best_interval_of_short_writes_by_hand() -> None:
-    """To first order sqrt(2 * 0.003 * 86,400) = 22.77 s."""
     assert best_interval_s(write_s=0.003, mtbf_s=86_400) == pytest.approx(22.768, rel=3e-4)
 
 
 def test_the_mean_end_by_hand() -> None:
-    """Ten segments of 110 s, a mean of 1,000 s: 10 * 1000 (exp(0.11) - 1) = 1162.78 s."""
+    """Ten segments of 110 s, a mean of 1,000 s: 10 * 1000 (exp(0.11) - 1) = 1162.78 s.
+
+    A last segment may be short: 50 s of work are one of 60 s.
+    """
     assert expected_elapsed_s(JOB) == pytest.approx(1162.78, abs=0.01)
     slow = replace(JOB, detection_s=40.0, restart_s=60.0)
     assert expected_elapsed_s(slow) == pytest.approx(1162.78 * math.exp(0.1), abs=0.02)
-
-
-def test_a_last_segment_may_be_short() -> None:
-    """50 s of work are one segment of 60 s."""
     short = replace(JOB, work_s=50.0)
     assert expected_elapsed_s(short) == pytest.approx(1000 * math.expm1(0.06))
     two = replace(JOB, work_s=150.0)

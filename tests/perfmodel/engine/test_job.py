@@ -55,47 +55,39 @@ SHORT = Job(
 )
 
 
-def test_a_failure_costs_what_was_not_saved_and_the_way_back() -> None:
-    """Struck at 15: 4 s since the checkpoint at 11 are lost; 2 + 3 s later 15 s of work are left."""
-    spent = {"work": 25.0, "checkpoint": 3.0, "lost": 4.0, "detection": 2.0, "restart": 3.0}
-    assert played(SHORT, 15.0) == (37.0, spent, 1)
+TAKING = replace(STRUCK, takes_node=True)
+WAITING = replace(SHORT, causes=(TAKING,), spares=0, replacement_s=100.0)
 
 
-def test_a_half_written_checkpoint_is_worth_nothing() -> None:
-    """Struck at 10.5, within the first write: everything is lost."""
-    end_s, spent, _ = played(SHORT, 10.5)
-    assert spent["lost"] == 10.5
-    assert end_s == 10.5 + 5 + 28
-
-
-def test_a_failure_on_the_way_back_starts_it_over() -> None:
-    """Struck at 15 and 4 s later, 2 s into the restart: 4 + 5 s until work goes on."""
-    end_s, spent, failures = played(SHORT, 15.0, 4.0)
-    assert (end_s, failures) == (41.0, 2)
-    assert (spent["detection"], spent["restart"]) == (4.0, 5.0)
-
-
-def test_without_a_spare_the_job_waits_until_the_node_is_replaced() -> None:
-    """Struck at 5 and again 6 s of work and recovery later; each node takes 100 s from its detection."""
-    taking = replace(STRUCK, takes_node=True)
-    job = replace(SHORT, causes=(taking,), spares=0, replacement_s=100.0)
-    end_s, spent, _ = played(job, 5.0)
-    assert spent["waiting"] == 100.0
-    assert end_s == 5 + 2 + 100 + 3 + 28
-    with_one = replace(job, spares=1)
-    assert "waiting" not in played(with_one, 5.0)[1]
-    # the second node is detected at 5 + 6 + 2 = 13, the first one is back at 5 + 2 + 100 = 107
-    assert played(with_one, 5.0, 6.0)[1]["waiting"] == 107.0 - 13.0
-
-
-def test_two_nodes_that_fail_together_are_replaced_side_by_side() -> None:
-    """Struck at 5, and 1 s later while nobody has noticed: both are found at 8 and back at 108."""
-    taking = replace(STRUCK, takes_node=True)
-    job = replace(SHORT, causes=(taking,), spares=0, replacement_s=100.0)
-    end_s, spent, failures = played(job, 5.0, 1.0)
-    assert failures == 2
-    assert spent["waiting"] == 100.0
-    assert end_s == 108 + 3 + 28
+@pytest.mark.parametrize(
+    ("job", "struck_s", "end_s", "spent", "failures"),
+    [
+        # At 15: 4 s since the checkpoint at 11 are lost; 2 + 3 s later 15 s of work are left.
+        (SHORT, (15.0,), 37.0, {"work": 25.0, "checkpoint": 3.0, "lost": 4.0, "restart": 3.0}, 1),
+        # At 10.5, within the first write: everything is lost.
+        (SHORT, (10.5,), 10.5 + 5 + 28, {"lost": 10.5}, 1),
+        # At 15 and 4 s later, 2 s into the restart: 4 + 5 s until work goes on.
+        (SHORT, (15.0, 4.0), 41.0, {"detection": 4.0, "restart": 5.0}, 2),
+        # At 5; a node takes 100 s from its detection, unless there is a spare.
+        (WAITING, (5.0,), 5 + 2 + 100 + 3 + 28, {"waiting": 100.0}, 1),
+        (replace(WAITING, spares=1), (5.0,), 5 + 2 + 3 + 28, {"waiting": None}, 1),
+        # Again 6 s later: found at 5 + 6 + 2 = 13, while the first one is back at 5 + 2 + 100 = 107.
+        (replace(WAITING, spares=1), (5.0, 6.0), 138.0, {"waiting": 107.0 - 13.0}, 2),
+        # And 1 s later while nobody has noticed: both are found at 8 and back at 108, side by side.
+        (WAITING, (5.0, 1.0), 108 + 3 + 28, {"waiting": 100.0}, 2),
+    ],
+)
+def test_what_failures_cost(
+    job: Job,
+    struck_s: tuple[float, ...],
+    end_s: float,
+    spent: dict[str, float | None],
+    failures: int,
+) -> None:
+    found_s, found, stops = played(job, *struck_s)
+    assert (found_s, stops) == (end_s, failures)
+    assert {name: found.get(name) for name in spent} == spent
+    assert sum(found.values()) == found_s
 
 
 def courses(job: Job, count: int = 300) -> Courses:

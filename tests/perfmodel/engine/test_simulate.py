@@ -31,18 +31,34 @@ def test_a_collective_waits_for_the_slowest_rank() -> None:
     assert trace.start_s.tolist() == [[0, 2, 8, 5, 13, 14], [0, 2, 8, 8, 13, 14]]
 
 
-def test_compute_and_a_collective_slow_each_other_until_the_collective_ends() -> None:
-    """C starts at 1 and needs 2 / 0.8 = 2.5: ends 3.5. B has done 2.5 x 0.5 = 1.25 of 4 by then,
-    and the other 2.75 at full speed: ends 6.25.
-    """
-    trace = simulate(OVERLAP, [[1, 4, 2]], interference=SLOWED)
-    assert trace.end_s[0].tolist() == pytest.approx([1, 6.25, 3.5], rel=1e-12)
+ASIDE = StepProgram(
+    (
+        operation("batch", Stream.LOADER),
+        operation("dispatch", Stream.HOST),
+        operation("broadcast", Stream.COMM),
+    )
+)
+TWICE = StepProgram((*OVERLAP.operations, operation("D", Stream.COMM)))
 
 
-def test_compute_and_a_collective_slow_each_other_until_compute_ends() -> None:
-    """B needs 1 / 0.5 = 2: ends 3. C has done 2 x 0.8 = 1.6 of 2 by then, the rest alone: 3.4."""
-    trace = simulate(OVERLAP, [[1, 1, 2]], interference=SLOWED)
-    assert trace.end_s[0].tolist() == pytest.approx([1, 3, 3.4], rel=1e-12)
+@pytest.mark.parametrize(
+    ("program", "durations_s", "ends_s"),
+    [
+        # C starts at 1 and needs 2 / 0.8 = 2.5; B has done 2.5 x 0.5 = 1.25 of 4 by then, the rest at full speed.
+        (OVERLAP, [1, 4, 2], [1, 6.25, 3.5]),
+        # B needs 1 / 0.5 = 2: ends 3. C has done 2 x 0.8 = 1.6 of 2 by then, the rest alone.
+        (OVERLAP, [1, 1, 2], [1, 3, 3.4]),
+        # Host and loader never slow down, nor does a collective beside them.
+        (ASIDE, [3, 5, 2], [3, 5, 2]),
+        # Two collectives of 1 follow each other: 2 / 0.8 = 2.5 in all, B as beside one of 2.
+        (TWICE, [1, 4, 1, 1], [1, 6.25, 2.25, 3.5]),
+    ],
+)
+def test_compute_and_a_collective_slow_each_other_while_both_last(
+    program: StepProgram, durations_s: list[float], ends_s: list[float]
+) -> None:
+    trace = simulate(program, [durations_s], interference=SLOWED)
+    assert trace.end_s[0].tolist() == pytest.approx(ends_s, rel=1e-12)
 
 
 def test_a_collective_is_slow_as_long_as_any_rank_computes() -> None:
@@ -50,29 +66,7 @@ def test_a_collective_is_slow_as_long_as_any_rank_computes() -> None:
     by 3 and ends at 3.4 on both.
     """
     trace = simulate(OVERLAP, [[1.0, 0.5, 2.0], [1.0, 1.0, 2.0]], interference=SLOWED)
-    assert trace.end_s.tolist() == [
-        pytest.approx([1, 2, 3.4], rel=1e-12),
-        pytest.approx([1, 3, 3.4], rel=1e-12),
-    ]
-
-
-def test_host_and_loader_never_slow_down() -> None:
-    """The collective takes 2 beside host and loader work, and they take no longer than alone."""
-    program = StepProgram(
-        (
-            operation("batch", Stream.LOADER),
-            operation("dispatch", Stream.HOST),
-            operation("broadcast", Stream.COMM),
-        )
-    )
-    assert simulate(program, [[3, 5, 2]], interference=SLOWED).end_s.tolist() == [[3, 5, 2]]
-
-
-def test_a_stream_that_goes_on_at_once_counts_as_busy_throughout() -> None:
-    """Two collectives of 1 follow each other beside B: 2 / 0.8 = 2.5 in all, B as in one of 2."""
-    program = StepProgram((*OVERLAP.operations, operation("D", Stream.COMM)))
-    trace = simulate(program, [[1, 4, 1, 1]], interference=SLOWED)
-    assert trace.end_s[0].tolist() == pytest.approx([1, 6.25, 2.25, 3.5], rel=1e-12)
+    assert trace.end_s == pytest.approx(np.array([[1, 2, 3.4], [1, 3, 3.4]]), rel=1e-12)
 
 
 def test_with_interference_the_slowest_rank_need_not_stand_for_all() -> None:

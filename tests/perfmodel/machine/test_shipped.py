@@ -1,6 +1,7 @@
 """Machines that come with perfmodel."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout import Layout, parse_layout
 from perfmodel.machine import Cluster, Evidence, Tier
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.models import SHIPPED_TRACES, read_model
 from tests.benchmarks.machines import MACHINES, sha256_of, tables_of
 from tests.examples import ROOT
@@ -35,21 +37,24 @@ NODES = Cluster(
 )
 
 
+def shipped(name: str) -> MeasuredMachine:
+    return ProfileDocument.read(shipped_machines()[name]).machine
+
+
+def asked(machine: MeasuredMachine, dp: int = 1, **more: Any) -> Question:
+    """Of the linear layer that tests price by hand."""
+    workload = timed_workload(machine, WORKLOAD, trace=traced())
+    layout = Layout(dp=dp, micro_batch=64)
+    return Question(machine=machine, workload=workload, layout=layout, **more)
+
+
 def test_a_gpu_that_was_calibrated_predicts_itself_and_others_with_links() -> None:
     """An H200 trained GPT-2 at 32 samples in 191 ms; what it never ran is read from its operators."""
-    machine = ProfileDocument.read(shipped_machines()["h200"]).machine
+    machine = shipped("h200")
     workload = timed_workload(machine, existing(machine.workload("gpt2")).workload)
-    one, many = (
-        answer(
-            Question(
-                machine=machine,
-                workload=workload,
-                layout=Layout(dp=dp, micro_batch=32),
-                cluster=NODES if dp > 1 else None,
-            )
-        )
-        for dp in (1, 64)
-    )
+    alone = Question(machine=machine, workload=workload, layout=Layout(micro_batch=32))
+    one = answer(alone)
+    many = answer(replace(alone, layout=Layout(dp=64, micro_batch=32), cluster=NODES))
     assert one.evidence["compute"] is Evidence.MEASURED
     assert one.step.nominal == pytest.approx(0.191, rel=0.02)
     assert many.evidence["communication"] is Evidence.ASSUMED
@@ -58,9 +63,7 @@ def test_a_gpu_that_was_calibrated_predicts_itself_and_others_with_links() -> No
 
 @pytest.mark.parametrize("name", inferred_machines())
 def test_one_device_is_inferred_and_in_seconds_that_can_be(name: str) -> None:
-    machine = ProfileDocument.read(shipped_machines()[name]).machine
-    workload = timed_workload(machine, WORKLOAD, trace=traced())
-    found = answer(Question(machine=machine, workload=workload, layout=Layout(micro_batch=64)))
+    found = answer(asked(shipped(name)))
     assert found.evidence["compute"] is Evidence.INFERRED
     assert 1e-6 < found.step.p5 < found.step.nominal < found.step.p95 < 1.0
 
@@ -75,19 +78,8 @@ def test_a_machine_from_records_names_them_by_their_digest() -> None:
 
 @pytest.mark.parametrize("name", ["dgx-a100", "dgx-h100"])
 def test_a_node_has_the_links_of_published_times_and_others_those_of_the_file(name: str) -> None:
-    machine = ProfileDocument.read(shipped_machines()[name]).machine
-    workload = timed_workload(machine, WORKLOAD, trace=traced())
-    inside, across = (
-        answer(
-            Question(
-                machine=machine,
-                workload=workload,
-                layout=Layout(dp=dp, micro_batch=64),
-                cluster=NODES,
-            )
-        )
-        for dp in (8, 64)
-    )
+    machine = shipped(name)
+    inside, across = (answer(asked(machine, dp, cluster=NODES)) for dp in (8, 64))
     assert inside.evidence["communication"] is Evidence.INTERPOLATED
     assert across.evidence["communication"] is Evidence.ASSUMED
     assert across.step.nominal > inside.step.nominal
@@ -98,9 +90,8 @@ def test_nodes_that_ship_are_joined_by_the_adapters_of_their_data_sheet(
     name: str, rate_bytes_per_s: float
 ) -> None:
     """Eight adapters of 200 or 400 Gb/s, 80 % of them reached; inside the node nothing changes."""
-    machine = ProfileDocument.read(shipped_machines()[name]).machine
-    workload = timed_workload(machine, WORKLOAD, trace=traced())
-    question = Question(machine=machine, workload=workload, layout=Layout(dp=16, micro_batch=64))
+    machine = shipped(name)
+    question = asked(machine, 16)
     between = existing(question.cluster).tiers[1]
     assert between.links == 8
     assert between.link_bytes_per_s == pytest.approx(rate_bytes_per_s)
@@ -119,20 +110,15 @@ def test_nodes_that_ship_are_joined_by_the_adapters_of_their_data_sheet(
 
 
 def test_another_nccl_widens_collectives_and_says_so() -> None:
-    machine = ProfileDocument.read(shipped_machines()["dgx-a100"]).machine
+    machine = shipped("dgx-a100")
     other = for_nccl(machine, "2.19.3")
-    size_bytes = 2**25
-    spreads = [
-        np.log(
-            CostModel(one, num_draws=500, seed=0).network.time_s("all_reduce", size_bytes, Group(8))
-        ).std()
-        for one in (machine, other)
-    ]
+    networks = (CostModel(one, num_draws=500, seed=0).network for one in (machine, other))
+    spreads = [np.log(each.time_s("all_reduce", 2**25, Group(8))).std() for each in networks]
     assert spreads[1] > 1.5 * spreads[0]
     assert "2.27.3: 2.19.3 widens" in other.undetermined[-1]
     assert for_nccl(machine, "2.27.9") is machine
     with pytest.raises(UsageError, match="--nccl: must come with"):
-        for_nccl(ProfileDocument.read(shipped_machines()["titan-xp"]).machine, "2.19.3")
+        for_nccl(shipped("titan-xp"), "2.19.3")
 
 
 def large(name: str, cluster: Cluster | None) -> Question:
@@ -155,12 +141,9 @@ def test_links_of_a_file_reach_large_models(name: str) -> None:
     assert most.p95 / most.nominal > fast.p95 / fast.nominal
 
 
-def test_a_file_without_links_between_nodes_is_refused() -> None:
+def test_what_large_models_cannot_take_of_a_file_is_refused() -> None:
     with pytest.raises(UsageError, match="one between nodes, got node"):
         answer(large("dgx-a100", replace(NODES, tiers=NODES.tiers[:1])))
-
-
-def test_what_large_models_cannot_take_of_a_file_is_refused() -> None:
     small = replace(NODES, tiers=(NODES.tiers[0], replace(NODES.tiers[1], count=4)))
     with pytest.raises(UsageError, match=r"at most 32 devices, .* got 64"):
         answer(large("dgx-a100", small))
@@ -175,10 +158,11 @@ def test_a_machine_whose_runs_nobody_knows_is_refused() -> None:
 
 def test_a_part_of_the_parameters_is_updated_in_less_time() -> None:
     """As FSDP divides them; their kernels take time in proportion, beside what each starts with."""
-    machine = ProfileDocument.read(shipped_machines()["rtx-3090"]).machine
     path = SHIPPED_TRACES / "torchvision-resnet50-fp32.json.gz"
     step = WorkloadDocument.read(path).trace.at(micro_batch=8)
-    law = LawDurations(costs=existing(machine.device_costs), step=step, memory_format="contiguous")
+    law = LawDurations(
+        costs=existing(shipped("rtx-3090").device_costs), step=step, memory_format="contiguous"
+    )
     half = replace(step, parameters=step.parameters[::2])
     assert 0 < law.optimizer_work_s(half) < law.optimizer_work_s(step)
     assert law.optimizer_work_s(replace(half, segments=())) == law.optimizer_work_s(half)

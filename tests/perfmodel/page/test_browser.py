@@ -1,7 +1,6 @@
 """The page in a real Chromium: moved by mouse and by keyboard, its numbers those of the command line."""
 
 import contextlib
-import io
 import os
 import re
 import subprocess
@@ -10,16 +9,15 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
-from unittest.mock import patch
 
 import pytest
 
-from perfmodel.cli.app import main
-from perfmodel.documents.prediction import ScenarioOutcome, WhatIfDocument
+from perfmodel.documents.prediction import WhatIfDocument
 from perfmodel.report import count_interval, duration_interval, interval
 from perfmodel.statistics import Interval
 from tests.accessibility import VIEWS, chromium, is_readable, needs_browser
 from tests.existing import existing
+from tests.perfmodel.cli.command import Run
 from tests.perfmodel.cost.large_samples import document
 
 ROOT: Final = Path(__file__).resolve().parents[3]
@@ -34,11 +32,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of its own process."""
     inferred = tmp_path_factory.mktemp("runs") / "inferred.json"
     document().write(inferred)
-    command = [
-        *(sys.executable, "-m", "perfmodel", "serve", "--port", "0", "--profile", PROFILE),
-        *("--profile", str(inferred)),
-        *("--cluster", "docs/clusters/ethernet.toml"),
-    ]
+    files = f"--profile {PROFILE} --profile {inferred} --cluster docs/clusters/ethernet.toml"
+    command = [sys.executable, "-m", "perfmodel", "serve", "--port", "0", *files.split()]
     environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
         command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True
@@ -81,29 +76,17 @@ def settled(page: Any) -> None:
     page.wait_for_selector("body[data-answered]:not([data-asking])")
 
 
-def told(page: Any) -> ScenarioOutcome:
-    """What the command below the answer prints."""
-    words = page.locator("#command").text_content().split()
-    printed = io.StringIO()
-    with (
-        contextlib.chdir(ROOT),
-        patch.object(sys, "argv", [*words, "--json"]),
-        contextlib.redirect_stdout(printed),
-        pytest.raises(SystemExit) as end,
-    ):
-        main()
-    assert not end.value.code
-    return WhatIfDocument.of_text(printed.getvalue()).scenarios[-1]
-
-
 def shown(page: Any, name: str) -> tuple[str, str]:
     """Middle and range of a main figure, without the unit of the page's own."""
     value = page.locator(f"#{name}-value").text_content()
     return value, page.locator(f"#{name} .range").text_content()
 
 
-def same_as_the_command_line(page: Any) -> None:
-    point = told(page).point
+def same_as_the_command_line(page: Any, run: Run) -> None:
+    """Figures are those that the command below the answer prints."""
+    with contextlib.chdir(ROOT):
+        told = run(*page.locator("#command").text_content().split()[1:], "--json")
+    point = WhatIfDocument.of_text(told.stdout).scenarios[-1].point
     assert shown(page, "speedup") == tuple(interval(point.speedup).split("\n"))
     assert shown(page, "step") == tuple(duration_interval(point.step_s).split("\n"))
     middle, bounds = count_interval(point.samples_per_s).split("\n")
@@ -112,16 +95,16 @@ def same_as_the_command_line(page: Any) -> None:
     assert bounds_shown == bounds
 
 
-def test_numbers_are_those_of_the_command_line(page: Any) -> None:
+def test_numbers_are_those_of_the_command_line(page: Any, run: Run) -> None:
     page.select_option("#workload", "resnet18")
     page.select_option("#gradients", "bf16")
     page.fill("#devices-number", "12")
     settled(page)
     assert "--set gradients=bf16" in page.locator("#command").text_content()
-    same_as_the_command_line(page)
+    same_as_the_command_line(page, run)
 
 
-def test_a_slider_follows_the_mouse(page: Any) -> None:
+def test_a_slider_follows_the_mouse(page: Any, run: Run) -> None:
     before = shown(page, "speedup")
     box = page.locator("#devices").bounding_box()
     middle = box["y"] + box["height"] / 2
@@ -134,36 +117,27 @@ def test_a_slider_follows_the_mouse(page: Any) -> None:
     settled(page)
     assert int(page.input_value("#devices-number")) > 64
     assert shown(page, "speedup") != before
-    same_as_the_command_line(page)
+    same_as_the_command_line(page, run)
 
 
-def test_everything_is_reached_and_moved_by_keyboard(page: Any) -> None:
+def test_everything_is_reached_and_moved_by_keyboard(page: Any, run: Run) -> None:
     page.focus("#bandwidth")
     page.keyboard.press("ArrowRight")
     settled(page)
     assert "--set network.bandwidth=2x" in page.locator("#command").text_content()
     assert page.locator("#contrast-value").text_content().endswith("x as fast")
     assert "2x" in page.get_attribute("#bandwidth", "aria-valuetext")
-    same_as_the_command_line(page)
+    same_as_the_command_line(page, run)
     page.focus("#profile")
     reached = {page.evaluate("document.activeElement.id")}
     for _ in range(28):
         page.keyboard.press("Tab")
         reached.add(page.evaluate("document.activeElement.id"))
-    assert {
-        "workload",
-        "devices",
-        "batch",
-        "latency",
-        "speed",
-        "precision",
-        "link",
-        "cluster",
-        "capacity",
-    } <= reached
+    controls = "workload devices batch latency speed precision link cluster capacity"
+    assert set(controls.split()) <= reached
 
 
-def test_links_and_clusters_are_chosen_from_lists(page: Any) -> None:
+def test_links_and_clusters_are_chosen_from_lists(page: Any, run: Run) -> None:
     before = shown(page, "step")
     assert page.locator("#uplink-row").is_hidden()
     page.select_option("#cluster", "ethernet")
@@ -177,7 +151,7 @@ def test_links_and_clusters_are_chosen_from_lists(page: Any) -> None:
     assert "--set cluster=docs/clusters/ethernet.toml" in command
     assert "--set cluster.bandwidth=rack:100Gb/s" in command
     assert shown(page, "step") != before
-    same_as_the_command_line(page)
+    same_as_the_command_line(page, run)
     page.fill("#devices-number", "64")
     page.wait_for_selector("#problem:not([hidden])")
     assert "at most 32" in page.text_content("#problem")
@@ -185,11 +159,11 @@ def test_links_and_clusters_are_chosen_from_lists(page: Any) -> None:
     assert "perfmodel trace" in page.text_content("#device-hint")
 
 
-def test_a_click_on_the_curve_chooses_its_devices(page: Any) -> None:
+def test_a_click_on_the_curve_chooses_its_devices(page: Any, run: Run) -> None:
     page.locator('circle[data-devices="64"]').click()
     settled(page)
     assert page.input_value("#devices-number") == "64"
-    same_as_the_command_line(page)
+    same_as_the_command_line(page, run)
 
 
 def test_the_curve_is_drawn_as_efficiency_and_on_linear_axes(page: Any) -> None:
@@ -210,14 +184,14 @@ def test_the_curve_is_drawn_as_efficiency_and_on_linear_axes(page: Any) -> None:
     assert page.locator("#curve circle.dot").count() == 5
 
 
-def test_what_is_not_feasible_is_said_and_mended(page: Any) -> None:
+def test_what_is_not_feasible_is_said_and_mended(page: Any, run: Run) -> None:
     page.check("#strong")
     page.fill("#devices-number", "7")
     page.wait_for_selector("#problem:not([hidden])")
     assert "multiple of devices" in page.text_content("#problem")
     page.fill("#batch-number", "700")
     page.wait_for_selector("#problem", state="hidden")
-    same_as_the_command_line(page)
+    same_as_the_command_line(page, run)
 
 
 _CONTROLS: Final = """() => Object.fromEntries(

@@ -8,7 +8,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -35,15 +35,9 @@ from tests.examples import ROOT
 from tests.existing import existing
 from tests.perfmodel.page.sessions import answers
 
-QUESTION: dict[str, Any] = {
-    "profile": "here",
-    "workload": "light",
-    "layout": "dp=2",
-    "batch": 16,
-}
+QUESTION: dict[str, Any] = {"profile": "here", "workload": "light", "layout": "dp=2", "batch": 16}
 ORIGIN = "http://127.0.0.1:8765"
-
-
+JSON = {"Content-Type": "application/json"}
 #: A question whose body never comes.
 BEGUN = (
     b"POST /answer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -78,19 +72,11 @@ def test_the_page_loads_nothing_and_may_load_nothing(client: TestClient) -> None
     assert "style=" not in response.text  # the policy would refuse it
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/etc/passwd",
-        "/static/page.css",
-        "/../../../../etc/passwd",
-        "/%2e%2e/%2e%2e/etc/passwd",
-        "/answer/../../etc/passwd",
-        "/runs/profile.json",
-        "/docs",
-        "/openapi.json",
-    ],
-)
+PATHS = "/etc/passwd /static/page.css /../../../../etc/passwd /%2e%2e/%2e%2e/etc/passwd "
+PATHS += "/answer/../../etc/passwd /runs/profile.json /docs /openapi.json"
+
+
+@pytest.mark.parametrize("path", PATHS.split())
 def test_no_file_has_an_address(client: TestClient, path: str) -> None:
     assert client.get(path).status_code in {404, 405}
 
@@ -159,8 +145,7 @@ def test_what_breaks_the_schema_is_one_line(client: TestClient, change: dict[str
     "text", ["", "{", "[]", "null", '{"kind": NaN}', "[" * 9000, "\x00", '{"a":1,"a":2}']
 )
 def test_what_is_no_question_is_refused(client: TestClient, text: str) -> None:
-    headers = {"Content-Type": "application/json"}
-    assert client.post("/answer", content=text, headers=headers).status_code == 400
+    assert client.post("/answer", content=text, headers=JSON).status_code == 400
 
 
 @pytest.mark.parametrize(
@@ -207,11 +192,10 @@ def test_a_long_body_is_not_read_to_its_end(client: TestClient) -> None:
             read.append(1)
             yield b" " * 1024
 
-    headers = {"Content-Type": "application/json"}
-    assert client.post("/answer", content=parts(), headers=headers).status_code == 413
+    assert client.post("/answer", content=parts(), headers=JSON).status_code == 413
     exact = json.dumps(QUESTION).ljust(MOST_BODY_BYTES)
-    assert client.post("/answer", content=exact, headers=headers).status_code == 200
-    assert client.post("/answer", content=f"{exact} ", headers=headers).status_code == 413
+    assert client.post("/answer", content=exact, headers=JSON).status_code == 200
+    assert client.post("/answer", content=f"{exact} ", headers=JSON).status_code == 413
 
 
 def test_a_flood_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,19 +231,25 @@ def test_a_flood_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
         assert client.post("/answer", json=QUESTION).status_code == 200
 
 
-@pytest.fixture
-def address() -> Iterator[tuple[str, int]]:
+@contextmanager
+def running(**options: Any) -> Iterator[tuple[uvicorn.Server, tuple[str, int]]]:
     """The page as a user has it, over real connections."""
     config = uvicorn.Config(
-        application(answers()), http=PunctualProtocol, lifespan="off", limit_concurrency=64
+        application(answers()), http=PunctualProtocol, lifespan="off", **options
     )
     server = uvicorn.Server(config)
     with listening(0) as on:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [on]})
         thread.start()
-        yield on.getsockname()
+        yield server, on.getsockname()
         server.should_exit = True
         thread.join(30)
+
+
+@pytest.fixture
+def address() -> Iterator[tuple[str, int]]:
+    with running(limit_concurrency=64) as (_, found):
+        yield found
 
 
 @pytest.mark.parametrize("dripped", [b"GET / HTTP/1.1\r\nX-Slow: ", BEGUN])
@@ -271,8 +261,7 @@ def test_connections_that_drip_keep_nobody_out(address: tuple[str, int], dripped
             with suppress(OSError):  # the oldest are ended meanwhile
                 one.sendall(dripped)
         asked = http.client.HTTPConnection(*address, timeout=30)
-        headers = {"Content-Type": "application/json"}
-        asked.request("POST", "/answer", json.dumps(QUESTION), headers)
+        asked.request("POST", "/answer", json.dumps(QUESTION), JSON)
         assert asked.getresponse().status == 200
         asked.close()
 
@@ -288,24 +277,15 @@ def test_a_request_that_does_not_end_is_ended(
 def test_a_question_that_is_half_asked_when_the_page_ends_leaves_no_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    config = uvicorn.Config(
-        application(answers()),
-        http=PunctualProtocol,
-        lifespan="off",
-        log_config=None,
-        timeout_graceful_shutdown=1,
-    )
-    server = uvicorn.Server(config)
-    with listening(0) as on:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [on]})
-        thread.start()
-        with socket.create_connection(on.getsockname(), timeout=30) as slow:
-            slow.sendall(BEGUN)
-            while not server.server_state.tasks:
-                time.sleep(0.01)
-            server.should_exit = True
-            thread.join(30)
-            assert slow.recv(100).startswith(b"HTTP/1.1 503")
+    with (
+        running(log_config=None, timeout_graceful_shutdown=1) as (server, address),
+        socket.create_connection(address, timeout=30) as slow,
+    ):
+        slow.sendall(BEGUN)
+        while not server.server_state.tasks:
+            time.sleep(0.01)
+        server.should_exit = True
+        assert slow.recv(100).startswith(b"HTTP/1.1 503")
     assert [record for record in caplog.records if record.exc_info] == []
 
 
@@ -332,11 +312,7 @@ def test_a_wheel_holds_every_file_of_the_page() -> None:
     assert names == {"page.html", "page.css", *SCRIPTS}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = project["tool"]["setuptools"]["package-data"]["perfmodel"]
-    missed = [
-        name
-        for name in names
-        if not any(fnmatch(f"page/static/{name}", pattern) for pattern in patterns)
-    ]
-    assert missed == []
+    for name in names:
+        assert any(fnmatch(f"page/static/{name}", pattern) for pattern in patterns), name
     needs = {re.split(r"[<>=]", need)[0] for need in project["project"]["dependencies"]}
     assert {"anyio", "starlette", "uvicorn"} <= needs

@@ -24,6 +24,7 @@ from perfmodel.plan.acceptance import LOSS, power
 from perfmodel.plan.delivered import RUNS, Delivery, JobRun, quantity
 from perfmodel.plan.promises import CALIBRATE
 from tests.examples import ROOT
+from tests.existing import existing
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.nccl_logs import HEALTHY_US, nccl_log
 from tests.perfmodel.profiles import Machine, profile
@@ -35,6 +36,13 @@ JOB: Final[dict[str, Any]] = {"layout": "dp=16 micro_batch=16", "cluster": CLUST
 
 def of_kind(terms: AcceptanceTerms, kind: ClauseKind) -> Clause:
     return next(clause for clause in terms.clause if clause.kind is kind)
+
+
+def log(path: Path, nodes: int, slower: float) -> Path:
+    """All-reduces that take so many times as long as healthy ones, on nodes of two."""
+    times_us = {size: slower * us for size, us in HEALTHY_US.items()}
+    path.write_text(nccl_log(times_us, nodes=nodes, per_node=2), encoding="utf-8")
+    return path
 
 
 def test_a_job_is_promised_at_its_number_of_ranks_and_at_its_sizes() -> None:
@@ -52,9 +60,8 @@ def test_a_job_is_promised_at_its_number_of_ranks_and_at_its_sizes() -> None:
 def test_the_remedy_of_a_weak_clause_keeps_its_word() -> None:
     """A run on one node is the predicted ratio's reference; the clause then has the power that was told."""
     weak = of_kind(pm.acceptance_terms(MACHINE, "heavy", **JOB), ClauseKind.STEP)
-    assert weak.remedy is not None
-    found = re.search(r"on (\d+) such devices .*finds it with (\d+) %", weak.remedy)
-    assert found is not None
+    words = r"on (\d+) such devices .*finds it with (\d+) %"
+    found = existing(re.search(words, existing(weak.remedy)))
     devices, told = int(found[1]), int(found[2])
     alone_s = pm.predict(MACHINE, "heavy", devices=devices, batch=16, cluster=CLUSTER)
     part_s = 1.1 * alone_s.points[0].step_s.nominal
@@ -89,15 +96,7 @@ def test_a_good_delivery_passes_and_a_loss_is_found_as_often_as_said() -> None:
 
 
 def test_logs_of_a_part_promise_the_network_and_logs_of_all_keep_it(tmp_path: Path) -> None:
-    def log(name: str, nodes: int, slower: float) -> Path:
-        path = tmp_path / name
-        text = nccl_log(
-            {size: slower * us for size, us in HEALTHY_US.items()}, nodes=nodes, per_node=2
-        )
-        path.write_text(text, encoding="utf-8")
-        return path
-
-    part = [log(f"part{i}", 4, 1.0) for i in range(RUNS)]
+    part = [log(tmp_path / f"part{i}", 4, 1.0) for i in range(RUNS)]
     terms = pm.acceptance_terms(MACHINE, "heavy", **JOB, logs=part)
     blind = pm.acceptance_terms(MACHINE, "heavy", **JOB)
     network = of_kind(terms, ClauseKind.BUSBW)
@@ -105,7 +104,7 @@ def test_logs_of_a_part_promise_the_network_and_logs_of_all_keep_it(tmp_path: Pa
     verdicts = {
         slower: next(
             e.verdict
-            for e in pm.judge(terms, logs=[log(f"all{slower}", 8, slower)]).judged
+            for e in pm.judge(terms, logs=[log(tmp_path / f"all{slower}", 8, slower)]).judged
             if e.clause == network
         )
         for slower in (0.8, 4.0)
@@ -128,8 +127,7 @@ def test_large_models_are_promised_by_their_shape() -> None:
     ]
     of_layer = 4 * 4096**2 + 3 * 4096 * 11008
     assert terms.clause[1].size_bytes == pytest.approx(2 * of_layer, rel=0.01)
-    assert terms.clause[0].remedy is not None
-    assert "on 8 such devices" in terms.clause[0].remedy
+    assert "on 8 such devices" in existing(terms.clause[0].remedy)
 
 
 def test_ranks_of_other_experts_promise_what_they_share() -> None:
@@ -271,9 +269,7 @@ def test_a_part_of_the_ranks_says_nothing_of_all() -> None:
     spread = of_kind(pm.acceptance_terms(MACHINE, "heavy", **JOB), ClauseKind.SPREAD)
     ranks = {f"rank {i}": 1.0 for i in range(16)}
     whole = JobRun(step_s=1.0, world_size=16, own_s=ranks)
-    found = quantity(Delivery(runs=(whole,)), spread)
-    assert found is not None
-    assert found.value == pytest.approx(1.0)
+    assert existing(quantity(Delivery(runs=(whole,)), spread)).value == pytest.approx(1.0)
     part = JobRun(step_s=1.0, world_size=4, own_s=ranks)
     assert quantity(Delivery(runs=(part,)), spread) is None
 
@@ -290,12 +286,7 @@ def test_a_remedy_never_finds_less_than_the_clause_does(tmp_path: Path) -> None:
     machine = pm.with_nodes_of(ROOT / "docs/records/calibration/profile.json", "dgx-h100")
     terms = pm.acceptance_terms(machine, "resnet18", layout="dp=8 micro_batch=4")
     assert of_kind(terms, ClauseKind.STEP).remedy == CALIBRATE
-    paths = []
-    for i, slower in enumerate((0.5, 4.0)):
-        path = tmp_path / f"{i}.txt"
-        text = nccl_log({size: slower * us for size, us in HEALTHY_US.items()}, nodes=8, per_node=2)
-        path.write_text(text, encoding="utf-8")
-        paths.append(path)
+    paths = [log(tmp_path / f"{slower}.txt", 8, slower) for slower in (0.5, 4.0)]
     terms = pm.acceptance_terms(MACHINE, "heavy", **JOB, logs=paths)
     assert of_kind(terms, ClauseKind.BUSBW).remedy == "give more nccl-tests logs (--log)"
 
@@ -308,10 +299,3 @@ def test_a_job_of_one_node_is_run_on_another_one() -> None:
 def test_one_device_has_a_step_and_nothing_else() -> None:
     [step] = pm.acceptance_terms(MACHINE, "heavy", layout="dp=1").clause
     assert (step.kind, step.layout, step.world_size) == (ClauseKind.STEP, "dp=1", 1)
-
-
-def test_options_of_a_job_are_refused_without_one(run: Run) -> None:
-    told = run("acceptance", "write", "--machine", "dgx-h100", "--cluster", CLUSTER)
-    assert "--cluster: excludes clauses of a calibration" in complaint(told, 2)
-    bad = run("acceptance", "judge", "none.toml", "--part", "41 ms")
-    assert bad.exit_code != EXIT_OK

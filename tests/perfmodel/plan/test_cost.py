@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from perfmodel.documents.budget import Budget, CostDocument, YearlyCost, read_budget
 from perfmodel.errors import InvalidDocument
 from perfmodel.plan.cost import buying_pays, compare_costs
+from tests.existing import existing
 from tests.perfmodel.plan.budgets import DEVICE, REST, TODAY, budget_text, written
 
 
@@ -57,9 +58,7 @@ def test_where_buying_starts_to_pay(answer: CostDocument) -> None:
     Spot costs 100 + 87,600 u, at full use 87,700, where buying costs 88,780: never.
     """
     pays = {option.cost.name: option.buying_pays for option in answer.options}
-    on_demand, reserved = pays["on demand"], pays["reserved"]
-    assert on_demand is not None
-    assert reserved is not None
+    on_demand, reserved = (existing(pays[name]) for name in ("on demand", "reserved"))
     assert on_demand.at_least == pytest.approx(68_970 / 155_490)
     assert on_demand.at_most == 1
     assert reserved.at_least == 0

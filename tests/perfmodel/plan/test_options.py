@@ -21,6 +21,7 @@ from perfmodel.plan.options import plan_options
 from perfmodel.plan.steps import MOST_KNOTS, MeasuredSteps
 from tests.existing import existing
 from tests.perfmodel.asking import Asking
+from tests.perfmodel.documents.test_cluster import GOOD
 from tests.perfmodel.plan.plans import PLAN, TODAY, plan_of, written
 from tests.perfmodel.profiles import PROVENANCE, Machine, as_file, profile
 
@@ -91,11 +92,8 @@ def test_the_ranking_is_that_of_brute_force_over_the_simulator(tmp_path: Path) -
     feasible = brute_force(plan, profiles)
     assert len(document.ranked) == 10
     for ours, theirs in zip(document.ranked, feasible, strict=False):
-        assert (ours.option, ours.devices, ours.micro_batch) == (
-            theirs.option,
-            theirs.devices,
-            theirs.micro_batch,
-        )
+        for name in ("option", "devices", "micro_batch"):
+            assert getattr(ours, name) == getattr(theirs, name)
         assert ours.elapsed_s.nominal == pytest.approx(theirs.elapsed_s, rel=1e-9)
         assert ours.cost.nominal == pytest.approx(theirs.cost, rel=1e-9)
     best = {row.option: row for row in reversed(feasible)}
@@ -103,14 +101,12 @@ def test_the_ranking_is_that_of_brute_force_over_the_simulator(tmp_path: Path) -
         theirs = best[verdict.row.option]
         assert verdict.row.devices == theirs.devices
         assert verdict.row.cost.nominal == pytest.approx(theirs.cost, rel=1e-9)
-    front = [
-        e
+    front = {
+        (e.option, e.devices)
         for e in feasible
         if not any(o.cost < e.cost and o.elapsed_s < e.elapsed_s for o in feasible)
-    ]
-    assert {(row.option, row.devices) for row in document.front} <= {
-        (e.option, e.devices) for e in front
     }
+    assert {(row.option, row.devices) for row in document.front} <= front
     assert document.front[-1] == document.ranked[0]
 
 
@@ -231,11 +227,7 @@ def test_strong_scaling_leaves_out_what_does_not_split(tmp_path: Path) -> None:
     ("old", "new", "words"),
     [
         ("deadline = 2026-12-21", "deadline = 2026-11-20", "deadline: must be after the start"),
-        (
-            "samples = 8e8",
-            "samples = 8e8\nepochs = 3",
-            "epochs and samples_per_epoch must be given",
-        ),
+        ("samples = 8e8", "samples = 8e8\nepochs = 3", "epochs and samples_per_epoch must be"),
         ("samples = 8e8", "", "the work must be given once"),
         ('currency = "EUR"', 'currency = "USD"', "one currency"),
         ('unit = "per kWh"', 'unit = "per year"', "energy_price: must be per kWh"),
@@ -273,33 +265,11 @@ def test_a_stale_price_is_said_and_an_unknown_workload_refused(tmp_path: Path) -
         pm.plan_options(written(tmp_path, PLAN.replace('"heavy"', '"nothing"')), today=TODAY)
 
 
-CLUSTER = """
-schema_version = 1
-name = "pairs on a thin wire"
-devices = 32
-
-[[tier]]
-name = "node"
-of = "device"
-count = 2
-bandwidth = "1GB/s"
-latency = "100us"
-source = "made up"
-
-[[tier]]
-name = "rack"
-of = "node"
-count = 16
-bandwidth = "100MB/s"
-latency = "1ms"
-source = "made up"
-"""
-
-
 def test_the_network_of_an_option_is_that_of_its_cluster_file(tmp_path: Path) -> None:
-    (tmp_path / "thin.toml").write_text(CLUSTER, encoding="utf-8")
+    thin = GOOD.replace("100GB/s", "1GB/s").replace("100Gb/s", "100MB/s")
+    (tmp_path / "thin.toml").write_text(thin, encoding="utf-8")
     text = PLAN.replace("2026-12-21", "2030-01-01").replace("budget = 5000\n", "")
-    text = text.replace("[1, 2, 4, 8, 16, 32]", "[8]")
+    text = text.replace("[1, 2, 4, 8, 16, 32]", "[16]")
     ring = pm.plan_options(written(tmp_path, text), today=TODAY)
     thin = text.replace('profile = "fast.json"', 'profile = "fast.json"\ncluster = "thin.toml"')
     wired = pm.plan_options(written(tmp_path, thin), today=TODAY)
@@ -310,7 +280,7 @@ def test_the_network_of_an_option_is_that_of_its_cluster_file(tmp_path: Path) ->
     predictor = Asking(
         pm.read_profile(tmp_path / "fast.json"), cluster=read_cluster(tmp_path / "thin.toml")
     )
-    [setting] = scaled_layouts([8], scaling="weak", batch=16)
+    [setting] = scaled_layouts([16], scaling="weak", batch=16)
     expected_s = predictor.step(predictor.workload("heavy"), setting).step_s[0]
     assert rows["wired"].step_s.nominal == pytest.approx(expected_s, rel=1e-9)
     assert rows["wired"].step_s.nominal > 1.05 * rows["ring"].step_s.nominal

@@ -12,9 +12,7 @@ from perfmodel.answer.answer import answer
 from perfmodel.answer.inferred import Training, layout_caveats, layout_document, layout_jobs
 from perfmodel.cost.inferred import InferredModel, open_inferred
 from perfmodel.cost.jobs import jobs_from
-from perfmodel.cost.layout_memory import (
-    tensor_bytes,
-)
+from perfmodel.cost.layout_memory import tensor_bytes
 from perfmodel.cost.memory import FITS_ABOVE
 from perfmodel.documents.prediction import ParallelismPlanDocument, PredictionDocument
 from perfmodel.layout import Layout, parse_layout

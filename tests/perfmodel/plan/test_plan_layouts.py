@@ -13,10 +13,7 @@ from perfmodel.errors import InvalidDocument, NotFeasible, UsageError
 from perfmodel.layout import parse_layout
 from perfmodel.layout_search import Request, plan_parallelism
 from perfmodel.machine import InferredMachine
-from perfmodel.plan.machines import (
-    Sources,
-    read_sources,
-)
+from perfmodel.plan.machines import Sources, read_sources
 from perfmodel.plan.options import plan_options
 from perfmodel.workload.transformer import NamedTransformer
 from tests.existing import existing

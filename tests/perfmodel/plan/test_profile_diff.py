@@ -1,15 +1,17 @@
 """Two profiles: what changed beyond noise."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from itertools import count
 
 import numpy as np
 import pytest
 
 from perfmodel.errors import IncomparableRuns
-from perfmodel.machine.measured import CurvePoint, MeasuredMachine
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.plan.profile_diff import Estimate, changed_facts, compare_profiles, score
-from tests.perfmodel.profiles import Machine, profile
+from perfmodel.workload import Workload
+from tests.perfmodel.profiles import Machine, profile, stretched
 
 ERROR = 0.03
 
@@ -18,22 +20,21 @@ def noisy(seed: int, *, slower_forward: float = 1.0) -> MeasuredMachine:
     """One machine, calibrated once more: every curve point has an error of its own."""
     rng = np.random.default_rng(seed)
     document = profile(Machine(relative_error=ERROR, residual=0.02))
-    workloads = []
-    for entry in document.workloads:
-        phases = []
-        for one in entry.phases:
-            update: dict[str, Any] = {}
-            for name in ("input", "forward", "backward", "optimizer"):
-                factor = slower_forward if name == "forward" else 1.0
-                update[name] = tuple(_drawn(p, rng, factor) for p in getattr(one, name))
-            phases.append(replace(one, **update))
-        workloads.append(replace(entry, phases=tuple(phases)))
-    return replace(document, workloads=tuple(workloads), num_rounds=20)
+
+    def factors(name: str) -> Iterator[float]:
+        factor = slower_forward if name == "forward" else 1.0
+        return (factor * float(np.exp(ERROR * rng.standard_normal())) for _ in count())
+
+    workloads = tuple(
+        replace(entry, phases=tuple(stretched(one, factors) for one in entry.phases))
+        for entry in document.workloads
+    )
+    return replace(document, workloads=workloads, num_rounds=20)
 
 
-def _drawn(point: CurvePoint, rng: np.random.Generator, factor: float) -> CurvePoint:
-    time_s = point.time_s * factor * float(np.exp(ERROR * rng.standard_normal()))
-    return replace(point, time_s=time_s)
+def of_models(machine: MeasuredMachine, change: Callable[[Workload], Workload]) -> MeasuredMachine:
+    models = (replace(entry, workload=change(entry.workload)) for entry in machine.workloads)
+    return replace(machine, workloads=tuple(models))
 
 
 def test_measuring_twice_changes_nothing() -> None:
@@ -74,33 +75,22 @@ def test_what_only_one_holds_is_said() -> None:
 
 
 def test_steps_are_compared_though_gradients_were_ready_at_other_times() -> None:
+    def later(model: Workload) -> Workload:
+        parameters = (replace(p, ready_fraction=p.ready_fraction**1.1) for p in model.parameters)
+        return replace(model, parameters=tuple(parameters))
+
     old = profile(Machine())
-    shifted = []
-    for entry in old.workloads:
-        parameters = [
-            replace(p, ready_fraction=p.ready_fraction**1.1) for p in entry.workload.parameters
-        ]
-        shifted.append(
-            replace(entry, workload=replace(entry.workload, parameters=tuple(parameters)))
-        )
-    assert tuple(shifted) != old.workloads
-    document = compare_profiles(old, replace(old, workloads=tuple(shifted)))
-    same = compare_profiles(old, old)
-    assert (
-        [entry.what for entry in document.predictions] == [e.what for e in same.predictions] != []
-    )
+    shifted = of_models(old, later)
+    assert shifted.workloads != old.workloads
+    document, same = (compare_profiles(old, new) for new in (shifted, old))
+    assert [e.what for e in document.predictions] == [e.what for e in same.predictions] != []
     assert not any("no step is compared" in caveat for caveat in document.caveats)
 
 
 def test_profiles_of_other_models_compare_no_step_and_say_so() -> None:
     old = profile(Machine())
-    other = [
-        replace(
-            entry, workload=replace(entry.workload, forward_flop=2 * entry.workload.forward_flop)
-        )
-        for entry in old.workloads
-    ]
-    document = compare_profiles(old, replace(old, workloads=tuple(other)))
+    other = of_models(old, lambda model: replace(model, forward_flop=2 * model.forward_flop))
+    document = compare_profiles(old, other)
     assert document.predictions == ()
     assert document.caveats[0].startswith("no step is compared")
 

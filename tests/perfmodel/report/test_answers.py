@@ -109,19 +109,11 @@ def test_every_answer_has_rows_and_a_picture(compared: WhatIfDocument) -> None:
     assert sum(diagnosed.to_frame()["odds"]) == pytest.approx(1)
 
 
-def test_a_workload_prints_what_was_traced() -> None:
-    found = workload()
-    assert len(repr(found)) < 80
-    assert "parameters: " in str(found)
-
-
-def test_machines_have_short_names() -> None:
+def test_workloads_and_machines_have_short_names() -> None:
+    assert len(repr(workload())) < 80
+    assert "parameters: " in str(workload())
     assert repr(MACHINE) == "<MeasuredMachine: synthetic>"
     assert repr(inferred().machine).startswith("<InferredMachine: ")
     assert len(repr(inferred())) < 80
-
-
-def test_models_are_named_as_on_the_command_line() -> None:
-    assert (
-        pm.predict("dgx-h100", "torchvision:resnet50", devices=8).workload == "torchvision:resnet50"
-    )
+    named = pm.predict("dgx-h100", "torchvision:resnet50", devices=8)
+    assert named.workload == "torchvision:resnet50"

@@ -8,18 +8,17 @@ import perfmodel as pm
 from perfmodel.cost.rescaling import rescaled_profile
 from perfmodel.documents.hardware import LINK_SHARE, find_device, shipped_catalogue
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import PerfModelError
 from perfmodel.machine import Evidence
 from perfmodel.scenarios.fields import link_of, scenarios_of, usable_links
 from tests.existing import existing
 from tests.perfmodel.cost.test_rescale import calibrated
 from tests.perfmodel.profiles import Machine, profile
+from tests.perfmodel.scenarios import test_fields
 from tests.perfmodel.scenarios.test_fields import scenario
 from tests.perfmodel.traces import WORKLOAD, traced
 
-CLUSTERS = Path(__file__).parents[3] / "docs/clusters"
-ETHERNET = str(CLUSTERS / "ethernet.toml")
-DATA_CENTRES = str(CLUSTERS / "two-data-centres.toml")
+ETHERNET = str(test_fields.ETHERNET)
+DATA_CENTRES = str(test_fields.ETHERNET.with_name("two-data-centres.toml"))
 
 
 def test_a_cluster_that_is_set_is_that_of_predict() -> None:
@@ -100,25 +99,3 @@ def test_links_of_a_whole_node_are_not_those_of_a_device() -> None:
     known = {link.id for link in usable_links()}
     assert {"nvlink4", "pcie4-x16", "eth-100", "eth-200", "eth-400", "eth-800"} <= known
     assert "efa-v2-p5" not in known
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["cluster.bandwidth=400Gb/s"], "--set cluster.bandwidth: needs a cluster file"),
-        ([f"cluster={ETHERNET}", "cluster.latency=rak:1us"], "did you mean rack?"),
-        ([f"cluster={ETHERNET}", "cluster.latency=-1us"], "--set cluster.latency: "),
-        ([f"cluster={ETHERNET}", "cluster.links=0"], "--set cluster.links: "),
-        ([f"cluster={ETHERNET}", "cluster.oversubscription=0.5"], "must be >= 1"),
-        ([f"cluster={ETHERNET}", "cluster.in_switch_reduction=2"], "must be 0 to 1"),
-        (["network.link=nvlink44"], "--set network.link: must be a link"),
-        (["network.link=efa-v2-p5"], "--set network.link: must be a link"),
-        (["device=h100"], "may mean"),
-        (["device=h100-sxm"], "--set device=h100-sxm: "),
-    ],
-)
-def test_what_makes_no_sense_is_one_line(settings: list[str], message: str) -> None:
-    with pytest.raises(PerfModelError) as raised:
-        scenarios_of(scenario(Machine()), settings)
-    assert message in str(raised.value)
-    assert "\n" not in str(raised.value)

@@ -9,19 +9,17 @@ from perfmodel.units import MIB
 
 
 def limits_bytes(bucket_cap_mb: float | None) -> tuple[int, ...]:
-    layout = Layout(dp=2, bucket_cap_mb=bucket_cap_mb)
-    return layout.bucket_limits_bytes
+    return Layout(dp=2, bucket_cap_mb=bucket_cap_mb).bucket_limits_bytes
 
 
 def test_the_default_is_one_mebibyte_and_then_twenty_five() -> None:
     """Three of 0.5 MiB: two reach 1 MiB; then 0.5 + 24 = 24.5 < 25, and + 1 = 25.5 closes."""
     assert limits_bytes(None) == (1_048_576, 26_214_400)
     sizes_bytes = [MIB // 2, MIB // 2, MIB // 2, 24 * MIB, MIB, 3 * MIB]
-    assert assign_buckets(sizes_bytes, limits_bytes=limits_bytes(None)) == (
-        (0, 1),
-        (2, 3, 4),
-        (5,),
-    )
+    found = assign_buckets(sizes_bytes, limits_bytes=limits_bytes(None))
+    assert found == ((0, 1), (2, 3, 4), (5,))
+    with pytest.raises(ValueError, match="at least one limit"):
+        assign_buckets([1], limits_bytes=[])
 
 
 def test_an_explicit_cap_applies_to_the_first_bucket_too() -> None:
@@ -30,11 +28,6 @@ def test_an_explicit_cap_applies_to_the_first_bucket_too() -> None:
     sizes_bytes = [MIB, 20 * MIB, 4 * MIB, MIB]
     assert assign_buckets(sizes_bytes, limits_bytes=limits_bytes(25)) == ((0, 1, 2), (3,))
     assert assign_buckets(sizes_bytes, limits_bytes=limits_bytes(None)) == ((0,), (1, 2, 3))
-
-
-def test_limits_are_required() -> None:
-    with pytest.raises(ValueError, match="at least one limit"):
-        assign_buckets([1], limits_bytes=[])
 
 
 @pytest.mark.parametrize("bucket_cap_mb", [None, 0.25, 1, 4, 25])

@@ -13,27 +13,18 @@ from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import RecordedStep, build_model, record_step, without_content
 from perfmodel.tracing.trace import trace_model
 from perfmodel.workload.step import StepMethod
-from tests.perfmodel.tracing.configs import CONFIGS
+from tests.perfmodel.tracing.configs import CONFIGS, llama_config
 from tests.perfmodel.tracing.method import ADAMW_FUSED, SGD, SGD_LOOP
 from tests.perfmodel.tracing.test_huggingface import source_of
 
 #: Widths that are quickly traced, under the names of all families.
-_SMALL = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 200,
-    "n_embd": 64,
-    "n_head": 4,
-    "num_hidden_layers": LEAST_DEPTH,
-    "n_layer": LEAST_DEPTH,
-}
+_SMALL = llama_config(64, 128, LEAST_DEPTH, 4, 200) | {"num_key_value_heads": 2}
+_SMALL |= {"n_embd": 64, "n_head": 4, "n_layer": LEAST_DEPTH}
 
 
 def small(name: str) -> dict[str, Any]:
     config, _ = CONFIGS[name]
-    return {key: _SMALL.get(key, value) for key, value in config.items()}
+    return config | {key: _SMALL[key] for key in config if key in _SMALL and key != "model_type"}
 
 
 @pytest.fixture

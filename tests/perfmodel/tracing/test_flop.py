@@ -51,8 +51,7 @@ def test_grouped_convolutions_count_their_groups_backward_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["alexnet", "resnet50", "shufflenet_v2_x1_0", "vit_b_32", "regnet_y_400mf"],
+    "name", ["alexnet", "resnet50", "shufflenet_v2_x1_0", "vit_b_32", "regnet_y_400mf"]
 )
 def test_forward_passes_compute_what_torchvision_publishes(name: str) -> None:
     weights: Any = next(iter(get_model_weights(name)))

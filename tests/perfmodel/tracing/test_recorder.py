@@ -2,6 +2,7 @@
 
 from collections import Counter
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -14,15 +15,10 @@ from perfmodel.tracing import recorder
 from perfmodel.tracing.cuda_casts import AsOnCuda
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.trace import trace_model, trace_once
-from perfmodel.workload.step import StepMethod, TracedStep
+from perfmodel.workload.step import TracedStep
+from tests.perfmodel.tracing.method import SGD
 
-METHOD = StepMethod(
-    optimizer="sgd",
-    optimizer_implementation="foreach",
-    precision="fp16",
-    checkpointing="none",
-    device_kind="cpu",
-)
+METHOD = replace(SGD, precision="fp16")
 
 
 def layouts(results: Any) -> list[Any]:

@@ -1,5 +1,6 @@
 """Recipes of the reference models."""
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,27 +18,32 @@ from calibrate.device import Cpu
 from calibrate.probes import Session, training
 from perfmodel.layout import RunSetting
 from perfmodel.tracing.reference import REFERENCES
+from tests.existing import existing
 
 
-def test_a_recipe_wraps_its_model_with_the_switches_of_ddp() -> None:
-    """Steps with and without synchronisation take turns; a static graph is learned in one with it."""
+@pytest.fixture
+def _group() -> Iterator[None]:
+    """Of one rank."""
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        for name, is_on in (("resnet50", False), ("resnet50-tuned", True)):
-            module = REFERENCES[name].wrapped(nn.Linear(2, 2))
-            assert (module.gradient_as_bucket_view, module.static_graph) == (is_on, is_on)
-            for is_local in (False, True, False, True, True):
-                with module.no_sync() if is_local else nullcontext():
-                    module(torch.ones(1, 2)).sum().backward()
-                gradient = module.module.weight.grad
-                assert gradient is not None
-                assert gradient.tolist() == [[1.0, 1.0]] * 2
-                module.zero_grad()
-    finally:
-        dist.destroy_process_group()
+    yield
+    dist.destroy_process_group()
 
 
+@pytest.mark.usefixtures("_group")
+def test_a_recipe_wraps_its_model_with_the_switches_of_ddp() -> None:
+    """Steps with and without synchronisation take turns; a static graph is learned in one with it."""
+    for name, is_on in (("resnet50", False), ("resnet50-tuned", True)):
+        module = REFERENCES[name].wrapped(nn.Linear(2, 2))
+        assert (module.gradient_as_bucket_view, module.static_graph) == (is_on, is_on)
+        for is_local in (False, True, False, True, True):
+            with module.no_sync() if is_local else nullcontext():
+                module(torch.ones(1, 2)).sum().backward()
+            assert existing(module.module.weight.grad).tolist() == [[1.0, 1.0]] * 2
+            module.zero_grad()
+
+
+@pytest.mark.usefixtures("_group")
 def test_a_static_graph_is_learned_in_a_synchronised_pass_of_an_accumulating_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -47,17 +53,12 @@ def test_a_static_graph_is_learned_in_a_synchronised_pass_of_an_accumulating_ste
     )
     monkeypatch.setitem(REFERENCES, "small", small)
     setting = RunSetting(workload="small", world_size=1, micro_batch=1, accumulation=2)
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        session = Session.open(Cpu(), group_sizes=())
-        trainer = training._trainer(session, setting)
-        before = [p.detach().clone() for p in trainer.module.parameters()]
-        trainer.step(1, setting=setting, clock=session.measured.host_clock())
-        after = list(trainer.module.parameters())
-        assert not any(torch.equal(*pair) for pair in zip(before, after, strict=True))
-    finally:
-        dist.destroy_process_group()
+    session = Session.open(Cpu(), group_sizes=())
+    trainer = training._trainer(session, setting)
+    before = [p.detach().clone() for p in trainer.module.parameters()]
+    trainer.step(1, setting=setting, clock=session.measured.host_clock())
+    after = list(trainer.module.parameters())
+    assert not any(torch.equal(*pair) for pair in zip(before, after, strict=True))
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

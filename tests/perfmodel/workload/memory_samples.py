@@ -1,5 +1,7 @@
 """Records of memory that can be added up by hand."""
 
+from dataclasses import replace
+
 from perfmodel.cost.memory import TracedMemory
 from perfmodel.machine import Overhead
 from perfmodel.workload import Call, Phase
@@ -12,7 +14,7 @@ from perfmodel.workload.step import (
     SymbolicTensor,
     TracedParameter,
 )
-from tests.perfmodel.tracing.method import SGD_LOOP
+from tests.perfmodel.traces import traced
 
 
 def moment(operator: str, phase: Phase = Phase.BACKWARD, **parts: tuple[int, int]) -> Moment:
@@ -33,23 +35,15 @@ def moment(operator: str, phase: Phase = Phase.BACKWARD, **parts: tuple[int, int
 
 def step_memory(unit: int = 1) -> StepMemory:
     """Optimizer moment: 100 units; backward: 40 + 20 per sample; two blocks of 10 units."""
+    held = (20 * unit, 0)
+    states = {"parameters": held, "optimizer": held}
     return StepMemory(
         traced_micro_batches=(4, 8),
         moments=(
             moment(
-                "optimizer",
-                Phase.OPTIMIZER,
-                parameters=(20 * unit, 0),
-                gradients=(20 * unit, 0),
-                optimizer=(20 * unit, 0),
-                temporaries=(40 * unit, 0),
+                "optimizer", Phase.OPTIMIZER, **states, gradients=held, temporaries=(40 * unit, 0)
             ),
-            moment(
-                "backward",
-                parameters=(20 * unit, 0),
-                optimizer=(20 * unit, 0),
-                activations=(0, 20 * unit),
-            ),
+            moment("backward", Phase.BACKWARD, **states, activations=(0, 20 * unit)),
         ),
         blocks=tuple(
             Block(
@@ -68,10 +62,9 @@ def step_trace(
 ) -> SymbolicStep:
     """The step of that memory: a parameter of 20 units in all, as much of it in every block."""
     size = 20 * unit // len(blocks)
-    return SymbolicStep(
+    return replace(
+        traced(),
         traced_micro_batches=(4, 8),
-        sample="a sample",
-        method=SGD_LOOP,
         tensors=(SymbolicTensor(shape=(1,), dtype="float32"),),
         operators=(
             SymbolicOperator(
@@ -88,9 +81,6 @@ def step_trace(
             TracedParameter(name=f"{path}.weight", shape=(size,), dtype="int8", ready_after=0)
             for path in reversed(blocks)
         ),
-        saved=AffineBytes(constant_bytes=0, per_sample_bytes=0),
-        buffer_bytes=0,
-        frozen_bytes=0,
     )
 
 

@@ -1,6 +1,7 @@
 """Sizes that grow with the micro-batch, and layers that are stored once."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,14 +10,13 @@ from hypothesis import strategies as st
 from perfmodel.workload import Call, Phase
 from perfmodel.workload.step import (
     Segment,
-    StepMethod,
-    TracedStep,
     arguments_at,
     compressed,
     merged_arguments,
     through,
     value_at,
 )
+from tests.perfmodel.traces import traced
 
 small = st.integers(min_value=0, max_value=1000)
 
@@ -25,11 +25,6 @@ small = st.integers(min_value=0, max_value=1000)
 def test_two_points_of_a_line_give_the_line(constant: int, per_sample: int, batch: int) -> None:
     first, second = ((at, constant + per_sample * at) for at in (batch, 2 * batch))
     assert value_at(through((first, second)), 17) == constant + per_sample * 17
-
-
-def test_a_size_that_grows_by_half_a_sample_is_refused() -> None:
-    with pytest.raises(ValueError, match="whole number per sample"):
-        through(((2, 3), (4, 4)))
 
 
 def test_arguments_keep_what_does_not_change_and_open_what_does() -> None:
@@ -47,6 +42,8 @@ def test_arguments_keep_what_does_not_change_and_open_what_does() -> None:
 def test_other_differences_are_refused(first: object, second: object) -> None:
     with pytest.raises(ValueError, match="argument"):
         merged_arguments(first, second, micro_batches=(2, 4))
+    with pytest.raises(ValueError, match="whole number per sample"):
+        through(((2, 3), (4, 4)))
 
 
 def call(operator: int, module: str = "", phase: Phase = Phase.FORWARD) -> Call:
@@ -87,22 +84,5 @@ def test_the_backward_pass_counts_its_layers_down() -> None:
 def test_a_container_is_entered_once_and_not_by_coming_back() -> None:
     forward = ["a", "a.b", "a.b", "a", "a.c.d", "", "e"]
     calls = [call(0, module) for module in forward] + [call(0, "f", Phase.BACKWARD)]
-    method = StepMethod(
-        optimizer="sgd",
-        optimizer_implementation="loop",
-        precision="fp32",
-        checkpointing="none",
-        device_kind="cpu",
-    )
-    step = TracedStep(
-        sample="",
-        method=method,
-        segments=compressed(calls),
-        parameters=(),
-        buffer_bytes=0,
-        frozen_bytes=0,
-        micro_batch=2,
-        operators=(),
-        saved_bytes=0,
-    )
+    step = replace(traced().at(micro_batch=2), segments=compressed(calls))
     assert step.modules_entered() == [1, 1, 0, 0, 2, 0, 1]
