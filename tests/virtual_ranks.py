@@ -39,8 +39,6 @@ T = TypeVar("T")
 
 #: Probes that need no tensors.
 REPLAYED_PROBES: Final = ("matmul", "convolution", "memory", "view", "dispatch", QUEUE_PROBE)
-#: Arrays are slower than as many ranks one by one.
-_FEW: Final = 4
 #: Rows of noise that are drawn at once.
 _DRAWN: Final = 256
 #: DDP forms its final buckets after its first step.
@@ -399,7 +397,7 @@ class Fleet:
                 self._issue(truth.copy_s(work.size_bytes, pinned=work.is_pinned), host.launch_s)
             case "collective":
                 cost_s = truth.collective_s(work.collective, work.size_bytes, world_size)
-                self._collect(cost_s)
+                self._collect(cost_s, skew_s=truth.network.skew_s * (world_size > 1))
             case "wait":
                 np.maximum(self._compute_s, self._comm_s, out=self._compute_s)
             case "synchronise":
@@ -422,10 +420,10 @@ class Fleet:
         self._compute_s = start_s + self._beside_collectives(start_s, duration_s)
         self._queued.append(self._compute_s.copy())
 
-    def _collect(self, cost_s: Seconds) -> None:
+    def _collect(self, cost_s: Seconds, *, skew_s: Seconds) -> None:
         """A collective begins when the last rank is there."""
         self._enter(self.truth.host.launch_s)
-        late_s = np.abs(self._rng.standard_normal(len(self._speed))) * self.truth.network.skew_s
+        late_s = np.abs(self._rng.standard_normal(len(self._speed))) * skew_s
         ready_s = np.maximum(np.maximum(self._host_s, self._compute_s), self._comm_s) + late_s
         start_s = float(ready_s.max())
         self._comm_s = start_s + cost_s * self.factor
@@ -468,37 +466,6 @@ class Fleet:
         return now_s + left_s - start_s
 
 
-class _Few:
-    """The same of few ranks, one by one."""
-
-    def __init__(self, truth: Truth, num_ranks: int, *, name: str, occasion: str) -> None:
-        self._gpus = [VirtualGpu(truth, rank=rank, occasion=occasion) for rank in range(num_ranks)]
-        self.truth = truth
-        for gpu in self._gpus:
-            gpu.begin(name)
-
-    @property
-    def host_s(self) -> Seconds:
-        """When the last host has issued all. [s]"""
-        return max(gpu.host_s for gpu in self._gpus)
-
-    def execute(self, work: Work, world_size: int) -> None:
-        """Issue some work on every rank."""
-        if work.kind == "collective" and world_size > 1:
-            cost_s = self.truth.collective_s(work.collective, work.size_bytes, world_size)
-            start_s = max(gpu.ready_for_collective(world_size) for gpu in self._gpus)
-            for gpu in self._gpus:
-                gpu.carry_out(start_s, cost_s)
-        else:
-            for gpu in self._gpus:
-                gpu.execute(work)
-
-    def synchronise(self) -> None:
-        """Hosts wait for their devices."""
-        for gpu in self._gpus:
-            gpu.synchronise()
-
-
 def plain_loop_s(  # noqa: PLR0913 - what a loop is
     truth: Truth,
     name: str,
@@ -518,7 +485,7 @@ def plain_loop_s(  # noqa: PLR0913 - what a loop is
     ``are_alike``: Whether all ranks do as the first one does, which then stands for all.
     """
     count = 1 if are_alike else world_size
-    ranks = (Fleet if count > _FEW else _Few)(truth, count, name=name, occasion=occasion)
+    ranks = Fleet(truth, count, name=name, occasion=occasion)
     works = [item for item in items if not isinstance(item, Mark)]
 
     def loop_s(count: int) -> Seconds:

@@ -9,19 +9,23 @@ import math
 import random
 import time
 import zlib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
+from annotated_types import Ge, Gt, Len
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from perfmodel import checks
 from perfmodel.documents import read_toml
 from perfmodel.documents.observation import HEAT, GpuObservation
 from perfmodel.errors import InvalidDocument, UsageError, why
+from perfmodel.statistics import Count, NonNegative, Positive, Share
 from perfmodel.units import GIB, Bytes, Seconds
 
-_STRICT: Final = ConfigDict(extra="forbid")
+#: Of a truth file.
+_Seconds: TypeAlias = Annotated[Seconds, Ge(0)]
+_STRICT: Final = ConfigDict(extra="forbid", allow_inf_nan=False)
 #: Of the clocks of a virtual device in one launch.
 _SAMPLES: Final = 100
 #: Files that are shipped, by name.
@@ -33,22 +37,22 @@ class Host:
     """What the processor spends on issuing work."""
 
     __pydantic_config__ = _STRICT
-    launch_s: Seconds
+    launch_s: _Seconds
     """Per operator that starts kernels."""
-    view_s: Seconds = 5e-7
+    view_s: _Seconds = 5e-7
     """Per operator that starts none."""
-    event_s: Seconds = 2e-7
-    module_s: Seconds = 0.0
+    event_s: _Seconds = 2e-7
+    module_s: _Seconds = 0.0
     """Of Python, per module that is called."""
-    phase_s: Seconds = 0.0
+    phase_s: _Seconds = 0.0
     """Of a backward pass or an optimizer's step, beside its operators."""
-    backward: float = 0.8
+    backward: NonNegative = 0.8
     """Factor of a launch in the backward pass, which autograd issues without Python."""
-    spread: float = 0.0
+    spread: NonNegative = 0.0
     """Standard deviation in log between launches of different operators."""
-    tensor_s: Seconds = 1e-6
+    tensor_s: _Seconds = 1e-6
     """Of an operator over a list, per tensor."""
-    queue: int = 1024
+    queue: Count = 1024
     """Launches that may wait; the host waits for a free place."""
 
 
@@ -57,31 +61,31 @@ class Device:
     """What kernels take, and what the memory holds."""
 
     __pydantic_config__ = _STRICT
-    flop_per_s: dict[str, float]
+    flop_per_s: dict[str, Positive]
     """Of products, by the type of their factors."""
-    bytes_per_s: float
-    kernel_s: Seconds = 2e-6
+    bytes_per_s: Positive
+    kernel_s: _Seconds = 2e-6
     """The shortest kernel."""
-    event_s: Seconds = 0.0
+    event_s: _Seconds = 0.0
     """What a queue takes to note an event."""
-    half_flop: float = 2e8
+    half_flop: NonNegative = 2e8
     """FLOP of a product at which it reaches half its rate."""
-    half_bytes: float = 2e6
-    convolution: float = 0.7
+    half_bytes: NonNegative = 2e6
+    convolution: Positive = 0.7
     """Rate of a convolution over that of a matrix product."""
-    spread: float = 0.0
+    spread: NonNegative = 0.0
     """Standard deviation in log between the rates of different operators."""
-    memory_bytes: Bytes = 80 * GIB
-    copy_bytes_per_s: float = 2e10
+    memory_bytes: Count = 80 * GIB
+    copy_bytes_per_s: Positive = 2e10
     """Between host and device, from pinned memory."""
-    copy_s: Seconds = 8e-6
-    pageable: float = 0.3
+    copy_s: _Seconds = 8e-6
+    pageable: Positive = 0.3
     """Rate of a copy from pageable memory over one from pinned memory."""
-    speed: tuple[float, ...] = (1.0,)
+    speed: Annotated[tuple[Positive, ...], Len(1)] = (1.0,)
     """Of each rank; the last one stands for all that follow."""
-    throttled: float = 1.0
+    throttled: Positive = 1.0
     """Speed while heat lowers its clocks."""
-    throttled_share: float = 0.0
+    throttled_share: Share = 0.0
     """Of the time in which it does."""
 
 
@@ -90,11 +94,11 @@ class Protocol:
     """How a collective moves its pieces."""
 
     __pydantic_config__ = _STRICT
-    start_s: Seconds
+    start_s: _Seconds
     """Beyond the launch."""
-    latency: float
+    latency: Positive
     """Factor on the latency of a link."""
-    rate: float
+    rate: Positive
     """Part of the rate of a link."""
 
 
@@ -112,25 +116,29 @@ class Network:
     """What collectives take: the fastest protocol of a ring, or of a tree between nodes."""
 
     __pydantic_config__ = _STRICT
-    devices_per_node: int = 8
-    launch_s: Seconds = 1.2e-5
-    inner_latency_s: Seconds = 2e-6
-    inner_bytes_per_s: float = 2e11
-    outer_latency_s: Seconds = 8e-6
-    outer_bytes_per_s: float = 2.5e10
+    devices_per_node: Count = 8
+    launch_s: _Seconds = 1.2e-5
+    outer_launch_s: _Seconds = 6e-5
+    """Of a collective between nodes, instead."""
+    inner_latency_s: _Seconds = 2e-6
+    inner_bytes_per_s: Positive = 2e11
+    outer_latency_s: _Seconds = 8e-6
+    outer_bytes_per_s: Positive = 2.5e10
     """Of each device, for what leaves its node."""
-    tree_share: float = 0.4
+    tree_share: Positive = 0.4
     """Rate of a tree over that of a ring; of published buckets 0.2 to 0.5."""
-    switch_share: float = 0.0
+    switch_share: NonNegative = 0.0
     """Rate at which a switch adds what the devices of a node send, over that of their links; 0: none adds."""
-    switch_latency_s: Seconds = 2.5e-5
+    switch_latency_s: _Seconds = 2.5e-5
     """Until it has handed back the first piece (NCCL's tuner, NVLS over NVLink)."""
-    protocols: dict[str, Protocol] = field(default_factory=lambda: dict(_PROTOCOLS))
-    memory_passes: float = 3.0
+    protocols: Annotated[dict[str, Protocol], Len(1)] = field(
+        default_factory=lambda: dict(_PROTOCOLS)
+    )
+    memory_passes: NonNegative = 3.0
     """Bytes of the device's memory that are read or written per byte of the array; links wait for a part of them."""
-    skew_s: Seconds = 0.0
+    skew_s: _Seconds = 0.0
     """Standard deviation of what a rank is late for a collective, beyond its own work."""
-    compute_slowdown: float = 1.0
+    compute_slowdown: NonNegative = 1.0
     """Of kernels that run while a collective does."""
 
 
@@ -139,16 +147,16 @@ class Noise:
     """Standard deviations in log."""
 
     __pydantic_config__ = _STRICT
-    kernel: float = 0.0
-    window: float = 0.0
+    kernel: NonNegative = 0.0
+    window: NonNegative = 0.0
     """Common to all kernels for some milliseconds."""
-    run: float = 0.0
+    run: NonNegative = 0.0
     """Common to a run."""
-    host: float = 0.0
+    host: NonNegative = 0.0
     """Of the host alone, common to a run."""
-    occasion: float = 0.0
+    occasion: NonNegative = 0.0
     """Common to all runs of a campaign."""
-    window_s: Seconds = 5e-3
+    window_s: Annotated[Seconds, Gt(0)] = 5e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +169,7 @@ class Truth:
     device: Device
     network: Network = field(default_factory=Network)
     noise: Noise = field(default_factory=Noise)
-    devices: int = 8
+    devices: Count = 8
     seed: int = 0
 
     @classmethod
@@ -183,7 +191,7 @@ class Truth:
             found: Truth = TypeAdapter(cls).validate_json(
                 json.dumps({"name": path.stem, **content}, default=str), strict=True
             )
-            found.check()
+            checks.positive("device.flop_per_s.fp32", found.device.flop_per_s.get("fp32", 0.0))
         except ValidationError as error:
             [first, *_] = error.errors()
             place = ".".join(map(str, first["loc"]))
@@ -203,34 +211,6 @@ class Truth:
             "devices_per_node": min(self.devices, self.network.devices_per_node),
             "memory_bytes": self.device.memory_bytes,
         }
-
-    def check(self) -> None:
-        """Refuse what no device can be."""
-        for part in (self.host, self.device, self.network, self.noise):
-            for entry in fields(part):
-                value = getattr(part, entry.name)
-                if isinstance(value, float | int):
-                    checks.non_negative(entry.name, value)
-        device, network = self.device, self.network
-        rates = (
-            *(device.bytes_per_s, device.copy_bytes_per_s),
-            *(device.pageable, device.convolution, device.throttled),
-        )
-        links = (network.inner_bytes_per_s, network.outer_bytes_per_s, network.tree_share)
-        ways = [part for each in network.protocols.values() for part in (each.latency, each.rate)]
-        for rate in (*device.flop_per_s.values(), *rates, *links, *ways, *device.speed):
-            checks.positive("rates and speeds", rate)
-        checks.positive("noise.window_s", self.noise.window_s)
-        checks.at_least("host.queue", self.host.queue, 1)
-        checks.at_least("network.devices_per_node", network.devices_per_node, 1)
-        checks.at_least("network.protocols", len(network.protocols), 1)
-        checks.at_least("device.speed", len(device.speed), 1)
-        checks.at_least("device.flop_per_s.fp32", device.flop_per_s.get("fp32", 0.0), 1)
-        checks.at_least("devices", self.devices, 1)
-        if device.throttled_share > 1:
-            raise checks.WrongArgument(
-                "device.throttled_share", f"must be <= 1, got {device.throttled_share}"
-            )
 
     @property
     def throttling(self) -> GpuObservation | None:
@@ -301,7 +281,7 @@ class Truth:
             # Each sends the whole array, and the sum of its part.
             sent_s = size_bytes * (1 + 1 / inner) / (net.switch_share * net.inner_bytes_per_s)
             ways_s.append(net.switch_latency_s + self._moved_s(sent_s, size_bytes))
-        return net.launch_s + min(ways_s)
+        return (net.launch_s if nodes == 1 else net.outer_launch_s) + min(ways_s)
 
     def _exchange_s(
         self, kind: str, size_bytes: Bytes, inner: int, nodes: int, protocol: Protocol

@@ -238,7 +238,7 @@ class Carrier(TorchDispatchMode):
             Work(
                 kind="collective",
                 collective=_KINDS[name],
-                size_bytes=sum(map(_size_bytes, leaves)),
+                size_bytes=sum(tensor.nbytes for tensor in leaves),
                 group_size=group.size(),
             ),
             group,
@@ -313,7 +313,7 @@ class Carrier(TorchDispatchMode):
 
     def _move(self, source: Tensor, *, to_device: bool, non_blocking: bool) -> None:
         """Spend the time of a copy; who does not block has pinned his memory."""
-        self.execute(Work(kind="copy", size_bytes=_size_bytes(source), is_pinned=non_blocking))
+        self.execute(Work(kind="copy", size_bytes=source.nbytes, is_pinned=non_blocking))
         if not (to_device and non_blocking):
             self.execute(Work(kind="synchronise"))
 
@@ -366,12 +366,12 @@ class _Kind:
     ) -> Bytes:
         """What is read, made, and written in place. [B]"""
         read = {id(tensor) for tensor in inputs}
-        moved = sum(map(_size_bytes, inputs))
-        moved += sum(_size_bytes(tensor) for tensor in made if id(tensor) not in read)
+        moved = sum(tensor.nbytes for tensor in inputs)
+        moved += sum(tensor.nbytes for tensor in made if id(tensor) not in read)
         for position in self.written:
             if position < len(args):
                 leaves = tree_leaves(args[position])
-                moved += sum(_size_bytes(leaf) for leaf in leaves if isinstance(leaf, Tensor))
+                moved += sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
         return moved
 
 
@@ -391,10 +391,6 @@ def _kind_of(func: Any) -> _Kind:
             if argument.alias_info is not None and argument.alias_info.is_write
         ),
     )
-
-
-def _size_bytes(tensor: Tensor) -> Bytes:
-    return tensor.numel() * tensor.element_size()
 
 
 def _in_backward() -> bool:

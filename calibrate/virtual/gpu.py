@@ -189,19 +189,12 @@ class VirtualGpu(Device):
 
     def issue_collective(self, cost_s: Seconds, *, group_size: int) -> Seconds:
         """Launch a collective after what the current stream holds; return its end. [s]"""
-        ready_s = self.ready_for_collective(group_size)
-        start_s = self.latest(group_size, ready_s) if group_size > 1 else ready_s
-        return self.carry_out(start_s, cost_s)
-
-    def ready_for_collective(self, group_size: int) -> Seconds:
-        """Launch one; when this rank is there. [s]"""
         self._enter(self.truth.host.launch_s)
-        skew_s = self.truth.network.skew_s
-        late_s = abs(self._random.gauss(0, skew_s)) if skew_s and group_size > 1 else 0.0
-        return max(self.host_s, self.done_s[self.current], self.done_s[COMM]) + late_s
-
-    def carry_out(self, start_s: Seconds, cost_s: Seconds) -> Seconds:
-        """Run a collective that all ranks have come to; return its end. [s]"""
+        start_s = max(self.host_s, self.done_s[self.current], self.done_s[COMM])
+        if group_size > 1:
+            skew_s = self.truth.network.skew_s
+            late_s = abs(self._random.gauss(0, skew_s)) if skew_s else 0.0
+            start_s = self.latest(group_size, start_s + late_s)
         end_s = start_s + cost_s * self.factor
         self.done_s[COMM] = end_s
         self._collectives.append((start_s, end_s))

@@ -69,8 +69,15 @@ SIMPLE: Final = Protocol(1.0, 1.0)
 _MOST_SPARED_S: Final = 12e-6
 
 
-#: Of NCCL, by 20 published series of 2 to 8 GPUs (5 to 10 us), and its standard deviation in log. [s, 1]
+#: Start of NCCL, by 20 published series of 2 to 8 GPUs (5 to 10 us); what large arrays add, whose protocols start
+#: later, and the array at which half of that is due, over the root of the ranks. [s, s, B]
 START_S: Final = 8e-6
+LATER_START_S: Final = 15e-6
+LATER_BYTES: Final = 2e6
+#: Start between nodes over that inside. Three published logs of 2 and 4 nodes (InfiniBand, RoCE) prefer 4 to 6; by what
+#: the other two prefer each is 6, 14 and 23 % off, in log, by 1 24, 77 and 63 %. Virtual networks prefer 10 and more.
+BETWEEN_STARTS: Final = 5.0
+#: Standard deviation, in log, between systems.
 START_LOG_ERROR: Final = 0.7
 
 
@@ -82,8 +89,8 @@ class Library:
     """Of an all-reduce; the fastest is taken."""
     latency_s: float
     """Of a message where one size was measured, so that nothing tells it from transfer. [s]"""
-    start_s: float = 0.0
-    """Of a collective where none was measured. [s]"""
+    starts: bool = False
+    """Whether a collective of which none was measured takes a start."""
     protocols: tuple[Protocol, ...] = (SIMPLE,)
     """Of links that were not measured; the fastest is taken."""
     by_processors: bool = False
@@ -110,7 +117,7 @@ LIBRARIES: Final[Mapping[str, Library]] = MappingProxyType(
         "nccl": Library(
             algorithms=(Algorithm.RING, Algorithm.TREE, Algorithm.NVLS, Algorithm.NVLS_TREE),
             latency_s=7e-6,
-            start_s=START_S,
+            starts=True,
             protocols=(SIMPLE, Protocol(0.5, 120 / 128), Protocol(0.2, 0.4)),
             trees_of_two=True,
             chained_broadcast=True,
@@ -293,6 +300,16 @@ def all_reduce_s(levels: Levels, size_bytes: float | Samples, *, library: str) -
     times_s = [_total(_parts(*choice, size_bytes)) for choice in _choices(levels, library)]
     result: Samples = np.minimum.reduce(times_s)
     return result
+
+
+def start_s(size_bytes: float | Samples, ranks: int, *, library: str) -> Samples:
+    """What a collective inside a node costs once, whatever the algorithm, where none was measured. [s]
+
+    start + later start S / (S + half sqrt(n))
+    """
+    size = np.asarray(size_bytes, np.float64)
+    later_s = LATER_START_S * size / (size + LATER_BYTES * math.sqrt(ranks))
+    return (START_S + later_s) * library_of(library).starts
 
 
 def half_s(levels: Levels, size_bytes: float | Samples, *, library: str) -> Samples:

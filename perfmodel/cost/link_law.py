@@ -29,6 +29,8 @@ from numpy.typing import ArrayLike
 
 from perfmodel.cost import CurveDraws, Samples, deviates
 from perfmodel.cost.collectives import (
+    LATER_BYTES,
+    LATER_START_S,
     SIMPLE,
     START_LOG_ERROR,
     START_S,
@@ -48,10 +50,13 @@ from perfmodel.machine.measured import MeasuredCollective
 #: are of 20 published series of 2 to 8 GPUs (A100, H100, B200: 5 to 10 us, 0.8 to 1.4 us, 0.6 to 1.4 TB/s: some
 #: passes over the memory, 8 to 50 us), the rest are priors.
 _INSIDE: Final = (
-    (START_S, 1.2e-6, 5e10, 7e11, 15e-6, 2e6),
+    (START_S, 1.2e-6, 5e10, 7e11, LATER_START_S, LATER_BYTES),
     (START_LOG_ERROR, 0.7, 3.0, 0.5, 1.0, 1.0),
 )
-_BETWEEN: Final = ((15e-6, 10e-6, 5e9, 7e11, 15e-6, 2e6), (1.0, 1.0, 3.0, 1.0, 1.0, 1.0))
+_BETWEEN: Final = (
+    (15e-6, 10e-6, 5e9, 7e11, LATER_START_S, LATER_BYTES),
+    (1.0, 1.0, 3.0, 1.0, 1.0, 1.0),
+)
 NUM_PARAMETERS: Final = 6
 #: Error of a point, in log, against which parameters are read.
 _POINT_ERROR: Final = 0.1

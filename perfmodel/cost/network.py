@@ -10,6 +10,7 @@ import numpy as np
 
 from perfmodel.cost import Samples, deviates
 from perfmodel.cost.collectives import (
+    BETWEEN_STARTS,
     MOST_OF_TREES,
     START_LOG_ERROR,
     SWITCH_LATENCY_S,
@@ -23,6 +24,7 @@ from perfmodel.cost.collectives import (
     library_of,
     message_bytes,
     num_messages,
+    start_s,
     switched_bytes,
 )
 from perfmodel.cost.group_cost import GroupCost
@@ -313,7 +315,7 @@ class Network:
                 nodes=1 if inside else self._nodes(group.size),
             )
         else:
-            levels = self._costs(kind, used)
+            levels = self._costs(kind, group, size_bytes)
             if kind == ALL_REDUCE:
                 alone_s = all_reduce_s(levels, size_bytes, library=self.library)
             elif kind == "broadcast":
@@ -329,7 +331,7 @@ class Network:
 
     def bottleneck(self, size_bytes: Bytes, group: Group) -> str | None:
         """Which link costs most of an all-reduce, and why; None without a cluster or a partner."""
-        levels = self._all_reduce_levels(group)
+        levels = self._costs(ALL_REDUCE, group, size_bytes) if group.size > 1 else ()
         return bottleneck(levels, size_bytes, library=self.library) if levels else None
 
     def evidence(
@@ -379,17 +381,17 @@ class Network:
             return None
         return self.cluster.levels(group.size, stride=group.stride)
 
-    def _all_reduce_levels(self, group: Group) -> list[LevelCost]:
-        used = self._levels(group) if group.size > 1 else None
-        return self._costs(ALL_REDUCE, used or ())
-
-    def _costs(self, kind: str, used: "Iterable[Level]") -> list[LevelCost]:
-        """Of the tiers that a group crosses; where no collective was measured the library tells its start."""
-        costs = [self._cost(kind, level) for level in used]
-        if costs and not any(cost.is_measured for cost in costs):
+    def _costs(self, kind: str, group: Group, size_bytes: Bytes | Samples) -> list[LevelCost]:
+        """Of the tiers that a group crosses; the library tells what the file does not, their start."""
+        costs = [self._cost(kind, level) for level in self._levels(group) or ()]
+        filed = [cost for cost in costs if not cost.is_measured]
+        if filed:
+            starts = 1.0 if all(cost.inside_node for cost in filed) else BETWEEN_STARTS
+            # That inside is measured with what crosses the links there.
+            starts -= len(filed) < len(costs)
             uncertainty = np.exp(START_LOG_ERROR * self.uncertainty)
-            start_s = library_of(self.library).start_s * uncertainty
-            costs[0] = replace(costs[0], start_s=start_s)
+            more_s = starts * start_s(size_bytes, group.size, library=self.library) * uncertainty
+            costs[-1] = replace(costs[-1], start_s=costs[-1].start_s + more_s)
         return costs
 
     def _cost(self, kind: str, level: "Level") -> LevelCost:

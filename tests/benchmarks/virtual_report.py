@@ -6,8 +6,7 @@ the record.
 
 import json
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -154,10 +153,11 @@ def table(record: Row) -> str:
     noisy = sum(bool(each.get("host_noise")) for each in truths)
     ranks = max(row["ranks"] for row in record["steps"] if row["of"] != "cluster file")
     models = sorted({name for each in truths for name in each["models"]})
+    seeds = [each["seed"] for each in truths]
     found = [
         (
             f"Judged blind against a plain loop, {record['date']}: {len(truths)} truths of random seeds "
-            f"({_ranges(each['seed'] for each in truths)}), 1 to {ranks} ranks, device/host "
+            f"({min(seeds)} to {max(seeds)}), 1 to {ranks} ranks, device/host "
             f"{min(ratios):.1f} to {max(ratios):.0f}, {', '.join(models)}; {noisy} behind noisy hosts."
         ),
         "",
@@ -183,17 +183,6 @@ def table(record: Row) -> str:
         ),
     ]
     return "\n".join(found)
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """Numbers, those that follow one another as first to last."""
-    found = []
-    for _, run in groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0]):
-        members = [number for _, number in run]
-        found.append(
-            ", ".join(map(str, members)) if len(members) < 3 else f"{members[0]} to {members[-1]}"
-        )
-    return ", ".join(found)
 
 
 def record_of(found: Sequence[Row], date: str) -> Row:

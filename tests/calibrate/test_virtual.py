@@ -42,7 +42,6 @@ from perfmodel.documents.verdicts import CampaignDocument, ValidationDocument
 from perfmodel.errors import InvalidDocument, UsageError
 from perfmodel.units import MIB
 from perfmodel.workload import Phase
-from tests import virtual_ranks
 from tests.benchmarks.virtual import (
     calibrated,
     judged_law,
@@ -53,7 +52,7 @@ from tests.benchmarks.virtual import (
 from tests.benchmarks.virtual_record import HELD_OUT, RECORDED, loaded
 from tests.benchmarks.virtual_report import is_named
 from tests.existing import existing
-from tests.virtual_ranks import plain_loop_s
+from tests.virtual_ranks import Team, plain_loop_s, play
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TRUTH = Truth(
@@ -185,11 +184,17 @@ def test_a_switch_adds_what_devices_of_a_node_send() -> None:
 
 
 def test_a_group_of_one_rank_on_each_node_has_the_links_between_them() -> None:
-    """Eight ranks of two nodes: the first of each reduce over one card; two of one node inside it."""
+    """Eight ranks of two nodes: the first of each reduce over one card, which starts later; two of one inside it."""
     truth = Truth.read("two-nodes")
     apart_s = truth.collective_s("all_reduce", 2**28, 2, num_nodes=2)
     assert apart_s == pytest.approx(2**28 / truth.network.outer_bytes_per_s, rel=0.05)
     assert truth.collective_s("all_reduce", 2**28, 2) < apart_s / 4
+    network = replace(truth.network, outer_launch_s=1e-3)
+    later = replace(truth, network=network)
+    more_s = 1e-3 - truth.network.outer_launch_s
+    assert later.collective_s("all_reduce", 2**28, 2, num_nodes=2) == pytest.approx(
+        apart_s + more_s
+    )
 
 
 def test_heat_slows_kernels_down_and_is_told() -> None:
@@ -232,8 +237,8 @@ def test_shipped_truths_can_be_read() -> None:
         ("launch_s = 'fast'", "", "host.launch_s must be"),
         ("launch_s = 1e-5\nqueue = 0", "", "host.queue"),
         ("launch_s = 1e-5", "speed = []", "device.speed"),
-        ("launch_s = 1e-5", "copy_bytes_per_s = 0", "rates and speeds"),
-        ("launch_s = 1e-5", "throttled_share = 1.5", "throttled_share must be <= 1"),
+        ("launch_s = 1e-5", "copy_bytes_per_s = 0", "device.copy_bytes_per_s"),
+        ("launch_s = 1e-5", "throttled_share = 1.5", "device.throttled_share"),
     ],
 )
 def test_values_that_no_device_can_have_are_refused(
@@ -346,9 +351,7 @@ def test_operators_add_up_to_their_step_without_the_time_that_events_take(tmp_pa
 
 
 @pytest.mark.parametrize("queue", [4, 1024])
-def test_many_ranks_as_arrays_do_what_each_would_do_alone(
-    queue: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_ranks_as_arrays_do_what_each_would_do_alone(queue: int) -> None:
     """Kernels of two sizes, views and copies before and behind collectives, which slow them down; a full queue."""
     truth = Truth(
         name="eight",
@@ -360,11 +363,21 @@ def test_many_ranks_as_arrays_do_what_each_would_do_alone(
     reduced = Work(kind="collective", collective="all_reduce", size_bytes=2**22)
     others = Work(kind="view"), Work(kind="copy", size_bytes=2**20)
     items = (*others, *kernels, reduced, *kernels, reduced, *kernels, Work(kind="wait"), *kernels)
-    found = []
-    for few in (1, 8):
-        monkeypatch.setattr(virtual_ranks, "_FEW", few)
-        found.append(plain_loop_s(truth, "step", items, world_size=8, occasion="judge"))
-    assert found[0] == pytest.approx(found[1], rel=1e-9)
+    team = Team(truth=truth, size=8)
+
+    def ends_s(rank: int) -> list[float]:
+        """After loops of 4, 4 and 12 steps."""
+        gpu, found = team.gpus[rank], []
+        for count in (4, 4, 12):
+            play(gpu, items * count, world_size=8, mark=lambda: None)
+            gpu.synchronise()
+            found.append(gpu.host_s)
+        return found
+
+    first_s, short_s, long_s = np.max(team.run(8, ends_s), axis=0)
+    alone_s = ((long_s - short_s) - (short_s - first_s)) / 8
+    as_arrays_s = plain_loop_s(truth, "step", items, world_size=8, occasion="")
+    assert as_arrays_s == pytest.approx(alone_s, rel=1e-9)
 
 
 def test_drawn_gpus_are_like_those_of_the_catalogue() -> None:

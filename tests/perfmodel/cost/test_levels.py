@@ -16,6 +16,7 @@ from perfmodel.cost.collectives import (
     bottleneck,
     broadcast_s,
     half_s,
+    start_s,
     switched_bytes,
 )
 from perfmodel.machine import Cluster, Level, Tier
@@ -164,6 +165,13 @@ def test_nccl_takes_small_arrays_by_its_low_latency_protocol() -> None:
     assert ring_s("gloo", 4) == pytest.approx(6 * 10e-6, rel=1e-2)
     # A protocol spares 12 us at most, and no distance.
     assert ring_s("nccl", 4, latency_s=np.array([1e-2])) == pytest.approx(6 * (1e-2 - 12e-6))
+
+
+def test_large_arrays_of_nccl_start_later() -> None:
+    """8 us, and of 4 MB on 4 ranks half of 15 us more."""
+    assert start_s(0, 4, library="nccl") == pytest.approx(8e-6)
+    assert start_s(4e6, 4, library="nccl") == pytest.approx(15.5e-6)
+    assert start_s(4e6, 4, library="gloo") == 0
 
 
 @pytest.mark.parametrize(
