@@ -23,7 +23,7 @@ from calibrate.step_fit import (
     left_out_logs,
     predicted_s,
 )
-from perfmodel.cost.rescaling import CONVOLUTION_FP32, device_rates
+from perfmodel.cost.rescaling import sheet_of
 from perfmodel.cost.step_curves import shipped_priors
 from perfmodel.cost.step_law import ConstantPrior, Sheet
 from perfmodel.cost.step_work import StepWork, step_work
@@ -324,19 +324,6 @@ def _work_of(setting: Setting, step: TracedStep) -> StepWork:
         memory_format=setting.memory_format,
         has_optimizer=setting.optimizer != "none",
     )
-
-
-def sheet_of(device: DataSheet) -> Sheet:
-    """Peaks by precision and memory bandwidth; 16 bit is never slower than fp32, whose units it can use."""
-    rates = device_rates(device)
-    single = rates.flop_per_s.get("fp32")
-    if single is None:
-        raise UsageError(f"--device: {device.id} must have an fp32 peak in the catalogue, got none")
-    half = max(single, *(rates.flop_per_s.get(name, 0.0) for name in ("fp16", "bf16")))
-    peaks = {"fp32": single, "half": half}
-    if tensor := rates.flop_per_s.get(CONVOLUTION_FP32):
-        peaks["tf32"] = tensor
-    return Sheet(peaks, rates.bytes_per_s, device.architecture.partition(" +")[0])
 
 
 def calibrate_from_steps(

@@ -233,9 +233,5 @@ def _known_alone(question: Question) -> Question:
     machine, workload = question.machine, question.workload
     assert isinstance(machine, MeasuredMachine), machine
     assert isinstance(workload, MeasuredWorkload), workload
-    if machine.operators is not None and machine.rescaling is not None:
-        known = dataclasses.replace(machine.rescaling, log_error=0.0)
-        operators = dataclasses.replace(machine.operators, rescaling=known)
-        machine = dataclasses.replace(machine, operators=operators)
     workload = dataclasses.replace(workload, shared_log_error=0.0)
     return dataclasses.replace(question, machine=machine, workload=workload)

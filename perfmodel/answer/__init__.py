@@ -161,10 +161,21 @@ def timed_workload(
 ) -> MeasuredWorkload:
     """A calibrated workload by name, or a traced one by its operators."""
     name = workload if isinstance(workload, str) else workload.name
-    if machine.rescaling is not None and trace is None:
-        from perfmodel.cost.rescaling import whole_steps_refused  # noqa: PLC0415
+    if (rescaling := machine.rescaling) is not None:
+        from perfmodel.cost.rescaling import carried_over, whole_steps_refused  # noqa: PLC0415
+        from perfmodel.cost.step_curves import workload_by_law  # noqa: PLC0415
 
-        raise whole_steps_refused(name, machine.device_name)
+        if trace is None or isinstance(workload, str):
+            raise whole_steps_refused(name, machine.device_name)
+        if rescaling.source is None:
+            found = workload_by_law(rescaling.target, workload, trace)
+        else:
+            found = timed_workload(
+                machine.calibrated, workload, trace=trace, memory=memory, use_measured=use_measured
+            )
+            found = carried_over(found, trace, rescaling)
+        found = dataclasses.replace(found, shared_log_error=rescaling.log_error)
+        return TracedWorkload.of(found, trace, memory)
     if machine.device_costs is not None:
         if trace is None or isinstance(workload, str):
             raise UsageError(

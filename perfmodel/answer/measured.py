@@ -395,7 +395,7 @@ def _note_on_crossing(machine: MeasuredMachine, cluster: "Cluster") -> Iterator[
 def _origin_caveats(profile: MeasuredMachine, workload: MeasuredWorkload) -> tuple[str, ...]:
     """How a workload that was never run came to its times."""
     name = workload.workload.name
-    if profile.workload(name) is not None:
+    if profile.rescaling is not None or profile.workload(name) is not None:
         return ()
     if profile.device_costs is not None:
         return _law_caveats(profile.device_costs, workload)

@@ -198,7 +198,7 @@ def converted(
     torch: str | None = None,
     nccl: str | None = None,
 ) -> "MeasuredMachine":
-    """The machine with other versions of software, or brought to another device by data-sheet ratios.
+    """The machine with other versions of software, or with another device by the law of steps.
 
     ``torch``, ``nccl``: Versions that will run; None: those of the machine.
     """

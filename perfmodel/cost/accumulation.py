@@ -105,7 +105,7 @@ def _kernels(
     On a GPU by the kernels over memory, as large as gradients are; else by the curves of operators, if there are.
     """
     name, num_inputs, passes = kind
-    if machine.operators is None or machine.asynchronous:
+    if machine.operators is None or machine.asynchronous or machine.law is not None:
         moved_bytes = passes * np.array(sizes_bytes, np.float64)
         return Added(_streamed_s(machine, moved_bytes), _KERNEL_ERROR)
     from perfmodel.cost.operators import OperatorDurations  # noqa: PLC0415 - slow
@@ -134,5 +134,5 @@ def _streamed_s(machine: MeasuredMachine, moved_bytes: Samples) -> Seconds:
         start_s = times_s[0] - sizes[0] * (times_s[1] - times_s[0]) / (sizes[1] - sizes[0])
         found_s = np.interp(moved_bytes, [0.0, *sizes], [max(0.0, start_s), *times_s])
         return float(np.sum(found_s * np.maximum(1.0, moved_bytes / sizes[-1])))
-    costs = machine.device_costs
+    costs = machine.law
     return 0.0 if costs is None else float(moved_bytes.sum() / costs.bytes_per_s)

@@ -216,7 +216,6 @@ class CostModel:
         self._curves: dict[tuple[object, ...], CurveDraws] = {}
         self._network = Network.sample(profile, cluster=cluster, num_draws=num_draws, rng=self._rng)
         self._ddp = self._sample_ddp()
-        self._device = self._sample_device()
 
     def with_ddp(self, ddp: DdpCosts) -> "CostModel":
         """The same with other costs of DDP; what was drawn of links and curves stays."""
@@ -239,7 +238,7 @@ class CostModel:
         phases = phases_at(workload, ranks)
         shared = self._shared(workload)
         compute_s = {
-            cause: self._read(workload, phases, name, layout.micro_batch) * self._device * shared
+            cause: self._read(workload, phases, name, layout.micro_batch) * shared
             for cause, name in _PHASES
         }
         gradients_bytes = [each.size_bytes for each in workload.workload.parameters]
@@ -354,12 +353,6 @@ class CostModel:
         table = np.array(ddp.draws)[rows]
         table[0] = ddp.values
         return {name: table[:, column] for column, name in enumerate(ddp.names)}
-
-    def _sample_device(self) -> Samples:
-        """Factors of a device that was never run: all its times are wrong together."""
-        rescaling = self.profile.rescaling
-        log_error = 0.0 if rescaling is None else rescaling.log_error
-        return np.asarray(np.exp(log_error * self.deviates("device")))
 
     def _shared(self, workload: MeasuredWorkload) -> Samples | float:
         """Factors of a workload whose law was fitted to others: all its phases are wrong together.

@@ -4,7 +4,7 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from perfmodel.cost.families import (
     wider_families,
     work,
 )
-from perfmodel.cost.rescaling import rescaled_s, rescaled_stream_s
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import OperatorCosts, OperatorFamily
 from perfmodel.units import Bytes, Seconds
@@ -144,22 +143,7 @@ class OperatorDurations:
         wanted = list(operators)
         names = [signature(operator) for operator in wanted]
         self._learn(wanted, names, phase)
-        found = [self._known[name, phase] for name in names]
-        return [
-            self._on_target(operator, duration)
-            for operator, duration in zip(wanted, found, strict=True)
-        ]
-
-    def _on_target(self, operator: Operator, duration: Duration) -> Duration:
-        """The duration on the device that is asked for, where that is not the one that was timed."""
-        rescaling = self.profile.rescaling
-        if rescaling is None:
-            return duration
-        entry = self._families.get(duration.family)
-        shortest_s = 0.0 if entry is None else entry.least_s
-        return replace(
-            duration, time_s=rescaled_s(duration.time_s, operator, rescaling, shortest_s=shortest_s)
-        )
+        return [self._known[name, phase] for name in names]
 
     def _learn(self, wanted: list[Operator], names: list[str], phase: Phase) -> None:
         """Find what has no duration yet, a whole family at once."""
@@ -294,18 +278,16 @@ class OperatorDurations:
         trained = [p for p in step.parameters if p.ready_after is not None]
         if measured and self.use_measured:
             time_s = float(np.median([entry.optimizer_s for entry in measured]))
-            found = PhaseDuration(
+            return PhaseDuration(
                 time_s=time_s,
                 relative_error=math.hypot(self.profile.replay_log_error, self._replay_error),
                 evidence=Evidence.MEASURED,
                 untimed=(),
             )
-            return self._streamed(found, num_tensors=len(trained))
         method = step.method
         kind = optimizer_family(method.optimizer, method.optimizer_implementation)
         durations = self._optimizer_durations(kind, method.optimizer, trained)
-        summed = self._summed(durations, [1] * len(durations), names=[kind] * len(durations))
-        return self._streamed(summed, num_tensors=len(trained))
+        return self._summed(durations, [1] * len(durations), names=[kind] * len(durations))
 
     def optimizer_work_s(self, step: TracedStep) -> Seconds:
         """What the optimizer's family takes per tensor and per byte, without its curve. [s]
@@ -319,14 +301,6 @@ class OperatorDurations:
         if entry is None:
             return sum(_traffic_bytes(method.optimizer, sizes)) / self.profile.peak_bytes_per_s
         return sum(_updates_s(entry, sizes))
-
-    def _streamed(self, duration: PhaseDuration, *, num_tensors: int) -> PhaseDuration:
-        """An optimizer on the device that is asked for: it streams memory."""
-        rescaling = self.profile.rescaling
-        if rescaling is None:
-            return duration
-        time_s = rescaled_stream_s(duration.time_s, rescaling, num_tensors=num_tensors)
-        return replace(duration, time_s=time_s)
 
     def _optimizer_durations(
         self, kind: str, optimizer: str, trained: list[TracedParameter]

@@ -82,12 +82,12 @@ def _durations(
     machine: MeasuredMachine, trace: SymbolicStep, micro_batch: int
 ) -> OperatorDurations | LawDurations:
     """Durations of parts of a step: by curves of operators, or by the law where whole steps are all that is known."""
-    if machine.operators is not None:
+    if machine.law is None:
+        assert machine.operators is not None
         return OperatorDurations(machine.operators, use_measured=False)
-    assert machine.device_costs is not None
     _, memory_format = mode_of(trace)
     return LawDurations(
-        costs=machine.device_costs,
+        costs=machine.law,
         step=trace.at(micro_batch=micro_batch),
         memory_format=memory_format,
     )

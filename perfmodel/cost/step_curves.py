@@ -60,6 +60,13 @@ def shipped_priors(generation: str = "") -> Mapping[str, ConstantPrior]:
     return {name: ConstantPrior(*values) for name, values in constants.items()}
 
 
+def by_law(costs: DeviceCosts, works: Sequence[StepWork]) -> tuple[StepSeconds, FloatArray]:
+    """Steps on a device, and the logarithms of all constants there."""
+    logs = log_constants(costs.constants, shipped_priors(costs.generation))
+    sheet = Sheet(costs.flop_per_s, costs.bytes_per_s)
+    return step_seconds(StepBatch.of(works, sheet), logs), logs
+
+
 def workload_by_law(
     costs: DeviceCosts,
     workload: Workload,
@@ -72,9 +79,7 @@ def workload_by_law(
     """
     steps = [trace.at(micro_batch=batch) for batch in _BATCHES]
     works = tuple(step_work(step) for step in steps)
-    logs = log_constants(costs.constants, shipped_priors(costs.generation))
-    sheet = Sheet(costs.flop_per_s, costs.bytes_per_s)
-    found = step_seconds(StepBatch.of(works, sheet), logs)
+    found, logs = by_law(costs, works)
     joined = joined_s(found.device_s, found.host_s, logs)
     share = joined / joined.sum(axis=1, keepdims=True)
     device_s = share * np.maximum.accumulate(found.step_s)[:, np.newaxis]
@@ -158,9 +163,7 @@ class LawDurations:
         work = step_work(part, memory_format=self.memory_format, has_optimizer=has_optimizer)
         if not len(work.count):
             return 0.0
-        logs = log_constants(self.costs.constants, shipped_priors(self.costs.generation))
-        sheet = Sheet(self.costs.flop_per_s, self.costs.bytes_per_s)
-        return float(step_seconds(StepBatch.of([work], sheet), logs).device_s.sum())
+        return float(by_law(self.costs, [work])[0].device_s.sum())
 
 
 def for_version(machine: MeasuredMachine, torch: str) -> MeasuredMachine:

@@ -306,25 +306,14 @@ class MeasuredStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceRates:
-    """What a device can do, by its data sheet or as measured."""
-
-    name: str
-    flop_per_s: dict[str, Positive]
-    """Products by the type of their factors; "convolution fp32" where that differs from matrices."""
-    bytes_per_s: Positive
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rescaling:
     """How costs of a calibrated device become those of a device that is not present."""
 
-    source: DeviceRates
-    target: DeviceRates
-    start_s: NonNegative | None
-    """Part of every call that stays as it is; ``None``: the shortest call of its family. [s]"""
+    source: DeviceCosts | None
+    """Law of the calibrated device; None of one that is no GPU of the catalogue."""
+    target: DeviceCosts
     log_error: RelativeError
-    """Standard deviation, in log, of scaled times; common to all of them."""
+    """Absolute error in log, common to all phases, that one workload in ten exceeds."""
     notes: tuple[str, ...]
     """What a reader must know of any prediction."""
     notes_on_groups: tuple[str, ...]
@@ -515,6 +504,17 @@ class MeasuredMachine(Machine):
     def rescaling(self) -> Rescaling | None:
         """How operators are brought to another device, if they are."""
         return None if self.operators is None else self.operators.rescaling
+
+    @property
+    def law(self) -> DeviceCosts | None:
+        """Of steps on its device, where no operator of it was timed."""
+        return self.device_costs if self.rescaling is None else self.rescaling.target
+
+    @property
+    def calibrated(self) -> "MeasuredMachine":
+        """The machine that was timed, where another device is asked for."""
+        assert self.operators is not None
+        return replace(self, operators=replace(self.operators, rescaling=None))
 
     @property
     def traced_kind(self) -> Literal["cpu", "cuda"]:

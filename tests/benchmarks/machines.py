@@ -36,9 +36,9 @@ from calibrate.step_table import (
     TracedTable,
     by_version,
     machine_from_steps,
-    sheet_of,
     traced_tables,
 )
+from perfmodel.cost.rescaling import sheet_of
 from perfmodel.cost.step_law import CONSTANTS, ConstantPrior
 from perfmodel.documents import Provenance
 from perfmodel.documents.clusters import open_cluster
@@ -490,7 +490,10 @@ def main() -> None:
 def _make(folder: Path, configs: Path, *, writes: bool) -> None:
     table = SOURCES[_CARDS].open(_CARDS, folder)
     rows = rows_of_all(table, folder, configs)
-    steps = {name: of_one.traced.steps for name, of_one in rows.items() if name not in MACHINES}
+    steps = {
+        MACHINES[name].device if name in MACHINES else name: of_one.traced.steps
+        for name, of_one in rows.items()
+    }
     fits = devices.fits_of(steps, devices.sheets_of(list(steps)))
     judge_left_out(steps, fits)
     if writes:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from calibrate.step_fit import family_of
-from calibrate.step_table import Setting, calibrate_from_steps, read_steps, sheet_of
+from calibrate.step_table import Setting, calibrate_from_steps, read_steps
 from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.answer import answer
+from perfmodel.cost.rescaling import sheet_of
 from perfmodel.cost.step_curves import for_version, shipped_priors
 from perfmodel.cost.step_law import StepBatch, log_constants, step_seconds
 from perfmodel.cost.step_work import step_work

@@ -27,12 +27,12 @@ from calibrate.step_table import (
     Trace,
     by_version,
     import_models,
-    sheet_of,
     trace_setting,
     traced_tables,
 )
 from perfmodel.answer import Question, open_workload
 from perfmodel.answer.answer import answer
+from perfmodel.cost.rescaling import sheet_of
 from perfmodel.cost.step_law import ConstantPrior, Sheet
 from perfmodel.documents.hardware import find_device, shipped_catalogue
 from perfmodel.documents.profile import ProfileDocument, shipped_machines

@@ -1,4 +1,4 @@
-"""What draws of a cost model carry: errors of a device, of a law, of layouts, of ranks; and what lies between runs."""
+"""What draws of a cost model carry: errors of a law, of layouts, of ranks; and what lies between runs."""
 
 from dataclasses import replace
 
@@ -28,9 +28,7 @@ from perfmodel.machine.measured import (
 from perfmodel.statistics import FloatArray
 from perfmodel.step import Cause
 from tests.existing import existing
-from tests.perfmodel.cost.test_rescale import A, rescaling
 from tests.perfmodel.cost.test_step_law import COSTS
-from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile, slowed
 
 DRAWS = 4000
@@ -52,20 +50,6 @@ def forward_s(machine: MeasuredMachine, workload: MeasuredWorkload) -> FloatArra
     costs = CostModel(machine, num_draws=DRAWS, seed=0)
     terms = costs.terms(workload, layout, step_program(machine, workload, layout))
     return np.asarray(terms.compute_s[Cause.FORWARD])
-
-
-def test_a_device_that_is_not_present_errs_in_all_its_times_at_once() -> None:
-    plain = profile(Machine())
-    changed = replace(rescaling(A), log_error=0.25)
-    operators = replace(costs_of_the_made_up_machine(), rescaling=changed)
-    machine = replace(plain, operators=operators)
-    found = forward_s(machine, heavy(plain))
-    assert found[0] == pytest.approx(0.081)
-    assert np.log(found).std() == pytest.approx(0.25, rel=0.05)
-    layout = Layout(micro_batch=16)
-    costs = CostModel(machine, num_draws=2, seed=0)
-    terms = costs.terms(heavy(plain), layout, step_program(machine, heavy(plain), layout))
-    assert set(terms.evidence.values()) == {Evidence.ASSUMED}
 
 
 def test_a_law_that_was_fitted_to_others_is_wrong_by_so_much_in_one_of_ten() -> None:
