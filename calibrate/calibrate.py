@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Final
 
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure, read_plan
-from calibrate.environment import described, place, provenance
+from calibrate.environment import describe_environment, place, provenance
 from calibrate.experiment import BUDGETS, Budget, Experiment, default_models, doubling_sizes
 from calibrate.fit.profile import fit_profile, recorded_environment
 from calibrate.launch import Launcher
 from calibrate.topology import LaunchFlags
 from calibrate.workloads import with_stored_workloads
+from perfmodel.documents import Provenance
 from perfmodel.documents.observation import read_observations
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import refuse_unknown
@@ -41,7 +42,7 @@ def calibrate(
 ) -> ProfileDocument:
     """Measure, fit, and write the profile beside the raw observations."""
     refuse_unknown("--budget", request.budget, BUDGETS)
-    environment = described(request.truth)
+    environment = describe_environment(request.truth)
     here = place(environment, request.device, request.flags)
     topology, virtual = here.topology, environment.get("virtual", {})
     experiment = Experiment(
@@ -78,12 +79,8 @@ def calibrate(
         resume=request.resume,
         on_progress=on_progress,
     )
-    profile = fit_profile(
-        observations,
-        provenance=provenance(environment, seed=request.seed),
-        num_nodes=topology.num_nodes,
-    )
-    profile = _with_stored(profile, request.folder)
+    made = provenance(environment, seed=request.seed)
+    profile = _fitted(observations, made, num_nodes=topology.num_nodes)
     # Every node fits the same shared observations; one of them writes.
     if topology.node_rank == 0:
         profile.write(request.folder / PROFILE)
@@ -99,16 +96,13 @@ def refit(folder: Path) -> ProfileDocument:
     observations = folder / OBSERVATIONS
     plan = read_plan(folder)
     environment = recorded_environment(read_observations(observations))
-    profile = fit_profile(
-        observations,
-        provenance=provenance(environment, seed=int(plan["seed"])),
-        num_nodes=int(plan["num_nodes"]),
-    )
-    profile = _with_stored(profile, folder)
+    made = provenance(environment, seed=int(plan["seed"]))
+    profile = _fitted(observations, made, num_nodes=int(plan["num_nodes"]))
     profile.write(folder / PROFILE)
     return profile
 
 
-def _with_stored(profile: ProfileDocument, folder: Path) -> ProfileDocument:
-    """What was measured in the folder besides, by commands of its own: it must survive a new fit."""
-    return profile.with_machine(with_stored_workloads(profile.machine, folder))
+def _fitted(observations: Path, made: Provenance, *, num_nodes: int) -> ProfileDocument:
+    """A fit, and what commands of their own measured in the folder: it must survive a new fit."""
+    profile = fit_profile(observations, provenance=made, num_nodes=num_nodes)
+    return profile.with_machine(with_stored_workloads(profile.machine, observations.parent))

@@ -58,7 +58,7 @@ def _processor(environment: Facts) -> Iterator[Finding]:
     cores = cpu["logical_cores"] or usable
     if (busy := cpu["busy_cores"]) is not None:
         yield Finding(
-            _graded(busy / cores, warn=0.10, bad=0.40),
+            "bad" if busy > 0.40 * cores else "warn" if busy > 0.10 * cores else "ok",
             f"{busy:.1f} of {cores} cores busy before the measurement",
             "ranks wait for cores, and every step waits for the slowest rank",
             "stop other jobs, or ask for the node exclusively",
@@ -171,7 +171,7 @@ def _devices(environment: Facts) -> Iterator[Finding]:
 def _gpus(environment: Facts) -> Iterator[Finding]:
     """Faults of single GPUs."""
     gpus = environment["gpus"]
-    if found := [g for g in gpus if _below(g["pcie_width"], g["max_pcie_width"])]:
+    if found := [g for g in gpus if 0 < (g["pcie_width"] or 0) < (g["max_pcie_width"] or 0)]:
         yield Finding(
             "warn",
             f"PCIe link narrower than the device allows on {_named(found)}",
@@ -196,14 +196,6 @@ def _gpus(environment: Facts) -> Iterator[Finding]:
 
 def _named(gpus: list[Facts]) -> str:
     return f"GPU {', '.join(str(gpu['index']) for gpu in gpus)}"
-
-
-def _below(value: int | None, limit: int | None) -> bool:
-    return value is not None and limit is not None and value < limit
-
-
-def _graded(share: float, *, warn: float, bad: float) -> Severity:
-    return "bad" if share > bad else "warn" if share > warn else "ok"
 
 
 _UNKNOWN: Final = "unknown"

@@ -61,11 +61,15 @@ _VARIABLES: Final = (
 )
 
 
-def describe_environment(torch: Facts | None = None, *, observe_s: Seconds = 0.3) -> Facts:
+def describe_environment(
+    truth: str | None = None, torch: Facts | None = None, *, observe_s: Seconds = 0.3
+) -> Facts:
     """Describe this node now.
 
     Parameters
     ----------
+    truth
+        The file that says what a virtual device costs, if one is to be described besides.
     torch
         What a worker said about torch; without it the versions that are installed are taken.
     observe_s
@@ -75,7 +79,7 @@ def describe_environment(torch: Facts | None = None, *, observe_s: Seconds = 0.3
     known = torch or {}
     by_uuid = {gpu["uuid"]: gpu for gpu in gpus}
     seen = [by_uuid[gpu["uuid"]] for gpu in known.get("gpus", ()) if gpu["uuid"] in by_uuid]
-    return {
+    found = {
         "time_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "command_line": list(command_line(sys.argv)),
         "variables": relevant_variables(os.environ),
@@ -107,6 +111,7 @@ def describe_environment(torch: Facts | None = None, *, observe_s: Seconds = 0.3
         "gpu_flags": known.get("flags"),
         "p2p": known.get("p2p"),
     }
+    return found if truth is None else with_truth(found, truth)
 
 
 def fingerprint(cpu: Facts, *, memory: Facts, gpus: Sequence[Facts]) -> str:
@@ -395,7 +400,7 @@ def placement_of(
 
     ``num_ranks`` are those on this node, by default all that were calibrated; ``where`` named the profile.
     """
-    environment = described(profile.truth)
+    environment = describe_environment(profile.truth)
     refuse_other_machine(profile, environment["host"]["fingerprint"], where=where)
     return place(
         environment,
@@ -403,17 +408,6 @@ def placement_of(
         LaunchFlags(nproc_per_node=num_ranks or profile.ranks_per_node),
         conditions=recorded_conditions(profile),
     )
-
-
-def described(truth: str | None, torch: Facts | None = None, *, observe_s: Seconds = 0.3) -> Facts:
-    """The machine at hand; with a virtual device as a truth file says."""
-    found = describe_environment(torch, observe_s=observe_s)
-    return found if truth is None else with_truth(found, truth)
-
-
-def described_by_torch(truth: str | None) -> Facts:
-    """The same in a rank, which has torch at hand and no time to watch the cores."""
-    return described(truth, torch_facts(), observe_s=0.0)
 
 
 def refuse_other_machine(

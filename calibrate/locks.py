@@ -67,7 +67,7 @@ def machine_to_itself(
         on_wait(f"measuring without a lock: {where}: {why(error)}")
         yield
         return
-    try:
+    with os.fdopen(lock):
         if not _acquired(lock):
             on_wait(f"waiting for another measurement on this machine ({_holder(lock)})")
             deadline_s = time.monotonic() + timeout_s
@@ -81,8 +81,6 @@ def machine_to_itself(
                 time.sleep(poll_s)
         _sign(lock)
         yield
-    finally:
-        os.close(lock)
 
 
 @contextmanager
@@ -101,7 +99,7 @@ def folder_to_itself(folder: Path) -> Iterator[None]:
         raise PerfModelError(
             f"{folder}: cannot be written: {why(error)}; choose another --out"
         ) from error
-    try:
+    with os.fdopen(lock):
         if not _acquired(lock):
             raise UsageError(
                 f"{folder}: is being filled by another measurement ({_holder(lock)}); wait for it, "
@@ -109,8 +107,6 @@ def folder_to_itself(folder: Path) -> Iterator[None]:
             )
         _sign(lock)
         yield
-    finally:
-        os.close(lock)
 
 
 def _opened(path: Path) -> int:

@@ -14,7 +14,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from calibrate.campaign import BEGIN_PREFIX, DONE_PREFIX
 from calibrate.devices import prepare
-from calibrate.environment import described_by_torch, processor_time
+from calibrate.environment import describe_environment, processor_time, torch_facts
 from calibrate.processes import die_with_parent
 from calibrate.task import Task, WorkOrder, failure_of, num_ranks
 from perfmodel.documents.observation import (
@@ -93,7 +93,9 @@ def serve(begin: Callable[[WorkOrder, Ranks], CarryOut]) -> None:
     ranks, output = Ranks.open(), Path(order.output)
     if ranks.rank == 0:
         # What initialises CUDA cannot be copied any more.
-        facts = ranks.carry_out(lambda: described_by_torch(order.truth))
+        facts = ranks.carry_out(
+            lambda: describe_environment(order.truth, torch_facts(), observe_s=0.0)
+        )
         name = f"environment-{time.time_ns()}"
         append_line(
             output, EnvironmentObservation(task=name, round=0, facts=facts).model_dump_json()

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from perfmodel import checks
@@ -12,7 +12,6 @@ _NODE_LIST: Final = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIS
 _NUM_NODES: Final = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
 _STEP_TASKS: Final = "SLURM_STEP_TASKS_PER_NODE"
 _TASKS_PER_NODE: Final = (_STEP_TASKS, "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
-_MAX_NODES: Final = 100_000
 # Below the range from which Linux picks ports for outgoing connections (32768 and up).
 _FIRST_PORT: Final = 20_000
 _NUM_PORTS: Final = 10_000
@@ -49,23 +48,12 @@ class Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchFlags:
-    """What the user said on the command line; None where nothing was said."""
+    """Where ranks run as the user, or Slurm, says it; None where nothing was said."""
 
     nnodes: int | None = None
     nproc_per_node: int | None = None
     node_rank: int | None = None
     master_addr: str | None = None
-    master_port: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
-    """What the surroundings say; None where they are silent."""
-
-    num_nodes: int = 1
-    ranks_per_node: int | None = None
-    node_rank: int | None = 0
-    master_addr: str | None = _LOOPBACK
     master_port: int | None = None
 
 
@@ -113,23 +101,22 @@ def resolve_topology(
             "calibrate: must not run under torchrun, whose variables are set; it starts the ranks itself: "
             "give --nproc, and --nnodes, --node-rank and --master-addr on every node"
         )
-    told = _Told()
+    slurm = LaunchFlags()
     if flags.nnodes != 1:
-        told = _told_by_slurm(environ, any_ranks=flags.nproc_per_node is not None) or told
-    if flags.nnodes not in (None, told.num_nodes):
-        told = _Told() if flags.nnodes == 1 else _Told(node_rank=None, master_addr=None)
-    num_nodes = flags.nnodes or told.num_nodes
+        slurm = _told_by_slurm(environ, any_ranks=flags.nproc_per_node is not None)
+    told = slurm if flags.nnodes in (None, slurm.nnodes) else LaunchFlags()
+    num_nodes = flags.nnodes or told.nnodes or 1
     node_rank = told.node_rank if flags.node_rank is None else flags.node_rank
     master_addr = flags.master_addr or told.master_addr
     for name, value in (("--node-rank", node_rank), ("--master-addr", master_addr)):
-        if value is None:
+        if value is None and num_nodes > 1:
             raise UsageError(
                 f"calibrate: {name} must be given with --nnodes {num_nodes}, got nothing; start "
                 f"the command once per node with {name}, the address being that of node 0"
             )
     _check_between("the rank of this node", node_rank, low=0, high=num_nodes - 1)
     ranks = (
-        flags.nproc_per_node or told.ranks_per_node or default_ranks_per_node or num_local_devices
+        flags.nproc_per_node or told.nproc_per_node or default_ranks_per_node or num_local_devices
     )
     if ranks > num_local_devices and not allow_oversubscription:
         raise UsageError(
@@ -146,36 +133,31 @@ def resolve_topology(
     )
 
 
-def _told_by_slurm(environ: Mapping[str, str], *, any_ranks: bool) -> _Told | None:
-    """The nodes of a Slurm step, or of the job if no step was started; None outside Slurm.
+def _told_by_slurm(environ: Mapping[str, str], *, any_ranks: bool) -> LaunchFlags:
+    """The nodes of a Slurm step, or of the job if no step was started; nothing outside Slurm.
 
     With ``any_ranks`` it does not matter how many tasks a node has.
     """
     num_nodes = _integer(environ, _NUM_NODES, default=1)
     if num_nodes <= 1 and "SLURM_PROCID" not in environ:
-        return None
-    own = (
-        expand_task_counts(environ[_STEP_TASKS], _STEP_TASKS) if environ.get(_STEP_TASKS) else (1,)
-    )
+        return LaunchFlags()
+    own = task_counts(environ.get(_STEP_TASKS) or "1", _STEP_TASKS)
     if max(own) > 1 or _integer(environ, ("SLURM_LOCALID",), default=0) > 0:
         raise UsageError(
             f"calibrate: tasks per node of this Slurm step must be 1, got {max(own)}; the "
             "command starts the ranks itself: srun --ntasks-per-node=1 perfmodel calibrate"
         )
     name, text = _first(environ, _TASKS_PER_NODE)
-    tasks = expand_task_counts(text, name) if text else ()
-    if len(set(tasks)) > 1 and not any_ranks:
+    tasks = task_counts(text or "1", name)
+    if len(tasks) > 1 and not any_ranks:
         raise UsageError(
-            f"calibrate: tasks per node must be the same on every node, got {tasks}; pass --nproc"
+            f"calibrate: tasks per node must be the same on every node, got {text!r}; pass --nproc"
         )
     # One task per node is how our own launcher is started, not a wish for one rank.
-    ranks = tasks[0] if len(set(tasks)) == 1 and tasks[0] > 1 else None
-    told = _Told(
-        ranks_per_node=ranks,
-        node_rank=_integer(environ, ("SLURM_NODEID",), default=0),
-    )
-    if num_nodes == 1:
-        return told
+    ranks = max(tasks) if len(tasks) == 1 and tasks != {1} else None
+    node_rank = _integer(environ, ("SLURM_NODEID",), default=0)
+    if num_nodes <= 1:
+        return LaunchFlags(nnodes=1, nproc_per_node=ranks, node_rank=node_rank)
     name, text = _first(environ, _NODE_LIST)
     first = first_node(text)
     if first is None:
@@ -185,7 +167,13 @@ def _told_by_slurm(environ: Mapping[str, str], *, any_ranks: bool) -> _Told | No
         )
     job = _integer(environ, ("SLURM_JOB_ID", "SLURM_JOBID"), default=0)
     port = _FIRST_PORT + job % _NUM_PORTS
-    return replace(told, num_nodes=num_nodes, master_addr=first, master_port=port)
+    return LaunchFlags(
+        nnodes=num_nodes,
+        nproc_per_node=ranks,
+        node_rank=node_rank,
+        master_addr=first,
+        master_port=port,
+    )
 
 
 def first_node(text: str) -> str | None:
@@ -194,19 +182,16 @@ def first_node(text: str) -> str | None:
     return found and re.sub(r"\[([0-9]+)[^\]]*\]", r"\1", found[0])
 
 
-def expand_task_counts(text: str, where: str = "tasks per node") -> tuple[int, ...]:
-    """Expand compressed counts: ``2(x3),1`` is 2, 2, 2, 1."""
-    counts: list[int] = []
-    for item in text.split(","):
-        match = re.fullmatch(r"\s*([0-9]{1,6})(?:\(x([0-9]{1,6})\))?\s*", item)
-        nodes = int(match[2] or 1) if match else 0
-        if match is None or len(counts) + nodes > _MAX_NODES:
-            raise UsageError(
-                f"calibrate: {where} must look like '2(x3),1', got {text!r}; "
-                "pass --nnodes and --nproc"
-            )
-        counts += [int(match[1])] * nodes
-    return tuple(counts)
+def task_counts(text: str, where: str) -> set[int]:
+    """Different ones of compressed counts: of ``2(x3),1`` they are 1 and 2."""
+    counts = re.compile(r"\s*([0-9]{1,6})(?:\(x[0-9]{1,6}\))?\s*")
+    found = [counts.fullmatch(item) for item in text.split(",")]
+    if not all(found):
+        raise UsageError(
+            f"calibrate: {where} must look like '2(x3),1', got {text!r:.80}; "
+            "pass --nnodes and --nproc"
+        )
+    return {int(match[1]) for match in found if match}
 
 
 def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str]:

@@ -22,7 +22,6 @@ _LONG: Final = ("real", "netns", "browser", "long")
 #: Files that start ranks of their own: one after another on one worker.
 WITH_RANKS: Final = frozenset(
     {
-        "tests/calibrate/test_environment.py",
         "tests/calibrate/test_real_calibration.py",
         "tests/perfmodel/plan/test_bought_job.py",
         "tests/validate/testbed/test_netns.py",

@@ -3,16 +3,18 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from calibrate.campaign import DONE_PREFIX
 from calibrate.launch import Launch
 from calibrate.task import StepTask, WorkOrder
+from perfmodel.documents import Record
 from perfmodel.documents.observation import (
     EnvironmentObservation,
     FailedObservation,
     LoopObservation,
-    Observation,
     RankSteps,
+    ReplayObservation,
     StepObservation,
 )
 from perfmodel.errors import MeasurementFailed
@@ -53,9 +55,40 @@ def step_observation(
     )
 
 
-def append(output: Path, observation: Observation) -> None:
+def loop_observation(
+    setting: RunSetting, step_s: float, *, task: str = "", repetition: int = 0
+) -> LoopObservation:
+    return LoopObservation(
+        task=task or f"{repetition}: {setting.label}",
+        round=repetition,
+        started_utc=0.0,
+        setting=setting,
+        step_s=step_s,
+        num_steps=NUM_STEPS,
+    )
+
+
+#: A step of no operators.
+REPLAY: Final = ReplayObservation(
+    task="one",
+    round=0,
+    workload="linear",
+    micro_batch=4,
+    parameters="p",
+    num_trained=1,
+    operators=(),
+    forward_s=(1.0,),
+    backward_s=(1.0,),
+    optimizer_s=(1.0,),
+    failed=(),
+)
+
+
+def append(output: Path, *observations: Record) -> Path:
+    """A file of observations with these at its end."""
     with output.open("a", encoding="utf-8") as file:
-        file.write(observation.model_dump_json() + "\n")
+        file.writelines(f"{observation.model_dump_json()}\n" for observation in observations)
+    return output
 
 
 def orders_of(folder: Path) -> list[list[str]]:
@@ -105,16 +138,10 @@ class PlayedWorker:
                 self._finish(call, task, output)
 
     def _finish(self, call: Launch, task: StepTask, output: Path) -> None:
+        step_s = self.step_s(task.setting)
         append(
             output,
-            LoopObservation(
-                task=task.name,
-                round=task.round,
-                started_utc=0.0,
-                setting=task.setting,
-                step_s=self.step_s(task.setting),
-                num_steps=NUM_STEPS,
-            ),
+            loop_observation(task.setting, step_s, task=task.name, repetition=task.round),
         )
         self.finished.append(task.name)
         call.on_line(f"{DONE_PREFIX}{task.name}\n")

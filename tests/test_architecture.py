@@ -252,7 +252,7 @@ def test_what_make_starts_may_keep_its_bytecode() -> None:
 
 def test_files_that_start_ranks_are_known_to_the_scheduler_of_tests() -> None:
     """Two of them at once would wait for each other's turn on the machine."""
-    marked = re.compile(r"\bmark\.(real|netns)\b|\bNEEDS_TWO_RANKS\b")
+    marked = re.compile(r"\bmark\.(real|netns)\b")
     found = {
         path.relative_to(ROOT).as_posix()
         for path in sources("tests")

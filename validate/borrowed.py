@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple, Self
 
 from calibrate.campaign import OBSERVATIONS
-from calibrate.environment import Placement, described, place
+from calibrate.environment import Placement, describe_environment, place
 from calibrate.gpus import refuse_used
 from calibrate.launch import Launch, Launcher
 from calibrate.locks import folder_to_itself, machine_to_itself
@@ -240,7 +240,9 @@ def carry_out(
         If the first look at the device fails.
     """
     here = place(
-        described(request.truth), request.device, LaunchFlags(nproc_per_node=request.num_ranks)
+        describe_environment(request.truth),
+        request.device,
+        LaunchFlags(nproc_per_node=request.num_ranks),
     )
     if here.topology.num_nodes > 1:
         raise UsageError(

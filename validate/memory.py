@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from calibrate.environment import described, place
+from calibrate.environment import describe_environment, place
 from calibrate.gpus import refuse_used
 from calibrate.locks import machine_to_itself, work_folder
 from calibrate.topology import LaunchFlags
@@ -215,7 +215,7 @@ def validate_memory(
     device_kind = "cpu"
     gpus: tuple[str, ...] = ()
     if device != "cpu":
-        here = place(described(truth), device, LaunchFlags(nproc_per_node=1))
+        here = place(describe_environment(truth), device, LaunchFlags(nproc_per_node=1))
         device_kind, gpus = here.device_kind, here.gpus
     runs: list[MemoryRun] = []
     own = nullcontext() if device_kind == "virtual" else machine_to_itself(on_line)

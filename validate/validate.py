@@ -20,7 +20,7 @@ from calibrate.campaign import (
 )
 from calibrate.environment import (
     Placement,
-    described,
+    describe_environment,
     place,
     provenance,
     recorded_conditions,
@@ -99,7 +99,7 @@ def validate(
     profile = request.profile
     budget = HoldoutBudget.of(request.budget, profile.device_kind)
     here = place(
-        described(profile.truth),
+        describe_environment(profile.truth),
         profile.device_kind,
         replace(request.flags, nproc_per_node=profile.ranks_per_node),
         conditions=recorded_conditions(profile),
@@ -126,7 +126,7 @@ def validate(
         on_progress=on_progress,
     )
     comparison = compare_observations(profile, predicted, observations)
-    made = provenance(described(profile.truth), seed=request.seed)
+    made = provenance(describe_environment(profile.truth), seed=request.seed)
     document = _document(request, comparison, observations, tolerances, made)
     # Every node judges the same shared observations; one of them writes.
     if here.topology.node_rank == 0:

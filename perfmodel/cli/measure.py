@@ -45,7 +45,7 @@ def doctor(*, as_json: opt.Json = False) -> None:
     from calibrate.gpus import faults_now, problem
 
     torch = torch_facts() if find_spec("torch") else None
-    environment = describe_environment(torch)
+    environment = describe_environment(torch=torch)
     environment["gpu_faults"] = faults_now()
     if torch is not None:
         environment["gpu_problem"] = problem(torch)

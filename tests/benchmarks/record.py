@@ -36,10 +36,6 @@ _KEPT: Final = {
     "validation": ("plan.json", "validation.json"),
     "models": ("plan.json", "models-measured.json", "models-curves.json"),
 }
-_VERDICTS: Final = {
-    "validation": ("validation.json",),
-    "models": ("models-measured.json", "models-curves.json"),
-}
 _HEAD: Final = (
     "| judge | MAPE | scatter alone | worst | coverage | gates | verdict | date | command |",
     "|---|---|---|---|---|---|---|---|---|",
@@ -59,11 +55,11 @@ def keep(runs: Path) -> None:
         if not source.exists():
             continue
         folder.mkdir(parents=True, exist_ok=True)
-        for name in _VERDICTS.get(stage, ()):
-            OTHERS.mkdir(exist_ok=True)
-            made = _read(f"{stage}/{name}")["provenance"]["created_utc"][:10]
-            (folder / name).replace(OTHERS / f"{Path(name).stem}-{made}.json")
         for name in names:
+            if stage in name:  # a verdict
+                OTHERS.mkdir(exist_ok=True)
+                made = _read(f"{stage}/{name}")["provenance"]["created_utc"][:10]
+                (folder / name).replace(OTHERS / f"{Path(name).stem}-{made}.json")
             compact = json.dumps(json.loads((source / name).read_bytes()), separators=(",", ":"))
             (folder / name).write_text(f"{compact}\n", encoding="utf-8")
         packed = lzma.compress((source / "observations.jsonl").read_bytes(), preset=9)

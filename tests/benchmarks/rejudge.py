@@ -7,8 +7,6 @@ again first. ``... validation --without PART``, or ``all``, fits it without one 
 
 import argparse
 import contextlib
-import gzip
-import lzma
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +22,7 @@ from calibrate.fit.profile import fit_profile
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ComparedSetting, ValidationDocument
 from perfmodel.machine.measured import MeasuredMachine, Repeatability
+from tests.regression.cases import unpacked
 from validate import validate
 from validate.judging import summarise
 from validate.testbed import network
@@ -57,14 +56,6 @@ PARTS: Final[Mapping[str, Mapping[str, object]]] = {
 }
 
 
-def unpacked(record: Path, folder: Path) -> Path:
-    """A compressed record, whichever way, written to a folder."""
-    packed = next(record.parent.glob(f"{record.name}.*"))
-    target = folder / f"{packed.parent.name}-{packed.stem}"
-    target.write_bytes({".gz": gzip, ".xz": lzma}[packed.suffix].decompress(packed.read_bytes()))
-    return target
-
-
 def say(name: str, errors: Sequence[float], covered: Sequence[bool] = ()) -> None:
     """Print a summary in a line."""
     if errors:
@@ -78,7 +69,7 @@ def say(name: str, errors: Sequence[float], covered: Sequence[bool] = ()) -> Non
 
 def _network(record: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        runs = read_runs(unpacked(record / "runs.jsonl", Path(folder)))
+        runs = read_runs(unpacked(record / "runs.jsonl", Path(folder) / "runs.jsonl"))
     found = network.points(runs)
     known = {name: network.splits(every)[0] for name, every in found.items()}
     rows = network.predict(known, (run.setting for run in runs if ": judged" in run.setting.name))
@@ -99,7 +90,7 @@ def without(part: str) -> Iterator[None]:
 def _profile(folder: Path) -> MeasuredMachine:
     """The recorded calibration, fitted by the code of today."""
     recorded = ProfileDocument.read(CALIBRATION / "profile.json")
-    observations = unpacked(CALIBRATION / "observations.jsonl", folder)
+    observations = unpacked(CALIBRATION / "observations.jsonl", folder / "calibration.jsonl")
     return fit_profile(observations, provenance=recorded.provenance).machine
 
 
@@ -119,7 +110,7 @@ def _judged_again(record: Path, settings: Sequence[ComparedSetting]) -> validate
             tuple(row.setting for row in settings),
             num_repetitions=settings[0].num_repetitions,
         )
-        runs = unpacked(record / "observations.jsonl", Path(name))
+        runs = unpacked(record / "observations.jsonl", Path(name) / "runs.jsonl")
         return validate.compare_observations(profile, predicted, runs)
 
 
@@ -140,18 +131,13 @@ def _ablation(record: Path, part: str) -> None:
         _say_steps(f"without {part}", _judged_again(record, before).settings)
 
 
-JUDGES: Final[dict[str, Callable[[Path], None]]] = {
-    "network": _network,
-    "validation": _validation,
-}
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="tests.benchmarks.rejudge")
     parser.add_argument("record", type=Path)
     parser.add_argument("--without", choices=["all", *PARTS])
     asked = parser.parse_args()
     if asked.without is None:
-        JUDGES[asked.record.name](asked.record)
+        (_network if asked.record.name == "network" else _validation)(asked.record)
     else:
         for each in PARTS if asked.without == "all" else [asked.without]:
             _ablation(asked.record, each)

@@ -1,26 +1,20 @@
 """A played torchrun, whose one real rank misbehaves as told, and a campaign of played ranks."""
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
-import pytest
 
 from calibrate.campaign import Campaign
 from calibrate.environment import Placement
-from calibrate.launch import Launch, Launcher, TorchrunLauncher
+from calibrate.launch import Launch, Launcher
 from calibrate.task import StepTask
 from calibrate.topology import Topology
 from perfmodel.layout import RunSetting
 
 ALONE = Topology(
-    num_nodes=1,
-    ranks_per_node=2,
-    node_rank=0,
-    master_addr="127.0.0.1",
-    master_port=None,
+    num_nodes=1, ranks_per_node=2, node_rank=0, master_addr="127.0.0.1", master_port=None
 )
 
 # Plays torchrun: starts one rank in a session of its own, says its pid, then does as told.
@@ -35,7 +29,6 @@ if "stubborn" in sys.argv: signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("ready", flush=True)
 time.sleep(100)
 '''
-if how == "quiet": sys.exit(0)
 if how == "orphan" and os.fork():
     signal.pause()
 rank = subprocess.Popen([sys.executable, "-c", RANK, how], start_new_session=True,
@@ -102,12 +95,6 @@ def run_ranks(
             last_progress=last_progress or ranks.last_progress,
         )
     )
-
-
-def played_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TorchrunLauncher:
-    (tmp_path / "played_agent.py").write_text(AGENT)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    return TorchrunLauncher(agent=("played_agent",), grace_s=0.3)
 
 
 def played_campaign(folder: Path, *rounds: Sequence[str]) -> Campaign:

@@ -1,9 +1,10 @@
 """A machine without fault, of which tests change one thing; tables as files."""
 
 import csv
+import gzip
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from calibrate.environment import Facts
 
@@ -13,7 +14,6 @@ GIB: Final = 2**30
 def plain_environment(num_gpus: int = 0) -> Facts:
     return {
         "time_utc": "2026-01-02T03:04:05+00:00",
-        "command_line": ["perfmodel", "calibrate"],
         "variables": {},
         "host": {
             "name": "node1",
@@ -29,11 +29,7 @@ def plain_environment(num_gpus: int = 0) -> Facts:
             "quota_cores": None,
             "busy_cores": 0.2,
         },
-        "memory": {
-            "total_bytes": 64 * GIB,
-            "available_bytes": 60 * GIB,
-            "limit_bytes": None,
-        },
+        "memory": {"total_bytes": 64 * GIB, "available_bytes": 60 * GIB, "limit_bytes": None},
         "software": {
             "python": "3.11.7",
             "torch": "2.9.0",
@@ -46,7 +42,6 @@ def plain_environment(num_gpus: int = 0) -> Facts:
             "git_commit": None,
         },
         "gpus": [plain_gpu(index) for index in range(num_gpus)],
-        "gpu_topology": None,
         "gpu_processes": [] if num_gpus else None,
         "p2p": [[True] * num_gpus] * num_gpus if num_gpus else None,
     }
@@ -61,9 +56,6 @@ def plain_gpu(index: int) -> Facts:
         "max_pcie_width": 16,
         "memory_bytes": 80 * GIB,
         "memory_used_bytes": 0,
-        "power_limit_w": 700.0,
-        "clock_hz": 1.98e9,
-        "max_clock_hz": 1.98e9,
         "compute_mode": "Default",
         "mig_mode": "Disabled",
         "uncorrected_ecc_errors": 0,
@@ -72,7 +64,9 @@ def plain_gpu(index: int) -> Facts:
 
 
 def table_of(path: Path, *rows: Mapping[str, object]) -> Path:
-    with path.open("w", encoding="utf-8", newline="") as file:
+    """A table of these rows, packed if its name says so."""
+    opened: Any = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "wt", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)

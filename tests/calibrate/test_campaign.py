@@ -1,10 +1,9 @@
 """Whatever happens to a campaign, finished tasks stay finished and nothing is mixed."""
 
-import errno
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +18,7 @@ from calibrate.campaign import (
     read_plan,
 )
 from calibrate.launch import Launch
-from calibrate.locks import FOLDER_LOCK, folder_to_itself
+from calibrate.locks import folder_to_itself
 from calibrate.task import WorkOrder, failure_of
 from perfmodel.documents.observation import (
     FailedObservation,
@@ -93,20 +92,12 @@ def test_a_half_written_line_is_cut_off_before_resuming(campaign: Campaign, torn
     assert measured_tasks(campaign) == ["0-1", "0-2", "0-3", "1-1", "1-2", "1-3"]
 
 
-def test_observations_are_never_overwritten_without_a_word(campaign: Campaign) -> None:
-    crash_after(campaign, 1)
-    before = (campaign.folder / OBSERVATIONS).read_bytes()
-    with pytest.raises(UsageError, match="holds observations already; add --resume"):
-        run(campaign, PlayedWorker())
-    assert (campaign.folder / OBSERVATIONS).read_bytes() == before
-
-
 def test_a_folder_that_another_campaign_fills_is_refused(campaign: Campaign) -> None:
     """Whichever lock of the machine either of them uses."""
     worker = PlayedWorker()
     with (
         folder_to_itself(campaign.folder),
-        pytest.raises(UsageError, match="is being filled by another measurement"),
+        pytest.raises(UsageError, match=r"is being filled by another .*process \d+ since 20"),
     ):
         run(campaign, worker, resume=True)
     assert worker.finished == []
@@ -125,33 +116,57 @@ def test_ranks_that_never_started_leave_nothing_to_resume(campaign: Campaign) ->
     assert read_plan(campaign.folder) == {"what": "another"}
 
 
-def test_another_plan_is_refused(campaign: Campaign) -> None:
+def in_the_way(folder: Path) -> None:
+    (folder / OBSERVATIONS).unlink()
+    (folder / OBSERVATIONS).mkdir()
+
+
+@pytest.mark.parametrize(
+    ("change", "spoil", "error", "words"),
+    [
+        ({"plan": {"what": "the other"}}, None, UsageError, "another plan"),
+        ({"fingerprint": "there"}, None, IncomparableRuns, "here, this one is there"),
+        ({"folder": "orders/round-0.json/run"}, None, PerfModelError, r"run: cannot.*: Not a dir"),
+        ({}, in_the_way, PerfModelError, r"observations\.jsonl: .*Is a directory"),
+        ({"resume": False}, None, UsageError, "holds observations already; add --resume"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused_in_one_line_and_stays_as_it_is(
+    campaign: Campaign,
+    change: dict[str, Any],
+    spoil: Callable[[Path], None] | None,
+    error: type[PerfModelError],
+    words: str,
+) -> None:
     crash_after(campaign, 1)
-    with pytest.raises(UsageError, match="another plan"):
-        run(replace(campaign, plan={"what": "the other"}), PlayedWorker(), resume=True)
+    before = (campaign.folder / OBSERVATIONS).read_bytes()
+    if spoil is not None:
+        spoil(campaign.folder)
+    other = replace(
+        campaign,
+        folder=campaign.folder / change.get("folder", ""),
+        plan=change.get("plan", campaign.plan),
+        placement=replace(campaign.placement, fingerprint=change.get("fingerprint", "here")),
+    )
+    worker = PlayedWorker()
+    with pytest.raises(error, match=words) as caught:
+        run(other, worker, resume=change.get("resume", True))
+    assert "\n" not in str(caught.value)
+    assert worker.finished == []
+    assert spoil is not None or (campaign.folder / OBSERVATIONS).read_bytes() == before
 
 
-def test_observations_of_another_machine_are_refused(campaign: Campaign) -> None:
-    crash_after(campaign, 1)
-    elsewhere = replace(campaign, placement=replace(campaign.placement, fingerprint="there"))
-    with pytest.raises(IncomparableRuns, match="fingerprint here, this one is there"):
-        run(elsewhere, PlayedWorker(), resume=True)
-
-
-def test_progress_counts_every_task_once(campaign: Campaign) -> None:
-    seen: list[Progress] = []
-    run(campaign, PlayedWorker(), on_progress=seen.append)
-    assert [(progress.done, progress.total) for progress in seen] == [
-        (done, 6) for done in range(1, 7)
-    ]
-    assert seen[3].task == "1-1"
-
-
-def test_progress_continues_where_it_was_interrupted(campaign: Campaign) -> None:
-    crash_after(campaign, 4)
+@pytest.mark.parametrize("interrupted_after", [0, 4])
+def test_progress_counts_every_task_once_and_goes_on(
+    campaign: Campaign, interrupted_after: int
+) -> None:
+    crash_after(campaign, interrupted_after)
     seen: list[Progress] = []
     run(campaign, PlayedWorker(), resume=True, on_progress=seen.append)
-    assert [progress.done for progress in seen] == [5, 6]
+    assert [(progress.done, progress.total, progress.task) for progress in seen] == [
+        (done, 6, f"{(done - 1) // 3}-{(done - 1) % 3 + 1}")
+        for done in range(interrupted_after + 1, 7)
+    ]
 
 
 def test_other_lines_of_the_ranks_are_no_progress(campaign: Campaign) -> None:
@@ -164,40 +179,6 @@ def test_other_lines_of_the_ranks_are_no_progress(campaign: Campaign) -> None:
 
     run(campaign, chat, on_progress=seen.append)
     assert seen == []
-
-
-def test_a_folder_that_cannot_be_made_is_told_in_one_line(
-    campaign: Campaign, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("in the way")
-    blocked = replace(campaign, folder=tmp_path / "file" / "run")
-    with pytest.raises(PerfModelError, match=r"run: cannot be written: Not a dir") as caught:
-        run(blocked, PlayedWorker())
-    assert "\n" not in str(caught.value)
-
-
-def test_observations_that_cannot_be_opened_are_told_in_one_line(campaign: Campaign) -> None:
-    crash_after(campaign, 1)
-    (campaign.folder / OBSERVATIONS).unlink()
-    (campaign.folder / OBSERVATIONS).mkdir()
-    with pytest.raises(PerfModelError, match=r"observations\.jsonl: .*Is a directory") as caught:
-        run(campaign, PlayedWorker(), resume=True)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_full_disk_is_told_in_one_line_before_anything_starts(
-    campaign: Campaign, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(_descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    worker = PlayedWorker()
-    with pytest.raises(PerfModelError, match="No space left on device") as caught:
-        run(campaign, worker)
-    assert "\n" not in str(caught.value)
-    assert worker.finished == []
-    assert list(campaign.folder.iterdir()) == [campaign.folder / FOLDER_LOCK]
 
 
 def test_what_memory_does_not_hold_is_data(campaign: Campaign) -> None:

@@ -1,6 +1,8 @@
 """The guess which tensor flows where, on steps small enough to follow by hand."""
 
-from calibrate.replays import linked
+from collections.abc import Sequence
+
+from calibrate.replays import Dataflow, linked
 from perfmodel.workload import Call, Operator, Phase, TensorSpec
 from perfmodel.workload.step import Segment, TracedParameter, TracedStep
 from tests.perfmodel.operators import operator, spec
@@ -17,38 +19,31 @@ def integers(count: int) -> TensorSpec:
     return TensorSpec(shape=(count,), dtype="int64")
 
 
-def step(*calls: tuple[Operator, Phase]) -> TracedStep:
-    operators = tuple(dict.fromkeys(called for called, _ in calls))
-    return TracedStep(
-        micro_batch=2,
-        sample="3 numbers",
-        method=SGD_LOOP,
-        operators=operators,
-        segments=(
-            Segment(
-                count=1,
-                calls=tuple(
-                    Call(operator=operators.index(called), phase=phase, module="")
-                    for called, phase in calls
-                ),
-            ),
-        ),
-        parameters=(TracedParameter(name="w", shape=(3, 5), dtype="float32", ready_after=2),),
-        saved_bytes=0,
-        buffer_bytes=0,
-        frozen_bytes=0,
+def flow_of(forward: Sequence[Operator], backward: Sequence[Operator]) -> Dataflow:
+    """Of a step that calls these operators, pass by pass."""
+    called = (
+        *((each, Phase.FORWARD) for each in forward),
+        *((e, Phase.BACKWARD) for e in backward),
+    )
+    operators = tuple(dict.fromkeys((*forward, *backward)))
+    calls = tuple(Call(operator=operators.index(o), phase=phase, module="") for o, phase in called)
+    return linked(
+        TracedStep(
+            micro_batch=2,
+            sample="3 numbers",
+            method=SGD_LOOP,
+            operators=operators,
+            segments=(Segment(count=1, calls=calls),),
+            parameters=(TracedParameter(name="w", shape=(3, 5), dtype="float32", ready_after=2),),
+            saved_bytes=0,
+            buffer_bytes=0,
+            frozen_bytes=0,
+        )
     )
 
 
 def test_backward_takes_the_latest_results_back_and_leaves_the_gradient() -> None:
-    flow = linked(
-        step(
-            (PRODUCT, Phase.FORWARD),
-            (RELU, Phase.FORWARD),
-            (THRESHOLD, Phase.BACKWARD),
-            (GRADIENT, Phase.BACKWARD),
-        )
-    )
+    flow = flow_of((PRODUCT, RELU), (THRESHOLD, GRADIENT))
     product, relu, threshold, gradient = flow.calls
     assert set(threshold.inputs) == {relu.outputs[0], product.outputs[0]}
     assert gradient.inputs[1] == threshold.outputs[0]
@@ -56,9 +51,7 @@ def test_backward_takes_the_latest_results_back_and_leaves_the_gradient() -> Non
 
 
 def test_a_tensor_is_released_after_its_last_reader_and_never_used_again() -> None:
-    flow = linked(
-        step((PRODUCT, Phase.FORWARD), (RELU, Phase.FORWARD), (THRESHOLD, Phase.BACKWARD))
-    )
+    flow = flow_of((PRODUCT, RELU), (THRESHOLD,))
     gone: set[int] = set()
     for call, released in zip(flow.calls, flow.released, strict=True):
         assert gone.isdisjoint(call.inputs)
@@ -69,9 +62,7 @@ def test_a_tensor_is_released_after_its_last_reader_and_never_used_again() -> No
 def test_a_gradient_that_is_summed_up_in_place_is_left() -> None:
     """Of a weight that two layers share."""
     add = operator("aten.add_.Tensor", (WEIGHT, WEIGHT), (), mutated=(0,))
-    flow = linked(
-        step((GRADIENT, Phase.BACKWARD), (GRADIENT, Phase.BACKWARD), (add, Phase.BACKWARD))
-    )
+    flow = flow_of((), (GRADIENT, GRADIENT, add))
     assert flow.gradients == flow.calls[-1].inputs[:1]
     assert flow.gradients[0] not in {tensor for each in flow.released for tensor in each}
 
@@ -88,16 +79,7 @@ def test_the_gradient_of_a_bag_has_the_integers_of_its_lookup() -> None:
     dense = operator(
         "aten._embedding_bag_dense_backward.default", (bags, many, many, few, few), (table,)
     )
-    flow = linked(
-        step(
-            (begin, Phase.FORWARD),
-            (lookup, Phase.FORWARD),
-            (lookup, Phase.FORWARD),
-            (loss, Phase.FORWARD),
-            (gradient, Phase.BACKWARD),
-            (dense, Phase.BACKWARD),
-        )
-    )
+    flow = flow_of((begin, lookup, lookup, loss), (gradient, dense))
     begun, first, second, judged, last, other = flow.calls
     assert first.inputs[2] == begun.outputs[0]
     assert judged.inputs[1] in flow.sources
@@ -125,13 +107,7 @@ def test_both_gradients_of_a_weighted_bag_have_the_integers_of_their_own_lookup(
         (table,),
     )
     back = operator("aten._softmax_backward_data.default", (weights, weights), (weights,))
-    forward, backward = (softmax, lookup), (of_weights, of_table, back)
-    flow = linked(
-        step(
-            *((called, Phase.FORWARD) for called in 2 * forward),
-            *((called, Phase.BACKWARD) for called in 2 * backward),
-        )
-    )
+    flow = flow_of(2 * (softmax, lookup), 2 * (of_weights, of_table, back))
     made, looked_up = flow.calls[:4:2], flow.calls[1:4:2]
     for at, bag in ((4, looked_up[1]), (7, looked_up[0])):
         assert flow.calls[at].inputs[2:] == (*bag.inputs[1:3], bag.outputs[1])
@@ -141,7 +117,7 @@ def test_both_gradients_of_a_weighted_bag_have_the_integers_of_their_own_lookup(
 
 def test_what_was_transposed_in_place_is_no_longer_what_it_was() -> None:
     turn = operator("aten.transpose_.default", (HIDDEN,), ())
-    flow = linked(step((PRODUCT, Phase.FORWARD), (turn, Phase.FORWARD), (RELU, Phase.FORWARD)))
+    flow = flow_of((PRODUCT, turn, RELU), ())
     product, turned, relu = flow.calls
     assert turned.inputs == product.outputs
     assert relu.inputs[0] in flow.sources

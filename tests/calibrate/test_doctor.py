@@ -6,9 +6,18 @@ import pytest
 
 from calibrate.doctor import Finding, Severity, diagnose, render
 from calibrate.environment import Facts
-from tests.calibrate.samples import GIB, plain_environment, plain_gpu
+from tests.calibrate.samples import GIB, plain_environment
 
 Change = Callable[[Facts], object]
+
+
+def without_gpus(environment: Facts, part: str, **facts: object) -> None:
+    environment.update({"gpus": [], "gpu_processes": None, "p2p": None})
+    environment[part].update(facts)
+
+
+ONE_CORE = {"usable_cores": 1, "logical_cores": 1, "busy_cores": 0.0}
+HELD = {"gpu_uuid": "GPU-0", "pid": 42, "name": "python3", "memory_bytes": GIB}
 FAULTS: list[tuple[Change, Severity, str]] = [
     (lambda e: e["cpu"].update({"busy_cores": 3.0}), "warn", "3.0 of 16 cores busy"),
     (lambda e: e["cpu"].update({"busy_cores": 9.0}), "bad", "9.0 of 16 cores busy"),
@@ -41,6 +50,9 @@ FAULTS: list[tuple[Change, Severity, str]] = [
     (lambda e: e["gpus"][2].update({"memory_used_bytes": 9 * GIB}), "bad", "GPU 2: 9 GiB held by"),
     (lambda e: e["gpus"][3].update({"uncorrected_ecc_errors": 2}), "bad", "errors on GPU 3"),
     (lambda e: e["gpus"][1].update({"compute_mode": "Prohibited"}), "bad", "Prohibited on GPU 1"),
+    (lambda e: e["gpu_processes"].append(HELD), "bad", "GPU 0: python3 (pid 42) with 1 GiB"),
+    (lambda e: without_gpus(e, "software", has_gloo=False), "bad", "without gloo"),
+    (lambda e: without_gpus(e, "cpu", **ONE_CORE), "warn", "only one CPU core"),
 ]
 
 
@@ -67,36 +79,10 @@ def test_a_fault_is_seen_and_is_the_only_one(
     assert all(finding.why and finding.advice for finding in faults)
 
 
-def test_other_processes_on_a_gpu_are_named() -> None:
-    environment = plain_environment(num_gpus=2)
-    environment["gpu_processes"] = [
-        {"gpu_uuid": "GPU-0", "pid": 42, "name": "python3", "memory_bytes": GIB}
-    ]
-    diagnosis = diagnose(environment)
-    assert "GPU 0: python3 (pid 42) with 1 GiB" in _texts(diagnosis, "bad")
-
-
-def test_one_core_and_no_gpu_cannot_determine_communication() -> None:
-    environment = plain_environment()
-    environment["cpu"].update({"usable_cores": 1, "logical_cores": 1, "busy_cores": 0.0})
-    finding = diagnose(environment)[0]
-    assert finding.what == "only one CPU core"
-    assert "cannot be determined" in finding.why
-
-
-def test_cpu_ranks_need_gloo() -> None:
-    environment = plain_environment()
-    environment["software"]["has_gloo"] = False
-    assert "without gloo" in _texts(diagnose(environment), "bad")
-
-
 def test_an_environment_of_unknowns_is_no_fault() -> None:
     environment = plain_environment(num_gpus=2)
-    for part, names in {
-        "cpu": ("logical_cores", "busy_cores"),
-        "host": ("is_virtual",),
-    }.items():
-        environment[part].update(dict.fromkeys(names))
+    environment["cpu"].update({"logical_cores": None, "busy_cores": None})
+    environment["host"]["is_virtual"] = None
     environment.update({"gpu_processes": None, "p2p": None})
     known = ("index", "name", "uuid", "memory_bytes", "driver")
     for gpu in environment["gpus"]:
@@ -115,7 +101,6 @@ def test_the_gravest_finding_comes_first() -> None:
 
 def test_the_block_can_be_pasted() -> None:
     environment = plain_environment(num_gpus=2)
-    environment["gpus"][1] = plain_gpu(1)
     environment["variables"] = {"NCCL_DEBUG": "INFO"}
     environment["host"]["is_virtual"] = True
     block = render(diagnose(environment), environment=environment)

@@ -1,6 +1,5 @@
 """Provenance: complete, plain JSON, and silent about what is none of its business."""
 
-import json
 import os
 import subprocess
 import sys
@@ -27,23 +26,16 @@ from tests.calibrate.samples import GIB, plain_environment, plain_gpu
 from tests.existing import existing
 from tests.perfmodel.profiles import Machine, profile
 
-TORCH = {
-    "torch": "2.9.0+cu128",
-    "cuda_runtime": "12.8",
-    "nccl": "2.27.5",
-    "has_gloo": True,
-    "gpus": [],
-    "words": "",
-    "flags": None,
-    "p2p": [[True, True], [True, True]],
-}
 
-
-def test_describing_does_not_import_torch() -> None:
-    code = (
-        "import sys; from calibrate.environment import describe_environment as d; d(observe_s=0);"
-        "sys.exit('torch' in sys.modules)"
-    )
+@pytest.mark.parametrize(
+    "does",
+    [
+        "from calibrate.environment import describe_environment as d; d(observe_s=0)",
+        "import validate.validate",
+    ],
+)
+def test_neither_a_description_nor_the_judge_imports_torch(does: str) -> None:
+    code = f"import sys; {does}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -102,42 +94,44 @@ def _write(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def test_a_quota_of_the_second_kind_is_read_at_every_level(tmp_path: Path) -> None:
-    """300000 us in 100000 us = 3 cores at the outer level; the inner one allows 3.5."""
-    root = _write(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/pod/box\n",
-            "sys/fs/cgroup/pod/cpu.max": "300000 100000\n",
-            "sys/fs/cgroup/pod/box/cpu.max": "350000 100000\n",
-            "sys/fs/cgroup/pod/memory.max": "max\n",
-            "sys/fs/cgroup/pod/box/memory.max": "1073741824\n",
-        },
-    )
-    assert quota_cores(root) == 3.0
-    assert memory_limit_bytes(root) == GIB
-
-
-def test_a_quota_of_the_first_kind_is_read(tmp_path: Path) -> None:
-    root = _write(
-        tmp_path,
-        {
-            "proc/self/cgroup": "4:cpu,cpuacct:/job\n3:memory:/job\n0::/\n",
-            "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us": "150000",
-            "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us": "100000",
-            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1",
-            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
-        },
-    )
-    assert quota_cores(root) == 1.5
-    assert memory_limit_bytes(root) is None
-
-
-@pytest.mark.parametrize("text", ["max 100000", "nonsense", "100000 0", "nan 100000"])
-def test_no_quota_is_none(tmp_path: Path, text: str) -> None:
-    root = _write(tmp_path, {"sys/fs/cgroup/cpu.max": text})
-    assert quota_cores(root) is None
+@pytest.mark.parametrize(
+    ("files", "cores", "size_bytes"),
+    [
+        (
+            # 300000 us in 100000 us = 3 cores at the outer level; the inner one allows 3.5.
+            {
+                "proc/self/cgroup": "0::/pod/box\n",
+                "sys/fs/cgroup/pod/cpu.max": "300000 100000\n",
+                "sys/fs/cgroup/pod/box/cpu.max": "350000 100000\n",
+                "sys/fs/cgroup/pod/memory.max": "max\n",
+                "sys/fs/cgroup/pod/box/memory.max": "1073741824\n",
+            },
+            3.0,
+            GIB,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/job\n3:memory:/job\n0::/\n",
+                "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us": "150000",
+                "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us": "100000",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
+            },
+            1.5,
+            None,
+        ),
+        *(
+            ({"sys/fs/cgroup/cpu.max": text}, None, None)
+            for text in ("max 100000", "nonsense", "100000 0", "nan 100000")
+        ),
+    ],
+)
+def test_limits_of_both_kinds_of_control_groups_are_read_at_every_level(
+    tmp_path: Path, files: dict[str, str], cores: float | None, size_bytes: int | None
+) -> None:
+    root = _write(tmp_path, files)
+    assert (quota_cores(root), memory_limit_bytes(root)) == (cores, size_bytes)
 
 
 def test_the_processor_is_named() -> None:
@@ -164,17 +158,6 @@ def test_the_commit_of_a_checkout_is_told_with_its_changes(tmp_path: Path) -> No
     assert len(commit) == 40
     (tmp_path / "file").write_text("2")
     assert git_commit(tmp_path) == f"{commit}-dirty"
-
-
-@pytest.mark.real
-def test_torch_tells_its_facts() -> None:
-    code = "import json; from calibrate.environment import torch_facts as t; print(json.dumps(t()))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
-    )
-    facts = json.loads(done.stdout)
-    assert set(facts) == set(TORCH)
-    assert facts["has_gloo"] is True
 
 
 # Ranks are judged under the conditions that they were calibrated under.

@@ -1,6 +1,7 @@
-"""Grids of single layers, and operators that are repeated from their record."""
+"""Grids of single layers, alone and in a row, and operators that are repeated from their record."""
 
 import json
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -8,9 +9,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calibrate.device import Cpu
 from calibrate.layers import Layer, is_optimizer, planned_layers
-from calibrate.probes.layers import layer_operators, recorded_layer
+from calibrate.probes import Session, compute, layers
+from calibrate.probes.compute import Evictor, measure_optimizer
+from calibrate.probes.layers import (
+    chain_operators,
+    chained,
+    grouped,
+    layer_operators,
+    recorded_layer,
+)
 from calibrate.probes.replay import ReplayedOperator, index_limits, made_up, returned_tensors
+from calibrate.replays import linked
 from perfmodel.cost.families import family, features
 from perfmodel.tracing.recorder import ModulePaths, Recorder
 from perfmodel.tracing.step import without_content
@@ -160,15 +171,8 @@ def test_made_up_tensors_have_the_layout_of_their_record(
 
 
 def test_an_argument_that_was_not_kept_is_refused() -> None:
-    operator = Operator(
-        name="aten.rand.default",
-        inputs=(),
-        outputs=(),
-        arguments='[[[2]], {"generator": {"opaque": "Generator"}}]',
-        flop=0.0,
-        read_bytes=0,
-        written_bytes=0,
-    )
+    arguments = '[[[2]], {"generator": {"opaque": "Generator"}}]'
+    operator = Operator.of("aten.rand.default", (), (), arguments)
     with pytest.raises(ValueError, match="Generator was not kept"):
         ReplayedOperator(operator, CPU).bound([])
 
@@ -244,3 +248,69 @@ def test_the_seeds_of_flash_attention_are_no_obstacle() -> None:
         with (recorder := Recorder(ModulePaths(torch.nn.Identity()))):
             torch.ops.aten._scaled_dot_product_flash_attention(*heads)
     assert any(spec.dtype == "uint64" for spec in recorder.operators[0].outputs)
+
+
+LAYERS = (
+    Layer(kind="convolution", sizes=(2, 8, 9, 16, 3, 1, 1)),
+    Layer(kind="relu", sizes=(2, 8, 5)),
+    Layer(kind="linear", sizes=(4, 8, 16)),
+    Layer(kind="embedding", sizes=(6, 50, 16)),
+    Layer(kind="loss", sizes=(6, 16)),
+)
+
+
+def session() -> Session:
+    return Session(rank=0, world_size=1, measured=Cpu(), control={}, data={})
+
+
+def test_a_layer_reads_what_was_just_made_and_backward_what_forward_kept() -> None:
+    step = chained([recorded_layer(LAYERS[1], CPU)]).step
+    made_by: dict[int, str] = {}
+    read: dict[str, list[str]] = {}
+    for call in linked(step).calls:
+        operator = step.operators[call.operator]
+        name = operator.name.split(".")[1]
+        read[name] = [made_by.get(tensor, "nobody") for tensor in call.inputs]
+        # A view is what it looks at.
+        made_by.update(dict.fromkeys(call.outputs, read[name][0] if operator.view else name))
+    assert read["relu"] == ["clone"]
+    assert sorted(read["threshold_backward"]) == ["ones_like", "relu"]
+
+
+@pytest.mark.parametrize(("long_s", "num_times"), [(0.0, 3), (math.inf, 6)])
+def test_every_operator_is_timed_but_the_copies_that_stand_in_for_a_predecessor(
+    monkeypatch: pytest.MonkeyPatch, long_s: float, num_times: int
+) -> None:
+    """Three times in each pass: one pass of a row that takes long, two of others."""
+    monkeypatch.setattr(layers, "LONG_S", long_s)
+    measured = chain_operators(session(), LAYERS, Evictor(Cpu()))
+    expected = {
+        (operator.name, phase)
+        for layer in LAYERS
+        for operator, phase in layer_operators(layer, CPU)
+        if not operator.view
+    }
+    assert {(entry.operator.name, entry.phase) for entry in measured} == expected
+    assert min(len(entry.times_s) for entry in measured) == num_times
+    assert all(min(entry.times_s) > 0 for entry in measured)
+
+
+@pytest.mark.parametrize(("long_s", "num_times"), [(0.0, 1), (math.inf, 4)])
+def test_every_implementation_of_an_optimizer_is_timed(
+    monkeypatch: pytest.MonkeyPatch, long_s: float, num_times: int
+) -> None:
+    monkeypatch.setattr(compute, "LONG_S", long_s)
+    for implementation in ("loop", "foreach", "fused"):
+        layer = Layer(kind=f"adamw {implementation}", sizes=(3, 64))
+        point = measure_optimizer(session(), layer, Evictor(Cpu()))
+        assert (point.optimizer, point.implementation) == ("adamw", implementation)
+        assert (point.num_tensors, point.tensor_bytes) == (3, 256)
+        assert len(point.times_s) == num_times
+
+
+def test_groups_hold_as_many_layers_as_fit() -> None:
+    """A relu of 200 values writes 800 B forward, ones, a gradient, and reads as much from before."""
+    layer = recorded_layer(LAYERS[1], CPU)
+    groups = grouped([layer] * 5, most_bytes=2 * 4 * 2 * 8 * 25 * 4)
+    assert [len(group) for group in groups] == [2, 2, 1]
+    assert [len(group) for group in grouped([layer] * 2, most_bytes=1)] == [1, 1]

@@ -1,7 +1,6 @@
 """Real ranks under torchrun: a calibration of which a rank is killed and that is resumed, and what interrupts one."""
 
 import contextlib
-import json
 import signal
 import socket
 import subprocess
@@ -9,40 +8,45 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from subprocess import PIPE
+from typing import Any, Final
 
+import psutil
 import pytest
 
 from calibrate import experiment
 from calibrate.calibrate import PROFILE, CalibrationRequest, calibrate, refit
-from calibrate.campaign import OBSERVATIONS, Progress
+from calibrate.campaign import OBSERVATIONS, Progress, read_plan
 from calibrate.experiment import BUCKET_CAPS_MB, BUDGETS, Budget, Experiment
 from calibrate.launch import TorchrunLauncher
 from calibrate.layers import planned_layers
-from calibrate.task import StepTask, Task
+from calibrate.processes import usable_cores
+from calibrate.task import StepTask, Task, TraceTask
 from calibrate.topology import LaunchFlags
 from perfmodel.answer.answer import Forecast, table
-from perfmodel.documents.observation import Observation, ReplayObservation, StepObservation
+from perfmodel.documents.observation import (
+    Observation,
+    ReplayObservation,
+    StepObservation,
+    WorkloadObservation,
+    read_observations,
+)
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import MeasurementFailed
 from perfmodel.layout import Layout, RunSetting, Synchronisation
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.step.stages import gradient_buckets
-from tests.calibrate.real_ranks import (
-    NEEDS_TWO_RANKS,
-    assert_buckets_are_those_of_ddp,
-    observations_in,
-    rank_process,
-    steps_of,
-    tasks_in,
-    traced,
-    workers,
-)
 from tests.existing import existing
 from tests.perfmodel.asking import Asking
 
-pytestmark = NEEDS_TWO_RANKS
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
+    pytest.mark.skipif(usable_cores() < 2, reason="two ranks need two usable cores"),
+]
 ROOT = Path(__file__).resolve().parent.parent.parent
 TINY = Budget(
     num_rounds=1,
@@ -86,7 +90,38 @@ class _WithBuckets(Experiment):
     def rounds(self) -> tuple[tuple[Task, ...], ...]:
         [own] = super().rounds()
         first = (_lenet("two", 2), _lenet("again", 2), _lenet("one", 1))
-        return ((*first, *own, *steps_of(*CAPPED, *BARE)),)
+        traces = (TraceTask(name=f"trace {each}", round=0, workload=each) for each in WITH_BUCKETS)
+        steps = (
+            StepTask(name=setting.label, round=0, setting=setting, target_s=0.0)
+            for setting in (*CAPPED, *BARE)
+        )
+        return ((*first, *own, *traces, *steps),)
+
+
+def workers(folder: Path) -> list[psutil.Process]:
+    """Ranks and their launchers at work for a folder."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline", "status"])
+        if process.info["status"] != psutil.STATUS_ZOMBIE
+        and any(each.startswith(f"{folder}/orders/") for each in process.info["cmdline"] or ())
+    ]
+
+
+def rank_process(folder: Path, rank: int) -> psutil.Process:
+    """One rank of the running group, found among our own descendants."""
+    own, of_folder = psutil.Process().children(recursive=True), workers(folder)
+    # It comes before the copies of itself that carry out its tasks.
+    return next(p for p in own if p in of_folder and p.environ().get("RANK") == str(rank))
+
+
+def observations_in(folder: Path) -> list[Observation]:
+    return read_observations(folder / OBSERVATIONS)
+
+
+def tasks_in(observations: list[Observation]) -> list[str]:
+    """What was measured, in order."""
+    return [e.task for e in observations if e.kind not in ("environment", "processor")]
 
 
 @dataclass(frozen=True)
@@ -172,6 +207,8 @@ def test_a_calibration_measures_every_rank_and_predicts_itself(resumed: Resumed)
     written = ProfileDocument.read(resumed.folder / PROFILE)
     assert written.model_dump() == resumed.profile.model_dump()
     assert_prediction_is_plausible(resumed.profile.machine)
+    environment: dict[str, Any] = resumed.profile.machine.environment
+    assert environment["software"]["has_gloo"] is True
     again = refit(resumed.folder)
     assert again.digest == resumed.profile.digest
     assert workers(resumed.folder) == []
@@ -206,8 +243,18 @@ def test_a_killed_rank_is_named_and_the_rest_can_be_resumed(resumed: Resumed) ->
 
 def test_predicted_buckets_are_those_that_ddp_forms(resumed: Resumed) -> None:
     """From its second step on DDP reduces gradients in the order in which they became ready."""
-    assert assert_buckets_are_those_of_ddp(resumed.observations) == 3 + len(CAPPED)
-    models = traced(resumed.observations)
+    traced = (e.workload for e in resumed.observations if isinstance(e, WorkloadObservation))
+    models = {workload.name: workload for workload in traced}
+    synchronised = [
+        entry
+        for entry in resumed.observations
+        if isinstance(entry, StepObservation)
+        and entry.setting.synchronisation is Synchronisation.DDP
+    ]
+    assert len(synchronised) == 3 + len(CAPPED)
+    for entry in synchronised:
+        ours = gradient_buckets(models[entry.setting.workload], entry.setting.layout)
+        assert entry.bucket_bytes == tuple(bucket.size_bytes for bucket in ours)
     for name in WITH_BUCKETS:
         default, capped = (
             len(gradient_buckets(models[name], setting.layout))
@@ -239,19 +286,9 @@ QUICK = ("calibrate", "--models", "lenet", "--device-kind", "cpu", "--budget", "
 
 def stopped_early(folder: Path, *commands: list[str]) -> tuple[int, list[str]]:
     """Interrupt commands of one folder after a few observations; exit code of the first, and its last words."""
+    start = partial(subprocess.Popen, cwd=ROOT, stdout=PIPE, stderr=PIPE, text=True)
     with contextlib.ExitStack() as stack:
-        processes = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, *line],
-                    cwd=ROOT,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            for line in commands
-        ]
+        processes = [stack.enter_context(start([sys.executable, *line])) for line in commands]
         output = folder / OBSERVATIONS
         wait_until(lambda: output.exists() and output.read_bytes().count(b"\n") >= 4)
         assert len(workers(folder)) >= 2
@@ -264,11 +301,6 @@ def stopped_early(folder: Path, *commands: list[str]) -> tuple[int, list[str]]:
     assert len(observations_in(folder)) >= 4
     told = [line for line in stderr.splitlines() if not line.startswith("calibrate: ")]
     return processes[0].returncode, told
-
-
-def ranks_per_node_in(folder: Path) -> tuple[int, int]:
-    plan = json.loads((folder / "plan.json").read_text())
-    return plan["num_nodes"], plan["ranks_per_node"]
 
 
 def test_two_nodes_measure_one_group_and_an_interrupted_command_says_one_line(
@@ -284,7 +316,8 @@ def test_two_nodes_measure_one_group_and_an_interrupted_command_says_one_line(
     first = ["-m", "perfmodel", *shared, *meeting, "--node-rank", "0"]
     second = [*first[:-1], "1"]
     exit_code, told = stopped_early(folder, first, second)
-    assert ranks_per_node_in(folder) == (2, 1)
+    plan = read_plan(folder)
+    assert (plan["num_nodes"], plan["ranks_per_node"]) == (2, 1)
     assert exit_code == 130
     assert told == [
         "perfmodel: stopped by the user; what was measured is kept; repeat the command with --resume"

@@ -35,14 +35,15 @@ from perfmodel.documents.observation import (
     TimedOperator,
 )
 from perfmodel.layout import RunSetting
-from perfmodel.machine.measured import ComputeRate
 from perfmodel.tracing.source import Batch, ModelSource, classification_loss
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.trace import trace_model
 from perfmodel.workload import Phase
 from perfmodel.workload.step import StepMethod, TracedStep
 from tests.existing import existing
+from tests.perfmodel.profiles import compute_rate
 from tests.perfmodel.tracing.method import SGD_LOOP
+from tests.played_worker import REPLAY, append
 
 
 def alone() -> Session:
@@ -230,12 +231,10 @@ def test_a_failed_replay_is_one_line_and_the_rest_counts(tmp_path: Path) -> None
     failed = FailedObservation(
         task="0: replay 9-3 unet", round=0, setting=setting, reason="replay: aten.odd.default"
     )
-    path = tmp_path / "observations.jsonl"
-    path.write_text(f"{failed.model_dump_json()}\n")
+    path = append(tmp_path / "observations.jsonl", failed)
     assert replays_in(path) == []
     assert first_failure_in(path) == "replay: aten.odd.default"
-    path.write_text(f"{failed.model_dump_json()}\n{replayed(0.1).model_dump_json()}\n")
-    assert len(replays_in(path)) == 1
+    assert len(replays_in(append(path, replayed(0.1)))) == 1
     assert failed_replays([failed, failed]) == (
         "9-3 unet, micro-batch 4, failed 2 times: replay: aten.odd.default",
     )
@@ -260,26 +259,15 @@ def test_what_ends_a_run_is_told_in_one_line(error: Exception, line: str) -> Non
 
 def replayed(*passes_s: float) -> ReplayObservation:
     """An operator that is called twice, three times as long as another one."""
-    return ReplayObservation(
-        task="one",
-        round=0,
-        workload="made up",
-        micro_batch=4,
-        parameters="p",
-        num_trained=2,
-        operators=(
-            TimedOperator(
-                signature="a",
-                phase=Phase.FORWARD,
-                num_calls=2,
-                times_s=tuple(3 * t for t in passes_s),
-            ),
-            TimedOperator(signature="b", phase=Phase.FORWARD, num_calls=1, times_s=passes_s),
-        ),
-        forward_s=tuple(7 * t for t in passes_s),
-        backward_s=tuple(0.0 for _ in passes_s),
-        optimizer_s=tuple(0.5 for _ in passes_s),
-        failed=(),
+    one = TimedOperator(signature="b", phase=Phase.FORWARD, num_calls=1, times_s=passes_s)
+    thrice = {"signature": "a", "num_calls": 2, "times_s": tuple(3 * t for t in passes_s)}
+    return REPLAY.model_copy(
+        update={
+            "operators": (one.model_copy(update=thrice), one),
+            "forward_s": tuple(7 * t for t in passes_s),
+            "backward_s": tuple(0.0 for _ in passes_s),
+            "optimizer_s": tuple(0.5 for _ in passes_s),
+        }
     )
 
 
@@ -290,20 +278,12 @@ def test_times_of_operators_add_up_to_the_typical_sum() -> None:
     assert times_s["a"] == pytest.approx(3 * times_s["b"])
 
 
-def queued(count: int, time_s: float) -> ComputeRate:
-    return ComputeRate(
-        probe=QUEUE_PROBE,
-        dtype="fp32",
-        shape=(count,),
-        time_s=time_s,
-        flop_per_s=0.0,
-        bytes_per_s=0.0,
-    )
-
-
 def test_events_take_what_a_row_of_kernels_does_not() -> None:
     """1.5 us beside kernels of 2 us: 3.5 us of one, 35.5 us of 17; without the probe nothing is known."""
-    rates = [queued(17, 35.5e-6), queued(1, 3.5e-6)]
+    rates = [
+        compute_rate(QUEUE_PROBE, shape=(count,), time_s=time_s)
+        for count, time_s in ((17, 35.5e-6), (1, 3.5e-6))
+    ]
     assert event_s(rates) == pytest.approx(1.5e-6)
     assert event_s(rates[:1]) == event_s([]) == 0.0
 
@@ -337,23 +317,12 @@ def test_replays_of_an_earlier_trace_of_a_step_do_not_count() -> None:
     assert step.optimizer_s == pytest.approx(0.5)
 
 
-LOOKS_UP = """
-import torch
-from torch import nn
-
-
-def make():
-    model = nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(12, 3))
-    return model, torch.randint(0, 50, (2, 3))
-"""
-
-
-def test_rows_of_a_table_that_no_index_names_have_no_gradient(tmp_path: Path) -> None:
+def test_rows_of_a_table_that_no_index_names_have_no_gradient() -> None:
     """2 samples of 3 indices touch at most 6 of 50 rows; every other parameter is touched whole."""
-    file = tmp_path / "looks_up.py"
-    file.write_text(LOOKS_UP)
-    source = find_source(f"{file}:make")
-    step = trace_model(source, SGD_LOOP, micro_batch=2).step.at(micro_batch=2)
+    step = stepped(
+        lambda: nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(12, 3)),
+        lambda samples: torch.randint(0, 50, (samples, 3)),
+    )
     replay = Replay(alone(), step)
     with torch.no_grad():
         replay._take_gradients(replay._passes.run(replay._passes.new_clock()))

@@ -81,11 +81,6 @@ def test_tables_of_commas_semicolons_and_tabs(tmp_path: Path, between: str) -> N
     path.write_text(f"\ufeffa{between}b\n1{between}2\n", encoding="utf-8")
     ((where, cells),) = read_run_rows(path)
     assert (where, cells) == (f"{path}: line 2", {"a": "1", "b": "2"})
-    path.write_text("a,b\n1,024,2\n")
-    with pytest.raises(
-        InvalidDocument, match="line 2: must have as many cells as the heading, 2, got 3"
-    ):
-        read_run_rows(path)
 
 
 @pytest.mark.parametrize(
@@ -94,11 +89,7 @@ def test_tables_of_commas_semicolons_and_tabs(tmp_path: Path, between: str) -> N
         ("runs.jsonl", "[1, 2]\n", r"line 1: must be a JSON object, got '\[1, 2\]'"),
         ("mlperf.log", ":::MLLOG [1]", "line 1: must be an object with a key"),
         ("mlperf.log", ":::MLLOG {", "line 1: must be JSON"),
-        (
-            "mlperf.log",
-            ':::MLLOG {"key": "global_batch_size", "value": 0}',
-            "must be > 0, got 0",
-        ),
+        ("mlperf.log", ':::MLLOG {"key": "global_batch_size", "value": 0}', "must be > 0, got 0"),
         (
             "mlperf.log",
             ':::MLLOG {"key": "global_batch_size", "value": "x"}',

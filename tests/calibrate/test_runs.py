@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from perfmodel.cost.inferred import InferredModel
 from perfmodel.cost.jobs import Jobs
 from perfmodel.cost.layout_memory import tensor_bytes
 from perfmodel.documents.profile import InferredDocument, RunColumns
-from perfmodel.errors import IncomparableRuns, InvalidDocument, UsageError
+from perfmodel.errors import IncomparableRuns, InvalidDocument, PerfModelError, UsageError
 from tests.calibrate.samples import table_of
 from tests.perfmodel.cost.large_samples import measured, some_jobs
 
@@ -47,31 +48,21 @@ def test_milliseconds_under_another_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scale", "said"),
-    [(1e-3, "1000x too small"), (1e3, "1000x too large"), (1e5, "1000x too large")],
+    ("how", "device", "error", "said"),
+    [
+        ({"scale": 1e-3}, "A100", InvalidDocument, "column step_time_s.*1000x too small"),
+        ({"scale": 1e3}, "A100", InvalidDocument, "column step_time_s.*1000x too large"),
+        ({"scale": 1e5}, "A100", InvalidDocument, "column step_time_s.*1000x too large"),
+        ({"twice": True}, "A100", IncomparableRuns, "line 2 and line .* are the same job"),
+        ({"step": "s"}, "A100", InvalidDocument, "column step_time_s is missing; needed: layers"),
+        ({}, "abacus", UsageError, "--device"),
+    ],
 )
-def test_a_column_in_the_wrong_unit_is_named(tmp_path: Path, scale: float, said: str) -> None:
-    table = write(tmp_path / "runs.csv", scale=scale)
-    with pytest.raises(InvalidDocument, match=f"column step_time_s.*{said}"):
-        calibrate_from_runs(table, columns=None, device="A100")
-
-
-def test_runs_that_contradict_each_other_are_named(tmp_path: Path) -> None:
-    table = write(tmp_path / "runs.csv", twice=True)
-    with pytest.raises(IncomparableRuns, match=r"line 2 and line .* are the same job"):
-        calibrate_from_runs(table, columns=None, device="A100")
-
-
-def test_missing_column_unknown_device_unknown_key(tmp_path: Path) -> None:
-    table = write(tmp_path / "runs.csv", step="seconds")
-    with pytest.raises(InvalidDocument, match="column step_time_s is missing; needed: layers"):
-        calibrate_from_runs(table, columns=None, device="A100")
-    with pytest.raises(UsageError, match="--device"):
-        calibrate_from_runs(table, columns=None, device="abacus")
-    mapping = tmp_path / "columns.toml"
-    mapping.write_text("[columns]\nspeed = 'x'\n")
-    with pytest.raises(InvalidDocument, match="speed is unknown"):
-        calibrate_from_runs(table, columns=mapping, device="A100")
+def test_a_bad_table_is_refused(
+    tmp_path: Path, how: dict[str, Any], device: str, error: type[PerfModelError], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        calibrate_from_runs(write(tmp_path / "runs.csv", **how), columns=None, device=device)
 
 
 RUN: dict[str, float] = {
@@ -113,9 +104,15 @@ def test_the_global_batch_says_how_often_gradients_are_accumulated(tmp_path: Pat
         (without("accumulation", global_batch=18), "line 2: .*multiple of dp x .* = 4, got 18"),
         (without("sequence", sequence=8.192), "sequence: must be a whole number, got 8.192"),
         (without(global_batch=32), "dp x micro_batch x accumulation = 16 sequences, got 32"),
+        (without(peak_memory_bytes=20.0), "line 2, column peak_memory_bytes: .* too small"),
+        # Nobody could have made these.
+        (without(tp=3), "line 2: tp must divide the 16 heads, got 3"),
+        (without(pp=64), "line 2: pp x interleave must be at most the 24 layers, got 64"),
+        (without(zero=7), "line 2: zero must be 0, 1, 2 or 3, got 7"),
+        (without(dp=8, ep=4), "line 2: ep must be 1 for a model without experts, got 4"),
     ],
 )
-def test_a_run_that_says_too_little_or_contradicts_itself(
+def test_a_run_that_says_too_little_contradicts_itself_or_cannot_be(
     tmp_path: Path, row: dict[str, float], said: str
 ) -> None:
     with pytest.raises(InvalidDocument, match=said):
@@ -125,6 +122,7 @@ def test_a_run_that_says_too_little_or_contradicts_itself(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("[columns]\nspeed = 'x'", "columns: speed is unknown"),
         ("columns = 5", "columns: .*object, got 5"),
         ('constants = "abc"', "constants: .*object, got abc"),
         ("[constants]\nlayers = [1]", r"constants.layers: .*number, got \[1\]"),
@@ -242,36 +240,6 @@ def test_printed_peaks_move_the_memory_of_predictions(tmp_path: Path) -> None:
     needed = model.memory.fullest_bytes(unseen)
     assert model.memory.fit_probability(unseen, needed, 2**39).min() > 0.99
     assert model.memory.fit_probability(unseen, needed, float(peaks.min() / 2)).max() < 0.01
-
-
-def test_peaks_in_the_wrong_unit_are_named(tmp_path: Path) -> None:
-    table = table_of(tmp_path / "runs.csv", RUN | {"peak_memory_bytes": 20.0})
-    with pytest.raises(InvalidDocument, match=r"line 2, column peak_memory_bytes: .* too small"):
-        read_runs(table, RunColumns())
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"tp": "3"}, "line 2: tp must divide the 32 heads, got 3"),
-        ({"pp": "64"}, "line 2: pp x interleave must be at most the 32 layers, got 64"),
-        ({"zero": "7"}, "line 2: zero must be 0, 1, 2 or 3, got 7"),
-        ({"ep": "4"}, "line 2: ep must be 1 for a model without experts, got 4"),
-    ],
-)
-def test_runs_that_nobody_could_have_made_are_refused(
-    tmp_path: Path, changes: dict[str, str], said: str
-) -> None:
-    row = {
-        "model": "llama2-7b",
-        "step_time_s": "4",
-        "dp": "8",
-        "micro_batch": "1",
-        "accumulation": "4",
-        "sequence": "4096",
-    } | changes
-    with pytest.raises(InvalidDocument, match=said):
-        read_runs(table_of(tmp_path / "runs.csv", row), RunColumns())
 
 
 def test_one_run_far_behind_the_others_is_named(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """Costs of a device from a table of steps: recovery of a known device, and tables that are wrong."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,9 +55,9 @@ def trace_named(setting: Setting) -> TracedStep:
     return symbolic(setting).at(micro_batch=setting.batch)
 
 
-def true_s(setting: Setting) -> float:
+def true_s(setting: Setting, truth: Mapping[str, float] = TRUTH) -> float:
     step = trace_named(setting)
-    logs = log_constants({**TRUTH}, shipped_priors())
+    logs = log_constants(truth, shipped_priors())
     sheet = sheet_of(find_device(DEVICE, shipped_catalogue()))
     return float(step_seconds(StepBatch.of([step_work(step)], sheet), logs).step_s[0])
 
@@ -74,7 +75,10 @@ def setting(model: str, batch: int, precision: str = "fp32") -> Setting:
     )
 
 
-def some_rows() -> list[dict[str, object]]:
+Rows = list[dict[str, Any]]
+
+
+def some_rows() -> Rows:
     chosen = [
         (f"{family}_{count}", batch)
         for family in FAMILIES
@@ -129,9 +133,7 @@ def test_steps_of_unseen_sizes_are_recovered(tmp_path: Path) -> None:
 
 def test_another_version_widens_and_says_so(tmp_path: Path) -> None:
     rows = some_rows()
-    older = [
-        row | {"torch": "1.9", "step_time_s": 1.2 * float(str(row["step_time_s"]))} for row in rows
-    ]
+    older = [row | {"torch": "1.9", "step_time_s": 1.2 * row["step_time_s"]} for row in rows]
     table = table_of(tmp_path / "steps.csv", *rows, *older)
     document, notes = calibrate_from_steps(table, device=DEVICE, trace=trace_named)
     costs = existing(document.machine.device_costs)
@@ -143,68 +145,57 @@ def test_another_version_widens_and_says_so(tmp_path: Path) -> None:
     assert for_version(document.machine, "2.4.1") is document.machine
 
 
-@pytest.mark.parametrize(
-    ("change", "kind", "said"),
-    [
-        ({"step_time_s": "0"}, InvalidDocument, "line 3: step_time_s"),
-        ({"step_time_s": "fast"}, InvalidDocument, "line 3: step_time_s"),
-        ({"batch": "0"}, InvalidDocument, "line 3: batch"),
-        ({"precision": "int4"}, InvalidDocument, "line 3: precision"),
-        ({"precision": ""}, InvalidDocument, "line 3: precision"),
-        ({"model": ""}, InvalidDocument, "line 3: model"),
-        ({"model": "unknown"}, UsageError, "line 3: model: must be a model"),
-        ({"step_time_s": "1e-9"}, InvalidDocument, "line 3: step_time_s"),
-        ({"step_time_s": "900"}, InvalidDocument, "line 3: step_time_s"),
-    ],
+def slower(rows: Rows, *, first: int = 0) -> Rows:
+    """Milliseconds in place of seconds, from a row on."""
+    return [*rows[:first], *(r | {"step_time_s": 1e3 * r["step_time_s"]} for r in rows[first:])]
+
+
+def as_expected(rows: Rows) -> Rows:
+    """As long as the prior of the device says."""
+    return [r | {"step_time_s": true_s(setting(r["model"], r["batch"]), {})} for r in rows]
+
+
+BAD: Sequence[tuple[Mapping[str, str] | Callable[[Rows], Rows], type[PerfModelError], str]] = (
+    *(
+        ({name: text}, InvalidDocument, f"line 3: {name}")
+        for name, text in (
+            *(("step_time_s", text) for text in ("0", "fast", "1e-9", "900")),
+            *(("batch", "0"), ("precision", "int4"), ("precision", ""), ("model", "")),
+        )
+    ),
+    ({"model": "unknown"}, UsageError, "line 3: model: must be a model"),
+    (slower, InvalidDocument, "too large .* must be in seconds"),
+    (
+        lambda rows: slower(rows[:3], first=1),
+        InvalidDocument,
+        "line [34]: step_time_s: .* s is .* times too large",
+    ),
+    # As the device expects the other, their mean does not count.
+    (
+        lambda rows: slower(as_expected(rows[:2]), first=1),
+        InvalidDocument,
+        "line 3: step_time_s: .* times what the other rows",
+    ),
+    (
+        lambda rows: [*rows, rows[0] | {"step_time_s": 2 * rows[0]["step_time_s"]}],
+        IncomparableRuns,
+        "line 2 and line 14 are the same setting",
+    ),
 )
-def test_a_bad_row_is_named(
-    tmp_path: Path, change: Mapping[str, str], kind: type[PerfModelError], said: str
+
+
+@pytest.mark.parametrize(("change", "kind", "said"), BAD)
+def test_a_bad_table_is_refused_with_its_row(
+    tmp_path: Path,
+    change: Mapping[str, str] | Callable[[Rows], Rows],
+    kind: type[PerfModelError],
+    said: str,
 ) -> None:
     rows = some_rows()
-    rows[1] |= change
+    rows = change(rows) if callable(change) else [rows[0], {**rows[1], **change}, *rows[2:]]
     table = table_of(tmp_path / "steps.csv", *rows)
     with pytest.raises(kind, match=said):
         calibrate_from_steps(table, device=DEVICE, trace=trace_named)
-
-
-def test_a_column_in_milliseconds_is_refused(tmp_path: Path) -> None:
-    rows = [row | {"step_time_s": 1e3 * float(str(row["step_time_s"]))} for row in some_rows()]
-    with pytest.raises(InvalidDocument, match=r"too large .* must be in seconds"):
-        calibrate_from_steps(
-            table_of(tmp_path / "steps.csv", *rows), device=DEVICE, trace=trace_named
-        )
-
-
-def test_rows_in_milliseconds_beside_one_that_is_not_are_named(tmp_path: Path) -> None:
-    first, *others = some_rows()[:3]
-    for row in others:
-        row["step_time_s"] = 1e3 * float(str(row["step_time_s"]))
-    table = table_of(tmp_path / "steps.csv", first, *others)
-    said = r"line [34]: step_time_s: .* s is .* times too large"
-    with pytest.raises(InvalidDocument, match=said):
-        calibrate_from_steps(table, device=DEVICE, trace=trace_named)
-
-
-def test_one_of_two_rows_that_is_a_thousand_times_too_long_is_named(tmp_path: Path) -> None:
-    """As the device expects the other, their mean does not count."""
-    first, second, *_ = some_rows()
-    for row in (first, second):
-        step = trace_named(setting(str(row["model"]), int(str(row["batch"]))))
-        logs = log_constants({}, shipped_priors())
-        sheet = sheet_of(find_device(DEVICE, shipped_catalogue()))
-        expected = step_seconds(StepBatch.of([step_work(step)], sheet), logs).step_s
-        row["step_time_s"] = float(expected[0])
-    second["step_time_s"] = 1e3 * float(str(second["step_time_s"]))
-    table = table_of(tmp_path / "steps.csv", first, second)
-    with pytest.raises(InvalidDocument, match=r"line 3: step_time_s: .* times what the other rows"):
-        calibrate_from_steps(table, device=DEVICE, trace=trace_named)
-
-
-def test_rows_that_contradict_each_other_are_named(tmp_path: Path) -> None:
-    rows = some_rows()
-    rows.append(rows[0] | {"step_time_s": 2 * float(str(rows[0]["step_time_s"]))})
-    with pytest.raises(IncomparableRuns, match=r"line 2 and line 14 are the same setting"):
-        read_steps(table_of(tmp_path / "steps.csv", *rows))
 
 
 def test_a_row_written_twice_counts_once_and_is_said(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Two measurements on one machine take turns."""
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -12,15 +11,8 @@ from pathlib import Path
 import pytest
 
 from calibrate import locks
-from calibrate.locks import (
-    FOLDER_LOCK,
-    LOCK_VARIABLE,
-    folder_to_itself,
-    lock_path,
-    machine_to_itself,
-    work_folder,
-)
-from perfmodel.errors import MeasurementFailed, UsageError
+from calibrate.locks import LOCK_VARIABLE, lock_path, machine_to_itself, work_folder
+from perfmodel.errors import MeasurementFailed
 from tests.existing import existing
 from tests.turns import machine_is_held
 
@@ -47,17 +39,21 @@ def holder(path: Path) -> Iterator["subprocess.Popen[str]"]:
         yield process
 
 
+def said_without_a_lock(path: Path | None = None) -> str:
+    waits: list[str] = []
+    with machine_to_itself(waits.append, path=path):
+        pass
+    [words] = waits
+    return words
+
+
 def test_a_free_machine_is_not_waited_for_and_is_free_again_afterwards(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    waits: list[str] = []
-    held = []
     for _ in range(2):
-        with machine_to_itself(waits.append, path=path):
-            held.append(machine_is_held(path))
+        with machine_to_itself(pytest.fail, path=path):
+            assert machine_is_held(path)
             assert path.read_text().startswith(f"process {os.getpid()} since 20")
-        held.append(machine_is_held(path))
-    assert held == [True, False, True, False]
-    assert waits == []
+        assert not machine_is_held(path)
 
 
 def test_the_second_waits_until_the_first_has_ended_and_names_it(tmp_path: Path) -> None:
@@ -84,22 +80,17 @@ def test_a_killed_measurement_holds_nothing(tmp_path: Path) -> None:
         assert machine_is_held(path)
         first.kill()
         first.wait()
-    waits: list[str] = []
-    held = []
-    with machine_to_itself(waits.append, path=path):
-        held.append(machine_is_held(path))
-    assert held == [True]
-    assert waits == []
+    with machine_to_itself(pytest.fail, path=path):
+        assert machine_is_held(path)
 
 
 def test_a_lock_that_cannot_be_made_is_no_reason_not_to_measure(tmp_path: Path) -> None:
-    path = tmp_path / "missing" / "lock"
-    waits: list[str] = []
-    ran = []
-    with machine_to_itself(waits.append, path=path):
-        ran.append(path.exists())
-    assert ran == [False]
-    assert waits == [f"measuring without a lock: {path}: No such file or directory"]
+    path, notes = tmp_path / "missing" / "lock", tmp_path / "notes"
+    said = said_without_a_lock(path)
+    assert said == f"measuring without a lock: {path}: No such file or directory"
+    notes.write_text("do not lose")
+    assert "it is no lock of perfmodel" in said_without_a_lock(notes)
+    assert notes.read_text() == "do not lose"
 
 
 def test_the_lock_of_the_machine_can_be_named(
@@ -108,8 +99,7 @@ def test_the_lock_of_the_machine_can_be_named(
     monkeypatch.delenv(LOCK_VARIABLE)
     assert lock_path().parent == Path(tempfile.gettempdir()) / f"perfmodel-{os.getuid()}"
     monkeypatch.setenv(LOCK_VARIABLE, str(tmp_path / "lock"))
-    waits: list[str] = []
-    with machine_to_itself(waits.append):
+    with machine_to_itself(pytest.fail):
         assert machine_is_held(tmp_path / "lock")
 
 
@@ -120,14 +110,6 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "shared"))
     (tmp_path / "shared").mkdir()
     return tmp_path / "shared"
-
-
-def said_without_a_lock() -> str:
-    waits: list[str] = []
-    with machine_to_itself(waits.append):
-        pass
-    [words] = waits
-    return words
 
 
 def test_a_link_in_place_of_the_lock_wipes_no_file(shared: Path) -> None:
@@ -161,16 +143,6 @@ def test_the_own_folder_is_private(shared: Path) -> None:
     assert (shared / f"perfmodel-{os.getuid()}").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_file_named_as_the_lock_keeps_its_content(tmp_path: Path) -> None:
-    path = tmp_path / "notes"
-    path.write_text("do not lose")
-    waits: list[str] = []
-    with machine_to_itself(waits.append, path=path):
-        pass
-    assert "it is no lock of perfmodel" in waits[0]
-    assert path.read_text() == "do not lose"
-
-
 def test_nobody_holds_the_machine_for_ever(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with holder(path) as first:
@@ -182,18 +154,6 @@ def test_nobody_holds_the_machine_for_ever(tmp_path: Path) -> None:
         assert f"held by process {first.pid} since 20" in str(caught.value)
         assert LOCK_VARIABLE in str(caught.value)
         existing(first.stdin).close()
-
-
-def test_two_campaigns_do_not_fill_one_folder(tmp_path: Path) -> None:
-    with folder_to_itself(tmp_path):
-        held = (tmp_path / FOLDER_LOCK).read_text()
-        with (
-            pytest.raises(UsageError, match=f"is being filled by another .*{re.escape(held)}"),
-            folder_to_itself(tmp_path),
-        ):
-            pass
-    with folder_to_itself(tmp_path):
-        pass
 
 
 def test_folders_of_killed_processes_are_removed_and_those_in_use_are_not(

@@ -18,6 +18,7 @@ from calibrate.virtual.carrier import Carrier
 from calibrate.virtual.gpu import VirtualGpu
 from perfmodel.documents.observation import QUEUE_PROBE
 from perfmodel.layout import RunSetting, Synchronisation
+from tests.played_worker import append
 
 LENET = RunSetting(
     workload="lenet", world_size=1, micro_batch=64, synchronisation=Synchronisation.NONE
@@ -50,7 +51,7 @@ def main(truth: Path, output: Path) -> None:
         measure_steps(session, steps),
         measure_model(session, drawn),
     )
-    output.write_text("".join(f"{entry.model_dump_json()}\n" for entry in found))
+    append(output, *found)
 
 
 if __name__ == "__main__":

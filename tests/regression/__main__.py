@@ -3,10 +3,8 @@
 import argparse
 import contextlib
 import fnmatch
-import gzip
 import io
 import json
-import lzma
 import math
 import os
 import shlex
@@ -20,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
-from tests.regression.cases import HERE, ROOT, Case, cases, filled
+from tests.regression.cases import HERE, ROOT, Case, cases, filled, unpacked
 from tests.regression.quantities import Value, call, quantities, read_answer
 
 #: Relative; below the smallest time that anything says, absolute.
@@ -84,10 +82,7 @@ def _copy(folder: str, into: str) -> None:
     source, target = Path(folder), Path(into)
     target.mkdir()
     shutil.copy(source / "plan.json", target)
-    for packed in source.glob("observations.jsonl*"):
-        opened: Mapping[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".jsonl": open}
-        with opened[packed.suffix](packed, "rb") as text:
-            (target / "observations.jsonl").write_bytes(text.read())
+    unpacked(source / "observations.jsonl", target / "observations.jsonl")
 
 
 #: What a line may do beside commands.

@@ -1,13 +1,15 @@
 """Cases of the table: one line each in ``cases.txt``, and the files that they name."""
 
+import gzip
 import hashlib
+import lzma
 import os
 import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 HERE: Final = Path(__file__).resolve().parent
@@ -50,6 +52,15 @@ class Case:
     def is_fast(self) -> bool:
         """Whether it takes well below a second and needs no torch."""
         return "{traced:" not in self.line and not _SLOW.match(self.name)
+
+
+def unpacked(record: Path, target: Path) -> Path:
+    """A file of a record that may be packed, as it was written."""
+    [packed] = record.parent.glob(f"{record.name}*")
+    opened: Any = {".gz": gzip.open, ".xz": lzma.open}.get(packed.suffix, open)
+    with opened(packed, "rb") as content:
+        target.write_bytes(content.read())
+    return target
 
 
 def cases() -> list[Case]:

@@ -17,11 +17,6 @@ Value: TypeAlias = float | str | bool | None
 #: behind a key ``?``: it may be left out.
 Names: TypeAlias = Mapping[str, str]
 
-#: Keys of an interval: neutral name, key in documents.
-INTERVAL: Final = {"nominal": "nominal", "p5": "p5", "p95": "p95"}
-#: Keys whose word changes: key in documents, neutral name.
-WORDS: Final = {"hop_s": "p2p_s"}
-
 
 def _point(name: str, path: str) -> Names:
     """Quantities of one predicted step of data-parallel training."""
@@ -159,10 +154,7 @@ QUANTITIES: Final[Mapping[str, Names]] = {
         "names.*": "devices/*/id",
         "bytes_per_s.*": "devices/*/bandwidth?/bytes_per_s",
     },
-    "links": {
-        "links": "links/#",
-        "bytes_per_s.*": "links/*/rate/bytes_per_s",
-    },
+    "links": {"links": "links/#", "bytes_per_s.*": "links/*/rate/bytes_per_s"},
     "difference": {
         "differences": "differences/#",
         "changes": "differences/+/is_change",
@@ -264,11 +256,8 @@ def _walk(
 def _expanded(name: str, value: Any) -> dict[str, Value]:
     """A value under its name; an interval or a mapping as one quantity per key."""
     if isinstance(value, dict):
-        back = {key: neutral for neutral, key in INTERVAL.items()} if "nominal" in value else WORDS
         return {
-            k: v
-            for key, each in value.items()
-            for k, v in _expanded(f"{name}.{back.get(key, key)}", each).items()
+            k: v for key, each in value.items() for k, v in _expanded(f"{name}.{key}", each).items()
         }
     return {name: value}
 

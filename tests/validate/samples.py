@@ -1,12 +1,10 @@
 """Profiles to be judged, and results of judging them."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from perfmodel.documents.verdicts import ErrorSummary
 from perfmodel.layout import RunSetting, Synchronisation
-from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, SingleStep
+from perfmodel.machine.measured import MeasuredMachine, SingleStep
 from perfmodel.statistics import Interval
 from tests.perfmodel.profiles import MICRO_BATCHES, Machine, profile, setting_of
 
@@ -16,9 +14,10 @@ WORKLOADS: Final = ("light", "heavy", "third", "fourth")
 def four_workloads(machine: Machine | None = None) -> MeasuredMachine:
     """As many workloads as a calibration has by default, every calibrated step listed."""
     two = profile(machine or Machine())
+    first, _ = two.workloads
     workloads = (
         *two.workloads,
-        *(_renamed(two.workloads[0], name) for name in WORKLOADS[2:]),
+        *(replace(first, workload=replace(first.workload, name=name)) for name in WORKLOADS[2:]),
     )
     return replace(
         two,
@@ -30,12 +29,6 @@ def four_workloads(machine: Machine | None = None) -> MeasuredMachine:
             for micro_batch in MICRO_BATCHES
         ),
     )
-
-
-def _renamed(entry: MeasuredWorkload, name: str) -> MeasuredWorkload:
-    fields = {key: getattr(entry.workload, key) for key in type(entry.workload).__slots__}
-    workload = type(entry.workload)(**{**fields, "name": name})
-    return replace(entry, workload=workload)
 
 
 def calibrated_step(
@@ -58,13 +51,3 @@ def single(micro_batch: int = 8, *, workload: str = "light") -> RunSetting:
 
 def exactly(value: float) -> Interval:
     return Interval(p5=value, nominal=value, p95=value)
-
-
-def errors(signed: Sequence[float]) -> ErrorSummary:
-    return ErrorSummary(
-        num_settings=len(signed),
-        bias=sum(signed) / len(signed),
-        mape=sum(map(abs, signed)) / len(signed),
-        median_absolute=sorted(map(abs, signed))[len(signed) // 2],
-        worst_absolute=max(map(abs, signed)),
-    )

@@ -27,14 +27,7 @@ from tests.existing import existing
 from tests.perfmodel.tracing.method import SGD_LOOP
 from tests.turns import machine_is_held
 from validate.judging import passed
-from validate.memory import (
-    MemoryRun,
-    Setting,
-    measure,
-    summarise_runs,
-    validate_memory,
-    verdict,
-)
+from validate.memory import MemoryRun, Setting, measure, summarise_runs, validate_memory, verdict
 
 
 def run(predicted: int, measured: int) -> MemoryRun:
@@ -89,15 +82,6 @@ def test_nobody_else_measures_meanwhile(tmp_path: Path, monkeypatch: pytest.Monk
     assert not machine_is_held()
 
 
-def test_a_failed_run_says_which_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "python"
-    program.write_text("#!/bin/sh\necho Traceback >&2; echo 'no such model' >&2; exit 1\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
-    with pytest.raises(PerfModelError, match=r"lenet batch 2 sgd: the run failed: no such model$"):
-        list(measure(tmp_path, [Setting("lenet", 2, "sgd")], device_kind="cpu"))
-
-
 HANGING = """
 import os, sys, time
 from calibrate import peak
@@ -126,9 +110,7 @@ def test_a_run_ends_with_the_process_that_asked_for_it() -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_what_is_judged_is_what_an_answer_says(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_judged_is_what_an_answer_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device whose products keep workspaces; blocks larger than asked for are slack in both."""
     monkeypatch.setattr(Cpu, "workspace_bytes", 8 * MIB)
     monkeypatch.setattr(peak, "allocator_peak_bytes", lambda *_: 1)

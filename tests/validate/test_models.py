@@ -10,14 +10,15 @@ import pytest
 from calibrate.campaign import OBSERVATIONS, Campaign
 from calibrate.launch import TorchrunLauncher
 from calibrate.random_models import FAMILIES, draw
-from perfmodel.documents.observation import FailedObservation, LoopObservation
+from perfmodel.documents.observation import FailedObservation
 from perfmodel.documents.verdicts import ModelsValidationDocument
 from perfmodel.errors import Interrupted
-from perfmodel.layout import RunSetting, Synchronisation
+from perfmodel.layout import Synchronisation
 from perfmodel.machine import Evidence
 from perfmodel.statistics import Interval
 from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile
+from tests.played_worker import append, loop_observation
 from validate.models import (
     BUDGETS,
     DrawnModel,
@@ -26,6 +27,10 @@ from validate.models import (
     PredictedRun,
     judge_models,
     validate_models,
+)
+
+PREDICTED = PredictedRun(
+    step_s=Interval(p5=0.1, nominal=0.12, p95=0.15), evidence=Evidence.MEASURED, untimed=()
 )
 
 
@@ -37,17 +42,6 @@ def drawn_models() -> list[DrawnModel]:
         DrawnModel(model=model, document=Path("none"), reason=reason)
         for reason, model in zip(reasons, models, strict=False)
     ]
-
-
-def loop(setting: RunSetting, step_s: float, repetition: int) -> LoopObservation:
-    return LoopObservation(
-        task=f"{repetition}: {setting.label}",
-        round=repetition,
-        started_utc=0.0,
-        setting=setting,
-        step_s=step_s,
-        num_steps=9,
-    )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +67,10 @@ def test_failures_are_counted_and_named(tmp_path: Path) -> None:
     good, diverged, _ = drawn
     path = tmp_path / "observations.jsonl"
     runs = [
-        *(loop(good.setting(1), step_s, at) for at, step_s in enumerate((0.09, 0.1, 0.111))),
+        *(
+            loop_observation(good.setting(1), step_s, repetition=at)
+            for at, step_s in enumerate((0.09, 0.1, 0.111))
+        ),
         FailedObservation(
             task=f"0: {diverged.setting(1).label}",
             round=0,
@@ -81,11 +78,8 @@ def test_failures_are_counted_and_named(tmp_path: Path) -> None:
             reason="ArithmeticError: the loss is nan after 9 steps",
         ),
     ]
-    path.write_text("".join(f"{run.model_dump_json()}\n" for run in runs))
-    run = PredictedRun(
-        step_s=Interval(p5=0.1, nominal=0.12, p95=0.15), evidence=Evidence.MEASURED, untimed=()
-    )
-    settings = {entry.setting(1): run for entry in (good, diverged)}
+    append(path, *runs)
+    settings = {entry.setting(1): PREDICTED for entry in (good, diverged)}
     document = judge_models(
         ModelsRequest(profile=profile(Machine()), folder=tmp_path),
         "measured",
@@ -109,10 +103,7 @@ def test_what_has_run_is_judged_when_time_is_over(
 ) -> None:
     """A borrowed device may not come back: one of two models ran, and the verdict says so of both."""
     first, second = (replace(entry, reason=None) for entry in drawn_models()[:2])
-    run = PredictedRun(
-        step_s=Interval(p5=0.1, nominal=0.12, p95=0.15), evidence=Evidence.MEASURED, untimed=()
-    )
-    settings = {entry.setting(1): run for entry in (first, second)}
+    settings = {entry.setting(1): PREDICTED for entry in (first, second)}
     machine = replace(profile(Machine()), operators=costs_of_the_made_up_machine())
     request = ModelsRequest(profile=machine, folder=tmp_path, drawn_seed=3, soon=True)
     here = SimpleNamespace(device_kind="cpu", topology=SimpleNamespace(world_size=1))
@@ -121,8 +112,8 @@ def test_what_has_run_is_judged_when_time_is_over(
         path = campaign.folder / OBSERVATIONS
         path.parent.mkdir(exist_ok=True)
         is_judge = campaign.folder == tmp_path
-        ran = [loop(first.setting(1), 0.1, at) for at in range(2)] if is_judge else []
-        path.write_text("".join(f"{each.model_dump_json()}\n" for each in ran))
+        ran = [loop_observation(first.setting(1), 0.1, repetition=at) for at in range(2)]
+        append(path, *(ran if is_judge else ()))
         if is_judge:
             raise Interrupted("stopped")
         return path

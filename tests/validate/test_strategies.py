@@ -13,6 +13,7 @@ from perfmodel.layout import parse_layout
 from perfmodel.statistics import Interval
 from tests.perfmodel.llama import document
 from tests.perfmodel.profiles import Machine, profile
+from tests.played_worker import append
 from validate.strategies import (
     BUDGETS,
     StrategiesRequest,
@@ -66,8 +67,7 @@ def judged(
         for index, scatter in enumerate((0.9, 1.1))
         for one in drawn
     ]
-    path = folder / "observations.jsonl"
-    path.write_text("".join(f"{entry.model_dump_json()}\n" for entry in entries))
+    path = append(folder / "observations.jsonl", *entries)
     predicted_s = {
         one.setting.label: Interval(
             p5=MEASURED_S * factor / width,

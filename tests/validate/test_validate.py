@@ -1,8 +1,6 @@
 """The judge: predicts first, measures then, and never fits."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from importlib.util import find_spec
@@ -18,12 +16,7 @@ from calibrate.processes import usable_cores
 from calibrate.task import WorkOrder, failure_of, setting_of
 from calibrate.topology import LaunchFlags
 from perfmodel.documents.verdicts import ValidationDocument
-from perfmodel.errors import (
-    CalibrationUnavailable,
-    InvalidDocument,
-    MeasurementFailed,
-    UsageError,
-)
+from perfmodel.errors import InvalidDocument, MeasurementFailed, UsageError
 from perfmodel.layout import RunSetting
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.report.validation import summary_lines
@@ -38,7 +31,6 @@ pytestmark = pytest.mark.skipif(
     usable_cores() < 2 or find_spec("torch") is None,
     reason="the profile that is judged has two ranks: needs 2 cores and torch",
 )
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.fixture(scope="session")
@@ -106,17 +98,11 @@ def test_predictions_and_gates_are_on_disk_before_the_first_run(
     }
 
 
-def test_what_was_predicted_is_what_is_judged(request_: ValidationRequest) -> None:
+def test_a_machine_that_does_as_predicted_passes_without_error(request_: ValidationRequest) -> None:
     document = run(request_, PlayedWorker(step_s=as_predicted(request_.folder)))
     assert plan_of(request_)["predicted_s"] == {
         row.setting.label: asdict(row.predicted_s) for row in document.settings
     }
-
-
-def test_a_machine_that_does_as_predicted_passes_without_error(
-    request_: ValidationRequest,
-) -> None:
-    document = run(request_, PlayedWorker(step_s=as_predicted(request_.folder)))
     assert document.passed
     assert document.summary.num_settings == 8
     assert document.summary.mape == pytest.approx(0, abs=1e-9)
@@ -134,8 +120,7 @@ def test_what_memory_does_not_hold_is_named_and_not_judged(request_: ValidationR
         holds=lambda setting: setting.workload != "heavy" or setting.world_size == 1,
     )
     document = run(request_, worker)
-    assert document.too_large
-    assert all("heavy n=2" in label for label in document.too_large)
+    assert {label[:9] for label in document.too_large} == {"heavy n=2"}
     assert document.summary.num_settings == 8 - len(document.too_large)
     assert document.too_large == judge_recorded(request_.profile, request_.folder).too_large
 
@@ -153,7 +138,7 @@ def test_what_fails_in_every_run_is_counted_and_not_judged(request_: ValidationR
             if fails(setting_of(task)):
                 append(Path(order.output), failure_of(task, "AcceleratorError: CUDA error"))
 
-    document = validate(request_, FakeLauncher(behave=ranks), on_progress=lambda _: None)
+    document = run(request_, ranks)
     assert [entry.reason for entry in document.failed] == ["AcceleratorError: CUDA error"]
     assert document.failed[0].name.startswith("heavy n=2")
     assert document.summary.num_settings == 7
@@ -208,26 +193,8 @@ def test_a_setting_that_was_not_run_is_missed_and_can_be_resumed(
         run(request_, worker)
     assert not (request_.folder / VALIDATION).exists()
     worker.skips = lambda _setting: False
-    resumed = ValidationRequest(
-        profile=request_.profile, folder=request_.folder, budget="quick", resume=True
-    )
-    assert run(resumed, worker).passed
+    assert run(replace(request_, resume=True), worker).passed
     assert len(worker.finished) == len(set(worker.finished))
-
-
-def test_a_profile_of_another_machine_is_refused(request_: ValidationRequest) -> None:
-    foreign = ValidationRequest(profile=profile(Machine()), folder=request_.folder)
-    with pytest.raises(CalibrationUnavailable, match=r"got synthetic \(synthetic\); run perfmodel"):
-        run(foreign, PlayedWorker())
-    assert not request_.folder.exists()
-
-
-def test_an_unknown_budget_is_refused(request_: ValidationRequest) -> None:
-    thorough = ValidationRequest(
-        profile=request_.profile, folder=request_.folder, budget="thorough"
-    )
-    with pytest.raises(UsageError, match="one of quick, standard, got 'thorough'"):
-        run(thorough, PlayedWorker())
 
 
 def test_four_workloads_are_enough_to_judge_both_ends_of_the_coverage(
@@ -251,60 +218,18 @@ def test_four_workloads_are_enough_to_judge_both_ends_of_the_coverage(
     assert coverage.at_most == 0.97
 
 
-JUDGE = """
-import sys
-from pathlib import Path
-from calibrate.environment import describe_environment
-from tests.fakes import FakeLauncher
-from tests.perfmodel.profiles import Machine, profile
-from tests.played_worker import PlayedWorker, append
-from tests.validate.test_validate import measured_here
-from validate.validate import ValidationRequest, validate
-
-here = describe_environment(observe_s=0.0)["host"]["fingerprint"]
-validate(
-    ValidationRequest(
-        profile=measured_here(profile(Machine()), here), folder=Path(sys.argv[1]), budget="quick"
-    ),
-    FakeLauncher(behave=PlayedWorker()),
-    on_progress=lambda progress: None,
-)
-print([name for name in sys.modules if name.startswith(("calibrate.fit", "torch"))])
-"""
-
-
-def test_the_judge_never_loads_the_fits_nor_torch(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", JUDGE, str(tmp_path / "run")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout == "[]\n"
-
-
-def two_nodes(machine: MeasuredMachine) -> MeasuredMachine:
+def test_a_profile_of_two_nodes_is_judged_on_two_and_not_on_one(
+    request_: ValidationRequest,
+) -> None:
     """Two ranks, one on each node."""
-    return replace(machine, num_nodes=2, ranks_per_node=1)
-
-
-def test_a_profile_of_two_nodes_is_judged_on_two(request_: ValidationRequest) -> None:
+    machine = replace(request_.profile, num_nodes=2, ranks_per_node=1)
     flags = LaunchFlags(nnodes=2, node_rank=0, master_addr="127.0.0.1", master_port=29_517)
+    with pytest.raises(UsageError, match="--nnodes: must be 2, as in the profile, got 1"):
+        run(replace(request_, profile=machine), PlayedWorker())
+    assert not request_.folder.exists()
     launcher = FakeLauncher(behave=PlayedWorker(step_s=as_predicted(request_.folder)))
-    validate(
-        replace(request_, profile=two_nodes(request_.profile), flags=flags),
-        launcher,
-        on_progress=lambda _progress: None,
-    )
+    request = replace(request_, profile=machine, flags=flags)
+    validate(request, launcher, on_progress=lambda _progress: None)
     (topology,) = {call.topology for call in launcher.calls}
     assert (topology.num_nodes, topology.ranks_per_node) == (2, 1)
     assert (request_.folder / VALIDATION).exists()
-
-
-def test_a_profile_of_two_nodes_is_not_judged_on_one(request_: ValidationRequest) -> None:
-    request = replace(request_, profile=two_nodes(request_.profile))
-    with pytest.raises(UsageError, match="--nnodes: must be 2, as in the profile, got 1"):
-        validate(request, FakeLauncher(), on_progress=lambda _progress: None)
-    assert not request.folder.exists()

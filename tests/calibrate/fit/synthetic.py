@@ -1,9 +1,8 @@
 """Observations of a machine whose every parameter is known, with noise of steps and of runs."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -156,11 +155,3 @@ def environment(fingerprint: str) -> EnvironmentObservation:
         "cpu": {"model": "Synthetic 1"},
     }
     return EnvironmentObservation(task=f"environment of {fingerprint}", round=0, facts=facts)
-
-
-def write_lines(path: Path, observations: Iterable[Record]) -> Path:
-    path.write_text(
-        "".join(f"{observation.model_dump_json()}\n" for observation in observations),
-        encoding="utf-8",
-    )
-    return path

@@ -13,11 +13,7 @@ from calibrate.fit import ddp
 from calibrate.fit.ddp import fit_host
 from calibrate.summary import DISPATCH
 from perfmodel.cost.traced import issued, issued_s
-from perfmodel.documents.observation import (
-    HostSteps,
-    OperatorsObservation,
-    ReplayObservation,
-)
+from perfmodel.documents.observation import HostSteps, OperatorsObservation, ReplayObservation
 from perfmodel.machine.measured import (
     PHASE_CURVES,
     CurvePoint,
@@ -29,6 +25,7 @@ from perfmodel.workload import Phase
 from tests.existing import existing
 from tests.perfmodel.llama import document
 from tests.perfmodel.profiles import LIGHT, host_costs
+from tests.played_worker import REPLAY
 
 BATCH = 4
 MODELS = ("llama", "resnet18", "lenet")
@@ -43,23 +40,20 @@ COSTS = host_costs(
 )
 
 
+def drawn(number: int, **host: Any) -> OperatorsObservation:
+    return OperatorsObservation(
+        task=f"model {number}",
+        round=0,
+        model=f"drawn {number}",
+        operators=(),
+        optimizers=(),
+        host=HostSteps(**host),
+    )
+
+
 @functools.cache
 def replay(model: str) -> ReplayObservation:
-    trace = document(model).trace
-    return ReplayObservation(
-        task=model,
-        round=0,
-        workload=model,
-        micro_batch=BATCH,
-        parameters="",
-        num_trained=1,
-        operators=(),
-        forward_s=(1.0,),
-        backward_s=(1.0,),
-        optimizer_s=(1.0,),
-        failed=(),
-        traced=trace,
-    )
+    return REPLAY.model_copy(update={"workload": model, "traced": document(model).trace})
 
 
 def issuing(model: str, *factors: float) -> MeasuredWorkload:
@@ -149,16 +143,9 @@ def test_drawn_models_tell_what_the_references_do_not() -> None:
     times_s = {
         phase: (0.9 * t, t, 9 * t) for phase in Phase if (t := issued_s(COSTS, counts[phase]))
     }
-    drawn = OperatorsObservation(
-        task="model 1",
-        round=0,
-        model="drawn",
-        operators=(),
-        optimizers=(),
-        host=HostSteps(issued=counts, dispatch_s=times_s),
-    )
+    one = drawn(1, issued=counts, dispatch_s=times_s)
     off = []
-    for more in ((), (drawn,), (drawn.model_copy(update={"host": None}),)):
+    for more in ((), (one,), (one.model_copy(update={"host": None}),)):
         found = existing(
             fit_host([issuing("lenet")], REPLAYS, more, dispatch_s=4.4e-6, view_s=1.2e-6)
         )
@@ -182,23 +169,17 @@ def test_second_backward_passes_tell_what_an_addition_takes(
     added_s: tuple[float, ...], found_s: float | None, log_error: float
 ) -> None:
     """The median over models of ten gradients each, which differ by 10 % with the weight of one model."""
-    drawn = [
-        OperatorsObservation(
-            task=f"model {number}",
-            round=0,
-            model=f"drawn {number}",
-            operators=(),
-            optimizers=(),
-            host=HostSteps(
-                issued={phase: {"phase_s": 1} for phase in Phase},
-                dispatch_s=dict.fromkeys(Phase, (3e-3, 1e-3, 2e-3)),
-                adding_s=tuple(pass_s + 10 * each_s for pass_s in (3e-3, 1e-3, 2e-3)),
-                num_gradients=10,
-            ),
+    models = [
+        drawn(
+            number,
+            issued={phase: {"phase_s": 1} for phase in Phase},
+            dispatch_s=dict.fromkeys(Phase, (3e-3, 1e-3, 2e-3)),
+            adding_s=tuple(pass_s + 10 * each_s for pass_s in (3e-3, 1e-3, 2e-3)),
+            num_gradients=10,
         )
         for number, each_s in enumerate(added_s)
     ]
-    found = existing(fit_host(ALL, REPLAYS, drawn, dispatch_s=4.4e-6, view_s=1.2e-6))
+    found = existing(fit_host(ALL, REPLAYS, models, dispatch_s=4.4e-6, view_s=1.2e-6))
     assert found.addition_s == pytest.approx(found_s)
     assert found.addition_log_error == pytest.approx(log_error)
 

@@ -1,4 +1,4 @@
-"""What a step adds to its operators is recovered; what cannot be known is assumed."""
+"""What a step adds to its operators is recovered, by curves too; what cannot be known is assumed."""
 
 import math
 
@@ -10,24 +10,22 @@ from hypothesis import strategies as st
 from calibrate.fit.operators import (
     KernelCosts,
     Timing,
+    _negative_log_likelihood,
     fit_curves,
     fit_family,
+    fit_gaussian_process,
     fit_operators,
     unit_costs,
 )
 from perfmodel.cost.operators import OperatorDurations, work_s
-from perfmodel.documents.observation import (
-    OperatorsObservation,
-    OptimizerPoint,
-    ReplayObservation,
-    TimedOperator,
-)
-from perfmodel.machine.measured import ComputeRate
+from perfmodel.documents.observation import OperatorsObservation, OptimizerPoint, TimedOperator
 from perfmodel.workload import Phase
 from perfmodel.workload.step import signature
 from tests.existing import existing
 from tests.perfmodel.operators import START_S, observation, true_time_s
+from tests.perfmodel.profiles import compute_rate
 from tests.perfmodel.traces import traced
+from tests.played_worker import REPLAY
 
 NUM_STEPS = 12
 
@@ -101,28 +99,16 @@ def test_a_time_shorter_than_any_kernel_tells_nothing_on_a_gpu() -> None:
 def test_known_steps_inform_the_curves_of_a_gpu() -> None:
     """A product of a traced step that took ten times what layers say; a CPU's caches make that its own affair."""
     step = traced().at(micro_batch=4)
-    replay = ReplayObservation(
-        task="",
-        round=0,
-        workload="linear",
-        micro_batch=4,
-        parameters="",
-        num_trained=1,
-        operators=tuple(
-            TimedOperator(
-                signature=signature(each),
-                phase=Phase.FORWARD,
-                num_calls=1,
-                times_s=(10 * true_time_s(each),),
-            )
-            for each in step.operators
-        ),
-        forward_s=(1.0,),
-        backward_s=(1.0,),
-        optimizer_s=(1.0,),
-        failed=(),
-        traced=traced(),
+    timed = tuple(
+        TimedOperator(
+            signature=signature(each),
+            phase=Phase.FORWARD,
+            num_calls=1,
+            times_s=(10 * true_time_s(each),),
+        )
+        for each in step.operators
     )
+    replay = REPLAY.model_copy(update={"operators": timed, "traced": traced()})
     for on_gpu, factor in ((True, 10), (False, 1)):
         costs = existing(
             fit_operators([observation(), replay], workloads=(), rates=(), on_gpu=on_gpu)
@@ -154,11 +140,7 @@ def test_the_error_of_curves_is_that_of_models_left_out(scatter: float) -> None:
 def timing(time_s: float, *units: float) -> Timing:
     """A call, FLOP, and bytes of up to four kinds."""
     return Timing(
-        features=(0.0,),
-        time_s=time_s,
-        flop=units[1],
-        moved_bytes=sum(units[2:]),
-        units=units,
+        features=(0.0,), time_s=time_s, flop=units[1], moved_bytes=sum(units[2:]), units=units
     )
 
 
@@ -234,9 +216,7 @@ def test_the_peaks_are_the_best_that_was_seen_by_operators_or_probes() -> None:
     )
     assert plain.peak_flop_per_s == pytest.approx(flop)
     assert plain.peak_bytes_per_s == pytest.approx(moved)
-    rate = ComputeRate(
-        probe="matmul", dtype="fp32", shape=(1,), time_s=1.0, flop_per_s=1e15, bytes_per_s=1e14
-    )
+    rate = compute_rate("matmul", flop_per_s=1e15, bytes_per_s=1e14)
     found = existing(fit_operators([entry], workloads=(), rates=(rate,)))
     assert (found.peak_flop_per_s, found.peak_bytes_per_s) == (1e15, 1e14)
     # Nothing tells how far sums are off: a tenth is assumed.
@@ -273,3 +253,44 @@ def test_a_family_keeps_no_more_points_than_tell_something() -> None:
     assert found.least_s == 1.0 + found.features[0][0]
     assert fit_family("pointwise", [odd, *points], most_points=12) == found
     assert len(fit_family("pointwise", points).features) == 30
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_fit_recovers_the_function_that_made_the_data(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    inputs = rng.uniform(0, 10, (120, 2))
+    truth = np.sin(inputs[:, 0] / 2) + 0.1 * inputs[:, 1]
+    process = fit_gaussian_process(inputs, truth + rng.normal(0, 0.05, 120))
+    at = rng.uniform(1, 9, (50, 2))
+    means, _ = process.predict(at)
+    expected = np.sin(at[:, 0] / 2) + 0.1 * at[:, 1]
+    assert np.sqrt(np.mean((means - expected) ** 2)) < 0.06
+    assert 0.025 < process.noise < 0.1
+
+
+def test_uncertainty_grows_away_from_the_data() -> None:
+    inputs = np.linspace(0, 5, 20)[:, None]
+    process = fit_gaussian_process(inputs, np.sin(inputs[:, 0]))
+    _, errors = process.predict(np.array([[2.5], [7.0], [12.0], [40.0]]))
+    assert (np.diff(errors) > 0).all()
+    assert errors[-1] <= process.spread + 1e-9
+
+
+def test_far_away_it_returns_to_the_mean_of_the_data() -> None:
+    inputs = np.linspace(0, 1, 5)[:, None]
+    process = fit_gaussian_process(inputs, np.full(5, 3.0))
+    means, _ = process.predict(np.array([[500.0]]))
+    assert means[0] == pytest.approx(3.0)
+
+
+def test_the_gradient_is_that_of_the_likelihood() -> None:
+    rng = np.random.default_rng(0)
+    inputs, targets = rng.uniform(0, 5, (12, 2)), rng.normal(size=12)
+    logs = np.log([1.5, 2.0, 0.7, 0.3])
+    _, gradient = _negative_log_likelihood(inputs, targets, np.exp(logs))
+    for index in range(4):
+        step = np.zeros(4)
+        step[index] = 1e-5
+        above, _ = _negative_log_likelihood(inputs, targets, np.exp(logs + step))
+        below, _ = _negative_log_likelihood(inputs, targets, np.exp(logs - step))
+        assert gradient[index] == pytest.approx((above - below) / 2e-5, rel=1e-4, abs=1e-5)

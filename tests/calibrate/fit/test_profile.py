@@ -1,6 +1,7 @@
 """What a profile is made of beside its fits: rates, collectives, names, and what is not known."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -8,13 +9,7 @@ import numpy as np
 import pytest
 
 from calibrate.fit.ddp import left_out_errors
-from calibrate.fit.profile import (
-    _device_name,
-    _draft,
-    _rate,
-    _undetermined,
-    collective_profiles,
-)
+from calibrate.fit.profile import _device_name, _draft, _rate, _undetermined, collective_profiles
 from perfmodel.documents.observation import (
     PHASES,
     QUEUE_PROBE,
@@ -45,6 +40,26 @@ def exchange(
         size_bytes=size_bytes,
         stride=stride,
         durations_s=ranks_s,
+    )
+
+
+def probed(
+    probe: str,
+    shape: tuple[int, ...],
+    durations_s: Iterable[float],
+    *,
+    flop: float = 0.0,
+    moved_bytes: float = 0.0,
+) -> ComputeObservation:
+    return ComputeObservation(
+        task=f"{probe} {shape}",
+        round=0,
+        probe=probe,
+        dtype="fp32",
+        shape=shape,
+        flop=flop,
+        moved_bytes=moved_bytes,
+        durations_s=tuple(durations_s),
     )
 
 
@@ -86,17 +101,7 @@ def test_of_sizes_out_of_order_the_surer_one_decides() -> None:
 
 
 def test_rates_are_work_over_the_middle_time() -> None:
-    observed = ComputeObservation(
-        task="matmul",
-        round=0,
-        probe="matmul",
-        dtype="fp32",
-        shape=(4, 4),
-        flop=100.0,
-        moved_bytes=60.0,
-        durations_s=(1.0, 9.0, 2.0),
-    )
-    found = _rate(observed)
+    found = _rate(probed("matmul", (4, 4), (1.0, 9.0, 2.0), flop=100.0, moved_bytes=60.0))
     assert (found.time_s, found.flop_per_s, found.bytes_per_s) == (2.0, 50.0, 30.0)
 
 
@@ -154,11 +159,8 @@ def test_what_cannot_be_known_is_said(
     assert len(found) == len(unknown)
     for said, begins in zip(found, unknown, strict=True):
         assert said.startswith(begins)
-    assert (draft.num_rounds, draft.ranks_per_node, draft.max_world_size) == (
-        3,
-        world_size,
-        world_size,
-    )
+    counts = (draft.num_rounds, draft.ranks_per_node, draft.max_world_size)
+    assert counts == (3, world_size, world_size)
     assert (draft.backend, draft.device_kind) == ("gloo", "cpu")
     for groups, time_s in ((draft.collectives, 1e-3), (draft.between_nodes, 5e-3)):
         times_s = [point.time_s for group in groups for point in group.points]
@@ -174,19 +176,7 @@ def test_events_that_a_late_host_hid_are_said(
 ) -> None:
     """One kernel between two events took 3.5 us, the fastest tenth of rows of 17 of them less or more than 17 such."""
     rows = {1: [3.5e-6] * 20, 17: [*[row_s] * 3, *[170e-6] * 17]}
-    observed = [
-        ComputeObservation(
-            task=f"{count} kernels",
-            round=0,
-            probe=QUEUE_PROBE,
-            dtype="fp32",
-            shape=(count,),
-            flop=0.0,
-            moved_bytes=0.0,
-            durations_s=tuple(times_s),
-        )
-        for count, times_s in rows.items()
-    ]
+    observed = [probed(QUEUE_PROBE, (count,), times_s) for count, times_s in rows.items()]
     draft = _draft([*observations(1), *observed], dict(environment("one").facts))
     assert [rate.time_s for rate in draft.rates] == pytest.approx([3.5e-6, row_s])
     found = _undetermined(replace(draft, device_kind=device_kind), num_nodes=1)

@@ -15,10 +15,11 @@ from calibrate.fit.profile import fit_profile
 from perfmodel.errors import IncomparableRuns, MeasurementFailed
 from perfmodel.layout import RunSetting
 from perfmodel.machine.measured import MeasuredMachine, OverlapProfile
-from tests.calibrate.fit.synthetic import NOISE, RUN, Calibration, environment, write_lines
+from tests.calibrate.fit.synthetic import NOISE, RUN, Calibration, environment
 from tests.existing import existing
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.profiles import MICRO_BATCHES, PHASES, PROVENANCE, Machine, profile, setting_of
+from tests.played_worker import append
 
 #: 8 MiB take 84 ms, which is more than some backward passes and less than others.
 MACHINE: Final = Machine(
@@ -42,7 +43,7 @@ def fitted(seed: int) -> MeasuredMachine:
 
 
 def refitted(folder: Path, calibration: Calibration) -> MeasuredMachine:
-    path = write_lines(folder / "observations.jsonl", calibration.observations())
+    path = append(folder / "observations.jsonl", *calibration.observations())
     return fit_profile(path, provenance=PROVENANCE).machine
 
 
@@ -149,21 +150,14 @@ def test_too_little_to_fit_says_what_is_missing(tmp_path: Path, kept: slice, pro
 
 @pytest.mark.parametrize(
     ("world_size", "measured", "expected"),
-    [
-        (2, (0.6, 0.45), (0.6, 0.45)),
-        (2, (1.1, 0.01), (1.0, 0.2)),
-        (1, (0.6, 0.45), (0.7, 0.7)),
-    ],
+    [(2, (0.6, 0.45), (0.6, 0.45)), (2, (1.1, 0.01), (1.0, 0.2)), (1, (0.6, 0.45), (0.7, 0.7))],
 )
 def test_speeds_beside_each_other_are_expected_as_the_probe_says(
     world_size: int, measured: tuple[float, float], expected: tuple[float, float]
 ) -> None:
     """Never above the speed alone, nor below a fifth of it; without a probe of all ranks as elsewhere."""
     probe = OverlapProfile(
-        world_size=world_size,
-        size_bytes=2**22,
-        compute_speed=measured[0],
-        comm_speed=measured[1],
+        world_size=world_size, size_bytes=2**22, compute_speed=measured[0], comm_speed=measured[1]
     )
     assert prior_speeds(replace(fitted(0), overlaps=(probe,))) == pytest.approx(expected)
 
@@ -196,7 +190,7 @@ def test_a_setting_that_is_left_out_is_missed_by_more() -> None:
 
 def test_ranks_of_several_nodes_are_shared_out_among_them(tmp_path: Path) -> None:
     calibration = Calibration(machine=MACHINE, seed=0, num_rounds=1, num_steps=3)
-    path = write_lines(tmp_path / "observations.jsonl", calibration.observations())
+    path = append(tmp_path / "observations.jsonl", *calibration.observations())
     found = fit_profile(path, provenance=PROVENANCE, num_nodes=2).machine
     assert (found.num_nodes, found.ranks_per_node, found.max_world_size) == (2, 1, 2)
     assert not any("only one node" in line for line in found.undetermined)

@@ -1,4 +1,4 @@
-"""Curves, noise and single steps of repetitions, by hand; what differs between runs is neither."""
+"""Curves, noise, spread of ranks and single steps of repetitions; what differs between runs is none of it."""
 
 import math
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate.fit.steps import fit_workload, single_steps, smoothed
+from calibrate.fit.steps import fit_workload, rank_spread, single_steps, smoothed
 from calibrate.summary import Repetition, by_setting, estimate
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine.measured import CurvePoint
@@ -17,6 +17,7 @@ from tests.perfmodel.profiles import LIGHT
 ALONE = RunSetting(
     workload="light", world_size=1, micro_batch=4, synchronisation=Synchronisation.NONE
 )
+NO_SYNC = replace(ALONE, world_size=2, synchronisation=Synchronisation.NO_SYNC)
 
 
 def run(setting: RunSetting = ALONE, step_s: float = 0.1, index: int = 0) -> Repetition:
@@ -25,12 +26,7 @@ def run(setting: RunSetting = ALONE, step_s: float = 0.1, index: int = 0) -> Rep
         setting=setting,
         round=index,
         step_s=step_s,
-        phases_s={
-            "input": 1e-3,
-            "forward": step_s / 10,
-            "backward": step_s / 5,
-            "optimizer": 2e-3,
-        },
+        phases_s={"input": 1e-3, "forward": step_s / 10, "backward": step_s / 5, "optimizer": 2e-3},
         rank_steps_s=(step_s,) * setting.world_size,
         ratios=tuple(np.linspace(0.9, 1.1, 101)) if index == 0 else (5.0,),
         device_s=step_s,
@@ -80,13 +76,10 @@ def test_a_point_is_drawn_to_the_line_as_far_as_its_error_warrants() -> None:
 
 def test_compute_is_read_where_nothing_is_exchanged() -> None:
     """One rank without DDP, two that keep their gradients; steps that wait for each other tell of no phase."""
-    local = replace(ALONE, world_size=2, synchronisation=Synchronisation.NO_SYNC)
-    together = replace(local, synchronisation=Synchronisation.DDP)
+    together = replace(NO_SYNC, synchronisation=Synchronisation.DDP)
     wrapped = replace(ALONE, synchronisation=Synchronisation.DDP)
     found = fit_workload(
-        LIGHT,
-        [run(), run(local, 0.2), run(together, 9.0), run(wrapped, 7.0)],
-        spread=0.03,
+        LIGHT, [run(), run(NO_SYNC, 0.2), run(together, 9.0), run(wrapped, 7.0)], spread=0.03
     )
     assert [phases.world_size for phases in found.phases] == [1, 2]
     assert [phases.backward[0].time_s for phases in found.phases] == pytest.approx([0.02, 0.04])
@@ -116,3 +109,33 @@ def test_single_steps_are_means_of_their_runs() -> None:
     assert [step.bucket_cap_mb for step in steps] == [None, 4.0]
     assert {step.synchronisation for step in steps} == {"none"}
     assert steps[0].relative_error == estimate([0.1, 0.4]).relative_error
+
+
+NUM_STEPS = 8
+
+
+def runs(spread: float, noise: float, *, setting: RunSetting = NO_SYNC) -> list[Repetition]:
+    """Four hundred runs, in each of which every rank has a pace of its own."""
+    rng = np.random.default_rng(5)
+    found = []
+    for index in range(400):
+        pace = np.exp(rng.normal(0.0, spread, (2, 1)))
+        steps_s = 0.1 * pace * np.exp(rng.normal(0.0, noise, (2, NUM_STEPS)))
+        typical_s = np.exp(np.log(steps_s).mean(axis=1))
+        found.append(
+            replace(
+                run(setting, float(typical_s.max()), index),
+                rank_steps_s=tuple(typical_s.tolist()),
+                ratios=tuple((steps_s / typical_s[:, None]).ravel().tolist()),
+            )
+        )
+    return found
+
+
+def test_ranks_differ_whichever_is_slow_in_a_run_and_by_no_noise_of_steps() -> None:
+    """Those that wait for each other tell nothing."""
+    assert rank_spread(runs(0.08, 0.05)) == pytest.approx(0.08, rel=0.1)
+    assert rank_spread(runs(0.0, 0.05)) < 0.01
+    together = replace(NO_SYNC, synchronisation=Synchronisation.DDP)
+    assert rank_spread(runs(0.08, 0.05, setting=together)) == 0.0
+    assert rank_spread([]) == 0.0

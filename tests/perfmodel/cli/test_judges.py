@@ -6,8 +6,8 @@ import pytest
 
 from perfmodel.documents.verdicts import PublishedDocument
 from perfmodel.errors import EXIT_NOT_FEASIBLE, EXIT_USAGE
+from tests.calibrate.samples import table_of
 from tests.perfmodel.cli.command import Run, complaint
-from tests.validate.published.judged import write
 from tests.validate.published.test_published import ring_rows
 
 
@@ -29,7 +29,7 @@ def test_a_folder_with_runs_is_not_overwritten(run: Run, tmp_path: Path) -> None
 
 
 def test_a_published_verdict_is_printed_and_written(run: Run, tmp_path: Path) -> None:
-    write(tmp_path / "collectives.csv", ring_rows())
+    table_of(tmp_path / "collectives.csv", *ring_rows())
     asked = ("validate", "published", "--data", tmp_path, "--sources", "collectives")
     out = tmp_path / "out.json"
     printed = run(*asked, "--json", "--output", out)

@@ -1,35 +1,26 @@
 """Tables on disk, and what a source says of them."""
 
-import csv
-import gzip
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from perfmodel.documents.verdicts import PublishedRows, PublishedSeries
+from tests.calibrate.samples import table_of
 from validate.published import SOURCES
 from validate.published.harness import Table
 
 Verdict = tuple[list[PublishedSeries], list[str], PublishedRows]
+Rows = Sequence[Mapping[str, object]]
 
 
-def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """A table of these rows, packed if its name says so."""
-    packed = path.suffix == ".gz"
-    opened: Any = gzip.open if packed else open
-    with opened(path, "wt", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def opened(folder: Path, source: str) -> Table:
-    """The table of a source."""
+def opened(folder: Path, source: str, rows: Rows = ()) -> Table:
+    """The table of a source; with rows it is written first."""
+    if rows:
+        table_of(folder / SOURCES[source].file, *rows)
     return SOURCES[source].open(source, folder)
 
 
-def judged(folder: Path, source: str) -> Verdict:
+def judged(folder: Path, source: str, rows: Rows = ()) -> Verdict:
     """Series, names of what is left out, and counted rows."""
-    table = opened(folder, source)
+    table = opened(folder, source, rows)
     series = list(SOURCES[source].judge(table))
     return series, table.skipped, table.counted()

@@ -6,15 +6,14 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import InvalidDocument
-from tests.validate.published.judged import Verdict, judged, write
+from tests.validate.published.judged import Verdict, judged
 
 Row = tuple[str, str, float, object, object]
 
 
 def judge(folder: Path, rows: Sequence[Row]) -> Verdict:
     names = ("benchmark", "round", "global_batch", "mean", "olympic_mean")
-    write(folder / "convergence.csv", [dict(zip(names, row, strict=True)) for row in rows])
-    return judged(folder, "convergence")
+    return judged(folder, "convergence", [dict(zip(names, row, strict=True)) for row in rows])
 
 
 def test_tasks_that_follow_the_law_are_predicted(tmp_path: Path) -> None:

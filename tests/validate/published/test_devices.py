@@ -16,7 +16,7 @@ from perfmodel.models import SHIPPED_TRACES, document_for
 from perfmodel.workload.step import TracedStep
 from tests.benchmarks.machines import priors_for
 from tests.calibrate.test_step_table import FAMILIES, setting, trace_named, true_s
-from tests.validate.published.judged import opened, write
+from tests.validate.published.judged import opened
 from validate.published import devices
 
 USUAL = {
@@ -60,8 +60,7 @@ def test_families_left_out_are_predicted_from_the_others(tmp_path: Path) -> None
         row("alpha_10", 8, framework="PyTorch 1.10"),
         row("alpha_10", 8, device="Voodoo 2", gpus="2"),
     ]
-    write(tmp_path / "single_device_steps.csv.gz", [*rows, *out])
-    table = opened(tmp_path, "single_device_steps")
+    table = opened(tmp_path, "single_device_steps", [*rows, *out])
     [series] = devices.judge(table, trace)
     assert series.name == "rtx-3090, fp32, contiguous"
     assert (series.num_fitted, series.num_predicted) == (16, 16)
@@ -91,14 +90,13 @@ def test_a_machine_that_ships_is_judged_by_what_the_command_says(tmp_path: Path)
     ]
     others = [rows[0] | {"memory_format": "channels_last"}, rows[0] | {"image": "256"}]
     crash = rows[0] | {"model": "crash"}
-    write(tmp_path / "single_device_steps.csv.gz", [*rows, *others, crash])
 
     def document_of(machine: MeasuredMachine, model: str) -> WorkloadDocument:
         if model == "torchvision:crash":
             os.kill(os.getpid(), signal.SIGTERM)
         return document_for(machine, model)
 
-    table = opened(tmp_path, "machines")
+    table = opened(tmp_path, "machines", [*rows, *others, crash])
     [series] = devices.judge_shipped(table, document_of)
     counted = table.counted()
     assert series.name == "predict --machine rtx-3090"
@@ -126,8 +124,7 @@ def test_few_models_of_another_device_predict_its_others_as_long_as_there_are_ot
         for count in ((10,) if device == "TITAN RTX" else (10, 1000))
         for batch in (8, 4096)
     ]
-    write(tmp_path / "single_device_steps.csv.gz", rows)
-    series = list(devices.judge(opened(tmp_path, "single_device_steps"), trace))
+    series = list(devices.judge(opened(tmp_path, "single_device_steps", rows), trace))
     few = [one for one in series if "models of each known" in one.name]
     assert [one.name.split()[2] for one in few] == ["0", "1", "2"]
     # One choice of nothing; four choices that leave two models, then one, at two batches each.

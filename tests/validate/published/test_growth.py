@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.documents.verdicts import CARRIED
-from tests.validate.published.judged import judged, opened, write
+from tests.validate.published.judged import judged, opened
 from validate.published import scaling
 from validate.published.scaling import Series, grow_linearly, growth_terms
 
@@ -120,8 +120,7 @@ def test_any_source_with_a_batch_has_a_verdict(tmp_path: Path) -> None:
     ]
     no_batch = [throughput(model="other", gpus=n, throughput=n) for n in (1, 2, 8)]
     wrong = [throughput(model="ncf", gpus=n, micro_batch=1, throughput=n * n) for n in (1, 2, 8)]
-    write(tmp_path / "throughput.csv", [*rows, *no_batch, *wrong])
-    (verdict,), skipped, counted = judged(tmp_path, "scaling")
+    (verdict,), skipped, counted = judged(tmp_path, "scaling", [*rows, *no_batch, *wrong])
     assert (verdict.name, verdict.num_predicted) == ("acme, 1 and 2 devices", 1)
     assert verdict.errors[1].method == "linear scaling"
     assert verdict.errors[1].mape == pytest.approx(1 - 1 / 1.1)
@@ -145,8 +144,7 @@ def test_shards_among_all_devices_and_in_groups_are_two_series(tmp_path: Path) -
         throughput(model="m", gpus=n, micro_batch=2, throughput=n, sharding=sharding)
         for n, sharding in (counts | {2048: "FSDP128"}).items()
     ]
-    write(tmp_path / "throughput.csv", rows)
-    table = opened(tmp_path, "scaling")
+    table = opened(tmp_path, "scaling", rows)
     sources = scaling.read_series(table)
     assert [list(one.gpus) for one in sources["acme"]] == [[64, 128, 256], [512, 1024, 2048]]
     assert table.counted().num_judged == 6

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.jobs import jobs_from_columns
+from tests.calibrate.samples import table_of
 from tests.perfmodel.cost.large_samples import measured, some_jobs
-from tests.validate.published.judged import judged, opened, write
+from tests.validate.published.judged import judged, opened
 from validate.published.large import _sizes
 from validate.published.runs import Runs, balanced_stages, mlperf_runs
 
@@ -65,8 +66,8 @@ def mlperf_folder(folder: Path, *counts: int) -> Path:
         }
         for n in counts
     ]
-    write(folder / "mlperf_llm_configs.csv", configs)
-    write(folder / "mlperf_scaling.csv", [*runs, runs[0] | {"benchmark": "bert"}])
+    table_of(folder / "mlperf_llm_configs.csv", *configs)
+    table_of(folder / "mlperf_scaling.csv", *runs, runs[0] | {"benchmark": "bert"})
     return folder
 
 

@@ -9,7 +9,8 @@ from perfmodel.documents.verdicts import CARRIED
 from perfmodel.errors import InvalidDocument, UsageError
 from perfmodel.report.validation import published_lines
 from perfmodel.statistics import expected_largest_deviate
-from tests.validate.published.judged import judged, write
+from tests.calibrate.samples import table_of
+from tests.validate.published.judged import judged
 from validate.published import harness, judge_published
 from validate.published.collectives import Point, log_scatter
 
@@ -54,8 +55,7 @@ def placement_rows() -> list[dict[str, object]]:
 
 
 def test_counts_in_names_do_not_split_a_system(tmp_path: Path) -> None:
-    write(tmp_path / "collectives.csv", ring_rows())
-    series, skipped, rows = judged(tmp_path, "collectives")
+    series, skipped, rows = judged(tmp_path, "collectives", ring_rows())
     assert skipped == []
     assert rows.num_judged == len(ring_rows())
     names = {entry.name for entry in series}
@@ -64,8 +64,7 @@ def test_counts_in_names_do_not_split_a_system(tmp_path: Path) -> None:
 
 def test_a_textbook_ring_is_recovered(tmp_path: Path) -> None:
     rows = [row | {"hardware": "box"} for row in ring_rows()]
-    write(tmp_path / "collectives.csv", rows)
-    (series,), _, _ = judged(tmp_path, "collectives")
+    (series,), _, _ = judged(tmp_path, "collectives", rows)
     ours, _ = series.errors
     assert (series.fitted, series.predicted) == ("ranks 2, 4", "ranks 8")
     assert ours.mape < 0.05
@@ -83,8 +82,7 @@ def test_groups_of_eight_follow_from_those_of_two_and_four(tmp_path: Path) -> No
         for size in 4 ** np.arange(5, 16)
     ]
     few, empty = rows[0] | {"device": "other"}, rows[0] | {"time_us": ""}
-    write(tmp_path / "nccl_times.csv.gz", [*rows, few, empty])
-    series, skipped, counts = judged(tmp_path, "nccl_times")
+    series, skipped, counts = judged(tmp_path, "nccl_times", [*rows, few, empty])
     bands = ["below 1 MiB", "1 to 64 MiB", "from 64 MiB"]
     assert [one.name.split(": ")[-1] for one in series] == bands * 2
     assert [", two nodes:" in one.name for one in series] == [False] * 3 + [True] * 3
@@ -101,8 +99,7 @@ def test_groups_of_eight_follow_from_those_of_two_and_four(tmp_path: Path) -> No
 
 
 def test_steps_of_more_nodes_follow_from_two(tmp_path: Path) -> None:
-    write(tmp_path / "steptime_placements.csv", placement_rows())
-    (series,), _, rows = judged(tmp_path, "steptime_placements")
+    (series,), _, rows = judged(tmp_path, "steptime_placements", placement_rows())
     by_method = {entry.method: entry.mape for entry in series.errors}
     assert by_method["perfmodel"] < 0.05
     assert set(by_method) == {"perfmodel", "linear scaling", CARRIED}
@@ -122,8 +119,7 @@ def test_all_devices_wait_for_the_slowest_of_them(tmp_path: Path) -> None:
         }
         for row in placement_rows()
     ]
-    write(tmp_path / "steptime_placements.csv", rows)
-    (series,), *_ = judged(tmp_path, "steptime_placements")
+    (series,), *_ = judged(tmp_path, "steptime_placements", rows)
     ours, *others = (entry.mape for entry in series.errors)
     assert ours < 0.03 < min(others)
 
@@ -145,7 +141,7 @@ def test_a_verdict_says_where_a_plain_rule_is_better(tmp_path: Path) -> None:
         )
         name = {"name": f"ours {ours}; worst none", "fitted": "a", "predicted": "b"}
         found.append(harness.verdict("acme", parts=[part], num_fitted=1, **name))
-    write(tmp_path / "steptime_placements.csv", placement_rows())
+    table_of(tmp_path / "steptime_placements.csv", *placement_rows())
     whole = judge_published(tmp_path, ("steptime_placements",))
     lines = published_lines(whole.model_copy(update={"series": tuple(found)}))
     assert lines[0].endswith(
@@ -174,11 +170,11 @@ def test_a_source_without_protocol_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_table_that_was_judged_is_named_by_its_content(tmp_path: Path) -> None:
-    write(tmp_path / "collectives.csv", ring_rows())
+    table_of(tmp_path / "collectives.csv", *ring_rows())
     lines = [f"{1 << k} 1 float {1000 + (1 << k)} 1.0" for k in range(10, 20)]
-    write(
+    table_of(
         tmp_path / "vtrain_allreduce.csv",
-        [{"source": "v", "ranks": n, "raw": line} for n in (2, 4) for line in lines],
+        *({"source": "v", "ranks": n, "raw": line} for n in (2, 4) for line in lines),
     )
     found = judge_published(tmp_path, ("collectives", "vtrain_allreduce", "memory"))
     assert set(found.data_sha256) == {"collectives", "vtrain_allreduce"}

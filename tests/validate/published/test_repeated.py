@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.validate.published.judged import judged, write
+from tests.validate.published.judged import judged
 
 
 def rows(version: int, *, second_node: float = 1.04) -> list[dict[str, object]]:
@@ -27,8 +27,9 @@ def test_other_versions_tell_what_a_second_node_costs(tmp_path: Path) -> None:
     horovod = rows(0)[-1] | {"benchmark": "Horovod, synthetic"}
     single = rows(9)[0] | {"framework": "PyTorch 3"}
     table = [row for version in range(8) for row in rows(version)]
-    write(tmp_path / "ddp_repeated.csv", [*table, horovod, single, single | {"gpus": ""}])
-    (with_others, alone), _, counted = judged(tmp_path, "ddp_repeated")
+    (with_others, alone), _, counted = judged(
+        tmp_path, "ddp_repeated", [*table, horovod, single, single | {"gpus": ""}]
+    )
     assert (with_others.num_predicted, with_others.num_beyond) == (8, 8)
     assert with_others.errors[0].mape < 0.005
     assert with_others.errors[0].coverage == 1
@@ -53,8 +54,7 @@ def test_much_loss_inside_a_node_widens_what_lies_between_nodes(tmp_path: Path) 
         for row in rows(0)
         if (gpus := int(str(row["gpus"]))) in slower
     ]
-    write(tmp_path / "ddp_repeated.csv", table)
-    for series in judged(tmp_path, "ddp_repeated")[0]:
+    for series in judged(tmp_path, "ddp_repeated", table)[0]:
         ours = series.errors[0]
         assert ours.mape == pytest.approx(0.16, abs=0.02)
         assert ours.coverage == 1

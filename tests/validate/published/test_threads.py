@@ -11,7 +11,7 @@ from perfmodel.documents.verdicts import CARRIED
 from perfmodel.errors import UntraceableModel
 from perfmodel.workload.step import Segment, TracedStep
 from tests.calibrate.test_step_table import trace_named
-from tests.validate.published.judged import opened, write
+from tests.validate.published.judged import opened
 from validate.published.threads import PRIOR, Steps, fitted, judge_threads, threaded_s
 
 MODULES = {"alpha_10": 20, "beta_10": 200, "gamma_10": 600}
@@ -99,8 +99,7 @@ def test_models_and_cards_left_out_are_predicted_from_one_gpu(tmp_path: Path) ->
         # Nobody can trace it.
         *(row | {"model": "odd_1"} for row in table[-3:]),
     ]
-    write(tmp_path / "single_device_steps.csv.gz", [*table, disturbed, *elsewhere])
-    opened_table = opened(tmp_path, "data_parallel")
+    opened_table = opened(tmp_path, "data_parallel", [*table, disturbed, *elsewhere])
     verdicts = {one.name.partition(", ")[2]: one for one in judge_threads(opened_table, trace)}
     assert [one.num_predicted for one in verdicts.values()] == [13, 12, 13, 12]
     assert {one.num_fitted for one in verdicts.values()} == {12}
@@ -123,7 +122,6 @@ def test_models_and_cards_left_out_are_predicted_from_one_gpu(tmp_path: Path) ->
 
 
 def test_nothing_on_several_gpus_is_said(tmp_path: Path) -> None:
-    write(tmp_path / "single_device_steps.csv.gz", rows("a", 1.0)[:1])
-    table = opened(tmp_path, "data_parallel")
+    table = opened(tmp_path, "data_parallel", rows("a", 1.0)[:1])
     assert list(judge_threads(table, trace)) == []
     assert table.skipped == ["data_parallel: no model on one GPU and on several"]
