@@ -73,3 +73,5 @@ def test_no_count_narrows_what_runs_scatter() -> None:
     assert advice.measure_devices == ()
     assert existing(advice.least_ratio) > 0.85
     assert "no count narrows the interval" in advice_lines(advice)[3]
+    certain = existing(advised(Machine(), 2, workload="light").scaling_advice)
+    assert (certain.measure_devices, certain.least_ratio) == ((), None)
