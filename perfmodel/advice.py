@@ -15,7 +15,7 @@ from perfmodel.cost import CollectiveTime, Samples, Terms
 from perfmodel.cost.collectives import bus_factor
 from perfmodel.cost.network import ALL_REDUCE, UNCERTAINTY_PER_DOUBLING, Group
 from perfmodel.documents.prediction import PredictedPoint, PredictionDocument, ScalingAdvice
-from perfmodel.explanation import LossCause, Nominal, lost_by_cause, on_one_device
+from perfmodel.explanation import Nominal, lost_by_cause, on_one_device
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.statistics import Interval
 from perfmodel.step import Cause
@@ -47,8 +47,11 @@ def with_advice(
     whole = request.at_largest(question)
     asked = Nominal.of(dataclasses.replace(whole, num_draws=1, validation=None))
     single = Nominal.of(asked.question.at(on_one_device(asked.layout, request.scaling)))
-    step_s, ideal_s = asked.step_s(), _ideal_s(asked, single)
-    limit, lost_s = _limit(asked, single)
+    samples = asked.layout.global_batch / single.layout.global_batch
+    step_s, ideal_s = asked.step_s(), single.step_s() * samples / asked.layout.world_size
+    lost_s = lost_by_cause(asked, single)
+    limit = max(lost_s, key=lambda cause: lost_s[cause])
+    most_s = max(0.0, lost_s[limit])
     factor = needed_factor(asked, ideal_s)
     busbw = _busbw_bytes_per_s(asked)
     following = _measure_next(whole, document.points[-1].step_s)
@@ -56,7 +59,7 @@ def with_advice(
         devices=largest,
         knee_devices=knee_devices(document.points),
         limit=limit.value,
-        limit_share=min(1.0, max(0.0, lost_s / max(step_s - ideal_s, lost_s, 1e-12))),
+        limit_share=min(1.0, max(0.0, most_s / max(step_s - ideal_s, most_s, 1e-12))),
         target_efficiency=TARGET_EFFICIENCY,
         bandwidth_factor=factor,
         needed_busbw_bytes_per_s=None if factor is None or busbw is None else factor * busbw,
@@ -82,19 +85,6 @@ def knee_devices(points: Sequence[PredictedPoint]) -> int | None:
         elif found is None:
             found = fewer.setting.world_size
     return found
-
-
-def _ideal_s(asked: Nominal, single: Nominal) -> Seconds:
-    """The samples of a step at the speed of one device, shared by all. [s]"""
-    layout = asked.layout
-    return single.step_s() * layout.global_batch / single.layout.global_batch / layout.world_size
-
-
-def _limit(asked: Nominal, single: Nominal) -> tuple[LossCause, Seconds]:
-    """The cause whose removal saves most of what one device does not pay, and how much. [s]"""
-    lost_s = lost_by_cause(asked, single)
-    limit = max(lost_s, key=lambda cause: lost_s[cause])
-    return limit, max(0.0, lost_s[limit])
 
 
 def needed_factor(asked: Nominal, ideal_s: Seconds) -> float | None:

@@ -22,12 +22,6 @@ class WrongArgument(ValueError):
         return f"{self.name} {self.problem}"
 
 
-def finite(name: str, value: float) -> None:
-    """Refuse NaN and infinities."""
-    if not math.isfinite(value):
-        raise WrongArgument(name, f"must be finite, got {value}")
-
-
 def positive(name: str, value: float) -> None:
     """Refuse zero, negative and non-finite values."""
     if not (math.isfinite(value) and value > 0):

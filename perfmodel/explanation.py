@@ -14,7 +14,6 @@ from perfmodel.answer.measured import Costs, layout_costs, measured_caveats, ste
 from perfmodel.cost import Samples, Terms
 from perfmodel.documents import Shown
 from perfmodel.layout import Layout, RunSetting, Scaling, Synchronisation
-from perfmodel.machine import Machine
 from perfmodel.machine.measured import (
     ComputeRate,
     MeasuredMachine,
@@ -342,10 +341,6 @@ def _device_parts(asked: Nominal) -> dict[Resource, dict[Cause, float]]:
 _HALVES: Final = {"bfloat16": "bf16", "float16": "fp16"}
 
 
-def _has_kernels(machine: Machine) -> bool:
-    return isinstance(machine, MeasuredMachine) and machine.asynchronous and bool(machine.rates)
-
-
 class _Line(NamedTuple):
     start_s: Seconds
     unit_s: Seconds
@@ -535,6 +530,8 @@ def explain(question: Question, *, scaling: Scaling = "weak") -> Explanation:
         _loss(cause, seconds, changes) for cause, seconds in lost_by_cause(asked, single).items()
     ]
     large = [loss for loss in losses if loss.lost_s >= _SMALLEST_S]
+    machine = question.machine
+    has_kernels = isinstance(machine, MeasuredMachine) and machine.asynchronous and machine.rates
     return Explanation(
         setting=RunSetting.of(question.workload_name, layout),
         baseline=RunSetting.of(question.workload_name, baseline),
@@ -542,7 +539,7 @@ def explain(question: Question, *, scaling: Scaling = "weak") -> Explanation:
         step_s=step_s,
         losses=tuple(sorted(large, key=lambda loss: -loss.lost_s)),
         changes=changes,
-        bottleneck=bottleneck(question) if _has_kernels(question.machine) else None,
+        bottleneck=bottleneck(question) if has_kernels else None,
         caveats=measured_caveats(question, {layout: asked.terms.evidence}),
     )
 

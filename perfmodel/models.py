@@ -14,8 +14,9 @@ from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UntraceableModel, UsageError, refuse_unknown
 from perfmodel.files import read_json
 from perfmodel.machine.measured import MeasuredMachine
+from perfmodel.step import collector_paused
 from perfmodel.tracing.huggingface_config import DECODERS, read_shape
-from perfmodel.tracing.imports import without_collection, without_compiler
+from perfmodel.tracing.imports import without_compiler
 from perfmodel.workload import is_model
 from perfmodel.workload.step import USUAL_METHOD, StepMethod
 from perfmodel.workload.transformer import (
@@ -110,6 +111,17 @@ def is_workload_file(text: str) -> bool:
     return text.endswith(".json") and not is_model_config(Path(text))
 
 
+def workload_of(
+    machine: MeasuredMachine, name: str, *, flag: str = "--workload"
+) -> str | WorkloadDocument:
+    """A workload that a machine knows by name; else the document of a file, or of the trace of a model."""
+    if is_workload_file(name):
+        return WorkloadDocument.read(Path(name))
+    if name.endswith(".json") or is_model(name) or machine.device_costs is not None:
+        return document_for(machine, name, flag=flag)
+    return name
+
+
 def read_workload(text: str, method: StepMethod = USUAL_METHOD) -> WorkloadDocument:
     """A workload file, or a model that is traced without weights, data or GPU."""
     if is_workload_file(text):
@@ -149,7 +161,7 @@ def traced_document(
         )
 
     # What a user's code prints is no part of the answer.
-    with without_collection(), redirect_stdout(sys.stderr):
+    with collector_paused(), redirect_stdout(sys.stderr):
         if ".py" not in model:
             with suppress(UntraceableModel, ImportError), without_compiler():
                 return document_of(trace())
@@ -166,9 +178,12 @@ def document_for(
     if costs is not None and is_model(model) and shipped.exists():
         return WorkloadDocument.read(shipped)
     refuse_without_torch(f"{flag}: {model}")
-    # A GPU that was measured elsewhere.
-    is_away = machine.traced_kind == "cuda" and costs is None and not _has_gpu()
-    as_on_cuda = costs is not None or is_away
+    as_on_cuda = costs is not None
+    if machine.traced_kind == "cuda" and not as_on_cuda:
+        with without_compiler():
+            from perfmodel.tracing.trace import has_gpu  # noqa: PLC0415 - imports torch
+
+            as_on_cuda = not has_gpu()  # it was measured elsewhere
     method = replace(
         USUAL_METHOD, precision=precision, device_kind="cpu" if as_on_cuda else machine.traced_kind
     )
@@ -182,13 +197,6 @@ def document_for(
         ) from error
     caveats = (*document.trace.caveats, _METHOD.format(precision=_IN_WORDS[precision]))
     return document.model_copy(update={"trace": replace(document.trace, caveats=caveats)})
-
-
-def _has_gpu() -> bool:
-    with without_compiler():
-        from perfmodel.tracing.trace import has_gpu  # noqa: PLC0415 - imports torch
-
-        return has_gpu()
 
 
 def document_of(traced: "TracedModel") -> WorkloadDocument:

@@ -7,6 +7,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from perfmodel import checks
 from perfmodel.cost import Samples
 from perfmodel.errors import CalibrationUnavailable, UsageError, did_you_mean
 from perfmodel.layout import Layout, RunSetting
@@ -56,6 +57,8 @@ class Question:
 
     def __post_init__(self) -> None:
         """A machine that knows other nodes stands among them; what contradicts the machine is refused."""
+        if self.loader_samples_per_s is not None:
+            checks.positive("loader_samples_per_s", self.loader_samples_per_s)
         machine, validation = self.machine, self.validation
         if not isinstance(machine, MeasuredMachine):
             return

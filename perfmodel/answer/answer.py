@@ -1,13 +1,11 @@
 """Question -> Answer, and tables of answers: the one way to a prediction."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from perfmodel import checks
 from perfmodel.answer import Answer, Question
 from perfmodel.answer.measured import (
     interval,
@@ -77,13 +75,6 @@ class Forecast:
     batch: int | None = None
     accumulation: int = 1
     bucket_cap_mb: float | None = None
-    loader_samples_per_s: float | None = None
-    sync_every_step: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse rates that cannot be."""
-        if self.loader_samples_per_s is not None:
-            checks.positive("loader_samples_per_s", self.loader_samples_per_s)
 
     def layouts(self, workload: MeasuredWorkload) -> tuple[Layout, ...]:
         """One device, which speed-ups refer to, and every count asked for."""
@@ -98,12 +89,7 @@ class Forecast:
 
     def at_largest(self, question: Question) -> Question:
         """The question of the largest count."""
-        return dataclasses.replace(
-            question,
-            layout=self.layouts(question.measured)[-1],
-            loader_samples_per_s=self.loader_samples_per_s,
-            sync_every_step=self.sync_every_step,
-        )
+        return question.at(self.layouts(question.measured)[-1])
 
 
 def table(question: Question, request: Forecast) -> tuple[PredictionDocument, Answer]:
@@ -137,26 +123,28 @@ def layout_table(question: Question) -> tuple[PredictionDocument, Answer]:
     alone = layout.alone
     baseline = found if layout == alone else answer(question.at(alone))
     document = prediction([found], baseline=baseline, scaling="weak")
+    [only] = document.points
+    told = with_memory(only, question).model_copy(update={"layout": str(layout)})
+    return document.model_copy(update={"points": (told,)}), found
+
+
+def with_memory(point: PredictedPoint, question: Question) -> PredictedPoint:
+    """The point with what a rank of every stage of a traced workload holds, and whether the fullest fits."""
     stages, capacity_bytes = stage_memory(question), question.capacity_bytes
     fits = None
     if stages and capacity_bytes is not None:
         fits = min(stage.fit_probability(capacity_bytes) for stage in stages)
-    told = {
-        "layout": str(layout),
-        "memory": tuple(
-            RankMemory(
-                stage=number,
-                parts_bytes=dict(stage.parts),
-                needed_bytes=stage.needed_bytes,
-                spread_bytes=stage.spread_bytes,
-            )
-            for number, stage in enumerate(stages)
-        ),
-        "capacity_bytes": capacity_bytes,
-        "fit_probability": fits,
-    }
-    [only] = document.points
-    return document.model_copy(update={"points": (only.model_copy(update=told),)}), found
+    memory = tuple(
+        RankMemory(
+            stage=number,
+            parts_bytes=dict(stage.parts),
+            needed_bytes=stage.needed_bytes,
+            spread_bytes=stage.spread_bytes,
+        )
+        for number, stage in enumerate(stages)
+    )
+    told = {"memory": memory, "capacity_bytes": capacity_bytes, "fit_probability": fits}
+    return point.model_copy(update=told)
 
 
 def prediction(

@@ -40,8 +40,7 @@ from perfmodel.units import Bytes
 # they would double the start of a prediction.
 if TYPE_CHECKING:
     from perfmodel.cost.memory import DeviceMemory
-    from perfmodel.machine import Cluster, Overhead
-    from perfmodel.workload.memory import StepMemory
+    from perfmodel.machine import Cluster
 
 #: Streams of what ranks send each other.
 _EXCHANGES: Final = (Stream.COMM, Stream.TENSOR, Stream.SEND_FORWARD, Stream.SEND_BACKWARD)
@@ -144,13 +143,6 @@ def measured_steps_s(questions: Sequence[Question]) -> list[Samples]:
     return found
 
 
-def overhead_on(memory: "StepMemory", machine: MeasuredMachine) -> "Overhead":
-    """What a process takes beyond tensors on the devices of a machine."""
-    from perfmodel.cost.memory import overhead_of  # noqa: PLC0415
-
-    return overhead_of(memory, machine.memory_kind, architecture_of(machine))
-
-
 def architecture_of(machine: MeasuredMachine) -> str | None:
     """Of the GPUs of a machine, empty if it is unknown; None of virtual ones, whose truth knows no libraries."""
     from perfmodel.documents.hardware import sheet_named, shipped_catalogue  # noqa: PLC0415
@@ -168,9 +160,9 @@ def stage_memory(question: Question) -> "tuple[DeviceMemory, ...]":
     machine, workload, layout = _parts(question)
     if not isinstance(workload, TracedWorkload) or workload.memory is None:
         return ()
-    from perfmodel.cost.memory import TracedMemory  # noqa: PLC0415
+    from perfmodel.cost.memory import TracedMemory, overhead_of  # noqa: PLC0415
 
-    overhead = overhead_on(workload.memory, machine)
+    overhead = overhead_of(workload.memory, machine.memory_kind, architecture_of(machine))
     traced = TracedMemory(trace=workload.trace, memory=workload.memory, overhead=overhead)
     return traced.ranks(layout)
 

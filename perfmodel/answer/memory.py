@@ -1,6 +1,7 @@
 """Use case: does a step fit into a device, the largest batch that does, and what to change first."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -142,7 +143,10 @@ def report_of(  # noqa: PLR0913 - one parameter per part of the question
     [least] = traced.ranks(replace(layout, micro_batch=1))
     rows, untried = list(techniques(traced, layout, document.workload)), []
     for flag, method in _other_methods(document.trace.method, found).items():
-        other = None if trace_again is None else _traced_with(method, trace_again)
+        other = None
+        if trace_again is not None:
+            with suppress(UsageError):  # of a model that refuses it
+                other = trace_again(method)
         if other is None or other.memory is None:
             untried.append(flag)
             continue
@@ -173,16 +177,6 @@ def _other_methods(method: StepMethod, found: DeviceMemory) -> dict[str, StepMet
             method, optimizer_implementation=FUSED
         )
     return others
-
-
-def _traced_with(
-    method: StepMethod, trace_again: Callable[[StepMethod], WorkloadDocument]
-) -> WorkloadDocument | None:
-    """The trace with another method; None where the model refuses it."""
-    try:
-        return trace_again(method)
-    except UsageError:
-        return None
 
 
 def _caveats(memory: StepMemory, batch: int, kind: str, traced_kind: str) -> list[str]:

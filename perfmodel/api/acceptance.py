@@ -3,7 +3,7 @@
 import os
 import platform
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -125,6 +125,7 @@ def judge(  # noqa: PLR0913 - one parameter per kind of measurement
     """
     found = terms if isinstance(terms, AcceptanceTerms) else AcceptanceTerms.read(Path(terms))
     parts_s = _parts(parts)
+    counts = [int(each[1]) for name in parts_s if (each := _COUNT.search(name))]
     delivery = Delivery(
         machine=None if machine is None else opened(machine),
         observations=observations,
@@ -133,7 +134,8 @@ def judge(  # noqa: PLR0913 - one parameter per kind of measurement
             *(JobRun.of_ranks(read_run(Path(folder))) for folder in runs),
         ),
         parts_s=parts_s,
-        parts_devices=_devices_of(parts_s),
+        # Where all names say it.
+        parts_devices=sum(counts) if counts and len(counts) == len(parts_s) else None,
         collectives=_collectives(logs),
         goodput=goodput,
     )
@@ -217,12 +219,6 @@ def _parts(texts: Sequence[str]) -> dict[str, Seconds]:
     if len(found) == 1:
         raise UsageError(f"--part: must be given for two parts or more, got {texts[0]!r} alone")
     return found
-
-
-def _devices_of(names: Iterable[str]) -> int | None:
-    """Devices of all parts, as their names say; None if one does not."""
-    counts = [_COUNT.search(name) for name in names]
-    return sum(int(each[1]) for each in counts if each) if counts and all(counts) else None
 
 
 def _part(text: str) -> tuple[str, Seconds]:

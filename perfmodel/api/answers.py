@@ -26,17 +26,16 @@ from perfmodel.layout import Scaling, parse_layout
 from perfmodel.machine import Cluster
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.models import (
-    document_for,
     document_of,
     is_workload_file,
     refuse_without_torch,
     traced_document,
+    workload_of,
 )
 from perfmodel.models import read_workload as traced_workload
 from perfmodel.scenarios import Scenario, compare_scenarios
 from perfmodel.scenarios.fields import changed
 from perfmodel.units import Bytes
-from perfmodel.workload import names_model
 from perfmodel.workload.step import CHECKPOINTING, DEVICE_KINDS, PRECISIONS, USUAL_METHOD
 
 if TYPE_CHECKING:
@@ -344,15 +343,13 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
         If the workload is unknown, a global batch cannot be split evenly or a cluster is too small, or
         the profile holds too little for the question.
     """
-    question = question_of(machine, workload, validation=validation, cluster=cluster)
+    question = replace(
+        question_of(machine, workload, validation=validation, cluster=cluster),
+        loader_samples_per_s=loader_samples_per_s,
+        sync_every_step=sync_every_step,
+    )
     if layout is not None:
-        asked = replace(
-            question,
-            layout=parse_layout(layout),
-            capacity_bytes=capacity_bytes,
-            loader_samples_per_s=loader_samples_per_s,
-            sync_every_step=sync_every_step,
-        )
+        asked = replace(question, layout=parse_layout(layout), capacity_bytes=capacity_bytes)
         return layout_table(asked)[0]
     request = Forecast(
         world_sizes=_counts(devices),
@@ -360,8 +357,6 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
         batch=batch,
         accumulation=accumulation,
         bucket_cap_mb=bucket_cap_mb,
-        loader_samples_per_s=loader_samples_per_s,
-        sync_every_step=sync_every_step,
     )
     return with_advice(table(question, request)[0], question, request)
 
@@ -382,14 +377,15 @@ def explain(  # noqa: PLR0913 - the same
 
     Parameters are those of ``predict``, with one device count. Times are in seconds.
     """
-    question = question_of(machine, workload, cluster=cluster)
+    question = replace(
+        question_of(machine, workload, cluster=cluster), loader_samples_per_s=loader_samples_per_s
+    )
     request = Forecast(
         world_sizes=(devices,),
         scaling=scaling,
         batch=batch,
         accumulation=accumulation,
         bucket_cap_mb=bucket_cap_mb,
-        loader_samples_per_s=loader_samples_per_s,
     )
     return explain_question(request.at_largest(question), scaling=scaling)
 
@@ -446,11 +442,6 @@ def question_of(machine: AnyMachine, workload: AnyWorkload, **more: Any) -> Ques
         kind = type(workload).__name__
         raise UsageError(f"workload: must be traced, got a {kind}; pm.trace(model, batch) does")
     found = opened(machine)
-    if isinstance(workload, str) and (names_model(workload) or _needs_trace(found, workload)):
-        workload = document_for(found, workload)
+    if not isinstance(workload, WorkloadDocument):
+        workload = workload_of(found, os.fspath(workload))
     return open_question(found, workload, **more)
-
-
-def _needs_trace(machine: MeasuredMachine, workload: str) -> bool:
-    """Whether a name is no file, on a machine that knows no names."""
-    return machine.device_costs is not None and not workload.endswith(".json")

@@ -24,17 +24,10 @@ if TYPE_CHECKING:
 
 
 def show(*tables: "Table") -> None:
-    """Print tables as wide as the terminal; without Rich where it would print plain text."""
-    is_plain = not (sys.stdout.isatty() or "FORCE_COLOR" in os.environ)
+    """Print tables as wide as the terminal."""
     width = shutil.get_terminal_size().columns
     for table in tables:
-        text = table.text(width) if is_plain else None
-        if text is None:
-            from rich.console import Console
-
-            Console().print(table)
-        else:
-            typer.echo(text)
+        typer.echo(table.text(width))
 
 
 def show_lines(lines: Iterable[str], *, err: bool = False) -> None:

@@ -1,59 +1,44 @@
-"""Models that the profile does not hold yet: traced, and timed operator by operator, before they are predicted.
+"""Models that the profile does not hold yet: timed operator by operator, before they are predicted.
 
 What was timed stays beside the profile, in ``workloads/``, by operator, shapes, type and memory layout: the next
 model that has the same operators need not be timed.
 """
 
-import re
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import typer
 
-from perfmodel.cli import measurement, working
+from perfmodel.cli import measurement
 from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
+    from perfmodel.documents.workload import WorkloadDocument
     from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, OperatorCosts
     from perfmodel.workload.step import SymbolicStep
-
-
-def traced_file(machine: "MeasuredMachine", model: str, folder: Path) -> Path:
-    """Trace a model for the kind of device of a machine into a folder, and return its workload file.
-
-    It is traced again each time: nothing tells whether what a factory imports has changed.
-    """
-    from perfmodel.models import document_for
-
-    with working("trace"):
-        document = document_for(machine, model)
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", document.workload.name)
-    path = folder / f"{name}.json"
-    document.write(path)
-    return path
 
 
 def time_in_place(
     machine: "MeasuredMachine",
     calibration: Path,
-    file: Path,
+    document: "WorkloadDocument",
     batch_of: Callable[["MeasuredWorkload"], int],
 ) -> None:
-    """Time the operators of a workload file that nothing was timed of, if this is the machine.
+    """Time the operators of a traced workload that nothing was timed of, if this is the machine.
 
     ``calibration`` is its folder, ``batch_of`` says at which micro-batch. Nothing is measured, and nothing said, on
     another machine: curves answer there.
     """
     from calibrate.workloads import measure_workload, with_stored_workloads
     from perfmodel.answer import open_workload
-    from perfmodel.documents.workload import WorkloadDocument
 
-    trace = WorkloadDocument.read(file).trace
+    trace = document.trace
     if machine.operators is None or trace.method.device_kind != machine.traced_kind:
         return
     machine = with_stored_workloads(machine, calibration)
-    micro_batch = batch_of(open_workload(machine, str(file)))
+    micro_batch = batch_of(open_workload(machine, document))
     if machine.operators is None or _is_timed(machine.operators, trace, micro_batch):
         return
     from importlib.util import find_spec
@@ -67,7 +52,9 @@ def time_in_place(
     if here != machine.origin.fingerprint:
         return
     try:
-        with measurement("timing in place") as on_progress:
+        with TemporaryDirectory() as name, measurement("timing in place") as on_progress:
+            file = Path(name, "workload.json")
+            document.write(file)
             measure_workload(
                 file,
                 TorchrunLauncher(),

@@ -19,6 +19,7 @@ from perfmodel.units import MINUTE_S, Bytes, decimal, parse_bandwidth, parse_byt
 
 if TYPE_CHECKING:
     from perfmodel.answer import Question
+    from perfmodel.documents.workload import WorkloadDocument
     from perfmodel.machine.measured import MeasuredMachine
 
 _Choice = TypeVar("_Choice", bound=str)
@@ -114,10 +115,6 @@ def _counts(text: str) -> tuple[int, ...]:
     return found
 
 
-def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(map(_number, _few(text, "numbers")))
-
-
 def _pairs(text: str) -> dict[float, float]:
     found: dict[float, float] = {}
     for part in names(text):
@@ -148,7 +145,7 @@ count = partial(parsed, _whole, "N")
 counts = partial(parsed, _counts, "N,N,...")
 #: A number above zero, or several, separated by commas; one of zero or more.
 positive = partial(parsed, _number, "X")
-numbers = partial(parsed, _numbers, "X,X,...")
+numbers = partial(parsed, lambda text: tuple(map(_number, _few(text, "numbers"))), "X,X,...")
 non_negative = partial(parsed, partial(_number, or_zero=True), "X")
 #: ``BATCH=NUMBER`` above zero, separated by commas.
 pairs = partial(parsed, _pairs, "BATCH=X,...")
@@ -234,16 +231,16 @@ def profiled(path: Path) -> "MeasuredMachine":
 def read_question(
     machine: "MeasuredMachine",
     folder: Path,
-    workload: str,
+    workload: "str | WorkloadDocument",
     *,
     validation: Path | None,
     cluster: Path | None,
     nodes_like: str | None = None,
 ) -> "Question":
-    """A question about a workload by name or file on a machine; ``folder``: of its calibration."""
+    """A question about a workload on a machine; ``folder``: of its calibration."""
     from perfmodel.answer import open_question
 
-    if workload.endswith(".json") and (folder / "workloads").is_dir():
+    if not isinstance(workload, str) and (folder / "workloads").is_dir():
         from calibrate.workloads import with_stored_workloads
 
         machine = with_stored_workloads(machine, folder)

@@ -41,19 +41,19 @@ def serve(
     """Open a page on this machine: move devices, batch, bandwidth, layout; see what happens."""
     if not 0 <= port <= _HIGHEST_PORT:
         raise UsageError(f"--port: must be from 0 to {_HIGHEST_PORT}, got {port}")
-    from perfmodel.page import read_session, unmeasured_machines
+    from perfmodel.page import read_machines, unmeasured_machines
     from perfmodel.page.answers import Answers
 
     if not profile and not opt.DEFAULT_PROFILE.exists():
         profile = unmeasured_machines()
         typer.echo(f"no {opt.DEFAULT_PROFILE}: machines inferred from steps of others", err=True)
-    session = read_session(
+    machines = read_machines(
         profile or [opt.DEFAULT_PROFILE],
         workload or [],
         validation=validation,
         clusters=cluster or [],
     )
-    _serve(Answers(session), port)
+    _serve(Answers(machines), port)
 
 
 def _serve(answers: "Answers", port: int) -> None:

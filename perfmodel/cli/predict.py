@@ -1,7 +1,6 @@
 """Commands that predict: predict, explain, whatif, plan parallelism; they import the model late."""
 
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import fields as fields_of
 from dataclasses import replace
@@ -15,7 +14,6 @@ from perfmodel.cli import show_answer, working
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.machine import DEVICES_PER_NODE
 from perfmodel.units import GIB, Bytes, format_duration
-from perfmodel.workload import names_model
 
 if TYPE_CHECKING:
     from perfmodel.answer import Question
@@ -129,13 +127,12 @@ def predict(
     if layout is not None:
         _predict_layout(context)
         return
-    _trace_model(context)
+    _open_workload(context)
     from perfmodel.advice import with_advice
     from perfmodel.answer.answer import table
 
     request = _forecast(context)
-    if workload.endswith(".json") or names_model(workload):
-        _time_workload(context, lambda found: request.layouts(found)[0].micro_batch)
+    _time_workload(context, lambda found: request.layouts(found)[0].micro_batch)
     question = _question(context)
     with working("predict"):
         document, largest = table(question, request)
@@ -160,17 +157,18 @@ def predict(
     _write_step(context, largest.trace, f"{largest.setting.label} on {document.device_name}")
 
 
-def _trace_model(context: typer.Context) -> None:
-    """Put the file of its trace in the place of a model."""
-    given = context.params
-    # A machine that was never measured knows no names: every one is a model to be traced.
-    if names_model(given["workload"]) or (
-        not given["workload"].endswith(".json") and _profiled(context).device_costs is not None
-    ):
-        from perfmodel.cli.in_place import traced_file
+def _open_workload(context: typer.Context) -> None:
+    """Put the document of a file, or of the trace of a model, in the place of its name.
 
-        folder = Path(context.with_resource(tempfile.TemporaryDirectory()))
-        given["workload"] = str(traced_file(_profiled(context), given["workload"], folder))
+    A model is traced again each time: nothing tells whether what a factory imports has changed.
+    """
+    given, machine = context.params, _profiled(context)
+    name = given["workload"]
+    if isinstance(name, str) and (machine.workload(name) is None or machine.device_costs):
+        from perfmodel.models import workload_of  # calibrated workloads need no traces
+
+        with working("trace"):
+            given["workload"] = workload_of(machine, name)
 
 
 def _profiled(context: typer.Context) -> "MeasuredMachine":
@@ -183,11 +181,12 @@ def _profiled(context: typer.Context) -> "MeasuredMachine":
 
 def _time_workload(context: typer.Context, batch_of: Callable[["MeasuredWorkload"], int]) -> None:
     given = context.params
-    if given["device"] is None and not given["no_measure"]:
+    is_named = isinstance(given["workload"], str)
+    if not is_named and given["device"] is None and not given["no_measure"]:
         from perfmodel.cli.in_place import time_in_place
 
         folder = given["profile"].parent
-        time_in_place(_profiled(context), folder, Path(given["workload"]), batch_of)
+        time_in_place(_profiled(context), folder, given["workload"], batch_of)
 
 
 def _predict_layout(context: typer.Context) -> None:
@@ -198,9 +197,8 @@ def _predict_layout(context: typer.Context) -> None:
 
     if opt.typed(context, "workload") and not opt.typed(context, "model"):
         layout = _asked_layout(context)
-        _trace_model(context)
-        if given["workload"].endswith(".json"):
-            _time_workload(context, lambda _: layout.micro_batch)
+        _open_workload(context)
+        _time_workload(context, lambda _: layout.micro_batch)
     question = _question(context)
     with working("predict"):
         document, found = layout_table(question)
@@ -272,7 +270,7 @@ def _question(context: typer.Context) -> "Question":
         raise UsageError(
             "--layout: must come with --model, or with a traced --workload on a calibrated machine, got it alone"
         )
-    _trace_model(context)
+    _open_workload(context)
     machine = opt.converted(
         _profiled(context), device=given["device"], torch=given.get("torch"), nccl=given.get("nccl")
     )
@@ -282,7 +280,11 @@ def _question(context: typer.Context) -> "Question":
         )
     names = ("workload", "validation", "cluster", "nodes_like")
     folder = given["profile"].parent
-    question = opt.read_question(machine, folder, **{name: given[name] for name in names})
+    question = replace(
+        opt.read_question(machine, folder, **{name: given[name] for name in names}),
+        loader_samples_per_s=given.get("loader_samples_per_s"),
+        sync_every_step=given.get("sync_every_step", False),
+    )
     if divided is None:
         return question
     count = _one_count(context)
@@ -290,13 +292,7 @@ def _question(context: typer.Context) -> "Question":
         raise NotFeasible(
             f"--devices: must be the {divided.world_size} of --layout (dp x tp x pp x cp), got {count}"
         )
-    return replace(
-        question,
-        layout=divided,
-        capacity_bytes=given.get("device_memory"),
-        loader_samples_per_s=given.get("loader_samples_per_s"),
-        sync_every_step=given.get("sync_every_step", False),
-    )
+    return replace(question, layout=divided, capacity_bytes=given.get("device_memory"))
 
 
 def _links(context: typer.Context) -> "Cluster | None":

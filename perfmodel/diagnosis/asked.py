@@ -43,7 +43,7 @@ from perfmodel.documents.training_logs import read_log
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError, refuse_unknown
 from perfmodel.layout import Recompute
-from perfmodel.models import document_for, is_model_config, read_model, read_workload
+from perfmodel.models import is_workload_file, read_model, read_workload, workload_of
 from perfmodel.units import BytesPerSecond, format_bytes, format_rate
 from perfmodel.workload import is_model
 from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer, gpt
@@ -86,7 +86,8 @@ def diagnosed(case: Case) -> Diagnosed:
     typed, config = case, TrainingConfig(name=case.name or "")
     if _is_trainer(case.model):
         config = read_config(Path(str(case.model)))
-        case = replace(case, **{name: _first(case, config, name) for name in _SHARED})
+        unsaid = [name for name in _SHARED if getattr(case, name) is None]
+        case = replace(case, **{name: getattr(config, name) for name in unsaid})
     _refuse_alone(case)
     logged, notes = _logged(case)
     case, more = _told_by_log(case, logged)
@@ -132,10 +133,14 @@ def diagnosed(case: Case) -> Diagnosed:
         untimed = BETWEEN if usual is not terms else CLOCK
         found = _to_measure(found, ALLOCATED if in_memory else untimed, largest, expected)
     tokens = f"{trained.tokens:,.0f} tokens" if trained.tokens else None
-    taken = [said, case.strategy, _batch(case), tokens]
+    batch = f"micro-batch {case.micro_batch}"
+    if case.global_batch is not None:
+        batch = f"global batch {case.global_batch}"
+    taken = ", ".join(filter(None, (said, case.strategy, batch, tokens)))
+    size = format_rate(trained.parameters, "").removesuffix("/s")
     return Diagnosed(
         found=found,
-        model=_titled(trained, expected.device, [text for text in taken if text]),
+        model=f"{trained.name} ({size} parameters) on {expected.device}, {taken}",
         logged=tuple(logged),
         trained=trained,
         notes=(*contradiction, *memory, *notes, *more),
@@ -194,16 +199,7 @@ def _by_machine(case: Case) -> _Expected:
                 f"MODEL: {model} goes with the data sheet of a device, got a machine; give --device "
                 "(perfmodel devices) in its place, or the model's config.json"
             )
-        is_file = model.endswith(".json") and not is_model_config(Path(model))
-        if not is_file and (machine.workload(model) is None or machine.device_costs is not None):
-            names_any = machine.device_costs is not None or model.endswith(".json")
-            if not names_any and not is_model(model):
-                known = ", ".join(entry.workload.name for entry in machine.workloads) or "none"
-                raise UsageError(
-                    f"MODEL: must be a workload of the profile ({known}), a workload file, FILE.py:FACTORY, "
-                    f"torchvision:NAME, timm:NAME or a config.json beside --profile, got {model!r}"
-                )
-            model = document_for(machine, model, flag="MODEL")
+        model = workload_of(machine, model, flag="MODEL")
     question = open_question(machine, model, cluster=case.cluster, where="MODEL")
     return _Expected(
         trained=CalibratedModel(question=question, workload=question.measured.workload),
@@ -259,17 +255,6 @@ def _terms(
 
 #: Options that a trainer's file may answer.
 _SHARED: Final = ("micro_batch", "global_batch", "accumulation", "precision", "strategy")
-
-
-def _first(case: Case, config: TrainingConfig, name: str) -> Any:
-    typed = getattr(case, name)
-    return getattr(config, name) if typed is None else typed
-
-
-def _batch(case: Case) -> str:
-    if case.global_batch is not None:
-        return f"global batch {case.global_batch}"
-    return f"micro-batch {case.micro_batch}"
 
 
 def _without_accumulation(case: Case, runs: Sequence[Run]) -> tuple[str, ...]:
@@ -414,8 +399,7 @@ def _traced(model: str | WorkloadDocument) -> WorkloadDocument | None:
     """The step of a model that is traced; None of one that is known by its shape."""
     if isinstance(model, WorkloadDocument):
         return model
-    is_file = model.endswith(".json") and not is_model_config(Path(model))
-    return read_workload(model) if is_model(model) or is_file else None
+    return read_workload(model) if is_model(model) or is_workload_file(model) else None
 
 
 def _trained(case: Case, config: TrainingConfig, sheet: DataSheet, precision: str) -> Trained:
@@ -559,9 +543,3 @@ def _sheet(case: Case, data_sheet: DataSheet, largest: Run) -> tuple[DeviceSheet
         return sheet, False
     rate = case.nic_bandwidth * case.nics / largest.devices_per_node
     return replace(sheet, node_bytes_per_s=rate), True
-
-
-def _titled(trained: Trained, device: str, taken: Sequence[str]) -> str:
-    """Text such as ``llama2-7b (6.74 G) on h100-sxm5, bf16``."""
-    size = format_rate(trained.parameters, "").removesuffix("/s")
-    return f"{trained.name} ({size} parameters) on {device}, {', '.join(taken)}"

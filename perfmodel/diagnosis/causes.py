@@ -135,11 +135,6 @@ def _wrong_units(rng: np.random.Generator, context: Context) -> Changes:
     return Changes(unit=units[chosen], unit_power=powers[chosen])
 
 
-def _elsewhere(rng: np.random.Generator, context: Context) -> Changes:
-    ratios = np.exp(0.8 * rng.standard_normal((len(context.runs), NUM_DRAWS)))
-    return Changes(elsewhere=ratios)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
     """One row of the table."""
@@ -258,7 +253,9 @@ CAUSES: Final = (
     Cause(
         name="other hardware in some runs",
         prior=_compared,
-        draw=_elsewhere,
+        draw=lambda rng, context: Changes(
+            elsewhere=np.exp(0.8 * rng.standard_normal((len(context.runs), NUM_DRAWS)))
+        ),
         means="the runs that are compared ran on different devices",
         may_be_faster=True,
     ),

@@ -5,7 +5,7 @@ By a data sheet: large models by shape, others by trace. On a calibrated machine
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -57,48 +57,25 @@ class Run:
         return -(-self.devices // self.devices_per_node)
 
 
-class Trained(Protocol):
-    """What is trained: time of a step by the model's terms."""
-
-    @property
-    def name(self) -> str:
-        """As the user calls it."""
-
-    @property
-    def parameters(self) -> float:
-        """Number of parameters."""
-
-    @property
-    def tokens(self) -> float | None:
-        """Of one sample; None for what has none."""
-
-    def model_flop(self, run: Run) -> float:
-        """Of one optimizer step of all devices, nothing recomputed."""
-
-    def step_s(self, run: Run, terms: FittedParameters) -> FloatArray:
-        """Step in every draw of the terms, shape ``(num_draws,)``. [s]"""
-
-    def memory_bytes(self, run: Run) -> Mapping[str, float]:
-        """Tensors of a rank of the first stage by part; empty if unknown. [B]"""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargeModel:
     """A transformer by its shape."""
 
     name: str
+    """As the user calls it."""
     parameters: float
     tokens: float
+    """Of one sample."""
     jobs: Callable[[Run], Jobs]
     frozen: bool = False
     """Whether only adapters (LoRA) are trained."""
 
     def model_flop(self, run: Run) -> float:
-        """6 N per token and attention."""
+        """Of one optimizer step of all devices, nothing recomputed: 6 N per token and attention."""
         return float(self.jobs(run).model_flop[0]) * (_FROZEN_COMPUTE if self.frozen else 1.0)
 
     def step_s(self, run: Run, terms: FittedParameters) -> FloatArray:
-        """The closed form of layouts."""
+        """The closed form of layouts, shape ``(num_draws,)``. [s]"""
         jobs = self.jobs(run)
         changed = dict(terms)
         if self.frozen:
@@ -111,7 +88,7 @@ class LargeModel:
         return np.asarray(step_parts(jobs, columns).total_s[:, 0])
 
     def memory_bytes(self, run: Run) -> Mapping[str, float]:
-        """As the closed form counts, without context and slack; unknown where weights are frozen."""
+        """Tensors of a rank of the first stage as the closed form counts; empty where weights are frozen. [B]"""
         if self.frozen:
             return {}
         parts = rank_parts(self.jobs(run))
@@ -166,7 +143,7 @@ class RooflineModel(_OfWorkload):
     step    = device + max(0, gradients - 0.5 * 2/3 device) + optimizer
     """
 
-    trace: SymbolicStep | None
+    trace: SymbolicStep
     rate_ratio: float = 1.0
     """Peak of the precision over that of 16 bit, which the terms hold."""
     bytes_ratio: float = 1.0
@@ -204,10 +181,7 @@ class RooflineModel(_OfWorkload):
         return np.asarray(run.layout.accumulation * bounds.sum(axis=0) / _ROOFLINE)
 
     def _work(self, micro_batch: int) -> tuple[FloatArray, FloatArray]:
-        """FLOP and bytes of one micro-batch, by arithmetic intensity; without a trace FLOP alone."""
-        if self.trace is None:
-            each = self.workload.forward_flop + self.workload.backward_flop
-            return np.array([micro_batch * each]), np.zeros(1)
+        """FLOP and bytes of one micro-batch, by arithmetic intensity."""
         step = self.trace.at(micro_batch=micro_batch)
         counts = step.call_counts()
         rows = [(n, step.operators[place]) for (place, _), n in counts.items()]
@@ -299,3 +273,7 @@ class CalibratedModel(_OfWorkload):
             self._by_run[layout] = _Parts(*(np.resize(part * factor, NUM_DRAWS) for part in every))
             self._evidence[layout] = found.evidence
         return self._by_run[layout]
+
+
+Trained: TypeAlias = LargeModel | RooflineModel | CalibratedModel
+"""What is trained: the time of a step in every draw of the model's terms."""

@@ -139,13 +139,9 @@ class CountRange(Record):
         return self
 
 
-def _kind_of_counts(value: object) -> str:
-    return "range" if isinstance(value, dict | CountRange) else "list"
-
-
 Counts = Annotated[
     Annotated[tuple[PositiveInt, ...], Tag("list")] | Annotated[CountRange, Tag("range")],
-    Discriminator(_kind_of_counts),
+    Discriminator(lambda value: "range" if isinstance(value, dict | CountRange) else "list"),
 ]
 
 

@@ -5,7 +5,7 @@ Where nothing interferes this says the same as the simulation, for thousands of 
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -21,49 +21,24 @@ from perfmodel.units import Seconds
 CHUNK: Final = 16384
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recursion:
-    """A program reduced to what its ends depend on, and where each end is kept."""
-
-    awaited: tuple[tuple[int, ...], ...]
-    """For each operation the rows that hold the ends it awaits."""
-    rows: tuple[int, ...]
-    """For each operation the row that takes its end."""
-    num_rows: int
-
-
-def end_times(program: StepProgram, durations_s: ArrayLike) -> FloatArray:
-    """Ends since the start of the step, on a rank that stands for all, without interference. [s]
-
-    An operation ends its duration after the last of its predecessors, or of the start of the step
-    [Baccelli et al., "Synchronization and Linearity", Wiley 1992, chapter 2].
-
-    ``durations_s`` and the ends have shape ``(num_operations, *batch)``. Durations are not checked: a check
-    costs as much as the evaluation, and NaN comes out as NaN. [s]
-    """
-    table_s, batch = _flattened(program, durations_s)
-    awaited = program.awaited()
-    recursion = Recursion(awaited=awaited, rows=tuple(range(len(awaited))), num_rows=len(awaited))
-    ends_s = np.empty_like(table_s)
-    for first in range(0, table_s.shape[1], CHUNK):
-        part = slice(first, first + CHUNK)
-        _evaluate(recursion, list(table_s[:, part]), list(ends_s[:, part]))
-    return ends_s.reshape(len(awaited), *batch)
-
-
 def step_times(program: StepProgram, durations_s: ArrayLike) -> FloatArray:
     """Duration of the step on a rank that stands for all, without interference, shape ``batch``. [s]
 
-    As ``end_times``, but an end is forgotten when nothing needs it any more.
+    An operation ends its duration after the last of its predecessors, or of the start of the step
+    [Baccelli et al., "Synchronization and Linearity", Wiley 1992, chapter 2]. An end is forgotten when nothing
+    needs it any more.
+
+    ``durations_s``: Shape ``(num_operations, *batch)``. Durations are not checked: a check costs as much as the
+    evaluation, and NaN comes out as NaN. [s]
     """
     table_s, batch = _flattened(program, durations_s)
-    recursion, last_rows = _with_shared_rows(program.awaited())
+    awaited, rows, last_rows = _with_shared_rows(program.awaited())
     step_s = np.empty(table_s.shape[1])
-    kept_s = np.empty((recursion.num_rows, min(CHUNK, table_s.shape[1])))
+    kept_s = np.empty((max(rows) + 1, min(CHUNK, table_s.shape[1])))
     for first in range(0, table_s.shape[1], CHUNK):
         part = slice(first, first + CHUNK)
         ends_s = kept_s[:, : step_s[part].size]
-        _evaluate(recursion, list(table_s[:, part]), list(ends_s))
+        _evaluate(awaited, rows, list(table_s[:, part]), list(ends_s))
         np.max(ends_s[last_rows], axis=0, out=step_s[part])
     return step_s.reshape(batch)
 
@@ -71,7 +46,7 @@ def step_times(program: StepProgram, durations_s: ArrayLike) -> FloatArray:
 def trace(program: StepProgram, durations_s: FloatArray) -> Trace:
     """Start and end of every operation on a rank that stands for all, without interference. [s]
 
-    As ``end_times`` at one duration of each, shape ``(num_operations,)``, which are finite and >= 0: in
+    As ``step_times`` at one duration of each, shape ``(num_operations,)``, which are finite and >= 0: in
     plain numbers, since arrays of one number take ten times as long.
     """
     table_s = _checked_durations(program, np.asarray(durations_s)[:, np.newaxis])
@@ -169,39 +144,38 @@ def _flattened(program: StepProgram, durations_s: ArrayLike) -> tuple[FloatArray
     return table_s.reshape(num_operations, int(np.prod(batch))), batch
 
 
-def _with_shared_rows(awaited: Sequence[tuple[int, ...]]) -> tuple[Recursion, list[int]]:
-    """Let ends share rows unless needed together; also say which rows nothing follows."""
+def _with_shared_rows(
+    awaited: Sequence[tuple[int, ...]],
+) -> tuple[list[list[int]], list[int], list[int]]:
+    """Rows of the ends that each operation awaits, the row of its own end, and rows that nothing follows.
+
+    Ends share rows unless they are needed together.
+    """
     last_use = {i: position for position, before in enumerate(awaited) for i in before}
     rows: list[int] = []
     free: list[int] = []
     num_rows = 0
     for position, before in enumerate(awaited):
-        if free:
-            rows.append(free.pop())
-        else:
-            rows.append(num_rows)
-            num_rows += 1
+        num_rows += not free
+        rows.append(free.pop() if free else num_rows - 1)
         free.extend(rows[i] for i in before if last_use[i] == position)
-    recursion = Recursion(
-        awaited=tuple(tuple(rows[i] for i in before) for before in awaited),
-        rows=tuple(rows),
-        num_rows=num_rows,
-    )
-    return recursion, [rows[i] for i in range(len(rows)) if i not in last_use]
+    needed = [[rows[i] for i in before] for before in awaited]
+    return needed, rows, [row for i, row in enumerate(rows) if i not in last_use]
 
 
 def _evaluate(
-    recursion: Recursion, durations_s: Sequence[FloatArray], ends_s: Sequence[FloatArray]
+    awaited: Sequence[Sequence[int]],
+    rows: Sequence[int],
+    durations_s: Sequence[FloatArray],
+    ends_s: Sequence[FloatArray],
 ) -> None:
-    for duration_s, row, awaited in zip(
-        durations_s, recursion.rows, recursion.awaited, strict=True
-    ):
+    for duration_s, row, before in zip(durations_s, rows, awaited, strict=True):
         end_s = ends_s[row]
-        if not awaited:
+        if not before:
             np.copyto(end_s, duration_s)
             continue
-        ready_s = ends_s[awaited[0]]
-        for other in awaited[1:]:
+        ready_s = ends_s[before[0]]
+        for other in before[1:]:
             ready_s = np.maximum(ready_s, ends_s[other], out=end_s)
         np.add(ready_s, duration_s, out=end_s)
 

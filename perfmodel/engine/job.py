@@ -91,9 +91,10 @@ class Job:
 
 def best_interval_s(*, write_s: Seconds, mtbf_s: Seconds) -> Seconds:
     """Interval that makes ``expected_elapsed_s`` least, exactly. [s]"""
-    _check(write_s, mtbf_s)
+    non_negative("write_s", write_s)
     if math.isinf(mtbf_s):
         return math.inf if write_s > 0 else 0.0
+    positive("mtbf_s", mtbf_s)
     return float(best_intervals_s(write_s=write_s, mtbf_s=np.array([mtbf_s]))[0])
 
 
@@ -134,12 +135,6 @@ def expected_elapsed_s(job: Job) -> Seconds:
         recovery_s=job.recovery_s,
     )
     return float(mean_s) if math.isfinite(mean_s) else math.inf
-
-
-def _check(write_s: Seconds, mtbf_s: Seconds) -> None:
-    non_negative("write_s", write_s)
-    if not math.isinf(mtbf_s):
-        positive("mtbf_s", mtbf_s)
 
 
 def elapsed_moments(

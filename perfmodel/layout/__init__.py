@@ -113,8 +113,9 @@ class Layout:
         usual = Synchronisation.DDP if self.dp * self.cp > 1 else Synchronisation.NONE
         if self.wrapper is usual:
             object.__setattr__(self, "wrapper", None)  # equal layouts compare equal
-        for reason in _contradictions(self):
-            raise ValueError(reason)
+        for rules in (_pipeline_contradictions, _sharding_contradictions, _thread_contradictions):
+            for reason in rules(self):
+                raise ValueError(reason)
 
     @property
     def replicas(self) -> int:
@@ -198,13 +199,6 @@ class Layout:
         return " ".join(f"{word}={text}" for word, text in words.items())
 
 
-def _contradictions(layout: Layout) -> Iterator[str]:
-    """Rules that the layout breaks and that no model and no cluster is needed for."""
-    yield from _pipeline_contradictions(layout)
-    yield from _sharding_contradictions(layout)
-    yield from _thread_contradictions(layout)
-
-
 def _pipeline_contradictions(layout: Layout) -> Iterator[str]:
     if layout.interleave > 1 and layout.pp == 1:
         yield f"interleave must be 1 without a pipeline, got {layout.interleave}"
@@ -269,7 +263,7 @@ def parse_layout(text: str) -> Layout:
         if not equals or key not in KEYS:
             raise UsageError(
                 f"layout: every word must be KEY=VALUE with KEY one of {', '.join(KEYS)}, "
-                f"got {word!r}{_near(key)}"
+                f"got {word!r}{'' if key in KEYS else did_you_mean(key, KEYS)}"
             )
         if key in words:
             raise UsageError(f"layout: {key} must be given once, got it twice in {text!r}")
@@ -352,10 +346,6 @@ def accumulation_for(*, global_batch: int, dp: int, micro_batch: int) -> int:
             f"global batch must be a multiple of dp x micro_batch ({each}), got {global_batch}"
         )
     return global_batch // each
-
-
-def _near(key: str) -> str:
-    return "" if key in KEYS else did_you_mean(key, KEYS)
 
 
 def _value(key: str, text: str, *, like: Any) -> Any:

@@ -5,12 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import Field
 
 from perfmodel.answer import Question, open_workload
 from perfmodel.answer.answer import Forecast
 from perfmodel.cost.inferred import open_inferred
 from perfmodel.cost.rescaling import catalogued
+from perfmodel.documents import Record
 from perfmodel.documents.clusters import open_cluster
 from perfmodel.documents.hardware import LINK_SHARE, DataSheet, shipped_catalogue
 from perfmodel.documents.profile import (
@@ -24,6 +27,7 @@ from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, PerfModelError, UsageError, refuse_unknown
 from perfmodel.files import read_json
+from perfmodel.layout import MOST_BATCH
 from perfmodel.machine import Cluster, InferredMachine, Machine
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.models import document_for
@@ -40,6 +44,40 @@ FIRST_LARGE_MODEL: Final = "llama2-7b"
 #: The first of the machines that are offered where nothing was measured: its links are known too.
 FIRST_MACHINE: Final = "dgx-a100"
 _Offer = TypeVar("_Offer")
+
+# What a page asks; limits stand here, because anybody may ask.
+_Name = Annotated[str, Field(min_length=1, max_length=200)]
+_Value = Annotated[str, Field(min_length=1, max_length=40)]
+_Batch = Annotated[int, Field(ge=1, le=MOST_BATCH)]
+
+
+class LoggedSpeed(Record):
+    """What a training of the same setting logged, of all devices."""
+
+    value: Annotated[float, Field(gt=0, le=1e12)]
+    unit: Literal["ms", "s", "samples/s", "tokens/s"]
+
+
+class PageQuestion(Record):
+    """A workload under a layout on a machine of the page."""
+
+    profile: _Name
+    """Name on the page, never a path."""
+    workload: _Name
+    """The same; on a machine inferred from runs a transformer."""
+    layout: _Name
+    """In the grammar of ``--layout``; on a calibrated machine ``dp=DEVICES``."""
+    scaling: Literal["weak", "strong"] = "weak"
+    """On a calibrated machine."""
+    batch: _Batch | None = None
+    """Weak: of each device; strong, or on a machine inferred from runs: of all devices."""
+    changes: Annotated[dict[_Name, _Value], Field(max_length=16)] = Field(default_factory=dict)
+    """Fields of ``perfmodel whatif --set`` on a calibrated machine, values as typed there."""
+    cluster: _Name | None = None
+    """Name on the page, never a path; None: as the machine has it."""
+    capacity_bytes: Annotated[int, Field(ge=1, le=2**60)] | None = None
+    """Memory of one device. [B]"""
+    logged: LoggedSpeed | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +140,6 @@ class OfferedMachine:
         return Scenario(question=question, request=scales)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
-    """All that one page can be asked."""
-
-    machines: Mapping[str, OfferedMachine]
-    """By the name on the page; at least one."""
-
-
 def chosen(kind: str, name: str, offered: Mapping[str, _Offer]) -> _Offer:
     """What the page offers under a name; a user error if there is none of that name."""
     refuse_unknown(kind, name, offered)
@@ -140,14 +170,14 @@ def unmeasured_machines() -> list[Path]:
     return [shipped.pop(FIRST_MACHINE), *shipped.values(), *shipped_runs().values()]
 
 
-def read_session(
+def read_machines(
     profiles: Sequence[Path],
     workloads: Sequence[str],
     *,
     validation: Path | None,
     clusters: Sequence[Path] = (),
-) -> Session:
-    """All that a page can be asked, read once.
+) -> Mapping[str, OfferedMachine]:
+    """All that a page can be asked, read once; by the name on the page, at least one.
 
     ``workloads``: Files; and models by name, which machines that were not measured trace.
     """
@@ -195,7 +225,7 @@ def read_session(
         raise UsageError(
             f"--validation: must come from the machine of a profile, got {validation} of another one"
         )
-    return Session(machines=machines)
+    return machines
 
 
 class _Traces:
@@ -240,14 +270,12 @@ def _workloads(
     return found
 
 
-def catalogue(session: Session) -> dict[str, Any]:
+def catalogue(machines: Mapping[str, OfferedMachine]) -> dict[str, Any]:
     """What can be chosen on the page, and why the rest cannot; JSON, rates in B/s, memory in bytes."""
-    clusters = {
-        n: c.cluster for each in session.machines.values() for n, c in each.clusters.items()
-    }
+    clusters = {n: c.cluster for each in machines.values() for n, c in each.clusters.items()}
     return {
         "version": version("perfmodel"),
-        "profiles": [*map(_profile, session.machines.values())],
+        "profiles": [*map(_profile, machines.values())],
         "clusters": [_cluster(name, cluster) for name, cluster in clusters.items()],
         # What a large all-reduce is assumed to reach.
         "links": [

@@ -11,21 +11,18 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from perfmodel.answer import Answer, Question
-from perfmodel.answer.answer import answer, point, speedups, steps_s
+from perfmodel.answer.answer import answer, point, speedups, steps_s, with_memory
 from perfmodel.answer.inferred import layout_document
-from perfmodel.answer.measured import interval, measured_caveats, overhead_on
-from perfmodel.cost import Samples
+from perfmodel.answer.measured import interval, measured_caveats
 from perfmodel.cost.inferred import open_inferred
 from perfmodel.cost.jobs import jobs_from
 from perfmodel.cost.layout_time import step_time_s
-from perfmodel.cost.memory import TracedMemory, verdict
-from perfmodel.documents.page import PageQuestion
+from perfmodel.cost.memory import verdict
 from perfmodel.documents.prediction import Contrast, PredictedPoint
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.layout import MOST_DEVICES, Layout, accumulation_for, parse_layout, scaled_layouts
 from perfmodel.machine import DEVICES_PER_NODE, Evidence, InferredMachine
-from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.page import OfferedMachine, OfferedWorkload, Session, catalogue, chosen
+from perfmodel.page import OfferedMachine, OfferedWorkload, PageQuestion, catalogue, chosen
 from perfmodel.page.diagnosis import judged
 from perfmodel.scenarios import UNMEASURED, Scenario, contrast_of_draws, with_assumed
 from perfmodel.scenarios.fields import changed
@@ -44,6 +41,10 @@ _LEAST_BUCKET_MB: Final = 1
 _MOST_ACCUMULATION: Final = 64
 _MOST_PASSES: Final = 8192
 _NO_CAPACITY: Final = "Give the memory of one device."
+_NOT_TRACED: Final = (
+    "Not known: this workload was not traced. perfmodel trace writes a file that can be given to "
+    "perfmodel serve --workload."
+)
 
 
 class _Subject(NamedTuple):
@@ -64,20 +65,22 @@ class _Shown(NamedTuple):
     """The command that prints the same numbers."""
     caveats: Sequence[str]
     contrast: Contrast | None = None
-    memory: dict[str, Any] | None = None
-    no_memory: str = ""
 
 
 class Answers:
     """Answers questions one at a time, and remembers the last ones."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.catalogue = catalogue(session)
+    def __init__(self, machines: Mapping[str, OfferedMachine]) -> None:
+        self._machines = machines
+        self.catalogue = catalogue(machines)
         self._one_at_a_time = threading.Lock()
         self._scenario = functools.lru_cache(maxsize=64)(self._scenario_of)
-        self._step = functools.lru_cache(maxsize=128)(self._step_of)
-        self._draws = functools.lru_cache(maxsize=32)(self._draws_of)
+        self._step = functools.lru_cache(maxsize=128)(
+            lambda subject, layout: answer(self._question(subject, layout))
+        )
+        self._draws = functools.lru_cache(maxsize=32)(
+            lambda subject, layouts: steps_s([self._question(subject, each) for each in layouts])
+        )
 
     def answer(self, asked: PageQuestion) -> dict[str, Any]:
         """The prediction that is asked for; ``PerfModelError`` or ``ValueError`` where the user can mend it."""
@@ -96,6 +99,8 @@ class Answers:
         efficiency = point.scaling_efficiency if large is None else large.mfu
         assert efficiency is not None
         parts_s = point.breakdown_s if large is None else large.parts_s.model_dump()
+        memory = _fullest_stage(point)
+        no_memory = _NO_CAPACITY if point.memory else _NOT_TRACED
         return {
             "setting": shown.setting,
             "step_s": found.step,
@@ -109,8 +114,8 @@ class Answers:
             "contrast": shown.contrast,
             "breakdown_s": {name.removesuffix("_s"): max(0.0, s) for name, s in parts_s.items()},
             "evidence": dict(point.evidence),
-            "memory": shown.memory,
-            "no_memory": shown.no_memory,
+            "memory": memory,
+            "no_memory": "" if memory else no_memory,
             "command": shlex.join(["perfmodel", *shown.typed]),
             "caveats": [*dict.fromkeys(shown.caveats)],
         }
@@ -129,7 +134,7 @@ class Answers:
             return {"curve": curve, "diagnosis": judged(asked, machine, workload, found)}
 
     def _offered(self, asked: PageQuestion) -> tuple[OfferedMachine, OfferedWorkload]:
-        machine = chosen("profile", asked.profile, self.session.machines)
+        machine = chosen("profile", asked.profile, self._machines)
         return machine, chosen("workload", asked.workload, machine.workloads)
 
     def _layouts(self, asked: PageQuestion, subject: _Subject) -> tuple[Layout, Layout]:
@@ -160,7 +165,8 @@ class Answers:
         """A calibrated machine after the changes, and what they change."""
         subject, layout = _subject(asked), found.layout
         scenario = self._scenario(subject)
-        memory, no_memory = _traced_memory(workload, asked, layout, scenario.machine)
+        question = replace(found.question, capacity_bytes=asked.capacity_bytes)
+        shown = with_memory(point(found, baseline=single), question)
         typed = ["--workload", workload.typed, "--devices", str(layout.world_size)]
         typed += ["--scaling", asked.scaling]
         typed += [] if asked.batch is None else ["--batch", str(asked.batch)]
@@ -175,7 +181,7 @@ class Answers:
         return _Shown(
             setting=f"{found.question.workload_name}, {kinds} {sizes}, global batch "
             f"{layout.global_batch:,}, {asked.scaling} scaling",
-            point=with_assumed(point(found, baseline=single), scenario),
+            point=with_assumed(shown, scenario),
             typed=["whatif", "--profile", machine.typed, *typed],
             caveats=[
                 *measured_caveats(found.question, {layout: found.evidence}),
@@ -183,30 +189,14 @@ class Answers:
                 *((UNMEASURED,) if scenario.assumed else ()),
             ],
             contrast=self._contrast(asked, found),
-            memory=memory,
-            no_memory=no_memory,
         )
 
     def _question(self, subject: _Subject, layout: Layout) -> Question:
-        scenario = self._scenario(subject)
-        question, request = replace(scenario.question, layout=layout), scenario.request
-        if request is None:
-            return question
-        return replace(
-            question,
-            loader_samples_per_s=request.loader_samples_per_s,
-            sync_every_step=request.sync_every_step,
-        )
-
-    def _step_of(self, subject: _Subject, layout: Layout) -> Answer:
-        return answer(self._question(subject, layout))
-
-    def _draws_of(self, subject: _Subject, layouts: tuple[Layout, ...]) -> list[Samples]:
-        return steps_s([self._question(subject, layout) for layout in layouts])
+        return self._scenario(subject).question.at(layout)
 
     def _scenario_of(self, subject: _Subject) -> Scenario:
         """The machine after the changes, if the page can simulate it in time."""
-        machine = self.session.machines[subject.profile]
+        machine = self._machines[subject.profile]
         base = machine.scenario(machine.workloads[subject.workload])
         fields = dict(subject.changes)
         if base.request is None and fields:
@@ -340,8 +330,6 @@ def _of_inferred(
         point=shown.model_copy(update={"evidence": {"all terms": Evidence.INFERRED}}),
         typed=["predict", "--profile", machine.typed, *typed],
         caveats=document.caveats,
-        memory=_fullest_stage(shown),
-        no_memory="" if capacity_bytes else _NO_CAPACITY,
     )
 
 
@@ -378,46 +366,15 @@ def _curve_of_replicas(asked: Answer) -> list[dict[str, Any]]:
     ]
 
 
-def _memory(
-    parts_bytes: Mapping[str, float],
-    needed_bytes: float,
-    capacity_bytes: int,
-    fit_probability: float,
-) -> dict[str, Any]:
-    """Memory of the fullest device at the highest moment of a step."""
-    return {
-        "parts_bytes": dict(parts_bytes),
-        "needed_bytes": needed_bytes,
-        "capacity_bytes": capacity_bytes,
-        "fit_probability": fit_probability,
-        "verdict": verdict(fit_probability).value,
-    }
-
-
-def _traced_memory(
-    workload: OfferedWorkload, asked: PageQuestion, layout: Layout, machine: MeasuredMachine
-) -> tuple[dict[str, Any] | None, str]:
-    """Memory of one device, or why it is not known."""
-    file, capacity_bytes = workload.document, asked.capacity_bytes
-    if file is None or file.memory is None:
-        return None, (
-            "Not known: this workload was not traced. perfmodel trace writes a file that can be given "
-            "to perfmodel serve --workload."
-        )
-    if capacity_bytes is None:
-        return None, _NO_CAPACITY
-    overhead = overhead_on(file.memory, machine)
-    traced = TracedMemory(trace=file.trace, memory=file.memory, overhead=overhead)
-    [found] = traced.ranks(layout)
-    fits = found.fit_probability(capacity_bytes)
-    return _memory(found.parts, found.needed_bytes, capacity_bytes, fits), ""
-
-
 def _fullest_stage(shown: PredictedPoint) -> dict[str, Any] | None:
     """Memory of one rank of the fullest stage, where the memory of a device was given."""
     if shown.capacity_bytes is None or shown.fit_probability is None:
         return None
     stage = max(shown.memory, key=lambda stage: stage.needed_bytes)
-    return _memory(
-        stage.parts_bytes, stage.needed_bytes, shown.capacity_bytes, shown.fit_probability
-    )
+    return {
+        "parts_bytes": dict(stage.parts_bytes),
+        "needed_bytes": stage.needed_bytes,
+        "capacity_bytes": shown.capacity_bytes,
+        "fit_probability": shown.fit_probability,
+        "verdict": verdict(shown.fit_probability).value,
+    }

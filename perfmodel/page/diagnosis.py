@@ -9,11 +9,10 @@ from perfmodel.answer import Answer
 from perfmodel.diagnosis.asked import diagnosed
 from perfmodel.diagnosis.cases import Case
 from perfmodel.diagnosis.odds import NORMAL
-from perfmodel.documents.page import LoggedSpeed, PageQuestion
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import PerfModelError, UsageError
 from perfmodel.machine import DEVICES_PER_NODE
-from perfmodel.page import OfferedMachine, OfferedWorkload
+from perfmodel.page import LoggedSpeed, OfferedMachine, OfferedWorkload, PageQuestion
 from perfmodel.statistics import Interval
 from perfmodel.units import Seconds
 from perfmodel.workload.transformer import NamedTransformer

@@ -29,8 +29,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from perfmodel.documents import first_problem
-from perfmodel.documents.page import PageQuestion
 from perfmodel.errors import PerfModelError
+from perfmodel.page import PageQuestion
 from perfmodel.page.answers import Answers
 
 SCRIPTS: Final = (

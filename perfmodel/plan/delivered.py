@@ -20,7 +20,7 @@ from perfmodel.cost.collectives import bus_factor
 from perfmodel.documents.acceptance import Clause, ClauseKind, RankRun
 from perfmodel.documents.budget import GoodputDocument
 from perfmodel.documents.observation import Observation, StepObservation
-from perfmodel.layout import Layout, Synchronisation, parse_layout
+from perfmodel.layout import Synchronisation, parse_layout
 from perfmodel.machine.measured import CollectiveProfile, MeasuredCollective, MeasuredMachine
 from perfmodel.statistics import expected_largest_over_median
 from perfmodel.units import Seconds, format_bytes, format_rate
@@ -314,7 +314,9 @@ def rank_ratios(observations: Sequence[Observation]) -> dict[int, float]:
         [
             {rank.rank: median(rank.step_s) for rank in observation.ranks}
             for observation in observations
-            if isinstance(observation, StepObservation) and _is_local(observation.setting.layout)
+            if isinstance(observation, StepObservation)
+            and observation.setting.layout.synchronisation is Synchronisation.NO_SYNC
+            and observation.setting.world_size > 1
         ]
     )
 
@@ -331,11 +333,6 @@ def _over_median(repetitions: Sequence[Mapping[_Name, Seconds]]) -> dict[_Name, 
         for name, time_s in own_s.items():
             found[name].append(time_s / middle_s)
     return {name: median(ratios) for name, ratios in sorted(found.items())}
-
-
-def _is_local(layout: Layout) -> bool:
-    """Many ranks at work, none of which waits for another."""
-    return layout.world_size > 1 and layout.synchronisation is Synchronisation.NO_SYNC
 
 
 def _slow_ones(delivery: Delivery) -> Iterator[str]:

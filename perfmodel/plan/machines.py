@@ -1,14 +1,13 @@
 """The files that a plan names, read, and the steps of its options on the machines in them."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
 from perfmodel.answer import Question, open_question
-from perfmodel.answer.measured import overhead_on
+from perfmodel.answer.measured import stage_memory
 from perfmodel.cost.inferred import InferredModel, open_inferred
-from perfmodel.cost.memory import TracedMemory
 from perfmodel.cost.rescaling import rescaled_profile
 from perfmodel.documents.clusters import open_cluster
 from perfmodel.documents.hardware import find_device, shipped_catalogue
@@ -17,11 +16,10 @@ from perfmodel.documents.profile import InferredDocument, ProfileDocument, machi
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError
-from perfmodel.layout import Layout
 from perfmodel.machine import DEVICES_PER_NODE, Cluster, InferredMachine
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.models import document_for, read_model
-from perfmodel.plan.steps import FitInMemory, InferredSteps, MeasuredSteps, Steps
+from perfmodel.plan.steps import InferredSteps, MeasuredSteps, Steps
 from perfmodel.workload.transformer import NamedTransformer
 
 #: Of an option by its place in the plan, at one batch.
@@ -69,13 +67,19 @@ def _opened(plan: PlanFile, sources: Sources, option: Option) -> Question | Infe
         return open_inferred(machine)
     is_traced = machine.device_costs is not None or plan.work.name.endswith(".json")
     named = sources.workload if is_traced else None
-    return open_question(
+    question = open_question(
         machine,
         named or plan.work.name,
         validation=sources.validations.get(option.name),
         cluster=sources.clusters.get(option.name),
         where="work.workload",
     )
+    if option.capacity_bytes is not None and not stage_memory(question):
+        raise UsageError(
+            "option.device_memory: must come with a workload file of perfmodel trace as "
+            f"work.workload, got {plan.work.name!r}, whose memory nobody recorded"
+        )
+    return replace(question, capacity_bytes=option.capacity_bytes)
 
 
 def _table(
@@ -90,7 +94,6 @@ def _table(
             batch=batch,
             accumulation=work.accumulation,
             counts=option.device_counts,
-            fit=_fit(plan, sources, option),
         )
     assert sources.model is not None
     assert capacity_bytes is not None
@@ -107,31 +110,6 @@ def _table(
         cluster=cluster,
         fixed=option.fixed_layout,
     )
-
-
-def _fit(
-    plan: PlanFile, sources: Sources, option: Option
-) -> Callable[[Layout], FitInMemory] | None:
-    """Whether a layout of the workload fits into a device; None if the plan names no memory."""
-    capacity_bytes, document = option.capacity_bytes, sources.workload
-    if capacity_bytes is None:
-        return None
-    if document is None or document.memory is None:
-        raise UsageError(
-            "option.device_memory: must come with a workload file of perfmodel trace as "
-            f"work.workload, got {plan.work.name!r}, whose memory nobody recorded"
-        )
-    machine = sources.profiles[option.name]
-    assert isinstance(machine, MeasuredMachine)
-    overhead = overhead_on(document.memory, machine)
-    traced = TracedMemory(trace=document.trace, memory=document.memory, overhead=overhead)
-
-    def fit(layout: Layout) -> FitInMemory:
-        [found] = traced.ranks(layout)
-        probability = found.fit_probability(capacity_bytes)
-        return FitInMemory(needed_bytes=float(found.needed_bytes), probability=probability)
-
-    return fit
 
 
 def machine_records(plan: PlanFile, sources: Sources) -> tuple[PlanMachine, ...]:

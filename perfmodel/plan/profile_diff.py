@@ -113,12 +113,7 @@ _VOLATILE: Final = (
 )
 
 
-def compare_profiles(
-    old: MeasuredMachine,
-    new: MeasuredMachine,
-    *,
-    false_discovery_rate: float = FALSE_DISCOVERY_RATE,
-) -> ProfileDiffDocument:
+def compare_profiles(old: MeasuredMachine, new: MeasuredMachine) -> ProfileDiffDocument:
     """Compare every parameter that both hold.
 
     Differences are judged against the uncertainty of both sides, by Student's t with the rounds of both
@@ -137,9 +132,9 @@ def compare_profiles(
         command_line=asked_by(),
         old_digest=old.digest,
         new_digest=new.digest,
-        false_discovery_rate=false_discovery_rate,
+        false_discovery_rate=FALSE_DISCOVERY_RATE,
         facts=changed_facts(old.environment, new.environment),
-        differences=_differences(before, after, shared, freedom, false_discovery_rate),
+        differences=_differences(before, after, shared, freedom),
         missing=tuple(
             [f"only in the old: {name}" for name in before if name not in after]
             + [f"only in the new: {name}" for name in after if name not in before]
@@ -154,7 +149,6 @@ def _differences(
     after: Mapping[str, Estimate],
     names: Sequence[str],
     freedom: int,
-    false_discovery_rate: float,
 ) -> tuple[Difference, ...]:
     from scipy.stats import false_discovery_control, t  # noqa: PLC0415 - a second, for every command
 
@@ -170,7 +164,7 @@ def _differences(
             is_additive=before[name].is_additive,
             z=float(z),
             adjusted_p=float(min(1.0, p)),
-            is_change=bool(p <= false_discovery_rate),
+            is_change=bool(p <= FALSE_DISCOVERY_RATE),
         )
         for name, z, p in zip(names, scores, adjusted, strict=True)
     ]

@@ -2,7 +2,7 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ import numpy as np
 from perfmodel.answer import NUM_DRAWS, Answer, Question
 from perfmodel.answer.answer import answer, steps_s
 from perfmodel.answer.inferred import RARE_STALL, Training, layout_caveats, layout_jobs
-from perfmodel.answer.measured import layout_costs, measured_caveats, step_times
+from perfmodel.answer.measured import layout_costs, measured_caveats, stage_memory, step_times
 from perfmodel.cost import Samples, Terms
 from perfmodel.cost.inferred import LINKS_OF_FILE, InferredModel, on_links, open_inferred
 from perfmodel.cost.jobs import Jobs
@@ -180,9 +180,8 @@ class MeasuredSteps(Steps):
         batch: int,
         accumulation: int,
         counts: Iterable[int],
-        fit: Callable[[Layout], FitInMemory] | None = None,
     ) -> None:
-        self._question, self._fit = question, fit
+        self._question = question
         self._fits: dict[int, FitInMemory] = {}
         self._steps: dict[int, Answer] = {}
         super().__init__(scaling=scaling, batch=batch, accumulation=accumulation, counts=counts)
@@ -202,12 +201,17 @@ class MeasuredSteps(Steps):
                 "scaling strong: each batch must be a multiple of devices x accumulation, got "
                 "none that is; choose other batches or counts"
             )
-        if self._fit is None:
+        capacity_bytes = self._question.capacity_bytes
+        if capacity_bytes is None:
             return None
         # With the same batch of each, all counts from two devices on need the same.
         alike = count if is_strong else min(count, 2)
         if alike not in self._fits:
-            self._fits[alike] = self._fit(self.layout(alike))
+            [found] = stage_memory(self._question.at(self.layout(alike)))
+            self._fits[alike] = FitInMemory(
+                needed_bytes=float(found.needed_bytes),
+                probability=found.fit_probability(capacity_bytes),
+            )
         return self._fits[alike]
 
     def _too_large(self, leanest: FitInMemory) -> str:
@@ -302,7 +306,8 @@ class InferredSteps(Steps):
     def memory(self, count: int) -> FitInMemory | None:
         """Whether the best layout of a size fits."""
         if count not in self._chosen:
-            self._chosen[count] = self._best(count, self._global_batch(count))
+            [global_batch] = self.global_batches(np.array([count])).tolist()
+            self._chosen[count] = self._best(count, int(global_batch))
         return self._chosen[count].memory
 
     def _too_large(self, leanest: FitInMemory) -> str:
@@ -313,11 +318,8 @@ class InferredSteps(Steps):
         )
 
     def _predicted(self, counts: Sequence[int]) -> list[Samples]:
-        return [self._draws_s(self._chosen[count]) for count in counts]
-
-    def _draws_s(self, chosen: _Chosen) -> Samples:
-        draws_s: Samples = chosen.machine.step_draws(chosen.jobs, num_draws=NUM_DRAWS)[0]
-        return draws_s
+        chosen = [self._chosen[count] for count in counts]
+        return [each.machine.step_draws(each.jobs, num_draws=NUM_DRAWS)[0] for each in chosen]
 
     def layout(self, count: int) -> Layout:
         """The best one, or the fixed one on so many devices."""
@@ -350,9 +352,6 @@ class InferredSteps(Steps):
         chosen = self._chosen[count]
         links = () if self._cluster is None else (LINKS_OF_FILE,)
         return [*links, *layout_caveats(chosen.machine, chosen.jobs)]
-
-    def _global_batch(self, count: int) -> int:
-        return int(self.global_batches(np.array([count]))[0])
 
     def _best(self, count: int, global_batch: int) -> _Chosen:
         """The fastest layout that fits, or the leanest one if none does."""

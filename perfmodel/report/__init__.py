@@ -8,6 +8,7 @@ from functools import reduce
 from html import escape
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from unicodedata import east_asian_width
 
 from perfmodel.documents import QUIET
 from perfmodel.documents.prediction import PredictionDocument
@@ -248,9 +249,6 @@ def _cut(line: str) -> str:
     return f"{start[:at] if at > LONGEST_CAVEAT // 3 else start.rpartition(' ')[0]} ..."
 
 
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
-
 _Row = TypeVar("_Row")
 #: How a value is written; any other form is one of Python's own, such as ``,`` or ``.1%``.
 _FORMS: Final[Mapping[str, Callable[[Any], str]]] = {
@@ -274,10 +272,6 @@ _UNITS: Final = (
 )
 
 
-#: Marks of ours that take one column, beside those of European letters.
-_NARROW: Final = "─…→≤≥≈σΔ"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """Cells as text; a cell may hold several lines."""
@@ -289,36 +283,39 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     caption: str = ""
 
-    def text(self, width: int) -> str | None:
-        """The table as Rich prints it where nothing is bold; None if it must be folded, or letters are wide.
-
-        Rich takes as long to import as a prediction to compute.
-        """
-        cells = [
+    def text(self, width: int) -> str:
+        """The table in so many columns; the widest columns are folded where they do not fit."""
+        rows = [
             [printable(cell).split("\n") for cell in row] for row in (self.headings, *self.rows)
         ]
         widths = [
-            max(len(line) for cell in each for line in cell) for each in zip(*cells, strict=True)
+            max(_columns(line) for cell in cells for line in cell)
+            for cells in zip(*rows, strict=True)
         ]
+        while sum(widths) + len(widths) - 1 > width and max(widths) > 1:
+            widths[widths.index(max(widths))] -= 1
         whole = sum(widths) + len(widths) - 1
-        title, caption = printable(self.title), printable(self.caption)
-        is_folded = max(map(len, f"{title} {caption}".split()), default=0) > whole > 0
-        lines = [" " * ((whole - len(line)) // 2) + line for line in _filled(title, whole)]
-        for number, row in enumerate(cells):
-            for texts in zip_longest(*row, fillvalue=""):
+        title = _filled(printable(self.title), whole)
+        lines = [" " * ((whole - _columns(line)) // 2) + line for line in title]
+        for number, row in enumerate(rows):
+            folded = [
+                [
+                    part
+                    for line in cell
+                    for part in ([line] if _columns(line) <= n else _filled(line, n))
+                ]
+                for cell, n in zip(row, widths, strict=True)
+            ]
+            if number == 0:  # headings stand on their line
+                height = max(map(len, folded))
+                folded = [[""] * (height - len(cell)) + cell for cell in folded]
+            for texts in zip_longest(*folded, fillvalue=""):
                 places = zip(texts, widths, self.is_text, strict=True)
-                lines.append(
-                    " ".join(t.ljust(n) if left else t.rstrip().rjust(n) for t, n, left in places)
-                )
+                lines.append(" ".join(_placed(text, n, left=left) for text, n, left in places))
             if number == 0:
                 lines.append("─" * whole)
-        lines += _filled(caption, whole)
-        is_narrow = all(
-            " " <= mark < "\u0300" or mark in _NARROW for line in lines for mark in line
-        )
-        if is_folded or whole > width or 0 in widths or not is_narrow:
-            return None
-        return "\n".join(line.ljust(whole) for line in lines)
+        lines += _filled(printable(self.caption), whole)
+        return "\n".join(_placed(line, whole, left=True) for line in lines)
 
     def html(self) -> str:
         """For a page, or for a notebook, which has no style sheet; names are text, never markup."""
@@ -337,26 +334,6 @@ class Table:
             f"<table>\n<caption>{escape(self.title)}</caption>\n<thead>{head}</thead>\n<tbody>\n{rows}\n"
             "</tbody>\n</table>"
         )
-
-    def __rich__(self) -> "RichTable":
-        """For a terminal; names are text, never markup."""
-        from rich import box, table  # noqa: PLC0415 - slow, and answers as JSON need none
-        from rich.text import Text  # noqa: PLC0415
-
-        shown = table.Table(
-            title=Text(printable(self.title), style="bold"),
-            caption=Text(printable(self.caption)) if self.caption else None,
-            caption_justify="left",
-            box=box.SIMPLE_HEAD,
-            show_edge=False,
-            pad_edge=False,
-            padding=(0, 0),
-        )
-        for heading, is_text in zip(self.headings, self.is_text, strict=True):
-            shown.add_column(Text(heading), justify="left" if is_text else "right", overflow="fold")
-        for row in self.rows:
-            shown.add_row(*(Text(printable(cell)) for cell in row))
-        return shown
 
 
 def wrapped(line: str, width: int) -> str:
@@ -379,6 +356,18 @@ def wrapped(line: str, width: int) -> str:
 
 def _filled(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, max(width, 1), break_on_hyphens=False)
+
+
+def _columns(text: str) -> int:
+    """Columns of a terminal that a text takes: letters of some scripts take two."""
+    return len(text) if text.isascii() else sum(1 + (east_asian_width(c) in "WF") for c in text)
+
+
+def _placed(text: str, width: int, *, left: bool) -> str:
+    """Text in a column; numbers stand right, without blanks behind them."""
+    text = text if left else text.rstrip()
+    rest = " " * (width - _columns(text))
+    return text + rest if left else rest + text
 
 
 def table(
@@ -421,6 +410,6 @@ def _part(whole: Any, key: str) -> Any:
     return whole[int(key)] if key.isdigit() else getattr(whole, key)
 
 
-def facts(title: str, found: Iterable[tuple[str, object]], *, name: str = "What") -> Table:
+def facts(title: str, found: Iterable[tuple[str, object]]) -> Table:
     """Names and values."""
-    return table(title, found, {f"<{name}": "0", "<Value": "1"})
+    return table(title, found, {"<What": "0", "<Value": "1"})

@@ -1,7 +1,6 @@
 """Answers as text, HTML, a data frame, a picture: each kind is described once, and its module imported when shown."""
 
 import importlib
-import io
 from collections.abc import Callable, Iterator, Mapping
 from html import escape
 from operator import attrgetter
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.errors import UsageError
 from perfmodel.report import Table, wrapped
+from perfmodel.report.prediction import row, rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,28 +40,16 @@ class Kind(NamedTuple):
     bars: Bars | None = None
 
 
-def _scenarios(found: Any) -> list[Row]:
-    from perfmodel.report.prediction import row  # noqa: PLC0415 - as of all kinds
-
-    return [{"scenario": each.name, **row(each, each.point)} for each in found.scenarios]
-
-
-def _points(found: Any) -> list[Row]:
-    from perfmodel.report.prediction import rows  # noqa: PLC0415 - as of all kinds
-
-    return rows(found)
-
-
 #: More bars are not read.
 _MOST_BARS: Final = 24
 #: By the name of the type.
 _KINDS: Final = {
-    "PredictionDocument": Kind("prediction", ("prediction_table",), "prediction_lines", _points),
+    "PredictionDocument": Kind("prediction", ("prediction_table",), "prediction_lines", rows),
     "WhatIfDocument": Kind(
         "prediction",
         ("whatif_table",),
         "whatif_lines",
-        _scenarios,
+        lambda found: [{"scenario": s.name, **row(s, s.point)} for s in found.scenarios],
         Bars("step_nominal_s", "Step [s]", 1.0, "scenario"),
     ),
     "Explanation": Kind(
@@ -162,12 +150,9 @@ def shown(found: object, **more: bool) -> tuple[list[Table], list[str]]:
 
 def text(found: object) -> str:
     """As the command line prints it."""
-    from rich.console import Console  # noqa: PLC0415 - slow
-
     tables, lines = shown(found)
-    written = io.StringIO()
-    Console(file=written, width=_COLUMNS, color_system=None).print(*tables, sep="\n")
-    return written.getvalue() + "\n".join(wrapped(line, _COLUMNS) for line in lines)
+    written = [table.text(_COLUMNS) for table in tables]
+    return "\n".join([*written, *(wrapped(line, _COLUMNS) for line in lines)])
 
 
 def title(found: object) -> str:

@@ -55,6 +55,8 @@ def batch_lines(document: BatchDocument, *, verbose: bool = False) -> list[str]:
 
 def terms_table(terms: AcceptanceTerms) -> Table:
     """The clauses, as they stand in the file."""
+    count = len(terms.clause)
+    whole = f"all {count} clauses" if count > 1 else "its clause"
     return table(
         f"Acceptance: like {terms.device_name}",
         terms.clause,
@@ -67,15 +69,10 @@ def terms_table(terms: AcceptanceTerms) -> Table:
                 power(clause, confidence=terms.each_confidence)
             ),
         },
-        caption=f"A machine as good as the reference, measured as well, passes {_all(terms)} "
+        caption=f"A machine as good as the reference, measured as well, passes {whole} "
         f"with {percent(terms.confidence)} at least: false alarm at most {percent(1 - terms.confidence)}. "
         "Uncertainty: standard error.",
     )
-
-
-def _all(terms: AcceptanceTerms) -> str:
-    count = len(terms.clause)
-    return f"all {count} clauses" if count > 1 else "its clause"
 
 
 def terms_lines(terms: AcceptanceTerms) -> list[str]:

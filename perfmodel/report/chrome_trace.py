@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterator
 from typing import Final
 
+import numpy as np
+
 from perfmodel.step import Stream, Trace
 
 _TID: Final[dict[Stream, int]] = {stream: position for position, stream in enumerate(Stream)}
@@ -11,10 +13,10 @@ _STEP_TID: Final = len(_TID)
 _ON_CPU: Final = frozenset({Stream.LOADER, Stream.HOST})
 
 
-def chrome_trace(trace: Trace, *, name: str) -> dict[str, object]:
-    """Trace of every operation: one process per rank, or per pipeline stage; one thread per stream."""
+def chrome_trace_text(trace: Trace, *, name: str) -> str:
+    """JSON of every operation: one process per rank, or per pipeline stage; one thread per stream."""
     num_processes = len(trace.start_s) * trace.program.num_stages
-    return {
+    found = {
         "schemaVersion": 1,
         "traceName": name,
         "displayTimeUnit": "ms",
@@ -22,12 +24,8 @@ def chrome_trace(trace: Trace, *, name: str) -> dict[str, object]:
         "distributedInfo": {"rank": 0, "world_size": num_processes, "backend": "simulated"},
         "traceEvents": [*_processes(trace, name), *_operations(trace)],
     }
-
-
-def chrome_trace_text(trace: Trace, *, name: str) -> str:
-    """JSON of the trace."""
     # HTA finds the rank of a file with the regex '"rank":\s+(\d+)': the space must stay
-    return json.dumps(chrome_trace(trace, name=name), separators=(",", ": "), allow_nan=False)
+    return json.dumps(found, separators=(",", ": "), allow_nan=False)
 
 
 def _span(
@@ -60,8 +58,9 @@ def _processes(trace: Trace, name: str) -> Iterator[dict[str, object]]:
 
 
 def _operations(trace: Trace) -> Iterator[dict[str, object]]:
-    for span in trace.spans():
-        operation = span.operation
+    stages = trace.program.num_stages
+    for rank, position in np.ndindex(trace.start_s.shape):
+        operation = trace.program.operations[position]
         cause, tid = operation.cause.value, _TID[operation.stream]
         args: dict[str, object] = {
             "cause": cause,
@@ -70,6 +69,9 @@ def _operations(trace: Trace) -> Iterator[dict[str, object]]:
         }
         if operation.is_collective:
             args |= {"Collective name": cause, "Group size": len(trace.start_s)}
-        where = (span.rank * trace.program.num_stages + operation.stage, tid)
+        where = (rank * stages + operation.stage, tid)
+        start_s, end_s = (
+            float(times_s[rank, position]) for times_s in (trace.start_s, trace.end_s)
+        )
         category = "cpu_op" if operation.stream in _ON_CPU else "kernel"
-        yield _span(category, operation.name, where, span.start_s, span.end_s, **args)
+        yield _span(category, operation.name, where, start_s, end_s, **args)

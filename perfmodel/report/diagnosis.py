@@ -7,7 +7,7 @@ from perfmodel.diagnosis.asked import Diagnosed
 from perfmodel.diagnosis.cases import logged_as
 from perfmodel.diagnosis.causes import SLOW_NETWORK
 from perfmodel.diagnosis.odds import NORMAL, Diagnosis, Fit, Judged
-from perfmodel.documents.observed import Logged, Unit
+from perfmodel.documents.observed import Unit
 from perfmodel.layout import Recompute
 from perfmodel.network_check import Band, NetworkCheck, Verdict, worst
 from perfmodel.report import Table, counted, duration_interval, percent, table
@@ -36,9 +36,11 @@ def diagnosis_table(told: Diagnosed) -> Table:
         {
             "<Logged": lambda row: row[1].text,
             "<Run": lambda row: _run(row[0]),
-            "Step": lambda row: _step(row[0]),
+            "Step": "0.observation.step_s",
             "Expected": lambda row: duration_interval(row[0].expected_s),
-            "In its\nunit": lambda row: _expected(row[0], row[1]) or "-",
+            "In its\nunit": lambda row: (
+                logged_as(row[0].expected_s.nominal, row[1], row[0].observation.step_s) or "-"
+            ).replace(" ", "\n", 1),
             "<Verdict": lambda row: _word(row[0]),
         },
         caption="Expected: as perfmodel predict has it on this machine, 90 % of runs inside."
@@ -132,17 +134,6 @@ def _run(judged: Judged) -> str:
     run = judged.observation.run
     layout = str(run.layout).replace(" ", "\n") or "1 device"
     return f"{run.nodes} x {min(run.devices, run.devices_per_node)}\n{layout}"
-
-
-def _step(judged: Judged) -> str:
-    step_s = judged.observation.step_s
-    return "-" if step_s is None else format_duration(step_s)
-
-
-def _expected(judged: Judged, logged: Logged) -> str:
-    """The expected step in the unit that was logged."""
-    told = logged_as(judged.expected_s.nominal, logged, judged.observation.step_s)
-    return told.replace(" ", "\n", 1)
 
 
 def _word(judged: Judged) -> str:

@@ -71,7 +71,8 @@ def _advice(explanation: Explanation, loss: Loss) -> str:
 def _effect(explanation: Explanation, change: Change) -> str:
     if abs(change.gain_s) < _SMALLEST_SHARE * explanation.step_s:
         return "no difference"
-    return f"step {_signed_ms(-change.gain_s)}, {_gain(explanation, change)}"
+    sign = "-" if change.gain_s > 0 else "+"
+    return f"step {sign}{_ms(abs(change.gain_s))}, {_gain(explanation, change)}"
 
 
 def _gain(explanation: Explanation, found: Loss | Change) -> str:
@@ -84,7 +85,3 @@ def _gain(explanation: Explanation, found: Loss | Change) -> str:
 def _ms(seconds: Seconds) -> str:
     # One unit throughout, so that the lines compare; tiny ones in full.
     return f"{number(seconds * 1e3)} ms" if seconds >= 1e-5 else format_duration(seconds)
-
-
-def _signed_ms(seconds: Seconds) -> str:
-    return f"{'-' if seconds < 0 else '+'}{_ms(abs(seconds))}"

@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from perfmodel.documents import Provenance
-from perfmodel.documents.prediction import PredictedPoint, PredictionDocument
+from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.machine import Evidence
@@ -108,36 +108,6 @@ def template(name: str) -> Template:
     return environment.get_template(name)
 
 
-class Head(NamedTuple):
-    """What the person who signs reads first."""
-
-    verdict: str
-    state: str
-    """``passed``, ``failed`` or ``unknown``."""
-    largest: Sequence[tuple[PredictionDocument, PredictedPoint | None]]
-    """Every prediction with its point of most devices."""
-
-    @classmethod
-    def of(
-        cls,
-        machine: ProfileDocument,
-        *,
-        predictions: Sequence[PredictionDocument],
-        judged: ValidationDocument | None,
-    ) -> "Head":
-        """The verdict on the machine's predictions; that on another profile is none."""
-        words, state = verdict(judged), "unknown"
-        if judged is not None and judged.profile_digest != machine.digest:
-            words = "NOT VALIDATED: the validation at hand judged another profile"
-        elif judged is not None:
-            state = "passed" if judged.passed else "failed"
-        largest = [
-            (each, max(each.points, key=lambda point: point.setting.world_size, default=None))
-            for each in predictions
-        ]
-        return cls(words, state, largest)
-
-
 _GROUNDS: Final = {
     Evidence.MEASURED: "this setting ran on this machine",
     Evidence.INTERPOLATED: "it lies between settings that ran on this machine",
@@ -166,6 +136,11 @@ def report_html(
 
     Results of another profile are marked as such; without a validation the report says so at the top.
     """
+    words, state = verdict(judged), "unknown"
+    if judged is not None and judged.profile_digest != document.digest:
+        words = "NOT VALIDATED: the validation at hand judged another profile"
+    elif judged is not None:
+        state = "passed" if judged.passed else "failed"
     drawn = {
         "predicted": predicted_pictures(predictions),
         "wrong": judged_pictures(judged) if judged else [],
@@ -173,7 +148,12 @@ def report_html(
     machine = document.machine
     page = template("report.html.j2").render(
         _WRITERS,
-        head=Head.of(document, predictions=predictions, judged=judged),
+        verdict=words,
+        state=state,
+        largest=[
+            (each, max(each.points, key=lambda point: point.setting.world_size, default=None))
+            for each in predictions
+        ],
         document=document,
         judged=judged,
         pictures=drawn,

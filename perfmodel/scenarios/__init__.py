@@ -59,10 +59,10 @@ class Scenario:
 
     def questions(self) -> tuple[Question, Question]:
         """The baseline on one device, and what is asked."""
-        if self.request is None:
-            return self.question.at(self.question.layout.alone), self.question
-        layouts = self.request.layouts(self.question.measured)
-        question = self.request.at_largest(self.question)
+        question, request = self.question, self.request
+        if request is None:
+            return question.at(question.layout.alone), question
+        layouts = request.layouts(question.measured)
         return question.at(layouts[0]), question.at(layouts[-1])
 
     def asking(self, *, assumed: str = "", remark: str = "", **edits: Any) -> "Scenario":
@@ -115,20 +115,24 @@ def _step(scenario: Scenario) -> tuple[ScenarioOutcome, Samples, Sequence[str]]:
     alone, asked = scenario.questions()
     baseline = answer(alone)
     found = baseline if asked.layout == alone.layout else answer(asked)
-    explanation = explain(asked, scaling=scenario.scaling)
-    outcome = ScenarioOutcome(
+    outcome = _outcome(scenario, with_assumed(point(found, baseline=baseline), scenario))
+    losses = explain(asked, scaling=scenario.scaling).losses
+    lost_s = {loss.cause.value: loss.lost_s for loss in losses}
+    caveats = measured_caveats(asked, {found.layout: found.evidence})
+    told = outcome.model_copy(update={"lost_s": lost_s})
+    return told, found.step_s, (*caveats, *scenario.remarks)
+
+
+def _outcome(scenario: Scenario, found: PredictedPoint) -> ScenarioOutcome:
+    return ScenarioOutcome(
         name=scenario.name,
         changes=dict(scenario.changes),
-        device_name=scenario.machine.device_name,
-        workload=asked.workload_name,
+        device_name=scenario.question.machine.device_name,
+        workload=scenario.question.workload_name,
         scaling=scenario.scaling,
-        point=with_assumed(point(found, baseline=baseline), scenario),
-        lost_s={loss.cause.value: loss.lost_s for loss in explanation.losses},
+        point=found,
         remarks=scenario.remarks,
-        contrast=None,
     )
-    caveats = measured_caveats(asked, {found.layout: found.evidence})
-    return outcome, found.step_s, (*caveats, *scenario.remarks)
 
 
 def with_assumed(point: PredictedPoint, scenario: Scenario) -> PredictedPoint:
@@ -154,17 +158,7 @@ def contrast_of_draws(before_s: Samples, after_s: Samples, *, batches: float) ->
 def _layout(scenario: Scenario) -> tuple[ScenarioOutcome, Samples, Sequence[str]]:
     """What the layout of a large model would do, the draws of its step, and its caveats."""
     document, found = layout_table(scenario.question)
-    [point] = document.points
-    outcome = ScenarioOutcome(
-        name=scenario.name,
-        changes=dict(scenario.changes),
-        device_name=document.device_name,
-        workload=document.workload,
-        scaling=document.scaling,
-        point=point,
-        contrast=None,
-    )
-    return outcome, found.step_s, document.caveats
+    return _outcome(scenario, document.points[0]), found.step_s, document.caveats
 
 
 def _layout_contrast(

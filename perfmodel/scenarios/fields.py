@@ -73,6 +73,11 @@ def asked(name: str, read: Callable[[str], object]) -> Apply:
     return apply
 
 
+def asked_of_any(name: str, read: Callable[[str], Any]) -> Apply:
+    """Set one value of the question, beside a layout too."""
+    return lambda scenario, value: scenario.asking(**{name: read(value)})
+
+
 def layout_key(key: str) -> Apply:
     """Set one key of the layout, in its grammar."""
 
@@ -83,11 +88,6 @@ def layout_key(key: str) -> Apply:
         return scenario.asking(layout=layout_of(words | {key: value}))
 
     return apply
-
-
-def set_workload(scenario: Scenario, value: str) -> Scenario:
-    """Train another workload."""
-    return scenario.asking(workload=open_workload(scenario.machine, value, where="--set workload"))
 
 
 def _with_workload(
@@ -370,11 +370,6 @@ def yes_or_no(value: str) -> bool:
     return value == "yes"
 
 
-def rate_limit(value: str) -> float | None:
-    """Samples per second; None: no limit."""
-    return None if value == "none" else parse_number(value)
-
-
 #: More scenarios than this are not a table any more.
 MOST_SCENARIOS: Final = 12
 
@@ -392,7 +387,9 @@ class WhatIfField:
 # fmt: off
 FIELDS: Final = (
     WhatIfField("workload", "transformer",
-        "another calibrated workload by name, or a workload file of perfmodel trace", set_workload),
+        "another calibrated workload by name, or a workload file of perfmodel trace",
+        lambda scenario, value: scenario.asking(
+            workload=open_workload(scenario.machine, value, where="--set workload"))),
     WhatIfField("device", "h100-sxm",
         "device that is not present, by data-sheet ratios (perfmodel devices); for traced workloads", set_device),
     WhatIfField("devices", "64", "number of devices", asked("world_sizes", lambda value: (parse_count(value),))),
@@ -404,10 +401,11 @@ FIELDS: Final = (
     WhatIfField("precision", "bf16",
         "type of forward and backward: fp32, bf16 or fp16, by the kernels that were timed in both", set_precision),
     WhatIfField("loader.samples_per_s", "2000",
-        "what the input pipeline feeds one device, or none: no limit", asked("loader_samples_per_s", rate_limit)),
+        "what the input pipeline feeds one device, or none: no limit",
+        asked_of_any("loader_samples_per_s", lambda value: None if value == "none" else parse_number(value))),
     WhatIfField("sync_every_step", "yes",
         "yes: every step waits for the device, as loss.item() does; no: the host runs ahead",
-        asked("sync_every_step", yes_or_no)),
+        asked_of_any("sync_every_step", yes_or_no)),
     WhatIfField("network.link", "eth-400",
         f"link of the catalogue (perfmodel devices --links) at {100 * LINK_SHARE:g} % of its data sheet", set_link),
     WhatIfField("network.bandwidth", "400Gb/s or 2x",

@@ -264,11 +264,13 @@ def divide(
         backward = [_piece(every, i, shares, layout, Phase.BACKWARD, trace) for i in reversed(held)]
         if not layout.zero:
             ends = max((ready[i] for i in of_stage), default=behind)
+            length = max((1.0 if 0 in held else ends) - behind, 1e-12)
             forward = [together(tuple(forward))]
             backward = bucketed(
                 together(tuple(backward)),
                 [parameter_bytes(trace, (i,), layout.tp) for i in of_stage],
-                _within([ready[i] for i in of_stage], behind, 1.0 if 0 in held else ends),
+                # As parts of the backward pass of this stage.
+                [min(max((ready[i] - behind) / length, 0.0), 1.0) for i in of_stage],
                 layout.bucket_limits_bytes,
             )
             behind = max(behind, ends)
@@ -367,12 +369,6 @@ def _piece(
         # FSDP2's root module, which holds what no block does, is not resharded after its forward pass.
         regathers=float(unit.block is not None),
     )
-
-
-def _within(ready: Sequence[float], begins: float, ends: float) -> list[float]:
-    """When gradients are ready, as parts of the backward pass of their stage."""
-    length = max(ends - begins, 1e-12)
-    return [min(max((each - begins) / length, 0.0), 1.0) for each in ready]
 
 
 def parameter_bytes(trace: SymbolicStep, positions: Iterable[int], tp: int) -> Bytes:

@@ -6,10 +6,10 @@ number of layers, are enough.
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 from perfmodel.layout import Layout, Recompute, Schedule
 from perfmodel.step import Cause, Stream
@@ -238,19 +238,8 @@ def _backward_order(layout: Layout) -> tuple[Work, ...]:
     )
 
 
-class Put(Protocol):
-    """Appends an operation to a program and returns its position."""
-
-    def __call__(  # noqa: D102 - see above
-        self,
-        stage: int,
-        work: Work,
-        cause: Cause,
-        *,
-        stream: Stream,
-        share: float,
-        after: tuple[int, ...],
-    ) -> int: ...
+Put: TypeAlias = Callable[..., int]
+"""Appends an operation to a program and returns its position."""
 
 
 class Parcel(NamedTuple):

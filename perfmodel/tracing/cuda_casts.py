@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 #: Functions that CUDA's autocast carries out in 16 bit, in fp32, and those that read 16 bit and return fp32
 #: ["Automatic Mixed Precision package", CUDA Op-Specific Behavior, PyTorch documentation].
@@ -121,13 +122,10 @@ def _cross_entropy(
 
 def _cast(value: Any, after: torch.dtype) -> Any:
     """A nest of arguments whose tensors of 16 and 32 bit have one type."""
-    if isinstance(value, Tensor):
-        return value.to(after) if value.dtype in (*_HALF_TYPES, torch.float32) else value
-    if type(value) in (list, tuple):
-        return type(value)(_cast(each, after) for each in value)
-    if isinstance(value, dict):
-        return {key: _cast(each, after) for key, each in value.items()}
-    return value
+    known = (*_HALF_TYPES, torch.float32)
+    return tree_map_only(
+        Tensor, lambda each: each.to(after) if each.dtype in known else each, value
+    )
 
 
 def _first_dtype(args: tuple[Any, ...]) -> torch.dtype | None:

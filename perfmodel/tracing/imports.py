@@ -1,6 +1,5 @@
-"""What a process that only traces leaves out: torch's compiler and the search for cycles; imports no torch."""
+"""What a process that only traces leaves out: torch's compiler; imports no torch."""
 
-import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,21 +10,6 @@ from typing import Any, Final
 
 _COMPILER: Final = "torch._dynamo"
 _DISTRIBUTED: Final = "torch.distributed.tensor"
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Collect no cyclic garbage meanwhile.
-
-    Collection takes a tenth of the time of a trace and a sixth of that of importing torch. It frees little.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @contextmanager

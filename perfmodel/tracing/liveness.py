@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,14 +34,7 @@ def apply_checkpointing(module: nn.Module, how: str) -> None:
             "of their own in a Sequential or ModuleList); use --checkpointing full"
         )
     for block in chosen:
-        block.forward = _checkpointed(block.forward)  # type: ignore[method-assign]
-
-
-def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*inputs: Any, **keywords: Any) -> Any:
-        return checkpoint(forward, *inputs, use_reentrant=False, **keywords)
-
-    return run
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:

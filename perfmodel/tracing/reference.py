@@ -189,10 +189,6 @@ def _resnet50_channels_last() -> nn.Module:
     return module
 
 
-def _channels_last_images(samples: int) -> Tensor:
-    return images(3, 224, 224)(samples).contiguous(memory_format=torch.channels_last)
-
-
 MODELS: Final = {
     name: ReferenceModel(
         name=name,
@@ -212,7 +208,10 @@ _RESNET50: Final = ReferenceModel(
     name="resnet50",
     build=_resnet50_channels_last,
     sample="3x224x224 image",
-    draw_batch=labelled(_channels_last_images, 1000),
+    draw_batch=labelled(
+        lambda samples: images(3, 224, 224)(samples).contiguous(memory_format=torch.channels_last),
+        1000,
+    ),
     loss=classification_loss,
     precision="bf16",
     optimizer="adamw",

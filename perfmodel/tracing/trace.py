@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from perfmodel.errors import UntraceableModel, UsageError
+from perfmodel.step import collector_paused
 from perfmodel.tracing.cuda_casts import AsOnCuda
 from perfmodel.tracing.depth import DEPTHS, LEAST_DEPTH, IrregularLayersError, deepened
 from perfmodel.tracing.fork import Fork
-from perfmodel.tracing.imports import without_collection
 from perfmodel.tracing.source import ModelSource, default_implementation
 from perfmodel.tracing.step import (
     RecordedStep,
@@ -92,7 +92,7 @@ def trace_model(
         chosen = CUDA_DEFAULT if casts else default_implementation(method.device_kind)
         method = replace(method, optimizer_implementation=chosen)
     beside = beside and method.device_kind == "cpu"
-    with without_content(method.device_kind), without_collection():
+    with without_content(method.device_kind), collector_paused():
         try:
             least = max(2, micro_batch or _SAMPLES)
             steps = _recorded(_shallow(source, method, casts), source, least, beside=beside)
@@ -119,7 +119,7 @@ def trace_once(
         model = build_model(source, method, casts=casts)
         return model, record_step(model, micro_batch)
 
-    with without_collection():
+    with collector_paused():
         try:
             with torch.device("meta"):
                 model, step = recorded()

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any, Final, Self, TypeAlias
 
 from perfmodel import checks
@@ -78,11 +77,6 @@ class Workload:
 def is_model(workload: str) -> bool:
     """Whether a workload is neither a name in the profile nor a file, but a model to be traced."""
     return ".py:" in workload or workload.startswith(("torchvision:", "timm:"))
-
-
-def names_model(workload: str) -> bool:
-    """Whether a workload is to be traced: a model, or the configuration of one at Hugging Face."""
-    return is_model(workload) or PurePath(workload).name == "config.json"
 
 
 # One operator of a traced training step: what runs, on which tensors, and what it computes and moves.
@@ -283,11 +277,6 @@ def flop(name: str, inputs: Specs, outputs: Specs, arguments: str) -> Flop:
 Formula: TypeAlias = Callable[[list[Shape], list[Shape], str], int]
 
 
-def _product(first: Shape, second: Shape) -> int:
-    """``(..., m, k) x (..., k, n)``: each of the results takes k multiply-adds."""
-    return 2 * math.prod(first) * second[-1]
-
-
 def _convolved(image: Shape, weight: Shape, result: Shape, *, transposed: bool) -> int:
     """Every pixel of the result (of the input, if transposed) meets the whole filter."""
     pixels = (image if transposed else result)[2:]
@@ -342,9 +331,10 @@ _ATTENTION: Final = (
     "fused_attention_overrideable",
 )
 _FORMULAS: Final[dict[str, Formula]] = {
+    # (..., m, k) x (..., k, n): each of the results takes k multiply-adds.
     **dict.fromkeys(
         ("mm", "bmm", "addmm", "baddbmm", "_addmm_activation"),
-        lambda inputs, *_: _product(inputs[-2], inputs[-1]),
+        lambda inputs, *_: 2 * math.prod(inputs[-2]) * inputs[-1][-1],
     ),
     **dict.fromkeys(("mv", "addmv", "dot", "vdot"), lambda inputs, *_: 2 * math.prod(inputs[-2])),
     # The weight is stored (out, in).

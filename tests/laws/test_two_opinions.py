@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.engine import algebra
-from perfmodel.engine.algebra import end_times, end_times_with_interference, step_times
+from perfmodel.engine.algebra import end_times_with_interference, step_times
 from perfmodel.engine.simulate import simulate
 from perfmodel.statistics import FloatArray
 from perfmodel.step import Interference, Lane, StepProgram, Stream
@@ -40,7 +40,6 @@ def test_simulation_is_max_plus_where_nothing_interferes(
 ) -> None:
     durations_s = data.draw(durations(program))
     trace = simulate(program, durations_s)
-    assert_same(trace.end_s[0], end_times(program, durations_s[0]))
     assert_same(np.array(trace.step_s), step_times(program, durations_s[0]))
     plain = algebra.trace(program, durations_s[0])
     assert_same(plain.end_s, trace.end_s)

@@ -293,15 +293,14 @@ def _api(name: str) -> Callable[..., Any]:
 
 
 def _page(profile: str, question: dict[str, Any], **more: Any) -> Any:
-    from perfmodel.documents.page import PageQuestion  # noqa: PLC0415
-    from perfmodel.page import read_session  # noqa: PLC0415
+    from perfmodel.page import PageQuestion, read_machines  # noqa: PLC0415
     from perfmodel.page.answers import Answers  # noqa: PLC0415
 
     workloads = [*more.get("workloads", ())]
     clusters = [Path(path) for path in more.get("clusters", ())]
-    session = read_session([Path(profile)], workloads, validation=None, clusters=clusters)
-    [name] = session.machines
-    answers, asked = Answers(session), PageQuestion.model_validate({"profile": name, **question})
+    machines = read_machines([Path(profile)], workloads, validation=None, clusters=clusters)
+    [name] = machines
+    answers, asked = Answers(machines), PageQuestion.model_validate({"profile": name, **question})
     return {**_plain(answers.detail(asked)), **_plain(answers.answer(asked))}
 
 

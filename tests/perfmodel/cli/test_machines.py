@@ -7,12 +7,11 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.cli import pages
-from perfmodel.documents.page import PageQuestion
 from perfmodel.documents.plan import PlanDocument
 from perfmodel.documents.prediction import PredictedPoint, PredictionDocument
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.page import read_session, unmeasured_machines
+from perfmodel.page import PageQuestion, read_machines, unmeasured_machines
 from perfmodel.page.answers import Answers
 from perfmodel.page.server import start
 from perfmodel.step import Cause
@@ -65,16 +64,16 @@ def test_serve_starts_before_anything_is_measured(
 
 
 def test_a_model_is_traced_once_for_machines_of_one_precision() -> None:
-    machines = unmeasured_machines()
-    session = read_session(machines, ["lenet"], validation=None, clusters=[CLUSTER])
-    offered = [each for each in session.machines.values() if each.kind == "calibrated"]
+    files = unmeasured_machines()
+    machines = read_machines(files, ["lenet"], validation=None, clusters=[CLUSTER])
+    offered = [each for each in machines.values() if each.kind == "calibrated"]
     traces = {id(each.workloads["lenet"].document) for each in offered}
     costs = [
         each.machine.device_costs for each in offered if isinstance(each.machine, MeasuredMachine)
     ]
     precisions = {each.usual_precision for each in costs if each is not None}
     assert len(traces) == len(precisions)
-    answers = Answers(session)
+    answers = Answers(machines)
     asked = PageQuestion(
         profile="titan-rtx", workload="lenet", layout="dp=8", batch=32, cluster="pcie-box"
     )

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.answer.measured import overhead_on
+from perfmodel.answer import open_question
+from perfmodel.answer.measured import stage_memory
 from perfmodel.answer.memory import report_of
-from perfmodel.cost.memory import TracedMemory
+from perfmodel.cost.memory import CONTEXT, WORKSPACES
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError
 from perfmodel.layout import Layout
@@ -53,13 +54,11 @@ def test_a_step_that_fits(run: Run, traced: Path) -> None:
 def test_a_virtual_gpu_is_one_device_for_every_command() -> None:
     """Of CUDA, whatever the trace is of; workspaces and groups of libraries take nothing there."""
     machine, known = replace(profile(Machine()), device_kind="virtual"), document()
-    assert known.memory is not None
     report = report_of(known, 1 << 30, machine=machine, micro_batch=8, devices=4)
-    overhead = overhead_on(known.memory, machine)
-    assert (overhead.group_bytes, overhead.workspace_bytes) == (0, 0)
-    assert overhead.context_bytes == OVERHEADS["cuda"].context_bytes
-    traced = TracedMemory(trace=known.trace, memory=known.memory, overhead=overhead)
-    assert report.found == traced.ranks(Layout(dp=4, micro_batch=8))[0]
+    question = open_question(machine, known).at(Layout(dp=4, micro_batch=8))
+    assert (report.found,) == stage_memory(question)
+    assert report.found.parts[CONTEXT] == OVERHEADS["cuda"].context_bytes
+    assert report.found.parts.get(WORKSPACES, 0) == 0
 
 
 def test_a_machine_by_name_has_the_memory_of_its_data_sheet(run: Run) -> None:

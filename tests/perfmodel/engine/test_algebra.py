@@ -7,31 +7,28 @@ import pytest
 from numpy.typing import ArrayLike
 
 from perfmodel.engine import algebra as max_plus
-from perfmodel.engine.algebra import end_times, end_times_with_interference, step_times
+from perfmodel.engine.algebra import end_times_with_interference, step_times
 from tests.perfmodel.engine.programs import OVERLAP, TWO_BUCKETS
 
 
 def test_a_batch_of_any_shape_is_evaluated_draw_by_draw() -> None:
     durations_s = np.random.default_rng(0).uniform(size=(6, 3, 4))
-    ends_s = end_times(TWO_BUCKETS, durations_s)
-    assert ends_s.shape == (6, 3, 4)
-    assert np.array_equal(ends_s[:, 2, 1], end_times(TWO_BUCKETS, durations_s[:, 2, 1]))
-    assert np.array_equal(step_times(TWO_BUCKETS, durations_s), ends_s.max(axis=0))
+    step_s = step_times(TWO_BUCKETS, durations_s)
+    assert step_s.shape == (3, 4)
+    assert step_s[2, 1] == max_plus.trace(TWO_BUCKETS, durations_s[:, 2, 1]).step_s
 
 
 def test_an_empty_batch_is_an_empty_answer() -> None:
     assert step_times(TWO_BUCKETS, np.ones((6, 0))).shape == (0,)
-    assert end_times(TWO_BUCKETS, np.ones((6, 0))).shape == (6, 0)
     none = end_times_with_interference(TWO_BUCKETS, np.ones((6, 0)), compute_speed=1, comm_speed=1)
     assert none.shape == (6, 0)
 
 
 def test_chunks_join_without_a_seam() -> None:
     durations_s = np.random.default_rng(1).uniform(size=(6, max_plus.CHUNK + 3))
-    ends_s = end_times(TWO_BUCKETS, durations_s)
+    step_s = step_times(TWO_BUCKETS, durations_s)
     for draw in (0, max_plus.CHUNK - 1, max_plus.CHUNK, max_plus.CHUNK + 2):
-        assert np.array_equal(ends_s[:, draw], end_times(TWO_BUCKETS, durations_s[:, draw]))
-    assert np.array_equal(step_times(TWO_BUCKETS, durations_s), ends_s.max(axis=0))
+        assert step_s[draw] == max_plus.trace(TWO_BUCKETS, durations_s[:, draw]).step_s
 
 
 def test_an_unknown_duration_makes_an_unknown_step() -> None:
@@ -42,8 +39,6 @@ def test_an_unknown_duration_makes_an_unknown_step() -> None:
 def test_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"must have shape \(num_operations = 6, \*batch\)"):
         step_times(TWO_BUCKETS, np.ones(shape))
-    with pytest.raises(ValueError, match=r"must have shape \(num_operations = 6, \*batch\)"):
-        end_times(TWO_BUCKETS, np.ones(shape))
     with pytest.raises(ValueError, match="must have shape"):
         end_times_with_interference(TWO_BUCKETS, np.ones(shape), compute_speed=1, comm_speed=1)
 

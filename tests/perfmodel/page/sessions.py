@@ -2,7 +2,7 @@
 
 import functools
 
-from perfmodel.page import OfferedMachine, OfferedWorkload, Session
+from perfmodel.page import OfferedMachine, OfferedWorkload
 from perfmodel.page.answers import Answers
 from perfmodel.workload.transformer import TRANSFORMERS
 from tests.perfmodel.cost.large_samples import document
@@ -21,7 +21,7 @@ def answers() -> Answers:
         machine=NOISY,
         workloads={name: OfferedWorkload(entry=entry, typed=name) for name, entry in names.items()},
     )
-    return Answers(Session(machines={"here": here}))
+    return Answers({"here": here})
 
 
 @functools.cache
@@ -33,4 +33,4 @@ def layout_answers() -> Answers:
         machine=document().machine,
         workloads={key: OfferedWorkload(entry=m, typed=key) for key, m in TRANSFORMERS.items()},
     )
-    return Answers(Session(machines={"inferred": inferred}))
+    return Answers({"inferred": inferred})

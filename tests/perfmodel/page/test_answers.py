@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 import perfmodel as pm
-from perfmodel.documents.page import LoggedSpeed, PageQuestion
 from perfmodel.documents.prediction import PredictionDocument, WhatIfDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.models import SHIPPED_TRACES
-from perfmodel.page import read_session, typed, unmeasured_machines
+from perfmodel.page import LoggedSpeed, PageQuestion, read_machines, typed, unmeasured_machines
 from perfmodel.page.answers import Answers
 from perfmodel.page.server import start
 from tests.benchmarks.shipped_traces import MACHINES
@@ -91,10 +90,10 @@ def test_memory_is_that_of_the_memory_command(run: Run, tmp_path: Path) -> None:
     profile, workload = tmp_path / "profile.json", tmp_path / "light.json"
     as_file(NOISY).write(profile)
     traced().write(workload)
-    session = read_session([profile], [str(workload)], validation=None)
-    [name] = session.machines
+    machines = read_machines([profile], [str(workload)], validation=None)
+    [name] = machines
     changes = {"profile": name, "workload": "light", "layout": "dp=2", "batch": 8}
-    answer = Answers(session).answer(asked(**changes, capacity_bytes=2**30))
+    answer = Answers(machines).answer(asked(**changes, capacity_bytes=2**30))
     words = ("--workload", workload, "--device-memory", "1GiB", "--micro-batch", 8, "--devices", 2)
     told = json.loads(run("memory", *words, "--json").stdout)
     memory = existing(answer["memory"])
@@ -146,13 +145,13 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
     )
     (tmp_path / "ethernet.toml").write_bytes(ETHERNET.read_bytes())
     monkeypatch.chdir(tmp_path)
-    session = read_session(
+    machines = read_machines(
         [Path("runs/profile.json")],
         ["runs/traced.json"],
         validation=None,
         clusters=[Path("ethernet.toml")],
     )
-    return Answers(session)
+    return Answers(machines)
 
 
 def asked_of(answers: Answers, **changes: object) -> PageQuestion:
@@ -226,7 +225,7 @@ def test_no_file_can_be_named(served: Answers, changes: dict[str, object], messa
 @pytest.fixture(scope="module")
 def shipped() -> Answers:
     """The page as it starts where nothing was measured."""
-    return Answers(read_session(unmeasured_machines(), [], validation=None))
+    return Answers(read_machines(unmeasured_machines(), [], validation=None))
 
 
 def test_it_starts_without_torch_and_knows_the_memory_of_its_devices() -> None:
@@ -235,7 +234,7 @@ def test_it_starts_without_torch_and_knows_the_memory_of_its_devices() -> None:
         "import sys; sys.modules['torch'] = None; from perfmodel import page as m;"
         "from perfmodel.page import answers as a;"
         "from perfmodel.page.server import start;"
-        "s = a.Answers(m.read_session(m.unmeasured_machines(), [], validation=None));"
+        "s = a.Answers(m.read_machines(m.unmeasured_machines(), [], validation=None));"
         "print(s.answer(start(s.catalogue))['setting']);"
         "print(s.catalogue['profiles'][0]['memory_bytes'] / 2**30)"
     )

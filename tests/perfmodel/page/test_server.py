@@ -19,9 +19,8 @@ from pydantic_core import to_json
 from starlette.testclient import TestClient
 
 import perfmodel.page
-from perfmodel.documents.page import PageQuestion
 from perfmodel.errors import PerfModelError
-from perfmodel.page import server
+from perfmodel.page import PageQuestion, server
 from perfmodel.page.server import (
     HOST,
     MOST_BODY_BYTES,

@@ -5,9 +5,6 @@ import io
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from rich.console import Console
 
 from perfmodel.documents.verdicts import STEP_MAPE, scatter_alone
 from perfmodel.layout import RunSetting, Synchronisation
@@ -22,31 +19,31 @@ from tests.perfmodel.report.samples import plain_prediction, plain_profile, plai
 
 
 def shown(table: Table) -> str:
-    console = Console(width=80, file=io.StringIO(), record=True, color_system=None)
-    console.print(table)
-    return console.export_text()
+    return table.text(80)
 
 
-cells = st.text("ab1 -.µ", max_size=12)
-
-
-@given(
-    title=st.text("ab -", max_size=40),
-    rows=st.lists(st.lists(cells, min_size=3, max_size=3), min_size=1, max_size=4),
-    is_text=st.tuples(st.booleans(), st.booleans(), st.booleans()),
-    caption=cells,
-)
-def test_plain_text_is_what_rich_prints(
-    title: str, rows: list[list[str]], is_text: tuple[bool, ...], caption: str
-) -> None:
+def test_what_is_too_wide_is_folded_and_letters_of_two_columns_count_twice() -> None:
     table = Table(
-        title=title.strip(),
-        headings=tuple(rows[0]),
-        is_text=is_text,
-        rows=tuple(tuple(cell.replace(" ", "\n") for cell in row) for row in rows),
-        caption=caption.strip(),
+        title="title of two lines",
+        headings=("Name", "Time\neach"),
+        is_text=(True, False),
+        rows=(("模型", "12 ms"), ("a name that is long", "7 s")),
     )
-    assert table.text(80) in (None, shown(table).removesuffix("\n"))
+    assert table.text(40).split("\n") == [
+        "   title of two lines    ",
+        "                     Time",
+        "Name                 each",
+        "─" * 25,
+        "模型                12 ms",
+        "a name that is long   7 s",
+    ]
+    assert table.text(12).split("\n")[5:] == [
+        "模型   12 ms",
+        "a name   7 s",
+        "that        ",
+        "is          ",
+        "long        ",
+    ]
 
 
 def test_numbers_have_three_digits_and_their_interval_as_many_decimals() -> None:
