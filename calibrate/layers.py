@@ -22,10 +22,6 @@ class Layer:
     """Memory format of its images and of its kernels."""
 
 
-#: One optimizer in this many steps over tensors that no heap keeps.
-_LARGE_TENSORS_EVERY: Final = 8
-
-
 def planned_layers(
     *,
     share: float = 1.0,
@@ -41,9 +37,9 @@ def planned_layers(
     draw = random.Random(seed)  # noqa: S311 - a grid, not a secret
     weights = {} if device_kind == "cpu" else _GPU_WEIGHTS
     layers = [
-        Layer(kind=kind, sizes=_sizes(kind, index, draw))
-        for kind in _GRID
-        for index in range(_number(kind, share * weights.get(kind, 1.0), optimizer_share))
+        Layer(kind=kind, sizes=drawn(draw))
+        for kind, (_, drawn) in _GRID.items()
+        for _ in range(_number(kind, share * weights.get(kind, 1.0), optimizer_share))
     ]
     if device_kind != "cpu":
         # A kernel in 16 bit tells nothing about that in 32: every layer in both.
@@ -61,13 +57,6 @@ def _number(kind: str, share: float, optimizer_share: float | None) -> int:
     if kind in _OPTIMIZERS and optimizer_share is not None:
         return round(optimizer_share * count)
     return max(1, round(share * count))
-
-
-def _sizes(kind: str, index: int, draw: random.Random) -> tuple[int, ...]:
-    if kind in _OPTIMIZERS and index % _LARGE_TENSORS_EVERY == 0:
-        return _large_tensors(draw)
-    _, drawn = _GRID[kind]
-    return drawn(draw)
 
 
 def is_optimizer(layer: Layer) -> bool:
@@ -115,22 +104,10 @@ def _convolution(draw: random.Random) -> tuple[int, ...]:
             return samples, channels, side, out, kernel, stride, 1
 
 
-def _projection(draw: random.Random) -> tuple[int, ...]:
-    """From channels to channels pixel by pixel, of few samples: a kernel of its own on one thread."""
-    while True:
-        samples, side = _between(draw, 1, 15), _between(draw, 1, 56)
-        channels, out = _width(draw, 16, 2560), _width(draw, 16, 2560)
-        flop = 2.0 * samples * channels * out * side**2
-        if 1e5 <= flop <= 1e9 and samples * max(channels, out) * side**2 <= 3e6:
-            return samples, channels, side, out, 1, 1, 1
-
-
-def _depthwise(
-    draw: random.Random, *, kernels: Sequence[int] = (3, 3, 5, 7), groups: Sequence[int] = ()
-) -> tuple[int, ...]:
+def _depthwise(draw: random.Random, *, groups: Sequence[int] = ()) -> tuple[int, ...]:
     """Channel by channel, or in groups."""
     samples, channels, side = _image(draw)
-    kernel, count = draw.choice(kernels), draw.choice(groups) if groups else channels
+    kernel, count = draw.choice((3, 3, 5, 7)), draw.choice(groups) if groups else channels
     stride = draw.choice((1, 1, 2)) if side > 2 else 1
     return samples, channels, side, channels, kernel, stride, count
 
@@ -143,21 +120,6 @@ def _linear(draw: random.Random) -> tuple[int, ...]:
             _width(draw, 8, 16_384),
         )
         if 1e5 <= 2.0 * rows * inner * out <= 3e9 and inner * out <= 8e7:
-            return rows, inner, out
-
-
-def _large_linear(draw: random.Random) -> tuple[int, ...]:
-    """Few rows through a weight of 64 to 420 MB, as the first fully connected layer of VGG has it.
-
-    The gradient of the weight is an outer product in pages that are touched for the first time.
-    """
-    while True:
-        rows, inner, out = (
-            _between(draw, 1, 64),
-            _width(draw, 1024, 32_768),
-            _width(draw, 1024, 32_768),
-        )
-        if 16e6 <= inner * out <= 105e6:
             return rows, inner, out
 
 
@@ -211,12 +173,6 @@ def _tensors(draw: random.Random) -> tuple[int, ...]:
     return count, max(16, total // count)
 
 
-def _large_tensors(draw: random.Random) -> tuple[int, ...]:
-    """One to three tensors of 34 to 200 MB, at most 270 MB together."""
-    count = draw.randint(1, 3)
-    return count, _between(draw, 8.5e6, 5e7 if count == 1 else 2.2e7)
-
-
 _OPTIMIZERS: Final = {
     f"{name} {implementation}": 10 if implementation == "fused" else 16
     for name, row in OPTIMIZERS.items()
@@ -225,12 +181,9 @@ _OPTIMIZERS: Final = {
 #: By kind, how many layers a full grid has, more where shapes have more dimensions, and how their sizes are drawn.
 _GRID: Final[dict[str, tuple[int, Callable[[random.Random], tuple[int, ...]]]]] = {
     "convolution": (190, _convolution),
-    "projection": (80, _projection),
     "depthwise": (60, _depthwise),
-    "depthwise_last": (24, partial(_depthwise, kernels=(3, 5, 7, 7))),
     "grouped": (12, partial(_depthwise, groups=(2, 4, 8))),
     "linear": (72, _linear),
-    "large_linear": (6, _large_linear),
     "product": (36, _product),
     "attention": (30, _attention),
     "batch_norm": (24, _image),
@@ -269,9 +222,7 @@ _GPU_ELEMENTS: Final = 1e6, 3e8
 #: ... and work of its products. [FLOP]
 _GPU_FLOP: Final = 1e9, 1e12
 #: Kinds with more than two sizes that are no images.
-_OF_SEQUENCES: Final = frozenset(
-    {"linear", "large_linear", "product", "attention", "rotate", "embedding"}
-)
+_OF_SEQUENCES: Final = frozenset({"linear", "product", "attention", "rotate", "embedding"})
 #: Batches of images, and their least sides: a million images of 2 x 2 pixels tell little about any model.
 _GPU_SAMPLES: Final = 8, 4096
 _GPU_SIDES: Final = 4, 112
@@ -280,7 +231,7 @@ _AS_DRAWN: Final = 0.15
 #: Kinds whose kernels differ between memory formats, and the share of them whose channels lie side by side.
 _OF_IMAGES: Final = frozenset(
     {
-        *("convolution", "projection", "depthwise", "grouped", "batch_norm"),
+        *("convolution", "depthwise", "grouped", "batch_norm"),
         *("max_pool", "average_pool", "global_pool", "adaptive_pool"),
     }
 )
@@ -291,8 +242,7 @@ _UNALIGNED: Final = 0.2
 _GPU_CLASSES: Final = 1, 4, 16
 #: How many layers more or less than on a CPU: which of its kernels are one there, and whose time rests on more sizes.
 _GPU_WEIGHTS: Final = {
-    "projection": 0.3,
-    **dict.fromkeys(("depthwise", "depthwise_last"), 0.5),
+    "depthwise": 0.5,
     "convolution": 0.8,
     **dict.fromkeys(("attention", "layer_norm", "linear", "loss"), 2.0),
     "batch_norm": 4.0,
@@ -338,7 +288,7 @@ def _per_sample(kind: str, sizes: Sequence[int]) -> tuple[float, float]:
     """Elements of the largest tensor and FLOP of the forward pass, per sample, row or index."""
     flop = 0.0
     match kind, sizes:
-        case (("linear" | "large_linear"), (inner, out)):
+        case "linear", (inner, out):
             elements, flop = max(inner, out), 2.0 * inner * out
         case "product", (length, width):
             elements, flop = length * max(length, width), 4.0 * length**2 * width

@@ -7,7 +7,7 @@ step takes between a millisecond and about a second on one core.
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -38,7 +38,6 @@ from calibrate.random_blocks import (
     width_between,
 )
 from perfmodel.files import write_atomically
-from perfmodel.tracing.source import SampleSize
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.trace import TracedModel, trace_model
 from perfmodel.workload.step import StepMethod
@@ -144,7 +143,6 @@ class RandomModel:
 
     def traced(self, folder: Path, device_kind: str) -> TracedModel:
         """As a user traces it; ``folder`` takes its file. ``PerfModelError`` if that cannot be done."""
-        name, pixels = self.sketch.torchvision or (None, None)
         method = StepMethod(
             optimizer=self.optimizer,
             optimizer_implementation=self.flags,
@@ -152,10 +150,7 @@ class RandomModel:
             checkpointing="none",
             device_kind=device_kind,
         )
-        source = find_source(
-            f"torchvision:{name}" if name else self.write_file(folder),
-            SampleSize(image_size=pixels),
-        )
+        source = find_source(self.write_file(folder))
         return trace_model(source, method, micro_batch=self.micro_batch)
 
 
@@ -511,13 +506,7 @@ def _torchvision(chance: Draw) -> Sketch:
         Inputs(shape=(3, side, side)),
         1000,
     )
-    return Sketch(
-        build=sketch.build,
-        inputs=sketch.inputs,
-        targets=sketch.targets,
-        loss=classify,
-        torchvision=(name, side),
-    )
+    return replace(sketch, torchvision=(name, side))
 
 
 _SIDES: Final = (16, 24, 28, 32, 48, 64)

@@ -130,8 +130,10 @@ def measured_steps(replays: Sequence[ReplayObservation]) -> tuple[MeasuredStep, 
         groups[step_key(entry)].append(entry)
     if not groups:
         return ()
-    deviation = _deviation([*groups.values()])
-    return tuple(_measured_step(key, group, deviation) for key, group in sorted(groups.items()))
+    # Replays without a training, of a time when no code was at hand, know less.
+    best = {key: [e for e in g if e.trained_s] or g for key, g in sorted(groups.items())}
+    deviation = _deviation([*best.values()])
+    return tuple(_measured_step(key, group, deviation) for key, group in best.items())
 
 
 def _deviation(groups: Sequence[Sequence[ReplayObservation]]) -> float:
@@ -145,7 +147,7 @@ def _deviation(groups: Sequence[Sequence[ReplayObservation]]) -> float:
 
 
 def _whole_s(entry: ReplayObservation) -> Seconds:
-    return max(_SMALLEST_S, replayed_s([entry]))
+    return max(_SMALLEST_S, entry.trained_s or replayed_s([entry]))
 
 
 def _measured_step(
@@ -154,6 +156,7 @@ def _measured_step(
     deviation: float,
 ) -> MeasuredStep:
     totals_s = {phase: replayed_s(group, phase) for phase in _PHASES}
+    trained_s = [entry.trained_s for entry in group if entry.trained_s is not None]
     times: dict[tuple[str, Phase], list[Seconds]] = defaultdict(list)
     counts: dict[tuple[str, Phase], int] = {}
     for entry in group:
@@ -180,6 +183,7 @@ def _measured_step(
         ),
         optimizer_s=totals_s["optimizer"],
         relative_error=max(_SMALLEST_ERROR, deviation / math.sqrt(len(group))),
+        trained_s=typical(trained_s) if trained_s else None,
     )
 
 
@@ -241,8 +245,6 @@ class Dataflow:
     parameters: dict[int, TensorSpec]
     """In the order of the step's parameters, laid out as the forward pass reads them."""
     sources: dict[int, Source]
-    gradients: tuple[int, ...]
-    """What the backward pass makes or sums up, and nobody reads after: it stays until the step's end."""
 
 
 #: Changes what a tensor looks like from here on.
@@ -378,20 +380,17 @@ def linked(step: TracedStep) -> Dataflow:
     )
     last_read = {tensor: at for at, call in enumerate(calls) for tensor in call.inputs}
     released: list[list[int]] = [[] for _ in calls]
-    gradients = []
     for at, call in enumerate(calls):
         for tensor in call.outputs:
             end = last_read.get(tensor, at)
-            if calls[end].phase is Phase.BACKWARD and _is_left(tensor, calls[end], step):
-                gradients.append(tensor)
-            else:
+            # What the backward pass makes or sums up, and nobody reads after, is a gradient: it stays.
+            if calls[end].phase is Phase.FORWARD or not _is_left(tensor, calls[end], step):
                 released[end].append(tensor)
     return Dataflow(
         calls=calls,
         released=tuple(tuple(group) for group in released),
         parameters={**contiguous, **linker.parameters},
         sources=linker.sources,
-        gradients=tuple(gradients),
     )
 
 

@@ -23,13 +23,15 @@ class TraceTask(_Task):
 
 
 class ReplayTask(_Task):
-    """Repeat a traced step operator by operator."""
+    """Repeat a traced step operator by operator; train the model itself first, if its code is at hand."""
 
     kind: Literal["replay"] = "replay"
     workload: str
     micro_batch: int
     document: str | None = None
     """File of the traced workload; ``None``: the worker traces the reference model of that name."""
+    code: str | None = None
+    """What it was traced from, such as FILE.py:FACTORY."""
     target_s: float
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from calibrate import launch
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
 from calibrate.environment import placement_of
-from calibrate.launch import Launcher
 from calibrate.replays import first_failure_in, replays_in, with_replays
 from calibrate.task import ReplayTask
 from perfmodel.documents.workload import WorkloadDocument
@@ -25,16 +25,17 @@ _TARGET_S: Final = 1.2
 
 def measure_workload(
     file: Path,
-    launcher: Launcher,
     *,
     micro_batch: int,
+    code: str | None,
     folder: Path,
     profile: MeasuredMachine,
     on_progress: Callable[[Progress], None],
 ) -> MeasuredMachine:
-    """Replay a traced step at a micro-batch on one device and return the profile with its operators.
+    """Train a model and replay its step on one device; return the profile with what was measured.
 
-    ``folder``: Of the calibration. The machine is not waited for, and a failure not repeated: who asks wants an answer.
+    ``code``: Of the model, as FILE.py:FACTORY; None where it is known by its trace alone. ``folder``: Of the
+    calibration. The machine is not waited for, and a failure not repeated: who asks wants an answer.
 
     Raises
     ------
@@ -44,17 +45,14 @@ def measure_workload(
     document = WorkloadDocument.read(file)
     here = placement_of(profile, num_ranks=1, where=str(folder))
     name = document.workload.name
-    # Each task is a new process; one launch saves the seconds that starting ranks takes.
-    tasks = tuple(
-        ReplayTask(
-            name=f"{index}: replay {name} micro_batch={micro_batch}",
-            round=index,
-            workload=name,
-            micro_batch=micro_batch,
-            document=str(file.resolve()),
-            target_s=_TARGET_S,
-        )
-        for index in range(_NUM_ROUNDS)
+    task = ReplayTask(
+        name=f"{'train' if code else 'replay'} {name} micro_batch={micro_batch}",
+        round=0,
+        workload=name,
+        micro_batch=micro_batch,
+        document=str(file.resolve()),
+        code=code,
+        target_s=_TARGET_S,
     )
     plan = {"stage": "workload", "workload": name, "micro_batches": (micro_batch,)}
     label = re.sub(r"[^A-Za-z0-9._-]+", "_", name)
@@ -62,12 +60,12 @@ def measure_workload(
         Campaign(
             folder=folder / WORKLOADS / f"{label}-{_content(document.trace, micro_batch)}",
             plan=plan,
-            rounds=(tasks,),
+            rounds=(repeated(task, _NUM_ROUNDS),),
             placement=here,
             lock_timeout_s=0.0,
             tries_again=False,
         ),
-        launcher,
+        launch.TorchrunLauncher(),
         resume=True,
         on_progress=on_progress,
     )
@@ -75,6 +73,14 @@ def measure_workload(
     if not replays:
         raise MeasurementFailed(f"{name} cannot be replayed: {first_failure_in(observations)}")
     return with_replays(profile, replays)
+
+
+def repeated(task: ReplayTask, num_rounds: int) -> tuple[ReplayTask, ...]:
+    """Runs of a task in a row, each a process of its own: one launch saves the seconds that starting ranks takes."""
+    return tuple(
+        task.model_copy(update={"name": f"{index}: {task.name}", "round": index})
+        for index in range(num_rounds)
+    )
 
 
 def _content(trace: SymbolicStep, micro_batch: int) -> str:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from scipy.special import bdtrik
@@ -19,6 +19,7 @@ from calibrate.campaign import PLAN, Progress, read_plan
 from calibrate.experiment import doubling_sizes, is_short
 from calibrate.summary import Estimate, estimate
 from calibrate.task import ReplayTask, StepTask, Task
+from calibrate.workloads import repeated
 from perfmodel.documents import file_sha256
 from perfmodel.documents.observation import LoopObservation, Observation
 from perfmodel.documents.verdicts import (
@@ -38,6 +39,8 @@ from perfmodel.units import Seconds, format_duration
 _ENOUGH_FOR_UPPER_COVERAGE: Final = 24
 #: Sooner after a calibration, a machine is in the mode that it was calibrated in. [s]
 _ANOTHER_OCCASION_S: Final = 20 * 60.0
+#: What trained in place is not judged by the same minutes of a host. [s]
+_AFTER_TRAINING_S: Final = 5 * 60.0
 #: Folder of the first stage of a judge: operators of what is judged, timed on one rank.
 IN_PLACE: Final = "in-place"
 #: Seeds below belong to development; a record uses one of the others, once.
@@ -63,19 +66,22 @@ class ProfileRequest:
 
 
 def wait_for_another_occasion(
-    request: ProfileRequest, on_progress: Callable[[Progress], None]
+    request: ProfileRequest, on_progress: Callable[[Progress], None], *, timed_s: Seconds = 0.0
 ) -> None:
-    """Wait until 20 minutes after the calibration, unless told to run soon."""
+    """Wait until 20 minutes after the calibration and 5 after the last run in place, unless told to run soon.
+
+    ``timed_s``: When that was, since 1970.
+    """
     if request.soon or not request.profile.origin.made_utc:
         return
-    made = dt.datetime.fromisoformat(request.profile.origin.made_utc)
+    made_s = dt.datetime.fromisoformat(request.profile.origin.made_utc).timestamp()
 
-    def left() -> Seconds:
-        age_s = (dt.datetime.now(dt.UTC) - made).total_seconds()
+    def left(since_s: Seconds, wait_s: Seconds) -> Seconds:
+        age_s = time.time() - since_s
         # A date to come is that of another clock.
-        return _ANOTHER_OCCASION_S - age_s if age_s >= 0 else 0.0
+        return wait_s - age_s if age_s >= 0 else 0.0
 
-    while (left_s := left()) > 0:
+    while (left_s := max(left(made_s, _ANOTHER_OCCASION_S), left(timed_s, _AFTER_TRAINING_S))) > 0:
         words = f"waiting {format_duration(left_s)} for another occasion; --soon runs now"
         on_progress(Progress(done=0, total=1, task=words, is_waiting=True))
         time.sleep(min(left_s, 5.0))
@@ -108,31 +114,17 @@ def launches(
     return repetitions
 
 
-class JudgedModel(NamedTuple):
-    """What is timed in place: a model with the file of its trace, at a micro-batch."""
-
-    name: str
-    micro_batch: int
-    document: Path
-
-
 def replay_rounds(
-    models: Sequence[JudgedModel], *, seed: int, num_rounds: int, target_s: Seconds
+    tasks: Sequence[ReplayTask], *, seed: int, num_rounds: int
 ) -> tuple[tuple[ReplayTask, ...], ...]:
-    """Operators of every model in place, as ``predict`` times them, once in every round."""
+    """Every model in place, as ``predict`` trains and times it: all of its rounds in a row.
+
+    Ranks start as often as there are rounds, each time for other models.
+    """
+    order = shuffled(tasks, f"{seed}-replays")
     return tuple(
-        tuple(
-            ReplayTask(
-                name=f"{index}: {model.name} replayed",
-                round=index,
-                workload=model.name,
-                micro_batch=model.micro_batch,
-                document=str(model.document.resolve()),
-                target_s=target_s,
-            )
-            for model in shuffled(models, f"{seed}-replays-{index}")
-        )
-        for index in range(num_rounds)
+        tuple(run for task in order[start::num_rounds] for run in repeated(task, num_rounds))
+        for start in range(num_rounds)
     )
 
 

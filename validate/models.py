@@ -14,7 +14,7 @@ from calibrate.experiment import is_short
 from calibrate.launch import Launcher
 from calibrate.random_models import RandomModel, draw
 from calibrate.replays import replays_in, with_replays
-from calibrate.task import StepTask, Task
+from calibrate.task import ReplayTask, StepTask, Task
 from perfmodel.answer import Question, open_workload
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import interval
@@ -41,7 +41,6 @@ from perfmodel.tracing.fork import Fork
 from perfmodel.units import Seconds
 from validate.judging import (
     IN_PLACE,
-    JudgedModel,
     ProfileRequest,
     Tolerances,
     campaign_seed,
@@ -128,6 +127,18 @@ class DrawnModel:
     document: Path
     reason: str | None = None
 
+    def in_place(self, folder: Path, target_s: Seconds) -> ReplayTask:
+        """One training and replay; ``folder`` takes its code."""
+        return ReplayTask(
+            name=f"{self.model.name} replayed",
+            round=0,
+            workload=self.model.name,
+            micro_batch=self.model.micro_batch,
+            document=str(self.document.resolve()),
+            code=self.model.write_file(folder),
+            target_s=target_s,
+        )
+
     def setting(self, world_size: int) -> RunSetting:
         """On a number of ranks."""
         return RunSetting(
@@ -182,10 +193,9 @@ def validate_models(
             folder=folder,
             plan=plan,
             rounds=replay_rounds(
-                [JudgedModel(e.model.name, e.model.micro_batch, e.document) for e in traced],
+                [entry.in_place(request.folder, budget.replay_s) for entry in traced],
                 seed=seed,
                 num_rounds=budget.replay_rounds,
-                target_s=budget.replay_s,
             ),
             placement=here,
         ),
@@ -199,7 +209,7 @@ def validate_models(
         for world_size in ((1, here.topology.world_size) if at < budget.num_parallel else (1,))
     }
     predicted = predict(request.profile, settings, timed, budget)
-    wait_for_another_occasion(request, on_progress)
+    wait_for_another_occasion(request, on_progress, timed_s=timed.stat().st_mtime)
     campaign = Campaign(
         folder=request.folder,
         plan=_plan(request, seed, predicted),

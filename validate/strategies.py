@@ -17,7 +17,7 @@ from calibrate.environment import describe_environment, placement_of, provenance
 from calibrate.launch import Launcher
 from calibrate.replays import replays_in, with_replays
 from calibrate.summary import estimate
-from calibrate.task import LayoutTask
+from calibrate.task import LayoutTask, ReplayTask
 from perfmodel.answer import Question, open_workload
 from perfmodel.answer.answer import answer
 from perfmodel.documents.observation import (
@@ -36,7 +36,6 @@ from perfmodel.statistics import Interval
 from perfmodel.units import Seconds
 from validate.judging import (
     IN_PLACE,
-    JudgedModel,
     ProfileRequest,
     Tolerances,
     compared,
@@ -139,10 +138,9 @@ def validate_strategies(
             folder=request.folder / IN_PLACE,
             plan={"stage": "validate strategies, in place", "seed": request.seed},
             rounds=replay_rounds(
-                trace_stacks(request, drawn),
+                trace_stacks(request, drawn, budget),
                 seed=request.seed,
                 num_rounds=budget.replay_rounds,
-                target_s=budget.target_s,
             ),
             placement=here,
         ),
@@ -221,24 +219,34 @@ def _draw(
     )
 
 
-def trace_stacks(request: StrategiesRequest, drawn: Sequence[Strategy]) -> list[JudgedModel]:
-    """Every stack with the file of its trace, which is written if it is missing."""
+def trace_stacks(
+    request: StrategiesRequest, drawn: Sequence[Strategy], budget: Budget
+) -> list[ReplayTask]:
+    """A training and replay of every stack; the file of its trace is written if it is missing."""
+    tasks = []
     for one in drawn:
-        if not _document(request.folder, one).exists():
-            # A factory of its own for the tracer, which takes files.
-            path = request.folder.resolve() / "models" / f"{one.workload}.py"
-            write_atomically(
-                path,
-                "from calibrate.probes.strategies import traceable\n\n\n"
-                f"def stack():\n    return traceable({one.stack.model_dump()})\n",
-            )
-            request.trace(f"{path}:stack", one.optimizer).write(_document(request.folder, one))
-    return [
-        JudgedModel(
-            one.workload, parse_layout(one.layout).micro_batch, _document(request.folder, one)
+        # A factory of its own for the tracer, which takes files.
+        path = request.folder.resolve() / "models" / f"{one.workload}.py"
+        write_atomically(
+            path,
+            "from calibrate.probes.strategies import traceable\n\n\n"
+            f"def stack():\n    return traceable({one.stack.model_dump()})\n",
         )
-        for one in drawn
-    ]
+        document = _document(request.folder, one)
+        if not document.exists():
+            request.trace(f"{path}:stack", one.optimizer).write(document)
+        tasks.append(
+            ReplayTask(
+                name=f"{one.workload} replayed",
+                round=0,
+                workload=one.workload,
+                micro_batch=parse_layout(one.layout).micro_batch,
+                document=str(document.resolve()),
+                code=f"{path}:stack",
+                target_s=budget.target_s,
+            )
+        )
+    return tasks
 
 
 def _document(folder: Path, strategy: Strategy) -> Path:

@@ -35,12 +35,20 @@ def fit_workload(
     workload: Workload, repetitions: Sequence[Repetition], *, spread: float
 ) -> MeasuredWorkload:
     """Curves and noise of one workload. ``spread`` is that of the machine's ranks."""
+    every = by_setting(repetitions)
     # Compute alone: one rank without DDP, several that do not synchronise.
     groups = {
         setting: group
-        for setting, group in by_setting(repetitions).items()
+        for setting, group in every.items()
         if setting.synchronisation
         is (Synchronisation.NONE if setting.world_size == 1 else Synchronisation.NO_SYNC)
+    }
+    # An exchange leaves other caches: only the backward pass, beside which it runs, is as without it.
+    beside = {
+        setting: every.get(replace(setting, synchronisation=Synchronisation.DDP), group)
+        if setting.world_size > 1
+        else group
+        for setting, group in groups.items()
     }
     world_sizes = sorted({setting.world_size for setting in groups})
     return MeasuredWorkload(
@@ -48,7 +56,10 @@ def fit_workload(
         phases=tuple(
             PhaseCurves(
                 world_size=world_size,
-                **{phase: _curve(groups, phase, world_size) for phase in PHASES},
+                **{
+                    phase: _curve(groups if phase == "backward" else beside, phase, world_size)
+                    for phase in PHASES
+                },
             )
             for world_size in world_sizes
         ),

@@ -12,7 +12,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -93,11 +93,6 @@ def recorded_layer(layer: Layer, device: torch.device) -> RecordedLayer:
     )
 
 
-def layer_operators(layer: Layer, device: torch.device) -> list[tuple[Operator, Phase]]:
-    """Every operator that a layer runs, once."""
-    return list(dict.fromkeys(recorded_layer(layer, device).calls))
-
-
 def _channels_side_by_side(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
@@ -144,13 +139,6 @@ def _convolution(layer: Layer) -> BuiltLayer:
         bias=out % 16 == 0,
     )
     return _module(module, *_square(layer))
-
-
-def _channels_last(layer: Layer) -> BuiltLayer:
-    """Between layers that work on every pixel by itself."""
-    module = _convolution(layer).module
-    built = _function(lambda pixels: module(pixels.permute(0, 3, 1, 2)), _pixels(layer))
-    return replace(built, module=module)
 
 
 def _linear(layer: Layer) -> BuiltLayer:
@@ -250,9 +238,8 @@ def _roll(layer: Layer) -> BuiltLayer:
 
 
 _BUILDERS: Final[dict[str, Callable[[Layer], BuiltLayer]]] = {
-    **dict.fromkeys(("convolution", "depthwise", "grouped", "projection"), _convolution),
-    **dict.fromkeys(("linear", "large_linear"), _linear),
-    "depthwise_last": _channels_last,
+    **dict.fromkeys(("convolution", "depthwise", "grouped"), _convolution),
+    "linear": _linear,
     "product": _product,
     "attention": _attention,
     "rotate": _rotate,
@@ -322,57 +309,46 @@ class Chain:
     """Operators that stand in for a layer before."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Composer:
-    operators: list[Operator] = field(default_factory=list)
-    positions: dict[Operator, int] = field(default_factory=dict)
-    calls: list[Call] = field(default_factory=list)
-    timed: set[tuple[int, Phase]] = field(default_factory=set)
-    handed: set[int] = field(default_factory=set)
-
-    def p2p(self, spec: TensorSpec) -> None:
-        """What the layer before would make: fresh in memory and in the caches."""
-        self.operators.append(_copy(spec))
-        position = len(self.operators) - 1
-        self.handed.add(position)
-        self.calls.append(Call(operator=position, phase=Phase.FORWARD, module=""))
-
-    def pass_weights(self, phase: Phase) -> None:
-        """What the weights of a heavier layer leave of the caches."""
-        self.operators.append(_copy(_BETWEEN))
-        self.calls.append(Call(operator=len(self.operators) - 1, phase=phase, module=""))
-
-    def run(self, recorded: RecordedLayer, phase: Phase) -> None:
-        for operator, at in recorded.calls:
-            if at is not phase:
-                continue
-            if operator not in self.positions:
-                self.positions[operator] = len(self.operators)
-                self.operators.append(operator)
-            position = self.positions[operator]
-            self.calls.append(Call(operator=position, phase=phase, module=""))
-            if not operator.view or recorded.layer.kind in _VIEWED:
-                self.timed.add((position, phase))
-
-
 def chained(layers: Sequence[RecordedLayer]) -> Chain:
     """The step that runs the layers forward in order and backward in the opposite one."""
-    composer = _Composer()
+    operators: list[Operator] = []
+    calls: list[Call] = []
+    positions: dict[Operator, int] = {}
+    timed: set[tuple[int, Phase]] = set()
+    handed: set[int] = set()
+
+    def append(operator: Operator, phase: Phase) -> int:
+        operators.append(operator)
+        return call(len(operators) - 1, phase)
+
+    def call(position: int, phase: Phase) -> int:
+        calls.append(Call(operator=position, phase=phase, module=""))
+        return position
+
+    def run(layer: RecordedLayer, phase: Phase) -> None:
+        # What the weights of a heavier layer leave of the caches.
+        append(_copy(_BETWEEN), phase)
+        if phase is Phase.FORWARD:
+            # What the layer before would make: fresh in memory and in the caches.
+            handed.update(append(_copy(spec), phase) for spec in layer.inputs)
+        for operator in (each for each, at in layer.calls if at is phase):
+            known = positions.get(operator)
+            position = append(operator, phase) if known is None else call(known, phase)
+            positions[operator] = position
+            if not operator.view or layer.layer.kind in _VIEWED:
+                timed.add((position, phase))
+
     for layer in layers:
-        composer.pass_weights(Phase.FORWARD)
-        for spec in layer.inputs:
-            composer.p2p(spec)
-        composer.run(layer, Phase.FORWARD)
+        run(layer, Phase.FORWARD)
     for layer in reversed(layers):
-        composer.pass_weights(Phase.BACKWARD)
-        composer.run(layer, Phase.BACKWARD)
+        run(layer, Phase.BACKWARD)
     parameters = [spec for layer in reversed(layers) for spec in reversed(layer.parameters)]
     step = TracedStep(
         micro_batch=1,
         sample="made up",
         method=_METHOD,
-        operators=tuple(composer.operators),
-        segments=(Segment(count=1, calls=tuple(composer.calls)),),
+        operators=tuple(operators),
+        segments=(Segment(count=1, calls=tuple(calls)),),
         parameters=tuple(
             TracedParameter(name="", shape=spec.shape, dtype=spec.dtype, ready_after=0)
             for spec in parameters
@@ -381,11 +357,7 @@ def chained(layers: Sequence[RecordedLayer]) -> Chain:
         buffer_bytes=0,
         frozen_bytes=0,
     )
-    return Chain(
-        step=step,
-        timed=frozenset(composer.timed),
-        handed=frozenset(composer.handed),
-    )
+    return Chain(step=step, timed=frozenset(timed), handed=frozenset(handed))
 
 
 def _copy(spec: TensorSpec) -> Operator:

@@ -7,8 +7,7 @@ In the order of the step it finds what the step leaves it.
 import json
 import math
 import tempfile
-import timeit
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from calibrate.device import Clock
 from calibrate.probes import Session, repeats_within
-from calibrate.probes.training import host_steps
+from calibrate.probes.training import host_steps, trained_s
 from calibrate.replays import Dataflow, linked
 from calibrate.task import ModelTask, ReplayTask
 from perfmodel.documents import seals
@@ -250,10 +249,8 @@ _MINIMUM_PASSES: Final = {False: 2, True: 3}
 _MAXIMUM_PASSES = 30
 #: A gradient as training has them.
 _ORDINARY = 1e-3
-#: What makes the gradient of a table that was looked up by indices.
-_LOOKED_UP = frozenset(
-    {"_embedding_bag_backward", "_embedding_bag_dense_backward", "embedding_dense_backward"}
-)
+#: What looks rows of a table up by indices: the others have a gradient of 0, which AdamW takes up to twice as long for.
+_LOOKUPS = frozenset({"embedding", "_embedding_bag"})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -280,32 +277,6 @@ def without_denormals() -> Iterator[None]:
         torch.set_flush_denormal(False)
 
 
-#: Pairs of layers whose calls are timed together, and how often.
-_PAIRS = 20
-_ATTEMPTS = 15
-
-
-def module_call_s() -> Seconds:
-    """Time of a processor to call a module, beside its operators: Python, and the graph of autograd. [s]
-
-    Of linear layers and ReLUs of a few numbers, the fastest of some passes, less their operators alone.
-    """
-    layers = nn.Sequential(*(nn.Linear(8, 8), nn.ReLU()) * _PAIRS)
-    inputs, weight, bias = torch.ones(2, 8), torch.ones(8, 8), torch.ones(8)
-
-    def operators() -> None:
-        with torch.no_grad():
-            for _ in range(_PAIRS):
-                torch.relu(torch.addmm(bias, inputs, weight))
-
-    def fastest_s(act: Callable[[], Any]) -> Seconds:
-        return min(timeit.repeat(act, number=1, repeat=_ATTEMPTS))
-
-    with torch.enable_grad():
-        whole_s = fastest_s(lambda: layers(inputs))
-    return max(0.0, whole_s - fastest_s(operators)) / (2 * _PAIRS)
-
-
 class Passes:
     """Forward and backward pass of a step, call by call."""
 
@@ -314,8 +285,6 @@ class Passes:
         self.failed: set[int] = set()
         """Operators that cannot be repeated from their record."""
         self._session = session
-        self._modules = step.modules_entered()
-        self._module_s = 0.0 if session.asynchronous or not any(self._modules) else module_call_s()
         self._operators = [
             ReplayedOperator(operator, session.device) for operator in step.operators
         ]
@@ -334,8 +303,8 @@ class Passes:
         """A clock of the device for one pass."""
         return self._session.measured.clock()
 
-    def run(self, clock: Clock) -> dict[int, Tensor]:
-        """Make every call between two marks; return what is left, the gradients among it."""
+    def run(self, clock: Clock) -> None:
+        """Make every call between two marks."""
         tensors = dict(self.lasting)
         device = self._session.measured
         for index, (call, released) in enumerate(
@@ -355,26 +324,15 @@ class Passes:
             del inputs, results
             for number in released:
                 tensors.pop(number, None)
-        return tensors
 
     def durations_s(self, clock: Clock) -> list[Seconds]:
-        """Of each call, with that of its module, and of whatever was marked in pairs after them. [s]"""
+        """Of each call, and of whatever was marked in pairs after them. [s]"""
         instants_s = clock.seconds()
         pairs = zip(instants_s[::2], instants_s[1::2], strict=True)
         marked_s = (end - start for start, end in pairs)
         calls = (self._operators[call.operator].operator for call in self.flow.calls)
         found_s = [next(marked_s) if self._is_marked(each) else 0.0 for each in calls]
-        found_s += marked_s
-        for at, num_modules in enumerate(self._modules):
-            found_s[at] += num_modules * self._module_s
-        return found_s
-
-    def by_operator(self, clock: Clock) -> dict[tuple[int, Phase], list[Seconds]]:
-        """Duration of every call, by operator and phase. [s]"""
-        found: dict[tuple[int, Phase], list[Seconds]] = defaultdict(list)
-        for call, duration_s in zip(self.flow.calls, self.durations_s(clock), strict=False):
-            found[call.operator, call.phase].append(duration_s)
-        return found
+        return [*found_s, *marked_s]
 
     def _is_marked(self, operator: Operator) -> bool:
         """Views take no time of a device with a queue, whose marks do."""
@@ -427,8 +385,13 @@ class Replay:
         )
         for group in self._optimizer.param_groups:
             group["lr"] = 0.0
-        self._rows = _rows(self._passes.flow, step)
-        """Gradients of tables, and the indices of the rows that they were looked up by."""
+        self._looked_up: dict[int, int] = {}
+        """Rows of each table that a step names at most, by the number of its tensor; nothing else reads it."""
+        readers = Counter(number for call in self._passes.flow.calls for number in call.inputs)
+        for call in self._passes.flow.calls:
+            operator = step.operators[call.operator]
+            if base_name(operator.name) in _LOOKUPS and readers[call.inputs[0]] == 1:
+                self._looked_up[call.inputs[0]] = operator.inputs[1].num_elements
         with without_denormals():
             self._once(ReplayTimes())  # it loads kernels
         self.times = ReplayTimes(failed=self._passes.failed)
@@ -447,78 +410,46 @@ class Replay:
                 self._once(self.times)
 
     @torch.no_grad()
-    def _once(self, times: ReplayTimes) -> tuple[Seconds, ...]:
-        """Repeat the step, add its times, and return the phases' sums. [s]"""
+    def _once(self, times: ReplayTimes) -> None:
+        """Repeat the step and add its times."""
         clock = self._passes.new_clock()
-        self._take_gradients(self._passes.run(clock))
+        self._passes.run(clock)
+        for number, parameter, traced in zip(
+            self._passes.parameters, self._parameters, self._step.parameters, strict=True
+        ):
+            if traced.ready_after is not None:
+                # What made-up values lead to is not as training has it: some quotients take several times as long.
+                parameter.grad = torch.full_like(parameter, _ORDINARY)
+                if number in self._looked_up:
+                    parameter.grad[self._looked_up[number] :] = 0.0
         self._session.synchronise()
         self._session.measured.hold(_HOLD_S)
         clock.mark()
         self._optimizer.step()
         self._optimizer.zero_grad()
         clock.mark()
-        return self._collect(clock, times)
-
-    def _take_gradients(self, tensors: dict[int, Tensor]) -> None:
-        """Give each parameter a result of the backward pass of its shape, with values as training has.
-
-        What made-up values lead to is not: roots and quotients of zeros, infinities and the like take
-        several times as long. But rows of a table that no index of the batch names have a gradient of
-        exactly 0 in training too.
-        """
-        found: dict[Any, list[int]] = defaultdict(list)
-        for number in self._passes.flow.gradients:
-            tensor = tensors.get(number)
-            if tensor is not None:
-                found[tuple(tensor.shape), tensor.dtype].append(number)
-        for parameter, traced in zip(self._parameters, self._step.parameters, strict=True):
-            if traced.ready_after is None:
-                continue
-            fitting = found[tuple(parameter.shape), parameter.dtype]
-            if not fitting:
-                parameter.grad = torch.full_like(parameter, _ORDINARY)
-                continue
-            gradient = tensors[fitting[0]]
-            if gradient.stride() != parameter.stride():
-                # Autograd lays a gradient out as its parameter: optimizers over lists need both alike.
-                gradient = torch.empty_like(parameter)
-            # Indices that the step makes itself are positions, which name every row, and are gone by now.
-            rows = tensors.get(self._rows.get(fitting.pop(0), -1))
-            if rows is None:
-                parameter.grad = gradient.fill_(_ORDINARY)
-            else:
-                parameter.grad = gradient.zero_()
-                gradient[rows.flatten()] = _ORDINARY
-
-    def _collect(self, clock: Clock, times: ReplayTimes) -> tuple[Seconds, ...]:
         *calls_s, optimizer_s = self._passes.durations_s(clock)
-        phases_s = {Phase.FORWARD: 0.0, Phase.BACKWARD: 0.0, Phase.OPTIMIZER: optimizer_s}
+        times.phases_s[Phase.OPTIMIZER].append(optimizer_s)
+        found: dict[tuple[int, Phase], list[Seconds]] = defaultdict(list)
         for call, duration_s in zip(self._passes.flow.calls, calls_s, strict=True):
-            phases_s[call.phase] += duration_s
-        for key, values_s in self._passes.by_operator(clock).items():
+            found[call.operator, call.phase].append(duration_s)
+        for key, values_s in found.items():
             times.calls_s[key].append(sum(values_s) / len(values_s))
-        for phase, total_s in phases_s.items():
+        for phase in (Phase.FORWARD, Phase.BACKWARD):
+            total_s = sum(sum(values_s) for (_, at), values_s in found.items() if at is phase)
             times.phases_s[phase].append(total_s)
-        return tuple(phases_s.values())
 
 
-def _rows(flow: Dataflow, step: TracedStep) -> dict[int, int]:
-    """Gradients of tables, and views of them, with the indices that the tables were looked up by."""
-    rows: dict[int, int] = {}
-    for call in flow.calls:
-        operator = step.operators[call.operator]
-        if base_name(operator.name) in _LOOKED_UP:
-            rows[call.outputs[0]] = call.inputs[1]
-        elif operator.view and call.inputs[0] in rows:
-            rows[call.outputs[0]] = rows[call.inputs[0]]
-    return rows
+#: Share of the time of a task in which operators run one by one, where its model trains in the rest.
+_REPLAYED: Final = 1 / 3
 
 
 def measure_replay(session: Session, task: ReplayTask) -> ReplayObservation:
-    """Trace or read the step of a task, and repeat it."""
+    """Trace or read the step of a task, train its model if its code is at hand, and repeat it."""
     traced, step = _replayed_step(session, task)
+    own_s = trained_s(session, task.code, step, target_s=task.target_s * (1 - _REPLAYED))
     replay = Replay(session, step)
-    replay.for_about(task.target_s)
+    replay.for_about(task.target_s * (_REPLAYED if own_s else 1))
     times, counts = replay.times, step.call_counts()
     if task.round > 0:
         traced = None  # the same in every round: once is enough on disk
@@ -542,6 +473,7 @@ def measure_replay(session: Session, task: ReplayTask) -> ReplayObservation:
         forward_s=tuple(times.phases_s[Phase.FORWARD]),
         backward_s=tuple(times.phases_s[Phase.BACKWARD]),
         optimizer_s=tuple(times.phases_s[Phase.OPTIMIZER]),
+        trained_s=own_s,
         failed=tuple(sorted({step.operators[position].name for position in times.failed})),
         traced=traced and traced.step,
         model=traced and replace(traced.workload, name=task.workload),

@@ -2,15 +2,18 @@
 
 import contextlib
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
 
 from calibrate.device import HOLD_S, Clock, Device
 from calibrate.probes import Session, repeats_within
@@ -25,6 +28,8 @@ from perfmodel.documents.observation import (
 )
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.tracing.reference import REFERENCES, ReferenceModel
+from perfmodel.tracing.source import make_optimizer
+from perfmodel.tracing.sources import find_source
 from perfmodel.units import Seconds
 from perfmodel.workload import Phase
 from perfmodel.workload.step import TracedStep
@@ -35,6 +40,9 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _POOL_SAMPLES = 512
 _MAXIMUM_STEPS = 200
+#: Of a model's own training: of the longest steps a few, of the shortest as many as take a second.
+_FEWEST_TRAINED: Final = 3
+_MOST_TRAINED: Final = 1000
 #: Steps until a host that runs ahead of its device has filled the queue between them.
 _LEAD_IN = 5
 _DENSE_STEPS = 5
@@ -239,6 +247,57 @@ def host_steps(
         num_gradients=sum(parameter.requires_grad for parameter in module.parameters()),
         target_s=target_s,
     )
+
+
+def trained_s(
+    session: Session, code: str | None, step: TracedStep, *, target_s: Seconds
+) -> Seconds | None:
+    """Mean step of a user's model in a loop as tutorials have it; None without its code, or if it cannot train. [s]
+
+    No clock stands between two steps. Each gathers its batch: the samples that were drawn, in a new order.
+    On a GPU operators are timed alone: a whole step does not tell whether the device waits for its host.
+    """
+    micro_batch, method = step.micro_batch, step.method
+    if code is None or session.asynchronous or method.checkpointing != "none":
+        return None
+    source = find_source(code)
+    module = source.build().train()
+    optimizer = make_optimizer(
+        (weights for weights in module.parameters() if weights.requires_grad),
+        name=method.optimizer,
+        implementation=method.optimizer_implementation,
+    )
+    drawn = source.draw_batch(micro_batch)
+
+    def run(num_steps: int) -> Seconds:
+        begun_s = session.measured.now()
+        for _ in range(num_steps):
+            optimizer.zero_grad()
+            in_order = partial(_in_order, torch.randperm(micro_batch))
+            positional, keyword, targets = tree_map(
+                in_order, (drawn.positional, drawn.keyword, drawn.targets)
+            )
+            with session.measured.autocast(method.precision):
+                loss = source.loss(module(*positional, **keyword), targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        if not math.isfinite(loss.item()):
+            raise ValueError(f"{code}: diverged")
+        return session.measured.now() - begun_s
+
+    try:
+        warm_s = [run(1), run(1)]
+        count = repeats_within(target_s, warm_s[1:], minimum=_FEWEST_TRAINED, maximum=_MOST_TRAINED)
+        return run(count) / count
+    # What is traced needs no values: indices of an example may be memory as it was found.
+    except (IndexError, RuntimeError, ValueError):
+        return None
+
+
+def _in_order(rows: Tensor, leaf: Any) -> Any:
+    """A part of a batch with its samples in an order; what holds no samples as it is."""
+    holds_samples = isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == len(rows)
+    return leaf[rows] if holds_samples else leaf
 
 
 def issued_steps(  # noqa: PLR0913 - what a step is

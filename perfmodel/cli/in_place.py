@@ -1,4 +1,4 @@
-"""Models that the profile does not hold yet: timed operator by operator, before they are predicted.
+"""Models that the profile does not hold yet: trained, and timed operator by operator, before they are predicted.
 
 What was timed stays beside the profile, in ``workloads/``, by operator, shapes, type and memory layout: the next
 model that has the same operators need not be timed.
@@ -25,11 +25,14 @@ def time_in_place(
     calibration: Path,
     document: "WorkloadDocument",
     batch_of: Callable[["MeasuredWorkload"], int],
+    *,
+    code: str | None = None,
 ) -> None:
-    """Time the operators of a traced workload that nothing was timed of, if this is the machine.
+    """Time the step of a traced workload that nothing was timed of, if this is the machine.
 
-    ``calibration`` is its folder, ``batch_of`` says at which micro-batch. Nothing is measured, and nothing said, on
-    another machine: curves answer there.
+    ``calibration`` is its folder, ``batch_of`` says at which micro-batch. With its ``code``, such as FILE.py:FACTORY,
+    the model trains for some seconds, but on a GPU, whose operators are timed alone. Nothing is measured, and
+    nothing said, on another machine: curves answer there.
     """
     from calibrate.workloads import measure_workload, with_stored_workloads
     from perfmodel.answer import open_workload
@@ -39,14 +42,14 @@ def time_in_place(
         return
     machine = with_stored_workloads(machine, calibration)
     micro_batch = batch_of(open_workload(machine, document))
-    if machine.operators is None or _is_timed(machine.operators, trace, micro_batch):
+    code = None if machine.asynchronous else code
+    if machine.operators is None or _is_timed(machine.operators, trace, micro_batch, code):
         return
     from importlib.util import find_spec
 
     if any(find_spec(name) is None for name in ("torch", "psutil")):
         return
     from calibrate.environment import describe_environment
-    from calibrate.launch import TorchrunLauncher
 
     here = describe_environment(observe_s=0.0)["host"]["fingerprint"]
     if here != machine.origin.fingerprint:
@@ -57,8 +60,8 @@ def time_in_place(
             document.write(file)
             measure_workload(
                 file,
-                TorchrunLauncher(),
                 micro_batch=micro_batch,
+                code=code,
                 folder=calibration,
                 profile=machine,
                 on_progress=on_progress,
@@ -67,7 +70,10 @@ def time_in_place(
         typer.echo(f"not timed in place, curves answer: {error}", err=True)
 
 
-def _is_timed(operators: "OperatorCosts", trace: "SymbolicStep", micro_batch: int) -> bool:
+def _is_timed(
+    operators: "OperatorCosts", trace: "SymbolicStep", micro_batch: int, code: str | None
+) -> bool:
     from perfmodel.cost.operators import OperatorDurations
 
-    return OperatorDurations(operators).holds(trace.at(micro_batch=micro_batch))
+    known, step = OperatorDurations(operators), trace.at(micro_batch=micro_batch)
+    return known.holds(step) if code is None else known.trained(step) is not None

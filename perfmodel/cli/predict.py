@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Where a command keeps its machine.
 _MACHINE: Final = "perfmodel.machine"
+#: The same of what a workload file was traced from.
+_CODE: Final = "perfmodel.code"
 _CSV = typer.Option("--csv", help="Print comma-separated values.")
 _SAMPLES = opt.positive("--samples", "Samples of the whole training: says the time to them.")
 _NO_MEASURE = typer.Option(
@@ -165,10 +167,11 @@ def _open_workload(context: typer.Context) -> None:
     given, machine = context.params, _profiled(context)
     name = given["workload"]
     if isinstance(name, str) and (machine.workload(name) is None or machine.device_costs):
-        from perfmodel.models import workload_of  # calibrated workloads need no traces
+        from perfmodel.models import is_workload_file, workload_of  # calibrated ones need no traces
 
         with working("trace"):
             given["workload"] = workload_of(machine, name)
+        context.meta[_CODE] = None if is_workload_file(name) else name
 
 
 def _profiled(context: typer.Context) -> "MeasuredMachine":
@@ -185,8 +188,8 @@ def _time_workload(context: typer.Context, batch_of: Callable[["MeasuredWorkload
     if not is_named and given["device"] is None and not given["no_measure"]:
         from perfmodel.cli.in_place import time_in_place
 
-        folder = given["profile"].parent
-        time_in_place(_profiled(context), folder, given["workload"], batch_of)
+        folder, code = given["profile"].parent, context.meta[_CODE]
+        time_in_place(_profiled(context), folder, given["workload"], batch_of, code=code)
 
 
 def _predict_layout(context: typer.Context) -> None:

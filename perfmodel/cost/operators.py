@@ -20,7 +20,7 @@ from perfmodel.cost.families import (
     work,
 )
 from perfmodel.machine import Evidence
-from perfmodel.machine.measured import OperatorCosts, OperatorFamily
+from perfmodel.machine.measured import MeasuredStep, OperatorCosts, OperatorFamily
 from perfmodel.units import Bytes, Seconds
 from perfmodel.workload import ELEMENT_BYTES, Operator, Phase
 from perfmodel.workload.step import (
@@ -119,14 +119,23 @@ class OperatorDurations:
 
     def holds(self, step: TracedStep) -> bool:
         """Whether each call of a step was timed in place, of this workload or another, and its optimizer."""
-        calls = {
-            (signature(step.operators[position]), phase.value)
-            for position, phase in step.call_counts()
-            if phase is not Phase.OPTIMIZER
-        }
         own = parameters_signature(step)
         has_optimizer = any(m.parameters == own for m in self.profile.measured)
-        return has_optimizer and calls <= self._measured.keys()
+        return has_optimizer and _calls(step) <= self._measured.keys()
+
+    def trained(self, step: TracedStep) -> MeasuredStep | None:
+        """The measurement of this very step if its model was trained."""
+        own, calls = parameters_signature(step), _calls(step)
+        return next(
+            (
+                m
+                for m in self.profile.measured
+                if m.trained_s is not None
+                and (m.parameters, m.micro_batch) == (own, step.micro_batch)
+                and {(each.signature, each.phase) for each in m.operators} <= calls
+            ),
+            None,
+        )
 
     def step(self, step: TracedStep) -> dict[Phase, PhaseDuration]:
         """Forward, backward and optimizer of a step."""
@@ -328,6 +337,15 @@ class OperatorDurations:
             )
             for expected_s, reading in zip(_updates_s(entry, sizes), readings, strict=True)
         ]
+
+
+def _calls(step: TracedStep) -> set[tuple[str, str]]:
+    """Signatures and phases of what runs in the passes of a step."""
+    return {
+        (signature(step.operators[position]), phase.value)
+        for position, phase in step.call_counts()
+        if phase is not Phase.OPTIMIZER
+    }
 
 
 def _sizes_bytes(parameters: Iterable[TracedParameter]) -> list[Bytes]:

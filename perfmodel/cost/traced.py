@@ -35,8 +35,6 @@ _DISPATCH_ERROR = 0.3
 INPUT_COPIES: Final = 2
 #: Smallest spread of how ranks slow each other down, in log.
 _SMALLEST_SPREAD = 0.02
-#: How much more, in log, ranks slow each other down per e-fold of the parameters: a prior's width.
-_SLOPE_PER_EFOLD = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +78,7 @@ def traced_profile(
             phase,
         )
     by_curves = _rising({batch: curves.step(steps[batch]) for batch in sorted(steps)})
-    found = {batch: exact.step(steps[batch]) for batch in batches}
+    found = {batch: _as_trained(exact, steps[batch]) for batch in batches}
     points = {
         phase: _points(
             {batch: steps[phase] for batch, steps in by_curves.items()},
@@ -92,13 +90,29 @@ def traced_profile(
     noise, rank_spread = _borrowed_noise(profile, points[Phase.BACKWARD])
     return MeasuredWorkload(
         workload=with_ready_times(workload, steps[_middle(batches)], exact),
-        phases=_phases(profile, trace, points, workload.gradient_bytes, batch),
+        phases=_phases(profile, trace, points, batch),
         noise=noise,
         rank_spread=rank_spread,
         evidence=_evidence(by_curves, has_measured=bool(batches)),
         measured_batches=batches,
         untimed=tuple(sorted(untimed)) if not batches else (),
     )
+
+
+def _as_trained(exact: OperatorDurations, step: TracedStep) -> dict[Phase, PhaseDuration]:
+    """Phases of a step that was timed in place, in its own training if its model was trained.
+
+    T(phase) = replayed(phase) trained / sum of replayed      replayed: on the device that is asked for
+    """
+    found, trained = exact.step(step), exact.trained(step)
+    if trained is None or trained.trained_s is None:
+        return found
+    here = OperatorDurations(replace(exact.profile, rescaling=None), own=exact.own).step(step)
+    ratio = trained.trained_s / sum(duration.time_s for duration in here.values())
+    return {
+        phase: replace(d, time_s=d.time_s * ratio, relative_error=trained.relative_error)
+        for phase, d in found.items()
+    }
 
 
 def _middle(batches: Sequence[int]) -> int:
@@ -146,17 +160,16 @@ def ready_when_done(
 
 
 def _measured_batches(exact: OperatorDurations, trace: SymbolicStep, own: str) -> tuple[int, ...]:
-    """Micro-batches at which this very trace was replayed, or whose operators others share."""
+    """Micro-batches at which this very trace was trained or replayed, or whose operators others share."""
     measured = exact.profile.measured
     replayed = {step.micro_batch for step in measured if step.parameters == own}
     others = {step.micro_batch for step in measured} - replayed if replayed else set()
     found = {
         batch
         for batch in replayed
-        if all(
-            duration.evidence is Evidence.MEASURED
-            for duration in exact.step(trace.at(micro_batch=batch)).values()
-        )
+        for step in [trace.at(micro_batch=batch)]
+        if exact.trained(step)
+        or all(duration.evidence is Evidence.MEASURED for duration in exact.step(step).values())
     }
     found |= {batch for batch in others if exact.holds(trace.at(micro_batch=batch))}
     return tuple(sorted(found))
@@ -225,7 +238,6 @@ def _phases(
     profile: MeasuredMachine,
     trace: SymbolicStep,
     points: Mapping[Phase, tuple[CurvePoint, ...]],
-    heavy_bytes: Bytes,
     batch: AffineBytes | None,
 ) -> tuple[PhaseCurves, ...]:
     """One set of curves per number of ranks that were measured together."""
@@ -244,9 +256,7 @@ def _phases(
             world_size=world_size,
             input=copied,
             **{
-                phase.value: _slowed(
-                    points[phase], slowdown(profile, phase, world_size, heavy_bytes)
-                )
+                phase.value: _slowed(points[phase], slowdown(profile, phase, world_size))
                 for phase in Phase
             },
             **dispatch,
@@ -326,16 +336,10 @@ def issued_s(host: HostCosts, counts: Mapping[str, int]) -> Seconds:
     return float(sum(count * getattr(host, name) for name, count in counts.items()))
 
 
-def slowdown(
-    profile: MeasuredMachine, phase: Phase, world_size: int, gradient_bytes: Bytes
-) -> _Slowdown:
-    """Ratio of a phase with so many ranks at work to one alone, for a model of a size.
-
-    Ranks share the path to memory: how much that costs is read along the sizes of the reference
-    models, by a line whose slope is drawn towards none, and is the more uncertain the farther away.
-    """
-    found = [
-        (math.log(max(1, workload.workload.gradient_bytes)), math.log(many.time_s / one.time_s))
+def slowdown(profile: MeasuredMachine, phase: Phase, world_size: int) -> _Slowdown:
+    """Ratio of a phase with so many ranks at work to one alone: the geometric mean over the reference models."""
+    logs = [
+        math.log(many.time_s / one.time_s)
         for workload in profile.workloads
         for phases in workload.phases
         if phases.world_size == world_size
@@ -344,20 +348,11 @@ def slowdown(
         )
         if one.at == many.at and min(one.time_s, many.time_s) > 0
     ]
-    if world_size == 1 or not found:
+    if world_size == 1 or not logs:
         return _Slowdown(factor=1.0, log_error=0.0)
-    sizes, logs = (np.array(column) for column in zip(*found, strict=True))
-    # Points of one model tell about one size: they count as one.
-    per_model = len(logs) / len(set(sizes.tolist()))
-    away = sizes - sizes.mean()
-    spread = max(_SMALLEST_SPREAD, float(logs.std()))
-    weight = float(away @ away) / per_model + (spread / _SLOPE_PER_EFOLD) ** 2
-    slope = float(away @ (logs - logs.mean())) / per_model / weight
-    rest = max(_SMALLEST_SPREAD, float(np.std(logs - logs.mean() - slope * away)))
-    distance = math.log(max(1, gradient_bytes)) - float(sizes.mean())
     return _Slowdown(
-        factor=math.exp(max(0.0, float(logs.mean()) + slope * distance)),
-        log_error=math.hypot(rest, distance * spread / math.sqrt(weight)),
+        factor=math.exp(max(0.0, float(np.mean(logs)))),
+        log_error=max(_SMALLEST_SPREAD, float(np.std(logs))),
     )
 
 

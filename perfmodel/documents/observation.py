@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, NonNegativeInt, PlainSerializer, PositiveInt, TypeAdapter
+from pydantic import Field, NonNegativeInt, PlainSerializer, PositiveFloat, PositiveInt, TypeAdapter
 
 from perfmodel.documents import Record, read_lines
 from perfmodel.errors import InvalidDocument
@@ -200,6 +200,8 @@ class ReplayObservation(Taken):
     """Sum over the calls of the phase, by pass."""
     backward_s: Durations
     optimizer_s: Durations
+    trained_s: PositiveFloat | None = None
+    """A step of the model's own training, a mean over many; None if only operators ran."""
     failed: tuple[str, ...]
     """Operators that could not be repeated from their record."""
     traced: SymbolicStep | None = None

@@ -294,7 +294,7 @@ class MeasuredOperator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStep:
-    """A traced step at one micro-batch, measured operator by operator."""
+    """A traced step at one micro-batch, measured operator by operator, and as a whole where the model was trained."""
 
     workload: str
     micro_batch: Count
@@ -303,6 +303,9 @@ class MeasuredStep:
     operators: tuple[MeasuredOperator, ...]
     optimizer_s: NonNegative
     relative_error: RelativeError
+    """Of ``trained_s`` if that is known, else of the sum of the operators."""
+    trained_s: Positive | None = None
+    """A step of the model's own training on one device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

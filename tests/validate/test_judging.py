@@ -8,13 +8,13 @@ import pytest
 
 from calibrate.campaign import write_plan
 from calibrate.summary import Estimate
+from calibrate.task import ReplayTask
 from perfmodel.layout import RunSetting
 from perfmodel.machine.measured import Repeatability
 from perfmodel.statistics import Interval
 from tests.perfmodel.profiles import Machine, profile
 from tests.validate.samples import exactly, single
 from validate.judging import (
-    JudgedModel,
     ProfileRequest,
     Tolerances,
     campaign_seed,
@@ -109,13 +109,20 @@ def test_gates_of_the_quick_budget_rest_on_the_noise_of_the_machine() -> None:
     ]
 
 
+def replays(count: int) -> list[ReplayTask]:
+    """One of each model."""
+    return [
+        ReplayTask(name=f"m{i} replayed", round=0, workload=f"m{i}", micro_batch=1, target_s=0.5)
+        for i in range(count)
+    ]
+
+
 @pytest.mark.parametrize(("budget", "starts"), [("quick", 1), ("standard", 2)])
 def test_ranks_start_again_for_every_repetition_but_of_the_quick_budget(
     tmp_path: Path, budget: str, starts: int
 ) -> None:
     request = ProfileRequest(profile=profile(Machine()), folder=tmp_path, budget=budget)
-    models = [JudgedModel(f"m{i}", 1, tmp_path / f"{i}.json") for i in range(3)]
-    planned = replay_rounds(models, seed=3, num_rounds=2, target_s=0.5)
+    planned = replay_rounds(replays(3), seed=3, num_rounds=2)
     started = launches(planned, request)
     assert len(started) == starts
     assert [task for tasks in started for task in tasks] == [*planned[0], *planned[1]]
@@ -136,15 +143,16 @@ def test_a_campaign_that_was_interrupted_in_its_first_stage_keeps_its_seed(tmp_p
     assert campaign_seed(tmp_path, None) == 4711
 
 
-def test_every_round_replays_every_model_once_in_an_order_of_its_own(tmp_path: Path) -> None:
-    models = [JudgedModel(f"m{i}", i + 1, tmp_path / f"{i}.json") for i in range(8)]
-    first, second = replay_rounds(models, seed=3, num_rounds=2, target_s=0.5)
-    names = [task.workload for task in first]
-    assert sorted(names) == sorted(model.name for model in models)
-    assert names != [task.workload for task in second]
-    assert {task.name for task in second} == {f"1: {model.name} replayed" for model in models}
-    again, _ = replay_rounds(models, seed=3, num_rounds=2, target_s=0.5)
-    assert again == first
+def test_rounds_of_a_model_follow_each_other_in_one_launch_as_those_of_predict() -> None:
+    models = replays(5)
+    planned = replay_rounds(models, seed=3, num_rounds=2)
+    assert [len(launch) for launch in planned] == [6, 4]
+    tasks = [task for launch in planned for task in launch]
+    assert sorted(task.workload for task in tasks[::2]) == [model.workload for model in models]
+    assert [task.workload for task in tasks[::2]] != [model.workload for model in models]
+    for first, second in zip(tasks[::2], tasks[1::2], strict=True):
+        assert first.workload == second.workload
+        assert [first.name, second.name] == [f"{at}: {first.workload} replayed" for at in (0, 1)]
 
 
 def found(value_s: float) -> Estimate:

@@ -42,6 +42,7 @@ from torch import nn
 def small(): return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), torch.zeros(1, 6)
 """
 CALL_S = 0.001
+TRAINED_S = 0.0315
 
 
 def replay(task: ReplayTask) -> Observation:
@@ -69,6 +70,7 @@ def replay(task: ReplayTask) -> Observation:
         forward_s=(CALL_S * sums[Phase.FORWARD],),
         backward_s=(CALL_S * sums[Phase.BACKWARD],),
         optimizer_s=(CALL_S,),
+        trained_s=TRAINED_S if task.code else None,
         failed=(),
         traced=None,
         model=None,
@@ -121,7 +123,7 @@ def test_what_was_never_timed_is_timed_once(
 ) -> None:
     step_s, evidence = step_of(run, *asked)
     assert evidence is Evidence.MEASURED
-    assert step_s / CALL_S == pytest.approx(round(step_s / CALL_S))
+    assert step_s == pytest.approx(TRAINED_S)
     assert step_of(run, *asked) == (step_s, evidence)
     assert len(launcher.calls) == 1
     # A traced file holds the same operators; other batches are timed too.
@@ -130,8 +132,13 @@ def test_what_was_never_timed_is_timed_once(
     by_file = (*asked[:3], "--workload", file, "--devices", 1)
     assert step_of(run, *by_file, "--batch", 4) == (step_s, evidence)
     assert len(launcher.calls) == 1
-    assert step_of(run, *by_file, "--batch", 6)[1] is Evidence.MEASURED
+    step_s, evidence = step_of(run, *by_file, "--batch", 6)
+    assert evidence is Evidence.MEASURED
+    assert step_s / CALL_S == pytest.approx(round(step_s / CALL_S))
     assert len(launcher.calls) == 2
+    # Its code says more than its operators.
+    assert step_of(run, *asked[:6], 6, *asked[7:])[0] == pytest.approx(TRAINED_S)
+    assert len(launcher.calls) == 3
 
 
 def test_a_layout_is_timed_in_place_as_well(
