@@ -8,7 +8,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -151,7 +151,7 @@ class RandomModel:
             device_kind=device_kind,
         )
         source = find_source(self.write_file(folder))
-        return trace_model(source, method, micro_batch=self.micro_batch)
+        return trace_model(source, method, micro_batch=self.micro_batch, beside=True)
 
 
 class _WithTargets(nn.Module):
@@ -167,6 +167,7 @@ class _WithTargets(nn.Module):
         return self.model(*inputs), targets
 
 
+@lru_cache(maxsize=1)
 def draw(seed: int, index: int, *, on_gpu: bool = False) -> RandomModel:
     """The model of a seed and an index; families take turns, so that few models hold many of them.
 

@@ -15,7 +15,7 @@ from perfmodel.units import MINUTE_S, Seconds, format_duration
 #: A borrowed machine is often lent for ten minutes. [s]
 _CAMPAIGN_S: Final[Seconds] = 9 * MINUTE_S
 
-_BUDGET = typer.Option(help="quick, standard or thorough: about 3, 14 or 40 minutes.")
+_BUDGET = typer.Option(help="quick, standard or thorough: about 3, 9 or 40 minutes.")
 _MODELS = typer.Option(
     help="Reference models to run, separated by commas; default: those that suit the device."
 )

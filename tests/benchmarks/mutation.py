@@ -27,9 +27,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FunctionType
 from typing import Any, Final, NamedTuple
 
+import coverage
 import psutil
 import pytest
 import typer
@@ -42,7 +43,7 @@ _PYTEST: Final = (
     *("-W", "ignore:Module already imported"),
 )
 #: Seconds of the processor that the tests of one mutant take without it at most, and may take with it.
-_MOST_S, _LIMIT_S = 40.0, 60.0
+_MOST_S, _LIMIT_S = 20.0, 60.0
 #: Exit status of a fork that raises, and of one whose functions cannot take a mutant's code.
 _RAISED, _CANNOT = 70, 71
 _OPERATORS: Final = {
@@ -228,15 +229,15 @@ class _Instead(SourceFileLoader):
 
 
 class _Watch:
-    """A plugin that records which test runs which lines, and how long it takes; tests do not shrink examples."""
+    """A plugin that notes how long tests take; they do not shrink examples."""
 
-    def __init__(
-        self, modules: list[str], then: Callable[[list[pytest.Item]], None] | None = None
-    ) -> None:
-        self.modules = {str(path_of(module)): module for module in modules}
+    def __init__(self, then: Callable[[list[pytest.Item]], None] | None = None) -> None:
         self.then = then
-        self.tests: dict[str, Any] = {}
-        self.failed = False
+        self.lines: coverage.Coverage | None = None
+        """Is told which test runs."""
+        self.took_s: dict[str, float] = {}
+        self.failed = ""
+        """Name of the test that did."""
 
     def pytest_collection(self) -> None:
         phases = (Phase.explicit, Phase.generate)
@@ -250,10 +251,11 @@ class _Watch:
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.failed |= report.failed
+        self.failed = self.failed or report.nodeid * report.failed
 
     def run(self, items: list[pytest.Item]) -> int:
         """Exit status of these tests in this process, until one fails."""
+        items[0].config.pluginmanager.register(self)
         for item, following in zip(items, [*items[1:], None], strict=True):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if self.failed:
@@ -262,22 +264,27 @@ class _Watch:
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        touched: dict[str, set[int]] = {}
-
-        def trace(frame: FrameType, _event: str, _arg: object) -> Any:
-            module = self.modules.get(frame.f_code.co_filename)
-            if module is None:
-                return None
-            touched.setdefault(module, set()).add(frame.f_lineno)
-            return trace
-
+        if self.lines is not None:
+            self.lines.switch_context(item.nodeid)
         started = time.process_time()
-        if self.modules:
-            sys.settrace(trace)
         yield
-        sys.settrace(None)
-        lines = {module: sorted(found) for module, found in touched.items()}
-        self.tests[item.nodeid] = (time.process_time() - started, lines)
+        self.took_s[item.nodeid] = time.process_time() - started
+
+
+def _watched(modules: list[str], items: list[pytest.Item], seen: Path) -> int:
+    """Run tests once; write how long each takes, and which lines of the modules it runs."""
+    paths = {module: str(path_of(module)) for module in modules}
+    watch = _Watch()
+    watch.lines = coverage.Coverage(data_file=None, config_file=False, include=[*paths.values()])
+    with watch.lines.collect():
+        watch.run(items)
+    tests: dict[str, Any] = {name: (took_s, {}) for name, took_s in watch.took_s.items()}
+    for module, path in paths.items():
+        for line, names in watch.lines.get_data().contexts_by_lineno(path).items():
+            for name in tests.keys() & names:
+                tests[name][1].setdefault(module, []).append(line)
+    seen.write_text(json.dumps(watch.failed or tests))
+    return bool(watch.failed)
 
 
 def forked(work: Callable[[], int], limit_s: float) -> int | None:
@@ -313,15 +320,7 @@ def judged(mutants_of: list[Mutant], modules: list[str], folder: Path) -> list[s
 
     def inside(items: list[pytest.Item]) -> None:
         seen = folder / "seen.json"
-
-        def watch() -> int:
-            watching = _Watch(modules)
-            items[0].config.pluginmanager.register(watching)
-            status = watching.run(items)
-            seen.write_text(json.dumps(watching.tests))
-            return status
-
-        if forked(watch, 3600):
+        if forked(lambda: _watched(modules, items, seen), 3600):
             return
         found = json.loads(seen.read_text())
         known = [name for name in sys.modules if name.partition(".")[0] in _LOADED]
@@ -331,10 +330,12 @@ def judged(mutants_of: list[Mutant], modules: list[str], folder: Path) -> list[s
         ]
         answer.write_text(json.dumps([outcomes, found, known]))
 
-    forked(lambda: int(pytest.main([*arguments, *tests], [_Watch([], inside)])), 36_000)
+    forked(lambda: int(pytest.main([*arguments, *tests], [_Watch(inside)])), 36_000)
     if not answer.exists():
-        raise SystemExit("these tests fail without a mutant: " + " ".join(tests))
+        raise SystemExit(f"fails without a mutant: {(folder / 'seen.json').read_text()}")
     outcomes, found, known = json.loads(answer.read_text())
+    idle = [name for name, (_, lines) in found.items() if not lines]
+    typer.echo(f"{len(idle)} of {len(found)} tests run no line of these modules: {' '.join(idle)}")
     for name in known:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -384,9 +385,7 @@ def _in_place(mutant: Mutant, names: list[str], items: list[pytest.Item]) -> str
                 taken += 1
         if not taken:
             return _CANNOT
-        watch = _Watch([])
-        items[0].config.pluginmanager.register(watch)
-        return watch.run([by_name[name] for name in names])
+        return _Watch().run([by_name[name] for name in names])
 
     return _said(forked(work, _LIMIT_S)) if names else "survived"
 
@@ -411,7 +410,7 @@ def _imported(mutant: Mutant, names: list[str], arguments: list[str]) -> str:
 
     def work() -> int:
         sys.meta_path.insert(0, _Instead(mutant))
-        return int(pytest.main([*arguments, *names], [_Watch([])]))
+        return int(pytest.main([*arguments, *names], [_Watch()]))
 
     return (_said(forked(work, _LIMIT_S)) or "killed") if names else "survived"
 

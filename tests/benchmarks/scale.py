@@ -110,7 +110,7 @@ def _llama(*, layers: int, hidden: int) -> dict[str, Any]:
 
 
 def large_plan(profile: Path, *, sizes: int) -> str:
-    """5 options x 4 batches x so many sizes, with failures; 100,000 candidates."""
+    """5 options x 4 batches x a number of sizes, with failures."""
     soon = dt.datetime.now(dt.UTC).date() + dt.timedelta(days=60)
     text = f"""
 [work]
@@ -330,12 +330,22 @@ def n_log_n(sizes: Sequence[int]) -> float:
     return exponent(sizes, [size * math.log(size) for size in sizes])
 
 
+def ratios_before() -> dict[str, str]:
+    """Times of ``import numpy`` that each command took when the page was last written."""
+    rows = (line.split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines())
+    return {row[0][2:]: row[3].partition("/")[0] for row in rows if row[0][2:] in TARGETS}
+
+
 def command_rows(folder: Path) -> list[str]:
     """One row of a table per command, the first a yardstick."""
-    rows = ["| command | time | target | numpy | memory | |", "|---|---|---|---|---|---|"]
+    before = ratios_before()
+    rows = [
+        "| command | time | target | numpy | before | memory | |",
+        "|---|---|---|---|---|---|---|",
+    ]
     numpy = fastest(("-c", "import numpy"))
     rows.append(
-        f"| `import numpy`, for comparison | {numpy.cpu_s:.2f} s | - | 1 "
+        f"| `import numpy`, for comparison | {numpy.cpu_s:.2f} s | - | 1 | - "
         f"| {numpy.peak_bytes // _MIB} MiB | - |"
     )
     for name, layers, hidden in (("deep", 128, 8192), ("large", 126, 16384)):
@@ -349,7 +359,7 @@ def command_rows(folder: Path) -> list[str]:
         keeps = cost.cpu_s <= target_s and cost.peak_bytes <= (most_mib or math.inf) * _MIB
         rows.append(
             f"| {name} | {cost.cpu_s:.2f} s | {target_s:g} s "
-            f"| {cost.cpu_s / numpy.cpu_s:.1f}/{target_s / _NUMPY_S:.1f} "
+            f"| {cost.cpu_s / numpy.cpu_s:.1f}/{target_s / _NUMPY_S:.1f} | {before.get(name, '-')} "
             f"| {mib}{'' if most_mib is None else f'/{most_mib}'} MiB | {'kept' if keeps else '**missed**'} |"
         )
         _tell(rows[-1])
@@ -422,7 +432,7 @@ def page() -> str:
         (
             f"Commands from start to end, processor time of the fastest of {_REPEATS} runs (of one beyond "
             f"{_SLOW_S:g} s). Targets: where `import numpy` takes {_NUMPY_S:g} s. numpy: times that import, "
-            "took/allowed."
+            "took/allowed; before: took on this page's last date."
         ),
         "\n".join(commands),
         "Growth inside one process, as a power of the size. Kept: no faster than n log n.",

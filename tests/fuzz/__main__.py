@@ -51,12 +51,17 @@ def main(minutes: float, first_seed: int) -> int:
 
         examples()
 
-    with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
-        every = attacks(Path(name), written_files(Path(name)))
+    with tempfile.TemporaryDirectory() as outer, contextlib.chdir(outer):
+        os.mkdir("work")  # noqa: PTH102 - whatever lies beside it in the end was written outside
+        os.chdir("work")
+        every = attacks(Path(outer, "work"), written_files(Path(outer, "work")))
         while number == first_seed or time.monotonic() < end_s:
             number += 1
             for kind, (strategy, act) in every.items():
                 some_of(kind, strategy, act, number)
+        if beside := sorted({path.name for path in Path(outer).iterdir()} - {"work"}):
+            failures["outside"] = f"written outside the folder: {beside}"
+            sys.stdout.write(f"{failures['outside']}\n")
     sys.stdout.write(f"{tries.total():,} tries, {len(failures)} kinds of failures\n")
     return 1 if failures else 0
 

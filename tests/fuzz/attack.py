@@ -45,6 +45,7 @@ from validate.borrowed import unpack
 
 _ROOT: Final = Path(__file__).parents[2]
 _INPUTS: Final = _ROOT / "tests" / "regression" / "inputs"
+_RUNS: Final = _ROOT / "docs" / "runs" / "a100.csv"
 _MEASURED: Final = _ROOT / "docs" / "records" / "calibration" / "profile.json"
 _MLPERF: Final = "\n".join(
     f':::MLLOG {{"key": "{key}", "value": {value}, "time_ms": {ms}, "metadata": {metadata}}}'
@@ -88,11 +89,7 @@ READERS: Final[dict[str, tuple[str, bytes | str | Path, Read]]] = {
         AcceptanceTerms.read,
     ),
     "observations": ("jsonl", _OBSERVATION.encode(), read_observations),
-    "runs": (
-        "csv",
-        _ROOT / "docs" / "runs" / "a100.csv",
-        lambda path: read_runs(path, RunColumns()),
-    ),
+    "runs": ("csv", _RUNS, lambda path: read_runs(path, RunColumns())),
     "records": ("jsonl", b'{"a": {"tp": 2, "times": [1, 2.5]}, "step_time_s": 1}\n', read_run_rows),
     "mlperf": ("log", _MLPERF.encode(), read_run_rows),
     "config": (
@@ -222,9 +219,8 @@ def valid(name: str, folder: Path) -> bytes:
     return source.read_bytes()[:6000] if isinstance(source, Path) else source
 
 
-def spoilt(name: str, changes: list[Edit], folder: Path) -> bytes:
-    """A valid file of a reader with changes."""
-    content = valid(name, folder)
+def spoilt(content: bytes, changes: list[Edit]) -> bytes:
+    """A valid file with changes."""
     for change in changes:
         content = change.apply(content)
     return content
@@ -271,6 +267,8 @@ COMMANDS: Final = (
     "plan options {plan}",
     "plan parallelism --profile {inferred} --model gpt2-xl --devices 8 --global-batch 64",
     "fit {tmp}",
+    "calibrate --from-runs {runs} --device A100 --out {tmp}/inferred",
+    "report --profile {stored} --workloads light --out written",
     "validate published --data {tmp}",
     "validate --from {plan}",
     "machines dgx-a100",
@@ -282,26 +280,19 @@ COMMANDS: Final = (
 _WRITES: Final = ("--output", "--out", "--plot", "--export", "--csv", "--trace")
 
 
+#: What stands for a file in command lines, where a test has written it.
+_MADE: Final = ("stored", "inferred", "traced", "plan", "budget")
+
+
 def written_files(folder: Path) -> dict[str, str]:
     """Valid files by the names that stand for them in command lines."""
-    for name in ("stored", "inferred", "traced", "plan", "budget"):
+    for name in _MADE:
         _WRITERS[name](folder / name)
-    names = {
-        name: str(folder / name) for name in ("stored", "inferred", "traced", "plan", "budget")
-    }
     (folder / "tmp").mkdir()
-    written = {
-        "measured": _MEASURED.read_bytes(),
-        "log": _TRAINING_LOG.encode(),
-    }
-    for name, content in written.items():
-        (folder / name).write_bytes(content)
-        names[name] = str(folder / name)
-    return {
-        **names,
-        "tmp": str(folder / "tmp"),
-        "nccl": str(_INPUTS / "nccl.txt"),
-    }
+    (folder / "measured").write_bytes(_MEASURED.read_bytes())
+    (folder / "log").write_text(_TRAINING_LOG, encoding="utf-8")
+    names = {name: str(folder / name) for name in (*_MADE, "tmp", "measured", "log")}
+    return names | {"nccl": str(_INPUTS / "nccl.txt"), "runs": str(_RUNS)}
 
 
 def options_of(line: str) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
@@ -394,12 +385,8 @@ def check_hostile_input(changes: list[Edit], files: dict[str, str]) -> list[str]
     """Every command that reads a file reads a spoilt one."""
     faults = []
     for name, line in _READING.items():
-        path = Path(files[name])
-        content = path.read_bytes()
-        for change in changes:
-            content = change.apply(content)
-        hostile = path.with_name(f"hostile-{name}.json")
-        hostile.write_bytes(content)
+        hostile = Path(files[name]).with_name(f"hostile-{name}.json")
+        hostile.write_bytes(spoilt(Path(files[name]).read_bytes(), changes))
         faults += check_line([*line.split(), str(hostile)], files)
     return faults
 
@@ -443,7 +430,7 @@ def attacks(folder: Path, files: dict[str, str]) -> dict[str, tuple[st.SearchStr
     """What each kind of attack draws, and what it does with it."""
 
     def on_reader(name: str) -> Act:
-        return lambda changes: read_hostile(name, spoilt(name, changes, folder), folder)
+        return lambda changes: read_hostile(name, spoilt(valid(name, folder), changes), folder)
 
     documents = {
         name: content_of(json.loads(Path(files[name]).read_text(encoding="utf-8")))

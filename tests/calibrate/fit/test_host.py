@@ -74,8 +74,15 @@ def issuing(model: str, *factors: float) -> MeasuredWorkload:
     return MeasuredWorkload(workload=workload, phases=phases, noise=(), rank_spread=0.0)
 
 
-REPLAYS = [replay(model) for model in MODELS]
-ALL = [issuing(model) for model in MODELS]
+@functools.cache
+def replays() -> list[ReplayObservation]:
+    """Not traced while tests are collected: copies of a process that has used autograd cannot use it."""
+    return [replay(model) for model in MODELS]
+
+
+@functools.cache
+def every_model() -> list[MeasuredWorkload]:
+    return [issuing(model) for model in MODELS]
 
 
 @pytest.fixture
@@ -86,7 +93,7 @@ def without_expectation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("without_expectation")
 def test_exact_times_alone_tell_each_cost() -> None:
-    found = existing(fit_host(ALL, REPLAYS, dispatch_s=4.4e-6, view_s=1.2e-6))
+    found = existing(fit_host(every_model(), replays(), dispatch_s=4.4e-6, view_s=1.2e-6))
     timed = [field.name for field in fields(COSTS) if field.name.endswith("_s")]
     for name in (name for name in timed if getattr(COSTS, name) is not None):
         assert getattr(found, name) == pytest.approx(getattr(COSTS, name), rel=2e-3), name
@@ -99,7 +106,7 @@ def test_what_is_expected_draws_each_cost_a_little() -> None:
     What was expected draws each cost less than 15 % of the way, the optimizer's tensors less than 20 %. Models have
     alike shares of operators and views, which are told together. No phase is 2.5 % off, models that are left out 5.5 %.
     """
-    found = existing(fit_host(ALL, REPLAYS, dispatch_s=4.4e-6, view_s=1.2e-6))
+    found = existing(fit_host(every_model(), replays(), dispatch_s=4.4e-6, view_s=1.2e-6))
     assert found.relative_error < 0.055
     assert off_by_phase(found) == pytest.approx([0.0] * 9, abs=0.025)
     told = {
@@ -128,7 +135,7 @@ def test_a_view_that_was_not_timed_is_expected_at_two_fifths() -> None:
     """One model cannot tell operators from views: what is expected does."""
     steps = [issuing("resnet18")]
     found, same, fast = (
-        existing(fit_host(steps, REPLAYS, dispatch_s=10e-6, view_s=view_s))
+        existing(fit_host(steps, replays(), dispatch_s=10e-6, view_s=view_s))
         for view_s in (None, 2e-6, 0.5e-6)
     )
     assert found.view_s == pytest.approx(same.view_s)
@@ -147,7 +154,7 @@ def test_drawn_models_tell_what_the_references_do_not() -> None:
     off = []
     for more in ((), (one,), (one.model_copy(update={"host": None}),)):
         found = existing(
-            fit_host([issuing("lenet")], REPLAYS, more, dispatch_s=4.4e-6, view_s=1.2e-6)
+            fit_host([issuing("lenet")], replays(), more, dispatch_s=4.4e-6, view_s=1.2e-6)
         )
         steps_s = [sum(issued_s(costs, counts[p]) for p in Phase) for costs in (found, COSTS)]
         off.append(abs(np.log(steps_s[0] / steps_s[1])))
@@ -179,7 +186,7 @@ def test_second_backward_passes_tell_what_an_addition_takes(
         )
         for number, each_s in enumerate(added_s)
     ]
-    found = existing(fit_host(ALL, REPLAYS, models, dispatch_s=4.4e-6, view_s=1.2e-6))
+    found = existing(fit_host(every_model(), replays(), models, dispatch_s=4.4e-6, view_s=1.2e-6))
     assert found.addition_s == pytest.approx(found_s)
     assert found.addition_log_error == pytest.approx(log_error)
 
@@ -187,7 +194,7 @@ def test_second_backward_passes_tell_what_an_addition_takes(
 def test_the_error_is_that_of_models_left_out() -> None:
     """Of a lone model what is expected is that far off: twice the time, ln 2 further."""
     twice, alone = (
-        existing(fit_host([issuing("llama", factor)], REPLAYS, dispatch_s=5e-7, view_s=1e-7))
+        existing(fit_host([issuing("llama", factor)], replays(), dispatch_s=5e-7, view_s=1e-7))
         for factor in (2.0, 1.0)
     )
     assert alone.relative_error > 0.5
@@ -204,7 +211,7 @@ def test_times_that_no_costs_explain_are_an_error() -> None:
         existing(
             fit_host(
                 [issuing(model, 1.0, last) for model in MODELS],
-                REPLAYS,
+                replays(),
                 dispatch_s=3e-6,
                 view_s=1e-6,
             )
@@ -218,8 +225,9 @@ def test_times_that_no_costs_explain_are_an_error() -> None:
 
 def test_models_not_taken_apart_or_not_traced_tell_nothing() -> None:
     nothing: dict[str, Any] = dict.fromkeys(DISPATCH, ())
-    phases = (replace(ALL[0].phases[0], **nothing),)
-    synchronous = [replace(ALL[0], phases=phases)]
+    phases = (replace(every_model()[0].phases[0], **nothing),)
+    synchronous = [replace(every_model()[0], phases=phases)]
     untraced = [replay("llama").model_copy(update={"traced": None})]
-    for workloads, replays in ((synchronous, REPLAYS), (ALL, []), ([ALL[0]], untraced)):
-        assert fit_host(workloads, replays, dispatch_s=1e-5) is None
+    one = every_model()[:1]
+    for workloads, found in ((synchronous, replays()), (one, []), (one, untraced)):
+        assert fit_host(workloads, found, dispatch_s=1e-5) is None
