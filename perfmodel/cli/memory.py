@@ -12,7 +12,7 @@ from perfmodel.checks import within
 from perfmodel.cli import options as opt
 from perfmodel.cli import show_answer, working
 from perfmodel.errors import NotFeasible, UsageError
-from perfmodel.units import Bytes
+from perfmodel.units import Bytes, format_bytes
 from perfmodel.workload.step import (
     CHECKPOINTING,
     DEFAULT,
@@ -62,8 +62,12 @@ def memory(
     report = _report(context)
     show_answer(report.as_json(), report, as_json=as_json, verbose=verbose)
     if report.hopeless:
+        size = format_bytes(report.capacity_bytes)
+        given = (
+            f"--device: {device or size}" if device_memory is None else f"--device-memory: {size}"
+        )
         raise NotFeasible(
-            f"{_capacity_words(report, context)}: not even one sample of {report.name} "
+            f"{given}: not even one sample of {report.name} "
             "fits; see the table for what saves most, or take a larger device"
         )
 
@@ -137,14 +141,6 @@ def _document(
         err=True,
     )
     return document, traced
-
-
-def _capacity_words(report: "MemoryReport", context: typer.Context) -> str:
-    from perfmodel.units import format_bytes
-
-    flag = "--device-memory" if context.params["device_memory"] is not None else "--device"
-    name = context.params["device"] if flag == "--device" else None
-    return f"{flag}: {name or format_bytes(report.capacity_bytes)}"
 
 
 _NAME = typer.Argument(help="Device by identifier, or as its driver reports it; default: all.")

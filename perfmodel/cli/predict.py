@@ -43,13 +43,19 @@ _SET = typer.Option(
 
 #: Parameters that only layouts have.
 _ONLY_WITH_LAYOUT: Final = ("model", "sequence_length", "devices_per_node", "device_memory")
-#: Parameters that layouts do not have, and what to do instead.
-_ONLY_WITHOUT_LAYOUT: Final = {
-    "workload": "--model says what is trained",
+#: Parameters that layouts of traced workloads do not have.
+_ONLY_OF_TABLES: Final = {
     "samples": "perfmodel plan options takes the samples or tokens of a training",
+    "scaling": "--batch counts the samples of all devices",
+    "accumulation": "write accumulation=N into the layout, or give --batch",
+    "bucket_cap_mb": "write bucket_cap=N into the layout",
+}
+#: Parameters that layouts of large models do not have, and what to do instead.
+_ONLY_WITHOUT_LAYOUT: Final = {
+    **_ONLY_OF_TABLES,
+    "workload": "--model says what is trained",
     "device": "a calibration from runs has its device; --device-memory says what fits",
     "scaling": "--batch counts the sequences of all devices",
-    "accumulation": "write accumulation=N into the layout, or give --batch",
     "bucket_cap_mb": "leave it out, the closed forms have no buckets",
     "loader_samples_per_s": "leave it out, the closed forms have no input pipeline",
     "sync_every_step": "leave it out, the closed forms have no host",
@@ -57,15 +63,6 @@ _ONLY_WITHOUT_LAYOUT: Final = {
     "no_measure": "leave it out, large models are not timed in place",
     "nodes_like": "leave it out, a calibration from runs knows its own nodes",
     **dict.fromkeys(("torch", "nccl"), "leave it out, runs have intervals of their own"),
-}
-
-
-#: Of these, what layouts of traced workloads do not have either.
-_ONLY_OF_TABLES: Final = {
-    "samples": "perfmodel plan options takes the samples or tokens of a training",
-    "scaling": "--batch counts the samples of all devices",
-    "accumulation": "write accumulation=N into the layout, or give --batch",
-    "bucket_cap_mb": "write bucket_cap=N into the layout",
 }
 #: Parameters of large models that are known by their shape.
 _ONLY_OF_MODELS: Final = {

@@ -184,7 +184,9 @@ def read_machines(
     files = [text for text in workloads if text.endswith(".json")]
     documents = [(typed(Path(text)), WorkloadDocument.read(Path(text))) for text in files]
     typed_models = [text for text in workloads if text not in files]
-    traces = _Traces(typed_models or ([] if files else [FIRST_MODEL]))
+    to_trace = typed_models or ([] if files else [FIRST_MODEL])
+    # By the precision that machines know, for those that hold no workloads.
+    traces: dict[str, list[tuple[str, WorkloadDocument]]] = {}
     judged = None if validation is None else ValidationDocument.read(validation)
     known: dict[str, OfferedCluster] = {}
     for path in clusters:
@@ -205,18 +207,23 @@ def read_machines(
                 name=name, typed=as_typed, machine=machine, workloads=models
             )
             continue
-        profile = ProfileDocument.read(path).machine
+        profile, traced = ProfileDocument.read(path).machine, []
+        if profile.device_costs is not None:
+            precision = profile.device_costs.usual_precision
+            if precision not in traces:
+                traces[precision] = [(text, document_for(profile, text)) for text in to_trace]
+            traced = traces[precision]
         is_own = judged and judged.provenance.host_fingerprint == profile.origin.fingerprint
         machines[name] = OfferedMachine(
             name=name,
             typed=as_typed,
             machine=profile,
-            workloads=_workloads(profile, [*documents, *traces.of(profile)]),
+            workloads=_workloads(profile, [*documents, *traced]),
             clusters=known,
             validation=judged if is_own else None,
             validation_typed=typed(validation) if validation and is_own else "",
         )
-    if typed_models and not traces.were_used:
+    if typed_models and not traces:
         raise UsageError(
             f"--workload: must be a file of perfmodel trace on machines that were measured, got {typed_models[0]!r}; "
             f"perfmodel trace {typed_models[0]} writes one"
@@ -226,28 +233,6 @@ def read_machines(
             f"--validation: must come from the machine of a profile, got {validation} of another one"
         )
     return machines
-
-
-class _Traces:
-    """Traces of models for machines that hold no workloads, made once for each precision."""
-
-    def __init__(self, models: Sequence[str]) -> None:
-        self._models = models
-        self._made: dict[str, list[tuple[str, WorkloadDocument]]] = {}
-
-    @property
-    def were_used(self) -> bool:
-        """Whether any machine asked for them."""
-        return bool(self._made)
-
-    def of(self, machine: MeasuredMachine) -> Sequence[tuple[str, WorkloadDocument]]:
-        """Each model as typed, and its trace; none for a machine that was measured."""
-        if machine.device_costs is None:
-            return []
-        precision = machine.device_costs.usual_precision
-        if precision not in self._made:
-            self._made[precision] = [(name, document_for(machine, name)) for name in self._models]
-        return self._made[precision]
 
 
 def _is_inferred(path: Path) -> bool:
