@@ -170,17 +170,8 @@ def mutants(module: str, sample: int, seed: int) -> list[Mutant]:
     text = path_of(module).read_text(encoding="utf-8")
     tree, source = ast.parse(text), text.splitlines()
     count = sum(1 for _ in _changes(tree, (0, 0)))
-    cached = [
-        range(node.lineno, (node.end_lineno or 0) + 1)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef)
-        and "cache" in "".join(map(ast.unparse, node.decorator_list))
-    ]
-    bodies = [
-        range(node.body[0].lineno, (node.end_lineno or 0) + 1)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef)
-    ]
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    cached = [f for f in functions if "cache" in "".join(map(ast.unparse, f.decorator_list))]
     drawn = set(random.Random(f"{seed} {module}").sample(range(count), min(sample, count)))  # noqa: S311
     found = []
     for at, (old, new, lines) in enumerate(_changes(tree, (0, 0))):
@@ -189,18 +180,25 @@ def mutants(module: str, sample: int, seed: int) -> list[Mutant]:
             line = getattr(old, "lineno", lines[0])
             change = f"{ast.unparse(old)} -> {ast.unparse(new)}"
             where, around = source[line - 1].strip(), _around(tree, line)
-            is_cached = any(line in lines_of_one for lines_of_one in cached)
-            in_body = any(lines[0] in body for body in bodies)
+            is_cached = any(_holds(function, line) for function in cached)
+            in_body = any(
+                function.body[0].lineno <= lines[0] and _holds(function, lines[0])
+                for function in functions
+            )
             found.append(
                 Mutant(module, line, lines, change, where, around, is_cached, in_body, code)
             )
     return sorted(found, key=lambda mutant: mutant.line)
 
 
+def _holds(node: ast.stmt, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or 0)
+
+
 def _around(tree: ast.Module, line: int) -> str:
     """Name of the constant, function or class of a module that a line belongs to."""
     for node in tree.body:
-        if node.lineno <= line <= (node.end_lineno or 0):
+        if _holds(node, line):
             match node:
                 case (
                     ast.AnnAssign(target=ast.Name(id=name))

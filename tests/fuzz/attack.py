@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from perfmodel.cli.app import app, main
 from perfmodel.documents.acceptance import AcceptanceTerms
 from perfmodel.documents.budget import read_budget
 from perfmodel.documents.clusters import read_cluster
-from perfmodel.documents.importers import read_nccl_paste
+from perfmodel.documents.importers import read_device_names, read_nccl_paste
 from perfmodel.documents.observation import read_observations
 from perfmodel.documents.plan import read_plan
 from perfmodel.documents.profile import (
@@ -40,6 +41,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.tracing.huggingface_config import DECODERS, read_shape
 from tests.fuzz.nonsense import UNSEALED, changed, edited, page_check, questions
 from tests.perfmodel.cli.test_refusals import _WRITERS
+from tests.perfmodel.documents.test_training_logs import LINES, ten
 from tests.perfmodel.plan.plans import TODAY
 from validate.borrowed import unpack
 
@@ -57,10 +59,6 @@ _MLPERF: Final = "\n".join(
 )
 _COLUMNS: Final = (
     '[columns]\nstep_time_s = "time"\n[units]\nstep_time_s = "ms"\n[constants]\ntp = 1\n'
-)
-_TRAINING_LOG: Final = "".join(
-    f"step: {step:2}  loss: 7.9  memory: 41.2GiB(43.3%)  tps: 7,{500 + step}  mfu: 41.2%\n"
-    for step in range(1, 30)
 )
 _STEPS: Final = (
     "model,batch,image,precision,memory_format,step_time_s\n"
@@ -100,9 +98,9 @@ READERS: Final[dict[str, tuple[str, bytes | str | Path, Read]]] = {
     "nccl-tests": (
         "txt",
         _INPUTS / "nccl.txt",
-        lambda path: read_nccl_paste(path, collective="all_reduce"),
+        lambda path: (read_device_names(path), read_nccl_paste(path, collective="all_reduce")),
     ),
-    "training log": ("log", _TRAINING_LOG.encode(), lambda path: read_log(path, name="torchtitan")),
+    **{f"log of {n}": ("log", ten(n).encode(), partial(read_log, name=n)) for n in LINES},
     "training config": ("yaml", _ROOT / "docs" / "cases" / "mpt-7b.yaml", read_config),
     "steps": ("csv", _STEPS.encode(), read_steps),
     "archive": (
@@ -290,7 +288,7 @@ def written_files(folder: Path) -> dict[str, str]:
         _WRITERS[name](folder / name)
     (folder / "tmp").mkdir()
     (folder / "measured").write_bytes(_MEASURED.read_bytes())
-    (folder / "log").write_text(_TRAINING_LOG, encoding="utf-8")
+    (folder / "log").write_text(ten("torchtitan"), encoding="utf-8")
     names = {name: str(folder / name) for name in (*_MADE, "tmp", "measured", "log")}
     return names | {"nccl": str(_INPUTS / "nccl.txt"), "runs": str(_RUNS)}
 

@@ -71,16 +71,22 @@ def edited(file: str, place: str, value: str) -> Any:
 LONG = (
     ("training config", "a: x@y", " "),
     ("training config", "a: @}", "{a: "),
-    ("training log", "step: 1 mfu: @x", "1"),
-    ("training log", "step: 1 mfu: @x", "1,"),
+    ("log of torchtitan", "step: 1 mfu: @x", "1"),
+    ("log of torchtitan", "step: 1 mfu: @x", "1,"),
     (
-        "training log",
+        "log of torchtitan",
         "step: 9 tps: 1\nstep: 10 tps: 1\nstep: 11 tps: 1\n@",
         "Total train batch size (",
     ),
     ("nccl-tests", "# Rank 0@", " on a"),
-    ("training log", "@", "\n"),
-    ("training log", "@", "step: 1 tps: 1\n"),
+    ("log of torchtitan", "@", "\n"),
+    ("log of torchtitan", "@", "step: 1 tps: 1\n"),
+    # patterns with ``.*`` behind a word took hours
+    ("log of torchtitan", "@", "step: 1 "),
+    ("log of lightning", "@", "epoch 1 "),
+    ("log of megatron", "@", "iteration 1/"),
+    ("nccl-tests", "@", "# Rank 0 device 0 ["),
+    ("training config", "@", "a.a-"),
 )
 
 

@@ -7,21 +7,17 @@ import os
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perfmodel import files
-from perfmodel.documents.importers import read_device_names
 from perfmodel.documents.observation import read_observations
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.training_configs import read_config
-from perfmodel.documents.training_logs import read_log
 from perfmodel.errors import (
     EXIT_FAILURE,
     EXIT_OK,
@@ -154,29 +150,6 @@ def test_a_number_is_ascii_without_separators(text: str) -> None:
 def test_a_long_quantity_is_read_in_one_pass() -> None:
     with pytest.raises(ValueError, match="must look like"):
         parse_duration("1" * 1_000_000 + "!")
-
-
-@pytest.mark.parametrize(
-    ("read", "line"),
-    [
-        (lambda path: read_log(path, name="torchtitan"), "step: 1 "),
-        (lambda path: read_log(path, name="lightning"), "epoch 1 "),
-        (lambda path: read_log(path, name="megatron"), "iteration 1/"),
-        (read_device_names, "# Rank 0 device 0 ["),
-        (read_config, "a.a-" * 9),
-    ],
-    ids=range(5),
-)
-def test_a_long_line_is_read_in_one_pass(
-    tmp_path: Path, read: Callable[[Path], object], line: str
-) -> None:
-    """Patterns with ``.*`` behind a word took hours."""
-    path = tmp_path / "log.yaml"
-    path.write_text(line * 25_000)
-    start_s = time.process_time()
-    with suppress(InvalidDocument):
-        read(path)
-    assert time.process_time() - start_s < 10
 
 
 def test_a_number_of_a_trainers_file_has_an_end(tmp_path: Path) -> None:
