@@ -15,9 +15,8 @@ from perfmodel.answer.inferred import (
 )
 from perfmodel.cost.inferred import InferredModel, StepInterval
 from perfmodel.cost.jobs import Column, Jobs, jobs_from_columns, model_columns
-from perfmodel.cost.layout_time import StepParts, step_time_s
+from perfmodel.cost.layout_time import StepParts
 from perfmodel.cost.memory import FITS_ABOVE
-from perfmodel.cost.parameters import stall_time_s
 from perfmodel.documents.prediction import ParallelismPlanDocument, RankedLayout, TestedLayout
 from perfmodel.errors import NotFeasible
 from perfmodel.layout.candidates import COLUMNS, LayoutColumns, feasible_layouts
@@ -57,20 +56,8 @@ def _verdicts(
     fit = model.memory.fit_probability(jobs, needed, capacity_bytes)
     log_step = np.full(len(jobs), np.inf)
     possible = np.flatnonzero(fit > 1 - FITS_ABOVE)
-    log_step[possible] = _log_step(model, jobs.take(possible))
+    log_step[possible] = model.mean_logs(jobs.take(possible))
     return needed, fit, log_step
-
-
-def _log_step(model: InferredModel, jobs: Jobs) -> Column:
-    """Most states are normal; where stalls are likely the middle is later."""
-    shift, _ = model.discrepancy.at(jobs)
-    step_s = step_time_s(jobs, model.nominal)
-    logs = np.log(step_s) + shift
-    degraded = model.machine.degraded
-    if degraded is not None:
-        late = np.log1p(stall_time_s(jobs, degraded.stall_s) / step_s)
-        logs = logs + model.stall_probability(jobs) * late
-    return np.asarray(logs)
 
 
 def search_jobs(training: Training, layouts: LayoutColumns) -> Jobs:

@@ -160,10 +160,15 @@ class InferredModel:
         named_s = np.exp(_quantile(0.5, centre, disturbed, late, spread))
         return StepInterval(
             number_s=np.clip(named_s, lower_s, upper_s),
-            mean_s=np.exp((1 - chance) * centre + chance * disturbed),
+            mean_s=np.exp(centre + chance * (disturbed - centre)),
             lower_s=lower_s,
             upper_s=upper_s,
         )
+
+    def mean_logs(self, jobs: Jobs) -> Column:
+        """Logarithms of the closed form's mean steps, by which many layouts are ranked."""
+        centre, disturbed, chance, _ = self._states(jobs)
+        return np.asarray(centre + chance * (disturbed - centre))
 
     def step_draws(self, jobs: Jobs, *, num_draws: int, normal_s: Column | None = None) -> Column:
         """Draws of what ``predict`` gives quantiles of, shape ``(num_jobs, num_draws)``. [s]

@@ -155,13 +155,10 @@ class Discrepancy:
 
     def difference_variance(self, jobs: Jobs) -> Column:
         """Variance of every job's deviation minus that of the first, noise of a run left out."""
-        cross = covariance(jobs, self.runs, self.spreads)
-        own = self.spreads.shape**2 + self.spreads.layout**2
-        explained = np.einsum("ij,ij->i", cross @ self.inverse, cross)
-        alone = np.maximum(own - explained, 0.0)
-        both = covariance(jobs, jobs.take(np.array([0])), self.spreads)[:, 0]
-        both = both - cross @ (self.inverse @ cross[0])
-        return np.asarray(np.maximum(alone + alone[0] - 2 * both, 0.0))
+        _, known = self.joint(jobs)
+        alone = np.maximum(np.diag(known) - self.spreads.noise**2, 0.0)
+        both = np.concatenate([alone[:1], known[0, 1:]])
+        return np.maximum(alone + alone[0] - 2 * both, 0.0)
 
 
 def layout_distance_squared(first: Jobs, second: Jobs) -> FloatArray:

@@ -6,7 +6,16 @@ from typing import Final
 from perfmodel.documents import Provenance, file_sha256
 from perfmodel.documents.verdicts import PublishedDocument, PublishedRows, PublishedSeries
 from perfmodel.errors import InvalidDocument, UsageError
-from validate.published import collectives, convergence, devices, large, scaling, steps, threads
+from validate.published import (
+    collectives,
+    convergence,
+    devices,
+    large,
+    operators,
+    scaling,
+    steps,
+    threads,
+)
 from validate.published.harness import Source
 
 _STEPS: Final = "single_device_steps.csv.gz"
@@ -55,6 +64,7 @@ SOURCES: Final = {
     "single_device_steps": Source(_STEPS, devices.COLUMNS, devices.judge),
     "machines": Source(_STEPS, devices.COLUMNS, devices.judge_shipped),
     "data_parallel": Source(_STEPS, threads.COLUMNS, threads.judge_threads),
+    "operator_times": Source("operator_times.csv.gz", operators.COLUMNS, operators.judge_operators),
     "memory": Source("memory.csv", ("source", "gpus", "memory_gib"), large.judge_memory),
     "convergence": Source("convergence.csv", convergence.POINTS, convergence.judge_convergence),
     "mlperf_layouts": Source(

@@ -1,6 +1,6 @@
 """Large models: infer steps and memory from some published runs, predict the others."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final, TypeAlias
@@ -143,13 +143,11 @@ def judge_playbook(table: Table) -> Iterator[PublishedSeries]:
         return
     splits = [_random_split(len(runs), count, seed) for seed in range(PLAYBOOK_DRAWS)]
     judged = [_judge(runs, *split, device="H100", sigma=_PLAYBOOK_SIGMA) for split in splits]
-    safe, quiet = [], []
+    safe = []
     for one in judged:
-        jobs = one.unknown.jobs
-        likely = one.model.uncertainty(jobs).stall_probability >= _UNLIKELY
-        disturbed = one.model.looks_disturbed(jobs, one.unknown.step_s)
+        likely = one.model.stall_probability(one.unknown.jobs) >= _UNLIKELY
         safe.append(replace(one, unknown=one.unknown.take(~likely)))
-        quiet.append(replace(one, unknown=one.unknown.take(~disturbed), stalls=False))
+    quiet = _undisturbed(judged)
     total, left, kept = (sum(len(one.unknown) for one in of) for of in (judged, safe, quiet))
     names = {
         f"random 10 % of layouts, {PLAYBOOK_DRAWS} draws; {_told(judged)}": judged,
@@ -160,6 +158,14 @@ def judge_playbook(table: Table) -> Iterator[PublishedSeries]:
     for name, chosen in names.items():
         yield _series("playbook", name, chosen)
     yield from _sizes("playbook", runs, "hidden", device="H100", sigma=_PLAYBOOK_SIGMA)
+
+
+def _undisturbed(judged: Iterable[_Judged]) -> list[_Judged]:
+    found = []
+    for one in judged:
+        disturbed = one.model.looks_disturbed(one.unknown.jobs, one.unknown.step_s)
+        found.append(replace(one, unknown=one.unknown.take(~disturbed), stalls=False))
+    return found
 
 
 def _told(judged: list[_Judged]) -> str:
@@ -216,10 +222,7 @@ def _sizes(
         return []
     name = f"{len(judged)} values of {column} of the model, each left out and predicted from the others"
     series = [_series(source, name, judged)]
-    quiet = []
-    for one in judged:
-        disturbed = one.model.looks_disturbed(one.unknown.jobs, one.unknown.step_s)
-        quiet.append(replace(one, unknown=one.unknown.take(~disturbed), stalls=False))
+    quiet = _undisturbed(judged)
     if any(len(a.unknown) < len(b.unknown) for a, b in zip(quiet, judged, strict=True)):
         series.append(_series(source, f"{name}; without the disturbed", quiet))
     return series

@@ -49,13 +49,9 @@ _TOO_GOOD: Final = 1.5
 
 #: Scatter of one published number; a loss below it is not told from none.
 NOISE: Final = 0.02
-#: What two devices lose, log median and spread, unless enough series tell.
-LOSS_PRIOR: Final = (float(np.log(0.04)), 0.7)
-#: More spread of that loss, log, for a series of which two devices were never measured.
-_OTHER_SYSTEM: Final = 1.0
 #: Uncertainty of the exponent with which the loss grows with the devices of a node. At its end is a host
 #: that serves its devices one after another, instead of a ring whose work per device hardly grows.
-_GROWTH: Final = 0.45
+_GROWTH: Final = 0.6
 #: What two devices of a node lose where nobody measured one alone, and its uncertainty.
 INSIDE: Final = (0.04, 0.05)
 #: Loss per doubling of the nodes, unless enough series tell, and its uncertainty: nothing measured inside
@@ -102,15 +98,14 @@ class Split(NamedTuple):
     """What is fitted of a series."""
 
     name: str
-    fitted: str
     known: int
     """Smallest counts of the devices that are fitted."""
 
 
-_BOTH: Final = Split("1 and 2 devices", "1 and 2 devices", 2)
-_ALONE: Final = Split("one device alone", "1 device", 1)
-TWO_COUNTS: Final = Split("two smallest counts", "the two smallest counts", 2)
-ONE_COUNT: Final = Split("smallest count alone", "the smallest count", 1)
+_BOTH: Final = Split("1 and 2 devices", 2)
+_ALONE: Final = Split("one device alone", 1)
+TWO_COUNTS: Final = Split("two smallest counts", 2)
+ONE_COUNT: Final = Split("smallest count alone", 1)
 
 
 def judge(table: Table) -> Iterator[PublishedSeries]:
@@ -125,11 +120,12 @@ def judge(table: Table) -> Iterator[PublishedSeries]:
 
 
 def _grown(one: Series, others: Sequence[Series]) -> Growth:
-    losses = nearest(one, others, inside_loss)
-    if _by_devices(one) in (_BOTH, _ALONE):
-        return predict_growth(one, loss_prior(losses))
-    slope = spread_prior(nearest(one, others, between_loss), BETWEEN_NODES)
-    return predict_from_several(one, spread_prior(losses, INSIDE), slope)
+    return predict_growth(
+        one,
+        spread_prior(nearest(one, others, inside_loss), INSIDE),
+        spread_prior(nearest(one, others, between_loss), BETWEEN_NODES),
+        known=_by_devices(one).known,
+    )
 
 
 def _by_devices(one: Series) -> Split:
@@ -284,14 +280,15 @@ def _group(key: Sequence[str], by_count: Mapping[float, Sequence[float]]) -> _Gr
 
 def _growth(one: _Group, same: Iterable[_Group], *, knows_others: bool) -> Growth:
     """From the counts within a node, with the cost of a second one as other versions have it."""
+    known = split_of(one.series).known
     if not knows_others:
-        return predict_from_several(one.series, INSIDE, BETWEEN_NODES)
+        return predict_growth(one.series, INSIDE, BETWEEN_NODES, known=known)
     others = [group for group in same if group.version != one.version]
     slopes = nearest(one.series, [group.series for group in others], between_loss)
     scatter = [value for group in others for value in group.scatter]
     noise = float(np.sqrt(np.mean(np.square(scatter)))) if scatter else NOISE
     slope = spread_prior(slopes, BETWEEN_NODES)
-    return predict_from_several(one.series, INSIDE, slope, noise=noise)
+    return predict_growth(one.series, INSIDE, slope, known=known, noise=noise)
 
 
 def judge_grown(
@@ -342,7 +339,7 @@ def _judge_split(
         source,
         f"{name}, {split.name}{worst}",
         parts,
-        fitted=split.fitted,
+        fitted=split.name,
         predicted="all larger counts",
         num_fitted=len(grown),
     )
@@ -385,68 +382,47 @@ def between_loss(one: Series) -> float | None:
     return float((one.step[-1] - one.step[first]) / one.step[0] / more) if more else None
 
 
-def loss_prior(losses: Sequence[float]) -> tuple[float, float]:
-    """Log median and spread of what two devices lose."""
-    if not losses:
-        return LOSS_PRIOR
-    logs = np.log(np.maximum(losses, NOISE / 2))
-    return float(np.median(logs)), max(_spread(logs), 0.3)
-
-
 def spread_prior(values: Sequence[float], otherwise: tuple[float, float]) -> tuple[float, float]:
-    """Median and heavy-tailed spread of a loss, none of it a gain; what is usual where nobody told it."""
+    """Median and spread of a loss, none of it a gain; what is usual where nobody told it."""
     if not values:
         return otherwise
-    low, middle, high = np.quantile(values, [0.05, 0.5, 0.95])
-    spread = max(_spread(np.array(values)), float(high - low) / (2 * DEVIATE_90))
-    return max(float(middle), 0.0), max(spread, _LEAST_UNCERTAINTY)
+    return max(float(np.median(values)), 0.0), max(_spread(np.array(values)), _LEAST_UNCERTAINTY)
 
 
-def predict_growth(series: Series, prior: tuple[float, float] = LOSS_PRIOR) -> Growth:
-    """Growth from one device, or from one and two.
-
-    growth = 1 + lost 2 (n - 1) / n + slope doublings       n: devices, inside a node and beyond
-
-    A ring's work per device grows as (n-1)/n, so two devices lose half of what many lose. The loss seen
-    at two devices is drawn to that of all series by the scatter of one published number.
-    """
-    n = series.gpus
-    log_median, spread = prior
-    lost = float(np.exp(log_median))
-    if 2.0 in n:
-        uncertainty = spread * lost
-        trust = uncertainty**2 / (uncertainty**2 + NOISE**2)
-        lost = max(trust * _seen(series) + (1 - trust) * lost, 0.0)
-        wide = np.sqrt(trust) * NOISE / max(lost, NOISE)
-    else:
-        wide = float(np.hypot(spread, _OTHER_SYSTEM))
-    inside = np.minimum(n, series.per_node)
-    ring = 2 * (n - 1) / n
-    excess = lost * ring + BETWEEN_NODES[0] * series.doublings
-    # What two devices seem to lose nothing of may still be as much as the scatter hides.
-    hidden = max(NOISE - lost, 0.0) * ring
-    log_width = DEVIATE_90 * np.hypot(wide, _GROWTH * np.log(np.maximum(inside - 1, 1)))
-    more = DEVIATE_90 * np.hypot(NOISE, BETWEEN_NODES[1] * series.doublings)
-    low = 1 + excess * np.exp(-log_width) - more
-    return low, 1 + excess, 1 + (excess + hidden) * np.exp(log_width) + more
-
-
-def predict_from_several(
-    series: Series, inside: tuple[float, float], slope: tuple[float, float], *, noise: float = NOISE
+def predict_growth(
+    series: Series,
+    inside: tuple[float, float],
+    slope: tuple[float, float],
+    *,
+    known: int,
+    noise: float = NOISE,
 ) -> Growth:
-    """Growth from several devices, or from the two smallest counts of them.
+    """Growth from the smallest count of devices, or from the two smallest: ``known``.
+
+        growth = 1 + inside ring + slope doublings        variance = terms covariance terms' + noise^2
 
     The second count moves what a ring inside the node loses and what a doubling of the nodes costs, as
-    far as their priors allow: medians and spreads of both. ``noise``: scatter of one number. Where nobody
-    measured between nodes, exchanges that lose much inside one may lose as much again at every doubling.
+    far as their priors allow (Gaussian conditioning): medians and spreads of both. ``noise``: scatter of one
+    number. Where nobody measured between nodes, exchanges that lose much inside one may lose as much again at
+    every doubling.
     """
-    if slope == BETWEEN_NODES and split_of(series) is TWO_COUNTS and not series.doublings[1]:
-        seen = float(series.step[1] / series.step[0]) - 1
-        slope = slope[0], float(np.hypot(slope[1], max(seen, 0.0)))
+    terms, step = growth_terms(series), series.step / series.step[0]
+    if slope == BETWEEN_NODES and known > 1 and not series.doublings[1]:
+        slope = slope[0], float(np.hypot(slope[1], max(step[1] - 1, 0.0)))
     mean, spread = np.array([inside, slope]).T
     covariance = np.diag(np.maximum(spread, [NOISE, 0.0])) ** 2
-    told = conditioned(series, mean, covariance, noise=noise)
-    return grow_linearly(series, *told, noise=noise)
+    for seen, growth in zip(terms[1:known], step[1:known], strict=True):
+        gain = covariance @ seen / (seen @ covariance @ seen + noise**2)
+        mean = mean + gain * (growth - 1 - seen @ mean)
+        covariance = covariance - np.outer(gain, seen @ covariance)
+    variance = np.einsum("ij,jk,ik->i", terms, covariance, terms) + noise**2
+    middle, half = 1 + terms @ mean, DEVIATE_90 * np.sqrt(variance)
+    # Others that a device waits for, over those of the last known count.
+    others = np.maximum(np.minimum(series.gpus, series.per_node) - 1, 1)
+    steeper = np.maximum(others / others[known - 1], 1) ** (DEVIATE_90 * _GROWTH)
+    lost = terms[:, 0] * max(mean[0], noise)
+    low = middle - np.hypot(half, lost * (1 - 1 / steeper))
+    return low, middle, middle + np.hypot(half, lost * (steeper - 1))
 
 
 def growth_terms(series: Series) -> FloatArray:
@@ -459,36 +435,6 @@ def growth_terms(series: Series) -> FloatArray:
     return np.asarray(terms - terms[0])
 
 
-def conditioned(
-    series: Series, mean: FloatArray, covariance: FloatArray, *, noise: float = NOISE
-) -> tuple[FloatArray, FloatArray]:
-    """Coefficients of ``growth_terms`` and their covariance, told by the second count of a longer series.
-
-    It moves them as far as the scatter of published numbers allows (Gaussian conditioning).
-    """
-    if split_of(series) is ONE_COUNT:
-        return mean, covariance
-    seen = growth_terms(series)[1]
-    gain = covariance @ seen / (seen @ covariance @ seen + noise**2)
-    surprise = float(series.step[1] / series.step[0] - 1 - seen @ mean)
-    return mean + gain * surprise, covariance - np.outer(gain, seen @ covariance)
-
-
-def grow_linearly(
-    series: Series, mean: FloatArray, covariance: FloatArray, *, noise: float = NOISE
-) -> Growth:
-    """Growth with these coefficients of ``growth_terms``, in units of the first step."""
-    terms = growth_terms(series)
-    variance = np.einsum("ij,jk,ik->i", terms, covariance, terms) + noise**2
-    middle, half = 1 + terms @ mean, DEVIATE_90 * np.sqrt(variance)
-    return middle - half, middle, middle + half
-
-
 def _spread(values: FloatArray) -> float:
     """Standard deviation of a normal distribution with these quartiles."""
     return float(np.quantile(values, 0.75) - np.quantile(values, 0.25)) / 1.35
-
-
-def _seen(series: Series) -> float:
-    """Loss of two devices over one, fraction of the step."""
-    return float(series.step[series.gpus == 2.0][0] / series.step[0]) - 1

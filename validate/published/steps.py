@@ -8,7 +8,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from perfmodel.documents.verdicts import CARRIED, PublishedSeries
-from perfmodel.statistics import FloatArray, expected_largest_deviate
+from perfmodel.statistics import FloatArray, IntArray, expected_largest_deviate
 from validate.published.harness import (
     Part,
     Table,
@@ -63,6 +63,7 @@ def judge_placements(table: Table) -> Iterator[PublishedSeries]:
                 "perfmodel": ours,
                 "linear scaling": linear_scaling(*plain, unknown.batch),
                 CARRIED: carried_on(*plain, unknown.batch),
+                "nearest placement": known.step_s[_nearest(known, unknown)],
             },
             interval=(low, high),
             beyond=unknown.gpus > known.gpus.max(),
@@ -72,6 +73,14 @@ def judge_placements(table: Table) -> Iterator[PublishedSeries]:
             "predicted": f"3 to {int(unknown.nodes.max())} nodes",
         }
         yield verdict(table.source, name, [part], **found_on, num_fitted=len(known))
+
+
+def _nearest(known: Steps, unknown: Steps) -> IntArray:
+    """Places of the known steps most alike: of that batch, then with as many devices, also on a node."""
+    away = np.zeros((len(unknown), len(known)))
+    for name, weight in (("batch", 100.0), ("gpus", 1.0), ("densest", 1.0)):
+        away += weight * np.abs(np.log(np.divide.outer(unknown[name], known[name])))
+    return np.asarray(away.argmin(axis=1))
 
 
 def predict_steps(known: Steps, unknown: Steps) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.documents.verdicts import CARRIED
-from perfmodel.errors import InvalidDocument, UsageError
+from perfmodel.errors import UsageError
 from perfmodel.report.validation import published_lines
 from perfmodel.statistics import expected_largest_deviate
 from tests.calibrate.samples import table_of
@@ -102,7 +102,9 @@ def test_steps_of_more_nodes_follow_from_two(tmp_path: Path) -> None:
     (series,), _, rows = judged(tmp_path, "steptime_placements", placement_rows())
     by_method = {entry.method: entry.mape for entry in series.errors}
     assert by_method["perfmodel"] < 0.05
-    assert set(by_method) == {"perfmodel", "linear scaling", CARRIED}
+    assert set(by_method) == {"perfmodel", "linear scaling", CARRIED, "nearest placement"}
+    # Without a network as many devices on the fullest node take as long.
+    assert by_method["nearest placement"] == pytest.approx(0.0)
     # 9, 12 and 16 devices, where 8 were fitted.
     assert (series.num_predicted, series.num_beyond) == (24, 8)
     assert (rows.num_judged, rows.left_out) == (48, {})
@@ -145,8 +147,8 @@ def test_a_verdict_says_where_a_plain_rule_is_better(tmp_path: Path) -> None:
     whole = judge_published(tmp_path, ("steptime_placements",))
     lines = published_lines(whole.model_copy(update={"series": tuple(found)}))
     assert lines[0].endswith(
-        "by over 0.3 % 2 times in 2 series: acme: ours 1.1 (10.0 %, it 0.0 %); acme: ours 1.1 "
-        "(on more devices 10.0 %, it 0.0 %)"
+        "by over 0.3 % 2 times in 2 series: acme: ours 1.1 (10.0 %, efficiency carried on 0.0 %); "
+        "acme: ours 1.1 (on more devices 10.0 %, efficiency carried on 0.0 %)"
     )
     assert lines[1].startswith("extrapolated to more devices than fitted: 4 of 8 predictions")
     assert lines[-1] == "rows for steptime_placements: 48 judged"
@@ -156,12 +158,6 @@ def test_linear_scaling_reads_the_fewest_devices() -> None:
     batch, gpus, step_s = (np.array(x) for x in ([1.0, 4.0, 1.0], [1.0, 1.0, 2.0], [1.0, 4.0, 9.0]))
     found = harness.linear_scaling(batch, gpus, step_s, np.array([2.0]))
     assert found == pytest.approx([2.0])
-
-
-def test_a_table_without_a_column_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "collectives.csv").write_text("source,op\na,b\n")
-    with pytest.raises(InvalidDocument, match="column 'hardware'"):
-        judge_published(tmp_path, ("collectives",))
 
 
 def test_a_source_without_protocol_is_refused(tmp_path: Path) -> None:
