@@ -44,7 +44,7 @@ _PARTS: Final = ("compute_s", "tensor_s", "pipeline_s", "data_s", "other_s")
 _RELEVANT: Final = {
     "tp": ("tensor_latency_s", "tensor_bytes_per_s", "tensor_node_s", "crowded_s"),
     "pp": ("p2p_latency_s",),
-    "dp": ("data_bytes_per_s", "overlap", "overlap_sharded"),
+    "dp": ("data_bytes_per_s", "data_latency_s", "overlap", "overlap_sharded"),
     "devices": ("node_bytes_per_s",),
 }
 

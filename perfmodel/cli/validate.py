@@ -27,8 +27,8 @@ _MODELS = typer.Option(help="Models, separated by commas; default: fourteen, LeN
 _BATCHES = opt.counts("--batches", "Micro-batches, separated by commas.")
 _DATA = typer.Option(help="Folder with the published tables (CSV).")
 _SOURCES = typer.Option(
-    help="Tables to judge by, separated by commas; also nccl_times, and data_parallel, single_device_steps "
-    "and machines, whose models are traced (1, 10 and 10 minutes)."
+    help="Tables to judge by, separated by commas; also nccl_times, operator_times, and data_parallel, "
+    "single_device_steps and machines, whose models are traced (1, 10 and 10 minutes)."
 )
 _MBIT = opt.positive("--mbit", "Rate of the links. [Mbit/s]")
 _ARCHIVE = typer.Option(

@@ -232,6 +232,8 @@ def _layer(jobs: Jobs, fitted: FittedParameters) -> _Layer:
     collective = 2 * (tensor_collective_s(jobs, fitted) + all_to_all_s(jobs, fitted))
     # A host that is late hides collectives as well.
     waiting = soft_maximum(device + collective, host, DEVICE_OR_HOST) - alone
+    # Nothing hides what ranks on other nodes add.
+    waiting = waiting + fitted["tensor_node_s"] * np.maximum(tp - jobs.devices_per_node, 0)
     ring = context_s(jobs, fitted)
     unhidden = np.where(ring > 0, soft_maximum(ring, fused, DEVICE_OR_HOST) - fused, 0.0)
     return _Layer(
@@ -244,14 +246,12 @@ def _layer(jobs: Jobs, fitted: FittedParameters) -> _Layer:
 def _host_s(jobs: Jobs, fitted: FittedParameters) -> Column:
     """Shortest time of a layer's forward pass, however little work it holds. [s]
 
-    Collectives of many ranks add latency that the host waits for: across nodes, and inside a node
-    while a pipeline sends between nodes.
+    Collectives of many ranks add latency that the host waits for while a pipeline sends between nodes.
     """
     split = jobs.tp > 1
     crowded = jobs.several_nodes & (jobs.pp > 1) & split
     return np.asarray(
         fitted["layer_host_s"] * (1 + split * fitted["tensor_host_share"])
-        + fitted["tensor_node_s"] * np.maximum(jobs.tp - jobs.devices_per_node, 0)
         + crowded * fitted["crowded_s"] * jobs.tp
     )
 
@@ -399,16 +399,19 @@ def replicas_reduce_s(jobs: Jobs, fitted: FittedParameters) -> Column:
 
 
 def data_s(jobs: Jobs, fitted: FittedParameters) -> Column:
-    """Gradient synchronisation of a step, hidden or not; sharded parameters have none of their own. [s]"""
+    """Gradient synchronisation of a step, hidden or not; sharded parameters have none of their own. [s]
+
+    T = 2 (n - 1) layers latency + 2 (n - 1) / n S / rate
+    """
     group = jobs.replicas
     size = jobs.common_stage_parameters
-    total = 2 * _moved_s(jobs, fitted, size, group=group)
-    total = total + _latency_s(fitted, group)
+    message_s = 2 * jobs.layers_per_stage * np.asarray(fitted["data_latency_s"])
+    total = 2 * _moved_s(jobs, fitted, size, group=group) + (group - 1) * message_s
     if (jobs.ep > 1).any():
         group = jobs.replicas / jobs.ep
         size = jobs.divided_stage_parameters
         total = total + 2 * _moved_s(jobs, fitted, size, group=group, every=jobs.ep)
-        total = total + np.where(jobs.ep > 1, _latency_s(fitted, group), 0.0)
+        total = total + np.where(jobs.ep > 1, (group - 1) * message_s, 0.0)
     return np.where((jobs.zero < 3) & (jobs.one_process == 0), total, 0.0)
 
 

@@ -100,6 +100,7 @@ def step_time_priors(sheet: DeviceSheet) -> dict[str, Prior]:
         ("node_bytes_per_s", 0.7 * node, 0.5, "network bandwidth per device between nodes"),
         ("p2p_latency_s", 100e-6, 1.0, "one point-to-point send between pipeline stages"),
         ("data_bytes_per_s", 0.7 * link, 0.5, "bus bandwidth of gradients inside a node"),
+        ("data_latency_s", 10e-6, 1.0, "gradients of a layer: one message of a ring"),
         ("overlap", 1.5, 0.5, "hiding of gradients: 1 none, large perfect"),
         ("overlap_sharded", 1.5, 0.5, "the same with a sharded optimizer (ZeRO-1, 2)"),
         ("straggler_share", 0.01, 1.0, "slower per doubling of the nodes"),
@@ -158,7 +159,7 @@ class Discrepancy:
         _, known = self.joint(jobs)
         alone = np.maximum(np.diag(known) - self.spreads.noise**2, 0.0)
         both = np.concatenate([alone[:1], known[0, 1:]])
-        return np.maximum(alone + alone[0] - 2 * both, 0.0)
+        return np.asarray(np.maximum(alone + alone[0] - 2 * both, 0.0))
 
 
 def layout_distance_squared(first: Jobs, second: Jobs) -> FloatArray:

@@ -78,19 +78,19 @@ LARGE = ("plan", "options", ROOT / "docs" / "plan.7b.toml", "--today", "2026-11-
 
 
 def test_what_was_chosen_is_a_task_for_skypilot(run: Run, tmp_path: Path) -> None:
-    """128 devices in nodes of 8; the file says that its prices are invented, and so does every answer."""
+    """64 devices in nodes of 8; the file says that its prices are invented, and so does every answer."""
     result = run(*LARGE, "--export", tmp_path / "task.yaml")
     assert result.exit_code == EXIT_OK
     assert "warning: PRICES ARE INVENTED (2 of 2)" in result.stdout
     assert re.search(
-        r"a little more money: reserved, ZeRO-3 \(256 x H100\) costs 3\.0 % more", result.stdout
+        r"a little more money: reserved, ZeRO-3 \(128 x H100\) costs 1\.4 % more", result.stdout
     )
     assert "llama2-7b: 1,000,000,000,000 tokens from" in result.stdout
     assert result.stdout.count("caveat: ") == 3
     run(*LARGE, "--report", tmp_path / "decision.html")
     assert "<dt>Layout</dt>" in (tmp_path / "decision.html").read_text(encoding="utf-8")
     task = (tmp_path / "task.yaml").read_text(encoding="utf-8")
-    assert 'num_nodes: 16\nresources:\n  accelerators: "H100:8"\nrun: |\n' in task
+    assert 'num_nodes: 8\nresources:\n  accelerators: "H100:8"\nrun: |\n' in task
     assert "torchrun --nnodes" in task
 
 

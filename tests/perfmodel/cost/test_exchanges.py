@@ -30,6 +30,7 @@ TABLE = 2048 * 256
 ALL = 4 * LAYER + TABLE
 FITTED = medians(step_time_priors(SHEETS["A100"])) | {
     "tensor_latency_s": 0.0,
+    "data_latency_s": 0.0,
     "tensor_bytes_per_s": 100e9,
     "data_bytes_per_s": 80e9,
     "node_bytes_per_s": 10e9,

@@ -80,7 +80,7 @@ def test_joint_draws_lie_around_the_fit_where_parameters_lie_askew() -> None:
         np.exp(known.joint_logs(job, num_draws=5_000)[:, 0]),
         known.closed_form_s(job),
     )
-    assert fitted_s.max() > 100 * fitted_s[0, 0]
+    assert fitted_s.max() > 50 * fitted_s[0, 0]
     assert np.median(drawn_s) > fitted_s.min()
     assert drawn_s.min() >= known.peak_s(job)[0]
     # Products in FP8 take half as long.
