@@ -69,12 +69,7 @@ def calibrate(
         "conditions": here.conditions,
     }
     observations = measure(
-        Campaign(
-            folder=request.folder,
-            plan=plan,
-            rounds=rounds,
-            placement=here,
-        ),
+        Campaign(folder=request.folder, plan=plan, rounds=rounds, placement=here),
         launcher,
         resume=request.resume,
         on_progress=on_progress,

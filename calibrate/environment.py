@@ -27,12 +27,7 @@ from calibrate.gpus import (
     usable_gpus,
 )
 from calibrate.processes import answer_of, usable_cores
-from calibrate.topology import (
-    LaunchFlags,
-    Topology,
-    default_ranks,
-    resolve_topology,
-)
+from calibrate.topology import LaunchFlags, Topology, default_ranks, resolve_topology
 from calibrate.virtual import with_truth
 from perfmodel.documents import Provenance, command_line, installed_version
 from perfmodel.errors import CalibrationUnavailable, UsageError
@@ -46,17 +41,8 @@ Facts: TypeAlias = dict[str, Any]
 _CHECKOUT: Final = Path(__file__).resolve().parent.parent
 # A whole environment holds passwords; only these can change what is measured.
 _VARIABLES: Final = (
-    *(
-        "OMP_NUM_THREADS",
-        "MALLOC_",
-        "GLOO_",
-        "NCCL_",
-        "TORCH_NCCL_",
-        "TORCH_CUDNN_",
-        "CUDA_",
-        "CUDNN_",
-    ),
-    *("CUBLAS_", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
+    *("OMP_NUM_THREADS", "MALLOC_", "GLOO_", "NCCL_", "TORCH_NCCL_", "TORCH_CUDNN_", "CUDA_"),
+    *("CUDNN_", "CUBLAS_", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
 )
 
@@ -202,17 +188,17 @@ def processor_time() -> ProcessorTime:
     return ProcessorTime(busy_s=sum(busy), steal_s=getattr(times, "steal", 0.0))
 
 
-def cpu_facts(root: Path = Path("/"), *, observe_s: Seconds = 0.3) -> Facts:
+def cpu_facts(*, observe_s: Seconds) -> Facts:
     """Describe the processor; takes ``observe_s`` to see how busy it is."""
     import psutil  # noqa: PLC0415 - an extra; what measures nothing does without
 
     logical = psutil.cpu_count()
     busy_fraction = psutil.cpu_percent(interval=observe_s) / 100 if observe_s > 0 else None
     return {
-        "model": cpu_model(_text(root / "proc/cpuinfo") or "") or platform.processor() or None,
+        "model": cpu_model(_text(Path("/proc/cpuinfo")) or "") or platform.processor() or None,
         "usable_cores": usable_cores(),
         "logical_cores": logical,
-        "quota_cores": quota_cores(root),
+        "quota_cores": quota_cores(),
         "busy_cores": None if busy_fraction is None else busy_fraction * (logical or 1),
     }
 
@@ -229,7 +215,7 @@ def is_virtual(root: Path = Path("/")) -> bool | None:
     return None if flags is None else "hypervisor" in flags[1].split()
 
 
-def memory_facts(root: Path = Path("/")) -> Facts:
+def memory_facts() -> Facts:
     """Describe memory; ``limit_bytes`` is that of the control group."""
     import psutil  # noqa: PLC0415 - an extra; what measures nothing does without
 
@@ -237,7 +223,7 @@ def memory_facts(root: Path = Path("/")) -> Facts:
     return {
         "total_bytes": memory.total,
         "available_bytes": memory.available,
-        "limit_bytes": memory_limit_bytes(root),
+        "limit_bytes": memory_limit_bytes(),
     }
 
 

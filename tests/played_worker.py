@@ -91,12 +91,6 @@ def append(output: Path, *observations: Record) -> Path:
     return output
 
 
-def orders_of(folder: Path) -> list[list[str]]:
-    """Names of the tasks of every work order that was written, by round."""
-    paths = sorted((folder / "orders").glob("*.json"))
-    return [[task.name for task in WorkOrder.read(path).tasks] for path in paths]
-
-
 @dataclass(slots=True, kw_only=True)
 class PlayedWorker:
     """What a ``FakeLauncher`` does; ``failure`` is raised after so many tasks of all launches."""

@@ -231,10 +231,8 @@ def validate_memory(
 
 def verdict(summary: MemorySummary) -> list[str]:
     """Errors beside their gates."""
-    large, of_all = (
-        summary.large,
-        f"all {summary.num_settings}: worst {summary.worst_of_all:.2%}",
-    )
+    large = summary.large
+    of_all = f"all {summary.num_settings}: worst {summary.worst_of_all:.2%}"
     if large is None:
         return [
             of_all,
