@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -152,25 +152,6 @@ def tier_between_nodes(machine: Machine) -> Tier | None:
     )
 
 
-class _Messages(Mapping[str, GroupCost]):
-    """Costs by kind of collective, each fitted when it is first read: a fit takes 30 ms and more."""
-
-    def __init__(self, made: Mapping[str, Callable[[], GroupCost]]) -> None:
-        self._made = {kind: functools.cache(make) for kind, make in made.items()}
-
-    def __getitem__(self, kind: str) -> GroupCost:
-        return self._made[kind]()
-
-    def __contains__(self, kind: object) -> bool:
-        return kind in self._made
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
-
-    def __len__(self) -> int:
-        return len(self._made)
-
-
 class Group(NamedTuple):
     """Ranks that communicate: how many, and how far neighbours are apart in the numbering of all."""
 
@@ -208,9 +189,10 @@ class Network:
     uncertainty.
     """
 
-    messages: Mapping[str, GroupCost]
-    """By kind of collective, all-reduces among them; empty if the cluster file alone tells of links."""
-    between_nodes: Mapping[str, GroupCost] = field(default_factory=dict)
+    messages: Mapping[str, Callable[[], GroupCost]]
+    """By kind of collective, all-reduces among them; empty if the cluster file alone tells of links. Each is fitted
+    when it is first asked for: that takes 30 ms and more."""
+    between_nodes: Mapping[str, Callable[[], GroupCost]] = field(default_factory=dict)
     """The same of one device on each of several nodes, for a tier that the cluster file says is as measured."""
     library: str
     """What carries out collectives."""
@@ -257,6 +239,7 @@ class Network:
                 if g.world_size > 1
             ]
 
+            @functools.cache
             def sampled(kind: str) -> GroupCost:
                 return _sampled(
                     [group for group in told if group.collective == kind],
@@ -277,8 +260,8 @@ class Network:
 
         errors = np.array([[tier.log_error] for tier in cluster.tiers] if cluster else [[0.0]])
         return cls(
-            messages=_Messages(found),
-            between_nodes=_Messages(by_kind(profile.between_nodes, "between nodes, ")),
+            messages=found,
+            between_nodes=by_kind(profile.between_nodes, "between nodes, "),
             library=profile.backend,
             uncertainty=deviates(rng("groups"), num_draws),
             kind_uncertainty=np.exp(_UNCERTAINTY_OF_KIND * deviates(rng("kinds"), num_draws)),
@@ -343,10 +326,11 @@ class Network:
         told = {level.place for level in used if level not in between}
         if self.cluster and told - {self.measured_tier}:
             return self.cluster.evidence
-        known = (self.between_nodes if between else self.messages).get(kind)
+        fitted = (self.between_nodes if between else self.messages).get(kind)
         is_shared = any(level.bytes_per_s < self._tier(level).link_bytes_per_s for level in between)
-        if known is None or is_shared or (between and told):
+        if fitted is None or is_shared or (between and told):
             return Evidence.EXTRAPOLATED
+        known = fitted()
         smallest, largest = known.sizes_bytes
         parts = group.size if kind not in {"broadcast", "send_recv"} else 1
         inside = all(smallest <= size / parts <= largest for size in sizes_bytes)
@@ -362,9 +346,9 @@ class Network:
         """
         messages = self.between_nodes if between else self.messages
         if kind in messages or not messages:
-            return messages.get(kind), 1.0
+            return (messages[kind]() if messages else None), 1.0
         if (kind, between) not in self._borrowed:
-            self._borrowed[kind, between] = messages[ALL_REDUCE].of_kind(kind)
+            self._borrowed[kind, between] = messages[ALL_REDUCE]().of_kind(kind)
         return self._borrowed[kind, between], self.kind_uncertainty
 
     def _is_between(self, level: "Level") -> bool:
