@@ -37,8 +37,8 @@ _MOST_FOLDS: Final = 10
 #: models are worth as much: devices left out of a prior over five (docs/published.md).
 _UNSEEN_DEVICE_ERROR: Final = 0.45
 _WORTH: Final = 4.0
-#: Standard deviations, in log, of constants between devices of one generation, and once more between generations:
-#: of families, of the device itself, and of the hosts of a generation. Chosen on the errors of devices left out one
+#: Standard deviations, in log, of constants: of families between devices of one generation, of all else there and
+#: of families between generations, and of hosts between generations. Chosen on the errors of devices left out one
 #: by one: these errors are seen, no judge of the choice.
 _OF_A_FAMILY: Final = 0.2
 _OF_A_DEVICE: Final = 0.3
@@ -303,10 +303,9 @@ def _kriged(
 
 def _variances(name: str) -> tuple[float, float]:
     """Of the logarithm between devices of one generation, and between generations."""
-    if name.startswith("host"):
-        return _OF_A_DEVICE**2, _OF_A_HOST**2
-    spread = _OF_A_FAMILY if name.startswith(ARITHMETICS) else _OF_A_DEVICE
-    return spread**2, spread**2
+    within = _OF_A_FAMILY if name.startswith(ARITHMETICS) else _OF_A_DEVICE
+    between = _OF_A_HOST if name.startswith("host") else _OF_A_DEVICE
+    return within**2, between**2
 
 
 def _in_other_precision(name: str) -> str | None:

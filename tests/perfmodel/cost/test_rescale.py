@@ -114,7 +114,8 @@ def test_a_data_sheet_tells_peaks_of_products_in_fp32_and_in_16_bit() -> None:
     assert sheet_of(H100).flop_per_s == {"fp32": 67e12, "half": 989e12, "tf32": 494.5e12}
     other = H100.model_copy(update={"vendor": "AMD"})
     assert "tf32" not in sheet_of(other).flop_per_s
-    for changes in ({"bandwidth": None}, {"peaks": {}}):
+    lacking: tuple[dict[str, Any], ...] = ({"bandwidth": None}, {"peaks": {}})
+    for changes in lacking:
         with pytest.raises(UsageError, match="must give a memory bandwidth and an fp32 peak"):
             sheet_of(FASTER.model_copy(update=changes))
 

@@ -23,7 +23,7 @@ from tests.perfmodel.operators import addition, matmul, operator, spec
 from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.traces import WIDTH, WORKLOAD, traced
 
-SHEET = Sheet({"fp32": 1e13, "half": 5e13}, 1e12)
+SHEET = Sheet({"fp32": 1e13, "half": 6e13}, 1e12)
 #: Every factor is one, nothing needs filling: what is left can be added up by hand.
 PLAIN = dict.fromkeys(CONSTANTS, 1.0) | {
     "launch_s": 2e-6,
@@ -132,13 +132,14 @@ def test_families_of_convolutions(groups: int, channels: int, kernel: int, famil
         (32, 6, "group untuned"),
         (16, 4, "group untuned"),
         (48, 16, "group untuned"),
+        (48, 128, "group"),
         (1, 64, "conv"),
     ],
 )
 def test_channels_side_by_side_have_fast_groups_of_some_sizes(
     groups: int, channels: int, family: str
 ) -> None:
-    """Of 4, 8, 16 or 32 channels, 32 groups at a time."""
+    """Of 4, 8, 16 or 32 channels, 32 groups at a time, and those of a whole tile."""
     called = convolution(groups, groups * channels)
     last = work_of(called, is_pure_half=True, memory_format="channels_last")
     assert families(last) == [f"{family} forward"]
@@ -149,7 +150,7 @@ def test_channels_side_by_side_have_fast_groups_of_some_sizes(
 
 def test_tensor_cores_convolve_in_tf32_and_leave_products_of_matrices_in_fp32() -> None:
     """At 8 times the rate of fp32, by the constants of tensor cores; depthwise kernels are no products."""
-    sheet = Sheet({"fp32": 1e13, "half": 1.6e14, "tf32": 8e13}, 1e18)
+    sheet = Sheet({"fp32": 1e13, "half": 6e13, "tf32": 8e13}, 1e18)
     calls = (convolution(1, 64), convolution(64, 64), matmul(512, 512, 512))
     works = [work_of(called) for called in calls]
     logs = log_constants(PLAIN | {"half conv forward rate": 0.5}, first_priors())
@@ -190,7 +191,7 @@ def test_16_bit_without_tensor_cores_has_constants_of_its_own() -> None:
         for sheet in (SHEET, without)
     )
     flop, moved = 2 * 512**3, 3 * 512**2 * 2
-    assert fast_s == pytest.approx(by_hand(flop / 5e13, moved / 1e12), rel=1e-3)
+    assert fast_s == pytest.approx(by_hand(flop / 6e13, moved / 1e12), rel=1e-3)
     assert slow_s == pytest.approx(4 * flop / 1e13, rel=1e-3)
 
 
@@ -264,9 +265,27 @@ def test_every_constant_has_its_place_in_the_law() -> None:
     work = work_of(convolution(1, 20), is_pure_half=True, memory_format="channels_last")
     results, elements = 4 * 20 * 64, 2 * 4 * 20 * 64 + 20 * 20 * 9
     flop = 2 * results * 20 * 9
-    rate = 5e13 * 0.8 * 0.5 * 1.3 * 0.6 * results / (results + 1e4) * 20 / (20 + 30)
+    rate = 6e13 * 0.8 * 0.5 * 1.3 * 0.6 * results / (results + 1e4) * 20 / (20 + 30)
     device_s = by_hand(flop / rate, 2 * elements / (1e12 * 0.7 * 0.9 * 1.1)) + 3e-6
     assert seconds(work, constants=constants) == pytest.approx(by_hand(device_s, 1e-5), rel=1e-9)
+
+
+def test_more_processors_need_more_results_and_higher_peaks_in_16_bit_are_reached_in_part() -> None:
+    """Four times the peaks: twice the results fill the device; 16 bit is 4 ^ 0.7 times as fast, depthwise kernels 4."""
+    called = matmul(512, 512, 512)
+    free = {"launch_s": 1e-15, "memory": 1e6, "half results": 512.0**2}
+    logs = log_constants(PLAIN | free, first_priors())
+    sheet = Sheet({"fp32": 4e13, "half": 2.4e14}, 1e12)
+    works = [work_of(called, is_pure_half=half) for half in (False, True)]
+    times_s = step_seconds(StepBatch.of(works, sheet), logs).device_s[:, 0]
+    filled = 1 / (1 + 2)
+    expected_s = [called.flop / (rate * filled) for rate in (4e13, 6e13 * 4**0.7)]
+    assert times_s == pytest.approx(expected_s, rel=1e-3)
+    channel = [work_of(convolution(64, 64))]
+    slow_s, fast_s = (
+        step_seconds(StepBatch.of(channel, s), logs).device_s[0, 0] for s in (SHEET, sheet)
+    )
+    assert slow_s == pytest.approx(4 * fast_s, rel=1e-3)
 
 
 def test_the_host_launches_views_in_part_and_an_update_by_its_lists() -> None:
