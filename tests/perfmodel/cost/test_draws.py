@@ -11,6 +11,7 @@ from perfmodel.cost.machine import (
     families,
     form_factors,
     layout_cost,
+    model_form,
     noise_weights,
     phases_at,
     step_program,
@@ -23,6 +24,7 @@ from perfmodel.machine.measured import (
     MeasuredMachine,
     MeasuredWorkload,
     PhaseCurves,
+    Residual,
     StepNoise,
 )
 from perfmodel.statistics import FloatArray
@@ -203,3 +205,19 @@ def test_how_well_it_is_known_that_ranks_differ() -> None:
     assert evidence(machine, 2, others) is Evidence.MEASURED
     assert evidence(machine, 4, others) is Evidence.INFERRED
     assert evidence(replace(machine, device_costs=COSTS), 2) is Evidence.ASSUMED
+
+
+def test_of_accumulated_steps_what_ddp_adds_is_off_once() -> None:
+    """One device is never off, two are by 40 %: of four micro-batches a quarter of that, in log."""
+    known = profile(Machine())
+    errors = Residual(single_log_errors=(0.0,), ddp_log_errors=(0.4,))
+    factors = model_form(
+        replace(known, residual=errors),
+        {},
+        known.workloads[0],
+        Layout(dp=2, micro_batch=16, accumulation=4),
+        num_draws=50,
+        run_error=0.0,
+    )
+    assert factors[0] == 1.0
+    assert np.abs(np.log(factors[1:])) == pytest.approx(np.full(49, 0.1))

@@ -8,7 +8,14 @@ import pytest
 from perfmodel.cost.collectives import BETWEEN_STARTS, SWITCH_LATENCY_S, start_s
 from perfmodel.cost.link_law import LinkCost
 from perfmodel.cost.machine import CostModel
-from perfmodel.cost.network import NOT_MEASURED, Group, Network, for_nccl, tier_between_nodes
+from perfmodel.cost.network import (
+    NOT_MEASURED,
+    Group,
+    Network,
+    for_nccl,
+    ring_link,
+    tier_between_nodes,
+)
 from perfmodel.documents.clusters import open_cluster
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.layout import Layout
@@ -92,6 +99,12 @@ def on_nodes() -> MeasuredMachine:
         for n in (2, 4)
     )
     return replace(profile(Machine()), between_nodes=groups, num_nodes=4)
+
+
+def test_a_ring_has_the_rate_of_its_largest_message_beyond_its_shortest() -> None:
+    link = existing(ring_link(on_nodes().between_nodes))
+    assert link.latency_s == pytest.approx(2e-3 + 128 / 1e8)
+    assert link.bytes_per_s == pytest.approx(64 * MIB / ((64 * MIB - 128) / 1e8))
 
 
 def joined(words: str, machine: MeasuredMachine) -> Network:

@@ -158,6 +158,9 @@ def test_tensor_cores_convolve_in_tf32_and_leave_products_of_matrices_in_fp32() 
     rates = [4e13, 1e13, 1e13]
     expected_s = [called.flop / rate for called, rate in zip(calls, rates, strict=True)]
     assert found == pytest.approx(expected_s, rel=1e-6)
+    older = Sheet({"fp32": 1e13, "half": 1.6e14}, 1e18)
+    [without_s] = step_seconds(StepBatch.of(works[:1], older), logs).kernel_s - 2e-6
+    assert without_s == pytest.approx(calls[0].flop / 1e13, rel=1e-6)
 
 
 def fit_of(generation: str, factor: float) -> DeviceFit:
