@@ -49,6 +49,13 @@ def cost_of(*groups: MeasuredCollective, library: str = "nccl", num_draws: int =
     )
 
 
+def test_a_library_of_one_protocol_takes_what_was_timed() -> None:
+    cost = cost_of(group(2), group(4), library="mpi")
+    assert float(cost.group_s(2**20, 4, nodes=1)[0]) == pytest.approx(
+        all_reduce_s(2**20, 4), rel=0.02
+    )
+
+
 @pytest.mark.parametrize("size_bytes", [512, 2**20, 2**23, 2**30])
 def test_eight_ranks_follow_from_two_and_four(size_bytes: int) -> None:
     """Launches once, a message more with every rank, own bytes with none: all told by two groups."""
