@@ -94,7 +94,7 @@ def step_parts(jobs: Jobs, fitted: FittedParameters) -> StepParts:
     fill = others / jobs.interleave + 2 * (jobs.pp * jobs.interleave - 1) * send
     slowest = count * both + fixed + ends
     sending = (jobs.accumulation - 1) * _waiting_for_sends_s(jobs, send, slowest, others)
-    data = _exposed_s(jobs, fitted, hiding_s=_hiding_s(jobs, layer))
+    data = _exposed_s(jobs, fitted, layer)
     optimizer = _optimizer_s(jobs, fitted) + fitted["step_s"]
     slower = _slower(jobs, fitted)
     compute = jobs.accumulation * (count * each + fixed + ends)
@@ -301,12 +301,7 @@ def _scatter_s(jobs: Jobs, fitted: FittedParameters) -> Column:
     return total
 
 
-def _hiding_s(jobs: Jobs, layer: _Layer) -> Column:
-    """Last pass that gradients leave from. [s]"""
-    return np.asarray(jobs.layers_per_stage * layer.backward_s)
-
-
-def _exposed_s(jobs: Jobs, fitted: FittedParameters, *, hiding_s: Column) -> Column:
+def _exposed_s(jobs: Jobs, fitted: FittedParameters, layer: _Layer) -> Column:
     """Gradient synchronisation that the last backward pass does not hide. [s]
 
     exposed = soft_max(backward, exchange) - backward     the exponent is one for whole optimizers, one for sharded
@@ -314,7 +309,7 @@ def _exposed_s(jobs: Jobs, fitted: FittedParameters, *, hiding_s: Column) -> Col
     A sharded optimizer gathers what it updated when no pass is left to hide it.
     """
     total = data_s(jobs, fitted)
-    hiding = np.maximum(hiding_s, 1e-9)
+    hiding = np.maximum(jobs.layers_per_stage * layer.backward_s, 1e-9)
     # Exponents below 1 cost more than one after the other: gradients can slow the backward pass down.
     overlap = np.where(jobs.zero > 0, fitted["overlap_sharded"], fitted["overlap"])
     return soft_maximum(hiding, total, np.maximum(overlap, 0.5)) - hiding
@@ -498,9 +493,8 @@ def unit_times(layout: Layout, jobs: Jobs, fitted: FittedParameters) -> dict[Cau
         beside = beside + _contention_s(back, 2 * scatter + between, exponent)
         contention = count * beside * layout.accumulation
     else:
-        hiding = _hiding_s(jobs, layer)
-        exposed = _exposed_s(jobs, fitted, hiding_s=hiding)
-        contention = exposed - np.maximum(data - hiding, 0.0)
+        hiding = jobs.layers_per_stage * layer.backward_s
+        contention = _exposed_s(jobs, fitted, layer) - np.maximum(data - hiding, 0.0)
     times = {
         Cause.EMBEDDING: _embedding_s(jobs, fitted),
         Cause.FORWARD: forward + dispatch,

@@ -239,11 +239,6 @@ class LinkLaw(Law):
         ]
         return np.asarray(np.minimum.reduce(times_s))
 
-    @property
-    def start_and_p2p_s(self) -> tuple[Samples, Samples]:
-        """Once for a collective, and to the next rank by the fastest protocol, shape ``(num_draws,)``. [s]"""
-        return np.exp(self.logs[0]), np.exp(self.logs[1])
-
 
 class Factor(NamedTuple):
     """What a group took over what the law says, by size."""
@@ -416,7 +411,7 @@ class LinkCost(GroupCost):
 
     def message(self, members: int, *, nodes: int | None) -> tuple[Samples, Samples, Transfer]:
         """Start and P2P latency are the law's; the rest of a ring is transfer. [s]"""
-        start_s, p2p_s = self.law.start_and_p2p_s
+        start_s, p2p_s = np.exp(self.law.logs[:2])
         (ring, *_) = paths(self.collective, members, self._spanned(members, nodes), self.library)
         latencies_s = start_s + ring.steps * p2p_s
         # An array goes along a chain once.
