@@ -414,6 +414,12 @@ def _tell(line: str) -> None:
     sys.stdout.flush()
 
 
+def _made(rows: Sequence[str]) -> str:
+    """A table that a command writes, told apart from prose."""
+    mark = "<!-- table: {} -->"
+    return "\n".join([mark.format("begin"), "", *rows, "", mark.format("end")])
+
+
 def page() -> str:
     """The page of all tables."""
     with tempfile.TemporaryDirectory() as name:
@@ -434,11 +440,11 @@ def page() -> str:
             f"{_SLOW_S:g} s). Targets: where `import numpy` takes {_NUMPY_S:g} s. numpy: times that import, "
             "took/allowed; before: took on this page's last date."
         ),
-        "\n".join(commands),
+        _made(commands),
         "Growth inside one process, as a power of the size. Kept: no faster than n log n.",
-        "\n".join(growth),
+        _made(growth),
         "Large files. Every command ends within 10 s and 1 GiB, or refuses the file.",
-        "\n".join(large),
+        _made(large),
         "\n".join(page_rows()),
         MUTATION.read_text(encoding="utf-8").partition("\n")[0],
     ]
