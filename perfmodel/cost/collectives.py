@@ -75,7 +75,8 @@ START_S: Final = 8e-6
 LATER_START_S: Final = 15e-6
 LATER_BYTES: Final = 2e6
 #: Start between nodes over that inside. Three published logs of 2 and 4 nodes (InfiniBand, RoCE) prefer 4 to 6; by what
-#: the other two prefer each is 6, 14 and 23 % off, in log, by 1 24, 77 and 63 %. Virtual networks prefer 10 and more.
+#: the other two prefer each is 6, 14 and 23 % off, in log, by 1 24, 77 and 63 %. Virtual networks of clouds (TCPX,
+#: SR-IOV) prefer 10 and more.
 BETWEEN_STARTS: Final = 5.0
 #: Standard deviation, in log, between systems.
 START_LOG_ERROR: Final = 0.7

@@ -33,7 +33,6 @@ from calibrate.virtual.gpu import PYTHON, VirtualGpu
 from perfmodel.answer import Question
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import cost_model, stage_memory
-from perfmodel.cost.collectives import BETWEEN_STARTS, LATER_START_S, START_S
 from perfmodel.cost.network import Group
 from perfmodel.cost.traced import issued
 from perfmodel.documents.hardware import DataSheet, shipped_catalogue
@@ -88,11 +87,12 @@ _ENOUGH: Final = frozenset({"fp32", "fp16"})
 #: 0.5 to 0.9 leave 5 to 6 %, and need latencies of 2 to 3 times the tuner's. Trees above 0.41 would be faster than what
 #: 20 racks of GB200 took (coreweave/nccl-tests, 512 MiB).
 _TREES: Final = (0.25, 0.5)
-#: Starts over what the tool takes for them: of small arrays, and what large ones add. Published logs leave 5 to 18 us
-#: to arrays below 128 KiB inside a node, 26 to 73 us between nodes; to those of 1 to 64 MiB 5 to 58 and 40 to 118 us
-#: (links at the rate of large arrays, with the latencies of NCCL's tuner).
-_STARTS: Final = (2 / 3, 2.0)
-_LATER_STARTS: Final = (1 / 3, 5 / 3)
+#: Starts of small arrays, inside a node and between nodes, and what large arrays add inside. Published logs leave 5 to
+#: 18 and 26 to 73 us to arrays below 128 KiB; to those of 1 to 64 MiB 5 to 58 and 40 to 118 us (links at the rate of
+#: large arrays, with the latencies of NCCL's tuner). [s]
+_STARTS_S: Final = (5.3e-6, 1.6e-5)
+_OUTER_STARTS_S: Final = (2.7e-5, 8e-5)
+_LATER_STARTS_S: Final = (5e-6, 2.5e-5)
 #: Standard deviations, in log, of truths whose hosts are quiet.
 _QUIET: Final = Noise(kernel=0.03, window=0.01, run=0.005, occasion=0.005)
 #: Hosts of odd seeds vary by run as those of two real GPUs did (docs/real-gpus.md).
@@ -123,8 +123,8 @@ def random_truth(seed: int, models: Iterable[Recorded] = ()) -> Truth:
     host = _random_host(draw, between)
     network = Network(
         devices_per_node=draw.choice((8, 16)),
-        launch_s=START_S * between(*_STARTS),
-        outer_launch_s=BETWEEN_STARTS * START_S * between(*_STARTS),
+        launch_s=between(*_STARTS_S),
+        outer_launch_s=between(*_OUTER_STARTS_S),
         inner_latency_s=between(1e-6, 1e-5),
         inner_bytes_per_s=between(5e9, 4e11),
         outer_latency_s=between(5e-6, 2e-5),
@@ -198,7 +198,7 @@ def _random_protocols(
     draw: random.Random, p2p: float, between: Callable[[float, float], float]
 ) -> dict[str, Protocol]:
     """Protocols like NCCL's; ``p2p``: latency of the second one over that of the simple one."""
-    later_s = LATER_START_S * between(*_LATER_STARTS)
+    later_s = between(*_LATER_STARTS_S)
     return {
         "LL": Protocol(
             start_s=0.0, latency=p2p * draw.uniform(0.3, 0.5), rate=draw.uniform(0.25, 0.5)
