@@ -7,7 +7,8 @@ dropped unread, because it may hold secrets.
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -156,8 +157,24 @@ def _from_text(path: Path, text: str, collective: str | None) -> MeasuredCollect
     return _measured(path, collective, ranks=ranks, points=points)
 
 
-def _from_json(path: Path, text: str, collective: str | None) -> MeasuredCollective:
+@contextmanager
+def _reading_json(path: Path) -> Iterator[None]:
+    """Raise ``InvalidDocument`` that says what of a log in JSON is not as nccl-tests writes it."""
     try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        said = (
+            str(error) if isinstance(error, ValueError) else "a key is missing or of another kind"
+        )
+        if isinstance(error, KeyError):
+            said = f"no {error}"
+        raise InvalidDocument(
+            f"{path}: nccl-tests JSON is truncated or malformed: {said}; save it again"
+        ) from error
+
+
+def _from_json(path: Path, text: str, collective: str | None) -> MeasuredCollective:
+    with _reading_json(path):
         raw: dict[str, Any] = parse_json(text)
         results, devices = raw["results"], raw["devices"]
         # nccl-tests writes booleans as text.
@@ -181,15 +198,6 @@ def _from_json(path: Path, text: str, collective: str | None) -> MeasuredCollect
             (int(device["rank"]), int(device.get("group", 0)), str(device["hostname"]))
             for device in devices
         ]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        said = (
-            str(error) if isinstance(error, ValueError) else "a key is missing or of another kind"
-        )
-        if isinstance(error, KeyError):
-            said = f"no {error}"
-        raise InvalidDocument(
-            f"{path}: nccl-tests JSON is truncated or malformed: {said}; save it again"
-        ) from error
     if name is None:
         raise InvalidDocument(f"{path}: {_UNNAMED}")
     _refuse_ranks(path, ranks)
@@ -255,8 +263,9 @@ def read_device_names(path: Path) -> tuple[str, ...]:
     """The devices of an nccl-tests log as their driver names them, each once; none if it does not say."""
     text = _text(path)
     if _is_json(text):
-        devices = parse_json(text).get("devices", ())
-        found = [str(device.get("device_info") or "").strip() for device in devices]
+        with _reading_json(path):
+            devices = parse_json(text).get("devices", ())
+            found = [str(device.get("device_info") or "").strip() for device in devices]
     else:
         lines = map(_DEVICE_NAME.match, text.splitlines())
         found = [match[1].strip() for match in lines if match]
