@@ -47,7 +47,7 @@ BEGIN_PREFIX: Final = "begin: "
 STALL_TIMEOUT_S: Final = 180.0
 #: New processes for a task on a GPU that ended its processes: errors of CUDA and NCCL come and go.
 _TRIES: Final = 2
-#: A device on which so many tasks in a row end all processes is of no use.
+#: A device on which this number of tasks in a row end all processes is of no use.
 _MOST_IN_A_ROW: Final = 3
 
 

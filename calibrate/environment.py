@@ -277,7 +277,7 @@ def _text(path: Path) -> str | None:
 
 # Where a measurement runs, and who made it: shared by calibration and validation.
 _THREADS: Final = "OMP_NUM_THREADS"
-#: Ranks that may share a core if the user asks for so many: they show what a layout of more ranks costs.
+#: Ranks that may share a core if the user asks for it: they show what a layout of more ranks costs.
 _RANKS_PER_CORE: Final = 2
 #: Variables that change what is measured: a validation sets those of its calibration.
 _GOVERNING: Final = (_THREADS, "MALLOC_")

@@ -41,7 +41,7 @@ MOST_KEYS: Final = 50_000
 MOST_DEPTH: Final = 64
 #: Rows of a table of others.
 MOST_ROWS: Final = 100_000
-#: A key of TOML with so many parts: its parser takes memory with the square of their number.
+#: A key of TOML of 17 parts or more: its parser takes memory with the square of their number.
 _DEEP_KEY: Final = re.compile(r"""(?<![\w"'-])[\w"'-]+(?:[ \t]*\.[ \t]*[\w"'-]+){16}""")
 _TOO_LONG: Final = f"numbers must have at most {MOST_DIGITS} digits, got a longer one"
 

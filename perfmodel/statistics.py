@@ -89,7 +89,7 @@ class Interval:
         return self.nominal / measured - 1
 
 
-#: So many values take less time one by one than SciPy takes to be imported.
+#: Up to this number, values take less time one by one than SciPy takes to be imported.
 _FEW: Final = 2**14
 
 
@@ -134,7 +134,7 @@ def unpaired(first: FloatArray, other: FloatArray, *, seed: str) -> tuple[FloatA
 
 #: Beyond the sample the tail is continued through its upper part.
 _TAIL_FRACTION = 0.1
-#: Tails are exponential unless their values say otherwise: a shape counts from so many standard errors
+#: Tails are exponential unless their values say otherwise: a shape counts from this number of standard errors
 #: on (one is 1 over the root of the values), and up to where a tail has hardly a variance. So a shape
 #: needs more than 25 values in the tail.
 _STANDARD_ERRORS = 2.0
@@ -210,12 +210,12 @@ def expected_largest_deviate(world_size: int) -> float:
 
 
 def expected_largest_over_median(count: int) -> float:
-    """Expected largest of so many standard normal deviates, less the lower of the middle two (``median_low``)."""
+    """Expected largest of ``count`` standard normal deviates, less the lower of the middle two (``median_low``)."""
     return expected_largest_deviate(count) - _expected_deviate((count + 1) // 2, count)
 
 
 def _expected_deviate(place: int, count: int) -> float:
-    """Expected deviate at a place, 1 the smallest, of so many normal ones, by Blom's approximation of 1958."""
+    """Expected deviate at a place, 1 the smallest, of ``count`` normal ones, by Blom's approximation of 1958."""
     if 2 * place == count + 1:
         return 0.0
     return NormalDist().inv_cdf((place - 0.375) / (count + 0.25))
@@ -229,7 +229,7 @@ def slowest_pace(
     num_draws: int,
     rng: np.random.Generator,
 ) -> FloatArray:
-    """Pace of the slowest of so many ranks over the typical one in the median step, shape ``(num_draws,)``.
+    """Pace of the slowest of ``num_ranks`` ranks over the typical one in the median step, shape ``(num_draws,)``.
 
     The first draw is that of the measured ratios; the others resample them.
 

@@ -93,7 +93,7 @@ def append(output: Path, *observations: Record) -> Path:
 
 @dataclass(slots=True, kw_only=True)
 class PlayedWorker:
-    """What a ``FakeLauncher`` does; ``failure`` is raised after so many tasks of all launches."""
+    """What a ``FakeLauncher`` does; ``failure`` is raised after a number of tasks of all launches."""
 
     step_s: Callable[[RunSetting], float] = constant_step
     fingerprint: str = "here"

@@ -270,7 +270,7 @@ class TeamSession(Session):
 
 
 def play(gpu: VirtualGpu, items: Items, *, world_size: int, mark: Callable[[], None]) -> None:
-    """Let a GPU execute a recorded step in a group of so many ranks."""
+    """Let a GPU execute a recorded step in a group of ``world_size`` ranks."""
     for item in items:
         if isinstance(item, Mark):
             mark()

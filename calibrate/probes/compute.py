@@ -276,7 +276,7 @@ _WIDTH: Final = 256
 #: On a GPU, in bf16: the first that takes as long as the host needs to issue it, and some 20 us at most.
 _DEVICE_WIDTHS: Final = (512, 768, 1024, 1280, 1536, 1792, 2048, 2560, 3072)
 _PRODUCT_S: Final[Seconds] = 1e-5
-#: On a GPU so many times the length of the all-reduce is queued, to outlast it even if it slows down.
+#: On a GPU this multiple of the length of the all-reduce is queued, to outlast it even if it slows down.
 _OUTLAST = 3
 
 

@@ -21,8 +21,6 @@ from perfmodel.units import MIB, Bytes, Seconds
 COMPUTE: Final = "compute"
 COMM: Final = "comm"
 SIDE: Final = "side"
-#: Kinds of work that only the host has.
-PYTHON: Final = ("view", "module", "phase")
 #: Time costs nothing here.
 _LONGER_HOLD: Final = 4.0
 

@@ -194,8 +194,9 @@ def timed_workload(
     if calibrated is not None:
         if isinstance(workload, Workload) and workload != calibrated.workload:
             raise UsageError(
-                f"--workload: {name!r} in the file differs from the calibrated workload of that "
-                "name; give it another name"
+                f"--workload: {name!r} in the file is not the calibrated one, whose "
+                f"{_difference(calibrated.workload, workload)}; {name} without a file names that one, "
+                "torchvision:NAME the model of torchvision"
             )
         return calibrated if trace is None else TracedWorkload.of(calibrated, trace, memory)
     if isinstance(workload, str) or trace is None:
@@ -215,6 +216,15 @@ def timed_workload(
         machine, machine.operators, workload, trace, batch=batch, use_measured=use_measured
     )
     return TracedWorkload.of(found, trace, memory)
+
+
+def _difference(calibrated: Workload, given: Workload) -> str:
+    """The first property of a calibrated workload that another one does not have, and both values."""
+    for name in ("sample", "num_parameters", "num_operators", "forward_flop", "backward_flop"):
+        is_, asked = getattr(calibrated, name), getattr(given, name)
+        if is_ != asked:
+            return f"{name} is {is_}, not {asked}"
+    return "gradients were measured to be ready at other times"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -333,7 +333,7 @@ def layout_provenance(model: InferredModel) -> Provenance:
 def _stages(
     model: InferredModel, jobs: Jobs, held: Sequence[int], capacity_bytes: int | None
 ) -> tuple[tuple[RankMemory, ...], float | None]:
-    """Memory of every stage of the first job, which hold so many layers; whether the fullest one fits."""
+    """Memory of every stage of the first job, which hold ``held`` layers; whether the fullest one fits."""
     stages = np.arange(len(held), dtype=np.float64)
     first = np.zeros(len(held), dtype=np.intp)
     each = replace(jobs.take(first), most_layers=np.array(held, dtype=np.float64))

@@ -373,7 +373,7 @@ def explain(  # noqa: PLR0913 - the same
     loader_samples_per_s: float | None = None,
     cluster: AnyCluster | None = None,
 ) -> Explanation:
-    """Rank what costs the speed-up on so many devices, with one change for each cause.
+    """Rank what costs the speed-up on ``devices`` devices, with one change for each cause.
 
     Parameters are those of ``predict``, with one device count. Times are in seconds.
     """

@@ -240,7 +240,7 @@ def batch(
 def _predicted(
     path: Path, workload: str, devices: Sequence[int], micro_batch: int | None
 ) -> dict[float, float]:
-    """Samples per second by the global batch, of so many devices that keep their micro-batch."""
+    """Samples per second by the global batch, of these devices that keep their micro-batch."""
     from perfmodel.answer import open_question
     from perfmodel.answer.answer import Forecast, table
 

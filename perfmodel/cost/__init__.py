@@ -185,7 +185,7 @@ class Terms:
 
 
 def slowed(program: StepProgram, median_s: Samples, slowest: Samples) -> Samples:
-    """Durations on a rank that computes so many times as slowly as the median one. [s]
+    """Durations on a rank that takes ``slowest`` times as long as the median one. [s]
 
     ``median_s``: Shape ``(num_operations, num_draws)``. [s]
     ``slowest``: Shape ``(num_draws,)``.

@@ -120,7 +120,7 @@ def _kernels(
 
 
 def _streamed_s(machine: MeasuredMachine, moved_bytes: Samples) -> Seconds:
-    """Time of kernels that move so many bytes, one after another. [s]
+    """Time of kernels that move these bytes, one after another. [s]
 
     On the line through the kernels over memory that were timed; at the bandwidth of the data sheet where none was.
     """

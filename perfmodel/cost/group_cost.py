@@ -47,7 +47,7 @@ class Law:
 
         ``residuals``: Of many sets of parameters at once, one column each.
         ``drawn``: Of a standard normal distribution, shape ``(num_parameters, num_draws)``.
-        ``num_points``: Of so many points, what the law misses makes its parameters more uncertain.
+        ``num_points``: Points that were measured: what the law misses makes its parameters more uncertain.
         """
         from scipy.optimize import least_squares  # noqa: PLC0415 - slow; few commands need it
 

@@ -451,7 +451,7 @@ def _moved_s(
     group: Column,
     every: Column | float = 1.0,
 ) -> Column:
-    """Time of one pass of a ring over a group of replicas, of which every so many are members. [s]
+    """Time of one pass of a ring over a group of replicas, of which each ``every``-th is a member. [s]
 
     Members of one node share its adapters.
     """
@@ -463,7 +463,7 @@ def _moved_s(
 
 
 def _members(jobs: Jobs, group: Column, *, every: Column | float) -> Column:
-    """Members of a group of replicas on one node, every so many replicas one; they stand side by side."""
+    """Members of a group of replicas on one node, each ``every``-th replica one; they stand side by side."""
     return np.clip(np.floor(jobs.devices_per_node / jobs.tp / every), 1, group)
 
 

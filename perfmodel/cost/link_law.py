@@ -79,7 +79,7 @@ _PRIOR_WEIGHT: Final = 1.0
 _TIMING_ERROR: Final = 0.01
 _AWAY_ERROR: Final = 0.05
 _MESSAGES_ERROR: Final = 0.08
-#: What the largest group shows of it counts so many times as much.
+#: What the largest group shows of it counts this many times.
 _TOLD_WEIGHT: Final = 3.0
 #: Protocols have to tell the largest group so much better than a later start, which
 #: 22 of 24 published series prefer.

@@ -81,7 +81,7 @@ def phases_at(workload: MeasuredWorkload, world_size: int) -> PhaseCurves:
 
 
 def contention(workload: MeasuredWorkload, micro_batch: int, ranks: int, *, than: int) -> float:
-    """Duration of compute with so many ranks at work beside each other, over that with ``than`` of them.
+    """Duration of compute with ``ranks`` ranks at work beside each other, over that with ``than`` of them.
 
     Above 1 where ranks share processors or a path to memory; what a library works out on the processors is
     slowed alike.
@@ -232,7 +232,7 @@ class CostModel:
         *,
         loader_samples_per_s: float | None = None,
     ) -> Terms:
-        """Cost terms of a step: compute as with so many ranks at work, every exchange in its group."""
+        """Cost terms of a step: compute as with the ranks beside it at work, every exchange in its group."""
         at_work = layout.beside
         ranks = at_work.world_size
         phases = phases_at(workload, ranks)

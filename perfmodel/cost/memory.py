@@ -211,7 +211,7 @@ class TracedMemory:
         )
 
     def _arriving_bytes(self, made_bytes: Bytes) -> Bytes:
-        """Gradients of the last module that has made its own, when so many bytes are made: those not yet added.
+        """Gradients of the last module that has made its own, when ``made_bytes`` are made: those not yet added.
 
         Which one a moment belongs to is not recorded: all of the module's at most. [B]
         """

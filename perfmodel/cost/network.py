@@ -433,7 +433,7 @@ class Network:
         )
 
     def _nodes(self, ranks: int) -> int | None:
-        """Nodes of so many ranks without a cluster file: those beyond the measured ones fill their node first."""
+        """Nodes of ``ranks`` ranks without a cluster file: those beyond the measured ones fill their node first."""
         return None if self.devices_per_node is None else -(-ranks // self.devices_per_node)
 
     def _inside_node(self, place: int) -> bool:

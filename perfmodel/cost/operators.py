@@ -77,7 +77,7 @@ class PhaseDuration:
 
 
 def work_s(units: Sequence[float], unit_s: Sequence[Seconds], *, least_s: Seconds) -> Seconds:
-    """Time of so many units of each kind of work, one after another, at least that of a call. [s]"""
+    """Time of the units of each kind of work, one after another, at least that of a call. [s]"""
     return max(least_s, sum(n * each_s for n, each_s in zip(units, unit_s, strict=False)))
 
 

@@ -337,7 +337,7 @@ def issued_s(host: HostCosts, counts: Mapping[str, int]) -> Seconds:
 
 
 def slowdown(profile: MeasuredMachine, phase: Phase, world_size: int) -> _Slowdown:
-    """Ratio of a phase with so many ranks at work to one alone: the geometric mean over the reference models."""
+    """Ratio of a phase with ``world_size`` ranks at work to one alone: the geometric mean over the reference models."""
     logs = [
         math.log(many.time_s / one.time_s)
         for workload in profile.workloads

@@ -107,7 +107,7 @@ def _loader(rng: np.random.Generator, context: Context, *, shared: bool) -> Chan
     return Changes(loader_s=loader_s, shared_loader=shared)
 
 
-#: In so many draws a second cause slows all runs alike, by a factor of this spread. [log]
+#: In this share of the draws a second cause slows all runs alike, by a factor of this spread. [log]
 _SECOND_CAUSE: Final = 0.25
 _SECOND_SPREAD: Final = 1.0
 

@@ -364,7 +364,7 @@ class Repeatability:
     """The same of an occasion, as a round of it; ``None``: nothing tells the two apart, it is as much as a run."""
 
     def run_of(self, world_size: int) -> float:
-        """Of a run with so many ranks, or with the most below that; 0 if unknown."""
+        """Of a run with ``world_size`` ranks, or with the most below that; 0 if unknown."""
         return self.run.get(max((n for n in self.run if n <= world_size), default=0), 0.0)
 
     @property
@@ -375,7 +375,7 @@ class Repeatability:
         )
 
     def known_round(self, num_rounds: int) -> float:
-        """Error of a mean over so many rounds."""
+        """Error of a mean over ``num_rounds`` rounds."""
         return self.round / math.sqrt(num_rounds)
 
     def again(self, num_rounds: int, num_repetitions: int) -> float:

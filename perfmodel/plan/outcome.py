@@ -16,9 +16,9 @@ from perfmodel.units import HOUR_S, KILOWATT_W, Seconds
 
 #: A thousand years: longer than anybody waits, and still a date. [s]
 NEVER_S: Final = 1000 * 365.25 * 24 * HOUR_S
-#: So many sizes are evaluated at once: their draws fit into a cache.
+#: Sizes that are evaluated at once: their draws fit into a cache.
 _CHUNK: Final = 128
-#: With more sizes, draws are evaluated at so many, evenly in log; the others take the spread of the nearest.
+#: With more sizes, draws are evaluated at this number, evenly in log; the others take the spread of the nearest.
 _MOST_SPREAD: Final = 2048
 _SEED: Final = 0
 #: Rows of the ranking that are kept, and of the front, evenly over it.
@@ -269,7 +269,7 @@ def name_candidates(pool: Candidates, plan: PlanFile) -> Named:
 
 
 def _least(indices: IntArray, keys: Sequence[FloatArray], most: int = 1) -> list[int]:
-    """The first of some candidates by keys, of which the first counts most; at most so many."""
+    """The first of some candidates by keys, of which the first counts most; at most ``most``."""
     if len(indices) > most:
         # Only these can be among them: to sort a million takes a second.
         leading = keys[0][indices]
@@ -280,7 +280,7 @@ def _least(indices: IntArray, keys: Sequence[FloatArray], most: int = 1) -> list
 
 
 def _front(pool: Candidates, feasible: IntArray) -> tuple[int, ...]:
-    """Feasible candidates that none beats in both time and cost, the soonest first; at most so many."""
+    """Feasible candidates that none beats in both time and cost, the soonest first; ``MOST_OF_FRONT`` of more."""
     order = feasible[np.lexsort((pool.cost[feasible], pool.elapsed_s[feasible]))]
     cost = pool.cost[order]
     before = np.concatenate([[np.inf], np.minimum.accumulate(cost)[:-1]])[: len(cost)]

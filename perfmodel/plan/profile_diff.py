@@ -99,7 +99,7 @@ def _ranks(count: int) -> str:
 FALSE_DISCOVERY_RATE: Final = 0.05
 #: Predictions that are compared, beside all ranks that were measured together.
 _DEVICE_COUNTS: Final = (1, 8, 64)
-#: Facts that differ between any two runs.
+#: Facts that differ between any two runs; older profiles hold some that are no longer asked for.
 _VOLATILE: Final = (
     "time_utc",
     "command_line",

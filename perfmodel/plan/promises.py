@@ -63,7 +63,7 @@ class Promise:
     parts: tuple[int, ...] = ()
     """Devices that such a part may have, the fewest first."""
     error_of_part: Callable[[int], float] = lambda _: math.inf
-    """Error of the reference that a measurement on so many devices leaves."""
+    """Error of the reference that a measurement on a number of devices leaves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +179,7 @@ def _collectives(job: BoughtJob) -> Iterator[Promise]:
 
 
 def _ratio(times_s: Callable[[Group], Samples], ranks: int, part: int) -> tuple[float, float]:
-    """A collective of so many ranks over that of a part of them, and its standard error in log."""
+    """A collective of ``ranks`` ranks over that of ``part`` of them, and its standard error in log."""
     found = drawn(times_s(Group(ranks)) / times_s(Group(part)))
     return found.value, found.log_error
 

@@ -53,7 +53,7 @@ class Steps(ABC):
     """
 
     most_knots: int | None = None
-    """With more counts, steps are read linearly in log between so many."""
+    """With more counts, steps are read linearly in log between this number of them."""
 
     def __init__(
         self, *, scaling: Scaling, batch: int, accumulation: int, counts: Iterable[int]
@@ -99,7 +99,7 @@ class Steps(ABC):
 
     @abstractmethod
     def layout(self, count: int) -> Layout:
-        """How so many devices run."""
+        """How ``count`` devices run."""
 
     @abstractmethod
     def evidence(self, count: int) -> Evidence:
@@ -322,7 +322,7 @@ class InferredSteps(Steps):
         return [each.machine.step_draws(each.jobs, num_draws=NUM_DRAWS)[0] for each in chosen]
 
     def layout(self, count: int) -> Layout:
-        """The best one, or the fixed one on so many devices."""
+        """The best one, or the fixed one on ``count`` devices."""
         return self._chosen[count].layout
 
     def evidence(self, count: int) -> Evidence:  # noqa: ARG002 - the same for all sizes
@@ -377,7 +377,7 @@ class InferredSteps(Steps):
         return self._measured(model, search.layouts.layout(place), search.jobs(np.array([place])))
 
     def _at(self, count: int) -> InferredModel:
-        """The machine with the links that so many devices use."""
+        """The machine with the links that ``count`` devices use."""
         if self._cluster is None:
             return self._machine
         if count > self._cluster.num_devices:
@@ -396,7 +396,7 @@ class InferredSteps(Steps):
 
 
 def _completed(fixed: Layout, count: int, global_batch: int) -> Layout:
-    """The fixed layout on so many devices."""
+    """The fixed layout on ``count`` devices."""
     shared = fixed.tp * fixed.pp * fixed.cp
     if count % shared:
         raise NotFeasible(

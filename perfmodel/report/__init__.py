@@ -284,7 +284,7 @@ class Table:
     caption: str = ""
 
     def text(self, width: int) -> str:
-        """The table in so many columns; the widest columns are folded where they do not fit."""
+        """The table within ``width`` columns of a terminal; the widest of its own are folded if need be."""
         rows = [
             [printable(cell).split("\n") for cell in row] for row in (self.headings, *self.rows)
         ]
@@ -295,8 +295,10 @@ class Table:
         while sum(widths) + len(widths) - 1 > width and max(widths) > 1:
             widths[widths.index(max(widths))] -= 1
         whole = sum(widths) + len(widths) - 1
-        title = _filled(printable(self.title), whole)
-        lines = [" " * ((whole - _columns(line)) // 2) + line for line in title]
+        title, caption = printable(self.title), printable(self.caption)
+        # narrow columns leave the words around them whole
+        around = min(width, max([whole, *map(_columns, f"{title} {caption}".split())]))
+        lines = [" " * ((whole - _columns(line)) // 2) + line for line in _filled(title, around)]
         for number, row in enumerate(rows):
             folded = [
                 [
@@ -314,7 +316,7 @@ class Table:
                 lines.append(" ".join(_placed(text, n, left=left) for text, n, left in places))
             if number == 0:
                 lines.append("─" * whole)
-        lines += _filled(printable(self.caption), whole)
+        lines += _filled(caption, around)
         return "\n".join(_placed(line, whole, left=True) for line in lines)
 
     def html(self) -> str:
@@ -355,7 +357,20 @@ def wrapped(line: str, width: int) -> str:
 
 
 def _filled(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, max(width, 1), break_on_hyphens=False)
+    """Lines of at most ``width`` columns; only a longer word is broken."""
+    lines = [""]
+    for word in text.split():
+        line = f"{lines[-1]} {word}".lstrip()
+        if _columns(line) <= width:
+            lines[-1] = line
+            continue
+        if lines[-1]:
+            lines.append("")
+        for letter in word:
+            if lines[-1] and _columns(lines[-1] + letter) > width:
+                lines.append("")
+            lines[-1] += letter
+    return [line for line in lines if line]
 
 
 def _columns(text: str) -> int:

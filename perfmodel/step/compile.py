@@ -106,7 +106,7 @@ def compile_step(workload: Workload, layout: Layout, *, asynchronous: bool) -> S
 #: Every pass of a micro-batch through a stage becomes operations: the most take 3 s and 300 MiB.
 MOST_ACCUMULATION: Final = 2**15
 MOST_PASSES: Final = 2**17
-#: Without a pipeline, so many micro-batches are operations of their own; the one numbered ``_FOLDED`` stands
+#: Without a pipeline, up to this number of micro-batches are operations of their own; number ``_FOLDED`` stands
 #: for all others.
 _MOST_APART: Final = 64
 _FOLDED: Final = 1

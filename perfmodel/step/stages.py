@@ -76,7 +76,7 @@ def undivided(workload: Workload, layout: Layout) -> StageDivision:
 def equal_pieces(layout: Layout, layers: int, *, most: int) -> tuple[StageDivision, ...]:
     """Stages of a model of which the layers alone are known.
 
-    Every chunk has as many pieces as layers if parameters are sharded, else at most so many. A share of 1
+    Every chunk has as many pieces as layers if parameters are sharded, else at most that. A share of 1
     is the work of the fullest stage. Full recomputation repeats the collectives of the forward pass.
     """
     held = max(layers // (layout.pp * layout.interleave), 1)

@@ -283,8 +283,8 @@ def _output_shape(inputs: Tensor, weight: Tensor, settings: Sequence[Any]) -> tu
     if transposed or inputs.dim() != 4:
         return tuple(inputs.shape)
     spatial = (
-        (size + 2 * pad - hop * (kernel - 1) - 1) // step + 1
-        for size, kernel, step, pad, hop in zip(
+        (size + 2 * pad - apart * (kernel - 1) - 1) // step + 1
+        for size, kernel, step, pad, apart in zip(
             inputs.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
         )
     )

@@ -55,7 +55,7 @@ class ModelSource:
     name: str
     build: Callable[[], nn.Module]
     draw_batch: Callable[[int], Batch]
-    """A synthetic batch of so many samples."""
+    """A synthetic batch of a number of samples."""
     loss: Callable[[Any, Tensor | None], Tensor]
     """Scalar loss from what the model returns and the targets."""
     sample: str = ""
@@ -71,12 +71,12 @@ class ModelSource:
 
 
 def images(*shape: int) -> Callable[[int], Tensor]:
-    """Drawer of so many random images."""
+    """Drawer of random images."""
     return lambda samples: torch.randn(samples, *shape)
 
 
 def tokens(vocabulary: int, length: int) -> Callable[[int], Tensor]:
-    """Drawer of so many random sequences of token ids."""
+    """Drawer of random sequences of token ids."""
     return lambda samples: torch.randint(0, vocabulary, (samples, length))
 
 

@@ -29,7 +29,7 @@ from calibrate.fit.profile import fit_profile
 from calibrate.probes.training import issued_steps
 from calibrate.task import CollectiveTask, ComputeTask, OverlapTask, StepTask, Task, num_ranks
 from calibrate.virtual import Device, Host, Network, Noise, Protocol, Truth
-from calibrate.virtual.gpu import PYTHON, VirtualGpu
+from calibrate.virtual.gpu import VirtualGpu
 from perfmodel.answer import Question
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import cost_model, stage_memory
@@ -237,7 +237,7 @@ def device_over_host(truth: Truth, items: Items) -> float:
         if item.kind == "kernel":
             kernel_s, launch_s = gpu.cost_of(item)
             device_s, host_s = device_s + kernel_s, host_s + launch_s
-        elif item.kind in PYTHON:
+        elif item.kind in ("view", "module", "phase"):  # work of the host alone
             host_s += gpu.python_s(item)
     return device_s / host_s
 

@@ -203,7 +203,7 @@ STICKY = "rank 0 must exit with 0, got exit code 1: AcceleratorError: CUDA error
 
 @dataclass(slots=True, kw_only=True)
 class PlayedGpu:
-    """Ranks on a GPU: a task that fails so many times ends them all, as a poisoned context or a hang does."""
+    """Ranks on a GPU: each of the first failures of a task ends them all, as a poisoned context or a hang does."""
 
     fails: dict[str, int]
     worker: PlayedWorker = field(default_factory=PlayedWorker)

@@ -142,7 +142,7 @@ def test_a_driver_that_refuses_a_field_still_names_its_gpus(play: Play) -> None:
     assert gpu["mig_mode"] is None
 
 
-# What torch and nvidia-smi say of a node with so many GPUs, and what a calibration makes of it.
+# What torch and nvidia-smi say of a node with ``count`` GPUs, and what a calibration makes of it.
 def listed(count: int, *, mig: str = "Disabled") -> list[Facts]:
     return [plain_gpu(index) | {"mig_mode": mig} for index in range(count)]
 

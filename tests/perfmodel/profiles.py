@@ -116,7 +116,7 @@ class Machine:
     asynchronous: bool = False
     """Then the host issues each phase ..."""
     issued: float = 0.5
-    """... in so many times the time that the device takes for it."""
+    """... in this multiple of the time that the device takes for it."""
 
 
 def profile(machine: Machine) -> MeasuredMachine:

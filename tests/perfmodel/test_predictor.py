@@ -13,7 +13,7 @@ from perfmodel.cost.network import tier_between_nodes
 from perfmodel.documents.clusters import open_cluster
 from perfmodel.documents.prediction import PredictedPoint
 from perfmodel.engine.algebra import step_times
-from perfmodel.errors import CalibrationUnavailable, NotFeasible
+from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.layout import Layout, Scaling, Synchronisation, scaled_layouts
 from perfmodel.machine.measured import MeasuredMachine, Repeatability
 from perfmodel.statistics import Interval
@@ -229,6 +229,21 @@ def test_a_host_that_waits_in_every_step_costs_its_first_launches(
     assert larger_s < step_s < 1.03 * larger_s
     trace = answer(question).trace
     assert trace.step_s == pytest.approx(step_s)
+
+
+def test_a_file_with_the_name_of_a_calibrated_workload_is_told_what_differs() -> None:
+    machine = profile(Machine())
+    first, *others = HEAVY.parameters
+    for given, words in (
+        (replace(HEAVY, sample="28 words"), f"sample is {HEAVY.sample}, not 28 words"),
+        (replace(HEAVY, num_operators=7), f"num_operators is {HEAVY.num_operators}, not 7"),
+        (
+            replace(HEAVY, parameters=(replace(first, ready_fraction=0.0), *others)),
+            "ready at other times",
+        ),
+    ):
+        with pytest.raises(UsageError, match=f"{words}.*torchvision:NAME"):
+            timed_workload(machine, given, trace=traced())
 
 
 def test_slices_keep_all_work_and_its_dependencies() -> None:

@@ -157,7 +157,7 @@ def _medians(points: list[Point]) -> list[Point]:
     return [Point(*at, float(np.median(times_s[at]))) for at in sorted(times_s)]
 
 
-#: Where the devices of a group stand -> whether a row of so many ranks and nodes does.
+#: Where the devices of a group stand -> whether a row of these ranks and nodes does.
 _PLACES: Final[Mapping[str, Callable[[float, float], bool]]] = {
     "one node": lambda _ranks, nodes: nodes == 1,
     "two nodes": lambda _ranks, nodes: nodes == 2,

@@ -17,7 +17,7 @@ MODEL = gpt(layers=24, hidden=2048, heads=16, vocabulary=51_200)
 
 
 def some_jobs(*, most: int = 8) -> Jobs:
-    """Layouts of one model on up to so many devices."""
+    """Layouts of one model on up to ``most`` devices."""
     layouts = [
         Layout(dp=dp, tp=tp, pp=pp, zero=zero, micro_batch=micro, accumulation=16 // micro)
         for dp in (1, 2, 4, 8, 16)

@@ -61,7 +61,7 @@ def tier(name: str, of: str, count: int, rate: float, latency_s: float) -> Tier:
 
 
 def nodes(inside: int, count: int, rate: float = 5e5, latency_s: float = 3 * MS) -> Cluster:
-    """Nodes of so many devices: 1 MB/s and 1 ms inside, a rate and more latency between."""
+    """Nodes of ``inside`` devices: 1 MB/s and 1 ms inside, a rate and more latency between."""
     inner, outer = (
         tier("node", "device", inside, 1e6, MS),
         tier("fabric", "node", count, rate, latency_s),

@@ -50,7 +50,7 @@ def test_compute_is_read_from_the_curves_of_the_world_size() -> None:
 
 
 def timed_over(*rows: tuple[float, float]) -> MeasuredMachine:
-    """A machine whose kernels moved so many bytes over the memory in so many seconds."""
+    """A machine whose kernels moved bytes over the memory in seconds, one pair each."""
     rates = (compute_rate("memory", time_s=time_s, bytes_per_s=b / time_s) for b, time_s in rows)
     return replace(profile(Machine()), rates=tuple(rates))
 

@@ -41,7 +41,7 @@ def network(machine: Machine, of: Cluster | None = None, *, num_draws: int = 1) 
 
 
 def seconds(of: Network, size_bytes: int, *group: int, kind: str = "all_reduce") -> float:
-    """Of a collective in a group of so many ranks, so many apart. [s]"""
+    """Of a collective in a group of ranks, some apart. [s]"""
     return float(of.time_s(kind, size_bytes, Group(*group))[0])
 
 

@@ -39,7 +39,7 @@ def of_kind(terms: AcceptanceTerms, kind: ClauseKind) -> Clause:
 
 
 def log(path: Path, nodes: int, slower: float) -> Path:
-    """All-reduces that take so many times as long as healthy ones, on nodes of two."""
+    """All-reduces that take ``slower`` times as long as healthy ones, on nodes of two."""
     times_us = {size: slower * us for size, us in HEALTHY_US.items()}
     path.write_text(nccl_log(times_us, nodes=nodes, per_node=2), encoding="utf-8")
     return path

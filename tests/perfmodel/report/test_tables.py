@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -44,6 +45,14 @@ def test_what_is_too_wide_is_folded_and_letters_of_two_columns_count_twice() -> 
         "is          ",
         "long        ",
     ]
+    narrow = replace(table, headings=("N", "T"), rows=(("模型的名字", "1"),), caption="a caption")
+    assert narrow.text(8).split("\n") == [
+        *("title of", "  two   ", " lines  "),
+        *("N      T", "─" * 8, "模型的 1", "名字    ", "a       ", "caption "),
+    ]
+    thin = replace(narrow, rows=(("a", "1"),))
+    words = ["title", "of two", "lines", "N T", "───", "a 1", "a  ", "caption"]
+    assert thin.text(40).split("\n") == words
 
 
 def test_numbers_have_three_digits_and_their_interval_as_many_decimals() -> None:

@@ -135,10 +135,14 @@ def test_carrying_on_reads_the_most_devices_of_each_batch() -> None:
 
 def test_a_verdict_says_where_a_plain_rule_is_better(tmp_path: Path) -> None:
     found = []
-    for ours, plain in ((1.1, 1.0), (1.0, 1.1)):
+    for method, ours, plain in (
+        ("perfmodel", 1.1, 1.0),
+        ("perfmodel", 1.0, 1.1),
+        ("a law of no command", 1.1, 1.0),
+    ):
         part = harness.Part(
             measured=np.ones(4),
-            predicted={"perfmodel": np.full(4, ours), CARRIED: np.full(4, plain)},
+            predicted={method: np.full(4, ours), CARRIED: np.full(4, plain)},
             beyond=np.array([False, False, True, True]),
         )
         name = {"name": f"ours {ours}; worst none", "fitted": "a", "predicted": "b"}
@@ -150,7 +154,7 @@ def test_a_verdict_says_where_a_plain_rule_is_better(tmp_path: Path) -> None:
         "by over 0.3 % 2 times in 2 series: acme: ours 1.1 (10.0 %, efficiency carried on 0.0 %); "
         "acme: ours 1.1 (on more devices 10.0 %, efficiency carried on 0.0 %)"
     )
-    assert lines[1].startswith("extrapolated to more devices than fitted: 4 of 8 predictions")
+    assert lines[1].startswith("extrapolated to more devices than fitted: 6 of 12 predictions")
     assert lines[-1] == "rows for steptime_placements: 48 judged"
 
 
