@@ -16,7 +16,7 @@ from perfmodel.cost.machine import (
     phases_at,
     step_program,
 )
-from perfmodel.layout import Layout, parse_layout
+from perfmodel.layout import Layout, RunSetting, parse_layout
 from perfmodel.machine import Cluster, Evidence, Tier
 from perfmodel.machine.measured import (
     CurvePoint,
@@ -221,3 +221,17 @@ def test_of_accumulated_steps_what_ddp_adds_is_off_once() -> None:
     )
     assert factors[0] == 1.0
     assert np.abs(np.log(factors[1:])) == pytest.approx(np.full(49, 0.1))
+
+
+def test_an_earlier_run_of_the_same_layout_is_no_error_of_another() -> None:
+    known, one = profile(Machine()), Layout(micro_batch=16)
+    earlier = {RunSetting.of(known.workloads[0].workload.name, one): 0.5}
+    factors = model_form(
+        replace(known, residual=Residual(single_log_errors=(0.0,), ddp_log_errors=(0.4,))),
+        earlier,
+        known.workloads[0],
+        one,
+        num_draws=50,
+        run_error=0.0,
+    )
+    assert factors == pytest.approx(np.ones(50))
