@@ -184,6 +184,7 @@ def _measured_step(
         optimizer_s=totals_s["optimizer"],
         relative_error=max(_SMALLEST_ERROR, deviation / math.sqrt(len(group))),
         trained_s=typical(trained_s) if trained_s else None,
+        calls=group[-1].calls,
     )
 
 
@@ -206,12 +207,12 @@ def with_replays(profile: MeasuredMachine, replays: Sequence[ReplayObservation])
     if profile.asynchronous:
         replays = [without_events(entry, event_s(profile.rates)) for entry in replays]
     added = measured_steps(replays)
-    new = {(step.workload, step.micro_batch, step.parameters) for step in added}
-    kept = [
-        step
-        for step in profile.operators.measured
-        if (step.workload, step.micro_batch, step.parameters) not in new
-    ]
+
+    def key(step: MeasuredStep) -> tuple[str, int, str, str]:
+        return step.workload, step.micro_batch, step.parameters, step.calls
+
+    new = set(map(key, added))
+    kept = [step for step in profile.operators.measured if key(step) not in new]
     operators = replace(profile.operators, measured=(*kept, *added))
     return replace(profile, operators=operators)
 

@@ -14,7 +14,7 @@ from calibrate.task import ReplayTask
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import MeasurementFailed
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.workload.step import SymbolicStep, parameters_signature, signature
+from perfmodel.workload.step import SymbolicStep, calls_signature, parameters_signature
 
 #: Folder, inside that of a calibration, with one folder per workload that was measured in place.
 WORKLOADS: Final = "workloads"
@@ -84,9 +84,9 @@ def repeated(task: ReplayTask, num_rounds: int) -> tuple[ReplayTask, ...]:
 
 
 def _content(trace: SymbolicStep, micro_batch: int) -> str:
-    """The operators of a step at a micro-batch, as 12 hexadecimal digits."""
-    operators = sorted(set(map(signature, trace.at(micro_batch=micro_batch).operators)))
-    text = " ".join([parameters_signature(trace), str(micro_batch), *operators])
+    """The calls of a step at a micro-batch, as 12 hexadecimal digits."""
+    calls = calls_signature(trace.at(micro_batch=micro_batch))
+    text = " ".join([parameters_signature(trace), str(micro_batch), calls])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

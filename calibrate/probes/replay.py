@@ -36,7 +36,7 @@ from perfmodel.tracing.source import make_optimizer
 from perfmodel.tracing.trace import TracedModel, trace_model
 from perfmodel.units import Seconds
 from perfmodel.workload import Operator, Phase, TensorSpec, base_name
-from perfmodel.workload.step import TracedStep, parameters_signature, signature
+from perfmodel.workload.step import TracedStep, calls_signature, parameters_signature, signature
 
 #: Spread of made-up values: small enough that products of many layers stay finite.
 _SCALE = 0.05
@@ -474,6 +474,7 @@ def measure_replay(session: Session, task: ReplayTask) -> ReplayObservation:
         backward_s=tuple(times.phases_s[Phase.BACKWARD]),
         optimizer_s=tuple(times.phases_s[Phase.OPTIMIZER]),
         trained_s=own_s,
+        calls=calls_signature(step),
         failed=tuple(sorted({step.operators[position].name for position in times.failed})),
         traced=traced and traced.step,
         model=traced and replace(traced.workload, name=task.workload),

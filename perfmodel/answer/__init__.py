@@ -62,6 +62,9 @@ class Question:
         machine, validation = self.machine, self.validation
         if not isinstance(machine, MeasuredMachine):
             return
+        if self.cluster is not None and machine.has_other_library:
+            machine = machine.without_links
+            object.__setattr__(self, "machine", machine)
         cluster = self.cluster or machine.cluster
         object.__setattr__(self, "cluster", cluster)
         if validation is not None:
@@ -167,11 +170,12 @@ def timed_workload(
     if (rescaling := machine.rescaling) is not None:
         from perfmodel.cost.rescaling import carried_over, whole_steps_refused  # noqa: PLC0415
         from perfmodel.cost.step_curves import workload_by_law  # noqa: PLC0415
+        from perfmodel.cost.traced import GRID  # noqa: PLC0415
 
         if trace is None or isinstance(workload, str):
             raise whole_steps_refused(name, machine.device_name)
         if rescaling.source is None:
-            found = workload_by_law(rescaling.target, workload, trace)
+            found = workload_by_law(rescaling.target, workload, trace, batches=GRID)
         else:
             found = timed_workload(
                 machine.calibrated, workload, trace=trace, memory=memory, use_measured=use_measured

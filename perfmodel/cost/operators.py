@@ -28,6 +28,7 @@ from perfmodel.workload.step import (
     OPTIMIZERS,
     TracedParameter,
     TracedStep,
+    calls_signature,
     parameters_signature,
     signature,
 )
@@ -125,17 +126,9 @@ class OperatorDurations:
 
     def trained(self, step: TracedStep) -> MeasuredStep | None:
         """The measurement of this very step if its model was trained."""
-        own, calls = parameters_signature(step), _calls(step)
-        return next(
-            (
-                m
-                for m in self.profile.measured
-                if m.trained_s is not None
-                and (m.parameters, m.micro_batch) == (own, step.micro_batch)
-                and {(each.signature, each.phase) for each in m.operators} <= calls
-            ),
-            None,
-        )
+        wanted = parameters_signature(step), step.micro_batch, calls_signature(step)
+        trained = (m for m in self.profile.measured if m.trained_s is not None)
+        return next((m for m in trained if (m.parameters, m.micro_batch, m.calls) == wanted), None)
 
     def step(self, step: TracedStep) -> dict[Phase, PhaseDuration]:
         """Forward, backward and optimizer of a step."""

@@ -22,14 +22,12 @@ from perfmodel.documents.hardware import (
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.layout import Precision
 from perfmodel.machine.measured import (
-    PHASE_CURVES,
     CollectiveProfile,
     CurvePoint,
     DdpCosts,
     DeviceCosts,
     MeasuredMachine,
     MeasuredWorkload,
-    PhaseCurves,
     Rescaling,
 )
 from perfmodel.workload.step import SymbolicStep
@@ -40,32 +38,30 @@ def carried_over(
 ) -> MeasuredWorkload:
     """Curves of a workload on the device that is asked for.
 
-        T(target) = T(source) * law(target) / law(source)        the host of the calibrated machine in both
+        T(target) = T(source) * law(target) / law(source)        time of the device
 
+    What the host takes (``dispatch_*``) and copies of the batch stay those of the calibrated machine.
     ``rescaling``: Between two GPUs; a processor tells nothing of a GPU, whose law then stands alone.
     """
     source, target = rescaling.source, rescaling.target
     assert source is not None
-    curves = [{n: getattr(p, n) for n in PHASE_CURVES if n != "input"} for p in workload.phases]
-    batches = sorted({int(each.at) for of_one in curves for c in of_one.values() for each in c})
+    curves = [c for each in workload.phases for c in (each.forward, each.backward, each.optimizer)]
+    batches = sorted({int(point.at) for curve in curves for point in curve})
     works = [step_work(trace.at(micro_batch=batch)) for batch in batches]
-    known = shipped_priors(source.generation)
-    host = {name: known[name].median for name in known if name.startswith("host")}
-    after_s, before_s = (
-        by_law(replace(costs, constants=host), works)[0].step_s for costs in (target, source)
-    )
+    after_s, before_s = (by_law(costs, works)[0].device_s.sum(axis=1) for costs in (target, source))
     ratio = dict(zip(batches, (after_s / before_s).tolist(), strict=True))
 
     def scaled(points: Sequence[CurvePoint]) -> tuple[CurvePoint, ...]:
         return tuple(replace(p, time_s=p.time_s * ratio[int(p.at)]) for p in points)
 
     phases = tuple(
-        PhaseCurves(
-            world_size=each.world_size,
-            input=each.input,
-            **{name: scaled(points) for name, points in of_one.items()},
+        replace(
+            each,
+            forward=scaled(each.forward),
+            backward=scaled(each.backward),
+            optimizer=scaled(each.optimizer),
         )
-        for each, of_one in zip(workload.phases, curves, strict=True)
+        for each in workload.phases
     )
     return replace(workload, phases=phases)
 
@@ -162,12 +158,12 @@ def sheet_of(device: DataSheet) -> Sheet:
 
 
 def _costs_of(device: DataSheet) -> DeviceCosts:
-    """The law of a device without any step: constants are as others of its generation have them."""
-    sheet = sheet_of(device)
+    """The law of a device without any step: constants as others of its generation have them, any host's."""
+    sheet, known = sheet_of(device), shipped_priors()
     return DeviceCosts(
         flop_per_s=dict(sheet.flop_per_s),
         bytes_per_s=sheet.bytes_per_s,
-        constants={},
+        constants={name: known[name].median for name in known if name.startswith("host")},
         undetermined=(),
         left_out=(),
         num_rows=0,

@@ -39,8 +39,6 @@ from perfmodel.units import Seconds
 from perfmodel.workload import Call, Operator, Phase, Workload
 from perfmodel.workload.step import Segment, SymbolicStep, TracedStep
 
-#: Light models keep a GPU busy with large batches alone.
-_BATCHES: Final = (*GRID, *LARGE_ON_GPU)
 _SHIPPED_PRIORS: Final = Path(__file__).with_name("device_priors.toml")
 #: Absolute error, in log, that one model in ten exceeds where no row has the precision and memory format.
 UNSEEN_MODE_ERROR: Final = 0.5
@@ -71,13 +69,15 @@ def workload_by_law(
     costs: DeviceCosts,
     workload: Workload,
     trace: SymbolicStep,
+    *,
+    batches: Sequence[int] = (*GRID, *LARGE_ON_GPU),
 ) -> MeasuredWorkload:
-    """Curves of a workload that was never run, as those of a calibrated one.
+    """Curves of a workload that was never run, as those of a calibrated one, at these micro-batches.
 
     Device and host hide each other only in part, in a phase as in the step: phases of the device are as long as
     the whole step, each by what its device and host would take alone. A larger batch never takes less.
     """
-    steps = [trace.at(micro_batch=batch) for batch in _BATCHES]
+    steps = [trace.at(micro_batch=batch) for batch in batches]
     works = tuple(step_work(step) for step in steps)
     found, logs = by_law(costs, works)
     joined = joined_s(found.device_s, found.host_s, logs)
@@ -89,9 +89,12 @@ def workload_by_law(
     error = UNSEEN_MODE_ERROR if known is None else known.log_error
     phases = PhaseCurves(
         world_size=1,
-        input=_curve(np.zeros(len(_BATCHES))),
-        **{name: _curve(device_s[:, place]) for place, name in enumerate(names)},
-        **{f"dispatch_{name}": _curve(found.host_s[:, place]) for place, name in enumerate(names)},
+        input=_curve(batches, np.zeros(len(batches))),
+        **{name: _curve(batches, device_s[:, place]) for place, name in enumerate(names)},
+        **{
+            f"dispatch_{name}": _curve(batches, found.host_s[:, place])
+            for place, name in enumerate(names)
+        },
     )
     middle = len(GRID) // 2
     return MeasuredWorkload(
@@ -104,11 +107,11 @@ def workload_by_law(
     )
 
 
-def _curve(time_s: FloatArray) -> tuple[CurvePoint, ...]:
+def _curve(batches: Sequence[int], time_s: FloatArray) -> tuple[CurvePoint, ...]:
     """Without errors of its own: what is uncertain is common to all phases."""
     return tuple(
         CurvePoint(at=batch, time_s=float(seconds), relative_error=0.0)
-        for batch, seconds in zip(_BATCHES, time_s, strict=True)
+        for batch, seconds in zip(batches, time_s, strict=True)
     )
 
 

@@ -102,13 +102,12 @@ def traced_profile(
 def _as_trained(exact: OperatorDurations, step: TracedStep) -> dict[Phase, PhaseDuration]:
     """Phases of a step that was timed in place, in its own training if its model was trained.
 
-    T(phase) = replayed(phase) trained / sum of replayed      replayed: on the device that is asked for
+    T(phase) = replayed(phase) trained / sum of replayed
     """
     found, trained = exact.step(step), exact.trained(step)
     if trained is None or trained.trained_s is None:
         return found
-    here = OperatorDurations(replace(exact.profile, rescaling=None), own=exact.own).step(step)
-    ratio = trained.trained_s / sum(duration.time_s for duration in here.values())
+    ratio = trained.trained_s / sum(duration.time_s for duration in found.values())
     return {
         phase: replace(d, time_s=d.time_s * ratio, relative_error=trained.relative_error)
         for phase, d in found.items()

@@ -202,6 +202,8 @@ class ReplayObservation(Taken):
     optimizer_s: Durations
     trained_s: PositiveFloat | None = None
     """A step of the model's own training, a mean over many; None if only operators ran."""
+    calls: str = ""
+    """Signature of the calls of the step; absent from records of earlier versions."""
     failed: tuple[str, ...]
     """Operators that could not be repeated from their record."""
     traced: SymbolicStep | None = None

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from annotated_types import Ge, MinLen
@@ -306,6 +307,8 @@ class MeasuredStep:
     """Of ``trained_s`` if that is known, else of the sum of the operators."""
     trained_s: Positive | None = None
     """A step of the model's own training on one device."""
+    calls: str = ""
+    """Signature of the calls of the step that was trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -518,6 +521,31 @@ class MeasuredMachine(Machine):
         """The machine that was timed, where another device is asked for."""
         assert self.operators is not None
         return replace(self, operators=replace(self.operators, rescaling=None))
+
+    @property
+    def has_other_library(self) -> bool:
+        """Whether the device that is asked for communicates by another library than the one that was timed."""
+        return (
+            self.rescaling is not None
+            and self.rescaling.device_kind == "cuda"
+            and self.backend != "nccl"
+        )
+
+    @cached_property
+    def without_links(self) -> "MeasuredMachine":
+        """The same where a cluster file tells of all links, as of one device that was timed alone."""
+        assert self.operators is not None
+        assert self.rescaling is not None
+        rescaling = replace(self.rescaling, notes_on_groups=())
+        return replace(
+            self,
+            backend="nccl",
+            num_nodes=1,
+            ranks_per_node=1,
+            collectives=(),
+            between_nodes=(),
+            operators=replace(self.operators, rescaling=rescaling),
+        )
 
     @property
     def traced_kind(self) -> Literal["cpu", "cuda"]:

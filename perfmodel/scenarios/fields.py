@@ -391,7 +391,7 @@ FIELDS: Final = (
         lambda scenario, value: scenario.asking(
             workload=open_workload(scenario.machine, value, where="--set workload"))),
     WhatIfField("device", "h100-sxm",
-        "device that is not present, by data-sheet ratios (perfmodel devices); for traced workloads", set_device),
+        "device that is not present, by the law of steps (perfmodel devices); for traced workloads", set_device),
     WhatIfField("devices", "64", "number of devices", asked("world_sizes", lambda value: (parse_count(value),))),
     WhatIfField("batch", "128",
         "samples per forward pass of each device (weak), or per step of all (strong)", asked("batch", parse_count)),

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise, takewhile
@@ -451,3 +452,11 @@ def parameters_signature(step: TracedStep | SymbolicStep) -> str:
     method = step.method
     text = json.dumps([method.optimizer, method.optimizer_implementation, shapes])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def calls_signature(step: TracedStep) -> str:
+    """Equal for steps that call the same operators as often in each phase; 16 hexadecimal digits."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for (position, phase), count in step.call_counts().items():
+        counts[signature(step.operators[position]), phase.value] += count
+    return hashlib.sha256(json.dumps(sorted(counts.items())).encode()).hexdigest()[:16]

@@ -26,7 +26,7 @@ from perfmodel.errors import EXIT_OK
 from perfmodel.layout import RunSetting
 from perfmodel.machine import Evidence
 from perfmodel.workload import Phase
-from perfmodel.workload.step import parameters_signature, signature
+from perfmodel.workload.step import calls_signature, parameters_signature, signature
 from tests.existing import existing
 from tests.fakes import FakeLauncher
 from tests.perfmodel.cli.command import Run
@@ -39,6 +39,18 @@ OWN = """
 import torch
 from torch import nn
 
+class Repeated(nn.Module):
+    def __init__(self, times):
+        super().__init__()
+        self.block, self.times = nn.Linear(6, 6), times
+
+    def forward(self, x):
+        for _ in range(self.times):
+            x = self.block(x).relu()
+        return x
+
+def shallow(): return Repeated(2), torch.zeros(1, 6)
+def deep(): return Repeated(9), torch.zeros(1, 6)
 def small(): return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), torch.zeros(1, 6)
 """
 CALL_S = 0.001
@@ -71,6 +83,7 @@ def replay(task: ReplayTask) -> Observation:
         backward_s=(CALL_S * sums[Phase.BACKWARD],),
         optimizer_s=(CALL_S,),
         trained_s=TRAINED_S if task.code else None,
+        calls=calls_signature(step),
         failed=(),
         traced=None,
         model=None,
@@ -139,6 +152,17 @@ def test_what_was_never_timed_is_timed_once(
     # Its code says more than its operators.
     assert step_of(run, *asked[:6], 6, *asked[7:])[0] == pytest.approx(TRAINED_S)
     assert len(launcher.calls) == 3
+
+
+def test_a_model_that_applies_its_block_more_often_is_trained_itself(
+    run: Run, asked: tuple[object, ...], launcher: FakeLauncher, tmp_path: Path
+) -> None:
+    """Equal operators and parameters: what one takes says nothing of the other; each is trained once."""
+    for count, name in enumerate(("shallow", "deep", "shallow", "deep"), start=1):
+        question = (*asked[:4], f"{tmp_path / 'own.py'}:{name}", *asked[5:])
+        step_s, evidence = step_of(run, *question)
+        assert (step_s, evidence) == (pytest.approx(TRAINED_S), Evidence.MEASURED)
+        assert len(launcher.calls) == min(count, 2)
 
 
 def test_a_layout_is_timed_in_place_as_well(

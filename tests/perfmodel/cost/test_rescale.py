@@ -5,9 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from perfmodel.answer import timed_workload
-from perfmodel.answer.measured import architecture_of
+from perfmodel.answer import Question, timed_workload
+from perfmodel.answer.answer import answer, default_batch
+from perfmodel.answer.measured import architecture_of, measured_caveats
 from perfmodel.cost.memory import CONTEXT, TracedMemory, overhead_of
 from perfmodel.cost.parameters import SHEETS
 from perfmodel.cost.rescaling import (
@@ -19,12 +22,15 @@ from perfmodel.cost.rescaling import (
     rescaled_profile,
     sheet_of,
 )
-from perfmodel.cost.step_curves import by_law, shipped_priors, workload_by_law
+from perfmodel.cost.step_curves import by_law, workload_by_law
 from perfmodel.cost.step_work import step_work
+from perfmodel.cost.traced import GRID
+from perfmodel.documents.clusters import open_cluster
 from perfmodel.documents.hardware import DataSheet, find_device, shipped_catalogue
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.layout import Layout, Precision
-from perfmodel.machine.measured import MeasuredMachine, OperatorCosts
+from perfmodel.machine.measured import PHASE_CURVES, MeasuredMachine, OperatorCosts
+from perfmodel.workload import Phase
 from tests.existing import existing
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.cli.test_memory_command import document as remembered
@@ -68,22 +74,22 @@ def calibrated(device_name: str = "synthetic", **changes: Any) -> MeasuredMachin
 
 
 def test_a_step_of_a_gpu_is_carried_over_by_the_ratio_of_laws() -> None:
-    """Alone or beside others; the host of the calibrated machine launches in both."""
+    """Alone or beside others; the host of the calibrated machine launches, as long as it was measured to."""
     trace = traced()
     machine = calibrated("NVIDIA A100-SXM4-80GB", device_kind="cuda", asynchronous=True)
     rescaled = onto(machine, H100)
     rescaling = existing(rescaled.rescaling)
     before, after = (timed_workload(m, WORKLOAD, trace=trace) for m in (machine, rescaled))
     works = [step_work(trace.at(micro_batch=64))]
-    source, priors = existing(rescaling.source), shipped_priors("Ampere sm_80")
-    host = {name: prior.median for name, prior in priors.items() if name.startswith("host")}
+    source = existing(rescaling.source)
     after_s, before_s = (
-        by_law(replace(costs, constants=host), works)[0].step_s[0]
-        for costs in (rescaling.target, source)
+        by_law(costs, works)[0].device_s.sum() for costs in (rescaling.target, source)
     )
     for phases, carried in zip(before.phases, after.phases, strict=True):
-        assert carried.input == phases.input
-        for name in ("forward", "backward", "optimizer", "dispatch_backward"):
+        kept = [name for name in PHASE_CURVES if name not in set(Phase)]
+        assert len(kept) == 4
+        assert [getattr(carried, name) for name in kept] == [getattr(phases, n) for n in kept]
+        for name in ("forward", "backward", "optimizer"):
             here, there = ({p.at: p.time_s for p in getattr(x, name)} for x in (phases, carried))
             assert there[64] == pytest.approx(here[64] * after_s / before_s)
     assert after.shared_log_error == rescaling.log_error == BETWEEN_DEVICES_LOG_ERROR
@@ -99,13 +105,70 @@ def test_a_processor_tells_nothing_of_a_gpu() -> None:
     rescaling = existing(found.rescaling)
     assert rescaling.source is None
     there = timed_workload(found, WORKLOAD, trace=traced())
-    assert there.phases == workload_by_law(rescaling.target, WORKLOAD, traced()).phases
+    by_itself = workload_by_law(rescaling.target, WORKLOAD, traced(), batches=GRID)
+    assert there.phases == by_itself.phases
+    # The batch that is asked about unless one is named stays that of the calibrated machine.
+    here = timed_workload(calibrated(), WORKLOAD, trace=traced())
+    assert default_batch(there, "weak") == default_batch(here, "weak")
     assert there.shared_log_error == BETWEEN_DEVICES_LOG_ERROR
     # Of links nothing is known.
     assert found.collectives == calibrated().collectives
     assert "no ratio of links is known" in rescaling.notes_on_groups[0]
     other = onto(calibrated(), FASTER.model_copy(update={"vendor": "AMD"}))
     assert existing(other.rescaling).log_error == BETWEEN_MAKERS_LOG_ERROR
+
+
+@pytest.mark.parametrize("precision", ["fp32", "half"])
+@given(batch=st.sampled_from(GRID), more=st.floats(1.0, 10.0))
+def test_a_better_device_is_never_slower(precision: str, batch: int, more: float) -> None:
+    """More of all peaks, or more bandwidth, in the law alone and so carried over."""
+    work = step_work(traced().at(micro_batch=batch), is_pure_half=precision == "half")
+    costs = existing(onto(calibrated(), H100).rescaling).target
+    peaks = {name: more * peak for name, peak in costs.flop_per_s.items()}
+    before_s = by_law(costs, [work])[0].device_s.sum()
+    for better in (
+        replace(costs, flop_per_s=peaks),
+        replace(costs, bytes_per_s=more * costs.bytes_per_s),
+    ):
+        assert by_law(better, [work])[0].device_s.sum() <= before_s * (1 + 1e-12)
+
+
+def test_a_host_is_that_of_no_generation() -> None:
+    """A loop over parameters takes the same whatever card it feeds: a better card is no slower for it."""
+    step_s, hosts_s = [], []
+    for name in ("v100-sxm2-16", "a100-sxm4-80", "h100-sxm5"):
+        found = onto(calibrated(), find_device(name, CATALOGUE))
+        phases = timed_workload(found, WORKLOAD, trace=traced()).phases[0]
+        step_s.append(sum(getattr(phases, phase.value)[0].time_s for phase in Phase))
+        hosts_s.append((phases.dispatch_forward[0].time_s, phases.dispatch_optimizer[0].time_s))
+    assert step_s == sorted(step_s, reverse=True)
+    assert len(set(hosts_s)) == 1
+
+
+def test_scaling_to_the_same_data_sheet_changes_nothing() -> None:
+    """Another name, the same sheet: steps stay what they were measured to take."""
+    sheet = find_device("a100-sxm4-80", CATALOGUE)
+    machine = calibrated("NVIDIA A100-SXM4-80GB", device_kind="cuda", asynchronous=True)
+    found = onto(machine, sheet.model_copy(update={"id": "twin"}))
+    here, there = (timed_workload(each, WORKLOAD, trace=traced()) for each in (machine, found))
+    assert there.phases == here.phases
+
+
+def test_a_cluster_file_tells_of_all_links_where_the_library_is_another() -> None:
+    """Gloo between processors says nothing of NCCL between GPUs; without a file it is all that is known."""
+    found = onto(calibrated(), H100)
+    assert found.backend == "gloo"
+    cluster = open_cluster("8 nvlink3, 8 eth-100")
+    workload = timed_workload(found, WORKLOAD, trace=traced())
+    asked = Question(machine=found, workload=workload, cluster=cluster, layout=Layout(dp=8))
+    alone = replace(found, collectives=(), ranks_per_node=1, num_nodes=1, backend="nccl")
+    expected = answer(replace(asked, machine=alone))
+    assert answer(asked).step_s == pytest.approx(expected.step_s)
+    said = measured_caveats(asked, {asked.layout: answer(asked).evidence})
+    assert "8 devices assume links as in the cluster file; one rank measured" in said
+    assert not any("communication is that of" in each for each in said)
+    carried = onto(calibrated("NVIDIA A100-SXM4-80GB", device_kind="cuda", backend="nccl"), H100)
+    assert replace(asked, machine=carried).machine is carried
 
 
 def test_a_data_sheet_tells_peaks_of_products_in_fp32_and_in_16_bit() -> None:

@@ -22,7 +22,14 @@ from perfmodel.layout import Layout
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import ComputeRate, MeasuredMachine, OperatorCosts
 from perfmodel.workload import Call, Phase
-from perfmodel.workload.step import AffineBytes, Segment, parameters_signature, signature
+from perfmodel.workload.step import (
+    AffineBytes,
+    Segment,
+    SymbolicStep,
+    calls_signature,
+    parameters_signature,
+    signature,
+)
 from tests.existing import existing
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.operators import costs_of_the_made_up_machine, measured_step, observation
@@ -81,7 +88,8 @@ def test_a_trained_step_takes_as_long_as_its_training_and_scales_the_others(
     """Of operators that take 0.8 s in 1.6 s: all twice as long, at other batches and of operators that failed too."""
     costs = measured(durations, 8, 0.1)
     (step,) = costs.measured
-    trained = replace(step, trained_s=1.6, relative_error=0.02)
+    calls = calls_signature(traced().at(micro_batch=8))
+    trained = replace(step, trained_s=1.6, relative_error=0.02, calls=calls)
     both = [
         traced_profile(machine, replace(costs, measured=(each,)), WORKLOAD, traced())
         for each in (step, trained)
@@ -90,11 +98,21 @@ def test_a_trained_step_takes_as_long_as_its_training_and_scales_the_others(
         before, after = (getattr(workload.phases[0], phase.value) for workload in both)
         assert [p.time_s for p in after] == pytest.approx([2 * p.time_s for p in before])
         assert after[3].relative_error == 0.02
+    deep = calls_signature(deeper(traced(), 10).at(micro_batch=8))
+    other = replace(trained, calls=deep, relative_error=step.relative_error)
+    alone = traced_profile(machine, replace(costs, measured=(other,)), WORKLOAD, traced())
+    assert alone.phases == both[0].phases  # of a model that applies its block more often
     bare = replace(costs, measured=(replace(trained, operators=trained.operators[:1]),))
     workload = traced_profile(machine, bare, WORKLOAD, traced())
     assert workload.measured_batches == (8,)
     at_eight = [getattr(workload.phases[0], phase.value)[3].time_s for phase in Phase]
     assert sum(at_eight) == pytest.approx(1.6)
+
+
+def deeper(step: SymbolicStep, times: int) -> SymbolicStep:
+    """The same calls this many times as often, with the same parameters."""
+    segments = tuple(replace(each, count=times * each.count) for each in step.segments)
+    return replace(step, segments=segments)
 
 
 def test_ranks_beside_each_other_are_slowed_as_the_reference_models_are(
