@@ -11,6 +11,11 @@ from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
 from calibrate.environment import placement_of
 from calibrate.replays import first_failure_in, replays_in, with_replays
 from calibrate.task import ReplayTask
+from perfmodel.documents.observation import (
+    FailedObservation,
+    ReplayObservation,
+    read_observations,
+)
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import MeasurementFailed
 from perfmodel.machine.measured import MeasuredMachine
@@ -31,8 +36,8 @@ def measure_workload(
     folder: Path,
     profile: MeasuredMachine,
     on_progress: Callable[[Progress], None],
-) -> MeasuredMachine:
-    """Train a model and replay its step on one device; return the profile with what was measured.
+) -> str:
+    """Train a model and replay its step on one device, beside its calibration; say why it did not train, if so.
 
     ``code``: Of the model, as FILE.py:FACTORY; None where it is known by its trace alone. ``folder``: Of the
     calibration. The machine is not waited for, and a failure not repeated: who asks wants an answer.
@@ -46,7 +51,7 @@ def measure_workload(
     here = placement_of(profile, num_ranks=1, where=str(folder))
     name = document.workload.name
     task = ReplayTask(
-        name=f"{'train' if code else 'replay'} {name} micro_batch={micro_batch}",
+        name=_task_name(name, micro_batch, code),
         round=0,
         workload=name,
         micro_batch=micro_batch,
@@ -55,10 +60,9 @@ def measure_workload(
         target_s=_TARGET_S,
     )
     plan = {"stage": "workload", "workload": name, "micro_batches": (micro_batch,)}
-    label = re.sub(r"[^A-Za-z0-9._-]+", "_", name)
     observations = measure(
         Campaign(
-            folder=folder / WORKLOADS / f"{label}-{_content(document.trace, micro_batch)}",
+            folder=_folder(document, folder, micro_batch),
             plan=plan,
             rounds=(repeated(task, _NUM_ROUNDS),),
             placement=here,
@@ -72,7 +76,34 @@ def measure_workload(
     replays = replays_in(observations)
     if not replays:
         raise MeasurementFailed(f"{name} cannot be replayed: {first_failure_in(observations)}")
-    return with_replays(profile, replays)
+    return next((entry.untrained for entry in replays if entry.untrained), "")
+
+
+def is_unfinished(
+    document: WorkloadDocument, folder: Path, *, micro_batch: int, code: str | None
+) -> bool:
+    """Whether a measurement of this workload was stopped before its last round. ``folder``: Of the calibration."""
+    observations = _folder(document, folder, micro_batch) / OBSERVATIONS
+    if not observations.exists():
+        return False
+    name = _task_name(document.workload.name, micro_batch, code)
+    found = [
+        entry
+        for entry in read_observations(observations)
+        if isinstance(entry, ReplayObservation | FailedObservation)
+        and entry.task.partition(": ")[2] == name
+    ]
+    return 0 < len({entry.task for entry in found}) < _NUM_ROUNDS
+
+
+def _task_name(workload: str, micro_batch: int, code: str | None) -> str:
+    return f"{'train' if code else 'replay'} {workload} micro_batch={micro_batch}"
+
+
+def _folder(document: WorkloadDocument, folder: Path, micro_batch: int) -> Path:
+    """What was measured of a workload at a micro-batch, in the folder of a calibration."""
+    label = re.sub(r"[^A-Za-z0-9._-]+", "_", document.workload.name)
+    return folder / WORKLOADS / f"{label}-{_content(document.trace, micro_batch)}"
 
 
 def repeated(task: ReplayTask, num_rounds: int) -> tuple[ReplayTask, ...]:

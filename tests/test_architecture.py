@@ -72,7 +72,7 @@ validate memory: json batches device-kind models out truth
 validate models: json budget out profile resume seed soon
 validate network: json budget mbit out resume seed
 validate published: json data output sources
-validate strategies: json budget out profile resume seed
+validate strategies: json budget out profile resume seed soon
 whatif: machine batch cluster device device-memory devices devices-per-node fields json layout model
     nodes-like output profile scaling sequence-length set validation verbose workload unsealed
 """

@@ -60,7 +60,7 @@ from validate.judging import (
 Mode = Literal["measured", "curves"]
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 
-#: By whether the model's own operators were timed in place, or calibrated curves are read.
+#: By whether the model was trained and timed in place, or calibrated curves are read.
 TOLERANCES: Final = {
     "measured": Tolerances(step_mape=0.05, step_worst=0.18),
     "curves": Tolerances(step_mape=0.14, step_worst=0.50),
@@ -79,7 +79,7 @@ class ModelsBudget:
     """Of every run, each in processes of its own."""
     repetition_s: Seconds
     replay_rounds: int
-    """Rounds in which every model's operators are timed in place."""
+    """Rounds in which every model is trained and timed in place."""
     replay_s: Seconds
 
     @classmethod
@@ -169,7 +169,7 @@ def validate_models(
     *,
     on_progress: Callable[[Progress], None],
 ) -> tuple[ModelsValidationDocument, ...]:
-    """Draw models, time their operators in place, predict, train, compare; one verdict per mode.
+    """Draw models, train and time them in place, predict, run loops, compare; one verdict per mode.
 
     Raises
     ------

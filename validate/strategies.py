@@ -43,6 +43,7 @@ from validate.judging import (
     judged,
     replay_rounds,
     shuffled,
+    wait_for_another_occasion,
 )
 
 VERDICT: Final = "strategies.json"
@@ -164,6 +165,7 @@ def validate_strategies(
                 for one in drawn
             },
         }
+    wait_for_another_occasion(request, on_progress, timed_s=timed.stat().st_mtime)
     observations = measure(
         Campaign(
             folder=request.folder,

@@ -50,6 +50,8 @@ def fit_workload(
         else group
         for setting, group in groups.items()
     }
+    # Buffers that replicas are sent in the forward pass are an operation of their own.
+    bare = ("forward", "backward") if workload.buffer_bytes else ("backward",)
     world_sizes = sorted({setting.world_size for setting in groups})
     return MeasuredWorkload(
         workload=workload,
@@ -57,7 +59,7 @@ def fit_workload(
             PhaseCurves(
                 world_size=world_size,
                 **{
-                    phase: _curve(groups if phase == "backward" else beside, phase, world_size)
+                    phase: _curve(groups if phase in bare else beside, phase, world_size)
                     for phase in PHASES
                 },
             )

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from calibrate.device import Clock
 from calibrate.probes import Session, repeats_within
 from calibrate.probes.training import host_steps, trained_s
+from calibrate.ranks import one_line_of
 from calibrate.replays import Dataflow, linked
 from calibrate.task import ModelTask, ReplayTask
 from perfmodel.documents import seals
@@ -447,7 +448,12 @@ _REPLAYED: Final = 1 / 3
 def measure_replay(session: Session, task: ReplayTask) -> ReplayObservation:
     """Trace or read the step of a task, train its model if its code is at hand, and repeat it."""
     traced, step = _replayed_step(session, task)
-    own_s = trained_s(session, task.code, step, target_s=task.target_s * (1 - _REPLAYED))
+    own_s, untrained = None, ""
+    try:
+        own_s = trained_s(session, task.code, step, target_s=task.target_s * (1 - _REPLAYED))
+    # Code of a user's may raise anything; its operators are timed all the same.
+    except Exception as error:  # noqa: BLE001
+        untrained = one_line_of(error)
     replay = Replay(session, step)
     replay.for_about(task.target_s * (_REPLAYED if own_s else 1))
     times, counts = replay.times, step.call_counts()
@@ -474,6 +480,7 @@ def measure_replay(session: Session, task: ReplayTask) -> ReplayObservation:
         backward_s=tuple(times.phases_s[Phase.BACKWARD]),
         optimizer_s=tuple(times.phases_s[Phase.OPTIMIZER]),
         trained_s=own_s,
+        untrained=untrained,
         calls=calls_signature(step),
         failed=tuple(sorted({step.operators[position].name for position in times.failed})),
         traced=traced and traced.step,

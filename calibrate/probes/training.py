@@ -252,10 +252,16 @@ def host_steps(
 def trained_s(
     session: Session, code: str | None, step: TracedStep, *, target_s: Seconds
 ) -> Seconds | None:
-    """Mean step of a user's model in a loop as tutorials have it; None without its code, or if it cannot train. [s]
+    """Mean step of a user's model in a loop as tutorials have it; None where operators are timed alone. [s]
 
     No clock stands between two steps. Each gathers its batch: the samples that were drawn, in a new order.
     On a GPU operators are timed alone: a whole step does not tell whether the device waits for its host.
+
+    Raises
+    ------
+    ValueError
+        If the loss is not finite; else whatever the model's code raises. What is traced needs no values: indices
+        of an example may be memory as it was found.
     """
     micro_batch, method = step.micro_batch, step.method
     if code is None or session.asynchronous or method.checkpointing != "none":
@@ -285,13 +291,9 @@ def trained_s(
             raise ValueError(f"{code}: diverged")
         return session.measured.now() - begun_s
 
-    try:
-        warm_s = [run(1), run(1)]
-        count = repeats_within(target_s, warm_s[1:], minimum=_FEWEST_TRAINED, maximum=_MOST_TRAINED)
-        return run(count) / count
-    # What is traced needs no values: indices of an example may be memory as it was found.
-    except (IndexError, RuntimeError, ValueError):
-        return None
+    warm_s = [run(1), run(1)]
+    count = repeats_within(target_s, warm_s[1:], minimum=_FEWEST_TRAINED, maximum=_MOST_TRAINED)
+    return run(count) / count
 
 
 def _in_order(rows: Tensor, leaf: Any) -> Any:

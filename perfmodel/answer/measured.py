@@ -393,7 +393,7 @@ def _origin_caveats(profile: MeasuredMachine, workload: MeasuredWorkload) -> tup
         return _law_caveats(profile.device_costs, workload)
     if workload.measured_batches:
         batches = ", ".join(map(str, workload.measured_batches))
-        found = [f"{name} was never run: its operators were, at micro-batch {batches}"]
+        found = [f"{name} was not calibrated: it was timed in place, at micro-batch {batches}"]
     else:
         found = [f"{name} was never run: its operators are read from curves"]
     if workload.untimed:

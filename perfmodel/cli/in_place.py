@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from perfmodel.cli import measurement
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import Interrupted, PerfModelError
 
 if TYPE_CHECKING:
     from perfmodel.documents.workload import WorkloadDocument
@@ -34,7 +34,7 @@ def time_in_place(
     the model trains for some seconds, but on a GPU, whose operators are timed alone. Nothing is measured, and
     nothing said, on another machine: curves answer there.
     """
-    from calibrate.workloads import measure_workload, with_stored_workloads
+    from calibrate.workloads import is_unfinished, measure_workload, with_stored_workloads
     from perfmodel.answer import open_workload
 
     trace = document.trace
@@ -43,7 +43,9 @@ def time_in_place(
     machine = with_stored_workloads(machine, calibration)
     micro_batch = batch_of(open_workload(machine, document))
     code = None if machine.asynchronous else code
-    if machine.operators is None or _is_timed(machine.operators, trace, micro_batch, code):
+    assert machine.operators is not None
+    is_known = _is_timed(machine.operators, trace, micro_batch, code)
+    if is_known and not is_unfinished(document, calibration, micro_batch=micro_batch, code=code):
         return
     from importlib.util import find_spec
 
@@ -58,7 +60,7 @@ def time_in_place(
         with TemporaryDirectory() as name, measurement("timing in place") as on_progress:
             file = Path(name, "workload.json")
             document.write(file)
-            measure_workload(
+            untrained = measure_workload(
                 file,
                 micro_batch=micro_batch,
                 code=code,
@@ -66,8 +68,14 @@ def time_in_place(
                 profile=machine,
                 on_progress=on_progress,
             )
+    except Interrupted:
+        words = "stopped by the user; what was measured is kept; repeat the command, or add --no-measure"
+        raise Interrupted(f"timing in place: {words}") from None
     except PerfModelError as error:
         typer.echo(f"not timed in place, curves answer: {error}", err=True)
+    else:
+        if untrained:
+            typer.echo(f"not trained, timed operator by operator: {untrained}", err=True)
 
 
 def _is_timed(

@@ -237,6 +237,7 @@ def validate_strategies(
     out: opt.Folder = Path("runs/strategies"),
     resume: opt.Resume = False,
     seed: Annotated[int | None, _NEW_SEED] = None,
+    soon: Annotated[bool, _SOON] = False,
     as_json: opt.Json = False,
 ) -> None:
     """Train stacks of layers with FSDP2, ZeRO, TP and PP and print the error of what the profile predicts."""
@@ -258,6 +259,7 @@ def validate_strategies(
         budget=budget,
         seed=campaign_seed(out, seed),
         resume=resume,
+        soon=soon,
         trace=trace,
     )
     with measurement("validate") as on_progress:

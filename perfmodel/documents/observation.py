@@ -202,6 +202,8 @@ class ReplayObservation(Taken):
     optimizer_s: Durations
     trained_s: PositiveFloat | None = None
     """A step of the model's own training, a mean over many; None if only operators ran."""
+    untrained: str = ""
+    """Why its model, whose code was at hand, did not train."""
     calls: str = ""
     """Signature of the calls of the step; absent from records of earlier versions."""
     failed: tuple[str, ...]

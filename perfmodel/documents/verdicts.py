@@ -171,7 +171,7 @@ class ComparedModel(Compared):
     family: str
     evidence: Evidence
     untimed: tuple[str, ...]
-    """Operators that a prediction in place did not find timed."""
+    """Operators that the prediction did not find timed in place."""
 
 
 class ModelsValidationDocument(ProfileVerdict):
@@ -182,7 +182,7 @@ class ModelsValidationDocument(ProfileVerdict):
     made_by: ClassVar[str] = "perfmodel validate models"
 
     mode: str
-    """ "measured": the model's own operators, timed in place; "curves": calibrated curves alone."""
+    """ "measured": the model trained (not on a GPU) and timed in place; "curves": calibrated curves alone."""
     seed: int
     num_drawn: PositiveInt
     steal: Share = 0.0

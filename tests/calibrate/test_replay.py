@@ -18,6 +18,7 @@ from calibrate.probes.replay import (
     Replay,
     ReplayedOperator,
     bound_by_python,
+    measure_replay,
 )
 from calibrate.probes.training import trained_s
 from calibrate.ranks import one_line_of
@@ -28,6 +29,7 @@ from calibrate.replays import (
     replays_in,
     without_events,
 )
+from calibrate.task import ReplayTask
 from perfmodel.documents.observation import (
     QUEUE_PROBE,
     FailedObservation,
@@ -329,8 +331,24 @@ def test_a_model_trains_if_its_code_is_at_hand_and_runs(tmp_path: Path, lenet: T
     file.write_text(LOOKS_UP)
     step_s = trained_s(alone(), f"{file}:make", lenet, target_s=0.01)
     assert existing(step_s) > 0
-    assert trained_s(alone(), f"{file}:without_values", lenet, target_s=0.01) is None
+    with pytest.raises(IndexError):
+        trained_s(alone(), f"{file}:without_values", lenet, target_s=0.01)
     assert trained_s(alone(), None, lenet, target_s=0.01) is None
+
+
+def test_a_model_that_does_not_train_is_replayed_and_says_why() -> None:
+    task = ReplayTask(
+        name="0: lenet",
+        round=0,
+        workload="lenet",
+        micro_batch=2,
+        code="none.py:make",
+        target_s=0.01,
+    )
+    found = measure_replay(alone(), task)
+    assert found.trained_s is None
+    assert "none.py" in found.untrained
+    assert found.operators
 
 
 def test_rows_of_a_table_that_no_index_names_have_no_gradient(

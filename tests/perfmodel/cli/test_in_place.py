@@ -22,7 +22,7 @@ from perfmodel.documents.observation import (
 )
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import EXIT_OK
+from perfmodel.errors import EXIT_INTERRUPTED, EXIT_OK, Interrupted
 from perfmodel.layout import RunSetting
 from perfmodel.machine import Evidence
 from perfmodel.workload import Phase
@@ -69,6 +69,7 @@ def replay(task: ReplayTask) -> Observation:
         workload=task.workload,
         micro_batch=task.micro_batch,
         parameters=parameters_signature(step),
+        calls=calls_signature(step),
         num_trained=len(step.parameters),
         operators=tuple(
             TimedOperator(
@@ -88,6 +89,13 @@ def replay(task: ReplayTask) -> Observation:
         traced=None,
         model=None,
     )
+
+
+def stopped(task: ReplayTask) -> Observation:
+    """The user has enough after three rounds."""
+    if task.round == 3:
+        raise Interrupted("stopped by the user; repeat the command with --resume")
+    return replay(task)
 
 
 def failed(task: ReplayTask) -> Observation:
@@ -164,6 +172,32 @@ def test_a_model_that_applies_its_block_more_often_is_trained_itself(
         assert evidence is Evidence.MEASURED
         assert step_s == pytest.approx(TRAINED_S)
         assert len(launcher.calls) == min(count, 2)
+
+
+def test_who_stops_the_timing_gets_no_answer_and_the_next_call_ends_it(
+    run: Run, asked: tuple[object, ...], launcher: FakeLauncher
+) -> None:
+    launcher.behave = lambda call: play(call, stopped)
+    result = run(*asked)
+    assert result.exit_code == EXIT_INTERRUPTED
+    assert result.stdout == ""
+    assert "--resume" not in result.stderr
+    launcher.behave = lambda call: play(call, replay)
+    assert step_of(run, *asked)[1] is Evidence.MEASURED
+    orders = [WorkOrder.read(Path(call.arguments[0])) for call in launcher.calls]
+    assert orders[-1].tasks[0].round == 3
+    assert step_of(run, *asked)[1] is Evidence.MEASURED
+    assert len(launcher.calls) == 2
+
+
+def test_why_a_model_did_not_train_is_said(
+    run: Run, asked: tuple[object, ...], launcher: FakeLauncher
+) -> None:
+    untrained = {"trained_s": None, "untrained": "KeyError: 'x'"}
+    launcher.behave = lambda call: play(call, lambda t: replay(t).model_copy(update=untrained))
+    result = run(*asked)
+    assert result.exit_code == EXIT_OK
+    assert "not trained, timed operator by operator: KeyError: 'x'" in result.stderr
 
 
 def test_a_layout_is_timed_in_place_as_well(
