@@ -87,6 +87,17 @@ def test_compute_is_read_where_nothing_is_exchanged() -> None:
     assert [noise.micro_batch for noise in found.noise] == [4]
 
 
+@pytest.mark.parametrize(("buffers", "forward_s"), [((), 0.9), ((8,), 0.02)])
+def test_a_forward_pass_that_waits_for_buffers_does_not_count(
+    buffers: tuple[int, ...], forward_s: float
+) -> None:
+    """Their broadcast is an operation of its own; other models run among exchanges, as in training."""
+    together = replace(NO_SYNC, synchronisation=Synchronisation.DDP)
+    workload = replace(LIGHT, buffer_bytes=buffers)
+    found = fit_workload(workload, [run(), run(NO_SYNC, 0.2), run(together, 9.0)], spread=0.0)
+    assert found.phases[1].forward[0].time_s == pytest.approx(forward_s)
+
+
 def test_noise_is_that_of_all_repetitions_at_the_most_ranks() -> None:
     """At 64 even probabilities; of fewer ratios at as many; a slow step of another run is in it."""
     alone = fit_workload(LIGHT, [run(), run(replace(ALONE, micro_batch=16))], spread=0.0)
