@@ -75,7 +75,7 @@ def time_in_place(
         typer.echo(f"not timed in place, curves answer: {error}", err=True)
     else:
         if untrained:
-            typer.echo(f"not trained, timed operator by operator: {untrained}", err=True)
+            typer.echo(f"not trained in every round: {untrained}", err=True)
 
 
 def _is_timed(
