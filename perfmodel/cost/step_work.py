@@ -61,7 +61,7 @@ _VIEW: Final = 0.3
 #: Images have at most this many channels: the first layer, which cannot fill tiles.
 _IMAGE_CHANNELS: Final = 4
 _LARGE_KERNEL: Final = 7
-#: cuDNN has fast kernels in 16 bit for groups of so many channels, as many in as out, and so many groups at a time,
+#: cuDNN has fast kernels in 16 bit for these channels of a group, as many in as out, and groups at a time,
 #: where channels lie side by side; all others are several times slower, unless one group alone fills a tile of tensor
 #: cores (published steps of an RTX 3090; families left out, seen: 11.2 % without that, 9.7 % with it).
 _TUNED_GROUPS: Final = 32
