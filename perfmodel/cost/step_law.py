@@ -3,7 +3,8 @@
 An operator takes the time of its products and of its bytes, whichever is longer, and a launch. Products need
 work to fill the device. The host launches operators meanwhile:
 
-    t      = ((F / (P p_f s c o))^3 + (B / (W w_f))^3)^(1/3) + t0     F FLOP, B bytes, f family of operators
+    t      = ((F / r)^3 + (B / (W w_f))^3)^(1/3) + t0                 F FLOP, B bytes, f family of operators
+    r      = min(P p_f s c o, peak of the data sheet)                 beyond it no device multiplies
     s      = x / (x + s0 V),  x = results * max(1, K / 512)           long sums are split among processors
     c      = ch / (ch + c0)                                           narrow channels use part of a tile
     o      = 1, or o0 where 16-bit channels are no multiple of 8      tensor cores need padding
@@ -13,7 +14,8 @@ work to fill the device. The host launches operators meanwhile:
 
 P and W are the data sheet's peaks times a constant of the device. Products in 16 bit reach less of higher peaks:
 there P has the power 0.7 of the sheet's. V is the root of its peak in fp32 over 10 TFLOP/s: more processors to fill
-with tiles. Depthwise kernels have no tiles: there V is 1. p_f and w_f belong to families, and apart to forward pass,
+with tiles. Depthwise kernels have no tiles: there V is 1. Convolutions of kernels over 1x1 may transform images and
+multiply less than F [Winograd: Lavin and Gray 2016]: the data sheet does not bound them. p_f and w_f belong to families, and apart to forward pass,
 gradient of inputs and gradient of weights, to fp32, and to 16 bit with and without tensor cores.
 The cube joins two limits smoothly, as q joins device and host: near balance each hides only part of the other.
 """
@@ -49,6 +51,10 @@ _CONVOLVES: Final = np.array(
         name.startswith(("conv", "group ", "stem")) and name in PRODUCTS
         for name in (*PRODUCTS, *STREAMS)
     ]
+)
+#: By family, whether kernels may do with fewer products than are counted.
+_TRANSFORMS: Final = np.array(
+    [name in {"conv forward", "conv inputs", "conv weights"} for name in (*PRODUCTS, *STREAMS)]
 )
 #: Every constant of the law by name; those of channels-last images are factors on those of others.
 CONSTANTS: Final = (*_SHARED, *_FAMILY_CONSTANTS, *(f"{n}{_LAST}" for n in _FAMILY_CONSTANTS))
@@ -99,7 +105,9 @@ class StepBatch:
     peak: IntArray
     count: FloatArray
     products_s: FloatArray
-    """At the peak of the data sheet."""
+    """At the peak of the data sheet, or what 16 bit reaches of it."""
+    least_s: FloatArray
+    """Products take no less: at the peak of the data sheet, zero where it bounds nothing."""
     stream_s: FloatArray
     """At the bandwidth of the data sheet."""
     filling: FloatArray
@@ -132,13 +140,11 @@ class StepBatch:
         memory = np.array([[POSITION[f"{a} {name} memory"] for name in both] for a in ARITHMETICS])
         peaks = np.array([POSITION[f"peak {p}"] for p in ("fp32", "half", "fp32")])
         single, half = sheet.flop_per_s["fp32"], sheet.flop_per_s["half"]
-        if sheet.has_tensor_cores:
-            reached = (half / _HALF_FLOP_PER_S) ** (_HALF_POWER - 1)
-            tensor, half = tensor * reached, half * reached
         by_vectors = every("by_vectors") > 0
         is_single = (arithmetic == 0) | by_vectors
         width = np.where(by_vectors, 1.0, (single / _SINGLE_FLOP_PER_S) ** _WIDTH_POWER)
-        flop_per_s = np.where(in_tf32, tensor, np.where(is_single, single, half))
+        sheet_s = every("flop") / np.where(in_tf32, tensor, np.where(is_single, single, half))
+        reached = (half / _HALF_FLOP_PER_S) ** (_HALF_POWER - 1) if sheet.has_tensor_cores else 1.0
         return cls(
             row=spread(list(range(len(works)))).astype(np.int64),
             num_rows=len(works),
@@ -148,7 +154,8 @@ class StepBatch:
             is_last=spread([float(work.memory_format == "channels_last") for work in works]),
             peak=peaks[multiplied],
             count=every("count"),
-            products_s=every("flop") / flop_per_s,
+            products_s=sheet_s / np.where(in_tf32 | ~is_single, reached, 1.0),
+            least_s=np.where(_TRANSFORMS[family], 0.0, sheet_s),
             stream_s=every("moved_bytes") / sheet.bytes_per_s,
             filling=every("filling") / width,
             channels=every("channels"),
@@ -185,7 +192,8 @@ def step_seconds(batch: StepBatch, logs: FloatArray, *, with_slope: bool = False
     log_rate = logs[batch.rate] + batch.is_last * logs[batch.rate + _TO_LAST]
     log_rate = log_rate + logs[batch.peak] + batch.is_odd * of("odd channels")
     log_bytes = of("memory") + logs[batch.memory] + batch.is_last * logs[batch.memory + _TO_LAST]
-    products = _cube(batch.products_s / (np.exp(log_rate) * fill * tile))
+    by_rate_s = batch.products_s / (np.exp(log_rate) * fill * tile)
+    products = _cube(np.maximum(by_rate_s, batch.least_s))
     stream = _cube(batch.stream_s / np.exp(log_bytes))
     joined = np.maximum(products + stream, 1e-300)
     core_s = np.cbrt(joined)
@@ -201,7 +209,8 @@ def step_seconds(batch: StepBatch, logs: FloatArray, *, with_slope: bool = False
         power = 1 + math.exp(logs[POSITION["sharpness"]])
         share = 1 / (1 + (wait_s / whole_s) ** power)
         slope = np.zeros((batch.num_rows, len(CONSTANTS)))
-        by_products, by_bytes = core_s * products / joined, core_s * stream / joined
+        by_products = core_s * products / joined * (by_rate_s >= batch.least_s)
+        by_bytes = core_s * stream / joined
         parts = (
             (batch.rate, -by_products),
             (batch.rate + _TO_LAST, -by_products * batch.is_last),

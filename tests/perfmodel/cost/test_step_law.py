@@ -11,7 +11,14 @@ from scipy import stats
 
 from calibrate.step_fit import DeviceFit, first_priors, prior_over
 from perfmodel.cost.step_curves import UNSEEN_MODE_ERROR, for_version, workload_by_law
-from perfmodel.cost.step_law import CONSTANTS, Sheet, StepBatch, log_constants, step_seconds
+from perfmodel.cost.step_law import (
+    CONSTANTS,
+    POSITION,
+    Sheet,
+    StepBatch,
+    log_constants,
+    step_seconds,
+)
 from perfmodel.cost.step_work import PRODUCTS, STREAMS, StepWork, step_work
 from perfmodel.errors import UsageError
 from perfmodel.machine.measured import DeviceCosts, LeftOutError
@@ -289,6 +296,21 @@ def test_more_processors_need_more_results_and_higher_peaks_in_16_bit_are_reache
         step_seconds(StepBatch.of(channel, s), logs).device_s[0, 0] for s in (SHEET, sheet)
     )
     assert slow_s == pytest.approx(4 * fast_s, rel=1e-3)
+
+
+def test_matrices_multiply_no_faster_than_the_data_sheet_and_transformed_images_may() -> None:
+    """Whatever the constants say: kernels of 3x3 may do with fewer products than are counted."""
+    logs = log_constants(dict.fromkeys(CONSTANTS, 1e-9) | {"memory": 1e9}, first_priors())
+    logs[[POSITION[name] for name in CONSTANTS if "rate" in name or "peak" in name]] = np.log(50.0)
+    logs[[POSITION[name] for name in CONSTANTS if name.endswith(" memory")]] = 0.0
+    works = [work_of(called) for called in (matmul(512, 512, 512), convolution(1, 64))]
+    batch = StepBatch.of(works, SHEET)
+    found = step_seconds(batch, logs, with_slope=True)
+    assert found.slope is not None
+    products_s = found.device_s[:, 0] - 1e-9
+    assert products_s == pytest.approx(batch.products_s / [1, 2500], rel=1e-3)
+    assert found.slope[0, POSITION["fp32 mm forward rate"]] == 0
+    assert found.slope[1, POSITION["fp32 conv forward rate"]] < -0.1
 
 
 def test_the_host_launches_views_in_part_and_an_update_by_its_lists() -> None:
