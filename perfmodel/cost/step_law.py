@@ -15,8 +15,9 @@ work to fill the device. The host launches operators meanwhile:
 P and W are the data sheet's peaks times a constant of the device. Products in 16 bit reach less of higher peaks:
 there P has the power 0.7 of the sheet's. V is the root of its peak in fp32 over 10 TFLOP/s: more processors to fill
 with tiles. Depthwise kernels have no tiles: there V is 1. Convolutions of kernels over 1x1 may transform images and
-multiply less than F [Winograd: Lavin and Gray 2016]: the data sheet does not bound them. p_f and w_f belong to families, and apart to forward pass,
-gradient of inputs and gradient of weights, to fp32, and to 16 bit with and without tensor cores.
+multiply less than F [Winograd: Lavin and Gray 2016]: the data sheet does not bound them. p_f and w_f belong to
+families, and apart to forward pass, gradient of inputs and gradient of weights, to fp32, and to 16 bit with and
+without tensor cores.
 The cube joins two limits smoothly, as q joins device and host: near balance each hides only part of the other.
 """
 
@@ -64,7 +65,7 @@ _TO_LAST: Final = len(_FAMILY_CONSTANTS)
 
 
 #: Peaks that count as they are, in fp32 and in 16 bit, and the powers of others: chosen by leaving each of 11
-#: devices out (seen). Mean absolute error of log steps: 0.226 without them, 0.205 with them. [FLOP/s]
+#: devices out (seen). Mean absolute error of log steps: 0.226 without them, 0.203 with them. [FLOP/s]
 _SINGLE_FLOP_PER_S, _HALF_FLOP_PER_S = 1e13, 6e13
 _WIDTH_POWER, _HALF_POWER = 0.5, 0.7
 
