@@ -387,7 +387,9 @@ def _note_on_crossing(machine: MeasuredMachine, cluster: "Cluster") -> Iterator[
 def _origin_caveats(profile: MeasuredMachine, workload: MeasuredWorkload) -> tuple[str, ...]:
     """How a workload that was never run came to its times."""
     name = workload.workload.name
-    if profile.rescaling is not None or profile.workload(name) is not None:
+    if profile.rescaling is not None:
+        return _foreign(workload)
+    if profile.workload(name) is not None:
         return ()
     if profile.device_costs is not None:
         return _law_caveats(profile.device_costs, workload)
@@ -399,6 +401,16 @@ def _origin_caveats(profile: MeasuredMachine, workload: MeasuredWorkload) -> tup
     if workload.untimed:
         found.append(f"never timed, taken at the machine's peak: {', '.join(workload.untimed)}")
     return tuple(found)
+
+
+def _foreign(workload: MeasuredWorkload) -> tuple[str, ...]:
+    """Operators outside ATen, of which no step of another device tells."""
+    if not isinstance(workload, TracedWorkload):
+        return ()
+    step = workload.trace.at(micro_batch=workload.trace.traced_micro_batches[0])
+    names = sorted({each.name for each in step.operators if not each.name.startswith("aten.")})
+    said = "never timed, taken at the machine's peak: "
+    return (f"{said}{', '.join(names)}",) if names else ()
 
 
 def _law_caveats(costs: DeviceCosts, workload: MeasuredWorkload) -> tuple[str, ...]:
