@@ -387,30 +387,20 @@ def _note_on_crossing(machine: MeasuredMachine, cluster: "Cluster") -> Iterator[
 def _origin_caveats(profile: MeasuredMachine, workload: MeasuredWorkload) -> tuple[str, ...]:
     """How a workload that was never run came to its times."""
     name = workload.workload.name
+    names = ", ".join(workload.untimed)
+    untimed = (f"never timed, taken at the machine's peak: {names}",) if names else ()
     if profile.rescaling is not None:
-        return _foreign(workload)
+        return untimed
     if profile.workload(name) is not None:
         return ()
     if profile.device_costs is not None:
         return _law_caveats(profile.device_costs, workload)
     if workload.measured_batches:
         batches = ", ".join(map(str, workload.measured_batches))
-        found = [f"{name} was not calibrated: it was timed in place, at micro-batch {batches}"]
+        origin = f"{name} was not calibrated: it was timed in place, at micro-batch {batches}"
     else:
-        found = [f"{name} was never run: its operators are read from curves"]
-    if workload.untimed:
-        found.append(f"never timed, taken at the machine's peak: {', '.join(workload.untimed)}")
-    return tuple(found)
-
-
-def _foreign(workload: MeasuredWorkload) -> tuple[str, ...]:
-    """Operators outside ATen, of which no step of another device tells."""
-    if not isinstance(workload, TracedWorkload):
-        return ()
-    step = workload.trace.at(micro_batch=workload.trace.traced_micro_batches[0])
-    names = sorted({each.name for each in step.operators if not each.name.startswith("aten.")})
-    said = "never timed, taken at the machine's peak: "
-    return (f"{said}{', '.join(names)}",) if names else ()
+        origin = f"{name} was never run: its operators are read from curves"
+    return origin, *untimed
 
 
 def _law_caveats(costs: DeviceCosts, workload: MeasuredWorkload) -> tuple[str, ...]:
