@@ -56,7 +56,7 @@ class Ranks:
             die_with_parent()
             return act()
 
-        with Fork(alone) as copy:
+        with Fork(alone, is_measured=True) as copy:
             return copy.result()
 
     def announce(self, prefix: str, task: str) -> None:

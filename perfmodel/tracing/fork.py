@@ -24,12 +24,17 @@ class CrashedError(RuntimeError):
 
 
 class Fork(Generic[Result]):
-    """Runs a function in a copy of this process; leaving the context ends the copy."""
+    """Runs a function in a copy of this process; leaving the context ends the copy.
 
-    def __init__(self, act: Callable[[], Result]) -> None:
+    The copy computes with one thread, unless it ``is_measured`` as this process would be. More are safe only if
+    this process never used more: OpenMP in a copy waits for ever for threads that stayed behind (libgomp).
+    """
+
+    def __init__(self, act: Callable[[], Result], *, is_measured: bool = False) -> None:
         context = multiprocessing.get_context("fork")
         self.answer, answering = context.Pipe(duplex=False)
-        self._child = context.Process(target=_live, args=(act, answering))
+        threads = torch.get_num_threads() if is_measured else 1
+        self._child = context.Process(target=_live, args=(act, threads, answering))
         with answering, warnings.catch_warnings():
             # Idle threads of others stay behind; nothing in the copy asks for them.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -107,11 +112,11 @@ def apart(
             copy.__exit__()
 
 
-def _live(act: Callable[[], Result], answering: Connection) -> None:
+def _live(act: Callable[[], Result], threads: int, answering: Connection) -> None:
     """Send what the function returns or raises."""
     # A copy renews torch's pool of threads when it is first asked for. The threads of autograd would
     # ask at the same time, and one of them find none and abort (`caffe2::pthreadpool`, torch 2.15).
-    torch.set_num_threads(torch.get_num_threads())
+    torch.set_num_threads(threads)
     try:
         content = pickle.dumps((act(), None), protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # noqa: BLE001 - the parent raises it

@@ -4,6 +4,7 @@ import functools
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -28,6 +29,21 @@ def test_the_copy_answers_and_changes_nothing_here() -> None:
     assert child != os.getpid()
     assert found == [1]
     assert seen == []
+
+
+_TEAM = """
+import torch
+from perfmodel.tracing.fork import Fork
+torch.set_num_threads(2)
+size = 1 << 20  # large enough for torch to share the work among threads
+assert float(torch.ones(size).sum()) == size
+with Fork(lambda: float(torch.ones(size).sum())) as copy:
+    assert copy.result(within_s=60) == size
+"""
+
+
+def test_a_copy_does_not_wait_for_threads_that_stayed_behind() -> None:
+    subprocess.run([sys.executable, "-c", _TEAM], check=True, timeout=120)
 
 
 class OfTwo(Exception):
