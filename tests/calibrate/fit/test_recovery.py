@@ -10,12 +10,14 @@ from typing import Final
 import numpy as np
 import pytest
 
-from calibrate.fit.ddp import prior_speeds
+from calibrate.fit.ddp import _bucket_solution, fit_bucket_costs, fit_ddp, prior_speeds
 from calibrate.fit.profile import fit_profile
+from calibrate.summary import Repetition
 from perfmodel.errors import IncomparableRuns, MeasurementFailed
-from perfmodel.layout import RunSetting
-from perfmodel.machine.measured import MeasuredMachine, OverlapProfile
+from perfmodel.layout import RunSetting, Synchronisation
+from perfmodel.machine.measured import DdpCosts, MeasuredMachine, OverlapProfile
 from tests.calibrate.fit.synthetic import NOISE, RUN, Calibration, environment
+from tests.calibrate.fit.test_steps import run
 from tests.existing import existing
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.profiles import MICRO_BATCHES, PHASES, PROVENANCE, Machine, profile, setting_of
@@ -148,20 +150,6 @@ def test_too_little_to_fit_says_what_is_missing(tmp_path: Path, kept: slice, pro
         fit_lines(tmp_path / "o.jsonl", "\n".join(few()[kept]) + "\n")
 
 
-@pytest.mark.parametrize(
-    ("world_size", "measured", "expected"),
-    [(2, (0.6, 0.45), (0.6, 0.45)), (2, (1.1, 0.01), (1.0, 0.2)), (1, (0.6, 0.45), (0.7, 0.7))],
-)
-def test_speeds_beside_each_other_are_expected_as_the_probe_says(
-    world_size: int, measured: tuple[float, float], expected: tuple[float, float]
-) -> None:
-    """Never above the speed alone, nor below a fifth of it; without a probe of all ranks as elsewhere."""
-    probe = OverlapProfile(
-        world_size=world_size, size_bytes=2**22, compute_speed=measured[0], comm_speed=measured[1]
-    )
-    assert prior_speeds(replace(fitted(0), overlaps=(probe,))) == pytest.approx(expected)
-
-
 @seeds
 def test_how_far_runs_differ_is_recovered(seed: int) -> None:
     """About 30 settings of six runs each; rounds have nothing in common. Steps add 2 % over 3."""
@@ -194,3 +182,58 @@ def test_ranks_of_several_nodes_are_shared_out_among_them(tmp_path: Path) -> Non
     found = fit_profile(path, provenance=PROVENANCE, num_nodes=2).machine
     assert (found.num_nodes, found.ranks_per_node, found.max_world_size) == (2, 1, 2)
     assert not any("only one node" in line for line in found.undetermined)
+
+
+def test_what_no_step_tells_stays_as_it_is_expected() -> None:
+    """Speeds beside exchanges of no time are those of a probe of all ranks, or 0.7; three settings tell nothing."""
+    machine = profile(Machine(latency_s=1e-12, s_per_byte=1e-18))
+    predictor = Asking(machine, num_draws=1)
+    steps = []
+    for name, micro_batch in (("light", 4), ("light", 64), ("heavy", 4), ("heavy", 64)):
+        layout = setting_of(name, 2, micro_batch).layout
+        step_s = float(predictor.step(predictor.workload(name), layout).step_s[0])
+        step = replace(machine.steps[0], workload=name, micro_batch=micro_batch, step_s=step_s)
+        steps.append(replace(step, world_size=2, synchronisation="ddp"))
+    others = replace(steps[0], synchronisation="no_sync", step_s=9.0), machine.steps[0]
+    buckets = np.tile([1e-9, 0.0], (201, 1))
+
+    def fit(known: MeasuredMachine) -> tuple[DdpCosts, tuple[float, ...]]:
+        return fit_ddp(known, buckets=buckets, rng=np.random.default_rng(0))
+
+    probe = OverlapProfile(world_size=2, size_bytes=1, compute_speed=0.6, comm_speed=0.45)
+    beyond = replace(probe, compute_speed=1.1, comm_speed=0.01)
+    assert prior_speeds(replace(machine, overlaps=(beyond,))) == pytest.approx((1.0, 0.2))
+    for overlap, speeds in ((replace(probe, world_size=1), (0.7, 0.7)), (probe, (0.6, 0.45))):
+        costs, errors = fit(replace(machine, steps=(*others, *steps), overlaps=(overlap,)))
+        assert costs.values[:3] == pytest.approx((1e-9, 0.0, 0.0), abs=2e-5)
+        assert costs.values[3:] == pytest.approx(speeds, abs=0.01)
+        assert costs.determined == (True, True, True, False, False)
+        assert errors == pytest.approx([0.0] * 4, abs=1e-3)
+        spread = np.std(costs.draws, axis=0)
+        assert len(costs.draws) == 200
+        assert spread[3] == pytest.approx(spread[4], rel=0.5) > 0.1
+    costs, errors = fit(replace(machine, steps=(*others, *steps[:3])))
+    assert (costs.values, errors) == ((1e-9, 0.0, 0.0, 1.0, 1.0), ())
+    assert costs.determined == (True, True, False, False, False)
+    assert set(costs.draws) == {costs.values}
+
+
+def test_buckets_cost_what_ddp_adds_to_steps_of_one_rank() -> None:
+    """0.1 ms a gradient and 1 ns a byte; a run without its bare twin, and two ranks, tell nothing."""
+    groups: dict[RunSetting, list[Repetition]] = {}
+    for name, count, size in (("light", 4, 2**18), ("heavy", 8, 2**23)):
+        bare = setting_of(name, 1, 16, synchronisation=Synchronisation.NONE)
+        wrapped = replace(bare, synchronisation=Synchronisation.DDP, bucket_cap_mb=4.0)
+        more_s = 1e-4 * count + 1e-9 * size
+        groups[bare] = [run(bare, 0.1 + index, index) for index in range(2)]
+        groups[wrapped] = [run(wrapped, 0.1 + index + more_s, index) for index in range(3)]
+        groups[replace(wrapped, world_size=2)] = [run(replace(wrapped, world_size=2), 9.0, 0)]
+    workloads = {entry.workload.name: entry for entry in profile(Machine()).workloads}
+    rng = np.random.default_rng(0)
+    found = fit_bucket_costs(groups, workloads, [], rng=rng)
+    assert found.shape == (201, 2)
+    assert found[0] == pytest.approx([1e-4, 1e-9])
+    assert not fit_bucket_costs({}, workloads, [], rng=rng).any()
+    # Differences of long steps weigh less: those of steps twice as long a quarter.
+    rows = np.array([[1.0, 0.0, 1.0, 1.0], [1.0, 0.0, 4.0, 2.0]])
+    assert _bucket_solution(rows) == pytest.approx([1.6, 0.0])

@@ -1,7 +1,5 @@
 """Collectives of any group from measured ones."""
 
-import itertools
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,6 @@ from scipy.optimize import isotonic_regression
 
 from perfmodel.cost.collectives import bus_factor, message_bytes, num_messages
 from perfmodel.cost.group_cost import _rising
-from perfmodel.cost.messages import MessageCost
 from perfmodel.cost.network import CollectiveCost
 from perfmodel.errors import UsageError
 from perfmodel.machine.measured import MeasuredCollective
@@ -81,27 +78,6 @@ def test_a_ring_of_any_size_follows_from_two_ranks(size_bytes: int, world_size: 
     assert sampled(measured(2)).time_s(size_bytes, world_size=1)[0] == 0.0
 
 
-@pytest.mark.parametrize(("power", "error"), [(0.0, 0.001), (1.0, 0.001), (0.9, 0.07)])
-def test_ranks_that_share_processors_are_recognised_by_their_groups(
-    power: float, error: float
-) -> None:
-    """2, 4 and 8 ranks whose messages grow by a power of n; predicted at 16.
-
-    The law knows links of their own (0) and processors that all share (1); what lies between is
-    read as a sum of both.
-    """
-    cost = sampled(*(measured(n, power=power, error=0.01) for n in (2, 4, 8)))
-    found_s = float(cost.time_s(2**20, world_size=16)[0])
-    assert found_s == pytest.approx(8**power * ring_s(2**20, 16), rel=error)
-
-
-def test_what_was_measured_comes_out_as_it_was() -> None:
-    """Whatever the library's algorithm was: no law stands between."""
-    cost = sampled(measured(2), measured(8, power=0.4), library="nccl")
-    expected = ring_s(SIZES[3], 8) * 4**0.4
-    assert float(cost.time_s(SIZES[3], world_size=8)[0]) == pytest.approx(expected)
-
-
 def test_one_size_leaves_the_latency_of_a_message_to_belief() -> None:
     """1 GiB, all bandwidth: a ring of 32 sends hardly more than one of 16."""
     whole = timed_group(16, lambda _: 0.03, [2.0**30], nodes=2)
@@ -109,13 +85,6 @@ def test_one_size_leaves_the_latency_of_a_message_to_belief() -> None:
     latency_s = 40e-6
     expected_s = 62 * latency_s + 1.9375 / 1.875 * (0.03 - 30 * latency_s)
     assert four_s == pytest.approx(expected_s, rel=1e-3)
-
-
-def test_nodes_that_nobody_measured_are_assumed_slower_and_uncertain() -> None:
-    cost = sampled(measured(8), num_draws=2000)
-    inside_s, between_s = (cost.time_s(2**20, world_size=8, num_nodes=m) for m in (1, 2))
-    assert between_s[0] > inside_s[0]
-    assert np.log(between_s).std() > 0.4
 
 
 def test_groups_of_different_collectives_or_nodes_are_refused() -> None:
@@ -132,50 +101,6 @@ def test_larger_messages_are_never_faster_even_if_groups_disagree() -> None:
             float(cost.time_s(int(s), world_size=ranks)[0]) for s in np.geomspace(1, 1e9, 60)
         ]
         assert times_s == sorted(times_s)
-
-
-def test_one_odd_measurement_does_not_lift_all_larger_ones() -> None:
-    """A size that took ten times as long: its neighbours move by less than a factor of two."""
-    whole = measured(2)
-    odd = replace(whole.points[3], time_s=whole.points[3].time_s * 10)
-    spoilt = replace(whole, points=(*whole.points[:3], odd, *whole.points[4:]))
-    largest_s = float(sampled(spoilt).time_s(SIZES[-1], world_size=2)[0])
-    assert largest_s == pytest.approx(ring_s(SIZES[-1], 2), rel=0.01)
-
-
-def test_uncertainty_grows_beyond_the_largest_group() -> None:
-    cost = sampled(measured(2, error=0.01), num_draws=2000)
-    spreads = [np.log(cost.time_s(2**20, world_size=n)).std() for n in (2, 4, 16, 256)]
-    assert all(a < b for a, b in itertools.pairwise(spreads))
-    assert spreads[0] < 0.02
-    # Three doublings, and a message half-way, in log, between two measured sizes.
-    assert spreads[2] == pytest.approx(np.hypot(0.15, 0.08 * np.sqrt(np.log(2))), rel=0.05)
-
-
-def test_a_group_that_was_measured_twice_counts_twice() -> None:
-    """Geometric mean of once and four times the time."""
-    whole = measured(2)
-    slow = [replace(p, time_s=4 * p.time_s) for p in whole.points]
-    cost = sampled(whole, replace(whole, points=tuple(slow)))
-    expected_s = 2 * ring_s(SIZES[3], 2)
-    assert float(cost.time_s(SIZES[3], world_size=2)[0]) == pytest.approx(expected_s)
-
-
-@given(
-    size=st.floats(1, 1e9),
-    ranks=st.integers(2, 4096),
-    collective=st.sampled_from(["all_reduce", "broadcast"]),
-)
-def test_the_smallest_messages_take_time(size: float, ranks: int, collective: str) -> None:
-    """Measured from 64 KiB on: most messages of large groups are smaller than any measured one."""
-    points = tuple(point for point in measured(2).points if point.at >= 2**16)
-    messages = MessageCost.sample(
-        [replace(measured(2, collective=collective), points=points)],
-        library="gloo",
-        num_draws=1,
-        rng=np.random.default_rng(0),
-    )
-    assert messages.group_s(size, ranks)[0] > 0
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=30))

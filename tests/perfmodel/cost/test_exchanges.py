@@ -61,16 +61,6 @@ def test_tokens_travel_to_experts_inside_and_between_nodes() -> None:
     assert all_to_all_s(jobs, FITTED)[0] == pytest.approx(size * 4 / 8 / 10e9)
 
 
-def test_what_stands_side_by_side_does_not_leave_the_node() -> None:
-    """Two stages of 8 replicas on two nodes of 8: the point-to-point sends cross, no ring does."""
-    jobs = jobs_of("dp=8 pp=2")
-    size = 128 * 256 * 2
-    fitted_parameters = FITTED | {"p2p_latency_s": 0.0}
-    assert p2p_s(jobs, fitted_parameters)[0] == pytest.approx(size / 10e9)
-    moved = 2 * 7 / 8 * 2 * (2 * LAYER + TABLE)
-    assert data_s(jobs, fitted_parameters)[0] == pytest.approx(moved / 80e9)
-
-
 def test_ranks_of_a_stage_that_fill_a_node_send_over_its_border() -> None:
     """4 x 2 ranks of a stage; each holds half of the tokens."""
     fitted_parameters = FITTED | {"p2p_latency_s": 0.0}

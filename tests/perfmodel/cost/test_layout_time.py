@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from perfmodel.cost.jobs import Jobs, jobs_from
 from perfmodel.cost.layout_memory import ASSUMED_MEMORY, rank_parts
-from perfmodel.cost.layout_time import StepParts, step_parts, step_time_s
+from perfmodel.cost.layout_time import StepParts, step_parts, step_time_s, unit_times
 from perfmodel.cost.parameters import SHEETS, medians, step_time_priors
 from perfmodel.layout import parse_layout
+from perfmodel.step import Cause
 from perfmodel.workload.transformer import Transformer, gpt
 from tests.perfmodel.cost.large_samples import some_jobs
 
@@ -310,6 +311,37 @@ def test_shards_that_are_prefetched_hide_behind_the_pass_before() -> None:
     costs["data_bytes_per_s"] = 3 / 4 * 2 * LAYER / gather
     early = parts_of("dp=4 zero=3", **costs)["data"]
     assert early == pytest.approx(4 * (gather - forward + 2 * gather - backward), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("dp=1", "dp=8 accumulation=5", "dp=16 zero=1", "dp=8 ep=4", "dp=2 tp=4 cp=2"),
+        *("dp=4 zero=3", "dp=4 zero=3 accumulation=3", "dp=16 zero=3 shard=4"),
+        *("dp=4 one_process=yes accumulation=2", "dp=4 tp=2 recompute=selective"),
+    ],
+)
+def test_times_of_causes_make_up_the_step(text: str) -> None:
+    """Every pass, and what passes do not hide of exchanges; contention is what an imperfect overlap adds."""
+    layout, jobs = parse_layout(text), jobs_of(text, MIXED if "ep=" in text else SMALL)
+    costs = FITTED | {"data_bytes_per_s": 1e8, "node_bytes_per_s": 1e8, "straggler_share": 0.1}
+    times = {cause: float(time_s) for cause, time_s in unit_times(layout, jobs, costs).items()}
+    m, half_s = layout.accumulation, times[Cause.DISPATCH] / 2
+    ahead_s, back_s = (times[cause] - half_s for cause in (Cause.FORWARD, Cause.BACKWARD))
+    reduce_s, gather_s = times[Cause.ALL_REDUCE], times[Cause.ALL_GATHER]
+    if layout.zero == 3:
+        ahead_s, back_s = (each + times[Cause.TENSOR] / 2 for each in (ahead_s, back_s))
+        both_s = gather_s + times[Cause.REDUCE_SCATTER] + reduce_s
+        late_s = m * (max(gather_s - ahead_s, 0.0) + max(both_s - back_s, 0.0))
+    elif layout.one_process:
+        late_s = m * (times[Cause.BROADCAST] + gather_s + reduce_s)
+    else:
+        late_s = max(reduce_s - back_s, 0.0)
+        assert gather_s == times[Cause.REDUCE_SCATTER] == reduce_s / 2
+    each = (Cause.EMBEDDING, Cause.FORWARD, Cause.BACKWARD, Cause.HEAD, Cause.TENSOR)
+    once_s = times[Cause.OPTIMIZER] + times[Cause.CONTENTION] + late_s
+    step_s = m * sum(times[cause] for cause in each) + once_s
+    assert step_s == pytest.approx(step_time_s(jobs, costs)[0])
 
 
 #: One of every kind of job, with what only it has.

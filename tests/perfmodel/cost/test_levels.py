@@ -174,25 +174,6 @@ def test_large_arrays_of_nccl_start_later() -> None:
     assert start_s(4e6, 4, library="gloo") == 0
 
 
-@pytest.mark.parametrize(
-    ("ring_rate", "reached", "measured", "within"),
-    [(367.6e9, 0.85, 482e9, 0.02), (682e9, 0.74, 838e9, 0.07)],
-)
-def test_switches_as_others_measured_them(
-    ring_rate: float, reached: float, measured: float, within: float
-) -> None:
-    """Bus bandwidth of 8 H100 and 8 B200, from that of their rings and what NCCL's tuner grants.
-
-    .. [1] S. Bekman, Machine Learning Engineering Open Book, 2026: rings 367.6 and 682 GB/s, NVLS 482
-       and 838 GB/s; four and fewer H100 gain nothing.
-    """
-    node = Cluster(name="node", tiers=(tier("node", "device", 8, ring_rate, 3.4e-6),))
-    adding, size = with_switches(node, reached), 16 * 2**30
-    assert 2 * 7 / 8 * size / time(adding, 8, size, "nccl") == pytest.approx(measured, rel=within)
-    gain = time(node, 4, size, "nccl") / time(adding, 4, size, "nccl")
-    assert 1.0 <= gain < 1.05
-
-
 @st.composite
 def clusters(draw: st.DrawFn) -> Cluster:
     tiers, inner = [], "device"
@@ -223,70 +204,6 @@ def test_more_devices_slower_links_and_longer_ways_never_help(
         tiers = (*cluster.tiers[:place], worse, *cluster.tiers[place + 1 :])
         slower = dataclasses.replace(cluster, tiers=tiers)
         assert time(slower, n, size, library) >= base_s * (1 - 1e-9)
-
-
-@settings(max_examples=80)
-@given(
-    counts=st.tuples(st.integers(1, 16), st.integers(1, 16)),
-    rates=st.tuples(st.floats(1e5, 1e12), st.floats(1e5, 1e13)),
-    latencies_s=st.tuples(st.floats(0, 1e-2), st.floats(0, 1e-2)),
-    size=st.floats(1, 1e10),
-)
-def test_one_more_tier_in_between_never_helps(
-    counts: tuple[int, int],
-    rates: tuple[float, float],
-    latencies_s: tuple[float, float],
-    size: float,
-) -> None:
-    """The same ring through the same links, with a switch and uplinks of any rate on its way."""
-    (inner, outer), (rate, uplink), (latency_s, more_s) = counts, rates, latencies_s
-    flat = Cluster(name="flat", tiers=(tier("room", "device", inner * outer, rate, latency_s),))
-    split = Cluster(
-        name="split",
-        tiers=(
-            tier("rack", "device", inner, rate, latency_s),
-            tier("room", "rack", outer, uplink, more_s),
-        ),
-    )
-    n = inner * outer
-    assert time(split, n, size, "gloo") >= time(flat, n, size, "gloo") * (1 - 1e-9)
-
-
-@settings(max_examples=80)
-@given(
-    cluster=clusters(),
-    reached=st.floats(0.1, 1.0),
-    size=st.floats(1, 1e10),
-    less=st.floats(0.1, 1.0),
-)
-def test_a_switch_that_adds_never_hurts_and_sends_every_byte_once(
-    cluster: Cluster, reached: float, size: float, less: float
-) -> None:
-    n = cluster.num_devices
-    adding = with_switches(cluster, reached)
-    found_s = time(adding, n, size, "nccl")
-    assert found_s <= time(cluster, n, size, "nccl") * (1 + 1e-9)
-    assert found_s >= time(with_switches(cluster, 1.0), n, size, "nccl") * (1 - 1e-9)
-    assert found_s >= time(adding, n, size * less, "nccl") * (1 - 1e-9)
-    inner = cluster.levels(n)[:1]
-    for level in inner:
-        assert found_s >= min(1.0, 2 * (level.members - 1) / level.members) * size / (
-            level.bytes_per_s
-        ) * (1 - 1e-9)
-
-
-@given(cluster=clusters(), size=st.floats(1, 1e10))
-def test_every_tier_carries_its_part_of_the_bytes(cluster: Cluster, size: float) -> None:
-    """Without latency a hierarchy, if not a better algorithm, takes 2 (m - 1) / m of the array in each tier."""
-    levels = cluster.levels(cluster.num_devices)
-    free = [
-        dataclasses.replace(level, latency_s=np.zeros(1))
-        for level in priced(cluster, cluster.num_devices)
-    ]
-    if len(free) < 2:
-        return
-    whole_s = sum(2 * (lv.members - 1) / lv.members * size / lv.bytes_per_s for lv in levels)
-    assert float(all_reduce_s(free, size, library="unknown")[0]) <= whole_s * (1 + 1e-9)
 
 
 @settings(max_examples=80)

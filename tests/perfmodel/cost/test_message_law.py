@@ -1,13 +1,12 @@
 """What gloo does in a group of any size, by hand; laws; and recovery of known parameters."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from perfmodel.cost import Samples
+from perfmodel.cost import CurveDraws, Samples
 from perfmodel.cost.collectives import message_bytes, num_messages, work
 from perfmodel.cost.messages import NUM_PARAMETERS, MessageCost, MessageLaw
 from perfmodel.machine.measured import CurvePoint
@@ -17,9 +16,6 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_t
 SIZES = tuple(4.0**power for power in range(5, 13))
 #: Hop, byte of a link, handling a message, a byte of it, sharpness.
 KNOWN = (1e-4, 4e-8, 3e-5, 1e-10, 7.0)
-
-
-ENDS = ((1e-6, 1e-2), (1e-11, 1e-6), (1e-7, 1e-3), (1e-12, 1e-8), (0.1, 20))
 
 
 def law(*parameters: float) -> MessageLaw:
@@ -65,25 +61,6 @@ def test_messages_that_processors_handle(collective: str, handled: int) -> None:
     assert whole_s(busy, collective, 8, 8) == pytest.approx(handled * 1e-3, rel=1e-4)
 
 
-@settings(max_examples=200)
-@given(
-    collective=st.sampled_from(COLLECTIVES),
-    parameters=st.tuples(*(st.floats(*ends) for ends in ENDS)),
-    size=st.floats(1, 1e9),
-    ranks=st.integers(2, 64),
-    place=st.integers(0, 3),
-)
-def test_more_ranks_more_bytes_and_slower_parts_never_help(
-    collective: str, parameters: tuple[float, ...], size: float, ranks: int, place: int
-) -> None:
-    base_s = whole_s(law(*parameters), collective, size, ranks)
-    assert whole_s(law(*parameters), collective, size * 2, ranks) >= base_s * (1 - 1e-9)
-    slower = [value * (2 if i == place else 1) for i, value in enumerate(parameters)]
-    assert whole_s(law(*slower), collective, size, ranks) >= base_s * (1 - 1e-9)
-    # A smaller message is rounded up to the same steps of the law by a part in a hundred thousand.
-    assert whole_s(law(*parameters), collective, size, ranks + 1) >= base_s * (1 - 1e-4)
-
-
 def measured(
     ranks: int, collective: str, rng: np.random.Generator, error: float
 ) -> list[CurvePoint]:
@@ -125,15 +102,6 @@ def test_what_stays_hidden_behind_links_stays_uncertain() -> None:
     assert handled > 1.0
 
 
-def test_the_law_rises_with_the_size_even_where_nothing_moves() -> None:
-    """So that curves over it have one abscissa for each size."""
-    flat = law(1e-3, 1e-30, 1e-9, 1e-30, 7.0)
-    sizes = np.geomspace(1, 1e9, 50)[:, np.newaxis]
-    found = flat.message_s(sizes, work("all_reduce", 4))[:, 0]
-    assert all(a < b for a, b in itertools.pairwise(found))
-    assert found[-1] == pytest.approx(found[0], rel=1e-4)
-
-
 #: Of 8 ranks: arrays that pass the busiest link, and messages that wait for one another.
 @pytest.mark.parametrize(
     ("collective", "arrays", "rounds"),
@@ -164,3 +132,39 @@ def test_between_two_groups_what_either_of_them_was_timed_at_counts() -> None:
     sizes, times_s, _ = cost._times(4)
     assert sizes.tolist() == [1e3, 2e3, 4e3, 16e3]
     assert times_s[0] == pytest.approx(1e-3, rel=0.5)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 32])
+def test_messages_of_any_group_by_the_law_and_the_groups_beside_it(ranks: int) -> None:
+    """Three draws; between two groups by the logarithm of their number, beyond both as the law grows."""
+    drawn = (KNOWN, (2e-4, 2e-8, 1e-5, 2e-10, 1.0), (1e-5, 4e-8, 6e-5, 1e-10, 3.0))
+    sizes, rng = np.array([1e2, 1e4, 1e6]), np.random.default_rng(0)
+    shape = (len(sizes), len(drawn))
+    times_s = {n: np.outer([1e-3, 4e-3, 9e-2], rng.uniform(1, 2, shape[1])) * n for n in (2, 8)}
+    cost = MessageCost(
+        collective="all_gather",
+        library="gloo",
+        ranks=(2, 8),
+        between_sizes=np.zeros(shape[1]),
+        curves=tuple(CurveDraws(sizes, each_s, np.zeros(shape[1])) for each_s in times_s.values()),
+        law=MessageLaw(logs=np.log(drawn).T),
+    )
+
+    def by_law(n: int, size: float, draw: int) -> float:
+        p2p, each, handling, each_handled, sharpness = drawn[draw]
+        link, host, k = p2p + each * size, n * (handling + each_handled * size), 1 + sharpness
+        return float((link**k + host**k) ** (1 / k) * (1 + 1e-6 * math.log1p(size)))
+
+    share = {2: 0.0, 4: 0.5, 8: 1.0, 32: 1.0}[ranks]
+    expected_s = np.ones(shape)
+    for place, draw in itertools.product(*map(range, shape)):
+        for n, part in ((2, 1 - share), (8, share)):
+            grown = by_law(ranks, sizes[place], draw) / by_law(n, sizes[place], draw)
+            expected_s[place, draw] *= (times_s[n][place, draw] * grown) ** part
+    found_s = cost.group_s(sizes[:, np.newaxis] * ranks, ranks)
+    assert found_s == pytest.approx((ranks - 1) * expected_s)
+    start_s, latency_s, transfer_s = cost.message(ranks, nodes=None)
+    assert start_s == 0.0
+    assert latency_s == pytest.approx(expected_s[0])
+    assert transfer_s(1e4) == pytest.approx(expected_s[1] - expected_s[0])
+    assert cost.sizes_bytes == (1e2, 1e6)

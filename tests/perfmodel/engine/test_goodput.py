@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from perfmodel.engine.job import (
     FailureCause,
@@ -67,30 +65,6 @@ def moments(job: Job) -> tuple[float, float]:
         recovery_s=job.recovery_s,
     )
     return float(mean[0]), float(spread[0])
-
-
-@given(
-    work_hours=st.floats(0.5, 5000),
-    interval_hours=st.floats(0.1, 50),
-    mtbf_hours=st.floats(1, 1e9),
-    restart_s=st.floats(0, 3600),
-)
-def test_the_mean_is_dalys(
-    work_hours: float, interval_hours: float, mtbf_hours: float, restart_s: float
-) -> None:
-    job = replace(
-        LONG_JOB,
-        devices=1,
-        work_s=work_hours * HOUR_S,
-        checkpoint_interval_s=interval_hours * HOUR_S,
-        causes=(FailureCause(name="any", mtbf_device_s=mtbf_hours * HOUR_S),),
-        restart_s=restart_s,
-    )
-    assume_s = expected_elapsed_s(job)
-    if np.isfinite(assume_s) and interval_hours < 20 * mtbf_hours:
-        mean_s, spread_s = moments(job)
-        assert mean_s == pytest.approx(assume_s, rel=1e-6)
-        assert spread_s >= 0
 
 
 def test_mean_and_spread_are_those_of_simulated_courses() -> None:

@@ -172,3 +172,23 @@ def test_a_course_is_that_of_its_seed_whatever_runs_beside_it() -> None:
 def test_a_job_that_makes_no_sense_is_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(LONG, **change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("spares", [None, 2])
+def test_failures_that_are_more_frequent_are_those_of_a_shorter_mean(spares: int | None) -> None:
+    """Course by course, with the same luck."""
+    taking = replace(ANY, takes_node=True)
+    job = replace(LONG, causes=(ANY, replace(taking, name="node")), spares=spares)
+    half = [replace(cause, mtbf_device_s=cause.mtbf_device_s / 2) for cause in job.causes]
+    generators = ([np.random.default_rng(seed) for seed in (1, 2)] for _ in range(3))
+    once, twice, mixed = (
+        simulate_job(each, generators=luck, rate_factors=factors)
+        for each, luck, factors in zip(
+            (job, replace(job, causes=tuple(half)), job),
+            generators,
+            (1.0, 1.0, (1.0, 2.0)),
+            strict=True,
+        )
+    )
+    assert mixed.elapsed_s == pytest.approx([once.elapsed_s[0], twice.elapsed_s[1]])
+    assert mixed.unplanned_stops[1] == twice.unplanned_stops[1] > once.unplanned_stops[1]
