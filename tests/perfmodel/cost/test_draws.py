@@ -172,7 +172,13 @@ def test_dips_of_curves_are_noise() -> None:
     rising = replace(
         phases, forward=curve(1, 2, 3), backward=curve(1, 2, 3), optimizer=curve(0, 0, 0)
     )
-    assert phases_at(replace(workload, phases=(rising,)), 1) is rising
+    few = replace(phases, input=phases.input[:1])
+    for left in (rising, few):
+        assert phases_at(replace(workload, phases=(left,)), 1) is left
+    late = replace(rising, backward=curve(4.0, 3.0, 9.0))
+    found = phases_at(replace(workload, phases=(late,)), 1)
+    assert [point.time_s for point in found.backward] == [4.0, 4.0, 9.0]
+    assert found.forward == rising.forward
 
 
 def test_every_doubling_of_nodes_is_slower_where_runs_of_others_show_it() -> None:
@@ -208,19 +214,19 @@ def test_how_well_it_is_known_that_ranks_differ() -> None:
 
 
 def test_of_accumulated_steps_what_ddp_adds_is_off_once() -> None:
-    """One device is never off, two are by 40 %: of four micro-batches a quarter of that, in log."""
+    """One device is off by 20 % either way, two by 40 %: of four micro-batches three quarters and one, in log."""
     known = profile(Machine())
-    errors = Residual(single_log_errors=(0.0,), ddp_log_errors=(0.4,))
+    errors = Residual(single_log_errors=(0.2,), ddp_log_errors=(0.4,))
     factors = model_form(
         replace(known, residual=errors),
         {},
         known.workloads[0],
         Layout(dp=2, micro_batch=16, accumulation=4),
-        num_draws=50,
+        num_draws=100,
         run_error=0.0,
     )
     assert factors[0] == 1.0
-    assert np.abs(np.log(factors[1:])) == pytest.approx(np.full(49, 0.1))
+    assert sorted({*np.log(factors[1:]).round(9).tolist()}) == [-0.25, -0.05, 0.05, 0.25]
 
 
 def test_an_earlier_run_of_the_same_layout_is_no_error_of_another() -> None:

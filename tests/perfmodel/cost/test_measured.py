@@ -83,10 +83,11 @@ def test_other_costs_of_ddp_are_drawn_again(machine: MeasuredMachine) -> None:
 
 
 def test_ranks_of_every_exchange_by_their_order() -> None:
-    found = groups(parse_layout("dp=4 tp=2 pp=2 accumulation=2"))
+    """Sequences are shared by neighbours, matrices by the nearest of them."""
+    found = groups(parse_layout("dp=4 tp=2 cp=3 pp=4 accumulation=4"))
     assert found[Cause.TENSOR] == Group(2, 1)
-    assert found[Cause.ALL_REDUCE] == Group(4, 2)
-    assert found[Cause.P2P] == Group(2, 8)
+    assert found[Cause.ALL_REDUCE] == Group(12, 6)
+    assert found[Cause.P2P] == Group(2, 24)
 
 
 def test_who_exchanges_at_the_same_time() -> None:

@@ -20,7 +20,9 @@ from perfmodel.machine.measured import (
     LayoutCost,
     MeasuredMachine,
     MeasuredWorkload,
+    OperatorCosts,
     PhaseCurves,
+    Rescaling,
     Residual,
     StepNoise,
     TracedWorkload,
@@ -395,8 +397,14 @@ def test_a_host_of_shards_issues_its_exchanges_with_every_micro_batch() -> None:
         found = of_layout(document, f"{text} accumulation=4").issue_s
         issued_s = [found[cause][0] for cause in (Cause.FORWARD, Cause.BACKWARD, Cause.OPTIMIZER)]
         assert issued_s == pytest.approx([shared_s, shared_s + added_s, 8e-3])
-    for world_size, backward_s in ((1, 5e-3), (2, 8e-3 + 1e-5 * (GRADIENTS - 2))):
-        issued = terms(document, world_size=world_size, bucket_cap_mb=0.01).issue_s
+    slow = replace(document, dispatch_s=1.0)
+    for machine, world_size, cap_mb, backward_s in (
+        (document, 1, 0.01, 5e-3),
+        (document, 2, 0.01, 8e-3 + 1e-5 * (GRADIENTS - 2)),
+        (document, 2, 100, 8e-3 - 1e-5),
+        (slow, 2, 100, 5e-3),
+    ):
+        issued = terms(machine, world_size=world_size, bucket_cap_mb=cap_mb).issue_s
         assert issued[Cause.BACKWARD][0] == pytest.approx(backward_s)
 
 
@@ -420,6 +428,14 @@ def test_a_batch_so_noisy_that_its_step_was_longer_keeps_larger_ones_as_long() -
 
 LIBRARY = "work of the layout's library"
 MEASURED, BETWEEN, BEYOND, _, ASSUMED = Evidence
+OPERATORS = OperatorCosts(
+    peak_flop_per_s=1e12,
+    peak_bytes_per_s=1e11,
+    families=(),
+    measured=(),
+    replay_log_error=0.0,
+    curve_log_error=0.0,
+)
 
 
 @pytest.mark.parametrize(
@@ -457,6 +473,17 @@ def test_how_well_each_term_is_known(text: str, cause: Cause, evidence: tuple[An
     open_costs = replace(machine.ddp, determined=(True,) * 4 + (False,))
     found = of_layout(replace(machine, ddp=open_costs), text, cause).evidence
     assert found == expected | ({"interference": ASSUMED} if "interference" in expected else {})
+    carried = Rescaling(
+        source=None,
+        target=COSTS,
+        log_error=0.1,
+        notes=(),
+        notes_on_groups=(),
+        device_kind="cuda",
+        architecture="",
+    )
+    elsewhere = replace(machine, operators=replace(OPERATORS, rescaling=carried))
+    assert of_layout(elsewhere, text, cause).evidence == dict.fromkeys(expected, ASSUMED)
 
 
 def test_compute_is_known_as_well_as_the_curves_say() -> None:

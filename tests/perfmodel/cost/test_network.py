@@ -162,26 +162,52 @@ def test_another_nccl_widens_all_links(place: str) -> None:
 
 
 @pytest.mark.parametrize("measured", [True, False])
-def test_nccl_takes_trees_over_nodes_whose_switches_add(*, measured: bool) -> None:
-    """16 MiB on 2 nodes of 4, 0.2 GB/s between them: one half up and the other down, and 2 * 1 ms.
+@pytest.mark.parametrize("rate", [2e8, 1e15])
+def test_nccl_takes_trees_over_nodes_whose_switches_add(rate: float, *, measured: bool) -> None:
+    """16 MiB on 2 nodes of 4: one half up and the other down, and 2 * 1 ms, or as long as it takes inside.
 
     What was measured inside a node holds what its switches do, with its launch and 6 messages. A start between
     nodes takes as long as five inside.
     """
     adding = replace(NODE, in_switch_reduction=0.8)
     name = "node" if measured else "rack"
-    tiers = (replace(adding, name=name), replace(FABRIC, of=name))
+    tiers = (replace(adding, name=name), replace(FABRIC, of=name, link_bytes_per_s=rate))
     of = Cluster(name="adding", tiers=tiers)
     machine = replace(profile(Machine()), backend="nccl")
     found = existing(CostModel(machine, num_draws=1, seed=0, cluster=of).network)
     starts_s = 5 * start_s(16 * MIB, 8, library="nccl")
-    first_s = SWITCH_LATENCY_S + float(starts_s)
+    first_s, inside_s = SWITCH_LATENCY_S + float(starts_s), 16 * MIB * (1 + 1 / 4) / (0.8 * 1e9)
     if measured:
         law = found.messages["all_reduce"]().level("node", 4, crossings=3, inside_node=True)
         first_s = float(np.asarray(law.start_s + 6 * law.latency_s)[0]) + 0.8 * float(starts_s)
-    whole_s = first_s + 2 * 1e-3 + 16 * MIB / 2e8
+        inside_s = 6 * float(law.transfer_s(4 * MIB)[0])
+    whole_s = first_s + 2 * 1e-3 + max(16 * MIB / rate, inside_s)
     assert seconds(found, 16 * MIB, 8) == pytest.approx(whole_s, rel=1e-4)
-    assert found.bottleneck(16 * MIB, Group(8)) == "fabric (bandwidth, NVLS tree of 2)"
+    slowest = "fabric" if rate < 1e9 else name
+    members = 2 if slowest == "fabric" else 4
+    named = f"{slowest} (bandwidth, NVLS tree of {members})"
+    assert found.bottleneck(16 * MIB, Group(8)) == named
+
+
+def test_trees_are_slower_than_rings_by_what_is_believed() -> None:
+    """0.37 of the rate, within a factor of e^0.4, and 0.92 at most."""
+    shares = np.asarray(network(Machine(), cluster(), num_draws=4000).tree_share)
+    assert (shares[0], shares.max()) == pytest.approx((0.92 * 0.4, 0.92))
+    below = np.quantile(np.log(shares / shares[0]), [0.1587, 0.5])
+    assert below == pytest.approx([-0.4, 0.0], abs=0.03)
+
+
+@pytest.mark.parametrize(("num_nodes", "nodes"), [(1, 2), (2, None)])
+def test_ranks_without_a_cluster_fill_nodes_that_were_counted(
+    num_nodes: int, nodes: int | None
+) -> None:
+    """Eight devices on a node: nine ranks need two; of several nodes the groups that were measured tell."""
+    counted = {"virtual": {"devices_per_node": 8}}
+    machine = replace(profile(Machine()), backend="nccl", num_nodes=num_nodes, environment=counted)
+    found = existing(CostModel(machine, num_draws=1, seed=0).network)
+    known = found.messages["all_reduce"]()
+    assert seconds(found, 512, 9) == pytest.approx(float(known.group_s(512, 9, nodes=nodes)[0]))
+    assert known.group_s(512, 9, nodes=2)[0] != pytest.approx(known.group_s(512, 9, nodes=1)[0])
 
 
 @pytest.mark.parametrize(
@@ -325,17 +351,19 @@ def test_a_message_between_stages_is_one_message_of_the_whole() -> None:
     assert between_s == pytest.approx(1e-3 + 4 * MIB / 2e8)
 
 
-def test_a_kind_that_was_measured_comes_out_as_it_was() -> None:
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
+def test_a_kind_that_was_measured_comes_out_as_it_was(kind: str) -> None:
     document = profile(Machine())
     whole = document.collectives[0]
     slow = tuple(replace(p, time_s=3 * p.time_s) for p in whole.points)
-    gather = replace(whole, collective="all_gather", points=slow)
-    collectives = (*document.collectives, gather)
+    collectives = (*document.collectives, replace(whole, collective=kind, points=slow))
     found = CostModel(replace(document, collectives=collectives), num_draws=1, seed=0).network
     point = slow[-2]
-    found_s = seconds(found, int(point.at), 2, kind="all_gather")
-    assert found_s == pytest.approx(point.time_s)
-    assert found.evidence([int(point.at)], Group(2), kind="all_gather") is Evidence.INTERPOLATED
+    assert seconds(found, int(point.at), 2, kind=kind) == pytest.approx(point.time_s)
+    assert found.evidence([int(point.at)], Group(2), kind=kind) is Evidence.INTERPOLATED
+    # A broadcast sends the whole array at once.
+    assert found.evidence([256], Group(2), kind="broadcast") is Evidence.INTERPOLATED
+    assert found.evidence([255], Group(2), kind="broadcast") is Evidence.EXTRAPOLATED
 
 
 def test_a_group_of_one_tells_nothing_of_links() -> None:
