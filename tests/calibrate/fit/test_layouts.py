@@ -175,3 +175,6 @@ def test_one_step_is_explained_as_far_as_the_prior_lets_it() -> None:
     assert 0.1 < told < 1000
     explained_s = call_s * cost.call_s / 2e-3 + byte_s * cost.byte_s / 1e-9
     assert explained_s == pytest.approx((long_s - base_s) * told / (1 + told), rel=1e-6)
+    # Both costs leave no step free; what one family misses, twice more as that of all, is two values.
+    missed = math.log(long_s / (base_s + explained_s))
+    assert cost.log_error == pytest.approx(math.sqrt(3 / 2) * missed, rel=1e-3)
