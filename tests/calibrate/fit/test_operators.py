@@ -1,6 +1,7 @@
 """What a step adds to its operators is recovered, by curves too; what cannot be known is assumed."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,11 +20,12 @@ from calibrate.fit.operators import (
 )
 from perfmodel.cost.operators import OperatorDurations, work_s
 from perfmodel.documents.observation import OperatorsObservation, OptimizerPoint, TimedOperator
+from perfmodel.machine.measured import CurvePoint, MeasuredWorkload
 from perfmodel.workload import Phase
 from perfmodel.workload.step import signature
 from tests.existing import existing
 from tests.perfmodel.operators import START_S, observation, true_time_s
-from tests.perfmodel.profiles import compute_rate
+from tests.perfmodel.profiles import Machine, compute_rate, profile
 from tests.perfmodel.traces import traced
 from tests.played_worker import REPLAY
 
@@ -229,6 +231,35 @@ def test_the_peaks_are_the_best_that_was_seen_by_operators_or_probes() -> None:
     assert (found.peak_flop_per_s, found.peak_bytes_per_s) == (1e15, 1e14)
     # Nothing tells how far sums are off: a tenth is assumed.
     assert (plain.replay_log_error, plain.curve_log_error) == (0.1, 0.1)
+
+
+def test_sums_are_judged_by_the_passes_of_reference_models() -> None:
+    """Replays of 1 s for passes of 2 and 1 s, or of 1 s: root mean squares in log, 2 % at least; curves by traces."""
+    light, *_ = profile(Machine()).workloads
+
+    def passes(**time_s: float) -> MeasuredWorkload:
+        curves = {
+            name: (CurvePoint(at=4, time_s=each_s, relative_error=0.0),)
+            for name, each_s in time_s.items()
+        }
+        phases = replace(light.phases[0], **curves)
+        return replace(light, workload=replace(light.workload, name="linear"), phases=(phases,))
+
+    others = REPLAY.model_copy(update={"workload": "other", "forward_s": (9.0,)})
+    for forward_s, error in ((2.0, math.log(2) / math.sqrt(2)), (1.0, 0.02)):
+        known = [passes(forward=forward_s, backward=1.0)]
+        found = existing(fit_operators([REPLAY, others], workloads=known, rates=()))
+        assert (found.replay_log_error, found.curve_log_error) == pytest.approx((error, 0.1))
+    replay = REPLAY.model_copy(update={"traced": traced()})
+    known = [passes(forward=2.0, backward=1e-3)]
+    found = existing(fit_operators([observation(), replay], workloads=known, rates=()))
+    steps = OperatorDurations(found, use_measured=False).step(traced().at(micro_batch=4))
+    errors = [
+        math.log(steps[phase].time_s / real_s)
+        for phase, real_s in ((Phase.FORWARD, 2.0), (Phase.BACKWARD, 1e-3))
+    ]
+    error = math.hypot(*errors) / math.sqrt(2)
+    assert (found.replay_log_error, found.curve_log_error) == pytest.approx((error, error))
 
 
 def test_an_update_is_timed_by_the_tensor() -> None:
