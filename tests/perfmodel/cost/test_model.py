@@ -394,7 +394,8 @@ def test_a_host_of_shards_issues_its_exchanges_with_every_micro_batch() -> None:
     document = replace(issuing(shared_s=8e-3), dispatch_s=1e-5)
     added_s = 3 / 4 * GRADIENTS * 0.01 / HEAVY.workload.num_operators
     for text, shared_s in (("dp=2", 5e-3 + 3e-3 / 4), ("fsdp=2", 8e-3)):
-        found = of_layout(document, f"{text} accumulation=4").issue_s
+        heavy = existing(document.workload("heavy"))
+        found = of_layout(document, f"{text} accumulation=4", workload=heavy).issue_s
         issued_s = [found[cause][0] for cause in (Cause.FORWARD, Cause.BACKWARD, Cause.OPTIMIZER)]
         assert issued_s == pytest.approx([shared_s, shared_s + added_s, 8e-3])
     slow = replace(document, dispatch_s=1.0)
