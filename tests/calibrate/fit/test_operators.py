@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -238,7 +239,7 @@ def test_sums_are_judged_by_the_passes_of_reference_models() -> None:
     light, *_ = profile(Machine()).workloads
 
     def passes(**time_s: float) -> MeasuredWorkload:
-        curves = {
+        curves: dict[str, Any] = {
             name: (CurvePoint(at=4, time_s=each_s, relative_error=0.0),)
             for name, each_s in time_s.items()
         }

@@ -284,7 +284,7 @@ def rising_s(way: Path, sizes: Iterable[float], logs: Iterable[float], draw: int
     return list(itertools.accumulate(times, max))
 
 
-def near(at: float, sizes: Sequence[float]) -> list[float]:
+def near(at: float, sizes: Iterable[float]) -> list[float]:
     """A bell curve over doublings of the size."""
     parts = [math.exp(-(math.log2(at / size) ** 2) / 2) for size in sizes]
     return [part / sum(parts) for part in parts]
@@ -336,7 +336,7 @@ def extended(
     for message in messages:
         rows = []
         for way, factor in rings:
-            size = message * way.steps / way.sent
+            size = float(message * way.steps / way.sent)
             away = min(abs(math.log(size / known)) for known in factor.sizes_bytes)
             error = math.hypot(0.01, 0.05 * math.sqrt(away))
             times = [by_law(size, way, k) * math.exp(read(factor, size, k)) for k in (0, draw)]
@@ -370,11 +370,11 @@ def test_larger_all_reduces_by_their_messages_and_by_the_law(
     ways = [paths("all_reduce", n, 1, "nccl")[0] for n in (*ranks, target)]
     rings = [*cost.beside, *zip(ways[:-1], cost.factors, strict=True)]
     messages = [float(size) / last for size in factor.sizes_bytes]
-    times_s, errors, _ = extended(rings, messages, ways[-1].steps, draw)
+    times_s, errors, _ = extended(rings, messages, float(ways[-1].steps), draw)
     missed = [0.08**2] * len(messages)
     if len(ranks) > 2:
-        before_s, *_ = extended(rings[:-1], messages, ways[-2].steps, 0)
-        *_, last_s = extended(rings, messages, ways[-1].steps, 0)
+        before_s, *_ = extended(rings[:-1], messages, float(ways[-2].steps), 0)
+        *_, last_s = extended(rings, messages, float(ways[-1].steps), 0)
         wrong = [math.log(b / t) ** 2 for b, t in zip(before_s, last_s, strict=True)]
         missed = [(0.08**2 + 3 * mixed(near(m, messages), wrong)) / 4 for m in messages]
     grown = []

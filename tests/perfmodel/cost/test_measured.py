@@ -55,7 +55,8 @@ def test_a_kernel_holds_a_part_of_the_largest_message_between_nodes(
     machine: MeasuredMachine, monkeypatch: pytest.MonkeyPatch, num_nodes: int, model: str
 ) -> None:
     """200,000 bytes; images shrink from stage to stage. Within a node: nothing."""
-    held, sent = [], []
+    held: list[float] = []
+    sent: list[int] = []
 
     def compiled(*arguments: Any, waiting: WaitingSends, **options: Any) -> StepProgram:
         held.append(waiting.queued)

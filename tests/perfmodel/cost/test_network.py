@@ -202,7 +202,7 @@ def test_ranks_without_a_cluster_fill_nodes_that_were_counted(
     num_nodes: int, nodes: int | None
 ) -> None:
     """Eight devices on a node: nine ranks need two; of several nodes the groups that were measured tell."""
-    counted = {"virtual": {"devices_per_node": 8}}
+    counted: dict[str, object] = {"virtual": {"devices_per_node": 8}}
     machine = replace(profile(Machine()), backend="nccl", num_nodes=num_nodes, environment=counted)
     found = existing(CostModel(machine, num_draws=1, seed=0).network)
     known = found.messages["all_reduce"]()

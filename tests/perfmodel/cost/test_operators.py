@@ -228,5 +228,5 @@ def test_whether_all_calls_of_a_step_were_timed_and_its_model_trained() -> None:
         *({"micro_batch": 3}, {"parameters": "other"}, {"calls": "other"}, {"trained_s": None}),
     ]
     wrong = tuple(replace(trained, **change) for change in changes)
-    for measured, found in ((wrong, None), ((*wrong, trained), trained)):
-        assert OperatorDurations(replace(BY_HAND, measured=measured)).trained(step) is found
+    for steps, found in ((wrong, None), ((*wrong, trained), trained)):
+        assert OperatorDurations(replace(BY_HAND, measured=steps)).trained(step) is found

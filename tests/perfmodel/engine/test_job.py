@@ -186,7 +186,7 @@ def test_failures_that_are_more_frequent_are_those_of_a_shorter_mean(spares: int
         for each, luck, factors in zip(
             (job, replace(job, causes=tuple(half)), job),
             generators,
-            (1.0, 1.0, (1.0, 2.0)),
+            (np.ones(2), np.ones(2), np.array([1.0, 2.0])),
             strict=True,
         )
     )
