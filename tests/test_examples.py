@@ -42,13 +42,6 @@ def test_examples_print_what_is_shown(page: Path) -> None:
                 assert numbers(printed) == pytest.approx(numbers(example.shown), rel=0.02), printed
 
 
-def test_fifteen_public_cases_take_two_commands_at_most() -> None:
-    found = examples(ROOT / "docs" / "is-this-normal.md")
-    commands = [len(re.findall(r"^perfmodel ", each.source, re.MULTILINE)) for each in found]
-    assert len(found) >= 15
-    assert max(commands) <= 2
-
-
 def test_every_block_of_commands_is_an_example() -> None:
     """A block without its output below would not be run."""
     for page in pages():

@@ -430,7 +430,7 @@ def page() -> str:
     here = describe_environment()
     day = dt.datetime.now(dt.UTC).date()
     paragraphs = [
-        "# How fast it is",
+        "# Speed and memory",
         (
             f"Written by `python -m tests.benchmarks.scale` on {day}; {here['cpu']['model']}, "
             f"{here['cpu']['logical_cores']} cores, Python {here['software']['python']}."

@@ -14,6 +14,7 @@ import pytest
 from tests.examples import ROOT
 from tests.perfmodel.cli.command import Run
 from tests.perfmodel.cli.test_diagnose_command import odds
+from tests.test_examples import numbers, words
 
 Found = dict[str, Any]
 Case = tuple[str, str, str, str, Callable[[Found], bool]]
@@ -66,19 +67,36 @@ CASES: Final[list[Case]] = [
 # fmt: on
 
 
+_PAGE: Final = (ROOT / "docs" / "is-this-normal.md").read_text(encoding="utf-8")
+_CASE: Final = re.compile(
+    r"^\*\*(\d+)\. .*?^```sh(?:ell)?\n(.*?)^```\n\n(?:Answer: (.*?)$)?", re.MULTILINE | re.DOTALL
+)
+
+
 def commands() -> dict[str, str]:
     """The page's commands by case, as somebody types them."""
-    page = (ROOT / "docs" / "is-this-normal.md").read_text(encoding="utf-8")
-    found = re.findall(r"^\*\*(\d+)\. .*?^```shell\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     lines = [
-        (case, at, line) for case, block in found for at, line in enumerate(block.splitlines())
+        (case, at, line)
+        for case, block, _ in _CASE.findall(_PAGE)
+        for at, line in enumerate(block.splitlines())
     ]
     return {case + " again" * at: line for case, at, line in lines}
+
+
+def answer(found: Found) -> str:
+    """Verdict, likeliest cause and next measurement, as the page puts them."""
+    if "checks" in found:
+        return f"{found['verdict']}; {found['checks'][0]['causes'][0].partition(':')[0]}"
+    likeliest = [f"{name} {100 * share:.3g} %" for name, share in odds(found).items()][:1]
+    causes = [cause for cause in likeliest if not cause.startswith("normal")]
+    return "; ".join([found["verdict"], *causes, f"measure next: {found['next']['name']}"])
 
 
 def test_every_case_of_the_page_stands_in_the_table() -> None:
     assert set(commands()) == {case for case, *_ in CASES}
     assert {case.split()[0] for case in commands()} == {str(n) for n in range(1, 16)}
+    # Of two the page shows all that is printed, which tests of examples hold.
+    assert len([shown for *_, shown in _CASE.findall(_PAGE) if shown]) == 13
 
 
 @pytest.mark.parametrize("row", CASES, ids=[row[0] for row in CASES])
@@ -95,3 +113,7 @@ def test_the_answer_to_a_public_question(
     assert [*causes, ""][0].startswith(first)
     assert not measure or found["next"]["name"].startswith(measure)
     assert holds(found), found
+    shown = {case: shown for case, _, shown in _CASE.findall(_PAGE)}.get(case)
+    if shown:
+        assert words(shown) == words(answer(found))
+        assert numbers(shown) == pytest.approx(numbers(answer(found)), rel=0.02)
