@@ -2,13 +2,14 @@
 
 ``python -m tests.benchmarks.rejudge docs/records/network``, or ``validation``, which fits ``docs/records/calibration``
 again first. ``... validation --without PART``, or ``all``, fits it without one part at a time. A part pays if it gains
-0.5 points of MAPE or 5 points of coverage.
+0.5 points of MAPE or 5 points of coverage. ``... FILE.jsonl.xz``: how well plain loops predict plain loops.
 """
 
 import argparse
 import contextlib
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ import numpy as np
 
 from calibrate.fit.ddp import NUM_DRAWS
 from calibrate.fit.profile import fit_profile
+from perfmodel.documents.observation import LoopObservation, read_observations
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ComparedSetting, ValidationDocument
 from perfmodel.machine.measured import MeasuredMachine, Repeatability
@@ -131,12 +133,26 @@ def _ablation(record: Path, part: str) -> None:
         _say_steps(f"without {part}", _judged_again(record, before).settings)
 
 
+def _halves(record: Path) -> None:
+    """Errors of the first half of a setting's runs as a prediction of the second: of the host, not of a model."""
+    runs = defaultdict(list)
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "runs.jsonl"
+        for entry in read_observations(unpacked(record.parent / record.name[:-3], target)):
+            if isinstance(entry, LoopObservation):
+                runs[entry.setting].append((entry.started_utc, entry.step_s))
+    halves = (np.array_split([step_s for _, step_s in sorted(of)], 2) for of in runs.values())
+    say("first half predicts second", [float(a.mean() / b.mean() - 1) for a, b in halves])
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="tests.benchmarks.rejudge")
     parser.add_argument("record", type=Path)
     parser.add_argument("--without", choices=["all", *PARTS])
     asked = parser.parse_args()
-    if asked.without is None:
+    if asked.record.suffix == ".xz":
+        _halves(asked.record)
+    elif asked.without is None:
         (_network if asked.record.name == "network" else _validation)(asked.record)
     else:
         for each in PARTS if asked.without == "all" else [asked.without]:
