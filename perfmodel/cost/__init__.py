@@ -169,16 +169,10 @@ class Terms:
         return found
 
     def _duration(self, operation: Operation) -> Samples:
-        match operation.stream:
-            case Stream.LOADER:
-                return self.load_s
-            case Stream.HOST:
-                assert operation.issues is not None, operation
-                return self.issue_s[operation.issues] * operation.share
-            case _:
-                return self._compute(operation)
-
-    def _compute(self, operation: Operation) -> Samples:
+        if operation.stream is Stream.LOADER:
+            return self.load_s
+        if operation.issues is not None:
+            return self.issue_s[operation.issues] * operation.share
         if operation.cause is Cause.BUCKET:
             return self.bucket_s * operation.share + self.bucket_s_per_byte * operation.size_bytes
         return self.compute_s[operation.cause] * operation.share

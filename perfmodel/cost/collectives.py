@@ -349,7 +349,11 @@ def _start_s(levels: Levels) -> Samples:
 
 def bottleneck(levels: Levels, size_bytes: float, *, library: str) -> str:
     """Which tier costs most of an all-reduce at nominal parameters, by which algorithm, and why."""
-    name, used = _fastest(levels, size_bytes, library)
+
+    def nominal_s(choice: _Choice) -> float:
+        return float(_total(_parts(*choice, size_bytes))[0])
+
+    name, used = min(_choices(levels, library), key=nominal_s)
     _, what, level = max(
         ((float(s[0]), what, level) for what, s, level in _parts(name, used, size_bytes)),
         key=lambda part: part[0],
@@ -363,13 +367,6 @@ _Part = tuple[str, Samples, LevelCost]
 
 _Choice = tuple[Algorithm, Levels]
 """An algorithm, and the tiers under a protocol."""
-
-
-def _fastest(levels: Levels, size_bytes: float, library: str) -> _Choice:
-    def nominal_s(choice: _Choice) -> float:
-        return float(_total(_parts(*choice, size_bytes))[0])
-
-    return min(_choices(levels, library), key=nominal_s)
 
 
 def _choices(levels: Levels, library: str) -> list[_Choice]:

@@ -18,10 +18,10 @@ import dataclasses
 import enum
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from perfmodel import checks
 from perfmodel.layout import Layout, Recompute, Schedule
@@ -30,6 +30,7 @@ from perfmodel.step.division import Unit, parameter_bytes, stage_units, units
 from perfmodel.units import Bytes
 from perfmodel.workload import ELEMENT_BYTES, Phase
 from perfmodel.workload.memory import (
+    Block,
     Moment,
     Part,
     StepMemory,
@@ -153,9 +154,15 @@ class TracedMemory:
         return blas_bytes(self.overhead.workspace_bytes, names, calls)
 
     def ranks(self, layout: Layout) -> tuple[DeviceMemory, ...]:
-        """What one rank of every pipeline stage holds at its highest moment."""
-        overhead = self.overhead_under(layout)
-        return tuple(DeviceMemory.highest(each, overhead) for each in self.stages(layout))
+        """What one rank of every pipeline stage holds at its highest moment.
+
+        Raises ``NotFeasible`` if there are not enough blocks, or the layout asks for what a trace does not tell.
+        """
+        overhead, every = self.overhead_under(layout), units(self.trace, self.memory)
+        return tuple(
+            DeviceMemory.highest(self._moments(layout, stage, [every[i] for i in held]), overhead)
+            for stage, held in enumerate(stage_units(self.trace, self.memory, layout))
+        )
 
     def overhead_under(self, layout: Layout) -> Overhead:
         """The overhead, with that of a group of ranks; what no trace saw is less certain."""
@@ -188,28 +195,6 @@ class TracedMemory:
             least, most = (middle, most) if fits(middle) else (least, middle)
         return least
 
-    def stages(
-        self, layout: Layout, *, again: Collection[str] = ()
-    ) -> tuple[list[tuple[Moment, Parts]], ...]:
-        """Tensors of one rank of every pipeline stage, at every moment. [B]
-
-        ``again``: Paths of blocks that keep their input alone; all of them under full recomputation.
-        """
-        every = units(self.trace, self.memory)
-        if layout.recompute is Recompute.FULL:
-            again = {block.path for block in self.memory.blocks}
-        found = stage_units(self.trace, self.memory, layout)
-        return tuple(
-            self._moments(
-                layout,
-                [every[i] for i in held],
-                again,
-                stage=stage,
-                is_last=stage == len(found) - 1,
-            )
-            for stage, held in enumerate(found)
-        )
-
     def _arriving_bytes(self, made_bytes: Bytes) -> Bytes:
         """Gradients of the last module that has made its own, when ``made_bytes`` are made: those not yet added.
 
@@ -225,24 +210,17 @@ class TracedMemory:
         return min(size_bytes, made_bytes)
 
     def _moments(
-        self,
-        layout: Layout,
-        held: Sequence[Unit],
-        again: Collection[str],
-        *,
-        stage: int,
-        is_last: bool,
+        self, layout: Layout, stage: int, held: Sequence[Unit]
     ) -> list[tuple[Moment, Parts]]:
-        """Tensors of one rank of a stage that holds some units. [B]"""
-        batch = layout.micro_batch
+        """Tensors of one rank of a stage that holds some units, at every moment. [B]"""
+        batch, is_last = layout.micro_batch, stage == layout.pp - 1
         whole = self.gradient_bytes
         sizes = [parameter_bytes(self.trace, unit.parameters, layout.tp) for unit in held]
         part = sum(sizes) / whole
         shards = layout.shards if layout.zero else 1
         gathered = max(sizes) if layout.zero == 3 else 0
         blocks = sum(block.saved.at(batch) for block in self.memory.blocks)
-        of_stage = [unit.block.saved.at(batch) for unit in held if unit.block is not None]
-        kept = _Kept.of(held, layout, again, in_flight=_in_flight(layout, stage))
+        of_stage = [unit.block for unit in held if unit.block is not None]
         buckets = sum(sizes) if layout.zero <= 1 and layout.replicas > 1 else 0
         workspaces = {WORKSPACES: size} if (size := self.workspace_bytes) else {}
         found = []
@@ -266,10 +244,15 @@ class TracedMemory:
             parts[Part.OPTIMIZER] = round(parts[Part.OPTIMIZER] * part / shards)
             rest = max(parts[Part.ACTIVATIONS] - blocks, 0)
             share = min(parts[Part.ACTIVATIONS] / blocks, 1.0) if blocks else 1.0
-            parts[Part.ACTIVATIONS] = round(kept.at(share)) + (rest if is_last else 0)
+            parts[Part.ACTIVATIONS] = round(_kept_bytes(of_stage, layout, stage, share)) + (
+                rest if is_last else 0
+            )
             is_inside = any(unit.path and moment.module.startswith(unit.path) for unit in held)
             if not is_inside and not is_last:
-                parts[Part.TEMPORARIES] = min(parts[Part.TEMPORARIES], max(of_stage, default=0))
+                parts[Part.TEMPORARIES] = min(
+                    parts[Part.TEMPORARIES],
+                    max((block.saved.at(batch) for block in of_stage), default=0),
+                )
             parts |= {BUCKETS: buckets} | workspaces
             found.append((moment, parts))
         return found
@@ -282,32 +265,19 @@ def _in_flight(layout: Layout, stage: int) -> int:
     return layout.accumulation
 
 
-class _Kept(NamedTuple):
-    """What the blocks of a stage keep for their backward passes. [B]"""
+def _kept_bytes(blocks: Sequence[Block], layout: Layout, stage: int, share: float) -> float:
+    """What blocks of a stage keep for their backward passes when a share of it is there. [B]
 
-    plain_bytes: float
-    """Nothing computed again; of all micro-batches in flight."""
-    left_bytes: float
-    """The same, of blocks that are computed again their inputs alone."""
-    at_work_bytes: float
-    """The largest block that is computed again, while it is."""
-
-    @classmethod
-    def of(
-        cls, held: Sequence[Unit], layout: Layout, again: Collection[str], *, in_flight: int
-    ) -> "_Kept":
-        plain = left = at_work = 0.0
-        for unit in held:
-            if unit.block is not None:
-                entering = max(0, unit.block.input.at(layout.micro_batch))
-                size = max(0, unit.block.saved.at(layout.micro_batch))
-                whole = 0 if layout.sequence_parallel else min(_WHOLE_INPUTS * entering, size)
-                own = whole + (size - whole) / layout.tp
-                plain += in_flight * own
-                left += in_flight * (entering if unit.path in again else own)
-                at_work = max(at_work, own if unit.path in again else 0.0)
-        return cls(plain, left, at_work)
-
-    def at(self, share: float) -> float:
-        """When a share of what the blocks keep is there. [B]"""
-        return min(share * self.plain_bytes, share * self.left_bytes + self.at_work_bytes)
+    Of all micro-batches in flight. Blocks that are computed again keep their inputs, and the largest all while it is.
+    """
+    entering = [max(0, block.input.at(layout.micro_batch)) for block in blocks]
+    own = []
+    for block, input_bytes in zip(blocks, entering, strict=True):
+        size = max(0, block.saved.at(layout.micro_batch))
+        whole = 0 if layout.sequence_parallel else min(_WHOLE_INPUTS * input_bytes, size)
+        own.append(whole + (size - whole) / layout.tp)
+    in_flight = _in_flight(layout, stage)
+    kept = share * in_flight * sum(own)
+    if layout.recompute is Recompute.FULL:
+        return min(kept, share * in_flight * sum(entering) + max(own, default=0.0))
+    return kept

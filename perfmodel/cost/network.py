@@ -292,11 +292,9 @@ class Network:
         if used is None or (is_flat and kind != "broadcast"):
             assert known is not None, "without measured links every tier is the file's"
             inside = self.cluster is not None and self._inside_node(self.measured_tier)
-            alone_s = known.group_s(
-                size_bytes,
-                group.size,
-                nodes=1 if inside else self._nodes(group.size),
-            )
+            # Without a cluster file, ranks beyond the measured ones fill their node first.
+            nodes = -(-group.size // self.devices_per_node) if self.devices_per_node else None
+            alone_s = known.group_s(size_bytes, group.size, nodes=1 if inside else nodes)
         else:
             levels = self._costs(kind, group, size_bytes)
             if kind == ALL_REDUCE:
@@ -431,10 +429,6 @@ class Network:
             switch=switch if level.in_switch_reduction else None,
             is_measured=False,
         )
-
-    def _nodes(self, ranks: int) -> int | None:
-        """Nodes of ``ranks`` ranks without a cluster file: those beyond the measured ones fill their node first."""
-        return None if self.devices_per_node is None else -(-ranks // self.devices_per_node)
 
     def _inside_node(self, place: int) -> bool:
         """Whether a tier joins devices of one machine; unknown, and so False, without a cluster."""

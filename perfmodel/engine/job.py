@@ -242,7 +242,7 @@ def simulate_job(
     complete checkpoint; then detection, a node from the spares if the cause takes one, and restart
     follow, and a failure in between starts them over. Failed nodes are replaced side by side.
     Between two stops nothing is random, so that the checkpoints between them are counted, not
-    simulated one by one.
+    simulated one by one. A wait moves all that follows and changes nothing of it.
 
     ``generators``: same generator, same course. Courses of jobs that differ in one number share their luck.
     ``rate_factors``: by how much failures are more frequent than the job says, for all courses or each;
@@ -254,7 +254,7 @@ def simulate_job(
     state = _State(job, _Luck(generators), factors)
     state.run()
     return Courses(
-        elapsed_s=state.now_s,
+        elapsed_s=state.spent_until_now_s(slice(None)),
         spent_s=state.spent_s,
         stops={cause.name: row for cause, row in zip(job.causes, state.stops, strict=True)},
     )
@@ -270,27 +270,13 @@ class _Luck:
         self._generators = generators
         # Drawn even if nothing ever fails, so that random numbers stay in step.
         self.first = np.array([each.standard_exponential(1)[0] for each in generators])
-        self._drawn = np.empty((len(generators), _BLOCK, 2))
-        self._used = np.full(len(generators), _BLOCK)
-
-    def following(self, courses: IntArray) -> tuple[FloatArray, FloatArray]:
-        """For each course the time to its next failure, and a share that picks the cause of this one."""
-        self._draw(courses[self._used[courses] == _BLOCK])
-        found = self._drawn[courses, self._used[courses]]
-        self._used[courses] += 1
-        return found[:, 0], found[:, 1]
 
     def block(self, courses: IntArray) -> tuple[FloatArray, FloatArray]:
-        """As ``following``, of the next failures of each course together, shape ``(num_courses, num_failures)``."""
-        self._draw(courses)
-        return self._drawn[courses, :, 0], self._drawn[courses, :, 1]
-
-    def _draw(self, courses: IntArray) -> None:
-        for course in courses.tolist():
-            generator = self._generators[course]
-            self._drawn[course, :, 0] = generator.standard_exponential(_BLOCK)
-            self._drawn[course, :, 1] = generator.random(_BLOCK)
-            self._used[course] = 0
+        """Times to the next failures, and shares that pick their causes, shape ``(num_courses, num_failures)``."""
+        chosen = [self._generators[course] for course in courses.tolist()]
+        pairs = [(each.standard_exponential(_BLOCK), each.random(_BLOCK)) for each in chosen]
+        times, shares = zip(*pairs, strict=True)
+        return np.array(times), np.array(shares)
 
 
 class _State:
@@ -298,7 +284,6 @@ class _State:
 
     def __init__(self, job: Job, luck: _Luck, rate_factors: FloatArray) -> None:
         count = len(rate_factors)
-        self.now_s = np.zeros(count)
         self.spent_s = {activity: np.zeros(count) for activity in Activity}
         self.stops = np.zeros((len(job.causes), count), dtype=np.int64)
         self._job, self._luck = job, luck
@@ -306,10 +291,6 @@ class _State:
         rates = np.array([1 / cause.mtbf_device_s for cause in job.causes])
         self._shares = np.cumsum(rates) / rates.sum() if job.causes else rates
         self._takes_node = np.array([cause.takes_node for cause in job.causes], dtype=np.int64)
-        self._until_failure_s = luck.first * self._mtbf_s
-        self._cause = np.zeros(count, dtype=np.int64)
-        """Of the last failure."""
-        self._saved_s = np.zeros(count)
         self._missing = np.zeros(count, dtype=np.int64)
         """Nodes that failed and whose failure is not detected yet."""
         self._replaced = np.zeros(count, dtype=np.int64)
@@ -317,28 +298,24 @@ class _State:
         self._back_s = np.empty((count, 0))
         """When the last of them come back, in a ring: column ``number % columns``."""
 
-    def run(self) -> None:
-        """Bring all courses to their ends."""
-        if self._job.spares is None:
-            self._run_from_failure_to_failure()
-            return
-        while (courses := np.flatnonzero(self._left_s(slice(None)))).size:
-            struck = self._train(courses)
-            while struck.size:
-                struck = self._recover(struck)
+    def spent_until_now_s(self, courses: IntArray | slice) -> FloatArray:
+        """From the start of the job. [s]"""
+        found_s: FloatArray = np.sum(
+            [spent_s[courses] for spent_s in self.spent_s.values()], axis=0
+        )
+        return found_s
 
-    def _run_from_failure_to_failure(self) -> None:
-        """What a job does between two failures does not depend on those before, but for the work that is left."""
+    def run(self) -> None:
+        """Bring all courses to their ends: of what came before a failure, the work that is left alone counts."""
         recovery_s = self._job.detection_s, self._job.restart_s
-        for first in range(0, len(self.now_s), _TOGETHER):
-            courses = np.arange(first, min(first + _TOGETHER, len(self.now_s)))
-            until_s = self._until_failure_s[courses, np.newaxis]
+        for first in range(0, len(self._mtbf_s), _TOGETHER):
+            courses = np.arange(first, min(first + _TOGETHER, len(self._mtbf_s)))
+            until_s = (self._luck.first * self._mtbf_s)[courses, np.newaxis]
             courses = courses[self._last(courses, until_s, 0.0, 0.0)]
             while courses.size:
                 times, shares = self._luck.block(courses)
                 gaps_s = times * self._mtbf_s[courses, np.newaxis]
                 courses = courses[self._last(courses, gaps_s, *recovery_s, shares)]
-        self.now_s = sum(self.spent_s.values(), start=self.now_s)
 
     def _last(
         self,
@@ -355,7 +332,8 @@ class _State:
         """
         interval_s, write_s = self._job.checkpoint_interval_s, self._job.checkpoint_write_s
         training_s = np.maximum(gaps_s - detection_s - restart_s, 0.0)
-        left_s = self._left_s(courses)[:, np.newaxis]
+        left_s = self._job.work_s - self.spent_s[Activity.WORK][courses, np.newaxis]
+        left_s = np.where(left_s > _ROUNDING * interval_s, left_s, 0.0)
         most_s = left_s + np.ceil(left_s / interval_s) * write_s
         complete = np.floor(np.minimum(training_s, most_s) / (interval_s + write_s))
         saved_s = np.cumsum(complete, axis=1) * interval_s
@@ -367,6 +345,7 @@ class _State:
         number = np.arange(gaps_s.shape[1])
         is_struck, is_last = number < last, number == last
         passed_s = np.where(is_struck, gaps_s, detection_s + restart_s + whole_s)
+        now_s = self.spent_until_now_s(courses)[:, np.newaxis]
         for activity, time_s in {
             Activity.DETECTION: np.minimum(passed_s, detection_s),
             Activity.RESTART: np.clip(passed_s - detection_s, 0.0, restart_s),
@@ -375,64 +354,49 @@ class _State:
             Activity.LOST: np.where(is_last, 0.0, training_s - complete * (interval_s + write_s)),
         }.items():
             self.spent_s[activity][courses] += time_s.sum(axis=1, where=is_struck | is_last)
-        self._saved_s[courses] = self.spent_s[Activity.WORK][courses]
         if shares is not None:
             causes = np.searchsorted(self._shares, shares, side="right")
             for cause, stops in enumerate(self.stops):
                 stops[courses] += ((causes == cause) & (number <= last)).sum(axis=1)
+            if self._job.spares is not None:
+                found_s = now_s + np.cumsum(passed_s, axis=1) - passed_s + detection_s
+                found_s[(number > last) | (gaps_s < detection_s)] = np.inf
+                taken = np.where(number <= last, self._takes_node[causes], 0)
+                self._wait_for_nodes(courses, found_s, taken, self._job.spares)
         return lasts
 
-    def _left_s(self, courses: IntArray | slice) -> FloatArray:
-        left_s = self._job.work_s - self._saved_s[courses]
-        return np.where(left_s > _ROUNDING * self._job.checkpoint_interval_s, left_s, 0.0)
+    def _wait_for_nodes(
+        self, courses: IntArray, found_s: FloatArray, taken: IntArray, spares: int
+    ) -> None:
+        """Replace the missing nodes whenever they are found missing, and wait until there are as many spares.
 
-    def _train(self, courses: IntArray) -> IntArray:
-        """Train to the end; courses that fail before."""
-        interval_s, write_s = self._job.checkpoint_interval_s, self._job.checkpoint_write_s
-        left_s = self._left_s(courses)
-        duration_s = left_s + np.ceil(left_s / interval_s - _ROUNDING) * write_s
-        start_s = self.now_s[courses]
-        is_struck = self._expose(courses, duration_s)
-        lasted_s = self.now_s[courses] - start_s
-        complete = np.floor(lasted_s / (interval_s + write_s))
-        kept_s = np.where(is_struck, complete * interval_s, left_s)
-        lost_s = np.where(is_struck, lasted_s - complete * (interval_s + write_s), 0.0)
-        self._saved_s[courses] += kept_s
-        self.spent_s[Activity.WORK][courses] += kept_s
-        self.spent_s[Activity.LOST][courses] += lost_s
-        self.spent_s[Activity.CHECKPOINT][courses] += lasted_s - kept_s - lost_s
-        return courses[is_struck]
+        ``found_s``: when each failure would be found if nothing waited for a node from now on; infinite if another
+        one comes first. Shape ``(num_courses, num_failures)``, as ``taken``, the nodes that each takes. [s]
+        """
+        waited_s = np.zeros(len(courses))
+        for when_s, nodes in zip(found_s.T, taken.T, strict=True):
+            self._missing[courses] += nodes
+            found = np.isfinite(when_s) & (self._missing[courses] > 0)
+            if found.any():
+                now_s = when_s[found] + waited_s[found]
+                waited_s[found] += self._waits_s(courses[found], now_s, spares)
+        self.spent_s[Activity.WAITING][courses] += waited_s
 
-    def _recover(self, courses: IntArray) -> IntArray:
-        """From a failure to the next step; courses that fail again before."""
-        causes = self._cause[courses]
-        self.stops[causes, courses] += 1
-        self._missing[courses] += self._takes_node[causes]
-        is_struck = self._expose_in(Activity.DETECTION, courses, self._job.detection_s)
-        struck, found = courses[is_struck], courses[~is_struck]
-        if self._job.spares is not None:
-            self._wait_for_nodes(found[self._missing[found] > 0], self._job.spares)
-        self._missing[found] = 0
-        is_struck = self._expose_in(Activity.RESTART, found, self._job.restart_s)
-        return np.concatenate([struck, found[is_struck]])
-
-    def _wait_for_nodes(self, courses: IntArray, spares: int) -> None:
-        """Replace the missing nodes, and wait until there are as many spares.
+    def _waits_s(self, courses: IntArray, now_s: FloatArray, spares: int) -> FloatArray:
+        """Replace the missing nodes from now on; how long each course waits. [s]
 
         Nodes come back in the order in which they failed. A job that has taken n nodes from s spares
         goes on once n - s are back.
         """
-        if not courses.size:
-            return
         missing, first = self._missing[courses], self._replaced[courses]
         last = first + missing
         self._replaced[courses] = last
+        self._missing[courses] = 0
         columns = self._back_s.shape[1]
         if last.max() > columns and columns <= spares:
             columns = min(max(2 * columns, int(last.max())), spares + 1)
-            more = np.zeros((len(self.now_s), columns - self._back_s.shape[1]))
+            more = np.zeros((len(self._back_s), columns - self._back_s.shape[1]))
             self._back_s = np.concatenate([self._back_s, more], axis=1)
-        now_s = self.now_s[courses]
         for number in range(missing.max()):
             more_missing = missing > number
             place = (first[more_missing] + number) % columns
@@ -441,25 +405,4 @@ class _State:
             )
         awaited = last - spares - 1
         back_s = self._back_s[courses, awaited % columns]
-        ready_s = np.where(awaited >= 0, np.maximum(now_s, back_s), now_s)
-        self.now_s[courses] = ready_s
-        self.spent_s[Activity.WAITING][courses] += ready_s - now_s
-
-    def _expose_in(self, activity: Activity, courses: IntArray, duration_s: Seconds) -> BoolArray:
-        start_s = self.now_s[courses]
-        is_struck = self._expose(courses, duration_s)
-        self.spent_s[activity][courses] += self.now_s[courses] - start_s
-        return is_struck
-
-    def _expose(self, courses: IntArray, duration_s: FloatArray | Seconds) -> BoolArray:
-        """Let time pass, until a failure where one comes first."""
-        until_s = self._until_failure_s[courses]
-        is_struck = until_s < duration_s
-        self.now_s[courses] += np.where(is_struck, until_s, duration_s)
-        self._until_failure_s[courses] = until_s - duration_s
-        struck = courses[is_struck]
-        if struck.size:
-            times, shares = self._luck.following(struck)
-            self._until_failure_s[struck] = times * self._mtbf_s[struck]
-            self._cause[struck] = np.searchsorted(self._shares, shares, side="right")
-        return is_struck
+        return np.where(awaited >= 0, np.maximum(back_s - now_s, 0.0), 0.0)

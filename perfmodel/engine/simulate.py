@@ -4,7 +4,7 @@ Every stream is a process of SimPy; the end of an operation is an event that oth
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -12,17 +12,15 @@ from numpy.typing import ArrayLike
 from simpy import Environment
 from simpy.events import Event
 
-from perfmodel.statistics import BoolArray, FloatArray
-from perfmodel.step import Interference, Lane, StepProgram, Stream, Trace, collector_paused
+from perfmodel.step import Interference, StepProgram, Stream, Trace, collector_paused
 from perfmodel.units import Seconds
 
 _Process: TypeAlias = Generator[Event, Any, None]
-#: Carries out an operation, given by its position, on some ranks together.
-_Execute: TypeAlias = Callable[[int, Sequence[int]], _Process]
 
 FREE_OVERLAP: Final = Interference()
 
 
+@collector_paused()
 def simulate(
     program: StepProgram, durations_s: ArrayLike, *, interference: Interference = FREE_OVERLAP
 ) -> Trace:
@@ -37,60 +35,51 @@ def simulate(
     ``durations_s``: Shape ``(num_ranks, num_operations)``: how long each operation takes alone on each
     rank; the same on all ranks for a collective. Finite, >= 0. [s]
     """
-    table_s = _checked(program, durations_s)
+    table_s = program.checked(np.asarray(durations_s).T, column="rank").T
+    if not len(table_s):
+        raise ValueError(
+            "durations_s must have shape (num_ranks >= 1, num_operations), got no rank"
+        )
+    apart_s = np.ptp(table_s, axis=0) * [each.is_collective for each in program.operations]
+    if apart_s.any():
+        raise ValueError(
+            f"durations_s of {program.operations[apart_s.argmax()].name} must be the same on all ranks, "
+            f"got {apart_s.max()} s apart"
+        )
     start_s, end_s = np.zeros_like(table_s), np.zeros_like(table_s)
-    alone_s = table_s.tolist()
-    contended = {Stream.COMPUTE: interference.compute_speed, Stream.COMM: interference.comm_speed}
+    alone_s, num_ranks = table_s.tolist(), len(table_s)
+    speeds = {Stream.COMPUTE: interference.compute_speed, Stream.COMM: interference.comm_speed}
+    contended = {} if interference.is_none else speeds
     env = Environment()
     # The devices of one stage share nothing with those of another.
     devices: defaultdict[int, SharedWork] = defaultdict(lambda: SharedWork(env, contended))
-
-    def execute(position: int, ranks: Sequence[int]) -> _Process:
-        stage, stream = program.operations[position].lane
-        duration_s = alone_s[ranks[0]][position]
-        start_s[ranks, position] = env.now
-        if stream in contended and not interference.is_none:
-            yield devices[stage].begin(stream, duration_s)
-        else:
-            yield env.timeout(duration_s)
-        end_s[ranks, position] = env.now
-
-    with collector_paused():
-        _start(env, program, num_ranks=len(table_s), execute=execute)
-        env.run()
-    return Trace(program=program, start_s=start_s, end_s=end_s)
-
-
-def _start(
-    env: Environment, program: StepProgram, *, num_ranks: int, execute: _Execute
-) -> list[Event]:
-    """Start the streams of all ranks; their ends. All ranks share the streams of collectives."""
-    operations = program.operations
-    lanes: defaultdict[Lane, list[int]] = defaultdict(list)
-    for position, operation in enumerate(operations):
-        lanes[operation.lane].append(position)
     ended = [
         [env.event()] * num_ranks
         if operation.is_collective
         else [env.event() for _ in range(num_ranks)]
-        for operation in operations
+        for operation in program.operations
     ]
 
     def run(positions: Sequence[int], ranks: Sequence[int]) -> _Process:
+        """Carry out the operations of a stream of some ranks together."""
         for position in positions:
-            for before in operations[position].after:
+            operation, duration_s = program.operations[position], alone_s[ranks[0]][position]
+            for before in operation.after:
                 for rank in ranks:
                     if not ended[before][rank].processed:
                         yield ended[before][rank]
-            yield from execute(position, ranks)
+            start_s[ranks, position] = env.now
+            yield devices[operation.stage].begin(operation.stream, duration_s)
+            end_s[ranks, position] = env.now
             ended[position][ranks[0]].succeed()
 
     everybody = range(num_ranks)
-    return [
-        env.process(run(positions, ranks))
-        for (_, stream), positions in lanes.items()
-        for ranks in ([everybody] if stream is Stream.COMM else [[rank] for rank in everybody])
-    ]
+    for (_, stream), positions in program.lanes.items():
+        # All ranks share the streams of collectives.
+        for ranks in [everybody] if stream is Stream.COMM else [[rank] for rank in everybody]:
+            env.process(run(positions, ranks))
+    env.run()
+    return Trace(program=program, start_s=start_s, end_s=end_s)
 
 
 class SharedWork:
@@ -108,7 +97,9 @@ class SharedWork:
         """When the first of them ends, as far as is known now."""
 
     def begin(self, kind: Stream, alone_s: Seconds) -> Event:
-        """Begin work that takes so long alone; the event is its end."""
+        """Begin work that takes so long alone; the event is its end. What nothing slows is not shared."""
+        if kind not in self._contended:
+            return self._env.timeout(alone_s)
         self._advance()
         end = self._env.event()
         self._kinds[end], self._left_s[end] = kind, alone_s
@@ -151,32 +142,3 @@ class SharedWork:
                 del self._kinds[end], self._left_s[end]
                 end.succeed()
         self._plan()
-
-
-def _checked(program: StepProgram, durations_s: ArrayLike) -> FloatArray:
-    table_s = np.asarray(durations_s, dtype=np.float64)
-    num_operations = len(program.operations)
-    if table_s.ndim != 2 or table_s.shape[0] < 1 or table_s.shape[1] != num_operations:
-        raise ValueError(
-            "durations_s must have shape (num_ranks >= 1, num_operations = "
-            f"{num_operations}), got {table_s.shape}"
-        )
-    _refuse(program, table_s, ~(np.isfinite(table_s) & (table_s >= 0)), "must be finite and >= 0")
-    if len(table_s) > 1:
-        is_collective = np.array([operation.is_collective for operation in program.operations])
-        _refuse(
-            program,
-            table_s,
-            (table_s != table_s[0]) & is_collective,
-            "must be the same on all ranks",
-        )
-    return table_s
-
-
-def _refuse(program: StepProgram, table_s: FloatArray, is_bad: BoolArray, rule: str) -> None:
-    if is_bad.any():
-        rank, position = np.argwhere(is_bad)[0]
-        raise ValueError(
-            f"durations_s of {program.operations[position].name} {rule}, "
-            f"got {table_s[rank, position]} on rank {rank}"
-        )

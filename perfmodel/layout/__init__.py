@@ -389,15 +389,7 @@ class RunSetting:
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot be run."""
-        checks.at_least("world_size", self.world_size, 1)
-        checks.at_least("micro_batch", self.micro_batch, 1)
-        checks.at_least("accumulation", self.accumulation, 1)
-        if self.bucket_cap_mb is not None:
-            checks.positive("bucket_cap_mb", self.bucket_cap_mb)
-        if self.synchronisation is Synchronisation.NONE and self.world_size != 1:
-            raise checks.WrongArgument(
-                "world_size", f"must be 1 without DDP, got {self.world_size}"
-            )
+        _ = self.layout
 
     @classmethod
     def of(cls, workload: str, layout: Layout) -> "RunSetting":
@@ -430,12 +422,12 @@ class RunSetting:
     @property
     def local_batch(self) -> int:
         """Samples per optimizer step of one replica."""
-        return self.micro_batch * self.accumulation
+        return self.layout.local_batch
 
     @property
     def global_batch(self) -> int:
         """Samples per optimizer step of all replicas."""
-        return self.layout.global_batch if self.divided else self.local_batch * self.world_size
+        return self.layout.global_batch
 
     @property
     def label(self) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import product
 from typing import Any, Final
 
 import numpy as np
@@ -125,10 +125,10 @@ def require_feasible(layout: Layout, limits: Limits) -> None:
 
 def impossible(layout: Layout, limits: Limits) -> str | None:
     """Why a layout cannot be run, or ``None``."""
-    return next(chain(_refused_by_model(layout, limits), _refused_by_cluster(layout, limits)), None)
+    return next(_refusals(layout, limits), None)
 
 
-def _refused_by_model(layout: Layout, limits: Limits) -> Iterator[str]:
+def _refusals(layout: Layout, limits: Limits) -> Iterator[str]:
     layers, sequence, experts = limits.layers, limits.sequence, limits.experts
     chunks = layout.pp * layout.interleave
     if limits.heads % layout.tp != 0:
@@ -145,9 +145,6 @@ def _refused_by_model(layout: Layout, limits: Limits) -> Iterator[str]:
         yield f"ep must divide the {experts} experts, got {layout.ep}"
     if layout.interleave > 1 and layout.accumulation % layout.pp != 0:
         yield f"accumulation must be a multiple of pp = {layout.pp}, got {layout.accumulation}"
-
-
-def _refused_by_cluster(layout: Layout, limits: Limits) -> Iterator[str]:
     node = limits.devices_per_node
     if layout.world_size != limits.devices:
         yield f"dp x tp x pp x cp must be {limits.devices} devices, got {layout.world_size}"

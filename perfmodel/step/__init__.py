@@ -2,10 +2,16 @@
 
 import enum
 import gc
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
 from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from perfmodel import checks
 from perfmodel.statistics import FloatArray
@@ -94,7 +100,7 @@ class Operation(NamedTuple):
         return self.stream is Stream.COMM
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepProgram:
     """Operations in an order in which every dependency points backwards."""
 
@@ -114,12 +120,23 @@ class StepProgram:
                         f"got {dependency}"
                     )
 
-    @property
-    def lanes(self) -> tuple[Lane, ...]:
-        """Streams of all stages in use, in a fixed order."""
-        used = {operation.lane for operation in self.operations}
+    @cached_property
+    def lanes(self) -> Mapping[Lane, Sequence[int]]:
+        """Positions of the operations of every stream in use, stage by stage, in order."""
+        found: defaultdict[Lane, list[int]] = defaultdict(list)
+        for position, operation in enumerate(self.operations):
+            found[operation.stage, operation.stream].append(position)
         rank = {stream: position for position, stream in enumerate(Stream)}
-        return tuple(sorted(used, key=lambda lane: (lane[0], rank[lane[1]])))
+        return {lane: found[lane] for lane in sorted(found, key=lambda at: (at[0], rank[at[1]]))}
+
+    @cached_property
+    def awaited(self) -> Sequence[Sequence[int]]:
+        """What must end before each operation: all that it comes after, and the one before it on its stream."""
+        previous = {at: before for line in self.lanes.values() for before, at in pairwise(line)}
+        return [
+            sorted({*operation.after, previous.get(position, -1)} - {-1})
+            for position, operation in enumerate(self.operations)
+        ]
 
     @property
     def num_stages(self) -> int:
@@ -130,40 +147,25 @@ class StepProgram:
         """Positions of the operations of one stream, in order."""
         return tuple(i for i, operation in enumerate(self.operations) if operation.stream is stream)
 
-    def previous(self) -> list[int]:
-        """For each operation the one before it on its stream, -1 if it is the first."""
-        last: dict[Lane, int] = {}
-        result = []
-        for position, operation in enumerate(self.operations):
-            lane = (operation.stage, operation.stream)
-            result.append(last.get(lane, -1))
-            last[lane] = position
-        return result
+    def checked(self, durations_s: ArrayLike, *, column: str) -> FloatArray:
+        """Durations as an array of shape ``(num_operations, num_columns)``; refused unless finite and >= 0. [s]
 
-    def awaited(self) -> tuple[tuple[int, ...], ...]:
-        """For each operation its last predecessor on each stream: the others have ended before it."""
-        lanes = [(operation.stage, operation.stream) for operation in self.operations]
-        last: dict[Lane, int] = {}
-        result = []
-        before: tuple[int, ...]
-        for position, operation in enumerate(self.operations):
-            lane, after = lanes[position], operation.after
-            previous = last.get(lane)
-            last[lane] = position
-            # A large step has 20,000 operations, nearly all of which await one or two.
-            if not after:
-                before = () if previous is None else (previous,)
-            elif len(after) > 1:
-                every = sorted(after if previous is None else {*after, previous})
-                before = tuple({lanes[i]: i for i in every}.values())
-            elif previous is None:
-                before = after
-            elif lanes[after[0]] == lane:
-                before = (previous,)
-            else:
-                before = (*after, previous) if after[0] < previous else (previous, *after)
-            result.append(before)
-        return tuple(result)
+        ``column``: What a column is, for errors: a draw or a rank.
+        """
+        table_s = np.asarray(durations_s, dtype=np.float64)
+        if table_s.ndim != 2 or len(table_s) != len(self.operations):
+            raise ValueError(
+                f"durations_s must have shape (num_operations = {len(self.operations)}, num_{column}s), "
+                f"got {table_s.shape}"
+            )
+        is_bad = ~(np.isfinite(table_s) & (table_s >= 0))
+        if is_bad.any():
+            position, at = np.argwhere(is_bad)[0]
+            raise ValueError(
+                f"durations_s of {self.operations[position].name} must be finite and >= 0, "
+                f"got {table_s[position, at]} in {column} {at}"
+            )
+        return table_s
 
 
 @contextmanager
@@ -270,12 +272,11 @@ def critical_path(trace: Trace) -> tuple[int, ...]:
     From the last operation backwards, always to the predecessor that ended last: it is the one
     that the operation waited for.
     """
-    ends_s, operations = trace.end_s[0], trace.program.operations
-    previous = trace.program.previous()
-    position = int(ends_s.argmax())
+    ends_s, awaited = trace.end_s[0].tolist(), trace.program.awaited
+    position = ends_s.index(max(ends_s))
     path = [position]
-    while before := {*operations[position].after, previous[position]} - {-1}:
-        position = max(sorted(before), key=lambda index: float(ends_s[index]))
+    while before := awaited[position]:
+        position = max(before, key=ends_s.__getitem__)
         path.append(position)
     return tuple(reversed(path))
 

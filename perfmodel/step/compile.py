@@ -14,7 +14,6 @@ from perfmodel.layout import Layout, Schedule, Synchronisation
 from perfmodel.step import Cause, Operation, StepProgram, Stream, collector_paused
 from perfmodel.step.stages import (
     Parcel,
-    Pass,
     Piece,
     StageDivision,
     WaitingSends,
@@ -26,7 +25,7 @@ from perfmodel.step.stages import (
     undivided,
 )
 from perfmodel.units import Bytes
-from perfmodel.workload import Workload
+from perfmodel.workload import Phase, Workload
 
 BUCKETS: Final = 8
 """Pieces of a chunk's gradients that are exchanged one by one, unless it has fewer layers."""
@@ -34,6 +33,12 @@ BUCKETS: Final = 8
 _IN_FLIGHT: Final = 2
 HEAD_FORWARD: Final = 1 / 3
 """Part of the output head's work in the forward pass: one of three products."""
+#: Streams of what ranks do together; all else computes, unless it is said.
+_STREAMS: Final = {
+    **dict.fromkeys((Cause.BROADCAST, Cause.ALL_REDUCE), Stream.COMM),
+    **dict.fromkeys((Cause.ALL_GATHER, Cause.REDUCE_SCATTER), Stream.COMM),
+    Cause.TENSOR: Stream.TENSOR,
+}
 
 
 def compile_layout(layout: Layout, *, layers: int) -> StepProgram:
@@ -198,7 +203,7 @@ class _Builder:
                 self.arrived[stage, work] = (end,)
             if self.waiting.must_wait(stage, work):
                 return False
-        if work.kind is Pass.FORWARD and stage == 0 and work.chunk == 0:
+        if work.kind is Phase.FORWARD and stage == 0 and work.chunk == 0:
             return True
         return (stage, work) in self.arrived
 
@@ -207,7 +212,7 @@ class _Builder:
         after = self.arrived.pop((stage, work), ())
         if self.waiting:
             self.awaited.setdefault(stage, []).extend(self.waiting.begin(stage, work))
-        if work.kind is Pass.FORWARD:
+        if work.kind is Phase.FORWARD:
             self._forward(stage, work, after)
         else:
             if stage == self.layout.pp - 1 and self.head_forward < 1:
@@ -217,58 +222,36 @@ class _Builder:
 
     def begin(self, stage: int) -> None:
         """Append what a stage waits for before its first pass: its loader, buffers, updated parameters."""
-        first = Work(Pass.FORWARD, 0)
+        first = Work(Phase.FORWARD, 0)
         if stage == 0 and not self.is_shape:
-            name = "load batch"
-            self._put(stage, first, Cause.INPUT, stream=Stream.LOADER, name=name)
+            self._put(stage, first, Cause.INPUT, stream=Stream.LOADER, name="load batch")
         if stage == 0 and self.is_replicated and self.has_buckets and not self.layout.zero:
             self.awaited[stage] = [
-                self._put(
-                    stage,
-                    first,
-                    Cause.BROADCAST,
-                    stream=Stream.COMM,
-                    name="broadcast buffers",
-                    size_bytes=size_bytes,
-                )
-                for size_bytes in self.buffer_bytes
+                self._put(stage, first, Cause.BROADCAST, name="broadcast buffers", size_bytes=size)
+                for size in self.buffer_bytes
             ]
 
     def finish(self, stage: int) -> None:
         """Append the optimizer of a stage, and what comes before and after it."""
         layout = self.layout
-        last = Work(Pass.BACKWARD, layout.accumulation - 1)
+        last = Work(Phase.BACKWARD, layout.accumulation - 1)
         waits = tuple(self.exchanged.get(stage, ()))
         if self.is_shape and (self.is_replicated or self.is_sharded):
             waits = (self._put(stage, last, Cause.CONTENTION, after=waits),)
         division = self.divisions[stage]
-        shards = (
-            assign_shards(division.parameters_bytes, num_ranks=self.num_shards)
-            if self.num_shards
-            else ()
-        )
+        held_bytes = division.parameters_bytes if self.num_shards else ()
+        shards = assign_shards(held_bytes, num_ranks=self.num_shards)
         largest = max(shards) / sum(shards) if shards else 1.0
-        piece = Piece(
-            share=division.optimizer * largest, issue_share=division.issue_optimizer * largest
-        )
-        updated = self._work(stage, last, Cause.OPTIMIZER, piece, after=waits, name="optimizer")
+        piece = Piece(division.optimizer * largest, division.issue_optimizer * largest)
+        updated = (self._work(stage, last, Cause.OPTIMIZER, piece, after=waits, name="optimizer"),)
         for first in range(0, len(shards), _IN_FLIGHT):
-            self._put(
-                stage,
-                last,
-                Cause.BROADCAST,
-                stream=Stream.COMM,
-                after=(updated,),
-                name="broadcast shards",
-                size_bytes=max(shards[first : first + _IN_FLIGHT]),
-            )
+            size, name = max(shards[first : first + _IN_FLIGHT]), "broadcast shards"
+            self._put(stage, last, Cause.BROADCAST, after=updated, name=name, size_bytes=size)
 
     def _forward(self, stage: int, work: Work, after: tuple[int, ...]) -> None:
         layout = self.layout
         if self.has_threads:
-            after += (
-                self._put(stage, work, Cause.BROADCAST, stream=Stream.COMM, after=self.summed),
-            )
+            after += (self._put(stage, work, Cause.BROADCAST, after=self.summed),)
         if self.is_uneven:
             self._put(stage, work, Cause.DISPATCH, share=1 / 2, after=after)
         if stage == 0 and work.chunk == 0:
@@ -286,10 +269,10 @@ class _Builder:
             end = self._work(stage, work, Cause.FORWARD, piece, after=waits, number=apart)
         if stage == layout.pp - 1 and work.chunk == layout.interleave - 1:
             if self.has_threads:
-                end = self._put(stage, work, Cause.ALL_GATHER, stream=Stream.COMM, after=(end,))
+                end = self._put(stage, work, Cause.ALL_GATHER, after=(end,))
             if self.is_shape:
                 end = self._put(stage, work, Cause.HEAD, share=self.head_forward, after=(end,))
-            self.arrived[stage, Work(Pass.BACKWARD, work.micro_batch, work.chunk)] = (end,)
+            self.arrived[stage, Work(Phase.BACKWARD, work.micro_batch, work.chunk)] = (end,)
         else:
             self._p2p(stage, work, Stream.SEND_FORWARD, end)
 
@@ -318,7 +301,7 @@ class _Builder:
             if exchanges and self.is_replicated:
                 self._exchange(stage, work, number, piece, end)
         if self.has_threads:
-            end = self._put(stage, work, Cause.ALL_REDUCE, stream=Stream.COMM, after=(end,))
+            end = self._put(stage, work, Cause.ALL_REDUCE, after=(end,))
             self.summed = (end,)
             self.exchanged[stage] = [end]
         if stage > 0 or work.chunk > 0:
@@ -354,7 +337,6 @@ class _Builder:
             stage,
             work,
             Cause.TENSOR,
-            stream=Stream.TENSOR,
             share=piece.all_reduces,
             after=(end,),
             number=number,
@@ -373,7 +355,6 @@ class _Builder:
             stage,
             work,
             Cause.ALL_GATHER,
-            stream=Stream.COMM,
             share=piece.exchange,
             after=tuple(self.used[-ahead:][:1] if is_limited else ()),
             number=number,
@@ -420,7 +401,6 @@ class _Builder:
                 stage,
                 work,
                 cause,
-                stream=Stream.COMM,
                 share=piece.exchange,
                 after=after,
                 number=number,
@@ -459,13 +439,14 @@ class _Builder:
         work: Work,
         cause: Cause,
         *,
-        stream: Stream = Stream.COMPUTE,
+        stream: Stream | None = None,
         share: float = 1.0,
         after: Collection[int] = (),
         number: int | None = None,
         name: str = "",
         size_bytes: Bytes = 0,
     ) -> int:
+        stream = stream or _STREAMS.get(cause, Stream.COMPUTE)
         if stream is Stream.COMPUTE and stage in self.awaited:
             more = self.awaited.pop(stage)
             after = {*after, *more} if after else more

@@ -5,7 +5,6 @@ host waits, a stage offers its result until another one fetches it. Nothing here
 number of layers, are enough.
 """
 
-import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -14,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 from perfmodel.layout import Layout, Recompute, Schedule
 from perfmodel.step import Cause, Stream
 from perfmodel.units import Bytes
-from perfmodel.workload import Parameter, Workload
+from perfmodel.workload import Parameter, Phase, Workload
 
 
 class Piece(NamedTuple):
@@ -176,17 +175,10 @@ def assign_shards(sizes_bytes: Sequence[Bytes], *, num_ranks: int) -> tuple[Byte
     return tuple(shards)
 
 
-class Pass(enum.StrEnum):
-    """What a stage does with a micro-batch."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-
-
 class Work(NamedTuple):
     """One pass of one micro-batch through one chunk of a stage's layers."""
 
-    kind: Pass
+    kind: Phase
     micro_batch: int
     chunk: int = 0
     """Which of the stage's ``interleave`` pieces; the model runs through chunk 0 of all stages first."""
@@ -201,7 +193,18 @@ def stage_order(layout: Layout, stage: int) -> tuple[Work, ...]:
     .. [2] D. Narayanan et al., "Efficient large-scale language model training on GPU clusters using
        Megatron-LM", arXiv 2104.04473: 1F1B and interleaved stages.
     """
-    forward, backward = _forward_order(layout), _backward_order(layout)
+    # Chunk after chunk for as many micro-batches as there are stages, then the next ones.
+    group = layout.pp if layout.interleave > 1 else layout.accumulation
+    forward = [
+        Work(Phase.FORWARD, first + index, chunk)
+        for first in range(0, layout.accumulation, group)
+        for chunk in range(layout.interleave)
+        for index in range(group)
+    ]
+    backward = [
+        Work(Phase.BACKWARD, work.micro_batch, layout.interleave - 1 - work.chunk)
+        for work in forward
+    ]
     ahead = _ahead(layout, stage)
     order = list(forward[:ahead])
     for position, work in enumerate(forward[ahead:]):
@@ -218,24 +221,6 @@ def _ahead(layout: Layout, stage: int) -> int:
     if layout.interleave > 1:
         behind = 2 * behind + (layout.interleave - 1) * layout.pp
     return min(behind, total)
-
-
-def _forward_order(layout: Layout) -> tuple[Work, ...]:
-    """Chunk after chunk for as many micro-batches as there are stages, then the next ones."""
-    group = layout.pp if layout.interleave > 1 else layout.accumulation
-    return tuple(
-        Work(Pass.FORWARD, first + index, chunk)
-        for first in range(0, layout.accumulation, group)
-        for chunk in range(layout.interleave)
-        for index in range(group)
-    )
-
-
-def _backward_order(layout: Layout) -> tuple[Work, ...]:
-    return tuple(
-        Work(Pass.BACKWARD, work.micro_batch, layout.interleave - 1 - work.chunk)
-        for work in _forward_order(layout)
-    )
 
 
 Put: TypeAlias = Callable[..., int]
@@ -295,7 +280,7 @@ class WaitingSends:
     def begin(self, stage: int, work: Work) -> list[int]:
         """Note a stage's next pass; what its compute waits for."""
         awaited = self.sent.pop(stage, []) if self._turns(stage, work) else []
-        self.turned[stage] = work.kind is Pass.FORWARD
+        self.turned[stage] = work.kind is Phase.FORWARD
         return awaited
 
     def _announce(self, stage: int, parcel: Parcel, put: Put) -> tuple[int, ...]:
@@ -326,4 +311,4 @@ class WaitingSends:
     def _turns(self, stage: int, work: Work) -> bool:
         """Whether a stage goes from forward to backward passes, or back."""
         before = self.turned.get(stage)
-        return before is not None and before is not (work.kind is Pass.FORWARD)
+        return before is not None and before is not (work.kind is Phase.FORWARD)

@@ -84,8 +84,9 @@ def live_source(
     text = type(module).__name__
 
     def scalar(outputs: Any, drawn: Tensor | None) -> Tensor:
-        own = partial(_swapped, loss, drawn) if loss is not None and drawn is not None else loss
-        return scalar_loss(own, outputs, drawn, text=text)
+        if loss is not None and drawn is not None:
+            return scalar_loss(lambda found: loss(found, drawn), outputs, drawn, text=text)
+        return scalar_loss(loss, outputs, drawn, text=text)
 
     return ModelSource(
         name=text,
@@ -95,10 +96,6 @@ def live_source(
         caveats=caveats,
         own_samples=lambda: batch_rows(inputs),
     )
-
-
-def _swapped(loss: Callable[..., Tensor], targets: Tensor, outputs: Any) -> Tensor:
-    return loss(outputs, targets)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -326,7 +326,9 @@ def record_step(
 def _run(model: TrainedModel, batch: Batch, recorder: Recorder) -> Bytes:
     live = recorder.live
     with recorder:
-        with model.casts or autocast(model.method), _layers_of(model):
+        is_half = model.method.precision in HALVES
+        layers = AsCudnn(is_half=is_half) if model.on_cuda else nullcontext()
+        with model.casts or autocast(model.method), layers:
             outputs = model.module(*batch.positional, **batch.keyword)
             try:
                 loss = model.source.loss(outputs, batch.targets)
@@ -346,11 +348,6 @@ def _run(model: TrainedModel, batch: Batch, recorder: Recorder) -> Bytes:
         recorder.begin(Phase.OPTIMIZER)
         model.optimizer.step()
     return saved_bytes
-
-
-def _layers_of(model: TrainedModel) -> Any:
-    """Recurrent layers as the device has them, as a context."""
-    return AsCudnn(is_half=model.method.precision in HALVES) if model.on_cuda else nullcontext()
 
 
 def _given(outputs: Any, targets: Any) -> str:

@@ -81,9 +81,7 @@ class Transformer:
         return float(self.vocabulary * self.hidden)
 
 
-def gpt(
-    *, layers: int, hidden: int, heads: int, vocabulary: int, fused_attention: bool = True
-) -> Transformer:
+def gpt(*, layers: int, hidden: int, heads: int, vocabulary: int) -> Transformer:
     """A GPT-like shape: inner width 4 x hidden, embedding and head tied."""
     return Transformer(
         layers=layers,
@@ -94,7 +92,6 @@ def gpt(
         gated=False,
         vocabulary=vocabulary,
         tied=True,
-        fused_attention=fused_attention,
     )
 
 

@@ -16,7 +16,8 @@ from perfmodel.engine.algebra import step_times
 from perfmodel.layout import Layout, Precision
 from perfmodel.step import Cause
 from perfmodel.step.compile import BUCKETS, compile_layout
-from perfmodel.step.stages import Pass, Work, stage_order
+from perfmodel.step.stages import Work, stage_order
+from perfmodel.workload import Phase
 from perfmodel.workload.transformer import Transformer
 from tests.laws.strategies import pipelines
 from tests.perfmodel.cost.large_samples import MODEL, truth
@@ -113,11 +114,11 @@ def test_a_stage_does_everything_once_and_keeps_what_the_formula_says(
     assert len(order) == len(set(order))
     assert set(order) == {
         Work(kind, index, chunk)
-        for kind in Pass
+        for kind in (Phase.FORWARD, Phase.BACKWARD)
         for index in range(layout.accumulation)
         for chunk in range(layout.interleave)
     }
-    changes = {Pass.FORWARD: 1, Pass.BACKWARD: -1}
+    changes = {Phase.FORWARD: 1, Phase.BACKWARD: -1}
     kept = np.cumsum([changes[work.kind] for work in order]).max() / layout.interleave
     assert in_flight(jobs_of(layout), stage)[0] == pytest.approx(kept)
 

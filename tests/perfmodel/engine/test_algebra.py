@@ -24,13 +24,6 @@ def test_an_empty_batch_is_an_empty_answer() -> None:
     assert none.shape == (6, 0)
 
 
-def test_chunks_join_without_a_seam() -> None:
-    durations_s = np.random.default_rng(1).uniform(size=(6, max_plus.CHUNK + 3))
-    step_s = step_times(TWO_BUCKETS, durations_s)
-    for draw in (0, max_plus.CHUNK - 1, max_plus.CHUNK, max_plus.CHUNK + 2):
-        assert step_s[draw] == max_plus.trace(TWO_BUCKETS, durations_s[:, draw]).step_s
-
-
 def test_an_unknown_duration_makes_an_unknown_step() -> None:
     assert np.isnan(step_times(TWO_BUCKETS, [2, 3, np.nan, 4, 1, 1]))
 

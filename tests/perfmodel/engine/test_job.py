@@ -130,23 +130,6 @@ def test_waiting_for_spares_is_erlangs_loss_formula(spares: int, waiting: float)
     assert waited == pytest.approx(waiting, rel=0.05)
 
 
-@pytest.mark.parametrize("mtbf_s", [1e3, 1e4, 1e6, 1e12])
-def test_jobs_that_never_wait_have_the_same_courses_at_once_and_one_by_one(mtbf_s: float) -> None:
-    """Spares without end are no spares: failure by failure against all failures together."""
-    causes = tuple(FailureCause(name=name, mtbf_device_s=100 * mtbf_s) for name in "ab")
-    work_s = 600 * mtbf_s if mtbf_s < 1e12 else 1e6
-    job = replace(LONG, causes=causes, work_s=work_s, checkpoint_interval_s=0.1 * mtbf_s)
-    job = replace(job, checkpoint_write_s=0.02 * mtbf_s, detection_s=0.1 * mtbf_s)
-    job = replace(job, restart_s=0.3 * mtbf_s)
-    at_once, one_by_one = courses(job, 30), courses(replace(job, spares=10**6), 30)
-    assert at_once.elapsed_s == pytest.approx(one_by_one.elapsed_s)
-    for activity in Activity:
-        found, expected = at_once.spent_s[activity], one_by_one.spent_s[activity]
-        assert found == pytest.approx(expected, rel=1e-6, abs=1e-6 * job.work_s)
-    for name in "ab":
-        assert at_once.stops[name].tolist() == one_by_one.stops[name].tolist()
-
-
 def test_a_course_is_that_of_its_seed_whatever_runs_beside_it() -> None:
     def end_s(*seeds: int) -> list[float]:
         generators = [np.random.default_rng(seed) for seed in seeds]

@@ -97,7 +97,7 @@ def test_a_bad_duration_is_named(bad_s: float) -> None:
     durations_s = np.ones((2, 6))
     durations_s[1, 3] = bad_s
     with pytest.raises(
-        ValueError, match=rf"of backward\[1\] must be finite and >= 0, got {bad_s} on rank 1"
+        ValueError, match=rf"of backward\[1\] must be finite and >= 0, got {bad_s} in rank 1"
     ):
         simulate(TWO_BUCKETS, durations_s)
 
@@ -105,7 +105,9 @@ def test_a_bad_duration_is_named(bad_s: float) -> None:
 def test_ranks_must_agree_on_a_collective() -> None:
     durations_s = np.ones((2, 6))
     durations_s[1, 2] = 2
-    with pytest.raises(ValueError, match=r"all_reduce\[0\] must be the same on all ranks, got 2.0"):
+    with pytest.raises(
+        ValueError, match=r"all_reduce\[0\] must be the same on all ranks, got 1.0 s apart"
+    ):
         simulate(TWO_BUCKETS, durations_s)
 
 
