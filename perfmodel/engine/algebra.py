@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from perfmodel import checks
-from perfmodel.statistics import FloatArray, IntArray
+from perfmodel.statistics import BoolArray, FloatArray, IntArray
 from perfmodel.step import Cause, StepProgram, Stream, Trace, time_by_cause
 from perfmodel.units import Seconds
 
@@ -39,7 +39,8 @@ def step_times(program: StepProgram, durations_s: ArrayLike) -> FloatArray:
             np.add(end_s, functools.reduce(np.maximum, [rows_s[i] for i in before]), out=end_s)
     awaited = {i for before in program.awaited for i in before}
     last = [row_s for i, row_s in enumerate(rows_s) if i not in awaited]
-    return np.max(last, axis=0).reshape(table_s.shape[1:])
+    step_s: FloatArray = np.max(last, axis=0)
+    return step_s.reshape(table_s.shape[1:])
 
 
 def trace(program: StepProgram, durations_s: FloatArray) -> Trace:
@@ -156,7 +157,7 @@ def end_times_with_interference(
     now_s, ends_s = np.zeros(num_draws), np.zeros_like(table_s)
     # Every pass ends at least one operation of every draw that has not ended.
     for _ in program.operations:
-        is_running = (awaited[:, rows, places] <= places[:, np.newaxis]).all(axis=0)
+        is_running: BoolArray = np.all(awaited[:, rows, places] <= places[:, np.newaxis], axis=0)
         speeds = np.ones(is_running.shape)
         for pair in rivals:
             is_contended = is_running[[row for row, _ in pair]].all(axis=0)
