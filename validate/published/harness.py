@@ -142,26 +142,17 @@ def verdict(
     )
 
 
-def linear_scaling(
-    batch: FloatArray, gpus: FloatArray, step_s: FloatArray, at: FloatArray
-) -> FloatArray:
-    """Steps as long as on the fewest devices with the same batch. [s]"""
-    fewest = gpus == gpus.min()
-    order = np.argsort(batch[fewest])
-    logs = np.interp(np.log(at), np.log(batch[fewest][order]), np.log(step_s[fewest][order]))
-    steps_s: FloatArray = np.exp(logs)
-    return steps_s
-
-
 def carried_on(
-    batch: FloatArray, gpus: FloatArray, step_s: FloatArray, at: FloatArray
+    batch: FloatArray,
+    gpus: FloatArray,
+    step_s: FloatArray,
+    at: FloatArray,
+    *,
+    count: Callable[[FloatArray], float] = np.max,
 ) -> FloatArray:
-    """Steps as long as on the most devices with the same batch. [s]"""
+    """Steps as long as on the most devices with the same batch; with ``np.min`` on the fewest. [s]"""
     batches = np.unique(batch)
-    most = [gpus[batch == size].max() for size in batches]
-    longest = [
-        np.log(np.median(step_s[(batch == size) & (gpus == count)]))
-        for size, count in zip(batches, most, strict=True)
-    ]
+    same = [(batch == size) & (gpus == count(gpus[batch == size])) for size in batches]
+    longest = [np.log(np.median(step_s[rows])) for rows in same]
     steps_s: FloatArray = np.exp(np.interp(np.log(at), np.log(batches), longest))
     return steps_s

@@ -210,7 +210,7 @@ def _judge(runs: Runs, first: Index, second: Index, *, device: str, sigma: float
 def _sizes(
     source: str, runs: Runs, column: str, *, device: str, sigma: float = 0.05
 ) -> list[PublishedSeries]:
-    """Every width, or depth, of models left out in turn; where runs stall, without the disturbed too."""
+    """Every width, or depth, of models left out; where runs stall, without the disturbed too."""
     sizes = getattr(runs.jobs, column)
     judged = []
     for size in np.unique(sizes):

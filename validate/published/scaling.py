@@ -25,8 +25,8 @@ from validate.published.harness import Part, Row, Table, number, numbers, verdic
 Growth: TypeAlias = tuple[FloatArray, FloatArray, FloatArray]
 """Step over that of the fewest devices: 5 %, most probable, 95 %."""
 
-#: Sources with protocols of their own: models whose shape is known, books that were built again and again.
-_JUDGED_ELSEWHERE: Final = ("llm-foundry", "ultra-scale playbook, ", "d2l-ai")
+#: Sources with protocols of their own: models whose shape is known.
+_JUDGED_ELSEWHERE: Final = ("llm-foundry", "ultra-scale playbook, ")
 _CONVOLUTIONAL: Final = ("Classification", "Detection", "Segmentation")
 #: What a source keeps constant within a series.
 _CONSTANT: Final = (
@@ -35,7 +35,7 @@ _CONSTANT: Final = (
 )
 _MACHINE: Final = ("hardware", "gpu")
 COLUMNS: Final = (
-    *("source", "kind", "gpus", "gpus_per_node", "micro_batch", "global_batch"),
+    *("source", "kind", "gpus", "gpus_per_node", "nodes", "micro_batch", "global_batch"),
     *("step_time_s", "throughput", "throughput_per_gpu", "sharding", *_CONSTANT, *_MACHINE),
 )
 #: Counts in a machine's name ("2x H100") say how much of it was used, not which one it is.
@@ -49,9 +49,9 @@ _TOO_GOOD: Final = 1.5
 
 #: Scatter of one published number; a loss below it is not told from none.
 NOISE: Final = 0.02
-#: Uncertainty of the exponent with which the loss grows with the devices of a node. At its end is a host
-#: that serves its devices one after another, instead of a ring whose work per device hardly grows.
-_GROWTH: Final = 0.6
+#: Uncertainty of the exponents with which losses grow: with the devices of a node, where at its end a host serves
+#: one after another instead of a ring whose work per device hardly grows, and with the doublings of the nodes.
+_GROWTH: Final = (0.6, 0.3)
 #: What two devices of a node lose where nobody measured one alone, and its uncertainty.
 INSIDE: Final = (0.04, 0.05)
 #: Loss per doubling of the nodes, unless enough series tell, and its uncertainty: nothing measured inside
@@ -120,12 +120,22 @@ def judge(table: Table) -> Iterator[PublishedSeries]:
 
 
 def _grown(one: Series, others: Sequence[Series]) -> Growth:
+    source = [other for other in others if other.source == one.source]
     return predict_growth(
         one,
         spread_prior(nearest(one, others, inside_loss), INSIDE),
-        spread_prior(nearest(one, others, between_loss), BETWEEN_NODES),
+        # The network of another source tells nothing of this one.
+        spread_prior(nearest(one, source, between_loss), BETWEEN_NODES),
         known=_by_devices(one).known,
+        noise=noise_of(source),
     )
+
+
+def noise_of(source: Iterable[Series]) -> float:
+    """Scatter of a source's numbers, by how much faster per sample second counts are: none really is."""
+    gains = [1 - one.step[1] / one.step[0] for one in source if _by_devices(one).known > 1]
+    faster = [gain for gain in gains if gain > 0]
+    return max(NOISE, float(np.sqrt(np.mean(np.square(faster))))) if faster else NOISE
 
 
 def _by_devices(one: Series) -> Split:
@@ -144,7 +154,7 @@ def read_series(table: Table) -> dict[str, list[Series]]:
     groups: dict[tuple[str, ...], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     nodes: dict[tuple[str, ...], float] = {}
     rules = {
-        "judged by llm_foundry, playbook, notebooks": lambda row: (
+        "judged by llm_foundry, playbook": lambda row: (
             not any(name in row["source"] for name in _JUDGED_ELSEWHERE)
         ),
         "failed, or no count of devices": lambda row: (
@@ -157,7 +167,8 @@ def read_series(table: Table) -> dict[str, list[Series]]:
     for row in table.keep(rules):
         key, gpus = _alike(row), number(row, "gpus") or 0.0
         groups[key][gpus].append(_cost(row) or 0.0)
-        nodes[key] = max(nodes.get(key, 1.0), number(row, "gpus_per_node") or gpus)
+        each = number(row, "gpus_per_node") or gpus / (number(row, "nodes") or 1.0)
+        nodes[key] = max(nodes.get(key, 1.0), each)
     found: dict[str, list[Series]] = defaultdict(list)
     for key, steps in groups.items():
         counts = np.array(sorted(steps))
@@ -327,17 +338,9 @@ def _judge_split(
                 beyond=np.ones(len(one.step[later]), bool),
             )
         )
-    worst = ""
-    if len(grown) > 2:
-        errors = [np.abs(part.predicted["perfmodel"] / part.measured - 1) for part in parts]
-        index = int(np.argmax([each.mean() for each in errors]))
-        others = np.concatenate(errors[:index] + errors[index + 1 :]).mean()
-        worst = (
-            f"; worst {[*grown][index].name} {errors[index].mean():.1%}, all others {others:.1%}"
-        )
     return verdict(
         source,
-        f"{name}, {split.name}{worst}",
+        f"{name}, {split.name}",
         parts,
         fitted=split.name,
         predicted="all larger counts",
@@ -403,26 +406,29 @@ def predict_growth(
 
     The second count moves what a ring inside the node loses and what a doubling of the nodes costs, as
     far as their priors allow (Gaussian conditioning): medians and spreads of both. ``noise``: scatter of one
-    number. Where nobody measured between nodes, exchanges that lose much inside one may lose as much again at
-    every doubling.
+    number. Where nobody else measured between nodes, every doubling may lose as much as the second count did.
     """
     terms, step = growth_terms(series), series.step / series.step[0]
-    if slope == BETWEEN_NODES and known > 1 and not series.doublings[1]:
+    if slope == BETWEEN_NODES and known > 1:
         slope = slope[0], float(np.hypot(slope[1], max(step[1] - 1, 0.0)))
     mean, spread = np.array([inside, slope]).T
-    covariance = np.diag(np.maximum(spread, [NOISE, 0.0])) ** 2
+    covariance = np.diag(np.maximum(spread, [noise, 0.0])) ** 2
     for seen, growth in zip(terms[1:known], step[1:known], strict=True):
         gain = covariance @ seen / (seen @ covariance @ seen + noise**2)
         mean = mean + gain * (growth - 1 - seen @ mean)
         covariance = covariance - np.outer(gain, seen @ covariance)
     variance = np.einsum("ij,jk,ik->i", terms, covariance, terms) + noise**2
     middle, half = 1 + terms @ mean, DEVIATE_90 * np.sqrt(variance)
-    # Others that a device waits for, over those of the last known count.
-    others = np.maximum(np.minimum(series.gpus, series.per_node) - 1, 1)
-    steeper = np.maximum(others / others[known - 1], 1) ** (DEVIATE_90 * _GROWTH)
-    lost = terms[:, 0] * max(mean[0], noise)
-    low = middle - np.hypot(half, lost * (1 - 1 / steeper))
-    return low, middle, middle + np.hypot(half, lost * (steeper - 1))
+    # What a device waits for, over that of the last known count: others of its node, doublings of the nodes.
+    others = np.minimum(series.gpus, series.per_node) - 1
+    waits = np.maximum(np.stack([others, series.doublings], axis=1), 1)
+    steeper = np.maximum(waits / waits[known - 1], 1) ** (DEVIATE_90 * np.array(_GROWTH))
+    lost = terms * np.maximum(mean, [noise, 0.0])
+    low, high = (
+        np.hypot(half, np.linalg.norm(lost * away, axis=1))
+        for away in (1 - 1 / steeper, steeper - 1)
+    )
+    return middle - low, middle, middle + high
 
 
 def growth_terms(series: Series) -> FloatArray:

@@ -9,14 +9,7 @@ from scipy.optimize import least_squares
 
 from perfmodel.documents.verdicts import CARRIED, PublishedSeries
 from perfmodel.statistics import FloatArray, IntArray, expected_largest_deviate
-from validate.published.harness import (
-    Part,
-    Table,
-    carried_on,
-    linear_scaling,
-    numbers,
-    verdict,
-)
+from validate.published.harness import Part, Table, carried_on, numbers, verdict
 
 _CALIBRATED_NODES: Final = 2
 _FEWEST_PLACED: Final = 12
@@ -61,7 +54,7 @@ def judge_placements(table: Table) -> Iterator[PublishedSeries]:
             measured=unknown.step_s,
             predicted={
                 "perfmodel": ours,
-                "linear scaling": linear_scaling(*plain, unknown.batch),
+                "linear scaling": carried_on(*plain, unknown.batch, count=np.min),
                 CARRIED: carried_on(*plain, unknown.batch),
                 "nearest placement": known.step_s[_nearest(known, unknown)],
             },
@@ -107,7 +100,7 @@ def _held_back(known: Steps, batches: FloatArray) -> float:
 
 
 def _fit(known: Steps, batches: FloatArray) -> FloatArray:
-    single = np.log(linear_scaling(known.batch, known.gpus, known.step_s, batches))
+    single = np.log(carried_on(known.batch, known.gpus, known.step_s, batches, count=np.min))
     scale = float(single.min())
     # host per call, host per sample, between nodes, its growth with devices, norms, spread of paces
     host = [scale - 3, scale - 3 - np.log(batches.max()), scale - 2, 0.5, 0.5, 0.3, np.log(0.03)]

@@ -85,6 +85,29 @@ def test_from_one_node_on_a_doubling_costs_what_the_second_count_shows() -> None
     assert alone[1] == pytest.approx([1.0, 1.02, 1.06])
 
 
+def test_losses_may_grow_faster_or_slower_than_the_law() -> None:
+    """By 90 % of an exponent of 0.6 with others of a node, and of 0.3 with the doublings of nodes."""
+    sure = (0.1, 1e-9), (0.1, 1e-9)
+    inside = scaling.predict_growth(series(1, 1.1, 9, gpus=(1, 2, 8)), *sure, known=2, noise=1e-9)
+    between = scaling.predict_growth(
+        series(1, 1.1, 9, gpus=(8, 16, 64)), *sure, known=2, noise=1e-9
+    )
+    for (low, middle, high), steeper in (
+        (inside, 7 ** (1.645 * 0.6)),
+        (between, 3 ** (1.645 * 0.3)),
+    ):
+        lost = middle[2] - 1
+        assert (low[2], high[2]) == pytest.approx(
+            (1 + lost / steeper, 1 + lost * steeper), rel=1e-3
+        )
+
+
+def test_second_counts_that_gain_tell_scatter() -> None:
+    pairs = [series(1.0, step, 1.0, gpus=(1, 2, 4)) for step in (0.92, 1.3, 0.94)]
+    assert scaling.noise_of(pairs) == pytest.approx(np.sqrt((0.08**2 + 0.06**2) / 2))
+    assert scaling.noise_of(pairs[1:2]) == scaling.NOISE
+
+
 def throughput(**cells: object) -> dict[str, object]:
     usual = dict.fromkeys((*scaling.COLUMNS, "notes"), "")
     return usual | {"source": "acme", "kind": "measured", "hardware": "box"} | cells
@@ -121,7 +144,12 @@ def test_shards_among_all_devices_and_in_groups_are_two_series(tmp_path: Path) -
         throughput(model="m", gpus=n, micro_batch=2, throughput=n, sharding=sharding)
         for n, sharding in (counts | {2048: "FSDP128"}).items()
     ]
-    table = opened(tmp_path, "scaling", rows)
+    apart = [
+        throughput(source="s", micro_batch=2, gpus=n, nodes=n, throughput=n) for n in (1, 2, 4)
+    ]
+    table = opened(tmp_path, "scaling", [*rows, *apart])
     sources = scaling.read_series(table)
+    # One device of each node.
+    assert [list(one.doublings) for one in sources["s"]] == [[0, 1, 2]]
     assert [list(one.gpus) for one in sources["acme"]] == [[64, 128, 256], [512, 1024, 2048]]
-    assert table.counted().num_judged == 6
+    assert table.counted().num_judged == 9

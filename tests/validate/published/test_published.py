@@ -36,7 +36,7 @@ def ring_rows() -> list[dict[str, object]]:
 
 
 def placement_rows() -> list[dict[str, object]]:
-    """The host serves every device of the fullest node in turn: 10 ms each; no network."""
+    """The host serves the devices of the fullest node one by one: 10 ms each; no network."""
     return [
         {
             "cluster": "c",
@@ -126,11 +126,13 @@ def test_all_devices_wait_for_the_slowest_of_them(tmp_path: Path) -> None:
     assert ours < 0.03 < min(others)
 
 
-def test_carrying_on_reads_the_most_devices_of_each_batch() -> None:
+def test_carrying_on_reads_the_most_devices_of_each_batch_and_linear_scaling_the_fewest() -> None:
     batch = np.array([1.0, 4.0, 1.0, 1.0])
     gpus, step_s = np.array([1.0, 1.0, 8.0, 8.0]), np.array([1.0, 4.0, 2.0, 2.0])
     found = harness.carried_on(batch, gpus, step_s, np.array([1.0, 2.0, 4.0]))
     assert found == pytest.approx([2.0, np.sqrt(8), 4.0])
+    fewest = harness.carried_on(batch, gpus, step_s, np.array([1.0, 2.0]), count=np.min)
+    assert fewest == pytest.approx([1.0, 2.0])
 
 
 def test_a_verdict_says_where_a_plain_rule_is_better(tmp_path: Path) -> None:
@@ -156,12 +158,6 @@ def test_a_verdict_says_where_a_plain_rule_is_better(tmp_path: Path) -> None:
     )
     assert lines[1].startswith("extrapolated to more devices than fitted: 6 of 12 predictions")
     assert lines[-1] == "rows for steptime_placements: 48 judged"
-
-
-def test_linear_scaling_reads_the_fewest_devices() -> None:
-    batch, gpus, step_s = (np.array(x) for x in ([1.0, 4.0, 1.0], [1.0, 1.0, 2.0], [1.0, 4.0, 9.0]))
-    found = harness.linear_scaling(batch, gpus, step_s, np.array([2.0]))
-    assert found == pytest.approx([2.0])
 
 
 def test_a_source_without_protocol_is_refused(tmp_path: Path) -> None:
