@@ -160,8 +160,9 @@ def read_series(table: Table) -> dict[str, list[Series]]:
         "failed, or no count of devices": lambda row: (
             row["kind"] == "measured" and number(row, "gpus") is not None
         ),
-        "no time, or neither batch nor kind of scaling": lambda row: (
-            _cost(row) is not None and bool(_batch(row) or row["scaling_kind"])
+        "no time": lambda row: _cost(row) is not None,
+        "neither a batch nor a kind of scaling": lambda row: bool(
+            _batch(row) or row["scaling_kind"]
         ),
     }
     for row in table.keep(rules):

@@ -133,7 +133,7 @@ def test_any_source_with_a_batch_has_a_verdict(tmp_path: Path) -> None:
         3,
         {
             "devices faster together than alone": 3,
-            "no time, or neither batch nor kind of scaling": 3,
+            "neither a batch nor a kind of scaling": 3,
         },
     )
 
