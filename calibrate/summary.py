@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from perfmodel.documents.observation import PHASES, DeviceStreams, StepObservation
-from perfmodel.layout import RunSetting
-from perfmodel.machine.measured import CurvePoint, Repeatability
+from perfmodel.layout import RunSetting, Synchronisation
+from perfmodel.machine.measured import CurvePoint, Repeatability, SingleStep
 from perfmodel.statistics import FloatArray
 from perfmodel.units import Seconds
 
@@ -141,6 +141,17 @@ def streams_s(observation: StepObservation) -> dict[str, Seconds]:
     found |= {name: undisturbed(times_s) for name, times_s in dense.items() if times_s}
     share = repetition(observation).step_s / sum(found[name] for name in DISPATCH)
     return found | {name: found[name] * min(1.0, share) for name in DISPATCH}
+
+
+def calibrated_setting(step: SingleStep) -> RunSetting:
+    """The setting whose step went into a profile."""
+    return RunSetting(
+        workload=step.workload,
+        world_size=step.world_size,
+        micro_batch=step.micro_batch,
+        synchronisation=Synchronisation(step.synchronisation),
+        bucket_cap_mb=step.bucket_cap_mb,
+    )
 
 
 def by_setting(repetitions: Iterable[Repetition]) -> dict[RunSetting, tuple[Repetition, ...]]:

@@ -17,7 +17,7 @@ from scipy.special import bdtrik
 
 from calibrate.campaign import PLAN, Progress, read_plan
 from calibrate.experiment import doubling_sizes, is_short
-from calibrate.summary import Estimate, estimate
+from calibrate.summary import Estimate, calibrated_setting, estimate
 from calibrate.task import ReplayTask, StepTask, Task
 from calibrate.workloads import repeated
 from perfmodel.documents import file_sha256
@@ -31,7 +31,7 @@ from perfmodel.documents.verdicts import (
 )
 from perfmodel.errors import UsageError
 from perfmodel.layout import RunSetting, Synchronisation
-from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, SingleStep
+from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.statistics import FloatArray, Interval
 from perfmodel.units import Seconds, format_duration
 
@@ -157,10 +157,10 @@ def compared(
     }
 
 
-def judged(request: ProfileRequest, observations: Path, gates: Sequence[Gate]) -> dict[str, Any]:
+def judged(profile: MeasuredMachine, observations: Path, gates: Sequence[Gate]) -> dict[str, Any]:
     """Fields of every verdict on predictions from a profile: whose they are, and whether gates passed."""
     return {
-        "profile_digest": request.profile.digest,
+        "profile_digest": profile.digest,
         "observations_sha256": file_sha256(observations),
         "gates": tuple(gates),
         "passed": passed(gates),
@@ -378,17 +378,6 @@ def calibrated_settings(profile: MeasuredMachine) -> frozenset[RunSetting]:
     return frozenset(calibrated_setting(step) for step in profile.steps)
 
 
-def calibrated_setting(step: SingleStep) -> RunSetting:
-    """The setting whose step went into the profile."""
-    return RunSetting(
-        workload=step.workload,
-        world_size=step.world_size,
-        micro_batch=step.micro_batch,
-        synchronisation=Synchronisation(step.synchronisation),
-        bucket_cap_mb=step.bucket_cap_mb,
-    )
-
-
 def repeated_settings(profile: MeasuredMachine) -> tuple[RunSetting, ...]:
     """Calibrated settings to run again, one single and one synchronised per workload.
 
@@ -397,13 +386,10 @@ def repeated_settings(profile: MeasuredMachine) -> tuple[RunSetting, ...]:
     repeats = []
     for workload in profile.workloads:
         batches = [int(point.at) for point in workload.phases[0].forward]
-        middle = batches[len(batches) // 2]
-        name = workload.workload.name
+        name, middle = workload.workload.name, batches[len(batches) // 2]
         repeats.append(_single(name, middle))
         if profile.max_world_size > 1:
-            repeats.append(
-                RunSetting(workload=name, world_size=profile.max_world_size, micro_batch=middle)
-            )
+            repeats.append(_parallel(name, middle, profile.max_world_size))
     return tuple(setting for setting in repeats if setting in calibrated_settings(profile))
 
 
@@ -442,12 +428,12 @@ def _of_workload(
     for index, micro_batch in enumerate(middles):
         yield from _block(name, micro_batch, index, world_size)
     if middles and (between := _world_size_between(world_size)) is not None:
-        yield RunSetting(workload=name, world_size=between, micro_batch=middles[0])
+        yield _parallel(name, middles[0], between)
     if goes_beyond or not middles:
         beyond = math.ceil(max(point.at for point in workload.phases[0].forward) * _BEYOND)
         yield _single(name, beyond)
         if world_size > 1:
-            yield RunSetting(workload=name, world_size=world_size, micro_batch=beyond)
+            yield _parallel(name, beyond, world_size)
 
 
 def _between(workload: MeasuredWorkload) -> tuple[int, ...]:
@@ -465,28 +451,21 @@ def _world_size_between(largest: int) -> int | None:
 
 
 def _block(name: str, micro_batch: int, index: int, world_size: int) -> Iterable[RunSetting]:
+    single, parallel = _single(name, micro_batch), _parallel(name, micro_batch, world_size)
     accumulation = ACCUMULATIONS[index % len(ACCUMULATIONS)]
-    yield _single(name, micro_batch)
+    yield single
     if world_size == 1:
-        yield _single(name, micro_batch, accumulation=accumulation)
+        yield replace(single, accumulation=accumulation)
         return
-    yield RunSetting(workload=name, world_size=world_size, micro_batch=micro_batch)
-    yield RunSetting(
-        workload=name,
-        world_size=world_size,
-        micro_batch=micro_batch,
-        bucket_cap_mb=BUCKET_CAPS_MB[index % len(BUCKET_CAPS_MB)],
-    )
-    yield RunSetting(
-        workload=name, world_size=world_size, micro_batch=micro_batch, accumulation=accumulation
-    )
+    yield parallel
+    yield replace(parallel, bucket_cap_mb=BUCKET_CAPS_MB[index % len(BUCKET_CAPS_MB)])
+    yield replace(parallel, accumulation=accumulation)
 
 
-def _single(name: str, micro_batch: int, *, accumulation: int = 1) -> RunSetting:
-    return RunSetting(
-        workload=name,
-        world_size=1,
-        micro_batch=micro_batch,
-        accumulation=accumulation,
-        synchronisation=Synchronisation.NONE,
-    )
+def _single(name: str, micro_batch: int) -> RunSetting:
+    alone = _parallel(name, micro_batch, 1)
+    return replace(alone, synchronisation=Synchronisation.NONE)
+
+
+def _parallel(name: str, micro_batch: int, world_size: int) -> RunSetting:
+    return RunSetting(workload=name, world_size=world_size, micro_batch=micro_batch)

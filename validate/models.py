@@ -43,7 +43,6 @@ from validate.judging import (
     IN_PLACE,
     ProfileRequest,
     Tolerances,
-    campaign_seed,
     compared,
     fraction,
     gate,
@@ -60,7 +59,7 @@ from validate.judging import (
 Mode = Literal["measured", "curves"]
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 
-#: By whether the model was trained and timed in place, or calibrated curves are read.
+#: By whether the model was measured in place, or calibrated curves are read.
 TOLERANCES: Final = {
     "measured": Tolerances(step_mape=0.05, step_worst=0.18),
     "curves": Tolerances(step_mape=0.14, step_worst=0.50),
@@ -79,7 +78,7 @@ class ModelsBudget:
     """Of every run, each in processes of its own."""
     repetition_s: Seconds
     replay_rounds: int
-    """Rounds in which every model is trained and timed in place."""
+    """Rounds in which every model is measured in place: trained, but on a GPU, and timed operator by operator."""
     replay_s: Seconds
 
     @classmethod
@@ -109,14 +108,6 @@ BUDGETS: Final = {
         replay_s=1.2,
     ),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelsRequest(ProfileRequest):
-    """What the user asked for."""
-
-    drawn_seed: int | None = None
-    """None: a new one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,13 +154,13 @@ Predicted = Mapping[Mode, Mapping[RunSetting, PredictedRun]]
 
 
 def validate_models(
-    request: ModelsRequest,
+    request: ProfileRequest,
     in_place: Launcher,
     plain_loop: Launcher,
     *,
     on_progress: Callable[[Progress], None],
 ) -> tuple[ModelsValidationDocument, ...]:
-    """Draw models, train and time them in place, predict, run loops, compare; one verdict per mode.
+    """Draw models, measure them in place, predict, run loops, compare; one verdict per mode.
 
     Raises
     ------
@@ -183,7 +174,7 @@ def validate_models(
         raise CalibrationUnavailable(
             "--profile: must hold costs of operators, got none; run perfmodel calibrate again"
         )
-    seed = campaign_seed(request.folder, request.drawn_seed)
+    seed = request.seed
     drawn = trace_models(seed, budget.num_models, request.folder, here.device_kind, on_progress)
     traced = [entry for entry in drawn if entry.reason is None]
     folder = request.folder / IN_PLACE
@@ -212,7 +203,17 @@ def validate_models(
     wait_for_another_occasion(request, on_progress, timed_s=timed.stat().st_mtime)
     campaign = Campaign(
         folder=request.folder,
-        plan=_plan(request, seed, predicted),
+        plan={
+            "stage": "validate models",
+            "budget": request.budget,
+            "seed": seed,
+            "profile_digest": request.profile.digest,
+            "gates": {mode: asdict(promise) for mode, promise in TOLERANCES.items()},
+            "predicted_s": {
+                mode: {setting.label: asdict(found.step_s) for setting, found in runs.items()}
+                for mode, runs in predicted.items()
+            },
+        },
         rounds=launches(_rounds(settings, budget, seed), request),
         placement=here,
     )
@@ -227,7 +228,7 @@ def validate_models(
 
 
 def _judge_all(
-    request: ModelsRequest,
+    request: ProfileRequest,
     drawn: Sequence[DrawnModel],
     predicted: Predicted,
     observations: Path,
@@ -311,49 +312,34 @@ def predict(
     budget: ModelsBudget,
 ) -> Predicted:
     """Every run in both modes, as the mean of its repetitions."""
-    machines = {"measured": with_replays(profile, replays_in(timed)), "curves": profile}
     documents = {
         entry.document: WorkloadDocument.read(entry.document) for entry in settings.values()
     }
-    result: dict[Mode, dict[RunSetting, PredictedRun]] = {}
-    for mode in MODES:
-        result[mode] = {}
-        for setting, entry in settings.items():
-            machine = machines[mode]
-            workload = open_workload(
-                machine, documents[entry.document], use_measured=mode == "measured"
-            )
-            question = Question(
-                machine=machine,
-                workload=workload,
-                layout=setting.layout,
-                num_repetitions=budget.num_repetitions,
-            )
-            found = answer(question)
-            result[mode][setting] = PredictedRun(
-                step_s=interval(found.step_s),
-                evidence=found.evidence["compute"],
-                untimed=question.measured.untimed,
-            )
-    return result
 
+    def one(machine: MeasuredMachine, mode: Mode, setting: RunSetting) -> PredictedRun:
+        document = documents[settings[setting].document]
+        question = Question(
+            machine=machine,
+            workload=open_workload(machine, document, use_measured=mode == "measured"),
+            layout=setting.layout,
+            num_repetitions=budget.num_repetitions,
+        )
+        found = answer(question)
+        return PredictedRun(
+            step_s=interval(found.step_s),
+            evidence=found.evidence["compute"],
+            untimed=question.measured.untimed,
+        )
 
-def _plan(request: ModelsRequest, seed: int, predicted: Predicted) -> dict[str, object]:
+    known = with_replays(profile, replays_in(timed))
     return {
-        "stage": "validate models",
-        "budget": request.budget,
-        "seed": seed,
-        "profile_digest": request.profile.digest,
-        "gates": {mode: asdict(promise) for mode, promise in TOLERANCES.items()},
-        "predicted_s": {
-            mode: {setting.label: asdict(found.step_s) for setting, found in runs.items()}
-            for mode, runs in predicted.items()
-        },
+        "measured": {setting: one(known, "measured", setting) for setting in settings},
+        "curves": {setting: one(profile, "curves", setting) for setting in settings},
     }
 
 
 def judge_models(
-    request: ModelsRequest,
+    request: ProfileRequest,
     mode: Mode,
     drawn: Sequence[DrawnModel],
     predicted: Predicted,
@@ -396,10 +382,10 @@ def judge_models(
     for row in single:
         by_family.setdefault(row.family.split()[0], []).append(row.signed_error)
     return ModelsValidationDocument(
-        **judged(request, observations, gates),
-        provenance=provenance(describe_environment(), seed=drawn[0].model.seed),
+        **judged(request.profile, observations, gates),
+        provenance=provenance(describe_environment(), seed=request.seed),
         mode=mode,
-        seed=drawn[0].model.seed,
+        seed=request.seed,
         num_drawn=len(drawn),
         steal=steal_share(entries),
         models=rows,

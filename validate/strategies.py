@@ -323,7 +323,7 @@ def judge_strategies(
     whole = groups[-1]
     gates = TOLERANCES.judge(summary=whole.summary, coverage=whole.coverage)
     return StrategiesDocument(
-        **judged(request, observations, gates),
+        **judged(request.profile, observations, gates),
         provenance=provenance(describe_environment(), seed=request.seed),
         steal=steal_share(entries),
         settings=tuple(rows),

@@ -3,8 +3,8 @@
 Never fits: the profile is what it is. Predictions and gates are on disk before the first run.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -27,13 +27,18 @@ from calibrate.environment import (
     refuse_other_machine,
 )
 from calibrate.launch import Launcher
-from calibrate.summary import Estimate
+from calibrate.summary import Estimate, calibrated_setting
 from calibrate.topology import LaunchFlags
 from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import interval
 from perfmodel.documents import Provenance, Record, checked
-from perfmodel.documents.observation import failures, read_observations, steal_share
+from perfmodel.documents.observation import (
+    Observation,
+    failures,
+    read_observations,
+    steal_share,
+)
 from perfmodel.documents.verdicts import (
     ComparedSetting,
     ComparedSpeedup,
@@ -50,7 +55,6 @@ from validate.judging import (
     HoldoutBudget,
     ProfileRequest,
     Tolerances,
-    calibrated_setting,
     compared,
     fraction,
     holdout_settings,
@@ -77,12 +81,16 @@ class ValidationRequest(ProfileRequest):
     """Errors of an earlier validation, which widen the intervals."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted:
-    """What was predicted before anything was measured."""
+class Plan(Record):
+    """What a validation writes down before its first run; steps and speed-ups by the label of their setting."""
 
-    steps_s: Mapping[RunSetting, Interval]
-    speedups: Mapping[RunSetting, Interval]
+    stage: Literal["validate"] = "validate"
+    budget: Literal["quick", "standard"]
+    seed: int
+    profile_digest: str
+    gates: Tolerances
+    predicted_s: dict[str, Interval]
+    predicted_speedups: dict[str, Interval]
 
 
 def validate(
@@ -108,16 +116,29 @@ def validate(
     settings = holdout_settings(
         profile, num_batches=budget.num_batches, goes_beyond=budget.goes_beyond
     )
-    predicted = predict(
+    steps_s, speedups = predict(
         profile, settings, earlier=request.earlier, num_repetitions=budget.num_repetitions
     )
-    tolerances = _tolerances(request, len(settings))
+    plan = Plan.model_validate(
+        {
+            "budget": request.budget,
+            "seed": request.seed,
+            "profile_digest": profile.digest,
+            "gates": Tolerances()
+            if request.budget != "quick"
+            else Tolerances.of_quick(
+                profile, num_repetitions=budget.num_repetitions, num_settings=len(settings)
+            ),
+            "predicted_s": steps_s,
+            "predicted_speedups": speedups,
+        }
+    )
     wait_for_another_occasion(request, on_progress)
     runs = rounds(settings, repeated=repeated_settings(profile), budget=budget, seed=request.seed)
     observations = measure(
         Campaign(
             folder=request.folder,
-            plan=_plan(request, predicted, tolerances),
+            plan=plan.model_dump(mode="json"),
             rounds=launches(runs, request),
             placement=here,
         ),
@@ -125,9 +146,8 @@ def validate(
         resume=request.resume,
         on_progress=on_progress,
     )
-    comparison = compare_observations(profile, predicted, observations)
     made = provenance(describe_environment(profile.truth), seed=request.seed)
-    document = _document(request, comparison, observations, tolerances, made)
+    document = judge(profile, plan, settings, observations, made)
     # Every node judges the same shared observations; one of them writes.
     if here.topology.node_rank == 0:
         document.write(request.folder / VALIDATION)
@@ -136,12 +156,12 @@ def validate(
 
 def predict(
     profile: MeasuredMachine,
-    settings: tuple[RunSetting, ...],
+    settings: Sequence[RunSetting],
     *,
     earlier: ValidationDocument | None = None,
     num_repetitions: int = 1,
-) -> Predicted:
-    """Predict every setting as the mean of its runs, and the speed-up of those with several ranks."""
+) -> tuple[dict[str, Interval], dict[str, Interval]]:
+    """By label, every setting as the mean of its runs [s], and the speed-up of those with several ranks."""
     steps = {
         setting: answer(
             Question(
@@ -159,79 +179,111 @@ def predict(
         baseline = baseline_of(setting)
         if setting.world_size > 1 and baseline in steps:
             ratio = setting.global_batch / baseline.global_batch
-            speedups[setting] = interval(ratio * steps[baseline].step_s / step.step_s)
-    return Predicted(
-        steps_s={setting: interval(step.step_s) for setting, step in steps.items()},
-        speedups=speedups,
-    )
+            speedups[setting.label] = interval(ratio * steps[baseline].step_s / step.step_s)
+    return {setting.label: interval(step.step_s) for setting, step in steps.items()}, speedups
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """All rows of a validation."""
+def judge(
+    profile: MeasuredMachine,
+    plan: Plan,
+    settings: Sequence[RunSetting],
+    observations: Path,
+    made: Provenance,
+) -> ValidationDocument:
+    """Put every prediction beside what was measured; measures nothing.
 
-    settings: tuple[ComparedSetting, ...]
-    speedups: Mapping[RunSetting, ComparedSpeedup]
-    repeats: tuple[Repeat, ...]
-    steal: float
-    too_large: tuple[str, ...]
-    """Settings that memory did not hold."""
-    failed: tuple[FailedModel, ...]
-    """Settings of which every run failed."""
+    Accuracy is promised inside the calibrated range; beyond it the intervals have to hold.
 
-
-def compare_observations(
-    profile: MeasuredMachine, predicted: Predicted, observations: Path
-) -> Comparison:
-    """Put every prediction beside what was measured."""
+    Raises
+    ------
+    MeasurementFailed
+        If a setting has not run yet.
+    """
     entries = read_observations(observations)
     found = measured_steps(entries)
-    # What memory does not hold is no failure of the campaign, nor of a prediction of time.
-    known = too_large_of(entries)
-    absent = [setting for setting in predicted.steps_s if setting not in found]
-    too_large = tuple(setting.label for setting in absent if is_too_large(setting, known))
-    reasons = {entry.setting: entry.reason for entry in failures(entries)}
-    failed = tuple(
-        FailedModel(name=setting.label, reason=reasons[setting])
-        for setting in absent
-        if setting in reasons and setting.label not in too_large
+    too_large, failed = _not_run([one for one in settings if one not in found], entries)
+    rows = tuple(
+        ComparedSetting(
+            **compared(setting, plan.predicted_s[setting.label], found[setting]),
+            is_extrapolated=is_extrapolated(setting, profile),
+        )
+        for setting in settings
+        if setting in found
     )
     told = {*too_large, *(entry.name for entry in failed)}
-    missing = [setting.label for setting in absent if setting.label not in told]
-    if missing or len(absent) == len(predicted.steps_s):
+    missing = [one.label for one in settings if one not in found and one.label not in told]
+    if missing or not rows:
         why = f" ({failed[0].reason})" if failed else ""
+        labels = missing or [setting.label for setting in settings]
         raise MeasurementFailed(
-            f"{observations}: {len(missing or absent)} predicted settings were not run, such as "
-            f"{(missing or [one.label for one in absent])[0]}{why}; continue with --resume"
+            f"{observations}: {len(labels)} predicted settings were not run, such as {labels[0]}{why}; "
+            "continue with --resume"
         )
     calibrated_s = {calibrated_setting(step): step.step_s for step in profile.steps}
-    return Comparison(
-        settings=tuple(
-            ComparedSetting(
-                **compared(setting, predicted_s, found[setting]),
-                is_extrapolated=is_extrapolated(setting, profile),
-            )
-            for setting, predicted_s in predicted.steps_s.items()
-            if setting in found
+    repeats = tuple(
+        Repeat(
+            setting=setting,
+            calibrated_s=calibrated_s[setting],
+            measured_s=found[setting].value_s,
+            signed_error=calibrated_s[setting] / found[setting].value_s - 1,
+        )
+        for setting in repeated_settings(profile)
+        if setting in found
+    )
+    speedups = {
+        setting: compare_speedup(setting, plan.predicted_speedups[setting.label], found)
+        for setting in settings
+        if setting.label in plan.predicted_speedups and {setting, baseline_of(setting)} <= {*found}
+    }
+    beyond = [row for row in rows if row.is_extrapolated]
+    inside = [row for row in rows if not row.is_extrapolated] or beyond
+    speedups_inside, speedups_beyond = (
+        summarise_any([speedups[r.setting].signed_error for r in part if r.setting in speedups])
+        for part in (inside, beyond)
+    )
+    summary = summarise([row.signed_error for row in inside])
+    coverage = fraction(row.is_covered for row in rows)
+    noise_floor = summarise_any([repeat.signed_error for repeat in repeats])
+    return ValidationDocument(
+        **judged(
+            profile,
+            observations,
+            plan.gates.judge(
+                summary=summary, speedups=speedups_inside, coverage=coverage, noise=noise_floor
+            ),
         ),
-        speedups={
-            setting: compare_speedup(setting, speedup, found)
-            for setting, speedup in predicted.speedups.items()
-            if setting in found and baseline_of(setting) in found
-        },
-        repeats=tuple(
-            Repeat(
-                setting=setting,
-                calibrated_s=calibrated_s[setting],
-                measured_s=found[setting].value_s,
-                signed_error=calibrated_s[setting] / found[setting].value_s - 1,
-            )
-            for setting in repeated_settings(profile)
-            if setting in found
-        ),
+        provenance=made,
         steal=steal_share(entries),
         too_large=too_large,
         failed=failed,
+        settings=rows,
+        speedups=tuple(speedups.values()),
+        repeats=repeats,
+        summary=summary,
+        summary_extrapolated=summarise_any([row.signed_error for row in beyond]),
+        summary_by_workload={
+            name: summarise([row.signed_error for row in inside if row.setting.workload == name])
+            for name in dict.fromkeys(row.setting.workload for row in inside)
+        },
+        speedup_summary=speedups_inside,
+        speedup_summary_extrapolated=speedups_beyond,
+        noise_floor=noise_floor,
+        expected_noise=plan.gates.expected_noise,
+        coverage=coverage,
+    )
+
+
+def _not_run(
+    absent: Sequence[RunSetting], entries: Sequence[Observation]
+) -> tuple[tuple[str, ...], tuple[FailedModel, ...]]:
+    """Labels of what memory does not hold, no failure of a prediction of time; and what failed in every run."""
+    known = too_large_of(entries)
+    too_large = tuple(setting.label for setting in absent if is_too_large(setting, known))
+    reasons = {entry.setting: entry.reason for entry in failures(entries)}
+    return too_large, tuple(
+        FailedModel(name=setting.label, reason=reasons[setting])
+        for setting in absent
+        if setting in reasons and setting.label not in too_large
     )
 
 
@@ -274,95 +326,6 @@ def compare_speedup(
     )
 
 
-def _tolerances(request: ValidationRequest, num_settings: int) -> Tolerances:
-    """Those of the standard budget, or relative to what the machine repeats itself to."""
-    if request.budget != "quick":
-        return Tolerances()
-    return Tolerances.of_quick(
-        request.profile,
-        num_repetitions=HoldoutBudget.of(
-            request.budget, request.profile.device_kind
-        ).num_repetitions,
-        num_settings=num_settings,
-    )
-
-
-def _document(
-    request: ValidationRequest,
-    comparison: Comparison,
-    observations: Path,
-    tolerances: Tolerances,
-    made: Provenance,
-) -> ValidationDocument:
-    rows = comparison.settings
-    # Accuracy is promised inside the calibrated range; beyond it the intervals have to hold.
-    beyond = [row for row in rows if row.is_extrapolated]
-    inside = [row for row in rows if not row.is_extrapolated] or beyond
-    speedups = comparison.speedups
-    speedups_beyond = [speedups[row.setting] for row in beyond if row.setting in speedups]
-    speedups_inside = [speedups[row.setting] for row in inside if row.setting in speedups]
-    summary = summarise([row.signed_error for row in inside])
-    speedup_summary = summarise_any([row.signed_error for row in speedups_inside])
-    coverage = fraction(row.is_covered for row in rows)
-    noise_floor = summarise_any([repeat.signed_error for repeat in comparison.repeats])
-    gates = tolerances.judge(
-        summary=summary, speedups=speedup_summary, coverage=coverage, noise=noise_floor
-    )
-    names = dict.fromkeys(row.setting.workload for row in inside)
-    return ValidationDocument(
-        **judged(request, observations, gates),
-        provenance=made,
-        steal=comparison.steal,
-        too_large=comparison.too_large,
-        failed=comparison.failed,
-        settings=rows,
-        speedups=tuple(speedups.values()),
-        repeats=comparison.repeats,
-        summary=summary,
-        summary_extrapolated=summarise_any([row.signed_error for row in beyond]),
-        summary_by_workload={
-            name: summarise([row.signed_error for row in inside if row.setting.workload == name])
-            for name in names
-        },
-        speedup_summary=speedup_summary,
-        speedup_summary_extrapolated=summarise_any([row.signed_error for row in speedups_beyond]),
-        noise_floor=noise_floor,
-        expected_noise=tolerances.expected_noise,
-        coverage=coverage,
-    )
-
-
-def _plan(
-    request: ValidationRequest, predicted: Predicted, tolerances: Tolerances
-) -> dict[str, object]:
-    """What is measured, promised and predicted; written before the first run."""
-    return {
-        "stage": "validate",
-        "budget": request.budget,
-        "seed": request.seed,
-        "profile_digest": request.profile.digest,
-        "gates": asdict(tolerances),
-        "predicted_s": {
-            setting.label: asdict(found) for setting, found in predicted.steps_s.items()
-        },
-        "predicted_speedups": {
-            setting.label: asdict(found) for setting, found in predicted.speedups.items()
-        },
-    }
-
-
-class _Plan(Record):
-    """What a validation wrote down before its first run, as ``_plan`` does."""
-
-    stage: Literal["validate"]
-    budget: Literal["quick", "standard"]
-    seed: int
-    profile_digest: str
-    gates: Tolerances
-    predicted_s: dict[str, Interval]
-    predicted_speedups: dict[str, Interval]
-
-
 def judge_recorded(profile: MeasuredMachine, folder: Path) -> ValidationDocument:
     """Compare what a validation predicted with what it measured, wherever it ran; measures nothing.
 
@@ -374,31 +337,23 @@ def judge_recorded(profile: MeasuredMachine, folder: Path) -> ValidationDocument
         If a setting has not run yet.
     """
     where = folder / PLAN
-    plan = checked(read_plan(folder), _Plan, where=where)
+    plan = checked(read_plan(folder), Plan, where=where)
     if plan.profile_digest != profile.digest:
         raise InvalidDocument(
             f"{where}: must be of the profile beside it, got a validation of another one; fetch both again"
         )
     budget = HoldoutBudget.of(plan.budget, profile.device_kind)
-    settings = {
-        setting.label: setting
-        for setting in holdout_settings(
-            profile, num_batches=budget.num_batches, goes_beyond=budget.goes_beyond
-        )
-    }
-    if unknown := sorted({*plan.predicted_s, *plan.predicted_speedups} - {*settings}):
+    settings = holdout_settings(
+        profile, num_batches=budget.num_batches, goes_beyond=budget.goes_beyond
+    )
+    labels = {setting.label for setting in settings}
+    if unknown := sorted({*plan.predicted_s, *plan.predicted_speedups} - labels):
         raise InvalidDocument(
             f"{where}: must hold settings of this version, got {unknown[0]}; judge with the version that ran it"
         )
-    predicted = Predicted(
-        steps_s={settings[label]: found for label, found in plan.predicted_s.items()},
-        speedups={settings[label]: found for label, found in plan.predicted_speedups.items()},
-    )
-    observations = folder / OBSERVATIONS
-    request = ValidationRequest(profile=profile, folder=folder, budget=plan.budget, seed=plan.seed)
+    predicted = [setting for setting in settings if setting.label in plan.predicted_s]
     made = Provenance.of_answer(host_fingerprint=profile.origin.fingerprint, seed=plan.seed)
-    comparison = compare_observations(profile, predicted, observations)
-    return _document(request, comparison, observations, plan.gates, made)
+    return judge(profile, plan, predicted, folder / OBSERVATIONS, made)
 
 
 def _refuse_other_nodes(profile: MeasuredMachine, here: Placement) -> None:

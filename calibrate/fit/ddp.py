@@ -15,7 +15,7 @@ from scipy.optimize import least_squares, nnls
 from scipy.special import exprel
 
 from calibrate.layout_fit import KNOWN_BELOW
-from calibrate.summary import Repetition, typical
+from calibrate.summary import Repetition, calibrated_setting, typical
 from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.measured import measured_steps_s, step_times
 from perfmodel.cost.collectives import library_of
@@ -354,13 +354,7 @@ def _predictor_of(
     for step in steps:
         workload = profile.workload(step.workload)
         assert workload is not None, step
-        setting = RunSetting(
-            workload=step.workload,
-            world_size=step.world_size,
-            micro_batch=step.micro_batch,
-            bucket_cap_mb=step.bucket_cap_mb,
-        )
-        layout = setting.layout
+        layout = calibrated_setting(step).layout
         program = compile_step(workload.workload, layout, asynchronous=profile.asynchronous)
         found.append((workload, layout, program))
 

@@ -10,7 +10,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -254,20 +254,6 @@ _ORDINARY = 1e-3
 _LOOKUPS = frozenset({"embedding", "_embedding_bag"})
 
 
-@dataclass(slots=True, kw_only=True)
-class ReplayTimes:
-    """Times of every pass. [s]"""
-
-    calls_s: dict[tuple[int, Phase], list[Seconds]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
-    """By operator and phase, in each pass the mean over its calls."""
-    phases_s: dict[Phase, list[Seconds]] = field(default_factory=lambda: defaultdict(list))
-    """Sum over the calls of a phase; the optimizer as one call over all parameters."""
-    failed: set[int] = field(default_factory=set)
-    """Operators that cannot be repeated from their record."""
-
-
 @contextmanager
 def without_denormals() -> Iterator[None]:
     """Made-up values fade to denormal numbers, which training does not have and which are slow."""
@@ -393,26 +379,30 @@ class Replay:
             operator = step.operators[call.operator]
             if base_name(operator.name) in _LOOKUPS and readers[call.inputs[0]] == 1:
                 self._looked_up[call.inputs[0]] = operator.inputs[1].num_elements
+        self.failed = self._passes.failed
         with without_denormals():
-            self._once(ReplayTimes())  # it loads kernels
-        self.times = ReplayTimes(failed=self._passes.failed)
+            self._once()  # it loads kernels
+        self.calls_s: dict[tuple[int, Phase], list[Seconds]] = defaultdict(list)
+        """By operator and phase, in each pass the mean over its calls. [s]"""
+        self.phases_s: dict[Phase, list[Seconds]] = defaultdict(list)
+        """In each pass the sum over the calls of a phase; the optimizer as one call over all parameters. [s]"""
 
     def for_about(self, target_s: Seconds) -> None:
-        """Repeat the step for about this time."""
+        """Repeat the step for about this time, and keep its times."""
         device = self._session.measured
         least = _MINIMUM_PASSES[device.asynchronous]
         with without_denormals():
             begun_s = device.now()
-            self._once(self.times)
+            self._keep(self._once())
             passed_s = device.now() - begun_s
             most = min(_MAXIMUM_PASSES, device.most_repeats // 4)
             num_passes = repeats_within(target_s, [passed_s], minimum=least, maximum=most)
             for _ in range(num_passes - 1):
-                self._once(self.times)
+                self._keep(self._once())
 
     @torch.no_grad()
-    def _once(self, times: ReplayTimes) -> None:
-        """Repeat the step and add its times."""
+    def _once(self) -> list[Seconds]:
+        """Repeat the step; how long each call takes, and the optimizer as the last. [s]"""
         clock = self._passes.new_clock()
         self._passes.run(clock)
         for number, parameter, traced in zip(
@@ -429,16 +419,19 @@ class Replay:
         self._optimizer.step()
         self._optimizer.zero_grad()
         clock.mark()
-        *calls_s, optimizer_s = self._passes.durations_s(clock)
-        times.phases_s[Phase.OPTIMIZER].append(optimizer_s)
+        return self._passes.durations_s(clock)
+
+    def _keep(self, durations_s: Sequence[Seconds]) -> None:
+        *calls_s, optimizer_s = durations_s
         found: dict[tuple[int, Phase], list[Seconds]] = defaultdict(list)
+        sums_s = {Phase.FORWARD: 0.0, Phase.BACKWARD: 0.0, Phase.OPTIMIZER: optimizer_s}
         for call, duration_s in zip(self._passes.flow.calls, calls_s, strict=True):
             found[call.operator, call.phase].append(duration_s)
+            sums_s[call.phase] += duration_s
         for key, values_s in found.items():
-            times.calls_s[key].append(sum(values_s) / len(values_s))
-        for phase in (Phase.FORWARD, Phase.BACKWARD):
-            total_s = sum(sum(values_s) for (_, at), values_s in found.items() if at is phase)
-            times.phases_s[phase].append(total_s)
+            self.calls_s[key].append(sum(values_s) / len(values_s))
+        for phase, sum_s in sums_s.items():
+            self.phases_s[phase].append(sum_s)
 
 
 #: Share of the time of a task in which operators run one by one, where its model trains in the rest.
@@ -456,7 +449,7 @@ def measure_replay(session: Session, task: ReplayTask) -> ReplayObservation:
         untrained = one_line_of(error)
     replay = Replay(session, step)
     replay.for_about(task.target_s * (_REPLAYED if own_s else 1))
-    times, counts = replay.times, step.call_counts()
+    counts = step.call_counts()
     if task.round > 0:
         traced = None  # the same in every round: once is enough on disk
     return ReplayObservation(
@@ -473,16 +466,16 @@ def measure_replay(session: Session, task: ReplayTask) -> ReplayObservation:
                 num_calls=counts[position, phase],
                 times_s=tuple(times_s),
             )
-            for (position, phase), times_s in times.calls_s.items()
-            if position not in times.failed
+            for (position, phase), times_s in replay.calls_s.items()
+            if position not in replay.failed
         ),
-        forward_s=tuple(times.phases_s[Phase.FORWARD]),
-        backward_s=tuple(times.phases_s[Phase.BACKWARD]),
-        optimizer_s=tuple(times.phases_s[Phase.OPTIMIZER]),
+        forward_s=tuple(replay.phases_s[Phase.FORWARD]),
+        backward_s=tuple(replay.phases_s[Phase.BACKWARD]),
+        optimizer_s=tuple(replay.phases_s[Phase.OPTIMIZER]),
         trained_s=own_s,
         untrained=untrained,
         calls=calls_signature(step),
-        failed=tuple(sorted({step.operators[position].name for position in times.failed})),
+        failed=tuple(sorted({step.operators[position].name for position in replay.failed})),
         traced=traced and traced.step,
         model=traced and replace(traced.workload, name=task.workload),
     )
@@ -514,9 +507,18 @@ def measure_model(session: Session, task: ModelTask) -> OperatorsObservation:
     with tempfile.TemporaryDirectory() as folder, session.measured.without():
         traced = model.traced(Path(folder), session.device.type)
     step = traced.step.at(micro_batch=model.micro_batch)
-    replay = Replay(session, step)
+    replay, counts = Replay(session, step), step.call_counts()
     replay.for_about(task.target_s)
-    counts, times = step.call_counts(), replay.times
+    operators = tuple(
+        IsolatedOperator(
+            operator=step.operators[operator],
+            phase=phase,
+            times_s=tuple(times_s[-_KEPT_PASSES:]),
+            num_calls=counts[operator, phase],
+        )
+        for (operator, phase), times_s in replay.calls_s.items()
+        if operator not in replay.failed
+    )
     del replay
     is_behind = session.asynchronous
     host = host_steps(session, model, step, target_s=task.target_s) if is_behind else None
@@ -524,16 +526,7 @@ def measure_model(session: Session, task: ModelTask) -> OperatorsObservation:
         task=task.name,
         round=task.round,
         model=model.name,
-        operators=tuple(
-            IsolatedOperator(
-                operator=step.operators[operator],
-                phase=phase,
-                times_s=tuple(times_s[-_KEPT_PASSES:]),
-                num_calls=counts[operator, phase],
-            )
-            for (operator, phase), times_s in times.calls_s.items()
-            if operator not in times.failed
-        ),
+        operators=operators,
         optimizers=(),
         host=host,
     )

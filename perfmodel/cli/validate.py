@@ -157,13 +157,13 @@ def validate_models(
     """Run models drawn at random and print the error of what their traces predict."""
     from calibrate.launch import TorchrunLauncher
     from validate import models as use_case
-    from validate.judging import PLAIN_LOOP
+    from validate.judging import PLAIN_LOOP, ProfileRequest, campaign_seed
 
-    request = use_case.ModelsRequest(
+    request = ProfileRequest(
         profile=opt.profiled(profile),
         folder=out,
         budget=budget,
-        drawn_seed=seed,
+        seed=campaign_seed(out, seed),
         resume=resume,
         soon=soon,
     )

@@ -182,7 +182,7 @@ class ModelsValidationDocument(ProfileVerdict):
     made_by: ClassVar[str] = "perfmodel validate models"
 
     mode: str
-    """ "measured": the model trained (not on a GPU) and timed in place; "curves": calibrated curves alone."""
+    """ "measured": in place, trained but on a GPU, and timed; "curves": calibrated curves alone."""
     seed: int
     num_drawn: PositiveInt
     steal: Share = 0.0

@@ -176,7 +176,7 @@ def summary_lines(validation: ValidationDocument) -> list[str]:
 
 def models_table(validation: ModelsValidationDocument) -> Table:
     """Each run of a model drawn at random, predicted from its trace beside measured."""
-    words = {"measured": "trained and timed in place", "curves": "calibrated curves alone"}
+    words = {"measured": "measured in place", "curves": "calibrated curves alone"}
     return table(
         f"Models drawn at random (seed {validation.seed}), {words[validation.mode]}",
         validation.models,

@@ -30,7 +30,7 @@ BEGIN: Final = "<!-- table: begin (python -m tests.benchmarks.gpu_report) -->"
 _JUDGED: Final = {
     "steps": ("settings that calibration never saw", "settings", Gate(mape=0.04, worst=0.12)),
     "models-measured": (
-        "drawn models, operators timed in place",
+        "drawn models, measured in place",
         "models",
         Gate(mape=0.05, worst=0.18),
     ),

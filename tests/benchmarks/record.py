@@ -84,7 +84,7 @@ def _rows() -> Iterator[str]:
     beyond = "steps, outside the calibrated batches"
     yield from _worse_first(steps, "summary_extrapolated", beyond, gate=None)
     yield from _worse_first(steps, "speedup_summary", "speed-up", gate="speed-up")
-    for mode, words in (("measured", "operators timed in place"), ("curves", "curves alone")):
+    for mode, words in (("measured", "measured in place"), ("curves", "curves alone")):
         for part, ranks, gate in (
             ("summary", "", _STEPS),
             ("summary_ddp", ", 2 ranks", "several ranks"),

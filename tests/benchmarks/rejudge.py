@@ -26,7 +26,7 @@ from perfmodel.documents.verdicts import ComparedSetting, ValidationDocument
 from perfmodel.machine.measured import MeasuredMachine, Repeatability
 from tests.regression.cases import unpacked
 from validate import validate
-from validate.judging import summarise
+from validate.judging import Tolerances, summarise
 from validate.testbed import network
 from validate.testbed.records import read_runs
 
@@ -103,32 +103,43 @@ def _say_steps(name: str, rows: Sequence[ComparedSetting]) -> None:
         say(f"{name}, {where}", [r.signed_error for r in own], [r.is_covered for r in own])
 
 
-def _judged_again(record: Path, settings: Sequence[ComparedSetting]) -> validate.Comparison:
+def _judged_again(record: Path, before: ValidationDocument) -> ValidationDocument:
     """Settings that calibration never saw, at another hour, predicted by the code of today."""
     with tempfile.TemporaryDirectory() as name:
         profile = _profile(Path(name))
-        predicted = validate.predict(
-            profile,
-            tuple(row.setting for row in settings),
-            num_repetitions=settings[0].num_repetitions,
+        settings = [row.setting for row in before.settings]
+        steps_s, speedups = validate.predict(
+            profile, settings, num_repetitions=before.settings[0].num_repetitions
+        )
+        plan = validate.Plan(
+            budget="standard",
+            seed=before.provenance.seed,
+            profile_digest=profile.digest,
+            gates=Tolerances(),
+            predicted_s=steps_s,
+            predicted_speedups=speedups,
         )
         runs = unpacked(record / "observations.jsonl", Path(name) / "runs.jsonl")
-        return validate.compare_observations(profile, predicted, runs)
+        return validate.judge(profile, plan, settings, runs, before.provenance)
 
 
 def _validation(record: Path) -> None:
-    before = ValidationDocument.read(record / validate.VALIDATION).settings
+    before = ValidationDocument.read(record / validate.VALIDATION)
     found = _judged_again(record, before)
-    _say_steps("as recorded", before)
+    _say_steps("as recorded", before.settings)
     _say_steps("today", found.settings)
-    within = {row.setting for row in found.settings if not row.is_extrapolated}
-    errors = [row.signed_error for at, row in found.speedups.items() if at in within]
-    say("today, inside: speed-ups", errors)
+    within = {
+        (row.setting.workload, row.setting.micro_batch)
+        for row in found.settings
+        if not row.is_extrapolated
+    }
+    speedups = [row for row in found.speedups if (row.workload, row.micro_batch) in within]
+    say("today, inside: speed-ups", [row.signed_error for row in speedups])
 
 
 def _ablation(record: Path, part: str) -> None:
     """Two rows: the recorded validation by a fit without one part."""
-    before = ValidationDocument.read(record / validate.VALIDATION).settings
+    before = ValidationDocument.read(record / validate.VALIDATION)
     with without(part):
         _say_steps(f"without {part}", _judged_again(record, before).settings)
 

@@ -82,21 +82,20 @@ def lenet() -> TracedStep:
 def test_every_operator_of_a_step_is_repeated(lenet: TracedStep) -> None:
     replay = Replay(alone(), lenet)
     replay.for_about(0.0)
-    times = replay.times
     expected = {key for key in lenet.call_counts() if key[1] is not Phase.OPTIMIZER}
-    assert times.failed == set()
-    assert set(times.calls_s) == expected
-    passes = len(times.phases_s[Phase.FORWARD])
-    assert {len(values) for values in times.calls_s.values()} == {passes}
+    assert replay.failed == set()
+    assert set(replay.calls_s) == expected
+    passes = len(replay.phases_s[Phase.FORWARD])
+    assert {len(values) for values in replay.calls_s.values()} == {passes}
     counts = lenet.call_counts()
     for phase in (Phase.FORWARD, Phase.BACKWARD):
         for index in range(passes):
             total_s = sum(
                 counts[key] * values[index]
-                for key, values in times.calls_s.items()
+                for key, values in replay.calls_s.items()
                 if key[1] is phase
             )
-            assert total_s == pytest.approx(times.phases_s[phase][index])
+            assert total_s == pytest.approx(replay.phases_s[phase][index])
 
 
 class _LastOutput(nn.Module):
@@ -114,8 +113,8 @@ class _LastOutput(nn.Module):
 
 def test_a_fused_operator_that_leaves_results_undefined_is_repeated() -> None:
     step = stepped(_LastOutput, lambda samples: torch.randn(samples, 5, 8))
-    times = Replay(alone(), step).times
-    assert times.failed == set()
+    replay = Replay(alone(), step)
+    assert replay.failed == set()
 
 
 def test_tables_are_looked_up_all_over_whatever_view_of_the_indices_is_used() -> None:
@@ -194,7 +193,7 @@ def test_operators_are_called_as_modules_call_them() -> None:
 def test_an_operator_that_this_torch_does_not_know_is_left_out(lenet: TracedStep) -> None:
     first, *others = lenet.operators
     odd = replace(lenet, operators=(replace(first, name="nobody.odd.default"), *others))
-    assert Replay(alone(), odd).times.failed == {0}
+    assert Replay(alone(), odd).failed == {0}
 
 
 def test_what_a_replay_raises_names_the_operator(
@@ -298,16 +297,6 @@ def test_a_training_counts_more_than_replays_without_one() -> None:
     assert step.trained_s == pytest.approx(4.0)
     assert step.relative_error == pytest.approx(math.log(4) / 2)
     assert step.operators == measured_steps(trained)[0].operators
-
-
-def test_replays_of_an_earlier_trace_of_a_step_do_not_count() -> None:
-    """A version of before called something else."""
-    old = replayed(0.9)
-    other = old.operators[1].model_copy(update={"signature": "c"})
-    old = old.model_copy(update={"operators": (old.operators[0], other)})
-    (step,) = measured_steps([old, replayed(0.01), replayed(0.01)])
-    assert {operator.signature for operator in step.operators} == {"a", "b"}
-    assert step.optimizer_s == pytest.approx(0.5)
 
 
 LOOKS_UP = """

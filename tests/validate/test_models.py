@@ -19,11 +19,11 @@ from perfmodel.statistics import Interval
 from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile
 from tests.played_worker import append, loop_observation
+from validate.judging import ProfileRequest
 from validate.models import (
     BUDGETS,
     DrawnModel,
     ModelsBudget,
-    ModelsRequest,
     PredictedRun,
     judge_models,
     validate_models,
@@ -81,7 +81,7 @@ def test_failures_are_counted_and_named(tmp_path: Path) -> None:
     append(path, *runs)
     settings = {entry.setting(1): PREDICTED for entry in (good, diverged)}
     document = judge_models(
-        ModelsRequest(profile=profile(Machine()), folder=tmp_path),
+        ProfileRequest(profile=profile(Machine()), folder=tmp_path),
         "measured",
         drawn,
         {"measured": settings, "curves": settings},
@@ -105,7 +105,7 @@ def test_what_has_run_is_judged_when_time_is_over(
     first, second = (replace(entry, reason=None) for entry in drawn_models()[:2])
     settings = {entry.setting(1): PREDICTED for entry in (first, second)}
     machine = replace(profile(Machine()), operators=costs_of_the_made_up_machine())
-    request = ModelsRequest(profile=machine, folder=tmp_path, drawn_seed=3, soon=True)
+    request = ProfileRequest(profile=machine, folder=tmp_path, seed=3, soon=True)
     here = SimpleNamespace(device_kind="cpu", topology=SimpleNamespace(world_size=1))
 
     def measure(campaign: Campaign, *_: object, **__: object) -> Path:
