@@ -252,15 +252,10 @@ class Experiment:
         is_wrapped = is_varied and self.device_kind != "cpu"
         wrapped = [replace(single, synchronisation=Synchronisation.DDP)] if is_wrapped else []
         parallel = [
-            replace(
-                single,
-                world_size=world_size,
-                synchronisation=synchronisation,
-                bucket_cap_mb=cap_mb,
-            )
-            for world_size in self.world_sizes
-            if world_size > 1
-            for synchronisation, cap_mb in (
+            replace(single, world_size=n, synchronisation=how, bucket_cap_mb=cap_mb)
+            for n in self.world_sizes
+            if n > 1
+            for how, cap_mb in (
                 (Synchronisation.NO_SYNC, None),
                 *((Synchronisation.DDP, cap_mb) for cap_mb in caps_mb),
             )
@@ -281,23 +276,34 @@ class Experiment:
         for block in blocks:
             shuffle.shuffle(block)
         shuffle.shuffle(blocks)
-        steps = [self._step(setting, index) for block in blocks for setting in block]
+        steps = [
+            StepTask(
+                name=f"{index}: {setting.label}",
+                round=index,
+                setting=setting,
+                target_s=self.budget.repetition_s,
+                min_steps=self.budget.min_steps,
+            )
+            for block in blocks
+            for setting in block
+        ]
+        once = (*self._traces(), *self._compute()) if index == 0 else ()
+        others = self._others(index, shuffle) if index < self.budget.other_rounds else ()
+        return (*once, *self._wrapping(index), *_interleave(steps, others))
+
+    def _others(self, index: int, shuffle: random.Random) -> tuple[Task, ...]:
+        """What is measured beside the steps of a round."""
         collectives = list(self._collectives(index))
         shuffle.shuffle(collectives)
-        # A virtual device has none of the groups that layouts need.
-        is_virtual = self.device_kind == "virtual"
         operators = _interleave(
             [*self._layers(index), *self._models(index)], [*self._replays(index)]
         )
+        # A virtual device has none of the groups that layouts need.
+        is_virtual = self.device_kind == "virtual"
         has_layouts = self.budget.has_layouts and not is_virtual and _divides_models()
         layouts = [*self._layouts(index)] if has_layouts else []
         shuffle.shuffle(layouts)
-        others: Sequence[Task] = _interleave(
-            [*collectives, *self._overlaps(index)], [*operators, *layouts]
-        )
-        if index >= self.budget.other_rounds:
-            others = ()
-        return (*self._once(index), *self._wrapping(index), *_interleave(steps, others))
+        return _interleave([*collectives, *self._overlaps(index)], [*operators, *layouts])
 
     def _wrapping(self, index: int) -> Iterable[Task]:
         """What DDP costs a rank alone: many small gradients, and few large ones."""
@@ -310,9 +316,6 @@ class Experiment:
                 shape=(num_gradients, width),
                 target_s=self.budget.repetition_s,
             )
-
-    def _once(self, index: int) -> Iterable[Task]:
-        return (*self._traces(), *self._compute()) if index == 0 else ()
 
     def _layers(self, index: int) -> Iterable[Task]:
         """The round's part of the single layers."""
@@ -345,11 +348,8 @@ class Experiment:
         """Reference models operator by operator: what do their real steps add?"""
         for model in self.models:
             batches = self.micro_batches(model)
-            replayed = {
-                batches[0],
-                batches[-1] if index < self.budget.replay_rounds else batches[0],
-            }
-            for micro_batch in sorted(replayed):
+            replayed = sorted({batches[0], batches[-1]})
+            for micro_batch in replayed if index < self.budget.replay_rounds else replayed[:1]:
                 yield ReplayTask(
                     name=f"{index}: replay {model} micro_batch={micro_batch}",
                     round=index,
@@ -357,15 +357,6 @@ class Experiment:
                     micro_batch=micro_batch,
                     target_s=self.budget.repetition_s,
                 )
-
-    def _step(self, setting: RunSetting, index: int) -> Task:
-        return StepTask(
-            name=f"{index}: {setting.label}",
-            round=index,
-            setting=setting,
-            target_s=self.budget.repetition_s,
-            min_steps=self.budget.min_steps,
-        )
 
     def _traces(self) -> Iterable[Task]:
         for model in self.models:
