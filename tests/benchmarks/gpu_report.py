@@ -19,13 +19,12 @@ from calibrate.calibrate import refit
 from calibrate.campaign import OBSERVATIONS, PLAN
 from perfmodel.documents.profile import CALIBRATED, ProfileDocument
 from perfmodel.report import percent
-from tests.benchmarks.virtual_report import END, ROOT, Figure, Gate, figure
+from tests.benchmarks.virtual_report import ROOT, Figure, Gate, figure, with_table
 
 PAGE: Final = ROOT / "docs" / "real-gpus.md"
 RECORDS: Final = ROOT / "docs" / "records"
 #: By folder of the records and name of the machine that ships; the first was judged first.
 GPUS: Final = {"h200": "H200", "h100": "H100"}
-BEGIN: Final = "<!-- table: begin (python -m tests.benchmarks.gpu_report) -->"
 #: By file of a verdict, what it judges and what a real GPU is held to.
 _JUDGED: Final = {
     "steps": ("settings that calibration never saw", "settings", Gate(mape=0.04, worst=0.12)),
@@ -62,16 +61,8 @@ def rows() -> Iterator[str]:
 
 def written(page: str) -> str:
     """The page with the table of today's records."""
-    head, rest = page.split(BEGIN)
-    _, tail = rest.split(END, 1)
-    table = "\n".join(
-        (
-            "| judged | GPU | MAPE | median | worst | inside | gate | missed |",
-            "|---|---|---|---|---|---|---|---|",
-            *rows(),
-        )
-    )
-    return f"{head}{BEGIN}\n{table}\n{END}{tail}"
+    head = "| judged | GPU | MAPE | median | worst | inside | gate | missed |"
+    return with_table(page, "\n".join((head, "|---|---|---|---|---|---|---|---|", *rows())))
 
 
 def fitted(gpu: str) -> ProfileDocument:

@@ -22,15 +22,13 @@ from perfmodel.documents.verdicts import (
 )
 from perfmodel.report import percent
 from perfmodel.report.figures import figure_bytes, speedup_figure
+from tests.benchmarks.virtual_report import ROOT, with_table
 
-ROOT: Final = Path(__file__).resolve().parent.parent.parent
 RECORDS: Final = ROOT / "docs" / "records"
 OTHERS: Final = RECORDS / "others"
 ACCURACY: Final = ROOT / "docs" / "accuracy.md"
 PICTURE: Final = ROOT / "docs" / "speedup.svg"
 _DEVICES: Final = tuple(2**power for power in range(11))
-BEGIN: Final = "<!-- table: begin (make record) -->"
-END: Final = "<!-- table: end -->"
 _KEPT: Final = {
     "calibration": ("plan.json", "profile.json"),
     "validation": ("plan.json", "validation.json"),
@@ -172,17 +170,11 @@ def _read(name: str | Path) -> _Json:
     return found
 
 
-def written(text: str) -> str:
-    """A page with the table between its markers."""
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=Path)
     runs = parser.parse_args().runs
     if runs is not None:
         keep(runs)
-    ACCURACY.write_text(written(ACCURACY.read_text(encoding="utf-8")), encoding="utf-8")
+    ACCURACY.write_text(with_table(ACCURACY.read_text(encoding="utf-8"), table()), encoding="utf-8")
     PICTURE.write_bytes(picture())

@@ -5,6 +5,7 @@ the record.
 """
 
 import json
+import re
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,8 +18,6 @@ from perfmodel.report import percent
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 RECORD: Final = ROOT / "docs" / "records" / "virtual" / "verdict.json"
 PAGE: Final = ROOT / "docs" / "virtual-gpus.md"
-BEGIN: Final = "<!-- table: begin (python -m tests.benchmarks.virtual_report) -->"
-END: Final = "<!-- table: end -->"
 #: Devices that a cluster file of one calibrated GPU promises.
 OF_CLUSTER: Final = (8, 64)
 #: What makes a step shorter at least this much of what the best term does is named right, too.
@@ -222,11 +221,17 @@ def text_of(record: Row) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def written(text: str) -> str:
-    """A page with the verdict of the record between its markers."""
-    before, _, rest = text.partition(BEGIN)
-    record = json.loads(RECORD.read_text(encoding="utf-8"))
-    return f"{before}{BEGIN}\n{table(record)}\n{END}{rest.partition(END)[2]}"
+def with_table(page: str, made: str) -> str:
+    """A page with a table between its markers."""
+    markers = r"(?s)(<!-- table: begin [^\n]*\n).*?(<!-- table: end -->)"
+    found, count = re.subn(markers, lambda match: f"{match[1]}{made}\n{match[2]}", page)
+    assert count == 1, "the page must have one table between markers"
+    return found
+
+
+def written(page: str) -> str:
+    """The page with the verdict of the record."""
+    return with_table(page, table(json.loads(RECORD.read_text(encoding="utf-8"))))
 
 
 if __name__ == "__main__":
