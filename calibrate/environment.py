@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from calibrate.gpus import (
     query_gpu_processes,
@@ -164,28 +164,13 @@ def _os_name() -> str | None:
     return None
 
 
-class ProcessorTime(NamedTuple):
-    """Of all processors of the machine together. [s]"""
-
-    busy_s: Seconds
-    steal_s: Seconds
-    """Wanted here, and given to other guests by a hypervisor; 0 where nobody counts it."""
-
-    def since(self, start: "ProcessorTime") -> "ProcessorTime":
-        """What was spent from then on; counters that were set back count as standing still."""
-        return ProcessorTime(
-            busy_s=max(0.0, self.busy_s - start.busy_s),
-            steal_s=max(0.0, self.steal_s - start.steal_s),
-        )
-
-
-def processor_time() -> ProcessorTime:
-    """Since the start of the machine."""
+def processor_time() -> tuple[Seconds, Seconds]:
+    """Busy time of all processors since the start of the machine, and what a hypervisor gave to other guests. [s]"""
     import psutil  # noqa: PLC0415 - an extra; what measures nothing does without
 
     times = psutil.cpu_times()
     busy = (getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
-    return ProcessorTime(busy_s=sum(busy), steal_s=getattr(times, "steal", 0.0))
+    return sum(busy), getattr(times, "steal", 0.0)
 
 
 def cpu_facts(*, observe_s: Seconds) -> Facts:

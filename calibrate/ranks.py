@@ -103,13 +103,17 @@ def serve(begin: Callable[[WorkOrder, Ranks], CarryOut]) -> None:
     prepare(order.device_kind, order.tasks)
     carry_out = begin(order, ranks)
     for task in order.tasks:
-        start = processor_time()
+        before = processor_time()
         ranks.announce(BEGIN_PREFIX, task.name)
         found = carry_out(task) if ranks.rank < num_ranks(task) else ""
-        spent = processor_time().since(start)
         if ranks.rank == 0:
+            busy_s, steal_s = processor_time()
+            # Counters that were set back count as standing still.
             processors = ProcessorObservation(
-                task=task.name, round=task.round, busy_s=spent.busy_s, steal_s=spent.steal_s
+                task=task.name,
+                round=task.round,
+                busy_s=max(0.0, busy_s - before[0]),
+                steal_s=max(0.0, steal_s - before[1]),
             )
             append_line(output, f"{found}\n{processors.model_dump_json()}")
         ranks.announce(DONE_PREFIX, task.name)
