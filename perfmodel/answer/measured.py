@@ -397,7 +397,7 @@ def _origin_caveats(profile: MeasuredMachine, workload: MeasuredWorkload) -> tup
         return _law_caveats(profile.device_costs, workload)
     if workload.measured_batches:
         batches = ", ".join(map(str, workload.measured_batches))
-        origin = f"{name} was not calibrated: it was timed in place, at micro-batch {batches}"
+        origin = f"{name} was not calibrated: it was measured in place, at micro-batch {batches}"
     else:
         origin = f"{name} was never run: its operators are read from curves"
     return origin, *untimed

@@ -171,7 +171,7 @@ class ComparedModel(Compared):
     family: str
     evidence: Evidence
     untimed: tuple[str, ...]
-    """Operators that the prediction did not find timed in place."""
+    """Operators without any timing to read."""
 
 
 class ModelsValidationDocument(ProfileVerdict):
