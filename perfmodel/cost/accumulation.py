@@ -10,13 +10,11 @@ from perfmodel.cost import Samples
 from perfmodel.layout import Layout
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, TracedWorkload
 from perfmodel.units import Bytes, Seconds
-from perfmodel.workload import ELEMENT_BYTES, Operator, Phase, TensorSpec
+from perfmodel.workload import Phase
 
-#: Operators, and bytes that move for each byte of a gradient: an addition reads two and writes one.
-_ADD: Final = ("aten.add_.Tensor", 2, 3.0)
-_DIVIDE: Final = ("aten.div_.Scalar", 1, 2.0)
-#: Only bytes count.
-_DTYPE: Final = "float32"
+#: Bytes that move for each byte of a gradient: an addition reads two and writes one, a division reads and writes one.
+_ADDED: Final = 3.0
+_DIVIDED: Final = 2.0
 #: Uncertainty, in log, of kernels that were read off others over memory, and of a call of one operator beside the
 #: mean of many: priors.
 _KERNEL_ERROR: Final = 0.1
@@ -37,16 +35,18 @@ def additions(machine: MeasuredMachine, layout: Layout, sizes_bytes: Sequence[By
 
         T = sum over gradients of ((m - 1) add(size) + [pp > 1] divide(size)) / m
 
-    The schedule of a pipeline divides each sum by the number of micro-batches.
+    By the kernels over memory, as large as gradients are. The schedule of a pipeline divides each sum by the number
+    of micro-batches. On a processor T is 0: the pages of a new gradient, which a backward pass of one micro-batch was
+    measured with, take as long as to add it to one that is there.
     """
     count = layout.accumulation
-    if count == 1:
+    if count == 1 or not (machine.asynchronous or machine.law is not None):
         return Added(0.0, 0.0)
-    adding = _kernels(machine, _ADD, sizes_bytes)
-    total_s = (count - 1) * adding.time_s
+    sizes = np.array(sizes_bytes, np.float64)
+    total_s = (count - 1) * _streamed_s(machine, _ADDED * sizes)
     if layout.pp > 1:
-        total_s += _kernels(machine, _DIVIDE, sizes_bytes).time_s
-    return Added(total_s / count, adding.log_error)
+        total_s += _streamed_s(machine, _DIVIDED * sizes)
+    return Added(total_s / count, _KERNEL_ERROR)
 
 
 def calls_of_additions(
@@ -95,28 +95,6 @@ def _call_and_view_s(
     kernels, views = counts["backward_s"], counts["view_s"]
     equal_s = backward_s / max(1.0, kernels + _VIEW * views)
     return equal_s, _VIEW * equal_s
-
-
-def _kernels(
-    machine: MeasuredMachine, kind: tuple[str, int, float], sizes_bytes: Sequence[Bytes]
-) -> Added:
-    """An operator on gradients of such sizes, one after another.
-
-    On a GPU by the kernels over memory, as large as gradients are; else by the curves of operators, if there are.
-    """
-    name, num_inputs, passes = kind
-    if machine.operators is None or machine.asynchronous or machine.law is not None:
-        moved_bytes = passes * np.array(sizes_bytes, np.float64)
-        return Added(_streamed_s(machine, moved_bytes), _KERNEL_ERROR)
-    from perfmodel.cost.operators import OperatorDurations  # noqa: PLC0415 - slow
-
-    calls = []
-    for size_bytes in sizes_bytes:
-        held = TensorSpec(shape=(-(-size_bytes // ELEMENT_BYTES[_DTYPE]),), dtype=_DTYPE)
-        calls.append((Operator.of(name, (held,) * num_inputs, (), "[]", mutated=(0,)), 1))
-    durations = OperatorDurations(machine.operators, use_measured=False)
-    found = durations.phase(calls, Phase.BACKWARD)
-    return Added(found.time_s, found.relative_error)
 
 
 def _streamed_s(machine: MeasuredMachine, moved_bytes: Samples) -> Seconds:

@@ -11,7 +11,6 @@ from perfmodel.cost import Terms
 from perfmodel.cost.accumulation import additions, calls_of_additions
 from perfmodel.cost.machine import CostModel, model_form, step_program
 from perfmodel.cost.network import KINDS, groups
-from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.traced import issued
 from perfmodel.layout import Layout, parse_layout
 from perfmodel.machine import Evidence
@@ -29,12 +28,10 @@ from perfmodel.machine.measured import (
 )
 from perfmodel.step import Cause, Operation, StepProgram, Stream
 from perfmodel.units import MIB
-from perfmodel.workload import Phase, TensorSpec
-from perfmodel.workload.step import signature
+from perfmodel.workload import Phase
 from tests.existing import existing
 from tests.perfmodel.cost.test_step_law import COSTS
 from tests.perfmodel.llama import traced
-from tests.perfmodel.operators import costs_of_the_made_up_machine, measured_step, operator
 from tests.perfmodel.profiles import (
     Machine,
     compute_rate,
@@ -71,7 +68,7 @@ def test_compute_is_read_from_the_curves_of_the_world_size() -> None:
 def timed_over(*rows: tuple[float, float]) -> MeasuredMachine:
     """A machine whose kernels moved bytes over the memory in seconds, one pair each."""
     rates = (compute_rate("memory", time_s=time_s, bytes_per_s=b / time_s) for b, time_s in rows)
-    return replace(profile(Machine()), rates=tuple(rates))
+    return replace(profile(Machine()), rates=tuple(rates), asynchronous=True)
 
 
 def test_gradients_are_added_to_those_of_earlier_micro_batches() -> None:
@@ -91,24 +88,10 @@ def test_gradients_are_added_to_those_of_earlier_micro_batches() -> None:
     assert found.time_s == pytest.approx((2 * added_s + divided_s) / 3)
 
 
-def test_curves_of_operators_tell_what_adding_gradients_takes() -> None:
-    """One addition of two in a step of two micro-batches, and in a pipeline one division."""
-    machine = replace(profile(Machine()), operators=costs_of_the_made_up_machine())
-    assert machine.operators is not None
-    # What another step took in place tells nothing of these.
-    durations = OperatorDurations(machine.operators, use_measured=False)
-    held = [TensorSpec(shape=(count,), dtype="float32") for count in (1000, 2_000_000)]
-    adds = [(operator("aten.add_.Tensor", (h, h), (), mutated=(0,)), 1) for h in held]
-    divides = [(operator("aten.div_.Scalar", (h,), (), mutated=(0,)), 1) for h in held]
-    add_s, divide_s = (durations.phase(c, Phase.BACKWARD).time_s for c in (adds, divides))
-    in_place = [(signature(replace(c, arguments="[]")), "backward") for c, _ in (*adds, *divides)]
-    another = measured_step(in_place, 9.0)
-    machine = replace(machine, operators=replace(machine.operators, measured=(another,)))
-    two = parse_layout("accumulation=2")
-    found = additions(machine, two, [4000, 8_000_000])
-    assert found.time_s == pytest.approx(add_s / 2)
-    found = additions(machine, replace(two, pp=2), [4000, 8_000_000])
-    assert found.time_s == pytest.approx((add_s + divide_s) / 2)
+def test_adding_gradients_takes_a_processor_what_their_pages_took() -> None:
+    document = replace(timed_over((8e6, 9e-3), (8e9, 8.001)), asynchronous=False)
+    once, thrice = (terms(document, accumulation=count) for count in (1, 3))
+    assert np.array_equal(thrice.compute_s[Cause.BACKWARD], once.compute_s[Cause.BACKWARD])
 
 
 HEAVY = existing(profile(Machine()).workload("heavy"))
