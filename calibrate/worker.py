@@ -20,8 +20,7 @@ from calibrate.probes.compute import (
     measure_overlap,
 )
 from calibrate.probes.layers import measure_layers
-from calibrate.probes.replay import measure_model, measure_replay
-from calibrate.probes.tracing import measure_workload
+from calibrate.probes.replay import measure_model, measure_replay, measure_workload
 from calibrate.probes.training import measure_steps
 from calibrate.ranks import CarryOut, Ranks, join, one_line_of, ran_out_of_memory, serve
 from calibrate.task import (

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.benchmarks import gpu_report, virtual_report
-from tests.benchmarks.record import ACCURACY, RECORDS, ROOT, campaigns, table
+from tests.benchmarks.record import ACCURACY, RECORDS, campaigns, table
+from tests.benchmarks.virtual_report import ROOT
 
 
 def page(name: str) -> str:

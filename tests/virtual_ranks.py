@@ -166,26 +166,6 @@ class Recording:
             optimizer.step()
         return self.gpu.taken(), self.gpu.memory.peak_bytes - before_bytes
 
-    def of_ready_gradients(self, workload: str, samples: int) -> tuple[Items, tuple[str, ...]]:
-        """A backward pass with a mark where each gradient is ready, and their names."""
-        reference = REFERENCES[workload]
-        with self.gpu.torch_device:
-            module = reference.build()
-        inputs, labels = (tensor.to(NAME) for tensor in reference.draw_batch(samples).pair)
-        names: list[str] = []
-
-        def note(name: str) -> None:
-            names.append(name)
-            self.gpu.mark()
-
-        for name, parameter in module.named_parameters():
-            parameter.register_post_accumulate_grad_hook(lambda _, name=name: note(name))
-        with self.gpu.autocast(reference.precision):
-            loss = reference.loss(module(inputs), labels)
-        self.gpu.taken()
-        loss.backward()
-        return self.gpu.taken(), tuple(names)
-
 
 @dataclass(kw_only=True)
 class Team:

@@ -23,13 +23,14 @@ from calibrate.probes import Session, repeats_within
 from calibrate.probes.training import host_steps, trained_s
 from calibrate.ranks import one_line_of
 from calibrate.replays import Dataflow, linked
-from calibrate.task import ModelTask, ReplayTask
+from calibrate.task import ModelTask, ReplayTask, TraceTask
 from perfmodel.documents import seals
 from perfmodel.documents.observation import (
     IsolatedOperator,
     OperatorsObservation,
     ReplayObservation,
     TimedOperator,
+    WorkloadObservation,
 )
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.tracing.reference import REFERENCES
@@ -39,6 +40,7 @@ from perfmodel.units import Seconds
 from perfmodel.workload import Operator, Phase, TensorSpec, base_name
 from perfmodel.workload.step import TracedStep, calls_signature, parameters_signature, signature
 
+_TRACED_SAMPLES: Final = 4
 #: Spread of made-up values: small enough that products of many layers stay finite.
 _SCALE = 0.05
 #: Operators that leave their backward pass a workspace only where gradients are wanted; without it that
@@ -493,6 +495,14 @@ def _replayed_step(session: Session, task: ReplayTask) -> tuple[TracedModel | No
     with seals.unsealed():  # whoever gave the order has read it
         document = WorkloadDocument.read(Path(task.document))
     return None, document.trace.at(micro_batch=task.micro_batch)
+
+
+def measure_workload(session: Session, task: TraceTask) -> WorkloadObservation:
+    """Trace a reference model; its gradients are ready when the work before them, by its trace, is done."""
+    reference = REFERENCES[task.workload]
+    with session.measured.without():
+        traced = trace_model(reference, reference.method("cpu"), micro_batch=_TRACED_SAMPLES)
+    return WorkloadObservation(task=task.name, round=task.round, workload=traced.workload)
 
 
 #: Of the passes through a drawn model: a median needs no more.

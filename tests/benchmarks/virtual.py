@@ -47,7 +47,7 @@ from perfmodel.machine import Cluster, Tier
 from perfmodel.machine.measured import MeasuredMachine, TracedWorkload
 from perfmodel.tracing.reference import GPU_MODELS
 from perfmodel.units import KIB
-from perfmodel.workload import Parameter, Phase
+from perfmodel.workload import Phase
 from tests.benchmarks.virtual_record import ALONE, RECORDED, TWICE, Recorded, judged_batches, loaded
 from tests.benchmarks.virtual_report import (
     OF_CLUSTER,
@@ -264,7 +264,7 @@ def calibrated(
     facts["virtual"] = {"truth": truth.name, **truth.facts}
     lines = [EnvironmentObservation(task="environment", round=0, facts=facts).model_dump_json()]
     for name, model in models.items():
-        workload = replace(model.traced.workload, name=name, parameters=_parameters(model, team))
+        workload = replace(model.traced.workload, name=name)
         lines.append(
             WorkloadObservation(task=f"trace {name}", round=0, workload=workload).model_dump_json()
         )
@@ -305,7 +305,7 @@ def _issued(session: TeamSession, name: str, model: Recorded) -> OperatorsObserv
     step = model.traced.step.at(micro_batch=_FEW_SAMPLES)
     counts = {phase: issued(step, phase) for phase in Phase}
     host = issued_steps(
-        session, act, act, act, issued=counts, num_gradients=len(model.names), target_s=0.0
+        session, act, act, act, issued=counts, num_gradients=len(step.parameters), target_s=0.0
     )
     return OperatorsObservation(
         task=f"model {name}", round=0, model=name, operators=(), optimizers=(), host=host
@@ -323,23 +323,6 @@ def _observed(
     session.measured.begin(task.name)
     found: str = probes[type(task)](session, task).model_dump_json()
     return found
-
-
-def _parameters(model: Recorded, team: Team) -> tuple[Parameter, ...]:
-    """When gradients are ready, behind a held queue as the probe does."""
-    device = team.gpus[0]
-    device.synchronise()
-    device.hold()
-    clock = device.clock()
-    clock.mark()
-    play(device, model.backward, world_size=1, mark=clock.mark)
-    clock.mark()
-    _, *ready_s, span_s = clock.seconds()
-    known = {parameter.name: parameter for parameter in model.traced.workload.parameters}
-    return tuple(
-        replace(known[name], ready_fraction=min(1.0, at_s / span_s))
-        for name, at_s in zip(model.names, ready_s, strict=True)
-    )
 
 
 def cluster_of(truth: Truth, num_nodes: int) -> Cluster:

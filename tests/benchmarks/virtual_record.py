@@ -50,6 +50,7 @@ CALIBRATED_KINDS: Final = (
     Kind(Synchronisation.DDP),
     Kind(Synchronisation.DDP, 4.0),
 )
+_TRACED_SAMPLES: Final = 4
 #: Two micro-batches of few samples: what drawn models tell of a host.
 TWICE: Final = Kind(Synchronisation.NONE, accumulation=2)
 PLAIN_KINDS: Final = (
@@ -62,8 +63,6 @@ PLAIN_KINDS: Final = (
         for how in (Synchronisation.NONE, Synchronisation.DDP)
     ),
 )
-#: Samples of the pass that shows when gradients are ready.
-READY_SAMPLES: Final = 4
 
 
 def judged_batches(model: str, kind: Kind) -> tuple[int, ...]:
@@ -82,9 +81,6 @@ class Recorded:
     """The same of a loop as users write it."""
     peak_bytes: dict[Kind, tuple[Bytes, ...]]
     """That such a step holds at most."""
-    backward: Items
-    names: tuple[str, ...]
-    """Of gradients, in the order in which they are ready."""
 
     def items(self, name: str, setting: RunSetting) -> Items:
         """A step of a calibration."""
@@ -127,14 +123,11 @@ def record(model: str) -> Recorded:
         kind: [recording.of_plain_loop(kind.at(model, batch)) for batch in RECORDED[model]]
         for kind in PLAIN_KINDS
     }
-    backward, names = recording.of_ready_gradients(model, READY_SAMPLES)
     return Recorded(
         traced=traced,
         calibrated=calibrated,
         plain={kind: tuple(items for items, _ in found) for kind, found in plain.items()},
         peak_bytes={kind: tuple(peak for _, peak in found) for kind, found in plain.items()},
-        backward=backward,
-        names=names,
     )
 
 
@@ -143,7 +136,7 @@ def _traced(model: str) -> "TracedModel":
     from perfmodel.tracing.trace import trace_model  # noqa: PLC0415
 
     method = REFERENCES[model].method(traced_as("virtual"))
-    return trace_model(REFERENCES[model], method, micro_batch=READY_SAMPLES)
+    return trace_model(REFERENCES[model], method, micro_batch=_TRACED_SAMPLES)
 
 
 def loaded(folder: Path, model: str) -> Recorded:
