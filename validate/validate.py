@@ -219,17 +219,7 @@ def judge(
             f"{observations}: {len(labels)} predicted settings were not run, such as {labels[0]}{why}; "
             "continue with --resume"
         )
-    calibrated_s = {calibrated_setting(step): step.step_s for step in profile.steps}
-    repeats = tuple(
-        Repeat(
-            setting=setting,
-            calibrated_s=calibrated_s[setting],
-            measured_s=found[setting].value_s,
-            signed_error=calibrated_s[setting] / found[setting].value_s - 1,
-        )
-        for setting in repeated_settings(profile)
-        if setting in found
-    )
+    repeats = _repeats(profile, found)
     speedups = {
         setting: compare_speedup(setting, plan.predicted_speedups[setting.label], found)
         for setting in settings
@@ -270,6 +260,21 @@ def judge(
         noise_floor=noise_floor,
         expected_noise=plan.gates.expected_noise,
         coverage=coverage,
+    )
+
+
+def _repeats(profile: MeasuredMachine, found: Mapping[RunSetting, Estimate]) -> tuple[Repeat, ...]:
+    """Calibrated settings beside their runs of today."""
+    calibrated_s = {calibrated_setting(step): step.step_s for step in profile.steps}
+    return tuple(
+        Repeat(
+            setting=setting,
+            calibrated_s=calibrated_s[setting],
+            measured_s=found[setting].value_s,
+            signed_error=calibrated_s[setting] / found[setting].value_s - 1,
+        )
+        for setting in repeated_settings(profile)
+        if setting in found
     )
 
 
