@@ -86,13 +86,6 @@ def test_the_largest_group_decides_between_protocols_and_a_later_start() -> None
         assert cost_of(*others).law.protocols == (SIMPLE,)
 
 
-def test_what_was_measured_comes_out_as_it_was() -> None:
-    """Whatever the algorithm was: the law stands between groups and sizes, not in their place."""
-    cost = cost_of(group(2), group(8, slower=3.0))
-    for size in SIZES:
-        assert float(cost.group_s(size, 8)[0]) == pytest.approx(3 * all_reduce_s(size, 8))
-
-
 def test_a_tree_is_taken_for_small_arrays_of_many_nodes() -> None:
     """1,024 nodes: 2,046 messages of a ring, 20 of a tree; on one node trees are chains."""
     cost = cost_of(group(2, nodes=2), group(4, nodes=4))

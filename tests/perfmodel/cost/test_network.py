@@ -225,20 +225,6 @@ def test_groups_and_messages_beyond_the_data_are_extrapolated(
     assert network(Machine()).evidence(sizes_bytes, Group(world_size)) is expected
 
 
-@pytest.mark.parametrize("of", [None, cluster()])
-@pytest.mark.parametrize("world_size", [1, 2, 4, 16])
-def test_collectives_priced_together_cost_what_each_costs_alone(
-    of: Cluster | None, world_size: int
-) -> None:
-    found = network(Machine(relative_error=0.05), of, num_draws=7)
-    sizes = [64, 1000, MIB, 100 * MIB]
-    column = np.array(sizes, np.float64)[:, np.newaxis]
-    for kind in ("all_reduce", "broadcast", "all_gather", "reduce_scatter"):
-        together_s = found.time_s(kind, column, Group(world_size))
-        alone_s = np.stack([found.time_s(kind, size, Group(world_size)) for size in sizes])
-        assert np.broadcast_to(together_s, alone_s.shape) == pytest.approx(alone_s, rel=1e-12)
-
-
 def test_ranks_on_one_machine_say_nothing_about_machines_with_one_device() -> None:
     found = network(Machine(), Cluster(name="rack", tiers=(RACK,)))
     assert seconds(found, 2 * MIB, 2) == pytest.approx(2 * (1e-3 + MIB / 1e8))
