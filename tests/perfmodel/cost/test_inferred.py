@@ -195,6 +195,10 @@ def test_no_step_is_shorter_than_its_flop_at_the_peak(model: InferredModel, jobs
         shortest_s = np.minimum(peak_s, expected_s)
         assert (peak_s < expected_s).all() == (share < 1)
         assert unsure.predict(jobs, normal_s=normal_s).lower_s == pytest.approx(shortest_s)
+        widest_s = unsure.predict(jobs, stalls=False, normal_s=normal_s).upper_s
+        known = unsure.uncertainty(jobs)
+        deviate = DEVIATE_90 * np.hypot(known.fitted, known.formula)
+        assert np.log(widest_s / expected_s) == pytest.approx(deviate, rel=1e-6)
         drawn_s = unsure.step_draws(jobs, num_draws=1_000, normal_s=normal_s)
         assert drawn_s.min(axis=1) == pytest.approx(shortest_s)
 

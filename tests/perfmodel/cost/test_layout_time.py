@@ -61,6 +61,7 @@ ARRAY = 2 * SEQUENCE * 64
 GRADIENTS = 2 * (4 * LAYER + TABLE)
 MIXED = replace(SMALL, experts=8, experts_per_token=2)
 FLOP = {"matmul_flop_per_s": 1e9}
+EXPERTS_AND_REST = (3 / 4 * 2 * 4 * 64**2 + 1 / 2 * 2 * 4 * 2 * 64 * 256) / 1e6
 MEMORY = {"memory_bytes_per_s": 1e9}
 LINKS, BETWEEN = {"tensor_bytes_per_s": 1e6}, {"node_bytes_per_s": 1e6}
 TENSOR, DATA = (
@@ -155,6 +156,8 @@ ENDS = 2 * EMBEDDING + LOGITS
         ("dp=4 zero=3 accumulation=5", DATA, "data", 4 * 15 * SHARD),
         # Two groups of four on a node: also a ring of two over a quarter of a layer, one more doubling.
         ("dp=8 zero=3 shard=4", DATA, "data", 4 * (3 * SHARD + 2 * LAYER / 4 / 1e6 + 1e-3)),
+        # Two replicas hold the same four of eight experts, four the rest of a layer.
+        ("dp=4 zero=3 ep=2", {"data_bytes_per_s": 1e6}, "data", 4 * 3 * EXPERTS_AND_REST),
         # Experts: there and back in both passes; a quarter of the tokens of two experts each stays.
         ("dp=4 ep=4", TENSOR, "tensor", 4 * 2 * 2 * (2e-3 + 3 / 4 * 2 * ARRAY / 1e6)),
     ],

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfmodel.cost import deviates
 from perfmodel.cost.collectives import LIBRARIES, SIMPLE, Protocol
 from perfmodel.cost.link_law import Factor, LinkCost, LinkLaw, Path, paths
 from perfmodel.machine.measured import MeasuredCollective
@@ -408,6 +409,14 @@ def test_protocols_are_parts_of_latency_and_rate() -> None:
     for size, steps, rate in ((1e3, 6, 0.4), (1e9, 30, 1.0)):
         found = law.time_s(np.array([[size]]), [Path(6, 1.5, 4)])[0, 0]
         assert found == pytest.approx(start + steps * p2p + size * (1.5 / rate / link + 1 / own))
+
+
+def test_points_tell_their_time_to_a_tenth() -> None:
+    """Beliefs about links are wide: what a single size leaves open is the error of a point."""
+    drawn = deviates(np.random.default_rng(0), 6, 4000)
+    law = LinkLaw.fit("all_reduce", [group(8, sizes=[2**30])], "nccl", drawn)
+    times_s = law.time_s(np.array([[2.0**30]]), paths("all_reduce", 8, 1, "nccl"))
+    assert np.log(times_s).std() == pytest.approx(0.1, rel=0.1)
 
 
 def test_what_the_law_misses_is_drawn_apart_from_its_constants() -> None:

@@ -14,13 +14,15 @@ from perfmodel.cost.memory import (
     DeviceMemory,
     TracedMemory,
     Verdict,
+    _kept_bytes,
     overhead_of,
     verdict,
 )
-from perfmodel.layout import Layout, parse_layout
+from perfmodel.layout import Layout, Recompute, parse_layout
 from perfmodel.machine import OVERHEADS, Overhead
 from perfmodel.step.division import parameter_bytes, units
-from perfmodel.workload.memory import Part
+from perfmodel.workload.memory import Block, Part
+from perfmodel.workload.step import AffineBytes
 from tests.perfmodel.llama import LAYERS, document, traced
 from tests.perfmodel.workload.memory_samples import step_memory, traced_memory
 
@@ -156,13 +158,36 @@ def test_sharding_divides_states_and_gathers_two_units() -> None:
     assert third.needed_bytes < first.needed_bytes < plain.needed_bytes
 
 
-def test_tensor_parallelism_divides_matrices_and_what_blocks_keep() -> None:
+def test_tensor_parallelism_divides_matrices() -> None:
     trace, _ = traced()
-    (one,), (two,), (all_divided,) = map(ranks, ("dp=1", "tp=2", "tp=2 sequence_parallel=yes"))
+    [two] = ranks("tp=2")
     half = parameter_bytes(trace, range(len(trace.parameters)), 2)
     assert part(two, Part.PARAMETERS) == pytest.approx(half, abs=1)
-    assert part(one, Part.ACTIVATIONS) / 2 < part(two, Part.ACTIVATIONS)
-    assert part(all_divided, Part.ACTIVATIONS) < part(two, Part.ACTIVATIONS)
+
+
+def block(saved_bytes: int) -> Block:
+    """It keeps so much of a sample, and 10 bytes of what enters it."""
+    entering, saved = (
+        AffineBytes(constant_bytes=0, per_sample_bytes=size) for size in (10, saved_bytes)
+    )
+    return Block(path="", parameter_bytes=0, input=entering, saved=saved)
+
+
+@pytest.mark.parametrize(
+    ("text", "own"), [("tp=2", (140, 60)), ("tp=2 sequence_parallel=yes", (100, 30))]
+)
+@pytest.mark.parametrize("share", [0.1, 0.9])
+def test_blocks_keep_four_inputs_whole_and_divide_the_rest(
+    text: str, own: tuple[int, int], share: float
+) -> None:
+    """Of two samples, three micro-batches in flight; of blocks computed again the inputs, and one at work."""
+    layout = parse_layout(f"{text} pp=3 accumulation=8 micro_batch=2")
+    again = replace(layout, recompute=Recompute.FULL)
+    plain_bytes, again_bytes = (
+        _kept_bytes([block(100), block(30)], each, 0, share) for each in (layout, again)
+    )
+    assert plain_bytes == pytest.approx(share * 3 * sum(own))
+    assert again_bytes == pytest.approx(min(plain_bytes, share * 3 * (20 + 20) + own[0]))
 
 
 def test_early_stages_keep_the_activations_of_all_micro_batches_in_flight() -> None:

@@ -174,6 +174,9 @@ def test_a_phase_is_the_sum_of_its_calls_and_tells_when_gradients_are_ready(
     assert found[Phase.BACKWARD].time_s == pytest.approx(forward + gradient)
     (parameter,) = with_ready_times(WORKLOAD, step, table).parameters
     assert parameter.ready_fraction == pytest.approx(gradient / (forward + gradient))
+    # Unless batches were measured, those of 8 samples tell it.
+    whole = traced_profile(profile(Machine()), durations, WORKLOAD, traced()).workload
+    assert whole.parameters == (parameter,)
 
 
 @pytest.mark.parametrize("seed", range(4))
