@@ -2,13 +2,11 @@
 
 A collective costs its launch once, a P2P latency for every message that waits for another one, and bytes twice: what
 crosses a link, which grows with the group, and the rank's own array, which does not. Large arrays go by
-other protocols. Their starts are longer in any group, or their latencies, by parts that the library's source tells:
+other protocols, whose starts are longer in any group:
 
     time(n, size) = start + steps(n) p2p + size (sent(n) / link rate + 1 / own rate)
                     + later start * size / (size + half size sqrt(n))
-    time(n, size) = start + min(steps(n) p2p latency part + size sent(n) / (link rate * rate part)) + size / own rate
 
-The second is taken where it tells the largest group clearly better from the smaller ones.
 ``steps`` and ``sent`` are those of the fastest algorithm: a ring has ``2 (n - 1)`` and ``2 (n - 1) / n`` in an
 all-reduce. So a larger group reaches a higher bus bandwidth, as published tables of 2, 4 and 8 GPUs show. They
 also show that protocols change at larger arrays in larger groups: between the same array and the same share.
@@ -21,7 +19,7 @@ group. Each of the two counts by what it is known to miss.
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -31,12 +29,10 @@ from perfmodel.cost import CurveDraws, Samples, deviates
 from perfmodel.cost.collectives import (
     LATER_BYTES,
     LATER_START_S,
-    SIMPLE,
     START_LOG_ERROR,
     START_S,
     TREE_EFFICIENCY,
     Algorithm,
-    Protocol,
     Transfer,
     library_of,
     message_bytes,
@@ -81,9 +77,6 @@ _AWAY_ERROR: Final = 0.05
 _MESSAGES_ERROR: Final = 0.08
 #: What the largest group shows of it counts this many times.
 _TOLD_WEIGHT: Final = 3.0
-#: Protocols have to tell the largest group so much better than a later start, which
-#: 22 of 24 published series prefer.
-_PROTOCOLS_ERROR: Final = 0.7
 
 
 class Path(NamedTuple):
@@ -139,39 +132,6 @@ def _is_chain(collective: str, library: str) -> bool:
 class LinkLaw(Law):
     """The constants of the law."""
 
-    protocols: tuple[Protocol, ...] = (SIMPLE,)
-    """The fastest is taken; of one alone a later start stands for the others."""
-
-    @classmethod
-    def chosen(
-        cls,
-        collective: str,
-        groups: Sequence[MeasuredCollective],
-        library: str,
-        drawn: Samples,
-        others: Iterable[MeasuredCollective] = (),
-    ) -> "LinkLaw":
-        """Fit by protocols if they tell the largest group clearly better from the others than a later start.
-
-        ``others``: Groups of other collectives on the same links; those on rings help a single group.
-        """
-        *smaller, largest = groups
-        if not smaller:
-            return cls.fit(collective, [*groups, *others], library, drawn)
-        protocols = library_of(library).protocols
-        if len(protocols) == 1:
-            return cls.fit(collective, groups, library, drawn)
-        sizes = np.array([[point.at] for point in largest.points])
-        ways = paths(collective, largest.world_size, largest.num_nodes, library)
-        logs = np.log([[point.time_s] for point in largest.points])
-
-        def log_error(*form: Protocol) -> float:
-            law = cls.fit(collective, smaller, library, drawn[:, :1], form)
-            return float(np.abs(np.log(law.time_s(sizes, ways)) - logs).mean())
-
-        tells = log_error(*protocols) < _PROTOCOLS_ERROR * log_error(SIMPLE)
-        return cls.fit(collective, groups, library, drawn, protocols if tells else (SIMPLE,))
-
     @classmethod
     def fit(
         cls,
@@ -179,7 +139,6 @@ class LinkLaw(Law):
         groups: Sequence[MeasuredCollective],
         library: str,
         drawn: Samples,
-        protocols: tuple[Protocol, ...] = (SIMPLE,),
     ) -> "LinkLaw":
         """Fit to the points of all groups, robust least squares on logarithms.
 
@@ -209,7 +168,7 @@ class LinkLaw(Law):
         )
 
         def residuals(p: Samples) -> Samples:
-            law = cls(logs=p, protocols=protocols)
+            law = cls(logs=p)
             data: Samples = weights * (np.log(law.time_s(sizes, ways)) - logs) / _POINT_ERROR
             return np.concatenate([data, (p - centre[:, np.newaxis]) / spread])
 
@@ -218,24 +177,20 @@ class LinkLaw(Law):
         own = [group for group in used if group.collective == collective]
         size, time_s = max((p.at, p.time_s) for group in own for p in group.points)
         start[2] = math.log(2 * size / time_s)
-        return replace(cls.fitted(residuals, [start], drawn), protocols=protocols)
+        return cls.fitted(residuals, [start], drawn)
 
     def time_s(self, size_bytes: Samples, ways: Iterable[Path]) -> Samples:
         """By the fastest of several ways, shape ``(num_sizes, num_draws)`` for sizes ``(num_sizes, 1)``. [s]"""
         start_s, p2p_s, link_rate, own_rate, later_s, half_size = np.exp(self.logs)
         own_s = size_bytes / own_rate
         sent_s = size_bytes / link_rate
-        if len(self.protocols) > 1:
-            later_s = np.zeros(1)
-        shortest = min(protocol.latency for protocol in self.protocols)
         times_s = [
             start_s
             + own_s
-            + way.steps * p2p_s * (protocol.latency / shortest)
-            + way.sent * sent_s / protocol.rate
+            + way.steps * p2p_s
+            + way.sent * sent_s
             + later_s * size_bytes / (size_bytes + half_size * np.sqrt(way.ranks))
             for way in ways
-            for protocol in self.protocols
         ]
         return np.asarray(np.minimum.reduce(times_s))
 
@@ -345,7 +300,9 @@ class LinkCost(GroupCost):
         collective = found[0].collective
         drawn = deviates(rng, NUM_PARAMETERS + 2, num_draws)
         others = tuple(others)
-        law = LinkLaw.chosen(collective, found, library, drawn[:NUM_PARAMETERS], others)
+        # Several groups tell a start from latencies; one alone needs the other collectives.
+        told = found if len(found) > 1 else [*found, *others]
+        law = LinkLaw.fit(collective, told, library, drawn[:NUM_PARAMETERS])
 
         def factor(group: MeasuredCollective) -> Factor:
             sizes = np.array([point.at for point in group.points])

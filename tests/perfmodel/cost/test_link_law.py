@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -13,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost import deviates
-from perfmodel.cost.collectives import LIBRARIES, SIMPLE, Protocol
 from perfmodel.cost.link_law import Factor, LinkCost, LinkLaw, Path, paths
 from perfmodel.machine.measured import MeasuredCollective
 from tests.perfmodel.profiles import timed_group
@@ -63,28 +61,6 @@ def test_eight_ranks_follow_from_two_and_four(size_bytes: int) -> None:
     cost = cost_of(group(2), group(4))
     found_s = float(cost.group_s(size_bytes, 8, nodes=1)[0])
     assert found_s == pytest.approx(all_reduce_s(size_bytes, 8), rel=0.02)
-
-
-def by_protocol_s(size_bytes: float, ranks: int) -> float:
-    """The fastest protocol of NCCL: latencies that grow with the array, no later start."""
-    latencies_s, sent_s = 2 * (ranks - 1) * 10e-6, size_bytes * 2 * (ranks - 1) / ranks / LINK
-    return START_S + min(
-        latencies_s * protocol.latency + sent_s / protocol.rate
-        for protocol in LIBRARIES["nccl"].protocols
-    )
-
-
-def test_the_largest_group_decides_between_protocols_and_a_later_start() -> None:
-    """Both truths are told from groups of 2 and 4; of one group a later start is assumed."""
-    sizes = (2**12, 2**18, 2**22, 2**28)
-
-    two, four = (timed_group(n, partial(by_protocol_s, ranks=n), SIZES) for n in (2, 4))
-    cost = cost_of(two, four)
-    assert cost.law.protocols == LIBRARIES["nccl"].protocols
-    found_s = [float(cost.group_s(size, 8, nodes=1)[0]) for size in sizes]
-    assert found_s == pytest.approx([by_protocol_s(size, 8) for size in sizes], rel=0.03)
-    for others in ((group(2), group(4)), (four,)):
-        assert cost_of(*others).law.protocols == (SIMPLE,)
 
 
 def test_a_tree_is_taken_for_small_arrays_of_many_nodes() -> None:
@@ -400,15 +376,6 @@ def test_between_two_groups_factors_mix_by_their_logarithm() -> None:
     for draw in range(3):
         logs = [read(left, s, draw) * 2 / 3 + read(right, s, draw) / 3 for s in sizes]
         assert found_s[:, draw] == pytest.approx(rising_s(way, sizes, logs, draw))
-
-
-def test_protocols_are_parts_of_latency_and_rate() -> None:
-    """The law holds the shorter latency, a fifth of the other; the larger array goes by the whole rate."""
-    law = replace(LAW, protocols=(SIMPLE, Protocol(0.2, 0.4)))
-    start, p2p, link, own, *_ = np.exp(LAW.logs[:, 0])
-    for size, steps, rate in ((1e3, 6, 0.4), (1e9, 30, 1.0)):
-        found = law.time_s(np.array([[size]]), [Path(6, 1.5, 4)])[0, 0]
-        assert found == pytest.approx(start + steps * p2p + size * (1.5 / rate / link + 1 / own))
 
 
 def test_points_tell_their_time_to_a_tenth() -> None:
