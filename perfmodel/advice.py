@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -54,7 +54,7 @@ def with_advice(
     most_s = max(0.0, lost_s[limit])
     factor = needed_factor(asked, ideal_s)
     busbw = _busbw_bytes_per_s(asked)
-    following = _measure_next(whole, document.points[-1].step_s)
+    counts, ratio, least = _measure_next(whole, document.points[-1].step_s)
     advice = ScalingAdvice(
         devices=largest,
         knee_devices=knee_devices(document.points),
@@ -63,9 +63,9 @@ def with_advice(
         target_efficiency=TARGET_EFFICIENCY,
         bandwidth_factor=factor,
         needed_busbw_bytes_per_s=None if factor is None or busbw is None else factor * busbw,
-        measure_devices=following.counts,
-        interval_ratio=following.ratio,
-        least_ratio=following.least_ratio,
+        measure_devices=counts,
+        interval_ratio=ratio,
+        least_ratio=least,
     )
     return document.model_copy(update={"scaling_advice": advice})
 
@@ -136,32 +136,33 @@ def _busbw_bytes_per_s(asked: Nominal) -> float | None:
     return bus_factor(ALL_REDUCE, asked.layout.world_size) * size / transfer_s
 
 
-class _Next(NamedTuple):
-    """What to measure next; see ``ScalingAdvice``."""
+def _measure_next(
+    question: Question, step: Interval
+) -> tuple[tuple[int, ...], float | None, float | None]:
+    """The smallest counts that halve the interval, or else narrow it most; the ratio then, and at best.
 
-    counts: tuple[int, ...] = ()
-    ratio: float | None = None
-    least_ratio: float | None = None
-
-
-def _measure_next(question: Question, step: Interval) -> _Next:
-    """The smallest counts that halve the interval, or else narrow it most; none where it stays.
-
-    Every choice is asked as a machine that holds its measurements, in the draws of the machine of today:
+    No counts where it stays. Every choice is asked as a machine that holds its measurements, in the draws of the
+    machine of today:
 
         ratio = ln(p95 / p5) then / ln(p95 / p5) today
     """
     today = math.log(step.p95 / step.p5)
-    count, most = question.layout.world_size, _most_measured(question)
+    machine, cluster, count = question.machine, question.cluster, question.layout.world_size
+    assert isinstance(machine, MeasuredMachine), machine
+    # Devices of the largest group that was measured; between nodes of a cluster file, of one node.
+    inside = 1 if cluster is None else cluster.devices_per_node or 1
+    most = max(machine.max_world_size, inside)
     if today <= 0:
-        return _Next()
+        return (), None, None
 
     def ratio_of(counts: Sequence[int]) -> float:
         [draws_s] = measured_steps_s([_as_measured(question, counts)])
         found = interval(draws_s)
         return math.log(found.p95 / found.p5) / today
 
-    best = _Next(least_ratio=min(1.0, ratio_of((1, count))))
+    best: tuple[int, ...] = ()
+    narrowed: float | None = None
+    least = min(1.0, ratio_of((1, count)))
     groups = [most * 2**doubling for doubling in range(1, _DOUBLINGS + 1)]
     known = _known_alone(question)
     tells_alone = known.machine is not question.machine or known.workload != question.workload
@@ -171,20 +172,12 @@ def _measure_next(question: Question, step: Interval) -> _Next:
         if group <= count:
             choices += [[group], *([each, group] for each in alone)]
     for counts in choices:
-        least, ratio = best.ratio or _WORTHWHILE, ratio_of(counts)
-        if ratio < least:
-            best = best._replace(counts=tuple(counts), ratio=ratio)
+        ratio = ratio_of(counts)
+        if ratio < (narrowed or _WORTHWHILE):
+            best, narrowed = tuple(counts), ratio
         if ratio <= 1 / 2:
             break
-    return best
-
-
-def _most_measured(question: Question) -> int:
-    """Devices of the largest group that was measured; between nodes of a cluster file, of one node."""
-    machine, cluster = question.machine, question.cluster
-    assert isinstance(machine, MeasuredMachine), machine
-    inside = 1 if cluster is None else cluster.devices_per_node or 1
-    return max(machine.max_world_size, inside)
+    return best, narrowed, least
 
 
 def _as_measured(question: Question, counts: Sequence[int]) -> Question:

@@ -50,11 +50,6 @@ class Change:
     gain_speedup: float
     """Added to the speed-up, over the same baseline."""
 
-    @property
-    def keeps_batch(self) -> bool:
-        """Whether the global batch, and so the training, stays as it is."""
-        return self.kind not in {ChangeKind.MICRO_BATCH, ChangeKind.ACCUMULATION}
-
 
 @dataclass(frozen=True, slots=True)
 class Nominal:
@@ -92,17 +87,6 @@ class Nominal:
 def nothing(_size_bytes: Bytes | Samples) -> Samples:
     """Communication that costs nothing. [s]"""
     return np.zeros(1)
-
-
-def ranked_changes(asked: Nominal, asked_s: Seconds, speedup: float) -> tuple[Change, ...]:
-    """All that can be changed in a step of so long and such a speed-up, the largest gain first."""
-
-    def change(kind: ChangeKind, what: str, step_s: Seconds) -> Change:
-        gain_speedup = speedup * (asked_s / step_s - 1)
-        return Change(kind=kind, what=what, gain_s=asked_s - step_s, gain_speedup=gain_speedup)
-
-    found = [change(*tried) for tried in _tried(asked)]
-    return tuple(sorted(found, key=lambda change: -change.gain_s))
 
 
 def _tried(asked: Nominal) -> Iterator[tuple[ChangeKind, str, Seconds]]:
@@ -525,7 +509,16 @@ def explain(question: Question, *, scaling: Scaling = "weak") -> Explanation:
     single = Nominal.of(asked.question.at(baseline))
     baseline_s, step_s = single.step_s(), asked.step_s()
     speedup = layout.global_batch / baseline.global_batch * baseline_s / step_s
-    changes = ranked_changes(asked, step_s, speedup)
+    tried = [
+        Change(
+            kind=kind,
+            what=what,
+            gain_s=step_s - changed_s,
+            gain_speedup=speedup * (step_s / changed_s - 1),
+        )
+        for kind, what, changed_s in _tried(asked)
+    ]
+    changes = tuple(sorted(tried, key=lambda change: -change.gain_s))
     losses = [
         _loss(cause, seconds, changes) for cause, seconds in lost_by_cause(asked, single).items()
     ]
@@ -548,7 +541,7 @@ def _loss(cause: LossCause, lost_s: Seconds, changes: tuple[Change, ...]) -> Los
     """With the best of the changes that bear on the cause; ``changes`` are ranked."""
     reason = _REASONS[cause]
     helpful = [c for c in changes if c.kind in reason.remedies and c.gain_s >= _SMALLEST_S]
-    gentle = [c for c in helpful if c.keeps_batch and c.gain_s >= _WORTHWHILE * lost_s]
+    gentle = [c for c in helpful if c.kind not in _LESS_OFTEN and c.gain_s >= _WORTHWHILE * lost_s]
     best = next(iter(gentle or helpful), None)
     return Loss(
         cause=cause,

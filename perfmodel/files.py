@@ -14,7 +14,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -62,24 +62,20 @@ def read_bytes(path: Path, *, most: Bytes = MOST_BYTES) -> bytes:
     if not stat.S_ISREG(mode):
         raise Unreadable("it must be a regular file, got a pipe or device; save it as a file first")
     if path.suffix == ".gz":
-        content = _unpacked(path, most)
+        import gzip  # noqa: PLC0415 - seldom
+        import zlib  # noqa: PLC0415
+
+        try:
+            with gzip.open(path) as packed:
+                content = packed.read(most + 1)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise Unreadable("the archive is damaged or truncated; pack it again") from error
     else:
         with path.open("rb") as file:
             content = file.read(most + 1)
     if len(content) > most:
         raise Unreadable(f"it must have at most {format_bytes(most)}, got more")
     return content
-
-
-def _unpacked(path: Path, most: Bytes) -> bytes:
-    import gzip  # noqa: PLC0415 - seldom
-    import zlib  # noqa: PLC0415
-
-    try:
-        with gzip.open(path) as file:
-            return file.read(most + 1)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise Unreadable("the archive is damaged or truncated; pack it again") from error
 
 
 def read_text(path: Path, *, most: Bytes = MOST_BYTES) -> str:
@@ -174,19 +170,15 @@ def parse_json(text: str) -> Any:
 
     Raises ``ValueError`` saying where it is none, or which limit it breaks.
     """
-    refuse_many(text)
+    # Every value stands behind one of these marks; more of them would take the memory.
+    if sum(map(text.count, ",[{")) > MOST_VALUES:
+        raise Unreadable(f"it must have at most {MOST_VALUES:,} values, got more")
     try:
         found = json.loads(text, object_pairs_hook=_unique, parse_int=_whole)
     except RecursionError:
         raise Unreadable(_TOO_DEEP) from None
     refuse_deep(found)
     return found
-
-
-def refuse_many(text: str) -> None:
-    """Refuse JSON that would take the memory; every value stands behind one of these marks."""
-    if sum(map(text.count, ",[{")) > MOST_VALUES:
-        raise Unreadable(f"it must have at most {MOST_VALUES:,} values, got more")
 
 
 _TOO_DEEP: Final = f"lists and objects must be at most {MOST_DEPTH} deep, got deeper ones"
@@ -211,6 +203,19 @@ def refuse_deep(found: Any) -> None:
         if not level:
             return
     raise Unreadable(_TOO_DEEP)
+
+
+def leaves(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of nested objects and lists, with its keys and positions joined by dots."""
+    inner: Iterable[tuple[Any, object]] = ()
+    if isinstance(tree, Mapping):
+        inner = tree.items()
+    elif isinstance(tree, list | tuple):
+        inner = enumerate(tree)
+    else:
+        yield path, tree
+    for key, value in inner:
+        yield from leaves(value, f"{path}.{key}" if path else str(key))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -53,28 +53,26 @@ def is_model_config(path: Path) -> bool:
     return isinstance(raw, dict) and ("model_type" in raw or "schema_version" not in raw)
 
 
-def read_model(text: str, *, sequence: int | None) -> NamedTransformer:
-    """A transformer by name, or from a Hugging Face ``config.json`` that the closed forms cover."""
+def read_model(text: str, *, sequence: int | None, flag: str = "--model") -> NamedTransformer:
+    """A transformer by name, or from a Hugging Face ``config.json`` that the closed forms cover.
+
+    Of a size alone, such as 7b, nobody tells more: the name says what is taken for it.
+    """
     path = Path(text)
     if path.suffix == ".json" or path.is_dir():
         return _from_config(path / "config.json" if path.is_dir() else path, sequence)
     if size := _SIZE.fullmatch(text):
-        return _of_size(text, float(size[1]) * (1e9 if size[2] in "bB" else 1e6), sequence)
-    refuse_unknown("--model", text, TRANSFORMERS)
+        if sequence is None:
+            raise UsageError(f"--sequence-length: must be given for a size alone, {text}")
+        try:
+            shape = llama_of_size(float(size[1]) * (1e9 if size[2] in "bB" else 1e6))
+        except ValueError as error:
+            raise UsageError(f"{flag}: {text}: {error}") from error
+        name = f"{text} as Llama, {shape.layers} layers of {shape.hidden:,}"
+        return NamedTransformer(name=name, shape=shape, sequence=sequence)
+    refuse_unknown(flag, text, TRANSFORMERS)
     known = TRANSFORMERS[text]
     return NamedTransformer(name=text, shape=known.shape, sequence=sequence or known.sequence)
-
-
-def _of_size(text: str, parameters: float, sequence: int | None) -> NamedTransformer:
-    """A model of which nobody tells more; the name says what is taken for it."""
-    if sequence is None:
-        raise UsageError(f"--sequence-length: must be given for a size alone, {text}")
-    try:
-        shape = llama_of_size(parameters)
-    except ValueError as error:
-        raise UsageError(f"--model: {text}: {error}") from error
-    name = f"{text} as Llama, {shape.layers} layers of {shape.hidden:,}"
-    return NamedTransformer(name=name, shape=shape, sequence=sequence)
 
 
 def _from_config(path: Path, sequence: int | None) -> NamedTransformer:

@@ -2,7 +2,7 @@
 
 import enum
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Final, NamedTuple
@@ -195,7 +195,22 @@ def check_network(
             f"--cluster: {cluster.name} must have the {measured.world_size} devices of the log, got "
             f"{cluster.num_devices}; enlarge it, or name the right file"
         )
-    network = None if machine is None else _of_machine(machine, measured, cluster)
+    network: Network | None = None
+    links = [
+        f"{tier.name}: {tier.links} x {format_rate(tier.link_bytes_per_s, 'B')} each way "
+        f"({tier.source or 'cluster file'})"
+        for tier in cluster.tiers
+    ]
+    if machine is not None:
+        network = Network.sample(
+            replace(machine, cluster=None),
+            cluster=cluster if measured.num_nodes > 1 else None,
+            num_draws=1,
+            rng=lambda _: np.random.default_rng(0),
+        )
+        if network is not None and network.messages:
+            own = f"{machine.max_world_size} x {machine.device_name}"
+            links.append(f"node: expected as {own} were measured")
     expected_s = _expected(measured, cluster, network or _of_links(cluster))
     bands = _bands(measured, expected_s, buckets_bytes)
     step = None
@@ -206,12 +221,7 @@ def check_network(
         ranks=measured.world_size,
         nodes=measured.num_nodes,
         machine=name,
-        links=tuple(
-            f"{tier.name}: {tier.links} x {format_rate(tier.link_bytes_per_s, 'B')} each way "
-            f"({tier.source or 'cluster file'})"
-            for tier in cluster.tiers
-        )
-        + _own_links(machine, network),
+        links=tuple(links),
         bands=bands,
         causes=tuple(_causes(bands, measured, cluster)),
         step=step,
@@ -219,24 +229,6 @@ def check_network(
 
 
 _Time = Callable[[float], Seconds]
-
-
-def _of_machine(
-    machine: MeasuredMachine, measured: MeasuredCollective, cluster: Cluster
-) -> Network | None:
-    """Collectives as a machine carries them out; None if none was measured on it."""
-    return Network.sample(
-        replace(machine, cluster=None),
-        cluster=cluster if measured.num_nodes > 1 else None,
-        num_draws=1,
-        rng=lambda _: np.random.default_rng(0),
-    )
-
-
-def _own_links(machine: MeasuredMachine | None, network: Network | None) -> tuple[str, ...]:
-    if machine is None or network is None or not network.messages:
-        return ()
-    return (f"node: expected as {machine.max_world_size} x {machine.device_name} were measured",)
 
 
 def _of_links(cluster: Cluster) -> Network:
@@ -342,87 +334,70 @@ def _step_cost(
     )
 
 
-def _causes(bands: Sequence[Band], measured: MeasuredCollective, cluster: Cluster) -> list[str]:
+def _causes(bands: Sequence[Band], measured: MeasuredCollective, cluster: Cluster) -> Iterator[str]:
     """What makes the slow bands slow, by their pattern and the rate that is left."""
-    slow = [band for band in bands if band.verdict is Verdict.SLOW]
+    slow, last = [band for band in bands if band.verdict is Verdict.SLOW], bands[-1]
+    is_slow = last.verdict is Verdict.SLOW
     if any(band.verdict is Verdict.FAST for band in bands):
-        return [
+        yield (
             "the links are faster than said: other devices or adapters, or a cluster file too low"
-        ]
-    if not slow:
-        return []
-    last = bands[-1]
-    if last.verdict is not Verdict.SLOW:
-        if slow[-1].largest_bytes <= MIB:
-            return [
-                (
-                    "latency: small messages wait for host or network; unset NCCL_PROTO, look at CPU "
-                    "frequency, IOMMU and ACS"
-                )
-            ]
-        dips = [band.dip for band in slow if band.dip]
+        )
+    elif slow and not is_slow and slow[-1].largest_bytes <= MIB:
+        yield (
+            "latency: small messages wait for host or network; unset NCCL_PROTO, look at CPU "
+            "frequency, IOMMU and ACS"
+        )
+    elif slow and not is_slow:
         told = "; ".join(
             f"{format_bytes(dip.size_bytes)} take {dip.ratio:.2g} x as long as "
             f"{format_bytes(dip.larger_bytes)}"
-            for dip in dips
+            for band in slow
+            if (dip := band.dip)
         )
-        return [
-            (
-                "algorithm or protocol at these sizes alone"
-                + (f" ({told})" if told else "")
-                + ": unset NCCL_ALGO and NCCL_PROTO; NCCL_DEBUG_SUBSYS=TUNING shows the choice"
-            )
-        ]
-    if last.largest_bytes < MIB:
-        return ["too few sizes to tell latency from bandwidth: run with -b 8 -e 1G -f 2"]
-    between = measured.num_nodes > 1
-    causes = _between_nodes(last, cluster) if between else _inside_node(last, cluster)
-    shares = [band.share for band in bands]
-    if max(shares) / min(shares) < _ALIKE:
-        causes.append("another job on the same links: run again while the machine is idle")
-    return causes
+        yield (
+            f"algorithm or protocol at these sizes alone{f' ({told})' if told else ''}: unset NCCL_ALGO "
+            "and NCCL_PROTO; NCCL_DEBUG_SUBSYS=TUNING shows the choice"
+        )
+    elif is_slow and last.largest_bytes < MIB:
+        yield "too few sizes to tell latency from bandwidth: run with -b 8 -e 1G -f 2"
+    elif is_slow:
+        yield from (_between_nodes if measured.num_nodes > 1 else _inside_node)(last, cluster)
+        shares = [band.share for band in bands]
+        if max(shares) / min(shares) < _ALIKE:
+            yield "another job on the same links: run again while the machine is idle"
 
 
-def _between_nodes(last: Band, cluster: Cluster) -> list[str]:
+def _between_nodes(last: Band, cluster: Cluster) -> Iterator[str]:
     """A ring leaves every node at its bus bandwidth, over all adapters together."""
     tier = cluster.tiers[-1]
     adapters = last.busbw_bytes_per_s / tier.link_bytes_per_s
-    reached = format_rate(last.busbw_bytes_per_s, "B")
     if adapters < _LEAST_OF_ADAPTER:
-        return [
-            (
-                f"TCP instead of RDMA: {reached} leave a node, less than half an adapter; "
-                "NCCL_DEBUG=INFO must say NET/IB (or OFI), not NET/Socket"
-            )
-        ]
-    causes = []
+        reached = format_rate(last.busbw_bytes_per_s, "B")
+        yield (
+            f"TCP instead of RDMA: {reached} leave a node, less than half an adapter; "
+            "NCCL_DEBUG=INFO must say NET/IB (or OFI), not NET/Socket"
+        )
+        return
     if tier.links > 1 and adapters < _MOST_OF_ADAPTERS * tier.links:
-        causes.append(
+        yield (
             f"about {max(1, round(adapters))} of {tier.links} adapters at work: NCCL_DEBUG=INFO lists "
             "those in use; NCCL_IB_HCA may hide some"
         )
-    return [
-        *causes,
-        "no GPUDirect RDMA: NCCL_DEBUG=INFO must say GDRDMA; load nvidia-peermem, switch ACS off",
-        "one slow node or link: repeat on pairs of nodes",
-    ]
+    yield "no GPUDirect RDMA: NCCL_DEBUG=INFO must say GDRDMA; load nvidia-peermem, switch ACS off"
+    yield "one slow node or link: repeat on pairs of nodes"
 
 
-def _inside_node(last: Band, cluster: Cluster) -> list[str]:
-    node = cluster.tiers[0]
-    if node.link_bytes_per_s > _MOST_OF_PCIE_BYTES_PER_S:
-        if last.busbw_bytes_per_s < _MOST_OF_PCIE_BYTES_PER_S:
-            return [
-                (
-                    "NVLink is not used: nvidia-smi topo -m must show NV# between all pairs; unset "
-                    "NCCL_P2P_DISABLE; look for the fabric manager"
-                )
-            ]
-        return ["some NVLinks are down or slow: nvidia-smi nvlink -s shows each"]
-    return [
-        (
+def _inside_node(last: Band, cluster: Cluster) -> Iterator[str]:
+    if cluster.tiers[0].link_bytes_per_s <= _MOST_OF_PCIE_BYTES_PER_S:
+        yield (
             "no peer-to-peer: copies go through host memory (nvidia-smi topo -p2p r; consumer cards lack "
             "it; ACS or a virtual machine may forbid it)"
-        ),
-        "fewer lanes or an older PCIe: nvidia-smi -q shows link width and generation under load",
-    ]
+        )
+        yield "fewer lanes or an older PCIe: nvidia-smi -q shows link width and generation under load"
+    elif last.busbw_bytes_per_s < _MOST_OF_PCIE_BYTES_PER_S:
+        yield (
+            "NVLink is not used: nvidia-smi topo -m must show NV# between all pairs; unset "
+            "NCCL_P2P_DISABLE; look for the fabric manager"
+        )
+    else:
+        yield "some NVLinks are down or slow: nvidia-smi nvlink -s shows each"

@@ -15,7 +15,6 @@ Bytes: TypeAlias = int
 Flop: TypeAlias = float
 BytesPerSecond: TypeAlias = float
 FlopPerSecond: TypeAlias = float
-#: Types with bounds: documents check them when a file is read.
 
 PREFIXES: Final[dict[str, float]] = {
     "": 1.0,
@@ -85,7 +84,8 @@ def _split(text: str, example: str) -> tuple[float, str]:
     return float(match[1]), match[2]
 
 
-def _scaled(number: float, unit: str, base_units: dict[str, float], text: str) -> float:
+def _quantity(text: str, example: str, base_units: dict[str, float]) -> float:
+    number, unit = _split(text, example)
     for base, factor in base_units.items():
         prefix = unit.removesuffix(base)
         if unit.endswith(base) and prefix in PREFIXES:
@@ -95,26 +95,22 @@ def _scaled(number: float, unit: str, base_units: dict[str, float], text: str) -
 
 def parse_bytes(text: str) -> Bytes:
     """Size in bytes of text such as ``25MiB`` or ``1.5GB``."""
-    number, unit = _split(text, "25MiB")
-    return round(_scaled(number, unit, {"B": 1.0}, text))
+    return round(_quantity(text, "25MiB", {"B": 1.0}))
 
 
 def parse_bandwidth(text: str) -> BytesPerSecond:
     """Bandwidth in bytes per second, one direction, of text such as ``400Gb/s`` or ``50GB/s``."""
-    number, unit = _split(text, "400Gb/s")
-    return _scaled(number, unit, {"B/s": 1.0, "b/s": 1 / 8, "bit/s": 1 / 8}, text)
+    return _quantity(text, "400Gb/s", {"B/s": 1.0, "b/s": 1 / 8, "bit/s": 1 / 8})
 
 
 def parse_flop_rate(text: str) -> FlopPerSecond:
     """Rate in FLOP per second of text such as ``989TFLOP/s``."""
-    number, unit = _split(text, "989TFLOP/s")
-    return _scaled(number, unit, {"FLOP/s": 1.0}, text)
+    return _quantity(text, "989TFLOP/s", {"FLOP/s": 1.0})
 
 
 def parse_power(text: str) -> float:
     """Power in watts of text such as ``700W`` or ``1.2kW``."""
-    number, unit = _split(text, "700W")
-    return _scaled(number, unit, {"W": 1.0}, text)
+    return _quantity(text, "700W", {"W": 1.0})
 
 
 def parse_duration(text: str) -> Seconds:

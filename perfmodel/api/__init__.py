@@ -4,7 +4,6 @@ Every function takes and returns the documents that the command line reads and w
 number in a notebook and one in a terminal come from the same lines.
 """
 
-from perfmodel.api.acceptance import acceptance_terms, judge, write_run
 from perfmodel.api.answers import (
     diagnose,
     explain,
@@ -17,7 +16,14 @@ from perfmodel.api.answers import (
     whatif,
     with_nodes_of,
 )
-from perfmodel.api.decisions import plan_options, predict_large_model, search
+from perfmodel.api.decisions import (
+    acceptance_terms,
+    judge,
+    plan_options,
+    predict_large_model,
+    search,
+    write_run,
+)
 from perfmodel.documents.seals import unsealed
 from perfmodel.engine.job import FailureCause, Job
 from perfmodel.plan.cost import compare_costs

@@ -7,10 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import typer
 
@@ -21,6 +22,20 @@ if TYPE_CHECKING:
     from calibrate.campaign import Progress as Counted
     from perfmodel.documents.verdicts import Gate
     from perfmodel.report import Table
+
+
+class Printing(NamedTuple):
+    """How the command that runs prints its answer, as its options say that ``app`` adds to it."""
+
+    as_json: bool = False
+    """As one JSON object."""
+    verbose: bool | None = None
+    """All caveats, in full; None: its answers have none."""
+    output: Path | None = None
+    """Where the answer, a document, is to be written, too."""
+
+
+printing: Final[ContextVar[Printing]] = ContextVar("printing", default=Printing())  # noqa: B039 - immutable
 
 
 def show(*tables: "Table") -> None:
@@ -39,6 +54,11 @@ def show_lines(lines: Iterable[str], *, err: bool = False) -> None:
         typer.echo(wrapped(line, width), err=err)
 
 
+def show_progress(line: str) -> None:
+    """Print what a measurement says of itself; beside JSON on standard error."""
+    show_lines([line], err=printing.get().as_json)
+
+
 def show_verdict(line: str, *, is_good: bool) -> None:
     """Print a verdict; on a terminal in colour, unless NO_COLOR is set."""
     from perfmodel.report import wrapped
@@ -54,9 +74,6 @@ def show_answer(
     *,
     tables: "Sequence[Table]" = (),
     lines: Iterable[str] = (),
-    as_json: bool,
-    verbose: bool | None = None,
-    output: Path | None = None,
     written: "Mapping[str, Path | str]" = MappingProxyType({}),
 ) -> None:
     """Print an answer: as tables and sentences, or with ``--json`` as one JSON object.
@@ -64,15 +81,21 @@ def show_answer(
     A document is printed as its file holds it, anything else with a ``schema_version``. Files that were
     ``written`` are named by kind; beside JSON on standard error, so that output stays one object.
     ``shown``: What tables and sentences are made of; None: the answer itself. ``tables``, ``lines``: instead of it.
-    ``output``: where a document is to be written, too.
     """
-    from perfmodel.documents import Document
+    from pydantic_core import to_json
 
+    from perfmodel.documents import Document, seals
+
+    as_json, verbose, output = printing.get()
     if output is not None:
         assert isinstance(found, Document)
         found.write(output)
-    if as_json:
-        typer.echo(json_text(found))
+    if as_json and isinstance(found, Document):
+        typer.echo(found.text())
+    elif as_json:  # SI units, and the edited files that it was made from
+        assert isinstance(found, Mapping)
+        made_from = seals.made_from()
+        typer.echo(to_json({"schema_version": 1, **found, **made_from}, indent=1).decode())
     else:
         subject = found if shown is None else shown
         if not (tables or lines or isinstance(subject, Mapping)):
@@ -83,18 +106,6 @@ def show_answer(
         show(*tables)
         show_lines(lines)
     show_lines([f"{kind}: {path}" for kind, path in written.items()], err=as_json)
-
-
-def json_text(found: object) -> str:
-    """An answer for programs; SI units, and the edited files that it was made from."""
-    from pydantic_core import to_json
-
-    from perfmodel.documents import Document, seals
-
-    if isinstance(found, Document):
-        return found.text()
-    assert isinstance(found, Mapping)
-    return to_json({"schema_version": 1, **found, **seals.made_from()}, indent=1).decode()
 
 
 def refuse_failed_gates(

@@ -19,7 +19,8 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from perfmodel.checks import WrongArgument
-from perfmodel.cli.options import typed_texts
+from perfmodel.cli import Printing, printing
+from perfmodel.cli import options as opt
 from perfmodel.errors import (
     EXIT_FAILURE,
     EXIT_INTERRUPTED,
@@ -32,7 +33,6 @@ from perfmodel.errors import (
     printable,
     why,
 )
-from perfmodel.units import decimal, whole
 
 _HELP: Final = """Measure one machine, then predict training on 2 to 16,384 accelerators.
 
@@ -49,8 +49,6 @@ _UnparsedArguments: Final[type[Exception]] = typer.BadParameter.__mro__[1]
 def _refuse_repeated(command: Any, context: Any, arguments: Sequence[str]) -> None:
     """Refuse an option that holds one value and is given several times."""
     values, _, order = command.make_parser(context).parse_args(args=[*arguments])
-    _refuse_loose_numbers(context, order, arguments)
-    _refuse_empty_paths(order, values)
     _refuse_own_source(command.params, values)
     for parameter in order:
         is_single = not (
@@ -59,33 +57,11 @@ def _refuse_repeated(command: Any, context: Any, arguments: Sequence[str]) -> No
         times = sum(other is parameter for other in order)
         if is_single and times > 1:
             flag = parameter.opts[0]
-            values = typed_texts(flag, arguments)
+            values = opt.typed_texts(flag, arguments)
             raise UsageError(
                 f"{flag}: must be given once, got {' and '.join(values)}; leave out "
                 f"{'one' if times == 2 else 'all but one'}"
             )
-
-
-def _refuse_loose_numbers(context: Any, order: Sequence[Any], arguments: Sequence[str]) -> None:
-    """Refuse what is no number, or only Python takes for one: ``1_000``, digits of other scripts."""
-    for parameter in order:
-        kind = _kind_of_number(parameter)
-        for text in typed_texts(parameter.opts[0], arguments) if kind else ():
-            try:
-                (whole if kind is int else decimal)(text)
-            except ValueError as error:
-                raise UsageError(
-                    f"{parameter.opts[0]}: {error}; see {context.command_path} --help"
-                ) from None
-
-
-def _refuse_empty_paths(order: Sequence[Any], values: Mapping[str, Any]) -> None:
-    """Refuse a file without a name, which Python takes for the folder where the command runs."""
-    for parameter in order:
-        given = values.get(parameter.name)
-        if _is_path(parameter) and "" in (given if isinstance(given, list | tuple) else [given]):
-            flag = _flag(parameter)
-            raise UsageError(f"{flag}: must name a file or folder, got nothing; . is this one")
 
 
 def _flag(parameter: Any) -> str:
@@ -125,39 +101,10 @@ def _is_file(path: Path) -> bool:
     return False
 
 
-def _is_path(parameter: Any) -> bool:
-    described = getattr(parameter, "type_descriptor", None)
-    if described is None:  # older typer
-        return getattr(parameter.type, "name", "") == "path"
-    return described.annotation in (Path, list[Path], Sequence[Path])
-
-
-def _leave_reading(command: Any) -> None:
-    """Readers say which file cannot be read, and end with its exit code; typer would with that of usage."""
-    for parameter in command.params:
-        described = getattr(parameter, "type_descriptor", None)
-        checked: Any = getattr(described, "parameter_info", None) or getattr(
-            parameter, "type", None
-        )
-        if getattr(checked, "readable", False):
-            checked.readable = False
-
-
-def _kind_of_number(parameter: Any) -> type | None:
-    """The type of an option that typer turns into a number itself; old and new typer tell differently."""
-    described = getattr(parameter, "type_descriptor", None)
-    if described is None:
-        name = getattr(getattr(parameter, "type", None), "name", "")
-        return {"integer": int, "float": float}.get(name)
-    has_parser = getattr(described.parameter_info, "parser", None) is not None
-    return described.annotation if described.annotation in (int, float) and not has_parser else None
-
-
 class _Strict:
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse, but refuse what typer would silently override."""
         _refuse_repeated(self, ctx, args)
-        _leave_reading(self)
         parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
         return parsed
 
@@ -211,27 +158,40 @@ def _root(
     pass
 
 
-def _runnable(
-    command: Callable[..., None], *, answers: bool = False, measures: bool = False
-) -> Callable[..., None]:
-    """Ctrl-C, and what the library says of an argument, as errors of ours.
+#: Options of answers that commands themselves do not see, each with its default.
+_SHARED: Final[Mapping[str, tuple[Any, object]]] = {
+    "verbose": (opt.Verbose, False),
+    "as_json": (opt.Json, False),
+    "output": (opt.Output, None),
+    "unsealed": (
+        Annotated[bool, typer.Option("--unsealed", help="Use edited files; the answer says so.")],
+        False,
+    ),
+}
+
+
+def _runnable(command: Callable[..., None], row: "_Row") -> Callable[..., None]:
+    """The command with its shared options; Ctrl-C, and what the library says of an argument, as errors of ours.
 
     Typer ends without a word, older ones with another exit code; the library knows no flags.
     """
 
     @functools.wraps(command)
-    def run(*arguments: object, unsealed: bool = False, **options: object) -> None:
-        if not measures:
+    def run(*arguments: object, **options: Any) -> None:
+        if not row.measures:
             # Two threads lose more on small matrices than they gain; ranks must train as they always do.
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        shared = {name: options.pop(name) for name in row.shared}
+        unsealed = shared.pop("unsealed", False)
+        printing.set(Printing(**shared))
         try:
-            is_text = not (options.get("as_json") or options.get("as_csv"))
+            is_text = not (shared.get("as_json") or options.get("as_csv"))
             with _edits_told(is_text=is_text) if unsealed else nullcontext():
                 command(*arguments, **options)
         except KeyboardInterrupt:
             raise Interrupted("interrupted") from None
         except PerfModelError as error:
-            if answers or not str(error).endswith(UNSEALED):
+            if "unsealed" in row.shared or not str(error).endswith(UNSEALED):
                 raise
             raise type(error)(str(error).removesuffix(UNSEALED)) from error
         except WrongArgument as error:
@@ -239,19 +199,19 @@ def _runnable(
                 raise
             raise UsageError(f"--{error.name.replace('_', '-')}: {error.problem}") from error
 
-    if answers:
-        signature = inspect.signature(command)
-        option = inspect.Parameter(
-            "unsealed", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_UNSEALED
+    signature = inspect.signature(command)
+    added = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=_SHARED[name][0],
+            default=_SHARED[name][1],
         )
-        parameters = [*signature.parameters.values(), option]
-        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        for name in row.shared
+    ]
+    parameters = [*signature.parameters.values(), *added]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
-
-
-_UNSEALED: Final = Annotated[
-    bool, typer.Option("--unsealed", help="Use edited files; the answer says so.")
-]
 
 
 @contextmanager
@@ -272,15 +232,17 @@ class _Row(NamedTuple):
 
     module: str
     line: str = ""
-    answers: bool = False
-    """Whether it may be asked to believe edited files; what measures or judges may not."""
+    shared: tuple[str, ...] = ("as_json",)
+    """Of ``_SHARED``; what measures or judges may not be asked to believe edited files."""
     measures: bool = False
     """Whether it starts ranks, which must train with the threads that they always have."""
     parts: Mapping[str, "_Row"] = {}
     """Its sub-commands, in their order."""
 
 
-_answer = partial(_Row, answers=True)
+_answer = partial(_Row, shared=("as_json", "unsealed"))
+_caveats = partial(_Row, shared=("verbose", "as_json", "unsealed"))
+_document = partial(_Row, shared=("verbose", "as_json", "output", "unsealed"))
 _measure = partial(_Row, measures=True)
 #: Commands by the question they answer.
 _COMMANDS: Final[Mapping[str, Mapping[str, _Row]]] = {
@@ -294,26 +256,32 @@ _COMMANDS: Final[Mapping[str, Mapping[str, _Row]]] = {
         ),
     },
     "Predict": {
-        "predict": _answer(
+        "predict": _document(
             "predict", "Speed-up, step time, uncertainty for any number of devices."
         ),
         "diagnose": _answer("diagnose", "Is a logged step normal, which causes fit, what next."),
-        "explain": _answer("predict", "What costs the speed-up, what a change would gain."),
-        "whatif": _answer("predict", "Change a field: before, after, and why."),
-        "memory": _answer("memory", "Does a step fit, the largest batch, what to change."),
+        "explain": _caveats("predict", "What costs the speed-up, what a change would gain."),
+        "whatif": _document("predict", "Change a field: before, after, and why."),
+        "memory": _caveats("memory", "Does a step fit, the largest batch, what to change."),
         "devices": _Row("memory", "Data sheets of devices that need not be present."),
         "machines": _Row("memory", "Machines that come with perfmodel, by name."),
-        "serve": _answer("pages", "What-if as a page with sliders, on this machine."),
+        "serve": _Row(
+            "pages", "What-if as a page with sliders, on this machine.", shared=("unsealed",)
+        ),
         "report": _answer("pages", "Predictions and validations as one HTML page."),
     },
     "Decide": {
         "plan": _Row(
             "",
             "Search for what to buy, rent or run: machines, layouts.",
-            parts={"options": _answer("decide"), "parallelism": _answer("predict")},
+            parts={"options": _document("decide"), "parallelism": _document("predict")},
         ),
-        "goodput": _Row("decide", "Weeks of a job that fails: its end, how often to save."),
-        "batch": _answer("decide", "Time to the target over the batch size."),
+        "goodput": _Row(
+            "decide",
+            "Weeks of a job that fails: its end, how often to save.",
+            shared=("verbose", "as_json"),
+        ),
+        "batch": _caveats("decide", "Time to the target over the batch size."),
         "cost": _Row("decide", "Buy or rent: cost of a useful device-hour."),
     },
     "Check": {
@@ -323,7 +291,7 @@ _COMMANDS: Final[Mapping[str, Mapping[str, _Row]]] = {
             parts={
                 "models": _measure("validate"),
                 "memory": _measure("validate"),
-                "published": _Row("validate"),
+                "published": _Row("validate", shared=("as_json", "output")),
                 "network": _measure("validate"),
                 "strategies": _measure("validate"),
             },
@@ -332,7 +300,7 @@ _COMMANDS: Final[Mapping[str, Mapping[str, _Row]]] = {
         "acceptance": _Row(
             "",
             "Clauses for a contract, and what was delivered.",
-            parts={"write": _answer("accept"), "judge": _Row("accept")},
+            parts={"write": _answer("decide"), "judge": _Row("decide")},
         ),
         "check": _Row("validate", "Is a file whole, current and as it was written."),
     },
@@ -342,7 +310,7 @@ _ROWS: Final = {name: row for panel in _COMMANDS.values() for name, row in panel
 
 def _function(name: str, row: _Row) -> Callable[..., None]:
     module = importlib.import_module(f"perfmodel.cli.{row.module}")
-    return _runnable(getattr(module, name), answers=row.answers, measures=row.measures)
+    return _runnable(getattr(module, name), row)
 
 
 def _built(name: str, row: _Row) -> Any:
@@ -414,7 +382,8 @@ def _last_words(error: BaseException) -> int:
     if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get(error.name or "")):
         text = f"needs {error.name}, which is not installed; pip install 'perfmodel[{extra}]'"
     elif isinstance(error, OSError):
-        _silence_output()
+        with suppress(OSError, ValueError):  # Python would complain once more when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):  # its reader has seen enough
             return code
         text = f"{error.filename or 'standard output'}: {why(error)}"
@@ -424,7 +393,12 @@ def _last_words(error: BaseException) -> int:
     elif isinstance(error, MemoryError | RecursionError):
         text = "there is not enough memory for so large a question or file; ask for less"
     elif isinstance(error, ValueError):
-        text, code = _said(error), EXIT_USAGE
+        from pydantic import ValidationError
+
+        from perfmodel.documents import first_problem
+
+        code = EXIT_USAGE
+        text = first_problem(error) if isinstance(error, ValidationError) else why(error)
     elif isinstance(error, KeyError):
         text = f"a file lacks {error}, or holds it under another name; make the file again"
     else:
@@ -436,31 +410,13 @@ def _last_words(error: BaseException) -> int:
     return _complain(text, code=code)
 
 
-def _said(error: ValueError) -> str:
-    from pydantic import ValidationError
-
-    from perfmodel.documents import first_problem
-
-    return first_problem(error) if isinstance(error, ValidationError) else why(error)
-
-
-def _silence_output() -> None:
-    """Python would complain once more when it ends."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def _explain_usage(error: Any) -> int:
     """One line, as for every other error; the help for commands that need a sub-command."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return EXIT_USAGE
     command = error.ctx.command_path if error.ctx else "perfmodel"
-    # What stood behind an option whose value cannot be parsed: typer does not say.
-    names = tuple(getattr(getattr(error, "param", None), "opts", ()))
-    values = [value for name in names for value in typed_texts(name, sys.argv)]
-    got = f", got {values[-1]!r}" if values else ""
-    problem = f"{error.format_message().rstrip('.')}{got}"
+    problem = error.format_message().rstrip(".")
     return _complain(f"{problem}; see {command} --help", code=EXIT_USAGE)
 
 

@@ -1,4 +1,4 @@
-"""Commands that end in a decision: goodput, cost, plan options, batch; they start fast."""
+"""Commands that end in a decision: goodput, cost, plan options, batch, acceptance; they start fast."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from perfmodel import checks
 from perfmodel.cli import options as opt
 from perfmodel.cli import show_answer, working
-from perfmodel.errors import NotFeasible, UsageError
+from perfmodel.errors import NotFeasible, OutOfTolerance, UsageError
 from perfmodel.units import DAY_S, HOUR_S, Seconds
 
 if TYPE_CHECKING:
+    from perfmodel.documents.observation import Observation
+    from perfmodel.documents.profile import ProfileDocument
     from perfmodel.engine.job import FailureCause
 
 #: More courses take hours and say nothing more.
@@ -24,8 +25,9 @@ _CAUSE = typer.Option(
     help="NAME=DEVICE_HOURS between failures of one cause, for example gpu=140000; with ,replace "
     "behind it, each takes a node out. Repeat it for every cause."
 )
-_MTBF = typer.Option(
-    help="Device hours between two failures, all causes together; inf: nothing ever fails."
+_MTBF = opt.number(
+    "--mtbf-device-hours",
+    "Device hours between two failures, all causes together; inf: nothing ever fails.",
 )
 _INTERVAL = opt.positive(
     "--checkpoint-interval-s", "Work between two checkpoints; default: the best by the formula."
@@ -33,7 +35,10 @@ _INTERVAL = opt.positive(
 _WRITE = opt.non_negative("--checkpoint-s", "Training stands still for one write.")
 _RESTART = opt.non_negative("--restart-s", "Start, read the checkpoint, warm up.")
 _STOPS = opt.count("--mtbf-stops", "Stops that the mean times were estimated from.")
-_SPARES = typer.Option(help="Idle nodes at the start; default: a replacement is always at hand.")
+_SPARES = opt.bounded(0)(
+    "--spares", "Idle nodes at the start; default: a replacement is always at hand."
+)
+_REPLICAS = opt.bounded(2, MOST_REPLICAS)("--replicas", "Simulated courses.")
 _REPLACEMENT = opt.non_negative("--replacement-hours", "Until a failed node is back as a spare.")
 _DETECTION = opt.non_negative("--detection-s", "From a failure to the end of the job.")
 _DEADLINE = opt.positive("--deadline-days", "Print the chance to make it.")
@@ -53,14 +58,10 @@ def goodput(
     spares: Annotated[int | None, _SPARES] = None,
     replacement_hours: Annotated[float, _REPLACEMENT] = 0,
     deadline_days: Annotated[float | None, _DEADLINE] = None,
-    replicas: Annotated[int, typer.Option(help="Simulated courses.")] = 200,
+    replicas: Annotated[int, _REPLICAS] = 200,
     seed: opt.Seed = 0,
-    verbose: opt.Verbose = False,
-    as_json: opt.Json = False,
 ) -> None:
     """Simulate weeks of a job that fails: when it ends, and how often to write checkpoints."""
-    checks.within("--replicas:", replicas, 2, MOST_REPLICAS)
-    checks.non_negative("--spares:", spares or 0)
     if replacement_hours and spares is None:
         raise UsageError("--replacement-hours: means nothing without --spares; give both")
     from perfmodel.engine.job import Job
@@ -94,7 +95,7 @@ def goodput(
             mtbf_stops=mtbf_stops,
             deadline_s=None if deadline_days is None else deadline_days * DAY_S,
         )
-    show_answer(document, as_json=as_json, verbose=verbose)
+    show_answer(document)
 
 
 def _causes(
@@ -139,15 +140,14 @@ def _cause(text: str) -> "FailureCause":
 
 
 def cost(
-    budget_file: Annotated[Path, typer.Argument(help="What is bought and rented (TOML).")],
+    budget_file: Annotated[Path, opt.file("BUDGET_FILE", "What is bought and rented (TOML).")],
     *,
     today: opt.Today = None,
-    as_json: opt.Json = False,
 ) -> None:
     """Compare buying with renting: cost of a useful device-hour, and where they cross."""
     from perfmodel.plan.cost import compare_costs
 
-    show_answer(compare_costs(budget_file, today=today), as_json=as_json)
+    show_answer(compare_costs(budget_file, today=today))
 
 
 _EXPORT = opt.picture(
@@ -155,18 +155,17 @@ _EXPORT = opt.picture(
     (".yaml", ".py"),
     "Write what was chosen for SkyPilot: task.yaml, or task.py with a time_estimator.",
 )
-_REPORT = typer.Option(help="Write one HTML file for the person who signs, such as decision.html.")
+_REPORT = opt.file(
+    "--report", "Write one HTML file for the person who signs, such as decision.html."
+)
 
 
 def plan_options(
-    plan: Annotated[Path, typer.Argument(help="Plan in TOML: work, limits, options with prices.")],
+    plan: Annotated[Path, opt.file("PLAN", "Plan in TOML: work, limits, options with prices.")],
     *,
     today: opt.Today = None,
-    output: opt.Output = None,
     report: Annotated[Path | None, _REPORT] = None,
     export: Annotated[Path | None, _EXPORT] = None,
-    verbose: opt.Verbose = False,
-    as_json: opt.Json = False,
 ) -> None:
     """Rank the options of a plan by cost, with the chance to meet its deadline."""
     from perfmodel.api import plan_options as use_case
@@ -184,7 +183,7 @@ def plan_options(
         from perfmodel.report.skypilot import skypilot_text
 
         write_atomically(export, skypilot_text(document, export))
-    show_answer(document, as_json=as_json, verbose=verbose, output=output)
+    show_answer(document)
     if not document.ranked:
         raise NotFeasible(infeasible_line(document))
 
@@ -210,8 +209,6 @@ def batch(
     profile: opt.Machine = opt.DEFAULT_PROFILE,
     devices: opt.OptionalDeviceCounts = None,
     micro_batch: opt.MicroBatch = None,
-    verbose: opt.Verbose = False,
-    as_json: opt.Json = False,
 ) -> None:
     """From runs of some batch sizes, the time to the target with others."""
     if (workload is None) is not (devices is None):
@@ -234,7 +231,7 @@ def batch(
     ]
     with working("batch"):
         document = batch_outlook(known, batches=batches, samples_per_s=rates)
-    show_answer(document, as_json=as_json, verbose=verbose)
+    show_answer(document)
 
 
 def _predicted(
@@ -250,3 +247,127 @@ def _predicted(
     return {
         float(point.setting.global_batch): point.samples_per_s.nominal for point in document.points
     }
+
+
+DEFAULT_CLAUSES: Final = Path("clauses.toml")
+
+_REFERENCE = opt.machine("Profile of the reference machine, or a name of perfmodel machines.")
+_STEPS = typer.Option(
+    "--workload",
+    help="Calibrated workload whose step is a clause; repeatable. Default: all. With --layout: what is "
+    "trained, as perfmodel diagnose takes it.",
+)
+_CONFIDENCE = opt.number("--confidence", "With which a machine as good passes all clauses.")
+_OBSERVED = typer.Option(
+    help="A run of the job: '64 GPUs 8 nodes 0.48 s'; repeatable, three are meant. To write: on a part of such "
+    "a machine."
+)
+_LOGS = opt.file("--log", "nccl-tests log; repeatable. To write: of a part of such a machine.")
+_RUNS = opt.file("--run", "Folder of pm.write_run, with every rank; repeatable.")
+_PARTS = opt.text(
+    "--part",
+    "The job on one of equal parts: 'node 3, 8 GPUs: 0.52 s'; repeatable. Finds the slow one.",
+)
+_GOODPUT = opt.file("--goodput", "From perfmodel goodput --json: adds a clause on useful time.")
+
+
+def acceptance_write(
+    context: typer.Context,
+    *,
+    profile: Annotated[Path, _REFERENCE],
+    workload: Annotated[list[str] | None, _STEPS] = None,
+    layout: opt.LayoutText = None,
+    cluster: opt.ClusterFile = None,
+    nodes_like: opt.NodesLike = None,
+    observed: Annotated[list[str] | None, _OBSERVED] = None,
+    log: Annotated[list[Path] | None, _LOGS] = None,
+    confidence: Annotated[float, _CONFIDENCE] = 0.95,
+    goodput: Annotated[Path | None, _GOODPUT] = None,
+    output: Annotated[Path, opt.file("--output", "File of clauses to write (TOML).")] = (
+        DEFAULT_CLAUSES
+    ),
+) -> None:
+    """Write clauses for a contract: what a machine like the reference does, or what a job takes on a new one."""
+    if layout is None:
+        only = dict.fromkeys(("cluster", "nodes_like", "observed", "log"), "give --layout")
+        opt.refuse_typed(context, only, beside="clauses of a calibration")
+    from perfmodel.api import acceptance_terms, with_nodes_of
+    from perfmodel.documents.budget import GoodputDocument
+    from perfmodel.files import write_atomically
+
+    machine = profile if nodes_like is None else with_nodes_of(profile, nodes_like)
+    with working("acceptance"):
+        terms = acceptance_terms(
+            machine,
+            workload or None,
+            layout=layout,
+            cluster=cluster,
+            observed=observed or (),
+            logs=log or (),
+            confidence=confidence,
+            goodput=None if goodput is None else GoodputDocument.read(goodput),
+        )
+    write_atomically(output, terms.toml())
+    show_answer(terms, written={"written": output})
+
+
+def acceptance_judge(
+    clauses: Annotated[Path, opt.file("CLAUSES", "Clauses, from perfmodel acceptance write.")],
+    *,
+    profile: Annotated[
+        Path | None, opt.file("--profile", "Profile of the delivered machine.")
+    ] = None,
+    observed: Annotated[list[str] | None, _OBSERVED] = None,
+    run: Annotated[list[Path] | None, _RUNS] = None,
+    part: Annotated[list[str] | None, _PARTS] = None,
+    log: Annotated[list[Path] | None, _LOGS] = None,
+    goodput: Annotated[Path | None, _GOODPUT] = None,
+) -> None:
+    """Judge a delivered machine by the clauses of a contract."""
+    from perfmodel.api import judge
+    from perfmodel.documents.acceptance import AcceptanceTerms, Verdict
+    from perfmodel.documents.budget import GoodputDocument
+    from perfmodel.documents.profile import ProfileDocument
+
+    terms = AcceptanceTerms.read(clauses)
+    delivered = None if profile is None else ProfileDocument.read(profile)
+    document = judge(
+        terms,
+        None if delivered is None else delivered.machine,
+        observations=_observations_of(delivered, profile),
+        observed=observed or (),
+        runs=run or (),
+        parts=part or (),
+        logs=log or (),
+        goodput=None if goodput is None else GoodputDocument.read(goodput),
+    )
+    show_answer(document)
+    broken = [
+        f"{verdict}: {'; '.join(names)}"
+        for verdict in (Verdict.FAILED, Verdict.NOT_MEASURED)
+        if (names := document.having(verdict))
+    ]
+    if broken:
+        raise OutOfTolerance(f"acceptance: {'; '.join(broken)}")
+
+
+def _observations_of(
+    delivered: "ProfileDocument | None", profile: Path | None
+) -> "list[Observation]":
+    """Raw times beside a profile, which name a slow rank; others than it was fitted from are refused."""
+    if delivered is None or profile is None:
+        return []
+    source = profile.with_name("observations.jsonl")
+    if not source.is_file():
+        return []
+    from perfmodel.documents import file_sha256
+    from perfmodel.documents.observation import read_observations
+    from perfmodel.errors import InvalidDocument
+
+    found = read_observations(source)
+    if file_sha256(source) != delivered.observations_sha256:
+        raise InvalidDocument(
+            f"{source}: must be what the profile was fitted from, got edited or other observations; "
+            "judge with those of the same calibration, or fit it again"
+        )
+    return found

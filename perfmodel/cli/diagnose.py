@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfmodel.cli import options as opt
-from perfmodel.cli import show, show_answer, show_lines, show_verdict, working
+from perfmodel.cli import printing, show, show_answer, show_lines, show_verdict, working
 from perfmodel.errors import OutOfTolerance, UsageError, refuse_unknown
 from perfmodel.units import BytesPerSecond
 
@@ -15,10 +15,7 @@ if TYPE_CHECKING:
     from perfmodel.machine import Cluster
     from perfmodel.machine.measured import MeasuredCollective, MeasuredMachine
 
-_LOG = typer.Argument(help="Output of nccl-tests, text or JSON.")
-_COLLECTIVE = typer.Option(
-    help="Only for old logs whose columns leave it open, such as all_gather."
-)
+_COLLECTIVE = opt.text("--collective", "Only for old logs that leave it open: all_gather.")
 _ADAPTER = opt.bandwidth("--nic-bandwidth", "Of one network adapter of a node: 400Gb/s.")
 _ADAPTERS = opt.count("--nics", "Network adapters of a node.")
 _CHECKED = opt.machine(
@@ -32,19 +29,18 @@ _BUCKETS_OF = typer.Option(
 
 def network_check(
     context: typer.Context,
-    log: Annotated[Path, _LOG],
+    log: Annotated[Path, opt.file("LOG", "Output of nccl-tests, text or JSON.")],
     *,
     device: opt.Device = None,
     profile: Annotated[Path | None, _CHECKED] = None,
     nic_bandwidth: Annotated[BytesPerSecond | None, _ADAPTER] = None,
     nics: Annotated[int | None, _ADAPTERS] = None,
     cluster: Annotated[
-        Path | None, typer.Option(help="Cluster file (TOML) in place of data sheets.")
+        Path | None, opt.file("--cluster", "Cluster file (TOML) in place of data sheets.")
     ] = None,
     collective: Annotated[str | None, _COLLECTIVE] = None,
     workload: Annotated[str | None, _BUCKETS_OF] = None,
     bucket_cap_mb: opt.BucketCap = None,
-    as_json: opt.Json = False,
 ) -> None:
     """Compare an nccl-tests log with what its links should reach; exit code 4 if they are slow."""
     from perfmodel.documents.importers import COLLECTIVES, read_nccl_paste
@@ -71,14 +67,14 @@ def network_check(
         checks.append(
             check_network(measured, links, name=name, machine=machine, buckets_bytes=buckets)
         )
-    if as_json:
-        show_answer(check_json(checks, notes), as_json=True)
-    for check in () if as_json else checks:
-        show(check_table(check))
-        line, *lines = check_lines(check)
-        show_verdict(line, is_good=check.verdict is Verdict.NORMAL)
-        show_lines(lines)
-    if not as_json:
+    if printing.get().as_json:
+        show_answer(check_json(checks, notes))
+    else:
+        for check in checks:
+            show(check_table(check))
+            line, *lines = check_lines(check)
+            show_verdict(line, is_good=check.verdict is Verdict.NORMAL)
+            show_lines(lines)
         show_lines(f"note: {note}" for note in notes)
     if any(check.verdict is Verdict.SLOW for check in checks):
         raise OutOfTolerance(f"network check: {log}: slower than its links allow; see the causes")
@@ -153,7 +149,6 @@ _OBSERVED = typer.Option(
     help="A setting and what was logged: '8 GPUs 1 node 2.5 s', '2 nodes of 4: 8.7 s', '64 GPUs, tp=2: "
     "1,000 tokens/s per GPU'; repeatable."
 )
-_TRAINING_LOG = typer.Option("--log", help="Log of the training, of --devices.")
 _LOG_FORMAT = typer.Option(
     "--log-format",
     help="Default: recognised. lightning, hf, megatron, torchtitan, llm-foundry, or regex:PATTERN with a "
@@ -169,7 +164,6 @@ _MACHINE = opt.machine(
     "Calibrated machine that is expected of, or a name of perfmodel machines; else --device."
 )
 _NAMED = typer.Option("--name", help="What the model is called, such as mpt-7b, to check its size.")
-_LORA = typer.Option("--lora", help="Adapters alone are trained.")
 
 
 def diagnose(
@@ -180,7 +174,7 @@ def diagnose(
     profile: Annotated[Path | None, _MACHINE] = None,
     cluster: opt.ClusterFile = None,
     observed: Annotated[list[str] | None, _OBSERVED] = None,
-    log: Annotated[Path | None, _TRAINING_LOG] = None,
+    log: Annotated[Path | None, opt.file("--log", "Log of the training, of --devices.")] = None,
     log_format: Annotated[str | None, _LOG_FORMAT] = None,
     devices: Annotated[
         int | None, opt.count("--devices", "Devices of runs that do not say.")
@@ -197,8 +191,7 @@ def diagnose(
     nic_bandwidth: Annotated[BytesPerSecond | None, _ADAPTER] = None,
     nics: Annotated[int | None, _ADAPTERS] = None,
     name: Annotated[str | None, _NAMED] = None,
-    lora: Annotated[bool, _LORA] = False,
-    as_json: opt.Json = False,
+    lora: Annotated[bool, typer.Option("--lora", help="Adapters alone are trained.")] = False,
 ) -> None:
     """Say whether logged step times are normal, which causes fit, and what to measure next."""
     from perfmodel.diagnosis.asked import diagnosed
@@ -218,8 +211,8 @@ def diagnose(
         case = replace(case, machine=machine)
     with working("diagnose"):
         found = diagnosed(case)
-    if as_json:
-        show_answer(diagnosis_json(found), as_json=True)
+    if printing.get().as_json:
+        show_answer(diagnosis_json(found))
         return
     show(diagnosis_table(found))
     said, *lines = diagnosis_lines(found)

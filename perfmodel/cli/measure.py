@@ -3,14 +3,17 @@
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from perfmodel.cli import measurement, show_answer, show_lines, working
+from perfmodel.cli import measurement, printing, show_answer, show_progress, working
 from perfmodel.cli import options as opt
 from perfmodel.errors import MeasurementFailed, UsageError
 from perfmodel.units import MINUTE_S, Seconds, format_duration
+
+if TYPE_CHECKING:
+    from validate.borrowed import BorrowedRequest
 
 #: A borrowed machine is often lent for ten minutes. [s]
 _CAMPAIGN_S: Final[Seconds] = 9 * MINUTE_S
@@ -19,26 +22,29 @@ _BUDGET = typer.Option(help="quick, standard or thorough: about 3, 9 or 40 minut
 _MODELS = typer.Option(
     help="Reference models to run, separated by commas; default: those that suit the device."
 )
-_FROM_RUNS = typer.Option(
-    help="Measure nothing: infer from step times: CSV, run records (.jsonl), MLPerf log, or a folder "
-    "of them."
+_FROM_RUNS = opt.file(
+    "--from-runs",
+    "Measure nothing: infer from step times: CSV, run records (.jsonl), MLPerf log, or a folder "
+    "of them.",
 )
-_FROM_STEPS = typer.Option(
-    help="Measure nothing: infer the costs of --device from step times of models: CSV with model, batch, precision, "
-    "step_time_s; image, sequence, memory_format, optimizer, torch as needed."
+_FROM_STEPS = opt.file(
+    "--from-steps",
+    "Measure nothing: infer the costs of --device from step times of models: CSV with model, batch, precision, "
+    "step_time_s; image, sequence, memory_format, optimizer, torch as needed.",
 )
-_COLUMNS = typer.Option(help="With --from-runs, TOML: names, units, constants of those runs.")
+_COLUMNS = opt.file("--columns", "With --from-runs, TOML: names, units, constants of those runs.")
 _RUNS_OF = typer.Option(
     help="With --from-runs or --from-steps, the device: A100, H100, V100, B200 (perfmodel devices)."
 )
-_CAMPAIGN = typer.Option(
-    help="Folder: everything that a borrowed device is asked, in one go: smoke test, quick calibration, held-out "
-    "runs, an archive to take home. Repeat the command to go on."
+_CAMPAIGN = opt.file(
+    "--campaign",
+    "Folder: everything that a borrowed device is asked, in one go: smoke test, quick calibration, held-out "
+    "runs, an archive to take home. Repeat the command to go on.",
 )
 _MINUTES = opt.minutes("With --campaign: how long it may take; default: 9.")
 
 
-def doctor(*, as_json: opt.Json = False) -> None:
+def doctor() -> None:
     """Say what this machine is, and what would spoil a measurement."""
     from calibrate.doctor import diagnose, render
     from calibrate.environment import describe_environment, torch_facts
@@ -52,7 +58,7 @@ def doctor(*, as_json: opt.Json = False) -> None:
     found = diagnose(environment)
     lines = render(found, environment=environment).splitlines()
     written = {"findings": found, "environment": environment}
-    show_answer(written, lines=lines, as_json=as_json)
+    show_answer(written, lines=lines)
 
 
 _NODES = ("nnodes", "node_rank", "master_addr", "master_port")
@@ -98,7 +104,6 @@ def calibrate(
     from_steps: Annotated[Path | None, _FROM_STEPS] = None,
     columns: Annotated[Path | None, _COLUMNS] = None,
     device: Annotated[str, _RUNS_OF] = "A100",
-    as_json: opt.Json = False,
 ) -> None:
     """Measure this machine by real training and write its profile."""
     _refuse_ignored(context)
@@ -106,15 +111,23 @@ def calibrate(
     if minutes is not None and campaign is None:
         raise UsageError("--minutes: must come with --campaign, got it alone")
     if campaign is not None:
-        limit_s = _CAMPAIGN_S if minutes is None else minutes
-        named = opt.names(models or "")
-        _borrow(campaign, limit_s, device_kind, truth, nproc, named, as_json=as_json)
+        from validate.borrowed import BorrowedRequest
+
+        asked = BorrowedRequest(
+            folder=campaign,
+            limit_s=_CAMPAIGN_S if minutes is None else minutes,
+            device=device_kind,
+            truth=truth,
+            num_ranks=nproc,
+            models=opt.names(models or ""),
+        )
+        _borrow(asked)
         return
     if from_runs is not None:
-        _infer(from_runs, columns=columns, device=device, out=out, seed=seed, as_json=as_json)
+        _infer(from_runs, columns=columns, device=device, out=out, seed=seed)
         return
     if from_steps is not None:
-        _infer_steps(from_steps, device=device, out=out, as_json=as_json)
+        _infer_steps(from_steps, device=device, out=out)
         return
     from calibrate import calibrate as whole
     from calibrate.launch import TorchrunLauncher
@@ -138,41 +151,24 @@ def calibrate(
     )
     with measurement("calibrate") as on_progress:
         profile = whole.calibrate(request, TorchrunLauncher(), on_progress=on_progress)
-    show_answer(profile, as_json=as_json, written={"profile": out / whole.PROFILE})
+    show_answer(profile, written={"profile": out / whole.PROFILE})
 
 
-def _borrow(
-    folder: Path,
-    limit_s: Seconds,
-    device: str,
-    truth: str | None,
-    num_ranks: int | None,
-    models: tuple[str, ...],
-    *,
-    as_json: bool,
-) -> None:
+def _borrow(request: "BorrowedRequest") -> None:
     """Run a campaign, and print the verdict that its archive gives at home."""
     from calibrate.launch import TorchrunLauncher
     from perfmodel.cli.validate import show_archive
     from validate import borrowed
 
-    request = borrowed.BorrowedRequest(
-        folder=folder,
-        limit_s=limit_s,
-        device=device,
-        truth=truth,
-        num_ranks=num_ranks,
-        models=models,
-    )
     with measurement("calibrate"):
         campaign, archive = borrowed.carry_out(
             request,
             TorchrunLauncher(worker_module=borrowed.SMOKE),
-            on_line=lambda line: show_lines([line], err=as_json),
+            on_line=show_progress,
         )
     unfinished = borrowed.unfinished(request, campaign)
-    show_archive(archive, fails=not unfinished, as_json=as_json)
-    typer.echo(f"archive: {archive}", err=as_json)
+    show_archive(archive, fails=not unfinished)
+    typer.echo(f"archive: {archive}", err=printing.get().as_json)
     if unfinished:
         raise MeasurementFailed(
             f"--campaign: stages must be done within {format_duration(request.limit_s)}, got no end of "
@@ -205,9 +201,7 @@ def _refuse_ignored(context: typer.Context) -> None:
         )
 
 
-def _infer(
-    table: Path, *, columns: Path | None, device: str, out: Path, seed: int, as_json: bool
-) -> None:
+def _infer(table: Path, *, columns: Path | None, device: str, out: Path, seed: int) -> None:
     from calibrate.runs import calibrate_from_runs
     from perfmodel.report.prediction import parameter_lines
 
@@ -218,10 +212,10 @@ def _infer(
     machine = document.machine
     inferred = f"inferred from {machine.num_runs} runs on {machine.device_name}: {path}"
     lines = [*parameter_lines(machine), *(f"- {note}" for note in notes), inferred]
-    show_answer(document, lines=lines, as_json=as_json)
+    show_answer(document, lines=lines)
 
 
-def _infer_steps(table: Path, *, device: str, out: Path, as_json: bool) -> None:
+def _infer_steps(table: Path, *, device: str, out: Path) -> None:
     from calibrate.step_table import calibrate_from_steps
     from perfmodel.models import refuse_without_torch
     from perfmodel.report.profile import device_cost_lines
@@ -233,19 +227,17 @@ def _infer_steps(table: Path, *, device: str, out: Path, as_json: bool) -> None:
     path = out if out.suffix == ".json" else out / f"{machine.device_name}.json"
     document.write(path)
     lines = [*device_cost_lines(machine), *(f"- {note}" for note in notes)]
-    show_answer(document, lines=lines, as_json=as_json, written={"machine": path})
+    show_answer(document, lines=lines, written={"machine": path})
 
 
 def fit(
-    folder: Annotated[Path, typer.Argument(help="Folder of a calibration.")] = (
+    folder: Annotated[Path, opt.file("FOLDER", "Folder of a calibration.")] = (
         opt.DEFAULT_CALIBRATION
     ),
-    *,
-    as_json: opt.Json = False,
 ) -> None:
     """Fit the profile again from the raw observations in a folder."""
     from calibrate import calibrate as use_case
 
     with working("fit"):
         document = use_case.refit(folder)
-    show_answer(document, as_json=as_json, written={"profile": folder / use_case.PROFILE})
+    show_answer(document, written={"profile": folder / use_case.PROFILE})

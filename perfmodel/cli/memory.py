@@ -1,14 +1,13 @@
 """Commands about one step on one device: trace it, does it fit, what would make it fit; data sheets."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from perfmodel.checks import within
 from perfmodel.cli import options as opt
 from perfmodel.cli import show_answer, working
 from perfmodel.errors import NotFeasible, UsageError
@@ -55,12 +54,10 @@ def memory(
     optimizer: Annotated[str, _OPTIMIZER] = "sgd",
     precision: Annotated[str, _PRECISION] = "fp32",
     sequence_length: opt.SequenceLength = None,
-    verbose: opt.Verbose = False,
-    as_json: opt.Json = False,
 ) -> None:
     """Say whether a step fits into a device, the largest batch that does, and what to change first."""
     report = _report(context)
-    show_answer(report.as_json(), report, as_json=as_json, verbose=verbose)
+    show_answer(report.as_json(), report)
     if report.hopeless:
         size = format_bytes(report.capacity_bytes)
         given = (
@@ -150,7 +147,6 @@ def devices(
     name: Annotated[str | None, _NAME] = None,
     *,
     links: Annotated[bool, typer.Option("--links", help="List links instead.")] = False,
-    as_json: opt.Json = False,
 ) -> None:
     """Show the data sheets of devices that need not be present, every figure with its source."""
     from perfmodel.documents.hardware import find_device, shipped_catalogue
@@ -166,13 +162,11 @@ def devices(
     else:
         table, lines = sheets.sheet_table(sheet, catalogue), sheets.sheet_lines(sheet, catalogue)
     found = sheets.devices_json(catalogue, sheet)
-    show_answer(found, tables=[table], lines=lines, as_json=as_json)
+    show_answer(found, tables=[table], lines=lines)
 
 
 def machines(
     name: Annotated[str | None, typer.Argument(help="Show one.")] = None,
-    *,
-    as_json: opt.Json = False,
 ) -> None:
     """List the machines that come with perfmodel, used by name: --machine dgx-a100."""
     from perfmodel.documents.profile import ProfileDocument, shipped_machines
@@ -196,24 +190,24 @@ def machines(
     elif found[name].device_costs is None:
         tables, lines = [profile_table(documents[name])], []
     else:
-        tables, lines = [], device_cost_lines(found[name])
-    show_answer(machines_json(found), tables=tables, lines=lines, as_json=as_json)
+        tables, lines = [], [*device_cost_lines(found[name])]
+    show_answer(machines_json(found), tables=tables, lines=lines)
 
 
-#: Far beyond any device; sizes of tensors must fit into 64 bits.
-MOST_OF_A_SIZE: Final = 2**24
+#: Far beyond any device: sizes of tensors must fit into 64 bits.
+_size = opt.bounded(1, 2**24)
 DEFAULT_FOLDER: Final = Path("runs/workloads")
 
 _MODEL = typer.Argument(
     help="lenet, resnet18, mlp or transformer (reference models); a classification model of torchvision "
     "(torchvision:resnet18 where the name is taken); timm:NAME; FILE.py:FACTORY; a Hugging Face config.json."
 )
-_SAMPLES = typer.Option(
-    help="Samples of one forward pass; default: the batch that comes with the model, else 8. The file "
-    "serves other batches too."
+_SAMPLES = _size(
+    "--micro-batch",
+    "Samples of one forward pass; default: the batch that comes with the model, else 8. The file "
+    "serves other batches too.",
 )
-_PIXELS = typer.Option(help="Pixels along each side.")
-_TOKENS = typer.Option(help="Tokens of one sample.")
+_TOKENS = _size("--sequence-length", "Tokens of one sample.")
 _IMPLEMENTATION = opt.choice(
     "--optimizer-implementation",
     (DEFAULT, *IMPLEMENTATIONS),
@@ -233,7 +227,7 @@ def trace(
     model: Annotated[str, _MODEL],
     *,
     micro_batch: Annotated[int | None, _SAMPLES] = None,
-    image_size: Annotated[int | None, _PIXELS] = None,
+    image_size: Annotated[int | None, _size("--image-size", "Pixels along each side.")] = None,
     sequence_length: Annotated[int | None, _TOKENS] = None,
     optimizer: Annotated[str, _OPTIMIZER] = "sgd",
     optimizer_implementation: Annotated[str, _IMPLEMENTATION] = DEFAULT,
@@ -241,18 +235,10 @@ def trace(
     checkpointing: Annotated[str, _CHECKPOINTING] = "none",
     device_kind: Annotated[str, _KERNELS] = "cpu",
     output: Annotated[
-        Path | None, typer.Option(help="Workload file; default runs/workloads/NAME.json.")
+        Path | None, opt.file("--output", "Workload file; default runs/workloads/NAME.json.")
     ] = None,
-    as_json: opt.Json = False,
 ) -> None:
     """Write a training step of a model as a workload file, without weights, data or GPU."""
-    for flag, number in (
-        ("--micro-batch:", micro_batch),
-        ("--image-size:", image_size),
-        ("--sequence-length:", sequence_length),
-    ):
-        if number is not None:
-            within(flag, number, 1, MOST_OF_A_SIZE)
     from perfmodel.models import refuse_without_torch, traced_document
 
     refuse_without_torch("trace")
@@ -279,15 +265,4 @@ def trace(
     path = output or DEFAULT_FOLDER / f"{name}.json"
     document.write(path)
     lines = trace_lines(document, as_on_cuda=device_kind == "as-cuda")
-    show_answer(document, lines=lines, as_json=as_json, written={"workload": path})
-
-
-def refuse_unknown_models(option: str, names: Sequence[str], *, known: Sequence[str]) -> None:
-    """Refuse models that could not be traced, before anything is measured."""
-    from perfmodel.models import refuse_without_torch
-
-    refuse_without_torch(option)
-    from perfmodel.tracing.sources import find_source
-
-    for name in names:
-        find_source(name, option=option, others=known)
+    show_answer(document, lines=lines, written={"workload": path})

@@ -18,8 +18,6 @@ from perfmodel.errors import CalibrationUnavailable, UsageError, did_you_mean
 from perfmodel.units import MINUTE_S, Bytes, decimal, parse_bandwidth, parse_bytes, whole
 
 if TYPE_CHECKING:
-    from perfmodel.answer import Question
-    from perfmodel.documents.workload import WorkloadDocument
     from perfmodel.machine.measured import MeasuredMachine
 
 _Choice = TypeVar("_Choice", bound=str)
@@ -28,8 +26,13 @@ DEFAULT_PROFILE: Final = DEFAULT_CALIBRATION / "profile.json"
 DEFAULT_DEVICES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
-def parsed(parse: Callable[[str], object], metavar: str, flag: str, meaning: str) -> Any:
-    """An option whose text is turned into a value; a ``ValueError`` becomes an error of the flag."""
+def parsed(
+    parse: Callable[[str], object], metavar: str, flag: str, meaning: str, *others: str
+) -> Any:
+    """An option, or an argument in capitals, whose text becomes a value; a ``ValueError`` names the flag.
+
+    ``others``: Further flags of the same option.
+    """
 
     def value(text: object) -> object:
         if not isinstance(text, str):  # the default
@@ -39,7 +42,9 @@ def parsed(parse: Callable[[str], object], metavar: str, flag: str, meaning: str
         except ValueError as error:
             raise UsageError(f"{flag}: {error}") from None
 
-    return typer.Option(flag, parser=value, metavar=metavar, help=meaning)
+    if not flag.startswith("-"):
+        return typer.Argument(parser=value, metavar=flag, help=meaning)
+    return typer.Option(flag, *others, parser=value, metavar=metavar, help=meaning)
 
 
 def one_of(flag: str, text: str, choices: Sequence[_Choice]) -> _Choice:
@@ -87,11 +92,19 @@ def _above_zero(parse: Callable[[str], float]) -> Callable[[str], float]:
     return value
 
 
-def _whole(text: str, least: int = 1) -> int:
+def _whole(text: str, least: float = 1, most: float = math.inf) -> int:
     found = whole(text)
     if found < least:
         raise ValueError(f"must be >= {least}, got {found}")
+    if found > most:
+        raise ValueError(f"must be <= {most:,}, got {found}")
     return found
+
+
+def _file(text: str) -> Path:
+    if not text:  # Python takes it for the folder where the command runs
+        raise ValueError("must name a file or folder, got nothing; . is this one")
+    return Path(text)
 
 
 def _number(text: str, *, or_zero: bool = False) -> float:
@@ -140,10 +153,21 @@ def _day(text: str) -> dt.date:
 size = partial(parsed, _above_zero(parse_bytes), "SIZE")
 #: Such as 25GB/s. [B/s]
 bandwidth = partial(parsed, _above_zero(parse_bandwidth), "RATE")
-#: A whole number from 1 on, or several, separated by commas.
-count = partial(parsed, _whole, "N")
+#: Words as they are; a file or folder.
+text = partial(parsed, str, "TEXT")
+file = partial(parsed, _file, "PATH")
+
+
+def bounded(least: float = -math.inf, most: float = math.inf) -> Callable[..., Any]:
+    """Makes an option of a flag and its meaning: a whole number within bounds."""
+    return partial(parsed, partial(_whole, least=least, most=most), "N")
+
+
+#: A whole number, one from 1 on, or several, separated by commas.
+integer, count = bounded(), bounded(1)
 counts = partial(parsed, _counts, "N,N,...")
-#: A number above zero, or several, separated by commas; one of zero or more.
+#: Any number; one above zero, or several, separated by commas; one of zero or more.
+number = partial(parsed, decimal, "X")
 positive = partial(parsed, _number, "X")
 numbers = partial(parsed, lambda text: tuple(map(_number, _few(text, "numbers"))), "X,X,...")
 non_negative = partial(parsed, partial(_number, or_zero=True), "X")
@@ -228,48 +252,20 @@ def profiled(path: Path) -> "MeasuredMachine":
     return ProfileDocument.read(path).machine
 
 
-def read_question(
-    machine: "MeasuredMachine",
-    folder: Path,
-    workload: "str | WorkloadDocument",
-    *,
-    validation: Path | None,
-    cluster: Path | None,
-    nodes_like: str | None = None,
-) -> "Question":
-    """A question about a workload on a machine; ``folder``: of its calibration."""
-    from perfmodel.answer import open_question
-
-    if not isinstance(workload, str) and (folder / "workloads").is_dir():
-        from calibrate.workloads import with_stored_workloads
-
-        machine = with_stored_workloads(machine, folder)
-    if cluster is None and nodes_like is not None:
-        from perfmodel.cost.inferred import with_nodes_of
-        from perfmodel.documents.profile import InferredDocument
-
-        others = InferredDocument.named(nodes_like, flag="--nodes-like").machine
-        machine = with_nodes_of(machine, others, name=nodes_like)
-    return open_question(machine, workload, validation=validation, cluster=cluster)
-
-
 # What is asked about.
-def _machine_path(text: object) -> object:
-    if not isinstance(text, str):  # the default
-        return text
+def _machine_path(text: str) -> Path:
     from perfmodel.documents.profile import machine_file
 
+    _file(text)
     return machine_file(text, flag="--machine")
 
 
 def machine(meaning: str) -> Any:
     """``--profile``, or ``--machine`` with the name of a machine that comes with perfmodel."""
-    return typer.Option(
-        "--profile", "--machine", parser=_machine_path, metavar="FILE", help=meaning
-    )
+    return parsed(_machine_path, "FILE", "--profile", meaning, "--machine")
 
 
-Profile: TypeAlias = Annotated[Path, typer.Option(help="Profile, from perfmodel calibrate.")]
+Profile: TypeAlias = Annotated[Path, file("--profile", "Profile, from perfmodel calibrate.")]
 Machine: TypeAlias = Annotated[
     Path, machine("Profile, from perfmodel calibrate, or a name of perfmodel machines.")
 ]
@@ -277,16 +273,11 @@ OptionalMachine: TypeAlias = Annotated[
     Path | None, machine("Profile, or a name of perfmodel machines, whose devices are meant.")
 ]
 TorchVersion: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--torch", help="PyTorch that will run; others than the machine's widen intervals."
-    ),
+    str | None, text("--torch", "PyTorch that will run; others than the machine's widen intervals.")
 ]
 NcclVersion: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--nccl", help="NCCL that will run; others than the machine's widen its collectives."
-    ),
+    text("--nccl", "NCCL that will run; others than the machine's widen its collectives."),
 ]
 Workload: TypeAlias = Annotated[
     str,
@@ -311,36 +302,31 @@ WhichDevice: TypeAlias = Annotated[
 ]
 Truth: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--truth",
-        help="With --device-kind virtual: what the device costs, a TOML file or a shipped name.",
-    ),
+    text("--truth", "With --device-kind virtual: its costs, a TOML file or a shipped name."),
 ]
 Validation: TypeAlias = Annotated[
-    Path | None, typer.Option(help="A validation, whose errors widen the intervals.")
+    Path | None, file("--validation", "A validation, whose errors widen the intervals.")
 ]
 ClusterFile: TypeAlias = Annotated[
     Path | None,
-    typer.Option(
+    file(
         "--cluster",
-        help="Cluster file (TOML), or links by name ('8 nvlink3, 8 eth-100'); default: one ring of links.",
+        "Cluster file (TOML), or links by name ('8 nvlink3, 8 eth-100'); default: one ring of links.",
     ),
 ]
 NodesLike: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--nodes-like",
-        help="Other nodes are joined like those of a machine by name, such as dgx-h100.",
-    ),
+    text("--nodes-like", "Other nodes are joined like those of a machine, such as dgx-h100."),
 ]
 Scaling: TypeAlias = Annotated[
     Literal["weak", "strong"], choice("--scaling", ("weak", "strong"), "weak or strong.")
 ]
 Batch: TypeAlias = Annotated[
     int | None,
-    typer.Option(
-        help="Weak scaling: samples per forward pass of each device; strong scaling, and with "
-        "--layout: per step of all devices. Default: the middle calibrated one, the largest."
+    count(
+        "--batch",
+        "Weak scaling: samples per forward pass of each device; strong scaling, and with "
+        "--layout: per step of all devices. Default: the middle calibrated one, the largest.",
     ),
 ]
 Accumulation: TypeAlias = Annotated[int, count("--accumulation", "Micro-steps per optimizer step.")]
@@ -375,10 +361,7 @@ MicroBatch: TypeAlias = Annotated[
 # Layouts of large models.
 LayoutText: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--layout",
-        help='Layout, such as "dp=8 tp=4 pp=2 zero=1 micro_batch=2"; all keys: docs/layouts.md.',
-    ),
+    text("--layout", 'Such as "dp=8 tp=4 pp=2 zero=1 micro_batch=2"; all keys: docs/layouts.md.'),
 ]
 Model: TypeAlias = Annotated[
     str | None,
@@ -398,7 +381,7 @@ DeviceMemory: TypeAlias = Annotated[
 Json: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print the answer as one JSON object.")
 ]
-Output: TypeAlias = Annotated[Path | None, typer.Option(help="File to write the answer to (JSON).")]
+Output: TypeAlias = Annotated[Path | None, file("--output", "File to write the answer to (JSON).")]
 Verbose: TypeAlias = Annotated[bool, typer.Option("--verbose", help="Print all caveats, in full.")]
 
 # Money.
@@ -408,20 +391,20 @@ Today: TypeAlias = Annotated[
 
 # Campaigns of measurements.
 Folder: TypeAlias = Annotated[
-    Path, typer.Option("--out", help="Folder for what is measured, and for the result.")
+    Path, file("--out", "Folder for what is measured, and for the result.")
 ]
 Resume: TypeAlias = Annotated[
     bool, typer.Option("--resume", help="Continue, or judge again, what is in the folder.")
 ]
 Seed: TypeAlias = Annotated[int, seed("Seed of the order of runs.")]
 NumNodes: TypeAlias = Annotated[
-    int | None, typer.Option("--nnodes", help="Nodes; start the command on each.")
+    int | None, integer("--nnodes", "Nodes; start the command on each.")
 ]
-NodeRank: TypeAlias = Annotated[int | None, typer.Option(help="Rank of this node.")]
+NodeRank: TypeAlias = Annotated[int | None, integer("--node-rank", "Rank of this node.")]
 MasterAddress: TypeAlias = Annotated[
     str | None, typer.Option("--master-addr", help="Address of node 0.")
 ]
-MasterPort: TypeAlias = Annotated[int | None, typer.Option(help="Port on node 0.")]
+MasterPort: TypeAlias = Annotated[int | None, integer("--master-port", "Port on node 0.")]
 RanksPerNode: TypeAlias = Annotated[
-    int | None, typer.Option("--nproc", help="Ranks per node; default: every GPU, up to 8 cores.")
+    int | None, integer("--nproc", "Ranks per node; default: every GPU, up to 8 cores.")
 ]

@@ -7,13 +7,11 @@ import typer
 
 from perfmodel.cli import options as opt
 from perfmodel.cli import show_answer, working
-from perfmodel.errors import UsageError
 
 if TYPE_CHECKING:
     from perfmodel.page.answers import Answers
 
 DEFAULT_PORT: Final = 8765
-_HIGHEST_PORT: Final = 65_535
 
 _PROFILES = opt.machine(
     f"Profile, or a name of perfmodel machines; repeatable. Default: {opt.DEFAULT_PROFILE}, or "
@@ -24,10 +22,8 @@ _WORKLOADS = typer.Option(
     help="Workload file from perfmodel trace, whose memory is then known; on perfmodel machines also a "
     "model, such as torchvision:resnet50; repeatable. Calibrated workloads are always there.",
 )
-_CLUSTERS = typer.Option(
-    "--cluster", help="Cluster file, whose links can then be chosen; repeatable."
-)
-_PORT = typer.Option(help="Port on 127.0.0.1; 0 takes any that is free.")
+_CLUSTERS = opt.file("--cluster", "Cluster file, whose links can then be chosen; repeatable.")
+_PORT = opt.bounded(0, 65_535)("--port", "Port on 127.0.0.1; 0 takes any that is free.")
 
 
 def serve(
@@ -39,8 +35,6 @@ def serve(
     port: Annotated[int, _PORT] = DEFAULT_PORT,
 ) -> None:
     """Open a page on this machine: move devices, batch, bandwidth, layout; see what happens."""
-    if not 0 <= port <= _HIGHEST_PORT:
-        raise UsageError(f"--port: must be from 0 to {_HIGHEST_PORT}, got {port}")
     from perfmodel.page import read_machines, unmeasured_machines
     from perfmodel.page.answers import Answers
 
@@ -82,7 +76,6 @@ def report(
     workloads: Annotated[str, _NAMES] = "",
     devices: opt.DeviceCounts = opt.DEFAULT_DEVICES,
     out: opt.Folder = Path("runs/report"),
-    as_json: opt.Json = False,
 ) -> None:
     """Write one self-contained HTML report, and every plot as SVG."""
     from perfmodel.answer import open_question
@@ -108,4 +101,4 @@ def report(
         for path, picture in zip(figures, pictures, strict=True):
             write_atomically(path, picture.svg_file)
     found = {"figures": [*map(str, figures)], "predictions": predictions}
-    show_answer(found, as_json=as_json, written={"report": out / "report.html"})
+    show_answer(found, written={"report": out / "report.html"})

@@ -9,32 +9,31 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
+from perfmodel.cli import measurement, printing, show_answer, show_lines, working
 from perfmodel.cli import options as opt
-from perfmodel.cli import show_answer, working
-from perfmodel.errors import NotFeasible, UsageError
+from perfmodel.errors import Interrupted, NotFeasible, PerfModelError, UsageError
 from perfmodel.machine import DEVICES_PER_NODE
 from perfmodel.units import GIB, Bytes, format_duration
 
 if TYPE_CHECKING:
-    from perfmodel.answer import Question
+    from perfmodel.answer import Answer, Question
     from perfmodel.answer.answer import Forecast
+    from perfmodel.documents.prediction import PredictionDocument
     from perfmodel.layout import Layout
     from perfmodel.machine import Cluster
     from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
-    from perfmodel.step import Trace
 
 #: Where a command keeps its machine.
 _MACHINE: Final = "perfmodel.machine"
 #: The same of what a workload file was traced from.
 _CODE: Final = "perfmodel.code"
-_CSV = typer.Option("--csv", help="Print comma-separated values.")
 _SAMPLES = opt.positive("--samples", "Samples of the whole training: says the time to them.")
 _NO_MEASURE = typer.Option(
     "--no-measure",
     help="Read calibrated curves instead of timing what a traced workload has new (25 s).",
 )
 _PLOT = opt.picture("--plot", (".svg", ".png"), "Write a plot, .svg or .png.")
-_TRACE = typer.Option(help="Write the step at the largest count as a Chrome trace.")
+_TRACE = opt.file("--trace", "Write the step at the largest count as a Chrome trace.")
 _SET = typer.Option(
     "--set",
     help="FIELD=VALUE, such as network.bandwidth=400Gb/s or devices=64. Several make one scenario; "
@@ -104,9 +103,7 @@ def predict(
     cluster: opt.ClusterFile = None,
     nodes_like: opt.NodesLike = None,
     validation: opt.Validation = None,
-    as_json: opt.Json = False,
-    as_csv: Annotated[bool, _CSV] = False,
-    output: opt.Output = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
     plot: Annotated[Path | None, _PLOT] = None,
     trace: Annotated[Path | None, _TRACE] = None,
     layout: opt.LayoutText = None,
@@ -117,15 +114,48 @@ def predict(
     no_measure: Annotated[bool, _NO_MEASURE] = False,
     torch: opt.TorchVersion = None,
     nccl: opt.NcclVersion = None,
-    verbose: opt.Verbose = False,
 ) -> None:
     """Predict speed-up and step time for any number of devices, or one layout of a large model."""
+    as_json, _, output = printing.get()
     if as_json and as_csv:
         raise UsageError("--json: excludes --csv, got both; --output writes JSON beside --csv")
     _refuse_beside_layout(context, _ONLY_WITHOUT_LAYOUT)
-    if layout is not None:
-        _predict_layout(context)
-        return
+    if layout is not None and (as_csv or plot is not None):
+        raise UsageError("--layout: excludes --csv and --plot; take --json, --output or --trace")
+    document, largest = (_of_counts if layout is None else _of_layout)(context)
+    if as_csv:
+        from perfmodel.report.prediction import csv_text
+
+        typer.echo(csv_text(document), nl=False)
+        if output is not None:
+            document.write(output)
+    else:
+        show_answer(document)
+    if plot is not None:
+        from perfmodel.files import write_atomically
+        from perfmodel.report.figures import figure_bytes, speedup_figure
+
+        form: Literal["svg", "png"] = "svg" if plot.suffix == ".svg" else "png"
+        write_atomically(plot, figure_bytes(speedup_figure([document]), format=form))
+    if trace is not None:
+        from perfmodel.files import write_atomically
+        from perfmodel.report.chrome_trace import chrome_trace_text
+
+        step, name = largest.trace, largest.setting.label
+        if document.points[0].large_model:
+            name = f"{document.workload} {largest.layout}"
+        name = f"{name} on {document.device_name}"
+        if step.skipped_s:
+            left_out = format_duration(sum(step.skipped_s.values()))
+            name += f", without {left_out} of equal micro-batches"
+            step = replace(step, skipped_s={})
+        write_atomically(trace, chrome_trace_text(step, name=name))
+    written = {"prediction": output, "plot": plot, "trace": trace}
+    show_lines((f"{kind}: {at}" for kind, at in written.items() if at), err=as_json or as_csv)
+
+
+def _of_counts(context: typer.Context) -> "tuple[PredictionDocument, Answer]":
+    """The table of some device counts, and the answer for the largest."""
     _open_workload(context)
     from perfmodel.advice import with_advice
     from perfmodel.answer.answer import table
@@ -136,24 +166,20 @@ def predict(
     with working("predict"):
         document, largest = table(question, request)
         document = with_advice(document, question, request)
-    document = document.model_copy(update={"samples": samples})
-    if as_csv:
-        from perfmodel.report.prediction import csv_text
+    return document.model_copy(update={"samples": context.params["samples"]}), largest
 
-        typer.echo(csv_text(document), nl=False)
-        if output is not None:
-            document.write(output)
-    else:
-        show_answer(document, as_json=as_json, verbose=verbose, output=output)
-    _tell(context, "prediction", output)
-    if plot is not None:
-        from perfmodel.files import write_atomically
-        from perfmodel.report.figures import figure_bytes, speedup_figure
 
-        form: Literal["svg", "png"] = "svg" if plot.suffix == ".svg" else "png"
-        write_atomically(plot, figure_bytes(speedup_figure([document]), format=form))
-        _tell(context, "plot", plot)
-    _write_step(context, largest.trace, f"{largest.setting.label} on {document.device_name}")
+def _of_layout(context: typer.Context) -> "tuple[PredictionDocument, Answer]":
+    """One layout, of a traced workload or of a large model."""
+    from perfmodel.answer.answer import layout_table
+
+    if opt.typed(context, "workload") and not opt.typed(context, "model"):
+        layout = _asked_layout(context)
+        _open_workload(context)
+        _time_workload(context, lambda _: layout.micro_batch)
+    question = _question(context)
+    with working("predict"):
+        return layout_table(question)
 
 
 def _open_workload(context: typer.Context) -> None:
@@ -180,56 +206,61 @@ def _profiled(context: typer.Context) -> "MeasuredMachine":
 
 
 def _time_workload(context: typer.Context, batch_of: Callable[["MeasuredWorkload"], int]) -> None:
-    given = context.params
-    is_named = isinstance(given["workload"], str)
-    if not is_named and given["device"] is None and not given["no_measure"]:
-        from perfmodel.cli.in_place import time_in_place
+    """Time the step of a traced workload that nothing was timed of, if this is its machine.
 
-        folder, code = given["profile"].parent, context.meta[_CODE]
-        time_in_place(_profiled(context), folder, given["workload"], batch_of, code=code)
-
-
-def _predict_layout(context: typer.Context) -> None:
-    given = context.params
-    if given["as_csv"] or given["plot"] is not None:
-        raise UsageError("--layout: excludes --csv and --plot; take --json, --output or --trace")
-    from perfmodel.answer.answer import layout_table
-
-    if opt.typed(context, "workload") and not opt.typed(context, "model"):
-        layout = _asked_layout(context)
-        _open_workload(context)
-        _time_workload(context, lambda _: layout.micro_batch)
-    question = _question(context)
-    with working("predict"):
-        document, found = layout_table(question)
-    output = given["output"]
-    show_answer(document, as_json=given["as_json"], verbose=given["verbose"], output=output)
-    _tell(context, "prediction", output)
-    name = found.setting.label
-    if document.points[0].large_model:
-        name = f"{found.question.workload_name} {found.layout}"
-    _write_step(context, found.trace, f"{name} on {document.device_name}")
-
-
-def _tell(context: typer.Context, what: str, path: Path | None) -> None:
-    """Say what was written beside the answer, but not among JSON or CSV."""
-    if path is not None:
-        typer.echo(f"{what}: {path}", err=context.params["as_json"] or context.params["as_csv"])
-
-
-def _write_step(context: typer.Context, step: "Trace", name: str) -> None:
-    """Write the simulated step as a Chrome trace, if asked to."""
-    trace = context.params["trace"]
-    if trace is None:
+    A model whose code is at hand, such as FILE.py:FACTORY, trains for some seconds, but on a GPU, whose operators are
+    timed alone. What was timed stays beside the profile, in ``workloads/``, by operator, shapes, type and memory
+    layout: the next model that has the same operators need not be timed. Nothing is measured, and nothing said, on
+    another machine: curves answer there. ``batch_of`` says at which micro-batch.
+    """
+    given, document, machine = context.params, context.params["workload"], _profiled(context)
+    if isinstance(document, str) or given["device"] is not None or given["no_measure"]:
         return
-    from perfmodel.files import write_atomically
-    from perfmodel.report.chrome_trace import chrome_trace_text
+    from importlib.util import find_spec
+    from tempfile import TemporaryDirectory
 
-    if step.skipped_s:
-        name += f", without {format_duration(sum(step.skipped_s.values()))} of equal micro-batches"
-        step = replace(step, skipped_s={})
-    write_atomically(trace, chrome_trace_text(step, name=name))
-    _tell(context, "trace", trace)
+    from calibrate.workloads import is_unfinished, measure_workload, with_stored_workloads
+    from perfmodel.answer import open_workload
+    from perfmodel.cost.operators import OperatorDurations
+
+    trace, folder = document.trace, given["profile"].parent
+    if machine.operators is None or trace.method.device_kind != machine.traced_kind:
+        return
+    machine = with_stored_workloads(machine, folder)
+    micro_batch = batch_of(open_workload(machine, document))
+    code = None if machine.asynchronous else context.meta[_CODE]
+    assert machine.operators is not None
+    known, step = OperatorDurations(machine.operators), trace.at(micro_batch=micro_batch)
+    is_known = known.holds(step) if code is None else known.trained(step) is not None
+    if is_known and not is_unfinished(document, folder, micro_batch=micro_batch, code=code):
+        return
+    if any(find_spec(name) is None for name in ("torch", "psutil")):
+        return
+    from calibrate.environment import describe_environment
+
+    here = describe_environment(observe_s=0.0)["host"]["fingerprint"]
+    if here != machine.origin.fingerprint:
+        return
+    try:
+        with TemporaryDirectory() as name, measurement("timing in place") as on_progress:
+            file = Path(name, "workload.json")
+            document.write(file)
+            untrained = measure_workload(
+                file,
+                micro_batch=micro_batch,
+                code=code,
+                folder=folder,
+                profile=machine,
+                on_progress=on_progress,
+            )
+    except Interrupted:
+        words = "stopped by the user; what was measured is kept; repeat the command, or add --no-measure"
+        raise Interrupted(f"timing in place: {words}") from None
+    except PerfModelError as error:
+        typer.echo(f"not timed in place, curves answer: {error}", err=True)
+    else:
+        if untrained:
+            typer.echo(f"not trained in every round: {untrained}", err=True)
 
 
 def _forecast(context: typer.Context) -> "Forecast":
@@ -245,11 +276,11 @@ def _forecast(context: typer.Context) -> "Forecast":
 
 def _question(context: typer.Context) -> "Question":
     """What is asked: a workload on a calibrated machine, a layout of it, or one of a large model."""
-    from perfmodel.answer import Question
+    from perfmodel.answer import Question, open_question
+    from perfmodel.documents.profile import InferredDocument
 
     given = context.params
     if given["layout"] is not None and opt.typed(context, "model"):
-        from perfmodel.documents.profile import InferredDocument
         from perfmodel.models import read_model
 
         layout, count = _asked_layout(context), _one_count(context)
@@ -278,10 +309,19 @@ def _question(context: typer.Context) -> "Question":
         opt.refuse_typed(
             context, {"nodes_like": "the file says how nodes are joined"}, beside="--cluster"
         )
-    names = ("workload", "validation", "cluster", "nodes_like")
-    folder = given["profile"].parent
+    workload, folder = given["workload"], given["profile"].parent
+    if not isinstance(workload, str) and (folder / "workloads").is_dir():
+        from calibrate.workloads import with_stored_workloads
+
+        machine = with_stored_workloads(machine, folder)
+    if given["cluster"] is None and given["nodes_like"] is not None:
+        from perfmodel.cost.inferred import with_nodes_of
+
+        name = given["nodes_like"]
+        others = InferredDocument.named(name, flag="--nodes-like").machine
+        machine = with_nodes_of(machine, others, name=name)
     question = replace(
-        opt.read_question(machine, folder, **{name: given[name] for name in names}),
+        open_question(machine, workload, validation=given["validation"], cluster=given["cluster"]),
         loader_samples_per_s=given.get("loader_samples_per_s"),
         sync_every_step=given.get("sync_every_step", False),
     )
@@ -353,8 +393,6 @@ def explain(
     nodes_like: opt.NodesLike = None,
     validation: opt.Validation = None,
     layout: opt.LayoutText = None,
-    verbose: opt.Verbose = False,
-    as_json: opt.Json = False,
 ) -> None:
     """Rank what costs the speed-up, and what one change would gain."""
     if layout is not None:
@@ -367,7 +405,7 @@ def explain(
         question = _forecast(context).at_largest(question)
     with working("explain"):
         explanation = use_case(question, scaling=scaling)
-    show_answer({"explanation": explanation}, explanation, as_json=as_json, verbose=verbose)
+    show_answer({"explanation": explanation}, explanation)
 
 
 def whatif(
@@ -383,15 +421,12 @@ def whatif(
     validation: opt.Validation = None,
     cluster: opt.ClusterFile = None,
     nodes_like: opt.NodesLike = None,
-    output: opt.Output = None,
     fields: Annotated[bool, typer.Option("--fields", help="List what can be set.")] = False,
-    as_json: opt.Json = False,
     layout: opt.LayoutText = None,
     model: opt.Model = None,
     sequence_length: opt.SequenceLength = None,
     devices_per_node: opt.DevicesPerNode = None,
     device_memory: opt.DeviceMemory = None,
-    verbose: opt.Verbose = False,
 ) -> None:
     """Change fields of the machine, the workload or the strategy: before, after, and why."""
     if fields:
@@ -400,7 +435,7 @@ def whatif(
 
         rows = [(f.name, f.example, f.meaning) for f in FIELDS]
         named = [dict(zip(("field", "example", "meaning"), row, strict=True)) for row in rows]
-        show_answer({"fields": named}, lines=fields_lines(rows), as_json=as_json)
+        show_answer({"fields": named}, lines=fields_lines(rows))
         return
     _refuse_beside_layout(context, {**_ONLY_WITHOUT_LAYOUT, "devices": "leave it out"})
     from perfmodel.scenarios import Scenario, compare_scenarios
@@ -414,15 +449,12 @@ def whatif(
     )
     with working("whatif"):
         document = compare_scenarios(scenarios_of(base, settings or ()))
-    show_answer(document, as_json=as_json, verbose=verbose, output=output)
+    show_answer(document)
 
 
 _INFERRED = opt.machine(
     "Calibration from runs, from perfmodel calibrate --from-runs, or a name of perfmodel machines."
 )
-_SEQUENCES = opt.count("--global-batch", "Sequences per step of all devices.")
-_INTERLEAVE = opt.count("--interleave", "Most pipeline stages per device.")
-_TOP = opt.count("--top", "How many layouts to show.")
 
 
 def plan_parallelism(
@@ -431,45 +463,31 @@ def plan_parallelism(
     profile: Annotated[Path, _INFERRED],
     model: Annotated[str, typer.Option(help="Transformer: a config.json, or a name.")],
     devices: opt.Devices,
-    global_batch: Annotated[int, _SEQUENCES],
+    global_batch: Annotated[int, opt.count("--global-batch", "Sequences per step of all devices.")],
     device_memory: Annotated[
         Bytes, opt.size("--device-memory", "Memory of one device, such as 80GiB.")
     ] = 80 * GIB,
     sequence_length: opt.SequenceLength = None,
     devices_per_node: opt.DevicesPerNode = None,
     cluster: opt.ClusterFile = None,
-    interleave: Annotated[int, _INTERLEAVE] = 1,
-    top: Annotated[int, _TOP] = 10,
-    verbose: opt.Verbose = False,
-    as_json: opt.Json = False,
-    output: opt.Output = None,
+    interleave: Annotated[int, opt.count("--interleave", "Most pipeline stages per device.")] = 1,
+    top: Annotated[int, opt.count("--top", "How many layouts to show.")] = 10,
 ) -> None:
     """Rank all layouts of a large model on a cluster; say which ones tie, and why others lose."""
-    from perfmodel.answer.inferred import Training
-    from perfmodel.cost.inferred import LINKS_OF_FILE, on_links, open_inferred
-    from perfmodel.documents.profile import InferredDocument
-    from perfmodel.layout_search import Request
-    from perfmodel.layout_search import plan_parallelism as use_case
-    from perfmodel.models import read_model
+    from perfmodel.api import search
 
     links = _links(context)
-    inside = devices_per_node if links is None else links.devices_per_node
-    training = Training(
-        model=read_model(model, sequence=sequence_length),
-        devices=devices,
-        devices_per_node=inside or DEVICES_PER_NODE,
-        global_batch=global_batch,
-    )
-    request = Request(
-        training=training,
-        capacity_bytes=device_memory,
-        interleave=interleave,
-        top=top,
-        caveats=() if links is None else (LINKS_OF_FILE,),
-    )
-    machine = InferredDocument.named(profile).machine
-    if links is not None:
-        machine = on_links(machine, links, num_devices=devices)
     with working("plan parallelism"):
-        document = use_case(open_inferred(machine), request)
-    show_answer(document, as_json=as_json, verbose=verbose, output=output)
+        document = search(
+            profile,
+            model,
+            devices=devices,
+            global_batch=global_batch,
+            capacity_bytes=device_memory,
+            sequence_length=sequence_length,
+            devices_per_node=devices_per_node,
+            cluster=links,
+            interleave=interleave,
+            top=top,
+        )
+    show_answer(document)

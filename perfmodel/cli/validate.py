@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from perfmodel.cli import measurement, refuse_failed_gates, show_answer, show_lines, working
+from perfmodel.cli import (
+    measurement,
+    printing,
+    refuse_failed_gates,
+    show_answer,
+    show_lines,
+    show_progress,
+    working,
+)
 from perfmodel.cli import options as opt
 from perfmodel.errors import OutOfTolerance
 
@@ -22,17 +30,14 @@ _SOON = typer.Option(
 _SEED_OF_MODELS = opt.seed("Which models are drawn; default: others every time.")
 _BUDGET_STRATEGIES = typer.Option(help="quick or standard: about 4 or 14 minutes.")
 _NEW_SEED = opt.seed("Which stacks are drawn; default: a new one, or that of the folder.")
-_BUDGET_NETWORK = typer.Option(help="quick or standard: 1 or 3 rounds.")
 _MODELS = typer.Option(help="Models, separated by commas; default: fourteen, LeNet to ResNet-152.")
 _BATCHES = opt.counts("--batches", "Micro-batches, separated by commas.")
-_DATA = typer.Option(help="Folder with the published tables (CSV).")
 _SOURCES = typer.Option(
     help="Tables to judge by, separated by commas; also nccl_times, operator_times, and data_parallel, "
     "single_device_steps and machines, whose models are traced (1, 10 and 10 minutes)."
 )
-_MBIT = opt.positive("--mbit", "Rate of the links. [Mbit/s]")
-_ARCHIVE = typer.Option(
-    "--from", help="Judge what perfmodel calibrate --campaign packed elsewhere; measures nothing."
+_ARCHIVE = opt.file(
+    "--from", "Judge what perfmodel calibrate --campaign packed elsewhere; measures nothing."
 )
 _ELSEWHERE: Final = dict.fromkeys(
     (
@@ -62,14 +67,13 @@ def validate(
     node_rank: opt.NodeRank = None,
     master_addr: opt.MasterAddress = None,
     master_port: opt.MasterPort = None,
-    as_json: opt.Json = False,
 ) -> None:
     """Run settings that calibration never used and print the tool's own error."""
     if context.invoked_subcommand is not None:
         return
     if archive is not None:
         opt.refuse_typed(context, _ELSEWHERE, beside="--from")
-        show_archive(archive, as_json=as_json)
+        show_archive(archive)
         return
     from calibrate.launch import TorchrunLauncher
     from calibrate.topology import LaunchFlags
@@ -92,7 +96,7 @@ def validate(
     with measurement("validate") as on_progress:
         launcher = TorchrunLauncher(worker_module=PLAIN_LOOP)
         document = use_case.validate(request, launcher, on_progress=on_progress)
-    show_answer(document, as_json=as_json, written={"validation": out / use_case.VALIDATION})
+    show_answer(document, written={"validation": out / use_case.VALIDATION})
     _refuse_failed_steps(document)
 
 
@@ -111,12 +115,12 @@ def _refuse_failed_steps(document: "ValidationDocument") -> None:
     )
 
 
-def _show_verdict(what: str, document: "Verdict", path: Path, *, as_json: bool) -> None:
-    show_answer(document, as_json=as_json, written={what: path})
+def _show_verdict(what: str, document: "Verdict", path: Path) -> None:
+    show_answer(document, written={what: path})
     refuse_failed_gates(f"validate {what}", document.gates)
 
 
-def show_archive(path: Path, *, fails: bool = True, as_json: bool = False) -> None:
+def show_archive(path: Path, *, fails: bool = True) -> None:
     """Print the verdict of a campaign's archive, and end as the judges do unless more is to be said."""
     from calibrate.locks import work_folder
     from validate.borrowed import judge, unpack
@@ -126,13 +130,11 @@ def show_archive(path: Path, *, fails: bool = True, as_json: bool = False) -> No
         folder = Path(name)
         campaign = unpack(path, folder)
         found = judge(folder, campaign)
-    if as_json:
-        show_answer(
-            {field.name: getattr(found, field.name) for field in fields(found)}, as_json=True
-        )
+    if printing.get().as_json:
+        show_answer({field.name: getattr(found, field.name) for field in fields(found)})
     else:
         for document in filter(None, (found.profile, found.steps, *found.models)):
-            show_answer(document, as_json=False)
+            show_answer(document)
         if found.memory is not None:
             show_lines(verdict(found.memory))
         show_lines(found.notes)
@@ -152,7 +154,6 @@ def validate_models(
     resume: opt.Resume = False,
     seed: Annotated[int | None, _SEED_OF_MODELS] = None,
     soon: Annotated[bool, _SOON] = False,
-    as_json: opt.Json = False,
 ) -> None:
     """Run models drawn at random and print the error of what their traces predict."""
     from calibrate.launch import TorchrunLauncher
@@ -174,11 +175,11 @@ def validate_models(
             TorchrunLauncher(worker_module=PLAIN_LOOP),
             on_progress=on_progress,
         )
-    if as_json:
-        show_answer({"validations": documents}, as_json=True)
-    for document in () if as_json else documents:
+    if printing.get().as_json:
+        show_answer({"validations": documents})
+    for document in () if printing.get().as_json else documents:
         path = out / use_case.file_name(document.mode)
-        show_answer(document, as_json=False, written={"validation": path})
+        show_answer(document, written={"validation": path})
     gates = [gate for document in documents for gate in document.gates]
     refuse_failed_gates("validate models", gates)
 
@@ -190,15 +191,18 @@ def validate_memory(
     out: opt.Folder = Path("runs/memory"),
     device_kind: opt.WhichDevice = "cpu",
     truth: opt.Truth = None,
-    as_json: opt.Json = False,
 ) -> None:
     """Train models for real and compare the allocator's peak with what their traces predict."""
-    from perfmodel.cli.memory import refuse_unknown_models
+    from perfmodel.models import refuse_without_torch
     from validate import memory as use_case
 
     chosen = opt.names(models) or use_case.MODELS
     if unfamiliar := [name for name in chosen if name not in use_case.MODELS]:
-        refuse_unknown_models("--models", unfamiliar, known=use_case.MODELS)
+        refuse_without_torch("--models")
+        from perfmodel.tracing.sources import find_source
+
+        for name in unfamiliar:  # before anything is measured
+            find_source(name, option="--models", others=use_case.MODELS)
     opt.refuse_unlike_truth(device_kind, truth)
     path = out / "validation.json"
     with measurement("validate memory"):
@@ -206,28 +210,26 @@ def validate_memory(
             chosen,
             tuple(batches),
             out=path,
-            on_line=lambda line: show_lines([line], err=as_json),
+            on_line=show_progress,
             device=device_kind,
             truth=truth,
         )
     lines, found = use_case.verdict(summary), {"memory": summary}
-    show_answer(found, lines=lines, as_json=as_json, written={"validation": path})
+    show_answer(found, lines=lines, written={"validation": path})
     refuse_failed_gates("validate memory", summary.gates, see="the lines above for where")
 
 
 def validate_published(
     *,
-    data: Annotated[Path, _DATA],
+    data: Annotated[Path, opt.file("--data", "Folder with the published tables (CSV).")],
     sources: Annotated[str, _SOURCES] = PUBLISHED,
-    output: opt.Output = None,
-    as_json: opt.Json = False,
 ) -> None:
     """Fit the small end of published series, predict the large end, beside plain models."""
     from validate.published import judge_published
 
     with working("validate published"):
         document = judge_published(data, opt.names(sources))
-    show_answer(document, as_json=as_json, output=output)
+    show_answer(document)
 
 
 def validate_strategies(
@@ -238,7 +240,6 @@ def validate_strategies(
     resume: opt.Resume = False,
     seed: Annotated[int | None, _NEW_SEED] = None,
     soon: Annotated[bool, _SOON] = False,
-    as_json: opt.Json = False,
 ) -> None:
     """Train stacks of layers with FSDP2, ZeRO, TP and PP and print the error of what the profile predicts."""
     from calibrate.launch import TorchrunLauncher
@@ -266,17 +267,16 @@ def validate_strategies(
         document = use_case.validate_strategies(
             request, TorchrunLauncher(), on_progress=on_progress
         )
-    _show_verdict("strategies", document, out / use_case.VERDICT, as_json=as_json)
+    _show_verdict("strategies", document, out / use_case.VERDICT)
 
 
 def validate_network(
     *,
-    budget: Annotated[str, _BUDGET_NETWORK] = "standard",
-    mbit: Annotated[float, _MBIT] = 200.0,
+    budget: Annotated[str, typer.Option(help="quick or standard: 1 or 3 rounds.")] = "standard",
+    mbit: Annotated[float, opt.positive("--mbit", "Rate of the links. [Mbit/s]")] = 200.0,
     out: opt.Folder = Path("runs/network-verdict"),
     resume: opt.Resume = False,
     seed: opt.Seed = 1,
-    as_json: opt.Json = False,
 ) -> None:
     """Measure collectives of 2 to 16 ranks on shaped links; fit some, judge by the rest."""
     from validate.testbed import network as use_case
@@ -286,33 +286,29 @@ def validate_network(
     )
     with measurement("network") as on_progress:
         document = use_case.validate_network(request, on_progress=on_progress)
-    _show_verdict("network", document, out / use_case.VERDICT, as_json=as_json)
+    _show_verdict("network", document, out / use_case.VERDICT)
 
 
 def diff(
-    old: Annotated[Path, typer.Argument(help="Profile before, such as with the old driver.")],
-    new: Annotated[Path, typer.Argument(help="Profile after.")],
-    *,
-    as_json: opt.Json = False,
+    old: Annotated[Path, opt.file("OLD", "Profile before, such as with the old driver.")],
+    new: Annotated[Path, opt.file("NEW", "Profile after.")],
 ) -> None:
     """Compare two profiles: what changed beyond noise, and which predictions move."""
     from perfmodel.api import compare_profiles, read_profile
 
     with working("diff"):
         document = compare_profiles(read_profile(old), read_profile(new))
-    show_answer(document, as_json=as_json)
+    show_answer(document)
 
 
 def check(
-    file: Annotated[Path, typer.Argument(help="A document of perfmodel, or observations.jsonl.")],
-    *,
-    as_json: opt.Json = False,
+    file: Annotated[Path, opt.file("FILE", "A document of perfmodel, or observations.jsonl.")],
 ) -> None:
     """Say what a file is, and whether it is valid and as it was written."""
     from perfmodel.documents.kinds import check_file
 
     facts, code = check_file(file)
     lines = [f"{name}: {value}" for name, value in facts.items()]
-    show_answer({"exit_code": code, "file": facts}, lines=lines, as_json=as_json)
+    show_answer({"exit_code": code, "file": facts}, lines=lines)
     if code:
         raise typer.Exit(code)

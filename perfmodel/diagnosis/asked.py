@@ -3,7 +3,7 @@
 import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -102,7 +102,7 @@ def diagnosed(case: Case) -> Diagnosed:
     runs = [run_of(each, case) for each in logged]
     if isinstance(trained, RooflineModel):
         _refuse_divided(runs)
-    notes += _without_accumulation(case, runs)
+    notes += tuple(_without_accumulation(case, runs))
     observations: list[Observation] = []
     for each, run in zip(logged, runs, strict=True):
         observation, more = observation_of(
@@ -112,7 +112,7 @@ def diagnosed(case: Case) -> Diagnosed:
         notes += more
     largest = max(runs, key=lambda run: run.nodes)
     terms, usual, more, enough = _terms(case, expected, largest, rng)
-    contradiction = _contradiction(case.name or config.name, trained)
+    contradiction = tuple(_contradiction(case.name or config.name or trained.name, trained))
     memory, is_too_large = _too_large(trained, runs, expected.capacity_bytes)
     found = use_case(
         trained,
@@ -242,42 +242,33 @@ def _terms(
     known = known or largest.nodes == 1
     crosses = largest.nodes > 1 and largest.layout.dp == largest.devices
     enough = enough_network(trained, largest, sheet) if crosses else None
-    notes: tuple[str, ...] = ()
-    if not known:
-        open_network = (
-            "the network between nodes was not given: its rate is open within a factor of 10; "
-            "give --nic-bandwidth and --nics"
-        )
-        notes = (open_network,)
     terms = draw_terms(sheet, rng, known_network=known)
-    return terms, terms if known else usual_network(sheet, terms), notes, enough
+    if known:
+        return terms, terms, (), enough
+    note = (
+        "the network between nodes was not given: its rate is open within a factor of 10; "
+        "give --nic-bandwidth and --nics"
+    )
+    return terms, usual_network(sheet, terms), (note,), enough
 
 
 #: Options that a trainer's file may answer.
 _SHARED: Final = ("micro_batch", "global_batch", "accumulation", "precision", "strategy")
 
 
-def _without_accumulation(case: Case, runs: Sequence[Run]) -> tuple[str, ...]:
+def _without_accumulation(case: Case, runs: Sequence[Run]) -> Iterator[str]:
     """A note where a global batch alone was said: it is read as one micro-batch of each replica."""
     is_open = case.global_batch is not None and not (case.micro_batch or case.accumulation)
-    whole = {f"{run.layout.micro_batch} on {run.devices}" for run in runs if is_open}
-    if not is_open or all(run.layout.micro_batch == 1 for run in runs):
-        return ()
-    note = (
-        f"global batch {case.global_batch} is read as one micro-batch of each replica (samples on devices: "
-        f"{', '.join(sorted(whole))}); with gradient accumulation give --micro-batch too"
-    )
-    return (note,)
+    if is_open and any(run.layout.micro_batch > 1 for run in runs):
+        whole = {f"{run.layout.micro_batch} on {run.devices}" for run in runs}
+        yield (
+            f"global batch {case.global_batch} is read as one micro-batch of each replica (samples on devices: "
+            f"{', '.join(sorted(whole))}); with gradient accumulation give --micro-batch too"
+        )
 
 
-#: What the head of a log may say, by option.
-_IN_HEADS: Final = {
-    "micro_batch": "micro_batch",
-    "accumulation": "accumulation",
-    "global_batch": "global_batch",
-    "sequence": "sequence_length",
-    "devices": "devices",
-}
+#: Options that the head of a log may answer.
+_IN_HEADS: Final = ("micro_batch", "accumulation", "global_batch", "sequence_length", "devices")
 
 
 def _told_by_log(case: Case, logged: Sequence[Logged]) -> tuple[Case, tuple[str, ...]]:
@@ -286,14 +277,14 @@ def _told_by_log(case: Case, logged: Sequence[Logged]) -> tuple[Case, tuple[str,
         return case, ()
     read = logged[-1]
     taken: dict[str, Any] = {}
-    for name, field in _IN_HEADS.items():
-        said, typed = getattr(read, name), getattr(case, field)
+    for name in _IN_HEADS:
+        said, typed = getattr(read, name), getattr(case, name)
         if said is not None and typed not in (None, said):
             raise UsageError(
-                f"--{field.replace('_', '-')}: must be the {said} of {case.log}, got {typed}; leave it out"
+                f"--{name.replace('_', '-')}: must be the {said} of {case.log}, got {typed}; leave it out"
             )
-        if said is not None and typed is None and field != "devices":
-            taken[field] = said
+        if said is not None and typed is None and name != "devices":
+            taken[name] = said
     if case.global_batch is not None:
         taken.pop("accumulation", None)
     level = re.search(r"zero=(\d)", read.layout)
@@ -416,13 +407,13 @@ def _trained(case: Case, config: TrainingConfig, sheet: DataSheet, precision: st
         named = _of_trainer(Path(text), config, sequence)
     else:
         try:
-            named = read_model(text, sequence=sequence)
+            named = read_model(text, sequence=sequence, flag="MODEL")
         except UsageError as error:
             others = (
                 "torchvision:NAME, timm:NAME, FILE.py:FACTORY, a config.json or a trainer's YAML"
             )
-            names = re.sub("^--model: must be", f"MODEL: must be {others}, or", str(error))
-            raise UsageError(re.sub("^--model", "MODEL", names)) from error
+            names = re.sub("^MODEL: must be", f"MODEL: must be {others}, or", str(error))
+            raise UsageError(names) from error
     frozen = case.lora or config.frozen
 
     @functools.cache
@@ -449,18 +440,13 @@ def _of_trainer(path: Path, config: TrainingConfig, sequence: int | None) -> Nam
     if config.shape is not None:
         if sequence is None:
             raise UsageError(f"--sequence-length: must be given, because {path} does not say it")
-        shape = config.shape
+        sizes: dict[str, Any] = dict(config.shape)
+        feed_forward = sizes.pop("feed_forward")
         try:
-            made = gpt(
-                layers=shape["layers"],
-                hidden=shape["hidden"],
-                heads=shape["heads"],
-                vocabulary=shape["vocabulary"],
-            )
+            shape = replace(gpt(**sizes), feed_forward=feed_forward)
         except ValueError as error:
             raise UsageError(f"{path}: model: {error}; correct it") from error
-        wide = replace(made, feed_forward=shape["feed_forward"])
-        return NamedTransformer(name=path.stem, shape=wide, sequence=sequence)
+        return NamedTransformer(name=path.stem, shape=shape, sequence=sequence)
     wanted = "".join(filter(str.isalnum, (config.model or "").rpartition("/")[2].casefold()))
     # Meta's own names; 3.1 has the shapes of 3.
     wanted = wanted.removeprefix("meta").replace("llama31", "llama3", 1)
@@ -476,16 +462,14 @@ def _of_trainer(path: Path, config: TrainingConfig, sequence: int | None) -> Nam
     )
 
 
-def _contradiction(name: str, trained: Trained) -> tuple[str, ...]:
+def _contradiction(name: str, trained: Trained) -> Iterator[str]:
     """A line where the size in a name is not that of the configuration."""
-    claimed = size_in_name(name or trained.name)
-    if claimed is None or 1 / _SAME_SIZE < claimed / trained.parameters < _SAME_SIZE:
-        return ()
-    note = (
-        f"WRONG MODEL SIZE: the name {(name or trained.name)!r} says {claimed / 1e9:.3g} G parameters, "
-        f"the configuration has {trained.parameters / 1e9:.3g} G, which is what is expected here"
-    )
-    return (note,)
+    claimed = size_in_name(name)
+    if claimed is not None and not 1 / _SAME_SIZE < claimed / trained.parameters < _SAME_SIZE:
+        yield (
+            f"WRONG MODEL SIZE: the name {name!r} says {claimed / 1e9:.3g} G parameters, the configuration has "
+            f"{trained.parameters / 1e9:.3g} G, which is what is expected here"
+        )
 
 
 def _too_large(

@@ -166,10 +166,6 @@ def _loading(context: Context) -> float:
     return 0.1 if context.trained.tokens is None else 0.03
 
 
-def _crowded(context: Context) -> bool:
-    return max(map(context.needed_bytes, context.runs)) > _CROWDED * context.capacity_bytes
-
-
 #: Of what is normal, the share of open networks below half the usual rate (0.28): they count as slow.
 _OPEN_NETWORK: Final = 0.13
 SLOW_NETWORK: Final = "slow network between nodes"
@@ -222,7 +218,9 @@ CAUSES: Final = (
     ),
     Cause(
         name="memory thrash",
-        prior=lambda c: 0.2 if _crowded(c) else 0.02,
+        prior=lambda c: (
+            0.2 if max(map(c.needed_bytes, c.runs)) > _CROWDED * c.capacity_bytes else 0.02
+        ),
         draw=lambda rng, _: Changes(thrash=_factor(rng, 2.5, 0.7)),
         means="the allocator frees and asks again in every step, or pages to the host",
         shown="thrash",

@@ -38,26 +38,22 @@ class ClusterFile(Record):
     """Of all tiers together: a check of their counts."""
     tier: Annotated[tuple[TierEntry, ...], Field(min_length=1)]
 
-    def cluster(self) -> Cluster:
-        """The cluster it describes; ``ValueError`` if it does not add up."""
-        tiers = chained(Tier(**entry.model_dump()) for entry in self.tier)
-        found = Cluster(name=self.name, tiers=tiers)
-        if found.num_devices != self.devices:
-            counts = " x ".join(str(tier.count) for tier in tiers)
-            raise ValueError(
-                f"devices must be the product of all counts ({counts} = {found.num_devices}), "
-                f"got {self.devices}"
-            )
-        return found
-
 
 def read_cluster(path: Path) -> Cluster:
     """Read a cluster file in TOML; ``InvalidDocument`` if it breaks a rule or does not add up."""
     file = checked(read_toml(path, what="cluster file"), ClusterFile, where=path)
     try:
-        return file.cluster()
+        tiers = chained(Tier(**entry.model_dump()) for entry in file.tier)
+        found = Cluster(name=file.name, tiers=tiers)
     except ValueError as error:
         raise InvalidDocument(f"{path}: {error}; correct the file") from error
+    if found.num_devices != file.devices:
+        counts = " x ".join(str(tier.count) for tier in tiers)
+        raise InvalidDocument(
+            f"{path}: devices must be the product of all counts ({counts} = {found.num_devices}), "
+            f"got {file.devices}; correct the file"
+        )
+    return found
 
 
 #: PCIe 4.0 x16 as copies reach it. [B/s]

@@ -108,6 +108,11 @@ class DataSheet(Record):
     power: Power | None = None
     note: str = ""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All by which a user may call it."""
+        return (self.id, self.name, *self.reported, *self.aliases)
+
     def figures(self) -> Iterator[tuple[str, Figure]]:
         """Every figure by its name, in the order of the file."""
         for name in ("memory", "bandwidth", "peaks", "achieved", "link", "pcie", "power"):
@@ -145,7 +150,7 @@ class Catalogue(Record):
                 raise ValueError(f"{key}.{name}: source must be listed, got {figure.source!r}")
         names = [plain(link.id) for link in self.links]
         for sheet in self.devices:
-            own = {plain(n) for n in (sheet.id, sheet.name, *sheet.reported, *sheet.aliases)}
+            own = {plain(name) for name in sheet.names}
             twice = own.intersection(names)
             if twice:
                 raise ValueError(f"{sheet.id}: {min(twice)} must name one device, got two")
@@ -177,7 +182,7 @@ def shipped_catalogue() -> Catalogue:
 def sheet_named(text: str, catalogue: Catalogue) -> DataSheet | None:
     """The device of exactly this name, whatever its case, blanks and hyphens."""
     wanted = plain(text)
-    return next((sheet for sheet in catalogue.devices if wanted in _names(sheet)), None)
+    return next((s for s in catalogue.devices if wanted in map(plain, s.names)), None)
 
 
 def is_called(sheet: DataSheet, text: str) -> bool:
@@ -200,7 +205,7 @@ def find_device(text: str, catalogue: Catalogue, *, flag: str = "--device") -> D
     candidates = [sheet.id for sheet in catalogue.devices if is_called(sheet, text)]
     if _words(text) and candidates:
         raise UsageError(f"{flag}: {text!r} may mean {', '.join(candidates)}; name one of them")
-    identifiers = {plain(name): sheet.id for sheet in catalogue.devices for name in _names(sheet)}
+    identifiers = {plain(name): sheet.id for sheet in catalogue.devices for name in sheet.names}
     near = difflib.get_close_matches(plain(text), identifiers, n=3, cutoff=0.6)
     meant = ", ".join(dict.fromkeys(identifiers[name] for name in near))
     hint = f"did you mean {meant}? Otherwise see" if near else "see"
@@ -217,10 +222,6 @@ def host_link_bytes_per_s(sheet: DataSheet, catalogue: Catalogue) -> float | Non
     return next((LINK_SHARE * rate for rate in rates), None)
 
 
-def _names(sheet: DataSheet) -> set[str]:
-    return {plain(name) for name in (sheet.id, sheet.name, *sheet.reported, *sheet.aliases)}
-
-
 def _words(text: str) -> set[str]:
     """Parts of a name, vendors left out: they tell nothing apart."""
     vendors = {"nvidia", "tesla", "geforce", "amd", "instinct", "gpu"}
@@ -229,9 +230,5 @@ def _words(text: str) -> set[str]:
 
 def _all_words(sheet: DataSheet) -> set[str]:
     """Words of every name, and the letters of those that end in a number (sxm of sxm4, 80 of 80gb)."""
-    words = {
-        word
-        for name in (sheet.id, sheet.name, *sheet.reported, *sheet.aliases)
-        for word in _words(name)
-    }
+    words = {word for name in sheet.names for word in _words(name)}
     return words | {part for word in words for part in re.findall(r"^[a-z]+|^\d+", word)}

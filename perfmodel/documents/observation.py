@@ -20,14 +20,8 @@ from perfmodel.workload import Operator, Phase, Workload
 from perfmodel.workload.memory import StepMemory
 from perfmodel.workload.step import SymbolicStep
 
-_DECIMALS: Final = 10
-
-
-def _stored(duration_s: float) -> float:
-    return round(duration_s, _DECIMALS)
-
-
-Duration = Annotated[float, Field(ge=0), PlainSerializer(_stored, when_used="json")]
+_stored: Final = PlainSerializer(lambda duration_s: round(duration_s, 10), when_used="json")
+Duration = Annotated[float, Field(ge=0), _stored]
 Durations = tuple[Duration, ...]
 _SomeDurations = Annotated[Durations, Field(min_length=1)]
 

@@ -46,7 +46,7 @@ class Logged:
     micro_batch: int | None = None
     accumulation: int | None = None
     global_batch: int | None = None
-    sequence: int | None = None
+    sequence_length: int | None = None
     """Tokens of one sample."""
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from perfmodel.errors import InvalidDocument, UsageError, reading
-from perfmodel.files import Unreadable, parse_toml, read_text
+from perfmodel.files import Unreadable, leaves, parse_toml, read_text
 from perfmodel.units import MIB, whole
 
 _LINE: Final = re.compile(r"^(?P<indent> *)(?P<key>[\w.-]+):(?:\s+(?P<value>.*))?$")
@@ -51,7 +51,7 @@ def read_config(path: Path) -> TrainingConfig:
     """The settings in a trainer's file; ``InvalidDocument`` if it cannot be read."""
     with reading(path, "configuration"):
         text = read_text(path, most=MIB)
-        found = _flat(parse_toml(text)) if path.suffix == ".toml" else _yaml(path, text)
+        found = _toml(text) if path.suffix == ".toml" else _yaml(path, text)
     get = _Getter(path, found)
     width, layers, heads = (
         get.count(*(f"model.{name}" for name in names))
@@ -153,14 +153,9 @@ def _scalars(key: str, value: str, depth: int = 0) -> dict[str, str]:
     return found
 
 
-def _flat(values: Mapping[str, object], prefix: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.")
-        elif isinstance(value, str | int | float):
-            found[f"{prefix}{key}"] = str(value)
-    return found
+def _toml(text: str) -> dict[str, str]:
+    found = leaves(parse_toml(text))
+    return {path: str(value) for path, value in found if isinstance(value, str | int | float)}
 
 
 @dataclass(frozen=True, slots=True)

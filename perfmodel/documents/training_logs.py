@@ -195,8 +195,8 @@ _HEADS: Final = tuple(
         ("global_batch", "total train batch", r"\btotal train batch size \([^()]*\) = ([\d,]+)"),
         ("global_batch", "global batch size", r"\bglobal batch size:? *(\d+)"),
         ("global_batch", "global_batch_size", r"^ *global_batch_size \.+ (\d+)"),
-        ("sequence", "sequence length", r"\bsequence length:? (\d+)"),
-        ("sequence", "seq_length", r"^ *seq_length \.+ (\d+)"),
+        ("sequence_length", "sequence length", r"\bsequence length:? (\d+)"),
+        ("sequence_length", "seq_length", r"^ *seq_length \.+ (\d+)"),
         ("devices", "world_size", r"^ *world_size \.+ (\d+)"),
         ("devices", "using world size", r"\busing world size: (\d+)"),
         (
@@ -320,22 +320,26 @@ def _read(
     middle = median(values)
     is_time = form.unit in (Unit.STEP, Unit.MICRO_STEP)
     paused = [v for v in values if (v > _PAUSE * middle if is_time else v < middle / _PAUSE)]
-    notes: tuple[str, ...] = (
-        () if is_summary else (f"{path}: first {_lines(warm_up)} left out as warm-up",)
-    )
+    notes = [] if is_summary else [f"{path}: first {_lines(warm_up)} left out as warm-up"]
     if paused:
         told = f"{len(paused)} slow {'line' if len(paused) == 1 else 'lines'}"
-        notes += (f"{path}: {told} left out as pauses (evaluation, checkpoint)",)
+        notes.append(f"{path}: {told} left out as pauses (evaluation, checkpoint)")
     slow = frozenset(paused)
     kept = [value for value in values if value not in slow]
-    notes += _of_others(path, found) + _changing(path, kept, form)
+    # Bars of other lengths than that which trains.
+    counts = Counter(line.total for line in found)
+    del counts[_training_bar(found)]
+    others = [f"{count} of {total} steps" for total, count in counts.most_common(_MOST_TOLD)]
+    if others:
+        notes.append(f"{path}: bars left out as evaluation or another run: {', '.join(others)}")
+    notes += _changing(path, kept, form)
     logged = Logged(
         text=f"{path.name}: {'its summary' if is_summary else f'median of {_lines(len(kept))}'}",
         value=median(kept) * form.scale,
         unit=form.unit,
         per_device=form.per_device,
     )
-    return replace(logged, **_told(path, (*log.beginning, *log.lines))), notes
+    return replace(logged, **_told(path, (*log.beginning, *log.lines))), tuple(notes)
 
 
 def _lines(count: int) -> str:
@@ -379,30 +383,17 @@ class _Line(NamedTuple):
     """Steps of its bar."""
 
 
-def _of_others(path: Path, found: Sequence[_Line]) -> tuple[str, ...]:
-    """A note on bars of other lengths than that which trains."""
-    counts = Counter(line.total for line in found)
-    del counts[_training_bar(found)]
-    others = [f"{count} of {total} steps" for total, count in counts.most_common(_MOST_TOLD)]
-    if not others:
-        return ()
-    return (f"{path}: bars left out as evaluation or another run: {', '.join(others)}",)
-
-
-def _changing(path: Path, values: Sequence[float], form: _Format) -> tuple[str, ...]:
+def _changing(path: Path, values: Sequence[float], form: _Format) -> Iterator[str]:
     """A note where the first and the last third of a log are not of one speed."""
     third = len(values) // 3
     if third < _LEAST_LINES:
-        return ()
+        return
     first, last = median(values[:third]), median(values[-third:])
-    if 1 / _CHANGED < first / last < _CHANGED:
-        return ()
-    return (
-        (
+    if not 1 / _CHANGED < first / last < _CHANGED:
+        yield (
             f"{path}: speed changes from {first * form.scale:.3g} to {last * form.scale:.3g} {form.unit} along "
             "the log, as of several runs or settings; keep one"
-        ),
-    )
+        )
 
 
 def _warm_up(rows: Sequence[tuple[int | None, float]]) -> int:

@@ -213,12 +213,19 @@ def read_machines(
             if precision not in traces:
                 traces[precision] = [(text, document_for(profile, text)) for text in to_trace]
             traced = traces[precision]
+        offered = {
+            entry.workload.name: OfferedWorkload(entry=entry, typed=entry.workload.name)
+            for entry in profile.workloads
+        }
+        for text, file in (*documents, *traced):
+            entry = open_workload(profile, file)
+            offered[file.workload.name] = OfferedWorkload(entry=entry, typed=text, document=file)
         is_own = judged and judged.provenance.host_fingerprint == profile.origin.fingerprint
         machines[name] = OfferedMachine(
             name=name,
             typed=as_typed,
             machine=profile,
-            workloads=_workloads(profile, [*documents, *traced]),
+            workloads=offered,
             clusters=known,
             validation=judged if is_own else None,
             validation_typed=typed(validation) if validation and is_own else "",
@@ -242,17 +249,6 @@ def _is_inferred(path: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(raw, dict) and "fitted_parameters" in raw.get("machine", {})
-
-
-def _workloads(
-    profile: MeasuredMachine, documents: Sequence[tuple[str, WorkloadDocument]]
-) -> Mapping[str, OfferedWorkload]:
-    names = {entry.workload.name: entry for entry in profile.workloads}
-    found = {name: OfferedWorkload(entry=entry, typed=name) for name, entry in names.items()}
-    for text, file in documents:
-        entry = open_workload(profile, file)
-        found[file.workload.name] = OfferedWorkload(entry=entry, typed=text, document=file)
-    return found
 
 
 def catalogue(machines: Mapping[str, OfferedMachine]) -> dict[str, Any]:

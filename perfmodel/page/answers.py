@@ -7,6 +7,7 @@ import functools
 import shlex
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -18,14 +19,25 @@ from perfmodel.cost.inferred import open_inferred
 from perfmodel.cost.jobs import jobs_from
 from perfmodel.cost.layout_time import step_time_s
 from perfmodel.cost.memory import verdict
+from perfmodel.diagnosis.asked import diagnosed
+from perfmodel.diagnosis.cases import Case
+from perfmodel.diagnosis.odds import NORMAL, Fit
 from perfmodel.documents.prediction import Contrast, PredictedPoint
-from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import CalibrationUnavailable, NotFeasible, PerfModelError, UsageError
 from perfmodel.layout import MOST_DEVICES, Layout, accumulation_for, parse_layout, scaled_layouts
 from perfmodel.machine import DEVICES_PER_NODE, Evidence, InferredMachine
-from perfmodel.page import OfferedMachine, OfferedWorkload, PageQuestion, catalogue, chosen
-from perfmodel.page.diagnosis import judged
+from perfmodel.page import (
+    LoggedSpeed,
+    OfferedMachine,
+    OfferedWorkload,
+    PageQuestion,
+    catalogue,
+    chosen,
+)
 from perfmodel.scenarios import UNMEASURED, Scenario, contrast_of_draws, with_assumed
 from perfmodel.scenarios.fields import changed
+from perfmodel.units import Seconds
 from perfmodel.workload.transformer import NamedTransformer
 
 #: Where the curve of a calibrated machine ends at least, as far as ``perfmodel predict`` goes.
@@ -89,7 +101,11 @@ class Answers:
             subject = _subject(asked)
             alone, layout = self._layouts(asked, subject)
             found = self._step(subject, layout)
-            single = found if layout == alone else self._step(_without_links(subject), alone)
+            single = found
+            if layout != alone:
+                # One device: no change of the links between devices changes its step.
+                own = (each for each in subject.changes if not each[0].startswith(_LINKS))
+                single = self._step(subject._replace(changes=tuple(own)), alone)
             if machine.kind == "calibrated":
                 shown = self._of_calibrated(asked, found, single, machine, workload)
             else:
@@ -289,12 +305,6 @@ def _subject(asked: PageQuestion) -> _Subject:
     return _Subject(asked.profile, asked.workload, tuple(sorted((asked.changes | cluster).items())))
 
 
-def _without_links(subject: _Subject) -> _Subject:
-    """The subject as one device sees it: no change of the links between devices changes its step."""
-    kept = tuple((name, value) for name, value in subject.changes if not name.startswith(_LINKS))
-    return subject._replace(changes=kept)
-
-
 def _with_batch(layout: Layout, batch: int | None) -> Layout:
     """The layout at a batch of all devices, if the page can simulate it in time."""
     if batch is not None and layout.accumulation != 1:
@@ -378,3 +388,83 @@ def _fullest_stage(shown: PredictedPoint) -> dict[str, Any] | None:
         "fit_probability": shown.fit_probability,
         "verdict": verdict(shown.fit_probability).value,
     }
+
+
+# A logged speed beside the prediction: normal or not, and which causes fit.
+_MOST_CAUSES: Final = 4
+_LIKELY: Final = 0.05
+_LARGE_PRECISION: Final = "bf16"
+
+
+def judged(
+    asked: PageQuestion, machine: OfferedMachine, workload: OfferedWorkload, found: Answer
+) -> dict[str, Any] | None:
+    """Where a logged step lies among the predicted ones; causes by ``perfmodel diagnose`` if it is outside."""
+    if asked.logged is None:
+        return None
+    logged_s = _step_s(asked.logged, workload, found)
+    case, typed = _case(machine, workload, found, logged_s)
+    causes: list[Fit] = []
+    next_name, word = "", "normal"
+    if not found.step.holds(logged_s):
+        word = f"{'slower' if logged_s > found.step.p95 else 'faster'} than normal"
+    if case is not None and word != "normal":
+        with suppress(PerfModelError):  # the command says what a data sheet lacks
+            odds = diagnosed(case).found
+            likely = [fit for fit in odds.fits if fit.odds >= _LIKELY and fit.cause != NORMAL]
+            causes = likely[:_MOST_CAUSES]
+            next_name = odds.next_name or ""
+    return {
+        "logged_s": logged_s,
+        "verdict": word,
+        # Of the predicted outcomes.
+        "share_slower": float((found.step_s[1:] > logged_s).mean()),
+        "causes": causes,
+        "next_name": next_name,
+        "command": shlex.join(["perfmodel", *typed]),
+    }
+
+
+def _step_s(logged: LoggedSpeed, workload: OfferedWorkload, found: Answer) -> Seconds:
+    """The step that a logged number tells. [s]"""
+    if logged.unit in ("ms", "s"):
+        return logged.value * (1e-3 if logged.unit == "ms" else 1.0)
+    sequence = workload.entry.sequence if isinstance(workload.entry, NamedTransformer) else None
+    if (logged.unit == "tokens/s") != (sequence is not None):
+        unit = "samples/s" if sequence is None else "tokens/s"
+        raise UsageError(f"logged: must be in ms, s or {unit}, got {logged.unit}")
+    return found.layout.global_batch * (sequence or 1) / logged.value
+
+
+def _case(
+    machine: OfferedMachine, workload: OfferedWorkload, found: Answer, logged_s: Seconds
+) -> tuple[Case | None, list[str]]:
+    """What ``diagnose`` is asked, None without a data sheet; and the command that says more."""
+    layout, entry, sheet = found.layout, workload.entry, machine.sheet
+    time = f"{f'{1e3 * logged_s:.6f}'.rstrip('0').rstrip('.')} ms"
+    model: str | WorkloadDocument = workload.typed
+    words, precision = f"{layout.world_size} GPUs, {time}", None
+    if isinstance(entry, NamedTransformer):
+        words, precision = f"{layout.world_size} GPUs, {layout}: {time}", _LARGE_PRECISION
+    elif workload.trace is not None and workload.document is not None:
+        model, precision = workload.document, workload.trace.method.precision
+    by_sheet = sheet is not None and precision is not None
+    case = Case(
+        model=model,
+        device=sheet.id if sheet and by_sheet else None,
+        observed=(words,),
+        devices_per_node=min(layout.world_size, DEVICES_PER_NODE),
+        micro_batch=layout.micro_batch,
+        accumulation=layout.accumulation,
+        precision=precision if by_sheet else None,
+        strategy="ddp" if layout.zero == 0 else None,
+    )
+    names = ("devices_per_node", "micro_batch", "accumulation", "precision", "strategy")
+    typed = {
+        "--profile": None if by_sheet else machine.typed,
+        "--device": case.device,
+        "--observed": words,
+        **{f"--{name.replace('_', '-')}": getattr(case, name) for name in names},
+    }
+    options = [text for name, value in typed.items() if value for text in (name, str(value))]
+    return case if by_sheet else None, ["diagnose", workload.typed, *options]

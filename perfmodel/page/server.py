@@ -10,7 +10,6 @@ import hashlib
 import json
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Final
 
@@ -38,16 +37,8 @@ SCRIPTS: Final = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
-    """A document and the policy that its server sends with it."""
-
-    html: str
-    policy: str
-
-
-def page(data: str) -> Page:
-    """The page around JSON of a catalogue; it may reach its server alone."""
+def page(data: str) -> tuple[str, str]:
+    """The page around JSON of a catalogue, and the policy that its server sends: it may reach that alone."""
     style, parts = _text("page.css"), "".join(map(_text, SCRIPTS))
     script = f'(() => {{\n"use strict";\n{parts}}})();\n'
     policy = "; ".join(
@@ -71,7 +62,7 @@ def page(data: str) -> Page:
     ):
         before, _, after = html.partition(mark)
         html = f"{before}{text}{after}"
-    return Page(html=html, policy=f"{policy}; frame-ancestors 'none'")
+    return html, f"{policy}; frame-ancestors 'none'"
 
 
 def _text(name: str) -> str:
@@ -205,7 +196,7 @@ async def body(request: Request) -> bytes | Response:
 def application(answers: Answers, *, most_in_flight: int = MOST_IN_FLIGHT) -> Starlette:
     """The page as an ASGI application; more requests at a time than ``most_in_flight`` get a 429."""
     data = json.dumps({"catalogue": answers.catalogue}, allow_nan=False)
-    document = page(data)
+    html, policy = page(data)
     threads = CapacityLimiter(most_in_flight)
 
     def answering(reply: Callable[[PageQuestion], Response]) -> Callable[[Request], Any]:
@@ -220,8 +211,7 @@ def application(answers: Answers, *, most_in_flight: int = MOST_IN_FLIGHT) -> St
     }
 
     async def show(request: Request) -> Response:  # noqa: ARG001 - starlette's signature
-        policy = {"Content-Security-Policy": document.policy}
-        return HTMLResponse(document.html, headers={**_HEADERS, **policy})
+        return HTMLResponse(html, headers={**_HEADERS, "Content-Security-Policy": policy})
 
     return Starlette(
         routes=[

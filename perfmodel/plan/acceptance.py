@@ -30,9 +30,7 @@ from perfmodel.documents.acceptance import (
     JudgedClause,
     Verdict,
 )
-from perfmodel.documents.budget import GoodputDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
-from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.plan.delivered import (
     Delivery,
     JobRun,
@@ -42,62 +40,17 @@ from perfmodel.plan.delivered import (
     suspects,
     unmeasured,
 )
-from perfmodel.plan.promises import (
-    CALIBRATE,
-    BoughtJob,
-    Promise,
-    goodput_promises,
-    job_promises,
-    machine_promises,
-)
+from perfmodel.plan.promises import CALIBRATE, Promise
 
 #: A loss that every clause should find, and with which chance.
 LOSS: Final = 0.2
 STRONG: Final = 0.8
 
 
-def acceptance_terms(
-    profile: MeasuredMachine,
-    workloads: Sequence[str],
-    *,
-    confidence: float,
-    goodput: GoodputDocument | None = None,
-) -> AcceptanceTerms:
-    """Clauses that a machine like the one of the profile keeps.
-
-    ``workloads``: calibrated ones whose step is a clause, on all ranks that were measured together.
-    ``confidence``: of all clauses together, between 0.5 and 1, see the head of this module.
-    ``goodput``: of the job that the machine is for; its share of useful time becomes a clause.
-    """
-    return _terms(
-        [*machine_promises(profile, workloads), *goodput_promises(goodput)],
-        confidence=confidence,
-        device_name=profile.device_name,
-        digest=profile.digest,
-    )
-
-
-def job_terms(
-    job: BoughtJob, *, confidence: float, goodput: GoodputDocument | None = None
-) -> AcceptanceTerms:
-    """Clauses that a machine keeps which does a job as predicted: its step, its collectives, its slowest rank.
-
-    ``confidence``, ``goodput``: as of ``acceptance_terms``.
-    """
-    question = job.question
-    where = "" if question.cluster is None else f" in {question.cluster.name}"
-    return _terms(
-        [*job_promises(job), *goodput_promises(goodput)],
-        confidence=confidence,
-        device_name=f"{question.machine.device_name}{where}",
-        digest=question.machine.digest,
-    )
-
-
-def _terms(
+def terms_of(
     promises: Sequence[Promise], *, confidence: float, device_name: str, digest: str
 ) -> AcceptanceTerms:
-    """Promises with their limits."""
+    """Promises with their limits; ``confidence``: of all together, between 0.5 and 1."""
     if not 0.5 < confidence < 1:
         raise UsageError(f"--confidence: must be > 0.5 and < 1, got {confidence:g}")
     if not promises:
@@ -203,7 +156,7 @@ def strong_error(*, confidence: float) -> float:
 
 
 def _with_limit(promise: Promise, confidence: float) -> Clause:
-    clause, found, delivered = promise.clause, promise.found, promise.delivered_error
+    clause, found, delivered = promise.clause, promise.found, promise.clause.delivered_error
     both = math.hypot(found.log_error, delivered)
     allowance = NormalDist().inv_cdf(confidence) * (both + delivered)
     limit = found.value * math.exp(-allowance if clause.more_is_better else allowance)
@@ -211,7 +164,6 @@ def _with_limit(promise: Promise, confidence: float) -> Clause:
         update={
             "reference": found.value,
             "reference_error": found.log_error,
-            "delivered_error": delivered,
             "remedy": _remedy(promise, both, confidence),
             "at_least" if clause.more_is_better else "at_most": limit,
         }
@@ -228,7 +180,7 @@ def _remedy(promise: Promise, both: float, confidence: float) -> str | None:
         return f"calibrate {rounds} times as many rounds"
     for devices in promise.parts:
         after = _power(
-            math.hypot(promise.error_of_part(devices), promise.delivered_error), confidence
+            math.hypot(promise.error_of_part(devices), promise.clause.delivered_error), confidence
         )
         if after >= STRONG or (devices == promise.parts[-1] and after > today):
             return (

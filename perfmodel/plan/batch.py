@@ -1,6 +1,6 @@
 """Use case: runs of some batch sizes to a target -> what other batch sizes would take."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from perfmodel.checks import positive
@@ -71,18 +71,16 @@ def _learning_rate(law: Convergence, batch: float) -> float:
     return 1 / (1 + law.critical_batch.nominal / batch)
 
 
-def _caveats(outlooks: Sequence[BatchOutlook], run: Mapping[float, float]) -> list[str]:
-    caveats = []
+def _caveats(outlooks: Sequence[BatchOutlook], run: Mapping[float, float]) -> Iterator[str]:
     beyond = [f"{entry.batch:g}" for entry in outlooks if entry.is_beyond_critical]
     if beyond:
-        caveats.append(f"beyond the critical batch, devices add little: {', '.join(beyond)}")
+        yield f"beyond the critical batch, devices add little: {', '.join(beyond)}"
     if len(run) == 2:
-        caveats.append("two batches cannot tell the law; the answer is mostly the prior's")
+        yield "two batches cannot tell the law; the answer is mostly the prior's"
     unseen = [f"{entry.batch:g}" for entry in outlooks if entry.is_extrapolated]
     if unseen:
-        caveats.append(f"beyond the largest batch that was run ({max(run):g}): {', '.join(unseen)}")
-    caveats.append(
+        yield f"beyond the largest batch that was run ({max(run):g}): {', '.join(unseen)}"
+    yield (
         "every batch is assumed to be tuned: learning rate scaled (nearly linearly for SGD below the "
         "critical batch, by the square root of that for Adam) and warmed up"
     )
-    return caveats

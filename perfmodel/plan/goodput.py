@@ -1,6 +1,7 @@
 """Use case: many courses of one job -> when it ends, where the time goes, how often to save."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -82,9 +83,14 @@ def best_interval_or_work_s(job: Job) -> Seconds:
     return min(_best_interval_s(job) or math.inf, job.work_s)
 
 
-def _refuse_hopeless(job: Job, *, rate_factor: float = 1.0) -> None:
+def _refuse_hopeless(job: Job, *, rate_factor: float) -> None:
     """Raise ``NotFeasible`` for a job that would hardly get on, before simulating it for ever."""
-    effective, stops = _outlook(job, rate_factor)
+    # In the mean of the closed form: no wait for nodes.
+    causes = tuple(
+        replace(cause, mtbf_device_s=cause.mtbf_device_s / rate_factor) for cause in job.causes
+    )
+    elapsed_s = expected_elapsed_s(replace(job, causes=causes))
+    effective, stops = job.work_s / elapsed_s, elapsed_s * rate_factor / job.mtbf_s
     if not (effective >= LOWEST_EFFECTIVE_FRACTION and stops <= MOST_STOPS):
         # beyond floating point there is no number to show
         got = f"{effective:.2g} and {stops:.2g}" if math.isfinite(stops) else "next to nothing"
@@ -97,15 +103,6 @@ def _refuse_hopeless(job: Job, *, rate_factor: float = 1.0) -> None:
             f"{format_duration(job.checkpoint_interval_s)}; save more often, recover faster, or take "
             "fewer devices"
         )
-
-
-def _outlook(job: Job, rate_factor: float) -> tuple[float, float]:
-    """Share of the time that is kept, and stops, in the mean of the closed form: no wait for nodes."""
-    causes = tuple(
-        replace(cause, mtbf_device_s=cause.mtbf_device_s / rate_factor) for cause in job.causes
-    )
-    elapsed_s = expected_elapsed_s(replace(job, causes=causes))
-    return job.work_s / elapsed_s, elapsed_s * rate_factor / job.mtbf_s
 
 
 def _rate_factors(replicas: int, seed: int, mtbf_stops: int | None) -> FloatArray:
@@ -124,10 +121,10 @@ def _best_interval_s(job: Job) -> Seconds | None:
     return best_interval_s(write_s=write_s, mtbf_s=mtbf_s)
 
 
-def _caveats(job: Job, mtbf_stops: int | None) -> list[str]:
+def _caveats(job: Job, mtbf_stops: int | None) -> Iterator[str]:
     if not job.causes:
-        return ["no failure is drawn, as asked; no job of many devices is so lucky for weeks"]
-    caveats = ["failures are drawn as independent and exponential; real ones cluster"]
+        yield "no failure is drawn, as asked; no job of many devices is so lucky for weeks"
+        return
+    yield "failures are drawn as independent and exponential; real ones cluster"
     if mtbf_stops is None:
-        caveats.append("the mean time between failures is taken as exact; give --mtbf-stops")
-    return caveats
+        yield "the mean time between failures is taken as exact; give --mtbf-stops"

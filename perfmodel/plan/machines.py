@@ -1,6 +1,6 @@
 """The files that a plan names, read, and the steps of its options on the machines in them."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
@@ -168,13 +168,8 @@ def read_sources(plan: PlanFile, path: Path) -> tuple[PlanFile, Sources]:
     workload, model = None, None
     if work.model is not None:
         config = folder / work.model
-        is_file = config.suffix == ".json" or config.is_dir()
-        try:
-            model = read_model(
-                str(config) if is_file else work.model, sequence=work.sequence_length
-            )
-        except UsageError as error:
-            raise UsageError(f"work.model{str(error).removeprefix('--model')}") from error
+        named = str(config) if config.suffix == ".json" or config.is_dir() else work.model
+        model = read_model(named, sequence=work.sequence_length, flag="work.model")
         work = work.model_copy(update={"sequence_length": model.sequence})
     elif work.name.endswith(".json"):
         workload = WorkloadDocument.read(folder / work.name)
@@ -183,8 +178,11 @@ def read_sources(plan: PlanFile, path: Path) -> tuple[PlanFile, Sources]:
     profiles = {
         option.name: _profile(option, folder, is_large=bool(model)) for option in plan.option
     }
-    if workload is None:
-        workload = _traced(work.name, profiles.values())
+    for machine in profiles.values() if workload is None else ():
+        # The first that holds no workloads traces the model; all such machines run the same.
+        if isinstance(machine, MeasuredMachine) and machine.device_costs is not None:
+            workload = document_for(machine, work.name, flag="work.workload")
+            break
     return found, Sources(
         profiles=profiles,
         validations=_named(plan, "validation", lambda name: ValidationDocument.read(folder / name)),
@@ -204,16 +202,6 @@ def _profile(option: Option, folder: Path, *, is_large: bool) -> MeasuredMachine
     catalogue = shipped_catalogue()
     sheet = find_device(option.device, catalogue, flag="option.device")
     return rescaled_profile(profile, sheet, catalogue)
-
-
-def _traced(
-    name: str, machines: Iterable[MeasuredMachine | InferredMachine]
-) -> WorkloadDocument | None:
-    """The trace of a model for the first machine that holds no workloads; all such machines run the same."""
-    for machine in machines:
-        if isinstance(machine, MeasuredMachine) and machine.device_costs is not None:
-            return document_for(machine, name, flag="work.workload")
-    return None
 
 
 def _named(plan: PlanFile, key: str, read: Callable[[str], _T]) -> dict[str, _T]:

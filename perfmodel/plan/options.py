@@ -253,15 +253,10 @@ def break_even(option: Option, row: PlanRow, winner: PlanRow) -> float | None:
 
 def plan_caveats(plan: PlanFile, tables: Mapping[tuple[int, int], Steps]) -> Iterator[str]:
     """What a plan leaves out."""
-    refused: dict[str, list[str]] = {}
-    for (index, batch), table in tables.items():
-        if table.refusal:
-            refused.setdefault(plan.option[index].name, []).append(
-                f"batch {batch}: {table.refusal}"
-            )
     for index, option in enumerate(plan.option):
-        if all(tables[index, batch].refusal for batch in option.batches):
-            yield f"{option.name} is left out: {refused[option.name][0]}"
+        refusals = [tables[index, batch].refusal for batch in option.batches]
+        if all(refusals):
+            yield f"{option.name} is left out: batch {option.batches[0]}: {refusals[0]}"
     if plan.failures is None:
         yield "the plan says nothing about failures: none are assumed"
 

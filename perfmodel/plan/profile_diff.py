@@ -15,6 +15,7 @@ from perfmodel.answer.measured import interval
 from perfmodel.documents import asked_by
 from perfmodel.documents.acceptance import Difference, MovedPrediction, ProfileDiffDocument
 from perfmodel.errors import IncomparableRuns
+from perfmodel.files import leaves
 from perfmodel.layout import RunSetting, scaled_layouts
 from perfmodel.machine.measured import PHASE_CURVES, DdpCosts, MeasuredMachine, MeasuredWorkload
 from perfmodel.statistics import unpaired
@@ -184,23 +185,12 @@ def changed_facts(
     old: Mapping[str, object], new: Mapping[str, object]
 ) -> dict[str, tuple[str, str]]:
     """Facts of the environment that differ, by their path; what changes with every run is left out."""
-    before, after = dict(_facts(old)), dict(_facts(new))
+    before, after = ({path: str(fact) for path, fact in leaves(each)} for each in (old, new))
     return {
         path: (before.get(path, "-"), after.get(path, "-"))
         for path in dict.fromkeys([*before, *after])
         if before.get(path) != after.get(path) and not path.startswith(_VOLATILE)
     }
-
-
-def _facts(tree: object, path: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield from _facts(value, f"{path}.{key}" if path else str(key))
-    elif isinstance(tree, list | tuple):
-        for index, value in enumerate(tree):
-            yield from _facts(value, f"{path}.{index}")
-    else:
-        yield path, str(tree)
 
 
 def _predictions(old: MeasuredMachine, new: MeasuredMachine) -> Iterator[MovedPrediction]:

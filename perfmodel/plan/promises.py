@@ -15,12 +15,7 @@ from perfmodel.documents.acceptance import UNITS, Clause, ClauseKind
 from perfmodel.documents.budget import GoodputDocument
 from perfmodel.errors import UsageError
 from perfmodel.layout import Layout, scaled_layouts
-from perfmodel.machine.measured import (
-    CollectiveProfile,
-    MeasuredCollective,
-    MeasuredMachine,
-    MeasuredWorkload,
-)
+from perfmodel.machine.measured import MeasuredCollective, MeasuredMachine, MeasuredWorkload
 from perfmodel.plan.delivered import (
     RUNS,
     Delivery,
@@ -57,7 +52,6 @@ class Promise:
 
     clause: Clause
     found: Quantity
-    delivered_error: float
     remedy: str = ""
     """What makes the clause strong, with ``{devices}`` where it is measured on a part; empty: more rounds."""
     parts: tuple[int, ...] = ()
@@ -81,7 +75,7 @@ def machine_promises(profile: MeasuredMachine, workloads: Sequence[str]) -> Iter
     """What a calibrated machine did, and another as good does."""
     for clause in _machine_clauses(profile, workloads):
         if found := quantity(Delivery(machine=profile), clause):
-            yield Promise(clause=clause, found=found, delivered_error=found.log_error)
+            yield Promise(clause=_measured_alike(clause, found), found=found)
 
 
 def goodput_promises(goodput: GoodputDocument | None) -> Iterator[Promise]:
@@ -93,9 +87,11 @@ def goodput_promises(goodput: GoodputDocument | None) -> Iterator[Promise]:
             remedy = (
                 "estimate its rates of failure from more stops (perfmodel goodput --mtbf-stops)"
             )
-            yield Promise(
-                clause=clause, found=found, delivered_error=found.log_error, remedy=remedy
-            )
+            yield Promise(clause=_measured_alike(clause, found), found=found, remedy=remedy)
+
+
+def _measured_alike(clause: Clause, found: Quantity) -> Clause:
+    return clause.model_copy(update={"delivered_error": found.log_error})
 
 
 def job_promises(job: BoughtJob) -> Iterator[Promise]:
@@ -138,7 +134,6 @@ def _step(job: BoughtJob) -> Promise:
     return Promise(
         clause=clause,
         found=found,
-        delivered_error=error,
         remedy=told if parts else CALIBRATE,
         parts=parts,
         error_of_part=error_of_part,
@@ -171,7 +166,6 @@ def _collectives(job: BoughtJob) -> Iterator[Promise]:
         yield Promise(
             clause=clause,
             found=as_busbw(found, clause),
-            delivered_error=error,
             remedy=told if parts else "give more nccl-tests logs (--log)",
             parts=parts,
             error_of_part=partial(_error_of_logs, times_s, ranks, error),
@@ -269,7 +263,6 @@ def _spread(question: Question) -> Promise:
     return Promise(
         clause=clause,
         found=found,
-        delivered_error=error,
         remedy="calibrate such a machine with all its ranks (--profile)",
     )
 
@@ -290,17 +283,13 @@ def _error_of_runs(question: Question) -> float:
     return (scatter or _RUN_ERROR) / math.sqrt(RUNS)
 
 
-def _per_node(question: Question) -> int:
-    cluster, machine = question.cluster, question.machine
-    known = None if cluster is None else cluster.devices_per_node
-    if known is None and isinstance(machine, MeasuredMachine):
-        known = machine.devices_per_node
-    return known or question.devices_per_node
-
-
 def _parts(question: Question) -> tuple[int, ...]:
     """One node, two, four ... and all. [devices]"""
-    ranks, inside = question.layout.world_size, _per_node(question)
+    cluster, machine, ranks = question.cluster, question.machine, question.layout.world_size
+    inside = None if cluster is None else cluster.devices_per_node
+    if inside is None and isinstance(machine, MeasuredMachine):
+        inside = machine.devices_per_node
+    inside = inside or question.devices_per_node
     return (*(inside * 2**k for k in range(20) if inside * 2**k < ranks), ranks)
 
 
@@ -327,9 +316,13 @@ def _machine_clauses(profile: MeasuredMachine, workloads: Sequence[str]) -> Iter
         yield _clause(ClauseKind.GEMM, f"matrix product {dtype} {size}", dtype=dtype, shape=shape)
     if reduces := all_reduces(profile):
         widest = max(reduces, key=lambda entry: entry.world_size)
-        large = {_largest_bucket(profile, name, widest) for name in workloads} or {
-            _large_size(widest)
-        }
+        measured, layout = sorted(int(p.at) for p in widest.points), Layout(dp=widest.world_size)
+        buckets = (
+            gradient_buckets(_calibrated(profile, name).workload, layout) for name in workloads
+        )
+        # The largest bucket of each, as far as it was measured; without one, 1 GiB or the next size to it.
+        large = {min(max(b.size_bytes for b in each), measured[-1]) for each in buckets}
+        large = large or {next((s for s in measured if s >= LARGE_BYTES), measured[-1])}
         sizes = [(ClauseKind.BUSBW, size) for size in sorted(large)]
         for kind, size_bytes in (*sizes, (ClauseKind.LATENCY, SMALL_BYTES)):
             where = f"{format_bytes(size_bytes)}, {widest.world_size} ranks"
@@ -367,30 +360,8 @@ def _calibrated(profile: MeasuredMachine, name: str) -> MeasuredWorkload:
     return entry
 
 
-def _largest_bucket(profile: MeasuredMachine, name: str, entry: CollectiveProfile) -> Bytes:
-    """Largest gradient bucket of a workload under DDP, no larger than what was measured. [B]"""
-    buckets = gradient_buckets(_calibrated(profile, name).workload, Layout(dp=entry.world_size))
-    measured = max(int(point.at) for point in entry.points)
-    return min(max(piece.size_bytes for piece in buckets), measured)
-
-
-def _large_size(entry: CollectiveProfile) -> Bytes:
-    """Smallest measured size of at least 1 GiB, or the largest one. [B]"""
-    sizes = sorted(int(point.at) for point in entry.points)
-    return next((size for size in sizes if size >= LARGE_BYTES), sizes[-1])
-
-
 def _clause(kind: ClauseKind, name: str, **where: Any) -> Clause:
     # a clause needs a limit to be one: 1 stands there until the reference is known
     limit = "at_least" if UNITS[kind][1] else "at_most"
-    return Clause.model_validate(
-        {
-            "kind": kind,
-            "name": name,
-            "reference": 1.0,
-            limit: 1.0,
-            "reference_error": 0.0,
-            "delivered_error": 0.0,
-            **where,
-        }
-    )
+    more: dict[str, Any] = {limit: 1.0, "delivered_error": 0.0, **where}
+    return Clause(kind=kind, name=name, reference=1.0, reference_error=0.0, **more)

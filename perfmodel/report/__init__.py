@@ -58,6 +58,8 @@ DEFINITIONS: Final[dict[str, str]] = {
     "Evidence: measured": "This very setting ran on this machine.",
     "Evidence: interpolated": "Between settings that ran on this machine.",
     "Evidence: extrapolated": "Beyond what ran on this machine.",
+    "Evidence: inferred": "From the step times of runs that others made, by closed forms whose parameters "
+    "were fitted to them: no part of a step was measured alone.",
     "Evidence: assumed": "A rule of thumb; not seen on this machine.",
 }
 
@@ -145,25 +147,19 @@ def errors(summary: "ErrorSummary") -> str:
     )
 
 
-def gate_value(gate: "Gate", value: float) -> str:
-    """Text of a value or threshold of a gate in its unit."""
-    return percent(value) if gate.unit == "fraction" else f"{number(value)} {gate.unit}"
-
-
-def gate_rule(gate: "Gate") -> str:
-    """Text such as ``at most 6.0 %``."""
-    bounds = (("at least", gate.at_least), ("at most", gate.at_most))
-    rules = [f"{words} {gate_value(gate, bound)}" for words, bound in bounds if bound is not None]
-    return " and ".join(rules) or "no threshold"
-
-
 def gate_lines(gates: Iterable["Gate"]) -> list[str]:
-    """Each gate on a line."""
-    return [
-        f"{'pass' if gate.passed else 'FAIL'}  {gate.name}: "
-        f"{gate_value(gate, gate.value)}, {gate_rule(gate)}"
-        for gate in gates
-    ]
+    """Each gate on a line, with its value and a rule such as ``at most 6.0 %``."""
+
+    def text(gate: "Gate", value: float) -> str:
+        return percent(value) if gate.unit == "fraction" else f"{number(value)} {gate.unit}"
+
+    lines = []
+    for gate in gates:
+        bounds = (("at least", gate.at_least), ("at most", gate.at_most))
+        rules = [f"{words} {text(gate, bound)}" for words, bound in bounds if bound is not None]
+        rule, word = " and ".join(rules) or "no threshold", "pass" if gate.passed else "FAIL"
+        lines.append(f"{word}  {gate.name}: {text(gate, gate.value)}, {rule}")
+    return lines
 
 
 def verdict(validation: "ValidationDocument | None") -> str:

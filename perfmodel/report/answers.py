@@ -144,8 +144,8 @@ def shown(found: object, **more: bool) -> tuple[list[Table], list[str]]:
     kind = _KINDS[type(found).__name__]
     module = importlib.import_module(f"perfmodel.report.{kind.module}")
     tables = [getattr(module, name)(found) for name in kind.tables]
-    lines = getattr(module, kind.lines)(found, **more) if kind.lines else []
-    return [table for table in tables if table.rows], lines
+    lines = getattr(module, kind.lines)(found, **more) if kind.lines else ()
+    return [table for table in tables if table.rows], [*lines]
 
 
 def text(found: object) -> str:

@@ -1,6 +1,6 @@
 """The law of the batch, and clauses of an acceptance, as tables and sentences."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from perfmodel.documents.acceptance import (
@@ -35,7 +35,7 @@ def batch_table(document: BatchDocument) -> Table:
     )
 
 
-def batch_lines(document: BatchDocument, *, verbose: bool = False) -> list[str]:
+def batch_lines(document: BatchDocument, *, verbose: bool = False) -> Iterator[str]:
     """The critical batch and what must be known before acting."""
     critical = one_line(count_interval(document.critical_batch))
     rates = ", ".join(
@@ -43,14 +43,10 @@ def batch_lines(document: BatchDocument, *, verbose: bool = False) -> list[str]:
         for entry in document.outlooks
         if entry.batch != document.reference_batch
     )
-    return [
-        f"Critical batch (twice the samples of a tiny one): {critical}",
-        (
-            f"Learning rate of SGD against batch {document.reference_batch:g}: {rates} "
-            "(Adam: the square roots)"
-        ),
-        *caveat_lines(document.caveats, verbose=verbose),
-    ]
+    yield f"Critical batch (twice the samples of a tiny one): {critical}"
+    against = f"against batch {document.reference_batch:g}: {rates}"
+    yield f"Learning rate of SGD {against} (Adam: the square roots)"
+    yield from caveat_lines(document.caveats, verbose=verbose)
 
 
 def terms_table(terms: AcceptanceTerms) -> Table:
@@ -75,20 +71,18 @@ def terms_table(terms: AcceptanceTerms) -> Table:
     )
 
 
-def terms_lines(terms: AcceptanceTerms) -> list[str]:
+def terms_lines(terms: AcceptanceTerms) -> Iterator[str]:
     """What the person who signs must know of the clauses: which are too weak, and what would make them strong."""
     each = terms.each_confidence
-    lines = [
-        f"too weak: {clause.name}: finds a loss of {percent(LOSS)} with "
-        f"{percent(power(clause, confidence=each))}; {clause.remedy}"
-        for clause in terms.clause
-        if clause.remedy
-    ]
+    for clause in terms.clause:
+        if clause.remedy:
+            found = f"{percent(LOSS)} with {percent(power(clause, confidence=each))}"
+            yield f"too weak: {clause.name}: finds a loss of {found}; {clause.remedy}"
     sizes = [clause.size_bytes for clause in terms.clause if clause.kind is ClauseKind.BUSBW]
     largest = max((size for size in sizes if size is not None), default=LARGE_BYTES)
     has_job = any(clause.kind is ClauseKind.STEP for clause in terms.clause)
     if largest < LARGE_BYTES and not has_job:
-        lines.append(
+        yield (
             f"caveat: no all-reduce of {format_bytes(LARGE_BYTES)} was measured: its bandwidth is "
             f"promised at {format_bytes(largest)}"
         )
@@ -96,11 +90,10 @@ def terms_lines(terms: AcceptanceTerms) -> list[str]:
     if ClauseKind.STEP in kinds:
         kinds.add(ClauseKind.GEMM)  # the step holds them
     if absent := [words for kind, words in _PROMISES.items() if kind not in kinds]:
-        lines.append(
+        yield (
             f"caveat: nothing is promised about {', '.join(absent)}: the profile holds none; calibrate a "
             "reference"
         )
-    return lines
 
 
 #: What a contract should speak of; a goodput is asked for apart.
@@ -134,33 +127,27 @@ def judgement_table(document: AcceptanceDocument) -> Table:
     )
 
 
-def judgement_lines(document: AcceptanceDocument) -> list[str]:
+def judgement_lines(document: AcceptanceDocument) -> Iterator[str]:
     """Who is to blame, and what to do where uncertainty is too large."""
-    lines = [
-        f"{entry.clause.name}: {suspect}" for entry in document.judged for suspect in entry.suspects
-    ]
-    close = document.having(Verdict.CLOSE)
-    if close:
-        longer = (
-            "run it more often"
-            if document.delivered_digest is None
-            else "calibrate with a larger --budget"
-        )
-        lines.append(f"too close to call: {', '.join(close)}; {longer}")
-    missing = document.having(Verdict.NOT_MEASURED)
-    if missing:
-        lines.append(f"not measured, so not accepted: {', '.join(missing)}")
+    for entry in document.judged:
+        yield from (f"{entry.clause.name}: {suspect}" for suspect in entry.suspects)
+    if close := document.having(Verdict.CLOSE):
+        was_calibrated = document.delivered_digest is not None
+        longer = "calibrate with a larger --budget" if was_calibrated else "run it more often"
+        yield f"too close to call: {', '.join(close)}; {longer}"
+    if missing := document.having(Verdict.NOT_MEASURED):
+        yield f"not measured, so not accepted: {', '.join(missing)}"
     weak = [
         entry.clause.name
         for entry in document.judged
         if entry.verdict is Verdict.PASSED and entry.clause.remedy
     ]
     if weak:
-        lines.append(
+        yield (
             f"passed, but too weak to find a loss of {percent(LOSS)}: {', '.join(weak)}; the clauses say what "
             "makes them strong"
         )
-    return lines + [f"unmeasured: {sentence}" for sentence in document.unmeasured]
+    yield from (f"unmeasured: {sentence}" for sentence in document.unmeasured)
 
 
 _UNITS: Final[dict[str, Callable[[float], str]]] = {

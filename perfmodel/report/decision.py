@@ -11,22 +11,8 @@ from perfmodel.report.figures import Picture, front_figure, tornado_figure
 from perfmodel.report.html import LinkedNumbers, template
 from perfmodel.report.plan import more_money_lines
 
-#: Words of the page that are explained at its end.
-_WORDS: Final = (
-    "Step",
-    "Weak scaling",
-    "Strong scaling",
-    "Speed-up",
-    "Interval",
-    "Evidence: measured",
-    "Evidence: interpolated",
-    "Evidence: extrapolated",
-    "Evidence: assumed",
-)
-_INFERRED: Final = (
-    "From the step times of runs that others made, by closed forms whose parameters were fitted to "
-    "them: no part of a step was measured alone."
-)
+#: Words that the page does without.
+_UNSAID: Final = ("Exposed communication", "Error", "Noise floor", "algbw", "busbw")
 _LAYOUT: Final = (
     "How the model is spread over the devices, for the engineers who run it: dp copies of the model, each "
     "over tp x pp x cp devices; zero divides what the copies hold alike; accumulation counts passes per step; "
@@ -46,7 +32,7 @@ def decision_html(document: PlanDocument) -> str:
     value and where it comes from.
     """
     numbers = LinkedNumbers(document.model_dump(mode="json"), _origins(document))
-    definitions = {word: DEFINITIONS[word] for word in _WORDS} | {"Evidence: inferred": _INFERRED}
+    definitions = {word: text for word, text in DEFINITIONS.items() if word not in _UNSAID}
     if document.plan.work.model is not None:
         definitions |= {"Layout": _LAYOUT}
     return template("decision.html.j2").render(

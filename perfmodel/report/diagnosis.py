@@ -1,12 +1,13 @@
 """A diagnosis, and the check of an nccl-tests log, as tables, lines and JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from perfmodel.diagnosis.asked import Diagnosed
 from perfmodel.diagnosis.cases import logged_as
 from perfmodel.diagnosis.causes import SLOW_NETWORK
 from perfmodel.diagnosis.odds import NORMAL, Diagnosis, Fit, Judged
+from perfmodel.diagnosis.trained import Run
 from perfmodel.documents.observed import Unit
 from perfmodel.layout import Recompute
 from perfmodel.network_check import Band, NetworkCheck, Verdict, worst
@@ -35,7 +36,7 @@ def diagnosis_table(told: Diagnosed) -> Table:
         rows,
         {
             "<Logged": lambda row: row[1].text,
-            "<Run": lambda row: _run(row[0]),
+            "<Run": lambda row: _run(row[0].observation.run),
             "Step": "0.observation.step_s",
             "Expected": lambda row: duration_interval(row[0].expected_s),
             "In its\nunit": lambda row: (
@@ -71,31 +72,32 @@ def judgement(found: Diagnosis) -> str:
     return f"BORDERLINE, normal with {percent(odds)}"
 
 
-def diagnosis_lines(told: Diagnosed) -> list[str]:
+def diagnosis_lines(told: Diagnosed) -> Iterator[str]:
     """Verdict, what was read into the numbers, causes with odds, those that do not fit, one measurement."""
     found = told.found
-    lines = [verdict(told), *(f"note: {note}" for note in told.notes)]
-    lines += _memory_lines(told)
-    lines += _compared(told)[:_MOST_COMPARED]
+    yield verdict(told)
+    yield from (f"note: {note}" for note in told.notes)
+    yield from _memory_lines(told)
+    yield from _compared(told)[:_MOST_COMPARED]
     if told.crosses_nodes:
-        lines.append(_enough(told))
+        kept = "no bandwidth between nodes keeps"
+        if told.enough is not None:
+            kept = f"{format_rate(8 * told.enough * told.per_node, 'b')} a node keep"
+        yield f"network: {kept} 90 % of the speed of one node"
     likely = [fit for fit in found.fits if fit.odds >= _LIKELY][:_MOST_CAUSES]
-    lines += [f"{percent(fit.odds):>7}  {_cause(fit, told)}" for fit in likely]
+    yield from (f"{percent(fit.odds):>7}  {_cause(fit, told)}" for fit in likely)
     left = 1 - sum(fit.odds for fit in likely)
     if likely and left >= _LIKELY:
-        lines.append(f"{percent(left):>7}  all others together")
+        yield f"{percent(left):>7}  all others together"
     excluded = [fit.cause for fit in found.fits if fit.odds < _UNLIKELY][:_MOST_EXCLUDED]
     if excluded:
-        lines.append(f"does not fit (below 1 %): {', '.join(excluded)}")
+        yield f"does not fit (below 1 %): {', '.join(excluded)}"
     if found.next_name is not None:
-        settles = (
-            ""
-            if found.information is None
-            else (f" (expected to settle {100 * found.information:.0f} % of what is open)")
-        )
-        lines.append(f"measure next: {found.next_name}{settles}")
-        lines.append(f"{COMMAND}{found.next_command}")
-    return lines
+        settles = ""
+        if found.information is not None:
+            settles = f" (expected to settle {100 * found.information:.0f} % of what is open)"
+        yield f"measure next: {found.next_name}{settles}"
+        yield f"{COMMAND}{found.next_command}"
 
 
 def diagnosis_json(told: Diagnosed) -> dict[str, object]:
@@ -130,8 +132,7 @@ def diagnosis_json(told: Diagnosed) -> dict[str, object]:
     }
 
 
-def _run(judged: Judged) -> str:
-    run = judged.observation.run
+def _run(run: Run) -> str:
     layout = str(run.layout).replace(" ", "\n") or "1 device"
     return f"{run.nodes} x {min(run.devices, run.devices_per_node)}\n{layout}"
 
@@ -162,13 +163,6 @@ def _cause(fit: Fit, told: Diagnosed) -> str:
     return f"{fit.cause}{size}: {fit.means}"
 
 
-def _enough(told: Diagnosed) -> str:
-    if told.enough is None:
-        return "network: no bandwidth between nodes keeps 90 % of the speed of one node"
-    rate = format_rate(8 * told.enough * told.per_node, "b")
-    return f"network: {rate} a node keep 90 % of the speed of one node"
-
-
 def _compared(told: Diagnosed) -> list[str]:
     """Each step over the first that was timed: what both share cancels."""
     steps = [
@@ -183,9 +177,8 @@ def _compared(told: Diagnosed) -> list[str]:
     ]
 
 
-def _memory_lines(told: Diagnosed) -> list[str]:
+def _memory_lines(told: Diagnosed) -> Iterator[str]:
     """What is divided by the number of devices, and what is not, where memory was logged."""
-    lines = []
     for each, logged in zip(told.found.judged, told.logged, strict=True):
         parts = told.trained.memory_bytes(each.observation.run)
         if logged.unit is not Unit.MEMORY or logged.value is None or not parts:
@@ -194,12 +187,11 @@ def _memory_lines(told: Diagnosed) -> list[str]:
         rest = parts["activations"] + parts["logits"]
         recomputed = each.observation.run.layout.recompute is Recompute.FULL
         less = "a smaller micro-batch" + " or recomputing" * (not recomputed)
-        lines.append(
+        yield (
             f"memory on {counted(each.observation.run.devices, 'device')}: states {format_bytes(states)} "
             f"(sharding divides them), activations {format_bytes(rest)} (only {less} does); "
             f"logged {format_bytes(logged.value)}, the rest is cache and buffers"
         )
-    return lines
 
 
 def check_table(check: NetworkCheck) -> Table:
@@ -224,24 +216,24 @@ def check_table(check: NetworkCheck) -> Table:
     )
 
 
-def check_lines(check: NetworkCheck) -> list[str]:
+def check_lines(check: NetworkCheck) -> Iterator[str]:
     """Verdict, likely causes, what a training step loses, and what was taken for granted."""
-    lines = [f"verdict: {check.verdict}"]
-    lines += [f"likely cause {rank}: {cause}" for rank, cause in enumerate(check.causes, start=1)]
+    yield f"verdict: {check.verdict}"
+    for rank, cause in enumerate(check.causes, start=1):
+        yield f"likely cause {rank}: {cause}"
     if check.collective == "all_to_all":
-        lines.append("note: bytes over link rates; compared with no published all-to-all")
+        yield "note: bytes over link rates; compared with no published all-to-all"
     step = check.step
     if step is not None:
-        lines.append(
+        yield (
             f"step: {counted(step.num_buckets, 'bucket')}, {format_bytes(step.gradient_bytes)} of "
             f"gradients: all-reduces take {format_duration(step.measured_s)}, expected "
             f"{format_duration(step.expected_s)}"
         )
         if check.verdict is Verdict.SLOW:
-            lines.append(
-                f"cost: up to {format_duration(step.lost_s)} a step, as far as backward does not hide it"
-            )
-    return [*lines, *(f"link of {link}" for link in check.links)]
+            lost = format_duration(step.lost_s)
+            yield f"cost: up to {lost} a step, as far as backward does not hide it"
+    yield from (f"link of {link}" for link in check.links)
 
 
 def check_json(checks: Sequence[NetworkCheck], notes: Sequence[str]) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """An explanation as lines."""
 
+from collections.abc import Iterator
 from typing import Final
 
 from perfmodel.explanation import Change, Explanation, Loss
@@ -10,41 +11,44 @@ from perfmodel.units import Seconds, format_duration
 _SMALLEST_SHARE: Final = 1e-6
 
 
-def explanation_lines(explanation: Explanation, *, verbose: bool = False) -> list[str]:
+def explanation_lines(explanation: Explanation, *, verbose: bool = False) -> Iterator[str]:
     """Ranked causes with their share of the lost time, and one change to try for each.
 
     One device loses nothing to others: its gains are told in samples per second, not as a speed-up.
     """
-    whole_s, of_whole = _whole(explanation)
-    lines = [_headline(explanation)]
+    is_alone, step_s = _is_alone(explanation), explanation.step_s
+    whole_s, of_whole = step_s, "of the step"
+    if not is_alone and explanation.lost_s > 0:
+        whole_s, of_whole = explanation.lost_s, "of the lost time"
+    yield _headline(explanation)
     if explanation.bottleneck is not None:
-        lines.append(
-            f"bottleneck: {explanation.bottleneck}; nothing else, made free, saves as much"
-        )
+        yield f"bottleneck: {explanation.bottleneck}; nothing else, made free, saves as much"
     for rank, loss in enumerate(explanation.losses, start=1):
         share = percent(loss.lost_s / whole_s)
         cause = loss.cause.replace("_", " ")
-        lines.append(f"{rank}. {cause}: {_ms(loss.lost_s)}, {share} {of_whole} - {loss.what}")
-        lines += [_advice(explanation, loss), f"   to confirm: {loss.confirm}"]
-    lines.append("All that was tried, one at a time:")
-    lines += [f"   {change.what}: {_effect(explanation, change)}" for change in explanation.changes]
-    against = "samples/s" if _is_alone(explanation) else "speed-ups"
-    lines.append(
+        yield f"{rank}. {cause}: {_ms(loss.lost_s)}, {share} {of_whole} - {loss.what}"
+        advice = "nothing that was tried helps"
+        if loss.one_change:
+            advice = f"try {loss.one_change}: {_ms(loss.gain_s)} less, {_gain(explanation, loss)}"
+        yield f"   {advice}"
+        yield f"   to confirm: {loss.confirm}"
+    yield "All that was tried, one at a time:"
+    for change in explanation.changes:
+        effect = "no difference"
+        if abs(change.gain_s) >= _SMALLEST_SHARE * step_s:
+            sign = "-" if change.gain_s > 0 else "+"
+            effect = f"step {sign}{_ms(abs(change.gain_s))}, {_gain(explanation, change)}"
+        yield f"   {change.what}: {effect}"
+    against = "samples/s" if is_alone else "speed-ups"
+    yield (
         "Each cause is removed alone, all else as it was; causes overlap, so that they need not "
         f"add up. Gains are per global batch of the setting, {against} over the same baseline."
     )
-    return [*lines, *caveat_lines(explanation.caveats, verbose=verbose)]
+    yield from caveat_lines(explanation.caveats, verbose=verbose)
 
 
 def _is_alone(explanation: Explanation) -> bool:
     return explanation.ideal_speedup == 1
-
-
-def _whole(explanation: Explanation) -> tuple[Seconds, str]:
-    """What shares refer to: the lost time, or the step where nothing is lost to other devices."""
-    if not _is_alone(explanation) and explanation.lost_s > 0:
-        return explanation.lost_s, "of the lost time"
-    return explanation.step_s, "of the step"
 
 
 def _headline(explanation: Explanation) -> str:
@@ -60,19 +64,6 @@ def _headline(explanation: Explanation) -> str:
         f"takes {step}, ideal would be {_ms(explanation.ideal_step_s)}, "
         f"{_ms(explanation.lost_s)} are lost:"
     )
-
-
-def _advice(explanation: Explanation, loss: Loss) -> str:
-    if not loss.one_change:
-        return "   nothing that was tried helps"
-    return f"   try {loss.one_change}: {_ms(loss.gain_s)} less, {_gain(explanation, loss)}"
-
-
-def _effect(explanation: Explanation, change: Change) -> str:
-    if abs(change.gain_s) < _SMALLEST_SHARE * explanation.step_s:
-        return "no difference"
-    sign = "-" if change.gain_s > 0 else "+"
-    return f"step {sign}{_ms(abs(change.gain_s))}, {_gain(explanation, change)}"
 
 
 def _gain(explanation: Explanation, found: Loss | Change) -> str:

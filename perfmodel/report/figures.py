@@ -12,7 +12,6 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator
 
@@ -59,13 +58,6 @@ def log2_ticks(axes: Axes, *, values: Iterable[int]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
-
-
-def log10_ticks(axis: Axis) -> None:
-    """Name 1, 2 and 5 of each decade as plain numbers, so that no range is left without a name."""
-    axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
-    axis.set_major_formatter(lambda value, _: f"{value:g}")
-    axis.set_minor_formatter(NullFormatter())
 
 
 def legend_below(figure: Figure) -> None:
@@ -161,8 +153,11 @@ def parity_figure(validation: ValidationDocument) -> Figure:
             label=plain(workload),
         )
     axes.set(xscale="log", yscale="log", xlim=tuple(ends), ylim=tuple(ends), aspect="equal")
-    log10_ticks(axes.xaxis)
-    log10_ticks(axes.yaxis)
+    for axis in (axes.xaxis, axes.yaxis):
+        # 1, 2 and 5 of each decade as plain numbers, so that no range is left without a name
+        axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.set_minor_formatter(NullFormatter())
     title = "Fresh runs; bars: predicted p5-p95, measured +- 1 std. error"
     finish(axes, title=title, x=f"Measured step [{unit}]", y=f"Predicted step [{unit}]")
     axes.legend(fontsize="small", frameon=False)

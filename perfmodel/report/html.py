@@ -8,18 +8,16 @@ from typing import Any, Final, NamedTuple, TypeVar
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from perfmodel.documents import Provenance
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
-from perfmodel.machine import Evidence
+from perfmodel.files import leaves
 from perfmodel.report import (
     DEFINITIONS,
     Table,
     duration_interval,
     facts,
     interval,
-    listed,
     number,
     one_line,
     percent,
@@ -108,17 +106,9 @@ def template(name: str) -> Template:
     return environment.get_template(name)
 
 
-_GROUNDS: Final = {
-    Evidence.MEASURED: "this setting ran on this machine",
-    Evidence.INTERPOLATED: "it lies between settings that ran on this machine",
-    Evidence.EXTRAPOLATED: "it lies beyond what ran on this machine",
-    Evidence.INFERRED: "it was inferred from runs of others",
-    Evidence.ASSUMED: "part of it was assumed, not measured",
-}
 #: How the template of a report writes quantities.
 _WRITERS: Final = {
     "duration_interval": duration_interval,
-    "grounds": _GROUNDS,
     "interval": interval,
     "one_line": one_line,
     "percent": percent,
@@ -159,7 +149,7 @@ def report_html(
         pictures=drawn,
         measured=[
             *_filled(machine, *_MEASURED),
-            facts("Environment, as the calibration found it", _flat("", machine.environment)),
+            facts("Environment, as the calibration found it", leaves(machine.environment)),
         ],
         predicted=[(entry.workload, _filled(entry, *_PREDICTED)) for entry in predictions],
         wrong=_filled(judged, *_WRONG) if judged else [],
@@ -177,8 +167,7 @@ _PREDICTED: Final = (
     prediction.evidence_table,
 )
 _WRONG: Final = (
-    validation.errors_table,
-    validation.gates_table,
+    validation.summary_table,
     validation.steps_table,
     validation.speedups_table,
     validation.repeats_table,
@@ -195,42 +184,19 @@ def _sources(
     predictions: Sequence[PredictionDocument],
     judged: ValidationDocument | None,
 ) -> Iterator[Table]:
-    raw = {"SHA-256 of the raw observations": machine.observations_sha256}
     yield profile.profile_table(machine)
-    yield _source("Profile", machine.provenance, {"Digest": machine.digest, **raw})
+    yield _source("Profile", machine)
     for found in predictions:
-        digests = {
-            "Digest": found.digest,
-            "Rests on profile": found.profile_digest,
-            "Rests on validation": found.validation_digest or "none",
-        }
-        title = f"Prediction: {found.workload}, {found.scaling} scaling"
-        yield _source(title, found.provenance, digests)
+        yield _source(f"Prediction: {found.workload}, {found.scaling} scaling", found)
     if judged is not None:
-        digests = {
-            "Digest": judged.digest,
-            "Rests on profile": judged.profile_digest,
-            "SHA-256 of the raw observations": judged.observations_sha256,
-        }
-        yield _source("Validation", judged.provenance, digests)
+        yield _source("Validation", judged)
 
 
-def _source(title: str, provenance: Provenance, digests: dict[str, str]) -> Table:
-    known = {
-        **digests,
-        "Made": provenance.created_utc,
-        "Command": shlex.join(provenance.command_line),
-        "Git commit": provenance.git_commit or "not recorded",
-        "Seed": str(provenance.seed),
-        "Host fingerprint": provenance.host_fingerprint,
-        "Versions": listed(f"{name} {text}" for name, text in provenance.versions.items()),
-    }
-    return facts(title, known.items())
-
-
-def _flat(path: str, value: object) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict) and value:
-        for name, entry in value.items():
-            yield from _flat(f"{path}.{name}" if path else str(name), entry)
-    else:
-        yield path, "none" if value in (None, [], {}) else str(value)
+def _source(
+    title: str, document: ProfileDocument | PredictionDocument | ValidationDocument
+) -> Table:
+    """Digests of a document and of what it rests on, and who made it."""
+    digests = {name: value for name, value in document if name.endswith(("_digest", "_sha256"))}
+    made = document.provenance.model_dump(mode="json")
+    made["command_line"] = shlex.join(document.provenance.command_line)
+    return facts(title, leaves({"digest": document.digest, **digests, **made}))

@@ -1,6 +1,6 @@
 """Memory of a step, and data sheets of devices, as tables, lines and JSON."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from perfmodel.answer.memory import MemoryReport
@@ -28,22 +28,20 @@ def memory_table(report: MemoryReport) -> Table:
     )
 
 
-def memory_lines(report: MemoryReport, *, verbose: bool = False) -> list[str]:
+def memory_lines(report: MemoryReport, *, verbose: bool = False) -> Iterator[str]:
     """The highest moment, verdict, largest batch, evidence, caveats; all that changes assume if ``verbose``."""
     largest, moment = report.largest_batch, report.found.moment
-    return [
-        f"highest in {moment.phase.value}, {moment.module or 'outside modules'}, {moment.operator}",
-        (
-            f"{verdict(report.fit_probability).value}: {format_bytes(report.found.needed_bytes)} "
-            f"+- {format_bytes(report.found.spread_bytes)} of {format_bytes(report.capacity_bytes)}, "
-            f"fits with probability {report.fit_probability:.1%}"
-        ),
-        f"largest micro-batch that fits for sure: {largest or 'none'}",
-        *(f"not tried, may need less: perfmodel trace {flag}" for flag in report.untried),
-        f"evidence: {report.evidence}",
-        *(f"{row.name}: {row.note}" for row in report.techniques if verbose and row.note),
-        *caveat_lines(report.caveats, verbose=verbose),
-    ]
+    yield f"highest in {moment.phase.value}, {moment.module or 'outside modules'}, {moment.operator}"
+    yield (
+        f"{verdict(report.fit_probability).value}: {format_bytes(report.found.needed_bytes)} "
+        f"+- {format_bytes(report.found.spread_bytes)} of {format_bytes(report.capacity_bytes)}, "
+        f"fits with probability {report.fit_probability:.1%}"
+    )
+    yield f"largest micro-batch that fits for sure: {largest or 'none'}"
+    yield from (f"not tried, may need less: perfmodel trace {flag}" for flag in report.untried)
+    yield f"evidence: {report.evidence}"
+    yield from (f"{row.name}: {row.note}" for row in report.techniques if verbose and row.note)
+    yield from caveat_lines(report.caveats, verbose=verbose)
 
 
 def remedies_table(report: MemoryReport) -> Table:
@@ -63,7 +61,7 @@ def remedies_table(report: MemoryReport) -> Table:
     )
 
 
-def trace_lines(document: WorkloadDocument, *, as_on_cuda: bool = False) -> list[str]:
+def trace_lines(document: WorkloadDocument, *, as_on_cuda: bool = False) -> Iterator[str]:
     """What was traced: size, work and memory of a step at the first micro-batch, and caveats."""
     micro_batch, _ = document.trace.traced_micro_batches
     step = document.trace.at(micro_batch=micro_batch)
@@ -82,24 +80,22 @@ def trace_lines(document: WorkloadDocument, *, as_on_cuda: bool = False) -> list
         )
     if method.precision == "fp16":
         caveats.append("a gradient scaler, usual with fp16, is not part of the trace")
-    return [
-        (
-            f"{workload.name}: {workload.sample}, {method.precision}, {method.optimizer} "
-            f"({method.optimizer_implementation}), checkpointing {method.checkpointing}, "
-            f"kernels {'as on CUDA' if as_on_cuda else f'of {method.device_kind}'}"
-        ),
-        (
-            f"parameters: {workload.num_parameters:,} trained in {len(step.parameters)} tensors, "
-            f"{format_bytes(workload.gradient_bytes)} of gradients; buffers "
-            f"{format_bytes(step.buffer_bytes)}; frozen {format_bytes(step.frozen_bytes)}"
-        ),
-        f"one step of {micro_batch} samples: {', '.join(phases)}",
-        (
-            f"saved for backward: {format_bytes(step.saved_bytes)}; "
-            f"{len(step.operators)} unique operators in {len(step.segments)} segments"
-        ),
-        *caveat_lines(caveats, verbose=True),
-    ]
+    yield (
+        f"{workload.name}: {workload.sample}, {method.precision}, {method.optimizer} "
+        f"({method.optimizer_implementation}), checkpointing {method.checkpointing}, "
+        f"kernels {'as on CUDA' if as_on_cuda else f'of {method.device_kind}'}"
+    )
+    yield (
+        f"parameters: {workload.num_parameters:,} trained in {len(step.parameters)} tensors, "
+        f"{format_bytes(workload.gradient_bytes)} of gradients; buffers "
+        f"{format_bytes(step.buffer_bytes)}; frozen {format_bytes(step.frozen_bytes)}"
+    )
+    yield f"one step of {micro_batch} samples: {', '.join(phases)}"
+    yield (
+        f"saved for backward: {format_bytes(step.saved_bytes)}; "
+        f"{len(step.operators)} unique operators in {len(step.segments)} segments"
+    )
+    yield from caveat_lines(caveats, verbose=True)
 
 
 _LABELS: Final = {

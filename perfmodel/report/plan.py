@@ -1,11 +1,11 @@
 """Ranked options as tables and sentences."""
 
 import math
+from collections.abc import Iterator
 from typing import Final
 
 from perfmodel.documents.budget import CostDocument, CostOption, GoodputDocument
 from perfmodel.documents.plan import OptionVerdict, PlanDocument, PlanRow
-from perfmodel.engine.job import Job
 from perfmodel.report import (
     Table,
     caveat_lines,
@@ -16,7 +16,7 @@ from perfmodel.report import (
     percent,
     table,
 )
-from perfmodel.units import Seconds, format_bytes, format_duration
+from perfmodel.units import format_bytes, format_duration
 
 _ROWS_SHOWN = 5
 
@@ -48,44 +48,42 @@ def plan_table(document: PlanDocument) -> Table:
     )
 
 
-def plan_lines(document: PlanDocument, *, verbose: bool = False) -> list[str]:
+def plan_lines(document: PlanDocument, *, verbose: bool = False) -> Iterator[str]:
     """Why, what else, what the answer depends on, and what to measure next."""
     plan = document.plan
-    lines = [f"warning: {warning}" for warning in document.warnings]
+    yield from (f"warning: {warning}" for warning in document.warnings)
     for entry in document.options:
         row, fewest = entry.row, entry.smallest_devices
-        lines.append(f"{_named(document, row)}: {entry.reason}{_break_even(entry, document)}")
-        lines += [] if row.layout is None else [f"  layout: {row.layout}"]
+        yield f"{_named(document, row)}: {entry.reason}{_break_even(entry, document)}"
+        if row.layout is not None:
+            yield f"  layout: {row.layout}"
         if row.needed_bytes is not None and row.fit_probability is not None:
-            lines.append(
-                f"  memory: {format_bytes(row.needed_bytes)} of each device, fits with "
-                f"{percent(row.fit_probability)}"
-            )
-        lines.append(
-            f"  fewest devices for the deadline with {percent(plan.limits.probability)}: "
-            + ("none of its sizes" if fewest is None else f"{fewest:,}")
-        )
+            size = format_bytes(row.needed_bytes)
+            yield f"  memory: {size} of each device, fits with {percent(row.fit_probability)}"
+        found = "none of its sizes" if fewest is None else f"{fewest:,}"
+        wanted = percent(plan.limits.probability)
+        yield f"  fewest devices for the deadline with {wanted}: {found}"
     if document.ranked:
-        lines.append(_winner_line(document.ranked[0]))
-        lines += more_money_lines(document)
-    lines += [
-        f"ranked: {_named(document, row)}, batch {row.micro_batch}: "
-        f"{format_duration(row.elapsed_s.nominal)}, {row.cost.nominal:,.0f}, {percent(row.probability)}"
-        for row in document.ranked[:_ROWS_SHOWN]
-    ]
+        yield _winner_line(document.ranked[0])
+        yield from more_money_lines(document)
+    for row in document.ranked[:_ROWS_SHOWN]:
+        yield (
+            f"ranked: {_named(document, row)}, batch {row.micro_batch}: "
+            f"{format_duration(row.elapsed_s.nominal)}, {row.cost.nominal:,.0f}, {percent(row.probability)}"
+        )
     for swing in document.tornado:
-        lines.append(
+        yield (
             f"depends on {swing.assumption}: {swing.low_cost:,.0f} to {swing.high_cost:,.0f} "
             f"{plan.currency}, {format_duration(swing.low_elapsed_s)} to "
             f"{format_duration(swing.high_elapsed_s)}"
         )
-    lines.append(f"next measurement: {document.next_measurement}")
+    yield f"next measurement: {document.next_measurement}"
     caveats = list(document.caveats)
     if document.num_skipped:
         caveats.append(f"{document.num_skipped} sizes do not split the global batch evenly")
     if document.num_too_large:
         caveats.append(f"{document.num_too_large} sizes do not fit into memory")
-    return lines + caveat_lines(caveats, verbose=verbose)
+    yield from caveat_lines(caveats, verbose=verbose)
 
 
 def _named(document: PlanDocument, row: PlanRow) -> str:
@@ -159,7 +157,7 @@ def cost_table(document: CostDocument) -> Table:
     )
 
 
-def cost_lines(document: CostDocument) -> list[str]:
+def cost_lines(document: CostDocument) -> Iterator[str]:
     """What buying is made of, where the prices come from, and which are stale."""
     budget, items = document.budget, document.items
     parts = {
@@ -169,15 +167,13 @@ def cost_lines(document: CostDocument) -> list[str]:
         "upkeep": items.upkeep,
     }
     listed = ", ".join(f"{name} {value:,.0f}" for name, value in parts.items())
-    return [
-        *(f"warning: {warning}" for warning in document.warnings),
-        f"Buying: {items.capital:,.0f} {budget.currency} at the start; per year {listed}",
-        *(
+    yield from (f"warning: {warning}" for warning in document.warnings)
+    yield f"Buying: {items.capital:,.0f} {budget.currency} at the start; per year {listed}"
+    for name, price in budget.prices().items():
+        yield (
             f"price: {name}: {price.value:,.10g} {price.currency} {price.unit.value}, {price.date}, "
             f"{price.region}, term {price.term}, {price.source}"
-            for name, price in budget.prices().items()
-        ),
-    ]
+        )
 
 
 def _crossover(option: CostOption) -> str:
@@ -202,40 +198,31 @@ def goodput_table(document: GoodputDocument) -> Table:
     )
 
 
-def goodput_lines(document: GoodputDocument, *, verbose: bool = False) -> list[str]:
+def goodput_lines(document: GoodputDocument, *, verbose: bool = False) -> Iterator[str]:
     """What the courses say, one sentence per line."""
     job, effective = document.job, document.effective_fraction
     mtbf = "never" if math.isinf(job.mtbf_s) else f"every {format_duration(job.mtbf_s)}"
     causes = [f"{name} {number(count)}" for name, count in document.stops_mean.items()]
     by_cause = f" ({', '.join(causes)})" if len(causes) > 1 else ""
-    lines = [
-        f"Devices: {job.devices}, simulated {document.replicas} times",
-        (
-            f"End: {one_line(duration_interval(document.elapsed_s))} after the start, for "
-            f"{format_duration(job.work_s)} of work (median and 90 % of courses)"
-        ),
-        (
-            f"Effective training time: {percent(effective.nominal)} "
-            f"[{percent(effective.p5)} - {percent(effective.p95)}]"
-        ),
-        f"Unplanned stops: {one_line(interval(document.unplanned_stops))}, {mtbf}{by_cause}",
-    ]
-    lines.append(
+    yield f"Devices: {job.devices}, simulated {document.replicas} times"
+    yield (
+        f"End: {one_line(duration_interval(document.elapsed_s))} after the start, for "
+        f"{format_duration(job.work_s)} of work (median and 90 % of courses)"
+    )
+    low, high = percent(effective.p5), percent(effective.p95)
+    yield f"Effective training time: {percent(effective.nominal)} [{low} - {high}]"
+    yield f"Unplanned stops: {one_line(interval(document.unplanned_stops))}, {mtbf}{by_cause}"
+    yield (
         f"Checkpoints: every {format_duration(job.checkpoint_interval_s)} of work, "
         f"{format_duration(job.checkpoint_write_s)} each"
     )
-    lines.append(_interval_line(job, document.best_interval_s))
-    if document.deadline_s is not None and document.deadline_probability is not None:
-        lines.append(
-            f"Done within {format_duration(document.deadline_s)}: "
-            f"{percent(document.deadline_probability)} of the courses"
-        )
-    return lines + caveat_lines(document.caveats, verbose=verbose)
-
-
-def _interval_line(job: Job, best_s: Seconds | None) -> str:
+    best = "the shorter the better, as a checkpoint costs nothing"
     if math.isinf(job.mtbf_s):
-        return "Best interval: none, as nothing ever fails"
-    if best_s is None:
-        return "Best interval: the shorter the better, as a checkpoint costs nothing"
-    return f"Best interval: {format_duration(best_s)}"
+        best = "none, as nothing ever fails"
+    elif document.best_interval_s is not None:
+        best = format_duration(document.best_interval_s)
+    yield f"Best interval: {best}"
+    if document.deadline_s is not None and document.deadline_probability is not None:
+        share = percent(document.deadline_probability)
+        yield f"Done within {format_duration(document.deadline_s)}: {share} of the courses"
+    yield from caveat_lines(document.caveats, verbose=verbose)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.documents.prediction import (
+    Contrast,
     LargeModelStep,
     ParallelismPlanDocument,
     PredictedPoint,
@@ -101,44 +102,47 @@ def prediction_table(prediction: PredictionDocument) -> Table:
     )
 
 
-def prediction_lines(prediction: PredictionDocument, *, verbose: bool = False) -> list[str]:
+def prediction_lines(prediction: PredictionDocument, *, verbose: bool = False) -> Iterator[str]:
     """A layout in words, real runs, the links that all-reduces wait for, caveats."""
     runs = [
         f"{point.world_size} x {point.micro_batch}: {format_duration(point.step_s)}"
         + ("" if point.speedup is None else f", speed-up {number(point.speedup)}")
         for point in prediction.measured
     ]
-    lines = [
-        line
-        for point in prediction.points
-        if point.layout
-        for line in _layout_lines(point, verbose=verbose)
-    ]
+    for point in prediction.points:
+        if point.layout:
+            yield from _layout_lines(point, verbose=verbose)
     if runs:
-        lines.append(f"measured (devices x micro-batch): {'; '.join(runs)}")
+        yield f"measured (devices x micro-batch): {'; '.join(runs)}"
     shown = None
     for point in prediction.points:
         if point.bottleneck_link not in (None, shown):
             shown = point.bottleneck_link
-            lines.append(
-                f"from {point.setting.world_size} devices on, all-reduce waits for: {shown}"
-            )
-    advice = [] if prediction.scaling_advice is None else advice_lines(prediction.scaling_advice)
-    return [*lines, *caveat_lines(prediction.caveats, verbose=verbose), *advice]
+            yield f"from {point.setting.world_size} devices on, all-reduce waits for: {shown}"
+    yield from caveat_lines(prediction.caveats, verbose=verbose)
+    if prediction.scaling_advice is not None:
+        yield from advice_lines(prediction.scaling_advice)
 
 
-def advice_lines(advice: ScalingAdvice) -> list[str]:
+def advice_lines(advice: ScalingAdvice) -> Iterator[str]:
     """Where scaling ends and by what; the bandwidth and the measurement that would help."""
     where = f"each doubling up to {advice.devices} devices gains at least 1.5x"
     if advice.knee_devices is not None:
         where = f"beyond {counted(advice.knee_devices, 'device')} each doubling gains < 1.5x"
     limit = advice.limit.replace("_", " ")
-    lines = [
-        f"scaling: {where}",
-        f"limit: {limit}, {100 * advice.limit_share:.0f} % of the loss at {advice.devices} devices",
-        f"network: {_needed(advice)}",
-    ]
-    return [*lines, *_next_lines(advice)]
+    yield f"scaling: {where}"
+    yield f"limit: {limit}, {100 * advice.limit_share:.0f} % of the loss at {advice.devices} devices"
+    yield f"network: {_needed(advice)}"
+    # Which counts to measure, and what keeps the interval wide if they do not halve it.
+    ratio, least = advice.interval_ratio, advice.least_ratio
+    scatter = "" if least is None else f"; scatter of runs: {100 * least:.0f} %"
+    if ratio is not None:
+        *fewer, most = advice.measure_devices
+        counts = " and ".join((*map(str, fewer), counted(most, "device")))
+        told = f"measure next: {counts}: interval {100 * (1 - ratio):.0f} % narrower"
+        yield told if ratio <= _HALF else f"{told}{scatter}"
+    elif least is not None:
+        yield f"measure next: no count narrows the interval{scatter}"
 
 
 def _needed(advice: ScalingAdvice) -> str:
@@ -152,20 +156,6 @@ def _needed(advice: ScalingAdvice) -> str:
     speed = "" if rate is None else f"{format_rate(8 * rate, 'b')}, "
     more = f"{factor:.2g} x the" if factor >= _CLEARLY_MORE else f"{100 * (factor - 1):.1f} % more"
     return f"{goal} needs {speed}{more} bandwidth"
-
-
-def _next_lines(advice: ScalingAdvice) -> list[str]:
-    """Which counts to measure, and what keeps the interval wide if they do not halve it."""
-    ratio, least = advice.interval_ratio, advice.least_ratio
-    if least is None:
-        return []
-    scatter = f"scatter of runs: {100 * least:.0f} %"
-    if ratio is None:
-        return [f"measure next: no count narrows the interval; {scatter}"]
-    *fewer, most = advice.measure_devices
-    counts = " and ".join((*map(str, fewer), counted(most, "device")))
-    told = f"measure next: {counts}: interval {100 * (1 - ratio):.0f} % narrower"
-    return [told if ratio <= _HALF else f"{told}; {scatter}"]
 
 
 def _parts_table(
@@ -184,10 +174,9 @@ def _parts_table(
     )
 
 
-def _memory_lines(point: PredictedPoint, *, verbose: bool) -> list[str]:
+def _memory_lines(point: PredictedPoint, *, verbose: bool) -> Iterator[str]:
     """What a rank of the fullest stage holds, and whether it fits; ``verbose``: of every stage."""
     fullest = max(point.memory, key=lambda stage: stage.needed_bytes, default=None)
-    lines = []
     for stage in point.memory if verbose else filter(None, (fullest,)):
         parts = [
             f"{name.replace('_', ' ')} {format_bytes(size)}"
@@ -195,45 +184,37 @@ def _memory_lines(point: PredictedPoint, *, verbose: bool) -> list[str]:
             if size
         ]
         which = f", stage {stage.stage}" if len(point.memory) > 1 else ""
-        lines.append(
-            f"memory of a rank{which}: {format_bytes(stage.needed_bytes)}: {', '.join(parts)}"
-        )
+        yield f"memory of a rank{which}: {format_bytes(stage.needed_bytes)}: {', '.join(parts)}"
     if point.fit_probability is not None and point.capacity_bytes is not None:
         capacity = format_bytes(point.capacity_bytes)
-        lines.append(f"fits into {capacity} with probability {point.fit_probability:.0%}")
-    return lines
+        yield f"fits into {capacity} with probability {point.fit_probability:.0%}"
 
 
-def _layout_lines(point: PredictedPoint, *, verbose: bool) -> list[str]:
+def _layout_lines(point: PredictedPoint, *, verbose: bool) -> Iterator[str]:
     """One layout in words: evidence, whether it fits into a device."""
-    memory = _memory_lines(point, verbose=verbose)
-    if point.large_model is not None:
-        return [*_large_lines(point, point.large_model), *memory]
-    by_evidence: dict[str, list[str]] = {}
-    for term, evidence in point.evidence.items():
-        by_evidence.setdefault(evidence, []).append(term)
-    lines = [f"{evidence}: {', '.join(terms)}" for evidence, terms in by_evidence.items()]
-    return [f"layout: {point.layout}", *lines, *memory]
-
-
-def _large_lines(point: PredictedPoint, large: LargeModelStep) -> list[str]:
-    step, tokens, mfu, trained = point.step_s, large.tokens_per_s, large.mfu, large.trained
-    low, high = format_duration(step.p5), format_duration(step.p95)
-    return [
-        (
-            f"batch: {trained.global_batch:,} sequences of {trained.sequence:,} tokens a step, all devices"
-        ),
-        (
+    large = point.large_model
+    if large is not None:
+        step, tokens, mfu, trained = point.step_s, large.tokens_per_s, large.mfu, large.trained
+        low, high = format_duration(step.p5), format_duration(step.p95)
+        whole = f"{trained.global_batch:,} sequences of {trained.sequence:,} tokens"
+        yield f"batch: {whole} a step, all devices"
+        yield (
             f"step: {format_duration(step.nominal)} [{low} - {high}], 90 %, evidence "
             f"{point.weakest_evidence}"
-        ),
-        f"tokens/s: {tokens.nominal:,.0f} [{tokens.p5:,.0f} - {tokens.p95:,.0f}]",
-        (f"MFU: {mfu.nominal:.1%} [{mfu.p5:.1%} - {mfu.p95:.1%}] of the dense 16-bit peak"),
-        (
+        )
+        yield f"tokens/s: {tokens.nominal:,.0f} [{tokens.p5:,.0f} - {tokens.p95:,.0f}]"
+        yield f"MFU: {mfu.nominal:.1%} [{mfu.p5:.1%} - {mfu.p95:.1%}] of the dense 16-bit peak"
+        yield (
             f"simulated: {format_duration(large.simulated_step_s)}, closed form: "
             f"{format_duration(large.formula_step_s)}, before the deviations of the runs"
-        ),
-    ]
+        )
+    else:
+        by_evidence: dict[str, list[str]] = {}
+        for term, evidence in point.evidence.items():
+            by_evidence.setdefault(evidence, []).append(term)
+        yield f"layout: {point.layout}"
+        yield from (f"{evidence}: {', '.join(terms)}" for evidence, terms in by_evidence.items())
+    yield from _memory_lines(point, verbose=verbose)
 
 
 def measured_table(prediction: PredictionDocument) -> Table:
@@ -338,43 +319,37 @@ def _scenario_line(change: str) -> str:
     return f"{name}=\n{value}"
 
 
-def whatif_lines(document: WhatIfDocument, *, verbose: bool = False) -> list[str]:
+def whatif_lines(document: WhatIfDocument, *, verbose: bool = False) -> Iterator[str]:
     """What each scenario runs, which parts of the step changed, and caveats."""
     first = document.scenarios[0]
-    lines = []
     for scenario in document.scenarios:
         point, large = scenario.point, scenario.point.large_model
         if large is None:
             label = f"{short_label(point.setting)}, {scenario.scaling} scaling"
-            lines.append(f"{scenario.name}: {label}, global batch {point.setting.global_batch}")
+            yield f"{scenario.name}: {label}, global batch {point.setting.global_batch}"
         else:
             trained = large.trained
-            lines.append(
+            yield (
                 f"{scenario.name}: {trained.name}, {point.layout}, {trained.devices:,} devices, "
                 f"{trained.global_batch:,} sequences per step"
             )
         if scenario.contrast is not None:
-            lines += _layout_changes(first, scenario) if large else _changes(first, scenario)
-    return [*lines, *caveat_lines(document.caveats, verbose=verbose)]
+            yield from _changes(first, scenario, scenario.contrast)
+    yield from caveat_lines(document.caveats, verbose=verbose)
 
 
-def _layout_changes(first: ScenarioOutcome, scenario: ScenarioOutcome) -> Iterator[str]:
-    """Which parts of a large model's step changed."""
-    assert scenario.contrast is not None
-    yield f"  more tokens/s with {percent(scenario.contrast.probability_faster)}"
-    before_s, after_s = (
-        {name: getattr(large.parts_s, key) for key, name in _PARTS.items()}
-        for each in (first, scenario)
-        if (large := each.point.large_model)
-    )
-    for line in _moved(before_s, after_s, first):
-        yield f"  {line}"
-
-
-def _changes(first: ScenarioOutcome, scenario: ScenarioOutcome) -> Iterator[str]:
+def _changes(
+    first: ScenarioOutcome, scenario: ScenarioOutcome, contrast: Contrast
+) -> Iterator[str]:
     """Difference of the step, and what changed, for the samples of the first scenario's step."""
-    contrast = scenario.contrast
-    assert contrast is not None
+    large = [large for each in (first, scenario) if (large := each.point.large_model)]
+    if large:
+        yield f"  more tokens/s with {percent(contrast.probability_faster)}"
+        before_s, after_s = (
+            {name: getattr(each.parts_s, key) for key, name in _PARTS.items()} for each in large
+        )
+        yield from (f"  {line}" for line in _moved(before_s, after_s, first))
+        return
     ratio, longer_s = contrast.throughput_ratio, contrast.step_difference_s
     if ratio.p5 == ratio.p95 == 1 and longer_s.nominal == 0:
         yield "  no difference"
@@ -392,8 +367,7 @@ def _changes(first: ScenarioOutcome, scenario: ScenarioOutcome) -> Iterator[str]
         difference, sign = f"unchanged [at most {format_duration(largest_s)}", "either way]"
     faster = f"more samples/s with {percent(contrast.probability_faster)}"
     yield f"  step {difference} {sign}; {faster}"
-    before_s, after_s = first.point.breakdown_s, scenario.point.breakdown_s
-    for line in _moved(before_s, after_s, first, share=share):
+    for line in _moved(first.point.breakdown_s, scenario.point.breakdown_s, first, share=share):
         yield f"  on the critical path, {line}{same}"
     for line in _moved(first.lost_s, scenario.lost_s, first, share=share):
         yield f"  lost to {line}{same}"
@@ -452,68 +426,49 @@ def search_table(document: ParallelismPlanDocument) -> Table:
     )
 
 
-def search_lines(document: ParallelismPlanDocument, *, verbose: bool = False) -> list[str]:
+def search_lines(document: ParallelismPlanDocument, *, verbose: bool = False) -> Iterator[str]:
     """How much was searched, why the runner-up lost, caveats."""
-    lines = [
-        (
-            f"{document.num_feasible} layouts are possible, {document.num_fitting} fit; evidence "
-            f"{document.evidence}"
-        )
-    ]
+    counts = f"{document.num_feasible} layouts are possible, {document.num_fitting} fit"
+    yield f"{counts}; evidence {document.evidence}"
     ranked = document.ranked
     first_s = ranked[0].step_s.nominal if ranked else 0.0
     if len(ranked) > 1:
         second = ranked[1]
         where = f", most of it in {second.loses_in} ({format_duration(second.loses_by_s)})"
-        lines.append(
+        yield (
             f"runner-up: {second.layout}, {'a tie' if second.ties else 'behind'}: "
             f"{second.step_s.nominal / first_s - 1:+.1%}{where if second.loses_by_s > 0 else ''}; "
             f"slower with probability {second.slower_probability:.0%}"
         )
-    lines += _tested_lines(document)
+    tested = document.test_first
+    if len(tested) > 1:  # before a long job, and what that is worth
+        few = tested[:_TESTED]
+        more = f"; {len(tested)} layouts: {tested[-1].chance:.0%}" if len(tested) > _TESTED else ""
+        yield f"test first: {'; '.join(entry.layout for entry in few)}"
+        yield f"one of them is within 3 % of the fastest with {few[-1].chance:.0%}{more}"
     ties = sum(entry.ties for entry in ranked) - 1
     if ties:
-        lines.append(
-            f"{ties} more of those shown tie with the first: the error bar cannot tell them apart"
-        )
+        yield f"{ties} more of those shown tie with the first: the error bar cannot tell them apart"
     lost = next((entry for entry in ranked if not entry.ties), None)
     if lost is not None and lost is not ranked[1]:
-        lines.append(
+        yield (
             f"the first that loses beyond the error bar: {lost.layout}, by "
             f"{lost.step_s.nominal / first_s - 1:.1%}, most of it in {lost.loses_in} "
             f"({format_duration(lost.loses_by_s)}); slower with probability {lost.slower_probability:.0%}"
         )
-    return [*lines, *caveat_lines(document.caveats, verbose=verbose)]
+    yield from caveat_lines(document.caveats, verbose=verbose)
 
 
-def _tested_lines(document: ParallelismPlanDocument) -> list[str]:
-    """Which layouts to run before a long job, and what that is worth."""
-    tested = document.test_first
-    if len(tested) < 2:
-        return []
-    few = tested[:_TESTED]
-    more = f"; {len(tested)} layouts: {tested[-1].chance:.0%}" if len(tested) > len(few) else ""
-    return [
-        f"test first: {'; '.join(entry.layout for entry in few)}",
-        f"one of them is within 3 % of the fastest with {few[-1].chance:.0%}{more}",
-    ]
-
-
-def parameter_lines(machine: "InferredMachine") -> list[str]:
+def parameter_lines(machine: "InferredMachine") -> Iterator[str]:
     """Every parameter with the factor of its 90 % interval, and whether the runs determine it; memory."""
-    lines = [f"{'parameter':20} {'value':>10}  x/ of 90 %"]
+    yield f"{'parameter':20} {'value':>10}  x/ of 90 %"
     for each in machine.fitted_parameters:
         factor = math.exp(DEVIATE_90 * each.log_sigma)
         source = "determined" if each.determined else "prior kept, the runs do not tell"
-        lines.append(
-            f"{each.name:20} {each.value:10.4g}  x/ {factor:.2f}  {source}: {each.meaning}"
-        )
+        yield f"{each.name:20} {each.value:10.4g}  x/ {factor:.2f}  {source}: {each.meaning}"
     if machine.memory is not None:
         parts = ", ".join(f"{name} {value:.3g}" for name, value in machine.memory.factors.items())
-        lines.append(
-            f"memory, from {len(machine.memory.runs)} peaks, factors on its parts: {parts}"
-        )
-    return lines
+        yield f"memory, from {len(machine.memory.runs)} peaks, factors on its parts: {parts}"
 
 
 def csv_text(prediction: PredictionDocument) -> str:

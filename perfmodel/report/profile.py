@@ -24,35 +24,31 @@ from perfmodel.report import (
 from perfmodel.units import MIB, format_bytes, format_duration, format_rate
 
 
-def device_cost_lines(machine: MeasuredMachine) -> list[str]:
+def device_cost_lines(machine: MeasuredMachine) -> Iterator[str]:
     """What whole steps of other models say of a device, and how wrong a step of an unseen family is."""
     costs = machine.device_costs
     if costs is None:
-        return [f"{machine.device_name}: measured, no steps of others"]
+        yield f"{machine.device_name}: measured, no steps of others"
+        return
     versions = listed(f"{name} {text}" for name, text in costs.versions.items()) or "not stated"
-    lines = [
-        f"{machine.device_name}: inferred from {costs.num_rows} steps of {costs.num_models} models",
-        f"source: {costs.source}",
-        f"versions: {versions}",
-    ]
+    yield f"{machine.device_name}: inferred from {costs.num_rows} steps of {costs.num_models} models"
+    yield f"source: {costs.source}"
+    yield f"versions: {versions}"
     if costs.version_drift:
-        lines.append(
-            f"between versions one step in ten moved by more than {math.expm1(costs.version_drift):.0%}"
+        drift = math.expm1(costs.version_drift)
+        yield f"between versions one step in ten moved by more than {drift:.0%}"
+    for each in costs.left_out:
+        yield (
+            f"{_precision(each.precision)}, {each.memory_format}: {each.num_rows} steps of {each.num_families} "
+            f"families, each left out once: MAPE {each.mape:.1%}, 90 % within {math.expm1(each.log_error):.0%}"
         )
-    lines += [
-        f"{_precision(each.precision)}, {each.memory_format}: {each.num_rows} steps of {each.num_families} "
-        f"families, each left out once: MAPE {each.mape:.1%}, 90 % within {math.expm1(each.log_error):.0%}"
-        for each in costs.left_out
-    ]
     if linked := _linked(machine):
-        lines.append(f"links: collectives of up to {linked} GPUs of one node, published times")
+        yield f"links: collectives of up to {linked} GPUs of one node, published times"
     if nodes := machine.cluster:
-        lines.append(f"other nodes: {nodes.name}, {nodes.evidence} ({nodes.tiers[-1].source})")
-    known = len(costs.constants) - len(costs.undetermined)
-    lines.append(
-        f"constants: {known} determined by the steps, {len(costs.undetermined)} as other devices say"
-    )
-    return lines
+        yield f"other nodes: {nodes.name}, {nodes.evidence} ({nodes.tiers[-1].source})"
+    unknown = len(costs.undetermined)
+    known = len(costs.constants) - unknown
+    yield f"constants: {known} determined by the steps, {unknown} as other devices say"
 
 
 def _precision(precision: str) -> str:
@@ -319,11 +315,10 @@ def moved_table(document: ProfileDiffDocument) -> Table:
     )
 
 
-def diff_lines(document: ProfileDiffDocument) -> list[str]:
+def diff_lines(document: ProfileDiffDocument) -> Iterator[str]:
     """What the environment says, what only one profile holds, and what must be known."""
-    lines = [f"fact: {path}: {old} -> {new}" for path, (old, new) in document.facts.items()]
+    for path, (old, new) in document.facts.items():
+        yield f"fact: {path}: {old} -> {new}"
     if document.missing:
-        lines.append(
-            f"not compared: {len(document.missing)} parameters, such as {document.missing[0]}"
-        )
-    return [*lines, *caveat_lines(document.caveats, verbose=True)]
+        yield f"not compared: {len(document.missing)} parameters, such as {document.missing[0]}"
+    yield from caveat_lines(document.caveats, verbose=True)

@@ -1,6 +1,6 @@
 """Verdicts of all judges as tables and lines: predicted beside measured, errors, gates."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from perfmodel.documents.verdicts import (
@@ -20,8 +20,6 @@ from perfmodel.report import (
     bucket_cap,
     errors,
     gate_lines,
-    gate_rule,
-    gate_value,
     gradients,
     percent,
     short_label,
@@ -41,8 +39,8 @@ _SUMMARY: Final = {
 
 
 def _errors(path: str, *headings: str) -> dict[str, str]:
-    """Columns of a summary of errors at a path; of all its figures, or of those named."""
-    return {heading: f"{path}.{_SUMMARY[heading]}" for heading in headings or _SUMMARY}
+    """Columns of a summary of errors at a path."""
+    return {heading: f"{path}.{_SUMMARY[heading]}" for heading in headings}
 
 
 def _measured(entry: Compared) -> str:
@@ -107,39 +105,14 @@ def repeats_table(validation: ValidationDocument) -> Table:
     )
 
 
-def errors_table(validation: ValidationDocument) -> Table:
-    """Errors over many settings, beside what no model could avoid."""
-    entries = {
-        "In the calibrated range": validation.summary,
-        "Beyond the calibrated range": validation.summary_extrapolated,
-        **validation.summary_by_workload,
-        "Speed-ups, in range": validation.speedup_summary,
-        "Speed-ups, beyond": validation.speedup_summary_extrapolated,
-        "Noise floor (repeats)": validation.noise_floor,
-    }
+def summary_table(validation: ValidationDocument) -> Table:
+    """The same as ``summary_lines``."""
     return table(
-        "Errors",
-        [(name, summary) for name, summary in entries.items() if summary is not None],
-        {"<Over": "0", **_errors("1")},
-        caption=f"{percent(validation.coverage)} of settings lay inside the 90 % interval.",
+        "Errors, and gates of before the run", summary_lines(validation), {"<In words": str}
     )
 
 
-def gates_table(validation: ValidationDocument) -> Table:
-    """The thresholds written down before the run."""
-    return table(
-        "Gates, written down before the run",
-        validation.gates,
-        {
-            "<Gate": "name",
-            "<Threshold": gate_rule,
-            "Value": lambda gate: gate_value(gate, gate.value),
-            "<Result": lambda gate: "pass" if gate.passed else "FAIL",
-        },
-    )
-
-
-def summary_lines(validation: ValidationDocument) -> list[str]:
+def summary_lines(validation: ValidationDocument) -> Iterator[str]:
     """Verdict, errors with the noise floor beside them, coverage and gates, one per line."""
     entries: dict[str, ErrorSummary | None] = {
         "In the range": validation.summary,
@@ -150,28 +123,25 @@ def summary_lines(validation: ValidationDocument) -> list[str]:
         **validation.summary_by_workload,
     }
     covered = sum(entry.is_covered for entry in validation.settings)
-    lines = [verdict(validation)]
+    yield verdict(validation)
     if validation.expected_noise is not None:
-        lines.append(
+        yield (
             f"Gates allow for this machine's own noise: {percent(validation.expected_noise)} expected "
             "when a calibrated setting runs again"
         )
     for name, summary in entries.items():
-        lines.append(f"{name + ':':20} {errors(summary) if summary else 'not measured'}")
+        yield f"{name + ':':20} {errors(summary) if summary else 'not measured'}"
     if validation.speedup_scatter is not None:
-        lines.append(
-            f"Scatter of runs alone makes speed-ups {percent(validation.speedup_scatter)} off (MAPE)"
-        )
-    lines.append(
-        f"Coverage: {percent(validation.coverage)} inside the 90 % interval "
-        f"({covered} of {len(validation.settings)})"
-    )
-    lines += gate_lines(validation.gates)
-    lines += [f"Not run, out of memory: {label}" for label in validation.too_large]
+        scatter = percent(validation.speedup_scatter)
+        yield f"Scatter of runs alone makes speed-ups {scatter} off (MAPE)"
+    counts = f"({covered} of {len(validation.settings)})"
+    yield f"Coverage: {percent(validation.coverage)} inside the 90 % interval {counts}"
+    yield from gate_lines(validation.gates)
+    yield from (f"Not run, out of memory: {label}" for label in validation.too_large)
     if validation.failed:
-        lines.append(f"Failed in every run: {len(validation.failed)} settings, not judged")
-        lines += [f"failed: {entry.name}: {entry.reason}" for entry in validation.failed]
-    return [*lines, *steal_lines(validation.steal)]
+        yield f"Failed in every run: {len(validation.failed)} settings, not judged"
+    yield from (f"failed: {entry.name}: {entry.reason}" for entry in validation.failed)
+    yield from steal_lines(validation.steal)
 
 
 def models_table(validation: ModelsValidationDocument) -> Table:
@@ -193,7 +163,7 @@ def models_table(validation: ModelsValidationDocument) -> Table:
     )
 
 
-def models_lines(validation: ModelsValidationDocument) -> list[str]:
+def models_lines(validation: ModelsValidationDocument) -> Iterator[str]:
     """Summary of the errors, and of the gates."""
     entries = {
         f"{validation.mode}, one device": validation.summary,
@@ -201,20 +171,19 @@ def models_lines(validation: ModelsValidationDocument) -> list[str]:
     }
     failed = len(validation.failed)
     scatter = scatter_alone(row for row in validation.models if row.setting.world_size == 1)
-    return [
-        *(f"{name}: {errors(summary)}" for name, summary in entries.items() if summary),
-        *([f"scatter of runs alone: MAPE {percent(scatter)}"] if scatter is not None else []),
-        f"{validation.num_drawn} models drawn with seed {validation.seed}, {failed} failed",
-        *(f"failed: {entry.name}: {entry.reason}" for entry in validation.failed),
-        *gate_lines(validation.gates),
-        *steal_lines(validation.steal),
-    ]
+    yield from (f"{name}: {errors(summary)}" for name, summary in entries.items() if summary)
+    if scatter is not None:
+        yield f"scatter of runs alone: MAPE {percent(scatter)}"
+    yield f"{validation.num_drawn} models drawn with seed {validation.seed}, {failed} failed"
+    yield from (f"failed: {entry.name}: {entry.reason}" for entry in validation.failed)
+    yield from gate_lines(validation.gates)
+    yield from steal_lines(validation.steal)
 
 
 def series_table(title: str, found: Iterable[PublishedSeries]) -> Table:
     """One row per series and predictor; errors are predicted over measured, minus 1."""
     found = list(found)
-    beyond = {"More\ndevices": lambda entry: _share(entry[1].mape_beyond)}
+    beyond = {"More\ndevices": "1.mape_beyond:%"}
     return table(
         title,
         [
@@ -227,20 +196,16 @@ def series_table(title: str, found: Iterable[PublishedSeries]) -> Table:
             "<Predictor": "1.method",
             **_errors("1", "MAPE", "Median", "Worst", "Bias"),
             **(beyond if any(series.num_beyond for series in found) else {}),
-            "In 90 %": lambda entry: _share(entry[1].coverage),
+            "In 90 %": "1.coverage:%",
         },
     )
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None else percent(value)
 
 
 #: Points of MAPE by which a plain rule has to be better before the product is said to lose.
 _LOSES_BY: Final = 0.003
 
 
-def published_lines(document: PublishedDocument) -> list[str]:
+def published_lines(document: PublishedDocument) -> Iterator[str]:
     """Where a plain rule beats the product; extrapolation; every row in or out."""
     lost, num_compared = [], 0
     for series in document.series:
@@ -260,18 +225,17 @@ def published_lines(document: PublishedDocument) -> list[str]:
             ]
     times = f"{len(lost)} times in {num_compared} series"
     named = f": {'; '.join(lost)}" if lost else ""
-    lines = [f"a plain rule is better by over {percent(_LOSES_BY)} {times}{named}"]
+    yield f"a plain rule is better by over {percent(_LOSES_BY)} {times}{named}"
     many = sum(series.num_predicted for series in document.series)
     beyond = sum(series.num_beyond for series in document.series)
-    lines.append(
+    yield (
         f"extrapolated to more devices than fitted: {beyond:,} of {many:,} predictions, their MAPE "
         "under More devices"
     )
-    lines += [f"left out: {name}" for name in document.skipped]
+    yield from (f"left out: {name}" for name in document.skipped)
     for rows in document.rows:
         out = "".join(f"; {count:,} out: {reason}" for reason, count in rows.left_out.items())
-        lines.append(f"rows for {rows.source}: {rows.num_judged:,} judged{out}")
-    return lines
+        yield f"rows for {rows.source}: {rows.num_judged:,} judged{out}"
 
 
 def published_table(document: PublishedDocument) -> Table:

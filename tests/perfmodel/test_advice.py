@@ -51,12 +51,12 @@ def test_the_needed_bandwidth_reaches_the_target() -> None:
 
 def test_lines_of_80_columns_say_it() -> None:
     advice = existing(advised(Machine(), 2, 8).scaling_advice)
-    lines = advice_lines(advice)
+    lines = list(advice_lines(advice))
     assert [line.partition(":")[0] for line in lines[:3]] == ["scaling", "limit", "network"]
     assert max(map(len, lines)) <= 80
     assert "90 % efficiency" in lines[2]
     none = advice.model_copy(update={"bandwidth_factor": None})
-    assert "no bandwidth gives" in advice_lines(none)[2]
+    assert "no bandwidth gives" in list(advice_lines(none))[2]
 
 
 def test_half_the_doublings_leave_half_the_interval() -> None:
@@ -65,13 +65,13 @@ def test_half_the_doublings_leave_half_the_interval() -> None:
     assert advice.measure_devices == (16,)
     assert advice.interval_ratio == pytest.approx(3 / 6, abs=0.02)
     assert existing(advice.least_ratio) < 0.2
-    assert "measure next: 16 devices: interval 5" in advice_lines(advice)[3]
+    assert "measure next: 16 devices: interval 5" in list(advice_lines(advice))[3]
 
 
 def test_no_count_narrows_what_runs_scatter() -> None:
     advice = existing(advised(Machine(residual=0.5), 2, 128).scaling_advice)
     assert advice.measure_devices == ()
     assert existing(advice.least_ratio) > 0.85
-    assert "no count narrows the interval" in advice_lines(advice)[3]
+    assert "no count narrows the interval" in list(advice_lines(advice))[3]
     certain = existing(advised(Machine(), 2, workload="light").scaling_advice)
     assert (certain.measure_devices, certain.least_ratio) == ((), None)

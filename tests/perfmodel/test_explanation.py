@@ -138,7 +138,7 @@ def test_a_gain_in_time_is_a_gain_in_speedup_over_the_same_baseline() -> None:
 def test_a_cause_without_a_remedy_says_so() -> None:
     explanation = explained(Machine())
     helpless = dataclasses.replace(explanation.losses[0], one_change="", gain_s=0.0)
-    lines = explanation_lines(dataclasses.replace(explanation, losses=(helpless,)))
+    lines = list(explanation_lines(dataclasses.replace(explanation, losses=(helpless,))))
     assert lines[2] == "   nothing that was tried helps"
 
 
@@ -161,7 +161,7 @@ def test_dispatch_of_an_asynchronous_device_is_the_hosts() -> None:
 
 def test_the_text_ranks_causes_with_shares_and_a_change_each() -> None:
     """8.588608 of 8.692704 ms are 98.8 %."""
-    lines = explanation_lines(explained(Machine()))
+    lines = list(explanation_lines(explained(Machine())))
     assert lines[0] == (
         "heavy, 2 x 16 x 1, 100 MiB: speed-up 1.93 of 2; a step takes 256 ms, "
         "ideal would be 247 ms, 8.69 ms are lost:"
@@ -178,7 +178,7 @@ def test_the_text_of_one_device_shares_out_the_step_and_knows_no_speedup() -> No
 
     That is 3.6 ms less, 247.2 / 243.6 as fast.
     """
-    lines = explanation_lines(explained(Machine(), world_size=1))
+    lines = list(explanation_lines(explained(Machine(), world_size=1)))
     assert lines[0] == (
         "heavy, 1 x 16 x 1, no DDP: a step takes 247 ms; one device waits for no other and has no "
         "speed-up to lose; what could be saved:"

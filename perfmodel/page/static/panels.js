@@ -80,7 +80,7 @@ function drawDiagnosis({ diagnosis, step_s: predicted }) {
   const isNormal = diagnosis.verdict === "normal";
   byId("verdict").className = `verdict ${isNormal ? "fits" : "misses"}`;
   byId("verdict").textContent = `${diagnosis.verdict[0].toUpperCase()}${diagnosis.verdict.slice(1)}: a step of ${duration(diagnosis.logged_s)}; predicted ${value} ${unit} ${range}, and ${share} % of these runs take longer.`;
-  byId("causes").replaceChildren(...diagnosis.causes.map(({ name, means, odds }) => html("li", {}, html("b", {}, `${percent(odds)} ${name}`), `: ${means}`)));
+  byId("causes").replaceChildren(...diagnosis.causes.map(({ cause, means, odds }) => html("li", {}, html("b", {}, `${percent(odds)} ${cause}`), `: ${means}`)));
   const next = diagnosis.next_name && ` Measure next: ${diagnosis.next_name}.`;
   byId("causes-note").textContent = diagnosis.causes.length ? `Odds by data sheets.${next} This says more:` : "This says more:";
   byId("diagnosis-command").textContent = diagnosis.command;

@@ -11,7 +11,7 @@ from typer.main import get_command
 from calibrate.campaign import Progress
 from perfmodel import checks
 from perfmodel import cli as progress
-from perfmodel.cli.app import _runnable, app
+from perfmodel.cli.app import _Row, _runnable, app
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import EXIT_OK, UsageError
 from perfmodel.report import wrapped
@@ -45,7 +45,7 @@ def test_a_refused_argument_is_named_by_its_flag() -> None:
         checks.positive("bucket_cap_mb", bucket_cap_mb)
 
     with pytest.raises(UsageError, match=r"^--bucket-cap-mb: must be finite and > 0, got 0$"):
-        _runnable(command)(bucket_cap_mb=0)
+        _runnable(command, _Row("predict", shared=()))(bucket_cap_mb=0)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_other_errors_blame_no_flag(error: ValueError) -> None:
         raise error
 
     with pytest.raises(ValueError, match="axis") as caught:
-        _runnable(command)(batch=1)
+        _runnable(command, _Row("predict", shared=()))(batch=1)
     assert caught.value is error
 
 

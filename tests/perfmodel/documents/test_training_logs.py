@@ -126,9 +126,9 @@ TITAN = (
     ("name", "head", "told"),
     [
         ("megatron", MEGATRON, {"micro_batch": 2, "global_batch": 128, "devices": 16}),
-        ("megatron", MEGATRON, {"layout": "tp=4", "sequence": 4096}),
+        ("megatron", MEGATRON, {"layout": "tp=4", "sequence_length": 4096}),
         ("megatron", "| global batch size:  1024 |", {"global_batch": 1024, "micro_batch": None}),
-        ("torchtitan", TITAN, {"micro_batch": 2, "global_batch": 16, "sequence": 8192}),
+        ("torchtitan", TITAN, {"micro_batch": 2, "global_batch": 16, "sequence_length": 8192}),
         ("torchtitan", "root - INFO - Applied FSDP to the model", {"layout": "zero=3"}),
         (
             "megatron",

@@ -283,10 +283,10 @@ def test_a_logged_speed_is_judged_as_diagnose_does(shipped: Answers, run: Run) -
     told = json.loads(run(*shlex.split(slow["command"])[1:], "--json").stdout)
     odds = {cause["cause"]: cause["odds"] for cause in told["causes"]}
     # The command traces as a processor runs the model; the page has the trace of a GPU.
-    assert {cause["name"]: cause["odds"] for cause in slow["causes"]} == {
-        cause["name"]: pytest.approx(odds[cause["name"]], abs=0.05) for cause in slow["causes"]
+    assert {fit.cause: fit.odds for fit in slow["causes"]} == {
+        fit.cause: pytest.approx(odds[fit.cause], abs=0.05) for fit in slow["causes"]
     }
-    assert slow["causes"][0]["odds"] > 0.2
+    assert slow["causes"][0].odds > 0.2
     assert slow["next_name"]
     with pytest.raises(UsageError, match="must be in ms, s or samples/s"):
         judged(1.0, "tokens/s")

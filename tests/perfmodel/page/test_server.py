@@ -299,7 +299,7 @@ def test_it_listens_on_this_machine_alone() -> None:
 
 def test_hostile_names_stay_text() -> None:
     name = "</script><script>alert(1)</script>@STYLE@"
-    html = page(json.dumps({"name": name})).html
+    html, _ = page(json.dumps({"name": name}))
     assert "</script><script>alert" not in html
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
     assert json.loads(existing(found)[1])["name"] == name

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from perfmodel.api.decisions import acceptance_terms
 from perfmodel.documents.acceptance import AcceptanceTerms, Clause, ClauseKind, Verdict
 from perfmodel.documents.budget import GoodputDocument
 from perfmodel.documents.observation import StepObservation
@@ -19,7 +20,6 @@ from perfmodel.machine.measured import MeasuredMachine, Repeatability
 from perfmodel.plan.acceptance import (
     LOSS,
     STRONG,
-    acceptance_terms,
     judge,
     power,
     probability_kept,

@@ -88,7 +88,7 @@ def test_every_number_of_a_prediction_is_shown() -> None:
         )
         assert [cell for cell in cells if cell not in text] == []
     assert "weak scaling" in text
-    assert "speed-up 1.91" in prediction_lines(prediction, verbose=False)[0]
+    assert "speed-up 1.91" in next(prediction_lines(prediction))
 
 
 def test_tables_fit_80_columns_without_breaking_a_cell() -> None:
@@ -104,7 +104,7 @@ def test_markup_in_a_name_is_shown_and_not_obeyed() -> None:
 
 
 def test_summary_says_what_went_wrong_beside_the_noise_floor() -> None:
-    lines = summary_lines(plain_validation(passed=False))
+    lines = list(summary_lines(plain_validation(passed=False)))
     assert lines[0] == "FAILED: 1 of 2 gates missed (coverage)"
     assert "bias -1.4 %, MAPE 3.1 %, median 2.3 %, worst 8.8 % (n=4)" in lines[1]
     assert lines[2].startswith("Beyond the range:    bias -6.1 %")
@@ -148,18 +148,18 @@ def test_runs_that_differ_among_themselves_are_called_too_noisy() -> None:
     floor = existing(document.noise_floor)
     changes = {"gates": (gate,), "noise_floor": floor.model_copy(update={"mape": 0.05})}
     noisy = document.model_copy(update={**changes, "passed": False})
-    assert summary_lines(noisy)[0] == (
+    assert next(summary_lines(noisy)) == (
         "TOO NOISY TO JUDGE: calibrated settings, run again, are off by 5.0 %"
     )
     expected = {"expected_noise": 0.12, "gates": (gate.model_copy(update={"at_most": 0.16}),)}
     for passed in (False, True):  # gates that grow with the noise say nothing then
         entry = noisy.model_copy(update={**expected, "passed": passed})
-        assert summary_lines(entry)[0] == (
+        assert next(summary_lines(entry)) == (
             "TOO NOISY TO JUDGE: runs differed during calibration: one again would be off by 12.0 %"
         )
     quiet = noisy.model_copy(update={"noise_floor": floor.model_copy(update={"mape": 0.02})})
-    assert summary_lines(quiet)[0].startswith("FAILED")
-    assert summary_lines(noisy.model_copy(update={"passed": True}))[0].startswith("PASSED")
+    assert next(summary_lines(quiet)).startswith("FAILED")
+    assert next(summary_lines(noisy.model_copy(update={"passed": True}))).startswith("PASSED")
 
 
 def test_scatter_alone_is_what_a_faultless_prediction_would_show() -> None:

@@ -151,7 +151,7 @@ def test_a_verdict_says_where_a_plain_rule_is_better(tmp_path: Path) -> None:
         found.append(harness.verdict("acme", parts=[part], num_fitted=1, **name))
     table_of(tmp_path / "steptime_placements.csv", *placement_rows())
     whole = judge_published(tmp_path, ("steptime_placements",))
-    lines = published_lines(whole.model_copy(update={"series": tuple(found)}))
+    lines = list(published_lines(whole.model_copy(update={"series": tuple(found)})))
     assert lines[0].endswith(
         "by over 0.3 % 2 times in 2 series: acme: ours 1.1 (10.0 %, efficiency carried on 0.0 %); "
         "acme: ours 1.1 (on more devices 10.0 %, efficiency carried on 0.0 %)"
