@@ -53,8 +53,11 @@ def trace(program: StepProgram, durations_s: FloatArray) -> Trace:
     starts_s: list[Seconds] = []
     ends_s: list[Seconds] = []
     for duration_s, before in zip(table_s[:, 0].tolist(), program.awaited, strict=True):
-        starts_s.append(max([ends_s[i] for i in before], default=0.0))
-        ends_s.append(starts_s[-1] + duration_s)
+        start_s = 0.0
+        for position in before:
+            start_s = max(start_s, ends_s[position])
+        starts_s.append(start_s)
+        ends_s.append(start_s + duration_s)
     return Trace(program=program, start_s=np.array([starts_s]), end_s=np.array([ends_s]))
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -43,6 +42,8 @@ Lane: TypeAlias = tuple[int, Stream]
 
 class Cause(enum.StrEnum):
     """Which part of the step an operation belongs to; the vocabulary of breakdowns and explanations."""
+
+    __hash__ = str.__hash__
 
     INPUT = "input"
     DISPATCH = "dispatch"
@@ -100,6 +101,18 @@ class Operation(NamedTuple):
         return self.stream is Stream.COMM
 
 
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Search for no cyclic garbage meanwhile: it takes a tenth of a trace, and frees little."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 @dataclass(frozen=True)
 class StepProgram:
     """Operations in an order in which every dependency points backwards."""
@@ -130,13 +143,17 @@ class StepProgram:
         return {lane: found[lane] for lane in sorted(found, key=lambda at: (at[0], rank[at[1]]))}
 
     @cached_property
+    @collector_paused()
     def awaited(self) -> Sequence[Sequence[int]]:
         """What must end before each operation: all that it comes after, and the one before it on its stream."""
-        previous = {at: before for line in self.lanes.values() for before, at in pairwise(line)}
-        return [
-            sorted({*operation.after, previous.get(position, -1)} - {-1})
-            for position, operation in enumerate(self.operations)
-        ]
+        last: dict[Lane, int] = {}
+        found = []
+        for position, operation in enumerate(self.operations):
+            lane, after = (operation.stage, operation.stream), operation.after
+            before = last.get(lane, -1)
+            last[lane] = position
+            found.append(after if before < 0 or before in after else (*after, before))
+        return found
 
     @property
     def num_stages(self) -> int:
@@ -166,18 +183,6 @@ class StepProgram:
                 f"got {table_s[position, at]} in {column} {at}"
             )
         return table_s
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Search for no cyclic garbage meanwhile: it takes a tenth of a trace, and frees little."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 #: Parts of a phase that the host issues one after another, while the device works on those before.
@@ -276,7 +281,7 @@ def critical_path(trace: Trace) -> tuple[int, ...]:
     position = ends_s.index(max(ends_s))
     path = [position]
     while before := awaited[position]:
-        position = max(before, key=ends_s.__getitem__)
+        position = max(sorted(before), key=ends_s.__getitem__)
         path.append(position)
     return tuple(reversed(path))
 
