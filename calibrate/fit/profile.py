@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 
 from calibrate.fit.ddp import fit_bucket_costs, fit_ddp, fit_host, fit_layouts, left_out_errors
 from calibrate.fit.operators import fit_operators
@@ -40,7 +39,6 @@ from perfmodel.errors import IncomparableRuns, MeasurementFailed
 from perfmodel.machine.measured import (
     CollectiveProfile,
     ComputeRate,
-    CurvePoint,
     DdpCosts,
     MeasuredMachine,
     OverlapProfile,
@@ -224,20 +222,12 @@ def collective_profiles(
         time_s = times_s.mean(axis=1).min() if back_to_back else np.median(times_s.max(axis=0))
         groups[entry.collective, entry.world_size][entry.size_bytes].append(float(time_s))
     return tuple(
-        CollectiveProfile(collective=name, world_size=n, points=_monotone_points(sizes))
+        CollectiveProfile(
+            collective=name,
+            world_size=n,
+            points=tuple(estimate(values).at(size) for size, values in sorted(sizes.items())),
+        )
         for (name, n), sizes in sorted(groups.items())
-    )
-
-
-def _monotone_points(sizes: dict[int, list[float]]) -> tuple[CurvePoint, ...]:
-    """Times over size, made monotone: a larger message is never faster."""
-    points = [estimate(values_s).at(size_bytes) for size_bytes, values_s in sorted(sizes.items())]
-    logs = np.log([point.time_s for point in points])
-    weights = np.array([point.relative_error for point in points]) ** -2.0
-    monotone_s = np.exp(isotonic_regression(logs, weights=weights).x)
-    return tuple(
-        replace(point, time_s=float(time_s))
-        for point, time_s in zip(points, monotone_s, strict=True)
     )
 
 

@@ -12,7 +12,6 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -44,9 +43,6 @@ PARTS: Final[Mapping[str, Mapping[str, object]]] = {
     "overlap probe": {"calibrate.fit.ddp.prior_speeds": _constant((0.7, 0.7))},
     "start of an all-reduce": {"calibrate.fit.ddp._PRIOR_START_S": {True: 1e-9, False: 1e-9}},
     "spread of ranks": {"calibrate.fit.profile.rank_spread": _constant(0.0)},
-    "monotone collectives": {
-        "calibrate.fit.profile.isotonic_regression": lambda logs, **_: SimpleNamespace(x=logs)
-    },
     "host cost per bucket": {
         "calibrate.fit.profile.fit_bucket_costs": _constant(np.zeros((1 + NUM_DRAWS, 2)))
     },

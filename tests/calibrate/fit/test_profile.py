@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
-import numpy as np
 import pytest
 
 from calibrate.fit.ddp import left_out_errors
@@ -86,18 +85,6 @@ def test_collectives_are_kept_apart_by_kind_and_group() -> None:
     assert kinds == [("all_reduce", 2, 2), ("all_reduce", 4, 1), ("broadcast", 2, 1)]
     assert [point.at for point in found[0].points] == [16, 64]
     assert found[0].points[1].time_s == pytest.approx(2e-3)
-
-
-def test_of_sizes_out_of_order_the_surer_one_decides() -> None:
-    """3 ms seen a hundred times, 2 ms once at the larger size: both near 3 ms."""
-    observed = [exchange(64, (3e-3,)) for _ in range(100)] + [exchange(128, (2e-3,))]
-    [found] = collective_profiles(observed, back_to_back=False)
-    first, second = found.points
-    assert first.time_s == second.time_s
-    weights = np.array([first.relative_error, second.relative_error]) ** -2.0
-    expected = math.exp(float(np.average(np.log([3e-3, 2e-3]), weights=weights)))
-    assert first.time_s == pytest.approx(expected)
-    assert first.time_s > 2.9e-3
 
 
 def test_rates_are_work_over_the_middle_time() -> None:
