@@ -28,10 +28,7 @@ def constant_step(_setting: RunSetting) -> float:
 
 
 def step_observation(
-    setting: RunSetting,
-    *,
-    repetition: int = 0,
-    step_s: float = 0.01,
+    setting: RunSetting, *, repetition: int = 0, step_s: float = 0.01
 ) -> StepObservation:
     """Every rank takes the same time for each of its steps, a quarter of it for each phase."""
     steps_s, quarter_s = (step_s,) * NUM_STEPS, (step_s / 4,) * NUM_STEPS
@@ -134,8 +131,7 @@ class PlayedWorker:
     def _finish(self, call: Launch, task: StepTask, output: Path) -> None:
         step_s = self.step_s(task.setting)
         append(
-            output,
-            loop_observation(task.setting, step_s, task=task.name, repetition=task.round),
+            output, loop_observation(task.setting, step_s, task=task.name, repetition=task.round)
         )
         self.finished.append(task.name)
         call.on_line(f"{DONE_PREFIX}{task.name}\n")

@@ -196,9 +196,7 @@ def test_files_are_written_in_one_place() -> None:
     assert "perfmodel/files.py" in found
 
 
-def test_every_folder_with_code_is_a_package_that_gets_installed(
-    pyproject: dict[str, Any],
-) -> None:
+def test_every_folder_with_code_is_a_package_that_gets_installed(pyproject: dict[str, Any]) -> None:
     patterns = pyproject["tool"]["setuptools"]["packages"]["find"]["include"]
     folders = {path.parent for path in sources(*PACKAGES)}
     assert {folder for folder in folders if not (folder / "__init__.py").is_file()} == set()

@@ -95,55 +95,6 @@ def test_the_global_batch_says_how_often_gradients_are_accumulated(tmp_path: Pat
     assert runs.step_s.tolist() == [1, 4]
 
 
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        (without("accumulation"), "column accumulation is missing; needed: layers, "),
-        (without("layers"), "runs.csv: column layers is missing; needed: layers, .*--columns FILE"),
-        (without("accumulation", "dp", global_batch=16), "column dp is missing"),
-        (without("accumulation", global_batch=18), "line 2: .*multiple of dp x .* = 4, got 18"),
-        (without("sequence", sequence=8.192), "sequence: must be a whole number, got 8.192"),
-        (without(global_batch=32), "dp x micro_batch x accumulation = 16 sequences, got 32"),
-        (without(peak_memory_bytes=20.0), "line 2, column peak_memory_bytes: .* too small"),
-        # Nobody could have made these.
-        (without(tp=3), "line 2: tp must divide the 16 heads, got 3"),
-        (without(pp=64), "line 2: pp x interleave must be at most the 24 layers, got 64"),
-        (without(zero=7), "line 2: zero must be 0, 1, 2 or 3, got 7"),
-        (without(dp=8, ep=4), "line 2: ep must be 1 for a model without experts, got 4"),
-    ],
-)
-def test_a_run_that_says_too_little_contradicts_itself_or_cannot_be(
-    tmp_path: Path, row: dict[str, float], said: str
-) -> None:
-    with pytest.raises(InvalidDocument, match=said):
-        read_runs(table_of(tmp_path / "runs.csv", row), RunColumns())
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("[columns]\nspeed = 'x'", "columns: speed is unknown"),
-        ("columns = 5", "columns: .*object, got 5"),
-        ('constants = "abc"', "constants: .*object, got abc"),
-        ("[constants]\nlayers = [1]", r"constants.layers: .*number, got \[1\]"),
-        ('[constants]\nlayers = "x"', "constants.layers: .*number, got x"),
-        ("[constants]\nlayers = nan", "constants.layers: .*finite number, got nan"),
-        ("[constants]\nlayers = -3", "constants.layers: .*got -3"),
-        ("[constants]\nlayers = 0", "constants.layers: must be finite and > 0, got 0"),
-        ('[units]\nlayers = "h"', "units.layers: .*got h"),
-        ('[units]\nstep_time_s = "weeks"', "units.step_time_s: .*got weeks"),
-    ],
-)
-def test_a_mapping_that_makes_no_sense_is_one_line(tmp_path: Path, text: str, said: str) -> None:
-    mapping = tmp_path / "columns.toml"
-    mapping.write_text(text)
-    table = table_of(tmp_path / "runs.csv", RUN)
-    with pytest.raises(InvalidDocument, match=f"columns.toml: {said}") as caught:
-        calibrate_from_runs(table, columns=mapping, device="A100")
-    assert "\n" not in str(caught.value)
-    assert caught.value.exit_code == 1
-
-
 LOG = {"model": "llama3-8b", "gpus": "16", "tp": "2", "mbs": "1", "gbs": "64", "seq": "8192"}
 NAMES = {"devices": "gpus", "micro_batch": "mbs", "global_batch": "gbs", "sequence": "seq"}
 

@@ -89,19 +89,6 @@ def test_torchrun_cannot_start_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (LaunchFlags(nnodes=2, node_rank=1), "--master-addr must be given with --nnodes 2"),
-        (LaunchFlags(nnodes=2, node_rank=2, master_addr="h"), "between 0 and 1, got 2"),
-        (LaunchFlags(nnodes=0), "--nnodes must be between 1"),
-    ],
-)
-def test_contradictory_flags_are_refused(flags: LaunchFlags, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        resolve_topology({}, flags=flags, num_local_devices=8)
-
-
-@pytest.mark.parametrize(
     ("kind", "num_devices", "ranks"),
     [("cuda", 16, 16), ("cpu", 64, 8), ("cpu", 2, 2), ("cpu", 1, 1)],
 )

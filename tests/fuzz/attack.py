@@ -90,11 +90,7 @@ READERS: Final[dict[str, tuple[str, bytes | str | Path, Read]]] = {
     "runs": ("csv", _RUNS, lambda path: read_runs(path, RunColumns())),
     "records": ("jsonl", b'{"a": {"tp": 2, "times": [1, 2.5]}, "step_time_s": 1}\n', read_run_rows),
     "mlperf": ("log", _MLPERF.encode(), read_run_rows),
-    "config": (
-        "json",
-        _INPUTS / "config.json",
-        lambda path: read_shape(path, families=DECODERS),
-    ),
+    "config": ("json", _INPUTS / "config.json", lambda path: read_shape(path, families=DECODERS)),
     "nccl-tests": (
         "txt",
         _INPUTS / "nccl.txt",
@@ -111,50 +107,23 @@ READERS: Final[dict[str, tuple[str, bytes | str | Path, Read]]] = {
 }
 
 #: What stands where a number, a name or anything else should.
+_NUMBERS: Final = "1e999 -1e999 NaN nan inf -1 0 -0 1e-320 1e300 0.5 1_000 999999999 0x10 1e3 1. \u0663 \uff11\uff12"
+_SIGNS: Final = (
+    'true null "5" "" [] {} [[[[ {"a":1,"a":2} .. / %s {0} a=b=c , ; : = dp=8 10us 25GB/s 2x'
+)
+_CONTROLS: Final = (
+    "\x1b[31m \x9b31m \x00 \ufeff \u2028 \ud800 \\ud800 \\u001b[2J \r \n \u00b2 NV\u00b2"
+)
 HOSTILE: Final = (
-    *("1e999", "-1e999", "NaN", "nan", "inf", "-1", "0", "-0", "1e-320", "1e300", "0.5", "1_000"),
+    *(*_NUMBERS.split(), *_SIGNS.split(), *_CONTROLS.split(" ")),
     *(
         "9" * 25,
         "9" * 5000,
-        "999999999",
-        "\u00b2",
-        "NV\u00b2",
-        "18446744073709551616",
         "1" * 300,
-        "\u0663",
-        "\uff11\uff12",
-        "0x10",
-        "1e3",
-        "1.",
-    ),
-    *("true", "null", '"5"', '""', "[]", "{}", "[[[[", "[" * 2000, '{"a":' * 300, '{"a":1,"a":2}'),
-    *(
-        "\x1b[31m",
-        "\x9b31m",
-        "\x00",
-        "\ufeff",
-        "\u2028",
-        "\ud800",
-        "\\ud800",
-        "\\u001b[2J",
-        "\r",
-        "\n",
-    ),
-    *(
-        "..",
-        "/",
-        "%s",
-        "{0}",
+        "18446744073709551616",
         "x" * 3000,
-        "a=b=c",
-        ",",
-        ";",
-        ":",
-        "=",
-        "dp=8",
-        "10us",
-        "25GB/s",
-        "2x",
+        "[" * 2000,
+        '{"a":' * 300,
     ),
 )
 _TOKEN: Final = re.compile(rb'"[^"\n]*"|[-+]?[0-9][0-9.eE+-]*|\w+|[\[\]{}:,=]')
@@ -232,7 +201,7 @@ def read_hostile(name: str, content: bytes, folder: Path) -> list[str]:
     try:
         read(path)
     except PerfModelError as error:
-        return _garbage(str(error))
+        return garbage(str(error))
     return []
 
 
@@ -242,7 +211,8 @@ _GARBAGE: Final = re.compile(
 )
 
 
-def _garbage(said: str) -> list[str]:
+def garbage(said: str) -> list[str]:
+    """What a library says in a message."""
     return [f"words of a library: {said}"] if _GARBAGE.search(said) else []
 
 
@@ -275,6 +245,7 @@ COMMANDS: Final = (
     "diagnose llama2-7b --device h100-sxm --precision bf16 --micro-batch 1 --observed '8 GPUs 3 s'",
     "diagnose llama2-7b --device h100-sxm --precision bf16 --micro-batch 1 --devices 1 --log {log}",
 )
+_USUAL: Final = "1 2 8 100 1.5 {stored} {plan} {tmp} {traced} light gpt2-xl"
 _WRITES: Final = ("--output", "--out", "--plot", "--export", "--csv", "--trace")
 
 
@@ -315,20 +286,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     for flag, has_value, known in (
         draw(st.lists(st.sampled_from(flags), max_size=3)) if flags else ()
     ):
-        usual = (
-            "1",
-            "2",
-            "8",
-            "100",
-            "1.5",
-            "{stored}",
-            "{plan}",
-            "{tmp}",
-            "{traced}",
-            "light",
-            "gpt2-xl",
-        )
-        values = (*HOSTILE, *usual, *known)
+        values = (*HOSTILE, *_USUAL.split(), *known)
         value = draw(st.sampled_from(values)).replace("\0", "").encode("utf-8", "replace").decode()
         if flag in _WRITES:
             value = "written"
@@ -357,7 +315,7 @@ def run_line(words: list[str], files: dict[str, str]) -> tuple[int, str, str]:
 def check_line(words: list[str], files: dict[str, str]) -> list[str]:
     """Run a command: it answers, or complains in one line; anything else is a fault."""
     code, out, err = run_line(words, files)
-    faults = _garbage(err)
+    faults = garbage(err)
     if code not in {0, 1, 2, 3, 4, 5}:
         faults.append(f"exit code {code}: {words}")
     if "\x1b" in out + err:
@@ -444,6 +402,6 @@ def attacks(folder: Path, files: dict[str, str]) -> dict[str, tuple[st.SearchStr
         "inputs": (edits, lambda changes: check_hostile_input(changes, files)),
         "lines": (command_lines(), lambda words: check_line(words, files)),
         "edited": (edited, on_edited),
-        "questions": (questions(), page_check(_garbage)),
+        "questions": (questions(), page_check(garbage)),
     }
     return {kind: (drawn, guarded(act, files)) for kind, (drawn, act) in kinds.items()}

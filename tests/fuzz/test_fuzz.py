@@ -17,13 +17,15 @@ from tests.fuzz.attack import (
     attacks,
     check_edited,
     check_line,
+    garbage,
     guarded,
     read_hostile,
     written_files,
 )
+from tests.fuzz.nonsense import page_check
 
 #: Past failures: ``reader | content`` with Python's escapes, ``$ | command line``, or
-#: ``= document place value | command line`` of a document that somebody edited.
+#: ``= document place value | command line`` of a document that somebody edited, or ``? | question at the page``.
 CORPUS = Path(__file__).with_name("corpus.txt").read_text(encoding="utf-8").splitlines()
 #: Tries of each kind.
 TRIES = {**dict.fromkeys(READERS, 30), "inputs": 10, "lines": 50, "edited": 50, "questions": 80}
@@ -50,6 +52,8 @@ def test_past_failures_stay_mended(folder: Path, files: dict[str, str], row: str
         if name.startswith("= "):
             _, document, place, value = name.split(" ")
             return check_edited(document, text, edited(files[document], place, value), files)
+        if name == "?":
+            return page_check(garbage)(("/answer", text.encode()))
         if name == "$":
             return check_line(text.split(" "), files)
         return read_hostile(name, text.encode("utf-8", "surrogatepass"), folder)

@@ -236,26 +236,6 @@ def test_an_interrupt_while_modules_are_imported_is_one_line(tmp_path: Path) -> 
     assert (done.returncode, done.stderr) == (130, "perfmodel: interrupted\n")
 
 
-@pytest.mark.parametrize(
-    ("code", "raised"),
-    [
-        ("import sys; sys.exit(0)", "SystemExit"),
-        ("def make():\n raise SystemExit(0)", "SystemExit"),
-        ("def make():\n raise GeneratorExit", "GeneratorExit"),
-        ("class Stop(BaseException): pass\nraise Stop", "Stop"),
-    ],
-)
-def test_a_factory_that_exits_fails_its_trace(
-    run: Run, tmp_path: Path, code: str, raised: str
-) -> None:
-    pytest.importorskip("torch")
-    file = tmp_path / "factory.py"
-    file.write_text(code)
-    line = complaint(run("trace", f"{file}:make", "--output", tmp_path / "w.json"), EXIT_USAGE)
-    assert f"raised {raised}" in line
-    assert not (tmp_path / "w.json").exists()
-
-
 def test_what_a_factory_prints_is_no_part_of_the_answer(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     file = tmp_path / "factory.py"

@@ -32,10 +32,7 @@ def traced(*, mystery: bool = False) -> SymbolicStep:
             SymbolicTensor(shape=(WIDTH, WIDTH), dtype="float32"),
             SymbolicTensor(shape=(WIDTH, Affine(constant=0, per_sample=64)), dtype="float32"),
         ),
-        operators=(
-            _product(name, (0, 1), 0),
-            _product("aten.mm.default", (2, 0), 1),
-        ),
+        operators=(_product(name, (0, 1), 0), _product("aten.mm.default", (2, 0), 1)),
         segments=(
             Segment(
                 count=1,

@@ -20,7 +20,6 @@ from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.plan.plans import PLAN, TODAY
 
 CLUSTER = ROOT / "docs" / "clusters" / "pcie-box.toml"
-NET = ROOT / "docs" / "cases" / "net.py"
 
 
 def plan_of(machine: str) -> str:
@@ -83,35 +82,6 @@ def test_a_model_is_traced_once_for_machines_of_one_precision() -> None:
     )
     assert here["step_s"] != there["step_s"]
     assert "--profile titan-rtx --workload lenet" in here["command"]
-
-
-def test_what_memory_does_not_hold_is_the_first_caveat(run: Run) -> None:
-    """A machine by name has the memory of its data sheet: 11 GiB."""
-    asked = "predict --machine rtx-2080ti --workload lenet --devices 1 --batch"
-    assert "not fit" not in run(f"{asked} 64").stdout
-    printed = run(f"{asked} 1000000").stdout
-    first = next(line for line in printed.splitlines() if line.startswith("caveat"))
-    assert "1000000 per device do not fit" in first
-    assert "of 11 GiB" in first
-
-
-def test_the_batch_that_comes_with_a_model_is_predicted(run: Run) -> None:
-    asked = f"predict --machine titan-rtx --workload {NET}:model --devices 1"
-    own = run(asked)
-    assert "16 each" in own.stdout
-    assert "the model's own batch" in own.words
-    typed = run(f"{asked} --batch 64")
-    assert "64 each" in typed.stdout
-    assert "own batch" not in typed.words
-
-
-def test_a_layout_that_no_device_holds_is_the_first_caveat(run: Run) -> None:
-    """8 G parameters under DDP take 128 GB and more; the name leaves 40 or 80 GB open."""
-    asked = ("predict", "--machine", "dgx-a100", "--model", "llama3-8b", "--batch", 64, "--layout")
-    [first, *_] = [line for line in run(*asked, "dp=64").stdout.splitlines() if "caveat" in line]
-    assert first.startswith("caveat: does not fit: a rank needs ")
-    assert first.endswith(" of 80 GiB")
-    assert "does not fit" not in run(*asked, "fsdp=64").stdout
 
 
 def test_layouts_of_a_traced_model_on_a_machine_by_name(run: Run) -> None:

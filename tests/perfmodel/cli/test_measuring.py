@@ -16,11 +16,14 @@ from calibrate.gpus import query_gpus
 from calibrate.launch import Launch
 from calibrate.processes import usable_cores
 from perfmodel.cli import app, measure, validate
-from perfmodel.errors import EXIT_INTERRUPTED, EXIT_OUT_OF_TOLERANCE, EXIT_USAGE
+from perfmodel.documents.verdicts import PublishedDocument
+from perfmodel.errors import EXIT_INTERRUPTED, EXIT_NOT_FEASIBLE, EXIT_OUT_OF_TOLERANCE, EXIT_USAGE
+from tests.calibrate.samples import table_of
 from tests.fakes import FakeLauncher
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.profiles import PROVENANCE, Machine, as_file, profile
 from tests.played_worker import PlayedWorker
+from tests.validate.published.test_published import ring_rows
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
@@ -84,10 +87,7 @@ def test_ranks_have_the_threads_that_they_always_have(
 @needs_torch
 @pytest.mark.parametrize("command", ["calibrate", "validate"])
 def test_ctrl_c_is_one_line_even_outside_the_launcher(
-    run: Run,
-    tmp_path: Path,
-    launch: Callable[[Callable[[Launch], None]], None],
-    command: str,
+    run: Run, tmp_path: Path, launch: Callable[[Callable[[Launch], None]], None], command: str
 ) -> None:
     def interrupt(_call: Launch) -> None:
         raise KeyboardInterrupt
@@ -138,3 +138,30 @@ def test_every_command_that_shows_a_measurement_is_known_to_measure() -> None:
         if its_row.measures
     }
     assert {name for name in measuring if not name.startswith("_")} == known
+
+
+def test_without_rights_one_line_says_what_is_missing(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(
+        "validate.testbed.cluster.obstacle", lambda: "unshare: Operation not permitted"
+    )
+    line = complaint(run("validate", "network", "--out", tmp_path / "new"), EXIT_NOT_FEASIBLE)
+    assert "Operation not permitted; run as root, or where user namespaces are allowed" in line
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_with_runs_is_not_overwritten(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "runs.jsonl").write_text("")
+    line = complaint(run("validate", "network", "--out", tmp_path), EXIT_USAGE)
+    assert "continue with --resume" in line
+
+
+def test_a_published_verdict_is_printed_and_written(run: Run, tmp_path: Path) -> None:
+    table_of(tmp_path / "collectives.csv", *ring_rows())
+    asked = ("validate", "published", "--data", tmp_path, "--sources", "collectives")
+    out = tmp_path / "out.json"
+    printed = run(*asked, "--json", "--output", out)
+    assert printed.exit_code == 0, printed
+    written = PublishedDocument.read(out)
+    assert PublishedDocument.of_text(printed.stdout).series == written.series

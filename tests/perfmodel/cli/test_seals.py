@@ -36,13 +36,6 @@ def edited(stored: Path) -> Path:
     return stored
 
 
-def test_one_changed_digit_is_refused_in_one_line(run: Run, edited: Path) -> None:
-    line = complaint(run("predict", "--profile", edited, "--workload", "light"), EXIT_CALIBRATION)
-    assert line == (
-        f"perfmodel: {edited}: {EDITED}; perfmodel fit FOLDER makes it new, --unsealed takes it as it is"
-    )
-
-
 def test_a_file_that_lost_its_seal_is_refused(stored: Path) -> None:
     raw = json.loads(stored.read_text())
     del raw["seal"]
@@ -119,14 +112,6 @@ def test_a_judgement_believes_no_edited_file(run: Run, stored: Path, tmp_path: P
     assert EDITED in complaint(run(*judge), EXIT_CALIBRATION)
 
 
-def test_clauses_from_an_edited_profile_say_so(run: Run, edited: Path, tmp_path: Path) -> None:
-    clauses = tmp_path / "clauses.toml"
-    run("acceptance", "write", "--profile", edited, "--output", clauses, "--unsealed")
-    as_file(profile(Machine())).write(edited)
-    judged = run("acceptance", "judge", clauses, "--profile", edited)
-    assert "was made from files that were edited" in complaint(judged, EXIT_FAILURE)
-
-
 def test_a_judgement_takes_no_other_observations(run: Run, stored: Path, tmp_path: Path) -> None:
     clauses = tmp_path / "clauses.toml"
     run("acceptance", "write", "--profile", stored, "--output", clauses)
@@ -137,21 +122,6 @@ def test_a_judgement_takes_no_other_observations(run: Run, stored: Path, tmp_pat
     assert "must be what the profile was fitted from" in said
     as_file(profile(Machine()), sha256=file_sha256(beside)).write(stored)
     assert "must be what" not in run(*judge).stderr
-
-
-def test_check_says_what_a_file_is(run: Run, stored: Path, tmp_path: Path) -> None:
-    result = run("check", stored)
-    assert result.exit_code == EXIT_OK
-    version = ProfileDocument.current_version()
-    told = f"schema_version: {version}, read: {version}"
-    assert result.stdout == f"kind: profile\n{told}\nseal: fits\nvalid: yes\n"
-    stored.write_text(stored.read_text().replace("0.001", "0.004", 1))
-    result = run("check", stored)
-    assert result.exit_code == EXIT_CALIBRATION
-    assert f"seal: {EDITED}\nvalid: yes\n" in result.stdout
-    other = tmp_path / "other.json"
-    other.write_text('{"a": 1}')
-    assert "must be a document of perfmodel" in complaint(run("check", other), EXIT_FAILURE)
 
 
 @pytest.mark.parametrize(

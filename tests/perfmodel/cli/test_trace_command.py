@@ -1,17 +1,14 @@
 """``perfmodel trace`` as a user sees it."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import EXIT_OK, EXIT_USAGE
+from perfmodel.errors import EXIT_OK
 from perfmodel.workload import Phase
 from tests.existing import existing
-from tests.perfmodel.cli.command import Run, complaint
-from tests.perfmodel.operators import costs_of_the_made_up_machine
-from tests.perfmodel.profiles import Machine, as_file, profile
+from tests.perfmodel.cli.command import Run
 
 FACTORIES = """
 import torch
@@ -138,28 +135,6 @@ def test_kernels_as_a_gpu_chooses_them_need_none(run: Run, factories: Path, tmp_
     assert existing(document.trace).method.optimizer_implementation == "foreach"
 
 
-@pytest.mark.parametrize("factory", ["good", "with_loss"])
-def test_a_factory_of_the_users_own(
-    run: Run, factories: Path, tmp_path: Path, factory: str
-) -> None:
-    path = tmp_path / "out.json"
-    result = run("trace", f"{factories}:{factory}", "--output", path)
-    assert result.exit_code == EXIT_OK, result
-    document = WorkloadDocument.read(path)
-    assert document.workload.num_parameters == 15
-    assert document.workload.forward_flop == 2 * 4 * 3
-
-
-@pytest.mark.parametrize(("more", "samples"), [((), 32), (("--micro-batch", 5), 5)])
-def test_nested_inputs_beside_a_mask_are_traced_at_their_own_batch(
-    run: Run, factories: Path, tmp_path: Path, more: tuple[object, ...], samples: int
-) -> None:
-    result = run("trace", f"{factories}:nested", *more, "--output", tmp_path / "out.json")
-    assert result.exit_code == EXIT_OK, result
-    assert "mine:nested: text: rows: 6x4 float32, ages: 1 float32, 6 float32" in result.words
-    assert f"one step of {samples} samples" in result.words
-
-
 def test_a_traced_file_does_not_tell_where_it_was_traced(
     run: Run, factories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,42 +146,6 @@ def test_a_traced_file_does_not_tell_where_it_was_traced(
     assert found.command_line == ("perfmodel", "trace", "mine.py:good", "--output", "out.json")
 
 
-def test_parameters_without_gradient_are_told(run: Run, factories: Path, tmp_path: Path) -> None:
-    result = run("trace", f"{factories}:choosy", "--output", tmp_path / "out.json")
-    assert "2 parameters get no gradient (unused.weight, unused.bias)" in result.stdout
-    assert "find_unused_parameters=True" in result.stdout
-
-
-@pytest.mark.parametrize(
-    ("factory", "says"),
-    [
-        ("peeking", "operator aten._local_scalar_dense.default: asks for a value"),
-        ("fickle", "trace it with --micro-batch at each"),
-        ("narrow", "module '0'"),
-        ("raising", "building the model raised RuntimeError: no licence"),
-        ("asking", "must be a function without arguments, got one that is missing a required"),
-        ("short", "runs with 4 samples, not with 8: perfmodel traces both; let targets be part of"),
-        ("bare", "accepts 8 samples of 3x224x224 float32 (assumed: bare returns no batch)"),
-        ("vector", "loss must be a tensor of one element, got a tensor of shape (8, 3)"),
-        ("number", "must return a module, (module, example) or (module, example, loss), got int"),
-        ("empty", "must have trainable parameters"),
-        *(
-            (name, "torch.compile is not supported")
-            for name in ("compiled", "own_compile", "decorated")
-        ),
-        ("selecting", "module '0', operator aten.index.Tensor: asks for a value"),
-        ("without_rule", "module '0', operator perfmodel_tests.opaque.default: nothing tells"),
-        ("fixed", "runs with 8 samples, not with 16: perfmodel traces both; let targets be part"),
-        ("wide", "from a factory as (module, example, loss)"),
-        ("missing", "must define missing"),
-    ],
-)
-def test_a_model_that_cannot_be_traced_says_where_and_why(
-    run: Run, factories: Path, factory: str, says: str
-) -> None:
-    assert says in complaint(run("trace", f"{factories}:{factory}"), EXIT_USAGE)
-
-
 def test_autocast_computes_in_its_type(run: Run, factories: Path, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     for precision, dtype in (("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")):
@@ -216,20 +155,3 @@ def test_autocast_computes_in_its_type(run: Run, factories: Path, tmp_path: Path
         ]
         assert {spec.dtype for o in products for spec in o.inputs} == {dtype}
         assert ("gradient scaler" in result.stdout) == (precision == "fp16")
-
-
-def test_an_unknown_operator_is_traced_and_priced_with_uncertainty(
-    run: Run, factories: Path, tmp_path: Path
-) -> None:
-    path, machine = tmp_path / "out.json", tmp_path / "profile.json"
-    assert run(f"trace {factories}:with_rule --output {path}").exit_code == EXIT_OK
-    document = replace(profile(Machine()), operators=costs_of_the_made_up_machine())
-    as_file(document).write(machine)
-    asked = f"predict --profile {machine} --workload {path} --devices 1 --batch 8 --verbose"
-    for device in ("", "--device h100-sxm"):
-        result = run(f"{asked} {device}")
-        assert result.exit_code == EXIT_OK, result
-        said = result.words
-        assert "never timed, taken at the machine's peak: " in said
-        assert "perfmodel_tests.strange.default" in said
-        assert ("nothing was run on NVIDIA H100 SXM5" in said) == bool(device)

@@ -34,21 +34,6 @@ peaks.fp32 = { value = "1TFLOP/s", source = "leaflet" }
 
 
 @pytest.mark.parametrize(
-    ("reported", "identifier"),
-    [
-        ("NVIDIA H200", "h200-sxm"),
-        ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80"),
-        ("NVIDIA H100 80GB HBM3", "h100-sxm5"),
-        ("Tesla V100-SXM2-16GB", "v100-sxm2-16"),
-        ("h100-sxm", "h100-sxm5"),
-        ("H200 SXM", "h200-sxm"),
-    ],
-)
-def test_what_a_driver_reports_means_one_device(reported: str, identifier: str) -> None:
-    assert find_device(reported, shipped_catalogue()).id == identifier
-
-
-@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("A100", "may mean a100-sxm4-40, a100-sxm4-80, a100-pcie-40, a100-pcie-80"),

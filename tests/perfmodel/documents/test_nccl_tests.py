@@ -66,36 +66,10 @@ def test_json_and_its_environment_is_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        (TEXT.partition("        1024")[0], "truncated"),
-        (TEXT.replace("(us)", "(ms)"), "must be in"),
-        (TEXT.replace("50.00   20.97", "50.00   19.53"), "units must be"),
-        (TEXT.replace("#  Rank  1", "#  other"), "at least 2 ranks"),
-        (
-            TEXT.partition("# Out of")[0] + "node0: Test NCCL failure common.cu:10\n",
-            "without an error, got 'node0: Test NCCL failure",
-        ),
-        (TEXT.replace("20.97       0", "20.97       7"), "1048576 B must be right .* got 7 wrong"),
-        (TEXT.replace(": 0 OK", ": 7 FAILED"), "must end with .* got FAILED"),
-        (
-            json.dumps(document() | {"out_of_bounds": {"count": 7, "okay": "false"}}),
-            "must end with .* got FAILED",
-        ),
-        ('{"version": 1}', "malformed: no 'results'; save it again"),
-        (TEXT.replace("Rank  1", "Rank  3"), "2 lines for ranks 0 to 3"),
-        (TEXT.replace("Rank  1", "Rank  0"), "2 lines for ranks 0 to 0"),
-        (TEXT.replace("Rank  1 Group  0", "Rank  1 Group  1"), "of one group, got 2"),
-        (json.dumps(document())[:200], "truncated or malformed"),
-        (of_sides(out_of_place={"time": 0.05, "alg_bw": 20.97}), "units must be"),  # ms
-        (of_sides(out_of_place={"time": 50.0, "alg_bw": 19.53}), "units must be"),  # GiB/s
-        (of_sides(out_of_place=SIDE | {"time": "nan"}), "must be > 0 us, got nan"),
-        (of_sides(out_of_place={"alg_bw": 20.97}), "truncated or malformed"),
-        (of_sides(out_of_place=SIDE | {"nwrong": "3.000000"}), "got 3.000000 wrong elements"),
-    ],
+    "text", [TEXT.partition("        1024")[0], json.dumps(document())[:200]], ids=("text", "json")
 )
-def test_bad_logs_are_refused(tmp_path: Path, text: str, problem: str) -> None:
-    with pytest.raises(InvalidDocument, match=problem):
+def test_logs_that_are_cut_are_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InvalidDocument, match="truncated"):
         read_one(log(tmp_path, text), collective="all_reduce")
 
 

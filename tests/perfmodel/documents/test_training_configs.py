@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from perfmodel.documents.training_configs import read_config, size_in_name
-from perfmodel.errors import InvalidDocument, UsageError
 
 FOUNDRY = """
 variables:
@@ -143,10 +142,3 @@ def test_every_trainer(
 )
 def test_sizes_in_names(name: str, size: float | None) -> None:
     assert size_in_name(name) == size
-
-
-def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidDocument, match="must hold lines KEY: VALUE"):
-        read_config(written(tmp_path, "- just\n- a list\n"))
-    with pytest.raises(UsageError, match="micro_batch_size must be a whole number"):
-        read_config(written(tmp_path, "micro_batch_size: many\n"))

@@ -43,22 +43,6 @@ def test_what_people_type(
     assert {name: getattr(found, name) for name in setting} == setting
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("8 GPUs 2.5 fortnights", "must hold one number with a unit"),
-        ("8 GPUs on Venus: 2.5 s", "'venus', which is not understood"),
-        ("8 GPUs 0 s", "must be finite and > 0"),
-        ("fast", "must hold one number"),
-        ("0 GPUs 3 s", "counts must be 1 to"),
-        ("1 GPU 2,5 s", "holds '2', which is not understood"),
-    ],
-)
-def test_what_is_not_understood_is_refused(text: str, problem: str) -> None:
-    with pytest.raises(UsageError, match=problem):
-        read_observed(text)
-
-
 def read(folder: Path, text: str, name: str | None = None) -> tuple[Logged, tuple[str, ...]]:
     path = folder / "log"
     path.write_text(text)
@@ -354,16 +338,6 @@ def test_a_second_epoch_is_the_same_run(tmp_path: Path) -> None:
 def test_logs_that_say_nothing_are_refused(tmp_path: Path, text: str, problem: str) -> None:
     with pytest.raises(InvalidDocument, match=problem):
         read(tmp_path, text, "megatron")
-
-
-def test_formats_that_are_none(tmp_path: Path) -> None:
-    for name, problem in (
-        ("lightening", "did you mean lightning"),
-        ("regex:(", "is broken"),
-        ("regex:([0-9]+)", "must name one group"),
-    ):
-        with pytest.raises(UsageError, match=problem):
-            read(tmp_path, "", name)
 
 
 def test_a_pattern_that_tries_every_way_is_ended(

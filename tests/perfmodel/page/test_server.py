@@ -115,59 +115,24 @@ def test_forms_of_other_sites_cannot_ask(client: TestClient) -> None:
     assert "access-control-allow-origin" not in preflight.headers
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"unknown": 1},
-        {"layout": 8},
-        {"layout": ""},
-        {"layout": f"dp={10**400}"},
-        {"batch": -1},
-        {"batch": 1e300},
-        {"scaling": "sideways"},
-        {"profile": "x" * 10_000},
-        {"changes": {"network.bandwidth": "9" * 1000}},
-        {"changes": {str(i): "1" for i in range(100)}},
-        {"logged": {"value": 1, "unit": "<script>"}},
-        {"capacity_bytes": 0},
-    ],
+#: Changes of a good question that break its schema.
+BROKEN: tuple[dict[str, Any], ...] = (
+    *({"unknown": 1}, {"layout": 8}, {"layout": ""}, {"layout": f"dp={10**400}"}, {"batch": -1}),
+    *({"batch": 1e300}, {"scaling": "sideways"}, {"profile": "x" * 10_000}, {"capacity_bytes": 0}),
+    {"changes": {"network.bandwidth": "9" * 1000}},
+    {"changes": {str(i): "1" for i in range(100)}},
+    {"logged": {"value": 1, "unit": "<script>"}},
 )
-def test_what_breaks_the_schema_is_one_line(client: TestClient, change: dict[str, Any]) -> None:
-    response = client.post("/answer", json=QUESTION | change)
+NONE = ("", "{", "[]", "null", '{"kind": NaN}', "[" * 9000, "\x00", '{"a":1,"a":2}')
+
+
+@pytest.mark.parametrize("text", [*(json.dumps(QUESTION | change) for change in BROKEN), *NONE])
+def test_what_is_no_question_is_refused_in_one_line(client: TestClient, text: str) -> None:
+    response = client.post("/answer", content=text, headers=JSON)
     assert response.status_code == 400
     told = response.json()["error"]
     assert "\n" not in told
     assert len(told) <= 500
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", '{"kind": NaN}', "[" * 9000, "\x00", '{"a":1,"a":2}']
-)
-def test_what_is_no_question_is_refused(client: TestClient, text: str) -> None:
-    assert client.post("/answer", content=text, headers=JSON).status_code == 400
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"ranks.noise": "1e300x"},
-        {"network.bandwidth": "1e308PB/s"},
-        {"network.latency": "1e-300x"},
-        {"device.speed": "1e-300x"},
-        {"bucket_cap": "1e300B"},
-        {"accumulation": "9" * 40},
-        {"network.bandwidth": "fast"},
-        {"workload": "/etc/hosts.json"},
-        {"loader.samples_per_s": "1e-300"},
-    ],
-)
-def test_numbers_that_make_no_sense_are_refused_or_answered(
-    client: TestClient, changes: dict[str, str]
-) -> None:
-    response = client.post("/answer", json=QUESTION | {"changes": changes})
-    assert response.status_code in {200, 422}
-    assert "NaN" not in response.text
-    assert "Traceback" not in response.text
 
 
 @pytest.mark.parametrize("error", [OverflowError("too large"), RuntimeWarning("overflow in exp")])

@@ -44,6 +44,34 @@ energy_price = {{ value = 0.2, unit = "per kWh", {REST} }}
 setup_price = {{ value = 100, unit = "once", {REST} }}
 power_per_device_w = 1000
 """
+#: Of a large model: layouts that are searched, and a layout that is told.
+LARGE = f"""
+[work]
+model = "gpt-1.3b"
+tokens = 1e10
+sequence_length = 1024
+scaling = "strong"
+
+[limits]
+deadline = 2027-12-21
+
+[[option]]
+name = "free"
+profile = "inferred.json"
+counts = [4, 8, 16]
+batches = [64]
+device_memory = "80GiB"
+price = {{ value = 2.0, unit = "per device-hour", {REST} }}
+
+[[option]]
+name = "fixed"
+profile = "inferred.json"
+counts = [4, 8, 16]
+batches = [64]
+device_memory = "80GiB"
+layout = "tp=2 micro_batch=2"
+price = {{ value = 2.0, unit = "per device-hour", {REST} }}
+"""
 
 
 def written(folder: Path, text: str = PLAN) -> Path:

@@ -12,7 +12,7 @@ from perfmodel.documents.clusters import read_cluster
 from perfmodel.documents.plan import Option, PlanFile
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.engine.job import FailureCause, Job, best_interval_s, expected_elapsed_s
-from perfmodel.errors import InvalidDocument, NotFeasible, UsageError
+from perfmodel.errors import UsageError
 from perfmodel.layout import Layout, scaled_layouts
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.plan.goodput import goodput
@@ -127,29 +127,6 @@ def test_the_chance_is_that_of_simulated_weeks(tmp_path: Path) -> None:
     assert row.expected_stops == pytest.approx(sum(simulated.stops_mean.values()), rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            {"2026-12-21": "2026-11-23", "budget = 5000": "budget = 10"},
-            ("for 90 % it needs a deadline of 20", "and a budget of"),
-        ),
-        ({"mtbf_device_hours = 2000": "mtbf_device_hours = 0.001"}, ("hardly gets on",)),
-    ],
-)
-def test_what_is_not_feasible_comes_with_what_is_nearest(
-    tmp_path: Path, changes: dict[str, str], words: tuple[str, ...]
-) -> None:
-    text = PLAN
-    for old, new in changes.items():
-        text = text.replace(old, new)
-    document = pm.plan_options(written(tmp_path, text), today=TODAY)
-    assert document.ranked == ()
-    nearest = document.options[0]
-    assert not nearest.is_feasible
-    assert all(word in nearest.reason for word in words)
-
-
 def test_prices_and_sizes_at_which_the_answer_changes(tmp_path: Path) -> None:
     """At its break-even price an option costs as much as the winner; one device fewer is too slow."""
     document = pm.plan_options(written(tmp_path), today=TODAY)
@@ -207,40 +184,6 @@ def test_between_knots_steps_are_read_closely() -> None:
     again_s = table.step_s(asked)
     np.testing.assert_allclose(again_s[2], table.step(100).step_s, rtol=1e-12)
     assert MOST_KNOTS < 60
-
-
-def test_strong_scaling_leaves_out_what_does_not_split(tmp_path: Path) -> None:
-    text = PLAN.replace('"weak"', '"strong"').replace("[4, 16]", "[64]").replace("[16]", "[64]")
-    document = pm.plan_options(written(tmp_path, text), today=TODAY)
-    assert {row.global_batch for row in document.ranked} == {64}
-    # of 1 to 16, only powers of two divide 64
-    assert document.num_skipped == 16 - 5
-    odd = text.replace("{ first = 1, last = 16 }", "[3]")
-    left_out = pm.plan_options(written(tmp_path, odd), today=TODAY)
-    assert [entry.row.option for entry in left_out.options] == ["fast"]
-    assert any("slow is left out: batch 64" in caveat for caveat in left_out.caveats)
-    with pytest.raises(NotFeasible, match="multiple of devices"):
-        pm.plan_options(written(tmp_path, odd.replace("[1, 2, 4, 8, 16, 32]", "[7]")), today=TODAY)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ("deadline = 2026-12-21", "deadline = 2026-11-20", "deadline: must be after the start"),
-        ("samples = 8e8", "samples = 8e8\nepochs = 3", "epochs and samples_per_epoch must be"),
-        ("samples = 8e8", "", "the work must be given once"),
-        ('currency = "EUR"', 'currency = "USD"', "one currency"),
-        ('unit = "per kWh"', 'unit = "per year"', "energy_price: must be per kWh"),
-        ("power_per_device_w = 500\n", "", "power_kw needs power_per_device_w of slow"),
-        ("{ first = 1, last = 16 }", "{ first = 5, last = 1 }", "last must be >= first"),
-        ("date = 2026-11-01", "date = 2027-11-01", "date must not be after"),
-        ("checkpoint_s = 30", "", "checkpoint_s"),
-    ],
-)
-def test_contradictions_are_named(tmp_path: Path, old: str, new: str, words: str) -> None:
-    text = PLAN.replace(old, new, 1)
-    with pytest.raises(InvalidDocument, match=words):
-        plan_of(tmp_path, text)
 
 
 def test_work_can_be_epochs_or_tokens(tmp_path: Path) -> None:

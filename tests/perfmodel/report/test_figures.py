@@ -23,10 +23,7 @@ from tests.perfmodel.report.samples import plain_prediction, plain_validation
 
 def pictures() -> dict[str, Figure]:
     predictions = [plain_prediction(), plain_prediction(workload="lenet")]
-    found = [
-        *predicted_pictures(predictions),
-        *judged_pictures(plain_validation()),
-    ]
+    found = [*predicted_pictures(predictions), *judged_pictures(plain_validation())]
     return {picture.name: picture.figure for picture in found}
 
 

@@ -10,11 +10,10 @@ import pytest
 from perfmodel.documents.verdicts import STEP_MAPE, scatter_alone
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.report import Table, count_interval, duration_interval, number, percent
-from perfmodel.report.prediction import csv_text, prediction_lines, prediction_table
+from perfmodel.report.prediction import csv_text, prediction_table
 from perfmodel.report.profile import profile_table
 from perfmodel.report.validation import steps_table, summary_lines
 from perfmodel.statistics import Interval
-from perfmodel.units import format_duration
 from tests.existing import existing
 from tests.perfmodel.report.samples import plain_prediction, plain_profile, plain_validation
 
@@ -70,25 +69,6 @@ def test_percentages_carry_their_sign_and_never_a_negative_zero() -> None:
     assert percent(0.0432, signed=True) == "+4.3 %"
     assert percent(-0.00001, signed=True) == "+0.0 %"
     assert percent(1.234) == "123 %"
-
-
-def test_every_number_of_a_prediction_is_shown() -> None:
-    prediction = plain_prediction()
-    text = shown(prediction_table(prediction))
-    for point in prediction.points:
-        assert point.speedup is not None
-        cells = (
-            f"{point.setting.global_batch}",
-            *duration_interval(point.step_s).split("\n"),
-            *count_interval(point.samples_per_s).split("\n"),
-            number(point.speedup.nominal),
-            f"[{number(point.speedup.p5)}-",
-            percent(existing(point.scaling_efficiency).nominal),
-            format_duration(point.exposed_comm_s.nominal),
-        )
-        assert [cell for cell in cells if cell not in text] == []
-    assert "weak scaling" in text
-    assert "speed-up 1.91" in next(prediction_lines(prediction))
 
 
 def test_tables_fit_80_columns_without_breaking_a_cell() -> None:

@@ -1,19 +1,22 @@
 """A trace adds gradients up as a real step does: in place where nobody else holds the sum so far."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from perfmodel.tracing.recorder import ModulePaths, Recorder
+from perfmodel.tracing.source import ModelSource
 from perfmodel.tracing.sources import find_source
-from perfmodel.tracing.step import without_content
-from perfmodel.workload import Phase
-from tests.perfmodel.tracing.gradient_sums import sums_of_backward, sums_of_calls, traced_and_real
+from perfmodel.tracing.step import build_model, record_step, without_content
+from perfmodel.workload import Call, Operator, Phase
+from tests.perfmodel.tracing.method import SGD_LOOP
 
 HELD: list[Tensor] = []
 
@@ -99,6 +102,39 @@ def traced(function: Callable[[Tensor], Tensor]) -> Recorder:
         start.backward()  # type: ignore[no-untyped-call]
     found: Recorder = recorder
     return found
+
+
+_SUMS = ("aten::add", "aten::add_")
+_MICRO_BATCH = 2
+
+
+def sums_of_calls(calls: Sequence[Call], operators: Sequence[Operator]) -> Counter[str]:
+    """In the backward pass of a trace."""
+    names = (operators[call.operator].name for call in calls if call.phase is Phase.BACKWARD)
+    short = (f"aten::{name.split('.')[1]}" for name in names)
+    return Counter(name for name in short if name in _SUMS)
+
+
+def sums_of_backward(start: Tensor) -> Counter[str]:
+    """In a real backward pass from here."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        start.backward()  # type: ignore[no-untyped-call]
+    names = (event.name for event in profiled.events() or ())
+    return Counter(name for name in names if name in _SUMS)
+
+
+def traced_and_real(source: ModelSource) -> tuple[Counter[str], Counter[str]]:
+    """Of a model's step."""
+    with without_content("cpu"):
+        step = record_step(build_model(source, SGD_LOOP), _MICRO_BATCH)
+    model = build_model(source, SGD_LOOP)
+    model.optimizer.zero_grad()
+    batch = source.draw_batch(_MICRO_BATCH)
+    outputs = model.module(*batch.positional, **batch.keyword)
+    return (
+        sums_of_calls(step.calls, step.operators),
+        sums_of_backward(source.loss(outputs, batch.targets)),
+    )
 
 
 @pytest.mark.parametrize("function", CASES, ids=lambda function: function.__name__)

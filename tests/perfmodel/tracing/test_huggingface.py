@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from perfmodel.errors import UntraceableModel, UsageError
 from perfmodel.tracing.source import ModelSource, SampleSize
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import without_content
@@ -73,30 +72,6 @@ def test_experts_share_the_tokens_evenly_and_say_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
-    [
-        ("{", "cannot be read as JSON"),
-        ("[]", "must hold a JSON object, got []"),
-        (TINY | {"model_type": "mamba"}, "model_type: must be one of llama"),
-        ({"model_type": "llama"}, "must have hidden_size or n_embd"),
-        (TINY | {"hidden_size": 33}, "hidden_size: must be divisible by the 4 attention heads"),
-        (TINY | {"num_key_value_heads": 3}, "num_key_value_heads: must be a divisor of the 4"),
-        (TINY | {"num_hidden_layers": 0}, "num_hidden_layers: must be a whole number >= 1, got 0"),
-        (TINY | {"vocab_size": "many"}, "vocab_size: must be a whole number >= 1, got 'many'"),
-        (TINY | {"hidden_act": "tanhh"}, "hidden_act: must be one of"),
-        (TINY | {"attention_dropout": 2}, "attention_dropout: must be in [0, 1], got 2"),
-        (TINY | {"attention_bias": 1}, "attention_bias: must be true or false, got 1"),
-        (TINY | {"sliding_window": -1}, "sliding_window: must be a whole number >= 1, got -1"),
-        (TINY | {"num_experts": -1}, "num_experts: must be a whole number >= 0, got -1"),
-    ],
-)
-def test_a_broken_configuration_names_key_and_value(tmp_path: Path, config: Any, says: str) -> None:
-    with pytest.raises(UntraceableModel, match=r"config\.json") as caught:
-        source_of(tmp_path, config)
-    assert says in str(caught.value)
-
-
-@pytest.mark.parametrize(
     "unused",
     [
         {"sliding_window": 0},
@@ -107,10 +82,3 @@ def test_a_broken_configuration_names_key_and_value(tmp_path: Path, config: Any,
 def test_what_a_family_does_not_use_may_be_anything(tmp_path: Path, unused: dict[str, Any]) -> None:
     plain = TINY | {"model_type": "mistral"}
     assert traced(tmp_path, plain) == traced(tmp_path, plain | unused)
-
-
-def test_more_tokens_than_positions_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--sequence-length: must be <= 16"):
-        source_of(tmp_path, TINY, sequence_length=17)
-    with pytest.raises(UsageError, match="--image-size"):
-        source_of(tmp_path, TINY, image_size=224)

@@ -171,8 +171,5 @@ def test_a_loop_that_is_too_short_or_not_there_is_refused() -> None:
         loop(model, optimizer, loss, steps=3)
     with pytest.raises(UsageError, match="at least 5 optimizer steps inside the block, got 3"):
         _ = run.step_s
-    with (
-        pm.record(model, optimizer) as empty,
-        pytest.raises(UsageError, match="no forward pass"),
-    ):
+    with pm.record(model, optimizer) as empty, pytest.raises(UsageError, match="no forward pass"):
         pm.trace(empty)

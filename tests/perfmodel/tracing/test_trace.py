@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 
 import pytest
 
-from perfmodel.errors import UsageError
 from perfmodel.tracing import trace
 from perfmodel.tracing.source import SampleSize
 from perfmodel.tracing.sources import find_source
@@ -271,17 +270,3 @@ def test_timm_models_are_traced_by_name(name: str) -> None:
     assert found.step.sample == "3x64x64 image"
     known = {"resnet18": 11_689_512, "vit_tiny_patch16_224": 5_717_416 - 180 * 192}
     assert sum(p.num_elements for p in found.workload.parameters) == known[name]
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("vit_large_patch32_224", "must tell classes apart"),
-        ("vit_base_patch16_224_sam", "must have a default configuration"),
-        ("restnet50", r"must be a model of timm.*did you mean resnet50"),
-    ],
-)
-def test_a_timm_model_that_is_unknown_or_lacks_something_is_refused(name: str, said: str) -> None:
-    pytest.importorskip("timm")
-    with pytest.raises(UsageError, match=said):
-        find_source(f"timm:{name}")

@@ -1,9 +1,10 @@
-"""The slowest of many ranks."""
+"""The slowest of many ranks, and intervals of draws, by hand."""
 
 import numpy as np
 import pytest
 
 from perfmodel.statistics import (
+    Interval,
     expected_largest_deviate,
     expected_largest_over_median,
     quantile_with_tail,
@@ -93,9 +94,7 @@ def test_the_largest_normal_deviate_is_near_its_tabulated_mean(
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 8, 9])
-def test_the_largest_stands_above_the_lower_median_as_in_a_simulation(
-    count: int,
-) -> None:
+def test_the_largest_stands_above_the_lower_median_as_in_a_simulation(count: int) -> None:
     """Acceptance divides the slowest by ``median_low``; of two that is twice their distance from the centre.
 
     Blom's approximation errs most for two: by 4.4 %.
@@ -103,3 +102,23 @@ def test_the_largest_stands_above_the_lower_median_as_in_a_simulation(
     ordered = np.sort(np.random.default_rng(5).standard_normal((100_000, count)), axis=1)
     simulated = float((ordered[:, -1] - ordered[:, (count - 1) // 2]).mean())
     assert expected_largest_over_median(count) == pytest.approx(simulated, rel=0.05)
+
+
+#: 0 to 100 in steps of 1: the quantile p is 100 p.
+DRAWS = np.arange(101.0)
+
+
+@pytest.mark.parametrize(
+    ("nominal", "expected"),
+    [(None, (5, 50, 95)), (40.0, (5, 40, 95)), (3.0, (3, 3, 95)), (99.0, (5, 99, 99))],
+)
+def test_the_middle_of_draws_always_holds_the_nominal_value(
+    nominal: float | None, expected: tuple[float, float, float]
+) -> None:
+    found = Interval.of(DRAWS, nominal=nominal)
+    assert (found.p5, found.nominal, found.p95) == pytest.approx(expected)
+
+
+def test_an_interval_must_be_in_order() -> None:
+    with pytest.raises(ValueError, match=r"p5 <= nominal <= p95 must hold, got 2.0, 1.0, 3.0"):
+        Interval(p5=2.0, nominal=1.0, p95=3.0)

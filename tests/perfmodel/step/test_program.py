@@ -1,4 +1,4 @@
-"""Which operations a step waited for."""
+"""Which operations a step waited for, and what a program refuses to be."""
 
 import numpy as np
 import pytest
@@ -65,3 +65,15 @@ def test_causes_sum_to_the_step_where_both_sides_slow_each_other() -> None:
         {Cause.FORWARD: 2.0, Cause.ALL_REDUCE: 7.0, Cause.OPTIMIZER: 1.0}
     )
     assert sum(causes.values()) == pytest.approx(trace.step_s) == pytest.approx(10.0)
+
+
+def test_a_program_has_operations_that_wait_for_earlier_ones() -> None:
+    with pytest.raises(ValueError, match="at least one operation"):
+        StepProgram(())
+    for at in (-1, 1, 2):
+        with pytest.raises(
+            ValueError, match=rf"operation 1 \(forward\) .* earlier operations, got {at}"
+        ):
+            StepProgram(
+                (operation(Stream.HOST, Cause.FORWARD), operation(Stream.HOST, Cause.FORWARD, at))
+            )
