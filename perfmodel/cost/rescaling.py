@@ -24,7 +24,6 @@ from perfmodel.layout import Precision
 from perfmodel.machine.measured import (
     CollectiveProfile,
     CurvePoint,
-    DdpCosts,
     DeviceCosts,
     MeasuredMachine,
     MeasuredWorkload,
@@ -80,8 +79,6 @@ BETWEEN_DEVICES_LOG_ERROR: Final = 0.55
 #: The same of another maker, whose kernels nobody compared: assumed.
 BETWEEN_MAKERS_LOG_ERROR: Final = 1.2
 _NVIDIA: Final = "NVIDIA"
-#: Columns of DDP's costs that move gradients through the device's memory.
-_MEMORY_COSTS: Final = ("bucket_s_per_byte",)
 
 
 def rescaled_profile(
@@ -132,7 +129,7 @@ def rescaled_profile(
         device_name=f"{target.name} (scaled from {profile.device_name})",
         origin=replace(profile.origin, digest=digest),
         operators=replace(operators, rescaling=rescaling),
-        ddp=_ddp(profile.ddp, memory_ratio),
+        ddp=profile.ddp.times({"bucket_s_per_byte": memory_ratio}),
         steps=(),
         rates=(),
     )
@@ -193,15 +190,6 @@ def _collective(entry: CollectiveProfile, ratio: float) -> CollectiveProfile:
         replace(point, time_s=start_s + (point.time_s - start_s) / ratio) for point in entry.points
     )
     return replace(entry, points=points)
-
-
-def _ddp(ddp: DdpCosts, memory_ratio: float) -> DdpCosts:
-    factors = [memory_ratio if name in _MEMORY_COSTS else 1.0 for name in ddp.names]
-
-    def scaled(row: tuple[float, ...]) -> tuple[float, ...]:
-        return tuple(value * factor for value, factor in zip(row, factors, strict=True))
-
-    return replace(ddp, values=scaled(ddp.values), draws=tuple(scaled(row) for row in ddp.draws))
 
 
 def _notes(

@@ -61,9 +61,9 @@ _VIEW: Final = 0.3
 #: Images have at most this many channels: the first layer, which cannot fill tiles.
 _IMAGE_CHANNELS: Final = 4
 _LARGE_KERNEL: Final = 7
-#: cuDNN has fast kernels in 16 bit for these channels of a group, as many in as out, and groups at a time,
-#: where channels lie side by side; all others are several times slower, unless one group alone fills a tile of tensor
-#: cores (published steps of an RTX 3090; families left out, seen: 11.2 % without that, 9.7 % with it).
+#: cuDNN has fast kernels in 16 bit for these channels of a group, as many in as out, where channels lie side by side.
+#: They do so many groups at a time: fewer take as long. With less than a quarter of them, or other channels, it is
+#: several times slower, unless one group alone fills a tile of tensor cores. [published steps of an RTX 3090, seen]
 _TUNED_GROUPS: Final = 32
 _TUNED_CHANNELS: Final = (4, 8, 16, 32)
 _TILE_CHANNELS: Final = 128
@@ -132,33 +132,25 @@ def step_work(
     ``has_optimizer``: Whether the step updates parameters; some benchmarks leave that out.
     """
     is_half = is_pure_half or step.method.precision != "fp32"
-
-    def is_half_last(operator: Operator) -> bool:
-        is_last = _is_channels_last(operator)
-        return is_half and (is_last if memory_format is None else memory_format == "channels_last")
-
+    memory_format = memory_format or _traced_format(step)
+    is_half_last = is_half and memory_format == "channels_last"
     rows: list[tuple[int, int, float, _Work]] = []
     launches = np.zeros(len(STEP_PHASES))
-    is_last = False
     for (position, phase), count in step.call_counts().items():
         if phase is Phase.OPTIMIZER:
             continue
         operator = step.operators[position]
-        found = _kernels(
-            operator, phase, is_pure_half=is_pure_half, is_half_last=is_half_last(operator)
-        )
+        found = _kernels(operator, phase, is_pure_half=is_pure_half, is_half_last=is_half_last)
         launches[STEP_PHASES.index(phase)] += count * (1.0 if found else _VIEW)
-        is_last = is_last or _is_channels_last(operator)
         rows += [(position, STEP_PHASES.index(phase), float(count), each) for each in found]
     if has_optimizer:
         update, launches[2] = _update(step, halved=is_pure_half)
         rows.append((-1, 2, 1.0, update))
     works = [work for *_, work in rows]
-    traced_format: MemoryFormat = "channels_last" if is_last else "contiguous"
     depth = np.array([work.depth for work in works])
     return StepWork(
         precision="half" if is_half else "fp32",
-        memory_format=memory_format or traced_format,
+        memory_format=memory_format,
         operator=np.array([row[0] for row in rows], dtype=np.int64),
         phase=np.array([row[1] for row in rows], dtype=np.int64),
         count=np.array([row[2] for row in rows]),
@@ -171,6 +163,17 @@ def step_work(
         by_vectors=np.array([float(work.by_vectors) for work in works]),
         launches=launches,
     )
+
+
+def _traced_format(step: TracedStep) -> MemoryFormat:
+    """How the channels of the first image lie: later ones may be views of tokens, or of one pixel."""
+    for operator in step.operators:
+        if base_name(operator.name) == "convolution":
+            image = operator.inputs[0]
+            if image.stride is None or len(image.shape) != 4:
+                return "contiguous"
+            return "channels_last" if image.stride[1] == 1 < image.shape[1] else "contiguous"
+    return "contiguous"
 
 
 _FAMILY_POSITION: Final = {name: index for index, name in enumerate((*PRODUCTS, *STREAMS))}
@@ -223,17 +226,6 @@ def _halving(operator: Operator) -> float:
     return 1 - single / whole / 2
 
 
-def _is_channels_last(operator: Operator) -> bool:
-    """Whether a convolution reads an image whose channels lie side by side."""
-    position = {"convolution": 0, "convolution_backward": 1}.get(base_name(operator.name))
-    if position is None:
-        return False
-    image = operator.inputs[position]
-    return (
-        image.stride is not None and len(image.shape) == 4 and image.stride[1] == 1 < image.shape[1]
-    )
-
-
 class _Filters(NamedTuple):
     """Sizes of one convolution."""
 
@@ -278,11 +270,20 @@ def _convolution(operator: Operator, wanted: str, halving: float, *, is_half_las
         "weights": (math.prod(weight.shape), sizes.samples * sizes.pixels_out),
     }[wanted]
     kind = _convolution_kind(sizes, image, is_half_last=is_half_last)
+    padded = 1.0
+    if is_half_last and kind in ("group 8", "group 32"):
+        padded = math.ceil(groups / _TUNED_GROUPS) * _TUNED_GROUPS / groups
     narrow = min(sizes.inputs, sizes.outputs)
     is_depthwise = kind.startswith("depthwise")
     return _Work(
         family="stem weights" if (kind, wanted) == ("stem", "inputs") else f"{kind} {wanted}",
-        flop=2.0 * per_channel * sizes.outputs * sizes.pixels_out * sizes.inputs * sizes.kernel,
+        flop=2.0
+        * padded
+        * per_channel
+        * sizes.outputs
+        * sizes.pixels_out
+        * sizes.inputs
+        * sizes.kernel,
         moved_bytes=moved,
         results=float(results),
         depth=float(depth),
@@ -301,7 +302,7 @@ def _convolution_kind(sizes: _Filters, image: TensorSpec, *, is_half_last: bool)
     if sizes.inputs == 1:
         return "depthwise 7x7" if sizes.kernel >= _LARGE_KERNEL**2 else "depthwise"
     is_square = sizes.inputs == sizes.outputs
-    is_tuned = is_square and sizes.inputs in _TUNED_CHANNELS and not sizes.groups % _TUNED_GROUPS
+    is_tuned = is_square and sizes.inputs in _TUNED_CHANNELS and 4 * sizes.groups >= _TUNED_GROUPS
     if is_half_last and not is_tuned and min(sizes.inputs, sizes.outputs) < _TILE_CHANNELS:
         return "group untuned"
     for most in (8, 32):
@@ -326,6 +327,15 @@ def _product(operator: Operator, base: str, phase: Phase, moved_bytes: float) ->
             moved_bytes=moved_bytes,
             results=float(math.prod(query)),
             channels=float(query[-1]),
+        )
+    if "rnn" in base:  # every instant of every sequence, by all layers in one kernel
+        return _Work(
+            family=f"mm {end}",
+            flop=operator.flop,
+            moved_bytes=moved_bytes,
+            results=float(operator.outputs[0].num_elements),
+            depth=float(operator.inputs[0].shape[-1]),
+            channels=float(operator.inputs[0].shape[-1]),
         )
     first, second = operator.inputs[-2:] if len(operator.inputs) > 1 else operator.inputs * 2
     if base == "linear":

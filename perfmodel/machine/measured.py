@@ -1,7 +1,7 @@
 """Costs of a machine as measured: curves of phases, operators, collectives, and what DDP adds."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -214,6 +214,15 @@ class DdpCosts:
         sizes = {*map(len, (self.names, self.values, self.determined, *self.draws))}
         if set(self.names) != set(_DDP_COSTS) or len(sizes) > 1:
             raise ValueError(f"must have a value, and draws, of each of {', '.join(_DDP_COSTS)}")
+
+    def times(self, factors: Mapping[str, float]) -> "DdpCosts":
+        """Costs times factors by name; those without one stay."""
+        each = [factors.get(name, 1.0) for name in self.names]
+        values, *draws = (
+            tuple(value * factor for value, factor in zip(row, each, strict=True))
+            for row in (self.values, *self.draws)
+        )
+        return replace(self, values=values, draws=tuple(draws))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -544,6 +553,7 @@ class MeasuredMachine(Machine):
             ranks_per_node=1,
             collectives=(),
             between_nodes=(),
+            ddp=self.ddp.times({"all_reduce_start_s": 0.0}),
             operators=replace(self.operators, rescaling=rescaling),
         )
 

@@ -38,7 +38,6 @@ from calibrate.step_table import (
     machine_from_steps,
     traced_tables,
 )
-from perfmodel.cost.rescaling import sheet_of
 from perfmodel.cost.step_law import CONSTANTS, ConstantPrior
 from perfmodel.documents import Provenance
 from perfmodel.documents.clusters import open_cluster
@@ -390,23 +389,12 @@ def rows_of_all(cards: Table, folder: Path, configs: Path) -> dict[str, Rows]:
     return {name: Rows(traced[name], *of_one) for name, of_one in by_age.items()}
 
 
-def priors_for(
-    device: str, rows: Mapping[str, Sequence[StepRow]], fits: Mapping[str, DeviceFit]
-) -> dict[str, ConstantPrior]:
-    """What all other devices say of one; where they had it as their prior, they are fitted without it."""
-    sheet = sheet_of(find_device(device, shipped_catalogue()))
-    others = {name: fit for name, fit in fits.items() if name != device}
-    if device == devices.ANCHOR:
-        others = devices.fits_of(
-            {name: rows[name] for name in others}, devices.sheets_of([*others])
-        )
-    return prior_over([*others.values()], sheet.generation)
-
-
 def judge_left_out(rows: Mapping[str, Sequence[StepRow]], fits: Mapping[str, DeviceFit]) -> None:
     """Print how wrong the steps of a device are of which no row is known."""
     for name, sheet in devices.sheets_of(list(rows)).items():
-        ours = predicted_s(rows[name], fit_device((), sheet, priors_for(name, rows, fits)), sheet)
+        ours = predicted_s(
+            rows[name], fit_device((), sheet, devices.priors_of(name, rows, fits)), sheet
+        )
         errors = ours / np.array([row.step_s for row in rows[name]]) - 1
         typer.echo(
             f"{name} left out, {len(errors)} rows: MAPE {np.abs(errors).mean():.1%}, "
@@ -443,7 +431,7 @@ def make_cards(
         found, notes = machine_from_steps(
             rows[name].traced,
             find_device(name, shipped_catalogue()),
-            priors=priors_for(name, steps, fits),
+            priors=devices.priors_of(name, steps, fits),
             source=_SOURCES[source],
             newest=rows[name].newest,
             older=rows[name].older,
@@ -501,7 +489,7 @@ def _make(folder: Path, configs: Path, *, writes: bool) -> None:
         make_cards(table.path, rows, steps, fits)
     for name, made in MACHINES.items():
         of_one = rows[made.device if made.records else name]
-        found, notes = machine(name, folder, of_one, priors_for(made.device, steps, fits))
+        found, notes = machine(name, folder, of_one, devices.priors_of(made.device, steps, fits))
         assert found.device_costs is not None
         typer.echo(f"{name}: {found.device_costs.num_rows} rows")
         for error in found.device_costs.left_out:

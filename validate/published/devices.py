@@ -76,6 +76,7 @@ def public_rows(table: Table) -> dict[str, list[TableRow]]:
     rules = {
         "devices without a data sheet": lambda row: row["device"] in _NAMES,
         "several GPUs under nn.DataParallel": lambda row: row["gpus"] == "1",
+        "names that timm gives another model": lambda row: row["model"] != "ig_resnext101_32x16d",
         "no image size, batch or step": lambda row: (
             numbers(row, "image", "batch_per_gpu", "step_ms") is not None
         ),
@@ -131,10 +132,14 @@ def fits_of(
     return fits
 
 
-def priors_of(name: str, fits: Mapping[str, DeviceFit]) -> dict[str, ConstantPrior]:
-    """What is known of a device before its rows: every other device; of the anchor nothing."""
-    others = [] if name == ANCHOR else [fit for each, fit in fits.items() if each != name]
-    return prior_over(others, fits[name].generation)
+def priors_of(
+    name: str, rows: Mapping[str, Sequence[StepRow]], fits: Mapping[str, DeviceFit]
+) -> dict[str, ConstantPrior]:
+    """What all other devices say of one; where they had it as their prior, they are fitted without it."""
+    others = {each: fit for each, fit in fits.items() if each != name}
+    if name == ANCHOR:
+        others = fits_of({each: rows[each] for each in others}, sheets_of([*others]))
+    return prior_over([*others.values()], fits[name].generation)
 
 
 def judge(table: Table, trace: Trace = trace_setting) -> Iterator[PublishedSeries]:
@@ -150,11 +155,12 @@ def judge(table: Table, trace: Trace = trace_setting) -> Iterator[PublishedSerie
     sheets = sheets_of(list(rows))
     fits = fits_of(rows, sheets)
     for name, steps in rows.items():
-        yield from judge_families(table.source, name, steps, sheets[name], priors_of(name, fits))
+        priors = priors_of(name, rows, fits)
+        yield from judge_families(table.source, name, steps, sheets[name], priors)
     later = {name: steps for name, steps in rows.items() if name != ANCHOR}
     for count in _KNOWN_MODELS if later else ():
         parts = [
-            _few_part(steps, sheets[name], priors_of(name, fits), count, seed)
+            _few_part(steps, sheets[name], priors_of(name, rows, fits), count, seed)
             for name, steps in later.items()
             if len({row.model for row in steps}) > count
             for seed in range(_CHOICES if count else 1)

@@ -14,7 +14,6 @@ from perfmodel.errors import UsageError
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.models import SHIPPED_TRACES, document_for
 from perfmodel.workload.step import TracedStep
-from tests.benchmarks.machines import priors_for
 from tests.calibrate.test_step_table import FAMILIES, setting, trace_named, true_s
 from tests.validate.published.judged import opened
 from validate.published import devices
@@ -144,7 +143,7 @@ def test_no_device_is_in_its_own_prior_not_even_by_way_of_the_others() -> None:
     for of_anchor in known:
         rows = {devices.ANCHOR: of_anchor, "titan-rtx": traced_steps("titan-rtx", slower=2.0)}
         fits = devices.fits_of(rows, devices.sheets_of(list(rows)))
-        priors.append(priors_for(devices.ANCHOR, rows, fits))
+        priors.append(devices.priors_of(devices.ANCHOR, rows, fits))
     one, other = priors
     assert one == other
 
