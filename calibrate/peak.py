@@ -140,7 +140,7 @@ def main(arguments: list[str]) -> None:
     prepare(kind, ())
     for name, micro_batch, optimizer, precision in json.loads(settings):
         act = partial(_mortal_peaks, kind, name, micro_batch, (optimizer, precision), truth)
-        with Fork(act, is_measured=True) as copy:
+        with Fork(act) as copy:
             try:
                 found = copy.result()
             except Exception as error:  # noqa: BLE001 - the caller reads the last line

@@ -50,7 +50,10 @@ class Ranks:
         return cls(rank=rank, world_size=world_size, store=store)
 
     def carry_out(self, act: Callable[[], Result]) -> Result:
-        """What a function returns in a copy of this process; whatever it raises is raised here."""
+        """What a function returns in a copy of this process; whatever it raises is raised here.
+
+        The copy has all threads of this process, which computes nothing before.
+        """
 
         def alone() -> Result:
             die_with_parent()

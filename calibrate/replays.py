@@ -106,6 +106,16 @@ def step_key(entry: ReplayObservation) -> StepKey:
     return entry.workload, entry.micro_batch, entry.parameters
 
 
+def of_newest_traces(replays: Sequence[ReplayObservation]) -> list[ReplayObservation]:
+    """Without those of earlier traces of a step, which another version made of other operators."""
+
+    def traced(entry: ReplayObservation) -> frozenset[tuple[str, Phase]]:
+        return frozenset((operator.signature, operator.phase) for operator in entry.operators)
+
+    newest = {step_key(entry): traced(entry) for entry in replays}
+    return [entry for entry in replays if traced(entry) == newest[step_key(entry)]]
+
+
 def replayed_s(group: Sequence[ReplayObservation], phase: str | None = None) -> Seconds:
     """Typical time of the replays of one step: of one phase, or the sum of all. [s]"""
     if phase is None:
@@ -116,7 +126,7 @@ def replayed_s(group: Sequence[ReplayObservation], phase: str | None = None) -> 
 def measured_steps(replays: Sequence[ReplayObservation]) -> tuple[MeasuredStep, ...]:
     """Every replayed step: each operator's typical time, so that their sums are typical sums."""
     groups: dict[StepKey, list[ReplayObservation]] = defaultdict(list)
-    for entry in replays:
+    for entry in of_newest_traces(replays):
         groups[step_key(entry)].append(entry)
     if not groups:
         return ()

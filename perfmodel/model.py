@@ -67,16 +67,11 @@ def collective_s(algorithm: str, size_bytes: float, tier: Tier) -> float:
 
     log2 is rounded up; halving takes the n = 2^r below. 0.37 = 0.92 x 0.4 is the lowest share of the
     ring's rate that NCCL grants a tree. For NVLS ``p2p_s`` is the latency of the switch, 25 us. A ring
-    over several tiers has their mean P2P latency and lowest B; a hierarchy is a ring inside nodes and one
-    whose members are nodes, with B of all their links [7]. A library takes the fastest that it has.
+    over several tiers has their mean P2P latency and lowest B. A library takes the fastest that it has.
     Bus bandwidth is f S / T with f = ``arrays`` of the ring, 1 for send_recv and broadcast [6].
 
-    Tensor parallelism waits for 2 all-reduces of S = tokens x hidden x bytes per layer and pass (forward,
-    backward, a third with full recomputation); sequence parallelism sends as much [8].
-
     References: [1] Thakur et al. 2005; [2] Patarasuk and Yuan 2009; [3] Sanders et al. 2009;
-    [4] NCCL, src/graph/tuning.cc; [5] Klenk et al. 2020; [6] nccl-tests, doc/PERFORMANCE.md;
-    [7] Cho et al. 2019; [8] Shoeybi et al. 2019.
+    [4] NCCL, src/graph/tuning.cc; [5] Klenk et al. 2020; [6] nccl-tests, doc/PERFORMANCE.md.
     """
     n, rounds, power = tier.n, math.ceil(math.log2(tier.n)), 1 << (tier.n.bit_length() - 1)
     one_ring = (n - 1, (n - 1) / n)
@@ -96,6 +91,16 @@ def collective_s(algorithm: str, size_bytes: float, tier: Tier) -> float:
     later_s = tier.later_start_s * size_bytes / (size_bytes + tier.half_bytes * math.sqrt(n))
     start_s = tier.start_s + later_s
     return start_s + messages * tier.p2p_s + arrays * size_bytes / tier.bytes_per_s + own_s
+
+
+def hierarchical_all_reduce_s(size_bytes: float, inside: Tier, across: Tier) -> float:
+    """Time of reduce-scatter inside nodes, all-reduce across, all-gather inside [Cho et al. 2019]. [s]
+
+    T = T_ring(S) inside + T_ring(S) across
+
+    Members of ``across`` are nodes, and B is that of a node: its ranks reduce their parts at once.
+    """
+    return collective_s("ring", size_bytes, inside) + collective_s("ring", size_bytes, across)
 
 
 # Data parallelism
@@ -173,7 +178,7 @@ def straggler_factor(n: int, log_spread: float) -> float:
     return math.exp(log_spread * NormalDist().inv_cdf((n - 0.375) / (n + 0.25)))
 
 
-# Sharding and pipeline parallelism
+# Sharding, tensor and pipeline parallelism
 def sharded_step_s(  # noqa: PLR0913 - a step has as many parts
     layers: int, forward_s: float, backward_s: float, gather_s: float, scatter_s: float,
     optimizer_s: float = 0.0, *, micro_batches: int = 1,
@@ -197,6 +202,16 @@ def sharded_step_s(  # noqa: PLR0913 - a step has as many parts
             ends_s.append(start_s + (forward_s if k < layers else backward_s))
         network_s = max(network_s, ends_s[-1]) + scatter_s
     return max(ends_s[-1], network_s) + optimizer_s
+
+
+def tensor_parallel_s(layers: int, activation_bytes: float, tier: Tier, passes: int = 2) -> float:
+    """Time of the tensor-parallel collectives of one micro-batch; compute waits for them. [s]
+
+    T = 2 passes layers T_ring(S)        S = tokens x hidden x bytes   [Shoeybi et al. 2019]
+
+    Passes: forward and backward, and a third pass under full recomputation. Sequence parallelism sends as much.
+    """
+    return 2 * passes * layers * collective_s("ring", activation_bytes, tier)
 
 
 def pipeline_s(

@@ -290,8 +290,7 @@ def test_sums_by_hand() -> None:
     found_ms = [1e3 * model.collective_s("tree", 368, Tier(n, 1e-3, 1e6)) for n in (2, 8)]
     assert found_ms == pytest.approx([2 + 1, 6 + 2])
     # 4 messages of 1 ms and 8 kB inside; 2 of 4 ms and 6 kB at half the rate across.
-    rings = Tier(3, 1e-3, 1e6), Tier(2, 4e-3, 5e5)
-    both = sum(model.collective_s("ring", 6000, each) for each in rings)
+    both = model.hierarchical_all_reduce_s(6000, Tier(3, 1e-3, 1e6), Tier(2, 4e-3, 5e5))
     assert both == pytest.approx((4 + 8 + 8 + 12) * 1e-3)
     tiers_of_6 = [level(Tier(3, 1e-3, 1e6), crossings=4), level(Tier(2, 4e-3, 5e5))]
     assert all_reduce_s(tiers_of_6, 6000, library="mpi")[0] == pytest.approx(both)
@@ -304,6 +303,8 @@ def test_sums_by_hand() -> None:
     assert model.ddp_step_s(1, 2, 1, **step, speeds=(0.5, 0.5)) == 1 + 1 + 2 + 1 + 2 + 1
     # Gathers 0.5 ahead of the first layer; 2 layers, all else hidden but the last reduction.
     assert model.sharded_step_s(2, 1, 2, 0.5, 0.5, 0.25) == 0.5 + 2 + 4 + 0.5 + 0.25
+    # Two passes of 3 layers with 2 all-reduces of 28 ms each.
+    assert model.tensor_parallel_s(3, 8000, tier) == pytest.approx(12 * 28e-3)
     assert model.pipeline_s(4, 8, 1, 2) == 33
     assert model.pipeline_s(4, 8, 1, 2, interleave=3) == 27
     assert model.memory_bytes(1e9, 1e9, kept=4, zero=1, shards=6) == 12e9

@@ -103,7 +103,7 @@ BUDGETS: Final = {
         num_parallel=10,
         num_repetitions=6,
         repetition_s=1.2,
-        # As many as the wait for another occasion holds: one round scatters by a tenth.
+        # One round scatters by a tenth.
         replay_rounds=8,
         replay_s=1.2,
     ),

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize, nnls
 
-from calibrate.replays import StepKey, measured_steps, replayed_s, step_key
+from calibrate.replays import StepKey, measured_steps, of_newest_traces, replayed_s, step_key
 from calibrate.summary import typical
 from perfmodel.cost import CurveDraws
 from perfmodel.cost.families import (
@@ -273,7 +273,7 @@ def fit_operators(
     Kernels of all families start alike.
     """
     layers = [entry for entry in observations if isinstance(entry, OperatorsObservation)]
-    replays = [entry for entry in observations if isinstance(entry, ReplayObservation)]
+    replays = of_newest_traces([e for e in observations if isinstance(e, ReplayObservation)])
     if not layers and not replays:
         return None
     timings = _timings(layers, replays, on_gpu=on_gpu)

@@ -389,6 +389,11 @@ class RunSetting:
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot be run."""
+        checks.at_least("world_size", self.world_size, 1)
+        checks.at_least("micro_batch", self.micro_batch, 1)
+        checks.at_least("accumulation", self.accumulation, 1)
+        if self.bucket_cap_mb is not None:
+            checks.positive("bucket_cap_mb", self.bucket_cap_mb)
         _ = self.layout
 
     @classmethod

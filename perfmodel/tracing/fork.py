@@ -114,8 +114,9 @@ def apart(
 
 def _live(act: Callable[[], Result], threads: int, answering: Connection) -> None:
     """Send what the function returns or raises."""
-    # A copy renews torch's pool of threads when it is first asked for. The threads of autograd would
-    # ask at the same time, and one of them find none and abort (`caffe2::pthreadpool`, torch 2.15).
+    # To set any number renews torch's pool of threads, which a copy does when it is first asked for. The threads
+    # of autograd would ask together, and one of them find none and abort (`caffe2::pthreadpool`, torch 2.15).
+    # ``Fork`` says which number.
     torch.set_num_threads(threads)
     try:
         content = pickle.dumps((act(), None), protocol=pickle.HIGHEST_PROTOCOL)

@@ -299,6 +299,16 @@ def test_a_training_counts_more_than_replays_without_one() -> None:
     assert step.operators == measured_steps(trained)[0].operators
 
 
+def test_replays_of_an_earlier_trace_of_a_step_do_not_count() -> None:
+    """A version of before called something else."""
+    old = replayed(0.9)
+    other = old.operators[1].model_copy(update={"signature": "c"})
+    old = old.model_copy(update={"operators": (old.operators[0], other)})
+    (step,) = measured_steps([old, replayed(0.01), replayed(0.01)])
+    assert {operator.signature for operator in step.operators} == {"a", "b"}
+    assert step.optimizer_s == pytest.approx(0.5)
+
+
 LOOKS_UP = """
 import torch
 from torch import nn

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfmodel.engine.algebra import step_times
 from perfmodel.engine.simulate import simulate
 from perfmodel.step import Interference, StepProgram
 from tests.laws.strategies import durations, interferences, programs
@@ -32,6 +33,18 @@ def test_overlap_never_loses_where_the_speeds_add_up_to_one(
     interference = Interference(compute_speed=compute_speed, comm_speed=1.0 - compute_speed)
     step_s = simulate(program, durations_s, interference=interference).step_s
     assert step_s <= durations_s.sum() * TOLERANCE
+
+
+@given(data=st.data(), program=programs(), longer_s=st.floats(0.0, 1.0))
+def test_a_longer_operation_never_shortens_the_step(
+    data: st.DataObject, program: StepProgram, longer_s: float
+) -> None:
+    durations_s = data.draw(durations(program, num_ranks=2))
+    longer = durations_s.copy()
+    longer[:, data.draw(st.integers(0, len(program.operations) - 1))] += longer_s
+    assert simulate(program, longer).step_s >= simulate(program, durations_s).step_s
+    before_s, after_s = step_times(program, np.stack([durations_s[0], longer[0]], axis=1))
+    assert after_s >= before_s
 
 
 @given(data=st.data(), program=programs(), interference=interferences, scale=st.floats(1e-3, 1e3))

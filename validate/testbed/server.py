@@ -182,10 +182,7 @@ def together(plays: Iterable[Callable[[], Found]]) -> list[Found]:
     ``MeasurementFailed`` names the rank that failed first: its end breaks the connections of the others.
     """
     with contextlib.ExitStack() as until:
-        ranks = [
-            until.enter_context(Fork(functools.partial(_told, play), is_measured=True))
-            for play in plays
-        ]
+        ranks = [until.enter_context(Fork(functools.partial(_told, play))) for play in plays]
         waiting = {copy.answer: rank for rank, copy in enumerate(ranks)}
         found: dict[int, Found] = {}
         deadline_s = time.monotonic() + _LIMIT_S

@@ -174,6 +174,25 @@ def test_large_arrays_of_nccl_start_later() -> None:
     assert start_s(4e6, 4, library="gloo") == 0
 
 
+@pytest.mark.parametrize(
+    ("ring_rate", "reached", "measured", "within"),
+    [(367.6e9, 0.85, 482e9, 0.02), (682e9, 0.74, 838e9, 0.07)],
+)
+def test_switches_as_others_measured_them(
+    ring_rate: float, reached: float, measured: float, within: float
+) -> None:
+    """Bus bandwidth of 8 H100 and 8 B200, from that of their rings and what NCCL's tuner grants.
+
+    .. [1] S. Bekman, Machine Learning Engineering Open Book, 2026: rings 367.6 and 682 GB/s, NVLS 482
+       and 838 GB/s; four and fewer H100 gain nothing.
+    """
+    node = Cluster(name="node", tiers=(tier("node", "device", 8, ring_rate, 3.4e-6),))
+    adding, size = with_switches(node, reached), 16 * 2**30
+    assert 2 * 7 / 8 * size / time(adding, 8, size, "nccl") == pytest.approx(measured, rel=within)
+    gain = time(node, 4, size, "nccl") / time(adding, 4, size, "nccl")
+    assert 1.0 <= gain < 1.05
+
+
 @st.composite
 def clusters(draw: st.DrawFn) -> Cluster:
     tiers, inner = [], "device"

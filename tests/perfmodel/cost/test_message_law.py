@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from perfmodel.cost import CurveDraws, Samples
 from perfmodel.cost.collectives import message_bytes, num_messages, work
@@ -16,6 +18,9 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_t
 SIZES = tuple(4.0**power for power in range(5, 13))
 #: Hop, byte of a link, handling a message, a byte of it, sharpness.
 KNOWN = (1e-4, 4e-8, 3e-5, 1e-10, 7.0)
+
+
+ENDS = ((1e-6, 1e-2), (1e-11, 1e-6), (1e-7, 1e-3), (1e-12, 1e-8), (0.1, 20))
 
 
 def law(*parameters: float) -> MessageLaw:
@@ -59,6 +64,25 @@ def test_messages_that_processors_handle(collective: str, handled: int) -> None:
     """8 ranks, all handling at 1 ms each: every message is handled one after another."""
     busy = law(1e-12, 1e-18, 1e-3, 1e-18, 50.0)
     assert whole_s(busy, collective, 8, 8) == pytest.approx(handled * 1e-3, rel=1e-4)
+
+
+@settings(max_examples=200)
+@given(
+    collective=st.sampled_from(COLLECTIVES),
+    parameters=st.tuples(*(st.floats(*ends) for ends in ENDS)),
+    size=st.floats(1, 1e9),
+    ranks=st.integers(2, 64),
+    place=st.integers(0, 3),
+)
+def test_more_ranks_more_bytes_and_slower_parts_never_help(
+    collective: str, parameters: tuple[float, ...], size: float, ranks: int, place: int
+) -> None:
+    base_s = whole_s(law(*parameters), collective, size, ranks)
+    assert whole_s(law(*parameters), collective, size * 2, ranks) >= base_s * (1 - 1e-9)
+    slower = [value * (2 if i == place else 1) for i, value in enumerate(parameters)]
+    assert whole_s(law(*slower), collective, size, ranks) >= base_s * (1 - 1e-9)
+    # A smaller message is rounded up to the same steps of the law by a part in a hundred thousand.
+    assert whole_s(law(*parameters), collective, size, ranks + 1) >= base_s * (1 - 1e-4)
 
 
 def measured(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.collectives import SWITCH_LATENCY_S, start_s
+from perfmodel.cost.link_law import LinkCost
 from perfmodel.cost.machine import CostModel
 from perfmodel.cost.network import (
     NOT_MEASURED,
@@ -24,7 +25,7 @@ from perfmodel.machine.measured import CollectiveProfile, CurvePoint, MeasuredMa
 from perfmodel.units import MIB
 from tests.existing import existing
 from tests.perfmodel.asking import Asking
-from tests.perfmodel.profiles import Machine, message_time, profile
+from tests.perfmodel.profiles import Machine, message_time, profile, timed_group
 
 NODE = Tier(name="node", of="device", count=4, link_bytes_per_s=1e9, latency_s=1e-4)
 FABRIC = Tier(name="fabric", of="node", count=4, link_bytes_per_s=2e8, latency_s=9e-4)
@@ -187,6 +188,29 @@ def test_nccl_takes_trees_over_nodes_whose_switches_add(rate: float, *, measured
     members = 2 if slowest == "fabric" else 4
     named = f"{slowest} (bandwidth, NVLS tree of {members})"
     assert found.bottleneck(16 * MIB, Group(8)) == named
+
+
+def test_eight_nodes_of_h200_from_one_and_the_data_sheet_of_their_adapters() -> None:
+    """One node alone leaves 40 %; a file that names 8 x 400 Gb/s, at 80 %, is within the repeats' 19.5 %.
+
+    .. [1] MLPerf Training v5.0, Google, h200_nemo and h200_n8_nemo, logs of all_reduce_perf.
+    """
+    size, measured_s = 1_731_821_448, np.array([14196e-6, 10655e-6, 10352e-6])
+    inside = timed_group(8, lambda _: 6491.2e-6, [size], error=0.02)
+    node = replace(NODE, count=8, link_bytes_per_s=368e9, latency_s=3.4e-6)
+    node = replace(node, in_switch_reduction=0.85)
+    fabric = replace(FABRIC, count=8, links=8, link_bytes_per_s=40e9, latency_s=10.6e-6)
+    law = LinkCost.sample([inside], library="nccl", num_draws=1, rng=np.random.default_rng(0))
+    found = Network(
+        messages={"all_reduce": lambda: law},
+        library="nccl",
+        uncertainty=np.zeros(1),
+        kind_uncertainty=np.ones(1),
+        cluster=Cluster(name="h200", tiers=(node, fabric)),
+        tier_uncertainties=np.ones((2, 1)),
+    )
+    assert float(np.abs(seconds(found, size, 64) / measured_s - 1).mean()) < 0.195
+    assert found.bottleneck(size, Group(64)) == "fabric (bandwidth, NVLS tree of 8)"
 
 
 def test_trees_are_slower_than_rings_by_what_is_believed() -> None:

@@ -1,9 +1,12 @@
 """The layout grammar, and what is impossible."""
 
+from typing import Any
+
 import pytest
 
+from perfmodel.checks import WrongArgument
 from perfmodel.errors import NotFeasible
-from perfmodel.layout import Layout, Recompute, accumulation_for, parse_layout
+from perfmodel.layout import Layout, Recompute, RunSetting, accumulation_for, parse_layout
 from perfmodel.layout.candidates import Limits, require_feasible
 
 
@@ -70,3 +73,15 @@ def test_a_global_batch_is_split_evenly_or_refused() -> None:
     assert Layout(dp=4, micro_batch=2, accumulation=8).global_batch == 64
     with pytest.raises(NotFeasible, match="multiple of dp x micro_batch"):
         accumulation_for(global_batch=63, dp=4, micro_batch=2)
+
+
+@pytest.mark.parametrize("divided", ["", "dp=2 tp=2 micro_batch=4"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("world_size", -3), ("micro_batch", 0), ("accumulation", -1), ("bucket_cap_mb", 0.0)],
+)
+def test_a_setting_names_what_no_run_can_have(name: str, value: float, divided: str) -> None:
+    sizes: dict[str, Any] = {"world_size": 4, "micro_batch": 4, "divided": divided}
+    assert RunSetting(workload="any", **sizes).layout.world_size == 4
+    with pytest.raises(WrongArgument, match=f"^{name} must be .*, got {value}$"):
+        RunSetting(workload="any", **sizes | {name: value})
