@@ -2,8 +2,10 @@
 
 import enum
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from statistics import fmean
 from typing import Final, NamedTuple
 
@@ -306,11 +308,17 @@ def _bands(
 
 def _dip(points: Sequence[CurvePoint], every: Sequence[CurvePoint]) -> Dip | None:
     """The array of a band that takes longest beside a larger one; None if all are as they should be."""
+    sizes = [point.at for point in every]
+
+    def faster(found: CurvePoint, point: CurvePoint) -> CurvePoint:
+        return point if point.time_s <= found.time_s else found
+
+    # At each place, the fastest of this array and all larger ones.
+    fastest = list(accumulate(reversed(every), faster))[::-1]
     dips = [
-        Dip(point.at, larger.at, point.time_s / larger.time_s)
+        Dip(point.at, fastest[at].at, point.time_s / fastest[at].time_s)
         for point in points
-        for larger in every
-        if _LEAST_OF_DIPS <= point.at < larger.at
+        if point.at >= _LEAST_OF_DIPS and (at := bisect_right(sizes, point.at)) < len(every)
     ]
     worst_dip = max(dips, key=lambda dip: dip.ratio, default=None)
     return worst_dip if worst_dip and worst_dip.ratio > _LONGER_THAN_LARGER else None

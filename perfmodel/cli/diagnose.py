@@ -1,5 +1,6 @@
 """Commands that judge what others measured: diagnose, network check."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,9 +58,10 @@ def network_check(
     with working("trace"):
         model = None if workload is None else read_workload(workload).workload
     machine = None if profile is None else opt.profiled(profile)
+    links_of = _links(context.params, machine)
     checks = []
     for measured in tests:
-        name, links = _links(context.params, measured, machine)
+        name, links = links_of(measured)
         buckets: tuple[int, ...] = ()
         if model is not None:
             layout = Layout(dp=measured.world_size, bucket_cap_mb=bucket_cap_mb)
@@ -96,14 +98,14 @@ def _refuse_ignored(context: typer.Context) -> None:
 
 
 def _links(
-    given: dict[str, Any], measured: "MeasuredCollective", machine: "MeasuredMachine | None"
-) -> tuple[str, "Cluster"]:
-    """Name of the machine of a log, and its links: of a cluster file, the machine or the device's data sheet."""
+    given: dict[str, Any], machine: "MeasuredMachine | None"
+) -> "Callable[[MeasuredCollective], tuple[str, Cluster]]":
+    """Name of the machine of a log, and links of each test: of a cluster file, the machine or the data sheet."""
     if given["cluster"] is not None:
         from perfmodel.documents.clusters import open_cluster
 
         cluster = open_cluster(given["cluster"])
-        return cluster.name, cluster
+        return lambda _: (cluster.name, cluster)
     from perfmodel.documents.hardware import LINK_SHARE, find_device, shipped_catalogue
     from perfmodel.documents.importers import read_device_names
     from perfmodel.network_check import node_links
@@ -125,20 +127,24 @@ def _links(
                 "perfmodel devices, or give --machine"
             )
         sheet = find_device(given["device"] or names[0], catalogue)
-    nic, nics = given["nic_bandwidth"], given["nics"]
-    if measured.num_nodes > 1 and (nic is None or nics is None):
-        if machine is not None and machine.cluster is not None:
-            adapter = machine.cluster.tiers[-1]
-            nics = nics or adapter.links
-            nic = nic or adapter.link_bytes_per_s / LINK_SHARE
-        else:
-            raise UsageError(
-                f"--nic-bandwidth and --nics: must be given for a log of {measured.num_nodes} nodes, because "
-                "it does not say them; for example --nic-bandwidth 400Gb/s --nics 8"
-            )
-    rate = None if nic is None else LINK_SHARE * nic
-    found = node_links(sheet, catalogue, measured, adapters=nics or 0, adapter_bytes_per_s=rate)
-    return sheet.name, found
+
+    def links(measured: "MeasuredCollective") -> "tuple[str, Cluster]":
+        nic, nics = given["nic_bandwidth"], given["nics"]
+        if measured.num_nodes > 1 and (nic is None or nics is None):
+            if machine is not None and machine.cluster is not None:
+                adapter = machine.cluster.tiers[-1]
+                nics = nics or adapter.links
+                nic = nic or adapter.link_bytes_per_s / LINK_SHARE
+            else:
+                raise UsageError(
+                    f"--nic-bandwidth and --nics: must be given for a log of {measured.num_nodes} nodes, because "
+                    "it does not say them; for example --nic-bandwidth 400Gb/s --nics 8"
+                )
+        rate = None if nic is None else LINK_SHARE * nic
+        found = node_links(sheet, catalogue, measured, adapters=nics or 0, adapter_bytes_per_s=rate)
+        return sheet.name, found
+
+    return links
 
 
 _MODEL = typer.Argument(

@@ -48,6 +48,8 @@ _UNCOUNTED: Final = ("N/A", "None", "nan")
 #: Columns of a row with both sides, out of place and in place.
 _BOTH_SIDES: Final = 13
 _MOST_SAID: Final = 120
+#: Of all tests of a paste; a sweep has some tens.
+_MOST_ROWS: Final = 10_000
 _SUMMARY: Final = re.compile(r"^# Out of bounds values *: *\d+ +(\w+)", re.MULTILINE)
 #: The program that ran: newer logs say it, before older ones stands the command that started it.
 _STARTED: Final = re.compile(
@@ -67,10 +69,14 @@ def read_nccl_paste(
 ) -> tuple[tuple[MeasuredCollective, ...], tuple[str, ...]]:
     """Every test of a paste in its order, and notes on those that end before their summary.
 
-    Raises ``InvalidDocument`` if a test failed, its units are others, or it has no row.
+    Raises ``InvalidDocument`` if a test failed, its units are others, or it has no row or too many.
     """
     texts = _texts(path)
     found = tuple(_from_log(path, text, collective) for text in texts)
+    if (rows := sum(len(each.points) for each in found)) > _MOST_ROWS:
+        raise InvalidDocument(
+            f"{path}: log must hold at most {_MOST_ROWS:,} rows, got {rows:,}; check parts of it apart"
+        )
     notes = tuple(
         f"the {each.collective} log ends before its summary: its largest size is "
         f"{format_bytes(each.points[-1].at)}"

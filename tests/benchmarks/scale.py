@@ -274,7 +274,7 @@ def files(folder: Path) -> dict[str, tuple[str, Callable[[int], str]]]:
             lambda size: _repeated(runs, size),
         ),
         "log of nccl-tests": (
-            "network check {file}.txt --device h100-sxm5",
+            "network check {file}.txt --device h100-sxm5 --nic-bandwidth 400Gb/s --nics 8",
             lambda size: _repeated(nccl, size),
         ),
         "cluster or plan, TOML": (

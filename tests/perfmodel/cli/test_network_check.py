@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from perfmodel.files import read_text
+from perfmodel.machine.measured import CurvePoint
+from perfmodel.network_check import Dip, _dip
 from perfmodel.units import MIB
 from tests.perfmodel.cli.command import Run
 from tests.perfmodel.cli.test_memory_command import document as workload
@@ -70,6 +75,33 @@ def test_a_dip_among_fast_arrays_is_slow(check: Check) -> None:
     assert band["share"] > 0.25
     assert band["dip"][:2] == [16 * MIB, 128 * MIB]
     assert "16 MiB take 1.3 x as long as 128 MiB" in found["causes"][0]
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=8), st.lists(st.integers(1, 9), min_size=8))
+def test_the_worst_dip_is_that_of_all_pairs(sizes: list[int], times: list[int]) -> None:
+    every = [
+        CurvePoint(at=float(size * MIB), time_s=float(time_s), relative_error=0.02)
+        for size, time_s in zip(sorted(sizes), times, strict=False)
+    ]
+    pairs = [Dip(a.at, b.at, a.time_s / b.time_s) for a in every for b in every if a.at < b.at]
+    worst = max(pairs, key=lambda pair: pair.ratio, default=None)
+    assert _dip(every, every) == (worst if worst and worst.ratio > 1.2 else None)
+
+
+def test_a_log_is_read_as_often_for_many_tests_as_for_one(
+    check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Path] = []
+
+    def read(path: Path) -> str:
+        reads.append(path)
+        return read_text(path)
+
+    monkeypatch.setattr("perfmodel.documents.importers.read_text", read)
+    check(nccl_log())
+    of_one = len(reads)
+    assert len(check(nccl_log() * 20)["checks"]) == 20
+    assert len(reads) == 2 * of_one > 0
 
 
 def test_buckets_are_marked_and_cost_is_told(check: Check, tmp_path: Path) -> None:

@@ -168,6 +168,12 @@ def test_a_paste_of_several_tests(tmp_path: Path) -> None:
     assert [note.rpartition(" is ")[2] for note in notes] == ["1 MiB", "1 KiB"]
 
 
+def test_a_paste_of_too_many_rows_is_refused(tmp_path: Path) -> None:
+    assert len(read_nccl_paste(log(tmp_path, NAMED * 5_000))[0]) == 5_000
+    with pytest.raises(InvalidDocument, match="at most 10,000 rows, got 10,002; check parts"):
+        read_nccl_paste(log(tmp_path, NAMED * 5_001))
+
+
 def test_columns_that_allow_several_collectives_need_a_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidDocument, match="pass --collective"):
         read_one(log(tmp_path, TEXT.replace("sum ", "none")))

@@ -38,12 +38,15 @@ torch.set_num_threads(2)
 size = 1 << 20  # large enough for torch to share the work among threads
 assert float(torch.ones(size).sum()) == size
 with Fork(lambda: float(torch.ones(size).sum())) as copy:
-    assert copy.result(within_s=60) == size
+    print(copy.result(within_s=60))
 """
 
 
 def test_a_copy_does_not_wait_for_threads_that_stayed_behind() -> None:
-    subprocess.run([sys.executable, "-c", _TEAM], check=True, timeout=120)
+    told = subprocess.run(
+        [sys.executable, "-c", _TEAM], check=True, timeout=120, capture_output=True, text=True
+    )
+    assert float(told.stdout) == 1 << 20
 
 
 class OfTwo(Exception):
