@@ -98,7 +98,7 @@ def _software(environment: Facts) -> Iterator[Finding]:
             "bad",
             "torch is not installed",
             "measuring runs real training",
-            "pip install 'perfmodel[calibrate]', or use a profile from another machine",
+            "pip install '.[calibrate]' in the clone, or use a profile from another machine",
         )
         return
     yield _ok(f"torch {software['torch']}")

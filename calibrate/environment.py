@@ -329,7 +329,7 @@ def place(
     """
     if find_spec("torch") is None:
         raise UsageError(
-            "calibrate: torch must be installed, got none; pip install 'perfmodel[calibrate]'"
+            "calibrate: torch must be installed, got none; pip install '.[calibrate]' in the clone"
         )
     if device not in ("auto", "cpu", "cuda", "virtual"):
         raise UsageError(f"--device-kind: must be auto, cpu, cuda or virtual, got {device!r}")

@@ -106,9 +106,10 @@ def printable(text: str) -> str:
 
 def did_you_mean(text: str, known: Iterable[str]) -> str:
     """End of a message: the known names that hold a typed one, or else the nearest; or nothing."""
-    names = list(known)
-    near = [name for name in names if len(text) >= _LEAST_HELD and text in name]
-    near = near or difflib.get_close_matches(text, names, n=1)
+    names = {name.lower(): name for name in known}
+    typed = text.lower()
+    near = [name for name in names if len(typed) >= _LEAST_HELD and typed in name]
+    near = [names[name] for name in near or difflib.get_close_matches(typed, names, n=1)]
     return f"; did you mean {' or '.join(near[:_MOST_NAMED])}?" if near else ""
 
 

@@ -109,14 +109,12 @@ def is_workload_file(text: str) -> bool:
     return text.endswith(".json") and not is_model_config(Path(text))
 
 
-def workload_of(
-    machine: MeasuredMachine, name: str, *, flag: str = "--workload"
-) -> str | WorkloadDocument:
+def workload_of(machine: MeasuredMachine, name: str) -> str | WorkloadDocument:
     """A workload that a machine knows by name; else the document of a file, or of the trace of a model."""
     if is_workload_file(name):
         return WorkloadDocument.read(Path(name))
     if name.endswith(".json") or is_model(name) or machine.device_costs is not None:
-        return document_for(machine, name, flag=flag)
+        return document_for(machine, name)
     return name
 
 
@@ -124,8 +122,6 @@ def read_workload(text: str, method: StepMethod = USUAL_METHOD) -> WorkloadDocum
     """A workload file, or a model that is traced without weights, data or GPU."""
     if is_workload_file(text):
         return WorkloadDocument.read(Path(text))
-
-    refuse_without_torch(f"--workload: {text}")
     return traced_document(text, method, micro_batch=_FEWEST_SAMPLES)
 
 
@@ -138,12 +134,17 @@ def traced_document(
     sequence_length: int | None = None,
     as_on_cuda: bool = False,
 ) -> WorkloadDocument:
-    """The workload file of a model; ``UsageError`` if there is no such model or it cannot be traced.
+    """The workload file of a model; ``UsageError`` without torch, or if the model is none that can be traced.
 
     ``micro_batch``: default: the batch that comes with the model, else 8 samples.
     The compiler stays out where that works; the code of a factory may ask for it.
     ``as_on_cuda``: By CUDA's rules of autocast and its optimizers, though tensors are on the processor.
     """
+    if model in TRANSFORMERS:
+        raise UsageError(
+            f"MODEL: {model} is known by its shape alone; predict --model {model} --layout fsdp=8 takes it"
+        )
+    refuse_without_torch(f"MODEL: {model}")
 
     def trace() -> "TracedModel":
         # These import torch, which must not find the compiler.
@@ -166,16 +167,14 @@ def traced_document(
         return document_of(trace())
 
 
-def document_for(
-    machine: MeasuredMachine, model: str, *, flag: str = "--workload"
-) -> WorkloadDocument:
+def document_for(machine: MeasuredMachine, model: str) -> WorkloadDocument:
     """The trace of a model as the kind of device of a machine runs it, in the precision it is known in."""
     costs = machine.device_costs
     precision = "fp32" if costs is None or costs.usual_precision == "fp32" else "fp16"
-    shipped = SHIPPED_TRACES / f"{model.replace(':', '-')}-{precision}.json.gz"
-    if costs is not None and is_model(model) and shipped.exists():
+    name = model.removeprefix("torchvision:")
+    shipped = SHIPPED_TRACES / f"torchvision-{name}-{precision}.json.gz"
+    if costs is not None and name.isidentifier() and shipped.exists():
         return WorkloadDocument.read(shipped)
-    refuse_without_torch(f"{flag}: {model}")
     as_on_cuda = costs is not None
     if machine.traced_kind == "cuda" and not as_on_cuda:
         with without_compiler():
@@ -185,14 +184,7 @@ def document_for(
     method = replace(
         USUAL_METHOD, precision=precision, device_kind="cpu" if as_on_cuda else machine.traced_kind
     )
-    try:
-        document = traced_document(model, method, as_on_cuda=as_on_cuda)
-    except UsageError as error:
-        if model not in TRANSFORMERS:
-            raise
-        raise UsageError(
-            f"{flag}: {model} is known by its shape alone; predict --model {model} --layout fsdp=8 takes it"
-        ) from error
+    document = traced_document(model, method, as_on_cuda=as_on_cuda)
     caveats = (*document.trace.caveats, _METHOD.format(precision=_IN_WORDS[precision]))
     return document.model_copy(update={"trace": replace(document.trace, caveats=caveats)})
 
@@ -215,5 +207,5 @@ def refuse_without_torch(where: str) -> None:
     missing = [name for name in ("torch", "torchvision") if find_spec(name) is None]
     if missing:
         raise UsageError(
-            f"{where}: needs {' and '.join(missing)}; install perfmodel[calibrate] where models are traced"
+            f"{where}: needs {' and '.join(missing)}; pip install '.[calibrate]' in the clone"
         )

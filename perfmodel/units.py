@@ -90,7 +90,9 @@ def _quantity(text: str, example: str, base_units: dict[str, float]) -> float:
         prefix = unit.removesuffix(base)
         if unit.endswith(base) and prefix in PREFIXES:
             return number * PREFIXES[prefix] * factor
-    raise ValueError(f"unit of {text!r} must end in {' or '.join(base_units)}, got {unit!r}")
+    raise ValueError(
+        f"unit of {text!r} must end in {' or '.join(base_units)}, such as {example}, got {unit!r}"
+    )
 
 
 def parse_bytes(text: str) -> Bytes:

@@ -83,7 +83,7 @@ def layout_costs(question: Question) -> Costs:
     if layout.world_size > 1 and machine.max_world_size == 1 and cluster is None:
         raise CalibrationUnavailable(
             f"--devices: {layout.world_size} devices need links between them, but {machine.device_name} was "
-            f"known alone; name them (--cluster '{layout.world_size} pcie4-x16', or a file), or calibrate with "
+            f"measured alone; name them (--cluster '{layout.world_size} pcie4-x16', or a file), or calibrate with "
             "--nproc 2"
         )
     program = step_program(machine, workload, layout)

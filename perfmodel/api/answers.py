@@ -28,7 +28,6 @@ from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.models import (
     document_of,
     is_workload_file,
-    refuse_without_torch,
     traced_document,
     workload_of,
 )
@@ -122,7 +121,6 @@ def trace(  # noqa: PLR0913 - one parameter per part of a step
             as_on_cuda=as_on_cuda,
         )
         return document_of(traced)
-    refuse_without_torch(f"model: {model}")
     return traced_document(
         model,
         replace(method, optimizer=optimizer),

@@ -332,7 +332,9 @@ def _built(name: str, row: _Row) -> Any:
     else:
         made.callback()(lambda: None)  # a group of commands, also where it is of one
     for part, its_row in row.parts.items():
-        made.command(part, cls=_Command)(_function(f"{name}_{part}", its_row))
+        command = _function(f"{name}_{part}", its_row)
+        summary = (inspect.getdoc(command) or "").partition("\n\n")[0]
+        made.command(part, short_help=summary, cls=_Command)(command)
     return get_command(made)
 
 
@@ -367,7 +369,7 @@ def main() -> None:
 
 #: Modules that compute.
 _NUMERIC: Final = r"(?:perfmodel|calibrate|validate|numpy|scipy)(?:\.|$)"
-#: The extra of ``pip install 'perfmodel[EXTRA]'`` that brings a module.
+#: The extra of ``pip install '.[EXTRA]'`` that brings a module.
 _EXTRAS: Final = {
     **dict.fromkeys(("torch", "torchvision", "psutil"), "calibrate"),
     **dict.fromkeys(("matplotlib", "jinja2"), "report"),
@@ -380,7 +382,7 @@ def _last_words(error: BaseException) -> int:
     """One line and an exit code for what no command expects."""
     code = EXIT_FAILURE
     if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get(error.name or "")):
-        text = f"needs {error.name}, which is not installed; pip install 'perfmodel[{extra}]'"
+        text = f"needs {error.name}, which is not installed; pip install '.[{extra}]' in the clone"
     elif isinstance(error, OSError):
         with suppress(OSError, ValueError):  # Python would complain once more when it ends
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

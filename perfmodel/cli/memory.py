@@ -105,7 +105,7 @@ def _document(
 ) -> "tuple[WorkloadDocument, Callable[[StepMethod], WorkloadDocument] | None]":
     """A workload file; or the trace of a model, and what traces it again; on a GPU's data sheet as a GPU runs it."""
     from perfmodel.documents.workload import WorkloadDocument
-    from perfmodel.models import is_model_config, refuse_without_torch, traced_document
+    from perfmodel.models import is_model_config, traced_document
     from perfmodel.workload.step import USUAL_METHOD
 
     given = context.params
@@ -116,7 +116,6 @@ def _document(
         own = dict.fromkeys(("optimizer", "precision", "sequence_length"), "the file has its own")
         opt.refuse_typed(context, own, beside="a workload file")
         return WorkloadDocument.read(path), None
-    refuse_without_torch(f"--workload: {workload}")
     method = replace(USUAL_METHOD, optimizer=optimizer, precision=precision)
 
     def traced(method: "StepMethod") -> WorkloadDocument:
@@ -239,9 +238,7 @@ def trace(
     ] = None,
 ) -> None:
     """Write a training step of a model as a workload file, without weights, data or GPU."""
-    from perfmodel.models import refuse_without_torch, traced_document
-
-    refuse_without_torch("trace")
+    from perfmodel.models import traced_document
     from perfmodel.report.memory import trace_lines
     from perfmodel.workload.step import StepMethod
 

@@ -246,7 +246,7 @@ def profiled(path: Path) -> "MeasuredMachine":
 
     if path == DEFAULT_PROFILE and not path.exists():
         raise CalibrationUnavailable(
-            f"{path}: nothing was calibrated here; perfmodel calibrate does it in 15 minutes, --machine "
+            f"{path}: nothing was calibrated here; perfmodel calibrate does it in 10 minutes, --machine "
             "takes a machine by name (perfmodel machines) and measures nothing"
         )
     return ProfileDocument.read(path).machine

@@ -354,7 +354,9 @@ def _one_count(context: typer.Context) -> int | None:
     if not opt.typed(context, "devices") or not isinstance(counts, Sequence):
         return None
     if len(counts) > 1:
-        raise UsageError(f"--devices: must be one count with --layout, got {len(counts)}")
+        raise UsageError(
+            f"--devices: must be one count with --layout, got {len(counts)}; ask once for each"
+        )
     return int(counts[0])
 
 
@@ -465,8 +467,8 @@ def plan_parallelism(
     devices: opt.Devices,
     global_batch: Annotated[int, opt.count("--global-batch", "Sequences per step of all devices.")],
     device_memory: Annotated[
-        Bytes, opt.size("--device-memory", "Memory of one device, such as 80GiB.")
-    ] = 80 * GIB,
+        Bytes | None, opt.size("--device-memory", "Memory of one device; default: 80GiB.")
+    ] = None,
     sequence_length: opt.SequenceLength = None,
     devices_per_node: opt.DevicesPerNode = None,
     cluster: opt.ClusterFile = None,
@@ -483,7 +485,7 @@ def plan_parallelism(
             model,
             devices=devices,
             global_batch=global_batch,
-            capacity_bytes=device_memory,
+            capacity_bytes=device_memory or 80 * GIB,
             sequence_length=sequence_length,
             devices_per_node=devices_per_node,
             cluster=links,

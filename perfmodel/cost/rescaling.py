@@ -97,7 +97,8 @@ def rescaled_profile(
     if profile.device_costs is not None:
         raise UsageError(
             f"--device: excludes a machine inferred from steps, got {target.id} beside "
-            f"{profile.device_name}; perfmodel diagnose --device goes by the data sheet alone"
+            f"{profile.device_name}; name the other machine in its place (perfmodel machines), or let "
+            "perfmodel diagnose --device go by the data sheet alone"
         )
     if operators is None:
         raise CalibrationUnavailable(

@@ -199,7 +199,7 @@ def _by_machine(case: Case) -> _Expected:
                 f"MODEL: {model} goes with the data sheet of a device, got a machine; give --device "
                 "(perfmodel devices) in its place, or the model's config.json"
             )
-        model = workload_of(machine, model, flag="MODEL")
+        model = workload_of(machine, model)
     question = open_question(machine, model, cluster=case.cluster, where="MODEL")
     return _Expected(
         trained=CalibratedModel(question=question, workload=question.measured.workload),

@@ -39,6 +39,8 @@ STRICT = ConfigDict(
 #: Pydantic's names of errors.
 _UNKNOWN_KEYS: Final = ("extra_forbidden", "unexpected_keyword_argument")
 _NO_KIND: Final = "union_tag_not_found"
+#: Further keys that a message names.
+_MOST_NAMED: Final = 4
 #: Keys that tell kinds of files which lie beside each other.
 _TELLTALES: Final = {
     "dispatch_s": "the profile of a machine",
@@ -273,7 +275,9 @@ def first_problem(error: ValidationError, model: type[BaseModel] | None = None) 
     problem = min(problems, key=lambda one: one["type"] not in _UNKNOWN_KEYS)
     *parent, key = problem["loc"] or ("document",)
     where = ".".join(map(str, (*parent, key)))
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    others = [".".join(map(str, one["loc"])) for one in problems if one is not problem]
+    named = f": {', '.join(others[:_MOST_NAMED])}" if others else ""
+    more = f" (and {len(others)} more{named})" if others else ""
     if problem["type"] in _UNKNOWN_KEYS:
         missing = [
             str(one["loc"][-1])

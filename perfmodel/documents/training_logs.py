@@ -279,6 +279,11 @@ _MOST_SOUGHT: Final = 2000
 
 def _likely_pattern(lines: Sequence[str]) -> str:
     """A pattern for the number with a key or a unit that most lines hold; an example where none does."""
+    columns = lines[0].split(",") if lines else []
+    for group, key, _ in _GUESSED if len(columns) > 1 else ():
+        for place, name in enumerate(columns):
+            if key and re.fullmatch(key, name.strip(' "\r'), re.IGNORECASE):
+                return f"'regex:^(?:[^,]*,){{{place}}}\"?(?P<{group}>[0-9.]+)', which reads the column {name}"
     found: Counter[tuple[str, str, str]] = Counter()
     for line in lines[:_MOST_SOUGHT]:
         for group, key, unit in _GUESSED:

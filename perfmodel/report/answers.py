@@ -205,7 +205,7 @@ def figure(found: object) -> "Figure":
         from perfmodel.report.figures import bars_figure, speedup_figure  # noqa: PLC0415 - matplotlib is an extra
     except ImportError:
         raise UsageError(
-            "plot: needs matplotlib, got none; pip install perfmodel[report]"
+            "plot: needs matplotlib, got none; pip install '.[report]' in the clone"
         ) from None
     if isinstance(found, PredictionDocument):
         return speedup_figure([found])

@@ -23,12 +23,16 @@ def explanation_lines(explanation: Explanation, *, verbose: bool = False) -> Ite
     yield _headline(explanation)
     if explanation.bottleneck is not None:
         yield f"bottleneck: {explanation.bottleneck}; nothing else, made free, saves as much"
+    first: dict[str, int] = {}
     for rank, loss in enumerate(explanation.losses, start=1):
         share = percent(loss.lost_s / whole_s)
         cause = loss.cause.replace("_", " ")
         yield f"{rank}. {cause}: {_ms(loss.lost_s)}, {share} {of_whole} - {loss.what}"
         advice = "nothing that was tried helps"
-        if loss.one_change:
+        same = first.setdefault(loss.one_change, rank)
+        if same < rank and loss.one_change:
+            advice = f"try the same as for {same}"
+        elif loss.one_change:
             advice = f"try {loss.one_change}: {_ms(loss.gain_s)} less, {_gain(explanation, loss)}"
         yield f"   {advice}"
         yield f"   to confirm: {loss.confirm}"

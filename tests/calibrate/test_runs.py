@@ -135,7 +135,7 @@ def test_what_was_not_read_and_what_was_taken_for_granted_is_said(tmp_path: Path
     ("cells", "said"),
     [
         ({"gpus": "15"}, "line 2: devices must be a multiple of tp x pp x cp = 2, got 15"),
-        ({"model": "lama3-8b"}, "model must be one of .* did you mean llama3-8b"),
+        ({"model": "Lama3-8B"}, "model must be one of .* did you mean llama3-8b"),
         ({"recompute": "some"}, "recompute must be one of none, selective, full, got 'some'"),
         ({"precision": "int4"}, "precision must be one of .*, got 'int4'"),
         ({"sequence_parallel": "2"}, "column sequence_parallel: must be 0, 1, yes or no, got 2"),

@@ -112,7 +112,7 @@ def test_a_list_of_wrong_values_is_refused_at_its_first(stored: Path) -> None:
     content = json.loads(stored.read_text())
     content["machine"]["steps"] = [{}] * 100_000
     stored.write_text(json.dumps(content))
-    with pytest.raises(CalibrationUnavailable, match=r"steps\.0\.workload.*\(and 6 more\)"):
+    with pytest.raises(CalibrationUnavailable, match=r"steps\.0\.workload.*\(and 6 more: "):
         ProfileDocument.read(stored)
 
 
@@ -200,8 +200,8 @@ main()
         ("fit {tmp}", EXIT_FAILURE, "plan cannot be read"),
         ("predict --profile {stored} --workload light --json", EXIT_OK, ""),
         ("predict --profile {stored} --workload light --plot a.svg", EXIT_FAILURE, "[report]"),
-        ("trace resnet18", EXIT_FAILURE, "perfmodel[calibrate]"),
-        ("doctor", EXIT_FAILURE, "perfmodel[calibrate]"),
+        ("trace resnet18", EXIT_FAILURE, ".[calibrate]"),
+        ("doctor", EXIT_FAILURE, ".[calibrate]"),
     ],
 )
 def test_an_installation_without_extras(

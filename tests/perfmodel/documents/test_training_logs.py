@@ -322,6 +322,14 @@ def test_lines_of_no_trainer_are_told_with_a_pattern_that_reads_them(
     assert read(tmp_path, text, pattern.strip("'"))[0].value is not None
 
 
+def test_a_column_of_times_is_told_with_a_pattern_that_reads_it(tmp_path: Path) -> None:
+    text = "\n".join(["step,step_time_s,loss", *(f"{i},0.{200 + i},{i / 7}" for i in range(20))])
+    with pytest.raises(InvalidDocument, match="which reads the column step_time_s") as refused:
+        read(tmp_path, text)
+    pattern = str(refused.value).split("'")[1]
+    assert read(tmp_path, text, pattern)[0].value == pytest.approx(0.21, abs=0.01)
+
+
 def test_a_second_epoch_is_the_same_run(tmp_path: Path) -> None:
     lines = [f"Epoch {e}: 1%|x| {n}/5 [00:1<0:1, 2.00it/s]" for e in (0, 1) for n in range(1, 6)]
     assert read(tmp_path, "\r".join(lines), "lightning")[0].value == pytest.approx(0.5)
