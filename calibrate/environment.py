@@ -9,7 +9,6 @@ import os
 import platform
 import re
 import socket
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from calibrate.gpus import (
 from calibrate.processes import answer_of, usable_cores
 from calibrate.topology import LaunchFlags, Topology, default_ranks, resolve_topology
 from calibrate.virtual import with_truth
-from perfmodel.documents import Provenance, command_line, installed_version
+from perfmodel.documents import Provenance, installed_version
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.units import GIB, Seconds
@@ -67,7 +66,6 @@ def describe_environment(
     seen = [by_uuid[gpu["uuid"]] for gpu in known.get("gpus", ()) if gpu["uuid"] in by_uuid]
     found = {
         "time_utc": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command_line": list(command_line(sys.argv)),
         "variables": relevant_variables(os.environ),
         "host": {
             "name": socket.gethostname(),

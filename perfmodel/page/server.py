@@ -10,12 +10,14 @@ import hashlib
 import json
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import resources
 from typing import Any, Final
 
 import anyio
 import uvicorn
 from anyio import CapacityLimiter, to_thread
+from h11 import LocalProtocolError
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 from starlette.applications import Starlette
@@ -107,6 +109,15 @@ class PunctualProtocol(H11Protocol):
             self._expect_nothing()
         elif self not in self.waiting:
             self._expect()
+
+    def send_400_response(self, msg: str) -> None:
+        """End a request that breaks off: its answer is not sent, and h11 sends nothing in some states."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        with suppress(LocalProtocolError):
+            super().send_400_response(msg)
+        self.transport.close()
 
     def on_response_complete(self) -> None:
         """Expect the next request."""

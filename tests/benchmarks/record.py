@@ -22,6 +22,7 @@ from perfmodel.documents.verdicts import (
 )
 from perfmodel.report import percent
 from perfmodel.report.figures import figure_bytes, speedup_figure
+from tests.benchmarks.seal import seal
 from tests.benchmarks.virtual_report import ROOT, with_table
 
 RECORDS: Final = ROOT / "docs" / "records"
@@ -60,6 +61,7 @@ def keep(runs: Path) -> None:
                 (folder / name).replace(OTHERS / f"{Path(name).stem}-{made}.json")
             compact = json.dumps(json.loads((source / name).read_bytes()), separators=(",", ":"))
             (folder / name).write_text(f"{compact}\n", encoding="utf-8")
+            seal(folder / name)
         packed = lzma.compress((source / "observations.jsonl").read_bytes(), preset=9)
         (folder / "observations.jsonl.xz").write_bytes(packed)
 

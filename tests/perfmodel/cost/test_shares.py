@@ -2,16 +2,21 @@
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from perfmodel.answer import timed_workload
+from perfmodel.cost.machine import step_program
 from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.shares import unit_shares
 from perfmodel.layout import parse_layout
+from perfmodel.step import Cause
 from perfmodel.step.division import Unit, UnitShares, parameter_bytes, units
 from perfmodel.workload import Phase
-from tests.perfmodel.llama import LAYERS, traced
+from tests.perfmodel.llama import LAYERS, document, traced
 from tests.perfmodel.operators import costs_of_the_made_up_machine
+from tests.perfmodel.profiles import Machine, profile
 
 BATCH = 8
 
@@ -63,6 +68,23 @@ def test_a_share_is_a_unit_of_time_over_all_of_it() -> None:
             ]
             own_s = durations().phase(calls, phase).time_s if calls else 0.0
             assert share == pytest.approx(own_s / whole[phase].time_s)
+
+
+@pytest.mark.parametrize(
+    ("text", "causes"),
+    [
+        ("dp=4 zero=1", {Cause.ALL_REDUCE, Cause.BROADCAST}),
+        ("fsdp=4", {Cause.ALL_GATHER, Cause.REDUCE_SCATTER}),
+    ],
+)
+def test_a_sharded_optimizer_alone_stands_behind_the_buckets_of_ddp(
+    text: str, causes: set[Cause]
+) -> None:
+    machine = replace(profile(Machine()), operators=costs_of_the_made_up_machine())
+    model, (trace, memory) = document().workload, traced()
+    workload = timed_workload(machine, model, trace=trace, memory=memory)
+    program = step_program(machine, workload, parse_layout(f"{text} micro_batch={BATCH}"))
+    assert {o.cause for o in program.operations if o.is_collective} == causes
 
 
 def test_what_is_computed_again_adds_the_forward_pass_of_blocks() -> None:

@@ -282,6 +282,13 @@ def test_a_model_that_no_row_resembles_is_less_certain_and_devices_scatter_by_a_
     assert {point.relative_error for point in phases.backward} == {0.0}
 
 
+def test_operators_that_are_not_those_of_pytorch_are_named() -> None:
+    for name, untimed in (("mine.mm.default", ("mine.mm.default",)), ("aten.mm.default", ())):
+        step = traced()
+        step = replace(step, operators=(replace(step.operators[0], name=name), step.operators[1]))
+        assert workload_by_law(COSTS, WORKLOAD, step).untimed == untimed
+
+
 def test_the_host_of_every_phase_is_what_the_law_says_of_it() -> None:
     [phases] = workload_by_law(COSTS, WORKLOAD, traced()).phases
     work = step_work(traced().at(micro_batch=4))

@@ -124,6 +124,9 @@ def test_ranks_beside_each_other_are_slowed_as_the_reference_models_are(
         factor = slowdown(machine, phase, two.world_size).factor
         first, second = getattr(one, phase.value)[3], getattr(two, phase.value)[3]
         assert second.time_s == pytest.approx(factor * first.time_s)
+    quiet = replace(machine, workloads=tuple(replace(each, noise=()) for each in machine.workloads))
+    found = traced_profile(quiet, durations, WORKLOAD, traced())
+    assert (found.noise, found.rank_spread) == ((), 0.0)
 
 
 def with_sharing(machine: MeasuredMachine, slopes: dict[str, float]) -> MeasuredMachine:

@@ -74,15 +74,16 @@ def test_what_has_no_beat_is_evaluated_in_full() -> None:
     assert np.array_equal(counted.end_s, whole.end_s)
 
 
+@pytest.mark.parametrize("beat_s", [1.0, 1e-6])
 @pytest.mark.parametrize(("late", "keeps"), [(6, True), (7, False), (12, False), (13, True)])
 def test_a_beat_holds_for_as_many_periods_as_streams_are_ahead_and_two_more(
-    late: int, *, keeps: bool
+    late: int, beat_s: float, *, keeps: bool
 ) -> None:
-    """18 passes of two stages: what ends from the 6th to the 12th must end one second after what is before it."""
+    """18 passes of two stages: what ends from the 6th to the 12th must end one beat after what is before it."""
 
     def passes(count: int) -> Trace:
         one = Operation(name="pass", stream=Stream.COMPUTE, cause=Cause.FORWARD)
-        ends_s = np.arange(count) + 0.5 * (np.arange(count) >= late)
+        ends_s = beat_s * (np.arange(count) + 0.5 * (np.arange(count) >= late))
         return Trace(
             program=StepProgram((one,) * count),
             start_s=ends_s[np.newaxis],

@@ -253,6 +253,21 @@ def test_a_question_that_is_half_asked_when_the_page_ends_leaves_no_traceback(
     assert [record for record in caplog.records if record.exc_info] == []
 
 
+@pytest.mark.parametrize("method", ["POST", "HEAD"])
+def test_a_request_that_breaks_off_leaves_no_traceback(
+    caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    """Its answer is under way when a part of its body turns out to be none."""
+    broken = f"{method} / HTTP/1.1\r\nHost: {HOST}\r\nTransfer-Encoding: chunked\r\n\r\nno\r\n"
+    with (
+        running(log_config=None) as (_, address),
+        socket.create_connection(address, timeout=30) as peer,
+    ):
+        peer.sendall(broken.encode())
+        assert peer.makefile("rb").read().startswith(b"HTTP/1.1 400")
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
 def test_it_listens_on_this_machine_alone() -> None:
     with listening(0) as on:
         host, port = on.getsockname()
