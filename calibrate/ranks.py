@@ -24,6 +24,7 @@ from perfmodel.documents.observation import (
 )
 from perfmodel.files import append_line
 from perfmodel.tracing.fork import Fork
+from perfmodel.units import Seconds
 
 Result = TypeVar("Result")
 
@@ -49,9 +50,10 @@ class Ranks:
         store, rank, world_size = next(rendezvous("env://"))
         return cls(rank=rank, world_size=world_size, store=store)
 
-    def carry_out(self, act: Callable[[], Result]) -> Result:
+    def carry_out(self, act: Callable[[], Result], *, within_s: Seconds | None = None) -> Result:
         """What a function returns in a copy of this process; whatever it raises is raised here.
 
+        ``TimeoutError`` if that takes longer than a limit [s], at which the copy ends.
         The copy has all threads of this process, which computes nothing before.
         """
 
@@ -60,7 +62,7 @@ class Ranks:
             return act()
 
         with Fork(alone, is_measured=True) as copy:
-            return copy.result()
+            return copy.result(within_s=within_s)
 
     def announce(self, prefix: str, task: str) -> None:
         """Say on standard output, for all ranks, how far they are."""

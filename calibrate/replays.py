@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -126,14 +126,25 @@ def replayed_s(group: Sequence[ReplayObservation], phase: str | None = None) -> 
 def measured_steps(replays: Sequence[ReplayObservation]) -> tuple[MeasuredStep, ...]:
     """Every replayed step: each operator's typical time, so that their sums are typical sums."""
     groups: dict[StepKey, list[ReplayObservation]] = defaultdict(list)
-    for entry in of_newest_traces(replays):
+    for entry in of_newest_traces([e for e in replays if e.world_size == 1]):
         groups[step_key(entry)].append(entry)
     if not groups:
         return ()
+    together: dict[StepKey, dict[int, list[ReplayObservation]]] = {
+        key: defaultdict(list) for key in groups
+    }
+    for entry in replays:
+        calls = {each.calls for each in groups.get(step_key(entry), ())}
+        if entry.world_size > 1 and entry.trained_s and entry.calls in calls:
+            together[step_key(entry)][entry.world_size].append(entry)
     # Replays without a training, of a time when no code was at hand, know less.
     best = {key: [e for e in g if e.trained_s] or g for key, g in sorted(groups.items())}
-    deviation = _deviation([*best.values()])
-    return tuple(_measured_step(key, group, deviation) for key, group in best.items())
+    deviation = _deviation(
+        [*best.values(), *(g for each in together.values() for g in each.values())]
+    )
+    return tuple(
+        _measured_step(key, group, deviation, together[key]) for key, group in best.items()
+    )
 
 
 def _deviation(groups: Sequence[Sequence[ReplayObservation]]) -> float:
@@ -154,9 +165,10 @@ def _measured_step(
     key: StepKey,
     group: Sequence[ReplayObservation],
     deviation: float,
+    together: Mapping[int, Sequence[ReplayObservation]],
 ) -> MeasuredStep:
+    """``together``: Trainings on several ranks, by their number."""
     totals_s = {phase: replayed_s(group, phase) for phase in _PHASES}
-    trained_s = [entry.trained_s for entry in group if entry.trained_s is not None]
     times: dict[tuple[str, Phase], list[Seconds]] = defaultdict(list)
     counts: dict[tuple[str, Phase], int] = {}
     for entry in group:
@@ -183,9 +195,16 @@ def _measured_step(
         ),
         optimizer_s=totals_s["optimizer"],
         relative_error=max(_SMALLEST_ERROR, deviation / math.sqrt(len(group))),
-        trained_s=typical(trained_s) if trained_s else None,
+        trained_s=_trained_s(group),
+        ddp_s={ranks: found for ranks, g in together.items() if (found := _trained_s(g))},
         calls=group[-1].calls,
     )
+
+
+def _trained_s(group: Sequence[ReplayObservation]) -> Seconds | None:
+    """Typical step of the trainings of a group; None if there was none. [s]"""
+    trained_s = [entry.trained_s for entry in group if entry.trained_s is not None]
+    return typical(trained_s) if trained_s else None
 
 
 def replays_in(observations: Path) -> list[ReplayObservation]:
@@ -195,10 +214,10 @@ def replays_in(observations: Path) -> list[ReplayObservation]:
     ]
 
 
-def first_failure_in(observations: Path) -> str:
-    """Why the first of the steps that could not be replayed was not."""
-    failed = (entry.reason for entry in failures(read_observations(observations)))
-    return next(failed, "no rank said why")
+def first_failure_in(observations: Path, *, world_size: int = 1) -> str:
+    """Why the first of the steps that failed on a number of ranks did; empty if none did."""
+    failed = failures(read_observations(observations))
+    return next((e.reason for e in failed if e.setting.world_size == world_size), "")
 
 
 def with_replays(profile: MeasuredMachine, replays: Sequence[ReplayObservation]) -> MeasuredMachine:

@@ -32,6 +32,8 @@ class ReplayTask(_Task):
     """File of the traced workload; ``None``: the worker traces the reference model of that name."""
     code: str | None = None
     """What it was traced from, such as FILE.py:FACTORY."""
+    world_size: Annotated[int, Field(ge=1)] = 1
+    """On several ranks the model alone trains, under DistributedDataParallel."""
     target_s: float
 
 
@@ -133,7 +135,7 @@ def num_ranks(task: Task) -> int:
             return task.setting.world_size
         case CollectiveTask():
             return (task.world_size - 1) * task.stride + 1
-        case OverlapTask() | LayoutTask():
+        case OverlapTask() | LayoutTask() | ReplayTask():
             return task.world_size
         case _:
             return 1

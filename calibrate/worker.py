@@ -41,6 +41,9 @@ from calibrate.task import (
 from perfmodel.documents.observation import Observation
 from perfmodel.layout import parse_layout
 
+#: Of a training on several ranks, its model built and drawn: the slowest takes some 10 s. [s]
+_LONGEST_S: Final = 60.0
+
 
 def begin(order: WorkOrder, ranks: Ranks) -> CarryOut:
     """What a rank does with each task of an order."""
@@ -54,21 +57,24 @@ def _carried_out(
     """What a rank finds; a step that cannot be replayed, or that memory does not hold, is told.
 
     Neither ends the launch, unless other ranks may wait for this one for ever, or the device is of no use any more:
-    then new processes go on.
+    then new processes go on. A training on several ranks ends by itself: the copies of those that wait for a rank
+    that is gone fail, or are given up.
     """
     try:
         return carry_out(task)
     except Exception as error:
         is_large = ran_out_of_memory(error)
-        if is_large and num_ranks(task) > 1:
+        is_replay = isinstance(task, ReplayTask | ModelTask)
+        if is_large and num_ranks(task) > 1 and not is_replay:
             ranks.tell_too_large(task, error, output)
             raise
-        if not is_large and not isinstance(task, ReplayTask | ModelTask):
+        if not is_large and not is_replay:
             raise
         reason = one_line_of(error)
     # A replay takes other memory than the step that it repeats: it tells nothing of that.
-    is_replay = isinstance(task, ReplayTask | ModelTask)
-    failed = failure_of(task, f"replay: {reason}" if is_replay else reason)
+    if is_replay:
+        reason = f"{'replay' if num_ranks(task) == 1 else 'under DDP'}: {reason}"
+    failed = failure_of(task, reason)
     clear()
     return failed.model_dump_json()
 
@@ -80,7 +86,11 @@ def _alone(ranks: Ranks) -> tuple[CarryOut, Callable[[], None]]:
         join(task.name, rank=ranks.rank, world_size=num_ranks(task))
         return _observed(Session.open(Cpu(), group_sizes=(num_ranks(task),)), task)
 
-    return lambda task: ranks.carry_out(lambda: observe(task)), lambda: None
+    def carry_out(task: Task) -> str:
+        may_wait = isinstance(task, ReplayTask) and task.world_size > 1
+        return ranks.carry_out(lambda: observe(task), within_s=_LONGEST_S if may_wait else None)
+
+    return carry_out, lambda: None
 
 
 def _together(order: WorkOrder) -> tuple[CarryOut, Callable[[], None]]:

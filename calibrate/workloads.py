@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -28,19 +29,32 @@ _NUM_ROUNDS: Final = 8
 _TARGET_S: Final = 1.2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InPlace:
+    """What is measured of a workload."""
+
+    micro_batch: int
+    code: str | None = None
+    """Of the model, as FILE.py:FACTORY; None where it is known by its trace alone."""
+    world_size: int = 1
+    """Ranks of this node on which it trains as well, under DistributedDataParallel."""
+
+    def task_name(self, workload: str) -> str:
+        """Of its runs on one rank, without the number of the round."""
+        return f"{'train' if self.code else 'replay'} {workload} micro_batch={self.micro_batch}"
+
+
 def measure_workload(
     file: Path,
+    asked: InPlace,
     *,
-    micro_batch: int,
-    code: str | None,
     folder: Path,
     profile: MeasuredMachine,
     on_progress: Callable[[Progress], None],
 ) -> str:
     """Train a model and replay its step on one device, beside its calibration; say why it did not train, if so.
 
-    ``code``: Of the model, as FILE.py:FACTORY; None where it is known by its trace alone. ``folder``: Of the
-    calibration. The machine is not waited for, and a failure not repeated: who asks wants an answer.
+    ``folder``: Of the calibration. The machine is not waited for, and a failure not repeated: who asks wants an answer.
 
     Raises
     ------
@@ -48,23 +62,23 @@ def measure_workload(
         If the profile describes another machine.
     """
     document = WorkloadDocument.read(file)
-    here = placement_of(profile, num_ranks=1, where=str(folder))
+    here = placement_of(profile, num_ranks=asked.world_size, where=str(folder))
     name = document.workload.name
     task = ReplayTask(
-        name=_task_name(name, micro_batch, code),
+        name=asked.task_name(name),
         round=0,
         workload=name,
-        micro_batch=micro_batch,
+        micro_batch=asked.micro_batch,
         document=str(file.resolve()),
-        code=code,
+        code=asked.code,
         target_s=_TARGET_S,
     )
-    plan = {"stage": "workload", "workload": name, "micro_batches": (micro_batch,)}
+    plan = {"stage": "workload", "workload": name, "micro_batches": (asked.micro_batch,)}
     observations = measure(
         Campaign(
-            folder=_folder(document, folder, micro_batch),
+            folder=_folder(document, folder, asked.micro_batch),
             plan=plan,
-            rounds=(repeated(task, _NUM_ROUNDS),),
+            rounds=(repeated(task, _NUM_ROUNDS, world_size=asked.world_size),),
             placement=here,
             lock_timeout_s=0.0,
             tries_again=False,
@@ -74,30 +88,29 @@ def measure_workload(
         on_progress=on_progress,
     )
     replays = replays_in(observations)
-    if not replays:
-        raise MeasurementFailed(f"{name} cannot be replayed: {first_failure_in(observations)}")
-    return next((entry.untrained for entry in replays if entry.untrained), "")
+    if not any(entry.world_size == 1 for entry in replays):
+        why = first_failure_in(observations) or "no rank said why"
+        raise MeasurementFailed(f"{name} cannot be replayed: {why}")
+    alone = next((entry.untrained for entry in replays if entry.untrained), "")
+    if alone or asked.world_size == 1:
+        return alone
+    return first_failure_in(observations, world_size=asked.world_size)
 
 
-def is_unfinished(
-    document: WorkloadDocument, folder: Path, *, micro_batch: int, code: str | None
-) -> bool:
-    """Whether a measurement of this workload was stopped before its last round. ``folder``: Of the calibration."""
-    observations = _folder(document, folder, micro_batch) / OBSERVATIONS
+def is_unfinished(document: WorkloadDocument, folder: Path, asked: InPlace) -> bool:
+    """Whether rounds of a measurement that was begun are missing. ``folder``: Of the calibration."""
+    observations = _folder(document, folder, asked.micro_batch) / OBSERVATIONS
     if not observations.exists():
         return False
-    name = _task_name(document.workload.name, micro_batch, code)
-    found = [
-        entry
+    name = asked.task_name(document.workload.name)
+    names = {name} if asked.world_size == 1 else {name, _on_ranks(name, asked.world_size)}
+    found = {
+        entry.task
         for entry in read_observations(observations)
         if isinstance(entry, ReplayObservation | FailedObservation)
-        and entry.task.partition(": ")[2] == name
-    ]
-    return 0 < len({entry.task for entry in found}) < _NUM_ROUNDS
-
-
-def _task_name(workload: str, micro_batch: int, code: str | None) -> str:
-    return f"{'train' if code else 'replay'} {workload} micro_batch={micro_batch}"
+        and entry.task.partition(": ")[2] in names
+    }
+    return 0 < len(found) < _NUM_ROUNDS * len(names)
 
 
 def _folder(document: WorkloadDocument, folder: Path, micro_batch: int) -> Path:
@@ -106,11 +119,24 @@ def _folder(document: WorkloadDocument, folder: Path, micro_batch: int) -> Path:
     return folder / WORKLOADS / f"{label}-{_content(document.trace, micro_batch)}"
 
 
-def repeated(task: ReplayTask, num_rounds: int) -> tuple[ReplayTask, ...]:
-    """Runs of a task in a row, each a process of its own: one launch saves the seconds that starting ranks takes."""
+def _on_ranks(name: str, world_size: int) -> str:
+    return f"{name} on {world_size} ranks"
+
+
+def repeated(task: ReplayTask, num_rounds: int, *, world_size: int = 1) -> tuple[ReplayTask, ...]:
+    """Runs of a task in a row, each a process of its own: one launch saves the seconds that starting ranks takes.
+
+    With several ranks each is followed by a training on all of them; they share the time of one.
+    """
+    tasks = [task]
+    if world_size > 1:
+        share = {"target_s": task.target_s / 2}
+        together = {"name": _on_ranks(task.name, world_size), "world_size": world_size}
+        tasks = [task.model_copy(update=share | update) for update in ({}, together)]
     return tuple(
-        task.model_copy(update={"name": f"{index}: {task.name}", "round": index})
+        each.model_copy(update={"name": f"{index}: {each.name}", "round": index})
         for index in range(num_rounds)
+        for each in tasks
     )
 
 

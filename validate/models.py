@@ -178,6 +178,12 @@ def validate_models(
     drawn = trace_models(seed, budget.num_models, request.folder, here.device_kind, on_progress)
     traced = [entry for entry in drawn if entry.reason is None]
     folder = request.folder / IN_PLACE
+    num_ranks = here.topology.world_size
+    # A whole step on a GPU does not tell whether the device waits for its host.
+    are_trained = here.device_kind == "cpu"
+    together = {
+        entry.model.name: num_ranks for entry in traced[: budget.num_parallel * are_trained]
+    }
     plan = {"stage": "validate models, in place", "seed": seed, "budget": request.budget}
     timed = measure(
         Campaign(
@@ -187,6 +193,7 @@ def validate_models(
                 [entry.in_place(request.folder, budget.replay_s) for entry in traced],
                 seed=seed,
                 num_rounds=budget.replay_rounds,
+                ranks=together,
             ),
             placement=here,
         ),
@@ -197,7 +204,7 @@ def validate_models(
     settings = {
         entry.setting(world_size): entry
         for at, entry in enumerate(traced)
-        for world_size in ((1, here.topology.world_size) if at < budget.num_parallel else (1,))
+        for world_size in ((1, num_ranks) if at < budget.num_parallel else (1,))
     }
     predicted = predict(request.profile, settings, timed, budget)
     wait_for_another_occasion(request, on_progress, timed_s=timed.stat().st_mtime)

@@ -441,8 +441,24 @@ _REPLAYED: Final = 1 / 3
 
 
 def measure_replay(session: Session, task: ReplayTask) -> ReplayObservation:
-    """Trace or read the step of a task, train its model if its code is at hand, and repeat it."""
+    """Trace or read the step of a task, train its model if its code is at hand, and repeat it.
+
+    Several ranks, all of which must call it, train alone.
+    """
     traced, step = _replayed_step(session, task)
+    of_step: dict[str, Any] = {
+        "task": task.name,
+        "round": task.round,
+        "workload": task.workload,
+        "micro_batch": task.micro_batch,
+        "parameters": parameters_signature(step),
+        "calls": calls_signature(step),
+        "num_trained": sum(parameter.ready_after is not None for parameter in step.parameters),
+    }
+    ranks = task.world_size
+    if ranks > 1:
+        together_s = trained_s(session, task.code, step, target_s=task.target_s, world_size=ranks)
+        return ReplayObservation(**of_step, world_size=ranks, trained_s=together_s)
     own_s, untrained = None, ""
     try:
         own_s = trained_s(session, task.code, step, target_s=task.target_s * (1 - _REPLAYED))
@@ -455,12 +471,7 @@ def measure_replay(session: Session, task: ReplayTask) -> ReplayObservation:
     if task.round > 0:
         traced = None  # the same in every round: once is enough on disk
     return ReplayObservation(
-        task=task.name,
-        round=task.round,
-        workload=task.workload,
-        micro_batch=task.micro_batch,
-        parameters=parameters_signature(step),
-        num_trained=sum(parameter.ready_after is not None for parameter in step.parameters),
+        **of_step,
         operators=tuple(
             TimedOperator(
                 signature=signature(step.operators[position]),
@@ -476,7 +487,6 @@ def measure_replay(session: Session, task: ReplayTask) -> ReplayObservation:
         optimizer_s=tuple(replay.phases_s[Phase.OPTIMIZER]),
         trained_s=own_s,
         untrained=untrained,
-        calls=calls_signature(step),
         failed=tuple(sorted({step.operators[position].name for position in replay.failed})),
         traced=traced and traced.step,
         model=traced and replace(traced.workload, name=task.workload),

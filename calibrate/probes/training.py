@@ -5,7 +5,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from calibrate.device import HOLD_S, Clock, Device
 from calibrate.probes import Session, repeats_within
@@ -28,7 +28,7 @@ from perfmodel.documents.observation import (
 )
 from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.tracing.reference import REFERENCES, ReferenceModel
-from perfmodel.tracing.source import make_optimizer
+from perfmodel.tracing.source import ModelSource, make_optimizer
 from perfmodel.tracing.sources import find_source
 from perfmodel.units import Seconds
 from perfmodel.workload import Phase
@@ -43,6 +43,9 @@ _MAXIMUM_STEPS = 200
 #: Of a model's own training: of the longest steps a few, of the shortest as many as take a second.
 _FEWEST_TRAINED: Final = 3
 _MOST_TRAINED: Final = 1000
+#: For drawing batches of a model that trains: time, and memory for all.
+_DRAWING_S: Final = 0.4
+_DRAWN_BYTES: Final = 64e6
 #: Steps until a host that runs ahead of its device has filled the queue between them.
 _LEAD_IN = 5
 _DENSE_STEPS = 5
@@ -250,11 +253,12 @@ def host_steps(
 
 
 def trained_s(
-    session: Session, code: str | None, step: TracedStep, *, target_s: Seconds
+    session: Session, code: str | None, step: TracedStep, *, target_s: Seconds, world_size: int = 1
 ) -> Seconds | None:
     """Mean step of a user's model in a loop as tutorials have it; None where operators are timed alone. [s]
 
-    No clock stands between two steps. Each gathers its batch: the samples that were drawn, in a new order.
+    No clock stands between two steps. Each gathers its batch: samples that were drawn, in a new order. Several ranks,
+    all of which must call it, train under DistributedDataParallel, each on batches of its own; the slowest counts.
     On a GPU operators are timed alone: a whole step does not tell whether the device waits for its host.
 
     Raises
@@ -266,23 +270,25 @@ def trained_s(
     micro_batch, method = step.micro_batch, step.method
     if code is None or session.asynchronous or method.checkpointing != "none":
         return None
+    torch.manual_seed(session.rank)
     source = find_source(code)
     module = source.build().train()
+    batches = _own_batches(session, source, micro_batch)
     optimizer = make_optimizer(
         (weights for weights in module.parameters() if weights.requires_grad),
         name=method.optimizer,
         implementation=method.optimizer_implementation,
     )
-    drawn = source.draw_batch(micro_batch)
+    if world_size > 1:
+        module = DistributedDataParallel(module, process_group=session.data[world_size])
 
     def run(num_steps: int) -> Seconds:
+        session.barrier(world_size)
         begun_s = session.measured.now()
         for _ in range(num_steps):
             optimizer.zero_grad()
             in_order = partial(_in_order, torch.randperm(micro_batch))
-            positional, keyword, targets = tree_map(
-                in_order, (drawn.positional, drawn.keyword, drawn.targets)
-            )
+            positional, keyword, targets = tree_map(in_order, next(batches))
             with session.measured.autocast(method.precision):
                 loss = source.loss(module(*positional, **keyword), targets)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -293,7 +299,31 @@ def trained_s(
 
     warm_s = [run(1), run(1)]
     count = repeats_within(target_s, warm_s[1:], minimum=_FEWEST_TRAINED, maximum=_MOST_TRAINED)
-    return run(count) / count
+    count = session.agree(count, world_size=world_size)
+    each_s = session.gather(run(count) / count, world_size=world_size)
+    return session.agree(max(each_s, default=None), world_size=world_size)
+
+
+def _own_batches(session: Session, source: ModelSource, micro_batch: int) -> Iterator[Any]:
+    """Inputs, keywords and targets of a model again and again: as many batches as take little memory and time.
+
+    What comes with a model is drawn anew only with the model.
+    """
+    begun_s, batches, size_bytes = session.measured.now(), [], 0
+    while True:
+        drawn = source.draw_batch(micro_batch)
+        batches.append((drawn.positional, drawn.keyword, drawn.targets))
+        leaves = [leaf for leaf in tree_leaves(batches[-1]) if isinstance(leaf, Tensor)]
+        size_bytes += sum(leaf.nbytes for leaf in leaves)
+        share = (len(batches) + 1) / len(batches)
+        is_late = session.measured.now() - begun_s > _DRAWING_S / share
+        if (
+            is_late
+            or share * size_bytes > _DRAWN_BYTES
+            or len(batches) * micro_batch >= _POOL_SAMPLES
+        ):
+            return itertools.cycle(batches)
+        source.build()
 
 
 def _in_order(rows: Tensor, leaf: Any) -> Any:

@@ -161,7 +161,11 @@ def _of_counts(context: typer.Context) -> "tuple[PredictionDocument, Answer]":
     from perfmodel.answer.answer import table
 
     request = _forecast(context)
-    _time_workload(context, lambda found: request.layouts(found)[0].micro_batch)
+    _time_workload(
+        context,
+        lambda found: request.layouts(found)[0].micro_batch,
+        is_together=max(request.world_sizes) > 1,
+    )
     question = _question(context)
     with working("predict"):
         document, largest = table(question, request)
@@ -176,7 +180,8 @@ def _of_layout(context: typer.Context) -> "tuple[PredictionDocument, Answer]":
     if opt.typed(context, "workload") and not opt.typed(context, "model"):
         layout = _asked_layout(context)
         _open_workload(context)
-        _time_workload(context, lambda _: layout.micro_batch)
+        is_together = layout.is_ddp and layout.world_size > 1
+        _time_workload(context, lambda _: layout.micro_batch, is_together=is_together)
     question = _question(context)
     with working("predict"):
         return layout_table(question)
@@ -205,13 +210,19 @@ def _profiled(context: typer.Context) -> "MeasuredMachine":
     return machine
 
 
-def _time_workload(context: typer.Context, batch_of: Callable[["MeasuredWorkload"], int]) -> None:
+def _time_workload(
+    context: typer.Context,
+    batch_of: Callable[["MeasuredWorkload"], int],
+    *,
+    is_together: bool,
+) -> None:
     """Time the step of a traced workload that nothing was timed of, if this is its machine.
 
     A model whose code is at hand, such as FILE.py:FACTORY, trains for some seconds, but on a GPU, whose operators are
     timed alone. What was timed stays beside the profile, in ``workloads/``, by operator, shapes, type and memory
     layout: the next model that has the same operators need not be timed. Nothing is measured, and nothing said, on
-    another machine: curves answer there. ``batch_of`` says at which micro-batch.
+    another machine: curves answer there. ``batch_of`` says at which micro-batch. ``is_together``: Whether the model
+    trains under DistributedDataParallel as well, on the ranks of a node that were calibrated.
     """
     given, document, machine = context.params, context.params["workload"], _profiled(context)
     if isinstance(document, str) or given["device"] is not None or given["no_measure"]:
@@ -219,7 +230,12 @@ def _time_workload(context: typer.Context, batch_of: Callable[["MeasuredWorkload
     from importlib.util import find_spec
     from tempfile import TemporaryDirectory
 
-    from calibrate.workloads import is_unfinished, measure_workload, with_stored_workloads
+    from calibrate.workloads import (
+        InPlace,
+        is_unfinished,
+        measure_workload,
+        with_stored_workloads,
+    )
     from perfmodel.answer import open_workload
     from perfmodel.cost.operators import OperatorDurations
 
@@ -232,7 +248,10 @@ def _time_workload(context: typer.Context, batch_of: Callable[["MeasuredWorkload
     assert machine.operators is not None
     known, step = OperatorDurations(machine.operators), trace.at(micro_batch=micro_batch)
     is_known = known.holds(step) if code is None else known.trained(step) is not None
-    if is_known and not is_unfinished(document, folder, micro_batch=micro_batch, code=code):
+    together = code is not None and is_together and step.method.checkpointing == "none"
+    world_size = machine.ranks_per_node if together else 1
+    wanted = InPlace(micro_batch=micro_batch, code=code, world_size=world_size)
+    if is_known and not is_unfinished(document, folder, wanted):
         return
     if any(find_spec(name) is None for name in ("torch", "psutil")):
         return
@@ -246,12 +265,7 @@ def _time_workload(context: typer.Context, batch_of: Callable[["MeasuredWorkload
             file = Path(name, "workload.json")
             document.write(file)
             untrained = measure_workload(
-                file,
-                micro_batch=micro_batch,
-                code=code,
-                folder=folder,
-                profile=machine,
-                on_progress=on_progress,
+                file, wanted, folder=folder, profile=machine, on_progress=on_progress
             )
     except Interrupted:
         words = "stopped by the user; what was measured is kept; repeat the command, or add --no-measure"

@@ -1,7 +1,7 @@
 """Seconds for every operation of a step program."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -137,6 +137,21 @@ class Terms:
     comm_speed: Samples
     """Speed of each side while both run, fraction; see ``Interference``."""
     evidence: Mapping[str, Evidence]
+
+    def times(self, factor: float) -> "Terms":
+        """All that a rank does, for so much longer; its loader stays as it is."""
+
+        def longer(cost: CollectiveTime) -> CollectiveTime:
+            return lambda size_bytes: cost(size_bytes) * factor
+
+        return replace(
+            self,
+            compute_s={cause: time_s * factor for cause, time_s in self.compute_s.items()},
+            issue_s={cause: time_s * factor for cause, time_s in self.issue_s.items()},
+            bucket_s=self.bucket_s * factor,
+            bucket_s_per_byte=self.bucket_s_per_byte * factor,
+            exchange_s={cause: longer(cost) for cause, cost in self.exchange_s.items()},
+        )
 
     def durations(self, program: StepProgram) -> Samples:
         """Time of each operation alone on the slowest rank, shape ``(num_operations, num_draws)``. [s]"""

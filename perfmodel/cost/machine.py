@@ -533,7 +533,7 @@ SEED = 0
 _UNKNOWN_ERROR = 0.05
 
 
-def model_form(
+def model_form(  # noqa: PLR0913 - what distinguishes errors
     profile: MeasuredMachine,
     earlier: Mapping[RunSetting, float],
     workload: MeasuredWorkload,
@@ -541,14 +541,15 @@ def model_form(
     *,
     num_draws: int,
     run_error: float,
+    is_measured: bool = False,
 ) -> Samples:
     """Factors by which the model has been wrong before, in either direction; the first one is 1.
 
     ``earlier`` holds signed errors of a validation: predicted over measured, minus 1.
 
     Parameter draws already hold the uncertainty of the measurements, so that the two together are on the
-    safe side. No residual tells about a step that was traced: how far its run is off what the layout
-    takes in the mean of many comes on top, in log.
+    safe side. A step on several ranks that ``is_measured`` errs as those on one do. No residual tells about a step that
+    was traced: how far its run is off what the layout takes in the mean of many comes on top, in log.
     """
     asked = RunSetting.of(workload.workload.name, layout)
 
@@ -564,7 +565,7 @@ def model_form(
         return np.array([*errors, *fresh] or [_UNKNOWN_ERROR])
 
     is_calibrated = profile.workload(workload.workload.name) is not None
-    pool = missed(is_alone=layout.world_size == 1)
+    pool = missed(is_alone=layout.world_size == 1 or is_measured)
     # Seeded by the layout, so that the order of questions is no matter.
     rng = np.random.default_rng([SEED, zlib.crc32(asked.label.encode())])
     signs = rng.choice([-1, 1], num_draws)

@@ -1,7 +1,7 @@
 """Phase curves of a traced workload from the durations of its operators: it need never have run."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,6 +18,7 @@ from perfmodel.machine.measured import (
     OperatorCosts,
     PhaseCurves,
     StepNoise,
+    TrainedStep,
 )
 from perfmodel.units import Bytes, Seconds
 from perfmodel.workload import Phase, Workload
@@ -95,6 +96,7 @@ def traced_profile(
         rank_spread=rank_spread,
         evidence=_evidence(by_curves, has_measured=bool(batches)),
         measured_batches=batches,
+        trained=tuple(each for batch in batches for each in _trained(exact, steps[batch])),
         untimed=tuple(sorted(untimed)) if not batches else (),
     )
 
@@ -112,6 +114,19 @@ def _as_trained(exact: OperatorDurations, step: TracedStep) -> dict[Phase, Phase
         phase: replace(d, time_s=d.time_s * ratio, relative_error=trained.relative_error)
         for phase, d in found.items()
     }
+
+
+def _trained(exact: OperatorDurations, step: TracedStep) -> Iterator[TrainedStep]:
+    """Trainings of this very step, on one rank first."""
+    if (found := exact.trained(step)) is None or found.trained_s is None:
+        return
+    for world_size, step_s in {1: found.trained_s, **found.ddp_s}.items():
+        yield TrainedStep(
+            world_size=world_size,
+            micro_batch=found.micro_batch,
+            step_s=step_s,
+            relative_error=found.relative_error,
+        )
 
 
 def _middle(batches: Sequence[int]) -> int:

@@ -181,7 +181,10 @@ class TimedOperator(Record):
 
 
 class ReplayObservation(Taken):
-    """A traced step repeated operator by operator, in its order and with its allocations."""
+    """A traced step repeated operator by operator, in its order and with its allocations.
+
+    On several ranks its model trained under DistributedDataParallel, and nothing was repeated.
+    """
 
     kind: Literal["replay"] = "replay"
     workload: str
@@ -189,18 +192,19 @@ class ReplayObservation(Taken):
     parameters: str
     """Signature of the parameters and the optimizer."""
     num_trained: int
-    operators: tuple[TimedOperator, ...]
-    forward_s: Durations
+    world_size: PositiveInt = 1
+    operators: tuple[TimedOperator, ...] = ()
+    forward_s: Durations = ()
     """Sum over the calls of the phase, by pass."""
-    backward_s: Durations
-    optimizer_s: Durations
+    backward_s: Durations = ()
+    optimizer_s: Durations = ()
     trained_s: PositiveFloat | None = None
     """A step of the model's own training, a mean over many; None if only operators ran."""
     untrained: str = ""
     """Why its model, whose code was at hand, did not train."""
     calls: str = ""
     """Signature of the calls of the step; absent from records of earlier versions."""
-    failed: tuple[str, ...]
+    failed: tuple[str, ...] = ()
     """Operators that could not be repeated from their record."""
     traced: SymbolicStep | None = None
     """The step, where it was traced by the worker itself."""

@@ -124,6 +124,18 @@ class StepNoise:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedStep:
+    """A step of a model's own training, under DistributedDataParallel if several ranks of one node trained."""
+
+    world_size: Count
+    micro_batch: Count
+    step_s: Positive
+    relative_error: RelativeError
+    predicted_s: NonNegative = 0.0
+    """What the costs of the machine say of it; 0 where nobody asked them. [s]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredWorkload:
     """One workload as measured on the machine."""
 
@@ -141,6 +153,8 @@ class MeasuredWorkload:
     """Operators that no timing tells about; their time is the roofline of the device."""
     shared_log_error: NonNegative = 0.0
     """Absolute error in log, common to all phases, that one workload in ten exceeds."""
+    trained: tuple[TrainedStep, ...] = ()
+    """Steps of its own training in place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,6 +330,8 @@ class MeasuredStep:
     """Of ``trained_s`` if that is known, else of the sum of the operators."""
     trained_s: Positive | None = None
     """A step of the model's own training on one device."""
+    ddp_s: Mapping[int, Positive] = field(default_factory=dict)
+    """The same under DistributedDataParallel, by the number of ranks of one node."""
     calls: str = ""
     """Signature of the calls of the step that was trained."""
 

@@ -1,6 +1,8 @@
 """A traced step repeated without its model: every call once per pass, and the sums that follow."""
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -299,6 +301,20 @@ def test_a_training_counts_more_than_replays_without_one() -> None:
     assert step.operators == measured_steps(trained)[0].operators
 
 
+def test_trainings_on_several_ranks_of_the_same_calls_are_kept_by_their_number() -> None:
+    alone = replayed(0.01).model_copy(update={"trained_s": 1.0, "calls": "c"})
+    several: list[dict[str, Any]] = [
+        *({"world_size": 2, "trained_s": each_s} for each_s in (2.0, 8.0)),
+        {"world_size": 3, "trained_s": 9.0, "calls": "of another depth"},
+        {"world_size": 4, "trained_s": None},
+    ]
+    bare = alone.model_copy(update={"operators": ()})
+    (step,) = measured_steps([alone, *(bare.model_copy(update=each) for each in several)])
+    assert step.trained_s == 1.0
+    assert step.ddp_s == pytest.approx({2: 4.0})
+    assert step.relative_error == pytest.approx(math.log(4) / math.sqrt(2))
+
+
 def test_replays_of_an_earlier_trace_of_a_step_do_not_count() -> None:
     """A version of before called something else."""
     old = replayed(0.9)
@@ -333,6 +349,61 @@ def test_a_model_trains_if_its_code_is_at_hand_and_runs(tmp_path: Path, lenet: T
     with pytest.raises(IndexError):
         trained_s(alone(), f"{file}:without_values", lenet, target_s=0.01)
     assert trained_s(alone(), None, lenet, target_s=0.01) is None
+
+
+TOGETHER = """
+import sys
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import torch.distributed as dist
+
+from calibrate.device import Cpu
+from calibrate.probes import Session
+from calibrate.probes.training import trained_s
+from calibrate.ranks import one_line_of
+from perfmodel.tracing.fork import Fork
+from tests.perfmodel.tracing.method import SGD_LOOP
+
+code, folder = sys.argv[1:]
+step = SimpleNamespace(micro_batch=4, method=SGD_LOOP)
+
+
+def train(rank, name, world_size=2):
+    dist.init_process_group("gloo", f"file://{folder}/{name}", rank=rank, world_size=world_size)
+    session = Session.open(Cpu(), group_sizes=(world_size,))
+    return trained_s(session, f"{code}:{name}", step, target_s=0.01, world_size=world_size)
+
+
+for name in ("make", "unused"):
+    with ExitStack() as stack:
+        copies = [stack.enter_context(Fork(lambda: train(rank, name))) for rank in (0, 1)]
+        for copy in copies:
+            try:
+                print(copy.result(within_s=60))
+            except RuntimeError as error:
+                print(one_line_of(error)[:60])
+"""
+UNUSED = """
+
+def unused():
+    model, example = make()
+    model.unused = nn.Linear(2, 2)
+    model.forward = lambda x: model[:3](x)
+    return model, example
+"""
+
+
+def test_ranks_that_train_together_take_equally_long_and_raise_what_ddp_does(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "looks_up.py"
+    file.write_text(LOOKS_UP + UNUSED)
+    command = (sys.executable, "-c", TOGETHER, str(file), str(tmp_path))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    one_s, other_s, *failed = done.stdout.splitlines()
+    assert float(one_s) == float(other_s) > 0
+    assert failed == ["RuntimeError: Expected to have finished reduction in the prior"[:60]] * 2
 
 
 def test_a_model_that_does_not_train_is_replayed_and_says_why() -> None:

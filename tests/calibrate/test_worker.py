@@ -1,6 +1,7 @@
 """What a rank makes of a task that fails: which failures are data, and which end the launch."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,11 @@ def test_memory_of_one_rank_alone_is_told_once(task: Task, tmp_path: Path) -> No
 def test_a_replay_that_fails_is_told_unless_the_device_is_poisoned(tmp_path: Path) -> None:
     found = carried_out(REPLAY, ValueError("no kernel"), tmp_path)
     assert found.reason == "replay: ValueError: no kernel"
+    together = REPLAY.model_copy(update={"world_size": 2})
+    # Copies of other ranks fail with this one, or are given up: the launch goes on.
+    found = carried_out(together, FULL, tmp_path)
+    assert (found.reason[:24], found.is_too_large) == ("under DDP: out of memory", False)
+    assert found.setting == replace(BOTH.setting, micro_batch=4)
 
     def poisoned() -> None:
         raise STICKY

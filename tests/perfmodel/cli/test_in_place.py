@@ -13,9 +13,8 @@ import calibrate.launch
 from calibrate.environment import describe_environment
 from calibrate.launch import Launch
 from calibrate.locks import LOCK_VARIABLE, machine_to_itself
-from calibrate.task import ReplayTask, WorkOrder
+from calibrate.task import ReplayTask, WorkOrder, failure_of, num_ranks
 from perfmodel.documents.observation import (
-    FailedObservation,
     Observation,
     ReplayObservation,
     TimedOperator,
@@ -23,7 +22,6 @@ from perfmodel.documents.observation import (
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import EXIT_INTERRUPTED, EXIT_OK, Interrupted
-from perfmodel.layout import RunSetting
 from perfmodel.machine import Evidence
 from perfmodel.workload import Phase
 from perfmodel.workload.step import calls_signature, parameters_signature, signature
@@ -83,7 +81,8 @@ def replay(task: ReplayTask) -> Observation:
         forward_s=(CALL_S * sums[Phase.FORWARD],),
         backward_s=(CALL_S * sums[Phase.BACKWARD],),
         optimizer_s=(CALL_S,),
-        trained_s=TRAINED_S if task.code else None,
+        trained_s=TRAINED_S * task.world_size if task.code else None,
+        world_size=task.world_size,
         failed=(),
         traced=None,
         model=None,
@@ -98,8 +97,7 @@ def stopped(task: ReplayTask) -> Observation:
 
 
 def failed(task: ReplayTask) -> Observation:
-    setting = RunSetting(workload=task.workload, world_size=1, micro_batch=task.micro_batch)
-    return FailedObservation(task=task.name, round=task.round, setting=setting, reason="no kernel")
+    return failure_of(task, "no kernel")
 
 
 @pytest.fixture
@@ -159,6 +157,30 @@ def test_what_was_never_timed_is_timed_once(
     # Its code says more than its operators.
     assert step_of(run, *asked[:6], 6, *asked[7:])[0] == pytest.approx(TRAINED_S)
     assert len(launcher.calls) == 3
+
+
+def test_a_question_of_several_devices_trains_on_the_calibrated_ranks_as_well(
+    run: Run, asked: tuple[object, ...], launcher: FakeLauncher
+) -> None:
+    """Once, after what was measured on one rank or with it; nothing where one device is asked for."""
+    step_of(run, *asked)
+    two = (*asked[:-1], 2)
+    step_s, evidence = step_of(run, *two)
+    assert (round(step_s / TRAINED_S, 6), evidence) == (2, Evidence.MEASURED)
+    assert step_of(run, *two) == (step_s, evidence)
+    assert [call.topology.ranks_per_node for call in launcher.calls] == [1, 2]
+    added = WorkOrder.read(Path(launcher.calls[1].arguments[0])).tasks
+    assert [num_ranks(task) for task in added] == [2] * 8
+
+
+def test_why_a_model_did_not_train_under_ddp_is_said_once_and_one_rank_answers(
+    run: Run, asked: tuple[object, ...], launcher: FakeLauncher
+) -> None:
+    launcher.behave = lambda call: play(call, lambda t: (failed if t.world_size > 1 else replay)(t))
+    result = run(*asked[:-1], 2)
+    assert result.exit_code == EXIT_OK
+    assert result.stderr.count("not trained in every round: no kernel") == 1
+    assert step_of(run, *asked)[0] == pytest.approx(TRAINED_S)
 
 
 def test_a_model_that_applies_its_block_more_often_is_trained_itself(

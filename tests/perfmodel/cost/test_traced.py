@@ -3,9 +3,12 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from calibrate.fit.operators import fit_operators
+from perfmodel.answer import Answer
+from perfmodel.answer.answer import answer, steps_s
 from perfmodel.answer.measured import interval, measured_caveats
 from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.traced import (
@@ -20,7 +23,12 @@ from perfmodel.cost.traced import (
 )
 from perfmodel.layout import Layout
 from perfmodel.machine import Evidence
-from perfmodel.machine.measured import ComputeRate, MeasuredMachine, OperatorCosts
+from perfmodel.machine.measured import (
+    CollectiveProfile,
+    ComputeRate,
+    MeasuredMachine,
+    OperatorCosts,
+)
 from perfmodel.workload import Call, Phase
 from perfmodel.workload.step import (
     AffineBytes,
@@ -107,6 +115,52 @@ def test_a_trained_step_takes_as_long_as_its_training_and_scales_the_others(
     assert workload.measured_batches == (8,)
     at_eight = [getattr(workload.phases[0], phase.value)[3].time_s for phase in Phase]
     assert sum(at_eight) == pytest.approx(1.6)
+
+
+def test_a_step_that_was_trained_under_ddp_is_the_answer_and_mends_the_others(
+    machine: MeasuredMachine, durations: OperatorCosts
+) -> None:
+    """T measured, P predicted of it: p T / P at other batches, at most T - P more on more ranks; no what-if is it."""
+    costs = measured(durations, 8, 0.1)
+    calls = calls_signature(traced().at(micro_batch=8))
+    (step,) = costs.measured
+    alone = replace(step, trained_s=1.6, relative_error=0.02, calls=calls)
+    without, asked = (
+        Asking(replace(machine, operators=replace(costs, measured=(each,))))
+        for each in (alone, replace(alone, ddp_s={2: 3.0, 4: 9.0}))
+    )
+    workload, bare = (each.workload(WORKLOAD, traced()) for each in (asked, without))
+
+    def steps(layout: Layout) -> tuple[Answer, Answer]:
+        return asked.step(workload, layout), without.step(bare, layout)
+
+    found, predicted = steps(Layout(dp=2, micro_batch=8))
+    p_s = predicted.step.nominal
+    assert found.step.nominal == pytest.approx(3.0)
+    assert np.log(found.step_s[1:]).std() == pytest.approx(0.02, rel=0.1)
+    assert {*found.evidence.values()} == {Evidence.MEASURED}
+    assert sum(found.breakdown_s.values()) == pytest.approx(3.0)
+    assert steps_s([found.question])[0] == pytest.approx(found.step_s)
+    assert (
+        "trained in place, at micro-batch 8; under DDP on 2 ranks as well"
+        in (measured_caveats(found.question, {found.layout: found.evidence})[-1])
+    )
+    one, before = steps(EIGHT)
+    assert one.step_s == pytest.approx(before.step_s)
+    other, before = steps(Layout(dp=2, micro_batch=16))
+    assert other.step.nominal / before.step.nominal == pytest.approx(3.0 / p_s)
+    assert other.evidence == before.evidence
+    more, before = steps(Layout(dp=4, micro_batch=8))
+    assert more.step.nominal - before.step.nominal == pytest.approx(3.0 - p_s)
+    slower = replace(
+        found.question, machine=asked.profile.with_links(lambda c: slower_messages(c, 2.0))
+    )
+    assert Evidence.INTERPOLATED in answer(slower).evidence.values()
+
+
+def slower_messages(entry: CollectiveProfile, factor: float) -> CollectiveProfile:
+    points = tuple(replace(point, time_s=factor * point.time_s) for point in entry.points)
+    return replace(entry, points=points)
 
 
 def deeper(step: SymbolicStep, times: int) -> SymbolicStep:
