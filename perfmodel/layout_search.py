@@ -118,7 +118,12 @@ def plan_parallelism(model: InferredModel, request: Request) -> ParallelismPlanD
     fit = search.fit
     fitting = np.flatnonzero(fit >= FITS_ABOVE)
     if not fitting.size:
-        raise NotFeasible(_nothing_fits(search, request))
+        where = int(np.argmin(search.needed_bytes))
+        raise NotFeasible(
+            f"--device-memory: none of {len(search.layouts)} layouts fits into "
+            f"{format_bytes(request.capacity_bytes)}; the leanest, {search.layouts.layout(where)}, needs "
+            f"{format_bytes(float(search.needed_bytes[where]))}: take more or larger devices"
+        )
     chosen = search.fastest(fitting)
     jobs = search.jobs(chosen)
     found = model.predict(jobs)
@@ -169,11 +174,7 @@ def search_layouts(model: InferredModel, request: Request) -> Search:
     ]
     needed_bytes, fit, log_step = map(np.concatenate, zip(*pieces, strict=True))
     return Search(
-        training=training,
-        layouts=layouts,
-        needed_bytes=needed_bytes,
-        fit=fit,
-        log_step=log_step,
+        training=training, layouts=layouts, needed_bytes=needed_bytes, fit=fit, log_step=log_step
     )
 
 
@@ -264,13 +265,3 @@ def _close(
             f"{format_duration(step_s)} if it fits (probability {search.fit[where]:.0%})"
         )
     ]
-
-
-def _nothing_fits(search: Search, request: Request) -> str:
-    needed_bytes = search.needed_bytes
-    where = int(np.argmin(needed_bytes))
-    return (
-        f"--device-memory: none of {len(search.layouts)} layouts fits into "
-        f"{format_bytes(request.capacity_bytes)}; the leanest, {search.layouts.layout(where)}, needs "
-        f"{format_bytes(float(needed_bytes[where]))}: take more or larger devices"
-    )

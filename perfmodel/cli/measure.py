@@ -162,9 +162,7 @@ def _borrow(request: "BorrowedRequest") -> None:
 
     with measurement("calibrate"):
         campaign, archive = borrowed.carry_out(
-            request,
-            TorchrunLauncher(worker_module=borrowed.SMOKE),
-            on_line=show_progress,
+            request, TorchrunLauncher(worker_module=borrowed.SMOKE), on_line=show_progress
         )
     unfinished = borrowed.unfinished(request, campaign)
     show_archive(archive, fails=not unfinished)

@@ -164,9 +164,7 @@ def devices(
     show_answer(found, tables=[table], lines=lines)
 
 
-def machines(
-    name: Annotated[str | None, typer.Argument(help="Show one.")] = None,
-) -> None:
+def machines(name: Annotated[str | None, typer.Argument(help="Show one.")] = None) -> None:
     """List the machines that come with perfmodel, used by name: --machine dgx-a100."""
     from perfmodel.documents.profile import ProfileDocument, shipped_machines
     from perfmodel.errors import refuse_unknown

@@ -207,12 +207,7 @@ def validate_memory(
     path = out / "validation.json"
     with measurement("validate memory"):
         summary = use_case.validate_memory(
-            chosen,
-            tuple(batches),
-            out=path,
-            on_line=show_progress,
-            device=device_kind,
-            truth=truth,
+            chosen, tuple(batches), out=path, on_line=show_progress, device=device_kind, truth=truth
         )
     lines, found = use_case.verdict(summary), {"memory": summary}
     show_answer(found, lines=lines, written={"validation": path})

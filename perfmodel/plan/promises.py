@@ -261,9 +261,7 @@ def _spread(question: Question) -> Promise:
         value=math.exp(away), log_error=_UNCERTAINTY_OF_SPREAD * away, source="predicted"
     )
     return Promise(
-        clause=clause,
-        found=found,
-        remedy="calibrate such a machine with all its ranks (--profile)",
+        clause=clause, found=found, remedy="calibrate such a machine with all its ranks (--profile)"
     )
 
 

@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
@@ -153,7 +153,12 @@ def report_html(
         ],
         predicted=[(entry.workload, _filled(entry, *_PREDICTED)) for entry in predictions],
         wrong=_filled(judged, *_WRONG) if judged else [],
-        sources=list(_sources(document, predictions, judged)),
+        sources=[
+            profile.profile_table(document),
+            _source("Profile", document),
+            *(_source(f"Prediction: {e.workload}, {e.scaling} scaling", e) for e in predictions),
+            *([_source("Validation", judged)] if judged else []),
+        ],
         definitions=DEFINITIONS,
     )
     return page, [picture for pictures in drawn.values() for picture in pictures]
@@ -177,19 +182,6 @@ _WRONG: Final = (
 def _filled(document: _Shown, *tables: Callable[[_Shown], Table]) -> list[Table]:
     """Tables of a document that have something to show."""
     return [shown for table in tables if (shown := table(document)).rows]
-
-
-def _sources(
-    machine: ProfileDocument,
-    predictions: Sequence[PredictionDocument],
-    judged: ValidationDocument | None,
-) -> Iterator[Table]:
-    yield profile.profile_table(machine)
-    yield _source("Profile", machine)
-    for found in predictions:
-        yield _source(f"Prediction: {found.workload}, {found.scaling} scaling", found)
-    if judged is not None:
-        yield _source("Validation", judged)
 
 
 def _source(

@@ -40,7 +40,16 @@ def accelerator(device: str) -> str:
 
 def skypilot_text(document: PlanDocument, path: Path) -> str:
     """A task, or a program if the file is to end in ``.py``, of a plan that has an answer."""
-    return _program(document) if path.suffix == ".py" else _task(document)
+    if path.suffix == ".py":
+        return _program(document)
+    row = document.ranked[0]
+    nodes, held = _nodes(document, row)
+    run = "\n".join(f"  {line}" for line in _RUN.splitlines())
+    says = "\n".join(f"# {line}" for line in _says(document, row))
+    return (
+        f"{says}\nname: {json.dumps(_name(document))}\nnum_nodes: {nodes}\nresources:\n"
+        f"  accelerators: {json.dumps(held)}\nrun: |\n{run}\n"
+    )
 
 
 def _nodes(document: PlanDocument, row: PlanRow) -> tuple[int, str]:
@@ -71,17 +80,6 @@ def _says(document: PlanDocument, row: PlanRow) -> Sequence[str]:
     if row.checkpoint_interval_s is not None:
         lines.append(f"a checkpoint every {format_duration(row.checkpoint_interval_s)}")
     return [re.sub(r"\s+", " ", line) for line in lines]
-
-
-def _task(document: PlanDocument) -> str:
-    row = document.ranked[0]
-    nodes, held = _nodes(document, row)
-    run = "\n".join(f"  {line}" for line in _RUN.splitlines())
-    says = "\n".join(f"# {line}" for line in _says(document, row))
-    return (
-        f"{says}\nname: {json.dumps(_name(document))}\nnum_nodes: {nodes}\nresources:\n"
-        f"  accelerators: {json.dumps(held)}\nrun: |\n{run}\n"
-    )
 
 
 def _program(document: PlanDocument) -> str:

@@ -28,9 +28,7 @@ _SINGLE: Final = frozenset(
         *("kl_div", "binary_cross_entropy_with_logits", "cosine_embedding_loss"),
     }
 )
-_SINGLE_RESULT: Final = frozenset(
-    {"softmax", "log_softmax", "sum", "prod", "cumsum", "cumprod"},
-)
+_SINGLE_RESULT: Final = frozenset({"softmax", "log_softmax", "sum", "prod", "cumsum", "cumprod"})
 #: Types of autocast by the name of the precision.
 HALVES: Final = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _HALF_TYPES: Final = (torch.float16, torch.bfloat16)

@@ -36,10 +36,7 @@ class IrregularLayersError(Exception):
 def deepened(steps: Sequence[RecordedStep], depth: int) -> RecordedStep:
     """The step of ``depth`` layers from those of ``DEPTHS`` layers.
 
-    Raises
-    ------
-    IrregularLayersError
-        The first two do not predict the third.
+    Raises ``IrregularLayersError`` if the first two do not predict the third.
     """
     first, second, third = steps
     if _parts(_grown(first, second, 1)) != _parts(third):

@@ -44,10 +44,8 @@ def trace_live(  # noqa: PLR0913 - one parameter per part of a step
 ) -> TracedModel:
     """The step of a module that exists, with its batch, loss and optimizer; ``method`` says the rest.
 
-    Raises
-    ------
-    UsageError, UntraceableModel
-        If the optimizer or the batch makes no sense, or the step cannot be traced.
+    Raises ``UsageError``, ``UntraceableModel`` if the optimizer or the batch makes no sense, or the step cannot
+    be traced.
     """
     name, implementation, own_caveats = optimizer_of(optimizer)
     return trace_model(
@@ -108,10 +106,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def optimizer_of(optimizer: str | torch.optim.Optimizer) -> tuple[str, str, tuple[str, ...]]:
     """Name, implementation and caveats of an optimizer as a loop holds it.
 
-    Raises
-    ------
-    UsageError
-        If nothing is known of such a one.
+    Raises ``UsageError`` if nothing is known of such a one.
     """
     if isinstance(optimizer, str):
         if optimizer not in OPTIMIZERS:
@@ -218,10 +213,7 @@ class LoopClock:
     def step_s(self) -> tuple[Seconds, ...]:
         """Durations of the steps after warm-up. [s]
 
-        Raises
-        ------
-        UsageError
-            If there are none yet.
+        Raises ``UsageError`` if there are none yet.
         """
         marks = self._marks[self._warmup :]
         if len(marks) < 2:
@@ -299,10 +291,7 @@ class LoopClock:
     def traced(self) -> TracedModel:
         """The step that the loop ran.
 
-        Raises
-        ------
-        UsageError, UntraceableModel
-            If no forward pass was seen, or the step cannot be traced.
+        Raises ``UsageError``, ``UntraceableModel`` if no forward pass was seen, or the step cannot be traced.
         """
         seen, loss = self.first, self._loss
         if seen is None:

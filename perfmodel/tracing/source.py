@@ -83,9 +83,7 @@ def tokens(vocabulary: int, length: int) -> Callable[[int], Tensor]:
 def labelled(draw: Callable[[int], Tensor], num_classes: int) -> Callable[[int], Batch]:
     """Drawer of batches with one random class of each sample."""
     return lambda samples: Batch(
-        positional=(draw(samples),),
-        keyword={},
-        targets=torch.randint(0, num_classes, (samples,)),
+        positional=(draw(samples),), keyword={}, targets=torch.randint(0, num_classes, (samples,))
     )
 
 

@@ -273,10 +273,7 @@ def _imported(file: Path, name: str, *, text: str) -> Callable[[], Any]:
 def batch_rows(inputs: Any, *, text: str = "inputs") -> int:
     """Samples of a batch.
 
-    Raises
-    ------
-    UsageError
-        If nothing in it is a tensor of samples.
+    Raises ``UsageError`` if nothing in it is a tensor of samples.
     """
     for leaf in tree_leaves(_plain(inputs)):
         if isinstance(leaf, Tensor) and leaf.dim():

@@ -258,11 +258,7 @@ def _without_initialisation() -> Iterator[None]:
 
 
 def record_step(
-    model: TrainedModel,
-    micro_batch: int,
-    *,
-    ran_at: int | None = None,
-    workspace_bytes: Bytes = 0,
+    model: TrainedModel, micro_batch: int, *, ran_at: int | None = None, workspace_bytes: Bytes = 0
 ) -> RecordedStep:
     """Forward, loss, backward and optimizer once, as recorded operators and the memory between them.
 

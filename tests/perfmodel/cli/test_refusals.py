@@ -123,6 +123,7 @@ def stored(machine: Machine, path: Path, *, workloads: int = 2) -> None:
 
 _MACHINES: Final = {
     "stored": Machine(),
+    "alone": Machine(world_size=1),
     "slower": Machine(time_scale=1.5),
     "sealed": Machine(dispatch_s=0.001),
     "good": Machine(relative_error=0.02),

@@ -125,16 +125,6 @@ def test_a_model_becomes_a_file_that_serves_every_batch(
     assert document.workload.forward_flop == one.flop(Phase.FORWARD)
 
 
-def test_kernels_as_a_gpu_chooses_them_need_none(run: Run, factories: Path, tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    typed = f"--optimizer adamw --device-kind as-cuda --output {path}"
-    result = run(f"trace {factories}:good {typed}")
-    assert result.exit_code == EXIT_OK, result
-    assert "kernels as on CUDA" in result.words
-    document = WorkloadDocument.read(path)
-    assert existing(document.trace).method.optimizer_implementation == "foreach"
-
-
 def test_a_traced_file_does_not_tell_where_it_was_traced(
     run: Run, factories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

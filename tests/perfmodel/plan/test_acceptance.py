@@ -17,14 +17,7 @@ from perfmodel.engine.job import FailureCause, Job
 from perfmodel.errors import CalibrationUnavailable, InvalidDocument
 from perfmodel.layout import Synchronisation
 from perfmodel.machine.measured import MeasuredMachine, Repeatability
-from perfmodel.plan.acceptance import (
-    LOSS,
-    STRONG,
-    judge,
-    power,
-    probability_kept,
-    strong_error,
-)
+from perfmodel.plan.acceptance import LOSS, STRONG, judge, power, probability_kept, strong_error
 from perfmodel.plan.delivered import Delivery, Quantity, quantity, rank_ratios
 from perfmodel.plan.goodput import goodput
 from tests.existing import existing

@@ -13,11 +13,7 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.documents.acceptance import AcceptanceTerms, Clause, ClauseKind, Verdict
-from perfmodel.errors import (
-    EXIT_OUT_OF_TOLERANCE,
-    InvalidDocument,
-    UsageError,
-)
+from perfmodel.errors import EXIT_OUT_OF_TOLERANCE, InvalidDocument, UsageError
 from perfmodel.plan.acceptance import LOSS, power
 from perfmodel.plan.delivered import RUNS, Delivery, JobRun, quantity
 from perfmodel.plan.promises import CALIBRATE

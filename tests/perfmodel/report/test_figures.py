@@ -1,6 +1,8 @@
-"""Figures: axes with names and units, every point of the documents, the same bytes twice."""
+"""Figures show every point of the documents, the same bytes twice; the Chrome trace that HTA looks for."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 import perfmodel as pm
+from perfmodel.report.chrome_trace import chrome_trace_text
 from perfmodel.report.figures import (
     breakdown_figure,
     figure_bytes,
@@ -18,7 +21,7 @@ from perfmodel.report.figures import (
     speedup_figure,
 )
 from tests.perfmodel.plan.plans import TODAY, written
-from tests.perfmodel.report.samples import plain_prediction, plain_validation
+from tests.perfmodel.report.samples import plain_prediction, plain_trace, plain_validation
 
 
 def pictures() -> dict[str, Figure]:
@@ -109,3 +112,41 @@ def test_a_budget_far_above_all_costs_does_not_press_them_together(
     [axes] = figure.axes
     assert (axes.get_ylim()[1] > budget * highest) == is_drawn
     assert any("budget" in str(line.get_label()) for line in axes.lines)
+
+
+def events(ph: str) -> list[dict[str, Any]]:
+    document = json.loads(chrome_trace_text(plain_trace(), name="resnet18"))
+    return [event for event in document["traceEvents"] if event["ph"] == ph]
+
+
+def test_times_are_microseconds_and_add_up() -> None:
+    trace = plain_trace()
+    spans = [event for event in events("X") if event["cat"] != "user_annotation"]
+    assert len(spans) == 2 * 4
+    total_us = float((trace.end_s - trace.start_s).sum()) * 1e6
+    assert sum(event["dur"] for event in spans) == pytest.approx(total_us)
+    assert max(event["ts"] + event["dur"] for event in spans) == pytest.approx(trace.step_s * 1e6)
+
+
+def test_each_rank_is_a_process_and_each_stream_a_named_thread() -> None:
+    names = {
+        (e["pid"], e["tid"]): e["args"]["name"] for e in events("M") if e["name"] == "thread_name"
+    }
+    for event in events("X"):
+        assert (event["pid"], event["tid"]) in names
+    assert set(names.values()) == {"host", "compute", "comm", "step"}
+    processes = [e["args"]["name"] for e in events("M") if e["name"] == "process_name"]
+    assert processes == ["rank 0: resnet18 (simulated)", "rank 1: resnet18 (simulated)"]
+
+
+def test_operations_carry_category_cause_and_size() -> None:
+    by_name = {event["name"]: event for event in events("X") if event["pid"] == 1}
+    assert by_name["dispatch"]["cat"] == "cpu_op"
+    assert by_name["forward"]["cat"] == "kernel"
+    bucket = by_name["bucket 0"]
+    assert bucket["cat"] == "kernel"
+    assert bucket["ts"] == pytest.approx(6000)
+    assert bucket["dur"] == pytest.approx(1000)
+    assert bucket["args"]["cause"] == "all_reduce"
+    assert bucket["args"]["size_bytes"] == 4096
+    assert bucket["args"]["Group size"] == 2

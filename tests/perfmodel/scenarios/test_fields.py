@@ -1,9 +1,10 @@
-"""What each field does, against machines that really are so, and against commands that predict them directly."""
+"""What each field of a what-if does, against machines that really are so; scenarios side by side."""
 
 import dataclasses
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,14 +14,20 @@ from perfmodel.answer import Question
 from perfmodel.answer.answer import Forecast, answer
 from perfmodel.cost.rescaling import rescaled_profile
 from perfmodel.documents.hardware import LINK_SHARE, find_device, shipped_catalogue
+from perfmodel.documents.prediction import LargeModelStep, ScenarioOutcome, WhatIfDocument
+from perfmodel.documents.profile import InferredDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.explanation import ChangeKind, explain
+from perfmodel.layout import parse_layout
 from perfmodel.machine import Cluster, Evidence, Tier
-from perfmodel.scenarios import Scenario
+from perfmodel.models import read_model
+from perfmodel.scenarios import Scenario, compare_scenarios, contrast_of_draws
 from perfmodel.scenarios.fields import FIELDS, changed, link_of, scenarios_of, usable_links
+from perfmodel.statistics import unpaired
 from tests.examples import ROOT
 from tests.existing import existing
+from tests.perfmodel.cli.command import Run
 from tests.perfmodel.cost.test_rescale import calibrated
 from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.traces import WORKLOAD, traced
@@ -251,3 +258,90 @@ def test_links_of_a_whole_node_are_not_those_of_a_device() -> None:
     known = {link.id for link in usable_links()}
     assert {"nvlink4", "pcie4-x16", "eth-100", "eth-200", "eth-400", "eth-800"} <= known
     assert "efa-v2-p5" not in known
+
+
+NOISY = profile(Machine(noise=(0.9, 1.0, 1.1, 1.2), residual=0.05, relative_error=0.05))
+
+
+def test_the_same_scenario_differs_by_nothing() -> None:
+    _, same = pm.whatif(NOISY, "heavy", {"devices": "8"}, devices=8).scenarios
+    contrast = existing(same.contrast)
+    assert contrast.throughput_ratio.p5 == contrast.throughput_ratio.p95 == 1
+    assert contrast.step_difference_s.p95 == contrast.probability_faster == 0
+
+
+def test_a_difference_is_less_uncertain_than_its_sides() -> None:
+    """Errors of what was not changed cancel: the device is twice as fast whatever it is."""
+    before, after = pm.whatif(NOISY, "heavy", {"device.speed": "2x"}, devices=1).scenarios
+    contrast = existing(after.contrast)
+    ratio, step = contrast.throughput_ratio, before.point.step_s
+    assert ratio.p95 / ratio.p5 < 1.002
+    assert step.p95 / step.p5 > 1.05
+    assert contrast.probability_faster == 1
+    assert after.point.evidence["compute"] is Evidence.ASSUMED
+
+
+def test_changed_causes_come_from_explain() -> None:
+    before, after = pm.whatif(NOISY, "heavy", {"ranks.noise": "0x"}, devices=16).scenarios
+    assert before.lost_s["stragglers"] > 0
+    assert "stragglers" not in after.lost_s
+    explained = pm.explain(NOISY, "heavy", devices=16)
+    assert before.lost_s == {loss.cause.value: loss.lost_s for loss in explained.losses}
+
+
+def test_unpaired_draws_keep_their_nominal_and_lose_their_order() -> None:
+    draws = np.random.default_rng(1).standard_normal(5000)
+    first, other = unpaired(draws, draws[:4000], seed="x")
+    assert len(first) == len(other) == 4000
+    assert first[0] == other[0] == draws[0]
+    assert abs(np.corrcoef(first[1:], other[1:])[0, 1]) < 0.06
+    assert sorted(other) == sorted(draws[:4000])
+
+
+def test_rounding_makes_nothing_faster() -> None:
+    """The last bit of a sum differs from processor to processor."""
+    before_s = np.array([0.1, 0.1, 0.1, 0.1, 0.1])
+    after_s = before_s * np.array([1.0, 1 - 2e-16, 1 + 2e-16, 0.99, 1.01])
+    found = contrast_of_draws(before_s, after_s, batches=1.0)
+    assert found.probability_faster == 0.25
+
+
+PROFILE = Path(__file__).parents[3] / "perfmodel/documents/machines/runs/dgx-h100.json"
+MACHINE = InferredDocument.read(PROFILE).machine
+TEXT = "dp=64 zero=1 micro_batch=1 accumulation=16"
+
+
+def base(model: str = "llama2-7b", text: str = TEXT) -> Scenario:
+    return Scenario(
+        question=Question(
+            machine=MACHINE,
+            workload=read_model(model, sequence=None),
+            layout=parse_layout(text),
+            capacity_bytes=80 * 2**30,
+        )
+    )
+
+
+def large(scenario: ScenarioOutcome) -> LargeModelStep:
+    return existing(scenario.point.large_model)
+
+
+def compared(*settings: str) -> WhatIfDocument:
+    return compare_scenarios(scenarios_of(base(), settings))
+
+
+def test_every_layout_is_that_of_predict() -> None:
+    found = compared("tp=2,4", "micro_batch=2").scenarios
+    direct = answer(base().question.at(parse_layout(found[1].point.layout)))
+    assert found[1].point.step_s == direct.step
+    contrast = existing(found[1].contrast)
+    tokens = [large(entry).tokens_per_s.nominal for entry in found]
+    assert contrast.throughput_ratio.nominal == pytest.approx(tokens[1] / tokens[0])
+
+
+def test_the_command_writes_what_it_prints(run: Run, tmp_path: Path) -> None:
+    large = ("--profile", PROFILE, "--model", "llama2-7b", "--layout", TEXT)
+    printed = run("whatif", *large, "--set", "tp=2", "--output", tmp_path / "it.json", "--json")
+    told = WhatIfDocument.of_text(printed.stdout)
+    assert told == WhatIfDocument.read(tmp_path / "it.json")
+    assert told.scenarios[1].contrast == compared("tp=2").scenarios[1].contrast
