@@ -89,16 +89,6 @@ def test_a_plot_names_its_subject_and_shades_what_was_extrapolated() -> None:
     assert shade.get_x() + shade.get_width() > 64
 
 
-def test_the_panels_of_a_speedup_can_be_drawn_one_by_one() -> None:
-    found = [plain_prediction(), plain_prediction(workload="lenet")]
-    both = speedup_figure(found).axes
-    for panel, name in zip(both, ("speedup", "efficiency"), strict=True):
-        [alone] = speedup_figure(found, panels=[name]).axes
-        assert alone.get_title() == panel.get_title()
-        for one, other in zip(alone.lines, panel.lines, strict=True):
-            assert np.array_equal(one.get_xydata(), other.get_xydata())
-
-
 @pytest.mark.parametrize(("budget", "is_drawn"), [(1.5, True), (10.0, False)])
 def test_a_budget_far_above_all_costs_does_not_press_them_together(
     tmp_path: Path, *, budget: float, is_drawn: bool
