@@ -207,7 +207,7 @@ def timed_workload(
         known = [entry.workload.name for entry in machine.workloads]
         raise UsageError(
             f"--workload: must be in the profile or a workload file, got {name!r}"
-            f"{did_you_mean(name, known)} (the profile holds {', '.join(known)})"
+            f"{did_you_mean(name, known)} (the profile holds {', '.join(known)}; torchvision:NAME is traced)"
         )
     if machine.operators is None:
         raise CalibrationUnavailable(

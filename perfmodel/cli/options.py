@@ -279,6 +279,8 @@ NcclVersion: TypeAlias = Annotated[
     str | None,
     text("--nccl", "NCCL that will run; others than the machine's widen its collectives."),
 ]
+#: What is trained if nobody says; else the first workload of the profile.
+USUAL_WORKLOAD: Final = "resnet18"
 Workload: TypeAlias = Annotated[
     str,
     typer.Option(

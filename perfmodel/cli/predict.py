@@ -90,7 +90,7 @@ def predict(
     *,
     context: typer.Context,
     profile: opt.Machine = opt.DEFAULT_PROFILE,
-    workload: opt.Workload = "resnet18",
+    workload: opt.Workload = opt.USUAL_WORKLOAD,
     device: opt.Device = None,
     devices: opt.DeviceCounts = opt.DEFAULT_DEVICES,
     scaling: opt.Scaling = "weak",
@@ -193,6 +193,9 @@ def _open_workload(context: typer.Context) -> None:
     A model is traced again each time: nothing tells whether what a factory imports has changed.
     """
     given, machine = context.params, _profiled(context)
+    if not opt.typed(context, "workload") and machine.workloads:
+        known = [each.workload.name for each in machine.workloads]
+        given["workload"] = opt.USUAL_WORKLOAD if opt.USUAL_WORKLOAD in known else known[0]
     name = given["workload"]
     if isinstance(name, str) and (machine.workload(name) is None or machine.device_costs):
         from perfmodel.models import is_workload_file, workload_of  # calibrated ones need no traces
@@ -397,7 +400,7 @@ def explain(
     *,
     context: typer.Context,
     profile: opt.Machine = opt.DEFAULT_PROFILE,
-    workload: opt.Workload = "resnet18",
+    workload: opt.Workload = opt.USUAL_WORKLOAD,
     device: opt.Device = None,
     devices: opt.Devices = 2,
     scaling: opt.Scaling = "weak",
@@ -429,7 +432,7 @@ def whatif(
     context: typer.Context,
     settings: Annotated[list[str] | None, _SET] = None,
     profile: opt.Machine = opt.DEFAULT_PROFILE,
-    workload: opt.Workload = "resnet18",
+    workload: opt.Workload = opt.USUAL_WORKLOAD,
     device: opt.Device = None,
     devices: opt.Devices = 8,
     scaling: opt.Scaling = "weak",

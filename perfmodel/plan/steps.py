@@ -314,7 +314,8 @@ class InferredSteps(Steps):
         return (
             f"no layout of {self._model.name} fits into {format_bytes(self._capacity_bytes)}; "
             f"the leanest needs {format_bytes(leanest.needed_bytes)} and fits with "
-            f"{leanest.probability:.0%}, where {FITS_ABOVE:.0%} is asked for: take more or larger devices"
+            f"{leanest.probability:.1%}, of {FITS_ABOVE:.0%} that are asked for: leave the layout free, or "
+            "take more or larger devices"
         )
 
     def _predicted(self, counts: Sequence[int]) -> list[Samples]:

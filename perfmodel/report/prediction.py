@@ -135,7 +135,7 @@ def advice_lines(advice: ScalingAdvice) -> Iterator[str]:
     yield f"network: {_needed(advice)}"
     # Which counts to measure, and what keeps the interval wide if they do not halve it.
     ratio, least = advice.interval_ratio, advice.least_ratio
-    scatter = "" if least is None else f"; scatter of runs: {100 * least:.0f} %"
+    scatter = "" if least is None else f"; {100 * least:.0f} % of it is scatter of runs"
     if ratio is not None:
         *fewer, most = advice.measure_devices
         counts = " and ".join((*map(str, fewer), counted(most, "device")))
