@@ -318,7 +318,7 @@ def _built(name: str, row: _Row) -> Any:
     runs_alone = bool(row.parts and row.module)
     made = typer.Typer(
         name=name,
-        help=None if runs_alone else row.line,
+        help=row.line,
         short_help=row.line,
         no_args_is_help=not row.module,
         add_completion=False,

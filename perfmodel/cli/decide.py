@@ -190,7 +190,7 @@ def plan_options(
 
 _POINTS = opt.pairs(
     "--points",
-    "BATCH=SAMPLES to the target for at least two batch sizes, such as 1024=58.4,2048=56.5. "
+    "BATCH=SAMPLES to the target for at least two batch sizes, such as 1024=7.5e7,2048=7.2e7. "
     "With --samples-per-unit, epochs or tokens instead of samples.",
 )
 _RATES = opt.pairs("--samples-per-s", "BATCH=SAMPLES per second, as predicted or timed.")

@@ -54,14 +54,14 @@ _ONLY_WITHOUT_LAYOUT: Final = {
     **_ONLY_OF_TABLES,
     "workload": "--model says what is trained",
     "device": "a calibration from runs has its device; --device-memory says what fits",
-    "scaling": "--batch counts the sequences of all devices",
-    "bucket_cap_mb": "leave it out, the closed forms have no buckets",
-    "loader_samples_per_s": "leave it out, the closed forms have no input pipeline",
-    "sync_every_step": "leave it out, the closed forms have no host",
-    "validation": "leave it out, a calibration from runs has its own intervals",
-    "no_measure": "leave it out, large models are not timed in place",
-    "nodes_like": "leave it out, a calibration from runs knows its own nodes",
-    **dict.fromkeys(("torch", "nccl"), "leave it out, runs have intervals of their own"),
+    **dict.fromkeys(
+        ("bucket_cap_mb", "loader_samples_per_s", "sync_every_step", "no_measure"),
+        "leave it out, the closed forms know whole steps alone",
+    ),
+    **dict.fromkeys(
+        ("validation", "nodes_like", "torch", "nccl"),
+        "leave it out, a calibration from runs has nodes and intervals of its own",
+    ),
 }
 #: Parameters of large models that are known by their shape.
 _ONLY_OF_MODELS: Final = {

@@ -50,16 +50,6 @@ def finish(axes: Axes, *, title: str, x: str, y: str) -> None:
         axes.spines[side].set_visible(False)
 
 
-def log2_ticks(axes: Axes, *, values: Iterable[int]) -> None:
-    """Doubling x axis that names the values at hand, at most a dozen of them."""
-    ticks = sorted(set(values))
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(ticks[:: len(ticks) // 12 + 1]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
-
-
 def legend_below(figure: Figure) -> None:
     """Draw one legend for all panels, each name once."""
     named: dict[str, Artist] = {}
@@ -211,7 +201,11 @@ def speedup_figure(
         is_efficiency = name == "efficiency"
         note_if_empty(axes, is_empty=not sizes)
         if sizes:
-            log2_ticks(axes, values=sizes)
+            axes.set_xscale("log", base=2)  # names at most a dozen of the sizes
+            axes.xaxis.set_major_locator(FixedLocator(sorted(sizes)[:: len(sizes) // 12 + 1]))
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
             best = [100] * len(sizes) if is_efficiency else sorted(sizes)
             axes.plot(sorted(sizes), best, label="ideal", **ideal)
             _shade_beyond(axes, predictions, sorted(sizes))

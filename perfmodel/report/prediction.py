@@ -205,8 +205,8 @@ def _layout_lines(point: PredictedPoint, *, verbose: bool) -> Iterator[str]:
         yield f"tokens/s: {tokens.nominal:,.0f} [{tokens.p5:,.0f} - {tokens.p95:,.0f}]"
         yield f"MFU: {mfu.nominal:.1%} [{mfu.p5:.1%} - {mfu.p95:.1%}] of the dense 16-bit peak"
         yield (
-            f"simulated: {format_duration(large.simulated_step_s)}, closed form: "
-            f"{format_duration(large.formula_step_s)}, before the deviations of the runs"
+            f"parts together: {format_duration(large.formula_step_s)} (simulated: "
+            f"{format_duration(large.simulated_step_s)}), before the deviations of the runs"
         )
     else:
         by_evidence: dict[str, list[str]] = {}
@@ -359,18 +359,18 @@ def _changes(
         return
     samples = first.point.setting.global_batch
     share = samples / scenario.point.setting.global_batch
-    same = "" if share == 1 else f" (for the same {samples} samples)"
+    same = "" if share == 1 else f"; changes below are for the same {samples} samples"
     sign = "less" if longer_s.nominal < 0 else "more"
     difference = one_line(duration_interval(-longer_s if longer_s.nominal < 0 else longer_s))
     if abs(longer_s.nominal) < _SMALLEST_RATIO * first.point.step_s.nominal:
         largest_s = max(abs(longer_s.p5), abs(longer_s.p95))
         difference, sign = f"unchanged [at most {format_duration(largest_s)}", "either way]"
     faster = f"more samples/s with {percent(contrast.probability_faster)}"
-    yield f"  step {difference} {sign}; {faster}"
+    yield f"  step {difference} {sign}; {faster}{same}"
     for line in _moved(first.point.breakdown_s, scenario.point.breakdown_s, first, share=share):
-        yield f"  on the critical path, {line}{same}"
+        yield f"  on the critical path, {line}"
     for line in _moved(first.lost_s, scenario.lost_s, first, share=share):
-        yield f"  lost to {line}{same}"
+        yield f"  lost to {line}"
 
 
 def _moved(
