@@ -365,26 +365,22 @@ def _parts(texts: Sequence[str]) -> dict[str, Seconds]:
     """Times of parts by name; one alone has no other to be slower than. [s]"""
     found: dict[str, Seconds] = {}
     for text in texts:
-        name, time_s = _part(text)
+        words, colon, time = text.rpartition(":")
+        name = words.strip()
+        if not (colon and name):
+            raise UsageError(f"--part: must look like 'node 3, 8 GPUs: 0.52 s', got {text!r}")
+        try:
+            time_s = parse_duration(time.strip())
+        except ValueError as error:
+            raise UsageError(f"--part: {error}") from error
+        if time_s == 0:
+            raise UsageError(f"--part: must take longer than 0 s, got {text!r}")
         if name in found:
             raise UsageError(f"--part: must have names of their own, got {name!r} twice")
         found[name] = time_s
     if len(found) == 1:
         raise UsageError(f"--part: must be given for two parts or more, got {texts[0]!r} alone")
     return found
-
-
-def _part(text: str) -> tuple[str, Seconds]:
-    name, colon, time = text.rpartition(":")
-    if not (colon and name.strip()):
-        raise UsageError(f"--part: must look like 'node 3, 8 GPUs: 0.52 s', got {text!r}")
-    try:
-        time_s = parse_duration(time.strip())
-    except ValueError as error:
-        raise UsageError(f"--part: {error}") from error
-    if time_s == 0:
-        raise UsageError(f"--part: must take longer than 0 s, got {text!r}")
-    return name.strip(), time_s
 
 
 def _collectives(logs: Sequence[AnyPath]) -> tuple[MeasuredCollective, ...]:

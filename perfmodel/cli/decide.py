@@ -225,28 +225,19 @@ def batch(
         raise UsageError(f"--points: must name at least two batches, got {told or 'none'}")
     rates = dict(samples_per_s or {})
     if workload is not None and devices is not None:
-        rates = _predicted(profile, workload, devices, micro_batch) | rates
+        from perfmodel.answer import open_question
+        from perfmodel.answer.answer import Forecast, table
+
+        request = Forecast(world_sizes=tuple(devices), scaling="weak", batch=micro_batch)
+        predicted, _ = table(open_question(opt.profiled(profile), workload), request)
+        own = {float(p.setting.global_batch): p.samples_per_s.nominal for p in predicted.points}
+        rates = own | rates
     known = [
         BatchPoint(batch=size, samples=units * samples_per_unit) for size, units in points.items()
     ]
     with working("batch"):
         document = batch_outlook(known, batches=batches, samples_per_s=rates)
     show_answer(document)
-
-
-def _predicted(
-    path: Path, workload: str, devices: Sequence[int], micro_batch: int | None
-) -> dict[float, float]:
-    """Samples per second by the global batch, of these devices that keep their micro-batch."""
-    from perfmodel.answer import open_question
-    from perfmodel.answer.answer import Forecast, table
-
-    request = Forecast(world_sizes=tuple(devices), scaling="weak", batch=micro_batch)
-    question = open_question(opt.profiled(path), workload)
-    document, _ = table(question, request)
-    return {
-        float(point.setting.global_batch): point.samples_per_s.nominal for point in document.points
-    }
 
 
 DEFAULT_CLAUSES: Final = Path("clauses.toml")

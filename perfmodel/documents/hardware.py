@@ -186,8 +186,13 @@ def sheet_named(text: str, catalogue: Catalogue) -> DataSheet | None:
 
 
 def is_called(sheet: DataSheet, text: str) -> bool:
-    """Whether a short name such as ``h100`` may mean a device."""
-    return _words(text) <= _all_words(sheet)
+    """Whether a short name such as ``h100`` may mean a device.
+
+    It may have words of any name, and the letters of those that end in a number (sxm of sxm4, 80 of 80gb).
+    """
+    words = {word for name in sheet.names for word in _words(name)}
+    parts = {part for word in words for part in re.findall(r"^[a-z]+|^\d+", word)}
+    return _words(text) <= words | parts
 
 
 def most_memory_bytes(name: str, catalogue: Catalogue) -> Bytes | None:
@@ -226,9 +231,3 @@ def _words(text: str) -> set[str]:
     """Parts of a name, vendors left out: they tell nothing apart."""
     vendors = {"nvidia", "tesla", "geforce", "amd", "instinct", "gpu"}
     return set(re.findall(r"[a-z0-9]+", text.casefold())) - vendors
-
-
-def _all_words(sheet: DataSheet) -> set[str]:
-    """Words of every name, and the letters of those that end in a number (sxm of sxm4, 80 of 80gb)."""
-    words = {word for name in sheet.names for word in _words(name)}
-    return words | {part for word in words for part in re.findall(r"^[a-z]+|^\d+", word)}

@@ -5,10 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.engine.algebra import step_times
+from perfmodel.engine import algebra
+from perfmodel.engine.algebra import end_times_with_interference, step_times
 from perfmodel.engine.simulate import simulate
-from perfmodel.step import Interference, StepProgram
-from tests.laws.strategies import durations, interferences, programs
+from perfmodel.statistics import FloatArray
+from perfmodel.step import Interference, Lane, StepProgram, Stream
+from tests.laws.strategies import durations, interferences, programs, speeds
 
 TOLERANCE = 1 + 1e-9
 
@@ -65,3 +67,97 @@ def test_interference_never_ends_an_operation_earlier(
     alone_s = simulate(program, durations_s).end_s
     together_s = simulate(program, durations_s, interference=interference).end_s
     assert np.all(together_s * TOLERANCE >= alone_s)
+
+
+num_ranks_above_one = st.integers(2, 4)
+
+
+def assert_same(actual: FloatArray, expected: FloatArray) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=0.0)
+
+
+def ends_of_all_ranks(program: StepProgram, durations_s: FloatArray) -> FloatArray:
+    """A third opinion, as plain as possible: operation by operation, then rank by rank."""
+    ends_s = np.zeros_like(durations_s)
+    latest: dict[Lane, int] = {}
+    for position, operation in enumerate(program.operations):
+        awaited = list(operation.after)
+        if operation.lane in latest:
+            awaited.append(latest[operation.lane])
+        latest[operation.lane] = position
+        ready_s = [max([0.0, *rank_s[awaited]]) for rank_s in ends_s]
+        if operation.stream is Stream.COMM:
+            ready_s = [max(ready_s)] * len(ready_s)
+        ends_s[:, position] = ready_s + durations_s[:, position]
+    return ends_s
+
+
+@given(data=st.data(), program=programs())
+def test_simulation_is_max_plus_where_nothing_interferes(
+    data: st.DataObject, program: StepProgram
+) -> None:
+    durations_s = data.draw(durations(program))
+    trace = simulate(program, durations_s)
+    assert_same(np.array(trace.step_s), step_times(program, durations_s[0]))
+    plain = algebra.trace(program, durations_s[0])
+    assert_same(plain.end_s, trace.end_s)
+    np.testing.assert_allclose(plain.start_s, trace.start_s, rtol=1e-9, atol=1e-12)
+
+
+@given(data=st.data(), program=programs(), num_ranks=num_ranks_above_one)
+def test_simulation_of_different_ranks_is_max_plus_over_all_of_them(
+    data: st.DataObject, program: StepProgram, num_ranks: int
+) -> None:
+    durations_s = data.draw(durations(program, num_ranks=num_ranks))
+    trace = simulate(program, durations_s)
+    ends_s = ends_of_all_ranks(program, durations_s)
+    assert_same(trace.end_s, ends_s)
+    np.testing.assert_allclose(trace.start_s, ends_s - durations_s, rtol=1e-9, atol=1e-12)
+
+
+@given(data=st.data(), program=programs(), num_draws=st.integers(1, 5))
+def test_each_draw_of_the_fluid_algebra_is_a_simulation_of_its_own(
+    data: st.DataObject, program: StepProgram, num_draws: int
+) -> None:
+    draws = [data.draw(durations(program))[0] for _ in range(num_draws)]
+    compute_speeds = [data.draw(speeds) for _ in range(num_draws)]
+    comm_speeds = [data.draw(speeds) for _ in range(num_draws)]
+    ends_s = end_times_with_interference(
+        program, np.stack(draws, axis=1), compute_speed=compute_speeds, comm_speed=comm_speeds
+    )
+    for i, (draw, compute, comm) in enumerate(zip(draws, compute_speeds, comm_speeds, strict=True)):
+        interference = Interference(compute_speed=compute, comm_speed=comm)
+        assert_same(simulate(program, draw[None], interference=interference).end_s[0], ends_s[:, i])
+
+
+@given(
+    data=st.data(),
+    program=programs(),
+    num_ranks=num_ranks_above_one,
+    interference=st.one_of(st.just(Interference()), interferences),
+)
+def test_identical_ranks_do_what_one_of_them_does(
+    data: st.DataObject, program: StepProgram, num_ranks: int, interference: Interference
+) -> None:
+    folded_s = data.draw(durations(program))
+    folded = simulate(program, folded_s, interference=interference)
+    expanded = simulate(program, np.repeat(folded_s, num_ranks, axis=0), interference=interference)
+    assert_same(expanded.start_s, np.repeat(folded.start_s, num_ranks, axis=0))
+    assert_same(expanded.end_s, np.repeat(folded.end_s, num_ranks, axis=0))
+
+
+@given(
+    data=st.data(),
+    program=programs(),
+    factors=st.lists(st.floats(0.5, 2.0), min_size=2, max_size=4),
+)
+def test_the_slowest_rank_stands_for_all(
+    data: st.DataObject, program: StepProgram, factors: list[float]
+) -> None:
+    """Holds where a rank is slower in everything but collectives, and overlap is free."""
+    base_s = data.draw(durations(program))
+    is_collective = np.array([operation.is_collective for operation in program.operations])
+    durations_s = np.where(is_collective, base_s, base_s * np.array(factors)[:, None])
+    slowest = [int(np.argmax(factors))]
+    expanded_s = simulate(program, durations_s).step_s
+    assert_same(np.array(expanded_s), np.array(simulate(program, durations_s[slowest]).step_s))

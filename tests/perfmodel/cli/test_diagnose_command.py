@@ -16,7 +16,7 @@ from perfmodel.machine.measured import CurvePoint
 from perfmodel.network_check import Dip, _dip
 from perfmodel.units import MIB
 from tests.perfmodel.cli.command import Run
-from tests.perfmodel.cli.test_memory_command import document as workload
+from tests.perfmodel.cli.test_trace_command import document as workload
 from tests.perfmodel.nccl_logs import HEALTHY_US, nccl_log
 
 Diagnose = Callable[..., dict[str, Any]]

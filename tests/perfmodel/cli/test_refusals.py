@@ -15,9 +15,9 @@ import pytest
 
 from tests.calibrate.test_runs import RUN
 from tests.perfmodel.cli.command import Result, Run, complaint
-from tests.perfmodel.cli.test_memory_command import document as workload
 from tests.perfmodel.cli.test_predict_command import LLAMA
 from tests.perfmodel.cli.test_trace_command import FACTORIES
+from tests.perfmodel.cli.test_trace_command import document as workload
 from tests.perfmodel.cost.large_samples import document as inferred
 from tests.perfmodel.documents.test_cluster import GOOD
 from tests.perfmodel.documents.test_nccl_tests import TEXT as NCCL

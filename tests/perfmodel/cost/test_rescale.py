@@ -33,7 +33,7 @@ from perfmodel.machine.measured import PHASE_CURVES, MeasuredMachine, OperatorCo
 from perfmodel.workload import Phase
 from tests.existing import existing
 from tests.perfmodel.asking import Asking
-from tests.perfmodel.cli.test_memory_command import document as remembered
+from tests.perfmodel.cli.test_trace_command import document as remembered
 from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.traces import WORKLOAD, traced

@@ -1,11 +1,20 @@
-"""Cluster files: the examples, the way back, and what does not add up."""
+"""Cluster files and data sheets: examples, one device for every name, and what does not add up."""
 
 from pathlib import Path
 
 import pytest
 
 from perfmodel.documents.clusters import open_cluster, read_cluster
+from perfmodel.documents.hardware import (
+    find_device,
+    host_link_bytes_per_s,
+    read_catalogue,
+    sheet_named,
+    shipped_catalogue,
+)
+from perfmodel.errors import InvalidDocument, UsageError
 from perfmodel.machine import Cluster
+from tests.existing import existing
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "docs" / "clusters").glob("*.toml"))
 GOOD = """
@@ -81,3 +90,90 @@ def test_a_file_is_a_file_even_if_its_name_could_be_words(
     monkeypatch.chdir(tmp_path)
     Path("2 pcie4-x16").write_text(text, encoding="utf-8")
     assert open_cluster("2 pcie4-x16").name == "8 PCIe cards"
+
+
+GIB = 2**30
+SMALL = """
+schema_version = 1
+[sources.leaflet]
+title = "A leaflet"
+where = "drawer"
+date = "2020-02-02"
+[[devices]]
+id = "one"
+name = "One"
+vendor = "Nobody"
+kind = "cuda"
+architecture = "first"
+form = "card"
+memory = { value = "1GiB", source = "leaflet" }
+peaks.fp32 = { value = "1TFLOP/s", source = "leaflet" }
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("A100", "may mean a100-sxm4-40, a100-sxm4-80, a100-pcie-40, a100-pcie-80"),
+        ("h200-sx", "did you mean h200-sxm"),
+        ("NVIDIA L40", "did you mean l40s"),
+        ("abacus", "must be in the catalogue, got 'abacus'; see perfmodel devices"),
+        ("", "must be in the catalogue, got ''"),
+    ],
+)
+def test_no_other_name_is_ever_taken_for_a_device(text: str, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        find_device(text, shipped_catalogue())
+    assert says in str(caught.value)
+    assert sheet_named(text, shipped_catalogue()) is None
+
+
+def test_figures_are_in_si_units() -> None:
+    sheet = find_device("h100-sxm5", shipped_catalogue())
+    assert sheet.memory.size_bytes == 80 * GIB
+    assert existing(sheet.bandwidth).bytes_per_s == 3.35e12
+    assert sheet.peaks["bf16"].flop_per_s == 989e12
+    assert existing(sheet.link).bytes_per_s == 450e9
+    assert host_link_bytes_per_s(sheet, shipped_catalogue()) == pytest.approx(0.8 * 63e9)
+
+
+def test_figures_of_the_shipped_catalogue_are_plausible() -> None:
+    """Sparse peaks, or units a prefix off, would break one of these."""
+    for sheet in shipped_catalogue().devices:
+        peaks = {name: peak.flop_per_s for name, peak in sheet.peaks.items()}
+        rising = [peaks[name] for name in ("fp64", "fp32", "tf32", "bf16", "fp8") if name in peaks]
+        assert rising == sorted(rising), sheet.id
+        assert peaks.get("bf16", peaks.get("fp16")) == peaks.get("fp16", peaks.get("bf16"))
+        assert 1e11 < min(peaks.values()) <= max(peaks.values()) < 1e16, sheet.id
+        if sheet.bandwidth is not None:
+            assert 1e-3 < sheet.memory.size_bytes / sheet.bandwidth.bytes_per_s < 0.2, sheet.id
+        if sheet.achieved is not None:
+            assert 0.5 < sheet.achieved.flop_per_s / peaks["bf16"] < 1, sheet.id
+        if sheet.power is not None:
+            assert 50 < sheet.power.power_w < 2000, sheet.id
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('value = "1GiB"', "value = 1073741824", "must be text with a unit"),
+        ('value = "1GiB"', 'value = "1GB/s"', "unit of '1GB/s' must end in B"),
+        ('"1TFLOP/s", source = "leaflet"', '"1TFLOP/s"', "source"),
+        ('"1TFLOP/s", source = "leaflet"', '"1TFLOP/s", source = "hearsay"', "got 'hearsay'"),
+        ('form = "card"', 'form = "card"\nprice = 3', "price"),
+        ('name = "One"', 'name = "One"\naliases = ["two"]', None),
+        ("schema_version = 1", "schema_version = 2", "schema_version"),
+        ("[[devices]]", "[[devices", "catalogue cannot be read"),
+    ],
+)
+def test_a_figure_needs_its_unit_and_source(
+    tmp_path: Path, old: str, new: str, says: str | None
+) -> None:
+    path = tmp_path / "catalogue.toml"
+    path.write_text(f"links = []\n{SMALL.replace(old, new)}", encoding="utf-8")
+    if says is None:
+        assert read_catalogue(path).devices[0].aliases == ("two",)
+        return
+    with pytest.raises(InvalidDocument) as caught:
+        read_catalogue(path)
+    assert says in str(caught.value)

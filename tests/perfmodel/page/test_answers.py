@@ -22,7 +22,7 @@ from tests.benchmarks.shipped_traces import MACHINES
 from tests.benchmarks.shipped_traces import traced as retraced
 from tests.existing import existing
 from tests.perfmodel.cli.command import Run
-from tests.perfmodel.cli.test_memory_command import document as traced
+from tests.perfmodel.cli.test_trace_command import document as traced
 from tests.perfmodel.cost.large_samples import document
 from tests.perfmodel.cost.test_rescale import calibrated
 from tests.perfmodel.page.sessions import NOISY, answers, layout_answers

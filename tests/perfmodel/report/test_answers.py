@@ -10,7 +10,7 @@ import pytest
 import perfmodel as pm
 from perfmodel.documents.prediction import PredictionDocument, WhatIfDocument
 from perfmodel.errors import UsageError
-from tests.perfmodel.cli.test_memory_command import document as workload
+from tests.perfmodel.cli.test_trace_command import document as workload
 from tests.perfmodel.cost.large_samples import document as inferred
 from tests.perfmodel.profiles import Machine, profile
 
