@@ -23,7 +23,7 @@ _LONG: Final = ("real", "netns", "browser", "long")
 WITH_RANKS: Final = frozenset(
     {
         "tests/calibrate/test_real_calibration.py",
-        "tests/perfmodel/plan/test_bought_job.py",
+        "tests/perfmodel/plan/test_acceptance.py",
         "tests/validate/testbed/test_netns.py",
     }
 )

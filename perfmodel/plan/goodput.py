@@ -12,7 +12,7 @@ from perfmodel.documents import asked_by
 from perfmodel.documents.budget import GoodputDocument
 from perfmodel.engine.job import Activity, Job, best_interval_s, expected_elapsed_s, simulate_job
 from perfmodel.errors import NotFeasible
-from perfmodel.statistics import FloatArray, Interval
+from perfmodel.statistics import Interval
 from perfmodel.units import Seconds, format_duration
 
 #: A job that keeps less than this share of its time is not simulated: it may take for ever.
@@ -47,11 +47,15 @@ def goodput(
     """
     at_least("replicas", replicas, 2)
     at_least("seed", seed, 0)
-    if mtbf_stops is not None:
-        at_least("mtbf_stops", mtbf_stops, 1)
     if deadline_s is not None:
         positive("deadline_s", deadline_s)
-    factors = _rate_factors(replicas, seed, mtbf_stops)
+    factors = np.ones(replicas)
+    if mtbf_stops is not None:
+        at_least("mtbf_stops", mtbf_stops, 1)
+        # Rates over their estimate, as k stops of a Poisson process leave them (Jeffreys). A stream of its own: one
+        # replica more changes no other.
+        rng = np.random.default_rng([seed, 0, 1])
+        factors = rng.gamma(mtbf_stops + 0.5, size=replicas) / mtbf_stops
     _refuse_hopeless(job, rate_factor=float(factors.max()))
     # Courses with luck of their own, the same for the same seed.
     generators = [np.random.default_rng([seed, k]) for k in range(replicas)]
@@ -103,15 +107,6 @@ def _refuse_hopeless(job: Job, *, rate_factor: float) -> None:
             f"{format_duration(job.checkpoint_interval_s)}; save more often, recover faster, or take "
             "fewer devices"
         )
-
-
-def _rate_factors(replicas: int, seed: int, mtbf_stops: int | None) -> FloatArray:
-    """Rates over their estimate: Gamma, as k stops of a Poisson process leave them (Jeffreys)."""
-    if mtbf_stops is None:
-        return np.ones(replicas)
-    # a stream of its own: one replica more changes no other
-    rng = np.random.default_rng([seed, 0, 1])
-    return rng.gamma(mtbf_stops + 0.5, size=replicas) / mtbf_stops
 
 
 def _best_interval_s(job: Job) -> Seconds | None:

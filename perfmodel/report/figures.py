@@ -102,15 +102,6 @@ def figure_bytes(figure: Figure, *, format: Literal["svg", "png"]) -> bytes:  # 
 _ID: Final = re.compile(r'(\bid="|url\(#|href="#)')
 
 
-def inline_svg(file: bytes, *, title: str) -> str:
-    """Text of an SVG file for the body of a page; its ids start with the title, so that none clash."""
-    text = file.decode()
-    prefix = re.sub(r"\W", "", title)
-    text = _ID.sub(rf"\g<1>{prefix}-", text[text.index("<svg") :])
-    safe = re.sub(r"[^\w .-]", "", title)
-    return text.replace("<svg ", f'<svg role="img" aria-label="{safe}" ', 1)
-
-
 def parity_figure(validation: ValidationDocument) -> Figure:
     """Predicted over measured step times; on the diagonal the two agree."""
     figure = new_figure(width_in=5.2, height_in=4.8)
@@ -411,8 +402,11 @@ class Picture:
 
     @property
     def svg(self) -> str:
-        """Text for the body of a page."""
-        return inline_svg(self.svg_file, title=self.title)
+        """Text for the body of a page; its ids start with the title, so that none clash."""
+        text, prefix = self.svg_file.decode(), re.sub(r"\W", "", self.title)
+        text = _ID.sub(rf"\g<1>{prefix}-", text[text.index("<svg") :])
+        safe = re.sub(r"[^\w .-]", "", self.title)
+        return text.replace("<svg ", f'<svg role="img" aria-label="{safe}" ', 1)
 
 
 def predicted_pictures(predictions: Sequence[PredictionDocument]) -> list[Picture]:

@@ -1,4 +1,4 @@
-"""What no step may do, whatever the program."""
+"""What no step may do, whatever the program; simulation and algebra, written apart, say the same."""
 
 import numpy as np
 import pytest
