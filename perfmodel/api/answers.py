@@ -25,12 +25,7 @@ from perfmodel.explanation import explain as explain_question
 from perfmodel.layout import Scaling, parse_layout
 from perfmodel.machine import Cluster
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.models import (
-    document_of,
-    is_workload_file,
-    traced_document,
-    workload_of,
-)
+from perfmodel.models import document_of, is_workload_file, traced_document, workload_of
 from perfmodel.models import read_workload as traced_workload
 from perfmodel.scenarios import Scenario, compare_scenarios
 from perfmodel.scenarios.fields import changed

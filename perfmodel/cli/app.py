@@ -46,24 +46,6 @@ Exit codes: 0 ok, 1 failure, 2 usage, 3 not feasible, 4 out of tolerance,
 _UnparsedArguments: Final[type[Exception]] = typer.BadParameter.__mro__[1]
 
 
-def _refuse_repeated(command: Any, context: Any, arguments: Sequence[str]) -> None:
-    """Refuse an option that holds one value and is given several times."""
-    values, _, order = command.make_parser(context).parse_args(args=[*arguments])
-    _refuse_own_source(command.params, values)
-    for parameter in order:
-        is_single = not (
-            getattr(parameter, "multiple", True) or getattr(parameter, "is_flag", True)
-        )
-        times = sum(other is parameter for other in order)
-        if is_single and times > 1:
-            flag = parameter.opts[0]
-            values = opt.typed_texts(flag, arguments)
-            raise UsageError(
-                f"{flag}: must be given once, got {' and '.join(values)}; leave out "
-                f"{'one' if times == 2 else 'all but one'}"
-            )
-
-
 def _flag(parameter: Any) -> str:
     """An option as it is typed, an argument as the help names it."""
     name: str = parameter.opts[0]
@@ -102,9 +84,21 @@ def _is_file(path: Path) -> bool:
 
 
 class _Strict:
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse, but refuse what typer would silently override."""
-        _refuse_repeated(self, ctx, args)
+    def parse_args(self: Any, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, but refuse an option that holds one value and is given several times."""
+        values, _, order = self.make_parser(ctx).parse_args(args=[*args])
+        _refuse_own_source(self.params, values)
+        for parameter in order:
+            is_single = not (
+                getattr(parameter, "multiple", True) or getattr(parameter, "is_flag", True)
+            )
+            times = sum(other is parameter for other in order)
+            if is_single and times > 1:
+                flag = parameter.opts[0]
+                raise UsageError(
+                    f"{flag}: must be given once, got {' and '.join(opt.typed_texts(flag, args))}; leave "
+                    f"out {'one' if times == 2 else 'all but one'}"
+                )
         parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
         return parsed
 

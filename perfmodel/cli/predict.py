@@ -214,10 +214,7 @@ def _profiled(context: typer.Context) -> "MeasuredMachine":
 
 
 def _time_workload(
-    context: typer.Context,
-    batch_of: Callable[["MeasuredWorkload"], int],
-    *,
-    is_together: bool,
+    context: typer.Context, batch_of: Callable[["MeasuredWorkload"], int], *, is_together: bool
 ) -> None:
     """Time the step of a traced workload that nothing was timed of, if this is its machine.
 
@@ -233,12 +230,7 @@ def _time_workload(
     from importlib.util import find_spec
     from tempfile import TemporaryDirectory
 
-    from calibrate.workloads import (
-        InPlace,
-        is_unfinished,
-        measure_workload,
-        with_stored_workloads,
-    )
+    from calibrate.workloads import InPlace, is_unfinished, measure_workload, with_stored_workloads
     from perfmodel.answer import open_workload
     from perfmodel.cost.operators import OperatorDurations
 

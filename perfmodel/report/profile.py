@@ -125,10 +125,10 @@ def machines_json(machines: Mapping[str, MeasuredMachine]) -> dict[str, object]:
 
 def profile_table(document: ProfileDocument) -> Table:
     """What was measured on a machine; readable on 80 columns."""
-    return facts("Machine", [*_machine(document), *_measured(document.machine)])
+    return facts("Machine", _measured(document))
 
 
-def _machine(document: ProfileDocument) -> Iterator[tuple[str, str]]:
+def _measured(document: ProfileDocument) -> Iterator[tuple[str, str]]:
     profile = document.machine
     runs = "behind the host" if profile.asynchronous else "in step with the host"
     yield "Device", f"{profile.device_name} ({profile.device_kind}, runs {runs})"
@@ -147,9 +147,6 @@ def _machine(document: ProfileDocument) -> Iterator[tuple[str, str]]:
     yield "Dispatch", f"{format_duration(profile.dispatch_s)} of host time per empty operator"
     yield "Fit, one device", _residual(profile.residual.single_log_errors)
     yield "Fit, DDP", _residual(profile.residual.ddp_log_errors)
-
-
-def _measured(profile: MeasuredMachine) -> Iterator[tuple[str, str]]:
     for entry in profile.workloads:
         size = format_bytes(entry.workload.gradient_bytes)
         yield (

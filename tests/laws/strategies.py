@@ -55,8 +55,5 @@ def pipelines(draw: st.DrawFn) -> Layout:
     rounds = draw(st.integers(1 if interleave > 1 else 0, 4))
     rest = draw(st.integers(0 if rounds else 1, stages - 1)) if interleave == 1 else 0
     return Layout(
-        pp=stages,
-        interleave=interleave,
-        schedule=schedule,
-        accumulation=rounds * stages + rest,
+        pp=stages, interleave=interleave, schedule=schedule, accumulation=rounds * stages + rest
     )

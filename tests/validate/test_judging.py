@@ -103,10 +103,7 @@ def test_gates_of_the_quick_budget_rest_on_the_noise_of_the_machine() -> None:
     gates = quick.judge(summary=summarise([0.1] * 8), coverage=0.75, noise=summarise([0.01]))
     assert passed(gates)
     worse = quick.judge(summary=summarise([0.11] * 8), coverage=0.625, noise=summarise([0.01]))
-    assert [gate.name for gate in worse if not gate.passed] == [
-        "step-time MAPE",
-        COVERAGE,
-    ]
+    assert [gate.name for gate in worse if not gate.passed] == ["step-time MAPE", COVERAGE]
 
 
 def replays(count: int) -> list[ReplayTask]:

@@ -14,11 +14,7 @@ from calibrate.environment import describe_environment
 from calibrate.launch import Launch
 from calibrate.locks import LOCK_VARIABLE, machine_to_itself
 from calibrate.task import ReplayTask, WorkOrder, failure_of, num_ranks
-from perfmodel.documents.observation import (
-    Observation,
-    ReplayObservation,
-    TimedOperator,
-)
+from perfmodel.documents.observation import Observation, ReplayObservation, TimedOperator
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import EXIT_INTERRUPTED, EXIT_OK, Interrupted

@@ -19,9 +19,5 @@ TWO_BUCKETS = StepProgram(
 )
 #: A (compute), then B (compute) beside C (collective, after A).
 OVERLAP = StepProgram(
-    (
-        operation("A", Stream.COMPUTE),
-        operation("B", Stream.COMPUTE),
-        operation("C", Stream.COMM, 0),
-    )
+    (operation("A", Stream.COMPUTE), operation("B", Stream.COMPUTE), operation("C", Stream.COMM, 0))
 )

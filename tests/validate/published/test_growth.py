@@ -131,10 +131,7 @@ def test_any_source_with_a_batch_has_a_verdict(tmp_path: Path) -> None:
     assert carried.mape == pytest.approx(0.0)
     assert (counted.num_judged, counted.left_out) == (
         3,
-        {
-            "devices faster together than alone": 3,
-            "neither a batch nor a kind of scaling": 3,
-        },
+        {"devices faster together than alone": 3, "neither a batch nor a kind of scaling": 3},
     )
 
 
