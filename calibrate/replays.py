@@ -128,23 +128,18 @@ def measured_steps(replays: Sequence[ReplayObservation]) -> tuple[MeasuredStep, 
     groups: dict[StepKey, list[ReplayObservation]] = defaultdict(list)
     for entry in of_newest_traces([e for e in replays if e.world_size == 1]):
         groups[step_key(entry)].append(entry)
-    if not groups:
-        return ()
-    together: dict[StepKey, dict[int, list[ReplayObservation]]] = {
-        key: defaultdict(list) for key in groups
-    }
-    for entry in replays:
-        calls = {each.calls for each in groups.get(step_key(entry), ())}
-        if entry.world_size > 1 and entry.trained_s and entry.calls in calls:
-            together[step_key(entry)][entry.world_size].append(entry)
     # Replays without a training, of a time when no code was at hand, know less.
     best = {key: [e for e in g if e.trained_s] or g for key, g in sorted(groups.items())}
-    deviation = _deviation(
-        [*best.values(), *(g for each in together.values() for g in each.values())]
-    )
-    return tuple(
-        _measured_step(key, group, deviation, together[key]) for key, group in best.items()
-    )
+    together: dict[StepKey, dict[int, list[ReplayObservation]]] = {
+        key: defaultdict(list) for key in best
+    }
+    for entry in replays:
+        of_step = [each.calls for each in best.get(step_key(entry), ())]
+        if entry.world_size > 1 and entry.trained_s and entry.calls in of_step:
+            together[step_key(entry)][entry.world_size].append(entry)
+    every = [*best.values(), *(g for each in together.values() for g in each.values())]
+    deviation = _deviation(every)
+    return tuple(_measured_step(key, g, deviation, together[key]) for key, g in best.items())
 
 
 def _deviation(groups: Sequence[Sequence[ReplayObservation]]) -> float:

@@ -5,6 +5,7 @@ Ranks carry out the tasks of a work order one after another, on a processor each
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,23 +73,34 @@ def _carried_out(
             raise
         reason = one_line_of(error)
     # A replay takes other memory than the step that it repeats: it tells nothing of that.
-    if is_replay:
-        reason = f"{'replay' if num_ranks(task) == 1 else 'under DDP'}: {reason}"
+    if is_replay and num_ranks(task) > 1:
+        reason = f"under DDP: {'another rank was gone' if 'gloo/transport' in reason else reason}"
+    elif is_replay:
+        reason = f"replay: {reason}"
     failed = failure_of(task, reason)
     clear()
     return failed.model_dump_json()
 
 
 def _alone(ranks: Ranks) -> tuple[CarryOut, Callable[[], None]]:
-    """Each task in new processes; nothing is left of one that fails."""
+    """Each task in new processes; nothing is left of one that fails. Ranks that waited for each other do not again."""
+    hung: set[str] = set()
 
     def observe(task: Task) -> str:
         join(task.name, rank=ranks.rank, world_size=num_ranks(task))
         return _observed(Session.open(Cpu(), group_sizes=(num_ranks(task),)), task)
 
     def carry_out(task: Task) -> str:
-        may_wait = isinstance(task, ReplayTask) and task.world_size > 1
-        return ranks.carry_out(lambda: observe(task), within_s=_LONGEST_S if may_wait else None)
+        act = partial(observe, task)
+        if not isinstance(task, ReplayTask) or task.world_size == 1:
+            return ranks.carry_out(act)
+        if task.workload in hung:
+            raise TimeoutError("ranks waited for each other in an earlier round")
+        try:
+            return ranks.carry_out(act, within_s=_LONGEST_S)
+        except TimeoutError:
+            hung.add(task.workload)
+            raise
 
     return carry_out, lambda: None
 

@@ -40,7 +40,7 @@ class InPlace:
     """Ranks of this node on which it trains as well, under DistributedDataParallel."""
 
     def task_name(self, workload: str) -> str:
-        """Of its runs on one rank, without the number of the round."""
+        """Of its runs on one rank, without their round."""
         return f"{'train' if self.code else 'replay'} {workload} micro_batch={self.micro_batch}"
 
 
@@ -89,12 +89,10 @@ def measure_workload(
     )
     replays = replays_in(observations)
     if not any(entry.world_size == 1 for entry in replays):
-        why = first_failure_in(observations) or "no rank said why"
-        raise MeasurementFailed(f"{name} cannot be replayed: {why}")
-    alone = next((entry.untrained for entry in replays if entry.untrained), "")
-    if alone or asked.world_size == 1:
-        return alone
-    return first_failure_in(observations, world_size=asked.world_size)
+        raise MeasurementFailed(f"{name} cannot be replayed: {first_failure_in(observations)}")
+    untrained = next((entry.untrained for entry in replays if entry.untrained), "")
+    together = first_failure_in(observations, world_size=asked.world_size)
+    return untrained or (together if asked.world_size > 1 else "")
 
 
 def is_unfinished(document: WorkloadDocument, folder: Path, asked: InPlace) -> bool:

@@ -11,6 +11,7 @@ from perfmodel.answer.measured import (
     interval,
     measured_answer,
     measured_caveats,
+    measured_in_place,
     measured_steps_s,
     stage_memory,
 )
@@ -178,10 +179,10 @@ def prediction(
 
 
 def _method(workload: TracedWorkload, layout: Layout) -> str:
-    """How a traced step trains, and whether at the batch that came with its model."""
-    words = workload.trace.method.words
+    """How a traced step trains, whether at the batch that came with its model, and what was measured in place."""
     is_own = layout.micro_batch == workload.trace.own_micro_batch
-    return f"{words}, the model's own batch" if is_own else words
+    own = ("the model's own batch",) if is_own else ()
+    return ", ".join((workload.trace.method.words, *own, *measured_in_place(workload)))
 
 
 def _most_memory_bytes(question: Question) -> Bytes | None:

@@ -469,19 +469,18 @@ def _origin_caveats(profile: MeasuredMachine, workload: MeasuredWorkload) -> tup
         return _law_caveats(profile.device_costs, workload)
     if not workload.measured_batches:
         return f"{name} was never run: its operators are read from curves", *untimed
+    return f"{name} was not calibrated: {', '.join(measured_in_place(workload))}", *untimed
+
+
+def measured_in_place(workload: MeasuredWorkload) -> Iterator[str]:
+    """What of a workload was measured in place, in words."""
     trained = sorted({each.micro_batch for each in workload.trained})
     timed = [batch for batch in workload.measured_batches if batch not in trained]
-    several = sorted({each.world_size for each in workload.trained} - {1})
-    said = [
-        f"{words} at micro-batch {', '.join(map(str, batches))}"
-        for words, batches in (
-            ("it was trained in place,", trained),
-            ("its operators were timed in place,", timed),
-        )
-        if batches
-    ]
-    said += [f"under DDP on {count} ranks as well" for count in several]
-    return f"{name} was not calibrated: {'; '.join(said)}", *untimed
+    for words, batches in (("trained", trained), ("operators timed", timed)):
+        if batches:
+            yield f"{words} in place at micro-batch {', '.join(map(str, batches))}"
+    for world_size in sorted({each.world_size for each in workload.trained} - {1}):
+        yield f"under DDP on {world_size} ranks as well"
 
 
 def _law_caveats(costs: DeviceCosts, workload: MeasuredWorkload) -> tuple[str, ...]:

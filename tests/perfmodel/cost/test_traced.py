@@ -142,7 +142,7 @@ def test_a_step_that_was_trained_under_ddp_is_the_answer_and_mends_the_others(
     assert sum(found.breakdown_s.values()) == pytest.approx(3.0)
     assert steps_s([found.question])[0] == pytest.approx(found.step_s)
     assert (
-        "trained in place, at micro-batch 8; under DDP on 2 ranks as well"
+        "trained in place at micro-batch 8, under DDP on 2 ranks as well"
         in (measured_caveats(found.question, {found.layout: found.evidence})[-1])
     )
     one, before = steps(EIGHT)
