@@ -144,16 +144,12 @@ def measured_steps(replays: Sequence[ReplayObservation]) -> tuple[MeasuredStep, 
 
 def _deviation(groups: Sequence[Sequence[ReplayObservation]]) -> float:
     """How far one replay is off its step's mean, in log: what few rounds of one step cannot tell."""
-    squares = [
-        float(np.var([math.log(_whole_s(entry)) for entry in group], ddof=1))
-        for group in groups
-        if len(group) > 1
-    ]
+
+    def log(entry: ReplayObservation) -> float:
+        return math.log(max(_SMALLEST_S, entry.trained_s or replayed_s([entry])))
+
+    squares = [float(np.var([*map(log, group)], ddof=1)) for group in groups if len(group) > 1]
     return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
-
-
-def _whole_s(entry: ReplayObservation) -> Seconds:
-    return max(_SMALLEST_S, entry.trained_s or replayed_s([entry]))
 
 
 def _measured_step(

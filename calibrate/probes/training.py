@@ -44,7 +44,7 @@ _MAXIMUM_STEPS = 200
 _FEWEST_TRAINED: Final = 3
 _MOST_TRAINED: Final = 1000
 #: For drawing batches of a model that trains: time, and memory for all.
-_DRAWING_S: Final = 0.4
+_DRAWING_S: Final = 0.25
 _DRAWN_BYTES: Final = 64e6
 #: Steps until a host that runs ahead of its device has filled the queue between them.
 _LEAD_IN = 5
@@ -307,23 +307,21 @@ def trained_s(
 def _own_batches(session: Session, source: ModelSource, micro_batch: int) -> Iterator[Any]:
     """Inputs, keywords and targets of a model again and again: as many batches as take little memory and time.
 
-    What comes with a model is drawn anew only with the model.
+    A batch that comes with a model is drawn again only with the model.
     """
-    begun_s, batches, size_bytes = session.measured.now(), [], 0
-    while True:
-        drawn = source.draw_batch(micro_batch)
-        batches.append((drawn.positional, drawn.keyword, drawn.targets))
-        leaves = [leaf for leaf in tree_leaves(batches[-1]) if isinstance(leaf, Tensor)]
-        size_bytes += sum(leaf.nbytes for leaf in leaves)
-        share = (len(batches) + 1) / len(batches)
-        is_late = session.measured.now() - begun_s > _DRAWING_S / share
-        if (
-            is_late
-            or share * size_bytes > _DRAWN_BYTES
-            or len(batches) * micro_batch >= _POOL_SAMPLES
-        ):
-            return itertools.cycle(batches)
+
+    def drawn() -> tuple[Any, ...]:
+        found = source.draw_batch(micro_batch)
+        return found.positional, found.keyword, found.targets
+
+    begun_s, batches = session.measured.now(), [drawn()]
+    tensors = (leaf for leaf in tree_leaves(batches) if isinstance(leaf, Tensor))
+    size_bytes = sum(tensor.nbytes for tensor in tensors)
+    most = min(_POOL_SAMPLES / micro_batch, _DRAWN_BYTES / max(1, size_bytes))
+    while len(batches) < most and session.measured.now() - begun_s < _DRAWING_S:
         source.build()
+        batches.append(drawn())
+    return itertools.cycle(batches)
 
 
 def _in_order(rows: Tensor, leaf: Any) -> Any:

@@ -139,7 +139,7 @@ class Terms:
     evidence: Mapping[str, Evidence]
 
     def times(self, factor: float) -> "Terms":
-        """All that a rank does, for so much longer; its loader stays as it is."""
+        """All that a rank does takes a factor as long; its loader stays as it is."""
 
         def longer(cost: CollectiveTime) -> CollectiveTime:
             return lambda size_bytes: cost(size_bytes) * factor
