@@ -232,15 +232,16 @@ def layout_caveats(model: InferredModel, jobs: Jobs) -> list[str]:
         open_names.discard("crowded_s")
     if jobs.tp[0] <= jobs.devices_per_node[0]:
         open_names.discard("tensor_node_s")
+    relevant = {
+        name for key, names in _RELEVANT.items() if getattr(jobs, key)[0] > 1 for name in names
+    }
     unknown = [
-        name
-        for key, names in _RELEVANT.items()
-        if getattr(jobs, key)[0] > 1
-        for name in names
-        if name in open_names
+        each.meaning
+        for each in model.machine.fitted_parameters
+        if each.name in relevant & open_names
     ]
     if unknown:
-        caveats.append(f"not determined by the runs, prior kept: {', '.join(unknown)}")
+        caveats.append(f"the runs do not tell: {'; '.join(unknown)}")
     chance = float(model.stall_probability(jobs.take(np.array([0])))[0])
     if chance > RARE_STALL:
         caveats.append(
