@@ -309,7 +309,6 @@ def _function(name: str, row: _Row) -> Callable[..., None]:
 
 def _built(name: str, row: _Row) -> Any:
     """A command or a group of commands as typer makes it; ``validate`` also runs on its own."""
-    runs_alone = bool(row.parts and row.module)
     made = typer.Typer(
         name=name,
         help=row.line,
@@ -321,7 +320,7 @@ def _built(name: str, row: _Row) -> Any:
     )
     if not row.parts:
         made.command(name, short_help=row.line, cls=_Command)(_function(name, row))
-    elif runs_alone:
+    elif row.module:
         made.callback(invoke_without_command=True)(_function(name, row))
     else:
         made.callback()(lambda: None)  # a group of commands, also where it is of one

@@ -1,15 +1,12 @@
 """Pages: serve, the what-if page on this machine alone; report, one HTML file."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
 from perfmodel.cli import options as opt
 from perfmodel.cli import show_answer, working
-
-if TYPE_CHECKING:
-    from perfmodel.page.answers import Answers
 
 DEFAULT_PORT: Final = 8765
 
@@ -37,6 +34,8 @@ def serve(
     """Open a page on this machine: move devices, batch, bandwidth, layout; see what happens."""
     from perfmodel.page import read_machines, unmeasured_machines
     from perfmodel.page.answers import Answers
+    from perfmodel.page.server import HOST, listening, start
+    from perfmodel.page.server import serve as run
 
     if not profile and not opt.DEFAULT_PROFILE.exists():
         profile = unmeasured_machines()
@@ -47,14 +46,7 @@ def serve(
         validation=validation,
         clusters=cluster or [],
     )
-    _serve(Answers(machines), port)
-
-
-def _serve(answers: "Answers", port: int) -> None:
-    from perfmodel.page.server import HOST, listening, start
-    from perfmodel.page.server import serve as run
-
-    on = listening(port)
+    answers, on = Answers(machines), listening(port)
     first = start(answers.catalogue)
     with working("first answer"):
         answers.answer(first)  # so that the first page does not wait for it
@@ -97,8 +89,8 @@ def report(
         ]
         page, pictures = report_html(document, predictions=predictions, judged=judged)
         write_atomically(out / "report.html", page)
-        figures = [out / "figures" / f"{picture.name}.svg" for picture in pictures]
-        for path, picture in zip(figures, pictures, strict=True):
-            write_atomically(path, picture.svg_file)
+        figures = {out / "figures" / f"{each.name}.svg": each.svg_file for each in pictures}
+        for path, content in figures.items():
+            write_atomically(path, content)
     found = {"figures": [*map(str, figures)], "predictions": predictions}
     show_answer(found, written={"report": out / "report.html"})
