@@ -132,12 +132,10 @@ def _with_ready_times(
     """The workload with gradients ready when the backward pass, by this law, has got to them."""
     before = sum(len(work.count) for work in works[:row])
     work = works[row]
-    own_s = found.kernel_s[before : before + len(work.count)]
-    time_s: dict[int, float] = {}
-    for operator, phase, seconds in zip(work.operator, work.phase, own_s, strict=True):
-        if phase == 1:
-            time_s[int(operator)] = time_s.get(int(operator), 0.0) + float(seconds)
-    return ready_when_done(workload, step, time_s)
+    backward = work.phase == 1
+    own_s = found.kernel_s[before : before + len(work.count)][backward]
+    time_s = np.bincount(work.operator[backward], weights=own_s).tolist()
+    return ready_when_done(workload, step, dict(enumerate(time_s)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

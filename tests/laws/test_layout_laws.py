@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost.jobs import Column, Jobs, jobs_from
-from perfmodel.cost.layout_memory import in_flight, tensor_bytes
-from perfmodel.cost.layout_time import layout_durations, step_parts, unit_times
+from perfmodel.cost.layout_memory import ASSUMED_MEMORY, in_flight, tensor_bytes
+from perfmodel.cost.layout_time import layout_durations, step_parts, step_time_s, unit_times
 from perfmodel.engine.algebra import step_times
 from perfmodel.layout import Layout, Precision
 from perfmodel.step import Cause
@@ -20,8 +20,9 @@ from perfmodel.step.stages import Work, stage_order
 from perfmodel.workload import Phase
 from perfmodel.workload.transformer import Transformer
 from tests.laws.strategies import pipelines
-from tests.perfmodel.cost.large_samples import MODEL, truth
+from tests.perfmodel.cost.large_samples import MODEL, some_jobs, truth
 
+TOLERANCE = 1 + 1e-9
 seconds = st.floats(1e-3, 10.0)
 LAYERS = 48
 
@@ -175,6 +176,39 @@ def test_sharding_among_one_changes_nothing(layout: Layout, zero: int) -> None:
     for one, other in zip(*(program.operations for program in programs), strict=True):
         assert one._replace(share=1.0) == other._replace(share=1.0)
         assert one.share == pytest.approx(other.share, rel=1e-12)
+
+
+@given(powers=st.lists(st.floats(-2, 2), min_size=len(truth()), max_size=len(truth())))
+@settings(max_examples=25)
+def test_more_work_slower_parts_and_more_replicas_never_shorten_a_step(powers: list[float]) -> None:
+    """Nor do more ranks that share matrices shorten their work; a backward pass takes as long as a forward pass."""
+    jobs, values = some_jobs(most=64), truth().items()
+    fitted = {name: value * 2**power for (name, value), power in zip(values, powers, strict=True)}
+    fitted["backward_ratio"] = max(1.0, fitted["backward_ratio"])
+    step_s = step_time_s(jobs, fitted)
+    for name in ("accumulation", "micro_batch", "dp", "tp"):
+        more_s = step_time_s(replace(jobs, **{name: 2 * getattr(jobs, name)}), fitted)
+        ranks = 2 if name == "tp" else 1
+        # Replicas share a sharded optimizer.
+        assert ((ranks * more_s * TOLERANCE >= step_s) | (name == "dp") & (jobs.zero > 0)).all()
+        assert (more_s <= 2 * step_s * TOLERANCE).all() or name != "accumulation"
+    for name, value in fitted.items():
+        changed_s = step_time_s(jobs, fitted | {name: 2 * value})
+        helps = name.endswith("_per_s") or name.startswith("overlap")
+        less_s, more_s = (changed_s, step_s) if helps else (step_s, changed_s)
+        assert (less_s <= more_s * TOLERANCE).all(), name
+
+
+def test_memory_rises_with_what_is_kept_falls_with_sharing_and_more_never_fits_less() -> None:
+    jobs = some_jobs(most=64)
+    held = tensor_bytes(jobs)
+    assert (tensor_bytes(replace(jobs, micro_batch=2 * jobs.micro_batch)) > held).all()
+    for shared in ({"dp": 2 * jobs.dp}, {"tp": 2 * jobs.tp}, {"recompute_full": jobs.tp > 0}):
+        assert (tensor_bytes(replace(jobs, **shared)) <= held).all()
+    needed = ASSUMED_MEMORY.fullest_bytes(jobs)
+    fits = [ASSUMED_MEMORY.fit_probability(jobs, needed, 2.0**gib) for gib in range(30, 40)]
+    assert (np.diff(fits, axis=0) >= 0).all()
+    assert np.ptp(fits) > 0.9
 
 
 @given(layout=layouts())
