@@ -255,10 +255,9 @@ def read_lines(path: Path, kind: TypeAdapter[_Line], *, what: str) -> list[_Line
             text = line.decode()
             parse_json(text)
             found.append(kind.validate_json(text, strict=True))
-        except ValidationError as error:
-            raise InvalidDocument(f"{path}: line {number}: {first_problem(error)}") from error
         except ValueError as error:
-            raise InvalidDocument(f"{path}: line {number}: {error}") from error
+            said = first_problem(error) if isinstance(error, ValidationError) else why(error)
+            raise InvalidDocument(f"{path}: line {number}: {said}") from error
     return found
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from perfmodel import files
-from perfmodel.documents.observation import read_observations
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.training_configs import read_config
 from perfmodel.errors import (
@@ -23,7 +22,6 @@ from perfmodel.errors import (
     EXIT_OK,
     EXIT_USAGE,
     CalibrationUnavailable,
-    InvalidDocument,
     PerfModelError,
     UsageError,
     printable,
@@ -157,14 +155,6 @@ def test_a_number_of_a_trainers_file_has_an_end(tmp_path: Path) -> None:
     path.write_text(f"model:\n  d_model: {'9' * 5000}\n")
     with pytest.raises(UsageError, match="at most 30 digits, got 5,000"):
         read_config(path)
-
-
-@pytest.mark.parametrize("text", ["garbage", '{"task": "half', "\x00\x01"])
-def test_a_file_of_observations_without_a_line_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "observations.jsonl"
-    path.write_text(text)
-    with pytest.raises(InvalidDocument, match="line 1: must be a JSON object"):
-        read_observations(path)
 
 
 def test_control_characters_are_spelt_out(run: Run, stored: Path) -> None:

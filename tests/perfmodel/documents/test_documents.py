@@ -170,9 +170,10 @@ def test_a_task_that_is_recorded_twice_is_named(tmp_path: Path) -> None:
 def test_missing_observations_and_those_that_are_not_text_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidDocument, match="observations cannot be read"):
         read_observations(tmp_path / "none.jsonl")
-    (tmp_path / "some.jsonl").write_bytes(b"\xff\xfe\x00\n")
-    with pytest.raises(InvalidDocument):
-        read_observations(tmp_path / "some.jsonl")
+    for content in (b"garbage", b'{"task": "half', b"\0\1", b"\xff\xfe\0\n"):
+        (tmp_path / "some.jsonl").write_bytes(content)
+        with pytest.raises(InvalidDocument, match=r"line 1: (must be a JSON object|it is no text)"):
+            read_observations(tmp_path / "some.jsonl")
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\x85"])
