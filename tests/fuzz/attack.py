@@ -207,7 +207,7 @@ def read_hostile(name: str, content: bytes, folder: Path) -> list[str]:
 
 #: Words of libraries, which mean nothing to a user.
 _GARBAGE: Final = re.compile(
-    r"pydantic|numpy|Traceback|https?://errors|NoneType|object is not|set_int_max|internal error|<class|Warning|codec can"
+    r"pydantic|numpy|Traceback|https?://errors|NoneType|object is not|set_int_max|internal error|<class|Warning|codec"
 )
 
 
