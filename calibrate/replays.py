@@ -125,21 +125,20 @@ def replayed_s(group: Sequence[ReplayObservation], phase: str | None = None) -> 
 
 def measured_steps(replays: Sequence[ReplayObservation]) -> tuple[MeasuredStep, ...]:
     """Every replayed step: each operator's typical time, so that their sums are typical sums."""
-    groups: dict[StepKey, list[ReplayObservation]] = defaultdict(list)
+    groups: dict[StepKey, dict[int, list[ReplayObservation]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for entry in of_newest_traces([e for e in replays if e.world_size == 1]):
-        groups[step_key(entry)].append(entry)
-    # Replays without a training, of a time when no code was at hand, know less.
-    best = {key: [e for e in g if e.trained_s] or g for key, g in sorted(groups.items())}
-    together: dict[StepKey, dict[int, list[ReplayObservation]]] = {
-        key: defaultdict(list) for key in best
-    }
-    for entry in replays:
-        of_step = [each.calls for each in best.get(step_key(entry), ())]
-        if entry.world_size > 1 and entry.trained_s and entry.calls in of_step:
-            together[step_key(entry)][entry.world_size].append(entry)
-    every = [*best.values(), *(g for each in together.values() for g in each.values())]
-    deviation = _deviation(every)
-    return tuple(_measured_step(key, g, deviation, together[key]) for key, g in best.items())
+        groups[step_key(entry)][1].append(entry)
+    for entry in (e for e in replays if e.world_size > 1 and e.trained_s):
+        of_step = groups.get(step_key(entry), {1: []})
+        if entry.calls in {each.calls for each in of_step[1]}:
+            of_step[entry.world_size].append(entry)
+    for of_step in groups.values():
+        # Replays without a training, of a time when no code was at hand, know less.
+        of_step[1] = [e for e in of_step[1] if e.trained_s] or of_step[1]
+    deviation = _deviation([group for of_step in groups.values() for group in of_step.values()])
+    return tuple(_measured_step(key, g, deviation) for key, g in sorted(groups.items()))
 
 
 def _deviation(groups: Sequence[Sequence[ReplayObservation]]) -> float:
@@ -153,12 +152,14 @@ def _deviation(groups: Sequence[Sequence[ReplayObservation]]) -> float:
 
 
 def _measured_step(
-    key: StepKey,
-    group: Sequence[ReplayObservation],
-    deviation: float,
-    together: Mapping[int, Sequence[ReplayObservation]],
+    key: StepKey, by_ranks: Mapping[int, Sequence[ReplayObservation]], deviation: float
 ) -> MeasuredStep:
-    """``together``: Trainings on several ranks, by their number."""
+    group = by_ranks[1]
+    trained_s = {
+        ranks: typical(times_s)
+        for ranks, entries in by_ranks.items()
+        if (times_s := [entry.trained_s for entry in entries if entry.trained_s is not None])
+    }
     totals_s = {phase: replayed_s(group, phase) for phase in _PHASES}
     times: dict[tuple[str, Phase], list[Seconds]] = defaultdict(list)
     counts: dict[tuple[str, Phase], int] = {}
@@ -186,16 +187,10 @@ def _measured_step(
         ),
         optimizer_s=totals_s["optimizer"],
         relative_error=max(_SMALLEST_ERROR, deviation / math.sqrt(len(group))),
-        trained_s=_trained_s(group),
-        ddp_s={ranks: found for ranks, g in together.items() if (found := _trained_s(g))},
+        trained_s=trained_s.pop(1, None),
+        ddp_s=trained_s,
         calls=group[-1].calls,
     )
-
-
-def _trained_s(group: Sequence[ReplayObservation]) -> Seconds | None:
-    """Typical step of the trainings of a group; None if there was none. [s]"""
-    trained_s = [entry.trained_s for entry in group if entry.trained_s is not None]
-    return typical(trained_s) if trained_s else None
 
 
 def replays_in(observations: Path) -> list[ReplayObservation]:

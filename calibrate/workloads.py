@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from calibrate import launch
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
@@ -71,6 +71,7 @@ def measure_workload(
         micro_batch=asked.micro_batch,
         document=str(file.resolve()),
         code=asked.code,
+        world_size=asked.world_size,
         target_s=_TARGET_S,
     )
     plan = {"stage": "workload", "workload": name, "micro_batches": (asked.micro_batch,)}
@@ -78,7 +79,7 @@ def measure_workload(
         Campaign(
             folder=_folder(document, folder, asked.micro_batch),
             plan=plan,
-            rounds=(repeated(task, _NUM_ROUNDS, world_size=asked.world_size),),
+            rounds=(repeated(task, _NUM_ROUNDS),),
             placement=here,
             lock_timeout_s=0.0,
             tries_again=False,
@@ -121,16 +122,19 @@ def _on_ranks(name: str, world_size: int) -> str:
     return f"{name} on {world_size} ranks"
 
 
-def repeated(task: ReplayTask, num_rounds: int, *, world_size: int = 1) -> tuple[ReplayTask, ...]:
+def repeated(task: ReplayTask, num_rounds: int) -> tuple[ReplayTask, ...]:
     """Runs of a task in a row, each a process of its own: one launch saves the seconds that starting ranks takes.
 
-    With several ranks each is followed by a training on all of them; they share the time of one.
+    Before each training on several ranks comes what one rank does; they share the time.
     """
-    tasks = [task]
-    if world_size > 1:
+    tasks, ranks = [task], task.world_size
+    if ranks > 1:
         share = {"target_s": task.target_s / 2}
-        together = {"name": _on_ranks(task.name, world_size), "world_size": world_size}
-        tasks = [task.model_copy(update=share | update) for update in ({}, together)]
+        several: tuple[dict[str, Any], ...] = (
+            {"world_size": 1},
+            {"name": _on_ranks(task.name, ranks)},
+        )
+        tasks = [task.model_copy(update=share | update) for update in several]
     return tuple(
         each.model_copy(update={"name": f"{index}: {each.name}", "round": index})
         for index in range(num_rounds)

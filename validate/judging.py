@@ -7,7 +7,7 @@ import random
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -115,24 +115,15 @@ def launches(
 
 
 def replay_rounds(
-    tasks: Sequence[ReplayTask],
-    *,
-    seed: int,
-    num_rounds: int,
-    ranks: Mapping[str, int] | None = None,
+    tasks: Sequence[ReplayTask], *, seed: int, num_rounds: int
 ) -> tuple[tuple[ReplayTask, ...], ...]:
     """Every model in place, as ``predict`` trains and times it: all of its rounds in a row.
 
-    Ranks start as often as there are rounds, each time for other models. ``ranks``: By the workload, on how many
-    ranks it trains as well.
+    Ranks start as often as there are rounds, each time for other models.
     """
     order = shuffled(tasks, f"{seed}-replays")
     return tuple(
-        tuple(
-            run
-            for task in order[start::num_rounds]
-            for run in repeated(task, num_rounds, world_size=(ranks or {}).get(task.workload, 1))
-        )
+        tuple(run for task in order[start::num_rounds] for run in repeated(task, num_rounds))
         for start in range(num_rounds)
     )
 

@@ -118,8 +118,8 @@ class DrawnModel:
     document: Path
     reason: str | None = None
 
-    def in_place(self, folder: Path, target_s: Seconds) -> ReplayTask:
-        """One training and replay; ``folder`` takes its code."""
+    def in_place(self, folder: Path, target_s: Seconds, world_size: int) -> ReplayTask:
+        """One training and replay; ``folder`` takes its code. On several ranks it trains as well."""
         return ReplayTask(
             name=f"{self.model.name} replayed",
             round=0,
@@ -127,6 +127,7 @@ class DrawnModel:
             micro_batch=self.model.micro_batch,
             document=str(self.document.resolve()),
             code=self.model.write_file(folder),
+            world_size=world_size,
             target_s=target_s,
         )
 
@@ -178,22 +179,23 @@ def validate_models(
     drawn = trace_models(seed, budget.num_models, request.folder, here.device_kind, on_progress)
     traced = [entry for entry in drawn if entry.reason is None]
     folder = request.folder / IN_PLACE
-    num_ranks = here.topology.world_size
+    ranks = [
+        here.topology.world_size if at < budget.num_parallel else 1 for at in range(len(traced))
+    ]
     # A whole step on a GPU does not tell whether the device waits for its host.
-    are_trained = here.device_kind == "cpu"
-    together = {
-        entry.model.name: num_ranks for entry in traced[: budget.num_parallel * are_trained]
-    }
+    trained = ranks if here.device_kind == "cpu" else [1] * len(traced)
     plan = {"stage": "validate models, in place", "seed": seed, "budget": request.budget}
     timed = measure(
         Campaign(
             folder=folder,
             plan=plan,
             rounds=replay_rounds(
-                [entry.in_place(request.folder, budget.replay_s) for entry in traced],
+                [
+                    entry.in_place(request.folder, budget.replay_s, world_size)
+                    for entry, world_size in zip(traced, trained, strict=True)
+                ],
                 seed=seed,
                 num_rounds=budget.replay_rounds,
-                ranks=together,
             ),
             placement=here,
         ),
@@ -203,8 +205,8 @@ def validate_models(
     )
     settings = {
         entry.setting(world_size): entry
-        for at, entry in enumerate(traced)
-        for world_size in ((1, num_ranks) if at < budget.num_parallel else (1,))
+        for entry, most in zip(traced, ranks, strict=True)
+        for world_size in sorted({1, most})
     }
     predicted = predict(request.profile, settings, timed, budget)
     wait_for_another_occasion(request, on_progress, timed_s=timed.stat().st_mtime)

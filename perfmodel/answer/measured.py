@@ -154,15 +154,6 @@ def _as_trained(
     return replace(terms, evidence=evidence), trained.relative_error
 
 
-def _of_measured(costs: Costs, model: CostModel, step_s: Samples) -> Samples:
-    """Draws of a step; one that was measured is as uncertain as its mean, whatever its parts are. [s]"""
-    if costs.measured_error is None:
-        return step_s
-    deviates = model.deviates("trained on several ranks")
-    drawn: Samples = step_s[0] * np.exp(costs.measured_error * deviates)
-    return drawn
-
-
 def measured_answer(question: Question) -> Answer:
     """What a layout takes on a calibrated machine."""
     machine, _, _ = _parts(question)
@@ -172,9 +163,8 @@ def measured_answer(question: Question) -> Answer:
     model = cost_model(machine, question.cluster, durations_s.shape[1])
     cases_s = [durations_s, _without(program, durations_s, *_EXCHANGES), median_s]
     step_s, silent_s, even_s = all_step_times(program, [(terms, case_s) for case_s in cases_s])
-    factors = _uncertainty(question, model, is_measured=costs.measured_error is not None)
     crowded = crowding(question, trace)
-    draws_s = _of_measured(costs, model, step_s) * crowded * factors
+    draws_s = _of_one_run(question, model, costs, step_s) * crowded
     return Answer(
         question=question,
         program=program,
@@ -205,9 +195,7 @@ def measured_steps_s(questions: Sequence[Question]) -> list[Samples]:
         if question.layout.pp > 1:
             nominal = algebra.trace(costs.program, costs.durations_s[:, 0])
             crowded = crowding(question, nominal)
-        is_measured = costs.measured_error is not None
-        factors = _uncertainty(question, model, is_measured=is_measured)
-        found.append(_of_measured(costs, model, draws_s[index]) * crowded * factors)
+        found.append(_of_one_run(question, model, costs, draws_s[index]) * crowded)
     return found
 
 
@@ -321,10 +309,10 @@ def _without(program: StepProgram, durations_s: Samples, *streams: Stream) -> Sa
     return result
 
 
-def _uncertainty(question: Question, model: CostModel, *, is_measured: bool) -> Samples:
-    """Factors of what parameters do not tell: one more round, and the form of the model. Draw 0 is 1.
+def _of_one_run(question: Question, model: CostModel, costs: Costs, step_s: Samples) -> Samples:
+    """Draws with what parameters do not tell: one more round, and the form of the model. [s]
 
-    A step on several ranks that ``is_measured`` has no more form than one on a single rank.
+    A step on several ranks that was measured is as uncertain as its mean, and has the form of one on a single rank.
     """
     machine, workload, layout = _parts(question)
     num_draws = model.num_draws
@@ -336,7 +324,7 @@ def _uncertainty(question: Question, model: CostModel, *, is_measured: bool) -> 
         # DDP alone exchanges once in a step, however many micro-batches it has.
         layout if layout.is_ddp else replace(layout.beside, accumulation=1),
         num_draws=num_draws,
-        is_measured=is_measured,
+        is_measured=costs.measured_error is not None,
         run_error=again.run_of(layout.world_size) / math.sqrt(question.num_repetitions),
     )
     if not layout.is_ddp:
@@ -346,8 +334,10 @@ def _uncertainty(question: Question, model: CostModel, *, is_measured: bool) -> 
     common = np.random.default_rng(SEED).standard_normal(num_draws)
     common[0] = 0.0
     spread = again.common(machine.num_rounds, question.num_repetitions)
-    factors: Samples = np.exp(spread * common) * form
-    return factors
+    if costs.measured_error is not None:
+        deviates = model.deviates("trained on several ranks")
+        step_s = step_s[0] * np.exp(costs.measured_error * deviates)
+    return np.asarray(step_s * np.exp(spread * common) * form)
 
 
 def crowding(question: Question, trace: Trace) -> float:

@@ -150,8 +150,9 @@ def test_rounds_of_a_model_follow_each_other_in_one_launch_as_those_of_predict()
     for first, second in zip(tasks[::2], tasks[1::2], strict=True):
         assert first.workload == second.workload
         assert [first.name, second.name] == [f"{at}: {first.workload} replayed" for at in (0, 1)]
-    (planned_first,) = replay_rounds(replays(1), seed=3, num_rounds=1, ranks={"m0": 2})
-    assert [(task.world_size, task.target_s) for task in planned_first] == [(1, 0.25), (2, 0.25)]
+    several = models[0].model_copy(update={"world_size": 2})
+    (together,) = replay_rounds([several], seed=3, num_rounds=1)
+    assert [(task.world_size, task.target_s) for task in together] == [(1, 0.25), (2, 0.25)]
 
 
 def found(value_s: float) -> Estimate:
