@@ -87,7 +87,13 @@ def infer(
     ``priors`` are those of ``step_time_priors``; ``sigma`` is the expected scatter around the formula
     in log. Raises ``NotFeasible`` if there are too few runs, or a step time is not positive.
     """
-    _require_runs(jobs, step_s)
+    if len(jobs) < MINIMUM_RUNS:
+        raise NotFeasible(f"runs: at least {MINIMUM_RUNS} are needed to calibrate, got {len(jobs)}")
+    bad = np.flatnonzero(~(np.isfinite(step_s) & (step_s > 0)))
+    if bad.size:
+        raise NotFeasible(
+            f"runs: row {bad[0] + 1}: step time must be finite and > 0, got {step_s[bad[0]]}"
+        )
     fit = _normal_or_disturbed(jobs, step_s, priors, sigma)
     deviation = _deviation(jobs, step_s, fit)
     trust = trust_in(deviation, sigma)
@@ -128,16 +134,6 @@ def run_columns(runs: Jobs) -> dict[str, tuple[float, ...]]:
         for name, values in columns.items()
         if name not in USUAL or (values != USUAL[name]).any()
     }
-
-
-def _require_runs(jobs: Jobs, step_s: Column) -> None:
-    if len(jobs) < MINIMUM_RUNS:
-        raise NotFeasible(f"runs: at least {MINIMUM_RUNS} are needed to calibrate, got {len(jobs)}")
-    bad = np.flatnonzero(~(np.isfinite(step_s) & (step_s > 0)))
-    if bad.size:
-        raise NotFeasible(
-            f"runs: row {bad[0] + 1}: step time must be finite and > 0, got {step_s[bad[0]]}"
-        )
 
 
 def _normal_or_disturbed(

@@ -5,7 +5,7 @@ Stacks of layers that no calibration has seen are drawn and traced. Their operat
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -273,10 +273,9 @@ def rounds(
     drawn: Sequence[Strategy], budget: Budget, *, seed: int
 ) -> tuple[tuple[LayoutTask, ...], ...]:
     """Every setting once in every round, in an order of its own."""
-
-    def tasks(index: int) -> Iterator[LayoutTask]:
-        for one in shuffled(drawn, f"{seed}-{index}"):
-            yield LayoutTask(
+    return tuple(
+        tuple(
+            LayoutTask(
                 name=f"{index}: {one.setting.label}",
                 round=index,
                 stack=one.stack,
@@ -284,8 +283,10 @@ def rounds(
                 optimizer=one.optimizer,
                 target_s=budget.target_s,
             )
-
-    return tuple(tuple(tasks(index)) for index in range(budget.num_rounds))
+            for one in shuffled(drawn, f"{seed}-{index}")
+        )
+        for index in range(budget.num_rounds)
+    )
 
 
 def judge_strategies(

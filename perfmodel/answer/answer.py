@@ -124,6 +124,11 @@ def layout_table(question: Question) -> tuple[PredictionDocument, Answer]:
     alone = layout.alone
     baseline = found if layout == alone else answer(question.at(alone))
     document = prediction([found], baseline=baseline, scaling="weak")
+    workload = question.workload
+    own = (isinstance(workload, TracedWorkload) and workload.trace.own_micro_batch) or 1
+    if layout.micro_batch == 1 < own:
+        said = f"micro-batch 1 per replica; the model came with {own}: add micro_batch={own}"
+        document = document.model_copy(update={"caveats": (said, *document.caveats)})
     [only] = document.points
     told = with_memory(only, question).model_copy(update={"layout": str(layout)})
     return document.model_copy(update={"points": (told,)}), found

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -17,21 +17,14 @@ _ADDED: Final = 3.0
 _DIVIDED: Final = 2.0
 #: Uncertainty, in log, of kernels that were read off others over memory, and of a call of one operator beside the
 #: mean of many: priors.
-_KERNEL_ERROR: Final = 0.1
+KERNEL_ERROR: Final = 0.1
 _CALL_ERROR: Final = 0.3
 #: Time of the host for a view over that of an operator with a kernel, where no law of the host tells: a prior.
 _VIEW: Final = 0.3
 
 
-class Added(NamedTuple):
-    """What adding up gradients takes, in the mean of the micro-batches of a step."""
-
-    time_s: Seconds
-    log_error: float
-
-
-def additions(machine: MeasuredMachine, layout: Layout, sizes_bytes: Sequence[Bytes]) -> Added:
-    """Time of the device for gradients of such sizes.
+def additions(machine: MeasuredMachine, layout: Layout, sizes_bytes: Sequence[Bytes]) -> Seconds:
+    """Time of the device to add up gradients of such sizes, in the mean of the micro-batches of a step. [s]
 
         T = sum over gradients of ((m - 1) add(size) + [pp > 1] divide(size)) / m
 
@@ -41,12 +34,12 @@ def additions(machine: MeasuredMachine, layout: Layout, sizes_bytes: Sequence[By
     """
     count = layout.accumulation
     if count == 1 or not (machine.asynchronous or machine.law is not None):
-        return Added(0.0, 0.0)
+        return 0.0
     sizes = np.array(sizes_bytes, np.float64)
     total_s = (count - 1) * _streamed_s(machine, _ADDED * sizes)
     if layout.pp > 1:
         total_s += _streamed_s(machine, _DIVIDED * sizes)
-    return Added(total_s / count, _KERNEL_ERROR)
+    return total_s / count
 
 
 def calls_of_additions(

@@ -119,10 +119,11 @@ def step_time_s(jobs: Jobs, fitted: FittedParameters) -> Column:
 def _waiting_for_sends_s(jobs: Jobs, send: Column, slowest: Column, others: Column) -> Column:
     """What the slowest stage waits for point-to-point sends, per micro-batch. [s]
 
+    A middle stage has two neighbours, one of two stages has one; an interleaved stage has another chunk to work on.
     Uneven stages have slack, unless the round trip through the whole pipeline, with one micro-batch in
     flight per stage, is longer.
     """
-    even = _sends_per_micro_batch(jobs) * send
+    even = np.where(jobs.interleave > 1, 0.0, np.clip(jobs.pp - 1, 0, 2)) * send
     uneven = jobs.most_layers > 0
     if not uneven.any():
         return np.asarray(even)
@@ -154,15 +155,6 @@ def _slower(jobs: Jobs, fitted: FittedParameters) -> Column:
     """Share by which the slowest of many nodes is behind."""
     nodes = np.maximum(jobs.devices / jobs.devices_per_node, 1)
     return np.asarray(fitted["straggler_share"] * np.log2(nodes))
-
-
-def _sends_per_micro_batch(jobs: Jobs) -> Column:
-    """Point-to-point sends that a middle stage waits for per micro-batch: two neighbours, or one of two stages.
-
-    An interleaved stage has another chunk to work on meanwhile.
-    """
-    waits = np.where(jobs.pp > 2, 2.0, np.where(jobs.pp > 1, 1.0, 0.0))
-    return np.where(jobs.interleave > 1, 0.0, waits)
 
 
 def _speed(jobs: Jobs, fitted: FittedParameters, tokens: Column, ratio: Column) -> Column:
@@ -412,8 +404,7 @@ def data_s(jobs: Jobs, fitted: FittedParameters) -> Column:
 
 def replicate_s(jobs: Jobs, fitted: FittedParameters) -> Column:
     """Parameters of one process to all its devices; its gradients come back in the same time. [s]"""
-    size = jobs.element_bytes * jobs.stage_parameters
-    return _threads_s(jobs, fitted, size)
+    return _threads_s(jobs, fitted, jobs.element_bytes * jobs.stage_parameters)
 
 
 def outputs_s(jobs: Jobs, fitted: FittedParameters) -> Column:

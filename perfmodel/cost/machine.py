@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from perfmodel.cost import CollectiveTime, CurveDraws, Samples, Terms, deviates
-from perfmodel.cost.accumulation import additions, calls_of_additions
+from perfmodel.cost.accumulation import KERNEL_ERROR, additions, calls_of_additions
 from perfmodel.cost.collectives import library_of
 from perfmodel.cost.network import KINDS, Network, groups
 from perfmodel.errors import CalibrationUnavailable
@@ -78,6 +78,18 @@ def phases_at(workload: MeasuredWorkload, world_size: int) -> PhaseCurves:
 
     found = {name: between(name) for name in PHASE_CURVES}
     return _without_dips(PhaseCurves(world_size=world_size, **found))
+
+
+def phases_under(workload: MeasuredWorkload, layout: Layout) -> PhaseCurves:
+    """Curves of the ranks that compute together under a layout.
+
+    Ranks that share matrices wait for each other after every product. So three on two processors work one after
+    another, as four do: between measured numbers they take as long as the larger.
+    """
+    ranks = layout.beside.world_size
+    if layout.tp > 1:
+        ranks = min((p.world_size for p in workload.phases if p.world_size >= ranks), default=ranks)
+    return phases_at(workload, ranks)
 
 
 def contention(workload: MeasuredWorkload, micro_batch: int, ranks: int, *, than: int) -> float:
@@ -188,7 +200,7 @@ def step_program(
     # Operators and their division double the start of a prediction that needs neither.
     from perfmodel.cost.shares import divided_program  # noqa: PLC0415
 
-    phases = phases_at(workload, layout.beside.world_size)
+    phases = phases_under(workload, layout)
     backward = CurveDraws.sample(phases.backward, num_draws=1, rng=np.random.default_rng(SEED))
     backward_s = float(backward.read(layout.micro_batch)[0])
     return divided_program(machine, workload, layout, backward_s=backward_s)
@@ -235,7 +247,7 @@ class CostModel:
         """Cost terms of a step: compute as with the ranks beside it at work, every exchange in its group."""
         at_work = layout.beside
         ranks = at_work.world_size
-        phases = phases_at(workload, ranks)
+        phases = phases_under(workload, layout)
         shared = self._shared(workload)
         compute_s = {
             cause: self._read(workload, phases, name, layout.micro_batch) * shared
@@ -244,8 +256,8 @@ class CostModel:
         gradients_bytes = [each.size_bytes for each in workload.workload.parameters]
         if layout.is_ddp:
             # Units of other layouts hold it in their shares.
-            summing_s, log_error = additions(self.profile, layout, gradients_bytes)
-            added_s = summing_s * np.exp(log_error * self.deviates("additions"))
+            errors = np.exp(KERNEL_ERROR * self.deviates("additions"))
+            added_s = additions(self.profile, layout, gradients_bytes) * errors
             compute_s[Cause.BACKWARD] = compute_s[Cause.BACKWARD] + added_s
         added = {
             CARRIERS[family]: cost

@@ -57,7 +57,7 @@ def divided_program(
     durations = _durations(machine, workload.trace, layout.micro_batch)
 
     def accumulated(sizes_bytes: Sequence[Bytes]) -> float:
-        return additions(machine, passes, sizes_bytes).time_s / (backward_s or 1.0)
+        return additions(machine, passes, sizes_bytes) / (backward_s or 1.0)
 
     divisions = divide(
         workload.trace,

@@ -91,11 +91,6 @@ class Operation(NamedTuple):
     """Pipeline stage whose ranks do it."""
 
     @property
-    def lane(self) -> Lane:
-        """The queue that it stands in."""
-        return self.stage, self.stream
-
-    @property
     def is_collective(self) -> bool:
         """Whether all ranks take part together."""
         return self.stream is Stream.COMM

@@ -22,7 +22,7 @@ def test_a_step_is_no_shorter_than_the_work_of_any_stream(
     durations_s = data.draw(durations(program))
     step_s = simulate(program, durations_s, interference=interference).step_s
     for lane in program.lanes:
-        queued = [i for i, operation in enumerate(program.operations) if operation.lane == lane]
+        queued = [i for i, o in enumerate(program.operations) if (o.stage, o.stream) == lane]
         assert durations_s[0, queued].sum() <= step_s * TOLERANCE
 
 
@@ -82,9 +82,10 @@ def ends_of_all_ranks(program: StepProgram, durations_s: FloatArray) -> FloatArr
     latest: dict[Lane, int] = {}
     for position, operation in enumerate(program.operations):
         awaited = list(operation.after)
-        if operation.lane in latest:
-            awaited.append(latest[operation.lane])
-        latest[operation.lane] = position
+        lane = operation.stage, operation.stream
+        if lane in latest:
+            awaited.append(latest[lane])
+        latest[lane] = position
         ready_s = [max([0.0, *rank_s[awaited]]) for rank_s in ends_s]
         if operation.stream is Stream.COMM:
             ready_s = [max(ready_s)] * len(ready_s)

@@ -14,6 +14,7 @@ from perfmodel.cost.machine import (
     model_form,
     noise_weights,
     phases_at,
+    phases_under,
     step_program,
 )
 from perfmodel.layout import Layout, RunSetting, parse_layout
@@ -146,6 +147,11 @@ def test_ranks_beside_each_other_take_longer_as_both_passes_did() -> None:
     for ranks, than, factor in ((4, 2, 2.0), (3, 1, 2.25), (64, 1, 3.0), (1, 1, 1.0)):
         assert contention(workload, 16, ranks, than=than) == pytest.approx(factor)
     assert [point.at for point in phases_at(workload, 3).backward] == [4, 16, 64]
+    for text, like in (("tp=3", 4), ("tp=3 pp=2", 4), ("tp=2", 2), ("fsdp=3", 3), ("tp=6", 4)):
+        assert (
+            phases_under(workload, parse_layout(text)).backward
+            == phases_at(workload, like).backward
+        )
 
 
 def test_dips_of_curves_are_noise() -> None:

@@ -22,10 +22,6 @@ def program(layout: Layout, *, asynchronous: bool = False) -> StepProgram:
     return compile_step(HEAVY, layout, asynchronous=asynchronous)
 
 
-def names(layout: Layout, *, asynchronous: bool = False) -> list[str]:
-    return [entry.name for entry in program(layout, asynchronous=asynchronous).operations]
-
-
 def test_buffers_are_broadcast_once_before_the_first_forward() -> None:
     step = program(dataclasses.replace(TWO, accumulation=3))
     broadcasts = [i for i, entry in enumerate(step.operations) if entry.cause is Cause.BROADCAST]
