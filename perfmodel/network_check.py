@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from perfmodel.cost.collectives import bus_factor
-from perfmodel.cost.network import NOT_MEASURED, CollectiveCost, Group, Network
+from perfmodel.cost.network import NOT_MEASURED, Group, Network, sampled_cost
 from perfmodel.documents.clusters import NETWORK_S, NVLINK_S, PCIE_BYTES_PER_S, PCIE_S
 from perfmodel.documents.hardware import LINK_SHARE, Catalogue, DataSheet, host_link_bytes_per_s
 from perfmodel.errors import UsageError
@@ -327,11 +327,9 @@ def _dip(points: Sequence[CurvePoint], every: Sequence[CurvePoint]) -> Dip | Non
 def _step_cost(
     measured: MeasuredCollective, expected_s: _Time, buckets_bytes: Sequence[Bytes]
 ) -> StepCost:
-    curve = CollectiveCost.sample(
-        [measured], library="nccl", num_draws=1, rng=np.random.default_rng(0)
-    )
+    curve = sampled_cost([measured], library="nccl", num_draws=1, rng=np.random.default_rng(0))
     of_log = [
-        float(curve.time_s(size, world_size=measured.world_size, num_nodes=measured.num_nodes)[0])
+        float(curve.group_s(size, measured.world_size, nodes=measured.num_nodes)[0])
         for size in buckets_bytes
     ]
     return StepCost(

@@ -47,14 +47,8 @@ if TYPE_CHECKING:
 _UNCERTAINTY_OF_KIND: Final = 0.1
 #: Of the rate of trees over links that were not measured: NCCL's tuner grants 0.37 to 0.92 of a ring's, by size.
 _UNCERTAINTY_OF_TREES: Final = 0.4
-#: The same per doubling of the group beyond the largest one measured, inside a node and between: priors.
+#: The same per doubling of the group beyond the largest one measured: a prior.
 UNCERTAINTY_PER_DOUBLING: Final = 0.05
-_UNCERTAINTY_BETWEEN_NODES: Final = 0.15
-#: Messages between nodes over those inside, where only the latter were measured, and its factor of
-#: uncertainty: data sheets range from 1 (an adapter of 400 Gb/s for each H100) to 5 (four of 100 Gb/s for
-#: eight A100).
-_BETWEEN_RATIO: Final = 2.0
-_BETWEEN_UNCERTAINTY: Final = 0.5
 #: Absolute change, in log, that one time in ten exceeds between versions of NCCL: 756 of eight B200, 2.27.5,
 #: 2.28.9 and 2.29.2 (ai-dynamo/aiconfigurator @095f58a5); one point moved by a factor of two.
 _VERSION_DRIFT: Final = 0.08
@@ -63,7 +57,7 @@ ALL_REDUCE: Final = "all_reduce"
 _KINDS: Final = (ALL_REDUCE, "broadcast", "all_gather", "reduce_scatter", "send_recv")
 
 
-def _sampled(
+def sampled_cost(
     groups: Iterable[MeasuredCollective],
     *,
     library: str,
@@ -241,7 +235,7 @@ class Network:
 
             @functools.cache
             def sampled(kind: str) -> GroupCost:
-                return _sampled(
+                return sampled_cost(
                     [group for group in told if group.collective == kind],
                     library=profile.backend,
                     num_draws=num_draws,
@@ -455,57 +449,3 @@ def _measured(
     if not apart:
         largest = min(largest, profile.ranks_per_node)
     return place, [group for group in profile.collectives if group.world_size <= largest]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CollectiveCost:
-    """One kind of collective of groups inside a node and of groups over several, without a cluster."""
-
-    inside: GroupCost | None
-    between: GroupCost | None
-    deviates: Samples
-    """Of the uncertainty beyond what was measured, shape ``(num_draws,)``; draw 0 is 0."""
-
-    @classmethod
-    def sample(
-        cls,
-        groups: Iterable[MeasuredCollective],
-        *,
-        library: str,
-        num_draws: int,
-        rng: np.random.Generator,
-    ) -> "CollectiveCost":
-        """Draw from the groups of one collective."""
-        found = tuple(groups)
-        names = {group.collective for group in found}
-        if len(names) != 1:
-            raise ValueError(f"groups must be of one collective, got {sorted(names)}")
-        drawn = deviates(rng, num_draws)
-        inside, between = (
-            _sampled(chosen, library=library, num_draws=num_draws, rng=rng)
-            if (chosen := [group for group in found if (group.num_nodes > 1) is crosses])
-            else None
-            for crosses in (False, True)
-        )
-        return cls(inside=inside, between=between, deviates=drawn)
-
-    def time_s(self, size_bytes: Bytes, *, world_size: int, num_nodes: int = 1) -> Samples:
-        """Time of one collective alone, shape ``(num_draws,)``. [s]
-
-        ``size_bytes``: Whole array, as nccl-tests counts it.
-        ``num_nodes``: Nodes that the group spans.
-        """
-        if world_size == 1:
-            return np.zeros_like(self.deviates)
-        crosses = num_nodes > 1
-        own, other = (self.between, self.inside) if crosses else (self.inside, self.between)
-        known = own or other
-        assert known is not None, "sample refuses no groups"
-        ratio = 1.0 if own else _BETWEEN_RATIO if crosses else 1 / _BETWEEN_RATIO
-        per_doubling = _UNCERTAINTY_BETWEEN_NODES if crosses else UNCERTAINTY_PER_DOUBLING
-        uncertainty = math.hypot(
-            0.0 if own else _BETWEEN_UNCERTAINTY,
-            per_doubling * max(0.0, math.log2(world_size / known.ranks[-1])),
-        )
-        alone_s = known.group_s(size_bytes, world_size, nodes=num_nodes)
-        return np.asarray(alone_s * ratio * np.exp(uncertainty * self.deviates))

@@ -10,8 +10,10 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 from scipy.optimize import isotonic_regression
 
+from perfmodel.cost import deviates
 from perfmodel.cost.collectives import bus_factor
-from perfmodel.cost.network import CollectiveCost
+from perfmodel.cost.group_cost import GroupCost
+from perfmodel.cost.network import UNCERTAINTY_PER_DOUBLING, sampled_cost
 from perfmodel.documents.verdicts import PublishedSeries
 from perfmodel.machine.measured import CurvePoint, MeasuredCollective
 from perfmodel.statistics import FloatArray
@@ -230,11 +232,16 @@ def draws_of(
 ) -> FloatArray:
     """Times at sizes, ranks and nodes, shape ``(num_points, num_draws)``. [s]"""
     cost = _fitted(op, tuple(known), library)
-    return np.stack([cost.time_s(round(s), world_size=n, num_nodes=m) for s, n, m in at])
+    beyond = deviates(np.random.default_rng(2), _NUM_DRAWS) * UNCERTAINTY_PER_DOUBLING
+    found = []
+    for size, ranks, nodes in at:
+        doublings = max(0.0, math.log2(ranks / cost.ranks[-1]))
+        found.append(cost.group_s(round(size), ranks, nodes=nodes) * np.exp(doublings * beyond))
+    return np.stack(found)
 
 
 @lru_cache(maxsize=64)
-def _fitted(op: str, known: tuple[Point, ...], library: str) -> CollectiveCost:
+def _fitted(op: str, known: tuple[Point, ...], library: str) -> GroupCost:
     """All predictions of a campaign rest on the same points."""
     groups = [
         MeasuredCollective(
@@ -249,9 +256,7 @@ def _fitted(op: str, known: tuple[Point, ...], library: str) -> CollectiveCost:
         )
         for n, m in sorted({(p.ranks, p.nodes) for p in known})
     ]
-    return CollectiveCost.sample(
-        groups, library=library, num_draws=_NUM_DRAWS, rng=np.random.default_rng(0)
-    )
+    return sampled_cost(groups, library=library, num_draws=_NUM_DRAWS, rng=np.random.default_rng(0))
 
 
 def log_scatter(points: Sequence[Point]) -> float:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
 from perfmodel.cost.collectives import bus_factor, message_bytes, num_messages
-from perfmodel.cost.group_cost import _rising
-from perfmodel.cost.network import CollectiveCost
+from perfmodel.cost.group_cost import GroupCost, _rising
+from perfmodel.cost.network import sampled_cost
 from perfmodel.errors import UsageError
 from perfmodel.machine.measured import MeasuredCollective
 from tests.perfmodel.profiles import timed_group
@@ -26,12 +26,8 @@ def measured(world_size: int, *, power: float = 0.0, **others: Any) -> MeasuredC
     return timed_group(world_size, lambda size: slower * ring_s(size, world_size), SIZES, **others)
 
 
-def sampled(
-    *groups: MeasuredCollective, library: str = "gloo", num_draws: int = 1
-) -> CollectiveCost:
-    return CollectiveCost.sample(
-        groups, library=library, num_draws=num_draws, rng=np.random.default_rng(0)
-    )
+def sampled(*groups: MeasuredCollective) -> GroupCost:
+    return sampled_cost(groups, library="gloo", num_draws=1, rng=np.random.default_rng(0))
 
 
 def ring_s(size_bytes: float, world_size: int) -> float:
@@ -73,23 +69,20 @@ def test_reduce_scatter_and_all_gather_move_the_bytes_of_an_all_reduce(ranks: in
 
 @pytest.mark.parametrize(("size_bytes", "world_size"), [(2**14, 2), (2**20, 4), (2**22, 8)])
 def test_a_ring_of_any_size_follows_from_two_ranks(size_bytes: int, world_size: int) -> None:
-    found_s = float(sampled(measured(2)).time_s(size_bytes, world_size=world_size)[0])
+    found_s = float(sampled(measured(2)).group_s(size_bytes, world_size)[0])
     assert found_s == pytest.approx(ring_s(size_bytes, world_size))
-    assert sampled(measured(2)).time_s(size_bytes, world_size=1)[0] == 0.0
 
 
 def test_one_size_leaves_the_latency_of_a_message_to_belief() -> None:
     """1 GiB, all bandwidth: a ring of 32 sends hardly more than one of 16."""
     whole = timed_group(16, lambda _: 0.03, [2.0**30], nodes=2)
-    four_s = float(sampled(whole).time_s(2**30, world_size=32, num_nodes=4)[0])
+    four_s = float(sampled(whole).group_s(2**30, 32, nodes=4)[0])
     latency_s = 40e-6
     expected_s = 62 * latency_s + 1.9375 / 1.875 * (0.03 - 30 * latency_s)
     assert four_s == pytest.approx(expected_s, rel=1e-3)
 
 
-def test_groups_of_different_collectives_or_nodes_are_refused() -> None:
-    with pytest.raises(ValueError, match="must be of one collective"):
-        sampled(measured(2), measured(2, collective="broadcast"))
+def test_groups_of_different_nodes_are_refused() -> None:
     with pytest.raises(UsageError, match="16 ranks must all span as many nodes, got 2 and 4"):
         sampled(measured(16, nodes=2), measured(16, nodes=4))
 
@@ -97,37 +90,10 @@ def test_groups_of_different_collectives_or_nodes_are_refused() -> None:
 def test_larger_messages_are_never_faster_even_if_groups_disagree() -> None:
     cost = sampled(measured(2), measured(4, power=-1.5), measured(8, power=0.7))
     for ranks in (2, 3, 4, 6, 8, 64):
-        times_s = [
-            float(cost.time_s(int(s), world_size=ranks)[0]) for s in np.geomspace(1, 1e9, 60)
-        ]
+        times_s = [float(cost.group_s(int(s), ranks)[0]) for s in np.geomspace(1, 1e9, 60)]
         assert times_s == sorted(times_s)
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=30))
 def test_pooling_is_isotonic_regression(values: list[float]) -> None:
     assert _rising(values) == pytest.approx(isotonic_regression(values).x.tolist(), abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("own_nodes", "asked_nodes", "ratio", "spread"),
-    [
-        # Measured there, at that group: nothing is added.
-        (1, 1, 1.0, 0.0),
-        (2, 2, 1.0, 0.0),
-        # Twice as slow between nodes as inside, or half as slow the other way round, by a factor of e^0.5.
-        (1, 2, 2.0, 0.5),
-        (2, 1, 0.5, 0.5),
-    ],
-)
-def test_links_elsewhere_are_assumed_by_a_factor(
-    own_nodes: int, asked_nodes: int, ratio: float, spread: float
-) -> None:
-    cost = sampled(measured(8, nodes=own_nodes), num_draws=4000)
-    size = SIZES[3]
-    found_s = cost.time_s(size, world_size=8, num_nodes=asked_nodes)
-    assert found_s[0] == pytest.approx(ratio * ring_s(size, 8))
-    assert np.log(found_s).std() == pytest.approx(spread, rel=0.05, abs=1e-9)
-    # Two doublings on, 5 % each inside a node and 15 % between.
-    more = 2 * (0.15 if asked_nodes > 1 else 0.05)
-    larger_s = cost.time_s(size, world_size=32, num_nodes=4 * asked_nodes if asked_nodes > 1 else 1)
-    assert np.log(larger_s).std() == pytest.approx(np.hypot(spread, more), rel=0.05)
