@@ -249,6 +249,7 @@ def first_priors() -> dict[str, ConstantPrior]:
         "host_s": ConstantPrior(12e-6, 0.5),
         "host backward": ConstantPrior(0.6, 0.5),
         "host update": ConstantPrior(3.0, 0.5),
+        "host step": ConstantPrior(10.0, 1.0),
         "sharpness": ConstantPrior(1.5, 0.5),
     }
     rates = {"conv": 0.6, "conv 1x1": 0.5, "mm": 0.6, "bmm": 0.3, "attention": 0.4, "group": 0.3}

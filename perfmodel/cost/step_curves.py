@@ -45,6 +45,7 @@ UNSEEN_MODE_ERROR: Final = 0.5
 #: Absolute change in log between versions that one model in ten exceeds, where no two were measured: RTX 3090,
 #: PyTorch 1.10 to 1.12, moved single models by -24 to +28 % (5 to 95 %).
 UNKNOWN_DRIFT: Final = 0.25
+_NONE: Final = 1e-9
 #: Spread, in log, of steps of one device and of equal devices: assumed. ResNet-50 on 1 to 8 A100, repeated
 #: over three years, differs by 0.6 % (mvsjober/ml-benchmarks @d5c4253c).
 _STEP_SPREAD: Final = 0.01
@@ -60,7 +61,9 @@ def shipped_priors(generation: str = "") -> Mapping[str, ConstantPrior]:
 
 def by_law(costs: DeviceCosts, works: Sequence[StepWork]) -> tuple[StepSeconds, FloatArray]:
     """Steps on a device, and the logarithms of all constants there."""
-    logs = log_constants(costs.constants, shipped_priors(costs.generation))
+    # A machine that was made before this constant was known holds it in the others.
+    constants = {"host step": _NONE, **costs.constants}
+    logs = log_constants(constants, shipped_priors(costs.generation))
     sheet = Sheet(costs.flop_per_s, costs.bytes_per_s)
     return step_seconds(StepBatch.of(works, sheet), logs), logs
 

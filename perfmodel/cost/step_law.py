@@ -9,7 +9,7 @@ work to fill the device. The host launches operators meanwhile:
     c      = ch / (ch + c0)                                           narrow channels use part of a tile
     o      = 1, or o0 where 16-bit channels are no multiple of 8      tensor cores need padding
     device = sum of t
-    host   = h (N_forward + b N_backward + u N_updates),  a view counts 0.3
+    host   = h (N_forward + b N_backward + u N_updates + N0),  a view counts 0.3, N0 what a step takes by itself
     step   = (device^q + host^q)^(1/q),  q = 1 + sharpness
 
 P and W are the data sheet's peaks times a constant of the device. Products in 16 bit reach less of higher peaks:
@@ -33,7 +33,7 @@ from perfmodel.statistics import FloatArray, IntArray
 
 _SHARED: Final = (
     *("peak fp32", "peak half", "memory", "launch_s", "half results", "half channels"),
-    *("odd channels", "host_s", "host backward", "host update", "sharpness"),
+    *("odd channels", "host_s", "host backward", "host update", "host step", "sharpness"),
 )
 #: Arithmetic of kernels: fp32, 16 bit on tensor cores, 16 bit on a device that has none.
 ARITHMETICS: Final = ("fp32", "half", "vector half")
@@ -233,6 +233,8 @@ def step_seconds(batch: StepBatch, logs: FloatArray, *, with_slope: bool = False
         slope[:, POSITION["host_s"]] = (waiting * wait_s[:, np.newaxis])[:, 0]
         slope[:, POSITION["host backward"]] = (waiting * backward_s)[:, 0]
         slope[:, POSITION["host update"]] = (waiting * update_s)[:, 0]
+        itself_s = math.exp(logs[POSITION["host_s"]] + logs[POSITION["host step"]])
+        slope[:, POSITION["host step"]] = (waiting * itself_s)[:, 0]
         # log step = log device - log(share) / q;  d/dq with share = device^q / (device^q + host^q)
         ratio = np.log(wait_s / whole_s)
         by_power = (1 - share) * ratio / power + np.log(share) / power**2
@@ -257,7 +259,8 @@ def _cube(values: FloatArray) -> FloatArray:
 def _host_s(batch: StepBatch, logs: FloatArray) -> FloatArray:
     """Launches of forward, backward and updates. [s]"""
     factors = np.array([0.0, logs[POSITION["host backward"]], logs[POSITION["host update"]]])
-    host_s: FloatArray = batch.launches * np.exp(logs[POSITION["host_s"]] + factors)
+    launches = batch.launches + np.array([math.exp(logs[POSITION["host step"]]), 0.0, 0.0])
+    host_s: FloatArray = launches * np.exp(logs[POSITION["host_s"]] + factors)
     return host_s
 
 
