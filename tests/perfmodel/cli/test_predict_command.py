@@ -153,8 +153,7 @@ def test_a_layout_without_a_micro_batch_has_one_sample(
     trace = replace(existing(document().trace), own_micro_batch=own)
     document().model_copy(update={"trace": trace}).write(Path(given[3]))
     caveats = pm.predict(given[1], given[3], layout=text).caveats
-    is_told = own > 1 and text != TEXT
-    assert any("add micro_batch=16" in said for said in caveats) is is_told
+    assert any("add micro_batch=16" in said for said in caveats) is (own > 1 and text != TEXT)
 
 
 def test_keys_of_the_layout_are_set_in_a_what_if(run: Run, given: tuple[str | Path, ...]) -> None:
