@@ -5,20 +5,20 @@ import re
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from socket import socket
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 import perfmodel as pm
-from perfmodel.cli import pages
 from perfmodel.documents.budget import BatchDocument
 from perfmodel.documents.plan import PlanDocument
 from perfmodel.documents.prediction import PredictedPoint, PredictionDocument
 from perfmodel.errors import EXIT_OK
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.page import PageQuestion, read_machines, unmeasured_machines
+from perfmodel.page import PageQuestion, read_machines, server, unmeasured_machines
 from perfmodel.page.answers import Answers
 from perfmodel.page.server import start
 from perfmodel.step import Cause
@@ -60,8 +60,13 @@ def test_serve_starts_before_anything_is_measured(
     monkeypatch.chdir(tmp_path)
     pm.trace("lenet", device_kind="as-cuda").write(tmp_path / "lenet.json")
     served: list[Answers] = []
-    monkeypatch.setattr(pages, "_serve", lambda answers, _port: served.append(answers))
-    told = run("serve", "--workload", "lenet.json")
+
+    def serve(answers: Answers, on: socket) -> None:
+        served.append(answers)
+        on.close()
+
+    monkeypatch.setattr(server, "serve", serve)
+    told = run("serve", "--workload", "lenet.json", "--port", "0")
     assert told.exit_code == 0, told
     assert "machines inferred from steps of others" in told.stderr
     [answers] = served

@@ -2,17 +2,18 @@
 
 import json
 from pathlib import Path
+from socket import socket
 
 import pytest
 
 import perfmodel as pm
-from perfmodel.cli import pages
 from perfmodel.documents import file_sha256
 from perfmodel.documents.acceptance import AcceptanceTerms
 from perfmodel.documents.kinds import check_file, kinds
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import EXIT_CALIBRATION, EXIT_FAILURE, EXIT_OK, EXIT_USAGE
+from perfmodel.page import server
 from perfmodel.page.answers import Answers
 from perfmodel.page.server import start
 from tests.benchmarks.seal import seal
@@ -70,11 +71,12 @@ def test_pages_and_tables_say_so(run: Run, edited: Path, monkeypatch: pytest.Mon
     note = f"unsealed: {edited} was edited, or never sealed"
     said: list[str] = []
 
-    def serve(answers: Answers, _port: int) -> None:
+    def serve(answers: Answers, on: socket) -> None:
+        on.close()
         said.extend(answers.answer(start(answers.catalogue))["caveats"])
 
-    monkeypatch.setattr(pages, "_serve", serve)
-    run("serve", "--profile", edited, "--unsealed")
+    monkeypatch.setattr(server, "serve", serve)
+    run("serve", "--profile", edited, "--unsealed", "--port", "0")
     assert note in said
     table = run("predict", "--profile", edited, "--workload", "light", "--unsealed", "--csv")
     assert note not in table.stdout
