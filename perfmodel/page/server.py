@@ -114,7 +114,6 @@ class PunctualProtocol(H11Protocol):
         """End a request that breaks off: its answer is not sent, and h11 sends nothing in some states."""
         if self.cycle is not None:
             self.cycle.disconnected = True
-            self.cycle.message_event.set()
         with suppress(LocalProtocolError):
             super().send_400_response(msg)
         self.transport.close()
