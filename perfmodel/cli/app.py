@@ -366,8 +366,6 @@ _NUMERIC: Final = r"(?:perfmodel|calibrate|validate|numpy|scipy)(?:\.|$)"
 _EXTRAS: Final = {
     **dict.fromkeys(("torch", "torchvision", "psutil"), "calibrate"),
     **dict.fromkeys(("matplotlib", "jinja2"), "report"),
-    **dict.fromkeys(("anyio", "starlette", "uvicorn"), "page"),
-    "distributed": "distributed",
 }
 
 

@@ -102,7 +102,7 @@ def step_time_priors(sheet: DeviceSheet) -> dict[str, Prior]:
         ("data_bytes_per_s", 0.7 * link, 0.5, "bus bandwidth of gradients inside a node"),
         ("data_latency_s", 10e-6, 1.0, "gradients of a layer: one message of a ring"),
         ("overlap", 1.5, 0.5, "hiding of gradients: 1 none, large perfect"),
-        ("overlap_sharded", 1.5, 0.5, "the same with a sharded optimizer (ZeRO-1, 2)"),
+        ("overlap_sharded", 1.5, 0.5, "hiding of gradients with a sharded optimizer (ZeRO-1, 2)"),
         ("straggler_share", 0.01, 1.0, "slower per doubling of the nodes"),
     )  # fmt: skip
 
