@@ -131,14 +131,15 @@ def measured_steps(replays: Sequence[ReplayObservation]) -> tuple[MeasuredStep, 
     for entry in of_newest_traces([e for e in replays if e.world_size == 1]):
         groups[step_key(entry)][1].append(entry)
     for entry in (e for e in replays if e.world_size > 1 and e.trained_s):
-        of_step = groups.get(step_key(entry), {1: []})
-        if entry.calls in {each.calls for each in of_step[1]}:
+        of_step = groups.get(step_key(entry))
+        if of_step and entry.calls in {each.calls for each in of_step[1]}:
             of_step[entry.world_size].append(entry)
     for of_step in groups.values():
         # Replays without a training, of a time when no code was at hand, know less.
         of_step[1] = [e for e in of_step[1] if e.trained_s] or of_step[1]
-    deviation = _deviation([group for of_step in groups.values() for group in of_step.values()])
-    return tuple(_measured_step(key, g, deviation) for key, g in sorted(groups.items()))
+    counts = {1}.union(*groups.values())
+    deviations = {n: _deviation([s[n] for s in groups.values() if n in s]) for n in counts}
+    return tuple(_measured_step(key, g, deviations) for key, g in sorted(groups.items()))
 
 
 def _deviation(groups: Sequence[Sequence[ReplayObservation]]) -> float:
@@ -152,9 +153,16 @@ def _deviation(groups: Sequence[Sequence[ReplayObservation]]) -> float:
 
 
 def _measured_step(
-    key: StepKey, by_ranks: Mapping[int, Sequence[ReplayObservation]], deviation: float
+    key: StepKey,
+    by_ranks: Mapping[int, Sequence[ReplayObservation]],
+    deviations: Mapping[int, float],
 ) -> MeasuredStep:
     group = by_ranks[1]
+    errors = {
+        # Where each step has one round on so many ranks, they scatter as one does.
+        ranks: max(_SMALLEST_ERROR, (deviations[ranks] or deviations[1]) / math.sqrt(len(entries)))
+        for ranks, entries in by_ranks.items()
+    }
     trained_s = {
         ranks: typical(times_s)
         for ranks, entries in by_ranks.items()
@@ -186,9 +194,9 @@ def _measured_step(
             for at, time_s in each_s.items()
         ),
         optimizer_s=totals_s["optimizer"],
-        relative_error=max(_SMALLEST_ERROR, deviation / math.sqrt(len(group))),
+        relative_error=errors[1],
         trained_s=trained_s.pop(1, None),
-        ddp_s=trained_s,
+        ddp_s={ranks: (time_s, errors[ranks]) for ranks, time_s in trained_s.items()},
         calls=group[-1].calls,
     )
 

@@ -272,8 +272,7 @@ def trained_s(
         return None
     torch.manual_seed(session.rank)
     source = find_source(code)
-    module = source.build().train()
-    batches = _own_batches(session, source, micro_batch)
+    module, batches = _built(session, source, micro_batch)
     optimizer = make_optimizer(
         (weights for weights in module.parameters() if weights.requires_grad),
         name=method.optimizer,
@@ -304,24 +303,29 @@ def trained_s(
     return session.agree(max(each_s, default=None), world_size=world_size)
 
 
-def _own_batches(session: Session, source: ModelSource, micro_batch: int) -> Iterator[Any]:
-    """Inputs, keywords and targets of a model again and again: as many batches as take little memory and time.
+def _built(
+    session: Session, source: ModelSource, micro_batch: int
+) -> tuple[nn.Module, Iterator[Any]]:
+    """A model, and its inputs, keywords and targets again and again: batches that take little memory and time.
 
-    A batch that comes with a model is drawn again only with the model.
+    A batch that comes with a model is drawn again only with the model: the last one trains, since a loss may hold it.
     """
 
     def drawn() -> tuple[Any, ...]:
         found = source.draw_batch(micro_batch)
         return found.positional, found.keyword, found.targets
 
+    module = source.build()
     begun_s, batches = session.measured.now(), [drawn()]
     tensors = (leaf for leaf in tree_leaves(batches) if isinstance(leaf, Tensor))
     size_bytes = sum(tensor.nbytes for tensor in tensors)
     most = min(_POOL_SAMPLES / micro_batch, _DRAWN_BYTES / max(1, size_bytes))
     while len(batches) < most and session.measured.now() - begun_s < _DRAWING_S:
-        source.build()
+        if source.own_samples() is not None:
+            del module  # memory may not hold two
+            module = source.build()
         batches.append(drawn())
-    return itertools.cycle(batches)
+    return module.train(), itertools.cycle(batches)
 
 
 def _in_order(rows: Tensor, leaf: Any) -> Any:

@@ -120,12 +120,13 @@ def _trained(exact: OperatorDurations, step: TracedStep) -> Iterator[TrainedStep
     """Trainings of this very step, on one rank first."""
     if (found := exact.trained(step)) is None or found.trained_s is None:
         return
-    for world_size, step_s in {1: found.trained_s, **found.ddp_s}.items():
+    alone = found.trained_s, found.relative_error
+    for world_size, (step_s, error) in {1: alone, **found.ddp_s}.items():
         yield TrainedStep(
             world_size=world_size,
             micro_batch=found.micro_batch,
             step_s=step_s,
-            relative_error=found.relative_error,
+            relative_error=error,
         )
 
 
@@ -386,15 +387,10 @@ def _borrowed_noise(
 ) -> tuple[tuple[StepNoise, ...], float]:
     """Noise of the reference model whose steps are about as long, and the spread of its ranks."""
     middle_s = backward[len(backward) // 2].time_s
-    candidates = [
-        (
-            abs(math.log(max(1e-9, workload.phases[0].backward[-1].time_s) / max(1e-9, middle_s))),
-            index,
-        )
-        for index, workload in enumerate(profile.workloads)
-        if workload.noise
-    ]
-    if not candidates:
-        return (), 0.0
-    donor = profile.workloads[min(candidates)[1]]
-    return donor.noise, donor.rank_spread
+
+    def distance(workload: MeasuredWorkload) -> float:
+        other_s = workload.phases[0].backward[-1].time_s
+        return abs(math.log(max(1e-9, other_s) / max(1e-9, middle_s)))
+
+    donor = min((w for w in profile.workloads if w.noise), key=distance, default=None)
+    return ((), 0.0) if donor is None else (donor.noise, donor.rank_spread)
