@@ -1,25 +1,24 @@
 """Use case: measure the operators of one traced workload in place, and add them to a profile."""
 
 import hashlib
+import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from calibrate import launch
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
-from calibrate.environment import placement_of
+from calibrate.environment import memory_facts, placement_of
 from calibrate.replays import first_failure_in, replays_in, with_replays
 from calibrate.task import ReplayTask
-from perfmodel.documents.observation import (
-    FailedObservation,
-    ReplayObservation,
-    read_observations,
-)
+from perfmodel.cost.memory import TracedMemory, overhead_of
+from perfmodel.documents.observation import read_observations
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import MeasurementFailed
+from perfmodel.layout import Layout
 from perfmodel.machine.measured import MeasuredMachine
+from perfmodel.units import format_bytes
 from perfmodel.workload.step import SymbolicStep, calls_signature, parameters_signature
 
 #: Folder, inside that of a calibration, with one folder per workload that was measured in place.
@@ -29,24 +28,29 @@ _NUM_ROUNDS: Final = 8
 _TARGET_S: Final = 1.2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InPlace:
-    """What is measured of a workload."""
+def in_place(
+    document: WorkloadDocument, *, micro_batch: int, code: str | None, world_size: int
+) -> ReplayTask:
+    """What is measured of a workload.
 
-    micro_batch: int
-    code: str | None = None
-    """Of the model, as FILE.py:FACTORY; None where it is known by its trace alone."""
-    world_size: int = 1
-    """Ranks of this node on which it trains as well, under DistributedDataParallel."""
-
-    def task_name(self, workload: str) -> str:
-        """Of its runs on one rank, without their round."""
-        return f"{'train' if self.code else 'replay'} {workload} micro_batch={self.micro_batch}"
+    ``code``: Of the model, as FILE.py:FACTORY; None where it is known by its trace alone.
+    ``world_size``: Ranks of this node on which it trains as well, under DistributedDataParallel.
+    """
+    name = document.workload.name
+    return ReplayTask(
+        name=f"{'train' if code else 'replay'} {name} micro_batch={micro_batch}",
+        round=0,
+        workload=name,
+        micro_batch=micro_batch,
+        code=code,
+        world_size=world_size,
+        target_s=_TARGET_S,
+    )
 
 
 def measure_workload(
     file: Path,
-    asked: InPlace,
+    task: ReplayTask,
     *,
     folder: Path,
     profile: MeasuredMachine,
@@ -55,6 +59,7 @@ def measure_workload(
     """Train a model and replay its step on one device, beside its calibration; say why it did not train, if so.
 
     ``folder``: Of the calibration. The machine is not waited for, and a failure not repeated: who asks wants an answer.
+    Where memory does not hold all ranks, one trains alone.
 
     Raises
     ------
@@ -62,22 +67,15 @@ def measure_workload(
         If the profile describes another machine.
     """
     document = WorkloadDocument.read(file)
-    here = placement_of(profile, num_ranks=asked.world_size, where=str(folder))
-    name = document.workload.name
-    task = ReplayTask(
-        name=asked.task_name(name),
-        round=0,
-        workload=name,
-        micro_batch=asked.micro_batch,
-        document=str(file.resolve()),
-        code=asked.code,
-        world_size=asked.world_size,
-        target_s=_TARGET_S,
-    )
-    plan = {"stage": "workload", "workload": name, "micro_batches": (asked.micro_batch,)}
+    task = task.model_copy(update={"document": str(file.resolve())})
+    if lacking := _lack_of_memory(document, task):
+        task = task.model_copy(update={"world_size": 1})
+    here = placement_of(profile, num_ranks=task.world_size, where=str(folder))
+    name = task.workload
+    plan = {"stage": "workload", "workload": name, "micro_batches": (task.micro_batch,)}
     observations = measure(
         Campaign(
-            folder=_folder(document, folder, asked.micro_batch),
+            folder=_folder(document, folder, task.micro_batch),
             plan=plan,
             rounds=(repeated(task, _NUM_ROUNDS),),
             placement=here,
@@ -92,24 +90,35 @@ def measure_workload(
     if not any(entry.world_size == 1 for entry in replays):
         raise MeasurementFailed(f"{name} cannot be replayed: {first_failure_in(observations)}")
     untrained = next((entry.untrained for entry in replays if entry.untrained), "")
-    together = first_failure_in(observations, world_size=asked.world_size)
-    return untrained or (together if asked.world_size > 1 else "")
+    together = first_failure_in(observations, world_size=task.world_size)
+    return untrained or lacking or (together if task.world_size > 1 else "")
 
 
-def is_unfinished(document: WorkloadDocument, folder: Path, asked: InPlace) -> bool:
-    """Whether rounds of a measurement that was begun are missing. ``folder``: Of the calibration."""
-    observations = _folder(document, folder, asked.micro_batch) / OBSERVATIONS
-    if not observations.exists():
-        return False
-    name = asked.task_name(document.workload.name)
-    names = {name} if asked.world_size == 1 else {name, _on_ranks(name, asked.world_size)}
-    found = {
-        entry.task
-        for entry in read_observations(observations)
-        if isinstance(entry, ReplayObservation | FailedObservation)
-        and entry.task.partition(": ")[2] in names
-    }
-    return 0 < len(found) < _NUM_ROUNDS * len(names)
+def _lack_of_memory(document: WorkloadDocument, task: ReplayTask) -> str:
+    """What ranks under DistributedDataParallel need if this host has not so much left; empty if it has."""
+    if task.world_size == 1 or document.memory is None:
+        return ""
+    overhead = overhead_of(document.memory, "cpu")
+    memory = TracedMemory(trace=document.trace, memory=document.memory, overhead=overhead)
+    [rank] = memory.ranks(Layout(dp=task.world_size, micro_batch=task.micro_batch))
+    facts, needed_bytes = memory_facts(), task.world_size * rank.needed_bytes
+    left_bytes = min(facts["available_bytes"], facts["limit_bytes"] or math.inf)
+    said = f"{format_bytes(needed_bytes)} of memory needed, {format_bytes(left_bytes)} left"
+    return f"under DDP: {said}" if needed_bytes > left_bytes else ""
+
+
+def is_unfinished(
+    document: WorkloadDocument, folder: Path, task: ReplayTask, *, known_ranks: Collection[int]
+) -> bool:
+    """Whether rounds of a measurement that was begun are missing, or all that are not known by another name.
+
+    ``folder``: Of the calibration. ``known_ranks``: Numbers of ranks on which the step was measured by any name.
+    """
+    observations = _folder(document, folder, task.micro_batch) / OBSERVATIONS
+    entries = read_observations(observations) if observations.exists() else ()
+    names = {each.name for each in repeated(task, _NUM_ROUNDS)}
+    done = names & {entry.task for entry in entries}
+    return done < names if done else task.world_size not in known_ranks
 
 
 def _folder(document: WorkloadDocument, folder: Path, micro_batch: int) -> Path:
@@ -118,23 +127,16 @@ def _folder(document: WorkloadDocument, folder: Path, micro_batch: int) -> Path:
     return folder / WORKLOADS / f"{label}-{_content(document.trace, micro_batch)}"
 
 
-def _on_ranks(name: str, world_size: int) -> str:
-    return f"{name} on {world_size} ranks"
-
-
 def repeated(task: ReplayTask, num_rounds: int) -> tuple[ReplayTask, ...]:
     """Runs of a task in a row, each a process of its own: one launch saves the seconds that starting ranks takes.
 
     Before each training on several ranks comes what one rank does; they share the time.
     """
-    tasks, ranks = [task], task.world_size
-    if ranks > 1:
-        share = {"target_s": task.target_s / 2}
-        several: tuple[dict[str, Any], ...] = (
-            {"world_size": 1},
-            {"name": _on_ranks(task.name, ranks)},
-        )
-        tasks = [task.model_copy(update=share | update) for update in several]
+    tasks = [task]
+    if task.world_size > 1:
+        half = task.model_copy(update={"target_s": task.target_s / 2})
+        name = f"{task.name} on {task.world_size} ranks"
+        tasks = [half.model_copy(update={"world_size": 1}), half.model_copy(update={"name": name})]
     return tuple(
         each.model_copy(update={"name": f"{index}: {each.name}", "round": index})
         for index in range(num_rounds)

@@ -230,7 +230,7 @@ def _time_workload(
     from importlib.util import find_spec
     from tempfile import TemporaryDirectory
 
-    from calibrate.workloads import InPlace, is_unfinished, measure_workload, with_stored_workloads
+    from calibrate.workloads import in_place, is_unfinished, measure_workload, with_stored_workloads
     from perfmodel.answer import open_workload
     from perfmodel.cost.operators import OperatorDurations
 
@@ -242,11 +242,13 @@ def _time_workload(
     code = None if machine.asynchronous else context.meta[_CODE]
     assert machine.operators is not None
     known, step = OperatorDurations(machine.operators), trace.at(micro_batch=micro_batch)
-    is_known = known.holds(step) if code is None else known.trained(step) is not None
+    trained = None if code is None else known.trained(step)
+    is_known = known.holds(step) if code is None else trained is not None
+    ranks = {1, *(trained.ddp_s if trained else ())}
     together = code is not None and is_together and step.method.checkpointing == "none"
     world_size = machine.ranks_per_node if together else 1
-    wanted = InPlace(micro_batch=micro_batch, code=code, world_size=world_size)
-    if is_known and not is_unfinished(document, folder, wanted):
+    wanted = in_place(document, micro_batch=micro_batch, code=code, world_size=world_size)
+    if is_known and not is_unfinished(document, folder, wanted, known_ranks=ranks):
         return
     if any(find_spec(name) is None for name in ("torch", "psutil")):
         return

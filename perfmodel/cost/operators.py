@@ -4,7 +4,7 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -53,16 +53,6 @@ class Duration:
     log_error: float
     evidence: Evidence
     family: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reading:
-    """A point of a family's curve."""
-
-    ratio: float
-    """Mean time over that of the work."""
-    log_error: float
-    evidence: Evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,14 +111,20 @@ class OperatorDurations:
     def holds(self, step: TracedStep) -> bool:
         """Whether each call of a step was timed in place, of this workload or another, and its optimizer."""
         own = parameters_signature(step)
+        calls = (
+            (signature(step.operators[position]), phase.value)
+            for position, phase in step.call_counts()
+            if phase is not Phase.OPTIMIZER
+        )
         has_optimizer = any(m.parameters == own for m in self.profile.measured)
-        return has_optimizer and _calls(step) <= self._measured.keys()
+        return has_optimizer and all(call in self._measured for call in calls)
 
     def trained(self, step: TracedStep) -> MeasuredStep | None:
-        """The measurement of this very step if its model was trained."""
+        """The measurement of this very step by any name if its model was trained, on most numbers of ranks."""
         wanted = parameters_signature(step), step.micro_batch, calls_signature(step)
         trained = (m for m in self.profile.measured if m.trained_s is not None)
-        return next((m for m in trained if (m.parameters, m.micro_batch, m.calls) == wanted), None)
+        found = (m for m in trained if (m.parameters, m.micro_batch, m.calls) == wanted)
+        return max(found, key=lambda m: len(m.ddp_s), default=None)
 
     def step(self, step: TracedStep) -> dict[Phase, PhaseDuration]:
         """Forward, backward and optimizer of a step."""
@@ -176,39 +172,32 @@ class OperatorDurations:
         points = np.array([features(operator) for operator in operators])
         if points.shape[1] != len(entry.lengths):
             return [self._unknown(kind, operator) for operator in operators]
-        readings = self._readings(entry, points)
+        works_s = [work_s(work(each), entry.unit_s, least_s=entry.least_s) for each in operators]
+        ratios = self._ratios(entry, points)
         return [
-            self._from_curve(operator, entry, reading)
-            for operator, reading in zip(operators, readings, strict=True)
+            replace(ratio, time_s=max(self._floor_s(operator), each_s * ratio.time_s))
+            for operator, each_s, ratio in zip(operators, works_s, ratios, strict=True)
         ]
 
-    def _readings(self, entry: OperatorFamily, points: Samples) -> list[_Reading]:
+    def _ratios(self, entry: OperatorFamily, points: Samples) -> list[Duration]:
+        """Points of a family's curve: durations of calls whose work takes a second."""
         process = _process(entry)
         means, errors = process.predict(points)
         low, high = process.inputs.min(axis=0), process.inputs.max(axis=0)
         outside = np.abs(points - np.clip(points, low, high)).sum(axis=1)
         known = errors < _FAR_INSIDE * entry.spread
         return [
-            _Reading(
+            Duration(
                 # Durations are added up: the mean of what scatters around the curve in log.
-                ratio=math.exp(float(mean) + entry.noise**2 / 2),
+                time_s=math.exp(float(mean) + entry.noise**2 / 2),
                 log_error=math.hypot(float(error), _UNCERTAINTY_PER_EFOLD * float(beyond)),
                 evidence=Evidence.INTERPOLATED
                 if is_known and beyond < _FAR_OUTSIDE
                 else Evidence.EXTRAPOLATED,
+                family=entry.name,
             )
             for mean, error, beyond, is_known in zip(means, errors, outside, known, strict=True)
         ]
-
-    def _from_curve(self, operator: Operator, entry: OperatorFamily, reading: _Reading) -> Duration:
-        expected_s = work_s(work(operator), entry.unit_s, least_s=entry.least_s)
-        time_s = max(self._floor_s(operator), expected_s * reading.ratio)
-        return Duration(
-            time_s=time_s,
-            log_error=reading.log_error,
-            evidence=reading.evidence,
-            family=entry.name,
-        )
 
     def _floor_s(self, operator: Operator) -> Seconds:
         """What no machine with these peaks can beat. [s]"""
@@ -236,11 +225,7 @@ class OperatorDurations:
         return self._summed(durations, counts, names=[operator.name for operator, _ in calls])
 
     def _summed(
-        self,
-        durations: list[Duration],
-        counts: list[int],
-        *,
-        names: list[str],
+        self, durations: list[Duration], counts: list[int], *, names: list[str]
     ) -> PhaseDuration:
         """Members of a family err together, families on their own.
 
@@ -248,8 +233,10 @@ class OperatorDurations:
         """
         by_family: dict[str, Seconds] = defaultdict(float)
         by_evidence: dict[Evidence, Seconds] = defaultdict(float)
-        total_s = 0.0
-        for duration, count in zip(durations, counts, strict=True):
+        total_s, untimed = 0.0, set[str]()
+        for name, duration, count in zip(names, durations, counts, strict=True):
+            if duration.evidence is Evidence.ASSUMED:
+                untimed.add(name)
             total_s += count * duration.time_s
             by_family[duration.family] += count * duration.time_s * duration.log_error
             by_evidence[duration.evidence] += count * duration.time_s
@@ -262,15 +249,7 @@ class OperatorDurations:
             time_s=total_s,
             relative_error=math.hypot(own, model),
             evidence=weakest(by_evidence),
-            untimed=tuple(
-                sorted(
-                    {
-                        name
-                        for name, duration in zip(names, durations, strict=True)
-                        if duration.evidence is Evidence.ASSUMED
-                    }
-                )
-            ),
+            untimed=tuple(sorted(untimed)),
         )
 
     def optimizer(self, step: TracedStep) -> PhaseDuration:
@@ -320,25 +299,11 @@ class OperatorDurations:
                 for moved_bytes in _traffic_bytes(optimizer, sizes)
             ]
         points = np.array([optimizer_features(size, sum(sizes)) for size in sizes])
-        readings = self._readings(entry, points)
+        ratios = self._ratios(entry, points)
         return [
-            Duration(
-                time_s=reading.ratio * expected_s,
-                log_error=reading.log_error,
-                evidence=reading.evidence,
-                family=kind,
-            )
-            for expected_s, reading in zip(_updates_s(entry, sizes), readings, strict=True)
+            replace(ratio, time_s=ratio.time_s * each_s)
+            for each_s, ratio in zip(_updates_s(entry, sizes), ratios, strict=True)
         ]
-
-
-def _calls(step: TracedStep) -> set[tuple[str, str]]:
-    """Signatures and phases of what runs in the passes of a step."""
-    return {
-        (signature(step.operators[position]), phase.value)
-        for position, phase in step.call_counts()
-        if phase is not Phase.OPTIMIZER
-    }
 
 
 def _sizes_bytes(parameters: Iterable[TracedParameter]) -> list[Bytes]:

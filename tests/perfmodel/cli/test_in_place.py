@@ -45,6 +45,7 @@ class Repeated(nn.Module):
 
 def shallow(): return Repeated(2), torch.zeros(1, 6)
 def deep(): return Repeated(9), torch.zeros(1, 6)
+def renamed(): return small()
 def small(): return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), torch.zeros(1, 6)
 """
 CALL_S = 0.001
@@ -129,7 +130,7 @@ def step_of(run: Run, *arguments: object) -> tuple[float, Evidence]:
     result = run(*arguments, "--json")
     assert result.exit_code == EXIT_OK, result
     (point,) = PredictionDocument.of_text(result.stdout).points
-    return point.step_s.nominal, point.evidence["compute"]
+    return point.step_s.nominal, point.weakest_evidence
 
 
 def test_what_was_never_timed_is_timed_once(
@@ -167,6 +168,31 @@ def test_a_question_of_several_devices_trains_on_the_calibrated_ranks_as_well(
     assert [call.topology.ranks_per_node for call in launcher.calls] == [1, 2]
     added = WorkOrder.read(Path(launcher.calls[1].arguments[0])).tasks
     assert [num_ranks(task) for task in added] == [2] * 8
+
+
+def test_a_model_of_another_name_that_trained_on_one_rank_trains_under_ddp(
+    run: Run, asked: tuple[object, ...], launcher: FakeLauncher, tmp_path: Path
+) -> None:
+    step_of(run, *asked)
+    renamed = (*asked[:4], f"{tmp_path / 'own.py'}:renamed", *asked[5:-1])
+    assert step_of(run, *renamed, 1)[0] == pytest.approx(TRAINED_S)
+    assert len(launcher.calls) == 1
+    for _ in range(2):
+        assert step_of(run, *renamed, 2)[0] == pytest.approx(2 * TRAINED_S)
+        assert len(launcher.calls) == 2
+
+
+def test_ranks_that_memory_does_not_hold_do_not_train(
+    run: Run,
+    asked: tuple[object, ...],
+    launcher: FakeLauncher,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    psutil = pytest.importorskip("psutil")
+    left = psutil.virtual_memory()._replace(available=2**20)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: left)
+    assert "of memory needed, 1 MiB left" in run(*asked[:-1], 2).stderr
+    assert [call.topology.ranks_per_node for call in launcher.calls] == [1]
 
 
 def test_why_a_model_did_not_train_under_ddp_is_said_once_and_one_rank_answers(

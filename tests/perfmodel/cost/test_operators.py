@@ -229,5 +229,7 @@ def test_whether_all_calls_of_a_step_were_timed_and_its_model_trained() -> None:
         *({"micro_batch": 3}, {"parameters": "other"}, {"calls": "other"}, {"trained_s": None}),
     ]
     wrong = tuple(replace(trained, **change) for change in changes)
-    for steps, found in ((wrong, None), ((*wrong, trained), trained)):
+    renamed = replace(trained, workload="renamed", ddp_s={2: (1.0, 0.1)})
+    cases = ((wrong, None), ((*wrong, trained), trained), ((trained, renamed, trained), renamed))
+    for steps, found in cases:
         assert OperatorDurations(replace(BY_HAND, measured=steps)).trained(step) is found
