@@ -181,7 +181,7 @@ def timed_workload(
                 machine.calibrated, workload, trace=trace, memory=memory, use_measured=use_measured
             )
             found = carried_over(found, trace, rescaling)
-        found = dataclasses.replace(found, shared_log_error=rescaling.log_error, trained=())
+        found = dataclasses.replace(found, shared_log_error=rescaling.log_error)
         return TracedWorkload.of(found, trace, memory)
     if machine.device_costs is not None:
         if trace is None or isinstance(workload, str):
@@ -213,21 +213,14 @@ def timed_workload(
         raise CalibrationUnavailable(
             f"--workload: {name} needs costs of operators, but the profile holds none; calibrate again"
         )
+    from perfmodel.answer.measured import with_predicted  # noqa: PLC0415 - which asks questions itself
     from perfmodel.cost.traced import traced_profile  # noqa: PLC0415
 
     batch = None if memory is None else memory.batch
     found = traced_profile(
         machine, machine.operators, workload, trace, batch=batch, use_measured=use_measured
     )
-    return _with_predicted(machine, TracedWorkload.of(found, trace, memory))
-
-
-def _with_predicted(machine: MeasuredMachine, workload: TracedWorkload) -> TracedWorkload:
-    if all(each.world_size == 1 for each in workload.trained):
-        return workload
-    from perfmodel.answer.measured import with_predicted  # noqa: PLC0415 - few train on several ranks
-
-    return with_predicted(machine, workload)
+    return with_predicted(machine, TracedWorkload.of(found, trace, memory))
 
 
 def _difference(calibrated: Workload, given: Workload) -> str:

@@ -1,6 +1,7 @@
 """Answers about machines that were calibrated: programs, their costs in every draw, their caveats."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -35,7 +36,7 @@ from perfmodel.machine.measured import (
 )
 from perfmodel.statistics import Interval
 from perfmodel.step import Cause, Interference, StepProgram, Stream, Trace, with_waiting_host
-from perfmodel.units import Bytes, Seconds
+from perfmodel.units import Bytes
 
 # Only some questions need memory, contention or a batch law. They are imported where they are used: together
 # they would double the start of a prediction.
@@ -64,8 +65,8 @@ class Costs(NamedTuple):
     median_s: Samples
     """Shape ``(num_operations, num_draws)``. [s]"""
     durations_s: Samples
-    measured_error: float | None = None
-    """In log, if this very step was measured under DistributedDataParallel; None if not."""
+    trained: TrainedStep | None = None
+    """The training of this very layout under DistributedDataParallel, if there is one."""
 
 
 @lru_cache(maxsize=16)
@@ -97,38 +98,35 @@ def layout_costs(question: Question) -> Costs:
     model = cost_model(machine, cluster, min(question.num_draws, most))
     rate = question.loader_samples_per_s
     terms = model.terms(workload, layout, program, loader_samples_per_s=rate)
-    terms, error = _as_trained(terms, program, workload, layout)
+    terms, trained = _brought_to_training(terms, program, workload, layout)
     median_s = terms.median_durations(program)
     durations_s = slowed(program, median_s, terms.slowest)
-    return Costs(program, terms, median_s, durations_s, error)
+    return Costs(program, terms, median_s, durations_s, trained)
 
 
 def with_predicted(machine: MeasuredMachine, workload: TracedWorkload) -> TracedWorkload:
     """The workload with what the costs of its machine say of each step that was trained on several ranks."""
 
-    def predicted_s(trained: TrainedStep) -> Seconds:
+    def told(trained: TrainedStep) -> TrainedStep:
+        if trained.world_size == 1:
+            return trained
         layout = Layout(dp=trained.world_size, micro_batch=trained.micro_batch)
         bare = replace(workload, trained=())
-        return float(
-            measured_steps_s([Question(machine=machine, workload=bare, layout=layout)])[0][0]
-        )
+        costs = layout_costs(Question(machine=machine, workload=bare, layout=layout))
+        predicted_s = step_times(costs.program, costs.terms, costs.durations_s)
+        return replace(trained, predicted_s=tuple(predicted_s.tolist()))
 
-    told = (
-        trained if trained.world_size == 1 else replace(trained, predicted_s=predicted_s(trained))
-        for trained in workload.trained
-        if trained.world_size <= machine.ranks_per_node
-    )
-    return replace(workload, trained=tuple(told))
+    known = (each for each in workload.trained if each.world_size <= machine.ranks_per_node)
+    return replace(workload, trained=tuple(map(told, known)))
 
 
-def _as_trained(
+def _brought_to_training(
     terms: Terms, program: StepProgram, workload: MeasuredWorkload, layout: Layout
-) -> tuple[Terms, float | None]:
-    """Terms of a data-parallel layout, brought to the training on several ranks of the nearest micro-batch.
+) -> tuple[Terms, TrainedStep | None]:
+    """Terms of a data-parallel layout, brought to the nearest training on several ranks; that, if it is its own.
 
-    Beside them the error of the measured step, in log, if it is that of this very layout.
-
-    With T measured and P predicted of that training, and p predicted of the layout:
+    The number of ranks comes before the micro-batch. With T measured and P predicted of that training, and p predicted
+    of the layout:
 
         step = p T / P                                  on as many ranks: other batches are off by the same share
         step = p (1 + (T - P) / max(p, P))              else: as much longer, never more than that share
@@ -140,18 +138,23 @@ def _as_trained(
     is_together = layout.is_ddp and layout.synchronisation is Synchronisation.DDP
     if not known or not is_together or layout.world_size == 1:
         return terms, None
-    trained = min(known, key=lambda each: abs(math.log(each.micro_batch / layout.micro_batch)))
+
+    def distance(each: TrainedStep) -> tuple[float, float]:
+        ranks, batches = each.world_size / layout.world_size, each.micro_batch / layout.micro_batch
+        return abs(math.log(ranks)), abs(math.log(batches))
+
+    trained = min(known, key=distance)
     step_s = float(step_times(program, terms, terms.durations(program))[0])
+    predicted_s = trained.predicted_s[0]
     is_alike = layout.world_size == trained.world_size and layout.accumulation == 1
-    least_s = trained.predicted_s if is_alike else max(step_s, trained.predicted_s)
-    factor = 1 + (trained.step_s - trained.predicted_s) / least_s
-    terms = terms.times(factor)
-    is_it = layout == Layout(dp=trained.world_size, micro_batch=trained.micro_batch)
-    # A what-if, or other links, change what is predicted.
-    if not is_it or not math.isclose(step_s, trained.predicted_s):
+    least_s = predicted_s if is_alike else max(step_s, predicted_s)
+    terms = terms.times(1 + (trained.step_s - predicted_s) / least_s)
+    if layout != Layout(dp=trained.world_size, micro_batch=trained.micro_batch):
         return terms, None
-    evidence = dict.fromkeys(terms.evidence, Evidence.MEASURED)
-    return replace(terms, evidence=evidence), trained.relative_error
+    # A what-if, or other links, change what is predicted.
+    if math.isclose(step_s, predicted_s):
+        terms = replace(terms, evidence={**terms.evidence, "step": Evidence.MEASURED})
+    return terms, trained
 
 
 def measured_answer(question: Question) -> Answer:
@@ -313,6 +316,7 @@ def _of_one_run(question: Question, model: CostModel, costs: Costs, step_s: Samp
     """Draws with what parameters do not tell: one more round, and the form of the model. [s]
 
     A step on several ranks that was measured is as uncertain as its mean, and has the form of one on a single rank.
+    With T measured, P predicted of it and p of a what-if, each draw takes T p / P.
     """
     machine, workload, layout = _parts(question)
     num_draws = model.num_draws
@@ -324,7 +328,7 @@ def _of_one_run(question: Question, model: CostModel, costs: Costs, step_s: Samp
         # DDP alone exchanges once in a step, however many micro-batches it has.
         layout if layout.is_ddp else replace(layout.beside, accumulation=1),
         num_draws=num_draws,
-        is_measured=costs.measured_error is not None,
+        is_measured=costs.trained is not None,
         run_error=again.run_of(layout.world_size) / math.sqrt(question.num_repetitions),
     )
     if not layout.is_ddp:
@@ -334,9 +338,10 @@ def _of_one_run(question: Question, model: CostModel, costs: Costs, step_s: Samp
     common = np.random.default_rng(SEED).standard_normal(num_draws)
     common[0] = 0.0
     spread = again.common(machine.num_rounds, question.num_repetitions)
-    if costs.measured_error is not None:
-        deviates = model.deviates("trained on several ranks")
-        step_s = step_s[0] * np.exp(costs.measured_error * deviates)
+    if costs.trained is not None:
+        predicted_s = np.resize(costs.trained.predicted_s, num_draws)
+        errors = costs.trained.relative_error * model.deviates("trained on several ranks")
+        step_s = step_s * predicted_s[0] / predicted_s * np.exp(errors)
     return np.asarray(step_s * np.exp(spread * common) * form)
 
 
@@ -459,18 +464,20 @@ def _origin_caveats(profile: MeasuredMachine, workload: MeasuredWorkload) -> tup
         return _law_caveats(profile.device_costs, workload)
     if not workload.measured_batches:
         return f"{name} was never run: its operators are read from curves", *untimed
-    return f"{name} was not calibrated: {', '.join(measured_in_place(workload))}", *untimed
+    return f"{name} was not calibrated, but measured in place", *untimed
 
 
 def measured_in_place(workload: MeasuredWorkload) -> Iterator[str]:
     """What of a workload was measured in place, in words."""
-    trained = sorted({each.micro_batch for each in workload.trained})
-    timed = [batch for batch in workload.measured_batches if batch not in trained]
-    for words, batches in (("trained", trained), ("operators timed", timed)):
+    found: dict[str, list[int]] = defaultdict(list)
+    for each in workload.trained:
+        ranks = each.world_size
+        words = f"under DDP on {ranks} ranks" if ranks > 1 else "trained in place"
+        found[words].append(each.micro_batch)
+    timed = [n for n in workload.measured_batches if n not in found["trained in place"]]
+    for words, batches in (*found.items(), ("operators timed in place", timed)):
         if batches:
-            yield f"{words} in place at micro-batch {', '.join(map(str, batches))}"
-    for world_size in sorted({each.world_size for each in workload.trained} - {1}):
-        yield f"under DDP on {world_size} ranks as well"
+            yield f"{words} at micro-batch {', '.join(map(str, batches))}"
 
 
 def _law_caveats(costs: DeviceCosts, workload: MeasuredWorkload) -> tuple[str, ...]:

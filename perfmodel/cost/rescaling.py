@@ -35,7 +35,7 @@ from perfmodel.workload.step import SymbolicStep
 def carried_over(
     workload: MeasuredWorkload, trace: SymbolicStep, rescaling: Rescaling
 ) -> MeasuredWorkload:
-    """Curves of a workload on the device that is asked for.
+    """Curves of a workload on the device that is asked for, where nothing of it was measured.
 
         T(target) = T(source) * law(target) / law(source)        time of the device
 
@@ -62,7 +62,7 @@ def carried_over(
         )
         for each in workload.phases
     )
-    return replace(workload, phases=phases)
+    return replace(workload, phases=phases, trained=(), measured_batches=())
 
 
 def whole_steps_refused(workload: str, device: str) -> UsageError:

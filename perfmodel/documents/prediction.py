@@ -96,8 +96,8 @@ class PredictedPoint(Record):
 
     @property
     def weakest_evidence(self) -> Evidence:
-        """Of all its terms."""
-        return Evidence.weakest(self.evidence.values())
+        """Of all its terms, if the step was not measured as a whole."""
+        return Evidence.of_step(self.evidence)
 
 
 class MeasuredPoint(Record):

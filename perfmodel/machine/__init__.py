@@ -31,6 +31,11 @@ class Evidence(enum.StrEnum):
         """The weakest of some; of none, the weakest there is."""
         return max(found, key=list(cls).index, default=cls.ASSUMED)
 
+    @classmethod
+    def of_step(cls, terms: Mapping[str, "Evidence"]) -> "Evidence":
+        """That of the step as a whole, if it was measured, or else the weakest of its terms."""
+        return terms.get("step") or cls.weakest(terms.values())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:

@@ -131,8 +131,8 @@ class TrainedStep:
     micro_batch: Count
     step_s: Positive
     relative_error: RelativeError
-    predicted_s: NonNegative = 0.0
-    """What the costs of the machine say of it; 0 where nobody asked them. [s]"""
+    predicted_s: tuple[NonNegative, ...] = ()
+    """Draws of what the costs of the machine say of it, the nominal first; none where nobody asked them. [s]"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

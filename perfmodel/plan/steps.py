@@ -233,7 +233,7 @@ class MeasuredSteps(Steps):
 
     def evidence(self, count: int) -> Evidence:
         """The weakest that the step rests on."""
-        return Evidence.weakest(self.step(count).evidence.values())
+        return Evidence.of_step(self.step(count).evidence)
 
     def ends(self, count: int) -> Iterator[Ends]:
         """Assumptions about the step, and by which factors each alone moves it."""

@@ -9,7 +9,7 @@ import pytest
 from calibrate.fit.operators import fit_operators
 from perfmodel.answer import Answer
 from perfmodel.answer.answer import answer, steps_s
-from perfmodel.answer.measured import interval, measured_caveats
+from perfmodel.answer.measured import interval, measured_caveats, measured_in_place
 from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.traced import (
     INPUT_COPIES,
@@ -118,16 +118,16 @@ def test_a_trained_step_takes_as_long_as_its_training_and_scales_the_others(
 
 
 def test_a_step_that_was_trained_under_ddp_is_the_answer_and_mends_the_others(
-    machine: MeasuredMachine, durations: OperatorCosts
+    durations: OperatorCosts,
 ) -> None:
-    """T measured, P predicted of it: p T / P at other batches, at most T - P more on more ranks; no what-if is it."""
-    costs = measured(durations, 8, 0.1)
+    """T measured, P predicted of it: p T / P at other batches and in what-ifs, at most T - P more on more ranks."""
+    machine, costs = profile(Machine(world_size=4)), measured(durations, 8, 0.1)
     calls = calls_signature(traced().at(micro_batch=8))
     (step,) = costs.measured
     alone = replace(step, trained_s=1.6, relative_error=0.02, calls=calls)
     without, asked = (
         Asking(replace(machine, operators=replace(costs, measured=(each,))))
-        for each in (alone, replace(alone, ddp_s={2: 3.0, 4: 9.0}))
+        for each in (alone, replace(alone, ddp_s={2: (3.0, 0.02), 4: (9.0, 0.1)}))
     )
     workload, bare = (each.workload(WORKLOAD, traced()) for each in (asked, without))
 
@@ -138,24 +138,32 @@ def test_a_step_that_was_trained_under_ddp_is_the_answer_and_mends_the_others(
     p_s = predicted.step.nominal
     assert found.step.nominal == pytest.approx(3.0)
     assert np.log(found.step_s[1:]).std() == pytest.approx(0.02, rel=0.1)
-    assert {*found.evidence.values()} == {Evidence.MEASURED}
+    assert Evidence.of_step(found.evidence) is Evidence.MEASURED
+    assert (
+        found.evidence["compute"] is Evidence.INTERPOLATED
+    )  # what of it computes, nobody measured
     assert sum(found.breakdown_s.values()) == pytest.approx(3.0)
     assert steps_s([found.question])[0] == pytest.approx(found.step_s)
-    assert (
-        "trained in place at micro-batch 8, under DDP on 2 ranks as well"
-        in (measured_caveats(found.question, {found.layout: found.evidence})[-1])
-    )
+    assert [*measured_in_place(workload)] == [
+        "trained in place at micro-batch 8",
+        "under DDP on 2 ranks at micro-batch 8",
+        "under DDP on 4 ranks at micro-batch 8",
+    ]
     one, before = steps(EIGHT)
     assert one.step_s == pytest.approx(before.step_s)
     other, before = steps(Layout(dp=2, micro_batch=16))
     assert other.step.nominal / before.step.nominal == pytest.approx(3.0 / p_s)
     assert other.evidence == before.evidence
-    more, before = steps(Layout(dp=4, micro_batch=8))
-    assert more.step.nominal - before.step.nominal == pytest.approx(3.0 - p_s)
-    slower = replace(
-        found.question, machine=asked.profile.with_links(lambda c: slower_messages(c, 2.0))
-    )
-    assert Evidence.INTERPOLATED in answer(slower).evidence.values()
+    four, of_four = steps(Layout(dp=4, micro_batch=8))
+    assert four.step.nominal == pytest.approx(9.0)
+    assert np.log(four.step_s[1:]).std() == pytest.approx(0.1, rel=0.1)
+    more, before = steps(Layout(dp=8, micro_batch=8))
+    longer_s = more.step.nominal - before.step.nominal
+    assert longer_s == pytest.approx(9.0 - of_four.step.nominal)
+    slower = asked.profile.with_links(lambda c: slower_messages(c, 2.0))
+    changed = answer(replace(found.question, machine=slower))
+    assert Evidence.of_step(changed.evidence) is not Evidence.MEASURED
+    assert np.log(changed.step_s / found.step_s).std() < 1e-3
 
 
 def slower_messages(entry: CollectiveProfile, factor: float) -> CollectiveProfile:
