@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -77,6 +78,16 @@ class Ranks:
         """
         if self.store.add(f"{task.name}/too large", 1) == 1:
             append_line(output, failure_of(task, one_line_of(error)).model_dump_json())
+
+    def first_reason(self, task: Task, reason: str) -> str:
+        """Why a task of several ranks failed: one that only lost another rank asks what that says."""
+        key = f"{task.name}/reason"
+        if "gloo/transport" not in reason:
+            self.store.set(key, reason)
+        with suppress(RuntimeError):  # all of them lost one
+            self.store.wait([key], dt.timedelta(seconds=5))
+            return str(self.store.get(key), encoding="utf-8")
+        return "another rank was gone"
 
     def meet(self, name: str) -> None:
         """Wait until all ranks have come to this point."""

@@ -74,7 +74,7 @@ def _carried_out(
         reason = one_line_of(error)
     # A replay takes other memory than the step that it repeats: it tells nothing of that.
     if is_replay and num_ranks(task) > 1:
-        reason = f"under DDP: {'another rank was gone' if 'gloo/transport' in reason else reason}"
+        reason = f"under DDP: {ranks.first_reason(task, reason)}"
     elif is_replay:
         reason = f"replay: {reason}"
     failed = failure_of(task, reason)
@@ -83,7 +83,7 @@ def _carried_out(
 
 
 def _alone(ranks: Ranks) -> tuple[CarryOut, Callable[[], None]]:
-    """Each task in new processes; nothing is left of one that fails. Ranks that waited for each other do not again."""
+    """Each task in new processes; nothing is left of one that fails. What took too long is not trained again."""
     hung: set[str] = set()
 
     def observe(task: Task) -> str:
@@ -94,13 +94,14 @@ def _alone(ranks: Ranks) -> tuple[CarryOut, Callable[[], None]]:
         act = partial(observe, task)
         if not isinstance(task, ReplayTask) or task.world_size == 1:
             return ranks.carry_out(act)
+        said = f"training took longer than {_LONGEST_S:g} s; ranks may wait for each other"
         if task.workload in hung:
-            raise TimeoutError("ranks waited for each other in an earlier round")
+            raise TimeoutError(f"{said} (in an earlier round)")
         try:
             return ranks.carry_out(act, within_s=_LONGEST_S)
         except TimeoutError:
             hung.add(task.workload)
-            raise
+            raise TimeoutError(said) from None
 
     return carry_out, lambda: None
 

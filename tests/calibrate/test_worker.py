@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from calibrate import ranks as module
 from calibrate.ranks import Ranks, join
 from calibrate.task import CollectiveTask, ReplayTask, StepTask, Task, WorkOrder, num_ranks
-from calibrate.worker import _carried_out
+from calibrate.worker import _alone, _carried_out
 from perfmodel.documents.observation import FailedObservation, read_observations
 from perfmodel.layout import RunSetting, Synchronisation
 
@@ -34,12 +36,17 @@ STICKY = RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
 def carried_out(
-    task: Task, error: Exception, folder: Path, *, clear: Callable[[], None] = lambda: None
+    task: Task,
+    error: Exception,
+    folder: Path,
+    *,
+    clear: Callable[[], None] = lambda: None,
+    ranks: Ranks | None = None,
 ) -> FailedObservation:
     def fails(_task: Task) -> str:
         raise error
 
-    ranks = Ranks(rank=0, world_size=2, store=HashStore())
+    ranks = ranks or Ranks(rank=0, world_size=2, store=HashStore())
     text = _carried_out(fails, clear, task, ranks, folder / "observations.jsonl")
     return FailedObservation.model_validate_json(text)
 
@@ -95,6 +102,40 @@ def test_a_replay_that_fails_is_told_unless_the_device_is_poisoned(tmp_path: Pat
         carried_out(REPLAY, STICKY, tmp_path, clear=poisoned)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         carried_out(STEP, STICKY, tmp_path)
+
+
+def test_a_rank_that_lost_another_one_says_why_that_failed_if_it_tells(tmp_path: Path) -> None:
+    def lost(*_: object) -> None:
+        raise RuntimeError("timed out")
+
+    together, gone = REPLAY.model_copy(update={"world_size": 2}), RuntimeError("gloo/transport/tcp")
+    ranks = Ranks(rank=0, world_size=2, store=HashStore())
+    for error in (ValueError("diverged"), gone):
+        found = carried_out(together, error, tmp_path, ranks=ranks)
+        assert found.reason == "under DDP: ValueError: diverged"
+    silent: Any = SimpleNamespace(wait=lost)
+    found = carried_out(together, gone, tmp_path, ranks=replace(ranks, store=silent))
+    assert found.reason == "under DDP: another rank was gone"
+
+
+def test_a_model_whose_ranks_take_too_long_is_not_trained_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits_s: list[float | None] = []
+
+    def never(_ranks: Ranks, _act: object, *, within_s: float | None = None) -> str:
+        limits_s.append(within_s)
+        raise TimeoutError
+
+    monkeypatch.setattr(Ranks, "carry_out", never)
+    carry_out, _ = _alone(Ranks(rank=0, world_size=2, store=HashStore()))
+    together = REPLAY.model_copy(update={"world_size": 2})
+    other = together.model_copy(update={"workload": "other"})
+    ends = "ranks may wait for each other"
+    for task, end in ((together, ends), (together, "earlier round[)]"), (other, ends)):
+        with pytest.raises(TimeoutError, match=f"longer than 60 s.*{end}$"):
+            carry_out(task)
+    assert limits_s == [60, 60]
 
 
 @pytest.mark.parametrize(("kind", "backend"), [("cpu", "gloo"), ("cuda", "cpu:gloo,cuda:nccl")])
