@@ -229,11 +229,11 @@ def step_seconds(batch: StepBatch, logs: FloatArray, *, with_slope: bool = False
             slope += np.bincount(at, batch.count * seconds, slope.size).reshape(slope.shape)
         slope *= (share / whole_s)[:, np.newaxis]
         waiting = ((1 - share) / wait_s)[:, np.newaxis]
-        backward_s, update_s = host_s[:, 1:2], host_s[:, 2:3]
+        itself_s = _itself_s(logs)
+        backward_s, update_s = host_s[:, 1:2], host_s[:, 2:3] - itself_s
         slope[:, POSITION["host_s"]] = (waiting * wait_s[:, np.newaxis])[:, 0]
         slope[:, POSITION["host backward"]] = (waiting * backward_s)[:, 0]
         slope[:, POSITION["host update"]] = (waiting * update_s)[:, 0]
-        itself_s = math.exp(logs[POSITION["host_s"]] + logs[POSITION["host step"]])
         slope[:, POSITION["host step"]] = (waiting * itself_s)[:, 0]
         # log step = log device - log(share) / q;  d/dq with share = device^q / (device^q + host^q)
         ratio = np.log(wait_s / whole_s)
@@ -257,11 +257,15 @@ def _cube(values: FloatArray) -> FloatArray:
 
 
 def _host_s(batch: StepBatch, logs: FloatArray) -> FloatArray:
-    """Launches of forward, backward and updates. [s]"""
+    """Launches of forward, backward and updates, which come once a step, as what it takes by itself does. [s]"""
     factors = np.array([0.0, logs[POSITION["host backward"]], logs[POSITION["host update"]]])
-    launches = batch.launches + np.array([math.exp(logs[POSITION["host step"]]), 0.0, 0.0])
-    host_s: FloatArray = launches * np.exp(logs[POSITION["host_s"]] + factors)
+    host_s: FloatArray = batch.launches * np.exp(logs[POSITION["host_s"]] + factors)
+    host_s[:, 2] += _itself_s(logs)
     return host_s
+
+
+def _itself_s(logs: FloatArray) -> float:
+    return math.exp(logs[POSITION["host_s"]] + logs[POSITION["host step"]])
 
 
 def log_constants(

@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 from calibrate.step_fit import DeviceFit, first_priors, prior_over
+from perfmodel.cost.machine import CostModel
 from perfmodel.cost.step_curves import UNSEEN_MODE_ERROR, by_law, for_version, workload_by_law
 from perfmodel.cost.step_law import (
     CONSTANTS,
@@ -19,8 +20,11 @@ from perfmodel.cost.step_law import (
 )
 from perfmodel.cost.step_work import StepWork, step_work
 from perfmodel.errors import UsageError
+from perfmodel.layout import Layout
 from perfmodel.machine.measured import DeviceCosts, LeftOutError
 from perfmodel.statistics import heavy_tailed_quantiles
+from perfmodel.step import Stream
+from perfmodel.step.compile import compile_step
 from perfmodel.workload import Phase
 from tests.existing import existing
 from tests.perfmodel.cost.test_step_work import backward, convolution, families, step_of, work_of
@@ -245,13 +249,31 @@ def test_the_host_takes_a_step_launches_views_in_part_and_updates_by_lists() -> 
     batch = StepBatch.of([step_work(step), step_work(lists)], SHEET)
     found = step_seconds(batch, logs).host_s
     assert found == pytest.approx(
-        np.array([[1.5e-3, 2e-3 * 0.3, 5e-3], [1.5e-3, 2e-3 * 0.3, 5e-3 * 1.01]])
+        np.array([[1e-3, 2e-3 * 0.3, 5.5e-3], [1e-3, 2e-3 * 0.3, 5e-3 * 1.01 + 5e-4]])
     )
     # Machines that were made before this constant hold none of it.
     before = {name: value for name, value in constants.items() if name != "host step"}
     [old, _] = by_law(replace(COSTS, constants=before), [step_work(step)] * 2)[0].host_s
     assert old == pytest.approx(np.array([1e-3, 2e-3 * 0.3, 5e-3]))
     assert families(step_work(step)) == ["pointwise", "optimizer"]
+
+
+@pytest.mark.parametrize("accumulation", [1, 3, 100])
+def test_what_a_step_takes_of_the_host_by_itself_comes_once_in_all_micro_batches(
+    accumulation: int,
+) -> None:
+    """100 launches more than a step that takes none."""
+    layout = Layout(micro_batch=4, accumulation=accumulation)
+    host_s = []
+    for launches in (1e-9, 100.0):
+        costs = replace(COSTS, constants=COSTS.constants | {"host step": launches})
+        machine = replace(profile(Machine()), device_costs=costs)
+        workload = workload_by_law(costs, WORKLOAD, traced())
+        program = compile_step(workload.workload, layout, asynchronous=True)
+        terms = CostModel(machine, num_draws=2, seed=0).terms(workload, layout, program)
+        of_host = list(program.on_stream(Stream.HOST))
+        host_s.append(terms.durations(program)[of_host, 0].sum())
+    assert host_s[1] - host_s[0] == pytest.approx(100 * costs.constants["host_s"])
 
 
 def test_calls_of_a_phase_add_up() -> None:
