@@ -19,6 +19,7 @@ from perfmodel.cost.machine import (
     families,
     form_factors,
     model_form,
+    phases_under,
     step_program,
 )
 from perfmodel.cost.network import groups
@@ -359,7 +360,7 @@ def crowding(question: Question, trace: Trace) -> float:
         return 1.0
     by_processors = library_of(machine.backend).by_processors
     busy_on = {Stream.COMPUTE, *(_EXCHANGES if by_processors else ())}
-    ranks = layout.world_size // layout.pp
+    ranks = phases_under(workload, layout).world_size
     slowdowns = [
         contention(workload, layout.micro_batch, ranks * stages, than=ranks)
         for stages in range(1, layout.pp + 1)

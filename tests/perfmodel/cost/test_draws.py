@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from perfmodel.answer import Question
+from perfmodel.answer.measured import crowding
 from perfmodel.cost.machine import (
     CostModel,
     contention,
@@ -17,6 +19,7 @@ from perfmodel.cost.machine import (
     phases_under,
     step_program,
 )
+from perfmodel.engine import algebra
 from perfmodel.layout import Layout, RunSetting, parse_layout
 from perfmodel.machine import Cluster, Evidence, Tier
 from perfmodel.machine.measured import (
@@ -29,7 +32,7 @@ from perfmodel.machine.measured import (
     StepNoise,
 )
 from perfmodel.statistics import FloatArray
-from perfmodel.step import Cause
+from perfmodel.step import Cause, Operation, StepProgram, Stream
 from tests.existing import existing
 from tests.perfmodel.cost.test_step_law import COSTS
 from tests.perfmodel.profiles import Machine, profile, slowed
@@ -149,6 +152,22 @@ def test_ranks_beside_each_other_take_longer_as_both_passes_did() -> None:
     assert [point.at for point in phases_at(workload, 3).backward] == [4, 16, 64]
     for text, like in (("tp=3", 4), ("tp=3 pp=2", 4), ("tp=2", 2), ("fsdp=3", 3), ("tp=6", 4)):
         assert phases_under(workload, parse_layout(text)) == phases_at(workload, like)
+
+
+@pytest.mark.parametrize(
+    ("text", "factor"), [("tp=3 pp=2", 1.0), ("tp=2 pp=2", 2.0), ("dp=3 pp=2", 3 / 2.25)]
+)
+def test_a_stage_beside_another_is_slowed_by_what_its_own_ranks_do_not_tell(
+    text: str, factor: float
+) -> None:
+    """Three ranks that share matrices take as long as four, the most that were measured."""
+    machine = profile(Machine())
+    alone = heavy(machine).phases[0]
+    workload = replace(heavy(machine), phases=(alone, slowed(alone, 2, 1.5), slowed(alone, 4, 3.0)))
+    passes = (Operation("pass", Stream.COMPUTE, Cause.FORWARD, stage=stage) for stage in (0, 1))
+    trace = algebra.trace(StepProgram(tuple(passes)), np.ones(2))
+    question = Question(machine=machine, workload=workload, layout=parse_layout(text))
+    assert crowding(question, trace) == pytest.approx(factor)
 
 
 def test_dips_of_curves_are_noise() -> None:
