@@ -282,8 +282,10 @@ def _likely_pattern(lines: Sequence[str]) -> str:
     columns = lines[0].split(",") if lines else []
     for group, key, _ in _GUESSED if len(columns) > 1 else ():
         for place, name in enumerate(columns):
-            if key and re.fullmatch(key, name.strip(' "\r'), re.IGNORECASE):
-                return f"'regex:^(?:[^,]*,){{{place}}}\"?(?P<{group}>[0-9.]+)', which reads the column {name}"
+            bare = name.strip(' "\r').casefold()
+            # A column "time" is that of a clock, or since the start.
+            if key and re.fullmatch(key, bare, re.IGNORECASE) and not bare.startswith("time"):
+                return f"'regex:^(?:[^,]*,){{{place}}}\"?(?P<{group}>[0-9.eE+-]+)', which reads the column {name}"
     found: Counter[tuple[str, str, str]] = Counter()
     for line in lines[:_MOST_SOUGHT]:
         for group, key, unit in _GUESSED:

@@ -12,6 +12,7 @@ from perfmodel.documents import training_logs
 from perfmodel.documents.observed import Logged, Unit, read_observed
 from perfmodel.documents.training_logs import read_log
 from perfmodel.errors import InvalidDocument, UsageError
+from tests.existing import existing
 
 
 @pytest.mark.parametrize(
@@ -311,7 +312,8 @@ def test_a_pasted_log_of_three_lines_is_enough(
         ),
         ("eta: 3:20:13 time: {} data_time: 0.0086", "'regex:time: (?P<s>[0-9.]+)'"),
         ("Train: 0 Time: {}s, 820.51/s LR: 1e-3", "'regex:(?P<s>[0-9.]+)s'"),
-        ("step,step_time_s\n7,{}", "'regex:^(?:[^,]*,){1}\"?(?P<s>[0-9.]+)'"),
+        ("step,step_time_s\n7,{}", "'regex:^(?:[^,]*,){1}\"?(?P<s>[0-9.eE+-]+)'"),
+        ("time,iter_time\n90.5,{:e}", "'regex:^(?:[^,]*,){1}\"?(?P<s>[0-9.eE+-]+)'"),
     ],
 )
 def test_lines_of_no_trainer_are_told_with_a_pattern_that_reads_them(
@@ -320,7 +322,8 @@ def test_lines_of_no_trainer_are_told_with_a_pattern_that_reads_them(
     text = "\n".join(line.format(0.21 + i / 1000) for i in range(20))
     with pytest.raises(InvalidDocument, match=re.escape(f"such as {pattern}, which")):
         read(tmp_path, text)
-    assert read(tmp_path, text, pattern.strip("'"))[0].value is not None
+    value = existing(read(tmp_path, text, pattern.strip("'"))[0].value)
+    assert min(abs(value / near - 1) for near in (0.22, 0.22e-3)) < 0.02
 
 
 def test_a_second_epoch_is_the_same_run(tmp_path: Path) -> None:
