@@ -109,12 +109,14 @@ def is_workload_file(text: str) -> bool:
     return text.endswith(".json") and not is_model_config(Path(text))
 
 
-def workload_of(machine: MeasuredMachine, name: str) -> str | WorkloadDocument:
+def workload_of(
+    machine: MeasuredMachine, name: str, *, where: str = "MODEL"
+) -> str | WorkloadDocument:
     """A workload that a machine knows by name; else the document of a file, or of the trace of a model."""
     if is_workload_file(name):
         return WorkloadDocument.read(Path(name))
     if name.endswith(".json") or is_model(name) or machine.device_costs is not None:
-        return document_for(machine, name)
+        return document_for(machine, name, where=where)
     return name
 
 
@@ -125,7 +127,7 @@ def read_workload(text: str, method: StepMethod = USUAL_METHOD) -> WorkloadDocum
     return traced_document(text, method, micro_batch=_FEWEST_SAMPLES)
 
 
-def traced_document(
+def traced_document(  # noqa: PLR0913 - one parameter per part of a step
     model: str,
     method: StepMethod,
     *,
@@ -133,18 +135,20 @@ def traced_document(
     image_size: int | None = None,
     sequence_length: int | None = None,
     as_on_cuda: bool = False,
+    where: str = "MODEL",
 ) -> WorkloadDocument:
     """The workload file of a model; ``UsageError`` without torch, or if the model is none that can be traced.
 
     ``micro_batch``: default: the batch that comes with the model, else 8 samples.
     The compiler stays out where that works; the code of a factory may ask for it.
     ``as_on_cuda``: By CUDA's rules of autocast and its optimizers, though tensors are on the processor.
+    ``where``: The argument, or the key of a file, that gave the name; errors begin with it.
     """
     if model in TRANSFORMERS:
         raise UsageError(
-            f"MODEL: {model} is known by its shape alone; predict --model {model} --layout fsdp=8 takes it"
+            f"{where}: {model} is known by its shape alone; predict --model {model} --layout fsdp=8 takes it"
         )
-    refuse_without_torch(f"MODEL: {model}")
+    refuse_without_torch(f"{where}: {model}")
 
     def trace() -> "TracedModel":
         # These import torch, which must not find the compiler.
@@ -155,9 +159,8 @@ def traced_document(
 
         size = SampleSize(image_size=image_size, sequence_length=sequence_length)
         casts = AsOnCuda(method.precision) if as_on_cuda else None
-        return trace_model(
-            find_source(model, size), method, micro_batch=micro_batch, beside=True, casts=casts
-        )
+        source = find_source(model, size, option=where)
+        return trace_model(source, method, micro_batch=micro_batch, beside=True, casts=casts)
 
     # What a user's code prints is no part of the answer.
     with collector_paused(), redirect_stdout(sys.stderr):
@@ -167,7 +170,7 @@ def traced_document(
         return document_of(trace())
 
 
-def document_for(machine: MeasuredMachine, model: str) -> WorkloadDocument:
+def document_for(machine: MeasuredMachine, model: str, *, where: str = "MODEL") -> WorkloadDocument:
     """The trace of a model as the kind of device of a machine runs it, in the precision it is known in."""
     costs = machine.device_costs
     precision = "fp32" if costs is None or costs.usual_precision == "fp32" else "fp16"
@@ -184,7 +187,7 @@ def document_for(machine: MeasuredMachine, model: str) -> WorkloadDocument:
     method = replace(
         USUAL_METHOD, precision=precision, device_kind="cpu" if as_on_cuda else machine.traced_kind
     )
-    document = traced_document(model, method, as_on_cuda=as_on_cuda)
+    document = traced_document(model, method, as_on_cuda=as_on_cuda, where=where)
     caveats = (*document.trace.caveats, _METHOD.format(precision=_IN_WORDS[precision]))
     return document.model_copy(update={"trace": replace(document.trace, caveats=caveats)})
 

@@ -436,5 +436,5 @@ def question_of(machine: AnyMachine, workload: AnyWorkload, **more: Any) -> Ques
         raise UsageError(f"workload: must be traced, got a {kind}; pm.trace(model, batch) does")
     found = opened(machine)
     if not isinstance(workload, WorkloadDocument):
-        workload = workload_of(found, os.fspath(workload))
+        workload = workload_of(found, os.fspath(workload), where="workload")
     return open_question(found, workload, **more)

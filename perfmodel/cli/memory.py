@@ -126,6 +126,7 @@ def _document(
                 micro_batch=given["micro_batch"],
                 sequence_length=given["sequence_length"],
                 as_on_cuda=as_on_cuda,
+                where="--workload",
             )
 
     document = traced(method)

@@ -201,7 +201,7 @@ def _open_workload(context: typer.Context) -> None:
         from perfmodel.models import is_workload_file, workload_of  # calibrated ones need no traces
 
         with working("trace"):
-            given["workload"] = workload_of(machine, name)
+            given["workload"] = workload_of(machine, name, where="--workload")
         context.meta[_CODE] = None if is_workload_file(name) else name
 
 

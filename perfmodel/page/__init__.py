@@ -211,7 +211,9 @@ def read_machines(
         if profile.device_costs is not None:
             precision = profile.device_costs.usual_precision
             if precision not in traces:
-                traces[precision] = [(text, document_for(profile, text)) for text in to_trace]
+                traces[precision] = [
+                    (text, document_for(profile, text, where="--workload")) for text in to_trace
+                ]
             traced = traces[precision]
         offered = {
             entry.workload.name: OfferedWorkload(entry=entry, typed=entry.workload.name)

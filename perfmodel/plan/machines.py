@@ -181,7 +181,7 @@ def read_sources(plan: PlanFile, path: Path) -> tuple[PlanFile, Sources]:
     for machine in profiles.values() if workload is None else ():
         # The first that holds no workloads traces the model; all such machines run the same.
         if isinstance(machine, MeasuredMachine) and machine.device_costs is not None:
-            workload = document_for(machine, work.name)
+            workload = document_for(machine, work.name, where="work.workload")
             break
     return found, Sources(
         profiles=profiles,
