@@ -19,11 +19,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 #: Markers of what takes longest: it comes first, or one worker would still be at it when all others
 #: have finished.
 _LONG: Final = ("real", "netns", "browser", "long")
-#: Files that start ranks of their own: one after another on one worker.
+#: Files, or tests of files, that start ranks of their own: one after another on one worker.
 WITH_RANKS: Final = frozenset(
     {
         "tests/calibrate/test_real_calibration.py",
-        "tests/perfmodel/plan/test_acceptance.py",
+        "tests/perfmodel/plan/test_acceptance.py::test_ranks_of_a_loop_say_which_of_them_is_slow",
         "tests/validate/testbed/test_netns.py",
     }
 )
@@ -71,7 +71,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadScopeScheduling):  # type: ignore[misc] # the plugin brings no types
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return "ranks" if file in WITH_RANKS else nodeid if file in _SPLIT else file
+            if WITH_RANKS & {file, nodeid}:
+                return "ranks"
+            return nodeid if file in _SPLIT else file
 
     return ByFile(config, log)
 

@@ -89,6 +89,10 @@ def test_tables_fit_80_columns_without_breaking_a_cell() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_markup_in_a_name_is_shown_and_not_obeyed() -> None:
+    assert "[red]net[/]" in shown(prediction_table(plain_prediction(workload="[red]net[/]")))
+
+
 def test_summary_says_what_went_wrong_beside_the_noise_floor() -> None:
     lines = list(summary_lines(plain_validation(passed=False)))
     assert lines[0] == "FAILED: 1 of 2 gates missed (coverage)"

@@ -216,6 +216,15 @@ def test_a_faster_uplink_is_what_its_file_would_say(tmp_path: Path) -> None:
     assert same.point.step_s == slow.point.step_s
 
 
+def test_a_faster_line_is_never_slower() -> None:
+    machine = profile(Machine(s_per_byte=1e-11, latency_s=1e-5))
+    rates = [{"cluster.bandwidth": f"wan:{rate}Gb/s"} for rate in (0.1, 1, 10, 100, 400, 800)]
+    _, *found = pm.whatif(machine, "heavy", *rates, devices=64, cluster=DATA_CENTRES).scenarios
+    steps_s = [entry.point.step_s.nominal for entry in found]
+    assert steps_s == sorted(steps_s, reverse=True)
+    assert steps_s[0] > 2 * steps_s[-1]
+
+
 def test_a_link_of_the_catalogue_carries_its_share_and_says_so() -> None:
     """400 GbE is 50 GB/s by its name."""
     base = scenario(Machine())
