@@ -19,7 +19,8 @@ from calibrate.summary import Repetition, calibrated_setting, typical
 from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.measured import measured_steps_s, step_times
 from perfmodel.cost.collectives import library_of
-from perfmodel.cost.machine import PIPELINE, CostModel, contention, families
+from perfmodel.cost.machine import PIPELINE, CostModel, families
+from perfmodel.cost.phases import contention
 from perfmodel.cost.traced import issued
 from perfmodel.documents.observation import (
     PHASES,

@@ -15,14 +15,13 @@ from perfmodel.cost.collectives import library_of
 from perfmodel.cost.machine import (
     SEED,
     CostModel,
-    contention,
     families,
     form_factors,
     model_form,
-    phases_under,
     step_program,
 )
 from perfmodel.cost.network import groups
+from perfmodel.cost.phases import contention, phases_under
 from perfmodel.documents import QUIET, age_notes, seals
 from perfmodel.engine import algebra
 from perfmodel.errors import CalibrationUnavailable, NotFeasible

@@ -1,13 +1,12 @@
 """From a profile to the terms of any layout, with draws that carry the profile's uncertainty."""
 
 import copy
-import itertools
 import math
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -15,12 +14,12 @@ from perfmodel.cost import CollectiveTime, CurveDraws, Samples, Terms, deviates
 from perfmodel.cost.accumulation import KERNEL_ERROR, additions, calls_of_additions
 from perfmodel.cost.collectives import library_of
 from perfmodel.cost.network import KINDS, Network, groups
+from perfmodel.cost.phases import contention, phases_at, phases_under
 from perfmodel.errors import CalibrationUnavailable
 from perfmodel.layout import Layout, RunSetting, Synchronisation
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import (
     HEAVY_TAILED_90,
-    PHASE_CURVES,
     CurvePoint,
     DdpCosts,
     LayoutCost,
@@ -32,7 +31,7 @@ from perfmodel.statistics import heavy_tailed_quantiles, slowest_pace
 from perfmodel.step import Cause, StepProgram
 from perfmodel.step.compile import compile_step
 from perfmodel.step.stages import gradient_buckets
-from perfmodel.units import Bytes, Seconds
+from perfmodel.units import Bytes
 
 if TYPE_CHECKING:
     from perfmodel.machine import Cluster
@@ -58,87 +57,6 @@ _COMMUNICATION: Final = {
 _UNCERTAINTY_PER_HALVING: Final = 0.05
 #: The same of each family of parallelism that was never run on this machine: a prior.
 _UNJUDGED: Final = 0.05
-
-
-def phases_at(workload: MeasuredWorkload, world_size: int) -> PhaseCurves:
-    """Curves between the measured world sizes, which processors share; a full node beyond the largest."""
-    ordered = sorted(workload.phases, key=lambda phases: phases.world_size)
-    low = [p for p in ordered if p.world_size <= world_size][-1]
-    high = next((p for p in ordered if p.world_size >= world_size), low)
-    if low.world_size == high.world_size:
-        return _without_dips(low)
-    weight = (world_size - low.world_size) / (high.world_size - low.world_size)
-
-    def between(name: str) -> tuple[CurvePoint, ...]:
-        known = {point.at: point.time_s for point in getattr(low, name)}
-        return tuple(
-            replace(p, time_s=known.get(p.at, p.time_s) * (1 - weight) + p.time_s * weight)
-            for p in getattr(high, name)
-        )
-
-    found = {name: between(name) for name in PHASE_CURVES}
-    return _without_dips(PhaseCurves(world_size=world_size, **found))
-
-
-def phases_under(workload: MeasuredWorkload, layout: Layout) -> PhaseCurves:
-    """Curves of the ranks that compute together under a layout.
-
-    Ranks that share matrices wait for each other after every product. So three on two processors work one after
-    another, as four do: between measured numbers they take as long as the larger.
-    """
-    ranks = layout.beside.world_size
-    if layout.tp > 1:
-        ranks = min((p.world_size for p in workload.phases if p.world_size >= ranks), default=ranks)
-    return phases_at(workload, ranks)
-
-
-def contention(workload: MeasuredWorkload, micro_batch: int, ranks: int, *, than: int) -> float:
-    """Duration of compute with ``ranks`` ranks at work beside each other, over that with ``than`` of them.
-
-    Above 1 where ranks share processors or a path to memory; what a library works out on the processors is
-    slowed alike.
-    """
-
-    def pass_s(world_size: int) -> Seconds:
-        phases = phases_at(workload, world_size)
-        passes = zip(phases.forward, phases.backward, strict=True)
-        nearest = min(passes, key=lambda pair: abs(math.log(pair[0].at / micro_batch)))
-        return sum(point.time_s for point in nearest)
-
-    return pass_s(ranks) / (pass_s(than) or 1.0)
-
-
-def _without_dips(phases: PhaseCurves) -> PhaseCurves:
-    """Curves in which more samples never take less time: dips are noise.
-
-    The backward pass, which exchanges may hide, rises by itself; all that nothing hides, together.
-    """
-    names = ("input", "forward", "backward", "optimizer")
-    curves = {name: sorted(getattr(phases, name), key=lambda point: point.at) for name in names}
-    if len({tuple(point.at for point in curve) for curve in curves.values()}) > 1:
-        return phases
-    bare = [curves[name] for name in ("forward", "optimizer", "input")]
-    bare_s = [sum(point.time_s for point in points) for points in zip(*bare, strict=True)]
-    missing_s = {
-        "forward": _to_rise(bare_s),
-        "backward": _to_rise([point.time_s for point in curves["backward"]]),
-    }
-    if not any(any(more_s) for more_s in missing_s.values()):
-        return phases
-    filled: dict[str, Any] = {
-        name: tuple(
-            replace(point, time_s=point.time_s + more_s)
-            for point, more_s in zip(curves[name], of_phase_s, strict=True)
-        )
-        for name, of_phase_s in missing_s.items()
-    }
-    return replace(phases, **filled)
-
-
-def _to_rise(time_s: Sequence[Seconds]) -> list[Seconds]:
-    """What each time lacks to the longest one before it. [s]"""
-    highest = itertools.accumulate(time_s, max)
-    return [high_s - each_s for high_s, each_s in zip(highest, time_s, strict=True)]
 
 
 def noise_weights(

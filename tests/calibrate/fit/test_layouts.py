@@ -10,7 +10,7 @@ import pytest
 from calibrate.fit.ddp import _run_variance, fit_layouts
 from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.measured import measured_steps_s
-from perfmodel.cost.machine import contention
+from perfmodel.cost.phases import contention
 from perfmodel.documents.observation import LayoutObservation, StackSpec
 from perfmodel.layout import parse_layout
 from perfmodel.machine.measured import LayoutCost, MeasuredMachine

@@ -9,16 +9,14 @@ from perfmodel.answer import Question
 from perfmodel.answer.measured import crowding
 from perfmodel.cost.machine import (
     CostModel,
-    contention,
     families,
     form_factors,
     layout_cost,
     model_form,
     noise_weights,
-    phases_at,
-    phases_under,
     step_program,
 )
+from perfmodel.cost.phases import contention, phases_at, phases_under
 from perfmodel.engine import algebra
 from perfmodel.layout import Layout, RunSetting, parse_layout
 from perfmodel.machine import Cluster, Evidence, Tier
