@@ -168,6 +168,7 @@ def _measured_step(
         for ranks, entries in by_ranks.items()
         if (times_s := [entry.trained_s for entry in entries if entry.trained_s is not None])
     }
+    issued_s = [entry.issued_s for entry in group if entry.issued_s is not None]
     totals_s = {phase: replayed_s(group, phase) for phase in _PHASES}
     times: dict[tuple[str, Phase], list[Seconds]] = defaultdict(list)
     counts: dict[tuple[str, Phase], int] = {}
@@ -196,6 +197,7 @@ def _measured_step(
         optimizer_s=totals_s["optimizer"],
         relative_error=errors[1],
         trained_s=trained_s.pop(1, None),
+        issued_s=typical(issued_s) if issued_s else None,
         ddp_s={ranks: (time_s, errors[ranks]) for ranks, time_s in trained_s.items()},
         calls=group[-1].calls,
     )

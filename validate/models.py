@@ -78,7 +78,7 @@ class ModelsBudget:
     """Of every run, each in processes of its own."""
     repetition_s: Seconds
     replay_rounds: int
-    """Rounds in which every model is measured in place: trained, but on a GPU, and timed operator by operator."""
+    """Rounds in which every model is measured in place: trained, and timed operator by operator."""
     replay_s: Seconds
 
     @classmethod
@@ -182,7 +182,7 @@ def validate_models(
     ranks = [
         here.topology.world_size if at < budget.num_parallel else 1 for at in range(len(traced))
     ]
-    # A whole step on a GPU does not tell whether the device waits for its host.
+    # What DDP adds to GPUs is measured by the calibration alone.
     trained = ranks if here.device_kind == "cpu" else [1] * len(traced)
     plan = {"stage": "validate models, in place", "seed": seed, "budget": request.budget}
     timed = measure(

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from calibrate.device import Clock
 from calibrate.probes import Session, repeats_within
-from calibrate.probes.training import host_steps, trained_s
+from calibrate.probes.training import host_steps, trained
 from calibrate.ranks import one_line_of
 from calibrate.replays import Dataflow, linked
 from calibrate.task import ModelTask, ReplayTask, TraceTask
@@ -457,14 +457,17 @@ def measure_replay(session: Session, task: ReplayTask) -> ReplayObservation:
     }
     ranks = task.world_size
     if ranks > 1:
-        together_s = trained_s(session, task.code, step, target_s=task.target_s, world_size=ranks)
+        together_s, _ = trained(session, task.code, step, target_s=task.target_s, world_size=ranks)
         return ReplayObservation(**of_step, world_size=ranks, trained_s=together_s)
-    own_s, untrained = None, ""
+    own_s, issued_s, untrained = None, None, ""
     try:
-        own_s = trained_s(session, task.code, step, target_s=task.target_s * (1 - _REPLAYED))
+        own_s, issued_s = trained(
+            session, task.code, step, target_s=task.target_s * (1 - _REPLAYED)
+        )
     # Code of a user's may raise anything; its operators are timed all the same.
     except Exception as error:  # noqa: BLE001
         untrained = one_line_of(error)
+    session.measured.release()
     replay = Replay(session, step)
     replay.for_about(task.target_s * (_REPLAYED if own_s else 1))
     counts = step.call_counts()
@@ -486,6 +489,7 @@ def measure_replay(session: Session, task: ReplayTask) -> ReplayObservation:
         backward_s=tuple(replay.phases_s[Phase.BACKWARD]),
         optimizer_s=tuple(replay.phases_s[Phase.OPTIMIZER]),
         trained_s=own_s,
+        issued_s=issued_s,
         untrained=untrained,
         failed=tuple(sorted({step.operators[position].name for position in replay.failed})),
         traced=traced and traced.step,

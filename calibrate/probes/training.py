@@ -252,14 +252,15 @@ def host_steps(
     )
 
 
-def trained_s(
+def trained(
     session: Session, code: str | None, step: TracedStep, *, target_s: Seconds, world_size: int = 1
-) -> Seconds | None:
-    """Mean step of a user's model in a loop as tutorials have it; None where operators are timed alone. [s]
+) -> tuple[Seconds | None, Seconds | None]:
+    """Mean step of a user's model in a loop as tutorials have it, and what the host takes to issue one. [s]
 
-    No clock stands between two steps. Each gathers its batch: samples that were drawn, in a new order. Several ranks,
-    all of which must call it, train under DistributedDataParallel, each on batches of its own; the slowest counts.
-    On a GPU operators are timed alone: a whole step does not tell whether the device waits for its host.
+    None where operators are timed alone; where host and device are one, nothing is issued.
+    No clock stands between two steps. Each gathers its batch: samples that were drawn, in a new order; a GPU gets
+    them from page-locked memory, as from a loader that is never late. Several ranks, all of which must call it, train
+    under DistributedDataParallel, each on batches of its own; the slowest counts.
 
     Raises
     ------
@@ -268,11 +269,13 @@ def trained_s(
         of an example may be memory as it was found.
     """
     micro_batch, method = step.micro_batch, step.method
-    if code is None or session.asynchronous or method.checkpointing != "none":
-        return None
+    if code is None or method.checkpointing != "none":
+        return None, None
+    device = session.measured
     torch.manual_seed(session.rank)
     source = find_source(code)
     module, batches = _built(session, source, micro_batch)
+    module = module.to(device.torch_device)
     optimizer = make_optimizer(
         (weights for weights in module.parameters() if weights.requires_grad),
         name=method.optimizer,
@@ -281,26 +284,45 @@ def trained_s(
     if world_size > 1:
         module = DistributedDataParallel(module, process_group=session.data[world_size])
 
+    def one_step() -> Tensor:
+        optimizer.zero_grad()
+        if session.asynchronous:
+            taken = partial(_on_device, device.torch_device)
+        else:
+            taken = partial(_in_order, torch.randperm(micro_batch))
+        positional, keyword, targets = tree_map(taken, next(batches))
+        with device.autocast(method.precision):
+            loss: Tensor = source.loss(module(*positional, **keyword), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss
+
     def run(num_steps: int) -> Seconds:
         session.barrier(world_size)
-        begun_s = session.measured.now()
+        begun_s = device.now()
         for _ in range(num_steps):
-            optimizer.zero_grad()
-            in_order = partial(_in_order, torch.randperm(micro_batch))
-            positional, keyword, targets = tree_map(in_order, next(batches))
-            with session.measured.autocast(method.precision):
-                loss = source.loss(module(*positional, **keyword), targets)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            loss = one_step()
+        # A GPU has done all steps by then.
         if not math.isfinite(loss.item()):
             raise ValueError(f"{code}: diverged")
-        return session.measured.now() - begun_s
+        return device.now() - begun_s
 
-    warm_s = [run(1), run(1)]
-    count = repeats_within(target_s, warm_s[1:], minimum=_FEWEST_TRAINED, maximum=_MOST_TRAINED)
+    def issuing() -> Seconds:
+        session.synchronise()
+        begun_s = device.now()
+        one_step()
+        return device.now() - begun_s
+
+    warm_s = [run(1) for _ in range(_LEAD_IN if session.asynchronous else 2)]
+    most = min(_MOST_TRAINED, device.most_repeats)
+    count = repeats_within(target_s, warm_s[1:], minimum=_FEWEST_TRAINED, maximum=most)
     count = session.agree(count, world_size=world_size)
     each_s = session.gather(run(count) / count, world_size=world_size)
-    return session.agree(max(each_s, default=None), world_size=world_size)
+    step_s = session.agree(max(each_s, default=None), world_size=world_size)
+    if not session.asynchronous:
+        return step_s, None
+    # A full queue holds the host up.
+    return step_s, statistics.median(issuing() for _ in range(min(count, _MOST_ISSUED)))
 
 
 def _built(
@@ -325,7 +347,19 @@ def _built(
             del module  # memory may not hold two
             module = source.build()
         batches.append(drawn())
+    if session.asynchronous:
+        batches = tree_map(partial(_pinned, session.measured), batches)
     return module.train(), itertools.cycle(batches)
+
+
+def _pinned(device: Device, leaf: Any) -> Any:
+    """A part of a batch in memory that can be copied behind the host's back; what is no tensor as it is."""
+    return device.pinned(leaf) if isinstance(leaf, Tensor) else leaf
+
+
+def _on_device(device: torch.device, leaf: Any) -> Any:
+    """A part of a batch on the device; what is no tensor as it is."""
+    return leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf
 
 
 def _in_order(rows: Tensor, leaf: Any) -> Any:

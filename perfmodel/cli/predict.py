@@ -218,11 +218,11 @@ def _time_workload(
 ) -> None:
     """Time the step of a traced workload that nothing was timed of, if this is its machine.
 
-    A model whose code is at hand, such as FILE.py:FACTORY, trains for some seconds, but on a GPU, whose operators are
-    timed alone. What was timed stays beside the profile, in ``workloads/``, by operator, shapes, type and memory
-    layout: the next model that has the same operators need not be timed. Nothing is measured, and nothing said, on
-    another machine: curves answer there. ``batch_of`` says at which micro-batch. ``is_together``: Whether the model
-    trains under DistributedDataParallel as well, on the ranks of a node that were calibrated.
+    A model whose code is at hand, such as FILE.py:FACTORY, trains for some seconds. What was timed stays beside the
+    profile, in ``workloads/``, by operator, shapes, type and memory layout: the next model that has the same operators
+    need not be timed. Nothing is measured, and nothing said, on another machine: curves answer there.
+    ``batch_of`` says at which micro-batch. ``is_together``: Whether the model trains under DistributedDataParallel as
+    well, on the ranks of a node that were calibrated; on a processor alone.
     """
     given, document, machine = context.params, context.params["workload"], _profiled(context)
     if isinstance(document, str) or given["device"] is not None or given["no_measure"]:
@@ -239,13 +239,14 @@ def _time_workload(
         return
     machine = with_stored_workloads(machine, folder)
     micro_batch = batch_of(open_workload(machine, document))
-    code = None if machine.asynchronous else context.meta[_CODE]
+    code = context.meta[_CODE]
     assert machine.operators is not None
     known, step = OperatorDurations(machine.operators), trace.at(micro_batch=micro_batch)
     trained = None if code is None else known.trained(step)
     is_known = known.holds(step) if code is None else trained is not None
     ranks = {1, *(trained.ddp_s if trained else ())}
-    together = code is not None and is_together and step.method.checkpointing == "none"
+    may_train = code is not None and step.method.checkpointing == "none"
+    together = may_train and is_together and not machine.asynchronous
     world_size = machine.ranks_per_node if together else 1
     wanted = in_place(document, micro_batch=micro_batch, code=code, world_size=world_size)
     if is_known and not is_unfinished(document, folder, wanted, known_ranks=ranks):

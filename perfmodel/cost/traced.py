@@ -79,7 +79,10 @@ def traced_profile(
             phase,
         )
     by_curves = _rising({batch: curves.step(steps[batch]) for batch in sorted(steps)})
-    found = {batch: _as_trained(exact, steps[batch]) for batch in batches}
+    copied_s = {at: input_copy_s(profile.rates, batch.at(at)) if batch else 0.0 for at in steps}
+    issue_s = _issue_s(profile, trace)
+    shares = {at: _shares(exact, steps[at], copied_s[at], sum(issue_s.values())) for at in batches}
+    found = {at: _as_trained(exact, steps[at], shares[at]) for at in batches}
     points = {
         phase: _points(
             {batch: steps[phase] for batch, steps in by_curves.items()},
@@ -91,7 +94,7 @@ def traced_profile(
     noise, rank_spread = _borrowed_noise(profile, points[Phase.BACKWARD])
     return MeasuredWorkload(
         workload=with_ready_times(workload, steps[_middle(batches)], exact),
-        phases=_phases(profile, trace, points, batch),
+        phases=_phases(profile, points, copied_s, issue_s, shares),
         noise=noise,
         rank_spread=rank_spread,
         evidence=_evidence(by_curves, has_measured=bool(batches)),
@@ -101,17 +104,51 @@ def traced_profile(
     )
 
 
-def _as_trained(exact: OperatorDurations, step: TracedStep) -> dict[Phase, PhaseDuration]:
-    """Phases of a step that was timed in place, in its own training if its model was trained.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shares:
+    """Factors that bring what is known of the sides of a step to its own training."""
 
-    T(phase) = replayed(phase) trained / sum of replayed
+    device: float
+    host: float
+    relative_error: float
+
+
+def _shares(
+    exact: OperatorDurations, step: TracedStep, copied_s: Seconds, issue_s: Seconds
+) -> _Shares | None:
+    """Factors of a step whose model was trained; None if it was not.
+
+    ``copied_s``: The copy of its batch. ``issue_s``: What the host takes to issue it, by the costs of operators.
+    With T the trained step, D the sum of its replayed operators and of the copy, and I what the host took to issue it:
+
+        I < D:    device = T, host = min(I, T)          the device binds
+        else:     host = T, device = min(D, T)          the device waits for its host
     """
-    found, trained = exact.step(step), exact.trained(step)
+    trained = exact.trained(step)
     if trained is None or trained.trained_s is None:
+        return None
+    step_s = trained.trained_s
+    known_s = copied_s + sum(duration.time_s for duration in exact.step(step).values())
+    own_s = trained.issued_s or 0.0
+    host_s, device_s = min(own_s, step_s), step_s
+    if own_s >= known_s:
+        host_s, device_s = step_s, min(known_s, step_s)
+    return _Shares(
+        device=device_s / known_s,
+        host=host_s / issue_s if own_s and issue_s else 1.0,
+        relative_error=trained.relative_error,
+    )
+
+
+def _as_trained(
+    exact: OperatorDurations, step: TracedStep, shares: _Shares | None
+) -> dict[Phase, PhaseDuration]:
+    """Phases of a step that was timed in place, in its own training if its model was trained."""
+    found = exact.step(step)
+    if shares is None:
         return found
-    ratio = trained.trained_s / sum(duration.time_s for duration in found.values())
     return {
-        phase: replace(d, time_s=d.time_s * ratio, relative_error=trained.relative_error)
+        phase: replace(d, time_s=d.time_s * shares.device, relative_error=shares.relative_error)
         for phase, d in found.items()
     }
 
@@ -251,20 +288,27 @@ def _evidence(
 
 def _phases(
     profile: MeasuredMachine,
-    trace: SymbolicStep,
     points: Mapping[Phase, tuple[CurvePoint, ...]],
-    batch: AffineBytes | None,
+    copied_s: Mapping[int, Seconds],
+    issue_s: Mapping[Phase, Seconds],
+    shares: Mapping[int, _Shares | None],
 ) -> tuple[PhaseCurves, ...]:
-    """One set of curves per number of ranks that were measured together."""
+    """One set of curves per number of ranks that were measured together.
+
+    ``copied_s``: By micro-batch, the copy of the batch. ``issue_s``: What the host takes to issue each phase.
+    ``shares``: Of trained steps, by micro-batch.
+    """
+    trained = {batch: share for batch, share in shares.items() if share is not None}
+
+    def share_at(batch: int) -> _Shares | None:
+        return trained[nearest(trained, batch)] if trained else None
+
+    by_batch = {batch: share_at(batch) for batch in sorted(copied_s)}
     copied = tuple(
-        _point(
-            int(point.at),
-            0.0 if batch is None else input_copy_s(profile.rates, batch.at(int(point.at))),
-            0.0,
-        )
-        for point in points[Phase.FORWARD]
+        _point(batch, copied_s[batch] * (share.device if share else 1.0), 0.0)
+        for batch, share in by_batch.items()
     )
-    dispatch = _dispatch(profile, trace, points) if profile.asynchronous else {}
+    dispatch = _dispatch(profile, issue_s, by_batch) if profile.asynchronous else {}
     world_sizes = sorted({p.world_size for w in profile.workloads for p in w.phases}) or [1]
     return tuple(
         PhaseCurves(
@@ -281,23 +325,30 @@ def _phases(
 
 
 def _dispatch(
-    profile: MeasuredMachine, trace: SymbolicStep, points: Mapping[Phase, tuple[CurvePoint, ...]]
+    profile: MeasuredMachine, issue_s: Mapping[Phase, Seconds], shares: Mapping[int, _Shares | None]
 ) -> dict[str, tuple[CurvePoint, ...]]:
-    """The host's time to issue every operator, whatever the batch."""
-    step = trace.at(micro_batch=max(2, trace.traced_micro_batches[0]))
-    host = profile.host
-    error = _DISPATCH_ERROR if host is None else host.relative_error
-    found = {}
-    for phase in Phase:
-        issue_s = (
-            profile.dispatch_s * step.num_calls(phase)
-            if host is None
-            else issued_s(host, issued(step, phase))
+    """The host's time to issue every operator, whatever the batch but for what trainings tell; by micro-batch."""
+    error = _DISPATCH_ERROR if profile.host is None else profile.host.relative_error
+    untrained = _Shares(device=1.0, host=1.0, relative_error=error)
+    by_batch = {batch: share or untrained for batch, share in shares.items()}
+    return {
+        f"dispatch_{phase.value}": tuple(
+            _point(batch, phase_s * share.host, share.relative_error)
+            for batch, share in by_batch.items()
         )
-        found[f"dispatch_{phase.value}"] = tuple(
-            _point(int(point.at), issue_s, error) for point in points[phase]
-        )
-    return found
+        for phase, phase_s in issue_s.items()
+    }
+
+
+def _issue_s(profile: MeasuredMachine, trace: SymbolicStep) -> dict[Phase, Seconds]:
+    """The host's time to issue each phase, by the costs of what it issues; no batch changes it. [s]"""
+    step, host = trace.at(micro_batch=max(2, trace.traced_micro_batches[0])), profile.host
+    return {
+        phase: profile.dispatch_s * step.num_calls(phase)
+        if host is None
+        else issued_s(host, issued(step, phase))
+        for phase in Phase
+    }
 
 
 def input_copy_s(rates: Sequence[ComputeRate], size_bytes: Bytes) -> Seconds:

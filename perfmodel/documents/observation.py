@@ -200,6 +200,8 @@ class ReplayObservation(Taken):
     optimizer_s: Durations = ()
     trained_s: PositiveFloat | None = None
     """A step of the model's own training, a mean over many; None if only operators ran."""
+    issued_s: PositiveFloat | None = None
+    """What the host takes to issue such a step on an idle device; None where the two are one."""
     untrained: str = ""
     """Why its model, whose code was at hand, did not train."""
     calls: str = ""

@@ -330,6 +330,8 @@ class MeasuredStep:
     """Of ``trained_s`` if that is known, else of the sum of the operators."""
     trained_s: Positive | None = None
     """A step of the model's own training on one device."""
+    issued_s: Positive | None = None
+    """What its host takes to issue that step on an idle device; None where the two are one."""
     ddp_s: Mapping[int, tuple[Positive, RelativeError]] = field(default_factory=dict)
     """The same under DistributedDataParallel and its relative error, by the number of ranks of one node."""
     calls: str = ""

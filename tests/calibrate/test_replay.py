@@ -22,7 +22,7 @@ from calibrate.probes.replay import (
     bound_by_python,
     measure_replay,
 )
-from calibrate.probes.training import trained_s
+from calibrate.probes.training import trained
 from calibrate.ranks import one_line_of
 from calibrate.replays import (
     event_s,
@@ -357,10 +357,10 @@ def test_a_model_trains_if_its_code_is_at_hand_and_runs(tmp_path: Path, lenet: T
     file.write_text(LOOKS_UP)
     # A loss may hold its model, such as what its experts leave there.
     for name in ("make", "penalised"):
-        assert existing(trained_s(alone(), f"{file}:{name}", lenet, target_s=0.01)) > 0
+        assert existing(trained(alone(), f"{file}:{name}", lenet, target_s=0.01)[0]) > 0
     with pytest.raises(IndexError):
-        trained_s(alone(), f"{file}:without_values", lenet, target_s=0.01)
-    assert trained_s(alone(), None, lenet, target_s=0.01) is None
+        trained(alone(), f"{file}:without_values", lenet, target_s=0.01)
+    assert trained(alone(), None, lenet, target_s=0.01) == (None, None)
 
 
 TOGETHER = """
@@ -372,7 +372,7 @@ import torch.distributed as dist
 
 from calibrate.device import Cpu
 from calibrate.probes import Session
-from calibrate.probes.training import trained_s
+from calibrate.probes.training import trained
 from calibrate.ranks import one_line_of
 from perfmodel.tracing.fork import Fork
 from tests.perfmodel.tracing.method import SGD_LOOP
@@ -384,7 +384,7 @@ step = SimpleNamespace(micro_batch=4, method=SGD_LOOP)
 def train(rank, name, world_size=2):
     dist.init_process_group("gloo", f"file://{folder}/{name}", rank=rank, world_size=world_size)
     session = Session.open(Cpu(), group_sizes=(world_size,))
-    return trained_s(session, f"{code}:{name}", step, target_s=0.01, world_size=world_size)
+    return trained(session, f"{code}:{name}", step, target_s=0.01, world_size=world_size)[0]
 
 
 for name in ("make", "unused"):

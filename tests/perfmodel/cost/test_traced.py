@@ -117,6 +117,30 @@ def test_a_trained_step_takes_as_long_as_its_training_and_scales_the_others(
     assert sum(at_eight) == pytest.approx(1.6)
 
 
+@pytest.mark.parametrize(
+    ("trained_s", "issued_s", "device_s", "host_s"),
+    [(1.6, 0.3, 1.6, 0.3), (1.6, 1.2, 0.8, 1.6), (0.5, 1.2, 0.5, 0.5), (0.5, 0.6, 0.5, 0.5)],
+)
+def test_a_step_trained_on_a_gpu_tells_which_side_waits(
+    durations: OperatorCosts, trained_s: float, issued_s: float, device_s: float, host_s: float
+) -> None:
+    """Operators take 0.8 s: the longer side takes the step, the other what it takes alone, at most that."""
+    costs = measured(durations, 8, 0.1)
+    (step,) = costs.measured
+    calls = calls_signature(traced().at(micro_batch=8))
+    known = replace(step, trained_s=trained_s, issued_s=issued_s, relative_error=0.02, calls=calls)
+    machine = profile(Machine(asynchronous=True, dispatch_s=7e-6))
+    machine = replace(machine, operators=replace(costs, measured=(known,)))
+    asked = Asking(machine)
+    workload = asked.workload(WORKLOAD, traced())
+    for side, expected_s in (("", device_s), ("dispatch_", host_s)):
+        curves = [getattr(workload.phases[0], side + phase.value) for phase in Phase]
+        at_eight = [next(point for point in curve if point.at == 8) for curve in curves]
+        assert sum(point.time_s for point in at_eight) == pytest.approx(expected_s)
+        assert {point.relative_error for point in at_eight} == {0.02}
+    assert asked.step(workload, EIGHT).step_s[0] == pytest.approx(trained_s, rel=1e-4)
+
+
 def test_a_step_that_was_trained_under_ddp_is_the_answer_and_mends_the_others(
     durations: OperatorCosts,
 ) -> None:
