@@ -2,7 +2,6 @@
 
 import ast
 import importlib.metadata
-import json
 import os
 import re
 import subprocess
@@ -111,16 +110,6 @@ def test_no_function_is_longer_than_a_screen() -> None:
         and function.end_lineno - function.lineno >= LONGEST_FUNCTION_LINES
     }
     assert long == {}
-
-
-def test_the_command_line_starts_without_torch() -> None:
-    code = "import json, sys, perfmodel.cli.app; print(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run(
-        (sys.executable, "-c", code), cwd=ROOT, check=True, capture_output=True, text=True
-    )
-    loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
-    assert "perfmodel" in loaded
-    assert loaded.isdisjoint({"torch", "torchvision"})
 
 
 _COUNTED = """

@@ -94,23 +94,6 @@ def test_odds_of_a_stall_follow_the_size_of_the_job() -> None:
     weights = fit_odds(jobs, large.astype(float))
     chance = stall_probability(weights, jobs)
     assert chance[large].min() > 0.5 > chance[~large].max()
-    alone = some_jobs(most=8)
-    assert stall_probability(weights, alone).max() == 0.0
-    assert stall_time_s(alone, 1.0).max() == 0.0
-
-
-def test_a_stall_counts_once_per_exchange_and_micro_batch() -> None:
-    jobs = some_jobs(most=64)
-    two = jobs.take((jobs.pp == 2) & jobs.several_nodes)
-    four = jobs.take((jobs.pp == 4) & jobs.several_nodes)
-    assert stall_time_s(two, 0.5) == pytest.approx(0.5 * two.accumulation)
-    assert stall_time_s(four, 0.5) == pytest.approx(2 * 0.5 * four.accumulation)
-    alone = jobs.take((jobs.pp == 1) & jobs.several_nodes)
-    each = np.where(alone.zero == 0, 2.0, 1.0)
-    assert stall_time_s(alone, 0.5) == pytest.approx(each * 0.5 * alone.accumulation)
-    eight = replace(four, pp=np.full(len(four), 8.0))
-    more = stall_time_s(eight, 0.5) - stall_time_s(four, 0.5)
-    assert more == pytest.approx(np.full(len(four), 4 * 0.5))
 
 
 def test_a_run_at_three_times_the_usual_distance_is_half_believed() -> None:

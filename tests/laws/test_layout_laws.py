@@ -83,27 +83,8 @@ def jobs_of(layout: Layout) -> Jobs:
     return jobs_from([(model_of(layout), layout)], sequence=1024, devices_per_node=8)
 
 
-def ideal_step_s(layout: Layout, forward_s: float, backward_s: float) -> float:
-    """A step that consists of the passes alone, by the algebra."""
-    times = dict.fromkeys(Cause, 0.0) | {Cause.FORWARD: forward_s, Cause.BACKWARD: backward_s}
-    program = compile_layout(layout, layers=LAYERS)
-    return float(step_times(program, layout_durations(program, _arrays(times))))
-
-
 def _arrays(times: Mapping[Cause, float]) -> dict[Cause, Column]:
     return {cause: np.array(time_s) for cause, time_s in times.items()}
-
-
-@given(layout=pipelines(), forward_s=seconds, backward_s=seconds)
-def test_more_micro_batches_never_raise_the_share_of_the_bubble(
-    layout: Layout, forward_s: float, backward_s: float
-) -> None:
-    def bubble(accumulation: int) -> float:
-        step_s = ideal_step_s(replace(layout, accumulation=accumulation), forward_s, backward_s)
-        return 1 - accumulation * (forward_s + backward_s) / step_s
-
-    more = layout.accumulation + layout.pp
-    assert bubble(more) <= bubble(layout.accumulation) + 1e-9
 
 
 @given(layout=pipelines(), stage=st.integers(0, 7))

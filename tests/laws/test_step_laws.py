@@ -37,18 +37,6 @@ def test_overlap_never_loses_where_the_speeds_add_up_to_one(
     assert step_s <= durations_s.sum() * TOLERANCE
 
 
-@given(data=st.data(), program=programs(), longer_s=st.floats(0.0, 1.0))
-def test_a_longer_operation_never_shortens_the_step(
-    data: st.DataObject, program: StepProgram, longer_s: float
-) -> None:
-    durations_s = data.draw(durations(program, num_ranks=2))
-    longer = durations_s.copy()
-    longer[:, data.draw(st.integers(0, len(program.operations) - 1))] += longer_s
-    assert simulate(program, longer).step_s >= simulate(program, durations_s).step_s
-    before_s, after_s = step_times(program, np.stack([durations_s[0], longer[0]], axis=1))
-    assert after_s >= before_s
-
-
 @given(data=st.data(), program=programs(), interference=interferences, scale=st.floats(1e-3, 1e3))
 def test_scaling_all_durations_scales_the_step(
     data: st.DataObject, program: StepProgram, interference: Interference, scale: float
@@ -145,20 +133,3 @@ def test_identical_ranks_do_what_one_of_them_does(
     expanded = simulate(program, np.repeat(folded_s, num_ranks, axis=0), interference=interference)
     assert_same(expanded.start_s, np.repeat(folded.start_s, num_ranks, axis=0))
     assert_same(expanded.end_s, np.repeat(folded.end_s, num_ranks, axis=0))
-
-
-@given(
-    data=st.data(),
-    program=programs(),
-    factors=st.lists(st.floats(0.5, 2.0), min_size=2, max_size=4),
-)
-def test_the_slowest_rank_stands_for_all(
-    data: st.DataObject, program: StepProgram, factors: list[float]
-) -> None:
-    """Holds where a rank is slower in everything but collectives, and overlap is free."""
-    base_s = data.draw(durations(program))
-    is_collective = np.array([operation.is_collective for operation in program.operations])
-    durations_s = np.where(is_collective, base_s, base_s * np.array(factors)[:, None])
-    slowest = [int(np.argmax(factors))]
-    expanded_s = simulate(program, durations_s).step_s
-    assert_same(np.array(expanded_s), np.array(simulate(program, durations_s[slowest]).step_s))

@@ -85,14 +85,6 @@ def test_stragglers_are_reported_as_part_of_the_step() -> None:
     assert point.step_s.nominal == pytest.approx(0.255892704 + point.straggler_s)
 
 
-def test_a_step_lasts_as_long_as_the_loader() -> None:
-    """16 samples at 10 per second: 1.6 s."""
-    predictor = Asking(profile(Machine()))
-    layout = Layout(micro_batch=16)
-    step = predictor.step(predictor.workload("heavy"), layout, loader_samples_per_s=10)
-    assert step.step_s[0] == pytest.approx(1.6)
-
-
 @pytest.mark.parametrize(
     ("issued", "step_s"), [(0.2, 0.2472), (1 / 3, 0.2472), (1, 0.2472), (1.2, 0.2964), (5, 1.235)]
 )

@@ -50,11 +50,3 @@ def test_uncertainty_grows_with_the_distance_from_the_range() -> None:
     for at, expected in ((1.5, 0.0), (2 * np.e, 0.2), (2 * np.e**4, 0.4), (1 / np.e, 0.2)):
         values = draws.read(at)
         assert np.log(values).std() == pytest.approx(expected, rel=0.05, abs=1e-12)
-
-
-def test_a_curve_that_falls_at_its_end_stays_there() -> None:
-    points = [
-        CurvePoint(at=a, time_s=t, relative_error=0.0) for a, t in ((1, 1.0), (2, 4.0), (3, 3.0))
-    ]
-    curve = CurveDraws.sample(points, num_draws=1, rng=np.random.default_rng(0))
-    assert curve.read(10.0)[0] == 3.0

@@ -26,26 +26,6 @@ def jobs_of(layout: Layout, *, model: Transformer = SMALL, sequence: int = 128) 
     return jobs_from([(model, layout)], sequence=sequence, devices_per_node=8)
 
 
-def test_states_by_hand() -> None:
-    """2 + 4 + 12 bytes for each of 4 x 12 x 256^2 + 2048 x 256 parameters, in halves by tp."""
-    parameters = 4 * 12 * 256**2 + 2048 * 256
-    found = rank_parts(jobs_of(Layout(tp=2, dp=4, zero=1)), 0)
-    assert found["parameters"][0] == 2 * parameters / 2
-    assert found["gradients"][0] == 4 * parameters / 2
-    assert found["optimizer"][0] == 12 * parameters / 2 / 4
-
-
-def test_activations_by_hand() -> None:
-    """34 bytes per token and unit without its 2 bytes of masks (arXiv 2205.05198): 16 elements."""
-    layout = Layout(micro_batch=2, pp=4, dp=2, accumulation=8)
-    kept = rank_parts(jobs_of(layout), 1)["activations"][0]
-    assert kept == 3 * 1 * (2 * 128) * 256 * 16 * 2  # 3 micro-batches in flight, 1 layer each
-    assert rank_parts(jobs_of(layout))["activations"][0] == 4 / 3 * kept  # unless named, the first
-    whole = replace(layout, recompute=Recompute.FULL)
-    again = rank_parts(jobs_of(whole), 1)["activations"][0]
-    assert again == 3 * (2 * 128) * 256 * 2 + (2 * 128) * 256 * 16 * 2
-
-
 def test_fully_sharded_parameters_are_whole_for_two_layers() -> None:
     layer = 12 * 256**2
     found = rank_parts(jobs_of(Layout(dp=8, zero=3)), 0)

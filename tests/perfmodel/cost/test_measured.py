@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-import perfmodel
 from perfmodel.cost import shares
 from perfmodel.cost.machine import PIPELINE, CostModel, ranks_beside
 from perfmodel.cost.network import Group, groups
@@ -15,8 +14,6 @@ from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.step import Cause, StepProgram
 from perfmodel.step.compile import compile_divided
 from perfmodel.step.stages import WaitingSends
-from perfmodel.units import GIB
-from tests.existing import existing
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.llama import HIDDEN, document
 from tests.perfmodel.operators import costs_of_the_made_up_machine
@@ -107,15 +104,3 @@ def test_without_a_trace_or_operators_nothing_is_divided(machine: MeasuredMachin
     predictor = Asking(dataclasses.replace(machine, operators=None))
     with pytest.raises(CalibrationUnavailable, match="the profile holds none; calibrate again"):
         predictor.step(workload(predictor), parse_layout(f"dp=2 zero=3 micro_batch={BATCH}"))
-
-
-def test_a_layout_in_python_with_memory_and_probability(machine: MeasuredMachine) -> None:
-    found = perfmodel.predict(
-        machine, document(), layout="fsdp=4 micro_batch=8", capacity_bytes=GIB
-    )
-    [point] = found.points
-    assert point.layout == "dp=4 zero=3 micro_batch=8"
-    assert len(point.memory) == 1
-    assert point.memory[0].needed_bytes == sum(point.memory[0].parts_bytes.values())
-    assert 0 < existing(point.fit_probability) <= 1
-    assert point.step_s.p5 < point.step_s.nominal < point.step_s.p95

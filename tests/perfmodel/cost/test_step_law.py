@@ -74,11 +74,6 @@ def seconds(*works: StepWork, constants: dict[str, float] | None = None) -> floa
     return float(step_seconds(StepBatch.of(works, SHEET), logs).step_s.sum())
 
 
-def test_a_product_is_its_arithmetic_or_its_bytes_and_a_launch() -> None:
-    expected_s = by_hand(2 * 512**3 / 1e13, 3 * 512**2 * 4 / 1e12) + 2e-6
-    assert seconds(work_of(matmul(512, 512, 512))) == pytest.approx(expected_s, rel=1e-3)
-
-
 def test_tensor_cores_convolve_in_tf32_and_leave_products_of_matrices_in_fp32() -> None:
     """At 8 times the rate of fp32, by the constants of tensor cores; depthwise kernels are no products."""
     sheet = Sheet({"fp32": 1e13, "half": 6e13, "tf32": 8e13}, 1e18)

@@ -36,14 +36,6 @@ def test_another_shape_is_refused(shape: tuple[int, ...]) -> None:
         end_times_with_interference(TWO_BUCKETS, np.ones(shape), compute_speed=1, comm_speed=1)
 
 
-def test_what_overlaps_is_slow_as_long_as_it_overlaps() -> None:
-    """2 s of A; 4 s of C at 0.8 until 7 s; B did 2.5 of 10 s by then. Alone: 2, 12 and 6 s."""
-    durations_s = np.array([[2.0, 2.0], [10.0, 10.0], [4.0, 4.0]])
-    speeds = {"compute_speed": [0.5, 1.0], "comm_speed": [0.8, 1.0]}
-    ends_s = end_times_with_interference(OVERLAP, durations_s, **speeds)
-    np.testing.assert_allclose(ends_s, [[2.0, 2.0], [14.5, 12.0], [7.0, 6.0]])
-
-
 @pytest.mark.parametrize("bad_s", [-1.0, math.nan, math.inf])
 def test_a_bad_duration_is_named(bad_s: float) -> None:
     durations_s = [[1.0, 1.0], [1.0, bad_s], [1.0, 1.0]]

@@ -13,14 +13,6 @@ from tests.perfmodel.engine.programs import OVERLAP, TWO_BUCKETS, operation
 SLOWED = Interference(compute_speed=0.5, comm_speed=0.8)
 
 
-def test_all_reduces_queue_behind_each_other_and_the_optimizer_waits() -> None:
-    """Forward 0-2, backward 2-5, 5-9; all-reduce 5-10, then max(9, 10) = 10-11; optimizer 11-12."""
-    trace = simulate(TWO_BUCKETS, [[2, 3, 5, 4, 1, 1]])
-    assert trace.start_s.tolist() == [[0, 2, 5, 5, 10, 11]]
-    assert trace.end_s.tolist() == [[2, 5, 10, 9, 11, 12]]
-    assert trace.step_s == 12
-
-
 def test_a_collective_waits_for_the_slowest_rank() -> None:
     """Rank 1: backward 2-8 and 8-12; all-reduce 8-13 and 13-14; optimizer 14-15 on both.
 
@@ -67,23 +59,6 @@ def test_a_collective_is_slow_as_long_as_any_rank_computes() -> None:
     """
     trace = simulate(OVERLAP, [[1.0, 0.5, 2.0], [1.0, 1.0, 2.0]], interference=SLOWED)
     assert trace.end_s == pytest.approx(np.array([[1, 2, 3.4], [1, 3, 3.4]]), rel=1e-12)
-
-
-def test_with_interference_the_slowest_rank_need_not_stand_for_all() -> None:
-    """Rank 0 computes 0.75-1 beside the broadcast, which has done 0.75 + 0.25 / 2 = 0.875 by then
-    and ends at 1.125. Rank 1, twice as slow, computes 1.5-2: with it alone the broadcast ends at 1.
-    """
-    program = StepProgram(
-        (
-            operation("batch", Stream.LOADER),
-            operation("broadcast", Stream.COMM),
-            operation("forward", Stream.COMPUTE, 0),
-        )
-    )
-    halved = Interference(compute_speed=1.0, comm_speed=0.5)
-    durations_s = np.array([[0.75, 1.0, 0.25], [1.5, 1.0, 0.5]])
-    assert simulate(program, durations_s, interference=halved).end_s[1, 1] == 1.125
-    assert simulate(program, durations_s[1:], interference=halved).end_s[0, 1] == 1.0
 
 
 @pytest.mark.parametrize("shape", [(6,), (0, 6), (1, 5), (1, 1, 6)])

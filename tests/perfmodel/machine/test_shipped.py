@@ -3,13 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.answer import answer
 from perfmodel.cost.machine import CostModel
-from perfmodel.cost.network import Group, for_nccl
+from perfmodel.cost.network import Group
 from perfmodel.cost.step_curves import LawDurations
 from perfmodel.documents.profile import (
     InferredDocument,
@@ -18,7 +17,6 @@ from perfmodel.documents.profile import (
     shipped_machines,
 )
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout import Layout, parse_layout
 from perfmodel.machine import Cluster, Evidence, Tier
 from perfmodel.machine.measured import MeasuredMachine
@@ -117,18 +115,6 @@ def test_the_switch_of_a_node_adds_gradients() -> None:
     assert rate == pytest.approx(445e9, rel=0.02)
 
 
-def test_another_nccl_widens_collectives_and_says_so() -> None:
-    machine = shipped("dgx-a100")
-    other = for_nccl(machine, "2.19.3")
-    networks = (CostModel(one, num_draws=500, seed=0).network for one in (machine, other))
-    spreads = [np.log(each.time_s("all_reduce", 2**25, Group(8))).std() for each in networks]
-    assert spreads[1] > 1.5 * spreads[0]
-    assert "2.27.3: 2.19.3 widens" in other.undetermined[-1]
-    assert for_nccl(machine, "2.27.9") is machine
-    with pytest.raises(UsageError, match="--nccl: must come with"):
-        for_nccl(shipped("titan-xp"), "2.19.3")
-
-
 def large(name: str, cluster: Cluster | None) -> Question:
     return Question(
         machine=InferredDocument.named(name).machine,
@@ -147,21 +133,6 @@ def test_links_of_a_file_reach_large_models(name: str) -> None:
     moved_s = 3 * 2 * 8.03e9 / 1e9
     assert most.nominal == pytest.approx(moved_s, rel=0.3)
     assert most.p95 / most.nominal > fast.p95 / fast.nominal
-
-
-def test_what_large_models_cannot_take_of_a_file_is_refused() -> None:
-    with pytest.raises(UsageError, match="one between nodes, got node"):
-        answer(large("dgx-a100", replace(NODES, tiers=NODES.tiers[:1])))
-    small = replace(NODES, tiers=(NODES.tiers[0], replace(NODES.tiers[1], count=4)))
-    with pytest.raises(UsageError, match=r"at most 32 devices, .* got 64"):
-        answer(large("dgx-a100", small))
-
-
-def test_a_machine_whose_runs_nobody_knows_is_refused() -> None:
-    with pytest.raises(
-        CalibrationUnavailable, match=r"are known \(dgx-a100, dgx-h100\), got titan-xp"
-    ):
-        InferredDocument.named("titan-xp")
 
 
 def test_a_part_of_the_parameters_is_updated_in_less_time() -> None:

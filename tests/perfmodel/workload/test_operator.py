@@ -9,28 +9,6 @@ def spec(*shape: int, dtype: str = "float32", stride: tuple[int, ...] | None = N
     return TensorSpec(shape=shape, dtype=dtype, stride=stride)
 
 
-GROUPED = "[[0, 1, null, [1, 1], [1, 1], [1, 1], false, [0, 0], 2], {}]"
-
-
-@pytest.mark.parametrize(
-    ("name", "inputs", "outputs", "arguments", "expected"),
-    [
-        ("mm", [spec(2, 3), spec(3, 5)], [spec(2, 5)], "[[], {}]", 2 * 2 * 3 * 5),
-        ("addmm", [spec(5), spec(2, 3), spec(3, 5)], [spec(2, 5)], "[[], {}]", 2 * 2 * 3 * 5),
-        (
-            *("convolution", [spec(2, 4, 8, 8), spec(6, 2, 3, 3)], [spec(2, 6, 8, 8)], GROUPED),
-            2 * (2 * 6 * 8 * 8) * (2 * 3 * 3),
-        ),
-        ("add", [spec(2, 3), spec(2, 3)], [spec(2, 3)], "[[], {}]", 0),
-    ],
-)
-def test_products_count_two_per_multiply_add(
-    name: str, inputs: list[TensorSpec], outputs: list[TensorSpec], arguments: str, expected: int
-) -> None:
-    found = Operator.of(f"aten.{name}.default", tuple(inputs), tuple(outputs), arguments)
-    assert found.flop == expected
-
-
 @pytest.mark.parametrize(
     ("name", "inputs", "outputs", "mutated", "expected"),
     [
