@@ -18,197 +18,119 @@ Value: TypeAlias = float | str | bool | None
 Names: TypeAlias = Mapping[str, str]
 
 
-def _point(name: str, path: str) -> Names:
-    """Quantities of one predicted step of data-parallel training."""
-    return {
-        f"{name}devices": f"{path}setting/world_size",
-        f"{name}micro_batch": f"{path}setting/micro_batch",
-        f"{name}step_s": f"{path}step_s",
-        f"{name}samples_per_s": f"{path}samples_per_s",
-        f"{name}speedup": f"{path}speedup",
-        f"{name}efficiency": f"{path}scaling_efficiency",
-        f"{name}exposed_comm_s": f"{path}exposed_comm_s",
-        f"{name}parts_s": f"{path}breakdown_s",
-        f"{name}straggler_s": f"{path}straggler_s",
-        f"{name}evidence": f"{path}evidence",
-    }
+def _each(names: str, under: str = "", path: str = "") -> dict[str, str]:
+    """Quantities below a path, by words: the key of each, or ``name=its/path`` where it is called otherwise."""
+    words = (word.partition("=") for word in names.split())
+    return {f"{under}{name}": f"{path}{own or name}" for name, _, own in words}
 
 
-def _layout(name: str, path: str) -> Names:
-    """Quantities of one predicted step of a layout."""
-    return {
-        f"{name}layout": f"{path}layout",
-        f"{name}evidence": f"{path}evidence/step",
-        f"{name}step_s": f"{path}step_s",
-        **{
-            f"{name}{key}": f"{path}large_model/{key}"
-            for key in ("tokens_per_s", "mfu", "parts_s", "simulated_step_s", "formula_step_s")
-        },
-        f"{name}memory_bytes.*": f"{path}memory/*/needed_bytes",
-        f"{name}activation_bytes.*": f"{path}memory/*/parts_bytes/activations",
-        f"{name}optimizer_bytes.*": f"{path}memory/*/parts_bytes/optimizer",
-        f"{name}fit_probability": f"{path}fit_probability",
-    }
-
-
-_TRACED: Final = {
-    "operators": "workload/num_operators",
-    "forward_flop": "workload/forward_flop",
-    "backward_flop": "workload/backward_flop",
-    "parameters": "workload/parameters/+/num_elements",
-    "ready_shares": "workload/parameters/+/ready_fraction",
-    "saved_bytes": "trace/saved",
-    "unique_operators": "trace/operators/#",
-}
-_RANKED: Final = (
-    "devices micro_batch global_batch step_s elapsed_s cost energy_kwh power_kw "
-    "probability deadline_probability expected_stops checkpoint_interval_s evidence"
+#: Of one predicted step of data-parallel training.
+_POINT: Final = (
+    "devices=setting/world_size micro_batch=setting/micro_batch step_s samples_per_s speedup "
+    "efficiency=scaling_efficiency exposed_comm_s parts_s=breakdown_s straggler_s evidence"
 )
+#: Of one predicted step of a layout.
+_LAYOUT: Final = (
+    "layout evidence=evidence/step step_s tokens_per_s=large_model/tokens_per_s mfu=large_model/mfu "
+    "parts_s=large_model/parts_s simulated_step_s=large_model/simulated_step_s "
+    "formula_step_s=large_model/formula_step_s memory_bytes.*=memory/*/needed_bytes "
+    "activation_bytes.*=memory/*/parts_bytes/activations "
+    "optimizer_bytes.*=memory/*/parts_bytes/optimizer fit_probability"
+)
+_CONTRAST: Final = "throughput_ratio step_difference_s probability_faster"
 
 #: Quantities of each kind of answer.
 QUANTITIES: Final[Mapping[str, Names]] = {
     "none": {},
-    "prediction": {**_point("points.*.", "points/*/"), "evidence": "points/-1/evidence"},
-    "layout": _layout("", "points/0/"),
-    "layouts": {
-        "feasible": "num_feasible",
-        "fitting": "num_fitting",
-        "ranked.*.layout": "ranked/*/layout",
-        "ranked.*.step_s": "ranked/*/step_s",
-        "ranked.*.tokens_per_s": "ranked/*/tokens_per_s",
-        "ranked.*.memory_bytes": "ranked/*/needed_bytes",
-        "ranked.*.fit_probability": "ranked/*/fit_probability",
-        "ranked.*.slower_probability": "ranked/*/slower_probability",
+    "prediction": {
+        **_each(_POINT, "points.*.", "points/*/"),
+        "evidence": "points/-1/evidence",
     },
-    "plan": {
-        "candidates": "num_candidates",
-        "feasible": "num_feasible",
-        "ranked.*.name": "ranked/*/option",
-        **{f"ranked.*.{name}": f"ranked/*/{name}" for name in _RANKED.split()},
-    },
-    "cost": {
-        "items": "items",
-        "options.*.name": "options/*/cost/name",
-        "options.*.yearly": "options/*/yearly",
-        "options.*.per_useful_device_hour": "options/*/per_useful_device_hour",
-        "options.*.buying_pays": "options/*/buying_pays",
-    },
-    "goodput": {
-        "elapsed_s": "elapsed_s",
-        "elapsed_mean_s": "elapsed_mean_s",
-        "useful_share": "effective_fraction",
-        "stops": "unplanned_stops",
-        "stops_mean": "stops_mean",
-        "spent_mean_s": "spent_mean_s",
-        "interval_s.used": "job/checkpoint_interval_s",
-        "interval_s.exact": "best_interval_s",
-        "checkpoint_s": "job/checkpoint_write_s",
-        "deadline_probability": "deadline_probability",
-    },
-    "batch": {
-        "critical_batch": "critical_batch",
-        "batches.*.batch": "outlooks/*/batch",
-        "batches.*.samples": "outlooks/*/samples",
-        "batches.*.steps": "outlooks/*/steps",
-        "batches.*.samples_per_s": "outlooks/*/samples_per_s",
-        "batches.*.target_speedup": "outlooks/*/target_speedup",
-        "batches.*.learning_rate_factor": "outlooks/*/learning_rate_factor",
-        "batches.*.time_to_target_s": "outlooks/*/time_to_target_s",
-    },
-    "whatif": {
-        **_point("last.", "scenarios/-1/point/"),
-        "scenarios": "scenarios/#",
-        "steps.*.step_s": "scenarios/*/point/step_s",
-        "lost_s": "scenarios/-1/lost_s",
-        "throughput_ratio": "scenarios/-1/contrast/throughput_ratio",
-        "step_difference_s": "scenarios/-1/contrast/step_difference_s",
-        "probability_faster": "scenarios/-1/contrast/probability_faster",
-    },
-    "whatif_layout": {
-        **_layout("last.", "scenarios/-1/point/"),
-        "steps.*.step_s": "scenarios/*/point/step_s",
-        "throughput_ratio": "scenarios/-1/contrast/throughput_ratio",
-        "probability_faster": "scenarios/-1/contrast/probability_faster",
-    },
-    "explanation": {
-        "devices": "setting/world_size",
-        "step_s.nominal": "step_s",
-        "ideal_step_s": "baseline_step_s",
-        "losses.*.cause": "losses/*/cause",
-        "losses.*.lost_s": "losses/*/lost_s",
-        "changes.*.gain_s": "changes/*/gain_s",
-        "changes.*.gain_speedup": "changes/*/gain_speedup",
-    },
-    "memory": {
-        "memory_bytes": "needed_bytes",
-        "memory_spread_bytes": "spread_bytes",
-        "parts_bytes": "parts_bytes",
-        "fit_probability": "fit_probability",
-        "verdict": "verdict",
-        "largest_micro_batch": "largest_micro_batch",
-        "techniques.*.memory_bytes": "techniques/*/needed_bytes",
-        "techniques.*.time_ratio": "techniques/*/time_ratio",
-    },
-    "devices": {
-        "devices": "devices/#",
-        "names.*": "devices/*/id",
-        "bytes_per_s.*": "devices/*/bandwidth?/bytes_per_s",
-    },
-    "links": {"links": "links/#", "bytes_per_s.*": "links/*/rate/bytes_per_s"},
-    "difference": {
-        "differences": "differences/#",
-        "changes": "differences/+/is_change",
-        "z.sum": "differences/+/z",
-        "old.sum": "differences/+/old",
-        "new.sum": "differences/+/new",
-        "error.sum": "differences/+/error",
-        "steps.*.old_step_s": "predictions/*/old_step_s",
-        "steps.*.ratio": "predictions/*/ratio",
-        "steps.*.is_moved": "predictions/*/is_moved",
-    },
-    "terms": {
-        "confidence": "confidence",
-        "clauses.*.reference": "clause/*/reference",
-        "clauses.*.reference_error": "clause/*/reference_error",
-        "clauses.*.at_least": "clause/*/at_least?",
-        "clauses.*.at_most": "clause/*/at_most?",
-    },
-    "judgement": {
-        "clauses.*.delivered": "judged/*/delivered",
-        "clauses.*.delivered_error": "judged/*/delivered_error",
-        "clauses.*.probability_kept": "judged/*/probability_kept",
-        "clauses.*.verdict": "judged/*/verdict",
-    },
-    "page": {
-        "step_s": "step_s",
-        "throughput": "throughput",
-        "speedup": "speedup",
-        "efficiency": "efficiency",
-        "exposed_comm_s": "exposed_comm_s",
-        "parts_s": "breakdown_s",
-        "curve.*.value": "curve/*/value",
-        "memory_bytes": "memory/needed_bytes",
-        "fit_probability": "memory/fit_probability",
-        "throughput_ratio": "contrast/throughput_ratio",
-    },
-    "trace": _TRACED,
-    "profile": {
-        "run": "machine/repeatability/run",
-        "round": "machine/repeatability/round",
-        "ddp_terms.*": "machine/ddp/values/*",
-        "workloads.*.name": "machine/workloads/*/workload/name",
-        "measured_step_s.*": "machine/steps/*/step_s",
-        "peak_flop_per_s": "machine/operators/peak_flop_per_s",
-        "peak_bytes_per_s": "machine/operators/peak_bytes_per_s",
-        "replay_log_error": "machine/operators/replay_log_error",
-        "curve_log_error": "machine/operators/curve_log_error",
-        "operator_least_s.sum": "machine/operators/families/+/least_s",
-    },
-    "inferred": {
-        "spreads": "machine/spreads",
-        "parameters.*.value": "machine/fitted_parameters/*/value",
-        "widening": "machine/interval_widening",
-    },
+    "layout": _each(_LAYOUT, "", "points/0/"),
+    "layouts": _each("feasible=num_feasible fitting=num_fitting")
+    | _each(
+        "layout step_s tokens_per_s memory_bytes=needed_bytes fit_probability slower_probability",
+        "ranked.*.",
+        "ranked/*/",
+    ),
+    "plan": _each("candidates=num_candidates feasible=num_feasible")
+    | _each(
+        "name=option devices micro_batch global_batch step_s elapsed_s cost energy_kwh power_kw "
+        "probability deadline_probability expected_stops checkpoint_interval_s evidence",
+        "ranked.*.",
+        "ranked/*/",
+    ),
+    "cost": {"items": "items"}
+    | _each("name=cost/name yearly per_useful_device_hour buying_pays", "options.*.", "options/*/"),
+    "goodput": _each(
+        "elapsed_s elapsed_mean_s useful_share=effective_fraction stops=unplanned_stops stops_mean "
+        "spent_mean_s interval_s.used=job/checkpoint_interval_s interval_s.exact=best_interval_s "
+        "checkpoint_s=job/checkpoint_write_s deadline_probability"
+    ),
+    "batch": {"critical_batch": "critical_batch"}
+    | _each(
+        "batch samples steps samples_per_s target_speedup learning_rate_factor time_to_target_s",
+        "batches.*.",
+        "outlooks/*/",
+    ),
+    "whatif": _each(_POINT, "last.", "scenarios/-1/point/")
+    | _each("scenarios=# steps.*.step_s=*/point/step_s lost_s=-1/lost_s", "", "scenarios/")
+    | _each(_CONTRAST, "", "scenarios/-1/contrast/"),
+    "whatif_layout": _each(_LAYOUT, "last.", "scenarios/-1/point/")
+    | _each("steps.*.step_s=*/point/step_s", "", "scenarios/")
+    | _each("throughput_ratio probability_faster", "", "scenarios/-1/contrast/"),
+    "explanation": _each(
+        "devices=setting/world_size step_s.nominal=step_s ideal_step_s=baseline_step_s "
+        "losses.*.cause=losses/*/cause losses.*.lost_s=losses/*/lost_s "
+        "changes.*.gain_s=changes/*/gain_s changes.*.gain_speedup=changes/*/gain_speedup"
+    ),
+    "memory": _each(
+        "memory_bytes=needed_bytes memory_spread_bytes=spread_bytes parts_bytes fit_probability "
+        "verdict largest_micro_batch techniques.*.memory_bytes=techniques/*/needed_bytes "
+        "techniques.*.time_ratio=techniques/*/time_ratio"
+    ),
+    "devices": _each(
+        "devices=# names.*=*/id bytes_per_s.*=*/bandwidth?/bytes_per_s", "", "devices/"
+    ),
+    "links": _each("links=# bytes_per_s.*=*/rate/bytes_per_s", "", "links/"),
+    "difference": _each(
+        "differences=# changes=+/is_change z.sum=+/z old.sum=+/old new.sum=+/new error.sum=+/error",
+        "",
+        "differences/",
+    )
+    | _each("old_step_s ratio is_moved", "steps.*.", "predictions/*/"),
+    "terms": {"confidence": "confidence"}
+    | _each(
+        "reference reference_error at_least=at_least? at_most=at_most?", "clauses.*.", "clause/*/"
+    ),
+    "judgement": _each(
+        "delivered delivered_error probability_kept verdict", "clauses.*.", "judged/*/"
+    ),
+    "page": _each(
+        "step_s throughput speedup efficiency exposed_comm_s parts_s=breakdown_s "
+        "curve.*.value=curve/*/value memory_bytes=memory/needed_bytes "
+        "fit_probability=memory/fit_probability throughput_ratio=contrast/throughput_ratio"
+    ),
+    "trace": _each(
+        "operators=workload/num_operators forward_flop=workload/forward_flop "
+        "backward_flop=workload/backward_flop parameters=workload/parameters/+/num_elements "
+        "ready_shares=workload/parameters/+/ready_fraction saved_bytes=trace/saved "
+        "unique_operators=trace/operators/#"
+    ),
+    "profile": _each(
+        "run=repeatability/run round=repeatability/round ddp_terms.*=ddp/values/* "
+        "workloads.*.name=workloads/*/workload/name measured_step_s.*=steps/*/step_s "
+        "peak_flop_per_s=operators/peak_flop_per_s peak_bytes_per_s=operators/peak_bytes_per_s "
+        "replay_log_error=operators/replay_log_error curve_log_error=operators/curve_log_error "
+        "operator_least_s.sum=operators/families/+/least_s",
+        "",
+        "machine/",
+    ),
+    "inferred": _each(
+        "spreads parameters.*.value=fitted_parameters/*/value widening=interval_widening",
+        "",
+        "machine/",
+    ),
 }
 
 

@@ -8,7 +8,6 @@ import pytest
 from perfmodel.cost import shares
 from perfmodel.cost.machine import PIPELINE, CostModel, ranks_beside
 from perfmodel.cost.network import Group, groups
-from perfmodel.errors import CalibrationUnavailable, NotFeasible
 from perfmodel.layout import Layout, parse_layout
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.step import Cause, StepProgram
@@ -93,14 +92,3 @@ def test_who_exchanges_at_the_same_time() -> None:
     layout = parse_layout("dp=4 pp=2 accumulation=2")
     assert ranks_beside("zero-3", layout) == 4
     assert ranks_beside(PIPELINE, layout) == 2
-
-
-def test_without_a_trace_or_operators_nothing_is_divided(machine: MeasuredMachine) -> None:
-    """The workload is at fault, or the profile."""
-    predictor = Asking(machine)
-    with pytest.raises(NotFeasible, match="--layout: --workload must be a file of perfmodel trace"):
-        predictor.step(predictor.workload("heavy"), parse_layout("dp=2 zero=3 micro_batch=16"))
-
-    predictor = Asking(dataclasses.replace(machine, operators=None))
-    with pytest.raises(CalibrationUnavailable, match="the profile holds none; calibrate again"):
-        predictor.step(workload(predictor), parse_layout(f"dp=2 zero=3 micro_batch={BATCH}"))

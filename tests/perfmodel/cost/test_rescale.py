@@ -27,12 +27,11 @@ from perfmodel.cost.step_work import step_work
 from perfmodel.cost.traced import GRID
 from perfmodel.documents.clusters import open_cluster
 from perfmodel.documents.hardware import DataSheet, find_device, shipped_catalogue
-from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
+from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.layout import Layout, Precision
 from perfmodel.machine.measured import PHASE_CURVES, MeasuredMachine, OperatorCosts
 from perfmodel.workload import Phase
 from tests.existing import existing
-from tests.perfmodel.asking import Asking
 from tests.perfmodel.cli.test_trace_command import document as remembered
 from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile
@@ -218,13 +217,6 @@ def test_links_scale_collectives_where_both_are_known() -> None:
         assert after.time_s == pytest.approx(start_s + (before.time_s - start_s) / 1.5)
     assert "1.5 times the rate" in existing(found.rescaling).notes_on_groups[0]
     assert onto(machine, find_device("a100-sxm4-80", CATALOGUE)) is machine
-
-
-def test_what_cannot_be_scaled_is_refused() -> None:
-    with pytest.raises(CalibrationUnavailable, match="must hold costs of operators"):
-        onto(replace(calibrated(), operators=None))
-    with pytest.raises(UsageError, match="perfmodel trace heavy"):
-        Asking(onto(calibrated())).workload("heavy")
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,8 @@
 """Many courses of one job, and published jobs."""
 
-from dataclasses import replace
-
 import pytest
 
 from perfmodel.engine.job import FailureCause, Job, expected_elapsed_s
-from perfmodel.errors import NotFeasible
 from perfmodel.plan.goodput import goodput
 
 HOUR_S = 3600.0
@@ -55,10 +52,3 @@ def test_the_uncertainty_of_the_rate_widens_the_answer() -> None:
     sure = goodput(LLAMA_3, replicas=60).elapsed_s
     unsure = goodput(LLAMA_3, replicas=60, mtbf_stops=5).elapsed_s
     assert unsure.p95 - unsure.p5 > 2 * (sure.p95 - sure.p5)
-
-
-def test_a_hopeless_job_is_refused_before_it_is_simulated() -> None:
-    with pytest.raises(NotFeasible, match="at least 1% of the time must be training that is kept"):
-        goodput(replace(LLAMA_3, devices=10**9))
-    with pytest.raises(NotFeasible, match="save more often, recover faster"):
-        goodput(replace(LLAMA_3, work_s=1e11))

@@ -295,13 +295,6 @@ def test_blocks_computed_again_cost_one_more_forward_pass_and_keep_less() -> Non
     assert whole.saved_bytes < again.saved_bytes < plain.saved_bytes
 
 
-def test_autocast_multiplies_in_half_precision_and_updates_in_single() -> None:
-    step = traced("mlp", method=replace(SGD, precision="bf16")).step.at(micro_batch=4)
-    products = {s.dtype for o in step.operators if o.flop for s in o.inputs}
-    assert products == {"bfloat16"}
-    assert {parameter.dtype for parameter in step.parameters} == {"float32"}
-
-
 def test_the_implementation_of_the_optimizer_is_asked_of_torch() -> None:
     """On a processor torch loops over the parameters, unless a training asks for something else."""
     step = traced("lenet", method=replace(SGD, optimizer_implementation=DEFAULT)).step

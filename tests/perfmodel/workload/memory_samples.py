@@ -57,11 +57,9 @@ def step_memory(unit: int = 1) -> StepMemory:
     )
 
 
-def step_trace(
-    unit: int = 1, *, blocks: tuple[str, ...] = ("layers.0", "layers.1")
-) -> SymbolicStep:
-    """The step of that memory: a parameter of 20 units in all, as much of it in every block."""
-    size = 20 * unit // len(blocks)
+def step_trace(unit: int = 1) -> SymbolicStep:
+    """The step of that memory: a parameter of 10 units in each of two blocks."""
+    blocks = ("layers.0", "layers.1")
     return replace(
         traced(),
         traced_micro_batches=(4, 8),
@@ -78,7 +76,7 @@ def step_trace(
             ),
         ),
         parameters=tuple(
-            TracedParameter(name=f"{path}.weight", shape=(size,), dtype="int8", ready_after=0)
+            TracedParameter(name=f"{path}.weight", shape=(10 * unit,), dtype="int8", ready_after=0)
             for path in reversed(blocks)
         ),
     )
@@ -88,14 +86,12 @@ def traced_memory(
     overhead: Overhead,
     unit: int = 1,
     *,
-    memory: StepMemory | None = None,
     bucket_view: bool = False,
 ) -> TracedMemory:
     """Both on a device."""
-    memory = memory or step_memory(unit)
     return TracedMemory(
-        trace=step_trace(unit, blocks=tuple(block.path for block in memory.blocks)),
-        memory=memory,
+        trace=step_trace(unit),
+        memory=step_memory(unit),
         overhead=overhead,
         bucket_view=bucket_view,
     )
