@@ -1,5 +1,6 @@
 """Use case: measure the machine at hand and fit its profile."""
 
+import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,12 +10,10 @@ from typing import Final
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure, read_plan
 from calibrate.environment import describe_environment, place, provenance
 from calibrate.experiment import BUDGETS, Budget, Experiment, default_models, doubling_sizes
-from calibrate.fit.profile import fit_profile, recorded_environment
+from calibrate.fit.profile import fit_profile
 from calibrate.launch import Launcher
 from calibrate.topology import LaunchFlags
 from calibrate.workloads import with_stored_workloads
-from perfmodel.documents import Provenance
-from perfmodel.documents.observation import read_observations
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import refuse_unknown
 
@@ -74,8 +73,7 @@ def calibrate(
         resume=request.resume,
         on_progress=on_progress,
     )
-    made = provenance(environment, seed=request.seed)
-    profile = _fitted(observations, made, num_nodes=topology.num_nodes)
+    profile = _fitted(observations, seed=request.seed, num_nodes=topology.num_nodes)
     # Every node fits the same shared observations; one of them writes.
     if topology.node_rank == 0:
         profile.write(request.folder / PROFILE)
@@ -90,14 +88,13 @@ def refit(folder: Path) -> ProfileDocument:
     """
     observations = folder / OBSERVATIONS
     plan = read_plan(folder)
-    environment = recorded_environment(read_observations(observations))
-    made = provenance(environment, seed=int(plan["seed"]))
-    profile = _fitted(observations, made, num_nodes=int(plan["num_nodes"]))
+    profile = _fitted(observations, seed=int(plan["seed"]), num_nodes=int(plan["num_nodes"]))
     profile.write(folder / PROFILE)
     return profile
 
 
-def _fitted(observations: Path, made: Provenance, *, num_nodes: int) -> ProfileDocument:
+def _fitted(observations: Path, *, seed: int, num_nodes: int) -> ProfileDocument:
     """A fit, and what commands of their own measured in the folder: it must survive a new fit."""
+    made = functools.partial(provenance, seed=seed)
     profile = fit_profile(observations, provenance=made, num_nodes=num_nodes)
     return profile.with_machine(with_stored_workloads(profile.machine, observations.parent))

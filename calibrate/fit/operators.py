@@ -2,12 +2,12 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg.lapack import dpotrf, dpotri
 from scipy.optimize import minimize, nnls
 
 from calibrate.replays import StepKey, measured_steps, of_newest_traces, replayed_s, step_key
@@ -85,10 +85,11 @@ _ASSUMED_ERROR: Final = 0.1
 def fit_gaussian_process(inputs: FloatArray, targets: FloatArray) -> GaussianProcess:
     """The process of highest posterior density: marginal likelihood times broad priors."""
     num_features = inputs.shape[1]
+    squares = squared_differences(inputs)
     typical = np.log([*(TYPICAL_LENGTH,) * num_features, TYPICAL_SPREAD, TYPICAL_NOISE])
 
     def loss(logs: FloatArray) -> tuple[float, FloatArray]:
-        value, gradient = _negative_log_likelihood(inputs, targets, np.exp(logs))
+        value, gradient = _negative_log_likelihood(squares, targets, np.exp(logs))
         deviation = (logs - typical) / _PRIOR_WIDTH
         return value + 0.5 * float(deviation @ deviation), gradient + deviation / _PRIOR_WIDTH
 
@@ -106,24 +107,31 @@ def fit_gaussian_process(inputs: FloatArray, targets: FloatArray) -> GaussianPro
     )
 
 
+def squared_differences(inputs: FloatArray) -> FloatArray:
+    """Of each feature between two points; shape ``(points * points, features)``."""
+    return ((inputs[:, None, :] - inputs[None, :, :]) ** 2).reshape(-1, inputs.shape[1])
+
+
 def _negative_log_likelihood(
-    inputs: FloatArray, targets: FloatArray, parameters: FloatArray
+    squares: FloatArray, targets: FloatArray, parameters: FloatArray
 ) -> tuple[float, FloatArray]:
-    """Value and gradient in the logarithms of lengths, spread and noise."""
+    """Value and gradient in the logarithms of lengths, spread and noise; ``squares``: of differences."""
     lengths, spread, noise = parameters[:-2], parameters[-2], parameters[-1]
-    scaled = (inputs[:, None, :] - inputs[None, :, :]) / lengths
-    squares = scaled**2
-    distance = math.sqrt(3) * np.sqrt(np.sum(squares, axis=2))
+    count = len(targets)
+    distance = np.sqrt(3 * (squares @ lengths**-2)).reshape(count, count)
     decay = np.exp(-distance)
     kernel = spread**2 * (1 + distance) * decay
-    count = len(targets)
-    factor = cho_factor(kernel + (noise**2 + 1e-9) * np.eye(count), lower=True)
+    factor, failed = dpotrf(kernel + (noise**2 + 1e-9) * np.eye(count), lower=True)
+    if failed:
+        raise np.linalg.LinAlgError(f"a covariance must be positive definite, got order {failed}")
     residual = targets - targets.mean()
-    weights = cho_solve(factor, residual)
-    value = 0.5 * float(residual @ weights) + float(np.sum(np.log(np.diag(factor[0]))))
-    inner = cho_solve(factor, np.eye(count)) - np.outer(weights, weights)
+    lower, _ = dpotri(factor, lower=True)
+    inverse = np.tril(lower) + np.tril(lower, -1).T
+    weights = inverse @ residual
+    value = 0.5 * float(residual @ weights) + float(np.sum(np.log(np.diag(factor))))
+    inner = inverse - np.outer(weights, weights)
     # d kernel / d log length = 3 spread^2 exp(-distance) * squared scaled difference.
-    slopes = np.einsum("ij,ijk->k", inner * decay, squares) * 1.5 * spread**2
+    slopes = (inner * decay).ravel() @ squares * lengths**-2 * 1.5 * spread**2
     gradient = np.array([*slopes, np.sum(inner * kernel), noise**2 * np.trace(inner)])
     return value, gradient
 
@@ -140,6 +148,10 @@ class Timing:
     """Of each kind of work."""
 
 
+#: By family.
+Timings = Mapping[str, Sequence[Timing]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelCosts:
     """What any kernel of a GPU is expected to take: its start, its products and its bytes at the best rates seen.
@@ -153,7 +165,7 @@ class KernelCosts:
     bytes_per_s: float
 
     @classmethod
-    def seen(cls, timings: Mapping[str, Sequence[Timing]]) -> "KernelCosts | None":
+    def seen(cls, timings: Timings) -> "KernelCosts | None":
         """The best of all families; ``None`` without a kernel that moves something."""
         kernels = [(n, t) for n, group in timings.items() for t in group if is_kernel(n, t)]
         if not kernels:
@@ -276,7 +288,9 @@ def fit_operators(
     replays = of_newest_traces([e for e in observations if isinstance(e, ReplayObservation)])
     if not layers and not replays:
         return None
-    timings = _timings(layers, replays, on_gpu=on_gpu)
+    by_layer = [timings_of(layer, on_gpu=on_gpu) for layer in layers]
+    replayed = _by_family(_replayed(replays), on_gpu=True) if on_gpu else {}
+    timings = _together([*by_layer, replayed])
     kernels = KernelCosts.seen(timings) if on_gpu else None
     flop_per_s = [t.flop / t.time_s for group in timings.values() for t in group]
     bytes_per_s = [t.moved_bytes / t.time_s for name in _STREAMING for t in timings.get(name, ())]
@@ -284,9 +298,7 @@ def fit_operators(
         peak_flop_per_s=max([*flop_per_s, *(rate.flop_per_s for rate in rates)], default=0) or 1e9,
         peak_bytes_per_s=max([*bytes_per_s, *(rate.bytes_per_s for rate in rates)], default=0)
         or 1e9,
-        families=tuple(
-            fit_family(name, group, kernels=kernels) for name, group in sorted(timings.items())
-        ),
+        families=fit_curves([timings], kernels=kernels),
         measured=measured_steps(replays),
         replay_log_error=_ASSUMED_ERROR,
         curve_log_error=_ASSUMED_ERROR,
@@ -294,42 +306,63 @@ def fit_operators(
     unseen = draft
     if on_gpu and layers:
         # Reference models judge curves that have not seen them.
-        unseen = replace(draft, families=fit_curves(layers, kernels=kernels))
+        unseen = replace(draft, families=fit_curves(by_layer, kernels=kernels))
     return replace(
         draft,
         replay_log_error=_sum_error(draft, replays, workloads, use_measured=True),
-        curve_log_error=_left_out_error(draft, layers, kernels)
+        curve_log_error=_left_out_error(draft, layers, by_layer, kernels)
         or _sum_error(unseen, replays, workloads, use_measured=False),
     )
 
 
 def fit_curves(
-    layers: Sequence[OperatorsObservation],
+    timings: Sequence[Timings],
     *,
     most_points: int = _MOST_POINTS,
     kernels: KernelCosts | None = None,
 ) -> tuple[OperatorFamily, ...]:
-    """Curves of all families."""
-    timings = _timings(layers, (), on_gpu=kernels is not None)
+    """Curves of all families through these timings together."""
     return tuple(
         fit_family(name, group, most_points=most_points, kernels=kernels)
-        for name, group in sorted(timings.items())
+        for name, group in sorted(_together(timings).items())
     )
 
 
-def _timings(
-    layers: Sequence[OperatorsObservation],
-    replays: Sequence[ReplayObservation],
-    *,
-    on_gpu: bool,
+def _together(parts: Iterable[Timings]) -> dict[str, list[Timing]]:
+    groups: dict[str, list[Timing]] = defaultdict(list)
+    for part in parts:
+        for name, group in part.items():
+            groups[name] += group
+    return groups
+
+
+def timings_of(layer: OperatorsObservation, *, on_gpu: bool) -> Timings:
+    """Times of some layers by family, as far as the kind of device tells them apart."""
+    calls = ((each.operator, typical(each.times_s)) for each in layer.operators)
+    groups = _by_family(calls, on_gpu=on_gpu)
+    for point in layer.optimizers:
+        size = point.tensor_bytes
+        # One tensor's share of a typical step.
+        timing = Timing(
+            features=optimizer_features(size, size * point.num_tensors),
+            time_s=typical(point.times_s) / point.num_tensors,
+            flop=0.0,
+            moved_bytes=OPTIMIZERS[point.optimizer].passes * size,
+            units=optimizer_work(size, size * point.num_tensors),
+        )
+        groups[optimizer_family(point.optimizer, point.implementation)].append(timing)
+    return groups
+
+
+def _by_family(
+    calls: Iterable[tuple[Operator, Seconds]], *, on_gpu: bool
 ) -> dict[str, list[Timing]]:
-    """Times by family, as far as the kind of device tells them apart.
+    """Single operators with their times.
 
     A kernel of a GPU takes as long among others as alone: there the replays of known steps count, too.
     """
     groups: dict[str, list[Timing]] = defaultdict(list)
-    calls = [(each.operator, typical(each.times_s)) for layer in layers for each in layer.operators]
-    for operator, time_s in [*calls, *_replayed(replays)] if on_gpu else calls:
+    for operator, time_s in calls:
         timing = Timing(
             features=features(operator),
             time_s=time_s,
@@ -343,18 +376,6 @@ def _timings(
         groups[name].append(timing)
         if wider := all_functions(name):
             groups[wider].append(timing)
-    for entry in layers:
-        for point in entry.optimizers:
-            size = point.tensor_bytes
-            # One tensor's share of a typical step.
-            timing = Timing(
-                features=optimizer_features(size, size * point.num_tensors),
-                time_s=typical(point.times_s) / point.num_tensors,
-                flop=0.0,
-                moved_bytes=OPTIMIZERS[point.optimizer].passes * size,
-                units=optimizer_work(size, size * point.num_tensors),
-            )
-            groups[optimizer_family(point.optimizer, point.implementation)].append(timing)
     return groups
 
 
@@ -377,25 +398,28 @@ def _replayed(replays: Sequence[ReplayObservation]) -> Iterator[tuple[Operator, 
 
 
 def _left_out_error(
-    draft: OperatorCosts, layers: Sequence[OperatorsObservation], kernels: KernelCosts | None
+    draft: OperatorCosts,
+    layers: Sequence[OperatorsObservation],
+    timings: Sequence[Timings],
+    kernels: KernelCosts | None,
 ) -> float | None:
     """Error of curves for models that they have not seen, beyond what the curves say of themselves.
 
     Drawn models are left out in groups; squares of log errors of their passes, less the variance that
-    the curves own up to, are averaged. ``None`` without drawn models.
+    the curves own up to, are averaged. ``None`` without drawn models. ``timings``: of each layer.
     """
-    drawn = [entry for entry in layers if entry.model is not None]
+    drawn = [index for index, entry in enumerate(layers) if entry.model is not None]
     if len(drawn) < _FOLDS:
         return None
     excess = []
     for fold in range(_FOLDS):
         left_out = drawn[fold::_FOLDS]
-        rest = [entry for entry in layers if all(entry is not other for other in left_out)]
+        rest = [timings[index] for index in sorted({*range(len(layers))}.difference(left_out))]
         families = fit_curves(rest, most_points=_MOST_POINTS // 2, kernels=kernels)
         costs = OperatorDurations(
             replace(draft, families=families, curve_log_error=0.0), use_measured=False
         )
-        for entry in left_out:
+        for entry in (layers[index] for index in left_out):
             for phase in (Phase.FORWARD, Phase.BACKWARD):
                 timed = [one for one in entry.operators if one.phase is phase]
                 if not timed:

@@ -1,7 +1,7 @@
 """From raw observations to a profile: every fit in one place, repeatable on stored data."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -53,9 +53,12 @@ _NOTHING_YET = DdpCosts(
 
 
 def fit_profile(
-    observations_path: Path, *, provenance: Provenance, num_nodes: int = 1
+    observations_path: Path,
+    *,
+    provenance: Provenance | Callable[[dict[str, Any]], Provenance],
+    num_nodes: int = 1,
 ) -> ProfileDocument:
-    """Fit a profile to a file of raw observations.
+    """Fit a profile to a file of raw observations; ``provenance`` may follow from its environment.
 
     ``MeasurementFailed`` if there are no training steps to fit.
     """
@@ -65,6 +68,7 @@ def fit_profile(
         each_s = event_s(map(_rate, _of(observations, ComputeObservation)))
         observations = [without_events(entry, each_s) for entry in observations]
     environment = recorded_environment(observations)
+    made = provenance if isinstance(provenance, Provenance) else provenance(environment)
     steps = _of(observations, StepObservation)
     traced = _of(observations, WorkloadObservation)
     if not steps or not traced:
@@ -100,9 +104,9 @@ def fit_profile(
         else None
     )
     draft = replace(draft, operators=operators, host=host)
-    fitted = _with_ddp(draft, observations, seed=provenance.seed)
+    fitted = _with_ddp(draft, observations, seed=made.seed)
     return ProfileDocument(
-        provenance=provenance,
+        provenance=made,
         observations_sha256=file_sha256(observations_path),
         machine=replace(fitted, layouts=fit_layouts(fitted, _of(observations, LayoutObservation))),
     )

@@ -17,6 +17,8 @@ from calibrate.fit.operators import (
     fit_family,
     fit_gaussian_process,
     fit_operators,
+    squared_differences,
+    timings_of,
     unit_costs,
 )
 from perfmodel.cost.operators import OperatorDurations, work_s
@@ -273,7 +275,7 @@ def test_an_update_is_timed_by_the_tensor() -> None:
         times_s=(4e-6, 16e-6),
     )
     entry = OperatorsObservation(task="one", round=0, operators=(), optimizers=(point,))
-    [found] = fit_curves([entry])
+    [found] = fit_curves([timings_of(entry, on_gpu=False)])
     assert found.name == "optimizer adamw fused"
     assert found.least_s == pytest.approx(2e-6)
     assert found.bytes_per_s == pytest.approx(7 * 400 / 2e-6)
@@ -311,11 +313,11 @@ def test_fit_recovers_the_function_that_made_the_data(seed: int) -> None:
 def test_the_gradient_is_that_of_the_likelihood() -> None:
     rng = np.random.default_rng(0)
     inputs, targets = rng.uniform(0, 5, (12, 2)), rng.normal(size=12)
-    logs = np.log([1.5, 2.0, 0.7, 0.3])
-    _, gradient = _negative_log_likelihood(inputs, targets, np.exp(logs))
+    squares, logs = squared_differences(inputs), np.log([1.5, 2.0, 0.7, 0.3])
+    _, gradient = _negative_log_likelihood(squares, targets, np.exp(logs))
     for index in range(4):
         step = np.zeros(4)
         step[index] = 1e-5
-        above, _ = _negative_log_likelihood(inputs, targets, np.exp(logs + step))
-        below, _ = _negative_log_likelihood(inputs, targets, np.exp(logs - step))
+        above, _ = _negative_log_likelihood(squares, targets, np.exp(logs + step))
+        below, _ = _negative_log_likelihood(squares, targets, np.exp(logs - step))
         assert gradient[index] == pytest.approx((above - below) / 2e-5, rel=1e-4, abs=1e-5)
