@@ -33,6 +33,7 @@ from perfmodel.cost.parameters import (
 )
 from perfmodel.errors import NotFeasible
 from perfmodel.machine import (
+    UNKNOWN_NETWORK,
     DegradedState,
     DeviationSpreads,
     FittedParameter,
@@ -94,6 +95,10 @@ def infer(
         raise NotFeasible(
             f"runs: row {bad[0] + 1}: step time must be finite and > 0, got {step_s[bad[0]]}"
         )
+    node = priors.get("node_bytes_per_s")
+    if node is not None and not jobs.several_nodes.any():
+        # Runs inside nodes say nothing of what joins them.
+        priors = {**priors, "node_bytes_per_s": replace(node, log_sigma=UNKNOWN_NETWORK)}
     fit = _normal_or_disturbed(jobs, step_s, priors, sigma)
     deviation = _deviation(jobs, step_s, fit)
     trust = trust_in(deviation, sigma)

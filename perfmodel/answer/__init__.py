@@ -1,6 +1,7 @@
 """A question about one layout of a workload on a machine, how it is opened, and its answer."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike, fspath
@@ -64,6 +65,12 @@ class Question:
             return
         if self.cluster is not None and machine.has_other_library:
             machine = machine.without_links
+            object.__setattr__(self, "machine", machine)
+        crosses = self.layout.world_size > (machine.devices_per_node or math.inf)
+        if crosses and (self.cluster or machine.cluster) is None:
+            from perfmodel.cost.inferred import among_usual_nodes  # noqa: PLC0415 - as above
+
+            machine = among_usual_nodes(machine)
             object.__setattr__(self, "machine", machine)
         cluster = self.cluster or machine.cluster
         object.__setattr__(self, "cluster", cluster)

@@ -1,5 +1,6 @@
 """Step times on a machine that was inferred from runs: number, interval, parts, degraded runs."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Final
@@ -18,11 +19,13 @@ from perfmodel.cost.parameters import (
     stall_probability,
     stall_time_s,
 )
+from perfmodel.documents.hardware import LINK_SHARE
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.machine import (
     DEVICE,
     NODE,
     UNCERTAINTY_OF_FILE,
+    UNKNOWN_NETWORK,
     Cluster,
     Evidence,
     FittedParameter,
@@ -30,7 +33,8 @@ from perfmodel.machine import (
     Tier,
 )
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.statistics import FloatArray, Interval, normal_cdf
+from perfmodel.statistics import DEVIATE_90, FloatArray, Interval, normal_cdf
+from perfmodel.units import BytesPerSecond
 
 LOWER, UPPER = 0.05, 0.95
 #: Uncertainty, in log, per doubling of the width between a job and the nearest run. Of ten published widths,
@@ -335,6 +339,7 @@ def on_links(machine: InferredMachine, cluster: Cluster, *, num_devices: int) ->
 _BETWEEN_NODES_S: Final = 14e-6
 #: Devices that the model is made for.
 _MOST_DEVICES: Final = 16_384
+_UNKNOWN_FACTOR: Final = math.exp(DEVIATE_90 * UNKNOWN_NETWORK)
 
 
 def with_nodes_of(
@@ -356,41 +361,82 @@ def with_nodes_of(
         )
     fitted = {known.name: known for known in nodes.fitted_parameters}
     rate, slower = fitted["node_bytes_per_s"], fitted["straggler_share"]
-    inside_s = {
-        group.points[-1].at / group.points[-1].time_s
-        for group in machine.collectives
-        if group.collective == "all_reduce" and group.world_size == within
-    }
-    source = f"{nodes.num_runs} runs on {nodes.device_name}"
-    tiers = (
-        Tier(
-            name=NODE,
-            of=DEVICE,
-            count=within,
-            link_bytes_per_s=2 * (within - 1) / within * max(inside_s, default=rate.value),
-            latency_s=0.0,
-            source="measured",
-        ),
-        Tier(
-            name="fabric",
-            of=NODE,
-            count=max(2, _MOST_DEVICES // within),
-            link_bytes_per_s=rate.value,
-            links=within,
-            latency_s=_BETWEEN_NODES_S,
-            source=source,
-            log_error=rate.log_sigma,
-        ),
+    fabric = _fabric(
+        within,
+        rate.value,
+        log_error=rate.log_sigma,
+        source=f"{nodes.num_runs} runs on {nodes.device_name}",
     )
     cluster = Cluster(
         name=f"nodes like {name}",
-        tiers=tiers,
+        tiers=(_own_node(machine, within, otherwise=rate.value), fabric),
         evidence=Evidence.INFERRED,
         straggler_share=slower.value,
         straggler_log_error=slower.log_sigma,
     )
     unknown = tuple(said for said in machine.undetermined if "network between nodes" not in said)
     return replace(machine, cluster=cluster, undetermined=unknown)
+
+
+@lru_cache(maxsize=8)
+def among_usual_nodes(machine: MeasuredMachine) -> MeasuredMachine:
+    """A machine of one node of GPUs among nodes that have the adapters with which such nodes ship.
+
+    Other machines, and devices that the catalogue does not know, stay as they are.
+    """
+    from perfmodel.cost.rescaling import device_sheet  # noqa: PLC0415 - reads the catalogue
+
+    within = machine.devices_per_node
+    known = machine.num_nodes == 1 and machine.ranks_per_node > 1 and machine.backend == "nccl"
+    if not (known and within and machine.collectives):
+        return machine
+    try:
+        rate = device_sheet(machine.device_name).node_bytes_per_s
+    except UsageError:
+        return machine
+    about = (
+        f"{8e-9 * rate:.0f} Gb/s between nodes per device, within a factor of {_UNKNOWN_FACTOR:.0f}"
+    )
+    fabric = _fabric(
+        within, LINK_SHARE * rate, log_error=UNKNOWN_NETWORK, source="usual for the device"
+    )
+    node = _own_node(machine, within, otherwise=fabric.link_bytes_per_s)
+    cluster = Cluster(name=f"{about}: name yours with --cluster", tiers=(node, fabric))
+    return replace(machine, cluster=cluster)
+
+
+def _own_node(machine: MeasuredMachine, within: int, *, otherwise: BytesPerSecond) -> Tier:
+    """Links of the node that was measured: bus rate of its largest all-reduce of all devices.
+
+    ``otherwise``: Algorithm rate where none of them all was measured. [B/s]
+    """
+    inside_s = {
+        group.points[-1].at / group.points[-1].time_s
+        for group in machine.collectives
+        if group.collective == "all_reduce" and group.world_size == within
+    }
+    return Tier(
+        name=NODE,
+        of=DEVICE,
+        count=within,
+        link_bytes_per_s=2 * (within - 1) / within * max(inside_s, default=otherwise),
+        latency_s=0.0,
+        source="measured",
+    )
+
+
+def _fabric(within: int, bytes_per_s: BytesPerSecond, *, log_error: float, source: str) -> Tier:
+    """Links between nodes of ``within`` devices, of which each brings a rate. [B/s]"""
+    return Tier(
+        name="fabric",
+        of=NODE,
+        count=max(2, _MOST_DEVICES // within),
+        link_bytes_per_s=bytes_per_s,
+        links=within,
+        latency_s=_BETWEEN_NODES_S,
+        source=source,
+        log_error=log_error,
+    )
 
 
 def _quantile(

@@ -301,7 +301,8 @@ class LinkCost(GroupCost):
         drawn = deviates(rng, NUM_PARAMETERS + 2, num_draws)
         others = tuple(others)
         # Several groups tell a start from latencies; one alone needs the other collectives.
-        told = found if len(found) > 1 else [*found, *others]
+        crossing = [group for group in found if group.num_nodes > 1] or found
+        told = crossing if len(crossing) > 1 else [*crossing, *others]
         law = LinkLaw.fit(collective, told, library, drawn[:NUM_PARAMETERS])
 
         def factor(group: MeasuredCollective) -> Factor:

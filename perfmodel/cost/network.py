@@ -225,9 +225,14 @@ class Network:
         def by_kind(
             measured: Iterable[CollectiveProfile], where: str = ""
         ) -> dict[str, Callable[[], GroupCost]]:
+            # Of one rank on each node, every group crosses the same links.
+            several = profile.ranks_per_node > 1 and not where
             told = [
                 MeasuredCollective(
-                    collective=g.collective, world_size=g.world_size, num_nodes=1, points=g.points
+                    collective=g.collective,
+                    world_size=g.world_size,
+                    num_nodes=math.ceil(g.world_size / profile.ranks_per_node) if several else 1,
+                    points=g.points,
                 )
                 for g in measured
                 if g.world_size > 1

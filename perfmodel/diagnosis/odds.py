@@ -35,13 +35,12 @@ from perfmodel.diagnosis.causes import (
     with_second_cause,
 )
 from perfmodel.diagnosis.trained import NUM_DRAWS, Run, Trained
+from perfmodel.machine import UNKNOWN_NETWORK
 from perfmodel.statistics import FloatArray, Interval
 from perfmodel.units import BytesPerSecond, Seconds
 
 #: Runs of one setting, rounding of what people write down. [log]
 _OBSERVED_ERROR: Final = 0.12
-#: Where nobody names the network between nodes: within a factor of 10 or so of the usual. [log]
-_UNKNOWN_NETWORK: Final = 1.2
 #: Steps of an unknown cause: anything within a factor of 10. [log]
 _UNKNOWN: Final = 2.3
 #: Of the dense peak and of the memory bandwidth that a data sheet names; the best matrix products that
@@ -235,7 +234,7 @@ def draw_terms(
     for name, prior in step_time_priors(sheet).items():
         sigma = prior.log_sigma
         if name == "node_bytes_per_s" and not known_network:
-            sigma = _UNKNOWN_NETWORK
+            sigma = UNKNOWN_NETWORK
         drawn = prior.median * np.exp(sigma * rng.standard_normal(NUM_DRAWS))
         found[name] = np.minimum(drawn, _MOST_OF_PEAK * getattr(sheet, name, np.inf))
     return found
@@ -248,7 +247,7 @@ def usual_network(sheet: DeviceSheet, terms: FittedParameters) -> dict[str, Floa
     """
     prior = step_time_priors(sheet)["node_bytes_per_s"]
     rate = np.asarray(terms["node_bytes_per_s"])
-    nearer = prior.median * (rate / prior.median) ** (prior.log_sigma / _UNKNOWN_NETWORK)
+    nearer = prior.median * (rate / prior.median) ** (prior.log_sigma / UNKNOWN_NETWORK)
     return {
         **{name: np.asarray(values) for name, values in terms.items()},
         "node_bytes_per_s": nearer,

@@ -56,6 +56,19 @@ def test_what_the_runs_do_not_tell_stays_at_its_prior_and_is_wide() -> None:
     assert (wide.upper_s / wide.lower_s).mean() > 1.2 * (narrow.upper_s / narrow.lower_s).mean()
 
 
+def test_runs_inside_nodes_leave_the_network_between_them_open() -> None:
+    """Within a factor of 7 of the data sheet; runs on several nodes tell it."""
+    jobs = some_jobs(most=64)
+    for chosen, prior, most in ((~jobs.several_nodes, 1.2, 1.2), (jobs.several_nodes, 0.5, 0.4)):
+        known = jobs.take(chosen)
+        found = {
+            each.name: each for each in fitted(known, measured(known)).machine.fitted_parameters
+        }
+        rate = found["node_bytes_per_s"]
+        assert rate.prior_log_sigma == prior
+        assert rate.log_sigma <= most
+
+
 def test_few_runs_and_far_layouts_never_narrow_the_uncertainty() -> None:
     jobs = some_jobs(most=64)
     few = jobs.take(np.arange(0, len(jobs), len(jobs) // 4)[:4])

@@ -4,18 +4,22 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.random import default_rng
 from scipy.optimize import isotonic_regression
 
 from perfmodel.cost import deviates
 from perfmodel.cost.collectives import bus_factor
 from perfmodel.cost.group_cost import GroupCost
-from perfmodel.cost.network import UNCERTAINTY_PER_DOUBLING, sampled_cost
+from perfmodel.cost.inferred import among_usual_nodes
+from perfmodel.cost.network import UNCERTAINTY_PER_DOUBLING, Group, Network, sampled_cost
+from perfmodel.documents.profile import ProfileDocument, shipped_machines
 from perfmodel.documents.verdicts import PublishedSeries
-from perfmodel.machine.measured import CurvePoint, MeasuredCollective
+from perfmodel.machine.measured import CurvePoint, MeasuredCollective, MeasuredMachine
 from perfmodel.statistics import FloatArray
 from validate.published.harness import Part, Row, Table, number, numbers, verdict
 
@@ -28,7 +32,9 @@ _BANDS: Final = (
     (2**20, 2**26, ": 1 to 64 MiB"),
     (2**26, math.inf, ": from 64 MiB"),
 )
-_NAMES: Final = {"alltoall": "all_to_all"}
+_NAMES: Final = {"alltoall": "all_to_all", "all_gather_or_reduce_scatter": "all_gather"}
+#: Machines that ship with perfmodel, whose links inside a node were timed, by the name of their device.
+_NODES: Final = {"A100": "dgx-a100", "H100": "dgx-h100", "H200": "dgx-h100"}
 #: Counts in a system's name say how much of it was used, not which system it is.
 _COUNTS: Final = re.compile(r"^\d+x\s+|,\s*(single rack|\d+ racks?|\d+ nodes?)$|_n\d+")
 #: Devices that NVLink joins, where they stand in several nodes: NVL72.
@@ -101,14 +107,76 @@ def _judged(
             table.skipped.append(told)
             continue
         judged.add(name)
+        op = _NAMES.get(name[-1], name[-1])
+        unnamed = list(_from_one_node(table, name, op, points))
+        yield from unnamed
+        if unnamed and max(point.nodes for point in known) == 1:
+            continue  # links inside a node say nothing of those between
         errors = np.array([max(_ERROR, log_scatter(known))])
         for low, high, band in bands:
             of_band = [point for point in unknown if low <= point.size_bytes < high]
             if of_band:
-                op = _NAMES.get(name[-1], name[-1])
                 part = predicted(op, known, of_band, library="nccl", errors=errors)
                 yield judge_part(table.source, words + band, part, known, of_band)
     table.leave_out(few, sum(judged.isdisjoint(names) for names in of_rows))
+
+
+def _from_one_node(
+    table: Table, name: System, op: str, points: Sequence[Point]
+) -> Iterator[PublishedSeries]:
+    """Groups on several nodes from timings inside one node of the same device, whose network nobody named."""
+    device = next((each for each in _NODES if each in name[1].upper()), None)
+    unknown = [p for p in points if 1 < p.nodes < p.ranks]
+    if device is None or not unknown or op not in {"all_reduce", "all_gather"}:
+        return
+    parts = []
+    for per_node in sorted({-(-p.ranks // p.nodes) for p in unknown}):
+        machine = _one_node(_NODES[device], per_node)
+        network = Network.sample(
+            machine, cluster=machine.cluster, num_draws=_NUM_DRAWS, rng=lambda _: default_rng(0)
+        )
+        assert network is not None, "its all-reduces were timed"
+        own = [p for p in unknown if -(-p.ranks // p.nodes) == per_node]
+        draws_s = np.stack([network.time_s(op, round(p.size_bytes), Group(p.ranks)) for p in own])
+        known = [
+            Point(each.at, per_node, 1, each.time_s)
+            for group in machine.collectives
+            if (group.collective, group.world_size) == (op, per_node)
+            for each in group.points
+        ]
+        low, high = np.quantile(draws_s, [0.05, 0.95], axis=1)
+        parts.append(
+            Part(
+                measured=np.array([p.time_s for p in own]),
+                predicted={
+                    "perfmodel": draws_s[:, 0],
+                    "bus bandwidth carried on": carried(op, known, own),
+                },
+                interval=(low, high),
+            )
+        )
+    yield verdict(
+        table.source,
+        ": ".join(name) + ": the network not named",
+        parts,
+        fitted=f"one node of {device}",
+        predicted="several nodes",
+        num_fitted=len(known),
+    )
+
+
+@lru_cache(maxsize=8)
+def _one_node(name: str, per_node: int) -> MeasuredMachine:
+    """A machine as one node of ``per_node`` devices, of which nothing outside is known."""
+    machine = ProfileDocument.read(shipped_machines()[name]).machine
+    alone = replace(
+        machine,
+        cluster=None,
+        ranks_per_node=per_node,
+        collectives=tuple(g for g in machine.collectives if g.world_size <= per_node),
+        environment={"gpus": [machine.device_name] * per_node},
+    )
+    return among_usual_nodes(alone)
 
 
 def _timing(row: Row) -> tuple[Sequence[System], Point] | str:
@@ -193,7 +261,7 @@ def predicted(
 ) -> Part:
     """Our law and a plain rule at unknown points, whose relative ``errors`` widen the intervals."""
     draws_s = draws_of(op, known, [p[:3] for p in unknown], library=library)
-    noise = np.random.default_rng(1).standard_normal(draws_s.shape)
+    noise = default_rng(1).standard_normal(draws_s.shape)
     low, high = np.quantile(draws_s * np.exp(errors[:, np.newaxis] * noise), [0.05, 0.95], axis=1)
     return Part(
         measured=np.array([point.time_s for point in unknown]),
@@ -232,7 +300,7 @@ def draws_of(
 ) -> FloatArray:
     """Times at sizes, ranks and nodes, shape ``(num_points, num_draws)``. [s]"""
     cost = _fitted(op, tuple(known), library)
-    beyond = deviates(np.random.default_rng(2), _NUM_DRAWS) * UNCERTAINTY_PER_DOUBLING
+    beyond = deviates(default_rng(2), _NUM_DRAWS) * UNCERTAINTY_PER_DOUBLING
     found = []
     for size, ranks, nodes in at:
         doublings = max(0.0, math.log2(ranks / cost.ranks[-1]))
@@ -256,7 +324,7 @@ def _fitted(op: str, known: tuple[Point, ...], library: str) -> GroupCost:
         )
         for n, m in sorted({(p.ranks, p.nodes) for p in known})
     ]
-    return sampled_cost(groups, library=library, num_draws=_NUM_DRAWS, rng=np.random.default_rng(0))
+    return sampled_cost(groups, library=library, num_draws=_NUM_DRAWS, rng=default_rng(0))
 
 
 def log_scatter(points: Sequence[Point]) -> float:

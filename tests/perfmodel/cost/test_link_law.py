@@ -63,6 +63,16 @@ def test_eight_ranks_follow_from_two_and_four(size_bytes: int) -> None:
     assert found_s == pytest.approx(all_reduce_s(size_bytes, 8), rel=0.02)
 
 
+def test_groups_inside_a_node_say_nothing_of_those_on_several() -> None:
+    """A network of a quarter of the rate: 32 devices on 4 nodes follow from 16 on 2, as timed 8 in one or not."""
+    across = group(16, slower=4.0, nodes=2)
+    alone, beside = cost_of(across), cost_of(group(8), across)
+    for size in (2**20, 2**30):
+        found_s, expected_s = (float(of.group_s(size, 32, nodes=4)[0]) for of in (beside, alone))
+        assert found_s == pytest.approx(expected_s, rel=1e-6)
+    assert float(beside.group_s(2**20, 8, nodes=1)[0]) == pytest.approx(all_reduce_s(2**20, 8))
+
+
 def test_a_tree_is_taken_for_small_arrays_of_many_nodes() -> None:
     """1,024 nodes: 2,046 messages of a ring, 20 of a tree; on one node trees are chains."""
     cost = cost_of(group(2, nodes=2), group(4, nodes=4))

@@ -6,7 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from perfmodel.answer.measured import measured_caveats
 from perfmodel.cost.collectives import SWITCH_LATENCY_S, start_s
+from perfmodel.cost.inferred import among_usual_nodes
 from perfmodel.cost.link_law import LinkCost
 from perfmodel.cost.machine import CostModel
 from perfmodel.cost.network import (
@@ -232,6 +234,60 @@ def test_ranks_without_a_cluster_fill_nodes_that_were_counted(
     known = found.messages["all_reduce"]()
     assert seconds(found, 512, 9) == pytest.approx(float(known.group_s(512, 9, nodes=nodes)[0]))
     assert known.group_s(512, 9, nodes=2)[0] != pytest.approx(known.group_s(512, 9, nodes=1)[0])
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "within", "nodes"), [(1, 4, (1, 1)), (2, 2, (1, 2)), (4, 1, (1, 1))]
+)
+def test_groups_of_several_nodes_are_known_as_such(
+    num_nodes: int, within: int, nodes: tuple[int, int]
+) -> None:
+    """With one rank on each node all groups cross the same links, and none is apart."""
+    two = profile(Machine()).collectives
+    four = tuple(replace(each, world_size=4) for each in two)
+    machine = replace(
+        profile(Machine()),
+        backend="nccl",
+        num_nodes=num_nodes,
+        ranks_per_node=within,
+        collectives=(*two, *four),
+    )
+    found = existing(CostModel(machine, num_draws=1, seed=0).network)
+    known = found.messages["all_reduce"]()
+    assert isinstance(known, LinkCost)
+    assert known.nodes == nodes
+
+
+def test_a_node_stands_among_those_that_ship_with_such_devices() -> None:
+    """Two nodes of eight H100 whose network nobody names: 80 % of 400 Gb/s for each, within a factor of 7."""
+    eight = tuple(replace(each, world_size=8) for each in profile(Machine()).collectives)
+    own = replace(
+        profile(Machine()),
+        device_kind="cuda",
+        device_name="NVIDIA H100 80GB HBM3",
+        backend="nccl",
+        ranks_per_node=8,
+        collectives=eight,
+        environment={"gpus": ["gpu"] * 8},
+    )
+    asking = Asking(own)
+    light = asking.workload("light")
+    inside, across = (asking.question(light, Layout(dp=n, micro_batch=16)) for n in (8, 16))
+    assert inside.machine is own
+    assert inside.cluster is None
+    node, fabric = existing(across.cluster).tiers
+    assert (node.count, fabric.links, fabric.log_error) == (8, 8, 1.2)
+    assert fabric.link_bytes_per_s == pytest.approx(0.8 * 50e9)
+    (said,) = [
+        each
+        for each in measured_caveats(across, {across.layout: {"compute": Evidence.EXTRAPOLATED}})
+        if "assume" in each
+    ]
+    assert "16 devices assume 400 Gb/s between nodes per device, within a factor of 7" in said
+    assert "--cluster" in said
+    unknown = replace(own, device_name="a card of tomorrow")
+    for other in (unknown, replace(own, ranks_per_node=1), replace(own, backend="gloo")):
+        assert among_usual_nodes(other) is other
 
 
 @pytest.mark.parametrize(

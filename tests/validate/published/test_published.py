@@ -98,6 +98,22 @@ def test_groups_of_eight_follow_from_those_of_two_and_four(tmp_path: Path) -> No
     }
 
 
+def test_several_nodes_follow_from_one_whose_network_nobody_named(tmp_path: Path) -> None:
+    """16 and 32 A100: adapters at 80 % of 200 Gb/s each bound large arrays; links inside alone do not."""
+    rows = [
+        row | {"hardware": "A100 box", "ranks": 8 * nodes, "nodes": nodes}
+        | {"time_us": 100 + 2 * int(str(row["bytes"])) / (8 * 20e3)}
+        for nodes in (2, 4)
+        for row in ring_rows()[-3:]
+    ]  # fmt: skip
+    series, *_ = judged(tmp_path, "collectives", rows)
+    (unnamed,) = (one for one in series if one.name.endswith("the network not named"))
+    ours, carried = unnamed.errors
+    assert (unnamed.num_fitted, unnamed.num_predicted) == (21, 6)
+    assert ours.mape < 0.2 < carried.mape
+    assert ours.coverage == 1.0
+
+
 def test_steps_of_more_nodes_follow_from_two(tmp_path: Path) -> None:
     (series,), _, rows = judged(tmp_path, "steptime_placements", placement_rows())
     by_method = {entry.method: entry.mape for entry in series.errors}
