@@ -5,9 +5,12 @@ line; nothing is left out without a word.
 """
 
 import math
+import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -64,6 +67,8 @@ _FORMATS: Final[tuple[MemoryFormat, ...]] = ("contiguous", "channels_last")
 _OPTIMIZERS: Final = (*OPTIMIZERS, "none")
 #: Two times of one setting further apart contradict each other.
 _CONTRADICTION: Final = 1.5
+#: Lines of one setting that a note names.
+_MOST_NAMED: Final = 20
 #: Clocks run this much above those behind the peaks of data sheets.
 _BOOST: Final = 1.25
 #: Medians of a column are within this factor of what devices like this take; 1000 is a wrong unit.
@@ -140,38 +145,41 @@ def read_steps(table: Path) -> tuple[list[TableRow], list[str]]:
     IncomparableRuns
         If two rows are the same setting and contradict each other.
     """
+    # First row of each setting, and its times by line: further rows need no memory of their own.
+    kept: dict[Setting, tuple[TableRow, dict[int, Seconds]]] = {}
+    unknown: set[str] = set()
     with reading(table, "steps"):
-        lines = read_table(table, columns=_REQUIRED, delimiters=",;\t")
-    if not lines:
+        for line, cells in read_table(table, columns=_REQUIRED, delimiters=",;\t"):
+            unknown = unknown or set(cells) - {*_REQUIRED, *_OPTIONAL, ""}
+            row = _row(f"{table}: line {line}", cells)
+            _, times_s = kept.setdefault(row.setting, (row, {}))
+            times_s[line] = row.step_s
+    if not kept:
         raise InvalidDocument(f"{table}: must hold at least one step, got none")
-    unknown = sorted(set(lines[0][1]) - {*_REQUIRED, *_OPTIONAL, ""})
-    notes = [f"{table}: columns not read: {', '.join(unknown)}"] if unknown else []
-    rows = [_row(f"{table}: line {line}", cells) for line, cells in lines]
-    kept: dict[Setting, list[TableRow]] = {}
-    for row in rows:
-        kept.setdefault(row.setting, []).append(row)
+    notes = [f"{table}: columns not read: {', '.join(sorted(unknown))}"] if unknown else []
     found = []
-    for same in kept.values():
-        first, last = (pick(same, key=lambda row: row.step_s) for pick in (min, max))
-        if last.step_s > _CONTRADICTION * first.step_s:
+    for row, times_s in kept.values():
+        first, last = (pick(times_s, key=times_s.__getitem__) for pick in (min, max))
+        if times_s[last] > _CONTRADICTION * times_s[first]:
             raise IncomparableRuns(
-                f"{first.where} and line {last.where.rpartition(' ')[2]} are the same setting but take "
-                f"{first.step_s:g} s and {last.step_s:g} s; remove the wrong one, or say what differs "
+                f"{table}: line {first} and line {last} are the same setting but take "
+                f"{times_s[first]:g} s and {times_s[last]:g} s; remove the wrong one, or say what differs "
                 "(precision, memory_format, torch)"
             )
-        if len(same) > 1:
-            lines_of = ", ".join(row.where.rpartition(" ")[2] for row in same)
+        if len(times_s) > 1:
+            more = f" and {len(times_s) - _MOST_NAMED:,} more" if len(times_s) > _MOST_NAMED else ""
+            lines = ", ".join(map(str, islice(times_s, _MOST_NAMED)))
             notes.append(
-                f"{table}: lines {lines_of} are one setting: their geometric mean counts once"
+                f"{table}: lines {lines}{more} are one setting: their geometric mean counts once"
             )
-        mean_s = math.exp(sum(math.log(row.step_s) for row in same) / len(same))
-        found.append(replace(same[0], step_s=mean_s))
+        mean_s = math.exp(statistics.fmean(map(math.log, times_s.values())))
+        found.append(replace(row, step_s=mean_s))
     return found, notes
 
 
 def _row(where: str, cells: Mapping[str, str]) -> TableRow:
     def text(name: str, default: str = "") -> str:
-        return cells.get(name, "").strip() or default
+        return sys.intern(cells.get(name, "").strip()) or default
 
     def one_of(name: str, allowed: Sequence[str], default: str = "") -> str:
         value = text(name, default)

@@ -125,8 +125,8 @@ def read_last_lines(path: Path) -> LastLines:
 
 def read_table(
     path: Path, *, columns: Sequence[str] = (), delimiters: str = ","
-) -> list[tuple[int, dict[str, str]]]:
-    """Rows of a table (CSV) below its heading, each with its line; every row has all cells.
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Rows of a table (CSV) below its heading, one by one, each with its line; every row has all cells.
 
     The delimiter is the one that stands most often in the heading.
     """
@@ -146,7 +146,6 @@ def read_table(
             raise Unreadable(
                 f"must have the columns {', '.join(columns)}, got none named {', '.join(missing)}"
             )
-        found = []
         for cells in reader:
             if cells and len(cells) != len(names):
                 raise Unreadable(
@@ -154,10 +153,9 @@ def read_table(
                     f"got {len(cells)}; numbers are written without separators"
                 )
             if cells:
-                found.append((reader.line_num, dict(zip(names, cells, strict=True))))
+                yield reader.line_num, dict(zip(names, cells, strict=True))
     except csv.Error as error:
         raise Unreadable(f"line {reader.line_num}: {error}") from error
-    return found
 
 
 def read_json(path: Path) -> Any:

@@ -194,11 +194,15 @@ def test_a_bad_table_is_refused_with_its_row(
         calibrate_from_steps(table, device=DEVICE, trace=trace_named)
 
 
-def test_a_row_written_twice_counts_once_and_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [(1, "lines 2, 14 are one setting"), (90, ", 32 and 71 more are one setting")],
+)
+def test_rows_of_one_setting_count_once_and_are_said(tmp_path: Path, more: int, said: str) -> None:
     rows = some_rows()
-    found, notes = read_steps(table_of(tmp_path / "steps.csv", *rows, rows[0]))
+    found, notes = read_steps(table_of(tmp_path / "steps.csv", *rows, *[rows[0]] * more))
     assert len(found) == len(rows)
-    assert "lines 2, 14 are one setting" in notes[0]
+    assert said in notes[0]
 
 
 def test_few_rows_keep_the_prior_and_a_wide_interval(tmp_path: Path) -> None:
