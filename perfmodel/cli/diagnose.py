@@ -1,7 +1,6 @@
 """Commands that judge what others measured: diagnose, network check."""
 
 from collections.abc import Callable
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -204,17 +203,16 @@ def diagnose(
     from perfmodel.diagnosis.cases import Case
     from perfmodel.report.diagnosis import diagnosis_json, diagnosis_lines, diagnosis_table
 
-    own = {"machine", "cluster"}
-    case = Case(**{f.name: context.params[f.name] for f in fields(Case) if f.name not in own})
+    machine = links = None
     if cluster is not None:
         from perfmodel.documents.clusters import open_cluster
 
-        case = replace(case, cluster=open_cluster(cluster))
+        links = open_cluster(cluster)
     if profile is not None:
         from calibrate.workloads import with_stored_workloads
 
         machine = with_stored_workloads(opt.profiled(profile), profile.parent)
-        case = replace(case, machine=machine)
+    case = opt.asked(Case, context, machine=machine, cluster=links)
     with working("diagnose"):
         found = diagnosed(case)
     if printing.get().as_json:

@@ -113,11 +113,12 @@ def calibrate(
     if campaign is not None:
         from validate.borrowed import BorrowedRequest
 
-        asked = BorrowedRequest(
+        asked = opt.asked(
+            BorrowedRequest,
+            context,
             folder=campaign,
             limit_s=_CAMPAIGN_S if minutes is None else minutes,
             device=device_kind,
-            truth=truth,
             num_ranks=nproc,
             models=opt.names(models or ""),
         )
@@ -133,21 +134,13 @@ def calibrate(
     from calibrate.launch import TorchrunLauncher
     from calibrate.topology import LaunchFlags
 
-    request = whole.CalibrationRequest(
+    request = opt.asked(
+        whole.CalibrationRequest,
+        context,
         folder=out,
-        budget=budget,
         device=device_kind,
-        truth=truth,
         models=None if models is None else opt.names(models),
-        flags=LaunchFlags(
-            nnodes=nnodes,
-            nproc_per_node=nproc,
-            node_rank=node_rank,
-            master_addr=master_addr,
-            master_port=master_port,
-        ),
-        seed=seed,
-        resume=resume,
+        flags=opt.asked(LaunchFlags, context, nproc_per_node=nproc),
     )
     with measurement("calibrate") as on_progress:
         profile = whole.calibrate(request, TorchrunLauncher(), on_progress=on_progress)

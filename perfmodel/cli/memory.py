@@ -222,6 +222,7 @@ _KERNELS = opt.choice(
 
 
 def trace(
+    context: typer.Context,
     model: Annotated[str, _MODEL],
     *,
     micro_batch: Annotated[int | None, _SAMPLES] = None,
@@ -241,24 +242,19 @@ def trace(
     from perfmodel.report.memory import trace_lines
     from perfmodel.workload.step import StepMethod
 
-    method = StepMethod(
-        optimizer=optimizer,
-        optimizer_implementation=optimizer_implementation,
-        precision=precision,
-        checkpointing=checkpointing,
-        device_kind="cpu" if device_kind == "as-cuda" else device_kind,
-    )
+    as_on_cuda = device_kind == "as-cuda"
+    kind = "cpu" if as_on_cuda else device_kind
     with working("trace"):
         document = traced_document(
             model,
-            method,
+            opt.asked(StepMethod, context, device_kind=kind),
             micro_batch=micro_batch,
             image_size=image_size,
             sequence_length=sequence_length,
-            as_on_cuda=device_kind == "as-cuda",
+            as_on_cuda=as_on_cuda,
         )
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", document.workload.name)
     path = output or DEFAULT_FOLDER / f"{name}.json"
     document.write(path)
-    lines = trace_lines(document, as_on_cuda=device_kind == "as-cuda")
+    lines = trace_lines(document, as_on_cuda=as_on_cuda)
     show_answer(document, lines=lines, written={"workload": path})

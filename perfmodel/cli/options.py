@@ -8,6 +8,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, TypeVar
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from perfmodel.machine.measured import MeasuredMachine
 
 _Choice = TypeVar("_Choice", bound=str)
+_Request = TypeVar("_Request")
 DEFAULT_CALIBRATION: Final = Path("runs/calibration")
 DEFAULT_PROFILE: Final = DEFAULT_CALIBRATION / "profile.json"
 DEFAULT_DEVICES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -184,6 +186,12 @@ def refuse_unlike_truth(device_kind: str, truth: str | None) -> None:
     if (truth is not None) != (device_kind == "virtual"):
         got = "it alone" if truth is not None else "no --truth"
         raise UsageError(f"--truth: must come with --device-kind virtual, got {got}")
+
+
+def asked(request: type[_Request], context: typer.Context, **others: Any) -> _Request:
+    """What a use case is asked: fields by the options of the same names, ``others`` as they are."""
+    known = {field.name for field in fields(request)}  # type: ignore[arg-type]
+    return request(**{name: context.params[name] for name in known & {*context.params}} | others)
 
 
 def typed(context: typer.Context, name: str) -> bool:

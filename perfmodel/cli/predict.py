@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields as fields_of
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -279,11 +278,9 @@ def _forecast(context: typer.Context) -> "Forecast":
     """Device counts and what stays the same, as far as the command has options for it."""
     from perfmodel.answer.answer import Forecast
 
-    given, counts = context.params, context.params["devices"]
-    same = {f.name: given[f.name] for f in fields_of(Forecast) if f.name in given}
-    return Forecast(
-        world_sizes=tuple(counts) if isinstance(counts, Sequence) else (counts,), **same
-    )
+    counts = context.params["devices"]
+    world_sizes = tuple(counts) if isinstance(counts, Sequence) else (counts,)
+    return opt.asked(Forecast, context, world_sizes=world_sizes)
 
 
 def _question(context: typer.Context) -> "Question":

@@ -81,16 +81,12 @@ def validate(
     from validate import validate as use_case
     from validate.judging import PLAIN_LOOP
 
-    request = use_case.ValidationRequest(
+    request = opt.asked(
+        use_case.ValidationRequest,
+        context,
         profile=opt.profiled(profile),
         folder=out,
-        budget=budget,
-        seed=seed,
-        resume=resume,
-        soon=soon,
-        flags=LaunchFlags(
-            nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
-        ),
+        flags=opt.asked(LaunchFlags, context),
         earlier=None if validation is None else ValidationDocument.read(validation),
     )
     with measurement("validate") as on_progress:
@@ -147,6 +143,7 @@ def show_archive(path: Path, *, fails: bool = True) -> None:
 
 
 def validate_models(
+    context: typer.Context,
     *,
     profile: opt.Profile = opt.DEFAULT_PROFILE,
     budget: Annotated[str, _BUDGET] = "standard",
@@ -160,13 +157,9 @@ def validate_models(
     from validate import models as use_case
     from validate.judging import PLAIN_LOOP, ProfileRequest, campaign_seed
 
-    request = ProfileRequest(
-        profile=opt.profiled(profile),
-        folder=out,
-        budget=budget,
-        seed=campaign_seed(out, seed),
-        resume=resume,
-        soon=soon,
+    its_seed = campaign_seed(out, seed)
+    request = opt.asked(
+        ProfileRequest, context, profile=opt.profiled(profile), folder=out, seed=its_seed
     )
     with measurement("validate models") as on_progress:
         documents = use_case.validate_models(
@@ -228,6 +221,7 @@ def validate_published(
 
 
 def validate_strategies(
+    context: typer.Context,
     *,
     profile: opt.Profile = opt.DEFAULT_PROFILE,
     budget: Annotated[str, _BUDGET_STRATEGIES] = "standard",
@@ -249,15 +243,8 @@ def validate_strategies(
         method = replace(USUAL_METHOD, optimizer=optimizer, device_kind=machine.traced_kind)
         return traced_document(model, method, micro_batch=8)
 
-    request = use_case.StrategiesRequest(
-        profile=machine,
-        folder=out,
-        budget=budget,
-        seed=campaign_seed(out, seed),
-        resume=resume,
-        soon=soon,
-        trace=trace,
-    )
+    its_seed, kind = campaign_seed(out, seed), use_case.StrategiesRequest
+    request = opt.asked(kind, context, profile=machine, folder=out, seed=its_seed, trace=trace)
     with measurement("validate") as on_progress:
         document = use_case.validate_strategies(
             request, TorchrunLauncher(), on_progress=on_progress
@@ -266,6 +253,7 @@ def validate_strategies(
 
 
 def validate_network(
+    context: typer.Context,
     *,
     budget: Annotated[str, typer.Option(help="quick or standard: 1 or 3 rounds.")] = "standard",
     mbit: Annotated[float, opt.positive("--mbit", "Rate of the links. [Mbit/s]")] = 200.0,
@@ -276,9 +264,7 @@ def validate_network(
     """Measure collectives of 2 to 16 ranks on shaped links; fit some, judge by the rest."""
     from validate.testbed import network as use_case
 
-    request = use_case.NetworkRequest(
-        folder=out, budget=budget, mbit=mbit, seed=seed, resume=resume
-    )
+    request = opt.asked(use_case.NetworkRequest, context, folder=out)
     with measurement("network") as on_progress:
         document = use_case.validate_network(request, on_progress=on_progress)
     _show_verdict("network", document, out / use_case.VERDICT)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -132,33 +132,42 @@ _BLOCK: Final = {"AVX512": 16}.get(torch.backends.cpu.get_cpu_capability(), 8)
 _PLAIN_CHANNELS: Final = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConvolutionBytes:
-    """Bytes of the tensors of one convolution, and of their copies in blocked layout."""
+class _Convolution(NamedTuple):
+    """A convolution, or its backward pass."""
 
-    inputs: Bytes
-    weight: Bytes
-    outputs: Bytes
-    blocked_inputs: Bytes
-    """Zero if the kernel reads the inputs as they are."""
-    blocked_outputs: Bytes
+    inputs: Tensor
+    weight: Tensor
+    outputs: Sequence[int]
+    """Shape of the result, or of its gradient."""
+    settings: Sequence[Any]
+    """Stride, padding, dilation, whether it is transposed, padding of the output, groups."""
+    for_inputs: bool | None
+    """Whether a backward pass computes the gradient of the inputs; None in a forward pass."""
 
-    def forward(self) -> Bytes:
-        """Workspace beyond the result: copies while the kernel runs, then the result beside its copy. [B]"""
-        running = self.blocked_inputs + self.weight + self.blocked_outputs
-        return max(running, self.blocked_outputs + self.outputs) - self.outputs
 
-    def backward(self, *, for_inputs: bool) -> Bytes:
-        """Workspace beyond the gradients of inputs and weight, computed one after the other. [B]"""
-        done = self.inputs if for_inputs else 0
-        moments = [
-            done + self.blocked_outputs + self.blocked_inputs + self.weight,
-            done + 2 * self.weight,
-        ]
-        if for_inputs:
-            gradient = self.blocked_inputs or self.inputs
-            moments += [self.blocked_outputs + self.weight + gradient, gradient + self.inputs]
-        return max(0, max(moments) - done - self.weight)
+def blocked_bytes(
+    *,
+    inputs: Bytes,
+    weight: Bytes,
+    outputs: Bytes,
+    blocked_inputs: Bytes,
+    blocked_outputs: Bytes,
+    for_inputs: bool | None,
+) -> Bytes:
+    """Workspace beyond the results, of bytes of tensors and of their copies in blocked layout. [B]
+
+    Forward: copies while the kernel runs, then the result beside its copy. Backward: gradients of inputs, as far as
+    they are computed (``for_inputs``), and weight, one after the other. ``blocked_inputs``: 0 if they are not copied.
+    """
+    copies = blocked_inputs + weight + blocked_outputs
+    if for_inputs is None:
+        return max(copies, blocked_outputs + outputs) - outputs
+    done = inputs if for_inputs else 0
+    moments = [done + copies, done + 2 * weight]
+    if for_inputs:
+        gradient = blocked_inputs or inputs
+        moments += [blocked_outputs + weight + gradient, gradient + inputs]
+    return max(0, max(moments) - done - weight)
 
 
 #: Tensor cores read channels, or pixels, in pieces of this size.
@@ -170,21 +179,15 @@ _PARTIAL_SUMS_BYTES: Final = 8 * MIB
 _SAMPLE_GRADIENTS_BYTES: Final = 768 * MIB
 
 
-def cudnn_workspace_bytes(
-    inputs: Tensor,
-    weight: Tensor,
-    outputs: Sequence[int],
-    settings: Sequence[Any],
-    *,
-    backward: bool,
-) -> Bytes:
+def _cudnn_bytes(of: _Convolution) -> Bytes:
     """What cuDNN takes for a convolution on tensor cores: copies with channels last, and partial sums. [B]
 
     Read off 164 convolutions of ResNets on an H200 (cuDNN 9.19): the algorithm is a heuristic's choice. Within 6 %
     or 2 MB are 139 of their forward and 95 of their backward passes; those in bf16 add up to 17 MB of partial sums.
     Grouped ones count as none: with some in fp32, a step on an H100 took 5 % more than predicted.
     """
-    stride, _, _, transposed, _, groups = settings
+    inputs, weight, backward = of.inputs, of.weight, of.for_inputs is not None
+    stride, _, _, transposed, _, groups = of.settings
     if transposed or groups > 1:
         return 0
     size, channels = inputs.element_size(), int(inputs.shape[1])
@@ -192,15 +195,15 @@ def cudnn_workspace_bytes(
     is_last = inputs.is_contiguous(memory_format=torch.channels_last)
     pixels = int(inputs.shape[2]) * int(inputs.shape[3])
     is_pointwise = tuple(weight.shape[2:]) == (1, 1) and set(stride) == {1}
-    is_product = is_pointwise and not is_last and pixels * size % _CHANNEL_BYTES == 0
+    if is_pointwise and not is_last and pixels * size % _CHANNEL_BYTES == 0:
+        # A matrix product: a gradient of the weight by each sample, then their sum.
+        by_sample = int(inputs.shape[0]) * weight.nbytes
+        return min(_SAMPLE_GRADIENTS_BYTES, by_sample) if backward else 0
     copies = 0
     if not is_last or padded != channels * size:
         copies += inputs.nbytes // (channels * size) * padded
     if not is_last:
-        copies += math.prod(outputs) * size + weight.nbytes
-    if is_product:  # a gradient of the weight by each sample, then their sum
-        by_sample = int(inputs.shape[0]) * weight.nbytes
-        return min(_SAMPLE_GRADIENTS_BYTES, by_sample) if backward else 0
+        copies += math.prod(of.outputs) * size + weight.nbytes
     if backward and inputs.dtype == torch.float32:
         return copies + min(_PARTIAL_SUMS_BYTES, _PARTIAL_SUMS * weight.nbytes)
     return copies
@@ -213,66 +216,52 @@ def workspace_bytes(func: Any, args: Sequence[Any], *, on_cuda: bool = False) ->
     """
     if func is _CONVOLUTION:
         inputs, weight, _, *settings = args[:9]
-        outputs = _output_shape(inputs, weight, settings)
+        of = _Convolution(inputs, weight, _output_shape(inputs, weight, settings), settings, None)
     elif func is _CONVOLUTION_BACKWARD:
         gradient, inputs, weight, _, *settings = args[:10]
-        outputs = gradient.shape
+        of = _Convolution(inputs, weight, gradient.shape, settings, bool(args[10][0]))
     else:
         return 0
-    backward = func is _CONVOLUTION_BACKWARD
     device = "cuda" if on_cuda else inputs.device.type
-    if device == "cuda" and inputs.dim() == 4:
-        return cudnn_workspace_bytes(inputs, weight, outputs, settings, backward=backward)
-    if device == "cpu" and inputs.dim() == 4:
-        for_inputs = bool(args[10][0]) if backward else None
-        return _cpu_workspace_bytes(inputs, weight, outputs, settings, for_inputs=for_inputs)
-    return 0
+    count = {"cuda": _cudnn_bytes, "cpu": _cpu_bytes}.get(device)
+    return 0 if count is None or inputs.dim() != 4 else count(of)
 
 
-def _cpu_workspace_bytes(
-    inputs: Tensor,
-    weight: Tensor,
-    outputs: Sequence[int],
-    settings: Sequence[Any],
-    *,
-    for_inputs: bool | None,
-) -> Bytes:
-    """``for_inputs``: Whether a backward pass computes their gradient; None in a forward pass."""
+def _cpu_bytes(of: _Convolution) -> Bytes:
+    inputs, weight, outputs = of.inputs, of.weight, of.outputs
     if inputs.is_contiguous(memory_format=torch.channels_last) and not inputs.is_contiguous():
         # The kernel works in place; the weight alone is copied.
         return int(weight.nbytes)
-    kind = torch._C._select_conv_backend(inputs, weight, None, *settings).name  # type: ignore[attr-defined] # noqa: SLF001
+    kind = torch._C._select_conv_backend(inputs, weight, None, *of.settings).name  # type: ignore[attr-defined] # noqa: SLF001
     if kind == "Slow2d":
-        return _columns_bytes(inputs, weight, outputs, settings)
+        return _columns_bytes(of)
     if not kind.startswith("Mkldnn"):
         return 0
     output_bytes = math.prod(outputs) * inputs.element_size()
     plain = inputs.shape[1] < _PLAIN_CHANNELS
-    sizes = ConvolutionBytes(
+    return blocked_bytes(
         inputs=inputs.nbytes,
         weight=weight.nbytes,
         outputs=output_bytes,
         blocked_inputs=0 if plain else _blocked(inputs.nbytes, inputs.shape[1]),
         blocked_outputs=_blocked(output_bytes, outputs[1]),
+        for_inputs=of.for_inputs,
     )
-    return sizes.forward() if for_inputs is None else sizes.backward(for_inputs=for_inputs)
 
 
 def _blocked(size_bytes: Bytes, channels: int) -> Bytes:
     return size_bytes // channels * (math.ceil(channels / _BLOCK) * _BLOCK)
 
 
-def _columns_bytes(
-    inputs: Tensor, weight: Tensor, outputs: Sequence[int], settings: Sequence[Any]
-) -> Bytes:
+def _columns_bytes(of: _Convolution) -> Bytes:
     """The matrix of patches of the unfolding kernel; a 1x1 kernel that moves by 1 needs none."""
-    stride, padding, *_ = settings
-    height, width = weight.shape[2:]
+    stride, padding, *_ = of.settings
+    height, width = of.weight.shape[2:]
     if (height, width) == (1, 1) and set(stride) == {1} and set(padding) == {0}:
         return 0
-    positions = int(outputs[2]) * int(outputs[3])
-    patch = int(inputs.shape[1]) * int(height) * int(width)
-    return int(inputs.shape[0]) * patch * positions * inputs.element_size()
+    patch = math.prod(of.weight.shape[2:]) * int(of.inputs.shape[1])
+    positions = int(of.outputs[2]) * int(of.outputs[3])
+    return int(of.inputs.shape[0]) * patch * positions * of.inputs.element_size()
 
 
 def _output_shape(inputs: Tensor, weight: Tensor, settings: Sequence[Any]) -> tuple[int, ...]:

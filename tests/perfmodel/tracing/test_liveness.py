@@ -12,7 +12,7 @@ from perfmodel.cost.memory import TracedMemory
 from perfmodel.layout import Layout, Recompute
 from perfmodel.machine import OVERHEADS
 from perfmodel.tracing.liveness import LiveStorages
-from perfmodel.tracing.recorder import ConvolutionBytes
+from perfmodel.tracing.recorder import blocked_bytes
 from perfmodel.tracing.source import Batch, ModelSource
 from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import RecordedStep, build_model, record_step, without_content
@@ -139,9 +139,9 @@ def test_an_allocator_serves_two_steps() -> None:
 
 def test_blocked_layouts_cost_copies() -> None:
     """Inputs 10, weight 3, outputs 20, all copied: forward 10 + 3 + 20 before the result, 40 with it."""
-    sizes = ConvolutionBytes(inputs=10, weight=3, outputs=20, blocked_inputs=10, blocked_outputs=20)
-    assert sizes.forward() == 20
+    sizes = {"inputs": 10, "weight": 3, "outputs": 20, "blocked_inputs": 10, "blocked_outputs": 20}
+    assert blocked_bytes(**sizes, for_inputs=None) == 20
     # Second half: the gradient of the inputs (10) beside copies of 20, 10 and 3; results are 10 + 3.
-    assert sizes.backward(for_inputs=True) == 43 - 13
+    assert blocked_bytes(**sizes, for_inputs=True) == 43 - 13
     # Images that need no gradient: copies of 20, 10 and 3; the result is 3.
-    assert sizes.backward(for_inputs=False) == 30
+    assert blocked_bytes(**sizes, for_inputs=False) == 30
