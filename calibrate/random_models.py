@@ -151,7 +151,7 @@ class RandomModel:
             device_kind=device_kind,
         )
         source = find_source(self.write_file(folder))
-        return trace_model(source, method, micro_batch=self.micro_batch, beside=True)
+        return trace_model(source, method, micro_batch=self.micro_batch)
 
 
 class _WithTargets(nn.Module):

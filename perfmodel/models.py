@@ -160,7 +160,7 @@ def traced_document(  # noqa: PLR0913 - one parameter per part of a step
         size = SampleSize(image_size=image_size, sequence_length=sequence_length)
         casts = AsOnCuda(method.precision) if as_on_cuda else None
         source = find_source(model, size, option=where)
-        return trace_model(source, method, micro_batch=micro_batch, beside=True, casts=casts)
+        return trace_model(source, method, micro_batch=micro_batch, casts=casts)
 
     # What a user's code prints is no part of the answer.
     with collector_paused(), redirect_stdout(sys.stderr):

@@ -504,7 +504,7 @@ def _replayed_step(session: Session, task: ReplayTask) -> tuple[TracedModel | No
         torch.backends.cudnn.benchmark = reference.cudnn_benchmark
         method = reference.method(session.device.type)
         with session.measured.without():
-            traced = trace_model(reference, method, micro_batch=2, beside=True)
+            traced = trace_model(reference, method, micro_batch=2)
         return traced, traced.step.at(micro_batch=task.micro_batch)
     with seals.unsealed():  # whoever gave the order has read it
         document = WorkloadDocument.read(Path(task.document))

@@ -227,17 +227,13 @@ def acceptance_terms(  # noqa: PLR0913 - one parameter per part of the question
         promises = machine_promises(found, names)
         device_name, digest = found.device_name, found.digest
     else:
-        named = (
-            workloads if isinstance(workloads, str | WorkloadDocument) else tuple(workloads or ())
-        )
-        if isinstance(named, tuple) and len(named) != 1:
-            raise UsageError(f"--workload: must be one model beside --layout, got {len(named)}")
-        job = replace(
-            _job(machine, named[0] if isinstance(named, tuple) else named, layout, cluster),
-            reference=Delivery(
-                runs=tuple(map(_observed_run, observed)), collectives=_collectives(logs)
-            ),
-        )
+        is_one = isinstance(workloads, str | WorkloadDocument)
+        models = [workloads] if is_one else [*(workloads or ())]
+        if len(models) != 1:
+            raise UsageError(f"--workload: must be one model beside --layout, got {len(models)}")
+        runs = tuple(map(_observed_run, observed))
+        reference = Delivery(runs=runs, collectives=_collectives(logs))
+        job = replace(_job(machine, models[0], layout, cluster), reference=reference)
         promises, joined = job_promises(job), job.question.cluster
         device_name, digest = job.question.machine.device_name, job.question.machine.digest
         device_name += "" if joined is None else f" in {joined.name}"

@@ -141,11 +141,11 @@ def _spin(title: str, ended: threading.Event) -> None:
     """A bar without an end; it is gone when the answer comes."""
     if ended.wait(_SILENT_S):
         return
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn(title), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    columns = (rich.TextColumn(title), rich.BarColumn(), rich.TimeElapsedColumn())
+    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         bar.add_task(title, total=None)
         ended.wait()
 
@@ -204,23 +204,15 @@ def _shown(title: str) -> Iterator[Callable[["Counted"], None]]:
     if not sys.stderr.isatty():
         yield _Lines(title)
         return
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
 
-    with Progress(
-        TextColumn(title),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),  # of folders, ranks
-        console=Console(stderr=True),
-    ) as bar:
+    columns = (
+        *(rich.TextColumn(title), rich.BarColumn()),
+        *(rich.MofNCompleteColumn(), rich.TimeRemainingColumn()),
+        rich.TextColumn("{task.description}", markup=False),  # of folders, ranks
+    )
+    with rich.Progress(*columns, console=Console(stderr=True)) as bar:
         row = bar.add_task("starting workers", total=None)
 
         def show(progress: "Counted") -> None:

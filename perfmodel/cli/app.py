@@ -74,13 +74,8 @@ def _files(parameter: Any, values: Mapping[str, Any]) -> list[Path]:
     given = parameter.default if given is None else given
     texts = [str(each) for each in (given if isinstance(given, list | tuple) else [given])]
     found = (Path(part) for text in texts for part in {text, text.rpartition(":")[0]})
-    return [file for file in found if given is not None and _is_file(file)]
-
-
-def _is_file(path: Path) -> bool:
-    with suppress(OSError):  # such as a name that is too long
-        return path.is_file()
-    return False
+    # False, where Path.is_file raises: of a name that is too long
+    return [file for file in found if given is not None and os.path.isfile(file)]  # noqa: PTH113
 
 
 class _Strict:

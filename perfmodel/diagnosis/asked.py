@@ -181,15 +181,9 @@ def _by_machine(case: Case) -> _Expected:
     """The prediction on a calibrated machine."""
     machine, model = case.machine, case.model
     assert machine is not None
-    given: dict[str, object] = {
-        "--device": case.device,
-        "--precision": case.precision,
-        "--lora": case.lora or None,
-        "--sequence-length": case.sequence_length,
-        "--nics": case.nics,
-    }
-    for flag, value in given.items():
-        if value is not None:
+    for name in ("device", "precision", "lora", "sequence_length", "nics"):
+        if getattr(case, name) not in (None, False):
+            flag = f"--{name.replace('_', '-')}"
             raise UsageError(
                 f"{flag}: excludes --profile and --machine, got both; machine and trace have their own"
             )

@@ -145,25 +145,18 @@ def observation_of(
     value, unit = logged.value, logged.unit
     if value is None or unit is None or unit is Unit.MEMORY:
         return Observation(text=logged.text, run=run, step_s=None), ()
-    notes: tuple[str, ...] = ()
-    if (
-        unit in (Unit.TOKENS, Unit.SAMPLES, Unit.WORDS)
-        and logged.per_device is None
-        and run.devices > 1
-    ):
-        notes = (
-            f"{logged.text!r} is read as of all {run.devices} devices; write 'per GPU' if not",
-        )
+    notes = []
+    is_rate = unit in (Unit.TOKENS, Unit.SAMPLES, Unit.WORDS)
+    if is_rate and logged.per_device is None and run.devices > 1:
+        whole = f"all {run.devices} devices; write 'per GPU' if not"
+        notes.append(f"{logged.text!r} is read as of {whole}")
     if unit is Unit.MICRO_STEP:
         count = run.layout.accumulation
-        told = (
-            f"{count} are a step"
-            if count > 1
-            else "one is read as a step; --accumulation says more"
-        )
-        notes = (f"{logged.text!r} counts batches: {told}",)
+        one = "one is read as a step; --accumulation says more"
+        told = f"{count} are a step" if count > 1 else one
+        notes.append(f"{logged.text!r} counts batches: {told}")
     if unit is Unit.WORDS:
-        notes += (f"a word is read as {TOKENS_PER_WORD} tokens",)
+        notes.append(f"a word is read as {TOKENS_PER_WORD} tokens")
     if unit is Unit.MFU and math.isinf(peak_flop_per_s):
         raise UsageError(
             f"--observed {logged.text!r}: MFU is a share of a data sheet's peak, which a profile lacks; give "
@@ -174,13 +167,12 @@ def observation_of(
     is_counted = trained.tokens is not None and trained.tokens <= _MOST_TOKENS
     is_possible = reached <= _MOST_REACHED or not is_counted
     if not is_possible:
-        too_fast = (
+        notes.append(
             f"TOO FAST: {logged.text!r} means {100 * reached:.0f} % of the dense peak (MFU), which no training "
             "reaches; check units, batch, sequence length, model and device"
         )
-        notes += (too_fast,)
     found = Observation(text=logged.text, run=run, step_s=step_s, is_possible=is_possible)
-    return found, notes
+    return found, tuple(notes)
 
 
 def _step_s(

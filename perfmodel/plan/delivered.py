@@ -125,13 +125,8 @@ def _collective(delivery: Delivery, clause: Clause) -> Quantity | None:
     """Time of a collective of the size, in the group of that size: by logs, else by the profile. [s]"""
     size_bytes = clause.size_bytes
     assert size_bytes is not None
-    times_s = [
-        float(read_curve(entry, num_draws=1).read(size_bytes)[0])
-        for entry in delivery.collectives
-        if is_about(entry, clause) and entry.points[-1].at >= size_bytes
-    ]
-    if times_s:
-        return mean_of_runs(times_s, clause)
+    if found := time_of_logs(delivery.collectives, clause):
+        return found
     machine = delivery.machine
     for entry in () if machine is None else machine.collectives:
         if is_about(entry, clause):
@@ -139,6 +134,16 @@ def _collective(delivery: Delivery, clause: Clause) -> Quantity | None:
             source: Source = "measured" if size_bytes in curve.at else "interpolated"
             return drawn(curve.read(size_bytes), source)
     return None
+
+
+def time_of_logs(logs: Sequence[MeasuredCollective], clause: Clause) -> Quantity | None:
+    """Time of a collective by logs in the group of that size that reach its bytes; None of none. [s]"""
+    assert clause.size_bytes is not None
+    fitting = [
+        log for log in logs if is_about(log, clause) and log.points[-1].at >= clause.size_bytes
+    ]
+    curves = (read_curve(log, num_draws=1) for log in fitting)
+    return mean_of_runs([float(curve.read(clause.size_bytes)[0]) for curve in curves], clause)
 
 
 def is_about(entry: CollectiveProfile, clause: Clause) -> bool:

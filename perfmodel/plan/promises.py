@@ -25,7 +25,7 @@ from perfmodel.plan.delivered import (
     drawn,
     mean_of_runs,
     quantity,
-    read_curve,
+    time_of_logs,
 )
 from perfmodel.statistics import expected_largest_over_median
 from perfmodel.step import Cause
@@ -186,23 +186,12 @@ def _error_of_logs(
 
 def _of_logs(logs: Sequence[MeasuredCollective], clause: Clause) -> tuple[Quantity | None, int]:
     """Time of a collective by logs of the most ranks that reach its size, and their number. [s]"""
-    size_bytes, ranks = clause.size_bytes, clause.world_size
-    assert size_bytes is not None
-    assert ranks is not None
-    fitting = [
-        log
-        for log in logs
-        if log.collective == clause.collective
-        and log.world_size <= ranks
-        and log.points[-1].at >= size_bytes
-    ]
-    part = max((log.world_size for log in fitting), default=0)
-    times_s = [
-        float(read_curve(log, num_draws=1).read(size_bytes)[0])
-        for log in fitting
-        if log.world_size == part
-    ]
-    return mean_of_runs(times_s, clause), part
+    sizes = {log.world_size for log in logs if log.world_size <= (clause.world_size or 0)}
+    for part in sorted(sizes, reverse=True):
+        of_part = clause.model_copy(update={"world_size": part})
+        if found := time_of_logs(logs, of_part):
+            return found, part
+    return None, 0
 
 
 def _exchanges(question: Question) -> dict[tuple[str, int], Bytes]:

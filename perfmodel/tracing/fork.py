@@ -1,5 +1,6 @@
 """A function in a copy of this process."""
 
+import itertools
 import multiprocessing
 import pickle
 import signal
@@ -88,25 +89,21 @@ def apart(
     Each has a copy of this process to itself, ``at_once`` of them at a time: a crash costs
     one item, whose error is ``CrashedError``. This process must not have used autograd.
     """
-    running: deque[tuple[Item, Fork[Result]]] = deque()
-
-    def oldest() -> tuple[Item, Result | Exception]:
-        item, copy = running[0]
-        try:
-            with copy:
-                return item, copy.result()
-        except Exception as error:  # noqa: BLE001 - the caller decides
-            return item, error
-        finally:
-            running.popleft()
-
+    waiting, running = iter(items), deque[tuple[Item, Fork[Result]]]()
     try:
-        for item in items:
-            running.append((item, Fork(partial(act, item))))
-            if len(running) >= at_once:
-                yield oldest()
-        while running:
-            yield oldest()
+        while True:
+            for item in itertools.islice(waiting, at_once - len(running)):
+                running.append((item, Fork(partial(act, item))))
+            if not running:
+                return
+            item, copy = running.popleft()
+            found: Result | Exception
+            with copy:
+                try:
+                    found = copy.result()
+                except Exception as error:  # noqa: BLE001 - the caller decides
+                    found = error
+            yield item, found
     finally:
         for _, copy in running:
             copy.__exit__()

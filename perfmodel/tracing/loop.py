@@ -81,16 +81,11 @@ def live_source(
     module = unwrapped(model)
     text = type(module).__name__
 
-    def scalar(outputs: Any, drawn: Tensor | None) -> Tensor:
-        if loss is not None and drawn is not None:
-            return scalar_loss(lambda found: loss(found, drawn), outputs, drawn, text=text)
-        return scalar_loss(loss, outputs, drawn, text=text)
-
     return ModelSource(
         name=text,
         build=lambda: hollow(module),
         draw_batch=partial(resized_batch, inputs, targets),
-        loss=scalar,
+        loss=partial(scalar_loss, loss, is_judged=targets is not None, text=text),
         caveats=caveats,
         own_samples=lambda: batch_rows(inputs),
     )
@@ -253,12 +248,8 @@ class LoopClock:
         pauses = sum(each > limit for each in self.step_s)
         if not pauses:
             return ()
-        return (
-            (
-                f"{pauses} of {len(self.step_s)} steps took over {_PAUSE:g} times the median: an evaluation or a "
-                "checkpoint?"
-            ),
-        )
+        share = f"{pauses} of {len(self.step_s)} steps"
+        return (f"{share} took over {_PAUSE:g} times the median: an evaluation or a checkpoint?",)
 
     @property
     def accumulation(self) -> int:

@@ -206,9 +206,7 @@ def _factory_source(text: str) -> ModelSource:
 
     def loss_of(outputs: Any, drawn: Tensor | None) -> Tensor:
         _, targets, loss = made
-        if loss is not None and targets is not None:
-            return scalar_loss(lambda found: loss(found, drawn), outputs, drawn, text=text)
-        return scalar_loss(loss, outputs, drawn, text=text)
+        return scalar_loss(loss, outputs, drawn, is_judged=targets is not None, text=text)
 
     return ModelSource(
         name=f"{Path(file).stem}:{name}",
@@ -318,11 +316,19 @@ def _resized(value: Tensor, samples: int) -> Tensor:
 
 
 def scalar_loss(
-    loss: Callable[[Any], Tensor] | None, outputs: Any, targets: Tensor | None, *, text: str
+    loss: Callable[..., Tensor] | None,
+    outputs: Any,
+    targets: Tensor | None,
+    *,
+    is_judged: bool,
+    text: str,
 ) -> Tensor:
-    """The loss that a user gave, or what stands for it: the model's own, or cross-entropy of scores."""
+    """The loss that a user gave, or what stands for it: the model's own, or cross-entropy of scores.
+
+    ``is_judged``: Whether the user's loss takes the targets, too.
+    """
     own = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)
-    found = own if loss is None else loss(outputs)
+    found = own if loss is None else loss(outputs, *([targets] if is_judged else []))
     if loss is not None or isinstance(own, Tensor):
         if isinstance(found, Tensor) and found.numel() == 1:
             return found

@@ -1,8 +1,6 @@
 """A model source as a workload, a symbolic step and its memory: two recorded steps joined."""
 
 import json
-import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -15,7 +13,6 @@ from perfmodel.errors import UntraceableModel, UsageError
 from perfmodel.step import collector_paused
 from perfmodel.tracing.cuda_casts import AsOnCuda
 from perfmodel.tracing.depth import DEPTHS, LEAST_DEPTH, IrregularLayersError, deepened
-from perfmodel.tracing.fork import Fork
 from perfmodel.tracing.source import ModelSource, default_implementation
 from perfmodel.tracing.step import (
     RecordedStep,
@@ -45,9 +42,6 @@ from perfmodel.workload.step import (
     through,
 )
 
-#: How long a copy of this process may still trace when this one has finished, at least: what another
-#: thread had locked when it was copied would stay locked there for ever.
-_LEAST_PATIENCE_S: Final = 10.0
 #: Of a micro-batch, where neither the user nor the model says.
 _SAMPLES: Final = 8
 _RETRACE = "the step cannot be scaled to other micro-batches; trace it with --micro-batch at each"
@@ -72,16 +66,13 @@ def trace_model(
     method: StepMethod,
     *,
     micro_batch: int | None = None,
-    beside: bool = False,
     casts: AsOnCuda | None = None,
 ) -> TracedModel:
     """Trace one optimizer step at a micro-batch and at twice as many samples.
 
     The first is the batch that comes with the model, unless it is told or that is a single sample. Batches of
     one are never traced: normalisation refuses them, and their layouts are ambiguous.
-    ``beside`` traces the second batch at the same time in a copy of this process, where that works: for
-    processes that have used no CUDA device and hold no locks. ``casts``: CUDA's rules of autocast, where
-    there is no such device.
+    ``casts``: CUDA's rules of autocast, where there is no such device.
     """
     if method.device_kind == "cuda" and not has_gpu():
         raise UsageError(
@@ -91,17 +82,16 @@ def trace_model(
     if method.optimizer_implementation == DEFAULT:
         chosen = CUDA_DEFAULT if casts else default_implementation(method.device_kind)
         method = replace(method, optimizer_implementation=chosen)
-    beside = beside and method.device_kind == "cpu"
     with without_content(method.device_kind), collector_paused():
         try:
             least = max(2, micro_batch or _SAMPLES)
-            steps = _recorded(_shallow(source, method, casts), source, least, beside=beside)
+            steps = _recorded(_shallow(source, method, casts), source, least)
             module = built(source)
         except IrregularLayersError:
             model = build_model(source, method, casts=casts)
             own = source.own_samples() or 1
             least = max(2, micro_batch or (own if own > 1 else _SAMPLES))
-            steps, module = _recorded([model], source, least, beside=beside), model.module
+            steps, module = _recorded([model], source, least), model.module
     step = _joined_step(source, method, module, *steps)
     return TracedModel(
         workload=_workload(source.name, step.at(micro_batch=least), module),
@@ -148,7 +138,7 @@ def _shallow(source: ModelSource, method: StepMethod, casts: AsOnCuda | None) ->
 
 
 def _recorded(
-    models: Sequence[TrainedModel], source: ModelSource, least: int, *, beside: bool
+    models: Sequence[TrainedModel], source: ModelSource, least: int
 ) -> tuple[RecordedStep, RecordedStep]:
     """A step at a micro-batch and at twice as many samples; of the whole model, or as its layers repeat."""
 
@@ -156,25 +146,7 @@ def _recorded(
         steps = [record_step(model, micro_batch, ran_at=ran_at) for model in models]
         return steps[0] if len(steps) == 1 else deepened(steps, source.depth)
 
-    def record_second() -> RecordedStep:
-        return record(2 * least, ran_at=least)
-
-    copy: Fork[RecordedStep] | None = None
-    if beside and hasattr(os, "fork"):
-        try:
-            copy = Fork(record_second)
-        except OSError:  # no memory, or no process, for a copy
-            copy = None
-    if copy is None:
-        return record(least), record_second()
-    with copy:
-        started_s = time.monotonic()
-        first = record(least)
-        own_s = time.monotonic() - started_s
-        try:
-            return first, copy.result(within_s=_LEAST_PATIENCE_S + 2 * own_s)
-        except (Exception, SystemExit):  # noqa: BLE001 - autograd refuses copies of a process that has used it
-            return first, record_second()
+    return record(least), record(2 * least, ran_at=least)
 
 
 def _joined_step(

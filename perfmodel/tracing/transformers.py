@@ -50,8 +50,7 @@ class RMSNorm(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(width))
-        nn.init.ones_(self.weight)
+        self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Same shape as the input."""
@@ -67,9 +66,8 @@ class TransposedLinear(nn.Module):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(inputs, outputs))
-        self.bias = nn.Parameter(torch.empty(outputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
         nn.init.normal_(self.weight, std=0.02)
-        nn.init.zeros_(self.bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """``(..., out)`` of ``(..., in)``."""
@@ -228,16 +226,12 @@ class Layer(nn.Module):
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
-        norms: list[nn.Module]
-        experts = shape.is_llama and shape.num_experts
-        mlp = EvenExperts(shape) if experts else MLP(shape)
+        names = ("attention_norm", "attention", "mlp_norm", "mlp")
         if shape.is_llama:
             names = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
-            norms = [RMSNorm(shape.width), RMSNorm(shape.width)]
-        else:
-            names = ("attention_norm", "attention", "mlp_norm", "mlp")
-            norms = [nn.LayerNorm(shape.width), nn.LayerNorm(shape.width)]
-        self.parts = norms[0], Attention(shape), norms[1], mlp
+        experts = shape.is_llama and shape.num_experts
+        mlp = EvenExperts(shape) if experts else MLP(shape)
+        self.parts = _norm(shape), Attention(shape), _norm(shape), mlp
         # The order in which optimizers see the parameters.
         for at in (1, 0, 3, 2) if shape.family in ENCODERS else range(4):
             self.add_module(names[at], self.parts[at])
@@ -255,6 +249,10 @@ class Layer(nn.Module):
             hidden = attention_norm(hidden + self.dropout(attention(hidden, turn)))
             outputs = mlp_norm(hidden + self.dropout(mlp(hidden)))
         return outputs
+
+
+def _norm(shape: TransformerShape) -> nn.Module:
+    return RMSNorm(shape.width) if shape.is_llama else nn.LayerNorm(shape.width)
 
 
 def _dropout(shape: TransformerShape) -> nn.Module:
@@ -276,7 +274,7 @@ class CausalLanguageModel(nn.Module):
         self.dropout = _dropout(shape)
         self.rotary = Rotary(shape.head_width) if shape.is_llama else None
         self.layers = _layers(shape)
-        self.norm = RMSNorm(width) if shape.is_llama else nn.LayerNorm(width)
+        self.norm = _norm(shape)
         self.lm_head = nn.Linear(width, shape.vocabulary, bias=False)
         if shape.tied:
             self.lm_head.weight = self.embed_tokens.weight
