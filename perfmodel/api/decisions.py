@@ -227,8 +227,10 @@ def acceptance_terms(  # noqa: PLR0913 - one parameter per part of the question
         promises = machine_promises(found, names)
         device_name, digest = found.device_name, found.digest
     else:
-        is_one = isinstance(workloads, str | WorkloadDocument)
-        models = [workloads] if is_one else [*(workloads or ())]
+        if isinstance(workloads, str | WorkloadDocument):
+            models: Sequence[str | WorkloadDocument] = [workloads]
+        else:
+            models = workloads or ()
         if len(models) != 1:
             raise UsageError(f"--workload: must be one model beside --layout, got {len(models)}")
         runs = tuple(map(_observed_run, observed))
