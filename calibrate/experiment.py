@@ -402,15 +402,14 @@ class Experiment:
         return [(n, stride) for n, stride in found if n > 1]
 
     def _layouts(self, index: int) -> Iterable[Task]:
-        """Small stacks under every family of layouts: what their own code costs."""
-        layouts = [
-            layout.format(n=world_size, twice=2 * world_size)
-            for world_size in self.world_sizes
-            if _STACK_PARTS % world_size == 0
-            for layout in (_LAYOUTS if world_size > 1 else ("dp=1",))
-        ]
-        for stack in _STACKS if index % 2 == 0 else ():
-            for layout in layouts:
+        """Small stacks under every family of layouts: what their own code costs.
+
+        One rank in every round, each layout in every second one: all rounds tell of every family.
+        """
+        sizes = [n for n in self.world_sizes if n > 1 and _STACK_PARTS % n == 0]
+        layouts = [layout.format(n=n, twice=2 * n) for layout in _LAYOUTS for n in sizes]
+        for number, stack in enumerate(_STACKS if layouts else ()):
+            for layout in ("dp=1", *layouts[(number + index) % 2 :: 2]):
                 yield LayoutTask(
                     name=f"{index}: {layout} {stack.layers}x{stack.width}",
                     round=index,

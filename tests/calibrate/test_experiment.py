@@ -136,3 +136,16 @@ def test_layouts_wait_for_a_torch_that_has_them(
     monkeypatch.setattr("calibrate.experiment.installed_version", lambda _: version)
     tasks = tasks_of(an_experiment(budget="standard"))
     assert any(isinstance(task, LayoutTask) for task in tasks) is has_layouts
+
+
+def test_every_round_trains_one_rank_and_every_family_of_layouts() -> None:
+    """Four ranks: each layout in half of the rounds, so that no one occasion decides."""
+    rounds = an_experiment(world_size=4, budget="standard").rounds()
+    runs = [[task for task in tasks if isinstance(task, LayoutTask)] for tasks in rounds]
+    counts = Counter((task.stack.width, task.layout) for tasks in runs for task in tasks)
+    alone = {key: count for key, count in counts.items() if key[1].startswith("dp=1 ")}
+    assert set(alone.values()) == {4}
+    assert {count for key, count in counts.items() if key not in alone} == {2}
+    for tasks in runs:
+        used = {(task.layout.partition("=")[0], task.world_size) for task in tasks}
+        assert used == {("dp", 1), *itertools.product(("fsdp", "dp", "tp", "pp"), (2, 4))}
