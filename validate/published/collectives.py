@@ -137,24 +137,14 @@ def _from_one_node(
         )
         assert network is not None, "its all-reduces were timed"
         own = [p for p in unknown if -(-p.ranks // p.nodes) == per_node]
-        draws_s = np.stack([network.time_s(op, round(p.size_bytes), Group(p.ranks)) for p in own])
         known = [
             Point(each.at, per_node, 1, each.time_s)
             for group in machine.collectives
             if (group.collective, group.world_size) == (op, per_node)
             for each in group.points
         ]
-        low, high = np.quantile(draws_s, [0.05, 0.95], axis=1)
-        parts.append(
-            Part(
-                measured=np.array([p.time_s for p in own]),
-                predicted={
-                    "perfmodel": draws_s[:, 0],
-                    "bus bandwidth carried on": carried(op, known, own),
-                },
-                interval=(low, high),
-            )
-        )
+        times_s = [network.time_s(op, round(p.size_bytes), Group(p.ranks)) for p in own]
+        parts.append(_part(op, known, own, np.stack(times_s), errors=np.zeros(1)))
     yield verdict(
         table.source,
         ": ".join(name) + ": the network not named",
@@ -261,6 +251,18 @@ def predicted(
 ) -> Part:
     """Our law and a plain rule at unknown points, whose relative ``errors`` widen the intervals."""
     draws_s = draws_of(op, known, [p[:3] for p in unknown], library=library)
+    return _part(op, known, unknown, draws_s, errors=errors)
+
+
+def _part(
+    op: str,
+    known: Sequence[Point],
+    unknown: Sequence[Point],
+    draws_s: FloatArray,
+    *,
+    errors: FloatArray,
+) -> Part:
+    """Draws of shape ``(num_points, num_draws)``, widened by relative ``errors``, beside the plain rule."""
     noise = default_rng(1).standard_normal(draws_s.shape)
     low, high = np.quantile(draws_s * np.exp(errors[:, np.newaxis] * noise), [0.05, 0.95], axis=1)
     return Part(
