@@ -112,8 +112,8 @@ def is_short(budget: str, device_kind: str) -> bool:
 
 #: Of a quick calibration; five take a minute longer, to start processes.
 _ROUNDS_OF_GPU: Final = 3
-#: Three reference models hardly tell what the host takes for others.
-_MODELS_OF_GPU: Final = 6
+#: Three reference models hardly tell what the host takes for others, and hold no recurrent cells or experts.
+_MODELS_OF_GPU: Final = 12
 _SIZES: Final = tuple(KIB * 4**power for power in range(10))
 
 BUDGETS: Final = {

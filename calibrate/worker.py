@@ -1,6 +1,7 @@
 """Entry of every rank: ``torchrun ... -m calibrate.worker WORK_ORDER``.
 
-Ranks carry out the tasks of a work order one after another, on a processor each in new processes.
+Ranks carry out the tasks of a work order one after another: on a processor, and where models of users train, each
+in new processes.
 """
 
 import os
@@ -12,7 +13,7 @@ from typing import Any, Final
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from calibrate.device import Cpu
+from calibrate.device import Device
 from calibrate.devices import open_device
 from calibrate.probes import Session
 from calibrate.probes.compute import (
@@ -48,7 +49,11 @@ _LONGEST_S: Final = 60.0
 
 def begin(order: WorkOrder, ranks: Ranks) -> CarryOut:
     """What a rank does with each task of an order."""
-    carry_out, clear = _alone(ranks) if order.device_kind == "cpu" else _together(order)
+    in_place = all(isinstance(task, ReplayTask) for task in order.tasks)
+    if in_place or order.device_kind == "cpu":
+        carry_out, clear = _alone(order, ranks, in_place=in_place)
+    else:
+        carry_out, clear = _together(order)
     return lambda task: _carried_out(carry_out, clear, task, ranks, Path(order.output))
 
 
@@ -82,13 +87,20 @@ def _carried_out(
     return failed.model_dump_json()
 
 
-def _alone(ranks: Ranks) -> tuple[CarryOut, Callable[[], None]]:
+def _alone(
+    order: WorkOrder, ranks: Ranks, *, in_place: bool
+) -> tuple[CarryOut, Callable[[], None]]:
     """Each task in new processes; nothing is left of one that fails. What took too long is not trained again."""
     hung: set[str] = set()
 
     def observe(task: Task) -> str:
-        join(task.name, rank=ranks.rank, world_size=num_ranks(task))
-        return _observed(Session.open(Cpu(), group_sizes=(num_ranks(task),)), task)
+        size = num_ranks(task)
+        if in_place and size == 1:  # as a user's loop, which is in no group
+            session = Session(rank=0, world_size=1, measured=_device(order), control={}, data={})
+        else:
+            join(task.name, rank=ranks.rank, world_size=size, device_kind=order.device_kind)
+            session = Session.open(_device(order), group_sizes=(size,))
+        return _observed(session, task)
 
     def carry_out(task: Task) -> str:
         act = partial(observe, task)
@@ -109,20 +121,22 @@ def _alone(ranks: Ranks) -> tuple[CarryOut, Callable[[], None]]:
 def _together(order: WorkOrder) -> tuple[CarryOut, Callable[[], None]]:
     """All tasks in this process, since what drives a GPU cannot be copied; and what clears up after one that fails."""
     dist.init_process_group("gloo")
-    session = Session.open(
-        open_device(
-            order.device_kind,
-            local_rank=int(os.environ["LOCAL_RANK"]),
-            truth=order.truth,
-            occasion=Path(order.output).parent.name,
-        ),
-        group_sizes=order.world_sizes,
-    )
+    session = Session.open(_device(order), group_sizes=order.world_sizes)
     if layouts := [parse_layout(t.layout) for t in order.tasks if isinstance(t, LayoutTask)]:
         from calibrate.probes.strategies import form_groups  # noqa: PLC0415 - needs torch 2.6
 
         form_groups(session, layouts)
     return lambda task: _observed(session, task), session.clear
+
+
+def _device(order: WorkOrder) -> Device:
+    """Of this rank."""
+    return open_device(
+        order.device_kind,
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        truth=order.truth,
+        occasion=Path(order.output).parent.name,
+    )
 
 
 def _observed(session: Session, task: Task) -> str:

@@ -128,7 +128,9 @@ def test_a_model_whose_ranks_take_too_long_is_not_trained_again(
         raise TimeoutError
 
     monkeypatch.setattr(Ranks, "carry_out", never)
-    carry_out, _ = _alone(Ranks(rank=0, world_size=2, store=HashStore()))
+    order = WorkOrder(device_kind="cpu", output="", tasks=(REPLAY,))
+    ranks = Ranks(rank=0, world_size=2, store=HashStore())
+    carry_out, _ = _alone(order, ranks, in_place=True)
     together = REPLAY.model_copy(update={"world_size": 2})
     other = together.model_copy(update={"workload": "other"})
     ends = "ranks may wait for each other"
