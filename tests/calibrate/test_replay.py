@@ -351,10 +351,14 @@ def penalised():
 """
 
 
-def test_a_model_trains_if_its_code_is_at_hand_and_runs(tmp_path: Path, lenet: TracedStep) -> None:
-    """Indices beyond their table are enough for a trace."""
+def test_a_model_trains_if_its_code_is_at_hand_and_runs(
+    tmp_path: Path, lenet: TracedStep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Indices beyond their table are enough for a trace. A model of before would leave pages to its gradients."""
     file = tmp_path / "looks_up.py"
-    file.write_text(LOOKS_UP)
+    file.write_text(f"{LOOKS_UP}\n\ndef told():\n    print('built')\n    return make()\n")
+    trained(alone(), f"{file}:told", lenet, target_s=0.01)
+    assert capsys.readouterr().out == "built\n"
     # A loss may hold its model, such as what its experts leave there.
     for name in ("make", "penalised"):
         assert existing(trained(alone(), f"{file}:{name}", lenet, target_s=0.01)[0]) > 0
