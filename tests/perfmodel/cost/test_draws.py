@@ -93,10 +93,6 @@ def test_noise_between_batches_is_mixed_by_their_logarithm(
     assert [share for _, share in found] == pytest.approx([share for _, share in weights])
 
 
-def test_without_noise_no_rank_is_slower_than_another() -> None:
-    assert noise_weights(heavy(profile(Machine())), 16) == [((), 1.0)]
-
-
 def costs(*world_sizes: int) -> tuple[LayoutCost, ...]:
     return tuple(
         LayoutCost(

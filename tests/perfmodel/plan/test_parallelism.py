@@ -18,6 +18,7 @@ from perfmodel.documents.prediction import ParallelismPlanDocument, PredictionDo
 from perfmodel.layout import Layout, parse_layout
 from perfmodel.layout.candidates import Limits, feasible_layouts, impossible
 from perfmodel.layout_search import NEAR_FASTEST, Request, plan_parallelism, to_test
+from perfmodel.statistics import DEVIATE_90
 from perfmodel.workload.transformer import NamedTransformer
 from tests.existing import existing
 from tests.perfmodel.cost.large_samples import MODEL, document
@@ -187,6 +188,18 @@ def test_parameters_between_nodes_are_named_where_a_job_uses_them(
     jobs = layout_jobs(training(devices=asked.world_size), asked)
     said = left_open(unknown, jobs)
     assert said & {"tensor_node_s", "crowded_s", "node_bytes_per_s"} == set(used)
+
+
+def test_draws_of_runs_agree_with_the_intervals_of_each(machine: InferredModel) -> None:
+    layouts = ("dp=4 tp=2 accumulation=4", "dp=8 zero=1 accumulation=2", "dp=2 tp=4 accumulation=8")
+    for layout in layouts:
+        jobs = layout_jobs(training(), parse_layout(layout))
+        drawn = machine.joint_logs(jobs, num_draws=20_000)[:, 0]
+        said = machine.predict(jobs)
+        # Few draws of the parameters lie far out: quantiles differ with the processor, the spread does not.
+        spread = (np.log(said.upper_s[0]) - np.log(said.lower_s[0])) / (2 * DEVIATE_90)
+        assert drawn.std() == pytest.approx(spread, rel=0.03)
+        assert np.median(drawn) == pytest.approx(np.log(said.number_s[0]), abs=0.1 * spread)
 
 
 def test_layouts_to_test_first_are_worth_what_is_said(machine: InferredModel) -> None:

@@ -75,12 +75,6 @@ def test_layers_are_stored_once_forward_and_backward(layers: int, block: list[in
     assert sum(len(segment.calls) for segment in segments) <= 2 * len(block) + 2
 
 
-def test_the_backward_pass_counts_its_layers_down() -> None:
-    down = [call(op, f"layers.{i}") for i in (2, 1, 0) for op in (7, 8)]
-    (segment,) = compressed(down)
-    assert (segment.count, segment.prefix, segment.step) == (3, "layers.", -1)
-
-
 def test_a_container_is_entered_once_and_not_by_coming_back() -> None:
     forward = ["a", "a.b", "a.b", "a", "a.c.d", "", "e"]
     calls = [call(0, module) for module in forward] + [call(0, "f", Phase.BACKWARD)]
