@@ -153,10 +153,9 @@ def test_autocast_computes_in_its_type(run: Run, factories: Path, tmp_path: Path
     path = tmp_path / "out.json"
     for precision, dtype in (("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")):
         result = run(f"trace {factories}:good --precision {precision} --output {path}")
-        products = [
-            o for o in WorkloadDocument.read(path).trace.at(micro_batch=8).operators if o.flop
-        ]
-        assert {spec.dtype for o in products for spec in o.inputs} == {dtype}
+        step = WorkloadDocument.read(path).trace.at(micro_batch=8)
+        assert {spec.dtype for o in step.operators if o.flop for spec in o.inputs} == {dtype}
+        assert {parameter.dtype for parameter in step.parameters} == {"float32"}
         assert ("gradient scaler" in result.stdout) == (precision == "fp16")
 
 
