@@ -88,6 +88,15 @@ def why(error: Exception) -> str:
     return str(error)
 
 
+def described(error: BaseException) -> str:
+    """What the code of a user raised, in one line; its text may raise, too."""
+    try:
+        text = " ".join(str(error).split()).rstrip(".")
+    except BaseException:  # noqa: BLE001 - whatever that code raises
+        text = ""
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+
+
 @contextmanager
 def reading(path: object, what: str) -> Iterator[None]:
     """Raise ``InvalidDocument`` that says of a file why it cannot be read, and what it should be."""

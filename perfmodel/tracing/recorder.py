@@ -70,6 +70,8 @@ class ModulePaths:
 
 _ADD = torch.ops.aten.add.Tensor
 _ADD_IN_PLACE = torch.ops.aten.add_.Tensor
+#: Of one pass; a loop without an end runs more.
+_MOST_CALLS: Final = 500_000
 #: Builds of older versions without CUDA lack it; there a part of a larger gradient counts as one of its own.
 _holders_of_storage = getattr(torch._C, "_storage_Use_Count", lambda _: 1)  # noqa: SLF001
 _IS_DENSE = torch.ops.aten.is_non_overlapping_and_dense.default
@@ -369,6 +371,10 @@ class Recorder(TorchDispatchMode):
         for tensor in fresh:
             self.live.follow(tensor)
         self.num_phase_calls += 1
+        if self.num_phase_calls > _MOST_CALLS:
+            raise UntraceableModel(
+                f"{self.place()}: a pass must end within {_MOST_CALLS:,} operators, got more; does its loop end?"
+            )
         key = self.operator, tuple(inputs), outputs, arguments, mutated, aliases.view
         position = self._positions.setdefault(key, len(self.operators))
         if position == len(self.operators):

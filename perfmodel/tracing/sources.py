@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from perfmodel.errors import UntraceableModel, UsageError, did_you_mean
+from perfmodel.errors import UntraceableModel, UsageError, described, did_you_mean
 from perfmodel.tracing.reference import MODELS
 from perfmodel.tracing.source import (
     OWN_SIZE,
@@ -220,7 +220,7 @@ def _factory_source(text: str) -> ModelSource:
 def _parts(returned: Any, *, text: str) -> tuple[nn.Module, Any, Callable[..., Tensor] | None]:
     """Module, example and loss of what a factory returned; None for what it leaves out."""
     parts = returned if isinstance(returned, tuple) else (returned,)
-    module, example, loss = (*parts, None, None)[:3]
+    module, example, loss = (*parts, None, None, None)[:3]
     if len(parts) > 3 or not isinstance(module, nn.Module):
         raise UntraceableModel(
             f"{text}: must return a module, (module, example) or (module, example, loss), got "
@@ -257,7 +257,7 @@ def _imported(file: Path, name: str, *, text: str) -> Callable[[], Any]:
         raise
     except BaseException as error:
         raise UntraceableModel(
-            f"{file}: importing raised {type(error).__name__}: {error}; mend the file"
+            f"{file}: importing raised {described(error)}; mend the file"
         ) from error
     finally:
         sys.path.pop(0)
@@ -292,6 +292,8 @@ def resized_batch(inputs: Any, targets: Any, samples: int, *, text: str = "input
     def one(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
+        if leaf.layout is not torch.strided:
+            raise UntraceableModel(f"{text}: batches must be dense tensors, got {leaf.layout}")
         found = _resized(leaf, samples) if leaf.dim() and len(leaf) == rows else leaf
         return found.to(torch.get_default_device())
 

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from perfmodel.errors import PerfModelError, UntraceableModel
+from perfmodel.errors import PerfModelError, UntraceableModel, described
 from perfmodel.statistics import IntArray
 from perfmodel.tracing.cuda_casts import HALVES, AsOnCuda
 from perfmodel.tracing.liveness import LiveStorages, apply_checkpointing
@@ -175,7 +175,8 @@ def new_model(
 def built(source: ModelSource) -> nn.Module:
     """The model alone; ``UntraceableModel`` if it cannot be built without data, files and devices."""
     try:
-        with _without_initialisation(), warnings.catch_warnings():
+        # A factory may leave gradients off.
+        with _without_initialisation(), torch.enable_grad(), warnings.catch_warnings():
             # Modules copy their layers.
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
             try:
@@ -189,7 +190,7 @@ def built(source: ModelSource) -> nn.Module:
         raise
     except BaseException as error:
         raise UntraceableModel(
-            f"{source.name}: building the model raised {_described(error)}; "
+            f"{source.name}: building the model raised {described(error)}; "
             "it must build without data, files and devices"
         ) from error
     if any(_is_compiled(part) for part in module.modules()):
@@ -383,13 +384,8 @@ def autocast(method: StepMethod) -> Any:
 
 
 def _complaint(recorder: Recorder, error: BaseException, advice: str) -> str:
-    if isinstance(error, UnsupportedOperatorException) or "no fake impl" in str(error):
+    if isinstance(error, UnsupportedOperatorException) or "no fake impl" in described(error):
         return f"{recorder.place()}: {_NO_SHAPES}"
     at = "in" if recorder.running else "after"
     after = f" {at} operator {recorder.operator}" if recorder.operator else ""
-    return f"{recorder.where()}{after} raised {_described(error)}; {advice}"
-
-
-def _described(error: BaseException) -> str:
-    text = " ".join(str(error).split()).rstrip(".")
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+    return f"{recorder.where()}{after} raised {described(error)}; {advice}"

@@ -14,6 +14,7 @@ from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import EXIT_OK, UsageError
 from perfmodel.layout import Layout
 from perfmodel.machine import OVERHEADS
+from perfmodel.tracing import recorder
 from perfmodel.units import MIB
 from perfmodel.workload import Phase
 from perfmodel.workload.step import StepMethod
@@ -66,6 +67,16 @@ def nested():
     batch = {"text": {"rows": torch.zeros(32, 6, 4)}, "ages": torch.zeros(32)}
     return Attending(4, 3), (batch, torch.zeros(6, 6), torch.zeros(32, dtype=torch.long))
 def number(): return 7
+def nothing(): return ()
+class Unprintable(Exception):
+    def __str__(self): raise self
+class Failing(nn.Linear):
+    def forward(self, x): raise Unprintable
+def unprintable(): return Failing(4, 3), torch.zeros(1, 4)
+def sparse(): return nn.Linear(4, 3), torch.zeros(1, 4).to_sparse()
+def without_gradients():
+    torch.set_grad_enabled(False)
+    return good()
 def empty(): return nn.ReLU(), torch.zeros(1, 4)
 def compiled(): return torch.compile(nn.Linear(4, 3)), torch.zeros(1, 4)
 @torch.library.custom_op("perfmodel_tests::opaque", mutates_args=())
@@ -152,11 +163,20 @@ def test_a_traced_file_does_not_tell_where_it_was_traced(
 def test_autocast_computes_in_its_type(run: Run, factories: Path, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     for precision, dtype in (("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")):
-        result = run(f"trace {factories}:good --precision {precision} --output {path}")
+        result = run(f"trace {factories}:without_gradients --precision {precision} --output {path}")
         step = WorkloadDocument.read(path).trace.at(micro_batch=8)
         assert {spec.dtype for o in step.operators if o.flop for spec in o.inputs} == {dtype}
         assert {parameter.dtype for parameter in step.parameters} == {"float32"}
         assert ("gradient scaler" in result.stdout) == (precision == "fp16")
+
+
+def test_a_pass_without_an_end_is_refused(
+    run: Run, factories: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "_MOST_CALLS", 1)
+    result = run(f"trace {factories}:choosy")
+    assert result.exit_code == 2
+    assert "must end within 1 operators" in result.stderr
 
 
 NET = f"{ROOT / 'docs' / 'cases' / 'net.py'}:model"
