@@ -322,7 +322,8 @@ def trained(
     if not session.asynchronous:
         return step_s, None
     # A full queue holds the host up.
-    return step_s, statistics.median(issuing() for _ in range(min(count, _MOST_ISSUED)))
+    num_issued = min(count, _MOST_ISSUED, device.most_repeats // 4)
+    return step_s, statistics.median(issuing() for _ in range(num_issued))
 
 
 def _built(
