@@ -39,6 +39,7 @@ def planned_layers(
     layers = [
         Layer(kind=kind, sizes=drawn(draw))
         for kind, (_, drawn) in _GRID.items()
+        if device_kind == "cpu" or kind not in _ON_CPU_ALONE
         for _ in range(_number(kind, share * weights.get(kind, 1.0), optimizer_share))
     ]
     if device_kind != "cpu":
@@ -163,6 +164,15 @@ def _pool(draw: random.Random) -> tuple[int, ...]:
             return samples, channels, side, kernel, stride
 
 
+def _recurrent(draw: random.Random) -> tuple[int, ...]:
+    """Samples, steps, width of the input and of the state."""
+    while True:
+        samples, length = _between(draw, 1, 256), _between(draw, 8, 64)
+        width, hidden = _width(draw, 16, 256), _width(draw, 16, 320)
+        if 1e5 <= 8.0 * samples * length * hidden * (width + hidden) <= 3e9:
+            return samples, length, width, hidden
+
+
 def _embedding(draw: random.Random) -> tuple[int, ...]:
     return _between(draw, 16, 4096), _between(draw, 500, 20_000), _width(draw, 64, 768)
 
@@ -180,9 +190,9 @@ _OPTIMIZERS: Final = {
 }
 #: By kind, how many layers a full grid has, more where shapes have more dimensions, and how their sizes are drawn.
 _GRID: Final[dict[str, tuple[int, Callable[[random.Random], tuple[int, ...]]]]] = {
-    "convolution": (190, _convolution),
-    "depthwise": (60, _depthwise),
-    "grouped": (12, partial(_depthwise, groups=(2, 4, 8))),
+    "convolution": (178, _convolution),
+    "depthwise": (48, _depthwise),
+    "grouped": (24, partial(_depthwise, groups=(2, 4, 8))),
     "linear": (72, _linear),
     "product": (36, _product),
     "attention": (30, _attention),
@@ -213,9 +223,12 @@ _GRID: Final[dict[str, tuple[int, Callable[[random.Random], tuple[int, ...]]]]] 
     "bias": (8, _on_rows),
     **{kind: (count, _tensors) for kind, count in _OPTIMIZERS.items()},
     "group_norm": (8, _image),
+    "recurrent": (12, _recurrent),
 }
 
 
+#: One operator of oneDNN, which GPUs do not have.
+_ON_CPU_ALONE: Final = ("recurrent",)
 #: Elements of the largest tensor of a layer on a GPU: smaller ones are shorter than their launch, larger ones no
 #: longer per element ...
 _GPU_ELEMENTS: Final = 1e6, 3e8
@@ -242,8 +255,8 @@ _UNALIGNED: Final = 0.2
 _GPU_CLASSES: Final = 1, 4, 16
 #: How many layers more or less than on a CPU: which of its kernels are one there, and whose time rests on more sizes.
 _GPU_WEIGHTS: Final = {
-    "depthwise": 0.5,
-    "convolution": 0.8,
+    **dict.fromkeys(("depthwise", "grouped"), 0.6),
+    "convolution": 0.85,
     **dict.fromkeys(("attention", "layer_norm", "linear", "loss"), 2.0),
     "batch_norm": 4.0,
 }

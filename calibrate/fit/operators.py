@@ -154,35 +154,47 @@ Timings = Mapping[str, Sequence[Timing]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelCosts:
-    """What any kernel of a GPU is expected to take: its start, its products and its bytes at the best rates seen.
+    """What any kernel is expected to take: its start, its products and its bytes at the best rates seen.
 
     Families of which few points were timed would else take the shortest of these for the start.
     """
 
+    on_gpu: bool
+    """Kernels of a GPU start alike; of a CPU this is what most families start within."""
     start_s: Seconds
     flop_per_s: Mapping[tuple[bool, bool], float]
     """Of products by whether they convolve, which TF32 may do, and whether their factors have 16 bit."""
     bytes_per_s: float
 
     @classmethod
-    def seen(cls, timings: Timings) -> "KernelCosts | None":
+    def seen(cls, timings: Timings, *, on_gpu: bool) -> "KernelCosts | None":
         """The best of all families; ``None`` without a kernel that moves something."""
         kernels = [(n, t) for n, group in timings.items() for t in group if is_kernel(n, t)]
         if not kernels:
             return None
+        shortest_s: dict[str, Seconds] = {}
+        for name, timing in kernels:
+            shortest_s[name] = min(timing.time_s, shortest_s.get(name, math.inf))
         rates: dict[tuple[bool, bool], float] = defaultdict(float)
         for name, timing in kernels:
             kind = convolves(name), is_half(name)
             rates[kind] = max(rates[kind], timing.flop / timing.time_s)
         streams = (t for n, t in kernels if n.startswith(_STREAMING))
+        first_s = [*shortest_s.values()]
         return cls(
-            start_s=min(timing.time_s for _, timing in kernels),
+            on_gpu=on_gpu,
+            start_s=min(first_s) if on_gpu else float(np.median(first_s)),
             flop_per_s=rates,
             bytes_per_s=max((t.moved_bytes / t.time_s for t in streams), default=0) or _UNSEEN_RATE,
         )
 
     def unit_s(self, name: str, members: Sequence[Timing]) -> tuple[Seconds, ...]:
-        """By kind of work, as ``work`` counts it; nothing of views, and of tensors that are updated one by one."""
+        """By kind of work, as ``work`` counts it; nothing of views, and of tensors that are updated one by one.
+
+        Nor on a CPU where the timings suffice to tell: kernels differ there.
+        """
+        if not self.on_gpu and (is_of_optimizer(name) or len(members) >= len(members[0].units)):
+            return ()
         if is_of_optimizer(name) and not name.endswith(" loop"):
             passes = max(timing.moved_bytes / timing.units[1] for timing in members)
             start_s = _KERNELS_PER_UPDATE * self.start_s
@@ -192,6 +204,8 @@ class KernelCosts:
         flop_per_s = self.flop_per_s[convolves(name), is_half(name)] or _UNSEEN_RATE
         byte_s = 1 / self.bytes_per_s
         streams = (self.start_s, 1 / flop_per_s, byte_s, byte_s, byte_s)
+        if not self.on_gpu:
+            return streams
         if "batch_norm" in name:
             passes = 1 + ("backward" in name)
             by_channel = passes * _BLOCK_BYTE_S[is_half(name)], _PIXEL_ROW_S / passes
@@ -217,7 +231,7 @@ def fit_family(
     most_points: int = _MOST_POINTS,
     kernels: KernelCosts | None = None,
 ) -> OperatorFamily:
-    """A curve through the ratios of a family's times to those of the work; ``kernels``: of a GPU."""
+    """A curve through the ratios of a family's times to those of the work; ``kernels``: of all families."""
     width = max((len(timing.features) for timing in timings), default=0)
     members = [timing for timing in timings if len(timing.features) == width]
     if len(members) > most_points:
@@ -291,7 +305,7 @@ def fit_operators(
     by_layer = [timings_of(layer, on_gpu=on_gpu) for layer in layers]
     replayed = _by_family(_replayed(replays), on_gpu=True) if on_gpu else {}
     timings = _together([*by_layer, replayed])
-    kernels = KernelCosts.seen(timings) if on_gpu else None
+    kernels = KernelCosts.seen(timings, on_gpu=on_gpu)
     flop_per_s = [t.flop / t.time_s for group in timings.values() for t in group]
     bytes_per_s = [t.moved_bytes / t.time_s for name in _STREAMING for t in timings.get(name, ())]
     draft = OperatorCosts(

@@ -224,6 +224,13 @@ def _embedding(layer: Layer) -> BuiltLayer:
     return BuiltLayer(module=module, inputs=(torch.randint(0, vocabulary, (rows,)),), act=module)
 
 
+def _recurrent(layer: Layer) -> BuiltLayer:
+    samples, length, width, hidden = layer.sizes
+    module = nn.LSTM(width, hidden, batch_first=True)
+    inputs = (torch.randn(samples, length, width),)
+    return BuiltLayer(module=module, inputs=inputs, act=lambda values: module(values)[0])
+
+
 def _concatenate(layer: Layer) -> BuiltLayer:
     samples, _, *image = _square(layer)
     shapes = _square(layer), (samples, 32, *image)
@@ -265,6 +272,7 @@ _BUILDERS: Final[dict[str, Callable[[Layer], BuiltLayer]]] = {
     "average_pool": _pool,
     "loss": _loss,
     "embedding": _embedding,
+    "recurrent": _recurrent,
     "concatenate": _concatenate,
     # Channels last and a copy, as between convolutions and transformers.
     "permute": _elementwise(lambda image: image.permute(0, 2, 3, 1).contiguous() * 2),

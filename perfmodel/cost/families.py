@@ -81,6 +81,12 @@ _FUNCTION: Final = "function"
 _DENSE: Final = "dense"
 _PATCHES: Final = "patches"
 _DEPTHWISE: Final = "depthwise"
+_GROUPED: Final = "grouped"
+#: On a CPU: of groups whose channels do not fill oneDNN's blocks, patch by patch.
+_ODD: Final = " of odd widths"
+_BLOCK: Final = 8
+#: On a CPU: padding wider than the result leaves oneDNN no kernel but its slow general one.
+_PADDED: Final = " mostly padded"
 #: Of images whose channels lie side by side.
 _CHANNELS_LAST: Final = " channels last"
 #: Factors in 16 bit are other kernels.
@@ -141,7 +147,7 @@ def family_on(name: str, *, gpu: bool) -> str:
     A GPU has one way to convolve. A CPU has no matrix units, and minds the memory format channel by channel alone.
     """
     if gpu:
-        return name.replace(_PATCHES, _DENSE)
+        return name.replace(_PATCHES, _DENSE).replace(_ODD, "").replace(_PADDED, "")
     return name if _DEPTHWISE in name else _without_details(name)
 
 
@@ -163,7 +169,10 @@ def wider_families(name: str) -> tuple[str, ...]:
     dense = bare.replace(_PATCHES, _DENSE)
     wide = _FUNCTION if all_functions(bare) else _without_details(dense)
     # Where dense ones with all details were timed, none of patches was: that was a GPU.
-    closest = (bare, dense, _without_details(bare), wide)
+    closest = [bare, dense, _without_details(bare), wide]
+    # Of one kind of groups and edges a small calibration may know the other alone.
+    closest += [each.replace(_ODD, "").replace(_PADDED, "") for each in closest]
+    closest += [each.replace(_GROUPED, f"{_GROUPED}{_ODD}") for each in closest[4:]]
     found = [f"{each}{kind}" for kind in (half, "") for each in closest]
     return tuple(each for each in dict.fromkeys(found) if each != name)
 
@@ -254,7 +263,16 @@ def _grouping(operator: Operator) -> str:
     weight, last = operator.inputs[at].shape, _format(operator.inputs[at - 1])
     if _groups(operator) == 1:
         return f"{_DENSE if _in_blocks(operator) else _PATCHES}{last}"
-    return f"{'grouped' if weight[1] > 1 else _DEPTHWISE}{last}"
+    if weight[1] == 1:
+        return f"{_DEPTHWISE}{_PADDED if at == 1 and _is_padded(operator) else ''}{last}"
+    is_odd = weight[1] % _BLOCK or weight[0] // _groups(operator) % _BLOCK
+    return f"{_GROUPED}{_ODD if is_odd else ''}{last}"
+
+
+def _is_padded(operator: Operator) -> bool:
+    """Whether a convolution pads its image by more than its result is wide."""
+    padding: list[int] = parsed(operator.arguments)[0][4]
+    return padding[-1] > operator.outputs[0].shape[-1]
 
 
 def _format(image: TensorSpec) -> str:

@@ -178,16 +178,32 @@ def test_a_cpu_convolves_in_blocks_or_over_patches(changes: dict[str, Any], way:
     assert family_on(family(called), gpu=True) == "convolution dense"
 
 
-@pytest.mark.parametrize(("groups", "kind"), [(1, "dense"), (8, "depthwise"), (2, "grouped")])
+@pytest.mark.parametrize(
+    ("groups", "kind"),
+    [(1, "dense"), (16, "depthwise"), (2, "grouped"), (4, "grouped of odd widths")],
+)
 def test_convolutions_are_told_apart_by_their_groups(groups: int, kind: str) -> None:
-    called = convolution((2, 8, 14, 14), (8, 8 // groups, 3, 3), groups=groups)
+    """On a CPU, too, by whether 8 channels of a group lie in a block."""
+    called = convolution((2, 16, 14, 14), (16, 16 // groups, 3, 3), groups=groups)
     assert family(called) == f"convolution {kind}"
-    image = replace(called.inputs[0], stride=(8 * 14 * 14, 1, 14 * 8, 8))
+    image = replace(called.inputs[0], stride=(16 * 14 * 14, 1, 14 * 16, 16))
     last = replace(called, inputs=(image, called.inputs[1]))
     on_gpu = f"convolution {kind} channels last"
-    assert family(last) == family_on(family(last), gpu=True) == on_gpu
+    assert family(last) == on_gpu
+    assert family_on(family(last), gpu=True) == on_gpu.replace(" of odd widths", "")
     on_cpu = on_gpu if kind == "depthwise" else f"convolution {kind}"
     assert family_on(family(last), gpu=False) == on_cpu
+
+
+@pytest.mark.parametrize(("side", "is_padded"), [(1, True), (2, False)])
+def test_depthwise_kernels_that_read_mostly_padding_are_others_on_a_cpu(
+    side: int, *, is_padded: bool
+) -> None:
+    """5 x 5 on one pixel, padded by 2, took 20 times as long as on four."""
+    image = (2, 8, side, side)
+    called = convolution(image, (8, 1, 5, 5), image, groups=8)
+    assert family(called) == f"convolution depthwise{' mostly padded' if is_padded else ''}"
+    assert family_on(family(called), gpu=True) == "convolution depthwise"
 
 
 @pytest.mark.parametrize(
@@ -307,6 +323,8 @@ def test_families_are_looked_up_where_others_like_them_were_timed() -> None:
     )
     assert wider_families("convolution depthwise channels last") == ("convolution depthwise",)
     assert wider_families("pointwise") == ()
+    grouped = "convolution grouped", "convolution grouped of odd widths"
+    assert [wider_families(name) for name in grouped] == [grouped[1:], grouped[:1]]
     # Factors in 16 bit are other kernels, more than anything else makes them.
     assert wider_families("matmul unaligned in 16 bit") == (
         *("matmul in 16 bit", "matmul unaligned", "matmul"),
@@ -326,7 +344,9 @@ RAW_NAMES = [
         "convolution dense": ("", " channels last"),
         "convolution patches": ("", " channels last"),
         "convolution grouped": ("", " channels last"),
+        "convolution grouped of odd widths": ("", " channels last"),
         "convolution depthwise": ("", " channels last"),
+        "convolution depthwise mostly padded": ("", " channels last"),
         "native_batch_norm": ("", " channels last"),
         "matmul": ("", " unaligned"),
         "pointwise": ("", " of mixed types"),
