@@ -27,6 +27,7 @@ from perfmodel.documents.observation import (
     StepObservation,
 )
 from perfmodel.layout import RunSetting, Synchronisation
+from perfmodel.tracing.fork import Fork
 from perfmodel.tracing.reference import REFERENCES, ReferenceModel
 from perfmodel.tracing.source import ModelSource, make_optimizer
 from perfmodel.tracing.sources import find_source
@@ -331,10 +332,21 @@ def _built(
 ) -> tuple[nn.Module, Iterator[Any]]:
     """A model, and its inputs, keywords and targets again and again: batches that take little memory and time.
 
-    A batch that comes with a model is drawn again only with the model: the last one trains, since a loss may hold it.
-    On a processor such a model is built once. Gradients would else lie where the model before it was, in pages that are
-    there: a plain loop maps theirs in every step, at 2 us each, which is half of a step of wide layers.
+    On a processor a copy of this process draws them. Gradients would else lie where the models before it were, in pages
+    that are there: a plain loop maps theirs in every step, at 2 us each, which is half of a step of wide layers.
     """
+    if session.asynchronous:
+        module, batches = _drawn(session, source, micro_batch)
+        batches = tree_map(partial(_pinned, session.measured), batches)
+    else:
+        with Fork(lambda: _drawn(session, source, micro_batch)[1]) as copy:
+            batches = copy.result()
+        module = source.build()
+    return module.train(), itertools.cycle(batches)
+
+
+def _drawn(session: Session, source: ModelSource, micro_batch: int) -> tuple[nn.Module, list[Any]]:
+    """Batches, and the model of the last: one that comes with a model is drawn again only with that."""
 
     def drawn() -> tuple[Any, ...]:
         found = source.draw_batch(micro_batch)
@@ -345,17 +357,12 @@ def _built(
     tensors = (leaf for leaf in tree_leaves(batches) if isinstance(leaf, Tensor))
     size_bytes = sum(tensor.nbytes for tensor in tensors)
     most = min(_POOL_SAMPLES / micro_batch, _DRAWN_BYTES / max(1, size_bytes))
-    is_own = source.own_samples() is not None
-    if is_own and not session.asynchronous:
-        most = 1
     while len(batches) < most and session.measured.now() - begun_s < _DRAWING_S:
-        if is_own:
-            del module  # memory may not hold two
+        if source.own_samples() is not None:
+            del module  # memory may not hold two; a loss may hold the last
             module = source.build()
         batches.append(drawn())
-    if session.asynchronous:
-        batches = tree_map(partial(_pinned, session.measured), batches)
-    return module.train(), itertools.cycle(batches)
+    return module, batches
 
 
 def _pinned(device: Device, leaf: Any) -> Any:
