@@ -49,7 +49,7 @@ _LONGEST_S: Final = 60.0
 
 def begin(order: WorkOrder, ranks: Ranks) -> CarryOut:
     """What a rank does with each task of an order."""
-    in_place = all(isinstance(task, ReplayTask) for task in order.tasks)
+    in_place = all(isinstance(task, ReplayTask) and task.document for task in order.tasks)
     if in_place or order.device_kind == "cpu":
         carry_out, clear = _alone(order, ranks, in_place=in_place)
     else:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from calibrate.device import HOLD_S, Clock, Device
 from calibrate.probes import Session, repeats_within
+from calibrate.processes import die_with_parent
 from calibrate.task import StepTask
 from perfmodel.cost.traced import issued
 from perfmodel.documents.observation import (
@@ -332,37 +333,56 @@ def _built(
 ) -> tuple[nn.Module, Iterator[Any]]:
     """A model, and its inputs, keywords and targets again and again: batches that take little memory and time.
 
-    On a processor a copy of this process draws them. Gradients would else lie where the models before it were, in pages
-    that are there: a plain loop maps theirs in every step, at 2 us each, which is half of a step of wide layers.
+    On a processor a copy of this process draws all but the first. Gradients would else lie where the models before it
+    were, in pages that are there: a plain loop maps theirs in every step, at 2 us each, half of a step of wide layers.
     """
     if session.asynchronous:
         module, batches = _drawn(session, source, micro_batch)
         batches = tree_map(partial(_pinned, session.measured), batches)
-    else:
-        with Fork(lambda: _drawn(session, source, micro_batch)[1]) as copy:
-            batches = copy.result()
-        module = source.build()
+        return module.train(), itertools.cycle(batches)
+
+    def others() -> list[list[Tensor]]:
+        die_with_parent()
+        _, batches = _drawn(session, source, micro_batch)
+        # A part of a tensor would be sent with the whole, and what is no tensor perhaps not at all.
+        return [[leaf.clone() for leaf in _tensors(batch)] for batch in batches[1:]]
+
+    with Fork(others) as copy:
+        drawn = copy.result()
+    module = source.build()
+    leaves, structure = tree_flatten(_batch(source, micro_batch))
+    batches = [tree_unflatten(leaves, structure)]
+    for each in map(iter, drawn):
+        values = [next(each) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        batches.append(tree_unflatten(values, structure))
     return module.train(), itertools.cycle(batches)
 
 
 def _drawn(session: Session, source: ModelSource, micro_batch: int) -> tuple[nn.Module, list[Any]]:
     """Batches, and the model of the last: one that comes with a model is drawn again only with that."""
-
-    def drawn() -> tuple[Any, ...]:
-        found = source.draw_batch(micro_batch)
-        return found.positional, found.keyword, found.targets
-
     module = source.build()
-    begun_s, batches = session.measured.now(), [drawn()]
-    tensors = (leaf for leaf in tree_leaves(batches) if isinstance(leaf, Tensor))
-    size_bytes = sum(tensor.nbytes for tensor in tensors)
+    begun_s, batches = session.measured.now(), [_batch(source, micro_batch)]
+    size_bytes = sum(tensor.untyped_storage().nbytes() for tensor in _tensors(batches))
     most = min(_POOL_SAMPLES / micro_batch, _DRAWN_BYTES / max(1, size_bytes))
+    # The clock of a virtual device stands still.
+    most = min(most, session.measured.most_repeats)
     while len(batches) < most and session.measured.now() - begun_s < _DRAWING_S:
         if source.own_samples() is not None:
             del module  # memory may not hold two; a loss may hold the last
             module = source.build()
-        batches.append(drawn())
+        batches.append(_batch(source, micro_batch))
     return module, batches
+
+
+def _batch(source: ModelSource, micro_batch: int) -> tuple[Any, ...]:
+    """Inputs, keywords and targets."""
+    found = source.draw_batch(micro_batch)
+    return found.positional, found.keyword, found.targets
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    """All that a batch holds."""
+    return (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
 
 
 def _pinned(device: Device, leaf: Any) -> Any:

@@ -241,10 +241,10 @@ def _time_workload(
     code = context.meta[_CODE]
     assert machine.operators is not None
     known, step = OperatorDurations(machine.operators), trace.at(micro_batch=micro_batch)
-    trained = None if code is None else known.trained(step)
-    is_known = known.holds(step) if code is None else trained is not None
-    ranks = {1, *(trained.ddp_s if trained else ())}
     may_train = code is not None and step.method.checkpointing == "none"
+    trained = known.trained(step) if may_train else None
+    is_known = trained is not None if may_train else known.holds(step)
+    ranks = {1, *(trained.ddp_s if trained else ())}
     together = may_train and is_together and not machine.asynchronous
     world_size = machine.ranks_per_node if together else 1
     wanted = in_place(document, micro_batch=micro_batch, code=code, world_size=world_size)

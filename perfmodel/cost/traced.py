@@ -34,6 +34,8 @@ _UNCERTAINTY_PER_EFOLD = 0.05
 _DISPATCH_ERROR = 0.3
 #: Inputs and targets are copied one by one, and are no part of a trace.
 INPUT_COPIES: Final = 2
+#: A host that issues a step in less of its time does not bind it.
+_NEAR = 0.8
 #: Smallest spread of how ranks slow each other down, in log.
 _SMALLEST_SPREAD = 0.02
 
@@ -111,6 +113,8 @@ class _Shares:
     device: float
     host: float
     relative_error: float
+    """Of the side that binds."""
+    host_binds: bool
 
 
 def _shares(
@@ -121,8 +125,8 @@ def _shares(
     ``copied_s``: The copy of its batch. ``issue_s``: What the host takes to issue it, by the costs of operators.
     With T the trained step, D the sum of its replayed operators and of the copy, and I what the host took to issue it:
 
-        I < D:    device = T, host = min(I, T)          the device binds
-        else:     host = T, device = min(D, T)          the device waits for its host
+        I >= D and I near T:    host = T, device = min(D, T)    the device waits for its host
+        else:                   device = T, host = min(I, T)    the device binds, with what could not be replayed
     """
     trained = exact.trained(step)
     if trained is None or trained.trained_s is None:
@@ -131,12 +135,14 @@ def _shares(
     known_s = copied_s + sum(duration.time_s for duration in exact.step(step).values())
     own_s = trained.issued_s or 0.0
     host_s, device_s = min(own_s, step_s), step_s
-    if own_s >= known_s:
+    host_binds = own_s >= max(known_s, _NEAR * step_s)
+    if host_binds:
         host_s, device_s = step_s, min(known_s, step_s)
     return _Shares(
         device=device_s / known_s,
         host=host_s / issue_s if own_s and issue_s else 1.0,
         relative_error=trained.relative_error,
+        host_binds=host_binds,
     )
 
 
@@ -329,12 +335,14 @@ def _dispatch(
 ) -> dict[str, tuple[CurvePoint, ...]]:
     """The host's time to issue every operator, whatever the batch but for what trainings tell; by micro-batch."""
     error = _DISPATCH_ERROR if profile.host is None else profile.host.relative_error
-    untrained = _Shares(device=1.0, host=1.0, relative_error=error)
-    by_batch = {batch: share or untrained for batch, share in shares.items()}
     return {
         f"dispatch_{phase.value}": tuple(
-            _point(batch, phase_s * share.host, share.relative_error)
-            for batch, share in by_batch.items()
+            _point(
+                batch,
+                phase_s * (share.host if share else 1.0),
+                share.relative_error if share and share.host_binds else error,
+            )
+            for batch, share in shares.items()
         )
         for phase, phase_s in issue_s.items()
     }

@@ -292,7 +292,7 @@ def test_operators_add_up_to_their_step_without_the_time_that_events_take(tmp_pa
     )
     command = (sys.executable, "-m", "tests.calibrate.virtual_replay", str(truth), str(output))
     subprocess.run(command, check=True)
-    *queues, replay, steps, drawn = read_observations(output)
+    *queues, replay, steps, drawn, trained = read_observations(output)
     each_s = event_s(_rate(entry) for entry in queues if isinstance(entry, ComputeObservation))
     assert each_s == pytest.approx(1.5e-6, abs=2e-10)
     assert isinstance(replay, ReplayObservation)
@@ -315,6 +315,12 @@ def test_operators_add_up_to_their_step_without_the_time_that_events_take(tmp_pa
     more_s = typical(host.adding_s) - typical(host.dispatch_s[Phase.BACKWARD])
     assert more_s == pytest.approx(host.num_gradients * (1.6e-5 - 5e-7), rel=0.05)
     assert host.num_gradients > 0
+    # In place it trains as a whole: its host issues what it issued then, its device has what was replayed.
+    assert isinstance(trained, ReplayObservation)
+    own_s = sum(typical(host.dispatch_s[phase]) for phase in Phase)
+    device_s = replayed_s([without_events(trained, each_s)])
+    assert trained.issued_s == pytest.approx(own_s, rel=0.05)
+    assert trained.trained_s == pytest.approx(max(own_s, device_s), rel=0.05)
 
 
 @pytest.mark.parametrize("queue", [4, 1024])

@@ -119,12 +119,17 @@ def test_a_trained_step_takes_as_long_as_its_training_and_scales_the_others(
 
 @pytest.mark.parametrize(
     ("trained_s", "issued_s", "device_s", "host_s"),
-    [(1.6, 0.3, 1.6, 0.3), (1.6, 1.2, 0.8, 1.6), (0.5, 1.2, 0.5, 0.5), (0.5, 0.6, 0.5, 0.5)],
+    [
+        (1.6, 0.3, 1.6, 0.3),
+        (1.6, 1.2, 1.6, 1.2),
+        (1.6, 1.3, 0.8, 1.6),
+        (0.5, 1.2, 0.5, 0.5),
+    ],
 )
 def test_a_step_trained_on_a_gpu_tells_which_side_waits(
     durations: OperatorCosts, trained_s: float, issued_s: float, device_s: float, host_s: float
 ) -> None:
-    """Operators take 0.8 s: the longer side takes the step, the other what it takes alone, at most that."""
+    """Operators take 0.8 s. What takes longer and nearly all of the step is the host, else the device binds."""
     costs = measured(durations, 8, 0.1)
     (step,) = costs.measured
     calls = calls_signature(traced().at(micro_batch=8))
@@ -137,7 +142,8 @@ def test_a_step_trained_on_a_gpu_tells_which_side_waits(
         curves = [getattr(workload.phases[0], side + phase.value) for phase in Phase]
         at_eight = [next(point for point in curve if point.at == 8) for curve in curves]
         assert sum(point.time_s for point in at_eight) == pytest.approx(expected_s)
-        assert {point.relative_error for point in at_eight} == {0.02}
+        error = 0.3 if side and device_s == trained_s > host_s else 0.02
+        assert {point.relative_error for point in at_eight} == {error}
     assert asked.step(workload, EIGHT).step_s[0] == pytest.approx(trained_s, rel=1e-4)
 
 
