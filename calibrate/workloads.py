@@ -23,8 +23,9 @@ from perfmodel.workload.step import SymbolicStep, calls_signature, parameters_si
 
 #: Folder, inside that of a calibration, with one folder per workload that was measured in place.
 WORKLOADS: Final = "workloads"
-#: As the judge of drawn models: one round scatters by a tenth.
+#: As the judge of drawn models: one round scatters by a tenth. On a GPU each takes seconds to start CUDA.
 _NUM_ROUNDS: Final = 8
+_NUM_ROUNDS_OF_GPU: Final = 4
 _TARGET_S: Final = 1.2
 
 
@@ -77,7 +78,7 @@ def measure_workload(
         Campaign(
             folder=_folder(document, folder, task.micro_batch),
             plan=plan,
-            rounds=(repeated(task, _NUM_ROUNDS),),
+            rounds=(_in_rounds(task, profile),),
             placement=here,
             lock_timeout_s=0.0,
             tries_again=False,
@@ -108,7 +109,12 @@ def _lack_of_memory(document: WorkloadDocument, task: ReplayTask) -> str:
 
 
 def is_unfinished(
-    document: WorkloadDocument, folder: Path, task: ReplayTask, *, known_ranks: Collection[int]
+    document: WorkloadDocument,
+    folder: Path,
+    task: ReplayTask,
+    *,
+    profile: MeasuredMachine,
+    known_ranks: Collection[int],
 ) -> bool:
     """Whether rounds of a measurement that was begun are missing, or all that are not known by another name.
 
@@ -116,7 +122,7 @@ def is_unfinished(
     """
     observations = _folder(document, folder, task.micro_batch) / OBSERVATIONS
     entries = read_observations(observations) if observations.exists() else ()
-    names = {each.name for each in repeated(task, _NUM_ROUNDS)}
+    names = {each.name for each in _in_rounds(task, profile)}
     done = names & {entry.task for entry in entries}
     return done < names if done else task.world_size not in known_ranks
 
@@ -125,6 +131,11 @@ def _folder(document: WorkloadDocument, folder: Path, micro_batch: int) -> Path:
     """What was measured of a workload at a micro-batch, in the folder of a calibration."""
     label = re.sub(r"[^A-Za-z0-9._-]+", "_", document.workload.name)
     return folder / WORKLOADS / f"{label}-{_content(document.trace, micro_batch)}"
+
+
+def _in_rounds(task: ReplayTask, profile: MeasuredMachine) -> tuple[ReplayTask, ...]:
+    """All runs of a task on a machine."""
+    return repeated(task, _NUM_ROUNDS_OF_GPU if profile.asynchronous else _NUM_ROUNDS)
 
 
 def repeated(task: ReplayTask, num_rounds: int) -> tuple[ReplayTask, ...]:
