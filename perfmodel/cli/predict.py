@@ -248,9 +248,7 @@ def _time_workload(
     together = may_train and is_together and not machine.asynchronous
     world_size = machine.ranks_per_node if together else 1
     wanted = in_place(document, micro_batch=micro_batch, code=code, world_size=world_size)
-    if is_known and not is_unfinished(
-        document, folder, wanted, profile=machine, known_ranks=ranks
-    ):
+    if is_known and not is_unfinished(document, folder, wanted, profile=machine, known_ranks=ranks):
         return
     if any(find_spec(name) is None for name in ("torch", "psutil")):
         return
