@@ -40,7 +40,8 @@ class Question:
     """On a calibrated machine, or by its shape on one that was inferred from runs."""
     layout: Layout = field(default_factory=Layout)
     cluster: Cluster | None = None
-    """Links between the devices; None: those of the nodes of the machine, else one ring like the measured."""
+    """Links between the devices; None: nodes that the machine knows or usually comes in, else one ring like the
+    measured."""
     validation: "ValidationDocument | None" = None
     """Errors of earlier predictions on this machine: they widen the intervals, never shift them."""
     loader_samples_per_s: float | None = None
@@ -117,7 +118,7 @@ def open_question(
 ) -> Question:
     """A question about a workload on a calibrated machine; each part is read if a file or a name stands for it.
 
-    ``cluster``: None: that of the machine, or else one ring of links like the measured ones.
+    ``cluster``: None: as in ``Question``.
     ``where``: as in ``open_workload``.
     """
     if isinstance(validation, str | PathLike):

@@ -437,7 +437,7 @@ def _assumed_links(machine: MeasuredMachine, cluster: "Cluster | None") -> str:
         return "equal links in one ring"
     if cluster is machine.cluster:
         runs = f", from {cluster.tiers[-1].source}"
-        return cluster.name + (runs if cluster.evidence is Evidence.INFERRED else "")
+        return cluster.name + (runs if cluster.evidence is Evidence.INFERRED else " (--cluster)")
     if any(tier.as_measured for tier in cluster.tiers):
         return "links between nodes as measured"
     return "links as in the cluster file"

@@ -318,7 +318,8 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
     validation
         Earlier errors on this machine, which widen the intervals.
     cluster
-        Links between the devices; default: one ring of links like the measured ones.
+        Links between the devices; default: nodes that the machine knows or usually comes in, else one ring of links
+        like the measured ones.
     layout
         Such as ``"fsdp=8 tp=2 micro_batch=4"``, of a traced workload; excludes all that counts devices
         and batches.

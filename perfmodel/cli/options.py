@@ -321,7 +321,7 @@ ClusterFile: TypeAlias = Annotated[
     Path | None,
     file(
         "--cluster",
-        "Cluster file (TOML), or links by name ('8 nvlink3, 8 eth-100'); default: one ring of links.",
+        "Cluster file (TOML), or links by name ('8 nvlink3, 8 eth-100'); default: its usual nodes.",
     ),
 ]
 NodesLike: TypeAlias = Annotated[

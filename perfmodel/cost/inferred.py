@@ -21,6 +21,7 @@ from perfmodel.cost.parameters import (
 )
 from perfmodel.documents.hardware import LINK_SHARE
 from perfmodel.errors import CalibrationUnavailable, UsageError
+from perfmodel.layout import MOST_DEVICES
 from perfmodel.machine import (
     DEVICE,
     NODE,
@@ -339,7 +340,6 @@ def on_links(machine: InferredMachine, cluster: Cluster, *, num_devices: int) ->
 _BETWEEN_NODES_S: Final = 14e-6
 #: Devices that the model is made for.
 _MOST_DEVICES: Final = 16_384
-_UNKNOWN_FACTOR: Final = math.exp(DEVIATE_90 * UNKNOWN_NETWORK)
 
 
 def with_nodes_of(
@@ -382,26 +382,31 @@ def with_nodes_of(
 def among_usual_nodes(machine: MeasuredMachine) -> MeasuredMachine:
     """A machine of one node of GPUs among nodes that have the adapters with which such nodes ship.
 
-    Other machines, and devices that the catalogue does not know, stay as they are.
+    Others stay as they are: devices that the catalogue does not know, cards without links to all of a node, racks
+    that are one node.
     """
-    from perfmodel.cost.rescaling import device_sheet  # noqa: PLC0415 - reads the catalogue
+    from perfmodel.cost.rescaling import catalogued, device_sheet  # noqa: PLC0415 - the catalogue
 
     within = machine.devices_per_node
     known = machine.num_nodes == 1 and machine.ranks_per_node > 1 and machine.backend == "nccl"
     if not (known and within and machine.collectives):
         return machine
     try:
+        sheet = catalogued(machine.device_name)
         rate = device_sheet(machine.device_name).node_bytes_per_s
     except UsageError:
         return machine
-    about = (
-        f"{8e-9 * rate:.0f} Gb/s between nodes per device, within a factor of {_UNKNOWN_FACTOR:.0f}"
-    )
+    if sheet.link is None or sheet.link_joins_pairs or "NVL72" in sheet.form:
+        return machine
     fabric = _fabric(
         within, LINK_SHARE * rate, log_error=UNKNOWN_NETWORK, source="usual for the device"
     )
     node = _own_node(machine, within, otherwise=fabric.link_bytes_per_s)
-    cluster = Cluster(name=f"{about}: name yours with --cluster", tiers=(node, fabric))
+    factor = math.exp(DEVIATE_90 * UNKNOWN_NETWORK)
+    cluster = Cluster(
+        name=f"usual nodes of {within}, {8e-9 * rate:.0f} Gb/s per device within {factor:.0f}x",
+        tiers=(node, replace(fabric, count=-(-MOST_DEVICES // within))),
+    )
     return replace(machine, cluster=cluster)
 
 

@@ -300,9 +300,12 @@ class LinkCost(GroupCost):
         collective = found[0].collective
         drawn = deviates(rng, NUM_PARAMETERS + 2, num_draws)
         others = tuple(others)
+        # Links inside a node tell nothing of those between.
+        crosses = any(group.num_nodes > 1 for group in found)
+        told = [group for group in found if (group.num_nodes > 1) == crosses]
         # Several groups tell a start from latencies; one alone needs the other collectives.
-        crossing = [group for group in found if group.num_nodes > 1] or found
-        told = crossing if len(crossing) > 1 else [*crossing, *others]
+        if len(told) == 1:
+            told += [group for group in others if (group.num_nodes > 1) == crosses]
         law = LinkLaw.fit(collective, told, library, drawn[:NUM_PARAMETERS])
 
         def factor(group: MeasuredCollective) -> Factor:

@@ -26,7 +26,7 @@ from perfmodel.errors import (
     refuse_unknown,
 )
 from perfmodel.layout import KEYS, Layout, accumulation_for, parse_layout
-from perfmodel.machine import InferredMachine
+from perfmodel.machine import UNCERTAINTY_OF_FILE, InferredMachine
 from perfmodel.machine.measured import (
     CollectiveProfile,
     CurvePoint,
@@ -343,7 +343,7 @@ def tier_value(name: str, attribute: str, parse: Callable[[str], float]) -> Appl
     """Set one value of a tier: ``TIER:VALUE``, or a value of the outermost one."""
 
     def apply(scenario: Scenario, value: str) -> Scenario:
-        cluster = scenario.question.cluster
+        cluster = scenario.questions()[1].cluster
         if cluster is None:
             raise ValueError("needs a cluster file: give --cluster, or cluster=FILE before it")
         tier_name, colon, text = value.rpartition(":")
@@ -352,6 +352,8 @@ def tier_value(name: str, attribute: str, parse: Callable[[str], float]) -> Appl
         refuse_unknown(f"--set cluster.{name}: tier", wanted, tiers)
         source = f"set by hand; else {tiers[wanted].source}"
         edits: dict[str, Any] = {attribute: parse(text), "source": source, "as_measured": False}
+        if attribute == "link_bytes_per_s":
+            edits["log_error"] = UNCERTAINTY_OF_FILE
         tiers[wanted] = replace(tiers[wanted], **edits)
         return scenario.asking(cluster=replace(cluster, tiers=tuple(tiers.values())))
 
@@ -370,6 +372,9 @@ def yes_or_no(value: str) -> bool:
     return value == "yes"
 
 
+_INSIDE_ALONE: Final = (
+    "network.* set links inside a node; set those between by --cluster or --set cluster.bandwidth"
+)
 #: More scenarios than this are not a table any more.
 MOST_SCENARIOS: Final = 12
 
@@ -421,7 +426,7 @@ FIELDS: Final = (
     WhatIfField("ranks.noise", "0x",
         "factor on how much steps and ranks differ, in log; 0x: nobody waits for the slowest", set_rank_noise),
     WhatIfField("cluster", "FILE.toml",
-        "cluster file: links between the devices; none: one ring of links like the measured ones", set_cluster),
+        "cluster file: links between the devices; none: as without --cluster", set_cluster),
     WhatIfField("cluster.bandwidth", "400Gb/s or node:368GB/s",
         "of one link of the outermost tier, or of the one that is named before a colon",
         tier_value("bandwidth", "link_bytes_per_s", parse_bandwidth)),
@@ -493,6 +498,10 @@ def changed(base: Scenario, values: Mapping[str, str]) -> Scenario:
                 scenario = known[name].apply(scenario, values[name])
             except ValueError as error:
                 raise UsageError(f"--set {name}: {error}") from error
+    is_unnamed = scenario.question.cluster in (None, scenario.machine.cluster)
+    if is_unnamed and any(name.startswith("network.") for name in values):
+        joined = scenario.questions()[1].cluster
+        scenario = scenario.asking(remark="" if joined is None else _INSIDE_ALONE)
     return replace(scenario, changes={**base.changes, **values})
 
 

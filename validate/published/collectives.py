@@ -12,11 +12,12 @@ import numpy as np
 from numpy.random import default_rng
 from scipy.optimize import isotonic_regression
 
+from perfmodel.answer.measured import cost_model
 from perfmodel.cost import deviates
 from perfmodel.cost.collectives import bus_factor
 from perfmodel.cost.group_cost import GroupCost
 from perfmodel.cost.inferred import among_usual_nodes
-from perfmodel.cost.network import UNCERTAINTY_PER_DOUBLING, Group, Network, sampled_cost
+from perfmodel.cost.network import UNCERTAINTY_PER_DOUBLING, Group, sampled_cost
 from perfmodel.documents.profile import ProfileDocument, shipped_machines
 from perfmodel.documents.verdicts import PublishedSeries
 from perfmodel.machine.measured import CurvePoint, MeasuredCollective, MeasuredMachine
@@ -125,17 +126,14 @@ def _from_one_node(
     table: Table, name: System, op: str, points: Sequence[Point]
 ) -> Iterator[PublishedSeries]:
     """Groups on several nodes from timings inside one node of the same device, whose network nobody named."""
-    device = next((each for each in _NODES if each in name[1].upper()), None)
+    device = next((each for each in _NODES if re.search(f"(?<!G){each}", name[1].upper())), None)
     unknown = [p for p in points if 1 < p.nodes < p.ranks]
     if device is None or not unknown or op not in {"all_reduce", "all_gather"}:
         return
-    parts = []
+    parts, num_fitted = [], 0
     for per_node in sorted({-(-p.ranks // p.nodes) for p in unknown}):
         machine = _one_node(_NODES[device], per_node)
-        network = Network.sample(
-            machine, cluster=machine.cluster, num_draws=_NUM_DRAWS, rng=lambda _: default_rng(0)
-        )
-        assert network is not None, "its all-reduces were timed"
+        network = cost_model(machine, machine.cluster, _NUM_DRAWS).network
         own = [p for p in unknown if -(-p.ranks // p.nodes) == per_node]
         known = [
             Point(each.at, per_node, 1, each.time_s)
@@ -143,6 +141,7 @@ def _from_one_node(
             if (group.collective, group.world_size) == (op, per_node)
             for each in group.points
         ]
+        num_fitted += len(known)
         times_s = [network.time_s(op, round(p.size_bytes), Group(p.ranks)) for p in own]
         parts.append(_part(op, known, own, np.stack(times_s), errors=np.zeros(1)))
     yield verdict(
@@ -151,7 +150,7 @@ def _from_one_node(
         parts,
         fitted=f"one node of {device}",
         predicted="several nodes",
-        num_fitted=len(known),
+        num_fitted=num_fitted,
     )
 
 

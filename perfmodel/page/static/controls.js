@@ -182,7 +182,7 @@ function showHardware(state, profile, workload) {
   byId("device-hint").textContent = workload.no_devices && `Another device: ${workload.no_devices}.`;
   options(byId("link"), [["", "as measured"], ...links.map(({ id, bytes_per_s: each }) => [id, `${id}: ${rate(each)}`])], state.plain.link);
   byId("link").disabled = !profile.bandwidth_bytes_per_s;
-  options(byId("cluster"), [["", profile.nodes?.name ?? "one ring of links"], ...clusters.map(({ name, devices: most }) => [name, `${name} (${count(most)})`])], state.cluster);
+  options(byId("cluster"), [["", profile.nodes?.name ?? "not named"], ...clusters.map(({ name, devices: most }) => [name, `${name} (${count(most)})`])], state.cluster);
   byId("cluster-row").hidden = clusters.length === 0 && !profile.nodes;
   const chosen = clusterOf(state, profile);
   byId("uplink-row").hidden = !chosen;

@@ -136,7 +136,7 @@ function drawCurve(answer, devices, choose) {
 function beyondWords(points) {
   const profile = profileOf(state);
   if (!measuredEnd(points) || profile.kind === "inferred") return "";
-  return `. Shaded: nothing was measured, links assumed: ${clusterOf(state, profile)?.name ?? "one ring like the measured"}`;
+  return `. Shaded: nothing was measured, links assumed: ${clusterOf(state, profile)?.name ?? "what it rests on says which"}`;
 }
 
 function drawPoint(image, point, scales, { answer, devices, choose, words }) {

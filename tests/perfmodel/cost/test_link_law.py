@@ -42,9 +42,11 @@ def group(
     return timed_group(ranks, lambda size: slower * all_reduce_s(size, ranks), sizes, **others)
 
 
-def cost_of(*groups: MeasuredCollective, library: str = "nccl", num_draws: int = 1) -> LinkCost:
+def cost_of(
+    *groups: MeasuredCollective, library: str = "nccl", num_draws: int = 1, **others: Any
+) -> LinkCost:
     return LinkCost.sample(
-        groups, library=library, num_draws=num_draws, rng=np.random.default_rng(0)
+        groups, library=library, num_draws=num_draws, rng=np.random.default_rng(0), **others
     )
 
 
@@ -66,7 +68,8 @@ def test_eight_ranks_follow_from_two_and_four(size_bytes: int) -> None:
 def test_groups_inside_a_node_say_nothing_of_those_on_several() -> None:
     """A network of a quarter of the rate: 32 devices on 4 nodes follow from 16 on 2, as timed 8 in one or not."""
     across = group(16, slower=4.0, nodes=2)
-    alone, beside = cost_of(across), cost_of(group(8), across)
+    inside = timed_group(8, lambda size: size / 4e11, SIZES, collective="all_gather")
+    alone, beside = cost_of(across), cost_of(group(8), across, others=[inside])
     for size in (2**20, 2**30):
         found_s, expected_s = (float(of.group_s(size, 32, nodes=4)[0]) for of in (beside, alone))
         assert found_s == pytest.approx(expected_s, rel=1e-6)

@@ -21,7 +21,7 @@ from perfmodel.cost.network import (
 )
 from perfmodel.documents.clusters import open_cluster
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
-from perfmodel.layout import Layout
+from perfmodel.layout import MOST_DEVICES, Layout
 from perfmodel.machine import Cluster, Evidence, Tier
 from perfmodel.machine.measured import CollectiveProfile, CurvePoint, MeasuredMachine
 from perfmodel.units import MIB
@@ -258,10 +258,10 @@ def test_groups_of_several_nodes_are_known_as_such(
     assert known.nodes == nodes
 
 
-def test_a_node_stands_among_those_that_ship_with_such_devices() -> None:
-    """Two nodes of eight H100 whose network nobody names: 80 % of 400 Gb/s for each, within a factor of 7."""
+def node_of_h100() -> MeasuredMachine:
+    """Eight of them, timed together."""
     eight = tuple(replace(each, world_size=8) for each in profile(Machine()).collectives)
-    own = replace(
+    return replace(
         profile(Machine()),
         device_kind="cuda",
         device_name="NVIDIA H100 80GB HBM3",
@@ -270,6 +270,11 @@ def test_a_node_stands_among_those_that_ship_with_such_devices() -> None:
         collectives=eight,
         environment={"gpus": ["gpu"] * 8},
     )
+
+
+def test_a_node_stands_among_those_that_ship_with_such_devices() -> None:
+    """Two nodes of eight H100 whose network nobody names: 80 % of 400 Gb/s for each, within a factor of 7."""
+    own = node_of_h100()
     asking = Asking(own)
     light = asking.workload("light")
     inside, across = (asking.question(light, Layout(dp=n, micro_batch=16)) for n in (8, 16))
@@ -283,11 +288,28 @@ def test_a_node_stands_among_those_that_ship_with_such_devices() -> None:
         for each in measured_caveats(across, {across.layout: {"compute": Evidence.EXTRAPOLATED}})
         if "assume" in each
     ]
-    assert "16 devices assume 400 Gb/s between nodes per device, within a factor of 7" in said
-    assert "--cluster" in said
-    unknown = replace(own, device_name="a card of tomorrow")
-    for other in (unknown, replace(own, ranks_per_node=1), replace(own, backend="gloo")):
+    assert "16 devices assume usual nodes of 8, 400 Gb/s per device within 7x (--cluster)" in said
+    assert len(said) <= 100
+    for other in (replace(own, ranks_per_node=1), replace(own, backend="gloo")):
         assert among_usual_nodes(other) is other
+
+
+@pytest.mark.parametrize("seen", [2, 6, 8])
+def test_usual_nodes_have_the_devices_that_were_seen_and_are_as_many_as_a_layout_may_fill(
+    seen: int,
+) -> None:
+    machine = replace(node_of_h100(), ranks_per_node=seen, environment={"gpus": ["gpu"] * seen})
+    found = existing(among_usual_nodes(machine).cluster)
+    assert f"nodes of {seen}," in found.name
+    assert found.num_devices >= MOST_DEVICES
+
+
+@pytest.mark.parametrize("device", ["a card of tomorrow", "rtx-4090", "h100-pcie", "gb200"])
+def test_no_network_is_usual_for_cards_without_links_of_a_whole_node_nor_for_a_rack(
+    device: str,
+) -> None:
+    machine = replace(node_of_h100(), device_name=device)
+    assert among_usual_nodes(machine) is machine
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def test_the_curve_is_drawn_as_efficiency_and_on_linear_axes(page: Any) -> None:
     page.select_option("#curve-axes", "linear")
     assert page.locator("#curve text", has_text="measured up to 2").count() == 1
     assert page.locator("#curve rect.beyond").count() == 1
-    assert "assumed: one ring" in page.text_content("#curve-readout")
+    assert "links assumed: what it rests on" in page.text_content("#curve-readout")
     assert page.locator("#curve circle.dot").count() == 5
 
 

@@ -20,7 +20,7 @@ from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.explanation import ChangeKind, explain
 from perfmodel.layout import parse_layout
-from perfmodel.machine import Cluster, Evidence, Tier
+from perfmodel.machine import UNCERTAINTY_OF_FILE, Cluster, Evidence, Tier
 from perfmodel.models import read_model
 from perfmodel.scenarios import Scenario, compare_scenarios, contrast_of_draws
 from perfmodel.scenarios.fields import FIELDS, changed, link_of, scenarios_of, usable_links
@@ -28,6 +28,7 @@ from perfmodel.statistics import unpaired
 from tests.examples import ROOT
 from tests.existing import existing
 from tests.perfmodel.cli.command import Run
+from tests.perfmodel.cost.test_network import node_of_h100
 from tests.perfmodel.cost.test_rescale import calibrated
 from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.traces import WORKLOAD, traced
@@ -214,6 +215,32 @@ def test_a_faster_uplink_is_what_its_file_would_say(tmp_path: Path) -> None:
     named = {"cluster.bandwidth": "uplink:10Gb/s", "cluster.links": "uplink:1"}
     _, same = pm.whatif(machine, "heavy", named, devices=32, cluster=ETHERNET).scenarios
     assert same.point.step_s == slow.point.step_s
+
+
+def test_a_network_between_usual_nodes_is_set_as_that_of_a_cluster() -> None:
+    """A rate that is typed is as sure as a file's."""
+    was = scenario(Machine(), world_sizes=(16,)).asking(machine=node_of_h100())
+    slower = changed(was, {"cluster.bandwidth": "1Gb/s"})
+    fabric = existing(slower.questions()[1].cluster).tiers[-1]
+    assert (fabric.link_bytes_per_s, fabric.log_error) == (1e9 / 8, UNCERTAINTY_OF_FILE)
+    assert step_s(slower) > step_s(was)
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({}, True),
+        ({"cluster": "none"}, True),
+        ({"devices": "8"}, False),
+        ({"cluster": "8 nvlink4, 8 eth-400"}, False),
+    ],
+)
+def test_links_that_are_set_inside_nodes_alone_are_named(
+    other: dict[str, str], *, says: bool
+) -> None:
+    was = scenario(Machine(), world_sizes=(16,)).asking(machine=node_of_h100())
+    remarks = changed(was, {"network.bandwidth": "4x", **other}).remarks
+    assert any("--set cluster.bandwidth" in each for each in remarks) == says
 
 
 def test_a_faster_line_is_never_slower() -> None:
