@@ -14,6 +14,7 @@ from typing import Generic, Self, TypeVar
 
 import torch
 
+from perfmodel.errors import described
 from perfmodel.units import Seconds
 
 Item = TypeVar("Item")
@@ -124,5 +125,7 @@ def _live(act: Callable[[], Result], threads: int, answering: Connection) -> Non
             content = pickle.dumps((None, error))
             pickle.loads(content)  # noqa: S301 - written above
         except Exception:  # noqa: BLE001 - an error with arguments of its own need not survive
-            content = pickle.dumps((None, RuntimeError(told)))
+            plain = RuntimeError(described(error))
+            plain.add_note(told)
+            content = pickle.dumps((None, plain))
     answering.send_bytes(content)

@@ -97,10 +97,12 @@ def test_simulation_is_max_plus_where_nothing_interferes(
 def test_simulation_of_different_ranks_is_max_plus_over_all_of_them(
     data: st.DataObject, program: StepProgram, num_ranks: int
 ) -> None:
+    """So a longer operation never shortens a step, and a rank that is slower in everything stands for all."""
     durations_s = data.draw(durations(program, num_ranks=num_ranks))
     trace = simulate(program, durations_s)
     ends_s = ends_of_all_ranks(program, durations_s)
     assert_same(trace.end_s, ends_s)
+    assert_same(np.array(trace.step_s), ends_s.max())
     np.testing.assert_allclose(trace.start_s, ends_s - durations_s, rtol=1e-9, atol=1e-12)
 
 

@@ -91,6 +91,7 @@ def test_noise_between_batches_is_mixed_by_their_logarithm(
     found = noise_weights(replace(heavy(profile(Machine())), noise=noise), micro_batch)
     assert [ratios for ratios, _ in found] == [ratios for ratios, _ in weights]
     assert [share for _, share in found] == pytest.approx([share for _, share in weights])
+    assert noise_weights(heavy(profile(Machine())), micro_batch) == [((), 1.0)]
 
 
 def costs(*world_sizes: int) -> tuple[LayoutCost, ...]:

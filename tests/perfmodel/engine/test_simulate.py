@@ -55,10 +55,16 @@ def test_compute_and_a_collective_slow_each_other_while_both_last(
 
 def test_a_collective_is_slow_as_long_as_any_rank_computes() -> None:
     """B ends at 1 + 0.5 / 0.5 = 2 on rank 0 and at 1 + 1 / 0.5 = 3 on rank 1; C has done 1.6 of 2
-    by 3 and ends at 3.4 on both.
+    by 3 and ends at 3.4 on both. In another step rank 0 computes from 0.75 to 1, when 0.875 of a broadcast are done;
+    the slowest rank alone, which computes later, would end it at 1.
     """
     trace = simulate(OVERLAP, [[1.0, 0.5, 2.0], [1.0, 1.0, 2.0]], interference=SLOWED)
     assert trace.end_s == pytest.approx(np.array([[1, 2, 3.4], [1, 3, 3.4]]), rel=1e-12)
+    program = StepProgram((*ASIDE.operations, operation("forward", Stream.COMPUTE, 0)))
+    halved = Interference(compute_speed=1.0, comm_speed=0.5)
+    ranks_s = np.array([[0.75, 0.0, 1.0, 0.25], [1.5, 0.0, 1.0, 0.5]])
+    for some_s, end_s in ((ranks_s, 1.125), (ranks_s[1:], 1.0)):
+        assert simulate(program, some_s, interference=halved).end_s[-1, 2] == end_s
 
 
 @pytest.mark.parametrize("shape", [(6,), (0, 6), (1, 5), (1, 1, 6)])
