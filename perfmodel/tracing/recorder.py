@@ -70,8 +70,8 @@ class ModulePaths:
 
 _ADD = torch.ops.aten.add.Tensor
 _ADD_IN_PLACE = torch.ops.aten.add_.Tensor
-#: Of one pass, within 10 s; a loop without an end runs more, the deepest models some 5,000.
-_MOST_CALLS: Final = 30_000
+#: Of one pass, some 20 s. The deepest models have some 5,000, recurrences by hand 30,000, loops without an end more.
+_MOST_CALLS: Final = 100_000
 #: Builds of older versions without CUDA lack it; there a part of a larger gradient counts as one of its own.
 _holders_of_storage = getattr(torch._C, "_storage_Use_Count", lambda _: 1)  # noqa: SLF001
 _IS_DENSE = torch.ops.aten.is_non_overlapping_and_dense.default
