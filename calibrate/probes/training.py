@@ -8,12 +8,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import (
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_map_only,
+    tree_unflatten,
+)
 
 from calibrate.device import HOLD_S, Clock, Device
 from calibrate.probes import Session, repeats_within
@@ -289,10 +296,11 @@ def trained(
     def one_step() -> Tensor:
         optimizer.zero_grad()
         if session.asynchronous:
-            taken = partial(_on_device, device.torch_device)
+            copied = methodcaller("to", device.torch_device, non_blocking=True)
+            batch = tree_map_only(Tensor, copied, next(batches))
         else:
-            taken = partial(_in_order, torch.randperm(micro_batch))
-        positional, keyword, targets = tree_map(taken, next(batches))
+            batch = tree_map(partial(_in_order, torch.randperm(micro_batch)), next(batches))
+        positional, keyword, targets = batch
         with device.autocast(method.precision):
             loss: Tensor = source.loss(module(*positional, **keyword), targets)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -338,7 +346,7 @@ def _built(
     """
     if session.asynchronous:
         module, batches = _drawn(session, source, micro_batch)
-        batches = tree_map(partial(_pinned, session.measured), batches)
+        batches = tree_map_only(Tensor, session.measured.pinned, batches)
         return module.train(), itertools.cycle(batches)
 
     def others() -> list[list[Tensor]]:
@@ -383,16 +391,6 @@ def _batch(source: ModelSource, micro_batch: int) -> tuple[Any, ...]:
 def _tensors(batch: Any) -> Iterator[Tensor]:
     """All that a batch holds."""
     return (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
-
-
-def _pinned(device: Device, leaf: Any) -> Any:
-    """A part of a batch in memory that can be copied behind the host's back; what is no tensor as it is."""
-    return device.pinned(leaf) if isinstance(leaf, Tensor) else leaf
-
-
-def _on_device(device: torch.device, leaf: Any) -> Any:
-    """A part of a batch on the device; what is no tensor as it is."""
-    return leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf
 
 
 def _in_order(rows: Tensor, leaf: Any) -> Any:

@@ -14,6 +14,7 @@ from perfmodel.machine.measured import (
     CurvePoint,
     HostCosts,
     MeasuredMachine,
+    MeasuredStep,
     MeasuredWorkload,
     OperatorCosts,
     PhaseCurves,
@@ -83,8 +84,16 @@ def traced_profile(
     by_curves = _rising({batch: curves.step(steps[batch]) for batch in sorted(steps)})
     copied_s = {at: input_copy_s(profile.rates, batch.at(at)) if batch else 0.0 for at in steps}
     issue_s = _issue_s(profile, trace)
-    shares = {at: _shares(exact, steps[at], copied_s[at], sum(issue_s.values())) for at in batches}
-    found = {at: _as_trained(exact, steps[at], shares[at]) for at in batches}
+    replayed = {at: exact.step(steps[at]) for at in batches}
+    shares = {
+        at: _shares(
+            exact.trained(steps[at]),
+            known_s=copied_s[at] + sum(duration.time_s for duration in replayed[at].values()),
+            issue_s=sum(issue_s.values()),
+        )
+        for at in batches
+    }
+    found = {at: _as_trained(replayed[at], shares[at]) for at in batches}
     points = {
         phase: _points(
             {batch: steps[phase] for batch, steps in by_curves.items()},
@@ -117,22 +126,18 @@ class _Shares:
     host_binds: bool
 
 
-def _shares(
-    exact: OperatorDurations, step: TracedStep, copied_s: Seconds, issue_s: Seconds
-) -> _Shares | None:
+def _shares(trained: MeasuredStep | None, *, known_s: Seconds, issue_s: Seconds) -> _Shares | None:
     """Factors of a step whose model was trained; None if it was not.
 
-    ``copied_s``: The copy of its batch. ``issue_s``: What the host takes to issue it, by the costs of operators.
-    With T the trained step, D the sum of its replayed operators and of the copy, and I what the host took to issue it:
+    ``known_s``: Its replayed operators and the copy of its batch. ``issue_s``: What the host takes to issue it, by the
+    costs of operators. With T the trained step, D what is known, and I what the host took to issue it:
 
         I >= D and I near T:    host = T, device = min(D, T)    the device waits for its host
         else:                   device = T, host = min(I, T)    the device binds, with what could not be replayed
     """
-    trained = exact.trained(step)
     if trained is None or trained.trained_s is None:
         return None
     step_s = trained.trained_s
-    known_s = copied_s + sum(duration.time_s for duration in exact.step(step).values())
     own_s = trained.issued_s or 0.0
     host_s, device_s = min(own_s, step_s), step_s
     host_binds = own_s >= max(known_s, _NEAR * step_s)
@@ -147,15 +152,14 @@ def _shares(
 
 
 def _as_trained(
-    exact: OperatorDurations, step: TracedStep, shares: _Shares | None
-) -> dict[Phase, PhaseDuration]:
+    replayed: Mapping[Phase, PhaseDuration], shares: _Shares | None
+) -> Mapping[Phase, PhaseDuration]:
     """Phases of a step that was timed in place, in its own training if its model was trained."""
-    found = exact.step(step)
     if shares is None:
-        return found
+        return replayed
     return {
         phase: replace(d, time_s=d.time_s * shares.device, relative_error=shares.relative_error)
-        for phase, d in found.items()
+        for phase, d in replayed.items()
     }
 
 
