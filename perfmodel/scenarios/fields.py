@@ -271,10 +271,7 @@ _GRADIENT_BITS: Final = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8}
 
 
 def set_gradients(scenario: Scenario, value: str) -> Scenario:
-    """All-reduces that send a share of the bytes: the time of a size is found at the larger one.
-
-    The links of a cluster carry them at a higher rate, by the inverse of that share, if gradients alone cross those.
-    """
+    """All-reduces that send a share of the bytes: the time of a size is found at the larger one."""
     if value not in _GRADIENT_BITS:
         raise ValueError(f"must be one of {', '.join(_GRADIENT_BITS)}, got {value!r}")
     share = _GRADIENT_BITS[value] / _GRADIENT_BITS["fp32"]
@@ -286,21 +283,11 @@ def set_gradients(scenario: Scenario, value: str) -> Scenario:
             return entry
         return replace(entry, points=tuple(replace(p, at=p.at / share) for p in entry.points))
 
-    found = scenario.asking(
+    return scenario.asking(
         machine=scenario.machine.with_links(shortened),
         assumed="communication",
         remark=f"gradients sent as {value}: converting them is assumed free",
     )
-    cluster = scenario.questions()[1].cluster
-    if cluster is None:
-        return found
-    if not scenario.question.layout.is_ddp:
-        raise ValueError(f"needs data parallelism where links are a cluster's, got {value!r}")
-    tiers = (
-        tier if tier.as_measured else replace(tier, link_bytes_per_s=tier.link_bytes_per_s / share)
-        for tier in cluster.tiers
-    )
-    return found.asking(cluster=replace(cluster, tiers=tuple(tiers)))
 
 
 def _factor(value: str, *, example: str = "2x") -> float:

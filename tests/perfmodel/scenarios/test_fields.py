@@ -226,20 +226,6 @@ def test_a_network_between_usual_nodes_is_set_as_that_of_a_cluster() -> None:
     assert step_s(slower) > step_s(was)
 
 
-def test_shorter_gradients_cross_the_links_of_a_cluster_sooner() -> None:
-    was = scenario(Machine(), world_sizes=(16,)).asking(machine=node_of_h100())
-    halved = changed(was, {"gradients": "bf16"})
-    before, after = (existing(each.questions()[1].cluster).tiers for each in (was, halved))
-    ratios = [b.link_bytes_per_s / a.link_bytes_per_s for a, b in zip(before, after, strict=True)]
-    assert ratios == [1.0 if tier.as_measured else 2.0 for tier in before]
-    assert 2.0 in ratios
-    assert step_s(halved) < step_s(was)
-    layout = dataclasses.replace(was.question.layout, zero=1)
-    divided = was.asking(layout=layout)
-    with pytest.raises(UsageError, match="needs data parallelism"):
-        changed(divided, {"gradients": "bf16"})
-
-
 @pytest.mark.parametrize(
     ("other", "says"),
     [
