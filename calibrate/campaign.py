@@ -263,11 +263,9 @@ def _prepare(
             f"{campaign.folder}: holds observations already; "
             "add --resume to continue them, or choose another --out"
         )
-    if not plan.exists() or plan.read_text(encoding="utf-8") != _text(campaign.plan):
-        raise UsageError(
-            f"{plan}: the interrupted run had another plan; repeat its options (budget, models, "
-            "seed, ranks), or choose another --out"
-        )
+    if not plan.exists():
+        raise _other_plan(plan)
+    keep_plan(plan, campaign.plan)
     trim_unfinished_line(output)
     observations = read_observations(output)
     for entry in observations:
@@ -284,6 +282,21 @@ def _prepare(
 def write_plan(folder: Path, plan: Mapping[str, object]) -> None:
     """Say what a campaign sets out to measure, before it does."""
     write_atomically(folder / PLAN, _text(plan))
+
+
+def keep_plan(path: Path, plan: Mapping[str, object]) -> None:
+    """Write down what is to be done; if it is written, ``UsageError`` unless it is the same."""
+    if not path.exists():
+        write_atomically(path, _text(plan))
+    elif path.read_text(encoding="utf-8") != _text(plan):
+        raise _other_plan(path)
+
+
+def _other_plan(path: Path) -> UsageError:
+    return UsageError(
+        f"{path}: the interrupted run had another plan; repeat its options (budget, models, "
+        "seed, ranks), or choose another --out"
+    )
 
 
 def _text(plan: Mapping[str, object]) -> str:

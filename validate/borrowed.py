@@ -53,7 +53,12 @@ _PACKED: Final = (
     CAMPAIGN,
     *("smoke.json", "*.txt", "*/clocks.csv"),
     *("*/plan.json", "*/observations.jsonl", "*/profile.json", "*/validation.json"),
-    *("*/models-*.json", "*/in-place/plan.json", "*/in-place/observations.jsonl"),
+    *(
+        "*/models-*.json",
+        "*/predicted-*.json",
+        "*/in-place/plan.json",
+        "*/in-place/observations.jsonl",
+    ),
 )
 _MOST_MEMBERS: Final = 200
 #: Of a long name or a time, which stand before their member.

@@ -39,8 +39,6 @@ from perfmodel.units import Seconds, format_duration
 _ENOUGH_FOR_UPPER_COVERAGE: Final = 24
 #: Sooner after a calibration, a machine is in the mode that it was calibrated in. [s]
 _ANOTHER_OCCASION_S: Final = 20 * 60.0
-#: What trained in place is not judged by the same minutes of a host. [s]
-_AFTER_TRAINING_S: Final = 5 * 60.0
 #: Folder of the first stage of a judge: operators of what is judged, timed on one rank.
 IN_PLACE: Final = "in-place"
 #: Seeds below belong to development; a record uses one of the others, once.
@@ -66,22 +64,14 @@ class ProfileRequest:
 
 
 def wait_for_another_occasion(
-    request: ProfileRequest, on_progress: Callable[[Progress], None], *, timed_s: Seconds = 0.0
+    request: ProfileRequest, on_progress: Callable[[Progress], None]
 ) -> None:
-    """Wait until 20 minutes after the calibration and 5 after the last run in place, unless told to run soon.
-
-    ``timed_s``: When that was, since 1970.
-    """
+    """Wait until 20 minutes after the calibration, unless told to run soon."""
     if request.soon or not request.profile.origin.made_utc:
         return
     made_s = dt.datetime.fromisoformat(request.profile.origin.made_utc).timestamp()
-
-    def left(since_s: Seconds, wait_s: Seconds) -> Seconds:
-        age_s = time.time() - since_s
-        # A date to come is that of another clock.
-        return wait_s - age_s if age_s >= 0 else 0.0
-
-    while (left_s := max(left(made_s, _ANOTHER_OCCASION_S), left(timed_s, _AFTER_TRAINING_S))) > 0:
+    # A date to come is that of another clock.
+    while 0 < (left_s := _ANOTHER_OCCASION_S - (time.time() - made_s)) <= _ANOTHER_OCCASION_S:
         words = f"waiting {format_duration(left_s)} for another occasion; --soon runs now"
         on_progress(Progress(done=0, total=1, task=words, is_waiting=True))
         time.sleep(min(left_s, 5.0))
@@ -336,7 +326,7 @@ BUDGETS: Final = {
         num_batches=1, goes_beyond=False, num_repetitions=3, repetition_s=0.8, min_steps=4
     ),
     "standard": HoldoutBudget(
-        num_batches=2, goes_beyond=True, num_repetitions=6, repetition_s=1.5, min_steps=6
+        num_batches=2, goes_beyond=True, num_repetitions=10, repetition_s=0.8, min_steps=4
     ),
 }
 

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
+from calibrate.campaign import OBSERVATIONS, Campaign, Progress, keep_plan, measure
 from calibrate.devices import traced_as
-from calibrate.environment import describe_environment, placement_of, provenance
+from calibrate.environment import Placement, describe_environment, placement_of, provenance
 from calibrate.experiment import is_short
 from calibrate.launch import Launcher
 from calibrate.random_models import RandomModel, draw
@@ -65,6 +65,8 @@ TOLERANCES: Final = {
     "curves": Tolerances(step_mape=0.14, step_worst=0.50),
 }
 _DDP_MAPE: Final = 0.07
+#: How often ranks start before the loops of what they trained: a host drifts within a quarter of an hour.
+_STARTS_PER_BLOCK: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +78,28 @@ class ModelsBudget:
     """Of them on all ranks too."""
     num_repetitions: int
     """Of every run, each in processes of its own."""
+    num_later: int = 0
+    """Of them when every model has been judged, the others right after the model was trained in place."""
     repetition_s: Seconds
     replay_rounds: int
     """Rounds in which every model is measured in place: trained, and timed operator by operator."""
     replay_s: Seconds
+
+    @property
+    def num_soon(self) -> int:
+        """Repetitions right after the training in place."""
+        return self.num_repetitions - self.num_later
 
     @classmethod
     def of(cls, name: str, device_kind: str) -> "ModelsBudget":
         """Of a name on a kind of device; a borrowed GPU has little time, and a virtual one is slow to emulate."""
         budget = BUDGETS[name]
         is_reduced = device_kind == "virtual" or is_short(name, device_kind)
-        return replace(budget, num_repetitions=2, replay_rounds=1) if is_reduced else budget
+        return (
+            replace(budget, num_repetitions=2, num_later=0, replay_rounds=1)
+            if is_reduced
+            else budget
+        )
 
 
 BUDGETS: Final = {
@@ -102,6 +115,7 @@ BUDGETS: Final = {
         num_models=44,
         num_parallel=10,
         num_repetitions=6,
+        num_later=2,
         repetition_s=1.2,
         # One round scatters by a tenth.
         replay_rounds=8,
@@ -151,7 +165,7 @@ class PredictedRun:
 
 
 #: By mode, every run.
-Predicted = Mapping[Mode, Mapping[RunSetting, PredictedRun]]
+Predicted = dict[Mode, dict[RunSetting, PredictedRun]]
 
 
 def validate_models(
@@ -161,7 +175,7 @@ def validate_models(
     *,
     on_progress: Callable[[Progress], None],
 ) -> tuple[ModelsValidationDocument, ...]:
-    """Draw models, measure them in place, predict, run loops, compare; one verdict per mode.
+    """Draw models, measure each block in place, predict it, run its loops; one verdict per mode.
 
     Raises
     ------
@@ -177,40 +191,14 @@ def validate_models(
         )
     seed = request.seed
     drawn = trace_models(seed, budget.num_models, request.folder, here.device_kind, on_progress)
-    traced = [entry for entry in drawn if entry.reason is None]
-    folder = request.folder / IN_PLACE
-    ranks = [
-        here.topology.world_size if at < budget.num_parallel else 1 for at in range(len(traced))
-    ]
-    # What DDP adds to GPUs is measured by the calibration alone.
-    trained = ranks if here.device_kind == "cpu" else [1] * len(traced)
-    plan = {"stage": "validate models, in place", "seed": seed, "budget": request.budget}
-    timed = measure(
-        Campaign(
-            folder=folder,
-            plan=plan,
-            rounds=replay_rounds(
-                [
-                    entry.in_place(request.folder, budget.replay_s, world_size)
-                    for entry, world_size in zip(traced, trained, strict=True)
-                ],
-                seed=seed,
-                num_rounds=budget.replay_rounds,
-            ),
-            placement=here,
-        ),
-        in_place,
-        resume=request.resume,
-        on_progress=on_progress,
+    blocks = _blocks(request, drawn, budget, here)
+    trainings = Campaign(
+        folder=request.folder / IN_PLACE,
+        plan={"stage": "validate models, in place", "seed": seed, "budget": request.budget},
+        rounds=(),
+        placement=here,
     )
-    settings = {
-        entry.setting(world_size): entry
-        for entry, most in zip(traced, ranks, strict=True)
-        for world_size in sorted({1, most})
-    }
-    predicted = predict(request.profile, settings, timed, budget)
-    wait_for_another_occasion(request, on_progress, timed_s=timed.stat().st_mtime)
-    campaign = Campaign(
+    loops = Campaign(
         folder=request.folder,
         plan={
             "stage": "validate models",
@@ -218,22 +206,89 @@ def validate_models(
             "seed": seed,
             "profile_digest": request.profile.digest,
             "gates": {mode: asdict(promise) for mode, promise in TOLERANCES.items()},
-            "predicted_s": {
-                mode: {setting.label: asdict(found.step_s) for setting, found in runs.items()}
-                for mode, runs in predicted.items()
-            },
         },
-        rounds=launches(_rounds(settings, budget, seed), request),
+        rounds=(),
         placement=here,
     )
+    begun = set[Path]() if not request.resume else {trainings.folder, loops.folder}
+
+    def go_on(campaign: Campaign, rounds: Sequence[Sequence[Task]], launcher: Launcher) -> None:
+        resume = campaign.folder in begun
+        begun.add(campaign.folder)
+        stage = replace(campaign, rounds=rounds)
+        measure(stage, launcher, resume=resume, on_progress=on_progress)
+
+    predicted: Predicted = {mode: {} for mode in MODES}
+    timed, observations = (each.folder / OBSERVATIONS for each in (trainings, loops))
+    wait_for_another_occasion(request, on_progress)
     try:
-        observations = measure(campaign, plain_loop, resume=request.resume, on_progress=on_progress)
+        for index, block in enumerate(blocks):
+            written = request.folder / f"predicted-{index}.json"
+            # Predictions are made once: what failed is not tried again after them.
+            stage = replace(trainings, tries_again=not written.exists())
+            go_on(stage, block.trainings, in_place)
+            found = predict(request.profile, block.settings, timed, budget)
+            for mode, runs in found.items():
+                predicted[mode].update(runs)
+            steps_s: dict[str, object] = {
+                mode: {setting.label: asdict(run.step_s) for setting, run in runs.items()}
+                for mode, runs in found.items()
+            }
+            keep_plan(written, steps_s)
+            soon = _rounds(block.settings, range(budget.num_soon), budget, seed)
+            go_on(loops, launches(soon, request), plain_loop)
+        if budget.num_later:
+            settings = {one: entry for block in blocks for one, entry in block.settings.items()}
+            later = range(budget.num_soon, budget.num_repetitions)
+            go_on(loops, _rounds(settings, later, budget, seed), plain_loop)
     except Interrupted:
         # What has run is judged, for a device that may not come back; the next call judges all.
-        with suppress(MeasurementFailed):
-            _judge_all(request, drawn, predicted, request.folder / OBSERVATIONS, timed)
+        with suppress(PerfModelError):
+            _judge_all(request, drawn, predicted, observations, timed)
         raise
     return _judge_all(request, drawn, predicted, observations, timed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """Models that are trained in place, predicted, and then run in loops, before the next ones are."""
+
+    trainings: Sequence[Sequence[ReplayTask]]
+    settings: Mapping[RunSetting, DrawnModel]
+
+
+def _blocks(
+    request: ProfileRequest, drawn: Sequence[DrawnModel], budget: ModelsBudget, here: Placement
+) -> tuple[_Block, ...]:
+    """Every traced model in one of them; the first are run on all ranks, too."""
+    traced = [entry for entry in drawn if entry.reason is None]
+    most = here.topology.world_size
+    ranks = {
+        entry.model.name: most if at < budget.num_parallel else 1 for at, entry in enumerate(traced)
+    }
+    # What DDP adds to GPUs is measured by the calibration alone.
+    on_ranks = ranks if here.device_kind == "cpu" else dict.fromkeys(ranks, 1)
+    starts = replay_rounds(
+        [
+            entry.in_place(request.folder, budget.replay_s, on_ranks[entry.model.name])
+            for entry in traced
+        ],
+        seed=request.seed,
+        num_rounds=budget.replay_rounds,
+    )
+    found = []
+    for at in range(0, len(starts), _STARTS_PER_BLOCK):
+        trainings = starts[at : at + _STARTS_PER_BLOCK]
+        names = {task.workload for tasks in trainings for task in tasks}
+        settings = {
+            entry.setting(world_size): entry
+            for entry in traced
+            if entry.model.name in names
+            for world_size in sorted({1, ranks[entry.model.name]})
+        }
+        if settings:
+            found.append(_Block(trainings=trainings, settings=settings))
+    return tuple(found)
 
 
 def _judge_all(
@@ -296,9 +351,9 @@ def _trace(model: RandomModel, folder: Path, path: Path, device_kind: str) -> st
 
 
 def _rounds(
-    settings: Mapping[RunSetting, DrawnModel], budget: ModelsBudget, seed: int
+    settings: Mapping[RunSetting, DrawnModel], repetitions: range, budget: ModelsBudget, seed: int
 ) -> tuple[tuple[Task, ...], ...]:
-    """Every run once, in a new order, in each repetition."""
+    """Every run once, in a new order, in each of these repetitions."""
     return tuple(
         tuple(
             StepTask(
@@ -310,7 +365,7 @@ def _rounds(
             )
             for setting in shuffled([*settings], f"{seed}-{index}")
         )
-        for index in range(budget.num_repetitions)
+        for index in repetitions
     )
 
 
@@ -378,10 +433,14 @@ def judge_models(
     for records in (entries, read_observations(timed) if mode == "measured" else []):
         for lost in failures(records):
             failed.setdefault(lost.setting.workload, lost.reason)
-    for setting in predicted[mode]:
-        if setting not in found:
-            failed.setdefault(setting.workload, "has not run; continue with --resume")
+    names = {setting.workload for setting in predicted[mode] if setting in found}
+    absent = [one.workload for one in predicted[mode] if one not in found]
+    absent += [entry.model.name for entry in drawn if entry.model.name not in names]
+    for name in absent:
+        failed.setdefault(name, "has not run; continue with --resume")
     summary = summarise([row.signed_error for row in single])
+    num_soon = ModelsBudget.of(request.budget, request.profile.device_kind).num_soon
+    later = measured_steps(entry for entry in entries if entry.round >= num_soon)
     several = summarise_any([row.signed_error for row in rows if row.setting.world_size > 1])
     coverage = fraction(row.is_covered for row in rows)
     gates: tuple[Gate, ...] = TOLERANCES[mode].judge(summary=summary, coverage=coverage)
@@ -402,5 +461,12 @@ def judge_models(
         summary=summary,
         summary_by_family={name: summarise(own) for name, own in sorted(by_family.items())},
         summary_ddp=several,
+        summary_later=summarise_any(
+            [
+                run.step_s.signed_error(later[setting].value_s)
+                for setting, run in predicted[mode].items()
+                if setting in later and setting.world_size == 1
+            ]
+        ),
         coverage=coverage,
     )

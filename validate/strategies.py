@@ -165,7 +165,7 @@ def validate_strategies(
                 for one in drawn
             },
         }
-    wait_for_another_occasion(request, on_progress, timed_s=timed.stat().st_mtime)
+    wait_for_another_occasion(request, on_progress)
     observations = measure(
         Campaign(
             folder=request.folder,

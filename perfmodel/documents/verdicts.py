@@ -190,6 +190,8 @@ class ModelsValidationDocument(ProfileVerdict):
     failed: tuple[FailedModel, ...]
     summary_by_family: dict[str, ErrorSummary]
     summary_ddp: ErrorSummary | None
+    summary_later: ErrorSummary | None = None
+    """By the loops at the end alone, up to half an hour after the training in place."""
 
 
 class PublishedErrors(Errors):

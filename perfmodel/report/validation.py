@@ -168,6 +168,7 @@ def models_lines(validation: ModelsValidationDocument) -> Iterator[str]:
     entries = {
         f"{validation.mode}, one device": validation.summary,
         f"{validation.mode}, several devices": validation.summary_ddp,
+        f"{validation.mode}, one device, last loops alone": validation.summary_later,
     }
     failed = len(validation.failed)
     scatter = scatter_alone(row for row in validation.models if row.setting.world_size == 1)

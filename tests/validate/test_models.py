@@ -1,9 +1,11 @@
 """Models drawn at random: the same for the same seed, traceable, and judged without silence."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,7 @@ from tests.played_worker import append, loop_observation
 from validate.judging import ProfileRequest
 from validate.models import (
     BUDGETS,
+    MODES,
     DrawnModel,
     ModelsBudget,
     PredictedRun,
@@ -98,15 +101,34 @@ def test_failures_are_counted_and_named(tmp_path: Path) -> None:
     assert not document.passed
 
 
+def judge_played(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    models: list[DrawnModel],
+    measure: Callable[..., Path],
+) -> tuple[ModelsValidationDocument, ...]:
+    """Verdicts on models that nobody traces, whose runs are played and all predictions the same."""
+    here = SimpleNamespace(device_kind="cpu", topology=SimpleNamespace(world_size=1))
+    for name, value in {
+        "placement_of": lambda _: here,
+        "trace_models": lambda *_: models,
+        "predict": lambda _profile, settings, *_: {
+            mode: dict.fromkeys(settings, PREDICTED) for mode in MODES
+        },
+        "measure": measure,
+    }.items():
+        monkeypatch.setattr(f"validate.models.{name}", value)
+    machine = replace(profile(Machine()), operators=costs_of_the_made_up_machine())
+    request = ProfileRequest(profile=machine, folder=folder, seed=3, soon=True)
+    launcher = TorchrunLauncher()
+    return validate_models(request, launcher, launcher, on_progress=lambda _: None)
+
+
 def test_what_has_run_is_judged_when_time_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A borrowed device may not come back: one of two models ran, and the verdict says so of both."""
     first, second = (replace(entry, reason=None) for entry in drawn_models()[:2])
-    settings = {entry.setting(1): PREDICTED for entry in (first, second)}
-    machine = replace(profile(Machine()), operators=costs_of_the_made_up_machine())
-    request = ProfileRequest(profile=machine, folder=tmp_path, seed=3, soon=True)
-    here = SimpleNamespace(device_kind="cpu", topology=SimpleNamespace(world_size=1))
 
     def measure(campaign: Campaign, *_: object, **__: object) -> Path:
         path = campaign.folder / OBSERVATIONS
@@ -118,21 +140,53 @@ def test_what_has_run_is_judged_when_time_is_over(
             raise Interrupted("stopped")
         return path
 
-    for name, value in {
-        "placement_of": lambda _: here,
-        "trace_models": lambda *_: [first, second],
-        "predict": lambda *_: {"measured": settings, "curves": settings},
-        "measure": measure,
-    }.items():
-        monkeypatch.setattr(f"validate.models.{name}", value)
-    launcher = TorchrunLauncher()
     with pytest.raises(Interrupted):
-        validate_models(request, launcher, launcher, on_progress=lambda _: None)
+        judge_played(monkeypatch, tmp_path, [first, second], measure)
     document = ModelsValidationDocument.read(tmp_path / "models-measured.json")
     assert [row.setting for row in document.models] == [first.setting(1)]
     assert [(lost.name, lost.reason) for lost in document.failed] == [
         (second.model.name, "has not run; continue with --resume")
     ]
+
+
+def test_loops_follow_the_training_of_their_block_and_two_more_come_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = [DrawnModel(model=draw(3, at), document=Path("none")) for at in range(9)]
+    stages: list[tuple[str, set[str], set[int]]] = []
+
+    def measure(campaign: Campaign, *_: object, resume: bool, **__: object) -> Path:
+        assert resume == any(name == campaign.folder.name for name, *_ in stages)
+        tasks: list[Any] = [task for tasks in campaign.rounds for task in tasks]
+        is_judge = campaign.folder == tmp_path
+        names = {task.setting.workload if is_judge else task.workload for task in tasks}
+        stages.append((campaign.folder.name, names, {task.round for task in tasks}))
+        path = campaign.folder / OBSERVATIONS
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        if is_judge:
+            assert len(list(tmp_path.glob("predicted-*.json"))) == min(len(stages) // 2, 4)
+            # Loops at the end take twice as long as those before.
+            append(
+                path,
+                *(
+                    loop_observation(
+                        task.setting, 0.24 if task.round >= 4 else 0.12, repetition=task.round
+                    )
+                    for task in tasks
+                ),
+            )
+        return path
+
+    measured, _ = judge_played(monkeypatch, tmp_path, models, measure)
+    *blocks, (_, at_the_end, repetitions) = stages
+    assert (len(blocks), at_the_end) == (8, {entry.model.name for entry in models})
+    assert repetitions == {4, 5}
+    for (where, trained, _), (_, ran, soon) in zip(blocks[::2], blocks[1::2], strict=True):
+        assert (where, trained, soon) == ("in-place", ran, {0, 1, 2, 3})
+    assert measured.failed == ()
+    assert measured.summary_later is not None
+    assert measured.summary_later.bias == pytest.approx(-0.5)
 
 
 def test_several_ranks_run_under_ddp() -> None:
