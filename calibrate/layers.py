@@ -38,10 +38,14 @@ def planned_layers(
     weights = {} if device_kind == "cpu" else _GPU_WEIGHTS
     layers = [
         Layer(kind=kind, sizes=drawn(draw))
-        for kind, (_, drawn) in _GRID.items()
+        for kind, (count, drawn) in _GRID.items()
         if device_kind == "cpu" or kind not in _ON_CPU_ALONE
-        for _ in range(_number(kind, share * weights.get(kind, 1.0), optimizer_share))
+        for _ in range(max(1, round(share * weights.get(kind, 1.0) * count)))
     ]
+    thinned = share if optimizer_share is None else optimizer_share
+    for kind, count in _OPTIMIZERS.items():
+        number = math.ceil(thinned * count)
+        layers += [Layer(kind=kind, sizes=_tensors(draw, at, number)) for at in range(number)]
     if device_kind != "cpu":
         # A kernel in 16 bit tells nothing about that in 32: every layer in both.
         layers = [
@@ -51,13 +55,6 @@ def planned_layers(
         ]
     draw.shuffle(layers)
     return tuple(dict.fromkeys(layers))
-
-
-def _number(kind: str, share: float, optimizer_share: float | None) -> int:
-    count, _ = _GRID[kind]
-    if kind in _OPTIMIZERS and optimizer_share is not None:
-        return round(optimizer_share * count)
-    return max(1, round(share * count))
 
 
 def is_optimizer(layer: Layer) -> bool:
@@ -177,12 +174,19 @@ def _embedding(draw: random.Random) -> tuple[int, ...]:
     return _between(draw, 16, 4096), _between(draw, 500, 20_000), _width(draw, 64, 768)
 
 
-def _tensors(draw: random.Random) -> tuple[int, ...]:
-    """An optimizer's tensors: how many, and elements of each; together a model from light to large."""
-    total, count = _between(draw, 5e4, 1e8), _between(draw, 1, 200)
-    return count, max(16, total // count)
+def _tensors(draw: random.Random, at: int, number: int) -> tuple[int, ...]:
+    """An optimizer's tensors: how many, and elements of each; one of a number of draws from biases to tables.
+
+    Most tensors of a model are small: what the first of them takes no large one tells.
+    """
+    low, high = map(math.log, _TENSOR_ELEMENTS)
+    size = round(math.exp(low + (at + draw.random()) / number * (high - low)))
+    return _between(draw, 1, min(200, _MODEL_ELEMENTS // size)), size
 
 
+#: Of one tensor, and of all together.
+_TENSOR_ELEMENTS: Final = 16, 3e7
+_MODEL_ELEMENTS: Final = 6 * 10**7
 _OPTIMIZERS: Final = {
     f"{name} {implementation}": 10 if implementation == "fused" else 16
     for name, row in OPTIMIZERS.items()
@@ -205,6 +209,7 @@ _GRID: Final[dict[str, tuple[int, Callable[[random.Random], tuple[int, ...]]]]] 
     "silu": (8, _on_rows),
     "hardswish": (8, _image),
     "sigmoid": (6, _image),
+    "elu": (8, _image),
     "residual": (16, _image),
     "scale": (16, _image),
     "max_pool": (12, _pool),
@@ -221,7 +226,6 @@ _GRID: Final[dict[str, tuple[int, Callable[[random.Random], tuple[int, ...]]]]] 
     "rms_norm": (12, _on_rows),
     "rotate": (10, _attention),
     "bias": (8, _on_rows),
-    **{kind: (count, _tensors) for kind, count in _OPTIMIZERS.items()},
     "group_norm": (8, _image),
     "recurrent": (12, _recurrent),
 }

@@ -261,6 +261,7 @@ _BUILDERS: Final[dict[str, Callable[[Layer], BuiltLayer]]] = {
     "silu": _elementwise(functional.silu),
     "hardswish": _elementwise(functional.hardswish),
     "sigmoid": _elementwise(torch.sigmoid),
+    "elu": _elementwise(functional.elu),
     "softmax": _elementwise(lambda values: values.softmax(dim=-1)),
     "dropout": _elementwise(lambda values: functional.dropout(values, 0.5)),
     "global_pool": _elementwise(lambda values: functional.adaptive_avg_pool2d(values, 1)),

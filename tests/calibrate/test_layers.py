@@ -127,10 +127,26 @@ def test_made_up_indices_are_distinct_where_there_are_enough() -> None:
 
 def test_every_kind_of_the_grid_is_tried_here() -> None:
     planned = {layer.kind for layer in planned_layers() if not is_optimizer(layer)}
-    alike = {"grouped", "relu", "silu", "hardswish", "sigmoid"}
+    alike = {"grouped", "relu", "silu", "hardswish", "sigmoid", "elu"}
     # Backward it reads a workspace that forward it left, and records do not hold.
     alike.add(RECURRENT.kind)
     assert planned - alike == {layer.kind for layer in SMALL}
+
+
+@pytest.mark.parametrize(("share", "smallest", "largest"), [(0.2, 3e4, 2e4), (1.0, 70, 7e6)])
+def test_optimizers_are_timed_from_biases_to_tables(
+    share: float, smallest: float, largest: float
+) -> None:
+    """No large tensor tells what each of the many small ones of a model takes."""
+    for seed in range(20):
+        sizes: dict[str, list[int]] = {}
+        for layer in filter(is_optimizer, planned_layers(optimizer_share=share, seed=seed)):
+            count, size = layer.sizes
+            assert 1 <= count <= 200
+            assert 16 <= size <= count * size <= 6e7
+            sizes.setdefault(layer.kind, []).append(size)
+        assert len(sizes) == 6
+        assert all(min(each) <= smallest and max(each) >= largest for each in sizes.values())
 
 
 def test_members_of_a_family_have_as_many_features_as_each_other() -> None:
