@@ -110,12 +110,10 @@ def _tried(asked: Nominal) -> Iterator[tuple[ChangeKind, str, Seconds]]:
     best = min(others, key=lambda cap: steps_s[cap])
     names = ", ".join(f"{cap:g}" for cap in others)
     yield ChangeKind.BUCKET_CAP, f"bucket cap {best:g} MiB (best of {names})", steps_s[best]
-    all_reduce_s = terms.exchange_s[Cause.ALL_REDUCE]
-    halved = with_exchange(terms, Cause.ALL_REDUCE, lambda size: all_reduce_s(size // 2))
     yield (
         ChangeKind.COMPRESSION,
         "gradients sent as 16 bit (assumed: half the bytes, free conversion)",
-        asked.step_s(halved),
+        asked.step_s(terms.sending(1 / 2)),
     )
     if any(o.cause is Cause.BROADCAST for o in asked.costs.program.operations):
         without = with_exchange(terms, Cause.BROADCAST, nothing)

@@ -72,7 +72,6 @@ REPLAY: Final = ReplayObservation(
     workload="linear",
     micro_batch=4,
     parameters="p",
-    num_trained=1,
     operators=(),
     forward_s=(1.0,),
     backward_s=(1.0,),

@@ -10,7 +10,6 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -453,7 +452,6 @@ def measure_replay(session: Session, task: ReplayTask) -> ReplayObservation:
         "micro_batch": task.micro_batch,
         "parameters": parameters_signature(step),
         "calls": calls_signature(step),
-        "num_trained": sum(parameter.ready_after is not None for parameter in step.parameters),
     }
     ranks = task.world_size
     if ranks > 1:
@@ -493,7 +491,6 @@ def measure_replay(session: Session, task: ReplayTask) -> ReplayObservation:
         untrained=untrained,
         failed=tuple(sorted({step.operators[position].name for position in replay.failed})),
         traced=traced and traced.step,
-        model=traced and replace(traced.workload, name=task.workload),
     )
 
 

@@ -48,6 +48,8 @@ class Question:
     """What the input pipeline feeds one device; None: no limit. [1/s]"""
     sync_every_step: bool = False
     """Whether every step waits for the device, as ``loss.item()`` does; no matter where it is synchronous."""
+    gradient_share: float = 1.0
+    """Bytes of gradients when they are exchanged, over those they have."""
     capacity_bytes: Bytes | None = None
     """Memory of one device, whose chance to suffice is wanted. [B]"""
     devices: int | None = None

@@ -98,6 +98,8 @@ def layout_costs(question: Question) -> Costs:
     model = cost_model(machine, cluster, min(question.num_draws, most))
     rate = question.loader_samples_per_s
     terms = model.terms(workload, layout, program, loader_samples_per_s=rate)
+    if question.gradient_share != 1:
+        terms = terms.sending(question.gradient_share)
     terms, trained = _brought_to_training(terms, program, workload, layout)
     median_s = terms.median_durations(program)
     durations_s = slowed(program, median_s, terms.slowest)

@@ -153,6 +153,16 @@ class Terms:
             exchange_s={cause: longer(cost) for cause, cost in self.exchange_s.items()},
         )
 
+    def sending(self, share: float) -> "Terms":
+        """Gradients that are a share of their bytes when they are summed over ranks."""
+        sums = {Cause.ALL_REDUCE, Cause.REDUCE_SCATTER}
+
+        def shorter(cost: CollectiveTime) -> CollectiveTime:
+            return lambda size_bytes: cost(np.asarray(size_bytes * share))
+
+        exchange_s = {c: shorter(t) if c in sums else t for c, t in self.exchange_s.items()}
+        return replace(self, exchange_s=exchange_s)
+
     def durations(self, program: StepProgram) -> Samples:
         """Time of each operation alone on the slowest rank, shape ``(num_operations, num_draws)``. [s]"""
         return slowed(program, self.median_durations(program), self.slowest)

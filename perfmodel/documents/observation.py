@@ -191,7 +191,6 @@ class ReplayObservation(Taken):
     micro_batch: PositiveInt
     parameters: str
     """Signature of the parameters and the optimizer."""
-    num_trained: int
     world_size: PositiveInt = 1
     operators: tuple[TimedOperator, ...] = ()
     forward_s: Durations = ()
@@ -211,7 +210,8 @@ class ReplayObservation(Taken):
     traced: SymbolicStep | None = None
     """The step, where it was traced by the worker itself."""
     model: Workload | None = None
-    """The workload of that trace."""
+    num_trained: int | None = None
+    """Both in records of earlier versions alone; unused."""
 
 
 class IsolatedOperator(Record):

@@ -271,20 +271,14 @@ _GRADIENT_BITS: Final = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8}
 
 
 def set_gradients(scenario: Scenario, value: str) -> Scenario:
-    """All-reduces that send a share of the bytes: the time of a size is found at the larger one."""
+    """Gradients that are a share of the bytes when they are exchanged."""
     if value not in _GRADIENT_BITS:
         raise ValueError(f"must be one of {', '.join(_GRADIENT_BITS)}, got {value!r}")
     share = _GRADIENT_BITS[value] / _GRADIENT_BITS["fp32"]
     if share == 1:
         return scenario
-
-    def shortened(entry: CollectiveProfile) -> CollectiveProfile:
-        if entry.collective != "all_reduce":
-            return entry
-        return replace(entry, points=tuple(replace(p, at=p.at / share) for p in entry.points))
-
     return scenario.asking(
-        machine=scenario.machine.with_links(shortened),
+        gradient_share=share,
         assumed="communication",
         remark=f"gradients sent as {value}: converting them is assumed free",
     )
@@ -418,7 +412,6 @@ FIELDS: Final = (
         link_value("bytes_per_s", parse_bandwidth, "a rate such as 400Gb/s above 0, or a factor such as 2x")),
     WhatIfField("network.latency", "10us or 0.5x", "time of the shortest message between two ranks, or a factor",
         link_value("latency_s", parse_duration, "a time such as 10us above 0, or a factor such as 0.5x")),
-    # After the network: what it carries does not change how fast it is said to be.
     WhatIfField("gradients", "bf16",
         "type in which gradients are sent: fp32, bf16, fp16 or fp8; converting is assumed free", set_gradients),
     WhatIfField("device.speed", "2x",

@@ -180,9 +180,10 @@ def _factory_source(text: str) -> ModelSource:
     factory = _imported(Path(file), name, text=text)
     made: tuple[Any, Tensor | None, Callable[..., Tensor] | None] = (), None, None
     origin = ""
+    unplaced: nn.Module | None = None
 
     def build() -> nn.Module:
-        nonlocal made, origin
+        nonlocal made, origin, unplaced
         try:
             inspect.signature(factory).bind()
         except TypeError as error:
@@ -196,6 +197,7 @@ def _factory_source(text: str) -> ModelSource:
             made = tuple(example[:-1]), example[-1], loss
         else:
             made = example, None, loss
+        unplaced = loss if isinstance(loss, nn.Module) else None
         return module
 
     def draw_batch(samples: int) -> Batch:
@@ -205,7 +207,12 @@ def _factory_source(text: str) -> ModelSource:
         return replace(batch, targets=implied, origin=origin)
 
     def loss_of(outputs: Any, drawn: Tensor | None) -> Tensor:
+        nonlocal unplaced
         _, targets, loss = made
+        if unplaced is not None:
+            # It may hold tensors, such as weights of classes; the batch is where the model trains.
+            unplaced.to(tree_leaves(drawn)[0].device)
+            unplaced = None
         return scalar_loss(loss, outputs, drawn, is_judged=targets is not None, text=text)
 
     return ModelSource(

@@ -65,7 +65,6 @@ def replay(task: ReplayTask) -> Observation:
         micro_batch=task.micro_batch,
         parameters=parameters_signature(step),
         calls=calls_signature(step),
-        num_trained=len(step.parameters),
         operators=tuple(
             TimedOperator(
                 signature=signature(step.operators[at]),
@@ -82,7 +81,6 @@ def replay(task: ReplayTask) -> Observation:
         world_size=task.world_size,
         failed=(),
         traced=None,
-        model=None,
     )
 
 

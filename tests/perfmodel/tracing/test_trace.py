@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perfmodel.tracing import trace
 from perfmodel.tracing.depth import DEPTHS, LEAST_DEPTH, IrregularLayersError, deepened
@@ -70,6 +72,20 @@ def test_a_deep_step_is_that_of_all_its_layers(
     assert deep.step == full.step
     # What an allocator holds beyond is the one thing that does not grow evenly.
     assert replace(deep.memory, reserved_ratio=1) == replace(full.memory, reserved_ratio=1)
+
+
+def test_tensors_of_a_loss_are_where_the_model_trains(tmp_path: Path) -> None:
+    """Weights of classes, that a file makes when it is imported, on a GPU without content."""
+    (tmp_path / "weighted.py").write_text(
+        "import torch\nfrom torch import nn\nloss = nn.CrossEntropyLoss(weight=torch.ones(3))\n"
+        "def build():\n    batch = torch.ones(2, 4), torch.zeros(2, dtype=torch.int64)\n"
+        "    return nn.Linear(4, 3), batch, loss\n"
+    )
+    with FakeTensorMode():
+        source = find_source(f"{tmp_path / 'weighted.py'}:build")
+        with torch.device("cuda"):
+            module, batch = source.build(), source.draw_batch(4)
+        assert source.loss(module(*batch.positional), batch.targets).device.type == "cuda"
 
 
 def test_a_deep_model_of_torchvision_computes_what_is_published(used: list[int]) -> None:
