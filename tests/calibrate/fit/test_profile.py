@@ -20,6 +20,7 @@ from perfmodel.documents.observation import (
 )
 from perfmodel.layout import RunSetting, Synchronisation
 from tests.calibrate.fit.synthetic import environment
+from tests.calibrate.fit.test_device_streams import BARE
 from tests.perfmodel.profiles import LIGHT, Machine, profile
 from tests.played_worker import step_observation
 
@@ -168,6 +169,11 @@ def test_events_that_a_late_host_hid_are_said(
     assert [rate.time_s for rate in draft.rates] == pytest.approx([3.5e-6, row_s])
     found = _undetermined(replace(draft, device_kind=device_kind), num_nodes=1)
     assert any(said.startswith("events of this device") for said in found) is is_said
+
+
+def test_a_device_whose_streams_any_step_timed_is_asynchronous() -> None:
+    draft = _draft([*observations(2), BARE], dict(environment("one").facts))
+    assert (draft.device_kind, draft.backend, draft.asynchronous) == ("cuda", "nccl", True)
 
 
 def test_overlap_is_kept_apart_by_group_and_size() -> None:

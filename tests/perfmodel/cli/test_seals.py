@@ -126,14 +126,11 @@ def test_a_judgement_takes_no_other_observations(run: Run, stored: Path, tmp_pat
     assert "must be what" not in run(*judge).stderr
 
 
-@pytest.mark.parametrize(
-    "path", sorted(RECORDS.rglob("*.json")), ids=lambda path: str(path.relative_to(RECORDS))
-)
-def test_recorded_documents_are_sealed(path: Path) -> None:
+def test_recorded_documents_are_sealed() -> None:
     """``python -m tests.benchmarks.seal docs/records`` seals those of an older version."""
-    raw = json.loads(path.read_text())
-    if "provenance" in raw and path.name not in ("models-curves.json", "models-measured.json"):
-        assert check_file(path)[1] == EXIT_OK
+    for path in RECORDS.rglob("*.json"):
+        if '"provenance"' in path.read_text():
+            assert check_file(path)[1] == EXIT_OK, path
 
 
 def test_a_file_is_sealed_again_without_other_changes_but_folders_of_others(edited: Path) -> None:

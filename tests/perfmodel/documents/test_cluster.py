@@ -149,6 +149,7 @@ def test_figures_of_the_shipped_catalogue_are_plausible() -> None:
             assert 1e-3 < sheet.memory.size_bytes / sheet.bandwidth.bytes_per_s < 0.2, sheet.id
         if sheet.achieved is not None:
             assert 0.5 < sheet.achieved.flop_per_s / peaks["bf16"] < 1, sheet.id
+        assert not (sheet.link_joins_pairs and "SXM" in sheet.form), sheet.id
         if sheet.power is not None:
             assert 50 < sheet.power.power_w < 2000, sheet.id
 

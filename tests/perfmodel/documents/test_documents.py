@@ -19,6 +19,7 @@ from perfmodel.documents.observation import (
     ProcessorObservation,
     read_observations,
     refuse_repeated,
+    steal_share,
     tasks_done,
 )
 from perfmodel.documents.profile import ProfileDocument
@@ -67,6 +68,17 @@ def test_old_and_missing_files_of_every_kind_name_the_command_that_makes_one(
     )
     path.write_text(with_version(kind, kind.current_version()))
     assert "Field required" in refusal(path, kind)
+
+
+def test_a_version_refuses_every_file_of_another() -> None:
+    """Whoever raises one takes files from their users, and says so here."""
+    found = sorted(f"{kind.title} {kind.current_version()}" for kind in kinds())
+    assert ", ".join(found) == (
+        "acceptance 4, acceptance terms 2, batch outlook 3, calibration from runs 4, campaign 1, cost 1, "
+        "goodput 4, network verdict 1, plan 5, plan of the parallelism 2, prediction 5, profile 5, "
+        "profile difference 2, published verdict 1, rank's run 1, validation 3, validation of models 4, "
+        "verdict on strategies 3, what-if 5, workload 2"
+    )
 
 
 def test_a_profile_that_was_written_reads_back_the_same(tmp_path: Path) -> None:
@@ -206,6 +218,8 @@ def test_durations_are_stored_finer_than_any_clock_ticks_and_no_finer() -> None:
     stored = observed.model_dump_json()
     assert '"busy_s":0.1234567891,"steal_s":0.3' in stored
     assert ProcessorObservation.model_validate_json(stored).model_dump_json() == stored
+    assert steal_share([]) == 0.0
+    assert steal_share([observed, observed]) == pytest.approx(0.3 / 0.4234567891)
 
 
 def test_a_calibration_is_old_after_half_a_year() -> None:

@@ -100,18 +100,19 @@ def test_figures_too_wide_for_their_column_have_an_exponent(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("reduction", "root", "busbw", "collective"),
+    ("reduction", "root", "rates", "collective"),
     [
-        ("sum", -1, 20.97, "all_reduce"),
-        ("sum", -1, 10.48, "reduce_scatter"),
-        ("none", 0, 20.97, "broadcast"),
+        ("sum", -1, "50.00 20.97 20.97", "all_reduce"),
+        ("sum", -1, "50.00 20.97 10.48", "reduce_scatter"),
+        ("sum", -1, "1048.6 1.00 1.00", "all_reduce"),
+        ("none", 0, "50.00 20.97 20.97", "broadcast"),
     ],
 )
 def test_columns_tell_what_ran(
-    tmp_path: Path, reduction: str, root: int, busbw: float, collective: str
+    tmp_path: Path, reduction: str, root: int, rates: str, collective: str
 ) -> None:
     told = TEXT.replace("sum      -1", f"{reduction}      {root}")
-    told = told.replace("20.97   20.97", f"20.97   {busbw}")
+    told = told.replace("50.00   20.97   20.97", rates)
     assert read_one(log(tmp_path, told)).collective == collective
     named = "# Collective test starting: alltoall_perf\n" + told
     assert read_one(log(tmp_path, named)).collective == "all_to_all"

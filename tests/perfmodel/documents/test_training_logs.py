@@ -26,6 +26,7 @@ from tests.existing import existing
         ("32 GPUs 200 words/s in total", 200.0, Unit.WORDS, {"per_device": False}),
         ("MFU 13.5%, 8 GPUs", 0.135, Unit.MFU, {"devices": 8}),
         ("0.135 MFU on 8 GPUs", 0.135, Unit.MFU, {"devices": 8}),
+        ("13.5 MFU", 0.135, Unit.MFU, {"devices": None}),
         ("16 GPUs tp=2 pp=4: 130 TFLOP/s", 130e12, Unit.FLOP, {"layout": "tp=2 pp=4"}),
         ("2 GPUs 0.4 it/s", 0.4, Unit.STEPS, {"devices": 2}),
         ("4 cards, 480 ms", 0.48, Unit.STEP, {"devices": 4}),

@@ -152,6 +152,8 @@ def test_the_slow_rank_is_named() -> None:
         ("at_least", "at_most", "must have at_least"),
         ("[[clause]]", "[[clause]", "cannot be read"),
         ("size_bytes = 32768\n", "", "latency must have size_bytes"),
+        ("confidence = 0.95", "confidence = 1.0", "must be|less than 1"),
+        ("confidence = 0.95", "confidence = 0.5", "greater than 0.5"),
     ],
 )
 def test_clauses_are_read_back_and_broken_ones_are_named(
@@ -215,10 +217,6 @@ CLUSTER = "2 100GB/s, 8 10GB/s"
 JOB: Final[dict[str, Any]] = {"layout": "dp=16 micro_batch=16", "cluster": CLUSTER}
 
 
-def of_kind(terms: AcceptanceTerms, kind: ClauseKind) -> Clause:
-    return next(clause for clause in terms.clause if clause.kind is kind)
-
-
 def log(path: Path, nodes: int, slower: float) -> Path:
     """All-reduces that take ``slower`` times as long as healthy ones, on nodes of two."""
     times_us = {size: slower * us for size, us in HEALTHY_US.items()}
@@ -240,7 +238,7 @@ def test_a_job_is_promised_at_its_number_of_ranks_and_at_its_sizes() -> None:
 
 def test_the_remedy_of_a_weak_clause_keeps_its_word() -> None:
     """A run on one node is the predicted ratio's reference; the clause then has the power that was told."""
-    weak = of_kind(pm.acceptance_terms(MACHINE, "heavy", **JOB), ClauseKind.STEP)
+    weak = clause(pm.acceptance_terms(MACHINE, "heavy", **JOB), ClauseKind.STEP)
     words = r"on (\d+) such devices .*finds it with (\d+) %"
     found = existing(re.search(words, existing(weak.remedy)))
     devices, told = int(found[1]), int(found[2])
@@ -248,7 +246,7 @@ def test_the_remedy_of_a_weak_clause_keeps_its_word() -> None:
     part_s = 1.1 * alone_s.points[0].step_s.nominal
     observed = [f"{devices} GPUs {part_s} s"] * RUNS
     terms = pm.acceptance_terms(MACHINE, "heavy", **JOB, observed=observed)
-    step = of_kind(terms, ClauseKind.STEP)
+    step = clause(terms, ClauseKind.STEP)
     assert step.reference == pytest.approx(1.1 * weak.reference, rel=1e-6)
     assert step.reference_error < weak.reference_error
     reached = power(step, confidence=terms.each_confidence)
@@ -258,7 +256,7 @@ def test_the_remedy_of_a_weak_clause_keeps_its_word() -> None:
 def test_a_good_delivery_passes_and_a_loss_is_found_as_often_as_said() -> None:
     observed = ["2 GPUs 1 node 0.3 s"] * RUNS
     terms = pm.acceptance_terms(MACHINE, "heavy", **JOB, observed=observed)
-    step = of_kind(terms, ClauseKind.STEP)
+    step = clause(terms, ClauseKind.STEP)
     rng = np.random.default_rng(7)
 
     def passed(loss: float) -> float:
@@ -280,8 +278,8 @@ def test_logs_of_a_part_promise_the_network_and_logs_of_all_keep_it(tmp_path: Pa
     part = [log(tmp_path / f"part{i}", 4, 1.0) for i in range(RUNS)]
     terms = pm.acceptance_terms(MACHINE, "heavy", **JOB, logs=part)
     blind = pm.acceptance_terms(MACHINE, "heavy", **JOB)
-    network = of_kind(terms, ClauseKind.BUSBW)
-    assert network.reference_error < of_kind(blind, ClauseKind.BUSBW).reference_error
+    network = clause(terms, ClauseKind.BUSBW)
+    assert network.reference_error < clause(blind, ClauseKind.BUSBW).reference_error
     verdicts = {
         slower: next(
             e.verdict
@@ -343,7 +341,7 @@ def test_a_large_model_needs_a_machine_by_name() -> None:
 
 
 def test_a_part_of_the_ranks_says_nothing_of_all() -> None:
-    spread = of_kind(pm.acceptance_terms(MACHINE, "heavy", **JOB), ClauseKind.SPREAD)
+    spread = clause(pm.acceptance_terms(MACHINE, "heavy", **JOB), ClauseKind.SPREAD)
     ranks = {f"rank {i}": 1.0 for i in range(16)}
     whole = JobRun(step_s=1.0, world_size=16, own_s=ranks)
     assert existing(quantity(Delivery(runs=(whole,)), spread)).value == pytest.approx(1.0)
@@ -355,7 +353,7 @@ def test_a_remedy_never_finds_less_than_the_clause_does(tmp_path: Path) -> None:
     """A run on a part whose ratio is less certain than the prediction is not advised."""
     machine = pm.with_nodes_of(ROOT / "docs/records/calibration/profile.json", "dgx-h100")
     terms = pm.acceptance_terms(machine, "resnet18", layout="dp=8 micro_batch=4")
-    assert of_kind(terms, ClauseKind.STEP).remedy == CALIBRATE
+    assert clause(terms, ClauseKind.STEP).remedy == CALIBRATE
     paths = [log(tmp_path / f"{slower}.txt", 8, slower) for slower in (0.5, 4.0)]
     terms = pm.acceptance_terms(MACHINE, "heavy", **JOB, logs=paths)
-    assert of_kind(terms, ClauseKind.BUSBW).remedy == "give more nccl-tests logs (--log)"
+    assert clause(terms, ClauseKind.BUSBW).remedy == "give more nccl-tests logs (--log)"
