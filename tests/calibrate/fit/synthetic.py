@@ -1,8 +1,7 @@
 """Observations of a machine whose every parameter is known, with noise of steps and of runs."""
 
-import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -69,18 +68,10 @@ class Calibration:
         for micro_batch in MICRO_BATCHES:
             single = setting_of(workload.name, 1, micro_batch, synchronisation=Synchronisation.NONE)
             yield single
-            for world_size in range(2, self.num_ranks + 1):
-                for cap in (None, 4.0):
-                    yield dataclasses.replace(
-                        single,
-                        world_size=world_size,
-                        synchronisation=Synchronisation.DDP,
-                        bucket_cap_mb=cap,
-                    )
             if self.num_ranks > 1:
-                yield dataclasses.replace(
-                    single, world_size=self.num_ranks, synchronisation=Synchronisation.NO_SYNC
-                )
+                ddp = replace(single, world_size=2, synchronisation=Synchronisation.DDP)
+                yield from (ddp, replace(ddp, bucket_cap_mb=4.0))
+                yield replace(ddp, synchronisation=Synchronisation.NO_SYNC)
 
     def _repetition(
         self, setting: RunSetting, step_s: float, index: int, rng: np.random.Generator
