@@ -174,7 +174,7 @@ def smoothed(points: Sequence[CurvePoint]) -> tuple[CurvePoint, ...]:
     noise = np.array([point.relative_error for point in points]) ** 2
     curvature = _CURVATURE**2
     root = np.sqrt(1 / ((noise + curvature) * times_s**2))
-    scale = float(np.max(root * times_s)) or 1.0
+    scale = float(np.max(root * times_s))
     design = np.stack([np.ones_like(at), at / at.max()], axis=1)
     solution, _ = nnls(design * root[:, None] / scale, times_s * root / scale)
     trust = curvature / (curvature + noise)

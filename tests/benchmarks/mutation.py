@@ -1,4 +1,4 @@
-"""Would a test notice a wrong formula? ``python -m tests.benchmarks.mutation MODULE ... [--sample K --seed S]``.
+"""Would a test notice a wrong formula? ``python -m tests.benchmarks.mutation [MODULE ...] [--sample K --seed S]``.
 
 One node of a module's syntax tree is changed at a time; the tests that run its line, the fastest first, must
 fail. A mutant lives in a forked process alone: no file changes. A function that has changed is put into a fork
@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import coverage
 import psutil
@@ -442,9 +442,11 @@ def tests_of(module: str) -> list[str]:
     return list(_TABLE["tests"][max(prefixes, key=len)])
 
 
-def main(modules: list[str], sample: int = 40, seed: int = 0) -> None:
-    """Print survivors, then a table."""
-    names = [each for name in modules for each in modules_of(name)]
+def main(
+    modules: Annotated[list[str] | None, typer.Argument()] = None, sample: int = 2, seed: int = 0
+) -> None:
+    """Print survivors, then a table; ``modules``: those of ``mutation.toml`` by default."""
+    names = [each for name in modules or _TABLE["modules"] for each in modules_of(name)]
     known = _TABLE["equivalent"]
     every = [mutant for module in names for mutant in mutants(module, sample, seed)]
     counts: dict[str, Counter[str]] = {mutant.module: Counter() for mutant in every}

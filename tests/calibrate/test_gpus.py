@@ -351,8 +351,10 @@ def test_samples_and_errors_are_noted_beside_a_campaign(programs: Path) -> None:
     assert faults[0].startswith("GPU clocks were lowered by heat in 33 % of the samples")
     assert faults[1].startswith("Xid 79 on GPU 0000:19:00 (pid=4242")
     assert faults[1].endswith(", 2 times: see dmesg")
-    # What trains there is held back by the same limit.
+    # What trains there is held back by the same limit; once in twenty is often.
     assert len(faults) == 2
+    seldom, often = (entry.model_copy(update={"slowed": {"heat": s}}) for s in (0.049, 0.05))
+    assert [len(gpu_faults([each])) for each in (seldom, often)] == [1, 2]
 
 
 @pytest.mark.usefixtures("programs")
