@@ -116,17 +116,13 @@ def changed(node: ast.AST) -> Iterator[ast.AST]:  # noqa: C901, PLR0912 - a case
             yield _with(node, func=ast.Name(_OTHER[name], ast.Load()))
         case ast.Call(func=ast.Attribute(attr=name)) if name in _OTHER:
             yield _with(node, func=_with(node.func, attr=_OTHER[name]))
-        case ast.Return(value=ast.expr() as value) if not _is_none(value):
+        case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
             yield ast.Return(ast.Constant(None))
     match node:
         case ast.Expr(value=ast.Call()) | ast.AugAssign() | ast.Continue() | ast.Break():
             yield ast.Pass()
         case ast.Raise() | ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
             yield ast.Pass()
-
-
-def _is_none(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
 
 
 def _with(node: ast.AST, **fields: Any) -> ast.AST:

@@ -39,6 +39,13 @@ def test_without_timings_there_are_no_prices() -> None:
     assert fit_operators([], workloads=(), rates=()) is None
 
 
+def timing(time_s: float, *units: float) -> Timing:
+    """A call, FLOP, and bytes of up to four kinds."""
+    return Timing(
+        features=(0.0,), time_s=time_s, flop=units[1], moved_bytes=sum(units[2:]), units=units
+    )
+
+
 @given(
     costs_s=st.tuples(st.floats(1e-6, 1e-4), st.floats(1e-12, 1e-10), st.floats(1e-11, 1e-9)),
     seed=st.integers(0, 100),
@@ -48,13 +55,7 @@ def test_what_a_unit_of_work_costs_is_recovered(
 ) -> None:
     rng = np.random.default_rng(seed)
     timings = [
-        Timing(
-            features=(0.0,),
-            time_s=float(np.dot(units, costs_s)),
-            flop=units[1],
-            moved_bytes=units[2],
-            units=units,
-        )
+        timing(float(np.dot(units, costs_s)), *units)
         for units in ((1.0, *map(float, 10 ** rng.uniform(3, 9, 2))) for _ in range(30))
     ]
     assert unit_costs(timings) == pytest.approx(costs_s, rel=1e-3)
@@ -154,13 +155,6 @@ def test_a_family_with_one_point_on_a_cpu_is_no_longer_than_its_bytes_take() -> 
     assert work_s(slow[0].units, found.unit_s, least_s=found.least_s) == pytest.approx(1e-3, 0.1)
     assert fit_family("upsample", slow, kernels=kernels) == fit_family("upsample", slow)
     assert kernels.unit_s("optimizer sgd fused", slow[:1]) == ()
-
-
-def timing(time_s: float, *units: float) -> Timing:
-    """A call, FLOP, and bytes of up to four kinds."""
-    return Timing(
-        features=(0.0,), time_s=time_s, flop=units[1], moved_bytes=sum(units[2:]), units=units
-    )
 
 
 def test_what_kernels_are_expected_to_take_is_the_best_of_all() -> None:

@@ -18,10 +18,10 @@ from perfmodel.documents.observation import (
     OverlapObservation,
     WorkloadObservation,
 )
-from perfmodel.layout import RunSetting, Synchronisation
+from perfmodel.layout import Synchronisation
 from tests.calibrate.fit.synthetic import environment
 from tests.calibrate.fit.test_device_streams import BARE
-from tests.perfmodel.profiles import LIGHT, Machine, profile
+from tests.perfmodel.profiles import LIGHT, Machine, profile, setting_of
 from tests.played_worker import step_observation
 
 
@@ -109,17 +109,10 @@ def test_a_device_is_called_as_its_driver_does(facts: dict[str, Any], kind: str,
     assert _device_name(facts, kind) == name
 
 
-def setting(world_size: int, synchronisation: Synchronisation) -> RunSetting:
-    return RunSetting(
-        workload="light", world_size=world_size, micro_batch=4, synchronisation=synchronisation
-    )
-
-
 def observations(world_size: int) -> list[Observation]:
     """One rank alone, as many as there are without synchronisation, in three rounds."""
-    settings = [setting(1, Synchronisation.NONE)]
-    if world_size > 1:
-        settings.append(setting(world_size, Synchronisation.NO_SYNC))
+    kinds = [(1, Synchronisation.NONE), (world_size, Synchronisation.NO_SYNC)][:world_size]
+    settings = [setting_of("light", ranks, 4, synchronisation=how) for ranks, how in kinds]
     steps = [step_observation(each, repetition=index) for each in settings for index in range(3)]
     return [WorkloadObservation(task="light", round=0, workload=LIGHT), *steps]
 

@@ -67,14 +67,6 @@ def test_json_and_its_environment_is_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [TEXT.partition("        1024")[0], json.dumps(document())[:200]], ids=("text", "json")
-)
-def test_logs_that_are_cut_are_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(InvalidDocument, match="truncated"):
-        read_one(log(tmp_path, text), collective="all_reduce")
-
-
-@pytest.mark.parametrize(
     "text",
     [
         of_sides(out_of_place=SIDE | {"nwrong": None}),
@@ -171,8 +163,3 @@ def test_a_paste_of_too_many_rows_is_refused(tmp_path: Path) -> None:
     assert len(read_nccl_paste(log(tmp_path, NAMED * 5_000))[0]) == 5_000
     with pytest.raises(InvalidDocument, match="at most 10,000 rows, got 10,002; check parts"):
         read_nccl_paste(log(tmp_path, NAMED * 5_001))
-
-
-def test_columns_that_allow_several_collectives_need_a_name(tmp_path: Path) -> None:
-    with pytest.raises(InvalidDocument, match="pass --collective"):
-        read_one(log(tmp_path, TEXT.replace("sum ", "none")))
