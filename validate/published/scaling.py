@@ -5,8 +5,9 @@ devices. One and two devices predict the others, or one alone; where a source be
 smallest counts, or its smallest. Of ResNet-50 on one cluster, measured again with every version of PyTorch, one
 device and a node of four predict two nodes.
 
-The step of the most devices that are known is carried on; the law tells how it grows from there. Its priors are
-what other models lost on the same machine, else in the same source, else anywhere: where these lost nothing,
+The step of the most devices that are known is carried on; the law tells how it grows from there. One count alone
+tells no loss inside a node: that of other models does, first of steps about as long, in 16 bit, on the same machine.
+Losses between nodes are those of others on the same machine, else in the same source: where these lost nothing,
 efficiency is carried on.
 """
 
@@ -59,6 +60,13 @@ INSIDE: Final = (0.04, 0.05)
 BETWEEN_NODES: Final = (0.01, 0.05)
 _LEAST_UNCERTAINTY: Final = 0.005
 _FEWEST: Final = 5
+#: Standard deviations, in log, of what losses inside a node have in common: all of them, those on one machine, those
+#: in 16 bit, those of steps about as long (within a factor of e); of one alone. Chosen with models left out (seen).
+_IN_COMMON: Final = (3.0, 1.0, 0.7, 0.7, 0.7)
+#: A step whose batch is not printed counts as this long; others within bounds: a batch of sequences at a rate of
+#: tokens makes no step, one of many micro-batches too long a step. [s]
+_USUAL_STEP_S: Final = 0.15
+_STEPS_S: Final = (0.01, 3.0)
 #: Of the repeated cluster: devices of a node, and the counts that are fitted; twice a node is predicted.
 _PER_NODE: Final = 4
 _COUNTS: Final = (1, _PER_NODE, 2 * _PER_NODE)
@@ -82,6 +90,16 @@ class Series:
     per_node: float
     step: FloatArray
     """Device-seconds per sample, any constant unit."""
+    batch: float | None = None
+    """Samples of one device in a step."""
+    in_half: bool = False
+    """Whether the arithmetic is of 16 bit or fewer."""
+
+    @property
+    def first_step_s(self) -> float:
+        """Step of the fewest devices. [s]"""
+        step_s = self.batch * self.step[0] if self.batch else _USUAL_STEP_S
+        return float(np.clip(step_s, *_STEPS_S))
 
     @property
     def name(self) -> str:
@@ -123,9 +141,9 @@ def _grown(one: Series, others: Sequence[Series]) -> Growth:
     source = [other for other in others if other.source == one.source]
     return predict_growth(
         one,
-        spread_prior(nearest(one, others, inside_loss), INSIDE),
+        expected_loss(one, others) if _by_devices(one).known == 1 else INSIDE,
         # The network of another source tells nothing of this one.
-        spread_prior(nearest(one, source, between_loss), BETWEEN_NODES),
+        spread_prior(nearest(one, source), BETWEEN_NODES),
         known=_by_devices(one).known,
         noise=noise_of(source),
     )
@@ -153,6 +171,7 @@ def read_series(table: Table) -> dict[str, list[Series]]:
     """All series by source."""
     groups: dict[tuple[str, ...], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     nodes: dict[tuple[str, ...], float] = {}
+    last: dict[tuple[str, ...], Row] = {}
     rules = {
         "judged by llm_foundry, playbook": lambda row: (
             not any(name in row["source"] for name in _JUDGED_ELSEWHERE)
@@ -169,7 +188,7 @@ def read_series(table: Table) -> dict[str, list[Series]]:
         key, gpus = _alike(row), number(row, "gpus") or 0.0
         groups[key][gpus].append(_cost(row) or 0.0)
         each = number(row, "gpus_per_node") or gpus / (number(row, "nodes") or 1.0)
-        nodes[key] = max(nodes.get(key, 1.0), each)
+        nodes[key], last[key] = max(nodes.get(key, 1.0), each), row
     found: dict[str, list[Series]] = defaultdict(list)
     for key, steps in groups.items():
         counts = np.array(sorted(steps))
@@ -184,6 +203,8 @@ def read_series(table: Table) -> dict[str, list[Series]]:
             gpus=counts,
             per_node=nodes[key],
             step=np.array([float(np.median(steps[count])) for count in counts]),
+            batch=_samples(last[key]),
+            in_half=not (last[key]["precision"] or "32").endswith("32"),
         )
         gain = float(one.step[0] / one.step.min())
         if gain > _TOO_GOOD:
@@ -218,6 +239,14 @@ def _batch(row: Row) -> str:
     if together is not None and gpus:
         return f"{each or 0:g}, {together / gpus:g}"
     return "" if each is None else f"{each:g}"
+
+
+def _samples(row: Row) -> float | None:
+    """Samples of one device in a step, if they are printed."""
+    if each := number(row, "micro_batch"):
+        return each
+    found = numbers(row, "global_batch", "gpus")
+    return None if found is None else found[0] / found[1]
 
 
 def _cost(row: Row) -> float | None:
@@ -296,7 +325,7 @@ def _growth(one: _Group, same: Iterable[_Group], *, knows_others: bool) -> Growt
     if not knows_others:
         return predict_growth(one.series, INSIDE, BETWEEN_NODES, known=known)
     others = [group for group in same if group.version != one.version]
-    slopes = nearest(one.series, [group.series for group in others], between_loss)
+    slopes = nearest(one.series, [group.series for group in others])
     scatter = [value for group in others for value in group.scatter]
     noise = float(np.sqrt(np.mean(np.square(scatter)))) if scatter else NOISE
     slope = spread_prior(slopes, BETWEEN_NODES)
@@ -349,20 +378,51 @@ def _judge_split(
     )
 
 
-def nearest(
-    one: Series, others: Iterable[Series], told: Callable[[Series], float | None]
-) -> list[float]:
-    """What other models told on the same machine, else in the same source, else anywhere; empty if too few did."""
-    found = [
-        (other, value)
-        for other in others
-        if _family(other) != _family(one) and (value := told(other)) is not None
-    ]
-    for alike in (lambda each: (each.source, each.machine), lambda each: each.source, lambda _: ""):
-        values = [value for other, value in found if alike(other) == alike(one)]
-        if len(values) >= _FEWEST:
-            return values
+def expected_loss(one: Series, others: Iterable[Series]) -> tuple[float, float]:
+    """Median and spread of what two devices of a node lose, where no second count tells it.
+
+    Most of the seconds that are lost do not shrink with the step, so that short steps lose a larger share:
+
+        log loss = common + of the machine + of 16 bit + curve(log step) + noise     [kriging: Cressie 1993]
+    """
+    told = _told(one, others, inside_loss)
+    if len(told) < _FEWEST:
+        return INSIDE
+    alike = [one, *(other for other, _ in told)]
+    machines = np.array([each.machine for each in alike])
+    halves = np.array([float(each.in_half) for each in alike])
+    log_s = np.log([each.first_step_s for each in alike])
+    common, machine, half, long, alone = np.square(_IN_COMMON)
+    covariance = common + machine * (machines[:, np.newaxis] == machines)
+    covariance += half * np.outer(halves, halves) + alone * np.eye(len(alike))
+    covariance += long * np.exp(-np.square(np.subtract.outer(log_s, log_s)) / 2)
+    towards = covariance[1:, 0]
+    weights = np.linalg.solve(covariance[1:, 1:], towards)
+    losses = np.maximum([loss for _, loss in told], _LEAST_UNCERTAINTY)
+    median = INSIDE[0] * float(np.exp(weights @ np.log(losses / INSIDE[0])))
+    spread = median * float(np.sqrt(covariance[0, 0] - weights @ towards))
+    return median, max(spread, INSIDE[1])
+
+
+def nearest(one: Series, others: Iterable[Series]) -> list[float]:
+    """What doublings of the nodes cost other models on the same machine, else anywhere; empty if too few tell it."""
+    told = _told(one, others, between_loss)
+    here = [loss for other, loss in told if other.machine == one.machine]
+    for losses in (here, [loss for _, loss in told]):
+        if len(losses) >= _FEWEST:
+            return losses
     return []
+
+
+def _told(
+    one: Series, others: Iterable[Series], loss_of: Callable[[Series], float | None]
+) -> list[tuple[Series, float]]:
+    """Series of other models and what they lost."""
+    return [
+        (other, loss)
+        for other in others
+        if _family(other) != _family(one) and (loss := loss_of(other)) is not None
+    ]
 
 
 def _family(one: Series) -> str:

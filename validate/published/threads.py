@@ -2,11 +2,11 @@
 
 One process leads all devices by threads, behind one interpreter lock. Of m modules and S bytes of parameters
 
-    T(n) = soft_max(T(1), n m module_s) + m replicate_s + S byte_s          n > 1
+    T(n) = soft_max(T(1) (1 + slower (n - 1)), n m module_s) + m replicate_s + S byte_s          n > 1
 
 as one thread calls modules at a time, every step copies the model along a chain of devices, and gradients come
-back. Families of models are left out on every card, and whole cards. Models are traced (half a minute). No
-command predicts by this law.
+back. Devices share links and power, and wait for the slowest. Families of models are left out on every card, and
+whole cards. Models are traced (half a minute). No command predicts by this law.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,9 +34,9 @@ _ALIKE: Final = (
 )
 #: Its own steps show that a run was disturbed: over those done by 5 % of them, the time by which 95 % are done.
 _DISTURBED: Final = 1.5
-#: Logarithms of module_s [s], replicate_s [s] and byte_s [s/B] before any step was seen: Python calls a module in
-#: some 0.1 ms, PCIe 3.0 moves 12 GB/s both ways. Their spread then, and from one host to another.
-PRIOR: Final = np.log([1e-4, 1e-4, 2e-10])
+#: Logarithms of module_s [s], replicate_s [s], byte_s [s/B] and slower before any step was seen: Python calls a
+#: module in some 0.1 ms, PCIe 3.0 moves 12 GB/s both ways. Their spread then, and from one host to another.
+PRIOR: Final = np.log([1e-4, 1e-4, 2e-10, 0.03])
 _UNSEEN: Final = 1.0
 _OTHER_HOST: Final = 0.5
 #: Scatter around the law, in log.
@@ -60,11 +60,12 @@ class Steps(NamedTuple):
 
 
 def threaded_s(steps: Steps, logs: FloatArray) -> FloatArray:
-    """The law, by logarithms of its three constants. [s]"""
-    module_s, replicate_s, byte_s = np.exp(logs)
+    """The law, by logarithms of its constants. [s]"""
+    module_s, replicate_s, byte_s, slower = np.exp(logs)
+    together_s = steps.alone_s * (1 + slower * (steps.devices - 1))
     calls_s = steps.devices * steps.modules * module_s
     copied_s = steps.modules * replicate_s + steps.parameter_bytes * byte_s
-    return np.asarray(soft_maximum(steps.alone_s, calls_s, DEVICE_OR_HOST) + copied_s)
+    return np.asarray(soft_maximum(together_s, calls_s, DEVICE_OR_HOST) + copied_s)
 
 
 def fitted(
@@ -77,7 +78,7 @@ def fitted(
         away = np.log(threaded_s(steps, centre + spread * z) / steps.step_s)[rows] / _SIGMA
         return np.concatenate([heavy_tailed(away), z])
 
-    return np.asarray(centre + spread * least_squares(residuals, np.zeros(3)).x)
+    return np.asarray(centre + spread * least_squares(residuals, np.zeros_like(centre)).x)
 
 
 def judge_threads(table: Table, trace: Trace = trace_setting) -> Iterator[PublishedSeries]:

@@ -1,5 +1,6 @@
 """Protocols of small models and of memory: sums by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,18 +43,36 @@ def test_one_device_alone_keeps_the_prior_and_is_wide() -> None:
     assert alone[2][2] - alone[0][2] > 1.5 * (seen[2][2] - seen[0][2])
 
 
-def test_other_models_on_the_same_machine_tell_what_is_lost() -> None:
+def test_other_models_on_the_same_machine_tell_what_a_doubling_of_nodes_costs() -> None:
     """5 % on this machine, 20 % on others; sizes of the same model tell nothing, nor do few series."""
-    here = [series(1.0, 1.05, gpus=(1, 2), model=f"m{i}") for i in range(5)]
-    there = [series(1.0, 1.2, gpus=(1, 2), model=f"m{i}", machine="other") for i in range(9)]
-    own = [series(1.0, 3.0, gpus=(1, 2), model=f"a model [{i}]") for i in range(9)]
+    here = [series(1.0, 1.05, gpus=(8, 16), model=f"m{i}") for i in range(5)]
+    there = [series(1.0, 1.2, gpus=(8, 16), model=f"m{i}", machine="other") for i in range(9)]
+    own = [series(1.0, 3.0, gpus=(8, 16), model=f"a model [{i}]") for i in range(9)]
     one = series(1.0, 9.0, gpus=(1, 8))
-    known = scaling.nearest(one, [*here, *there, *own], scaling.inside_loss)
-    assert known == pytest.approx([0.05] * 5)
-    # Four on this machine are too few: both machines are of one source.
-    more = scaling.nearest(one, [*here[1:], *there], scaling.inside_loss)
+    assert scaling.nearest(one, [*here, *there, *own]) == pytest.approx([0.05] * 5)
+    # Four on this machine are too few.
+    more = scaling.nearest(one, [*here[1:], *there])
     assert sorted(more) == pytest.approx([0.05] * 4 + [0.2] * 9)
-    assert scaling.nearest(one, [*here[1:], *own], scaling.inside_loss) == []
+    assert scaling.nearest(one, [*here[1:], *own]) == []
+
+
+def test_models_alike_tell_what_a_node_loses() -> None:
+    """Steps of 20 ms lose 3 ms, those of 2 s nothing; 16 bit and machines that lose tell more."""
+    short = [replace(series(1.0, 1.15, gpus=(1, 2), model=f"s{i}"), batch=0.02) for i in range(9)]
+    long = [replace(series(1.0, 1.0, gpus=(1, 2), model=f"l{i}"), batch=2.0) for i in range(9)]
+    own = [series(1.0, 9.0, gpus=(1, 2), model=f"a model [{i}]") for i in range(9)]
+    others = [*short, *long, *own]
+    one = series(1.0, 9.0, gpus=(1, 8))
+    found = {s: scaling.expected_loss(replace(one, batch=s), others) for s in (0.02, 2.0)}
+    assert found[0.02][0] == pytest.approx(0.15, rel=0.2)
+    assert found[2.0][0] == pytest.approx(0.005, rel=0.2)
+    elsewhere = [replace(other, machine="other", in_half=True) for other in short]
+    slow = replace(one, batch=2.0)
+    for alike in (replace(slow, in_half=True), replace(slow, machine="other")):
+        assert scaling.expected_loss(alike, [*elsewhere, *long])[0] > 0.007
+    # The spread grows with the loss; few tell nothing.
+    assert found[2.0][1] == scaling.INSIDE[1] < found[0.02][1]
+    assert scaling.expected_loss(one, [*short[:4], *own]) == scaling.INSIDE
 
 
 def test_the_spread_of_losses_is_that_of_the_middle_half_and_no_median_gains() -> None:
