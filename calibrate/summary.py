@@ -67,7 +67,8 @@ class Estimate:
 
 def typical(values: Sequence[float] | FloatArray) -> float:
     """Geometric mean."""
-    return float(np.exp(_logs(values).mean()))
+    # ``mean`` takes twice as long to start as to add few numbers.
+    return float(np.exp(np.add.reduce(_logs(values)) / len(values)))
 
 
 def estimate(values_s: Sequence[float]) -> Estimate:

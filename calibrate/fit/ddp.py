@@ -17,7 +17,8 @@ from scipy.special import exprel
 from calibrate.layout_fit import KNOWN_BELOW
 from calibrate.summary import Repetition, calibrated_setting, typical
 from perfmodel.answer import Question, timed_workload
-from perfmodel.answer.measured import measured_steps_s, step_times
+from perfmodel.answer.measured import all_step_times, measured_steps_s
+from perfmodel.cost import Terms
 from perfmodel.cost.collectives import library_of
 from perfmodel.cost.machine import PIPELINE, CostModel, families
 from perfmodel.cost.phases import contention
@@ -41,7 +42,7 @@ from perfmodel.machine.measured import (
     SingleStep,
 )
 from perfmodel.statistics import FloatArray
-from perfmodel.step import StepProgram
+from perfmodel.step import Cause, StepProgram
 from perfmodel.step.compile import compile_step
 from perfmodel.step.stages import gradient_buckets
 from perfmodel.units import Seconds
@@ -349,26 +350,34 @@ def _least_squares(
 def _predictor_of(
     profile: MeasuredMachine, steps: Sequence[SingleStep], bucket: FloatArray
 ) -> Callable[[FloatArray], FloatArray]:
-    """Nominal time of each step as a function of the three parameters."""
-    drawn = CostModel(profile, num_draws=1, seed=0)
-    found = []
-    for step in steps:
+    """Nominal time of each step as a function of the three parameters.
+
+    All other terms of a step are worked out once, with exchanges that start at once.
+    """
+    values = (*bucket.tolist(), 0.0, 1.0, 1.0)
+    free = DdpCosts(values=values, draws=(values,), determined=(True,) * 5)
+    costs = CostModel(replace(profile, ddp=free), num_draws=1, seed=0)
+    alike: dict[StepProgram, dict[int, Terms]] = defaultdict(dict)
+    for position, step in enumerate(steps):
         workload = profile.workload(step.workload)
         assert workload is not None, step
         layout = calibrated_setting(step).layout
         program = compile_step(workload.workload, layout, asynchronous=profile.asynchronous)
-        found.append((workload, layout, program))
+        alike[program][position] = costs.terms(workload, layout, program)
 
-    def nominal_s(
-        costs: CostModel, workload: MeasuredWorkload, layout: Layout, program: StepProgram
-    ) -> Seconds:
-        terms = costs.terms(workload, layout, program)
-        return float(step_times(program, terms, terms.durations(program))[0])
+    def changed(terms: Terms, theta: FloatArray) -> Terms:
+        start_s, compute_speed, comm_speed = theta[:, np.newaxis]
+        at_once = terms.exchange_s[Cause.ALL_REDUCE]
+        later = {**terms.exchange_s, Cause.ALL_REDUCE: lambda size: start_s + at_once(size)}
+        return replace(terms, compute_speed=compute_speed, comm_speed=comm_speed, exchange_s=later)
 
     def predicted(theta: FloatArray) -> FloatArray:
-        values = tuple(np.concatenate([bucket, theta]).tolist())
-        costs = drawn.with_ddp(DdpCosts(values=values, draws=(values,), determined=(True,) * 5))
-        return np.array([nominal_s(costs, *each) for each in found])
+        step_s = np.empty(len(steps))
+        for program, members in alike.items():
+            every = [changed(terms, theta) for terms in members.values()]
+            cases = [(terms, terms.durations(program)) for terms in every]
+            step_s[list(members)] = np.concatenate(all_step_times(program, cases))
+        return step_s
 
     return predicted
 

@@ -108,8 +108,8 @@ def fit_gaussian_process(inputs: FloatArray, targets: FloatArray) -> GaussianPro
 
 
 def squared_differences(inputs: FloatArray) -> FloatArray:
-    """Of each feature between two points; shape ``(points * points, features)``."""
-    return ((inputs[:, None, :] - inputs[None, :, :]) ** 2).reshape(-1, inputs.shape[1])
+    """Of each feature between two points; shape ``(features, points * points)``."""
+    return ((inputs.T[:, :, None] - inputs.T[:, None, :]) ** 2).reshape(inputs.shape[1], -1)
 
 
 def _negative_log_likelihood(
@@ -118,20 +118,30 @@ def _negative_log_likelihood(
     """Value and gradient in the logarithms of lengths, spread and noise; ``squares``: of differences."""
     lengths, spread, noise = parameters[:-2], parameters[-2], parameters[-1]
     count = len(targets)
-    distance = np.sqrt(3 * (squares @ lengths**-2)).reshape(count, count)
+    # In place: new tables of this size cost more than the arithmetic.
+    distance = (lengths**-2 @ squares).reshape(count, count)
+    distance *= 3
+    np.sqrt(distance, out=distance)
     decay = np.exp(-distance)
-    kernel = spread**2 * (1 + distance) * decay
-    factor, failed = dpotrf(kernel + (noise**2 + 1e-9) * np.eye(count), lower=True)
+    kernel = distance
+    kernel += 1
+    kernel *= spread**2
+    kernel *= decay
+    covariance = np.array(kernel, order="F")
+    covariance[np.diag_indices(count)] += noise**2 + 1e-9
+    factor, failed = dpotrf(covariance, lower=True, overwrite_a=True)
     if failed:
         raise np.linalg.LinAlgError(f"a covariance must be positive definite, got order {failed}")
     residual = targets - targets.mean()
-    lower, _ = dpotri(factor, lower=True)
-    inverse = np.tril(lower) + np.tril(lower, -1).T
-    weights = inverse @ residual
-    value = 0.5 * float(residual @ weights) + float(np.sum(np.log(np.diag(factor))))
-    inner = inverse - np.outer(weights, weights)
+    log_determinant = 2 * float(np.sum(np.log(np.diag(factor))))
+    lower, _ = dpotri(factor, lower=True, overwrite_c=True)
+    inner = lower + lower.T
+    inner[np.diag_indices(count)] /= 2
+    weights = inner @ residual
+    value = 0.5 * (float(residual @ weights) + log_determinant)
+    inner -= np.outer(weights, weights)
     # d kernel / d log length = 3 spread^2 exp(-distance) * squared scaled difference.
-    slopes = (inner * decay).ravel() @ squares * lengths**-2 * 1.5 * spread**2
+    slopes = squares @ (inner * decay).ravel() * lengths**-2 * 1.5 * spread**2
     gradient = np.array([*slopes, np.sum(inner * kernel), noise**2 * np.trace(inner)])
     return value, gradient
 

@@ -1,6 +1,5 @@
 """From a profile to the terms of any layout, with draws that carry the profile's uncertainty."""
 
-import copy
 import math
 import zlib
 from collections import defaultdict
@@ -21,7 +20,6 @@ from perfmodel.machine import Evidence
 from perfmodel.machine.measured import (
     HEAVY_TAILED_90,
     CurvePoint,
-    DdpCosts,
     LayoutCost,
     MeasuredMachine,
     MeasuredWorkload,
@@ -146,13 +144,6 @@ class CostModel:
         self._curves: dict[tuple[object, ...], CurveDraws] = {}
         self._network = Network.sample(profile, cluster=cluster, num_draws=num_draws, rng=self._rng)
         self._ddp = self._sample_ddp()
-
-    def with_ddp(self, ddp: DdpCosts) -> "CostModel":
-        """The same with other costs of DDP; what was drawn of links and curves stays."""
-        found = copy.copy(self)
-        found.profile = replace(self.profile, ddp=ddp)
-        found._ddp = found._sample_ddp()  # noqa: SLF001 - its own kind
-        return found
 
     def terms(
         self,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from perfmodel.cost import shares
-from perfmodel.cost.machine import PIPELINE, CostModel, ranks_beside
+from perfmodel.cost.machine import PIPELINE, ranks_beside
 from perfmodel.cost.network import Group, groups
 from perfmodel.layout import Layout, parse_layout
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
@@ -68,15 +68,6 @@ def test_a_kernel_holds_a_part_of_the_largest_message_between_nodes(
         assert max(sent) == BATCH * 64 * HIDDEN * 4
     else:
         assert min(sent) < max(sent)
-
-
-def test_other_costs_of_ddp_are_drawn_again(machine: MeasuredMachine) -> None:
-    values = tuple(3 * value for value in machine.ddp.values)
-    ddp = dataclasses.replace(machine.ddp, values=values, draws=(values,))
-    found = CostModel(machine, num_draws=1, seed=0).with_ddp(ddp)
-    fresh = CostModel(dataclasses.replace(machine, ddp=ddp), num_draws=1, seed=0)
-    assert found._ddp == fresh._ddp
-    assert found._ddp["bucket_s"] == pytest.approx(3e-5)
 
 
 def test_ranks_of_every_exchange_by_their_order() -> None:
