@@ -35,7 +35,7 @@ _LEAST_GAIN: Final = 1e-4
 _MOST_FOLDS: Final = 10
 #: Absolute error in log that one model in ten exceeds on a device without any row, and how many families of
 #: models are worth as much: devices left out of a prior over five (docs/published.md).
-_UNSEEN_DEVICE_ERROR: Final = 0.45
+UNSEEN_DEVICE_ERROR: Final = 0.45
 _WORTH: Final = 4.0
 #: Standard deviations, in log, of constants: of families between devices of one generation, of all else there and
 #: of families between generations, and of hosts between generations. Chosen on the errors of devices left out one
@@ -222,7 +222,7 @@ def left_out_errors(rows: Sequence[StepRow], logs: FloatArray) -> tuple[LeftOutE
         errors = np.abs(logs[chosen])
         own = float(np.quantile(errors, min(1.0, 0.9 * (1 + 1 / len(families)))))
         weight = len(families) / (len(families) + _WORTH)
-        error = np.sqrt(weight * own**2 + (1 - weight) * _UNSEEN_DEVICE_ERROR**2)
+        error = np.sqrt(weight * own**2 + (1 - weight) * UNSEEN_DEVICE_ERROR**2)
         found.append(
             LeftOutError(
                 precision=precision,  # type: ignore[arg-type]

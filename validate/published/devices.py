@@ -12,6 +12,7 @@ import numpy as np
 
 from calibrate.processes import usable_cores
 from calibrate.step_fit import (
+    UNSEEN_DEVICE_ERROR,
     DeviceFit,
     StepRow,
     family_of,
@@ -53,10 +54,9 @@ COLUMNS: Final = (
 )
 #: The device that most models ran on: prior of the others.
 ANCHOR: Final = "rtx-3090"
-#: Models that somebody has timed on a new device; random choices of them; error of a mode without any, log, 90 %.
+#: Models that somebody has timed on a new device, and random choices of them.
 _KNOWN_MODELS: Final = (0, 1, 2, 4, 9)
 _CHOICES: Final = 4
-_UNSEEN_ERROR: Final = 0.45
 _NAMES: Final = {
     "RTX 3090": ANCHOR,
     "GeForce RTX 2080 Ti": "rtx-2080ti",
@@ -193,7 +193,7 @@ def _few_part(
         for each in (left_out_errors(seen, left_out_logs(seen, sheet, priors)) if seen else ())
     }
     modes = [(row.work.precision, row.work.memory_format) for row in unseen]
-    width = np.exp([errors.get(mode, _UNSEEN_ERROR) for mode in modes])
+    width = np.exp([errors.get(mode, UNSEEN_DEVICE_ERROR) for mode in modes])
     ours = predicted_s(unseen, fit_device(seen, sheet, priors), sheet)
     return Part(
         measured=np.array([row.step_s for row in unseen]),

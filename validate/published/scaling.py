@@ -143,7 +143,7 @@ def _grown(one: Series, others: Sequence[Series]) -> Growth:
         one,
         expected_loss(one, others) if _by_devices(one).known == 1 else INSIDE,
         # The network of another source tells nothing of this one.
-        spread_prior(nearest(one, source), BETWEEN_NODES),
+        between_prior(one, source),
         known=_by_devices(one).known,
         noise=noise_of(source),
     )
@@ -181,7 +181,7 @@ def read_series(table: Table) -> dict[str, list[Series]]:
         ),
         "no time": lambda row: _cost(row) is not None,
         "neither a batch nor a kind of scaling": lambda row: bool(
-            _batch(row) or row["scaling_kind"]
+            any(_batches(row)) or row["scaling_kind"]
         ),
     }
     for row in table.keep(rules):
@@ -203,7 +203,7 @@ def read_series(table: Table) -> dict[str, list[Series]]:
             gpus=counts,
             per_node=nodes[key],
             step=np.array([float(np.median(steps[count])) for count in counts]),
-            batch=_samples(last[key]),
+            batch=next(filter(None, _batches(last[key])), None),
             in_half=not (last[key]["precision"] or "32").endswith("32"),
         )
         gain = float(one.step[0] / one.step.min())
@@ -230,23 +230,13 @@ def _alike(row: Row) -> tuple[str, ...]:
     sharding = sharded.group(1) if sharded and is_whole else row["sharding"]
     constant = (row[name] for name in _CONSTANT)
     told = layers.group() if layers else ""
-    return (source, row["model"], hardware, gpu, _batch(row), told, sharding, *constant)
+    return (source, row["model"], hardware, gpu, str(_batches(row)), told, sharding, *constant)
 
 
-def _batch(row: Row) -> str:
+def _batches(row: Row) -> tuple[float | None, float | None]:
     """Samples of a micro-batch and of each device, as far as they are printed."""
     gpus, each, together = (number(row, name) for name in ("gpus", "micro_batch", "global_batch"))
-    if together is not None and gpus:
-        return f"{each or 0:g}, {together / gpus:g}"
-    return "" if each is None else f"{each:g}"
-
-
-def _samples(row: Row) -> float | None:
-    """Samples of one device in a step, if they are printed."""
-    if each := number(row, "micro_batch"):
-        return each
-    found = numbers(row, "global_batch", "gpus")
-    return None if found is None else found[0] / found[1]
+    return each, together / gpus if together is not None and gpus else None
 
 
 def _cost(row: Row) -> float | None:
@@ -325,10 +315,9 @@ def _growth(one: _Group, same: Iterable[_Group], *, knows_others: bool) -> Growt
     if not knows_others:
         return predict_growth(one.series, INSIDE, BETWEEN_NODES, known=known)
     others = [group for group in same if group.version != one.version]
-    slopes = nearest(one.series, [group.series for group in others])
+    slope = between_prior(one.series, [group.series for group in others])
     scatter = [value for group in others for value in group.scatter]
     noise = float(np.sqrt(np.mean(np.square(scatter)))) if scatter else NOISE
-    slope = spread_prior(slopes, BETWEEN_NODES)
     return predict_growth(one.series, INSIDE, slope, known=known, noise=noise)
 
 
@@ -404,14 +393,18 @@ def expected_loss(one: Series, others: Iterable[Series]) -> tuple[float, float]:
     return median, max(spread, INSIDE[1])
 
 
-def nearest(one: Series, others: Iterable[Series]) -> list[float]:
-    """What doublings of the nodes cost other models on the same machine, else anywhere; empty if too few tell it."""
+def between_prior(one: Series, others: Iterable[Series]) -> tuple[float, float]:
+    """Median and spread of what doublings of the nodes cost other models, on the same machine if enough tell it.
+
+    None of it is a gain. The spread is of a normal distribution with these quartiles.
+    """
     told = _told(one, others, between_loss)
     here = [loss for other, loss in told if other.machine == one.machine]
-    for losses in (here, [loss for _, loss in told]):
-        if len(losses) >= _FEWEST:
-            return losses
-    return []
+    losses = here if len(here) >= _FEWEST else [loss for _, loss in told]
+    if len(losses) < _FEWEST:
+        return BETWEEN_NODES
+    low, median, high = np.quantile(losses, [0.25, 0.5, 0.75])
+    return max(float(median), 0.0), max(float(high - low) / 1.35, _LEAST_UNCERTAINTY)
 
 
 def _told(
@@ -444,13 +437,6 @@ def between_loss(one: Series) -> float | None:
     first = max(int(np.sum(one.gpus <= one.per_node)) - 1, 0)
     more = one.doublings[-1] - one.doublings[first]
     return float((one.step[-1] - one.step[first]) / one.step[0] / more) if more else None
-
-
-def spread_prior(values: Sequence[float], otherwise: tuple[float, float]) -> tuple[float, float]:
-    """Median and spread of a loss, none of it a gain; what is usual where nobody told it."""
-    if not values:
-        return otherwise
-    return max(float(np.median(values)), 0.0), max(_spread(np.array(values)), _LEAST_UNCERTAINTY)
 
 
 def predict_growth(
@@ -500,8 +486,3 @@ def growth_terms(series: Series) -> FloatArray:
     ring = 2 * (1 - 1 / np.minimum(series.gpus, series.per_node))
     terms = np.stack([ring, series.doublings], axis=1)
     return np.asarray(terms - terms[0])
-
-
-def _spread(values: FloatArray) -> float:
-    """Standard deviation of a normal distribution with these quartiles."""
-    return float(np.quantile(values, 0.75) - np.quantile(values, 0.25)) / 1.35

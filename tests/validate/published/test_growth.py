@@ -49,11 +49,11 @@ def test_other_models_on_the_same_machine_tell_what_a_doubling_of_nodes_costs() 
     there = [series(1.0, 1.2, gpus=(8, 16), model=f"m{i}", machine="other") for i in range(9)]
     own = [series(1.0, 3.0, gpus=(8, 16), model=f"a model [{i}]") for i in range(9)]
     one = series(1.0, 9.0, gpus=(1, 8))
-    assert scaling.nearest(one, [*here, *there, *own]) == pytest.approx([0.05] * 5)
+    assert scaling.between_prior(one, [*here, *there, *own]) == pytest.approx((0.05, 0.005))
     # Four on this machine are too few.
-    more = scaling.nearest(one, [*here[1:], *there])
-    assert sorted(more) == pytest.approx([0.05] * 4 + [0.2] * 9)
-    assert scaling.nearest(one, [*here[1:], *own]) == []
+    more = scaling.between_prior(one, [*here[1:], *there])
+    assert more == pytest.approx((0.2, 0.15 / 1.35))
+    assert scaling.between_prior(one, [*here[1:], *own]) == scaling.BETWEEN_NODES
 
 
 def test_models_alike_tell_what_a_node_loses() -> None:
@@ -75,13 +75,19 @@ def test_models_alike_tell_what_a_node_loses() -> None:
     assert scaling.expected_loss(one, [*short[:4], *own]) == scaling.INSIDE
 
 
-def test_the_spread_of_losses_is_that_of_the_middle_half_and_no_median_gains() -> None:
-    """Quartiles of a normal distribution are 1.35 spreads apart; tails of 33 % are no matter."""
+def test_tails_of_losses_are_no_matter_and_no_median_gains() -> None:
+    """Quartiles of a normal distribution are 1.35 spreads apart."""
     losses = [-0.33, *[-0.01] * 8, 0.0, 0.0, *[0.01] * 8, 0.33]
-    middle, spread = scaling.spread_prior(losses, scaling.INSIDE)
-    assert (middle, spread) == pytest.approx((0.0, 0.02 / 1.35))
-    assert scaling.spread_prior([-0.1] * 5, scaling.INSIDE) == pytest.approx((0.0, 0.005))
-    assert scaling.spread_prior([], scaling.INSIDE) == scaling.INSIDE
+    one = series(1.0, 9.0, gpus=(1, 8))
+
+    def told(losses: list[float]) -> tuple[float, float]:
+        others = [
+            series(1.0, 1 + loss, gpus=(8, 16), model=f"m{i}") for i, loss in enumerate(losses)
+        ]
+        return scaling.between_prior(one, others)
+
+    assert told(losses) == pytest.approx((0.0, 0.02 / 1.35))
+    assert told([-0.1] * 5) == pytest.approx((0.0, 0.005))
 
 
 def test_losses_inside_and_between_nodes() -> None:
