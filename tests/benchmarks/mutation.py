@@ -2,10 +2,10 @@
 
 One node of a module's syntax tree is changed at a time; the tests that run its line, the fastest first, must
 fail. A mutant lives in a forked process alone: no file changes. A function that has changed is put into a fork
-where all tests are collected; anything else is imported afresh. Survivors that ``mutation.toml`` judges count apart:
-those that behave as the original does, each with its reason, and numbers of priors, which the frozen predictions
-hold. Libraries: mutmut leaves properties and constants of modules alone and cannot sample; cosmic-ray rewrites files
-and starts a new Python for every mutant.
+where all tests are collected; anything else, and what no test calls, is imported afresh. Survivors that
+``mutation.toml`` judges count apart: those that behave as the original does, each with its reason, and numbers of
+priors, which the frozen predictions hold. Libraries: mutmut leaves properties and constants of modules alone and
+cannot sample; cosmic-ray rewrites files and starts a new Python for every mutant.
 """
 
 import ast
@@ -323,7 +323,9 @@ def judged(mutants_of: list[Mutant], modules: list[str], folder: Path) -> list[s
         found = json.loads(seen.read_text())
         known = [name for name in sys.modules if name.partition(".")[0] in _LOADED]
         outcomes = [
-            _in_place(mutant, chosen(mutant, found), items) if mutant.function else None
+            _in_place(mutant, chosen(mutant, found), items)
+            if mutant.function and any(_runs(mutant, lines) for _, lines in found.values())
+            else None
             for mutant in mutants_of
         ]
         answer.write_text(json.dumps([outcomes, found, known]))
@@ -345,17 +347,12 @@ def judged(mutants_of: list[Mutant], modules: list[str], folder: Path) -> list[s
 
 def chosen(mutant: Mutant, tests: dict[str, Any]) -> list[str]:
     """Tests that run the statement of a mutant, the fastest first, as many as there is time for."""
-    first, last = mutant.lines
     reached = [
-        (
-            seconds,
-            name,
-            mutant.is_cached or any(first <= line <= last for line in lines[mutant.module]),
-        )
+        (seconds, name, _runs(mutant, lines))
         for name, (seconds, lines) in tests.items()
         if mutant.module in lines
     ]
-    # Constants of a module are read when it is imported, by no test: any that runs the module.
+    # Constants of a module, and what makes them, are read when it is imported: any test that runs the module.
     is_run = any(inside for *_, inside in reached)
     found: list[str] = []
     total_s = 0.0
@@ -364,6 +361,12 @@ def chosen(mutant: Mutant, tests: dict[str, Any]) -> list[str]:
             total_s += seconds
             found.append(name)
     return found
+
+
+def _runs(mutant: Mutant, lines: dict[str, list[int]]) -> bool:
+    """Whether the lines of a test, by module, hold the statement of a mutant."""
+    (first, last), own = mutant.lines, lines.get(mutant.module, [])
+    return bool(own) and (mutant.is_cached or any(first <= line <= last for line in own))
 
 
 def _in_place(mutant: Mutant, names: list[str], items: list[pytest.Item]) -> str | None:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+import perfmodel as pm
 from calibrate.fit.profile import fit_profile
 from perfmodel.documents import STALE_AFTER_DAYS, Document, age_notes, command_line
 from perfmodel.documents.acceptance import AcceptanceTerms
+from perfmodel.documents.clusters import open_cluster
 from perfmodel.documents.kinds import kinds
 from perfmodel.documents.observation import (
     CollectiveObservation,
@@ -25,7 +27,9 @@ from perfmodel.documents.observation import (
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import InvalidDocument
 from perfmodel.files import append_line
+from perfmodel.machine import Cluster
 from tests.perfmodel.profiles import PROVENANCE, Machine, as_file, profile
+from tests.perfmodel.report.samples import plain_validation
 
 VERSION = ProfileDocument.current_version()
 LINE = CollectiveObservation(
@@ -81,11 +85,17 @@ def test_a_version_refuses_every_file_of_another() -> None:
     )
 
 
-def test_a_profile_that_was_written_reads_back_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cluster", [None, open_cluster("2 nvlink4, 2 eth-100")])
+def test_a_profile_that_was_written_reads_back_the_same(
+    cluster: Cluster | None, tmp_path: Path
+) -> None:
+    """Also as text: what a machine does not have is not written."""
     machine = profile(Machine(noise=(0.9, 1.0, 1.1), dispatch_s=1 / 3))
+    written = as_file(replace(machine, cluster=cluster))
     path = tmp_path / "new" / "profile.json"
-    as_file(machine).write(path)
-    assert asdict(ProfileDocument.read(path).machine) == asdict(machine)
+    written.write(path)
+    assert ("cluster" in json.loads(path.read_text())["machine"]) is (cluster is not None)
+    assert asdict(ProfileDocument.read(path).machine) == asdict(written.machine)
     assert [entry.name for entry in path.parent.iterdir()] == ["profile.json"]
 
 
@@ -228,3 +238,17 @@ def test_a_calibration_is_old_after_half_a_year() -> None:
     assert age_notes(made, today=last) == ()
     (note,) = age_notes(made, today=last + dt.timedelta(days=1))
     assert note.startswith("made 181 days ago (2026-01-31); old after 180, calibrate again")
+
+
+def test_errors_of_a_validation_widen_predictions_in_both_directions() -> None:
+    """Of four settings on two ranks, each 30 % off; the calibration's own are 3 %."""
+    machine, before = profile(Machine(residual=0.03)), plain_validation()
+    rows = tuple(row.model_copy(update={"signed_error": 0.3}) for row in before.settings)
+    judged = before.model_copy(update={"settings": rows, "provenance": PROVENANCE})
+    usual, wide = (
+        pm.predict(machine, "light", devices=(2,), batch=16, validation=each).points[0].step_s
+        for each in (None, judged)
+    )
+    assert usual.p95 / usual.p5 < 1.1
+    assert wide.nominal / wide.p5 == pytest.approx(1.3, rel=0.05)
+    assert wide.p95 / wide.nominal == pytest.approx(1.3, rel=0.05)
