@@ -25,6 +25,7 @@ import numpy as np
 
 from perfmodel.step import Cause, Interference, Operation, StepProgram, Stream
 from tests.benchmarks.page import rows as page_rows
+from tests.perfmodel.tracing.configs import CONFIGS
 
 PAGE: Final = Path("docs/performance.md")
 #: What ``tests.benchmarks.mutation`` found last: the first line is the summary.
@@ -93,19 +94,12 @@ TARGETS: Final[dict[str, tuple[str, float, int | None]]] = {
 
 def _llama(*, layers: int, hidden: int) -> dict[str, Any]:
     """A published configuration of the Llama 3 family, or one of its shape."""
-    return {
-        "model_type": "llama",
+    return CONFIGS["llama-3-8b"][0] | {
         "architectures": ["LlamaForCausalLM"],
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
         "hidden_size": hidden,
         "intermediate_size": hidden * 13 // 4,
         "num_hidden_layers": layers,
         "num_attention_heads": hidden // 128,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-        "max_position_embeddings": 8192,
-        "rope_theta": 500000.0,
     }
 
 

@@ -73,9 +73,8 @@ def test_a_pause_of_the_host_is_no_part_of_a_step() -> None:
 
 def test_buckets_cost_the_device_what_it_takes_longer_without_gaps() -> None:
     """The host takes 2 ms longer under DDP, the device 0.4 ms."""
-    groups = by_setting([repetition(entry) for entry in (BARE, WRAPPED)])
     repetitions = [repetition(entry) for entry in (BARE, WRAPPED)]
     known = {"light": fit_workload(LIGHT, repetitions, spread=0.0)}
-    costs = fit_bucket_costs(groups, known, [], rng=np.random.default_rng(0))
+    costs = fit_bucket_costs(by_setting(repetitions), known, [], rng=np.random.default_rng(0))
     total_s = len(LIGHT.parameters) * costs[0, 0] + costs[0, 1] * LIGHT.gradient_bytes
     assert total_s == pytest.approx(4e-4)

@@ -44,9 +44,9 @@ def fitted(seed: int) -> MeasuredMachine:
         return refitted(Path(folder), Calibration(machine=MACHINE, seed=seed))
 
 
-def refitted(folder: Path, calibration: Calibration) -> MeasuredMachine:
+def refitted(folder: Path, calibration: Calibration, *, num_nodes: int = 1) -> MeasuredMachine:
     path = append(folder / "observations.jsonl", *calibration.observations())
-    return fit_profile(path, provenance=PROVENANCE).machine
+    return fit_profile(path, provenance=PROVENANCE, num_nodes=num_nodes).machine
 
 
 @seeds
@@ -178,8 +178,7 @@ def test_a_setting_that_is_left_out_is_missed_by_more() -> None:
 
 def test_ranks_of_several_nodes_are_shared_out_among_them(tmp_path: Path) -> None:
     calibration = Calibration(machine=MACHINE, seed=0, num_rounds=1, num_steps=3)
-    path = append(tmp_path / "observations.jsonl", *calibration.observations())
-    found = fit_profile(path, provenance=PROVENANCE, num_nodes=2).machine
+    found = refitted(tmp_path, calibration, num_nodes=2)
     assert (found.num_nodes, found.ranks_per_node, found.max_world_size) == (2, 1, 2)
     assert not any("only one node" in line for line in found.undetermined)
 

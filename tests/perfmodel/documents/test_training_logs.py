@@ -327,11 +327,6 @@ def test_lines_of_no_trainer_are_told_with_a_pattern_that_reads_them(
     assert min(abs(value / near - 1) for near in (0.22, 0.22e-3)) < 0.02
 
 
-def test_a_second_epoch_is_the_same_run(tmp_path: Path) -> None:
-    lines = [f"Epoch {e}: 1%|x| {n}/5 [00:1<0:1, 2.00it/s]" for e in (0, 1) for n in range(1, 6)]
-    assert read(tmp_path, "\r".join(lines), "lightning")[0].value == pytest.approx(0.5)
-
-
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
