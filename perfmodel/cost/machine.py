@@ -25,7 +25,7 @@ from perfmodel.machine.measured import (
     MeasuredWorkload,
     PhaseCurves,
 )
-from perfmodel.statistics import heavy_tailed_quantiles, slowest_pace
+from perfmodel.statistics import expected_largest_deviate, heavy_tailed_quantiles, slowest_pace
 from perfmodel.step import Cause, StepProgram
 from perfmodel.step.compile import compile_step
 from perfmodel.step.stages import gradient_buckets
@@ -194,7 +194,7 @@ class CostModel:
                 cause: self._exchange(workload, layout, cause, added.get(cause)) for cause in used
             },
             load_s=np.full(self.num_draws, loads),
-            slowest=self.slowest(workload, at_work),
+            slowest=self.slowest(workload, at_work) * _slowest_stage(workload, layout),
             compute_speed=self._ddp["compute_speed"] if ranks > 1 else alone,
             comm_speed=self._ddp["comm_speed"] if ranks > 1 else alone,
             evidence=self._evidence(workload, phases, layout, program),
@@ -439,6 +439,17 @@ class CostModel:
             (workload.workload.name, phases.world_size, "backward"), phases.backward
         ]
         return curve.evidence(micro_batch)
+
+
+def _slowest_stage(workload: MeasuredWorkload, layout: Layout) -> float:
+    """How much slower the slowest of all ranks is than that of one stage: every stage waits for it.
+
+    exp(spread (E[max of all ranks] - E[max of a stage]))
+    """
+    if layout.pp == 1:
+        return 1.0
+    every, stage = (expected_largest_deviate(each.world_size) for each in (layout, layout.beside))
+    return math.exp(workload.rank_spread * (every - stage))
 
 
 def _weighted(parts: Sequence[tuple[float, Samples]]) -> Samples:

@@ -230,6 +230,17 @@ def test_how_well_it_is_known_that_ranks_differ() -> None:
     assert evidence(replace(machine, device_costs=COSTS), 2) is Evidence.ASSUMED
 
 
+def test_every_stage_waits_for_the_slowest_rank_of_all() -> None:
+    """Ranks that differ for good by 10 %: the slowest of two is 5.9 %, of four 10.5 % behind, in log."""
+    machine = profile(Machine())
+    workload = replace(heavy(machine), rank_spread=0.1, noise=())
+    model = CostModel(machine, num_draws=2, seed=0)
+    program = step_program(machine, workload, Layout(micro_batch=16))
+    for text, behind in (("pp=2", 0.059), ("dp=2 pp=2", 0.105), ("dp=2 pp=1", 0.059), ("pp=1", 0)):
+        terms = model.terms(workload, parse_layout(f"{text} micro_batch=16"), program)
+        assert np.log(terms.slowest) == pytest.approx(behind, abs=1e-3)
+
+
 def test_of_accumulated_steps_what_ddp_adds_is_off_once() -> None:
     """One device is off by 20 % either way, two by 40 %: of four micro-batches three quarters and one, in log."""
     known = profile(Machine())
