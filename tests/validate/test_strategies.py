@@ -16,6 +16,7 @@ from tests.perfmodel.llama import document
 from tests.perfmodel.profiles import Machine, profile
 from tests.played_worker import append
 from validate.strategies import (
+    ALONE,
     BUDGETS,
     StrategiesRequest,
     Strategy,
@@ -38,10 +39,14 @@ def test_at_least_thirty_settings_of_every_family_on_two_to_four_ranks(
     for family in ("fsdp", "zero", "tensor", "pipeline"):
         sizes = {parse_layout(one.layout).world_size for one in drawn if one.family == family}
         assert sizes == {2, 3, 4}
+    alone = [one for one in drawn if one.family == ALONE]
+    assert [parse_layout(one.layout).world_size for one in alone] == [1, 1, 1]
+    assert [one.stack for one in alone] == [one.stack for one in drawn[:3]]
 
 
 TWO = strategies(1, most_ranks=2, seed=1)
 MEASURED_S = 0.1
+NUM_DIVIDED = sum(one.family != ALONE for one in TWO)
 
 
 def requested(folder: Path, asked: list[str] | None = None) -> StrategiesRequest:
@@ -86,19 +91,21 @@ def test_errors_are_those_of_predictions_over_the_median_repetition(tmp_path: Pa
     assert [row.signed_error for row in found.settings] == pytest.approx([f - 1 for f in factors])
     assert [row.is_covered for row in found.settings] == [f < 1.12 for f in factors]
     assert {row.num_repetitions for row in found.settings} == {2}
-    assert found.summary.worst_absolute == pytest.approx(max(factors) - 1)
-    assert found.coverage == pytest.approx(3 / len(TWO))
+    assert found.summary.worst_absolute == pytest.approx(factors[NUM_DIVIDED - 1] - 1)
+    assert found.coverage == pytest.approx(3 / NUM_DIVIDED)
 
 
-def test_families_are_summed_up_one_by_one_and_together(tmp_path: Path) -> None:
-    found = judged(tmp_path, [0.8] + [1.0] * (len(TWO) - 1), width=1.1)
+def test_families_are_summed_up_one_by_one_and_together_without_ranks_alone(tmp_path: Path) -> None:
+    factors = [0.8] + [1.0] * (NUM_DIVIDED - 1) + [1.5] * (len(TWO) - NUM_DIVIDED)
+    found = judged(tmp_path, factors, width=1.1)
     by_name = {family.name: family for family in found.families}
-    assert list(by_name) == ["fsdp", "zero", "tensor", "pipeline", "all"]
+    assert list(by_name) == [ALONE, "fsdp", "zero", "tensor", "pipeline", "all"]
+    assert by_name[ALONE].summary.mape == pytest.approx(0.5)
     assert by_name["fsdp"].summary.mape == pytest.approx(0.2)
     assert by_name["fsdp"].coverage == 0
     assert by_name["tensor"].summary.mape == pytest.approx(0)
     assert by_name["all"].summary == found.summary
-    assert found.summary.num_settings == len(TWO)
+    assert found.summary.num_settings == NUM_DIVIDED
 
 
 @pytest.mark.parametrize(("factor", "is_passed"), [(1.079, True), (0.9, False)])
