@@ -146,7 +146,8 @@ def traced_document(  # noqa: PLR0913 - one parameter per part of a step
     """
     if model in TRANSFORMERS:
         raise UsageError(
-            f"{where}: {model} is known by its shape alone; predict --model {model} --layout fsdp=8 takes it"
+            f"{where}: {model} is known by its shape alone; predict --machine dgx-a100 --model {model} "
+            "--layout fsdp=8 takes it"
         )
     refuse_without_torch(f"{where}: {model}")
 

@@ -248,16 +248,21 @@ def converted(
     return rescaled_profile(machine, find_device(device, catalogue), catalogue)
 
 
-def profiled(path: Path) -> "MeasuredMachine":
-    """The machine of a profile."""
-    from perfmodel.documents.profile import ProfileDocument
-
+def made(path: Path) -> Path:
+    """A profile that somebody made or named."""
     if path == DEFAULT_PROFILE and not path.exists():
         raise CalibrationUnavailable(
             f"{path}: nothing was calibrated here; perfmodel calibrate does it in 10 minutes, --machine "
             "takes a machine by name (perfmodel machines) and measures nothing"
         )
-    return ProfileDocument.read(path).machine
+    return path
+
+
+def profiled(path: Path) -> "MeasuredMachine":
+    """The machine of a profile."""
+    from perfmodel.documents.profile import ProfileDocument
+
+    return ProfileDocument.read(made(path)).machine
 
 
 # What is asked about.

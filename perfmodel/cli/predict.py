@@ -297,7 +297,7 @@ def _question(context: typer.Context) -> "Question":
         cluster = _links(context)
         inside = given["devices_per_node"] if cluster is None else cluster.devices_per_node
         return Question(
-            machine=InferredDocument.named(given["profile"]).machine,
+            machine=InferredDocument.named(opt.made(given["profile"])).machine,
             workload=model,
             layout=layout,
             cluster=cluster,

@@ -385,15 +385,20 @@ def among_usual_nodes(machine: MeasuredMachine) -> MeasuredMachine:
     Others stay as they are: devices that the catalogue does not know, cards without links to all of a node, racks
     that are one node.
     """
-    from perfmodel.cost.rescaling import catalogued, device_sheet  # noqa: PLC0415 - the catalogue
+    from perfmodel.cost.rescaling import (  # noqa: PLC0415 - the catalogue
+        SCALED_FROM,
+        catalogued,
+        device_sheet,
+    )
 
     within = machine.devices_per_node
     known = machine.num_nodes == 1 and machine.ranks_per_node > 1 and machine.backend == "nccl"
     if not (known and within and machine.collectives):
         return machine
+    device, _, _ = machine.device_name.partition(SCALED_FROM)
     try:
-        sheet = catalogued(machine.device_name)
-        rate = device_sheet(machine.device_name).node_bytes_per_s
+        sheet = catalogued(device)
+        rate = device_sheet(device).node_bytes_per_s
     except UsageError:
         return machine
     if sheet.link is None or sheet.link_joins_pairs or "NVL72" in sheet.form:

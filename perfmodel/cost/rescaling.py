@@ -81,6 +81,10 @@ BETWEEN_MAKERS_LOG_ERROR: Final = 1.2
 _NVIDIA: Final = "NVIDIA"
 
 
+#: Between the names of a device that is asked about and of the one that was calibrated.
+SCALED_FROM: Final = " (scaled from "
+
+
 def rescaled_profile(
     profile: MeasuredMachine, target: DataSheet, catalogue: Catalogue
 ) -> MeasuredMachine:
@@ -127,7 +131,7 @@ def rescaled_profile(
         memory_ratio = before.bytes_per_s / after.bytes_per_s
     return replace(
         profile.with_links(lambda entry: _collective(entry, link_ratio or 1.0)),
-        device_name=f"{target.name} (scaled from {profile.device_name})",
+        device_name=f"{target.name}{SCALED_FROM}{profile.device_name})",
         origin=replace(profile.origin, digest=digest),
         operators=replace(operators, rescaling=rescaling),
         ddp=profile.ddp.times({"bucket_s_per_byte": memory_ratio}),

@@ -167,9 +167,10 @@ def observation_of(
     is_counted = trained.tokens is not None and trained.tokens <= _MOST_TOKENS
     is_possible = reached <= _MOST_REACHED or not is_counted
     if not is_possible:
+        peak = "its peak (nanoGPT's is 312 TFLOP/s of an A100), " if unit is Unit.MFU else ""
         notes.append(
             f"TOO FAST: {logged.text!r} means {100 * reached:.0f} % of the dense peak (MFU), which no training "
-            "reaches; check units, batch, sequence length, model and device"
+            f"reaches; check {peak}units, batch, sequence length, model and device"
         )
     found = Observation(text=logged.text, run=run, step_s=step_s, is_possible=is_possible)
     return found, tuple(notes)

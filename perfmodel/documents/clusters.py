@@ -82,12 +82,16 @@ def open_cluster(
 
     ``measured``: Links between nodes of the calibrated machine, which ``measured`` names: ``"4 nvlink3, 8 measured"``.
 
-    Raises ``InvalidDocument`` if the file breaks a rule; ``UsageError`` if a link is not known.
+    Raises ``InvalidDocument`` if the file breaks a rule; ``UsageError`` if it is none and no links by name.
     """
     path, words = folder / named, [part.strip() for part in str(named).split(",")]
     matches = [match for match in map(_TIER.fullmatch, words) if match]
-    if len(matches) < len(words) or path.exists():
+    if path.exists() or (len(matches) < len(words) and path.suffix == ".toml"):
         return read_cluster(path)
+    if len(matches) < len(words):
+        raise UsageError(
+            f"--cluster: must be a file, or links by name such as '8 nvlink3, 8 eth-100', got {str(named)!r}"
+        )
     if len(matches) > _MOST_TIERS:
         raise UsageError(
             f"--cluster: must have at most {_MOST_TIERS} tiers, got {len(matches)}; write a cluster file"

@@ -200,8 +200,8 @@ class Answers:
             point=with_assumed(shown, scenario),
             typed=["whatif", "--profile", machine.typed, *typed],
             caveats=[
-                *measured_caveats(found.question, {layout: found.evidence}),
                 *scenario.remarks,
+                *measured_caveats(found.question, {layout: found.evidence}),
                 *((UNMEASURED,) if scenario.assumed else ()),
             ],
             contrast=self._contrast(asked, found),

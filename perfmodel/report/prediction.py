@@ -362,11 +362,12 @@ def _changes(
     same = "" if share == 1 else f"; changes below are for the same {samples} samples"
     sign = "less" if longer_s.nominal < 0 else "more"
     difference = one_line(duration_interval(-longer_s if longer_s.nominal < 0 else longer_s))
+    faster = f"; more samples/s with {percent(contrast.probability_faster)}"
     if abs(longer_s.nominal) < _SMALLEST_RATIO * first.point.step_s.nominal:
         largest_s = max(abs(longer_s.p5), abs(longer_s.p95))
         difference, sign = f"unchanged [at most {format_duration(largest_s)}", "either way]"
-    faster = f"more samples/s with {percent(contrast.probability_faster)}"
-    yield f"  step {difference} {sign}; {faster}{same}"
+        faster = ""
+    yield f"  step {difference} {sign}{faster}{same}"
     for line in _moved(first.point.breakdown_s, scenario.point.breakdown_s, first, share=share):
         yield f"  on the critical path, {line}"
     for line in _moved(first.lost_s, scenario.lost_s, first, share=share):

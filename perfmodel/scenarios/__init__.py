@@ -120,7 +120,7 @@ def _step(scenario: Scenario) -> tuple[ScenarioOutcome, Samples, Sequence[str]]:
     lost_s = {loss.cause.value: loss.lost_s for loss in losses}
     caveats = measured_caveats(asked, {found.layout: found.evidence})
     told = outcome.model_copy(update={"lost_s": lost_s})
-    return told, found.step_s, (*caveats, *scenario.remarks)
+    return told, found.step_s, (*scenario.remarks, *caveats)
 
 
 def _outcome(scenario: Scenario, found: PredictedPoint) -> ScenarioOutcome:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.answer import answer, default_batch
 from perfmodel.answer.measured import architecture_of, measured_caveats
+from perfmodel.cost.inferred import among_usual_nodes
 from perfmodel.cost.memory import CONTEXT, TracedMemory, overhead_of
 from perfmodel.cost.parameters import SHEETS
 from perfmodel.cost.rescaling import (
@@ -209,8 +210,16 @@ def test_memory_is_taken_by_the_framework_of_the_device_that_is_asked_about() ->
 
 
 def test_links_scale_collectives_where_both_are_known() -> None:
-    machine = calibrated("NVIDIA A100-SXM4-80GB", backend="nccl")
+    """Beyond a node those with which nodes of the other device ship."""
+    machine = calibrated(
+        "NVIDIA A100-SXM4-80GB",
+        backend="nccl",
+        device_kind="cuda",
+        environment={"gpus": ["gpu"] * 8},
+    )
     found = onto(machine, H100)
+    usual = [existing(among_usual_nodes(each).cluster).name for each in (machine, found)]
+    assert ["200 Gb/s" in usual[0], "400 Gb/s" in usual[1]] == [True, True]
     known = machine.collectives[0].points
     start_s = known[0].time_s
     for before, after in zip(known, found.collectives[0].points, strict=True):
