@@ -24,6 +24,13 @@ def series(
     )
 
 
+def many(name: str, *losses: float, first: int = 8, batch: float | None = None) -> list[Series]:
+    """Models that lose so much on twice as many devices."""
+    steps = {name.format(i): 1 + loss for i, loss in enumerate(losses)}
+    found = [series(1.0, step, gpus=(first, 2 * first), model=m) for m, step in steps.items()]
+    return [replace(each, batch=batch) for each in found]
+
+
 def test_two_devices_that_lose_much_predict_a_ring() -> None:
     one = series(1.0, 1.5, 9.0, gpus=(1, 2, 8))
     low, middle, high = scaling.predict_growth(one, (0.04, 10.0), scaling.BETWEEN_NODES, known=2)
@@ -45,9 +52,8 @@ def test_one_device_alone_keeps_the_prior_and_is_wide() -> None:
 
 def test_other_models_on_the_same_machine_tell_what_a_doubling_of_nodes_costs() -> None:
     """5 % on this machine, 20 % on others; sizes of the same model tell nothing, nor do few series."""
-    here = [series(1.0, 1.05, gpus=(8, 16), model=f"m{i}") for i in range(5)]
-    there = [series(1.0, 1.2, gpus=(8, 16), model=f"m{i}", machine="other") for i in range(9)]
-    own = [series(1.0, 3.0, gpus=(8, 16), model=f"a model [{i}]") for i in range(9)]
+    here, own = many("m{}", *[0.05] * 5), many("a model [{}]", *[2.0] * 9)
+    there = [replace(each, machine="other") for each in many("m{}", *[0.2] * 9)]
     one = series(1.0, 9.0, gpus=(1, 8))
     assert scaling.between_prior(one, [*here, *there, *own]) == pytest.approx((0.05, 0.005))
     # Four on this machine are too few.
@@ -58,9 +64,9 @@ def test_other_models_on_the_same_machine_tell_what_a_doubling_of_nodes_costs() 
 
 def test_models_alike_tell_what_a_node_loses() -> None:
     """Steps of 20 ms lose 3 ms, those of 2 s nothing; 16 bit and machines that lose tell more."""
-    short = [replace(series(1.0, 1.15, gpus=(1, 2), model=f"s{i}"), batch=0.02) for i in range(9)]
-    long = [replace(series(1.0, 1.0, gpus=(1, 2), model=f"l{i}"), batch=2.0) for i in range(9)]
-    own = [series(1.0, 9.0, gpus=(1, 2), model=f"a model [{i}]") for i in range(9)]
+    short = many("s{}", *[0.15] * 9, first=1, batch=0.02)
+    long = many("l{}", *[0.0] * 9, first=1, batch=2.0)
+    own = many("a model [{}]", *[8.0] * 9, first=1)
     others = [*short, *long, *own]
     one = series(1.0, 9.0, gpus=(1, 8))
     found = {s: scaling.expected_loss(replace(one, batch=s), others) for s in (0.02, 2.0)}
@@ -79,15 +85,8 @@ def test_tails_of_losses_are_no_matter_and_no_median_gains() -> None:
     """Quartiles of a normal distribution are 1.35 spreads apart."""
     losses = [-0.33, *[-0.01] * 8, 0.0, 0.0, *[0.01] * 8, 0.33]
     one = series(1.0, 9.0, gpus=(1, 8))
-
-    def told(losses: list[float]) -> tuple[float, float]:
-        others = [
-            series(1.0, 1 + loss, gpus=(8, 16), model=f"m{i}") for i, loss in enumerate(losses)
-        ]
-        return scaling.between_prior(one, others)
-
-    assert told(losses) == pytest.approx((0.0, 0.02 / 1.35))
-    assert told([-0.1] * 5) == pytest.approx((0.0, 0.005))
+    for told, prior in ((losses, (0.0, 0.02 / 1.35)), ([-0.1] * 5, (0.0, 0.005))):
+        assert scaling.between_prior(one, many("m{}", *told)) == pytest.approx(prior)
 
 
 def test_losses_inside_and_between_nodes() -> None:
