@@ -19,6 +19,7 @@ from perfmodel.cost.families import (
     TYPICAL_SPREAD,
     GaussianProcess,
     all_functions,
+    called_features,
     convolves,
     family,
     family_on,
@@ -362,7 +363,7 @@ def _together(parts: Iterable[Timings]) -> dict[str, list[Timing]]:
 
 def timings_of(layer: OperatorsObservation, *, on_gpu: bool) -> Timings:
     """Times of some layers by family, as far as the kind of device tells them apart."""
-    calls = ((each.operator, typical(each.times_s)) for each in layer.operators)
+    calls = ((each.operator, each.num_calls, typical(each.times_s)) for each in layer.operators)
     groups = _by_family(calls, on_gpu=on_gpu)
     for point in layer.optimizers:
         size = point.tensor_bytes
@@ -379,16 +380,16 @@ def timings_of(layer: OperatorsObservation, *, on_gpu: bool) -> Timings:
 
 
 def _by_family(
-    calls: Iterable[tuple[Operator, Seconds]], *, on_gpu: bool
+    calls: Iterable[tuple[Operator, int, Seconds]], *, on_gpu: bool
 ) -> dict[str, list[Timing]]:
     """Single operators with their times.
 
     A kernel of a GPU takes as long among others as alone: there the replays of known steps count, too.
     """
     groups: dict[str, list[Timing]] = defaultdict(list)
-    for operator, time_s in calls:
+    for operator, num_calls, time_s in calls:
         timing = Timing(
-            features=features(operator),
+            features=features(operator) if on_gpu else called_features(operator, num_calls),
             time_s=time_s,
             flop=operator.flop,
             moved_bytes=operator.read_bytes + operator.written_bytes,
@@ -403,8 +404,8 @@ def _by_family(
     return groups
 
 
-def _replayed(replays: Sequence[ReplayObservation]) -> Iterator[tuple[Operator, Seconds]]:
-    """Operators of replayed steps whose traces are known, each once with its typical time."""
+def _replayed(replays: Sequence[ReplayObservation]) -> Iterator[tuple[Operator, int, Seconds]]:
+    """Operators of replayed steps whose traces are known, each as if called once, with its typical time."""
     traces = {entry.workload: entry.traced for entry in replays if entry.traced is not None}
     groups: dict[StepKey, list[ReplayObservation]] = defaultdict(list)
     for entry in replays:
@@ -418,7 +419,7 @@ def _replayed(replays: Sequence[ReplayObservation]) -> Iterator[tuple[Operator, 
             times[timed.signature, timed.phase].append(typical(timed.times_s))
         for (name, _), times_s in times.items():
             if name in known:
-                yield known[name], typical(times_s)
+                yield known[name], 1, typical(times_s)
 
 
 def _left_out_error(

@@ -189,6 +189,15 @@ def features(operator: Operator) -> tuple[float, ...]:
     return _FEATURES.get(family(operator).partition(" ")[0], _by_size)(operator)
 
 
+def called_features(operator: Operator, num_calls: int) -> tuple[float, ...]:
+    """The same with how often a pass calls it: on a CPU cells of a recurrence find their data in the caches.
+
+    Convolutions arrange their data for every call by themselves.
+    """
+    found = features(operator)
+    return found if convolves(family(operator)) else (*found, _log(num_calls))
+
+
 def work(operator: Operator, *, gpu: bool = True) -> tuple[float, ...]:
     """What takes time in an operator: the call, FLOP, bytes of four kinds, or rows; whatever adds up.
 

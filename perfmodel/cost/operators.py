@@ -11,8 +11,8 @@ import numpy as np
 from perfmodel.cost import Samples
 from perfmodel.cost.families import (
     GaussianProcess,
+    called_features,
     family,
-    features,
     optimizer_family,
     optimizer_features,
     optimizer_work,
@@ -90,7 +90,7 @@ class OperatorDurations:
     """Signature of the parameters of a step whose own measurements come before those of others."""
     _measured: dict[tuple[str, str], Seconds] = field(default_factory=dict)
     _families: dict[str, OperatorFamily] = field(default_factory=dict)
-    _known: dict[tuple[str, str], Duration] = field(default_factory=dict)
+    _known: dict[tuple[str, Phase, int], Duration] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Index what was measured."""
@@ -136,47 +136,50 @@ class OperatorDurations:
         }
         return {**durations, Phase.OPTIMIZER: self.optimizer(step)}
 
-    def durations(self, operators: Iterable[Operator], phase: Phase) -> list[Duration]:
-        """One call of each operator, without what a step adds per call."""
-        wanted = list(operators)
-        names = [signature(operator) for operator in wanted]
-        self._learn(wanted, names, phase)
-        return [self._known[name, phase] for name in names]
+    def durations(self, calls: Iterable[tuple[Operator, int]], phase: Phase) -> list[Duration]:
+        """One call of each operator that a pass calls this often, without what a step adds per call."""
+        wanted = [(signature(operator), operator, count) for operator, count in calls]
+        self._learn(wanted, phase)
+        return [self._known[name, phase, count] for name, _, count in wanted]
 
-    def _learn(self, wanted: list[Operator], names: list[str], phase: Phase) -> None:
+    def _learn(self, wanted: list[tuple[str, Operator, int]], phase: Phase) -> None:
         """Find what has no duration yet, a whole family at once."""
-        groups: dict[str, dict[str, Operator]] = defaultdict(dict)
-        for operator, name in zip(wanted, names, strict=True):
-            if (name, phase) in self._known:
+        groups: dict[str, dict[tuple[str, int], Operator]] = defaultdict(dict)
+        for name, operator, count in wanted:
+            if (name, phase, count) in self._known:
                 continue
             time_s = self._measured.get((name, phase.value))
             if time_s is None:
-                groups[family(operator)][name] = operator
+                groups[family(operator)][name, count] = operator
             else:
-                self._known[name, phase] = Duration(
+                self._known[name, phase, count] = Duration(
                     time_s=time_s,
                     log_error=0.0,
                     evidence=Evidence.MEASURED,
                     family=family(operator),
                 )
         for kind, members in groups.items():
-            found = self._from_family(kind, list(members.values()))
-            for name, duration in zip(members, found, strict=True):
-                self._known[name, phase] = duration
+            calls = [(operator, count) for (_, count), operator in members.items()]
+            found = self._from_family(kind, calls)
+            for (name, count), duration in zip(members, found, strict=True):
+                self._known[name, phase, count] = duration
 
-    def _from_family(self, kind: str, operators: list[Operator]) -> list[Duration]:
+    def _from_family(self, kind: str, calls: list[tuple[Operator, int]]) -> list[Duration]:
         known = (self._families.get(name) for name in (kind, *wider_families(kind)))
         entry = next(filter(None, known), None)
         if entry is None:
-            return [self._unknown(kind, operator) for operator in operators]
-        points = np.array([features(operator) for operator in operators])
+            return [self._unknown(kind, operator) for operator, _ in calls]
+        points = np.array([called_features(*call) for call in calls])
+        if len(entry.lengths) == points.shape[1] - 1:
+            # What a GPU calls often takes as long each time; nor do older profiles count.
+            points = points[:, :-1]
         if points.shape[1] != len(entry.lengths):
-            return [self._unknown(kind, operator) for operator in operators]
-        works_s = [work_s(work(each), entry.unit_s, least_s=entry.least_s) for each in operators]
+            return [self._unknown(kind, operator) for operator, _ in calls]
+        works_s = [work_s(work(each), entry.unit_s, least_s=entry.least_s) for each, _ in calls]
         ratios = self._ratios(entry, points)
         return [
             replace(ratio, time_s=max(self._floor_s(operator), each_s * ratio.time_s))
-            for operator, each_s, ratio in zip(operators, works_s, ratios, strict=True)
+            for (operator, _), each_s, ratio in zip(calls, works_s, ratios, strict=True)
         ]
 
     def _ratios(self, entry: OperatorFamily, points: Samples) -> list[Duration]:
@@ -220,7 +223,7 @@ class OperatorDurations:
 
     def phase(self, calls: list[tuple[Operator, int]], phase: Phase) -> PhaseDuration:
         """Calls of one phase, with how often each runs, and what a step adds per call."""
-        durations = self.durations([operator for operator, _ in calls], phase)
+        durations = self.durations(calls, phase)
         counts = [count for _, count in calls]
         return self._summed(durations, counts, names=[operator.name for operator, _ in calls])
 

@@ -74,9 +74,9 @@ def traced_profile(
     for phase in (Phase.FORWARD, Phase.BACKWARD):
         curves.durations(
             (
-                step.operators[position]
+                (step.operators[position], count)
                 for step in steps.values()
-                for position, at in step.call_counts()
+                for (position, at), count in step.call_counts().items()
                 if at is phase
             ),
             phase,
@@ -190,10 +190,11 @@ def with_ready_times(
     """
     if len(workload.parameters) != len(step.parameters):
         return workload
-    backward = [call.operator for call in step.calls() if call.phase is Phase.BACKWARD]
-    used = sorted(set(backward))
-    durations_of_used = durations.durations([step.operators[at] for at in used], Phase.BACKWARD)
-    time_s = {at: duration.time_s for at, duration in zip(used, durations_of_used, strict=True)}
+    counts = step.call_counts().items()
+    used = {at: count for (at, phase), count in counts if phase is Phase.BACKWARD}
+    calls = [(step.operators[at], count) for at, count in used.items()]
+    found = durations.durations(calls, Phase.BACKWARD)
+    time_s = {at: duration.time_s for at, duration in zip(used, found, strict=True)}
     return ready_when_done(workload, step, time_s)
 
 

@@ -120,7 +120,7 @@ def test_known_steps_inform_the_curves_of_a_gpu() -> None:
             fit_operators([observation(), replay], workloads=(), rates=(), on_gpu=on_gpu)
         )
         durations = OperatorDurations(costs, use_measured=False)
-        [found] = durations.durations(step.operators[:1], Phase.FORWARD)
+        [found] = durations.durations([(step.operators[0], 1)], Phase.FORWARD)
         assert found.time_s == pytest.approx(factor * true_time_s(step.operators[0]), rel=0.3)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost.families import features, optimizer_features
+from perfmodel.cost.families import called_features, features, optimizer_features
 from perfmodel.cost.operators import UNKNOWN_LOG_ERROR, OperatorDurations
 from perfmodel.machine import Evidence
 from perfmodel.machine.measured import OperatorCosts, OperatorFamily
@@ -39,14 +39,14 @@ def machine() -> OperatorCosts:
 
 
 def price_s(called: Operator) -> float:
-    return OperatorDurations(machine()).durations([called], Phase.FORWARD)[0].time_s
+    return OperatorDurations(machine()).durations([(called, 1)], Phase.FORWARD)[0].time_s
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_prices_recover_the_machine_that_made_the_timings(seed: int) -> None:
     durations = OperatorDurations(costs_of_the_made_up_machine(seed))
     for called in (matmul(64, 128, 256), matmul(300, 300, 300), addition(10_000), addition(10**6)):
-        found = durations.durations([called], Phase.FORWARD)[0]
+        found = durations.durations([(called, 1)], Phase.FORWARD)[0]
         assert found.time_s == pytest.approx(true_time_s(called), rel=0.12)
         assert found.evidence is Evidence.INTERPOLATED
 
@@ -113,11 +113,26 @@ BY_HAND = OperatorCosts(
 def test_a_call_is_read_off_a_timed_member(size: int, evidence: Evidence) -> None:
     """At the mean of what scatters; bytes read and written and two half widths are away from it by as many e-folds."""
     away = abs(math.log(size / 1000))
-    [found] = OperatorDurations(BY_HAND).durations([addition(size)], Phase.FORWARD)
+    [found] = OperatorDurations(BY_HAND).durations([(addition(size), 1)], Phase.FORWARD)
     assert found.time_s == pytest.approx((2e-6 + 28e-9 * size) * math.exp(0.1 + 0.2**2 / 2))
     error = math.hypot(left_open(math.sqrt(2.5) * away), 0.1 * 3 * away)
     assert found.log_error == pytest.approx(error)
     assert (found.evidence, found.family) == (evidence, "pointwise")
+
+
+def test_calls_that_recur_are_read_where_such_calls_were_timed() -> None:
+    """Of two points that differ in the number of calls alone; curves without it tell nothing of that."""
+    points = tuple(called_features(addition(1000), count) for count in (1, 32))
+    recurring = replace(
+        curve("pointwise", points[0], 2e-5), features=points, log_ratios=(0.0, -1.0), noise=0.01
+    )
+    calls = [(addition(1000), count) for count in (1, 32)]
+    once, again = OperatorDurations(replace(BY_HAND, families=(recurring,))).durations(
+        calls, Phase.FORWARD
+    )
+    assert again.time_s == pytest.approx(math.exp(-1) * once.time_s, rel=0.02)
+    one, other = OperatorDurations(BY_HAND).durations(calls, Phase.FORWARD)
+    assert one == other
 
 
 @pytest.mark.parametrize(
@@ -128,7 +143,7 @@ def test_errors_add_up_in_a_family_and_mix_between_families(size: int, evidence:
     mystery = operator("aten.mystery.default", (spec(size),), (spec(size),))
     calls = [(addition(1000), 3), (mystery, 1), (addition(2000), 2)]
     table = OperatorDurations(BY_HAND)
-    first, unknown, second = table.durations([called for called, _ in calls], Phase.FORWARD)
+    first, unknown, second = table.durations(calls, Phase.FORWARD)
     assert unknown.time_s == pytest.approx(1e-9 + 2 * 8 * size / 1e10)
     assert (unknown.log_error, unknown.evidence) == (UNKNOWN_LOG_ERROR, Evidence.ASSUMED)
     total_s = 3 * first.time_s + 2 * second.time_s + unknown.time_s
@@ -138,7 +153,7 @@ def test_errors_add_up_in_a_family_and_mix_between_families(size: int, evidence:
     own = math.hypot(together_s, unknown.time_s) / total_s
     assert found.relative_error == pytest.approx(math.hypot(own, 0.4))
     assert (found.evidence, found.untimed) == (evidence, ("aten.mystery.default",))
-    free = table.durations([operator("aten.mystery.default", (), ())], Phase.FORWARD)
+    free = table.durations([(operator("aten.mystery.default", (), ()), 1)], Phase.FORWARD)
     assert (free[0].time_s, free[0].evidence) == (1e-9, Evidence.INTERPOLATED)
 
 
@@ -157,14 +172,14 @@ def test_what_was_measured_in_place_comes_first_that_of_the_own_step_before_othe
         assert found.relative_error == pytest.approx(math.hypot(0.3, error))
     # Where most of the time is read off curves, theirs is the error.
     for size, error in ((10**9, 0.4), (4 * 10**7, 0.3)):
-        [large] = table.durations([addition(size)], Phase.FORWARD)
+        [large] = table.durations([(addition(size), 1)], Phase.FORWARD)
         found = table.phase([(called, 1), (addition(size), 1)], Phase.FORWARD)
         own_error = large.log_error * large.time_s / (large.time_s + 2.0)
         assert found.relative_error == pytest.approx(math.hypot(own_error, error))
-    [curved] = OperatorDurations(BY_HAND).durations([called], Phase.FORWARD)
-    assert table.durations([called], Phase.BACKWARD) == [curved]
+    [curved] = OperatorDurations(BY_HAND).durations([(called, 1)], Phase.FORWARD)
+    assert table.durations([(called, 1)], Phase.BACKWARD) == [curved]
     alone = OperatorDurations(profile, use_measured=False, own="one")
-    assert alone.durations([called], Phase.FORWARD) == [curved]
+    assert alone.durations([(called, 1)], Phase.FORWARD) == [curved]
 
 
 def updated() -> TracedStep:
