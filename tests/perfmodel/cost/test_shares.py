@@ -54,20 +54,21 @@ def test_one_rank_does_everything_once() -> None:
         assert all(share > 0 for share in blocks)
 
 
-def test_a_share_is_a_unit_of_time_over_all_of_it() -> None:
-    """Of the forward pass the calls of a unit, over the whole pass."""
+def units_s(phase: Phase) -> list[float]:
+    """Each unit's calls of a pass."""
     trace, _ = traced()
-    step = trace.at(micro_batch=BATCH)
-    whole = durations().step(step)
+    operators = trace.at(micro_batch=BATCH).operators
+    calls = [
+        [(operators[call.operator], call.times) for call in unit.calls if call.phase is phase]
+        for unit in every()
+    ]
+    return [durations().phase(each, phase).time_s if each else 0.0 for each in calls]
+
+
+def test_a_share_is_a_unit_of_time_over_all_of_it() -> None:
     for phase, column in ((Phase.FORWARD, shares().forward), (Phase.BACKWARD, shares().backward)):
-        for unit, share in zip(every(), column, strict=True):
-            calls = [
-                (step.operators[call.operator], call.times)
-                for call in unit.calls
-                if call.phase is phase
-            ]
-            own_s = durations().phase(calls, phase).time_s if calls else 0.0
-            assert share == pytest.approx(own_s / whole[phase].time_s)
+        own_s = units_s(phase)
+        assert column == pytest.approx([each_s / sum(own_s) for each_s in own_s])
 
 
 @pytest.mark.parametrize(
@@ -88,9 +89,7 @@ def test_a_sharded_optimizer_alone_stands_behind_the_buckets_of_ddp(
 
 
 def test_what_is_computed_again_adds_the_forward_pass_of_blocks() -> None:
-    trace, _ = traced()
-    whole = durations().step(trace.at(micro_batch=BATCH))
-    ratio = whole[Phase.FORWARD].time_s / whole[Phase.BACKWARD].time_s
+    ratio = sum(units_s(Phase.FORWARD)) / sum(units_s(Phase.BACKWARD))
     plain, again = shares(), shares("recompute=full")
     assert again.forward == plain.forward
     columns = zip(every(), plain.forward, plain.backward, again.backward, strict=True)
