@@ -17,6 +17,7 @@ from perfmodel.cost.machine import (
     CostModel,
     families,
     form_factors,
+    layout_cost,
     model_form,
     step_program,
 )
@@ -31,6 +32,7 @@ from perfmodel.machine.measured import (
     DeviceCosts,
     MeasuredMachine,
     MeasuredWorkload,
+    Residual,
     TracedWorkload,
     TrainedStep,
 )
@@ -314,6 +316,9 @@ def _without(program: StepProgram, durations_s: Samples, *streams: Stream) -> Sa
     return result
 
 
+_NO_RESIDUAL: Final = Residual(single_log_errors=(0.0,), ddp_log_errors=(0.0,))
+
+
 def _of_one_run(question: Question, model: CostModel, costs: Costs, step_s: Samples) -> Samples:
     """Draws with what parameters do not tell: one more round, and the form of the model. [s]
 
@@ -323,9 +328,14 @@ def _of_one_run(question: Question, model: CostModel, costs: Costs, step_s: Samp
     machine, workload, layout = _parts(question)
     num_draws = model.num_draws
     again = machine.repeatability
+    earlier = {} if question.validation is None else question.validation.signed_errors
+    used = families(layout)
+    if used and all(layout_cost(machine, name, layout) for name in used):
+        # What runs of such layouts missed comes in place of what those of DDP missed.
+        machine, earlier = replace(machine, residual=_NO_RESIDUAL), {}
     form = model_form(
         machine,
-        {} if question.validation is None else question.validation.signed_errors,
+        earlier,
         workload,
         # DDP alone exchanges once in a step, however many micro-batches it has.
         layout if layout.is_ddp else replace(layout.beside, accumulation=1),
@@ -333,7 +343,7 @@ def _of_one_run(question: Question, model: CostModel, costs: Costs, step_s: Samp
         is_measured=costs.trained is not None,
         run_error=again.run_of(layout.world_size) / math.sqrt(question.num_repetitions),
     )
-    if not layout.is_ddp:
+    if used:
         form = form * form_factors(model, layout)
     # One error for all layouts: it moves every step, and cancels in every speed-up. What is predicted
     # is one more round, whose own deviation comes beside the error of their mean.

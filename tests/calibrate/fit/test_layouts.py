@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 
 from calibrate.fit.ddp import _run_variance, fit_layouts
@@ -13,7 +14,7 @@ from perfmodel.answer.measured import measured_steps_s
 from perfmodel.cost.phases import contention
 from perfmodel.documents.observation import LayoutObservation, StackSpec
 from perfmodel.layout import parse_layout
-from perfmodel.machine.measured import LayoutCost, MeasuredMachine
+from perfmodel.machine.measured import LayoutCost, MeasuredMachine, Residual
 from tests.perfmodel.llama import document
 from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile
@@ -178,3 +179,21 @@ def test_one_step_is_explained_as_far_as_the_prior_lets_it() -> None:
     # Both costs leave no step free; what one family misses, twice more as that of all, is two values.
     missed = math.log(long_s / (base_s + explained_s))
     assert cost.log_error == pytest.approx(math.sqrt(3 / 2) * missed, rel=1e-3)
+
+
+def test_what_runs_of_a_layout_missed_comes_in_place_of_what_ddp_missed() -> None:
+    """Steps without a layout missed 40 %. Layouts that were run miss nothing, as their runs; others are unsure."""
+    unsure = replace(machine(), residual=Residual(single_log_errors=(0.4,), ddp_log_errors=(0.4,)))
+    traced = document()
+    workload = timed_workload(unsure, traced.workload, trace=traced.trace, memory=traced.memory)
+
+    def spread(known: MeasuredMachine, text: str) -> float:
+        layout = parse_layout(f"{text} micro_batch=16")
+        [draws_s] = measured_steps_s([Question(machine=known, workload=workload, layout=layout)])
+        return float(np.log(draws_s).std())
+
+    judged = with_costs(unsure, 0.0, 0.0)
+    for text in ("fsdp=2", "dp=2 zero=1", "pp=2 accumulation=2", "fsdp=2 tp=2"):
+        assert spread(unsure, text) > 0.35
+        assert spread(judged, text) < 0.2
+    assert spread(judged, "dp=2") > 0.35
