@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -70,8 +71,11 @@ class ModulePaths:
 
 _ADD = torch.ops.aten.add.Tensor
 _ADD_IN_PLACE = torch.ops.aten.add_.Tensor
-#: Of one pass, some 20 s. The deepest models have some 5,000, recurrences by hand 30,000, loops without an end more.
+#: Of one pass. The deepest models have some 5,000, recurrences by hand 30,000, loops without an end more.
 _MOST_CALLS: Final = 100_000
+#: Processor time of a pass of more operators than recurrences have. [s]
+_USUAL_CALLS: Final = 30_000
+_MOST_PASS_S: Final = 6.0
 #: Builds of older versions without CUDA lack it; there a part of a larger gradient counts as one of its own.
 _holders_of_storage = getattr(torch._C, "_storage_Use_Count", lambda _: 1)  # noqa: SLF001
 _IS_DENSE = torch.ops.aten.is_non_overlapping_and_dense.default
@@ -308,6 +312,7 @@ class Recorder(TorchDispatchMode):
         self.phase = Phase.FORWARD
         self.num_phase_calls = 0
         """Calls of the present phase so far."""
+        self._begun_s = time.process_time()
         self.operators: list[Operator] = []
         self.calls: list[Call] = []
         self.module = ""
@@ -371,10 +376,8 @@ class Recorder(TorchDispatchMode):
         for tensor in fresh:
             self.live.follow(tensor)
         self.num_phase_calls += 1
-        if self.num_phase_calls > _MOST_CALLS:
-            raise UntraceableModel(
-                f"{self.place()}: a pass must end within {_MOST_CALLS:,} operators, got more; does its loop end?"
-            )
+        if self.num_phase_calls > _USUAL_CALLS:
+            self._refuse_endless()
         key = self.operator, tuple(inputs), outputs, arguments, mutated, aliases.view
         position = self._positions.setdefault(key, len(self.operators))
         if position == len(self.operators):
@@ -382,10 +385,19 @@ class Recorder(TorchDispatchMode):
         self.calls.append(Call(operator=position, phase=self.phase, module=self.module))
         return result
 
+    def _refuse_endless(self) -> None:
+        is_slow = time.process_time() - self._begun_s > _MOST_PASS_S
+        if is_slow or self.num_phase_calls > _MOST_CALLS:
+            raise UntraceableModel(
+                f"{self.place()}: a pass must end within {_MOST_CALLS:,} operators, or {_USUAL_CALLS:,} and "
+                f"{_MOST_PASS_S:g} s, got more; does its loop end? Trace a shorter sequence"
+            )
+
     def begin(self, phase: Phase) -> None:
         """What follows belongs to another phase."""
         self.phase = phase
         self.num_phase_calls = 0
+        self._begun_s = time.process_time()
 
     def place(self) -> str:
         """Module and operator where a trace is, for messages."""
