@@ -90,7 +90,8 @@ def compare_scenarios(scenarios: Sequence[Scenario]) -> WhatIfDocument:
     is_inferred = isinstance(scenarios[0].question.machine, InferredMachine)
     predicted = [(_layout if is_inferred else _step)(scenario) for scenario in scenarios]
     first, first_s, _ = predicted[0]
-    outcomes, texts = [first], dict.fromkeys(said for *_, caveats in predicted for said in caveats)
+    outcomes, texts = [first], dict.fromkeys(said for each in scenarios for said in each.remarks)
+    texts |= dict.fromkeys(said for *_, caveats in predicted for said in caveats)
     for scenario, (outcome, step_s, _) in zip(scenarios[1:], predicted[1:], strict=True):
         batches = outcome.point.setting.global_batch / first.point.setting.global_batch
         contrast = (
@@ -120,7 +121,7 @@ def _step(scenario: Scenario) -> tuple[ScenarioOutcome, Samples, Sequence[str]]:
     lost_s = {loss.cause.value: loss.lost_s for loss in losses}
     caveats = measured_caveats(asked, {found.layout: found.evidence})
     told = outcome.model_copy(update={"lost_s": lost_s})
-    return told, found.step_s, (*scenario.remarks, *caveats)
+    return told, found.step_s, caveats
 
 
 def _outcome(scenario: Scenario, found: PredictedPoint) -> ScenarioOutcome:

@@ -366,9 +366,7 @@ def yes_or_no(value: str) -> bool:
     return value == "yes"
 
 
-_INSIDE_ALONE: Final = (
-    "network.* set links inside a node; set those between by --cluster or --set cluster.bandwidth"
-)
+_INSIDE_ALONE: Final = "network.* is inside a node; between nodes: --set cluster.bandwidth"
 #: More scenarios than this are not a table any more.
 MOST_SCENARIOS: Final = 12
 

@@ -19,8 +19,9 @@ function drawFigures(answer) {
   const title = answer.efficiency_name === "MFU" ? "MFU" : "Scaling efficiency";
   found.push(figure("efficiency", title, percentRange(answer.efficiency)));
   if (answer.contrast) {
+    const shown = answer.contrast.throughput_ratio.nominal.toFixed(2);
     const sure = Math.round(100 * answer.contrast.probability_faster);
-    found.push(figure("contrast", "Against no change", { ...ranged(answer.contrast.throughput_ratio), unit: "x as fast" }, `faster: ${sure} %`));
+    found.push(figure("contrast", "Against no change", { ...ranged(answer.contrast.throughput_ratio), unit: "x as fast" }, shown === "1.00" ? "" : `faster: ${sure} %`));
   }
   byId("figures").replaceChildren(...found);
   byId("setting").textContent = answer.setting;
