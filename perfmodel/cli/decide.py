@@ -235,6 +235,10 @@ def batch(
     known = [
         BatchPoint(batch=size, samples=units * samples_per_unit) for size, units in points.items()
     ]
+    if any(each.samples < 1 for each in known):
+        raise UsageError(
+            "--points: must be at least one sample each; --samples-per-unit says what an epoch has"
+        )
     with working("batch"):
         document = batch_outlook(known, batches=batches, samples_per_s=rates)
     show_answer(document)
