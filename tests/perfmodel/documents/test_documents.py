@@ -19,6 +19,7 @@ from perfmodel.documents.observation import (
     CollectiveObservation,
     EnvironmentObservation,
     ProcessorObservation,
+    ReplayObservation,
     read_observations,
     refuse_repeated,
     steal_share,
@@ -230,6 +231,11 @@ def test_durations_are_stored_finer_than_any_clock_ticks_and_no_finer() -> None:
     assert ProcessorObservation.model_validate_json(stored).model_dump_json() == stored
     assert steal_share([]) == 0.0
     assert steal_share([observed, observed]) == pytest.approx(0.3 / 0.4234567891)
+
+
+def test_a_line_that_names_no_ranks_is_of_one() -> None:
+    line = '{"kind":"replay","task":"t","round":0,"workload":"w","micro_batch":4,"parameters":"p"}'
+    assert ReplayObservation.model_validate_json(line).world_size == 1
 
 
 def test_a_calibration_is_old_after_half_a_year() -> None:
