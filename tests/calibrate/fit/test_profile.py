@@ -142,7 +142,7 @@ def test_what_cannot_be_known_is_said(
         assert said.startswith(begins)
     counts = (draft.num_rounds, draft.ranks_per_node, draft.max_world_size)
     assert counts == (3, world_size, world_size)
-    assert (draft.backend, draft.device_kind) == ("gloo", "cpu")
+    assert (draft.backend, draft.device_kind, draft.dispatch_s) == ("gloo", "cpu", 0.0)
     for groups, time_s in ((draft.collectives, 1e-3), (draft.between_nodes, 5e-3)):
         times_s = [point.time_s for group in groups for point in group.points]
         assert times_s == ([pytest.approx(time_s)] if exchanges and world_size > 1 else [])

@@ -119,6 +119,7 @@ LLAMA_2, LLAMA_3 = "NousResearch/Llama-2-7b-hf", "org/Meta-Llama-3-8B"
         (TORCHTITAN, (*FROZEN, "micro_batch"), ("llama3 8B", 8192, "fsdp", False, 1)),
         (LIGHTNING, ("precision", "strategy"), ("bf16", "ddp")),
         (LIGHTNING, ("accumulation", "micro_batch"), (2, 32)),
+        (LIGHTNING.replace("16-mixed", "32-true"), ("precision",), ("fp32",)),
     ],
 )
 def test_every_trainer(
