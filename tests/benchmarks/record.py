@@ -88,6 +88,7 @@ def _rows() -> Iterator[str]:
         for part, ranks, gate in (
             ("summary", "", _STEPS),
             ("summary_ddp", ", 2 ranks", "several ranks"),
+            ("summary_later", ", loops at the end alone", None),
         ):
             judge = f"models drawn at random, {words}{ranks}"
             yield from _worse_first(f"models/models-{mode}.json", part, judge, gate=gate)
@@ -113,6 +114,8 @@ def _worse_first(file: str, part: str, judge: str, *, gate: str | None) -> Itera
     found = []
     for path in campaigns(file):
         document = _read(path)
+        if not document.get(part):
+            continue
         summary = document[part] | {"scatter": _scatter(path, part)}
         row = _row(document, judge, summary, command, gate=gate)
         found.append((summary["mape"], document["provenance"]["created_utc"], row))
@@ -131,6 +134,8 @@ def _scatter(path: Path, part: str) -> float | None:
         return None
     if path.name.startswith("models"):
         models = ModelsValidationDocument.read(path).models
+        if part == "summary_later":
+            return None
         return scatter_alone(
             row for row in models if (row.setting.world_size == 1) is (part == "summary")
         )
