@@ -18,7 +18,12 @@ from calibrate.task import ReplayTask, StepTask, Task
 from perfmodel.answer import Question, open_workload
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import interval
-from perfmodel.documents.observation import failures, read_observations, steal_share
+from perfmodel.documents.observation import (
+    ReplayObservation,
+    failures,
+    read_observations,
+    steal_share,
+)
 from perfmodel.documents.verdicts import (
     ComparedModel,
     FailedModel,
@@ -227,7 +232,10 @@ def validate_models(
             # Predictions are made once: what failed is not tried again after them.
             stage = replace(trainings, tries_again=not written.exists())
             go_on(stage, block.trainings, in_place)
-            found = predict(request.profile, block.settings, timed, budget)
+            # What later blocks trained changes no prediction of this one, when a campaign goes on.
+            names = {setting.workload for setting in block.settings}
+            replays = [replay for replay in replays_in(timed) if replay.workload in names]
+            found = predict(request.profile, block.settings, replays, budget)
             for mode, runs in found.items():
                 predicted[mode].update(runs)
             steps_s: dict[str, object] = {
@@ -372,7 +380,7 @@ def _rounds(
 def predict(
     profile: MeasuredMachine,
     settings: Mapping[RunSetting, DrawnModel],
-    timed: Path,
+    replays: Sequence[ReplayObservation],
     budget: ModelsBudget,
 ) -> Predicted:
     """Every run in both modes, as the mean of its repetitions."""
@@ -395,7 +403,7 @@ def predict(
             untimed=question.measured.untimed,
         )
 
-    known = with_replays(profile, replays_in(timed))
+    known = with_replays(profile, replays)
     return {
         "measured": {setting: one(known, "measured", setting) for setting in settings},
         "curves": {setting: one(profile, "curves", setting) for setting in settings},

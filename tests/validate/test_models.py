@@ -1,7 +1,7 @@
 """Models drawn at random: the same for the same seed, traceable, and judged without silence."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,18 +15,19 @@ from calibrate.random_models import FAMILIES, draw
 from perfmodel.documents.observation import FailedObservation
 from perfmodel.documents.verdicts import ModelsValidationDocument
 from perfmodel.errors import Interrupted
-from perfmodel.layout import Synchronisation
+from perfmodel.layout import RunSetting, Synchronisation
 from perfmodel.machine import Evidence
 from perfmodel.statistics import Interval
 from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile
-from tests.played_worker import append, loop_observation
+from tests.played_worker import REPLAY, append, loop_observation
 from validate.judging import ProfileRequest
 from validate.models import (
     BUDGETS,
     MODES,
     DrawnModel,
     ModelsBudget,
+    Predicted,
     PredictedRun,
     judge_models,
     validate_models,
@@ -106,20 +107,27 @@ def judge_played(
     folder: Path,
     models: list[DrawnModel],
     measure: Callable[..., Path],
+    *,
+    resume: bool = False,
 ) -> tuple[ModelsValidationDocument, ...]:
-    """Verdicts on models that nobody traces, whose runs are played and all predictions the same."""
+    """Verdicts on models that nobody traces, whose runs are played; each replay that is known widens a prediction."""
+
+    def predict(
+        _: object, settings: Mapping[RunSetting, object], replays: Sequence[object], __: object
+    ) -> Predicted:
+        step_s = replace(PREDICTED.step_s, p95=0.15 + 0.01 * len(replays))
+        return {mode: dict.fromkeys(settings, replace(PREDICTED, step_s=step_s)) for mode in MODES}
+
     here = SimpleNamespace(device_kind="cpu", topology=SimpleNamespace(world_size=1))
     for name, value in {
         "placement_of": lambda _: here,
         "trace_models": lambda *_: models,
-        "predict": lambda _profile, settings, *_: {
-            mode: dict.fromkeys(settings, PREDICTED) for mode in MODES
-        },
+        "predict": predict,
         "measure": measure,
     }.items():
         monkeypatch.setattr(f"validate.models.{name}", value)
     machine = replace(profile(Machine()), operators=costs_of_the_made_up_machine())
-    request = ProfileRequest(profile=machine, folder=folder, seed=3, soon=True)
+    request = ProfileRequest(profile=machine, folder=folder, seed=3, soon=True, resume=resume)
     launcher = TorchrunLauncher()
     return validate_models(request, launcher, launcher, on_progress=lambda _: None)
 
@@ -163,8 +171,9 @@ def test_loops_follow_the_training_of_their_block_and_two_more_come_at_the_end(
         stages.append((campaign.folder.name, names, {task.round for task in tasks}))
         path = campaign.folder / OBSERVATIONS
         path.parent.mkdir(exist_ok=True)
-        path.touch()
-        if is_judge:
+        if not is_judge:
+            append(path, *(REPLAY.model_copy(update={"workload": name}) for name in names))
+        else:
             assert len(list(tmp_path.glob("predicted-*.json"))) == min(len(stages) // 2, 4)
             # Loops at the end take twice as long as those before.
             append(
@@ -187,6 +196,12 @@ def test_loops_follow_the_training_of_their_block_and_two_more_come_at_the_end(
     assert measured.failed == ()
     assert measured.summary_later is not None
     assert measured.summary_later.bias == pytest.approx(-0.5)
+
+    def measured_before(campaign: Campaign, *_: object, **__: object) -> Path:
+        return campaign.folder / OBSERVATIONS
+
+    again, _ = judge_played(monkeypatch, tmp_path, models, measured_before, resume=True)
+    assert again.models == measured.models
 
 
 def test_several_ranks_run_under_ddp() -> None:
