@@ -295,7 +295,7 @@ def keep_plan(path: Path, plan: Mapping[str, object]) -> None:
 def _other_plan(path: Path) -> UsageError:
     return UsageError(
         f"{path}: the interrupted run had another plan; repeat its options (budget, models, "
-        "seed, ranks), or choose another --out"
+        "seed, ranks) with its version of perfmodel, or choose another --out"
     )
 
 

@@ -215,23 +215,17 @@ def validate_models(
         rounds=(),
         placement=here,
     )
-    begun = set[Path]() if not request.resume else {trainings.folder, loops.folder}
-
-    def go_on(campaign: Campaign, rounds: Sequence[Sequence[Task]], launcher: Launcher) -> None:
-        resume = campaign.folder in begun
-        begun.add(campaign.folder)
-        stage = replace(campaign, rounds=rounds)
-        measure(stage, launcher, resume=resume, on_progress=on_progress)
-
     predicted: Predicted = {mode: {} for mode in MODES}
     timed, observations = (each.folder / OBSERVATIONS for each in (trainings, loops))
     wait_for_another_occasion(request, on_progress)
+    resume = request.resume
     try:
         for index, block in enumerate(blocks):
             written = request.folder / f"predicted-{index}.json"
             # Predictions are made once: what failed is not tried again after them.
-            stage = replace(trainings, tries_again=not written.exists())
-            go_on(stage, block.trainings, in_place)
+            tries_again = not written.exists()
+            stage = replace(trainings, rounds=block.trainings, tries_again=tries_again)
+            measure(stage, in_place, resume=resume, on_progress=on_progress)
             # What later blocks trained changes no prediction of this one, when a campaign goes on.
             names = {setting.workload for setting in block.settings}
             replays = [replay for replay in replays_in(timed) if replay.workload in names]
@@ -244,11 +238,15 @@ def validate_models(
             }
             keep_plan(written, steps_s)
             soon = _rounds(block.settings, range(budget.num_soon), budget, seed)
-            go_on(loops, launches(soon, request), plain_loop)
+            stage = replace(loops, rounds=launches(soon, request))
+            measure(stage, plain_loop, resume=resume, on_progress=on_progress)
+            # The others continue what the first block began.
+            resume = True
         if budget.num_later:
             settings = {one: entry for block in blocks for one, entry in block.settings.items()}
             later = range(budget.num_soon, budget.num_repetitions)
-            go_on(loops, _rounds(settings, later, budget, seed), plain_loop)
+            stage = replace(loops, rounds=_rounds(settings, later, budget, seed))
+            measure(stage, plain_loop, resume=resume, on_progress=on_progress)
     except Interrupted:
         # What has run is judged, for a device that may not come back; the next call judges all.
         with suppress(PerfModelError):

@@ -9,11 +9,11 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from calibrate.campaign import PLAN, Campaign, Progress, measure, read_plan
+from calibrate.campaign import PLAN, Campaign, Progress, keep_plan, measure, read_plan
 from calibrate.environment import describe_environment, placement_of, provenance
 from calibrate.launch import Launcher
 from calibrate.replays import replays_in, with_replays
@@ -59,7 +59,7 @@ _FAMILIES: Final = {
 }
 _COMBINED: Final = ("fsdp=2 tp=2", "dp=2 pp=2 accumulation={m}", "tp=2 pp=2 accumulation={m}")
 _COMBINED_RANKS: Final = 4
-#: Stacks of these families on one rank, undivided: what their runs miss is drift of the host, not of a layout.
+#: The first stacks once more on one rank, undivided: what these runs miss is drift of the host, not of a layout.
 ALONE: Final = "one rank"
 _NUM_ALONE: Final = 3
 #: Widths whose heads of 32 two, three or four ranks can share, and the rest of a stack.
@@ -153,21 +153,23 @@ def validate_strategies(
         resume=request.resume,
         on_progress=on_progress,
     )
+    plan: dict[str, Any] = {
+        "stage": "validate strategies",
+        "budget": request.budget,
+        "seed": request.seed,
+        "profile_digest": machine.digest,
+        "gates": {"mape": TOLERANCES.step_mape, "worst": TOLERANCES.step_worst},
+    }
     if request.resume and (request.folder / PLAN).exists():
         # Predictions are made once, before the first run.
-        plan = read_plan(request.folder)
+        kept = read_plan(request.folder).get("predicted_s", {})
+        plan["predicted_s"] = {one.setting.label: kept.get(one.setting.label) for one in drawn}
+        keep_plan(request.folder / PLAN, plan)
     else:
         known = with_replays(machine, replays_in(timed))
-        plan = {
-            "stage": "validate strategies",
-            "budget": request.budget,
-            "seed": request.seed,
-            "profile_digest": machine.digest,
-            "gates": {"mape": TOLERANCES.step_mape, "worst": TOLERANCES.step_worst},
-            "predicted_s": {
-                one.setting.label: asdict(predict(known, one, request.folder, budget.num_rounds))
-                for one in drawn
-            },
+        plan["predicted_s"] = {
+            one.setting.label: asdict(predict(known, one, request.folder, budget.num_rounds))
+            for one in drawn
         }
     wait_for_another_occasion(request, on_progress)
     observations = measure(

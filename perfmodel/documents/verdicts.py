@@ -274,7 +274,7 @@ class StrategiesDocument(ProfileVerdict):
 
     settings: Annotated[tuple[ComparedStrategy, ...], Field(min_length=1)]
     families: tuple[JudgedFamily, ...]
-    """Every family, and all together as the last."""
+    """One rank, which no gate counts, then every family of layouts, and these together as the last."""
     steal: Share
     """Processor time that a hypervisor gave to others meanwhile, of what was wanted."""
 

@@ -35,6 +35,8 @@ _KEPT: Final = {
     "validation": ("plan.json", "validation.json"),
     "models": ("plan.json", "models-measured.json", "models-curves.json"),
 }
+#: Of each block of models, in a file of its own.
+_PREDICTED: Final = "predicted-*.json"
 _HEAD: Final = (
     "| judge | MAPE | scatter alone | worst | coverage | gates | verdict | date | command |",
     "|---|---|---|---|---|---|---|---|---|",
@@ -47,14 +49,16 @@ _Json = dict[str, Any]
 def keep(runs: Path) -> None:
     """Keep what each stage left behind, without its spaces; raw observations are compressed.
 
-    Operators timed in place for the models are not kept (10 MB): predictions were fixed before the loops ran.
+    Operators timed in place for the models are not kept (10 MB); predictions are, which were written before the loops.
     """
     for stage, names in _KEPT.items():
         source, folder = runs / stage, RECORDS / stage
         if not source.exists():
             continue
         folder.mkdir(parents=True, exist_ok=True)
-        for name in names:
+        for old in folder.glob(_PREDICTED):
+            old.unlink()
+        for name in (*names, *(path.name for path in sorted(source.glob(_PREDICTED)))):
             if stage in name:  # a verdict
                 OTHERS.mkdir(exist_ok=True)
                 made = _read(f"{stage}/{name}")["provenance"]["created_utc"][:10]

@@ -1,18 +1,23 @@
 """The judge of strategies: settings drawn by the seed, predictions beside what was measured."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from calibrate.campaign import OBSERVATIONS, Campaign, read_plan, write_plan
+from calibrate.launch import TorchrunLauncher
 from perfmodel.documents.observation import LayoutObservation
 from perfmodel.documents.verdicts import StrategiesDocument
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import MeasurementFailed
+from perfmodel.errors import MeasurementFailed, UsageError
 from perfmodel.layout import parse_layout
 from perfmodel.statistics import Interval
 from tests.existing import existing
 from tests.perfmodel.llama import document
+from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile
 from tests.played_worker import append
 from validate.strategies import (
@@ -23,6 +28,7 @@ from validate.strategies import (
     judge_strategies,
     strategies,
     trace_stacks,
+    validate_strategies,
 )
 
 
@@ -57,11 +63,9 @@ def requested(folder: Path, asked: list[str] | None = None) -> StrategiesRequest
     return StrategiesRequest(profile=profile(Machine()), folder=folder, trace=trace)
 
 
-def judged(
-    folder: Path, factors: Sequence[float], *, width: float, drawn: Sequence[Strategy] = TWO
-) -> StrategiesDocument:
-    """Two repetitions of every setting around 0.1 s; predictions off by these factors."""
-    entries = [
+def runs(drawn: Sequence[Strategy]) -> list[LayoutObservation]:
+    """Two repetitions of every setting around 0.1 s."""
+    return [
         LayoutObservation(
             task=f"{index}: {one.setting.label}",
             round=index,
@@ -73,7 +77,13 @@ def judged(
         for index, scatter in enumerate((0.9, 1.1))
         for one in drawn
     ]
-    path = append(folder / "observations.jsonl", *entries)
+
+
+def judged(
+    folder: Path, factors: Sequence[float], *, width: float, drawn: Sequence[Strategy] = TWO
+) -> StrategiesDocument:
+    """Of runs as above; predictions off by these factors."""
+    path = append(folder / OBSERVATIONS, *runs(drawn))
     predicted_s = {
         one.setting.label: Interval(
             p5=MEASURED_S * factor / width,
@@ -120,6 +130,42 @@ def test_gates_are_eight_percent_on_average_and_a_quarter_at_worst(
 def test_a_setting_that_was_not_run_is_no_verdict(tmp_path: Path) -> None:
     with pytest.raises(MeasurementFailed, match=r"1 predicted settings were not run.*--resume"):
         judged(tmp_path, [1.0] * len(TWO), width=1.1, drawn=TWO[1:])
+
+
+def test_a_campaign_goes_on_with_its_predictions_and_is_refused_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version that drew other settings predicted none of these."""
+
+    def measure(campaign: Campaign, *_: object, **__: object) -> Path:
+        write_plan(campaign.folder, campaign.plan)
+        path = campaign.folder / OBSERVATIONS
+        return path if path.exists() else append(path, *runs(TWO))
+
+    machine = replace(profile(Machine()), operators=costs_of_the_made_up_machine())
+    asked = replace(requested(tmp_path), profile=machine, budget="quick", soon=True)
+
+    def found(*, predicted_s: float, resume: bool) -> StrategiesDocument:
+        interval = Interval(p5=predicted_s, nominal=predicted_s, p95=predicted_s)
+        played = dict[str, Any](
+            placement_of=None, trace_stacks=[], with_replays=machine, predict=interval
+        )
+        for name, value in played.items():
+            monkeypatch.setattr(f"validate.strategies.{name}", lambda *_, value=value: value)
+        monkeypatch.setattr("validate.strategies.measure", measure)
+        launcher = TorchrunLauncher()
+        return validate_strategies(
+            replace(asked, resume=resume), launcher, on_progress=lambda _: None
+        )
+
+    first, again = found(predicted_s=0.12, resume=False), found(predicted_s=0.2, resume=True)
+    assert first.summary.bias == pytest.approx(0.2)
+    assert again.settings == first.settings
+    plan = read_plan(tmp_path)
+    plan["predicted_s"].popitem()
+    write_plan(tmp_path, plan)
+    with pytest.raises(UsageError, match=r"had another plan; .* version"):
+        found(predicted_s=0.12, resume=True)
 
 
 def test_a_stack_is_traced_once_from_a_file_of_its_own(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ smallest counts, or its smallest. Of ResNet-50 on one cluster, measured again wi
 device and a node of four predict two nodes.
 
 The step of the most devices that are known is carried on; the law tells how it grows from there. One count alone
-tells no loss inside a node: that of other models does, first of steps about as long, in 16 bit, on the same machine.
+tells no loss inside a node: those of other models do. Steps about as long, in 16 bit, on the same machine count most.
 Losses between nodes are those of others on the same machine, else in the same source: where these lost nothing,
 efficiency is carried on.
 """

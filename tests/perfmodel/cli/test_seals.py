@@ -128,9 +128,10 @@ def test_a_judgement_takes_no_other_observations(run: Run, stored: Path, tmp_pat
 
 def test_recorded_documents_are_sealed() -> None:
     """``python -m tests.benchmarks.seal docs/records`` seals those of an older version."""
-    for path in RECORDS.rglob("*.json"):
-        if '"provenance"' in path.read_text():
-            assert check_file(path)[1] == EXIT_OK, path
+    found = [path for path in RECORDS.rglob("*.json") if '"provenance"' in path.read_text()]
+    assert found
+    for path in found:
+        assert check_file(path)[1] == EXIT_OK, path
 
 
 def test_a_file_is_sealed_again_without_other_changes_but_folders_of_others(edited: Path) -> None:

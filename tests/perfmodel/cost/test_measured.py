@@ -1,10 +1,11 @@
 """Layouts of a traced model on a calibrated machine: laws that hold for any prices."""
 
-import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from perfmodel.answer.measured import layout_costs
 from perfmodel.cost import shares
 from perfmodel.cost.machine import PIPELINE, ranks_beside
 from perfmodel.cost.network import Group, groups
@@ -24,7 +25,7 @@ BATCH = 8
 @pytest.fixture(scope="module")
 def machine() -> MeasuredMachine:
     found = profile(Machine(bucket_s=1e-5, bucket_s_per_byte=1e-11, world_size=4))
-    return dataclasses.replace(found, operators=costs_of_the_made_up_machine())
+    return replace(found, operators=costs_of_the_made_up_machine())
 
 
 def workload(predictor: Asking, model: str = "llama") -> MeasuredWorkload:
@@ -46,6 +47,25 @@ def test_ddp_is_the_same_question_in_both_grammars(machine: MeasuredMachine, dp:
     assert found == pytest.approx(float(plain.step_s[0]), rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("text", "shorter"),
+    [
+        ("dp=4", {Cause.ALL_REDUCE}),
+        ("fsdp=4", {Cause.REDUCE_SCATTER}),
+        ("fsdp=2 tp=2", {Cause.REDUCE_SCATTER}),
+    ],
+)
+def test_gradients_of_fewer_bytes_shorten_their_sums_alone(
+    machine: MeasuredMachine, text: str, shorter: set[Cause]
+) -> None:
+    """Neither gathers of parameters nor what tensor parallelism sums."""
+    asked = Asking(machine)
+    question = asked.question(workload(asked), parse_layout(f"{text} micro_batch={BATCH}"))
+    was, now = layout_costs(question), layout_costs(replace(question, gradient_share=0.5))
+    took_s = zip(was.program.operations, was.median_s, now.median_s, strict=True)
+    assert {o.cause for o, before_s, after_s in took_s if after_s[0] < before_s[0]} == shorter
+
+
 @pytest.mark.parametrize(("num_nodes", "model"), [(1, "llama"), (2, "llama"), (2, "resnet18")])
 def test_a_kernel_holds_a_part_of_the_largest_message_between_nodes(
     machine: MeasuredMachine, monkeypatch: pytest.MonkeyPatch, num_nodes: int, model: str
@@ -60,7 +80,7 @@ def test_a_kernel_holds_a_part_of_the_largest_message_between_nodes(
         return compile_divided(*arguments, waiting=waiting, **options)
 
     monkeypatch.setattr(shares, "compile_divided", compiled)
-    joined = dataclasses.replace(machine, num_nodes=num_nodes)
+    joined = replace(machine, num_nodes=num_nodes)
     layout = parse_layout(f"pp=4 accumulation=4 micro_batch={BATCH}")
     shares.divided_program(joined, workload(Asking(machine), model), layout, backward_s=1.0)
     assert held == [pytest.approx((num_nodes - 1) * 200_000 / max(sent))]
