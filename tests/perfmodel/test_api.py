@@ -75,7 +75,9 @@ def test_errors_are_those_of_the_command_line(tmp_path: Path) -> None:
             pm.predict(MACHINE, "light", devices=devices)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="devices: must be one number or more, got none"):
         pm.predict(MACHINE, "light", devices=())
-    with pytest.raises(UsageError, match="shape alone; predict --machine dgx-a100 --model llama2-7b"):
+    with pytest.raises(
+        UsageError, match="shape alone; predict --machine dgx-a100 --model llama2-7b"
+    ):
         pm.predict("dgx-h100", "llama2-7b")
     with pytest.raises(UsageError, match=r"must be traced, got a object; pm\.trace"):
         pm.predict(MACHINE, object())  # type: ignore[arg-type]
