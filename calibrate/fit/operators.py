@@ -19,7 +19,6 @@ from perfmodel.cost.families import (
     TYPICAL_SPREAD,
     GaussianProcess,
     all_functions,
-    called_features,
     convolves,
     family,
     family_on,
@@ -157,6 +156,8 @@ class Timing:
     moved_bytes: float
     units: tuple[float, ...]
     """Of each kind of work."""
+    num_calls: int = 1
+    """How often a pass calls it, where that tells something."""
 
 
 #: By family.
@@ -258,7 +259,10 @@ def fit_family(
     ratios = np.log(
         [timing.time_s / work_s(timing.units, unit_s, least_s=least_s) for timing in members]
     )
-    points = np.array([timing.features for timing in members])
+    points = np.array([(*timing.features, math.log(timing.num_calls)) for timing in members])
+    if not np.ptp(points[:, -1]):
+        # Where all are as frequent, what other counts take would be the prior's word alone.
+        points = points[:, :-1]
     process = fit_gaussian_process(points, ratios)
     return OperatorFamily(
         name=name,
@@ -266,7 +270,7 @@ def fit_family(
         bytes_per_s=bytes_per_s,
         least_s=least_s,
         unit_s=unit_s,
-        features=tuple(timing.features for timing in members),
+        features=tuple(map(tuple, points.tolist())),
         log_ratios=tuple(float(ratio) for ratio in ratios),
         lengths=tuple(float(length) for length in process.lengths),
         spread=process.spread,
@@ -388,14 +392,16 @@ def _by_family(
     """
     groups: dict[str, list[Timing]] = defaultdict(list)
     for operator, num_calls, time_s in calls:
+        name = family_on(family(operator), gpu=on_gpu)
         timing = Timing(
-            features=features(operator) if on_gpu else called_features(operator, num_calls),
+            features=features(operator),
             time_s=time_s,
             flop=operator.flop,
             moved_bytes=operator.read_bytes + operator.written_bytes,
             units=work(operator, gpu=on_gpu),
+            # Convolutions arrange their data for every call by themselves.
+            num_calls=1 if on_gpu or convolves(name) else num_calls,
         )
-        name = family_on(family(operator), gpu=on_gpu)
         if on_gpu and time_s < _SHORTEST_KERNEL_S and is_kernel(name, timing):
             continue
         groups[name].append(timing)

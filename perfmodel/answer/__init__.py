@@ -63,6 +63,7 @@ class Question:
         """A machine that knows other nodes stands among them; what contradicts the machine is refused."""
         if self.loader_samples_per_s is not None:
             checks.positive("loader_samples_per_s", self.loader_samples_per_s)
+        checks.fraction("gradient_share", self.gradient_share)
         machine, validation = self.machine, self.validation
         if not isinstance(machine, MeasuredMachine):
             return

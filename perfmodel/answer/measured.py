@@ -17,8 +17,8 @@ from perfmodel.cost.machine import (
     CostModel,
     families,
     form_factors,
-    layout_cost,
     model_form,
+    ranks_beside,
     step_program,
 )
 from perfmodel.cost.network import groups
@@ -328,14 +328,14 @@ def _of_one_run(question: Question, model: CostModel, costs: Costs, step_s: Samp
     machine, workload, layout = _parts(question)
     num_draws = model.num_draws
     again = machine.repeatability
-    earlier = {} if question.validation is None else question.validation.signed_errors
     used = families(layout)
-    if used and all(layout_cost(machine, name, layout) for name in used):
-        # What runs of such layouts missed comes in place of what those of DDP missed.
-        machine, earlier = replace(machine, residual=_NO_RESIDUAL), {}
+    reached = {c.family for c in machine.layouts if ranks_beside(c.family, layout) <= c.world_size}
+    if used and reached.issuperset(used):
+        # What runs of such layouts missed comes in place of what those of DDP missed, on as many ranks as ran.
+        machine = replace(machine, residual=_NO_RESIDUAL)
     form = model_form(
         machine,
-        earlier,
+        {} if question.validation is None else question.validation.signed_errors,
         workload,
         # DDP alone exchanges once in a step, however many micro-batches it has.
         layout if layout.is_ddp else replace(layout.beside, accumulation=1),

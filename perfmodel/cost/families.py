@@ -190,12 +190,8 @@ def features(operator: Operator) -> tuple[float, ...]:
 
 
 def called_features(operator: Operator, num_calls: int) -> tuple[float, ...]:
-    """The same with how often a pass calls it: on a CPU cells of a recurrence find their data in the caches.
-
-    Convolutions arrange their data for every call by themselves.
-    """
-    found = features(operator)
-    return found if convolves(family(operator)) else (*found, _log(num_calls))
+    """The same with how often a pass calls it: on a CPU cells of a recurrence find their data in the caches."""
+    return (*features(operator), _log(num_calls))
 
 
 def work(operator: Operator, *, gpu: bool = True) -> tuple[float, ...]:

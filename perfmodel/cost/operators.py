@@ -171,7 +171,7 @@ class OperatorDurations:
             return [self._unknown(kind, operator) for operator, _ in calls]
         points = np.array([called_features(*call) for call in calls])
         if len(entry.lengths) == points.shape[1] - 1:
-            # What a GPU calls often takes as long each time; nor do older profiles count.
+            # Where all calls that were timed are as frequent, and on a GPU, curves do not count them.
             points = points[:, :-1]
         if points.shape[1] != len(entry.lengths):
             return [self._unknown(kind, operator) for operator, _ in calls]
@@ -221,11 +221,17 @@ class OperatorDurations:
             family=kind,
         )
 
-    def phase(self, calls: list[tuple[Operator, int]], phase: Phase) -> PhaseDuration:
-        """Calls of one phase, with how often each runs, and what a step adds per call."""
-        durations = self.durations(calls, phase)
+    def phase(
+        self, calls: Sequence[tuple[Operator, int]], phase: Phase, *, in_pass: Sequence[int] = ()
+    ) -> PhaseDuration:
+        """Calls of one phase, with how often each runs, and what a step adds per call.
+
+        ``in_pass``: How often the whole pass runs each, if these are a part of it.
+        """
+        operators = [operator for operator, _ in calls]
         counts = [count for _, count in calls]
-        return self._summed(durations, counts, names=[operator.name for operator, _ in calls])
+        durations = self.durations(zip(operators, in_pass or counts, strict=True), phase)
+        return self._summed(durations, counts, names=[operator.name for operator in operators])
 
     def _summed(
         self, durations: list[Duration], counts: list[int], *, names: list[str]

@@ -111,17 +111,20 @@ def unit_shares(
     """
     step = trace.at(micro_batch=layout.micro_batch)
     every = units(trace, memory)
+    counts = step.call_counts()
     shards = layout.shards if layout.zero else 1
 
     def pass_s(unit: Unit, phase: Phase, tp: int) -> Seconds:
         calls: list[tuple[Operator, int]] = []
+        in_pass: list[int] = []
         for call in unit.calls:
             if call.phase is phase:
                 operator = step.operators[call.operator]
                 if call.divisible or layout.sequence_parallel:
                     operator = divided(operator, constant_dimensions(trace, call.operator), tp)
                 calls.append((operator, call.times))
-        return durations.phase(calls, phase).time_s if calls else 0.0
+                in_pass.append(counts[call.operator, phase])
+        return durations.phase(calls, phase, in_pass=in_pass).time_s if calls else 0.0
 
     def update_s(unit: Unit, tp: int, shards: int) -> Seconds:
         # Shards are flat parts of every parameter, as FSDP2 cuts them.

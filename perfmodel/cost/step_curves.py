@@ -150,7 +150,13 @@ class LawDurations:
     """The whole, whose precision holds."""
     memory_format: MemoryFormat
 
-    def phase(self, calls: Sequence[tuple[Operator, int]], phase: Phase) -> PhaseDuration:
+    def phase(
+        self,
+        calls: Sequence[tuple[Operator, int]],
+        phase: Phase,
+        *,
+        in_pass: Sequence[int] = (),  # noqa: ARG002 - each takes as long, however often it runs
+    ) -> PhaseDuration:
         """Time of the device for calls of one phase, with how often each runs."""
         segments = tuple(
             Segment(count=count, calls=(Call(operator=place, phase=phase, module=""),))

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
 from perfmodel.errors import UntraceableModel, UsageError, described, did_you_mean
@@ -181,6 +182,7 @@ def _factory_source(text: str) -> ModelSource:
     made: tuple[Any, Tensor | None, Callable[..., Tensor] | None] = (), None, None
     origin = ""
     unplaced: nn.Module | None = None
+    placed: dict[str, Tensor] = {}
 
     def build() -> nn.Module:
         nonlocal made, origin, unplaced
@@ -201,7 +203,10 @@ def _factory_source(text: str) -> ModelSource:
         return module
 
     def draw_batch(samples: int) -> Batch:
-        inputs, targets, _ = made
+        nonlocal placed
+        inputs, targets, loss = made
+        # Before anything is recorded, and beside the file's own: these may have no content.
+        placed = _placed(loss, torch.get_default_device())
         batch = resized_batch(inputs, targets, samples, text=text)
         implied = torch.zeros(samples, dtype=torch.int64) if targets is None else batch.targets
         return replace(batch, targets=implied, origin=origin)
@@ -209,9 +214,12 @@ def _factory_source(text: str) -> ModelSource:
     def loss_of(outputs: Any, drawn: Tensor | None) -> Tensor:
         nonlocal unplaced
         _, targets, loss = made
-        if unplaced is not None:
-            # It may hold tensors, such as weights of classes; the batch is where the model trains.
-            unplaced.to(tree_leaves(drawn)[0].device)
+        if isinstance(loss, nn.Module) and placed:
+            loss = functools.partial(_called_with, loss, placed)
+        elif unplaced is not None:
+            # The model and a batch that was drawn on the processor have moved to the GPU that trains.
+            leaves = tree_leaves((outputs, drawn))
+            unplaced.to(next((leaf.device for leaf in leaves if isinstance(leaf, Tensor)), None))
             unplaced = None
         return scalar_loss(loss, outputs, drawn, is_judged=targets is not None, text=text)
 
@@ -222,6 +230,21 @@ def _factory_source(text: str) -> ModelSource:
         loss=loss_of,
         own_samples=lambda: batch_rows(made[0], text=text) if not origin else None,
     )
+
+
+def _placed(loss: Any, device: torch.device) -> dict[str, Tensor]:
+    """By name, on a device, those tensors of a loss that are elsewhere, such as weights of classes."""
+    if not isinstance(loss, nn.Module):
+        return {}
+    return {
+        name: tensor.detach().to(device).requires_grad_(tensor.requires_grad)
+        for name, tensor in (*loss.named_parameters(), *loss.named_buffers())
+        if tensor.device != device
+    }
+
+
+def _called_with(loss: nn.Module, tensors: dict[str, Tensor], *given: Any) -> Any:
+    return functional_call(loss, tensors, given)
 
 
 def _parts(returned: Any, *, text: str) -> tuple[nn.Module, Any, Callable[..., Tensor] | None]:

@@ -89,5 +89,16 @@ def observation(seed: int = 0, noise: float = 0.02) -> OperatorsObservation:
     return OperatorsObservation(task="layers", round=0, operators=timed, optimizers=())
 
 
+def recurring(entry: OperatorsObservation, num_calls: int, part: float) -> OperatorsObservation:
+    """The same operators where a pass calls each several times, in a part of the time."""
+    often = tuple(
+        each.model_copy(
+            update={"num_calls": num_calls, "times_s": tuple(part * s for s in each.times_s)}
+        )
+        for each in entry.operators
+    )
+    return entry.model_copy(update={"operators": often})
+
+
 def costs_of_the_made_up_machine(seed: int = 0) -> OperatorCosts:
     return existing(fit_operators([observation(seed)], workloads=(), rates=()))

@@ -13,11 +13,13 @@ from perfmodel.answer import Question, timed_workload
 from perfmodel.answer.measured import measured_steps_s
 from perfmodel.cost.phases import contention
 from perfmodel.documents.observation import LayoutObservation, StackSpec
+from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.layout import parse_layout
 from perfmodel.machine.measured import LayoutCost, MeasuredMachine, Residual
 from tests.perfmodel.llama import document
 from tests.perfmodel.operators import costs_of_the_made_up_machine
-from tests.perfmodel.profiles import Machine, profile
+from tests.perfmodel.profiles import PROVENANCE, Machine, profile
+from tests.perfmodel.report.samples import plain_validation
 
 LAYOUTS = ("fsdp={n}", "dp={n} zero=1", "tp={n}", "pp={n} accumulation={n}")
 BATCHES = (4, 16, 64)
@@ -182,14 +184,20 @@ def test_one_step_is_explained_as_far_as_the_prior_lets_it() -> None:
 
 
 def test_what_runs_of_a_layout_missed_comes_in_place_of_what_ddp_missed() -> None:
-    """Steps without a layout missed 40 %. Layouts that were run miss nothing, as their runs; others are unsure."""
+    """Steps without a layout missed 40 %. Layouts that were run miss nothing, as their runs; others are unsure.
+
+    Nor do runs on four ranks tell about eight, and an earlier validation that missed 60 % counts all the same.
+    """
     unsure = replace(machine(), residual=Residual(single_log_errors=(0.4,), ddp_log_errors=(0.4,)))
     traced = document()
     workload = timed_workload(unsure, traced.workload, trace=traced.trace, memory=traced.memory)
 
-    def spread(known: MeasuredMachine, text: str) -> float:
+    def spread(
+        known: MeasuredMachine, text: str, validation: ValidationDocument | None = None
+    ) -> float:
         layout = parse_layout(f"{text} micro_batch=16")
-        [draws_s] = measured_steps_s([Question(machine=known, workload=workload, layout=layout)])
+        question = Question(machine=known, workload=workload, layout=layout, validation=validation)
+        [draws_s] = measured_steps_s([question])
         return float(np.log(draws_s).std())
 
     judged = with_costs(unsure, 0.0, 0.0)
@@ -197,3 +205,8 @@ def test_what_runs_of_a_layout_missed_comes_in_place_of_what_ddp_missed() -> Non
         assert spread(unsure, text) > 0.35
         assert spread(judged, text) < 0.2
     assert spread(judged, "dp=2") > 0.35
+    assert spread(judged, "fsdp=8") > 0.35
+    before = plain_validation()
+    rows = tuple(row.model_copy(update={"signed_error": 0.6}) for row in before.settings)
+    earlier = before.model_copy(update={"settings": rows, "provenance": PROVENANCE})
+    assert spread(judged, "fsdp=2", earlier) > 0.35

@@ -27,7 +27,15 @@ from perfmodel.machine.measured import CurvePoint, MeasuredWorkload
 from perfmodel.workload import Phase
 from perfmodel.workload.step import signature
 from tests.existing import existing
-from tests.perfmodel.operators import START_S, observation, true_time_s
+from tests.perfmodel.operators import (
+    START_S,
+    addition,
+    costs_of_the_made_up_machine,
+    matmul,
+    observation,
+    recurring,
+    true_time_s,
+)
 from tests.perfmodel.profiles import Machine, compute_rate, profile
 from tests.perfmodel.traces import traced
 from tests.played_worker import REPLAY
@@ -122,6 +130,26 @@ def test_known_steps_inform_the_curves_of_a_gpu() -> None:
         durations = OperatorDurations(costs, use_measured=False)
         [found] = durations.durations([(step.operators[0], 1)], Phase.FORWARD)
         assert found.time_s == pytest.approx(factor * true_time_s(step.operators[0]), rel=0.3)
+
+
+@pytest.mark.parametrize("num_calls", [1, 12])
+def test_calls_that_are_all_as_frequent_tell_nothing_of_others(num_calls: int) -> None:
+    """Of a grid, whose layers are called once, twelve calls take what one takes."""
+    entry = recurring(observation(), num_calls, 1.0)
+    costs = existing(fit_operators([entry], workloads=(), rates=()))
+    assert costs.families == costs_of_the_made_up_machine().families
+    calls = [(addition(1000), 1), (addition(1000), 12)]
+    once, often = OperatorDurations(costs).durations(calls, Phase.FORWARD)
+    assert once == often
+
+
+def test_calls_that_recur_take_what_such_calls_took() -> None:
+    entries = [observation(), recurring(observation(1), 12, 0.5)]
+    costs = existing(fit_operators(entries, workloads=(), rates=()))
+    for called in (addition(1000), matmul(64, 128, 256)):
+        calls = [(called, 1), (called, 12)]
+        once, often = OperatorDurations(costs).durations(calls, Phase.FORWARD)
+        assert often.time_s == pytest.approx(0.5 * once.time_s, rel=0.15)
 
 
 def drawn(seed: int, *, factor: float) -> OperatorsObservation:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from calibrate.fit.operators import fit_operators
 from perfmodel.answer import timed_workload
 from perfmodel.cost.machine import step_program
 from perfmodel.cost.operators import OperatorDurations
@@ -14,8 +15,9 @@ from perfmodel.layout import parse_layout
 from perfmodel.step import Cause
 from perfmodel.step.division import Unit, UnitShares, parameter_bytes, units
 from perfmodel.workload import Phase
+from tests.existing import existing
 from tests.perfmodel.llama import LAYERS, document, traced
-from tests.perfmodel.operators import costs_of_the_made_up_machine
+from tests.perfmodel.operators import costs_of_the_made_up_machine, observation, recurring
 from tests.perfmodel.profiles import Machine, profile
 
 BATCH = 8
@@ -54,21 +56,23 @@ def test_one_rank_does_everything_once() -> None:
         assert all(share > 0 for share in blocks)
 
 
-def units_s(phase: Phase) -> list[float]:
-    """Each unit's calls of a pass."""
-    trace, _ = traced()
-    operators = trace.at(micro_batch=BATCH).operators
-    calls = [
-        [(operators[call.operator], call.times) for call in unit.calls if call.phase is phase]
-        for unit in every()
-    ]
-    return [durations().phase(each, phase).time_s if each else 0.0 for each in calls]
-
-
 def test_a_share_is_a_unit_of_time_over_all_of_it() -> None:
-    for phase, column in ((Phase.FORWARD, shares().forward), (Phase.BACKWARD, shares().backward)):
-        own_s = units_s(phase)
-        assert column == pytest.approx([each_s / sum(own_s) for each_s in own_s])
+    """Of a pass the calls of a unit, each as long as in the whole pass; calls that recur take a third."""
+    entries = [observation(), recurring(observation(1), 12, 1 / 3)]
+    costs = existing(fit_operators(entries, workloads=(), rates=()))
+    curves = OperatorDurations(costs, use_measured=False)
+    trace, memory = traced()
+    step = trace.at(micro_batch=BATCH)
+    whole, counts = curves.step(step), step.call_counts()
+    layout = parse_layout(f"dp=1 micro_batch={BATCH}")
+    found = unit_shares(trace, memory, layout, curves, nothing)
+    for phase, column in ((Phase.FORWARD, found.forward), (Phase.BACKWARD, found.backward)):
+        for unit, share in zip(every(), column, strict=True):
+            calls = [call for call in unit.calls if call.phase is phase]
+            asked = [(step.operators[c.operator], counts[c.operator, phase]) for c in calls]
+            each = zip(calls, curves.durations(asked, phase), strict=True)
+            own_s = sum(call.times * one.time_s for call, one in each)
+            assert share == pytest.approx(own_s / whole[phase].time_s)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +93,9 @@ def test_a_sharded_optimizer_alone_stands_behind_the_buckets_of_ddp(
 
 
 def test_what_is_computed_again_adds_the_forward_pass_of_blocks() -> None:
-    ratio = sum(units_s(Phase.FORWARD)) / sum(units_s(Phase.BACKWARD))
+    trace, _ = traced()
+    whole = durations().step(trace.at(micro_batch=BATCH))
+    ratio = whole[Phase.FORWARD].time_s / whole[Phase.BACKWARD].time_s
     plain, again = shares(), shares("recompute=full")
     assert again.forward == plain.forward
     columns = zip(every(), plain.forward, plain.backward, again.backward, strict=True)

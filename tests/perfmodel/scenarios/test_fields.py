@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import perfmodel as pm
 from perfmodel.answer import Question
 from perfmodel.answer.answer import Forecast, answer
+from perfmodel.checks import WrongArgument
 from perfmodel.cost.rescaling import rescaled_profile
 from perfmodel.documents.clusters import open_cluster
 from perfmodel.documents.hardware import LINK_SHARE, find_device, shipped_catalogue
@@ -123,6 +124,12 @@ def test_gradients_in_16_bit_gain_what_explain_says(cluster: Cluster | None) -> 
     [gain_s] = [c.gain_s for c in found.changes if c.kind is ChangeKind.COMPRESSION]
     assert gain_s > 0.001
     assert step_s(was) - step_s(changed(was, {"gradients": "bf16"})) == pytest.approx(gain_s)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.5, math.nan])
+def test_gradients_are_sent_in_part_or_as_they_are(share: float) -> None:
+    with pytest.raises(WrongArgument, match=f"^gradient_share must be > 0 and <= 1, got {share}$"):
+        scenario(Machine()).asking(gradient_share=share)
 
 
 def test_nobody_waits_for_ranks_that_are_alike() -> None:

@@ -5,12 +5,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from perfmodel.tracing import trace
 from perfmodel.tracing.depth import DEPTHS, LEAST_DEPTH, IrregularLayersError, deepened
@@ -75,17 +77,32 @@ def test_a_deep_step_is_that_of_all_its_layers(
 
 
 def test_tensors_of_a_loss_are_where_the_model_trains(tmp_path: Path) -> None:
-    """Weights of classes, that a file makes when it is imported, on a GPU without content."""
+    """Weights of classes, that a file makes when it is imported: no step of a trace moves them, nor the file's own."""
     (tmp_path / "weighted.py").write_text(
-        "import torch\nfrom torch import nn\nloss = nn.CrossEntropyLoss(weight=torch.ones(3))\n"
-        "def build():\n    batch = torch.ones(2, 4), torch.zeros(2, dtype=torch.int64)\n"
-        "    return nn.Linear(4, 3), batch, loss\n"
+        "import torch\nfrom torch import nn\n"
+        "class Weighted(nn.CrossEntropyLoss):\n"
+        "    def forward(self, outputs, given):\n"
+        "        return given['share'] * super().forward(outputs, given['target'])\n"
+        "loss = Weighted(weight=torch.ones(3))\n"
+        "def build():\n    given = {'share': 0.5, 'target': torch.zeros(2, dtype=torch.int64)}\n"
+        "    return nn.Linear(4, 3), (torch.ones(2, 4), given), loss\n"
     )
-    with FakeTensorMode():
-        source = find_source(f"{tmp_path / 'weighted.py'}:build")
-        with torch.device("cuda"):
-            module, batch = source.build(), source.draw_batch(4)
+    source = find_source(f"{tmp_path / 'weighted.py'}:build")
+    with without_content("cuda"):
+        module, batch = source.build(), source.draw_batch(4)
         assert source.loss(module(*batch.positional), batch.targets).device.type == "cuda"
+    with torch.device("meta"):  # as a GPU, but autograd asks no driver
+        model = build_model(source, SGD_LOOP)
+        steps = [record_step(model, samples) for samples in (2, 4)]
+    first, second = ([step.operators[c.operator].name for c in step.calls] for step in steps)
+    assert first == second
+    assert "aten._to_copy.default" not in first
+    module, batch = source.build(), source.draw_batch(4)
+    assert float(source.loss(module(*batch.positional), batch.targets)) > 0
+    # A real GPU's training moves what was built and drawn on the processor.
+    module, batch = source.build().to("meta"), source.draw_batch(4)
+    inputs, targets = tree_map_only(Tensor, methodcaller("to", "meta"), batch.pair)
+    assert source.loss(module(inputs), targets).device.type == "meta"
 
 
 def test_a_deep_model_of_torchvision_computes_what_is_published(used: list[int]) -> None:
