@@ -98,7 +98,7 @@ def test_tensors_of_a_loss_are_where_the_model_trains(tmp_path: Path) -> None:
     assert first == second
     assert "aten._to_copy.default" not in first
     module, batch = source.build(), source.draw_batch(4)
-    assert float(source.loss(module(*batch.positional), batch.targets)) > 0
+    assert source.loss(module(*batch.positional), batch.targets).item() > 0
     # A real GPU's training moves what was built and drawn on the processor.
     module, batch = source.build().to("meta"), source.draw_batch(4)
     inputs, targets = tree_map_only(Tensor, methodcaller("to", "meta"), batch.pair)
