@@ -360,18 +360,6 @@ def test_terms_of_the_loader_of_buckets_and_of_ranks_that_share_a_device(
     assert of_layout(machine, text).load_s.tolist() == [0.0]
 
 
-@pytest.mark.parametrize("text", ["dp=4", "fsdp=4"])
-def test_a_share_of_gradients_takes_as_long_as_its_bytes(text: str) -> None:
-    """A quarter of them where ranks sum; what they gather or pass on is no gradient."""
-    found = of_layout(profile(Machine()), text)
-    shorter, sizes = found.sending(0.25).exchange_s, np.array([[1e6], [8e6]])
-    assert shorter.keys() == found.exchange_s.keys()
-    for cause, cost in found.exchange_s.items():
-        is_sum = cause in (Cause.ALL_REDUCE, Cause.REDUCE_SCATTER)
-        assert shorter[cause](sizes) == pytest.approx(cost(0.25 * sizes if is_sum else sizes))
-        assert not is_sum or (cost(0.25 * sizes) < cost(sizes)).all()
-
-
 def test_matrices_that_ranks_share_are_unsure_by_every_halving() -> None:
     """5 % each in both passes, until it was run; the optimizer is not."""
     machine = profile(Machine())
