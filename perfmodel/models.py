@@ -104,6 +104,11 @@ def _from_config(path: Path, sequence: int | None) -> NamedTransformer:
     )
 
 
+def is_size(text: str) -> bool:
+    """Whether a name is a size alone, such as 7b, which says nothing of sequences."""
+    return _SIZE.fullmatch(text) is not None and not Path(text).is_dir()
+
+
 def is_workload_file(text: str) -> bool:
     """Whether a name is that of a workload file, and of no model."""
     return text.endswith(".json") and not is_model_config(Path(text))

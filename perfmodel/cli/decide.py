@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from perfmodel.documents.profile import ProfileDocument
     from perfmodel.engine.job import FailureCause
 
-#: More courses take hours and say nothing more.
-MOST_REPLICAS: Final = 1_000_000
+#: More courses take long and say nothing more.
+MOST_REPLICAS: Final = 100_000
 
 _CAUSE = typer.Option(
     help="NAME=DEVICE_HOURS between failures of one cause, for example gpu=140000; with ,replace "

@@ -1,6 +1,7 @@
 """Commands that measure: doctor, calibrate, fit, network. They import torch-side code lazily."""
 
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 _CAMPAIGN_S: Final[Seconds] = 9 * MINUTE_S
 
 _BUDGET = typer.Option(help="quick, standard or thorough: about 3, 9 or 40 minutes.")
-_MODELS = typer.Option(
-    help="Reference models to run, separated by commas; default: those that suit the device."
+_MODELS = opt.names(
+    "--models",
+    "Reference models to run, separated by commas; default: those that suit the device.",
 )
 _FROM_RUNS = opt.file(
     "--from-runs",
@@ -91,7 +93,7 @@ def calibrate(
     device_kind: opt.WhichDevice = "auto",
     truth: opt.Truth = None,
     nproc: opt.RanksPerNode = None,
-    models: Annotated[str | None, _MODELS] = None,
+    models: Annotated[Sequence[str] | None, _MODELS] = None,
     campaign: Annotated[Path | None, _CAMPAIGN] = None,
     minutes: Annotated[Seconds | None, _MINUTES] = None,
     resume: opt.Resume = False,
@@ -120,7 +122,7 @@ def calibrate(
             limit_s=_CAMPAIGN_S if minutes is None else minutes,
             device=device_kind,
             num_ranks=nproc,
-            models=opt.names(models or ""),
+            models=models or (),
         )
         _borrow(asked)
         return
@@ -139,7 +141,6 @@ def calibrate(
         context,
         folder=out,
         device=device_kind,
-        models=None if models is None else opt.names(models),
         flags=opt.asked(LaunchFlags, context, nproc_per_node=nproc),
     )
     with measurement("calibrate") as on_progress:

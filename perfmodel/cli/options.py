@@ -75,9 +75,11 @@ def picture(flag: str, forms: Sequence[str], meaning: str) -> Any:
     return parsed(parse, "FILE", flag, meaning)
 
 
-def names(text: str) -> tuple[str, ...]:
-    """Names separated by commas."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+def _names(text: str) -> tuple[str, ...]:
+    found = tuple(part.strip() for part in text.split(",")) if text else ()
+    if "" in found:
+        raise ValueError(f"must have no empty entry, got {text!r}")
+    return found
 
 
 #: Of one question; 10 ms each.
@@ -117,13 +119,13 @@ def _number(text: str, *, or_zero: bool = False) -> float:
 
 
 def _few(text: str, what: str) -> tuple[str, ...]:
-    if len(found := names(text)) > MOST_COUNTS:
+    if len(found := _names(text)) > MOST_COUNTS:
         raise ValueError(f"must name at most {MOST_COUNTS} {what}, got {len(found)}")
     return found
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    found = tuple(map(_whole, names(text)))
+    found = tuple(map(_whole, _names(text)))
     if not found:
         raise ValueError("must name at least one count, got none")
     _few(text, "counts")
@@ -132,7 +134,7 @@ def _counts(text: str) -> tuple[int, ...]:
 
 def _pairs(text: str) -> dict[float, float]:
     found: dict[float, float] = {}
-    for part in names(text):
+    for part in _names(text):
         key_text, equals, value_text = part.partition("=")
         if not equals:
             raise ValueError(f"must look like 256=4.0,512=5.0, got {part!r}")
@@ -155,8 +157,9 @@ def _day(text: str) -> dt.date:
 size = partial(parsed, _above_zero(parse_bytes), "SIZE")
 #: Such as 25GB/s. [B/s]
 bandwidth = partial(parsed, _above_zero(parse_bandwidth), "RATE")
-#: Words as they are; a file or folder.
+#: Words as they are; several, separated by commas; a file or folder.
 text = partial(parsed, str, "TEXT")
+names = partial(parsed, _names, "TEXT")
 file = partial(parsed, _file, "PATH")
 
 

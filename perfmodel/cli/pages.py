@@ -1,5 +1,6 @@
 """Pages: serve, the what-if page on this machine alone; report, one HTML file."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -58,14 +59,14 @@ def serve(
         typer.echo("ended", err=True)
 
 
-_NAMES = typer.Option(help="Workloads to predict, separated by commas; default: all.")
+_NAMES = opt.names("--workloads", "Workloads to predict, separated by commas; default: all.")
 
 
 def report(
     *,
     profile: opt.Profile = opt.DEFAULT_PROFILE,
     validation: opt.Validation = None,
-    workloads: Annotated[str, _NAMES] = "",
+    workloads: Annotated[Sequence[str], _NAMES] = (),
     devices: opt.DeviceCounts = opt.DEFAULT_DEVICES,
     out: opt.Folder = Path("runs/report"),
 ) -> None:
@@ -80,7 +81,7 @@ def report(
     document = ProfileDocument.read(profile)
     machine = document.machine
     judged = None if validation is None else ValidationDocument.read(validation)
-    chosen = opt.names(workloads) or [entry.workload.name for entry in machine.workloads]
+    chosen = workloads or [entry.workload.name for entry in machine.workloads]
     request = Forecast(world_sizes=tuple(devices), scaling="weak")
     with working("report"):
         predictions = [

@@ -30,11 +30,14 @@ _SOON = typer.Option(
 _SEED_OF_MODELS = opt.seed("Which models are drawn; default: others every time.")
 _BUDGET_STRATEGIES = typer.Option(help="quick or standard: about 4 or 14 minutes.")
 _NEW_SEED = opt.seed("Which stacks are drawn; default: a new one, or that of the folder.")
-_MODELS = typer.Option(help="Models, separated by commas; default: fourteen, LeNet to ResNet-152.")
+_MODELS = opt.names(
+    "--models", "Models, separated by commas; default: fourteen, LeNet to ResNet-152."
+)
 _BATCHES = opt.counts("--batches", "Micro-batches, separated by commas.")
-_SOURCES = typer.Option(
-    help="Tables to judge by, separated by commas; also nccl_times, operator_times, and data_parallel, "
-    "single_device_steps and machines, whose models are traced (1, 10 and 10 minutes)."
+_SOURCES = opt.names(
+    "--sources",
+    "Tables to judge by, separated by commas; also nccl_times, operator_times, and data_parallel, "
+    "single_device_steps and machines, whose models are traced (1, 10 and 10 minutes).",
 )
 _ARCHIVE = opt.file(
     "--from", "Judge what perfmodel calibrate --campaign packed elsewhere; measures nothing."
@@ -179,7 +182,7 @@ def validate_models(
 
 def validate_memory(
     *,
-    models: Annotated[str, _MODELS] = "",
+    models: Annotated[Sequence[str], _MODELS] = (),
     batches: Annotated[Sequence[int], _BATCHES] = (2, 4),
     out: opt.Folder = Path("runs/memory"),
     device_kind: opt.WhichDevice = "cpu",
@@ -189,7 +192,7 @@ def validate_memory(
     from perfmodel.models import refuse_without_torch
     from validate import memory as use_case
 
-    chosen = opt.names(models) or use_case.MODELS
+    chosen = tuple(models) or use_case.MODELS
     if unfamiliar := [name for name in chosen if name not in use_case.MODELS]:
         refuse_without_torch("--models")
         from perfmodel.tracing.sources import find_source
@@ -210,13 +213,13 @@ def validate_memory(
 def validate_published(
     *,
     data: Annotated[Path, opt.file("--data", "Folder with the published tables (CSV).")],
-    sources: Annotated[str, _SOURCES] = PUBLISHED,
+    sources: Annotated[Sequence[str], _SOURCES] = PUBLISHED,
 ) -> None:
     """Fit the small end of published series, predict the large end, beside plain models."""
     from validate.published import judge_published
 
     with working("validate published"):
-        document = judge_published(data, opt.names(sources))
+        document = judge_published(data, tuple(sources))
     show_answer(document)
 
 

@@ -24,7 +24,7 @@ from statistics import NormalDist
 from typing import Final, TypeAlias
 
 from perfmodel import checks
-from perfmodel.layout import Layout, Recompute, Schedule
+from perfmodel.layout import MOST_MICRO_BATCH, Layout, Recompute, Schedule
 from perfmodel.machine import OVERHEADS, Overhead
 from perfmodel.step.division import Unit, parameter_bytes, stage_units, units
 from perfmodel.units import Bytes
@@ -46,7 +46,6 @@ SLACK: Final = "allocator slack"
 
 FITS_ABOVE: Final = 0.95
 """Probability from which on a setting is said to fit."""
-_LARGEST_BATCH: Final = 1 << 24
 #: Activations of a block that tensor parallelism leaves whole, in sizes of its input: what enters its two
 #: norms and its two residual sums (arXiv 2205.05198).
 _WHOLE_INPUTS: Final = 4
@@ -188,7 +187,7 @@ class TracedMemory:
         if not fits(1):
             return 0
         least, most = 1, 2
-        while most < _LARGEST_BATCH and fits(most):
+        while most < MOST_MICRO_BATCH and fits(most):
             least, most = most, most * 2
         while most - least > 1:
             middle = (least + most) // 2

@@ -43,7 +43,7 @@ from perfmodel.documents.training_logs import read_log
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError, refuse_unknown
 from perfmodel.layout import Recompute
-from perfmodel.models import is_workload_file, read_model, read_workload, workload_of
+from perfmodel.models import is_size, is_workload_file, read_model, read_workload, workload_of
 from perfmodel.units import BytesPerSecond, format_bytes, format_rate
 from perfmodel.workload import is_model
 from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer, gpt
@@ -92,7 +92,7 @@ def diagnosed(case: Case) -> Diagnosed:
     logged, notes = _logged(case)
     case, more = _told_by_log(case, logged)
     case, own = _with_own_batch(_named_in(case, logged))
-    _refuse_missing(case, logged)
+    _refuse_missing(case, config, logged)
     rng = np.random.default_rng(_SEED)
     expected = _by_machine(typed) if case.machine else _by_sheet(case, config)
     trained = expected.trained
@@ -328,7 +328,7 @@ def _named_in(case: Case, logged: Sequence[Logged]) -> Case:
     return case
 
 
-def _refuse_missing(case: Case, logged: Sequence[Logged]) -> None:
+def _refuse_missing(case: Case, config: TrainingConfig, logged: Sequence[Logged]) -> None:
     """Everything that is missing in one line; nothing is compared with a default."""
     missing = []
     if case.device is None and case.machine is None:
@@ -337,6 +337,9 @@ def _refuse_missing(case: Case, logged: Sequence[Logged]) -> None:
         missing.append("--micro-batch or --global-batch")
     if case.precision is None and case.machine is None:
         missing.append("--precision (bf16, fp16, tf32 or fp32)")
+    is_shape = config.shape is not None or (isinstance(case.model, str) and is_size(case.model))
+    if is_shape and case.machine is None and not (case.sequence_length or config.sequence):
+        missing.append("--sequence-length (tokens of one sample)")
     if not case.observed and case.log is None:
         missing.append("--observed or --log")
     missing += dict.fromkeys(need for each in logged for need in unsaid(each, case))
@@ -432,8 +435,7 @@ def _trained(case: Case, config: TrainingConfig, sheet: DataSheet, precision: st
 def _of_trainer(path: Path, config: TrainingConfig, sequence: int | None) -> NamedTransformer:
     """The model of a trainer's file: its shape, or the name of a known one."""
     if config.shape is not None:
-        if sequence is None:
-            raise UsageError(f"--sequence-length: must be given, because {path} does not say it")
+        assert sequence is not None, "the command asks for it"
         sizes: dict[str, Any] = dict(config.shape)
         feed_forward = sizes.pop("feed_forward")
         try:

@@ -19,6 +19,8 @@ Scaling = Literal["weak", "strong"]
 MOST_DEVICES: Final = 2**20
 #: Samples per step, of one device or all; float64 still counts them.
 MOST_BATCH: Final = 2**40
+#: Samples of one forward pass of one device, as traces have: of the smallest images they keep terabytes.
+MOST_MICRO_BATCH: Final = 2**24
 
 #: PyTorch's defaults when ``bucket_cap_mb`` is not given: ``_DEFAULT_FIRST_BUCKET_BYTES`` and 25 MiB
 #: (torch/nn/parallel/distributed.py). An explicit cap applies to the first bucket as well.
@@ -106,6 +108,7 @@ class Layout:
         """Refuse layouts that no model could have."""
         for name, least in _LEAST.items():
             checks.at_least(name, getattr(self, name), least)
+        checks.within("micro_batch", self.micro_batch, 1, MOST_MICRO_BATCH)
         checks.within("dp x tp x pp x cp", self.world_size, 1, MOST_DEVICES)
         checks.within("dp x micro_batch x accumulation", self.global_batch, 1, MOST_BATCH)
         if self.bucket_cap_mb is not None:
@@ -316,7 +319,7 @@ def scaled_layouts(
     ``batch``: Weak scaling: samples per forward pass of each rank, whatever their number. Strong scaling:
     samples per step of all ranks together.
     """
-    checks.within("batch", batch, 1, MOST_BATCH)
+    checks.within("batch", batch, 1, MOST_BATCH if scaling == "strong" else MOST_MICRO_BATCH)
     checks.within("accumulation", accumulation, 1, MOST_BATCH)
     layouts = []
     for world_size in world_sizes:

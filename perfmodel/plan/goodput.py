@@ -17,8 +17,11 @@ from perfmodel.units import Seconds, format_duration
 
 #: A job that keeps less than this share of its time is not simulated: it may take for ever.
 LOWEST_EFFECTIVE_FRACTION: Final = 0.01
-#: Nor is one that stops more often than this.
+#: Nor is one that stops more often than this in one course, or in all of them together: some 6 s.
 MOST_STOPS: Final = 1e6
+MOST_STOPS_OF_ALL: Final = 5e7
+#: Waiting for nodes takes as long again in every course, and as long as these many courses besides.
+_COURSES_OF_SPARES: Final = 400
 
 
 def goodput(
@@ -43,7 +46,7 @@ def goodput(
     Raises
     ------
     NotFeasible
-        If less than 1 % of the time would be training that is kept.
+        If less than 1 % of the time would be training that is kept, or stops are too many to simulate.
     """
     at_least("replicas", replicas, 2)
     at_least("seed", seed, 0)
@@ -56,7 +59,9 @@ def goodput(
         # replica more changes no other.
         rng = np.random.default_rng([seed, 0, 1])
         factors = rng.gamma(mtbf_stops + 0.5, size=replicas) / mtbf_stops
-    _refuse_hopeless(job, rate_factor=float(factors.max()))
+    courses = replicas if job.spares is None else 2 * replicas + _COURSES_OF_SPARES
+    most = min(MOST_STOPS, MOST_STOPS_OF_ALL / courses)
+    _refuse_hopeless(job, rate_factor=float(factors.max()), most_stops=most)
     # Courses with luck of their own, the same for the same seed.
     generators = [np.random.default_rng([seed, k]) for k in range(replicas)]
     courses = simulate_job(job, generators=generators, rate_factors=factors)
@@ -87,7 +92,7 @@ def best_interval_or_work_s(job: Job) -> Seconds:
     return min(_best_interval_s(job) or math.inf, job.work_s)
 
 
-def _refuse_hopeless(job: Job, *, rate_factor: float) -> None:
+def _refuse_hopeless(job: Job, *, rate_factor: float, most_stops: float) -> None:
     """Raise ``NotFeasible`` for a job that would hardly get on, before simulating it for ever."""
     # In the mean of the closed form: no wait for nodes.
     causes = tuple(
@@ -95,17 +100,17 @@ def _refuse_hopeless(job: Job, *, rate_factor: float) -> None:
     )
     elapsed_s = expected_elapsed_s(replace(job, causes=causes))
     effective, stops = job.work_s / elapsed_s, elapsed_s * rate_factor / job.mtbf_s
-    if not (effective >= LOWEST_EFFECTIVE_FRACTION and stops <= MOST_STOPS):
+    if not (effective >= LOWEST_EFFECTIVE_FRACTION and stops <= most_stops):
         # beyond floating point there is no number to show
         got = f"{effective:.2g} and {stops:.2g}" if math.isfinite(stops) else "next to nothing"
         raise NotFeasible(
             f"goodput: at least {LOWEST_EFFECTIVE_FRACTION:.0%} of the time must be training that is "
-            f"kept, in at most {MOST_STOPS:,.0f} stops, got {got}: a stop "
+            f"kept, in at most {most_stops:,.0f} stops, got {got}: a stop "
             f"every {format_duration(job.mtbf_s / rate_factor)}, "
             f"{format_duration(job.recovery_s)} to recover, a checkpoint of "
             f"{format_duration(job.checkpoint_write_s)} every "
             f"{format_duration(job.checkpoint_interval_s)}; save more often, recover faster, or take "
-            "fewer devices"
+            "fewer devices, days or --replicas"
         )
 
 

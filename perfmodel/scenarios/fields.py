@@ -204,6 +204,18 @@ def link_of(machine: MeasuredMachine) -> Link:
     return link
 
 
+#: Of what was before, either way, and of logarithms of noise: figures of anything beyond mean nothing.
+MOST_FACTOR: Final = 1e6
+MOST_NOISE: Final = 10.0
+
+
+def _within_reach(now: float, was: float, value: str) -> float:
+    """What a number becomes, unless that is out of all proportion to what it was."""
+    if now > 0 and was > 0 and not 1 / MOST_FACTOR <= now / was <= MOST_FACTOR:
+        raise ValueError(f"must be within a factor of {MOST_FACTOR:,.0f} of what it was, got {value!r}")
+    return now
+
+
 def _with_link(scenario: Scenario, now: Link, *, remark: str = "") -> Scenario:
     """All-reduces and broadcasts over links of another latency and bandwidth.
 
@@ -239,7 +251,7 @@ def link_value(attribute: str, parse: Callable[[str], float], allowed: str) -> A
             wanted = math.nan
         if not wanted > 0:
             raise ValueError(f"must be {allowed}, got {value!r}")
-        edit: dict[str, Any] = {attribute: wanted}
+        edit: dict[str, Any] = {attribute: _within_reach(wanted, getattr(link, attribute), value)}
         return _with_link(scenario, replace(link, **edit))
 
     return apply
@@ -297,7 +309,7 @@ _DEVICE_DDP_COSTS: Final = ("bucket_s", "bucket_s_per_byte")
 
 def set_device_speed(scenario: Scenario, value: str) -> Scenario:
     """The device at another speed; it also copies gradients into buckets."""
-    factor = _factor(value)
+    factor = _within_reach(_factor(value), 1.0, value)
     if not factor > 0:
         raise ValueError(f"must be > 0, got {factor:g}")
     ddp = scenario.machine.ddp
@@ -315,6 +327,8 @@ def set_device_speed(scenario: Scenario, value: str) -> Scenario:
 def set_rank_noise(scenario: Scenario, value: str) -> Scenario:
     """Ranks and steps that differ, in log, by a factor times as much."""
     factor, was = _factor(value, example="0.5x"), scenario.question.measured
+    if factor > MOST_NOISE:
+        raise ValueError(f"must be at most {MOST_NOISE:g}x, got {value!r}")
     noise = tuple(
         replace(entry, ratios=tuple(ratio**factor for ratio in entry.ratios)) for entry in was.noise
     )
@@ -345,7 +359,8 @@ def tier_value(name: str, attribute: str, parse: Callable[[str], float]) -> Appl
         wanted = tier_name if colon else cluster.tiers[-1].name
         refuse_unknown(f"--set cluster.{name}: tier", wanted, tiers)
         source = f"set by hand; else {tiers[wanted].source}"
-        edits: dict[str, Any] = {attribute: parse(text), "source": source, "as_measured": False}
+        now = _within_reach(parse(text), getattr(tiers[wanted], attribute), text)
+        edits: dict[str, Any] = {attribute: now, "source": source, "as_measured": False}
         if attribute == "link_bytes_per_s":
             edits["log_error"] = UNCERTAINTY_OF_FILE
         tiers[wanted] = replace(tiers[wanted], **edits)
@@ -444,8 +459,8 @@ def scenarios_of(base: Scenario, settings: Sequence[str]) -> tuple[Scenario, ...
     for setting in settings:
         name, equals, values = setting.partition("=")
         name = name.strip()
-        found = [value.strip() for value in values.split(",") if value.strip()]
-        if not equals or not found:
+        found = [value.strip() for value in values.split(",")]
+        if not equals or not all(found):
             raise UsageError(f"--set: must look like devices=64, got {setting!r}")
         if name in given:
             raise UsageError(f"--set {name}: must be given once; values side by side: {name}=A,B")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import calibrate.launch
+from calibrate.campaign import OBSERVATIONS
 from calibrate.environment import describe_environment
 from calibrate.launch import Launch
 from calibrate.locks import LOCK_VARIABLE, machine_to_itself
@@ -115,6 +116,7 @@ def asked(tmp_path: Path) -> tuple[object, ...]:
     """A question about a model of one's own, on the machine at hand."""
     model, machine = tmp_path / "own.py", tmp_path / "profile.json"
     model.write_text(OWN, encoding="utf-8")
+    (tmp_path / OBSERVATIONS).touch()
     here = str(describe_environment(observe_s=0.0)["host"]["fingerprint"])
     calibrated = replace(profile(Machine()), operators=costs_of_the_made_up_machine())
     as_file(calibrated, provenance=PROVENANCE.model_copy(update={"host_fingerprint": here})).write(
@@ -270,6 +272,15 @@ def test_on_another_machine_nothing_is_timed(
     as_file(machine).write(tmp_path / "profile.json")
     assert step_of(run, *asked)[1] is not Evidence.MEASURED
     assert launcher.calls == []
+
+
+def test_beside_a_profile_that_lies_alone_nothing_is_timed_or_written(
+    run: Run, asked: tuple[object, ...], launcher: FakeLauncher, tmp_path: Path
+) -> None:
+    (tmp_path / OBSERVATIONS).unlink()
+    assert f"curves answer: {tmp_path} holds no {OBSERVATIONS}" in run(*asked).stderr
+    assert launcher.calls == []
+    assert not (tmp_path / "workloads").exists()
 
 
 @pytest.mark.parametrize("lacking", ["torch", "psutil"])

@@ -170,13 +170,15 @@ def test_autocast_computes_in_its_type(run: Run, factories: Path, tmp_path: Path
         assert ("gradient scaler" in result.stdout) == (precision == "fp16")
 
 
-@pytest.mark.parametrize(("limit", "most"), [("_MOST_CALLS", 1), ("_MOST_PASS_S", 0.0)])
+@pytest.mark.parametrize(("usual", "shapes"), [("_USUAL_CALLS", 1), ("_USUAL_CALLS_OF_FEW", 500)])
 def test_a_pass_without_an_end_is_refused(
-    run: Run, factories: Path, monkeypatch: pytest.MonkeyPatch, limit: str, most: float
+    run: Run, factories: Path, monkeypatch: pytest.MonkeyPatch, usual: str, shapes: int
 ) -> None:
-    monkeypatch.setattr(recorder, limit, most)
+    """With many operators of many shapes, or with far more of few."""
+    monkeypatch.setattr(recorder, "_MOST_PASS_S", 0.0)
+    monkeypatch.setattr(recorder, "_FEW_SHAPES", shapes)
     assert run(f"trace {factories}:choosy").exit_code == 0
-    monkeypatch.setattr(recorder, "_USUAL_CALLS", 1)
+    monkeypatch.setattr(recorder, usual, 1)
     result = run(f"trace {factories}:choosy")
     assert result.exit_code == 2
     assert "Trace a shorter sequence" in result.stderr
