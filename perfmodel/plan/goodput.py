@@ -59,9 +59,9 @@ def goodput(
         # replica more changes no other.
         rng = np.random.default_rng([seed, 0, 1])
         factors = rng.gamma(mtbf_stops + 0.5, size=replicas) / mtbf_stops
-    courses = replicas if job.spares is None else 2 * replicas + _COURSES_OF_SPARES
-    most = min(MOST_STOPS, MOST_STOPS_OF_ALL / courses)
-    _refuse_hopeless(job, rate_factor=float(factors.max()), most_stops=most)
+    as_long_as = replicas if job.spares is None else 2 * replicas + _COURSES_OF_SPARES
+    most_stops = min(MOST_STOPS, MOST_STOPS_OF_ALL / as_long_as)
+    _refuse_hopeless(job, rate_factor=float(factors.max()), most_stops=most_stops)
     # Courses with luck of their own, the same for the same seed.
     generators = [np.random.default_rng([seed, k]) for k in range(replicas)]
     courses = simulate_job(job, generators=generators, rate_factors=factors)
