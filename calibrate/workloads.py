@@ -15,7 +15,7 @@ from calibrate.task import ReplayTask
 from perfmodel.cost.memory import TracedMemory, overhead_of
 from perfmodel.documents.observation import read_observations
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import MeasurementFailed
+from perfmodel.errors import CalibrationUnavailable, MeasurementFailed
 from perfmodel.layout import Layout
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.units import format_bytes
@@ -65,8 +65,10 @@ def measure_workload(
     Raises
     ------
     CalibrationUnavailable
-        If the profile describes another machine.
+        If the profile describes another machine, or the folder is of no calibration: nothing is written there.
     """
+    if not (folder / OBSERVATIONS).exists():
+        raise CalibrationUnavailable(f"{folder} holds no {OBSERVATIONS} of a calibration")
     document = WorkloadDocument.read(file)
     task = task.model_copy(update={"document": str(file.resolve())})
     if lacking := _lack_of_memory(document, task):

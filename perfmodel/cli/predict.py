@@ -41,7 +41,6 @@ _SET = typer.Option(
 
 #: Parameters that only layouts have.
 _ONLY_WITH_LAYOUT: Final = ("model", "sequence_length", "devices_per_node", "device_memory")
-_UNTIMED: Final = "not timed in place, curves answer:"
 #: Parameters that layouts of traced workloads do not have.
 _ONLY_OF_TABLES: Final = {
     "samples": "perfmodel plan options takes the samples or tokens of a training",
@@ -231,7 +230,6 @@ def _time_workload(
     from importlib.util import find_spec
     from tempfile import TemporaryDirectory
 
-    from calibrate.campaign import OBSERVATIONS
     from calibrate.workloads import in_place, is_unfinished, measure_workload, with_stored_workloads
     from perfmodel.answer import open_workload
     from perfmodel.cost.operators import OperatorDurations
@@ -260,9 +258,6 @@ def _time_workload(
     here = describe_environment(observe_s=0.0)["host"]["fingerprint"]
     if here != machine.origin.fingerprint:
         return
-    if not (folder / OBSERVATIONS).exists():
-        typer.echo(f"{_UNTIMED} {folder} holds no {OBSERVATIONS} of a calibration", err=True)
-        return
     try:
         with TemporaryDirectory() as name, measurement("timing in place") as on_progress:
             file = Path(name, "workload.json")
@@ -274,7 +269,7 @@ def _time_workload(
         words = "stopped by the user; what was measured is kept; repeat the command, or add --no-measure"
         raise Interrupted(f"timing in place: {words}") from None
     except PerfModelError as error:
-        typer.echo(f"{_UNTIMED} {error}", err=True)
+        typer.echo(f"not timed in place, curves answer: {error}", err=True)
     else:
         if untrained:
             typer.echo(f"not trained in every round: {untrained}", err=True)

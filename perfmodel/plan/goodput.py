@@ -17,7 +17,7 @@ from perfmodel.units import Seconds, format_duration
 
 #: A job that keeps less than this share of its time is not simulated: it may take for ever.
 LOWEST_EFFECTIVE_FRACTION: Final = 0.01
-#: Nor is one that stops more often than this in one course, or in all of them together: some 6 s.
+#: Nor is one that stops more often than this in one course, or in all of them together: some 5 s.
 MOST_STOPS: Final = 1e6
 MOST_STOPS_OF_ALL: Final = 5e7
 #: Waiting for nodes takes as long again in every course, and as long as these many courses besides.

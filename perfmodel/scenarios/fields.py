@@ -212,7 +212,9 @@ MOST_NOISE: Final = 10.0
 def _within_reach(now: float, was: float, value: str) -> float:
     """What a number becomes, unless that is out of all proportion to what it was."""
     if now > 0 and was > 0 and not 1 / MOST_FACTOR <= now / was <= MOST_FACTOR:
-        raise ValueError(f"must be within a factor of {MOST_FACTOR:,.0f} of what it was, got {value!r}")
+        raise ValueError(
+            f"must be within a factor of {MOST_FACTOR:,.0f} of what it was, got {value!r}"
+        )
     return now
 
 
