@@ -12,13 +12,20 @@ from perfmodel.documents.acceptance import AcceptanceTerms
 from perfmodel.documents.kinds import check_file, kinds
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.errors import EXIT_CALIBRATION, EXIT_FAILURE, EXIT_OK, EXIT_USAGE
+from perfmodel.errors import (
+    EXIT_CALIBRATION,
+    EXIT_FAILURE,
+    EXIT_OK,
+    EXIT_USAGE,
+    InvalidDocument,
+)
 from perfmodel.page import server
 from perfmodel.page.answers import Answers
 from perfmodel.page.server import start
 from tests.benchmarks.seal import seal
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.profiles import Machine, as_file, profile
+from tests.played_worker import REPLAY, append
 
 RECORDS = Path(__file__).parents[3] / "docs" / "records"
 EDITED = "was changed after it was written: its seal does not fit"
@@ -124,6 +131,13 @@ def test_a_judgement_takes_no_other_observations(run: Run, stored: Path, tmp_pat
     assert "must be what the profile was fitted from" in said
     as_file(profile(Machine()), sha256=file_sha256(beside)).write(stored)
     assert "must be what" not in run(*judge).stderr
+
+
+def test_a_task_that_two_campaigns_wrote_is_found(tmp_path: Path) -> None:
+    path = append(tmp_path / "observations.jsonl", REPLAY)
+    assert check_file(path)[1] == EXIT_OK
+    with pytest.raises(InvalidDocument, match="one"):
+        check_file(append(path, REPLAY))
 
 
 def test_recorded_documents_are_sealed() -> None:

@@ -92,6 +92,8 @@ def test_a_file_is_a_file_even_if_its_name_could_be_words(
     monkeypatch.chdir(tmp_path)
     Path("2 pcie4-x16").write_text(text, encoding="utf-8")
     assert open_cluster("2 pcie4-x16").name == "8 PCIe cards"
+    with pytest.raises(InvalidDocument, match=r"other\.toml: cluster file cannot be read"):
+        open_cluster("other.toml")
 
 
 GIB = 2**30

@@ -23,6 +23,7 @@ from tests.existing import existing
         ("one GPU: 3 s/it", 3.0, Unit.STEP, {"devices": 1}),
         ("64 GPUs: 1,000 tokens/s per GPU", 1e3, Unit.TOKENS, {"devices": 64, "per_device": True}),
         ("8x8: 7.5k tokens/s/GPU", 7500.0, Unit.TOKENS, {"nodes": 8, "per_node": 8}),
+        ("64 GPUs: 1.5 ktok/s per GPU", 1500.0, Unit.TOKENS, {"devices": 64, "per_device": True}),
         ("32 GPUs 200 words/s in total", 200.0, Unit.WORDS, {"per_device": False}),
         ("MFU 13.5%, 8 GPUs", 0.135, Unit.MFU, {"devices": 8}),
         ("0.135 MFU on 8 GPUs", 0.135, Unit.MFU, {"devices": 8}),
@@ -197,6 +198,12 @@ def test_colours_and_thousands(tmp_path: Path) -> None:
     )
     found, _ = read(tmp_path, "\n".join(lines), "torchtitan")
     assert (found.value, found.text) == (7123, "log: median of 11 lines")
+
+
+def test_a_log_of_utilisation_alone(tmp_path: Path) -> None:
+    found, _ = read(tmp_path, "\n".join(f"step: {n}  mfu: 37%" for n in range(12)), "torchtitan")
+    assert found.value == pytest.approx(0.37)
+    assert found.unit is Unit.MFU
 
 
 def bars(*runs: tuple[int, int, float]) -> str:
