@@ -100,11 +100,9 @@ class ModelsBudget:
         """Of a name on a kind of device; a borrowed GPU has little time, and a virtual one is slow to emulate."""
         budget = BUDGETS[name]
         is_reduced = device_kind == "virtual" or is_short(name, device_kind)
-        return (
-            replace(budget, num_repetitions=2, num_later=0, replay_rounds=1)
-            if is_reduced
-            else budget
-        )
+        if not is_reduced:
+            return budget
+        return replace(budget, num_repetitions=2, num_later=0, replay_rounds=1)
 
 
 BUDGETS: Final = {
