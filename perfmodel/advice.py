@@ -16,7 +16,7 @@ from perfmodel.cost.collectives import bus_factor
 from perfmodel.cost.network import ALL_REDUCE, UNCERTAINTY_PER_DOUBLING, Group
 from perfmodel.documents.prediction import PredictedPoint, PredictionDocument, ScalingAdvice
 from perfmodel.explanation import Nominal, lost_by_cause, on_one_device
-from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import Interval
 from perfmodel.step import Cause
 from perfmodel.units import Bytes, Seconds
@@ -164,13 +164,11 @@ def _measure_next(
     narrowed: float | None = None
     least = min(1.0, ratio_of((1, count)))
     groups = [most * 2**doubling for doubling in range(1, _DOUBLINGS + 1)]
-    known = _known_alone(question)
-    tells_alone = known.machine is not question.machine or known.workload != question.workload
-    alone = [1] if tells_alone else []
-    choices = [[each] for each in alone]
+    tells_alone = question.measured.shared_log_error > 0
+    choices = [[1]] if tells_alone else []
     for group in groups:
         if group <= count:
-            choices += [[group], *([each, group] for each in alone)]
+            choices += [[group], [1, group]] if tells_alone else [[group]]
     for counts in choices:
         ratio = ratio_of(counts)
         if ratio < (narrowed or _WORTHWHILE):
@@ -182,8 +180,9 @@ def _measure_next(
 
 def _as_measured(question: Question, counts: Sequence[int]) -> Question:
     """The question to a machine that was also measured at some counts, which found what is expected."""
-    if counts[0] == 1:
-        question = _known_alone(question)
+    if counts[0] == 1:  # then neither the device nor its law is in question
+        workload = dataclasses.replace(question.measured, shared_log_error=0.0)
+        question = dataclasses.replace(question, workload=workload)
     ranks = counts[-1]
     machine, cluster = question.machine, question.cluster
     assert isinstance(machine, MeasuredMachine), machine
@@ -209,12 +208,3 @@ def _as_measured(question: Question, counts: Sequence[int]) -> Question:
             added.append(dataclasses.replace(group, world_size=ranks, points=points))
     grown = dataclasses.replace(machine, collectives=tuple(added))
     return dataclasses.replace(question, machine=grown)
-
-
-def _known_alone(question: Question) -> Question:
-    """The same where a step of one device was timed: neither its device nor its law are in question."""
-    machine, workload = question.machine, question.workload
-    assert isinstance(machine, MeasuredMachine), machine
-    assert isinstance(workload, MeasuredWorkload), workload
-    workload = dataclasses.replace(workload, shared_log_error=0.0)
-    return dataclasses.replace(question, machine=machine, workload=workload)

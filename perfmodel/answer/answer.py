@@ -115,11 +115,8 @@ def layout_table(question: Question) -> tuple[PredictionDocument, Answer]:
         needed_bytes = max(stage.needed_bytes for stage in document.points[0].memory)
         most_bytes = question.capacity_bytes or _most_memory_bytes(question)
         if most_bytes is not None and needed_bytes > most_bytes:
-            said = (
-                f"does not fit: a rank needs {format_bytes(needed_bytes)} of "
-                f"{format_bytes(most_bytes)}"
-            )
-            document = document.model_copy(update={"caveats": (said, *document.caveats)})
+            size, most = format_bytes(needed_bytes), format_bytes(most_bytes)
+            document = _warned(document, f"does not fit: a rank needs {size} of {most}")
         return document, found
     alone = layout.alone
     baseline = found if layout == alone else answer(question.at(alone))
@@ -128,10 +125,15 @@ def layout_table(question: Question) -> tuple[PredictionDocument, Answer]:
     own = (isinstance(workload, TracedWorkload) and workload.trace.own_micro_batch) or 1
     if layout.micro_batch == 1 < own:
         said = f"micro-batch 1 per replica; the model came with {own}: add micro_batch={own}"
-        document = document.model_copy(update={"caveats": (said, *document.caveats)})
+        document = _warned(document, said)
     [only] = document.points
     told = with_memory(only, question).model_copy(update={"layout": str(layout)})
     return document.model_copy(update={"points": (told,)}), found
+
+
+def _warned(document: PredictionDocument, said: str) -> PredictionDocument:
+    """With a caveat before all others."""
+    return document.model_copy(update={"caveats": (said, *document.caveats)})
 
 
 def with_memory(point: PredictedPoint, question: Question) -> PredictedPoint:

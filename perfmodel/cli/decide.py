@@ -175,7 +175,7 @@ def plan_options(
         document = use_case(plan, today=today)
     if report is not None:
         from perfmodel.files import write_atomically
-        from perfmodel.report.decision import decision_html
+        from perfmodel.report.html import decision_html
 
         write_atomically(report, decision_html(document))
     if export is not None and document.ranked:
@@ -216,8 +216,7 @@ def batch(
         raise UsageError(f"--{alone}: must come with --{other}, got it alone")
     if devices is None and micro_batch is not None:
         raise UsageError("--micro-batch: must come with --devices, got it alone")
-    from perfmodel.convergence import BatchPoint
-    from perfmodel.plan.batch import batch_outlook
+    from perfmodel.plan.batch import BatchPoint, batch_outlook
 
     points = points or {}
     if len(points) < 2:

@@ -1,9 +1,9 @@
 """The files that a plan names, read, and the steps of its options on the machines in them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias
 
 from perfmodel.answer import Question, open_question
 from perfmodel.answer.measured import stage_memory
@@ -159,9 +159,6 @@ def _accuracy(option: Option, validation: ValidationDocument | None) -> PlanAccu
     )
 
 
-_T = TypeVar("_T")
-
-
 def read_sources(plan: PlanFile, path: Path) -> tuple[PlanFile, Sources]:
     """Read everything that a plan, which lies at a path, names; it then names paths as seen from here."""
     folder, work = path.parent, plan.work
@@ -185,8 +182,16 @@ def read_sources(plan: PlanFile, path: Path) -> tuple[PlanFile, Sources]:
             break
     return found, Sources(
         profiles=profiles,
-        validations=_named(plan, "validation", lambda name: ValidationDocument.read(folder / name)),
-        clusters=_named(plan, "cluster", lambda name: _cluster(name, folder)),
+        validations={
+            option.name: ValidationDocument.read(folder / option.validation)
+            for option in plan.option
+            if option.validation is not None
+        },
+        clusters={
+            option.name: _cluster(option.cluster, folder)
+            for option in plan.option
+            if option.cluster is not None
+        },
         workload=workload,
         model=model,
     )
@@ -202,15 +207,6 @@ def _profile(option: Option, folder: Path, *, is_large: bool) -> MeasuredMachine
     catalogue = shipped_catalogue()
     sheet = find_device(option.device, catalogue, flag="option.device")
     return rescaled_profile(profile, sheet, catalogue)
-
-
-def _named(plan: PlanFile, key: str, read: Callable[[str], _T]) -> dict[str, _T]:
-    """What the options name under a key, by option."""
-    return {
-        option.name: read(name)
-        for option in plan.option
-        if (name := getattr(option, key)) is not None
-    }
 
 
 def _cluster(name: str, folder: Path) -> Cluster:

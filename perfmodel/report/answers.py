@@ -53,7 +53,7 @@ _KINDS: Final = {
         Bars("step_nominal_s", "Step [s]", 1.0, "scenario"),
     ),
     "Explanation": Kind(
-        "explanation",
+        "prediction",
         (),
         "explanation_lines",
         attrgetter("losses"),
@@ -74,7 +74,7 @@ _KINDS: Final = {
         Bars("odds", "Odds [%]", 0.01, "cause"),
     ),
     "ParallelismPlanDocument": Kind(
-        "prediction",
+        "plan",
         ("search_table",),
         "search_lines",
         attrgetter("ranked"),

@@ -1,4 +1,4 @@
-"""Ranked options as tables and sentences."""
+"""Ranked options and layouts, costs and courses of jobs as tables and sentences."""
 
 import math
 from collections.abc import Iterator
@@ -6,6 +6,7 @@ from typing import Final
 
 from perfmodel.documents.budget import CostDocument, CostOption, GoodputDocument
 from perfmodel.documents.plan import OptionVerdict, PlanDocument, PlanRow
+from perfmodel.documents.prediction import ParallelismPlanDocument
 from perfmodel.report import (
     Table,
     caveat_lines,
@@ -225,4 +226,68 @@ def goodput_lines(document: GoodputDocument, *, verbose: bool = False) -> Iterat
     if document.deadline_s is not None and document.deadline_probability is not None:
         share = percent(document.deadline_probability)
         yield f"Done within {format_duration(document.deadline_s)}: {share} of the courses"
+    yield from caveat_lines(document.caveats, verbose=verbose)
+
+
+_TESTED: Final = 3
+#: What a search takes for granted wherever matrices are shared.
+_GRANTED: Final = " sequence_parallel=yes"
+
+
+def search_table(document: ParallelismPlanDocument) -> Table:
+    """The fastest layouts, each with what it loses to the first."""
+    trained = document.trained
+    return table(
+        f"{trained.name}, {trained.devices} x {document.device_name} of "
+        f"{format_bytes(document.capacity_bytes)}, {trained.global_batch} sequences of "
+        f"{trained.sequence} tokens per step",
+        document.ranked,
+        {
+            "rank": lambda entry: f"{entry.rank}{' tie' if entry.ties and entry.loses_in else ''}",
+            "step (90 %)": lambda entry: (
+                f"{format_duration(entry.step_s.nominal)} ({format_duration(entry.step_s.p5)} - "
+                f"{format_duration(entry.step_s.p95)})"
+            ),
+            "MFU": "mfu:.0%",
+            "memory": "needed_bytes",
+            "fits": "fit_probability:.0%",
+            "<layout": lambda entry: entry.layout.replace(_GRANTED, ""),
+            "<loses in": lambda entry: (
+                f"{entry.loses_in} {format_duration(entry.loses_by_s)}" if entry.loses_in else ""
+            ),
+        },
+        caption="With sequence_parallel=yes wherever tp > 1.",
+    )
+
+
+def search_lines(document: ParallelismPlanDocument, *, verbose: bool = False) -> Iterator[str]:
+    """How much was searched, why the runner-up lost, caveats."""
+    counts = f"{document.num_feasible} layouts are possible, {document.num_fitting} fit"
+    yield f"{counts}; evidence {document.evidence}"
+    ranked = document.ranked
+    first_s = ranked[0].step_s.nominal if ranked else 0.0
+    if len(ranked) > 1:
+        second = ranked[1]
+        where = f", most of it in {second.loses_in} ({format_duration(second.loses_by_s)})"
+        yield (
+            f"runner-up: {second.layout}, {'a tie' if second.ties else 'behind'}: "
+            f"{second.step_s.nominal / first_s - 1:+.1%}{where if second.loses_by_s > 0 else ''}; "
+            f"slower with probability {second.slower_probability:.0%}"
+        )
+    tested = document.test_first
+    if len(tested) > 1:  # before a long job, and what that is worth
+        few = tested[:_TESTED]
+        more = f"; {len(tested)} layouts: {tested[-1].chance:.0%}" if len(tested) > _TESTED else ""
+        yield f"test first: {'; '.join(entry.layout for entry in few)}"
+        yield f"one of them is within 3 % of the fastest with {few[-1].chance:.0%}{more}"
+    ties = sum(entry.ties for entry in ranked) - 1
+    if ties:
+        yield f"{ties} more of those shown tie with the first: the error bar cannot tell them apart"
+    lost = next((entry for entry in ranked if not entry.ties), None)
+    if lost is not None and lost is not ranked[1]:
+        yield (
+            f"the first that loses beyond the error bar: {lost.layout}, by "
+            f"{lost.step_s.nominal / first_s - 1:.1%}, most of it in {lost.loses_in} "
+            f"({format_duration(lost.loses_by_s)}); slower with probability {lost.slower_probability:.0%}"
+        )
     yield from caveat_lines(document.caveats, verbose=verbose)

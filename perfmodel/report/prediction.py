@@ -1,4 +1,4 @@
-"""Predictions, what-ifs and searches over layouts as tables, lines and CSV."""
+"""Predictions, what-ifs and explanations as tables, lines and CSV."""
 
 import csv
 import io
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 from perfmodel.documents.prediction import (
     Contrast,
     LargeModelStep,
-    ParallelismPlanDocument,
     PredictedPoint,
     PredictionDocument,
     ScalingAdvice,
@@ -31,16 +30,18 @@ from perfmodel.report import (
 )
 from perfmodel.statistics import DEVIATE_90, Interval
 from perfmodel.step import Cause
-from perfmodel.units import format_bytes, format_duration, format_rate
+from perfmodel.units import Seconds, format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
+    from perfmodel.explanation import Change, Explanation, Loss
     from perfmodel.machine import InferredMachine
 
-_TESTED: Final = 3
 #: A part of the step that changes by less than this share of the first scenario's is not worth a line.
 _SMALLEST_SHARE: Final = 0.001
 #: Nor is a ratio of samples per second that is nearer to 1.
 _SMALLEST_RATIO: Final = 0.001
+#: Less than this share of a step is rounding.
+_ROUNDING: Final = 1e-6
 #: Characters on one line beside the columns of numbers, on 80 columns.
 _WIDEST_CHANGE: Final = 20
 #: A factor below this reads better as per cent.
@@ -48,8 +49,6 @@ _CLEARLY_MORE: Final = 1.1
 #: A measurement that leaves so much of an interval halves it.
 _HALF: Final = 0.5
 _OUTCOMES: Final = "[p5-p95]: 90 % of outcomes should lie inside."
-#: What a search takes for granted wherever matrices are shared.
-_GRANTED: Final = " sequence_parallel=yes"
 _PARTS: Final = {
     "compute_s": "compute",
     "tensor_s": "tensor and context collectives",
@@ -401,63 +400,75 @@ def fields_lines(fields: list[tuple[str, str, str]]) -> list[str]:
     return [f"{f'{name}={example}':{width}}  {meaning}" for name, example, meaning in fields]
 
 
-def search_table(document: ParallelismPlanDocument) -> Table:
-    """The fastest layouts, each with what it loses to the first."""
-    trained = document.trained
-    return table(
-        f"{trained.name}, {trained.devices} x {document.device_name} of "
-        f"{format_bytes(document.capacity_bytes)}, {trained.global_batch} sequences of "
-        f"{trained.sequence} tokens per step",
-        document.ranked,
-        {
-            "rank": lambda entry: f"{entry.rank}{' tie' if entry.ties and entry.loses_in else ''}",
-            "step (90 %)": lambda entry: (
-                f"{format_duration(entry.step_s.nominal)} ({format_duration(entry.step_s.p5)} - "
-                f"{format_duration(entry.step_s.p95)})"
-            ),
-            "MFU": "mfu:.0%",
-            "memory": "needed_bytes",
-            "fits": "fit_probability:.0%",
-            "<layout": lambda entry: entry.layout.replace(_GRANTED, ""),
-            "<loses in": lambda entry: (
-                f"{entry.loses_in} {format_duration(entry.loses_by_s)}" if entry.loses_in else ""
-            ),
-        },
-        caption="With sequence_parallel=yes wherever tp > 1.",
+def explanation_lines(explanation: "Explanation", *, verbose: bool = False) -> Iterator[str]:
+    """Ranked causes with their share of the lost time, and one change to try for each.
+
+    One device loses nothing to others: its gains are told in samples per second, not as a speed-up.
+    """
+    is_alone, step_s = _is_alone(explanation), explanation.step_s
+    whole_s, of_whole = step_s, "of the step"
+    if not is_alone and explanation.lost_s > 0:
+        whole_s, of_whole = explanation.lost_s, "of the lost time"
+    yield _headline(explanation)
+    if explanation.bottleneck is not None:
+        yield f"bottleneck: {explanation.bottleneck}; nothing else, made free, saves as much"
+    first: dict[str, int] = {}
+    for rank, loss in enumerate(explanation.losses, start=1):
+        share = percent(loss.lost_s / whole_s)
+        cause = loss.cause.replace("_", " ")
+        yield f"{rank}. {cause}: {_ms(loss.lost_s)}, {share} {of_whole} - {loss.what}"
+        advice = "nothing that was tried helps"
+        same = first.setdefault(loss.one_change, rank)
+        if same < rank and loss.one_change:
+            advice = f"try the same as for {same}"
+        elif loss.one_change:
+            advice = f"try {loss.one_change}: {_ms(loss.gain_s)} less, {_gain(explanation, loss)}"
+        yield f"   {advice}"
+        yield f"   to confirm: {loss.confirm}"
+    yield "All that was tried, one at a time:"
+    for change in explanation.changes:
+        effect = "no difference"
+        if abs(change.gain_s) >= _ROUNDING * step_s:
+            sign = "-" if change.gain_s > 0 else "+"
+            effect = f"step {sign}{_ms(abs(change.gain_s))}, {_gain(explanation, change)}"
+        yield f"   {change.what}: {effect}"
+    against = "samples/s" if is_alone else "speed-ups"
+    yield (
+        "Each cause is removed alone, all else as it was; causes overlap, so that they need not "
+        f"add up. Gains are per global batch of the setting, {against} over the same baseline."
+    )
+    yield from caveat_lines(explanation.caveats, verbose=verbose)
+
+
+def _is_alone(explanation: "Explanation") -> bool:
+    return explanation.ideal_speedup == 1
+
+
+def _headline(explanation: "Explanation") -> str:
+    name = short_label(explanation.setting)
+    step = _ms(explanation.step_s)
+    if _is_alone(explanation):
+        return (
+            f"{name}: a step takes {step}; one device waits for no other and has no speed-up to lose; "
+            "what could be saved:"
+        )
+    return (
+        f"{name}: speed-up {number(explanation.speedup)} of {explanation.ideal_speedup}; a step "
+        f"takes {step}, ideal would be {_ms(explanation.ideal_step_s)}, "
+        f"{_ms(explanation.lost_s)} are lost:"
     )
 
 
-def search_lines(document: ParallelismPlanDocument, *, verbose: bool = False) -> Iterator[str]:
-    """How much was searched, why the runner-up lost, caveats."""
-    counts = f"{document.num_feasible} layouts are possible, {document.num_fitting} fit"
-    yield f"{counts}; evidence {document.evidence}"
-    ranked = document.ranked
-    first_s = ranked[0].step_s.nominal if ranked else 0.0
-    if len(ranked) > 1:
-        second = ranked[1]
-        where = f", most of it in {second.loses_in} ({format_duration(second.loses_by_s)})"
-        yield (
-            f"runner-up: {second.layout}, {'a tie' if second.ties else 'behind'}: "
-            f"{second.step_s.nominal / first_s - 1:+.1%}{where if second.loses_by_s > 0 else ''}; "
-            f"slower with probability {second.slower_probability:.0%}"
-        )
-    tested = document.test_first
-    if len(tested) > 1:  # before a long job, and what that is worth
-        few = tested[:_TESTED]
-        more = f"; {len(tested)} layouts: {tested[-1].chance:.0%}" if len(tested) > _TESTED else ""
-        yield f"test first: {'; '.join(entry.layout for entry in few)}"
-        yield f"one of them is within 3 % of the fastest with {few[-1].chance:.0%}{more}"
-    ties = sum(entry.ties for entry in ranked) - 1
-    if ties:
-        yield f"{ties} more of those shown tie with the first: the error bar cannot tell them apart"
-    lost = next((entry for entry in ranked if not entry.ties), None)
-    if lost is not None and lost is not ranked[1]:
-        yield (
-            f"the first that loses beyond the error bar: {lost.layout}, by "
-            f"{lost.step_s.nominal / first_s - 1:.1%}, most of it in {lost.loses_in} "
-            f"({format_duration(lost.loses_by_s)}); slower with probability {lost.slower_probability:.0%}"
-        )
-    yield from caveat_lines(document.caveats, verbose=verbose)
+def _gain(explanation: "Explanation", found: "Loss | Change") -> str:
+    if _is_alone(explanation):
+        faster = explanation.step_s / (explanation.step_s - found.gain_s) - 1
+        return f"samples/s {percent(faster, signed=True)}"
+    return f"speed-up {found.gain_speedup:+.2f}"
+
+
+def _ms(seconds: Seconds) -> str:
+    # One unit throughout, so that the lines compare; tiny ones in full.
+    return f"{number(seconds * 1e3)} ms" if seconds >= 1e-5 else format_duration(seconds)
 
 
 def parameter_lines(machine: "InferredMachine") -> Iterator[str]:

@@ -9,8 +9,7 @@ from perfmodel.answer.answer import Forecast, table
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.explanation import ChangeKind, Explanation, LossCause, explain
 from perfmodel.layout import Layout, Scaling, scaled_layouts
-from perfmodel.report.explanation import explanation_lines
-from perfmodel.report.prediction import advice_lines
+from perfmodel.report.prediction import advice_lines, explanation_lines
 from perfmodel.units import MIB
 from tests.existing import existing
 from tests.perfmodel.asking import Asking

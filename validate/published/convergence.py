@@ -7,8 +7,8 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from perfmodel.convergence import BatchPoint, fit_convergence
 from perfmodel.documents.verdicts import PublishedSeries
+from perfmodel.plan.batch import BatchPoint, fit_convergence
 from validate.published.harness import Part, Row, Table, number, verdict
 
 POINTS: Final = ("benchmark", "round", "global_batch", "mean", "olympic_mean")

@@ -137,7 +137,7 @@ function mostDevices(state, profile) {
   return clusterOf(state, profile)?.devices ?? (profile.bandwidth_bytes_per_s ? 16384 : 1);
 }
 
-// What belongs to the machine, or is the user's of this machine, starts anew with another one.
+// What belongs to the machine, or is the user's of this machine, starts again with another one.
 function showKnown(state, question = {}) {
   const { capacity_bytes: given, logged } = question;
   const capacity = given ?? memoryOf(state);

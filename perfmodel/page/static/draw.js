@@ -20,7 +20,7 @@ function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-// Widths of the places of pictures: read once for all, since each reading lays the page out anew.
+// Widths of the places of pictures: read once for all, since each reading lays out the page again.
 const widths = {};
 
 function measurePlaces() {

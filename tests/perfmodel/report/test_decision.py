@@ -9,7 +9,7 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.documents.plan import PlanDocument
-from perfmodel.report.decision import decision_html
+from perfmodel.report.html import decision_html
 from perfmodel.units import PREFIXES
 from tests.perfmodel.plan.plans import PLAN, TODAY, written
 from tests.perfmodel.report.test_html import loads_and_runs_nothing, read

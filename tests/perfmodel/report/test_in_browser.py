@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 import perfmodel as pm
-from perfmodel.report.decision import decision_html
-from perfmodel.report.html import report_html
+from perfmodel.report.html import decision_html, report_html
 from tests.accessibility import VIEWS, chromium, fits, is_readable, needs_browser
 from tests.perfmodel.plan.plans import TODAY, written
 from tests.perfmodel.report.samples import plain_prediction, plain_profile, plain_validation

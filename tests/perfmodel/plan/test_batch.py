@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.convergence import TUNING_SPREAD, BatchPoint, fit_convergence, log_growth
+from perfmodel.plan.batch import TUNING_SPREAD, BatchPoint, fit_convergence, log_growth
 
 BATCHES = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
