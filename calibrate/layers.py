@@ -243,6 +243,11 @@ _OF_SEQUENCES: Final = frozenset({"linear", "product", "attention", "rotate", "e
 #: Batches of images, and their least sides: a million images of 2 x 2 pixels tell little about any model.
 _GPU_SAMPLES: Final = 8, 4096
 _GPU_SIDES: Final = 4, 112
+#: Share of convolutions as they do most of a network's work; draws of all sizes hold few such.
+_OF_BODIES: Final = 0.75
+_BODY_CHANNELS: Final = 96, 512
+_BODY_SIDES: Final = 14, 56
+_BODY_SAMPLES: Final = 32, 512
 #: Share of layers that stay small: they tell what the shortest kernels take.
 _AS_DRAWN: Final = 0.15
 #: Kinds whose kernels differ between memory formats, and the share of them whose channels lie side by side.
@@ -279,6 +284,10 @@ def _for_gpu(layer: Layer, draw: random.Random, precision: str) -> Layer:
     if draw.random() < _AS_DRAWN:
         return layer
     sizes = layer.sizes
+    is_body = layer.kind == "convolution" and draw.random() < _OF_BODIES
+    if is_body:
+        channels, out = (_width(draw, *_BODY_CHANNELS) for _ in range(2))
+        sizes = (1, channels, _between(draw, *_BODY_SIDES), out, draw.choice((1, 3, 3, 3)), 1, 1)
     if layer.kind == "linear" and draw.random() < _UNALIGNED:
         sizes = (*sizes[:-1], sizes[-1] - 1)
     if layer.kind == "product" and draw.random() >= _UNALIGNED:
@@ -289,12 +298,13 @@ def _for_gpu(layer: Layer, draw: random.Random, precision: str) -> Layer:
         length, width = sizes[2] * draw.choice(_GPU_LENGTHS), draw.choice(_GPU_HEADS)
         sizes = (*sizes[:2], length, width, sizes[4])
     is_image = len(sizes) > 2 and layer.kind not in _OF_SEQUENCES
-    if is_image:
+    if is_image and not is_body:
         side = max(sizes[2], _between(draw, *_GPU_SIDES))
         sizes = (*sizes[:2], side, *sizes[3:])
     elements, flop = _per_sample(layer.kind, sizes[1:])
     low, high = _GPU_ELEMENTS
-    number = _between(draw, *_GPU_SAMPLES) if is_image else _between(draw, low, high) / elements
+    samples = _BODY_SAMPLES if is_body else _GPU_SAMPLES
+    number = _between(draw, *samples) if is_image else _between(draw, low, high) / elements
     if flop > 0:
         least = 0.0 if is_image else _GPU_FLOP[0] / flop
         number = min(max(number, least), _GPU_FLOP[1] / flop)

@@ -87,7 +87,7 @@ def without_events(entry: _Taken, event_s: Seconds) -> _Taken:
         case OperatorsObservation():
             found["operators"] = timed(entry.operators)
             found["optimizers"] = timed(entry.optimizers)
-        case ReplayObservation():
+        case ReplayObservation() if entry.operators:
             found["operators"] = timed(entry.operators)
             found["optimizer_s"] = kept(entry.optimizer_s)
             for phase in (Phase.FORWARD, Phase.BACKWARD):
@@ -128,15 +128,16 @@ def measured_steps(replays: Sequence[ReplayObservation]) -> tuple[MeasuredStep, 
     groups: dict[StepKey, dict[int, list[ReplayObservation]]] = defaultdict(
         lambda: defaultdict(list)
     )
-    for entry in of_newest_traces([e for e in replays if e.world_size == 1]):
+    for entry in of_newest_traces([e for e in replays if e.operators]):
         groups[step_key(entry)][1].append(entry)
-    for entry in (e for e in replays if e.world_size > 1 and e.trained_s):
+    for entry in (e for e in replays if e.trained_s and not e.operators):
         of_step = groups.get(step_key(entry))
         if of_step and entry.calls in {each.calls for each in of_step[1]}:
             of_step[entry.world_size].append(entry)
     for of_step in groups.values():
         # Replays without a training, of a time when no code was at hand, know less.
-        of_step[1] = [e for e in of_step[1] if e.trained_s] or of_step[1]
+        if any(e.trained_s and e.operators for e in of_step[1]):
+            of_step[1] = [e for e in of_step[1] if e.trained_s]
     counts = {1}.union(*groups.values())
     deviations = {n: _deviation([s[n] for s in groups.values() if n in s]) for n in counts}
     return tuple(_measured_step(key, g, deviations) for key, g in sorted(groups.items()))
@@ -157,7 +158,7 @@ def _measured_step(
     by_ranks: Mapping[int, Sequence[ReplayObservation]],
     deviations: Mapping[int, float],
 ) -> MeasuredStep:
-    group = by_ranks[1]
+    group = [entry for entry in by_ranks[1] if entry.operators]
     errors = {
         # Where each step has one round on so many ranks, they scatter as one does.
         ranks: max(_SMALLEST_ERROR, (deviations[ranks] or deviations[1]) / math.sqrt(len(entries)))
@@ -168,7 +169,7 @@ def _measured_step(
         for ranks, entries in by_ranks.items()
         if (times_s := [entry.trained_s for entry in entries if entry.trained_s is not None])
     }
-    issued_s = [entry.issued_s for entry in group if entry.issued_s is not None]
+    issued_s = [entry.issued_s for entry in by_ranks[1] if entry.issued_s is not None]
     totals_s = {phase: replayed_s(group, phase) for phase in _PHASES}
     times: dict[tuple[str, Phase], list[Seconds]] = defaultdict(list)
     counts: dict[tuple[str, Phase], int] = {}

@@ -102,7 +102,7 @@ class ModelsBudget:
         is_reduced = device_kind == "virtual" or is_short(name, device_kind)
         if not is_reduced:
             return budget
-        return replace(budget, num_repetitions=2, num_later=0, replay_rounds=1)
+        return replace(budget, num_repetitions=2, num_later=0, replay_rounds=2)
 
 
 BUDGETS: Final = {
@@ -279,6 +279,8 @@ def _blocks(
         ],
         seed=request.seed,
         num_rounds=budget.replay_rounds,
+        # The host decides more of a GPU's steps, and drifts within a minute.
+        apart=here.device_kind != "cpu" and budget.replay_rounds <= _STARTS_PER_BLOCK,
     )
     found = []
     for at in range(0, len(starts), _STARTS_PER_BLOCK):

@@ -57,6 +57,8 @@ _DRAWING_S: Final = 0.25
 _DRAWN_BYTES: Final = 64e6
 #: Steps until a host that runs ahead of its device has filled the queue between them.
 _LEAD_IN = 5
+#: A new process and an idle GPU are slow for longer than that: as the loops that judge. [s]
+_WARM_UP_S: Final = 0.3
 _DENSE_STEPS = 5
 #: Steps of which the host's part is timed: runs of a host differ more than these steps do.
 _MOST_ISSUED = 40
@@ -323,10 +325,7 @@ def trained(
         one_step()
         return device.now() - begun_s
 
-    warm_s = [run(1) for _ in range(_LEAD_IN if session.asynchronous else 2)]
-    most = min(_MOST_TRAINED, device.most_repeats)
-    count = repeats_within(target_s, warm_s[1:], minimum=_FEWEST_TRAINED, maximum=most)
-    count = session.agree(count, world_size=world_size)
+    count = _count(session, run, target_s=target_s, world_size=world_size)
     each_s = session.gather(run(count) / count, world_size=world_size)
     step_s = session.agree(max(each_s, default=None), world_size=world_size)
     if not session.asynchronous:
@@ -334,6 +333,21 @@ def trained(
     # A full queue holds the host up.
     num_issued = min(count, _MOST_ISSUED, device.most_repeats // 4)
     return step_s, statistics.median(issuing() for _ in range(num_issued))
+
+
+def _count(
+    session: Session, run: Callable[[int], Seconds], *, target_s: Seconds, world_size: int
+) -> int:
+    """Steps that take about this time, the same on all ranks, once process and device are warm."""
+    fewest, least_s = (_LEAD_IN, _WARM_UP_S) if session.asynchronous else (2, 0.0)
+    warm_s, most = [run(1)], min(_MOST_TRAINED, session.measured.most_repeats)
+    while len(warm_s) < fewest or (
+        len(warm_s) < most and session.agree(sum(warm_s) < least_s, world_size=world_size)
+    ):
+        warm_s.append(run(1))
+    count = repeats_within(target_s, warm_s[1:], minimum=_FEWEST_TRAINED, maximum=most)
+    agreed: int = session.agree(count, world_size=world_size)
+    return agreed
 
 
 def _built(

@@ -2,7 +2,9 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -26,6 +28,7 @@ from perfmodel.tracing.recorder import ModulePaths, Recorder
 from perfmodel.tracing.step import without_content
 from perfmodel.workload import Operator, TensorSpec
 from tests.existing import existing
+from tests.perfmodel.operators import operator as called
 from tests.perfmodel.operators import spec
 
 CPU = torch.device("cpu")
@@ -242,6 +245,27 @@ def test_layers_of_a_gpu_have_both_memory_formats_and_products_of_odd_width() ->
     assert (image.dtype, existing(image.stride)[1]) == ("bfloat16", 1)
     odd = [layer.sizes[-1] % 2 for layer in layers if layer.kind == "linear"]
     assert 0 < sum(odd) < len(odd) / 2
+
+
+def test_convolutions_of_a_gpu_are_as_large_as_those_of_deep_networks() -> None:
+    """In either memory format: without, the bodies of networks came out twice too slow."""
+    found: Counter[tuple[str, bool]] = Counter()
+    for layer in planned_layers(share=0.1, optimizer_share=0.2, device_kind="cuda"):
+        if layer.kind == "convolution":
+            samples, channels, side, out, kernel, stride, _ = layer.sizes
+            flop = 2.0 * samples * channels * out * (kernel * side / stride) ** 2
+            found[layer.precision, layer.is_channels_last] += 3e10 < flop <= 1e12
+    assert len(found) == 4
+    assert min(found.values()) >= 2
+
+
+def test_numbers_that_attention_of_cudnn_drew_are_made_up_where_its_results_are() -> None:
+    head, state = spec(1, 1, 2, 2), replace(spec(), dtype="int64")
+    attention = called(
+        "aten._scaled_dot_product_cudnn_attention.default", (head,) * 3, (head, state)
+    )
+    found = returned_tensors(attention, (torch.ones(1, 1, 2, 2), None, torch.tensor(7)))
+    assert [int(each.sum()) for each in found] == [4, 0]
 
 
 def test_the_seeds_of_flash_attention_are_no_obstacle() -> None:

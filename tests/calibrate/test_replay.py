@@ -299,6 +299,11 @@ def test_a_training_counts_more_than_replays_without_one() -> None:
     assert step.trained_s == pytest.approx(4.0)
     assert step.relative_error == pytest.approx(math.log(4) / 2)
     assert step.operators == measured_steps(trained)[0].operators
+    # On a GPU later rounds repeat no operators.
+    bare = trained[1].model_copy(
+        update=dict.fromkeys(("operators", "forward_s", "backward_s", "optimizer_s"), ())
+    )
+    assert measured_steps([trained[0], without_events(bare, 1e-6)]) == (step,)
 
 
 def test_trainings_on_several_ranks_of_the_same_calls_are_kept_by_their_number() -> None:

@@ -292,7 +292,7 @@ def test_operators_add_up_to_their_step_without_the_time_that_events_take(tmp_pa
     )
     command = (sys.executable, "-m", "tests.calibrate.virtual_replay", str(truth), str(output))
     subprocess.run(command, check=True)
-    *queues, replay, steps, drawn, trained = read_observations(output)
+    *queues, replay, steps, drawn, trained, again = read_observations(output)
     each_s = event_s(_rate(entry) for entry in queues if isinstance(entry, ComputeObservation))
     assert each_s == pytest.approx(1.5e-6, abs=2e-10)
     assert isinstance(replay, ReplayObservation)
@@ -321,6 +321,10 @@ def test_operators_add_up_to_their_step_without_the_time_that_events_take(tmp_pa
     device_s = replayed_s([without_events(trained, each_s)])
     assert trained.issued_s == pytest.approx(own_s, rel=0.05)
     assert trained.trained_s == pytest.approx(max(own_s, device_s), rel=0.05)
+    # In later rounds it trains alone.
+    assert isinstance(again, ReplayObservation)
+    assert again.trained_s == pytest.approx(trained.trained_s, rel=0.05)
+    assert not again.operators
 
 
 @pytest.mark.parametrize("queue", [4, 1024])

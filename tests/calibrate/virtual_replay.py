@@ -69,6 +69,7 @@ def main(truth: Path, output: Path) -> None:
         measure_steps(session, steps),
         measure_model(session, drawn),
         measure_replay(session, train),
+        measure_replay(session, train.model_copy(update={"name": "again", "round": 1})),
     )
     append(output, *found)
 

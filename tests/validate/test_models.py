@@ -63,7 +63,7 @@ def test_a_standard_budget_is_whole_on_a_gpu(
 ) -> None:
     found = ModelsBudget.of(name, device_kind)
     assert (found != BUDGETS[name]) == is_short
-    assert ((found.num_repetitions, found.replay_rounds) == (2, 1)) == is_short
+    assert ((found.num_repetitions, found.replay_rounds) == (2, 2)) == is_short
 
 
 def test_failures_are_counted_and_named(tmp_path: Path) -> None:
