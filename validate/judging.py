@@ -105,17 +105,13 @@ def launches(
 
 
 def replay_rounds(
-    tasks: Sequence[ReplayTask], *, seed: int, num_rounds: int, apart: bool = False
+    tasks: Sequence[ReplayTask], *, seed: int, num_rounds: int
 ) -> tuple[tuple[ReplayTask, ...], ...]:
     """Every model in place, as ``predict`` trains and times it: all of its rounds in a row.
 
     Ranks start as often as there are rounds, each time for other models.
-    ``apart``: They start once, and a round of all models, on one rank each, comes before the next.
     """
     order = shuffled(tasks, f"{seed}-replays")
-    if apart:
-        rounds = zip(*(repeated(task, num_rounds) for task in order), strict=True)
-        return (tuple(itertools.chain.from_iterable(rounds)),)
     return tuple(
         tuple(run for task in order[start::num_rounds] for run in repeated(task, num_rounds))
         for start in range(num_rounds)

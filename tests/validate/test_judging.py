@@ -155,14 +155,6 @@ def test_rounds_of_a_model_follow_each_other_in_one_launch_as_those_of_predict()
     assert [(task.world_size, task.target_s) for task in together] == [(1, 0.25), (2, 0.25)]
 
 
-def test_rounds_of_all_models_on_a_gpu_follow_each_other_in_one_launch() -> None:
-    (tasks,) = replay_rounds(replays(5), seed=3, num_rounds=2, apart=True)
-    names = [task.workload for task in tasks]
-    assert names[:5] == names[5:]
-    assert len({*names}) == 5
-    assert [task.round for task in tasks] == [0] * 5 + [1] * 5
-
-
 def found(value_s: float) -> Estimate:
     return Estimate(value_s=value_s, relative_error=0.01, num_repetitions=3)
 

@@ -29,6 +29,7 @@ from validate.models import (
     ModelsBudget,
     Predicted,
     PredictedRun,
+    _blocks,
     judge_models,
     validate_models,
 )
@@ -64,6 +65,16 @@ def test_a_standard_budget_is_whole_on_a_gpu(
     found = ModelsBudget.of(name, device_kind)
     assert (found != BUDGETS[name]) == is_short
     assert ((found.num_repetitions, found.replay_rounds) == (2, 2)) == is_short
+
+
+def test_a_borrowed_gpu_trains_all_models_before_any_again(tmp_path: Path) -> None:
+    request = ProfileRequest(profile=profile(Machine()), folder=tmp_path, budget="quick")
+    here: Any = SimpleNamespace(device_kind="cuda", topology=SimpleNamespace(world_size=1))
+    [block] = _blocks(request, drawn_models(), ModelsBudget.of("quick", "cuda"), here)
+    ([*first, third, fourth],) = block.trainings
+    assert [task.round for task in (*first, third, fourth)] == [0, 0, 1, 1]
+    assert {task.workload for task in first} == {third.workload, fourth.workload}
+    assert len({task.workload for task in first}) == 2
 
 
 def test_failures_are_counted_and_named(tmp_path: Path) -> None:
