@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -245,18 +244,12 @@ def test_layers_of_a_gpu_have_both_memory_formats_and_products_of_odd_width() ->
     assert (image.dtype, existing(image.stride)[1]) == ("bfloat16", 1)
     odd = [layer.sizes[-1] % 2 for layer in layers if layer.kind == "linear"]
     assert 0 < sum(odd) < len(odd) / 2
-
-
-def test_convolutions_of_a_gpu_are_as_large_as_those_of_deep_networks() -> None:
-    """In either memory format: without, the bodies of networks came out twice too slow."""
-    found: Counter[tuple[str, bool]] = Counter()
-    for layer in planned_layers(share=0.1, optimizer_share=0.2, device_kind="cuda"):
-        if layer.kind == "convolution":
-            samples, channels, side, out, kernel, stride, _ = layer.sizes
-            flop = 2.0 * samples * channels * out * (kernel * side / stride) ** 2
-            found[layer.precision, layer.is_channels_last] += 3e10 < flop <= 1e12
-    assert len(found) == 4
-    assert min(found.values()) >= 2
+    # In a short calibration, too, some convolutions do as much as those of deep networks, in either format.
+    short = planned_layers(share=0.1, optimizer_share=0.2, device_kind="cuda")
+    for kind in ((precision, is_last) for precision in ("fp32", "bf16") for is_last in (0, 1)):
+        alike = (e for e in short if (e.precision, e.is_channels_last) == kind)
+        sizes = [layer.sizes for layer in alike if layer.kind == "convolution"]
+        assert sum(n * c * o * (k * x / s) ** 2 > 1.5e10 for n, c, x, o, k, s, _ in sizes) >= 2
 
 
 def test_numbers_that_attention_of_cudnn_drew_are_made_up_where_its_results_are() -> None:
