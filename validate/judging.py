@@ -107,15 +107,17 @@ def launches(
 def replay_rounds(
     tasks: Sequence[ReplayTask], *, seed: int, num_rounds: int
 ) -> tuple[tuple[ReplayTask, ...], ...]:
-    """Every model in place, as ``predict`` trains and times it: all of its rounds in a row.
+    """Every model in place, its rounds spread over as many seconds as by ``predict``: those of two alternate.
 
     Ranks start as often as there are rounds, each time for other models.
     """
     order = shuffled(tasks, f"{seed}-replays")
-    return tuple(
-        tuple(run for task in order[start::num_rounds] for run in repeated(task, num_rounds))
-        for start in range(num_rounds)
-    )
+
+    def alternating(own: Sequence[ReplayTask]) -> tuple[ReplayTask, ...]:
+        runs = ((at // 2, run) for at, each in enumerate(own) for run in repeated(each, num_rounds))
+        return tuple(run for _, run in sorted(runs, key=lambda one: (one[0], one[1].round)))
+
+    return tuple(alternating(order[start::num_rounds]) for start in range(num_rounds))
 
 
 def measured_steps(entries: Iterable[Observation]) -> dict[RunSetting, Estimate]:

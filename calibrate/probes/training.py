@@ -51,7 +51,7 @@ _POOL_SAMPLES = 512
 _MAXIMUM_STEPS = 200
 #: Of a model's own training: of the longest steps a few, of the shortest as many as take a second.
 _FEWEST_TRAINED: Final = 3
-_MOST_TRAINED: Final = 1000
+_MOST_TRAINED: Final = 3000
 #: For drawing batches of a model that trains: time, and memory for all.
 _DRAWING_S: Final = 0.25
 _DRAWN_BYTES: Final = 64e6

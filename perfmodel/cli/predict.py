@@ -29,7 +29,7 @@ _CODE: Final = "perfmodel.code"
 _SAMPLES = opt.positive("--samples", "Samples of the whole training: says the time to them.")
 _NO_MEASURE = typer.Option(
     "--no-measure",
-    help="Read calibrated curves instead of timing what a traced workload has new (25 s).",
+    help="Read calibrated curves instead of timing what a traced workload has new (40 s).",
 )
 _PLOT = opt.picture("--plot", (".svg", ".png"), "Write a plot, .svg or .png.")
 _TRACE = opt.file("--trace", "Write the step at the largest count as a Chrome trace.")

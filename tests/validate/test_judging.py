@@ -140,19 +140,16 @@ def test_a_campaign_that_was_interrupted_in_its_first_stage_keeps_its_seed(tmp_p
     assert campaign_seed(tmp_path, None) == 4711
 
 
-def test_rounds_of_a_model_follow_each_other_in_one_launch_as_those_of_predict() -> None:
+def test_rounds_of_two_models_alternate_in_one_launch() -> None:
     models = replays(5)
-    planned = replay_rounds(models, seed=3, num_rounds=2)
-    assert [len(launch) for launch in planned] == [6, 4]
-    tasks = [task for launch in planned for task in launch]
-    assert sorted(task.workload for task in tasks[::2]) == [model.workload for model in models]
-    assert [task.workload for task in tasks[::2]] != [model.workload for model in models]
-    for first, second in zip(tasks[::2], tasks[1::2], strict=True):
-        assert first.workload == second.workload
-        assert [first.name, second.name] == [f"{at}: {first.workload} replayed" for at in (0, 1)]
-    several = models[0].model_copy(update={"world_size": 2})
-    (together,) = replay_rounds([several], seed=3, num_rounds=1)
-    assert [(task.world_size, task.target_s) for task in together] == [(1, 0.25), (2, 0.25)]
+    models[2] = models[2].model_copy(update={"world_size": 2})
+    first, second = replay_rounds(models, seed=4, num_rounds=2)
+    names = ["0: m1", "0: m3", "1: m1", "1: m3", "0: m4", "1: m4"]
+    assert [task.name[:5] for task in first] == names
+    assert [(task.name[:5], task.world_size, task.target_s) for task in second] == [
+        *(("0: m2", 1, 0.25), ("0: m2", 2, 0.25), ("0: m0", 1, 0.5)),
+        *(("1: m2", 1, 0.25), ("1: m2", 2, 0.25), ("1: m0", 1, 0.5)),
+    ]
 
 
 def found(value_s: float) -> Estimate:
