@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
 
 from perfmodel.cost.accumulation import additions
 from perfmodel.cost.collectives import library_of
@@ -23,15 +22,10 @@ from perfmodel.step.division import (
     num_elements,
     units,
 )
-from perfmodel.step.stages import WaitingSends
 from perfmodel.units import Bytes, Seconds
 from perfmodel.workload import ELEMENT_BYTES, Operator, Phase
 from perfmodel.workload.memory import StepMemory
 from perfmodel.workload.step import SymbolicStep
-
-#: What a kernel holds of a message that the program has sent: two parts of 64 KiB and their book-keeping
-#: (TCP small queues). Within a node there is no such queue: the sender's call puts all into the receiver's socket.
-_KERNEL_QUEUE_BYTES: Final = 200_000
 
 
 def divided_program(
@@ -50,7 +44,6 @@ def divided_program(
             f"--layout: --workload must be a file of perfmodel trace for anything but dp=N, got "
             f"{workload.workload.name} with {str(layout)!r}"
         )
-    blocking = library_of(machine.backend).by_processors
     # ZeroRedundancyOptimizer stands behind DistributedDataParallel, with its buckets.
     passes = replace(layout, zero=0) if layout.zero == 1 else layout
     # These tell how work is divided; what is known of the whole is multiplied by the shares.
@@ -66,14 +59,12 @@ def divided_program(
         passes,
         unit_shares(workload.trace, workload.memory, passes, durations, accumulated),
     )
-    largest = max(division.activation_bytes for division in divisions)
-    queued = _KERNEL_QUEUE_BYTES / max(largest, 1) if machine.num_nodes > 1 else 0.0
     return compile_divided(
         passes,
         divisions,
         num_shards=layout.dp if layout.zero == 1 else 0,
         asynchronous=machine.asynchronous,
-        waiting=WaitingSends(queued=queued) if blocking else None,
+        blocking=library_of(machine.backend).by_processors,
         buffer_bytes=workload.workload.buffer_bytes,
     )
 

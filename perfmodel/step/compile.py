@@ -68,7 +68,7 @@ def compile_divided(
     divisions: Sequence[StageDivision],
     *,
     asynchronous: bool,
-    waiting: WaitingSends | None = None,
+    blocking: bool = False,
     buffer_bytes: Sequence[Bytes] = (),
     num_shards: int = 0,
 ) -> StepProgram:
@@ -78,9 +78,9 @@ def compile_divided(
     pieces. On asynchronous devices each piece of compute is first issued by the host. The input of the next
     step is prepared beside this one, so that a step lasts at least as long as the loader.
 
-    ``waiting``: Where the host waits for collectives, as with gloo: it gathers no sharded layer ahead, and
+    ``blocking``: The host waits for collectives, as with gloo: it gathers no sharded layer ahead, and
     nothing over the end of a pass. It computes nothing until the gradients of a sharded layer are reduced.
-    Stages are not interleaved. None: streams wait for each other, the host runs ahead.
+    Stages are not interleaved. Else streams wait for each other, and the host runs ahead.
     ``buffer_bytes``: What replicas of a module broadcast before the first pass. [B]
     ``num_shards``: Replicas that each update a part of the parameters for all, as ZeroRedundancyOptimizer
     divides them; 0: each updates all. Their owners then broadcast them, two at a time, and the step ends when
@@ -89,7 +89,7 @@ def compile_divided(
     builder = _Builder(
         layout=layout,
         divisions=tuple(divisions),
-        waiting=waiting,
+        waiting=WaitingSends() if blocking else None,
         asynchronous=asynchronous,
         buffer_bytes=tuple(buffer_bytes),
         has_buckets=layout.synchronisation is Synchronisation.DDP,

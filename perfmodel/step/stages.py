@@ -241,25 +241,20 @@ class Parcel(NamedTuple):
 class WaitingSends:
     """What stages have offered, sent and done last."""
 
-    queued: float = 0.0
-    """Share of a point-to-point send that the kernel of its sender holds."""
     last: dict[int, int] = field(default_factory=dict)
     """End of the last compute of a stage."""
     offered: dict[tuple[int, Work], Parcel] = field(default_factory=dict)
     """What a stage's work will fetch when it has nothing else to do."""
-    sending: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """End of the compute whose result a stage offered last, and to whom."""
     between: dict[tuple[int, int], int] = field(default_factory=dict)
     """The last point-to-point send between two stages."""
     sent: dict[int, list[int]] = field(default_factory=dict)
-    """What a stage's kernel has taken since that stage last turned."""
+    """What a stage has sent since it last turned."""
     turned: dict[int, bool] = field(default_factory=dict)
     """Whether a stage's last pass was a forward one."""
 
     def offer(self, parcel: Parcel, other: int, received: Work) -> None:
         """Keep a parcel until another stage needs it for this work."""
         self.offered[other, received] = parcel
-        self.sending[parcel.stage] = (parcel.end, other)
 
     def fetch(self, stage: int, work: Work, put: Put) -> int | None:
         """Append the point-to-point send of what is offered to a stage's next work, if anything is; its end."""
@@ -268,8 +263,16 @@ class WaitingSends:
             return None
         between = (min(stage, parcel.stage), max(stage, parcel.stage))
         busy = [self.between[between]] if between in self.between else []
-        ready = self._announce(stage, parcel, put)
-        end = self._send(parcel, (parcel.end, *ready, *busy), put)
+        # A sender knows that a stage is ready to receive when that one has ended what it did.
+        idle = [self.last[stage]] if stage in self.last else []
+        end = put(
+            parcel.stage,
+            parcel.work,
+            Cause.P2P,
+            stream=parcel.stream,
+            after=(parcel.end, *idle, *busy),
+        )
+        self.sent.setdefault(parcel.stage, []).append(end)
         self.between[between] = end
         return end
 
@@ -282,31 +285,6 @@ class WaitingSends:
         awaited = self.sent.pop(stage, []) if self._turns(stage, work) else []
         self.turned[stage] = work.kind is Phase.FORWARD
         return awaited
-
-    def _announce(self, stage: int, parcel: Parcel, put: Put) -> tuple[int, ...]:
-        """When a sender knows that a stage is ready to receive."""
-        if stage not in self.last:
-            return ()
-        idle = self.last[stage]
-        end, other = self.sending.get(stage, (-1, -1))
-        if not self.queued or end != idle or other == parcel.stage:
-            return (idle,)
-        waits = min(self.queued, 1.0)
-        return (self._put(parcel, waits, (idle,), put),)
-
-    def _send(self, parcel: Parcel, after: tuple[int, ...], put: Put) -> int:
-        held = min(self.queued, 1.0)
-        if held < 1:
-            taken = self._put(parcel, 1 - held, after, put)
-            self.sent.setdefault(parcel.stage, []).append(taken)
-            after = (taken,)
-        return self._put(parcel, held, after, put) if held else after[0]
-
-    @staticmethod
-    def _put(parcel: Parcel, share: float, after: tuple[int, ...], put: Put) -> int:
-        return put(
-            parcel.stage, parcel.work, Cause.P2P, stream=parcel.stream, share=share, after=after
-        )
 
     def _turns(self, stage: int, work: Work) -> bool:
         """Whether a stage goes from forward to backward passes, or back."""

@@ -1,21 +1,17 @@
 """Layouts of a traced model on a calibrated machine: laws that hold for any prices."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from perfmodel.answer.measured import layout_costs
-from perfmodel.cost import shares
 from perfmodel.cost.machine import PIPELINE, ranks_beside
 from perfmodel.cost.network import Group, groups
 from perfmodel.layout import Layout, parse_layout
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
-from perfmodel.step import Cause, StepProgram
-from perfmodel.step.compile import compile_divided
-from perfmodel.step.stages import WaitingSends
+from perfmodel.step import Cause
 from tests.perfmodel.asking import Asking
-from tests.perfmodel.llama import HIDDEN, document
+from tests.perfmodel.llama import document
 from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile
 
@@ -64,30 +60,6 @@ def test_gradients_of_fewer_bytes_shorten_their_sums_alone(
     was, now = layout_costs(question), layout_costs(replace(question, gradient_share=0.5))
     took_s = zip(was.program.operations, was.median_s, now.median_s, strict=True)
     assert {o.cause for o, before_s, after_s in took_s if after_s[0] < before_s[0]} == shorter
-
-
-@pytest.mark.parametrize(("num_nodes", "model"), [(1, "llama"), (2, "llama"), (2, "resnet18")])
-def test_a_kernel_holds_a_part_of_the_largest_message_between_nodes(
-    machine: MeasuredMachine, monkeypatch: pytest.MonkeyPatch, num_nodes: int, model: str
-) -> None:
-    """200,000 bytes; images shrink from stage to stage. Within a node: nothing."""
-    held: list[float] = []
-    sent: list[int] = []
-
-    def compiled(*arguments: Any, waiting: WaitingSends, **options: Any) -> StepProgram:
-        held.append(waiting.queued)
-        sent.extend(division.activation_bytes for division in arguments[1])
-        return compile_divided(*arguments, waiting=waiting, **options)
-
-    monkeypatch.setattr(shares, "compile_divided", compiled)
-    joined = replace(machine, num_nodes=num_nodes)
-    layout = parse_layout(f"pp=4 accumulation=4 micro_batch={BATCH}")
-    shares.divided_program(joined, workload(Asking(machine), model), layout, backward_s=1.0)
-    assert held == [pytest.approx((num_nodes - 1) * 200_000 / max(sent))]
-    if model == "llama":
-        assert max(sent) == BATCH * 64 * HIDDEN * 4
-    else:
-        assert min(sent) < max(sent)
 
 
 def test_ranks_of_every_exchange_by_their_order() -> None:

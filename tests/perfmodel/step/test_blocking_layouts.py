@@ -13,27 +13,25 @@ from perfmodel.engine.simulate import simulate
 from perfmodel.layout import Layout, Schedule
 from perfmodel.step import Cause
 from perfmodel.step.compile import BUCKETS, compile_divided
-from perfmodel.step.stages import WaitingSends, equal_pieces
+from perfmodel.step.stages import equal_pieces
 
 seconds = st.floats(1e-3, 10.0)
 
 
 def step_s(
-    layout: Layout, times: Mapping[str, float], *, layers: int, waiting: WaitingSends | None = None
+    layout: Layout, times: Mapping[str, float], *, layers: int, blocking: bool = False
 ) -> float:
     table = {cause: np.array(times.get(cause.value, 0.0)) for cause in Cause}
     pieces = equal_pieces(layout, layers, most=BUCKETS)
-    program = compile_divided(layout, pieces, asynchronous=False, waiting=waiting)
+    program = compile_divided(layout, pieces, asynchronous=False, blocking=blocking)
     durations_s = layout_durations(program, table)
     simulated_s = simulate(program, durations_s[np.newaxis]).step_s
     assert step_times(program, durations_s) == pytest.approx(simulated_s, rel=1e-9)
     return simulated_s
 
 
-def waiting_s(
-    layout: Layout, times: Mapping[str, float], *, layers: int = 4, queued: float = 0.0
-) -> float:
-    return step_s(layout, times, layers=layers, waiting=WaitingSends(queued=queued))
+def waiting_s(layout: Layout, times: Mapping[str, float], *, layers: int = 4) -> float:
+    return step_s(layout, times, layers=layers, blocking=True)
 
 
 @pytest.mark.parametrize(("zero", "expected_s"), [(3, 22), (2, 18.5)])
@@ -64,28 +62,11 @@ def test_a_stage_that_sends_announces_late_what_it_can_receive() -> None:
     """GPipe, 3 stages, 2 micro-batches; the middle one announces once forward and once backward.
 
     Forward 1, over 2, backward 2: F0 at 0, 3, 6; F1 fetched at 4, done at 7; B0 at 10, 14, 18; B1 fetched at
-    16, at 18 and 22, until 24. A quarter of a point-to-point send in the kernel delays both fetches by 0.5.
+    16, at 18 and 22, until 24.
     """
     layout = Layout(pp=3, accumulation=2, schedule=Schedule.GPIPE)
     times = {"forward": 1.0, "backward": 2.0, "p2p": 2.0}
     assert waiting_s(layout, times, layers=3) == pytest.approx(24)
-    assert waiting_s(layout, times, layers=3, queued=0.25) == pytest.approx(25)
-
-
-@pytest.mark.parametrize("queued", [0.4, 1.0, 3.0])
-def test_two_stages_have_nobody_else_to_send_to(queued: float) -> None:
-    layout = Layout(pp=2, accumulation=5, schedule=Schedule.GPIPE)
-    times = {"forward": 1.0, "backward": 2.0, "p2p": 0.5}
-    assert waiting_s(layout, times, queued=queued) == waiting_s(layout, times)
-
-
-def test_a_stage_turns_when_the_kernel_has_taken_what_it_sent() -> None:
-    """1F1B: what is left in the kernel arrives while the sender already works backward."""
-    layout = Layout(pp=3, accumulation=6)
-    times = {"forward": 1.0, "backward": 2.0, "p2p": 2.0}
-    found = [waiting_s(layout, times, layers=3, queued=q) for q in (0.0, 0.1, 0.2)]
-    assert found == sorted(found, reverse=True)
-    assert found[2] < found[0]
 
 
 def times_of(*causes: str) -> st.SearchStrategy[dict[str, float]]:
@@ -97,13 +78,12 @@ def times_of(*causes: str) -> st.SearchStrategy[dict[str, float]]:
     rounds=st.integers(1, 8),
     schedule=st.sampled_from(Schedule),
     times=times_of("forward", "backward", "p2p"),
-    queued=st.sampled_from([0.0, 0.3, 1.0]),
 )
 def test_waiting_never_makes_a_pipeline_faster(
-    stages: int, rounds: int, schedule: Schedule, times: dict[str, float], queued: float
+    stages: int, rounds: int, schedule: Schedule, times: dict[str, float]
 ) -> None:
     layout = Layout(pp=stages, accumulation=rounds, schedule=schedule)
-    waiting = waiting_s(layout, times, layers=stages, queued=queued)
+    waiting = waiting_s(layout, times, layers=stages)
     assert waiting >= step_s(layout, times, layers=stages) * (1 - 1e-9)
     free = {**times, "p2p": 0.0}
     streams = step_s(layout, free, layers=stages)

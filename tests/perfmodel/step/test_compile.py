@@ -10,7 +10,7 @@ from perfmodel.engine import algebra
 from perfmodel.layout import Layout, Synchronisation, parse_layout
 from perfmodel.step import Cause, StepProgram, Stream
 from perfmodel.step.compile import compile_divided, compile_step
-from perfmodel.step.stages import Piece, StageDivision, WaitingSends, undivided
+from perfmodel.step.stages import Piece, StageDivision, undivided
 from tests.perfmodel.profiles import HEAVY
 
 #: 8 gradients of 1 MiB in 2 buckets of 4 MiB.
@@ -84,9 +84,7 @@ UNITS = StageDivision(
 
 
 def divided(text: str, *stages: StageDivision, blocking: bool = False) -> StepProgram:
-    return compile_divided(
-        parse_layout(text), stages, asynchronous=False, waiting=WaitingSends() if blocking else None
-    )
+    return compile_divided(parse_layout(text), stages, asynchronous=False, blocking=blocking)
 
 
 def sizes(program: StepProgram, cause: Cause) -> list[int]:
