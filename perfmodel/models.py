@@ -114,13 +114,26 @@ def is_workload_file(text: str) -> bool:
     return text.endswith(".json") and not is_model_config(Path(text))
 
 
+def is_traceable(text: str) -> bool:
+    """Whether a name alone, such as resnet50, is a model that can be traced and is not known by its shape."""
+    if text in TRANSFORMERS or not text.isidentifier() or find_spec("torchvision") is None:
+        return False
+    with suppress(UsageError), without_compiler():
+        from perfmodel.tracing.sources import find_source  # noqa: PLC0415 - imports torch
+
+        find_source(text)
+        return True
+    return False
+
+
 def workload_of(
     machine: MeasuredMachine, name: str, *, where: str = "MODEL"
 ) -> str | WorkloadDocument:
     """A workload that a machine knows by name; else the document of a file, or of the trace of a model."""
     if is_workload_file(name):
         return WorkloadDocument.read(Path(name))
-    if name.endswith(".json") or is_model(name) or machine.device_costs is not None:
+    is_named = machine.workload(name) is None and is_traceable(name)
+    if name.endswith(".json") or is_model(name) or machine.device_costs is not None or is_named:
         return document_for(machine, name, where=where)
     return name
 

@@ -26,7 +26,6 @@ from perfmodel.layout import Scaling, parse_layout
 from perfmodel.machine import Cluster
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.models import document_of, is_workload_file, traced_document, workload_of
-from perfmodel.models import read_workload as traced_workload
 from perfmodel.scenarios import Scenario, compare_scenarios
 from perfmodel.scenarios.fields import changed
 from perfmodel.units import Bytes
@@ -194,9 +193,14 @@ def memory(
         capacity_bytes = sheet.memory.size_bytes
     trace_again = None
     if not isinstance(workload, WorkloadDocument):
-        text = os.fspath(workload)
-        trace_again = None if is_workload_file(text) else partial(traced_workload, text)
-        workload = traced_workload(text)
+        text, as_on_cuda = os.fspath(workload), sheet is not None and sheet.kind == "cuda"
+        if is_workload_file(text):
+            workload = WorkloadDocument.read(Path(text))
+        else:
+            trace_again = partial(
+                traced_document, text, micro_batch=micro_batch, as_on_cuda=as_on_cuda
+            )
+            workload = trace_again(USUAL_METHOD)
     return report_of(
         workload,
         capacity_bytes,

@@ -43,7 +43,14 @@ from perfmodel.documents.training_logs import read_log
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError, refuse_unknown
 from perfmodel.layout import Recompute
-from perfmodel.models import is_size, is_workload_file, read_model, read_workload, workload_of
+from perfmodel.models import (
+    is_size,
+    is_traceable,
+    is_workload_file,
+    read_model,
+    read_workload,
+    workload_of,
+)
 from perfmodel.units import BytesPerSecond, format_bytes, format_rate
 from perfmodel.workload import is_model
 from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer, gpt
@@ -387,7 +394,8 @@ def _traced(model: str | WorkloadDocument) -> WorkloadDocument | None:
     """The step of a model that is traced; None of one that is known by its shape."""
     if isinstance(model, WorkloadDocument):
         return model
-    return read_workload(model) if is_model(model) or is_workload_file(model) else None
+    is_traced = is_model(model) or is_workload_file(model) or is_traceable(model)
+    return read_workload(model) if is_traced else None
 
 
 def _trained(case: Case, config: TrainingConfig, sheet: DataSheet, precision: str) -> Trained:

@@ -195,6 +195,8 @@ def _learning_rate(law: Convergence, batch: float) -> float:
 
 
 def _caveats(outlooks: Sequence[BatchOutlook], run: Mapping[float, float]) -> Iterator[str]:
+    if any(samples < batch for batch, samples in run.items()):
+        yield "points of less than a step: if they are epochs, give --samples-per-unit"
     beyond = [f"{entry.batch:g}" for entry in outlooks if entry.is_beyond_critical]
     if beyond:
         yield f"beyond the critical batch, devices add little: {', '.join(beyond)}"

@@ -92,9 +92,11 @@ def test_a_strategy_that_nobody_knows_is_refused() -> None:
             )
 
 
-def test_memory_takes_a_model_by_its_short_name() -> None:
-    found = pm.memory("lenet", capacity_bytes=2**30)
+def test_memory_takes_a_model_by_its_short_name_as_the_command_does(run: Run) -> None:
+    found = pm.memory("lenet", device="h100-sxm")
+    told = json.loads(run("memory --workload lenet --device h100-sxm --json").stdout)
     assert (found.name, found.untried) == ("lenet", ())
+    assert json.loads(json.dumps(found.as_json())) == {**told, "schema_version": 2}
     assert "--precision bf16" in {row.name for row in found.techniques}
 
 
