@@ -22,7 +22,7 @@ from perfmodel.cost.machine import (
     step_program,
 )
 from perfmodel.cost.network import groups
-from perfmodel.cost.phases import contention, phases_under
+from perfmodel.cost.phases import contention, in_step, phases_under
 from perfmodel.documents import QUIET, age_notes, seals
 from perfmodel.engine import algebra
 from perfmodel.errors import CalibrationUnavailable, NotFeasible
@@ -365,6 +365,8 @@ def crowding(question: Question, trace: Trace) -> float:
     exchanges that a library works out on the processors,
 
         step = integral of slowdown(k(t)) dt
+
+    Where all stages are at work they are in step.
     """
     machine, workload, layout = _parts(question)
     if layout.pp == 1:
@@ -372,10 +374,8 @@ def crowding(question: Question, trace: Trace) -> float:
     by_processors = library_of(machine.backend).by_processors
     busy_on = {Stream.COMPUTE, *(_EXCHANGES if by_processors else ())}
     ranks = phases_under(workload, layout).world_size
-    slowdowns = [
-        contention(workload, layout.micro_batch, ranks * stages, than=ranks)
-        for stages in range(1, layout.pp + 1)
-    ]
+    at_once = [*range(ranks, layout.pp * ranks, ranks), in_step(workload, layout.pp * ranks)]
+    slowdowns = [contention(workload, layout.micro_batch, n, than=ranks) for n in at_once]
     works = [o.stream in busy_on for o in trace.program.operations]
     starts_s, ends_s = trace.start_s[0][works], trace.end_s[0][works]
     at_s = np.concatenate([starts_s, ends_s])

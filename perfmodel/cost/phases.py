@@ -32,15 +32,17 @@ def phases_at(workload: MeasuredWorkload, world_size: int) -> PhaseCurves:
 
 
 def phases_under(workload: MeasuredWorkload, layout: Layout) -> PhaseCurves:
-    """Curves of the ranks that compute together under a layout.
-
-    Ranks that share matrices wait for each other after every product. So three on two processors work one after
-    another, as four do: between measured numbers they take as long as the larger.
-    """
+    """Curves of the ranks that compute together under a layout; those that share matrices do so in step."""
     ranks = layout.beside.world_size
-    if layout.tp > 1:
-        ranks = min((p.world_size for p in workload.phases if p.world_size >= ranks), default=ranks)
-    return phases_at(workload, ranks)
+    return phases_at(workload, in_step(workload, ranks) if layout.tp > 1 else ranks)
+
+
+def in_step(workload: MeasuredWorkload, ranks: int) -> int:
+    """Number of ranks that take as long as these, all of which wait for each other.
+
+    Three on two processors work one after another, as four do: between measured numbers the larger.
+    """
+    return min((p.world_size for p in workload.phases if p.world_size >= ranks), default=ranks)
 
 
 def contention(workload: MeasuredWorkload, micro_batch: int, ranks: int, *, than: int) -> float:

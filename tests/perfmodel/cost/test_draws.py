@@ -150,18 +150,21 @@ def test_ranks_beside_each_other_take_longer_as_both_passes_did() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "factor"), [("tp=3 pp=2", 1.0), ("tp=2 pp=2", 2.0), ("dp=3 pp=2", 3 / 2.25)]
+    ("text", "factor"),
+    [("tp=3 pp=2", 1.0), ("tp=2 pp=2", 2.0), ("dp=3 pp=2", 3 / 2.25), ("pp=3", 3.0)],
 )
 def test_a_stage_beside_another_is_slowed_by_what_its_own_ranks_do_not_tell(
     text: str, factor: float
 ) -> None:
-    """Three ranks that share matrices take as long as four, the most that were measured."""
+    """Three ranks that share matrices, or three stages, take as long as four, the most that were measured."""
     machine = profile(Machine())
     alone = heavy(machine).phases[0]
     workload = replace(heavy(machine), phases=(alone, slowed(alone, 2, 1.5), slowed(alone, 4, 3.0)))
-    passes = (Operation("pass", Stream.COMPUTE, Cause.FORWARD, stage=stage) for stage in (0, 1))
-    trace = algebra.trace(StepProgram(tuple(passes)), np.ones(2))
-    question = Question(machine=machine, workload=workload, layout=parse_layout(text))
+    layout = parse_layout(text)
+    stages = range(layout.pp)
+    passes = (Operation("pass", Stream.COMPUTE, Cause.FORWARD, stage=stage) for stage in stages)
+    trace = algebra.trace(StepProgram(tuple(passes)), np.ones(layout.pp))
+    question = Question(machine=machine, workload=workload, layout=layout)
     assert crowding(question, trace) == pytest.approx(factor)
 
 
