@@ -217,14 +217,14 @@ def validate_models(
     predicted: Predicted = {mode: {} for mode in MODES}
     timed, observations = (each.folder / OBSERVATIONS for each in (trainings, loops))
     wait_for_another_occasion(request, on_progress)
-    resume = request.resume
+    tasks = (sum(map(len, b.trainings)) + budget.num_repetitions * len(b.settings) for b in blocks)
+    whole, resume = _Whole(on_progress, num_tasks=sum(tasks)), request.resume
     try:
         for index, block in enumerate(blocks):
             written = request.folder / f"predicted-{index}.json"
             # Predictions are made once: what failed is not tried again after them.
-            tries_again = not written.exists()
-            stage = replace(trainings, rounds=block.trainings, tries_again=tries_again)
-            measure(stage, in_place, resume=resume, on_progress=on_progress)
+            stage = replace(trainings, rounds=block.trainings, tries_again=not written.exists())
+            whole.run(stage, in_place, resume=resume)
             # What later blocks trained changes no prediction of this one, when a campaign goes on.
             names = {setting.workload for setting in block.settings}
             replays = [replay for replay in replays_in(timed) if replay.workload in names]
@@ -237,15 +237,14 @@ def validate_models(
             }
             keep_plan(written, steps_s)
             soon = _rounds(block.settings, range(budget.num_soon), budget, seed)
-            stage = replace(loops, rounds=launches(soon, request))
-            measure(stage, plain_loop, resume=resume, on_progress=on_progress)
+            whole.run(replace(loops, rounds=launches(soon, request)), plain_loop, resume=resume)
             # The others continue what the first block began.
             resume = True
         if budget.num_later:
             settings = {one: entry for block in blocks for one, entry in block.settings.items()}
             later = range(budget.num_soon, budget.num_repetitions)
             stage = replace(loops, rounds=_rounds(settings, later, budget, seed))
-            measure(stage, plain_loop, resume=resume, on_progress=on_progress)
+            whole.run(stage, plain_loop, resume=resume)
     except Interrupted:
         # What has run is judged, for a device that may not come back; the next call judges all.
         with suppress(PerfModelError):
@@ -260,6 +259,24 @@ class _Block:
 
     trainings: Sequence[Sequence[ReplayTask]]
     settings: Mapping[RunSetting, DrawnModel]
+
+
+@dataclass(slots=True)
+class _Whole:
+    """Campaigns of all blocks, told as one."""
+
+    on_progress: Callable[[Progress], None]
+    num_tasks: int
+    num_before: int = 0
+
+    def run(self, stage: Campaign, launcher: Launcher, *, resume: bool) -> None:
+        """Measure one of them."""
+        measure(stage, launcher, resume=resume, on_progress=self._tell)
+        self.num_before += sum(map(len, stage.rounds))
+
+    def _tell(self, of_one: Progress) -> None:
+        done = self.num_before + of_one.done
+        self.on_progress(replace(of_one, done=done, total=self.num_tasks))
 
 
 def _blocks(

@@ -1,5 +1,6 @@
 """Durations of single operators from their timings: curves by family, steps timed in place."""
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -82,8 +83,15 @@ _SMALLEST_ERROR: Final = 0.02
 _ASSUMED_ERROR: Final = 0.1
 
 
-def fit_gaussian_process(inputs: FloatArray, targets: FloatArray) -> GaussianProcess:
-    """The process of highest posterior density: marginal likelihood times broad priors."""
+@functools.lru_cache(maxsize=128)
+def fit_gaussian_process(
+    points: tuple[tuple[float, ...], ...], values: tuple[float, ...]
+) -> GaussianProcess:
+    """The process of highest posterior density: marginal likelihood times broad priors.
+
+    Remembered: leaving models out changes no family that they do not call.
+    """
+    inputs, targets = np.array(points), np.array(values)
     num_features = inputs.shape[1]
     squares = squared_differences(inputs)
     typical = np.log([*(TYPICAL_LENGTH,) * num_features, TYPICAL_SPREAD, TYPICAL_NOISE])
@@ -263,15 +271,16 @@ def fit_family(
     if not np.ptp(points[:, -1]):
         # Where all are as frequent, what other counts take would be the prior's word alone.
         points = points[:, :-1]
-    process = fit_gaussian_process(points, ratios)
+    places, values = tuple(map(tuple, points.tolist())), tuple(ratios.tolist())
+    process = fit_gaussian_process(places, values)
     return OperatorFamily(
         name=name,
         flop_per_s=flop_per_s,
         bytes_per_s=bytes_per_s,
         least_s=least_s,
         unit_s=unit_s,
-        features=tuple(map(tuple, points.tolist())),
-        log_ratios=tuple(float(ratio) for ratio in ratios),
+        features=places,
+        log_ratios=values,
         lengths=tuple(float(length) for length in process.lengths),
         spread=process.spread,
         noise=process.noise,

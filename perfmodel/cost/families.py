@@ -72,6 +72,7 @@ _GROUPS: Final = {
         "reduction": _REDUCTIONS,
         "matmul": _MATMULS,
         "batched matmul": _BATCHED,
+        "function": _FUNCTIONS,
     }.items()
     for member in members
 }
@@ -124,6 +125,12 @@ def family(operator: Operator) -> str:
         found += _UNALIGNED
     is_half = any(spec.dtype in _HALVES for spec in operator.inputs[:1])
     return f"{found}{IN_HALF}" if is_half else found
+
+
+def _kind(operator: Operator) -> str:
+    """The first word of its family."""
+    base = base_name(operator.name).removesuffix("_")
+    return "view" if operator.view else _GROUPS.get(base, base).partition(" ")[0]
 
 
 def is_half(name: str) -> bool:
@@ -186,7 +193,7 @@ def all_functions(name: str) -> str | None:
 
 def features(operator: Operator) -> tuple[float, ...]:
     """Logarithms of the sizes that decide the cost; as many for every member of a family."""
-    return _FEATURES.get(family(operator).partition(" ")[0], _by_size)(operator)
+    return _FEATURES.get(_kind(operator), _by_size)(operator)
 
 
 def called_features(operator: Operator, num_calls: int) -> tuple[float, ...]:
@@ -203,7 +210,7 @@ def work(operator: Operator, *, gpu: bool = True) -> tuple[float, ...]:
     images with many channels do not hide. Of operators that go row by row these are the rows, of those
     that go channel by channel the bytes of one. ``gpu``: With what only kernels of GPUs do one after another.
     """
-    kind = family(operator).partition(" ")[0]
+    kind = _kind(operator)
     again = 0.0
     if kind in ("convolution", "convolution_backward"):
         shapes = _convolved(operator)
@@ -403,7 +410,7 @@ def _batch_norm(operator: Operator) -> tuple[float, ...]:
 
 def _num_rows(operator: Operator) -> float:
     """Of the largest tensor; of a loss one a target."""
-    kind = family(operator).partition(" ")[0]
+    kind = _kind(operator)
     if kind in _LOOKS_UP:
         return _targets(operator).num_elements
     largest = _largest_input(operator)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from calibrate.campaign import OBSERVATIONS, Campaign
+from calibrate.campaign import OBSERVATIONS, Campaign, Progress
 from calibrate.launch import TorchrunLauncher
 from calibrate.random_models import FAMILIES, draw
 from perfmodel.documents.observation import FailedObservation
@@ -120,6 +120,7 @@ def judge_played(
     measure: Callable[..., Path],
     *,
     resume: bool = False,
+    on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> tuple[ModelsValidationDocument, ...]:
     """Verdicts on models that nobody traces, whose runs are played; each replay that is known widens a prediction."""
 
@@ -140,7 +141,7 @@ def judge_played(
     machine = replace(profile(Machine()), operators=costs_of_the_made_up_machine())
     request = ProfileRequest(profile=machine, folder=folder, seed=3, soon=True, resume=resume)
     launcher = TorchrunLauncher()
-    return validate_models(request, launcher, launcher, on_progress=lambda _: None)
+    return validate_models(request, launcher, launcher, on_progress=on_progress)
 
 
 def test_what_has_run_is_judged_when_time_is_over(
@@ -174,12 +175,18 @@ def test_loops_follow_the_training_of_their_block_and_two_more_come_at_the_end(
     models = [DrawnModel(model=draw(3, at), document=Path("none")) for at in range(9)]
     stages: list[tuple[str, set[str], set[int]]] = []
 
-    def measure(campaign: Campaign, *_: object, resume: bool, **__: object) -> Path:
+    told: list[Progress] = []
+
+    def measure(
+        campaign: Campaign, _: object, *, resume: bool, on_progress: Callable[[Progress], None]
+    ) -> Path:
         assert resume == any(name == campaign.folder.name for name, *_ in stages)
         tasks: list[Any] = [task for tasks in campaign.rounds for task in tasks]
         is_judge = campaign.folder == tmp_path
         names = {task.setting.workload if is_judge else task.workload for task in tasks}
         stages.append((campaign.folder.name, names, {task.round for task in tasks}))
+        for done in (0, len(tasks)):
+            on_progress(Progress(done=done, total=len(tasks), task=""))
         path = campaign.folder / OBSERVATIONS
         path.parent.mkdir(exist_ok=True)
         if not is_judge:
@@ -198,7 +205,10 @@ def test_loops_follow_the_training_of_their_block_and_two_more_come_at_the_end(
             )
         return path
 
-    measured, _ = judge_played(monkeypatch, tmp_path, models, measure)
+    measured, _ = judge_played(monkeypatch, tmp_path, models, measure, on_progress=told.append)
+    # Eight rounds in place and six loops of nine models, told as one.
+    assert {here.total for here in told} == {told[-1].done} == {9 * (8 + 6)}
+    assert [here.done for here in told] == sorted(here.done for here in told)
     *blocks, (_, at_the_end, repetitions) = stages
     assert (len(blocks), at_the_end) == (8, {entry.model.name for entry in models})
     assert repetitions == {4, 5}

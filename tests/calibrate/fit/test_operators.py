@@ -339,7 +339,8 @@ def test_fit_recovers_the_function_that_made_the_data(seed: int) -> None:
     rng = np.random.default_rng(seed)
     inputs = rng.uniform(0, 10, (120, 2))
     truth = np.sin(inputs[:, 0] / 2) + 0.1 * inputs[:, 1]
-    process = fit_gaussian_process(inputs, truth + rng.normal(0, 0.05, 120))
+    values = truth + rng.normal(0, 0.05, 120)
+    process = fit_gaussian_process(tuple(map(tuple, inputs.tolist())), tuple(values.tolist()))
     at = rng.uniform(1, 9, (50, 2))
     means, _ = process.predict(at)
     expected = np.sin(at[:, 0] / 2) + 0.1 * at[:, 1]
