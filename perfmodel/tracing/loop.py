@@ -169,6 +169,13 @@ class LoopClock:
                 f"record: needs the optimizer of the loop, got {type(optimizer).__name__}; the Trainer of "
                 "Hugging Face takes one by optimizers="
             )
+        if not (loss is None or callable(loss)):
+            raise UsageError(f"record: loss must be a module or a function, got {loss!r:.40}")
+        for name, count, least in (("steps", num_steps, 1), ("warmup", warmup, 0)):
+            if not isinstance(count, int) or count < least:
+                raise UsageError(
+                    f"record: {name} must be a whole number >= {least}, got {count!r:.40}"
+                )
         self._module, self._optimizer, self._loss = unwrapped(model), optimizer, loss
         self._targets: Tensor | None = None
         self._num_steps, self._warmup = num_steps, warmup
@@ -179,7 +186,7 @@ class LoopClock:
         self._gradient_hooks: dict[Tensor, Any] = {}
         self._num_passes = 0
         self._hooks = ExitStack()
-        self._on_gpu = next(self._module.parameters()).is_cuda
+        self._on_gpu = any(each.is_cuda for each in self._module.parameters())
         self.first: ForwardPass | None = None
 
     def __enter__(self) -> Self:

@@ -2,6 +2,7 @@
 
 from collections import UserDict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -114,6 +115,12 @@ def test_bad_input_says_what_to_give() -> None:
         pm.trace(network(), inputs, device_kind="tpu")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="record: needs the optimizer of the loop, got NoneType"):
         pm.record(network(), None)
+    optimizer = torch.optim.SGD(network().parameters())
+    assert pm.record(nn.Identity(), optimizer).first is None
+    wrong: dict[str, tuple[Any, ...]] = {"steps": (0, "5"), "warmup": (-1, 1.5), "loss": ("mean",)}
+    for name, value in ((name, value) for name, values in wrong.items() for value in values):
+        with pytest.raises(UsageError, match=f"record: {name} must be a .*, got {value!r}"):
+            pm.record(nn.Identity(), optimizer, **{name: value})
     with pytest.raises(UsageError, match="inputs: must hold a tensor"):
         pm.trace(network())
     with pytest.raises(UntraceableModel, match="accepts 4 samples of 5 float32"):
